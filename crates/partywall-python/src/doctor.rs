@@ -25,13 +25,13 @@ pub(crate) fn examine(py: Python<'_>, program: PathBuf, domain: Option<String>, 
     let (tell, mut told) = mpsc::channel();
     std::thread::spawn(move || {
         doctor.examine(|report| {
-            let finding = report.finding();
-            let detail = finding.detail().to_owned();
-            let meaning = finding.meaning().to_owned();
-            let outcome = finding.outcome().to_string();
-            let remedy = finding.remedy().to_owned();
+            let finding = &report.finding;
+            let detail = finding.detail.to_owned();
+            let meaning = finding.meaning.to_owned();
+            let outcome = finding.outcome.to_string();
+            let remedy = finding.fix.to_owned();
             // Nobody listens any more once a signal has come.
-            let _ = tell.send((report.title(), outcome, detail, meaning, remedy, finding.is_simulated()));
+            let _ = tell.send((report.title, outcome, detail, meaning, remedy, finding.simulated));
         })
     });
     let mut rows = Vec::new();

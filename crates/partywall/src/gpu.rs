@@ -298,6 +298,6 @@ pub(crate) fn failed_call(what: &str, source: CudaError) -> Error {
 pub(crate) fn access_error(what: &'static str) -> impl Fn(AccessError) -> Error {
     move |error| match error {
         AccessError::Driver(source) => failed_call(what, source),
-        other => Error::InvalidArgument(InvalidArgument::Range { tensor: what.to_owned(), why: other.to_string() }),
+        other => InvalidArgument::range(what, other.to_string()),
     }
 }

@@ -107,7 +107,7 @@ pub(crate) fn ranges(reserved: u64, chunks: &[u64]) -> Result<Vec<u64>> {
         return Ok(chunks.to_vec());
     }
     let total = chunks.iter().try_fold(0_u64, |sum, bytes| sum.checked_add(*bytes));
-    Ok(vec![total.ok_or_else(|| Error::Unreachable(Unreachable::Protocol("the chunks' lengths overflow".into())))?])
+    Ok(vec![total.ok_or_else(|| Unreachable::protocol("the chunks' lengths overflow"))?])
 }
 
 /// Reads a received table; `fd` is its memfd, if it has one.

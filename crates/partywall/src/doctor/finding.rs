@@ -35,12 +35,18 @@ impl fmt::Display for Outcome {
 
 /// What a probe finds.
 #[derive(Debug, Clone, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Finding {
-    outcome: Outcome,
-    detail: String,
-    meaning: String,
-    fix: String,
-    simulated: bool,
+    /// How the probe went.
+    pub outcome: Outcome,
+    /// What was seen; may have several lines.
+    pub detail: String,
+    /// What that means, if it needs explaining; may have several lines.
+    pub meaning: String,
+    /// What to do about it; may have several lines, or none.
+    pub fix: String,
+    /// Whether the driver is the simulated one, so that the finding says nothing about a GPU.
+    pub simulated: bool,
 }
 
 impl Finding {
@@ -89,31 +95,6 @@ impl Finding {
         self
     }
 
-    /// How it went.
-    pub fn outcome(&self) -> Outcome {
-        self.outcome
-    }
-
-    /// What was seen; may have several lines.
-    pub fn detail(&self) -> &str {
-        &self.detail
-    }
-
-    /// What that means, if it needs saying; may have several lines.
-    pub fn meaning(&self) -> &str {
-        &self.meaning
-    }
-
-    /// What to do about it; may have several lines, or none.
-    pub fn remedy(&self) -> &str {
-        &self.fix
-    }
-
-    /// Whether the driver is the simulated one, so that nothing found says anything about a GPU.
-    pub fn is_simulated(&self) -> bool {
-        self.simulated
-    }
-
     /// What it means and what to do about it, unless all is well.
     pub(super) fn or(self, meaning: &str, fix: &str) -> Self {
         if self.outcome == Outcome::Ok { self } else { self.means(meaning).fix(fix) }
@@ -134,32 +115,20 @@ impl Finding {
 /// The finding of a named probe, and how long that took.
 #[derive(Debug)]
 pub struct Report {
-    title: &'static str,
-    finding: Finding,
-    took: Duration,
+    /// What was examined.
+    pub title: &'static str,
+    /// What was found.
+    pub finding: Finding,
+    /// How long the probe took.
+    pub took: Duration,
 }
 
 impl Report {
-    /// Does the probe.
+    /// Runs the probe `find`.
     pub fn new(title: &'static str, find: impl FnOnce() -> Finding) -> Self {
         let start = Instant::now();
         let finding = find();
         Self { title, finding, took: start.elapsed() }
-    }
-
-    /// What was looked for.
-    pub fn title(&self) -> &'static str {
-        self.title
-    }
-
-    /// What was found.
-    pub fn finding(&self) -> &Finding {
-        &self.finding
-    }
-
-    /// How long that took.
-    pub fn took(&self) -> Duration {
-        self.took
     }
 }
 

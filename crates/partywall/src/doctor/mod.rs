@@ -210,7 +210,7 @@ impl Doctor {
                 GpuState::Absent | GpuState::Broken => Finding::skipped("there is no GPU to try it on"),
             });
             tell(&report);
-            state = match (state, probe, report.finding().outcome()) {
+            state = match (state, probe, report.finding.outcome) {
                 // A driver that is there but does not work is a GPU that does not work.
                 (GpuState::Present, Probe::Driver, Outcome::Failed) => GpuState::Broken,
                 (GpuState::Present, Probe::Driver, Outcome::Warning | Outcome::Skipped)

@@ -173,9 +173,9 @@ mod tests {
         let release = ("proc/sys/kernel/osrelease", "5.15.153.1-microsoft-standard-WSL2\n");
         for files in [&[("dev/dxg", "")][..], &[release]] {
             let found = platform_of(files);
-            assert_eq!((found.outcome(), found.detail()), (Outcome::Warning, "Windows Subsystem for Linux (WSL)"));
-            assert!(found.meaning().contains("host memory works"), "{found:?}");
-            assert!(!found.remedy().is_empty());
+            assert_eq!((found.outcome, found.detail.as_str()), (Outcome::Warning, "Windows Subsystem for Linux (WSL)"));
+            assert!(found.meaning.contains("host memory works"), "{found:?}");
+            assert!(!found.fix.is_empty());
         }
     }
 
@@ -184,18 +184,18 @@ mod tests {
         let tree = ("proc/device-tree/compatible", "nvidia,p3737-0000\0nvidia,tegra234\0");
         for files in [&[("etc/nv_tegra_release", "# R36")][..], &[tree]] {
             let found = platform_of(files);
-            assert_eq!((found.outcome(), found.detail()), (Outcome::Warning, "NVIDIA Jetson (Tegra)"));
-            assert!(found.meaning().contains("only legacy events"), "{found:?}");
+            assert_eq!((found.outcome, found.detail.as_str()), (Outcome::Warning, "NVIDIA Jetson (Tegra)"));
+            assert!(found.meaning.contains("only legacy events"), "{found:?}");
         }
     }
 
     #[test]
     fn a_container_is_worth_a_note_and_a_plain_machine_none() {
         let found = platform_of(&[("proc/1/cgroup", "0::/kubepods/burstable/x\n")]);
-        assert_eq!((found.outcome(), found.detail()), (Outcome::Ok, "a container"));
-        assert!(found.meaning().contains("ends with this container"));
+        assert_eq!((found.outcome, found.detail.as_str()), (Outcome::Ok, "a container"));
+        assert!(found.meaning.contains("ends with this container"));
         let found = platform_of(&[("proc/1/cgroup", "0::/init.scope\n"), ("proc/sys/kernel/osrelease", "6.8.0\n")]);
-        assert_eq!((found.outcome(), found.meaning()), (Outcome::Ok, ""));
+        assert_eq!((found.outcome, found.meaning.as_str()), (Outcome::Ok, ""));
     }
 
     #[test]
@@ -213,18 +213,18 @@ mod tests {
         link("1", "mnt", 7);
         link("self", "net", 8);
         let found = separate(root.path());
-        assert_eq!((found.outcome(), found.detail()), (Outcome::Ok, "separate: ipc; not visible: net"));
-        assert!(found.meaning().starts_with("ipc: ") && !found.meaning().contains("pid"), "{found:?}");
+        assert_eq!((found.outcome, found.detail.as_str()), (Outcome::Ok, "separate: ipc; not visible: net"));
+        assert!(found.meaning.starts_with("ipc: ") && !found.meaning.contains("pid"), "{found:?}");
     }
 
     #[test]
     fn shared_memory_that_is_missing_or_read_only_is_a_warning() {
         let directory = tempfile::tempdir().unwrap();
         let found = shm(&directory.path().join("none"));
-        assert_eq!(found.outcome(), Outcome::Warning);
-        assert!(found.meaning().contains("events between processes") && found.remedy().contains("--shm-size"));
+        assert_eq!(found.outcome, Outcome::Warning);
+        assert!(found.meaning.contains("events between processes") && found.fix.contains("--shm-size"));
         fs::write(directory.path().join("cuda.shm.0.1.1"), "").unwrap();
         let found = shm(directory.path());
-        assert!(found.detail().contains("; 1 files of CUDA processes"), "{found:?}");
+        assert!(found.detail.contains("; 1 files of CUDA processes"), "{found:?}");
     }
 }

@@ -193,7 +193,7 @@ pub(super) fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> s
 }
 
 fn protocol(error: WireError) -> Error {
-    Error::Unreachable(Unreachable::Protocol(error.to_string()))
+    Unreachable::protocol(error.to_string())
 }
 
 /// Whether this process runs on the simulated driver. Only who has chosen another driver than the vendor's may, and

@@ -250,10 +250,8 @@ impl Domain {
     /// # Errors
     /// [`NotFound::Name`].
     pub fn remove(&self, name: &str) -> Result<Removed> {
-        match self.link().call(Call::Remove { name: name.to_owned() })? {
-            Answer::Removed { version, bytes_kept, holders } => Ok(Removed { version, bytes_kept, holders }),
-            other => Err(unexpected(&other)),
-        }
+        let removed = self.link().call(Call::Remove { name: name.to_owned() })?;
+        answered!(removed, Answer::Removed { version, bytes_kept, holders } => Removed { version, bytes_kept, holders })
     }
 
     /// Removes all names that go with this connection: those that it has committed, unless they are kept. Segments that
@@ -272,10 +270,7 @@ impl Domain {
     pub fn inspect(&self, name: &str) -> Result<SegmentInfo> {
         let (name, version) = split_version(name)?;
         let (answer, fds) = self.link().call_with(Call::Inspect { name: name.clone(), version }, &[])?;
-        match answer {
-            Answer::Info(information) => info::segment(*information, fds),
-            other => Err(unexpected(&other)),
-        }
+        info::segment(answered!(answer, Answer::Info(info) => *info)?, fds)
     }
 
     /// All names, in order.
@@ -283,25 +278,9 @@ impl Domain {
     /// # Errors
     /// Those of every call: [`Unreachable::Gone`], [`Unreachable::Forked`].
     pub fn names(&self) -> Result<Vec<NameInfo>> {
-        let mut all: Vec<NameInfo> = Vec::new();
-        loop {
-            let after = all.last().map(|last| last.name.clone());
-            match self.link().call(Call::List { after: after.clone() })? {
-                Answer::Names { names, more } => {
-                    if names.iter().any(|row| after.as_ref().is_some_and(|after| row.name <= *after)) {
-                        return Err(Error::Unreachable(Unreachable::Protocol(
-                            "its list of names does not go on".into(),
-                        )));
-                    }
-                    let more = more && !names.is_empty();
-                    all.extend(names);
-                    if !more {
-                        return Ok(all);
-                    }
-                }
-                other => return Err(unexpected(&other)),
-            }
-        }
+        let ask =
+            |after| answered!(self.link().call(Call::List { after })?, Answer::Names { names, more } => (names, more));
+        pages("names", |row: &NameInfo| row.name.clone(), ask)
     }
 
     /// The broker: what it holds, its limits, its log.
@@ -309,10 +288,7 @@ impl Domain {
     /// # Errors
     /// Those of every call.
     pub fn status(&self) -> Result<StatusInfo> {
-        match self.link().call(Call::Status)? {
-            Answer::Status(status) => Ok(*status),
-            other => Err(unexpected(&other)),
-        }
+        answered!(self.link().call(Call::Status)?, Answer::Status(status) => *status)
     }
 
     /// Asks the broker for an answer, and nothing else.
@@ -421,9 +397,7 @@ pub(crate) fn split_version(text: &str) -> Result<(String, Option<u64>)> {
     };
     match parse_version(version) {
         Some(version) => Ok((name.to_owned(), Some(version))),
-        None => {
-            Err(Error::InvalidArgument(InvalidArgument::Version { name: name.to_owned(), version: version.to_owned() }))
-        }
+        None => Err(InvalidArgument::Version { name: name.to_owned(), version: version.to_owned() }.into()),
     }
 }
 
@@ -438,7 +412,40 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
 }
 
 pub(crate) fn unexpected(answer: &Answer) -> Error {
-    Error::Unreachable(Unreachable::Protocol(format!("it answered another question: {answer:?}")))
+    Unreachable::protocol(format!("it answered another question: {answer:?}"))
+}
+
+/// Evaluates to a value out of the answer that a call expects, or to the error that the broker gave another answer.
+macro_rules! answered {
+    ($answer:expr, $expected:pat => $value:expr) => {
+        match $answer {
+            $expected => Ok($value),
+            other => Err($crate::domain::unexpected(&other)),
+        }
+    };
+}
+
+pub(crate) use answered;
+
+/// Asks for a list page by page. `ask` returns the rows after a key, in ascending order, and whether there are more.
+fn pages<T, K: PartialOrd>(
+    what: &str,
+    key: impl Fn(&T) -> K,
+    ask: impl Fn(Option<K>) -> Result<(Vec<T>, bool)>,
+) -> Result<Vec<T>> {
+    let mut all: Vec<T> = Vec::new();
+    loop {
+        let (page, more) = ask(all.last().map(&key))?;
+        let after = all.last().map(&key);
+        if page.iter().any(|row| after.as_ref().is_some_and(|after| key(row) <= *after)) {
+            return Err(Unreachable::protocol(format!("its list of {what} does not go on")));
+        }
+        let more = more && !page.is_empty();
+        all.extend(page);
+        if !more {
+            return Ok(all);
+        }
+    }
 }
 
 /// What connecting to a socket without greeting tells: whose it is.

@@ -4,7 +4,7 @@ use std::{collections::VecDeque, time::Duration};
 
 use partywall_wire::{Answer, Call, Gap, Happened, NameEvent, Pattern};
 
-use super::{Domain, unexpected};
+use super::{Domain, answered};
 use crate::{
     error::{Error, InvalidArgument, Result, Unreachable},
     info::Point,
@@ -133,7 +133,7 @@ impl Watch {
         let begins_anew = gap == Some(Gap::OtherBroker) || next.instance != self.asked.instance;
         let goes_on = begins_anew || next.sequence >= self.asked.sequence;
         if !goes_on || !events.is_sorted_by_key(|event| event.sequence) {
-            return Err(Unreachable::Protocol("its list of events does not go on".into()).into());
+            return Err(Unreachable::protocol("its list of events does not go on"));
         }
         let before = |sequence: u64| Point { instance: next.instance, sequence };
         if let Some(gap) = gap {
@@ -153,8 +153,5 @@ impl Watch {
 }
 
 fn happened(answer: Answer) -> Result<Happened> {
-    match answer {
-        Answer::Happened(happened) => Ok(happened),
-        other => Err(unexpected(&other)),
-    }
+    answered!(answer, Answer::Happened(happened) => happened)
 }

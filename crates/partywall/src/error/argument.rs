@@ -6,7 +6,7 @@ use partywall_shm::TableError;
 use partywall_wire::Named;
 
 use super::{
-    ErrorKind, Help,
+    Error, ErrorKind, Help,
     text::{bad_value, beginning},
 };
 
@@ -118,6 +118,11 @@ pub enum InvalidArgument {
 }
 
 impl InvalidArgument {
+    /// Returns the error that bytes of a tensor, sample or block cannot be used as asked.
+    pub(crate) fn range(tensor: impl Into<String>, why: impl Into<String>) -> Error {
+        Self::Range { tensor: tensor.into(), why: why.into() }.into()
+    }
+
     /// Returns the class of the error, its entry of the documentation, and what to do about it.
     pub(super) fn help(&self) -> Help {
         match self {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use partywall_wire::FdFault;
 
 use super::{
-    ErrorKind, Help,
+    Error, ErrorKind, Help,
     text::{driver_name, fd_fault},
 };
 
@@ -117,6 +117,11 @@ pub enum Unreachable {
 }
 
 impl Unreachable {
+    /// Returns the error that the broker broke the protocol.
+    pub(crate) fn protocol(why: impl Into<String>) -> Error {
+        Self::Protocol(why.into()).into()
+    }
+
     /// Returns the class of the error, its entry of the documentation, and what to do about it.
     pub(super) fn help(&self) -> Help {
         match self {

@@ -107,7 +107,7 @@ fn whole_pages(bytes: u64) -> u64 {
 fn check_lengths(chunks: &[(u64, OwnedFd)]) -> Result<()> {
     for (bytes, fd) in chunks {
         if memfd::len(fd).map_err(|e| Error::system("asking for a chunk's length", e))? != *bytes {
-            return Err(Unreachable::Protocol("a chunk has another length than it says".into()).into());
+            return Err(Unreachable::protocol("a chunk has another length than it says"));
         }
     }
     Ok(())
@@ -287,7 +287,7 @@ impl Memory for HostMemory {
             HostChunk::Mutable(map) => match map.slice::<u8>(offset as usize, out.len()) {
                 Some(slice) => slice.copy_to_slice(out),
                 None => {
-                    return Err(Unreachable::Protocol("a tensor lies outside its chunk".into()).into());
+                    return Err(Unreachable::protocol("a tensor lies outside its chunk"));
                 }
             },
         }
@@ -297,7 +297,7 @@ impl Memory for HostMemory {
     fn write(&self, chunk: usize, offset: u64, bytes: &[u8]) -> Result<()> {
         match self.shared(chunk)?.slice::<u8>(offset as usize, bytes.len()) {
             Some(slice) => slice.copy_from_slice(bytes),
-            None => return Err(Unreachable::Protocol("a tensor lies outside its chunk".into()).into()),
+            None => return Err(Unreachable::protocol("a tensor lies outside its chunk")),
         }
         Ok(())
     }

@@ -52,7 +52,7 @@ impl Kind for Legacy {
 
     fn attach(&self, version: Attach<'_>) -> Result<Box<dyn Memory>> {
         let Place::Gpu(owner) = version.place else {
-            return Err(Unreachable::Protocol("GPU memory without a GPU".into()).into());
+            return Err(Unreachable::protocol("GPU memory without a GPU"));
         };
         let own: Vec<_> = version.handles.iter().filter_map(|(_, handle)| published(&handle.origin)).collect();
         let access = if version.write { Access::ReadWrite } else { Access::ReadOnly };

@@ -208,7 +208,7 @@ pub(crate) fn native(place: Place) -> Result<&'static dyn Kind> {
 /// The kind that the protocol calls `wire`.
 pub(crate) fn by_wire(wire: WireKind) -> Result<&'static dyn Kind> {
     let found = KINDS.into_iter().find(|kind| kind.wire() == wire);
-    found.ok_or_else(|| Error::Unreachable(Unreachable::Protocol(format!("the kind {wire:?} is unknown"))))
+    found.ok_or_else(|| Unreachable::protocol(format!("the kind {wire:?} is unknown")))
 }
 
 /// What people call a kind.

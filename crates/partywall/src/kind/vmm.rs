@@ -74,7 +74,7 @@ impl Kind for Vmm {
 
     fn attach(&self, version: Attach<'_>) -> Result<Box<dyn Memory>> {
         let Place::Gpu(owner) = version.place else {
-            return Err(Unreachable::Protocol("GPU memory without a GPU".into()).into());
+            return Err(Unreachable::protocol("GPU memory without a GPU"));
         };
         let gpu = reader(owner, &version)?;
         let access = if version.write { Access::ReadWrite } else { Access::ReadOnly };
@@ -88,9 +88,7 @@ impl Kind for Vmm {
             return Ok(Box::new(VmmChunks::new(chunks, 0, gpu)));
         }
         let mut memories = version.chunks.iter().map(import);
-        let first = memories
-            .next()
-            .ok_or_else(|| Error::Unreachable(Unreachable::Protocol("GPU memory without a chunk".into())))??;
+        let first = memories.next().ok_or_else(|| Unreachable::protocol("GPU memory without a chunk"))??;
         let total = version.chunks.iter().map(|(bytes, _)| bytes).sum::<u64>();
         let granularity = PhysicalMemory::granularity(gpu.context()).map_err(unsupported(gpu.uuid()))?;
         let reserved = round_up(version.reserve, granularity).unwrap_or(0).max(total);
@@ -333,10 +331,7 @@ impl Memory for VmmChunks {
             PhysicalMemory::import(self.gpu.context(), fd.as_fd(), *bytes).map_err(cuda_error(what))
         };
         let memories: Vec<_> = chunks.iter().map(import).collect::<Result<_>>()?;
-        let mapping = self
-            .chunks
-            .first()
-            .ok_or_else(|| Error::Unreachable(Unreachable::Protocol("GPU memory without a chunk".into())))?;
+        let mapping = self.chunks.first().ok_or_else(|| Unreachable::protocol("GPU memory without a chunk"))?;
         Ok(Box::new(mapping.extend(memories).map_err(access_error(what))?))
     }
 }

@@ -277,10 +277,7 @@ impl Block {
     fn not_zeroed(&self, error: AccessError) -> Error {
         match error {
             AccessError::Driver(source) => failed_call(&format!("zeroing a block of {:?}", self.pool()), source),
-            other => Error::InvalidArgument(InvalidArgument::Range {
-                tensor: self.pool().to_owned(),
-                why: other.to_string(),
-            }),
+            other => InvalidArgument::range(self.pool(), other.to_string()),
         }
     }
 
@@ -317,8 +314,5 @@ impl fmt::Debug for Block {
 }
 
 fn not_elements(blocks: &Blocks, error: PodCastError) -> Error {
-    Error::InvalidArgument(InvalidArgument::Range {
-        tensor: blocks.name().to_owned(),
-        why: format!("a block's bytes are no elements: {error}"),
-    })
+    InvalidArgument::range(blocks.name(), format!("a block's bytes are no elements: {error}"))
 }

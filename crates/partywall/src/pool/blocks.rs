@@ -35,7 +35,7 @@ impl Blocks {
     /// Of a segment that is a pool or topic.
     pub(crate) fn new(mut segment: Segment) -> Result<Self> {
         let name = segment.name().to_owned();
-        let foreign = |what: &str| Error::Unreachable(Unreachable::Protocol(format!("it gave {name:?} {what}")));
+        let foreign = |what: &str| Unreachable::protocol(format!("it gave {name:?} {what}"));
         let control = segment.take_control().ok_or_else(|| foreign("without control memory"))?;
         let shape = control.shape;
         let mut fds = control.fds.into_iter();

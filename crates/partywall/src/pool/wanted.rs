@@ -8,7 +8,7 @@ use partywall_wire::{Access, Answer, BLOCK_ALIGNMENT, Call, Control, Named, Open
 
 use super::Blocks;
 use crate::{
-    domain::{Domain, check_name, unexpected},
+    domain::{Domain, answered, check_name, unexpected},
     error::{Denied, Error, InvalidArgument, Mismatch, Result},
     gpu::{self, cuda_error},
     place::{DeviceChoice, Place},
@@ -77,10 +77,7 @@ impl Wanted {
         // For reading: an object without blocks would be refused for a reason that is beside the point.
         let timeout = self.timeout.unwrap_or_default();
         let (answer, fds) = self.domain.ask_to_open(&self.name, None, Access::Read, timeout.into())?;
-        match answer {
-            Answer::Opened(opened) => self.attach(opened, fds, check),
-            other => Err(unexpected(&other)),
-        }
+        self.attach(answered!(answer, Answer::Opened(opened) => opened)?, fds, check)
     }
 
     /// Opens the blocks, or makes them if they do not exist. If several processes call this at once, one of them makes the

@@ -253,12 +253,7 @@ impl Build {
             return Err(Mismatch::DType { what: format!("tensor {tensor:?}"), has: entry.dtype(), wanted }.into());
         }
         let bytes = self.as_mut_bytes(tensor)?;
-        elements_mut(bytes).map_err(|e| {
-            Error::InvalidArgument(InvalidArgument::Range {
-                tensor: tensor.to_owned(),
-                why: format!("its bytes are no elements: {e}"),
-            })
-        })
+        elements_mut(bytes).map_err(|e| InvalidArgument::range(tensor, format!("its bytes are no elements: {e}")))
     }
 
     /// A tensor's bytes, to be written by the CPU. Host memory only.
@@ -282,8 +277,7 @@ impl Build {
     pub fn device(&self, tensor: &str) -> Result<DeviceRange<'_>> {
         let entry = find(&self.name, &self.table, tensor)?;
         if entry.bytes() == 0 {
-            let why = "it has no bytes, so it is nowhere".into();
-            return Err(InvalidArgument::Range { tensor: tensor.to_owned(), why }.into());
+            return Err(InvalidArgument::range(tensor, "it has no bytes, so it is nowhere"));
         }
         self.draft.device(entry.chunk(), entry.offset(), entry.bytes()).map_err(|e| named(e, &self.name))
     }
@@ -301,8 +295,10 @@ impl Build {
     pub fn write(&mut self, tensor: &str, mut bytes: &[u8]) -> Result<()> {
         let entry = find(&self.name, &self.table, tensor)?;
         if entry.bytes() != bytes.len() as u64 {
-            let why = format!("it has {} bytes, {} were given", entry.bytes(), bytes.len());
-            return Err(InvalidArgument::Range { tensor: tensor.to_owned(), why }.into());
+            return Err(InvalidArgument::range(
+                tensor,
+                format!("it has {} bytes, {} were given", entry.bytes(), bytes.len()),
+            ));
         }
         let chunk = entry.chunk();
         let mut offset = entry.offset();
@@ -463,9 +459,7 @@ impl files::Lane for UploadLane<'_> {
             let entry = &self.entries[piece.tensor];
             if piece.offset.checked_add(piece.len as u64).is_none_or(|end| end > entry.bytes()) {
                 let why = format!("bytes {} + {} are not among its {}", piece.offset, piece.len, entry.bytes());
-                return Err(
-                    Error::InvalidArgument(InvalidArgument::Range { tensor: entry.name().to_owned(), why }).into()
-                );
+                return Err(InvalidArgument::range(entry.name(), why).into());
             }
             let offset = entry.offset() + piece.offset;
             self.copies.push(Copy { start: piece.start, len: piece.len, chunk: entry.chunk(), offset });

@@ -10,7 +10,7 @@ use partywall_wire::{Access, Answer, Call, Kind, MemberState, Named, Opened};
 
 use super::{Claim, ControlMemory, Facts, Granted, Segment};
 use crate::{
-    domain::{Domain, check_name, split_version, unexpected},
+    domain::{Domain, answered, check_name, split_version},
     error::{DeviceFault, Error, Gone, LimitReached, Mismatch, Result, Unreachable},
     info,
     kind::{self, Attach},
@@ -102,10 +102,7 @@ impl OpenOptions {
         check_name(&name)?;
         let access = if self.write { Access::Write } else { Access::Read };
         let (answer, fds) = self.domain.ask_to_open(&name, self.version.or(version), access, wait)?;
-        match answer {
-            Answer::Opened(opened) => self.attach_segment(opened, fds),
-            other => Err(unexpected(&other)),
-        }
+        self.attach_segment(answered!(answer, Answer::Opened(opened) => opened)?, fds)
     }
 
     /// Maps what the broker handed out, unless it is a pool or topic. If that fails, the lease goes back.

@@ -92,8 +92,7 @@ impl<S: Deref<Target = Segment>> Pinned<S> {
     pub fn device(&self, tensor: &str) -> Result<DeviceRange<'_>> {
         let entry = self.find(tensor)?;
         if entry.bytes() == 0 {
-            let why = "it has no bytes, so it is nowhere".into();
-            return Err(InvalidArgument::Range { tensor: tensor.to_owned(), why }.into());
+            return Err(InvalidArgument::range(tensor, "it has no bytes, so it is nowhere"));
         }
         let slice = self.registrations[entry.chunk()].slice(entry.offset(), entry.bytes());
         Ok(DeviceRange { gpu: &self.gpu, slice: slice.map_err(access_error("a tensor's range"))? })
@@ -127,8 +126,10 @@ impl<S: Deref<Target = Segment>> Pinned<S> {
     ) -> Result<()> {
         let entry = self.find(tensor)?;
         if entry.bytes() != bytes {
-            let why = format!("it has {} bytes, the other side of the copy {bytes}", entry.bytes());
-            return Err(InvalidArgument::Range { tensor: tensor.to_owned(), why }.into());
+            return Err(InvalidArgument::range(
+                tensor,
+                format!("it has {} bytes, the other side of the copy {bytes}", entry.bytes()),
+            ));
         }
         if bytes == 0 {
             return Ok(());

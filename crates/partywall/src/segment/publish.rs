@@ -207,9 +207,7 @@ impl Publication {
         let gpu = self.domain.gpu(uuid)?;
         let names: Vec<_> = self.table.names().map(str::to_owned).collect();
         let in_tensor = |name: &str, error| match access_error("copying a tensor")(error) {
-            Error::InvalidArgument(InvalidArgument::Range { why, .. }) => {
-                Error::InvalidArgument(InvalidArgument::Range { tensor: name.to_owned(), why })
-            }
+            Error::InvalidArgument(InvalidArgument::Range { why, .. }) => InvalidArgument::range(name, why),
             error => error,
         };
         let mut sources = Vec::new();
@@ -254,11 +252,10 @@ impl Publication {
             if *common.get_or_insert(uuid) != uuid {
                 let why =
                     format!("it is on GPU {uuid}, others are not; publish what is on each GPU under its own name");
-                return Err(InvalidArgument::Range { tensor: self.tensor_name(index), why }.into());
+                return Err(InvalidArgument::range(self.tensor_name(index), why));
             }
         }
-        let why = "there is no tensor, and so no GPU that it is on".to_owned();
-        common.ok_or_else(|| Error::InvalidArgument(InvalidArgument::Range { tensor: self.name.clone(), why }))
+        common.ok_or_else(|| InvalidArgument::range(&self.name, "there is no tensor, and so no GPU that it is on"))
     }
 
     fn not_shareable(&self, index: usize) -> Error {

@@ -232,7 +232,7 @@ impl<'a> Tensor<'a> {
     }
 
     fn range(&self, why: String) -> Error {
-        Error::InvalidArgument(InvalidArgument::Range { tensor: self.name().to_owned(), why })
+        InvalidArgument::range(self.name(), why)
     }
 }
 

@@ -132,9 +132,7 @@ impl Work<'_> {
             Refusal::Access(AccessError::Capturing) => {
                 Error::DeviceFault(DeviceFault::Captured { what: (self.what)() })
             }
-            Refusal::Access(other) => {
-                Error::InvalidArgument(InvalidArgument::Range { tensor: (self.what)(), why: other.to_string() })
-            }
+            Refusal::Access(other) => InvalidArgument::range((self.what)(), other.to_string()),
         })
     }
 
@@ -196,5 +194,5 @@ fn prepare(domain: &Domain, context: &Context, slab: u32) -> Result<Arc<MappedSl
 }
 
 fn unknown_word() -> Error {
-    Error::Unreachable(Unreachable::Protocol("it gave a timeline that is nowhere".into()))
+    Unreachable::protocol("it gave a timeline that is nowhere")
 }

@@ -174,10 +174,10 @@ impl Loan {
     /// [`InvalidArgument::Range`] for more of them.
     pub fn header(&mut self, header: &[u8]) -> Result<()> {
         if header.len() > MAX_HEADER {
-            let why = format!("it has at most {MAX_HEADER} bytes, not {}", header.len());
-            return Err(
-                InvalidArgument::Range { tensor: format!("a header of {:?}", self.joined.open.name()), why }.into()
-            );
+            return Err(InvalidArgument::range(
+                format!("a header of {:?}", self.joined.open.name()),
+                format!("it has at most {MAX_HEADER} bytes, not {}", header.len()),
+            ));
         }
         self.header = header.to_vec();
         Ok(())
@@ -499,5 +499,5 @@ pub(super) fn check_dtype<'a, T: Element>(topic: impl FnOnce() -> &'a str, has: 
 
 pub(super) fn not_elements(topic: &str, error: PodCastError) -> Error {
     let why = format!("its bytes are no elements: {error}");
-    Error::InvalidArgument(InvalidArgument::Range { tensor: format!("a sample of {topic:?}"), why })
+    InvalidArgument::range(format!("a sample of {topic:?}"), why)
 }

@@ -242,9 +242,7 @@ impl Topic {
 impl Open {
     fn new(blocks: Arc<Blocks>) -> Result<Self> {
         let name = blocks.name();
-        let foreign = || {
-            Error::Unreachable(Unreachable::Protocol(format!("it gave {name:?} without the control memory of a topic")))
-        };
+        let foreign = || Unreachable::protocol(format!("it gave {name:?} without the control memory of a topic"));
         let &Control { topic: shape, .. } = blocks.shape();
         let shape = shape.ok_or_else(foreign)?;
         let topic = blocks.topic().ok_or_else(foreign)?;

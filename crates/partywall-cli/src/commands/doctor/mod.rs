@@ -56,9 +56,9 @@ fn examine(output: Output, doctor: &Doctor, arguments: &Arguments) -> Result<(),
     let mut simulated = false;
     let mut tell = |report: &Report| {
         show(output, report);
-        simulated |= report.finding().is_simulated();
+        simulated |= report.finding.simulated;
         probes.push(to_json(report));
-        report.finding().outcome() == Outcome::Ok
+        report.finding.outcome == Outcome::Ok
     };
     let state = doctor.examine(|report| {
         tell(report);
@@ -91,19 +91,19 @@ fn examine(output: Output, doctor: &Doctor, arguments: &Arguments) -> Result<(),
 
 /// For people.
 fn show(output: Output, report: &Report) {
-    let finding = report.finding();
-    let colour = match finding.outcome() {
+    let finding = &report.finding;
+    let colour = match finding.outcome {
         Outcome::Ok => "\x1b[32m",
         Outcome::Warning => "\x1b[33m",
         Outcome::Failed => "\x1b[31m",
         Outcome::Skipped => "\x1b[2m",
     };
     let (on, off) = if std::io::stdout().is_terminal() { (colour, "\x1b[0m") } else { ("", "") };
-    let mut head = format!("{on}{:<9}{off}{:<20}", finding.outcome(), report.title());
-    let mut lines: Vec<String> = finding.detail().lines().map(str::to_owned).collect();
-    let note = if finding.outcome() == Outcome::Ok { "note" } else { "this means" };
-    lines.extend(finding.meaning().lines().map(|line| format!("{note}: {line}")));
-    lines.extend(finding.remedy().lines().map(|line| format!("do this: {line}")));
+    let mut head = format!("{on}{:<9}{off}{:<20}", finding.outcome, report.title);
+    let mut lines: Vec<String> = finding.detail.lines().map(str::to_owned).collect();
+    let note = if finding.outcome == Outcome::Ok { "note" } else { "this means" };
+    lines.extend(finding.meaning.lines().map(|line| format!("{note}: {line}")));
+    lines.extend(finding.fix.lines().map(|line| format!("do this: {line}")));
     for line in lines {
         output.line(format!("{head}{line}"));
         head = " ".repeat(29);
@@ -112,9 +112,9 @@ fn show(output: Output, report: &Report) {
 
 /// For programs.
 fn to_json(report: &Report) -> Value {
-    let finding = report.finding();
+    let finding = &report.finding;
     json!({
-        "name": report.title(), "outcome": finding.outcome().to_string(), "detail": finding.detail(),
-        "meaning": finding.meaning(), "fix": finding.remedy(), "micros": report.took().as_nanos() as f64 / 1000.0,
+        "name": report.title, "outcome": finding.outcome.to_string(), "detail": finding.detail,
+        "meaning": finding.meaning, "fix": finding.fix, "micros": report.took.as_nanos() as f64 / 1000.0,
     })
 }

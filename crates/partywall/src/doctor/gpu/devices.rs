@@ -259,43 +259,43 @@ mod tests {
         }
         assert!(gpu("NVIDIA A100-SXM4-40GB MIG 1g.5gb").is_mig());
         let found = judge(&[(0, Ok(gpu("NVIDIA A40-48Q"))), (1, Ok(gpu("NVIDIA H200 MIG 1g.18gb")))]);
-        assert_eq!(found.outcome(), Outcome::Warning);
-        assert!(found.detail().contains("a virtual GPU (vGPU)") && found.detail().contains("a MIG instance"));
-        assert!(found.meaning().contains("host memory") && found.meaning().contains("never between two"), "{found:?}");
+        assert_eq!(found.outcome, Outcome::Warning);
+        assert!(found.detail.contains("a virtual GPU (vGPU)") && found.detail.contains("a MIG instance"));
+        assert!(found.meaning.contains("host memory") && found.meaning.contains("never between two"), "{found:?}");
     }
 
     #[test]
     fn compute_modes_say_which_processes_may_share() {
         let exclusive = Facts { mode: ComputeMode::EXCLUSIVE_PROCESS, ..gpu("NVIDIA H200") };
         let found = judge(&[(0, Ok(exclusive.clone()))]);
-        assert_eq!(found.outcome(), Outcome::Warning);
-        assert!(found.meaning().contains("needs MPS") && found.remedy().contains("nvidia-smi -c DEFAULT"));
-        assert_eq!(judge(&[(0, Ok(Facts { mps: true, ..exclusive.clone() }))]).outcome(), Outcome::Ok);
+        assert_eq!(found.outcome, Outcome::Warning);
+        assert!(found.meaning.contains("needs MPS") && found.fix.contains("nvidia-smi -c DEFAULT"));
+        assert_eq!(judge(&[(0, Ok(Facts { mps: true, ..exclusive.clone() }))]).outcome, Outcome::Ok);
         let prohibited = Facts { mode: ComputeMode::PROHIBITED, ..gpu("NVIDIA H200") };
         let found = judge(&[(0, Ok(prohibited)), (1, Ok(exclusive))]);
-        assert_eq!((found.outcome(), found.meaning().lines().count()), (Outcome::Failed, 2));
+        assert_eq!((found.outcome, found.meaning.lines().count()), (Outcome::Failed, 2));
         let old = Facts { capability: (6, 1), ..gpu("Quadro P2000") };
-        assert!(judge(&[(0, Ok(old))]).meaning().contains("below 7.0"));
+        assert!(judge(&[(0, Ok(old))]).meaning.contains("below 7.0"));
     }
 
     #[test]
     fn mps_is_told_from_time_slices_and_from_a_daemon_of_others() {
         let pipes = Path::new("/tmp/nvidia-mps");
-        assert!(sharing(false, false, pipes).detail().contains("time slicing"));
-        assert!(sharing(true, true, pipes).meaning().contains("5 to 12 µs"));
+        assert!(sharing(false, false, pipes).detail.contains("time slicing"));
+        assert!(sharing(true, true, pipes).meaning.contains("5 to 12 µs"));
         let found = sharing(true, false, pipes);
-        assert_eq!(found.outcome(), Outcome::Warning);
-        assert!(found.remedy().contains("CUDA_MPS_PIPE_DIRECTORY"));
+        assert_eq!(found.outcome, Outcome::Warning);
+        assert!(found.fix.contains("CUDA_MPS_PIPE_DIRECTORY"));
     }
 
     #[test]
     fn a_peer_out_of_reach_is_a_warning() {
         let link = |to, rank| Link { from: 0, to, rank };
-        assert_eq!(reach(&[]).outcome(), Outcome::Ok);
+        assert_eq!(reach(&[]).outcome, Outcome::Ok);
         let found = reach(&[link(1, Some(Some(0))), link(2, Some(None))]);
-        assert_eq!((found.outcome(), found.detail().lines().count()), (Outcome::Ok, 2));
+        assert_eq!((found.outcome, found.detail.lines().count()), (Outcome::Ok, 2));
         let found = reach(&[link(1, Some(Some(0))), link(2, None)]);
-        assert_eq!(found.outcome(), Outcome::Warning);
-        assert!(found.detail().contains("cuda:0 does not reach cuda:2") && found.meaning().contains("a copy"));
+        assert_eq!(found.outcome, Outcome::Warning);
+        assert!(found.detail.contains("cuda:0 does not reach cuda:2") && found.meaning.contains("a copy"));
     }
 }

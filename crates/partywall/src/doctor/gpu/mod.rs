@@ -5,8 +5,6 @@ pub(super) mod driver;
 pub(super) mod sharing;
 pub(super) mod work;
 
-use std::fmt;
-
 use partywall_cuda::{AccessError, CudaError, Device, Driver, LoadError, memop};
 
 use super::{
@@ -56,53 +54,19 @@ fn chosen(scope: Scope) -> Result<Vec<Device>, Trouble> {
     Ok(all)
 }
 
-/// What can stand in the way.
-#[derive(Debug)]
+/// Why a GPU cannot be examined.
+#[derive(Debug, thiserror::Error)]
 enum Trouble {
-    Load(LoadError),
-    Cuda(CudaError),
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    #[error(transparent)]
+    Access(#[from] AccessError),
+    #[error(transparent)]
+    Probe(#[from] memop::ProbeError),
+    #[error(transparent)]
+    Library(#[from] Error),
+    #[error("{0}")]
     Wrong(String),
-}
-
-impl fmt::Display for Trouble {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Load(error) => error.fmt(f),
-            Self::Cuda(error) => error.fmt(f),
-            Self::Wrong(what) => f.write_str(what),
-        }
-    }
-}
-
-impl From<LoadError> for Trouble {
-    fn from(error: LoadError) -> Self {
-        Self::Load(error)
-    }
-}
-
-impl From<CudaError> for Trouble {
-    fn from(error: CudaError) -> Self {
-        Self::Cuda(error)
-    }
-}
-
-impl From<AccessError> for Trouble {
-    fn from(error: AccessError) -> Self {
-        match error {
-            AccessError::Driver(error) => Self::Cuda(error),
-            other => Self::Wrong(other.to_string()),
-        }
-    }
-}
-
-impl From<Error> for Trouble {
-    fn from(error: Error) -> Self {
-        Self::Wrong(error.to_string())
-    }
-}
-
-impl From<memop::ProbeError> for Trouble {
-    fn from(error: memop::ProbeError) -> Self {
-        Self::Wrong(error.to_string())
-    }
 }

@@ -236,7 +236,7 @@ impl Link {
             Err(Lost::InFlight) => Err(Error::descriptors_in_flight()),
             Err(Lost::Malformed(why)) => {
                 calls.close();
-                Err(Unreachable::Protocol(why).into())
+                Err(Unreachable::protocol(why))
             }
         }
     }

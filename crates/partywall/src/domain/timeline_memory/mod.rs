@@ -90,7 +90,7 @@ impl TimelineMemory {
             slab.register(&context)?;
         }
         let OpenedTimeline { slab: number, incarnation, cell, .. } = *opened;
-        let outside = || Error::Unreachable(Unreachable::Protocol(format!("it gave cell {cell} of a slab")));
+        let outside = || Unreachable::protocol(format!("it gave cell {cell} of a slab"));
         let place = slab.place(cell).ok_or_else(outside)?;
         let word = Arc::new(Word::new(place, number, incarnation, self.gone.clone()));
         let mut open = self.open.lock().ignore_poison();
