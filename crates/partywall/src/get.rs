@@ -37,8 +37,6 @@ impl FromStr for Address {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let bad =
-            |why: &str| Error::InvalidArgument(InvalidArgument::Name { name: text.to_owned(), why: why.to_owned() });
         let end = text.find([':', '@']).unwrap_or(text.len());
         let (name, rest) = text.split_at(end);
         check_name(name)?;
@@ -46,12 +44,7 @@ impl FromStr for Address {
         let tensor = match rest.strip_prefix('@') {
             Some(rest) => {
                 let (digits, tensor) = rest.split_once(':').map_or((rest, None), |(digits, rest)| (digits, Some(rest)));
-                let bad = || {
-                    Error::InvalidArgument(InvalidArgument::Version {
-                        name: name.to_owned(),
-                        version: digits.to_owned(),
-                    })
-                };
+                let bad = || InvalidArgument::Version { name: name.to_owned(), version: digits.to_owned() };
                 address.version = Some(parse_version(digits).ok_or_else(bad)?);
                 tensor
             }
@@ -65,7 +58,7 @@ impl FromStr for Address {
             }
         };
         if tensor == Some("") {
-            return Err(bad("behind `:` stands the name of a tensor"));
+            return Err(InvalidArgument::name(text, "the name of a tensor must follow `:`"));
         }
         address.tensor = tensor.map(str::to_owned);
         Ok(address)

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::error::{Error, InvalidArgument, Result, Unreachable};
+use crate::error::{InvalidArgument, Result, Unreachable};
 
 /// The domain that is used when nothing else is said.
 pub const DEFAULT_DOMAIN: &str = "default";
@@ -86,8 +86,7 @@ fn file_name_of(path: &Path) -> OsString {
 }
 
 fn check_domain(domain: &str) -> Result<()> {
-    let bad =
-        |why: &str| Err(Error::InvalidArgument(InvalidArgument::Name { name: domain.to_owned(), why: why.to_owned() }));
+    let bad = |why: &str| Err(InvalidArgument::name(domain, why));
     if domain.is_empty() || domain.len() > 64 {
         return bad("a domain's name has 1 to 64 characters");
     }

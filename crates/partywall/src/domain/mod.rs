@@ -408,7 +408,7 @@ pub(crate) fn parse_version(digits: &str) -> Option<u64> {
 
 /// Checks a name before it is sent.
 pub(crate) fn check_name(name: &str) -> Result<()> {
-    limits::check_name(name).map_err(|why| Error::InvalidArgument(InvalidArgument::Name { name: name.to_owned(), why }))
+    limits::check_name(name).map_err(|why| InvalidArgument::name(name, why))
 }
 
 pub(crate) fn unexpected(answer: &Answer) -> Error {

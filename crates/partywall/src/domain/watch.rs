@@ -6,7 +6,7 @@ use partywall_wire::{Answer, Call, Gap, Happened, NameEvent, Pattern};
 
 use super::{Domain, answered};
 use crate::{
-    error::{Error, InvalidArgument, Result, Unreachable},
+    error::{InvalidArgument, Result, Unreachable},
     info::Point,
     wait::Wait,
 };
@@ -78,9 +78,8 @@ impl Domain {
     /// # Errors
     /// [`InvalidArgument::Pattern`].
     pub fn watch_after(&self, pattern: &str, point: Point) -> Result<Watch> {
-        let pattern = Pattern::new(pattern).map_err(|why| {
-            Error::InvalidArgument(InvalidArgument::Pattern { pattern: pattern.chars().take(256).collect(), why })
-        })?;
+        let pattern = Pattern::new(pattern)
+            .map_err(|why| InvalidArgument::Pattern { pattern: pattern.chars().take(256).collect(), why })?;
         Ok(Watch { domain: self.clone(), pattern, ready: VecDeque::new(), asked: point, taken: point })
     }
 }
@@ -89,7 +88,7 @@ impl Watch {
     /// Returns the next event, and waits for one; `None` if there is none in time.
     ///
     /// # Errors
-    /// [`Error::Cancelled`]; [`Unreachable::Gone`]: with it are its names, and what happened last may not have been told.
+    /// [`Error::Cancelled`](crate::Error::Cancelled); [`Unreachable::Gone`]: with it are its names, and what happened last may not have been told.
     pub fn next<'w>(&mut self, wait: impl Into<Wait<'w>>) -> Result<Option<WatchEvent>> {
         let waiting = wait.into().begin();
         loop {

@@ -118,6 +118,11 @@ pub enum InvalidArgument {
 }
 
 impl InvalidArgument {
+    /// Returns the error that a name breaks the rules for names.
+    pub(crate) fn name(name: &str, why: impl Into<String>) -> Error {
+        Self::Name { name: name.to_owned(), why: why.into() }.into()
+    }
+
     /// Returns the error that bytes of a tensor, sample or block cannot be used as asked.
     pub(crate) fn range(tensor: impl Into<String>, why: impl Into<String>) -> Error {
         Self::Range { tensor: tensor.into(), why: why.into() }.into()

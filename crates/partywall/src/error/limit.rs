@@ -3,7 +3,7 @@
 use partywall_wire::Limit;
 
 use super::{
-    ErrorKind, Held, Help, Language, MemoryLimit,
+    Error, ErrorKind, Held, Help, Language, MemoryLimit,
     advice::{more_room, open_files},
     text::{bytes, free_text, held_text, limit_name, unread_text},
 };
@@ -103,6 +103,12 @@ pub enum LimitReached {
 }
 
 impl LimitReached {
+    /// Returns the error that there is no memory for segment `name`; `memory` is the free and the whole memory, if known.
+    pub(crate) fn memory(name: &str, place: Place, asked: u64, memory: Option<(u64, u64)>) -> Error {
+        let (free, total) = memory.unzip();
+        Self::Memory { name: name.to_owned(), place, asked, free, total, held: None }.into()
+    }
+
     /// Returns the class of the error, its entry of the documentation, and what to do about it.
     pub(super) fn help(&self, language: Language) -> Help {
         match self {

@@ -14,54 +14,44 @@ impl Error {
         match refusal {
             Refusal::NotFound { name, near, is, ended } => {
                 let ended = ended.map(|end| Box::new(ended_of(end)));
-                Self::NotFound(NotFound::Name { name, socket: socket.to_owned(), near, is, ended })
+                NotFound::Name { name, socket: socket.to_owned(), near, is, ended }.into()
             }
-            Refusal::VersionNotFound { name, version, latest } => {
-                Self::NotFound(NotFound::Version { name, version, latest })
-            }
+            Refusal::VersionNotFound { name, version, latest } => NotFound::Version { name, version, latest }.into(),
             Refusal::Ended { name, end: NameEnd { ending, pid, at, .. } } => match ending {
-                Ending::OwnerDied => Self::Gone(Gone::OwnerDied { name, pid, ago: ago(at) }),
-                _ => Self::Gone(Gone::Withdrawn { name, pid, ago: ago(at) }),
+                Ending::OwnerDied => Gone::OwnerDied { name, pid, ago: ago(at) }.into(),
+                _ => Gone::Withdrawn { name, pid, ago: ago(at) }.into(),
             },
-            Refusal::NameExists { name, version } => Self::Denied(Denied::NameExists { name, version }),
-            Refusal::ReadOnly { name, version } => Self::Denied(Denied::ReadOnly { name, version }),
-            Refusal::CannotGrow { name, version, why } => Self::Denied(Denied::Growth { name, version, why }),
+            Refusal::NameExists { name, version } => Denied::NameExists { name, version }.into(),
+            Refusal::ReadOnly { name, version } => Denied::ReadOnly { name, version }.into(),
+            Refusal::CannotGrow { name, version, why } => Denied::Growth { name, version, why }.into(),
             Refusal::ObjectNotFound { kind, name, near, is } => {
-                Self::NotFound(NotFound::Object { kind, name, socket: socket.to_owned(), near, is })
+                NotFound::Object { kind, name, socket: socket.to_owned(), near, is }.into()
             }
-            Refusal::WriterExists { name, pid } => Self::Busy(Busy::Writer { name, pid }),
-            Refusal::WrongMaximum { name, maximum, asked } => {
-                Self::Mismatch(Mismatch::Maximum { name, maximum, asked })
-            }
-            Refusal::BadName { name, why } => Self::InvalidArgument(InvalidArgument::Name { name, why }),
-            Refusal::BadPattern { pattern, why } => Self::InvalidArgument(InvalidArgument::Pattern { pattern, why }),
-            Refusal::BadFd { index, fault } => Self::Unreachable(Unreachable::FileDescriptor { index, fault }),
-            Refusal::Limit { limit, allowed, needed } => {
-                Self::LimitReached(LimitReached::Broker { limit, allowed, needed })
-            }
+            Refusal::WriterExists { name, pid } => Busy::Writer { name, pid }.into(),
+            Refusal::WrongMaximum { name, maximum, asked } => Mismatch::Maximum { name, maximum, asked }.into(),
+            Refusal::BadName { name, why } => InvalidArgument::Name { name, why }.into(),
+            Refusal::BadPattern { pattern, why } => InvalidArgument::Pattern { pattern, why }.into(),
+            Refusal::BadFd { index, fault } => Unreachable::FileDescriptor { index, fault }.into(),
+            Refusal::Limit { limit, allowed, needed } => LimitReached::Broker { limit, allowed, needed }.into(),
             Refusal::Unread { unread, allowed, pids } => {
-                Self::LimitReached(LimitReached::UnreadDescriptors { unread, allowed, pids })
+                LimitReached::UnreadDescriptors { unread, allowed, pids }.into()
             }
             Refusal::WrongUser { broker, peer } => {
-                Self::Unreachable(Unreachable::User { socket: socket.to_owned(), broker, ours: peer })
+                Unreachable::User { socket: socket.to_owned(), broker, ours: peer }.into()
             }
-            Refusal::OtherDriver { simulated } => {
-                Self::Unreachable(Unreachable::Driver { socket: socket.to_owned(), simulated })
-            }
+            Refusal::OtherDriver { simulated } => Unreachable::Driver { socket: socket.to_owned(), simulated }.into(),
             Refusal::System { what, errno } => {
                 Self::System { what: format!("the broker, {what}"), source: std::io::Error::from_raw_os_error(errno) }
             }
-            Refusal::NoSuchMember { whom, near } => Self::NotFound(NotFound::Member { whom, near }),
-            Refusal::NeedsSeat => Self::Denied(Denied::NoSeat),
-            Refusal::NotYourself => Self::InvalidArgument(InvalidArgument::Yourself),
-            Refusal::IsUnproven { pid } => Self::Denied(Denied::Unproven { pid }),
-            Refusal::NotUnproven { pid, state } => Self::Denied(Denied::NotUnproven { pid, state }),
-            Refusal::Evicted { by, at } => Self::Gone(Gone::Evicted { by, ago: ago(at) }),
-            Refusal::InUse { names, members } => Self::Busy(Busy::BrokerInUse { names, members }),
-            Refusal::ShuttingDown | Refusal::CannotResume => {
-                Self::Unreachable(Unreachable::Gone { socket: socket.to_owned() })
-            }
-            other => Self::Unreachable(Unreachable::Refused(format!("{other:?}"))),
+            Refusal::NoSuchMember { whom, near } => NotFound::Member { whom, near }.into(),
+            Refusal::NeedsSeat => Denied::NoSeat.into(),
+            Refusal::NotYourself => InvalidArgument::Yourself.into(),
+            Refusal::IsUnproven { pid } => Denied::Unproven { pid }.into(),
+            Refusal::NotUnproven { pid, state } => Denied::NotUnproven { pid, state }.into(),
+            Refusal::Evicted { by, at } => Gone::Evicted { by, ago: ago(at) }.into(),
+            Refusal::InUse { names, members } => Busy::BrokerInUse { names, members }.into(),
+            Refusal::ShuttingDown | Refusal::CannotResume => Unreachable::Gone { socket: socket.to_owned() }.into(),
+            other => Unreachable::Refused(format!("{other:?}")).into(),
         }
     }
 }

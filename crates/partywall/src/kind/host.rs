@@ -85,17 +85,7 @@ fn draft(name: &str, bytes: u64) -> Result<memfd::Draft> {
 }
 
 fn out_of_memory(name: &str, bytes: u64) -> Error {
-    let free = None;
-    let total = None;
-    let held = None;
-    Error::LimitReached(LimitReached::Memory {
-        name: name.to_owned(),
-        place: Place::Host,
-        asked: bytes,
-        free,
-        total,
-        held,
-    })
+    LimitReached::memory(name, Place::Host, bytes, None)
 }
 
 /// The next whole number of pages: only behind one can something be mapped without a gap.
@@ -272,8 +262,8 @@ impl Memory for HostMemory {
         self.mutable(chunk).map(|map| &**map)
     }
 
-    fn block_borrows(&self, chunk: usize, offset: u64, stride: u64, bytes: u64, count: u32) -> Option<BlockBorrows> {
-        let map = self.mutable(chunk).ok()?.clone();
+    fn block_borrows(&self, offset: u64, stride: u64, bytes: u64, count: u32) -> Option<BlockBorrows> {
+        let map = self.mutable(0).ok()?.clone();
         BlockBorrows::new(map, offset as usize, stride as usize, bytes as usize, count as usize)
     }
 
@@ -286,9 +276,7 @@ impl Memory for HostMemory {
             HostChunk::Frozen(map) => out.copy_from_slice(&map.bytes()[offset as usize..][..out.len()]),
             HostChunk::Mutable(map) => match map.slice::<u8>(offset as usize, out.len()) {
                 Some(slice) => slice.copy_to_slice(out),
-                None => {
-                    return Err(Unreachable::protocol("a tensor lies outside its chunk"));
-                }
+                None => return Err(Unreachable::protocol("a tensor lies outside its chunk")),
             },
         }
         Ok(())

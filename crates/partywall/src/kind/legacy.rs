@@ -11,7 +11,7 @@ use std::{
 };
 
 use partywall_cuda::{Access, DeviceSlice, ForeignMemory, IpcMapping, IpcMemoryHandle};
-use partywall_os::{map::SharedMap, per_process::PerProcess};
+use partywall_os::per_process::PerProcess;
 use partywall_wire::{Kind as WireKind, LegacyHandle};
 
 use super::{
@@ -150,14 +150,6 @@ impl LegacyChunks {
 }
 
 impl Memory for LegacyChunks {
-    fn bytes(&self, _: usize, _: u64, _: u64) -> Result<&[u8]> {
-        Err(wrong_kind("GPU", "host", "a slice"))
-    }
-
-    fn shared(&self, _: usize) -> Result<&SharedMap> {
-        Err(wrong_kind("GPU", "mutable host", "a shared slice"))
-    }
-
     fn device(&self, chunk: usize, offset: u64, bytes: u64) -> Result<DeviceRange<'_>> {
         self.range(chunk, offset, bytes)
     }
@@ -166,19 +158,7 @@ impl Memory for LegacyChunks {
         Some(&self.gpu)
     }
 
-    fn read(&self, chunk: usize, offset: u64, out: &mut [u8]) -> Result<()> {
-        self.range(chunk, offset, out.len() as u64)?.copy_to_host(self.gpu.stream(), out)
-    }
-
-    fn write(&self, chunk: usize, offset: u64, bytes: &[u8]) -> Result<()> {
-        self.range(chunk, offset, bytes.len() as u64)?.copy_from_host(self.gpu.stream(), bytes)
-    }
-
     /// What its publisher has allocated is as long as it is.
-    fn reserved(&self) -> u64 {
-        0
-    }
-
     fn extend(&self, _: &[(u64, OwnedFd)]) -> Result<Box<dyn Extension + '_>> {
         Err(wrong_kind("legacy", "other", "growing"))
     }

@@ -136,22 +136,19 @@ pub(crate) struct Copy {
 /// The mapped chunks of a committed version. Of one that may grow they are one chunk: they lie one behind the other.
 pub(crate) trait Memory: Send + Sync {
     /// Part of a chunk that never changes.
-    fn bytes(&self, chunk: usize, offset: u64, bytes: u64) -> Result<&[u8]>;
+    fn bytes(&self, _chunk: usize, _offset: u64, _bytes: u64) -> Result<&[u8]> {
+        Err(wrong_kind("GPU", "host", "a slice"))
+    }
 
     /// A chunk that the CPU can reach, and that may change at any time.
-    fn shared(&self, chunk: usize) -> Result<&SharedMap>;
+    fn shared(&self, _chunk: usize) -> Result<&SharedMap> {
+        Err(wrong_kind("GPU", "mutable host", "a shared slice"))
+    }
 
-    /// Divides a chunk that the CPU can write into `count` blocks of `bytes` bytes, which start at `offset` and then every
+    /// Divides the first chunk, if the CPU can write it, into `count` blocks of `bytes` bytes, which start at `offset` and then every
     /// `stride` bytes, to be borrowed one by one. Returns `None` on a GPU, if the blocks do not lie within the chunk, or if
     /// the chunk is divided already.
-    fn block_borrows(
-        &self,
-        _chunk: usize,
-        _offset: u64,
-        _stride: u64,
-        _bytes: u64,
-        _count: u32,
-    ) -> Option<BlockBorrows> {
+    fn block_borrows(&self, _offset: u64, _stride: u64, _bytes: u64, _count: u32) -> Option<BlockBorrows> {
         None
     }
 
@@ -164,10 +161,16 @@ pub(crate) trait Memory: Send + Sync {
     }
 
     /// Copies out; returns when the bytes are there.
-    fn read(&self, chunk: usize, offset: u64, out: &mut [u8]) -> Result<()>;
+    fn read(&self, chunk: usize, offset: u64, out: &mut [u8]) -> Result<()> {
+        let range = self.device(chunk, offset, out.len() as u64)?;
+        range.copy_to_host(range.gpu.stream(), out)
+    }
 
     /// Copies in; returns when the bytes are there. Only called on mappings for writing.
-    fn write(&self, chunk: usize, offset: u64, bytes: &[u8]) -> Result<()>;
+    fn write(&self, chunk: usize, offset: u64, bytes: &[u8]) -> Result<()> {
+        let range = self.device(chunk, offset, bytes.len() as u64)?;
+        range.copy_from_host(range.gpu.stream(), bytes)
+    }
 
     /// Registers each chunk with CUDA, or shares what is registered already.
     fn pin(&self, _: &Gpu) -> Result<Vec<Arc<HostRegistration>>> {
@@ -178,7 +181,9 @@ pub(crate) trait Memory: Send + Sync {
     fn unpin(&self, _: Vec<Arc<HostRegistration>>) {}
 
     /// Bytes that it can have here without moving; 0 if it cannot grow.
-    fn reserved(&self) -> u64;
+    fn reserved(&self) -> u64 {
+        0
+    }
 
     /// Maps chunks, given by their lengths and file descriptors, behind those that are there. Only called on memory that
     /// may grow, with what fits into [`Memory::reserved`].

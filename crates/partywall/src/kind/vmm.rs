@@ -12,7 +12,6 @@ use std::{
 use partywall_cuda::{
     Access, CuResult, CudaError, DeviceUuid, Mapping, MemoryInfo, PhysicalMemory, Upload as CudaUpload, round_up,
 };
-use partywall_os::map::SharedMap;
 use partywall_wire::Kind as WireKind;
 
 use super::{Attach, Copy, Draft, Extension, Kind, Memory, Upload, Uploads, wrong_kind};
@@ -88,7 +87,7 @@ impl Kind for Vmm {
             return Ok(Box::new(VmmChunks::new(chunks, 0, gpu)));
         }
         let mut memories = version.chunks.iter().map(import);
-        let first = memories.next().ok_or_else(|| Unreachable::protocol("GPU memory without a chunk"))??;
+        let first = memories.next().ok_or_else(no_chunk)??;
         let total = version.chunks.iter().map(|(bytes, _)| bytes).sum::<u64>();
         let granularity = PhysicalMemory::granularity(gpu.context()).map_err(unsupported(gpu.uuid()))?;
         let reserved = round_up(version.reserve, granularity).unwrap_or(0).max(total);
@@ -133,14 +132,7 @@ impl<'a> Asked<'a> {
     }
 
     fn out_of_memory(&self, asked: u64, memory: Option<MemoryInfo>) -> Error {
-        Error::LimitReached(LimitReached::Memory {
-            name: self.name.to_owned(),
-            place: self.place,
-            asked,
-            free: memory.map(|m| m.free),
-            total: memory.map(|m| m.total),
-            held: None,
-        })
+        LimitReached::memory(self.name, self.place, asked, memory.map(|memory| (memory.free, memory.total)))
     }
 
     /// Whole allocation units, and at least what is used.
@@ -157,9 +149,8 @@ pub(super) fn reader(owner: DeviceUuid, version: &Attach<'_>) -> Result<Arc<Gpu>
         None => {
             let visible = gpu::uuids()?;
             let why = "this process sees no GPU at all".to_owned();
-            let first = visible
-                .first()
-                .ok_or_else(|| Error::DeviceFault(DeviceFault::NoDevice { wanted: Some(owner.to_string()), why }))?;
+            let none = || DeviceFault::NoDevice { wanted: Some(owner.to_string()), why };
+            let first = visible.first().ok_or_else(none)?;
             *visible.iter().find(|uuid| **uuid == owner).unwrap_or(first)
         }
     };
@@ -184,6 +175,10 @@ fn link(owner: DeviceUuid, reader: DeviceUuid) -> String {
         Some(Ok(false)) => "they do not reach each other directly".into(),
         _ => "the owner is hidden from this process; over NVLink a kernel reads 374 GB/s instead of 4,434".into(),
     }
+}
+
+fn no_chunk() -> Error {
+    Unreachable::protocol("GPU memory without a chunk")
 }
 
 fn unsupported(uuid: DeviceUuid) -> impl Fn(CudaError) -> Error {
@@ -297,28 +292,12 @@ impl Upload for VmmUpload<'_> {
 }
 
 impl Memory for VmmChunks {
-    fn bytes(&self, _: usize, _: u64, _: u64) -> Result<&[u8]> {
-        Err(wrong_kind("GPU", "host", "a slice"))
-    }
-
-    fn shared(&self, _: usize) -> Result<&SharedMap> {
-        Err(wrong_kind("GPU", "mutable host", "a shared slice"))
-    }
-
     fn device(&self, chunk: usize, offset: u64, bytes: u64) -> Result<DeviceRange<'_>> {
         self.range(chunk, offset, bytes)
     }
 
     fn gpu(&self) -> Option<&Gpu> {
         Some(&self.gpu)
-    }
-
-    fn read(&self, chunk: usize, offset: u64, out: &mut [u8]) -> Result<()> {
-        self.range(chunk, offset, out.len() as u64)?.copy_to_host(self.gpu.stream(), out)
-    }
-
-    fn write(&self, chunk: usize, offset: u64, bytes: &[u8]) -> Result<()> {
-        self.range(chunk, offset, bytes.len() as u64)?.copy_from_host(self.gpu.stream(), bytes)
     }
 
     fn reserved(&self) -> u64 {
@@ -331,7 +310,7 @@ impl Memory for VmmChunks {
             PhysicalMemory::import(self.gpu.context(), fd.as_fd(), *bytes).map_err(cuda_error(what))
         };
         let memories: Vec<_> = chunks.iter().map(import).collect::<Result<_>>()?;
-        let mapping = self.chunks.first().ok_or_else(|| Unreachable::protocol("GPU memory without a chunk"))?;
+        let mapping = self.chunks.first().ok_or_else(no_chunk)?;
         Ok(Box::new(mapping.extend(memories).map_err(access_error(what))?))
     }
 }

@@ -43,11 +43,8 @@ impl Blocks {
             segment.first_tensor().filter(|(_, bytes)| shape.data_bytes().is_some_and(|needed| needed <= *bytes));
         let outside = || foreign("with blocks that lie outside its memory");
         let ((base, _), stride) = place.zip(shape.stride()).ok_or_else(outside)?;
-        let mut fd = || {
-            fds.next().ok_or_else(|| {
-                Error::LimitReached(LimitReached::FileDescriptors(format!("the control memory of {name:?}")))
-            })
-        };
+        let missing = || LimitReached::FileDescriptors(format!("the control memory of {name:?}"));
+        let mut fd = || fds.next().ok_or_else(missing);
         let system = |source| Error::System { what: format!("mapping the control memory of {name:?}"), source };
         let pool = fd()?;
         let topic = shape.topic.is_some().then(fd).transpose()?;

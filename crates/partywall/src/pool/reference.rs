@@ -61,12 +61,7 @@ impl FromStr for BlockRef {
             let index = index.parse().ok()?;
             Some(Self { pool: pool.to_owned(), version, index, generation: generation.parse().ok()? })
         };
-        parse().ok_or_else(|| {
-            Error::InvalidArgument(InvalidArgument::Name {
-                name: text.to_owned(),
-                why: "a block of a pool is NAME@VERSION#INDEX.GENERATION".into(),
-            })
-        })
+        parse().ok_or_else(|| InvalidArgument::name(text, "a block of a pool is NAME@VERSION#INDEX.GENERATION"))
     }
 }
 

@@ -31,7 +31,7 @@ impl Segment {
 
     /// Divides its host memory into `count` blocks of `bytes` bytes, to be borrowed one by one. Returns `None` on a GPU.
     pub(crate) fn block_borrows(&self, offset: u64, stride: u64, bytes: u64, count: u32) -> Option<BlockBorrows> {
-        self.memory().block_borrows(0, offset, stride, bytes, count)
+        self.memory().block_borrows(offset, stride, bytes, count)
     }
 
     /// What those are told who ask for such a part nevertheless.

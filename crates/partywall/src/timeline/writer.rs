@@ -234,11 +234,7 @@ impl TimelineWriter {
             Refused::Ended(ending) => at.ended(word, ending, v),
             Refused::Closing => at.ended(word, Ending::Closed, v),
             Refused::OutOfRange | Refused::NotLarger(_) | Refused::Owed(_) => {
-                Error::InvalidArgument(InvalidArgument::Value {
-                    name: at.name.clone(),
-                    value: v,
-                    last: word.cell().announced(),
-                })
+                InvalidArgument::Value { name: at.name.clone(), value: v, last: word.cell().announced() }.into()
             }
         }
     }

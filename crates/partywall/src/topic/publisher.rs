@@ -68,9 +68,8 @@ impl Publisher {
         let Some(place) = topic.join_as_publisher(link.row()) else {
             // An evicted process finds no place either.
             open.domain().ping()?;
-            return Err(
-                LimitReached::Publishers { topic: open.name().to_owned(), most: topic.shape().publishers }.into()
-            );
+            let most = open.shape.publishers;
+            return Err(LimitReached::Publishers { topic: open.name().to_owned(), most }.into());
         };
         let port = PublisherPort::new(open.control.clone(), place.port());
         let place = Mutex::new(place);
@@ -302,9 +301,7 @@ impl Joined {
             let given = format!("{dtype} {shape:?}");
             return Err(Mismatch::Sample { topic: topic(), has: has.to_string(), given }.into());
         }
-        let bad = |why: String| {
-            Error::InvalidArgument(InvalidArgument::Range { tensor: format!("a sample of {:?}", topic()), why })
-        };
+        let bad = |why: String| InvalidArgument::range(format!("a sample of {:?}", topic()), why);
         if shape.len() > MAX_RANK {
             return Err(bad(format!("it has at most {MAX_RANK} dimensions, not {}", shape.len())));
         }
