@@ -31,13 +31,8 @@ impl DeviceBuffer {
         let size = size("cuMemAlloc", bytes)?;
         let mut pointer = 0;
         // SAFETY: the pointer is to a live address; a context is current.
-        unsafe { context.driver().mem_alloc(&mut pointer, size) }.map_err(|error| {
-            let mut error = error.with_context(format!("{bytes} bytes on device {}", context.device().ordinal()));
-            if error.code == CuResult::OUT_OF_MEMORY {
-                error.memory = context.memory_info().ok();
-            }
-            error
-        })?;
+        unsafe { context.driver().mem_alloc(&mut pointer, size) }
+            .map_err(|error| context.describe_allocation(error, bytes))?;
         Ok(Self { context: context.clone(), pointer, bytes })
     }
 
@@ -86,11 +81,10 @@ impl fmt::Debug for DeviceBuffer {
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
-        let freed = self.context.give_back(|driver| {
+        self.context.release(|driver| {
             // SAFETY: allocated once, freed once.
             unsafe { driver.mem_free(self.pointer) }
         });
-        self.context.record_drop(freed);
     }
 }
 
@@ -101,6 +95,7 @@ impl Drop for DeviceBuffer {
 ///
 /// Allocating and freeing may wait for everything that runs in the context. Dropping frees; a failure goes to
 /// [`Context::take_drop_error`]. `Send` and `Sync`, like a `Vec<u8>`.
+#[derive(Debug)]
 pub struct PinnedBuffer {
     context: Context,
     pointer: NonNull<u8>,
@@ -150,19 +145,12 @@ impl DerefMut for PinnedBuffer {
     }
 }
 
-impl fmt::Debug for PinnedBuffer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PinnedBuffer").field("bytes", &self.bytes).finish_non_exhaustive()
-    }
-}
-
 impl Drop for PinnedBuffer {
     fn drop(&mut self) {
-        let freed = self.context.give_back(|driver| {
+        self.context.release(|driver| {
             // SAFETY: allocated once, freed once.
             unsafe { driver.mem_free_host(self.pointer.as_ptr().cast()) }
         });
-        self.context.record_drop(freed);
     }
 }
 

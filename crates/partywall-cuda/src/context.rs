@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use partywall_os::lock::IgnorePoison;
 
 use crate::abi::{Handle, STREAM_CAPTURE_MODE_RELAXED};
-use crate::{CudaError, Device, Driver, MemoryInfo};
+use crate::{CuResult, CudaError, Device, Driver, MemoryInfo};
 
 /// A reference to the primary context of a device.
 ///
@@ -35,6 +35,7 @@ struct Inner {
 ///
 /// Not `Send`: the stack of contexts belongs to the thread. Guards must be dropped in reverse order, which scopes do.
 #[must_use = "the context is current only while the guard lives"]
+#[derive(Debug)]
 pub struct ContextGuard<'a> {
     context: &'a Context,
     /// Whether the guard made the context current; otherwise it was current before.
@@ -172,6 +173,11 @@ impl Context {
         current.and(given_back)
     }
 
+    /// Frees a resource in a `Drop`, as [`give_back`](Self::give_back), and stores a failure.
+    pub(crate) fn release(&self, call: impl FnOnce(&'static Driver) -> Result<(), CudaError>) {
+        self.record_drop(self.give_back(call));
+    }
+
     /// Waits for what this process runs in the context, before memory goes that it may use. Before it frees or
     /// unregisters, the driver waits by itself; before it unmaps it does not (both measured on H200, driver 580).
     pub(crate) fn settle(&self) -> Result<(), CudaError> {
@@ -179,6 +185,15 @@ impl Context {
             // SAFETY: no arguments; that no context is current would be an error code.
             unsafe { driver.ctx_synchronize() }
         })
+    }
+
+    /// Adds to the error of an allocation its size and, if memory ran out, how much there was.
+    pub(crate) fn describe_allocation(&self, error: CudaError, bytes: u64) -> CudaError {
+        let mut error = error.with_context(format!("{bytes} bytes on device {}", self.device().ordinal()));
+        if error.code == CuResult::OUT_OF_MEMORY {
+            error.memory = self.memory_info().ok();
+        }
+        error
     }
 
     /// Stores the failure of a `Drop`, if it is the first one.

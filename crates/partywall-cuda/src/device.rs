@@ -4,6 +4,7 @@
 use std::ffi::{CStr, c_char, c_int};
 
 use crate::abi::{P2P_ATTRIBUTE_PERFORMANCE_RANK, RawDevice};
+use crate::result::none_if;
 use crate::{CuResult, CudaError, DeviceUuid, Driver};
 
 /// A GPU as this process sees it: an ordinal that `CUDA_VISIBLE_DEVICES` decides. Its identity across processes is
@@ -259,12 +260,8 @@ impl Device {
     }
 
     fn capability(&self, attribute: DeviceAttribute) -> Result<bool, CudaError> {
-        match self.attribute(attribute) {
-            Ok(value) => Ok(value != 0),
-            // A driver that does not know the attribute lacks the feature.
-            Err(error) if error.code == CuResult::INVALID_VALUE => Ok(false),
-            Err(error) => Err(error),
-        }
+        // A driver that does not know the attribute lacks the feature.
+        Ok(none_if(self.attribute(attribute), CuResult::INVALID_VALUE)?.is_some_and(|value| value != 0))
     }
 
     fn open(driver: &'static Driver, ordinal: u32) -> Result<Self, CudaError> {

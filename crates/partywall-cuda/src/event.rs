@@ -1,7 +1,6 @@
 //! Events with a time stamp, which measure how long work on a stream took.
 #![allow(unsafe_code)] // driver calls
 
-use std::fmt;
 use std::time::Duration;
 
 use crate::abi::{EVENT_DEFAULT, Handle};
@@ -11,9 +10,10 @@ use crate::{Context, CudaError, StreamRef};
 /// timelines.
 ///
 /// `Send` and `Sync`. Dropping does not wait.
+#[derive(Debug)]
 pub struct Event {
-    context: Context,
-    handle: Handle,
+    pub(crate) context: Context,
+    pub(crate) handle: Handle,
 }
 
 impl Event {
@@ -22,10 +22,14 @@ impl Event {
     /// # Errors
     /// The driver's error.
     pub fn new(context: &Context) -> Result<Self, CudaError> {
+        Self::with_flags(context, EVENT_DEFAULT)
+    }
+
+    pub(crate) fn with_flags(context: &Context, flags: u32) -> Result<Self, CudaError> {
         let _guard = context.guard()?;
         let mut handle = 0;
         // SAFETY: the pointer is to a live handle; a context is current.
-        unsafe { context.driver().event_create(&mut handle, EVENT_DEFAULT) }?;
+        unsafe { context.driver().event_create(&mut handle, flags) }?;
         Ok(Self { context: context.clone(), handle })
     }
 
@@ -64,18 +68,11 @@ impl Event {
     }
 }
 
-impl fmt::Debug for Event {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Event").field("handle", &format_args!("{:#x}", self.handle)).finish_non_exhaustive()
-    }
-}
-
 impl Drop for Event {
     fn drop(&mut self) {
-        let destroyed = self.context.give_back(|driver| {
-            // SAFETY: created once, destroyed once.
+        self.context.release(|driver| {
+            // SAFETY: created or opened once, destroyed once.
             unsafe { driver.event_destroy(self.handle) }
         });
-        self.context.record_drop(destroyed);
     }
 }

@@ -2,7 +2,6 @@
 #![allow(unsafe_code)] // trusts the caller's addresses
 
 use std::any::Any;
-use std::fmt;
 use std::sync::Arc;
 
 use crate::{
@@ -14,7 +13,7 @@ use crate::{
 ///
 /// The driver reports the kind of memory at construction, see [`ForeignMemory::info`]. Cheap to clone; the
 /// owner is dropped with the last clone, on any thread. `Send` and `Sync`.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct ForeignMemory {
     context: Context,
     info: PointerInfo,
@@ -105,11 +104,5 @@ impl TryFrom<Arc<DeviceBuffer>> for ForeignMemory {
         let address = buffer.as_slice().device_ptr();
         // SAFETY: the buffer frees its memory when it is dropped, and not before.
         unsafe { Self::new(&context, address, buffer) }
-    }
-}
-
-impl fmt::Debug for ForeignMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ForeignMemory").field("info", &self.info).finish_non_exhaustive()
     }
 }

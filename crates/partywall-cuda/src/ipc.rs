@@ -178,11 +178,10 @@ impl Open {
 impl Drop for Open {
     fn drop(&mut self) {
         self.context.record_drop(self.context.settle());
-        let closed = self.context.give_back(|driver| {
+        self.context.release(|driver| {
             // SAFETY: opened once, closed once.
             unsafe { driver.ipc_close_mem_handle(self.pointer) }
         });
-        self.context.record_drop(closed);
     }
 }
 

@@ -18,14 +18,25 @@
 
 use std::fmt;
 
-use crate::abi::{EVENT_DISABLE_TIMING, EVENT_INTERPROCESS, EVENT_WAIT_DEFAULT, Handle, IpcHandle};
-use crate::{Context, CuResult, CudaError, StreamRef};
+use crate::abi::{EVENT_DISABLE_TIMING, EVENT_INTERPROCESS, EVENT_WAIT_DEFAULT, IpcHandle};
+use crate::result::none_if;
+use crate::{Context, CuResult, CudaError, Event, StreamRef};
 
 /// What another process needs to open an [`IpcEvent`]: 64 bytes that only the driver understands (`CUipcEventHandle`).
 ///
 /// No identity: the driver may hand out the same bytes again for another event.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct IpcEventHandle(pub [u8; 64]);
+
+impl IpcEventHandle {
+    pub(crate) fn of(event: &Event) -> Result<Self, CudaError> {
+        let _guard = event.context.guard()?;
+        let mut handle = IpcHandle([0; 64]);
+        // SAFETY: the pointer is to a live handle; the event is live.
+        unsafe { event.context.driver().ipc_get_event_handle(&mut handle, event.handle) }?;
+        Ok(Self(handle.0))
+    }
+}
 
 impl fmt::Debug for IpcEventHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -37,10 +48,8 @@ impl fmt::Debug for IpcEventHandle {
 /// the driver demands), or one that was opened here.
 ///
 /// Either process may record it and wait for it. `Send` and `Sync`. Dropping does not wait.
-pub struct IpcEvent {
-    context: Context,
-    handle: Handle,
-}
+#[derive(Debug)]
+pub struct IpcEvent(Event);
 
 impl IpcEvent {
     /// Returns a new event that nothing was recorded in.
@@ -48,11 +57,7 @@ impl IpcEvent {
     /// # Errors
     /// The driver's error.
     pub fn new(context: &Context) -> Result<Self, CudaError> {
-        let _guard = context.guard()?;
-        let mut handle = 0;
-        // SAFETY: the pointer is to a live handle; a context is current.
-        unsafe { context.driver().event_create(&mut handle, EVENT_INTERPROCESS | EVENT_DISABLE_TIMING) }?;
-        Ok(Self { context: context.clone(), handle })
+        Event::with_flags(context, EVENT_INTERPROCESS | EVENT_DISABLE_TIMING).map(Self)
     }
 
     /// Returns the event that another process made on the same device.
@@ -66,7 +71,7 @@ impl IpcEvent {
         let mut opened = 0;
         // SAFETY: the pointer is to a live handle; a context is current. The driver checks the bytes.
         unsafe { context.driver().ipc_open_event_handle(&mut opened, IpcHandle(handle.0)) }?;
-        Ok(Self { context: context.clone(), handle: opened })
+        Ok(Self(Event { context: context.clone(), handle: opened }))
     }
 
     /// Returns the handle with which another process opens the event. Only its creator can.
@@ -75,11 +80,7 @@ impl IpcEvent {
     /// `CUDA_ERROR_INVALID_HANDLE` for an event that was opened here; `CUDA_ERROR_NOT_SUPPORTED` where the platform
     /// has no event IPC; `CUDA_ERROR_MAP_FAILED` or `CUDA_ERROR_OPERATING_SYSTEM` if `/dev/shm` cannot be used.
     pub fn export(&self) -> Result<IpcEventHandle, CudaError> {
-        let _guard = self.context.guard()?;
-        let mut handle = IpcHandle([0; 64]);
-        // SAFETY: the pointer is to a live handle; the event is live.
-        unsafe { self.context.driver().ipc_get_event_handle(&mut handle, self.handle) }?;
-        Ok(IpcEventHandle(handle.0))
+        IpcEventHandle::of(&self.0)
     }
 
     /// Records the point after everything that is on the stream now; later waits are for this one.
@@ -87,9 +88,7 @@ impl IpcEvent {
     /// # Errors
     /// `CUDA_ERROR_INVALID_HANDLE` if the stream is of another context.
     pub fn record(&self, stream: StreamRef<'_>) -> Result<(), CudaError> {
-        let _guard = self.context.guard()?;
-        // SAFETY: event and stream are live.
-        unsafe { self.context.driver().event_record(self.handle, stream.handle()) }
+        self.0.record(stream)
     }
 
     /// Enqueues a wait for the current record, by any process. Without a record the wait ends immediately.
@@ -97,9 +96,9 @@ impl IpcEvent {
     /// # Errors
     /// The driver's error.
     pub fn enqueue_wait(&self, stream: StreamRef<'_>) -> Result<(), CudaError> {
-        let _guard = self.context.guard()?;
+        let _guard = self.0.context.guard()?;
         // SAFETY: event and stream are live.
-        unsafe { self.context.driver().stream_wait_event(stream.handle(), self.handle, EVENT_WAIT_DEFAULT) }
+        unsafe { self.0.context.driver().stream_wait_event(stream.handle(), self.0.handle, EVENT_WAIT_DEFAULT) }
     }
 
     /// Returns whether the last record is reached, or no record exists. Does not wait.
@@ -107,28 +106,9 @@ impl IpcEvent {
     /// # Errors
     /// What the work before it failed with.
     pub fn is_done(&self) -> Result<bool, CudaError> {
-        let _guard = self.context.guard()?;
+        let _guard = self.0.context.guard()?;
         // SAFETY: the event is live.
-        match unsafe { self.context.driver().event_query(self.handle) } {
-            Ok(()) => Ok(true),
-            Err(error) if error.code == CuResult::NOT_READY => Ok(false),
-            Err(error) => Err(error),
-        }
-    }
-}
-
-impl fmt::Debug for IpcEvent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IpcEvent").field("handle", &format_args!("{:#x}", self.handle)).finish_non_exhaustive()
-    }
-}
-
-impl Drop for IpcEvent {
-    fn drop(&mut self) {
-        let destroyed = self.context.give_back(|driver| {
-            // SAFETY: created or opened once, destroyed once.
-            unsafe { driver.event_destroy(self.handle) }
-        });
-        self.context.record_drop(destroyed);
+        let done = unsafe { self.0.context.driver().event_query(self.0.handle) };
+        Ok(none_if(done, CuResult::NOT_READY)?.is_some())
     }
 }

@@ -5,7 +5,6 @@
 #![allow(unsafe_code)] // launches with parameters that match the kernels
 
 use std::ffi::{CStr, c_void};
-use std::fmt;
 use std::sync::Mutex;
 
 use partywall_os::lock::IgnorePoison;
@@ -22,6 +21,7 @@ use crate::{
 ///
 /// The pattern is one 32-bit word an element, [`expected`]. Ranges are therefore multiples of 4 bytes at multiples of
 /// 4, of 16 for [`Kernels::enqueue_read`].
+#[derive(Debug)]
 pub struct Kernels {
     fill: Function,
     verify: Function,
@@ -38,6 +38,7 @@ pub struct Kernels {
 /// The word that `verify` reports in, on the device, and its copy on the host. The copy is page-locked and as
 /// long-lived as the kernels: a copy that a failing stream leaves behind cannot land in memory that means something
 /// else by then.
+#[derive(Debug)]
 struct VerifyResult {
     device: DeviceBuffer,
     host: PinnedBuffer,
@@ -193,12 +194,6 @@ impl Kernels {
             // The range, its alignment and the stream are our own and valid.
             Err(other) => Err(CudaError::new("cuLaunchKernel", CuResult::UNKNOWN).with_context(other.to_string())),
         }
-    }
-}
-
-impl fmt::Debug for Kernels {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Kernels").field("context", self.context()).finish_non_exhaustive()
     }
 }
 

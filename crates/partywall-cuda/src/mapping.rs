@@ -225,6 +225,7 @@ impl fmt::Debug for Mapping {
 }
 
 /// Memory that is mapped behind a [`Mapping`] and not yet visible in it. Dropping it unmaps it again.
+#[derive(Debug)]
 pub struct Extension<'a> {
     mapping: &'a Mapping,
     // Unmapped before the lock is released: the next extension takes the same addresses.
@@ -242,13 +243,8 @@ impl Extension<'_> {
     }
 }
 
-impl fmt::Debug for Extension<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Extension").field("mapping", self.mapping).field("len", &self.len).finish_non_exhaustive()
-    }
-}
-
 /// One allocation, mapped whole.
+#[derive(Debug)]
 struct Part {
     pointer: DevicePtr,
     memory: Arc<PhysicalMemory>,
@@ -334,11 +330,10 @@ impl AddressRange {
 
 impl Drop for AddressRange {
     fn drop(&mut self) {
-        let freed = self.context.give_back(|driver| {
+        self.context.release(|driver| {
             // SAFETY: reserved once, freed once. If unmapping failed before, the driver refuses and the addresses
             // stay reserved, which is safe.
             unsafe { driver.mem_address_free(self.pointer, self.bytes) }
         });
-        self.context.record_drop(freed);
     }
 }

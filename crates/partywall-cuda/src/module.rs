@@ -2,7 +2,6 @@
 #![allow(unsafe_code)] // driver calls
 
 use std::ffi::{CStr, c_void};
-use std::fmt;
 use std::sync::Arc;
 
 use crate::abi::Handle;
@@ -11,18 +10,19 @@ use crate::{Context, CuResult, CudaError, StreamRef};
 /// Device code that the driver has loaded into a context.
 ///
 /// Cheap to clone; unloaded when the last clone and the last [`Function`] are gone. `Send` and `Sync`.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Module {
     inner: Arc<Inner>,
 }
 
+#[derive(Debug)]
 struct Inner {
     context: Context,
     handle: Handle,
 }
 
 /// One kernel of a module. Keeps the module loaded. `Send` and `Sync`.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Function {
     module: Module,
     handle: Handle,
@@ -86,19 +86,12 @@ impl Module {
     }
 }
 
-impl fmt::Debug for Module {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Module").field("context", &self.inner.context).finish_non_exhaustive()
-    }
-}
-
 impl Drop for Inner {
     fn drop(&mut self) {
-        let unloaded = self.context.give_back(|driver| {
+        self.context.release(|driver| {
             // SAFETY: loaded once, unloaded once; every Function holds a clone of the Arc.
             unsafe { driver.module_unload(self.handle) }
         });
-        self.context.record_drop(unloaded);
     }
 }
 
@@ -153,11 +146,5 @@ impl Function {
     #[must_use]
     pub fn name(&self) -> &'static CStr {
         self.name
-    }
-}
-
-impl fmt::Debug for Function {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Function").field("name", &self.name).finish_non_exhaustive()
     }
 }

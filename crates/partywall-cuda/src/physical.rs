@@ -1,7 +1,6 @@
 //! Physical device memory that can be passed to other processes as a file descriptor.
 #![allow(unsafe_code)] // driver calls, taking over a file descriptor
 
-use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use crate::abi::{
@@ -19,6 +18,7 @@ use crate::{Context, CuResult, CudaError, Device};
 /// `Send` and `Sync`.
 ///
 /// [`Mapping`]: crate::Mapping
+#[derive(Debug)]
 pub struct PhysicalMemory {
     context: Context,
     handle: AllocationHandle,
@@ -66,21 +66,13 @@ impl PhysicalMemory {
     /// `CUDA_ERROR_INVALID_VALUE` for a size that is zero or not a multiple of the granularity.
     pub fn create(context: &Context, bytes: u64) -> Result<Self, CudaError> {
         const CALL: &str = "cuMemCreate";
-        let device = context.device();
-        let describe = |error: CudaError| error.with_context(format!("{bytes} bytes on device {}", device.ordinal()));
+        let describe = |error| context.describe_allocation(error, bytes);
         let _guard = context.guard_relaxed()?;
         let size = usize::try_from(bytes).map_err(|_| describe(CudaError::new(CALL, CuResult::INVALID_VALUE)))?;
-        let properties = properties_on(device);
+        let properties = properties_on(context.device());
         let mut handle = 0;
         // SAFETY: both pointers are to live values of the types that the driver expects; flags must be 0.
-        let created = unsafe { context.driver().mem_create(&mut handle, size, &properties, 0) };
-        created.map_err(|error| {
-            let mut error = describe(error);
-            if error.code == CuResult::OUT_OF_MEMORY {
-                error.memory = context.memory_info().ok();
-            }
-            error
-        })?;
+        unsafe { context.driver().mem_create(&mut handle, size, &properties, 0) }.map_err(describe)?;
         Ok(Self { context: context.clone(), handle, bytes, origin: Origin::Created })
     }
 
@@ -189,24 +181,13 @@ impl PhysicalMemory {
     }
 }
 
-impl fmt::Debug for PhysicalMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PhysicalMemory")
-            .field("bytes", &self.bytes)
-            .field("origin", &self.origin)
-            .field("device", &self.context.device().ordinal())
-            .finish_non_exhaustive()
-    }
-}
-
 impl Drop for PhysicalMemory {
     fn drop(&mut self) {
-        let released = self.context.give_back(|driver| {
+        self.context.release(|driver| {
             // SAFETY: the handle came from one create or import and is released once, here. Mappings made of it are
             // references of their own.
             unsafe { driver.mem_release(self.handle) }
         });
-        self.context.record_drop(released);
     }
 }
 

@@ -4,11 +4,12 @@
 use std::ffi::c_void;
 
 use crate::abi::{
-    MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, MEMORYTYPE_DEVICE, MEMORYTYPE_HOST, POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES,
-    POINTER_ATTRIBUTE_BUFFER_ID, POINTER_ATTRIBUTE_DEVICE_ORDINAL, POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
-    POINTER_ATTRIBUTE_IS_MANAGED, POINTER_ATTRIBUTE_MEMORY_TYPE, POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
-    POINTER_ATTRIBUTE_RANGE_SIZE, POINTER_ATTRIBUTE_RANGE_START_ADDR,
+    MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, MEMORYTYPE_DEVICE, MEMORYTYPE_HOST, MemAllocationProp,
+    POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, POINTER_ATTRIBUTE_BUFFER_ID, POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+    POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, POINTER_ATTRIBUTE_IS_MANAGED, POINTER_ATTRIBUTE_MEMORY_TYPE,
+    POINTER_ATTRIBUTE_MEMPOOL_HANDLE, POINTER_ATTRIBUTE_RANGE_SIZE, POINTER_ATTRIBUTE_RANGE_START_ADDR,
 };
+use crate::result::none_if;
 use crate::{Context, CuResult, CudaError, Device, ipc};
 
 /// The kinds of memory that an address can belong to. They share in different ways, or not at all.
@@ -67,17 +68,18 @@ impl PointerInfo {
     /// no error but [`PointerKind::Unknown`].
     pub fn of(context: &Context, address: u64) -> Result<Self, CudaError> {
         let _guard = context.guard_relaxed()?;
-        let attributes = Attributes::of(context, address)?;
-        let mapped = VmmFacts::of(context, address)?;
-        let kind = if attributes.is_managed {
+        let [memory_type, buffer_id, managed, ordinal, legacy, start, size, handle_types, pool] =
+            attributes(context, address)?;
+        let mapped = mapped_properties(context, address)?;
+        let kind = if managed != 0 {
             PointerKind::Managed
-        } else if attributes.is_pool {
+        } else if pool != 0 {
             PointerKind::Pool
         } else if mapped.is_some() {
             // Its attributes are those of cuMemAlloc memory (measured): only that it has a handle to retain tells.
             PointerKind::Vmm
         } else {
-            match attributes.memory_type {
+            match memory_type as u32 {
                 MEMORYTYPE_DEVICE if ipc::is_imported(address) => PointerKind::Imported,
                 MEMORYTYPE_DEVICE => PointerKind::Device,
                 MEMORYTYPE_HOST if is_driver_host_memory(context, address)? => PointerKind::Pinned,
@@ -87,11 +89,12 @@ impl PointerInfo {
         };
         let (base, bytes) = match kind {
             PointerKind::Unknown => (address, 0),
-            _ => attributes.range.map_or_else(|| address_range(context, address), Ok)?,
+            _ if address.checked_sub(start).is_some_and(|offset| offset < size) => (start, size),
+            _ => address_range(context, address)?,
         };
         let ordinal = match kind {
             PointerKind::Unknown | PointerKind::Pinned | PointerKind::Registered => None,
-            _ => Some(mapped.as_ref().map_or(attributes.ordinal, |mapped| mapped.ordinal)),
+            _ => Some(mapped.map_or(ordinal as i32, |mapped| mapped.location.id)),
         };
         Ok(Self {
             address,
@@ -99,9 +102,9 @@ impl PointerInfo {
             base,
             bytes,
             device: ordinal.map(|ordinal| visible(context, ordinal)).transpose()?.flatten(),
-            buffer_id: attributes.buffer_id,
-            legacy_ipc: kind == PointerKind::Device && attributes.legacy_ipc,
-            posix_fd: mapped.map_or(attributes.handle_types, |mapped| mapped.handle_types)
+            buffer_id,
+            legacy_ipc: kind == PointerKind::Device && legacy != 0,
+            posix_fd: mapped.map_or(handle_types as u32, |mapped| mapped.requested_handle_types)
                 & MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
                 != 0,
         })
@@ -115,94 +118,56 @@ impl PointerInfo {
     }
 }
 
-struct Attributes {
-    memory_type: u32,
-    buffer_id: u64,
-    is_managed: bool,
-    ordinal: i32,
-    legacy_ipc: bool,
-    /// Returns first address and size, if the driver reported a range that holds the address.
-    range: Option<(u64, u64)>,
-    handle_types: u32,
-    is_pool: bool,
+/// Returns the attributes of an address: type of memory, buffer id, whether it is managed, ordinal of the device, whether
+/// it has a 64-byte handle, start and size of the range, types of handles, pool.
+fn attributes(context: &Context, address: u64) -> Result<[u64; 9], CudaError> {
+    let mut names = [
+        POINTER_ATTRIBUTE_MEMORY_TYPE,
+        POINTER_ATTRIBUTE_BUFFER_ID,
+        POINTER_ATTRIBUTE_IS_MANAGED,
+        POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+        POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
+        POINTER_ATTRIBUTE_RANGE_START_ADDR,
+        POINTER_ATTRIBUTE_RANGE_SIZE,
+        POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES,
+        POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
+    ];
+    // Eight zeroed bytes each: the values are 1, 4 or 8 bytes long, the vendor's page does not say which is what.
+    let mut values = [0_u64; 9];
+    let mut places = values.each_mut().map(|value| std::ptr::from_mut(value).cast::<c_void>());
+    let count = names.len() as u32;
+    let driver = context.driver();
+    // SAFETY: as many attributes as places, each with room for the largest value there is; for an address that it
+    // does not know the driver stores defaults.
+    unsafe { driver.pointer_get_attributes(count, names.as_mut_ptr(), places.as_mut_ptr(), address) }?;
+    Ok(values)
 }
 
-impl Attributes {
-    fn of(context: &Context, address: u64) -> Result<Self, CudaError> {
-        let mut names = [
-            POINTER_ATTRIBUTE_MEMORY_TYPE,
-            POINTER_ATTRIBUTE_BUFFER_ID,
-            POINTER_ATTRIBUTE_IS_MANAGED,
-            POINTER_ATTRIBUTE_DEVICE_ORDINAL,
-            POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
-            POINTER_ATTRIBUTE_RANGE_START_ADDR,
-            POINTER_ATTRIBUTE_RANGE_SIZE,
-            POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES,
-            POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
-        ];
-        // Eight zeroed bytes each: the values are 1, 4 or 8 bytes long, the vendor's page does not say which is what.
-        let mut values = [0_u64; 9];
-        let mut places = values.each_mut().map(|value| std::ptr::from_mut(value).cast::<c_void>());
-        // SAFETY: as many attributes as places, each with room for the largest value there is; for an address that it
-        // does not know the driver stores defaults.
-        unsafe {
-            context.driver().pointer_get_attributes(
-                names.len() as u32,
-                names.as_mut_ptr(),
-                places.as_mut_ptr(),
-                address,
-            )
-        }?;
-        let [memory_type, buffer_id, managed, ordinal, legacy, start, size, handle_types, pool] = values;
-        Ok(Self {
-            memory_type: memory_type as u32,
-            buffer_id,
-            is_managed: managed != 0,
-            ordinal: ordinal as i32,
-            legacy_ipc: legacy != 0,
-            range: (address.checked_sub(start).is_some_and(|offset| offset < size)).then_some((start, size)),
-            handle_types: handle_types as u32,
-            is_pool: pool != 0,
-        })
+/// Returns the properties of the memory that `cuMemMap` mapped at an address, or `None` if no such memory is mapped.
+fn mapped_properties(context: &Context, address: u64) -> Result<Option<MemAllocationProp>, CudaError> {
+    let driver = context.driver();
+    let mut handle = 0;
+    // SAFETY: the handle's pointer is live; the address is looked up, not followed.
+    match unsafe { driver.mem_retain_allocation_handle(&mut handle, address as *mut c_void) } {
+        Ok(()) => {}
+        Err(error) if matches!(error.code, CuResult::INVALID_VALUE | CuResult::NOT_SUPPORTED) => return Ok(None),
+        Err(error) => return Err(error),
     }
-}
-
-/// Asks about memory that `cuMemMap` mapped at an address.
-struct VmmFacts {
-    ordinal: i32,
-    handle_types: u32,
-}
-
-impl VmmFacts {
-    /// Returns `None` if no such memory is mapped.
-    fn of(context: &Context, address: u64) -> Result<Option<Self>, CudaError> {
-        let driver = context.driver();
-        let mut handle = 0;
-        // SAFETY: the handle's pointer is live; the address is looked up, not followed.
-        match unsafe { driver.mem_retain_allocation_handle(&mut handle, address as *mut c_void) } {
-            Ok(()) => {}
-            Err(error) if matches!(error.code, CuResult::INVALID_VALUE | CuResult::NOT_SUPPORTED) => return Ok(None),
-            Err(error) => return Err(error),
-        }
-        let mut properties = crate::abi::MemAllocationProp::default();
-        // SAFETY: the pointer is to a live struct of the driver's layout, the handle was just retained.
-        let asked = unsafe { driver.mem_get_allocation_properties(&mut properties, handle) };
-        // SAFETY: retained once above, released once here.
-        unsafe { driver.mem_release(handle) }?;
-        asked?;
-        Ok(Some(Self { ordinal: properties.location.id, handle_types: properties.requested_handle_types }))
-    }
+    let mut properties = MemAllocationProp::default();
+    // SAFETY: the pointer is to a live struct of the driver's layout, the handle was just retained.
+    let asked = unsafe { driver.mem_get_allocation_properties(&mut properties, handle) };
+    // SAFETY: retained once above, released once here.
+    unsafe { driver.mem_release(handle) }?;
+    asked?;
+    Ok(Some(properties))
 }
 
 /// Returns whether host memory that the driver knows came from the driver itself.
 fn is_driver_host_memory(context: &Context, address: u64) -> Result<bool, CudaError> {
     let mut flags = 0;
     // SAFETY: the pointer is to a live number; the address is looked up, not followed.
-    match unsafe { context.driver().mem_host_get_flags(&mut flags, address as *mut c_void) } {
-        Ok(()) => Ok(true),
-        Err(error) if error.code == CuResult::INVALID_VALUE => Ok(false),
-        Err(error) => Err(error),
-    }
+    let found = unsafe { context.driver().mem_host_get_flags(&mut flags, address as *mut c_void) };
+    Ok(none_if(found, CuResult::INVALID_VALUE)?.is_some())
 }
 
 /// Returns first address and size of the allocation that holds an address.
@@ -218,9 +183,5 @@ pub(crate) fn address_range(context: &Context, address: u64) -> Result<(u64, u64
 /// Returns the device with this ordinal, if this process sees it.
 fn visible(context: &Context, ordinal: i32) -> Result<Option<Device>, CudaError> {
     let Ok(ordinal) = u32::try_from(ordinal) else { return Ok(None) };
-    match Device::by_ordinal(context.driver(), ordinal) {
-        Ok(device) => Ok(Some(device)),
-        Err(error) if error.code == CuResult::INVALID_DEVICE => Ok(None),
-        Err(error) => Err(error),
-    }
+    none_if(Device::by_ordinal(context.driver(), ordinal), CuResult::INVALID_DEVICE)
 }

@@ -104,19 +104,14 @@ impl HostRegistration {
         let source = self.slice(offset, destination.len())?;
         destination.require_writable()?;
         stream.require_not_capturing()?;
-        if source.is_empty() {
-            return Ok(());
-        }
-        let _guard = stream.context().guard()?;
-        let driver = stream.context().driver();
-        driver.count_copy();
-        // SAFETY: the source lies inside the map, which lives while `self` does; the destination is device memory of
-        // this size that may be written, by the promise of DeviceSlice; the stream is live.
-        unsafe {
-            let from = self.map.address().byte_add(offset as usize);
-            driver.memcpy_htod_async(destination.device_ptr(), from, source.size(), stream.handle())
-        }?;
-        Ok(())
+        stream.copy(source.len(), |driver, stream| {
+            // SAFETY: the source lies inside the map, which lives while `self` does; the destination is device memory of
+            // this size that may be written, by the promise of DeviceSlice; the stream is live.
+            unsafe {
+                let from = self.map.address().byte_add(offset as usize);
+                driver.memcpy_htod_async(destination.device_ptr(), from, source.size(), stream)
+            }
+        })
     }
 
     /// Enqueues a copy of device memory to its bytes from `offset` on, as [`HostRegistration::enqueue_copy_to`].
@@ -133,19 +128,14 @@ impl HostRegistration {
         let destination = self.slice(offset, source.len())?;
         destination.require_writable()?;
         stream.require_not_capturing()?;
-        if source.is_empty() {
-            return Ok(());
-        }
-        let _guard = stream.context().guard()?;
-        let driver = stream.context().driver();
-        driver.count_copy();
-        // SAFETY: the destination lies inside the map, which lives while `self` does, is mapped for writing and is
-        // never borrowed; the source by the promise of DeviceSlice; the stream is live.
-        unsafe {
-            let to = self.map.address().byte_add(offset as usize);
-            driver.memcpy_dtoh_async(to, source.device_ptr(), destination.size(), stream.handle())
-        }?;
-        Ok(())
+        stream.copy(source.len(), |driver, stream| {
+            // SAFETY: the destination lies inside the map, which lives while `self` does, is mapped for writing and is
+            // never borrowed; the source by the promise of DeviceSlice; the stream is live.
+            unsafe {
+                let to = self.map.address().byte_add(offset as usize);
+                driver.memcpy_dtoh_async(to, source.device_ptr(), destination.size(), stream)
+            }
+        })
     }
 
     /// Returns its first address on the device.
@@ -222,11 +212,10 @@ impl fmt::Debug for HostRegistration {
 
 impl Drop for HostRegistration {
     fn drop(&mut self) {
-        let unregistered = self.context.give_back(|driver| {
+        self.context.release(|driver| {
             // SAFETY: registered once from this address, unregistered once; the range is still mapped.
             unsafe { driver.mem_host_unregister(self.map.address()) }
         });
-        self.context.record_drop(unregistered);
     }
 }
 

@@ -8,6 +8,7 @@ use std::ffi::c_void;
 use std::fmt;
 
 use crate::abi::{Handle, HostFunction, STREAM_CAPTURE_STATUS_NONE, STREAM_NON_BLOCKING};
+use crate::result::none_if;
 use crate::{AccessError, Context, ContextGuard, CuResult, CudaError, DeviceSlice, Driver};
 
 /// The driver's handle of a stream (`CUstream`, `cudaStream_t`) as a number: what frameworks hand over.
@@ -43,6 +44,7 @@ pub struct StreamId(u64);
 ///
 /// Dropping it does not wait: the driver finishes the work that is enqueued and then frees it (driver docs of
 /// `cuStreamDestroy`). `Send` and `Sync`: several threads may enqueue, in an order of their own making.
+#[derive(Debug)]
 pub struct Stream {
     context: Context,
     raw: RawStream,
@@ -76,19 +78,12 @@ impl Stream {
     }
 }
 
-impl fmt::Debug for Stream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Stream").field(&self.raw).finish()
-    }
-}
-
 impl Drop for Stream {
     fn drop(&mut self) {
-        let destroyed = self.context.give_back(|driver| {
+        self.context.release(|driver| {
             // SAFETY: created once, destroyed once; every StreamRef borrows `self` and is gone.
             unsafe { driver.stream_destroy(self.raw.handle()) }
         });
-        self.context.record_drop(destroyed);
     }
 }
 
@@ -103,6 +98,7 @@ pub struct StreamRef<'a> {
 
 /// A stream whose context is current on this thread for as long as this lives: where several calls follow each other,
 /// the driver is asked only once which context is current. Not `Send`, as the guard in it.
+#[derive(Debug)]
 pub struct CurrentStream<'a> {
     stream: StreamRef<'a>,
     _guard: ContextGuard<'a>,
@@ -156,11 +152,8 @@ impl<'a> StreamRef<'a> {
     pub fn is_done(&self) -> Result<bool, CudaError> {
         let _guard = self.context.guard()?;
         // SAFETY: the stream is live; a context is current.
-        match unsafe { self.context.driver().stream_query(self.handle()) } {
-            Ok(()) => Ok(true),
-            Err(error) if error.code == CuResult::NOT_READY => Ok(false),
-            Err(error) => Err(error),
-        }
+        let done = unsafe { self.context.driver().stream_query(self.handle()) };
+        Ok(none_if(done, CuResult::NOT_READY)?.is_some())
     }
 
     /// See [`CurrentStream::is_capturing`].
@@ -219,22 +212,11 @@ impl<'a> StreamRef<'a> {
     pub fn enqueue_copy(&self, destination: DeviceSlice<'_>, source: DeviceSlice<'_>) -> Result<(), AccessError> {
         destination.require_writable()?;
         same_length(source.len(), destination.len())?;
-        if source.is_empty() {
-            return Ok(());
-        }
-        let _guard = self.context.guard()?;
-        self.context.driver().count_copy();
-        // SAFETY: both ranges are device memory of at least this size by the promise of DeviceSlice, and the
-        // destination may be written; the stream is live.
-        unsafe {
-            self.context.driver().memcpy_dtod_async(
-                destination.device_ptr(),
-                source.device_ptr(),
-                source.size(),
-                self.handle(),
-            )
-        }?;
-        Ok(())
+        self.copy(source.len(), |driver, stream| {
+            // SAFETY: both ranges are device memory of at least this size by the promise of DeviceSlice, and the
+            // destination may be written; the stream is live.
+            unsafe { driver.memcpy_dtod_async(destination.device_ptr(), source.device_ptr(), source.size(), stream) }
+        })
     }
 
     /// Enqueues setting every byte of `destination` to `value`.
@@ -271,21 +253,11 @@ impl<'a> StreamRef<'a> {
     ) -> Result<(), AccessError> {
         destination.require_writable()?;
         same_length(source.len() as u64, destination.len())?;
-        if source.is_empty() {
-            return Ok(());
-        }
-        let _guard = self.context.guard()?;
-        self.context.driver().count_copy();
-        // SAFETY: the destination by the promise of DeviceSlice, the source by that of the caller.
-        unsafe {
-            self.context.driver().memcpy_htod_async(
-                destination.device_ptr(),
-                source.as_ptr().cast(),
-                source.len(),
-                self.handle(),
-            )
-        }?;
-        Ok(())
+        self.copy(destination.len(), |driver, stream| {
+            let from = source.as_ptr().cast();
+            // SAFETY: the destination by the promise of DeviceSlice, the source by that of the caller.
+            unsafe { driver.memcpy_htod_async(destination.device_ptr(), from, source.len(), stream) }
+        })
     }
 
     /// Enqueues a copy of device memory to host bytes; blocking as for
@@ -303,20 +275,24 @@ impl<'a> StreamRef<'a> {
         source: DeviceSlice<'_>,
     ) -> Result<(), AccessError> {
         same_length(source.len(), destination.len() as u64)?;
-        if source.is_empty() {
-            return Ok(());
+        self.copy(source.len(), |driver, stream| {
+            let to = destination.as_mut_ptr().cast();
+            // SAFETY: the source by the promise of DeviceSlice, the destination by that of the caller.
+            unsafe { driver.memcpy_dtoh_async(to, source.device_ptr(), source.size(), stream) }
+        })
+    }
+
+    /// Counts and enqueues a copy of `bytes` bytes, unless there are none.
+    pub(crate) fn copy(
+        &self,
+        bytes: u64,
+        enqueue: impl FnOnce(&Driver, Handle) -> Result<(), CudaError>,
+    ) -> Result<(), AccessError> {
+        if bytes != 0 {
+            let _guard = self.context.guard()?;
+            self.context.driver().count_copy();
+            enqueue(self.context.driver(), self.handle())?;
         }
-        let _guard = self.context.guard()?;
-        self.context.driver().count_copy();
-        // SAFETY: the source by the promise of DeviceSlice, the destination by that of the caller.
-        unsafe {
-            self.context.driver().memcpy_dtoh_async(
-                destination.as_mut_ptr().cast(),
-                source.device_ptr(),
-                source.size(),
-                self.handle(),
-            )
-        }?;
         Ok(())
     }
 
@@ -394,12 +370,6 @@ impl CurrentStream<'_> {
 
     pub(crate) fn handle(&self) -> Handle {
         self.stream.handle()
-    }
-}
-
-impl fmt::Debug for CurrentStream<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("CurrentStream").field(&self.stream.raw).finish()
     }
 }
 

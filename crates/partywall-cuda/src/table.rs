@@ -253,10 +253,18 @@ fn check(call: &'static str, code: CuResult) -> Result<(), CudaError> {
     if code.is_success() { Ok(()) } else { Err(CudaError::new(call, code)) }
 }
 
+/// Returns the name of a call in errors: the symbol without the suffix of its version.
+const fn unversioned(symbol: &'static str) -> &'static str {
+    match symbol.as_bytes() {
+        [name @ .., b'_', b'v', b'2'] => symbol.split_at(name.len()).0,
+        _ => symbol,
+    }
+}
+
 /// One list makes the struct of function pointers, its lookup, and the checked methods of [`Driver`].
 ///
-/// A line reads: need, method, symbol, the name of the call in errors, arguments. `required` symbols must exist;
-/// an `optional` one that is missing fails at its call with `CUDA_ERROR_NOT_FOUND`.
+/// A line reads: need, method, symbol, arguments. `required` symbols must exist; an `optional` one that is missing fails
+/// at its call with `CUDA_ERROR_NOT_FOUND`.
 macro_rules! entry_points {
     (@pointer required ($($type:ty),*)) => { unsafe extern "C" fn($($type),*) -> CuResult };
     (@pointer optional ($($type:ty),*)) => { Option<unsafe extern "C" fn($($type),*) -> CuResult> };
@@ -271,11 +279,11 @@ macro_rules! entry_points {
         // SAFETY: null becomes None; else of this signature by the promise of `resolve`'s caller.
         unsafe { std::mem::transmute::<*const c_void, $pointer>($address) }
     };
-    (@call required $entry:expr, $call:literal, ($($argument:ident),*)) => {
+    (@call required $entry:expr, $call:expr, ($($argument:ident),*)) => {
         // SAFETY: the method's caller upholds the function's contract.
         check($call, unsafe { $entry($($argument),*) })
     };
-    (@call optional $entry:expr, $call:literal, ($($argument:ident),*)) => {
+    (@call optional $entry:expr, $call:expr, ($($argument:ident),*)) => {
         match $entry {
             // SAFETY: the method's caller upholds the function's contract.
             Some(entry) => check($call, unsafe { entry($($argument),*) }),
@@ -283,7 +291,7 @@ macro_rules! entry_points {
         }
     };
     ($($page:literal { $(
-        $(#[$only:meta])* $need:ident $method:ident = $symbol:literal as $call:literal ($($argument:ident: $type:ty),* $(,)?);
+        $(#[$only:meta])* $need:ident $method:ident = $symbol:literal ($($argument:ident: $type:ty),* $(,)?);
     )* })*) => {
         /// The function pointers; what the vendor documents on one page stands together.
         struct Entries {
@@ -324,7 +332,7 @@ macro_rules! entry_points {
                 #[allow(clippy::too_many_arguments)] // the driver's signatures
                 $(#[$only])*
                 pub(crate) unsafe fn $method(&self, $($argument: $type),*) -> Result<(), CudaError> {
-                    entry_points!(@call $need (self.entries.$method), $call, ($($argument),*))
+                    entry_points!(@call $need (self.entries.$method), const { unversioned($symbol) }, ($($argument),*))
                 }
             )*)*
         }
@@ -333,208 +341,165 @@ macro_rules! entry_points {
 
 entry_points! {
     "INITIALIZE" {
-        required init = "cuInit" as "cuInit" (flags: u32);
+        required init = "cuInit" (flags: u32);
     }
     "VERSION" {
-        required driver_get_version = "cuDriverGetVersion" as "cuDriverGetVersion" (version: *mut c_int);
+        required driver_get_version = "cuDriverGetVersion" (version: *mut c_int);
     }
     "ERROR" {
-        optional get_error_name = "cuGetErrorName" as "cuGetErrorName" (code: CuResult, text: *mut *const c_char);
-        optional get_error_string = "cuGetErrorString" as "cuGetErrorString" (code: CuResult, text: *mut *const c_char);
+        optional get_error_name = "cuGetErrorName" (code: CuResult, text: *mut *const c_char);
+        optional get_error_string = "cuGetErrorString" (code: CuResult, text: *mut *const c_char);
     }
     "DEVICE" {
-        required device_get_count = "cuDeviceGetCount" as "cuDeviceGetCount" (count: *mut c_int);
-        required device_get = "cuDeviceGet" as "cuDeviceGet" (device: *mut RawDevice, ordinal: c_int);
-        required device_get_name = "cuDeviceGetName" as "cuDeviceGetName" (
-            name: *mut c_char, length: c_int, device: RawDevice,
-        );
-        required device_get_uuid = "cuDeviceGetUuid_v2" as "cuDeviceGetUuid" (uuid: *mut RawUuid, device: RawDevice);
-        required device_total_mem = "cuDeviceTotalMem_v2" as "cuDeviceTotalMem" (bytes: *mut usize, device: RawDevice);
-        required device_get_attribute = "cuDeviceGetAttribute" as "cuDeviceGetAttribute" (
-            value: *mut c_int, attribute: u32, device: RawDevice,
-        );
+        required device_get_count = "cuDeviceGetCount" (count: *mut c_int);
+        required device_get = "cuDeviceGet" (device: *mut RawDevice, ordinal: c_int);
+        required device_get_name = "cuDeviceGetName" (name: *mut c_char, length: c_int, device: RawDevice);
+        required device_get_uuid = "cuDeviceGetUuid_v2" (uuid: *mut RawUuid, device: RawDevice);
+        required device_total_mem = "cuDeviceTotalMem_v2" (bytes: *mut usize, device: RawDevice);
+        required device_get_attribute = "cuDeviceGetAttribute" (value: *mut c_int, attribute: u32, device: RawDevice);
     }
     "PEER__ACCESS" {
-        required device_can_access_peer = "cuDeviceCanAccessPeer" as "cuDeviceCanAccessPeer" (
-            can: *mut c_int, device: RawDevice, peer: RawDevice,
-        );
-        optional device_get_p2p_attribute = "cuDeviceGetP2PAttribute" as "cuDeviceGetP2PAttribute" (
+        required device_can_access_peer = "cuDeviceCanAccessPeer" (can: *mut c_int, device: RawDevice, peer: RawDevice);
+        optional device_get_p2p_attribute = "cuDeviceGetP2PAttribute" (
             value: *mut c_int, attribute: u32, from: RawDevice, to: RawDevice,
         );
     }
     "PRIMARY__CTX" {
-        required primary_ctx_retain = "cuDevicePrimaryCtxRetain" as "cuDevicePrimaryCtxRetain" (
-            context: *mut Handle, device: RawDevice,
-        );
-        required primary_ctx_release = "cuDevicePrimaryCtxRelease_v2" as "cuDevicePrimaryCtxRelease" (
-            device: RawDevice,
-        );
-        required primary_ctx_get_state = "cuDevicePrimaryCtxGetState" as "cuDevicePrimaryCtxGetState" (
+        required primary_ctx_retain = "cuDevicePrimaryCtxRetain" (context: *mut Handle, device: RawDevice);
+        required primary_ctx_release = "cuDevicePrimaryCtxRelease_v2" (device: RawDevice);
+        required primary_ctx_get_state = "cuDevicePrimaryCtxGetState" (
             device: RawDevice, flags: *mut u32, active: *mut c_int,
         );
     }
     "CTX" {
-        required ctx_push_current = "cuCtxPushCurrent_v2" as "cuCtxPushCurrent" (context: Handle);
-        required ctx_pop_current = "cuCtxPopCurrent_v2" as "cuCtxPopCurrent" (context: *mut Handle);
-        required ctx_set_current = "cuCtxSetCurrent" as "cuCtxSetCurrent" (context: Handle);
-        required ctx_get_current = "cuCtxGetCurrent" as "cuCtxGetCurrent" (context: *mut Handle);
-        required ctx_get_device = "cuCtxGetDevice" as "cuCtxGetDevice" (device: *mut RawDevice);
-        required ctx_synchronize = "cuCtxSynchronize" as "cuCtxSynchronize" ();
+        required ctx_push_current = "cuCtxPushCurrent_v2" (context: Handle);
+        required ctx_pop_current = "cuCtxPopCurrent_v2" (context: *mut Handle);
+        required ctx_set_current = "cuCtxSetCurrent" (context: Handle);
+        required ctx_get_current = "cuCtxGetCurrent" (context: *mut Handle);
+        required ctx_get_device = "cuCtxGetDevice" (device: *mut RawDevice);
+        required ctx_synchronize = "cuCtxSynchronize" ();
     }
     "MEM" {
-        required mem_get_info = "cuMemGetInfo_v2" as "cuMemGetInfo" (free: *mut usize, total: *mut usize);
-        required mem_alloc = "cuMemAlloc_v2" as "cuMemAlloc" (pointer: *mut DevicePtr, bytes: usize);
+        required mem_get_info = "cuMemGetInfo_v2" (free: *mut usize, total: *mut usize);
+        required mem_alloc = "cuMemAlloc_v2" (pointer: *mut DevicePtr, bytes: usize);
         #[cfg(feature = "experiment")]
-        optional mem_alloc_managed = "cuMemAllocManaged" as "cuMemAllocManaged" (
-            pointer: *mut DevicePtr, bytes: usize, flags: u32,
-        );
-        required mem_free = "cuMemFree_v2" as "cuMemFree" (pointer: DevicePtr);
-        required mem_host_alloc = "cuMemHostAlloc" as "cuMemHostAlloc" (
-            pointer: *mut *mut c_void, bytes: usize, flags: u32,
-        );
-        required mem_free_host = "cuMemFreeHost" as "cuMemFreeHost" (pointer: *mut c_void);
-        optional mem_get_address_range = "cuMemGetAddressRange_v2" as "cuMemGetAddressRange" (
+        optional mem_alloc_managed = "cuMemAllocManaged" (pointer: *mut DevicePtr, bytes: usize, flags: u32);
+        required mem_free = "cuMemFree_v2" (pointer: DevicePtr);
+        required mem_host_alloc = "cuMemHostAlloc" (pointer: *mut *mut c_void, bytes: usize, flags: u32);
+        required mem_free_host = "cuMemFreeHost" (pointer: *mut c_void);
+        optional mem_get_address_range = "cuMemGetAddressRange_v2" (
             base: *mut DevicePtr, bytes: *mut usize, address: DevicePtr,
         );
-        optional mem_host_get_flags = "cuMemHostGetFlags" as "cuMemHostGetFlags" (flags: *mut u32, pointer: *mut c_void);
-        optional mem_host_register = "cuMemHostRegister_v2" as "cuMemHostRegister" (
-            pointer: *mut c_void, bytes: usize, flags: u32,
-        );
-        optional mem_host_unregister = "cuMemHostUnregister" as "cuMemHostUnregister" (pointer: *mut c_void);
-        optional mem_host_get_device_pointer = "cuMemHostGetDevicePointer_v2" as "cuMemHostGetDevicePointer" (
+        optional mem_host_get_flags = "cuMemHostGetFlags" (flags: *mut u32, pointer: *mut c_void);
+        optional mem_host_register = "cuMemHostRegister_v2" (pointer: *mut c_void, bytes: usize, flags: u32);
+        optional mem_host_unregister = "cuMemHostUnregister" (pointer: *mut c_void);
+        optional mem_host_get_device_pointer = "cuMemHostGetDevicePointer_v2" (
             device: *mut DevicePtr, pointer: *mut c_void, flags: u32,
         );
-        optional ipc_get_mem_handle = "cuIpcGetMemHandle" as "cuIpcGetMemHandle" (
-            handle: *mut IpcHandle, pointer: DevicePtr,
-        );
-        optional ipc_open_mem_handle = "cuIpcOpenMemHandle_v2" as "cuIpcOpenMemHandle" (
-            pointer: *mut DevicePtr, handle: IpcHandle, flags: u32,
-        );
-        optional ipc_close_mem_handle = "cuIpcCloseMemHandle" as "cuIpcCloseMemHandle" (pointer: DevicePtr);
-        required memset_d8_async = "cuMemsetD8Async" as "cuMemsetD8Async" (
-            pointer: DevicePtr, value: u8, bytes: usize, stream: Handle,
-        );
-        required memcpy_htod_async = "cuMemcpyHtoDAsync_v2" as "cuMemcpyHtoDAsync" (
+        optional ipc_get_mem_handle = "cuIpcGetMemHandle" (handle: *mut IpcHandle, pointer: DevicePtr);
+        optional ipc_open_mem_handle = "cuIpcOpenMemHandle_v2" (pointer: *mut DevicePtr, handle: IpcHandle, flags: u32);
+        optional ipc_close_mem_handle = "cuIpcCloseMemHandle" (pointer: DevicePtr);
+        required memset_d8_async = "cuMemsetD8Async" (pointer: DevicePtr, value: u8, bytes: usize, stream: Handle);
+        required memcpy_htod_async = "cuMemcpyHtoDAsync_v2" (
             to: DevicePtr, from: *const c_void, bytes: usize, stream: Handle,
         );
-        required memcpy_dtoh_async = "cuMemcpyDtoHAsync_v2" as "cuMemcpyDtoHAsync" (
+        required memcpy_dtoh_async = "cuMemcpyDtoHAsync_v2" (
             to: *mut c_void, from: DevicePtr, bytes: usize, stream: Handle,
         );
-        required memcpy_dtod_async = "cuMemcpyDtoDAsync_v2" as "cuMemcpyDtoDAsync" (
+        required memcpy_dtod_async = "cuMemcpyDtoDAsync_v2" (
             to: DevicePtr, from: DevicePtr, bytes: usize, stream: Handle,
         );
-        optional ipc_get_event_handle = "cuIpcGetEventHandle" as "cuIpcGetEventHandle" (
-            handle: *mut IpcHandle, event: Handle,
-        );
-        optional ipc_open_event_handle = "cuIpcOpenEventHandle" as "cuIpcOpenEventHandle" (
-            event: *mut Handle, handle: IpcHandle,
-        );
+        optional ipc_get_event_handle = "cuIpcGetEventHandle" (handle: *mut IpcHandle, event: Handle);
+        optional ipc_open_event_handle = "cuIpcOpenEventHandle" (event: *mut Handle, handle: IpcHandle);
     }
     "VA" {
-        required mem_get_allocation_granularity = "cuMemGetAllocationGranularity" as "cuMemGetAllocationGranularity" (
+        required mem_get_allocation_granularity = "cuMemGetAllocationGranularity" (
             granularity: *mut usize, properties: *const MemAllocationProp, option: u32,
         );
-        required mem_create = "cuMemCreate" as "cuMemCreate" (
+        required mem_create = "cuMemCreate" (
             handle: *mut AllocationHandle, bytes: usize, properties: *const MemAllocationProp, flags: u64,
         );
-        required mem_release = "cuMemRelease" as "cuMemRelease" (handle: AllocationHandle);
-        required mem_export = "cuMemExportToShareableHandle" as "cuMemExportToShareableHandle" (
+        required mem_release = "cuMemRelease" (handle: AllocationHandle);
+        required mem_export = "cuMemExportToShareableHandle" (
             shareable: *mut c_void, handle: AllocationHandle, kind: u32, flags: u64,
         );
-        required mem_import = "cuMemImportFromShareableHandle" as "cuMemImportFromShareableHandle" (
+        required mem_import = "cuMemImportFromShareableHandle" (
             handle: *mut AllocationHandle, shareable: usize, kind: u32,
         );
-        required mem_address_reserve = "cuMemAddressReserve" as "cuMemAddressReserve" (
+        required mem_address_reserve = "cuMemAddressReserve" (
             pointer: *mut DevicePtr, bytes: usize, alignment: usize, hint: DevicePtr, flags: u64,
         );
-        required mem_address_free = "cuMemAddressFree" as "cuMemAddressFree" (pointer: DevicePtr, bytes: usize);
-        required mem_map = "cuMemMap" as "cuMemMap" (
+        required mem_address_free = "cuMemAddressFree" (pointer: DevicePtr, bytes: usize);
+        required mem_map = "cuMemMap" (
             pointer: DevicePtr, bytes: usize, offset: usize, handle: AllocationHandle, flags: u64,
         );
-        required mem_unmap = "cuMemUnmap" as "cuMemUnmap" (pointer: DevicePtr, bytes: usize);
-        required mem_set_access = "cuMemSetAccess" as "cuMemSetAccess" (
+        required mem_unmap = "cuMemUnmap" (pointer: DevicePtr, bytes: usize);
+        required mem_set_access = "cuMemSetAccess" (
             pointer: DevicePtr, bytes: usize, access: *const MemAccessDesc, count: usize,
         );
-        required mem_get_allocation_properties =
-            "cuMemGetAllocationPropertiesFromHandle" as "cuMemGetAllocationPropertiesFromHandle" (
+        required mem_get_allocation_properties = "cuMemGetAllocationPropertiesFromHandle" (
             properties: *mut MemAllocationProp, handle: AllocationHandle,
         );
-        optional mem_retain_allocation_handle = "cuMemRetainAllocationHandle" as "cuMemRetainAllocationHandle" (
+        optional mem_retain_allocation_handle = "cuMemRetainAllocationHandle" (
             handle: *mut AllocationHandle, address: *mut c_void,
         );
     }
     "MALLOC__ASYNC" {
         #[cfg(feature = "experiment")]
-        optional mem_alloc_async = "cuMemAllocAsync" as "cuMemAllocAsync" (
-            pointer: *mut DevicePtr, bytes: usize, stream: Handle,
-        );
+        optional mem_alloc_async = "cuMemAllocAsync" (pointer: *mut DevicePtr, bytes: usize, stream: Handle);
         #[cfg(feature = "experiment")]
-        optional mem_free_async = "cuMemFreeAsync" as "cuMemFreeAsync" (pointer: DevicePtr, stream: Handle);
+        optional mem_free_async = "cuMemFreeAsync" (pointer: DevicePtr, stream: Handle);
     }
     "UNIFIED" {
-        optional pointer_get_attributes = "cuPointerGetAttributes" as "cuPointerGetAttributes" (
+        optional pointer_get_attributes = "cuPointerGetAttributes" (
             count: u32, attributes: *mut u32, data: *mut *mut c_void, pointer: DevicePtr,
         );
     }
     "STREAM" {
-        required stream_create = "cuStreamCreate" as "cuStreamCreate" (stream: *mut Handle, flags: u32);
-        required stream_destroy = "cuStreamDestroy_v2" as "cuStreamDestroy" (stream: Handle);
-        required stream_synchronize = "cuStreamSynchronize" as "cuStreamSynchronize" (stream: Handle);
-        required stream_query = "cuStreamQuery" as "cuStreamQuery" (stream: Handle);
-        required stream_is_capturing = "cuStreamIsCapturing" as "cuStreamIsCapturing" (
-            stream: Handle, status: *mut u32,
-        );
-        optional stream_get_id = "cuStreamGetId" as "cuStreamGetId" (stream: Handle, id: *mut u64);
-        optional stream_wait_event = "cuStreamWaitEvent" as "cuStreamWaitEvent" (
-            stream: Handle, event: Handle, flags: u32,
-        );
-        optional thread_exchange_stream_capture_mode =
-            "cuThreadExchangeStreamCaptureMode" as "cuThreadExchangeStreamCaptureMode" (mode: *mut u32);
+        required stream_create = "cuStreamCreate" (stream: *mut Handle, flags: u32);
+        required stream_destroy = "cuStreamDestroy_v2" (stream: Handle);
+        required stream_synchronize = "cuStreamSynchronize" (stream: Handle);
+        required stream_query = "cuStreamQuery" (stream: Handle);
+        required stream_is_capturing = "cuStreamIsCapturing" (stream: Handle, status: *mut u32);
+        optional stream_get_id = "cuStreamGetId" (stream: Handle, id: *mut u64);
+        optional stream_wait_event = "cuStreamWaitEvent" (stream: Handle, event: Handle, flags: u32);
+        optional thread_exchange_stream_capture_mode = "cuThreadExchangeStreamCaptureMode" (mode: *mut u32);
     }
     "EVENT" {
-        required event_create = "cuEventCreate" as "cuEventCreate" (event: *mut Handle, flags: u32);
-        required event_destroy = "cuEventDestroy_v2" as "cuEventDestroy" (event: Handle);
-        required event_record = "cuEventRecord" as "cuEventRecord" (event: Handle, stream: Handle);
-        required event_synchronize = "cuEventSynchronize" as "cuEventSynchronize" (event: Handle);
-        optional event_query = "cuEventQuery" as "cuEventQuery" (event: Handle);
-        required event_elapsed_time = "cuEventElapsedTime" as "cuEventElapsedTime" (
-            milliseconds: *mut f32, start: Handle, end: Handle,
-        );
+        required event_create = "cuEventCreate" (event: *mut Handle, flags: u32);
+        required event_destroy = "cuEventDestroy_v2" (event: Handle);
+        required event_record = "cuEventRecord" (event: Handle, stream: Handle);
+        required event_synchronize = "cuEventSynchronize" (event: Handle);
+        optional event_query = "cuEventQuery" (event: Handle);
+        required event_elapsed_time = "cuEventElapsedTime" (milliseconds: *mut f32, start: Handle, end: Handle);
     }
     "MEMOP" {
-        optional stream_wait_value_32 = "cuStreamWaitValue32_v2" as "cuStreamWaitValue32" (
+        optional stream_wait_value_32 = "cuStreamWaitValue32_v2" (
             stream: Handle, pointer: DevicePtr, value: u32, flags: u32,
         );
-        optional stream_wait_value_64 = "cuStreamWaitValue64_v2" as "cuStreamWaitValue64" (
+        optional stream_wait_value_64 = "cuStreamWaitValue64_v2" (
             stream: Handle, pointer: DevicePtr, value: u64, flags: u32,
         );
-        optional stream_write_value_32 = "cuStreamWriteValue32_v2" as "cuStreamWriteValue32" (
+        optional stream_write_value_32 = "cuStreamWriteValue32_v2" (
             stream: Handle, pointer: DevicePtr, value: u32, flags: u32,
         );
-        optional stream_write_value_64 = "cuStreamWriteValue64_v2" as "cuStreamWriteValue64" (
+        optional stream_write_value_64 = "cuStreamWriteValue64_v2" (
             stream: Handle, pointer: DevicePtr, value: u64, flags: u32,
         );
     }
     "MODULE" {
-        required module_load_data = "cuModuleLoadData" as "cuModuleLoadData" (
-            module: *mut Handle, image: *const c_void,
-        );
-        required module_unload = "cuModuleUnload" as "cuModuleUnload" (module: Handle);
-        required module_get_function = "cuModuleGetFunction" as "cuModuleGetFunction" (
+        required module_load_data = "cuModuleLoadData" (module: *mut Handle, image: *const c_void);
+        required module_unload = "cuModuleUnload" (module: Handle);
+        required module_get_function = "cuModuleGetFunction" (
             function: *mut Handle, module: Handle, name: *const c_char,
         );
     }
     "EXEC" {
-        required launch_kernel = "cuLaunchKernel" as "cuLaunchKernel" (
-            function: Handle,
-            grid_x: u32, grid_y: u32, grid_z: u32,
-            block_x: u32, block_y: u32, block_z: u32,
-            shared_bytes: u32, stream: Handle,
-            parameters: *mut *mut c_void, extra: *mut *mut c_void,
+        required launch_kernel = "cuLaunchKernel" (
+            function: Handle, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32,
+            shared_bytes: u32, stream: Handle, parameters: *mut *mut c_void, extra: *mut *mut c_void,
         );
-        optional launch_host_func = "cuLaunchHostFunc" as "cuLaunchHostFunc" (
-            stream: Handle, function: HostFunction, data: *mut c_void,
-        );
+        optional launch_host_func = "cuLaunchHostFunc" (stream: Handle, function: HostFunction, data: *mut c_void);
     }
 }
 

@@ -1,20 +1,20 @@
 //! Filling device memory from the host at full speed, piece by piece.
 #![allow(unsafe_code)] // asynchronous copies
 
-use std::fmt;
-
 use crate::{AccessError, Context, CudaError, DeviceSlice, Event, PinnedBuffer, Stream};
 
 /// Copies host bytes to the device through two page-locked buffers on a stream of its own: while one is copied out,
 /// the other is filled. `Send`, for one thread at a time.
 ///
 /// Dropping it waits for the copies that are under way, which end by themselves.
+#[derive(Debug)]
 pub struct Upload {
     stream: Stream,
     slots: [Slot; 2],
     current: usize,
 }
 
+#[derive(Debug)]
 struct Slot {
     buffer: PinnedBuffer,
     copied: Event,
@@ -79,11 +79,5 @@ impl Drop for Upload {
         // If waiting fails, the context is lost and the copies with it.
         let waited = self.stream.synchronize();
         self.stream.as_ref().context().record_drop(waited);
-    }
-}
-
-impl fmt::Debug for Upload {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Upload").field("buffer_bytes", &self.slots[0].buffer.len()).finish_non_exhaustive()
     }
 }

@@ -2,7 +2,6 @@
 //!
 //! Their source is `kernels/lab.cu`. They spin, which nothing else of this crate does; each ends at a limit.
 
-use std::fmt;
 use std::time::Duration;
 
 use super::launch;
@@ -112,6 +111,7 @@ pub struct Read {
 }
 
 /// The kernels, in one context, for one experiment at a time.
+#[derive(Debug)]
 pub struct Coherency {
     poll: Function,
     poll_compiled: Function,
@@ -276,12 +276,6 @@ impl Coherency {
         stream.copy_to_host(&mut bytes, self.result.as_slice())?;
         let (words, _) = bytes.as_chunks::<8>();
         Ok(std::array::from_fn(|index| u64::from_ne_bytes(words[index])))
-    }
-}
-
-impl fmt::Debug for Coherency {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Coherency").field("context", self.poll.module().context()).finish_non_exhaustive()
     }
 }
 

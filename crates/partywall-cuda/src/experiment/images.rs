@@ -3,7 +3,6 @@
 //! Their source is `kernels/images.cu`. A pixel is a word of four channels of 8 bits.
 
 use std::ffi::CStr;
-use std::fmt;
 
 use super::launch;
 use crate::kernels::ptx;
@@ -21,6 +20,7 @@ pub struct Image<'a> {
 }
 
 /// The kernels, loaded into one context. `Send` and `Sync`.
+#[derive(Debug)]
 pub struct Images {
     resize: Function,
     blur: Function,
@@ -76,12 +76,6 @@ impl Images {
         let parameters = [read, written, width, height, radius.min(Self::MOST_RADIUS).into()];
         // SAFETY: as above; what lies outside of the image is not read.
         Ok(unsafe { launch(&self.blur, stream, shape(width * height), parameters) }?)
-    }
-}
-
-impl fmt::Debug for Images {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Images").finish_non_exhaustive()
     }
 }
 

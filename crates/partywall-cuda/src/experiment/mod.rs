@@ -9,22 +9,22 @@ mod coherency;
 mod images;
 
 use std::ffi::CStr;
-use std::fmt;
 use std::time::Duration;
 
 pub use coherency::{Coherency, Handover, Load, Polled, Polling, Read, Scope, Store, Stored, Turns, WORDS_BYTES};
 pub use images::{Image, Images};
 
-use crate::abi::{DevicePtr, EVENT_DISABLE_TIMING, EVENT_INTERPROCESS, IpcHandle, MEM_ATTACH_GLOBAL};
+use crate::abi::{DevicePtr, EVENT_DISABLE_TIMING, EVENT_INTERPROCESS, MEM_ATTACH_GLOBAL};
 use crate::kernels::ptx;
 use crate::mapping::AddressRange;
 use crate::{
-    Access, AccessError, Context, CudaError, DeviceSlice, Function, IpcEventHandle, IpcMapping, Kernels, LaunchConfig,
-    Module, PhysicalMemory, StreamRef,
+    Access, AccessError, Context, CudaError, DeviceSlice, Event, Function, IpcEventHandle, IpcMapping, Kernels,
+    LaunchConfig, Module, PhysicalMemory, StreamRef,
 };
 
 /// Device memory of the kinds that have no 64-byte handle and that nothing else in this crate makes. Dropping frees; a
 /// failure goes to [`Context::take_drop_error`].
+#[derive(Debug)]
 pub struct UnshareableMemory {
     context: Context,
     pointer: DevicePtr,
@@ -65,19 +65,12 @@ impl UnshareableMemory {
     }
 }
 
-impl fmt::Debug for UnshareableMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "UnshareableMemory({:#x})", self.pointer)
-    }
-}
-
 impl Drop for UnshareableMemory {
     fn drop(&mut self) {
-        let freed = self.context.give_back(|driver| {
+        self.context.release(|driver| {
             // SAFETY: allocated once, freed once; this call frees both kinds.
             unsafe { driver.mem_free(self.pointer) }
         });
-        self.context.record_drop(freed);
     }
 }
 
@@ -156,18 +149,8 @@ pub fn map_part(memory: &PhysicalMemory, offset: usize, bytes: u64) -> Result<()
 /// # Errors
 /// The driver's answer to whichever call refused; [`CudaError::call`] tells.
 pub fn event_handle(context: &Context, interprocess: bool, timing: bool) -> Result<IpcEventHandle, CudaError> {
-    let _guard = context.guard()?;
-    let driver = context.driver();
     let flags = if interprocess { EVENT_INTERPROCESS } else { 0 } | if timing { 0 } else { EVENT_DISABLE_TIMING };
-    let mut event = 0;
-    // SAFETY: the pointer is to a live handle; a context is current.
-    unsafe { driver.event_create(&mut event, flags) }?;
-    let mut handle = IpcHandle([0; 64]);
-    // SAFETY: the pointer is to a live handle; the event is live.
-    let asked = unsafe { driver.ipc_get_event_handle(&mut handle, event) };
-    // SAFETY: made above, destroyed once.
-    unsafe { driver.event_destroy(event) }?;
-    asked.map(|()| IpcEventHandle(handle.0))
+    IpcEventHandle::of(&Event::with_flags(context, flags)?)
 }
 
 /// A kernel that takes its time, as one that has much to do.
