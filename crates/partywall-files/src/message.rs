@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_comes_back_as_it_was_and_damage_is_found() {
+    fn message_round_trips_and_damage_is_found() {
         let file = Path::new("f");
         let tensor = TensorInfo::contiguous("data", DType::F32, vec![2, 1]).unwrap();
         let metadata = [("header".to_owned(), "00ff".to_owned()), ("a".to_owned(), String::new())];

@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn only_strides_that_are_taken_count() {
+    fn unused_strides_do_not_matter() {
         let mut tensor = TensorInfo::dense("t", DType::F32, vec![1, 5], Order::Fortran).unwrap();
         assert!(tensor.is_contiguous() && tensor.lies_in(Order::Fortran));
         tensor.strides = vec![77, 1];

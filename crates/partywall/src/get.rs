@@ -180,7 +180,7 @@ mod tests {
     type Parts<'a> = (&'a str, Option<u64>, Option<&'a str>, Option<(&'a str, u64)>);
 
     #[test]
-    fn a_name_ends_at_the_first_colon_or_at_sign() {
+    fn name_ends_at_the_first_colon_or_at_sign() {
         let cases: [(&str, Parts<'_>); 9] = [
             ("llm", ("llm", None, None, None)),
             ("llm@3", ("llm", Some(3), None, None)),

@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_mps_daemon_is_a_process_that_listens() {
+    fn mps_daemon_is_found_by_its_listening_process() {
         let directory = tempfile::tempdir().unwrap();
         let control = directory.path().join("control");
         assert!(!listens(directory.path()));

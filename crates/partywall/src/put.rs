@@ -171,7 +171,7 @@ mod tests {
     use crate::error::LimitReached;
 
     #[test]
-    fn our_own_errors_come_out_as_what_they_were() {
+    fn library_errors_are_unwrapped() {
         let ours = || Box::new(Error::LimitReached(LimitReached::FileDescriptors("x".into())));
         let sink = FileError::Sink { file: "f".into(), source: ours() };
         assert!(matches!(unwrap(sink), Error::LimitReached(LimitReached::FileDescriptors(_))));

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, env, process::Command};
 
 /// Raise the limit only for a crate that is worth its build time to every user.
 #[test]
-fn the_library_brings_at_most_fifty_crates() {
+fn library_depends_on_at_most_fifty_crates() {
     let cargo = env::var_os("CARGO").expect("cargo runs the tests");
     let tree = "tree --locked --offline -p partywall -e normal,build --prefix none";
     let output = Command::new(cargo).args(tree.split(' ')).current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();

@@ -225,7 +225,7 @@ fn names(dir: &TempDir) -> Vec<String> {
 // ---- there and back
 
 #[test]
-fn a_file_of_the_safetensors_library_comes_back_byte_for_byte() {
+fn file_of_the_safetensors_library_round_trips_byte_for_byte() {
     let dir = folder();
     let model = model();
     let memory = load(&put(&dir, "m.safetensors", &model));
@@ -274,7 +274,7 @@ fn any_buffer_and_any_number_of_threads_give_the_same_bytes() {
 }
 
 #[test]
-fn one_tensor_can_be_written_alone() {
+fn single_tensor_can_be_written() {
     let dir = folder();
     let memory = load(&put(&dir, "m.safetensors", &model()));
     let alone = get(&memory, Some("scale"), Format::SafeTensors).unwrap();
@@ -318,7 +318,7 @@ fn npy_keeps_type_shape_and_order() {
 }
 
 #[test]
-fn npyz_reads_what_is_written() {
+fn npyz_reads_written_files() {
     let tensor = info("t", DType::I32, &[2, 3], &[1, 2]);
     let bytes: Vec<_> = (0..6_i32).flat_map(|i| i.to_le_bytes()).collect();
     let npy = get(&Memory::with(vec![(tensor, bytes)]), None, Format::Npy).unwrap();
@@ -340,7 +340,7 @@ fn anything_else_is_raw_bytes() {
 }
 
 #[test]
-fn a_stream_is_raw_bytes_up_to_its_limit() {
+fn stream_is_read_as_raw_bytes_up_to_its_limit() {
     let bytes = noise(3_000_000, 2);
     let plan = Plan::from_reader(&bytes[..], 3_000_000).unwrap();
     let memory = Memory::of(&plan);
@@ -411,7 +411,7 @@ fn shards_are_one_set() {
 }
 
 #[test]
-fn a_tensor_that_only_a_shard_has_is_named() {
+fn tensor_missing_in_the_index_is_named() {
     let (dir, path) = two_shards();
     let error = error(dir.path());
     let FileError::ForeignTensor { index, shard, tensor } = &error else { panic!("{error}") };
@@ -419,7 +419,7 @@ fn a_tensor_that_only_a_shard_has_is_named() {
 }
 
 #[test]
-fn a_tensor_that_only_the_index_has_is_named() {
+fn tensor_missing_in_its_shard_is_named() {
     let (dir, _) = two_shards();
     let path =
         index(&dir, &[("a", "1.safetensors"), ("b", "1.safetensors"), ("c", "2.safetensors"), ("d", "2.safetensors")]);
@@ -432,7 +432,7 @@ fn a_tensor_that_only_the_index_has_is_named() {
 }
 
 #[test]
-fn a_missing_shard_is_named() {
+fn missing_shard_is_named() {
     let (dir, _) = two_shards();
     let path = index(&dir, &[("a", "1.safetensors"), ("x", "3.safetensors"), ("y", "3.safetensors")]);
     let error = error(&path);
@@ -442,7 +442,7 @@ fn a_missing_shard_is_named() {
 }
 
 #[test]
-fn a_tensor_in_two_shards_is_named() {
+fn tensor_in_two_shards_is_named() {
     let (dir, path) = two_shards();
     put(&dir, "2.safetensors", &crate_bytes(&[("a", Dtype::U8, &[9])], &[]));
     for with_index in [true, false] {
@@ -457,7 +457,7 @@ fn a_tensor_in_two_shards_is_named() {
 }
 
 #[test]
-fn an_index_stays_in_its_folder() {
+fn index_cannot_leave_its_folder() {
     let (dir, path) = two_shards();
     for shard in ["../1.safetensors", "/etc/passwd", "x/../../y", "..", "", "a\0b"] {
         index(&dir, &[("a", shard)]);
@@ -467,7 +467,7 @@ fn an_index_stays_in_its_folder() {
 }
 
 #[test]
-fn a_damaged_index_is_refused() {
+fn damaged_index_is_refused() {
     let (dir, path) = two_shards();
     for text in ["", "{", "[]", "{}", r#"{"weight_map": []}"#, r#"{"weight_map": {"a": 1}}"#, "\u{fffd}"] {
         fs::write(&path, text).unwrap();
@@ -482,7 +482,7 @@ fn a_damaged_index_is_refused() {
 // ---- bad files
 
 #[test]
-fn a_file_that_is_not_regular_is_refused() {
+fn irregular_file_is_refused() {
     let dir = folder();
     assert!(matches!(error(&dir.path().join("none.safetensors")), FileError::Open { .. }));
     assert!(matches!(error(dir.path()), FileError::NoShards { .. }));
@@ -523,7 +523,7 @@ fn truncated_and_longer_files_are_refused() {
 }
 
 #[test]
-fn a_lying_safetensors_header_is_refused() {
+fn lying_safetensors_header_is_refused() {
     let dir = folder();
     let path = put(&dir, "m.safetensors", &[&u64::MAX.to_le_bytes()[..], b"{}"].concat());
     assert!(matches!(error(&path), FileError::HeaderTooLarge { bytes: u64::MAX, .. }));
@@ -581,7 +581,7 @@ fn a_lying_safetensors_header_is_refused() {
 }
 
 #[test]
-fn tensors_that_fit_no_table_are_refused_with_the_file() {
+fn tensors_unfit_for_a_table_are_refused_with_the_file() {
     let dir = folder();
     let long = "x".repeat(2000);
     let path = put(&dir, "m.safetensors", &crate_bytes(&[(&long, Dtype::U8, &[1])], &[]));
@@ -602,7 +602,7 @@ fn npy(descr: &str, rest: &str, data: usize) -> Vec<u8> {
 }
 
 #[test]
-fn npy_elements_that_are_no_plain_numbers_are_refused() {
+fn npy_elements_other_than_plain_numbers_are_refused() {
     let dir = folder();
     for descr in [
         "'>f4'",
@@ -626,7 +626,7 @@ fn npy_elements_that_are_no_plain_numbers_are_refused() {
 }
 
 #[test]
-fn a_lying_npy_header_is_refused() {
+fn lying_npy_header_is_refused() {
     let dir = folder();
     for bytes in [
         b"not a numpy file at all".to_vec(),
@@ -709,7 +709,7 @@ fn copy_while(path: &Path, meanwhile: impl Fn() + Sync) -> Result<(), FileError>
 }
 
 #[test]
-fn a_file_that_changes_meanwhile_is_noticed() {
+fn change_during_the_copy_is_noticed() {
     let dir = folder();
     let big = noise(30 << 20, 5);
     let path = put(&dir, "m.bin", &big);
@@ -736,7 +736,7 @@ fn a_file_that_changes_meanwhile_is_noticed() {
 }
 
 #[test]
-fn a_file_that_changed_after_the_plan_is_noticed() {
+fn change_after_the_plan_is_noticed() {
     let dir = folder();
     let path = put(&dir, "m.bin", &noise(1000, 1));
     let plan = Plan::from_path(&path).unwrap();
@@ -747,7 +747,7 @@ fn a_file_that_changed_after_the_plan_is_noticed() {
 }
 
 #[test]
-fn a_failing_sink_ends_the_copy() {
+fn failing_sink_ends_the_copy() {
     let dir = folder();
     let path = put(&dir, "m.bin", &noise(20 << 20, 1));
     let plan = Plan::from_path(&path).unwrap();
@@ -759,7 +759,7 @@ fn a_failing_sink_ends_the_copy() {
 }
 
 #[test]
-fn a_copy_can_be_cancelled() {
+fn copy_can_be_cancelled() {
     let dir = folder();
     let path = put(&dir, "m.bin", &noise(20 << 20, 1));
     let plan = Plan::from_path(&path).unwrap();
@@ -774,7 +774,7 @@ fn a_copy_can_be_cancelled() {
 // ---- what cannot be written
 
 #[test]
-fn formats_say_what_they_cannot_hold() {
+fn formats_refuse_unsupported_tensors() {
     for dtype in DType::ALL {
         let memory = Memory::with(vec![(info("t", *dtype, &[8], &[1]), noise(dtype.bits() as usize, 1))]);
         let lacks = |format| matches!(get(&memory, None, format), Err(FileError::FormatLacksElements { .. }));
@@ -802,7 +802,7 @@ fn formats_say_what_they_cannot_hold() {
 }
 
 #[test]
-fn a_failed_write_leaves_the_target_and_nothing_else() {
+fn failed_write_leaves_only_the_target() {
     let dir = folder();
     let target = put(&dir, "t.safetensors", b"precious");
     let mut memory = load(&put(&dir, "m.safetensors", &model()));
@@ -838,7 +838,7 @@ fn links_and_permissions_of_a_target_stay() {
 }
 
 #[test]
-fn a_full_disk_and_a_closed_pipe_are_told_apart() {
+fn full_disk_and_closed_pipe_are_different_errors() {
     let memory = Memory::with(vec![(info("t", DType::U8, &[3 << 20], &[1]), noise(3 << 20, 1))]);
     let error = write_path(&memory, None, Path::new("/dev/full")).unwrap_err();
     assert!(matches!(error, FileError::Full { .. }), "{error}");
@@ -862,7 +862,7 @@ const NAMESPACE: [&str; 4] = ["unshare", "--user", "--map-root-user", "--mount"]
 const IN_NAMESPACE: &str = "PARTYWALL_TEST_IN_NAMESPACE";
 
 #[test]
-fn needs_namespaces_a_file_system_that_fills_up_leaves_the_target_and_nothing_else() {
+fn needs_namespaces_full_file_system_leaves_only_the_target() {
     let launch = |arguments: &[&std::ffi::OsStr]| {
         let mut command = std::process::Command::new(NAMESPACE[0]);
         command.args(&NAMESPACE[1..]).args(arguments).env(IN_NAMESPACE, "1").output()
@@ -893,7 +893,7 @@ fn in_a_namespace() {
 
 /// A writer that is slow to notice must not be told that everything is written.
 #[test]
-fn a_flush_that_fails_is_an_error() {
+fn failed_flush_is_an_error() {
     struct Late;
     impl Write for Late {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {

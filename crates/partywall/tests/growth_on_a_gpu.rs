@@ -105,7 +105,7 @@ fn each_driver_call_of_a_growth_may_fail_or_be_the_last_on_the_simulated_gpu() {
 }
 
 #[test]
-fn pages_that_cannot_be_locked_are_an_error_of_their_own_on_the_simulated_gpu() {
+fn unlockable_pages_have_their_own_error_on_the_simulated_gpu() {
     let said = play(&World::new(), "pinner", "error ", "cuMemHostRegister:1=2").unwrap();
     let [anchor, message, of_error, advice] = said.split('|').collect::<Vec<_>>()[..] else { panic!("{said}") };
     assert_eq!((anchor, of_error), ("cannot-page-lock", "cannot-page-lock"));

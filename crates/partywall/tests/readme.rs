@@ -12,18 +12,18 @@ fn shows(example: &str) {
 }
 
 #[test]
-fn the_producer_is_the_example() {
+fn producer_in_the_readme_is_the_example() {
     shows(include_str!("../examples/producer.rs"));
 }
 
 #[test]
-fn the_consumer_is_the_example() {
+fn consumer_in_the_readme_is_the_example() {
     shows(include_str!("../examples/consumer.rs"));
 }
 
 /// The first page of the library says what the code looks for, and which features it has.
 #[test]
-fn the_first_page_names_the_environment_and_the_features() {
+fn crate_root_lists_environment_and_features() {
     let page = include_str!("../src/lib.rs");
     let sources = [include_str!("../src/domain/locate.rs"), include_str!("../../partywall-cuda/src/table.rs")].concat();
     let variables: Vec<_> = sources

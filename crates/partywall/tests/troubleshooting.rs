@@ -259,7 +259,7 @@ fn each_error_is_quoted_by_its_entry() {
 }
 
 #[test]
-fn file_that_no_descriptor_is_left_for_says_how_many_are_open() {
+fn advice_for_missing_file_descriptors_says_how_many_are_open() {
     let source = std::io::Error::from_raw_os_error(rustix::io::Errno::MFILE.raw_os_error());
     let error = Error::File(FileError::Open { file: "/x".into(), source });
     assert_eq!(error.anchor(), "no-file-descriptor");
@@ -305,7 +305,7 @@ fn each_entry_belongs_to_an_error() {
 }
 
 #[test]
-fn a_broker_that_listens_already_is_quoted() {
+fn second_broker_is_quoted() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("sockets/pw.sock");
     let config = || partywall_broker::Config::new(&socket, "test", partywall::VERSION);
@@ -328,7 +328,7 @@ fn broker_with_too_few_files_is_quoted() {
 }
 
 #[test]
-fn a_socket_that_a_killed_broker_left_is_refused_and_said() {
+fn stale_socket_is_quoted() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("pw.sock");
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());

@@ -104,7 +104,7 @@ fn service_thread_polls_until_nothing_is_pending() {
 }
 
 #[test]
-fn fence_that_is_reached_runs_its_callback_at_once() {
+fn reached_fence_runs_its_callback_immediately() {
     let world = World::new();
     let (fence, store) = private_word();
     store();
@@ -114,7 +114,7 @@ fn fence_that_is_reached_runs_its_callback_at_once() {
 }
 
 #[test]
-fn callback_that_panics_keeps_no_other_from_running() {
+fn panicking_callback_does_not_stop_others() {
     let world = World::new();
     let (panics, store_panics) = private_word();
     let (fence, store) = private_word();
@@ -163,7 +163,7 @@ fn lost_context_leaves_private_words_unknown_and_timelines_pending() {
 }
 
 #[test]
-fn end_of_the_connection_leaves_what_is_pending_unknown() {
+fn end_of_the_connection_makes_pending_fences_unknown() {
     let world = World::new();
     let (reached, store) = private_word();
     let (word, _) = private_word();

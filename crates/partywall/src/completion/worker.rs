@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn job_that_panics_keeps_no_other_from_running() {
+    fn panicking_job_does_not_stop_others() {
         for worker in [worker(Duration::ZERO), worker(LINGER)] {
             let (sender, receiver) = mpsc::channel();
             for number in 0..10 {
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn thread_that_lingers_runs_later_jobs() {
+    fn idle_thread_runs_later_jobs() {
         let worker = worker(LINGER);
         let (sender, receiver) = mpsc::channel();
         for _ in 0..50 {

@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_finding_is_the_last_line_of_a_childs_output() {
+    fn finding_is_the_last_line_of_a_childs_output() {
         let line = serde_json::to_string(&Finding::failed("broken").means("no").fix("yes")).unwrap();
         let found = Finding::receive(format!("some library's chatter\n{line}\n").as_bytes()).unwrap();
         assert_eq!((found.outcome, found.fix.as_str()), (Outcome::Failed, "yes"));

@@ -261,7 +261,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_scope_is_one_gpu_unless_all_are_asked_for() {
+    fn scope_is_one_gpu_by_default() {
         for text in ["auto", "all", "cuda:0", "cuda:3", "GPU-51301ca7-0000-0000-0000-000000000000"] {
             assert_eq!(text.parse::<Scope>().unwrap().to_string(), text);
         }

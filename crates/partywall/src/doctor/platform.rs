@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_is_worth_a_note_and_a_plain_machine_none() {
+    fn container_is_noted() {
         let found = platform_of(&[("proc/1/cgroup", "0::/kubepods/burstable/x\n")]);
         assert_eq!((found.outcome, found.detail.as_str()), (Outcome::Ok, "a container"));
         assert!(found.meaning.contains("ends with this container"));
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn separate_namespaces_are_named_with_what_they_mean() {
+    fn separate_namespaces_are_named_and_explained() {
         let root = tempfile::tempdir().unwrap();
         let link = |process: &str, name: &str, number: u64| {
             let directory = root.path().join(process).join("ns");
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_memory_that_is_missing_or_read_only_is_a_warning() {
+    fn missing_or_read_only_shared_memory_is_a_warning() {
         let directory = tempfile::tempdir().unwrap();
         let found = shm(&directory.path().join("none"));
         assert_eq!(found.outcome, Outcome::Warning);

@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_child_ends_by_itself_or_is_ended() {
+    fn hung_child_is_killed() {
         let shell = |script: &str, limit| run_within(Command::new("sh").args(["-c", script]), limit).unwrap();
         let ended = shell("echo out; echo first >&2; echo last >&2; exit 3", Duration::from_secs(60));
         assert_eq!((ended.status.unwrap().code(), ended.stdout.as_slice()), (Some(3), &b"out\n"[..]));
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_surviving_grandchild_blocks_no_other() {
+    fn surviving_grandchild_blocks_no_probe() {
         let directory = tempfile::tempdir().unwrap();
         let pipe = directory.path().join("pipe");
         let mut command = Command::new("sh");
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_that_cannot_be_started_is_an_error() {
+    fn failed_start_of_a_child_is_an_error() {
         run_within(&mut Command::new("/nonexistent/program"), Duration::from_secs(1)).unwrap_err();
     }
 }

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn message_that_spinning_missed_is_read_all_the_same() {
+    fn message_after_the_spin_is_read() {
         let (peer, ours) = socket::pair().unwrap();
         let spin = AdaptiveSpin::on_socket();
         let mut inbox = Inbox::new();

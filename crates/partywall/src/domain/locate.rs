@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_domain_is_a_file_name() {
+    fn domain_must_be_a_file_name() {
         for bad in ["", "a/b", "..", ".hidden", "a b", &"x".repeat(65)] {
             assert!(Location::find(Some(bad), None).is_err(), "{bad:?}");
         }

@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn task_that_is_always_due_does_not_keep_the_thread() {
+    fn always_due_task_does_not_occupy_the_thread() {
         let poll_tasks = PollTasks::new().unwrap();
         let mut schedule = Schedule::default();
         poll_tasks.add(Duration::ZERO, |_| Some(Duration::ZERO));

@@ -334,7 +334,7 @@ mod tests {
     use crate::Domain;
 
     #[test]
-    fn it_may_drop_the_last_that_uses_its_connection() {
+    fn service_thread_may_drop_the_last_handle() {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("sockets/test.sock");
         let broker = Broker::bind(Config::new(&socket, "test", crate::VERSION)).unwrap();

@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reference_travels_as_text() {
+    fn block_reference_round_trips_as_text() {
         let block = BlockRef { pool: "camera/left.0".into(), version: 3, index: 65_535, generation: 1 << 45 };
         assert_eq!(block.to_string(), "camera/left.0@3#65535.35184372088832");
         assert_eq!(block.to_string().parse::<BlockRef>().unwrap(), block);

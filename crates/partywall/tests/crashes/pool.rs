@@ -206,7 +206,7 @@ fn taking_back() {
 
 /// The broker dies while it takes back what a dead member had and had offered. It, or the one after it, begins again.
 #[test]
-fn taking_back_what_the_dead_offered() {
+fn reclaim_of_offered_blocks() {
     let points = at_each_point(
         || {
             let (command, memory, pool) = start("is the broker", 2);
@@ -235,7 +235,7 @@ fn taking_back_what_the_dead_offered() {
 /// A block was given to one who is stopped and does not take it. Another process takes it from him after a while, for the
 /// next who waits, and crashes.
 #[test]
-fn taking_what_was_given_and_is_not_taken() {
+fn take_of_a_granted_block() {
     let points = at_each_point(
         || {
             let (command, memory, pool) = start("takes for another what that one does not take", 1);

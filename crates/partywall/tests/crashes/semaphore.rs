@@ -141,7 +141,7 @@ fn start(what: &str, maximum: u32) -> (std::process::Command, OwnedFd, Semaphore
 }
 
 #[test]
-fn one_permit_taken_and_given_back() {
+fn permit_is_taken_and_released() {
     let points = at_each_point(
         || {
             let (command, memory, semaphore) = start("takes a permit and gives it back", 1);
@@ -156,7 +156,7 @@ fn one_permit_taken_and_given_back() {
 }
 
 #[test]
-fn waiting_for_a_permit_that_comes() {
+fn wait_for_a_permit() {
     let points = at_each_point(
         || {
             let (command, memory, semaphore) = start("waits", 1);
@@ -218,7 +218,7 @@ fn giving_a_permit_to_waiters() {
 
 /// The broker dies while it takes back what a dead member had. It, or the one after it, begins again.
 #[test]
-fn taking_back_what_the_dead_had() {
+fn reclaim_of_a_dead_member() {
     let points = at_each_point(
         || {
             let (command, memory, semaphore) = start("is the broker", 2);

@@ -377,7 +377,7 @@ fn publishing_twice_at_once() {
 }
 
 #[test]
-fn publishing_what_a_stream_writes() {
+fn publish_on_a_stream() {
     let points = at_each_point(
         || Others::start("publishes what a stream writes"),
         |crashed, others| {
@@ -471,14 +471,14 @@ fn receiving_the_latest() {
 }
 
 #[test]
-fn receiving_what_is_overwritten() {
+fn receive_of_an_overwritten_sample() {
     let points = receiving("receives what is overwritten");
     assert_passed(&points, &[OVERTAKEN]);
 }
 
 /// The broker dies while it takes back what a dead member had. It, or the one after it, begins again.
 #[test]
-fn taking_back_what_the_dead_had() {
+fn reclaim_of_a_dead_member() {
     let points = at_each_point(
         || {
             let (command, others) = Others::start("is the broker");

@@ -11,7 +11,7 @@ use super::{
 };
 
 #[test]
-fn memory_stays_readable_and_calls_say_that_the_broker_is_gone() {
+fn memory_stays_readable_after_the_broker_is_gone() {
     let mut world = World::new();
     let domain = world.connect();
     let segment = commit(&domain, "x", 7, true);
@@ -29,7 +29,7 @@ fn memory_stays_readable_and_calls_say_that_the_broker_is_gone() {
 }
 
 #[test]
-fn a_waiting_open_ends_when_the_broker_does() {
+fn waiting_open_ends_with_the_broker() {
     let mut world = World::new();
     let domain = world.connect();
     std::thread::scope(|scope| {
@@ -42,7 +42,7 @@ fn a_waiting_open_ends_when_the_broker_does() {
 
 /// Something at the socket that speaks another protocol, as a broker of another release would.
 #[test]
-fn a_broker_of_another_protocol_is_named_with_its_pid() {
+fn broker_of_another_protocol_is_named_with_its_pid() {
     use std::io::{Read, Write};
 
     use partywall_wire::{

@@ -12,7 +12,7 @@ use partywall_harness::place;
 use super::world::{World, commit, value};
 
 #[test]
-fn a_version_is_invisible_before_its_commit() {
+fn version_is_invisible_before_its_commit() {
     let world = World::new();
     let ours = world.connect();
     let theirs = world.connect();
@@ -101,7 +101,7 @@ fn impossible_builds_are_refused_before_anything_is_allocated() {
 }
 
 #[test]
-fn a_segment_may_be_empty() {
+fn empty_segment_is_committed_and_opened() {
     let world = World::new();
     let domain = world.connect();
     let build = domain.create("empty", place()).allocate().unwrap();

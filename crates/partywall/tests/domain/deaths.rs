@@ -99,7 +99,7 @@ fn owned_names_of_a_killed_process_end_and_kept_ones_stay() {
 }
 
 #[test]
-fn the_leases_of_a_killed_reader_come_back() {
+fn leases_of_a_killed_reader_are_released() {
     let world = World::new();
     let domain = world.connect();
     drop(commit(&domain, "kept", 2, true));
@@ -111,7 +111,7 @@ fn the_leases_of_a_killed_reader_come_back() {
 }
 
 #[test]
-fn a_waiter_takes_over_from_a_killed_builder() {
+fn waiter_takes_over_from_a_killed_builder() {
     let world = World::new();
     let domain = world.connect();
     let mut builder = world.play("builder");
@@ -124,7 +124,7 @@ fn a_waiter_takes_over_from_a_killed_builder() {
 }
 
 #[test]
-fn a_forked_child_that_lives_on_delays_the_proof_of_death() {
+fn surviving_forked_child_delays_the_proof_of_death() {
     let world = World::new();
     let domain = world.connect();
     let (mut forker, child) = world.play_after("forker", "child ");

@@ -82,7 +82,7 @@ fn cannot_grow(result: partywall::Result<impl Sized>) -> NoGrowth {
 }
 
 #[test]
-fn a_segment_grows_where_it_is_and_others_follow_when_they_like() {
+fn segment_grows_in_place_and_readers_refresh() {
     let world = World::new();
     let ours = world.connect();
     let theirs = world.connect();
@@ -115,7 +115,7 @@ fn a_segment_grows_where_it_is_and_others_follow_when_they_like() {
 }
 
 #[test]
-fn a_segment_without_tensors_can_grow() {
+fn segment_without_tensors_can_grow() {
     let world = World::new();
     let domain = world.connect();
     let segment =
@@ -128,7 +128,7 @@ fn a_segment_without_tensors_can_grow() {
 }
 
 #[test]
-fn a_reader_without_room_keeps_the_old_length_and_is_told() {
+fn reader_without_room_keeps_the_old_length() {
     let world = World::new();
     let domain = world.connect();
     let log = log(&domain, "log", 3, 1 << 20);
@@ -210,7 +210,7 @@ fn refused_growths_of_host_memory_leave_the_segment_as_it_was() {
 }
 
 #[test]
-fn a_version_has_so_many_chunks_and_no_more() {
+fn chunks_of_a_version_are_limited() {
     let world = World::new();
     let domain = world.connect();
     let log = log(&domain, "log", 4, 1 << 20);
@@ -272,7 +272,7 @@ fn growers_in_several_threads_take_turns() {
 }
 
 #[test]
-fn a_reader_follows_a_grower_of_another_process() {
+fn reader_follows_a_grower_in_another_process() {
     let world = World::new();
     let mut follower = world.play("follower");
     let mut grower = world.play("grower");
@@ -281,7 +281,7 @@ fn a_reader_follows_a_grower_of_another_process() {
 }
 
 #[test]
-fn a_grower_that_is_killed_leaves_the_old_length_or_the_new_one() {
+fn killed_grower_leaves_the_old_or_the_new_length() {
     let world = World::new();
     let domain = world.connect();
     let mut lengths = std::collections::BTreeSet::new();

@@ -15,7 +15,7 @@ use super::{
 };
 
 #[test]
-fn a_missing_name_is_reported_with_names_like_it() {
+fn missing_name_is_reported_with_similar_names() {
     let world = World::new();
     let domain = world.connect();
     let _near = commit(&domain, "models/llama", 1, false);
@@ -29,7 +29,7 @@ fn a_missing_name_is_reported_with_names_like_it() {
 }
 
 #[test]
-fn name_that_ended_just_now_is_reported_with_its_end() {
+fn recently_ended_name_is_reported_with_its_ending() {
     let world = World::new();
     let ours = world.connect();
     let theirs = world.connect();
@@ -67,7 +67,7 @@ fn name_that_ended_just_now_is_reported_with_its_end() {
 }
 
 #[test]
-fn other_kinds_are_refused_by_what_they_are_and_leave_no_lease() {
+fn objects_of_other_kinds_are_refused_without_a_lease() {
     let world = World::new();
     let domain = world.connect();
     let _pool = domain.pool("pool").blocks(1).block_bytes(1).place(place()).create().unwrap();
@@ -103,7 +103,7 @@ fn other_kinds_are_refused_by_what_they_are_and_leave_no_lease() {
 }
 
 #[test]
-fn an_open_waits_for_the_commit_and_gets_it_even_if_the_name_goes_at_once() {
+fn waiting_open_gets_the_commit_even_if_the_name_is_removed() {
     let world = World::new();
     let ours = world.connect();
     let theirs = world.connect();
@@ -129,7 +129,7 @@ fn an_open_waits_for_the_commit_and_gets_it_even_if_the_name_goes_at_once() {
 }
 
 #[test]
-fn an_open_gives_up_in_time_and_leaves_nothing() {
+fn open_times_out_and_leaves_nothing() {
     let world = World::new();
     let domain = world.connect();
     let late = |name: &str| match domain.open(name, Duration::from_millis(30)) {
@@ -173,7 +173,7 @@ fn versions_are_kept_by_their_readers() {
 }
 
 #[test]
-fn a_removed_name_stays_with_its_readers() {
+fn removed_segment_stays_with_its_readers() {
     let world = World::new();
     let domain = world.connect();
     drop(commit(&domain, "x", 1, true));
@@ -235,7 +235,7 @@ fn expect_claim(domain: &Domain, name: &str) -> partywall::Claim {
 }
 
 #[test]
-fn one_caller_builds_and_the_others_get_the_version() {
+fn one_caller_builds_and_the_others_open() {
     let world = World::new();
     let builds = std::sync::atomic::AtomicUsize::new(0);
     std::thread::scope(|scope| {
@@ -264,7 +264,7 @@ fn one_caller_builds_and_the_others_get_the_version() {
 }
 
 #[test]
-fn a_claim_that_is_dropped_passes_to_exactly_one_waiter() {
+fn dropped_claim_passes_to_exactly_one_waiter() {
     let world = World::new();
     let ours = world.connect();
     let theirs = world.connect();

@@ -83,7 +83,7 @@ fn without_a_pidfd_a_death_is_unproven() {
 }
 
 #[test]
-fn without_a_pidfd_a_good_bye_is_all_that_is_needed() {
+fn good_bye_suffices_without_a_pidfd() {
     let (world, domain) = world();
     let mut actor = world.play("sandboxed");
     actor.nudge();

@@ -106,7 +106,7 @@ fn counts(pool: &Pool) -> (u32, u32, u32) {
 }
 
 #[test]
-fn a_block_is_written_once_and_read_elsewhere_in_place() {
+fn block_is_written_once_and_read_in_place() {
     let world = World::new();
     let one = world.connect();
     let other = world.connect();
@@ -173,7 +173,7 @@ fn elements_and_zeros_in_host_memory() {
 
 /// Also of what the dead had in them, and with no other thread's work in between.
 #[test]
-fn a_block_of_a_zeroed_pool_has_no_data_of_earlier_holders() {
+fn zeroed_block_has_no_data_of_earlier_holders() {
     let world = World::new();
     let domain = world.connect();
     let pool = frames(&domain, 1).zeroed(true).create().unwrap();
@@ -296,7 +296,7 @@ fn openers_may_state_the_options() {
 }
 
 #[test]
-fn a_block_of_another_pool_is_refused() {
+fn block_of_another_pool_is_refused() {
     let world = World::new();
     let domain = world.connect();
     let pool = frames(&domain, 1).create().unwrap();
@@ -319,7 +319,7 @@ fn a_block_of_another_pool_is_refused() {
 
 /// Its version's number comes again when nobody has the pool any more.
 #[test]
-fn a_reference_to_a_pool_that_is_gone_names_no_block_of_the_next_one() {
+fn reference_does_not_match_the_next_pool_of_the_name() {
     let world = World::new();
     let domain = world.connect();
     let offer = |pool: &Pool| {
@@ -338,7 +338,7 @@ fn a_reference_to_a_pool_that_is_gone_names_no_block_of_the_next_one() {
 }
 
 #[test]
-fn a_pool_is_mapped_once_whatever_the_number_of_handles() {
+fn pool_is_mapped_once_for_all_handles() {
     let world = World::new();
     let domain = world.connect();
     let made = frames(&domain, 1).create().unwrap();
@@ -360,7 +360,7 @@ fn a_pool_is_mapped_once_whatever_the_number_of_handles() {
 }
 
 #[test]
-fn one_of_many_processes_creates_the_pool() {
+fn one_process_of_many_creates_the_pool() {
     let world = World::new();
     std::thread::scope(|scope| {
         let makers: Vec<_> = (0..4).map(|_| scope.spawn(|| world.play_after("pool maker", "version ").1)).collect();
@@ -389,7 +389,7 @@ fn blocks_of_the_dead_come_back() {
 }
 
 #[test]
-fn an_offered_block_comes_back_with_its_givers_death() {
+fn offered_block_is_freed_when_its_giver_dies() {
     let world = World::new();
     let pool = frames(&world.connect(), 1).create().unwrap();
     let (mut giver, offered) = world.play_after("pool giver", "offer ");
@@ -400,7 +400,7 @@ fn an_offered_block_comes_back_with_its_givers_death() {
 }
 
 #[test]
-fn a_block_that_was_taken_over_stays_when_its_giver_dies() {
+fn accepted_block_survives_its_giver() {
     let world = World::new();
     let pool = frames(&world.connect(), 2).create().unwrap();
     let (mut giver, offered) = world.play_after("pool giver", "offer ");
@@ -431,7 +431,7 @@ fn without_a_proof_of_death_blocks_are_in_quarantine() {
 }
 
 #[test]
-fn a_pool_ends_with_its_last_user_unless_it_is_kept() {
+fn pool_ends_with_its_last_user_unless_kept() {
     let world = World::new();
     let domain = world.connect();
     let mut holder = {

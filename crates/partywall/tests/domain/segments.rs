@@ -106,7 +106,7 @@ fn inspection_shows_a_version_without_opening_it() {
 }
 
 #[test]
-fn members_are_listed_with_what_they_hold() {
+fn members_are_listed_with_their_holdings() {
     let world = World::new();
     let ours = world.connect();
     let theirs = world.connect();
@@ -121,7 +121,7 @@ fn members_are_listed_with_what_they_hold() {
 }
 
 #[test]
-fn a_broker_in_use_is_not_stopped_without_force() {
+fn broker_in_use_is_not_stopped_without_force() {
     let world = World::new();
     let domain = world.connect();
     let _segment = commit(&domain, "x", 1, false);

@@ -97,7 +97,7 @@ fn waiters_are_served_in_order() {
 }
 
 #[test]
-fn a_waiter_that_is_asked_to_stop_keeps_its_place() {
+fn interrupted_waiter_keeps_its_place() {
     let world = World::new();
     let domain = world.connect();
     let semaphore = domain.semaphore("seats", 1).unwrap();
@@ -160,7 +160,7 @@ fn openers_state_the_same_number() {
 }
 
 #[test]
-fn a_permit_keeps_its_semaphore() {
+fn permit_keeps_its_semaphore() {
     let world = World::new();
     let domain = world.connect();
     let other = world.connect();
@@ -190,7 +190,7 @@ fn permits_of_the_dead_come_back() {
 }
 
 #[test]
-fn the_dead_wait_for_nothing() {
+fn dead_waiters_are_skipped() {
     let world = World::new();
     let semaphore = world.connect().semaphore("seats", 1).unwrap();
     let permit = semaphore.acquire(TIMEOUT).unwrap();
@@ -209,7 +209,7 @@ fn the_dead_wait_for_nothing() {
 }
 
 #[test]
-fn a_good_bye_gives_all_permits_back() {
+fn good_bye_releases_all_permits() {
     let world = World::new();
     let semaphore = world.connect().semaphore("seats", 1).unwrap();
     let mut loser = world.play("permit loser");

@@ -164,7 +164,7 @@ fn samples_are_written_once_and_read_in_place_by_all() {
 }
 
 #[test]
-fn a_sample_may_have_no_elements() {
+fn sample_may_have_no_elements() {
     let world = World::new();
     let topic = frames(&world.connect()).create().unwrap();
     let publisher = topic.publisher().unwrap();
@@ -224,7 +224,7 @@ fn each_subscriber_is_as_reliable_as_it_wants_to_be() {
 }
 
 #[test]
-fn a_waiter_is_woken() {
+fn waiting_subscriber_is_woken() {
     let world = World::new();
     let domain = world.connect();
     let topic = frames(&domain).create().unwrap();
@@ -240,7 +240,7 @@ fn a_waiter_is_woken() {
 }
 
 #[test]
-fn a_panic_while_a_publisher_waits_costs_no_block_and_ends_its_wait() {
+fn panic_of_a_waiting_publisher_leaks_no_block() {
     let world = World::new();
     let domain = world.connect();
     let topic = frames(&domain).create().unwrap();
@@ -262,7 +262,7 @@ fn a_panic_while_a_publisher_waits_costs_no_block_and_ends_its_wait() {
 }
 
 #[test]
-fn threads_that_share_a_publisher_wait_each_as_long_as_it_wants_to() {
+fn threads_sharing_a_publisher_have_their_own_timeouts() {
     let world = World::new();
     let domain = world.connect();
     let topic = frames(&domain).create().unwrap();
@@ -286,7 +286,7 @@ fn threads_that_share_a_publisher_wait_each_as_long_as_it_wants_to() {
 }
 
 #[test]
-fn a_subscriber_in_an_event_loop() {
+fn subscriber_event_wakes_an_event_loop() {
     let world = World::new();
     let domain = world.connect();
     let topic = frames(&domain).create().unwrap();
@@ -355,7 +355,7 @@ fn subscriber_until_idle_ends_with_the_last_publisher() {
 
 /// There are as many blocks as were promised, and not one more.
 #[test]
-fn no_publisher_takes_blocks_that_others_were_promised() {
+fn promised_blocks_of_publishers_are_kept_for_them() {
     let world = World::new();
     let topic = frames(&world.connect()).loans(3).create().unwrap();
     assert_eq!((topic.loans(), world.connect().topic("frames").loans(3).open().unwrap().loans()), (3, 3));
@@ -403,7 +403,7 @@ fn no_publisher_takes_blocks_that_others_were_promised() {
 
 /// Both are too many together, and each for the other.
 #[test]
-fn of_threads_that_want_the_last_loan_one_has_it() {
+fn last_loan_goes_to_one_thread() {
     let world = World::new();
     let topic = frames(&world.connect()).create().unwrap();
     let publisher = topic.publisher().unwrap();
@@ -704,7 +704,7 @@ fn reader(world: &World, role: &str, publisher: &Publisher) -> Actor {
 }
 
 #[test]
-fn no_publisher_waits_for_a_dead_subscriber_and_its_samples_come_back() {
+fn dead_subscriber_is_not_waited_for_and_its_samples_are_freed() {
     let world = World::new();
     let domain = world.connect();
     let topic = frames(&domain).create().unwrap();
@@ -723,7 +723,7 @@ fn no_publisher_waits_for_a_dead_subscriber_and_its_samples_come_back() {
 }
 
 #[test]
-fn a_stopped_subscriber_that_may_miss_samples_slows_no_publisher() {
+fn stopped_lossy_subscriber_slows_no_publisher() {
     let world = World::new();
     let domain = world.connect();
     let topic = frames(&domain).create().unwrap();
@@ -744,7 +744,7 @@ fn a_stopped_subscriber_that_may_miss_samples_slows_no_publisher() {
 }
 
 #[test]
-fn a_hung_reader_that_is_waited_for_is_named_and_can_be_evicted() {
+fn hung_blocking_subscriber_is_named_and_can_be_evicted() {
     let world = World::new();
     let domain = world.connect();
     let topic = frames(&domain).create().unwrap();
@@ -842,7 +842,7 @@ fn gpu_stream(sample: &Sample) -> partywall::cuda::StreamRef<'_> {
 }
 
 #[test]
-fn a_topic_that_is_over_leaves_nothing_with_the_broker() {
+fn ended_topic_leaves_nothing_in_the_broker() {
     let world = World::new();
     let outside = world.connect();
     let holdings = || {
@@ -873,7 +873,7 @@ fn a_topic_that_is_over_leaves_nothing_with_the_broker() {
 }
 
 #[test]
-fn a_detached_subscriber_is_not_waited_for_and_a_loan_drops_what_it_keeps() {
+fn detached_subscriber_is_not_waited_for() {
     let world = World::new();
     let domain = world.connect();
     let topic = frames(&domain).create().unwrap();

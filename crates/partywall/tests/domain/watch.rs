@@ -96,7 +96,7 @@ fn nothing_is_lost_with_a_connection() {
 }
 
 #[test]
-fn a_watch_from_long_ago_learns_what_it_missed_of_host_memory() {
+fn watch_from_long_ago_reports_missed_events_of_host_memory() {
     let world = World::new();
     let domain = world.connect();
     let watch = domain.watch("*").unwrap();
@@ -132,7 +132,7 @@ fn a_watch_from_long_ago_learns_what_it_missed_of_host_memory() {
 }
 
 #[test]
-fn a_watch_ends_with_its_broker() {
+fn watch_ends_with_its_broker() {
     let mut world = World::new();
     let domain = world.connect();
     let mut watch = domain.watch("*").unwrap();
@@ -144,7 +144,7 @@ fn a_watch_ends_with_its_broker() {
 }
 
 #[test]
-fn a_pattern_that_no_name_is_like_is_refused() {
+fn impossible_pattern_is_refused() {
     let world = World::new();
     let domain = world.connect();
     for pattern in ["", "a b", "[ab]", &"x".repeat(300)] {

@@ -12,8 +12,8 @@ use partywall::{
 use super::world::{TIMEOUT, gpu, kept_by_the_test, publication, simulated, value_of};
 
 #[test]
-fn a_copy_survives_its_publisher_on_the_simulated_gpu() {
-    simulated("copies::a_copy_survives_its_publisher_on_the_simulated_gpu", |world| {
+fn published_copy_survives_its_publisher_on_the_simulated_gpu() {
+    simulated("copies::published_copy_survives_its_publisher_on_the_simulated_gpu", |world| {
         let domain = world.connect();
         let mut publisher = world.play("copier");
         publisher.kill();
@@ -26,8 +26,8 @@ fn a_copy_survives_its_publisher_on_the_simulated_gpu() {
 }
 
 #[test]
-fn a_copy_is_of_what_was_there_on_the_simulated_gpu() {
-    simulated("copies::a_copy_is_of_what_was_there_on_the_simulated_gpu", |world| {
+fn published_copy_does_not_follow_later_writes_on_the_simulated_gpu() {
+    simulated("copies::published_copy_does_not_follow_later_writes_on_the_simulated_gpu", |world| {
         let domain = world.connect();
         let gpu = gpu(&domain);
         let granularity = PhysicalMemory::granularity(gpu.context()).unwrap();

@@ -84,8 +84,8 @@ fn in_a_child(body: impl FnOnce() -> Result<(), String>) -> bool {
 }
 
 #[test]
-fn an_opener_learns_that_the_publisher_is_dead_on_the_simulated_gpu() {
-    simulated("deaths::an_opener_learns_that_the_publisher_is_dead_on_the_simulated_gpu", |world| {
+fn open_reports_a_dead_publisher_on_the_simulated_gpu() {
+    simulated("deaths::open_reports_a_dead_publisher_on_the_simulated_gpu", |world| {
         let domain = world.connect();
         let mut publisher = world.play("publisher");
         let opened = domain.open("theirs", TIMEOUT).unwrap();
@@ -116,8 +116,8 @@ fn an_opener_learns_that_the_publisher_is_dead_on_the_simulated_gpu() {
 }
 
 #[test]
-fn an_open_that_races_with_the_publishers_death_is_told_of_it_on_the_simulated_gpu() {
-    simulated("deaths::an_open_that_races_with_the_publishers_death_is_told_of_it_on_the_simulated_gpu", |world| {
+fn open_racing_with_the_publishers_death_reports_it_on_the_simulated_gpu() {
+    simulated("deaths::open_racing_with_the_publishers_death_reports_it_on_the_simulated_gpu", |world| {
         let domain = world.connect();
         for _ in 0..10 {
             let mut publisher = world.play("publisher");
@@ -130,8 +130,8 @@ fn an_open_that_races_with_the_publishers_death_is_told_of_it_on_the_simulated_g
 }
 
 #[test]
-fn a_dropped_publication_is_withdrawn_on_the_simulated_gpu() {
-    simulated("deaths::a_dropped_publication_is_withdrawn_on_the_simulated_gpu", |world| {
+fn dropped_publication_is_withdrawn_on_the_simulated_gpu() {
+    simulated("deaths::dropped_publication_is_withdrawn_on_the_simulated_gpu", |world| {
         let domain = world.connect();
         let reader = world.connect();
         let published = publish(&domain, "ours", 3);
@@ -153,8 +153,8 @@ fn a_dropped_publication_is_withdrawn_on_the_simulated_gpu() {
 }
 
 #[test]
-fn a_waiter_gets_the_next_publication_on_the_simulated_gpu() {
-    simulated("deaths::a_waiter_gets_the_next_publication_on_the_simulated_gpu", |world| {
+fn waiting_open_gets_the_next_publication_on_the_simulated_gpu() {
+    simulated("deaths::waiting_open_gets_the_next_publication_on_the_simulated_gpu", |world| {
         let domain = world.connect();
         let mut publisher = world.play("publisher");
         publisher.kill();
@@ -169,8 +169,8 @@ fn a_waiter_gets_the_next_publication_on_the_simulated_gpu() {
 }
 
 #[test]
-fn a_forked_child_takes_no_address_of_its_parents_on_the_simulated_gpu() {
-    simulated("deaths::a_forked_child_takes_no_address_of_its_parents_on_the_simulated_gpu", |world| {
+fn forked_child_uses_no_address_of_its_parent_on_the_simulated_gpu() {
+    simulated("deaths::forked_child_uses_no_address_of_its_parent_on_the_simulated_gpu", |world| {
         let mut forker = world.play("forker");
         assert_eq!(forker.line(), "refused");
         assert_eq!(value_of(&world.connect().open("theirs", TIMEOUT).unwrap(), "x"), 5);

@@ -99,41 +99,35 @@ fn is_free(pool: &Pool) -> bool {
 }
 
 #[test]
-fn blocks_outlive_their_creator_in_processes_that_hold_them_on_the_simulated_gpu() {
-    simulated(
-        "pools::blocks_outlive_their_creator_in_processes_that_hold_them_on_the_simulated_gpu",
-        |world: &World| {
-            let domain = world.connect();
-            let mut maker = world.play("pool: maker");
-            let given = maker.line().parse().unwrap();
-            let pool = blocks(&domain).open().unwrap();
-            let info = domain.inspect("blocks").unwrap();
-            assert_eq!((info.version.kind, info.version.committer), (partywall_wire::Kind::Legacy, maker.pid()));
-            let taken = pool.accept(&given).unwrap();
-            assert_eq!(read(&taken), 7, "it is read where it was written");
-            write(&taken, 8);
-            assert_eq!((pool.stats().held, pool.stats().free), (2, 2));
-            let pid = maker.pid();
-            maker.kill();
-            eventually("what its maker held comes back", || pool.stats().free == BLOCKS - 1);
-            assert_eq!(read(&taken), 8, "who has the pool has its memory");
-            drop(taken);
-            let all = [(); BLOCKS as usize].map(|()| pool.alloc(TIMEOUT).unwrap());
-            all.iter().for_each(|block| write(block, 3));
-            assert!(all.iter().all(|block| read(block) == 3));
-            let refused = world.connect().pool("blocks").open();
-            assert!(
-                matches!(refused, Err(Error::Gone(Gone::OwnerDied { pid: dead, .. })) if dead == pid),
-                "{refused:?}"
-            );
-        },
-    );
+fn held_blocks_outlive_their_creator_on_the_simulated_gpu() {
+    simulated("pools::held_blocks_outlive_their_creator_on_the_simulated_gpu", |world: &World| {
+        let domain = world.connect();
+        let mut maker = world.play("pool: maker");
+        let given = maker.line().parse().unwrap();
+        let pool = blocks(&domain).open().unwrap();
+        let info = domain.inspect("blocks").unwrap();
+        assert_eq!((info.version.kind, info.version.committer), (partywall_wire::Kind::Legacy, maker.pid()));
+        let taken = pool.accept(&given).unwrap();
+        assert_eq!(read(&taken), 7, "it is read where it was written");
+        write(&taken, 8);
+        assert_eq!((pool.stats().held, pool.stats().free), (2, 2));
+        let pid = maker.pid();
+        maker.kill();
+        eventually("what its maker held comes back", || pool.stats().free == BLOCKS - 1);
+        assert_eq!(read(&taken), 8, "who has the pool has its memory");
+        drop(taken);
+        let all = [(); BLOCKS as usize].map(|()| pool.alloc(TIMEOUT).unwrap());
+        all.iter().for_each(|block| write(block, 3));
+        assert!(all.iter().all(|block| read(block) == 3));
+        let refused = world.connect().pool("blocks").open();
+        assert!(matches!(refused, Err(Error::Gone(Gone::OwnerDied { pid: dead, .. })) if dead == pid), "{refused:?}");
+    });
 }
 
 #[test]
-fn it_is_where_it_was_and_goes_with_the_last_handle_of_its_maker_on_the_simulated_gpu() {
+fn pool_in_foreign_memory_ends_with_its_makers_last_handle_on_the_simulated_gpu() {
     simulated(
-        "pools::it_is_where_it_was_and_goes_with_the_last_handle_of_its_maker_on_the_simulated_gpu",
+        "pools::pool_in_foreign_memory_ends_with_its_makers_last_handle_on_the_simulated_gpu",
         |world: &World| {
             let domain = world.connect();
             let other = world.connect();
@@ -164,8 +158,8 @@ fn it_is_where_it_was_and_goes_with_the_last_handle_of_its_maker_on_the_simulate
 }
 
 #[test]
-fn a_topic_in_it_on_the_simulated_gpu() {
-    simulated("pools::a_topic_in_it_on_the_simulated_gpu", |world: &World| {
+fn topic_in_foreign_memory_on_the_simulated_gpu() {
+    simulated("pools::topic_in_foreign_memory_on_the_simulated_gpu", |world: &World| {
         let domain = world.connect();
         let options = domain.topic("frames").max_bytes(64).depth(2).publishers(1).subscribers(1).held(1);
         let memory = buffer(&gpu(&domain), 5 * 256, 0).try_into().unwrap();

@@ -13,8 +13,8 @@ use partywall_shm::TableError;
 use super::world::{TIMEOUT, buffer, gpu, kept_by_the_test, kind_of, publication, publish, simulated, value_of};
 
 #[test]
-fn a_reader_in_another_process_sees_it_on_the_simulated_gpu() {
-    simulated("publish::a_reader_in_another_process_sees_it_on_the_simulated_gpu", |world| {
+fn reader_in_another_process_sees_the_publication_on_the_simulated_gpu() {
+    simulated("publish::reader_in_another_process_sees_the_publication_on_the_simulated_gpu", |world| {
         let domain = world.connect();
         let publisher = world.play("publisher");
         let opened = domain.open("theirs", TIMEOUT).unwrap();
@@ -34,8 +34,8 @@ fn a_reader_in_another_process_sees_it_on_the_simulated_gpu() {
 }
 
 #[test]
-fn a_second_open_in_a_process_shares_the_mapping_on_the_simulated_gpu() {
-    simulated("publish::a_second_open_in_a_process_shares_the_mapping_on_the_simulated_gpu", |world| {
+fn second_open_in_a_process_shares_the_mapping_on_the_simulated_gpu() {
+    simulated("publish::second_open_in_a_process_shares_the_mapping_on_the_simulated_gpu", |world| {
         let domain = world.connect();
         let _publisher = world.play("publisher");
         let first = domain.open("theirs", TIMEOUT).unwrap();
@@ -148,8 +148,8 @@ fn mutable_memory_is_written_by_its_readers_on_the_simulated_gpu() {
 }
 
 #[test]
-fn memory_that_has_no_handle_is_refused_by_its_kind_on_the_simulated_gpu() {
-    simulated("publish::memory_that_has_no_handle_is_refused_by_its_kind_on_the_simulated_gpu", |world| {
+fn memory_without_a_handle_is_refused_by_its_kind_on_the_simulated_gpu() {
+    simulated("publish::memory_without_a_handle_is_refused_by_its_kind_on_the_simulated_gpu", |world| {
         let domain = world.connect();
         let gpu = gpu(&domain);
         let _publisher = world.play("publisher");

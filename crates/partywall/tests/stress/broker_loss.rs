@@ -168,7 +168,7 @@ fn connecting_to_a_stopped_broker_ends_although_its_backlog_is_full() {
 }
 
 #[test]
-fn members_of_a_broker_that_was_replaced_learn_it_at_once() {
+fn members_learn_immediately_that_their_broker_was_replaced() {
     let mut place = Place::new();
     let mut member = place.play("load");
     member.stop();
@@ -286,7 +286,7 @@ fn brokers_at(socket: &std::path::Path) -> Vec<i32> {
 }
 
 #[test]
-fn a_starter_killed_at_any_moment_leaves_one_broker_or_none() {
+fn starter_killed_at_any_moment_leaves_at_most_one_broker() {
     let program = program();
     let mut dice = Dice(41);
     let place = Place::empty();

@@ -246,7 +246,7 @@ pub(crate) fn play(words: &[&str]) {
 }
 
 #[test]
-fn a_forked_child_with_host_memory_can_do_nothing_to_its_parents_connection() {
+fn forked_child_cannot_use_its_parents_connection_with_host_memory() {
     let place = Place::new();
     let domain = place.connect();
     place.start("fork using").expect("good");
@@ -265,12 +265,12 @@ fn forking_while_a_segment_grows_hangs_no_process() {
 }
 
 #[test]
-fn a_forked_child_gives_no_permit_of_its_parent_back() {
+fn forked_child_releases_no_permit_of_its_parent() {
     Place::new().start("fork permit").expect("good");
 }
 
 #[test]
-fn a_forked_child_takes_no_part_in_its_parents_topic() {
+fn forked_child_does_not_use_its_parents_topic() {
     Place::new().start("fork topic").expect("good");
 }
 
@@ -280,13 +280,13 @@ fn forking_while_samples_are_exchanged_hangs_no_process() {
 }
 
 #[test]
-fn a_forked_child_that_drops_a_build_unmaps_nothing_of_its_own() {
+fn forked_child_unmaps_nothing_when_it_drops_a_build() {
     Place::new().start("fork building").expect("good");
 }
 
 /// What is executed in between inherits nothing.
 #[test]
-fn a_program_that_is_executed_inherits_no_file_of_a_domain() {
+fn executed_program_inherits_no_file_of_a_domain() {
     let place = Place::new();
     let domain = place.connect();
     let segment = commit(&domain, "x", 1, false).unwrap();

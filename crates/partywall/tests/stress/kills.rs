@@ -72,7 +72,7 @@ pub(crate) fn fragment(words: &[&str]) {
 
 /// Every message is there or is not; what comes before the kill stays or goes as its kind says, nothing else is left.
 #[test]
-fn a_client_killed_between_any_two_bytes_leaves_all_of_a_message_or_nothing() {
+fn client_killed_between_any_two_bytes_leaves_a_whole_message_or_none() {
     let mut place = Place::new();
     let domain = place.connect();
     let before = place.broker().open_files_at_rest();

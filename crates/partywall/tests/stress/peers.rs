@@ -171,7 +171,7 @@ fn hundreds_of_files_at_once_hurt_only_their_sender() {
 }
 
 #[test]
-fn no_member_continues_as_another() {
+fn member_cannot_resume_as_another() {
     let place = Place::new();
     let victim = Client::join(&place.socket());
     let welcome = &victim.welcome;
@@ -265,7 +265,7 @@ fn lying_tables_are_errors_of_the_opener() {
 }
 
 #[test]
-fn a_shape_with_a_zero_has_no_elements_however_large_the_rest_is() {
+fn shape_with_a_zero_has_no_elements() {
     let place = Place::new();
     let domain = place.connect();
     let builder = domain.create("x", partywall::Place::Host).tensor("x", DType::U8, &[1 << 40, 1 << 40, 0]);
@@ -293,7 +293,7 @@ fn pings_go_on_during(place: &Place, flood: impl Fn(&AtomicBool) + Send + Sync +
 }
 
 #[test]
-fn a_client_that_closes_one_socket_and_floods_the_other_blocks_no_other() {
+fn flooding_client_blocks_no_other() {
     let place = Place::new();
     let socket = place.socket();
     pings_go_on_during(&place, move |done| {
@@ -306,7 +306,7 @@ fn a_client_that_closes_one_socket_and_floods_the_other_blocks_no_other() {
 }
 
 #[test]
-fn a_client_that_asks_without_reading_blocks_no_other() {
+fn client_that_does_not_read_blocks_no_other() {
     let place = Place::new();
     let domain = place.connect();
     let fd = memfd::frozen("partywall:stress", &[0; 8]).unwrap();
@@ -356,7 +356,7 @@ fn frozen_memory_declared_mutable_is_an_error_of_its_writer() {
 }
 
 #[test]
-fn a_growth_that_moves_what_was_there_is_refused_by_its_readers() {
+fn growth_that_moves_tensors_is_refused_by_readers() {
     let place = Place::new();
     let mut client = Client::join(&place.socket());
     let chunk = || memfd::Draft::create("partywall:stress", 4096).unwrap().share().unwrap();
@@ -533,7 +533,7 @@ fn nonsense_in_the_words_of_a_topic_ends_no_call() {
 
 /// Positions that never come: entries of laps far ahead, and behind them some of the first one.
 #[test]
-fn a_ring_that_cannot_be_ends_the_calls_of_publishers_and_subscribers() {
+fn damaged_ring_ends_calls_of_publishers_and_subscribers() {
     let place = Place::new();
     let domain = place.connect();
     let topic = domain.topic("frames").max_bytes(64).place(partywall::Place::Host).depth(4).create().unwrap();
@@ -567,7 +567,7 @@ fn a_ring_that_cannot_be_ends_the_calls_of_publishers_and_subscribers() {
 
 /// Who makes an array of a sample's type and shape reads that array, and nothing else.
 #[test]
-fn a_sample_whose_shape_lies_has_no_elements() {
+fn sample_with_a_false_shape_has_no_elements() {
     let place = Place::new();
     let domain = place.connect();
     let topic = domain.topic("frames").max_bytes(64).place(partywall::Place::Host).create().unwrap();

@@ -215,7 +215,7 @@ fn processes_stopped_at_any_moment_block_no_other() {
 
 /// Makers are killed in the first milliseconds: the name is never left so that nobody can make the pool.
 #[test]
-fn makers_killed_at_any_moment_leave_a_name_that_others_can_make() {
+fn maker_killed_at_any_moment_leaves_a_usable_name() {
     let place = Place::new();
     let domain = place.connect();
     let mut dice = Dice(7);

@@ -81,7 +81,7 @@ pub(crate) fn play(words: &[&str]) {
 }
 
 #[test]
-fn a_client_without_file_descriptors_says_so_and_goes_on() {
+fn client_without_file_descriptors_reports_it_and_recovers() {
     let place = Place::new();
     let domain = place.connect();
     let builder = domain.create("many", At::Host).chunk_bytes(256).kept(true);
@@ -94,7 +94,7 @@ fn a_client_without_file_descriptors_says_so_and_goes_on() {
 }
 
 #[test]
-fn a_client_without_address_space_for_host_memory_says_so_and_goes_on() {
+fn client_without_address_space_for_host_memory_reports_it_and_recovers() {
     let place = Place::new();
     let domain = place.connect();
     let _small = commit(&domain, "x", 5, false).unwrap();
@@ -105,7 +105,7 @@ fn a_client_without_address_space_for_host_memory_says_so_and_goes_on() {
 }
 
 #[test]
-fn a_broker_without_file_descriptors_refuses_and_recovers() {
+fn broker_without_file_descriptors_refuses_and_recovers() {
     let mut place = Place::with("files=128 clients=1000 fds=10000");
     let domain = place.connect();
     let before = place.broker().open_files_at_rest();

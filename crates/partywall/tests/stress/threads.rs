@@ -65,7 +65,7 @@ fn sixteen_threads_share_a_connection() {
 
 /// The time-out of an open and the commit that would end it come at the same moment, over and over.
 #[test]
-fn opens_that_give_up_just_as_they_are_granted_leave_no_lease() {
+fn opens_timing_out_while_granted_leave_no_lease() {
     let place = Place::new();
     let ours = place.connect();
     let theirs = place.connect();

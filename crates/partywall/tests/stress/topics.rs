@@ -245,7 +245,7 @@ fn publishers_and_subscribers_killed_at_any_moment_take_nothing_along() {
 /// Publishers are killed at any moment, or evicted, each once its successor has joined; in the end the last one. A
 /// subscriber that ends when the topic is idle ends then, not before, and has received everything.
 #[test]
-fn subscriber_until_idle_receives_all_of_publishers_that_are_killed() {
+fn subscriber_until_idle_receives_all_samples_of_killed_publishers() {
     let place = Place::new();
     let domain = place.connect();
     let mut dice = Dice(23);
@@ -375,7 +375,7 @@ fn all_publishers_but_one_stopped_at_once_leave_enough_for_the_last() {
 
 /// Makers are killed in the first milliseconds: the name is never left so that nobody can make the topic.
 #[test]
-fn makers_of_topics_killed_at_any_moment_leave_a_name_that_others_can_make() {
+fn topic_maker_killed_at_any_moment_leaves_a_usable_name() {
     let place = Place::new();
     let domain = place.connect();
     let mut dice = Dice(7);
@@ -395,7 +395,7 @@ fn makers_of_topics_killed_at_any_moment_leave_a_name_that_others_can_make() {
 
 /// Opening and closing, joining and leaving, publishing and receiving leave nothing behind, here or at the broker.
 #[test]
-fn nothing_is_left_of_what_was_opened_joined_and_published() {
+fn closed_handles_leave_nothing_behind() {
     let mut place = Place::new();
     let domain = place.connect();
     let kept = frames(&domain).create().unwrap();
@@ -450,7 +450,7 @@ fn come_and_go(domain: &Domain) {
 /// A broker that is killed and started again knows nothing of the topic. Who has it goes on, beside one of the same name.
 /// (Streams do not: their timelines end with the broker.)
 #[test]
-fn a_topic_in_host_memory_goes_on_beside_one_of_the_next_broker() {
+fn topic_in_host_memory_continues_beside_one_of_the_next_broker() {
     let mut place = Place::new();
     let bereft = place.connect();
     let old = frames(&bereft).create().unwrap();

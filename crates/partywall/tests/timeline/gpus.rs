@@ -66,8 +66,8 @@ tests! {
         a_forked_child_gives_no_block_back,
     }
     alone::{
-        words_that_the_gpu_cannot_have_are_refused_and_tried_again,
-        a_wait_and_a_signal_make_three_calls_besides_their_own,
+        failed_registration_of_words_is_retried,
+        wait_and_signal_make_three_extra_driver_calls,
     }
 }
 
@@ -75,7 +75,7 @@ tests! {
 mod alone {
     use super::*;
 
-    pub(super) fn words_that_the_gpu_cannot_have_are_refused_and_tried_again(world: &World) {
+    pub(super) fn failed_registration_of_words_is_retried(world: &World) {
         let stage = Stage::new(world);
         for (faults, anchor) in [
             ("cuMemHostRegister:1=2", "cannot-page-lock"),
@@ -93,7 +93,7 @@ mod alone {
         }
         stage.domain.timeline("in").unwrap().abandon().unwrap();
     }
-    pub(super) fn a_wait_and_a_signal_make_three_calls_besides_their_own(world: &World) {
+    pub(super) fn wait_and_signal_make_three_extra_driver_calls(world: &World) {
         let log = tempfile::NamedTempFile::new().unwrap();
         let mut role = world.play_with("calls", |command| {
             command.env(CALLS, log.path()).env("SIMCUDA_APART", "partywall-gpu");

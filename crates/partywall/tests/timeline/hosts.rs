@@ -49,7 +49,7 @@ pub(crate) fn play(name: &str) {
 }
 
 #[test]
-fn a_value_is_waited_for_by_another_process() {
+fn signal_ends_a_wait_of_another_process() {
     let world = World::new();
     let domain = world.connect();
     let mut waiter = world.play("host steps");
@@ -75,7 +75,7 @@ fn a_value_is_waited_for_by_another_process() {
 }
 
 #[test]
-fn a_process_signals_what_this_one_waits_for() {
+fn wait_for_a_signal_of_another_process() {
     let world = World::new();
     let domain = world.connect();
     let timeline = domain.timeline("steps").unwrap();
@@ -166,7 +166,7 @@ fn there_is_one_writer_at_a_time() {
 }
 
 #[test]
-fn a_follower_keeps_a_constant_number_of_cells() {
+fn follower_keeps_a_constant_number_of_cells() {
     let world = World::new();
     let domain = world.connect();
     let timeline = domain.timeline("x").unwrap();
@@ -182,7 +182,7 @@ fn a_follower_keeps_a_constant_number_of_cells() {
 }
 
 #[test]
-fn an_early_close_is_heard_at_once() {
+fn early_close_ends_waits_immediately() {
     let world = World::new();
     let domain = world.connect();
     let timeline = domain.timeline("x").unwrap();
@@ -222,7 +222,7 @@ fn to_abandon_a_timeline_ends_all_waits_and_its_writer() {
 }
 
 #[test]
-fn a_wait_ends_when_its_time_is_over() {
+fn wait_ends_with_its_timeout() {
     let world = World::new();
     let timeline = world.connect().timeline("x").unwrap();
     for limit in [Duration::ZERO, Duration::from_micros(1), Duration::from_millis(150)] {
@@ -239,7 +239,7 @@ fn a_wait_ends_when_its_time_is_over() {
 }
 
 #[test]
-fn event_loops_see_what_comes_and_what_will_not() {
+fn timeline_event_wakes_an_event_loop() {
     let world = World::new();
     let domain = world.connect();
     let timeline = domain.timeline("x").unwrap();
@@ -267,7 +267,7 @@ fn event_loops_see_what_comes_and_what_will_not() {
 }
 
 #[test]
-fn a_killed_writer_is_told_of_and_its_successor_goes_on() {
+fn killed_writer_is_reported_and_its_successor_continues() {
     let world = World::new();
     let domain = world.connect();
     let timeline = domain.timeline("x").unwrap();
@@ -332,7 +332,7 @@ fn two_domains_of_one_process_know_nothing_of_each_other() {
 }
 
 #[test]
-fn a_forked_child_has_no_timelines() {
+fn forked_child_has_no_timelines() {
     let world = World::new();
     let domain = world.connect();
     let timeline = domain.timeline("x").unwrap();

@@ -42,8 +42,8 @@ fn handle(text: &str) -> IpcEventHandle {
 }
 
 #[test]
-fn an_event_orders_the_streams_of_two_processes_on_the_simulated_gpu() {
-    simulated("ipc_events::an_event_orders_the_streams_of_two_processes_on_the_simulated_gpu", |world| {
+fn ipc_event_orders_streams_of_two_processes_on_the_simulated_gpu() {
+    simulated("ipc_events::ipc_event_orders_streams_of_two_processes_on_the_simulated_gpu", |world| {
         let domain = world.connect();
         let gpu = gpu(&domain);
         let mut recorder = world.play("event");
@@ -90,8 +90,8 @@ fn unshareable_memory_is_refused_with_a_hint_on_the_simulated_gpu() {
 }
 
 #[test]
-fn the_event_of_a_killed_recorder_is_never_reached_on_the_simulated_gpu() {
-    simulated("ipc_events::the_event_of_a_killed_recorder_is_never_reached_on_the_simulated_gpu", |world| {
+fn event_of_a_killed_recorder_is_never_reached_on_the_simulated_gpu() {
+    simulated("ipc_events::event_of_a_killed_recorder_is_never_reached_on_the_simulated_gpu", |world| {
         let domain = world.connect();
         let gpu = gpu(&domain);
         let mut recorder = world.play("event");

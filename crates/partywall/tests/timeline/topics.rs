@@ -57,8 +57,8 @@ fn topics_of_one_name_do_not_disturb_each_other() {
 }
 
 #[test]
-fn a_subscriber_forgets_publishers_that_are_gone() {
-    simulated("topics::a_subscriber_forgets_publishers_that_are_gone", |world| {
+fn subscriber_forgets_gone_publishers() {
+    simulated("topics::subscriber_forgets_gone_publishers", |world| {
         let domain = world.connect();
         let gpu = gpu(&domain);
         let topic = frames(&domain, "frames").create().unwrap();
@@ -195,8 +195,8 @@ fn resources_of_a_stream_may_panic_when_dropped() {
 }
 
 #[test]
-fn an_evicted_publisher_learns_it_from_its_in_flight_samples() {
-    simulated("topics::an_evicted_publisher_learns_it_from_its_in_flight_samples", |world| {
+fn evicted_publisher_learns_it_from_its_in_flight_samples() {
+    simulated("topics::evicted_publisher_learns_it_from_its_in_flight_samples", |world| {
         let domain = world.connect();
         let other = world.connect();
         let gpu = gpu(&domain);
@@ -210,8 +210,8 @@ fn an_evicted_publisher_learns_it_from_its_in_flight_samples() {
 }
 
 #[test]
-fn the_longest_name_of_a_topic_has_room_for_its_publishers() {
-    simulated("topics::the_longest_name_of_a_topic_has_room_for_its_publishers", |world| {
+fn longest_topic_name_has_room_for_its_publishers() {
+    simulated("topics::longest_topic_name_has_room_for_its_publishers", |world| {
         let domain = world.connect();
         let gpu = gpu(&domain);
         let too_long = frames(&domain, &"x".repeat(201));
@@ -259,8 +259,8 @@ fn read(topic: &Topic) -> u32 {
 }
 
 #[test]
-fn a_sample_that_is_dropped_with_a_lost_context_is_held_until_its_process_ends() {
-    let test = "topics::a_sample_that_is_dropped_with_a_lost_context_is_held_until_its_process_ends";
+fn sample_dropped_with_a_lost_context_stays_held() {
+    let test = "topics::sample_dropped_with_a_lost_context_stays_held";
     simulated(test, |world: &World| {
         let domain = world.connect();
         let gpu = gpu(&domain);

@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_out_of_reach_is_a_warning() {
+    fn unreachable_peer_is_a_warning() {
         let link = |to, rank| Link { from: 0, to, rank };
         assert_eq!(reach(&[]).outcome, Outcome::Ok);
         let found = reach(&[link(1, Some(Some(0))), link(2, Some(None))]);
