@@ -23,7 +23,14 @@ impl Actor {
     /// # Panics
     /// If it cannot be started.
     pub fn start(command: &mut Command, role: &str) -> Self {
-        command.args(["--exact", "role", "--nocapture", "--test-threads=1"]).env(ROLE, role);
+        Self::spawn(command.args(["--exact", "role", "--nocapture", "--test-threads=1"]).env(ROLE, role))
+    }
+
+    /// Starts any program that takes orders.
+    ///
+    /// # Panics
+    /// If it cannot be started.
+    pub fn spawn(command: &mut Command) -> Self {
         let mut process = Running::spawn(command);
         let input = process.stdin();
         Self { process, input }
@@ -99,6 +106,15 @@ impl Actor {
     /// If the watchdog ends it.
     pub fn join(&mut self) -> ExitStatus {
         self.process.reap()
+    }
+
+    /// Closes its input and waits for its good end.
+    ///
+    /// # Panics
+    /// If it fails, or the watchdog ends it.
+    pub fn finish(self) {
+        drop(self.input);
+        self.process.wait().expect(0);
     }
 
     /// Stops it, and waits until it is stopped.

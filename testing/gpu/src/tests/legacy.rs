@@ -56,7 +56,7 @@ fn verify(segment: &Segment) -> Result<(), String> {
 /// anew is told of the death.
 pub(super) fn published_memory_goes_with_its_publisher() -> Result<(), String> {
     let world = World::new()?;
-    let mut publisher = world.play("legacy_publish", &[])?;
+    let mut publisher = world.play("legacy_publish", &[]);
     let first = world.domain.open("test/legacy", TIMEOUT).map_err(tell)?;
     verify(&first)?;
     let second = world.domain.open("test/legacy", TIMEOUT).map_err(tell)?;
@@ -64,7 +64,7 @@ pub(super) fn published_memory_goes_with_its_publisher() -> Result<(), String> {
     let two = address(&second)?;
     ensure(one == two, || format!("it is mapped twice: {one:#x} and {two:#x}"))?;
     drop(first);
-    publisher.kill()?;
+    publisher.kill();
     second.wait_withdrawn(TIMEOUT).map_err(tell)?;
     verify(&second)?;
     drop(second);
@@ -78,8 +78,8 @@ pub(super) fn a_race_with_death_is_told_as_one() -> Result<(), String> {
     // A context of ours, so that the open comes at once.
     gpu(&world.domain)?;
     for _ in 0..5 {
-        let mut publisher = world.play("legacy_publish", &[])?;
-        publisher.kill()?;
+        let mut publisher = world.play("legacy_publish", &[]);
+        publisher.kill();
         let refused = world.domain.open("test/legacy", Duration::ZERO);
         ensure(matches!(refused, Err(Error::Gone(Gone::OwnerDied { .. }))), || format!("{refused:?}"))?;
     }

@@ -1,13 +1,14 @@
 //! A broker of a test's own, and other processes that play a role in the test.
 
 use std::{
-    io::{BufRead, BufReader},
-    path::PathBuf,
-    process::{Child, ChildStdout, Command, Stdio},
+    path::{Path, PathBuf},
+    process::Command,
+    sync::atomic::{AtomicU32, Ordering},
     time::{Duration, Instant},
 };
 
 use partywall::{Domain, Place, cuda, gpu};
+use partywall_harness::Actor;
 
 /// The option that makes this program play a role.
 pub(crate) const ROLE: &str = "--role";
@@ -16,104 +17,77 @@ pub(crate) const ROLE: &str = "--role";
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A broker in a directory of its own. Dropping it ends the broker.
-pub(crate) struct World {
-    pub(super) directory: PathBuf,
-    pub(crate) domain: Domain,
+pub(crate) struct Broker {
+    directory: PathBuf,
 }
 
-impl World {
-    pub(crate) fn new() -> Result<Self, String> {
-        let directory = std::env::temp_dir().join(format!("partywall-gpu-tests-{}", std::process::id()));
+impl Broker {
+    pub(crate) fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let directory = format!("partywall-gpu-tests-{}-{number}", std::process::id());
+        let directory = std::env::temp_dir().join(directory);
         let _ = std::fs::remove_dir_all(&directory);
-        let socket = directory.join("test.sock");
-        let domain = Domain::options().socket(&socket).connect().map_err(tell)?;
-        Ok(Self { directory, domain })
+        Self { directory }
     }
 
     pub(crate) fn socket(&self) -> PathBuf {
         self.directory.join("test.sock")
     }
 
-    /// Starts a process that plays `role` and waits until it says that it is ready.
-    pub(crate) fn play(&self, role: &str, arguments: &[&str]) -> Result<Actor, String> {
-        self.play_with(role, arguments, |_| ())
+    /// Connects this process. The first connection starts the broker, which stays for a while without members.
+    pub(crate) fn connect(&self) -> Result<Domain, String> {
+        Domain::options().socket(self.socket()).connect().map_err(tell)
     }
 
-    /// As [`World::play`], with a change to the command first.
-    pub(crate) fn play_with(
-        &self,
-        role: &str,
-        arguments: &[&str],
-        change: impl FnOnce(&mut Command),
-    ) -> Result<Actor, String> {
-        let mut command = Command::new(std::env::current_exe().map_err(tell)?);
+    /// Starts a process that plays `role`, with a change to the command, and waits until it says that it is ready.
+    pub(crate) fn play(&self, role: &str, arguments: &[&str], change: impl FnOnce(&mut Command)) -> Actor {
+        let program = std::env::current_exe().expect("a running program has a path");
+        let mut command = Command::new(program);
         command.arg(ROLE).arg(role).args(arguments).env("PARTYWALL_SOCKET", self.socket());
         change(&mut command);
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(tell)?;
-        let output = BufReader::new(child.stdout.take().ok_or("no output")?);
-        let mut actor = Actor { child, output, role: role.to_owned() };
-        actor.expect("ready")?;
-        Ok(actor)
+        let mut actor = Actor::spawn(&mut command);
+        actor.expect("ready");
+        actor
     }
 }
 
-impl Drop for World {
+impl Drop for Broker {
     fn drop(&mut self) {
-        let _ = self.domain.stop_broker(true);
+        let domain = Domain::options().socket(self.socket()).start(false).connect();
+        let _ = domain.and_then(|domain| domain.stop_broker(true));
         let _ = std::fs::remove_dir_all(&self.directory);
     }
 }
 
-/// A process that plays a role. Dropping it kills it.
-pub(crate) struct Actor {
-    child: Child,
-    output: BufReader<ChildStdout>,
-    role: String,
+/// A broker and a connection of this process to it.
+pub(crate) struct World {
+    pub(crate) domain: Domain,
+    broker: Broker,
 }
 
-impl Actor {
-    /// Reads lines up to one that begins with `word`, and returns the rest of that one.
-    pub(crate) fn expect(&mut self, word: &str) -> Result<String, String> {
-        let mut line = String::new();
-        loop {
-            line.clear();
-            if self.output.read_line(&mut line).map_err(tell)? == 0 {
-                let status = self.child.wait().map_err(tell)?;
-                return Err(format!("{} ended ({status}) before it said {word:?}", self.role));
-            }
-            if let Some(rest) = line.strip_prefix(word) {
-                return Ok(rest.trim().to_owned());
-            }
-        }
+impl World {
+    pub(crate) fn new() -> Result<Self, String> {
+        let broker = Broker::new();
+        Ok(Self { domain: broker.connect()?, broker })
     }
 
-    pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
+    pub(crate) fn directory(&self) -> &Path {
+        &self.broker.directory
     }
 
-    pub(crate) fn kill(&mut self) -> Result<(), String> {
-        self.child.kill().map_err(tell)?;
-        self.child.wait().map(drop).map_err(tell)
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.broker.socket()
     }
 
-    /// Lets it go on: it waits for its standard input to end.
-    pub(crate) fn release(&mut self) {
-        drop(self.child.stdin.take());
+    /// As [`Broker::play`].
+    pub(crate) fn play(&self, role: &str, arguments: &[&str]) -> Actor {
+        self.play_with(role, arguments, |_| ())
     }
 
-    /// Waits for its good end.
-    pub(crate) fn finish(mut self) -> Result<(), String> {
-        self.release();
-        let status = self.child.wait().map_err(tell)?;
-        if status.success() { Ok(()) } else { Err(format!("{} failed: {status}", self.role)) }
-    }
-}
-
-impl Drop for Actor {
-    fn drop(&mut self) {
-        // Fails only if it has been waited for already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+    /// As [`Broker::play`].
+    pub(crate) fn play_with(&self, role: &str, arguments: &[&str], change: impl FnOnce(&mut Command)) -> Actor {
+        self.broker.play(role, arguments, change)
     }
 }
 
