@@ -56,7 +56,7 @@ impl fmt::Debug for IpcMemoryHandle {
 /// Dropping the last one waits for all that this process runs in the context: work that is still running on what is
 /// closed would fault. So do not drop it behind a wait for another process. `Send` and `Sync`.
 pub struct IpcMapping {
-    open: Arc<Open>,
+    open: Arc<OpenHandle>,
     bytes: u64,
     access: Access,
 }
@@ -80,7 +80,7 @@ impl IpcMapping {
         let open = match registry.get(&key).and_then(Weak::upgrade) {
             Some(open) => open,
             None => {
-                let open = Arc::new(Open::new(context, handle)?);
+                let open = Arc::new(OpenHandle::new(context, handle)?);
                 registry.retain(|_, open| open.strong_count() > 0);
                 registry.insert(key, Arc::downgrade(&open));
                 open
@@ -151,13 +151,13 @@ impl fmt::Debug for IpcMapping {
 }
 
 /// One successful `cuIpcOpenMemHandle`.
-struct Open {
+struct OpenHandle {
     context: Context,
     pointer: DevicePtr,
     bytes: u64,
 }
 
-impl Open {
+impl OpenHandle {
     fn new(context: &Context, handle: IpcMemoryHandle) -> Result<Self, CudaError> {
         let _guard = context.guard_relaxed()?;
         let mut pointer = 0;
@@ -175,7 +175,7 @@ impl Open {
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenHandle {
     fn drop(&mut self) {
         self.context.record_drop(self.context.settle());
         self.context.release(|driver| {
@@ -199,7 +199,7 @@ pub(crate) fn is_imported(address: u64) -> bool {
 
 /// The open mappings of this process. Weak references, so that only the mappings own. A forked child has none open:
 /// CUDA does not work there.
-static REGISTRY: PerProcess<HashMap<Key, Weak<Open>>> = PerProcess::new();
+static REGISTRY: PerProcess<HashMap<Key, Weak<OpenHandle>>> = PerProcess::new();
 
 /// Adds the usual meaning of a refusal to open.
 fn explain(error: CudaError) -> CudaError {

@@ -42,9 +42,9 @@ pub enum Access {
 /// may change at any time.
 pub struct Mapping {
     // Dropped in this order: first what is mapped, then the addresses.
-    first: Part,
+    first: MappedPart,
     /// The parts behind `first`, without gaps. A thread that maps more holds the lock.
-    more: Mutex<Vec<Part>>,
+    more: Mutex<Vec<MappedPart>>,
     /// Bytes of all parts; it only grows. Stored (release) by [`Extension::publish`] when the parts are mapped, loaded
     /// (acquire) by [`Mapping::len`] before they are used.
     len: AtomicU64,
@@ -91,7 +91,7 @@ impl Mapping {
             reserved => reserved,
         };
         let range = range.map_err(describe)?;
-        let first = Part::map(memory, range.pointer, access).map_err(describe)?;
+        let first = MappedPart::map(memory, range.pointer, access).map_err(describe)?;
         Ok(Self { first, more: Mutex::default(), len: AtomicU64::new(bytes), access, named: false.into(), range })
     }
 
@@ -117,7 +117,7 @@ impl Mapping {
                 return Err(AccessError::OutOfRange { offset, len, available });
             }
             let _guard = self.context().guard_relaxed()?;
-            let part = Part::map(memory, self.range.pointer + offset, self.access);
+            let part = MappedPart::map(memory, self.range.pointer + offset, self.access);
             extension.parts.push(part.map_err(|error| describe(error, len, self.context()))?);
             extension.len += len;
         }
@@ -149,7 +149,7 @@ impl Mapping {
         }
         let settled = if *self.named.get_mut() { self.context().settle() } else { Ok(()) };
         let more = self.more.get_mut().ignore_poison();
-        more.iter_mut().rev().chain([&mut self.first]).map(Part::unmap).fold(settled, Result::and)
+        more.iter_mut().rev().chain([&mut self.first]).map(MappedPart::unmap).fold(settled, Result::and)
     }
 
     /// Returns a checked range of the memory.
@@ -229,8 +229,8 @@ impl fmt::Debug for Mapping {
 pub struct Extension<'a> {
     mapping: &'a Mapping,
     // Unmapped before the lock is released: the next extension takes the same addresses.
-    parts: Vec<Part>,
-    more: MutexGuard<'a, Vec<Part>>,
+    parts: Vec<MappedPart>,
+    more: MutexGuard<'a, Vec<MappedPart>>,
     /// The length of the mapping including it.
     len: u64,
 }
@@ -245,14 +245,14 @@ impl Extension<'_> {
 
 /// One allocation, mapped whole.
 #[derive(Debug)]
-struct Part {
+struct MappedPart {
     pointer: DevicePtr,
     memory: Arc<PhysicalMemory>,
-    /// Whether it is still mapped; false only between [`Part::unmap`] and the drop of the fields.
+    /// Whether it is still mapped; false only between [`MappedPart::unmap`] and the drop of the fields.
     mapped: bool,
 }
 
-impl Part {
+impl MappedPart {
     /// Maps memory at addresses that are reserved and unused, and gives the device access. A context is current.
     fn map(memory: Arc<PhysicalMemory>, pointer: DevicePtr, access: Access) -> Result<Self, CudaError> {
         let context = memory.context();
@@ -284,7 +284,7 @@ impl Drop for Mapping {
     }
 }
 
-impl Drop for Part {
+impl Drop for MappedPart {
     fn drop(&mut self) {
         let unmapped = self.unmap();
         self.memory.context().record_drop(unmapped);

@@ -177,7 +177,7 @@ impl From<CudaError> for ProbeError {
 /// [`ProbeError`].
 pub fn probe_device_word(context: &Context, limit: Duration) -> Result<(), ProbeError> {
     let word = DeviceBuffer::new(context, WORD_BYTES)?;
-    let probe = Probe { writer: Stream::new(context)?, waiter: Stream::new(context)?, limit };
+    let probe = WordProbe { writer: Stream::new(context)?, waiter: Stream::new(context)?, limit };
     let result = probe.run(word.as_slice(), None);
     if probe.may_still_wait() {
         std::mem::forget((probe, word));
@@ -213,7 +213,7 @@ pub fn probe_registered_word(
         .ok_or(AccessError::OutOfRange { offset: offset as u64, len: WORD_BYTES, available: registration.len() })?;
     let writer = Stream::new(registration.context())?;
     let waiter = Stream::new(registration.context())?;
-    let probe = Probe { writer, waiter, limit };
+    let probe = WordProbe { writer, waiter, limit };
     let result = probe.run(word, Some(&|value| host.set(0, value)));
     if probe.may_still_wait() {
         std::mem::forget((probe, registration));
@@ -223,13 +223,13 @@ pub fn probe_registered_word(
 }
 
 /// Two streams, one of which waits for the other.
-struct Probe {
+struct WordProbe {
     writer: Stream,
     waiter: Stream,
     limit: Duration,
 }
 
-impl Probe {
+impl WordProbe {
     /// Probes one word with arbitrary contents. `store` writes the word from the host, if the host can.
     fn run(&self, word: DeviceSlice<'_>, store: Option<&dyn Fn(u64)>) -> Result<(), ProbeError> {
         let writer = self.writer.as_ref();

@@ -10,12 +10,12 @@ use crate::{AccessError, Context, CudaError, DeviceSlice, Event, PinnedBuffer, S
 #[derive(Debug)]
 pub struct Upload {
     stream: Stream,
-    slots: [Slot; 2],
+    slots: [UploadSlot; 2],
     current: usize,
 }
 
 #[derive(Debug)]
-struct Slot {
+struct UploadSlot {
     buffer: PinnedBuffer,
     copied: Event,
 }
@@ -26,7 +26,7 @@ impl Upload {
     /// # Errors
     /// `CUDA_ERROR_OUT_OF_MEMORY` if the host has no memory to lock; `CUDA_ERROR_INVALID_VALUE` for 0 bytes.
     pub fn new(context: &Context, bytes: u64) -> Result<Self, CudaError> {
-        let slot = || Ok(Slot { buffer: PinnedBuffer::new(context, bytes)?, copied: Event::new(context)? });
+        let slot = || Ok(UploadSlot { buffer: PinnedBuffer::new(context, bytes)?, copied: Event::new(context)? });
         Ok(Self { slots: [slot()?, slot()?], stream: Stream::new(context)?, current: 0 })
     }
 

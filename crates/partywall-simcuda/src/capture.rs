@@ -9,7 +9,7 @@ use partywall_os::lock::IgnorePoison;
 
 use crate::abi::{Code, Handle};
 use crate::entry::{entry_points, store};
-use crate::stream::{self, Kind, Stream};
+use crate::stream::{self, Stream, StreamKind};
 use crate::{context, ledger, state};
 
 /// The capture that a stream is in.
@@ -61,7 +61,7 @@ pub(crate) fn forbid_on(stream: &Stream) -> Result<(), Code> {
 /// `STREAM_CAPTURE_INVALIDATED`; `STREAM_CAPTURE_IMPLICIT` for the legacy stream while one that it waits for is
 /// captured.
 pub(crate) fn takes(stream: &Stream) -> Result<bool, Code> {
-    if stream.kind() == Kind::Legacy {
+    if stream.kind() == StreamKind::Legacy {
         let captured = implicitly_captured(stream);
         for stream in &captured {
             if let Some(capture) = lock(stream).as_mut() {
@@ -78,7 +78,7 @@ pub(crate) fn takes(stream: &Stream) -> Result<bool, Code> {
 
 /// Returns the captured streams that the legacy stream comes after.
 fn implicitly_captured(legacy: &Stream) -> Vec<Arc<Stream>> {
-    let captured = |stream: &Arc<Stream>| stream.kind() == Kind::Blocking && lock(stream).is_some();
+    let captured = |stream: &Arc<Stream>| stream.kind() == StreamKind::Blocking && lock(stream).is_some();
     stream::all_of(legacy.context()).into_iter().filter(captured).collect()
 }
 
@@ -103,7 +103,7 @@ entry_points! {
         if mode > RELAXED {
             return Err(Code::INVALID_VALUE);
         }
-        if stream.kind() == Kind::Legacy {
+        if stream.kind() == StreamKind::Legacy {
             return Err(Code::STREAM_CAPTURE_UNSUPPORTED);
         }
         let mut capture = lock(&stream);
@@ -138,7 +138,7 @@ entry_points! {
     }
     fn cuStreamIsCapturing(stream: Handle, status: *mut u32) {
         let stream = stream::find(stream)?;
-        if stream.kind() == Kind::Legacy {
+        if stream.kind() == StreamKind::Legacy {
             // That the blocking streams' captures stay valid is documented.
             if !implicitly_captured(&stream).is_empty() {
                 return Err(Code::STREAM_CAPTURE_IMPLICIT);

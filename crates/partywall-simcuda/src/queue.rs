@@ -25,12 +25,12 @@ pub(crate) type Work = Box<dyn FnOnce(&mut Runner) -> Result<(), Code> + Send>;
 /// One stream's work. The thread ends when the queue is closed and empty.
 pub(crate) struct Queue {
     context: Arc<Ctx>,
-    state: Mutex<State>,
+    state: Mutex<QueueState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct QueueState {
     pending: VecDeque<Work>,
     enqueued: u64,
     done: u64,
@@ -99,7 +99,7 @@ impl Queue {
         &self.context
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().ignore_poison()
     }
 

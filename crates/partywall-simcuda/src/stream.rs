@@ -23,13 +23,13 @@ pub(crate) struct Stream {
     /// No other stream of the process has it.
     id: u64,
     queue: Arc<Queue>,
-    kind: Kind,
+    kind: StreamKind,
     priority: c_int,
     pub(crate) capture: Mutex<Option<Capture>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum StreamKind {
     Legacy,
     Blocking,
     NonBlocking,
@@ -56,7 +56,7 @@ impl Stream {
         self.queue.context()
     }
 
-    pub(crate) fn kind(&self) -> Kind {
+    pub(crate) fn kind(&self) -> StreamKind {
         self.kind
     }
 
@@ -99,7 +99,7 @@ impl Stream {
 }
 
 impl Streams {
-    fn start(&mut self, context: &Arc<Ctx>, kind: Kind, priority: c_int) -> Arc<Stream> {
+    fn start(&mut self, context: &Arc<Ctx>, kind: StreamKind, priority: c_int) -> Arc<Stream> {
         static LAST: AtomicU64 = AtomicU64::new(0);
         let id = LAST.fetch_add(1, Ordering::Relaxed) + 1;
         let stream = Arc::new(Stream { id, queue: Queue::start(context), kind, priority, capture: Mutex::default() });
@@ -110,9 +110,9 @@ impl Streams {
     /// Returns what new work of `stream` comes after, apart from the work of that stream.
     fn before(&mut self, stream: &Stream) -> Vec<Ticket> {
         let others = match stream.kind {
-            Kind::Legacy => Kind::Blocking,
-            Kind::Blocking => Kind::Legacy,
-            Kind::NonBlocking => return Vec::new(),
+            StreamKind::Legacy => StreamKind::Blocking,
+            StreamKind::Blocking => StreamKind::Legacy,
+            StreamKind::NonBlocking => return Vec::new(),
         };
         self.of(stream.context()).filter(|other| other.kind == others).map(|other| other.queue.tail()).collect()
     }
@@ -137,16 +137,16 @@ pub(crate) fn find(handle: Handle) -> Result<Arc<Stream>, Code> {
     let mut streams = lock();
     match handle {
         NULL | LEGACY => {
-            if let Some(stream) = streams.of(&context).find(|stream| stream.kind == Kind::Legacy) {
+            if let Some(stream) = streams.of(&context).find(|stream| stream.kind == StreamKind::Legacy) {
                 return Ok(stream.clone());
             }
-            Ok(streams.start(&context, Kind::Legacy, 0))
+            Ok(streams.start(&context, StreamKind::Legacy, 0))
         }
         PER_THREAD => OF_THREAD.with_borrow_mut(|OfThread(own)| {
             if let Some(stream) = own.iter().find(|stream| Arc::ptr_eq(stream.context(), &context)) {
                 return Ok(stream.clone());
             }
-            let stream = streams.start(&context, Kind::Blocking, 0);
+            let stream = streams.start(&context, StreamKind::Blocking, 0);
             own.push(stream.clone());
             Ok(stream)
         }),
@@ -188,8 +188,8 @@ fn lock() -> MutexGuard<'static, Streams> {
 fn create(stream: *mut Handle, flags: u32, priority: c_int) -> Result<(), Code> {
     let context = context::current()?;
     let kind = match flags {
-        0 => Kind::Blocking,
-        NON_BLOCKING => Kind::NonBlocking,
+        0 => StreamKind::Blocking,
+        NON_BLOCKING => StreamKind::NonBlocking,
         _ => return Err(Code::INVALID_VALUE),
     };
     let handle = state::new_handle();
@@ -222,7 +222,7 @@ entry_points! {
         if stream.is_done()? { Ok(()) } else { Err(Code::NOT_READY) }
     }
     fn cuStreamGetFlags(stream: Handle, flags: *mut u32) {
-        store(flags, if find(stream)?.kind == Kind::NonBlocking { NON_BLOCKING } else { 0 })
+        store(flags, if find(stream)?.kind == StreamKind::NonBlocking { NON_BLOCKING } else { 0 })
     }
     fn cuStreamGetPriority(stream: Handle, priority: *mut c_int) { store(priority, find(stream)?.priority) }
     fn cuStreamGetId(stream: Handle, id: *mut u64) { store(id, find(stream)?.id) }

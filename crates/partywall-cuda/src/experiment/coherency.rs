@@ -70,7 +70,7 @@ pub enum Handover {
 
 /// What a poll saw. Times are of the GPU's clock, in nanoseconds, the same in all processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Polled {
+pub struct PollReport {
     /// How often it looked.
     pub looks: u64,
     /// When the value was seen, if it was.
@@ -81,7 +81,7 @@ pub struct Polled {
 
 /// A store and the answer to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stored {
+pub struct StoreReport {
     /// When it was made.
     pub at: u64,
     /// When its kernel, which still ran, saw the poll's answer; if it did.
@@ -90,7 +90,7 @@ pub struct Stored {
 
 /// What two kernels that take turns came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Turns {
+pub struct TurnsReport {
     /// How many were taken.
     pub taken: u64,
     /// From the end of the first one to the end of the last one.
@@ -99,7 +99,7 @@ pub struct Turns {
 
 /// What reading flags and data came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Read {
+pub struct PairsReport {
     /// How often a flag and its data were read.
     pub looks: u64,
     /// How often a flag had another value than the time before.
@@ -194,7 +194,7 @@ impl Coherency {
         store: Store,
         value: u64,
         limit: Duration,
-    ) -> Result<Stored, AccessError> {
+    ) -> Result<StoreReport, AccessError> {
         let word = place(words, WORD)?;
         let answer = place(words, ANSWER)?;
         let result = self.clear(stream)?;
@@ -202,7 +202,7 @@ impl Coherency {
         // SAFETY: the parameters are those of `pw_store`; it writes to the word and the result, which were checked.
         unsafe { launch(&self.store, stream, ONE_THREAD, parameters) }?;
         let [_, at, answered, ..] = self.outcome(stream)?;
-        Ok(Stored { at, answered: (answered != 0).then_some(answered) })
+        Ok(StoreReport { at, answered: (answered != 0).then_some(answered) })
     }
 
     /// Lets a kernel take turns with one of the other process: one of the two follows. Waits; for `limit` at most.
@@ -216,7 +216,7 @@ impl Coherency {
         follows: bool,
         turns: u64,
         limit: Duration,
-    ) -> Result<Turns, AccessError> {
+    ) -> Result<TurnsReport, AccessError> {
         let leader = place(words, LEADER)?;
         let follower = place(words, FOLLOWER)?;
         let (mine, theirs) = if follows { (follower, leader) } else { (leader, follower) };
@@ -225,7 +225,7 @@ impl Coherency {
         // SAFETY: the parameters are those of `pw_turns`; it writes to one of the words and the result.
         unsafe { launch(&self.turns, stream, ONE_THREAD, parameters) }?;
         let [taken, first, end, ..] = self.outcome(stream)?;
-        Ok(Turns { taken, time: Duration::from_nanos(end.saturating_sub(first)) })
+        Ok(TurnsReport { taken, time: Duration::from_nanos(end.saturating_sub(first)) })
     }
 
     /// Lets each thread of a kernel write data and then its flag, again and again for `limit`. Waits.
@@ -255,14 +255,14 @@ impl Coherency {
         words: DeviceSlice<'_>,
         handover: Handover,
         limit: Duration,
-    ) -> Result<Read, AccessError> {
+    ) -> Result<PairsReport, AccessError> {
         let result = self.clear(stream)?;
         let [data, flags, stride, count, how, limit] = pairs(words, handover, limit)?;
         let parameters = [data, flags, stride, count, how, limit, result];
         // SAFETY: as above, for `pw_read_pairs`, which writes its result besides.
         unsafe { launch(&self.read_pairs, stream, A_THREAD_A_PAIR, parameters) }?;
         let [looks, changes, old, worst, ..] = self.outcome(stream)?;
-        Ok(Read { looks, changes, old, worst })
+        Ok(PairsReport { looks, changes, old, worst })
     }
 
     /// Sets the result to zeros; its address.
@@ -284,9 +284,9 @@ impl Polling<'_> {
     ///
     /// # Errors
     /// What the stream's work failed with.
-    pub fn finish(self) -> Result<Polled, AccessError> {
+    pub fn finish(self) -> Result<PollReport, AccessError> {
         let [looks, began, seen, end, ..] = self.kernels.outcome(self.stream)?;
-        Ok(Polled {
+        Ok(PollReport {
             looks,
             seen: (seen != 0).then_some(seen),
             vain: Duration::from_nanos(if seen == 0 { end.saturating_sub(began) } else { 0 }),

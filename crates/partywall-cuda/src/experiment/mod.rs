@@ -11,7 +11,9 @@ mod images;
 use std::ffi::CStr;
 use std::time::Duration;
 
-pub use coherency::{Coherency, Handover, Load, Polled, Polling, Read, Scope, Store, Stored, Turns, WORDS_BYTES};
+pub use coherency::{
+    Coherency, Handover, Load, PairsReport, PollReport, Polling, Scope, Store, StoreReport, TurnsReport, WORDS_BYTES,
+};
 pub use images::{Image, Images};
 
 use crate::abi::{DevicePtr, EVENT_DISABLE_TIMING, EVENT_INTERPROCESS, MEM_ATTACH_GLOBAL};

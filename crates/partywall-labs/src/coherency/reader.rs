@@ -1,6 +1,6 @@
 //! The reader: lets its kernels look at what the writer's kernels store, in every way, and says which claims held.
 
-use partywall::cuda::{DeviceAttribute, experiment::Read};
+use partywall::cuda::{DeviceAttribute, experiment::PairsReport};
 
 use super::{shared::Shared, *};
 use crate::text::grouped;
@@ -321,7 +321,7 @@ impl Reader<'_> {
     }
 
     /// Reads pairs while the writer writes them in the way with this index.
-    fn pairs(&mut self, memory: Memory, how: usize) -> Result<Read, Failure> {
+    fn pairs(&mut self, memory: Memory, how: usize) -> Result<PairsReport, Failure> {
         self.shared.clear(memory)?;
         self.writer.say(Command::Pairs { memory, how })?;
         let gpu = self.shared.gpu;
@@ -344,7 +344,7 @@ impl Tries {
     }
 }
 
-fn pairs_text(read: &Read) -> String {
+fn pairs_text(read: &PairsReport) -> String {
     let old = match read.old {
         0 => "none with old data".to_owned(),
         old => format!("old data {} times, by up to {} steps", grouped(old), grouped(read.worst)),

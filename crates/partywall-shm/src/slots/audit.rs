@@ -2,7 +2,7 @@
 
 use super::{
     Slots,
-    word::{Place, Position, Row, State},
+    word::{Position, Row, State, Turn},
 };
 use crate::members::NOBODY;
 
@@ -50,10 +50,8 @@ impl Slots {
                 State::Handed(row, tag) => {
                     let position = Position::of_tag(tag, self.ring.len());
                     match self.ring[position.index].load().place(position.lap) {
-                        Place::Waiting(waiter) if waiter == row => &mut audit.handed,
-                        Place::Granted(waiter, slot) if (waiter, usize::from(slot)) == (row, index) => {
-                            &mut audit.handed
-                        }
+                        Turn::Waiting(waiter) if waiter == row => &mut audit.handed,
+                        Turn::Granted(waiter, slot) if (waiter, usize::from(slot)) == (row, index) => &mut audit.handed,
                         _ => &mut audit.stale,
                     }
                 }
@@ -62,10 +60,10 @@ impl Slots {
         for entry in self.ring.iter() {
             let seen = entry.load();
             match seen.place(seen.lap()) {
-                Place::Waiting(_) => audit.waiting += 1,
-                Place::Granted(..) => audit.granted += 1,
-                Place::Invalid => audit.invalid += 1,
-                Place::Occupied | Place::Open | Place::Done => {}
+                Turn::Waiting(_) => audit.waiting += 1,
+                Turn::Granted(..) => audit.granted += 1,
+                Turn::Invalid => audit.invalid += 1,
+                Turn::Occupied | Turn::Open | Turn::Done => {}
             }
         }
         audit

@@ -35,7 +35,7 @@ use partywall_os::lock::IgnorePoison;
 
 use super::{
     OVERDUE, Slots,
-    word::{Entry, EntryWord, Place, Position, Row, Slot, SlotWord, State},
+    word::{Position, QueueEntry, QueueWord, Row, Slot, SlotWord, State, Turn},
 };
 use crate::{
     MAX_SLEEP,
@@ -226,9 +226,9 @@ impl Slots {
             for _ in 0..MOST_ATTEMPTS {
                 let seen = entry.load();
                 let lost = match seen.place(seen.lap()) {
-                    Place::Waiting(row) | Place::Granted(row, _) => dead(row),
-                    Place::Invalid => true,
-                    Place::Occupied | Place::Open | Place::Done => false,
+                    Turn::Waiting(row) | Turn::Granted(row, _) => dead(row),
+                    Turn::Invalid => true,
+                    Turn::Occupied | Turn::Open | Turn::Done => false,
                 };
                 if !lost || entry.finish(seen) {
                     break;
@@ -286,7 +286,7 @@ impl Slots {
             let State::Handed(row, tag) = seen.state() else { return None };
             let position = Position::of_tag(tag, self.ring.len());
             let place = self.ring[position.index].load().place(position.lap);
-            (place == Place::Granted(row, index as u16)).then_some((index, seen))
+            (place == Turn::Granted(row, index as u16)).then_some((index, seen))
         })
     }
 
@@ -299,7 +299,7 @@ impl Slots {
     }
 
     /// Returns a position and its entry.
-    fn at(&self, count: u64) -> (Position, &Entry) {
+    fn at(&self, count: u64) -> (Position, &QueueEntry) {
         let position = Position::of(count, self.ring.len());
         (position, &self.ring[position.index])
     }
@@ -372,25 +372,25 @@ impl Slots {
         let entry = &self.ring[position.index];
         let seen = entry.load();
         match seen.place(position.lap) {
-            Place::Waiting(waiter) if waiter == row => entry.grant(seen, slot as u16).then_some(false),
-            Place::Granted(waiter, granted) => Some((waiter, usize::from(granted)) != (row, slot)),
+            Turn::Waiting(waiter) if waiter == row => entry.grant(seen, slot as u16).then_some(false),
+            Turn::Granted(waiter, granted) => Some((waiter, usize::from(granted)) != (row, slot)),
             _ => Some(true),
         }
     }
 
     /// Takes the next entry. Returns `None` if all are taken.
-    fn begin_to_wait(&self, row: Row) -> Option<(Position, EntryWord)> {
+    fn begin_to_wait(&self, row: Row) -> Option<(Position, QueueWord)> {
         let mut tail = self.header().tail.0.load(Ordering::Acquire);
         for _ in 0..2 * self.ring.len() + MOST_ATTEMPTS {
             let (position, entry) = self.at(tail);
             let seen = entry.load();
-            let waiting = EntryWord::waiting(row, position.lap);
+            let waiting = QueueWord::waiting(row, position.lap);
             let place = seen.place(position.lap);
             // A waiter that was granted a slot and is stopped before it leaves its entry is passed over; others are not.
-            if place == Place::Occupied && self.is_crowded(tail) {
+            if place == Turn::Occupied && self.is_crowded(tail) {
                 return None;
             }
-            let begun = place == Place::Open && entry.wait(seen, waiting);
+            let begun = place == Turn::Open && entry.wait(seen, waiting);
             if begun {
                 point("slots: entry waiting, tail not advanced");
             }
@@ -417,7 +417,7 @@ impl Slots {
     }
 
     /// Returns the first waiter by the hints, which it advances on the way.
-    fn first_waiting(&self) -> Option<(Position, EntryWord)> {
+    fn first_waiting(&self) -> Option<(Position, QueueWord)> {
         let tail = self.header().tail.0.load(Ordering::Acquire);
         let mut head = self.header().head.0.load(Ordering::Acquire);
         for _ in 0..self.ring.len() {
@@ -427,9 +427,9 @@ impl Slots {
             let (position, entry) = self.at(head);
             let seen = entry.load();
             match seen.place(position.lap) {
-                Place::Waiting(_) => return Some((position, seen)),
-                Place::Open => return None,
-                Place::Occupied | Place::Granted(..) | Place::Done | Place::Invalid => {
+                Turn::Waiting(_) => return Some((position, seen)),
+                Turn::Open => return None,
+                Turn::Occupied | Turn::Granted(..) | Turn::Done | Turn::Invalid => {
                     head = self.advance(&self.header().head, head);
                 }
             }
@@ -438,11 +438,11 @@ impl Slots {
     }
 
     /// Returns the waiter that has waited longest, by the entries alone.
-    fn oldest_waiting(&self) -> Option<(Position, EntryWord)> {
-        let mut oldest: Option<(Position, EntryWord)> = None;
+    fn oldest_waiting(&self) -> Option<(Position, QueueWord)> {
+        let mut oldest: Option<(Position, QueueWord)> = None;
         for (index, entry) in self.ring.iter().enumerate() {
             let seen = entry.load();
-            let waits = matches!(seen.place(seen.lap()), Place::Waiting(_));
+            let waits = matches!(seen.place(seen.lap()), Turn::Waiting(_));
             // Of one lap, the first in the ring came first.
             if waits && oldest.is_none_or(|(_, oldest)| seen.is_before(oldest)) {
                 oldest = Some((Position { index, lap: seen.lap() }, seen));
@@ -451,14 +451,14 @@ impl Slots {
         oldest
     }
 
-    fn serve_as(&self, first: impl Fn(&Self) -> Option<(Position, EntryWord)>) {
+    fn serve_as(&self, first: impl Fn(&Self) -> Option<(Position, QueueWord)>) {
         // More rounds than there can be waiters happen only if a member breaks the rules.
         for _ in 0..2 * self.ring.len() {
             // Pairs with itself. Before it a member has freed a slot, or begun to wait; behind it, it looks for a waiter and a
             // slot. If two members do so at once, one of them sees what the other did.
             fence(Ordering::SeqCst);
             let Some((position, waiting)) = first(self) else { return };
-            let Place::Waiting(row) = waiting.place(position.lap) else { return };
+            let Turn::Waiting(row) = waiting.place(position.lap) else { return };
             let handed = SlotWord::handed(row, position.tag(self.ring.len()));
             let Some(slot) = self.take_as(handed) else { return };
             point("slots: slot handed, waiter not notified");
@@ -478,7 +478,7 @@ pub struct Waiter<'a> {
     slots: &'a Slots,
     row: Row,
     position: Position,
-    waiting: EntryWord,
+    waiting: QueueWord,
     over: bool,
 }
 
@@ -505,7 +505,7 @@ impl Waiter<'_> {
         self.over = true;
         let entry = &self.slots.ring[self.position.index];
         let seen = entry.load();
-        let Place::Granted(_, slot) = seen.place(self.position.lap) else { return Polled::Lost };
+        let Turn::Granted(_, slot) = seen.place(self.position.lap) else { return Polled::Lost };
         let handed = SlotWord::handed(self.row, self.position.tag(self.slots.ring.len()));
         let word = SlotWord::held(self.row, self.slots.ticket());
         point("slots: turn has come, slot not taken");

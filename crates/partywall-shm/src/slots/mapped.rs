@@ -12,7 +12,7 @@ use partywall_os::{map::SharedMap, memfd};
 use super::{
     MAX_SLOTS, MAX_WAITERS, Slots,
     core::Header,
-    word::{Entry, Slot},
+    word::{QueueEntry, Slot},
 };
 use crate::invalid;
 
@@ -83,12 +83,12 @@ fn first_ticket() -> u64 {
 
 /// Byte offset of the ring.
 fn ring_offset(maximum: u32) -> usize {
-    size_of::<Header>() + (maximum as usize * size_of::<Slot>()).next_multiple_of(align_of::<Entry>())
+    size_of::<Header>() + (maximum as usize * size_of::<Slot>()).next_multiple_of(align_of::<QueueEntry>())
 }
 
 /// Bytes of the memory of `maximum` slots.
 pub(crate) fn bytes(maximum: u32) -> usize {
-    ring_offset(maximum) + MAX_WAITERS as usize * size_of::<Entry>()
+    ring_offset(maximum) + MAX_WAITERS as usize * size_of::<QueueEntry>()
 }
 
 /// Change the text whenever the bytes change, and never for a name alone.

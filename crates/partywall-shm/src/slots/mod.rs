@@ -30,7 +30,7 @@ use std::{
 
 use self::{
     core::Header,
-    word::{Entry, Slot},
+    word::{QueueEntry, Slot},
 };
 use crate::sync::Part;
 
@@ -58,7 +58,7 @@ pub struct Slots {
     /// The lengths of these parts are those at the time of mapping; other processes may write the words that say them.
     header: Part<Header>,
     slots: Part<Slot>,
-    ring: Part<Entry>,
+    ring: Part<QueueEntry>,
     /// A slot that its waiter was granted and had not taken, and when that was first seen.
     granted: Mutex<Option<(Instant, (usize, SlotWord))>>,
 }

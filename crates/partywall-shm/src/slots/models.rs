@@ -12,7 +12,7 @@ use loom::{
 
 use super::{
     core::{Header, Line},
-    word::{Entry, Position, Slot, SlotWord},
+    word::{Position, QueueEntry, Slot, SlotWord},
     *,
 };
 
@@ -43,7 +43,7 @@ impl Slots {
         Self {
             header: vec![header],
             slots: (0..slots).map(|_| Slot::new()).collect(),
-            ring: (0..waiters).map(|_| Entry::new()).collect(),
+            ring: (0..waiters).map(|_| QueueEntry::new()).collect(),
             granted: Mutex::default(),
         }
     }

@@ -27,9 +27,9 @@
 //! | [`Slot::accept`] | a member that knows the ticket | offered → held, with another ticket |
 //! | [`Slot::publish`] | the holder; a member that completes that; the broker for the dead | held → held by nobody |
 //! | [`Slot::free`] | the holder; a member that handed in vain, or proves a published one unused; the broker for the dead | held, handed, offered → free |
-//! | [`Entry::wait`] | a member that begins to wait | empty → waiting |
-//! | [`Entry::grant`] | any member that meets the slot handed | waiting → granted |
-//! | [`Entry::finish`] | the waiter; the broker for the dead | waiting, granted → empty, in the next lap |
+//! | [`QueueEntry::wait`] | a member that begins to wait | empty → waiting |
+//! | [`QueueEntry::grant`] | any member that meets the slot handed | waiting → granted |
+//! | [`QueueEntry::finish`] | the waiter; the broker for the dead | waiting, granted → empty, in the next lap |
 
 use crate::{
     members::NOBODY,
@@ -168,14 +168,14 @@ impl Slot {
 /// A waiter's place in the ring, in a cache line of its own.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub(super) struct Entry {
+pub(super) struct QueueEntry {
     word: FutexWord<AtomicU64>,
     _zero: [AtomicU64; 7],
 }
 
 /// What an entry's word says of a position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum Turn {
     /// The entry belongs to a position a lap or more earlier, which is not finished.
     Occupied,
     /// The position has not been taken yet.
@@ -190,19 +190,19 @@ pub(super) enum Place {
 
 /// An entry's word as it was seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct EntryWord(u64);
+pub(super) struct QueueWord(u64);
 
-impl EntryWord {
+impl QueueWord {
     /// What it says of a position in `lap`.
-    pub(super) fn place(self, lap: u64) -> Place {
+    pub(super) fn place(self, lap: u64) -> Turn {
         let row = (self.0 >> ENTRY_ROW) as Row;
         match (self.lap().wrapping_sub(lap) & LAPS, self.0 & STATE) {
-            (0, EMPTY) => Place::Open,
-            (0, WAITING) => Place::Waiting(row),
-            (0, GRANTED) => Place::Granted(row, (self.0 >> ENTRY_SLOT) as u16),
-            (0, _) => Place::Invalid,
-            (1..=HALF, _) => Place::Done,
-            _ => Place::Occupied,
+            (0, EMPTY) => Turn::Open,
+            (0, WAITING) => Turn::Waiting(row),
+            (0, GRANTED) => Turn::Granted(row, (self.0 >> ENTRY_SLOT) as u16),
+            (0, _) => Turn::Invalid,
+            (1..=HALF, _) => Turn::Done,
+            _ => Turn::Occupied,
         }
     }
 
@@ -229,25 +229,25 @@ impl EntryWord {
     }
 }
 
-impl Entry {
+impl QueueEntry {
     #[cfg(all(test, loom))]
     pub(super) fn new() -> Self {
         let zero = || AtomicU64::new(0);
         Self { word: FutexWord::new(zero()), _zero: std::array::from_fn(|_| zero()) }
     }
 
-    pub(super) fn load(&self) -> EntryWord {
+    pub(super) fn load(&self) -> QueueWord {
         // Pairs with the changes below.
-        EntryWord(self.word.load(Ordering::Acquire))
+        QueueWord(self.word.load(Ordering::Acquire))
     }
 
     /// Begins to wait at a position that was seen open.
-    pub(super) fn wait(&self, open: EntryWord, waiting: EntryWord) -> bool {
+    pub(super) fn wait(&self, open: QueueWord, waiting: QueueWord) -> bool {
         self.change(open, waiting)
     }
 
     /// Notifies the waiter of `waiting` that a slot was handed to it, and wakes it.
-    pub(super) fn grant(&self, waiting: EntryWord, slot: u16) -> bool {
+    pub(super) fn grant(&self, waiting: QueueWord, slot: u16) -> bool {
         let granted = self.change(waiting, waiting.granted(slot));
         if granted {
             crate::crash::point("slots: entry granted, waiter not woken");
@@ -257,16 +257,16 @@ impl Entry {
     }
 
     /// Leaves the entry to the next lap. Returns false if its word has changed.
-    pub(super) fn finish(&self, seen: EntryWord) -> bool {
+    pub(super) fn finish(&self, seen: QueueWord) -> bool {
         self.change(seen, seen.finished())
     }
 
     /// Sleeps while its word is unchanged. Returns false if the time ran out.
-    pub(super) fn sleep(&self, seen: EntryWord, limit: std::time::Duration) -> bool {
+    pub(super) fn sleep(&self, seen: QueueWord, limit: std::time::Duration) -> bool {
         self.word.sleep(seen.0 as u32, limit)
     }
 
-    fn change(&self, from: EntryWord, to: EntryWord) -> bool {
+    fn change(&self, from: QueueWord, to: QueueWord) -> bool {
         self.word.compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 }
@@ -282,14 +282,14 @@ impl Slot {
 mod layout {
     #![allow(unsafe_code)]
 
-    use super::{Entry, Slot};
+    use super::{QueueEntry, Slot};
 
-    const _: () = assert!(size_of::<Entry>() == 64 && size_of::<Slot>() == 8);
+    const _: () = assert!(size_of::<QueueEntry>() == 64 && size_of::<Slot>() == 8);
 
     // SAFETY: transparent, over an atomic.
     unsafe impl partywall_os::map::Atomics for Slot {}
     // SAFETY: `repr(C)`, its fields are atomics (one in a transparent struct), and eight of them fill it.
-    unsafe impl partywall_os::map::Atomics for Entry {}
+    unsafe impl partywall_os::map::Atomics for QueueEntry {}
 }
 
 const FREE: SlotWord = SlotWord(0);

@@ -2,7 +2,7 @@
 
 use super::{
     Header, TimelineCell, Topic,
-    entry::{Entry, EntryWord, Filling, Place},
+    entry::{Filling, RingEntry, RingPlace, RingWord},
     members::HOLDS,
 };
 use crate::sync::{AtomicU64, Ordering};
@@ -33,8 +33,8 @@ impl Topic {
     }
 
     /// Returns a position's place, its entry, and the word that is there.
-    pub(super) fn at(&self, position: u64) -> (Place, &Entry, EntryWord) {
-        let place = Place::of(position, self.ring.len());
+    pub(super) fn at(&self, position: u64) -> (RingPlace, &RingEntry, RingWord) {
+        let place = RingPlace::of(position, self.ring.len());
         let entry = &self.ring[place.index];
         (place, entry, entry.load())
     }

@@ -8,7 +8,7 @@
 //! Position `p` is at entry `p` modulo the depth, in the lap `p` divided by it. Laps end after 2⁴⁸ – 1: with ten million samples
 //! a second and a depth of one, after ten months.
 //!
-//! An entry changes in one way ([`Entry::fill`]): by compare-and-swap from the word of one lap to a word of the next lap, by a
+//! An entry changes in one way ([`RingEntry::fill`]): by compare-and-swap from the word of one lap to a word of the next lap, by a
 //! publisher that has seen every earlier position filled. So positions are filled in order, each word occurs once, and a
 //! process that sees the same word twice knows that nothing came in between.
 //!
@@ -19,19 +19,19 @@ use crate::sync::{AtomicU64, Ordering};
 /// An entry, in cache lines of its own (see [`LINES`](super::LINES)): readers poll it while they wait.
 #[derive(Debug)]
 #[repr(C, align(128))]
-pub(super) struct Entry {
+pub(super) struct RingEntry {
     word: AtomicU64,
     _zero: [AtomicU64; 15],
 }
 
 /// The entry and the lap of a position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct RingPlace {
     pub(super) index: usize,
     lap: u64,
 }
 
-impl Place {
+impl RingPlace {
     /// Returns the place of `position` in a ring of `depth` entries, a power of two.
     pub(super) fn of(position: u64, depth: usize) -> Self {
         // A division would take half as long as all the rest of a message.
@@ -42,7 +42,7 @@ impl Place {
 
 /// An entry as it was seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct EntryWord(u64);
+pub(super) struct RingWord(u64);
 
 /// What an entry says of a position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,12 +57,12 @@ pub(super) enum Filling {
     Later,
 }
 
-impl EntryWord {
-    pub(super) fn filled(place: Place, block: u16) -> Self {
+impl RingWord {
+    pub(super) fn filled(place: RingPlace, block: u16) -> Self {
         Self((place.lap + 1) << LAP | u64::from(block))
     }
 
-    pub(super) fn filling(self, place: Place) -> Filling {
+    pub(super) fn filling(self, place: RingPlace) -> Filling {
         let laps = self.laps();
         if laps > place.lap + 1 {
             Filling::Overwritten
@@ -91,20 +91,20 @@ impl EntryWord {
     }
 }
 
-impl Entry {
-    pub(super) fn load(&self) -> EntryWord {
+impl RingEntry {
+    pub(super) fn load(&self) -> RingWord {
         // Pairs with `fill`: a reader that sees a block there sees what its publisher wrote into it and its descriptor.
-        EntryWord(self.word.load(Ordering::Acquire))
+        RingWord(self.word.load(Ordering::Acquire))
     }
 
     /// Fills an entry that was seen to be [next](Filling::Next).
-    pub(super) fn fill(&self, seen: EntryWord, filled: EntryWord) -> bool {
+    pub(super) fn fill(&self, seen: RingWord, filled: RingWord) -> bool {
         self.word.compare_exchange(seen.0, filled.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 }
 
 #[cfg(all(test, loom))]
-impl Entry {
+impl RingEntry {
     pub(super) fn new() -> Self {
         let zero = || AtomicU64::new(0);
         Self { word: zero(), _zero: std::array::from_fn(|_| zero()) }
@@ -115,10 +115,10 @@ impl Entry {
 mod layout {
     #![allow(unsafe_code)]
 
-    const _: () = assert!(size_of::<super::Entry>() == super::super::LINES);
+    const _: () = assert!(size_of::<super::RingEntry>() == super::super::LINES);
 
     // SAFETY: `repr(C)`, sixteen atomics, which fill it.
-    unsafe impl partywall_os::map::Atomics for super::Entry {}
+    unsafe impl partywall_os::map::Atomics for super::RingEntry {}
 }
 
 /// The first bit of the lap.

@@ -11,7 +11,7 @@ use partywall_os::{map::SharedMap, memfd};
 use super::{
     Header, Shape, Topic,
     descriptor::Descriptor,
-    entry::Entry,
+    entry::RingEntry,
     members::{HOLDS, Holds, Publishing, Subscribing},
 };
 use crate::invalid;
@@ -89,7 +89,7 @@ struct Places {
 
 impl Places {
     fn of(shape: &Shape) -> Self {
-        let publishers = size_of::<Header>() + shape.depth as usize * size_of::<Entry>();
+        let publishers = size_of::<Header>() + shape.depth as usize * size_of::<RingEntry>();
         let subscribers = publishers + shape.publishers as usize * size_of::<Publishing>();
         let holds = subscribers + shape.subscribers as usize * size_of::<Subscribing>();
         let descriptors = holds + Self::holds(shape) * size_of::<Holds>();

@@ -61,7 +61,7 @@ mod tests;
 
 use self::{
     descriptor::Descriptor,
-    entry::Entry,
+    entry::RingEntry,
     members::{Holds, Publishing, Subscribing},
 };
 use crate::{
@@ -103,7 +103,7 @@ pub struct Topic {
     /// As it was at the time of mapping; other processes may write the words that say it.
     shape: Shape,
     header: Part<Header>,
-    ring: Part<Entry>,
+    ring: Part<RingEntry>,
     publishers: Part<Publishing>,
     subscribers: Part<Subscribing>,
     /// As many for each subscriber.

@@ -13,7 +13,7 @@ use loom::{
 
 use super::{
     descriptor::Descriptor,
-    entry::Entry,
+    entry::RingEntry,
     members::{Holds, Publishing, Subscribing},
     *,
 };
@@ -64,7 +64,7 @@ impl World {
         let topic = Topic {
             shape,
             header: vec![header],
-            ring: (0..depth).map(|_| Entry::new()).collect(),
+            ring: (0..depth).map(|_| RingEntry::new()).collect(),
             publishers: (0..2).map(|_| Publishing::new()).collect(),
             subscribers: (0..2).map(|_| Subscribing::new()).collect(),
             holds: (0..2).map(|_| Holds::new()).collect(),

@@ -26,7 +26,7 @@ use std::time::Duration;
 use super::{
     MAX_HEADER, MAX_RANK, Status, Topic,
     descriptor::{Origin, Written},
-    entry::{EntryWord, Filling},
+    entry::{Filling, RingWord},
     port::{Occupancy, PortId, PortWord},
 };
 use crate::{
@@ -189,7 +189,7 @@ impl Topic {
             }
             self.check_space(place, position)?;
             point("topic: space found, entry not filled");
-            if entry.fill(seen, EntryWord::filled(at, block)) {
+            if entry.fill(seen, RingWord::filled(at, block)) {
                 return Ok(position);
             }
         }

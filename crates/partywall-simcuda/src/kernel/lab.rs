@@ -77,9 +77,9 @@ pub(super) static KERNELS: [Kernel; 7] = [
 const BAD_CALL: Result<(), Code> = Err(Code::INVALID_VALUE);
 
 /// A word that a kernel uses.
-struct Word(HostRange);
+struct LabWord(HostRange);
 
-impl Word {
+impl LabWord {
     fn new(runner: &Runner, address: DevicePtr, want: Want) -> Result<Self, Code> {
         aligned(address, 8)?;
         memory::access(runner.context(), address, 8, want).map(Self)
@@ -101,7 +101,7 @@ impl Word {
 
 fn report(runner: &Runner, result: DevicePtr, words: &[u64]) -> Result<(), Code> {
     for (word, address) in words.iter().zip((result..).step_by(8)) {
-        Word::new(runner, address, Want::Write)?.store(*word)?;
+        LabWord::new(runner, address, Want::Write)?.store(*word)?;
     }
     Ok(())
 }
@@ -120,15 +120,15 @@ fn poll_within(runner: &Runner, limit: Duration, mut ready: impl FnMut() -> Resu
 fn poll(runner: &Runner, addresses: [DevicePtr; 4], value: u64, limit: Duration) -> Result<(), Code> {
     let [word, started, answer, result] = addresses;
     let began = now();
-    Word::new(runner, started, Want::Write)?.store(value)?;
-    let word = Word::new(runner, word, Want::Read)?;
+    LabWord::new(runner, started, Want::Write)?.store(value)?;
+    let word = LabWord::new(runner, word, Want::Read)?;
     let mut seen = 0;
     let looks = poll_within(runner, limit, || {
         seen = if word.load()? == value { now() } else { 0 };
         Ok(seen != 0)
     })?;
     if seen != 0 {
-        Word::new(runner, answer, Want::Write)?.store(value)?;
+        LabWord::new(runner, answer, Want::Write)?.store(value)?;
     }
     report(runner, result, &[looks, began, seen, now()])
 }
@@ -136,10 +136,10 @@ fn poll(runner: &Runner, addresses: [DevicePtr; 4], value: u64, limit: Duration)
 fn poll_compiled(runner: &Runner, addresses: [DevicePtr; 4], value: u64, rounds: u64) -> Result<(), Code> {
     let [word, started, answer, result] = addresses;
     let began = now();
-    let found = Word::new(runner, word, Want::Read)?.load()?;
-    Word::new(runner, started, Want::Write)?.store(value)?;
+    let found = LabWord::new(runner, word, Want::Read)?.load()?;
+    LabWord::new(runner, started, Want::Write)?.store(value)?;
     if found == value {
-        Word::new(runner, answer, Want::Write)?.store(value)?;
+        LabWord::new(runner, answer, Want::Write)?.store(value)?;
         return report(runner, result, &[0, began, now(), now()]);
     }
     let mut work = began;
@@ -152,8 +152,8 @@ fn poll_compiled(runner: &Runner, addresses: [DevicePtr; 4], value: u64, rounds:
 fn store(runner: &Runner, addresses: [DevicePtr; 3], value: u64, limit: Duration) -> Result<(), Code> {
     let [word, answer, result] = addresses;
     let began = now();
-    Word::new(runner, word, Want::Write)?.store(value)?;
-    let answer = Word::new(runner, answer, Want::Read)?;
+    LabWord::new(runner, word, Want::Write)?.store(value)?;
+    let answer = LabWord::new(runner, answer, Want::Read)?;
     let mut answered = 0;
     let looks = poll_within(runner, limit, || {
         answered = if answer.load()? == value { now() } else { 0 };
@@ -164,8 +164,8 @@ fn store(runner: &Runner, addresses: [DevicePtr; 3], value: u64, limit: Duration
 
 fn turns(runner: &Runner, addresses: [DevicePtr; 3], last: u64, follows: bool, limit: Duration) -> Result<(), Code> {
     let [mine, theirs, result] = addresses;
-    let mine = Word::new(runner, mine, Want::Write)?;
-    let theirs = Word::new(runner, theirs, Want::Read)?;
+    let mine = LabWord::new(runner, mine, Want::Write)?;
+    let theirs = LabWord::new(runner, theirs, Want::Read)?;
     let mut turn = 0;
     let mut first = 0;
     if !follows {
@@ -185,11 +185,11 @@ fn turns(runner: &Runner, addresses: [DevicePtr; 3], last: u64, follows: bool, l
 }
 
 /// Words of data and their flags.
-struct Pairs(Vec<[Word; 2]>);
+struct Pairs(Vec<[LabWord; 2]>);
 
 impl Pairs {
     fn new(runner: &Runner, [data, flags]: [DevicePtr; 2], stride: u64, count: u64, want: Want) -> Result<Self, Code> {
-        let word = |first: DevicePtr, index: u64| Word::new(runner, first + index * stride * 8, want);
+        let word = |first: DevicePtr, index: u64| LabWord::new(runner, first + index * stride * 8, want);
         (0..count).map(|index| Ok([word(data, index)?, word(flags, index)?])).collect::<Result<_, _>>().map(Self)
     }
 
