@@ -1,7 +1,6 @@
-//! Growing: the committer of a mutable version adds memory behind what is there, and others map it when they like.
+//! Growing: the committer of a mutable version adds memory at its end, and other processes map it with a refresh.
 //!
-//! What is there stays where it is, for everybody: names, places and addresses of what was written before never change,
-//! and nobody has to stop using it meanwhile.
+//! Existing tensors keep their names, places and addresses in every process, and stay usable during a growth.
 
 use std::{
     os::fd::{AsFd, OwnedFd},
@@ -23,9 +22,9 @@ use crate::{
     wait::Wait,
 };
 
-/// What a version consists of, as far as this process knows; and behind it, what it became.
+/// The chunks and tensors of a version at one length, with a link to the next stage that this process knows.
 ///
-/// None is ever taken away, so that what has been borrowed of one stays valid. A broker allows 1,024 growths.
+/// Stages are never freed before the segment, so that borrows of old stages stay valid. A broker allows 1,024 growths.
 #[derive(Debug)]
 pub(super) struct Stage {
     pub(super) chunks: Vec<u64>,
@@ -39,12 +38,12 @@ impl Stage {
         Self { chunks, table, growths, next: OnceLock::new() }
     }
 
-    /// The present one.
+    /// Returns the present stage.
     pub(super) fn last(&self) -> &Self {
         self.at(u64::MAX)
     }
 
-    /// What it consisted of after so many growths, or now if these have not all been met here.
+    /// Returns the stage after `growths` growths, or the present one if this process knows fewer.
     pub(super) fn at(&self, growths: u64) -> &Self {
         let mut stage = self;
         while let Some(next) = stage.next.get().filter(|next| next.growths <= growths) {
@@ -57,7 +56,7 @@ impl Stage {
         self.chunks.iter().sum()
     }
 
-    /// Adds the next one. Only under the segment's lock.
+    /// Adds the next stage. Only called under the segment's lock.
     fn follow(&self, chunks: &[u64], table: Table<TableBytes>, growths: u64) {
         let chunks = [&self.chunks, chunks].concat();
         let followed = self.next.set(Box::new(Self::new(chunks, table, growths)));
@@ -94,37 +93,36 @@ pub struct Growth<'a> {
 }
 
 impl Growth<'_> {
-    /// Gives the last tensor, which must be `tensor`, a first axis of `length`. The elements that it has keep their
-    /// places.
+    /// Gives the last tensor, which must be `tensor`, a first axis of `length`. Its elements keep their places.
     pub fn extend(mut self, tensor: &str, length: u64) -> Self {
         self.longer = Some((tensor.to_owned(), length));
         self
     }
 
-    /// Adds a tensor behind the others, as [`Builder::tensor`](crate::Builder::tensor).
+    /// Adds a tensor after the others, as [`Builder::tensor`](crate::Builder::tensor).
     pub fn tensor(mut self, name: &str, dtype: DType, shape: &[u64]) -> Self {
         self.tensors.push((name.to_owned(), dtype, shape.to_vec()));
         self
     }
 
-    /// Bytes to have left behind the tensors, for growths to come. What follows from a growth that finds room is only
-    /// a new table: no memory is allocated, and nobody has to map anything.
+    /// Leaves this many bytes free behind the tensors, for later growths. A growth that fits into them only changes the
+    /// table: no memory is allocated, and no process has to map anything.
     pub fn spare(mut self, bytes: u64) -> Self {
         self.spare = bytes;
         self
     }
 
-    /// Allocates what is missing, in one chunk, and makes the version longer, in one step for all who open it from then
-    /// on. Its number stays. Who has it open keeps what it has until it refreshes. New memory reads as zero; what
-    /// processes write there they order themselves, as everything in mutable memory.
+    /// Allocates the missing memory in one chunk and makes the version longer, in one step. The version's number stays.
+    /// Processes that open it afterwards get the new length; a process that has it open keeps the old one until it
+    /// refreshes. New memory reads as zero. Processes order their writes themselves, as in all mutable memory.
     ///
-    /// Killed before that step, the process leaves the old length; killed after it, the new one.
+    /// If the process is killed before the step, the version keeps the old length; after it, the version has the new one.
     ///
     /// # Errors
     /// [`Denied::Growth`] for a version that is frozen, or was committed by another or grown since;
     /// [`InvalidArgument::Table`] for tensors that make no sense; [`LimitReached::Memory`]; [`LimitReached::Broker`] for a limit of
-    /// the broker, 128 chunks or 1,024 growths of one version; [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda); those of every call. The segment is then
-    /// as it was and works on; only if the broker's answer got lost it may have grown, which [`Segment::refresh`] finds.
+    /// the broker, 128 chunks or 1,024 growths of one version; [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda); those of every call. The segment
+    /// is then unchanged. Only if the broker's answer was lost may it have grown, which [`Segment::refresh`] finds.
     pub fn commit(self) -> Result<()> {
         let Self { segment, longer, tensors, spare } = self;
         let Some(lease) = segment.lease else { return Ok(()) };
@@ -191,8 +189,8 @@ fn longer_table(
 }
 
 impl Segment {
-    /// Begins to make a mutable version longer that this segment has committed. In this process and in all others
-    /// what is there stays where it is, and what is added lies right behind it: kernels and tensors may span both.
+    /// Begins to make a mutable version longer that this segment has committed. Existing bytes stay where they are in every
+    /// process, and new ones follow them without a gap: kernels and tensors may span both.
     ///
     /// ```no_run
     /// # use partywall::{DType, Domain, Place};
@@ -206,12 +204,12 @@ impl Segment {
         Growth { segment: self, longer: None, tensors: Vec::new(), spare: 0 }
     }
 
-    /// Maps what the version has grown by since it was opened or last refreshed. What has been borrowed of the segment
-    /// stays valid and as long as it was; tensors that are asked for afterwards are the longer ones.
+    /// Maps memory that the version has grown by since it was opened or last refreshed. Borrows of the segment stay valid and
+    /// keep their length; tensors looked up afterwards have the new one.
     ///
     /// # Errors
-    /// [`InvalidArgument::Table`] if what was there before is described in another way now; those of mapping memory, and of every
-    /// call. The segment is then as it was.
+    /// [`InvalidData::Table`] if the new table describes existing tensors in another way; those of mapping memory, and of
+    /// every call. The segment is then unchanged.
     pub fn refresh(&self) -> Result<Refreshed> {
         let Some(lease) = self.lease.filter(|_| self.facts.reserved > 0) else { return Ok(Refreshed::Unchanged) };
         let _turn = self.turn()?;
@@ -224,7 +222,7 @@ impl Segment {
         }
     }
 
-    /// Waits until the version is longer than this process knows it, and refreshes.
+    /// Waits until the version is longer than this process knows, and refreshes.
     ///
     /// # Errors
     /// [`Error::Timeout`], [`Error::Cancelled`]; [`Denied::Growth`] for a version that is frozen, or whose committer has dropped it; as

@@ -44,14 +44,14 @@ use crate::{
 
 /// An open version of a name: its memory, mapped into this process, and a lease that keeps it openable by others.
 ///
-/// `Send` and `Sync`. Dropping it unmaps and then gives the lease back, waiting for the broker's answer: microseconds, but
-/// up to twenty seconds if the broker is stopped. [`Segment::release`] does the same and tells how it went.
-/// Unmapping memory of a GPU waits for all that this process runs there, so that kernels may still use the memory when
-/// it is dropped; but do not drop it behind a wait for another process.
+/// Dropping a segment unmaps its memory and then gives the lease back, waiting for the broker's answer: microseconds, but up
+/// to twenty seconds if the broker is stopped. [`Segment::release`] does the same and returns errors. Unmapping GPU memory
+/// waits for all work of this process on that GPU, so kernels may still use the memory when the segment is dropped. Do not
+/// drop a segment while a stream waits for another process.
 ///
-/// The committer of an `owned` version holds the name with it: dropping the segment withdraws the name, unless
-/// [`Segment::leave_name`] leaves it to the connection. Memory that was [published](Domain::publish) is let go of only
-/// after that.
+/// The committer of an `owned` version holds the name with its segment: dropping the segment withdraws the name, unless
+/// [`Segment::leave_name`] leaves it to the connection. [Published](Domain::publish) memory is released only after that.
+/// `Send` and `Sync`.
 #[must_use = "dropping the committer's segment withdraws the name"]
 pub struct Segment {
     // Unmapped before the lease is given back.
@@ -61,9 +61,9 @@ pub struct Segment {
     kind: &'static dyn Kind,
     facts: Facts,
     first: Box<Stage>,
-    /// Held by whoever changes its length here.
+    /// Held while this process changes the segment's length.
     growing: Mutex<()>,
-    /// Of a pool or topic, until somebody takes it.
+    /// The control memory of a pool or topic, until it is taken.
     control: Option<ControlMemory>,
 }
 
@@ -75,22 +75,22 @@ pub(crate) struct ControlMemory {
     pub(crate) fds: Vec<OwnedFd>,
 }
 
-/// What is known of a version, however long it is.
+/// The properties of a version that do not change when it grows.
 #[derive(Debug)]
 struct Facts {
     name: String,
     version: u64,
     place: Place,
     mutable: bool,
-    /// Bytes that it may grow to, whatever this process has room for; 0 if it may not.
+    /// Bytes that the version may grow to; 0 if it may not grow. This process may have room for less.
     reserved: u64,
     lifetime: Lifetime,
     writable: bool,
-    /// What numbers the chunks' file descriptors had here. They are closed: nothing may be done with the numbers.
+    /// The numbers that the chunks' file descriptors had. They are closed: the numbers are for display only.
     fd_numbers: Vec<RawFd>,
 }
 
-/// What a segment is made of, once the broker has granted it.
+/// The parts of a segment that the broker has granted.
 struct Granted {
     domain: Domain,
     lease: u64,
@@ -121,83 +121,83 @@ impl From<Granted> for Segment {
 }
 
 impl Segment {
-    /// Its name.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         &self.facts.name
     }
 
-    /// Its version.
+    /// Returns the version.
     pub fn version(&self) -> u64 {
         self.facts.version
     }
 
-    /// Where its memory is.
+    /// Returns where the memory is.
     pub fn place(&self) -> Place {
         self.facts.place
     }
 
-    /// The GPU that this process uses it on; `None` for host memory.
+    /// Returns the GPU on which this process uses the memory; `None` for host memory.
     pub fn gpu(&self) -> Option<&Gpu> {
         self.memory().gpu()
     }
 
-    /// The connection that it was made through.
+    /// Returns the domain.
     pub fn domain(&self) -> &Domain {
         &self.domain
     }
 
-    /// What kind of memory it is: `host`, `vmm` or `legacy`.
+    /// Returns the kind of memory: `host`, `vmm` or `legacy`.
     pub fn kind(&self) -> &'static str {
         self.kind.name()
     }
 
-    /// What this kind of memory promises.
+    /// Returns what this kind of memory promises.
     pub fn promises(&self) -> Promises {
         Promises::of(self.kind.wire())
     }
 
-    /// Whether processes may open it for writing.
+    /// Returns whether processes may open it for writing.
     pub fn is_mutable(&self) -> bool {
         self.facts.mutable
     }
 
-    /// Whether this process may write it.
+    /// Returns whether this process may write it.
     pub fn is_writable(&self) -> bool {
         self.facts.writable
     }
 
-    /// Whether the name stays when its committer goes, and whoever else has it open.
+    /// Returns whether the name stays when its committer and all users are gone.
     pub fn is_kept(&self) -> bool {
         self.facts.lifetime == Lifetime::Kept
     }
 
-    /// Bytes that are mapped here, with what alignment adds.
+    /// Returns how many bytes are mapped, including alignment.
     pub fn bytes(&self) -> u64 {
         self.stage().bytes()
     }
 
-    /// The numbers that the file descriptors of its chunks had in this process, for showing what happened: they were
-    /// closed once they had been sent with the commit, or mapped by the open.
+    /// Returns the numbers that the chunks' file descriptors had in this process, for display. The descriptors were closed
+    /// after the commit had sent them, or the open had mapped them.
     pub fn fd_numbers(&self) -> &[RawFd] {
         &self.facts.fd_numbers
     }
 
-    /// Its metadata.
+    /// Returns the metadata.
     pub fn metadata(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
         self.stage().table.metadata()
     }
 
-    /// How many tensors it has.
+    /// Returns the number of tensors.
     pub fn len(&self) -> usize {
         self.stage().table.len()
     }
 
-    /// Whether it has none.
+    /// Returns whether there are no tensors.
     pub fn is_empty(&self) -> bool {
         self.stage().table.is_empty()
     }
 
-    /// The tensor named `name`.
+    /// Returns the tensor `name`.
     ///
     /// # Errors
     /// [`NotFound::Tensor`] with similar names.
@@ -209,17 +209,17 @@ impl Segment {
         }
     }
 
-    /// All tensors, in the order in which they were added.
+    /// Returns all tensors, in the order in which they were added.
     pub fn tensors(&self) -> Vec<Tensor<'_>> {
         self.stage().table.in_given_order().into_iter().map(|entry| Tensor::new(self, entry)).collect()
     }
 
-    /// What makes it a pool or topic, if it is one and nobody has taken that yet.
+    /// Takes the control memory of a pool or topic.
     pub(crate) fn take_control(&mut self) -> Option<ControlMemory> {
         self.control.take()
     }
 
-    /// Waits until the name is removed or goes with its owner; a newer version does not end the wait.
+    /// Waits until the name is removed or ends with its owner. A newer version does not end the wait.
     ///
     /// # Errors
     /// [`Error::Timeout`], [`Error::Cancelled`]; those of every call.
@@ -236,13 +236,13 @@ impl Segment {
     /// Unmaps the memory and gives the lease back.
     ///
     /// # Errors
-    /// Those of every call. The memory is unmapped all the same.
+    /// Those of every call. The memory is unmapped nevertheless.
     pub fn release(mut self) -> Result<()> {
         self.close(|lease| Call::Release { lease })
     }
 
     fn close(&mut self, give_back: fn(u64) -> Call) -> Result<()> {
-        // What others open must stay until the broker gives it to nobody any more.
+        // Memory that others open must stay until the broker stops granting it.
         let published = self.memory.take_if(|memory| memory.is_published());
         self.memory = None;
         let released = match self.lease.take() {
@@ -272,7 +272,7 @@ impl Segment {
 impl Drop for Segment {
     fn drop(&mut self) {
         match self.close(|lease| Call::Release { lease }) {
-            // In a forked child the lease is the parent's, and without the broker it is nobody's.
+            // In a forked child the lease is the parent's; without the broker there is none.
             Ok(()) | Err(Error::Unreachable(Unreachable::Forked { .. } | Unreachable::Gone { .. })) => {}
             Err(error) => tracing::warn!(name = self.facts.name, %error, "a lease could not be given back"),
         }

@@ -1,4 +1,4 @@
-//! Semaphores: at most so many at a time.
+//! Semaphores: a limited number of permits shared by processes.
 
 mod permit;
 
@@ -18,10 +18,10 @@ use crate::{
 /// The most permits that a semaphore can have.
 pub const MAX_PERMITS: u32 = shm::MAX_PERMITS;
 
-/// A named number of permits: no more than so many are held at a time, by whatever processes.
+/// A named number of permits. Processes of a domain hold at most that many permits at a time.
 ///
-/// A permit is for whatever its users agree on: a slice of a GPU's memory, a turn at a link, a seat at a table. Acquiring and
-/// giving back are decided in shared memory, without the broker: about a tenth of a microsecond while a permit is free.
+/// The users of a semaphore agree on what a permit stands for: a part of a GPU's memory, a turn at a link. Permits are
+/// acquired and released in shared memory, without the broker: about a tenth of a microsecond while a permit is free.
 ///
 /// ```
 /// use std::time::Duration;
@@ -50,27 +50,25 @@ pub const MAX_PERMITS: u32 = shm::MAX_PERMITS;
 ///
 /// # Order
 ///
-/// Who finds no permit waits, and those who wait are served in the order in which they came. Who tried at the very moment
-/// when somebody began to wait, and had found nobody waiting yet, may still take a permit before him, once: as many overtake
-/// a waiter as were acquiring at that moment, and nobody who came later. Up to 1024 threads can wait in that order; more
-/// than that try again and again, behind the others.
+/// Waiting threads are served in the order in which they came. A thread that was already acquiring when a waiter queued
+/// itself may overtake that waiter once; threads that come later never do. Up to 1024 threads wait in this order; further
+/// ones retry periodically, behind the others.
 ///
 /// # Deaths
 ///
-/// The permits of a process that is killed are free for others within a second of its death's proof, and what it waited
-/// for goes to the next. One that is stopped keeps what it holds; what it waits for goes to the next 1 s after its turn
-/// has come, and it begins to wait anew when it goes on. When the broker is gone, permits
-/// are acquired and given back as before, but waits end with [`Unreachable::Gone`](crate::error::Unreachable::Gone): nobody would bring back the permits of
-/// the dead.
+/// The permits of a killed process are free for others within a second of the proof of its death, and its place in the queue
+/// passes to the next waiter. A stopped process keeps its permits. If it waits, its turn passes to the next waiter after
+/// 1 s, and it queues again when it continues. When the broker is gone, permits are acquired and released as before, but
+/// waits end with [`Unreachable::Gone`](crate::error::Unreachable::Gone), because no process would free the permits of dead ones.
 ///
-/// The semaphore goes with the last handle and the last permit. May be used from any thread.
+/// The semaphore ends with the last handle and the last permit. May be used from any thread.
 #[derive(Debug)]
 pub struct Semaphore {
     open: Arc<Open>,
     spin: AdaptiveSpin,
 }
 
-/// An open semaphore. Permits have it, too: a lease that goes back takes the permits along.
+/// An open semaphore. Permits own it too, because giving the lease back frees them.
 #[derive(Debug)]
 struct Open {
     name: String,
@@ -81,10 +79,10 @@ struct Open {
 }
 
 impl Domain {
-    /// Opens a semaphore with `maximum` permits. If there is none of this name it is made, with all of them free.
+    /// Opens a semaphore with `maximum` permits. Creates it, with all permits free, if it does not exist.
     ///
     /// # Errors
-    /// [`Mismatch::Maximum`](crate::error::Mismatch::Maximum) if it has another number of them, [`InvalidArgument::Maximum`] unless it is 1 to [`MAX_PERMITS`];
+    /// [`Mismatch::Maximum`](crate::error::Mismatch::Maximum) if it has another number of permits, [`InvalidArgument::Maximum`] unless it is 1 to [`MAX_PERMITS`];
     /// [`InvalidArgument::Name`], [`LimitReached::Broker`](crate::error::LimitReached::Broker); those of every call.
     pub fn semaphore(&self, name: &str, maximum: u32) -> Result<Semaphore> {
         if !(1..=MAX_PERMITS).contains(&maximum) {
@@ -101,7 +99,7 @@ impl Domain {
 }
 
 impl Semaphore {
-    /// Takes a permit, and waits for one. A waiter keeps its place in the queue until the wait is over.
+    /// Takes a permit, waiting for one if none is free. A waiter keeps its place in the queue until the wait is over.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -123,7 +121,7 @@ impl Semaphore {
         slots::take(&**memory, domain, &self.spin, wait.into(), what).map(|held| self.permit(held))
     }
 
-    /// Takes a permit if one is free and nobody waits for it.
+    /// Takes a permit if one is free and no thread waits for it.
     ///
     /// # Errors
     /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
@@ -132,27 +130,27 @@ impl Semaphore {
         Ok(slots::try_take(&**memory, domain)?.map(|held| self.permit(held)))
     }
 
-    /// How many permits are free at the moment.
+    /// Returns how many permits are free at the moment.
     pub fn available(&self) -> u32 {
         self.open.memory.audit().free
     }
 
-    /// How many threads, of whatever processes, wait at the moment.
+    /// Returns how many threads, of all processes, wait at the moment.
     pub fn waiting(&self) -> u32 {
         self.open.memory.audit().waiting
     }
 
-    /// How many permits there are.
+    /// Returns the number of permits.
     pub fn maximum(&self) -> u32 {
         self.open.memory.count()
     }
 
-    /// The name.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         &self.open.name
     }
 
-    /// The domain.
+    /// Returns the domain.
     pub fn domain(&self) -> &Domain {
         &self.open.domain
     }

@@ -1,4 +1,4 @@
-//! What is acquired and given back.
+//! Permits of a semaphore.
 
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ use crate::{
     error::{Error, Gone, Result},
 };
 
-/// A permit of a [`Semaphore`](super::Semaphore). Dropping it gives it back. In a forked child it is the parent's, and
-/// dropping it there does nothing.
+/// A permit of a [`Semaphore`](super::Semaphore). Dropping it releases it. In a forked child it belongs to the parent, and
+/// dropping it does nothing.
 #[derive(Debug)]
 #[must_use = "a permit is given back when it is dropped"]
 pub struct Permit {
     open: Arc<Open>,
-    /// `None` once it is given back, or belongs to a stream.
+    /// `None` once it is released, or belongs to a stream.
     held: Option<Held>,
 }
 
@@ -26,7 +26,7 @@ pub struct Permit {
 pub struct Unreleased {
     /// Why.
     pub error: Error,
-    /// The permit. Dropping it gives it back, whatever is still running.
+    /// The permit. Dropping it releases it, whatever is still running.
     pub permit: Box<Permit>,
 }
 
@@ -35,23 +35,23 @@ impl Permit {
         Self { open, held: Some(held) }
     }
 
-    /// Gives it back.
+    /// Releases the permit.
     ///
     /// # Errors
-    /// [`Gone::Permit`] if it was not held any more: the broker gave it to others, because it took this process for dead.
+    /// [`Gone::Permit`] if it was not held any more: the broker took this process for dead and gave the permit to others.
     /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn release(mut self) -> Result<()> {
         self.give_back()
     }
 
-    /// Gives it back when everything that is on `stream` now is done. Returns at once.
+    /// Releases the permit once all work that is on `stream` now is done. Returns immediately.
     ///
     /// The stream writes a word behind its work, which the connection's service thread polls with pauses of up to 1 ms.
-    /// If the process is killed before, the permit comes back when its death is proved. If its CUDA context is lost,
-    /// nobody knows whether the work is over, and the permit comes back with the process's end.
+    /// If the process is killed before, the permit is free when its death is proved. If its CUDA context is lost, it is
+    /// unknown whether the work is over, and the permit is free when the process ends.
     ///
     /// # Errors
-    /// The permit comes back with the error, still held: [`DeviceFault::Captured`](crate::error::DeviceFault::Captured), [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost), [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda);
+    /// The error contains the permit, still held: [`DeviceFault::Captured`](crate::error::DeviceFault::Captured), [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost), [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda);
     /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn release_on(mut self, stream: StreamRef<'_>) -> Result<(), Unreleased> {
         let Open { name, memory, keep, domain } = &*self.open;
@@ -61,7 +61,7 @@ impl Permit {
         };
         let Some(held) = self.held.take() else { return Ok(()) };
         let memory = memory.clone();
-        // Without the lease the broker would give the permit to others at once.
+        // Without the lease the broker would give the permit to others immediately.
         let keep = keep.clone();
         domain.completions().on(fence, move |completion| {
             if completion == Completion::Done {

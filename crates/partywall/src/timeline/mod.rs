@@ -27,11 +27,11 @@ use crate::{
     wait::Wait,
 };
 
-/// A named 64-bit value that only grows, from 0 to [`MAX_VALUE`]: one process writes it, any number of them wait for it,
-/// on hosts and on streams.
+/// A named 64-bit value that only grows, from 0 to [`MAX_VALUE`]. One process writes it; any number of processes wait for
+/// it, on the host and on streams.
 ///
-/// A value is a promise about work: the timeline stands at `v` when what `v` stands for is done. Who waits for `v` may then
-/// use that. The memory-ordering argument of each hand-off, CPU and GPU, is in `docs/ordering.md`.
+/// A value stands for work: the timeline reaches `v` when the work that `v` stands for is done. A waiter for `v` may then use
+/// the results. `docs/ordering.md` has the memory-ordering argument of each hand-off, between CPUs and GPUs.
 ///
 /// ```
 /// use std::time::Duration;
@@ -52,7 +52,7 @@ use crate::{
 /// frames.wait(1, Duration::from_secs(10))?;
 /// assert_eq!(frames.value(), 1);
 ///
-/// ready.close(); // no more frames: whoever waits for one hears so
+/// ready.close(); // no more frames: waits for them end
 /// match frames.wait(2, Duration::from_secs(10)) {
 ///     Err(Error::Gone(Gone::Timeline { last, .. })) => assert_eq!(last, 1),
 ///     other => panic!("{other:?}"),
@@ -65,22 +65,21 @@ use crate::{
 ///
 /// # Every wait ends
 ///
-/// By the value, or with the writer: when its process is proved dead, its CUDA context is lost, it is evicted, or closes
-/// the timeline before the value; by [`abandon`](Self::abandon); or when the broker is gone. A host's wait then returns
-/// [`Gone::Timeline`], and **a stream simply goes on**, for nobody can tell a stream. So what is enqueued behind a
-/// wait may run on garbage, and [`check`](Self::check) says afterwards whether it did. A wait on a stream cannot be taken
-/// back by one waiter alone; [`wait_on_for`](Self::wait_on_for) has a time limit, at a price.
+/// A wait ends when the timeline reaches the value. It also ends when the writer closes the timeline, is evicted, loses its
+/// CUDA context or is proved dead, by [`abandon`](Self::abandon), and when the broker is gone. A wait on the host then returns
+/// [`Gone::Timeline`]. **A stream simply continues**, because a stream takes no errors: work enqueued behind the wait may run
+/// on garbage, and [`check`](Self::check) says afterwards whether it did. One waiter alone cannot take back a wait on a
+/// stream; [`wait_on_for`](Self::wait_on_for) has a time limit, at a price.
 ///
-/// A timeline goes on under a new writer, from the last value that was really signalled. Handles stay with the old one
-/// until they [`follow`](Self::follow).
+/// A new writer continues a timeline from the last value that was really signalled. Handles stay with the old writer until
+/// they [`follow`](Self::follow).
 ///
 /// # Behind a wait
 ///
-/// Some calls of CUDA wait for a whole device, and so for whatever a stream of it waits for: loading a module, a kernel's
-/// first launch, freeing memory, copies of pageable memory. Load and warm up kernels, Partywall's own
-/// ([`Gpu::kernels`]) among them, and allocate, before a stream waits. Timelines themselves launch no kernels, and what
-/// they need of the driver they get with the first call of a connection that takes a stream. A thread that is held up
-/// all the same holds up no signal of another: nothing that ends a wait needs the driver.
+/// Some calls of CUDA wait for a whole device, and so for every wait on its streams: loading a module, the first launch of a
+/// kernel, freeing memory, copies of pageable memory. Load and warm up kernels ([`Gpu::kernels`] too), and allocate, before
+/// a stream waits. Timelines launch no kernels; they prepare the driver in a connection's first call that takes a stream. A
+/// thread that blocks nevertheless delays no signal of another thread, because ending a wait needs no driver call.
 ///
 /// May be used from any thread. Processes share a timeline by its name, threads share a handle by reference.
 #[derive(Debug)]
@@ -91,7 +90,7 @@ pub struct Timeline {
     domain: Domain,
 }
 
-/// What somebody needs who looks at a word later than the handle may live.
+/// Keeps a word readable after its handle is dropped.
 #[derive(Debug)]
 struct Hold {
     at: Arc<At>,
@@ -102,14 +101,14 @@ struct Hold {
     _domain: Domain,
 }
 
-/// Where a handle is.
+/// A timeline's name, and the incarnation that a handle is at.
 #[derive(Debug)]
 pub(crate) struct At {
     name: String,
     now: RwLock<Incarnation>,
 }
 
-/// A word with the lease that has led to it, and to no other.
+/// A word, with the lease that keeps it this timeline's.
 #[derive(Debug)]
 struct Incarnation {
     word: Arc<Word>,
@@ -118,8 +117,8 @@ struct Incarnation {
 }
 
 impl Domain {
-    /// Opens a timeline to wait for it. If there is none of this name it is made, at 0: who waits may come before who
-    /// writes. The name goes with the last handle on it.
+    /// Opens a timeline to wait for it. Creates it at 0 if it does not exist, so that a waiter may come before the writer.
+    /// The name ends with the last handle.
     ///
     /// # Errors
     /// [`InvalidArgument::Name`], [`LimitReached::Broker`](crate::error::LimitReached::Broker); those of every call.
@@ -127,10 +126,10 @@ impl Domain {
         Timeline::open(self, name, false)
     }
 
-    /// Opens a timeline to signal it, from the value on at which it stands.
+    /// Opens a timeline to signal it. The writer continues from the timeline's present value.
     ///
     /// # Errors
-    /// [`Busy::Writer`](crate::error::Busy::Writer) while it has another writer, in whatever process; as [`timeline`](Self::timeline).
+    /// [`Busy::Writer`](crate::error::Busy::Writer) while it has another writer, in any process; as [`timeline`](Self::timeline).
     pub fn timeline_writer(&self, name: &str) -> Result<TimelineWriter> {
         Timeline::open(self, name, true).map(TimelineWriter::new)
     }
@@ -143,7 +142,7 @@ impl Timeline {
         Ok(Self { at, spin: AdaptiveSpin::on_memory(), domain: domain.clone() })
     }
 
-    /// Waits until the timeline has reached `v`: until the work is done that `v` stands for.
+    /// Waits until the timeline has reached `v`: the work that `v` stands for is done.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -160,14 +159,14 @@ impl Timeline {
     /// ```
     ///
     /// # Errors
-    /// [`Gone::Timeline`] as soon as it is known that it will not; [`Error::Timeout`], [`Error::Cancelled`];
-    /// [`InvalidArgument::Value`] for one that no timeline reaches; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
+    /// [`Gone::Timeline`] as soon as the timeline has ended before `v`; [`Error::Timeout`], [`Error::Cancelled`];
+    /// [`InvalidArgument::Value`] for a value above [`MAX_VALUE`]; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn wait<'w>(&self, v: u64, wait: impl Into<Wait<'w>>) -> Result<()> {
         self.wait_for(v, Progress::Reached, wait.into())
     }
 
-    /// Waits until `v` is promised: until the work that it stands for is enqueued. To be followed by
-    /// [`wait_on`](Self::wait_on) or [`wait`](Self::wait), which then have not long to wait.
+    /// Waits until `v` is promised: the work that `v` stands for is enqueued. Call [`wait_on`](Self::wait_on) or
+    /// [`wait`](Self::wait) next, which then have little to wait for.
     ///
     /// # Errors
     /// As [`wait`](Self::wait).
@@ -175,22 +174,22 @@ impl Timeline {
         self.wait_for(v, Progress::Announced, wait.into())
     }
 
-    /// Has what is enqueued on `stream` from now on wait until the timeline has reached `v`. Returns at once, and enqueues
-    /// nothing if it has. The value need not be promised yet, and there need not be a writer.
+    /// Makes `stream` wait until the timeline has reached `v`, before any work enqueued from now on. Returns immediately, and
+    /// enqueues nothing if `v` is reached already. The value need not be promised yet, and the timeline needs no writer.
     ///
     /// # Errors
-    /// Nothing is enqueued if the timeline has ended before `v`: [`Gone::Timeline`]. If it ends later the stream goes
-    /// on, and [`check`](Self::check) says so. [`DeviceFault::LaunchBlocking`](crate::error::DeviceFault::LaunchBlocking), [`DeviceFault::Captured`](crate::error::DeviceFault::Captured), [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost),
+    /// [`Gone::Timeline`] if the timeline has ended before `v`: nothing is enqueued. If it ends later, the stream
+    /// continues, and [`check`](Self::check) says so. [`DeviceFault::LaunchBlocking`](crate::error::DeviceFault::LaunchBlocking), [`DeviceFault::Captured`](crate::error::DeviceFault::Captured), [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost),
     /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda); [`InvalidArgument::Value`], [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn wait_on(&self, stream: StreamRef<'_>, v: u64) -> Result<()> {
         enqueue::wait(self, stream, v)
     }
 
-    /// As [`wait_on`](Self::wait_on), but the stream goes on after `limit` at the latest.
+    /// As [`wait_on`](Self::wait_on), but the stream continues after `limit` at the latest.
     ///
-    /// It waits for a word of this process alone, which the connection's service thread writes when the timeline has come
-    /// to `v`, or when the time is over: that is up to 1 ms later than a plain wait, and costs a thread that looks again
-    /// and again. What is returned says how it ended; dropping that changes nothing.
+    /// The stream waits for a private word of this process. The connection's service thread writes that word when the
+    /// timeline has reached `v` or the time is over. The wait ends up to 1 ms later than a plain one, and costs polling by the
+    /// service thread. The returned value says how the wait ended; dropping it changes nothing.
     ///
     /// # Errors
     /// As [`wait_on`](Self::wait_on).
@@ -198,7 +197,7 @@ impl Timeline {
         limited::wait(self, stream, v, limit)
     }
 
-    /// A file descriptor for event loops: readable once the timeline has reached `v`, or is known not to.
+    /// Returns a file descriptor for event loops, which becomes readable once the timeline has reached `v` or ended before.
     ///
     /// # Errors
     /// [`LimitReached::FileDescriptors`](crate::error::LimitReached::FileDescriptors), [`InvalidArgument::Value`], [`Unreachable::Forked`](crate::error::Unreachable::Forked).
@@ -206,31 +205,31 @@ impl Timeline {
         event::watch(self, v)
     }
 
-    /// The last value that was really signalled.
+    /// Returns the last value that was signalled.
     pub fn value(&self) -> u64 {
         self.at.word().cell().value()
     }
 
-    /// The highest value that was promised: not less than [`value`](Self::value).
+    /// Returns the highest value that was promised, which is at least [`value`](Self::value).
     pub fn announced(&self) -> u64 {
         self.at.word().cell().announced()
     }
 
-    /// Why no further value will come, if so.
+    /// Returns how the timeline ended, if it has.
     pub fn ending(&self) -> Option<TimelineEnding> {
         self.at.word().ending().map(ending)
     }
 
-    /// Whether what was waited for through this handle is valid, as far as is known: to be asked when the work behind a
-    /// wait on a stream is done, before its results are used.
+    /// Checks that all values that this handle has waited for are valid, as far as is known. Call it when the work behind a
+    /// wait on a stream is done, before you use its results.
     ///
     /// # Errors
-    /// [`Gone::Timeline`] if the timeline ended before a value that a stream waited for (a wait of the host says so
-    /// itself); [`InvalidData::Tainted`] if a value that was waited for was signalled by work that rested on another timeline,
-    /// which has failed. Once kernels were told [where the value is](Self::device_ptr), for any value.
+    /// [`Gone::Timeline`] if the timeline ended before a value that a stream waited for (waits on the host return that
+    /// themselves). [`InvalidData::Tainted`] if such a value rests on another timeline, which has failed. After
+    /// [`device_ptr`](Self::device_ptr), kernels may have waited for any value, so all values count.
     pub fn check(&self) -> Result<()> {
         let word = self.at.word();
-        // Nobody knows what kernels have waited for.
+        // Kernels may have waited for any value.
         self.at.check(&word, if word.is_polled() { MAX_VALUE } else { word.waited() })
     }
 
@@ -305,7 +304,7 @@ impl Timeline {
 
 impl Drop for Timeline {
     fn drop(&mut self) {
-        // In a forked child a lock may be held by nobody who is still there.
+        // In a forked child, a thread that does not exist there may hold the lock.
         if self.domain.link().require_ours().is_ok() {
             self.domain.stream_waits().forget_passed();
         }
@@ -342,11 +341,11 @@ impl At {
     /// The same, with its lease: without that the cell may become another timeline's.
     fn now(&self) -> (Arc<Word>, Arc<LeaseGuard>) {
         let now = self.now.read().ignore_poison();
-        // Only the last who has this takes it.
+        // Only the last owner takes the lease away.
         (now.word.clone(), now.keep.clone().expect("a handle has its lease until it is dropped"))
     }
 
-    /// Gives the lease back at once, if nobody else has this.
+    /// Gives the lease back immediately if this is the last owner.
     fn release(this: &mut Arc<Self>) {
         let now = Arc::get_mut(this).map(|at| at.now.get_mut().ignore_poison());
         if let Some(keep) = now.and_then(|now| now.keep.take()) {
@@ -354,7 +353,7 @@ impl At {
         }
     }
 
-    /// Whether all up to `v` is valid or may still become so.
+    /// Checks that all values up to `v` are valid or may still become so.
     fn check(&self, word: &Word, v: u64) -> Result<()> {
         if let Progress::Ended(ending) = word.progress(v) {
             return Err(self.ended(word, ending, v));

@@ -21,25 +21,25 @@ use crate::{
     error::{Error, InvalidArgument, InvalidData, Result},
 };
 
-/// The one writer of a timeline. Waiting is what its [`timeline`](Self::timeline) does.
+/// The only writer of a timeline. To wait for values, use its [`timeline`](Self::timeline).
 ///
 /// Values are signalled by the host ([`signal`](Self::signal)) or by a stream behind its work
-/// ([`signal_on`](Self::signal_on)), by one at a time: who changes between streams, or from a stream to the host, waits
-/// until what the former stream owes is there, but not longer than 10 s.
+/// ([`signal_on`](Self::signal_on)), from one of them at a time. A call that changes the stream, or from a stream to the
+/// host, first waits until the former stream has stored its promised values, for at most 10 s.
 ///
-/// Dropping it closes the timeline: who waits for more than was promised hears so at once, and streams that do go on once
-/// what was promised is there. May be used from any thread; its signals come one after the other.
+/// Dropping the writer closes the timeline. Waits on the host for values beyond the promised ones end immediately; waits on
+/// streams end once the promised values are stored. May be used from any thread; signals are serialized.
 #[derive(Debug)]
 pub struct TimelineWriter {
     writer: Arc<Writer>,
-    /// Last, so that its lease goes back at once if nobody else keeps it.
+    /// Last, so that its lease goes back immediately if this is its last owner.
     timeline: Timeline,
 }
 
 /// What poll tasks share with a writer: no connection, and nothing of the driver's.
 #[derive(Debug)]
 struct Writer {
-    /// So that the word stays ours.
+    /// Keeps the word this timeline's.
     _keep: Arc<LeaseGuard>,
     at: Arc<At>,
     word: Arc<Word>,
@@ -48,7 +48,7 @@ struct Writer {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The stream that has signalled last, if it was none of the host's signals.
+    /// The stream of the last signal; `None` if the host signalled last.
     stream: Option<StreamId>,
     inputs: Vec<Input>,
 }
@@ -60,9 +60,9 @@ impl TimelineWriter {
         Self { writer, timeline }
     }
 
-    /// Signals `v` from the host: everything that this thread did before is visible to whoever has waited for it.
+    /// Signals `v` from the host. Everything that this thread did before is visible to waiters for `v`.
     ///
-    /// If a stream owes a value still, waits for that first, for at most 10 s.
+    /// If a stream has not stored a promised value yet, waits for that first, for at most 10 s.
     ///
     /// ```no_run
     /// # use partywall::{Result, TimelineWriter};
@@ -77,9 +77,9 @@ impl TimelineWriter {
     ///
     /// # Errors
     /// [`InvalidArgument::Value`] unless `v` is larger than every value before and no larger than
-    /// [`MAX_VALUE`](super::MAX_VALUE); [`Gone::Timeline`](crate::error::Gone::Timeline) if the timeline was ended, by
-    /// [`abandon`](Timeline::abandon) for instance; [`InvalidData::Tainted`] if the value rests on an input that has failed
-    /// ([`rests_on`](Self::rests_on)); [`Error::Timeout`] for what a stream owes; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
+    /// [`MAX_VALUE`](super::MAX_VALUE); [`Gone::Timeline`](crate::error::Gone::Timeline) if the timeline was ended, for example by
+    /// [`abandon`](Timeline::abandon); [`InvalidData::Tainted`] if the value rests on an input that has failed
+    /// ([`rests_on`](Self::rests_on)); [`Error::Timeout`] if a stream does not store its promised value in time; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn signal(&self, v: u64) -> Result<()> {
         self.timeline.domain.link().require_ours()?;
         let mut state = self.writer.lock();
@@ -95,11 +95,11 @@ impl TimelineWriter {
         Ok(())
     }
 
-    /// Has `stream` signal `v` when everything that is on it now is done; who waits for it then sees what that work did.
-    /// Returns at once, and says to those who want to know ([`wait_announced`](Timeline::wait_announced)) that `v` is on
-    /// its way. Hosts that sleep until `v` look for it themselves from then on.
+    /// Makes `stream` signal `v` once all work that is on it now is done. Waiters for `v` then see the results of that work.
+    /// Returns immediately, and announces `v` ([`wait_announced`](Timeline::wait_announced)). Hosts that wait for `v` poll for
+    /// it from then on.
     ///
-    /// If another stream owes a value still, waits for that first, for at most 10 s.
+    /// If another stream has not stored a promised value yet, waits for that first, for at most 10 s.
     ///
     /// ```no_run
     /// # use partywall::{Gpu, Result, TimelineWriter};
@@ -117,11 +117,11 @@ impl TimelineWriter {
         self.enqueue(stream, v, |stream, word| stream.enqueue_write_u64(word, v))
     }
 
-    /// As [`signal_on`](Self::signal_on), and wakes hosts that sleep until `v` as soon as it is there, by a host function
-    /// behind the signal. That keeps the stream until a thread of the driver's has run it, tens of microseconds as a rule.
+    /// As [`signal_on`](Self::signal_on), and wakes hosts that wait for `v` as soon as it is stored, by a host function behind
+    /// the signal. The stream waits until a thread of the driver has run that function, usually tens of microseconds.
     ///
     /// # Errors
-    /// As [`signal_on`](Self::signal_on). If only the host function is refused, `v` is signalled all the same.
+    /// As [`signal_on`](Self::signal_on). If only the host function is refused, `v` is signalled nevertheless.
     pub fn signal_on_and_wake(&self, stream: StreamRef<'_>, v: u64) -> Result<()> {
         self.signal_on(stream, v)?;
         let place = self.writer.word.place.clone();
@@ -129,8 +129,8 @@ impl TimelineWriter {
         work.run(|stream| Ok(stream.enqueue_host_function(move || place.cell().notify())?))
     }
 
-    /// Says that a kernel which is on `stream` already will store `v` ([`Timeline::device_ptr`]), and that nothing else
-    /// will before. Without it hosts that sleep until `v` find it up to 100 ms late.
+    /// Announces that a kernel already on `stream` will store `v` ([`Timeline::device_ptr`]), and nothing else before it.
+    /// Without this call, hosts that wait for `v` find it up to 100 ms late.
     ///
     /// # Errors
     /// As [`signal_on`](Self::signal_on).
@@ -138,17 +138,16 @@ impl TimelineWriter {
         self.enqueue(stream, v, |_, _| Ok(()))
     }
 
-    /// Says that values from now on rest on what is waited for through `input`: that they are made of what that timeline
-    /// stands for.
+    /// Declares that values signalled from now on rest on the values waited for through `input`.
     ///
-    /// A stream that waits goes on when the timeline it waits for fails, and then signals what it has made of garbage.
-    /// Poison does not travel by itself. Of an input this process remembers which value of its own was signalled after
-    /// which wait. When the input ends before such a wait, or is tainted itself, the values that were promised behind it
-    /// are marked as [tainted](InvalidData::Tainted), which their waiters' [`check`](Timeline::check) says, and further ones are
-    /// refused. That is found with the next signal, or by the service thread within 250 ms.
+    /// A stream that waits for a failed timeline continues, and then signals values made of garbage. Such a failure does not
+    /// spread by itself. For each input, this process remembers which of its own values was signalled after which wait. When
+    /// the input ends before such a wait, or is tainted itself, the values promised behind the wait are marked as
+    /// [tainted](InvalidData::Tainted): [`check`](Timeline::check) reports it to their waiters, and further signals are
+    /// refused. The next signal finds the failure, or the service thread within 250 ms.
     ///
-    /// Waits of host and streams through this very handle count, also after it [follows](Timeline::follow); what kernels
-    /// look at by themselves does not.
+    /// Waits of the host and of streams through this very handle count, also after it [follows](Timeline::follow). Values
+    /// that kernels read themselves do not.
     pub fn rests_on(&self, input: &Timeline) {
         let mut state = self.writer.lock();
         let first = state.inputs.is_empty();
@@ -163,12 +162,12 @@ impl TimelineWriter {
         }
     }
 
-    /// The timeline, for waiting for it and asking it.
+    /// Returns the timeline, to wait for its values and to read them.
     pub fn timeline(&self) -> &Timeline {
         &self.timeline
     }
 
-    /// Closes the timeline, as dropping does. Returns at once; what streams owe comes all the same.
+    /// Closes the timeline, as dropping does. Returns immediately; streams still store their promised values.
     pub fn close(self) {}
 
     fn enqueue(
@@ -197,12 +196,12 @@ impl TimelineWriter {
             Ok(id)
         })?;
         state.signalled(v, Some(id));
-        // Last: who hears of it may rely on it.
+        // Last: a process that sees the announcement may rely on it.
         self.cell().announce(v);
         Ok(())
     }
 
-    /// Waits until a stream has stored what it owes.
+    /// Waits until a stream has stored the promised value `owed`.
     fn drain(&self, owed: u64) -> Result<()> {
         let start = Instant::now();
         let mut lookout = Lookout::new(&self.writer.word, owed);
@@ -227,7 +226,7 @@ impl TimelineWriter {
     fn refused(&self, refused: Refused, v: u64) -> Error {
         let Writer { at, word, .. } = &*self.writer;
         match refused {
-            // What ended it says more than that it has ended.
+            // The cause says more than the ending.
             Refused::Ended(Ending::OwnerFaulted) => {
                 self.timeline.domain.health().check().err().unwrap_or_else(|| at.ended(word, Ending::OwnerFaulted, v))
             }
@@ -247,9 +246,9 @@ impl Drop for TimelineWriter {
             return;
         }
         let writer = self.writer.clone();
-        // A wait for more than was promised ends at once.
+        // Waits for values beyond the promised ones end immediately.
         let owed = writer.word.cell().begin_close();
-        // The writer keeps the lease until then: without it the broker would end what a stream still owes.
+        // The writer keeps the lease until then: without it the broker would end the timeline before the promised values.
         domain.completions().on(Fence::Timeline(writer.word.clone(), owed), move |_| writer.end());
     }
 }
@@ -261,14 +260,14 @@ impl Writer {
         self.word.cell().end(Ending::Closed);
     }
 
-    /// Marks what rests on inputs that have failed. Does not wait: who signals at the moment looks by itself.
+    /// Taints values that rest on failed inputs. Skips a locked writer: a signal that holds the lock does the same.
     fn look_at_inputs(&self) {
         if let Ok(mut state) = self.state.try_lock() {
             self.taint(&mut state);
         }
     }
 
-    /// That there is a broker, and that the next value, `v`, would rest on nothing that has failed.
+    /// Checks that the broker runs, and that the next value, `v`, would rest on no failed input.
     fn check(&self, state: &mut State, v: u64) -> Result<()> {
         let suspect = self.taint(state);
         if self.word.ending() == Some(Ending::BrokerGone) {
@@ -284,7 +283,7 @@ impl Writer {
         }
     }
 
-    /// Marks what rests on inputs that have failed; whether the next value would.
+    /// Taints values that rest on failed inputs. Returns whether the next value would rest on one.
     fn taint(&self, state: &mut State) -> bool {
         let mut suspect = false;
         for input in &mut state.inputs {
