@@ -1,4 +1,4 @@
-//! How long to wait between two looks at something that wakes nobody: what a GPU writes.
+//! Pauses between two polls of a word that a GPU writes, which wakes no thread.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ pub(crate) struct Backoff {
 }
 
 impl Backoff {
-    /// For what is looked for besides other things.
+    /// For polls that are not urgent.
     pub(crate) const fn new() -> Self {
         Self { next: SHORTEST, part: 2 }
     }

@@ -1,4 +1,4 @@
-//! What a domain tells about its names, members and broker.
+//! Information about the names, members and broker of a domain.
 
 use std::os::fd::OwnedFd;
 
@@ -13,18 +13,18 @@ pub use partywall_wire::{
 
 use crate::error::{Error, InvalidData, LimitReached, Result, Unreachable};
 
-/// What a removal left.
+/// The result of a removal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Removed {
     /// The version that was the latest.
     pub version: u64,
     /// Bytes that stay until their holders drop them.
     pub bytes_kept: u64,
-    /// Who those are.
+    /// Those holders.
     pub holders: Vec<HolderInfo>,
 }
 
-/// What a kind of memory promises to those who open it, beyond what all do.
+/// The promises of a kind of memory to readers, beyond those of all kinds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Promises {
@@ -39,16 +39,16 @@ pub struct Promises {
 /// What enforces a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Enforcement {
-    /// The kernel, for everybody.
+    /// The kernel, for every process.
     Kernel,
     /// The GPU, for each process as it has mapped the memory.
     Hardware,
-    /// Only this library, which refuses.
+    /// Only this library, which refuses calls.
     Convention,
 }
 
 impl Promises {
-    /// Those of a kind.
+    /// Returns the promises of a kind.
     pub fn of(kind: Kind) -> Self {
         let read_only = match kind {
             Kind::Host => Enforcement::Kernel,
@@ -75,7 +75,7 @@ pub struct SegmentInfo {
     pub is_latest: bool,
     /// All versions that exist, in order.
     pub versions: Vec<VersionInfo>,
-    /// Who holds it.
+    /// The members that hold it.
     pub holders: Vec<HolderInfo>,
     /// The process that builds the next version under a claim.
     pub builder: Option<u32>,

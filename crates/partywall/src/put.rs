@@ -39,8 +39,8 @@ impl Domain {
     }
 }
 
-/// How to put; see [`Domain::put`]. Nobody sees anything before all of it is in memory and the files are still what
-/// they were; on any error nothing is left.
+/// Options to put files; see [`Domain::put`]. The version becomes visible once it is complete and the files have not changed
+/// meanwhile. After an error nothing is left.
 #[derive(Clone)]
 #[must_use = "nothing is put until path(), stream() or plan()"]
 pub struct Put<'a> {
@@ -56,19 +56,19 @@ pub struct Put<'a> {
 impl<'a> Put<'a> {
     commit_setters!();
 
-    /// How many threads copy; [`default_threads`] unless this says otherwise.
+    /// Sets the number of threads that copy. By default [`default_threads`].
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = threads;
         self
     }
 
-    /// Is told how many bytes more have been copied, by any of the threads.
+    /// Sets a function that each copying thread calls with the number of bytes that it has copied since its last call.
     pub fn progress(mut self, progress: &'a (dyn Fn(u64) + Sync)) -> Self {
         self.progress = progress;
         self
     }
 
-    /// Ends the copy within one buffer's time once it is set, with [`FileError::Cancelled`].
+    /// Sets a flag that ends the copy with [`FileError::Cancelled`], within one buffer's time.
     pub fn cancel(mut self, cancel: &'a AtomicBool) -> Self {
         self.cancel = cancel;
         self
@@ -84,8 +84,8 @@ impl<'a> Put<'a> {
         self.plan(&Plan::from_path(path)?)
     }
 
-    /// Puts the bytes of a stream, read to its end: at most `limit`. They are in memory twice for a moment, because a
-    /// segment must know its length before it is filled.
+    /// Puts the bytes of a stream, which is read to its end: at most `limit` bytes. They are in memory twice for a moment,
+    /// because the length of a segment must be known before it is filled.
     ///
     /// # Errors
     /// As [`Put::path`].
@@ -94,7 +94,7 @@ impl<'a> Put<'a> {
         self.plan(&Plan::from_reader(reader, limit)?)
     }
 
-    /// Puts what a plan describes.
+    /// Puts the tensors of a plan.
     ///
     /// # Errors
     /// As [`Put::path`].
@@ -106,13 +106,13 @@ impl<'a> Put<'a> {
         let mut build = builder.commit_options(self.commit).allocate()?;
         plan.copy_to(&build.uploader(), self.threads, self.progress, self.cancel).map_err(unwrap)?;
         if self.cancel.load(Ordering::Relaxed) {
-            // Asked for when the last byte had been copied: still early enough to leave nothing.
+            // Set after the last byte was copied: still early enough to leave nothing.
             return Err(FileError::Cancelled { file: self.name.clone().into() }.into());
         }
         build.commit()
     }
 
-    /// What can be said before anything is read.
+    /// Checks the name, and with [`if_absent`](Self::if_absent) that it does not exist, before any file is read.
     ///
     /// # Errors
     /// [`InvalidArgument::Name`](crate::error::InvalidArgument::Name), [`Denied::NameExists`]; those of every call.
@@ -125,16 +125,16 @@ impl<'a> Put<'a> {
             Ok(found) if found.is_latest => {
                 Err(Denied::NameExists { name: found.name, version: found.version.version }.into())
             }
-            // Removed, and only still held.
+            // Removed, but still held by readers.
             Ok(_) | Err(Error::NotFound(NotFound::Name { .. })) => Ok(()),
             Err(error) => Err(error),
         }
     }
 }
 
-/// Whether this is a segment's name: letters, digits and `._-/`, at most 255 bytes, no empty part, no `.` or `..`.
+/// Checks a name: letters, digits and `._-/`, at most 255 bytes, no empty part, no `.` or `..`.
 ///
-/// Every call checks it; who has something to do before the first call may ask earlier.
+/// Every call checks its names; this function is for checks before the first call.
 ///
 /// # Errors
 /// [`InvalidArgument::Name`](crate::error::InvalidArgument::Name) says which rule is broken.
@@ -148,7 +148,7 @@ impl fmt::Debug for Put<'_> {
     }
 }
 
-/// An error of ours that has travelled through a copy comes out as what it was.
+/// Unwraps an error of this library that a copy has passed on.
 pub(crate) fn unwrap(error: FileError) -> Error {
     let (inner, wrap): (_, Box<dyn FnOnce(_) -> FileError>) = match error {
         FileError::Sink { file, source } => (source, Box::new(|source| FileError::Sink { file, source })),

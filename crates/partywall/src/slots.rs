@@ -1,4 +1,4 @@
-//! Waiting for one's turn at a permit of a semaphore or a block of a pool.
+//! Taking permits of semaphores and blocks of pools, and waiting for them in order.
 
 use std::{
     ops::Deref,
@@ -15,7 +15,7 @@ use crate::{
     wait::{Wait, Waiting},
 };
 
-/// What is taken, waited for and given back in shared memory.
+/// Slots in shared memory that threads take, wait for and give back.
 pub(crate) trait Slots {
     /// Takes one if one is free and no thread waits for one.
     fn try_take(&self, row: u16) -> Option<Held>;
@@ -53,7 +53,7 @@ pub(crate) fn try_take(slots: &impl Slots, domain: &Domain) -> Result<Option<Hel
     Ok(held)
 }
 
-/// Takes one if one is free, also one that a stream is done with and that no poll has found yet.
+/// Takes a free slot, also one that a stream has finished with and no poll has found yet.
 fn take_free(slots: &impl Slots, domain: &Domain) -> Option<Held> {
     let row = domain.link().row();
     slots.try_take(row).or_else(|| {
@@ -62,8 +62,8 @@ fn take_free(slots: &impl Slots, domain: &Domain) -> Option<Held> {
     })
 }
 
-/// Takes one, and waits for it. Its place among those who wait is kept until the wait is over. `what` says what did not
-/// happen if it gets none.
+/// Takes a slot, waiting for one if none is free. The waiter keeps its place in the queue until the wait is over. `what`
+/// is the message of the error if it gets none.
 pub(crate) fn take(
     slots: &impl Slots,
     domain: &Domain,
@@ -110,7 +110,7 @@ fn await_turn(
         match waiter.poll() {
             Polled::Held(held) => return Ok(Some(held)),
             Polled::Waiting => {}
-            // This process was stopped for a while, or the broker took it back: then it knows why.
+            // This process was stopped for a while, or the broker revoked the slot: then the broker knows why.
             Polled::Lost => return domain.link().call(Call::Ping).map(|_| None),
         }
         let Some(left) = waiting.left(now.take().unwrap_or_else(Instant::now)) else {

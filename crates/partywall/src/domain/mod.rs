@@ -52,11 +52,12 @@ use crate::{
 
 /// A place where processes share memory by name: a connection to one broker.
 ///
-/// Cheap to clone; all clones, segments and builds share the connection, which ends with the last of them. A block or
-/// sample that was dropped while the GPU may still use it keeps the connection until the GPU is idle: the connection then
-/// ends on another thread, after the last handle was dropped. [`Block::release_on`](crate::Block::release_on) and
-/// [`Sample::release_on`](crate::Sample::release_on) do not keep it. May be used from any thread. After a fork the child must connect anew: every call there returns [`Unreachable::Forked`], and dropping
-/// there does nothing.
+/// Cheap to clone, and usable from any thread. Clones, segments and builds share the connection, which ends with the last
+/// of them. A block or sample that was dropped while the GPU may still use it keeps the connection until the GPU is idle;
+/// the connection then ends on another thread. [`Block::release_on`](crate::Block::release_on) and
+/// [`Sample::release_on`](crate::Sample::release_on) do not keep it.
+///
+/// After a fork the child must connect anew: every call there returns [`Unreachable::Forked`], and dropping does nothing.
 #[derive(Debug, Clone)]
 pub struct Domain {
     connection: Arc<Connection>,
@@ -106,23 +107,24 @@ impl DomainOptions {
         self
     }
 
-    /// Whether to start a broker if none is there. By default yes.
+    /// Sets whether to start a broker if none runs. By default yes.
     pub fn start(mut self, start: bool) -> Self {
         self.start = start;
         self
     }
 
-    /// Whether to connect without a seat, as tools of operators do. By default no.
+    /// Sets whether to connect as an operator, which is no member of the domain. By default no.
     ///
     /// Such a connection can list, show, evict, remove, and end the broker; every other call returns
-    /// [`Denied::NoSeat`](crate::error::Denied::NoSeat). A few of them are kept free for when all seats are taken. Nobody sees it among the members.
+    /// [`Denied::NoSeat`](crate::error::Denied::NoSeat). The broker keeps room for a few of them when it takes no more members. They are not
+    /// listed among the members.
     pub fn operator(mut self, operator: bool) -> Self {
         self.operator = operator;
         self
     }
 
-    /// The program to start as broker, for front ends that bring one along. `PARTYWALL_BIN` counts before it; without
-    /// either it is `partywall` beside this process's executable, or on `PATH`.
+    /// Sets the program to start as the broker, for front ends that include one. `PARTYWALL_BIN` takes precedence. Without
+    /// either, the program is `partywall` beside this process's executable, or on `PATH`.
     pub fn program(mut self, path: impl Into<PathBuf>) -> Self {
         self.program = Some(path.into());
         self
@@ -177,12 +179,12 @@ impl Domain {
         Self::options().connect()
     }
 
-    /// How to connect elsewhere, or without starting a broker.
+    /// Returns options to connect elsewhere, or without starting a broker.
     pub fn options() -> DomainOptions {
         DomainOptions { domain: None, socket: None, start: true, operator: false, program: None }
     }
 
-    /// Begins the next version of `name`, in memory at `place`. Nobody sees it before
+    /// Begins the next version of `name`, in memory at `place`. The version is invisible to others before
     /// [`Build::commit`](crate::Build::commit).
     pub fn create(&self, name: &str, place: Place) -> Builder {
         Builder::new(self.clone(), name, place)
@@ -194,24 +196,24 @@ impl Domain {
         Publication::new(self.clone(), name)
     }
 
-    /// Opens the latest version of `name`, or `NAME@V`, for reading. Waits for one that is not there.
+    /// Opens the latest version of `name`, or `NAME@V`, for reading. Waits for a version that does not exist yet.
     ///
     /// # Errors
-    /// [`NotFound::Name`] if it is not there and the timeout is zero, [`Error::Timeout`] if it does not come in time; or in
-    /// place of both, for a name of legacy memory that was there, [`Gone::OwnerDied`](crate::error::Gone::OwnerDied) or [`Gone::Withdrawn`](crate::error::Gone::Withdrawn);
+    /// [`NotFound::Name`] if it does not exist and the timeout is zero, [`Error::Timeout`] if it is not committed in time;
+    /// instead of both, for legacy memory that has existed, [`Gone::OwnerDied`](crate::error::Gone::OwnerDied) or [`Gone::Withdrawn`](crate::error::Gone::Withdrawn);
     /// [`Mismatch::Object`](crate::error::Mismatch::Object) for a pool or topic;
     /// [`NotFound::Version`] for a version that is gone; the kind's own errors of mapping it.
     pub fn open<'w>(&self, name: &str, wait: impl Into<Wait<'w>>) -> Result<Segment> {
         self.opener(name).open_within(wait.into())
     }
 
-    /// Opens a version in another way than [`Domain::open`]: for writing, on another device.
+    /// Returns options to open a version in other ways than [`Domain::open`]: for writing, on another device.
     pub fn opener(&self, name: &str) -> OpenOptions {
         OpenOptions::new(self.clone(), name)
     }
 
-    /// Opens the latest version of `name`, or makes the caller its builder if there is none. While another process
-    /// builds it, waits for the commit; if that process dies or gives up, one waiter becomes builder.
+    /// Opens the latest version of `name`, or makes the caller its builder if the name does not exist. While another process
+    /// builds it, waits for the commit; if that process dies or gives up, one waiter becomes the builder.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -245,7 +247,7 @@ impl Domain {
         }
     }
 
-    /// Removes `name`. Whoever has it open keeps it; its memory goes with the last of them.
+    /// Removes `name`. Processes that have it open keep it; its memory is freed with the last of them.
     ///
     /// # Errors
     /// [`NotFound::Name`].
@@ -254,8 +256,8 @@ impl Domain {
         answered!(removed, Answer::Removed { version, bytes_kept, holders } => Removed { version, bytes_kept, holders })
     }
 
-    /// Removes all names that go with this connection: those that it has committed, unless they are kept. Segments that
-    /// have them open stay usable.
+    /// Removes all names that end with this connection: those that it has committed, unless they are kept. Open segments stay
+    /// usable.
     ///
     /// # Errors
     /// Those of every call.
@@ -263,7 +265,7 @@ impl Domain {
         self.link().call(Call::WithdrawNames).map(drop)
     }
 
-    /// Everything about a name, without opening it.
+    /// Returns everything about a name, without opening it.
     ///
     /// # Errors
     /// [`NotFound::Name`], [`NotFound::Version`].
@@ -273,7 +275,7 @@ impl Domain {
         info::segment(answered!(answer, Answer::Info(info) => *info)?, fds)
     }
 
-    /// All names, in order.
+    /// Returns all names, in order.
     ///
     /// # Errors
     /// Those of every call: [`Unreachable::Gone`], [`Unreachable::Forked`].
@@ -283,7 +285,7 @@ impl Domain {
         pages("names", |row: &NameInfo| row.name.clone(), ask)
     }
 
-    /// The broker: what it holds, its limits, its log.
+    /// Returns the state of the broker: its holdings, its limits, its log.
     ///
     /// # Errors
     /// Those of every call.
@@ -291,7 +293,7 @@ impl Domain {
         answered!(self.link().call(Call::Status)?, Answer::Status(status) => *status)
     }
 
-    /// Asks the broker for an answer, and nothing else.
+    /// Asks the broker for an empty answer.
     ///
     /// # Errors
     /// Those of every call.
@@ -299,8 +301,7 @@ impl Domain {
         self.link().call(Call::Ping).map(drop)
     }
 
-    /// Ends the broker. With `force` even while names and members exist: all names are dropped, memory that is mapped
-    /// stays mapped.
+    /// Ends the broker, with `force` even while names and members exist. All names are dropped; mapped memory stays mapped.
     ///
     /// # Errors
     /// [`Busy::BrokerInUse`](crate::error::Busy::BrokerInUse) without `force` while something exists.
@@ -355,7 +356,7 @@ impl Domain {
         &self.connection.service.shared().stream_waits
     }
 
-    /// A GPU, opened once a connection.
+    /// Returns a GPU, which is opened once for each connection.
     ///
     /// # Errors
     /// As [`Gpu::open`]; [`Unreachable::Forked`].
@@ -363,7 +364,7 @@ impl Domain {
         self.gpus()?.get(uuid)
     }
 
-    /// What a waiting open came to.
+    /// Opens a version, waiting for it, and returns the broker's answer.
     pub(crate) fn ask_to_open(
         &self,
         name: &str,
@@ -379,7 +380,7 @@ impl Domain {
         if let Some(answered) = self.link().call_waiting(|| open(true), &waiting)? {
             return Ok(answered);
         }
-        // Asked once more without waiting: it may just have come, or have been there before and ended.
+        // Asked once more without waiting: it may just have been committed, or have ended before.
         match self.link().call_with(open(false), &[]) {
             Err(refusal @ Error::NotFound(NotFound::Name { .. } | NotFound::Version { .. })) => {
                 let name = info::with_version(name, version);
@@ -448,10 +449,10 @@ fn pages<T, K: PartialOrd>(
     }
 }
 
-/// What connecting to a socket without greeting tells: whose it is.
+/// Returns the pid of the process that listens on a domain's socket, by connecting without a greeting.
 ///
 /// # Errors
-/// [`Unreachable::NoAnswer`] if nobody listens there, [`Unreachable::User`].
+/// [`Unreachable::NoAnswer`] if no process listens there, [`Unreachable::User`].
 pub fn broker_pid(location: &Location) -> Result<Option<u32>> {
     let call = connect::open(location)?;
     socket::peer(&call).map(|peer| peer.pid).map_err(|e| Error::system("asking who the broker is", e))

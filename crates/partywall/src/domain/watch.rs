@@ -1,4 +1,4 @@
-//! What happens to names, as it happens.
+//! Events about names, as they happen.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -11,11 +11,11 @@ use crate::{
     wait::Wait,
 };
 
-/// What happens to the names of a domain that are like a pattern: those of segments, timelines and semaphores.
+/// The events of names that match a pattern: names of segments, pools, topics, timelines and semaphores.
 ///
-/// Nothing is lost while events are taken as fast as they come, and nothing when the connection is lost and renewed. A
-/// broker keeps a mebibyte of events, some thousand: who takes them more slowly, or goes on from an older point, gets a
-/// [`WatchEvent::Missed`] in place of what is gone.
+/// A watch loses no event while it takes them as fast as they come, also if the connection is lost and renewed. A broker
+/// keeps one mebibyte of events, some thousands. A watch that is slower, or that continues from an older point, gets a
+/// [`WatchEvent::Missed`] in place of the events that are gone.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -36,44 +36,43 @@ use crate::{
 pub struct Watch {
     domain: Domain,
     pattern: Pattern,
-    /// Taken from the broker and not from here yet, each with the point behind it.
+    /// Events from the broker that the caller has not taken yet, each with the point after it.
     ready: VecDeque<(Point, WatchEvent)>,
-    /// Behind what was taken from the broker.
+    /// The point after the events that were taken from the broker.
     asked: Point,
-    /// Behind what was taken from here.
+    /// The point after the events that the caller has taken.
     taken: Point,
 }
 
-/// Something that happened to a name, or that was missed.
+/// An event of a watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WatchEvent {
-    /// It happened.
+    /// A change of a name.
     Name(NameEvent),
-    /// Some of what happened cannot be told any more. Whoever keeps a list of names makes it anew
-    /// ([`Domain::names`], [`Domain::objects`]) and goes on with the events that follow.
+    /// Some events are lost. To keep a list of names, build it anew ([`Domain::names`], [`Domain::objects`]) and continue
+    /// with the events that follow.
     Missed {
-        /// How many events, whatever their names; unknown if the point was of another broker, which also means that its
-        /// names are gone.
+        /// The number of lost events, of all names. Unknown if the point was another broker's, whose names are gone.
         events: Option<u64>,
     },
 }
 
 impl Domain {
-    /// Watches names that are like `pattern`, in which `*` stands for any characters, also `/`, and `?` for one. Begins
-    /// with what happens after this call.
+    /// Watches names that match `pattern`, in which `*` stands for any characters, also `/`, and `?` for one. The first event
+    /// is the first one after this call.
     ///
     /// # Errors
     /// [`InvalidArgument::Pattern`].
     pub fn watch(&self, pattern: &str) -> Result<Watch> {
         let mut watch = self.watch_after(pattern, Point { instance: 0, sequence: 0 })?;
-        // Where it stands now.
+        // The present point.
         let Happened { next, .. } = happened(self.link().call(watch.question(None))?)?;
         (watch.asked, watch.taken) = (next, next);
         Ok(watch)
     }
 
-    /// As [`Domain::watch`], from a point on that another watch came to ([`Watch::point`]), of this or another process.
+    /// As [`Domain::watch`], but continues from the [point](Watch::point) of another watch, of this or another process.
     ///
     /// # Errors
     /// [`InvalidArgument::Pattern`].
@@ -85,10 +84,10 @@ impl Domain {
 }
 
 impl Watch {
-    /// Returns the next event, and waits for one; `None` if there is none in time.
+    /// Waits for the next event and returns it; `None` if none comes in time.
     ///
     /// # Errors
-    /// [`Error::Cancelled`](crate::Error::Cancelled); [`Unreachable::Gone`]: with it are its names, and what happened last may not have been told.
+    /// [`Error::Cancelled`](crate::Error::Cancelled); [`Unreachable::Gone`]: the names are gone too, and the last events may be missing.
     pub fn next<'w>(&mut self, wait: impl Into<Wait<'w>>) -> Result<Option<WatchEvent>> {
         let waiting = wait.into().begin();
         loop {
@@ -108,7 +107,7 @@ impl Watch {
         }
     }
 
-    /// All events, as long as there is a broker; waits for each. Ends with the first error.
+    /// Returns an iterator over all events, which waits for each one and ends with the first error.
     pub fn events(&mut self) -> impl Iterator<Item = Result<WatchEvent>> {
         let mut failed = false;
         std::iter::from_fn(move || {
@@ -118,7 +117,7 @@ impl Watch {
         })
     }
 
-    /// Where another watch is to go on that is to get the events behind those which this one has returned.
+    /// Returns the point after the events that this watch has returned, for [`Domain::watch_after`].
     pub fn point(&self) -> Point {
         self.taken
     }
@@ -128,7 +127,7 @@ impl Watch {
     }
 
     fn take(&mut self, Happened { gap, events, next }: Happened) -> Result<()> {
-        // A point that this broker never was at is not of its making, whatever it is made of.
+        // A point of another instance never was this broker's.
         let begins_anew = gap == Some(Gap::OtherBroker) || next.instance != self.asked.instance;
         let goes_on = begins_anew || next.sequence >= self.asked.sequence;
         if !goes_on || !events.is_sorted_by_key(|event| event.sequence) {
@@ -140,7 +139,7 @@ impl Watch {
                 Gap::Behind { events } => Some(events),
                 _ => None,
             };
-            // Behind what is missing, so that it is not told again.
+            // The point after the missing events, so that they are not reported again.
             let point = before(events.first().map_or(next.sequence, |event| event.sequence.saturating_sub(1)));
             self.ready.push_back((point, WatchEvent::Missed { events: events_missed }));
         }

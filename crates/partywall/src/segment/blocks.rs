@@ -1,4 +1,4 @@
-//! What pools need of the segment that has their blocks, which are its first tensor, in its first chunk.
+//! Access to the blocks of a pool or topic, which are the first tensor of a segment, in its first chunk.
 
 use std::sync::Arc;
 
@@ -13,18 +13,18 @@ use crate::{
 };
 
 impl Segment {
-    /// Where its first tensor begins and how long it is; `None` if it is not in the first chunk.
+    /// Returns offset and length of the first tensor; `None` if it is not in the first chunk.
     pub(crate) fn first_tensor(&self) -> Option<(u64, u64)> {
         let first = *self.stage().table.in_given_order().first()?;
         (first.chunk() == 0).then(|| (first.offset(), first.bytes()))
     }
 
-    /// Whether it is this process's own memory that others open: it must stay until its lease is given back.
+    /// Returns whether this is this process's own memory that others open, which must stay until its lease is given back.
     pub(crate) fn is_published(&self) -> bool {
         self.memory().is_published()
     }
 
-    /// Its lease, which is then no longer the segment's to give back.
+    /// Takes the lease, which the segment then does not give back any more.
     pub(crate) fn take_lease(&mut self) -> Option<Arc<LeaseGuard>> {
         self.lease.take().map(|lease| Arc::new(self.domain.keep(lease)))
     }
@@ -34,12 +34,12 @@ impl Segment {
         self.memory().block_borrows(offset, stride, bytes, count)
     }
 
-    /// What those are told who ask for such a part nevertheless.
+    /// Returns the error that host memory was asked of a segment on a GPU.
     pub(crate) fn is_on_gpu(&self) -> Error {
         self.named(wrong_kind("GPU", "host", "a slice"))
     }
 
-    /// Part of its memory on its GPU.
+    /// Returns part of the memory on its GPU.
     pub(crate) fn device_range(&self, offset: u64, bytes: u64) -> Result<DeviceRange<'_>> {
         self.memory().device(0, offset, bytes).map_err(|e| self.named(e))
     }

@@ -42,7 +42,7 @@ impl Claim {
         Self { domain, name: name.to_owned(), id: Some(id) }
     }
 
-    /// The name to be built.
+    /// Returns the name to build.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -65,7 +65,7 @@ impl Drop for Claim {
     }
 }
 
-/// The tensors of a version that is to be built; see [`Domain::create`].
+/// Collects the tensors and options of a new version; see [`Domain::create`].
 #[derive(Debug)]
 #[must_use = "nothing is allocated until allocate()"]
 pub struct Builder {
@@ -97,8 +97,8 @@ impl Builder {
         }
     }
 
-    /// Adds a tensor whose elements follow each other without gaps, last dimension fastest. Its first element will be
-    /// aligned to 256 bytes. What is wrong with it, [`Builder::allocate`] says.
+    /// Adds a tensor whose elements follow each other without gaps, last dimension fastest. Its first element is
+    /// aligned to 256 bytes. [`Builder::allocate`] returns errors about the tensor.
     pub fn tensor(mut self, name: &str, dtype: DType, shape: &[u64]) -> Self {
         let added = self.table.add(name, dtype, shape);
         self.problem = self.problem.or(added.err());
@@ -112,7 +112,7 @@ impl Builder {
         self
     }
 
-    /// Takes over tensors and metadata that were collected elsewhere, in place of those added so far.
+    /// Replaces the tensors and metadata added so far by those of `table`.
     pub fn table(mut self, table: TableBuilder) -> Self {
         self.table = table;
         self
@@ -120,34 +120,34 @@ impl Builder {
 
     commit_setters!();
 
-    /// How many bytes a mutable version may grow to. As many addresses are reserved in each process that opens it, which
-    /// costs no memory; a process that has no room for them takes the version as long as it is. By default eight times
-    /// what it begins with, at least 64 MiB and at most 256 GiB.
+    /// Sets how many bytes a mutable version may grow to. Each process that opens it reserves that many addresses, which costs
+    /// no memory; a process without room for them maps only the present length. By default eight times the initial length,
+    /// at least 64 MiB and at most 256 GiB.
     pub fn reserve(mut self, bytes: u64) -> Self {
         self.reserve = Some(bytes);
         self
     }
 
-    /// Commits it so.
+    /// Sets how the version is committed.
     pub(crate) fn commit_options(mut self, commit: CommitOptions) -> Self {
         self.commit = commit;
         self
     }
 
-    /// Makes it a pool or topic, whose blocks are the first chunk: mutable, of one length, under a name that goes with the
-    /// last who uses it unless it is kept.
+    /// Makes it a pool or topic, whose blocks are the first chunk: mutable, of fixed length, under a name that ends with its
+    /// last user unless it is kept.
     pub(crate) fn control(mut self, control: Control) -> Self {
         self.control = Some(control);
         self.mutable(true)
     }
 
-    /// The largest chunk in bytes, unless one tensor alone is larger. A mutable version begins as one chunk.
+    /// Sets the largest chunk in bytes; a chunk of a single tensor may be larger. A mutable version begins as one chunk.
     pub fn chunk_bytes(mut self, bytes: u64) -> Self {
         self.chunk_bytes = bytes;
         self
     }
 
-    /// Allocates the memory, which reads as zero. Nobody else knows of it.
+    /// Allocates the memory, which reads as zero. No other process can see it.
     ///
     /// # Errors
     /// [`InvalidArgument::Name`]; [`InvalidArgument::Table`] for tensors that make no sense; [`LimitReached::Memory`];
@@ -164,7 +164,7 @@ impl Builder {
         let table = Table::parse(TableBytes::Inline(table), &chunks).map_err(bad_table)?;
         let grows = mutable && self.control.is_none();
         let reserve = grows.then(|| {
-            // Something to follow, also where there is no tensor yet.
+            // Growths follow an existing chunk, also if there is no tensor yet.
             if chunks.is_empty() {
                 chunks.push(1);
             }
@@ -195,12 +195,12 @@ impl Builder {
     }
 }
 
-/// What is reserved for a mutable version of `bytes` bytes.
+/// Returns how many bytes are reserved for a mutable version of `bytes` bytes.
 fn default_reservation(bytes: u64) -> u64 {
     bytes.saturating_mul(8).clamp(64 << 20, 256 << 30).max(bytes)
 }
 
-/// How a table travels, and the file descriptor that it travels as, if it is large.
+/// Returns a table as it is sent, with a file descriptor if the table is large.
 pub(super) fn wire_table(name: &str, encoded: &[u8]) -> Result<(partywall_wire::Table, Option<OwnedFd>)> {
     if encoded.len() <= MAX_INLINE_TABLE {
         return Ok((partywall_wire::Table::Inline(encoded.to_vec()), None));
@@ -210,7 +210,7 @@ pub(super) fn wire_table(name: &str, encoded: &[u8]) -> Result<(partywall_wire::
     Ok((partywall_wire::Table::Fd { bytes: encoded.len() as u64 }, Some(sealed)))
 }
 
-/// Says in an out-of-memory error what Partywall itself holds there, because no other tool will.
+/// Adds Partywall's own holdings to an out-of-memory error, because no other tool shows them.
 pub(super) fn with_held(error: Error, domain: &Domain) -> Error {
     let Error::LimitReached(LimitReached::Memory { name, place, asked, free, total, .. }) = error else {
         return error;
@@ -224,7 +224,7 @@ pub(super) fn with_held(error: Error, domain: &Domain) -> Error {
     Error::LimitReached(LimitReached::Memory { name, place, asked, free, total, held })
 }
 
-/// Memory that is being written and that nobody else sees. Dropping it frees it.
+/// Memory that is being written and that no other process sees. Dropping it frees it.
 #[must_use = "nobody else sees it until commit()"]
 pub struct Build {
     draft: Box<dyn Draft>,
@@ -353,7 +353,7 @@ impl Build {
         }
     }
 
-    /// Freezes it and tells the broker.
+    /// Freezes the memory and commits it with the broker.
     fn publish(&mut self) -> Result<Committed> {
         self.draft.freeze(self.mutable).map_err(|e| named(e, &self.name))?;
         let mut fds = self.draft.fds();

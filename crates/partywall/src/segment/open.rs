@@ -17,10 +17,10 @@ use crate::{
     wait::Wait,
 };
 
-/// How long a publisher's death may take to be proved. It takes the broker's settle time, usually 100 ms.
+/// How long to wait for the proof of a publisher's death, which takes the broker's settle time, usually 100 ms.
 const PROOF: Duration = Duration::from_secs(1);
 
-/// How to open a version; see [`Domain::opener`].
+/// Options to open a version; see [`Domain::opener`].
 #[derive(Debug, Clone)]
 #[must_use = "options do nothing until open()"]
 pub struct OpenOptions {
@@ -49,49 +49,49 @@ impl OpenOptions {
         }
     }
 
-    /// This version instead of the latest. `NAME@V` means the same.
+    /// Opens this version instead of the latest. `NAME@V` means the same.
     pub fn version(mut self, version: u64) -> Self {
         self.version = Some(version);
         self
     }
 
-    /// How long to wait for a name or version that is not there yet. By default not at all.
+    /// Sets how long to wait for a name or version that does not exist yet. By default [`open`](Self::open) does not wait.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// For reading and writing; only a `mutable` version can be opened so.
+    /// Opens the version for reading and writing, which must be `mutable`.
     pub fn read_write(mut self) -> Self {
         self.write = true;
         self
     }
 
-    /// The GPU that is to use the memory. By default the one that has it, or the only one in sight.
+    /// Sets the GPU that is to use the memory. By default the one that has it, or the only one that this process sees.
     pub fn device(mut self, device: DeviceUuid) -> Self {
         self.device = Some(device);
         self
     }
 
-    /// Whether memory of another GPU than the reader's may be mapped: every access then crosses the link between them.
+    /// Sets whether memory of another GPU than the reader's may be mapped. Every access then crosses the link between them.
     pub fn allow_peer(mut self, allow: bool) -> Self {
         self.allow_peer = allow;
         self
     }
 
-    /// How many bytes it may grow to here, if that is less than what the committer has reserved. Room for what it has
-    /// now is always made.
+    /// Sets how many bytes the version may grow to in this process, if that is less than the committer has reserved. The
+    /// present length always has room.
     pub fn reserve(mut self, bytes: u64) -> Self {
         self.reserve = Some(bytes);
         self
     }
 
-    /// Opens it.
+    /// Opens the version.
     ///
     /// # Errors
     /// [`NotFound::Name`](crate::error::NotFound::Name) without a time-out, [`Error::Timeout`] with one; [`Mismatch::Object`] for a pool or topic;
     /// [`NotFound::Version`](crate::error::NotFound::Version);
-    /// [`Denied::ReadOnly`](crate::error::Denied::ReadOnly); [`DeviceFault::Remote`]; [`InvalidArgument::Table`](crate::error::InvalidArgument::Table) if the table is damaged; those of mapping the
+    /// [`Denied::ReadOnly`](crate::error::Denied::ReadOnly); [`DeviceFault::Remote`]; [`InvalidData::Table`](crate::error::InvalidData::Table) if the table is damaged; those of mapping the
     /// memory.
     pub fn open(&self) -> Result<Segment> {
         self.open_within(self.timeout.into())
@@ -105,7 +105,7 @@ impl OpenOptions {
         self.attach_segment(answered!(answer, Answer::Opened(opened) => opened)?, fds)
     }
 
-    /// Maps what the broker handed out, unless it is a pool or topic. If that fails, the lease goes back.
+    /// Maps a granted segment, and refuses a pool or topic. If that fails, gives the lease back.
     pub(crate) fn attach_segment(&self, opened: Opened, fds: Vec<OwnedFd>) -> Result<Segment> {
         let is = Named::of(opened.control.as_ref());
         let wanted = Named::Segment;
@@ -116,7 +116,7 @@ impl OpenOptions {
         Err(Mismatch::Object { name: opened.name, is, wanted }.into())
     }
 
-    /// Maps what the broker handed out, a pool or topic too. If that fails, the lease goes back.
+    /// Maps a granted segment, pool or topic. If that fails, gives the lease back.
     pub(crate) fn attach(&self, opened: Opened, fds: Vec<OwnedFd>) -> Result<Segment> {
         let lease = opened.lease;
         let name = opened.name.clone();
@@ -214,7 +214,7 @@ fn is_void(code: CuResult) -> bool {
 /// What came of [`Domain::open_or_build`].
 #[derive(Debug)]
 pub enum OpenOrBuild {
-    /// Somebody has committed it.
+    /// The version, which another process has committed.
     Opened(Segment),
     /// The caller is to build it; the others wait until the claim is fulfilled or dropped.
     Build(Claim),

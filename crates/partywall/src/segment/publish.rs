@@ -16,16 +16,16 @@ use crate::{
     place::Place,
 };
 
-/// Tensors that are on a GPU already, in memory that other code allocated (torch's caching allocator, cupy,
-/// `cuMemAlloc`), to be published under a name.
+/// Publishes tensors that are on a GPU already, in memory that other code allocated (torch's caching allocator, cupy,
+/// `cuMemAlloc`).
 ///
-/// [`Publication::commit`] publishes the memory itself, as kind `legacy`. That copies nothing and promises less than a
-/// segment that was built ([`Segment::promises`]):
+/// [`Publication::commit`] publishes the memory itself, as kind `legacy`. It copies nothing, and promises less than a segment
+/// that was built ([`Segment::promises`]):
 ///
-/// * It is not frozen. Readers see what the publisher writes, and the hardware would let them write too.
-/// * A reader maps whole allocations, and with them whatever else lies there: other tensors of torch's, and neighbours of
-///   a small allocation in its 2 MiB.
-/// * It goes with its publisher. Who has it open keeps it; opening it anew is [`Gone::Withdrawn`](crate::error::Gone::Withdrawn) once the
+/// * It is not frozen. Readers see later writes of the publisher, and the hardware would let readers write too.
+/// * A reader maps whole allocations, with everything else in them: other tensors of torch's, and neighbours of a small
+///   allocation in its 2 MiB.
+/// * It ends with its publisher. Readers that have it open keep it; a new open returns [`Gone::Withdrawn`](crate::error::Gone::Withdrawn) once the
 ///   publisher's segment is dropped, [`Gone::OwnerDied`](crate::error::Gone::OwnerDied) once the publisher is proved dead.
 ///
 /// [`Publication::commit_copy`] copies once on the GPU, into a segment of kind `vmm` that promises all of this.
@@ -44,7 +44,7 @@ use crate::{
 /// // In any process, also in this one:
 /// let opened = domain.open("activations", Duration::ZERO)?;
 /// println!("{} at {:#x}", opened.kind(), opened.tensor("x")?.device()?.device_ptr());
-/// drop(published); // now nobody can open it any more, and the memory may be freed
+/// drop(published); // now no process can open it any more, and the memory may be freed
 /// # Ok(())
 /// # }
 /// ```
@@ -74,8 +74,8 @@ impl Publication {
         }
     }
 
-    /// Adds a tensor that begins at `memory`'s address, its elements without gaps, last dimension fastest. What is wrong
-    /// with it, the commit says.
+    /// Adds a tensor that begins at `memory`'s address, its elements without gaps, last dimension fastest. The
+    /// commit returns errors about the tensor.
     pub fn tensor(mut self, name: &str, dtype: DType, shape: &[u64], memory: &ForeignMemory) -> Self {
         let added = self.table.add(name, dtype, shape);
         self.add(added, memory)
