@@ -1,6 +1,6 @@
 //! How a command fails: a message, advice, and an exit code.
 
-use std::process::ExitCode;
+use std::{fmt::Display, process::ExitCode};
 
 use partywall::{Error, ErrorKind, Language};
 use serde_json::{Value, json};
@@ -25,6 +25,11 @@ impl Failure {
     /// Returns a failure of the command itself.
     pub(crate) fn new(kind: ErrorKind, message: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { kind, message: message.into(), advice: advice.into(), entry: None, silent: false, details: None }
+    }
+
+    /// Returns the failure of an operation that the system refused.
+    pub(crate) fn system(what: &str, error: impl Display) -> Self {
+        Self::new(ErrorKind::Refused, format!("{what}: {error}"), "check the system error")
     }
 
     /// Returns a failure that the command's output has shown already.

@@ -13,7 +13,7 @@ mod text;
 
 use std::{path::PathBuf, process::ExitCode, sync::Arc};
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use partywall::{Domain, DomainOptions};
 
 use crate::{failure::Failure, output::Output};
@@ -126,7 +126,8 @@ enum Command {
 
 fn main() -> ExitCode {
     partywall_simcuda::link();
-    let Cli { context, command } = match Cli::try_parse() {
+    let matches = take_negative_numbers(Cli::command()).try_get_matches();
+    let Cli { context, command } = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
@@ -163,6 +164,13 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(&context),
     }
+}
+
+/// Passes `-1` to the option before it, which says which numbers it takes. clap would take it for an option itself.
+fn take_negative_numbers(command: clap::Command) -> clap::Command {
+    let takes_value = |arg: &Arg| arg.get_long().is_some() && arg.get_action().takes_values();
+    let command = command.mut_args(|arg| if takes_value(&arg) { arg.allow_negative_numbers(true) } else { arg });
+    command.mut_subcommands(take_negative_numbers)
 }
 
 /// Prints the help, the version, or the error in the arguments; with `--json` the error is JSON.

@@ -63,6 +63,13 @@ impl Output {
         }
     }
 
+    /// Prints a remark for people; `--json` leaves it out too.
+    pub(crate) fn note(self, text: impl AsRef<str>) {
+        if !self.json {
+            self.remark(text);
+        }
+    }
+
     /// Prints a line on standard error, also with `--quiet`: the subject of a question, or the output of a child
     /// process.
     pub(crate) fn relay(self, text: impl AsRef<str>) {

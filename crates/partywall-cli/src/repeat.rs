@@ -6,8 +6,6 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use partywall::ErrorKind;
-
 use crate::{failure::Failure, output::Output, signals, text};
 
 /// Shows the output once, or after each interval until Ctrl-C, SIGTERM or the end of its reader. On a terminal it is
@@ -18,9 +16,7 @@ pub(crate) fn repeat(
     mut show: impl FnMut() -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let Some(every) = every else { return show() };
-    let stop = signals::cancel_flag().map_err(|error| {
-        Failure::new(ErrorKind::Refused, format!("handling signals: {error}"), "check the system error")
-    })?;
+    let stop = signals::cancel_flag()?;
     let mut separator = if std::io::stdout().is_terminal() { CLEAR } else { "" };
     loop {
         output.line(format!("{separator}{}, every {} s", now(), every.as_secs_f64()));

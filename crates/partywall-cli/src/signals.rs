@@ -1,22 +1,25 @@
 //! Ctrl-C and `kill`: the command undoes or closes its work before the process ends.
 
-use std::{
-    io,
-    sync::{Arc, atomic::AtomicBool},
+use std::sync::{Arc, atomic::AtomicBool};
+
+use signal_hook::{
+    consts::{SIGINT, SIGTERM},
+    flag,
 };
 
-use signal_hook::consts::{SIGINT, SIGTERM};
+use crate::failure::Failure;
 
 /// Returns a flag that the first Ctrl-C or SIGTERM sets. A second signal ends the process immediately.
 ///
 /// # Errors
 /// If the kernel refuses the handler.
-pub(crate) fn cancel_flag() -> io::Result<Arc<AtomicBool>> {
-    let flag = Arc::new(AtomicBool::new(false));
+pub(crate) fn cancel_flag() -> Result<Arc<AtomicBool>, Failure> {
+    let refused = |error| Failure::system("handling signals", error);
+    let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         // In this order, so that the first signal finds the flag unset here.
-        signal_hook::flag::register_conditional_default(signal, flag.clone())?;
-        signal_hook::flag::register(signal, flag.clone())?;
+        flag::register_conditional_default(signal, stop.clone()).map_err(refused)?;
+        flag::register(signal, stop.clone()).map_err(refused)?;
     }
-    Ok(flag)
+    Ok(stop)
 }

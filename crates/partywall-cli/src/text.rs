@@ -1,6 +1,10 @@
 //! Numbers, times and patterns in the form that people write and read.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    num::{IntErrorKind, ParseIntError},
+    str::FromStr,
+    time::{Duration, SystemTime},
+};
 
 /// `1 name`, `2 names`.
 pub(crate) fn count(n: u64, noun: &str) -> String {
@@ -85,8 +89,19 @@ pub(crate) fn parse_pid(text: &str) -> Result<u32, String> {
 }
 
 /// Parses a number that is not negative.
-pub(crate) fn parse_number(text: &str) -> Result<u64, String> {
-    text.parse().map_err(|_| format!("{text:?} is not a whole number: write digits only, as in 4096"))
+pub(crate) fn parse_number<T: FromStr<Err = ParseIntError>>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|error: ParseIntError| match error.kind() {
+        IntErrorKind::PosOverflow => format!("{text:?} is too large: write a smaller number, as in 4096"),
+        _ => format!("{text:?} is not a whole number: write digits only, as in 4096"),
+    })
+}
+
+/// Parses a number of at least 1.
+pub(crate) fn parse_count(text: &str) -> Result<u64, String> {
+    match parse_number(text)? {
+        0 => Err("0 is too small: use 1 or more".into()),
+        count => Ok(count),
+    }
 }
 
 #[cfg(test)]
@@ -113,9 +128,10 @@ mod tests {
 
     #[test]
     fn numbers_and_process_ids_are_digits() {
-        assert_eq!((parse_number("0"), parse_pid("7")), (Ok(0), Ok(7)));
+        assert_eq!((parse_number("0"), parse_pid("7")), (Ok(0_u64), Ok(7)));
+        assert!(parse_number::<u32>("4294967296").unwrap_err().contains("too large"));
         for text in ["", "x", "-1", "1.5", "4k", "99999999999999999999"] {
-            assert!(parse_number(text).unwrap_err().contains("4096"), "{text}");
+            assert!(parse_number::<u64>(text).unwrap_err().contains("4096"), "{text}");
             assert!(parse_pid(text).unwrap_err().contains("partywall ps"), "{text}");
         }
         assert!(parse_pid("0").is_err());

@@ -32,6 +32,22 @@ fn exit_codes_are_the_same_in_help_and_docs() {
 }
 
 #[test]
+fn refused_numbers_say_which_ones_are_accepted() {
+    let sandbox = Sandbox::new();
+    for (arguments, why) in [
+        (&["topic", "play", "file", "t", "--rate", "-1"][..], "'-1' for '--rate <FACTOR>': use a number from 0.001 to"),
+        (&["topic", "pub", "t", "--rate", "-0.5"], "'-0.5' for '--rate <N>': use a number from 0.001 to"),
+        (&["topic", "echo", "t", "--count", "x"], "\"x\" is not a whole number: write digits only"),
+        (&["topic", "echo", "t", "--count", "0"], "use 1 or more"),
+        (&["topic", "pub", "t", "--depth", "-1"], "\"-1\" is not a whole number"),
+        (&["topic", "pub", "t", "--depth", "4294967296"], "\"4294967296\" is too large"),
+    ] {
+        let refused = sandbox.run(arguments).expect(2);
+        assert!(refused.stderr.contains(why), "{why:?} is missing: {}", refused.stderr);
+    }
+}
+
+#[test]
 fn bare_partywall_prints_help_and_is_no_error() {
     let sandbox = Sandbox::new();
     let bare = sandbox.run([""; 0]).expect(0);

@@ -501,7 +501,8 @@ fn files_that_cannot_be_played_say_why() {
     sandbox.run(play(&two, &["screen", "--channel", "b"])).expect(0);
     while receive(&subscriber, &screen).0 != [2.0] {}
     drop(subscriber);
-    assert!(refused(&two, &["screen", "--channel", "c"], 3).contains("no samples of c"));
+    let unknown = refused(&two, &["screen", "--channel", "c"], 3);
+    assert!(unknown.contains("no samples of c") && unknown.contains("--channel: a, b"), "{unknown}");
 
     let whole = fs::read(&two).unwrap();
     for end in (0..whole.len()).step_by(23) {

@@ -19,7 +19,7 @@ pub(crate) struct Arguments {
     #[arg(required_unless_present = "member", value_parser = text::parse_pid)]
     pid: Option<u32>,
     /// Only the member with this number (`partywall ps`), for a process with several connections
-    #[arg(long, value_name = "N", conflicts_with = "pid", value_parser = text::parse_number)]
+    #[arg(long, value_name = "N", conflicts_with = "pid", value_parser = text::parse_number::<u64>)]
     member: Option<u64>,
     /// Send the process SIGKILL as well
     #[arg(long)]

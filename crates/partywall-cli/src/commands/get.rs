@@ -100,8 +100,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
             Err(error) => Err(error.into()),
         };
     }
-    let cancel = signals::cancel_flag()
-        .map_err(|e| Failure::new(ErrorKind::Refused, format!("handling signals: {e}"), "check the system error"))?;
+    let cancel = signals::cancel_flag()?;
     let start = Instant::now();
     let written = {
         let progress = Progress::new(context.output(), &arguments.address, expected(&segment, tensor));

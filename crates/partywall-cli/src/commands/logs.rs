@@ -30,16 +30,14 @@ pub(crate) struct Arguments {
     #[arg(short, long)]
     follow: bool,
     /// Print only the last N lines
-    #[arg(short = 'n', long, value_name = "N", value_parser = parse_number)]
+    #[arg(short = 'n', long, value_name = "N", value_parser = parse_number::<u64>)]
     lines: Option<u64>,
 }
 
 /// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let output = context.output();
-    let stop = signals::cancel_flag().map_err(|error| {
-        Failure::new(ErrorKind::Refused, format!("handling signals: {error}"), "check the system error")
-    })?;
+    let stop = signals::cancel_flag()?;
     let (path, broker) = find(context)?;
     let mut log = Log::open(&path).map_err(|error| unreadable(&path, &error))?;
     let all = log.all().map_err(|error| unreadable(&path, &error))?;

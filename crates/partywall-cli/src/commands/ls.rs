@@ -54,10 +54,9 @@ fn show(output: Output, domain: &Domain, pattern: Option<&Pattern>) -> Result<()
         "timelines": timelines.iter().map(describe::timeline).collect::<Vec<_>>(),
         "semaphores": semaphores.iter().map(describe::semaphore).collect::<Vec<_>>(),
     }));
-    let nothing = names.is_empty() && timelines.is_empty() && semaphores.is_empty();
-    if nothing && !output.is_json() {
+    if names.is_empty() && timelines.is_empty() && semaphores.is_empty() {
         let which = if pattern.is_some() { "no name matches the pattern" } else { "there are no names" };
-        output.remark(format!("{which} in the domain at {}", domain.socket().display()));
+        output.note(format!("{which} in the domain at {}", domain.socket().display()));
         return Ok(());
     }
     let headings = ["NAME", ">VERSION", "KIND", "PLACE", ">SIZE", ">TENSORS", "LIFETIME", ">LEASES", ">OLDER", "AGE"];

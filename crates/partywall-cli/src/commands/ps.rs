@@ -39,11 +39,8 @@ fn show(output: Output, domain: &Domain) -> Result<(), Failure> {
         "socket": domain.socket(),
         "members": members.iter().map(describe::member).collect::<Vec<_>>(),
     }));
-    if output.is_json() {
-        return Ok(());
-    }
     if members.is_empty() {
-        output.remark(format!("no process has joined the domain at {}", domain.socket().display()));
+        output.note(format!("no process has joined the domain at {}", domain.socket().display()));
         return Ok(());
     }
     let headings = [

@@ -70,7 +70,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
         // Nothing is shared yet, so until here Ctrl-C ends the process, even inside a read that never returns.
         None => Plan::from_reader(std::io::stdin().lock(), limit(&domain)).map_err(Error::from)?,
     };
-    let cancel = signals::cancel_flag().map_err(|e| system("handling signals", e))?;
+    let cancel = signals::cancel_flag()?;
     let start = Instant::now();
     let put = {
         let progress = Progress::new(output, &arguments.name, plan.total_bytes());
@@ -159,8 +159,4 @@ fn limit(domain: &Domain) -> u64 {
     let Ok(status) = domain.status() else { return u64::MAX };
     let allowed = status.limits.iter().find(|(limit, _)| *limit == partywall::Limit::Bytes).map_or(u64::MAX, |l| l.1);
     allowed.saturating_sub(status.bytes.iter().map(|(_, bytes)| bytes).sum())
-}
-
-fn system(what: &str, error: std::io::Error) -> Failure {
-    Failure::new(ErrorKind::Refused, format!("{what}: {error}"), "check the system error")
 }

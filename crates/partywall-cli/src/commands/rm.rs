@@ -162,8 +162,8 @@ fn free(context: &Context, domain: &Domain, pid: Option<u32>) -> Result<(), Fail
         let who = describe::process(*pid, command, describe::SHORT);
         output.line(format!("freed what {who} held: {} on {}", text::count((*leases).into(), "lease"), bytes(*held)));
     }
-    if freed.is_empty() && !output.is_json() {
-        output.remark("nothing is in quarantine");
+    if freed.is_empty() {
+        output.note("nothing is in quarantine");
     }
     let values = freed.iter().map(|Freed { member, pid, command, leases, bytes }| {
         json!({ "member": member, "pid": pid, "command": command, "leases": leases, "bytes": bytes })

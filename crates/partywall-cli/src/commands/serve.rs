@@ -16,10 +16,7 @@ use clap::Args;
 use partywall::{ErrorKind, Location};
 use partywall_broker::{Broker, Config, Limits, StartError, log::RotatingLog};
 use partywall_os::dir::Unsafe;
-use rustix::{
-    io::Errno,
-    process::{Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal},
-};
+use rustix::process::{Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use tracing_subscriber::EnvFilter;
@@ -51,32 +48,32 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "SECONDS|never", value_parser = parse_idle)]
     idle_exit: Option<Idle>,
     /// Milliseconds after a process's exit and hang-up until it counts as dead
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = parse_number)]
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = parse_number::<u64>)]
     settle_ms: u64,
     /// Seconds until the memory of a dead process is freed although its GPU work may still run, as
     /// under MPS [default: never, only by `partywall rm --unproven`]
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     unproven_after: Option<Duration>,
     /// Milliseconds that a new connection has to introduce itself
-    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = parse_number)]
+    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = parse_number::<u64>)]
     handshake_timeout_ms: u64,
     /// Most bytes of all versions and semaphores together: 4096, 64KiB, 512MiB, 1.5GiB, 2TiB [default: 16TiB]
     #[arg(long, value_name = "BYTES", value_parser = parse_size)]
     max_bytes: Option<u64>,
     /// Most names [default: 65536]
-    #[arg(long, value_name = "N", value_parser = parse_number)]
+    #[arg(long, value_name = "N", value_parser = parse_number::<u64>)]
     max_names: Option<u64>,
     /// Most file descriptors held for versions, timelines and semaphores [default: what `ulimit -Hn` leaves]
-    #[arg(long, value_name = "N", value_parser = parse_number)]
+    #[arg(long, value_name = "N", value_parser = parse_number::<u64>)]
     max_fds: Option<u64>,
     /// Most members, not counting unproven ones [default: 4096, or an eighth of `ulimit -Hn`]
     #[arg(long, value_name = "N", value_parser = parse_members)]
     max_clients: Option<u64>,
     /// Most timelines [default: 65536]
-    #[arg(long, value_name = "N", value_parser = parse_number)]
+    #[arg(long, value_name = "N", value_parser = parse_number::<u64>)]
     max_timelines: Option<u64>,
     /// Most semaphores [default: 4096]
-    #[arg(long, value_name = "N", value_parser = parse_number)]
+    #[arg(long, value_name = "N", value_parser = parse_number::<u64>)]
     max_semaphores: Option<u64>,
     /// Most bytes of one message [default: 256KiB; at least 64KiB]
     #[arg(long, value_name = "BYTES", value_parser = parse_size)]
@@ -133,18 +130,13 @@ fn serve(
 ) -> Result<(), Failure> {
     let log = if arguments.of_a_lab.is_some() { None } else { try_log(context, log) };
     let broker = Broker::bind(config(arguments, location, log.clone())).map_err(failure)?;
-    let system = |what: &str| {
-        let what = what.to_owned();
-        move |error: std::io::Error| {
-            Failure::new(ErrorKind::Refused, format!("{what}: {error}"), "check the system error")
-        }
-    };
     for signal in [SIGINT, SIGTERM] {
-        let stop = broker.stop_handle().map_err(system("making a stop handle"))?;
-        signal_hook::low_level::pipe::register(signal, stop).map_err(system("handling signals"))?;
+        let stop = broker.stop_handle().map_err(|error| Failure::system("making a stop handle", error))?;
+        let registered = signal_hook::low_level::pipe::register(signal, stop);
+        registered.map_err(|error| Failure::system("handling signals", error))?;
     }
     if let Some(lab) = arguments.of_a_lab {
-        let refused = |errno: Errno| system("asking for a signal")(errno.into());
+        let refused = |errno| Failure::system("asking for a signal", errno);
         set_parent_process_death_signal(Some(Signal::TERM)).map_err(refused)?;
         // It may have been killed before that.
         if Pid::as_raw(getppid()) != lab {

@@ -14,7 +14,7 @@ use std::{
 
 use clap::Args;
 use partywall::{
-    ErrorKind, Pattern, Watch, WatchEvent, bytes,
+    Pattern, Watch, WatchEvent, bytes,
     info::{Change, NameEvent, Named, Point},
 };
 use serde_json::{Value, json};
@@ -34,9 +34,7 @@ pub(crate) struct Arguments {
 
 /// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
-    let stop = signals::cancel_flag().map_err(|error| {
-        Failure::new(ErrorKind::Refused, format!("handling signals: {error}"), "check the system error")
-    })?;
+    let stop = signals::cancel_flag()?;
     let domain = context.options().start(false).connect()?;
     let pattern = arguments.pattern.as_str();
     let mut watch = match arguments.after {
@@ -44,21 +42,16 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
         Some(point) => domain.watch_after(pattern, point)?,
     };
     let output = context.output();
-    if output.is_json() {
-        output.value(&json!({
-            "event": "watching",
-            "pattern": pattern,
-            "socket": domain.socket(),
-            "point": watch.point().to_string(),
-        }));
-    } else {
-        let which = if pattern == "*" { "all names".to_owned() } else { format!("names like {pattern}") };
-        output.remark(format!("watching {which} in the domain at {}; Ctrl-C ends it", domain.socket().display()));
-    }
+    output.value(&json!({
+        "event": "watching",
+        "pattern": pattern,
+        "socket": domain.socket(),
+        "point": watch.point().to_string(),
+    }));
+    let which = if pattern == "*" { "all names".to_owned() } else { format!("names like {pattern}") };
+    output.note(format!("watching {which} in the domain at {}; Ctrl-C ends it", domain.socket().display()));
     tell(output, &mut watch, &stop)?;
-    if !output.is_json() {
-        output.remark(format!("`--after {}` continues from here", watch.point()));
-    }
+    output.note(format!("`--after {}` continues from here", watch.point()));
     Ok(())
 }
 

@@ -18,9 +18,7 @@ pub(super) fn daemonize() -> Result<Starter, Failure> {
     // SAFETY: one thread: this is reached from `main` through `serve::run` alone, which have parsed arguments and read
     // the environment; neither starts a thread, and it was just counted where /proc is there. For the same reason
     // nothing in the process owns a file descriptor above 2: none was opened but the one of the count, closed again.
-    unsafe { partywall_os::process::daemonize() }.map_err(|errno| {
-        Failure::new(ErrorKind::Refused, format!("becoming a daemon: {errno}"), "check the system error")
-    })
+    unsafe { partywall_os::process::daemonize() }.map_err(|errno| Failure::system("becoming a daemon", errno))
 }
 
 /// Reports to the starter why the daemon cannot start.
@@ -30,13 +28,12 @@ pub(super) fn tell(starter: Starter, failure: &Failure) {
 
 /// Starts a daemon in a process of its own, which prints that it is ready. Returns why it is not.
 pub(super) fn start() -> Result<(), Failure> {
-    let failed =
-        |why: String| Failure::new(ErrorKind::Refused, format!("starting the broker: {why}"), "check the system error");
-    let program = std::env::current_exe().map_err(|e| failed(e.to_string()))?;
+    let failed = |error| Failure::system("starting the broker", error);
+    let program = std::env::current_exe().map_err(failed)?;
     let mut command = Command::new(program);
     command.args(std::env::args_os().skip(1)).arg("--detach");
     let child = command.stdin(Stdio::null()).stdout(Stdio::inherit()).stderr(Stdio::piped()).output();
-    let child = child.map_err(|e| failed(e.to_string()))?;
+    let child = child.map_err(failed)?;
     if child.status.success() {
         return Ok(());
     }

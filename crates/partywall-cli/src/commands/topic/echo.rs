@@ -40,13 +40,9 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
         "seconds": took,
         "rate": rate,
     }));
-    if !output.is_json() {
-        let samples = count(samples, "sample");
-        let each_second = bytes((total as f64 / took.max(1e-9)) as u64);
-        output.remark(format!(
-            "{samples} in {took:.1} s: {rate:.1}/s, {each_second}/s; {missed} missed, {failed} failed"
-        ));
-    }
+    let samples = count(samples, "sample");
+    let each_second = bytes((total as f64 / took.max(1e-9)) as u64);
+    output.note(format!("{samples} in {took:.1} s: {rate:.1}/s, {each_second}/s; {missed} missed, {failed} failed"));
     Ok(())
 }
 

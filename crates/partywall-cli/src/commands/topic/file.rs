@@ -2,7 +2,7 @@
 //! `docs/topic-files.md` describes them.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs::{File, OpenOptions},
     io::{self, BufWriter, ErrorKind as IoErrorKind, Read},
     path::{Path, PathBuf},
@@ -164,6 +164,11 @@ impl Playback {
     /// Returns the topic of a channel and its metadata.
     pub(super) fn channel(&self, number: u16) -> Option<&(String, BTreeMap<String, String>)> {
         self.channels.get(&number)
+    }
+
+    /// Returns the recorded topics that were read so far.
+    pub(super) fn topics(&self) -> BTreeSet<&str> {
+        self.channels.values().map(|(topic, _)| topic.as_str()).collect()
     }
 
     /// Returns the next message of a channel of samples.

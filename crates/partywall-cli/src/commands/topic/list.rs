@@ -46,9 +46,9 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
         "socket": domain.socket(),
         "topics": now.iter().map(|topic| value(topic, rate(topic))).collect::<Vec<_>>(),
     }));
-    if now.is_empty() && !output.is_json() {
+    if now.is_empty() {
         let which = if arguments.pattern.is_some() { "no topic matches the pattern" } else { "there are no topics" };
-        output.remark(format!("{which} in the domain at {}", domain.socket().display()));
+        output.note(format!("{which} in the domain at {}", domain.socket().display()));
         return Ok(());
     }
     let row = |topic: &Found| {
@@ -63,9 +63,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
         ]
     };
     let headings = ["TOPIC", "SAMPLES", ">PUBLISHERS", ">SUBSCRIBERS", ">RATE", ">MEMORY", "PLACE"];
-    if !now.is_empty() {
-        output.table(&headings, &now.iter().map(row).collect::<Vec<_>>(), &["PLACE", "MEMORY"]);
-    }
+    output.table(&headings, &now.iter().map(row).collect::<Vec<_>>(), &["PLACE", "MEMORY"]);
     Ok(())
 }
 

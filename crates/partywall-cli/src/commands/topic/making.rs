@@ -11,7 +11,7 @@ use super::{file::parse_shape, is_there};
 use crate::{
     Context, device,
     failure::Failure,
-    text::{count, parse_seconds, parse_size},
+    text::{count, parse_number, parse_seconds, parse_size},
 };
 
 /// The numbers of a topic.
@@ -19,25 +19,25 @@ use crate::{
 #[command(next_help_heading = "A topic that is made")]
 pub(super) struct Numbers {
     /// Samples in the ring [default: 4]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse_number::<u32>)]
     depth: Option<u32>,
     /// Samples that a subscriber gets when it joins late [default: 0]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse_number::<u32>)]
     history: Option<u32>,
     /// Publishers at a time [default: 2]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse_number::<u32>)]
     publishers: Option<u32>,
     /// Blocks that each publisher may hold before it publishes them [default: 2]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse_number::<u32>)]
     loans: Option<u32>,
     /// Subscribers at a time [default: 4]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse_number::<u32>)]
     subscribers: Option<u32>,
     /// Samples that each subscriber may hold [default: 2]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse_number::<u32>)]
     held: Option<u32>,
     /// Blocks [default: depth + publishers × loans + subscribers × held]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse_number::<u32>)]
     blocks: Option<u32>,
     /// Its memory: auto, host, cuda, cuda:N, or a GPU's UUID [default: auto, the first GPU, else host memory]
     #[arg(long, value_name = "DEVICE")]
@@ -67,7 +67,7 @@ pub(super) struct Lengths(pub(super) Vec<Option<u64>>);
 #[derive(Debug, clap::Args)]
 pub(super) struct Audience {
     /// Wait until the topic has this many subscribers
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse_number::<usize>)]
     wait_subscribers: Option<usize>,
     /// Wait at most this long for them, then fail with exit code 7 [default: until Ctrl-C]
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, requires = "wait_subscribers")]
@@ -129,8 +129,8 @@ impl Audience {
         let has = || topic.stats().subscribers.iter().filter(|subscriber| is_there(subscriber.detached)).count();
         let what = format!("{} of topic {:?}", count(wanted as u64, "subscriber"), topic.name());
         let start = Instant::now();
-        if has() < wanted && !context.output().is_json() {
-            context.output().remark(format!("waiting for {what}; Ctrl-C ends it"));
+        if has() < wanted {
+            context.output().note(format!("waiting for {what}; Ctrl-C ends it"));
         }
         while has() < wanted {
             if stop.load(Ordering::Relaxed) {

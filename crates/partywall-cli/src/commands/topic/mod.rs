@@ -21,7 +21,7 @@ use std::{
 
 use clap::{Args, Subcommand};
 use partywall::{
-    DType, Error, ErrorKind, Publisher, Sample, Subscriber, Topic, Wait,
+    DType, Error, Publisher, Sample, Subscriber, Topic, Wait,
     error::{Gone, InvalidData},
 };
 
@@ -29,7 +29,7 @@ use crate::{
     Context,
     failure::Failure,
     signals,
-    text::{count, parse_seconds},
+    text::{count, parse_count, parse_seconds},
 };
 
 /// The arguments of the command.
@@ -79,7 +79,7 @@ struct Receiving {
     /// The topic
     name: String,
     /// End after this many samples
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = parse_count)]
     count: Option<u64>,
     /// End after this many seconds
     #[arg(long = "for", value_name = "SECONDS", value_parser = parse_seconds)]
@@ -123,7 +123,7 @@ impl Receiving {
 
     /// Subscribes to the topic. Ctrl-C sets the flag, and does so before others can see the subscriber.
     fn subscribe(&self, topic: &Topic) -> Result<(Subscriber, Arc<AtomicBool>), Failure> {
-        let stop = cancel_flag()?;
+        let stop = signals::cancel_flag()?;
         let policy = if self.block { partywall::Policy::Block } else { partywall::Policy::DropOldest };
         Ok((topic.subscribe(policy).until_idle(self.until_idle).join()?, stop))
     }
@@ -191,10 +191,7 @@ impl Presence<'_> {
     }
 
     fn tell(&self, text: String) {
-        let output = self.context.output();
-        if !output.is_json() {
-            output.remark(text);
-        }
+        self.context.output().note(text);
     }
 }
 
@@ -269,10 +266,12 @@ fn is_lost(error: &Error) -> bool {
     matches!(error, Error::InvalidData(InvalidData::SampleFailed { .. } | InvalidData::SampleTainted { .. }))
 }
 
-fn cancel_flag() -> Result<Arc<AtomicBool>, Failure> {
-    signals::cancel_flag().map_err(|error| {
-        Failure::new(ErrorKind::Refused, format!("handling signals: {error}"), "check the system error")
-    })
+/// Parses samples per second, or a factor of them.
+fn parse_rate(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(rate) if (1e-3..=1e6).contains(&rate) => Ok(rate),
+        _ => Err("use a number from 0.001 to 1000000".into()),
+    }
 }
 
 /// How long to sleep between two polls of the stop flag.

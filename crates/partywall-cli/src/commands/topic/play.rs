@@ -14,12 +14,11 @@ use partywall::{
 use serde_json::json;
 
 use super::{
-    cancel_flag,
     file::{Next, Playback, decode, parse_shape},
     making::{Audience, Numbers},
-    sleep_until,
+    parse_rate, sleep_until,
 };
-use crate::{Context, failure::Failure, text::count};
+use crate::{Context, failure::Failure, signals, text::count};
 
 /// The arguments of the command.
 #[derive(Debug, clap::Args)]
@@ -49,7 +48,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     // Checked first, so that an unusable file starts no broker.
     let mut playback = Playback::open(&arguments.file)?;
     let mut next = playback.next()?;
-    let stop = cancel_flag()?;
+    let stop = signals::cancel_flag()?;
     let domain = context.options().connect()?;
     let mut player = Player::new(context, arguments, &domain, &stop);
     let mut cut_off = false;
@@ -72,7 +71,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
             }
         }
     }
-    player.report(cut_off)
+    player.report(&playback, cut_off)
 }
 
 struct Player<'a> {
@@ -159,15 +158,15 @@ impl<'a> Player<'a> {
         numbers.open_or_create(self.context, self.domain.topic(name), as_recorded)
     }
 
-    fn report(self, cut_off: bool) -> Result<(), Failure> {
+    fn report(self, playback: &Playback, cut_off: bool) -> Result<(), Failure> {
         let Self { context, arguments, channel, start, samples, bytes: total, .. } = self;
         let output = context.output();
         let path = arguments.file.as_path();
-        if cut_off && !output.is_json() {
-            output.remark(format!("{} is incomplete: its complete samples were played", path.display()));
+        if cut_off {
+            output.note(format!("{} is incomplete: its complete samples were played", path.display()));
         }
         if samples == 0 && !self.stop.load(Ordering::Relaxed) {
-            return Err(nothing(path, arguments.channel.as_deref()));
+            return Err(nothing(path, arguments.channel.as_deref(), playback));
         }
         let took = start.elapsed().as_secs_f64();
         output.line(format!(
@@ -190,15 +189,14 @@ impl<'a> Player<'a> {
     }
 }
 
-fn nothing(path: &Path, channel: Option<&str>) -> Failure {
+/// Returns the failure of a file without samples of `channel`, or without any.
+fn nothing(path: &Path, channel: Option<&str>, playback: &Playback) -> Failure {
     let of = channel.map_or_else(String::new, |channel| format!(" of {channel}"));
-    let what = format!("{} has no samples{of}", path.display());
-    Failure::new(ErrorKind::NotFound, what, "list its contents: mcap info")
-}
-
-fn parse_rate(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(rate) if (1e-3..=1e6).contains(&rate) => Ok(rate),
-        _ => Err("use a factor from 0.001 to 1000000".into()),
-    }
+    let recorded = playback.topics().into_iter().collect::<Vec<_>>().join(", ");
+    let advice = if channel.is_some() && !recorded.is_empty() {
+        format!("name one of its topics with --channel: {recorded}")
+    } else {
+        "list its contents: mcap info".to_owned()
+    };
+    Failure::new(ErrorKind::NotFound, format!("{} has no samples{of}", path.display()), advice)
 }

@@ -16,11 +16,16 @@ use partywall_os::lock::IgnorePoison;
 use serde_json::json;
 
 use super::{
-    TIMEOUT, cancel_flag,
+    TIMEOUT,
     making::{Audience, Numbers, Type},
-    sleep_until, values,
+    parse_rate, sleep_until, values,
 };
-use crate::{Context, failure::Failure, text::count};
+use crate::{
+    Context,
+    failure::Failure,
+    signals,
+    text::{count, parse_count},
+};
 
 /// The arguments of the command.
 #[derive(Debug, clap::Args)]
@@ -34,7 +39,7 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "N", value_parser = parse_rate)]
     rate: Option<f64>,
     /// End after this many samples; a file is repeated [default: the file once, numbers until Ctrl-C]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = parse_count)]
     count: Option<u64>,
     /// A header of up to 256 bytes for each sample
     #[arg(long, value_name = "TEXT")]
@@ -64,7 +69,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     partywall::check_name(&arguments.name)?;
     // Checked first, so that a missing or damaged file starts no broker.
     let source = arguments.source()?;
-    let stop = cancel_flag()?;
+    let stop = signals::cancel_flag()?;
     let domain = context.options().connect()?;
     let options = arguments.samples.of(domain.topic(&arguments.name));
     let topic = arguments.numbers.open_or_create(context, options, |options| match &source {
@@ -297,13 +302,6 @@ impl Lane for Part<'_> {
 
     fn finish(self) -> Result<(), SinkError> {
         Ok(())
-    }
-}
-
-fn parse_rate(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(rate) if (1e-3..=1e6).contains(&rate) => Ok(rate),
-        _ => Err("use a number from 0.001 to 1000000".into()),
     }
 }
 

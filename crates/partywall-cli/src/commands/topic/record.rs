@@ -29,9 +29,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let output = context.output();
     let shown = arguments.file.display();
     let recording = Recording::create(&arguments.file, &topic, arguments.force)?;
-    if !output.is_json() {
-        output.remark(format!("recording {} in {shown}", topic.name()));
-    }
+    output.note(format!("recording {} in {shown}", topic.name()));
     let mut recorder = Recorder { recording, samples: 0, missed: 0, failed: 0, bytes: 0 };
     let received = arguments.receiving.receive(context, &topic, &receiving, &mut recorder);
     let Recorder { recording, samples, missed, failed, bytes: total } = recorder;
