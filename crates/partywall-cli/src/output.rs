@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_fits_is_shown_whole() {
+    fn table_that_fits_is_shown_whole() {
         let lines = table(&HEADINGS, &rows(), &["LEASES"], usize::MAX);
         assert_eq!(lines[0], " PID  STATE  LEASES  COMMAND");
         assert_eq!(lines[1], "   7  alive       2  python train.py --batch 32");
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_narrow_table_loses_the_end_of_its_last_column_then_spare_columns() {
+    fn narrow_table_loses_the_end_of_its_last_column_then_spare_columns() {
         let lines = table(&HEADINGS, &rows(), &["LEASES", "STATE"], 42);
         assert_eq!(lines[1], "   7  alive       2  python train.py --ba…");
         assert_eq!(lines[2], "4242  hung        1  x");
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_last_column_is_never_cut_off() {
+    fn short_last_column_is_never_cut_off() {
         let rows = [vec!["a-long-name-of-a-segment".to_owned(), "3".to_owned(), "3 h 12 min".to_owned()]];
         let lines = table(&["NAME", ">OLDER", "AGE"], &rows, &["OLDER"], 36);
         assert_eq!(lines[1], "a-long-name-of-a-segment  3 h 12 min");

@@ -48,7 +48,7 @@ fn refused_numbers_say_which_ones_are_accepted() {
 }
 
 #[test]
-fn bare_partywall_prints_help_and_is_no_error() {
+fn partywall_without_arguments_prints_help_successfully() {
     let sandbox = Sandbox::new();
     let bare = sandbox.run([""; 0]).expect(0);
     assert_eq!(bare.text(), sandbox.run(["-h"]).expect(0).text());
@@ -69,7 +69,7 @@ fn quiet_leaves_notes_out_and_errors_in() {
 }
 
 #[test]
-fn rm_asks_before_it_removes_what_a_pattern_matches() {
+fn rm_asks_before_removing_the_matches_of_a_pattern() {
     let sandbox = Sandbox::new();
     let domain = sandbox.domain();
     for name in ["x/1", "x/2", "y", "z1"] {
@@ -184,7 +184,7 @@ fn every_help_fits_80_columns() {
 }
 
 #[test]
-fn the_file_size_limit_is_said() {
+fn file_size_limit_is_named() {
     let sandbox = Sandbox::new();
     sandbox.file("large", vec![0; 1 << 20]);
     sandbox.run(["put", "large", "x", "--device", device()]).expect(0);
@@ -218,7 +218,7 @@ fn record_says_the_file_size_limit_host_memory() {
 }
 
 #[test]
-fn the_program_takes_all_the_open_files_that_it_may() {
+fn program_raises_its_limit_of_open_files() {
     let sandbox = Sandbox::new();
     let script = format!("ulimit -Sn 64; exec {} serve", partywall_harness::binary().display());
     let mut serve = Running::spawn(sandbox.program("sh").args(["-c", &script]));
@@ -248,7 +248,7 @@ fn the_program_takes_all_the_open_files_that_it_may() {
 }
 
 #[test]
-fn ps_and_ls_show_again_until_they_are_ended() {
+fn ps_and_ls_repeat_until_they_are_ended() {
     let sandbox = Sandbox::new();
     commit(&sandbox.domain(), "x");
     // In a pipe one block follows the other.

@@ -41,7 +41,7 @@ fn one_command_shares_host_memory() {
 }
 
 #[test]
-fn programs_get_a_line_for_each_step() {
+fn each_step_is_a_json_line() {
     let sandbox = Sandbox::new();
     let output = sandbox.run(["demo", "--device", "host", "--json"]).expect(0);
     let round = ["allocate", "write", "commit", "wait"];
@@ -81,7 +81,7 @@ fn without_a_gpu_auto_says_so_and_cuda_fails() {
 }
 
 #[test]
-fn a_simulated_gpu_is_told_from_a_real_one_and_kept_apart() {
+fn simulated_and_real_gpus_are_distinguished_and_kept_apart() {
     let sandbox = Sandbox::new();
     // A member of the user's domain, which simulated memory never meets.
     let member = sandbox.domain();
@@ -103,7 +103,7 @@ fn a_simulated_gpu_is_told_from_a_real_one_and_kept_apart() {
 }
 
 #[test]
-fn the_roles_meet_in_either_order() {
+fn roles_meet_in_either_order() {
     let sandbox = Sandbox::new();
     for order in [["producer", "consumer"], ["consumer", "producer"]] {
         let start = |role| {
@@ -120,7 +120,7 @@ fn the_roles_meet_in_either_order() {
 }
 
 #[test]
-fn a_second_producer_is_told_of_the_first() {
+fn second_producer_is_refused_naming_the_first() {
     let sandbox = Sandbox::new();
     let mut first = sandbox.spawn(["demo", "producer", "--device", "host"]);
     while !first.line().starts_with("commit") {}
@@ -150,7 +150,7 @@ fn one_wrong_element_is_found() {
 }
 
 #[test]
-fn a_role_alone_gives_up_in_time() {
+fn lone_role_times_out() {
     let sandbox = Sandbox::new();
     let consumer = sandbox.run(["demo", "consumer", "--device", "host", "--timeout", "0.3"]).expect(7);
     assert!(consumer.stderr.contains("demo/data was not committed within 0.3 s"), "{}", consumer.stderr);
@@ -161,7 +161,7 @@ fn a_role_alone_gives_up_in_time() {
 }
 
 #[test]
-fn the_consumer_notices_that_the_producer_was_killed() {
+fn consumer_notices_the_killed_producer() {
     let sandbox = Sandbox::new();
     let points = [
         ("committed", "the producer has ended"),
@@ -184,7 +184,7 @@ fn the_consumer_notices_that_the_producer_was_killed() {
 }
 
 #[test]
-fn a_killed_demo_takes_its_children_along() {
+fn killed_demo_takes_its_children_along() {
     let sandbox = Sandbox::new();
     sandbox.broker();
     let mut demo = sandbox.spawn(["demo", "--device", "host"]);
@@ -201,7 +201,7 @@ fn a_killed_demo_takes_its_children_along() {
 }
 
 #[test]
-fn nonsense_is_a_usage_error() {
+fn invalid_demo_arguments_are_usage_errors() {
     let sandbox = Sandbox::new();
     for arguments in [
         &["demo", "--device", "tpu"][..],

@@ -41,7 +41,7 @@ fn assert_only(report: &Value, failures: &[(&str, &str)]) {
 }
 
 #[test]
-fn everything_works_on_the_simulated_gpu_and_the_report_says_what_it_is() {
+fn doctor_passes_on_the_simulated_gpu_and_says_that_it_is_simulated() {
     let sandbox = Sandbox::new();
     let ledger = sandbox.path().join("ledger");
     std::fs::create_dir(&ledger).unwrap();
@@ -66,7 +66,7 @@ fn everything_works_on_the_simulated_gpu_and_the_report_says_what_it_is() {
 }
 
 #[test]
-fn one_gpu_is_tried_unless_all_are_asked_for_on_the_simulated_gpu() {
+fn doctor_tries_one_gpu_unless_all_are_requested_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
     let second = "GPU-51301ca7-0000-0000-0000-000000000001";
     for (device, tried) in
@@ -85,7 +85,7 @@ fn one_gpu_is_tried_unless_all_are_asked_for_on_the_simulated_gpu() {
 }
 
 #[test]
-fn a_refusal_of_the_driver_is_a_finding_and_the_rest_goes_on_on_the_simulated_gpu() {
+fn driver_refusal_is_a_finding_and_the_rest_continues_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
     let faults =
         "cuStreamWaitValue32:1=801,cuIpcGetMemHandle:1=1,cuIpcOpenEventHandle:1=205,cuDeviceCanAccessPeer:1=999";
@@ -116,7 +116,7 @@ fn a_refusal_of_the_driver_is_a_finding_and_the_rest_goes_on_on_the_simulated_gp
 }
 
 #[test]
-fn a_driver_that_crashes_in_a_probe_or_in_the_other_process_is_a_finding_on_the_simulated_gpu() {
+fn driver_crash_in_a_probe_or_the_other_process_is_a_finding_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
     let report = simulated(&sandbox, "cuStreamWriteValue64:1=kill,cuIpcOpenMemHandle:1=kill", &["--json"]).json();
     assert_only(
@@ -131,7 +131,7 @@ fn a_driver_that_crashes_in_a_probe_or_in_the_other_process_is_a_finding_on_the_
 }
 
 #[test]
-fn a_gpu_that_cannot_share_memory_fails_the_main_job_on_the_simulated_gpu() {
+fn gpu_without_shareable_memory_fails_the_main_job_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
     let report = simulated(&sandbox, "cuMemImportFromShareableHandle:1=801", &["--json"]).expect(1).json();
     assert_eq!(probe(&report, "GPU memory")["outcome"], "failed", "{report}");
@@ -143,7 +143,7 @@ fn a_gpu_that_cannot_share_memory_fails_the_main_job_on_the_simulated_gpu() {
 }
 
 #[test]
-fn a_machine_without_a_driver_does_the_main_job_in_host_memory() {
+fn machine_without_a_driver_does_the_main_job_in_host_memory() {
     let sandbox = Sandbox::new();
     let output = without_a_driver(&sandbox, &["doctor", "--json"]);
     let report = output.json();
@@ -173,7 +173,7 @@ fn a_machine_without_a_driver_does_the_main_job_in_host_memory() {
 }
 
 #[test]
-fn people_read_columns_and_a_verdict() {
+fn doctor_prints_columns_and_a_conclusion() {
     let sandbox = Sandbox::new();
     let output = sandbox.run(["doctor"]);
     let text = output.text();
@@ -184,7 +184,7 @@ fn people_read_columns_and_a_verdict() {
 }
 
 #[test]
-fn a_running_broker_is_seen_and_left_alone() {
+fn running_broker_is_reported_and_left_alone() {
     let sandbox = Sandbox::new();
     let pid = sandbox.broker();
     let report = without_a_driver(&sandbox, &["doctor", "--json"]).json();
@@ -193,7 +193,7 @@ fn a_running_broker_is_seen_and_left_alone() {
 }
 
 #[test]
-fn a_directory_that_others_may_enter_is_refused_with_the_way_out() {
+fn directory_open_to_others_is_refused_with_advice() {
     use std::os::unix::fs::PermissionsExt;
     let sandbox = Sandbox::new();
     let directory = sandbox.path().join("open");
@@ -210,7 +210,7 @@ fn a_directory_that_others_may_enter_is_refused_with_the_way_out() {
 }
 
 #[test]
-fn a_driver_that_is_none_is_a_finding() {
+fn invalid_driver_library_is_a_finding() {
     let sandbox = Sandbox::new();
     // A library, but not this one.
     let library = ["/lib/x86_64-linux-gnu/libc.so.6", "/lib64/libc.so.6", "/usr/lib/libc.so.6"];
@@ -224,7 +224,7 @@ fn a_driver_that_is_none_is_a_finding() {
 }
 
 #[test]
-fn a_probe_that_hangs_is_ended() {
+fn hanging_probe_is_killed() {
     let sandbox = Sandbox::new();
     // Nothing on this machine hangs, but nothing runs the demo in a millisecond either.
     let output = without_a_driver(&sandbox, &["doctor", "--json", "--limit", "0.001"]).expect(1);

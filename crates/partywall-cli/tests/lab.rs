@@ -95,7 +95,7 @@ fn each_way_to_fail_is_shown_and_nothing_is_left_on_the_simulated_gpu() {
 }
 
 #[test]
-fn a_hand_over_is_shown_call_by_call_on_the_simulated_gpu() {
+fn vmm_lab_shows_the_hand_over_call_by_call_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
     let ledger = sandbox.path().join("ledger");
     std::fs::create_dir(&ledger).unwrap();
@@ -116,7 +116,7 @@ fn a_hand_over_is_shown_call_by_call_on_the_simulated_gpu() {
 }
 
 #[test]
-fn what_kernels_see_of_each_others_stores_on_the_simulated_gpu() {
+fn coherency_lab_shows_stores_of_other_kernels_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
     let ledger = sandbox.path().join("ledger");
     std::fs::create_dir(&ledger).unwrap();
@@ -160,7 +160,7 @@ fn report_of(name: &str, processes: usize) -> Report {
 }
 
 #[test]
-fn waits_for_another_process_are_shown_in_time_and_too_early_on_the_simulated_gpu() {
+fn events_lab_shows_waits_recorded_in_time_and_too_early_on_the_simulated_gpu() {
     let report = report_of("events", 2);
     assert_eq!(report.steps_with("different"), [""; 0]);
     assert_eq!(report.steps_with("not-tried"), [""; 0]);
@@ -242,7 +242,7 @@ fn under_mps_faults_are_left_out_and_leases_of_the_dead_stay_on_the_simulated_gp
 }
 
 #[test]
-fn a_recorder_that_dies_while_a_stream_waits_for_its_event_ends_the_lab_on_the_simulated_gpu() {
+fn recorder_dead_while_a_stream_waits_for_its_event_ends_the_lab_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
     let mut running = Running::spawn(&mut lab(&sandbox, &["events"]));
     while !running.line().contains("slow enough to be waited for") {}
@@ -257,7 +257,7 @@ fn a_recorder_that_dies_while_a_stream_waits_for_its_event_ends_the_lab_on_the_s
 }
 
 #[test]
-fn the_number_of_workers_is_chosen_on_the_simulated_gpu() {
+fn number_of_workers_is_chosen_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
     let mut command = lab(&sandbox, &["semaphore", "--json", "--workers", "3"]);
     let report = Report::of(&Running::spawn(&mut command).wait().expect(0));
@@ -268,7 +268,7 @@ fn the_number_of_workers_is_chosen_on_the_simulated_gpu() {
 }
 
 #[test]
-fn blocks_go_from_hand_to_hand_and_come_back_from_the_dead_on_the_simulated_gpu() {
+fn blocks_are_handed_over_and_reclaimed_from_the_dead_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
     for device in ["host", "cuda"] {
         let mut command = lab(&sandbox, &["pool", "--json", "--device", device]);
@@ -300,7 +300,7 @@ fn numbers_stream_through_a_ring_and_are_checked_on_the_simulated_gpu() {
 }
 
 #[test]
-fn a_pipeline_goes_on_without_the_stage_that_was_killed_on_the_simulated_gpu() {
+fn pipeline_continues_without_its_killed_stage_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
     let images = sandbox.path().join("images");
     let results = ["host", "cuda"].map(|place| sandbox.path().join(place));
@@ -348,7 +348,7 @@ fn a_pipeline_goes_on_without_the_stage_that_was_killed_on_the_simulated_gpu() {
 }
 
 #[test]
-fn a_killed_lab_leaves_no_process_and_no_directory_on_the_simulated_gpu() {
+fn killed_lab_leaves_no_process_and_no_directory_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
     let mut running = Running::spawn(&mut lab(&sandbox, &["crash"]));
     while !running.line().contains("server-killed") {}
@@ -359,7 +359,7 @@ fn a_killed_lab_leaves_no_process_and_no_directory_on_the_simulated_gpu() {
 }
 
 #[test]
-fn the_broker_of_a_lab_that_is_gone_already_ends() {
+fn broker_of_an_ended_lab_ends() {
     let sandbox = Sandbox::new();
     let directory = sandbox.path().join("lab");
     let mut command = sandbox.command(["serve", "--of-a-lab"]);
@@ -398,7 +398,7 @@ fn labs_about_waits_say_that_streams_cannot_wait_on_the_simulated_gpu() {
 }
 
 #[test]
-fn a_lab_is_readable_at_100_columns_on_the_simulated_gpu() {
+fn lab_is_readable_at_100_columns_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
     let labs = [
         ("errors", "each way in which"),
@@ -435,7 +435,7 @@ fn untried_steps_say_why_on_the_simulated_gpu() {
 }
 
 #[test]
-fn a_role_that_dies_ends_the_lab_on_the_simulated_gpu() {
+fn role_that_dies_ends_the_lab_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
     let mut command = lab(&sandbox, &["errors"]);
     let output = Running::spawn(command.env("SIMCUDA_FAULTS", "cuIpcGetMemHandle:5=kill")).wait().expect(1);
@@ -448,7 +448,7 @@ fn a_role_that_dies_ends_the_lab_on_the_simulated_gpu() {
 }
 
 #[test]
-fn an_intruder_that_dies_of_its_deeds_is_a_result_on_the_simulated_gpu() {
+fn death_of_the_intruder_is_a_result_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
     let mut command = lab(&sandbox, &["errors", "--json"]);
     // Nobody else opens so many.
@@ -461,7 +461,7 @@ fn an_intruder_that_dies_of_its_deeds_is_a_result_on_the_simulated_gpu() {
 }
 
 #[test]
-fn the_roles_meet_in_two_terminals_on_the_simulated_gpu() {
+fn roles_meet_in_two_terminals_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
     for (name, first, second) in [
         ("errors", "exporter", "opener"),
@@ -505,12 +505,12 @@ macro_rules! labs_run_without_a_gpu {
         $(
             mod $lab {
                 #[test]
-                fn runs_on_one_simulated_gpu() {
+                fn demo_runs_on_one_simulated_gpu() {
                     super::runs_without_a_gpu(stringify!($lab), "1");
                 }
 
                 #[test]
-                fn runs_on_two_simulated_gpus() {
+                fn demo_runs_on_two_simulated_gpus() {
                     super::runs_without_a_gpu(stringify!($lab), "2");
                 }
             }
@@ -529,7 +529,7 @@ fn runs_without_a_gpu(name: &str, devices: &str) {
 }
 
 #[test]
-fn every_lab_runs_without_a_gpu_where_it_is_told_to_simulate() {
+fn every_lab_runs_simulated_without_a_gpu() {
     let listed = Sandbox::new().json(["lab"])["labs"].as_array().unwrap().len();
     assert_eq!(LABS.len(), listed, "a lab is missing in these tests");
 }
@@ -542,7 +542,7 @@ fn simulated_labs_leave_untestable_claims_open() {
 }
 
 #[test]
-fn a_simulated_lab_says_so_in_each_step() {
+fn simulated_lab_says_so_in_each_step() {
     let sandbox = Sandbox::new();
     let output = sandbox.run(["lab", "--simulated", "vmm"]).expect(0);
     let text = output.text();
@@ -556,7 +556,7 @@ fn a_simulated_lab_says_so_in_each_step() {
 }
 
 #[test]
-fn the_roles_of_a_simulated_lab_meet_in_two_terminals() {
+fn roles_of_a_simulated_lab_meet_in_two_terminals() {
     let sandbox = Sandbox::new();
     let missing = sandbox.run(["lab", "pool", "taker", "--simulated"]).expect(3);
     assert!(missing.stderr.contains("`partywall lab pool holder --simulated`"), "{}", missing.stderr);
@@ -594,7 +594,7 @@ fn labs_are_listed_and_need_a_gpu() {
 }
 
 #[test]
-fn a_handle_that_somebody_kept_is_tried_on_the_simulated_gpu() {
+fn kept_handle_is_tried_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
     let report = |arguments: &[&str]| Report::of(&Running::spawn(&mut lab(&sandbox, arguments)).wait().expect(0));
     let first = report(&["errors", "--json"]);

@@ -79,7 +79,7 @@ fn ps_lists_members_and_what_they_hold() {
 }
 
 #[test]
-fn a_stopped_process_is_hung_and_nothing_follows_from_that() {
+fn stopped_process_counts_as_hung_without_consequences() {
     let sandbox = Sandbox::new();
     let holder = holder(&sandbox, "held");
     let pid = holder.pid();
@@ -95,7 +95,7 @@ fn a_stopped_process_is_hung_and_nothing_follows_from_that() {
 }
 
 #[test]
-fn an_evicted_member_loses_its_names_and_is_notified() {
+fn evicted_member_loses_its_names_and_is_notified() {
     let sandbox = Sandbox::new();
     let victim = sandbox.domain();
     let segment = victim
@@ -141,7 +141,7 @@ fn an_evicted_member_loses_its_names_and_is_notified() {
 }
 
 #[test]
-fn a_holder_that_is_evicted_ends_with_a_sentence() {
+fn evicted_holder_ends_with_an_error() {
     let sandbox = Sandbox::new();
     let holder = holder(&sandbox, "held");
     let pid = holder.pid();
@@ -231,7 +231,7 @@ fn under_mps_resources_of_killed_processes_are_unproven_until_released() {
 }
 
 #[test]
-fn all_that_is_unproven_is_freed_at_once() {
+fn all_unproven_memory_is_freed_at_once() {
     let sandbox = Sandbox::simulated(1);
     sandbox.broker();
     let holders = ["a", "b"].map(|name| client_of_mps(&sandbox, name));
@@ -250,7 +250,7 @@ fn all_that_is_unproven_is_freed_at_once() {
 }
 
 #[test]
-fn a_good_bye_is_believed_under_mps() {
+fn clean_disconnect_counts_as_proof_under_mps() {
     let sandbox = Sandbox::simulated(1);
     sandbox.broker();
     let holder = client_of_mps(&sandbox, "held");
@@ -261,7 +261,7 @@ fn a_good_bye_is_believed_under_mps() {
 }
 
 #[test]
-fn a_broker_frees_the_unproven_by_the_clock() {
+fn broker_frees_unproven_memory_after_the_time_limit() {
     let sandbox = Sandbox::simulated(1);
     let mut broker = sandbox.spawn(["serve", "--unproven-after", "0.05"]);
     broker.line();
@@ -295,7 +295,7 @@ fn removing_a_name_says_what_is_in_quarantine() {
 }
 
 #[test]
-fn operators_are_served_when_all_seats_are_taken() {
+fn operators_are_served_at_the_member_limit() {
     let sandbox = Sandbox::new();
     let mut serve = sandbox.spawn(["serve", "--max-clients", "4"]);
     serve.line();

@@ -19,7 +19,7 @@ fn names(list: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn ls_lists_all_names_or_those_that_match() {
+fn ls_lists_all_or_matching_names() {
     let sandbox = Sandbox::new();
     sandbox.broker();
     let nothing = sandbox.run(["ls"]).expect(0);
@@ -58,7 +58,7 @@ fn ls_lists_all_names_or_those_that_match() {
 }
 
 #[test]
-fn show_tells_everything() {
+fn show_prints_all_facts() {
     let sandbox = Sandbox::new();
     let domain = sandbox.domain();
     let _ = commit(&domain, "llm", false);
@@ -136,7 +136,7 @@ fn show_lists_twenty_tensors_and_all_on_request() {
 }
 
 #[test]
-fn a_name_that_is_only_being_built_is_not_there() {
+fn name_under_construction_is_not_found() {
     let sandbox = Sandbox::new();
     let domain = sandbox.domain();
     let _ = commit(&domain, "llm", false);
@@ -148,7 +148,7 @@ fn a_name_that_is_only_being_built_is_not_there() {
 }
 
 #[test]
-fn a_missing_name_says_which_socket_and_what_is_near() {
+fn missing_name_says_which_socket_and_what_is_near() {
     let sandbox = Sandbox::new();
     let domain = sandbox.domain();
     let _ = commit(&domain, "llama", false);
@@ -164,7 +164,7 @@ fn a_missing_name_says_which_socket_and_what_is_near() {
 }
 
 #[test]
-fn rm_says_what_stays_and_why() {
+fn rm_names_the_remaining_memory_and_its_holders() {
     let sandbox = Sandbox::new();
     sandbox.file("weights.bin", vec![3; 4 << 20]);
     sandbox.run(["put", "weights.bin", "llm", "--device", device()]).expect(0);
@@ -193,7 +193,7 @@ fn rm_says_what_stays_and_why() {
 }
 
 #[test]
-fn rm_removes_what_it_can_and_reports_each() {
+fn rm_tries_every_name_and_reports_each() {
     let sandbox = Sandbox::new();
     let domain = sandbox.domain();
     for name in ["a", "b", "c"] {
@@ -222,7 +222,7 @@ fn removing_a_held_name_ends_its_holder() {
 }
 
 #[test]
-fn a_held_name_goes_with_its_holder() {
+fn held_name_goes_with_its_holder() {
     let sandbox = Sandbox::new();
     sandbox.file("f", "x");
     sandbox.broker();
@@ -243,7 +243,7 @@ fn a_held_name_goes_with_its_holder() {
 }
 
 #[test]
-fn names_that_ended_just_now_and_other_kinds_are_told_apart() {
+fn removed_names_and_other_kinds_are_distinguished() {
     let sandbox = Sandbox::new();
     let domain = sandbox.domain();
     sandbox.file("f", "x");

@@ -89,7 +89,7 @@ fn timelines_are_listed_and_shown() {
 }
 
 #[test]
-fn abandon_ends_the_waits_for_a_writer_that_hangs() {
+fn abandon_ends_all_waits_for_a_hung_writer() {
     let sandbox = Sandbox::new();
     let domain = sandbox.domain();
     let waiter = domain.timeline("t").unwrap();

@@ -63,7 +63,7 @@ fn pools_are_listed_shown_and_removed() {
 }
 
 #[test]
-fn a_pool_is_no_segment_to_put_over() {
+fn put_does_not_replace_a_pool() {
     let sandbox = Sandbox::new();
     let domain = sandbox.domain();
     let _pool = domain.pool("frames").blocks(1).block_bytes(1).place(place()).kept(true).create().unwrap();
@@ -74,7 +74,7 @@ fn a_pool_is_no_segment_to_put_over() {
 }
 
 #[test]
-fn a_watcher_is_notified_of_a_pool() {
+fn watcher_is_notified_of_a_pool() {
     let sandbox = Sandbox::new();
     let domain = sandbox.domain();
     let mut watching = sandbox.spawn(["watch", "--json"]);

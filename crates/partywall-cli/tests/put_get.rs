@@ -153,7 +153,7 @@ fn standard_input_is_raw_bytes() {
 }
 
 #[test]
-fn a_reader_that_had_enough_is_no_failure() {
+fn closed_pipe_of_a_reader_is_no_failure() {
     let sandbox = Sandbox::new();
     sandbox.file("weights.bin", noise(3_000_000, 5));
     put(&sandbox, &["weights.bin", "x"]).expect(0);
@@ -235,7 +235,7 @@ fn versions_and_tensors_are_addressed() {
 }
 
 #[test]
-fn a_format_that_cannot_hold_it_says_the_way_out() {
+fn unsuitable_format_is_refused_with_advice() {
     let sandbox = Sandbox::new();
     sandbox.file("m.safetensors", model());
     put(&sandbox, &["m.safetensors", "m"]).expect(0);
@@ -249,7 +249,7 @@ fn a_format_that_cannot_hold_it_says_the_way_out() {
 }
 
 #[test]
-fn get_waits_for_a_name_when_told() {
+fn get_waits_for_a_name_on_request() {
     let sandbox = Sandbox::new();
     sandbox.file("f", "hello");
     let waiting = sandbox.spawn(["get", "soon", "out", "--wait", "60"]);
@@ -262,7 +262,7 @@ fn get_waits_for_a_name_when_told() {
 }
 
 #[test]
-fn a_full_disk_and_bad_targets_leave_nothing() {
+fn full_disk_and_bad_targets_leave_no_file() {
     let sandbox = Sandbox::new();
     sandbox.file("weights.bin", noise(3_000_000, 7));
     put(&sandbox, &["weights.bin", "x"]).expect(0);
@@ -388,7 +388,7 @@ fn until_it_copies(running: &Running) {
 }
 
 #[test]
-fn a_file_that_changes_meanwhile_is_refused() {
+fn file_changed_during_put_is_refused() {
     let sandbox = Sandbox::new();
     sandbox.broker();
     let path = large(&sandbox);
@@ -424,7 +424,7 @@ fn ctrl_c_during_a_put_leaves_nothing() {
 }
 
 #[test]
-fn a_broker_killed_in_the_middle_is_a_clear_error_and_no_hang() {
+fn broker_killed_midway_is_a_clear_error_without_a_hang() {
     let sandbox = Sandbox::new();
     let mut serve = sandbox.spawn(["serve"]);
     serve.line();
@@ -448,7 +448,7 @@ fn a_broker_killed_in_the_middle_is_a_clear_error_and_no_hang() {
 }
 
 #[test]
-fn if_absent_does_nothing_when_it_is_there() {
+fn if_absent_does_nothing_for_an_existing_name() {
     let sandbox = Sandbox::new();
     sandbox.file("f", "first");
     sandbox.file("g", "second");

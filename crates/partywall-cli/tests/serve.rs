@@ -15,7 +15,7 @@ use partywall_os::process;
 use serde_json::{Value, json};
 
 #[test]
-fn a_foreground_broker_says_where_it_is_and_ends_at_sigterm() {
+fn foreground_broker_prints_its_socket_and_ends_at_sigterm() {
     let sandbox = Sandbox::new();
     for signal in [Signal::TERM, Signal::INT] {
         let mut serve = sandbox.spawn(["serve"]);
@@ -44,7 +44,7 @@ fn a_foreground_broker_says_where_it_is_and_ends_at_sigterm() {
 }
 
 #[test]
-fn a_foreground_broker_speaks_json() {
+fn foreground_broker_prints_json() {
     let sandbox = Sandbox::new();
     let mut serve = sandbox.spawn(["serve", "--json"]);
     let ready: Value = serde_json::from_str(&serve.line()).unwrap();
@@ -57,7 +57,7 @@ fn a_foreground_broker_speaks_json() {
 }
 
 #[test]
-fn a_closed_line_does_not_end_a_broker() {
+fn closed_pipe_does_not_end_the_broker() {
     let sandbox = Sandbox::new();
     let shell = format!("exec {} serve >&-", partywall_harness::binary().display());
     let serve = Running::spawn(sandbox.program("sh").args(["-c", &shell]));
@@ -67,7 +67,7 @@ fn a_closed_line_does_not_end_a_broker() {
 }
 
 #[test]
-fn a_second_broker_is_refused_with_the_pid_of_the_first() {
+fn second_broker_is_refused_with_the_pid_of_the_first() {
     let sandbox = Sandbox::new();
     let pid = sandbox.broker();
     for arguments in [&["serve"][..], &["serve", "--background"]] {
@@ -83,7 +83,7 @@ fn a_second_broker_is_refused_with_the_pid_of_the_first() {
 }
 
 #[test]
-fn a_daemon_is_ready_when_its_starter_returns() {
+fn daemon_is_ready_when_its_starter_returns() {
     let sandbox = Sandbox::new();
     let started = sandbox.json(["serve", "--background"]);
     let pid = started["pid"].as_u64().unwrap();
@@ -100,7 +100,7 @@ fn a_daemon_is_ready_when_its_starter_returns() {
 }
 
 #[test]
-fn a_daemon_leaves_when_idle_and_a_foreground_broker_only_when_told_so() {
+fn idle_daemon_ends_and_idle_foreground_broker_does_only_on_request() {
     let sandbox = Sandbox::new();
     sandbox.run(["serve", "--background", "--idle-exit", "0.1"]).expect(0);
     eventually("the daemon leaves", || !sandbox.socket().exists() && sandbox.processes().is_empty());
@@ -117,7 +117,7 @@ fn a_daemon_leaves_when_idle_and_a_foreground_broker_only_when_told_so() {
 }
 
 #[test]
-fn an_unsafe_directory_is_named() {
+fn unsafe_directory_is_named() {
     let sandbox = Sandbox::new();
     let directory = sandbox.path().join("run/partywall");
     fs::create_dir(&directory).unwrap();
@@ -141,7 +141,7 @@ fn an_unsafe_directory_is_named() {
 }
 
 #[test]
-fn a_broker_without_a_place_for_its_log_says_so_and_serves() {
+fn broker_without_a_log_directory_says_so_and_serves() {
     let sandbox = Sandbox::new();
     let blocked = sandbox.file("blocked", "");
     let mut serve = Running::spawn(sandbox.command(["serve"]).env("XDG_STATE_HOME", blocked));
@@ -194,7 +194,7 @@ fn daemon_without_a_place_for_its_log_names_none() {
 }
 
 #[test]
-fn the_log_level_is_chosen_by_the_environment() {
+fn log_level_is_chosen_by_the_environment() {
     let sandbox = Sandbox::new();
     let mut serve = Running::spawn(sandbox.command(["serve"]).env("PARTYWALL_LOG", "error"));
     serve.line();
@@ -205,7 +205,7 @@ fn the_log_level_is_chosen_by_the_environment() {
 }
 
 #[test]
-fn without_a_broker_readers_start_none_and_say_where_they_asked() {
+fn readers_start_no_broker_and_name_the_socket() {
     let sandbox = Sandbox::new();
     let socket = sandbox.socket().to_str().unwrap().to_owned();
     for arguments in [&["status"][..], &["ls"], &["show", "x"], &["rm", "x"], &["abandon", "x"], &["get", "x", "out"]] {
@@ -229,7 +229,7 @@ fn stopping_nothing_is_no_failure() {
 }
 
 #[test]
-fn the_socket_of_a_killed_broker_is_removed_by_stop() {
+fn socket_of_a_killed_broker_is_removed_by_stop() {
     let sandbox = Sandbox::new();
     let mut serve = sandbox.spawn(["serve"]);
     serve.line();
@@ -246,7 +246,7 @@ fn the_socket_of_a_killed_broker_is_removed_by_stop() {
 }
 
 #[test]
-fn stop_refuses_and_lists_what_is_in_the_way() {
+fn stop_refuses_and_lists_names_and_members() {
     let sandbox = Sandbox::new();
     sandbox.file("weights.bin", [1; 5000]);
     sandbox.run(["put", "weights.bin", "kept/one", "--device", "host"]).expect(0);
@@ -287,7 +287,7 @@ fn stop_refuses_for_a_member_alone() {
 }
 
 #[test]
-fn a_broker_that_does_not_answer_is_named_and_lives_on() {
+fn unresponsive_broker_is_named_and_survives() {
     let sandbox = Sandbox::new();
     let mut serve = sandbox.spawn(["serve"]);
     serve.line();
@@ -329,7 +329,7 @@ while True:
 "#;
 
 #[test]
-fn needs_python_a_broker_of_another_release_is_named_and_ended_by_force() {
+fn needs_python_broker_of_another_release_is_named_and_ended_by_force() {
     let sandbox = Sandbox::new();
     let mut other = Running::spawn(sandbox.program("python3").args(["-c", OTHER_RELEASE]).arg(sandbox.socket()));
     assert_eq!(other.line(), "ready");
@@ -369,7 +369,7 @@ os._exit(0)
 "#;
 
 #[test]
-fn needs_python_a_member_that_is_only_held_by_a_forked_child_is_shown_so() {
+fn needs_python_member_held_by_a_forked_child_is_shown_so() {
     let sandbox = Sandbox::new();
     sandbox.broker();
     let mut command = sandbox.program("python3");

@@ -7,7 +7,7 @@ use partywall_harness::binary;
 
 /// A library that the program loads would take them for the vendor's.
 #[test]
-fn the_program_has_no_symbol_of_the_vendors_driver() {
+fn program_has_no_symbol_of_the_vendors_driver() {
     let symbols = |flag: &str| {
         let output = Command::new("nm").args([flag, "--defined-only"]).arg(binary()).output().unwrap();
         String::from_utf8(output.stdout).unwrap()

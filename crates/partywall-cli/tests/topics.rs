@@ -97,7 +97,7 @@ fn play<'a>(file: &'a Path, rest: &[&'a str]) -> Vec<&'a str> {
 }
 
 #[test]
-fn a_recording_is_played_unchanged() {
+fn recording_is_played_unchanged() {
     let sandbox = Sandbox::new();
     let domain = sandbox.domain();
     let camera = topic(&domain, "camera");
@@ -148,7 +148,7 @@ fn a_recording_is_played_unchanged() {
 }
 
 #[test]
-fn recorded_topic_is_made_again_with_its_type() {
+fn played_topic_is_created_with_its_recorded_type() {
     let sandbox = Sandbox::new();
     let domain = sandbox.domain();
     let strips = domain.topic("strips").dtype(DType::F32).varying_shape(&[None, Some(2)]).max_bytes(64).place(place());
@@ -303,7 +303,7 @@ fn player_waits_for_subscribers() {
 }
 
 #[test]
-fn echo_tells_what_it_waits_for_and_ends_when_the_topic_is_idle() {
+fn echo_says_what_it_waits_for_and_ends_with_an_idle_topic() {
     let sandbox = Sandbox::new();
     let domain = sandbox.domain();
     let camera = topic(&domain, "camera");
@@ -339,7 +339,7 @@ fn echo_tells_what_it_waits_for_and_ends_when_the_topic_is_idle() {
 }
 
 #[test]
-fn name_of_something_else_is_told_with_the_command_that_takes_it() {
+fn name_of_another_kind_is_refused_with_the_command_for_it() {
     let sandbox = Sandbox::new();
     let domain = sandbox.domain();
     let _segment = domain.create("weights", place()).tensor("w", DType::U8, &[4]).allocate().unwrap().commit().unwrap();
@@ -359,7 +359,7 @@ fn name_of_something_else_is_told_with_the_command_that_takes_it() {
 }
 
 #[test]
-fn samples_are_told_as_they_come() {
+fn echo_prints_samples_as_they_arrive() {
     let sandbox = Sandbox::new();
     let domain = sandbox.domain();
     let camera = topic(&domain, "camera");
@@ -402,7 +402,7 @@ fn samples_are_told_as_they_come() {
 }
 
 #[test]
-fn samples_are_played_at_their_own_pace_or_another_once_or_for_ever() {
+fn play_keeps_or_scales_the_recorded_pace_once_or_in_a_loop() {
     let sandbox = Sandbox::new();
     let domain = sandbox.domain();
     let path = sandbox.path().join("f.mcap");
@@ -425,7 +425,7 @@ fn samples_are_played_at_their_own_pace_or_another_once_or_for_ever() {
 }
 
 #[test]
-fn a_recorder_that_is_killed_leaves_what_it_had_written() {
+fn killed_recorder_leaves_its_written_samples() {
     let sandbox = Sandbox::new();
     let domain = sandbox.domain();
     let camera = topic(&domain, "camera");
@@ -543,7 +543,7 @@ fn files_that_cannot_be_played_say_why() {
 }
 
 #[test]
-fn a_refused_recording_says_why() {
+fn refused_recording_says_why() {
     let sandbox = Sandbox::new();
     let domain = sandbox.domain();
     let _camera = topic(&domain, "camera");
@@ -586,7 +586,7 @@ fn a_refused_recording_says_why() {
 }
 
 #[test]
-fn a_subscriber_that_blocks_a_topic_is_listed_shown_and_evicted() {
+fn blocking_subscriber_is_listed_shown_and_evicted() {
     let sandbox = Sandbox::new();
     let domain = sandbox.domain();
     let camera =

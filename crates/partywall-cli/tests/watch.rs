@@ -55,7 +55,7 @@ fn each_event_is_a_line() {
 }
 
 #[test]
-fn people_get_sentences() {
+fn watch_prints_sentences_for_people() {
     let sandbox = Sandbox::new();
     sandbox.broker();
     let mut events = sandbox.spawn(["watch", "l*"]);
@@ -81,7 +81,7 @@ fn people_get_sentences() {
 }
 
 #[test]
-fn a_watch_goes_on_where_another_one_has_ended() {
+fn watch_continues_after_the_point_of_an_earlier_one() {
     let sandbox = Sandbox::new();
     sandbox.broker();
     put(&sandbox, "before");
@@ -114,7 +114,7 @@ fn a_watch_goes_on_where_another_one_has_ended() {
 }
 
 #[test]
-fn a_watch_ends_with_its_broker_and_says_so() {
+fn watch_ends_with_its_broker_and_says_so() {
     let sandbox = Sandbox::new();
     sandbox.broker();
     let (events, point) = watch(&sandbox, &[]);
@@ -130,7 +130,7 @@ fn a_watch_ends_with_its_broker_and_says_so() {
 }
 
 #[test]
-fn a_watch_ends_with_its_reader() {
+fn watch_ends_with_its_reader() {
     let sandbox = Sandbox::new();
     sandbox.broker();
     // Nothing happens that it would have to print.
@@ -142,7 +142,7 @@ fn a_watch_ends_with_its_reader() {
 }
 
 #[test]
-fn nonsense_is_refused() {
+fn invalid_patterns_and_points_are_refused() {
     let sandbox = Sandbox::new();
     sandbox.broker();
     for (arguments, word) in [

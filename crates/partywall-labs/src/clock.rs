@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_told_by_their_median() {
+    fn times_are_summarised_by_their_median() {
         let text =
             |nanoseconds: &[u64]| spread(&nanoseconds.iter().copied().map(Duration::from_nanos).collect::<Vec<_>>());
         assert_eq!(text(&[]), "never");

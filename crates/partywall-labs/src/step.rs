@@ -192,7 +192,7 @@ mod tests {
     const CLAIM: Claim = Claim { id: "b", text: "text" };
 
     #[test]
-    fn one_step_against_a_claim_outweighs_all_for_it() {
+    fn one_contrary_step_refutes_a_claim() {
         let step = |id, holds| Step::new(id, "", "").says(CLAIM, holds);
         let conclusion = Conclusion::of(CLAIM, &[step("one", true), step("two", false), step("three", true)]);
         assert_eq!((conclusion.validity, conclusion.evidence.as_str()), (Validity::DidNotHold, "two"));
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_without_a_trial_says_why() {
+    fn claim_without_a_trial_says_why() {
         let untried = Step::new("one", "", "").untried(Some(CLAIM), "no such memory here");
         let conclusion = Conclusion::of(CLAIM, std::slice::from_ref(&untried));
         assert_eq!((conclusion.validity, conclusion.evidence.as_str()), (Validity::NotTried, "no such memory here"));
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_judged_by_its_code_where_one_was_measured() {
+    fn refusal_is_judged_by_its_measured_code() {
         let judge = |code, measured| Step::new("", "", "").judge_refusal(code, measured).outcome;
         assert_eq!(judge(CuResult::NOT_SUPPORTED, None), Outcome::AsExpected);
         assert_eq!(judge(CuResult::NOT_SUPPORTED, Some(CuResult::NOT_SUPPORTED)), Outcome::AsExpected);

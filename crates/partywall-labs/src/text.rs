@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn thousands_are_set_apart() {
+    fn thousands_are_separated() {
         for (number, text) in [(0, "0"), (999, "999"), (1000, "1,000"), (262_144, "262,144"), (1_048_576, "1,048,576")]
         {
             assert_eq!(grouped(number), text);

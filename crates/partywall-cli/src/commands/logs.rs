@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_log_is_followed_across_its_rotation() {
+    fn log_is_followed_across_its_rotation() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("d.log");
         let write = |text: &str| {

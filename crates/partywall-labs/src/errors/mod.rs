@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_handle_goes_round_as_text() {
+    fn handle_survives_its_text_form() {
         let handle = IpcMemoryHandle(std::array::from_fn(|index| index as u8 * 3));
         assert_eq!(parse_handle(&handle_text(handle)), Ok(handle));
         for text in ["", "00", &"g".repeat(128), &"é".repeat(64), &"+1".repeat(64)] {

@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn means_of_what_is_covered() {
+    fn blur_averages_covered_pixels() {
         let gray = |values: &[u8]| values.iter().flat_map(|value| [*value, *value, *value, 255]).collect::<Vec<_>>();
         let from = gray(&[0, 10, 20, 30, 40, 50]);
         let size = Size { width: 3, height: 2 };

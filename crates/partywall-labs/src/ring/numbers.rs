@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fibonacci_s_and_one_s_own() {
+    fn patterns_are_fibonacci_or_the_given_numbers() {
         let mut numbers = Numbers::of(&Pattern::Fibonacci);
         assert_eq!(numbers.by_ref().take(8).collect::<Vec<_>>(), [0, 1, 1, 2, 3, 5, 8, 13]);
         assert_eq!(numbers.from(6).next(), Some(8), "back");

@@ -276,7 +276,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn turns_that_overlap_are_counted() {
+    fn overlapping_turns_are_counted() {
         let turn = |got, gave| Turn { asked: Moment::at(0), got: Moment::at(got), gave: Moment::at(gave) };
         assert_eq!(most_at_once(&[]), 0);
         assert_eq!(most_at_once(&[turn(1, 3), turn(3, 5), turn(5, 6)]), 1);

@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_bad_element_is_found() {
+    fn first_bad_element_is_found() {
         let good = |index: u64| ((index as u32).wrapping_mul(2).wrapping_add(1337)) ^ 0xDEAD_BEEF;
         let right: Vec<u32> = (0..100).map(good).collect();
         assert_eq!(first_bad(right.iter().copied(), 1), None);

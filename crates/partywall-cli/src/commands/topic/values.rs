@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_told_as_the_numbers_that_they_are() {
+    fn values_are_printed_as_numbers() {
         let f32s: Vec<u8> = [0.1_f32, -2.0, f32::NAN, f32::INFINITY].iter().flat_map(|x| x.to_le_bytes()).collect();
         assert_eq!(first(DType::F32, &f32s), [json!(0.1), json!(-2.0), json!("NaN"), json!("inf")]);
         assert_eq!(first(DType::I16, &[0xff, 0xff, 1, 0, 7]), [json!(-1), json!(1)]);
