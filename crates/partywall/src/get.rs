@@ -1,4 +1,4 @@
-//! From a name to a file: which tensor is meant, and writing it.
+//! Writing segments and tensors to files, and addresses that name them.
 
 use std::{fmt, io::Write, path::Path, str::FromStr, sync::atomic::AtomicBool};
 
@@ -11,23 +11,23 @@ use crate::{
     wait::Wait,
 };
 
-/// A segment, a version of it, a tensor in it, as people write it: `NAME`, `NAME@V`, `NAME:TENSOR`, `NAME@V:TENSOR`
+/// The text form of a segment, a version or a tensor: `NAME`, `NAME@V`, `NAME:TENSOR`, `NAME@V:TENSOR`
 /// or `NAME:TENSOR@V`.
 ///
-/// A name contains neither `:` nor `@`, so it ends at the first of them. A tensor's name may contain both: behind `@V:`
-/// it is taken as it stands. In `NAME:TENSOR@V` the whole `TENSOR@V` is the tensor's name if the latest version has
-/// such a tensor; that is looked up by [`Domain::open_address`].
+/// A name contains neither `:` nor `@`, so it ends at the first of them. A tensor's name may contain both: after `@V:`
+/// everything is the tensor's name. In `NAME:TENSOR@V` the whole `TENSOR@V` is the tensor's name if the latest version has
+/// such a tensor; [`Domain::open_address`] looks it up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {
     name: String,
     version: Option<u64>,
     tensor: Option<String>,
-    /// A version that may as well be the end of the tensor's name, and the name without it.
+    /// A version that may also be the end of the tensor's name, and the name without it.
     perhaps: Option<(String, u64)>,
 }
 
 impl Address {
-    /// The segment's name.
+    /// Returns the segment's name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -79,8 +79,8 @@ impl fmt::Display for Address {
 }
 
 impl Domain {
-    /// Opens the version that an address means for reading, and says which of its tensors is meant. Waits for one
-    /// that is not there.
+    /// Opens the version of an address for reading, and returns the name of its tensor, if any. Waits for a version that does
+    /// not exist yet.
     ///
     /// # Errors
     /// As [`Domain::open`]; [`NotFound::Tensor`](crate::error::NotFound::Tensor).
@@ -105,10 +105,10 @@ impl Domain {
 }
 
 impl Segment {
-    /// Writes it to a file, or one of its tensors, in the format that the file's suffix stands for; see
-    /// [`files::write_to_path`]. Returns how many bytes were written.
+    /// Writes all tensors or one to a file, in the format of the file's suffix; see [`files::write_to_path`]. Returns how
+    /// many bytes were written.
     ///
-    /// `progress` is told how many bytes more have been written; `cancel` ends it.
+    /// `progress` is called with the number of bytes written since its last call; `cancel` ends the writing.
     ///
     /// # Errors
     /// [`NotFound::Tensor`](crate::error::NotFound::Tensor), [`Error::File`], [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda).
@@ -122,7 +122,7 @@ impl Segment {
         files::write_to_path(&Tensors::of(self, tensor)?, tensor, path, progress, cancel).map_err(unwrap)
     }
 
-    /// Writes it to a stream, or one of its tensors; see [`files::write_to`]. Returns how many bytes were written.
+    /// Writes all tensors or one to a stream; see [`files::write_to`]. Returns how many bytes were written.
     ///
     /// # Errors
     /// As [`Segment::write_to_path`].
@@ -138,14 +138,14 @@ impl Segment {
     }
 }
 
-/// A segment as the writers of files see it.
+/// The contents of a segment for writers of files.
 struct Tensors<'a> {
     segment: &'a Segment,
     tensors: Vec<Tensor<'a>>,
 }
 
 impl<'a> Tensors<'a> {
-    /// All tensors, if there is the one that is wanted.
+    /// Returns all tensors, after checking that `wanted` is one of them.
     fn of(segment: &'a Segment, wanted: Option<&str>) -> Result<Self> {
         wanted.map_or(Ok(()), |tensor| segment.tensor(tensor).map(drop))?;
         Ok(Self { segment, tensors: segment.tensors() })

@@ -32,7 +32,7 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// The GPU with this UUID.
+    /// Opens the GPU with this UUID.
     ///
     /// # Errors
     /// [`DeviceFault::NoDevice`] without a driver, or if this process does not see the GPU; [`DeviceFault::Cuda`].
@@ -45,22 +45,22 @@ impl Gpu {
         Ok(Self { uuid, context, stream, kernels: OnceLock::new(), mps: mps::serves(&device) })
     }
 
-    /// Its UUID.
+    /// Returns the UUID.
     pub fn uuid(&self) -> DeviceUuid {
         self.uuid
     }
 
-    /// Its primary context.
+    /// Returns the primary context.
     pub fn context(&self) -> &Context {
         &self.context
     }
 
-    /// The stream for host-synchronous copies. It does not wait for the default stream.
+    /// Returns the stream for host-synchronous copies. It does not wait for the default stream.
     pub fn stream(&self) -> StreamRef<'_> {
         self.stream.as_ref()
     }
 
-    /// A stream of cudarc's, as the calls of this library take it.
+    /// Converts a stream of cudarc's for the calls of this library.
     ///
     /// # Errors
     /// [`InvalidArgument::Range`] for a stream of another GPU, or of a context that is not the primary one.
@@ -69,8 +69,8 @@ impl Gpu {
         StreamRef::from_cudarc(&self.context, stream).map_err(access_error("taking cudarc's stream"))
     }
 
-    /// Partywall's kernels, loaded and warmed up on first use: before the first wait on a stream of this GPU, or that holds
-    /// the caller up until it ends.
+    /// Returns Partywall's kernels, which are loaded and warmed up on first use. Call it before the first wait on a stream of
+    /// this GPU: behind such a wait, loading blocks until the wait ends.
     ///
     /// # Errors
     /// [`DeviceFault::Cuda`].
@@ -101,7 +101,7 @@ pub(crate) struct Gpus {
 #[derive(Debug, Default)]
 struct Open {
     gpus: Vec<Arc<Gpu>>,
-    /// Whether the broker knows that there are any.
+    /// Whether the broker knows that this process uses GPUs.
     told: bool,
 }
 
@@ -110,17 +110,17 @@ impl Gpus {
         Self { link, health, open: Mutex::default() }
     }
 
-    /// The GPU with this UUID, opened on first use.
+    /// Returns the GPU with this UUID, opened on first use.
     pub(crate) fn get(&self, uuid: DeviceUuid) -> Result<Arc<Gpu>> {
         let mut open = self.open.lock().ignore_poison();
         if let Some(gpu) = open.gpus.iter().find(|gpu| gpu.uuid == uuid) {
             return Ok(gpu.clone());
         }
         let gpu = Arc::new(Gpu::open(uuid)?);
-        // Before anything of others is reached on it: from then on our death may prove nothing.
+        // Before this process uses memory of others on it: from then on its death may not prove that its work is over.
         if !open.told {
             match self.link.call(Call::UsesGpu { mps: gpu.mps }) {
-                // Without a broker nobody waits for a proof.
+                // Without a broker no proof is needed.
                 Ok(_) | Err(Error::Unreachable(Unreachable::Gone { .. })) => open.told = true,
                 Err(error) => return Err(error),
             }
@@ -139,43 +139,43 @@ pub struct DeviceRange<'a> {
 }
 
 impl<'a> DeviceRange<'a> {
-    /// Its first address.
+    /// Returns the first address.
     pub fn device_ptr(&self) -> u64 {
         self.slice.device_ptr()
     }
 
-    /// Its length in bytes.
+    /// Returns the length in bytes.
     pub fn bytes(&self) -> u64 {
         self.slice.len()
     }
 
-    /// Whether the GPU may write it. If not, a write ends the writer's context.
+    /// Returns whether the GPU may write the range. If not, a write ends the writer's context.
     pub fn is_writable(&self) -> bool {
         self.slice.access() == Access::ReadWrite
     }
 
-    /// Part of it.
+    /// Returns part of the range.
     ///
     /// # Errors
-    /// [`InvalidArgument::Range`] if it has not got so much.
+    /// [`InvalidArgument::Range`] if the part is not inside the range.
     pub fn slice(&self, offset: u64, bytes: u64) -> Result<Self> {
         let slice = self.slice.slice(offset, bytes).map_err(access_error("part of a tensor"))?;
         Ok(Self { gpu: self.gpu, slice })
     }
 
-    /// The range as streams and kernels take it.
+    /// Returns the range as streams and kernels take it.
     pub fn as_slice(&self) -> DeviceSlice<'a> {
         self.slice
     }
 
-    /// The range as cudarc takes it, for its copies and launches: to read, and to write where
+    /// Returns the range as cudarc takes it, for its copies and launches: to read, and to write where
     /// [`is_writable`](Self::is_writable). `stream` is any of cudarc's of this GPU.
     ///
     /// # Errors
     /// [`InvalidArgument::Range`] if the range is not of whole aligned elements, or the stream is of another context.
     ///
     /// # Panics
-    /// Where cudarc does: it cannot make its events, because the context is lost.
+    /// If cudarc cannot create its events, because the context is lost.
     #[cfg(feature = "cudarc")]
     pub fn to_cudarc<T>(&self, stream: &Arc<cudarc::driver::CudaStream>) -> Result<partywall_cuda::CudarcSlice<'a, T>>
     where
@@ -185,12 +185,12 @@ impl<'a> DeviceRange<'a> {
         slice.map_err(access_error("viewing it through cudarc"))
     }
 
-    /// The GPU that it can be used on.
+    /// Returns the GPU on which the range can be used.
     pub fn gpu(&self) -> &'a Gpu {
         self.gpu
     }
 
-    /// Copies `source` there on `stream`, and waits.
+    /// Copies `source` into the range on `stream`, and waits for the copy.
     ///
     /// # Errors
     /// [`InvalidArgument::Range`] if the lengths differ or it is read-only; [`DeviceFault::Cuda`].
@@ -198,7 +198,7 @@ impl<'a> DeviceRange<'a> {
         stream.copy_from_host(self.slice, source).map_err(access_error("copying to the GPU"))
     }
 
-    /// Copies it to `destination` on `stream`, and waits.
+    /// Copies the range to `destination` on `stream`, and waits for the copy.
     ///
     /// # Errors
     /// [`InvalidArgument::Range`] if the lengths differ; [`DeviceFault::Cuda`].
@@ -213,7 +213,7 @@ impl fmt::Debug for DeviceRange<'_> {
     }
 }
 
-/// Every GPU that this process sees. Loads the driver.
+/// Returns all GPUs that this process sees. Loads the driver.
 ///
 /// # Errors
 /// [`DeviceFault::NoDevice`] without a driver; [`DeviceFault::Cuda`].
@@ -222,8 +222,8 @@ pub fn devices() -> Result<Vec<Device>> {
     Device::all(driver).map_err(|error| no_device(None, error.to_string()))
 }
 
-/// The place that a choice means for the calling thread. [`DeviceChoice::Auto`] never fails: without a GPU it is host
-/// memory, and the second value says why.
+/// Returns the place that a choice means for the calling thread. [`DeviceChoice::Auto`] never fails: without a GPU it is
+/// host memory, and the second value says why.
 ///
 /// # Errors
 /// [`DeviceFault::NoDevice`] if the GPU is not there.
@@ -249,20 +249,20 @@ pub fn resolve(choice: DeviceChoice) -> Result<(Place, Option<String>)> {
     }
 }
 
-/// Where the calling thread's own CUDA code would allocate: on the device of its current context, if it has one.
+/// Returns where CUDA code of the calling thread would allocate: on the device of its current context, if it has one.
 fn current() -> Option<Place> {
     let device = Device::current(Driver::load().ok()?).ok()??;
     Some(Place::Gpu(device.uuid().ok()?))
 }
 
-/// The device with this UUID.
+/// Returns the device with this UUID.
 pub(crate) fn find(uuid: DeviceUuid) -> Result<Device> {
     let all = devices()?;
     let found = uuids_of(&all)?.iter().position(|other| *other == uuid);
     found.map(|ordinal| all[ordinal]).ok_or_else(|| no_device(Some(&uuid.to_string()), visible(&all)))
 }
 
-/// The UUIDs of all devices, in their order.
+/// Returns the UUIDs of all devices, in their order.
 pub(crate) fn uuids() -> Result<Vec<DeviceUuid>> {
     uuids_of(&devices()?)
 }
@@ -285,7 +285,7 @@ pub(crate) fn cuda_error(what: impl Into<String>) -> impl Fn(CudaError) -> Error
     move |source| failed_call(&what, source)
 }
 
-/// A failed call of the driver, which may be the end of its context.
+/// Returns the error of a failed driver call, which may mean that the context is lost.
 pub(crate) fn failed_call(what: &str, source: CudaError) -> Error {
     let what = what.to_owned();
     if source.is_sticky() {

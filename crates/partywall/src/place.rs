@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr};
 
 use partywall_cuda::DeviceUuid;
 
-/// Where memory is.
+/// A place of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Place {
     /// Main memory.
@@ -54,7 +54,7 @@ pub enum DeviceChoice {
     Uuid(DeviceUuid),
 }
 
-/// The text names no place.
+/// The error that a text names no place.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no device: use auto, host, cuda, cuda:N or a GPU's UUID (GPU-…)")]
 pub struct UnknownDevice(String);

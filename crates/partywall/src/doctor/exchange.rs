@@ -1,4 +1,4 @@
-//! Handing something to another process over a Unix socket, as the broker does, and hearing what that process saw.
+//! Passes memory to another process over a Unix socket, as the broker does, and receives what that process saw.
 
 use std::{
     collections::VecDeque,
@@ -14,25 +14,24 @@ use serde::{Deserialize, Serialize};
 
 use super::{Doctor, Probe, runner};
 
-/// How long the other process may take. Less than a probe may, so that the probe can still say so.
+/// How long the other process may take: less than a probe, so that the probe can still report it.
 const TIMEOUT: Duration = Duration::from_secs(15);
 
 /// A message or an answer has at most so many bytes.
 const MAX: usize = 4096;
 
-/// What another process is told.
+/// The message to the other process.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Parcel {
     /// Bytes of memory, all of them the test pattern.
     pub(super) bytes: u64,
     /// The GPU that has it.
     pub(super) gpu: String,
-    /// The driver's handle of it, if it does not travel as a file descriptor.
+    /// The driver's handle of the memory, if it is not sent as a file descriptor.
     pub(super) handle: Vec<u8>,
 }
 
-/// Gives it to a new process that does `probe`, with memory as a file descriptor if there is one, and returns what that
-/// process saw.
+/// Starts a process that runs `probe`, sends it the parcel and the memory's file descriptor, and returns what it saw.
 pub(super) fn hand_over(
     doctor: &Doctor,
     probe: Probe,
@@ -44,7 +43,7 @@ pub(super) fn hand_over(
     let mut command = doctor.command(probe);
     command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).stderr(Stdio::null());
     let mut child = command.spawn().map_err(system("starting another process"))?;
-    // It has the other end of the socket as well, and would hide the child's death from us.
+    // The command owns the other end of the socket, too, which would hide the child's death.
     drop(command);
 
     let deadline = Instant::now() + TIMEOUT;
@@ -60,16 +59,16 @@ pub(super) fn hand_over(
     }
 }
 
-/// The other process: takes it, looks at it, answers.
+/// Runs the other process: receives the parcel, examines the memory, answers.
 pub(super) fn answer(look: fn(&Parcel, Option<OwnedFd>) -> Result<String, String>) {
     let stdin = io::stdin();
     let answer = take(stdin.as_fd()).and_then(|(parcel, memory)| look(&parcel, memory));
     let bytes = serde_json::to_vec(&answer).unwrap_or_default();
-    // If nobody listens, nobody wants to know.
+    // If the probe is gone, the answer is not needed.
     let _ = socket::send(stdin.as_fd(), &bytes, &[]);
 }
 
-/// The first word that is not the test pattern, said as an error.
+/// Checks that memory has the test pattern. The error names the first wrong word.
 pub(super) fn check(bytes: &[u8]) -> Result<(), String> {
     let words = bytes.as_chunks::<4>().0.iter().map(|word| u32::from_ne_bytes(*word));
     for (index, found) in words.enumerate() {

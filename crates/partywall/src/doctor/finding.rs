@@ -1,4 +1,4 @@
-//! What a probe finds, and how it is told.
+//! Findings of probes, and how they are sent.
 
 use std::{
     fmt,
@@ -8,7 +8,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-/// How a probe went.
+/// The outcome of a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
@@ -33,7 +33,7 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// What a probe finds.
+/// The finding of a probe.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Finding {
@@ -50,69 +50,69 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// It works; `detail` is what was seen, in one or several lines.
+    /// Returns a finding that everything works. `detail` has one or several lines.
     pub fn ok(detail: impl Into<String>) -> Self {
         Self::new(Outcome::Ok, detail)
     }
 
-    /// It works, with something to know.
+    /// Returns a finding that it works, with something to know.
     pub fn warning(detail: impl Into<String>) -> Self {
         Self::new(Outcome::Warning, detail)
     }
 
-    /// It does not work.
+    /// Returns a finding that it does not work.
     pub fn failed(detail: impl Into<String>) -> Self {
         Self::new(Outcome::Failed, detail)
     }
 
-    /// It was not tried.
+    /// Returns a finding that it was not tried.
     pub fn skipped(detail: impl Into<String>) -> Self {
         Self::new(Outcome::Skipped, detail)
     }
 
-    /// What was seen.
+    /// Returns a finding with this outcome and detail.
     pub fn new(outcome: Outcome, detail: impl Into<String>) -> Self {
         Self { outcome, detail: detail.into(), meaning: String::new(), fix: String::new(), simulated: false }
     }
 
-    /// What it means for the user, and what falls back.
+    /// Adds what the finding means for the user, and what works instead.
     #[must_use]
     pub fn means(mut self, meaning: impl Into<String>) -> Self {
         self.meaning = meaning.into();
         self
     }
 
-    /// What to do about it.
+    /// Adds what to do about it.
     #[must_use]
     pub fn fix(mut self, fix: impl Into<String>) -> Self {
         self.fix = fix.into();
         self
     }
 
-    /// The same finding of a driver that is no real one.
+    /// Marks the finding as one of the simulated driver.
     pub(super) fn simulated(mut self) -> Self {
         self.simulated = true;
         self
     }
 
-    /// What it means and what to do about it, unless all is well.
+    /// Adds meaning and fix, unless everything works.
     pub(super) fn or(self, meaning: &str, fix: &str) -> Self {
         if self.outcome == Outcome::Ok { self } else { self.means(meaning).fix(fix) }
     }
 
-    /// Tells it to the process that started the probe.
+    /// Sends the finding to the process that started the probe.
     pub(super) fn send(&self) {
-        // If nobody listens, nobody wants to know.
+        // If the parent is gone, the finding is not needed.
         let _ = serde_json::to_string(self).map(|line| writeln!(std::io::stdout(), "{line}"));
     }
 
-    /// Reads what a child's output ends with.
+    /// Reads the finding at the end of a child's output.
     pub(super) fn receive(output: &[u8]) -> Option<Self> {
         serde_json::from_slice(output.trim_ascii().rsplit(|byte| *byte == b'\n').next()?).ok()
     }
 }
 
-/// The finding of a named probe, and how long that took.
+/// The finding of a named probe, and how long it took.
 #[derive(Debug)]
 pub struct Report {
     /// What was examined.

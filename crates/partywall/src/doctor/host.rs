@@ -143,7 +143,7 @@ pub(super) fn take(parcel: &Parcel, memory: Option<OwnedFd>) -> Result<String, S
         return Err(format!("{} bytes came instead of {}", map.bytes().len(), parcel.bytes));
     }
     exchange::check(map.bytes())?;
-    // What came is for reading only; whoever opens it again must not be able to write either.
+    // The descriptor is read-only; opening it again must not allow writing either.
     let again = OpenOptions::new().write(true).open(format!("/proc/self/fd/{}", memory.as_raw_fd()));
     match again.and_then(|file| file.write_at(&[0], 0)) {
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {
@@ -154,7 +154,7 @@ pub(super) fn take(parcel: &Parcel, memory: Option<OwnedFd>) -> Result<String, S
     }
 }
 
-/// Where the broker listens.
+/// The directory of the broker's socket.
 pub(super) fn socket_directory(options: &DomainOptions) -> Finding {
     let location = match options.location() {
         Ok(location) => location,
@@ -185,7 +185,7 @@ pub(super) fn socket_directory(options: &DomainOptions) -> Finding {
     }
 }
 
-/// The broker that the user's commands would talk to. None is started.
+/// The broker that the user's commands would use. Starts none.
 pub(super) fn broker(options: &DomainOptions) -> Finding {
     let status = options.clone().start(false).operator(true).connect().and_then(|domain| {
         let socket = domain.socket().display().to_string();

@@ -1,9 +1,8 @@
-//! Finding out by doing what works on this machine: what `partywall doctor` prints, for any front end.
+//! Examines what works on this machine, by trying it: the findings of `partywall doctor`, for any front end.
 //!
-//! Each [`Probe`] runs in a child process with a time limit, because a driver that hangs or crashes is one of the things
-//! to be found out. The front end gives the command line of that child, which calls [`Doctor::answer`]; the child prints
-//! a [`Finding`] as one line of JSON. What a probe passes to yet another process, it passes over that one's standard
-//! input.
+//! Each [`Probe`] runs in a child process with a time limit, because the driver may hang or crash. The front end gives the
+//! command line of that child, which calls [`Doctor::answer`]; the child prints a [`Finding`] as one line of JSON. Some
+//! probes start a second process and pass memory to it over its standard input.
 //!
 //! A probe leaves nothing behind, starts no broker, and takes at most 64 MiB of memory, on the GPUs of the [`Scope`]
 //! only.
@@ -23,7 +22,7 @@ pub use self::{
 };
 use crate::{domain::DomainOptions, place::DeviceChoice};
 
-/// The GPUs that are examined.
+/// The GPUs to examine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Scope {
     /// The first that this process sees.
@@ -35,7 +34,7 @@ pub enum Scope {
     All,
 }
 
-/// The text names no GPU to examine.
+/// The error that a text names no GPU to examine.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no GPU: use auto, all, cuda, cuda:N or a GPU's UUID (GPU-…)")]
 pub struct UnknownScope(String);
@@ -69,7 +68,7 @@ macro_rules! probes {
         examined { $($(#[$doc:meta])* $name:ident = $title:literal,)* }
         others { $($(#[$other_doc:meta])* $other:ident = $other_title:literal,)* }
     ) => {
-        /// One thing to find out, in the order of an examination. Has a title, and is parsed from it.
+        /// One thing to examine, in the order of an examination. Parsed from its title.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[non_exhaustive]
         pub enum Probe {
@@ -81,7 +80,7 @@ macro_rules! probes {
             const EXAMINED: &[Self] = &[$(Self::$name,)*];
             const OTHERS: &[Self] = &[$(Self::$other,)*];
 
-            /// Its title.
+            /// Returns the title.
             pub fn title(self) -> &'static str {
                 match self {
                     $(Self::$name => $title,)*
@@ -106,15 +105,15 @@ probes! {
         SharedMemory = "/dev/shm",
         /// Host memory, passed to another process.
         HostMemory = "host memory",
-        /// Where the broker listens.
+        /// The directory of the broker's socket.
         SocketDirectory = "socket directory",
-        /// The broker that this domain has.
+        /// The broker of this domain.
         Broker = "broker",
-        /// What surrounds the process: a container, WSL, Jetson.
+        /// The environment of the process: a container, WSL, Jetson.
         Platform = "platform",
         /// The driver's library.
         Driver = "GPU driver",
-        /// Which GPUs there are, and who may use them.
+        /// The GPUs, and which processes may use them.
         Devices = "GPUs",
         /// Time slicing or MPS.
         Mps = "MPS",
@@ -145,7 +144,7 @@ probes! {
     }
 }
 
-/// The text is no title of a probe.
+/// The error that a text is not the title of a probe.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no probe")]
 pub struct UnknownProbe(String);
@@ -159,7 +158,7 @@ impl FromStr for Probe {
     }
 }
 
-/// Whether there is a GPU to do the main job on.
+/// Whether a GPU can be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GpuState {
     /// There is none.
@@ -180,28 +179,28 @@ pub struct Doctor {
 }
 
 impl Doctor {
-    /// One that looks at the domain of `options`. `child` is a command line; with the title of a probe behind it, it
-    /// must lead to [`Doctor::answer`] of a `Doctor` that was made alike.
+    /// Returns a doctor for the domain of `options`. `child` is a command line to which the title of a probe is appended; it
+    /// must call [`Doctor::answer`] of a `Doctor` with the same options.
     pub fn new(child: Vec<OsString>, options: DomainOptions) -> Self {
         Self { child, options, scope: Scope::First, limit: Duration::from_secs(20) }
     }
 
-    /// The GPUs that are examined [default: the first].
+    /// Sets the GPUs to examine. By default the first.
     #[must_use]
     pub fn scope(mut self, scope: Scope) -> Self {
         self.scope = scope;
         self
     }
 
-    /// How long each probe may take before it is killed [default: 20 s].
+    /// Sets how long each probe may take before it is killed. By default 20 s.
     #[must_use]
     pub fn limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self
     }
 
-    /// Does all probes, one after the other, and tells each result as soon as it is there. Blocks for as long as they
-    /// take, each at most the limit.
+    /// Runs all probes, one after the other, and calls `tell` with each report. Blocks until the last one, each probe for at
+    /// most the limit.
     pub fn examine(&self, mut tell: impl FnMut(&Report)) -> GpuState {
         let mut state = GpuState::Present;
         for &probe in Probe::EXAMINED {
@@ -211,7 +210,7 @@ impl Doctor {
             });
             tell(&report);
             state = match (state, probe, report.finding.outcome) {
-                // A driver that is there but does not work is a GPU that does not work.
+                // A driver that does not work means a GPU that does not work.
                 (GpuState::Present, Probe::Driver, Outcome::Failed) => GpuState::Broken,
                 (GpuState::Present, Probe::Driver, Outcome::Warning | Outcome::Skipped)
                 | (GpuState::Present, Probe::Devices, Outcome::Skipped) => GpuState::Absent,
@@ -221,11 +220,11 @@ impl Doctor {
         state
     }
 
-    /// Does one probe here and prints the finding; for the child process.
+    /// Runs one probe in this process and prints the finding. Called in the child process.
     ///
-    /// Its process is killed if the one that started it ends, since nobody else would end a probe that hangs.
+    /// The kernel kills this process when its parent ends, because no other process would end a hanging probe.
     pub fn answer(&self, probe: Probe) {
-        // Without this call the time limit ends us.
+        // If this call fails, the time limit ends this process.
         let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
         let finding = match probe {
             Probe::Kernel => host::kernel(),

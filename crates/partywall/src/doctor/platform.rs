@@ -1,6 +1,6 @@
-//! Probes of what surrounds the process, read from files: containers, namespaces, WSL, Jetson.
+//! Probes of the environment of the process, read from files: containers, namespaces, WSL, Jetson.
 //!
-//! What a file system looks like is an argument, so that tests can show another one.
+//! The root of the file system is an argument, for tests.
 
 use std::{
     fs,
@@ -13,7 +13,7 @@ use crate::error::bytes;
 /// Less free memory in `/dev/shm` than this fails users of events between processes and of torch's data loaders.
 const LITTLE: u64 = 16 << 20;
 
-/// What surrounds this process.
+/// The environment of this process.
 pub(super) fn platform() -> Finding {
     Platform::read(Path::new("/")).finding()
 }
@@ -36,7 +36,7 @@ struct Platform {
 }
 
 impl Platform {
-    /// What the file system under `root` says.
+    /// Reads the environment from the file system under `root`.
     fn read(root: &Path) -> Self {
         let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
         let exists = |path: &str| root.join(path).exists();
@@ -82,8 +82,8 @@ impl Platform {
     }
 }
 
-/// What each namespace means for processes that share memory, and the number that the kernel gives to the first one,
-/// where it is fixed (`include/linux/proc_ns.h`).
+/// For each namespace: its number at boot, if the kernel fixes it (`include/linux/proc_ns.h`), and its meaning for processes
+/// that share memory.
 const NAMESPACES: [(&str, Option<u64>, &str); 5] = [
     ("pid", Some(0xEFFF_FFFC), "pids differ outside; deaths are proved by pidfds, which cross"),
     ("ipc", Some(0xEFFF_FFFF), "Partywall needs none of it, but /dev/shm is often separate with it"),
@@ -103,7 +103,7 @@ fn separate(proc: &Path) -> Finding {
     let mut means = Vec::new();
     for (name, first, meaning) in NAMESPACES {
         let mine = number(proc.join("self/ns").join(name));
-        // Only the first process's owner may look there; and in a PID namespace of our own it is another process.
+        // Only the owner of the first process may read it; in a PID namespace of our own it is another process.
         let first = first.or_else(|| number(proc.join("1/ns").join(name)));
         match (mine, first) {
             (Some(mine), Some(first)) if mine == first => {}
@@ -122,7 +122,7 @@ fn separate(proc: &Path) -> Finding {
     Finding::ok(detail).means(means.join("\n"))
 }
 
-/// Looks at a directory of shared memory.
+/// Examines a directory of shared memory.
 fn shm(directory: &Path) -> Finding {
     let means = "events between processes (legacy IPC) and torch's data loaders need it; Partywall itself does not";
     let fix = "mount it: --ipc=host, or --shm-size=1g, or a shared volume for containers that exchange events";
@@ -137,7 +137,7 @@ fn shm(directory: &Path) -> Finding {
     let left = left.filter(|entry| entry.file_name().as_encoded_bytes().starts_with(b"cuda.shm.")).count();
     let mut detail = format!("{} free of {}", bytes(free), bytes(total));
     if left > 0 {
-        // A running process may need them, so nobody is told to remove them.
+        // A running process may need them, so the finding does not advise removing them.
         detail.push_str(&format!("; {left} files of CUDA processes, living or killed"));
     }
     if let Err(errno) = rustix::fs::access(directory, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK) {

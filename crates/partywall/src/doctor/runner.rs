@@ -18,20 +18,19 @@ use super::{Doctor, Probe, finding::Finding};
 /// How a child ended.
 #[derive(Debug)]
 pub struct Ended {
-    /// Absent if its time was over and it was killed.
+    /// `None` if the time was over and the child was killed.
     pub status: Option<ExitStatus>,
     /// Its standard output.
     pub stdout: Vec<u8>,
     stderr: Vec<u8>,
-    /// Whether it is still there, although it was killed.
+    /// Whether the child still runs, although it was killed.
     immortal: bool,
 }
 
-/// Runs a command without input, for `limit` at most; then it is killed, and left to the system if it does not die of
-/// that.
+/// Runs a command without input for at most `limit`, and then kills it. A child that does not die is left to the system.
 ///
 /// # Errors
-/// It could not be started, or not be waited for.
+/// The child could not be started or waited for.
 pub fn run_within(command: &mut Command, limit: Duration) -> std::io::Result<Ended> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let deadline = Instant::now() + limit;
@@ -40,7 +39,7 @@ pub fn run_within(command: &mut Command, limit: Duration) -> std::io::Result<End
     let stderr = child.stderr.take().map(drain);
     let status = wait(&mut child, deadline)?;
     let immortal = matches!(child.try_wait(), Ok(None));
-    // What it holds open does not end before it does, nor before its own children that outlive it.
+    // Its output does not end before the child does, nor before children of its own that outlive it.
     let read = |output: Option<Receiver<Vec<u8>>>| {
         output.filter(|_| !immortal).and_then(|it| it.recv_timeout(FAREWELL).ok()).unwrap_or_default()
     };
@@ -48,7 +47,7 @@ pub fn run_within(command: &mut Command, limit: Duration) -> std::io::Result<End
 }
 
 impl Doctor {
-    /// The command of the child that does a probe.
+    /// Returns the command of the child that runs a probe.
     pub(super) fn command(&self, probe: Probe) -> Command {
         let mut words = self.child.iter().cloned().chain([OsString::from(probe.title())]);
         let mut command = Command::new(words.next().unwrap_or_default());
@@ -56,7 +55,7 @@ impl Doctor {
         command
     }
 
-    /// Does a probe in a child.
+    /// Runs a probe in a child.
     pub(super) fn probe(&self, probe: Probe) -> Finding {
         let ended = match run_within(&mut self.command(probe), self.limit) {
             Ok(ended) => ended,
@@ -79,31 +78,31 @@ impl Doctor {
 }
 
 impl Ended {
-    /// The last line of its standard error.
+    /// Returns the last line of the child's standard error.
     pub fn last_words(&self) -> String {
         let text = String::from_utf8_lossy(&self.stderr);
         text.trim().lines().last().unwrap_or("it said nothing").to_owned()
     }
 }
 
-/// Waits for the child's end. After `deadline` it is killed, and there is no status.
+/// Waits for the child's end. After `deadline`, kills it and returns no status.
 pub(super) fn wait(child: &mut Child, deadline: Instant) -> std::io::Result<Option<ExitStatus>> {
     let status = ends_by(child, deadline);
     if !matches!(status, Ok(Some(_))) {
         let _ = child.kill();
-        // Who sleeps inside the driver does not die before it wakes up, which may be never.
+        // A child that sleeps inside the driver does not die before it wakes up, which may be never.
         let _ = ends_by(child, Instant::now() + FAREWELL);
     }
     status
 }
 
-/// How the child ended, if it does in time.
+/// Returns how the child ended, if it ends in time.
 fn ends_by(child: &mut Child, deadline: Instant) -> std::io::Result<Option<ExitStatus>> {
-    // A child that has not been waited for keeps its pid, so this is its pidfd, and `kill` meets nobody else.
+    // A child that has not been waited for keeps its pid, so this is its pidfd, and `kill` hits no other process.
     match process::pidfd(child.id()).and_then(|pidfd| socket::wait(pidfd, Ready::Read, Some(deadline))) {
         Ok(true) => child.wait().map(Some),
         Ok(false) => Ok(None),
-        // No pidfds here, which is for their own probe to say: look at the child itself from time to time.
+        // Without pidfds, which have their own probe: poll the child.
         Err(_) => loop {
             match child.try_wait() {
                 Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(5)),
@@ -113,12 +112,12 @@ fn ends_by(child: &mut Child, deadline: Instant) -> std::io::Result<Option<ExitS
     }
 }
 
-/// Reads to the end, and tells then.
+/// Reads to the end on a thread, and then sends the bytes.
 fn drain(mut from: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
     let (tell, told) = channel();
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
-        // What came before an error is still worth reading; and if nobody waits for it any more, it is worth nothing.
+        // Bytes before an error still count. If the receiver is gone, they are not needed.
         let _ = from.read_to_end(&mut bytes);
         let _ = tell.send(bytes);
     });

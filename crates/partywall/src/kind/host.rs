@@ -1,7 +1,7 @@
 //! Host memory: one sealed memfd a chunk.
 //!
-//! A frozen version is sealed against writing by the kernel, so that its readers get plain slices. A mutable one can
-//! never be frozen, and is reached by volatile accesses only.
+//! The kernel seals a frozen version against writing, so that its readers get plain slices. A mutable version can never be
+//! frozen, and is accessed by volatile operations only.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -88,7 +88,7 @@ fn out_of_memory(name: &str, bytes: u64) -> Error {
     LimitReached::memory(name, Place::Host, bytes, None)
 }
 
-/// The next whole number of pages: only behind one can something be mapped without a gap.
+/// Rounds up to whole pages: only then can the next chunk be mapped without a gap.
 fn whole_pages(bytes: u64) -> u64 {
     let page = rustix::param::page_size() as u64;
     bytes.max(1).checked_next_multiple_of(page).unwrap_or(u64::MAX)
@@ -107,7 +107,7 @@ struct HostDraft {
     name: String,
     chunks: Vec<memfd::Draft>,
     reserved: u64,
-    /// What a mutable version is reached by once its writing is ended.
+    /// The map of a mutable version, once it is frozen for the commit.
     shared: Option<SharedMap>,
 }
 
@@ -149,7 +149,7 @@ impl Draft for HostDraft {
         if mutable && self.shared.is_none() {
             let map = SharedMap::new(&self.chunks, self.reserved as usize, true);
             self.shared = Some(map.map_err(|errno| match errno {
-                // Whoever has not written to it yet could make more than there are addresses.
+                // Unwritten memory may be larger than the address space.
                 Errno::NOMEM => out_of_memory(&self.name, self.chunk_bytes().iter().sum()),
                 errno => Error::system("mapping the committed memory", errno),
             })?);
@@ -213,11 +213,11 @@ impl Upload for HostUpload<'_> {
 
 struct HostMemory {
     chunks: Vec<HostChunk>,
-    /// What each chunk is registered as, while anybody has it pinned.
+    /// The registration of each chunk, while it is pinned.
     pins: Mutex<Vec<Weak<HostRegistration>>>,
-    /// Whether more may follow the only map.
+    /// Whether the only map may grow.
     grows: bool,
-    /// Where its builder wrote it, which somebody may still know.
+    /// The builder's mappings, whose addresses may still be in use.
     _written: Vec<memfd::Written>,
 }
 
@@ -291,7 +291,7 @@ impl Memory for HostMemory {
     }
 
     fn pin(&self, gpu: &Gpu) -> Result<Vec<Arc<HostRegistration>>> {
-        // A panic under this lock leaves what was registered registered, by somebody or by nobody.
+        // A panic under this lock loses no registration.
         let mut pins = self.pins.lock().ignore_poison();
         let pin = |(chunk, pin): (&HostChunk, &mut Weak<HostRegistration>)| {
             if let Some(registration) = pin.upgrade() {
@@ -309,7 +309,7 @@ impl Memory for HostMemory {
     }
 
     fn unpin(&self, registrations: Vec<Arc<HostRegistration>>) {
-        // Under the lock: else somebody could find a chunk neither pinned nor unregistered yet.
+        // Under the lock: else another thread could find a chunk that is neither pinned nor unregistered.
         let _pins = self.pins.lock().ignore_poison();
         drop(registrations);
     }

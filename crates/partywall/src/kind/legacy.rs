@@ -1,8 +1,8 @@
 //! GPU memory that its publisher allocated by other means, opened by the driver's 64-byte handles.
 //!
-//! Each chunk is one allocation as a whole, because that is what a handle names. The publisher alone keeps it, readers
-//! map it as the publisher does, and it is not frozen: read-only is only what this library holds itself to. In the
-//! publishing process the driver opens nothing (it refuses to, measured): its memory is found by its origin.
+//! Each chunk is one whole allocation, because a handle names an allocation. Only the publisher keeps it. Readers map it
+//! with the publisher's rights: it is not frozen, and only this library refuses writes. The driver refuses to open a handle
+//! in the process that published it (measured); there the memory is found by its origin.
 
 use std::{
     collections::HashMap,
@@ -37,7 +37,7 @@ impl Kind for Legacy {
         "legacy"
     }
 
-    /// It is never what an allocation at a place becomes.
+    /// Never: this library allocates no memory of this kind.
     fn lives_at(&self, _: Place) -> bool {
         false
     }
@@ -75,7 +75,7 @@ impl Kind for Legacy {
     }
 }
 
-/// Allocations that this process is about to publish, and what others open them by.
+/// Prepares allocations of this process for publishing. Returns the handles that open them, and the memory.
 pub(crate) fn publish(
     allocations: Vec<Vec<ForeignMemory>>,
     gpu: Arc<Gpu>,
@@ -101,10 +101,10 @@ pub(crate) fn publish(
     Ok((handles, Box::new(LegacyChunks { chunks, access, gpu })))
 }
 
-/// An allocation that this process publishes: opening it here is taking part in keeping it.
+/// An allocation that this process publishes. Opening it in this process shares its ownership.
 struct Own {
     origin: [u8; 16],
-    /// All in the same allocation, which stays for as long as any of their owners is kept. Never empty.
+    /// Tensors in the allocation, which lives as long as any of their owners. Never empty.
     memory: Vec<ForeignMemory>,
 }
 
@@ -114,7 +114,7 @@ impl Drop for Own {
     }
 }
 
-/// By origin. In a forked child it is empty: CUDA does not work there, so the parent's addresses are of no use.
+/// The published allocations, by origin. Empty in a forked child: CUDA does not work there, so addresses are of no use.
 static PUBLISHED: PerProcess<HashMap<[u8; 16], Weak<Own>>> = PerProcess::new();
 
 fn published(origin: &[u8; 16]) -> Option<Arc<Own>> {
@@ -132,7 +132,7 @@ enum Chunk {
 }
 
 struct LegacyChunks {
-    // Closed before the context may go.
+    // Closed before the context may be released.
     chunks: Vec<Chunk>,
     access: Access,
     gpu: Arc<Gpu>,

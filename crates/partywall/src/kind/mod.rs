@@ -25,17 +25,17 @@ use crate::{
 
 /// A kind of memory.
 pub(crate) trait Kind: Sync {
-    /// What the protocol calls it.
+    /// Returns the kind of the protocol.
     fn wire(&self) -> WireKind;
 
-    /// What people call it.
+    /// Returns the name for people.
     fn name(&self) -> &'static str;
 
-    /// Whether it lives at such a place.
+    /// Returns whether this is the native kind at `place`.
     fn lives_at(&self, place: Place) -> bool;
 
-    /// Memory for chunks that use `used` bytes each. Memory that is to grow is one chunk at first, with `reserve` bytes
-    /// of addresses.
+    /// Allocates chunks that use `used` bytes each. Memory that may grow begins as one chunk, with `reserve` bytes of
+    /// addresses.
     fn allocate(
         &self,
         name: &str,
@@ -45,24 +45,25 @@ pub(crate) trait Kind: Sync {
         gpus: &Gpus,
     ) -> Result<Box<dyn Draft>>;
 
-    /// A chunk of at least `bytes` bytes for memory that grows: its length, and what the broker gets.
+    /// Allocates a chunk of at least `bytes` bytes for memory that grows. Returns its length, and the file descriptor for the
+    /// broker.
     fn chunk(&self, name: &str, place: Place, bytes: u64, gpus: &Gpus) -> Result<(u64, OwnedFd)>;
 
-    /// Maps what a broker handed out.
+    /// Maps a version that the broker has granted.
     fn attach(&self, version: Attach<'_>) -> Result<Box<dyn Memory>>;
 }
 
-/// What a kind needs to know to map a version.
+/// The facts that a kind needs to map a version.
 #[derive(Debug)]
 pub(crate) struct Attach<'a> {
     pub(crate) name: &'a str,
     pub(crate) place: Place,
-    /// Bytes of each chunk, and its file descriptor, which is closed once it is mapped.
+    /// The length of each chunk, and its file descriptor, which is closed once the chunk is mapped.
     pub(crate) chunks: Vec<(u64, OwnedFd)>,
-    /// In place of file descriptors, bytes of each chunk and what opens it.
+    /// Instead of file descriptors: the length of each chunk, and the handle that opens it.
     pub(crate) handles: Vec<(u64, LegacyHandle)>,
     pub(crate) mutable: bool,
-    /// Bytes of addresses for chunks that lie one behind the other; 0 if each may lie anywhere.
+    /// Bytes of addresses for consecutive chunks; 0 if each chunk may lie anywhere.
     pub(crate) reserve: u64,
     pub(crate) write: bool,
     /// The GPU that is to read, if it is not the owner's.
@@ -71,76 +72,77 @@ pub(crate) struct Attach<'a> {
     pub(crate) gpus: &'a Gpus,
 }
 
-/// Chunks that are being written and that no other process has.
+/// Chunks that are being written and that no other process has open.
 pub(crate) trait Draft: Send + Sync {
-    /// Bytes of each chunk, as allocated.
+    /// Returns the length of each chunk, as allocated.
     fn chunk_bytes(&self) -> Vec<u64>;
 
-    /// Bytes that it may grow to; 0 if it may not.
+    /// Returns how many bytes the memory may grow to; 0 if it may not.
     fn reserved(&self) -> u64;
 
-    /// Part of a chunk as plain bytes, if the CPU can have it so.
+    /// Returns part of a chunk as plain bytes, if the CPU can reach it.
     fn host_mut(&mut self, chunk: usize, offset: u64, bytes: u64) -> Result<&mut [u8]>;
 
-    /// Part of a chunk on its GPU, if it is there.
+    /// Returns part of a chunk on its GPU.
     fn device(&self, chunk: usize, offset: u64, bytes: u64) -> Result<DeviceRange<'_>>;
 
-    /// The GPU that has it, if one has.
+    /// Returns the GPU that has the memory, if any.
     fn gpu(&self) -> Option<&Gpu> {
         None
     }
 
-    /// Something that copies host bytes into the chunks, also from several threads at once.
+    /// Begins to copy host bytes into the chunks, by one or several threads.
     fn uploads(&mut self) -> Box<dyn Uploads + '_>;
 
-    /// Ends the writing, unless the memory is `mutable`. What has been given out stays where it is; where it is frozen it
-    /// can be read only. If it fails, or once more, it may be asked again.
+    /// Ends the writing, unless the memory is `mutable`. Existing mappings stay in place, read-only if the memory is frozen.
+    /// May be called again, also after a failure.
     fn freeze(&mut self, mutable: bool) -> Result<()>;
 
-    /// For the broker, once frozen: a file descriptor a chunk.
+    /// Returns a file descriptor for each chunk, for the broker, once frozen.
     fn fds(&self) -> Vec<BorrowedFd<'_>>;
 
-    /// What the committer has, once frozen.
+    /// Turns the frozen draft into the committer's memory.
     fn into_memory(self: Box<Self>) -> Box<dyn Memory>;
 }
 
 /// Makes uploads for threads.
 pub(crate) trait Uploads: Sync {
-    /// An upload for one thread.
+    /// Begins an upload by the calling thread.
     fn start(&self) -> Result<Box<dyn Upload + '_>>;
 }
 
 /// Copies host bytes into chunks, piece by piece.
 pub(crate) trait Upload {
-    /// A buffer for the next piece; pinned memory where that is faster.
+    /// Returns a buffer for the next piece: pinned memory where that is faster.
     fn buffer(&mut self) -> Result<&mut [u8]>;
 
-    /// Copies parts of the buffer. May return before they are there; the buffer is to be asked for again.
+    /// Copies parts of the buffer. May return before the copies are done; call [`buffer`](Self::buffer) for the next piece.
     fn submit(&mut self, copies: &[Copy]) -> Result<()>;
 
-    /// Waits until everything is there.
+    /// Waits until all copies are done.
     fn finish(self: Box<Self>) -> Result<()>;
 }
 
-/// A part of an upload's buffer and where it belongs.
+/// A part of an upload's buffer, and its target.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Copy {
-    /// Where it begins in the buffer.
+    /// Where the part begins in the buffer.
     pub(crate) start: usize,
     pub(crate) len: usize,
     pub(crate) chunk: usize,
-    /// Where it belongs in the chunk.
+    /// The offset in the chunk.
     pub(crate) offset: u64,
 }
 
-/// The mapped chunks of a committed version. Of one that may grow they are one chunk: they lie one behind the other.
+/// The mapped chunks of a committed version. The consecutive chunks of a version that may grow count as one. Calls answer for
+/// memory on a GPU that cannot grow, unless a kind overrides them.
 pub(crate) trait Memory: Send + Sync {
-    /// Part of a chunk that never changes.
+    /// Returns part of a chunk that never changes.
     fn bytes(&self, _chunk: usize, _offset: u64, _bytes: u64) -> Result<&[u8]> {
         Err(wrong_kind("GPU", "host", "a slice"))
     }
 
-    /// A chunk that the CPU can reach, and that may change at any time.
+    /// Returns a chunk that the CPU can reach, and that may change at any time.
     fn shared(&self, _chunk: usize) -> Result<&SharedMap> {
         Err(wrong_kind("GPU", "mutable host", "a shared slice"))
     }
@@ -152,76 +154,76 @@ pub(crate) trait Memory: Send + Sync {
         None
     }
 
-    /// Part of a chunk on its GPU.
+    /// Returns part of a chunk on its GPU.
     fn device(&self, chunk: usize, offset: u64, bytes: u64) -> Result<DeviceRange<'_>>;
 
-    /// The GPU that this process uses it on, if it is for one.
+    /// Returns the GPU on which this process uses the memory, if any.
     fn gpu(&self) -> Option<&Gpu> {
         None
     }
 
-    /// Copies out; returns when the bytes are there.
+    /// Copies bytes out of a chunk. Host-synchronous.
     fn read(&self, chunk: usize, offset: u64, out: &mut [u8]) -> Result<()> {
         let range = self.device(chunk, offset, out.len() as u64)?;
         range.copy_to_host(range.gpu.stream(), out)
     }
 
-    /// Copies in; returns when the bytes are there. Only called on mappings for writing.
+    /// Copies bytes into a chunk. Host-synchronous. Only called on mappings for writing.
     fn write(&self, chunk: usize, offset: u64, bytes: &[u8]) -> Result<()> {
         let range = self.device(chunk, offset, bytes.len() as u64)?;
         range.copy_from_host(range.gpu.stream(), bytes)
     }
 
-    /// Registers each chunk with CUDA, or shares what is registered already.
+    /// Registers each chunk with CUDA, or shares its present registration.
     fn pin(&self, _: &Gpu) -> Result<Vec<Arc<HostRegistration>>> {
         Err(wrong_kind("GPU", "host", "pinning"))
     }
 
-    /// Gives back what [`Memory::pin`] gave.
+    /// Drops registrations of [`Memory::pin`].
     fn unpin(&self, _: Vec<Arc<HostRegistration>>) {}
 
-    /// Bytes that it can have here without moving; 0 if it cannot grow.
+    /// Returns how many bytes the memory can have here without moving; 0 if it cannot grow.
     fn reserved(&self) -> u64 {
         0
     }
 
-    /// Maps chunks, given by their lengths and file descriptors, behind those that are there. Only called on memory that
-    /// may grow, with what fits into [`Memory::reserved`].
+    /// Maps chunks, given by their lengths and file descriptors, after the existing ones. Only called on memory that may grow,
+    /// with chunks that fit into [`Memory::reserved`].
     fn extend(&self, chunks: &[(u64, OwnedFd)]) -> Result<Box<dyn Extension + '_>>;
 
-    /// Whether it is this process's own memory that others open, and so must stay until nobody is told of it any more.
+    /// Returns whether this is this process's own memory that others open, which must stay until its lease is given back.
     fn is_published(&self) -> bool {
         false
     }
 }
 
-/// Chunks that are mapped and do not show yet. Dropping it unmaps them.
+/// Chunks that are mapped, but not part of the memory yet. Dropping it unmaps them.
 pub(crate) trait Extension {
     /// Makes them part of the memory.
     fn publish(self: Box<Self>);
 }
 
-/// Every kind there is.
+/// All kinds.
 static KINDS: [&dyn Kind; 3] = [&host::Host, &vmm::Vmm, &legacy::Legacy];
 
-/// The kind that is native at `place`.
+/// Returns the kind that is native at `place`.
 pub(crate) fn native(place: Place) -> Result<&'static dyn Kind> {
     let found = KINDS.into_iter().find(|kind| kind.lives_at(place));
     found.ok_or_else(|| Error::Unreachable(Unreachable::Refused(format!("no kind of memory lives at {place}"))))
 }
 
-/// The kind that the protocol calls `wire`.
+/// Returns the kind that the protocol calls `wire`.
 pub(crate) fn by_wire(wire: WireKind) -> Result<&'static dyn Kind> {
     let found = KINDS.into_iter().find(|kind| kind.wire() == wire);
     found.ok_or_else(|| Unreachable::protocol(format!("the kind {wire:?} is unknown")))
 }
 
-/// What people call a kind.
+/// Returns the name of a kind for people.
 pub fn kind_name(kind: WireKind) -> &'static str {
     by_wire(kind).map_or("unknown", |kind| kind.name())
 }
 
-/// The error of asking `has` memory for what only `wanted` memory can do. The caller fills in whose it is.
+/// Returns the error that `operation` needs `wanted` memory, not `has` memory. The caller fills in the name.
 pub(crate) fn wrong_kind(has: &'static str, wanted: &'static str, operation: &'static str) -> Error {
     Error::Mismatch(Mismatch::Kind { name: String::new(), has, wanted, operation })
 }

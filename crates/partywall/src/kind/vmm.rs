@@ -1,8 +1,8 @@
 //! GPU memory of the driver's virtual memory management, exported as file descriptors.
 //!
 //! Each chunk is one `cuMemCreate`, exported once and mapped whole: the driver maps no parts, and an importer cannot
-//! export again (both measured). Readers map read-only, which the hardware enforces; but whoever has the file
-//! descriptor could map it otherwise, so this protects against bugs, not against attackers.
+//! export again (both measured). Readers map read-only, which the hardware enforces; but a process with the
+//! file descriptor could map it otherwise, so this protects against bugs, not against attackers.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -49,7 +49,7 @@ impl Kind for Vmm {
         gpus: &Gpus,
     ) -> Result<Box<dyn Draft>> {
         let asked = Asked::new(name, place, gpus)?;
-        // All chunks or none: said with the whole size before the first is allocated.
+        // All chunks or none: an overflow is an error before the first chunk is allocated.
         let sizes: Option<Vec<u64>> = used.iter().map(|bytes| round_up(*bytes, asked.granularity)).collect();
         let total = sizes.as_ref().and_then(|sizes| sizes.iter().try_fold(0_u64, |sum, n| sum.checked_add(*n)));
         let (Some(sizes), Some(total)) = (sizes, total) else {
@@ -98,7 +98,7 @@ impl Kind for Vmm {
     }
 }
 
-/// Memory that is asked for on one GPU.
+/// A request for memory on one GPU.
 struct Asked<'a> {
     name: &'a str,
     place: Place,
@@ -120,7 +120,7 @@ impl<'a> Asked<'a> {
         PhysicalMemory::create(self.gpu.context(), bytes).map_err(self.failed(bytes, total))
     }
 
-    /// The error of not getting `bytes` of `total` bytes.
+    /// Returns the error that `bytes` of `total` bytes could not be allocated.
     fn failed(&self, bytes: u64, total: u64) -> impl Fn(CudaError) -> Error {
         move |error| match error.code {
             CuResult::OUT_OF_MEMORY => self.out_of_memory(total, self.gpu.context().memory_info().ok()),
@@ -135,17 +135,17 @@ impl<'a> Asked<'a> {
         LimitReached::memory(self.name, self.place, asked, memory.map(|memory| (memory.free, memory.total)))
     }
 
-    /// Whole allocation units, and at least what is used.
+    /// Rounds a reservation up to whole allocation units, and to at least `used`.
     fn reservation(&self, bytes: u64, used: u64) -> u64 {
         round_up(bytes, self.granularity).unwrap_or(0).max(used)
     }
 }
 
-/// The GPU that is to use memory of `owner`.
+/// Returns the GPU that is to use memory of `owner`.
 pub(super) fn reader(owner: DeviceUuid, version: &Attach<'_>) -> Result<Arc<Gpu>> {
     let wanted = match version.device {
         Some(device) => device,
-        // The owner if we see it. Else what there is: the driver maps memory of a GPU that this process does not see.
+        // The owner, if this process sees it. Else the first GPU: the driver maps memory of invisible GPUs, too.
         None => {
             let visible = gpu::uuids()?;
             let why = "this process sees no GPU at all".to_owned();
@@ -160,14 +160,14 @@ pub(super) fn reader(owner: DeviceUuid, version: &Attach<'_>) -> Result<Arc<Gpu>
     version.gpus.get(wanted)
 }
 
-/// The error of reading memory of `owner` on `reader`.
+/// Returns the error that memory of `owner` would be read on `reader`.
 pub(super) fn remote(owner: DeviceUuid, reader: DeviceUuid, version: &Attach<'_>, link: String) -> Error {
     let owner = owner.to_string();
     let reader = reader.to_string();
     Error::DeviceFault(DeviceFault::Remote { name: version.name.to_owned(), owner, reader, link })
 }
 
-/// How two GPUs reach each other, and what that costs (measured on two H200 with NVLink).
+/// Says how two GPUs reach each other, and the cost (measured on two H200 with NVLink).
 fn link(owner: DeviceUuid, reader: DeviceUuid) -> String {
     let reachable = gpu::find(owner).ok().zip(gpu::find(reader).ok()).map(|(a, b)| b.can_access_peer(&a));
     match reachable {
@@ -187,11 +187,11 @@ fn unsupported(uuid: DeviceUuid) -> impl Fn(CudaError) -> Error {
 
 /// Mapped chunks: a draft while this process alone has them, the memory of a version afterwards.
 struct VmmChunks {
-    // Unmapped before the context may go.
+    // Unmapped before the context may be released.
     chunks: Vec<Mapping>,
-    /// Of the only mapping, if more may follow it: as asked for, which is not always to be had.
+    /// The reservation that was asked for, if the only mapping may grow. The actual one may be smaller.
     reserved: u64,
-    /// What a draft gives to the broker.
+    /// The file descriptors of a draft, for the broker.
     exported: Vec<OwnedFd>,
     gpu: Arc<Gpu>,
 }
@@ -234,7 +234,7 @@ impl Draft for VmmChunks {
 
     fn freeze(&mut self, mutable: bool) -> Result<()> {
         let failed = |what: &str| cuda_error(format!("{what} on GPU {}", self.gpu.uuid()));
-        // What the builder enqueued must be in memory before others may read it.
+        // Writes that the builder enqueued must be in memory before others may read it.
         self.gpu.context().synchronize().map_err(failed("finishing the builder's work"))?;
         if self.exported.is_empty() {
             let export = |chunk: &Mapping| chunk.memory().export().map_err(failed("exporting memory"));

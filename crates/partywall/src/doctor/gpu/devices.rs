@@ -1,4 +1,4 @@
-//! Which GPUs there are, what kind, who may use them, and how they reach each other.
+//! Probes of the GPUs: their kinds, which processes may use them, and how they reach each other.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ use crate::{
 /// The oldest supported compute capability.
 const CAPABILITY: (u32, u32) = (7, 0);
 
-/// Which GPUs there are.
+/// Lists the GPUs and judges them.
 pub(in crate::doctor) fn devices(scope: Scope) -> Finding {
     let chosen = match chosen(scope) {
         Ok(chosen) if chosen.is_empty() => return none_visible("it shows none"),
@@ -40,7 +40,7 @@ fn none_visible(why: &str) -> Finding {
         .fix("look at CUDA_VISIBLE_DEVICES, and start a container with --gpus all, if there should be one")
 }
 
-/// What a GPU says of itself.
+/// The facts that the driver reports about a GPU.
 #[derive(Debug, Clone)]
 struct Facts {
     uuid: String,
@@ -99,7 +99,7 @@ impl Facts {
         self.name.starts_with("GRID ") || is_profile
     }
 
-    /// How it looks, what that means, and what to do.
+    /// Returns the outcome, its meaning, and what to do.
     fn judgement(&self) -> (Outcome, &'static str, &'static str) {
         if self.capability < CAPABILITY {
             let means = "a GPU of compute capability below 7.0 is not supported";
@@ -180,7 +180,7 @@ fn sharing(listens: bool, client: bool, pipes: &Path) -> Finding {
     }
 }
 
-/// Which GPU reaches the memory of which. Asks the driver only; no memory is taken.
+/// Finds which GPU reaches the memory of which. Only asks the driver; allocates no memory.
 pub(in crate::doctor) fn peers(scope: Scope) -> Finding {
     let ask = || -> Result<Finding, Trouble> {
         let from = chosen(scope)?;
@@ -204,12 +204,12 @@ fn silent(trouble: &Trouble) -> Finding {
         .fix("look into the kernel's log (dmesg), and at `nvidia-smi`")
 }
 
-/// One GPU's way to another's memory.
+/// The connection from one GPU to the memory of another.
 #[derive(Debug, Clone, Copy)]
 struct Link {
     from: u32,
     to: u32,
-    /// Absent if there is no way; else how the driver ranks it, 0 being the fastest, if it says.
+    /// `None` if there is no connection; else the driver's rank, if it has one. 0 is the fastest.
     rank: Option<Option<u32>>,
 }
 

@@ -6,12 +6,12 @@ use partywall_cuda::{Driver, DriverVersion, LoadError};
 
 use crate::doctor::finding::Finding;
 
-/// What the oldest supported driver, 550, offers.
+/// The CUDA version of the oldest supported driver, 550.
 const OLDEST: DriverVersion = DriverVersion { major: 12, minor: 4 };
 
 const INSTALL: &str = "install the NVIDIA driver 550 or newer; start a container with --gpus all";
 
-/// Whether there is a driver, and a new one.
+/// Checks that a driver exists and is new enough.
 pub(in crate::doctor) fn driver() -> Finding {
     let driver = match Driver::load() {
         Ok(driver) => driver,
@@ -42,7 +42,7 @@ pub(in crate::doctor) fn driver() -> Finding {
     Finding::ok(detail)
 }
 
-/// Without the library: is that right, or is something missing?
+/// Judges a missing library: on a machine without a GPU it is right.
 fn no_driver(error: &LoadError) -> Finding {
     let detail = error.to_string();
     if Path::new("/dev/nvidiactl").exists() {

@@ -16,7 +16,7 @@ use crate::{error::Error, gpu, place::DeviceChoice};
 /// Bytes that the tests of a GPU use, rounded up to what it can allocate.
 const BYTES: u64 = 1 << 20;
 
-/// Tries something on every GPU of the scope; one that fails does not keep the others from being tried.
+/// Tries something on every GPU of the scope, also after a failure.
 fn on_each(scope: Scope, try_it: impl Fn(Device) -> Result<String, Trouble>) -> Finding {
     let devices = match chosen(scope) {
         Ok(devices) => devices,
@@ -37,7 +37,7 @@ fn on_each(scope: Scope, try_it: impl Fn(Device) -> Result<String, Trouble>) -> 
     Finding::new(outcome, lines.join("\n"))
 }
 
-/// The GPUs of the scope.
+/// Returns the GPUs of the scope.
 fn chosen(scope: Scope) -> Result<Vec<Device>, Trouble> {
     let mut all = Device::all(Driver::load()?)?;
     match scope {

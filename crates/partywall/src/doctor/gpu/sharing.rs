@@ -1,4 +1,4 @@
-//! What two processes do with one GPU: memory by file descriptor, memory and events by 64-byte handle.
+//! Probes of sharing between two processes: memory by file descriptor, memory and events by 64-byte handle.
 
 use std::{
     os::fd::{AsFd, OwnedFd},
@@ -99,7 +99,7 @@ pub(in crate::doctor) fn legacy_events(doctor: &Doctor) -> Finding {
         let stream = Stream::new(&context)?;
         let event = IpcEvent::new(&context)?;
         let handle = event.export()?;
-        // Recorded before the other process may ask: a wait is for what is recorded by then.
+        // Recorded before the other process waits: a wait is for the last record.
         event.record(stream.as_ref())?;
         let parcel = Parcel { bytes: 0, gpu: device.uuid()?.to_string(), handle: handle.0.to_vec() };
         let seen = exchange::hand_over(doctor, Probe::TakeLegacyEvent, &parcel, None).map_err(Trouble::Wrong)?;

@@ -1,4 +1,4 @@
-//! What one process does on a GPU: kernels, and streams that wait for words.
+//! Probes of work on a GPU: kernels, and streams that wait for words.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ use crate::{
 /// How long a stream may take to see a word: a wait ends within 20 µs (measured on H200).
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Host memory that is registered: more than the usual limit of locked memory, 8 MiB, so that it shows if it counts.
+/// Bytes of registered host memory: more than 8 MiB, the usual limit of locked memory, to find out whether it counts.
 const REGISTERED: u64 = 16 << 20;
 
 /// Whether the embedded kernels run.
