@@ -334,14 +334,14 @@ mod tests {
     }
 
     #[test]
-    fn paths_that_do_not_exist_are_named() {
+    fn missing_paths_are_named() {
         let page = "| a row | `crates/partywall/tests/`, `domain/open.rs`, `crates/gone.rs`, `pen.rs`, `partywall put ./crates` |";
         let wrong = ["README.md: there is no crates/gone.rs", "README.md: there is no pen.rs"];
         assert_eq!(paths(Path::new("README.md"), page, &tree()), wrong);
     }
 
     #[test]
-    fn links_that_lead_nowhere_are_named() {
+    fn dead_links_are_named() {
         let page = |path: &str, text: &str| (PathBuf::from(path), text.to_owned());
         let mut tree = tree();
         tree.files.push(page("docs/cli.md", "# The command line\n[a](../README.md#try-it) [b](gone.md) [c](#exit)"));

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn the_version_that_is_built_is_one_that_is_accepted() {
+    fn built_version_is_accepted() {
         let text = format!("cargo-deny {CARGO_DENY}");
         assert!(version(&text).unwrap() >= CARGO_DENY_OLDEST);
     }
@@ -277,14 +277,14 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_told_without_its_options() {
+    fn failure_omits_options() {
         let mut command = Command::new("/somewhere/cargo-deny");
         command.args(["--locked", "fetch", "db", "--quiet", "more"]);
         assert_eq!(subcommand(&command), "cargo-deny fetch db");
     }
 
     #[test]
-    fn a_command_that_takes_too_long_is_ended() {
+    fn slow_command_is_ended() {
         let workspace = Workspace::locate().unwrap();
         let error = workspace.run_within(Duration::from_millis(50), &mut sh("exec sleep 60")).unwrap_err();
         assert!(error.contains("took over"), "{error}");

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_what_was_asked() {
+    fn refusal_names_the_requested_range() {
         assert_eq!(
             slice(4096, 8).slice(4, 8).unwrap_err().to_string(),
             "bytes 4 to 4 + 8 are not inside 8 bytes of device memory"

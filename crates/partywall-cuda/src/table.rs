@@ -206,20 +206,14 @@ impl Driver {
 
     /// Returns the driver's own name for a code.
     pub(crate) fn error_name(&self, code: CuResult) -> Option<&'static str> {
-        let mut text = std::ptr::null();
-        // SAFETY: the pointer is to a live pointer.
-        unsafe { self.get_error_name(code, &mut text) }.ok()?;
-        // SAFETY: on success the driver stores the address of a static string, or leaves null.
-        unsafe { static_text(text) }
+        // SAFETY: the pointer is to a live pointer; on success the driver stores the address of a static string there.
+        unsafe { static_text(|text| self.get_error_name(code, text)) }
     }
 
     /// Returns the driver's own sentence for a code.
     pub(crate) fn error_text(&self, code: CuResult) -> Option<&'static str> {
-        let mut text = std::ptr::null();
-        // SAFETY: the pointer is to a live pointer.
-        unsafe { self.get_error_string(code, &mut text) }.ok()?;
-        // SAFETY: on success the driver stores the address of a static string, or leaves null.
-        unsafe { static_text(text) }
+        // SAFETY: as above.
+        unsafe { static_text(|text| self.get_error_string(code, text)) }
     }
 }
 
@@ -235,8 +229,10 @@ pub(crate) fn loaded() -> Option<&'static Driver> {
 }
 
 /// # Safety
-/// `text` is null or a NUL-terminated string that is never freed: the driver is never unloaded.
-unsafe fn static_text(text: *const c_char) -> Option<&'static str> {
+/// On success `look_up` leaves null, or stores a NUL-terminated string that is never freed: the driver is never unloaded.
+unsafe fn static_text(look_up: impl FnOnce(*mut *const c_char) -> Result<(), CudaError>) -> Option<&'static str> {
+    let mut text = std::ptr::null();
+    look_up(&raw mut text).ok()?;
     if text.is_null() {
         return None;
     }
@@ -516,7 +512,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_library_is_an_answer_that_says_what_was_tried() {
+    fn missing_library_error_names_the_path() {
         let error = Driver::open(OsStr::new("/nonexistent/libcuda.so.1")).unwrap_err();
         let LoadError::Library { tried, reason } = &error else { panic!("{error:?}") };
         assert_eq!(tried, "/nonexistent/libcuda.so.1");
@@ -533,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_nothing_works_without_must_be_there() {
+    fn only_required_symbols_must_exist() {
         let all_but = |missing: &'static CStr| {
             let find = move |symbol: &CStr| match symbol == missing {
                 true => std::ptr::null(),

@@ -20,15 +20,8 @@ pub struct ParseUuidError {
 
 impl fmt::Display for DeviceUuid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("GPU")?;
-        let mut bytes = self.0.iter();
-        for length in GROUPS {
-            f.write_str("-")?;
-            for byte in bytes.by_ref().take(length) {
-                write!(f, "{byte:02x}")?;
-            }
-        }
-        Ok(())
+        let hex = format!("{:032x}", u128::from_be_bytes(self.0));
+        write!(f, "GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
     }
 }
 
@@ -48,29 +41,20 @@ impl FromStr for DeviceUuid {
 
 fn parse(text: &str) -> Option<DeviceUuid> {
     let bare = text.strip_prefix("GPU-").or_else(|| text.strip_prefix("MIG-")).unwrap_or(text);
-    let mut bytes = [0; 16];
-    let mut filled = 0;
     let mut groups = bare.split('-');
-    for length in GROUPS {
+    // Digits only: `from_str_radix` would take a sign.
+    let mut fits = |length| {
         let group = groups.next()?.as_bytes();
-        if group.len() != length * 2 {
-            return None;
-        }
-        for pair in group.chunks_exact(2) {
-            bytes[filled] = digit(pair[0])? << 4 | digit(pair[1])?;
-            filled += 1;
-        }
-    }
-    groups.next().is_none().then_some(DeviceUuid(bytes))
+        (group.len() == length && group.iter().all(u8::is_ascii_hexdigit)).then_some(())
+    };
+    DIGITS.into_iter().try_for_each(&mut fits)?;
+    groups.next().is_none().then_some(())?;
+    let number = u128::from_str_radix(&bare.replace('-', ""), 16).ok()?;
+    Some(DeviceUuid(number.to_be_bytes()))
 }
 
-fn digit(character: u8) -> Option<u8> {
-    // A hexadecimal digit is below 16.
-    char::from(character).to_digit(16).map(|digit| digit as u8)
-}
-
-/// Bytes between the hyphens.
-const GROUPS: [usize; 5] = [4, 2, 2, 2, 6];
+/// Digits between the hyphens.
+const DIGITS: [usize; 5] = [8, 4, 4, 4, 12];
 
 #[cfg(test)]
 mod tests {

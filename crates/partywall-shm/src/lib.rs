@@ -31,6 +31,8 @@ pub mod topic;
 
 pub use dtype::DType;
 pub use eventcount::EventKey;
+#[cfg(not(loom))]
+pub use slots::{SlotsOf, Sort};
 pub use table::{Layout, Table, TableBuilder, TableError, Tensor};
 
 /// The longest sleep of any waiter before it looks again: the process that had to wake it may have been killed, or stopped for

@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_that_would_never_happen_are_refused() {
+    fn impossible_faults_are_refused() {
         for wrong in ["cuMemMap=2", "cuMemMap:0=2", "cuMemMap:x=2", "cuMemMap:1=-1", "malloc:1=2", "cuMemFree_v2:1=2"] {
             assert_eq!(parse(&format!("cuInit:1=2,{wrong}")), Err(wrong));
         }

@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn local_memory_is_that_of_the_kernel() {
+    fn local_memory_of_a_kernel_is_read() {
         let code = ".version 8.4 .entry f() { ret; } .entry ff () { .local .align 16 .b8 a[40]; .local .b8 b[2]; \
                     ld.local.u32 %r1, [%rd2]; }";
         assert_eq!((local_bytes(code, "f"), local_bytes(code, "ff")), (0, 42));

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn needs_python_samples_are_numbers_in_order_and_nothing_else_that_is_printed() {
+    fn needs_python_samples_are_the_printed_numbers_in_order() {
         let (_programs, started) = start(
             "import itertools, peer\n\
              print('preparing')\n\
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn needs_python_a_program_that_fails_says_why() {
+    fn needs_python_failing_program_reports_its_error() {
         let (_programs, started) = start("import no_such_module\n");
         let failure = started.unwrap_err().to_string();
         assert!(failure.contains("tested.py argument has ended (exit status: 1)"), "{failure}");
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn needs_python_a_rival_that_fails_is_left_out_with_the_reason() {
+    fn needs_python_failing_rival_is_left_out_with_the_reason() {
         let programs = Programs::unpack().unwrap();
         let machine = partywall_measure::Machine::detect(None, None);
         let mut bench = Bench { quick: true, peers: true, report: partywall_measure::Report::new("a test", machine) };

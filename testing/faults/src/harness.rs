@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_leaves_something_has_not_finished() {
+    fn process_with_leftovers_has_not_finished() {
         let end = |code, ledger: Option<&str>, again| End {
             lines: vec![Line::Begins(3), Line::Ended(5, Ok(())), Line::Kept(Vec::new()), Line::Again(again)],
             code,

@@ -112,7 +112,7 @@ mod unit {
     }
 
     #[test]
-    fn a_child_that_hangs_is_killed_with_its_children() {
+    fn hanging_child_is_killed_with_its_children() {
         let finished = sh("sleep 1000 & echo $!; wait", Duration::from_millis(200));
         assert!(matches!(finished.end, End::TimedOut));
         assert!(finished.time < LONG, "{:?}", finished.time);

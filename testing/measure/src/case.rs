@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn timing_in_a_unit_that_is_no_time_fails() {
+    fn timing_in_a_unit_without_time_fails() {
         let failure = timed(Unit::Count, || Ok(()))().unwrap_err();
         assert!(failure.to_string().contains("not a unit of time"));
     }

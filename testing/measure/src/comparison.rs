@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_goal_without_its_floor_names_what_there_is() {
+    fn goal_without_its_floor_lists_the_cases() {
         let error = Comparison::new(case("ours"), constant(3.0))
             .rival(case("theirs"), constant(2.0))
             .goal("<= 2x floor".parse().unwrap())
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_that_is_no_number_is_refused() {
+    fn non_finite_sample_is_refused() {
         let error = Comparison::new(case("ours"), constant(f64::NAN)).run(Plan::new(1)).unwrap_err();
         assert!(matches!(error, Error::NotFinite { .. }));
         let error = Comparison::new(case("ours"), constant(1.0)).run(Plan::new(0));

@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dates_that_are_easily_wrong() {
+    fn leap_days_and_year_ends_are_right() {
         for (days, date) in [
             (0, "1970-01-01"),
             (58, "1970-02-28"),

@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_report_is_named() {
+    fn file_without_a_report_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.json");
         let missing = Report::read_json(&path).unwrap_err().to_string();

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn literal_counts_its_lines_that_are_not_blank() {
+    fn literal_counts_its_nonblank_lines() {
         assert_eq!(lines("const A: &str = \"\\\n// b\n\nc\";\n"), 3);
     }
 
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn condition_that_a_release_may_meet_is_counted() {
+    fn possible_release_condition_is_counted() {
         for condition in ["not(test)", "not(loom)", "feature = \"a\"", "any(test, unix)", "not(all(test, unix))"] {
             assert_eq!(lines(&format!("#[cfg({condition})]\nfn a() {{}}\n")), 2, "{condition}");
         }

@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn the_compiler_loads_once_what_it_may_load_once() {
+    fn compiler_hoists_a_plain_load() {
         let ptx = super::super::LAB_PTX.to_str().unwrap();
         let (_, rest) = ptx.split_once(".entry pw_poll_compiled(").unwrap();
         let (body, _) = rest.split_once("\n}\n").unwrap();

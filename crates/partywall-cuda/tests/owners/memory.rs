@@ -47,7 +47,7 @@ fn everything_goes_back_on_the_simulated_gpu() {
 }
 
 #[test]
-fn a_mapping_that_fails_half_way_leaves_nothing_on_the_simulated_gpu() {
+fn failed_mapping_leaves_nothing_on_the_simulated_gpu() {
     let steps = ["cuMemCreate:1=999", "cuMemAddressReserve:1=999", "cuMemMap:1=999", "cuMemSetAccess:1=999"];
     on_the_simulated_gpu(&steps, &[], |context, step| {
         let memory = PhysicalMemory::create(context, GRANULARITY);
@@ -88,7 +88,7 @@ fn memory_is_mapped_behind_other_memory_or_not_at_all_on_the_simulated_gpu() {
 }
 
 #[test]
-fn a_range_of_addresses_that_is_too_long_is_done_without_on_the_simulated_gpu() {
+fn mapping_without_a_reservation_works_on_the_simulated_gpu() {
     on_the_simulated_gpu(&[""], &[], |context, _| {
         let memory = PhysicalMemory::create(context, GRANULARITY).unwrap();
         let mapping = Mapping::with_reservation(memory, Access::ReadOnly, 1 << 50).unwrap();
@@ -117,7 +117,7 @@ fn every_step_of_loading_the_kernels_may_fail_on_the_simulated_gpu() {
 }
 
 #[test]
-fn a_drop_that_fails_is_reported_once_and_does_not_panic_on_the_simulated_gpu() {
+fn failed_drop_is_reported_once_without_panic_on_the_simulated_gpu() {
     on_the_simulated_gpu(&["cuMemUnmap:1=700,cuMemUnmap:2=700"], &[], |context, _| {
         let map = || Mapping::new(PhysicalMemory::create(context, GRANULARITY).unwrap(), Access::ReadWrite).unwrap();
         drop(map());
@@ -159,7 +159,7 @@ fn sharing_calls_spoil_no_capture_on_the_simulated_gpu() {
 }
 
 #[test]
-fn a_driver_that_knows_no_capture_modes_works_on_the_simulated_gpu() {
+fn driver_without_capture_modes_works_on_the_simulated_gpu() {
     let missing = "cuThreadExchangeStreamCaptureMode:1=500,cuThreadExchangeStreamCaptureMode:2=500";
     on_the_simulated_gpu(&[missing], &[], |context, _| {
         drop(PhysicalMemory::create(context, GRANULARITY).unwrap());
@@ -167,7 +167,7 @@ fn a_driver_that_knows_no_capture_modes_works_on_the_simulated_gpu() {
 }
 
 #[test]
-fn access_that_the_driver_refuses_stays_as_it_was_on_the_simulated_gpu() {
+fn refused_access_change_keeps_the_former_access_on_the_simulated_gpu() {
     on_the_simulated_gpu(&["cuMemSetAccess:2=1"], &[], |context, _| {
         let memory = PhysicalMemory::create(context, GRANULARITY).unwrap();
         let mut mapping = Mapping::new(memory, Access::ReadWrite).unwrap();

@@ -12,7 +12,7 @@ use partywall_harness::WATCHDOG;
 use crate::{GRANULARITY, call_of, is_failed, on_the_simulated_gpu, while_capturing};
 
 #[test]
-fn kernels_run_behind_a_wait_and_check_what_they_are_given_on_the_simulated_gpu() {
+fn kernels_run_behind_a_wait_and_check_their_ranges_on_the_simulated_gpu() {
     on_the_simulated_gpu(&[""], &[], |context, _| {
         let kernels = Kernels::load(context).unwrap();
         let buffer = DeviceBuffer::new(context, 64).unwrap();
@@ -45,7 +45,7 @@ fn kernels_run_behind_a_wait_and_check_what_they_are_given_on_the_simulated_gpu(
 }
 
 #[test]
-fn streams_copy_only_what_fits_on_the_simulated_gpu() {
+fn streams_copy_equal_lengths_only_on_the_simulated_gpu() {
     on_the_simulated_gpu(&[""], &[], |context, _| {
         let buffer = DeviceBuffer::new(context, 8).unwrap();
         // SAFETY: the null stream is a default stream.
@@ -66,7 +66,7 @@ fn streams_copy_only_what_fits_on_the_simulated_gpu() {
 }
 
 #[test]
-fn memory_operations_take_aligned_words_that_they_may_touch_on_the_simulated_gpu() {
+fn memory_operations_take_aligned_writable_words_on_the_simulated_gpu() {
     on_the_simulated_gpu(&[""], &[], |context, _| {
         let mapping = Mapping::new(PhysicalMemory::create(context, GRANULARITY).unwrap(), Access::ReadOnly).unwrap();
         let stream = Stream::new(context).unwrap();
@@ -94,7 +94,7 @@ fn a_probe_of_memory_operations_tells_refusals_on_the_simulated_gpu() {
 
 /// Calls that succeed and do nothing.
 #[test]
-fn a_probe_of_memory_operations_finds_what_does_not_work_on_the_simulated_gpu() {
+fn probe_finds_broken_memory_operations_on_the_simulated_gpu() {
     on_the_simulated_gpu(&["cuStreamWaitValue64:2=0"], &[], |context, _| {
         assert_eq!(memop::probe_device_word(context, WATCHDOG), Err(ProbeError::DidNotWait));
     });

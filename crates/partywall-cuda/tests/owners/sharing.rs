@@ -89,7 +89,7 @@ fn a_second_open_shares_the_first_and_the_last_drop_closes_on_the_simulated_gpu(
 }
 
 #[test]
-fn a_size_that_the_driver_does_not_confirm_is_refused_on_the_simulated_gpu() {
+fn wrong_stated_size_is_refused_on_the_simulated_gpu() {
     on_the_simulated_gpu(&["cuMemGetAddressRange:1=500"], &[], |context, _| {
         let (exporter, [handle, _]) = Exporter::start("0");
         let error = IpcMapping::open(context, handle, 1, Access::ReadOnly).unwrap_err();
@@ -104,7 +104,7 @@ fn a_size_that_the_driver_does_not_confirm_is_refused_on_the_simulated_gpu() {
 }
 
 #[test]
-fn a_refusal_to_open_says_what_it_means_on_the_simulated_gpu() {
+fn refusal_to_open_explains_the_cause_on_the_simulated_gpu() {
     let codes = ["201", "400", "205", "1", "217"].map(|code| format!("cuIpcOpenMemHandle:1={code}"));
     on_the_simulated_gpu(&codes.each_ref().map(String::as_str), &[], |context, fault| {
         let handle = IpcMemoryHandle([0xAB; 64]);
@@ -122,7 +122,7 @@ fn a_refusal_to_open_says_what_it_means_on_the_simulated_gpu() {
 }
 
 #[test]
-fn a_close_that_fails_is_kept_for_the_context_on_the_simulated_gpu() {
+fn failed_close_is_stored_in_the_context_on_the_simulated_gpu() {
     on_the_simulated_gpu(&["cuIpcCloseMemHandle:1=700"], &[], |context, _| {
         let (exporter, [handle, _]) = Exporter::start("0");
         drop(IpcMapping::open(context, handle, 1, Access::ReadOnly).unwrap());
@@ -151,7 +151,7 @@ fn shared_memfd() -> OwnedFd {
 }
 
 #[test]
-fn a_registration_has_the_access_of_its_mapping_and_keeps_it_on_the_simulated_gpu() {
+fn registration_keeps_its_mapping_and_access_on_the_simulated_gpu() {
     on_the_simulated_gpu(&[""], &[], |context, _| {
         let fd = shared_memfd();
         let frozen = memfd::Draft::create("registration", 4096).unwrap().freeze().unwrap();
@@ -192,7 +192,7 @@ fn a_graph_never_gets_the_address_of_a_registration_on_the_simulated_gpu() {
 }
 
 #[test]
-fn a_registration_that_fails_half_way_leaves_nothing_on_the_simulated_gpu() {
+fn failed_registration_leaves_nothing_on_the_simulated_gpu() {
     on_the_simulated_gpu(&["cuMemHostRegister:1=2", "cuMemHostGetDevicePointer:1=2"], &[], |context, step| {
         let map = Arc::new(SharedMap::writable(shared_memfd()).unwrap());
         let error = HostRegistration::shared(context, map).unwrap_err();
@@ -202,7 +202,7 @@ fn a_registration_that_fails_half_way_leaves_nothing_on_the_simulated_gpu() {
 }
 
 #[test]
-fn a_pointer_is_told_from_every_other_kind_on_the_simulated_gpu() {
+fn pointer_kinds_are_distinguished_on_the_simulated_gpu() {
     on_the_simulated_gpu(&[""], &[], |context, _| {
         let of = |address: u64| {
             let info = PointerInfo::of(context, address + 64).unwrap();
@@ -241,7 +241,7 @@ fn a_pointer_is_told_from_every_other_kind_on_the_simulated_gpu() {
 }
 
 #[test]
-fn memory_of_a_device_that_is_hidden_here_is_on_none_on_the_simulated_gpu() {
+fn memory_of_a_hidden_device_has_no_device_on_the_simulated_gpu() {
     on_the_simulated_gpu(&[""], &[], |context, _| {
         for (device, ordinal) in [("1", Some(1)), ("2", None)] {
             let (exporter, [handle, _]) = Exporter::start(device);

@@ -17,7 +17,7 @@ fn idle(blocks: u32) -> Audit {
 }
 
 #[test]
-fn a_block_that_is_taken_again_is_another() {
+fn retaken_block_has_another_generation() {
     let pool = pool(1);
     let first = pool.try_take(1).unwrap();
     assert!(pool.is_current(0, first.generation()));
@@ -85,7 +85,7 @@ fn a_published_block_survives_its_publisher() {
 }
 
 #[test]
-fn memory_that_is_not_a_pool_is_refused() {
+fn foreign_memory_is_refused_as_a_pool() {
     assert_eq!(Pool::create(0).unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
     assert!(Pool::create(MAX_BLOCKS + 1).is_err());
     let other = Pool::map(Semaphore::create(3).unwrap()).unwrap_err();

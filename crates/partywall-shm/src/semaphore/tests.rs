@@ -315,7 +315,7 @@ impl Drop for End<'_> {
 }
 
 #[test]
-fn memory_that_is_not_a_semaphore_is_refused() {
+fn foreign_memory_is_refused_as_a_semaphore() {
     assert_eq!(Semaphore::create(0).unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
     assert!(Semaphore::create(MAX_PERMITS + 1).is_err());
     let shared = |bytes| Draft::create("partywall:test", bytes).unwrap().share().unwrap();

@@ -2,6 +2,8 @@
 
 use std::{
     io,
+    marker::PhantomData,
+    ops::Deref,
     os::fd::{AsFd, OwnedFd},
     sync::{Arc, Mutex, atomic::Ordering},
     time::{SystemTime, UNIX_EPOCH},
@@ -17,28 +19,35 @@ use super::{
 use crate::invalid;
 
 /// What the slots are.
-#[derive(Debug)]
-pub(crate) struct Sort {
-    pub(crate) magic: [u8; 8],
+pub trait Sort {
+    /// The first bytes of the memory.
+    const MAGIC: [u8; 8];
     /// What the slots belong to, for messages.
-    pub(crate) object: &'static str,
-    pub(crate) slots: &'static str,
+    const OBJECT: &'static str;
+    /// What the slots are called, for messages.
+    const SLOTS: &'static str;
 }
 
-impl Slots {
+/// Mapped slots of one sort.
+#[derive(Debug)]
+pub struct SlotsOf<S> {
+    slots: Slots,
+    sort: PhantomData<S>,
+}
+
+impl<S: Sort> SlotsOf<S> {
     /// Creates a memfd with `maximum` slots, all free.
     ///
     /// # Errors
-    /// `InvalidInput` unless there are 1 to [`MAX_SLOTS`]; otherwise as memfd_create(2).
-    pub(crate) fn create(sort: &Sort, maximum: u32) -> io::Result<OwnedFd> {
-        let Sort { magic, object, slots } = sort;
+    /// `InvalidInput` unless there are 1 to 65,536; otherwise as memfd_create(2).
+    pub fn create(maximum: u32) -> io::Result<OwnedFd> {
         if !(1..=MAX_SLOTS).contains(&maximum) {
-            let text = format!("a {object} has 1 to {MAX_SLOTS} {slots}, not {maximum}");
+            let text = format!("a {} has 1 to {MAX_SLOTS} {}, not {maximum}", S::OBJECT, S::SLOTS);
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
-        let mut draft = memfd::Draft::create(&format!("partywall:{object}"), bytes(maximum) as u64)?;
+        let mut draft = memfd::Draft::create(&format!("partywall:{}", S::OBJECT), bytes(maximum) as u64)?;
         let header = draft.writer();
-        header.write_all_at(magic, 0)?;
+        header.write_all_at(&S::MAGIC, 0)?;
         header.write_all_at(&LAYOUT_HASH.to_le_bytes(), 8)?;
         header.write_all_at(&maximum.to_le_bytes(), 16)?;
         header.write_all_at(&MAX_WAITERS.to_le_bytes(), 20)?;
@@ -50,25 +59,33 @@ impl Slots {
     ///
     /// # Errors
     /// `InvalidData` if the memory holds no slots of that sort, or has another layout; otherwise as [`SharedMap::writable`].
-    pub(crate) fn map(sort: &Sort, fd: impl AsFd) -> io::Result<Self> {
-        let Sort { magic, object, slots } = sort;
+    pub fn map(fd: impl AsFd) -> io::Result<Self> {
         let memory = Arc::new(SharedMap::writable(fd)?);
         let len = memory.len();
         let Some(header) = memory.part::<Header>(0, 1) else {
-            return Err(invalid(format!("{len} bytes are too few for a {object}")));
+            return Err(invalid(format!("{len} bytes are too few for a {}", S::OBJECT)));
         };
         let found = (header[0].magic.load(Ordering::Relaxed), header[0].layout.load(Ordering::Relaxed));
-        crate::check_layout(object, found, (u64::from_le_bytes(*magic), LAYOUT_HASH))?;
+        crate::check_layout(S::OBJECT, found, (u64::from_le_bytes(S::MAGIC), LAYOUT_HASH))?;
         let maximum = header[0].maximum.load(Ordering::Relaxed);
         let entries = header[0].ring.load(Ordering::Relaxed);
         if !(1..=MAX_SLOTS).contains(&maximum) || entries != MAX_WAITERS || len != bytes(maximum) {
-            let text = format!("a {object} of {maximum} {slots}, {entries} waiters and {len} bytes cannot be");
-            return Err(invalid(text));
+            let object = format!("a {} of {maximum} {}", S::OBJECT, S::SLOTS);
+            return Err(invalid(format!("{object}, {entries} waiters and {len} bytes cannot be")));
         }
         let slots = memory.part(size_of::<Header>(), maximum as usize);
         let ring = memory.part(ring_offset(maximum), entries as usize);
         let (slots, ring) = slots.zip(ring).expect("the length is that of the parts");
-        Ok(Self { header, slots, ring, granted: Mutex::default() })
+        let slots = Slots { header, slots, ring, granted: Mutex::default() };
+        Ok(Self { slots, sort: PhantomData })
+    }
+}
+
+impl<S> Deref for SlotsOf<S> {
+    type Target = Slots;
+
+    fn deref(&self) -> &Slots {
+        &self.slots
     }
 }
 

@@ -36,10 +36,10 @@ use crate::sync::Part;
 
 pub use self::core::{Attempt, Held, Polled, Waiter};
 pub use audit::Audit;
-#[cfg(not(loom))]
-pub(crate) use mapped::Sort;
 #[cfg(all(test, not(loom)))]
 pub(crate) use mapped::bytes;
+#[cfg(not(loom))]
+pub use mapped::{SlotsOf, Sort};
 pub(crate) use word::{SlotWord, State};
 
 /// The most slots that there can be: each has a number of 16 bits.

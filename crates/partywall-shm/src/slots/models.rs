@@ -153,7 +153,7 @@ fn two_permits_are_two_at_a_time() {
 }
 
 #[test]
-fn a_permit_that_comes_as_its_waiter_gives_up_is_not_lost() {
+fn permit_granted_to_a_cancelling_waiter_is_not_lost() {
     check(2, || {
         let world = World::new(1, 2);
         let held = world.acquire(1).unwrap();
@@ -205,7 +205,7 @@ fn a_dead_waiter_blocks_no_other() {
 
 /// A member that served was killed after it had handed the permit: the next one notifies the waiter, or hands it to another.
 #[test]
-fn a_permit_that_was_handed_and_not_granted_is_not_lost() {
+fn handed_permit_without_a_grant_is_not_lost() {
     check(2, || {
         let world = World::new(1, 2);
         let held = world.acquire(1).unwrap();

@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_that_are_too_small_are_noticed() {
+    fn too_small_chunks_are_refused() {
         let Layout { table, chunks } = model().layout(1 << 20, 8).unwrap();
         assert!(Table::parse(&table, &[chunks[0] - 1]).is_err());
         assert!(Table::parse(&table, &[]).is_err());
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grown_table_keeps_what_was_there() {
+    fn grown_table_keeps_its_tensors() {
         let parse = |builder: TableBuilder| {
             let Layout { table, chunks } = builder.layout(u64::MAX, 1).unwrap();
             Table::parse(table, &chunks).unwrap()

@@ -18,6 +18,7 @@ use std::{
 use partywall_os::{map::SharedMap, memfd};
 
 use super::{CELL_BYTES, CELLS, Cell};
+use crate::invalid;
 
 /// Bytes of a slab.
 pub const SLAB_BYTES: usize = cell_offset(CELLS);
@@ -52,14 +53,13 @@ impl Slab {
     /// `InvalidData` if it is none, or of another layout; else as [`SharedMap::writable`].
     pub fn map(fd: impl AsFd) -> io::Result<Self> {
         let memory = SharedMap::writable(fd)?;
-        let refuse = |text: String| Err(io::Error::new(io::ErrorKind::InvalidData, text));
         let Some([magic, layout]) = memory.atomics::<AtomicU64>(0, 2) else {
-            return refuse(format!("{} bytes are too few for a slab of timelines", memory.len()));
+            return Err(invalid(format!("{} bytes are too few for a slab of timelines", memory.len())));
         };
         let found = (magic.load(Ordering::Relaxed), layout.load(Ordering::Relaxed));
         crate::check_layout("slab of timelines", found, (u64::from_le_bytes(MAGIC), LAYOUT_HASH))?;
         if memory.len() != SLAB_BYTES {
-            return refuse(format!("a slab of timelines has {SLAB_BYTES} bytes, and this file {}", memory.len()));
+            return Err(invalid(format!("a slab of timelines has {SLAB_BYTES} bytes, and this file {}", memory.len())));
         }
         Ok(Self { memory: Arc::new(memory) })
     }

@@ -43,7 +43,7 @@ fn promised(cell: &Cell, v: u64) -> Progress {
 }
 
 #[test]
-fn a_woken_waiter_sees_what_came_before_the_signal() {
+fn woken_waiter_sees_writes_before_the_signal() {
     check(2, || {
         let shared = Arc::new((Cell::new(), AtomicU32::new(0)));
         let waiter = {
@@ -76,7 +76,7 @@ fn no_promise_is_slept_through() {
 }
 
 #[test]
-fn no_change_is_slept_through_that_another_waker_makes() {
+fn sleeper_misses_no_change_of_another_waker() {
     check(2, || {
         let cell = Arc::new(Cell::new());
         let waiter = {
@@ -97,7 +97,7 @@ fn no_change_is_slept_through_that_another_waker_makes() {
 }
 
 #[test]
-fn all_agree_on_what_was_reached_before_the_end() {
+fn all_observers_agree_on_the_last_value() {
     check(2, || {
         let cell = Arc::new(Cell::new());
         let waiter = {

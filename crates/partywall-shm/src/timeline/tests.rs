@@ -48,7 +48,7 @@ fn values_only_grow_and_end() {
 }
 
 #[test]
-fn a_stream_owes_what_it_was_told_to_store() {
+fn stream_owes_its_announced_value() {
     let slab = slab();
     let cell = slab.cell(1).unwrap();
     let value = word(&slab, CELL_BYTES);
@@ -70,7 +70,7 @@ fn a_stream_owes_what_it_was_told_to_store() {
 }
 
 #[test]
-fn a_late_store_is_ignored() {
+fn late_store_is_ignored() {
     let slab = slab();
     let cell = slab.cell(0).unwrap();
     let value = word(&slab, 0);
@@ -86,7 +86,7 @@ fn a_late_store_is_ignored() {
 }
 
 #[test]
-fn an_observer_completes_an_end_that_was_only_begun() {
+fn observer_completes_an_incomplete_end() {
     let slab = slab();
     let cell = slab.cell(0).unwrap();
     cell.signal(3).unwrap();
@@ -103,7 +103,7 @@ fn an_observer_completes_an_end_that_was_only_begun() {
 }
 
 #[test]
-fn the_first_taint_stays() {
+fn first_taint_stays() {
     let slab = slab();
     let cell = slab.cell(0).unwrap();
     assert_eq!(cell.tainted(), None);
@@ -136,7 +136,7 @@ fn a_sleeper_of_another_mapping_is_woken() {
 }
 
 #[test]
-fn memory_that_is_not_a_slab_is_refused() {
+fn foreign_memory_is_refused_as_a_slab() {
     let refused = |fd| {
         let error = Slab::map(fd).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);

@@ -121,7 +121,7 @@ mod tests {
     const SHAPE: Shape = Shape { blocks: 30, depth: 8, publishers: 3, loans: 2, subscribers: 4, held: 4 };
 
     #[test]
-    fn a_topic_is_what_it_was_made_as() {
+    fn mapped_topic_has_its_shape() {
         let topic = Topic::map(Topic::create(SHAPE).unwrap()).unwrap();
         assert_eq!((topic.shape(), topic.published()), (SHAPE, 0));
         assert!(topic.publishers().is_empty() && topic.subscribers().is_empty());

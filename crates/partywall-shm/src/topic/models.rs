@@ -271,7 +271,7 @@ fn a_joined_subscriber_misses_nothing() {
 
 /// As above, where one publisher follows the other.
 #[test]
-fn a_subscriber_that_joins_between_two_publishers_misses_nothing() {
+fn subscriber_joining_between_publishers_misses_nothing() {
     check(2, || {
         let world = World::new(2, 5);
         let mut first = world.publisher(1);
@@ -294,7 +294,7 @@ fn a_subscriber_that_joins_between_two_publishers_misses_nothing() {
 
 /// The member that takes a block is neither its reader nor the publisher that has overwritten it.
 #[test]
-fn a_sweep_takes_nothing_that_is_read() {
+fn sweep_frees_no_block_in_use() {
     check(3, || {
         let world = World::new(1, 2);
         let mut publisher = world.publisher(1);
@@ -318,7 +318,7 @@ fn a_sweep_takes_nothing_that_is_read() {
 }
 
 #[test]
-fn a_reader_that_sleeps_is_woken_for_each_sample() {
+fn sleeping_reader_is_woken_for_each_sample() {
     check(3, || {
         let world = World::new(2, 4);
         let mut publisher = world.publisher(1);
@@ -336,7 +336,7 @@ fn a_reader_that_sleeps_is_woken_for_each_sample() {
 }
 
 #[test]
-fn readers_that_sleep_are_all_woken() {
+fn all_sleeping_readers_are_woken() {
     check(2, || {
         let world = World::new(1, 4);
         let mut publisher = world.publisher(1);
@@ -384,7 +384,7 @@ fn unannounced_sample_is_received_when_its_publisher_is_detached() {
 
 /// A reader is killed when it has moved its cursor and notified nobody: the broker wakes the publisher that waits for it.
 #[test]
-fn a_publisher_that_waits_for_a_reader_that_dies_is_woken() {
+fn publisher_is_woken_when_its_slowest_reader_dies() {
     check(3, || {
         let world = World::new(1, 4);
         let mut publisher = world.publisher(1);
@@ -400,7 +400,7 @@ fn a_publisher_that_waits_for_a_reader_that_dies_is_woken() {
 }
 
 #[test]
-fn a_publisher_that_waits_for_a_reader_is_woken() {
+fn publisher_is_woken_when_its_slowest_reader_reads() {
     check(3, || {
         let world = World::new(1, 4);
         let mut publisher = world.publisher(1);
@@ -419,7 +419,7 @@ fn a_publisher_that_waits_for_a_reader_is_woken() {
 }
 
 #[test]
-fn a_publisher_that_waits_for_a_reader_that_leaves_is_woken() {
+fn publisher_is_woken_when_its_slowest_reader_leaves() {
     check(3, || {
         let world = World::new(1, 4);
         let mut publisher = world.publisher(1);
@@ -437,7 +437,7 @@ fn a_publisher_that_waits_for_a_reader_that_leaves_is_woken() {
 
 /// The broker detaches a reader while it receives.
 #[test]
-fn detached_reader_reads_nothing_that_is_written() {
+fn detached_reader_sees_no_partial_write() {
     check(2, || {
         let world = World::new(1, 2);
         let mut publisher = world.publisher(1);

@@ -166,7 +166,7 @@ fn a_topic_is_idle_once_its_publishers_have_left_and_all_is_received() {
 }
 
 #[test]
-fn publishers_wait_for_subscribers_that_must_not_miss_samples() {
+fn publishers_wait_for_lossless_subscribers() {
     let world = World::new(SHAPE);
     let mut publisher = world.publisher(1);
     let mut slow = world.subscriber(2, None);
@@ -194,7 +194,7 @@ fn publishers_wait_for_subscribers_that_must_not_miss_samples() {
 }
 
 #[test]
-fn publishers_do_not_wait_for_subscribers_that_may_miss_samples() {
+fn publishers_do_not_wait_for_lossy_subscribers() {
     let world = World::new(SHAPE);
     let mut publisher = world.publisher(1);
     let mut subscribers = [1, 2, 4].map(|queue| world.subscriber(2, Some(queue)));
@@ -263,7 +263,7 @@ fn a_late_subscriber_begins_with_the_history_it_wants() {
 }
 
 #[test]
-fn a_reader_keeps_what_it_holds_and_no_more_than_it_may() {
+fn reader_keeps_its_holds_up_to_its_limit() {
     let world = World::new(SHAPE);
     let mut publisher = world.publisher(1);
     let mut reader = world.subscriber(2, Some(4));
@@ -313,7 +313,7 @@ fn there_are_as_many_ports_as_agreed_and_each_is_used_again() {
 }
 
 #[test]
-fn a_detached_member_blocks_no_other_and_keeps_what_it_holds() {
+fn detached_member_blocks_no_other_and_keeps_its_holds() {
     let world = World::new(SHAPE);
     let mut publishers = [1, 2].map(|row| world.publisher(row));
     let mut subscribers = [2, 3].map(|row| world.subscriber(row, None));
@@ -340,7 +340,7 @@ fn a_detached_member_blocks_no_other_and_keeps_what_it_holds() {
 }
 
 #[test]
-fn what_becomes_of_samples_whose_publisher_is_gone() {
+fn samples_of_a_gone_publisher_become_final() {
     let world = World::new(SHAPE);
     let mut publisher = world.publisher(1);
     let mut other = world.publisher(2);
@@ -372,7 +372,7 @@ fn what_becomes_of_samples_whose_publisher_is_gone() {
 }
 
 #[test]
-fn a_block_that_a_stream_writes_is_not_used_again() {
+fn block_written_by_a_stream_is_not_reused() {
     let world = World::new(SHAPE);
     let mut publisher = world.publisher(1);
     let mut subscriber = world.subscriber(2, Some(1));
@@ -391,7 +391,7 @@ fn a_block_that_a_stream_writes_is_not_used_again() {
 }
 
 #[test]
-fn blocks_of_the_dead_come_back_and_what_they_published_stays() {
+fn blocks_of_the_dead_come_back_and_their_samples_stay() {
     let world = World::new(SHAPE);
     let mut publishers = [1, 2].map(|row| world.publisher(row));
     let mut dead = world.subscriber(1, None);
@@ -418,7 +418,7 @@ fn blocks_of_the_dead_come_back_and_what_they_published_stays() {
 }
 
 #[test]
-fn a_waiter_gets_a_block_that_is_released_or_overwritten() {
+fn waiter_gets_a_released_or_overwritten_block() {
     let shape = Shape { blocks: 4, depth: 1, publishers: 1, loans: 2, subscribers: 1, held: 1 };
     let world = World::new(shape);
     let mut publisher = world.publisher(1);
@@ -612,7 +612,7 @@ impl Model {
 proptest! {
     /// Rows 0 and 1 publish, rows 2 to 4 subscribe.
     #[test]
-    fn a_topic_does_what_the_model_does(steps in vec(step(), 1..100)) {
+    fn topic_agrees_with_its_model(steps in vec(step(), 1..100)) {
         let world = World::new(Shape { blocks: 24, depth: 4, publishers: 2, loans: 2, subscribers: 3, held: 4 });
         let mut model = Model::default();
         let mut publishers = [0, 1].map(|row| Some(world.publisher(row)));
@@ -717,7 +717,7 @@ proptest! {
 
     /// Whatever is in the memory, all of it ends, nothing panics, and no block is lost.
     #[test]
-    fn nothing_is_believed(words in vec((any::<prop::sample::Index>(), any::<u64>(), 0..5_u8), 0..200), ring in any::<bool>()) {
+    fn arbitrary_bytes_are_not_trusted(words in vec((any::<prop::sample::Index>(), any::<u64>(), 0..5_u8), 0..200), ring in any::<bool>()) {
         let shape = Shape { blocks: 24, depth: 4, publishers: 2, loans: 2, subscribers: 3, held: 4 };
         let topic = Topic::create(shape).unwrap();
         let pool = Pool::create(shape.blocks).unwrap();

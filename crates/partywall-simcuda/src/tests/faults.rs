@@ -12,8 +12,8 @@ use crate::memop::cuStreamWaitValue64_v2;
 use crate::stream::{cuStreamQuery, cuStreamSynchronize};
 
 #[test]
-fn a_kernel_that_leaves_its_memory_takes_the_context_along() {
-    if !in_a_process("tests::faults::a_kernel_that_leaves_its_memory_takes_the_context_along", &[]) {
+fn out_of_bounds_kernel_loses_the_context() {
+    if !in_a_process("tests::faults::out_of_bounds_kernel_loses_the_context", &[]) {
         return;
     }
     begin();
@@ -48,8 +48,8 @@ fn begin_again() {
 }
 
 #[test]
-fn a_kernel_that_writes_through_a_read_only_mapping_takes_the_context_along() {
-    if !in_a_process("tests::faults::a_kernel_that_writes_through_a_read_only_mapping_takes_the_context_along", &[]) {
+fn write_through_a_read_only_mapping_loses_the_context() {
+    if !in_a_process("tests::faults::write_through_a_read_only_mapping_loses_the_context", &[]) {
         return;
     }
     begin();
@@ -68,7 +68,7 @@ fn a_kernel_that_writes_through_a_read_only_mapping_takes_the_context_along() {
 }
 
 #[test]
-fn errors_that_the_driver_can_see_are_refused_at_the_call() {
+fn visible_errors_are_refused_at_the_call() {
     begin();
     let stream = new_stream();
     let fill = kernel(c"pw_fill");

@@ -224,8 +224,8 @@ fn host_memory_is_registered_once() {
 }
 
 #[test]
-fn pointers_say_what_they_are() {
-    if !in_a_process("tests::memory::pointers_say_what_they_are", &[]) {
+fn pointer_attributes_name_the_kind() {
+    if !in_a_process("tests::memory::pointer_attributes_name_the_kind", &[]) {
         return;
     }
     begin();

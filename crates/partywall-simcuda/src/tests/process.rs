@@ -165,8 +165,8 @@ fn calls_fail_and_kill_as_they_are_told_and_are_logged() {
 }
 
 #[test]
-fn a_process_that_ends_says_what_it_leaves() {
-    const TEST: &str = "tests::process::a_process_that_ends_says_what_it_leaves";
+fn ending_process_writes_its_ledger() {
+    const TEST: &str = "tests::process::ending_process_writes_its_ledger";
     if let Some(role) = role() {
         begin();
         let freed = device_memory(5000);

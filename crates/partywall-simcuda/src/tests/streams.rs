@@ -185,11 +185,8 @@ fn pinned_memory_is_read_when_the_stream_gets_there_and_small_pageable_memory_at
 }
 
 #[test]
-fn loading_waits_for_the_whole_context_and_so_does_a_function_that_is_asked_for_late() {
-    if !in_a_process(
-        "tests::streams::loading_waits_for_the_whole_context_and_so_does_a_function_that_is_asked_for_late",
-        &[],
-    ) {
+fn loading_and_late_functions_wait_for_the_whole_context() {
+    if !in_a_process("tests::streams::loading_and_late_functions_wait_for_the_whole_context", &[]) {
         return;
     }
     begin();

@@ -96,7 +96,7 @@ pub(crate) fn the_doctor_is_content() -> Result<(), String> {
 }
 
 /// Weights put by one process are read by another, byte for byte, after the first has gone.
-pub(crate) fn weights_outlive_the_process_that_put_them() -> Result<(), String> {
+pub(crate) fn weights_outlive_their_process() -> Result<(), String> {
     let world = World::new()?;
     let folder = world.socket().with_file_name("model");
     std::fs::create_dir_all(&folder).map_err(tell)?;

@@ -62,7 +62,7 @@ fn fill(segment: &Segment) -> Result<(), String> {
 }
 
 /// One kernel of another process reads one range across what was there and all that it has grown by.
-pub(crate) fn a_kernel_reads_across_what_has_grown() -> Result<(), String> {
+pub(crate) fn kernel_reads_across_a_grown_end() -> Result<(), String> {
     let world = World::new()?;
     let builder = world.domain.create("log", first_gpu()?).tensor("x", DType::U32, &[CHUNK]).mutable(true);
     let segment = builder.allocate().map_err(tell)?.commit().map_err(tell)?;

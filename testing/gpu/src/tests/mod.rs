@@ -38,7 +38,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Test> {
 
 static TESTS: &[Test] = &[
     test("driver_loads", 1, driver::driver_loads),
-    test("device_says_what_it_is", 1, owners::the_device_says_what_it_is),
+    test("device_says_what_it_is", 1, owners::device_reports_its_properties),
     test("import_is_the_same_memory", 1, owners::an_import_is_the_same_memory),
     test("memory_comes_back", 1, owners::memory_comes_back),
     test("refusal_says_why", 1, owners::a_refusal_says_why),
@@ -52,14 +52,14 @@ static TESTS: &[Test] = &[
     test("segment_owned_names_go_with_their_owner", 1, segments::owned_names_go_with_their_owner),
     test("segment_frozen_memory_is_read_only", 1, segments::frozen_memory_is_read_only),
     test("segment_mutable_memory_is_shared", 1, segments::mutable_memory_is_shared),
-    test("segment_growth_is_one_range", 1, growth::a_kernel_reads_across_what_has_grown),
+    test("segment_growth_is_one_range", 1, growth::kernel_reads_across_a_grown_end),
     test("segment_pinned_is_copied_asynchronously", 1, growth::pinned_segments_are_copied_asynchronously),
     test("segment_dropped_under_running_work", 1, segments::dropped_under_running_work),
     test("segment_dropped_behind_a_wait", 1, segments::dropped_behind_a_wait),
     test("segment_out_of_memory_says_what_is_free", 1, segments::out_of_memory_says_what_is_free),
     test("segment_many_tensors_keep_their_places", 1, segments::many_tensors_keep_their_places),
     test("legacy_goes_with_its_publisher", 1, legacy::published_memory_goes_with_its_publisher),
-    test("legacy_race_with_death", 1, legacy::a_race_with_death_is_told_as_one),
+    test("legacy_race_with_death", 1, legacy::race_with_death_is_named),
     test("legacy_opens_where_it_was_made", 1, legacy::published_memory_opens_where_it_was_made),
     test("legacy_refusals_by_kind", 1, legacy::memory_without_a_handle_is_refused_by_its_kind),
     test("segment_cudarc_works_in_place", 1, cudarc::works_in_place),
@@ -76,7 +76,7 @@ static TESTS: &[Test] = &[
     test("command_lab_semaphore", 1, commands::lab_semaphore),
     real("command_lab_semaphore_under_mps", Needs::Mps, commands::lab_semaphore_under_mps),
     test("command_lab_crash", 1, commands::lab_crash),
-    test("command_weights_outlive_their_process", 1, commands::weights_outlive_the_process_that_put_them),
+    test("command_weights_outlive_their_process", 1, commands::weights_outlive_their_process),
 ];
 
 /// Plays a role in a test, in a process of its own.

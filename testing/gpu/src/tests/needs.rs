@@ -96,7 +96,7 @@ mod unit {
     use super::*;
 
     #[test]
-    fn a_need_says_what_is_missing() {
+    fn need_names_the_missing_part() {
         let facts = |simulated| GpuFacts { name: "Some GPU".to_owned(), count: 1, driver: "1".to_owned(), simulated };
         assert_eq!(Needs::Gpu(1).missing(&facts(false)), None);
         assert_eq!(Needs::Gpu(2).missing(&facts(false)).unwrap(), "needs 2 GPUs, this machine shows 1");

@@ -22,7 +22,7 @@ fn memory(context: &Context, bytes: u64) -> PhysicalMemory {
     PhysicalMemory::create(context, round_up(bytes, granularity).unwrap()).unwrap()
 }
 
-pub(crate) fn the_device_says_what_it_is() -> Result<(), String> {
+pub(crate) fn device_reports_its_properties() -> Result<(), String> {
     let driver = Driver::load().unwrap();
     assert!(driver.version().unwrap() >= DriverVersion { major: 12, minor: 4 });
     let device = Device::by_ordinal(driver, 0).unwrap();

@@ -45,7 +45,7 @@ scenes! {
     ONE scenes::a_writer_that_closes_keeps_what_its_streams_promised
     ONE scenes::the_end_of_a_connection_waits_for_what_its_streams_promised
     ONE scenes::a_lost_context_is_found_and_told
-    ONE scenes::values_that_rest_on_a_dead_stage_are_tainted_down_the_chain
+    ONE scenes::dead_stage_taints_values_down_the_chain
     ONE scenes::an_input_counts_though_its_handle_is_gone
     ONE scenes::a_failed_input_that_nothing_rests_on_yet_only_refuses
     ONE scenes::a_limited_wait_ends_by_the_value_or_by_the_clock

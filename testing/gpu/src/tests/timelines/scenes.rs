@@ -474,7 +474,7 @@ pub(crate) fn a_lost_context_is_found_and_told(world: &World) {
 }
 
 /// A stage of a pipeline dies; the ones behind it go on with garbage, and say so.
-pub(crate) fn values_that_rest_on_a_dead_stage_are_tainted_down_the_chain(world: &World) {
+pub(crate) fn dead_stage_taints_values_down_the_chain(world: &World) {
     let stage = Stage::new(world);
     let [second, third] = [(), ()].map(|()| world.connect());
     let [on_second, on_third] = [&second, &third].map(|domain| Stream::new(gpu(domain).context()).unwrap());
