@@ -1,4 +1,4 @@
-//! What an error is about, what to do about it, and where more is said of it.
+//! The class of an error, the advice about it, and its entry in the documentation.
 
 use std::{borrow::Cow, fmt, fs, io};
 
@@ -10,27 +10,27 @@ use rustix::process::{Resource, getrlimit};
 use super::Error;
 use crate::files::FileError;
 
-/// What an error is about, in the classes of the binary's exit codes.
+/// The class of an error. The binary's exit codes have the same classes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// Something was compared or checked and is not as expected.
+    /// A comparison or check failed.
     CheckFailed,
-    /// The arguments make no sense.
+    /// The arguments are invalid.
     Usage,
     /// A name, version, tensor or file does not exist.
     NotFound,
-    /// No broker, or not one that we can talk to.
+    /// There is no broker, or none that this process can use.
     Unreachable,
-    /// Refused, or at a limit.
+    /// The operation was refused, or a limit is reached.
     Refused,
     /// The GPU or its driver.
     Device,
-    /// Something that was waited for did not happen in time, or before the wait was cancelled.
+    /// An event did not happen in time, or before the wait was cancelled.
     TimedOut,
 }
 
-/// Whose calls an advice names.
+/// The language whose calls an advice names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Language {
     /// Those of this library.
@@ -85,7 +85,7 @@ impl Error {
             Self::InvalidData(error) => error.help(),
             Self::Unreachable(error) => error.help(),
             Self::DeviceFault(error) => error.help(),
-            // The kernel never says so: it is what maps control memory of another layout.
+            // Not from the kernel: mapping control memory of another layout returns it.
             Self::System { source, .. } if source.kind() == io::ErrorKind::InvalidData => ErrorKind::Refused.help("system-call", "run the same Partywall release on both sides"),
             Self::System { .. } => ErrorKind::Refused.help("system-call", "see what the kernel says"),
             Self::File(error) => file_help(error),
@@ -114,7 +114,7 @@ impl fmt::Display for ErrorKind {
     }
 }
 
-/// The entry of `docs/troubleshooting.md` about a failed driver call.
+/// Returns the name of the entry of `docs/troubleshooting.md` about a failed driver call.
 pub fn cuda_anchor(error: &CudaError) -> &'static str {
     match (error.call, error.code) {
         _ if error.is_sticky() => "broken-context",
@@ -131,7 +131,7 @@ pub fn cuda_anchor(error: &CudaError) -> &'static str {
     }
 }
 
-/// What to do in a process that cannot open another file.
+/// Says what to do in a process that cannot open another file.
 pub(super) fn open_files() -> String {
     let limit = getrlimit(Resource::Nofile).current;
     // Counting takes a file descriptor: if there is none, all are in use.
@@ -144,7 +144,7 @@ pub(super) fn open_files() -> String {
     }
 }
 
-/// Which call takes a name of this kind.
+/// Says which call opens an object of this kind.
 pub(super) fn use_as_it_is(name: &str, is: Named, language: Language) -> String {
     match (language, is) {
         (Language::Rust, Named::Segment) => format!("open it with Domain::open({name:?}, timeout)"),
@@ -161,7 +161,7 @@ pub(super) fn use_as_it_is(name: &str, is: Named, language: Language) -> String 
     }
 }
 
-/// What keeps a name from ending in this way.
+/// Says how to keep a name from ending in this way.
 pub(super) fn after_the_end(ending: Ending, language: Language) -> &'static str {
     match (ending, language) {
         (Ending::Withdrawn | Ending::OwnerDied, Language::Rust) => {
@@ -198,7 +198,7 @@ fn file_help(error: &FileError) -> Help {
     kind.help("file", error.advice())
 }
 
-/// How a topic is made that allows more than `most` of something.
+/// Says how to make a topic that allows more than `most` of something.
 pub(super) fn more_room(what: &str, most: u32, language: Language) -> String {
     let more = most.saturating_add(1);
     match language {

@@ -14,7 +14,7 @@ use super::{
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidArgument {
-    /// The value cannot be signalled, or never be reached.
+    /// The value cannot be signalled, or can never be reached.
     #[error("{value} is not a valid next value for timeline {name:?}: {}", bad_value(*value, *last))]
     Value {
         /// The timeline.
@@ -24,7 +24,7 @@ pub enum InvalidArgument {
         /// The highest value that was signalled or promised.
         last: u64,
     },
-    /// No semaphore has so many permits, or none.
+    /// A semaphore cannot have this number of permits.
     #[error("semaphore {name:?} cannot have {asked} permits: it has 1 to {}", crate::MAX_PERMITS)]
     Maximum {
         /// The semaphore.
@@ -42,7 +42,7 @@ pub enum InvalidArgument {
         /// The rule that the options break.
         why: String,
     },
-    /// A topic was to be made with fewer blocks than it promises to publishers and subscribers.
+    /// The options give a topic fewer blocks than it promises to publishers and subscribers.
     #[error(
         "{blocks} blocks are too few for topic {name:?}: {depth} in its ring + {loans} for each of {publishers} \
          publishers + {held} for each of {subscribers} subscribers are {needed}"
@@ -50,7 +50,7 @@ pub enum InvalidArgument {
     TooFewBlocks {
         /// The topic.
         name: String,
-        /// Blocks that it was to have.
+        /// Blocks that the options give it.
         blocks: u32,
         /// Blocks that it needs.
         needed: u64,
@@ -73,15 +73,15 @@ pub enum InvalidArgument {
         /// The rule.
         why: String,
     },
-    /// What stands behind the `@` of `NAME@VERSION` is not a version.
+    /// The text after the `@` of `NAME@VERSION` is not a version.
     #[error("{} is not a version of {name:?}: versions are numbers from 1", beginning(version))]
     Version {
         /// The name.
         name: String,
-        /// What stands behind the `@`.
+        /// The text after the `@`.
         version: String,
     },
-    /// No name would be like the pattern.
+    /// The pattern cannot match any name.
     #[error("{pattern:?} is not a pattern: {why}")]
     Pattern {
         /// The pattern.
@@ -97,13 +97,12 @@ pub enum InvalidArgument {
         /// What is wrong.
         source: TableError,
     },
-    /// Bytes were given or asked for that the tensor does not have, or its elements are not where a plain slice has
-    /// them.
+    /// The bytes are outside the tensor, or its elements do not lie as in a plain slice.
     #[error("tensor {tensor:?}: {why}")]
     Range {
         /// The tensor.
         tensor: String,
-        /// What does not fit.
+        /// The reason.
         why: String,
     },
     /// The socket's path does not fit into a socket's address.
@@ -112,7 +111,7 @@ pub enum InvalidArgument {
         /// The path.
         path: PathBuf,
     },
-    /// A process is among those that it wants to be evicted.
+    /// A process asked to evict itself.
     #[error("a process cannot evict itself")]
     Yourself,
 }

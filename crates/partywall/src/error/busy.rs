@@ -1,4 +1,4 @@
-//! What somebody else still uses.
+//! Objects that another process still uses.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use super::{
     text::{counted, seconds, subscriber_text},
 };
 
-/// Somebody else still uses what is needed. Trying again later may succeed.
+/// Another process still uses the object. Trying again later may succeed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Busy {
-    /// Another lease signals this timeline: of this process, or of a living one.
+    /// The timeline has another writer, in this or another process.
     #[error("timeline {name:?} has a writer, pid {pid}")]
     Writer {
         /// The timeline.
@@ -21,14 +21,14 @@ pub enum Busy {
         /// The writer.
         pid: u32,
     },
-    /// A sample was not published in time, because a subscriber that is to miss nothing does not read.
+    /// A sample was not published in time, because a blocking subscriber does not consume samples.
     #[error("topic {topic:?} is full: {} has not consumed the oldest sample for {}", subscriber_text(*pid, *state), seconds(*after))]
     TopicFull {
         /// The topic.
         topic: String,
-        /// The subscriber's process, if it is known. Not asked for without a timeout: the publisher would wait for the broker.
+        /// The subscriber's process, if it is known. Unknown for a call without a timeout, which does not ask the broker.
         pid: Option<u32>,
-        /// What is known of that.
+        /// The state of that process.
         state: Option<MemberState>,
         /// For how long the publisher has waited.
         after: Duration,
@@ -41,7 +41,7 @@ pub enum Busy {
         /// Which sample of the topic.
         position: u64,
     },
-    /// `stop` without force while something is held.
+    /// The broker was to stop without force, but has names or members.
     #[error("the broker still has {} and {}", counted(*names, "name"), counted(*members, "member"))]
     BrokerInUse {
         /// Names.

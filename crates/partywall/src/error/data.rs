@@ -1,16 +1,15 @@
-//! Contents that must not be used.
+//! Data that must not be used.
 
 use partywall_shm::TableError;
 use partywall_wire::TimelineEnding;
 
 use super::{ErrorKind, Help, text::publisher_ending};
 
-/// What was read must not be used: work that it rests on has failed, or it is damaged.
+/// The data must not be used: it is damaged, or work that it rests on has failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidData {
-    /// The value was promised on the strength of another timeline, and that one has ended before it got there: what is
-    /// behind it may be garbage.
+    /// The value rests on another timeline, which ended before its value: the data behind it may be garbage.
     #[error("timeline {name:?} is tainted from value {from} on: a timeline that these values rest on has failed")]
     Tainted {
         /// The timeline.
@@ -18,7 +17,7 @@ pub enum InvalidData {
         /// The first value that rests on the failed input.
         from: u64,
     },
-    /// The sample's publisher ended before a stream had completed it: what it contains is garbage.
+    /// The sample's publisher ended before a stream had completed the sample: it contains garbage.
     #[error("sample {position} of topic {topic:?} was never completed: publisher {publisher} {}", publisher_ending(*ending))]
     SampleFailed {
         /// The topic.
@@ -30,7 +29,7 @@ pub enum InvalidData {
         /// How the publisher ended.
         ending: TimelineEnding,
     },
-    /// The sample was made of one that had failed: what it contains is garbage.
+    /// The sample was made of a sample that had failed: it contains garbage.
     #[error("sample {position} of topic {topic:?} was made of a sample that has failed")]
     SampleTainted {
         /// The topic.
@@ -38,12 +37,12 @@ pub enum InvalidData {
         /// Which sample of the topic.
         position: u64,
     },
-    /// The table of tensors that another process has committed is damaged, or of another release.
+    /// The tensor table that another process has committed is damaged, or of another release.
     #[error("the tensor table of {name:?} is damaged: {source}")]
     Table {
         /// The segment.
         name: String,
-        /// What is wrong.
+        /// The damage.
         source: TableError,
     },
 }

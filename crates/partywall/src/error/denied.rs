@@ -1,4 +1,4 @@
-//! What is refused.
+//! Operations that are not allowed.
 
 use partywall_wire::{MemberState, NoGrowth};
 
@@ -11,7 +11,7 @@ use super::{
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Denied {
-    /// The name exists and was to be made only if it did not.
+    /// The name exists, and the call was to create it only if it did not.
     #[error("{name:?} exists already (version {version})")]
     NameExists {
         /// The name.
@@ -27,7 +27,7 @@ pub enum Denied {
         /// The version.
         version: u64,
     },
-    /// The version does not become longer, by this call or at all.
+    /// The version cannot grow, by this call or at all.
     #[error("{name:?} version {version} cannot grow: {}", no_growth(*why))]
     Growth {
         /// The name.
@@ -37,27 +37,27 @@ pub enum Denied {
         /// Why.
         why: NoGrowth,
     },
-    /// Published memory goes with its publisher, so its name cannot stay.
+    /// Published memory ends with its publisher, so its name cannot be kept.
     #[error("{name:?} cannot be kept: its memory goes with this process")]
     Keeping {
         /// The name.
         name: String,
     },
-    /// The connection has no seat in the domain ([`DomainOptions::operator`](crate::DomainOptions::operator)).
+    /// The connection is not a member of the domain ([`DomainOptions::operator`](crate::DomainOptions::operator)).
     #[error("this connection has no seat in the domain: it can only list, show, evict, remove, and end the broker")]
     NoSeat,
-    /// The member is dead, and what it held is in quarantine, because nobody knows whether its work on a GPU is over.
+    /// The member is dead, and its memory is in quarantine, because its work on a GPU may not be over.
     #[error("pid {pid} is dead already, and what it held is in quarantine")]
     Unproven {
         /// The member's pid.
         pid: u32,
     },
-    /// Nothing of the member is in quarantine, because it is not known to be dead.
+    /// The member has nothing in quarantine, because it is not known to be dead.
     #[error("nothing of pid {pid} is in quarantine: it {}", member_state(*state))]
     NotUnproven {
         /// The member's pid.
         pid: u32,
-        /// What is known of it.
+        /// The member's state.
         state: MemberState,
     },
 }

@@ -12,8 +12,7 @@ use super::{
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceFault {
-    /// `CUDA_LAUNCH_BLOCKING` makes a process wait for each kernel: a stream that waits for another process would stop
-    /// it for as long.
+    /// `CUDA_LAUNCH_BLOCKING` makes a process wait for each kernel: a wait of a stream for another process would stop it.
     #[error("this process runs with CUDA_LAUNCH_BLOCKING: waiting on a stream for timeline {name:?} would stop it")]
     LaunchBlocking {
         /// The timeline.
@@ -26,15 +25,15 @@ pub enum DeviceFault {
         tensor: String,
         /// Its address.
         address: u64,
-        /// What the driver says of it.
+        /// The kind of memory, according to the driver.
         kind: PointerKind,
     },
     /// There is no such GPU, or no driver.
     #[error("there is no GPU{}: {why}", named(wanted.as_deref()))]
     NoDevice {
-        /// Which was asked for; `None` for any.
+        /// The GPU that was asked for; `None` for any.
         wanted: Option<String>,
-        /// What was found.
+        /// The reason.
         why: String,
     },
     /// The memory is on another GPU than the reader's, and `allow_peer` was not set.
@@ -57,19 +56,19 @@ pub enum DeviceFault {
         /// The call and its code.
         source: CudaError,
     },
-    /// A kernel of this process, or under MPS one of a neighbour's, has ended the CUDA context: this process can do
-    /// nothing on a GPU any more. Others are told: its timelines end as [`TimelineEnding::OwnerFaulted`](partywall_wire::TimelineEnding::OwnerFaulted).
+    /// A kernel of this process, or under MPS of another process, has ended the CUDA context: this process cannot use a GPU
+    /// any more. Other processes are notified: its timelines end as [`TimelineEnding::OwnerFaulted`](partywall_wire::TimelineEnding::OwnerFaulted).
     #[error("{what}: the CUDA context of this process is lost ({source})")]
     ContextLost {
-        /// What was being done, or which GPU it was found on.
+        /// The operation, or the GPU on which it was found.
         what: String,
         /// The call that found it, and its code.
         source: CudaError,
     },
-    /// A stream is being captured into a CUDA graph, whose launches would wait and signal again and again.
+    /// The stream is being captured into a CUDA graph, whose every launch would repeat the wait or signal.
     #[error("{what}: the stream is being captured into a CUDA graph, which this cannot be part of")]
     Captured {
-        /// What was to be enqueued.
+        /// The operation to enqueue.
         what: String,
     },
 }

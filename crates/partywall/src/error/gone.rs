@@ -1,4 +1,4 @@
-//! What was there and has ended.
+//! Objects that have ended.
 
 use std::time::Duration;
 
@@ -9,12 +9,12 @@ use super::{
     text::{seconds, timeline_ending},
 };
 
-/// What was used has ended: with its owner, by somebody's will, or because it was given back.
+/// The object has ended: with its owner, by a call of a process, or because it was given back.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Gone {
-    /// The process that published the name's memory is dead, and the memory, which nobody else keeps, is gone with it.
-    /// What was open before stays readable.
+    /// The process that published the memory is dead, and the memory ended with it. Segments that were open before stay
+    /// readable.
     #[error("{name:?} is gone: its publisher, pid {pid}, died {} ago", seconds(*ago))]
     OwnerDied {
         /// The name.
@@ -24,8 +24,8 @@ pub enum Gone {
         /// How long ago that was proved.
         ago: Duration,
     },
-    /// The name's memory is its publisher's, and is no longer given to anybody: the publisher dropped it, or somebody
-    /// removed the name. What was open before stays readable.
+    /// The published memory can no longer be opened: the publisher dropped it, or a process removed the name. Segments that
+    /// were open before stay readable.
     #[error("{name:?} was withdrawn by pid {pid} {} ago", seconds(*ago))]
     Withdrawn {
         /// The name.
@@ -35,55 +35,55 @@ pub enum Gone {
         /// How long ago.
         ago: Duration,
     },
-    /// The timeline ended before it reached the value. What was signalled until then is valid.
+    /// The timeline ended before it reached the value. Values signalled until then are valid.
     #[error("timeline {name:?} ended at {last}, before {wanted}: {}", timeline_ending(*ending))]
     Timeline {
         /// The timeline.
         name: String,
         /// How it ended.
         ending: TimelineEnding,
-        /// The value that was waited for, or was to be signalled.
+        /// The value to wait for or to signal.
         wanted: u64,
         /// The last value that was signalled.
         last: u64,
     },
-    /// A permit was given back that is not held any more, or never was.
+    /// The permit to release is not held any more, or never was.
     #[error("this permit of semaphore {name:?} is not held")]
     Permit {
         /// The semaphore.
         name: String,
     },
-    /// A reference to a block that is not offered any more: it was taken over, taken back, or came back with its holder's
-    /// death. What the block contains now is somebody else's.
+    /// The referenced block is not offered any more: it was accepted, taken back, or freed after its holder's death. The
+    /// block may contain data of another process now.
     #[error("{block} is not offered any more")]
     Block {
         /// The reference.
         block: String,
     },
-    /// A block was given back that is not held any more, or never was.
+    /// The block to release is not held any more, or never was.
     #[error("this block of pool {pool:?} is not held")]
     HeldBlock {
         /// The pool.
         pool: String,
     },
-    /// The topic's last publisher has left, and the subscriber has received everything: an end that the subscriber
-    /// [asked for](crate::SubscriberOptions::until_idle).
+    /// The topic's last publisher has left, and the subscriber has received all samples. Only subscribers with
+    /// [`until_idle`](crate::SubscriberOptions::until_idle) get this error.
     #[error("topic {topic:?} is idle: its last publisher has left, and all samples were received")]
     TopicIdle {
         /// The topic.
         topic: String,
     },
-    /// The broker has taken this publisher or subscriber out of the topic.
+    /// The broker has detached this publisher or subscriber from the topic.
     #[error("this process is detached from topic {topic:?}")]
     Detached {
         /// The topic.
         topic: String,
     },
-    /// This process was evicted from the domain: names that it owned are withdrawn, and it gets nothing any more. What it
-    /// has mapped stays mapped.
+    /// This process was evicted from the domain: its names are withdrawn, and its calls are refused. Mapped memory stays
+    /// mapped.
     #[error("this process was evicted by pid {by} {} ago", seconds(*ago))]
     Evicted {
-        /// The process that wanted it.
+        /// The process that evicted it.
         by: u32,
         /// How long ago.
         ago: Duration,

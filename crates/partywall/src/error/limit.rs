@@ -58,7 +58,7 @@ pub enum LimitReached {
         free: Option<u64>,
         /// Bytes in all.
         total: Option<u64>,
-        /// What Partywall holds there: all bytes and the largest names. No tool of the vendor shows that.
+        /// Partywall's memory there: all bytes and the largest names. No tool of the vendor shows it.
         held: Option<Box<Held>>,
     },
     /// The process may not open more files.
@@ -74,8 +74,8 @@ pub enum LimitReached {
         /// What would be needed.
         needed: u64,
     },
-    /// File descriptors that the broker has sent are not read: by this process, or by others, and then the call has waited
-    /// for them in vain. They count against the limit of the whole user.
+    /// This process or others have not read file descriptors that the broker has sent. If it is others, the call has waited
+    /// for them. Unread descriptors count against the limit of the user.
     #[error("{}", unread_text(*unread, *allowed, pids))]
     UnreadDescriptors {
         /// How many are unread.
@@ -97,7 +97,7 @@ pub enum LimitReached {
     SystemMemory {
         /// What it was for.
         what: String,
-        /// Which limit is reached, as far as that can be told.
+        /// The limit that is reached, as far as it is known.
         limit: MemoryLimit,
     },
 }

@@ -1,11 +1,11 @@
-//! What is there, and is not as asked for.
+//! Objects that are not as asked for.
 
 use partywall_shm::DType;
 use partywall_wire::Named;
 
 use super::{ErrorKind, Help, Language, advice::use_as_it_is};
 
-/// What was asked for is there, and is of another kind, type or size.
+/// The object exists, but has another kind, type or size.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Mismatch {
@@ -39,7 +39,7 @@ pub enum Mismatch {
         /// What differs.
         why: String,
     },
-    /// What was to be in a block does not fit.
+    /// The data does not fit into a block.
     #[error("a block of {} {name:?} has {has} bytes, and {needed} are needed", of.name())]
     BlockSize {
         /// The pool or topic.
@@ -56,9 +56,9 @@ pub enum Mismatch {
     Sample {
         /// The topic.
         topic: String,
-        /// What its samples are.
+        /// Type and shape of its samples.
         has: String,
-        /// What was to be published.
+        /// Type and shape of the sample.
         given: String,
     },
     /// Elements were asked for as another type than theirs.
@@ -76,11 +76,11 @@ pub enum Mismatch {
     Kind {
         /// The segment.
         name: String,
-        /// What it is.
+        /// The kind of the memory.
         has: &'static str,
-        /// What was needed.
+        /// The kind that the operation needs.
         wanted: &'static str,
-        /// For what.
+        /// The operation.
         operation: &'static str,
     },
 }

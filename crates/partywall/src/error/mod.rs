@@ -1,7 +1,7 @@
-//! Everything that can go wrong, in one type: what happened, why, and what to do.
+//! All errors of the library: what happened, why, and what to do.
 //!
-//! [`Error`] has a variant for each thing that a program can do about an error. Most of them are enums of their own, in a
-//! file each: the errors with their messages, advice, and entries of `docs/troubleshooting.md`.
+//! [`Error`] has one variant for each reaction that a program can have. Most variants contain an enum in a file of its own,
+//! with the messages, the advice and the entries of `docs/troubleshooting.md`.
 
 mod advice;
 mod argument;
@@ -62,7 +62,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// fn weights(domain: &Domain) -> Result<Option<Segment>> {
 ///     match domain.open("weights", Duration::from_millis(10)) {
 ///         Ok(segment) => Ok(Some(segment)),
-///         // Nobody has committed it yet.
+///         // No process has committed it yet.
 ///         Err(Error::Timeout { .. } | Error::NotFound(_)) => Ok(None),
 ///         Err(Error::Gone(Gone::OwnerDied { pid, .. })) => {
 ///             eprintln!("process {pid} took it along");
@@ -93,10 +93,10 @@ pub enum Error {
     /// An argument that no call accepts: a name, a number, a range. The caller's mistake.
     #[error(transparent)]
     InvalidArgument(#[from] InvalidArgument),
-    /// What was asked for is not there: no such name, version, tensor or member.
+    /// The object does not exist: no such name, version, tensor or member.
     #[error(transparent)]
     NotFound(#[from] NotFound),
-    /// What was asked for is of another kind, type or size.
+    /// The object exists, but has another kind, type or size.
     #[error(transparent)]
     Mismatch(#[from] Mismatch),
     /// The operation is not allowed on this object, or for this process.
@@ -105,41 +105,41 @@ pub enum Error {
     /// A limit of the broker, a topic, this process or the machine is reached.
     #[error(transparent)]
     LimitReached(#[from] LimitReached),
-    /// Somebody else still uses what is needed; the call may succeed later.
+    /// Another process still uses the object; the call may succeed later.
     #[error(transparent)]
     Busy(#[from] Busy),
-    /// It did not happen in time.
+    /// The event did not happen in time.
     #[error("{what} within {}", seconds(*after))]
     Timeout {
-        /// What was to be done, and what did not happen: `cannot open "x": no process committed it`.
+        /// The action, and the event that did not happen: `cannot open "x": no process committed it`.
         what: String,
-        /// How long.
+        /// The time that has passed.
         after: Duration,
     },
     /// The caller cancelled the wait ([`Wait::cancelled_by`](crate::Wait::cancelled_by)).
     #[error("{what} before the wait was cancelled")]
     Cancelled {
-        /// What was to be done, and what did not happen, as for [`Timeout`](Self::Timeout).
+        /// The action and the event, as for [`Timeout`](Self::Timeout).
         what: String,
     },
-    /// What was used has ended: a timeline, a seat in a topic, a block, a permit.
+    /// The object has ended: a timeline, a place in a topic, a block, a permit.
     #[error(transparent)]
     Gone(#[from] Gone),
-    /// What was read must not be used: it is damaged, or work that it rests on has failed.
+    /// The data must not be used: it is damaged, or work that it rests on has failed.
     #[error(transparent)]
     InvalidData(#[from] InvalidData),
-    /// No broker, or none that this process can work with.
+    /// There is no broker, or none that this process can use.
     #[error(transparent)]
     Unreachable(#[from] Unreachable),
-    /// The GPU or its driver cannot do it.
+    /// The GPU or its driver cannot perform the operation.
     #[error(transparent)]
     DeviceFault(#[from] DeviceFault),
     /// The kernel refused a call.
     #[error("{what}: {source}")]
     System {
-        /// What it was for.
+        /// The purpose of the call.
         what: String,
-        /// errno.
+        /// The kernel's answer.
         source: std::io::Error,
     },
     /// A file could not be read or written.
@@ -147,8 +147,7 @@ pub enum Error {
     File(#[from] FileError),
 }
 
-/// For `?` where the operation is not to be tried again: what the error gives back is dropped, as it is when it goes out of
-/// scope.
+/// Converts an error that gives a value back, for `?`: the value is dropped.
 macro_rules! from_what_gives_something_back {
     ($($type:ty),+ $(,)?) => {$(
         impl From<$type> for Error {
@@ -161,7 +160,7 @@ macro_rules! from_what_gives_something_back {
 
 from_what_gives_something_back!(UnpublishedSample, UnreleasedSample, UnreleasedBlock, Unreleased, Uncommitted);
 
-/// How a name ended that was there less than a minute ago.
+/// How a name ended that existed less than a minute ago.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ended {
     /// The version that was the latest.
@@ -176,7 +175,7 @@ pub struct Ended {
     pub ago: Duration,
 }
 
-/// What a broker holds in one place.
+/// The memory that a broker holds in one place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Held {
     /// All bytes.
@@ -186,7 +185,7 @@ pub struct Held {
 }
 
 impl Error {
-    /// Why the directory of a socket is not used.
+    /// Returns the error that the directory of a socket cannot be used.
     pub(crate) fn directory(path: &Path, why: Unsafe) -> Self {
         match why {
             Unsafe::NoParent(parent) => Self::Unreachable(Unreachable::NoDirectory { path: path.to_owned(), parent }),
@@ -194,7 +193,7 @@ impl Error {
         }
     }
 
-    /// The kernel answered a message with file descriptors with `ETOOMANYREFS`.
+    /// Returns the error for `ETOOMANYREFS`, the kernel's answer to a message with file descriptors.
     pub(crate) fn descriptors_in_flight() -> Self {
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
         Self::LimitReached(LimitReached::DescriptorsInFlight { limit })

@@ -1,4 +1,4 @@
-//! What is not there.
+//! Objects that do not exist.
 
 use std::path::PathBuf;
 
@@ -10,11 +10,11 @@ use super::{
     text::{ended_text, near_names, near_pids, object_kind, other_kinds, which_member},
 };
 
-/// What was asked for is not there. The caller's mistake, too early or too late.
+/// The object does not exist: a mistake of the caller, or a call too early or too late.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotFound {
-    /// No segment, pool or topic has this name. The caller's mistake, too early or too late.
+    /// No segment, pool or topic has this name.
     #[error(
         "no segment, pool or topic is named {name:?} in the domain at {}{}{}{}", socket.display(), ended_text(name, ended),
         other_kinds(is), near_names(near)
@@ -26,13 +26,13 @@ pub enum NotFound {
         socket: PathBuf,
         /// Existing names that look like it.
         near: Vec<String>,
-        /// Objects of other kinds that have this very name.
+        /// The kinds of other objects with this name.
         is: Vec<Named>,
         /// How the name ended, if it was there less than a minute ago.
         ended: Option<Box<Ended>>,
     },
-    /// The name exists, this version of it does not and never will again: numbers start anew only when no version of a
-    /// name is left.
+    /// The name exists, but this version does not. It never will again: numbers start anew only when no version of a name is
+    /// left.
     #[error("{name:?} has no version {version}{}", latest.map_or_else(String::new, |v| format!(" (the latest is {v})")))]
     Version {
         /// The name.
@@ -58,7 +58,7 @@ pub enum NotFound {
         near_names(near)
     )]
     Object {
-        /// What was asked for.
+        /// The kind of the object.
         kind: ObjectKind,
         /// The name asked for.
         name: String,
@@ -69,10 +69,10 @@ pub enum NotFound {
         /// Objects of other kinds that have this very name.
         is: Vec<Named>,
     },
-    /// No member is meant by this pid or number. The caller's mistake, or too late: it is gone.
+    /// No member has this pid or number, or it is gone.
     #[error("no member has {}{}", which_member(*whom), near_pids(near))]
     Member {
-        /// Which was meant.
+        /// The pid or number.
         whom: Whom,
         /// Pids of members that look like it.
         near: Vec<u32>,

@@ -1,4 +1,4 @@
-//! The words of the messages.
+//! Texts for messages.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ pub(super) fn near_names(near: &[String]) -> String {
     if near.is_empty() { String::new() } else { format!("; there is {}", near.join(", ")) }
 }
 
-/// How a name ended, behind the sentence that nothing has it.
+/// Says how a name ended, after the sentence that nothing has it.
 pub(super) fn ended_text(name: &str, ended: &Option<Box<Ended>>) -> String {
     let Some(ended) = ended else { return String::new() };
     let Ended { version, ending, pid, program, ago } = &**ended;
@@ -25,13 +25,13 @@ pub(super) fn ended_text(name: &str, ended: &Option<Box<Ended>>) -> String {
     format!(": {name}@{version} {how}{comma} pid {pid} ({program}), {} ago", seconds(*ago))
 }
 
-/// What has the name that was asked for, if it is of other kinds.
+/// Says which objects of other kinds have the name.
 pub(super) fn other_kinds(is: &[Named]) -> String {
     let kinds: Vec<_> = is.iter().map(|named| format!("a {}", named.name())).collect();
     if kinds.is_empty() { String::new() } else { format!("; there is {} of that name", kinds.join(" and ")) }
 }
 
-/// Why an open with a time-out got nothing, from the refusal of asking once more at its end.
+/// Says why an open timed out, from the refusal of a last call without waiting.
 pub(crate) fn nothing_came(refusal: &Error) -> String {
     match refusal {
         Error::NotFound(NotFound::Name { name, ended: ended @ Some(_), .. }) => {
@@ -69,7 +69,7 @@ pub(super) fn member_state(state: MemberState) -> &'static str {
     }
 }
 
-/// A subscriber of a topic, as far as it is known whose it is.
+/// Names a subscriber of a topic, with its process if it is known.
 pub(super) fn subscriber_text(pid: Option<u32>, state: Option<MemberState>) -> String {
     match (pid, state) {
         (Some(pid), Some(state)) => format!("a subscriber, pid {pid}, which {},", member_state(state)),
@@ -159,7 +159,7 @@ pub(super) fn publisher_ending(ending: TimelineEnding) -> &'static str {
     }
 }
 
-/// A name in quotes. One that is far too long would hide what is said of it.
+/// Returns a name in quotes, shortened if it is far too long.
 pub(super) fn beginning(name: &str) -> String {
     match name.char_indices().nth(MOST_SHOWN) {
         Some((end, _)) => format!("{:?}…", &name[..end]),
@@ -211,17 +211,17 @@ pub(super) fn seconds(duration: Duration) -> String {
     format!("{:.1} s", duration.as_secs_f64())
 }
 
-/// Something's name behind what it is; nothing if none is meant.
+/// Returns a name with a space before it; nothing for `None`.
 pub(super) fn named(name: Option<&str>) -> String {
     name.map_or_else(String::new, |name| format!(" {name}"))
 }
 
-/// A number of things: `1 name`, `2 names`.
+/// Returns a number of things: `1 name`, `2 names`.
 pub(super) fn counted(number: u64, what: &str) -> String {
     if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
 }
 
-/// A number of bytes for people: `1.5 GiB`.
+/// Returns a number of bytes for people: `1.5 GiB`.
 pub fn bytes(n: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
     if n < 1024 {
@@ -236,5 +236,5 @@ pub fn bytes(n: u64) -> String {
     if value.fract() == 0.0 { format!("{value:.0} {}", UNITS[unit]) } else { format!("{value:.1} {}", UNITS[unit]) }
 }
 
-/// Characters of a name that is none: enough to find it again.
+/// Characters of an invalid name that are shown.
 const MOST_SHOWN: usize = 80;

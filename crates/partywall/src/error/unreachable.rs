@@ -9,25 +9,25 @@ use super::{
     text::{driver_name, fd_fault},
 };
 
-/// No broker, or not one that this process can work with.
+/// There is no broker, or none that this process can use.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unreachable {
-    /// No broker runs, and no program was found that could be started as one.
+    /// No broker runs, and no program was found to start as one.
     #[error("no broker program was found; tried {}", .tried.join(", "))]
     NoProgram {
-        /// Where it was looked for.
+        /// The paths that were tried.
         tried: Vec<String>,
     },
     /// A broker could not be started.
     #[error("the broker could not be started: {why}")]
     NotStarted {
-        /// What it said, or what the kernel said.
+        /// The message of the broker or the kernel.
         why: String,
-        /// What the broker advised, if it said anything.
+        /// The advice of the broker, if any.
         advice: Option<String>,
     },
-    /// No process answers at the socket, and starting a broker was not wanted.
+    /// No process answers at the socket, and no broker was to be started.
     #[error("no broker answers at {}: {why}", socket.display())]
     NoAnswer {
         /// The socket.
@@ -35,8 +35,8 @@ pub enum Unreachable {
         /// Why.
         why: String,
     },
-    /// The broker that this connection belonged to is gone. Memory that is mapped stays readable; names are lost.
-    /// A call that was under way may have taken effect.
+    /// The broker of this connection is gone. Mapped memory stays readable; names are lost. A call in progress may have taken
+    /// effect.
     #[error("the broker at {} is gone", socket.display())]
     Gone {
         /// Its socket.
@@ -65,10 +65,10 @@ pub enum Unreachable {
     UnsafeDirectory {
         /// The directory.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
-    /// The directory of the socket does not exist, and its parent does not either.
+    /// Neither the directory of the socket nor its parent exists.
     #[error("cannot make the directory {}: its parent directory {} does not exist", path.display(), parent.display())]
     NoDirectory {
         /// The directory.
@@ -94,12 +94,12 @@ pub enum Unreachable {
         /// Whether the domain is the simulated one.
         simulated: bool,
     },
-    /// The broker found a donated file descriptor to be something else.
+    /// The broker refused a file descriptor of a commit.
     #[error("the broker refused file descriptor {index} of the commit: {}", fd_fault(fault))]
     FileDescriptor {
-        /// Its place in the commit.
+        /// The index in the commit.
         index: u32,
-        /// What is wrong.
+        /// The fault.
         fault: FdFault,
     },
     /// The connection was made before a fork and is used in the child.
@@ -108,10 +108,10 @@ pub enum Unreachable {
         /// The process that made it.
         parent: u32,
     },
-    /// The broker said something that this library does not understand.
+    /// The broker sent something that this library does not understand.
     #[error("the broker broke the protocol: {0}")]
     Protocol(String),
-    /// The broker refused for a reason of its own.
+    /// The broker refused for another reason.
     #[error("the broker refused: {0}")]
     Refused(String),
 }
