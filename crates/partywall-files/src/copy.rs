@@ -18,9 +18,9 @@ use crate::{
     plan::{Plan, Source, read_exact_at},
 };
 
-/// Where a copy goes to. Each thread takes a lane of its own.
+/// The target of a copy. Each thread uses a lane of its own.
 pub trait Sink: Sync {
-    /// A thread's way into the sink; never leaves its thread.
+    /// The lane of a thread, which never leaves it.
     type Lane<'a>: Lane
     where
         Self: 'a;
@@ -32,17 +32,18 @@ pub trait Sink: Sync {
     fn lane(&self) -> Result<Self::Lane<'_>, SinkError>;
 }
 
-/// A thread's way into a [`Sink`]. If the copy fails or is cancelled, it may be dropped without [`Lane::finish`].
+/// Copies the bytes of one thread into a [`Sink`]. If the copy fails or is cancelled, the lane is dropped without
+/// [`Lane::finish`].
 pub trait Lane {
-    /// A free buffer of at least one byte, best of [`BUFFER_BYTES`]; what is in it does not matter. If all of the
-    /// lane's buffers are on their way, waits for one.
+    /// Returns a free buffer of at least one byte, ideally of [`BUFFER_BYTES`], with any content. Waits if all buffers of the
+    /// lane are in use.
     ///
     /// # Errors
     /// Ends the copy as [`FileError::Sink`].
     fn buffer(&mut self) -> Result<&mut [u8], SinkError>;
 
-    /// Stores bytes of the buffer that [`Lane::buffer`] has returned last. Pieces lie behind each other in the buffer,
-    /// and belong to ascending tensors.
+    /// Stores bytes of the buffer that [`Lane::buffer`] has returned last. The pieces follow each other in the buffer and
+    /// belong to ascending tensors.
     ///
     /// # Errors
     /// Ends the copy as [`FileError::Sink`].
@@ -55,39 +56,38 @@ pub trait Lane {
     fn finish(self) -> Result<(), SinkError>;
 }
 
-/// Bytes in a lane's buffer, and where they belong.
+/// Bytes in a lane's buffer, and their target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
-    /// Where they begin in the buffer.
+    /// The offset in the buffer.
     pub start: usize,
-    /// How many there are; never 0.
+    /// The number of bytes; never 0.
     pub len: usize,
-    /// The tensor: its place in [`Plan::tensors`].
+    /// The index of the tensor in [`Plan::tensors`].
     pub tensor: usize,
-    /// Where they begin in the tensor.
+    /// The offset in the tensor.
     pub offset: u64,
 }
 
-/// How large a lane's buffers should be: small enough to stay in the cache between being read into and being copied on,
-/// large enough that the calls do not count. From 256 KiB to 4 MiB no difference was found.
+/// The ideal size of a lane's buffers: small enough to stay in the cache between reading and copying, large enough that the
+/// calls do not matter. From 256 KiB to 4 MiB no difference was found.
 pub const BUFFER_BYTES: usize = 1 << 20;
 
-/// How many threads to copy with on this machine: one a core, up to 8.
+/// Returns how many threads should copy on this machine: one for each core, up to 8.
 pub fn default_threads() -> usize {
     thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS)
 }
 
 impl Plan {
-    /// Copies the bytes of all tensors into `sink` by up to `threads` threads, of which the calling one is the first.
-    /// Tensors without bytes are not mentioned to the sink.
+    /// Copies the bytes of all tensors into `sink` by up to `threads` threads, including the calling one. Skips tensors
+    /// without bytes.
     ///
-    /// `progress` is told how many bytes more have been submitted, by any of the threads. `cancel` ends the copy
-    /// within one buffer's time.
+    /// Each thread calls `progress` with the number of bytes that it has submitted. `cancel` ends the copy within one
+    /// buffer's time.
     ///
     /// # Errors
-    /// [`FileError::Changed`] if a file is not what it was when the plan was made, or at the end is not what it was at
-    /// the beginning; [`FileError::Read`]; [`FileError::Sink`]; [`FileError::Cancelled`]. The first of several is
-    /// returned, when all threads have ended.
+    /// [`FileError::Changed`] if a file has changed since the plan was made, or during the copy; [`FileError::Read`];
+    /// [`FileError::Sink`]; [`FileError::Cancelled`]. The first error is returned once all threads have ended.
     pub fn copy_to<S: Sink>(
         &self,
         sink: &S,
@@ -108,7 +108,7 @@ impl Plan {
         };
         thread::scope(|scope| {
             for _ in 1..threads.min(items.len()) {
-                // If no thread can be had, those that are there do its work.
+                // If no thread can be started, the existing ones do its work.
                 let _ = thread::Builder::new().name("partywall-copy".into()).spawn_scoped(scope, || job.work());
             }
             job.work();
@@ -119,7 +119,7 @@ impl Plan {
         }
     }
 
-    /// The bytes of all files, cut into what one thread reads at a time.
+    /// Returns the bytes of all files, divided into items that one thread reads.
     fn items(&self) -> Vec<Item> {
         let mut items = Vec::new();
         for (source, of) in self.sources().iter().enumerate() {
@@ -146,21 +146,21 @@ struct Item {
     len: u64,
 }
 
-/// What the threads of one copy share.
+/// The state that the threads of one copy share.
 struct Job<'a, S> {
     plan: &'a Plan,
     sink: &'a S,
     progress: &'a (dyn Fn(u64) + Sync),
     cancel: &'a AtomicBool,
     items: &'a [Item],
-    /// The first item that nobody has taken.
+    /// The first item that no thread has taken.
     next: AtomicUsize,
     failed: AtomicBool,
     error: Mutex<Option<FileError>>,
 }
 
 impl<S: Sink> Job<'_, S> {
-    /// Copies items until there are none, or one has failed.
+    /// Copies items until none are left, or one has failed.
     fn work(&self) {
         if let Err(error) = self.try_work() {
             self.error.lock().ignore_poison().get_or_insert(error);
@@ -192,7 +192,7 @@ impl<S: Sink> Job<'_, S> {
         }
     }
 
-    /// The next item, if the copy goes on.
+    /// Takes the next item, unless the copy has ended.
     fn take(&self) -> Option<&Item> {
         if self.failed.load(Ordering::Relaxed) {
             return None;
@@ -225,7 +225,7 @@ impl<S: Sink> Job<'_, S> {
         Ok(())
     }
 
-    /// To which tensors the `len` bytes at `at` of a file belong.
+    /// Finds the tensors that the `len` bytes at `at` of a file belong to.
     fn pieces(&self, source: usize, at: u64, len: usize, pieces: &mut Vec<Piece>) {
         pieces.clear();
         let range = self.plan.sources()[source].tensors.clone();

@@ -11,8 +11,8 @@ use partywall_shm::{DType, TableError};
 /// What a [`Sink`](super::Sink) or a [`Content`](super::Content) reports.
 pub type SinkError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why a file could not be read or written. When a file could not be read, its bytes may be in the sink in part; when
-/// it could not be written, a file that had its name is as it was.
+/// Why a file could not be read or written. After a failed read, the sink may contain a part of the bytes. After a failed
+/// write, an existing file of the name is unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
@@ -32,7 +32,7 @@ pub enum FileError {
         /// The kernel's answer.
         source: io::Error,
     },
-    /// It is a pipe, a socket or a device.
+    /// The file is a pipe, a socket or a device.
     #[error("{} is {kind}, not a regular file", file.display())]
     NotRegular {
         /// The file.
@@ -46,7 +46,7 @@ pub enum FileError {
         /// The folder.
         folder: PathBuf,
     },
-    /// The folder has two indexes, so it is not clear which tensors are meant.
+    /// The folder has two indexes, so that its tensors are ambiguous.
     #[error("the folder {} contains two indexes, {} and {}", folder.display(), first.display(), second.display())]
     TwoIndexes {
         /// The folder.
@@ -56,13 +56,13 @@ pub enum FileError {
         /// The name of another.
         second: PathBuf,
     },
-    /// In place of the file there is the note that Git LFS leaves until the file is downloaded.
+    /// The file is a pointer of Git LFS to a file that was not downloaded.
     #[error("{} is not the file itself but a Git LFS pointer to it", file.display())]
     LfsPointer {
         /// The file.
         file: PathBuf,
     },
-    /// The header says that it is longer than a header may be.
+    /// The header declares a length above the limit.
     #[error("{} begins with a header of {bytes} bytes; at most {limit} are allowed", file.display())]
     HeaderTooLarge {
         /// The file.
@@ -82,7 +82,7 @@ pub enum FileError {
         /// Bytes that are there.
         found: u64,
     },
-    /// The file goes on after its last tensor.
+    /// The file has bytes after its last tensor.
     #[error("{} has {found} bytes but its tensors end at {expected}", file.display())]
     TrailingBytes {
         /// The file.
@@ -92,7 +92,7 @@ pub enum FileError {
         /// Bytes that are there.
         found: u64,
     },
-    /// The header or the index is damaged, or lies.
+    /// The header or the index is damaged or false.
     #[error("{} is damaged: {source}", file.display())]
     Malformed {
         /// The file.
@@ -108,7 +108,7 @@ pub enum FileError {
         /// The shard as it stands there.
         shard: String,
     },
-    /// The index names a shard that is not there.
+    /// The index names a shard that does not exist.
     #[error("{} is missing: {} wants tensor {tensor:?} from it", shard.display(), index.display())]
     MissingShard {
         /// The index.
@@ -150,7 +150,7 @@ pub enum FileError {
         /// Another one.
         second: PathBuf,
     },
-    /// The elements are of a type that cannot be in memory as it is in the file.
+    /// The elements have a type that tensors cannot have.
     #[error("{} contains elements of type {dtype}: {why}", file.display())]
     UnsupportedElements {
         /// The file.
@@ -160,7 +160,7 @@ pub enum FileError {
         /// Why not.
         why: &'static str,
     },
-    /// The tensors or the metadata fit no tensor table.
+    /// The tensors or the metadata do not fit into a tensor table.
     #[error("{} cannot become a segment: {source}", file.display())]
     Table {
         /// The file.
@@ -168,7 +168,7 @@ pub enum FileError {
         /// The rule.
         source: TableError,
     },
-    /// The stream has more bytes than are wanted.
+    /// The stream has more bytes than the limit.
     #[error("{} has more than {limit} bytes", file.display())]
     TooLong {
         /// The stream.
@@ -181,10 +181,10 @@ pub enum FileError {
     Changed {
         /// The file.
         file: PathBuf,
-        /// How that was noticed.
+        /// The difference.
         why: String,
     },
-    /// The memory that the file was to be copied into could not be written.
+    /// The target of the copy could not be written.
     #[error("{} cannot be copied: {source}", file.display())]
     Sink {
         /// The file that was being read.
@@ -192,13 +192,13 @@ pub enum FileError {
         /// What the sink says.
         source: SinkError,
     },
-    /// The caller asked to stop.
+    /// The caller cancelled the operation.
     #[error("stopped before {} was complete", file.display())]
     Cancelled {
         /// The file.
         file: PathBuf,
     },
-    /// There is no tensor of this name.
+    /// No tensor has this name.
     #[error("there is no tensor {tensor:?} to write to {}", file.display())]
     NoSuchTensor {
         /// The file that was to be written.
@@ -303,7 +303,7 @@ pub enum FileError {
 }
 
 impl FileError {
-    /// Whether the process, or the machine, may not open another file.
+    /// Returns whether the process or the machine cannot open another file.
     pub fn lacks_files(&self) -> bool {
         let errno = match self {
             Self::Open { source, .. } | Self::Read { source, .. } | Self::Write { source, .. } => source.raw_os_error(),
@@ -312,7 +312,7 @@ impl FileError {
         [Errno::MFILE, Errno::NFILE].iter().any(|lack| errno == Some(lack.raw_os_error()))
     }
 
-    /// What to do next.
+    /// Returns what to do about it.
     pub fn advice(&self) -> &'static str {
         match self {
             Self::Open { .. } | Self::Write { .. } => "check the path and its permissions",
@@ -365,7 +365,7 @@ impl FileError {
         }
     }
 
-    /// What went wrong in writing to `file`.
+    /// Returns the error for a failed write to `file`.
     pub(crate) fn from_write(file: &Path, source: io::Error) -> Self {
         let file = file.to_owned();
         match source.kind() {
@@ -377,7 +377,7 @@ impl FileError {
         }
     }
 
-    /// `file` is damaged in the way that `why` says.
+    /// Returns the error that `file` is damaged.
     pub(crate) fn malformed(file: &Path, why: impl Into<SinkError>) -> Self {
         Self::Malformed { file: file.to_owned(), source: why.into() }
     }

@@ -1,4 +1,4 @@
-//! Model files: what is in them, and copying it into memory and back into files.
+//! Model files: their tensors, and copying these into memory and back into files.
 //!
 //! This crate knows no broker, no segment and no GPU: [`Plan::copy_to`] writes through a [`Sink`], [`write_to`] and
 //! [`write_to_path`] read from a [`Content`]. The crate `partywall` contains it as `partywall::files`.
@@ -10,8 +10,8 @@
 //! | `.npy` | one tensor, [`SINGLE_TENSOR`], in C or Fortran order | one tensor |
 //! | anything else, or a stream | its bytes: one tensor, [`SINGLE_TENSOR`], of `uint8` | the bytes of one tensor, as they lie in memory |
 //!
-//! Files are read by positioned reads, never mapped: a file that is cut while it is mapped kills the reader with
-//! `SIGBUS`. Apart from the headers, reading and writing take a constant amount of memory: one buffer a thread.
+//! Files are read by positioned reads, never mapped: a file that is truncated while it is mapped kills the reader with
+//! `SIGBUS`. Apart from the headers, reading and writing use a constant amount of memory: one buffer for each thread.
 //!
 //! ```
 //! use std::sync::atomic::AtomicBool;

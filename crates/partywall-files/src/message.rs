@@ -23,7 +23,7 @@ pub fn safetensors_header(
 /// A safetensors file of one tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message<'a> {
-    /// What is said of the tensor.
+    /// The description of the tensor.
     pub tensor: TensorInfo,
     /// The metadata, in the order of the file.
     pub metadata: Vec<(String, String)>,

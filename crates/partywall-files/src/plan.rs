@@ -1,4 +1,4 @@
-//! What is to be read, and from where: made from the headers alone, before any memory is asked for.
+//! Plans of reading tensors from files, made from the headers alone, before memory is allocated.
 
 use std::{
     collections::{HashMap, HashSet, hash_map::Entry},
@@ -22,35 +22,35 @@ use crate::{
     tensor::{Order, TensorInfo},
 };
 
-/// The tensors of one or more files, and where their bytes are.
+/// The tensors of one or more files, and the places of their bytes.
 ///
-/// Keeps no file open, except what [`Plan::from_reader`] has read. [`Plan::copy_to`] notices files that have changed
-/// since.
+/// Keeps no file open, except the bytes that [`Plan::from_reader`] has read. [`Plan::copy_to`] detects files that have
+/// changed since.
 pub struct Plan {
     sources: Vec<Source>,
     tensors: Vec<TensorInfo>,
-    /// Where each tensor begins in its file. Ascending within a file, and so are the ends.
+    /// The offset of each tensor in its file. Starts and ends ascend within a file.
     starts: Vec<u64>,
     metadata: Vec<(String, String)>,
 }
 
-/// A file, and which of the tensors are in it.
+/// A file, and the range of its tensors.
 pub(crate) struct Source {
     pub(crate) path: PathBuf,
     pub(crate) bytes: Bytes,
     pub(crate) tensors: Range<usize>,
 }
 
-/// Where the bytes of a file are.
+/// The location of the bytes of a file.
 pub(crate) enum Bytes {
-    /// Under its path, if what is there still looks like this.
+    /// A file at its path, if it still has this stamp.
     File(Stamp),
     /// A stream that was read to its end into a file without a name.
     Spool(File),
 }
 
-/// What tells whether a file is still the same. A change within the tick of the file system's clock (up to 10 ms
-/// before Linux 6.13) in which the plan was made is not seen if the length stays.
+/// Identifies the state of a file. A change of equal length within the same tick of the file system's clock (up to 10 ms
+/// before Linux 6.13) is not detected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Stamp {
     device: u64,
@@ -62,12 +62,12 @@ pub(crate) struct Stamp {
 impl Plan {
     /// Reads the headers of a file, or of all shards of a folder or an index.
     ///
-    /// A folder with a `*.safetensors.index.json` is read by it: tensors that are only in the index or only in one of
-    /// its shards are errors, files that it does not name do not matter. A folder without one is the set of all its
-    /// `*.safetensors`. Metadata of all shards is merged; where they contradict, the first shard by name is right.
+    /// A folder with a `*.safetensors.index.json` is read by this index: tensors that are only in the index or only in one of
+    /// its shards are errors; files that it does not name are ignored. A folder without an index is the set of all its
+    /// `*.safetensors`. Metadata of all shards is merged; in a conflict, the first shard by name wins.
     ///
     /// # Errors
-    /// [`FileError`]: the file cannot be read, is no regular file, is damaged or truncated, or shards and index do not
+    /// [`FileError`]: the file cannot be read, is not a regular file, is damaged or truncated, or shards and index do not
     /// belong together.
     pub fn from_path(path: &Path) -> Result<Self, FileError> {
         let found = fs::metadata(path).map_err(|source| FileError::Open { file: path.to_owned(), source })?;
@@ -87,7 +87,7 @@ impl Plan {
         let (tensor, start) = if has_suffix(path, ".npy") {
             npy::read_header(path, &file, stamp.length)?
         } else {
-            // Files of /proc say that they are empty. Whatever has more than it says is no file to take as it is.
+            // Files of /proc report a length of 0. A file with more bytes than it reports is refused.
             let more = file.read_at(&mut [0], stamp.length);
             match more.map_err(|source| FileError::Read { file: path.to_owned(), source })? {
                 0 => (raw(path, stamp.length)?, 0),
@@ -99,8 +99,8 @@ impl Plan {
 
     /// Reads a stream to its end as raw bytes: one tensor, [`SINGLE_TENSOR`], of `uint8`.
     ///
-    /// A segment must know its length before it is filled, so the stream is kept in a memfd until the plan is dropped:
-    /// at the end of [`Plan::copy_to`] its bytes are in memory twice. To avoid that, write it to a file first.
+    /// The length of a segment must be known before it is filled. The stream is therefore kept in a memfd until the plan is
+    /// dropped, and its bytes are in memory twice at the end of [`Plan::copy_to`]. To avoid that, write it to a file first.
     ///
     /// # Errors
     /// [`FileError::TooLong`] as soon as there are more than `limit` bytes; [`FileError::Read`];
@@ -129,17 +129,17 @@ impl Plan {
         Ok(Self::single(path, Bytes::Spool(spool), raw(path, length)?, 0))
     }
 
-    /// The tensors, in the order of their bytes: shard after shard.
+    /// Returns the tensors, in the order of their bytes: shard after shard.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.tensors
     }
 
-    /// The metadata of the files.
+    /// Returns the metadata of the files.
     pub fn metadata(&self) -> &[(String, String)] {
         &self.metadata
     }
 
-    /// Bytes of all tensors.
+    /// Returns the number of bytes of all tensors.
     pub fn total_bytes(&self) -> u64 {
         self.tensors.iter().fold(0, |sum, tensor| sum.saturating_add(tensor.bytes))
     }
@@ -166,12 +166,12 @@ impl Plan {
         &self.sources
     }
 
-    /// Where the tensors of a source begin in its file.
+    /// Returns the offset of each tensor in its file.
     pub(crate) fn starts(&self) -> &[u64] {
         &self.starts
     }
 
-    /// A path to name in an error that is about none in particular.
+    /// Returns the path for an error that is about no particular file.
     pub(crate) fn first_path(&self) -> &Path {
         self.sources.first().map_or(Path::new(""), |source| &source.path)
     }
@@ -215,7 +215,7 @@ impl Plan {
         Self { sources: vec![source], tensors: vec![tensor], starts: vec![start], metadata: Vec::new() }
     }
 
-    /// Finds a tensor that is in two shards. Within one, the JSON parser has left one of each name.
+    /// Refuses a tensor that is in two shards. Within one shard, the JSON parser has left one tensor of each name.
     fn check_names(&self) -> Result<(), FileError> {
         let mut seen = HashMap::with_capacity(self.tensors.len());
         for source in &self.sources {
@@ -244,7 +244,7 @@ impl fmt::Debug for Plan {
 }
 
 impl Source {
-    /// Opens it, if it is still the same.
+    /// Opens the file, if it has not changed.
     pub(crate) fn open(&self) -> Result<File, FileError> {
         match &self.bytes {
             Bytes::Spool(file) => {
@@ -257,7 +257,7 @@ impl Source {
         }
     }
 
-    /// Fails if it is no longer the same.
+    /// Fails if the file has changed.
     pub(crate) fn check(&self) -> Result<(), FileError> {
         let Bytes::File(stamp) = &self.bytes else {
             return Ok(());
@@ -266,7 +266,7 @@ impl Source {
         stamp.check(&self.path, Stamp::of(&now.map_err(|e| self.gone(e))?))
     }
 
-    /// It was there when the plan was made.
+    /// Turns a missing file into a changed one: it existed when the plan was made.
     fn gone(&self, error: FileError) -> FileError {
         match error {
             FileError::Open { source, .. } if source.kind() == io::ErrorKind::NotFound => {
@@ -298,7 +298,7 @@ impl Stamp {
     }
 }
 
-/// Reads all of `out` at `offset`. A file that ends before has changed: its length was known.
+/// Fills `out` from `offset`. A file that ends before has changed, because its length was known.
 pub(crate) fn read_exact_at(path: &Path, file: &File, out: &mut [u8], offset: u64) -> Result<(), FileError> {
     file.read_exact_at(out, offset).map_err(|source| match source.kind() {
         io::ErrorKind::UnexpectedEof => changed(path, "it became shorter"),
@@ -306,12 +306,11 @@ pub(crate) fn read_exact_at(path: &Path, file: &File, out: &mut [u8], offset: u6
     })
 }
 
-/// Opens a regular file. Nothing else is opened: opening a pipe would wait for its writer, opening a device may do
-/// anything.
+/// Opens a regular file, and nothing else: opening a pipe would wait for its writer, opening a device may have any effect.
 fn open(path: &Path) -> Result<(File, Stamp), FileError> {
     let failed = |source| FileError::Open { file: path.to_owned(), source };
     regular(path, fs::metadata(path).map_err(failed)?.file_type())?;
-    // What is there may be another file by now.
+    // Checked again: the path may name another file by now.
     let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
     let found = file.metadata().map_err(failed)?;

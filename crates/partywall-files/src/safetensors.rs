@@ -14,10 +14,10 @@ use crate::{
     write::Format,
 };
 
-/// What a header says.
+/// A parsed header.
 #[derive(Debug, Default)]
 pub(crate) struct Header {
-    /// The tensors in the order of their bytes, each with the place of its first byte in the file.
+    /// The tensors in the order of their bytes, each with its offset in the file.
     pub(crate) tensors: Vec<(TensorInfo, u64)>,
     /// The pairs in the order of the file.
     pub(crate) metadata: Vec<(String, String)>,
@@ -63,7 +63,7 @@ pub(crate) fn parse_bytes(path: &Path, bytes: &[u8]) -> Result<Header, FileError
     whole(path, json, start, length)
 }
 
-/// What the JSON of a header says, of a file of `length` bytes whose tensors' begin at `start`.
+/// Parses the JSON of a header, for a file of `length` bytes whose tensors begin at `start`.
 fn whole(path: &Path, json: &[u8], start: u64, length: u64) -> Result<Header, FileError> {
     let (header, data) = parse(path, json, start)?;
     match start.checked_add(data) {
@@ -77,7 +77,7 @@ fn whole(path: &Path, json: &[u8], start: u64, length: u64) -> Result<Header, Fi
     }
 }
 
-/// The header that the safetensors crate writes for these tensors, and the order in which their bytes follow it.
+/// Returns the header that the safetensors crate writes for these tensors, and the order of their bytes.
 pub(crate) fn header(
     path: &Path,
     tensors: &[&TensorInfo],
@@ -131,7 +131,7 @@ pub(crate) fn header(
     Ok(([&bytes.to_le_bytes(), &json[..]].concat(), order))
 }
 
-/// What the JSON of a header says, and how many bytes follow it; `start` is where they begin.
+/// Parses the JSON of a header. Returns it with the number of bytes that follow it from `start` on.
 fn parse(path: &Path, json: &[u8], start: u64) -> Result<(Header, u64), FileError> {
     let parsed: Metadata = serde_json::from_slice(json).map_err(|e| FileError::malformed(path, e))?;
     let mut tensors = Vec::new();
@@ -156,7 +156,7 @@ fn parse(path: &Path, json: &[u8], start: u64) -> Result<(Header, u64), FileErro
     Ok((Header { tensors, metadata }, parsed.data_len() as u64))
 }
 
-/// The pairs in the order of the file; the crate gives them in none.
+/// Parses the metadata in the order of the file, which the crate does not keep.
 fn ordered(json: &[u8], mut pairs: Vec<(String, String)>) -> Vec<(String, String)> {
     let header: Map<String, Value> = serde_json::from_slice(json).unwrap_or_default();
     let places = header
@@ -210,10 +210,10 @@ const PREFIX: u64 = 8;
 /// The longest header that the format allows.
 const MAX_HEADER: u64 = 100_000_000;
 
-/// How a Git LFS pointer begins.
+/// The beginning of a Git LFS pointer.
 const LFS: [u8; 8] = *b"version ";
 
-/// The entry of a header that is no tensor.
+/// The only entry of a header that is not a tensor.
 const METADATA: &str = "__metadata__";
 
 #[cfg(test)]

@@ -11,21 +11,21 @@ use serde_json::{Map, Value};
 
 use crate::error::FileError;
 
-/// Which tensor an index wants from which of its shards.
+/// An index: the shard of each tensor.
 #[derive(Debug)]
 pub(crate) struct Index {
     path: PathBuf,
     shards: Vec<PathBuf>,
-    /// Tensor → place in `shards`.
+    /// Maps each tensor to the index of its shard in `shards`.
     wanted: HashMap<String, usize>,
 }
 
-/// What a folder means.
+/// The contents of a folder.
 #[derive(Debug)]
 pub(crate) enum Folder {
-    /// It has an index.
+    /// The index of the folder.
     Index(PathBuf),
-    /// It has none: all its shards, sorted by name.
+    /// All shards of a folder without an index, sorted by name.
     Shards(Vec<PathBuf>),
 }
 
@@ -41,12 +41,12 @@ impl Index {
         Self::parse(path, &json)
     }
 
-    /// The shards in the order of their names.
+    /// Returns the shards in the order of their names.
     pub(crate) fn shards(&self) -> &[PathBuf] {
         &self.shards
     }
 
-    /// The error for a shard that cannot be opened.
+    /// Returns the error for a shard that cannot be opened.
     pub(crate) fn shard_error(&self, shard: usize, error: FileError) -> FileError {
         match error {
             FileError::Open { file, source } if source.kind() == std::io::ErrorKind::NotFound => {
@@ -61,7 +61,7 @@ impl Index {
         }
     }
 
-    /// Compares the index with what the shards contain: tensor → place of its shard.
+    /// Compares the index with the shards. `found` maps each tensor to the index of its shard.
     pub(crate) fn check(&self, found: &HashMap<&str, usize>) -> Result<(), FileError> {
         let missing = self.first(|tensor, from| found.get(tensor) != Some(&from));
         if let Some(tensor) = missing {
@@ -110,14 +110,14 @@ impl Index {
         })
     }
 
-    /// The first tensor by name for which `wanted` holds.
+    /// Returns the first tensor by name for which `wanted` holds.
     fn first(&self, wanted: impl Fn(&str, usize) -> bool) -> Option<String> {
         self.wanted.iter().filter(|(tensor, from)| wanted(tensor, **from)).map(|(tensor, _)| tensor).min().cloned()
     }
 }
 
 impl Folder {
-    /// Looks into a folder. Files other than shards and indexes do not matter.
+    /// Reads a folder. Ignores files other than shards and indexes.
     pub(crate) fn read(folder: &Path) -> Result<Self, FileError> {
         let failed = |source| FileError::Open { file: folder.to_owned(), source };
         let mut shards = Vec::new();
@@ -144,17 +144,17 @@ impl Folder {
     }
 }
 
-/// Whether the name says that it is an index.
+/// Returns whether the name is that of an index.
 pub(crate) fn is_index(path: &Path) -> bool {
     has_suffix(path, ".safetensors.index.json")
 }
 
-/// Whether the name says that it is a safetensors file.
+/// Returns whether the name is that of a safetensors file.
 pub(crate) fn is_safetensors(path: &Path) -> bool {
     has_suffix(path, ".safetensors")
 }
 
-/// Whether the name ends in `suffix`, in letters of any case.
+/// Returns whether the name ends in `suffix`, ignoring case.
 pub(crate) fn has_suffix(path: &Path, suffix: &str) -> bool {
     let name = path.file_name().unwrap_or_default().as_encoded_bytes();
     name.len() >= suffix.len() && name[name.len() - suffix.len()..].eq_ignore_ascii_case(suffix.as_bytes())

@@ -1,4 +1,4 @@
-//! What is known of a tensor in a file or in memory, apart from its bytes.
+//! The description of a tensor in a file or in memory, without its bytes.
 
 use partywall_shm::DType;
 

@@ -18,35 +18,35 @@ use crate::{
     tensor::TensorInfo,
 };
 
-/// Where tensors are read from.
+/// A source of tensors.
 pub trait Content {
-    /// The tensors in the order in which they were given.
+    /// Returns the tensors, in their given order.
     fn tensors(&self) -> Vec<TensorInfo>;
 
-    /// The metadata.
+    /// Returns the metadata.
     fn metadata(&self) -> Vec<(String, String)>;
 
-    /// Copies the bytes at `offset` of a tensor, by its place in [`Content::tensors`], to `out`.
+    /// Copies the bytes at `offset` of a tensor, given by its index in [`Content::tensors`], to `out`.
     ///
     /// # Errors
     /// Ends the writing as [`FileError::Content`].
     fn read(&self, tensor: usize, offset: u64, out: &mut [u8]) -> Result<(), SinkError>;
 }
 
-/// What a file looks like.
+/// The format of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Format {
-    /// The bytes of one tensor as they lie in memory, with nothing around them.
+    /// The bytes of one tensor as they lie in memory, and nothing else.
     Raw,
     /// One tensor with its type and shape.
     Npy,
-    /// Tensors with their names, and metadata. The file is the one that the safetensors library writes.
+    /// Tensors with their names, and metadata: the same file as the safetensors library writes.
     SafeTensors,
 }
 
 impl Format {
-    /// The format that the suffix of `path` stands for: `.npy`, `.safetensors`, or [`Format::Raw`] for any other.
+    /// Returns the format of the suffix of `path`: `.npy`, `.safetensors`, or [`Format::Raw`] for any other.
     pub fn from_path(path: &Path) -> Self {
         if has_suffix(path, ".npy") {
             Self::Npy
@@ -70,11 +70,12 @@ impl fmt::Display for Format {
 
 /// Writes tensors to a stream: all of them, or the one that `selection` names. Returns how many bytes were written.
 ///
-/// `progress` is told how many bytes more have been written. `cancel` ends the writing within one buffer's time.
+/// `progress` is called with the number of bytes written since its last call. `cancel` ends the writing within one buffer's
+/// time.
 ///
 /// # Errors
-/// [`FileError`], before anything is written if `format` cannot hold the tensors; [`FileError::ClosedPipe`] if nobody
-/// reads any more. The stream is called `-` there.
+/// [`FileError`], before anything is written if `format` cannot hold the tensors; [`FileError::ClosedPipe`] if the reader is
+/// gone. Errors name the stream `-`.
 pub fn write_to(
     content: &dyn Content,
     selection: Option<&str>,
@@ -86,11 +87,11 @@ pub fn write_to(
     Job::new(Path::new("-"), content, selection, format)?.run(out, progress, cancel)
 }
 
-/// Writes tensors to a file, in the format that its suffix stands for: all of them, or the one that `selection` names.
-/// Returns how many bytes were written.
+/// Writes tensors to a file, in the format of its suffix: all of them, or the one that `selection` names. Returns how many
+/// bytes were written.
 ///
-/// The file appears under its name when it is complete, in place of one that had the name; on any error that one stays
-/// as it is, and nothing else is left. A pipe or a device is written to directly.
+/// The file appears under its name when it is complete, and replaces a file of that name. After an error the old file is
+/// unchanged, and nothing else is left. Pipes and devices are written directly.
 ///
 /// # Errors
 /// As [`write_to`]; also [`FileError::Full`], [`FileError::IsFolder`] and [`FileError::Write`].
@@ -110,7 +111,7 @@ pub fn write_to_path(
             job.run(&mut file, progress, cancel)
         }
         found => {
-            // A link stays a link, and what it points to is replaced.
+            // A link stays a link: its target is replaced.
             let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
             let mut draft = Draft::create(&target).map_err(failed)?;
             if let Ok(found) = found {
@@ -123,12 +124,12 @@ pub fn write_to_path(
     }
 }
 
-/// What is to be written.
+/// The contents of a file to write.
 struct Job<'a> {
     path: &'a Path,
     content: &'a dyn Content,
     header: Vec<u8>,
-    /// The tensors whose bytes follow, each with its place in the content.
+    /// The tensors whose bytes follow the header, each with its index in the content.
     tensors: Vec<(usize, TensorInfo)>,
 }
 
@@ -160,7 +161,7 @@ impl<'a> Job<'a> {
         Ok(Self { path, content, header, tensors })
     }
 
-    /// Writes it, small tensors together.
+    /// Writes the file, small tensors together.
     fn run(&self, out: &mut dyn Write, progress: &dyn Fn(u64), cancel: &AtomicBool) -> Result<u64, FileError> {
         let mut out = Output { path: self.path, out, progress, cancel, written: 0 };
         out.write(&self.header)?;
@@ -224,7 +225,7 @@ impl Draft {
             name.push(format!("{}-{}", process::id(), NEXT.fetch_add(1, Ordering::Relaxed)));
             let path = target.with_file_name(name);
             match OpenOptions::new().write(true).create_new(true).open(&path) {
-                // Left by a killed process that had our pid.
+                // Left by a killed process of the same pid.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 file => {
                     return file.map(|file| Self { file, path: Some(path) });
@@ -245,7 +246,7 @@ impl Draft {
 impl Drop for Draft {
     fn drop(&mut self) {
         if let Some(path) = &self.path {
-            // Nobody is left to tell; the name says whose it was.
+            // A failure cannot be reported any more; the file's name contains the pid.
             let _ = fs::remove_file(path);
         }
     }
