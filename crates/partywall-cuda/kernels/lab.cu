@@ -190,7 +190,7 @@ extern "C" __global__ void pw_turns(uint64_t* mine, const uint64_t* theirs, uint
         if (found > turn) {
             turn++;
             first = turn == 1 ? now : first;
-            // Who follows answers; who leads has its next turn.
+            // The follower answers; the leader has its next turn.
             if (follows || turn < last) {
                 StoreReleaseSystem::store(mine, follows ? turn : turn + 1);
             }

@@ -63,7 +63,7 @@ impl Context {
     /// current on it before.
     ///
     /// # Errors
-    /// The context is gone (`CUDA_ERROR_CONTEXT_IS_DESTROYED` after somebody reset the device), or CUDA is shutting
+    /// The context is gone (`CUDA_ERROR_CONTEXT_IS_DESTROYED` after a reset of the device), or CUDA is shutting
     /// down.
     pub fn guard(&self) -> Result<ContextGuard<'_>, CudaError> {
         let mut current = 0;

@@ -24,7 +24,7 @@ impl IpcMemoryHandle {
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` for an address that is not in memory of `cuMemAlloc`: pool, VMM, managed and host
-    /// memory have no handle (measured). [`PointerInfo`](crate::PointerInfo) tells which it is.
+    /// memory have no handle (measured). [`PointerInfo`](crate::PointerInfo) names the kind.
     pub fn of(context: &Context, base: u64) -> Result<Self, CudaError> {
         let _guard = context.guard()?;
         let mut handle = IpcHandle([0; 64]);

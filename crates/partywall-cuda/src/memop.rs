@@ -14,7 +14,7 @@
 //!   word, is not negative. A word that is more than half the number range ahead counts as behind: 2⁶⁴ − 1 does not
 //!   end a wait for 1, since it is −1. Counters that shall be poisoned stay below the poison by less than 2⁶³.
 //! - **A wait cannot be cancelled.** Only the value ends it, or the end of the process. A wait is therefore enqueued
-//!   only on words that somebody else can still write when the expected writer is gone.
+//!   only on words that another process can still write when the expected writer is gone.
 //! - **Device code that arrives behind a pending wait waits as well**, whatever stream it is for (measured, driver
 //!   580): loading a module blocks, a kernel whose function was first asked for then does not run, a launch blocks if
 //!   the kernel needs more local memory than any before it, and so does any kernel's first launch by the runtime API. A

@@ -128,7 +128,7 @@ impl PhysicalMemory {
         if raw < 0 {
             return Err(CudaError::new(CALL, CuResult::UNKNOWN).with_context("the driver stored no descriptor"));
         }
-        // SAFETY: the driver just made this descriptor for the caller, who must close it.
+        // SAFETY: the driver just made this descriptor for the caller, which must close it.
         let descriptor = unsafe { OwnedFd::from_raw_fd(raw) };
         rustix::io::fcntl_setfd(descriptor.as_fd(), rustix::io::FdFlags::CLOEXEC).map_err(|errno| {
             CudaError::new(CALL, CuResult::OPERATING_SYSTEM).with_context(format!("cannot set close-on-exec: {errno}"))

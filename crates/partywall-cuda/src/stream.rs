@@ -87,7 +87,7 @@ impl Drop for Stream {
     }
 }
 
-/// A stream that somebody owns: the caller's framework, or a [`Stream`]. Free to copy, `Send` and `Sync`.
+/// A borrowed stream of the caller's framework, or of a [`Stream`]. Free to copy, `Send` and `Sync`.
 ///
 /// The per-thread default stream differs from thread to thread.
 #[derive(Clone, Copy, Debug)]
@@ -332,7 +332,7 @@ impl CurrentStream<'_> {
     }
 
     /// Returns which stream it is. Unlike the handle, which the driver gives out again, no other stream of the process
-    /// ever has the same identity; and the default stream of a thread is told from that of another.
+    /// ever has the same identity; and default streams of two threads have different identities.
     ///
     /// # Errors
     /// `CUDA_ERROR_NOT_FOUND` from a driver older than CUDA 12.

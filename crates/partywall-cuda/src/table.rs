@@ -169,7 +169,7 @@ impl Driver {
     fn open(library: &OsStr) -> Result<Self, LoadError> {
         let name = library.to_string_lossy().into_owned();
         // SAFETY: running the library's initialisers is what loading the driver means. The name is that of the
-        // vendor's driver, or was chosen by who controls the environment of this process.
+        // vendor's driver, or was chosen by the environment of this process.
         let loaded = unsafe { Library::open(Some(library), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| {
             let text = linker_text(&error);
             let reason = text.strip_prefix(&format!("{name}: ")).unwrap_or(&text).to_owned();

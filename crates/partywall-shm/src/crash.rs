@@ -14,7 +14,7 @@ pub fn point(_name: &'static str) {}
 mod armed {
     use std::cell::Cell;
 
-    /// What is done at a point, which is told its name.
+    /// The function to call at a point, with the name of the point.
     pub type Action = fn(name: &'static str);
 
     thread_local! {
@@ -26,7 +26,7 @@ mod armed {
         ARMED.set(Some((before, action)));
     }
 
-    /// Takes that back; returns how many points were still to be passed, or `None` if the action was called.
+    /// Disarms this thread. Returns how many points were still to be passed, or `None` if the action was called.
     pub fn disarm() -> Option<u64> {
         ARMED.take().map(|(before, _)| before)
     }

@@ -16,22 +16,22 @@ macro_rules! dtypes {
             /// Every element type.
             pub const ALL: &[Self] = &[$(Self::$variant),*];
 
-            /// The number that stands for the type in a table.
+            /// Returns the number that stands for the type in a table.
             pub fn code(self) -> u8 {
                 self as u8
             }
 
-            /// The type with this number.
+            /// Returns the type with this number.
             pub fn from_code(code: u8) -> Option<Self> {
                 match code { $($code => Some(Self::$variant),)* _ => None }
             }
 
-            /// Its name, as torch and NumPy spell it.
+            /// Returns the name, as torch and NumPy spell it.
             pub fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
             }
 
-            /// Bits of one element. Elements of less than eight bits are packed without gaps.
+            /// Returns the bits of one element. Elements of less than eight bits are packed without gaps.
             pub fn bits(self) -> u64 {
                 match self { $(Self::$variant => $bits,)* }
             }
@@ -105,14 +105,14 @@ dtypes! {
 pub struct UnknownDType(pub String);
 
 impl DType {
-    /// Bytes that `elements` elements take without gaps, or `None` if they do not fill whole bytes or the number
+    /// Returns the bytes that `elements` elements take without gaps, or `None` if they do not fill whole bytes or the number
     /// exceeds 2⁶³.
     pub fn bytes_for(self, elements: u64) -> Option<u64> {
         let bits = elements.checked_mul(self.bits())?;
         (bits % 8 == 0 && bits / 8 <= i64::MAX as u64).then_some(bits / 8)
     }
 
-    /// Bytes of one element, or `None` if it has less than eight bits.
+    /// Returns the bytes of one element, or `None` if it has less than eight bits.
     pub fn item_bytes(self) -> Option<u64> {
         (self.bits() >= 8).then_some(self.bits() / 8)
     }

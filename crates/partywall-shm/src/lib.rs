@@ -35,7 +35,7 @@ pub use eventcount::EventKey;
 pub use slots::{SlotsOf, Sort};
 pub use table::{Layout, Table, TableBuilder, TableError, Tensor};
 
-/// The longest sleep of any waiter before it looks again: the process that had to wake it may have been killed, or stopped for
+/// The longest sleep of any waiter before it checks again: the process that had to wake it may have been killed, or stopped for
 /// ever, between the change and the wake.
 pub const MAX_SLEEP: std::time::Duration = std::time::Duration::from_millis(100);
 

@@ -9,7 +9,7 @@ use crate::state;
 
 /// A device that this process sees.
 pub(crate) struct Device {
-    /// Its number among all devices of the simulated machine, whoever sees them.
+    /// Its number among all devices of the simulated machine, whether or not a process sees them.
     pub(crate) physical: u8,
     /// Bytes of its memory.
     pub(crate) total: u64,

@@ -1,7 +1,7 @@
 //! Events: points in streams for which other streams, other processes and the host wait.
 //!
-//! What an event is made of is shared by all who use it: the number of the last record, and the numbers of those that
-//! were reached. A record whose stream never gets there (its process was killed) is never reached: no other process can
+//! All users of an event share its state: the number of the last record, and the numbers of the records that were
+//! reached. A record whose stream never gets there (its process was killed) is never reached: no other process can
 //! mark it as reached.
 
 use std::collections::BTreeMap;

@@ -101,7 +101,7 @@ pub(crate) fn sleep_until_within(word: &AtomicU32, value: u32) {
     }
 }
 
-/// Stores `value` and wakes who sleeps on `word`.
+/// Stores `value` and wakes all sleepers on `word`.
 pub(crate) fn store_and_wake(word: &AtomicU32, value: u32) {
     word.store(value, Ordering::Release);
     futex::wake(word, 1);

@@ -1,7 +1,7 @@
 //! Benchmarks: what Partywall takes, beside the least that the machine could have taken, in the same run.
 //!
-//! The broker is the real binary in a process of its own, in a private directory; so are other members, and whoever
-//! stands for the peer of a floor. Every subject gets a fresh broker, so that none measures what another left.
+//! The broker is the real binary in a process of its own, in a private directory; so are other members, and the
+//! peer of a floor. Every subject gets a fresh broker, so that none measures what another left.
 //!
 //! | module | holds |
 //! |---|---|

@@ -45,7 +45,7 @@ pub(crate) const ALLOCATOR: &str = "allocator";
 /// Holds something of each kind until it is killed: `SOCKET SEGMENT [GPU-UUID]`.
 pub(crate) const HOLDER: &str = "holder";
 
-/// Has a stream that waits for those who are killed: `SOCKET GPU-UUID`.
+/// Has a stream that waits for the processes that are killed: `SOCKET GPU-UUID`.
 pub(crate) const BYSTANDER: &str = "bystander";
 
 /// Keeps an MPS daemon: `DIRECTORY`.

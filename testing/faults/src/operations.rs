@@ -79,7 +79,7 @@ pub(crate) static OPERATIONS: &[Operation] = &[
         "a pool in memory of cuMemAlloc, and a block of it that is zeroed",
         make_a_pool_of_memory,
     ),
-    on_gpu("a zeroed block", "a block of a pool that zeroes them for whoever takes one", a_zeroed_block),
+    on_gpu("a zeroed block", "a block of a pool that zeroes blocks when they are taken", a_zeroed_block),
     on_gpu("open a pool", "another process's pool, and a block of it that is written and given back", open_a_pool),
     on_words("a block behind a stream", "a stream gives a block of a pool back", a_block_behind_a_stream),
     on_words("a sample of a stream", "a stream fills samples of a topic, and reads one", a_sample_of_a_stream),
@@ -355,7 +355,7 @@ fn signal_and_wait(setting: &Setting) -> Outcome {
         passed.timeline().wait(known + 1, WATCHDOG)
     };
     let enqueued = enqueue();
-    // Whatever came of it: who waits for more than was signalled goes on.
+    // In every case, a waiter for more than was signalled goes on.
     drop(writer);
     let done = [gpu.stream(), waiting.as_ref()].map(|stream| stream.synchronize().map_err(|error| of(setting, error)));
     done.into_iter().fold(enqueued, Result::and)

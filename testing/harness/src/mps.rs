@@ -32,7 +32,7 @@ pub fn missing() -> Option<&'static str> {
 /// The daemon does not start, `until` fails, or the directories cannot be made or removed.
 pub fn keep(pipes: &Path, logs: &Path, until: impl FnOnce() -> Result<(), String>) -> Result<String, String> {
     let failed = |error: std::io::Error| format!("the directories of an MPS daemon: {error}");
-    // They leave those who started them, and become children of this process then.
+    // They detach from their parents, and then become children of this process.
     set_child_subreaper(Some(getpid())).map_err(|errno| errno.to_string())?;
     fs::create_dir_all(pipes).map_err(failed)?;
     fs::create_dir_all(logs).map_err(failed)?;

@@ -4,7 +4,7 @@ use std::sync::{Arc, Once};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
-/// The signals that tests send and that whoever starts the tests may ignore.
+/// The signals that tests send, and that the process that starts the tests may ignore.
 const SENT: [i32; 4] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
 
 /// Makes processes that are started from now on begin with the default action of every signal.

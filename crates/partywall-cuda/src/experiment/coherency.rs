@@ -10,7 +10,7 @@ use crate::{AccessError, Context, CudaError, DeviceBuffer, DeviceSlice, Function
 /// Bytes of the memory in which two processes make an experiment. All are 0 before it.
 pub const WORDS_BYTES: u64 = PAIRS_DATA + 2 * PAIRS * LINE;
 
-/// For whom an operation is meant to be in order: the threads of a block, of a GPU, of the system.
+/// The threads for which an operation is ordered: those of a block, of a GPU, or of the system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// `cta`
@@ -68,14 +68,14 @@ pub enum Handover {
     ReleaseAcquire(Scope),
 }
 
-/// What a poll saw. Times are of the GPU's clock, in nanoseconds, the same in all processes.
+/// The result of a poll. Times are of the GPU's clock, in nanoseconds, the same in all processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PollReport {
-    /// How often it looked.
+    /// How often it loaded the word.
     pub looks: u64,
     /// When the value was seen, if it was.
     pub seen: Option<u64>,
-    /// For how long it looked in vain.
+    /// How long it polled without seeing the value.
     pub vain: Duration,
 }
 
@@ -88,7 +88,7 @@ pub struct StoreReport {
     pub answered: Option<u64>,
 }
 
-/// What two kernels that take turns came to.
+/// The result of two kernels that take turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TurnsReport {
     /// How many were taken.
@@ -97,7 +97,7 @@ pub struct TurnsReport {
     pub time: Duration,
 }
 
-/// What reading flags and data came to.
+/// The result of reading flags and data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PairsReport {
     /// How often a flag and its data were read.

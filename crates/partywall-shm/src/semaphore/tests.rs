@@ -69,7 +69,7 @@ fn waiters_are_served_in_order() {
     let mut held = semaphore.try_take(0).unwrap();
     let mut waiters: VecDeque<_> = (1..=5).map(|row| waiter(&semaphore, row)).collect();
     assert_eq!(semaphore.audit().waiting, 5);
-    // The third gives up, and nobody who comes later passes the others.
+    // The third waiter cancels, and no later one overtakes the others.
     assert_eq!(waiters.remove(2).unwrap().cancel(), None);
     for row in [1, 2, 4, 5] {
         assert!(semaphore.free(&held));
@@ -145,7 +145,7 @@ fn more_wait_than_there_is_room_for() {
     let held = semaphore.try_take(0).unwrap();
     let mut waiters: VecDeque<_> = (0..MAX_WAITERS).map(|_| waiter(&semaphore, 1)).collect();
     assert!(matches!(semaphore.take(1), Attempt::Crowded));
-    // One who was granted a permit, and is stopped for ever before he takes it, keeps his entry. Others go on.
+    // A waiter that was granted a permit, and is stopped for ever before it takes it, keeps its entry. Others go on.
     let stopped = waiters.pop_front().unwrap();
     assert!(semaphore.free(&held));
     for _ in 1..MAX_WAITERS {
@@ -175,7 +175,7 @@ fn wrong_hints_cost_time_and_no_permit() {
         for held in held {
             assert!(semaphore.free(&held));
         }
-        // As he does who has slept in vain.
+        // As after a sleep that ended without a permit.
         waiter.sleep(Duration::from_millis(1));
         let Polled::Held(held) = waiter.poll() else { panic!("hints {garbage}: {:?}", semaphore.audit()) };
         assert!(semaphore.free(&held));
@@ -244,12 +244,12 @@ fn threads_of_all_sorts_lose_no_permit() {
     assert_eq!(Semaphore::map(&fd).unwrap().audit(), idle(PERMITS));
 }
 
-/// Whoever passes a waiter had begun to acquire before the waiter was in the queue: never one who came later.
+/// An attempt that overtakes a waiter had begun before the waiter was in the queue.
 #[test]
 fn no_more_overtake_a_waiter_than_were_acquiring_when_it_came() {
     const THREADS: u64 = 8;
     let fd = Semaphore::create(1).unwrap();
-    // In the order in which they happened, as far as one who waits can tell.
+    // Counts attempts in the order in which a waiter sees them.
     let begun = AtomicU64::new(0);
     let done = AtomicBool::new(false);
     let passed = AtomicU64::new(0);
@@ -263,7 +263,7 @@ fn no_more_overtake_a_waiter_than_were_acquiring_when_it_came() {
                 while !done.load(Ordering::Relaxed) {
                     let mine = begun.fetch_add(1, Ordering::SeqCst);
                     let held = acquire(&semaphore, 1);
-                    // Whoever holds it says which attempt he is.
+                    // The holder publishes the number of its attempt.
                     passed.store(mine, Ordering::SeqCst);
                     assert!(semaphore.free(&held));
                 }
@@ -280,7 +280,7 @@ fn no_more_overtake_a_waiter_than_were_acquiring_when_it_came() {
                 }
                 Attempt::Crowded => panic!("there is room"),
             };
-            // Attempts from here on are later than the queue's knowledge of us.
+            // Attempts from here on began after this waiter was in the queue.
             let first_later = begun.load(Ordering::SeqCst);
             let mut overtaken = std::collections::BTreeSet::new();
             loop {
@@ -291,14 +291,14 @@ fn no_more_overtake_a_waiter_than_were_acquiring_when_it_came() {
                         break;
                     }
                     Polled::Waiting => {
-                        assert!(last < first_later, "attempt {last} passed one who waited at {first_later}");
+                        assert!(last < first_later, "attempt {last} overtook a waiter of {first_later}");
                         overtaken.insert(last);
                         std::thread::yield_now();
                     }
-                    Polled::Lost => panic!("nobody took it away"),
+                    Polled::Lost => panic!("no process revoked it"),
                 }
             }
-            // One each, and what was in use when he came.
+            // One attempt a thread, and the permits in use when it began to wait.
             assert!(overtaken.len() as u64 <= THREADS, "{overtaken:?}");
         }
     });
@@ -369,7 +369,7 @@ fn step() -> impl Strategy<Value = Step> {
 /// What a semaphore is, told simply.
 #[derive(Default)]
 struct Model {
-    /// By whom each permit that is not free is held, or for whom it is meant.
+    /// The holder of each permit that is not free, or the waiter that it was handed to.
     taken: Vec<u64>,
     queue: VecDeque<u64>,
     maximum: usize,
@@ -463,7 +463,7 @@ proptest! {
                         .filter_map(|(number, row)| lost(&row).then_some(number)).collect();
                     let had = gone.iter().filter(|number| model.taken.contains(number)).count();
                     prop_assert_eq!(semaphore.recover(|row| lost(&row)) as usize, had);
-                    // All at once: nothing goes from one who is dead to another who is.
+                    // All at once: no permit goes from one dead process to another.
                     model.queue.retain(|number| !gone.contains(number));
                     model.taken.retain(|number| !gone.contains(number));
                     model.serve();

@@ -10,7 +10,7 @@
 //!    slot its own (*held*) and leaves the entry.
 //! 3. Any member may serve. One that meets a handed slot completes that step: it notifies the waiter, or takes the slot if
 //!    the waiter has left.
-//! 4. A sleeping waiter looks again after [`MAX_SLEEP`], at all entries, whatever the hints say.
+//! 4. A sleeping waiter checks all entries again after [`MAX_SLEEP`], independently of the hints.
 //! 5. A granted slot is not held before its waiter has taken it. A waiter that does not take it for
 //!    [`OVERDUE`], because it is stopped, loses it to the next one ([`Slots::revoke_overdue`]), and begins
 //!    to wait anew if it goes on.
@@ -360,7 +360,7 @@ impl Slots {
                     self.set_look((index + 1) as u32);
                     return Some(index as u32);
                 }
-                // Another member took it, or gave it back and left nobody else to hand it to a waiter: look again.
+                // Another member took it, or gave it back and left it to this member to hand it to a waiter: check again.
             }
         }
         None

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::dtype::DType;
 
-/// Collects tensors and metadata.
+/// Builds a table from tensors and metadata.
 #[derive(Debug, Clone, Default)]
 pub struct TableBuilder {
     tensors: Vec<Spec>,
@@ -36,12 +36,13 @@ pub struct Layout {
 }
 
 impl TableBuilder {
-    /// An empty table.
+    /// Returns a builder of an empty table.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// What a table describes. Laid out again with as many or more tensors in one chunk, all of it keeps its place.
+    /// Returns a builder with the tensors and metadata of a table. They keep their places if they are laid out again in one
+    /// chunk, with or without further tensors behind them.
     pub fn from_table<B: AsRef<[u8]>>(table: &Table<B>) -> Self {
         let tensors = table.in_given_order().into_iter().map(|tensor| Spec {
             name: tensor.name().to_owned(),
@@ -137,12 +138,12 @@ impl TableBuilder {
         Ok(())
     }
 
-    /// How many tensors there are.
+    /// Returns the number of tensors.
     pub fn len(&self) -> usize {
         self.tensors.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no tensors.
     pub fn is_empty(&self) -> bool {
         self.tensors.is_empty()
     }
@@ -166,30 +167,31 @@ impl TableBuilder {
         }
     }
 
-    /// The table of tensors that are somewhere already: chunk and offset of each, in the order in which they were
-    /// added, and the lengths of the chunks. Whether they fit, [`Table::parse`](super::Table::parse) finds out.
+    /// Returns the table of tensors that have a place already. `places` has the chunk and offset of each, in the order in
+    /// which the tensors were added; `chunks` has the lengths of the chunks. [`Table::parse`](super::Table::parse) checks
+    /// that they fit.
     ///
     /// # Panics
     /// If there are not as many places as tensors.
     pub fn placed(self, places: &[(u32, u64)], chunks: &[u64]) -> Vec<u8> {
-        assert_eq!(places.len(), self.tensors.len(), "each tensor is somewhere");
-        // Nothing of an empty tensor is anywhere.
+        assert_eq!(places.len(), self.tensors.len(), "each tensor has a place");
+        // An empty tensor has no place.
         let place = |(tensor, place): (&Spec, &(u32, u64))| if tensor.bytes == 0 { (0, 0) } else { *place };
         let places: Vec<_> = self.tensors.iter().zip(places).map(place).collect();
         self.encode(&places, chunks)
     }
 
-    /// The tensors' names, in the order in which they were added.
+    /// Returns the tensors' names, in the order in which they were added.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.iter().map(|tensor| tensor.name.as_str())
     }
 
-    /// Bytes of each tensor from its first element to the end of its last, in the order in which they were added.
+    /// Returns the bytes of each tensor from its first element to the end of its last, in the order in which they were added.
     pub fn tensor_bytes(&self) -> impl Iterator<Item = u64> {
         self.tensors.iter().map(|tensor| tensor.bytes)
     }
 
-    /// Chunk and offset of each tensor, and the used length of each chunk.
+    /// Returns chunk and offset of each tensor, and the used length of each chunk.
     fn place(&self, chunk_bytes: u64) -> (Vec<(u32, u64)>, Vec<u64>) {
         let mut chunks: Vec<u64> = Vec::new();
         let mut places = Vec::with_capacity(self.tensors.len());
@@ -264,7 +266,7 @@ impl TableBuilder {
     }
 }
 
-/// Whether elements follow each other without gaps, last dimension fastest.
+/// Returns whether elements follow each other without gaps, last dimension fastest.
 pub(super) fn is_contiguous(shape: &[u64], strides: &[u64]) -> bool {
     let mut expected = 1_u64;
     shape.contains(&0)
@@ -275,7 +277,7 @@ pub(super) fn is_contiguous(shape: &[u64], strides: &[u64]) -> bool {
         })
 }
 
-/// Bytes from a tensor's first element to the end of its last.
+/// Returns the bytes from a tensor's first element to the end of its last.
 pub(super) fn extent(dtype: DType, shape: &[u64], strides: &[u64]) -> Result<u64, String> {
     if shape.len() != strides.len() {
         return Err(format!("{} dimensions but {} strides", shape.len(), strides.len()));
@@ -308,7 +310,7 @@ fn limit(what: &'static str, found: usize, limit: usize) -> Result<(), TableErro
     if found <= limit { Ok(()) } else { Err(TableError::Limit { what, found: found as u64, limit: limit as u64 }) }
 }
 
-/// A name short enough for an error message.
+/// Returns a name that is short enough for an error message.
 fn shorten(name: &str) -> String {
     if name.chars().count() <= 80 { name.to_owned() } else { name.chars().take(77).chain("...".chars()).collect() }
 }

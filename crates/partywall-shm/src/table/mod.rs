@@ -27,19 +27,19 @@ mod view;
 pub use builder::{Layout, TableBuilder};
 pub use view::{Table, Tensor};
 
-/// Where a tensor begins in its chunk: what GPU libraries expect of an allocation, and of vector loads.
+/// The alignment of a tensor in its chunk, in bytes: GPU libraries expect it of an allocation, and vector loads need it.
 pub const ALIGNMENT: u64 = 256;
 
-/// Bytes of a tensor's name.
+/// The most bytes of a tensor's name.
 pub const MAX_TENSOR_NAME: usize = 1024;
 
-/// Dimensions of a tensor: as many as torch and NumPy have.
+/// The most dimensions of a tensor: as many as torch and NumPy allow.
 pub const MAX_RANK: usize = 64;
 
-/// Tensors in one table.
+/// The most tensors in one table.
 pub const MAX_TENSORS: usize = 1 << 22;
 
-/// Bytes of all keys and values of the metadata together.
+/// The most bytes of all keys and values of the metadata together.
 pub const MAX_METADATA: usize = 1 << 20;
 
 pub(crate) const MAGIC: [u8; 8] = *b"PWTABLE\0";
@@ -54,7 +54,7 @@ pub(crate) const LAYOUT_HASH: u64 = crate::layout_hash(
     chunks8 dims8 pairs16 texts; dtypes 1-23; alignment 256",
 );
 
-/// Why a table cannot be built or is not believed.
+/// Why a table cannot be built or is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TableError {
@@ -74,25 +74,25 @@ pub enum TableError {
     BadShape {
         /// The tensor.
         name: String,
-        /// What is wrong.
+        /// The reason.
         why: String,
     },
-    /// Too much of something.
+    /// A limit is exceeded.
     #[error("{what}: {found} exceed the limit of {limit}")]
     Limit {
-        /// What.
+        /// The limited quantity.
         what: &'static str,
-        /// How many there are.
+        /// The number that was found.
         found: u64,
-        /// How many there may be.
+        /// The largest number that is allowed.
         limit: u64,
     },
     /// The table was made by a build of Partywall with another layout.
     #[error("the tensor table has another layout ({found:016x}, not {expected:016x})")]
     ForeignLayout {
-        /// As found.
+        /// The layout hash in the table.
         found: u64,
-        /// Ours.
+        /// The layout hash of this build.
         expected: u64,
     },
     /// The bytes are no table.

@@ -34,8 +34,8 @@ pub struct Tensor<'a> {
 }
 
 impl<B: AsRef<[u8]>> Table<B> {
-    /// Checks `bytes`, which nobody may change afterwards, and the claims that it makes about chunks of `chunks`
-    /// bytes. There may be more of those than it uses.
+    /// Checks a table against the lengths of its version's chunks. `bytes` must not change afterwards. There may be more
+    /// chunks than the table uses.
     ///
     /// # Errors
     /// [`TableError::ForeignLayout`] or [`TableError::Damaged`].
@@ -132,7 +132,7 @@ impl<B: AsRef<[u8]>> Table<B> {
             Some(used) => tensor.offset.checked_add(tensor.bytes).is_some_and(|end| end <= *used),
             None => false,
         };
-        // What was built here begins at a multiple of 256; what others allocated begins at any of its elements.
+        // A tensor that was laid out here begins at a multiple of 256; one that others allocated, at any of its elements.
         if !inside || !tensor.offset.is_multiple_of(dtype.item_bytes().unwrap_or(1)) {
             return Err(TableError::Damaged("a tensor lies outside its chunk or is not aligned"));
         }
@@ -142,8 +142,8 @@ impl<B: AsRef<[u8]>> Table<B> {
         Ok(tensor)
     }
 
-    /// Whether it is `before`, grown: the same tensors at the same places and perhaps further ones behind them, the
-    /// last of `before` perhaps longer along its first axis, the same metadata.
+    /// Checks that this table is `before` after growth: it has the same metadata, and the same tensors at the same places.
+    /// The last tensor of `before` may be longer along its first axis, and further tensors may follow.
     ///
     /// # Errors
     /// [`TableError::Damaged`] if it is not.
@@ -157,22 +157,22 @@ impl<B: AsRef<[u8]>> Table<B> {
         if kept { Ok(()) } else { Err(TableError::Damaged("what was there before it grew has changed")) }
     }
 
-    /// The bytes that it was parsed from.
+    /// Returns the bytes that the table was parsed from.
     pub fn as_bytes(&self) -> &[u8] {
         self.bytes.as_ref()
     }
 
-    /// How many tensors there are.
+    /// Returns the number of tensors.
     pub fn len(&self) -> usize {
         self.tensors
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no tensors.
     pub fn is_empty(&self) -> bool {
         self.tensors == 0
     }
 
-    /// The tensor named `name`.
+    /// Returns the tensor named `name`.
     pub fn find(&self, name: &str) -> Option<Tensor<'_>> {
         let mut low = 0;
         let mut high = self.tensors;
@@ -188,32 +188,32 @@ impl<B: AsRef<[u8]>> Table<B> {
         None
     }
 
-    /// The tensor at `index` in the order of the names.
+    /// Returns the tensor at `index` in the order of the names.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If `index` is not below [`len`](Self::len).
     pub fn at(&self, index: usize) -> Tensor<'_> {
         assert!(index < self.tensors, "tensor {index} of {}", self.tensors);
         let at = HEADER + index * ENTRY;
-        // `parse` has seen that both are good; the fallbacks are never taken.
+        // `parse` has checked both, so the fallbacks are never used.
         let name = self.text(at).unwrap_or_default();
         let dtype = DType::from_code(self.bytes.as_ref()[at + 8]).unwrap_or(DType::U8);
         self.entry(index, name, dtype)
     }
 
-    /// All tensors in the order of their names.
+    /// Returns all tensors in the order of their names.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Tensor<'_>> {
         (0..self.tensors).map(|index| self.at(index))
     }
 
-    /// All tensors in the order in which the builder added them.
+    /// Returns all tensors in the order in which the builder added them.
     pub fn in_given_order(&self) -> Vec<Tensor<'_>> {
         let mut tensors: Vec<_> = self.iter().collect();
         tensors.sort_by_key(|t| t.position);
         tensors
     }
 
-    /// The pairs of metadata.
+    /// Returns the pairs of metadata.
     pub fn metadata(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
         (0..self.pairs).map(|index| {
             let at = self.pairs_at + index * PAIR;
@@ -221,12 +221,12 @@ impl<B: AsRef<[u8]>> Table<B> {
         })
     }
 
-    /// Bytes that the tensors use of each chunk.
+    /// Returns the bytes that the tensors use of each chunk.
     pub fn chunk_bytes(&self) -> impl ExactSizeIterator<Item = u64> {
         (0..self.chunks).map(|index| word(self.bytes.as_ref(), self.chunks_at + index * 8))
     }
 
-    /// Bytes of all tensors.
+    /// Returns the bytes of all tensors.
     pub fn tensor_bytes(&self) -> u64 {
         self.iter().fold(0, |sum, tensor| sum.saturating_add(tensor.bytes))
     }
@@ -248,7 +248,7 @@ impl<B: AsRef<[u8]>> Table<B> {
         }
     }
 
-    /// The text whose offset and length stand at `at`.
+    /// Returns the text whose offset and length are at `at`.
     fn text(&self, at: usize) -> Option<&str> {
         let b = self.bytes.as_ref();
         let start = self.texts_at.checked_add(half(b, at) as usize)?;
@@ -264,53 +264,53 @@ impl<B: AsRef<[u8]>> fmt::Debug for Table<B> {
 }
 
 impl<'a> Tensor<'a> {
-    /// Its name.
+    /// Returns its name.
     pub fn name(&self) -> &'a str {
         self.name
     }
 
-    /// The type of its elements.
+    /// Returns the type of its elements.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Elements along each dimension.
+    /// Returns the elements along each dimension.
     pub fn shape(&self) -> impl ExactSizeIterator<Item = u64> + use<'a> {
         self.words(0)
     }
 
-    /// Elements from one index to the next along each dimension.
+    /// Returns the strides: elements from one index to the next along each dimension.
     pub fn strides(&self) -> impl ExactSizeIterator<Item = u64> + use<'a> {
         self.words(self.rank())
     }
 
-    /// How many dimensions.
+    /// Returns the number of dimensions.
     pub fn rank(&self) -> usize {
         self.dims.len() / 16
     }
 
-    /// How many elements.
+    /// Returns the number of elements.
     pub fn elements(&self) -> u64 {
         // With a dimension of 0 the others may be as large as they like, and their product beyond any number.
         if self.shape().any(|n| n == 0) { 0 } else { self.shape().product() }
     }
 
-    /// The chunk it lies in; meaningless for a tensor without bytes.
+    /// Returns the index of its chunk; meaningless for a tensor without bytes.
     pub fn chunk(&self) -> usize {
         self.chunk
     }
 
-    /// Where it begins in its chunk, in bytes.
+    /// Returns its offset in its chunk, in bytes.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Bytes from its first element to the end of its last.
+    /// Returns the bytes from its first element to the end of its last.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Whether its elements follow each other without gaps, last dimension fastest.
+    /// Returns whether its elements follow each other without gaps, last dimension fastest.
     pub fn is_contiguous(&self) -> bool {
         let (shape, strides): (Vec<_>, Vec<_>) = self.shape().zip(self.strides()).unzip();
         is_contiguous(&shape, &strides)
@@ -340,14 +340,14 @@ impl fmt::Debug for Tensor<'_> {
     }
 }
 
-/// The little-endian `u64` at `at`. In bounds by what `sections` has checked.
+/// Returns the little-endian `u64` at `at`. In bounds by what `sections` has checked.
 fn word(bytes: &[u8], at: usize) -> u64 {
     let mut word = [0; 8];
     word.copy_from_slice(&bytes[at..at + 8]);
     u64::from_le_bytes(word)
 }
 
-/// The little-endian `u32` at `at`. In bounds by what `sections` has checked.
+/// Returns the little-endian `u32` at `at`. In bounds by what `sections` has checked.
 fn half(bytes: &[u8], at: usize) -> u32 {
     let mut half = [0; 4];
     half.copy_from_slice(&bytes[at..at + 4]);
@@ -533,7 +533,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a hostile builder writes: either it is refused or every access stays in bounds.
+        /// A table of a hostile builder is refused, or every access stays in bounds.
         #[test]
         fn damaged_tables_never_panic(
             edits in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),

@@ -29,7 +29,7 @@
 //! If the writer is killed or stopped between any two steps:
 //! * between `value` and `announced` of a host's signal: readers take the larger of the two for both;
 //! * between the stream's order to signal and `announced`: the value comes unannounced, or not at all;
-//! * before or within a notification: sleepers look again after [`MAX_SLEEP`](crate::MAX_SLEEP);
+//! * before or within a notification: sleepers check again after [`MAX_SLEEP`](crate::MAX_SLEEP);
 //! * between any two steps of an end: the next process that looks completes it.
 
 use std::time::Duration;
@@ -237,7 +237,7 @@ impl Cell {
         }
     }
 
-    /// Checks that `v` is a valid next value. Call this before a stream is told to store it.
+    /// Checks that `v` is a valid next value. Call this before ordering a stream to store it.
     ///
     /// # Errors
     /// As [`Refused`] says, but not [`Refused::Owed`]: a stream may promise further values.
@@ -257,7 +257,7 @@ impl Cell {
         }
     }
 
-    /// Promises `v`, once a stream has been told to store it, and wakes waiters for the promise.
+    /// Promises `v`, once a stream has been ordered to store it, and wakes waiters for the promise.
     pub fn announce(&self, v: u64) {
         // Pairs with the load in `progress`: a process that sees the promise sees what the host did before it.
         self.announced.store(v, Ordering::Release);
@@ -353,7 +353,7 @@ impl Cell {
         self.events.sleep(key, limit);
     }
 
-    /// Wakes all sleepers, to look again.
+    /// Wakes all sleepers to check their conditions again.
     pub fn notify(&self) {
         self.events.notify();
     }

@@ -23,7 +23,7 @@ use crate::invalid;
 /// Bytes of a slab.
 pub const SLAB_BYTES: usize = cell_offset(CELLS);
 
-/// Where the cell at `index` begins, in bytes.
+/// Returns the byte offset of the cell at `index`.
 pub const fn cell_offset(index: u32) -> usize {
     (1 + index as usize) * CELL_BYTES
 }
@@ -35,7 +35,7 @@ pub struct Slab {
 }
 
 impl Slab {
-    /// A new memfd, whose cells all are as [`Cell::start`] has to find them: zero.
+    /// Creates a memfd whose cells are all zero, as [`Cell::start`] needs them.
     ///
     /// # Errors
     /// As memfd_create(2).
@@ -47,10 +47,10 @@ impl Slab {
         Ok(draft.share()?)
     }
 
-    /// Maps a slab that somebody has made.
+    /// Maps a slab that a broker has created.
     ///
     /// # Errors
-    /// `InvalidData` if it is none, or of another layout; else as [`SharedMap::writable`].
+    /// `InvalidData` if the memory is not a slab, or has another layout; otherwise as [`SharedMap::writable`].
     pub fn map(fd: impl AsFd) -> io::Result<Self> {
         let memory = SharedMap::writable(fd)?;
         let Some([magic, layout]) = memory.atomics::<AtomicU64>(0, 2) else {
@@ -64,12 +64,12 @@ impl Slab {
         Ok(Self { memory: Arc::new(memory) })
     }
 
-    /// The cell at `index`, or `None` if there is none.
+    /// Returns the cell at `index`, or `None` if there is none.
     pub fn cell(&self, index: u32) -> Option<&Cell> {
         (index < CELLS).then(|| self.memory.atomics(cell_offset(index), 1))??.first()
     }
 
-    /// Its bytes, for registering them with a GPU's driver, which the owner of this keeps alive.
+    /// Returns its memory, for registering it with a GPU's driver.
     pub fn memory(&self) -> &Arc<SharedMap> {
         &self.memory
     }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | 0 … 2⁶¹ | that value has been signalled, and each below it |
 //! | 2⁶² + 1 + n, with n in 0 … 2⁶¹ | poison: n was the last one, and none will follow |
-//! | any other | nothing that anybody may write |
+//! | any other | invalid: no process may write it |
 //!
 //! A stream waits for `(int64_t)(word - v) >= 0`. The smallest poison is above the largest value and their distance is
 //! less than 2⁶³, so that poison ends every such wait, for whatever value.
@@ -32,7 +32,7 @@ pub(super) fn read(word: u64) -> Reading {
     }
 }
 
-/// What is stored in the place of `last`, which is no larger than [`MAX_VALUE`].
+/// Returns the poison for a timeline that ended at `last`, at most [`MAX_VALUE`].
 pub(super) fn poison(last: u64) -> u64 {
     debug_assert!(last <= MAX_VALUE);
     POISON + last

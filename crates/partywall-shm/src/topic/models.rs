@@ -116,7 +116,7 @@ impl World {
     fn read(&self, taken: &Taken) -> u64 {
         #[allow(unsafe_code)]
         let read = |memory: *const u64| {
-            // SAFETY: loom fails when somebody writes meanwhile.
+            // SAFETY: loom fails if another thread writes meanwhile.
             unsafe { *memory }
         };
         let value = self.memory[taken.block() as usize].with(read);
@@ -161,7 +161,7 @@ impl World {
         }
     }
 
-    /// Publishes, and is killed before anybody is told.
+    /// Publishes, and is killed before it notifies.
     fn publish_and_die(&self, place: &mut PublisherPlace, value: u64) {
         let held = self.loan(1).unwrap();
         self.write(&held, value);

@@ -162,7 +162,7 @@ fn a_topic_is_idle_once_its_publishers_have_left_and_all_is_received() {
     assert!(!is_idle(&subscriber), "another one has come");
     world.topic.leave_as_publisher(third.port());
     world.topic.leave_as_publisher(second.port());
-    assert!(is_idle(&subscriber), "who has published nothing leaves, too");
+    assert!(is_idle(&subscriber), "a publisher without samples leaves, too");
 }
 
 #[test]
@@ -715,7 +715,7 @@ proptest! {
         prop_assert_eq!(world.audit(), Audit { free: 24 - in_ring, in_ring, ..Audit::default() });
     }
 
-    /// Whatever is in the memory, all of it ends, nothing panics, and no block is lost.
+    /// For arbitrary memory, every call returns without a panic, and no block is lost.
     #[test]
     fn arbitrary_bytes_are_not_trusted(words in vec((any::<prop::sample::Index>(), any::<u64>(), 0..5_u8), 0..200), ring in any::<bool>()) {
         let shape = Shape { blocks: 24, depth: 4, publishers: 2, loans: 2, subscribers: 3, held: 4 };

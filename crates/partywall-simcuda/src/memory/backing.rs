@@ -23,7 +23,7 @@ pub(crate) struct Backing {
     charged: Option<&'static Device>,
 }
 
-// SAFETY: a pointer to memory that stays mapped for the lifetime of the value. Whoever accesses it does so byte by
+// SAFETY: a pointer to memory that stays mapped for the lifetime of the value. All accesses are byte by
 // byte or by atomics, through raw pointers; races between streams are the program's, as on a GPU.
 unsafe impl Send for Backing {}
 // SAFETY: as for `Send`.
@@ -65,7 +65,7 @@ impl Backing {
         Ok(Arc::new(Self { map, bytes, owned: true, file: None, charged: None }))
     }
 
-    /// Memory that the caller has mapped. Where it is `shared`, it is mapped a second time, so that a caller who
+    /// Memory that the caller has mapped. Where it is `shared`, it is mapped a second time, so that a caller that
     /// unmaps it early takes nothing away from a stream; private memory has no second mapping.
     ///
     /// # Safety
@@ -115,7 +115,7 @@ impl Backing {
 impl Drop for Backing {
     fn drop(&mut self) {
         if self.owned {
-            // SAFETY: mapped by this value, and whoever uses the mapping keeps the value.
+            // SAFETY: mapped by this value, and users of the mapping keep the value.
             let unmapped = unsafe { rustix::mm::munmap(self.map.cast(), self.bytes) };
             unmapped.expect("a mapping of ours can be unmapped");
         }

@@ -1,4 +1,4 @@
-//! Memory: what lies behind an address, and who may access it.
+//! Memory: the memory behind an address, and the devices that may access it.
 //!
 //! All addresses that a device may use are in one table of regions, as in the driver's unified address space: memory of
 //! a device at addresses of [`Space`], memory of the host at its own address.
@@ -60,7 +60,7 @@ pub(crate) struct Region {
     pub(crate) id: u64,
 }
 
-/// Where memory comes from, and with it who may access it.
+/// The origin of memory, which decides the devices that may access it.
 #[derive(Clone)]
 pub(crate) enum Kind {
     /// `cuMemAlloc`.
@@ -124,8 +124,8 @@ impl HostRange {
 
 /// Returns what lies behind the first of `bytes` bytes at an address, as work in the context may access it.
 ///
-/// The range ends where the region ends, though more was asked for (several allocations mapped side by side): who wants
-/// all of it asks again behind it.
+/// The range ends where the region ends, though more was asked for (several allocations mapped side by side). A caller
+/// that needs all of it asks again behind the end.
 ///
 /// # Errors
 /// `ILLEGAL_ADDRESS`: nothing is mapped there, or not for this device, or not for writing. When work that runs meets

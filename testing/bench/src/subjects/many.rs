@@ -77,7 +77,7 @@ fn members(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     let case = |what: &str, unit| Placement::OneProcessor.of(Case::new(what, unit).parameter("members", count));
 
     let mut crowd = Crowd(Vec::new());
-    // One process after the other: connecting is measured, not waiting for others who connect.
+    // One process after the other: connecting is measured, not waiting for other connections.
     let mut joined = Vec::new();
     for _ in 0..PROCESSES {
         joined.extend(crowd.join(broker, count / PROCESSES)?);

@@ -14,7 +14,7 @@ use crate::{
 struct Setting {
     /// What the programs call it.
     place: &'static str,
-    /// Who waits until a tensor is complete.
+    /// The waiter for a complete tensor: the host or a stream.
     orders: &'static [&'static str],
     rival: &'static str,
     /// What a fresh tensor may take.

@@ -117,13 +117,13 @@ fn contended(bench: &mut Bench, broker: &Broker, blocks: u32) -> Result<(), Fail
     }
 }
 
-/// The pool of all who contend.
+/// The pool of all contending processes.
 const CONTENDED: &str = "contended";
 
 /// How many workers are ready to begin: a word of the board.
 const ARRIVED: usize = 1;
 
-/// The role of one who takes blocks and gives them back: obeys until its line ends.
+/// The role of a process that takes blocks and gives them back: obeys until its input ends.
 pub(crate) fn allocate(socket: &Path, workers: u64) -> Result<(), Failure> {
     let mut line = Line::of_this_process()?;
     line.hear(Some(TIMEOUT))?;

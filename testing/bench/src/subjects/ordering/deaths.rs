@@ -153,7 +153,7 @@ const WORD: &str = "word";
 /// A timeline that nobody signals.
 const NEVER: &str = "never";
 
-/// The role of who is killed: takes one of everything, and stays.
+/// The role of the process that is killed: takes one of everything, and stays.
 pub(crate) fn hold(socket: &Path, memory: &str, gpu: Option<DeviceUuid>) -> Result<(), Failure> {
     let mut line = Line::of_this_process()?;
     let domain = connect(socket)?;
@@ -174,7 +174,7 @@ pub(crate) fn hold(socket: &Path, memory: &str, gpu: Option<DeviceUuid>) -> Resu
     Ok(())
 }
 
-/// The role of who has a stream that waits for what the dead do not signal any more.
+/// The role of the process whose stream waits for values that the dead no longer signal.
 pub(crate) fn stand_by(socket: &Path, gpu: DeviceUuid) -> Result<(), Failure> {
     let mut line = Line::of_this_process()?;
     let domain = connect(socket)?;

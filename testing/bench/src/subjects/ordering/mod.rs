@@ -1,4 +1,4 @@
-//! Who waits for whom: timelines and semaphores, against what the driver, futexes and cache lines do alone.
+//! Order between processes: timelines and semaphores, against the driver, futexes and cache lines alone.
 //!
 //! What runs on a GPU runs in processes of its own, and so does whatever may have to be killed.
 

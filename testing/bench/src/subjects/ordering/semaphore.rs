@@ -26,8 +26,8 @@ pub(crate) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     Ok(())
 }
 
-/// As many operations as no permit may be lost in: each takes one, or gives one back. Now and then one who has a permit
-/// lets others run, so that these have to wait for it also where there are few processors.
+/// Counts the operations in which no permit may be lost: each takes one, or gives one back. Now and then a holder lets
+/// others run, so that they have to wait for it on few processors, too.
 pub(crate) fn count(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     const WORKERS: usize = 4;
     const PERMITS: u32 = 2;
@@ -109,7 +109,7 @@ fn case(what: &str, workers: usize, permits: u32) -> Case {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Semaphore,
-    /// The same, and now and then one who has a permit lets others run.
+    /// The same, and now and then a holder lets others run.
     Crowded,
     Posix,
     Mutex,
@@ -247,7 +247,7 @@ pub(crate) fn work(socket: &Path, workers: u64, permits: u32) -> Result<(), Fail
     Ok(())
 }
 
-/// What one does with a permit: see that there are not more who have one than there are.
+/// Checks, with a permit, that there are no more holders than permits.
 fn be_inside(board: &Board, permits: u32, slow: bool) -> Result<(), Failure> {
     let inside = board.word(INSIDE).fetch_add(1, Ordering::AcqRel) + 1;
     if slow {

@@ -129,7 +129,7 @@ impl Device {
     ) -> Result<Self, Failure> {
         let gpu = domain.gpu(uuid)?;
         let context = gpu.context();
-        // As it is in whoever enqueues work: making it current for each call is not what is measured.
+        // As in any thread that enqueues work: making the context current for each call is not measured.
         context.make_current()?;
         gpu.kernels()?;
         let shared = if first {
@@ -192,7 +192,7 @@ enum Kernel {
     Long,
 }
 
-/// Who orders streams.
+/// The mechanism that orders the streams.
 #[derive(Clone, Copy)]
 enum By {
     /// Memory operations on words of the board, and futexes.
@@ -404,7 +404,7 @@ fn wait_on(side: &Side, by: By, at: u64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Signals on the stream, and wakes who waits for that to be enqueued.
+/// Signals on the stream, and wakes the process that waits for the enqueued signal.
 fn send(side: &Side, by: By, at: u64) -> Result<(), Failure> {
     signal_on(side, by, at)?;
     if let By::Driver = by {

@@ -148,7 +148,7 @@ pub(super) fn exchange(
     Ok(samples)
 }
 
-/// Nanoseconds from the first's signal until the second, who sleeps, runs again. Its own reading of the clock is in it.
+/// Nanoseconds from the first's signal until the second, which sleeps, runs again. Its own reading of the clock is in it.
 pub(super) fn wake(
     side: &Side,
     count: usize,

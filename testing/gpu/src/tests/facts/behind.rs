@@ -1,4 +1,4 @@
-//! Calls behind a wait: which of them end only when it does, and whom they keep.
+//! Calls behind a wait: which of them end only when it does, and which other threads they block.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -140,7 +140,7 @@ pub(super) fn a_call_that_is_held_up_keeps_no_other_thread(check: &Check) -> Res
         while !on_its_way.load(Ordering::SeqCst) {
             thread::yield_now();
         }
-        // No measurement: who is held up stays so for as long as it is left alone.
+        // No measurement: a blocked call stays blocked until the wait ends.
         thread::sleep(Duration::from_millis(200));
         check.answers("a query of another stream", check.cuda.stream_query(other), OK);
         check.same("whether the freeing is over", freeing.is_finished(), false);

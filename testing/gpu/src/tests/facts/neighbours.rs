@@ -13,7 +13,7 @@ use crate::raw::{GEQ, Handle, INTERPROCESS, IpcHandle, NO_TIMING, READ_WRITE, Wo
 use crate::tests::stage::{Check, Line, PTX, Peer};
 use crate::tests::world::{eventually, tell};
 
-/// Starts this program, in the way of those who call it.
+/// Starts this program as the caller does.
 pub(super) fn ourselves() -> Command {
     Command::new("/proc/self/exe")
 }

@@ -599,7 +599,7 @@ pub(crate) fn a_limited_wait_ends_by_the_value_or_by_the_clock(world: &World) {
     eventually("the end", || in_time.is_over());
     in_time.outcome().unwrap().unwrap();
     timeline.wait_on_for(stream, 1, Duration::ZERO).unwrap().outcome().unwrap().unwrap();
-    // More than a slab has, at a time; and on several streams, because the driver blocks whoever enqueues behind so
+    // More than a slab has, at a time; and on several streams, because the driver blocks a thread that enqueues behind so
     // many.
     let streams: Vec<_> = (0..6).map(|_| Stream::new(stage.gpu.context()).unwrap()).collect();
     let wait = |stream: &Stream| timeline.wait_on_for(stream.as_ref(), 2, Duration::MAX).unwrap();
