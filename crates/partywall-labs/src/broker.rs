@@ -7,13 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall::{Domain, Error, ErrorKind, Location, cuda::Stream};
-use partywall_os::{
-    dir::PrivateDir,
-    socket::{self, Ready},
-};
+use partywall::{Domain, Error, ErrorKind, cuda::Stream};
+use partywall_os::socket::{self, Ready};
 
-use crate::{Context, failure::Failure};
+use crate::{Context, context::open_directory, failure::Failure};
 
 /// A broker that ends when this value is dropped, or when this process ends.
 #[derive(Debug)]
@@ -26,17 +23,8 @@ pub(super) struct Broker {
 impl Broker {
     /// Starts one, and waits until it is ready.
     pub(super) fn start(context: &Context, lab: &str) -> Result<Self, Failure> {
-        let location = Location::find(context.domain.as_deref(), context.socket.as_deref())?;
-        let directory = location.socket.with_extension(format!("lab-{lab}-{}", std::process::id()));
-        // That of the user's own broker, which may not be there yet. If it cannot be made, the next line says so.
-        let _ = directory.parent().map(|parent| PrivateDir::open(parent, true));
-        PrivateDir::open(&directory, true).map_err(|why| {
-            Failure::new(
-                ErrorKind::Refused,
-                format!("{} cannot be used: {why}", directory.display()),
-                "set XDG_RUNTIME_DIR to a directory of your own",
-            )
-        })?;
+        let directory = context.lab_directory(&format!("{lab}-{}", std::process::id()))?;
+        open_directory(&directory)?;
         let socket = directory.join("broker.sock");
         let system = |source| Error::System { what: "starting a broker for the lab".into(), source };
         let mut command = Command::new(std::env::current_exe().map_err(system)?);

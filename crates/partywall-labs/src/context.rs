@@ -1,9 +1,16 @@
 //! What a lab needs of the program that runs it.
 
-use std::{fmt, path::PathBuf, rc::Rc};
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    rc::Rc,
+};
 
-use partywall::{DeviceChoice, Place};
+use partywall::{DeviceChoice, ErrorKind, Location, Place};
+use partywall_os::dir::PrivateDir;
 use serde_json::Value;
+
+use crate::failure::Failure;
 
 /// The program's options and its console. The program's own executable must accept the arguments `lab NAME ROLE` and
 /// `serve`: labs start roles and brokers with it.
@@ -17,6 +24,27 @@ pub struct Context {
     pub flag: &'static str,
     /// Where the lab prints.
     pub console: Rc<dyn Console>,
+}
+
+impl Context {
+    /// Returns the path of a lab's own directory, beside the socket of the user's broker.
+    pub(crate) fn lab_directory(&self, lab: &str) -> Result<PathBuf, Failure> {
+        let location = Location::find(self.domain.as_deref(), self.socket.as_deref())?;
+        Ok(location.socket.with_extension(format!("lab-{lab}")))
+    }
+}
+
+/// Opens a directory that only this user can enter, and creates it if it is missing.
+pub(crate) fn open_directory(path: &Path) -> Result<PrivateDir, Failure> {
+    // The broker's directory may be missing. If it cannot be created, the next call fails and says why.
+    let _ = path.parent().map(|parent| PrivateDir::open(parent, true));
+    PrivateDir::open(path, true).map_err(|why| {
+        Failure::new(
+            ErrorKind::Refused,
+            format!("{} cannot be used: {why}", path.display()),
+            "set XDG_RUNTIME_DIR to a directory of your own",
+        )
+    })
 }
 
 /// Where a lab prints. Lines are for people, values for programs; a console shows one of the two.

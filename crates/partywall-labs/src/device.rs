@@ -1,10 +1,16 @@
 //! The GPU that a lab runs on, and what labs do with its memory.
 
-use std::time::Duration;
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 use partywall::{
     DeviceChoice, Error, Gpu, Place,
-    cuda::{Access, AccessError, Context, CudaError, DeviceSlice, PointerInfo, PointerKind, memop},
+    cuda::{
+        Access, AccessError, Context, CudaError, DeviceAttribute, DeviceBuffer, DeviceSlice, PointerInfo, PointerKind,
+        Stream, StreamRef, memop,
+    },
     error::{DeviceFault, InvalidArgument},
     gpu,
 };
@@ -69,6 +75,57 @@ pub(super) fn set(gpu: &Gpu, slice: DeviceSlice<'_>, value: u8) -> Result<(), Fa
 pub(super) fn streams_cannot_wait(gpu: &Gpu) -> Option<String> {
     let obstacle = memop::probe_device_word(gpu.context(), Duration::from_secs(5)).err()?;
     Some(format!("streams cannot wait for words of memory here: {obstacle}"))
+}
+
+/// Returns whether this process is a client of an MPS server.
+pub(super) fn under_mps(gpu: &Gpu) -> Result<bool, Failure> {
+    let device = gpu.context().device();
+    Ok(device.attribute(DeviceAttribute::MPS_ENABLED).doing("asking about MPS")? != 0)
+}
+
+/// Waits until everything on a stream is done. Returns false after the limit.
+pub(super) fn ends(stream: StreamRef<'_>, limit: Duration) -> Result<bool, Failure> {
+    let deadline = Instant::now() + limit;
+    loop {
+        let done = stream.is_done().doing("working on a stream")?;
+        if done || Instant::now() > deadline {
+            return Ok(done);
+        }
+        thread::sleep(Duration::from_micros(20));
+    }
+}
+
+/// A word of GPU memory that holds streams back until it is written. Dropping the gate opens it, because dropping
+/// memory waits for streams.
+pub(super) struct Gate {
+    word: DeviceBuffer,
+    /// Writes the word; created before any stream waits.
+    opening: Stream,
+}
+
+impl Gate {
+    pub(super) fn new(gpu: &Gpu) -> Result<Self, Failure> {
+        let word = DeviceBuffer::new(gpu.context(), 8).doing("allocating")?;
+        set(gpu, word.as_slice(), 0)?;
+        Ok(Self { word, opening: Stream::new(gpu.context()).doing("making a stream")? })
+    }
+
+    /// Holds back what is enqueued on a stream from now on.
+    pub(super) fn hold(&self, stream: StreamRef<'_>) -> Result<(), Failure> {
+        stream.enqueue_wait_u64(self.word.as_slice(), 1).doing("waiting on a stream")
+    }
+
+    /// Lets the streams go on.
+    pub(super) fn open(&self) -> Result<(), Failure> {
+        let written = self.opening.as_ref().enqueue_write_u64(self.word.as_slice(), 1);
+        written.doing("writing a word by a stream")
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        let _ = self.open();
+    }
 }
 
 /// The first byte.

@@ -12,17 +12,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall::{DeviceChoice, Error, ErrorKind, Location, Place};
+use partywall::{DeviceChoice, Error, ErrorKind, Place};
 use partywall_os::{
     Errno,
-    dir::{DirLock, PrivateDir},
+    dir::DirLock,
     process,
     socket::{self, Ready},
 };
 use rustix::process::{Signal, getpid, kill_process, set_parent_process_death_signal};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::{Context, failure::Failure, reporter::Reporter, step::Step};
+use crate::{Context, context::open_directory, failure::Failure, reporter::Reporter, step::Step};
 
 /// How long the other role may take for one thing. The driver's start is the longest.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -148,7 +148,7 @@ impl Peer {
 
     /// Connects to the other role, which waits in another terminal.
     pub(super) fn find(context: &Context, lab: &str, role: &'static str, reporter: &Reporter) -> Result<Self, Failure> {
-        let path = rendezvous(context, lab)?.join(SOCKET);
+        let path = context.lab_directory(lab)?.join(SOCKET);
         let socket = socket::connect(&path).map_err(|errno| {
             Failure::new(
                 ErrorKind::NotFound,
@@ -331,16 +331,8 @@ struct Rendezvous {
 
 impl Rendezvous {
     fn new(context: &Context, lab: &str) -> Result<Self, Failure> {
-        let directory = rendezvous(context, lab)?;
-        // The broker's directory, which may not be there yet. If it cannot be made, the next line says so.
-        let _ = directory.parent().map(|parent| PrivateDir::open(parent, true));
-        let opened = PrivateDir::open(&directory, true).map_err(|why| {
-            Failure::new(
-                ErrorKind::Refused,
-                format!("{} cannot be used: {why}", directory.display()),
-                "set XDG_RUNTIME_DIR to a directory of your own",
-            )
-        })?;
+        let directory = context.lab_directory(lab)?;
+        let opened = open_directory(&directory)?;
         let system = |errno: Errno| Error::System {
             what: format!("listening in {}", directory.display()),
             source: errno.into(),
@@ -365,11 +357,6 @@ impl Drop for Rendezvous {
         let _ = std::fs::remove_file(self.directory.join(SOCKET));
         let _ = std::fs::remove_dir(&self.directory);
     }
-}
-
-fn rendezvous(context: &Context, lab: &str) -> Result<PathBuf, Failure> {
-    let location = Location::find(context.domain.as_deref(), context.socket.as_deref())?;
-    Ok(location.socket.with_extension(format!("lab-{lab}")))
 }
 
 const SOCKET: &str = "socket";

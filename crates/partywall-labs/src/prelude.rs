@@ -26,3 +26,9 @@ pub(crate) use crate::{
 pub(crate) fn unexpected(what: &str) -> Failure {
     Failure::new(ErrorKind::CheckFailed, what, "start the lab again; if it comes again, report it")
 }
+
+/// The limit of a wait that must end: far more than it takes, also on a slow machine.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// How long to wait for something that must not come.
+pub(crate) const MOMENT: Duration = Duration::from_millis(100);

@@ -13,8 +13,8 @@ use partywall::{
     Domain, Error, SampleType, bytes,
     error::{Gone, NotFound},
     info::{
-        Control, ControlInfo, HolderInfo, Lifetime, ObjectDetail, ObjectHolder, ObjectInfo, ObjectKind, Participant,
-        PublisherInfo, SegmentInfo, SubscriberInfo, TopicInfo, TopicShape, VersionInfo,
+        Control, ControlInfo, HolderInfo, Lifetime, ObjectDetail, ObjectInfo, ObjectKind, Participant, PublisherInfo,
+        SegmentInfo, SubscriberInfo, TopicInfo, TopicShape, VersionInfo,
     },
     kind_name,
 };
@@ -208,28 +208,23 @@ fn object_facts(output: Output, object: &ObjectDetail) {
         }
         _ => {}
     }
+    let what = matches!(object.info, ObjectInfo::Semaphore(_)).then_some(">PERMITS");
+    holders(output, object.holders.iter().map(|held| (&held.holder, held.permits)), what);
+}
+
+/// Prints the holders, each with a number of what the heading `what` names.
+fn holders<'a>(output: Output, holders: impl Iterator<Item = (&'a HolderInfo, u32)>, what: Option<&str>) {
     output.line("\nholders");
-    let has_permits = matches!(object.info, ObjectInfo::Semaphore(_));
-    let row = |held: &ObjectHolder| {
-        let mut row = person(&held.holder);
-        row.splice(2..2, has_permits.then(|| held.permits.to_string()));
+    let rows = holders.map(|(holder, number)| {
+        let unproven = if holder.unproven { " (unproven)" } else { "" };
+        let mut row = vec![format!("  {}{unproven}", holder.pid), holder.leases.to_string()];
+        row.extend(what.map(|_| number.to_string()));
+        row.push(describe::shorten(&holder.command, describe::LONG));
         row
-    };
-    let headings = if has_permits { &["  PID", ">LEASES", ">PERMITS", "COMMAND"][..] } else { &HOLDER };
-    output.table(headings, &object.holders.iter().map(row).collect::<Vec<_>>(), &[]);
+    });
+    let headings: Vec<_> = ["  PID", ">LEASES"].into_iter().chain(what).chain(["COMMAND"]).collect();
+    output.table(&headings, &rows.collect::<Vec<_>>(), &[]);
 }
-
-/// Returns a row of [`HOLDER`].
-fn person(holder: &HolderInfo) -> Vec<String> {
-    let unproven = if holder.unproven { " (unproven)" } else { "" };
-    vec![
-        format!("  {}{unproven}", holder.pid),
-        holder.leases.to_string(),
-        describe::shorten(&holder.command, describe::LONG),
-    ]
-}
-
-const HOLDER: [&str; 3] = ["  PID", ">LEASES", "COMMAND"];
 
 fn value(info: &SegmentInfo) -> Value {
     let mut value = json!({ "name": info.name, "latest": info.is_latest });
@@ -390,15 +385,8 @@ fn people(output: Output, info: &SegmentInfo) {
     if info.holders.is_empty() {
         return fact(output, "holders", "nobody");
     }
-    output.line("\nholders");
-    let has_blocks = info.control.is_some();
-    let row = |holder: &HolderInfo| {
-        let mut row = person(holder);
-        row.splice(2..2, has_blocks.then(|| holder.blocks.to_string()));
-        row
-    };
-    let headings = if has_blocks { &["  PID", ">LEASES", ">BLOCKS", "COMMAND"][..] } else { &HOLDER };
-    output.table(headings, &info.holders.iter().map(row).collect::<Vec<_>>(), &[]);
+    let what = info.control.is_some().then_some(">BLOCKS");
+    holders(output, info.holders.iter().map(|holder| (holder, holder.blocks)), what);
 }
 
 fn versions(output: Output, info: &SegmentInfo) {

@@ -111,16 +111,26 @@ fn ask(context: &Context, location: &Location, domain: &Domain, force: bool) -> 
         TIMEOUT.as_secs()
     );
     match pidfd {
-        Some(pidfd) if force => {
-            context.output().remark(format!("{message}; it is killed (SIGKILL)"));
-            let _ = process::kill(&pidfd, Signal::KILL);
-            if wait(Some(&pidfd), location, TIMEOUT) {
-                return Ok(Ended { pid, how: "killed" });
-            }
-            Err(Failure::new(ErrorKind::Refused, message, "the kernel does not end it: see `dmesg`"))
-        }
+        Some(pidfd) if force => kill(context, location, &pidfd, pid, &message),
         _ => Err(Failure::new(ErrorKind::Refused, message, "`partywall stop --force` kills it")),
     }
+}
+
+/// Kills a broker that has not ended, for the reason that `message` gives.
+fn kill(
+    context: &Context,
+    location: &Location,
+    pidfd: &OwnedFd,
+    pid: Option<u32>,
+    message: &str,
+) -> Result<Ended, Failure> {
+    context.output().remark(format!("{message}; it is killed (SIGKILL)"));
+    // A process that has ended meanwhile cannot be killed any more; the wait shows it.
+    let _ = process::kill(pidfd, Signal::KILL);
+    if wait(Some(pidfd), location, TIMEOUT) {
+        return Ok(Ended { pid, how: "killed" });
+    }
+    Err(Failure::new(ErrorKind::Refused, message, "the kernel does not end it: see `dmesg`"))
 }
 
 /// Waits until the process has ended or, if it is not visible here, until its socket has no listener.
@@ -191,17 +201,8 @@ fn signal(context: &Context, location: &Location) -> Result<Ended, Failure> {
     if wait(Some(&pidfd), location, TERM_TIMEOUT) {
         return Ok(Ended { pid: Some(pid), how: "terminated" });
     }
-    context.output().remark(format!(
-        "the broker with pid {pid} has not ended within {} s of SIGTERM; it is killed (SIGKILL)",
-        TERM_TIMEOUT.as_secs()
-    ));
-    process::kill(&pidfd, Signal::KILL)
-        .or_else(|errno| if errno == Errno::SRCH { Ok(()) } else { Err(system(errno)) })?;
-    if wait(Some(&pidfd), location, TIMEOUT) {
-        return Ok(Ended { pid: Some(pid), how: "killed" });
-    }
-    let message = format!("the broker with pid {pid} has not ended within {} s of SIGKILL", TIMEOUT.as_secs());
-    Err(Failure::new(ErrorKind::Refused, message, "the kernel does not end it: see `dmesg`"))
+    let message = format!("the broker with pid {pid} has not ended within {} s of SIGTERM", TERM_TIMEOUT.as_secs());
+    kill(context, location, &pidfd, Some(pid), &message)
 }
 
 /// Returns whether the socket is missing or has no listener. Returns false if that cannot be determined.

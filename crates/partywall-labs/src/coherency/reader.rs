@@ -1,6 +1,6 @@
 //! The reader: lets its kernels look at what the writer's kernels store, in every way, and says which claims held.
 
-use partywall::cuda::{DeviceAttribute, experiment::PairsReport};
+use partywall::cuda::experiment::PairsReport;
 
 use super::{shared::Shared, *};
 use crate::text::grouped;
@@ -38,9 +38,7 @@ enum Mode {
 
 impl Mode {
     fn of(gpu: &Gpu) -> Result<Self, Failure> {
-        let device = gpu.context().device();
-        let client = device.attribute(DeviceAttribute::MPS_ENABLED).doing("asking about MPS")? != 0;
-        Ok(match client {
+        Ok(match device::under_mps(gpu)? {
             _ if gpu.context().driver().is_simulated() => Self::Simulated,
             true => Self::Mps,
             false => Self::TimeSliced,

@@ -5,6 +5,7 @@ use std::process;
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 
 use super::*;
+use crate::device::ends;
 
 /// Plays the waiter, or a process that the observer starts and ends.
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
@@ -209,18 +210,6 @@ impl Actor {
 
     fn wait_for_ever(&self, stream: StreamRef<'_>) -> Result<(), Failure> {
         stream.enqueue_wait_u64(self.never.as_slice(), 1).doing("waiting on a stream")
-    }
-}
-
-/// Whether everything on a stream ends within the limit.
-pub(super) fn ends(stream: StreamRef<'_>, limit: Duration) -> Result<bool, Failure> {
-    let deadline = Instant::now() + limit;
-    loop {
-        let done = stream.is_done().doing("working on a stream")?;
-        if done || Instant::now() > deadline {
-            return Ok(done);
-        }
-        thread::sleep(Duration::from_micros(50));
     }
 }
 

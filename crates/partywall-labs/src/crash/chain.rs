@@ -1,6 +1,7 @@
 //! A chain of three processes of which the first one dies: the last one's stream goes on all the same.
 
-use super::{actor::ends, observer::Observer, *};
+use super::{observer::Observer, *};
+use crate::device::ends;
 
 /// The observer is the third stage, the waiter the second one.
 pub(super) fn run(observer: &mut Observer<'_>) -> Result<(), Failure> {

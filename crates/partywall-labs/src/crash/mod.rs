@@ -118,10 +118,6 @@ const MUCH: u64 = 64 << 20;
 
 /// How long a stream is polled that waits for the event of a dead process.
 const POLLED: Duration = Duration::from_secs(1);
-/// A wait that must end: far more than it takes, also on a slow day.
-const TIMEOUT: Duration = Duration::from_secs(15);
-/// How long nothing is waited for, to see that it does not come.
-const MOMENT: Duration = Duration::from_millis(100);
 
 claims! {
     MAKER = "maker": "Memory is gone when the process that made it is.",

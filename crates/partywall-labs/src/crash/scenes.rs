@@ -1,8 +1,7 @@
 //! The scenes: a server dies in three ways, a client does, the broker does.
 
-use partywall::cuda::DeviceAttribute;
-
-use super::{actor::ends, observer::Observer, *};
+use super::{observer::Observer, *};
+use crate::device::{Gate, ends, under_mps};
 
 /// How a process comes to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,8 +10,6 @@ enum How {
     Aborted,
     Faulted,
 }
-
-const ALL: [How; 3] = [How::Killed, How::Aborted, How::Faulted];
 
 impl How {
     /// The name of a scene.
@@ -57,11 +54,22 @@ impl How {
 
 /// A server dies: it has memory, a timeline and an event, and others wait for both.
 pub(super) fn server(observer: &mut Observer<'_>) -> Result<(), Failure> {
-    for how in ALL {
-        let step = Step::new(&how.scene("server"), how.title("server"), SERVER);
-        let step = match shared_fate(how, observer)? {
-            Some(why) => step.untried(None, why),
-            None => one_server(how, step, observer)?,
+    in_each_way(observer, "server", SERVER, one_server)
+}
+
+/// Tells of the same death in each way in which it can come.
+fn in_each_way(
+    observer: &mut Observer<'_>,
+    who: &str,
+    why: &str,
+    scene: fn(How, Step, &mut Observer<'_>) -> Result<Step, Failure>,
+) -> Result<(), Failure> {
+    for how in [How::Killed, How::Aborted, How::Faulted] {
+        let step = Step::new(&how.scene(who), how.title(who), why);
+        let step = if how == How::Faulted && under_mps(&observer.gpu)? {
+            step.untried(None, SHARED_FAULT)
+        } else {
+            scene(how, step, observer)?
         };
         observer.session.tell(step)?;
     }
@@ -75,7 +83,7 @@ const SERVER: &str = "Memory belongs to every process that has a reference: the 
 
 fn one_server(how: How, step: Step, observer: &mut Observer<'_>) -> Result<Step, Failure> {
     let scene = how.scene("server");
-    let mps = under_mps(observer)?;
+    let mps = under_mps(&observer.gpu)?;
     let before = free_memory(observer)?;
     let mut server = observer.start()?;
     let Served { event } = server.ask(Command::Serve { scene: scene.clone() })?;
@@ -149,15 +157,7 @@ fn one_server(how: How, step: Step, observer: &mut Observer<'_>) -> Result<Step,
 
 /// A client dies: it has a lease, and a stream that waits for the server, which is the observer.
 pub(super) fn client(observer: &mut Observer<'_>) -> Result<(), Failure> {
-    for how in ALL {
-        let step = Step::new(&how.scene("client"), how.title("client"), CLIENT);
-        let step = match shared_fate(how, observer)? {
-            Some(why) => step.untried(None, why),
-            None => one_client(how, step, observer)?,
-        };
-        observer.session.tell(step)?;
-    }
-    Ok(())
+    in_each_way(observer, "client", CLIENT, one_client)
 }
 
 const CLIENT: &str = "The client has a mapping of its own, which goes with it, and a lease, which the broker takes back \
@@ -166,7 +166,7 @@ const CLIENT: &str = "The client has a mapping of its own, which goes with it, a
 
 fn one_client(how: How, step: Step, observer: &mut Observer<'_>) -> Result<Step, Failure> {
     let scene = how.scene("client");
-    let mps = under_mps(observer)?;
+    let mps = under_mps(&observer.gpu)?;
     let name = of(&scene, OWNED);
     let memory = make(&observer.domain, &observer.gpu, &name, false)?;
     let line = observer.domain.timeline_writer(&of(&scene, LINE))?;
@@ -235,8 +235,7 @@ pub(super) fn broker(observer: &mut Observer<'_>) -> Result<(), Failure> {
     let event = IpcEvent::create(&observer.gpu).and_then(|event| Ok((event.export()?.0.to_vec(), event)));
     let blocked = match event {
         Ok((handle, event)) => {
-            let waits = stream.as_ref().enqueue_wait_u64(gate.word.as_slice(), 1);
-            waits.doing("waiting on a stream")?;
+            gate.hold(stream.as_ref())?;
             event.record(stream.as_ref())?;
             let mut actor = observer.start()?;
             actor.ask::<()>(Command::AwaitEvent { handle })?;
@@ -292,31 +291,6 @@ pub(super) fn broker(observer: &mut Observer<'_>) -> Result<(), Failure> {
     ))
 }
 
-/// A word that a stream waits for. It is written before it goes, because dropping memory waits for streams.
-struct Gate {
-    gpu: Arc<Gpu>,
-    word: DeviceBuffer,
-}
-
-impl Gate {
-    fn new(gpu: &Arc<Gpu>) -> Result<Self, Failure> {
-        let word = DeviceBuffer::new(gpu.context(), 8).doing("allocating")?;
-        device::set(gpu, word.as_slice(), 0)?;
-        Ok(Self { gpu: gpu.clone(), word })
-    }
-
-    fn open(&self) -> Result<(), Failure> {
-        let written = self.gpu.stream().enqueue_write_u64(self.word.as_slice(), 1);
-        written.doing("writing a word by a stream")
-    }
-}
-
-impl Drop for Gate {
-    fn drop(&mut self) {
-        let _ = self.open();
-    }
-}
-
 /// How a stream is doing that waits for an event.
 fn poll(actor: &mut Peer) -> StreamDone {
     actor.ask::<StreamDone>(Command::Poll).map_err(|failure| failure.message())?
@@ -337,22 +311,12 @@ fn stream_text(woken: &Woken, since: Moment) -> String {
     }
 }
 
-/// Why a fault is not tried: under MPS it would end CUDA in every process.
-fn shared_fate(how: How, observer: &Observer<'_>) -> Result<Option<String>, Failure> {
-    Ok((how == How::Faulted && under_mps(observer)?).then(|| {
-        "under MPS a fault ends CUDA in all clients of the server: run this lab without, by \
-         CUDA_MPS_PIPE_DIRECTORY=/nonexistent"
-            .to_owned()
-    }))
-}
+/// Why a fault is not tried under MPS.
+const SHARED_FAULT: &str = "under MPS a fault ends CUDA in all clients of the server: run this lab without, by \
+    CUDA_MPS_PIPE_DIRECTORY=/nonexistent";
 
 /// Why no process waits for the event of a process that dies under MPS.
 const SHARED_EVENT: &str = "not tried: under MPS its CUDA would end with the recorder";
-
-fn under_mps(observer: &Observer<'_>) -> Result<bool, Failure> {
-    let device = observer.gpu.context().device();
-    Ok(device.attribute(DeviceAttribute::MPS_ENABLED).doing("asking about MPS")? != 0)
-}
 
 /// Whether free memory says nothing of what other processes have.
 fn is_simulated(observer: &Observer<'_>) -> bool {

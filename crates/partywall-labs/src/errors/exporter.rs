@@ -1,7 +1,7 @@
 //! The exporter: has memory of every kind, asks the driver for handles of it, gives the good ones away, and ends.
 
 use super::*;
-use crate::device::kind_of;
+use crate::device::{Gate, kind_of};
 
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let gpu = session.gpu();
@@ -276,22 +276,18 @@ impl Goods {
 /// Memory that is filled behind a wait. Everything that it needs is made, and warm, before the wait.
 struct Late {
     buffer: DeviceBuffer,
-    /// The filling stream waits for it to become 1.
-    word: DeviceBuffer,
+    /// Holds the filling back.
+    gate: Gate,
     filling: Stream,
-    releasing: Stream,
     /// Why it cannot be done here.
     obstacle: Option<String>,
 }
 
 impl Late {
     fn new(gpu: &Gpu, buffer: DeviceBuffer) -> Result<Self, Failure> {
-        let context = gpu.context();
         let obstacle = device::streams_cannot_wait(gpu);
-        let word = DeviceBuffer::new(context, 4).doing("allocating")?;
-        device::set(gpu, word.as_slice(), 0)?;
-        let stream = || Stream::new(context).doing("making a stream");
-        Ok(Self { buffer, word, filling: stream()?, releasing: stream()?, obstacle })
+        let filling = Stream::new(gpu.context()).doing("making a stream")?;
+        Ok(Self { buffer, gate: Gate::new(gpu)?, filling, obstacle })
     }
 
     /// Enqueues the filling, says so, and lets it run when the opener wants it or is gone.
@@ -301,11 +297,11 @@ impl Late {
         }
         let what = "filling memory behind a wait";
         let filling = self.filling.as_ref();
-        filling.enqueue_wait_u32(self.word.as_slice(), 1).doing(what)?;
+        self.gate.hold(filling)?;
         let enqueued = filling.enqueue_set(self.buffer.as_slice(), NEW).doing(what);
         let heard = opener.ask::<Command>(Done::Ok(()));
         // Whatever happened meanwhile: nothing in this process could end while its stream waits.
-        self.releasing.as_ref().enqueue_write_u32(self.word.as_slice(), 1).doing(what)?;
+        self.gate.open()?;
         self.filling.synchronize().doing(what)?;
         enqueued?;
         heard?;

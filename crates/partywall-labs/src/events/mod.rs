@@ -68,10 +68,6 @@ const TIMELINE: &str = "work";
 
 /// How long the slow kernel takes.
 const SLOW: Duration = Duration::from_millis(200);
-/// How long nothing is waited for, to see that it does not come.
-const MOMENT: Duration = Duration::from_millis(100);
-/// A wait that must end: far more than it takes, also on a slow day.
-const TIMEOUT: Duration = Duration::from_secs(20);
 
 claims! {
     HOST_WAITS = "host-waits": "To wait for another process's kernel, the host has to wait.",

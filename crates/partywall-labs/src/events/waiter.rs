@@ -307,14 +307,7 @@ impl Waiter<'_> {
 
     /// Whether the stream has done everything within the limit.
     fn ends(&self, limit: Duration) -> Result<bool, Failure> {
-        let deadline = Instant::now() + limit;
-        loop {
-            let done = self.stream.as_ref().is_done().doing("working behind a wait")?;
-            if done || Instant::now() > deadline {
-                return Ok(done);
-            }
-            thread::sleep(Duration::from_micros(20));
-        }
+        device::ends(self.stream.as_ref(), limit)
     }
 
     /// Whether the memory is what the recorder's work leaves, doubled.

@@ -104,9 +104,6 @@ const FRAMES: &str = "frames";
 const RESULTS: &str = "results";
 const DEPTH: u32 = 4;
 
-/// A wait that must end: far more than it takes, also on a slow day.
-const TIMEOUT: Duration = Duration::from_secs(20);
-
 claims! {
     FALLS = "falls": "A pipeline falls with any of its stages.",
     AGAIN = "again": "What a killed stage was working on is done again.",

@@ -63,10 +63,6 @@ const OTHER_MARK: u8 = 0xa5;
 const PAIRS: u32 = 10_000;
 /// How often the broker is asked something, beside it.
 const QUESTIONS: u32 = 1_000;
-/// How long nothing is waited for, to see that it does not come; and after which a block comes that is waited for.
-const MOMENT: Duration = Duration::from_millis(100);
-/// A wait that must end: far more than it takes, also on a slow day.
-const TIMEOUT: Duration = Duration::from_secs(20);
 
 claims! {
     ASKS = "asks": "A process that wants memory has to ask a driver or a server for it.",

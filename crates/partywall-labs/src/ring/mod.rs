@@ -78,11 +78,6 @@ const HISTORY: u32 = 4;
 const NUMBERS: u64 = 1024;
 const DTYPE: DType = DType::U64;
 
-/// How long nothing is waited for, to see that it does not come.
-const MOMENT: Duration = Duration::from_millis(100);
-/// A wait that must end: far more than it takes, also on a slow day.
-const TIMEOUT: Duration = Duration::from_secs(20);
-
 claims! {
     BRAKE = "brake": "A fast writer overwrites what a slow reader has not read.",
     SLOWED = "slowed": "A slow reader slows the writer, and all other readers.",

@@ -74,10 +74,6 @@ const TURNS: usize = 5;
 const WORK: Duration = Duration::from_millis(10);
 /// And a slow one.
 const SLOW: Duration = Duration::from_millis(200);
-/// How long nothing is waited for, to see that it does not come.
-const MOMENT: Duration = Duration::from_millis(100);
-/// A wait that must end: far more than it takes, also on a slow day.
-const TIMEOUT: Duration = Duration::from_secs(20);
 
 claims! {
     NEVER_MORE = "never-more": "There are never more holders than permits.",

@@ -1,9 +1,6 @@
 //! What both roles share: connecting, preparing the device, waiting for each other, checking.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use partywall::{
     DeviceUuid, Domain, Error, ErrorKind, Gpu, OpenOptions, Place, Segment, bytes,
@@ -95,33 +92,12 @@ impl Session {
             gpu.kernels()?;
             Ok(gpu)
         })?;
-        let facts = Facts::of(&gpu).map_err(|source| {
+        let described = describe(&gpu).map_err(|source| {
             Error::DeviceFault(DeviceFault::Cuda { what: format!("asking about GPU {uuid}"), source })
-        })?;
-        let yes = |it| if it { "yes" } else { "no" };
-        let simulated = gpu.context().driver().is_simulated();
-        let text = format!(
-            "{}{}, compute capability {}.{}, CUDA {}\n{uuid}\nVMM: {}; as file descriptors: {}; granularity {}\nmemory: {} \
-             of {} are free",
-            if simulated { "SIMULATED, which proves nothing about a GPU: " } else { "" },
-            facts.name,
-            facts.capability.0,
-            facts.capability.1,
-            facts.driver,
-            yes(facts.vmm),
-            yes(facts.posix_fd),
-            bytes(facts.granularity),
-            bytes(facts.free),
-            bytes(facts.total),
-        );
-        let fields = json!({
-            "device": facts.name, "simulated": simulated, "uuid": uuid.to_string(), "cuda": facts.driver,
-            "compute_capability": format!("{}.{}", facts.capability.0, facts.capability.1),
-            "vmm": facts.vmm, "posix_fd": facts.posix_fd, "granularity": facts.granularity,
-            "free_bytes": facts.free, "total_bytes": facts.total,
         });
+        let (granularity, text, fields) = described?;
         self.narrator.step("device", Some(took), &text, fields);
-        Ok(facts.granularity)
+        Ok(granularity)
     }
 
     /// Reports how much memory of the GPU is free now. Other processes allocate and free, too.
@@ -310,32 +286,34 @@ fn wrong(segment: &Segment, bad: pattern::Bad, how: &str) -> Failure {
     )
 }
 
-/// The properties of a GPU.
-struct Facts {
-    name: String,
-    capability: (u32, u32),
-    driver: String,
-    vmm: bool,
-    posix_fd: bool,
-    granularity: u64,
-    free: u64,
-    total: u64,
-}
-
-impl Facts {
-    fn of(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
-        let context = gpu.context();
-        let device = gpu.context().device();
-        let memory = context.memory_info()?;
-        Ok(Self {
-            name: device.name()?,
-            capability: device.compute_capability()?,
-            driver: context.driver().version()?.to_string(),
-            vmm: device.supports_vmm()?,
-            posix_fd: device.supports_posix_fd()?,
-            granularity: PhysicalMemory::granularity(context)?,
-            free: memory.free,
-            total: memory.total,
-        })
-    }
+/// Returns the granularity of a GPU's memory, and the GPU's properties as text and as JSON fields.
+fn describe(gpu: &Gpu) -> Result<(u64, String, Value), CudaError> {
+    let context = gpu.context();
+    let device = context.device();
+    let uuid = gpu.uuid();
+    let name = device.name()?;
+    let (major, minor) = device.compute_capability()?;
+    let cuda = context.driver().version()?.to_string();
+    let simulated = context.driver().is_simulated();
+    let vmm = device.supports_vmm()?;
+    let posix_fd = device.supports_posix_fd()?;
+    let granularity = PhysicalMemory::granularity(context)?;
+    let memory = context.memory_info()?;
+    let yes = |it| if it { "yes" } else { "no" };
+    let text = format!(
+        "{}{name}, compute capability {major}.{minor}, CUDA {cuda}\n{uuid}\nVMM: {}; as file descriptors: {}; granularity \
+         {}\nmemory: {} of {} are free",
+        if simulated { "SIMULATED, which proves nothing about a GPU: " } else { "" },
+        yes(vmm),
+        yes(posix_fd),
+        bytes(granularity),
+        bytes(memory.free),
+        bytes(memory.total),
+    );
+    let fields = json!({
+        "device": name, "simulated": simulated, "uuid": uuid.to_string(), "cuda": cuda,
+        "compute_capability": format!("{major}.{minor}"), "vmm": vmm, "posix_fd": posix_fd,
+        "granularity": granularity, "free_bytes": memory.free, "total_bytes": memory.total,
+    });
+    Ok((granularity, text, fields))
 }
