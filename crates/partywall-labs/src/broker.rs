@@ -1,4 +1,4 @@
-//! A lab's own broker: the lab may kill it, and its names are apart from those of the user's broker.
+//! The broker of a lab. The lab may kill it, and its names are separate from those of the user's broker.
 
 use std::{
     io::{BufRead, BufReader},
@@ -21,7 +21,7 @@ pub(super) struct Broker {
 }
 
 impl Broker {
-    /// Starts one, and waits until it is ready.
+    /// Starts a broker and waits until it is ready.
     pub(super) fn start(context: &Context, lab: &str) -> Result<Self, Failure> {
         let directory = context.lab_directory(&format!("{lab}-{}", std::process::id()))?;
         open_directory(&directory)?;
@@ -31,7 +31,7 @@ impl Broker {
         command.args(["serve", "--of-a-lab", &std::process::id().to_string(), "--socket"]).arg(&socket);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         let child = command.spawn().map_err(system)?;
-        // From here on dropping it clears up.
+        // From here on, dropping it removes the process and its directory.
         let mut broker = Self { child, directory, socket };
         let told = broker.child.stdout.take().filter(|output| {
             let deadline = Instant::now() + TIMEOUT;
@@ -47,19 +47,19 @@ impl Broker {
         }
     }
 
-    /// Where it listens.
+    /// Returns the path of its socket.
     pub(super) fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Its directory, which goes with it.
+    /// Returns its directory, which is removed with it.
     pub(super) fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// Kills it.
+    /// Kills the broker (SIGKILL).
     pub(super) fn kill(&mut self) {
-        // The pid is ours until the child has been waited for; if it has been, there is nothing to kill.
+        // The pid stays valid until the child has been waited for; `Child` sends nothing afterwards.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -72,13 +72,13 @@ impl Drop for Broker {
     }
 }
 
-/// Connects to the broker of a lab, which does not start again by itself.
+/// Connects to the broker of a lab. A missing broker is not started.
 pub(super) fn connect(socket: &Path) -> Result<Domain, Failure> {
     Ok(Domain::options().socket(socket).start(false).connect()?)
 }
 
-/// Prepares what the library needs to have streams wait for timelines. Call it before a stream waits for something else:
-/// registering memory with the driver might then have to wait as well. An error is ignored here; the first real use
+/// Prepares what the library needs for waits of streams for timelines. Call it before a stream waits for anything:
+/// registering memory with the driver might otherwise wait for that stream. An error is ignored here; the first real use
 /// reports it.
 pub(super) fn prepare(domain: &Domain, stream: &Stream) {
     let Ok(writer) = domain.timeline_writer(&format!("ready/{}", std::process::id())) else { return };
@@ -88,5 +88,5 @@ pub(super) fn prepare(domain: &Domain, stream: &Stream) {
     writer.close();
 }
 
-/// How long it may take to become ready.
+/// How long a broker may take to become ready.
 const TIMEOUT: Duration = Duration::from_secs(20);

@@ -1,4 +1,4 @@
-//! A clock that all processes of the machine share, and times as steps tell them.
+//! A clock that all processes of the machine share, and the format of times in steps.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::text::micros;
 
-/// A moment, in nanoseconds since the machine was started.
+/// A moment, in nanoseconds since the machine started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct Moment(u64);
 
@@ -23,13 +23,13 @@ impl Moment {
         Self(nanoseconds)
     }
 
-    /// How long after another one it is; nothing if it was before.
+    /// Returns the time since an earlier moment, or zero if that is later.
     pub(super) fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 }
 
-/// `2,240 µs (1,970 to 4,410 µs)`: the median of some times, the shortest and the longest.
+/// Formats the median, the shortest and the longest of some times: `2,240 µs (1,970 to 4,410 µs)`.
 pub(super) fn spread(times: &[Duration]) -> String {
     let mut sorted = times.to_vec();
     sorted.sort_unstable();
@@ -43,12 +43,12 @@ pub(super) fn spread(times: &[Duration]) -> String {
     }
 }
 
-/// A short time: with a digit behind the point where that says something.
+/// Formats a short time; below 100 µs with one decimal.
 pub(super) fn short(time: Duration) -> String {
     if time < Duration::from_micros(100) { format!("{:.1} µs", time.as_nanos() as f64 / 1000.0) } else { micros(time) }
 }
 
-/// A time that people wait for.
+/// Formats a time in milliseconds.
 pub(super) fn millis(time: Duration) -> String {
     format!("{:.1} ms", time.as_secs_f64() * 1000.0)
 }

@@ -1,4 +1,4 @@
-//! What a lab needs of the program that runs it.
+//! The interface to the program that runs a lab.
 
 use std::{
     fmt,
@@ -16,13 +16,13 @@ use crate::failure::Failure;
 /// `serve`: labs start roles and brokers with it.
 #[derive(Debug, Clone)]
 pub struct Context {
-    /// The domain that was chosen, if one was.
+    /// The chosen domain, if any.
     pub domain: Option<String>,
-    /// The broker's socket that was chosen, if one was.
+    /// The chosen socket of the broker, if any.
     pub socket: Option<PathBuf>,
-    /// What makes another command run on the same driver: ` --simulated`, or nothing.
+    /// The option with which another command uses the same driver: ` --simulated`, or nothing.
     pub flag: &'static str,
-    /// Where the lab prints.
+    /// The console to which the lab prints.
     pub console: Rc<dyn Console>,
 }
 
@@ -47,7 +47,7 @@ pub(crate) fn open_directory(path: &Path) -> Result<PrivateDir, Failure> {
     })
 }
 
-/// Where a lab prints. Lines are for people, values for programs; a console shows one of the two.
+/// The output of a lab. Lines are for people, values for programs; a console shows one of the two.
 pub trait Console: fmt::Debug {
     /// Prints a line for people.
     fn line(&self, text: &str);
@@ -55,10 +55,10 @@ pub trait Console: fmt::Debug {
     /// Prints a value for programs, on a line of its own.
     fn value(&self, value: &Value);
 
-    /// Prints aligned rows for people. On a narrow terminal the columns of `spare` are left out.
+    /// Prints aligned rows for people. A narrow terminal leaves out the columns of `spare`.
     fn table(&self, headings: &[&str], rows: &[Vec<String>], spare: &[&str]);
 
-    /// Returns the place that `--device` means here, with a remark if it is host memory only for want of a GPU.
+    /// Returns the place that `--device` means here. Prints a remark if it is host memory only because no GPU exists.
     ///
     /// # Errors
     /// See [`partywall::gpu::resolve`].

@@ -1,4 +1,4 @@
-//! The GPU that a lab runs on, and what labs do with its memory.
+//! The GPU of a lab, and operations on its memory.
 
 use std::{
     thread,
@@ -41,9 +41,9 @@ const WITHOUT_A_GPU: &str = "a lab is about a GPU's driver and needs a GPU: `par
     here, `partywall doctor` says what is missing; where there is none, add --simulated to run it on GPUs simulated in \
     software";
 
-/// Says what failed, in something that is not the experiment itself.
+/// Names the failed operation in errors that are not part of the experiment.
 pub(super) trait Doing<T> {
-    /// Turns an error of the driver into a failure of the lab in doing `what`.
+    /// Turns an error of the driver into a failure of the lab during `what`.
     fn doing(self, what: &str) -> Result<T, Failure>;
 }
 
@@ -65,13 +65,13 @@ impl<T> Doing<T> for Result<T, AccessError> {
     }
 }
 
-/// Sets every byte, and waits until it is done.
+/// Sets every byte and waits for completion.
 pub(super) fn set(gpu: &Gpu, slice: DeviceSlice<'_>, value: u8) -> Result<(), Failure> {
     gpu.stream().enqueue_set(slice, value).doing("filling memory")?;
     gpu.stream().synchronize().doing("filling memory")
 }
 
-/// Why streams of this GPU cannot wait for words of memory, if they cannot.
+/// Returns why streams of this GPU cannot wait for words of memory, or `None` if they can.
 pub(super) fn streams_cannot_wait(gpu: &Gpu) -> Option<String> {
     let obstacle = memop::probe_device_word(gpu.context(), Duration::from_secs(5)).err()?;
     Some(format!("streams cannot wait for words of memory here: {obstacle}"))
@@ -128,14 +128,14 @@ impl Drop for Gate {
     }
 }
 
-/// The first byte.
+/// Returns the first byte.
 pub(super) fn first_byte(gpu: &Gpu, slice: DeviceSlice<'_>) -> Result<u8, AccessError> {
     let mut byte = [0];
     gpu.stream().copy_to_host(&mut byte, slice.slice(0, 1)?)?;
     Ok(byte[0])
 }
 
-/// What the driver says an address is.
+/// Returns the kind of memory at an address, as the driver reports it.
 pub(super) fn kind_of(context: &Context, address: u64) -> String {
     match PointerInfo::of(context, address).map(|info| info.kind) {
         Ok(PointerKind::Device) => "device memory of cuMemAlloc".into(),
@@ -150,7 +150,7 @@ pub(super) fn kind_of(context: &Context, address: u64) -> String {
     }
 }
 
-/// As it is written in steps.
+/// Returns the name of an access right in steps.
 pub(super) fn access_name(access: Access) -> &'static str {
     match access {
         Access::ReadOnly => "read-only",

@@ -1,4 +1,4 @@
-//! How a lab fails. That a claim did not hold is no failure.
+//! The failures of a lab. A claim that did not hold is not one.
 
 use partywall::{Error, ErrorKind, Language};
 
@@ -22,7 +22,7 @@ pub enum Failure {
         /// What to do.
         advice: String,
     },
-    /// A failure that the process that started this one reports. Only the exit code is left.
+    /// A failure that the parent process reports. Only the exit code remains.
     Reported(ErrorKind),
 }
 

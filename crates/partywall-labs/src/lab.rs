@@ -1,4 +1,4 @@
-//! The runner: plays the roles of a lab, from a static description of them.
+//! The runner: plays the roles of a lab from their static description.
 //!
 //! | command | what the process does |
 //! |---|---|
@@ -7,9 +7,9 @@
 //! | `partywall lab NAME OBSERVER` | finds the first role in another terminal, and plays the observer |
 //! | `partywall lab NAME ROLE --on-standard-input` | plays any other role, as a child of the process that started it |
 //!
-//! A role that is not the observer begins with its process id and its place; where the lab has a broker, the answer is
-//! the broker's socket. From then on the two roles say what the lab wants. The role ends when it hears `End`. The
-//! observer tells the steps of all processes in order, and ends the lab with the claims.
+//! Every role but the observer begins by sending its process id and its place. If the lab has a broker, the observer
+//! answers with the broker's socket. The messages that follow belong to the lab. The role ends when it receives `End`.
+//! The observer reports the steps of all processes in order and ends the lab with its claims.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -26,7 +26,7 @@ use crate::{
     step::{Claim, Step},
 };
 
-/// What the runner knows of a lab.
+/// The description of a lab.
 pub(crate) struct Lab {
     /// Its subcommand.
     pub(crate) name: &'static str,
@@ -34,24 +34,24 @@ pub(crate) struct Lab {
     pub(crate) about: &'static str,
     /// What it shows, in the list of labs and at the beginning of its output.
     pub(crate) title: &'static str,
-    /// Whether it runs in host memory, too.
+    /// Whether it also runs in host memory.
     pub(crate) on_host: bool,
     /// Whether the observer starts a broker that all roles connect to.
     pub(crate) broker: bool,
     /// Adds the lab's own options.
     pub(crate) options: fn(Command) -> Command,
-    /// Every role but the observer. The first one is the observer's partner if it can be played in a terminal.
+    /// Every role but the observer. The first one is the observer's partner if it can be started in a terminal.
     pub(crate) roles: &'static [Role],
     pub(crate) observer: Role,
-    /// What the lab puts to the test.
+    /// The claims that the lab tests.
     pub(crate) claims: &'static [Claim],
 }
 
 pub(crate) struct Role {
     pub(crate) name: &'static str,
-    /// Its line in `--help`, if a person can play it in a terminal.
+    /// Its line in `--help`, if a user can start it in a terminal.
     pub(crate) about: Option<&'static str>,
-    /// What a terminal of its own shows at the end of the role.
+    /// The remark at the end of the role, if it has its own terminal.
     pub(crate) farewell: &'static str,
     pub(crate) play: Play,
 }
@@ -68,7 +68,7 @@ pub(crate) struct Session {
     gpu: Option<Arc<Gpu>>,
     domain: Option<Domain>,
     broker: Option<Broker>,
-    /// The observer, unless this process plays it: the process that started this one, or another terminal.
+    /// The observer, unless this process plays it: the parent process, or a process in another terminal.
     parent: Option<Peer>,
     /// The first role, if this process plays the observer.
     partner: Option<Peer>,
@@ -101,12 +101,12 @@ struct Child {
 }
 
 impl Role {
-    /// A role that a person can play in a terminal of its own, which ends with a remark there.
+    /// Returns a role that a user can start in its own terminal, where it ends with a remark.
     pub(crate) const fn new(name: &'static str, about: &'static str, farewell: &'static str, play: Play) -> Self {
         Self { name, about: Some(about), farewell, play }
     }
 
-    /// A role that only another one starts.
+    /// Returns a role that only another role starts.
     pub(crate) const fn hidden(name: &'static str, play: Play) -> Self {
         Self { name, about: None, farewell: "", play }
     }
@@ -123,10 +123,10 @@ impl Lab {
     pub(crate) fn command(&self) -> Command {
         let command = Command::new(self.name);
         let command = if self.on_host { Places::augment_args(command) } else { Gpus::augment_args(command) };
-        // The options set the text of their own documentation.
+        // Adding the options replaces the description, so it is set last.
         let command = (self.options)(Child::augment_args(command)).about(self.about);
         if self.partner().is_none() {
-            // Nobody plays its roles in a terminal: it has no subcommands.
+            // No role can be started in a terminal, so there are no subcommands.
             let names: Vec<_> = self.roles.iter().map(|role| role.name).collect();
             return command.arg(Arg::new(ROLE).value_parser(names).hide(true));
         }
@@ -177,12 +177,12 @@ impl Lab {
         }
     }
 
-    /// Returns the role that a person can play in another terminal than the observer.
+    /// Returns the role that a user can start in another terminal than the observer's.
     fn partner(&self) -> Option<&Role> {
         self.roles.first().filter(|role| role.about.is_some())
     }
 
-    /// Resolves the place of the lab, and opens its GPU: a machine without one is told so once, and by this process.
+    /// Resolves the place of the lab and opens its GPU, so that one process reports a missing GPU once.
     fn place(&self, context: &Context, chosen: DeviceChoice) -> Result<(Place, Option<Arc<Gpu>>), Failure> {
         if self.on_host {
             return Ok((context.console.place(chosen)?, None));
@@ -235,7 +235,7 @@ impl Session {
         read(&self.arguments)
     }
 
-    /// Returns the GPU of a lab that runs on nothing else.
+    /// Returns the GPU of a lab that does not run in host memory.
     pub(crate) fn gpu(&self) -> Arc<Gpu> {
         self.gpu.clone().expect("only labs that do not run in host memory ask for it")
     }
@@ -250,7 +250,7 @@ impl Session {
         self.broker.as_mut().expect("only observers of labs with a broker ask for it")
     }
 
-    /// Returns what tells the steps of this process, and keeps those of all.
+    /// Returns the reporter, which also stores the steps of the other roles.
     pub(crate) fn reporter(&self) -> &Reporter {
         &self.reporter
     }
@@ -260,7 +260,7 @@ impl Session {
         self.partner.take().expect("only observers with a partner ask for it, once")
     }
 
-    /// Returns the observer, which started this process or has a terminal of its own.
+    /// Returns the observer: the parent process, or a process in another terminal.
     pub(crate) fn parent(&mut self) -> &mut Peer {
         self.parent.as_mut().expect("only roles that are not the observer ask for it")
     }
@@ -270,14 +270,14 @@ impl Session {
         self.spawn_with(role, &[])
     }
 
-    /// Starts another role with something added to its environment.
+    /// Starts another role with additional environment variables.
     pub(crate) fn spawn_with(&self, role: &'static str, environment: &[(&str, &str)]) -> Result<Peer, Failure> {
         let peer = Peer::spawn(self.lab.name, role, self.place, environment, &self.reporter)?;
         self.broker.as_ref().map_or(Ok(()), |broker| peer.say(broker.socket()))?;
         Ok(peer)
     }
 
-    /// Tells a step here, and to the observer.
+    /// Reports a step here and to the observer.
     pub(crate) fn tell(&self, mut step: Step) -> Result<(), Failure> {
         step.role = self.reporter.role().into();
         self.parent.as_ref().map_or(Ok(()), |parent| parent.send_step(&step))?;
@@ -290,5 +290,5 @@ fn read<T: FromArgMatches>(arguments: &ArgMatches) -> Result<T, Failure> {
     T::from_arg_matches(arguments).map_err(|error| Failure::new(ErrorKind::Usage, error.to_string(), "see --help"))
 }
 
-/// The argument that names the role where roles are no subcommands.
+/// The argument that names the role if the roles are not subcommands.
 const ROLE: &str = "role";

@@ -1,14 +1,14 @@
 //! What `partywall lab` runs: experiments that show how the CUDA driver and Partywall share memory, and how that fails.
 //!
-//! A lab is a `Lab`: a static description of its options, its roles and the `Claim`s that it
-//! puts to the test. Each role is a function that tells `Step`s and talks to the other role through a
-//! `Peer`. The runner (`lab`) does everything else: it starts the roles, has them meet, prints their
-//! steps, and ends by saying which claims held on this machine.
+//! A `Lab` is a static description of its options, its roles and the `Claim`s that it tests. Each role is a function
+//! that reports `Step`s and talks to the other role through a `Peer`. The runner (`lab`) does everything else: it
+//! starts the roles, connects them, prints their steps, and concludes which claims held on this machine.
 //!
-//! With `--json` each line is an object: first what the lab runs on (`lab`, `device`, `simulated`, …), then one for each
-//! step (`role`, `step`, `values`, `why`, `verdict`: `as-expected`, `different` or `not-tried`, `finding`), and at last
-//! `beliefs`, the claims, each with its `verdict`: `held`, `did-not-hold`, `open` or `not-tried`. A failure is a line
-//! with `error`, as for every command. A claim that did not hold is a result, and the exit code 0.
+//! With `--json` each line is an object. The first one describes the machine (`lab`, `device`, `simulated`, …). One
+//! follows for each step (`role`, `step`, `values`, `why`, `verdict`: `as-expected`, `different` or `not-tried`,
+//! `finding`). The last one has `beliefs`, the claims, each with its `verdict`: `held`, `did-not-hold`, `open` or
+//! `not-tried`. A failure is a line with `error`, as for every command. A claim that did not hold is a result with exit
+//! code 0.
 
 mod broker;
 mod clock;
@@ -50,7 +50,7 @@ impl Arguments {
     /// Runs the lab, or one role of it. Lists all labs if none was chosen.
     ///
     /// # Errors
-    /// What keeps the lab from its end. A claim that does not hold is a result, not an error.
+    /// If the lab cannot be finished. A claim that does not hold is a result, not an error.
     pub fn run(&self, context: &Context) -> Result<(), Failure> {
         match &self.lab {
             Some((lab, arguments)) => LABS[*lab].run(context, arguments),

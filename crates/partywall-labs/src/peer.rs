@@ -1,5 +1,5 @@
-//! The other role of a lab: a child process, or another terminal. JSON lines over a Unix socket, with file
-//! descriptors.
+//! The connection to the other role of a lab, a child process or another terminal: JSON lines and file descriptors over
+//! a Unix socket.
 
 use std::{
     collections::VecDeque,
@@ -24,27 +24,27 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{Context, context::open_directory, failure::Failure, reporter::Reporter, step::Step};
 
-/// How long the other role may take for one thing. The driver's start is the longest.
+/// How long the other role may take for one message. The start of the driver takes longest.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long a lab may take, from when both roles are there.
+/// How long a lab may take once both roles run.
 const MOST: Duration = Duration::from_secs(600);
 
-/// How long a role waits for a person to start the other one in another terminal.
+/// How long a role waits for the user to start the other one in another terminal.
 const TIMEOUT_FOR_PEOPLE: Duration = Duration::from_secs(600);
 
-/// What a role says to the other.
+/// A message between two roles.
 #[derive(Debug, Serialize, Deserialize)]
 enum Message<T> {
     /// The sender's process id, and where its memory is.
     Hello(u32, String),
-    /// A step, told or to be told.
+    /// A step, to be stored and perhaps reported.
     Step(Step),
-    /// Something that only these two roles understand.
+    /// A message of the lab itself.
     Say(T),
-    /// The sender cannot go on: the message and the advice.
+    /// The sender has failed: the message and the advice.
     Failed(String, String),
-    /// The receiver has to end.
+    /// The receiver must end.
     End,
 }
 
@@ -52,16 +52,16 @@ enum Message<T> {
 #[derive(Debug)]
 pub(super) struct Peer {
     role: &'static str,
-    /// Its process id, and where its memory is. Only the observer's peers say so.
+    /// Its process id and the place of its memory. Only the observer's peers send them.
     pub(super) pid: u32,
     pub(super) place: DeviceChoice,
     reporter: Reporter,
     socket: OwnedFd,
     received: Vec<u8>,
     fds: VecDeque<OwnedFd>,
-    /// Whether it started this process, and reports its failure.
+    /// Whether it is the parent process, which reports the failure of this one.
     is_parent: bool,
-    /// The child process that plays it, unless it has a terminal of its own. Killed when this goes.
+    /// The child process that plays it, unless it has its own terminal. Dropping the peer kills the child.
     child: Option<Running>,
 }
 
@@ -107,17 +107,18 @@ impl Peer {
         command.envs(environment.iter().copied());
         command.stdin(Stdio::from(theirs)).stdout(Stdio::null());
         let child = command.spawn().map_err(system)?;
-        // `command` has the other end, too, and would hide the child's death.
+        // `command` also holds the other end and would hide the child's death.
         drop(command);
         Self { child: Some(Running(child)), ..Self::new(role, reporter, ours) }.met()
     }
 
-    /// The process that started this one.
+    /// Returns the parent process as a peer.
     pub(super) fn on_standard_input(role: &'static str, reporter: &Reporter) -> Result<Self, Failure> {
         let system = |what: &str, source| Error::System { what: what.into(), source };
         let socket = io::stdin().as_fd().try_clone_to_owned();
         let socket = socket.map_err(|source| system("taking standard input", source))?;
-        // What it drops may wait for a process that is killed as well. If the other one is gone already, `socket` says so.
+        // Without the signal, a drop in this process could wait for ever for a role that is killed together with the
+        // parent. If the parent has ended already, the socket reports it.
         set_parent_process_death_signal(Some(Signal::KILL))
             .map_err(|errno| system("asking for a signal", errno.into()))?;
         Ok(Self { is_parent: true, ..Self::new(role, reporter, socket) })
@@ -163,12 +164,12 @@ impl Peer {
         Self::new(role, reporter, socket).met()
     }
 
-    /// Says who this process is.
+    /// Sends the process id and the place of this process.
     pub(super) fn introduce(&self, place: Place) -> Result<(), Failure> {
         self.send(&Message::<()>::Hello(std::process::id(), place.to_string()), &[])
     }
 
-    /// Waits until the other role has said who it is.
+    /// Waits for the process id and the place of the other role.
     fn met(mut self) -> Result<Self, Failure> {
         match self.receive::<()>()? {
             Message::Hello(pid, place) => {
@@ -180,26 +181,26 @@ impl Peer {
         }
     }
 
-    /// Kills the child that plays the role (SIGKILL), and waits until it is gone.
+    /// Kills the child that plays the role (SIGKILL) and waits for its end.
     pub(super) fn kill(&mut self) {
         self.child = None;
     }
 
-    /// Tells the role to end. Waits until a child has come to its own end.
+    /// Tells the role to end. Waits for the end of a child.
     pub(super) fn end(self) {
-        // A role that is gone need not know.
+        // A role that has ended needs no message.
         let _ = self.send(&Message::<()>::End, &[]);
         if let Some(child) = &self.child {
             has_ended(child.0.id());
         }
     }
 
-    /// Says something.
+    /// Sends a message of the lab.
     pub(super) fn say(&self, what: impl Serialize) -> Result<(), Failure> {
         self.say_with(what, &[])
     }
 
-    /// Says something, with file descriptors.
+    /// Sends a message of the lab with file descriptors.
     pub(super) fn say_with(&self, what: impl Serialize, fds: &[BorrowedFd<'_>]) -> Result<(), Failure> {
         self.send(&Message::Say(what), fds)
     }
@@ -208,26 +209,26 @@ impl Peer {
         self.send(&Message::<()>::Step(step.clone()), &[])
     }
 
-    /// Says something, and returns the answer.
+    /// Sends a message of the lab and returns the answer.
     pub(super) fn ask<T: DeserializeOwned>(&mut self, what: impl Serialize) -> Result<T, Failure> {
         self.say(what)?;
         self.hear()
     }
 
-    /// Says there that this process cannot go on. What is left to be told here is the exit code, if the other role
-    /// started this process.
+    /// Reports the failure of this process to the other role. If that is the parent, only the exit code remains to be
+    /// reported here.
     pub(super) fn give_up(&self, failure: Failure) -> Failure {
-        // A role that is gone need not know.
+        // A role that has ended needs no message.
         let _ = self.send(&Message::<()>::Failed(failure.message(), failure.advice()), &[]);
         if self.is_parent { Failure::Reported(failure.kind()) } else { failure }
     }
 
-    /// Returns what the other role says next; the steps that come before it go to the reporter.
+    /// Returns the next message of the lab. Steps before it go to the reporter.
     pub(super) fn hear<T: DeserializeOwned>(&mut self) -> Result<T, Failure> {
         self.next()?.ok_or_else(|| self.broken("it has nothing more to say".into()))
     }
 
-    /// The same; nothing if this role has to end.
+    /// Returns the next message of the lab, or `None` if this role must end.
     pub(super) fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, Failure> {
         loop {
             match self.receive()? {
@@ -240,7 +241,7 @@ impl Peer {
         }
     }
 
-    /// The next file descriptor that came along.
+    /// Returns the next received file descriptor.
     pub(super) fn take_fd(&mut self) -> Result<OwnedFd, Failure> {
         self.fds.pop_front().ok_or_else(|| self.broken("a file descriptor is missing".into()))
     }
@@ -298,8 +299,8 @@ impl Peer {
     }
 }
 
-/// Ends this process after a time that no lab takes, whatever it waits for: a stream that waits for the event of a dead
-/// process never goes on, and dropping memory waits for streams.
+/// Kills this process after a time that no lab takes. A stream that waits for the event of a dead process never
+/// continues, and dropping memory waits for streams, so the process might otherwise hang for ever.
 fn limit_this_process() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -312,7 +313,7 @@ fn limit_this_process() {
     });
 }
 
-/// Waits until a process has ended, which `pid` names; whether it has.
+/// Waits for the end of the process with this pid. Returns false after the timeout.
 pub(super) fn has_ended(pid: u32) -> bool {
     match process::pidfd(pid) {
         Ok(pidfd) => matches!(socket::wait(pidfd, Ready::Read, Some(Instant::now() + TIMEOUT)), Ok(true)),
@@ -321,7 +322,7 @@ pub(super) fn has_ended(pid: u32) -> bool {
     }
 }
 
-/// Where the roles of two terminals meet: a directory with a socket, locked by the role that waits there.
+/// The meeting point of roles in two terminals: a directory with a socket, locked by the role that waits there.
 #[derive(Debug)]
 struct Rendezvous {
     directory: PathBuf,
@@ -345,7 +346,7 @@ impl Rendezvous {
             ));
         };
         let path = directory.join(SOCKET);
-        // We hold the lock: what lies there is of a process that was killed.
+        // Under the lock, an existing socket belongs to a killed process.
         let _ = std::fs::remove_file(&path);
         let listener = socket::listen(&path).map_err(system)?;
         Ok(Self { directory, listener, _lock: lock })

@@ -1,4 +1,4 @@
-//! What every lab needs.
+//! The items that every lab uses.
 
 pub(crate) use std::{
     sync::Arc,
@@ -22,7 +22,7 @@ pub(crate) use crate::{
     step::{Claim, Step, claims, code},
 };
 
-/// The failure of a lab whose other role, or whose own files, are not what they should be.
+/// Returns the failure of a lab whose other role, or whose own files, are not as expected.
 pub(crate) fn unexpected(what: &str) -> Failure {
     Failure::new(ErrorKind::CheckFailed, what, "start the lab again; if it comes again, report it")
 }

@@ -1,4 +1,4 @@
-//! Telling a lab: steps and conclusions, as text that fits 100 columns or as one JSON object a line.
+//! Reports steps and conclusions, as text that fits 100 columns or as one JSON object a line.
 
 use std::{
     cell::{Cell, RefCell},
@@ -17,14 +17,14 @@ use crate::{
     step::{Claim, Conclusion, Outcome, Step, Validity},
 };
 
-/// Tells the steps of a lab, and keeps them for its conclusions. Clones share the steps.
+/// Reports the steps of a lab and stores them for its conclusions. Clones share the steps.
 #[derive(Debug, Clone)]
 pub(super) struct Reporter {
     console: Rc<dyn Console>,
     lab: &'static str,
     title: &'static str,
     role: &'static str,
-    /// Whether this process tells the steps of the other roles, too; otherwise each has a terminal of its own.
+    /// Whether this process also reports the steps of the other roles. If not, each role has its own terminal.
     tells_all: bool,
     colour: bool,
     shared: Rc<Shared>,
@@ -32,7 +32,7 @@ pub(super) struct Reporter {
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// Whether the driver is simulated, which each step then says.
+    /// Whether the driver is simulated. Each step then says so.
     simulated: Cell<bool>,
     steps: RefCell<Vec<Step>>,
 }
@@ -50,7 +50,7 @@ impl Reporter {
         }
     }
 
-    /// Says what the lab shows, and on what.
+    /// Prints what the lab shows and the machine that it runs on.
     pub(super) fn header(&self, place: Place, gpu: Option<&Gpu>) -> Result<(), Failure> {
         let opened = match (place, gpu) {
             (Place::Gpu(uuid), None) => Some(Gpu::open(uuid)?),
@@ -93,7 +93,7 @@ impl Reporter {
         self.role
     }
 
-    /// Returns whether this process tells the steps of all roles.
+    /// Returns whether this process reports the steps of all roles.
     pub(super) fn tells_all(&self) -> bool {
         self.tells_all
     }
@@ -103,13 +103,13 @@ impl Reporter {
         self.shared.steps.borrow().clone()
     }
 
-    /// Tells a step of this process.
+    /// Reports a step of this process.
     pub(super) fn tell(&self, step: Step) {
         self.show(&step);
         self.shared.steps.borrow_mut().push(step);
     }
 
-    /// Takes a step of another process, which it tells unless that process has a terminal of its own.
+    /// Stores a step of another process, and reports it unless that process has its own terminal.
     pub(super) fn take(&self, step: Step) {
         if self.tells_all {
             self.show(&step);
@@ -117,7 +117,7 @@ impl Reporter {
         self.shared.steps.borrow_mut().push(step);
     }
 
-    /// A remark between steps, for people only.
+    /// Prints a remark between steps, for people only.
     pub(super) fn remark(&self, text: &str) {
         for line in wrapped(text, WIDTH) {
             self.console.line(&line);
@@ -125,7 +125,7 @@ impl Reporter {
         self.console.line("");
     }
 
-    /// Ends the lab: which claims held on this machine.
+    /// Ends the lab with its conclusion: which claims held on this machine.
     pub(super) fn conclude(&self, claims: &[Claim]) {
         let steps = self.steps();
         let conclusions: Vec<_> = claims.iter().map(|claim| Conclusion::of(*claim, &steps)).collect();
@@ -182,7 +182,7 @@ impl Reporter {
             Outcome::Different => ("≠", YELLOW),
             Outcome::NotTried => ("– not tried:", DIM),
         };
-        // Steps scroll away from the header: no screen of them shall look like one of a real GPU.
+        // The header scrolls away, and no screen of steps should look like one of a real GPU.
         let simulated = if self.shared.simulated.get() { "SIMULATED: " } else { "" };
         for line in wrapped(&format!("{mark} {simulated}{}", step.finding), room) {
             self.console.line(&format!("{gutter} │   {}", self.paint(&line, colour)));
@@ -200,20 +200,20 @@ impl Reporter {
     }
 }
 
-/// Lines of at most `width` characters, broken between words, and inside a word only if it is longer than that.
+/// Returns lines of at most `width` characters, broken between words. Only a word that is longer is broken inside.
 fn wrapped(text: &str, width: usize) -> Vec<String> {
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
     let options = textwrap::Options::new(width).word_splitter(textwrap::WordSplitter::NoHyphenation);
     textwrap::wrap(&words, options).into_iter().map(Into::into).collect()
 }
 
-/// Columns that a terminal is taken to have.
+/// The assumed width of a terminal, in columns.
 const WIDTH: usize = 100;
 
-/// Columns of the longest role.
+/// The width of the longest role name.
 const ROLE_WIDTH: usize = 8;
 
-/// Columns before a claim: two spaces, its validity, two spaces.
+/// The width before a claim: two spaces, its validity, two spaces.
 const VALIDITY_WIDTH: usize = 16;
 
 const GREEN: &str = "32";

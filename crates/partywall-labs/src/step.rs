@@ -1,48 +1,48 @@
-//! A step of a lab: what was done, what came of it, why, and what it says about common claims.
+//! A step of a lab: the calls, their results, the reason, and what the step says about the claims.
 
 use partywall::cuda::{CuResult, CudaError};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-/// One step. It travels to the process that tells it.
+/// One step. It is sent to the process that reports it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Step {
     pub(super) role: String,
     pub(super) id: String,
     pub(super) title: String,
-    /// What was called or looked at, and what came of it.
+    /// The calls or observations with their results.
     pub(super) values: Vec<(String, String)>,
     pub(super) why: String,
     pub(super) outcome: Outcome,
     /// The outcome in words.
     pub(super) finding: String,
-    /// What the step says of a claim, by its id; nothing if it could not be tried, or if what was tried decides nothing.
+    /// Whether claims hold, by their ids. `None` if the step could not be tried or decides nothing.
     pub(super) claims: Vec<(String, Option<bool>)>,
     /// The code of the driver's refusal that the step is about.
     pub(super) refusal: Option<u32>,
 }
 
-/// How a step's own check came out.
+/// The outcome of a step's own check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Outcome {
-    /// As the text before it says.
+    /// The result is as the step's text says.
     AsExpected,
-    /// Otherwise: this machine or driver differs.
+    /// The result differs on this machine or driver.
     Different,
-    /// Something that the step needs is missing here.
+    /// This machine lacks something that the step needs.
     NotTried,
 }
 
-/// A common belief, put to the test by steps.
+/// A common belief that steps test.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Claim {
-    /// By which steps name it.
+    /// The name by which steps refer to it.
     pub(super) id: &'static str,
     pub(super) text: &'static str,
 }
 
-/// Declares claims as constants, each with its id and its text, and all of them as `CLAIMS`.
+/// Declares claims as constants, each with its id and text, and the list of all as `CLAIMS`.
 macro_rules! claims {
     ($($name:ident = $id:literal: $text:literal,)+) => {
         $(const $name: Claim = Claim { id: $id, text: $text };)+
@@ -51,28 +51,28 @@ macro_rules! claims {
 }
 pub(crate) use claims;
 
-/// What came of a claim.
+/// The conclusion about a claim.
 #[derive(Debug)]
 pub(super) struct Conclusion {
     pub(super) claim: Claim,
     pub(super) validity: Validity,
-    /// The steps that speak of it; for a claim that could not be tried, why.
+    /// The steps that decide it. For a claim that could not be tried, the reason.
     pub(super) evidence: String,
 }
 
-/// What steps say of a claim together.
+/// Whether a claim held, by all its steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Validity {
     Held,
     DidNotHold,
-    /// It was tried, and nothing came of it: that something was not seen does not prove that it cannot be.
+    /// It was tried without a result: an effect that was not observed may still exist.
     Open,
     NotTried,
 }
 
 impl Step {
-    /// A step that is described before it is judged: until then it is one that was not tried.
+    /// Returns a step that is described but not yet judged. Until it is judged, it counts as not tried.
     pub(super) fn new(id: &str, title: impl Into<String>, why: &str) -> Self {
         Self {
             role: String::new(),
@@ -87,38 +87,38 @@ impl Step {
         }
     }
 
-    /// Shows a value.
+    /// Adds a value.
     pub(super) fn value(mut self, label: impl Into<String>, value: impl Into<String>) -> Self {
         self.values.push((label.into(), value.into()));
         self
     }
 
-    /// Shows the driver's answer to the call that the step is about.
+    /// Adds the driver's answer to the call that the step examines.
     pub(super) fn answer(mut self, call: impl Into<String>, code: CuResult) -> Self {
         self.refusal = (!code.is_success()).then_some(code.0);
         self.value(call, code.to_string())
     }
 
-    /// Says something about a claim.
+    /// Records whether a claim holds.
     pub(super) fn says(mut self, claim: Claim, holds: bool) -> Self {
         self.claims.push((claim.id.into(), Some(holds)));
         self
     }
 
-    /// Says that what was tried decides nothing about a claim.
+    /// Records that the step decides nothing about a claim.
     pub(super) fn leaves_open(mut self, claim: Claim) -> Self {
         self.claims.push((claim.id.into(), None));
         self
     }
 
-    /// Ends the step with its outcome: the finding for a check that came out as the text says, or the other one.
+    /// Ends the step with its outcome: `finding` if the result is as the text says, else `otherwise`.
     pub(super) fn judge(mut self, as_expected: bool, finding: impl Into<String>, otherwise: impl Into<String>) -> Self {
         (self.outcome, self.finding) =
             if as_expected { (Outcome::AsExpected, finding.into()) } else { (Outcome::Different, otherwise.into()) };
         self
     }
 
-    /// Ends a step about a call that ought to be refused: with any code, or with the one that was measured.
+    /// Ends a step about a call that should be refused, with any code or with the measured one.
     pub(super) fn judge_refusal(self, code: CuResult, measured: Option<CuResult>) -> Self {
         let otherwise = match measured {
             _ if code.is_success() => "accepted, against the vendor's documentation".to_owned(),
@@ -129,14 +129,14 @@ impl Step {
         self.judge(as_expected, "refused, as it ought to be", otherwise)
     }
 
-    /// Ends a step that cannot be tried here.
+    /// Ends a step that cannot be tried on this machine.
     pub(super) fn untried(mut self, claim: Option<Claim>, why: impl Into<String>) -> Self {
         self.claims.extend(claim.map(|claim| (claim.id.into(), None)));
         (self.outcome, self.finding) = (Outcome::NotTried, why.into());
         self
     }
 
-    /// As programs get it.
+    /// Returns the JSON form.
     pub(super) fn to_json(&self) -> Value {
         let values: Map<_, _> = self.values.iter().map(|(label, value)| (label.clone(), json!(value))).collect();
         json!({
@@ -147,12 +147,12 @@ impl Step {
 }
 
 impl Conclusion {
-    /// What the steps say of a claim. One that did not hold in one step did not hold.
+    /// Returns the conclusion about a claim. One contrary step refutes it.
     pub(super) fn of(claim: Claim, steps: &[Step]) -> Self {
         let about = |step: &'_ Step| step.claims.iter().find(|(id, _)| id == claim.id).map(|(_, holds)| *holds);
         let tried = |step: &Step| step.outcome != Outcome::NotTried;
         let with = |wanted: Option<bool>| {
-            // A step that was not tried leaves nothing open.
+            // A step that was not tried does not leave the claim open.
             let speaks = |step: &&Step| about(step) == Some(wanted) && (wanted.is_some() || tried(step));
             steps.iter().filter(speaks).map(|step| step.id.as_str()).collect::<Vec<_>>().join(", ")
         };
@@ -173,14 +173,14 @@ impl Conclusion {
         Self { claim, validity, evidence }
     }
 
-    /// As programs get it.
+    /// Returns the JSON form.
     pub(super) fn to_json(&self) -> Value {
         let Self { claim, validity, evidence } = self;
         json!({ "belief": claim.id, "text": claim.text, "verdict": validity, "evidence": evidence })
     }
 }
 
-/// The driver's code in an answer.
+/// Returns the driver's code in an answer.
 pub(super) fn code<T>(answer: &Result<T, CudaError>) -> CuResult {
     answer.as_ref().map_or_else(|error| error.code, |_| CuResult::SUCCESS)
 }
