@@ -195,7 +195,7 @@ proptest! {
         }
     }
 
-    /// What a broken or hostile member may leave: everything ends, nothing panics, and the broker gets it all back.
+    /// A broken or hostile member may leave any bytes: everything ends, nothing panics, and the broker gets it all back.
     #[test]
     fn any_bytes_can_be_recovered(
         words in vec((any::<prop::sample::Index>(), any::<u64>(), 0..5_u64), 1..400),

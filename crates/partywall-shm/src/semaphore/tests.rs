@@ -366,7 +366,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What a semaphore is, told simply.
+/// A simple model of a semaphore.
 #[derive(Default)]
 struct Model {
     /// The holder of each permit that is not free, or the waiter that it was handed to.
@@ -487,7 +487,7 @@ proptest! {
         prop_assert_eq!(semaphore.audit(), idle(maximum));
     }
 
-    /// What a broken or hostile member may leave: everything ends, nothing panics, and the broker gets it all back.
+    /// A broken or hostile member may leave any bytes: everything ends, nothing panics, and the broker gets it all back.
     #[test]
     fn any_bytes_can_be_recovered(
         words in vec((any::<prop::sample::Index>(), any::<u64>(), 0..4_u64), 1..400),

@@ -394,7 +394,7 @@ impl Slots {
             if begun {
                 point("slots: entry waiting, tail not advanced");
             }
-            // Whether by us or by another, this position is taken.
+            // This position is taken, by us or by another.
             let tail_now = self.advance(&self.header().tail, tail);
             if begun {
                 return Some((position, waiting));

@@ -18,13 +18,13 @@ use super::{
 };
 use crate::invalid;
 
-/// What the slots are.
+/// A sort of slots.
 pub trait Sort {
     /// The first bytes of the memory.
     const MAGIC: [u8; 8];
-    /// What the slots belong to, for messages.
+    /// The name of the object that has the slots, for messages.
     const OBJECT: &'static str;
-    /// What the slots are called, for messages.
+    /// The name of the slots, for messages.
     const SLOTS: &'static str;
 }
 

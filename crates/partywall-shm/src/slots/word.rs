@@ -72,7 +72,7 @@ impl Position {
 #[cfg_attr(not(loom), repr(transparent))]
 pub(crate) struct Slot(AtomicU64);
 
-/// What a slot word says.
+/// The meaning of a slot word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
     Free,
@@ -173,7 +173,7 @@ pub(super) struct QueueEntry {
     _zero: [AtomicU64; 7],
 }
 
-/// What an entry's word says of a position.
+/// The meaning of an entry's word for a position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Turn {
     /// The entry belongs to a position a lap or more earlier, which is not finished.
@@ -193,7 +193,7 @@ pub(super) enum Turn {
 pub(super) struct QueueWord(u64);
 
 impl QueueWord {
-    /// What it says of a position in `lap`.
+    /// Returns its meaning for a position in `lap`.
     pub(super) fn place(self, lap: u64) -> Turn {
         let row = (self.0 >> ENTRY_ROW) as Row;
         match (self.lap().wrapping_sub(lap) & LAPS, self.0 & STATE) {

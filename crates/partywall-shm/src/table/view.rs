@@ -474,7 +474,7 @@ mod tests {
         assert_eq!(longer.metadata().collect::<Vec<_>>(), [("k", "v")]);
         before.check_growth_of(&before).unwrap();
 
-        // What a hostile builder may claim instead.
+        // A hostile builder may claim these instead.
         let rebuilt = |change: fn(&mut TableBuilder)| {
             let mut builder = TableBuilder::new();
             change(&mut builder);

@@ -163,7 +163,7 @@ fn foreign_memory_is_refused_as_a_slab() {
 }
 
 proptest! {
-    /// What a broken or hostile member may leave: everything ends, nothing panics, and the end is one.
+    /// A broken or hostile member may leave any bytes: everything ends, nothing panics, and the end is one.
     #[test]
     fn any_bytes_can_be_read_and_ended(words in prop::array::uniform8(any::<u64>()), v in 0..=u64::MAX) {
         let slab = slab();

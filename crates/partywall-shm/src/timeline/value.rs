@@ -1,4 +1,4 @@
-//! What the 64 bits of a value say: the only place that knows the numbers.
+//! The meaning of the 64 bits of a value. No other module knows the numbers.
 //!
 //! | number | means |
 //! |---|---|
@@ -12,7 +12,7 @@
 /// The largest value of a timeline.
 pub const MAX_VALUE: u64 = 1 << 61;
 
-/// What a value word says.
+/// The meaning of a value word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reading {
     /// The timeline has this value.

@@ -1,4 +1,4 @@
-//! What all of a topic's protocols share: positions, the end of the ring, and the holds.
+//! The parts that all of a topic's protocols share: positions, the end of the ring, and the holds.
 
 use super::{
     Header, TimelineCell, Topic,

@@ -165,7 +165,7 @@ impl Status {
 impl Descriptor {
     pub(super) fn write(&self, words: &Written<'_>) {
         let set = |word: &AtomicU64, value| word.store(value, Ordering::Relaxed);
-        // What orders these stores is the change of the entry that shows them.
+        // The change of the entry that shows these stores orders them.
         set(&self.generation, words.generation);
         set(&self.origin, words.origin.word());
         set(&self.publisher, words.publisher);

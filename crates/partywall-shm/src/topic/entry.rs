@@ -44,7 +44,7 @@ impl RingPlace {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RingWord(u64);
 
-/// What an entry says of a position.
+/// The meaning of an entry for a position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Filling {
     /// The position may be filled: the entry holds the position a lap before, or none in the first lap.

@@ -111,7 +111,7 @@ pub struct Topic {
     descriptors: Part<Descriptor>,
 }
 
-/// What a topic has room for.
+/// The limits of a topic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     /// Blocks of its pool.
@@ -208,7 +208,7 @@ pub struct Description {
     pub sequence: u64,
     /// The code of the elements' type.
     pub dtype: u8,
-    /// How many dimensions the tensor has.
+    /// The number of dimensions of the tensor.
     rank: usize,
     shape: [u64; MAX_RANK],
     /// Length of the tensor.

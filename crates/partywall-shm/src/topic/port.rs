@@ -44,7 +44,7 @@ impl PortId {
     }
 }
 
-/// What a port slot says.
+/// The meaning of a port slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Occupancy {
     Free,

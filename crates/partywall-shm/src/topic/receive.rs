@@ -67,7 +67,7 @@ pub enum Received {
     Detached,
 }
 
-/// What there is to receive, judged by the ring alone.
+/// The next thing to receive, judged by the ring alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ahead {
     /// Nothing.

@@ -1,4 +1,4 @@
-//! What the broker does for members that are gone.
+//! Recovery: the broker detaches members that are gone, and takes back what they held.
 
 use std::cell::Cell;
 
@@ -19,7 +19,7 @@ impl Topic {
     /// samples of their publishers get a final status. `reached` says how far an incarnation of a timeline, which has ended,
     /// really came.
     ///
-    /// What the rows hold stays theirs. Ends whatever the bytes are, and may be repeated. Returns how many ports were detached.
+    /// The rows keep what they hold. The call ends for any bytes, and may be repeated. Returns how many ports were detached.
     pub fn detach(
         &self,
         gone: impl Fn(u16) -> bool,

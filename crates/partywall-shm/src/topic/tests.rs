@@ -257,7 +257,7 @@ fn a_late_subscriber_begins_with_the_history_it_wants() {
     for value in 3..6 {
         world.publish(&mut publisher, value).unwrap();
     }
-    // What the next sample overwrites is not promised to anybody.
+    // The sample that the next one overwrites is promised to no subscriber.
     let mut late = world.topic.join_as_subscriber(3, None, 4).unwrap();
     assert_eq!(world.receive(&mut late), Some(3));
 }
@@ -567,7 +567,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What a topic does, said simply.
+/// A simple model of a topic.
 #[derive(Default)]
 struct Model {
     samples: Vec<u64>,
