@@ -1,8 +1,8 @@
-//! The one background thread of a connection: it reads events, and does by the clock what has to be looked at again and
-//! again ([poll tasks](super::poll_tasks)), such as telling others that this process is well.
+//! The background thread of a connection: it reads events and runs [poll tasks](super::poll_tasks), such as the heartbeat.
 //!
-//! It never blocks: not on the broker, whose calls are [background jobs](crate::completion::Worker), not on the driver, and
-//! not on a stream. So a thread or stream that waits for it waits for nothing else. It touches no memory of the user.
+//! The thread never blocks: not on the broker, whose calls are [background jobs](crate::completion::Worker), not on the
+//! driver, and not on a stream. A thread or stream that waits for it therefore waits for nothing else. It touches no memory
+//! of the user.
 
 use std::{
     os::fd::{AsFd, OwnedFd},
@@ -36,13 +36,13 @@ use crate::{
     error::{Error, Result},
 };
 
-/// How often to tell that we are well, and to look at what is in no hurry.
+/// The interval of heartbeats and of polls that are not urgent.
 const TICK: Duration = Duration::from_millis(250);
 
-/// How often to look after cells that have ended without a broker.
+/// The interval of polls for cells that have ended without a broker.
 const GUARD: Duration = Duration::from_millis(100);
 
-/// How long the end of a connection waits for what its own streams owe, and then for the driver.
+/// How long the end of a connection waits for promised values of its own streams, and then for the driver.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A running service thread.
@@ -52,7 +52,7 @@ pub(super) struct Service {
     shared: Arc<Shared>,
 }
 
-/// What the service thread shares with others.
+/// The state that the service thread shares with others.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) link: Arc<Link>,
@@ -103,16 +103,16 @@ impl Service {
         Ok(Self { thread: Some(thread), shared })
     }
 
-    /// What the thread shares with others.
+    /// Returns the state that the thread shares with others.
     pub(super) fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
 
-    /// Says good-bye, and ends the thread. No handle uses the connection any more, but streams may.
+    /// Says good-bye and ends the thread. No handle uses the connection any more, but streams may.
     ///
-    /// As long as a stream may have to wait for another process, connection and thread live on: they release the stream if
-    /// that process dies. Then, and when the driver takes its time, this returns before they have ended.
-    /// Without a context (`lost`) no stream waits for anything any more.
+    /// While a stream may wait for another process, connection and thread stay alive: they release the stream if that process
+    /// dies. In that case, and if the driver is slow, this returns before they have ended. Without a context (`lost`) no
+    /// stream waits any more.
     pub(super) fn end(&mut self, lost: bool) {
         let shared = self.shared.clone();
         // If no thread could be started for the job that ends the connection, the service thread runs it, and must not block.
@@ -152,18 +152,18 @@ impl Service {
         }
     }
 
-    /// Ends the thread and waits for it; it ends within one step. What is left to do is done for the last time.
+    /// Ends the thread and waits for it. The thread ends within one step, after a last run of its tasks.
     fn stop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
         self.shared.poll_tasks.wake();
         if let Some(thread) = self.thread.take() {
-            // A panic there has been reported by the thread itself.
+            // The thread itself has reported a panic.
             let _ = thread.join();
         }
         self.shared.workers.broker.finish();
     }
 
-    /// Lets the thread be forgotten in a forked child, where it does not exist.
+    /// Forgets the thread in a forked child, where it does not exist.
     pub(super) fn forget(&mut self) {
         std::mem::forget(self.thread.take());
         self.shared.workers.forget();
@@ -172,7 +172,7 @@ impl Service {
 
 struct Reader {
     shared: Arc<Shared>,
-    /// Absent while the connection is lost, and once it is gone.
+    /// `None` while the connection is lost, and once it has ended.
     events: Option<OwnedFd>,
     inbox: Inbox,
 }
@@ -190,7 +190,7 @@ impl Reader {
                 Ok(events) => events,
                 Err(error) => {
                     tracing::error!(%error, "the service thread cannot wait");
-                    // Not as fast as it can, at least.
+                    // Pauses, so that a persistent failure does not spin.
                     thread::sleep(Duration::from_millis(10));
                     false
                 }
@@ -216,7 +216,7 @@ impl Reader {
         Ok(events)
     }
 
-    /// Takes in events that are there; `false` if no further ones will come.
+    /// Reads the available events. Returns false if no further ones will come.
     fn read(&mut self) -> bool {
         let Some(events) = &self.events else { return true };
         if !matches!(self.inbox.read(events), Ok(true)) {
@@ -247,7 +247,7 @@ impl Shared {
         let Event::Completion { ticket, outcome } = event else {
             return;
         };
-        // Its waiter may have given up meanwhile: then what it was granted goes back.
+        // The waiter may have given up: then the grant is given back.
         if let Some(Completion::Ended(outcome, _)) =
             self.link.deliver(ticket, Completion::Ended(Box::new(outcome), fds))
             && let Ok(answer) = *outcome
@@ -258,12 +258,12 @@ impl Shared {
         }
     }
 
-    /// The connection is lost: it is renewed, unless that is how it was meant.
+    /// Renews a lost connection, unless it was closed on purpose.
     fn lost(self: &Arc<Self>) {
         let shared = self.clone();
         self.workers.broker.run(move || {
             let Self { link, .. } = &*shared;
-            // Waits that are left when we leave end here.
+            // The remaining waits end here.
             if link.is_leaving() {
                 return link.set_gone();
             }
@@ -283,8 +283,8 @@ impl Shared {
         });
     }
 
-    /// Ends our hosts' waits; and if the broker is `gone`, those of everybody and every stream for the timelines that we
-    /// have open, because nothing else would end them when a writer died.
+    /// Ends the waits of this process's hosts. If the broker is `gone`, ends all waits for its open timelines, also those of
+    /// streams and other processes, because nothing else would end them when a writer dies.
     fn end_waits(self: &Arc<Self>, gone: bool) {
         self.timeline_memory.set_gone();
         if !gone {
@@ -295,7 +295,7 @@ impl Shared {
         });
         let guarding = Arc::downgrade(self);
         self.poll_tasks.add(GUARD, move |reason| {
-            // A living writer may have had a stream store something since.
+            // A stream of a living writer may have stored a value since.
             guarding.upgrade()?.each_place(|place| {
                 place.cell().guard();
             });
@@ -303,17 +303,17 @@ impl Shared {
         });
     }
 
-    /// Every cell that a thread or a stream of this process may wait for.
+    /// Returns every cell that a thread or a stream of this process may wait for.
     fn each_place(&self, act: impl Fn(&CellPlace)) {
         self.timeline_memory.places().iter().chain(&self.stream_waits.places()).for_each(act);
     }
 
-    /// Gives back what the driver has been given, says good-bye, and has the service thread end.
+    /// Unregisters memory from the driver, says good-bye, and ends the service thread.
     fn detach(&self) {
-        // It waits for what the process runs. When the lease of a word goes, no stream must be about to wait for it.
+        // Waits for running work: when the lease of a word is given back, no stream may still be about to wait for it.
         self.timeline_memory.unregister();
-        // Said so that the broker needs no proof of our death; if it cannot be said, the proof does. And said before the
-        // service thread closes its socket, which would look like a death.
+        // With a good-bye the broker needs no proof of death; if the call fails, the proof follows. Before the service thread
+        // closes its socket, which would look like a death.
         if let Err(error) = self.link.leave() {
             tracing::debug!(%error, "could not say good-bye");
         }

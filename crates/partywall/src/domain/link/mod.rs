@@ -6,10 +6,10 @@
 //!
 //! | file | contains |
 //! |---|---|
-//! | this one | calls, and whose turn it is |
+//! | this one | calls, one at a time |
 //! | `socket` | one request and its reply |
 //! | `waits` | calls that wait for a completion |
-//! | `renewal` | what becomes of a connection that is lost |
+//! | `renewal` | the renewal of a lost connection |
 
 mod renewal;
 mod socket;
@@ -44,7 +44,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// as long. Any answer restores the full time.
 const SHORT_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Grants that wait to be given back. Only a broker that grants what nobody asked for comes near.
+/// The most grants that wait to be given back. Only a broker that grants without being asked comes near.
 const MAX_OWED: usize = 4096;
 
 /// An answer and the file descriptors that came with it.
@@ -53,10 +53,10 @@ pub(crate) type Answered = (Answer, Vec<OwnedFd>);
 /// An answer or a refusal, and the file descriptors that came with it.
 type Outcome = (Result<Answer, Refusal>, Vec<OwnedFd>);
 
-/// What a question came to.
+/// The result of a request.
 struct Asked {
     outcome: Outcome,
-    /// The connection was lost before the answer came, and this is the answer to the second question.
+    /// The connection was lost before the answer came, and this is the answer to the second request.
     twice: bool,
 }
 
@@ -67,13 +67,13 @@ pub(crate) struct Link {
     resume: Resume,
     /// Our row in the memory of all members, and our mark in semaphores.
     row: u16,
-    /// The broker's pid, as far as it can be told.
+    /// The broker's pid, if it is known.
     broker: Option<u32>,
     owner: u32,
     /// The owner's [`fork_generation`].
     generation: u64,
     max_message: usize,
-    /// Whose turn it is to use `calls`. Apart from them, because a `Mutex` cannot be waited for with a time limit.
+    /// The queue for `calls`. Apart from them, because a `Mutex` has no lock with a time limit.
     queue: Mutex<Queue>,
     freed: Condvar,
     /// Locked only by the thread that has the turn, and so without waiting.
@@ -85,19 +85,19 @@ pub(crate) struct Link {
 #[derive(Debug, Default)]
 struct Queue {
     in_use: bool,
-    /// Threads that wait for their turn. Waking nobody would cost a system call.
+    /// Threads that wait for their turn. A needless wake would cost a system call.
     waiting: usize,
 }
 
 /// The use of the call socket, by one thread at a time.
 struct Turn<'a> {
     link: &'a Link,
-    /// An option, because it ends before the turn does, and fields are dropped only after `drop`.
+    /// An option, because `drop` has to unlock it before it ends the turn.
     calls: Option<MutexGuard<'a, CallSocket>>,
 }
 
 impl Link {
-    /// A connection, and what its service thread needs of it: the events socket and the memory of the members' rows.
+    /// Returns a connection, and for its service thread the events socket and the memory of the members' rows.
     pub(super) fn new(location: Location, greeted: Greeted) -> (Self, OwnedFd, OwnedFd) {
         let Greeted { call, events, members, welcome } = greeted;
         let resume = Resume { instance: welcome.instance, member: welcome.member, token: welcome.token };
@@ -138,7 +138,7 @@ impl Link {
         self.row
     }
 
-    /// Our number in the domain.
+    /// Returns this process's number in the domain.
     pub(super) fn member(&self) -> u64 {
         self.resume.member
     }
@@ -162,7 +162,7 @@ impl Link {
         self.accept(outcome)
     }
 
-    /// Says good-bye. The connection ends, and is not renewed: if it is lost already, there is nobody to say it to.
+    /// Says good-bye. The connection ends and is not renewed, also if it is lost already.
     pub(super) fn leave(&self) -> Result<()> {
         self.leaving.store(true, Ordering::Relaxed);
         let mut turn = self.turn()?;
@@ -172,13 +172,14 @@ impl Link {
         }
     }
 
-    /// Whether the end of the connection is wanted.
+    /// Returns whether the connection is being closed.
     pub(super) fn is_leaving(&self) -> bool {
         self.leaving.load(Ordering::Relaxed)
     }
 
-    /// Asks, and once more if the connection was lost before the answer came. Asked again under its number, the broker
-    /// answers what came of the call, and does not do it twice. `before` hears the number before each question.
+    /// Sends a request, and sends it again if the connection was lost before the answer came. For a repeated number the
+    /// broker answers with the first result, and does not perform the call twice. `before` is called with the number before
+    /// each request.
     fn ask(&self, call: Call, fds: &[BorrowedFd<'_>], mut before: impl FnMut(u64)) -> Result<Asked> {
         let mut turn = self.connected_turn()?;
         let id = turn.calls().next_id();
@@ -194,7 +195,7 @@ impl Link {
         Ok(Asked { outcome, twice: true })
     }
 
-    /// Asks on a connection as it is; `None` if it is lost.
+    /// Sends a request once. Returns `None` if the connection is lost.
     fn ask_once(&self, turn: &mut Turn<'_>, call: Call) -> Result<Option<Outcome>> {
         let id = turn.calls().next_id();
         let message = self.encode(id, call, 0)?;
@@ -241,7 +242,7 @@ impl Link {
         }
     }
 
-    /// Gives back what was granted too late.
+    /// Gives late grants back.
     fn return_owed(&self, calls: &mut CallSocket) {
         while let Some(call) = calls.owed().pop() {
             let id = calls.next_id();
@@ -249,7 +250,7 @@ impl Link {
             match calls.exchange(&message, id, &[]) {
                 Ok((reply, _)) => tracing::debug!(?call, outcome = ?reply.outcome, "gave back a late grant"),
                 Err(_) => {
-                    // Once there is an answer again.
+                    // Tried again after the next answer.
                     calls.owed().push(call);
                     return;
                 }
@@ -257,7 +258,7 @@ impl Link {
         }
     }
 
-    /// Waits for the use of the call socket, after those that came before.
+    /// Waits for a turn to use the call socket.
     fn turn(&self) -> Result<Turn<'_>> {
         self.require_ours()?;
         let mut queue = self.queue.lock().ignore_poison();
@@ -274,7 +275,7 @@ impl Link {
         Ok(Turn { link: self, calls: Some(self.calls.lock().ignore_poison()) })
     }
 
-    /// Waits for the use of a call socket that is connected, and for one that is being renewed.
+    /// Waits for a turn to use a connected call socket, also while it is being renewed.
     fn connected_turn(&self) -> Result<Turn<'_>> {
         let mut deadline = None;
         loop {
@@ -284,7 +285,7 @@ impl Link {
                 return Ok(turn);
             }
             if self.is_leaving() {
-                // It is not renewed any more; what was to be given back has gone back with the good-bye.
+                // The connection is not renewed any more; the good-bye has given everything back.
                 return Err(self.gone());
             }
             let timeout = calls.timeout();
@@ -309,7 +310,7 @@ impl Link {
 
 impl Turn<'_> {
     fn calls(&mut self) -> &mut CallSocket {
-        // Only `drop` takes it.
+        // Only `drop` takes the socket.
         self.calls.as_mut().expect("a turn has the calls until it ends")
     }
 }

@@ -1,4 +1,4 @@
-//! What becomes of a connection that is lost: it is renewed, or the broker is gone.
+//! Renewal of a lost connection, unless the broker is gone.
 
 use std::{
     os::fd::OwnedFd,
@@ -24,12 +24,12 @@ const RETRY: Duration = Duration::from_millis(20);
 
 /// A connection cannot be renewed.
 pub(in super::super) struct NoBroker {
-    /// Whether because the broker is gone.
+    /// Whether the reason is that the broker is gone.
     pub(in super::super) gone: bool,
 }
 
 impl Link {
-    /// Connects as the member that this process is. Gives up when `stop` is set.
+    /// Connects again as the same member. Gives up when `stop` is set.
     pub(in super::super) fn renew(&self, stop: &AtomicBool) -> Result<Greeted, NoBroker> {
         let deadline = Instant::now() + RENEWAL;
         let gone = NoBroker { gone: true };
@@ -44,13 +44,13 @@ impl Link {
                 Ok(_) | Err(Error::Unreachable(Unreachable::NoAnswer { .. } | Unreachable::Version { .. })) => {
                     return Err(gone);
                 }
-                // Another one, too, or ours has given us up. In that case others' waits are in good hands.
+                // Another broker too, or ours has dropped this member. In that case it still ends the waits of others.
                 Err(Error::Unreachable(Unreachable::Refused(_))) => {
                     return Err(NoBroker { gone: !self.is_our_broker() });
                 }
                 Err(_) => {}
             }
-            // The broker itself is alive or about to be: try again, but stop at once when asked to.
+            // The broker is alive or starting: try again, but stop immediately when asked to.
             if Instant::now() >= deadline || stop.load(Ordering::Acquire) {
                 return Err(gone);
             }
@@ -67,7 +67,7 @@ impl Link {
                 if calls.owed().len() < MAX_OWED {
                     calls.owed().push(call);
                 }
-                // A silent broker gets it after its next answer.
+                // A silent broker gets the call after its next answer.
                 if calls.is_connected() && !calls.is_silent() {
                     self.return_owed(calls);
                 }
@@ -76,16 +76,16 @@ impl Link {
         }
     }
 
-    /// The connection is lost: calls wait until it is renewed.
+    /// Notes that the connection is lost: calls wait until it is renewed.
     pub(in super::super) fn lost(&self) {
-        // Without a turn another thread is asking right now, and notices by itself.
+        // Without a turn, another thread is in a call and notices the loss by itself.
         if let Ok(mut turn) = self.turn() {
             turn.calls().close();
         }
     }
 
-    /// The connection is renewed; the broker has forgotten all waits. Returns false if a thread does not let go of the old
-    /// one.
+    /// Uses the renewed connection. The broker has forgotten all waits. Returns false if a thread does not release the old
+    /// connection.
     pub(in super::super) fn renewed(&self, call: OwnedFd) -> bool {
         let Ok(mut turn) = self.turn() else { return false };
         let calls = turn.calls();
@@ -97,7 +97,7 @@ impl Link {
         true
     }
 
-    /// The broker is gone for good.
+    /// Notes that the broker is gone for good.
     pub(in super::super) fn set_gone(&self) {
         self.waits.set_gone();
         self.lost();

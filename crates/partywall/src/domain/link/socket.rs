@@ -17,19 +17,19 @@ use super::{
 };
 use crate::adaptive_spin::AdaptiveSpin;
 
-/// The call socket and what is known of the replies that it still owes.
+/// The call socket, and the replies that the broker still owes.
 #[derive(Debug)]
 pub(super) struct CallSocket {
-    /// Absent while the connection is lost.
+    /// `None` while the connection is lost.
     socket: Option<OwnedFd>,
     inbox: Inbox,
     spin: AdaptiveSpin,
     next: u64,
-    /// A call was not answered in time, and nothing has come since.
+    /// Whether a call was not answered in time, and nothing has come since.
     silent: bool,
     /// Calls that gave up waiting for their answers.
     unanswered: Vec<u64>,
-    /// Calls that give back what was granted when nobody waited for it any more.
+    /// Calls that give back grants which no caller waited for any more.
     owed: Vec<Call>,
 }
 
@@ -42,7 +42,7 @@ pub(super) enum Lost {
     /// The kernel lets no process of this user send file descriptors. Nothing was sent, and the connection can be used
     /// further.
     InFlight,
-    /// What came cannot be understood.
+    /// The bytes are malformed.
     Malformed(String),
 }
 
@@ -59,7 +59,7 @@ impl CallSocket {
         }
     }
 
-    /// Goes on with the socket of a renewed connection. Numbers are not used twice, and grants are still owed.
+    /// Continues with the socket of a renewed connection. Numbers are not used twice, and owed grants stay.
     pub(super) fn renew(&mut self, socket: OwnedFd) {
         *self = Self { next: self.next, owed: std::mem::take(&mut self.owed), ..Self::new(socket) };
     }
@@ -68,7 +68,7 @@ impl CallSocket {
         self.socket.is_some()
     }
 
-    /// Closes the socket, which lets the broker and the service thread notice, if they have not yet.
+    /// Closes the socket, which notifies the broker and the service thread.
     pub(super) fn close(&mut self) {
         self.socket = None;
     }
@@ -81,7 +81,7 @@ impl CallSocket {
         self.silent = true;
     }
 
-    /// How long the broker may take to answer.
+    /// Returns how long the broker may take to answer.
     pub(super) fn timeout(&self) -> Duration {
         if self.silent { SHORT_TIMEOUT } else { TIMEOUT }
     }
@@ -91,7 +91,7 @@ impl CallSocket {
         self.next - 1
     }
 
-    /// Calls that give back late grants.
+    /// Returns the calls that give back late grants.
     pub(super) fn owed(&mut self) -> &mut Vec<Call> {
         &mut self.owed
     }
@@ -107,7 +107,7 @@ impl CallSocket {
         self.send(message, fds, deadline)?;
         let socket = self.socket.as_ref().ok_or(Lost::Ended)?.as_fd();
         loop {
-            // Usually the socket's own time limit is enough, and spares a call.
+            // Usually the socket's own time limit is enough, which saves a system call.
             let in_time = !self.silent || socket::wait(socket, Ready::Read, Some(deadline)) == Ok(true);
             match if in_time { self.inbox.read_soon(&self.spin, socket) } else { Err(Errno::AGAIN) } {
                 Ok(true) => {}
@@ -126,7 +126,7 @@ impl CallSocket {
                 self.unanswered.swap_remove(late);
                 self.owed.extend(returning(reply));
             }
-            // A broker that keeps sending other things does not answer either.
+            // A broker that only sends other messages does not answer either.
             if Instant::now() >= deadline {
                 break;
             }
@@ -136,7 +136,7 @@ impl CallSocket {
         Err(Lost::Silent)
     }
 
-    /// Sends all of a message. If only a part of it goes, nothing can be sent after it: the connection ends.
+    /// Sends a whole message. After a partial send nothing else can be sent: the connection ends.
     fn send(&mut self, message: &[u8], fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<(), Lost> {
         let socket = self.socket.as_ref().ok_or(Lost::Ended)?.as_fd();
         let (mut rest, mut fds): (&[u8], &[BorrowedFd<'_>]) = (message, fds);

@@ -17,7 +17,7 @@ use crate::{
     wait::{Wait, Waiting},
 };
 
-/// What the service thread brings to a waiting caller.
+/// A message of the service thread to a waiting caller.
 #[derive(Debug)]
 pub(in super::super) enum Completion {
     /// The end of the wait.
@@ -35,19 +35,19 @@ pub(super) struct Waits {
 
 #[derive(Debug, Default)]
 struct State {
-    /// By the numbers of their calls, with their completions once these are there.
+    /// The completions by the numbers of their calls; `None` until a completion has come.
     tickets: HashMap<u64, Option<Completion>>,
-    /// The broker is gone for good.
+    /// Whether the broker is gone for good.
     gone: bool,
 }
 
 impl Waits {
-    /// Expects a completion of a call.
+    /// Registers a call that waits for its completion.
     fn register(&self, id: u64) {
         self.state.lock().ignore_poison().tickets.insert(id, None);
     }
 
-    /// Expects none any more. Returns the one that has come.
+    /// Forgets a call. Returns its completion, if it has come.
     fn forget(&self, id: u64) -> Option<Completion> {
         self.state.lock().ignore_poison().tickets.remove(&id).flatten()
     }
@@ -62,14 +62,14 @@ impl Waits {
         None
     }
 
-    /// Has all waiters ask again, on a renewed connection.
+    /// Makes all waiters ask again, on a renewed connection.
     pub(super) fn ask_again(&self) {
         for place in self.state.lock().ignore_poison().tickets.values_mut().filter(|place| place.is_none()) {
             *place = Some(Completion::AskAgain);
         }
     }
 
-    /// Has all waiters look again.
+    /// Wakes all waiters.
     pub(super) fn wake(&self) {
         self.changed.notify_all();
     }
@@ -82,7 +82,7 @@ impl Waits {
         self.state.lock().ignore_poison().gone
     }
 
-    /// Sleeps until something changes, at most for `limit`. Returns at once if the broker is gone.
+    /// Sleeps until something changes, for at most `limit`. Returns immediately if the broker is gone.
     pub(super) fn sleep(&self, limit: Duration) {
         let state = self.state.lock().ignore_poison();
         if !state.gone {
@@ -92,12 +92,12 @@ impl Waits {
 }
 
 impl Link {
-    /// Asks for something that may have to wait; `None` once the wait is over. `call` makes the request anew where it has
-    /// to be asked again.
+    /// Makes a call that may have to wait. Returns `None` once the wait is over. `call` builds the request anew when it has to
+    /// be sent again.
     pub(crate) fn call_waiting(&self, call: impl Fn() -> Call, waiting: &Waiting<'_>) -> Result<Option<Answered>> {
         loop {
             let mut ticket = None;
-            // Registered before the question, so that a completion cannot overtake it.
+            // Registered before the request is sent, so that the completion cannot come first.
             let asked = self.ask(call(), &[], |id| {
                 self.waits.register(id);
                 ticket = Some(id);
@@ -120,7 +120,7 @@ impl Link {
         self.waits.deliver(ticket, completion)
     }
 
-    /// Waits for a completion. If the wait is over before it comes, takes the question back.
+    /// Waits for a completion. If the wait is over before it comes, cancels the call.
     fn await_completion(&self, id: u64, waiting: &Waiting<'_>) -> Result<Option<Completion>> {
         if let Some(completion) = self.completion_within(id, waiting)? {
             return Ok(Some(completion));
@@ -128,9 +128,9 @@ impl Link {
         let cancelled =
             self.connected_turn().and_then(|mut turn| self.ask_once(&mut turn, Call::Cancel { ticket: id }));
         let completion = match cancelled {
-            // The completion was sent before the question was taken back: it is ours, with the lease that it carries.
+            // The completion was sent before the call was cancelled: it is ours, with its lease.
             Ok(Some((Err(Refusal::Stale { .. }), _))) => self.completion_within(id, &Wait::from(TIMEOUT).begin())?,
-            // With the connection the broker has forgotten the question.
+            // The broker has forgotten the call with the connection.
             Ok(None) => None,
             Ok(Some(outcome)) => self.accept(outcome).map(|_| None)?,
             Err(error) => {
@@ -138,7 +138,7 @@ impl Link {
                 return Err(error);
             }
         };
-        // What comes from now on is given back by the service thread.
+        // The service thread gives back later grants.
         let late = self.waits.forget(id);
         Ok(completion.or(late.filter(|completion| matches!(completion, Completion::Ended(..)))))
     }
