@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::text::count;
 
 /// Returns a pool or topic: `kind` (`pool` or `topic`), `blocks` (how many), `block_bytes` (of one that are for use);
-/// of a pool `zeroed` (whether whoever takes a block finds it all zero); of a topic `depth`, `history`,
+/// of a pool `zeroed` (whether a block is all zero when it is taken); of a topic `depth`, `history`,
 /// `max_publishers`, `max_loans` (of each), `max_subscribers`, `max_held`, `dtype` (null if samples may be of any),
 /// `shape` (of all samples, a list in which null is any length; null if samples may be of any).
 pub(crate) fn shape(control: &Control) -> Value {
@@ -36,7 +36,7 @@ pub(crate) fn shape(control: &Control) -> Value {
     value
 }
 
-/// How it is used: `free` (blocks), and of a topic `publishers`, `subscribers`, `published` (samples so far).
+/// Returns how it is used: `free` (blocks), and of a topic `publishers`, `subscribers`, `published` (samples so far).
 pub(crate) fn usage(usage: &Usage) -> Value {
     let mut value = json!({ "free": usage.free });
     if let Some(topic) = &usage.topic {
@@ -60,9 +60,9 @@ pub(crate) fn sum(control: &Control, topic: &TopicShape) -> String {
     format!("{} = depth {depth} + {publishers} + {subscribers}{spare}", control.blocks)
 }
 
-/// How it is used, in detail: `audit` (`clean`, or what is wrong), `waiting` (who waits for a block), `counts` (of
+/// Returns how it is used, in detail: `audit` (`clean`, or what is wrong), `waiting` (how many wait for a block), `counts` (of
 /// blocks: `free`, `held`, `offered`, `in_ring`, `read`, `unused`, `handed`), and of a topic `published` (samples so
-/// far), `publishers`, `subscribers` ([`publisher`], [`subscriber`]), of which very many are not all told.
+/// far), `publishers`, `subscribers` ([`publisher`], [`subscriber`]), which may be incomplete if there are very many.
 pub(crate) fn detail(info: &ControlInfo) -> Value {
     let BlockCounts { free, held, offered, in_ring, read, unused, handed, waiting, .. } = info.blocks;
     let mut value = json!({
@@ -87,7 +87,7 @@ pub(crate) fn detail(info: &ControlInfo) -> Value {
 }
 
 /// Returns a publisher: `id`, `pid`, `state` (of its process, as [`member`](super::member) has it), `parted` (whether
-/// it is reckoned with no more), `published`, `blocked_by` (the `id` of the subscriber that it waits for, or null),
+/// it is detached), `published`, `blocked_by` (the `id` of the subscriber that it waits for, or null),
 /// `blocked_ms`.
 fn publisher(publisher: &PublisherInfo) -> Value {
     let mut value = participant(&publisher.who);

@@ -44,7 +44,7 @@ enum Memory {
     Host,
 }
 
-/// What the reader wants next. The writer answers when its kernel has ended, most commands with nothing more.
+/// A command of the reader. The writer answers when its kernel has ended, most commands with `()`.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 enum Command {
     /// One store, in the way with this index in [`STORES`]; answered by [`Stored`].

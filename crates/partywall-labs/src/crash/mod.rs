@@ -44,7 +44,7 @@ pub(super) static LAB: Lab = Lab {
     claims: CLAIMS,
 };
 
-/// What the observer wants of a process. It answers when it is done, with nothing more if nothing is said here.
+/// A command of the observer. It is answered when it is done, with `()` unless its documentation says otherwise.
 #[derive(Debug, Serialize, Deserialize)]
 enum Command {
     /// Share memory of each sort; signal 1 by a stream, and promise 2 behind a wait that does not end. Answered by [`Served`].
@@ -137,7 +137,7 @@ fn of(scene: &str, name: &str) -> String {
     format!("{scene}/{name}")
 }
 
-/// How a wait or a call came out, in a word where the library has one.
+/// Returns how a wait or a call ended, in one word if the library has one.
 fn ending<T>(result: &partywall::Result<T>) -> String {
     match result {
         Ok(_) => "no error".into(),

@@ -63,7 +63,7 @@ struct Offer {
     last: String,
 }
 
-/// What the opener wants next.
+/// A command of the opener.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 enum Command {
     /// Enqueue the work that fills `late`, behind a wait.
@@ -72,7 +72,7 @@ enum Command {
     Finish,
 }
 
-/// How the exporter answers a wish: why it could not be done.
+/// The exporter's answer to a command: the reason if it failed.
 type Done = Result<(), String>;
 
 /// Bytes of an allocation. More than a block of 2 MiB, so that it has its blocks for itself.
@@ -123,7 +123,7 @@ fn parse_handle(text: &str) -> Result<IpcMemoryHandle, String> {
     Ok(IpcMemoryHandle(bytes))
 }
 
-/// The handle that another role sent.
+/// Parses the handle that another role sent.
 fn received(text: &str) -> Result<IpcMemoryHandle, Failure> {
     parse_handle(text).map_err(|why| unexpected(&format!("the other role sent no handle: {why}")))
 }

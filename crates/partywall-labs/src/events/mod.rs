@@ -40,7 +40,7 @@ struct Offer {
     events: Result<Vec<Vec<u8>>, String>,
 }
 
-/// What the waiter wants next.
+/// A command of the waiter.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 enum Command {
     /// Enqueue the slow work, and behind it what tells of its end; answered by [`Enqueued`].
@@ -60,7 +60,7 @@ enum Behind {
     SignalAndWake(u64),
 }
 
-/// The work is enqueued, or why it could not be.
+/// Whether the work is enqueued; if not, the reason.
 type Enqueued = Result<(), String>;
 
 /// The timeline of the recorder.

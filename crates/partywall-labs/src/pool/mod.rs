@@ -36,7 +36,7 @@ pub(super) static LAB: Lab = Lab {
     claims: CLAIMS,
 };
 
-/// What the taker wants next. What has no other answer is answered when it is done.
+/// A command of the taker. A command without an answer of its own is answered with `()` when it is done.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 enum Command {
     /// A block with this in each byte, handed over; answered by its reference, which is all that another process

@@ -39,7 +39,7 @@ pub(super) static LAB: Lab = Lab {
     claims: CLAIMS,
 };
 
-/// What shall be streamed.
+/// The stream that the user asked for.
 #[derive(Debug, Args)]
 struct Order {
     /// The numbers: fibonacci, or your own with commas between them, which are repeated
@@ -57,7 +57,7 @@ struct Published {
     refused: Option<String>,
 }
 
-/// What the reader wants next.
+/// A command of the reader.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 enum Command {
     /// So many messages, each as soon as there is room for it; answered by [`Published`].

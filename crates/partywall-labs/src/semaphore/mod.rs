@@ -37,7 +37,7 @@ struct Workers {
     workers: u8,
 }
 
-/// What the watcher wants next. What has no other answer is answered by nothing more than that it is done.
+/// A command of the watcher. A command without an answer of its own is answered with `()` when it is done.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 enum Command {
     /// Some turns, one after the other, and whether to tell of them; answered by a list of [`Turn`]s, which ends before one for which no permit came.
