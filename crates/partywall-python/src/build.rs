@@ -11,8 +11,8 @@ use pyo3::prelude::*;
 
 use crate::{
     errors::{Raise, closed, parse, parse_dtype},
+    handle::Handle,
     owner::Owner,
-    reaper,
     segment::Segment,
     tensor::Tensor,
 };
@@ -154,21 +154,22 @@ pub(crate) fn place(py: Python<'_>, device: &str) -> PyResult<Place> {
     Ok(py.detach(resolve).or_raise(py)?.0)
 }
 
+/// Returns the place that Python names; `None` if it names none, or `auto`.
+pub(crate) fn named_place(py: Python<'_>, device: Option<&str>) -> PyResult<Option<Place>> {
+    device.filter(|device| *device != "auto").map(|device| place(py, device)).transpose()
+}
+
 /// The right to build a name that others wait for. Closing it passes the right on to one of them.
 #[pyclass(frozen, module = "partywall._native")]
 pub(crate) struct Claim {
-    claim: Mutex<Option<partywall::Claim>>,
+    claim: Handle<partywall::Claim>,
     #[pyo3(get)]
     name: String,
 }
 
 impl Claim {
     pub(crate) fn new(claim: partywall::Claim) -> Self {
-        Self { name: claim.name().to_owned(), claim: Mutex::new(Some(claim)) }
-    }
-
-    fn take(&self) -> Option<partywall::Claim> {
-        self.claim.lock().ignore_poison().take()
+        Self { name: claim.name().to_owned(), claim: Handle::new(claim) }
     }
 }
 
@@ -187,7 +188,7 @@ impl Claim {
         reserve: Option<u64>,
         kept: bool,
     ) -> PyResult<Build> {
-        let claim = self.take().ok_or_else(|| closed(py, "claim"))?;
+        let claim = self.claim.take(py, "claim")?;
         Build::allocate(py, &self.name, device, tensors, metadata, |place| {
             let builder = claim.create(place).mutable(mutable).kept(kept);
             reserve.into_iter().fold(builder, Builder::reserve)
@@ -196,14 +197,6 @@ impl Claim {
 
     /// Passes the right on, if nothing was created.
     fn close(&self, py: Python<'_>) {
-        py.detach(|| drop(self.take()));
-    }
-}
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        if let Some(claim) = self.take() {
-            reaper::later(move || drop(claim));
-        }
+        self.claim.close(py);
     }
 }

@@ -25,7 +25,7 @@ use pyo3::{
 };
 
 use crate::{
-    build::{Build, Claim, Planned, place},
+    build::{Build, Claim, Planned, named_place, place},
     errors::{Raise, closed},
     members::{Evicted, Member},
     pool::Pool,
@@ -149,7 +149,7 @@ impl Domain {
         if write {
             opener = opener.read_write();
         }
-        match device.filter(|device| *device != "auto").map(|device| place(py, device)).transpose()? {
+        match named_place(py, device)? {
             Some(Place::Gpu(uuid)) => opener = opener.device(uuid),
             Some(Place::Host) => return Err(PyValueError::new_err("a segment is opened on a GPU, or where it is")),
             None => {}

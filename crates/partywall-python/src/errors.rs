@@ -134,7 +134,6 @@ fn class(error: &Error) -> &'static str {
         Error::Gone(Gone::Block { .. }) => "StaleBlock",
         Error::InvalidArgument(InvalidArgument::TooFewBlocks { .. }) => "WrongTopic",
         Error::Mismatch(Mismatch::Sample { .. }) => "WrongSample",
-        Error::LimitReached(LimitReached::Publishers { .. } | LimitReached::Subscribers { .. }) => "LimitReached",
         Error::LimitReached(LimitReached::Loans { .. }) => "TooManyLoans",
         Error::LimitReached(LimitReached::Held { .. }) => "TooManyHeld",
         Error::Busy(Busy::TopicFull { .. }) => "TopicFull",
@@ -143,7 +142,6 @@ fn class(error: &Error) -> &'static str {
         Error::InvalidData(InvalidData::SampleFailed { .. }) => "SampleFailed",
         Error::Gone(Gone::Detached { .. }) => "Parted",
         Error::NotFound(NotFound::Member { .. }) => "NoSuchMember",
-        Error::Denied(Denied::NoSeat) => "Error",
         Error::InvalidArgument(InvalidArgument::Yourself) => "NotYourself",
         Error::Denied(Denied::Unproven { .. } | Denied::NotUnproven { .. }) => "Unproven",
         Error::Gone(Gone::Evicted { .. }) => "Evicted",
@@ -153,13 +151,8 @@ fn class(error: &Error) -> &'static str {
         Error::Mismatch(Mismatch::DType { .. } | Mismatch::Kind { .. }) => "WrongKind",
         Error::DeviceFault(DeviceFault::NotShareable { .. }) => "NotShareable",
         Error::Denied(Denied::Keeping { .. }) => "CannotKeep",
-        Error::LimitReached(LimitReached::Memory { .. }) => "OutOfMemory",
-        Error::LimitReached(
-            LimitReached::Broker { .. }
-            | LimitReached::FileDescriptors(_)
-            | LimitReached::UnreadDescriptors { .. }
-            | LimitReached::DescriptorsInFlight { .. },
-        ) => "LimitReached",
+        Error::LimitReached(LimitReached::Memory { .. } | LimitReached::SystemMemory { .. }) => "OutOfMemory",
+        Error::LimitReached(_) => "LimitReached",
         Error::DeviceFault(DeviceFault::NoDevice { .. }) => "NoDevice",
         Error::DeviceFault(DeviceFault::Remote { .. }) => "RemoteDevice",
         Error::DeviceFault(DeviceFault::Cuda { .. }) => "CudaError",
@@ -172,7 +165,6 @@ fn class(error: &Error) -> &'static str {
         Error::Unreachable(Unreachable::Version { .. }) => "VersionMismatch",
         Error::Unreachable(Unreachable::NoDirectory { .. }) => "BrokerUnreachable",
         Error::InvalidArgument(InvalidArgument::SocketPath { .. }) => "BadName",
-        Error::LimitReached(LimitReached::SystemMemory { .. }) => "OutOfMemory",
         Error::InvalidData(InvalidData::Table { .. }) => "BadTensor",
         Error::Unreachable(
             Unreachable::UnsafeDirectory { .. } | Unreachable::User { .. } | Unreachable::Driver { .. },

@@ -1,4 +1,4 @@
-//! What Python closes, or only lets go of.
+//! Objects that Python closes, or only drops.
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -7,8 +7,8 @@ use pyo3::prelude::*;
 
 use crate::{errors::closed, reaper};
 
-/// Something of the library's, until it is closed. What nobody has closed the reaper lets go of: that may have to wait for
-/// a broker or for threads, and Python lets go in the middle of anything.
+/// An object of the library until it is closed. The reaper releases an object that was dropped without a close: the release
+/// may have to wait for a broker or for threads, and Python drops objects in the middle of anything.
 pub(crate) struct Handle<T: Send + 'static>(Mutex<Option<T>>);
 
 impl<T: Send + 'static> Handle<T> {
@@ -16,12 +16,18 @@ impl<T: Send + 'static> Handle<T> {
         Self(Mutex::new(Some(thing)))
     }
 
-    /// It, for as long as the guard.
+    /// Locks the object; `None` once it is closed.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Option<T>> {
         self.0.lock().ignore_poison()
     }
 
-    /// A share of it; `what` is for the error that it is closed.
+    /// Takes the object; `what` names it in the error if it is closed.
+    pub(crate) fn take(&self, py: Python<'_>, what: &str) -> PyResult<T> {
+        let object = self.lock().take();
+        object.ok_or_else(|| closed(py, what))
+    }
+
+    /// Returns a clone of the object; `what` names it in the error if it is closed.
     pub(crate) fn get(&self, py: Python<'_>, what: &str) -> PyResult<T>
     where
         T: Clone,
@@ -33,7 +39,7 @@ impl<T: Send + 'static> Handle<T> {
         self.lock().is_none()
     }
 
-    /// Lets go of it now.
+    /// Releases the object now. Calling it again does nothing.
     pub(crate) fn close(&self, py: Python<'_>) {
         py.detach(|| {
             let thing = self.lock().take();

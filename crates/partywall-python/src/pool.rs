@@ -6,7 +6,7 @@ use partywall::{Domain, Error, Place, error::Gone};
 use pyo3::prelude::*;
 
 use crate::{
-    build::place,
+    build::named_place,
     errors::{Raise, parse_dtype, still_used},
     handle::Handle,
     owner::Owner,
@@ -48,12 +48,12 @@ impl Pool {
         timeout: Option<f64>,
     ) -> PyResult<Self> {
         let makes = blocks.is_some() || block_bytes.is_some();
-        let timeout = wait::timeout(Some(timeout.unwrap_or(if makes { CREATION } else { 0.0 })))?;
+        let timeout = wait::creation(timeout, makes)?;
         let mut options = domain.pool(name).kept(kept).allow_peer(allow_peer);
         options = blocks.into_iter().fold(options, partywall::PoolOptions::blocks);
         options = block_bytes.into_iter().fold(options, partywall::PoolOptions::block_bytes);
         options = zeroed.into_iter().fold(options, partywall::PoolOptions::zeroed);
-        options = match device.filter(|device| *device != "auto").map(|device| place(py, device)).transpose()? {
+        options = match named_place(py, device)? {
             Some(Place::Gpu(uuid)) if !makes => options.device(uuid),
             Some(place) => options.place(place),
             None => options,
@@ -265,15 +265,9 @@ impl Block {
 
     /// Gives it back when everything that is on a stream now is done; if arrays of it are used, the last of them does.
     fn release_on(&self, py: Python<'_>, device: &str, stream: Option<u64>) -> PyResult<()> {
-        let held = self.take(py)?;
-        let stream = match Stream::find(py, held.pool.domain(), device, stream) {
-            Ok(stream) => stream,
-            Err(error) => {
-                self.put_back(held);
-                return Err(error);
-            }
-        };
-        let Held { owner, pool } = held;
+        let pool = self.get(py)?.pool;
+        let stream = Stream::find(py, pool.domain(), device, stream)?;
+        let Held { owner, pool } = self.take(py)?;
         let Ok(block) = owner.into_block() else { return Ok(()) };
         match py.detach(|| block.release_on(stream.borrow())) {
             Ok(()) => Ok(()),
@@ -290,6 +284,3 @@ impl Block {
         self.held.is_closed()
     }
 }
-
-/// How many seconds others may take to make a pool.
-const CREATION: f64 = 10.0;

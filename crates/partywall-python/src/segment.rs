@@ -13,8 +13,8 @@ use pyo3::{exceptions::PyValueError, prelude::*};
 use crate::{
     build::{Planned, place, typed},
     errors::{Raise, cannot_grow_here, closed},
+    handle::Handle,
     owner::{Owner, drain},
-    reaper,
     tensor::Tensor,
     wait,
 };
@@ -204,7 +204,7 @@ impl Segment {
         self.look(py, |owner, segment| {
             let pinned = partywall::Pinned::new(segment.clone(), segment.domain().gpu(uuid)?)?;
             let nbytes = pinned.bytes();
-            Ok(Pinned { held: Mutex::new(Some(Held { pinned, _owner: owner.clone() })), nbytes })
+            Ok(Pinned { held: Handle::new(Held { pinned, _owner: owner.clone() }), nbytes })
         })
     }
 
@@ -229,7 +229,7 @@ impl Segment {
 /// A segment in host memory that is registered with CUDA.
 #[pyclass(frozen, module = "partywall._native")]
 pub(crate) struct Pinned {
-    held: Mutex<Option<Held>>,
+    held: Handle<Held>,
     #[pyo3(get)]
     nbytes: u64,
 }
@@ -245,47 +245,24 @@ impl Pinned {
     /// Whether `close` was called.
     #[getter]
     fn closed(&self) -> bool {
-        self.held.lock().ignore_poison().is_none()
+        self.held.is_closed()
     }
 
-    /// Unregisters the memory, after all that this process does on the GPU. Calling it again does nothing.
+    /// Unregisters the memory once all work of this process on the GPU is done. Calling it again does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let held = self.held.lock().ignore_poison().take();
-        let Some(held) = held else { return Ok(()) };
-        // If a signal ends this wait, the rest is up to the reaper.
-        let held = LetGo(Some(held));
-        let Some(Held { pinned, .. }) = &held.0 else { return Ok(()) };
-        if drain(py, pinned.gpu().context())? {
-            py.detach(|| drop(held.now()));
+        let Some(held) = self.held.lock().take() else { return Ok(()) };
+        let context = held.pinned.gpu().context().clone();
+        // If a signal ends the wait, the reaper unregisters the memory.
+        let held = Handle::new(held);
+        if drain(py, &context)? {
+            held.close(py);
         }
         Ok(())
     }
 
-    /// As `close`, and leaves all waiting to the reaper.
+    /// As `close`, but leaves all waiting to the reaper.
     fn let_go(&self) {
-        drop(LetGo(self.held.lock().ignore_poison().take()));
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        self.let_go();
-    }
-}
-
-/// Has the reaper let go of a pin, unless somebody does so now.
-struct LetGo(Option<Held>);
-
-impl LetGo {
-    fn now(mut self) -> Option<Held> {
-        self.0.take()
-    }
-}
-
-impl Drop for LetGo {
-    fn drop(&mut self) {
-        if let Some(held) = self.0.take() {
-            reaper::later(move || drop(held));
-        }
+        let held = self.held.lock().take();
+        drop(held.map(Handle::new));
     }
 }

@@ -94,7 +94,11 @@ struct Held {
 impl Permit {
     fn take(&self, py: Python<'_>) -> PyResult<Held> {
         let held = self.held.lock().take();
-        held.ok_or_else(|| Error::Gone(Gone::Permit { name: self.name.clone() })).or_raise(py)
+        held.ok_or_else(|| self.not_held()).or_raise(py)
+    }
+
+    fn not_held(&self) -> Error {
+        Error::Gone(Gone::Permit { name: self.name.clone() })
     }
 }
 
@@ -109,22 +113,14 @@ impl Permit {
     /// Gives it back when everything that is on a stream now is done.
     #[pyo3(signature = (device, stream))]
     fn release_on(&self, py: Python<'_>, device: &str, stream: Option<u64>) -> PyResult<()> {
-        let Held { permit, semaphore } = self.take(py)?;
-        let keep = |permit, semaphore| *self.held.lock() = Some(Held { permit, semaphore });
-        let stream = match Stream::find(py, semaphore.domain(), device, stream) {
-            Ok(stream) => stream,
-            Err(error) => {
-                keep(permit, semaphore);
-                return Err(error);
-            }
-        };
-        match py.detach(|| permit.release_on(stream.borrow())) {
-            Ok(()) => Ok(()),
-            Err(unreleased) => {
-                keep(*unreleased.permit, semaphore);
-                Err(unreleased.error).or_raise(py)
-            }
-        }
+        let semaphore = self.held.lock().as_ref().map(|held| held.semaphore.clone());
+        let semaphore = semaphore.ok_or_else(|| self.not_held()).or_raise(py)?;
+        let stream = Stream::find(py, semaphore.domain(), device, stream)?;
+        let Held { permit, .. } = self.take(py)?;
+        py.detach(|| permit.release_on(stream.borrow())).or_else(|unreleased| {
+            *self.held.lock() = Some(Held { permit: *unreleased.permit, semaphore });
+            Err(unreleased.error).or_raise(py)
+        })
     }
 
     /// Whether it was given back, or to a stream.

@@ -1,7 +1,7 @@
 //! Tensors of other libraries, to be copied or published: whatever speaks DLPack, or is a buffer.
 #![allow(unsafe_code)] // memory on another library's word
 
-use std::{borrow::Cow, sync::Arc};
+use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 
 use partywall::{
     DType, DeviceRange, Error, Publication,
@@ -384,16 +384,11 @@ pub(crate) fn prepare(py: Python<'_>, sources: &[(String, Source)]) -> PyResult<
     if sources.iter().any(|(_, source)| source.strides.iter().any(|stride| *stride < 0)) {
         return Err(bad_source(py, "its strides run backwards", "make it contiguous first, or put() a copy"));
     }
-    let mut ordinals: Vec<_> =
-        sources.iter().filter(|(_, source)| !source.is_on_host()).map(|(_, source)| source.device.device_id).collect();
-    ordinals.sort_unstable();
-    ordinals.dedup();
-    for ordinal in ordinals {
-        let source = sources.iter().find(|(_, source)| !source.is_on_host() && source.device.device_id == ordinal);
-        if let Some((_, source)) = source {
-            let context = py.detach(|| source.context()).or_raise(py)?;
-            drain(py, &context)?;
-        }
+    // One tensor of each GPU.
+    let on_gpus: BTreeMap<_, _> = sources.iter().filter_map(|(_, source)| Some((source.ordinal()?, source))).collect();
+    for source in on_gpus.into_values() {
+        let context = py.detach(|| source.context()).or_raise(py)?;
+        drain(py, &context)?;
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use partywall::{Gpu, Place, Policy};
 use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::{
-    build::place,
+    build::named_place,
     errors::{Raise, parse_dtype},
     handle::Handle,
     publisher::Publisher,
@@ -78,7 +78,7 @@ impl Topic {
         let (max_bytes, shape, dtype) = samples;
         let dtype = dtype.as_deref().map(parse_dtype).transpose()?;
         let makes = max_bytes.is_some() || shape.is_some();
-        let timeout = wait::timeout(Some(timeout.unwrap_or(if makes { CREATION } else { 0.0 })))?;
+        let timeout = wait::creation(timeout, makes)?;
         let mut options = domain.topic(name).kept(kept).allow_peer(allow_peer);
         options = max_bytes.into_iter().fold(options, partywall::TopicOptions::max_bytes);
         options = dtype.into_iter().fold(options, partywall::TopicOptions::dtype);
@@ -91,7 +91,7 @@ impl Topic {
         options = subscribers.into_iter().fold(options, partywall::TopicOptions::subscribers);
         options = held.into_iter().fold(options, partywall::TopicOptions::held);
         options = blocks.into_iter().fold(options, partywall::TopicOptions::blocks);
-        options = match device.filter(|device| *device != "auto").map(|device| place(py, device)).transpose()? {
+        options = match named_place(py, device)? {
             Some(Place::Gpu(uuid)) if !makes => options.device(uuid),
             Some(place) => options.place(place),
             None => options,
@@ -178,6 +178,3 @@ impl Topic {
         self.inner.close(py);
     }
 }
-
-/// How many seconds others may take to make a topic.
-const CREATION: f64 = 10.0;

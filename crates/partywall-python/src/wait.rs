@@ -36,6 +36,12 @@ pub(crate) fn timeout(seconds: Option<f64>) -> PyResult<Duration> {
     }
 }
 
+/// Returns the timeout for opening a pool or topic: 10 s by default if the call may create it, else none.
+pub(crate) fn creation(seconds: Option<f64>, creates: bool) -> PyResult<Duration> {
+    let default = if creates { 10.0 } else { 0.0 };
+    timeout(Some(seconds.unwrap_or(default)))
+}
+
 /// Raises what a signal handler raises, or what another thread has set for this one (`PyThreadState_SetAsyncExc`).
 fn interrupted(py: Python<'_>) -> PyResult<()> {
     static NOTHING: PyOnceLock<Py<PyAny>> = PyOnceLock::new();

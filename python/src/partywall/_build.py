@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 from partywall import _native
 from partywall._exchange import Tensors
-from partywall._handle import Connected
+from partywall._handle import Connected, Interruptible
 from partywall._segment import Segment
 
 if TYPE_CHECKING:
     from partywall._domain import Domain
 
 
-class Build(Connected[_native.Build], Tensors):
+class Build(Interruptible[_native.Build], Connected[_native.Build], Tensors):
     """Memory that is being written and that nobody else sees: its tensors by their names, writable where they lie.
 
     Until `commit` others do not know of it; closing it frees it.
@@ -72,10 +72,6 @@ class Build(Connected[_native.Build], Tensors):
     def close(self) -> None:
         """Frees the memory, once no tensor of it is used any more. After a commit, and again, it does nothing."""
         super().close()
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # Who has just ended one wait is not to be kept by the next.
-        self._native.let_go() if kind is KeyboardInterrupt else self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a build is known to this process alone: commit it, and send the segment")

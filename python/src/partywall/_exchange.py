@@ -18,13 +18,41 @@ def array(tensor: _native.Tensor, dtype: Any = None, copy: bool | None = None) -
     return numpy.array(memoryview(tensor), dtype=dtype, copy=copy)
 
 
-class OneTensor:
-    """As good as its tensor."""
+class Exported:
+    """An object that other libraries take as an array."""
+
+    def _exported(self) -> _native.Tensor:
+        """Returns the tensor that they take."""
+        raise NotImplementedError
+
+    def tobytes(self, stream: Any = None) -> bytes:
+        """A copy of its bytes, made after what is on `stream`."""
+        return self._exported().tobytes(stream)
+
+    def __dlpack__(self, **arguments: Any) -> Any:
+        return self._exported().__dlpack__(**arguments)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._exported().__dlpack_device__()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return array(self._exported(), dtype, copy)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return self._exported().__cuda_array_interface__
+
+
+class OneTensor(Exported):
+    """An object that can be used in place of its only tensor."""
 
     @property
     def tensor(self) -> _native.Tensor:
-        """It."""
+        """The tensor."""
         raise NotImplementedError
+
+    def _exported(self) -> _native.Tensor:
+        return self.tensor
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -35,23 +63,6 @@ class OneTensor:
     def dtype(self) -> str:
         """The dtype of its only tensor."""
         return self.tensor.dtype
-
-    def tobytes(self, stream: Any = None) -> bytes:
-        """As `Tensor.tobytes` of its only tensor."""
-        return self.tensor.tobytes(stream)
-
-    def __dlpack__(self, **arguments: Any) -> Any:
-        return self.tensor.__dlpack__(**arguments)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return self.tensor.__dlpack_device__()
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        return array(self.tensor, dtype, copy)
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        return self.tensor.__cuda_array_interface__
 
 
 class Tensors(OneTensor, Mapping[str, _native.Tensor]):

@@ -1,5 +1,6 @@
-"""What Python has of the library's, until it gives it back."""
+"""Objects of the library that Python closes."""
 
+import asyncio
 import os
 import warnings
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
@@ -9,39 +10,47 @@ if TYPE_CHECKING:
 
 
 class Endable(Protocol):
-    """What the compiled half has of something that is to be given back."""
+    """A compiled object that is released at some point."""
 
     @property
     def closed(self) -> bool:
-        """Whether it was."""
+        """Whether it is released."""
 
 
 class Closable(Endable, Protocol):
-    """The same, that gives it back when it is told to."""
+    """A compiled object that can be closed."""
 
     def close(self) -> None:
-        """Gives it back."""
+        """Releases it."""
+
+
+class Droppable(Closable, Protocol):
+    """A compiled object that can also leave all waiting to a thread in the background."""
+
+    def let_go(self) -> None:
+        """Releases the object without waiting."""
 
 
 E = TypeVar("E", bound=Endable)
 N = TypeVar("N", bound=Closable)
+I = TypeVar("I", bound=Droppable)
 
 
 class Held(Generic[E]):
-    """Something that is to be given back. Whoever only drops it is warned."""
+    """An object that must be released. Dropping it without a release issues a `ResourceWarning`."""
 
     def __init__(self, native: E) -> None:
         self._native = native
         self._pid = os.getpid()
 
     def __del__(self, warn: Any = warnings.warn, pid: Any = os.getpid) -> None:
-        # Not what a forked child has of its parent. As defaults, they are there at the end of the interpreter, too.
+        # A forked child does not own its parent's objects. Default arguments outlive the module at interpreter shutdown.
         if hasattr(self, "_pid") and self._pid == pid() and not self._native.closed:
             warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
 
 
 class Handle(Held[N], Generic[N]):
-    """Something that is open until it is closed, by the end of its `with` at the latest."""
+    """An object that is open until it is closed, at the latest at the end of its `with`."""
 
     @property
     def closed(self) -> bool:
@@ -60,7 +69,7 @@ class Handle(Held[N], Generic[N]):
 
 
 class Connected(Handle[N], Generic[N]):
-    """A handle that keeps its domain, until it is closed."""
+    """A handle that keeps its domain until it is closed."""
 
     def __init__(self, domain: "Domain | None", native: N) -> None:
         self._domain = domain
@@ -70,3 +79,27 @@ class Connected(Handle[N], Generic[N]):
         """Closes it. Calling it again does nothing."""
         super().close()
         self._domain = None
+
+
+class Interruptible(Handle[I], Generic[I]):
+    """A handle whose `close` waits for the GPU. Ctrl-C inside its `with` skips that wait: it has just ended another one."""
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._native.let_go() if kind is KeyboardInterrupt else self.close()
+
+
+async def readable(fd: int) -> None:
+    """Waits in the event loop until a file descriptor is readable."""
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+
+    def found() -> None:
+        # The loop may call this again before the waiter continues.
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_reader(fd, found)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(fd)

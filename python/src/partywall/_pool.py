@@ -1,4 +1,4 @@
-"""Pools: equal blocks of memory that go round between processes."""
+"""Pools: equal blocks of memory that processes take and give back."""
 
 import operator
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from partywall import _arrays, _native, _streams
 from partywall._arrays import Shape
-from partywall._exchange import array
+from partywall._exchange import Exported
 from partywall._handle import Connected, Held
 
 if TYPE_CHECKING:
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BlockRef:
-    """Names a block that its holder has offered, for whoever is to accept it. Send it in any way: it can be pickled.
+    """Names a block that its holder has offered to another process. It can be pickled; send it in any way.
 
-    Once the block was taken over, taken back, or came back with its holder's death, it is stale, for ever.
+    The reference is stale for ever once the block is accepted, is taken back, or returns after its holder's death.
     """
 
     pool: str
     """The pool's name."""
     version: int
-    """The pool's version: of a name that was removed and made again there is another."""
+    """The pool's version. A pool that is removed and created again has another one."""
     index: int
     """Which block of the pool it is."""
     generation: int
-    """Another number each time that a block of the pool is taken."""
+    """A number that changes each time a block of the pool is taken."""
 
     def __str__(self) -> str:
         return f"{self.pool}@{self.version}#{self.index}.{self.generation}"
@@ -35,28 +35,29 @@ class BlockRef:
 
 @dataclass(frozen=True)
 class PoolStats:
-    """What a pool's blocks are at a moment."""
+    """The states of a pool's blocks at one moment."""
 
     blocks: int
     """How many there are."""
     free: int
-    """How many anybody may take."""
+    """How many are free."""
     held: int
-    """How many somebody has, or is just getting."""
+    """How many are held, or are just being taken."""
     offered: int
-    """How many their holders have offered to others."""
+    """How many are offered to other processes."""
     waiting: int
-    """How many threads wait for one, of whatever processes."""
+    """How many threads of all processes wait for a block."""
 
 
 class Pool(Connected[_native.Pool]):
-    """A named number of equal blocks of memory, which any process takes and gives back; made by `Domain.pool`.
+    """A named set of equal blocks of memory, which any process takes and gives back; made by `Domain.pool`.
 
         with pool.alloc() as block:             # waits for a block, and gives it back
             np.asarray(block)[:] = frame
 
-    Who has taken a block is the only one who uses it, until it is given back, or offered and taken over. Who waits is
-    served in the order in which he came. The blocks of a process that dies come back. Threads may share a handle.
+    A process that has taken a block uses it alone until it gives the block back, or offers it and another process accepts
+    it. Waiters are served in the order of their arrival. The blocks of a process that dies return to the pool. Threads may
+    share a handle.
     """
 
     def __init__(self, domain: "Domain", native: _native.Pool) -> None:
@@ -69,7 +70,7 @@ class Pool(Connected[_native.Pool]):
 
     @property
     def version(self) -> int:
-        """Which pool of that name it is: of one that was removed and made again there is another."""
+        """The version. A pool that is removed and created again has another one."""
         return self._native.version
 
     @property
@@ -84,7 +85,7 @@ class Pool(Connected[_native.Pool]):
 
     @property
     def zeroed(self) -> bool:
-        """Whether whoever takes a block finds it all zero."""
+        """Whether a block is all zero when it is taken."""
         return self._native.zeroed
 
     @property
@@ -93,29 +94,29 @@ class Pool(Connected[_native.Pool]):
         return self._native.place
 
     def alloc(self, timeout: float | None = None) -> "Block":
-        """Takes a block, and waits for one up to `timeout` seconds, or for ever. If it is to be zeroed, it is by then."""
+        """Takes a block. Waits for one up to `timeout` seconds, or for ever. A block of a zeroed pool is zero by then."""
         return Block(self._native.alloc(timeout))
 
     def try_alloc(self) -> "Block | None":
-        """Takes a block if one is free and nobody waits for it."""
+        """Takes a block if one is free and no thread waits for it; else returns `None`."""
         block = self._native.try_alloc()
         return None if block is None else Block(block)
 
     def accept(self, block: "BlockRef | str") -> "Block":
-        """Takes over a block that its holder has offered, as it is; `StaleBlock` if it is not offered any more.
+        """Accepts a block that its holder has offered, with its content; `StaleBlock` if it is no longer offered.
 
-        Nothing orders the caller after work that a GPU still does in it for its giver: a `Timeline` does.
+        The caller is not ordered after work that the former holder's GPU still does in the block: use a `Timeline` for that.
         """
         return Block(self._native.accept(str(block)))
 
     def stats(self) -> PoolStats:
-        """What its blocks are at the moment."""
+        """The states of its blocks at the moment."""
         return PoolStats(*self._native.stats())
 
     def close(self) -> None:
-        """Gives the handle back, and ends the waits of this process that are made with it. Blocks stay.
+        """Closes the handle, and ends the waits of this process that use it. Blocks stay.
 
-        What was offered and not yet taken over comes back with the last handle and block.
+        Blocks that are offered and not accepted return with the last handle and block of this process.
         Calling it again does nothing.
         """
         super().close()
@@ -137,12 +138,11 @@ def count(number: SupportsIndex) -> int:
     return number
 
 
-class Block(Held[_native.Block]):
-    """A block of a pool, to be given back: by `release`, `release_on`, or at the end of its `with`; or to be offered.
+class Block(Held[_native.Block], Exported):
+    """A block of a pool. Give it back by `release`, `release_on` or the end of its `with`, or `offer` it.
 
-    Its bytes can be given to `from_dlpack`, `np.asarray` and the like; `tensor` gives them another shape and type.
-    Whatever is made of it keeps it: a block comes back with the last array of it, and then, on a GPU, when everything is
-    over that this process does there.
+    `from_dlpack`, `np.asarray` and the like take its bytes; `tensor` gives them another shape and type. Arrays of a block
+    keep it: it returns to the pool with the last of them. On a GPU it returns once all work of this process there is done.
     """
 
     def __init__(self, native: _native.Block) -> None:
@@ -160,39 +160,39 @@ class Block(Held[_native.Block]):
 
     @property
     def generation(self) -> int:
-        """Another number each time that a block of the pool is taken."""
+        """A number that changes each time a block of the pool is taken."""
         return self._native.generation
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it has."""
+        """Its size in bytes."""
         return self._native.nbytes
 
     def tensor(self, shape: Shape | None = None, dtype: Any = "uint8") -> _native.Tensor:
-        """Its beginning as a tensor; without a shape, as many elements as there is room for."""
+        """Returns its beginning as a tensor; without a shape, of as many elements as fit."""
         return self._native.tensor(_arrays.dtype_name(dtype), None if shape is None else _arrays.dimensions(shape))
 
     def zero(self, stream: Any = None) -> None:
-        """Sets all its bytes to zero: in host memory at once, on a GPU behind what is on `stream`."""
+        """Sets all its bytes to zero: at once in host memory, after the work on `stream` on a GPU."""
         if self._native.on_host:
             self._native.zero()
         else:
             self._native.zero_on(*_streams.place(stream, None))
 
     def offer(self) -> BlockRef:
-        """Offers it to whoever gets the reference and accepts it. It stays this process's until then.
+        """Offers the block. It stays with this process until another one accepts it by the returned reference.
 
-        Arrays of it are to be dropped before: `StillUsed` if there are any.
+        Drop all arrays of the block first: `StillUsed` if there are any.
         """
         return BlockRef(*self._native.offer())
 
     @property
     def held(self) -> bool:
-        """Whether it is to be given back still."""
+        """Whether it must still be given back."""
         return not self._native.closed
 
     def release(self) -> None:
-        """Gives it back, on a GPU when everything is over that this process does there. `NotHeld` if it was before.
+        """Gives it back; on a GPU, once all work of this process there is done. `NotHeld` if it is not held any more.
 
         If arrays of it are still used, the last of them gives it back.
         """
@@ -200,37 +200,23 @@ class Block(Held[_native.Block]):
 
     @property
     def closed(self) -> bool:
-        """Whether it was given back, or to another, or to a stream."""
+        """Whether it was given back, accepted by another process, or left to a stream."""
         return self._native.closed
 
     def close(self) -> None:
-        """As `release`. Calling it again does nothing, nor after the block was offered or left to a stream."""
+        """As `release`, but does nothing if the block was given back, offered or left to a stream before."""
         self._native.close()
 
     def release_on(self, stream: Any = None, *, device: Any = None) -> None:
-        """Gives it back when everything that is on a stream now is done. Returns at once.
+        """Gives it back once all work that is on a stream now is done. Returns at once.
 
         `stream` and `device` as for a `Timeline`. If arrays of it are still used, the last of them gives it back, as
         `release` does.
         """
         self._native.release_on(*_streams.place(stream, device))
 
-    def tobytes(self, stream: Any = None) -> bytes:
-        """A copy of its bytes, made after what is on `stream`."""
-        return self.tensor().tobytes(stream)
-
-    def __dlpack__(self, **arguments: Any) -> Any:
-        return self.tensor().__dlpack__(**arguments)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return self.tensor().__dlpack_device__()
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        return array(self.tensor(), dtype, copy)
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        return self.tensor().__cuda_array_interface__
+    def _exported(self) -> _native.Tensor:
+        return self.tensor()
 
     def __enter__(self) -> "Block":
         return self

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 from partywall import _arrays, _native
 from partywall._arrays import Shape
 from partywall._exchange import Tensors
-from partywall._handle import Connected, Handle
+from partywall._handle import Connected, Interruptible
 
 if TYPE_CHECKING:
     from partywall._domain import Domain
 
 
-class Segment(Connected[_native.Segment], Tensors):
+class Segment(Interruptible[_native.Segment], Connected[_native.Segment], Tensors):
     """An open version of a name: its tensors by their names, where they lie, and a lease on it.
 
     A segment of one tensor can be given to `from_dlpack`, `memoryview` and the like itself. Closing the one that has
@@ -131,10 +131,6 @@ class Segment(Connected[_native.Segment], Tensors):
         """
         super().close()
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # Who has just ended one wait is not to be kept by the next.
-        self._native.let_go() if kind is KeyboardInterrupt else self.close()
-
     def __del__(self, *_: Any) -> None:
         # The result of a commit may be dropped: the name is the domain's.
         if hasattr(self, "_native") and not self._native.committed:
@@ -149,7 +145,7 @@ class Segment(Connected[_native.Segment], Tensors):
         return f"<partywall.Segment {self.name}@{self.version}: {self._contents(self._native)}>"
 
 
-class Pinned(Handle[_native.Pinned]):
+class Pinned(Interruptible[_native.Pinned]):
     """A segment in host memory that is registered with CUDA; made by `Segment.pin`. Closing it unregisters the memory."""
 
     def __init__(self, segment: Segment, native: _native.Pinned) -> None:
@@ -167,10 +163,6 @@ class Pinned(Handle[_native.Pinned]):
         Calling it again does nothing.
         """
         self._native.close()
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # Who has just ended one wait is not to be kept by the next.
-        self._native.let_go() if kind is KeyboardInterrupt else self.close()
 
     def __repr__(self) -> str:
         return f"<partywall.Pinned {self._name}: {'closed' if self.closed else f'{self.nbytes} bytes'}>"

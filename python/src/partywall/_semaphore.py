@@ -1,4 +1,4 @@
-"""Semaphores: at most so many at a time."""
+"""Semaphores: a limit on how many hold a permit at a time."""
 
 import asyncio
 import operator
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 
 class Semaphore(Connected[_native.Semaphore]):
-    """A named number of permits: no more than so many are held at a time, by whatever processes.
+    """A named number of permits. All processes together hold at most that many at a time.
 
         with sem:                               # waits for a permit, and gives it back
             ...
 
-    Who waits is served in the order in which he came. The permits of a process that dies come back. Threads and tasks may
+    Waiters are served in the order of their arrival. The permits of a process that dies become free. Threads and tasks may
     share a handle.
     """
 
     def __init__(self, domain: "Domain", native: _native.Semaphore) -> None:
         super().__init__(domain, native)
-        # Of those who are inside a `with`. One is as good as another.
+        # The permits of all open `with` blocks. They are interchangeable.
         self._inside: list[Permit] = []
 
     @property
@@ -44,22 +44,22 @@ class Semaphore(Connected[_native.Semaphore]):
 
     @property
     def waiting(self) -> int:
-        """How many threads wait for one at the moment, of whatever processes."""
+        """How many threads of all processes wait for a permit at the moment."""
         return self._native.waiting
 
     def acquire(self, timeout: float | None = None) -> "Permit":
-        """Takes a permit, and waits for one up to `timeout` seconds, or for ever."""
+        """Takes a permit. Waits for one up to `timeout` seconds, or for ever."""
         permit = self._native.acquire(timeout, None)
         assert permit is not None, "nobody has stopped it"
         return Permit(permit)
 
     def try_acquire(self) -> "Permit | None":
-        """Takes a permit if one is free and nobody waits for it."""
+        """Takes a permit if one is free and no thread waits for it; else returns `None`."""
         permit = self._native.try_acquire()
         return None if permit is None else Permit(permit)
 
     async def acquire_async(self, timeout: float | None = None) -> "Permit":
-        """As `acquire`, in an event loop. Waits in a thread of its own if it has to."""
+        """As `acquire`, in an event loop. Uses a thread of its own if it has to wait."""
         if free := self.try_acquire():
             return free
         loop, given_up = asyncio.get_running_loop(), threading.Event()
@@ -67,7 +67,7 @@ class Semaphore(Connected[_native.Semaphore]):
 
         def deliver(permit: _native.Permit | None, error: BaseException | None) -> None:
             if acquired.done():
-                # Given up; a permit that has come all the same goes back by itself.
+                # The wait was cancelled; dropping the permit gives it back.
                 return
             acquired.set_result(permit) if error is None else acquired.set_exception(error)
 
@@ -80,7 +80,7 @@ class Semaphore(Connected[_native.Semaphore]):
             try:
                 loop.call_soon_threadsafe(deliver, permit, error)
             except RuntimeError:
-                # The loop is closed, and with it whoever waited.
+                # The loop is closed, and the waiting task with it.
                 pass
 
         threading.Thread(target=wait, name="partywall-acquire", daemon=True).start()
@@ -92,7 +92,7 @@ class Semaphore(Connected[_native.Semaphore]):
         return Permit(permit)
 
     def close(self) -> None:
-        """Gives the handle back, and ends the waits of this process that are made with it. Permits stay.
+        """Closes the handle, and ends the waits of this process that use it. Permits stay.
 
         Calling it again does nothing.
         """
@@ -129,14 +129,14 @@ def permits(number: SupportsIndex) -> int:
 
 
 class Permit(Held[_native.Permit]):
-    """A permit of a semaphore, to be given back: by `release`, by `release_on`, or at the end of its `with`."""
+    """A permit of a semaphore. Give it back by `release`, `release_on` or the end of its `with`."""
 
     def __init__(self, native: _native.Permit) -> None:
         super().__init__(native)
 
     @property
     def held(self) -> bool:
-        """Whether it is to be given back still."""
+        """Whether it must still be given back."""
         return not self._native.closed
 
     def release(self) -> None:
@@ -144,7 +144,7 @@ class Permit(Held[_native.Permit]):
         self._native.release()
 
     def release_on(self, stream: Any = None, *, device: Any = None) -> None:
-        """Gives it back when everything that is on a stream now is done. Returns at once.
+        """Gives it back once all work that is on a stream now is done. Returns at once.
 
         `stream` and `device` as for a `Timeline`.
         """

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 from partywall import _native, _streams
 from partywall._arrays import device_name
-from partywall._handle import Connected, Handle
+from partywall._handle import Connected, Handle, readable
 from partywall._native import LimitedWait
 
 if TYPE_CHECKING:
@@ -108,7 +108,8 @@ class Timeline(Connected[_native.Timeline]):
         with self.event(value) as event:
             try:
                 async with asyncio.timeout(timeout):
-                    await _readable(event)
+                    if not event.check():
+                        await readable(event.fileno())
             except builtins.TimeoutError:
                 assert timeout is not None, "it is what has timed out"
                 event._native.give_up(timeout)
@@ -198,24 +199,6 @@ class TimelineEvent(Handle[_native.TimelineEvent]):
 
     def __repr__(self) -> str:
         return f"<partywall.TimelineEvent of {self._native.value}{': closed' if self.closed else ''}>"
-
-
-async def _readable(event: TimelineEvent) -> None:
-    if event.check():
-        return
-    loop, fd = asyncio.get_running_loop(), event.fileno()
-    ready = loop.create_future()
-
-    def found() -> None:
-        # Perhaps more than once before this goes on.
-        if not ready.done():
-            ready.set_result(None)
-
-    loop.add_reader(fd, found)
-    try:
-        await ready
-    finally:
-        loop.remove_reader(fd)
 
 
 def _value(value: SupportsIndex) -> int:

@@ -11,7 +11,7 @@ from partywall import _arrays, _native, _streams
 from partywall._arrays import Shape
 from partywall._errors import Closed, TopicIdle
 from partywall._exchange import OneTensor
-from partywall._handle import Connected, Handle
+from partywall._handle import Connected, Handle, readable
 from partywall._native import Sample
 
 if TYPE_CHECKING:
@@ -23,18 +23,18 @@ SampleShape: TypeAlias = SupportsIndex | Iterable[SupportsIndex | None]
 
 @dataclass(frozen=True)
 class TopicStats:
-    """What is going on in a topic. While others use it the numbers are of no single moment."""
+    """The state of a topic. While other processes use the topic, the numbers are not of one single moment."""
 
     published: int
     """Samples that have been published."""
     free: int
-    """Blocks that are there for new samples."""
+    """Blocks that are free for new samples."""
     held: int
-    """Blocks that publishers have: to fill them, or while a stream writes them."""
+    """Blocks that publishers hold as loans, or while a stream writes them."""
     in_ring: int
     """Blocks in the ring."""
     read: int
-    """Blocks that have left the ring, and that subscribers hold."""
+    """Blocks that have left the ring and are held by subscribers."""
     publishers: int
     """How many there are."""
     subscribers: int
@@ -43,12 +43,12 @@ class TopicStats:
 
 @dataclass(frozen=True)
 class SubscriberStats:
-    """What a subscriber has seen."""
+    """The state of a subscriber."""
 
     received: int
     """Samples that it has received."""
     dropped: int
-    """Samples that passed it."""
+    """Samples that it has missed."""
     lag: int
     """How many samples it is behind."""
     held: int
@@ -56,15 +56,16 @@ class SubscriberStats:
 
 
 class Topic(Connected[_native.Topic]):
-    """A named stream of samples, of any number of publishers to any number of subscribers; made by `Domain.topic`.
+    """A named stream of samples from its publishers to its subscribers; made by `Domain.topic`.
 
         publisher, subscriber = topic.publisher(), topic.subscriber()
         publisher.send(frame)
         with subscriber.recv() as sample:
             np.asarray(sample)
 
-    A sample is one tensor. Its subscribers read it in place, and it stays as it is while they hold it. All of them see the
-    samples of all publishers in one order. Threads may share a handle. docs/topics.md says what becomes of whom.
+    A sample is one tensor. Its subscribers read it in place, and it does not change while they hold it. All of them see
+    the samples of all publishers in one order. Threads may share a handle. docs/topics.md describes what happens when a
+    process falls behind or dies.
     """
 
     def __init__(self, domain: "Domain", native: _native.Topic) -> None:
@@ -78,7 +79,7 @@ class Topic(Connected[_native.Topic]):
 
     @property
     def version(self) -> int:
-        """Which topic of that name it is: of one that was removed and made again there is another."""
+        """The version. A topic that is removed and created again has another one."""
         return self._native.version
 
     @property
@@ -177,7 +178,7 @@ class Topic(Connected[_native.Topic]):
 
 
 class Publisher(Handle[_native.Publisher]):
-    """Someone who publishes samples; made by `Topic.publisher`. Those of one publisher are received in their order.
+    """A publisher of samples; made by `Topic.publisher`. The samples of one publisher are received in their order.
 
     On a GPU all of them come from one stream at a time: changing between streams waits for the former one. For several
     streams, make several publishers.
@@ -242,7 +243,7 @@ class Publisher(Handle[_native.Publisher]):
         return None if self._ordinal is None else _streams.handle(stream, self._ordinal)
 
     def close(self) -> None:
-        """Takes it out of the topic; what its streams still owe comes all the same. Calling it again does nothing."""
+        """Detaches it from the topic; samples that its streams still write are delivered. Calling it again does nothing."""
         self._native.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -254,10 +255,10 @@ class Publisher(Handle[_native.Publisher]):
 
 
 class Loan(Handle[_native.Loan], OneTensor):
-    """A block that is to be a sample, as a tensor to be written; made by `Publisher.loan`.
+    """A block to be written and published as a sample; made by `Publisher.loan`.
 
-    The end of its `with` publishes it, or gives it back if the block raises. Arrays of it are not to be used any more then:
-    the memory stays mapped, and is others'.
+    The end of its `with` publishes it, or gives it back if the body raises. Do not use arrays of it after that: the memory
+    stays mapped, but belongs to other processes.
     """
 
     def __init__(
@@ -290,17 +291,17 @@ class Loan(Handle[_native.Loan], OneTensor):
         self.tensor.write(tensor, stream)
 
     def rests_on(self, *samples: Sample) -> None:
-        """Says that it is made of those samples, whose blocks are kept until it is known whether they are valid.
+        """Declares that it is made of those samples. Their blocks are kept until it is known whether they are valid.
 
-        If one of them turns out not to be, so is this: who receives it hears of it from `check`, `Tainted`.
+        If one of them is invalid, this sample is too: `Sample.check` of its subscribers raises `Tainted`.
         """
         for sample in samples:
             self._native.rests_on(sample)
 
     def publish(self) -> int:
-        """Publishes it now. Returns how many samples its publisher had published before.
+        """Publishes it. Returns how many samples its publisher had published before.
 
-        If that fails, because subscribers that are to miss nothing do not read, say, the block is given back.
+        If that fails, for example because a subscriber that must miss nothing does not read, the block is given back.
         """
         publisher = self._publisher
         # One that was published or given back says so itself.
@@ -337,19 +338,19 @@ class Loan(Handle[_native.Loan], OneTensor):
 
 
 class Subscriber(Handle[_native.Subscriber], Iterator[Sample], AsyncIterator[Sample]):
-    """Someone who receives samples; made by `Topic.subscriber`.
+    """A receiver of samples; made by `Topic.subscriber`.
 
         for sample in subscriber:               # or: async for
             ...
 
-    Each sample is received once, whatever threads and tasks ask for it. Closing it ends iterations, and so does, with
-    `until="idle"`, the last publisher that leaves.
+    Threads and tasks may share it; each sample is received once. Iterations end when it is closed and, with
+    `until="idle"`, when the last publisher has left.
     """
 
     def __init__(self, native: _native.Subscriber, ordinal: int | None) -> None:
         super().__init__(native)
         self._ordinal = ordinal
-        """The GPU whose streams wait; `None` if hosts do."""
+        """The GPU whose streams wait for samples; `None` if hosts wait."""
         self._event: _native.SubscriberEvent | None = None
 
     @property
@@ -365,12 +366,12 @@ class Subscriber(Handle[_native.Subscriber], Iterator[Sample], AsyncIterator[Sam
     def recv(self, timeout: float | None = None, *, stream: Any = None) -> Sample:
         """Receives the next sample, and waits for it up to `timeout` seconds, or for ever.
 
-        By default it is complete then; one that is not in time is received by the next call. With `order="stream"` the
+        By default the sample is complete then. If it is not complete in time, the next call receives it. With `order="stream"` the
         current stream, or `stream`, waits until it is complete.
         """
         if self._ordinal is None:
             return self._native.recv(timeout, complete=True)
-        # Before: what is no stream loses no sample.
+        # First, so that an invalid stream loses no sample.
         handle = _streams.handle(stream, self._ordinal)
         sample = self._native.recv(timeout, complete=False)
         sample.wait_on(handle)
@@ -382,7 +383,7 @@ class Subscriber(Handle[_native.Subscriber], Iterator[Sample], AsyncIterator[Sam
         On a GPU its publisher's stream may still write it: `Sample.wait` or `Sample.wait_on` before its arrays are taken.
         """
         if self._event is not None:
-            # Before, so that what comes meanwhile is not missed.
+            # First, so that a sample that arrives meanwhile is not missed.
             self._event.clear()
         return self._native.try_recv()
 
@@ -400,7 +401,11 @@ class Subscriber(Handle[_native.Subscriber], Iterator[Sample], AsyncIterator[Sam
         while (sample := self._native.try_recv()) is None:
             event = self._native.event()
             try:
-                await _readable(event.fileno())
+                async with asyncio.timeout(_MAX_SLEEP):
+                    await readable(event.fileno())
+            except builtins.TimeoutError:
+                # What happens to the subscriber itself does not make the descriptor readable: ask again.
+                pass
             finally:
                 event.close()
             try:
@@ -429,11 +434,11 @@ class Subscriber(Handle[_native.Subscriber], Iterator[Sample], AsyncIterator[Sam
         return self._event.fileno()
 
     def stats(self) -> SubscriberStats:
-        """What it has seen."""
+        """Returns what it has received and missed."""
         return SubscriberStats(*self._native.stats())
 
     def close(self) -> None:
-        """Takes it out of the topic: nobody waits for it any more. Samples stay. Calling it again does nothing."""
+        """Detaches it from the topic: publishers stop waiting for it. Samples stay. Calling it again does nothing."""
         if self._event is not None:
             self._event.close()
         self._native.close()
@@ -484,31 +489,11 @@ def number(number: SupportsIndex | None) -> int | None:
     return number
 
 
-async def _readable(fd: int) -> None:
-    """Waits until it is readable, for a while: what happens to the subscriber itself does not make it so."""
-    loop = asyncio.get_running_loop()
-    ready = loop.create_future()
-
-    def found() -> None:
-        # Perhaps more than once before this goes on.
-        if not ready.done():
-            ready.set_result(None)
-
-    loop.add_reader(fd, found)
-    try:
-        async with asyncio.timeout(_LOOK):
-            await ready
-    except builtins.TimeoutError:
-        pass
-    finally:
-        loop.remove_reader(fd)
-
-
-_LOOK = 1.0
-"""Seconds after which one that waits in an event loop asks whether it is still in the topic."""
+_MAX_SLEEP = 1.0
+"""Seconds after which a wait in an event loop checks whether the subscriber is still in the topic."""
 
 _MOMENT = 0.001
-"""Seconds that it may take to see that there is still nothing."""
+"""Seconds to wait before finding that there is still no sample."""
 
 _PAUSES = 0.0001, 0.001
-"""Seconds between two questions to a GPU: the first ones, and the longest."""
+"""Seconds between two polls of a GPU: the first pause, and the longest."""

@@ -1,4 +1,4 @@
-"""What happens to names, as it happens."""
+"""Events of names, as they happen."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,40 +13,38 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a name."""
+    """An event of a name."""
 
     event: Literal["created", "committed", "withdrawn", "owner_died", "owner_faulted", "reclaimed", "missed"]
     """What happened.
 
-    `missed`: some of what happened cannot be told any more. A program that keeps a list of names makes it anew and
-    goes on.
+    `missed`: the broker no longer has some events. A program that keeps a list of names reads the names anew and goes on.
     """
     named: Literal["segment", "timeline", "semaphore", "pool", "topic"] | None
-    """What has the name."""
+    """The kind of object that has the name."""
     name: str | None
     """The name."""
     version: int | None
-    """The version, where one was committed or its memory is free."""
+    """The version that was committed, or whose memory was freed."""
     nbytes: int | None
-    """Bytes of that."""
+    """The size of that version in bytes."""
     pid: int | None
-    """The process that did it, or whose end it was."""
+    """The process that caused the event, or that ended."""
     at: float | None
-    """When, as `time.time()` has it."""
+    """The time, as `time.time()` counts it."""
     missed: int | None
-    """How many events are missed, where that is known."""
+    """How many events were missed, if that is known."""
     point: str
-    """Where a watch goes on that is to get what follows: `Domain.watch(after=…)`."""
+    """The point after this event, for `Domain.watch(after=…)`."""
 
 
 class Watch(Connected[_native.Watch]):
-    """The events of names that are like a pattern, one after the other; made by `Domain.watch`.
+    """The events of all names that match a pattern, in order; made by `Domain.watch`.
 
         for event in d.watch("llm/*"):
             print(event.event, event.name)
 
-    Nothing is lost while events are taken as fast as they come. A broker keeps a mebibyte of them: who is slower gets
-    `missed`.
+    A broker keeps one mebibyte of events. A watch that falls further behind receives `missed`; otherwise none is lost.
     """
 
     def __init__(self, domain: "Domain", native: _native.Watch) -> None:
@@ -59,11 +57,11 @@ class Watch(Connected[_native.Watch]):
 
     @property
     def point(self) -> str:
-        """Where another watch goes on that is to get what this one has not returned yet, in whatever process."""
+        """The point after the last returned event. A watch in any process can continue from it."""
         return self._native.point
 
     def next(self, timeout: float | None = None) -> Event:
-        """The next event, for which it waits up to `timeout` seconds, or for ever."""
+        """Returns the next event. Waits for it up to `timeout` seconds, or for ever."""
         return Event(**self._native.next(timeout))
 
     def __iter__(self) -> Iterator[Event]:
