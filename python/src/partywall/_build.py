@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class Build(Interruptible[_native.Build], Connected[_native.Build], Tensors):
-    """Memory that is being written and that nobody else sees: its tensors by their names, writable where they lie.
+    """Memory that no other process sees yet: its tensors by their names, writable in place.
 
-    Until `commit` others do not know of it; closing it frees it.
+    `commit` publishes it; closing it frees it.
     """
 
     def __init__(self, domain: "Domain", native: _native.Build) -> None:
@@ -23,7 +23,7 @@ class Build(Interruptible[_native.Build], Connected[_native.Build], Tensors):
 
     @property
     def name(self) -> str:
-        """The name that it is to have."""
+        """The name that the commit gives it."""
         return self._native.name
 
     @property
@@ -53,11 +53,11 @@ class Build(Interruptible[_native.Build], Connected[_native.Build], Tensors):
         self.tensor.write(tensor, stream)
 
     def commit(self) -> Segment:
-        """Makes it the next version of its name, in one step, and returns that.
+        """Makes it the next version of its name, in one step, and returns that version.
 
-        Waits for everything that this process has enqueued on the GPU that has the memory, on whatever stream. What was
-        made of the tensors before stays valid. Unless the version is mutable it must only be read from now on: a write
-        ends the process, or on a GPU its CUDA context. If the commit fails, the build is as it was.
+        Waits for all work that this process has enqueued on the GPU that has the memory, on any stream. Arrays that were
+        made of the tensors stay valid. Unless the version is mutable, it must only be read from now on: a write ends the
+        process, or on a GPU its CUDA context. If the commit fails, the build is unchanged.
         """
         domain, committed = self._domain, self._native.commit()
         # A build that was closed before raises.
@@ -70,7 +70,7 @@ class Build(Interruptible[_native.Build], Connected[_native.Build], Tensors):
         return self._native.closed
 
     def close(self) -> None:
-        """Frees the memory, once no tensor of it is used any more. After a commit, and again, it does nothing."""
+        """Frees the memory once no tensor of it is used any more. Does nothing after a commit or an earlier close."""
         super().close()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -81,7 +81,7 @@ class Build(Interruptible[_native.Build], Connected[_native.Build], Tensors):
 
 
 def fill(domain: "Domain", build: _native.Build, tensors: Mapping[str, Any], stream: Any) -> Segment:
-    """Copies tensors into a build and commits it; if that fails, nothing is left."""
+    """Copies tensors into a build and commits it. Frees the build if that fails."""
     with Build(domain, build) as made:
         for name, tensor in tensors.items():
             made[name].write(tensor, stream)

@@ -27,7 +27,7 @@ class Name:
 
     name: str
     version: int
-    """The latest."""
+    """The latest version."""
     kind: str
     """`host`, `vmm` or `legacy`."""
     place: str
@@ -35,24 +35,24 @@ class Name:
     nbytes: int
     """Bytes that are allocated."""
     tensors: int
-    """How many it has."""
+    """How many tensors it has."""
     mutable: bool
     """Whether it may be written."""
     kept: bool
-    """Whether it stays when its committer goes."""
+    """Whether it stays after its committer has ended."""
 
 
 class Domain(Handle[_native.Domain]):
-    """A place where processes share memory by name: a connection to one broker. Made by `connect`.
+    """A connection to a domain, in which processes share memory by name. Made by `connect`.
 
-    It keeps the names that are committed through it, also when what `put` or `commit` returned is dropped: until that
-    segment or the domain is closed, or the process ends. Any thread may use it. A forked child must connect anew.
-    Builds and segments stay usable when it is closed.
+    It keeps the names that are committed through it until their segment or the domain is closed, or the process ends;
+    dropping what `put` or `commit` returned changes nothing. Any thread may use it. A forked child must connect anew.
+    Builds and segments stay usable after it is closed.
     """
 
     def __init__(self, native: _native.Domain, is_own: bool = True) -> None:
         super().__init__(native)
-        # Whether somebody has asked for it and so is to close it.
+        # Whether the user made this connection, and so must close it.
         self._is_own = is_own
         key = id(self)
         _open[key] = weakref.ref(self, lambda _: _open.pop(key, None))
@@ -75,12 +75,12 @@ class Domain(Handle[_native.Domain]):
         kept: bool = False,
         if_absent: bool = False,
     ) -> Build:
-        """Begins the next version of `name`, of one tensor: zeroes on `device`, which nobody else sees before `commit`.
+        """Begins the next version of `name`, of one tensor of zeroes on `device`. Others see it from `commit` on.
 
-        `device` is `auto`: the calling thread's current CUDA device, else the first GPU, and `host` where there is none. Or
-        it is `cuda` or `gpu`, the same without `host`; `cuda:N`; a GPU's UUID; or `host` or `cpu`. A `mutable` version can be
-        written after the commit, and grow to `reserve` bytes. A `kept` one stays when this process goes. With `if_absent` the
-        commit fails if the name exists.
+        `device` is `auto`: the calling thread's current CUDA device, else the first GPU, or `host` if there is none. Or it is
+        `cuda` or `gpu`, the same without `host`; `cuda:N`; a GPU's UUID; or `host` or `cpu`. A `mutable` version can be
+        written after the commit, and can grow to `reserve` bytes. A `kept` version stays after this process has ended. With
+        `if_absent` the commit fails if the name exists.
         """
         tensors = {_arrays.SINGLE: (shape, dtype)}
         return self.create_many(
@@ -131,12 +131,12 @@ class Domain(Handle[_native.Domain]):
     ) -> Segment:
         """Opens the latest version of `name`, or `version`; `NAME@V` means the same.
 
-        Waits up to `timeout` seconds for what is not there yet, with `None` for ever; otherwise that is `NameNotFound`. With
-        `write` a mutable version is opened for writing. `device` is the GPU that is to use the memory, by default the one
-        that has it; with `allow_peer` these may be two.
+        Waits up to `timeout` seconds for the version to exist, for ever with `None`; then `NameNotFound`. With `write` a
+        mutable version is opened for writing. `device` is the GPU that uses the memory, by default the one that has it; with
+        `allow_peer` it may be another one.
         """
         if version is not None and version < 1:
-            raise ValueError(f"versions count from 1; {version} is none")
+            raise ValueError(f"versions count from 1; {version} is not a version")
         place = None if device is None else _arrays.device_name(device)
         native = self._native.open(name, version, timeout, write, place, allow_peer)
         return Segment(self, native)
@@ -144,11 +144,11 @@ class Domain(Handle[_native.Domain]):
     def open_or_build(
         self, name: str, build: "Callable[[Claim], Segment]", *, timeout: float | None = None
     ) -> Segment:
-        """Opens the latest version of `name`; if there is none, has `build` make it.
+        """Opens the latest version of `name`; if there is none, calls `build` to make it.
 
-        Of all processes that ask at the same time one builds, and the others wait for it, up to `timeout` seconds or for
-        ever. If it dies or fails, one of them builds. `build` is given a `Claim` to make the version with, and returns the
-        segment.
+        Of all processes that call this at the same time, one builds and the others wait for it, up to `timeout` seconds or
+        for ever. If the builder dies or fails, another one builds. `build` gets a `Claim` to make the version with, and
+        returns the segment.
         """
         opened = self._native.open_or_build(name, timeout)
         if isinstance(opened, _native.Segment):
@@ -156,7 +156,7 @@ class Domain(Handle[_native.Domain]):
         try:
             built = build(Claim(self, opened))
         finally:
-            # What was created and not committed keeps it; it ends with that.
+            # A build that is not committed yet keeps the claim, and ends it.
             opened.close()
         if not isinstance(built, Segment) or built.name != name:
             raise TypeError(f"build() is to return the segment that it has committed as {name!r}, not {built!r}")
@@ -175,10 +175,10 @@ class Domain(Handle[_native.Domain]):
         if_absent: bool = False,
         stream: Any = None,
     ) -> Segment:
-        """Copies a tensor, or a mapping of tensors by their names, and commits that as the next version of `name`.
+        """Copies a tensor, or a mapping of tensors by their names, and commits the copy as the next version of `name`.
 
-        A tensor is whatever speaks DLPack, or is a buffer. The copy is made once, on the GPU if the tensors are on one, or
-        on `device`; it comes after what torch or cupy has enqueued on its current stream, or on `stream`.
+        A tensor is any object that speaks DLPack or the buffer protocol. It is copied once: to the GPU that has the tensors,
+        or to `device`. The copy is made after the work on the current stream of torch or cupy, or on `stream`.
         """
         taken = {key: _arrays.dense(tensor, stream) for key, tensor in _arrays.named(tensors).items()}
         native = self._native.create(
@@ -218,25 +218,25 @@ class Domain(Handle[_native.Domain]):
         mutable: bool = False,
         if_absent: bool = False,
     ) -> Segment:
-        """Publishes a tensor on a GPU, or a mapping of them, where it lies: nothing is copied.
+        """Publishes a tensor on a GPU, or a mapping of such tensors, in place: nothing is copied.
 
-        The tensors are held for as long as the name is there: until the segment or the domain is closed, a newer version
-        follows, the name is removed, or this process dies. Readers see what is written there later, and map whole allocations. Memory that the driver does not share by handle, such as
-        torch's expandable segments, is `NotShareable`: `put` it.
+        The tensors are held as long as the name exists: until the segment or the domain is closed, a newer version follows,
+        the name is removed, or this process dies. Readers see later writes, and map whole allocations. Memory that the driver
+        does not share by handle, such as torch's expandable segments, is `NotShareable`: `put` it.
         """
         taken = [(key, _arrays.source(tensor, None)) for key, tensor in _arrays.named(tensors).items()]
         native = self._native.publish(name, taken, pairs(metadata), mutable=mutable, if_absent=if_absent)
         return Segment(self, native)
 
     def timeline(self, name: str, writer: bool = False) -> Timeline:
-        """Opens a timeline, to wait for it, or as its one `writer`. Makes it, at 0, if there is none: either may come first.
+        """Opens a timeline to wait for it, or as its only `writer`. Creates it at 0 if it does not exist.
 
-        A writer goes on from where the one before it has ended; `WriterExists` while there is another.
+        A writer continues where the one before it ended; `WriterExists` while there is another one.
         """
         return Timeline(self, self._native.timeline(name, writer))
 
     def semaphore(self, name: str, maximum: SupportsIndex) -> Semaphore:
-        """Opens a semaphore of `maximum` permits, 1 to 65,536. Makes it, with all of them free, if there is none."""
+        """Opens a semaphore of `maximum` permits, 1 to 65,536. Creates it with all permits free if it does not exist."""
         return Semaphore(self, self._native.semaphore(name, permits(maximum)))
 
     def pool(
@@ -251,18 +251,18 @@ class Domain(Handle[_native.Domain]):
         allow_peer: bool = False,
         timeout: float | None = None,
     ) -> Pool:
-        """Opens a pool; with `blocks`, 1 to 65,536, of `block_bytes` each, makes it if there is none.
+        """Opens a pool; with `blocks`, 1 to 65,536, of `block_bytes` each, creates it if it does not exist.
 
-        It is made on `device`, by default `auto` as in `create`, and one that is there has to be as is said; else that is
-        `WrongPool`. Without a `device` it may be anywhere.
-        Without numbers `device` is the GPU that is to use the blocks, by default the one that has them; with `allow_peer`
-        these may be two. The pool goes with the last process that has it open, unless it is made as `kept`.
+        The pool is created on `device`, by default `auto` as in `create`. An existing pool must be as requested, else
+        `WrongPool`; without a `device` it may be anywhere. Without numbers, `device` is the GPU that uses the blocks, by
+        default the one that has them; with `allow_peer` it may be another one. The pool ends with the last process that has
+        it open, unless it is created as `kept`.
 
-        Of a pool that is made as `zeroed` whoever takes a block finds it all zero, and nothing of what others had in it, also
-        of those that died; by default he finds what its last holder left there.
+        A block of a `zeroed` pool is all zero when it is taken, even if its last holder died. By default it has the content
+        that its last holder left.
 
-        Waits up to `timeout` seconds for a pool that is not there, by default not at all; or, with numbers, that another
-        process is just making, by default 10 s.
+        Waits up to `timeout` seconds for a pool that does not exist, by default not at all. With numbers, waits for another
+        process that is just creating it, by default 10 s.
         """
         native = self._native.pool(
             name,
@@ -295,15 +295,15 @@ class Domain(Handle[_native.Domain]):
         allow_peer: bool = False,
         timeout: float | None = None,
     ) -> Topic:
-        """Opens a topic; with a `shape`, or the `max_bytes` of its largest sample, makes it if need be.
+        """Opens a topic; with a `shape`, or the `max_bytes` of its largest sample, creates it if it does not exist.
 
-        `shape` and `dtype` are the type of all samples: another one is `WrongSample`. For samples that vary give `max_bytes`,
-        alone for samples of any type and shape, or with a shape in which `None` is any length: `(None, 640, 3)`.
+        `shape` and `dtype` are those of all samples: other samples are `WrongSample`. For samples that vary give `max_bytes`:
+        alone for samples of any type and shape, or with a shape in which `None` is any length, as in `(None, 640, 3)`.
 
-        The ring keeps `depth` samples (4), of which a subscriber gets the last `history` (0) when it joins. There is room for
-        so many `publishers` (2) at a time, each of which may have so many `loans` (2), for so many `subscribers` (4), each of
-        which may hold `held` samples (2), and for as many `blocks` as that takes (4 + 2 · 2 + 4 · 2 = 16). A topic that is
-        there has to be as is said, else that is `WrongTopic`; what is not said may be as it likes.
+        The ring keeps `depth` samples (default 4); a subscriber gets the last `history` (0) of them when it joins. A topic has
+        at most `publishers` (2) with `loans` (2) each, and `subscribers` (4) that hold `held` samples (2) each. By default it
+        has as many `blocks` as these need: 4 + 2 · 2 + 4 · 2 = 16. An existing topic must be as requested, else `WrongTopic`;
+        options that are not given are not compared.
 
         `device`, `kept`, `allow_peer` and `timeout` as for `pool`.
         """
@@ -331,41 +331,41 @@ class Domain(Handle[_native.Domain]):
         return Topic(self, native)
 
     def watch(self, pattern: str = "*", after: str | None = None) -> Watch:
-        """Watches names that are like `pattern`, in which `*` stands for any characters, also `/`, and `?` for one.
+        """Watches names that match `pattern`, in which `*` stands for any characters, also `/`, and `?` for one.
 
-        Begins with what happens from now on, or after the `point` that a watch before has come to.
+        Begins with the next event, or with the first one after the `point` of another watch or event.
         """
         return Watch(self, self._native.watch(pattern, after))
 
     def ps(self) -> list[Member]:
-        """All members of the domain, this process among them, in the order in which they joined."""
+        """Lists all members of the domain, including this process, in the order in which they joined."""
         return [Member(**row) for row in self._native.members()]
 
     def evict(self, pid: int, kill: bool = False) -> list[EvictedMember]:
-        """Takes from all members with this pid what they wait for, build and own, and refuses them everything from now on.
+        """Evicts all members with this pid: ends their waits, builds and names, and refuses all their further requests.
 
-        What they hold comes back when they are dead: nobody can take memory away from a process that has it mapped. With
-        `kill` the broker sends SIGKILL; that it could not is no error, but said in what is returned.
+        Memory that they hold is freed when they are dead: it cannot be taken from a process that has it mapped. With `kill`
+        the broker sends SIGKILL. If that fails, the returned rows say so; it is not an error.
         """
         return [EvictedMember(**row) for row in self._native.evict(pid, kill)]
 
     def ls(self) -> list[Name]:
-        """All names, in order."""
+        """Lists all names, in order."""
         return [Name(*row) for row in self._native.names()]
 
     def exists(self, name: str) -> bool:
-        """Whether there is this name; of `NAME@V`, whether that is its latest version. The same as `name in domain`."""
+        """Returns whether the name exists; for `NAME@V`, whether V is its latest version. As `name in domain`."""
         return self._native.exists(name)
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self.exists(name)
 
     def rm(self, name: str) -> int:
-        """Removes a name. Whoever has it open keeps it: returns how many bytes that are."""
+        """Removes a name. Open segments of it stay: returns how many bytes they keep."""
         return self._native.remove(name)[1]
 
     def close(self) -> None:
-        """Takes away the names that it keeps, and ends the connection once no build or segment of it is open any more.
+        """Withdraws the names that it keeps, and ends the connection once no build or segment of it is open any more.
 
         Names that are `kept` stay. Calling it again does nothing.
         """
@@ -384,7 +384,7 @@ class Domain(Handle[_native.Domain]):
 
 
 class Claim:
-    """The right to build a name that others wait for; what `Domain.open_or_build` gives to its `build`."""
+    """The right to build a name that others wait for; `Domain.open_or_build` passes it to its `build`."""
 
     def __init__(self, domain: Domain, native: _native.Claim) -> None:
         self._domain = domain
@@ -487,13 +487,13 @@ def reopen_topic(socket: str, name: str, version: int) -> Topic:
 
 
 def _through(socket: str, opened: "Callable[[Domain], _Opened]") -> "_Opened":
-    """Opens something through a connection of this process to that broker, or one that goes with it."""
+    """Opens an object through a connection of this process to that broker, or through a new one."""
     for domain in connections():
         if domain.socket == socket:
             try:
                 return opened(domain)
             except Closed:
-                # By another thread, just now.
+                # Another thread has just closed it.
                 continue
     return opened(Domain(_native.Domain.connect(None, socket, start=False, program=None), is_own=False))
 
@@ -511,7 +511,7 @@ def pairs(metadata: Mapping[str, str] | None) -> list[tuple[str, str]]:
 
 
 def connections() -> list[Domain]:
-    """This process's own that are open."""
+    """Lists the open connections of this process."""
     # In one step, as is what changes it: threads connect meanwhile, and a lock might be held in a forked child for ever.
     known = [reference() for reference in list(_open.values())]
     return [domain for domain in known if domain is not None and domain._pid == os.getpid() and not domain.closed]

@@ -1,18 +1,18 @@
-"""What can go wrong. Each class also is the built-in one that people catch."""
+"""Exceptions. Each class also derives from the built-in one that people catch."""
 
 import builtins
 from typing import Any
 
 
 class Error(Exception):
-    """Everything that Partywall raises. Its text says what happened and what to do."""
+    """The base of all exceptions of Partywall. Its text says what happened and what to do."""
 
     cuda_error: int | None
-    """The CUDA driver's code, where it was the driver that refused."""
+    """The CUDA driver's code, if the driver refused a call."""
     advice: str
     """What to do about it."""
     anchor: str
-    """The entry of docs/troubleshooting.md about it."""
+    """Its entry in docs/troubleshooting.md."""
 
     def __init__(self, message: str, advice: str = "", anchor: str = "", cuda_error: int | None = None) -> None:
         super().__init__(message)
@@ -33,11 +33,11 @@ class NameNotFound(Error, KeyError):
 
 
 class VersionNotFound(NameNotFound):
-    """The name has no such version, and never will have again."""
+    """The name does not have this version, and never will again."""
 
 
 class Withdrawn(NameNotFound):
-    """Its publisher has withdrawn the name; what was open stays readable."""
+    """The publisher has withdrawn the name; open segments stay readable."""
 
 
 class NoSuchMember(Error, LookupError):
@@ -49,11 +49,11 @@ class TensorNotFound(Error, KeyError):
 
 
 class NameExists(Error, FileExistsError):
-    """The name exists and was to be made only if it did not."""
+    """The name exists, and the call was to create it only if it does not."""
 
 
 class WriterExists(Error, FileExistsError):
-    """The timeline has a writer, in this process or another."""
+    """The timeline already has a writer, in this process or another one."""
 
 
 class OwnerDied(Error, ConnectionError):
@@ -69,7 +69,7 @@ class BrokerGone(Error, ConnectionError):
 
 
 class TimelineEnded(Error, ConnectionError):
-    """The timeline ended before it reached the value. What was signalled until then is valid."""
+    """The timeline ended before it reached the value. Values that were signalled before are valid."""
 
 
 class WriterDied(TimelineEnded, OwnerDied):
@@ -89,15 +89,15 @@ class WriterEvicted(TimelineEnded):
 
 
 class Abandoned(TimelineEnded):
-    """The timeline was abandoned, by its writer or by somebody else."""
+    """The timeline was abandoned, by its writer or another process."""
 
 
 class TimelineLost(TimelineEnded, BrokerGone):
-    """The broker is gone, and with it whoever would have noticed the writer's death."""
+    """The broker is gone, so the death of the writer would go unnoticed."""
 
 
 class Tainted(Error, RuntimeError):
-    """The value rests on a timeline that has failed, or the sample on one that has."""
+    """The value or sample depends on a timeline or sample that has failed."""
 
 
 class BrokerUnreachable(Error, ConnectionError):
@@ -105,7 +105,7 @@ class BrokerUnreachable(Error, ConnectionError):
 
 
 class VersionMismatch(Error, ConnectionError):
-    """The broker is another build with another protocol."""
+    """The broker is of another build, with another protocol."""
 
 
 class AccessDenied(Error, PermissionError):
@@ -137,15 +137,15 @@ class BadName(Error, ValueError):
 
 
 class BadPattern(Error, ValueError):
-    """No name would be like the pattern."""
+    """The pattern can match no name."""
 
 
 class BadValue(Error, ValueError):
-    """The value is not larger than those before, or larger than values can be."""
+    """The value is not greater than those before, or exceeds the limit."""
 
 
 class WrongMaximum(Error, ValueError):
-    """The semaphore has another number of permits, or none can have so many."""
+    """The semaphore has another number of permits, or the number exceeds the limit."""
 
 
 class NotYourself(Error, ValueError):
@@ -157,11 +157,11 @@ class BadTensor(Error, ValueError):
 
 
 class CannotGrow(Error, ValueError):
-    """The version does not become longer."""
+    """The version cannot grow."""
 
 
 class CannotKeep(Error, ValueError):
-    """Memory that goes with its publisher cannot be kept."""
+    """Memory that ends with its publisher cannot be kept."""
 
 
 class WrongKind(Error, TypeError):
@@ -173,7 +173,7 @@ class WrongSample(WrongKind, ValueError):
 
 
 class BadSource(Error, TypeError):
-    """What was to be copied or published is no tensor that can be."""
+    """The object cannot be copied or published as a tensor."""
 
 
 class NotShareable(Error, BufferError):
@@ -181,7 +181,7 @@ class NotShareable(Error, BufferError):
 
 
 class NoSuchView(Error, BufferError):
-    """The memory cannot be had in the way that was asked for."""
+    """The memory cannot be exported in the requested form."""
 
 
 class NoDevice(Error, RuntimeError):
@@ -197,15 +197,15 @@ class CudaError(Error, RuntimeError):
 
 
 class ContextLost(CudaError):
-    """The CUDA context of this process is lost: only a restart brings it back."""
+    """The CUDA context of this process is lost; only a restart recovers from that."""
 
 
 class LaunchBlocking(Error, RuntimeError):
-    """With `CUDA_LAUNCH_BLOCKING` set, a stream that waits would stop the process."""
+    """With `CUDA_LAUNCH_BLOCKING` set, a waiting stream would block the process."""
 
 
 class Captured(Error, RuntimeError):
-    """The stream is being captured into a CUDA graph, which this cannot be part of."""
+    """The stream is being captured into a CUDA graph, which cannot contain this operation."""
 
 
 class NotHeld(Error, RuntimeError):
@@ -213,35 +213,35 @@ class NotHeld(Error, RuntimeError):
 
 
 class WrongPool(Error, ValueError):
-    """The pool is not as was said, or cannot be so; or the name is of something else, or the block of another pool."""
+    """The pool differs from the request, the request is invalid, or the name or block is not of this pool."""
 
 
 class BlockTooSmall(Error, ValueError):
-    """What was to be in a block does not fit."""
+    """The tensor does not fit into the block."""
 
 
 class StaleBlock(Error, RuntimeError):
-    """The reference is of a block that is not offered any more."""
+    """The block of the reference is no longer offered."""
 
 
 class WrongTopic(Error, ValueError):
-    """The topic is not as was said, or cannot be so; or the name is of something else."""
+    """The topic differs from the request, the request is invalid, or the name is not of a topic."""
 
 
 class TopicFull(TimeoutError):
-    """A sample was not published in time: a subscriber that is to miss nothing does not read."""
+    """A sample was not published in time: a subscriber that must miss nothing does not read."""
 
 
 class TopicIdle(Error, EOFError):
-    """The topic's last publisher has left, and everything was received: the end of a subscriber with `until="idle"`."""
+    """The topic's last publisher has left and all samples were received: the end of a subscriber with `until="idle"`."""
 
 
 class TooManyLoans(Error, RuntimeError):
-    """The publisher has as many loans that are not published as it may."""
+    """The publisher holds the maximum number of unpublished loans."""
 
 
 class TooManyHeld(Error, RuntimeError):
-    """The subscriber holds as many samples as it may."""
+    """The subscriber holds the maximum number of samples."""
 
 
 class NotReady(Error, RuntimeError):
@@ -253,11 +253,11 @@ class SampleFailed(Error, ConnectionError):
 
 
 class Parted(Error, ConnectionError):
-    """The broker has taken this publisher or subscriber out of the topic."""
+    """The broker has detached this publisher or subscriber from the topic."""
 
 
 class StillUsed(Error, BufferError):
-    """Arrays of a block that is to be offered are still used."""
+    """Arrays of the block are still used, so it cannot be offered."""
 
 
 class Unproven(Error, RuntimeError):
@@ -265,11 +265,11 @@ class Unproven(Error, RuntimeError):
 
 
 class Forked(Error, RuntimeError):
-    """The connection was made before a fork, by the parent."""
+    """The connection was made by the parent before a fork."""
 
 
 class Closed(Error, ValueError):
-    """It was closed before."""
+    """The object is closed."""
 
 
 class FileNotFound(Error, FileNotFoundError):

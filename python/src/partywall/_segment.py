@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class Segment(Interruptible[_native.Segment], Connected[_native.Segment], Tensors):
-    """An open version of a name: its tensors by their names, where they lie, and a lease on it.
+    """An open version of a name: a lease on it, and its tensors by their names, in place.
 
-    A segment of one tensor can be given to `from_dlpack`, `memoryview` and the like itself. Closing the one that has
-    committed a name withdraws the name, unless that is `kept`; one that is only dropped leaves it to its domain.
+    `from_dlpack`, `memoryview` and the like take a segment of one tensor itself. Closing the segment that committed a name
+    withdraws the name, unless it is `kept`. If that segment is only dropped, its domain keeps the name.
     """
 
     def __init__(self, domain: "Domain", native: _native.Segment) -> None:
@@ -50,7 +50,7 @@ class Segment(Interruptible[_native.Segment], Connected[_native.Segment], Tensor
 
     @property
     def reserved(self) -> int:
-        """Bytes that it can grow to in this process; 0 if it cannot."""
+        """Bytes that it can grow to in this process; 0 if it cannot grow."""
         return self._native.reserved
 
     @property
@@ -60,7 +60,7 @@ class Segment(Interruptible[_native.Segment], Connected[_native.Segment], Tensor
 
     @property
     def kept(self) -> bool:
-        """Whether the name stays when its committer goes."""
+        """Whether the name stays after its committer has ended."""
         return self._native.kept
 
     @property
@@ -75,40 +75,40 @@ class Segment(Interruptible[_native.Segment], Connected[_native.Segment], Tensor
         tensors: Mapping[str, tuple[Shape, Any]] | None = None,
         spare: int = 0,
     ) -> None:
-        """Makes a `mutable` version longer that this segment has committed, in one step for all who open it from then on.
+        """Grows a `mutable` version that this segment has committed, in one step for all later opens.
 
-        The last tensor becomes `length` long along its first dimension, and `tensors` come behind it: the shape and dtype
-        of each, by its name. `spare` bytes are left for growths to come. What is there keeps its place, and arrays of it
-        stay as they are: ask for the tensor again. Who has it open keeps what it has until it refreshes.
+        The last tensor becomes `length` long along its first dimension. `tensors` are added behind it: the shape and dtype
+        of each, by its name. `spare` bytes stay free for later growths. Existing data keeps its place, and existing arrays
+        keep their length: ask for the tensor again. Processes that have the version open see the growth once they refresh.
         """
         added = [] if tensors is None else _arrays.planned(tensors)
         self._native.grow(None if length is None else _arrays.count(length), added, _arrays.count(spare))
 
     def refresh(self) -> bool:
-        """Maps what a `mutable` version has grown by since it was opened or last refreshed: whether that was anything.
+        """Maps what a `mutable` version has grown by since it was opened or refreshed. Returns whether it has grown.
 
-        `CannotGrow` if there is no room for it behind what this process has mapped: opened again it comes whole.
+        `CannotGrow` if there is no room for it behind the mapping of this process: open it again.
         """
         return self._native.refresh()
 
     def wait_growth(self, timeout: float | None = None) -> None:
-        """Waits up to `timeout` seconds, or for ever, until it is longer than this process knows it, and refreshes.
+        """Waits up to `timeout` seconds, or for ever, until it has grown, and refreshes.
 
-        `CannotGrow` if nobody can make it longer any more.
+        `CannotGrow` if no process can grow it any more.
         """
         self._native.wait_growth(timeout)
 
     def wait_withdrawn(self, timeout: float | None = None) -> None:
-        """Waits up to `timeout` seconds, or for ever, until the name is removed or goes with its owner.
+        """Waits up to `timeout` seconds, or for ever, until the name is removed or its owner ends.
 
         A newer version does not end the wait.
         """
         self._native.wait_withdrawn(timeout)
 
     def pin(self, device: Any = "cuda") -> "Pinned":
-        """Registers host memory with CUDA, so that a GPU copies it asynchronously; until what is returned is closed.
+        """Registers host memory with CUDA until the returned object is closed, so that a GPU copies it asynchronously.
 
-        Takes 0.4 ms per MiB. torch's tensors of it then are pinned ones.
+        Takes 0.4 ms per MiB. Tensors that torch makes of it then are pinned.
         """
         return Pinned(self, self._native.pin(_arrays.device_name(device)))
 
@@ -125,14 +125,14 @@ class Segment(Interruptible[_native.Segment], Connected[_native.Segment], Tensor
         return self._native.tensors()
 
     def close(self) -> None:
-        """Gives the lease back, at once if no tensor is used any more, else with the last of them.
+        """Releases the lease: at once if no tensor is used any more, else with the last of them.
 
         Waits for the work of this process on the GPU that has the memory. Calling it again does nothing.
         """
         super().close()
 
     def __del__(self, *_: Any) -> None:
-        # The result of a commit may be dropped: the name is the domain's.
+        # The result of a commit may be dropped: the domain keeps the name.
         if hasattr(self, "_native") and not self._native.committed:
             super().__del__()
 
@@ -154,11 +154,11 @@ class Pinned(Interruptible[_native.Pinned]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are registered: what the segment had when it was first pinned."""
+        """Bytes that are registered: the size of the segment when it was first pinned."""
         return self._native.nbytes
 
     def close(self) -> None:
-        """Unregisters the memory, if it is the segment's last pin, after all that this process does on the GPU.
+        """Unregisters the memory if it is the segment's last pin, once all work of this process on the GPU is done.
 
         Calling it again does nothing.
         """

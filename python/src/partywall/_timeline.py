@@ -1,4 +1,4 @@
-"""Timelines: in which order the work of several processes is done."""
+"""Timelines: order between the work of several processes."""
 
 import asyncio
 import builtins
@@ -15,14 +15,15 @@ if TYPE_CHECKING:
 
 
 class Timeline(Connected[_native.Timeline]):
-    """A named value that only grows: one process signals it, any number of them wait, on hosts and on streams.
+    """A named value that only grows. One process signals it; any number of hosts and streams wait for it.
 
-    A value is a promise about work: the timeline stands at 5 when the work is done that 5 stands for. Every wait ends, by
-    the value or with the writer. If that dies, a host's wait raises `WriterDied`, and a stream simply goes on: so ask
-    `check` before using what was made behind a stream's wait. docs/ordering.md has recipes.
+    Each value stands for work: the timeline reaches 5 when the work that 5 stands for is done. Every wait ends, by the value
+    or with the writer. If the writer dies, a wait of a host raises `WriterDied`, but a stream goes on. Therefore call `check`
+    before using results that were made behind a wait of a stream. docs/ordering.md has recipes.
 
-    `stream` is an integer, anything with `__cuda_stream__`, a stream of torch, cupy or numba, or `None` for torch's, else
-    cupy's, current one. `device` is its GPU, if the stream does not say, by default the current one of torch or cupy.
+    `stream` is an integer, an object with `__cuda_stream__`, a stream of torch, cupy or numba, or `None` for the current
+    stream of torch, else of cupy. `device` is its GPU if the stream does not name it; by default the current one of torch or
+    cupy.
     """
 
     def __init__(self, domain: "Domain", native: _native.Timeline) -> None:
@@ -35,17 +36,17 @@ class Timeline(Connected[_native.Timeline]):
 
     @property
     def value(self) -> int:
-        """The last value that was really signalled."""
+        """The last value that was signalled."""
         return self._native.value
 
     @property
     def announced(self) -> int:
-        """The highest value that was promised: not less than `value`."""
+        """The highest value that was promised; at least `value`."""
         return self._native.announced
 
     @property
     def ending(self) -> str | None:
-        """Why no further value will come; `None` while one may.
+        """Why no further value will be signalled; `None` while one may be.
 
         `owner_died`, `owner_faulted`, `closed`, `abandoned`, `broker_gone` or `evicted`.
         """
@@ -53,41 +54,41 @@ class Timeline(Connected[_native.Timeline]):
 
     @property
     def is_writer(self) -> bool:
-        """Whether this is the handle that signals."""
+        """Whether this handle may signal."""
         return self._native.is_writer
 
     def signal(self, value: SupportsIndex) -> None:
-        """Signals a value, which is larger than all before; who waits for it sees what this thread did until now.
+        """Signals a value, which must be greater than all before. Waiters see all writes that this thread made before.
 
-        If a stream owes a value still, waits for that first, for 10 seconds at most.
+        If a stream still owes a value, waits for that first, for at most 10 seconds.
         """
         self._native.signal(_value(value))
 
     def signal_on(self, value: SupportsIndex, stream: Any = None, *, device: Any = None) -> None:
-        """Has a stream signal a value when everything that is on it now is done. Returns at once.
+        """Enqueues a signal of a value on a stream, after all work that is on it now. Returns at once.
 
-        If another stream owes a value still, waits for that first, for 10 seconds at most.
+        If another stream still owes a value, waits for that first, for at most 10 seconds.
         """
         self._native.signal_on(_value(value), *_streams.place(stream, device))
 
     def signal_on_and_wake(self, value: SupportsIndex, stream: Any = None, *, device: Any = None) -> None:
-        """As `signal_on`, and wakes hosts that sleep as soon as the value is there, instead of up to a millisecond later.
+        """As `signal_on`, but wakes sleeping hosts as soon as the value is reached, not up to a millisecond later.
 
-        That is done by a host function behind the signal, which keeps the stream for tens of microseconds.
+        A host function behind the signal wakes them; it occupies the stream for tens of microseconds.
         """
         self._native.signal_on_and_wake(_value(value), *_streams.place(stream, device))
 
     def promise_on(self, value: SupportsIndex, stream: Any = None, *, device: Any = None) -> None:
-        """Says that a kernel of yours which is on a stream already will store `value` at `device_ptr`, and nothing before.
+        """Declares that your kernel, which is already on a stream, will store `value` at `device_ptr`, and no value before.
 
-        Without it hosts that sleep find the value up to 100 ms late.
+        Without it, sleeping hosts see the value up to 100 ms late.
         """
         self._native.promise_on(_value(value), *_streams.place(stream, device))
 
     def rests_on(self, *timelines: "Timeline") -> None:
-        """Says that values from now on are made of what those timelines stand for, as it is waited for through them.
+        """Declares that values from now on depend on those timelines, as they are waited for through these handles.
 
-        If one of them fails, who waits for this one hears of it: `Tainted`.
+        If one of them fails, waiters of this timeline get `Tainted`.
         """
         for timeline in timelines:
             self._native.rests_on(timeline._native)
@@ -97,9 +98,7 @@ class Timeline(Connected[_native.Timeline]):
         self._native.wait(_value(value), timeout)
 
     def wait_announced(self, value: SupportsIndex, timeout: float | None = None) -> None:
-        """Waits until `value` is promised: until the work that it stands for is enqueued.
-
-        Then `wait_on`, or `wait`, has not long to wait.
+        """Waits until `value` is promised: until its work is enqueued. A `wait_on` or `wait` is short after that.
         """
         self._native.wait_announced(_value(value), timeout)
 
@@ -117,7 +116,7 @@ class Timeline(Connected[_native.Timeline]):
                 event.check()
 
     def event(self, value: SupportsIndex) -> "TimelineEvent":
-        """A file descriptor for other event loops: readable once `value` is reached, or is known not to be."""
+        """Returns a file descriptor for event loops: readable once `value` is reached, or will never be."""
         return TimelineEvent(self._native.event(_value(value)))
 
     @overload
@@ -131,11 +130,11 @@ class Timeline(Connected[_native.Timeline]):
     def wait_on(
         self, value: SupportsIndex, stream: Any = None, *, limit: float | None = None, device: Any = None
     ) -> LimitedWait | None:
-        """Has what is enqueued on a stream from now on wait until the timeline has reached `value`. Returns at once.
+        """Makes work that is enqueued on a stream from now on wait until the timeline has reached `value`. Returns at once.
 
-        Load kernels, launch them once and allocate before a stream waits: behind a wait CUDA may block until it ends. With
-        a `limit` the stream goes on after so many seconds at most; the `LimitedWait` then says how the wait ended. It is
-        looked after by a thread of this process, and ends up to a millisecond later than others.
+        Load kernels, launch them once and allocate memory before a stream waits: behind a wait, CUDA may block until it ends.
+        With a `limit` the stream goes on after at most that many seconds, and the returned `LimitedWait` tells how the wait
+        ended. A thread of this process polls such a wait, so it ends up to a millisecond later than others.
         """
         place, value = _streams.place(stream, device), _value(value)
         if limit is not None:
@@ -144,26 +143,26 @@ class Timeline(Connected[_native.Timeline]):
         return None
 
     def check(self) -> None:
-        """Raises if what was waited for through this handle is not valid, as far as is known: `TimelineEnded`, `Tainted`.
+        """Raises `TimelineEnded` or `Tainted` if a value that was waited for through this handle is known to be invalid.
 
-        To be asked when the work behind a wait of a stream is done, before its results are used.
+        Call it once the work behind a wait of a stream is done, before its results are used.
         """
         self._native.check()
 
     def follow(self) -> bool:
-        """Goes over to the next writer's values, when the last one is dead or has closed; `False` if there is none yet."""
+        """Follows the next writer after the last one has died or closed; returns `False` if there is none yet."""
         return self._native.follow()
 
     def abandon(self) -> None:
-        """Ends all waits for what is not reached, for everybody. The writer has to open the timeline again."""
+        """Ends the waits of all processes for values that are not reached. The writer must open the timeline again."""
         self._native.abandon()
 
     def device_ptr(self, device: Any = "cuda") -> int:
-        """Where kernels on a GPU find the value, or store it: an address of 8 bytes. docs/ordering.md says how."""
+        """Returns the address where kernels on a GPU read or store the value: 8 bytes. See docs/ordering.md."""
         return self._native.device_ptr(device_name(device))
 
     def close(self) -> None:
-        """Gives it back; the writer's ends the timeline for who waits for more than is promised.
+        """Closes the handle. The writer's close ends all waits for values beyond the promised ones.
 
         Calling it again does nothing.
         """
@@ -180,13 +179,13 @@ class Timeline(Connected[_native.Timeline]):
 
 
 class TimelineEvent(Handle[_native.TimelineEvent]):
-    """A file descriptor that tells of a value; made by `Timeline.event`. Poll it for reading, and read nothing from it."""
+    """A file descriptor for one value; made by `Timeline.event`. Poll it for reading; do not read from it."""
 
     def __init__(self, native: _native.TimelineEvent) -> None:
         super().__init__(native)
 
     def fileno(self) -> int:
-        """The descriptor, which is this object's."""
+        """Returns the descriptor, which this object owns."""
         return self._native.fileno()
 
     def check(self) -> bool:
