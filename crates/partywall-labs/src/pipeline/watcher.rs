@@ -84,15 +84,21 @@ impl Watcher<'_> {
                     return Err(others.map(Peer::hear::<()>).find_map(Result::err).unwrap_or(failure));
                 }
             };
-            self.written.push((frame, Instant::now()));
-            self.job.unwritten = self.job.unwritten.max(frame + 1);
+            self.record(frame);
             let middle = frame >= self.job.frames / 2 && self.job.unwritten < self.job.frames;
             if let Some(stage) = self.kill.take_if(|_| middle) {
-                let pid = stages[stage as usize].pid;
+                let peer = &mut stages[stage as usize];
+                let pid = peer.pid;
+                peer.kill();
+                if stage == Stage::Encode {
+                    // What it had written and said before its death may not have been read yet.
+                    while let Ok(frame) = peer.hear() {
+                        self.record(frame);
+                    }
+                }
                 let moment = Instant::now();
-                stages[stage as usize].kill();
-                stages[stage as usize] = self.start(stage)?;
-                killed = Some(Killed { stage, pid, successor: stages[stage as usize].pid, moment });
+                *peer = self.start(stage)?;
+                killed = Some(Killed { stage, pid, successor: peer.pid, moment });
             }
         }
         for mut stage in stages {
@@ -100,6 +106,11 @@ impl Watcher<'_> {
             stage.end();
         }
         Ok(killed)
+    }
+
+    fn record(&mut self, frame: u64) {
+        self.written.push((frame, Instant::now()));
+        self.job.unwritten = self.job.unwritten.max(frame + 1);
     }
 
     fn start(&self, stage: Stage) -> Result<Peer, Failure> {
