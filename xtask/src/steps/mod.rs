@@ -152,18 +152,6 @@ const TEST: &[Step] = &[
     },
     Step { name: "loom", about: "the models of shared words, by loom", lane: Lane::Side, run: rust::loom },
     Step {
-        name: "licences",
-        about: "licences, bans and sources of dependencies",
-        lane: Lane::Side,
-        run: sources::licences,
-    },
-    Step {
-        name: "advisories",
-        about: "known vulnerabilities of dependencies",
-        lane: Lane::Side,
-        run: sources::advisories,
-    },
-    Step {
         name: "kernels",
         about: "the kernels' PTX is what they compile to",
         lane: Lane::Side,
@@ -179,6 +167,18 @@ const TEST: &[Step] = &[
 ];
 
 const LONG: &[Step] = &[
+    Step {
+        name: "licences",
+        about: "licences, bans and sources of dependencies",
+        lane: Lane::Side,
+        run: sources::licences,
+    },
+    Step {
+        name: "advisories",
+        about: "known vulnerabilities of dependencies",
+        lane: Lane::Side,
+        run: sources::advisories,
+    },
     Step {
         name: "binary",
         about: "the program as a release builds it, and its size",
