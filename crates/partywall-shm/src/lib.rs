@@ -6,6 +6,7 @@
 //! | [`dtype`] | element types and their names |
 //! | [`members`] | a row for each member: its heartbeat |
 //! | [`pool`] | blocks of memory: which members hold them, and wait for one |
+//! | [`queue`] | tasks: which are pending, which member has one, and the result of each |
 //! | [`semaphore`] | permits: which members hold them, and wait for one |
 //! | [`table`] | the tensor table of a version: name → dtype, shape, strides, place |
 //! | [`timeline`] | a value that only grows: signalling it, sleeping until it does, its end |
@@ -22,6 +23,7 @@ pub mod dtype;
 mod eventcount;
 pub mod members;
 pub mod pool;
+pub mod queue;
 pub mod semaphore;
 mod slots;
 mod sync;

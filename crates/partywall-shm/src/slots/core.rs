@@ -188,6 +188,15 @@ impl Slots {
         accepted.then_some(Held { slot: index, word })
     }
 
+    /// Takes over a slot that was seen held, for another row; it has another generation then. Returns `None` if its word has
+    /// changed.
+    pub(crate) fn take_over(&self, row: Row, index: u32, seen: SlotWord) -> Option<Held> {
+        let word = SlotWord::held(row, self.ticket());
+        let taken = self.slots.get(index as usize)?.take_over(seen, word);
+        point("slots: slot taken over, holder not notified");
+        taken.then_some(Held { slot: index, word })
+    }
+
     /// Returns whether a slot is held, offered or published with this generation.
     pub fn is_current(&self, index: u32, generation: u64) -> bool {
         let in_use = |state| matches!(state, State::Held(_) | State::Offered(_));

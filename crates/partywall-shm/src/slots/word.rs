@@ -25,6 +25,7 @@
 //! | [`Slot::keep`] | the waiter | handed → held |
 //! | [`Slot::offer`] | the holder | held → offered, with the same ticket |
 //! | [`Slot::accept`] | a member that knows the ticket | offered → held, with another ticket |
+//! | [`Slot::take_over`] | the reader of a result in a queue | held → held by another row, with another ticket |
 //! | [`Slot::publish`] | the holder; a member that completes that; the broker for the dead | held → held by nobody |
 //! | [`Slot::free`] | the holder; a member that handed in vain, or proves a published one unused; the broker for the dead | held, handed, offered → free |
 //! | [`QueueEntry::wait`] | a member that begins to wait | empty → waiting |
@@ -147,6 +148,11 @@ impl Slot {
     /// Makes a slot that was seen offered ours.
     pub(super) fn accept(&self, offered: SlotWord, held: SlotWord) -> bool {
         self.change(offered, held)
+    }
+
+    /// Makes a slot ours that was seen held by another row, or published.
+    pub(super) fn take_over(&self, seen: SlotWord, held: SlotWord) -> bool {
+        self.change(seen, held)
     }
 
     /// Publishes a slot that was seen held. Returns its new word, or `None` if its word had changed.

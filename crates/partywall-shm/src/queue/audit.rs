@@ -1,0 +1,107 @@
+//! Counts and lists for observers.
+
+use super::{Queue, Reason, Row, TaskId, TaskState, finish::task_state, word::State};
+
+/// Where the tasks of a queue are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Audit {
+    /// Places without a task.
+    pub free: u32,
+    /// Places whose task its submitter describes.
+    pub writing: u32,
+    /// Tasks that wait for a worker.
+    pub pending: u32,
+    /// Tasks that a worker has.
+    pub claimed: u32,
+    /// Tasks that a worker's stream completes.
+    pub enqueued: u32,
+    /// Results that nobody has read.
+    pub done: u32,
+    /// Dead letters.
+    pub dead: u32,
+    /// Tasks that are over, and whose place is not free yet.
+    pub ending: u32,
+    /// Attempts that were taken back, or have failed, and may still use their blocks.
+    pub open: u32,
+    /// Words in a state that no member may make.
+    pub invalid: u32,
+}
+
+/// A task, for observers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TaskInfo {
+    /// The task.
+    pub id: TaskId,
+    /// How far it is.
+    pub state: TaskState,
+    /// The kind of work.
+    pub kind: Vec<u8>,
+    /// How often it was claimed.
+    pub attempts: u8,
+    /// How often it may be.
+    pub max_attempts: u8,
+    /// The row of the submitter.
+    pub submitter: Row,
+    /// When it was submitted: [`members::now`](crate::members::now).
+    pub submitted: u64,
+    /// Why its last attempts have had no result, with their numbers.
+    pub failures: Vec<(u8, Reason)>,
+    /// What the last worker said that failed it.
+    pub text: Vec<u8>,
+}
+
+impl Queue {
+    /// Counts the tasks. While others use the queue, the numbers are of no single moment.
+    pub fn audit(&self) -> Audit {
+        let mut audit = Audit::default();
+        for (place, body) in self.places.iter().zip(self.bodies.iter()) {
+            let seen = place.load();
+            *match seen.state() {
+                State::Free => &mut audit.free,
+                State::Writing => &mut audit.writing,
+                State::Pending => &mut audit.pending,
+                State::Claimed => &mut audit.claimed,
+                State::Enqueued => &mut audit.enqueued,
+                State::Done => &mut audit.done,
+                State::Dead => &mut audit.dead,
+                State::Ending | State::Draining => &mut audit.ending,
+                State::Invalid => &mut audit.invalid,
+            } += 1;
+            if seen.state() != State::Free {
+                let open = body.records().iter().filter(|record| {
+                    let found = record.load();
+                    found.is_of(seen.generation()) && found.is_open()
+                });
+                audit.open += open.count() as u32;
+            }
+        }
+        audit
+    }
+
+    /// Lists tasks in states that `of` accepts, by place from `first`, at most `most`.
+    pub fn tasks(&self, first: u32, most: usize, of: impl Fn(TaskState) -> bool) -> Vec<TaskInfo> {
+        let places = self.places.iter().enumerate().skip(first as usize);
+        let found = places.filter_map(|(index, place)| {
+            let seen = place.load();
+            let state = task_state(seen);
+            if state == TaskState::Gone || !of(state) {
+                return None;
+            }
+            let id = Self::id(index, seen);
+            let description = self.describe(id)?;
+            let (failures, text) = self.failures(id);
+            Some(TaskInfo {
+                id,
+                state,
+                kind: description.kind,
+                attempts: seen.attempts(),
+                max_attempts: description.max_attempts,
+                submitter: description.submitter,
+                submitted: description.submitted,
+                failures,
+                text,
+            })
+        });
+        found.take(most).collect()
+    }
+}

@@ -1,0 +1,428 @@
+//! The description of a task, and the records of its attempts.
+//!
+//! | offset | field | written by |
+//! |---|---|---|
+//! | 0 | length of the kind `u8`, inputs `u8`, length of the arguments `u16`, most attempts `u8`, policy `u8`, row of the submitter `u16` | the submitter |
+//! | 8 | bytes of the output; 0: none | the submitter |
+//! | 16 | when it was submitted, in ms of `CLOCK_MONOTONIC` | the submitter |
+//! | 24 | lease: attempt 8, generation 16, end 40 bits in ms; see `claim` | the worker, whoever finds no lease |
+//! | 32 | value of the submitter's timeline that completes the inputs | the submitter |
+//! | 40 | cell of that timeline | the submitter |
+//! | 48 | the cell's incarnation + 1; 0: the inputs are complete | the submitter |
+//! | 64 | records of the attempts: 4 of 40 bytes, attempt `a` at `a` modulo 4 | see below |
+//! | 224 | kind: 32 bytes | the submitter |
+//! | 256 | inputs: 8 words: index 16, generation of the block 46 bits | the submitter |
+//! | 320 | text of the last failure: 128 bytes, the first one its length | the worker that says so |
+//! | 448 | arguments: 512 bytes | the submitter |
+//!
+//! The submitter writes its words while the place is *writing*, and nobody writes them later. A process that is not the
+//! submitter or the worker believes what it reads only if the place's word is unchanged afterwards.
+//!
+//! | record | offset | | |
+//! |---|---|---|---|
+//! | state | 0 | bits 0–1: 0 none, 1 open, 2 drained; reason 2–4, attempt 5–12, row 13–28, generation 29–63 | whoever ends the attempt without a result; the worker |
+//! | output | 8 | 1 + index 17, generation of the block 46 bits; 0: none | the worker |
+//! | value | 16 | of the worker's timeline that completes the output | the worker |
+//! | cell | 24 | of that timeline | the worker |
+//! | incarnation | 32 | of the cell, + 1 | the worker |
+//!
+//! A record is **open** while a fenced attempt may still read the inputs or write its own output. It opens before the task is
+//! taken back, so that the place cannot go to another task meanwhile: only for that reason may a fenced worker, which does not
+//! know yet, write the other words of its record. It is **drained** once the worker's streams are done or the worker is proved
+//! dead.
+
+use super::{Row, word::Word};
+use crate::{
+    slots::Held,
+    sync::{AtomicU64, Ordering, fence},
+    topic::TimelineCell,
+};
+
+/// The most bytes of a task's kind.
+pub const MAX_KIND: usize = 32;
+
+/// The most input blocks of a task.
+pub const MAX_INPUTS: usize = 8;
+
+/// The most bytes of a task's arguments.
+pub const MAX_ARGUMENTS: usize = 512;
+
+/// The most bytes of a reason that are kept.
+pub const MAX_REASON: usize = 127;
+
+/// Attempts of one task whose ends may be outstanding.
+pub const RECORDS: usize = if cfg!(loom) { 2 } else { 4 };
+
+/// See the head of this file.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(super) struct Body {
+    head: AtomicU64,
+    output: AtomicU64,
+    submitted: AtomicU64,
+    pub(super) lease: AtomicU64,
+    value: AtomicU64,
+    cell: AtomicU64,
+    incarnation: AtomicU64,
+    _zero: AtomicU64,
+    records: [Record; RECORDS],
+    kind: [AtomicU64; KIND_WORDS],
+    inputs: [AtomicU64; INPUT_WORDS],
+    text: [AtomicU64; TEXT_WORDS],
+    arguments: [AtomicU64; ARGUMENT_WORDS],
+}
+
+/// The record of an attempt.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct Record {
+    state: AtomicU64,
+    output: AtomicU64,
+    value: AtomicU64,
+    cell: AtomicU64,
+    incarnation: AtomicU64,
+}
+
+/// A block of a pool, of a certain generation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BlockId {
+    /// Its index in its pool.
+    pub index: u32,
+    /// Its generation.
+    pub generation: u64,
+}
+
+/// The timeline value that completes what a stream writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StreamPoint {
+    /// The cell of the timeline.
+    pub cell: TimelineCell,
+    /// The value.
+    pub value: u64,
+}
+
+/// What a task is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NewTask<'a> {
+    /// The kind of work, at most [`MAX_KIND`] bytes.
+    pub kind: &'a [u8],
+    /// The inline arguments, at most [`MAX_ARGUMENTS`] bytes.
+    pub arguments: &'a [u8],
+    /// What completes the inputs, if a stream still writes them.
+    pub ready: Option<StreamPoint>,
+    /// Bytes of the output; 0: none.
+    pub output: u64,
+    /// How often the task may be attempted, at least once.
+    pub max_attempts: u8,
+    /// Whether the task ends with its submitter.
+    pub cancel: bool,
+    /// When it is submitted: [`members::now`](crate::members::now).
+    pub now: u64,
+}
+
+/// The description of a task as it was read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Description {
+    /// The kind of work.
+    pub kind: Vec<u8>,
+    /// The inline arguments.
+    pub arguments: Vec<u8>,
+    /// The input blocks.
+    pub inputs: Vec<BlockId>,
+    /// What completes the inputs, if a stream wrote them.
+    pub ready: Option<StreamPoint>,
+    /// Bytes of the output; 0: none.
+    pub output: u64,
+    /// How often the task may be attempted.
+    pub max_attempts: u8,
+    /// Whether the task ends with its submitter.
+    pub cancel: bool,
+    /// The row of the submitter.
+    pub submitter: Row,
+    /// When it was submitted.
+    pub submitted: u64,
+}
+
+/// Why an attempt ended without a result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    /// Its worker said so.
+    Failed,
+    /// Its worker died.
+    Died,
+    /// Its lease ended.
+    Lease,
+    /// Its worker's GPU context is broken, or the broker evicted the worker.
+    Detached,
+    /// Its worker gave it up without a reason.
+    Dropped,
+    /// The submitter died before its stream had written the inputs.
+    Inputs,
+}
+
+/// The state of a record as it was seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct RecordWord(u64);
+
+impl RecordWord {
+    /// An attempt without a result, which may still read the inputs.
+    pub(super) fn open(reason: Reason, attempt: Word) -> Self {
+        Self::new(OPEN, reason as u64, attempt)
+    }
+
+    /// An attempt that reads nothing any more; `None`: it has a result.
+    pub(super) fn drained(reason: Option<Reason>, attempt: Word) -> Self {
+        Self::new(DRAINED, reason.map_or(COMPLETED, |reason| reason as u64), attempt)
+    }
+
+    fn new(state: u64, reason: u64, attempt: Word) -> Self {
+        let (attempts, row) = (u64::from(attempt.attempts()), u64::from(attempt.row()));
+        Self(state | reason << REASON | attempts << ATTEMPT | row << ROW | attempt.generation() << GENERATION)
+    }
+
+    pub(super) fn is_of(self, generation: u64) -> bool {
+        self.0 & STATE != 0 && self.0 >> GENERATION == generation
+    }
+
+    pub(super) fn is_of_attempt(self, word: Word) -> bool {
+        self.is_of(word.generation()) && self.attempt() == word.attempts()
+    }
+
+    pub(super) fn is_open(self) -> bool {
+        self.0 & STATE == OPEN
+    }
+
+    pub(super) fn attempt(self) -> u8 {
+        (self.0 >> ATTEMPT) as u8
+    }
+
+    pub(super) fn row(self) -> Row {
+        (self.0 >> ROW) as Row
+    }
+
+    /// Returns why the attempt has no result, unless it has one.
+    pub(super) fn reason(self) -> Option<Reason> {
+        Some(match self.0 >> REASON & 7 {
+            0 => Reason::Failed,
+            1 => Reason::Died,
+            2 => Reason::Lease,
+            4 => Reason::Dropped,
+            5 => Reason::Inputs,
+            COMPLETED => return None,
+            // 3, and what a process that breaks the rules has written.
+            _ => Reason::Detached,
+        })
+    }
+}
+
+impl Record {
+    pub(super) fn load(&self) -> RecordWord {
+        // Pairs with `change`: who sees an attempt drained sees that its worker is done.
+        RecordWord(self.state.load(Ordering::Acquire))
+    }
+
+    pub(super) fn change(&self, from: RecordWord, to: RecordWord) -> bool {
+        self.state.compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Records that the attempt reads nothing any more.
+    pub(super) fn drain(&self, seen: RecordWord) -> bool {
+        self.change(seen, RecordWord(seen.0 & !STATE | DRAINED))
+    }
+
+    /// Names the output of the attempt, and what completes it.
+    pub(super) fn set_output(&self, output: Option<BlockId>, point: Option<StreamPoint>) {
+        // The change of the place's word that shows these stores orders them.
+        let word = output.map_or(0, |block| u64::from(block.index + 1) | block.generation << BLOCK_GENERATION);
+        self.output.store(word, Ordering::Relaxed);
+        set_point(point, &self.value, &self.cell, &self.incarnation);
+    }
+
+    pub(super) fn output(&self) -> Option<BlockId> {
+        let word = self.output.load(Ordering::Relaxed);
+        let index = (word as u32 & ((1 << BLOCK_GENERATION) - 1)).checked_sub(1)?;
+        Some(BlockId { index, generation: word >> BLOCK_GENERATION })
+    }
+
+    pub(super) fn point(&self) -> Option<StreamPoint> {
+        point(&self.value, &self.cell, &self.incarnation)
+    }
+}
+
+fn set_point(point: Option<StreamPoint>, value: &AtomicU64, cell: &AtomicU64, incarnation: &AtomicU64) {
+    let Some(point) = point else { return incarnation.store(0, Ordering::Relaxed) };
+    value.store(point.value, Ordering::Relaxed);
+    cell.store(u64::from(point.cell.slab) << 32 | u64::from(point.cell.cell), Ordering::Relaxed);
+    incarnation.store(u64::from(point.cell.incarnation) + 1, Ordering::Relaxed);
+}
+
+fn point(value: &AtomicU64, cell: &AtomicU64, incarnation: &AtomicU64) -> Option<StreamPoint> {
+    let incarnation = incarnation.load(Ordering::Relaxed).checked_sub(1)? as u32;
+    let cell = cell.load(Ordering::Relaxed);
+    let cell = TimelineCell { slab: (cell >> 32) as u32, cell: cell as u32, incarnation };
+    Some(StreamPoint { cell, value: value.load(Ordering::Relaxed) })
+}
+
+/// For the submitter, while the place is its own.
+impl Body {
+    pub(super) fn write(&self, submitter: Row, task: &NewTask<'_>, inputs: &[Held]) {
+        let set = |word: &AtomicU64, value| word.store(value, Ordering::Relaxed);
+        // Pairs with the fence in `is_still`.
+        fence(Ordering::Release);
+        // The change of the place's word to *pending* orders these stores.
+        let head = task.kind.len() as u64
+            | (inputs.len() as u64) << 8
+            | (task.arguments.len() as u64) << 16
+            | u64::from(task.max_attempts) << 32
+            | u64::from(task.cancel) << 40
+            | u64::from(submitter) << 48;
+        set(&self.head, head);
+        set(&self.output, task.output);
+        set(&self.submitted, task.now);
+        set_point(task.ready, &self.value, &self.cell, &self.incarnation);
+        write_bytes(&self.kind, task.kind);
+        write_bytes(&self.arguments, task.arguments);
+        for (word, input) in self.inputs.iter().zip(inputs) {
+            set(word, u64::from(input.index()) | input.generation() << INPUT_GENERATION);
+        }
+    }
+}
+
+/// For all.
+impl Body {
+    pub(super) fn record(&self, attempt: u8) -> &Record {
+        &self.records[usize::from(attempt) % RECORDS]
+    }
+
+    pub(super) fn records(&self) -> &[Record] {
+        &self.records
+    }
+
+    pub(super) fn output(&self) -> u64 {
+        self.output.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn max_attempts(&self) -> u8 {
+        (self.head.load(Ordering::Relaxed) >> 32) as u8
+    }
+
+    pub(super) fn ends_with_submitter(&self) -> bool {
+        self.head.load(Ordering::Relaxed) >> 40 & 1 != 0
+    }
+
+    pub(super) fn submitter(&self) -> Row {
+        (self.head.load(Ordering::Relaxed) >> 48) as Row
+    }
+
+    pub(super) fn ready(&self) -> Option<StreamPoint> {
+        point(&self.value, &self.cell, &self.incarnation)
+    }
+
+    pub(super) fn inputs(&self) -> impl Iterator<Item = BlockId> {
+        let count = (self.head.load(Ordering::Relaxed) >> 8) as u8;
+        self.inputs.iter().take(count.into()).map(|word| {
+            let word = word.load(Ordering::Relaxed);
+            BlockId { index: u32::from(word as u16), generation: word >> INPUT_GENERATION }
+        })
+    }
+
+    pub(super) fn describe(&self) -> Description {
+        let head = self.head.load(Ordering::Relaxed);
+        Description {
+            kind: read_bytes(&self.kind, head as u8 as usize),
+            arguments: read_bytes(&self.arguments, (head >> 16) as u16 as usize),
+            inputs: self.inputs().collect(),
+            ready: self.ready(),
+            output: self.output(),
+            max_attempts: self.max_attempts(),
+            cancel: self.ends_with_submitter(),
+            submitter: self.submitter(),
+            submitted: self.submitted.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Keeps the text of a failure. The texts of two workers at once may be mixed, which nothing depends on.
+    pub(super) fn set_text(&self, text: &[u8]) {
+        let text = &text[..text.len().min(MAX_REASON)];
+        let mut bytes = [0; MAX_REASON + 1];
+        bytes[0] = text.len() as u8;
+        bytes[1..=text.len()].copy_from_slice(text);
+        write_bytes(&self.text, &bytes);
+    }
+
+    pub(super) fn text(&self) -> Vec<u8> {
+        let bytes = read_bytes(&self.text, MAX_REASON + 1);
+        let len = bytes.first().map_or(0, |len| usize::from(*len)).min(bytes.len().saturating_sub(1));
+        bytes.get(1..=len).unwrap_or_default().to_vec()
+    }
+}
+
+fn write_bytes(words: &[AtomicU64], bytes: &[u8]) {
+    for (word, chunk) in words.iter().zip(bytes.chunks(8)) {
+        let mut bytes = [0; 8];
+        bytes[..chunk.len()].copy_from_slice(chunk);
+        word.store(u64::from_le_bytes(bytes), Ordering::Relaxed);
+    }
+}
+
+/// Never more than there are words for.
+fn read_bytes(words: &[AtomicU64], len: usize) -> Vec<u8> {
+    let words = words.iter().take(len.div_ceil(8));
+    let mut bytes: Vec<u8> = words.flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes()).collect();
+    bytes.truncate(len);
+    bytes
+}
+
+#[cfg(all(test, loom))]
+impl Body {
+    pub(super) fn new() -> Self {
+        let zero = || AtomicU64::new(0);
+        let record = || Record { state: zero(), output: zero(), value: zero(), cell: zero(), incarnation: zero() };
+        Self {
+            head: zero(),
+            output: zero(),
+            submitted: zero(),
+            lease: zero(),
+            value: zero(),
+            cell: zero(),
+            incarnation: zero(),
+            _zero: zero(),
+            records: std::array::from_fn(|_| record()),
+            kind: std::array::from_fn(|_| zero()),
+            inputs: std::array::from_fn(|_| zero()),
+            text: std::array::from_fn(|_| zero()),
+            arguments: std::array::from_fn(|_| zero()),
+        }
+    }
+}
+
+#[cfg(not(loom))]
+mod layout {
+    #![allow(unsafe_code)]
+
+    const _: () = assert!(size_of::<super::Body>() == 960);
+
+    // SAFETY: `repr(C)`, its fields are atomics, arrays of them and arrays of structs of five of them, and lie without gaps:
+    // their sizes add up to 960, a multiple of its alignment.
+    unsafe impl partywall_os::map::Atomics for super::Body {}
+}
+
+// The bits of a record.
+const STATE: u64 = 3;
+const OPEN: u64 = 1;
+const DRAINED: u64 = 2;
+const REASON: u32 = 2;
+/// The reason of an attempt that has a result.
+const COMPLETED: u64 = 6;
+const ATTEMPT: u32 = 5;
+const ROW: u32 = 13;
+const GENERATION: u32 = 29;
+/// The first bit of the generation of an output.
+const BLOCK_GENERATION: u32 = 17;
+/// The first bit of the generation of an input.
+const INPUT_GENERATION: u32 = 16;
+// A model does without texts, and has one input.
+const KIND_WORDS: usize = if cfg!(loom) { 0 } else { MAX_KIND / 8 };
+const INPUT_WORDS: usize = if cfg!(loom) { 1 } else { MAX_INPUTS };
+const TEXT_WORDS: usize = if cfg!(loom) { 0 } else { (MAX_REASON + 1) / 8 };
+const ARGUMENT_WORDS: usize = if cfg!(loom) { 0 } else { MAX_ARGUMENTS / 8 };

@@ -1,0 +1,321 @@
+//! Claiming: how a worker gets a task, and how the task is taken back.
+//!
+//! 1. The worker looks for the oldest pending task: among all places if `late` is ahead of `late_claimed`, else at `head`.
+//! 2. It makes the place *claimed* by one compare-and-swap, which counts the attempt. A claim is a generation, an attempt and a
+//!    row; the word says all three.
+//! 3. It writes the lease. The lease names the attempt, so an older one means nothing. If the worker is stopped before it, the
+//!    member that looks for ended leases writes one on its behalf.
+//!
+//! **Taking back.** When a worker is gone, or its lease ends, another member records the attempt as open and makes the place
+//! *pending* or *dead*, by one compare-and-swap from the word of that attempt. From then on no change that the old worker tries
+//! succeeds, for each starts from that word: it is *fenced*. If the worker was faster, its own change has succeeded, and the
+//! record is drained by the worker.
+//!
+//! If the worker is killed or stopped between any two steps: before step 2 nothing has happened; after it, the task waits until
+//! its lease ends or the worker is proved dead. A member that is killed or stopped while it takes a task back leaves an open
+//! record of an attempt that goes on: that attempt's end drains it.
+
+use super::{
+    Pools, Queue, Row, TEND_EVERY, TaskId,
+    body::{Reason, RecordWord},
+    submit::is_before,
+    word::{State, Word},
+};
+use crate::{
+    crash::point,
+    members::now,
+    sync::{AtomicU64, Ordering, fence},
+};
+
+/// A task that was seen pending.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Candidate {
+    index: usize,
+    word: Word,
+    /// Bytes of the output that an attempt needs; 0: none.
+    pub output: u64,
+}
+
+/// An attempt of ours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Claimed {
+    pub(super) index: usize,
+    /// As it was claimed.
+    pub(super) word: Word,
+}
+
+/// A worker has lost its claim: the task goes to another worker, or has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fenced;
+
+impl Claimed {
+    /// Returns the task.
+    pub fn id(&self) -> TaskId {
+        Queue::id(self.index, self.word)
+    }
+
+    /// Returns the number of the attempt, from 1.
+    pub fn attempt(&self) -> u8 {
+        self.word.attempts()
+    }
+}
+
+impl Queue {
+    /// Returns the task that is to be claimed next, if there is one.
+    pub fn next(&self) -> Option<Candidate> {
+        self.late_candidate().or_else(|| self.first_candidate())
+    }
+
+    /// Claims a task that was seen pending. Returns `None` if another worker was faster.
+    pub fn claim(&self, row: Row, candidate: &Candidate) -> Option<Claimed> {
+        let Candidate { index, word, .. } = *candidate;
+        let claimed = word.claimed(row);
+        if !self.places[index].change(word, claimed) {
+            return None;
+        }
+        point("queue: claimed, no lease");
+        if self.shape.lease != 0 {
+            let lease = Lease::of(claimed, now() + self.shape.lease);
+            self.bodies[index].lease.store(lease.0, Ordering::Release);
+        }
+        Some(Claimed { index, word: claimed })
+    }
+
+    /// Returns whether a claim still stands.
+    pub fn is_claimed(&self, claimed: &Claimed) -> bool {
+        let seen = self.places[claimed.index].load();
+        seen.is_attempted() && is_attempt(seen, claimed.word)
+    }
+
+    /// Has the lease of a claim end at `until` ([`members::now`](crate::members::now)).
+    ///
+    /// # Errors
+    /// [`Fenced`] if the claim has been taken back.
+    pub fn extend(&self, claimed: &Claimed, until: u64) -> Result<(), Fenced> {
+        if self.is_claimed(claimed) {
+            // If a later attempt has begun since, it loses its lease to this one, and gets another when somebody looks.
+            self.bodies[claimed.index].lease.store(Lease::of(claimed.word, until).0, Ordering::Release);
+            if self.is_claimed(claimed) {
+                return Ok(());
+            }
+        }
+        Err(Fenced)
+    }
+
+    /// Looks for what no hint names: leases that have ended, tasks that are pending and were not counted, and places whose tasks
+    /// are over. Those who wait for something call this now and then; one of them looks every [`TEND_EVERY`]. Returns whether
+    /// this one did.
+    pub fn tend(&self, pools: Pools<'_>) -> bool {
+        let now = now();
+        let tended = &self.control().tended;
+        let seen = tended.load(Ordering::Relaxed);
+        // A time in the future is none that a member may write.
+        let is_recent = seen <= now && now - seen < TEND_EVERY.as_millis() as u64;
+        if is_recent || tended.compare_exchange(seen, now, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+            return false;
+        }
+        self.tend_at(pools, now);
+        true
+    }
+
+    /// As [`tend`](Self::tend), at a certain time.
+    pub(super) fn tend_at(&self, pools: Pools<'_>, now: u64) {
+        let mut uncounted = false;
+        for (index, place) in self.places.iter().enumerate() {
+            let seen = place.load();
+            match seen.state() {
+                State::Claimed | State::Enqueued if self.lease_has_ended(index, seen, now) => {
+                    self.take_back(pools, index, seen, Reason::Lease);
+                }
+                State::Pending => uncounted |= !self.is_in_order(index, seen),
+                State::Draining => self.settle(pools, index, seen),
+                _ => {}
+            }
+        }
+        if uncounted {
+            self.add_late();
+            self.control().work.notify();
+        }
+    }
+
+    /// Returns whether an attempt has lasted too long. Gives it a lease if it has none.
+    fn lease_has_ended(&self, index: usize, seen: Word, now: u64) -> bool {
+        if self.shape.lease == 0 {
+            return false;
+        }
+        let lease = &self.bodies[index].lease;
+        let found = Lease(lease.load(Ordering::Acquire));
+        if found.is_of(seen) {
+            return found.until() <= now;
+        }
+        // Its worker was stopped before it wrote one, or does so now. A lease of an attempt that is over means nothing.
+        change(lease, found, Lease::of(seen, now + self.shape.lease));
+        false
+    }
+
+    /// Takes an attempt back: the task is pending again, or a dead letter, or over if nobody wants it. Returns false if the
+    /// attempt has ended meanwhile.
+    pub(super) fn take_back(&self, pools: Pools<'_>, index: usize, seen: Word, reason: Reason) -> bool {
+        self.record(index, seen, RecordWord::open(reason, seen));
+        point("queue: attempt recorded as open, not taken back");
+        self.end_attempt(pools, index, seen, reason)
+    }
+
+    /// Records how an attempt ends. What its record says already stays, but an open one may be drained.
+    pub(super) fn record(&self, index: usize, seen: Word, ended: RecordWord) {
+        let record = self.bodies[index].record(seen.attempts());
+        for _ in 0..MOST_ATTEMPTS {
+            let found = record.load();
+            let recorded = found.is_of_attempt(seen);
+            let is_done = match (recorded, ended.is_open()) {
+                (true, true) => true,
+                (true, false) => !found.is_open() || record.drain(found),
+                (false, _) => record.change(found, ended),
+            };
+            if is_done {
+                return;
+            }
+        }
+    }
+
+    /// Ends an attempt that has been recorded, without a result. Returns false if it had ended.
+    pub(super) fn end_attempt(&self, pools: Pools<'_>, index: usize, seen: Word, reason: Reason) -> bool {
+        let is_last = seen.attempts() >= self.bodies[index].max_attempts() || reason == Reason::Inputs;
+        let state = match (seen.is_unwanted(), is_last) {
+            (true, _) => State::Draining,
+            (false, true) => State::Dead,
+            (false, false) => State::Pending,
+        };
+        let ended = seen.with(state, 0);
+        if !self.places[index].change(seen, ended) {
+            return false;
+        }
+        point("queue: attempt taken back, nobody told of it");
+        self.control().returned.fetch_add(1, Ordering::Relaxed);
+        match state {
+            State::Pending => {
+                self.add_late();
+                self.control().work.notify();
+            }
+            State::Dead => self.control().results.notify(),
+            _ => self.settle(pools, index, ended),
+        }
+        true
+    }
+
+    /// Returns a pending task that `head` has passed, if there is one.
+    fn late_candidate(&self) -> Option<Candidate> {
+        let control = self.control();
+        // Pairs with `add_late`.
+        let late = control.late.load(Ordering::Acquire);
+        let claimed = control.late_claimed.load(Ordering::Relaxed);
+        if late == claimed {
+            return None;
+        }
+        let first = self.place_of(control.tail.load(Ordering::Acquire));
+        let order = (first..self.places.len()).chain(0..first);
+        for index in order {
+            let seen = self.places[index].load();
+            if seen.state() == State::Pending
+                && !self.is_in_order(index, seen)
+                && let Some(candidate) = self.candidate(index, seen)
+            {
+                return Some(candidate);
+            }
+        }
+        point("queue: no late task found, count not moved");
+        // If it has been moved, another worker has looked since.
+        let _ = control.late_claimed.compare_exchange(claimed, late, Ordering::AcqRel, Ordering::Relaxed);
+        None
+    }
+
+    /// Returns whether a pending task will be found at `head`: it has not been attempted, and `head` has not passed it.
+    fn is_in_order(&self, index: usize, seen: Word) -> bool {
+        let head = self.control().head.load(Ordering::Acquire);
+        let tail = self.control().tail.load(Ordering::Acquire);
+        let places = self.places.len() as u64;
+        let ahead = (index as u64 + places - self.place_of(head) as u64) % places;
+        seen.attempts() == 0 && ahead < tail.wrapping_sub(head)
+    }
+
+    /// Returns the pending task at `head`, if there is one.
+    fn first_candidate(&self) -> Option<Candidate> {
+        let control = self.control();
+        let mut head = control.head.load(Ordering::Acquire);
+        for _ in 0..2 * self.places.len() {
+            if !is_before(head, control.tail.load(Ordering::Acquire)) {
+                return None;
+            }
+            let index = self.place_of(head);
+            let seen = self.places[index].load();
+            if seen.state() == State::Pending
+                && let Some(candidate) = self.candidate(index, seen)
+            {
+                let now = control.head.load(Ordering::Acquire);
+                if now == head {
+                    return Some(candidate);
+                }
+                // Others have come past it, and the place may have a later task.
+                head = now;
+                continue;
+            }
+            head = self.pass(head);
+        }
+        None
+    }
+
+    /// Returns a pending task as one that may be claimed: unless the attempt with which the next one shares its record is open.
+    fn candidate(&self, index: usize, word: Word) -> Option<Candidate> {
+        let body = &self.bodies[index];
+        let record = body.record(word.attempts().wrapping_add(1));
+        let is_open = || {
+            let found = record.load();
+            found.is_of(word.generation()) && found.is_open()
+        };
+        if is_open() {
+            // Pairs with the fence in `look_after_drain`: either we see the record drained, or its worker sees the task pending.
+            fence(Ordering::SeqCst);
+            if is_open() {
+                return None;
+            }
+        }
+        Some(Candidate { index, word, output: body.output() })
+    }
+}
+
+/// Returns whether two words are of one attempt.
+pub(super) fn is_attempt(seen: Word, ours: Word) -> bool {
+    (seen.generation(), seen.attempts(), seen.row()) == (ours.generation(), ours.attempts(), ours.row())
+}
+
+/// A lease as it was seen: see `body`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Lease(u64);
+
+impl Lease {
+    fn of(word: Word, until: u64) -> Self {
+        Self(Self::tag(word) | until.min(UNTIL) << 24)
+    }
+
+    fn tag(word: Word) -> u64 {
+        u64::from(word.attempts()) | (word.generation() & 0xffff) << 8
+    }
+
+    fn is_of(self, word: Word) -> bool {
+        self.0 & 0xff_ffff == Self::tag(word)
+    }
+
+    fn until(self) -> u64 {
+        self.0 >> 24
+    }
+}
+
+fn change(lease: &AtomicU64, seen: Lease, to: Lease) -> bool {
+    lease.compare_exchange(seen.0, to.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+}
+
+/// The largest end of a lease: 34 years after the machine's start.
+const UNTIL: u64 = u64::MAX >> 24;
+
+/// Attempts to change a lease. Each failure is another member's success.
+const MOST_ATTEMPTS: usize = 8;

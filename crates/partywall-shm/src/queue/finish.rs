@@ -1,0 +1,414 @@
+//! Finishing: how a task gets its one result, how the result is read, and how the place becomes free.
+//!
+//! 1. The worker names its output block in the record of its attempt, and records the attempt as drained if no stream uses its
+//!    blocks any more. It makes the place *done* by one compare-and-swap from its own attempt's word: that publishes attempt and
+//!    block in one step, and fails if the attempt has been taken back. Then it gives up its own hold on the block.
+//!    A worker whose stream still works makes the place *enqueued* first, and *done* when the stream has come so far.
+//! 2. A reader makes the place *ending*, which one reader alone can, takes the block over, and makes the place *draining*. The
+//!    same is done to cancel a pending task, and to purge a result or a dead letter.
+//! 3. The inputs are freed, and a place that is *draining* becomes free, once no record of the task is open
+//!    ([`Queue::settle`]). The worker does that, or the reader, or the fenced worker that drains last.
+//!
+//! If the worker is killed or stopped between any two steps: before the place is *done* its attempt is taken back; after it the
+//! result stands, and the broker gives the block to the queue if the worker cannot. If a reader is killed after step 2, the result
+//! is lost with it, as if it had died a moment later; the broker frees its block.
+
+use super::{
+    BlockId, Claimed, Description, Event, Fenced, Pools, Queue, Row, StreamPoint, TaskId,
+    body::{Reason, RecordWord},
+    claim::is_attempt,
+    word::{State, Word},
+};
+use crate::{
+    crash::point,
+    slots::{self, Held, SlotWord, Slots},
+    sync::{Ordering, fence},
+};
+
+/// How far a task is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TaskState {
+    /// It waits for a worker.
+    Pending,
+    /// A worker has it.
+    Claimed {
+        /// The worker's row.
+        row: Row,
+        /// The number of the attempt, from 1.
+        attempt: u8,
+    },
+    /// A stream of the worker completes it.
+    Enqueued {
+        /// The worker's row.
+        row: Row,
+        /// The number of the attempt, from 1.
+        attempt: u8,
+    },
+    /// It has a result that nobody has read.
+    Done,
+    /// It was attempted as often as it may be, and has no result.
+    Dead,
+    /// The result was taken, or the task was cancelled or purged.
+    Gone,
+}
+
+/// A result that was taken.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Taken {
+    /// The output block, which is held; `None` if the task has no output.
+    pub output: Option<Held>,
+    /// Bytes of the output.
+    pub bytes: u64,
+    /// The attempt that succeeded.
+    pub attempt: u8,
+}
+
+impl Queue {
+    /// Completes a task, whose output is in `output`. No stream may use its blocks any more. The output belongs to the queue then.
+    ///
+    /// # Errors
+    /// [`Fenced`] if the attempt has been taken back. The output is still held, and the attempt drained.
+    pub fn complete(&self, pools: Pools<'_>, claimed: &Claimed, output: Option<&Held>) -> Result<(), Fenced> {
+        self.name_output(claimed, output, None);
+        self.publish_result(pools, claimed, output.map(block))
+    }
+
+    /// Has a task be complete once the worker's timeline comes to a value. [`finish`](Self::finish) has to follow.
+    ///
+    /// # Errors
+    /// [`Fenced`] if the attempt has been taken back. Its stream may still use the blocks.
+    pub fn enqueue(&self, claimed: &Claimed, output: Option<&Held>, at: StreamPoint) -> Result<(), Fenced> {
+        self.name_output(claimed, output, Some(at));
+        point("queue: output named, not enqueued");
+        let enqueued = |seen: Word| (seen.state() == State::Claimed).then(|| seen.with(State::Enqueued, seen.row()));
+        self.change_attempt(claimed, enqueued).ok_or(Fenced)?;
+        point("queue: enqueued, nobody told of it");
+        self.control().results.notify();
+        Ok(())
+    }
+
+    /// Completes an enqueued task, now that its stream has come so far.
+    ///
+    /// # Errors
+    /// As [`complete`](Self::complete).
+    pub fn finish(&self, pools: Pools<'_>, claimed: &Claimed, output: Option<&Held>) -> Result<(), Fenced> {
+        self.publish_result(pools, claimed, output.map(block))
+    }
+
+    /// Ends an attempt without a result. `drained` says whether no stream uses its blocks any more; otherwise
+    /// [`drain`](Self::drain) has to follow.
+    ///
+    /// # Errors
+    /// [`Fenced`] if the attempt has been taken back; it is recorded as drained, or not, all the same.
+    pub fn fail(
+        &self,
+        pools: Pools<'_>,
+        claimed: &Claimed,
+        reason: Reason,
+        text: &str,
+        drained: bool,
+    ) -> Result<(), Fenced> {
+        if self.is_claimed(claimed) {
+            self.bodies[claimed.index].set_text(text.as_bytes());
+        }
+        let end = if drained {
+            RecordWord::drained(Some(reason), claimed.word)
+        } else {
+            RecordWord::open(reason, claimed.word)
+        };
+        self.record(claimed.index, claimed.word, end);
+        point("queue: failure recorded, task still claimed");
+        for _ in 0..MOST_ATTEMPTS {
+            let seen = self.places[claimed.index].load();
+            if !seen.is_attempted() || !is_attempt(seen, claimed.word) {
+                break;
+            }
+            if self.end_attempt(pools, claimed.index, seen, reason) {
+                return Ok(());
+            }
+        }
+        self.look_after_drain(pools, claimed.index, claimed.word);
+        Err(Fenced)
+    }
+
+    /// Records that an attempt of ours that was taken back, or has failed, uses its blocks no more.
+    pub fn drain(&self, pools: Pools<'_>, claimed: &Claimed) {
+        self.drain_record(pools, claimed.index, claimed.word);
+    }
+
+    pub(super) fn drain_record(&self, pools: Pools<'_>, index: usize, attempt: Word) {
+        let record = self.bodies[index].record(attempt.attempts());
+        let found = record.load();
+        if found.is_of_attempt(attempt) && found.is_open() {
+            record.drain(found);
+        }
+        point("queue: attempt drained, place not looked at");
+        self.look_after_drain(pools, index, attempt);
+    }
+
+    /// Does what an open record has kept from being done.
+    fn look_after_drain(&self, pools: Pools<'_>, index: usize, attempt: Word) {
+        // Pairs with the fences in `candidate` and `settle`.
+        fence(Ordering::SeqCst);
+        let seen = self.places[index].load();
+        if seen.generation() != attempt.generation() {
+            return;
+        }
+        if seen.state() == State::Pending {
+            // A worker may have passed it over because this record was open.
+            self.add_late();
+            self.control().work.notify();
+        }
+        self.settle(pools, index, seen);
+    }
+
+    /// Returns how far a task is.
+    pub fn state(&self, id: TaskId) -> TaskState {
+        self.task(id).map_or(TaskState::Gone, |(_, _, seen)| task_state(seen))
+    }
+
+    /// Takes the result of a task.
+    ///
+    /// # Errors
+    /// The state of the task if it has no result that is unread.
+    pub fn take(&self, pools: Pools<'_>, row: Row, id: TaskId) -> Result<Taken, TaskState> {
+        for _ in 0..MOST_ATTEMPTS {
+            let Some((place, body, seen)) = self.task(id) else { break };
+            if seen.state() != State::Done {
+                return Err(task_state(seen));
+            }
+            let ending = seen.with(State::Ending, row);
+            if !place.change(seen, ending) {
+                continue;
+            }
+            point("queue: result taken, block not");
+            let found = body.record(seen.attempts()).output();
+            let output = found.and_then(|block| adopt(pools.outputs, row, block));
+            let taken = Taken { output, bytes: body.output(), attempt: seen.attempts() };
+            self.end(pools, id.index as usize, ending, None);
+            return Ok(taken);
+        }
+        Err(TaskState::Gone)
+    }
+
+    /// Ends a task that is in one of these states, without its result: cancels or purges it.
+    ///
+    /// # Errors
+    /// The state that it is in.
+    pub fn dispose(
+        &self,
+        pools: Pools<'_>,
+        row: Row,
+        id: TaskId,
+        of: impl Fn(TaskState) -> bool,
+    ) -> Result<(), TaskState> {
+        for _ in 0..MOST_ATTEMPTS {
+            let Some((place, body, seen)) = self.task(id) else { break };
+            let state = task_state(seen);
+            let has_no_owner = matches!(seen.state(), State::Pending | State::Done | State::Dead);
+            if !has_no_owner || !of(state) {
+                return Err(state);
+            }
+            let ending = seen.with(State::Ending, row);
+            if place.change(seen, ending) {
+                // Only of a task that is done the output is the queue's.
+                let output = (state == TaskState::Done).then(|| body.record(seen.attempts()).output()).flatten();
+                self.end(pools, id.index as usize, ending, output);
+                return Ok(());
+            }
+        }
+        Err(TaskState::Gone)
+    }
+
+    /// Makes a dead letter pending again, as if it had not been attempted.
+    ///
+    /// # Errors
+    /// The state that the task is in, if it is no dead letter.
+    pub fn retry(&self, id: TaskId) -> Result<(), TaskState> {
+        let Some((place, _, seen)) = self.task(id) else { return Err(TaskState::Gone) };
+        if seen.state() != State::Dead || !place.change(seen, seen.unattempted().with(State::Pending, 0)) {
+            return Err(self.state(id));
+        }
+        point("queue: dead letter pending, nobody told of it");
+        self.add_late();
+        self.notify(Event::Work);
+        Ok(())
+    }
+
+    /// Reads what a task is. Returns `None` if it has gone.
+    pub fn describe(&self, id: TaskId) -> Option<Description> {
+        let (_, body, _) = self.task(id)?;
+        let description = body.describe();
+        self.is_still(id).then_some(description)
+    }
+
+    /// Reads why attempts of a task have had no result: the numbers of the last ones with their reasons, oldest first, and what
+    /// the last worker said that failed it.
+    pub fn failures(&self, id: TaskId) -> (Vec<(u8, Reason)>, Vec<u8>) {
+        let Some((_, body, seen)) = self.task(id) else { return Default::default() };
+        let all = body.records().iter().map(|record| record.load()).filter(|found| found.is_of(seen.generation()));
+        let mut failures: Vec<_> = all.filter_map(|found| Some((found.attempt(), found.reason()?))).collect();
+        failures.sort_unstable_by_key(|(attempt, _)| *attempt);
+        // A place keeps the text of an earlier task.
+        let has_failed = failures.iter().any(|(_, reason)| *reason == Reason::Failed);
+        (failures, if has_failed { body.text() } else { Vec::new() })
+    }
+
+    /// Names the output of an attempt in its record, unless the attempt is over: then the record may tell of a result.
+    fn name_output(&self, claimed: &Claimed, output: Option<&Held>, at: Option<StreamPoint>) {
+        if self.is_claimed(claimed) {
+            self.bodies[claimed.index].record(claimed.attempt()).set_output(output.map(block), at);
+        }
+    }
+
+    /// Makes the result of an attempt the task's, unless the attempt has been taken back.
+    pub(super) fn publish_result(
+        &self,
+        pools: Pools<'_>,
+        claimed: &Claimed,
+        output: Option<BlockId>,
+    ) -> Result<(), Fenced> {
+        let index = claimed.index;
+        self.record(index, claimed.word, RecordWord::drained(None, claimed.word));
+        point("queue: attempt drained, no result yet");
+        let done = |seen: Word| {
+            let state = if seen.is_unwanted() { State::Ending } else { State::Done };
+            // Whose result nobody wants is the worker's to end.
+            seen.is_attempted().then(|| seen.with(state, if seen.is_unwanted() { claimed.word.row() } else { 0 }))
+        };
+        let Some(now) = self.change_attempt(claimed, done) else {
+            self.drain_record(pools, index, claimed.word);
+            return Err(Fenced);
+        };
+        point("queue: done, block still held");
+        if let Some(output) = output {
+            publish(pools.outputs, output);
+        }
+        self.control().completed.fetch_add(1, Ordering::Relaxed);
+        if now.state() == State::Ending {
+            self.end(pools, index, now, output);
+        } else {
+            self.settle(pools, index, now);
+        }
+        point("queue: done, nobody told of it");
+        self.control().results.notify();
+        Ok(())
+    }
+
+    /// Changes the word of an attempt of ours. Only the mark that nobody wants the result may have changed in it.
+    fn change_attempt(&self, claimed: &Claimed, to: impl Fn(Word) -> Option<Word>) -> Option<Word> {
+        for _ in 0..MOST_ATTEMPTS {
+            let seen = self.places[claimed.index].load();
+            if !is_attempt(seen, claimed.word) {
+                return None;
+            }
+            let to = to(seen)?;
+            if self.places[claimed.index].change(seen, to) {
+                return Some(to);
+            }
+        }
+        None
+    }
+
+    /// Ends a task that is *ending*: frees an output that is still the queue's, and the place once it is drained.
+    pub(super) fn end(&self, pools: Pools<'_>, index: usize, ending: Word, output: Option<BlockId>) {
+        if let Some(output) = output {
+            release(pools.outputs, output);
+        }
+        point("queue: output free, place not draining");
+        let draining = ending.with(State::Draining, 0);
+        if self.places[index].change(ending, draining) {
+            self.settle(pools, index, draining);
+            point("queue: over, nobody told of it");
+            self.control().results.notify();
+        }
+    }
+
+    /// Frees the inputs of a task that is done or draining, and a place that is draining, if no attempt may read them any more.
+    /// May be repeated.
+    pub(super) fn settle(&self, pools: Pools<'_>, index: usize, seen: Word) {
+        if !matches!(seen.state(), State::Done | State::Draining) {
+            return;
+        }
+        // Pairs with the fence in `look_after_drain`.
+        fence(Ordering::SeqCst);
+        let body = &self.bodies[index];
+        let is_open = |found: RecordWord| found.is_of(seen.generation()) && found.is_open();
+        if body.records().iter().any(|record| is_open(record.load())) {
+            return;
+        }
+        let inputs: Vec<BlockId> = body.inputs().collect();
+        if !self.is_still(Self::id(index, seen)) {
+            return;
+        }
+        for block in inputs {
+            release(pools.inputs, block);
+        }
+        point("queue: inputs free, place not");
+        if seen.state() == State::Draining && self.places[index].change(seen, seen.with(State::Free, 0)) {
+            point("queue: place free, nobody told of it");
+            self.control().space.notify();
+        }
+    }
+
+    /// Returns whether what was read of a task's body is that task's: the place has had no other since.
+    fn is_still(&self, id: TaskId) -> bool {
+        // Pairs with the fence in `Body::write`: what was read of a later task shows its generation here.
+        fence(Ordering::Acquire);
+        self.places[id.index as usize].load().generation() == id.generation
+    }
+}
+
+pub(super) fn task_state(seen: Word) -> TaskState {
+    match seen.state() {
+        State::Pending => TaskState::Pending,
+        State::Claimed => TaskState::Claimed { row: seen.row(), attempt: seen.attempts() },
+        State::Enqueued => TaskState::Enqueued { row: seen.row(), attempt: seen.attempts() },
+        State::Done => TaskState::Done,
+        State::Dead => TaskState::Dead,
+        State::Free | State::Writing | State::Ending | State::Draining | State::Invalid => TaskState::Gone,
+    }
+}
+
+fn block(held: &Held) -> BlockId {
+    BlockId { index: held.index(), generation: held.generation() }
+}
+
+/// Returns the word of a block that is held, or published, with this generation.
+fn current(slots: &Slots, block: BlockId) -> Option<SlotWord> {
+    let seen = slots.seen(block.index)?;
+    (matches!(seen.state(), slots::State::Held(_)) && seen.ticket() == block.generation).then_some(seen)
+}
+
+/// Gives a block to the queue, unless it is the queue's, or has been taken over or freed.
+fn publish(slots: &Slots, block: BlockId) {
+    if let Some(seen) = current(slots, block) {
+        slots.publish(block.index, seen);
+    }
+}
+
+/// Frees a block of the queue, also one that its former holder has not given up yet.
+fn release(slots: &Slots, block: BlockId) {
+    // The former holder changes the word once.
+    for _ in 0..2 {
+        match current(slots, block) {
+            Some(seen) if !slots.free_seen(block.index, seen) => {}
+            _ => return,
+        }
+    }
+}
+
+/// Takes a block of the queue over, also one that its former holder has not given up yet.
+fn adopt(slots: &Slots, row: Row, block: BlockId) -> Option<Held> {
+    // As above.
+    for _ in 0..2 {
+        let seen = current(slots, block)?;
+        if let Some(held) = slots.take_over(row, block.index, seen) {
+            return Some(held);
+        }
+    }
+    None
+}
+
+/// Attempts to change a word that others change. Each failure is another member's success.
+const MOST_ATTEMPTS: usize = 8;

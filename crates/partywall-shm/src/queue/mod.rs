@@ -1,0 +1,248 @@
+//! A queue: submitters put tasks into places, workers claim the oldest one, and each task has exactly one result.
+//!
+//! | offset | part | bytes | written by |
+//! |---|---|---|---|
+//! | 0 | magic `"PWQUEUE1"` | 8 | the broker, before it hands the memory out, as everything up to 64 |
+//! | 8 | layout hash: of the description of this layout; memory of another layout is refused | 8 | |
+//! | 16 | `tasks`, `inputs`, `outputs`: `u32` each: places, blocks of the two pools | 12 | |
+//! | 32 | `lease: u64` ms that an attempt may take; 0: as long as it likes | 8 | |
+//! | 64 | `tail: u64` the position of the next task | 8 | submitters |
+//! | 72 | `work` the eventcount of workers that wait for a task | 8 | all; see `eventcount` |
+//! | 128 | `head: u64` no position before it is pending for the first time, but late ones | 8 | all |
+//! | 136 | `space` the eventcount of submitters that wait for a place | 8 | all |
+//! | 192 | `late: u64` counts tasks that became pending behind `head` | 8 | all |
+//! | 200 | `late_claimed: u64` a hint: of these, all up to this count have been claimed | 8 | workers |
+//! | 208 | `tended: u64` when somebody looked for leases that have ended, in ms | 8 | those who wait |
+//! | 216 | `results` the eventcount of those who wait for a result | 8 | all |
+//! | 224 | `completed: u64` results, ever | 8 | workers |
+//! | 232 | `returned: u64` attempts that ended without a result, ever | 8 | all |
+//! | 256 | places: one word for each of the `tasks`, filled up to whole 64 bytes | 8 each | see `word` |
+//! | *B* | bodies: one for each of the `tasks` | 960 each | see `body` |
+//!
+//! *B* = 256 + 64 · ⌈`tasks` / 8⌉. All other bytes are 0.
+//!
+//! The places are a ring. Position `p` is at the place `p` modulo `tasks`. A submitter takes the first free place at `tail` or
+//! behind it, and passes over places that still have a task, so that a task that never ends costs its own place only. The words
+//! of the places alone say what becomes of a task; `head` and `tail` say where to look:
+//!
+//! 1. A place is taken at a position before `head` + `tasks` only, and `tail` is moved behind it before its task is pending. So
+//!    the positions from `head` to `tail` contain each place once at most, in the order in which the tasks were submitted.
+//! 2. `head` passes positions that are not pending. If one becomes pending afterwards, because its submitter was slow or its
+//!    attempt was taken back, whoever made it pending adds to `late`. A worker that finds `late` ahead of `late_claimed` looks at
+//!    all places first, so that a task that came back goes first; also one of a slow submitter, unless the ring has come round to
+//!    its place.
+//! 3. A member that was killed or stopped between making a task pending and adding to `late` leaves a task that no hint names.
+//!    Whoever waits looks for such tasks every [`TEND_EVERY`], together with leases that have ended, and the broker does so when
+//!    it recovers what the dead had.
+//!
+//! The protocols: `submit`, `claim`, `finish` and `recovery`.
+
+#![cfg_attr(loom, allow(dead_code, reason = "a model does what processes do at the same time, and no more"))]
+
+mod audit;
+mod body;
+mod claim;
+mod finish;
+#[cfg(not(loom))]
+mod mapped;
+#[cfg(all(test, loom))]
+mod models;
+mod recovery;
+mod submit;
+#[cfg(all(test, not(loom)))]
+mod tests;
+mod word;
+
+use std::time::Duration;
+
+use self::{
+    body::Body,
+    word::{PlaceWord, State, Word},
+};
+use crate::{
+    EventKey,
+    eventcount::EventCount,
+    slots::Slots,
+    sync::{AtomicU32, AtomicU64, Ordering, Part},
+};
+
+pub use audit::{Audit, TaskInfo};
+pub use body::{
+    BlockId, Description, MAX_ARGUMENTS, MAX_INPUTS, MAX_KIND, MAX_REASON, NewTask, RECORDS, Reason, StreamPoint,
+};
+pub use claim::{Candidate, Claimed, Fenced};
+pub use finish::{Taken, TaskState};
+pub use submit::Reserved;
+pub use word::MAX_ATTEMPTS;
+
+/// The most tasks that a queue can have at once.
+pub const MAX_TASKS: u32 = 1 << 17;
+
+/// How often those who wait look for leases that have ended: together, not each.
+pub const TEND_EVERY: Duration = Duration::from_millis(50);
+
+/// A member's row.
+type Row = u16;
+
+/// The mapped control memory of a queue.
+#[derive(Debug)]
+pub struct Queue {
+    /// As it was at the time of mapping; other processes may write the words that say it.
+    shape: Shape,
+    header: Part<Header>,
+    places: Part<PlaceWord>,
+    bodies: Part<Body>,
+}
+
+/// The limits of a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Tasks at a time.
+    pub tasks: u32,
+    /// Blocks of the pool of inputs; may be 0.
+    pub inputs: u32,
+    /// Blocks of the pool of outputs; may be 0.
+    pub outputs: u32,
+    /// Milliseconds that an attempt may take before its task goes to another worker; 0: as long as it likes.
+    pub lease: u64,
+}
+
+impl Shape {
+    /// Returns whether there can be such a queue.
+    pub fn is_possible(&self) -> bool {
+        (1..=MAX_TASKS).contains(&self.tasks)
+            && self.inputs <= 1 << 16
+            && self.outputs <= 1 << 16
+            && self.lease <= MAX_LEASE
+    }
+}
+
+/// The longest lease, in milliseconds: a year.
+pub const MAX_LEASE: u64 = 365 * 24 * 3600 * 1000;
+
+/// The pools of a queue.
+#[derive(Debug, Clone, Copy)]
+pub struct Pools<'a> {
+    /// The blocks of the inputs.
+    pub inputs: &'a Slots,
+    /// The blocks of the outputs.
+    pub outputs: &'a Slots,
+}
+
+/// A task, among all that the queue ever has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TaskId {
+    /// The place.
+    pub index: u32,
+    /// How many tasks the place has held.
+    pub generation: u64,
+}
+
+/// What threads of several processes wait for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// A task to claim.
+    Work,
+    /// A place for a task.
+    Space,
+    /// A result, or another end of a task.
+    Result,
+}
+
+/// The first 256 bytes.
+#[derive(Debug)]
+#[repr(C, align(64))]
+struct Header {
+    magic: AtomicU64,
+    layout: AtomicU64,
+    tasks: AtomicU32,
+    inputs: AtomicU32,
+    outputs: AtomicU32,
+    zero_28: AtomicU32,
+    lease: AtomicU64,
+    zero_40: [AtomicU64; 3],
+    tail: AtomicU64,
+    work: EventCount,
+    zero_80: [AtomicU64; 6],
+    head: AtomicU64,
+    space: EventCount,
+    zero_144: [AtomicU64; 6],
+    late: AtomicU64,
+    late_claimed: AtomicU64,
+    tended: AtomicU64,
+    results: EventCount,
+    completed: AtomicU64,
+    returned: AtomicU64,
+    zero_240: [AtomicU64; 2],
+}
+
+impl Queue {
+    /// Returns what the queue has room for.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// Returns how many tasks have had a result, and how many attempts have had none.
+    pub fn totals(&self) -> (u64, u64) {
+        let control = self.control();
+        (control.completed.load(Ordering::Relaxed), control.returned.load(Ordering::Relaxed))
+    }
+
+    /// Announces that the caller may sleep until an event. What it waits for has to be checked afterwards, and before
+    /// [`sleep`](Self::sleep).
+    pub fn prepare(&self, event: Event) -> EventKey {
+        self.eventcount(event).prepare()
+    }
+
+    /// Sleeps until there may have been an event; at most for `limit` and [`MAX_SLEEP`](crate::MAX_SLEEP). May return early.
+    pub fn sleep(&self, event: Event, key: EventKey, limit: Duration) {
+        self.eventcount(event).sleep(key, limit);
+    }
+
+    /// Wakes those who wait for an event.
+    pub fn notify(&self, event: Event) {
+        self.eventcount(event).notify();
+    }
+
+    fn eventcount(&self, event: Event) -> &EventCount {
+        match event {
+            Event::Work => &self.control().work,
+            Event::Space => &self.control().space,
+            Event::Result => &self.control().results,
+        }
+    }
+
+    fn control(&self) -> &Header {
+        &self.header[0]
+    }
+
+    /// Returns the place of a position.
+    fn place_of(&self, position: u64) -> usize {
+        (position % self.places.len() as u64) as usize
+    }
+
+    /// Returns a task's place and body, and the place's word, if the place still has the task.
+    fn task(&self, id: TaskId) -> Option<(&PlaceWord, &Body, Word)> {
+        let index = id.index as usize;
+        let (place, body) = (self.places.get(index)?, self.bodies.get(index)?);
+        let seen = place.load();
+        let exists = !matches!(seen.state(), State::Free | State::Writing | State::Draining | State::Invalid);
+        (exists && seen.generation() == id.generation).then_some((place, body, seen))
+    }
+
+    /// Returns the task in a place.
+    fn id(index: usize, word: Word) -> TaskId {
+        TaskId { index: index as u32, generation: word.generation() }
+    }
+}
+
+#[cfg(not(loom))]
+mod layout {
+    #![allow(unsafe_code)]
+
+    const _: () = assert!(size_of::<super::Header>() == 256);
+
+    // SAFETY: `repr(C)`, its fields are atomics and arrays and structs of them, and lie without gaps: their sizes add
+    // up to that of the whole.
+    unsafe impl partywall_os::map::Atomics for super::Header {}
+}

@@ -1,0 +1,199 @@
+//! Recovery: the broker takes back what members that are gone had in a queue.
+
+use std::{cell::Cell, collections::BTreeSet};
+
+use super::{
+    BlockId, Claimed, Event, Pools, Queue, Row, TaskState,
+    body::{Reason, RecordWord},
+    finish::task_state,
+    word::{State, Word},
+};
+use crate::{
+    crash::point,
+    members::{NOBODY, now},
+    slots::{self, SlotWord, Slots},
+    sync::{Ordering, fence},
+    topic::TimelineCell,
+};
+
+impl Queue {
+    /// Takes the attempts of the `gone` rows back, for a reason, and ends the tasks that end with them as submitters. `reached`
+    /// says how far an incarnation of a timeline, which has ended, really came: an enqueued task whose value was reached has its
+    /// result, and one whose inputs will never be complete is a dead letter.
+    ///
+    /// The rows keep their blocks, and their attempts are open. The call ends for any bytes, and may be repeated. Returns how
+    /// many attempts and tasks it has ended.
+    pub fn detach(
+        &self,
+        pools: Pools<'_>,
+        gone: impl Fn(Row) -> bool,
+        reason: Reason,
+        reached: impl Fn(TimelineCell) -> Option<u64>,
+    ) -> u32 {
+        let mut ended = 0;
+        for index in 0..self.places.len() {
+            // A member changes a word that we change as often as others let it.
+            for _ in 0..MOST_ATTEMPTS {
+                let seen = self.places[index].load();
+                match self.detach_task(pools, index, seen, &gone, reason, &reached) {
+                    Detached::Nothing => break,
+                    Detached::Ended => ended += 1,
+                    Detached::Changed => {}
+                }
+            }
+        }
+        point("queue: detached, nobody told of it");
+        self.notify_all();
+        ended
+    }
+
+    /// Takes back everything of the `dead` rows: attempts, places, blocks, and their places in the queues for a block. Returns
+    /// how many blocks they held. Call this instead of [`Slots::recover`], once the rows' processes are proved dead.
+    ///
+    /// Ends whatever the bytes are, and may be repeated.
+    pub fn recover(&self, pools: Pools<'_>, dead: impl Fn(Row) -> bool) -> u32 {
+        // Otherwise the tasks that they have would never end.
+        self.detach(pools, &dead, Reason::Died, |_| None);
+        for (index, place) in self.places.iter().enumerate() {
+            let seen = place.load();
+            let is_lost = seen.row() == NOBODY || dead(seen.row());
+            match seen.state() {
+                State::Invalid => {
+                    place.change(seen, seen.with(State::Draining, 0));
+                }
+                State::Writing if is_lost => {
+                    place.change(seen, seen.with(State::Free, 0));
+                }
+                // An output that nobody has taken over is found below.
+                State::Ending if is_lost => self.end(pools, index, seen, None),
+                _ => {}
+            }
+            for record in self.bodies[index].records() {
+                let found = record.load();
+                if found.is_open() && dead(found.row()) {
+                    record.drain(found);
+                }
+            }
+            self.settle(pools, index, place.load());
+        }
+        point("queue: places of the dead free, blocks not taken");
+        let taken = Cell::new(0);
+        // Whether a task has their blocks does not matter: they become the queue's, and those that no task has are freed.
+        let publish = |_, seen: SlotWord| {
+            taken.set(taken.get() + u32::from(seen.state() != slots::State::Held(NOBODY)));
+            true
+        };
+        let is_lost = |row| row == NOBODY || dead(row);
+        let freed =
+            pools.inputs.recover_or_publish(is_lost, publish) + pools.outputs.recover_or_publish(is_lost, publish);
+        point("queue: blocks of the dead taken, not free");
+        self.free_unused(pools.inputs, Self::each_input);
+        self.free_unused(pools.outputs, Self::each_output);
+        // The dead may have made tasks pending that they did not count.
+        self.tend_at(pools, now());
+        self.notify_all();
+        freed + taken.get()
+    }
+
+    fn notify_all(&self) {
+        for event in [Event::Work, Event::Space, Event::Result] {
+            self.notify(event);
+        }
+    }
+
+    fn detach_task(
+        &self,
+        pools: Pools<'_>,
+        index: usize,
+        seen: Word,
+        gone: impl Fn(Row) -> bool,
+        reason: Reason,
+        reached: impl Fn(TimelineCell) -> Option<u64>,
+    ) -> Detached {
+        let (place, body) = (&self.places[index], &self.bodies[index]);
+        let state = task_state(seen);
+        if state == TaskState::Gone {
+            return Detached::Nothing;
+        }
+        let came = |point: super::StreamPoint| reached(point.cell).is_some_and(|value| value >= point.value);
+        let done = |is_done| if is_done { Detached::Ended } else { Detached::Changed };
+        // What is read of the body is the task's if a change from `seen` succeeds.
+        if seen.is_attempted() && gone(seen.row()) {
+            let record = body.record(seen.attempts());
+            if seen.state() == State::Enqueued && record.point().is_some_and(came) {
+                return done(self.publish_result(pools, &Claimed { index, word: seen }, record.output()).is_ok());
+            }
+            return done(self.take_back(pools, index, seen, reason));
+        }
+        if !gone(body.submitter()) {
+            return Detached::Nothing;
+        }
+        let without_inputs = body.ready().is_some_and(|ready| !came(ready));
+        match state {
+            TaskState::Pending | TaskState::Done | TaskState::Dead if body.ends_with_submitter() => {
+                done(self.dispose(pools, NOBODY, Self::id(index, seen), |_| true).is_ok())
+            }
+            TaskState::Pending if without_inputs => {
+                self.record(index, seen, RecordWord::drained(Some(Reason::Inputs), seen));
+                done(place.change(seen, seen.with(State::Dead, 0)))
+            }
+            TaskState::Claimed { .. } | TaskState::Enqueued { .. }
+                if body.ends_with_submitter() && !seen.is_unwanted() =>
+            {
+                done(place.change(seen, seen.unwanted()))
+            }
+            TaskState::Claimed { .. } | TaskState::Enqueued { .. } if without_inputs => {
+                done(self.take_back(pools, index, seen, Reason::Inputs))
+            }
+            _ => Detached::Nothing,
+        }
+    }
+
+    /// Frees the blocks that are the queue's and that no task has.
+    ///
+    /// **Why this is right.** While a block is the queue's, a task has it, unless a process died in between. The words of the
+    /// blocks are read first; a block that no task has afterwards, and whose word has not changed, is lost.
+    fn free_unused(&self, slots: &Slots, each: impl Fn(&Self, usize, Word, &mut dyn FnMut(BlockId))) {
+        let all = (0..slots.count()).filter_map(|block| Some((block, slots.seen(block)?)));
+        let published: Vec<_> = all.filter(|(_, seen)| seen.state() == slots::State::Held(NOBODY)).collect();
+        if published.is_empty() {
+            return;
+        }
+        fence(Ordering::SeqCst);
+        let mut used = BTreeSet::new();
+        for (index, place) in self.places.iter().enumerate() {
+            let mut insert = |block| {
+                used.insert(block);
+            };
+            each(self, index, place.load(), &mut insert);
+        }
+        let is_unused =
+            |(index, seen): &(u32, SlotWord)| !used.contains(&BlockId { index: *index, generation: seen.ticket() });
+        slots.free_all(published.into_iter().filter(is_unused));
+    }
+
+    fn each_input(&self, index: usize, seen: Word, found: &mut dyn FnMut(BlockId)) {
+        if !matches!(seen.state(), State::Free | State::Writing) {
+            self.bodies[index].inputs().for_each(found);
+        }
+    }
+
+    fn each_output(&self, index: usize, seen: Word, found: &mut dyn FnMut(BlockId)) {
+        if matches!(seen.state(), State::Done | State::Ending)
+            && let Some(output) = self.bodies[index].record(seen.attempts()).output()
+        {
+            found(output);
+        }
+    }
+}
+
+/// What was done about a task.
+enum Detached {
+    Nothing,
+    /// Its attempt, or the task, has ended, or nobody wants its result.
+    Ended,
+    /// It has changed meanwhile.
+    Changed,
+}
+
+const MOST_ATTEMPTS: usize = 8;

@@ -1,0 +1,172 @@
+//! Submitting: how a task comes into the queue.
+//!
+//! 1. The submitter takes a free place (*writing*), and moves `tail` behind it. If `head` has come past its position meanwhile,
+//!    it gives the place back and begins again.
+//! 2. It writes the body. The input blocks are still its own.
+//! 3. It makes the place *pending*, by one compare-and-swap: from here on the blocks that the body names are the task's. Then it
+//!    gives up its own hold on them.
+//! 4. Behind a fence, it adds to `late` if `head` has passed the position. It notifies workers.
+//!
+//! If the submitter is killed or stopped between any two steps: before step 3 nothing has been submitted; the place and the
+//! blocks are the submitter's own until it goes on or is proved dead. After step 3 the task is in the queue. The broker gives the
+//! blocks to the task if the submitter cannot. Workers that sleep look again after [`MAX_SLEEP`](crate::MAX_SLEEP).
+//!
+//! **Why `head` passes no pending task.** A worker that passes a position moves `head`, and behind a fence looks at the place
+//! again; a submitter makes it pending, and behind a fence looks at `head`. One of them sees what the other did, and adds to
+//! `late`.
+
+use super::{
+    NewTask, Queue, Row, TaskId,
+    body::{MAX_ARGUMENTS, MAX_INPUTS, MAX_KIND},
+    word::{State, Word},
+};
+use crate::{
+    crash::point,
+    slots::{Held, Slots},
+    sync::{Ordering, fence},
+};
+
+/// A place that was taken for a task. It is lost until its owner dies if it is not submitted or given back.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Reserved {
+    index: usize,
+    position: u64,
+    word: Word,
+}
+
+impl Queue {
+    /// Takes a place for a task. Returns `None` if all are taken.
+    ///
+    /// Places whose tasks are over are not free before those of older pending tasks have been claimed.
+    pub fn reserve(&self, row: Row) -> Option<Reserved> {
+        let places = self.places.len() as u64;
+        let mut position = self.control().tail.load(Ordering::Acquire);
+        for _ in 0..2 * places + MOST_ATTEMPTS {
+            let head = self.control().head.load(Ordering::Acquire);
+            // Others may have come past the position that we saw.
+            position = if is_before(position, head) { head } else { position };
+            if position.wrapping_sub(head) >= places && position.wrapping_sub(self.pass_ended()) >= places {
+                return None;
+            }
+            let index = self.place_of(position);
+            let seen = self.places[index].load();
+            if seen.state() != State::Free {
+                position = position.wrapping_add(1);
+                continue;
+            }
+            let word = seen.writing(row);
+            if !self.places[index].change(seen, word) {
+                continue;
+            }
+            point("queue: place taken, tail not moved");
+            self.move_tail(position);
+            point("queue: tail moved, place not checked");
+            if self.has_passed(position) {
+                // We were slow, and others have used this position. Tasks that were submitted since would come later than ours.
+                self.places[index].change(word, word.with(State::Free, 0));
+                position = self.control().tail.load(Ordering::Acquire);
+                continue;
+            }
+            return Some(Reserved { index, position, word });
+        }
+        None
+    }
+
+    /// Gives a place back.
+    pub fn give_back(&self, reserved: Reserved) {
+        self.places[reserved.index].change(reserved.word, reserved.word.with(State::Free, 0));
+        point("queue: place given back, nobody notified");
+        self.control().space.notify();
+    }
+
+    /// Submits a task, whose inputs are `blocks`, which belong to the queue then. Workers have to be
+    /// [notified](Queue::notify) afterwards, once for all tasks that are submitted together.
+    ///
+    /// Returns `None` if the broker has taken the place back because it took the caller for dead.
+    ///
+    /// # Panics
+    /// If the kind, the arguments or the inputs are too long, or there is no attempt.
+    pub fn submit(&self, inputs: &Slots, reserved: Reserved, task: &NewTask<'_>, blocks: &[Held]) -> Option<TaskId> {
+        let fits = task.kind.len() <= MAX_KIND && task.arguments.len() <= MAX_ARGUMENTS;
+        assert!(fits && blocks.len() <= MAX_INPUTS && task.max_attempts > 0, "the caller has checked");
+        let Reserved { index, position, word } = reserved;
+        self.bodies[index].write(word.row(), task, blocks);
+        point("queue: described, not pending");
+        let pending = word.with(State::Pending, 0);
+        if !self.places[index].change(word, pending) {
+            return None;
+        }
+        point("queue: pending, blocks still held");
+        for block in blocks {
+            inputs.publish(block.index(), block.word());
+        }
+        point("queue: pending, nobody told of it");
+        // Pairs with the fence in `pass`.
+        fence(Ordering::SeqCst);
+        if self.has_passed(position) {
+            self.add_late();
+        }
+        Some(Self::id(index, pending))
+    }
+
+    fn has_passed(&self, position: u64) -> bool {
+        is_before(position, self.control().head.load(Ordering::Acquire))
+    }
+
+    /// Moves `tail` behind a position, unless it is further.
+    fn move_tail(&self, position: u64) {
+        let tail = &self.control().tail;
+        let next = position.wrapping_add(1);
+        for _ in 0..MOST_ATTEMPTS {
+            let seen = tail.load(Ordering::Acquire);
+            if !is_before(seen, next) || tail.compare_exchange(seen, next, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            {
+                return;
+            }
+        }
+    }
+
+    /// Says that a task became pending that `head` may have passed.
+    pub(super) fn add_late(&self) {
+        // Pairs with the load in `late_candidate`: a worker that sees the count sees the task.
+        self.control().late.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Moves `head` to the first position that is pending, or to `tail`; returns it.
+    pub(super) fn pass_ended(&self) -> u64 {
+        let mut head = self.control().head.load(Ordering::Acquire);
+        for _ in 0..2 * self.places.len() {
+            let tail = self.control().tail.load(Ordering::Acquire);
+            if !is_before(head, tail) || self.places[self.place_of(head)].load().state() == State::Pending {
+                break;
+            }
+            head = self.pass(head);
+        }
+        head
+    }
+
+    /// Moves `head` past a position that was seen not to be pending; returns its value then.
+    pub(super) fn pass(&self, position: u64) -> u64 {
+        let next = position.wrapping_add(1);
+        let head = &self.control().head;
+        if let Err(now) = head.compare_exchange(position, next, Ordering::AcqRel, Ordering::Acquire) {
+            return now;
+        }
+        point("queue: head moved, place not checked again");
+        // Pairs with the fence in `submit`.
+        fence(Ordering::SeqCst);
+        if self.places[self.place_of(position)].load().state() == State::Pending {
+            self.add_late();
+        }
+        next
+    }
+}
+
+/// Returns whether one position comes before another; they wrap around.
+pub(super) fn is_before(position: u64, other: u64) -> bool {
+    other.wrapping_sub(position) as i64 > 0
+}
+
+/// Attempts to change a word that others change. Each failure is another member's success.
+const MOST_ATTEMPTS: u64 = 64;

@@ -1,0 +1,156 @@
+//! The word of a task's place: who may do what with the task, in one word.
+//!
+//! | bits | field | |
+//! |---|---|---|
+//! | 0–3 | state | see below |
+//! | 4 | unwanted | the submitter has died and nobody reads the result: the task ends with its attempt |
+//! | 5–20 | row | of the member that has the place: *writing*, *claimed*, *enqueued*, *ending* |
+//! | 21–28 | attempts | how often the task was claimed |
+//! | 29–63 | generation | how many tasks the place has held |
+//!
+//! | state | | the next states |
+//! |---|---|---|
+//! | 0 free | no task | writing |
+//! | 1 writing | its submitter describes it | pending; free |
+//! | 2 pending | a worker may claim it | claimed; ending |
+//! | 3 claimed | a worker has it | done, enqueued, ending; pending or dead, if it is taken back |
+//! | 4 enqueued | a stream of its worker completes it | as claimed |
+//! | 5 done | its result is unread | ending |
+//! | 6 dead | a dead letter: it was attempted as often as it may be | pending (again), ending |
+//! | 7 ending | one member has taken the result, cancelled it or purged it | draining |
+//! | 8 draining | it is over; fenced attempts may still read its inputs | free |
+//!
+//! Each change is one compare-and-swap from what was seen. Generations repeat after 2³⁵ tasks in one place: with 64 places and a
+//! million tasks a second, after 25 days, longer than any process is stopped between two steps.
+
+use super::Row;
+use crate::sync::{AtomicU64, Ordering};
+
+/// The most attempts that a task can have.
+pub const MAX_ATTEMPTS: u8 = u8::MAX;
+
+/// The word of a place.
+#[derive(Debug)]
+#[cfg_attr(not(loom), repr(transparent))]
+pub(super) struct PlaceWord(AtomicU64);
+
+/// The state of a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    Free,
+    Writing,
+    Pending,
+    Claimed,
+    Enqueued,
+    Done,
+    Dead,
+    Ending,
+    Draining,
+    /// Bits that no member may write.
+    Invalid,
+}
+
+/// The word of a place as it was seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Word(u64);
+
+impl Word {
+    pub(super) fn state(self) -> State {
+        match self.0 & STATE {
+            0 => State::Free,
+            1 => State::Writing,
+            2 => State::Pending,
+            3 => State::Claimed,
+            4 => State::Enqueued,
+            5 => State::Done,
+            6 => State::Dead,
+            7 => State::Ending,
+            8 => State::Draining,
+            _ => State::Invalid,
+        }
+    }
+
+    pub(super) fn is_unwanted(self) -> bool {
+        self.0 & UNWANTED != 0
+    }
+
+    pub(super) fn row(self) -> Row {
+        (self.0 >> ROW) as Row
+    }
+
+    pub(super) fn attempts(self) -> u8 {
+        (self.0 >> ATTEMPTS) as u8
+    }
+
+    pub(super) fn generation(self) -> u64 {
+        self.0 >> GENERATION
+    }
+
+    /// Returns whether an attempt is under way.
+    pub(super) fn is_attempted(self) -> bool {
+        matches!(self.state(), State::Claimed | State::Enqueued)
+    }
+
+    /// The next task of the place, which `row` describes.
+    pub(super) fn writing(self, row: Row) -> Self {
+        let generation = (self.0 >> GENERATION << GENERATION).wrapping_add(1 << GENERATION);
+        Self(generation | u64::from(row) << ROW | State::Writing as u64)
+    }
+
+    /// The next attempt, by `row`.
+    pub(super) fn claimed(self, row: Row) -> Self {
+        let attempts = u64::from(self.attempts().saturating_add(1));
+        let kept = self.0 & !(0xff << ATTEMPTS);
+        Self(kept | attempts << ATTEMPTS).with(State::Claimed, row)
+    }
+
+    /// The same task and attempt in another state, in which it belongs to `row`.
+    pub(super) fn with(self, state: State, row: Row) -> Self {
+        Self(self.0 & !(STATE | 0xffff << ROW) | u64::from(row) << ROW | state as u64)
+    }
+
+    pub(super) fn unwanted(self) -> Self {
+        Self(self.0 | UNWANTED)
+    }
+
+    /// As if it had not been attempted.
+    pub(super) fn unattempted(self) -> Self {
+        Self(self.0 & !(0xff << ATTEMPTS))
+    }
+}
+
+impl PlaceWord {
+    pub(super) fn load(&self) -> Word {
+        // Pairs with `change`: a member that sees a state sees what was done before it.
+        Word(self.0.load(Ordering::Acquire))
+    }
+
+    /// Release: the next owner sees what this one did. Acquire: we see what the former one did.
+    pub(super) fn change(&self, from: Word, to: Word) -> bool {
+        self.0.compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+}
+
+#[cfg(all(test, loom))]
+impl PlaceWord {
+    pub(super) fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+}
+
+#[cfg(not(loom))]
+mod layout {
+    #![allow(unsafe_code)]
+
+    // SAFETY: transparent, over an atomic.
+    unsafe impl partywall_os::map::Atomics for super::PlaceWord {}
+}
+
+const STATE: u64 = 15;
+const UNWANTED: u64 = 1 << 4;
+/// The first bit of the row.
+const ROW: u32 = 5;
+/// The first bit of the attempts.
+const ATTEMPTS: u32 = 21;
+/// The first bit of the generation.
+const GENERATION: u32 = 29;
