@@ -92,6 +92,14 @@ impl StartError {
         let what = what.into();
         move |errno| Self::Errno { what, errno: errno.into() }
     }
+
+    /// As [`StartError::errno`], for an action on a path.
+    fn at(action: &str, path: &Path) -> impl FnOnce(Errno) -> Self {
+        move |errno| match errno {
+            Errno::NAMETOOLONG => Self::PathTooLong { path: path.to_owned() },
+            errno => Self::errno(format!("{action} {}", path.display()))(errno),
+        }
+    }
 }
 
 /// A listening socket and its file.
@@ -111,10 +119,7 @@ impl Place {
         let directory = open_directory(&path, true)?;
         let _lock = if starter_holds_lock { None } else { Some(lock(directory)?) };
         clear(&path)?;
-        let listener = socket::listen(&path).map_err(|errno| match errno {
-            Errno::NAMETOOLONG => StartError::PathTooLong { path: path.clone() },
-            errno => StartError::errno(format!("listen at {}", path.display()))(errno),
-        })?;
+        let listener = socket::listen(&path).map_err(StartError::at("listen at", &path))?;
         let file = SocketFile::of(path)?;
         Ok(Self { listener, file })
     }
@@ -133,7 +138,7 @@ pub(crate) struct SocketFile {
 
 impl SocketFile {
     fn of(path: PathBuf) -> Result<Self, StartError> {
-        let stat = fs::lstat(&path).map_err(StartError::errno(format!("stat {}", path.display())))?;
+        let stat = fs::lstat(&path).map_err(StartError::at("stat", &path))?;
         Ok(Self { identity: (stat.st_dev, stat.st_ino), path })
     }
 
@@ -172,7 +177,7 @@ fn lock(directory: PrivateDir) -> Result<DirLock, StartError> {
     match directory.lock(Instant::now() + LOCK_TIMEOUT) {
         Ok(Some(lock)) => Ok(lock),
         Ok(None) => Err(StartError::Locked { path, waited: LOCK_TIMEOUT }),
-        Err(errno) => Err(StartError::errno(format!("lock {}", path.display()))(errno)),
+        Err(errno) => Err(StartError::at("lock", &path)(errno)),
     }
 }
 
@@ -181,8 +186,7 @@ fn clear(path: &Path) -> Result<(), StartError> {
     let found = match fs::lstat(path) {
         Ok(stat) => FileType::from_raw_mode(stat.st_mode),
         Err(Errno::NOENT) => return Ok(()),
-        Err(Errno::NAMETOOLONG) => return Err(StartError::PathTooLong { path: path.to_owned() }),
-        Err(errno) => return Err(StartError::errno(format!("stat {}", path.display()))(errno)),
+        Err(errno) => return Err(StartError::at("stat", path)(errno)),
     };
     if found != FileType::Socket {
         return Err(StartError::NotASocket { path: path.to_owned(), found: describe(found) });
@@ -193,11 +197,10 @@ fn clear(path: &Path) -> Result<(), StartError> {
             tracing::info!(path = %path.display(), "replacing the socket of a dead broker");
             match fs::unlink(path) {
                 Ok(()) | Err(Errno::NOENT) => Ok(()),
-                Err(errno) => Err(StartError::errno(format!("unlink {}", path.display()))(errno)),
+                Err(errno) => Err(StartError::at("unlink", path)(errno)),
             }
         }
-        Err(Errno::NAMETOOLONG) => Err(StartError::PathTooLong { path: path.to_owned() }),
-        Err(errno) => Err(StartError::errno(format!("connect to {}", path.display()))(errno)),
+        Err(errno) => Err(StartError::at("connect to", path)(errno)),
     }
 }
 

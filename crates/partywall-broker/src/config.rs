@@ -112,31 +112,20 @@ impl Limits {
             return Err(StartError::TooFewFiles { open_files, needed, clients, room, memory });
         }
         Ok(Resolved {
-            bytes: self.bytes,
-            names: self.names,
             fds: self.fds.unwrap_or(open_files - clients * FDS_PER_CLIENT - FDS_OF_OURS),
             clients,
-            message: self.message.clamp(MIN_MESSAGE, u32::MAX as usize),
-            waits: self.waits,
-            leases: self.leases,
-            timelines: self.timelines,
-            semaphores: self.semaphores,
+            given: Self { message: self.message.clamp(MIN_MESSAGE, u32::MAX as usize), ..self.clone() },
         })
     }
 }
 
 /// Limits with every value resolved.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Resolved {
-    pub(crate) bytes: u64,
-    pub(crate) names: u64,
     pub(crate) fds: u64,
     pub(crate) clients: u64,
-    pub(crate) message: usize,
-    pub(crate) waits: u64,
-    pub(crate) leases: u64,
-    pub(crate) timelines: u64,
-    pub(crate) semaphores: u64,
+    /// The limits that do not depend on the process's limit of open files.
+    pub(crate) given: Limits,
 }
 
 /// File descriptors of a client: the call socket, the events socket, the pidfd.
@@ -171,7 +160,7 @@ mod tests {
         let rows = Limits { clients: Some(1 << 20), ..Limits::default() }.resolve(1 << 30).unwrap();
         assert_eq!(rows.clients, (1 << 16) - 1);
         let given = Limits { fds: Some(7), clients: Some(5), message: 1, ..Limits::default() }.resolve(1024).unwrap();
-        assert_eq!((given.clients, given.fds, given.message), (5, 7, MIN_MESSAGE));
+        assert_eq!((given.clients, given.fds, given.given.message), (5, 7, MIN_MESSAGE));
     }
 
     /// Resolves limits that must be refused, and returns how many files are needed and how many members have room.

@@ -54,8 +54,10 @@ impl RotatingLog {
         // A panic while writing a line leaves at worst half a line.
         self.state.lock().ignore_poison()
     }
+}
 
-    fn append(&self, line: &[u8]) -> io::Result<usize> {
+impl Write for &RotatingLog {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let kept = &line[..line.len().min(usize::try_from(self.limit).unwrap_or(usize::MAX))];
         let mut state = self.state();
         if state.bytes + kept.len() as u64 > self.limit {
@@ -67,22 +69,6 @@ impl RotatingLog {
         state.file.write_all(kept)?;
         state.bytes += kept.len() as u64;
         Ok(line.len())
-    }
-}
-
-impl Write for &RotatingLog {
-    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        self.append(line)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.state().file.flush()
-    }
-}
-
-impl Write for RotatingLog {
-    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        self.append(line)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -111,7 +97,8 @@ mod tests {
     fn log_never_exceeds_two_files() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("d.log");
-        let mut log = RotatingLog::with_limit(path.clone(), 100).unwrap();
+        let log = RotatingLog::with_limit(path.clone(), 100).unwrap();
+        let mut log = &log;
         log.write_all(&[b'a'; 60]).unwrap();
         assert_eq!(sizes(&path), (60, None));
         log.write_all(&[b'b'; 40]).unwrap();
@@ -127,7 +114,7 @@ mod tests {
     fn reopened_log_continues_where_it_ended() {
         let dir = tempfile::tempdir().unwrap();
         for line in ["first\n", "second\n"] {
-            RotatingLog::open(dir.path().join("d.log")).unwrap().write_all(line.as_bytes()).unwrap();
+            (&RotatingLog::open(dir.path().join("d.log")).unwrap()).write_all(line.as_bytes()).unwrap();
         }
         let text = fs::read_to_string(dir.path().join("d.log")).unwrap();
         assert_eq!(text, "first\nsecond\n");

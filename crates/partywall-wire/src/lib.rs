@@ -22,6 +22,20 @@
 //! one way. File descriptors travel in the order that a message's documentation names.
 #![forbid(unsafe_code)]
 
+/// Implements `name` for an enum.
+macro_rules! names {
+    ($type:ident { $($variant:ident => $name:literal,)+ }) => {
+        impl $type {
+            /// Returns the name that programs see.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant { .. } => $name,)+
+                }
+            }
+        }
+    };
+}
+
 mod bytes;
 pub mod control;
 pub mod frame;

@@ -25,21 +25,16 @@ pub enum MemberState {
     Dead,
 }
 
-impl MemberState {
-    /// Its name for programs.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Alive => "alive",
-            Self::Hung => "hung",
-            Self::LostContext => "lost_context",
-            Self::Suspect => "suspect",
-            Self::Evicted => "evicted",
-            Self::HeldByChild => "held_by_child",
-            Self::Unproven => "unproven",
-            Self::Dead => "dead",
-        }
-    }
-}
+names!(MemberState {
+    Alive => "alive",
+    Hung => "hung",
+    LostContext => "lost_context",
+    Suspect => "suspect",
+    Evicted => "evicted",
+    HeldByChild => "held_by_child",
+    Unproven => "unproven",
+    Dead => "dead",
+});
 
 /// Why the end of a member will not prove, or has not proved, that its work on the memory is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -51,15 +46,10 @@ pub enum Doubt {
     NoPidfd,
 }
 
-impl Doubt {
-    /// Its name for programs.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Mps => "mps",
-            Self::NoPidfd => "no_pidfd",
-        }
-    }
-}
+names!(Doubt {
+    Mps => "mps",
+    NoPidfd => "no_pidfd",
+});
 
 /// A member in a listing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -142,18 +132,15 @@ pub enum Kill {
     Refused(i32),
 }
 
-impl Kill {
-    /// Its name for programs.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::NotAsked => "not_asked",
-            Self::Sent => "sent",
-            Self::Exited => "exited",
-            Self::NoPidfd => "no_pidfd",
-            Self::Refused(_) => "refused",
-        }
-    }
+names!(Kill {
+    NotAsked => "not_asked",
+    Sent => "sent",
+    Exited => "exited",
+    NoPidfd => "no_pidfd",
+    Refused => "refused",
+});
 
+impl Kill {
     /// The kernel's errno, if it refused.
     pub fn errno(self) -> Option<i32> {
         match self {

@@ -264,16 +264,11 @@ pub enum Lifetime {
     Shared,
 }
 
-impl Lifetime {
-    /// Its name for programs.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Owned => "owned",
-            Self::Kept => "kept",
-            Self::Shared => "shared",
-        }
-    }
-}
+names!(Lifetime {
+    Owned => "owned",
+    Kept => "kept",
+    Shared => "shared",
+});
 
 /// What an opener may do with the memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -50,19 +50,14 @@ pub enum TimelineEnding {
     Evicted,
 }
 
-impl TimelineEnding {
-    /// Its name for programs.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::OwnerDied => "owner_died",
-            Self::OwnerFaulted => "owner_faulted",
-            Self::Closed => "closed",
-            Self::Abandoned => "abandoned",
-            Self::BrokerGone => "broker_gone",
-            Self::Evicted => "evicted",
-        }
-    }
-}
+names!(TimelineEnding {
+    OwnerDied => "owner_died",
+    OwnerFaulted => "owner_faulted",
+    Closed => "closed",
+    Abandoned => "abandoned",
+    BrokerGone => "broker_gone",
+    Evicted => "evicted",
+});
 
 /// A timeline or a semaphore in a listing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -59,18 +59,15 @@ impl Named {
             Some(_) => Self::Topic,
         }
     }
-
-    /// Its name for programs.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Segment => "segment",
-            Self::Timeline => "timeline",
-            Self::Semaphore => "semaphore",
-            Self::Pool => "pool",
-            Self::Topic => "topic",
-        }
-    }
 }
+
+names!(Named {
+    Segment => "segment",
+    Timeline => "timeline",
+    Semaphore => "semaphore",
+    Pool => "pool",
+    Topic => "topic",
+});
 
 /// What happened to a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -114,19 +111,16 @@ pub enum Change {
     },
 }
 
-impl Change {
-    /// Its name for programs.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Created { .. } => "created",
-            Self::Committed { .. } => "committed",
-            Self::Withdrawn { .. } => "withdrawn",
-            Self::OwnerDied { .. } => "owner_died",
-            Self::OwnerFaulted { .. } => "owner_faulted",
-            Self::Reclaimed { .. } => "reclaimed",
-        }
-    }
+names!(Change {
+    Created => "created",
+    Committed => "committed",
+    Withdrawn => "withdrawn",
+    OwnerDied => "owner_died",
+    OwnerFaulted => "owner_faulted",
+    Reclaimed => "reclaimed",
+});
 
+impl Change {
     /// The version of a segment that it is about, and bytes of that.
     pub fn version(self) -> Option<(u64, u64)> {
         match self {

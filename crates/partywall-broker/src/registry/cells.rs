@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::{
     Registry,
-    effect::{Effect, Refused},
+    effect::{Effect, Effects, Refused},
     segments::limit,
     types::{Bounds, CellAt, CellEnding, CellId, ControlMemory, FdId, LeaseId, Limit, MemberId},
 };
@@ -153,7 +153,7 @@ impl Registry {
         slab: Option<ControlMemory>,
         from: Option<CellId>,
         incarnation: u32,
-        before: &mut Vec<Effect>,
+        before: &mut Effects,
     ) -> Option<CellId> {
         if source == Source::Slab {
             let slab = slab?;
@@ -179,7 +179,7 @@ impl Registry {
     }
 
     /// Ends an incarnation. Its writer may still store in it, so the server guards it.
-    pub(super) fn end_cell(&mut self, id: CellId, ending: CellEnding, out: &mut Vec<Effect>) {
+    pub(super) fn end_cell(&mut self, id: CellId, ending: CellEnding, out: &mut Effects) {
         let Some(at) = self.at(id) else { return };
         let Some(cell) = self.cells.used.get_mut(&id) else { return };
         cell.ended = true;
@@ -190,7 +190,7 @@ impl Registry {
     }
 
     /// A lease is given back. What it has promised in a cell may be on its way still, but nothing new will be.
-    pub(super) fn end_writing(&mut self, id: CellId, lease: LeaseId, out: &mut Vec<Effect>) {
+    pub(super) fn end_writing(&mut self, id: CellId, lease: LeaseId, out: &mut Effects) {
         let at = self.at(id);
         let Some(cell) = self.cells.used.get_mut(&id) else { return };
         if cell.writer.take_if(|writer| *writer == lease).is_some() && cell.writing != Writing::Over {

@@ -1,8 +1,8 @@
 //! Claims: one member at a time builds a name that does not exist, and after it the one that has waited longest.
 
 use super::{
-    Granted, Registry, STALE_CLAIM,
-    effect::{Answer, Effect, Refused},
+    Decision, Registry, STALE_CLAIM,
+    effect::{Answer, Effects},
     segments::limit,
     state::{Claim, Want},
     types::{Access, ClaimId, Limit, MemberId, Name, RequestId},
@@ -10,12 +10,7 @@ use super::{
 
 impl Registry {
     /// Opens the latest version, makes the member its builder, or waits for the present builder.
-    pub(super) fn open_or_build(
-        &mut self,
-        member: MemberId,
-        request: RequestId,
-        name: Name,
-    ) -> Result<Granted, Refused> {
+    pub(super) fn open_or_build(&mut self, member: MemberId, request: RequestId, name: Name) -> Decision {
         let entry = self.entries.get(&name);
         if let Some(latest) = entry.and_then(|entry| entry.latest) {
             return self.grant(member, request, &name, latest, Access::Read);
@@ -30,19 +25,14 @@ impl Registry {
     }
 
     /// Gives a claim back unused.
-    pub(super) fn abandon(
-        &mut self,
-        member: MemberId,
-        claim: ClaimId,
-        out: &mut Vec<Effect>,
-    ) -> Result<Granted, Refused> {
+    pub(super) fn abandon(&mut self, member: MemberId, claim: ClaimId, out: &mut Effects) -> Decision {
         self.claims.get(&claim).filter(|c| c.member == member).ok_or(STALE_CLAIM)?;
         self.hand_on(claim, out);
         Ok(Answer::Done.into())
     }
 
     /// Takes all claims of a member and makes the longest waiting request of each name the builder.
-    pub(super) fn drop_claims(&mut self, member: MemberId, out: &mut Vec<Effect>) {
+    pub(super) fn drop_claims(&mut self, member: MemberId, out: &mut Effects) {
         let Some(record) = self.members.get(&member) else { return };
         for claim in record.claims.iter().copied().collect::<Vec<_>>() {
             self.hand_on(claim, out);
@@ -62,7 +52,7 @@ impl Registry {
         Some(claim)
     }
 
-    fn hand_on(&mut self, id: ClaimId, out: &mut Vec<Effect>) {
+    fn hand_on(&mut self, id: ClaimId, out: &mut Effects) {
         let Some(Claim { name, .. }) = self.drop_claim(id) else { return };
         let Some(entry) = self.entries.get(&name) else { return };
         let Some(next) = entry.waits.values().find(|wait| wait.want == Want::Build) else { return };

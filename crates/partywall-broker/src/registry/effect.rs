@@ -49,6 +49,9 @@ pub(crate) enum Effect {
     Stop,
 }
 
+/// What the server has to do after one event, in this order.
+pub(crate) type Effects = Vec<Effect>;
+
 /// What came of a request.
 pub(crate) type Outcome = Result<Answer, Refused>;
 

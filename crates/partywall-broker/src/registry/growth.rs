@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use super::{
-    Granted, Registry, STALE_LEASE,
-    effect::{Answer, Effect, Refused},
+    Decision, Granted, Registry, STALE_LEASE,
+    effect::{Answer, Effect, Effects, Refused},
     event::Growth,
     segments::limit,
     state::{Lease, Version, Want},
@@ -14,13 +14,7 @@ use super::{
 
 impl Registry {
     /// Adds chunks to a version and replaces its table. Its number stays, and its holders keep what they have.
-    pub(super) fn grow(
-        &mut self,
-        member: MemberId,
-        request: RequestId,
-        growth: Growth,
-        out: &mut Vec<Effect>,
-    ) -> Result<Granted, Refused> {
+    pub(super) fn grow(&mut self, member: MemberId, request: RequestId, growth: Growth, out: &mut Effects) -> Decision {
         let (name, number, memory) = match self.grown(member, &growth) {
             Ok(grown) => grown,
             Err(refused) => {
@@ -80,13 +74,7 @@ impl Registry {
 
     /// Returns what a version has become, for a member that has its first `chunks` chunks and knows of `growths`
     /// growths.
-    pub(super) fn refresh(
-        &self,
-        member: MemberId,
-        lease: LeaseId,
-        growths: u64,
-        chunks: u64,
-    ) -> Result<Granted, Refused> {
+    pub(super) fn refresh(&self, member: MemberId, lease: LeaseId, growths: u64, chunks: u64) -> Decision {
         let (_, version) = self.held(member, lease)?;
         if version.growths <= growths {
             return Ok(Answer::Done.into());
@@ -99,13 +87,7 @@ impl Registry {
     }
 
     /// Answers as soon as a version has grown more than `growths` times.
-    pub(super) fn await_growth(
-        &mut self,
-        member: MemberId,
-        request: RequestId,
-        id: LeaseId,
-        growths: u64,
-    ) -> Result<Granted, Refused> {
+    pub(super) fn await_growth(&mut self, member: MemberId, request: RequestId, id: LeaseId, growths: u64) -> Decision {
         let (lease, version) = self.held(member, id)?;
         if version.growths > growths {
             return Ok(Answer::Done.into());
@@ -118,19 +100,13 @@ impl Registry {
     }
 
     /// Refuses all requests that wait for a version's growth: nobody can make it grow any more.
-    pub(super) fn notify_last_length(&mut self, name: &Name, version: u64, out: &mut Vec<Effect>) {
+    pub(super) fn notify_last_length(&mut self, name: &Name, version: u64, out: &mut Effects) {
         let why = NoGrowth::CommitterGone;
         let refused = || Err(Refused::CannotGrow { name: name.clone(), version, why });
         self.notify_growth_waiters(name, version, refused, out);
     }
 
-    fn notify_growth_waiters(
-        &mut self,
-        name: &Name,
-        version: u64,
-        outcome: impl Fn() -> Result<Granted, Refused>,
-        out: &mut Vec<Effect>,
-    ) {
+    fn notify_growth_waiters(&mut self, name: &Name, version: u64, outcome: impl Fn() -> Decision, out: &mut Effects) {
         let Some(entry) = self.entries.get(name) else { return };
         let waiting = entry.waits.values().filter(|wait| match wait.want {
             Want::Growth(lease) => self.leases.get(&lease).is_some_and(|lease| lease.version == version),

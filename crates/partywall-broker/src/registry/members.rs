@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::{
-    Call, Granted, Registry,
-    effect::{Answer, Departed, Effect, Refused},
+    Call, Decision, Registry,
+    effect::{Answer, Departed, Effect, Effects, Refused},
     near::near_numbers,
     reclaim::Departure,
     report::count,
@@ -22,7 +22,7 @@ impl Registry {
     }
 
     /// The member can do nothing on a GPU any more, and cannot know either what of its work was still done.
-    pub(super) fn context_lost(&mut self, member: MemberId, out: &mut Vec<Effect>) -> Answer {
+    pub(super) fn context_lost(&mut self, member: MemberId, out: &mut Effects) -> Answer {
         if let Some(record) = self.members.get_mut(&member) {
             record.lost_context = true;
         }
@@ -38,9 +38,9 @@ impl Registry {
         member: MemberId,
         whom: Whom,
         kill: bool,
-        before: &mut Vec<Effect>,
-        out: &mut Vec<Effect>,
-    ) -> Result<Granted, Refused> {
+        before: &mut Effects,
+        out: &mut Effects,
+    ) -> Decision {
         let meant = self.meant(whom);
         if meant.is_empty() {
             let near = if let Whom::Pid(pid) = whom { self.near_pids(pid, |_| true) } else { Vec::new() };
@@ -71,7 +71,7 @@ impl Registry {
     }
 
     /// Gives back what dead members held, on the asker's word that their work is over: as many as one answer names.
-    pub(super) fn free_unproven(&mut self, pid: Option<u32>, out: &mut Vec<Effect>) -> Result<Granted, Refused> {
+    pub(super) fn free_unproven(&mut self, pid: Option<u32>, out: &mut Effects) -> Decision {
         let is_unproven = |id: &MemberId| self.members.get(id).is_some_and(|record| record.life == Life::Unproven);
         let meant = match pid {
             Some(pid) => self.meant(Whom::Pid(pid)),
@@ -94,7 +94,7 @@ impl Registry {
     }
 
     /// Ends the quarantine of a member after the time that the operator set.
-    pub(super) fn expire(&mut self, member: MemberId, out: &mut Vec<Effect>) {
+    pub(super) fn expire(&mut self, member: MemberId, out: &mut Effects) {
         if self.members.get(&member).is_some_and(|record| record.life == Life::Unproven) {
             self.give_back(member, Departure::Died, out);
         }

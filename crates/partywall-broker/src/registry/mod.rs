@@ -50,7 +50,7 @@ mod watch;
 use std::collections::BTreeMap;
 
 pub(crate) use cells::Guarded;
-pub(crate) use effect::{Answer, Effect, Outcome, Refused};
+pub(crate) use effect::{Answer, Effect, Effects, Outcome, Refused};
 pub(crate) use event::{Call, Event};
 pub(crate) use objects::ControlNeeded;
 pub(crate) use types::{Bounds, CloseId, FdId, MemberId, RequestId};
@@ -117,6 +117,17 @@ impl From<Answer> for Granted {
     }
 }
 
+/// What a request comes to.
+type Decision = Result<Granted, Refused>;
+
+/// Separates what is said of a decision from the file descriptors that go with it.
+fn split(decision: Decision) -> (Outcome, Vec<FdId>) {
+    match decision {
+        Ok(Granted(answer, fds)) => (Ok(answer), fds),
+        Err(refused) => (Err(refused), Vec::new()),
+    }
+}
+
 impl Registry {
     pub(crate) fn new(bounds: Bounds) -> Self {
         // Sums of what members say saturate at the highest number: that one must exceed every bound.
@@ -151,7 +162,7 @@ impl Registry {
     }
 
     /// Takes in one event, which happened `at` this time.
-    pub(crate) fn apply(&mut self, event: Event, at: Millis) -> Vec<Effect> {
+    pub(crate) fn apply(&mut self, event: Event, at: Millis) -> Effects {
         self.now = at;
         let mut out = Vec::new();
         match event {
@@ -245,7 +256,7 @@ impl Registry {
         self.members.is_empty() && self.entries.is_empty() && self.timelines.is_empty() && self.semaphores.is_empty()
     }
 
-    fn request(&mut self, member: MemberId, request: RequestId, call: Call, out: &mut Vec<Effect>) {
+    fn request(&mut self, member: MemberId, request: RequestId, call: Call, out: &mut Effects) {
         let Some(record) = self.members.get_mut(&member) else { return };
         let repeated = request <= record.last_request;
         record.last_request = record.last_request.max(request);
@@ -268,10 +279,7 @@ impl Registry {
             }
             None => self.call(member, request, call, &mut before, &mut rest),
         };
-        let (outcome, fds) = match granted {
-            Ok(Granted(answer, fds)) => (Ok(answer), fds),
-            Err(refused) => (Err(refused), Vec::new()),
-        };
+        let (outcome, fds) = split(granted);
         out.append(&mut before);
         out.push(Effect::Reply { member, request, outcome, fds });
         out.append(&mut rest);
@@ -282,9 +290,9 @@ impl Registry {
         member: MemberId,
         request: RequestId,
         call: Call,
-        before: &mut Vec<Effect>,
-        out: &mut Vec<Effect>,
-    ) -> Result<Granted, Refused> {
+        before: &mut Effects,
+        out: &mut Effects,
+    ) -> Decision {
         match call {
             Call::Ping => Ok(Answer::Done.into()),
             Call::Commit(commit) => self.commit(member, request, commit, out),
@@ -355,13 +363,7 @@ impl Registry {
         }
     }
 
-    fn stop(
-        &mut self,
-        member: MemberId,
-        force: bool,
-        before: &mut Vec<Effect>,
-        out: &mut Vec<Effect>,
-    ) -> Result<Granted, Refused> {
+    fn stop(&mut self, member: MemberId, force: bool, before: &mut Effects, out: &mut Effects) -> Decision {
         let names = self.totals.names + (self.timelines.len() + self.semaphores.len()) as u64;
         let members = self.others(member);
         if !force && (names > 0 || members > 0) {

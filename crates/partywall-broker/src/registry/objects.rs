@@ -6,12 +6,12 @@ use std::{
 };
 
 use super::{
-    Granted, Registry, STALE_LEASE,
+    Decision, Registry, STALE_LEASE,
     cells::Source,
-    effect::{Answer, Effect, ObjectRow, Refused, SemaphoreRow, TimelineRow},
+    effect::{Answer, Effect, Effects, ObjectRow, Refused, SemaphoreRow, TimelineRow},
     event::Call,
     near::near,
-    report::{Page, SLOTS_AS_A_BYTE, count},
+    report::{SLOTS_AS_A_BYTE, count, page},
     semaphores::Semaphore,
     timelines::Timeline,
     types::{CellEnding, CellId, FdId, LeaseId, MemberId, Name, ObjectKind, RequestId},
@@ -74,12 +74,7 @@ impl Registry {
     }
 
     /// Gives a lease back.
-    pub(super) fn release_hold(
-        &mut self,
-        member: MemberId,
-        lease: LeaseId,
-        out: &mut Vec<Effect>,
-    ) -> Result<Granted, Refused> {
+    pub(super) fn release_hold(&mut self, member: MemberId, lease: LeaseId, out: &mut Effects) -> Decision {
         self.holds.get(&lease).filter(|hold| hold.member == member).ok_or(STALE_LEASE)?;
         if self.members.get(&member).is_some_and(|record| record.lost_context) {
             // As with a lease on memory: only its end shows that its work is over.
@@ -91,7 +86,7 @@ impl Registry {
     }
 
     /// Takes a lease away. Returns the memory of the semaphore to which the member's permits are to go back.
-    pub(super) fn drop_hold(&mut self, lease: LeaseId, out: &mut Vec<Effect>) -> Option<FdId> {
+    pub(super) fn drop_hold(&mut self, lease: LeaseId, out: &mut Effects) -> Option<FdId> {
         let Hold { member, what, .. } = self.holds.remove(&lease)?;
         if let Some(record) = self.members.get_mut(&member) {
             record.holds.remove(&lease);
@@ -118,8 +113,6 @@ impl Registry {
 
     /// A page of timelines, then of semaphores.
     pub(super) fn list_objects(&self, after: Option<(ObjectKind, Name)>) -> Answer {
-        let mut objects = Vec::new();
-        let mut page = Page::default();
         let (timelines, semaphores) = match &after {
             None => (Some(Unbounded), Unbounded),
             Some((ObjectKind::Timeline, name)) => (Some(Excluded(name)), Unbounded),
@@ -128,21 +121,17 @@ impl Registry {
         let timelines = timelines.into_iter().flat_map(|from| self.timelines.range::<Name, _>((from, Unbounded)));
         let semaphores = self.semaphores.range::<Name, _>((semaphores, Unbounded));
         let timelines = timelines.map(|(name, timeline)| self.timeline_row(name, timeline));
-        let mut rows = timelines.chain(semaphores.map(|(name, semaphore)| semaphore_row(name, semaphore)));
-        while let Some(row) = rows.next() {
-            // What a semaphore's permits are doing has to be counted, which is not to hold up others for long.
-            let permits = if let ObjectRow::Semaphore(row) = &row { row.maximum as usize / SLOTS_AS_A_BYTE } else { 0 };
-            let full = page.is_full_with(row.name().as_str().len() + permits);
-            objects.push(row);
-            if full {
-                return Answer::Objects { objects, more: rows.next().is_some() };
-            }
-        }
-        Answer::Objects { objects, more: false }
+        let rows = timelines.chain(semaphores.map(|(name, semaphore)| semaphore_row(name, semaphore)));
+        let (objects, more) = page(rows, |row| {
+            // The permits of a semaphore are counted, which must not delay other members for long.
+            let permits = if let ObjectRow::Semaphore(row) = row { row.maximum as usize / SLOTS_AS_A_BYTE } else { 0 };
+            row.name().as_str().len() + permits
+        });
+        Answer::Objects { objects, more }
     }
 
     /// Everything about one of them.
-    pub(super) fn inspect_object(&self, kind: ObjectKind, name: &Name) -> Result<Granted, Refused> {
+    pub(super) fn inspect_object(&self, kind: ObjectKind, name: &Name) -> Decision {
         let found = match kind {
             ObjectKind::Timeline => {
                 let timeline = self.timelines.get(name);

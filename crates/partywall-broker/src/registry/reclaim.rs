@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use super::{
     Registry,
-    effect::{Effect, Refused},
+    effect::{Effect, Effects, Refused},
     state::{Dead, Eviction, Life, Member, PendingClose, PendingVersion},
     types::{CellEnding, Change, CloseId, Ending, MemberId},
 };
@@ -38,7 +38,7 @@ impl From<Departure> for CellEnding {
 }
 
 /// Takes one kind of object away from a member that is gone.
-type Hook = fn(&mut Registry, MemberId, Departure, &mut Vec<Effect>);
+type Hook = fn(&mut Registry, MemberId, Departure, &mut Effects);
 
 /// The first part, one hook a kind of object, in the order in which they run. Objects to come add theirs here or below.
 ///
@@ -64,7 +64,7 @@ const GIVE_BACK: [(&str, Hook); 3] = [
 impl Registry {
     /// The member has said good-bye. That is its word that its work on the memory is over; of one that was evicted, or
     /// whose context is broken, only the end of the process says so.
-    pub(super) fn leave(&mut self, member: MemberId, out: &mut Vec<Effect>) {
+    pub(super) fn leave(&mut self, member: MemberId, out: &mut Effects) {
         let Some(record) = self.members.get(&member) else { return };
         let is_believed = record.eviction.is_none() && !record.lost_context;
         self.notify(member, Departure::Left, out);
@@ -77,7 +77,7 @@ impl Registry {
     }
 
     /// The member is dead, as far as a process can be.
-    pub(super) fn bury(&mut self, member: MemberId, out: &mut Vec<Effect>) {
+    pub(super) fn bury(&mut self, member: MemberId, out: &mut Effects) {
         self.notify(member, Departure::Died, out);
         let Some(record) = self.members.get_mut(&member) else { return };
         match record.doubt() {
@@ -94,12 +94,12 @@ impl Registry {
     }
 
     /// Lets others know that a member is to be reckoned with no more.
-    pub(super) fn notify(&mut self, member: MemberId, departure: Departure, out: &mut Vec<Effect>) {
+    pub(super) fn notify(&mut self, member: MemberId, departure: Departure, out: &mut Effects) {
         self.run(&NOTIFY, member, departure, out);
     }
 
     /// Gives what a member held to others, and forgets it as soon as that is closed.
-    pub(super) fn give_back(&mut self, member: MemberId, departure: Departure, out: &mut Vec<Effect>) {
+    pub(super) fn give_back(&mut self, member: MemberId, departure: Departure, out: &mut Effects) {
         let before = self.pending_close.versions.len();
         let told = out.len();
         self.run(&GIVE_BACK, member, departure, out);
@@ -116,7 +116,7 @@ impl Registry {
     }
 
     /// Asks for a confirmation once everything that this event released is closed.
-    pub(super) fn ask_for_closing(&mut self, out: &mut Vec<Effect>) {
+    pub(super) fn ask_for_closing(&mut self, out: &mut Effects) {
         let pending_close = std::mem::take(&mut self.pending_close);
         if !pending_close.versions.is_empty() {
             self.last_close += 1;
@@ -127,7 +127,7 @@ impl Registry {
     }
 
     /// Holds closes back until everything that dead members had in control memory is with others, and then lets them go.
-    pub(super) fn hold_back_closes(&mut self, out: &mut Vec<Effect>) {
+    pub(super) fn hold_back_closes(&mut self, out: &mut Effects) {
         if self.uncleared == 0 {
             out.append(&mut self.held_back);
         } else {
@@ -148,14 +148,14 @@ impl Registry {
         }
     }
 
-    fn run(&mut self, hooks: &[(&str, Hook)], member: MemberId, departure: Departure, out: &mut Vec<Effect>) {
+    fn run(&mut self, hooks: &[(&str, Hook)], member: MemberId, departure: Departure, out: &mut Effects) {
         for (kind, hook) in hooks {
             tracing::trace!(%member, kind, "reclaiming");
             hook(self, member, departure, out);
         }
     }
 
-    fn drop_owned_names(&mut self, member: MemberId, departure: Departure, out: &mut Vec<Effect>) {
+    fn drop_owned_names(&mut self, member: MemberId, departure: Departure, out: &mut Effects) {
         let (ending, by) = match departure {
             Departure::Left => (Ending::Withdrawn, member),
             Departure::Died => (Ending::OwnerDied, member),
@@ -165,7 +165,7 @@ impl Registry {
     }
 
     /// Drops a member's waits. An evicted member lives on, so its waits are completed with the refusal.
-    fn end_waits(&mut self, member: MemberId, departure: Departure, out: &mut Vec<Effect>) {
+    fn end_waits(&mut self, member: MemberId, departure: Departure, out: &mut Effects) {
         if matches!(departure, Departure::Evicted { .. })
             && let Some(record) = self.members.get(&member)
             && let Some(Eviction { by, at }) = record.eviction
@@ -178,7 +178,7 @@ impl Registry {
     }
 
     /// What others do in a topic no longer depends on the member, whatever it holds there.
-    pub(super) fn detach_topics(&self, member: MemberId, ending: CellEnding, out: &mut Vec<Effect>) {
+    pub(super) fn detach_topics(&self, member: MemberId, ending: CellEnding, out: &mut Effects) {
         let Some(record) = self.members.get(&member) else { return };
         let held = record.leases.iter().filter_map(|lease| self.leases.get(lease));
         let topics = held.filter_map(|lease| self.version(&lease.name, lease.version)?.memory.control?.topic);
@@ -186,7 +186,7 @@ impl Registry {
         out.extend(topics.into_iter().map(|topic| Effect::Detach { topic, row: record.row, ending }));
     }
 
-    fn drop_leases(&mut self, member: MemberId, out: &mut Vec<Effect>) {
+    fn drop_leases(&mut self, member: MemberId, out: &mut Effects) {
         let Some(record) = self.members.get(&member) else { return };
         let row = record.row;
         let holds = record.holds.clone();

@@ -7,17 +7,18 @@ use std::{
 };
 
 use super::{
-    Granted, Registry,
+    Decision, Granted, Registry,
     effect::{Answer, Counts, Holder, Info, MemberRow, NameRow, Refused, RowOwner, VersionRow},
+    event::Identity,
     objects::What,
-    state::{Dead, Entry, Life, Member, Version},
-    types::{MemberId, MemberState, Name, Place},
+    state::{Entry, Life, Member, Version},
+    types::{MemberId, MemberState, Millis, Name, Place},
 };
 
 impl Registry {
     /// Everything about one name. Without a number that is its latest version, or the newest that is still held if
     /// the name has been withdrawn: who wants to know why memory stays asks for exactly that.
-    pub(super) fn inspect(&self, name: &Name, version: Option<u64>) -> Result<Granted, Refused> {
+    pub(super) fn inspect(&self, name: &Name, version: Option<u64>) -> Decision {
         let Some(entry) = self.entries.get(name).filter(|entry| !entry.versions.is_empty()) else {
             return Err(self.not_found(name.clone(), version));
         };
@@ -53,21 +54,14 @@ impl Registry {
     /// A page of names.
     pub(super) fn list(&self, after: Option<&Name>) -> Answer {
         let from = after.map_or(Unbounded, Excluded);
-        let mut existing =
-            self.entries.range::<Name, _>((from, Unbounded)).filter(|(_, entry)| !entry.versions.is_empty());
-        let mut names = Vec::new();
-        let mut page = Page::default();
-        for (name, entry) in existing.by_ref() {
-            let row = name_row(name, entry);
+        let existing = self.entries.range::<Name, _>((from, Unbounded)).filter(|(_, entry)| !entry.versions.is_empty());
+        let (names, more) = page(existing.map(|(name, entry)| name_row(name, entry)), |row| {
             // As with permits, which blocks are free has to be counted.
             let control = row.latest.as_ref().and_then(|latest| latest.control);
             let blocks = control.map_or(0, |control| control.shape.blocks as usize / SLOTS_AS_A_BYTE);
-            names.push(row);
-            if page.is_full_with(name.as_str().len() + blocks) {
-                break;
-            }
-        }
-        Answer::Names { names, more: existing.next().is_some() }
+            row.name.as_str().len() + blocks
+        });
+        Answer::Names { names, more }
     }
 
     /// A page of members.
@@ -76,22 +70,14 @@ impl Registry {
         let living = self.members.range(from).filter(|(_, member)| !member.identity.operator);
         let living = living.map(|(id, member)| (*id, self.member_row(*id, member)));
         let dead = self.closing.values().flat_map(|pending_close| pending_close.dead.range(from));
-        let dead: BTreeMap<_, _> = dead.map(|(id, dead)| (*id, dead_row(*id, dead))).collect();
-        let mut all = in_order(living, dead.into_iter()).peekable();
-        let mut members = Vec::new();
-        let mut page = Page::default();
-        for (_, row) in all.by_ref() {
-            let full = page.is_full_with(row.command.len());
-            members.push(row);
-            if full {
-                break;
-            }
-        }
-        Answer::Members { members, more: all.peek().is_some() }
+        let dead: BTreeMap<_, _> =
+            dead.map(|(id, dead)| (*id, bare_row(*id, &dead.identity, dead.since, dead.bytes))).collect();
+        let all = in_order(living, dead.into_iter()).map(|(_, row)| row);
+        let (members, more) = page(all, |row| row.command.len());
+        Answer::Members { members, more }
     }
 
     fn member_row(&self, id: MemberId, member: &Member) -> MemberRow {
-        let identity = &member.identity;
         let held = || member.holds.iter().filter_map(|lease| Some((*lease, &self.holds.get(lease)?.what)));
         let written = held().filter(|(lease, what)| match what {
             What::Timeline { name, .. } => self.timelines.get(name).is_some_and(|line| line.writer == Some(*lease)),
@@ -104,10 +90,6 @@ impl Registry {
         let versions = member.leases.iter().filter_map(|lease| self.leases.get(lease));
         let pools = versions.filter_map(|l| Some(self.version(&l.name, l.version)?.memory.control?.slot_table()));
         MemberRow {
-            member: id,
-            pid: identity.pid,
-            uid: identity.uid,
-            command: Arc::clone(&identity.command),
             state: member.state(),
             doubt: member.doubt(),
             row: Some(member.row),
@@ -115,9 +97,7 @@ impl Registry {
             timelines: count(written.count() as u64),
             semaphores: semaphores.collect::<BTreeSet<_>>().into_iter().collect(),
             pools: pools.collect::<BTreeSet<_>>().into_iter().collect(),
-            bytes: member.bytes,
-            since: member.since,
-            simulated: identity.simulated,
+            ..bare_row(id, &member.identity, member.since, member.bytes)
         }
     }
 
@@ -209,22 +189,23 @@ impl Registry {
     }
 }
 
-/// How far an answer with many rows has been filled.
-#[derive(Debug, Default)]
-pub(super) struct Page {
-    bytes: usize,
-}
-
-impl Page {
-    /// Counts a row with so many bytes of text; whether it has to be the last one.
-    pub(super) fn is_full_with(&mut self, text: usize) -> bool {
-        self.bytes += text + ROW_BYTES;
-        self.bytes > PAGE_BYTES
+/// Takes rows until they fill one answer. `text` is the number of bytes of a row's text. Returns the rows, and whether
+/// there are more.
+pub(super) fn page<T>(rows: impl Iterator<Item = T>, text: impl Fn(&T) -> usize) -> (Vec<T>, bool) {
+    let mut rows = rows.fuse();
+    let mut page = Vec::new();
+    let mut bytes = 0;
+    while bytes <= PAGE_BYTES
+        && let Some(row) = rows.next()
+    {
+        bytes += text(&row) + ROW_BYTES;
+        page.push(row);
     }
+    (page, rows.next().is_some())
 }
 
-fn dead_row(id: MemberId, dead: &Dead) -> MemberRow {
-    let Dead { identity, since, bytes } = dead;
+/// The row of a dead member, which has nothing any more. Living members add to it.
+fn bare_row(id: MemberId, identity: &Identity, since: Millis, bytes: u64) -> MemberRow {
     MemberRow {
         member: id,
         pid: identity.pid,
@@ -237,8 +218,8 @@ fn dead_row(id: MemberId, dead: &Dead) -> MemberRow {
         timelines: 0,
         semaphores: Vec::new(),
         pools: Vec::new(),
-        bytes: *bytes,
-        since: *since,
+        bytes,
+        since,
         simulated: identity.simulated,
     }
 }

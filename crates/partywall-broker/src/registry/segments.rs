@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
-    Granted, Registry, STALE_CLAIM, STALE_LEASE,
-    effect::{Answer, Effect, Opened, Refused},
+    Decision, Granted, Registry, STALE_CLAIM, STALE_LEASE,
+    effect::{Answer, Effect, Effects, Opened, Refused},
     event::{Commit, Open},
     near::near,
     state::{Entry, Lease, Member, PendingVersion, Version, Want},
@@ -20,8 +20,8 @@ impl Registry {
         member: MemberId,
         request: RequestId,
         commit: Commit,
-        out: &mut Vec<Effect>,
-    ) -> Result<Granted, Refused> {
+        out: &mut Effects,
+    ) -> Decision {
         if let Err(refused) = self.check_commit(member, &commit) {
             out.push(Effect::Close(commit.memory.fds()));
             return Err(refused);
@@ -102,7 +102,7 @@ impl Registry {
     }
 
     /// Opens a version that is there, or waits for one that is not there yet.
-    pub(super) fn open(&mut self, member: MemberId, request: RequestId, open: Open) -> Result<Granted, Refused> {
+    pub(super) fn open(&mut self, member: MemberId, request: RequestId, open: Open) -> Decision {
         let Open { name, version, access, wait } = open;
         let entry = self.entries.get(&name).filter(|entry| !entry.versions.is_empty());
         let (last, latest) = entry.map_or((0, None), |entry| (entry.last, entry.latest));
@@ -134,7 +134,7 @@ impl Registry {
         name: &Name,
         number: u64,
         access: Access,
-    ) -> Result<Granted, Refused> {
+    ) -> Decision {
         let mutable = self.version(name, number).is_some_and(|version| version.memory.mutable);
         if access == Access::Write && !mutable {
             return Err(Refused::ReadOnly { name: name.clone(), version: number });
@@ -161,8 +161,8 @@ impl Registry {
         member: MemberId,
         lease: LeaseId,
         leaves_name: bool,
-        out: &mut Vec<Effect>,
-    ) -> Result<Granted, Refused> {
+        out: &mut Effects,
+    ) -> Decision {
         if self.holds.contains_key(&lease) {
             return self.release_hold(member, lease, out);
         }
@@ -200,7 +200,7 @@ impl Registry {
     }
 
     /// Takes from a member all names that stand or fall with it.
-    pub(super) fn withdraw_names(&mut self, member: MemberId, ending: Ending, by: MemberId, out: &mut Vec<Effect>) {
+    pub(super) fn withdraw_names(&mut self, member: MemberId, ending: Ending, by: MemberId, out: &mut Effects) {
         let Some(record) = self.members.get(&member) else { return };
         let leases = record.leases.clone();
         let names = record.names.clone();
@@ -215,7 +215,7 @@ impl Registry {
     }
 
     /// Removes a name. Its memory stays as long as somebody holds a lease.
-    pub(super) fn remove(&mut self, member: MemberId, name: &Name, out: &mut Vec<Effect>) -> Result<Granted, Refused> {
+    pub(super) fn remove(&mut self, member: MemberId, name: &Name, out: &mut Effects) -> Decision {
         let Some(version) = self.entries.get(name).and_then(|entry| entry.latest) else {
             return Err(self.not_found(name.clone(), None));
         };
@@ -225,7 +225,7 @@ impl Registry {
     }
 
     /// Takes a name away: it has no latest version until the next commit, and nothing of it can be opened any more.
-    fn withdraw(&mut self, name: &Name, ending: Ending, by: MemberId, out: &mut Vec<Effect>) {
+    fn withdraw(&mut self, name: &Name, ending: Ending, by: MemberId, out: &mut Effects) {
         let (pid, command) = match self.members.get(&by) {
             Some(record) => (record.identity.pid, Arc::clone(&record.identity.command)),
             None => (0, "".into()),
@@ -251,7 +251,7 @@ impl Registry {
 
     /// Withdraws what stands or falls with `lease`: the name whose latest version its committer owns with it, or an
     /// older version of legacy memory, whose publisher may free it from now on.
-    pub(super) fn withdraw_if_owned_by(&mut self, lease: LeaseId, ending: Ending, by: MemberId, out: &mut Vec<Effect>) {
+    pub(super) fn withdraw_if_owned_by(&mut self, lease: LeaseId, ending: Ending, by: MemberId, out: &mut Effects) {
         let Some(held) = self.leases.get(&lease) else { return };
         let name = held.name.clone();
         let number = held.version;
@@ -290,7 +290,7 @@ impl Registry {
 
     /// Ends a lease. Requests that wait for the withdrawal of what it held have nothing to wait for any more. Returns
     /// the control memory in which the member's blocks are to go back.
-    pub(super) fn drop_lease(&mut self, id: LeaseId, out: &mut Vec<Effect>) -> Option<BlockControl> {
+    pub(super) fn drop_lease(&mut self, id: LeaseId, out: &mut Effects) -> Option<BlockControl> {
         let lease = self.leases.remove(&id)?;
         for ticket in &lease.awaited_by {
             self.conclude(lease.member, *ticket, Err(STALE_LEASE), out);
@@ -336,7 +336,7 @@ impl Registry {
 
     /// Gives up the memory of versions that lost their last reason to exist, and forgets entries that hold nothing.
     /// The only place where either happens: code that takes a reason away puts the version into `maybe_unreferenced`.
-    pub(super) fn drop_unreferenced(&mut self, out: &mut Vec<Effect>) {
+    pub(super) fn drop_unreferenced(&mut self, out: &mut Effects) {
         for (name, number) in std::mem::take(&mut self.maybe_unreferenced) {
             let is_needed = self.is_needed(&name, number);
             let Some(entry) = self.entries.get_mut(&name) else { continue };

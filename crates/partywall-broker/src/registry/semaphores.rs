@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Granted, Registry, STALE_LEASE,
-    effect::{Answer, Effect, Refused},
+    Decision, Granted, Registry, STALE_LEASE,
+    effect::{Answer, Effect, Effects, Refused},
     event::OpenSemaphore,
     objects::What,
     segments::limit,
@@ -28,8 +28,8 @@ impl Registry {
         member: MemberId,
         request: RequestId,
         open: OpenSemaphore,
-        out: &mut Vec<Effect>,
-    ) -> Result<Granted, Refused> {
+        out: &mut Effects,
+    ) -> Decision {
         let OpenSemaphore { name, maximum, memory } = open;
         let is_new = self.check_open_semaphore(member, &name, maximum, memory);
         if let Some(unused) = memory.filter(|_| is_new != Ok(true)) {
@@ -73,12 +73,7 @@ impl Registry {
     }
 
     /// A lease on a semaphore is gone. Returns its memory if with a member's last one go its permits.
-    pub(super) fn drop_semaphore_lease(
-        &mut self,
-        member: MemberId,
-        name: &Name,
-        out: &mut Vec<Effect>,
-    ) -> Option<FdId> {
+    pub(super) fn drop_semaphore_lease(&mut self, member: MemberId, name: &Name, out: &mut Effects) -> Option<FdId> {
         let semaphore = self.semaphores.get_mut(name)?;
         let held = semaphore.holders.get_mut(&member)?;
         *held -= 1;

@@ -295,36 +295,37 @@ impl Totals {
     pub(super) fn add(&mut self, memory: &Memory) {
         self.versions += 1;
         self.fds += memory.fds().len() as u64;
-        for (place, bytes) in charges(memory).into_iter().filter(|(_, bytes)| *bytes > 0) {
-            *self.places.entry(place).or_default() += bytes;
-        }
-    }
-
-    pub(super) fn add_control(&mut self, memory: ControlMemory) {
-        self.fds += 1;
-        *self.places.entry(Place::Host).or_default() += memory.bytes;
-    }
-
-    pub(super) fn subtract_control(&mut self, memory: ControlMemory) {
-        self.fds -= 1;
-        if let Some(held) = self.places.get_mut(&Place::Host) {
-            *held -= memory.bytes;
-        }
-        self.places.retain(|_, bytes| *bytes > 0);
+        self.charge(memory.place, memory.held_bytes());
+        self.charge(Place::Host, memory.other_bytes());
     }
 
     pub(super) fn subtract(&mut self, memory: &Memory) {
         self.versions -= 1;
         self.fds -= memory.fds().len() as u64;
-        for (place, bytes) in charges(memory) {
-            if let Some(held) = self.places.get_mut(&place) {
-                *held -= bytes;
-            }
+        self.discharge(memory.place, memory.held_bytes());
+        self.discharge(Place::Host, memory.other_bytes());
+    }
+
+    pub(super) fn add_control(&mut self, memory: ControlMemory) {
+        self.fds += 1;
+        self.charge(Place::Host, memory.bytes);
+    }
+
+    pub(super) fn subtract_control(&mut self, memory: ControlMemory) {
+        self.fds -= 1;
+        self.discharge(Place::Host, memory.bytes);
+    }
+
+    fn charge(&mut self, place: Place, bytes: u64) {
+        if bytes > 0 {
+            *self.places.entry(place).or_default() += bytes;
+        }
+    }
+
+    fn discharge(&mut self, place: Place, bytes: u64) {
+        if let Some(held) = self.places.get_mut(&place) {
+            *held -= bytes;
         }
         self.places.retain(|_, bytes| *bytes > 0);
     }
-}
-
-fn charges(memory: &Memory) -> [(Place, u64); 2] {
-    [(memory.place, memory.held_bytes()), (Place::Host, memory.other_bytes())]
 }

@@ -7,9 +7,9 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Granted, Registry, STALE_LEASE,
+    Decision, Granted, Registry, STALE_LEASE,
     cells::Source,
-    effect::{Answer, Effect, OpenedTimeline, Refused},
+    effect::{Answer, Effect, Effects, OpenedTimeline, Refused},
     event::OpenTimeline,
     near::near,
     objects::What,
@@ -39,9 +39,9 @@ impl Registry {
         member: MemberId,
         request: RequestId,
         open: OpenTimeline,
-        before: &mut Vec<Effect>,
-        out: &mut Vec<Effect>,
-    ) -> Result<Granted, Refused> {
+        before: &mut Effects,
+        out: &mut Effects,
+    ) -> Decision {
         let OpenTimeline { name, writer, slabs, slab } = open;
         let source = self.check_open_timeline(member, &name, writer, slab);
         if let Some(unused) = slab.filter(|_| source != Ok(Some(Source::Slab))) {
@@ -105,7 +105,7 @@ impl Registry {
     }
 
     /// Returns what a timeline stands at now, for a member that may have seen it end.
-    pub(super) fn follow_timeline(&mut self, member: MemberId, lease: LeaseId, slabs: u32) -> Result<Granted, Refused> {
+    pub(super) fn follow_timeline(&mut self, member: MemberId, lease: LeaseId, slabs: u32) -> Decision {
         let hold = self.holds.get_mut(&lease).filter(|hold| hold.member == member).ok_or(STALE_LEASE)?;
         let What::Timeline { name, cells } = &mut hold.what else { return Err(STALE_LEASE) };
         let present = self.timelines.get(name).ok_or(STALE_LEASE)?.present;
@@ -123,8 +123,8 @@ impl Registry {
         member: MemberId,
         request: RequestId,
         name: &Name,
-        before: &mut Vec<Effect>,
-    ) -> Result<Granted, Refused> {
+        before: &mut Effects,
+    ) -> Decision {
         if !self.timelines.contains_key(name) {
             let near = near(&self.timelines, name, |_| true);
             let is = self.kinds_of(name);
@@ -138,7 +138,7 @@ impl Registry {
     }
 
     /// Ends the incarnations that a member writes.
-    pub(super) fn end_timelines_of(&mut self, member: MemberId, ending: CellEnding, out: &mut Vec<Effect>) {
+    pub(super) fn end_timelines_of(&mut self, member: MemberId, ending: CellEnding, out: &mut Effects) {
         let Some(record) = self.members.get(&member) else { return };
         for lease in record.holds.iter().copied().collect::<Vec<_>>() {
             self.end_timeline_of(lease, ending, out);
@@ -146,7 +146,7 @@ impl Registry {
     }
 
     /// Ends the incarnation that a lease signals, if it signals one.
-    pub(super) fn end_timeline_of(&mut self, lease: LeaseId, ending: CellEnding, out: &mut Vec<Effect>) {
+    pub(super) fn end_timeline_of(&mut self, lease: LeaseId, ending: CellEnding, out: &mut Effects) {
         let Some(What::Timeline { name, .. }) = self.holds.get(&lease).map(|hold| &hold.what) else { return };
         if self.timelines.get(name).is_some_and(|timeline| timeline.writer == Some(lease)) {
             let name = name.clone();
@@ -161,7 +161,7 @@ impl Registry {
         lease: LeaseId,
         name: &Name,
         cells: Vec<CellId>,
-        out: &mut Vec<Effect>,
+        out: &mut Effects,
     ) {
         if self.timelines.get(name).is_some_and(|timeline| timeline.writer == Some(lease)) {
             self.end_timeline(name, CellEnding::Closed, out);
@@ -193,7 +193,7 @@ impl Registry {
         self.at(self.timelines.get(name).filter(|timeline| !timeline.ended)?.present)
     }
 
-    pub(super) fn end_timeline(&mut self, name: &Name, ending: CellEnding, out: &mut Vec<Effect>) {
+    pub(super) fn end_timeline(&mut self, name: &Name, ending: CellEnding, out: &mut Effects) {
         let Some(timeline) = self.timelines.get_mut(name).filter(|timeline| !timeline.ended) else { return };
         timeline.ended = true;
         let writer = timeline.writer.take();

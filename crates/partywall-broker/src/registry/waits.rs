@@ -5,22 +5,17 @@
 //! it asks again.
 
 use super::{
-    Granted, Registry, STALE_LEASE, STALE_TICKET,
-    effect::{Answer, Effect, Refused},
+    Decision, Registry, STALE_LEASE, STALE_TICKET,
+    effect::{Answer, Effect, Effects, Refused},
     segments::limit,
+    split,
     state::{Wait, Waiting, Want},
     types::{Access, LeaseId, Limit, MemberId, Name, RequestId, WaitId},
 };
 
 impl Registry {
     /// Makes a request wait.
-    pub(super) fn wait(
-        &mut self,
-        member: MemberId,
-        ticket: RequestId,
-        name: &Name,
-        want: Want,
-    ) -> Result<Granted, Refused> {
+    pub(super) fn wait(&mut self, member: MemberId, ticket: RequestId, name: &Name, want: Want) -> Decision {
         let id = self.enlist(member, ticket, Waiting::For(name.clone()))?;
         self.entries.entry(name.clone()).or_default().waits.insert(id, Wait { member, ticket, want });
         Ok(Answer::Pending.into())
@@ -40,18 +35,13 @@ impl Registry {
     }
 
     /// Takes a waiting request back.
-    pub(super) fn cancel(&mut self, member: MemberId, ticket: RequestId) -> Result<Granted, Refused> {
+    pub(super) fn cancel(&mut self, member: MemberId, ticket: RequestId) -> Decision {
         self.end_wait(member, ticket).ok_or(STALE_TICKET)?;
         Ok(Answer::Done.into())
     }
 
     /// Answers as soon as the version behind a lease is withdrawn. That a newer version follows it does not count.
-    pub(super) fn await_withdrawal(
-        &mut self,
-        member: MemberId,
-        request: RequestId,
-        id: LeaseId,
-    ) -> Result<Granted, Refused> {
+    pub(super) fn await_withdrawal(&mut self, member: MemberId, request: RequestId, id: LeaseId) -> Decision {
         let lease = self.leases.get(&id).filter(|lease| lease.member == member).ok_or(STALE_LEASE)?;
         if self.version(&lease.name, lease.version).is_none_or(|version| version.withdrawn) {
             return Ok(Answer::Withdrawn.into());
@@ -60,13 +50,7 @@ impl Registry {
     }
 
     /// Makes a request wait for something that concerns the version behind a lease, for as long as there is the lease.
-    pub(super) fn wait_by(
-        &mut self,
-        member: MemberId,
-        request: RequestId,
-        id: LeaseId,
-        want: Want,
-    ) -> Result<Granted, Refused> {
+    pub(super) fn wait_by(&mut self, member: MemberId, request: RequestId, id: LeaseId, want: Want) -> Decision {
         let name = self.leases.get(&id).ok_or(STALE_LEASE)?.name.clone();
         let pending = self.wait(member, request, &name, want)?;
         if let Some(lease) = self.leases.get_mut(&id) {
@@ -76,7 +60,7 @@ impl Registry {
     }
 
     /// Gives the version `number`, which has just become the latest, to all requests that wait for it.
-    pub(super) fn grant_waiters(&mut self, name: &Name, number: u64, out: &mut Vec<Effect>) {
+    pub(super) fn grant_waiters(&mut self, name: &Name, number: u64, out: &mut Effects) {
         let Some(entry) = self.entries.get(name) else { return };
         let waiting = entry.waits.values().filter_map(|wait| match wait.want {
             Want::Open { version, access } => {
@@ -92,7 +76,7 @@ impl Registry {
     }
 
     /// Completes the requests that wait for the withdrawal of a name, or of a version of it.
-    pub(super) fn notify_withdrawn(&mut self, name: &Name, out: &mut Vec<Effect>) {
+    pub(super) fn notify_withdrawn(&mut self, name: &Name, out: &mut Effects) {
         let Some(entry) = self.entries.get(name) else { return };
         let withdrawn = |lease| {
             let version = self.leases.get(&lease).and_then(|lease| entry.versions.get(&lease.version));
@@ -105,20 +89,11 @@ impl Registry {
     }
 
     /// Sends a waiting request its answer.
-    pub(super) fn conclude(
-        &mut self,
-        member: MemberId,
-        ticket: RequestId,
-        granted: Result<Granted, Refused>,
-        out: &mut Vec<Effect>,
-    ) {
+    pub(super) fn conclude(&mut self, member: MemberId, ticket: RequestId, granted: Decision, out: &mut Effects) {
         if self.end_wait(member, ticket).is_none() {
             return;
         }
-        let (outcome, fds) = match granted {
-            Ok(Granted(answer, fds)) => (Ok(answer), fds),
-            Err(refused) => (Err(refused), Vec::new()),
-        };
+        let (outcome, fds) = split(granted);
         out.push(Effect::Notify { member, ticket, outcome, fds });
     }
 

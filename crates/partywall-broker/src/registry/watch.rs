@@ -9,10 +9,10 @@ use std::collections::VecDeque;
 use partywall_wire::Pattern;
 
 use super::{
-    Granted, Registry,
-    effect::{Answer, Effect, Happened, Happening, Refused},
+    Decision, Registry,
+    effect::{Answer, Effects, Happened, Happening},
     event::{After, Watch},
-    report::Page,
+    report::page,
     state::Waiting,
     types::{Change, Gap, MemberId, Name, Named, RequestId},
 };
@@ -56,19 +56,12 @@ impl Log {
 
     /// As many events behind a point as one answer takes, and the point behind what was looked at.
     fn page(&self, after: u64, pattern: &Pattern) -> (Vec<Happening>, u64) {
-        let mut events = Vec::new();
-        let mut page = Page::default();
         let from = usize::try_from(after.saturating_sub(self.begin())).unwrap_or(usize::MAX);
-        for event in self.kept.range(from.min(self.kept.len())..) {
-            if !pattern.matches(event.name.as_str()) {
-                continue;
-            }
-            events.push(event.clone());
-            if page.is_full_with(event.name.as_str().len()) {
-                return (events, event.sequence);
-            }
-        }
-        (events, self.last)
+        let kept = self.kept.range(from.min(self.kept.len())..);
+        let matching = kept.filter(|event| pattern.matches(event.name.as_str()));
+        let (events, more) = page(matching.cloned(), |event| event.name.as_str().len());
+        let next = events.last().filter(|_| more).map_or(self.last, |event| event.sequence);
+        (events, next)
     }
 }
 
@@ -81,12 +74,7 @@ impl Registry {
     }
 
     /// What has happened since a point, or else what will happen next.
-    pub(super) fn watch(
-        &mut self,
-        member: MemberId,
-        ticket: RequestId,
-        Watch { pattern, after }: Watch,
-    ) -> Result<Granted, Refused> {
+    pub(super) fn watch(&mut self, member: MemberId, ticket: RequestId, Watch { pattern, after }: Watch) -> Decision {
         let begin = self.log.begin();
         let (after, gap) = match after {
             After::Now => {
@@ -107,7 +95,7 @@ impl Registry {
     }
 
     /// Notifies watchers of what has happened in this event.
-    pub(super) fn notify_watchers(&mut self, out: &mut Vec<Effect>) {
+    pub(super) fn notify_watchers(&mut self, out: &mut Effects) {
         let notified = std::mem::replace(&mut self.log.notified, self.log.last);
         let last = self.log.last;
         if notified == last {

@@ -172,7 +172,7 @@ impl Server {
     fn welcome(&mut self, id: ConnectionId, member: MemberId, ours: OwnedFd, theirs: OwnedFd, resumed: bool) {
         let (Some(token), Some(row)) = (self.peers.members.token(member), self.registry.row(member)) else { return };
         let Some(connection) = self.peers.connections.get_mut(&id) else { return };
-        connection.admit(member, ours, self.limits.message);
+        connection.admit(member, ours, self.limits.given.message);
         self.acceptor.forget(id);
         let welcome = Welcome {
             instance: self.about.instance,
@@ -180,7 +180,7 @@ impl Server {
             row,
             token,
             resumed,
-            max_message: self.limits.message as u32,
+            max_message: self.limits.given.message as u32,
         };
         let hello = BrokerHello { outcome: Ok(welcome) };
         let sent = match handshake::encode(&Speaker::new(&self.about.version), &hello, 2) {
