@@ -5,7 +5,7 @@ pub(crate) mod control;
 use partywall::{
     Domain, Place, TimelineEnding, bytes,
     info::{
-        Control, Doubt, Enforcement, HolderInfo, Kind, MemberInfo, MemberState, NameInfo, ObjectHolder, ObjectInfo,
+        Doubt, Enforcement, HolderInfo, Kind, MemberInfo, MemberState, NameInfo, Named, ObjectHolder, ObjectInfo,
         Promises, SemaphoreInfo, TimelineInfo, VersionInfo,
     },
     kind_name,
@@ -144,16 +144,12 @@ pub(crate) fn apart(objects: Vec<ObjectInfo>) -> (Vec<TimelineInfo>, Vec<Semapho
     (timelines, semaphores)
 }
 
-/// Returns the kind of a name: `segment`, `pool`, `topic`, `timeline` or `semaphore`; `None` if the name does not
-/// exist.
+/// Returns the kind of a name: `segment`, `pool`, `topic`, `queue`, `timeline` or `semaphore`; `None` if the name does
+/// not exist.
 pub(crate) fn kind_of(domain: &Domain, name: &str) -> Option<&'static str> {
     let names = domain.names().unwrap_or_default();
     if let Some(latest) = names.iter().find(|info| info.name == name).and_then(|info| info.latest.as_ref()) {
-        return Some(match &latest.control {
-            None => "segment",
-            Some(Control { topic: None, .. }) => "pool",
-            Some(_) => "topic",
-        });
+        return Some(Named::of(latest.control.as_ref()).name());
     }
     let objects = domain.objects().unwrap_or_default();
     match objects.iter().find(|object| object.name() == name)? {

@@ -9,6 +9,7 @@
 
 use std::{
     fmt,
+    ops::Range,
     sync::{
         Arc,
         atomic::{AtomicU32, AtomicU64, Ordering},
@@ -17,11 +18,14 @@ use std::{
 
 use crate::{cpu, map::SharedMap};
 
-/// Blocks of a map, of equal length and at equal distances, each borrowed by itself. A map has one `BlockBorrows` at a time.
+/// Blocks of a map, of equal length and at equal distances, each borrowed by itself. No two `BlockBorrows` share
+/// bytes.
 pub struct BlockBorrows {
     map: Arc<SharedMap>,
     /// Unique in this process.
     id: u64,
+    /// The bytes of the map that are divided.
+    lent: Range<usize>,
     /// Byte offset of the first block.
     offset: usize,
     /// Distance between the starts of two blocks, in bytes.
@@ -55,18 +59,18 @@ struct BlockId {
 impl BlockBorrows {
     /// Divides a map into `count` blocks of `bytes` bytes, which start at `offset` and then every `stride` bytes.
     ///
-    /// Returns `None` if the map has a `BlockBorrows` already, or if the blocks are empty, overlap or do not lie within the
-    /// map.
+    /// Returns `None` if another `BlockBorrows` has some of those bytes, or if the blocks are empty, overlap or do not lie
+    /// within the map.
     pub fn new(map: Arc<SharedMap>, offset: usize, stride: usize, bytes: usize, count: usize) -> Option<Self> {
         static IDS: AtomicU64 = AtomicU64::new(0);
         let last = stride.checked_mul(count.checked_sub(1)?)?.checked_add(offset)?;
-        let is_inside = last.checked_add(bytes).is_some_and(|end| end <= map.len());
-        if !is_inside || bytes == 0 || bytes > stride || map.has_borrows().swap(true, Ordering::Acquire) {
+        let end = last.checked_add(bytes).filter(|end| *end <= map.len())?;
+        if bytes == 0 || bytes > stride || !map.lend(offset..end) {
             return None;
         }
         let id = IDS.fetch_add(1, Ordering::Relaxed);
         let borrows = (0..count).map(|_| AtomicU32::new(0)).collect();
-        Some(Self { map, id, offset, stride, bytes, borrows })
+        Some(Self { map, id, lent: offset..end, offset, stride, bytes, borrows })
     }
 
     /// Borrows a block for reading. By the processes' agreement nobody writes it before it is given back.
@@ -186,7 +190,7 @@ impl BlockBorrows {
 impl Drop for BlockBorrows {
     fn drop(&mut self) {
         // A block that is still borrowed shows nothing any more: no later `BlockBorrows` takes it for its own.
-        self.map.has_borrows().store(false, Ordering::Release);
+        self.map.take_back(&self.lent);
     }
 }
 

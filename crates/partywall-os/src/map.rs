@@ -12,12 +12,12 @@ use std::{
     ffi::c_void,
     marker::PhantomData,
     mem::ManuallyDrop,
-    ops::Deref,
+    ops::{Deref, Range},
     os::fd::{AsFd, BorrowedFd},
     ptr::{self, NonNull},
     sync::{
         Arc, Mutex, MutexGuard,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering},
     },
 };
 
@@ -222,8 +222,8 @@ pub struct SharedMap {
     /// Held by the one who maps behind `len`.
     extending: Mutex<()>,
     writable: bool,
-    /// Whether the map has [`BlockBorrows`](crate::borrow::BlockBorrows).
-    has_borrows: AtomicBool,
+    /// The bytes that belong to [`BlockBorrows`](crate::borrow::BlockBorrows).
+    lent: Mutex<Vec<Range<usize>>>,
 }
 
 impl SharedMap {
@@ -256,8 +256,7 @@ impl SharedMap {
         }
         let region = Region::reserve(reserved.max(bytes)).or_else(|_| Region::reserve(bytes))?;
         let len = AtomicUsize::new(0);
-        let has_borrows = AtomicBool::new(false);
-        let map = Self { region, len, extending: Mutex::new(()), writable, has_borrows };
+        let map = Self { region, len, extending: Mutex::new(()), writable, lent: Mutex::default() };
         map.extend(files)?.publish();
         Ok(map)
     }
@@ -303,9 +302,19 @@ impl SharedMap {
         Ok(extension)
     }
 
-    /// Whether the map has `BlockBorrows`, which sets this when it is made and clears it when it is dropped.
-    pub(crate) fn has_borrows(&self) -> &AtomicBool {
-        &self.has_borrows
+    /// Gives bytes to a `BlockBorrows`, until [`take_back`](Self::take_back). Returns false if another has some of them.
+    pub(crate) fn lend(&self, bytes: Range<usize>) -> bool {
+        let mut lent = self.lent.lock().ignore_poison();
+        let is_free = lent.iter().all(|other| bytes.end <= other.start || other.end <= bytes.start);
+        if is_free {
+            lent.push(bytes);
+        }
+        is_free
+    }
+
+    /// Takes back bytes that were lent.
+    pub(crate) fn take_back(&self, bytes: &Range<usize>) {
+        self.lent.lock().ignore_poison().retain(|other| other != bytes);
     }
 
     /// Its length in bytes now.

@@ -1,4 +1,4 @@
-//! Pools and topics, as they are encoded: versions whose memory is used block by block, by control memory that the
+//! Pools, topics and queues, as they are encoded: versions whose memory is used block by block, by control memory that the
 //! broker creates for them.
 
 use std::fmt;
@@ -13,36 +13,74 @@ pub const BLOCK_ALIGNMENT: u64 = 256;
 /// The most dimensions of a topic's samples.
 pub const MAX_RANK: usize = 8;
 
-/// What a pool or topic is. Its data are the version's: blocks from the beginning of the first chunk on, one every
-/// [`Control::stride`] bytes.
+/// What a pool, topic or queue is. Its data are the version's: blocks from the beginning of the first chunk on, one every
+/// [`Control::stride`] bytes. The outputs of a queue follow its inputs.
 ///
-/// Where it is sent, its control memory follows the version's file descriptors: the pool's, then the topic's.
+/// Where it is sent, its control memory follows the version's file descriptors: the pool's, that of a queue's outputs, then
+/// the topic's or queue's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Control {
-    /// How many blocks, at most [`crate::limits::MAX_BLOCKS`].
+    /// How many blocks, at most [`crate::limits::MAX_BLOCKS`]. Of a queue: of inputs.
     pub blocks: u32,
     /// Bytes of a block that are for use.
     pub block_bytes: u64,
-    /// Whether a process that takes a block sets it to zero first. Never of a topic.
+    /// Whether a process that takes a block sets it to zero first. Never of a topic or queue.
     pub zeroed: bool,
     /// Of a topic.
     pub topic: Option<TopicShape>,
+    /// Of a queue.
+    pub queue: Option<QueueShape>,
 }
 
 impl Control {
     /// Bytes from one block to the next; `None` if that is no number of bytes.
     pub fn stride(&self) -> Option<u64> {
-        self.block_bytes.checked_next_multiple_of(BLOCK_ALIGNMENT)
+        stride(self.block_bytes)
     }
 
     /// Bytes of all blocks; `None` if that is no number of bytes.
     pub fn data_bytes(&self) -> Option<u64> {
+        self.pool_bytes()?.checked_add(self.queue.map_or(Some(0), |queue| queue.outputs_bytes())?)
+    }
+
+    /// Bytes of the blocks of a pool or topic, or of the inputs of a queue; `None` if that is no number of bytes.
+    pub fn pool_bytes(&self) -> Option<u64> {
         self.stride()?.checked_mul(u64::from(self.blocks))
+    }
+
+    /// The pool of a queue's outputs, as if it were alone.
+    pub fn outputs(&self) -> Option<Self> {
+        let QueueShape { outputs, output_bytes, .. } = self.queue?;
+        Some(Self { blocks: outputs, block_bytes: output_bytes, zeroed: false, topic: None, queue: None })
     }
 
     /// How many file descriptors its control memory has.
     pub fn fds(&self) -> usize {
-        1 + usize::from(self.topic.is_some())
+        1 + usize::from(self.topic.is_some()) + 2 * usize::from(self.queue.is_some())
+    }
+}
+
+/// Bytes from one block to the next.
+fn stride(block_bytes: u64) -> Option<u64> {
+    block_bytes.checked_next_multiple_of(BLOCK_ALIGNMENT)
+}
+
+/// What a queue is, besides its inputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueueShape {
+    /// Tasks at a time.
+    pub tasks: u32,
+    /// Blocks of outputs, at most [`crate::limits::MAX_BLOCKS`].
+    pub outputs: u32,
+    /// Bytes of an output that are for use.
+    pub output_bytes: u64,
+    /// Milliseconds that an attempt may take; 0: as long as it likes.
+    pub lease: u64,
+}
+
+impl QueueShape {
+    fn outputs_bytes(&self) -> Option<u64> {
+        stride(self.output_bytes)?.checked_mul(u64::from(self.outputs))
     }
 }
 
@@ -126,6 +164,31 @@ pub struct Usage {
     pub free: u32,
     /// Of a topic.
     pub topic: Option<TopicUsage>,
+    /// Of a queue.
+    pub queue: Option<QueueUsage>,
+}
+
+/// Where the tasks of a queue are. Counted when asked for: while others use it the numbers are of no single moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueueUsage {
+    /// Tasks that wait for a worker.
+    pub pending: u32,
+    /// Tasks that workers have.
+    pub claimed: u32,
+    /// Tasks that streams of workers complete.
+    pub enqueued: u32,
+    /// Results that nobody has read.
+    pub done: u32,
+    /// Dead letters.
+    pub dead: u32,
+    /// Tasks that are over, and whose attempts may still use their blocks.
+    pub ending: u32,
+    /// Tasks that may be submitted now, or whose submitters describe them.
+    pub free: u32,
+    /// Results, ever.
+    pub completed: u64,
+    /// Attempts without a result, ever.
+    pub returned: u64,
 }
 
 /// How a topic is used, in a listing.
@@ -149,7 +212,7 @@ pub struct BlockCounts {
     pub held: u32,
     /// Blocks that their holders offer to processes that know of them.
     pub offered: u32,
-    /// Blocks in a topic's ring.
+    /// Blocks in a topic's ring, or that tasks of a queue have.
     pub in_ring: u32,
     /// Blocks that have left the ring, and that readers hold.
     pub read: u32,
@@ -170,6 +233,17 @@ pub struct ControlInfo {
     pub blocks: BlockCounts,
     /// Of a topic.
     pub topic: Option<TopicInfo>,
+    /// Of a queue.
+    pub queue: Option<QueueInfo>,
+}
+
+/// How a queue is used.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueueInfo {
+    /// Where the tasks are.
+    pub usage: QueueUsage,
+    /// Where the blocks of the outputs are.
+    pub outputs: BlockCounts,
 }
 
 /// How a topic is used.
@@ -260,9 +334,14 @@ mod tests {
 
     #[test]
     fn blocks_are_aligned_and_no_size_overflows() {
-        let control = |blocks, block_bytes| Control { blocks, block_bytes, zeroed: false, topic: None };
+        let control = |blocks, block_bytes| Control { blocks, block_bytes, zeroed: false, topic: None, queue: None };
         assert_eq!((control(3, 1).stride(), control(3, 1).data_bytes()), (Some(256), Some(768)));
         assert_eq!((control(3, 256).stride(), control(3, 257).data_bytes()), (Some(256), Some(1536)));
         assert_eq!((control(1, u64::MAX).stride(), control(2, u64::MAX / 2).data_bytes()), (None, None));
+        let queue = |output_bytes| QueueShape { tasks: 1, outputs: 2, output_bytes, lease: 0 };
+        let with = |output_bytes| Control { queue: Some(queue(output_bytes)), ..control(3, 1) };
+        let outputs = with(257).outputs().unwrap();
+        assert_eq!((with(257).data_bytes(), outputs.data_bytes()), (Some(768 + 1024), Some(1024)));
+        assert_eq!((with(u64::MAX / 2 + 2).data_bytes(), with(1).fds()), (None, 3));
     }
 }

@@ -49,8 +49,8 @@ pub mod refusal;
 pub mod watch;
 
 pub use control::{
-    BLOCK_ALIGNMENT, BlockCounts, Control, ControlInfo, MAX_RANK, Participant, PublisherInfo, SampleShape,
-    SubscriberInfo, TopicInfo, TopicShape, TopicUsage, Usage,
+    BLOCK_ALIGNMENT, BlockCounts, Control, ControlInfo, MAX_RANK, Participant, PublisherInfo, QueueInfo, QueueShape,
+    QueueUsage, SampleShape, SubscriberInfo, TopicInfo, TopicShape, TopicUsage, Usage,
 };
 pub use frame::{Frame, FrameReader, WireError};
 pub use handshake::{BrokerHello, ClientHello, Resume, Welcome};

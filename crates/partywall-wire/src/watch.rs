@@ -48,6 +48,8 @@ pub enum Named {
     Pool,
     /// A topic.
     Topic,
+    /// A queue.
+    Queue,
 }
 
 impl Named {
@@ -55,8 +57,9 @@ impl Named {
     pub fn of(control: Option<&Control>) -> Self {
         match control {
             None => Self::Segment,
-            Some(Control { topic: None, .. }) => Self::Pool,
-            Some(_) => Self::Topic,
+            Some(Control { topic: Some(_), .. }) => Self::Topic,
+            Some(Control { queue: Some(_), .. }) => Self::Queue,
+            Some(_) => Self::Pool,
         }
     }
 }
@@ -67,6 +70,7 @@ names!(Named {
     Semaphore => "semaphore",
     Pool => "pool",
     Topic => "topic",
+    Queue => "queue",
 });
 
 /// What happened to a name.

@@ -7,8 +7,8 @@ use partywall_shm::Table;
 pub use partywall_wire::{
     BlockCounts, Change, Control, ControlInfo, Doubt, Evicted, Freed, HolderInfo, Kill, Kind, Lifetime, MemberInfo,
     MemberState, NameEvent, NameInfo, Named, ObjectDetail, ObjectHolder, ObjectInfo, ObjectKind, Participant, Point,
-    PublisherInfo, SampleShape, SemaphoreInfo, StatusInfo, SubscriberInfo, TimelineInfo, TopicInfo, TopicShape,
-    TopicUsage, Usage, VersionInfo, Whom,
+    PublisherInfo, QueueInfo, QueueShape, QueueUsage, SampleShape, SemaphoreInfo, StatusInfo, SubscriberInfo,
+    TimelineInfo, TopicInfo, TopicShape, TopicUsage, Usage, VersionInfo, Whom,
 };
 
 use crate::error::{Error, InvalidData, LimitReached, Result, Unreachable};

@@ -88,6 +88,7 @@
 //! | [`Timeline`], [`TimelineWriter`] | order between processes: values that hosts and streams wait for |
 //! | [`Semaphore`], [`Permit`] | at most so many processes at a time |
 //! | [`Pool`], [`Block`], [`BlockRef`] | equal blocks of memory that go round between processes |
+//! | [`Queue`], [`Task`], [`Ticket`], [`ClaimedTask`] | tasks for worker processes, each with one result |
 //! | [`Topic`], [`Publisher`], [`Subscriber`], [`Sample`] | streams of samples, written once and read in place |
 //! | [`IpcEvent`] | CUDA's interprocess events, for code that uses them already |
 //! | [`gpu`] | GPUs as this process sees them, and memory on them |
@@ -114,6 +115,7 @@ mod mps;
 mod place;
 mod pool;
 mod put;
+mod queue;
 mod segment;
 mod semaphore;
 mod slots;
@@ -141,6 +143,10 @@ pub use self::{
     place::{DeviceChoice, Place, UnknownDevice},
     pool::{Block, BlockRef, MAX_BLOCKS, Pool, PoolOptions, PoolStats, UnreleasedBlock},
     put::{Put, check_name},
+    queue::{
+        ClaimedTask, MAX_ARGUMENTS, MAX_INPUTS, MAX_KIND, MAX_TASKS, Queue, QueueOptions, QueueStats, Reason, Task,
+        TaskInfo, TaskInput, TaskRef, TaskResult, TaskStatus, Ticket, Unsubmitted,
+    },
     segment::{
         Build, Builder, Claim, Element, Growth, OpenOptions, OpenOrBuild, Pinned, Publication, Refreshed, Segment,
         Tensor, Uncommitted, UploadLane, Uploader,

@@ -30,8 +30,8 @@ pub(crate) enum Effect {
     /// Give back all permits or blocks that a member has, at once, because it may go on taking some, and let those who
     /// wait have them.
     Return { control: FdId, row: u16 },
-    /// Detach a member from a topic: what it publishes or reads there ends, and what it holds stays its own.
-    Detach { topic: FdId, row: u16, ending: CellEnding },
+    /// Detach a member from a topic or queue: what others wait for there ends, and what it holds stays its own.
+    Detach { object: FdId, row: u16, ending: CellEnding },
     /// Give back all permits and blocks of a member that is gone, and say so
     /// ([`Event::RowCleared`](super::Event::RowCleared)): until then the row is nobody's.
     ClearRow { row: u16, control: Vec<FdId> },
@@ -327,7 +327,7 @@ pub(crate) struct MemberRow {
     pub(crate) timelines: u32,
     /// Semaphores that it has open.
     pub(crate) semaphores: Vec<FdId>,
-    /// The slot tables of the pools and topics that it has open.
+    /// The slot tables of the pools, topics and queues that it has open.
     pub(crate) pools: Vec<FdId>,
     pub(crate) bytes: u64,
     pub(crate) since: Millis,

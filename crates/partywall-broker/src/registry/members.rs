@@ -27,7 +27,7 @@ impl Registry {
             record.lost_context = true;
         }
         self.end_timelines_of(member, CellEnding::OwnerFaulted, out);
-        self.detach_topics(member, CellEnding::OwnerFaulted, out);
+        self.detach_objects(member, CellEnding::OwnerFaulted, out);
         Answer::Done
     }
 

@@ -50,7 +50,7 @@ const NOTIFY: [(&str, Hook); 5] = [
     ("claims", |registry, member, _, out| registry.drop_claims(member, out)),
     ("owned names", Registry::drop_owned_names),
     ("timelines", |registry, member, departure, out| registry.end_timelines_of(member, departure.into(), out)),
-    ("topics", |registry, member, departure, out| registry.detach_topics(member, departure.into(), out)),
+    ("topics and queues", |registry, member, departure, out| registry.detach_objects(member, departure.into(), out)),
 ];
 
 /// The second part. Names went before leases, because an owned name is found by its owner's lease; memory goes last,
@@ -177,13 +177,13 @@ impl Registry {
         self.drop_waits(member);
     }
 
-    /// What others do in a topic no longer depends on the member, whatever it holds there.
-    pub(super) fn detach_topics(&self, member: MemberId, ending: CellEnding, out: &mut Effects) {
+    /// What others do in a topic or queue no longer depends on the member, whatever it holds there.
+    pub(super) fn detach_objects(&self, member: MemberId, ending: CellEnding, out: &mut Effects) {
         let Some(record) = self.members.get(&member) else { return };
         let held = record.leases.iter().filter_map(|lease| self.leases.get(lease));
-        let topics = held.filter_map(|lease| self.version(&lease.name, lease.version)?.memory.control?.topic);
-        let topics: BTreeSet<_> = topics.map(|memory| memory.fd).collect();
-        out.extend(topics.into_iter().map(|topic| Effect::Detach { topic, row: record.row, ending }));
+        let objects = held.filter_map(|lease| self.version(&lease.name, lease.version)?.memory.control?.object);
+        let objects: BTreeSet<_> = objects.map(|memory| memory.fd).collect();
+        out.extend(objects.into_iter().map(|object| Effect::Detach { object, row: record.row, ending }));
     }
 
     fn drop_leases(&mut self, member: MemberId, out: &mut Effects) {

@@ -124,7 +124,7 @@ pub(crate) struct Memory {
     /// Bytes that the chunks may have together; 0 if there will never be more of them.
     pub(crate) reserved: u64,
     pub(crate) lifetime: Lifetime,
-    /// Of a pool or topic.
+    /// Of a pool, topic or queue.
     pub(crate) control: Option<BlockControl>,
 }
 
@@ -150,8 +150,7 @@ impl Memory {
     pub(crate) fn named(&self) -> Named {
         match self.control {
             None => Named::Segment,
-            Some(BlockControl { topic: None, .. }) => Named::Pool,
-            Some(_) => Named::Topic,
+            Some(control) => Named::of(Some(&control.shape)),
         }
     }
 
@@ -178,24 +177,27 @@ impl Memory {
     }
 }
 
-/// What makes a version a pool or topic.
+/// What makes a version a pool, topic or queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BlockControl {
     /// As its members have agreed on it.
     pub(crate) shape: partywall_wire::Control,
     pub(crate) pool: ControlMemory,
-    pub(crate) topic: Option<ControlMemory>,
+    /// The pool of a queue's outputs.
+    pub(crate) outputs: Option<ControlMemory>,
+    /// Of a topic or queue.
+    pub(crate) object: Option<ControlMemory>,
 }
 
 impl BlockControl {
-    /// Returns its memory: the pool's, then the topic's.
+    /// Returns its memory: the pools', then the topic's or queue's.
     pub(crate) fn created(&self) -> impl Iterator<Item = ControlMemory> {
-        std::iter::once(self.pool).chain(self.topic)
+        std::iter::once(self.pool).chain(self.outputs).chain(self.object)
     }
 
-    /// Returns the memory with the slot table: the topic's, if it is one.
+    /// Returns the memory with the slot table: the topic's or queue's, if it is one.
     pub(crate) fn slot_table(&self) -> FdId {
-        self.topic.unwrap_or(self.pool).fd
+        self.object.unwrap_or(self.pool).fd
     }
 }
 

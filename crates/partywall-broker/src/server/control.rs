@@ -6,6 +6,7 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     io,
+    os::fd::OwnedFd,
     sync::Arc,
 };
 
@@ -13,6 +14,7 @@ use partywall_os::{Errno, memfd};
 use partywall_shm::{
     members::{self, Members},
     pool::Pool,
+    queue::{self, Pools, Queue, Reason},
     semaphore::{Audit, MAX_WAITERS, Semaphore},
     timeline::{Cell, Ending, Slab},
     topic::{self, TimelineCell, Topic},
@@ -48,13 +50,28 @@ pub(super) enum SlotTable {
     Semaphore(Semaphore),
     Pool(Pool),
     Topic(Box<Topic>, Pool),
+    Queue(Box<MappedQueue>),
+}
+
+/// A queue, and its pools.
+#[derive(Debug)]
+pub(super) struct MappedQueue {
+    pub(super) queue: Queue,
+    pub(super) inputs: Pool,
+    pub(super) outputs: Pool,
+}
+
+impl MappedQueue {
+    fn pools(&self) -> Pools<'_> {
+        Pools { inputs: &self.inputs, outputs: &self.outputs }
+    }
 }
 
 /// A step for a departed member, done in bounded turns.
 #[derive(Debug)]
 enum Clearing {
-    /// A row is detached from a topic.
-    Detach { topic: FdId, row: u16, ending: Ending },
+    /// A row is detached from a topic or queue.
+    Detach { object: FdId, row: u16, ending: Ending },
     /// The row's slots in these tables are returned.
     Row { row: u16, tables: Vec<FdId> },
 }
@@ -62,13 +79,14 @@ enum Clearing {
 impl SlotTable {
     /// Returns all slots of a row to the table. Returns their number.
     fn recover(&self, row: u16) -> u32 {
-        // Only a topic may have blocks without a holder. Elsewhere a slot of an unused row is invalid and would be
-        // lost.
+        // Only a topic or queue may have blocks without a holder. Elsewhere a slot of an unused row is invalid and would
+        // be lost.
         let is_lost = |other| other == row || other == members::NOBODY;
         match self {
             Self::Semaphore(semaphore) => semaphore.recover(is_lost),
             Self::Pool(pool) => pool.recover(is_lost),
             Self::Topic(topic, pool) => topic.recover(pool, |other| other == row),
+            Self::Queue(mapped) => mapped.queue.recover(mapped.pools(), |other| other == row),
         }
     }
 
@@ -78,6 +96,13 @@ impl SlotTable {
             Self::Semaphore(semaphore) => (semaphore.holders().into_iter().collect(), None),
             Self::Pool(pool) => (pool.holders().into_iter().collect(), None),
             Self::Topic(topic, pool) => (pool.holders().into_iter().collect(), Some(topic)),
+            Self::Queue(mapped) => {
+                let mut holders: BTreeMap<_, _> = mapped.inputs.holders().into_iter().collect();
+                for (row, blocks) in mapped.outputs.holders() {
+                    *holders.entry(row).or_default() += blocks;
+                }
+                (holders, None)
+            }
         };
         for subscriber in topic.map(|topic| topic.subscribers()).unwrap_or_default() {
             *holders.entry(subscriber.row).or_default() += subscriber.held;
@@ -91,6 +116,7 @@ impl SlotTable {
         match self {
             Self::Semaphore(semaphore) => semaphore.count(),
             Self::Pool(pool) | Self::Topic(_, pool) => pool.count(),
+            Self::Queue(mapped) => mapped.inputs.count() + mapped.outputs.count() + mapped.queue.shape().tasks,
         }
     }
 }
@@ -157,26 +183,33 @@ impl Control {
         }
     }
 
-    /// Creates and maps the control memory of a pool or topic.
+    /// Creates and maps the control memory of a pool, topic or queue.
     ///
-    /// A request that is refused later has cost two memfds, which are closed with the refusal. Their length is bounded
+    /// A request that is refused later has cost up to three memfds, which are closed with the refusal. Their length is bounded
     /// by the limits on the shape, and only written pages take memory.
     pub(super) fn provide_blocks(&mut self, shape: wire::Control, store: &mut FdStore) -> io::Result<BlockControl> {
-        let pool_fd = Pool::create(shape.blocks)?;
-        let pool_bytes = memfd::len(&pool_fd)?;
-        let pool = Pool::map(&pool_fd)?;
-        let (table, topic) = match topic_shape(&shape) {
-            Some(shape) => {
+        let (pool_fd, pool) = create_pool(shape.blocks)?;
+        let (table, outputs, object) = match (topic_shape(&shape), queue_shape(&shape)) {
+            (Some(shape), _) => {
                 let fd = Topic::create(shape)?;
-                let bytes = memfd::len(&fd)?;
-                let topic = Topic::map(&fd)?;
-                (SlotTable::Topic(Box::new(topic), pool), Some((fd, bytes)))
+                (SlotTable::Topic(Box::new(Topic::map(&fd)?), pool), None, Some(fd))
             }
-            None => (SlotTable::Pool(pool), None),
+            (None, Some(shape)) => {
+                let (outputs_fd, outputs) = create_pool(shape.outputs)?;
+                let fd = Queue::create(shape)?;
+                let mapped = MappedQueue { queue: Queue::map(&fd)?, inputs: pool, outputs };
+                (SlotTable::Queue(Box::new(mapped)), Some(outputs_fd), Some(fd))
+            }
+            (None, None) => (SlotTable::Pool(pool), None, None),
         };
-        let pool = store.keep_control(pool_fd, pool_bytes);
-        let topic = topic.map(|(fd, bytes)| store.keep_control(fd, bytes));
-        let control = BlockControl { shape, pool, topic };
+        let mut keep = |fd: OwnedFd| {
+            let bytes = memfd::len(&fd)?;
+            Ok::<_, io::Error>(store.keep_control(fd, bytes))
+        };
+        let pool = keep(pool_fd)?;
+        let outputs = outputs.map(&mut keep).transpose()?;
+        let object = object.map(&mut keep).transpose()?;
+        let control = BlockControl { shape, pool, outputs, object };
         self.tables.insert(control.slot_table(), table);
         Ok(control)
     }
@@ -245,11 +278,28 @@ impl Control {
         }
     }
 
-    fn detach(&self, topic: FdId, row: u16, ending: Ending, slabs: &[FdId]) {
-        let Some(SlotTable::Topic(mapped, _)) = self.tables.get(&topic) else { return };
-        let ports = mapped.detach(|other| other == row, ending, |cell| self.reached(cell, slabs));
-        if ports > 0 {
-            tracing::info!(%topic, row, ports, "took publishers and subscribers out of a topic");
+    fn detach(&self, object: FdId, row: u16, ending: Ending, slabs: &[FdId]) {
+        let is_gone = |other| other == row;
+        let reached = |cell| self.reached(cell, slabs);
+        match self.tables.get(&object) {
+            Some(SlotTable::Topic(topic, _)) => {
+                let ports = topic.detach(is_gone, ending, reached);
+                if ports > 0 {
+                    tracing::info!(topic = %object, row, ports, "took publishers and subscribers out of a topic");
+                }
+            }
+            Some(SlotTable::Queue(mapped)) => {
+                let reason = match ending {
+                    Ending::OwnerDied => Reason::Died,
+                    Ending::Closed => Reason::Dropped,
+                    _ => Reason::Detached,
+                };
+                let tasks = mapped.queue.detach(mapped.pools(), is_gone, reason, reached);
+                if tasks > 0 {
+                    tracing::info!(queue = %object, row, tasks, "took tasks of a queue back, or ended them");
+                }
+            }
+            _ => {}
         }
     }
 
@@ -261,9 +311,9 @@ impl Control {
         found.map(Cell::value)
     }
 
-    /// Schedules the detachment of a row's member from a topic.
-    pub(super) fn detach_later(&mut self, topic: FdId, row: u16, ending: Ending) {
-        self.clearing.push_back(Clearing::Detach { topic, row, ending });
+    /// Schedules the detachment of a row's member from a topic or queue.
+    pub(super) fn detach_later(&mut self, object: FdId, row: u16, ending: Ending) {
+        self.clearing.push_back(Clearing::Detach { object, row, ending });
     }
 
     /// Schedules the return of all permits and blocks of a departed member's row.
@@ -279,9 +329,9 @@ impl Control {
             && let Some(clearing) = self.clearing.pop_front()
         {
             match clearing {
-                Clearing::Detach { topic, row, ending } => {
-                    self.looked_at += self.slots(topic) + MAX_WAITERS;
-                    self.detach(topic, row, ending, slabs);
+                Clearing::Detach { object, row, ending } => {
+                    self.looked_at += self.slots(object) + MAX_WAITERS;
+                    self.detach(object, row, ending, slabs);
                 }
                 Clearing::Row { row, mut tables } => match tables.pop() {
                     Some(table) => {
@@ -337,6 +387,18 @@ impl Control {
 pub(super) fn topic_shape(control: &wire::Control) -> Option<topic::Shape> {
     let wire::TopicShape { depth, publishers, loans, subscribers, held, .. } = control.topic?;
     Some(topic::Shape { blocks: control.blocks, depth, publishers, loans, subscribers, held })
+}
+
+/// Returns the shape of a queue as its memory needs it.
+pub(super) fn queue_shape(control: &wire::Control) -> Option<queue::Shape> {
+    let wire::QueueShape { tasks, outputs, lease, .. } = control.queue?;
+    Some(queue::Shape { tasks, inputs: control.blocks, outputs, lease })
+}
+
+fn create_pool(blocks: u32) -> io::Result<(OwnedFd, Pool)> {
+    let fd = Pool::create(blocks)?;
+    let pool = Pool::map(&fd)?;
+    Ok((fd, pool))
 }
 
 /// Slots that one turn reads for dead members: about a millisecond.

@@ -49,7 +49,7 @@ impl Runner {
         Ok(Self { store, control, kills: Kills::new(), guarding: false, unproven_after })
     }
 
-    /// Creates the control memory of a pool or topic.
+    /// Creates the control memory of a pool, topic or queue.
     pub(super) fn provide_blocks(&mut self, shape: wire::Control) -> Result<BlockControl, Refusal> {
         self.control.provide_blocks(shape, &mut self.store).map_err(not_created)
     }
@@ -139,8 +139,8 @@ impl Server {
                 // It is guarded, and each time it is asked whether it is complete.
                 Effect::SettleCell(_) => {}
                 Effect::Return { control, row } => self.runner.control.give_back(control, row, self.registry.slabs()),
-                Effect::Detach { topic, row, ending } => {
-                    self.runner.control.detach_later(topic, row, ending);
+                Effect::Detach { object, row, ending } => {
+                    self.runner.control.detach_later(object, row, ending);
                     effects.extend(self.clear());
                 }
                 Effect::ClearRow { row, control } => {

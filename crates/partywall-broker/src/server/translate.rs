@@ -24,7 +24,7 @@ use crate::{
         types::{ClaimId, Kind, LeaseId, Lifetime, Memory, Name, Place, Table},
     },
     server::{
-        control::{Control, SlotTable, topic_shape},
+        control::{Control, SlotTable, queue_shape, topic_shape},
         fds::{Expected, FdStore},
         reclaimer::Donated,
         runner::{Kills, Runner},
@@ -162,7 +162,7 @@ fn commit(
     Ok(event::Commit { name, memory: Arc::new(memory), if_absent: commit.if_absent, claim })
 }
 
-/// Refuses a pool or topic that cannot be.
+/// Refuses a pool, topic or queue that cannot be.
 fn check_control(control: &wire::Control, commit: &wire::Commit) -> Result<(), Refusal> {
     if !commit.mutable || commit.reserved > 0 {
         return Err(invalid("a pool is mutable and does not grow"));
@@ -180,6 +180,14 @@ fn check_control(control: &wire::Control, commit: &wire::Commit) -> Result<(), R
     };
     if !control.topic.is_none_or(is_possible) {
         return Err(invalid(format!("no topic can be {control:?}")));
+    }
+    let is_possible = |queue: wire::QueueShape| {
+        let fits = queue_shape(control).is_some_and(|shape| shape.is_possible());
+        let has_outputs = (1..=MAX_BLOCKS).contains(&queue.outputs) && queue.output_bytes > 0;
+        fits && has_outputs && !control.zeroed && control.topic.is_none()
+    };
+    if !control.queue.is_none_or(is_possible) {
+        return Err(invalid(format!("no queue can be {control:?}")));
     }
     let bytes = commit.chunks.first().copied().unwrap_or(0);
     match control.data_bytes() {

@@ -19,12 +19,12 @@ use crate::{
     timelines::User,
 };
 
-const POOL: Control = Control { blocks: 4, block_bytes: 100, zeroed: false, topic: None };
+const POOL: Control = Control { blocks: 4, block_bytes: 100, zeroed: false, topic: None, queue: None };
 
 const SHAPE: TopicShape =
     TopicShape { depth: 2, history: 1, publishers: 1, loans: 2, subscribers: 2, held: 1, dtype: Some(2), shape: None };
 
-const TOPIC: Control = Control { blocks: 6, block_bytes: 100, zeroed: false, topic: Some(SHAPE) };
+const TOPIC: Control = Control { blocks: 6, block_bytes: 100, zeroed: false, topic: Some(SHAPE), queue: None };
 
 /// A commit of host memory, just as long as the blocks are.
 fn commit(name: &str, control: Control) -> Commit {
@@ -213,7 +213,7 @@ fn a_process_that_blocks_others_is_seen_and_stops_when_evicted() {
     topic.set_blocked(publisher.port(), Some((id, 1)));
 
     let mut asker = broker.client();
-    let ControlInfo { blocks, topic: told } = inspect(&mut asker, "t").control.unwrap();
+    let ControlInfo { blocks, topic: told, .. } = inspect(&mut asker, "t").control.unwrap();
     assert_eq!((blocks.free, blocks.in_ring, blocks.held, blocks.invalid), (4, 2, 0, 0));
     let told = told.unwrap();
     assert_eq!(told.usage, TopicUsage { publishers: 1, subscribers: 1, published: 2 });
@@ -293,12 +293,12 @@ fn listings_say_how_many_blocks_each_process_has() {
     assert!((0..2).all(|_| pool.offer(&hold(&pool, two.welcome.row))));
     let info = inspect(&mut one, "p");
     let counts = BlockCounts { free: 1, held: 1, offered: 2, ..BlockCounts::default() };
-    assert_eq!(info.control, Some(ControlInfo { blocks: counts, topic: None }));
+    assert_eq!(info.control, Some(ControlInfo { blocks: counts, topic: None, queue: None }));
     assert_eq!(info.holders.iter().map(|holder| holder.blocks).collect::<Vec<_>>(), [1, 2]);
     let members: Vec<_> = one.members().iter().map(|member| (member.member, member.blocks)).collect();
     assert_eq!(members, [(one.welcome.member, Some(1)), (two.welcome.member, Some(2))]);
     let Ok(Answer::Names { names, .. }) = one.ask(Call::List { after: None }) else { panic!("names") };
-    assert_eq!(names[0].usage, Some(Usage { free: 1, topic: None }));
+    assert_eq!(names[0].usage, Some(Usage { free: 1, topic: None, queue: None }));
     assert_eq!(names[0].latest.as_ref().unwrap().control, Some(POOL));
 }
 

@@ -134,7 +134,7 @@ fn topic_facts(output: Output, domain: &Domain, info: &SegmentInfo, shape: &Topi
         fact(output, "memory", format!("{} on {place}: {blocks}", bytes(*allocated)));
         fact(output, "blocks", describe::control::sum(control, shape));
     }
-    if let Some(ControlInfo { blocks, topic: Some(topic) }) = &info.control {
+    if let Some(ControlInfo { blocks, topic: Some(topic), .. }) = &info.control {
         fact(output, "in use", describe::control::counts(blocks));
         fact(output, "audit", describe::control::audit(blocks));
         let rate = published_per_second(domain, info, topic)?;

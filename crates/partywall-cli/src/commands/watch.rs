@@ -90,6 +90,7 @@ fn line(event: &WatchEvent) -> String {
         Named::Semaphore => format!("semaphore {name}"),
         Named::Pool => format!("pool {name}"),
         Named::Topic => format!("topic {name}"),
+        Named::Queue => format!("queue {name}"),
         _ => format!("an object of a kind that this version does not know, {name}"),
     };
     let change = match change {

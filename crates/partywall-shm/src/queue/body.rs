@@ -265,7 +265,7 @@ fn point(value: &AtomicU64, cell: &AtomicU64, incarnation: &AtomicU64) -> Option
 
 /// For the submitter, while the place is its own.
 impl Body {
-    pub(super) fn write(&self, submitter: Row, task: &NewTask<'_>, inputs: &[Held]) {
+    pub(super) fn write(&self, submitter: Row, task: &NewTask<'_>, inputs: &[&Held]) {
         let set = |word: &AtomicU64, value| word.store(value, Ordering::Relaxed);
         // Pairs with the fence in `is_still`.
         fence(Ordering::Release);

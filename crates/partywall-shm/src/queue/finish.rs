@@ -108,7 +108,7 @@ impl Queue {
         text: &str,
         drained: bool,
     ) -> Result<(), Fenced> {
-        if self.is_claimed(claimed) {
+        if reason == Reason::Failed && self.is_claimed(claimed) {
             self.bodies[claimed.index].set_text(text.as_bytes());
         }
         let end = if drained {

@@ -74,7 +74,7 @@ impl World {
         Pools { inputs: &self.inputs, outputs: &self.outputs }
     }
 
-    fn submit(&self, row: Row, blocks: &[Held]) -> Option<TaskId> {
+    fn submit(&self, row: Row, blocks: &[&Held]) -> Option<TaskId> {
         let reserved = self.queue.reserve(row)?;
         let task =
             NewTask { kind: b"", arguments: b"", ready: None, output: 0, max_attempts: 9, cancel: false, now: 0 };
@@ -171,7 +171,7 @@ fn input_is_not_written_while_a_fenced_attempt_reads_it() {
         let world = World::new(1);
         let block = world.inputs.try_take(READER).unwrap();
         world.write_input(7);
-        let id = world.submit(READER, &[block]).unwrap();
+        let id = world.submit(READER, &[&block]).unwrap();
         let claimed = world.claim(WORKER);
         let old = {
             let world = world.clone();

@@ -87,7 +87,7 @@ impl Queue {
     ///
     /// # Panics
     /// If the kind, the arguments or the inputs are too long, or there is no attempt.
-    pub fn submit(&self, inputs: &Slots, reserved: Reserved, task: &NewTask<'_>, blocks: &[Held]) -> Option<TaskId> {
+    pub fn submit(&self, inputs: &Slots, reserved: Reserved, task: &NewTask<'_>, blocks: &[&Held]) -> Option<TaskId> {
         let fits = task.kind.len() <= MAX_KIND && task.arguments.len() <= MAX_ARGUMENTS;
         assert!(fits && blocks.len() <= MAX_INPUTS && task.max_attempts > 0, "the caller has checked");
         let Reserved { index, position, word } = reserved;

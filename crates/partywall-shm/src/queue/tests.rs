@@ -42,6 +42,7 @@ impl World {
     fn submit_with(&self, blocks: usize, task: &NewTask<'_>) -> Option<TaskId> {
         let reserved = self.queue.reserve(SUBMITTER)?;
         let blocks: Vec<_> = (0..blocks).map(|_| self.inputs.try_take(SUBMITTER).unwrap()).collect();
+        let blocks: Vec<_> = blocks.iter().collect();
         let id = self.queue.submit(&self.inputs, reserved, task, &blocks).unwrap();
         self.queue.notify(Event::Work);
         Some(id)
@@ -474,7 +475,7 @@ fn many_submit_claim_and_take_at_once() {
                         };
                         let arguments = submitted.to_le_bytes();
                         let task = NewTask { arguments: &arguments, max_attempts: 200, ..TASK };
-                        tickets.push_back(world.queue.submit(&world.inputs, reserved, &task, &[block]).unwrap());
+                        tickets.push_back(world.queue.submit(&world.inputs, reserved, &task, &[&block]).unwrap());
                         world.queue.notify(Event::Work);
                         submitted += 1;
                         continue;
@@ -633,7 +634,7 @@ proptest! {
                         continue;
                     };
                     let task = NewTask { cancel, max_attempts: MODEL_ATTEMPTS, ..TASK };
-                    let id = world.queue.submit(&world.inputs, place, &task, &[block]).unwrap();
+                    let id = world.queue.submit(&world.inputs, place, &task, &[&block]).unwrap();
                     let modelled = Modelled { state: TaskState::Pending, submitter: row, cancel, unwanted: false, attempts: 0 };
                     prop_assert!(tasks.insert(id, modelled).is_none());
                     order.push(id);
@@ -797,6 +798,7 @@ proptest! {
             world.queue.failures(id);
             if let Some(reserved) = world.queue.reserve(SUBMITTER) {
                 let blocks: Vec<Held> = world.inputs.try_take(SUBMITTER).into_iter().collect();
+                let blocks: Vec<_> = blocks.iter().collect();
                 world.queue.submit(&world.inputs, reserved, &TASK, &blocks);
             }
             if let Some(candidate) = world.queue.next() {

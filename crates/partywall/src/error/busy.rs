@@ -41,6 +41,40 @@ pub enum Busy {
         /// Which sample of the topic.
         position: u64,
     },
+    /// The queue has no place for another task: all have a task, or a result that nobody has taken.
+    #[error("queue {queue:?} is full: it has room for {tasks} tasks")]
+    QueueFull {
+        /// The queue.
+        queue: String,
+        /// How many tasks it has room for.
+        tasks: u32,
+    },
+    /// There are tasks, but no output block is free.
+    #[error(
+        "queue {queue:?} has no free output block: {results} results that nobody has taken keep theirs, of {outputs}"
+    )]
+    OutputsFull {
+        /// The queue.
+        queue: String,
+        /// How many output blocks it has.
+        outputs: u32,
+        /// How many results nobody has taken.
+        results: u32,
+    },
+    /// A worker has the task.
+    #[error("task {task} is running: a worker has its attempt {attempt}")]
+    TaskRunning {
+        /// The reference of the task.
+        task: String,
+        /// The number of the attempt, from 1.
+        attempt: u8,
+    },
+    /// The submitter's stream has not completed the inputs of the task yet.
+    #[error("the inputs of task {task} are not complete yet")]
+    InputsNotReady {
+        /// The reference of the task.
+        task: String,
+    },
     /// The broker was to stop without force, but has names or members.
     #[error("the broker still has {} and {}", counted(*names, "name"), counted(*members, "member"))]
     BrokerInUse {
@@ -59,6 +93,10 @@ impl Busy {
             Self::TopicFull { pid: Some(pid), .. } => ErrorKind::Refused.help("topic-full", format!("wait for it, or end its part in the topic with `partywall evict {pid}`; a subscriber that may miss samples keeps nobody waiting")),
             Self::TopicFull { topic, .. } => ErrorKind::Refused.help("topic-full", format!("`partywall show {topic}` says which; `partywall evict PID` ends its part in the topic; a subscriber that may miss samples keeps nobody waiting")),
             Self::NotReady { .. } => ErrorKind::CheckFailed.help("not-ready", "wait() for it on the host, or order a stream behind it with device_on()"),
+            Self::QueueFull { queue, .. } => ErrorKind::Refused.help("queue-full", format!("take results, start workers, or wait longer; `partywall show {queue}` says where the tasks are; a queue made with more tasks has more room")),
+            Self::OutputsFull { queue, .. } => ErrorKind::Refused.help("outputs-full", format!("take results, or drop them with `partywall queue purge {queue}`; a queue made with more outputs has more room")),
+            Self::TaskRunning { .. } => ErrorKind::Refused.help("task-running", "wait for its result; only a pending task can be cancelled"),
+            Self::InputsNotReady { .. } => ErrorKind::CheckFailed.help("not-ready", "wait_inputs() on the host, or order a stream behind them with wait_inputs_on(), and complete the task after that"),
             Self::BrokerInUse { .. } => ErrorKind::Refused.help("in-use", "`partywall ls` and `partywall status` show them; `partywall stop --force` drops all"),
         }
     }

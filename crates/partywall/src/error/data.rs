@@ -37,6 +37,22 @@ pub enum InvalidData {
         /// Which sample of the topic.
         position: u64,
     },
+    /// The task was attempted as often as it may be, and has no result. It is a dead letter now.
+    #[error("task {task} has failed after {attempts} attempts: {reason}")]
+    TaskFailed {
+        /// The reference of the task.
+        task: String,
+        /// How many attempts there were.
+        attempts: u8,
+        /// Why the last one had no result.
+        reason: String,
+    },
+    /// The submitter of the task ended before its stream had completed the inputs.
+    #[error("the inputs of task {task} were never completed: its submitter has ended")]
+    TaskInputs {
+        /// The reference of the task.
+        task: String,
+    },
     /// The tensor table that another process has committed is damaged, or of another release.
     #[error("the tensor table of {name:?} is damaged: {source}")]
     Table {
@@ -54,6 +70,8 @@ impl InvalidData {
             Self::Tainted { .. } => ErrorKind::CheckFailed.help("tainted", "do the work again from its inputs; a new writer of the timeline starts without the mark"),
             Self::SampleFailed { .. } => ErrorKind::CheckFailed.help("sample-failed", "drop it, and what was made of it; later samples of other publishers are not concerned"),
             Self::SampleTainted { .. } => ErrorKind::CheckFailed.help("sample-tainted", "drop it; make it again from samples whose check() says that they are valid"),
+            Self::TaskFailed { .. } => ErrorKind::CheckFailed.help("task-failed", "mend what the reason says, then retry it or purge it: `partywall queue ls NAME` lists dead letters"),
+            Self::TaskInputs { .. } => ErrorKind::CheckFailed.help("task-failed", "drop the task; its submitter has to submit it again"),
             Self::Table { source: TableError::ForeignLayout { .. }, .. } => ErrorKind::Refused.help("damaged-table", "run the same Partywall release on both sides"),
             Self::Table { name, .. } => ErrorKind::Refused.help("damaged-table", format!("commit {name:?} again: the process that committed it wrote a bad table, this one only read it; `partywall show {name}` names that process")),
         }

@@ -79,6 +79,21 @@ pub enum Gone {
         /// The topic.
         topic: String,
     },
+    /// The claim of a task has been taken back: its lease ended, or the broker took this process for dead. The task goes to
+    /// another worker, or has ended.
+    #[error("attempt {attempt} of task {task} was taken back")]
+    Claim {
+        /// The reference of the task.
+        task: String,
+        /// The number of the attempt, from 1.
+        attempt: u8,
+    },
+    /// The task is over, or not in the state that the call needs: its result was taken, or it was cancelled, purged or retried.
+    #[error("task {task} is gone: its result was taken, or it was cancelled, purged or retried")]
+    Task {
+        /// The reference of the task.
+        task: String,
+    },
     /// This process was evicted from the domain: its names are withdrawn, and its calls are refused. Mapped memory stays
     /// mapped.
     #[error("this process was evicted by pid {by} {} ago", seconds(*ago))]
@@ -109,6 +124,8 @@ impl Gone {
                 ErrorKind::CheckFailed.help("topic-idle", format!("stop receiving; to wait for further publishers {otherwise}"))
             }
             Self::Detached { .. } => ErrorKind::Refused.help("parted", "join the topic again"),
+            Self::Claim { .. } => ErrorKind::Refused.help("claim-taken-back", "drop what was made of it and claim the next task; a worker that needs longer extends its lease in time"),
+            Self::Task { .. } => ErrorKind::NotFound.help("task-gone", "take each result once; `partywall show NAME` counts the tasks of the queue"),
             Self::Evicted { .. } => ErrorKind::Refused.help("evicted", "restart this process, or connect anew: a new connection is a new member"),
         }
     }

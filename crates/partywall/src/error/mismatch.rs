@@ -93,16 +93,22 @@ impl Mismatch {
                 let anchor = match wanted {
                     Named::Pool => "not-a-pool",
                     Named::Topic => "not-a-topic",
+                    Named::Queue => "not-a-queue",
                     _ => "not-a-segment",
                 };
                 ErrorKind::Usage.help(anchor, format!("{}, or choose another name", use_as_it_is(name, *is, language)))
             }
             Self::Maximum { .. } => ErrorKind::Usage.help("wrong-maximum", "open it with the number that it has, or use another name; it goes with the last process that has it open"),
             Self::Options { of, name, .. } => {
-                let anchor = if *of == Named::Pool { "wrong-pool" } else { "wrong-topic" };
+                let anchor = match of {
+                    Named::Pool => "wrong-pool",
+                    Named::Queue => "wrong-queue",
+                    _ => "wrong-topic",
+                };
                 ErrorKind::Usage.help(anchor, format!("open it as it is, or use another name; `partywall show {name}` says how it is"))
             }
             Self::BlockSize { of: Named::Topic, .. } => ErrorKind::Usage.help("block-too-small", "make the topic with a larger max_bytes, or publish smaller samples"),
+            Self::BlockSize { of: Named::Queue, .. } => ErrorKind::Usage.help("block-too-small", "make the queue with larger outputs, or ask for less room"),
             Self::BlockSize { .. } => ErrorKind::Usage.help("block-too-small", "make the pool with larger blocks (block_bytes), or put in less"),
             Self::Sample { .. } => ErrorKind::Usage.help("wrong-sample", "publish samples of the topic's type, or make the topic with another dtype and shape; one that is made with max_bytes alone takes any"),
             Self::DType { has, .. } => ErrorKind::Usage.help("wrong-dtype", format!("use it as {has}, or use its bytes")),

@@ -260,7 +260,23 @@ impl Block {
         Ok((has - has % needed) as usize)
     }
 
-    fn is_exposed(&self) -> bool {
+    /// Returns whether it is one of these blocks.
+    pub(crate) fn is_of(&self, blocks: &Arc<Blocks>) -> bool {
+        Arc::ptr_eq(&self.blocks, blocks)
+    }
+
+    /// Returns what is held, to be given to a queue.
+    pub(crate) fn held(&self) -> Result<&Held> {
+        let is_current = |held: &&Held| self.blocks.control().is_current(held.index(), held.generation());
+        self.held.as_ref().filter(is_current).ok_or_else(|| self.not_held())
+    }
+
+    /// Ends the use of its bytes by this process, which still holds it.
+    pub(crate) fn into_held(mut self) -> Option<Held> {
+        self.let_go()
+    }
+
+    pub(crate) fn is_exposed(&self) -> bool {
         self.exposed.load(Ordering::Relaxed)
     }
 

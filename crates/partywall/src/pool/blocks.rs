@@ -1,38 +1,56 @@
-//! The blocks of a pool or topic in this process: their memory, their control memory, and the lease that keeps both.
+//! The blocks of a pool, topic or queue in this process: their memory, their control memory, and the lease that keeps both.
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use partywall_cuda::{CuResult, CudaError};
 use partywall_os::borrow::{BlockBorrows, BorrowedBlock, BorrowedBlockMut};
-use partywall_shm::{pool as shm, topic};
+use partywall_shm::{pool as shm, queue, topic};
 use partywall_wire::Control;
 
 use crate::{
     domain::{Domain, LeaseGuard},
     error::{Error, LimitReached, Result, Unreachable},
     gpu::{DeviceRange, Gpu, failed_call},
+    queue::Signals,
     segment::Segment,
 };
 
-/// The blocks of an open pool or topic. Every block in use keeps this.
+/// The blocks of an open pool or topic, or the inputs or outputs of a queue. Every block in use keeps this.
 pub(crate) struct Blocks {
-    /// Without its lease. `None` once this is dropped.
-    segment: Option<Segment>,
     control: Arc<shm::Pool>,
-    /// Of a topic.
-    topic: Option<Arc<topic::Topic>>,
+    object: Object,
     shape: Control,
     /// Where the first block begins.
     base: u64,
     stride: u64,
-    /// Their bytes, in host memory. `None` on a GPU, and once this is dropped.
+    /// Their bytes, in host memory. `None` on a GPU.
     bytes: Option<BlockBorrows>,
+    /// Last: the memory goes when nothing uses it any more.
+    memory: Arc<Memory>,
+}
+
+/// The memory of blocks.
+struct Memory {
+    /// Without its lease. `None` once this is dropped.
+    segment: Option<Segment>,
     /// `None` once this is dropped.
     keep: Option<Arc<LeaseGuard>>,
 }
 
+/// What the blocks are used for, with its control memory.
+enum Object {
+    Pool,
+    Topic(Arc<topic::Topic>),
+    /// These are the inputs.
+    Queue {
+        queue: Arc<queue::Queue>,
+        outputs: Arc<Blocks>,
+        signals: Signals,
+    },
+}
+
 impl Blocks {
-    /// Of a segment that is a pool or topic.
+    /// Of a segment that is a pool, topic or queue.
     pub(crate) fn new(mut segment: Segment) -> Result<Self> {
         let name = segment.name().to_owned();
         let foreign = |what: &str| Unreachable::protocol(format!("it gave {name:?} {what}"));
@@ -41,24 +59,39 @@ impl Blocks {
         let mut fds = control.fds.into_iter();
         let place =
             segment.first_tensor().filter(|(_, bytes)| shape.data_bytes().is_some_and(|needed| needed <= *bytes));
-        let outside = || foreign("with blocks that lie outside its memory");
-        let ((base, _), stride) = place.zip(shape.stride()).ok_or_else(outside)?;
+        let (base, _) = place.ok_or_else(|| foreign("with blocks that lie outside its memory"))?;
         let missing = || LimitReached::FileDescriptors(format!("the control memory of {name:?}"));
         let mut fd = || fds.next().ok_or_else(missing);
         let system = |source| Error::System { what: format!("mapping the control memory of {name:?}"), source };
-        let pool = fd()?;
-        let topic = shape.topic.is_some().then(fd).transpose()?;
-        let control = shm::Pool::map(pool).map_err(system)?;
-        let topic = topic.map(topic::Topic::map).transpose().map_err(system)?;
-        let blocks = topic.as_ref().map_or(shape.blocks, |topic| topic.shape().blocks);
-        if control.count() != shape.blocks || blocks != shape.blocks {
-            return Err(foreign("with control memory for another number of blocks"));
-        }
-        let bytes = segment.block_borrows(base, stride, shape.block_bytes, shape.blocks);
-        let keep = segment.take_lease();
-        let control = Arc::new(control);
-        let topic = topic.map(Arc::new);
-        Ok(Self { segment: Some(segment), control, topic, shape, base, stride, bytes, keep })
+        let pool = shm::Pool::map(fd()?).map_err(system)?;
+        let wrong = || foreign("with control memory for another number of blocks");
+        let memory = Arc::new(Memory { keep: segment.take_lease(), segment: Some(segment) });
+        let object = if shape.topic.is_some() {
+            let topic = topic::Topic::map(fd()?).map_err(system)?;
+            if topic.shape().blocks != shape.blocks {
+                return Err(wrong());
+            }
+            Object::Topic(Arc::new(topic))
+        } else if let Some((outputs, bytes)) = shape.outputs().zip(shape.pool_bytes()) {
+            let pool = shm::Pool::map(fd()?).map_err(system)?;
+            let queue = queue::Queue::map(fd()?).map_err(system)?;
+            let has = queue.shape();
+            if (has.inputs, has.outputs) != (shape.blocks, outputs.blocks) {
+                return Err(wrong());
+            }
+            let outputs = Self::part(&memory, pool, Object::Pool, outputs, base + bytes).ok_or_else(wrong)?;
+            Object::Queue { queue: Arc::new(queue), outputs: Arc::new(outputs), signals: Signals::default() }
+        } else {
+            Object::Pool
+        };
+        Self::part(&memory, pool, object, shape, base).ok_or_else(wrong)
+    }
+
+    /// Returns `None` if the control memory is for another number of blocks.
+    fn part(memory: &Arc<Memory>, pool: shm::Pool, object: Object, shape: Control, base: u64) -> Option<Self> {
+        let stride = shape.stride().filter(|_| pool.count() == shape.blocks)?;
+        let bytes = memory.segment().block_borrows(base, stride, shape.block_bytes, shape.blocks);
+        Some(Self { control: Arc::new(pool), object, shape, base, stride, bytes, memory: memory.clone() })
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -75,8 +108,7 @@ impl Blocks {
 
     /// The segment that they are in.
     pub(crate) fn segment(&self) -> &Segment {
-        // Only `drop` takes it.
-        self.segment.as_ref().expect("the blocks are mapped until they are dropped")
+        self.memory.segment()
     }
 
     /// The control memory of the blocks.
@@ -86,7 +118,17 @@ impl Blocks {
 
     /// The control memory of a topic.
     pub(crate) fn topic(&self) -> Option<&Arc<topic::Topic>> {
-        self.topic.as_ref()
+        if let Object::Topic(topic) = &self.object { Some(topic) } else { None }
+    }
+
+    /// The control memory of a queue whose inputs these are, and its outputs.
+    pub(crate) fn queue(&self) -> Option<(&Arc<queue::Queue>, &Arc<Self>)> {
+        if let Object::Queue { queue, outputs, .. } = &self.object { Some((queue, outputs)) } else { None }
+    }
+
+    /// The timeline of this process in that queue.
+    pub(crate) fn signals(&self) -> Option<&Signals> {
+        if let Object::Queue { signals, .. } = &self.object { Some(signals) } else { None }
     }
 
     pub(crate) fn shape(&self) -> &Control {
@@ -95,7 +137,7 @@ impl Blocks {
 
     /// The lease, for what may outlive this: without it the broker gives to others what this process has.
     pub(crate) fn keep(&self) -> Option<Arc<LeaseGuard>> {
-        self.keep.clone()
+        self.memory.keep.clone()
     }
 
     /// Borrows a block in host memory for reading, until it is [given back](Self::give_back). Returns `None` on a GPU, or if
@@ -181,12 +223,19 @@ impl Blocks {
     }
 }
 
-impl Drop for Blocks {
+impl Memory {
+    fn segment(&self) -> &Segment {
+        // Only `drop` takes it.
+        self.segment.as_ref().expect("the blocks are mapped until they are dropped")
+    }
+}
+
+impl Drop for Memory {
     fn drop(&mut self) {
         // Memory that others open must stay until the broker hands it out no more.
         let published = self.segment.take_if(|segment| segment.is_published());
         // Unmapped before the lease is given back; on a GPU that waits for whatever still uses it.
-        (self.bytes, self.segment) = (None, None);
+        self.segment = None;
         if let Some(keep) = self.keep.take() {
             keep.release();
         }

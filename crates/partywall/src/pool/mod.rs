@@ -108,7 +108,7 @@ impl Domain {
 }
 
 impl Pool {
-    fn new(blocks: Arc<Blocks>) -> Self {
+    pub(crate) fn new(blocks: Arc<Blocks>) -> Self {
         Self { blocks, spin: AdaptiveSpin::on_memory() }
     }
 

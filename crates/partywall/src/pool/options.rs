@@ -102,7 +102,7 @@ impl PoolOptions {
         if !(1..=MAX_BLOCKS).contains(&blocks) {
             return Err(self.wanted.invalid(format!("it has 1 to {MAX_BLOCKS} blocks, not {blocks}")));
         }
-        let control = Control { blocks, block_bytes, zeroed: self.zeroed.unwrap_or(false), topic: None };
+        let control = Control { blocks, block_bytes, zeroed: self.zeroed.unwrap_or(false), topic: None, queue: None };
         // As many as a file can have.
         match control.data_bytes().filter(|bytes| i64::try_from(*bytes).is_ok()) {
             Some(bytes) if bytes > 0 => Ok(control),

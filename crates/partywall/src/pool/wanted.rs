@@ -65,8 +65,7 @@ impl Wanted {
             return Err(self
                 .invalid(format!("its first block would begin at {address:#x}, and each at a multiple of 256 bytes")));
         }
-        let shape = [u64::from(control.blocks), control.stride().unwrap_or(u64::MAX)];
-        let publication = self.domain.publish(&self.name).tensor("blocks", DType::U8, &shape, memory);
+        let publication = self.domain.publish(&self.name).tensor("blocks", DType::U8, &data_shape(&control), memory);
         let segment = publication.kept(self.kept).control(control).commit()?;
         self.domain.pools().lock().add(segment)
     }
@@ -117,8 +116,7 @@ impl Wanted {
     }
 
     fn build(&self, builder: Builder, control: Control) -> Result<Arc<Blocks>> {
-        let stride = control.stride().unwrap_or(u64::MAX);
-        let builder = builder.tensor("blocks", DType::U8, &[u64::from(control.blocks), stride]).kept(self.kept);
+        let builder = builder.tensor("blocks", DType::U8, &data_shape(&control)).kept(self.kept);
         let segment = builder.control(control).allocate()?.commit()?;
         self.domain.pools().lock().add(segment)
     }
@@ -162,7 +160,15 @@ impl Wanted {
     }
 }
 
-/// Defines the setters of the options of a pool or topic, whose field `wanted` is [`Wanted`].
+/// Returns the shape of the tensor of all blocks. Those of a queue differ in size.
+fn data_shape(control: &Control) -> Vec<u64> {
+    match control.queue {
+        None => vec![control.blocks.into(), control.stride().unwrap_or(u64::MAX)],
+        Some(_) => vec![control.data_bytes().unwrap_or(u64::MAX)],
+    }
+}
+
+/// Defines the setters of the options of a pool, topic or queue, whose field `wanted` is [`Wanted`].
 macro_rules! wanted_setters {
     ($what:literal, $parts:literal) => {
         #[doc = concat!("Where the ", $parts, " are; by default where [`DeviceChoice::Auto`](crate::DeviceChoice::Auto) says.")]

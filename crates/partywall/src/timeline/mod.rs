@@ -4,6 +4,7 @@ mod enqueue;
 mod event;
 mod inputs;
 mod limited;
+mod order;
 mod waiting;
 mod writer;
 
@@ -18,6 +19,7 @@ pub use partywall_shm::timeline::MAX_VALUE;
 use partywall_shm::timeline::{Ending, Progress};
 use partywall_wire::TimelineEnding;
 
+pub(crate) use self::order::Order;
 pub use self::{event::TimelineEvent, limited::LimitedWait, writer::TimelineWriter};
 use crate::{
     adaptive_spin::AdaptiveSpin,

@@ -15,11 +15,11 @@ use super::{
     ControlMemory,
     loan::Kept,
     sample::{Reading, Validity},
-    timelines::Order,
 };
 use crate::{
     completion::{Completion, Completions, Fence},
     domain::Domain,
+    timeline::Order,
 };
 
 /// A publisher's port. It is free for others once neither the publisher nor an in-flight sample has it. Nothing here has a

@@ -227,7 +227,7 @@ impl TopicOptions {
         let SampleType { dtype, shape } = sample_type;
         let dtype = dtype.map(DType::code);
         let topic = TopicShape { depth, history, publishers, loans, subscribers, held, dtype, shape };
-        let control = Control { blocks, block_bytes, zeroed: false, topic: Some(topic) };
+        let control = Control { blocks, block_bytes, zeroed: false, topic: Some(topic), queue: None };
         match control.data_bytes() {
             Some(bytes) if bytes > 0 => Ok(control),
             Some(_) => Err(bad("its largest sample has at least one byte".into())),

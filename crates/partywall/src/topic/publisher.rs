@@ -21,7 +21,7 @@ use crate::{
     backoff::Backoff,
     error::{Busy, Error, Gone, InvalidArgument, LimitReached, Mismatch, Result},
     slots::{self, Slots},
-    timeline::TimelineWriter,
+    timeline::{Order, TimelineWriter},
     wait::{Wait, Waiting},
 };
 
@@ -55,7 +55,7 @@ pub(super) struct Joined {
 /// The timeline of a publisher.
 pub(super) struct Writer {
     signals: TimelineWriter,
-    order: timelines::Order,
+    order: Order,
     /// The last value that was promised.
     last: u64,
 }
@@ -172,7 +172,7 @@ impl Joined {
     }
 
     /// Has `stream` signal once it is done with what is on it now. Returns the timeline and the value of that signal.
-    pub(super) fn signal_on(&self, stream: StreamRef<'_>) -> Result<(timelines::Order, u64)> {
+    pub(super) fn signal_on(&self, stream: StreamRef<'_>) -> Result<(Order, u64)> {
         let mut writer = self.writer();
         let Writer { signals, order, last } = match &mut *writer {
             Some(writer) => writer,
@@ -229,7 +229,7 @@ impl Joined {
 
     fn begin_timeline(&self) -> Result<Writer> {
         let signals = self.open.domain().timeline_writer(&timelines::name(&self.open, self.id()))?;
-        let order = timelines::Order::of(signals.timeline());
+        let order = Order::of(signals.timeline());
         let last = signals.timeline().announced();
         self.open.control.topic.set_timeline(&self.place(), order.cell());
         Ok(Writer { signals, order, last })

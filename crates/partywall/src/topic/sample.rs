@@ -20,14 +20,14 @@ use super::{
     Open,
     loan::{check_dtype, not_elements},
     subscriber::{Joined, Port},
-    timelines::{Order, await_settled},
+    timelines::await_settled,
 };
 use crate::{
     completion::{Completion, Fence},
     error::{Busy, Error, Gone, InvalidData, Result},
     gpu::{DeviceRange, Gpu},
     segment::{Element, elements},
-    timeline::{Timeline, ending},
+    timeline::{Order, Timeline, ending},
     wait::Wait,
 };
 

@@ -7,46 +7,18 @@ use std::{
 };
 
 use partywall_os::lock::IgnorePoison;
-use partywall_shm::{
-    timeline::Progress,
-    topic::{Taken, TimelineCell},
-};
+use partywall_shm::topic::Taken;
 
 use super::{ControlMemory, Open};
 use crate::{
     backoff::Backoff,
-    domain::{LeaseGuard, Word},
     error::{Error, Result},
-    timeline::Timeline,
+    timeline::{Order, Timeline},
 };
 
 /// The timelines of publishers that a subscriber has received from.
 #[derive(Debug, Default)]
 pub(super) struct Timelines(Mutex<BTreeMap<u64, Arc<Timeline>>>);
-
-/// One incarnation of a publisher's timeline, to be polled later.
-#[derive(Debug, Clone)]
-pub(super) struct Order {
-    pub(super) word: Arc<Word>,
-    /// So that the word stays the publisher's.
-    _keep: Arc<LeaseGuard>,
-}
-
-impl Order {
-    pub(super) fn of(timeline: &Timeline) -> Self {
-        let (word, keep) = timeline.present();
-        Self { word, _keep: keep }
-    }
-
-    pub(super) fn progress(&self, value: u64) -> Progress {
-        self.word.progress(value)
-    }
-
-    pub(super) fn cell(&self) -> TimelineCell {
-        let Word { slab, incarnation, ref place, .. } = *self.word;
-        TimelineCell { slab, cell: place.index(), incarnation }
-    }
-}
 
 impl Timelines {
     /// Returns the timeline of a sample's publisher; `None` if the sample is settled by now.

@@ -8,6 +8,7 @@ mod growth;
 mod open;
 mod pidfds;
 mod pools;
+mod queues;
 mod segments;
 mod semaphores;
 mod topics;
@@ -41,6 +42,9 @@ fn owners_go_to_any_thread() {
         anywhere::<partywall::Filled>();
         anywhere::<partywall::Subscriber>();
         anywhere::<partywall::Sample>();
+        anywhere::<partywall::Queue>();
+        anywhere::<partywall::Ticket>();
+        anywhere::<partywall::ClaimedTask>();
         anywhere::<partywall::Error>();
     };
 }
@@ -54,6 +58,7 @@ fn role() {
             "permit holder" | "permit waiter" | "permit loser" => semaphores::play(&role),
             role if role.starts_with("topic ") => topics::play(role),
             role if role.starts_with("pool ") => pools::play(role),
+            role if role.starts_with("queue ") => queues::play(role),
             "sandboxed" => pidfds::play(),
             "watcher" => watch::play(),
             _ => deaths::play(&role),

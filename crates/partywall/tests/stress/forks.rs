@@ -124,6 +124,29 @@ pub(crate) fn play(words: &[&str]) {
             drop(permits);
             assert_eq!(semaphore.available(), 2);
         }
+        "queue" => {
+            let queue = domain.queue("work").place(partywall::Place::Host).open_or_create().unwrap();
+            let wait = Duration::from_secs(9);
+            let ticket = queue.submit(partywall::Task::new("echo"), wait).unwrap();
+            let task = queue.claim(wait).unwrap();
+            // SAFETY: as above.
+            let [completed, dropped] = unsafe { [std::ptr::read(&task), std::ptr::read(&task)] };
+            let good = in_child(|| {
+                let forked = |error| matches!(error, Error::Unreachable(Unreachable::Forked { .. }));
+                drop(dropped);
+                forked(queue.claim(wait).unwrap_err())
+                    && forked(queue.try_claim().unwrap_err())
+                    && forked(queue.submit(partywall::Task::new("echo"), wait).unwrap_err().error)
+                    && forked(ticket.wait(wait).unwrap_err())
+                    && forked(ticket.cancel().unwrap_err())
+                    && forked(queue.purge(&ticket.task()).unwrap_err())
+                    && forked(completed.extend(wait).unwrap_err())
+                    && forked(completed.complete().unwrap_err())
+            });
+            assert!(good && task.is_claimed(), "a child ended its parent's claim");
+            task.complete().unwrap();
+            ticket.wait(wait).unwrap();
+        }
         "topic" => {
             let topic = domain.topic("frames").max_bytes(64).place(partywall::Place::Host).open_or_create().unwrap();
             let publisher = topic.publisher().unwrap();

@@ -174,8 +174,9 @@ impl Watched {
     fn with_control(&mut self, memory: &Memory, shape: Control) -> Arc<Memory> {
         let mut create = |bytes: u32| ControlMemory { fd: self.create_fd(), bytes: u64::from(bytes) };
         let pool = create(shape.blocks);
-        let topic = shape.topic.map(|topic| create(topic.depth));
-        let control = Some(BlockControl { shape, pool, topic });
+        let outputs = shape.queue.map(|queue| create(queue.outputs));
+        let object = shape.topic.map(|topic| topic.depth).or(shape.queue.map(|queue| queue.tasks)).map(create);
+        let control = Some(BlockControl { shape, pool, outputs, object });
         Arc::new(Memory { mutable: true, reserved: 0, control, ..memory.clone() })
     }
 
@@ -332,7 +333,7 @@ fn control(blocks: u32, depth: Option<u32>) -> Control {
         dtype: None,
         shape: None,
     };
-    Control { blocks, block_bytes: 1, zeroed: false, topic: depth.map(topic) }
+    Control { blocks, block_bytes: 1, zeroed: false, topic: depth.map(topic), queue: None }
 }
 
 fn identity(member: MemberId, simulated: bool, has_pidfd: bool) -> Identity {

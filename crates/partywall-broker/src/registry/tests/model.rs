@@ -920,9 +920,9 @@ impl Model {
         let row = self.person(member).row;
         let is_held =
             |e: &&Edition| self.holds.iter().any(|h| h.member == member && h.name == e.name && h.number == e.number);
-        let topics = self.editions.iter().filter(is_held).filter_map(|e| e.memory.control?.topic);
-        let topics: BTreeSet<_> = topics.map(|memory| memory.fd).collect();
-        said.control.extend(topics.into_iter().map(|topic| Effect::Detach { topic, row, ending }));
+        let objects = self.editions.iter().filter(is_held).filter_map(|e| e.memory.control?.object);
+        let objects: BTreeSet<_> = objects.map(|memory| memory.fd).collect();
+        said.control.extend(objects.into_iter().map(|object| Effect::Detach { object, row, ending }));
     }
 
     fn give_back(&mut self, member: MemberId, is_dead: bool, said: &mut Said) {
@@ -1062,10 +1062,11 @@ impl Model {
 }
 
 fn named(memory: &Memory) -> Named {
-    match (memory.control.is_some(), memory.control.is_some_and(|control| control.topic.is_some())) {
-        (false, _) => Named::Segment,
-        (true, false) => Named::Pool,
-        (true, true) => Named::Topic,
+    match memory.control.map(|control| control.shape) {
+        None => Named::Segment,
+        Some(Control { topic: Some(_), .. }) => Named::Topic,
+        Some(Control { queue: Some(_), .. }) => Named::Queue,
+        Some(_) => Named::Pool,
     }
 }
 

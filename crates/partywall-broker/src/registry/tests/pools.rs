@@ -74,7 +74,7 @@ fn departed_member_is_detached_at_once_and_returns_blocks_when_dead() {
     create(&mut w, a, "t", topic());
     let pool = w.opened(b, "p").memory.control.unwrap().slot_table();
     let topic = w.opened(b, "t").memory.control.unwrap().slot_table();
-    let detach = |ending| Effect::Detach { topic, row: 1, ending };
+    let detach = |ending| Effect::Detach { object: topic, row: 1, ending };
     let faulted = w.ask(b, Call::ContextLost).2;
     assert_eq!(in_control(&faulted), [&detach(CellEnding::OwnerFaulted)]);
     let lease = w.registry.members[&b].leases.first().copied().unwrap();
@@ -87,7 +87,7 @@ fn departed_member_is_detached_at_once_and_returns_blocks_when_dead() {
 
     w.opened(c, "t");
     let left = w.ask(c, Call::Leave).2;
-    let closed = Effect::Detach { topic, row: 2, ending: CellEnding::Closed };
+    let closed = Effect::Detach { object: topic, row: 2, ending: CellEnding::Closed };
     assert_eq!(in_control(&left), [&closed, &Effect::ClearRow { row: 2, control: vec![topic] }]);
 }
 

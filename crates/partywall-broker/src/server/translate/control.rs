@@ -1,8 +1,13 @@
-//! What is said of pools and topics. The numbers are read from control memory.
+//! What is said of pools, topics and queues. The numbers are read from control memory.
 
 use std::collections::BTreeMap;
 
-use partywall_shm::{members, pool, topic::Topic};
+use partywall_shm::{
+    members,
+    pool::{self, Pool},
+    queue::Queue,
+    topic::Topic,
+};
 use partywall_wire as wire;
 
 use crate::{
@@ -19,10 +24,14 @@ const PARTICIPANTS: usize = 100;
 pub(super) fn usage(table: &SlotTable) -> Option<wire::Usage> {
     match table {
         SlotTable::Semaphore(_) => None,
-        SlotTable::Pool(pool) => Some(wire::Usage { free: free(&pool.audit()), topic: None }),
+        SlotTable::Pool(pool) => Some(wire::Usage { free: free(&pool.audit()), topic: None, queue: None }),
         SlotTable::Topic(topic, pool) => {
             let topic = topic_usage(topic, topic.publishers().len(), topic.subscribers().len());
-            Some(wire::Usage { free: free(&pool.audit()), topic: Some(topic) })
+            Some(wire::Usage { free: free(&pool.audit()), topic: Some(topic), queue: None })
+        }
+        SlotTable::Queue(mapped) => {
+            let queue = Some(queue_usage(&mapped.queue));
+            Some(wire::Usage { free: free(&mapped.inputs.audit()), topic: None, queue })
         }
     }
 }
@@ -30,7 +39,7 @@ pub(super) fn usage(table: &SlotTable) -> Option<wire::Usage> {
 pub(super) fn info(table: &SlotTable, rows: &BTreeMap<u16, RowOwner>, control: &Control) -> Option<wire::ControlInfo> {
     match table {
         SlotTable::Semaphore(_) => None,
-        SlotTable::Pool(pool) => Some(wire::ControlInfo { blocks: blocks(&pool.audit()), topic: None }),
+        SlotTable::Pool(pool) => Some(wire::ControlInfo { blocks: blocks(&pool.audit()), topic: None, queue: None }),
         SlotTable::Topic(topic, pool) => {
             let audit = topic.audit(pool);
             let blocks = wire::BlockCounts {
@@ -44,7 +53,11 @@ pub(super) fn info(table: &SlotTable, rows: &BTreeMap<u16, RowOwner>, control: &
                 waiting: audit.waiting,
                 invalid: audit.invalid,
             };
-            Some(wire::ControlInfo { blocks, topic: Some(topic_info(topic, rows, control)) })
+            Some(wire::ControlInfo { blocks, topic: Some(topic_info(topic, rows, control)), queue: None })
+        }
+        SlotTable::Queue(mapped) => {
+            let queue = wire::QueueInfo { usage: queue_usage(&mapped.queue), outputs: queue_blocks(&mapped.outputs) };
+            Some(wire::ControlInfo { blocks: queue_blocks(&mapped.inputs), topic: None, queue: Some(queue) })
         }
     }
 }
@@ -83,6 +96,28 @@ fn topic_info(topic: &Topic, rows: &BTreeMap<u16, RowOwner>, control: &Control) 
 fn topic_usage(topic: &Topic, publishers: usize, subscribers: usize) -> wire::TopicUsage {
     // At most 256 of each.
     wire::TopicUsage { publishers: publishers as u32, subscribers: subscribers as u32, published: topic.published() }
+}
+
+fn queue_usage(queue: &Queue) -> wire::QueueUsage {
+    let audit = queue.audit();
+    let (completed, returned) = queue.totals();
+    wire::QueueUsage {
+        pending: audit.pending,
+        claimed: audit.claimed,
+        enqueued: audit.enqueued,
+        done: audit.done,
+        dead: audit.dead,
+        ending: audit.ending,
+        free: audit.free + audit.writing,
+        completed,
+        returned,
+    }
+}
+
+/// Blocks that are the queue's are those of its tasks.
+fn queue_blocks(pool: &Pool) -> wire::BlockCounts {
+    let audit = pool.audit();
+    wire::BlockCounts { in_ring: audit.published, invalid: audit.invalid, ..blocks(&audit) }
 }
 
 fn blocks(audit: &pool::Audit) -> wire::BlockCounts {

@@ -128,7 +128,7 @@ fn every_answer_fits_the_smallest_message() {
         dtype: Some(1),
         shape: wire::SampleShape::new(&[Some(u64::MAX); wire::MAX_RANK]),
     };
-    let shape = wire::Control { blocks: 1000, block_bytes: 1 << 40, zeroed: false, topic: Some(shape) };
+    let shape = wire::Control { blocks: 1000, block_bytes: 1 << 40, zeroed: false, topic: Some(shape), queue: None };
     let blocks = runner.provide_blocks(shape).unwrap();
     let topic = Topic::map(runner.store.share(&[blocks.slot_table()])[0].fd().unwrap()).unwrap();
     let commit = commit(5000);

@@ -1,0 +1,493 @@
+//! Claimed tasks: what a worker reads, writes, completes or fails.
+
+use std::{
+    fmt,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use bytemuck::PodCastError;
+use partywall_cuda::StreamRef;
+use partywall_os::borrow::BorrowedBlock;
+use partywall_shm::{
+    members,
+    pool::Held,
+    queue::{Claimed, Description, Event, Reason},
+    timeline::Progress,
+};
+
+use super::{ControlMemory, Open, Queue, TaskRef};
+use crate::{
+    completion::{Completion, Fence},
+    error::{Busy, Error, Gone, InvalidArgument, InvalidData, Result},
+    gpu::DeviceRange,
+    pool::{Block, Blocks},
+    segment::Element,
+    slots,
+    timeline::Order,
+    wait::Wait,
+};
+
+/// A task that this process has, for one attempt. Dropping it gives the task back, which counts as an attempt.
+///
+/// If a GPU address of its blocks was asked for, work that this process has enqueued may still use them. A dropped task then
+/// keeps its blocks until everything is over that the process runs on that GPU at that moment.
+///
+/// In a forked child it is the parent's, and dropping it there does nothing.
+#[must_use = "a task that is dropped goes to another worker"]
+pub struct ClaimedTask {
+    open: Arc<Open>,
+    /// `None` once it is over.
+    claimed: Option<Claimed>,
+    description: Description,
+    inputs: Vec<TaskInput>,
+    /// The room for the output, if it needs any.
+    output: Option<Block>,
+}
+
+/// An input of a claimed task, read in place.
+pub struct TaskInput {
+    blocks: Arc<Blocks>,
+    index: u32,
+    bytes: OnceLock<Option<BorrowedBlock>>,
+    /// Whether its GPU address was handed out: then work of this process may use it.
+    exposed: AtomicBool,
+}
+
+impl Queue {
+    /// Claims the oldest task, and waits for one. A task that came back from another worker goes first.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`], [`Error::Cancelled`]; [`Busy::OutputsFull`] if there are tasks, but no output block is free;
+    /// [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to wait;
+    /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
+    pub fn claim<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<ClaimedTask> {
+        if let Some(task) = self.try_claim()? {
+            return Ok(task);
+        }
+        let waiting = wait.into().begin();
+        let claimed = self.open.await_event(Event::Work, &self.spin, &waiting, || self.try_claim())?;
+        if let Some(task) = claimed {
+            return Ok(task);
+        }
+        if !waiting.was_cancelled() && self.open.queue().next().is_some() {
+            let results = self.open.queue().audit().done;
+            let (queue, outputs) = (self.name().to_owned(), self.open.outputs.shape().blocks);
+            return Err(Busy::OutputsFull { queue, outputs, results }.into());
+        }
+        Err(waiting.error(format!("cannot claim a task of queue {:?}: there is none", self.name())))
+    }
+
+    /// Claims the oldest task, if there is one and an output block for it is free.
+    ///
+    /// # Errors
+    /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
+    pub fn try_claim(&self) -> Result<Option<ClaimedTask>> {
+        self.open.require_ours()?;
+        let row = self.domain().link().row();
+        let outputs = &self.open.outputs;
+        // Taken first: a task that is claimed and finds no room would have to be given back.
+        let mut room = None;
+        while let Some(candidate) = self.open.queue().next() {
+            if candidate.output > 0 && room.is_none() {
+                let Some(held) = slots::try_take(&**outputs.control(), self.domain())? else { return Ok(None) };
+                room = Some(Block::new(outputs.clone(), held));
+            }
+            if let Some(claimed) = self.open.queue().claim(row, &candidate) {
+                let output = room.filter(|_| candidate.output > 0);
+                return ClaimedTask::new(self.open.clone(), claimed, output).map(Some);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Waits for a task, and claims up to `most`: as many as there are then.
+    ///
+    /// # Errors
+    /// As [`claim`](Self::claim).
+    pub fn claim_all<'w>(&self, most: usize, wait: impl Into<Wait<'w>>) -> Result<Vec<ClaimedTask>> {
+        let mut tasks = vec![self.claim(wait)?];
+        while tasks.len() < most
+            && let Some(task) = self.try_claim()?
+        {
+            tasks.push(task);
+        }
+        Ok(tasks)
+    }
+
+    /// Claims one task after another, each within `timeout`, until one wait ends without a task. A worker that is to work for
+    /// ever gives [`Duration::MAX`].
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # fn work(queue: &partywall::Queue) -> partywall::Result<()> {
+    /// for task in queue.claims(Duration::from_secs(10)) {
+    ///     let task = task?;
+    ///     match task.kind().as_str() {
+    ///         "echo" => task.complete()?,
+    ///         other => task.fail(&format!("no worker knows {other:?}"))?,
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn claims(&self, timeout: Duration) -> impl Iterator<Item = Result<ClaimedTask>> + '_ {
+        std::iter::from_fn(move || match self.claim(timeout) {
+            Err(Error::Timeout { .. }) => None,
+            claimed => Some(claimed),
+        })
+    }
+}
+
+impl ClaimedTask {
+    fn new(open: Arc<Open>, claimed: Claimed, output: Option<Block>) -> Result<Self> {
+        let Some(description) = open.queue().describe(claimed.id()) else {
+            // The broker, or another worker because our lease ended, was faster.
+            let task = open.reference(claimed.id()).to_string();
+            open.queue().drain(open.pools(), &claimed);
+            return Err(Gone::Claim { task, attempt: claimed.attempt() }.into());
+        };
+        let input = |index| TaskInput {
+            blocks: open.inputs.clone(),
+            index,
+            bytes: OnceLock::new(),
+            exposed: AtomicBool::new(false),
+        };
+        let count = open.inputs.shape().blocks;
+        let inputs = description.inputs.iter().filter(|block| block.index < count).map(|block| input(block.index));
+        let inputs = inputs.collect();
+        Ok(Self { open, claimed: Some(claimed), description, inputs, output })
+    }
+
+    /// The kind of work.
+    pub fn kind(&self) -> String {
+        String::from_utf8_lossy(&self.description.kind).into_owned()
+    }
+
+    /// The arguments.
+    pub fn arguments(&self) -> &[u8] {
+        &self.description.arguments
+    }
+
+    /// The inputs, in the order in which they were given.
+    pub fn inputs(&self) -> &[TaskInput] {
+        &self.inputs
+    }
+
+    /// The room for the output, which this attempt alone uses. It contains what its last user left in it.
+    ///
+    /// # Errors
+    /// [`InvalidArgument::Range`] for a task without output.
+    pub fn output_mut(&mut self) -> Result<&mut Block> {
+        let task = self.open.reference(self.claimed().id());
+        let without = || InvalidArgument::range(format!("task {task}"), "it was submitted without room for an output");
+        self.output.as_mut().ok_or_else(without)
+    }
+
+    /// As [`output_mut`](Self::output_mut), for its address on a GPU.
+    ///
+    /// # Errors
+    /// As [`output_mut`](Self::output_mut).
+    pub fn output(&self) -> Result<&Block> {
+        let task = || format!("task {}", self.task());
+        let without = || InvalidArgument::range(task(), "it was submitted without room for an output");
+        self.output.as_ref().ok_or_else(without)
+    }
+
+    /// Bytes of the output that the submitter asked for.
+    pub fn output_bytes(&self) -> u64 {
+        self.description.output
+    }
+
+    /// The number of the attempt, from 1.
+    pub fn attempt(&self) -> u8 {
+        self.claimed().attempt()
+    }
+
+    /// How often the task may be attempted.
+    pub fn max_attempts(&self) -> u8 {
+        self.description.max_attempts
+    }
+
+    /// The task, for other processes.
+    pub fn task(&self) -> TaskRef {
+        self.open.reference(self.claimed().id())
+    }
+
+    /// Whether the claim still stands: if it has been taken back, the rest of the work is in vain.
+    pub fn is_claimed(&self) -> bool {
+        self.claimed.as_ref().is_some_and(|claimed| self.open.queue().is_claimed(claimed))
+    }
+
+    /// Has the lease end `from_now` on, instead of when it was to.
+    ///
+    /// # Errors
+    /// [`Gone::Claim`] if the claim has been taken back; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
+    pub fn extend(&self, from_now: Duration) -> Result<()> {
+        self.open.require_ours()?;
+        let until = members::now().saturating_add(u64::try_from(from_now.as_millis()).unwrap_or(u64::MAX));
+        self.open.queue().extend(self.claimed(), until).map_err(|_| self.fenced())
+    }
+
+    /// Waits until the submitter's stream has completed the inputs. Returns at once for inputs that hosts have written.
+    ///
+    /// # Errors
+    /// [`InvalidData::TaskInputs`] if the submitter ended before that; [`Error::Timeout`], [`Error::Cancelled`]; as
+    /// [`Timeline::wait`](crate::Timeline::wait).
+    pub fn wait_inputs<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<()> {
+        let Some(ready) = self.description.ready else { return Ok(()) };
+        let Some(timeline) = self.open.timeline_of(self.description.submitter, ready.cell)? else {
+            return self.ended_inputs();
+        };
+        match timeline.wait(ready.value, wait) {
+            Err(Error::Gone(Gone::Timeline { .. })) => Err(self.without_inputs()),
+            waited => waited,
+        }
+    }
+
+    /// Has `stream` wait until the submitter's stream has completed the inputs. Returns at once.
+    ///
+    /// If the submitter ends before that, `stream` goes on, and the task cannot be completed.
+    ///
+    /// # Errors
+    /// As [`wait_inputs`](Self::wait_inputs) and [`Timeline::wait_on`](crate::Timeline::wait_on).
+    pub fn wait_inputs_on(&self, stream: StreamRef<'_>) -> Result<()> {
+        let Some(ready) = self.description.ready else { return Ok(()) };
+        let Some(timeline) = self.open.timeline_of(self.description.submitter, ready.cell)? else {
+            return self.ended_inputs();
+        };
+        match timeline.wait_on(stream, ready.value) {
+            Err(Error::Gone(Gone::Timeline { .. })) => Err(self.without_inputs()),
+            waited => waited,
+        }
+    }
+
+    /// Completes the task: its output is the result. If an address on the GPU was asked for, waits first until everything is
+    /// over that this process runs there.
+    ///
+    /// # Errors
+    /// [`Gone::Claim`] if the claim has been taken back: the task goes to another worker, or has ended.
+    /// [`InvalidData::TaskInputs`] if the inputs were never complete. [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost),
+    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda); [`Unreachable::Forked`](crate::error::Unreachable::Forked).
+    pub fn complete(mut self) -> Result<()> {
+        self.open.require_ours()?;
+        self.check_inputs()?;
+        if self.is_exposed() {
+            self.open.inputs.wait_idle()?;
+        }
+        let error = self.fenced();
+        let (claimed, held) = self.end();
+        let completed = self.open.queue().complete(self.open.pools(), &claimed, held.as_ref());
+        completed.map_err(|_| self.lost(held, error))
+    }
+
+    /// Completes the task when everything is done that is on `stream` now. Returns at once. Until then the task is
+    /// [enqueued](super::TaskStatus::Enqueued); if this process dies before, it goes to another worker.
+    ///
+    /// # Errors
+    /// The task comes back with the error: as [`complete`](Self::complete) and
+    /// [`TimelineWriter::signal_on`](crate::TimelineWriter::signal_on).
+    pub fn complete_on(mut self, stream: StreamRef<'_>) -> Result<(), Box<(Error, Self)>> {
+        let signalled = self.open.require_ours().and_then(|()| self.open.signal_on(stream));
+        let (order, point) = match signalled {
+            Ok(signalled) => signalled,
+            Err(error) => return Err(Box::new((error, self))),
+        };
+        let claimed = *self.claimed();
+        let held = self.output.as_ref().map(Block::held).transpose();
+        let enqueued = held.map(|held| self.open.queue().enqueue(&claimed, held, point));
+        match enqueued {
+            Ok(Ok(())) => {}
+            Ok(Err(_)) => {
+                let error = self.fenced();
+                return Err(Box::new((error, self)));
+            }
+            Err(error) => return Err(Box::new((error, self))),
+        }
+        let (claimed, held) = self.end();
+        let control = self.open.control.clone();
+        self.open.domain().completions().on(Fence::Timeline(order.word.clone(), point.value), move |completion| {
+            // Otherwise nobody knows what the stream still does: the broker decides when this process ends.
+            if completion == Completion::Done
+                && control.queue.finish(control.pools(), &claimed, held.as_ref()).is_err()
+                && let Some(held) = &held
+            {
+                control.outputs.free(held);
+            }
+            drop(order);
+        });
+        Ok(())
+    }
+
+    /// Fails the attempt, for a reason of at most 127 bytes: the task goes to another worker, or is a dead letter.
+    ///
+    /// # Errors
+    /// [`Gone::Claim`] if the claim has been taken back; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
+    pub fn fail(mut self, reason: &str) -> Result<()> {
+        self.open.require_ours()?;
+        let error = self.fenced();
+        if self.give_up(Reason::Failed, reason) { Ok(()) } else { Err(error) }
+    }
+
+    fn claimed(&self) -> &Claimed {
+        self.claimed.as_ref().expect("a task is claimed until it is over")
+    }
+
+    fn fenced(&self) -> Error {
+        Gone::Claim { task: self.task().to_string(), attempt: self.attempt() }.into()
+    }
+
+    fn without_inputs(&self) -> Error {
+        InvalidData::TaskInputs { task: self.task().to_string() }.into()
+    }
+
+    /// The submitter's timeline has ended. Then the broker has made a dead letter of the task, unless the inputs are complete.
+    fn ended_inputs(&self) -> Result<()> {
+        if self.is_claimed() { Ok(()) } else { Err(self.without_inputs()) }
+    }
+
+    /// That the submitter's stream has completed the inputs, as far as is known without waiting.
+    fn check_inputs(&self) -> Result<()> {
+        let Some(ready) = self.description.ready else { return Ok(()) };
+        let Some(timeline) = self.open.timeline_of(self.description.submitter, ready.cell)? else {
+            return self.ended_inputs();
+        };
+        match Order::of(&timeline).progress(ready.value) {
+            Progress::Reached => Ok(()),
+            Progress::Ended(_) => Err(self.without_inputs()),
+            Progress::Pending | Progress::Announced => {
+                Err(Busy::InputsNotReady { task: self.task().to_string() }.into())
+            }
+        }
+    }
+
+    fn is_exposed(&self) -> bool {
+        self.output.as_ref().is_some_and(Block::is_exposed)
+            || self.inputs.iter().any(|input| input.exposed.load(Ordering::Relaxed))
+    }
+
+    /// Ends the use of the bytes. The output is the caller's then.
+    fn end(&mut self) -> (Claimed, Option<Held>) {
+        self.inputs.iter_mut().for_each(TaskInput::end);
+        let held = self.output.take().and_then(Block::into_held);
+        (self.claimed.take().expect("a task ends once"), held)
+    }
+
+    /// Frees the output of an attempt that is over without a result.
+    fn lost(&self, held: Option<Held>, error: Error) -> Error {
+        if let Some(held) = held {
+            self.open.control.outputs.free(&held);
+        }
+        error
+    }
+
+    /// Ends the attempt without a result. Returns false if it had been taken back.
+    fn give_up(&mut self, reason: Reason, text: &str) -> bool {
+        let is_exposed = self.is_exposed();
+        let (claimed, held) = self.end();
+        let control = self.open.control.clone();
+        let stands = control.queue.fail(control.pools(), &claimed, reason, text, !is_exposed).is_ok();
+        let free = move |control: &ControlMemory| {
+            if let Some(held) = held {
+                control.outputs.free(&held);
+            }
+        };
+        if !is_exposed {
+            free(&control);
+            return stands;
+        }
+        self.open.domain().completions().on(Fence::DeviceIdle(self.open.inputs.clone()), move |completion| {
+            if completion == Completion::Done {
+                control.queue.drain(control.pools(), &claimed);
+                free(&control);
+            }
+        });
+        stands
+    }
+}
+
+impl Drop for ClaimedTask {
+    fn drop(&mut self) {
+        if self.claimed.is_some() && self.open.is_ours() {
+            self.give_up(Reason::Dropped, "");
+        }
+    }
+}
+
+impl fmt::Debug for ClaimedTask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let claimed = self.claimed.as_ref().map(|claimed| (self.open.reference(claimed.id()), claimed.attempt()));
+        match claimed {
+            Some((task, attempt)) => write!(f, "ClaimedTask({task}: {:?}, attempt {attempt})", self.kind()),
+            None => write!(f, "ClaimedTask({:?}, over)", self.kind()),
+        }
+    }
+}
+
+impl TaskInput {
+    /// Its bytes. Host memory only. A submitter's stream may still write them: [`ClaimedTask::wait_inputs`] waits for that.
+    ///
+    /// # Errors
+    /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for memory of a GPU; [`Gone::HeldBlock`] if this process writes the
+    /// block, which it must not.
+    pub fn bytes(&self) -> Result<&[u8]> {
+        let lender = self.blocks.bytes()?;
+        match self.bytes.get_or_init(|| self.blocks.borrow(self.index)) {
+            Some(borrowed) => Ok(lender.bytes(borrowed)),
+            None => Err(Gone::HeldBlock { pool: self.blocks.name().to_owned() }.into()),
+        }
+    }
+
+    /// Its elements of a type, as many as fit. Host memory only.
+    ///
+    /// # Errors
+    /// As [`bytes`](Self::bytes); [`InvalidArgument::Range`] if the bytes are no such elements.
+    pub fn as_slice<T: Element>(&self) -> Result<&[T]> {
+        let bytes = self.bytes()?;
+        let whole = bytes.len() - bytes.len() % size_of::<T>().max(1);
+        let not_elements = |error: PodCastError| {
+            InvalidArgument::range(self.blocks.name(), format!("an input's bytes are no elements: {error}"))
+        };
+        bytemuck::try_cast_slice(&bytes[..whole]).map_err(not_elements)
+    }
+
+    /// Where it is on its GPU, to be read by kernels and copies of the caller's. A submitter's stream may still write it:
+    /// [`ClaimedTask::wait_inputs_on`] orders a stream behind that.
+    ///
+    /// # Errors
+    /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for host memory.
+    pub fn device(&self) -> Result<DeviceRange<'_>> {
+        let range = self.blocks.device(self.index)?;
+        self.exposed.store(true, Ordering::Relaxed);
+        Ok(range)
+    }
+
+    /// Bytes of the block.
+    pub fn len(&self) -> u64 {
+        self.blocks.shape().block_bytes
+    }
+
+    /// Never: a block has at least one byte.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    fn end(&mut self) {
+        self.blocks.give_back(self.bytes.take().flatten());
+    }
+}
+
+impl Drop for TaskInput {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl fmt::Debug for TaskInput {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TaskInput({}: {} bytes)", self.blocks.name(), self.len())
+    }
+}

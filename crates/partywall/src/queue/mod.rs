@@ -1,0 +1,329 @@
+//! Queues: tasks that processes submit and workers claim, over shared memory; none is lost, and each has one result.
+
+mod claimed;
+mod options;
+mod signals;
+mod task;
+mod ticket;
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use partywall_os::process::fork_generation;
+use partywall_shm::{
+    pool as shm_pool,
+    queue::{self as shm, Event, Pools},
+};
+
+pub(crate) use self::signals::Signals;
+pub use self::{
+    claimed::{ClaimedTask, TaskInput},
+    options::QueueOptions,
+    task::{Task, Unsubmitted},
+    ticket::{TaskRef, TaskResult, TaskStatus, Ticket},
+};
+use crate::{
+    adaptive_spin::AdaptiveSpin,
+    domain::{Domain, LeaseGuard},
+    error::{Error, Gone, Result, Unreachable},
+    gpu::Gpu,
+    place::Place,
+    pool::{Blocks, Pool},
+    wait::Waiting,
+};
+
+pub use partywall_shm::queue::{MAX_ARGUMENTS, MAX_INPUTS, MAX_KIND, MAX_TASKS, Reason, TaskInfo};
+
+/// A named queue of tasks: several submitters, several workers, joining and leaving at any time.
+///
+/// A submitter puts a [`Task`] in: a kind of work, arguments, blocks of input, room for an output. The queue gives it to one
+/// worker at a time ([`claim`](Self::claim)), the oldest task first. The worker reads the inputs in place, writes its own
+/// output block, and completes the task; whoever has the [`Ticket`] takes the result, once. All of it happens in shared memory,
+/// without the broker and without copies.
+///
+/// # Deaths
+///
+/// A task that a worker had when it died, or when its [lease](QueueOptions::lease) ended, is pending again, and goes first. A
+/// worker that has lost a task in that way and goes on is *fenced*: it cannot complete the task ([`Gone::Claim`]), and it writes
+/// a block that no other attempt uses. So work may be done twice, and each task has exactly one result. After
+/// [`max_attempts`](Task::max_attempts) the task is a dead letter, which keeps its inputs until it is [retried](Self::retry) or
+/// [purged](Self::purge).
+///
+/// A result stays until it is taken, by any process, or purged. The tasks of a submitter that dies stay, too, unless they were
+/// to [end with it](Task::cancel_with_submitter).
+///
+/// The queue goes with the last process that has it open, unless it is [kept](QueueOptions::kept). May be used from any
+/// thread.
+#[derive(Debug)]
+pub struct Queue {
+    open: Arc<Open>,
+    inputs: Pool,
+    spin: AdaptiveSpin,
+}
+
+/// The counts of a queue. While others use it, the numbers are of no single moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct QueueStats {
+    /// Tasks that wait for a worker.
+    pub pending: u32,
+    /// Tasks that workers have.
+    pub claimed: u32,
+    /// Tasks that streams of workers complete.
+    pub enqueued: u32,
+    /// Results that nobody has read.
+    pub done: u32,
+    /// Dead letters.
+    pub dead: u32,
+    /// Tasks that may be submitted now.
+    pub free: u32,
+    /// Results, ever.
+    pub completed: u64,
+    /// Attempts without a result, ever.
+    pub returned: u64,
+    /// Input blocks that may be allocated.
+    pub free_inputs: u32,
+    /// Output blocks that no attempt and no result has.
+    pub free_outputs: u32,
+}
+
+/// What a queue and its tasks share.
+#[derive(Debug)]
+pub(crate) struct Open {
+    control: Arc<ControlMemory>,
+    inputs: Arc<Blocks>,
+    /// Last: the connection may end with it.
+    outputs: Arc<Blocks>,
+}
+
+/// The control memory of a queue. It has no connection, so that the service thread may be the last that uses it.
+#[derive(Debug)]
+struct ControlMemory {
+    queue: Arc<shm::Queue>,
+    inputs: Arc<shm_pool::Pool>,
+    outputs: Arc<shm_pool::Pool>,
+    /// So that the broker leaves to this process what it has.
+    _keep: Option<Arc<LeaseGuard>>,
+    generation: u64,
+}
+
+impl Domain {
+    /// Queue `name`: to make it, or to open what another process has made.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use partywall::{Domain, Task};
+    /// # const SECOND: Duration = Duration::from_secs(1);
+    /// let queue = Domain::connect()?.queue("work").tasks(1024).inputs(64, 1 << 20).outputs(64, 1 << 20).open_or_create()?;
+    /// let mut input = queue.inputs().alloc(SECOND)?;
+    /// input.as_mut_slice::<f32>()?.fill(49.0);
+    /// let ticket = queue.submit(Task::new("sqrt").input(input).output(1 << 20), SECOND).map_err(|refused| refused.error)?;
+    /// // A worker, in any process:
+    /// let mut task = queue.claim(SECOND)?;
+    /// let roots: Vec<f32> = task.inputs()[0].as_slice::<f32>()?.iter().map(|x| x.sqrt()).collect();
+    /// task.output_mut()?.as_mut_slice::<f32>()?.copy_from_slice(&roots);
+    /// task.complete()?;
+    /// // The submitter:
+    /// let result = ticket.wait(SECOND)?;
+    /// assert_eq!(result.output().expect("room was asked for").as_slice::<f32>()?[0], 7.0);
+    /// # Ok::<(), partywall::Error>(())
+    /// ```
+    pub fn queue(&self, name: &str) -> QueueOptions {
+        QueueOptions::new(self.clone(), name)
+    }
+}
+
+impl Queue {
+    fn new(blocks: Arc<Blocks>) -> Result<Self> {
+        let inputs = Pool::new(blocks.clone());
+        let name = blocks.name().to_owned();
+        let foreign = || Unreachable::protocol(format!("it gave {name:?} without the control memory of a queue"));
+        let (queue, outputs) = blocks.queue().ok_or_else(foreign)?;
+        let control = ControlMemory {
+            queue: queue.clone(),
+            inputs: blocks.control().clone(),
+            outputs: outputs.control().clone(),
+            _keep: blocks.keep(),
+            generation: fork_generation(),
+        };
+        let open = Open { control: Arc::new(control), outputs: outputs.clone(), inputs: blocks };
+        Ok(Self { open: Arc::new(open), inputs, spin: AdaptiveSpin::on_memory() })
+    }
+
+    /// The pool of input blocks. A block that is not submitted comes back when it is dropped.
+    pub fn inputs(&self) -> &Pool {
+        &self.inputs
+    }
+
+    /// Makes a dead letter pending again, as if it had not been attempted.
+    ///
+    /// # Errors
+    /// [`Gone::Task`] if it is no dead letter; [`Mismatch::Options`](crate::error::Mismatch::Options) for a task of another
+    /// queue; [`Unreachable::Forked`].
+    pub fn retry(&self, task: &TaskRef) -> Result<()> {
+        self.open.require_ours()?;
+        let id = self.open.id(task)?;
+        self.open.queue().retry(id).map_err(|_| self.open.gone(id))
+    }
+
+    /// Drops a result that nobody has read, or a dead letter.
+    ///
+    /// # Errors
+    /// [`Gone::Task`] if the task is neither; [`Mismatch::Options`](crate::error::Mismatch::Options) for a task of another
+    /// queue; [`Unreachable::Forked`].
+    pub fn purge(&self, task: &TaskRef) -> Result<()> {
+        self.open.require_ours()?;
+        let id = self.open.id(task)?;
+        let is_over = |state| matches!(state, shm::TaskState::Done | shm::TaskState::Dead);
+        let row = self.domain().link().row();
+        self.open.queue().dispose(self.open.pools(), row, id, is_over).map_err(|_| self.open.gone(id))
+    }
+
+    /// Lists the tasks that are in the queue and that `of` accepts, at most `most`.
+    pub fn tasks(&self, most: usize, of: impl Fn(TaskStatus) -> bool) -> Vec<(TaskRef, TaskInfo)> {
+        let tasks = self.open.queue().tasks(0, most, |state| of(TaskStatus::of(state)));
+        tasks.into_iter().map(|info| (self.open.reference(info.id), info)).collect()
+    }
+
+    /// Counts what is in the queue. Takes as long as looking at all tasks and blocks.
+    pub fn stats(&self) -> QueueStats {
+        let audit = self.open.queue().audit();
+        let (completed, returned) = self.open.queue().totals();
+        let free = |blocks: &Blocks| {
+            let audit = blocks.control().audit();
+            audit.free + audit.stale
+        };
+        QueueStats {
+            pending: audit.pending,
+            claimed: audit.claimed,
+            enqueued: audit.enqueued,
+            done: audit.done,
+            dead: audit.dead,
+            free: audit.free,
+            completed,
+            returned,
+            free_inputs: free(&self.open.inputs),
+            free_outputs: free(&self.open.outputs),
+        }
+    }
+
+    /// How many tasks it has room for.
+    pub fn capacity(&self) -> u32 {
+        self.open.queue().shape().tasks
+    }
+
+    /// Bytes of an input block.
+    pub fn input_bytes(&self) -> u64 {
+        self.open.inputs.shape().block_bytes
+    }
+
+    /// Bytes of the largest output.
+    pub fn output_bytes(&self) -> u64 {
+        self.open.outputs.shape().block_bytes
+    }
+
+    /// How long an attempt may take, unless it is [extended](ClaimedTask::extend); `None`: as long as it likes.
+    pub fn lease(&self) -> Option<Duration> {
+        Some(self.open.queue().shape().lease).filter(|lease| *lease != 0).map(Duration::from_millis)
+    }
+
+    /// Where the blocks are.
+    pub fn place(&self) -> Place {
+        self.open.inputs.segment().place()
+    }
+
+    /// The GPU that this process uses them on; `None` for host memory.
+    pub fn gpu(&self) -> Option<&Gpu> {
+        self.open.inputs.gpu()
+    }
+
+    /// The name.
+    pub fn name(&self) -> &str {
+        self.open.name()
+    }
+
+    /// Which queue of that name it is: of one that was removed and made again there is another.
+    pub fn version(&self) -> u64 {
+        self.open.inputs.version()
+    }
+
+    /// The domain.
+    pub fn domain(&self) -> &Domain {
+        self.open.domain()
+    }
+}
+
+impl ControlMemory {
+    fn pools(&self) -> Pools<'_> {
+        Pools { inputs: &self.inputs, outputs: &self.outputs }
+    }
+}
+
+impl Open {
+    fn queue(&self) -> &shm::Queue {
+        &self.control.queue
+    }
+
+    fn pools(&self) -> Pools<'_> {
+        self.control.pools()
+    }
+
+    fn name(&self) -> &str {
+        self.inputs.name()
+    }
+
+    fn domain(&self) -> &Domain {
+        self.inputs.domain()
+    }
+
+    /// Not in a forked child.
+    fn is_ours(&self) -> bool {
+        self.control.generation == fork_generation()
+    }
+
+    fn require_ours(&self) -> Result<()> {
+        if self.is_ours() { Ok(()) } else { self.domain().link().require_ours() }
+    }
+
+    fn reference(&self, id: shm::TaskId) -> TaskRef {
+        TaskRef::new(self.name(), self.inputs.version(), id)
+    }
+
+    /// The error that a task is over, or not as the caller needs it.
+    fn gone(&self, id: shm::TaskId) -> Error {
+        Error::Gone(Gone::Task { task: self.reference(id).to_string() })
+    }
+
+    /// Polls until there is something, or the wait is over; sleeps in between, and looks for leases that have ended. Returns
+    /// `None` if the wait is over.
+    fn await_event<T>(
+        &self,
+        event: Event,
+        spin: &AdaptiveSpin,
+        waiting: &Waiting<'_>,
+        mut poll: impl FnMut() -> Result<Option<T>>,
+    ) -> Result<Option<T>> {
+        let mut found = None;
+        // Polling may do more than look: what it finds is the caller's.
+        let mut now = spin.spin(waiting.start(), waiting.timeout(), || {
+            found = poll().transpose();
+            found.is_some()
+        });
+        loop {
+            if let Some(found) = found.take() {
+                return found.map(Some);
+            }
+            let Some(left) = waiting.left(now.take().unwrap_or_else(Instant::now)) else { return Ok(None) };
+            self.domain().link().require_broker()?;
+            self.queue().tend(self.pools());
+            let key = self.queue().prepare(event);
+            found = poll().transpose();
+            if found.is_none() {
+                self.queue().sleep(event, key, left);
+                found = poll().transpose();
+            }
+        }
+    }
+}

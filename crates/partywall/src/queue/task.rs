@@ -1,0 +1,267 @@
+//! Tasks, and submitting them.
+
+use std::fmt;
+
+use partywall_cuda::StreamRef;
+use partywall_shm::{
+    members,
+    queue::{Event, MAX_ARGUMENTS, MAX_ATTEMPTS, MAX_INPUTS, MAX_KIND, NewTask, Reserved, StreamPoint},
+};
+use partywall_wire::Named;
+
+use super::{Open, Queue, Ticket};
+use crate::{
+    error::{Busy, Error, InvalidArgument, Mismatch, Result},
+    pool::Block,
+    wait::{Wait, Waiting},
+};
+
+/// A task to submit: what is to be done, with which inputs, and how much room its output needs.
+#[derive(Debug)]
+#[must_use = "a task does nothing until it is submitted"]
+pub struct Task {
+    kind: String,
+    arguments: Vec<u8>,
+    inputs: Vec<Block>,
+    output: u64,
+    max_attempts: u8,
+    cancel: bool,
+}
+
+/// A task that could not be submitted.
+#[derive(Debug)]
+pub struct Unsubmitted {
+    /// Why.
+    pub error: Error,
+    /// The tasks that were not submitted, with their blocks. Those before them were: their tickets are in
+    /// [`submitted`](Self::submitted).
+    pub tasks: Vec<Task>,
+    /// The tickets of the tasks that were submitted.
+    pub submitted: Vec<Ticket>,
+}
+
+impl Task {
+    /// A task of a kind that workers know, such as `sqrt`: at most 32 bytes. It has no inputs, no arguments and no output, and
+    /// may be attempted 3 times.
+    pub fn new(kind: &str) -> Self {
+        let kind = kind.to_owned();
+        Self { kind, arguments: Vec::new(), inputs: Vec::new(), output: 0, max_attempts: ATTEMPTS, cancel: false }
+    }
+
+    /// Adds an input: a block of the queue's [inputs](Queue::inputs), at most 8. Workers read it in place; it is free when the
+    /// task is done and no attempt may read it any more.
+    pub fn input(mut self, block: Block) -> Self {
+        self.inputs.push(block);
+        self
+    }
+
+    /// Arguments for the worker, at most 512 bytes.
+    pub fn arguments(mut self, bytes: &[u8]) -> Self {
+        self.arguments = bytes.to_vec();
+        self
+    }
+
+    /// Bytes of the output that each attempt gets room for; 0: the task has no output.
+    pub fn output(mut self, bytes: u64) -> Self {
+        self.output = bytes;
+        self
+    }
+
+    /// How often the task may be attempted before it is a dead letter: 1 to 255.
+    pub fn max_attempts(mut self, attempts: u8) -> Self {
+        self.max_attempts = attempts;
+        self
+    }
+
+    /// Whether the task ends when its submitter dies or closes the queue: it is cancelled if it is pending, and its result is
+    /// dropped otherwise. By default it stays.
+    pub fn cancel_with_submitter(mut self, cancel: bool) -> Self {
+        self.cancel = cancel;
+        self
+    }
+
+    /// Refuses a task that no queue takes, or not this one.
+    fn check(&self, open: &Open) -> Result<()> {
+        let Self { kind, arguments, inputs, output, .. } = self;
+        let name = || format!("task {kind:?} for queue {:?}", open.name());
+        let limits = [
+            ("a kind of", kind.len(), MAX_KIND, "bytes"),
+            ("arguments of", arguments.len(), MAX_ARGUMENTS, "bytes"),
+            ("", inputs.len(), MAX_INPUTS, "inputs"),
+        ];
+        for (what, has, most, unit) in limits {
+            if has > most {
+                let why = format!("a task has {what} at most {most} {unit}, not {has}").replace("  ", " ");
+                return Err(InvalidArgument::range(name(), why));
+            }
+        }
+        if !(1..=MAX_ATTEMPTS).contains(&self.max_attempts) {
+            return Err(InvalidArgument::range(name(), "a task is attempted at least once"));
+        }
+        let has = open.outputs.shape().block_bytes;
+        if *output > has {
+            let name = open.name().to_owned();
+            return Err(Mismatch::BlockSize { name, of: Named::Queue, has, needed: *output }.into());
+        }
+        if let Some(block) = inputs.iter().find(|block| !block.is_of(&open.inputs)) {
+            let why = format!("{block:?} is a block of another pool; take inputs from inputs()");
+            return Err(Mismatch::Options { of: Named::Queue, name: open.name().to_owned(), why }.into());
+        }
+        Ok(())
+    }
+}
+
+impl Queue {
+    /// Submits a task, and waits for a place. The inputs were written by the CPU, or by streams that were waited for.
+    ///
+    /// # Errors
+    /// The task comes back with the error. [`Busy::QueueFull`]; [`Error::Cancelled`]; [`InvalidArgument::Range`] for a task that
+    /// is too long; [`Mismatch::BlockSize`] for a larger output than the queue's; [`Mismatch::Options`] for blocks of another
+    /// pool; [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to wait;
+    /// [`Gone::HeldBlock`](crate::error::Gone::HeldBlock) if the broker gave a block to others, because it took this process
+    /// for dead; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
+    pub fn submit<'w>(&self, task: Task, wait: impl Into<Wait<'w>>) -> Result<Ticket, Box<Unsubmitted>> {
+        self.submit_at(vec![task], None, wait.into()).map(|mut tickets| tickets.swap_remove(0))
+    }
+
+    /// Submits a task whose inputs are complete when everything is done that is on `stream` now. Does not wait for that:
+    /// workers order their streams behind it ([`ClaimedTask::input_on`](super::ClaimedTask::input_on)). If this process dies
+    /// before, the task is a dead letter.
+    ///
+    /// # Errors
+    /// As [`submit`](Self::submit) and [`TimelineWriter::signal_on`](crate::TimelineWriter::signal_on).
+    pub fn submit_on<'w>(
+        &self,
+        task: Task,
+        stream: StreamRef<'_>,
+        wait: impl Into<Wait<'w>>,
+    ) -> Result<Ticket, Box<Unsubmitted>> {
+        let ready = match self.open.signal_on(stream) {
+            Ok((_, point)) => point,
+            Err(error) => return Err(Box::new(Unsubmitted { error, tasks: vec![task], submitted: Vec::new() })),
+        };
+        self.submit_at(vec![task], Some(ready), wait.into()).map(|mut tickets| tickets.swap_remove(0))
+    }
+
+    /// Submits several tasks in their order, and wakes workers once.
+    ///
+    /// # Errors
+    /// As [`submit`](Self::submit). The tasks before the one that failed are submitted.
+    pub fn submit_all<'w>(
+        &self,
+        tasks: impl IntoIterator<Item = Task>,
+        wait: impl Into<Wait<'w>>,
+    ) -> Result<Vec<Ticket>, Box<Unsubmitted>> {
+        self.submit_at(tasks.into_iter().collect(), None, wait.into())
+    }
+
+    fn submit_at(
+        &self,
+        tasks: Vec<Task>,
+        ready: Option<StreamPoint>,
+        wait: Wait<'_>,
+    ) -> Result<Vec<Ticket>, Box<Unsubmitted>> {
+        let mut submitted = Vec::with_capacity(tasks.len());
+        let mut tasks = tasks.into_iter();
+        let mut waiting = None;
+        let mut failed = None;
+        for mut task in tasks.by_ref() {
+            let place = self.reserve(&task, wait, &mut waiting);
+            match place.and_then(|place| self.put(place, &mut task, ready)) {
+                Ok(ticket) => submitted.push(ticket),
+                Err(error) => {
+                    failed = Some((error, task));
+                    break;
+                }
+            }
+        }
+        if !submitted.is_empty() {
+            self.open.queue().notify(Event::Work);
+        }
+        match failed {
+            None => Ok(submitted),
+            Some((error, task)) => {
+                let tasks = std::iter::once(task).chain(tasks).collect();
+                Err(Box::new(Unsubmitted { error, tasks, submitted }))
+            }
+        }
+    }
+
+    /// Takes a place for a task, and waits for one; `waiting` once the wait has begun.
+    fn reserve<'w>(&self, task: &Task, wait: Wait<'w>, waiting: &mut Option<Waiting<'w>>) -> Result<Reserved> {
+        self.open.require_ours()?;
+        task.check(&self.open)?;
+        let row = self.domain().link().row();
+        if let Some(place) = self.open.queue().reserve(row) {
+            return Ok(place);
+        }
+        // Tasks of this call that workers do not know of may fill the queue.
+        self.open.queue().notify(Event::Work);
+        let waiting = waiting.get_or_insert_with(|| wait.begin());
+        let place = self.open.await_event(Event::Space, &self.spin, waiting, || Ok(self.open.queue().reserve(row)))?;
+        place.ok_or_else(|| self.full(waiting))
+    }
+
+    /// Puts a task into a place.
+    fn put(&self, place: Reserved, task: &mut Task, ready: Option<StreamPoint>) -> Result<Ticket> {
+        let held = task.inputs.iter().map(Block::held).collect::<Result<Vec<_>>>();
+        let held = match held {
+            Ok(held) => held,
+            Err(error) => {
+                self.open.queue().give_back(place);
+                return Err(error);
+            }
+        };
+        let Task { kind, arguments, output, max_attempts, cancel, .. } = task;
+        let described = NewTask {
+            kind: kind.as_bytes(),
+            arguments,
+            ready,
+            output: *output,
+            max_attempts: *max_attempts,
+            cancel: *cancel,
+            now: members::now(),
+        };
+        let control = self.open.inputs.control();
+        match self.open.queue().submit(control, place, &described, &held) {
+            Some(id) => {
+                drop(held);
+                // They are the queue's.
+                task.inputs.drain(..).for_each(|block| drop(block.into_held()));
+                Ok(Ticket::new(self.open.clone(), id))
+            }
+            // The broker has taken the place back: it knows why.
+            None => {
+                self.domain().ping()?;
+                Err(Busy::QueueFull { queue: self.name().to_owned(), tasks: self.capacity() }.into())
+            }
+        }
+    }
+
+    fn full(&self, waiting: &Waiting<'_>) -> Error {
+        if waiting.was_cancelled() {
+            return waiting.error(format!("cannot submit to queue {:?}: no place became free", self.name()));
+        }
+        Busy::QueueFull { queue: self.name().to_owned(), tasks: self.capacity() }.into()
+    }
+}
+
+impl std::error::Error for Unsubmitted {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}
+
+impl fmt::Display for Unsubmitted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} of {} tasks were not submitted: {}",
+            self.tasks.len(),
+            self.tasks.len() + self.submitted.len(),
+            self.error
+        )
+    }
+}
+
+const ATTEMPTS: u8 = 3;

@@ -1,0 +1,277 @@
+//! Tickets: what became of a task, and its result.
+
+use std::{fmt, str::FromStr, sync::Arc};
+
+use partywall_shm::queue::{self as shm, Event, Reason, TaskId};
+use partywall_wire::Named;
+use serde::{Deserialize, Serialize};
+
+use super::{Open, Queue};
+use crate::{
+    adaptive_spin::AdaptiveSpin,
+    error::{Busy, Error, InvalidArgument, InvalidData, Mismatch, Result},
+    pool::Block,
+    wait::Wait,
+};
+
+/// A task that was submitted. Dropping it changes nothing: the task goes on, and any process can take its result by the
+/// [reference](Self::task).
+#[derive(Debug)]
+pub struct Ticket {
+    open: Arc<Open>,
+    id: TaskId,
+    spin: AdaptiveSpin,
+}
+
+/// Names a task of a queue, for any process: to be sent through any channel, as text or as bytes. It keeps nothing alive.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct TaskRef {
+    queue: String,
+    version: u64,
+    index: u32,
+    generation: u64,
+}
+
+/// A result that was taken. Its output is the taker's, and comes back to the queue when it is dropped.
+#[derive(Debug)]
+pub struct TaskResult {
+    output: Option<Block>,
+    bytes: u64,
+    attempt: u8,
+}
+
+/// How far a task is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum TaskStatus {
+    /// It waits for a worker.
+    Pending,
+    /// A worker has it.
+    Claimed {
+        /// The number of the attempt, from 1.
+        attempt: u8,
+    },
+    /// A stream of its worker completes it.
+    Enqueued {
+        /// The number of the attempt, from 1.
+        attempt: u8,
+    },
+    /// It has a result that nobody has taken.
+    Done,
+    /// It is a dead letter: it was attempted as often as it may be.
+    Dead,
+    /// Its result was taken, or it was cancelled or purged.
+    Gone,
+}
+
+impl Ticket {
+    pub(super) fn new(open: Arc<Open>, id: TaskId) -> Self {
+        Self { open, id, spin: AdaptiveSpin::on_memory() }
+    }
+
+    /// Waits until the task is done, and takes its result.
+    ///
+    /// # Errors
+    /// [`InvalidData::TaskFailed`] for a dead letter, which stays; [`Gone::Task`](crate::error::Gone::Task) if the result was
+    /// taken, or the task was cancelled or purged; [`Error::Timeout`], [`Error::Cancelled`];
+    /// [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to wait;
+    /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
+    pub fn wait<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<TaskResult> {
+        if let Some(result) = self.try_take()? {
+            return Ok(result);
+        }
+        let waiting = wait.into().begin();
+        let result = self.open.await_event(Event::Result, &self.spin, &waiting, || self.try_take())?;
+        result.ok_or_else(|| waiting.error(format!("task {} is not done: {}", self.task(), self.status().name())))
+    }
+
+    /// Takes the result if the task is done.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait), but for those of waiting.
+    pub fn try_take(&self) -> Result<Option<TaskResult>> {
+        self.open.require_ours()?;
+        let row = self.open.domain().link().row();
+        let taken = match self.open.queue().take(self.open.pools(), row, self.id) {
+            Ok(taken) => taken,
+            Err(shm::TaskState::Gone) => return Err(self.open.gone(self.id)),
+            Err(shm::TaskState::Dead) => return Err(self.failed()),
+            Err(_) => return Ok(None),
+        };
+        let output = taken.output.map(|held| Block::new(self.open.outputs.clone(), held));
+        Ok(Some(TaskResult { output, bytes: taken.bytes, attempt: taken.attempt }))
+    }
+
+    /// How far the task is.
+    pub fn status(&self) -> TaskStatus {
+        TaskStatus::of(self.open.queue().state(self.id))
+    }
+
+    /// Cancels the task if no worker has it.
+    ///
+    /// # Errors
+    /// [`Busy::TaskRunning`] if a worker has it; [`Gone::Task`](crate::error::Gone::Task) if it is over;
+    /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
+    pub fn cancel(&self) -> Result<()> {
+        self.open.require_ours()?;
+        let row = self.open.domain().link().row();
+        let is_pending = |state| state == shm::TaskState::Pending;
+        let attempt = match self.open.queue().dispose(self.open.pools(), row, self.id, is_pending) {
+            Ok(()) => return Ok(()),
+            Err(shm::TaskState::Claimed { attempt, .. } | shm::TaskState::Enqueued { attempt, .. }) => attempt,
+            Err(_) => return Err(self.open.gone(self.id)),
+        };
+        Err(Busy::TaskRunning { task: self.task().to_string(), attempt }.into())
+    }
+
+    /// The task, for other processes.
+    pub fn task(&self) -> TaskRef {
+        self.open.reference(self.id)
+    }
+
+    fn failed(&self) -> Error {
+        let (failures, text) = self.open.queue().failures(self.id);
+        let attempts = failures.last().map_or(0, |(attempt, _)| *attempt);
+        let reason = failures.last().map_or("nobody knows why", |(_, reason)| reason_text(*reason));
+        let text = String::from_utf8_lossy(&text).into_owned();
+        let failed = matches!(failures.last(), Some((_, Reason::Failed)));
+        let reason = if failed && !text.is_empty() { text } else { reason.to_owned() };
+        InvalidData::TaskFailed { task: self.task().to_string(), attempts, reason }.into()
+    }
+}
+
+impl Queue {
+    /// The ticket of a task that another process has submitted.
+    ///
+    /// # Errors
+    /// [`Mismatch::Options`] for a task of another queue.
+    pub fn ticket(&self, task: &TaskRef) -> Result<Ticket> {
+        self.open.id(task).map(|id| Ticket::new(self.open.clone(), id))
+    }
+}
+
+impl Open {
+    /// Returns which task of this queue is meant.
+    pub(super) fn id(&self, task: &TaskRef) -> Result<TaskId> {
+        let TaskRef { queue, version, index, generation } = task;
+        if (queue.as_str(), *version) == (self.name(), self.inputs.version()) {
+            return Ok(TaskId { index: *index, generation: *generation });
+        }
+        let why = format!("it is version {} of its name, and {task} is a task of another queue", self.inputs.version());
+        Err(Mismatch::Options { of: Named::Queue, name: self.name().to_owned(), why }.into())
+    }
+}
+
+impl TaskResult {
+    /// The block that the worker has written; `None` if the task has no output. It may be longer than the output.
+    pub fn output(&self) -> Option<&Block> {
+        self.output.as_ref()
+    }
+
+    /// As [`output`](Self::output), the caller's.
+    pub fn into_output(self) -> Option<Block> {
+        self.output
+    }
+
+    /// Bytes of the output that the submitter asked for.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The number of the attempt that succeeded, from 1.
+    pub fn attempt(&self) -> u8 {
+        self.attempt
+    }
+}
+
+impl TaskStatus {
+    pub(super) fn of(state: shm::TaskState) -> Self {
+        match state {
+            shm::TaskState::Pending => Self::Pending,
+            shm::TaskState::Claimed { attempt, .. } => Self::Claimed { attempt },
+            shm::TaskState::Enqueued { attempt, .. } => Self::Enqueued { attempt },
+            shm::TaskState::Done => Self::Done,
+            shm::TaskState::Dead => Self::Dead,
+            shm::TaskState::Gone => Self::Gone,
+        }
+    }
+
+    /// Its name for programs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Claimed { .. } => "claimed",
+            Self::Enqueued { .. } => "enqueued",
+            Self::Done => "done",
+            Self::Dead => "dead",
+            Self::Gone => "gone",
+        }
+    }
+}
+
+impl TaskRef {
+    pub(super) fn new(queue: &str, version: u64, id: TaskId) -> Self {
+        Self { queue: queue.to_owned(), version, index: id.index, generation: id.generation }
+    }
+
+    /// The queue's name.
+    pub fn queue(&self) -> &str {
+        &self.queue
+    }
+
+    /// The queue's version: of a name that was removed and made again there is another.
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+}
+
+/// `NAME@VERSION#PLACE.GENERATION`
+impl fmt::Display for TaskRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { queue, version, index, generation } = self;
+        write!(f, "{queue}@{version}#{index}.{generation}")
+    }
+}
+
+impl FromStr for TaskRef {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let parse = || {
+            let (name, task) = text.rsplit_once('#')?;
+            let (queue, version) = name.rsplit_once('@')?;
+            let (index, generation) = task.split_once('.')?;
+            let (version, index, generation) = (version.parse().ok()?, index.parse().ok()?, generation.parse().ok()?);
+            Some(Self { queue: queue.to_owned(), version, index, generation })
+        };
+        parse().ok_or_else(|| InvalidArgument::name(text, "a task of a queue is NAME@VERSION#PLACE.GENERATION"))
+    }
+}
+
+/// Says why an attempt had no result.
+pub(super) fn reason_text(reason: Reason) -> &'static str {
+    match reason {
+        Reason::Failed => "its worker failed it",
+        Reason::Died => "its worker died",
+        Reason::Lease => "its lease ended",
+        Reason::Detached => "its worker was evicted, or has lost its GPU context",
+        Reason::Dropped => "its worker gave it up",
+        Reason::Inputs => "its submitter died before the inputs were complete",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn task_reference_round_trips_as_text() {
+        let task = TaskRef::new("render/tiles.0", 3, TaskId { index: 131_071, generation: 1 << 34 });
+        assert_eq!(task.to_string(), "render/tiles.0@3#131071.17179869184");
+        assert_eq!(task.to_string().parse::<TaskRef>().unwrap(), task);
+        for text in ["", "tasks", "tasks@1", "tasks#1.2", "tasks@1#2", "tasks@x#1.2", "t@1#-1.2", "t@1#1.x"] {
+            let parsed = text.parse::<TaskRef>();
+            assert!(matches!(parsed, Err(Error::InvalidArgument(InvalidArgument::Name { .. }))), "{text}");
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! Queues: tasks go to workers of several processes, come back from dead ones, and have one result each.
+
+use std::{io::Read, time::Duration};
+
+use partywall::{
+    ClaimedTask, Domain, Error, Place, Queue, QueueOptions, Reason, Task, TaskStatus, Ticket, Wait,
+    error::{Busy, Gone, InvalidArgument, InvalidData, Mismatch},
+    info::Named,
+};
+
+use super::{
+    TIMEOUT,
+    world::{World, eventually},
+};
+
+/// The roles of processes that are killed, or that work.
+#[allow(clippy::print_stdout)] // it is how a role talks to the test
+pub(crate) fn play(role: &str) {
+    let domain = Domain::options().start(false).connect().unwrap();
+    let queue = domain.queue("work").timeout(TIMEOUT).open().unwrap();
+    match role {
+        "queue worker" => {
+            println!("ready");
+            for task in queue.claims(Duration::MAX) {
+                work(task.unwrap()).unwrap();
+            }
+        }
+        "queue loser" => {
+            let task = queue.claim(TIMEOUT).unwrap();
+            println!("claimed {}", task.attempt());
+            println!("ready");
+            let _ = std::io::stdin().read(&mut [0]);
+        }
+        "queue submitter" => {
+            let kept = submit(&queue, 3.0);
+            let cancelled = queue.submit(Task::new("sqrt").cancel_with_submitter(true), TIMEOUT).unwrap();
+            println!("submitted {} {}", kept.task(), cancelled.task());
+            println!("ready");
+            let _ = std::io::stdin().read(&mut [0]);
+        }
+        _ => panic!("{role}"),
+    }
+}
+
+fn options(domain: &Domain) -> QueueOptions {
+    domain.queue("work").tasks(8).inputs(8, 64).outputs(4, 64).place(Place::Host)
+}
+
+fn submit(queue: &Queue, value: f64) -> Ticket {
+    let mut input = queue.inputs().alloc(TIMEOUT).unwrap();
+    input.as_mut_slice::<f64>().unwrap().fill(value);
+    queue.submit(Task::new("sqrt").input(input).output(64).arguments(b"a"), TIMEOUT).unwrap()
+}
+
+fn work(mut task: ClaimedTask) -> partywall::Result<()> {
+    assert_eq!((task.kind().as_str(), task.arguments()), ("sqrt", &b"a"[..]));
+    let roots: Vec<f64> = task.inputs()[0].as_slice::<f64>()?.iter().map(|value| value.sqrt()).collect();
+    task.output_mut()?.as_mut_slice::<f64>()?.copy_from_slice(&roots);
+    task.complete()
+}
+
+fn root(ticket: &Ticket) -> f64 {
+    ticket.wait(TIMEOUT).unwrap().output().unwrap().as_slice::<f64>().unwrap()[0]
+}
+
+fn assert_idle(queue: &Queue) {
+    eventually("the queue is idle", || {
+        let stats = queue.stats();
+        let tasks = stats.pending + stats.claimed + stats.enqueued + stats.done + stats.dead;
+        (tasks, stats.free, stats.free_inputs, stats.free_outputs) == (0, 8, 8, 4)
+    });
+}
+
+#[test]
+fn tasks_go_to_another_process_and_results_come_back() {
+    let world = World::new();
+    let domain = world.connect();
+    let queue = options(&domain).create().unwrap();
+    let _workers = [(); 2].map(|()| world.play_until("queue worker", "ready"));
+    let tickets: Vec<_> = (1..=6).map(|value| submit(&queue, f64::from(value * value))).collect();
+    for (ticket, value) in tickets.iter().zip(1..) {
+        assert_eq!(root(ticket), f64::from(value));
+        assert_eq!(ticket.status(), TaskStatus::Gone);
+    }
+    assert_idle(&queue);
+    assert_eq!((queue.stats().completed, queue.stats().returned), (6, 0));
+}
+
+#[test]
+fn task_of_a_killed_worker_goes_to_another() {
+    let world = World::new();
+    let queue = options(&world.connect()).create().unwrap();
+    let ticket = submit(&queue, 16.0);
+    let (mut loser, attempt) = world.play_after("queue loser", "claimed ");
+    assert_eq!((attempt.as_str(), ticket.status()), ("1", TaskStatus::Claimed { attempt: 1 }));
+    assert!(matches!(ticket.wait(Duration::from_millis(10)), Err(Error::Timeout { .. })));
+    loser.kill();
+    let task = queue.claim(TIMEOUT).unwrap();
+    assert_eq!((task.attempt(), task.task()), (2, ticket.task()));
+    work(task).unwrap();
+    let result = ticket.wait(TIMEOUT).unwrap();
+    assert_eq!((result.attempt(), result.bytes()), (2, 64));
+    assert_eq!(result.output().unwrap().as_slice::<f64>().unwrap()[0], 4.0);
+    drop(result);
+    assert_idle(&queue);
+}
+
+#[test]
+fn tasks_of_a_killed_submitter_stay_unless_they_are_to_end_with_it() {
+    let world = World::new();
+    let queue = options(&world.connect()).create().unwrap();
+    let (mut submitter, tasks) = world.play_after("queue submitter", "submitted ");
+    let [kept, cancelled] = tasks.split_once(' ').map(|(kept, cancelled)| [kept, cancelled]).unwrap();
+    let ticket = |text: &str| queue.ticket(&text.parse().unwrap()).unwrap();
+    submitter.kill();
+    eventually("the broker has ended it", || ticket(cancelled).status() == TaskStatus::Gone);
+    work(queue.claim(TIMEOUT).unwrap()).unwrap();
+    assert_eq!(root(&ticket(kept)), 3_f64.sqrt());
+    assert!(matches!(ticket(kept).wait(TIMEOUT), Err(Error::Gone(Gone::Task { .. }))));
+    assert_idle(&queue);
+}
+
+#[test]
+fn ended_lease_fences_a_worker_that_hangs() {
+    let world = World::new();
+    let queue = options(&world.connect()).lease(Duration::from_millis(50)).create().unwrap();
+    let ticket = submit(&queue, 9.0);
+    let mut hung = queue.claim(TIMEOUT).unwrap();
+    hung.extend(Duration::from_millis(20)).unwrap();
+    // The waiting worker finds that the lease has ended.
+    let task = queue.claim(TIMEOUT).unwrap();
+    assert_eq!((task.task(), task.attempt(), hung.is_claimed()), (ticket.task(), 2, false));
+    hung.output_mut().unwrap().as_mut_slice::<f64>().unwrap().fill(-1.0);
+    work(task).unwrap();
+    assert!(matches!(hung.extend(TIMEOUT), Err(Error::Gone(Gone::Claim { .. }))));
+    assert!(matches!(hung.complete(), Err(Error::Gone(Gone::Claim { attempt: 1, .. }))));
+    assert_eq!(root(&ticket), 3.0);
+    assert_idle(&queue);
+}
+
+#[test]
+fn failed_task_becomes_a_dead_letter_that_says_why() {
+    let world = World::new();
+    let queue = options(&world.connect()).create().unwrap();
+    let ticket = queue.submit(Task::new("sqrt").max_attempts(2), TIMEOUT).unwrap();
+    queue.claim(TIMEOUT).unwrap().fail("no such file").unwrap();
+    drop(queue.claim(TIMEOUT).unwrap());
+    match ticket.wait(TIMEOUT) {
+        Err(Error::InvalidData(InvalidData::TaskFailed { attempts: 2, reason, .. })) => {
+            assert_eq!(reason, "its worker gave it up")
+        }
+        other => panic!("{other:?}"),
+    }
+    let dead = queue.tasks(10, |status| status == TaskStatus::Dead);
+    let [(task, info)] = &dead[..] else { panic!("{dead:?}") };
+    assert_eq!(*task, ticket.task());
+    assert_eq!(
+        (&info.failures[..], &info.text[..]),
+        (&[(1, Reason::Failed), (2, Reason::Dropped)][..], &b"no such file"[..])
+    );
+    queue.retry(task).unwrap();
+    queue.claim(TIMEOUT).unwrap().complete().unwrap();
+    assert!(ticket.wait(TIMEOUT).unwrap().output().is_none());
+    // A result that nobody wants.
+    let ticket = queue.submit(Task::new("sqrt"), TIMEOUT).unwrap();
+    assert!(matches!(queue.purge(&ticket.task()), Err(Error::Gone(Gone::Task { .. }))));
+    queue.claim(TIMEOUT).unwrap().complete().unwrap();
+    queue.purge(&ticket.task()).unwrap();
+    assert_idle(&queue);
+}
+
+#[test]
+fn only_a_pending_task_can_be_cancelled() {
+    let world = World::new();
+    let queue = options(&world.connect()).create().unwrap();
+    let ticket = submit(&queue, 1.0);
+    let task = queue.claim(TIMEOUT).unwrap();
+    assert!(matches!(ticket.cancel(), Err(Error::Busy(Busy::TaskRunning { attempt: 1, .. }))));
+    drop(task);
+    ticket.cancel().unwrap();
+    assert!(matches!(ticket.cancel(), Err(Error::Gone(Gone::Task { .. }))));
+    assert!(matches!(queue.claim(Duration::ZERO), Err(Error::Timeout { .. })));
+    assert_idle(&queue);
+}
+
+#[test]
+fn full_queue_makes_submitters_wait() {
+    let world = World::new();
+    let queue = options(&world.connect()).create().unwrap();
+    let task = || Task::new("sqrt");
+    let refused = queue.submit_all((0..10).map(|_| task()), Duration::ZERO).unwrap_err();
+    assert!(matches!(refused.error, Error::Busy(Busy::QueueFull { tasks: 8, .. })), "{}", refused.error);
+    assert_eq!((refused.submitted.len(), refused.tasks.len()), (8, 2));
+    let cancelled = || true;
+    let wait = Wait::from(TIMEOUT).cancelled_by(&cancelled);
+    assert!(matches!(queue.submit(task(), wait).unwrap_err().error, Error::Cancelled { .. }));
+    std::thread::scope(|scope| {
+        let submitter = scope.spawn(|| queue.submit(task(), TIMEOUT).unwrap());
+        std::thread::sleep(Duration::from_millis(20));
+        for task in queue.claim_all(100, TIMEOUT).unwrap() {
+            task.complete().unwrap();
+        }
+        for ticket in &refused.submitted {
+            ticket.wait(TIMEOUT).unwrap();
+        }
+        submitter.join().unwrap().cancel().unwrap();
+    });
+    assert_idle(&queue);
+}
+
+#[test]
+fn unread_results_that_fill_the_outputs_are_named() {
+    let world = World::new();
+    let queue = options(&world.connect()).create().unwrap();
+    let tickets: Vec<_> = (0..5).map(|_| submit(&queue, 1.0)).collect();
+    for _ in 0..4 {
+        work(queue.claim(TIMEOUT).unwrap()).unwrap();
+    }
+    assert!(queue.try_claim().unwrap().is_none());
+    match queue.claim(Duration::from_millis(1)) {
+        Err(Error::Busy(Busy::OutputsFull { outputs: 4, results: 4, .. })) => {}
+        other => panic!("{other:?}"),
+    }
+    // It is not lost, and not counted as an attempt.
+    assert_eq!(root(&tickets[0]), 1.0);
+    let task = queue.claim(TIMEOUT).unwrap();
+    assert_eq!(task.attempt(), 1);
+    work(task).unwrap();
+    tickets[1..].iter().for_each(|ticket| assert_eq!(root(ticket), 1.0));
+    assert_idle(&queue);
+}
+
+#[test]
+fn bad_tasks_are_refused_with_a_reason() {
+    let world = World::new();
+    let domain = world.connect();
+    let queue = options(&domain).create().unwrap();
+    let refused = |task: Task| {
+        let refused = queue.submit(task, TIMEOUT).unwrap_err();
+        assert_eq!((refused.tasks.len(), refused.submitted.len()), (1, 0));
+        refused.error
+    };
+    let is_range = |error: &Error| matches!(error, Error::InvalidArgument(InvalidArgument::Range { .. }));
+    for task in [Task::new(&"k".repeat(33)), Task::new("k").arguments(&[0; 513]), Task::new("k").max_attempts(0)] {
+        let error = refused(task);
+        assert!(is_range(&error), "{error}");
+    }
+    let larger = refused(Task::new("k").output(65));
+    assert!(matches!(larger, Error::Mismatch(Mismatch::BlockSize { of: Named::Queue, has: 64, needed: 65, .. })));
+    let other = domain.pool("other").blocks(1).block_bytes(64).place(Place::Host).create().unwrap();
+    let foreign = refused(Task::new("k").input(other.alloc(TIMEOUT).unwrap()));
+    assert!(
+        matches!(&foreign, Error::Mismatch(Mismatch::Options { of: Named::Queue, why, .. }) if why.contains("another pool")),
+        "{foreign}"
+    );
+    assert_eq!(other.stats().free, 1, "it came back with the task");
+    // Room that was not asked for.
+    queue.submit(Task::new("k"), TIMEOUT).unwrap();
+    let mut task = queue.claim(TIMEOUT).unwrap();
+    assert!(is_range(&task.output_mut().unwrap_err()));
+    assert!(is_range(&task.output().unwrap_err()));
+    task.complete().unwrap();
+    // A task of another queue.
+    let other = domain.queue("others").place(Place::Host).create().unwrap();
+    let task = other.submit(Task::new("k"), TIMEOUT).unwrap().task();
+    assert!(matches!(queue.ticket(&task), Err(Error::Mismatch(Mismatch::Options { of: Named::Queue, .. }))));
+}
+
+#[test]
+fn queue_differs_from_what_was_asked_for() {
+    let world = World::new();
+    let domain = world.connect();
+    let _queue = options(&domain).lease(Duration::from_secs(1)).create().unwrap();
+    let work = || domain.queue("work");
+    for (options, why) in [
+        (work().tasks(9), "room for 8 tasks, not 9"),
+        (work().inputs(9, 64), "8 blocks of inputs, not 9"),
+        (work().inputs(8, 65), "inputs of 64 bytes, not 65"),
+        (work().outputs(5, 64), "4 blocks of outputs, not 5"),
+        (work().lease(Duration::from_secs(2)), "a lease of 1000 ms, not 2000"),
+    ] {
+        match options.open() {
+            Err(Error::Mismatch(Mismatch::Options { of: Named::Queue, why: found, .. })) => {
+                assert!(found.contains(why), "{found}")
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(matches!(domain.pool("work").open(), Err(Error::Mismatch(Mismatch::Object { is: Named::Queue, .. }))));
+    assert!(matches!(
+        domain.open("work", Duration::ZERO),
+        Err(Error::Mismatch(Mismatch::Object { is: Named::Queue, .. }))
+    ));
+    for options in [
+        work().tasks(0),
+        work().inputs(0, 1),
+        work().outputs(1, 0),
+        work().lease(Duration::ZERO),
+        work().lease(Duration::MAX),
+    ] {
+        let refused = options.place(Place::Host).create();
+        assert!(matches!(refused, Err(Error::InvalidArgument(InvalidArgument::Options { .. }))), "{refused:?}");
+    }
+}
+
+#[test]
+fn broker_tells_what_is_in_a_queue() {
+    let world = World::new();
+    let domain = world.connect();
+    let queue = options(&domain).create().unwrap();
+    let _tickets = [(); 3].map(|()| submit(&queue, 4.0));
+    work(queue.claim(TIMEOUT).unwrap()).unwrap();
+    let _task = queue.claim(TIMEOUT).unwrap();
+    let info = domain.inspect("work").unwrap();
+    let control = info.control.unwrap();
+    let told = control.queue.unwrap();
+    assert_eq!((told.usage.pending, told.usage.claimed, told.usage.done, told.usage.free), (1, 1, 1, 5));
+    assert_eq!((control.blocks.free, control.blocks.in_ring), (6, 2));
+    assert_eq!((told.outputs.free, told.outputs.held, told.outputs.in_ring), (2, 1, 1));
+    assert_eq!(queue.stats().done, 1);
+}
