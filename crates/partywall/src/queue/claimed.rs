@@ -6,7 +6,7 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bytemuck::PodCastError;
@@ -19,7 +19,7 @@ use partywall_shm::{
     timeline::Progress,
 };
 
-use super::{ControlMemory, Open, Queue, TaskRef};
+use super::{ControlMemory, Open, Queue, TEND_EVERY, TaskRef};
 use crate::{
     completion::{Completion, Fence},
     error::{Busy, Error, Gone, InvalidArgument, InvalidData, Result},
@@ -28,7 +28,7 @@ use crate::{
     segment::Element,
     slots,
     timeline::Order,
-    wait::Wait,
+    wait::{Wait, Waiting},
 };
 
 /// A task that this process has, for one attempt. Dropping it gives the task back, which counts as an attempt.
@@ -65,20 +65,26 @@ impl Queue {
     /// [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to wait;
     /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn claim<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<ClaimedTask> {
-        if let Some(task) = self.try_claim()? {
-            return Ok(task);
-        }
+        let mut room = None;
+        let mut found = self.try_claim_into(&mut room)?;
         let waiting = wait.into().begin();
-        let claimed = self.open.await_event(Event::Work, &self.spin, &waiting, || self.try_claim())?;
-        if let Some(task) = claimed {
-            return Ok(task);
+        loop {
+            match found {
+                Found::Task(task) => return Ok(*task),
+                Found::Nothing => {
+                    let waited = self.open.await_event(Event::Work, &self.spin, &waiting, || {
+                        let found = self.try_claim_into(&mut room)?;
+                        Ok((!matches!(found, Found::Nothing)).then_some(found))
+                    })?;
+                    let what = || format!("cannot claim a task of queue {:?}: there is none", self.name());
+                    found = waited.ok_or_else(|| waiting.error(what()))?;
+                }
+                Found::NoRoom => {
+                    room = self.await_room(&waiting)?;
+                    found = self.try_claim_into(&mut room)?;
+                }
+            }
         }
-        if !waiting.was_cancelled() && self.open.queue().next().is_some() {
-            let results = self.open.queue().audit().done;
-            let (queue, outputs) = (self.name().to_owned(), self.open.outputs.shape().blocks);
-            return Err(Busy::OutputsFull { queue, outputs, results }.into());
-        }
-        Err(waiting.error(format!("cannot claim a task of queue {:?}: there is none", self.name())))
     }
 
     /// Claims the oldest task, if there is one and an output block for it is free.
@@ -86,22 +92,53 @@ impl Queue {
     /// # Errors
     /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn try_claim(&self) -> Result<Option<ClaimedTask>> {
+        match self.try_claim_into(&mut None)? {
+            Found::Task(task) => Ok(Some(*task)),
+            Found::Nothing | Found::NoRoom => Ok(None),
+        }
+    }
+
+    /// Claims the oldest task, if there is one and an output block for it: `room`, or one that is free.
+    fn try_claim_into(&self, room: &mut Option<Block>) -> Result<Found> {
         self.open.require_ours()?;
         let row = self.domain().link().row();
         let outputs = &self.open.outputs;
-        // Taken first: a task that is claimed and finds no room would have to be given back.
-        let mut room = None;
         while let Some(candidate) = self.open.queue().next() {
+            // Taken first: a task that is claimed and finds no room would have to be given back.
             if candidate.output > 0 && room.is_none() {
-                let Some(held) = slots::try_take(&**outputs.control(), self.domain())? else { return Ok(None) };
-                room = Some(Block::new(outputs.clone(), held));
+                let Some(held) = slots::try_take(&**outputs.control(), self.domain())? else {
+                    return Ok(Found::NoRoom);
+                };
+                *room = Some(Block::new(outputs.clone(), held));
             }
-            if let Some(claimed) = self.open.queue().claim(row, &candidate) {
-                let output = room.filter(|_| candidate.output > 0);
-                return ClaimedTask::new(self.open.clone(), claimed, output).map(Some);
+            let Some(claimed) = self.open.queue().claim(row, &candidate) else { continue };
+            let output = room.take_if(|_| candidate.output > 0);
+            if let Some(task) = ClaimedTask::new(self.open.clone(), claimed, output) {
+                return Ok(Found::Task(Box::new(task)));
             }
         }
-        Ok(None)
+        *room = None;
+        Ok(Found::Nothing)
+    }
+
+    /// Waits for a free output block, for a moment, among others that do. Returns `None` if there was none.
+    fn await_room(&self, waiting: &Waiting<'_>) -> Result<Option<Block>> {
+        let outputs = &self.open.outputs;
+        let Some(left) = waiting.left(Instant::now()) else {
+            let (queue, blocks) = (self.name().to_owned(), outputs.shape().blocks);
+            if waiting.was_cancelled() {
+                return Err(waiting.error(format!("cannot claim a task of queue {queue:?}: no output block is free")));
+            }
+            let results = self.open.queue().audit().done;
+            return Err(Busy::OutputsFull { queue, outputs: blocks, results }.into());
+        };
+        self.open.queue().tend(self.open.pools());
+        let wait = left.min(TEND_EVERY).into();
+        match slots::take(&**outputs.control(), self.domain(), &self.spin, wait, String::new) {
+            Ok(held) => Ok(Some(Block::new(outputs.clone(), held))),
+            Err(Error::Timeout { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Waits for a task, and claims up to `most`: as many as there are then.
@@ -142,13 +179,20 @@ impl Queue {
     }
 }
 
+/// What a worker found.
+enum Found {
+    Task(Box<ClaimedTask>),
+    Nothing,
+    /// A task, but no block for its output.
+    NoRoom,
+}
+
 impl ClaimedTask {
-    fn new(open: Arc<Open>, claimed: Claimed, output: Option<Block>) -> Result<Self> {
+    /// Returns `None` if the task was taken back at once.
+    fn new(open: Arc<Open>, claimed: Claimed, output: Option<Block>) -> Option<Self> {
         let Some(description) = open.queue().describe(claimed.id()) else {
-            // The broker, or another worker because our lease ended, was faster.
-            let task = open.reference(claimed.id()).to_string();
             open.queue().drain(open.pools(), &claimed);
-            return Err(Gone::Claim { task, attempt: claimed.attempt() }.into());
+            return None;
         };
         let input = |index| TaskInput {
             blocks: open.inputs.clone(),
@@ -159,7 +203,7 @@ impl ClaimedTask {
         let count = open.inputs.shape().blocks;
         let inputs = description.inputs.iter().filter(|block| block.index < count).map(|block| input(block.index));
         let inputs = inputs.collect();
-        Ok(Self { open, claimed: Some(claimed), description, inputs, output })
+        Some(Self { open, claimed: Some(claimed), description, inputs, output })
     }
 
     /// The kind of work.

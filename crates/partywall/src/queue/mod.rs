@@ -14,7 +14,7 @@ use std::{
 use partywall_os::process::fork_generation;
 use partywall_shm::{
     pool as shm_pool,
-    queue::{self as shm, Event, Pools},
+    queue::{self as shm, Event, Pools, TEND_EVERY},
 };
 
 pub(crate) use self::signals::Signals;

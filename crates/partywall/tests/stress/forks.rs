@@ -127,25 +127,26 @@ pub(crate) fn play(words: &[&str]) {
         "queue" => {
             let queue = domain.queue("work").place(partywall::Place::Host).open_or_create().unwrap();
             let wait = Duration::from_secs(9);
-            let ticket = queue.submit(partywall::Task::new("echo"), wait).unwrap();
-            let task = queue.claim(wait).unwrap();
+            let submit = || queue.submit(partywall::Task::new("echo"), wait).unwrap();
+            let tickets = [submit(), submit()];
+            let tasks = [(); 2].map(|()| queue.claim(wait).unwrap());
             // SAFETY: as above.
-            let [completed, dropped] = unsafe { [std::ptr::read(&task), std::ptr::read(&task)] };
+            let [completed, dropped] = unsafe { std::ptr::read(&tasks) };
             let good = in_child(|| {
                 let forked = |error| matches!(error, Error::Unreachable(Unreachable::Forked { .. }));
                 drop(dropped);
                 forked(queue.claim(wait).unwrap_err())
                     && forked(queue.try_claim().unwrap_err())
                     && forked(queue.submit(partywall::Task::new("echo"), wait).unwrap_err().error)
-                    && forked(ticket.wait(wait).unwrap_err())
-                    && forked(ticket.cancel().unwrap_err())
-                    && forked(queue.purge(&ticket.task()).unwrap_err())
+                    && forked(tickets[0].wait(wait).unwrap_err())
+                    && forked(tickets[0].cancel().unwrap_err())
+                    && forked(queue.purge(&tickets[0].task()).unwrap_err())
                     && forked(completed.extend(wait).unwrap_err())
                     && forked(completed.complete().unwrap_err())
             });
-            assert!(good && task.is_claimed(), "a child ended its parent's claim");
-            task.complete().unwrap();
-            ticket.wait(wait).unwrap();
+            assert!(good && tasks.iter().all(|task| task.is_claimed()), "a child ended its parent's claim");
+            tasks.into_iter().for_each(|task| task.complete().unwrap());
+            tickets.iter().for_each(|ticket| drop(ticket.wait(wait).unwrap()));
         }
         "topic" => {
             let topic = domain.topic("frames").max_bytes(64).place(partywall::Place::Host).open_or_create().unwrap();
@@ -290,6 +291,11 @@ fn forking_while_a_segment_grows_hangs_no_process() {
 #[test]
 fn forked_child_releases_no_permit_of_its_parent() {
     Place::new().start("fork permit").expect("good");
+}
+
+#[test]
+fn forked_child_does_not_use_its_parents_queue() {
+    Place::new().start("fork queue").expect("good");
 }
 
 #[test]
