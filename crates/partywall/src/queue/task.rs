@@ -226,8 +226,10 @@ impl Queue {
         match self.open.queue().submit(control, place, &described, &held) {
             Some(id) => {
                 drop(held);
-                // They are the queue's.
-                task.inputs.drain(..).for_each(|block| drop(block.into_held()));
+                for block in task.inputs.drain(..) {
+                    // It is the queue's now.
+                    let _ = block.into_held();
+                }
                 Ok(Ticket::new(self.open.clone(), id))
             }
             // The broker has taken the place back: it knows why.

@@ -4,6 +4,7 @@
 
 mod points;
 mod pool;
+mod queue;
 mod semaphore;
 mod timeline;
 mod topic;
@@ -29,6 +30,7 @@ fn play() {
     let memory: File = OpenOptions::new().read(true).write(true).open(std::env::var(MEMORY).unwrap()).unwrap();
     match role.split_once(' ').unwrap() {
         ("pool", role) => pool::play(role, memory),
+        ("queue", role) => queue::play(role, memory),
         ("semaphore", role) => semaphore::play(role, memory),
         ("timeline", role) => timeline::play(role, memory),
         ("topic", role) => topic::play(role, memory),

@@ -72,6 +72,45 @@ pub(crate) const TOPIC_RECOVERED: &[&str] = &[
     "topic: blocks of the dead taken, not free",
 ];
 
+pub(crate) const SUBMITTING: &[&str] = &[
+    "queue: place taken, tail not moved",
+    "queue: tail moved, place not checked",
+    "queue: described, not pending",
+    "queue: pending, blocks still held",
+    "queue: pending, nobody told of it",
+    "queue: place given back, nobody notified",
+];
+pub(crate) const LATE: &[&str] = &["queue: no late task found, count not moved"];
+pub(crate) const CLAIMING: &[&str] = &["queue: claimed, no lease", "queue: head moved, place not checked again"];
+pub(crate) const COMPLETING: &[&str] = &[
+    "queue: attempt drained, no result yet",
+    "queue: done, block still held",
+    "queue: inputs free, place not",
+    "queue: done, nobody told of it",
+];
+pub(crate) const QUEUEING: &[&str] = &["queue: output named, not enqueued", "queue: enqueued, nobody told of it"];
+pub(crate) const FAILING: &[&str] = &[
+    "queue: failure recorded, task still claimed",
+    "queue: attempt taken back, nobody told of it",
+    "queue: attempt drained, place not looked at",
+];
+pub(crate) const TAKING: &[&str] = &[
+    "queue: result taken, block not",
+    "slots: slot taken over, holder not notified",
+    "queue: output free, place not draining",
+    "queue: place free, nobody told of it",
+    "queue: over, nobody told of it",
+];
+pub(crate) const CANCELLING: &[&str] = &["queue: output free, place not draining", "queue: inputs free, place not"];
+pub(crate) const RETRYING: &[&str] = &["queue: dead letter pending, nobody told of it"];
+pub(crate) const TENDING: &[&str] =
+    &["queue: attempt recorded as open, not taken back", "queue: attempt taken back, nobody told of it"];
+pub(crate) const QUEUE_RECOVERED: &[&str] = &[
+    "queue: detached, nobody told of it",
+    "queue: places of the dead free, blocks not taken",
+    "queue: blocks of the dead taken, not free",
+];
+
 const PASSED: &[&[&str]] = &[
     SLOT_TAKEN,
     SLOT_WAITED_FOR,
@@ -96,6 +135,17 @@ const PASSED: &[&[&str]] = &[
     MAKING_SPACE,
     OVERTAKEN,
     TOPIC_RECOVERED,
+    SUBMITTING,
+    LATE,
+    CLAIMING,
+    COMPLETING,
+    QUEUEING,
+    FAILING,
+    TAKING,
+    CANCELLING,
+    RETRYING,
+    TENDING,
+    QUEUE_RECOVERED,
 ];
 
 /// That a test has passed these points.

@@ -1,0 +1,449 @@
+//! Queues: a process crashes between any two steps of submitting, claiming, completing, failing, taking, cancelling, tending and
+//! recovering. Each task has one result, or is a dead letter; no task and no block is lost; the others go on.
+
+use std::{
+    collections::BTreeMap,
+    fs::{File, OpenOptions},
+    os::fd::{AsRawFd, OwnedFd},
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use partywall_harness::{
+    WATCHDOG,
+    crash::{self, Crashed, Fate, at_each_point},
+};
+use partywall_shm::{
+    pool::{Held, Pool},
+    queue::{Audit, Claimed, Event, NewTask, Pools, Queue, Reason, Shape, StreamPoint, TaskId, TaskState},
+    topic::TimelineCell,
+};
+
+use super::points::{
+    CANCELLING, CLAIMING, COMPLETING, FAILING, LATE, NOTIFYING, QUEUE_RECOVERED, QUEUEING, RETRYING, SUBMITTING,
+    TAKING, TENDING, assert_passed,
+};
+
+/// The row of the process that crashes.
+const CRASHING: u16 = 1;
+/// That of one that was dead, or hung, before.
+const DEAD: u16 = 7;
+/// That of the test.
+const OURS: u16 = 20;
+
+const SHAPE: Shape = Shape { tasks: 8, inputs: 12, outputs: 12, lease: 0 };
+
+/// Tasks that the test submits before a crash.
+const TASKS: u64 = 3;
+
+/// A queue and its pools.
+struct World {
+    queue: Queue,
+    inputs: Pool,
+    outputs: Pool,
+}
+
+impl World {
+    fn pools(&self) -> Pools<'_> {
+        Pools { inputs: &self.inputs, outputs: &self.outputs }
+    }
+
+    /// Submits a task with one input, if there is a place.
+    fn submit(&self, row: u16, number: u64, cancel: bool) -> Option<TaskId> {
+        let reserved = self.queue.reserve(row)?;
+        let block = self.inputs.try_take(row).expect("there are blocks enough");
+        let arguments = number.to_le_bytes();
+        let task =
+            NewTask { kind: b"count", arguments: &arguments, ready: None, output: 8, max_attempts: 5, cancel, now: 0 };
+        let id = self.queue.submit(&self.inputs, reserved, &task, &[&block]);
+        self.queue.notify(Event::Work);
+        id
+    }
+
+    fn claim(&self, row: u16) -> Option<(Claimed, Held)> {
+        loop {
+            let candidate = self.queue.next()?;
+            if let Some(claimed) = self.queue.claim(row, &candidate) {
+                return Some((claimed, self.outputs.try_take(row).expect("there are blocks enough")));
+            }
+        }
+    }
+
+    /// Claims and completes what is pending.
+    fn work(&self, row: u16) {
+        while let Some((claimed, output)) = self.claim(row) {
+            if self.queue.complete(self.pools(), &claimed, Some(&output)).is_err() {
+                assert!(self.outputs.free(&output));
+            }
+        }
+    }
+
+    /// Takes a result, and says which task's it is.
+    fn take(&self, row: u16, id: TaskId) -> Option<u64> {
+        let number = self.number(id)?;
+        let taken = self.queue.take(self.pools(), row, id).ok()?;
+        if let Some(output) = &taken.output {
+            assert!(self.outputs.free(output));
+        }
+        Some(number)
+    }
+
+    fn number(&self, id: TaskId) -> Option<u64> {
+        Some(u64::from_le_bytes(self.queue.describe(id)?.arguments.try_into().unwrap()))
+    }
+
+    fn ids(&self, of: TaskState) -> Vec<TaskId> {
+        self.queue.tasks(0, 100, |state| state == of).into_iter().map(|task| task.id).collect()
+    }
+}
+
+pub(crate) fn play(role: &str, queue: File) {
+    let open = |name| OpenOptions::new().read(true).write(true).open(std::env::var(name).unwrap()).unwrap();
+    let world = World {
+        queue: Queue::map(queue).unwrap(),
+        inputs: Pool::map(open(INPUTS)).unwrap(),
+        outputs: Pool::map(open(OUTPUTS)).unwrap(),
+    };
+    let pools = world.pools();
+    let queue = &world.queue;
+    match role {
+        "submits" => {
+            crash::arm();
+            for number in 1000..1003 {
+                world.submit(CRASHING, number, false);
+            }
+            if let Some(reserved) = queue.reserve(CRASHING) {
+                queue.give_back(reserved);
+            }
+        }
+        "submits late" => {
+            // Workers pass its place meanwhile.
+            let reserved = queue.reserve(CRASHING).unwrap();
+            world.work(CRASHING);
+            crash::arm();
+            let task = NewTask {
+                kind: b"",
+                arguments: &999_u64.to_le_bytes(),
+                ready: None,
+                output: 0,
+                max_attempts: 5,
+                cancel: false,
+                now: 0,
+            };
+            queue.submit(&world.inputs, reserved, &task, &[]);
+            world.work(CRASHING);
+            queue.next();
+        }
+        "works" => {
+            crash::arm();
+            world.work(CRASHING);
+        }
+        "completes what a stream writes" => {
+            crash::arm();
+            while let Some((claimed, output)) = world.claim(CRASHING) {
+                let cell = TimelineCell { slab: 0, cell: 0, incarnation: 0 };
+                let enqueued = queue.enqueue(&claimed, Some(&output), StreamPoint { cell, value: 1 });
+                if enqueued.and_then(|()| queue.finish(pools, &claimed, Some(&output))).is_err() {
+                    assert!(world.outputs.free(&output));
+                }
+            }
+        }
+        "fails and drains" => {
+            crash::arm();
+            for drained in [true, false, false] {
+                let Some((claimed, output)) = world.claim(CRASHING) else { break };
+                let _ = queue.fail(pools, &claimed, Reason::Failed, "why", drained);
+                if !drained {
+                    queue.drain(pools, &claimed);
+                }
+                assert!(world.outputs.free(&output));
+            }
+        }
+        "takes results" => {
+            crash::arm();
+            for id in world.ids(TaskState::Done) {
+                world.take(CRASHING, id);
+            }
+        }
+        "cancels and purges" => {
+            crash::arm();
+            for of in [TaskState::Pending, TaskState::Done] {
+                for id in world.ids(of) {
+                    let _ = queue.dispose(pools, CRASHING, id, |state| state == of);
+                }
+            }
+        }
+        "retries" => {
+            crash::arm();
+            for id in world.ids(TaskState::Dead) {
+                let _ = queue.retry(id);
+            }
+        }
+        "tends" => {
+            crash::arm();
+            queue.tend(pools);
+        }
+        "is the broker" => {
+            crash::arm();
+            queue.detach(pools, |row| row == DEAD, Reason::Died, |_| None);
+            queue.recover(pools, |row| row == DEAD);
+        }
+        _ => panic!("{role}"),
+    }
+    crash::disarm();
+}
+
+/// What surrounds the one that crashes.
+struct Others {
+    world: World,
+    /// The process opens them by their numbers here.
+    _memory: [OwnedFd; 3],
+}
+
+impl Others {
+    fn start(what: &str, shape: Shape, prepare: impl FnOnce(&World)) -> (Command, Self) {
+        let queue = Queue::create(shape).unwrap();
+        let pools = [shape.inputs, shape.outputs].map(|blocks| Pool::create(blocks).unwrap());
+        let mut command = super::role(&format!("queue {what}"), &queue);
+        let path = |fd: &OwnedFd| format!("/proc/{}/fd/{}", std::process::id(), fd.as_raw_fd());
+        command.env(INPUTS, path(&pools[0])).env(OUTPUTS, path(&pools[1]));
+        let [inputs, outputs] = pools.each_ref().map(|pool| Pool::map(pool).unwrap());
+        let world = World { queue: Queue::map(&queue).unwrap(), inputs, outputs };
+        prepare(&world);
+        let [inputs, outputs] = pools;
+        (command, Self { world, _memory: [queue, inputs, outputs] })
+    }
+
+    /// Submits, completes and takes, as processes do that wait for nothing of the one that crashed.
+    fn go_on(&self, first: u64) {
+        let started = Instant::now();
+        for number in first..first + 4 {
+            let id = loop {
+                if let Some(id) = self.world.submit(OURS, number, false) {
+                    break id;
+                }
+                self.world.work(OURS);
+                assert!(started.elapsed() < WATCHDOG, "watchdog: there is no place");
+            };
+            loop {
+                let key = self.world.queue.prepare(Event::Result);
+                self.world.work(OURS);
+                match self.world.take(OURS, id) {
+                    Some(taken) => break assert_eq!(taken, number),
+                    None => self.world.queue.sleep(Event::Result, key, Duration::from_millis(5)),
+                }
+                assert!(started.elapsed() < WATCHDOG, "watchdog: its task is not done");
+            }
+        }
+    }
+
+    /// What follows a crash, wherever it was. Returns how often each task of the test, or of the one that crashed, has a result
+    /// that is left.
+    fn finish(self, crashed: Crashed) -> BTreeMap<u64, u32> {
+        let what = format!("{crashed:?}");
+        let World { queue, inputs, outputs } = &self.world;
+        self.go_on(2000);
+        let is_paused = crashed.fate == Fate::Paused;
+        if crashed.is_dead_in_the_end() {
+            queue.recover(self.world.pools(), |row| row == CRASHING);
+        }
+        self.go_on(3000);
+        self.world.work(OURS);
+        let mut results = BTreeMap::new();
+        for id in self.world.ids(TaskState::Done) {
+            *results.entry(self.world.take(OURS, id).unwrap()).or_insert(0) += 1;
+        }
+        assert!(results.values().all(|count| *count == 1), "{what}: {results:?}");
+        for id in self.world.ids(TaskState::Dead) {
+            queue.dispose(self.world.pools(), OURS, id, |_| true).unwrap();
+        }
+        // By now all of them have ended, but one that was only paused has nothing left either.
+        if !is_paused {
+            queue.recover(self.world.pools(), |row| [CRASHING, DEAD, OURS].contains(&row));
+        } else {
+            queue.recover(self.world.pools(), |row| row == DEAD);
+        }
+        self.world.work(OURS);
+        for id in self.world.ids(TaskState::Done) {
+            *results.entry(self.world.take(OURS, id).unwrap()).or_insert(0) += 1;
+        }
+        let idle = Audit { free: queue.shape().tasks, ..Audit::default() };
+        assert_eq!(queue.audit(), idle, "{what}: no place is lost");
+        assert_eq!(
+            (inputs.audit().free, outputs.audit().free),
+            (SHAPE.inputs, SHAPE.outputs),
+            "{what}: no block is lost"
+        );
+        results
+    }
+}
+
+/// Fails unless each of the test's tasks has a result.
+fn assert_all(results: &BTreeMap<u64, u32>, what: &str) {
+    assert!((0..TASKS).all(|number| results.get(&number) == Some(&1)), "{what}: {results:?}");
+}
+
+fn submit(world: &World) {
+    for number in 0..TASKS {
+        world.submit(OURS, number, false).unwrap();
+    }
+}
+
+#[test]
+fn submitting() {
+    let points = at_each_point(
+        || Others::start("submits", SHAPE, |_| {}),
+        |crashed, others| {
+            let (what, is_paused) = (format!("{crashed:?}"), crashed.fate == Fate::Paused);
+            let results = others.finish(crashed);
+            assert!(!is_paused || results.len() == 3, "{what}: {results:?}");
+        },
+    );
+    assert_passed(&points, &[SUBMITTING]);
+    let points = at_each_point(
+        || Others::start("submits late", SHAPE, submit),
+        |crashed, others| {
+            let what = format!("{crashed:?}");
+            assert_all(&others.finish(crashed), &what);
+        },
+    );
+    assert_passed(&points, &[LATE]);
+}
+
+#[test]
+fn working() {
+    for (role, expected) in [
+        ("works", &[CLAIMING, COMPLETING][..]),
+        ("completes what a stream writes", &[QUEUEING]),
+        ("fails and drains", &[FAILING]),
+    ] {
+        let points = at_each_point(
+            || Others::start(role, SHAPE, submit),
+            |crashed, others| {
+                let what = format!("{role}: {crashed:?}");
+                assert_all(&others.finish(crashed), &what);
+            },
+        );
+        assert_passed(&points, expected);
+    }
+}
+
+#[test]
+fn notifying() {
+    let sleeper = |world: &World| {
+        submit(world);
+        // As a thread does that is about to sleep.
+        for event in [Event::Work, Event::Space, Event::Result] {
+            world.queue.prepare(event);
+        }
+    };
+    let points = at_each_point(
+        || Others::start("works", SHAPE, sleeper),
+        |crashed, others| {
+            let what = format!("{crashed:?}");
+            assert_all(&others.finish(crashed), &what);
+        },
+    );
+    assert_passed(&points, &[NOTIFYING]);
+}
+
+#[test]
+fn taking() {
+    let done = |world: &World| {
+        submit(world);
+        world.work(OURS);
+    };
+    let points =
+        at_each_point(|| Others::start("takes results", SHAPE, done), |crashed, others| drop(others.finish(crashed)));
+    assert_passed(&points, &[TAKING]);
+}
+
+#[test]
+fn cancelling_and_purging() {
+    let mixed = |world: &World| {
+        submit(world);
+        world.work(OURS);
+        for number in 10..13 {
+            world.submit(OURS, number, false).unwrap();
+        }
+    };
+    let points = at_each_point(
+        || Others::start("cancels and purges", SHAPE, mixed),
+        |crashed, others| drop(others.finish(crashed)),
+    );
+    assert_passed(&points, &[CANCELLING]);
+}
+
+#[test]
+fn retrying() {
+    let dead = |world: &World| {
+        submit(world);
+        for _ in 0..5 * TASKS {
+            let (claimed, output) = world.claim(OURS).unwrap();
+            world.queue.fail(world.pools(), &claimed, Reason::Failed, "", true).unwrap();
+            assert!(world.outputs.free(&output));
+        }
+    };
+    let points =
+        at_each_point(|| Others::start("retries", SHAPE, dead), |crashed, others| drop(others.finish(crashed)));
+    assert_passed(&points, &[RETRYING]);
+}
+
+/// A worker hangs, and its leases have ended.
+#[test]
+fn tending() {
+    let hung = |world: &World| {
+        submit(world);
+        for _ in 0..2 {
+            let (claimed, output) = world.claim(DEAD).unwrap();
+            assert!(world.outputs.free(&output));
+            world.queue.extend(&claimed, 0).unwrap();
+        }
+    };
+    let shape = Shape { lease: 3_600_000, ..SHAPE };
+    let points = at_each_point(
+        || Others::start("tends", shape, hung),
+        |crashed, others| {
+            let what = format!("{crashed:?}");
+            let is_paused = crashed.fate == Fate::Paused;
+            // Others tend the queue, too, if the one that crashed does not.
+            std::thread::sleep(2 * partywall_shm::queue::TEND_EVERY);
+            others.world.queue.tend(others.world.pools());
+            let results = others.finish(crashed);
+            assert!(is_paused || results.len() as u64 == TASKS, "{what}: {results:?}");
+        },
+    );
+    assert_passed(&points, &[TENDING]);
+}
+
+/// The broker takes a dead process's part back, and crashes itself.
+#[test]
+fn recovering() {
+    let left = |world: &World| {
+        submit(world);
+        world.work(OURS);
+        // A result that it has begun to take, what it has submitted, a place, an attempt, and blocks.
+        for number in 10..12 {
+            world.submit(DEAD, number, number == 10).unwrap();
+        }
+        world.submit(OURS, 12, false).unwrap();
+        let (claimed, output) = world.claim(DEAD).unwrap();
+        drop((world.queue.reserve(DEAD), world.inputs.try_take(DEAD), claimed, output));
+    };
+    let points = at_each_point(
+        || Others::start("is the broker", SHAPE, left),
+        |crashed, others| {
+            let what = format!("{crashed:?}");
+            // Another broker begins anew.
+            let is_paused = crashed.fate == Fate::Paused;
+            if !is_paused {
+                others.world.queue.recover(others.world.pools(), |row| row == DEAD);
+            }
+            assert_all(&others.finish(crashed), &what);
+        },
+    );
+    assert_passed(&points, &[QUEUE_RECOVERED]);
+}
+
+const INPUTS: &str = "PARTYWALL_TEST_INPUTS";
+const OUTPUTS: &str = "PARTYWALL_TEST_OUTPUTS";
