@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_with_a_writable_map_is_not_frozen() {
+    fn file_with_a_writable_map_is_not_frozen() {
         let draft = Draft::create("partywall:test", 4096).unwrap();
         let _other = SharedMap::writable(&draft.fd).unwrap();
         assert_eq!(draft.freeze().err(), Some(io::Errno::BUSY));

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_forked_child_begins_anew_even_if_the_lock_is_held() {
+    fn forked_child_begins_anew_even_if_the_lock_is_held() {
         static VALUE: PerProcess<u32> = PerProcess::new();
         *VALUE.lock() = 7;
         let held = VALUE.lock();

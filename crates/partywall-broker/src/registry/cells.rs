@@ -56,7 +56,7 @@ pub(super) enum Writing {
     By(MemberId),
     /// A process that has left the domain before its streams were done. Nobody will tell us of its death: only that all
     /// that was promised has been stored makes the cell another's.
-    Untold,
+    Unobserved,
 }
 
 /// Where the next cell comes from.
@@ -216,7 +216,7 @@ impl Registry {
     pub(super) fn settle_cells_of(&mut self, member: MemberId, dead: bool) {
         let Some(record) = self.members.get_mut(&member) else { return };
         for cell in std::mem::take(&mut record.cells) {
-            self.cells.set_writing(cell, if dead { Writing::Over } else { Writing::Untold });
+            self.cells.set_writing(cell, if dead { Writing::Over } else { Writing::Unobserved });
         }
     }
 

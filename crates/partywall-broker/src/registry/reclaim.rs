@@ -101,11 +101,11 @@ impl Registry {
     /// Gives what a member held to others, and forgets it as soon as that is closed.
     pub(super) fn give_back(&mut self, member: MemberId, departure: Departure, out: &mut Effects) {
         let before = self.pending_close.versions.len();
-        let told = out.len();
+        let begun = out.len();
         self.run(&GIVE_BACK, member, departure, out);
         let Some(Member { identity, since, row, .. }) = self.members.remove(&member) else { return };
         // Else its permits and blocks would be returned once they are those of the row's next member.
-        if !out[told..].iter().any(|effect| matches!(effect, Effect::ClearRow { .. })) {
+        if !out[begun..].iter().any(|effect| matches!(effect, Effect::ClearRow { .. })) {
             self.rows.give_back(row);
         }
         let with_it = &self.pending_close.versions[before..];

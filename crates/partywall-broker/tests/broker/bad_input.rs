@@ -178,7 +178,7 @@ fn member_dropped_while_sending_does_not_hang() {
 }
 
 #[test]
-fn a_client_that_never_reads_blocks_no_other_and_loses_nothing() {
+fn client_that_never_reads_blocks_no_other_and_loses_nothing() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
     let chunk = frozen(1);

@@ -24,10 +24,11 @@ fn resources_of_a_killed_process_are_taken_back() {
     assert_eq!(watcher.status().leases, 5);
 
     holder.kill();
-    let mut told = [watcher.completion(), watcher.completion()].map(|(ticket, outcome, _)| (ticket, outcome.unwrap()));
-    told.sort_by_key(|(ticket, _)| *ticket);
-    assert_eq!(told[0], (withdrawal, Answer::Withdrawn));
-    assert!(matches!(told[1], (ticket, Answer::Build { .. }) if ticket == build));
+    let mut completions =
+        [watcher.completion(), watcher.completion()].map(|(ticket, outcome, _)| (ticket, outcome.unwrap()));
+    completions.sort_by_key(|(ticket, _)| *ticket);
+    assert_eq!(completions[0], (withdrawal, Answer::Withdrawn));
+    assert!(matches!(completions[1], (ticket, Answer::Build { .. }) if ticket == build));
 
     eventually("it is gone", || watcher.state_of(member).is_none());
     assert!(matches!(watcher.open("owned").0, Err(Refusal::NotFound { .. })));

@@ -50,13 +50,17 @@ fn evicted_member_gets_nothing_and_keeps_its_memory_until_death() {
 
     let evicted = evict(&mut watcher, Whom::Pid(holder.pid()), false).unwrap();
     assert!(matches!(&evicted[..], [one] if one.member == member && one.leases == 3 && one.kill == Kill::NotAsked));
-    let told = [watcher.completion(), watcher.completion()].map(|(ticket, outcome, _)| (ticket, outcome.unwrap()));
-    assert!(told.contains(&(withdrawal, Answer::Withdrawn)));
-    assert!(told.iter().any(|(_, answer)| matches!(answer, Answer::Build { .. })), "its claim goes to who waits");
+    let completions =
+        [watcher.completion(), watcher.completion()].map(|(ticket, outcome, _)| (ticket, outcome.unwrap()));
+    assert!(completions.contains(&(withdrawal, Answer::Withdrawn)));
+    assert!(
+        completions.iter().any(|(_, answer)| matches!(answer, Answer::Build { .. })),
+        "its claim goes to the member that waits"
+    );
     assert!(matches!(watcher.open("owned").0, Err(Refusal::NotFound { .. })));
     let held = row(&mut watcher, member).unwrap();
     assert_eq!((held.state, held.leases), (MemberState::Evicted, 3));
-    assert_eq!(evict(&mut watcher, Whom::Member(member), false).unwrap().len(), 1, "once more is no harm");
+    assert_eq!(evict(&mut watcher, Whom::Member(member), false).unwrap().len(), 1, "a second eviction does no harm");
 
     holder.kill();
     eventually("its death is proved", || watcher.state_of(member).is_none());
@@ -76,8 +80,8 @@ fn evicted_member_is_refused_everything() {
     let pid = std::process::id();
     let is_evicted =
         |outcome: &Result<Answer, Refusal>| matches!(outcome, Err(Refusal::Evicted { by, .. }) if *by == pid);
-    let (told, outcome, _) = victim.completion();
-    assert!(told == ticket && is_evicted(&outcome), "{outcome:?}");
+    let (completed, outcome, _) = victim.completion();
+    assert!(completed == ticket && is_evicted(&outcome), "{outcome:?}");
     for call in [Call::Ping, open("mine", false), Call::Release { lease }, Call::Status, Call::Stop { force: true }] {
         assert!(is_evicted(&victim.ask(call.clone())), "{call:?}");
     }
@@ -130,7 +134,7 @@ fn members_are_listed_with_their_timelines_permits_and_heartbeats() {
     let facts = |row: &MemberInfo| (row.leases, row.timelines, row.permits);
     assert_eq!(listed.iter().map(facts).collect::<Vec<_>>(), [(0, 0, Some(0)), (1, 0, Some(2)), (4, 2, Some(1))]);
     assert!(listed.iter().all(|row| row.quiet.is_some()));
-    // Nobody beats for these.
+    // No process sends heartbeats for these.
     eventually("they seem hung", || watcher.members().iter().all(|row| row.state == MemberState::Hung));
     assert!(watcher.members().iter().all(|row| row.quiet.is_some_and(|quiet| quiet > 2000)));
     let number = other.client.welcome.member;
@@ -192,8 +196,8 @@ fn under_mps_holdings_of_the_dead_are_quarantined() {
     assert!(matches!(free(&mut watcher, Some(pid)), Err(Refusal::NotUnproven { pid: of, .. }) if of == pid));
 
     holder.kill();
-    let (_, told, _) = watcher.completion();
-    assert_eq!(told, Ok(Answer::Withdrawn), "others learn of the death all the same");
+    let (_, outcome, _) = watcher.completion();
+    assert_eq!(outcome, Ok(Answer::Withdrawn), "others are notified of the death all the same");
     assert_eq!(watcher.ask(Call::Release { lease }), Ok(Answer::Done));
     let dead = row(&mut watcher, member).unwrap();
     assert_eq!((dead.state, dead.leases, dead.bytes), (MemberState::Unproven, 3, 13));
@@ -215,7 +219,7 @@ fn under_mps_holdings_of_the_dead_are_quarantined() {
 }
 
 #[test]
-fn a_quarantine_takes_no_room_from_new_members() {
+fn quarantine_takes_no_room_from_new_members() {
     let broker = TestBroker::with(|config| config.limits.clients = Some(2));
     let mut watcher = broker.client();
     for _ in 0..2 {
@@ -252,7 +256,7 @@ fn goodbye_releases_under_mps() {
 }
 
 #[test]
-fn a_member_without_resources_leaves_nothing_in_doubt() {
+fn member_without_resources_leaves_nothing_in_doubt() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
     let mut idler = Role::start("idler under MPS", &broker.socket);

@@ -68,7 +68,7 @@ fn garbage_ends_only_its_own_connection() {
 }
 
 #[test]
-fn a_silent_connection_is_dropped() {
+fn silent_connection_is_dropped() {
     let broker = TestBroker::with(|config| config.handshake_timeout = Duration::from_millis(30));
     let mut member = broker.client();
     let mut silent = connect(&broker);
@@ -80,7 +80,7 @@ fn a_silent_connection_is_dropped() {
 }
 
 #[test]
-fn a_slow_handshake_is_dropped_however_busy_the_broker() {
+fn slow_handshake_is_dropped_by_a_busy_broker() {
     let broker = TestBroker::with(|config| config.handshake_timeout = Duration::from_millis(50));
     let slow = connect(&broker);
     // Never the whole of it.

@@ -47,7 +47,7 @@ fn live_broker_is_named_and_kept() {
 }
 
 #[test]
-fn a_file_that_is_not_a_socket_is_not_touched() {
+fn file_that_is_not_a_socket_is_not_touched() {
     let (_dir, socket) = place();
     std::fs::write(&socket, "precious").unwrap();
     assert!(matches!(bind(&socket), Err(StartError::NotASocket { .. })));

@@ -188,7 +188,7 @@ fn blocks_of_evicted_and_child_held_members_stay_until_death() {
 }
 
 #[test]
-fn a_process_that_blocks_others_is_seen_and_stops_when_evicted() {
+fn process_that_blocks_others_is_seen_and_stops_when_evicted() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
     let mut reader = broker.client();
@@ -213,30 +213,30 @@ fn a_process_that_blocks_others_is_seen_and_stops_when_evicted() {
     topic.set_blocked(publisher.port(), Some((id, 1)));
 
     let mut asker = broker.client();
-    let ControlInfo { blocks, topic: told, .. } = inspect(&mut asker, "t").control.unwrap();
+    let ControlInfo { blocks, topic, .. } = inspect(&mut asker, "t").control.unwrap();
     assert_eq!((blocks.free, blocks.in_ring, blocks.held, blocks.invalid), (4, 2, 0, 0));
-    let told = told.unwrap();
-    assert_eq!(told.usage, TopicUsage { publishers: 1, subscribers: 1, published: 2 });
-    let [seen] = told.subscribers[..] else { panic!("{told:?}") };
+    let topic = topic.unwrap();
+    assert_eq!(topic.usage, TopicUsage { publishers: 1, subscribers: 1, published: 2 });
+    let [seen] = topic.subscribers[..] else { panic!("{topic:?}") };
     assert_eq!((seen.who.pid, seen.who.state), (Some(std::process::id()), Some(MemberState::Alive)));
     assert_eq!((seen.policy(), seen.lag, seen.received, seen.dropped, seen.held), ("block", 2, 0, 0, 0));
-    let [blocked] = told.publishers[..] else { panic!("{told:?}") };
+    let [blocked] = topic.publishers[..] else { panic!("{topic:?}") };
     assert_eq!((blocked.published, blocked.blocked.map(|(by, _)| by)), (2, Some(id)));
     assert!(seen.stalled.is_some_and(|ms| ms > 0), "since the machine began, as far as the publisher says");
 
     asker.ask(Call::Evict { whom: Whom::Member(reader.welcome.member), kill: false }).unwrap();
     // What follows from a request comes after its answer.
     asker.ask(Call::Ping).unwrap();
-    assert_eq!(publish(&mut publisher), Ok(2), "nobody waits for it any more");
-    let told = inspect(&mut asker, "t").control.unwrap().topic.unwrap();
-    assert!(told.subscribers[0].who.detached && told.subscribers[0].stalled.is_some());
+    assert_eq!(publish(&mut publisher), Ok(2), "no publisher waits for it any more");
+    let topic = inspect(&mut asker, "t").control.unwrap().topic.unwrap();
+    assert!(topic.subscribers[0].who.detached && topic.subscribers[0].stalled.is_some());
 }
 
 #[test]
 fn samples_of_a_departed_publisher_are_complete_up_to_its_timeline() {
     let broker = TestBroker::start();
     let mut reader = broker.client();
-    // Who is evicted keeps its place until it is dead.
+    // An evicted subscriber keeps its place until it is dead.
     let shape = Control { blocks: 8, topic: Some(TopicShape { publishers: 2, ..SHAPE }), ..TOPIC };
     let (_, words) = create(&mut reader, "t", shape).unwrap();
     let pool = Pool::map(&words[0]).unwrap();

@@ -171,7 +171,7 @@ fn role() {
         "deserter" => unread::deserter(&socket, |what| say(what), wait_for_nudge),
         "one connection" => {
             limit_open_files(1024);
-            unread::one_connection_locks_nobody_out();
+            unread::others_are_served_beside_unread_answers();
             say("done");
         }
         "broker" => broker(&socket),

@@ -236,7 +236,7 @@ fn semaphores_are_bounded() {
 }
 
 #[test]
-fn the_broker_survives_any_bytes_in_its_memory() {
+fn broker_survives_any_bytes_in_its_memory() {
     let broker = TestBroker::start();
     let mut watcher = User::open(&broker.socket, "s", 40);
     let memory = SharedMap::writable(&watcher.memory).unwrap();

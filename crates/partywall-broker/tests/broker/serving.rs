@@ -5,7 +5,7 @@ use partywall_os::{map::SealedMap, memfd};
 use partywall_wire::{Answer, Call, Commit, Refusal, Table};
 
 #[test]
-fn a_committed_segment_is_mapped_by_another_member() {
+fn committed_segment_is_mapped_by_another_member() {
     let broker = TestBroker::start();
     let mut producer = broker.client();
     let mut consumer = broker.client();

@@ -307,7 +307,7 @@ fn eviction_or_lost_context_of_the_writer_ends_waits() {
 }
 
 #[test]
-fn the_broker_survives_any_bytes_in_control_memory() {
+fn broker_survives_any_bytes_in_control_memory() {
     let broker = TestBroker::start();
     let mut user = User::join(&broker.socket);
     let slab = user.open("first", true).unwrap().slab;

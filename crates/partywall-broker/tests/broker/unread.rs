@@ -75,7 +75,7 @@ fn slow_reader_is_paused_and_gets_all_answers_later() {
     assert_eq!(deaf.ask(Call::Ping), Ok(Answer::Done));
 }
 
-/// Runs [`one_connection_locks_nobody_out`] as a user for whom the kernel has limits.
+/// Runs [`others_are_served_beside_unread_answers`] as a user for whom the kernel has limits.
 #[test]
 fn one_connection_locks_out_no_other_of_its_user() {
     let mut child = Role::start_unprivileged("one connection");
@@ -83,7 +83,7 @@ fn one_connection_locks_out_no_other_of_its_user() {
 }
 
 /// One connection with 15 unread answers, in a process that may have 1,024 files open as its broker.
-pub(crate) fn one_connection_locks_nobody_out() {
+pub(crate) fn others_are_served_beside_unread_answers() {
     assert!(!rustix::process::geteuid().is_root(), "the kernel has no such limits for root");
     let broker = TestBroker::start();
     let mut deaf = broker.client();
@@ -242,7 +242,7 @@ fn unread_descriptors_of_a_connection_that_the_broker_ended_still_count() {
 }
 
 #[test]
-fn a_broker_ends_although_a_client_does_not_read() {
+fn broker_ends_although_a_client_does_not_read() {
     let mut broker = TestBroker::start();
     let mut deaf = broker.client();
     publish(&mut deaf);

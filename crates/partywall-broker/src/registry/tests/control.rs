@@ -67,9 +67,9 @@ pub(super) fn audit(registry: &Registry, live_cells: &BTreeSet<CellAt>) {
         let written_by: Vec<_> = written_by.map(|(member, _)| Writing::By(*member)).collect();
         match cell.writing {
             Writing::By(_) => assert_eq!(written_by, [cell.writing]),
-            Writing::Over | Writing::Untold => assert_eq!(written_by, []),
+            Writing::Over | Writing::Unobserved => assert_eq!(written_by, []),
         }
-        assert!(cell.ended || cell.writing != Writing::Untold);
+        assert!(cell.ended || cell.writing != Writing::Unobserved);
         if let Some(lease) = cell.writer {
             assert!(matches!(&registry.holds[&lease].what, What::Timeline { cells, .. } if cells.contains(id)));
         }

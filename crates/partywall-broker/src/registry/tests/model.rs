@@ -151,7 +151,7 @@ pub(super) struct Model {
     /// Everything that ever happened to a name.
     pub(super) history: Vec<Happening>,
     /// How much of it those know who watch.
-    pub(super) told: u64,
+    pub(super) notified: u64,
     editions: Vec<Edition>,
     /// The ends of names of legacy memory that are not there.
     ends: Vec<(Name, Tombstone)>,
@@ -178,7 +178,7 @@ impl Model {
             closings: 0,
             unclosed: Vec::new(),
             history: Vec::new(),
-            told: 0,
+            notified: 0,
             editions: Vec::new(),
             ends: Vec::new(),
             now: 0,

@@ -35,14 +35,14 @@ impl Model {
 
     /// Tells those who watch what this event has brought.
     pub(super) fn notify_watchers(&mut self, said: &mut Said) {
-        let told = std::mem::replace(&mut self.told, self.history.len() as u64);
+        let notified = std::mem::replace(&mut self.notified, self.history.len() as u64);
         let last = self.history.len() as u64;
         let begin = self.begin();
         for waiting in self.queue.clone() {
             let For::Watch(pattern, asked) = &waiting.for_what else { continue };
-            let gap = (told < begin).then(|| Gap::Behind { events: begin - told });
-            let events = self.since(told.max(begin), pattern);
-            if told < last && (gap.is_some() || !events.is_empty() || *asked < begin) {
+            let gap = (notified < begin).then(|| Gap::Behind { events: begin - notified });
+            let events = self.since(notified.max(begin), pattern);
+            if notified < last && (gap.is_some() || !events.is_empty() || *asked < begin) {
                 self.notify(&waiting, Ok(Answer::Happened(Happened { gap, events, next: last })), said);
             }
         }

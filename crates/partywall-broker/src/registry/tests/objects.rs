@@ -59,7 +59,7 @@ fn first_waiter_and_first_writer_share_a_cell() {
 }
 
 #[test]
-fn a_cell_is_initialised_before_it_is_announced() {
+fn cell_is_initialised_before_it_is_announced() {
     let (mut w, [a]) = Watched::with_members();
     let open = OpenTimeline { name: Name::new("x"), writer: true, slabs: 0, slab: None };
     let call = w.provide(a, Call::OpenTimeline(open));
@@ -165,7 +165,7 @@ fn repeated_request_gives_the_same_lease_and_abandons_once() {
 }
 
 #[test]
-fn a_cell_is_reused_only_when_no_process_can_see_or_write_it() {
+fn cell_is_reused_only_when_no_process_can_see_or_write_it() {
     let bounds = Bounds { slabs: 1, rest: 0, ..UNBOUNDED };
     let mut w = Watched::new(bounds);
     let [a, b, c] = std::array::from_fn(|i| MemberId(i as u64 + 1));
@@ -197,7 +197,7 @@ fn a_cell_is_reused_only_when_no_process_can_see_or_write_it() {
 }
 
 #[test]
-fn a_writer_that_released_its_lease_promises_nothing_new() {
+fn writer_that_released_its_lease_promises_nothing_new() {
     let (mut w, [a, b]) = Watched::with_members();
     let settled = |effects: &[Effect]| effects.iter().any(|effect| matches!(effect, Effect::SettleCell(_)));
     w.timeline(a, "x", false);

@@ -46,7 +46,11 @@ fn shared_name_ends_with_its_last_lease() {
     assert_eq!(w.opened(a, "p").version, 1, "it is still there");
     assert_eq!(closed(&w.apply(Event::Died { member: a })), []);
     let effects = w.release(b, second.lease);
-    assert_eq!((closed(&effects), in_control(&effects)), (second.memory.fds(), vec![]), "nobody is left to return to");
+    assert_eq!(
+        (closed(&effects), in_control(&effects)),
+        (second.memory.fds(), vec![]),
+        "no holder is left to return blocks to"
+    );
     assert_eq!(second.memory.fds().len(), 2, "the chunk's, and its words'");
     assert!(matches!(w.open(b, "p", None, false), Err(Refused::NotFound { .. })));
 }
@@ -78,7 +82,7 @@ fn departed_member_is_detached_at_once_and_returns_blocks_when_dead() {
     let faulted = w.ask(b, Call::ContextLost).2;
     assert_eq!(in_control(&faulted), [&detach(CellEnding::OwnerFaulted)]);
     let lease = w.registry.members[&b].leases.first().copied().unwrap();
-    assert_eq!(in_control(&w.release(b, lease)), [] as [&Effect; 0], "its end will tell what it still did");
+    assert_eq!(in_control(&w.release(b, lease)), [] as [&Effect; 0], "only its end shows what it still did");
     let evicted = w.ask(c, Call::Evict { whom: Whom::Member(b.0), kill: false }).2;
     assert_eq!(in_control(&evicted), [&detach(CellEnding::Evicted)]);
     let dead = w.apply(Event::Died { member: b });
@@ -123,7 +127,7 @@ fn pools_and_segments_share_one_namespace() {
     let fixed = Refused::CannotGrow { name: Name::new("p"), version: 1, why: NoGrowth::Fixed };
     assert_eq!(w.grow(a, lease, 0, &[1]).0, Err(fixed));
     let _ = w.ask(b, Call::Remove { name: Name::new("p") });
-    assert_eq!(w.commit(b, "p", false).0, 2, "who has the pool open keeps it, and the name is free");
+    assert_eq!(w.commit(b, "p", false).0, 2, "a member that has the pool open keeps it, and the name is free");
 }
 
 #[test]
@@ -134,10 +138,10 @@ fn pool_fulfils_a_claim_and_waiters_get_its_control_memory() {
     assert_eq!(outcome, Ok(Answer::Pending));
     let Call::Commit(call) = commit_call(&mut w, "p", topic(), Lifetime::Shared) else { unreachable!() };
     let effects = w.ask(a, Call::Commit(Commit { claim: Some(claim), ..call })).2;
-    let [Effect::Notify { member, ticket: told, outcome: Ok(Answer::Opened(opened)), fds }] = &effects[..] else {
+    let [Effect::Notify { member, ticket: completed, outcome: Ok(Answer::Opened(opened)), fds }] = &effects[..] else {
         panic!("{effects:?}")
     };
-    assert_eq!((*member, *told, fds), (b, ticket, &opened.memory.fds()));
+    assert_eq!((*member, *completed, fds), (b, ticket, &opened.memory.fds()));
     assert_eq!(fds.len(), 3);
 }
 
@@ -150,7 +154,7 @@ fn watchers_learn_the_kind_of_a_name() {
     w.close_all();
     let watch = Watch { pattern: Pattern::new("*").unwrap(), after: After::Event(0) };
     let Ok(Answer::Happened(happened)) = w.ask(b, Call::Watch(watch)).1 else { panic!("something has happened") };
-    let told: Vec<_> = happened.events.iter().map(|event| (event.named, event.change)).collect();
+    let changes: Vec<_> = happened.events.iter().map(|event| (event.named, event.change)).collect();
     let created = Change::Created { pid: 101 };
     let withdrawn = Change::Withdrawn { pid: 101 };
     let committed = Change::Committed { version: 1, bytes: 10, pid: 101 };
@@ -162,5 +166,5 @@ fn watchers_learn_the_kind_of_a_name() {
         (Named::Pool, withdrawn),
         (Named::Pool, Change::Reclaimed { version: 1, bytes: 10 }),
     ];
-    assert_eq!(told, expected);
+    assert_eq!(changes, expected);
 }

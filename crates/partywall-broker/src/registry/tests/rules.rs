@@ -96,7 +96,7 @@ fn writing_needs_a_mutable_version() {
     let mutable = w.commit_call("y", true, true);
     let _ = w.ask(a, Call::Commit(mutable)).1.unwrap();
     assert!(matches!(w.ask(a, write("y", false)).1, Ok(Answer::Opened(_))));
-    // The same for who waited.
+    // The same holds for members that waited.
     let (ticket, ..) = w.ask(a, write("z", true));
     let frozen = w.commit_call("z", false, true);
     let (.., effects) = w.ask(a, Call::Commit(frozen));
@@ -189,7 +189,7 @@ fn if_absent_refuses_an_existing_name() {
 }
 
 #[test]
-fn a_ticket_ends_once() {
+fn ticket_ends_once() {
     let (mut w, [a, b]) = Watched::with_members();
     let open = Call::Open(Open { name: name("x"), version: None, access: Access::Read, wait: true });
     let (ticket, ..) = w.ask(a, open.clone());
@@ -502,8 +502,8 @@ fn refused_growths_give_their_reason_and_change_nothing() {
     assert_eq!(w.opened(b, "x").growths, 0);
 
     // Without its committer it stays as long as it is.
-    let told = w.release(a, lease);
-    assert_eq!(notices(&told), [(b, request, cannot("x", NoGrowth::CommitterGone))]);
+    let effects = w.release(a, lease);
+    assert_eq!(notices(&effects), [(b, request, cannot("x", NoGrowth::CommitterGone))]);
     assert_eq!(w.grow(b, theirs, 0, &[1]).0, cannot("x", NoGrowth::CommitterGone));
     assert_eq!(w.ask(b, Call::AwaitGrowth { lease: theirs, growths: 0 }).1, cannot("x", NoGrowth::CommitterGone));
 }
@@ -625,7 +625,7 @@ fn refusal_names_what_has_the_name_instead() {
 }
 
 #[test]
-fn a_wait_for_legacy_memory_survives_its_publisher() {
+fn wait_for_legacy_memory_survives_its_publisher() {
     let (mut w, [a, b, c]) = Watched::with_members();
     assert_eq!(w.open(b, "x", Some(2), true), Ok(Answer::Pending));
     publish(&mut w, a, "x");
@@ -633,7 +633,7 @@ fn a_wait_for_legacy_memory_survives_its_publisher() {
     assert_eq!(w.open(b, "x", None, true), Ok(Answer::Pending));
     assert!(matches!(w.open(c, "x", None, false), Err(Refused::Ended { .. })));
     publish(&mut w, c, "x");
-    assert_eq!(w.registry.leases.len(), 2, "one of those who waited has got it");
+    assert_eq!(w.registry.leases.len(), 2, "one waiting member has got it");
 }
 
 #[test]

@@ -29,7 +29,7 @@ fn short(events: &[Happening]) -> Vec<(String, Change)> {
 }
 
 /// The events of the only answer among the effects.
-fn told(effects: &[Effect]) -> Happened {
+fn notified(effects: &[Effect]) -> Happened {
     match &notices(effects)[..] {
         [(.., Ok(Answer::Happened(happened)))] => happened.clone(),
         other => panic!("{other:?}"),
@@ -68,13 +68,13 @@ fn death_is_reported_before_its_memory_is_freed() {
     let (ticket, outcome, _) = w.ask(b, watch("th*", After::Event(next)));
     assert_eq!(outcome, Ok(Answer::Pending));
     let effects = w.apply(Event::Died { member: a });
-    assert_eq!(short(&told(&effects).events), [("theirs".into(), Change::OwnerDied { pid: 101 })]);
+    assert_eq!(short(&notified(&effects).events), [("theirs".into(), Change::OwnerDied { pid: 101 })]);
     assert_eq!(notices(&effects)[0].1, ticket);
-    let next = told(&effects).next;
+    let next = notified(&effects).next;
     assert_eq!(w.ask(b, watch("*", After::Event(next))).1, Ok(Answer::Pending));
     w.release(b, held.lease);
     let effects = w.close_all();
-    assert_eq!(short(&told(&effects).events), [("theirs".into(), Change::Reclaimed { version: 1, bytes: 10 })]);
+    assert_eq!(short(&notified(&effects).events), [("theirs".into(), Change::Reclaimed { version: 1, bytes: 10 })]);
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn watchers_get_only_names_that_match() {
     assert_eq!(notices(&effects), []);
     let commit = w.commit_call("llm/a", false, true);
     let (.., effects) = w.ask(a, Call::Commit(commit));
-    let Happened { gap: None, events, next: 4 } = told(&effects) else { panic!("{effects:?}") };
+    let Happened { gap: None, events, next: 4 } = notified(&effects) else { panic!("{effects:?}") };
     assert_eq!(events.iter().map(|event| event.sequence).collect::<Vec<_>>(), [3, 4]);
 }
 
@@ -102,9 +102,9 @@ fn timelines_and_semaphores_have_their_own_events() {
     let _ = w.ask(b, Call::OpenTimeline(open(true)));
     let _ = w.ask(b, Call::ContextLost);
     let events = w.happened(b, "*", After::Event(0)).events;
-    let told: Vec<_> = events.iter().map(|event| (event.named, event.change)).collect();
+    let notified: Vec<_> = events.iter().map(|event| (event.named, event.change)).collect();
     assert_eq!(
-        told,
+        notified,
         [
             (Named::Timeline, Change::Created { pid: 101 }),
             (Named::Semaphore, Change::Created { pid: 102 }),
@@ -115,10 +115,10 @@ fn timelines_and_semaphores_have_their_own_events() {
     w.join(MemberId(3));
     w.apply(Event::Died { member: b });
     let after = events.len() as u64;
-    let told: Vec<_> =
+    let notified: Vec<_> =
         w.happened(MemberId(3), "*", After::Event(after)).events.iter().map(|e| (e.named, e.change)).collect();
     let gone = Change::Withdrawn { pid: 102 };
-    assert_eq!(told, [(Named::Semaphore, gone), (Named::Timeline, gone)], "as its leases go");
+    assert_eq!(notified, [(Named::Semaphore, gone), (Named::Timeline, gone)], "as its leases go");
 }
 
 #[test]
@@ -147,7 +147,7 @@ fn late_watcher_learns_how_many_events_it_missed() {
 }
 
 #[test]
-fn a_waiting_watch_misses_nothing_however_fast_the_log_grows() {
+fn waiting_watch_misses_nothing_in_a_fast_log() {
     let mut w = Watched::new(Bounds { log: 1000, ..UNBOUNDED });
     let [a, b] = [1, 2].map(MemberId);
     w.join(a);
@@ -160,7 +160,7 @@ fn a_waiting_watch_misses_nothing_however_fast_the_log_grows() {
         let commit = w.commit_call("busy", false, true);
         let (.., effects) = w.ask(a, Call::Commit(commit));
         if !notices(&effects).is_empty() {
-            let Happened { gap: None, events, next: later } = told(&effects) else { panic!("{effects:?}") };
+            let Happened { gap: None, events, next: later } = notified(&effects) else { panic!("{effects:?}") };
             assert!(events.is_empty() && later > next);
             (next, renewed) = (later, renewed + 1);
             assert_eq!(w.ask(b, watch("quiet", After::Event(next))).1, Ok(Answer::Pending));
@@ -169,8 +169,8 @@ fn a_waiting_watch_misses_nothing_however_fast_the_log_grows() {
     assert!((2..50).contains(&renewed), "{renewed}");
     let commit = w.commit_call("quiet", false, true);
     let (.., effects) = w.ask(a, Call::Commit(commit));
-    assert_eq!(told(&effects).gap, None);
-    assert_eq!(told(&effects).events.len(), 2);
+    assert_eq!(notified(&effects).gap, None);
+    assert_eq!(notified(&effects).events.len(), 2);
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn event_larger_than_the_log_is_reported() {
     let Happened { next, .. } = w.happened(b, "*", After::Now);
     assert_eq!(w.ask(b, watch("*", After::Event(next))).1, Ok(Answer::Pending));
     let effects = w.apply(Event::Died { member: a });
-    let Happened { gap: Some(Gap::Behind { events: missed }), events, next: last } = told(&effects) else {
+    let Happened { gap: Some(Gap::Behind { events: missed }), events, next: last } = notified(&effects) else {
         panic!("{effects:?}")
     };
     assert_eq!(missed + events.len() as u64, 50);
