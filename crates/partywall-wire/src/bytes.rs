@@ -1,4 +1,4 @@
-//! Bytes that travel as one piece: encoded as a sequence of numbers is, without a call for each of them.
+//! Encodes bytes as one piece. The encoding equals that of a sequence of numbers, without a call for each number.
 
 use std::fmt;
 
@@ -41,7 +41,7 @@ mod tests {
             let encoded = postcard::to_allocvec(&piece).unwrap();
             assert_eq!(encoded, postcard::to_allocvec(&bytes).unwrap());
             assert_eq!(postcard::from_bytes::<Piece>(&encoded).unwrap(), piece);
-            // What says that it is longer than it is.
+            // The length exceeds the bytes that follow.
             assert!(len == 0 || postcard::from_bytes::<Piece>(&encoded[..encoded.len() - 1]).is_err());
         }
     }

@@ -1,5 +1,5 @@
-//! Pools, topics and queues, as they are encoded: versions whose memory is used block by block, by control memory that the
-//! broker creates for them.
+//! Pools, topics and queues, as they are encoded. Each is a version whose memory is used block by block. The broker
+//! creates its control memory.
 
 use std::fmt;
 
@@ -13,48 +13,48 @@ pub const BLOCK_ALIGNMENT: u64 = 256;
 /// The most dimensions of a topic's samples.
 pub const MAX_RANK: usize = 8;
 
-/// What a pool, topic or queue is. Its data are the version's: blocks from the beginning of the first chunk on, one every
-/// [`Control::stride`] bytes. The outputs of a queue follow its inputs.
+/// The shape of a pool, topic or queue. Its blocks lie in the version's first chunk, one every [`Control::stride`] bytes
+/// from the beginning. The outputs of a queue follow its inputs.
 ///
-/// Where it is sent, its control memory follows the version's file descriptors: the pool's, that of a queue's outputs, then
+/// In a message, its control memory follows the version's file descriptors: the pool's, that of a queue's outputs, then
 /// the topic's or queue's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Control {
-    /// How many blocks, at most [`crate::limits::MAX_BLOCKS`]. Of a queue: of inputs.
+    /// Number of blocks, at most [`crate::limits::MAX_BLOCKS`]. Of a queue: of its inputs.
     pub blocks: u32,
-    /// Bytes of a block that are for use.
+    /// Usable bytes of a block.
     pub block_bytes: u64,
-    /// Whether a process that takes a block sets it to zero first. Never of a topic or queue.
+    /// Whether a process that takes a block sets it to zero first. Always false for a topic or queue.
     pub zeroed: bool,
-    /// Of a topic.
+    /// The topic's own shape.
     pub topic: Option<TopicShape>,
-    /// Of a queue.
+    /// The queue's own shape.
     pub queue: Option<QueueShape>,
 }
 
 impl Control {
-    /// Bytes from one block to the next; `None` if that is no number of bytes.
+    /// Returns the distance between the starts of two blocks, in bytes; `None` if it overflows.
     pub fn stride(&self) -> Option<u64> {
         stride(self.block_bytes)
     }
 
-    /// Bytes of all blocks; `None` if that is no number of bytes.
+    /// Returns the bytes of all blocks; `None` if the sum overflows.
     pub fn data_bytes(&self) -> Option<u64> {
         self.pool_bytes()?.checked_add(self.queue.map_or(Some(0), |queue| queue.outputs_bytes())?)
     }
 
-    /// Bytes of the blocks of a pool or topic, or of the inputs of a queue; `None` if that is no number of bytes.
+    /// Returns the bytes of the blocks of a pool or topic, or of a queue's inputs; `None` if the product overflows.
     pub fn pool_bytes(&self) -> Option<u64> {
         self.stride()?.checked_mul(u64::from(self.blocks))
     }
 
-    /// The pool of a queue's outputs, as if it were alone.
+    /// Returns the shape of a queue's outputs as that of a pool.
     pub fn outputs(&self) -> Option<Self> {
         let QueueShape { outputs, output_bytes, .. } = self.queue?;
         Some(Self { blocks: outputs, block_bytes: output_bytes, zeroed: false, topic: None, queue: None })
     }
 
-    /// How many file descriptors its control memory has.
+    /// Returns the number of file descriptors of its control memory.
     pub fn fds(&self) -> usize {
         1 + usize::from(self.topic.is_some()) + 2 * usize::from(self.queue.is_some())
     }
@@ -65,14 +65,14 @@ fn stride(block_bytes: u64) -> Option<u64> {
     block_bytes.checked_next_multiple_of(BLOCK_ALIGNMENT)
 }
 
-/// What a queue is, besides its inputs.
+/// The shape of a queue, besides its inputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueShape {
     /// Tasks at a time.
     pub tasks: u32,
     /// Blocks of outputs, at most [`crate::limits::MAX_BLOCKS`].
     pub outputs: u32,
-    /// Bytes of an output that are for use.
+    /// Usable bytes of an output.
     pub output_bytes: u64,
     /// Milliseconds that an attempt may take; 0: as long as it likes.
     pub lease: u64,
@@ -84,50 +84,50 @@ impl QueueShape {
     }
 }
 
-/// What a topic is, besides its blocks.
+/// The shape of a topic, besides its blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TopicShape {
     /// Samples in the ring.
     pub depth: u32,
-    /// Samples that a late subscriber still gets.
+    /// Samples that a late subscriber still receives.
     pub history: u32,
     /// Publishers at a time.
     pub publishers: u32,
-    /// Samples that a publisher may have at a time and has not published.
+    /// Samples that a publisher may have borrowed and not yet published, at a time.
     pub loans: u32,
     /// Subscribers at a time.
     pub subscribers: u32,
     /// Samples that a subscriber may hold at a time.
     pub held: u32,
-    /// The number of the element type of its samples, if they all have the same.
+    /// The number of the element type of all samples; absent if samples may differ.
     pub dtype: Option<u8>,
-    /// The shape of its samples, if they may not have any.
+    /// The shape of all samples; absent if samples may have any shape.
     pub shape: Option<SampleShape>,
 }
 
-/// The shape of all samples of a topic: in each dimension a length, or any.
+/// The shape of all samples of a topic: in each dimension a length, or any length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Vec<Option<u64>>", into = "Vec<Option<u64>>")]
 pub struct SampleShape {
     rank: u8,
-    /// Those behind the rank are `None`.
+    /// Extents beyond the rank are `None`.
     extents: [Option<u64>; MAX_RANK],
 }
 
 impl SampleShape {
-    /// A shape with these lengths, of which `None` is any. `None` if it has more than [`MAX_RANK`] dimensions.
+    /// Returns a shape with these lengths; `None` stands for any length. Returns `None` beyond [`MAX_RANK`] dimensions.
     pub fn new(extents: &[Option<u64>]) -> Option<Self> {
         let mut all = [None; MAX_RANK];
         all.get_mut(..extents.len())?.copy_from_slice(extents);
         Some(Self { rank: extents.len() as u8, extents: all })
     }
 
-    /// The length of each dimension; `None` is any.
+    /// Returns the length of each dimension; `None` stands for any length.
     pub fn extents(&self) -> &[Option<u64>] {
         &self.extents[..usize::from(self.rank)]
     }
 
-    /// Whether a sample may have this shape.
+    /// Returns whether a sample may have this shape.
     pub fn accepts(&self, shape: &[u64]) -> bool {
         let extents = self.extents();
         extents.len() == shape.len()
@@ -157,12 +157,12 @@ impl fmt::Display for SampleShape {
     }
 }
 
-/// How a pool or topic is used, in a listing. Counted when asked for.
+/// How a pool or topic is used, in a listing. Counted for each request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
-    /// Blocks that anybody may take at once.
+    /// Blocks that any member can take immediately.
     pub free: u32,
-    /// Of a topic.
+    /// Absent for a pool.
     pub topic: Option<TopicUsage>,
     /// Of a queue.
     pub queue: Option<QueueUsage>,
@@ -202,36 +202,36 @@ pub struct TopicUsage {
     pub published: u64,
 }
 
-/// Where the blocks of a pool or topic are. Counted when asked for: while others use it the numbers are of no single
-/// moment.
+/// The blocks of a pool or topic, by state. Counted for each request. While members use the blocks, the numbers do not
+/// belong to a single moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockCounts {
-    /// Blocks that anybody may take at once.
+    /// Blocks that any member can take immediately.
     pub free: u32,
-    /// Blocks that members have: to fill them, or while a stream writes what they have published.
+    /// Blocks that members fill, or that a stream still writes after they were published.
     pub held: u32,
-    /// Blocks that their holders offer to processes that know of them.
+    /// Blocks that their holders offer to other processes.
     pub offered: u32,
     /// Blocks in a topic's ring, or that tasks of a queue have.
     pub in_ring: u32,
-    /// Blocks that have left the ring, and that readers hold.
+    /// Blocks that have left the ring and that readers still hold.
     pub read: u32,
-    /// Blocks that were published and that nobody uses any more. The next process that needs a block finds them.
+    /// Blocks that were published and that no process uses any more. The next process that needs a block finds them.
     pub unused: u32,
     /// Blocks that are on their way to a waiter.
     pub handed: u32,
     /// Waiters for a block.
     pub waiting: u32,
-    /// What nobody may have written: 0, unless something is wrong.
+    /// Slots with a value that no correct process writes: 0, unless something is wrong.
     pub invalid: u32,
 }
 
 /// How a pool or topic is used.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ControlInfo {
-    /// Where the blocks are.
+    /// The blocks, by state.
     pub blocks: BlockCounts,
-    /// Of a topic.
+    /// Absent for a pool.
     pub topic: Option<TopicInfo>,
     /// Of a queue.
     pub queue: Option<QueueInfo>,
@@ -249,59 +249,59 @@ pub struct QueueInfo {
 /// How a topic is used.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TopicInfo {
-    /// How much there is.
+    /// The counts.
     pub usage: TopicUsage,
-    /// The publishers, of very many only some.
+    /// The publishers; only some of them if there are very many.
     pub publishers: Vec<PublisherInfo>,
-    /// The subscribers, of very many only some.
+    /// The subscribers; only some of them if there are very many.
     pub subscribers: Vec<SubscriberInfo>,
 }
 
 /// A member that publishes or subscribes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Participant {
-    /// Its number in the topic, which nobody else there ever has.
+    /// Its number in the topic, which is never used twice there.
     pub id: u64,
     /// The member's pid, if its row is a member's.
     pub pid: Option<u32>,
-    /// What is known of the member's life, if its row is a member's.
+    /// The member's state, if its row is a member's.
     pub state: Option<MemberState>,
-    /// Whether it is detached from the topic: nobody waits for it any more.
+    /// Whether it is detached from the topic, so that no process waits for it any more.
     pub detached: bool,
 }
 
 /// A publisher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PublisherInfo {
-    /// Who.
+    /// The member.
     pub who: Participant,
     /// Samples that it has published.
     pub published: u64,
-    /// The number of the subscriber that it waits for, and for how many milliseconds.
+    /// The number of the subscriber that it waits for, and for how many milliseconds it has waited.
     pub blocked: Option<(u64, u64)>,
 }
 
 /// A subscriber.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SubscriberInfo {
-    /// Who.
+    /// The member.
     pub who: Participant,
-    /// How many samples it may be behind before the oldest pass it; absent if publishers wait for it instead.
+    /// How many samples it may be behind before it loses the oldest; absent if publishers wait for it instead.
     pub queue: Option<u32>,
     /// How many samples it is behind.
     pub lag: u64,
     /// Samples that it has received.
     pub received: u64,
-    /// Samples that passed it.
+    /// Samples that it has lost.
     pub dropped: u64,
-    /// Blocks that it keeps from being used again.
+    /// Blocks that it holds, so that they are not reused.
     pub held: u32,
-    /// Milliseconds since when a publisher waits for it, if one does.
+    /// For how many milliseconds a publisher has waited for it, if one does.
     pub stalled: Option<u64>,
 }
 
 impl SubscriberInfo {
-    /// The name of its policy for programs.
+    /// Returns the name of its policy that programs see.
     pub fn policy(&self) -> &'static str {
         match self.queue {
             None => "block",

@@ -12,7 +12,7 @@ use crate::limits::{FDS_AT_ONCE, MAX_FDS};
 /// Bytes in front of each body.
 pub const HEAD: usize = 8;
 
-/// What decoding can say other than a message.
+/// Why decoding returned no message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
     /// This many more bytes are needed before anything can be said.

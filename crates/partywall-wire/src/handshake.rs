@@ -14,7 +14,7 @@ use crate::{
 
 const MAGIC: [u8; 8] = *b"PARTYWAL";
 
-/// Who is speaking, readable in every version.
+/// The process that sends a first message. Readable in every version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Speaker {
     /// [`PROTOCOL`] of the speaker.
@@ -32,60 +32,60 @@ impl Speaker {
     }
 }
 
-/// What a process says first. Its pidfd travels with it, if it can have one.
+/// The first message of a client. The client's pidfd travels with it, if the client can have one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClientHello {
     /// Its command line, shortened, for `show` and `ps`.
     pub command: String,
-    /// Whether it wants no seat: it can only list, inspect, evict, remove and end the broker. A few such connections are kept
-    /// free when all seats are taken.
+    /// Whether it takes no seat: it can only list, inspect, evict, remove and end the broker. A few such connections stay
+    /// possible when all seats are taken.
     pub operator: bool,
     /// Whether it runs on the simulated CUDA driver. Such members and others never share a domain.
     pub simulated: bool,
-    /// Set by a member that lost its connection and wants to go on as the same member.
+    /// Set by a member that lost its connection and continues as the same member.
     pub resume: Option<Resume>,
 }
 
-/// The identity that a member kept from its [`Welcome`].
+/// The identity of a member, as in its [`Welcome`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resume {
     /// The broker that it belonged to.
     pub instance: u64,
     /// Its number there.
     pub member: u64,
-    /// Proof that it is that member.
+    /// The proof that it is that member.
     pub token: Token,
 }
 
 /// The broker's first message. With a welcome travel the member's events socket and the memory of the members' rows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BrokerHello {
-    /// Welcome, or why not.
+    /// The welcome, or the reason of the refusal.
     pub outcome: Result<Welcome, Refusal>,
 }
 
 /// A member's identity and the broker's limits.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Welcome {
-    /// Drawn at random when the broker starts: another number is another broker, which knows nothing of this one's.
+    /// Drawn at random when the broker starts. Another number is another broker, which knows no member of this one.
     pub instance: u64,
     /// The member's number in this broker; never used twice.
     pub member: u64,
-    /// The member's row in the memory that all members share, and its mark in semaphores. No other member's as long as
+    /// The member's row in the memory that all members share, and its mark in semaphores. No other member gets it while
     /// anything of this one is left.
     pub row: u16,
-    /// What to show when resuming.
+    /// The proof to send when resuming.
     pub token: Token,
-    /// Whether the member goes on as who it was.
+    /// Whether the client continues as the member that it was.
     pub resumed: bool,
-    /// Bytes of the largest message body that the broker takes.
+    /// Bytes of the largest message body that the broker accepts.
     pub max_message: u32,
 }
 
 /// A first message, split into its fixed head and the rest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Greeting<'a> {
-    /// Who speaks.
+    /// The sender.
     pub speaker: Speaker,
     rest: &'a [u8],
 }

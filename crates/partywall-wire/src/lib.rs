@@ -1,6 +1,6 @@
-//! What travels between a Partywall member and its broker: messages, their framing, and the limits on both.
+//! The protocol between a Partywall member and its broker: messages, their framing, and the limits on both.
 //!
-//! Bytes go in, messages come out: nothing here opens a socket, keeps a clock or allocates on a peer's word alone.
+//! Bytes go in, messages come out. Nothing here opens a socket, reads a clock, or allocates as much as a peer claims.
 //! The messages of this crate exist to be encoded; the broker's registry and the library have their own. Plain values,
 //! such as [`Kind`] and [`MemberState`], exist once and are used everywhere.
 //!
@@ -9,13 +9,13 @@
 //! | [`frame`] | a length and a number of file descriptors in front of each message |
 //! | [`handshake`] | the first message each way, whose head never changes, so that foreign versions can name each other |
 //! | [`message`] | requests, answers, events |
-//! | [`control`] | what those say of pools and topics |
-//! | [`object`] | what those say of timelines and semaphores |
-//! | [`member`] | what those say of members |
-//! | [`watch`] | what those say of what happens to names |
-//! | [`refusal`] | every reason for which a broker says no |
-//! | [`pattern`] | what names may be like |
-//! | [`limits`] | numbers that both sides hold each other to |
+//! | [`control`] | pools and topics in messages |
+//! | [`object`] | timelines and semaphores in messages |
+//! | [`member`] | members in messages |
+//! | [`watch`] | events of names in messages |
+//! | [`refusal`] | every reason for which a broker refuses a request |
+//! | [`pattern`] | patterns of names |
+//! | [`limits`] | limits that both sides enforce |
 //!
 //! A connection is a Unix stream socket. After the handshake the member's *call* socket carries one request and its
 //! answer at a time; the *events* socket, which the broker hands over in its welcome, carries [`message::Event`]s

@@ -1,19 +1,20 @@
-//! Numbers that both sides of a connection hold each other to.
+//! Limits that both sides of a connection enforce.
 
-/// The version of everything in this crate. Two processes with different numbers refuse each other in the handshake.
+/// The version of the protocol. Two processes with different numbers refuse each other in the handshake.
 pub const PROTOCOL: u32 = 3;
 
-/// File descriptors in one message: what Linux passes in one `SCM_RIGHTS` (`SCM_MAX_FD`, unix(7)).
+/// File descriptors in one message: the limit of Linux for one `SCM_RIGHTS` (`SCM_MAX_FD`, unix(7)).
 pub const MAX_FDS: usize = 253;
 
-/// File descriptors that a broker sends at once: the rest of a message's descriptors follow when these have been read. The
-/// kernel counts descriptors in flight per user, and refuses everybody once there are too many (unix(7), `ETOOMANYREFS`).
+/// File descriptors that a broker sends at once. The rest of a message's descriptors follow when these have been read. The
+/// kernel counts descriptors in flight per user, and refuses all of the user's processes once there are too many (unix(7),
+/// `ETOOMANYREFS`).
 pub const FDS_AT_ONCE: usize = 16;
 
 /// Chunks of one version. Below [`MAX_FDS`], so that a version with its table always fits one message.
 pub const MAX_CHUNKS: usize = 128;
 
-/// Growths of one version. A member that opened it early keeps a table for each, so growing is for large steps.
+/// Growths of one version. A member that opened it early keeps a table for each growth, so each should be large.
 pub const MAX_GROWTHS: u64 = 1024;
 
 /// Permits of one semaphore.
@@ -28,14 +29,14 @@ pub const MAX_SLABS: u32 = 128;
 /// Bytes of one message's body, unless the broker was started with another limit.
 pub const MAX_MESSAGE: usize = 256 * 1024;
 
-/// The least that a broker may set as its message limit: a commit with an inline table and all chunks fits.
+/// The smallest message limit of a broker. A commit with an inline table and all chunks fits.
 pub const MIN_MESSAGE: usize = 64 * 1024;
 
 /// Bytes of a name.
 pub const MAX_NAME: usize = 255;
 
-/// A table up to this size travels inside the message and costs the broker no file descriptor; a larger one is a
-/// sealed memfd.
+/// The largest table that travels inside the message and costs the broker no file descriptor. A larger one is a sealed
+/// memfd.
 pub const MAX_INLINE_TABLE: usize = 16 * 1024;
 
 /// Bytes of a table in a memfd: 70,000 tensors with long names take about 20 MiB.
@@ -44,11 +45,10 @@ pub const MAX_TABLE: u64 = 1 << 30;
 /// Bytes of the command line that a member reports for `show` and `ps`.
 pub const MAX_COMMAND: usize = 256;
 
-/// Why a name is refused, or `Ok`: letters, digits and `._-/`, at most [`MAX_NAME`] bytes, no empty part and
-/// no part `.` or `..`.
+/// Checks a name: letters, digits and `._-/`, at most [`MAX_NAME`] bytes, no empty part and no part `.` or `..`.
 ///
 /// # Errors
-/// A sentence that names the rule that is broken.
+/// A sentence that names the broken rule.
 pub fn check_name(name: &str) -> Result<(), String> {
     if name.is_empty() {
         return Err("a name needs at least one character".into());

@@ -1,27 +1,27 @@
-//! Members, as they are encoded: what is known of their lives, and what is done with those that have to go.
+//! Members, as they are encoded: their states, evictions, and the end of quarantines.
 
 use serde::{Deserialize, Serialize};
 
-/// What is known of a member's life. If several of these are true, the last of them in this list is reported.
+/// The state of a member. If several apply, the last of them in this list is reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum MemberState {
     /// Connected.
     Alive,
-    /// Connected, and its heartbeat is late: it is stopped, or its machine is too busy to let it run. Nothing follows from
-    /// that.
+    /// Connected, and its heartbeat is late: it is stopped, or its machine is too busy to let it run. The broker takes no
+    /// action.
     Hung,
-    /// Its CUDA context is broken: it can do nothing on a GPU any more, and keeps what it holds until its process ends.
+    /// Its CUDA context is broken. It cannot use a GPU any more, and keeps what it holds until its process ends.
     LostContext,
-    /// Its connection ended without proof of its death; it may come back and gets nothing new meanwhile.
+    /// Its connection ended without proof of its death. It may come back, and gets nothing new until then.
     Suspect,
-    /// It was evicted: it gets nothing any more, and keeps what it holds until its process ends.
+    /// It was evicted. It gets nothing new, and keeps what it holds until its process ends.
     Evicted,
     /// It has exited, but a child that it forked still holds its connection, and so perhaps its memory.
     HeldByChild,
-    /// It is gone, without proof that its work on the memory is over: see [`Doubt`]. What it held is in quarantine.
+    /// It is gone, without proof that its work on the memory is over (see [`Doubt`]). What it held is in quarantine.
     Unproven,
-    /// It is proved dead, and its memory is being given back.
+    /// It is proved dead, and its memory is being freed.
     Dead,
 }
 
@@ -36,13 +36,13 @@ names!(MemberState {
     Dead => "dead",
 });
 
-/// Why the end of a member will not prove, or has not proved, that its work on the memory is over.
+/// Why the end of a member's process does not prove that its work on the memory is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Doubt {
-    /// It is a client of MPS: the server may go on with its work on the GPU when its process has ended.
+    /// It is a client of MPS, whose server may continue its work on the GPU after its process has ended.
     Mps,
-    /// There is no pidfd of it, so that the end of its process cannot be seen: only that of its connection.
+    /// The broker has no pidfd of it, so it sees the end of its connection, not of its process.
     NoPidfd,
 }
 
@@ -56,7 +56,7 @@ names!(Doubt {
 pub struct MemberInfo {
     /// Its number.
     pub member: u64,
-    /// Its pid as the broker sees it, or as it says itself if it is in another PID namespace.
+    /// Its pid as the broker sees it, or as the member reports it if it is in another PID namespace.
     pub pid: u32,
     /// Its user.
     pub uid: u32,
@@ -64,19 +64,19 @@ pub struct MemberInfo {
     pub command: String,
     /// Its state.
     pub state: MemberState,
-    /// Why its death will not be proof, if so.
+    /// Why its death will prove nothing, if so.
     pub doubt: Option<Doubt>,
-    /// Milliseconds since its last heartbeat, where it has one.
+    /// Milliseconds since its last heartbeat; absent without one.
     pub quiet: Option<u64>,
     /// Leases it holds.
     pub leases: u32,
     /// Timelines that it writes.
     pub timelines: u32,
-    /// Permits of semaphores that it has. Absent if there are too many to be counted.
+    /// Permits of semaphores that it has; absent if there are too many to count.
     pub permits: Option<u32>,
-    /// Blocks of pools and topics that it has. Absent if there are too many to be counted.
+    /// Blocks of pools and topics that it has; absent if there are too many to count.
     pub blocks: Option<u32>,
-    /// Bytes of the versions that it holds leases on, each counted once; of a dead one, bytes that are being given back.
+    /// Bytes of the versions that it holds leases on, each counted once; for a dead member, bytes that are being freed.
     pub bytes: u64,
     /// When it joined, in milliseconds since 1970.
     pub since: u64,
@@ -84,7 +84,7 @@ pub struct MemberInfo {
     pub simulated: bool,
 }
 
-/// Which member is meant.
+/// Selects members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Whom {
     /// All members with this pid: a process has one for each of its connections.
@@ -110,23 +110,23 @@ pub struct Evicted {
     pub command: String,
     /// Leases that stay in quarantine until its death is proved.
     pub leases: u32,
-    /// Bytes of what these are on.
+    /// Bytes of the versions of these leases.
     pub bytes: u64,
-    /// What came of the signal.
+    /// The result of the signal.
     pub kill: Kill,
 }
 
-/// What came of killing a process.
+/// The result of killing a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Kill {
-    /// It was not wanted.
+    /// The request did not ask for a signal.
     NotAsked,
     /// SIGKILL was sent.
     Sent,
     /// It has exited already.
     Exited,
-    /// There is no pidfd of it, and a pid alone may be another process by now.
+    /// The broker has no pidfd of it, and a pid alone may be another process by now.
     NoPidfd,
     /// The kernel refused, with this errno.
     Refused(i32),
@@ -141,7 +141,7 @@ names!(Kill {
 });
 
 impl Kill {
-    /// The kernel's errno, if it refused.
+    /// Returns the kernel's errno, if it refused.
     pub fn errno(self) -> Option<i32> {
         match self {
             Self::Refused(errno) => Some(errno),
@@ -150,7 +150,7 @@ impl Kill {
     }
 }
 
-/// A dead member whose holdings were given back without a proof that its work on them is over.
+/// A dead member whose holdings were freed without a proof that its work on them is over.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Freed {
     /// Its number.
@@ -161,6 +161,6 @@ pub struct Freed {
     pub command: String,
     /// Leases that it held.
     pub leases: u32,
-    /// Bytes of what these were on. Others may hold them too.
+    /// Bytes of the versions of these leases. Other members may hold them, too.
     pub bytes: u64,
 }

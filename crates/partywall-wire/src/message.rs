@@ -55,25 +55,25 @@ pub enum Event {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Call {
-    /// Nothing; the answer is [`Answer::Done`].
+    /// Does nothing. Answer: [`Answer::Done`].
     Ping,
     /// Makes the next version of a name. Answer: [`Answer::Committed`].
     Commit(Commit),
     /// Opens a version. Answer: [`Answer::Opened`], or [`Answer::Pending`] if it is not there and `wait` is set.
     Open(Open),
-    /// Opens the latest version, or makes the caller the builder if there is none and nobody builds.
+    /// Opens the latest version, or makes the caller the builder if there is no version and no builder.
     /// Answer: [`Answer::Opened`], [`Answer::Build`], or [`Answer::Pending`] while another member builds.
     OpenOrBuild {
         /// The name.
         name: String,
     },
-    /// Gives a claim from [`Answer::Build`] back unused: one waiter becomes builder. Answer: [`Answer::Done`].
+    /// Returns a claim from [`Answer::Build`] unused. One waiter becomes builder. Answer: [`Answer::Done`].
     AbandonBuild {
         /// The claim.
         claim: u64,
     },
-    /// Takes a pending request back. Answer: [`Answer::Done`], or [`Refusal::Stale`] if its completion is on its way
-    /// (or never was pending).
+    /// Cancels a pending request. Answer: [`Answer::Done`], or [`Refusal::Stale`] if its completion is on its way or the
+    /// request never was pending.
     Cancel {
         /// The request's number.
         ticket: u64,
@@ -102,14 +102,14 @@ pub enum Call {
     },
     /// Makes the version behind the committer's lease longer, in one step. Answer: [`Answer::Done`].
     Grow(Grow),
-    /// What a version has become. Answer: [`Answer::Grown`], or [`Answer::Done`] if it has grown no more than `growths`
-    /// times.
+    /// Asks for the growths of a version. Answer: [`Answer::Grown`], or [`Answer::Done`] if it has grown no more than
+    /// `growths` times.
     Refresh {
         /// The lease.
         lease: u64,
-        /// How many growths the asker knows.
+        /// How many growths the member knows.
         growths: u64,
-        /// How many chunks it has.
+        /// How many chunks the member has.
         chunks: u64,
     },
     /// Answers [`Answer::Done`] as soon as the lease's version has grown more than `growths` times; until then
@@ -117,7 +117,7 @@ pub enum Call {
     AwaitGrowth {
         /// The lease.
         lease: u64,
-        /// How many growths the asker knows.
+        /// How many growths the member knows.
         growths: u64,
     },
     /// Removes a name: its latest version can no longer be opened, and goes with its last lease.
@@ -126,34 +126,34 @@ pub enum Call {
         /// The name.
         name: String,
     },
-    /// Everything about one name. Answer: [`Answer::Info`] with the table as in [`Opened`], but no lease and no chunks.
+    /// Asks for everything about one name. Answer: [`Answer::Info`] with the table as in [`Opened`], but no lease and no chunks.
     Inspect {
         /// The name.
         name: String,
         /// A version of it; the latest by default.
         version: Option<u64>,
     },
-    /// Names in order, from the first one after `after`. Answer: [`Answer::Names`].
+    /// Lists names in order, from the first one after `after`. Answer: [`Answer::Names`].
     List {
         /// Where to go on.
         after: Option<String>,
     },
-    /// Members in order of their numbers, from the first one after `after`. Answer: [`Answer::Members`].
+    /// Lists members in order of their numbers, from the first one after `after`. Answer: [`Answer::Members`].
     Members {
         /// Where to go on.
         after: Option<u64>,
     },
-    /// Opens a timeline, which is made if there is none of this name. The name goes with its last lease.
+    /// Opens a timeline, and creates it if the name does not exist. The name ends with its last lease.
     /// Answer: [`Answer::Timeline`].
     OpenTimeline {
         /// The name.
         name: String,
-        /// Whether to become its writer. Refused while another lease is.
+        /// Whether to become its writer. Refused while it has one.
         writer: bool,
         /// How many slabs the member has mapped.
         slabs: u32,
     },
-    /// The present incarnation of a timeline, which is another one after its writer's death once a new writer is there.
+    /// Asks for the present incarnation of a timeline. A new writer begins a new incarnation after the death of the last.
     /// Answer: [`Answer::Timeline`].
     FollowTimeline {
         /// The lease.
@@ -161,34 +161,34 @@ pub enum Call {
         /// How many slabs the member has mapped.
         slabs: u32,
     },
-    /// Ends all waits for what a timeline has not reached. Answer: [`Answer::Done`].
+    /// Ends all waits for values that a timeline has not reached. Answer: [`Answer::Done`].
     AbandonTimeline {
         /// The name.
         name: String,
     },
-    /// Opens a semaphore, which is made if there is none of this name. The name goes with its last lease.
+    /// Opens a semaphore, and creates it if the name does not exist. The name ends with its last lease.
     /// Answer: [`Answer::Semaphore`].
     OpenSemaphore {
         /// The name.
         name: String,
-        /// Permits, at most [`crate::limits::MAX_PERMITS`]. Refused if there are more or fewer.
+        /// Permits, at most [`crate::limits::MAX_PERMITS`]. Refused if the semaphore has another number.
         maximum: u32,
     },
-    /// Timelines in order of their names, then semaphores, from the first one after `after`. Answer:
+    /// Lists timelines in order of their names, then semaphores, from the first one after `after`. Answer:
     /// [`Answer::Objects`].
     Objects {
         /// Where to go on.
         after: Option<(ObjectKind, String)>,
     },
-    /// Everything about one timeline or semaphore. Answer: [`Answer::Object`].
+    /// Asks for everything about one timeline or semaphore. Answer: [`Answer::Object`].
     InspectObject {
-        /// Which.
+        /// The kind.
         kind: ObjectKind,
         /// The name.
         name: String,
     },
-    /// What has happened to names that are like a pattern since a point, or else what happens next; without a point only
-    /// where it stands now. Answer: [`Answer::Happened`], or [`Answer::Pending`] if nothing has.
+    /// Asks for events of names that match a pattern since a point, or waits for the next ones. Without a point, returns
+    /// the present point. Answer: [`Answer::Happened`], or [`Answer::Pending`] if there are no events yet.
     Watch {
         /// The pattern, by the rules of [`crate::Pattern`].
         pattern: String,
@@ -197,34 +197,34 @@ pub enum Call {
     },
     /// The member has opened a GPU. Answer: [`Answer::Done`].
     UsesGpu {
-        /// Whether as a client of MPS: its end is then no proof of the end of its work.
+        /// Whether it is a client of MPS. The end of its process then does not prove the end of its work.
         mps: bool,
     },
-    /// The member's CUDA context is broken. What it holds stays until its process ends, whatever it releases.
+    /// The member's CUDA context is broken. What it holds stays until its process ends, even if it releases it.
     /// Answer: [`Answer::Done`].
     ContextLost {
-        /// The GPU of the context, where that is known.
+        /// The GPU of the context, if known.
         gpu: Option<[u8; 16]>,
     },
-    /// Takes from members what they wait for, build, own and signal, and refuses them everything from now on. What they
-    /// hold stays in quarantine until their deaths are proved. Answer: [`Answer::Evicted`].
+    /// Ends what members wait for, build, own and signal, and refuses their requests from now on. What they hold stays in
+    /// quarantine until their deaths are proved. Answer: [`Answer::Evicted`].
     Evict {
         /// Which members.
         whom: Whom,
         /// Whether to send their processes SIGKILL.
         kill: bool,
     },
-    /// Gives back what dead members held, although there is no proof that their work on it is over.
+    /// Frees what dead members held, although there is no proof that their work on it is over.
     /// Answer: [`Answer::Freed`].
     FreeUnproven {
-        /// Of the members with this pid only.
+        /// Frees only members with this pid.
         pid: Option<u32>,
     },
-    /// The broker itself. Answer: [`Answer::Status`].
+    /// Asks for the state of the broker. Answer: [`Answer::Status`].
     Status,
     /// Ends the broker. Answer: [`Answer::Done`], after which the connection ends.
     Stop {
-        /// Also while names and members exist.
+        /// Whether to end it even if names and members exist.
         force: bool,
     },
     /// The member leaves: all it holds is dropped at once. Answer: [`Answer::Done`], after which the connection ends.
@@ -256,11 +256,11 @@ pub enum Place {
 /// How long a name stays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Lifetime {
-    /// It goes with its committer.
+    /// It ends with its committer.
     Owned,
-    /// Until it is removed, or the broker ends.
+    /// It stays until it is removed or the broker ends.
     Kept,
-    /// It goes with the last member that has its latest version open.
+    /// It ends with the last member that has its latest version open.
     Shared,
 }
 
@@ -282,17 +282,17 @@ pub enum Access {
 /// The length of each chunk in bytes, as allocated.
 pub type ChunkBytes = Vec<u64>;
 
-/// What opens one allocation of [`Kind::Legacy`]. The broker does not look into it.
+/// A handle that opens one allocation of [`Kind::Legacy`]. The broker does not read it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LegacyHandle {
-    /// Drawn at random by the publishing process, which recognises its own memory by it: there the driver opens
-    /// nothing.
+    /// Drawn at random by the publishing process. The process recognises its own memory by it, which the driver would not
+    /// open there.
     pub origin: [u8; 16],
     /// The driver's handle, its 64 bytes in halves.
     pub driver: [[u8; 32]; 2],
 }
 
-/// How a version's tensor table travels. The broker does not look into it.
+/// How a version's tensor table travels. The broker does not read it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Table {
     /// In the message; at most [`crate::limits::MAX_INLINE_TABLE`] bytes.
@@ -336,18 +336,18 @@ pub struct Commit {
     pub claim: Option<u64>,
 }
 
-/// What a version grows by. File descriptors: one a chunk, then the table if it is [`Table::Fd`].
+/// The growth of a version. File descriptors: one a chunk, then the table if it is [`Table::Fd`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grow {
     /// The committer's lease.
     pub lease: u64,
-    /// How many growths the asker knows; it is refused if there were more.
+    /// How many growths the member knows. Refused if there were more.
     pub growths: u64,
     /// The kind of memory, which is the version's.
     pub kind: Kind,
-    /// The chunks that follow those that are there; there may be none.
+    /// The chunks to add; there may be none.
     pub chunks: ChunkBytes,
-    /// The tensor table of all.
+    /// The tensor table of all chunks.
     pub table: Table,
     /// Tensors in the table, for listings.
     pub tensors: u64,
@@ -360,7 +360,7 @@ pub struct Open {
     pub name: String,
     /// A version; the latest by default.
     pub version: Option<u64>,
-    /// What for.
+    /// The access that is needed.
     pub access: Access,
     /// Whether to wait for a name or version that is not there yet.
     pub wait: bool,
@@ -394,22 +394,22 @@ pub struct Opened {
     pub growths: u64,
     /// How long the name stays.
     pub lifetime: Lifetime,
-    /// What it is, if it is a pool or topic.
+    /// Its shape, if it is a pool or topic.
     pub control: Option<Control>,
 }
 
-/// What a version has become. File descriptors: one a chunk, then the table if it is [`Table::Fd`].
+/// The growths of a version. File descriptors: one a chunk, then the table if it is [`Table::Fd`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grown {
     /// How often it has grown.
     pub growths: u64,
-    /// The chunks behind those that the asker has.
+    /// The chunks that the member does not have yet.
     pub chunks: ChunkBytes,
     /// The tensor table of all.
     pub table: Table,
 }
 
-/// What came of a request.
+/// The result of a granted request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Answer {
@@ -426,7 +426,7 @@ pub enum Answer {
     },
     /// An opened version.
     Opened(Opened),
-    /// What a version has become.
+    /// The growths of a version.
     Grown(Grown),
     /// The caller is to build the version.
     Build {
@@ -439,9 +439,9 @@ pub enum Answer {
     Removed {
         /// The version that was the latest.
         version: u64,
-        /// Bytes that stay, because somebody holds leases.
+        /// Bytes that stay because members hold leases.
         bytes_kept: u64,
-        /// Who.
+        /// The members that hold them.
         holders: Vec<HolderInfo>,
     },
     /// Everything about a name.
@@ -478,15 +478,15 @@ pub enum Answer {
     },
     /// Everything about a timeline or semaphore.
     Object(Box<ObjectDetail>),
-    /// What has happened.
+    /// Events of names.
     Happened(Happened),
-    /// Who was evicted, the first hundred.
+    /// The evicted members, at most a hundred.
     Evicted(Vec<Evicted>),
-    /// Who no longer holds anything.
+    /// The freed members.
     Freed {
-        /// These, at most a hundred.
+        /// At most a hundred of them.
         members: Vec<Freed>,
-        /// Whether there are more, for the next time of asking.
+        /// Whether there are more, for the next request.
         more: bool,
     },
     /// The broker itself.
@@ -502,9 +502,9 @@ pub struct NameInfo {
     pub latest: Option<VersionInfo>,
     /// How the latest version is used, if it is a pool or topic.
     pub usage: Option<Usage>,
-    /// Older versions that somebody still holds.
+    /// Older versions that members still hold.
     pub older: u32,
-    /// Bytes of those.
+    /// Bytes of these versions.
     pub older_bytes: u64,
 }
 
@@ -529,7 +529,7 @@ pub struct VersionInfo {
     pub growths: u64,
     /// How long its name stays.
     pub lifetime: Lifetime,
-    /// What it is, if it is a pool or topic.
+    /// Its shape, if it is a pool or topic.
     pub control: Option<Control>,
     /// The committer's pid.
     pub committer: u32,
@@ -554,7 +554,7 @@ pub struct SegmentInfo {
     pub is_latest: bool,
     /// All versions that exist, in order.
     pub versions: Vec<VersionInfo>,
-    /// Who holds it.
+    /// The members that hold it.
     pub holders: Vec<HolderInfo>,
     /// The pid of the member that builds the next version under a claim.
     pub builder: Option<u32>,
@@ -592,7 +592,7 @@ pub struct StatusInfo {
     pub log: Option<String>,
     /// Whether its members run on the simulated CUDA driver.
     pub simulated: bool,
-    /// Members, without the asker.
+    /// Members, without the one that asks.
     pub members: u64,
     /// Names.
     pub names: u64,

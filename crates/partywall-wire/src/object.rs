@@ -4,12 +4,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::message::HolderInfo;
 
-/// The kinds of objects that live in control memory. Each has names of its own: a segment, a timeline and a semaphore
-/// may have the same one.
+/// The kinds of objects in control memory. Each kind has names of its own: a segment, a timeline and a semaphore may
+/// share a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum ObjectKind {
-    /// A 64-bit word that only grows.
+    /// A 64-bit value that only grows.
     Timeline,
     /// A number of permits.
     Semaphore,
@@ -19,20 +19,20 @@ pub enum ObjectKind {
 /// order of their numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenedTimeline {
-    /// Keeps the name. Released only when no stream of the member's waits for the timeline any more: the cell is used
-    /// again once nobody has a lease that led to it.
+    /// Keeps the name. The member releases it only when none of its streams waits for the timeline any more: the cell is
+    /// reused once no lease has led to it.
     pub lease: u64,
     /// The slab of its present incarnation.
     pub slab: u32,
     /// The cell in that slab.
     pub cell: u32,
-    /// The number of that incarnation: 1 for the first writer's, which those share who opened the name before.
+    /// The number of that incarnation. Members that open the name before its first writer share incarnation 1 with it.
     pub incarnation: u32,
-    /// Whether this lease is the one that signals.
+    /// Whether this lease is the writer's.
     pub writer: bool,
 }
 
-/// How a timeline's incarnation ended before it reached what was waited for.
+/// How a timeline's incarnation ended before it reached an awaited value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum TimelineEnding {
@@ -44,7 +44,7 @@ pub enum TimelineEnding {
     Closed,
     /// Its writer or an operator abandoned it.
     Abandoned,
-    /// The broker is gone, which would have noticed the writer's death.
+    /// The broker is gone, so the writer's death would not be noticed.
     BrokerGone,
     /// The writer was evicted from the domain.
     Evicted,
@@ -126,7 +126,7 @@ pub struct SemaphoreInfo {
 pub struct ObjectDetail {
     /// As in a listing.
     pub info: ObjectInfo,
-    /// Who has it open.
+    /// The members that have it open.
     pub holders: Vec<ObjectHolder>,
 }
 

@@ -53,7 +53,7 @@ pub enum Refusal {
         /// The version.
         version: u64,
     },
-    /// The version does not grow by this request, or any more.
+    /// The version cannot grow by this request.
     CannotGrow {
         /// The name.
         name: String,
@@ -96,7 +96,7 @@ pub enum Refusal {
         /// The rule.
         why: String,
     },
-    /// No name would be like the pattern.
+    /// The pattern matches no name.
     BadPattern {
         /// The pattern as given.
         pattern: String,
@@ -110,7 +110,7 @@ pub enum Refusal {
         /// What is wrong.
         fault: FdFault,
     },
-    /// The request contradicts itself; a correct library never sends it.
+    /// The request contradicts itself. A correct library never sends it.
     Invalid {
         /// What is wrong.
         why: String,
@@ -133,7 +133,7 @@ pub enum Refusal {
         /// Pids of processes that have not read for longest. Empty if it is the asking process that has to read.
         pids: Vec<u32>,
     },
-    /// The kernel refused the broker something that the request needs.
+    /// The kernel refused something that the request needs.
     System {
         /// What.
         what: String,
@@ -152,25 +152,25 @@ pub enum Refusal {
         /// A few pids of members.
         near: Vec<u32>,
     },
-    /// The connection takes no seat, and can only look and remove.
+    /// The connection takes no seat, so it can only list, inspect and remove.
     NeedsSeat,
-    /// The asker is among those whom it wants to be evicted.
+    /// A member cannot evict itself.
     NotYourself,
-    /// The member is dead, and what it held is in quarantine: it can only be freed.
+    /// The member is dead, and what it held is in quarantine. It can only be freed.
     IsUnproven {
         /// Its pid.
         pid: u32,
     },
-    /// Nothing of the member is in quarantine: its process is not known to be gone.
+    /// Nothing of the member is in quarantine, because its process is not known to be gone.
     NotUnproven {
         /// Its pid.
         pid: u32,
-        /// What is known of it.
+        /// Its state.
         state: MemberState,
     },
     /// The asking member was evicted.
     Evicted {
-        /// The pid of whoever wanted that.
+        /// The pid of the process that evicted it.
         by: u32,
         /// When, in milliseconds since 1970.
         at: u64,
@@ -182,7 +182,7 @@ pub enum Refusal {
         /// The peer's.
         peer: u32,
     },
-    /// The handshake carried something else than a pidfd of the process that connected.
+    /// The handshake carried a file descriptor that is not a pidfd of the process that connected.
     NoPidfd {
         /// What was found instead.
         why: String,
@@ -195,7 +195,7 @@ pub enum Refusal {
     },
     /// The two processes speak different protocols. Both versions are in the fixed heads.
     Protocol,
-    /// The member may not resume: unknown here, proved dead, or not the one it says.
+    /// The member cannot resume: it is unknown here, proved dead, or another process.
     CannotResume,
     /// `stop` without `force` while something is held.
     InUse {
@@ -204,7 +204,7 @@ pub enum Refusal {
         /// How many other members.
         members: u64,
     },
-    /// The broker is on its way out; a new one can be started.
+    /// The broker is ending. A new one can be started.
     ShuttingDown,
 }
 
@@ -212,19 +212,19 @@ pub enum Refusal {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum NoGrowth {
-    /// It is frozen, or of a kind that cannot.
+    /// It is frozen, or its kind cannot grow.
     Fixed,
-    /// Only its committer's lease lets it grow, and this is another.
+    /// Only its committer's lease may grow it, and this lease is another.
     NotCommitter,
-    /// Its committer has given its lease back.
+    /// Its committer has released its lease.
     CommitterGone,
-    /// It has grown more often than the asker knows.
+    /// It has grown more often than the request states.
     Behind,
     /// It would exceed what was reserved for it.
     Reserved {
         /// Bytes that were reserved.
         reserved: u64,
-        /// Bytes that it would have.
+        /// Bytes that it would need.
         needed: u64,
     },
 }
@@ -283,7 +283,7 @@ pub enum FdFault {
     },
 }
 
-/// The limits that a broker keeps.
+/// The limits that a broker enforces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Limit {
@@ -311,7 +311,7 @@ pub enum Limit {
     Chunks,
     /// Growths of one version.
     Growths,
-    /// Timelines, with cells of earlier incarnations that somebody still has.
+    /// Timelines, with cells of earlier incarnations that members still have open.
     Timelines,
     /// Semaphores.
     Semaphores,

@@ -1,4 +1,4 @@
-//! What happens to names, as it is encoded.
+//! Events of names, as they are encoded.
 
 use std::{fmt, str::FromStr};
 
@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::Control;
 
-/// A point in what has happened in a broker: behind the event with this number.
+/// A point in a broker's sequence of events: after the event with this number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Point {
     /// The broker, as in its welcome.
     pub instance: u64,
-    /// How many events there were until then.
+    /// The number of events until then.
     pub sequence: u64,
 }
 
@@ -34,7 +34,7 @@ impl FromStr for Point {
     }
 }
 
-/// What has a name.
+/// The kind of thing that has a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Named {
@@ -77,7 +77,7 @@ names!(Named {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Change {
-    /// It is there, and was not before.
+    /// It now exists, and did not before.
     Created {
         /// The process that created it.
         pid: u32,
@@ -91,12 +91,12 @@ pub enum Change {
         /// The process that committed it.
         pid: u32,
     },
-    /// It is there no longer: it was removed, or its owner has dropped it, or it went with its last user.
+    /// It no longer exists: it was removed, its owner dropped it, or its last user is gone.
     Withdrawn {
-        /// The process that did that.
+        /// The process that did it.
         pid: u32,
     },
-    /// Its owner is dead. An owned segment is there no longer; a timeline is, and has no writer.
+    /// Its owner is dead. An owned segment no longer exists; a timeline still does, without a writer.
     OwnerDied {
         /// The owner.
         pid: u32,
@@ -106,7 +106,7 @@ pub enum Change {
         /// The writer.
         pid: u32,
     },
-    /// The memory of a version is free: nobody holds it any more, and it is closed.
+    /// The memory of a version is free: no member holds it any more, and it is closed.
     Reclaimed {
         /// The version.
         version: u64,
@@ -125,7 +125,7 @@ names!(Change {
 });
 
 impl Change {
-    /// The version of a segment that it is about, and bytes of that.
+    /// Returns the version that the change is about, and its bytes.
     pub fn version(self) -> Option<(u64, u64)> {
         match self {
             Self::Committed { version, bytes, .. } | Self::Reclaimed { version, bytes } => Some((version, bytes)),
@@ -165,23 +165,23 @@ pub struct NameEvent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Gap {
-    /// The request came too late for these: a broker keeps the last mebibyte.
+    /// The broker no longer had them: it keeps the last mebibyte.
     Behind {
-        /// How many events, whatever their names.
+        /// The number of missing events, of any name.
         events: u64,
     },
     /// The point is of another broker.
     OtherBroker,
 }
 
-/// What has happened since a point.
+/// The events since a point.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Happened {
-    /// What is missing before the events.
+    /// Why events before these are missing, if some are.
     pub gap: Option<Gap>,
-    /// Some events, in their order.
+    /// Some events, in order.
     pub events: Vec<NameEvent>,
-    /// Where to go on.
+    /// The point after these events.
     pub next: Point,
 }
 
