@@ -5,6 +5,7 @@ use partywall::{Domain, cuda::Stream};
 use super::{
     blocks, permits,
     scenes::{self, Stage},
+    tasks,
     world::{World, gpu, next_order, say, simulated},
 };
 
@@ -64,6 +65,12 @@ tests! {
         a_block_is_zeroed_on_a_stream,
         a_zeroed_block_has_no_data_of_earlier_holders,
         a_forked_child_gives_no_block_back,
+    }
+    tasks::{
+        task_goes_from_stream_to_stream,
+        task_of_a_worker_killed_with_its_stream_standing_goes_to_another,
+        task_of_a_submitter_killed_with_its_stream_standing_has_failed,
+        input_of_a_dropped_task_is_kept_until_the_gpu_is_done,
     }
     alone::{
         failed_registration_of_words_is_retried,

@@ -10,6 +10,8 @@ mod ipc_events;
 mod permits;
 #[path = "../../../../testing/gpu/src/tests/timelines/scenes.rs"]
 mod scenes;
+#[path = "../../../../testing/gpu/src/tests/timelines/tasks.rs"]
+mod tasks;
 mod topics;
 mod world;
 
@@ -24,6 +26,7 @@ fn role() {
             ("topic", _) => topics::play(),
             ("permit", _) => permits::play(),
             ("block", _) => blocks::play(),
+            ("task", _) => tasks::play(),
             ("host", name) => hosts::play(name),
             (other, _) => panic!("no role is called {other:?}"),
         }

@@ -1,4 +1,4 @@
-//! Timelines, permits that streams give back, blocks of pools and samples of topics, on a GPU.
+//! Timelines, permits that streams give back, blocks of pools, tasks of queues and samples of topics, on a GPU.
 #![allow(clippy::unwrap_used, reason = "a test fails by an error or a panic")]
 
 mod blocks;
@@ -6,6 +6,7 @@ mod kernels;
 mod permits;
 mod samples;
 mod scenes;
+mod tasks;
 mod world;
 
 use super::{Needs, Test, test};
@@ -70,6 +71,10 @@ scenes! {
     ONE blocks::a_block_is_zeroed_on_a_stream
     ONE blocks::a_zeroed_block_has_no_data_of_earlier_holders
     ONE blocks::a_forked_child_gives_no_block_back
+    ONE tasks::task_goes_from_stream_to_stream
+    ONE tasks::task_of_a_worker_killed_with_its_stream_standing_goes_to_another
+    ONE tasks::task_of_a_submitter_killed_with_its_stream_standing_has_failed
+    ONE tasks::input_of_a_dropped_task_is_kept_until_the_gpu_is_done
     ONE samples::a_sample_is_received_before_it_is_written_and_read_behind_that
     ONE samples::blocks_that_streams_write_are_not_used_again
     ONE samples::a_publisher_that_is_ahead_of_its_gpu_leaves_blocks_for_others
@@ -92,6 +97,7 @@ pub(crate) fn play(role: &str) -> Result<(), String> {
         Some("permit") => permits::play(),
         Some("block") => blocks::play(),
         Some("sample") => samples::play(),
+        Some("task") => tasks::play(),
         _ => return Err(format!("no role is called {role:?}")),
     }
     Ok(())

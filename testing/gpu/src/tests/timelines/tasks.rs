@@ -1,0 +1,171 @@
+//! Tasks of queues whose inputs and outputs streams write: what is to happen, on whatever driver there is, as in `scenes.rs`.
+#![allow(clippy::unwrap_used)] // tests, their helpers included
+
+use std::time::Duration;
+
+use partywall::{
+    ClaimedTask, Domain, Error, Gpu, Place, Queue, Task, TaskStatus, Ticket, TimelineWriter,
+    cuda::Stream,
+    error::{Busy, Gone, InvalidData},
+};
+
+use super::world::{TIMEOUT, World, eventually, gpu, next_order, say};
+
+/// A moment: what does not happen meanwhile does not happen by itself.
+const MOMENT: Duration = Duration::from_millis(50);
+
+/// What another process is told: each word is done in turn. Its stream stands at `stop` until the test opens the gate.
+pub(crate) fn play() {
+    let domain = Domain::options().start(false).connect().unwrap();
+    let gpu = gpu(&domain);
+    let stream = Stream::new(gpu.context()).unwrap();
+    gpu.kernels().unwrap();
+    let queue = domain.queue("work").open().unwrap();
+    let gate = domain.timeline("gate").unwrap();
+    let mut task: Option<ClaimedTask> = None;
+    let mut ticket: Option<Ticket> = None;
+    say("ready");
+    while let Some(order) = next_order() {
+        let (what, argument) = order.split_once(' ').unwrap_or((&order, ""));
+        match what {
+            "stop" => gate.wait_on(stream.as_ref(), argument.parse().unwrap()).unwrap(),
+            "claim" => task = Some(queue.claim(TIMEOUT).unwrap()),
+            "double" => double(&gpu, &stream, task.as_ref().unwrap()),
+            "complete" => task.take().unwrap().complete_on(stream.as_ref()).map_err(|refused| refused.0).unwrap(),
+            "drop" => task = None,
+            "submit" => ticket = Some(submit(&gpu, &queue, &stream)),
+            "ticket" => {
+                say(&format!("done {}", ticket.as_ref().unwrap().task()));
+                continue;
+            }
+            other => panic!("no process knows how to {other}"),
+        }
+        say("done");
+    }
+}
+
+/// Submits a task whose input a stream is still to fill.
+fn submit(gpu: &Gpu, queue: &Queue, stream: &Stream) -> Ticket {
+    let input = queue.inputs().alloc(TIMEOUT).unwrap();
+    gpu.kernels().unwrap().enqueue_fill(stream.as_ref(), input.device().unwrap().as_slice()).unwrap();
+    let task = Task::new("double").input(input).output(4096).max_attempts(2);
+    queue.submit_on(task, stream.as_ref(), TIMEOUT).unwrap()
+}
+
+/// Enqueues the work of a task behind its input.
+fn double(gpu: &Gpu, stream: &Stream, task: &ClaimedTask) {
+    task.wait_inputs_on(stream.as_ref()).unwrap();
+    let input = task.inputs()[0].device().unwrap();
+    let output = task.output().unwrap().device().unwrap();
+    stream.as_ref().enqueue_copy(output.as_slice(), input.as_slice()).unwrap();
+    gpu.kernels().unwrap().enqueue_double(stream.as_ref(), output.as_slice()).unwrap();
+}
+
+/// Takes the result, which has to be right, and returns the number of its attempt.
+fn take(gpu: &Gpu, ticket: &Ticket) -> u8 {
+    let result = ticket.wait(TIMEOUT).unwrap();
+    let output = result.output().unwrap().device().unwrap();
+    assert_eq!(gpu.kernels().unwrap().verify(gpu.stream(), output.as_slice(), 2).unwrap(), None);
+    let attempt = result.attempt();
+    result.into_output().unwrap().release().unwrap();
+    attempt
+}
+
+/// Returns what all scenes begin with: a queue of one input and two outputs, and what streams wait for.
+fn stage(world: &World) -> (Domain, Queue, TimelineWriter) {
+    let domain = world.connect();
+    let gpu = gpu(&domain);
+    gpu.kernels().unwrap();
+    let options = domain.queue("work").tasks(4).inputs(1, 4096).outputs(2, 4096).place(Place::Gpu(gpu.uuid()));
+    let queue = options.create().unwrap();
+    let gate = domain.timeline_writer("gate").unwrap();
+    (domain, queue, gate)
+}
+
+fn is_idle(queue: &Queue) -> bool {
+    let stats = queue.stats();
+    (stats.free, stats.free_inputs, stats.free_outputs) == (4, 1, 2)
+}
+
+/// The input is written, the task done and the result complete, all behind the gate; no host waits but the one that reads.
+pub(crate) fn task_goes_from_stream_to_stream(world: &World) {
+    let (domain, queue, gate) = stage(world);
+    let gpu = gpu(&domain);
+    let stream = Stream::new(gpu.context()).unwrap();
+    domain.timeline("gate").unwrap().wait_on(stream.as_ref(), 1).unwrap();
+    let ticket = submit(&gpu, &queue, &stream);
+    let mut worker = world.play("task");
+    for order in ["claim", "double", "complete"] {
+        worker.have(order);
+    }
+    assert_eq!(ticket.status(), TaskStatus::Enqueued { attempt: 1 });
+    assert!(matches!(ticket.wait(MOMENT), Err(Error::Timeout { .. })));
+    assert!(matches!(ticket.cancel(), Err(Error::Busy(Busy::TaskRunning { attempt: 1, .. }))));
+    assert!(matches!(queue.inputs().alloc(MOMENT), Err(Error::Timeout { .. })), "a kernel is still to read it");
+    gate.signal(1).unwrap();
+    assert_eq!(take(&gpu, &ticket), 1);
+    eventually("all is free", || is_idle(&queue));
+}
+
+pub(crate) fn task_of_a_worker_killed_with_its_stream_standing_goes_to_another(world: &World) {
+    let (domain, queue, gate) = stage(world);
+    let gpu = gpu(&domain);
+    let stream = Stream::new(gpu.context()).unwrap();
+    let ticket = submit(&gpu, &queue, &stream);
+    let mut worker = world.play("task");
+    for order in ["claim", "stop 1", "double", "complete"] {
+        worker.have(order);
+    }
+    assert_eq!(ticket.status(), TaskStatus::Enqueued { attempt: 1 });
+    worker.kill();
+    let task = queue.claim(TIMEOUT).unwrap();
+    assert_eq!((task.attempt(), task.task()), (2, ticket.task()));
+    double(&gpu, &stream, &task);
+    task.complete_on(stream.as_ref()).map_err(|refused| refused.0).unwrap();
+    assert_eq!(take(&gpu, &ticket), 2);
+    drop(gate);
+    eventually("all is free", || is_idle(&queue));
+}
+
+pub(crate) fn task_of_a_submitter_killed_with_its_stream_standing_has_failed(world: &World) {
+    let (_domain, queue, _gate) = stage(world);
+    let mut submitter = world.play("task");
+    for order in ["stop 1", "submit"] {
+        submitter.have(order);
+    }
+    let ticket = queue.ticket(&submitter.have("ticket").parse().unwrap()).unwrap();
+    let task = queue.claim(TIMEOUT).unwrap();
+    assert!(matches!(task.wait_inputs(MOMENT), Err(Error::Timeout { .. })));
+    submitter.kill();
+    assert!(matches!(task.wait_inputs(TIMEOUT), Err(Error::InvalidData(InvalidData::TaskInputs { .. }))));
+    eventually("the broker has taken it back", || !task.is_claimed());
+    assert!(matches!(task.complete(), Err(Error::InvalidData(_) | Error::Gone(Gone::Claim { .. }))));
+    assert!(matches!(ticket.wait(TIMEOUT), Err(Error::InvalidData(InvalidData::TaskFailed { .. }))));
+    queue.purge(&ticket.task()).unwrap();
+    eventually("all is free", || is_idle(&queue));
+}
+
+/// A worker gives a task up while a kernel of its own is still to read the input.
+pub(crate) fn input_of_a_dropped_task_is_kept_until_the_gpu_is_done(world: &World) {
+    let (domain, queue, gate) = stage(world);
+    let gpu = gpu(&domain);
+    let stream = Stream::new(gpu.context()).unwrap();
+    let ticket = submit(&gpu, &queue, &stream);
+    let mut worker = world.play("task");
+    for order in ["claim", "stop 1", "double", "drop"] {
+        worker.have(order);
+    }
+    let task = queue.claim(TIMEOUT).unwrap();
+    assert_eq!(task.attempt(), 2);
+    double(&gpu, &stream, &task);
+    stream.synchronize().unwrap();
+    task.complete().unwrap();
+    assert_eq!(take(&gpu, &ticket), 2);
+    assert!(
+        matches!(queue.inputs().alloc(MOMENT), Err(Error::Timeout { .. })),
+        "the first attempt is still to read it"
+    );
+    gate.signal(1).unwrap();
+    queue.inputs().alloc(TIMEOUT).unwrap().release().unwrap();
+    eventually("all is free", || is_idle(&queue));
+}
