@@ -280,9 +280,13 @@ impl Block {
         self.exposed.load(Ordering::Relaxed)
     }
 
-    /// Ends the use of its bytes, so that the next holder can use them.
-    fn let_go(&mut self) -> Option<Held> {
+    /// Ends the use of its bytes until somebody asks for them again, so that the next holder can use them.
+    pub(crate) fn end_use(&mut self) {
         self.blocks.give_back_mut(self.bytes.take().flatten());
+    }
+
+    fn let_go(&mut self) -> Option<Held> {
+        self.end_use();
         self.held.take()
     }
 

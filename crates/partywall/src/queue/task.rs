@@ -204,6 +204,8 @@ impl Queue {
 
     /// Puts a task into a place.
     fn put(&self, place: Reserved, task: &mut Task, ready: Option<StreamPoint>) -> Result<Ticket> {
+        // Once the task is pending, other threads of this process may read the blocks, or have them.
+        task.inputs.iter_mut().for_each(Block::end_use);
         let held = task.inputs.iter().map(Block::held).collect::<Result<Vec<_>>>();
         let held = match held {
             Ok(held) => held,

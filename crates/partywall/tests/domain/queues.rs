@@ -1,12 +1,13 @@
 //! Queues: tasks go to workers of several processes, come back from dead ones, and have one result each.
 
-use std::{io::Read, time::Duration};
+use std::{io::Read, sync::OnceLock, time::Duration};
 
 use partywall::{
     ClaimedTask, Domain, Error, Place, Queue, QueueOptions, Reason, Task, TaskStatus, Ticket, Wait,
     error::{Busy, Gone, InvalidArgument, InvalidData, Mismatch},
     info::Named,
 };
+use partywall_shm::crash;
 
 use super::{
     TIMEOUT,
@@ -84,6 +85,30 @@ fn tasks_go_to_another_process_and_results_come_back() {
     }
     assert_idle(&queue);
     assert_eq!((queue.stats().completed, queue.stats().returned), (6, 0));
+}
+
+/// Another thread of the submitter is as fast as can be: it does the task before the submitter knows that it is submitted.
+#[test]
+fn submitter_can_work_itself_at_once() {
+    static QUEUE: OnceLock<Queue> = OnceLock::new();
+    fn work_at(point: &'static str) {
+        if point != "queue: pending, blocks still held" {
+            return crash::arm(0, work_at);
+        }
+        let queue = QUEUE.get().unwrap();
+        work(queue.claim(TIMEOUT).unwrap()).unwrap();
+        let blocks = [(); 8].map(|()| queue.inputs().alloc(TIMEOUT).unwrap());
+        for mut block in blocks {
+            block.as_mut_slice::<f64>().unwrap().fill(5.0);
+        }
+    }
+    let world = World::new();
+    let queue = QUEUE.get_or_init(|| options(&world.connect()).create().unwrap());
+    crash::arm(0, work_at);
+    let ticket = submit(queue, 49.0);
+    assert_eq!(crash::disarm(), None);
+    assert_eq!(root(&ticket), 7.0);
+    assert_idle(queue);
 }
 
 #[test]

@@ -11,6 +11,7 @@ mod kills;
 mod peers;
 mod place;
 mod pools;
+mod queues;
 mod scarcity;
 mod semaphores;
 mod stops;
@@ -68,6 +69,7 @@ fn role() {
         "victim" => imposter::victim(),
         "guest" => peers::guest(),
         "pool" => pools::play(&words[1..]),
+        "queue" => queues::play(&words[1..]),
         "semaphore" => semaphores::play(&words[1..]),
         "poor" => scarcity::play(&words[1..]),
         "topic" => topics::play(&words[1..]),

@@ -9,7 +9,9 @@ use std::{
     time::Duration,
 };
 
-use partywall::{Block, BlockRef, DType, Domain, Error, Place as At, Pool, PoolOptions, SharedSlice, error::Gone};
+use partywall::{
+    Block, BlockRef, DType, DeviceRange, Domain, Error, Place as At, Pool, PoolOptions, SharedSlice, error::Gone,
+};
 use partywall_harness::{device, place};
 
 use super::{
@@ -20,7 +22,7 @@ use super::{
 
 /// Blocks of the pool here.
 const BLOCKS: u32 = 4;
-const BYTES: usize = 512;
+pub(crate) const BYTES: usize = 512;
 /// Places where references to offered blocks are left for others.
 const MAIL: usize = 3;
 
@@ -82,7 +84,7 @@ impl Churn<'_> {
         let Some(mut block) = block else { return };
         // Nobody else writes it meanwhile.
         let mark = self.dice.below(256) as u8;
-        write(&mut block, mark);
+        write(&mut block, &[mark; BYTES]);
         if self.dice.below(20) == 0 {
             std::thread::sleep(Duration::from_micros(self.dice.below(2000)));
         }
@@ -114,19 +116,22 @@ impl Churn<'_> {
     }
 }
 
-fn write(block: &mut Block, mark: u8) {
+/// Fills a block of host memory or of a GPU.
+pub(crate) fn write(block: &mut Block, bytes: &[u8]) {
     if device() == "host" {
-        return block.bytes_mut().unwrap().fill(mark);
+        return block.bytes_mut().unwrap().copy_from_slice(bytes);
     }
     let range = block.device().unwrap();
-    range.copy_from_host(range.gpu().stream(), &[mark; BYTES]).unwrap();
+    range.copy_from_host(range.gpu().stream(), bytes).unwrap();
 }
 
-fn read(block: &Block) -> Vec<u8> {
-    if device() == "host" {
-        return block.bytes().unwrap().to_vec();
-    }
-    let range = block.device().unwrap();
+/// The bytes of a block of host memory or of a GPU.
+pub(crate) fn read(block: &Block) -> Vec<u8> {
+    if device() == "host" { block.bytes().unwrap().to_vec() } else { copy(&block.device().unwrap()) }
+}
+
+/// The bytes of a block on a GPU.
+pub(crate) fn copy(range: &DeviceRange<'_>) -> Vec<u8> {
     let mut bytes = vec![0; BYTES];
     range.copy_to_host(range.gpu().stream(), &mut bytes).unwrap();
     bytes
