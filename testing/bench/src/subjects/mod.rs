@@ -12,6 +12,7 @@ mod peer_stranded;
 mod peer_topics;
 pub(crate) mod pools;
 mod put;
+pub(crate) mod queues;
 mod round_trip;
 mod table_open;
 mod topics;
@@ -44,6 +45,7 @@ pub(crate) const SUBJECTS: &[Subject] = &[
     host("ordering_count", "ten million operations on permits, none lost", semaphore::count),
     host("pools", "blocks of a pool, alone and contended", pools::run),
     host("topics", "messages from one process to another", topics::run),
+    host("queues", "tasks of a queue, to one worker and to several", queues::run),
     host("ordering_deaths", "what the dead held, until others have it", deaths::run),
     gpu("gpu_open", "opening GPU memory by name", gpu_open::run),
     gpu("gpu_bandwidth", "a kernel reading through an imported mapping", gpu_bandwidth::run),

@@ -7,4 +7,5 @@ mod messages;
 pub(crate) mod pair;
 pub(crate) mod semaphore;
 pub(crate) mod streams;
+mod tasks;
 pub(crate) mod wakes;

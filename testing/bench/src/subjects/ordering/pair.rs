@@ -16,7 +16,7 @@ use std::{
 use partywall::{DeviceUuid, Domain, Place, Timeline, TimelineWriter};
 use partywall_measure::{Failure, Plan, Sampler, Unit};
 
-use super::{messages, messages::Ends, streams, streams::Device, wakes};
+use super::{messages, messages::Ends, streams, streams::Device, tasks, tasks::Queues, wakes};
 use crate::{
     bench::Bench,
     board::{Board, yield_until},
@@ -124,6 +124,7 @@ pub(super) struct Side {
     device: Option<Device>,
     /// Of topics, by what there is in them.
     ends: RefCell<BTreeMap<(usize, u64), Rc<Ends>>>,
+    queues: RefCell<Option<Rc<Queues>>>,
     meetings: Cell<u64>,
 }
 
@@ -134,8 +135,8 @@ impl Side {
         let ours = domain.timeline_writer(ours)?;
         let theirs = domain.timeline(theirs)?;
         let ends = RefCell::default();
-        let meetings = Cell::new(0);
-        let side = Self { first, board, ours, theirs, at: Cell::new(1), domain, device, ends, meetings };
+        let (queues, meetings) = (RefCell::default(), Cell::new(0));
+        let side = Self { first, board, ours, theirs, at: Cell::new(1), domain, device, ends, queues, meetings };
         side.ours.signal(1)?;
         side.theirs.wait(1, TIMEOUT)?;
         if side.device.is_some() {
@@ -178,6 +179,16 @@ impl Side {
         Ok(ends)
     }
 
+    /// Returns what this side has of two queues, one each way.
+    pub(super) fn queues(&self) -> Result<Rc<Queues>, Failure> {
+        if let Some(queues) = &*self.queues.borrow() {
+            return Ok(queues.clone());
+        }
+        let queues = Rc::new(Queues::new(&self.domain, self.first)?);
+        self.queues.replace(Some(queues.clone()));
+        Ok(queues)
+    }
+
     pub(super) fn device(&self) -> Result<&Device, Failure> {
         self.device.as_ref().ok_or_else(|| "this pair was started without a GPU".into())
     }
@@ -195,7 +206,7 @@ pub(crate) fn play(socket: &Path, side: &str, gpu: Option<(DeviceUuid, u64)>) ->
     line.tell(if under_mps { UNDER_MPS } else { "ready" })?;
     while let Some(order) = line.hear(None)? {
         let (name, count) = order.split_once(' ').ok_or("no order")?;
-        let mut ways = wakes::WAYS.iter().chain(streams::WAYS).chain(messages::WAYS);
+        let mut ways = wakes::WAYS.iter().chain(streams::WAYS).chain(messages::WAYS).chain(tasks::WAYS);
         let (_, run) = ways.find(|(known, _)| *known == name).ok_or_else(|| format!("no way {name:?}"))?;
         side.meet()?;
         let samples = run(&side, count.parse()?)?;

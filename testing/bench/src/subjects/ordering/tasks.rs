@@ -1,0 +1,57 @@
+//! Tasks by queues, one each way: both waiting, in turn, and one asleep.
+
+use std::cell::RefCell;
+
+use partywall::{Domain, Place, Queue, Task, Ticket};
+use partywall_measure::Failure;
+
+use super::{
+    pair::{Side, Way},
+    wakes::{exchange, wake},
+};
+use crate::process::TIMEOUT;
+
+/// What one side has of two queues.
+pub(super) struct Queues {
+    ours: Queue,
+    theirs: Queue,
+    /// The last task of ours, whose result has not been taken.
+    last: RefCell<Option<Ticket>>,
+}
+
+pub(super) const WAYS: &[Way] = &[("task-exchange", in_turn), ("task-wake", asleep)];
+
+impl Queues {
+    pub(super) fn new(domain: &Domain, first: bool) -> Result<Self, Failure> {
+        let queue = |side| domain.queue(if side { "first" } else { "second" }).place(Place::Host).open_or_create();
+        Ok(Self { ours: queue(first)?, theirs: queue(!first)?, last: RefCell::default() })
+    }
+
+    fn submit(&self, value: u64) -> Result<(), Failure> {
+        if let Some(last) = self.last.take() {
+            last.wait(TIMEOUT)?;
+        }
+        let task = Task::new("count").arguments(&value.to_le_bytes());
+        let ticket = self.ours.submit(task, TIMEOUT).map_err(|refused| refused.error)?;
+        self.last.replace(Some(ticket));
+        Ok(())
+    }
+
+    fn claim(&self, value: u64) -> Result<(), Failure> {
+        let task = self.theirs.claim(TIMEOUT)?;
+        if task.arguments() != value.to_le_bytes() {
+            return Err(format!("task {:?} instead of {value}", task.arguments()).into());
+        }
+        Ok(task.complete()?)
+    }
+}
+
+fn in_turn(side: &Side, count: usize) -> Result<Vec<f64>, Failure> {
+    let queues = side.queues()?;
+    exchange(side, count, |at| queues.submit(at), |at| queues.claim(at))
+}
+
+fn asleep(side: &Side, count: usize) -> Result<Vec<f64>, Failure> {
+    let queues = side.queues()?;
+    wake(side, count, |at| queues.submit(at), |at| queues.claim(at))
+}

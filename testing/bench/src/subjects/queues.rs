@@ -1,0 +1,123 @@
+//! Tasks of a queue: to a worker that sleeps, to several workers, and out of many that are pending.
+
+use std::{path::Path, time::Duration, time::Instant};
+
+use partywall::{Place, Queue, Task};
+use partywall_measure::{Case, Comparison, Failure, Plan, Sampler, Unit};
+
+use super::ordering::{pair::Pair, semaphore::pairs};
+use crate::{
+    bench::Bench,
+    broker::{Broker, connect},
+    placement::Placement,
+    process::{Line, Process, TIMEOUT},
+    role,
+};
+
+/// Tasks of one sample.
+const TASKS: u32 = 1_000;
+
+pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
+    wakes(bench, broker)?;
+    for workers in [1, 2, 4, 8] {
+        cycles(bench, broker, workers)?;
+    }
+    for pending in [1_000, 100_000] {
+        among(bench, broker, pending)?;
+    }
+    Ok(())
+}
+
+fn wakes(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
+    let pair = Pair::start(broker, None, |_| ())?;
+    let placement = Placement::TwoProcessors;
+    if !pair.place(placement)? {
+        bench.report.note("queues: without wakes: there is one processor for two processes");
+        return Ok(());
+    }
+    let case = |what| placement.of(Case::new(what, Unit::Microseconds));
+    for (what, way, floor, floor_way, goal) in [
+        ("submit to claim of a sleeper", "task-wake", "futex to wake of a sleeper", "wake-raw", Some("<= 1.15x floor")),
+        ("submit to claim, both waiting, in turn", "task-exchange", "futex, both ways in turn", "exchange-raw", None),
+    ] {
+        let (plan, batch) = Pair::plan(bench, 500);
+        let mut comparison = Comparison::new(case(what), pair.sampler(way, Unit::Microseconds, batch))
+            .floor(case(floor), pair.sampler(floor_way, Unit::Microseconds, batch));
+        if let Some(goal) = goal {
+            comparison = comparison.goal(goal.parse()?);
+        }
+        bench.run(comparison, plan)?;
+    }
+    Ok(())
+}
+
+/// Tasks without blocks, submitted one by one, to worker processes that do nothing with them.
+fn cycles(bench: &mut Bench, broker: &Broker, workers: usize) -> Result<(), Failure> {
+    let name = format!("cycles.{workers}");
+    let queue = broker.connect()?.queue(&name).tasks(TASKS).place(Place::Host).create()?;
+    let start = |_| {
+        let mut worker =
+            Process::start(&mut role::command(role::TASK_WORKER, [broker.socket().as_os_str(), name.as_ref()])?)?;
+        worker.hear()?;
+        Ok::<_, Failure>(worker)
+    };
+    let _workers = (0..workers).map(start).collect::<Result<Vec<_>, _>>()?;
+    let case = Case::new("submit, claim, complete and take, a task", Unit::Nanoseconds).parameter("workers", workers);
+    let sampler: Sampler<'_> = Box::new(|| {
+        let start = Instant::now();
+        let submit = |_| queue.submit(Task::new("count"), TIMEOUT).map_err(|refused| refused.error);
+        let tickets = (0..TASKS).map(submit).collect::<Result<Vec<_>, _>>()?;
+        for ticket in &tickets {
+            ticket.wait(TIMEOUT)?;
+        }
+        Ok(start.elapsed().as_nanos() as f64 / f64::from(TASKS))
+    });
+    let plan = Plan::new(bench.fewer(50)).warm_up(2).block(5);
+    bench.run(Comparison::new(case, sampler), plan)
+}
+
+/// One process submits, claims, completes and takes, while others are pending.
+fn among(bench: &mut Bench, broker: &Broker, pending: u32) -> Result<(), Failure> {
+    let domain = broker.connect()?;
+    let create = |name: &str, pending: u32| {
+        let queue = domain.queue(&format!("{name}.{pending}")).tasks(pending + 1).place(Place::Host).create()?;
+        let tasks = (0..pending).map(|_| Task::new("count"));
+        queue.submit_all(tasks, TIMEOUT).map_err(|refused| refused.error)?;
+        Ok::<_, Failure>(queue)
+    };
+    fn sampler(queue: &Queue) -> Sampler<'_> {
+        pairs(|| {
+            queue.submit(Task::new("count"), TIMEOUT).map_err(|refused| refused.error)?;
+            let task = queue.claim(TIMEOUT)?;
+            let ticket = queue.ticket(&task.task())?;
+            task.complete()?;
+            ticket.wait(TIMEOUT)?;
+            Ok(())
+        })
+    }
+    let (many, one) = (create("many", pending)?, create("one", 1)?);
+    let case = |pending| {
+        Case::new("submit, claim, complete and take, in one process", Unit::Nanoseconds).parameter("pending", pending)
+    };
+    let comparison =
+        Comparison::new(case(pending), sampler(&many)).floor(case(1), sampler(&one)).goal("<= 1.5x floor".parse()?);
+    let plan = Plan::new(bench.fewer(100)).warm_up(5).block(10);
+    bench.run(comparison, plan)
+}
+
+/// The role of a worker: completes every task until its line ends.
+pub(crate) fn work(socket: &Path, name: &str) -> Result<(), Failure> {
+    let mut line = Line::of_this_process()?;
+    let queue = connect(socket)?.queue(name).open()?;
+    line.tell("ready")?;
+    std::thread::spawn(move || {
+        for task in queue.claims(Duration::MAX) {
+            if let Err(error) = task.and_then(partywall::ClaimedTask::complete) {
+                eprintln!("a worker ends: {error}");
+                return;
+            }
+        }
+    });
+    line.hear(None)?;
+    Ok(())
+}
