@@ -2,7 +2,7 @@
 //!
 //! | offset | field | written by |
 //! |---|---|---|
-//! | 0 | length of the kind `u8`, inputs `u8`, length of the arguments `u16`, most attempts `u8`, policy `u8`, row of the submitter `u16` | the submitter |
+//! | 0 | length of the kind `u8`, inputs `u8`, length of the arguments `u16`, most attempts `u8`, flags `u8`, row of the submitter `u16` | the submitter; the broker, one flag |
 //! | 8 | bytes of the output; 0: none | the submitter |
 //! | 16 | when it was submitted, in ms of `CLOCK_MONOTONIC` | the submitter |
 //! | 24 | lease: attempt 8, generation 16, end 40 bits in ms; see `claim` | the worker, whoever finds no lease |
@@ -15,8 +15,14 @@
 //! | 320 | text of the last failure: 128 bytes, the first one its length | the worker that says so |
 //! | 448 | arguments: 512 bytes | the submitter |
 //!
-//! The submitter writes its words while the place is *writing*, and nobody writes them later. A process that is not the
-//! submitter or the worker believes what it reads only if the place's word is unchanged afterwards.
+//! The submitter writes its words while the place is *writing*, and nobody writes them later, but for one flag. A process that
+//! is not the submitter or the worker believes what it reads only if the place's word is unchanged afterwards.
+//!
+//! | flag | | |
+//! |---|---|---|
+//! | 1 | the task ends with its submitter | the submitter |
+//! | 2 | the submitter has gone, and its stream had written the inputs | the broker |
+//! | 4 | the submitter has gone, and the inputs are never complete | the broker |
 //!
 //! | record | offset | | |
 //! |---|---|---|---|
@@ -314,8 +320,28 @@ impl Body {
         (self.head.load(Ordering::Relaxed) >> 48) as Row
     }
 
+    /// Returns what completes the inputs, unless they are known to be complete.
     pub(super) fn ready(&self) -> Option<StreamPoint> {
-        point(&self.value, &self.cell, &self.incarnation)
+        let is_complete = self.head.load(Ordering::Relaxed) & INPUTS_COMPLETE != 0;
+        if is_complete { None } else { point(&self.value, &self.cell, &self.incarnation) }
+    }
+
+    /// Returns whether the submitter has gone before the inputs were complete.
+    pub(super) fn inputs_are_lost(&self) -> bool {
+        self.head.load(Ordering::Relaxed) & INPUTS_LOST != 0
+    }
+
+    /// Returns the word that says, among others, who has submitted the task.
+    pub(super) fn head(&self) -> u64 {
+        self.head.load(Ordering::Relaxed)
+    }
+
+    /// Says whether the inputs are complete, now that the submitter has gone. `seen` is the head of the task that is meant: no
+    /// other can have it, because the submitter's row is nobody else's yet.
+    pub(super) fn decide_inputs(&self, seen: u64, complete: bool) {
+        let decided = seen | if complete { INPUTS_COMPLETE } else { INPUTS_LOST };
+        // A failure: the place has another task. The change of the place's word would show it.
+        let _ = self.head.compare_exchange(seen, decided, Ordering::AcqRel, Ordering::Relaxed);
     }
 
     pub(super) fn inputs(&self) -> impl Iterator<Item = BlockId> {
@@ -407,6 +433,9 @@ mod layout {
     unsafe impl partywall_os::map::Atomics for super::Body {}
 }
 
+// Flags of the head; the first one is at bit 40.
+const INPUTS_COMPLETE: u64 = 1 << 41;
+const INPUTS_LOST: u64 = 1 << 42;
 // The bits of a record.
 const STATE: u64 = 3;
 const OPEN: u64 = 1;

@@ -167,6 +167,10 @@ impl Queue {
         for _ in 0..MOST_ATTEMPTS {
             let found = record.load();
             let recorded = found.is_of_attempt(seen);
+            if !recorded && !is_attempt(self.places[index].load(), seen) {
+                // We were slow. The record is, or will be, a later attempt's.
+                return;
+            }
             let is_done = match (recorded, ended.is_open()) {
                 (true, true) => true,
                 (true, false) => !found.is_open() || record.drain(found),

@@ -223,10 +223,13 @@ impl Queue {
     /// Makes a dead letter pending again, as if it had not been attempted.
     ///
     /// # Errors
-    /// The state that the task is in, if it is no dead letter.
+    /// The state that the task is in, if it is no dead letter; [`TaskState::Dead`] if its inputs are never complete.
     pub fn retry(&self, id: TaskId) -> Result<(), TaskState> {
-        let Some((place, _, seen)) = self.task(id) else { return Err(TaskState::Gone) };
-        if seen.state() != State::Dead || !place.change(seen, seen.unattempted().with(State::Pending, 0)) {
+        let Some((place, body, seen)) = self.task(id) else { return Err(TaskState::Gone) };
+        if seen.state() != State::Dead
+            || body.inputs_are_lost()
+            || !place.change(seen, seen.unattempted().with(State::Pending, 0))
+        {
             return Err(self.state(id));
         }
         point("queue: dead letter pending, nobody told of it");
@@ -352,7 +355,7 @@ impl Queue {
     }
 
     /// Returns whether what was read of a task's body is that task's: the place has had no other since.
-    fn is_still(&self, id: TaskId) -> bool {
+    pub(super) fn is_still(&self, id: TaskId) -> bool {
         // Pairs with the fence in `Body::write`: what was read of a later task shows its generation here.
         fence(Ordering::Acquire);
         self.places[id.index as usize].load().generation() == id.generation

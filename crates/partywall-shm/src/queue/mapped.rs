@@ -88,7 +88,7 @@ const LAYOUT_HASH: u64 = crate::layout_hash(
     b"header 256: magic8 hash8 tasks4 inputs4 outputs4 0:4 lease8 0:24 tail8 work:eventcount8 0:48 head8 \
     space:eventcount8 0:48 late8 late_claimed8 tended8 results:eventcount8 completed8 returned8 0:16; \
     eventcount: count4 sleepers4; place8: state4 unwanted1 row16 attempts8 generation35; body960: head8 (kind1 inputs1 \
-    arguments2 max_attempts1 policy1 row2) output8 submitted8 lease8 (attempt8 generation16 until40) value8 cell8 \
+    arguments2 max_attempts1 flags1 row2) output8 submitted8 lease8 (attempt8 generation16 until40) value8 cell8 \
     incarnation8 0:8 records4x40 (state2 reason3 attempt8 row16 generation35; output8 value8 cell8 incarnation8) kind32 \
     inputs8x8 (index16 generation46) text128 arguments512",
 );

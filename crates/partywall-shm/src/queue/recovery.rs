@@ -64,8 +64,13 @@ impl Queue {
                 State::Writing if is_lost => {
                     place.change(seen, seen.with(State::Free, 0));
                 }
-                // An output that nobody has taken over is found below.
-                State::Ending if is_lost => self.end(pools, index, seen, None),
+                // The output of a result that was not taken over may still be held by its worker, which is about to give it up.
+                State::Ending if is_lost => {
+                    let record = self.bodies[index].record(seen.attempts());
+                    let found = record.load();
+                    let has_result = found.is_of_attempt(seen) && found.reason().is_none();
+                    self.end(pools, index, seen, record.output().filter(|_| has_result));
+                }
                 _ => {}
             }
             for record in self.bodies[index].records() {
@@ -128,13 +133,25 @@ impl Queue {
         if !gone(body.submitter()) {
             return Detached::Nothing;
         }
-        let without_inputs = body.ready().is_some_and(|ready| !came(ready));
+        let head = body.head();
+        let ready = body.ready();
+        if !self.is_still(Self::id(index, seen)) {
+            return Detached::Changed;
+        }
+        let without_inputs = ready.is_some_and(|ready| !came(ready));
+        if ready.is_some() {
+            // Later nobody can say how far the stream came, and the row may be another member's.
+            body.decide_inputs(head, !without_inputs);
+        }
         match state {
             TaskState::Pending | TaskState::Done | TaskState::Dead if body.ends_with_submitter() => {
                 done(self.dispose(pools, NOBODY, Self::id(index, seen), |_| true).is_ok())
             }
             TaskState::Pending if without_inputs => {
-                self.record(index, seen, RecordWord::drained(Some(Reason::Inputs), seen));
+                // The last attempt, if there was one, may be open, and its record says why it has no result.
+                if seen.attempts() == 0 {
+                    self.record(index, seen, RecordWord::drained(Some(Reason::Inputs), seen));
+                }
                 done(place.change(seen, seen.with(State::Dead, 0)))
             }
             TaskState::Claimed { .. } | TaskState::Enqueued { .. }

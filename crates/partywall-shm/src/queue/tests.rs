@@ -392,6 +392,74 @@ fn task_whose_inputs_are_never_complete_is_a_dead_letter() {
 }
 
 #[test]
+fn task_with_complete_inputs_outlives_its_submitter() {
+    let cell = TimelineCell { slab: 0, cell: 5, incarnation: 0 };
+    let task = NewTask { ready: Some(StreamPoint { cell, value: 10 }), ..TASK };
+    let world = World::new(SHAPE);
+    let [first, second] = [(); 2].map(|()| world.submit_with(1, &task).unwrap());
+    let claimed = world.claim(WORKER).unwrap();
+    assert_eq!(world.queue.describe(first).unwrap().ready, task.ready);
+    world.queue.detach(world.pools(), |row| row == SUBMITTER, Reason::Died, |_| Some(10));
+    world.queue.recover(world.pools(), |row| row == SUBMITTER);
+    // Another member has the row, and its timeline the cell.
+    world.queue.detach(world.pools(), |row| row == SUBMITTER, Reason::Died, |_| None);
+    assert!(world.queue.is_claimed(&claimed));
+    assert_eq!((world.queue.state(second), world.queue.describe(second).unwrap().ready), (TaskState::Pending, None));
+}
+
+#[test]
+fn task_without_inputs_keeps_them_for_a_fenced_attempt_and_cannot_be_retried() {
+    let cell = TimelineCell { slab: 0, cell: 5, incarnation: 0 };
+    let world = World::new(SHAPE);
+    let task = NewTask { ready: Some(StreamPoint { cell, value: 10 }), ..TASK };
+    let id = world.submit_with(1, &task).unwrap();
+    let fenced = world.claim(OTHER).unwrap();
+    world.queue.detach(world.pools(), |row| row == OTHER, Reason::Detached, |_| None);
+    world.queue.detach(world.pools(), |row| row == SUBMITTER, Reason::Died, |_| Some(9));
+    world.assert_left(Audit { dead: 1, open: 1, ..NOTHING }, 1, 0);
+    assert_eq!(world.queue.retry(id), Err(TaskState::Dead));
+    world.queue.dispose(world.pools(), OTHER, id, |_| true).unwrap();
+    world.assert_left(Audit { ending: 1, open: 1, ..NOTHING }, 1, 0);
+    world.queue.drain(world.pools(), &fenced);
+    world.assert_left(NOTHING, 0, 0);
+}
+
+/// A member that looks for ended leases is stopped before it records one, and goes on when the place has another task.
+#[test]
+fn slow_record_does_not_replace_a_later_one() {
+    let world = World::new(Shape { tasks: 1, ..SHAPE });
+    let first = world.submit().unwrap();
+    let seen = world.claim(WORKER).unwrap();
+    world.complete(&seen).unwrap();
+    world.take(SUBMITTER, first).unwrap();
+    world.submit().unwrap();
+    let fenced = world.claim(OTHER).unwrap();
+    world.queue.detach(world.pools(), |row| row == OTHER, Reason::Detached, |_| None);
+    assert!(!world.queue.take_back(world.pools(), seen.index, seen.word, Reason::Lease));
+    world.assert_left(Audit { pending: 1, open: 1, ..NOTHING }, 1, 0);
+    world.queue.drain(world.pools(), &fenced);
+    world.assert_left(Audit { pending: 1, ..NOTHING }, 1, 0);
+}
+
+/// A reader dies before it has the block of a result, and the worker is stopped before it gives the block up.
+#[test]
+fn output_of_a_dead_reader_and_a_slow_worker_is_not_lost() {
+    let world = World::new(SHAPE);
+    world.submit().unwrap();
+    let claimed = world.claim(WORKER).unwrap();
+    let output = world.outputs.try_take(WORKER).unwrap();
+    let body = &world.queue.bodies[claimed.index];
+    body.record(1).set_output(Some(BlockId { index: output.index(), generation: output.generation() }), None);
+    world.queue.record(claimed.index, claimed.word, body::RecordWord::drained(None, claimed.word));
+    let place = &world.queue.places[claimed.index];
+    assert!(place.change(claimed.word, claimed.word.with(State::Ending, OTHER)));
+    world.queue.recover(world.pools(), |row| row == OTHER);
+    // The worker goes on.
+    world.outputs.publish(output.index(), output.word());
+    world.assert_left(NOTHING, 0, 0);
+}
+
+#[test]
 fn fenced_attempts_may_fill_all_records_and_block_no_other_task() {
     let world = World::new(SHAPE);
     let id = world.submit_with(1, &NewTask { max_attempts: 100, ..TASK }).unwrap();
