@@ -16,7 +16,7 @@ use crate::text::count;
 
 /// Returns a version: `version`, `kind`, `place`, `bytes`, `tensors`, `mutable`, `reserved`
 /// (bytes that it may grow to, 0 if it may not), `growths` (how often it has), `lifetime` (`kept`, `owned` or
-/// `shared`), `committer` (a pid), `leases`, `committed_at_ms` (since 1970), `control` (of a pool or topic
+/// `shared`), `committer` (a pid), `leases`, `committed_at_ms` (since 1970), `control` (of a pool, topic or queue
 /// [`control::shape`], else null).
 pub(crate) fn version(version: &VersionInfo) -> Value {
     json!({
@@ -67,7 +67,7 @@ pub(crate) fn promises(kind: Kind, mutable: bool) -> String {
 }
 
 /// Returns a name in a listing: `name`, `latest` (a version, or null for a removed name whose versions are still held),
-/// `older_versions`, `older_bytes`, `usage` (of a pool or topic [`control::usage`], else null).
+/// `older_versions`, `older_bytes`, `usage` (of a pool, topic or queue [`control::usage`], else null).
 pub(crate) fn name(name: &NameInfo) -> Value {
     json!({
         "name": name.name,

@@ -112,6 +112,8 @@ enum Command {
     Abandon(commands::abandon::Arguments),
     /// Show, measure, publish, record and play the samples of a topic
     Topic(commands::topic::Arguments),
+    /// List, retry and purge the tasks of a queue
+    Queue(commands::queue::Arguments),
     /// Print the broker's log
     Logs(commands::logs::Arguments),
     /// Test what works on this machine, and say how to fix the rest
@@ -154,6 +156,7 @@ fn main() -> ExitCode {
         Command::Evict(arguments) => commands::evict::run(&context, &arguments),
         Command::Abandon(arguments) => commands::abandon::run(&context, &arguments),
         Command::Topic(arguments) => commands::topic::run(&context, &arguments),
+        Command::Queue(arguments) => commands::queue::run(&context, &arguments),
         Command::Doctor(arguments) => commands::doctor::run(&context, &arguments),
         Command::Lab(arguments) => commands::lab::run(&context, &arguments),
         Command::Logs(arguments) => commands::logs::run(&context, &arguments),

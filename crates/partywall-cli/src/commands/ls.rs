@@ -63,20 +63,23 @@ fn show(output: Output, domain: &Domain, pattern: Option<&Pattern>) -> Result<()
     let mut segments = Vec::new();
     let mut pools = Vec::new();
     let mut topics = Vec::new();
+    let mut queues = Vec::new();
     for name in &names {
         match name.latest.as_ref().and_then(|latest| latest.control) {
             None => segments.push(row(name)),
-            Some(Control { topic: None, .. }) => pools.extend(pool(name)),
-            Some(_) => topics.extend(topic(name)),
+            Some(Control { topic: Some(_), .. }) => topics.extend(topic(name)),
+            Some(Control { queue: Some(_), .. }) => queues.extend(queue(name)),
+            Some(_) => pools.extend(pool(name)),
         }
     }
     let timelines = timelines.iter().map(timeline).collect();
     let semaphores = semaphores.iter().map(semaphore).collect();
     // Each with the columns that a narrow terminal does without, the first one first.
-    let tables: [(&[&str], Vec<_>, &[&str]); 5] = [
+    let tables: [(&[&str], Vec<_>, &[&str]); 6] = [
         (&headings, segments, &["OLDER", "LEASES", "KIND", "TENSORS", "AGE", "LIFETIME", "PLACE"]),
         (&POOL, pools, &["KIND", "LEASES", "AGE", "LIFETIME", "PLACE"]),
         (&TOPIC, topics, &["KIND", "LIFETIME", "DEPTH", "AGE", "DTYPE", "PLACE", "BYTES EACH"]),
+        (&QUEUE, queues, &["KIND", "LIFETIME", "AGE", "PLACE", "COMPLETED"]),
         (&["TIMELINE", ">VALUE", ">PROMISED", ">LEASES", "WRITER"], timelines, &["LEASES", "PROMISED"]),
         (&["SEMAPHORE", ">PERMITS", ">HELD", ">WAITING", ">LEASES"], semaphores, &["LEASES", "WAITING"]),
     ];
@@ -151,6 +154,27 @@ fn topic(name: &NameInfo) -> Option<Vec<String>> {
         usage.publishers.to_string(),
         usage.subscribers.to_string(),
         usage.published.to_string(),
+        latest.lifetime.name().into(),
+        text::duration(text::since(latest.committed_at)),
+    ])
+}
+
+const QUEUE: [&str; 11] =
+    ["QUEUE", "KIND", "PLACE", ">PENDING", ">RUNNING", ">DONE", ">DEAD", ">FREE", ">COMPLETED", "LIFETIME", "AGE"];
+
+fn queue(name: &NameInfo) -> Option<Vec<String>> {
+    let latest = name.latest.as_ref()?;
+    let usage = name.usage?.queue?;
+    Some(vec![
+        name.name.clone(),
+        kind_name(latest.kind).into(),
+        describe::place(latest.place.into()),
+        usage.pending.to_string(),
+        (usage.claimed + usage.enqueued).to_string(),
+        usage.done.to_string(),
+        usage.dead.to_string(),
+        usage.free.to_string(),
+        usage.completed.to_string(),
         latest.lifetime.name().into(),
         text::duration(text::since(latest.committed_at)),
     ])

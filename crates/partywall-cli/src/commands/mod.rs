@@ -12,6 +12,7 @@ pub(crate) mod ls;
 pub(crate) mod man;
 pub(crate) mod ps;
 pub(crate) mod put;
+pub(crate) mod queue;
 pub(crate) mod rm;
 pub(crate) mod serve;
 pub(crate) mod show;

@@ -102,7 +102,7 @@ fn matching(domain: &Domain, pattern: &str) -> Result<Vec<String>, Failure> {
     let there = domain.names()?.into_iter().filter(|name| name.latest.is_some() && pattern.matches(&name.name));
     let names: Vec<_> = there.map(|name| name.name).collect();
     if names.is_empty() {
-        let what = format!("no segment, pool or topic has a name that matches {:?}", pattern.as_str());
+        let what = format!("no segment, pool, topic or queue has a name that matches {:?}", pattern.as_str());
         return Err(Failure::new(ErrorKind::NotFound, what, "`partywall ls` lists all names"));
     }
     Ok(names)

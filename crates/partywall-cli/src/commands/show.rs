@@ -1,7 +1,7 @@
 //! `partywall show`. With `--json`: `name`, `socket`, `timeline` and `semaphore` of that name ([`describe::timeline`],
 //! [`describe::semaphore`], each with `holders`; or null), and of a segment `latest` (whether it is), the keys of
 //! [`describe::version`] for the version that is shown, `promises` ([`describe::promises_value`]), `bytes_requested`,
-//! `chunks` (bytes each), `holders` ([`describe::holder`]), `detail` (of a pool or topic [`describe::control::detail`],
+//! `chunks` (bytes each), `holders` ([`describe::holder`]), `detail` (of a pool, topic or queue [`describe::control::detail`],
 //! else null), `versions` (all of them), `builder` (a pid or null), `metadata` (an object), `tensors`: all, in the
 //! order in which they were given, each with `name`, `dtype`, `shape`, `strides` (in elements), `bytes`, `chunk`,
 //! `offset`.
@@ -14,7 +14,7 @@ use partywall::{
     error::{Gone, NotFound},
     info::{
         Control, ControlInfo, HolderInfo, Lifetime, ObjectDetail, ObjectInfo, ObjectKind, Participant, PublisherInfo,
-        SegmentInfo, SubscriberInfo, TopicInfo, TopicShape, VersionInfo,
+        QueueShape, SegmentInfo, SubscriberInfo, TopicInfo, TopicShape, VersionInfo,
     },
     kind_name,
 };
@@ -25,7 +25,7 @@ use crate::{Context, describe, failure::Failure, output::Output, text};
 /// The arguments of the command.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// The name of a segment, pool, topic, timeline or semaphore; `NAME@V` for another version of a segment than the
+    /// The name of a segment, pool, topic, queue, timeline or semaphore; `NAME@V` for another version of a segment than the
     /// latest
     #[arg(value_name = "NAME[@V]")]
     name: String,
@@ -80,6 +80,8 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let mut first = info.is_none();
     if let Some((info, shape)) = info.as_ref().and_then(|info| Some((info, info.version.control?.topic?))) {
         topic_facts(output, &domain, info, &shape)?;
+    } else if let Some((info, shape)) = info.as_ref().and_then(|info| Some((info, info.version.control?.queue?))) {
+        queue_facts(output, info, &shape);
     } else if let Some(info) = &info {
         facts(output, info);
         people(output, info);
@@ -118,8 +120,7 @@ fn topic_facts(output: Output, domain: &Domain, info: &SegmentInfo, shape: &Topi
     if output.is_json() {
         return Ok(());
     }
-    let VersionInfo { version, place, bytes: allocated, lifetime, committer, committed_at, control, .. } =
-        &info.version;
+    let VersionInfo { place, bytes: allocated, control, .. } = &info.version;
     fact(output, "topic", &info.name);
     fact(output, "samples", SampleType::of(shape).to_string());
     let late = match shape.history {
@@ -135,23 +136,67 @@ fn topic_facts(output: Output, domain: &Domain, info: &SegmentInfo, shape: &Topi
         fact(output, "blocks", describe::control::sum(control, shape));
     }
     if let Some(ControlInfo { blocks, topic: Some(topic), .. }) = &info.control {
-        fact(output, "in use", describe::control::counts(blocks));
+        fact(output, "in use", describe::control::counts(blocks, "in the ring"));
         fact(output, "audit", describe::control::audit(blocks));
         let rate = published_per_second(domain, info, topic)?;
         fact(output, "published", format!("{}, {rate:.1}/s", text::count(topic.usage.published, "sample")));
     }
-    fact(output, "lifetime", self::lifetime(*lifetime, *committer));
-    let ago = text::duration(text::since(*committed_at));
-    fact(output, "made", format!("{} ({ago} ago) by pid {committer}, version {version}", text::moment(*committed_at)));
-    if !info.is_latest {
-        fact(output, "removed", "it can no longer be opened, and goes with the last process that has it open");
-    }
+    history(output, info);
     if let Some(control) = &info.control {
         participants(output, control);
     }
     // The holders include the publishers and subscribers.
     people(output, info);
     Ok(())
+}
+
+/// Prints how long a topic or queue stays, and who created it.
+fn history(output: Output, info: &SegmentInfo) {
+    let VersionInfo { version, lifetime, committer, committed_at, .. } = &info.version;
+    fact(output, "lifetime", self::lifetime(*lifetime, *committer));
+    let ago = text::duration(text::since(*committed_at));
+    fact(output, "made", format!("{} ({ago} ago) by pid {committer}, version {version}", text::moment(*committed_at)));
+    if !info.is_latest {
+        fact(output, "removed", "it can no longer be opened, and goes with the last process that has it open");
+    }
+}
+
+/// Prints a queue: its tasks, and its blocks.
+fn queue_facts(output: Output, info: &SegmentInfo, shape: &QueueShape) {
+    let VersionInfo { place, bytes: allocated, control, .. } = &info.version;
+    fact(output, "queue", &info.name);
+    let used = info.control.as_ref().and_then(|used| Some((used, used.queue.as_ref()?)));
+    if let Some((_, queue)) = used {
+        fact(output, "tasks", describe::control::task_counts(&queue.usage));
+        let results = text::count(queue.usage.completed, "result");
+        let without = text::count(queue.usage.returned, "attempt");
+        fact(output, "so far", format!("{results}; {without} without one"));
+    }
+    let lease = match shape.lease {
+        0 => "none: an attempt ends with its worker".to_owned(),
+        ms => format!("{ms} ms for an attempt, unless its worker extends it"),
+    };
+    fact(output, "lease", lease);
+    fact(output, "memory", format!("{} on {}", bytes(*allocated), describe::place((*place).into())));
+    let outputs = control.and_then(|control| control.outputs());
+    for (what, blocks, counts) in [
+        ("inputs", control.as_ref(), used.map(|(used, _)| &used.blocks)),
+        ("outputs", outputs.as_ref(), used.map(|(_, queue)| &queue.outputs)),
+    ] {
+        let Some(blocks) = blocks else { continue };
+        let counts = counts.map(|counts| format!(": {}", describe::control::counts(counts, "with tasks")));
+        fact(output, what, format!("{}{}", describe::control::blocks(blocks), counts.unwrap_or_default()));
+    }
+    if let Some((used, queue)) = used {
+        let wrong = used.blocks.invalid + queue.outputs.invalid;
+        fact(
+            output,
+            "audit",
+            describe::control::audit(&partywall::info::BlockCounts { invalid: wrong, ..used.blocks }),
+        );
+    }
+    history(output, info);
+    people(output, info);
 }
 
 /// Returns the current number of samples per second.
@@ -316,7 +361,7 @@ fn control_facts(output: Output, control: &Control, used: Option<&ControlInfo>) 
     let zeroed = if control.zeroed { ", zeroed for each taker" } else { "" };
     fact(output, "memory", format!("{}{zeroed}", describe::control::blocks(control)));
     let Some(ControlInfo { blocks, .. }) = used else { return };
-    fact(output, "blocks", describe::control::counts(blocks));
+    fact(output, "blocks", describe::control::counts(blocks, "in the ring"));
     fact(output, "waiting", text::count(blocks.waiting.into(), "waiter"));
     fact(output, "audit", describe::control::audit(blocks));
 }

@@ -3,7 +3,7 @@
 //!
 //! With `--json` each line is an object. The first one is `event` (`watching`), `pattern`, `socket`, `point`. Those
 //! that follow have `event` (`created`, `committed`, `withdrawn`, `owner_died`, `owner_faulted`, `reclaimed`), `named`
-//! (`segment`, `timeline`, `semaphore`, `pool`, `topic`), `name`, `version` and `bytes` where there is a version, `pid`
+//! (`segment`, `timeline`, `semaphore`, `pool`, `topic`, `queue`), `name`, `version` and `bytes` where there is a version, `pid`
 //! where somebody did it, `at_ms` (since 1970), `point`; or `event` (`missed`), `events` (a number, or null if nobody
 //! knows), `point`. When the broker goes, `error` and `point`.
 

@@ -1,27 +1,37 @@
-//! Descriptions of pools and topics.
+//! Descriptions of pools, topics and queues.
 
 use partywall::{
     DType, SampleType, bytes,
     info::{
-        BlockCounts, Control, ControlInfo, Participant, PublisherInfo, SampleShape, SubscriberInfo, TopicShape, Usage,
+        BlockCounts, Control, ControlInfo, Named, Participant, PublisherInfo, QueueUsage, SampleShape, SubscriberInfo,
+        TopicShape, Usage,
     },
 };
 use serde_json::{Value, json};
 
 use crate::text::count;
 
-/// Returns a pool or topic: `kind` (`pool` or `topic`), `blocks` (how many), `block_bytes` (of one that are for use);
-/// of a pool `zeroed` (whether a block is all zero when it is taken); of a topic `depth`, `history`,
+/// Returns a pool, topic or queue: `kind`, `blocks` (how many; of a queue: of inputs), `block_bytes` (of one that are for
+/// use); of a pool `zeroed` (whether a block is all zero when it is taken); of a topic `depth`, `history`,
 /// `max_publishers`, `max_loans` (of each), `max_subscribers`, `max_held`, `dtype` (null if samples may be of any),
-/// `shape` (of all samples, a list in which null is any length; null if samples may be of any).
+/// `shape` (of all samples, a list in which null is any length; null if samples may be of any); of a queue `tasks` (room
+/// for so many), `outputs` (blocks), `output_bytes` (of one), `lease_ms` (0: an attempt may take as long as it likes).
 pub(crate) fn shape(control: &Control) -> Value {
     let mut value = json!({
-        "kind": if control.topic.is_some() { "topic" } else { "pool" },
+        "kind": Named::of(Some(control)).name(),
         "blocks": control.blocks,
         "block_bytes": control.block_bytes,
     });
     match &control.topic {
-        None => value["zeroed"] = json!(control.zeroed),
+        None => match &control.queue {
+            None => value["zeroed"] = json!(control.zeroed),
+            Some(queue) => {
+                value["tasks"] = json!(queue.tasks);
+                value["outputs"] = json!(queue.outputs);
+                value["output_bytes"] = json!(queue.output_bytes);
+                value["lease_ms"] = json!(queue.lease);
+            }
+        },
         Some(topic @ TopicShape { depth, history, publishers, loans, subscribers, held, shape, .. }) => {
             value["depth"] = json!(depth);
             value["history"] = json!(history);
@@ -36,7 +46,8 @@ pub(crate) fn shape(control: &Control) -> Value {
     value
 }
 
-/// Returns how it is used: `free` (blocks), and of a topic `publishers`, `subscribers`, `published` (samples so far).
+/// Returns how it is used: `free` (blocks), of a topic `publishers`, `subscribers`, `published` (samples so far), and of a
+/// queue the keys of [`tasks`].
 pub(crate) fn usage(usage: &Usage) -> Value {
     let mut value = json!({ "free": usage.free });
     if let Some(topic) = &usage.topic {
@@ -44,7 +55,44 @@ pub(crate) fn usage(usage: &Usage) -> Value {
         value["subscribers"] = json!(topic.subscribers);
         value["published"] = json!(topic.published);
     }
+    if let Some(queue) = &usage.queue {
+        value["tasks"] = tasks(queue);
+    }
     value
+}
+
+/// Returns where the tasks of a queue are: `pending`, `claimed`, `enqueued`, `done` (results that were not taken), `dead`
+/// (dead letters), `ending` (over, with attempts that may still use their blocks), `free` (places); `completed` (results,
+/// ever), `returned` (attempts without a result, ever).
+fn tasks(usage: &QueueUsage) -> Value {
+    let QueueUsage { pending, claimed, enqueued, done, dead, ending, free, completed, returned } = *usage;
+    json!({
+        "pending": pending,
+        "claimed": claimed,
+        "enqueued": enqueued,
+        "done": done,
+        "dead": dead,
+        "ending": ending,
+        "free": free,
+        "completed": completed,
+        "returned": returned,
+    })
+}
+
+/// Returns where the tasks of a queue are, in a sentence: `2 pending, 1 claimed; room for 5 more`.
+pub(crate) fn task_counts(usage: &QueueUsage) -> String {
+    let QueueUsage { pending, claimed, enqueued, done, dead, ending, free, .. } = *usage;
+    let all = [
+        (pending, "pending"),
+        (claimed, "claimed"),
+        (enqueued, "on streams"),
+        (done, "with a result that was not taken"),
+        (dead, "dead letters"),
+        (ending, "over, whose attempts may still use their blocks"),
+    ];
+    let some: Vec<_> = all.into_iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
+    let some = if some.is_empty() { "none".to_owned() } else { some.join(", ") };
+    format!("{some}; room for {free} more")
 }
 
 /// How a topic comes to its blocks: `16 = depth 4 + 2 publishers × 2 loans + 4 subscribers × 2 held`.
@@ -61,8 +109,9 @@ pub(crate) fn sum(control: &Control, topic: &TopicShape) -> String {
 }
 
 /// Returns how it is used, in detail: `audit` (`clean`, or what is wrong), `waiting` (how many wait for a block), `counts` (of
-/// blocks: `free`, `held`, `offered`, `in_ring`, `read`, `unused`, `handed`), and of a topic `published` (samples so
-/// far), `publishers`, `subscribers` ([`publisher`], [`subscriber`]), which may be incomplete if there are very many.
+/// blocks: `free`, `held`, `offered`, `in_ring`, `read`, `unused`, `handed`), of a topic `published` (samples so far),
+/// `publishers`, `subscribers` ([`publisher`], [`subscriber`]), which may be incomplete if there are very many, and of a
+/// queue `tasks` ([`tasks`]) and `outputs` (of these blocks: `free`, `held`, `in_results`).
 pub(crate) fn detail(info: &ControlInfo) -> Value {
     let BlockCounts { free, held, offered, in_ring, read, unused, handed, waiting, .. } = info.blocks;
     let mut value = json!({
@@ -82,6 +131,11 @@ pub(crate) fn detail(info: &ControlInfo) -> Value {
         value["published"] = json!(topic.usage.published);
         value["publishers"] = topic.publishers.iter().map(publisher).collect();
         value["subscribers"] = topic.subscribers.iter().map(subscriber).collect();
+    }
+    if let Some(queue) = &info.queue {
+        let BlockCounts { free, held, in_ring, .. } = queue.outputs;
+        value["tasks"] = tasks(&queue.usage);
+        value["outputs"] = json!({ "free": free, "held": held, "in_results": in_ring });
     }
     value
 }
@@ -129,13 +183,13 @@ pub(crate) fn blocks(control: &Control) -> String {
     format!("{} of {}", count(control.blocks.into(), "block"), bytes(control.block_bytes))
 }
 
-/// Returns where the blocks are, in a sentence: `2 free, 1 held`.
-pub(crate) fn counts(blocks: &BlockCounts) -> String {
+/// Returns where the blocks are, in a sentence: `2 free, 1 held`. `used` says what those are used for that no member holds.
+pub(crate) fn counts(blocks: &BlockCounts, used: &str) -> String {
     let BlockCounts { free, held, offered, in_ring, read, unused, handed, .. } = *blocks;
     let some = [
         (held, "held"),
         (offered, "offered"),
-        (in_ring, "in the ring"),
+        (in_ring, used),
         (read, "read"),
         (unused, "published and no longer used"),
         (handed, "being handed to waiters"),

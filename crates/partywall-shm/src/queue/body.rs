@@ -37,6 +37,8 @@
 //! know yet, write the other words of its record. It is **drained** once the worker's streams are done or the worker is proved
 //! dead.
 
+use std::fmt;
+
 use super::{Row, word::Word};
 use crate::{
     slots::Held,
@@ -164,6 +166,20 @@ pub enum Reason {
     Dropped,
     /// The submitter died before its stream had written the inputs.
     Inputs,
+}
+
+/// Says why an attempt had no result.
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Failed => "its worker failed it",
+            Self::Died => "its worker died",
+            Self::Lease => "its lease ended",
+            Self::Detached => "its worker was evicted, or lost its GPU context",
+            Self::Dropped => "its worker gave it up",
+            Self::Inputs => "its submitter died before the inputs were complete",
+        })
+    }
 }
 
 /// The state of a record as it was seen.

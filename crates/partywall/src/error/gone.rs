@@ -88,8 +88,8 @@ pub enum Gone {
         /// The number of the attempt, from 1.
         attempt: u8,
     },
-    /// The task is over, or not in the state that the call needs: its result was taken, or it was cancelled, purged or retried.
-    #[error("task {task} is gone: its result was taken, or it was cancelled, purged or retried")]
+    /// The task is over: its result was taken, or it was cancelled or purged.
+    #[error("task {task} is gone: its result was taken, or it was cancelled or purged")]
     Task {
         /// The reference of the task.
         task: String,

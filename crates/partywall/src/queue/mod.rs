@@ -22,19 +22,19 @@ pub use self::{
     claimed::{ClaimedTask, TaskInput},
     options::QueueOptions,
     task::{Task, Unsubmitted},
-    ticket::{TaskRef, TaskResult, TaskStatus, Ticket},
+    ticket::{TaskInfo, TaskRef, TaskResult, TaskStatus, Ticket},
 };
 use crate::{
     adaptive_spin::AdaptiveSpin,
     domain::{Domain, LeaseGuard},
-    error::{Error, Gone, Result, Unreachable},
+    error::{Busy, Error, Gone, Result, Unreachable},
     gpu::Gpu,
     place::Place,
     pool::{Blocks, Pool},
     wait::Waiting,
 };
 
-pub use partywall_shm::queue::{MAX_ARGUMENTS, MAX_INPUTS, MAX_KIND, MAX_TASKS, Reason, TaskInfo};
+pub use partywall_shm::queue::{MAX_ARGUMENTS, MAX_INPUTS, MAX_KIND, MAX_TASKS, Reason};
 
 /// A named queue of tasks: several submitters, several workers, joining and leaving at any time.
 ///
@@ -160,31 +160,25 @@ impl Queue {
     /// Makes a dead letter pending again, as if it had not been attempted.
     ///
     /// # Errors
-    /// [`Gone::Task`] if it is no dead letter; [`Mismatch::Options`](crate::error::Mismatch::Options) for a task of another
-    /// queue; [`Unreachable::Forked`].
+    /// [`Busy::TaskState`] if it is no dead letter; [`Gone::Task`] if it is over;
+    /// [`Mismatch::Options`](crate::error::Mismatch::Options) for a task of another queue; [`Unreachable::Forked`].
     pub fn retry(&self, task: &TaskRef) -> Result<()> {
         self.open.require_ours()?;
         let id = self.open.id(task)?;
-        self.open.queue().retry(id).map_err(|_| self.open.gone(id))
+        self.open.queue().retry(id).map_err(|state| self.open.not_in(id, state, "a dead letter"))
     }
 
-    /// Drops a result that nobody has read, or a dead letter.
+    /// Drops a result that nobody has taken, or a dead letter.
     ///
     /// # Errors
-    /// [`Gone::Task`] if the task is neither; [`Mismatch::Options`](crate::error::Mismatch::Options) for a task of another
-    /// queue; [`Unreachable::Forked`].
+    /// [`Busy::TaskState`] if the task is neither; otherwise as [`retry`](Self::retry).
     pub fn purge(&self, task: &TaskRef) -> Result<()> {
         self.open.require_ours()?;
         let id = self.open.id(task)?;
         let is_over = |state| matches!(state, shm::TaskState::Done | shm::TaskState::Dead);
         let row = self.domain().link().row();
-        self.open.queue().dispose(self.open.pools(), row, id, is_over).map_err(|_| self.open.gone(id))
-    }
-
-    /// Lists the tasks that are in the queue and that `of` accepts, at most `most`.
-    pub fn tasks(&self, most: usize, of: impl Fn(TaskStatus) -> bool) -> Vec<(TaskRef, TaskInfo)> {
-        let tasks = self.open.queue().tasks(0, most, |state| of(TaskStatus::of(state)));
-        tasks.into_iter().map(|info| (self.open.reference(info.id), info)).collect()
+        let purged = self.open.queue().dispose(self.open.pools(), row, id, is_over);
+        purged.map_err(|state| self.open.not_in(id, state, "done or dead"))
     }
 
     /// Counts what is in the queue. Takes as long as looking at all tasks and blocks.
@@ -291,7 +285,15 @@ impl Open {
         TaskRef::new(self.name(), self.inputs.version(), id)
     }
 
-    /// The error that a task is over, or not as the caller needs it.
+    /// The error that a task is not in a state that the caller needs.
+    fn not_in(&self, id: shm::TaskId, state: shm::TaskState, wanted: &'static str) -> Error {
+        match TaskStatus::of(state) {
+            TaskStatus::Gone => self.gone(id),
+            status => Busy::TaskState { task: self.reference(id).to_string(), status: status.name(), wanted }.into(),
+        }
+    }
+
+    /// The error that a task is over.
     fn gone(&self, id: shm::TaskId) -> Error {
         Error::Gone(Gone::Task { task: self.reference(id).to_string() })
     }

@@ -1,8 +1,11 @@
 //! Tickets: what became of a task, and its result.
 
-use std::{fmt, str::FromStr, sync::Arc};
+use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 
-use partywall_shm::queue::{self as shm, Event, Reason, TaskId};
+use partywall_shm::{
+    members,
+    queue::{self as shm, Event, Reason, TaskId},
+};
 use partywall_wire::Named;
 use serde::{Deserialize, Serialize};
 
@@ -38,6 +41,28 @@ pub struct TaskResult {
     output: Option<Block>,
     bytes: u64,
     attempt: u8,
+}
+
+/// A task that is in a queue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TaskInfo {
+    /// The task.
+    pub task: TaskRef,
+    /// How far it is.
+    pub status: TaskStatus,
+    /// The kind of work.
+    pub kind: String,
+    /// How often it was claimed.
+    pub attempts: u8,
+    /// How often it may be.
+    pub max_attempts: u8,
+    /// How long ago it was submitted.
+    pub age: Duration,
+    /// Why its last attempts had no result, with their numbers, at most 4.
+    pub failures: Vec<(u8, Reason)>,
+    /// What the last worker said that failed it; empty if it said nothing.
+    pub text: String,
 }
 
 /// How far a task is.
@@ -132,15 +157,33 @@ impl Ticket {
     fn failed(&self) -> Error {
         let (failures, text) = self.open.queue().failures(self.id);
         let attempts = failures.last().map_or(0, |(attempt, _)| *attempt);
-        let reason = failures.last().map_or("nobody knows why", |(_, reason)| reason_text(*reason));
-        let text = String::from_utf8_lossy(&text).into_owned();
-        let failed = matches!(failures.last(), Some((_, Reason::Failed)));
-        let reason = if failed && !text.is_empty() { text } else { reason.to_owned() };
+        let reason = match failures.last() {
+            Some((_, Reason::Failed)) if !text.is_empty() => String::from_utf8_lossy(&text).into_owned(),
+            Some((_, reason)) => reason.to_string(),
+            None => "its attempts left no reason".to_owned(),
+        };
         InvalidData::TaskFailed { task: self.task().to_string(), attempts, reason }.into()
     }
 }
 
 impl Queue {
+    /// Lists the tasks that are in the queue and that `of` accepts, at most `most`.
+    pub fn tasks(&self, most: usize, of: impl Fn(TaskStatus) -> bool) -> Vec<TaskInfo> {
+        let now = members::now();
+        let tasks = self.open.queue().tasks(0, most, |state| of(TaskStatus::of(state)));
+        let tasks = tasks.into_iter().map(|info| TaskInfo {
+            task: self.open.reference(info.id),
+            status: TaskStatus::of(info.state),
+            kind: String::from_utf8_lossy(&info.kind).into_owned(),
+            attempts: info.attempts,
+            max_attempts: info.max_attempts,
+            age: Duration::from_millis(now.saturating_sub(info.submitted)),
+            failures: info.failures,
+            text: String::from_utf8_lossy(&info.text).into_owned(),
+        });
+        tasks.collect()
+    }
+
     /// The ticket of a task that another process has submitted.
     ///
     /// # Errors
@@ -245,18 +288,6 @@ impl FromStr for TaskRef {
             Some(Self { queue: queue.to_owned(), version, index, generation })
         };
         parse().ok_or_else(|| InvalidArgument::name(text, "a task of a queue is NAME@VERSION#PLACE.GENERATION"))
-    }
-}
-
-/// Says why an attempt had no result.
-pub(super) fn reason_text(reason: Reason) -> &'static str {
-    match reason {
-        Reason::Failed => "its worker failed it",
-        Reason::Died => "its worker died",
-        Reason::Lease => "its lease ended",
-        Reason::Detached => "its worker was evicted, or has lost its GPU context",
-        Reason::Dropped => "its worker gave it up",
-        Reason::Inputs => "its submitter died before the inputs were complete",
     }
 }
 

@@ -177,18 +177,16 @@ fn failed_task_becomes_a_dead_letter_that_says_why() {
         other => panic!("{other:?}"),
     }
     let dead = queue.tasks(10, |status| status == TaskStatus::Dead);
-    let [(task, info)] = &dead[..] else { panic!("{dead:?}") };
-    assert_eq!(*task, ticket.task());
-    assert_eq!(
-        (&info.failures[..], &info.text[..]),
-        (&[(1, Reason::Failed), (2, Reason::Dropped)][..], &b"no such file"[..])
-    );
-    queue.retry(task).unwrap();
+    let [info] = &dead[..] else { panic!("{dead:?}") };
+    assert_eq!((&info.task, info.kind.as_str(), info.attempts, info.max_attempts), (&ticket.task(), "sqrt", 2, 2));
+    let failures = [(1, Reason::Failed), (2, Reason::Dropped)];
+    assert_eq!((&info.failures[..], info.text.as_str()), (&failures[..], "no such file"));
+    queue.retry(&info.task).unwrap();
     queue.claim(TIMEOUT).unwrap().complete().unwrap();
     assert!(ticket.wait(TIMEOUT).unwrap().output().is_none());
     // A result that nobody wants.
     let ticket = queue.submit(Task::new("sqrt"), TIMEOUT).unwrap();
-    assert!(matches!(queue.purge(&ticket.task()), Err(Error::Gone(Gone::Task { .. }))));
+    assert!(matches!(queue.purge(&ticket.task()), Err(Error::Busy(Busy::TaskState { status: "pending", .. }))));
     queue.claim(TIMEOUT).unwrap().complete().unwrap();
     queue.purge(&ticket.task()).unwrap();
     assert_idle(&queue);

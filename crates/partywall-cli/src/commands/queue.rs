@@ -1,0 +1,212 @@
+//! `partywall queue …`. With `--json`: `ls` prints `socket`, `queue` and `tasks`, a list of `task` (its reference), `state`
+//! (`pending`, `claimed`, `enqueued`, `done` or `dead`), `kind`, `attempts`, `max_attempts`, `age_ms`,
+//! `failures` (of the last attempts: `attempt`, `reason`) and `text` (what the last worker said that failed it, or
+//! null); `retry` prints `retried` and `purge` prints `purged`, lists of references.
+
+use clap::{Args, Subcommand, ValueEnum};
+use partywall::{Queue, TaskInfo, TaskRef, TaskStatus};
+use serde_json::{Value, json};
+
+use crate::{
+    Context,
+    failure::Failure,
+    output::Output,
+    text::{self, parse_count},
+};
+
+/// The arguments of the command.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// List the tasks of a queue, with the failures of their attempts
+    Ls(List),
+    /// Make dead letters pending again, all of them or some
+    Retry(Chosen),
+    /// Drop results that were not taken and dead letters, all of them or some
+    Purge(Purge),
+}
+
+#[derive(Debug, Args)]
+struct List {
+    /// The queue
+    name: String,
+    /// List only tasks in this state
+    #[arg(long)]
+    state: Option<State>,
+    /// List at most this many tasks
+    #[arg(long, value_name = "N", value_parser = parse_count, default_value = "100")]
+    limit: u64,
+}
+
+#[derive(Debug, Args)]
+struct Chosen {
+    /// The queue
+    name: String,
+    /// The tasks, as `partywall queue ls` names them; by default all
+    tasks: Vec<TaskRef>,
+}
+
+#[derive(Debug, Args)]
+struct Purge {
+    #[command(flatten)]
+    chosen: Chosen,
+    /// Drop results only
+    #[arg(long, conflicts_with_all = ["tasks", "dead"])]
+    results: bool,
+    /// Drop dead letters only
+    #[arg(long, conflicts_with = "tasks")]
+    dead: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum State {
+    Pending,
+    Claimed,
+    Enqueued,
+    Done,
+    Dead,
+}
+
+/// Runs the command.
+pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
+    match &arguments.what {
+        What::Ls(list) => self::list(context, list),
+        What::Retry(chosen) => {
+            let queue = open(context, &chosen.name)?;
+            let is_dead = |status| status == TaskStatus::Dead;
+            each(context, &queue, &chosen.tasks, ("retried", "dead letter"), is_dead, |task| queue.retry(task))
+        }
+        What::Purge(purge) => {
+            let queue = open(context, &purge.chosen.name)?;
+            let is_over = |status| match status {
+                TaskStatus::Done => !purge.dead,
+                TaskStatus::Dead => !purge.results,
+                _ => false,
+            };
+            let what = match (purge.results, purge.dead) {
+                (true, _) => "result",
+                (_, true) => "dead letter",
+                _ => "task",
+            };
+            each(context, &queue, &purge.chosen.tasks, ("purged", what), is_over, |task| queue.purge(task))
+        }
+    }
+}
+
+fn open(context: &Context, name: &str) -> Result<Queue, Failure> {
+    partywall::check_name(name)?;
+    Ok(context.options().start(false).connect()?.queue(name).open()?)
+}
+
+fn list(context: &Context, list: &List) -> Result<(), Failure> {
+    let queue = open(context, &list.name)?;
+    let most = usize::try_from(list.limit).unwrap_or(usize::MAX);
+    let tasks = queue.tasks(most, |status| list.state.is_none_or(|state| state.is(status)));
+    let output = context.output();
+    output.value(&json!({
+        "socket": queue.domain().socket(),
+        "queue": queue.name(),
+        "tasks": tasks.iter().map(value).collect::<Vec<_>>(),
+    }));
+    if tasks.is_empty() {
+        let what = list.state.map_or_else(String::new, |state| format!(" that is {}", state.name()));
+        output.note(format!("queue {:?} has no task{what}", queue.name()));
+        return Ok(());
+    }
+    let rows: Vec<_> = tasks.iter().map(row).collect();
+    output.table(&["TASK", "STATE", "KIND", ">ATTEMPTS", ">AGE", "LAST FAILURE"], &rows, &["AGE", "KIND"]);
+    note_more(output, &queue, list, tasks.len());
+    Ok(())
+}
+
+/// Says that there may be more tasks than were listed.
+fn note_more(output: Output, queue: &Queue, list: &List, listed: usize) {
+    if listed as u64 == list.limit {
+        let stats = queue.stats();
+        let all = stats.pending + stats.claimed + stats.enqueued + stats.done + stats.dead;
+        output.note(format!(
+            "{} were listed of {all} in the queue; --limit N lists more",
+            text::count(listed as u64, "task")
+        ));
+    }
+}
+
+fn value(info: &TaskInfo) -> Value {
+    let failures = info.failures.iter();
+    json!({
+        "task": info.task.to_string(),
+        "state": info.status.name(),
+        "kind": info.kind,
+        "attempts": info.attempts,
+        "max_attempts": info.max_attempts,
+        "age_ms": info.age.as_millis() as u64,
+        "failures": failures
+            .map(|(attempt, reason)| json!({ "attempt": attempt, "reason": reason.to_string() }))
+            .collect::<Vec<_>>(),
+        "text": (!info.text.is_empty()).then_some(&info.text),
+    })
+}
+
+fn row(info: &TaskInfo) -> Vec<String> {
+    let failure = info.failures.last().map_or(String::new(), |(attempt, reason)| {
+        let text = if info.text.is_empty() { String::new() } else { format!(": {}", info.text) };
+        format!("{attempt}: {reason}{text}")
+    });
+    vec![
+        info.task.to_string(),
+        info.status.name().into(),
+        info.kind.clone(),
+        format!("{} of {}", info.attempts, info.max_attempts),
+        text::duration(info.age),
+        failure,
+    ]
+}
+
+/// Does something to some tasks, or to all for which `is_meant` holds.
+fn each(
+    context: &Context,
+    queue: &Queue,
+    tasks: &[TaskRef],
+    (done, what): (&str, &str),
+    is_meant: impl Fn(TaskStatus) -> bool,
+    act: impl Fn(&TaskRef) -> partywall::Result<()>,
+) -> Result<(), Failure> {
+    let mut named = Vec::new();
+    if tasks.is_empty() {
+        for TaskInfo { task, .. } in queue.tasks(usize::MAX, is_meant) {
+            // Others may have been faster.
+            if act(&task).is_ok() {
+                named.push(task.to_string());
+            }
+        }
+    }
+    for task in tasks {
+        act(task)?;
+        named.push(task.to_string());
+    }
+    let output = context.output();
+    output.value(&json!({ done: named }));
+    output.line(format!("{done} {} of queue {:?}", text::count(named.len() as u64, what), queue.name()));
+    Ok(())
+}
+
+impl State {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Claimed => "claimed",
+            Self::Enqueued => "enqueued",
+            Self::Done => "done",
+            Self::Dead => "dead",
+        }
+    }
+
+    fn is(self, status: TaskStatus) -> bool {
+        status.name() == self.name()
+    }
+}
