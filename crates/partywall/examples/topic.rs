@@ -27,7 +27,7 @@ pub(crate) fn run(camera: &Domain, viewers: &Domain) -> Result<()> {
         for number in 0..10 {
             let mut frame = publisher.loan(DType::U8, &[480, 640], TIMEOUT)?;
             frame.as_mut_slice::<u8>()?.fill(number);
-            frame.filled().publish(TIMEOUT)?; // from here on nobody can change it
+            frame.filled().publish(TIMEOUT)?; // from here on it cannot change
         }
         drop(publisher);
         let newest = screen.recv(TIMEOUT)?;
