@@ -4,7 +4,7 @@
 
 use std::{iter, time::Duration};
 
-use partywall::{BlockRef, DType, Domain, Place, Policy, Publisher, Result, Subscriber, cuda::StreamRef};
+use partywall::{BlockRef, DType, Domain, Place, Policy, Publisher, Result, Subscriber, Task, cuda::StreamRef};
 
 const THIS: &str = include_str!("docs.rs");
 
@@ -50,6 +50,31 @@ fn topics_subscriber_on_a_gpu(subscriber: &Subscriber, stream: StreamRef<'_>, se
 }
 
 #[rustfmt::skip]
+#[allow(clippy::print_stdout, reason = "an example")]
+fn queues_submitter(domain: &Domain, place: Place, second: Duration) -> Result<()> {
+    let queue = domain.queue("work").tasks(1024).inputs(64, 1 << 20).outputs(64, 1 << 20).place(place).open_or_create()?;
+    let mut input = queue.inputs().alloc(second)?;                   // a block that only this process uses
+    input.as_mut_slice::<f32>()?.fill(49.0);
+    let task = Task::new("sqrt").input(input).output(1 << 20).max_attempts(3);
+    let ticket = queue.submit(task, second).map_err(|refused| refused.error)?;
+    let result = ticket.wait(second)?;                               // taken: the output block is ours
+    println!("{}", result.output().expect("room was asked for").as_slice::<f32>()?[0]);
+    Ok(())
+}
+
+#[rustfmt::skip]
+fn queues_worker(domain: &Domain) -> Result<()> {
+    let queue = domain.queue("work").timeout(Duration::from_secs(60)).open()?;
+    for task in queue.claims(Duration::from_secs(60)) {              // ends when none comes for so long
+        let mut task = task?;
+        let roots: Vec<f32> = task.inputs()[0].as_slice::<f32>()?.iter().map(|value| value.sqrt()).collect();
+        task.output_mut()?.as_mut_slice::<f32>()?.copy_from_slice(&roots);
+        task.complete()?;                                            // dropped instead, the task goes to another worker
+    }
+    Ok(())
+}
+
+#[rustfmt::skip]
 fn pools_first(domain: &Domain, place: Place) -> Result<BlockRef> {
     let frames = domain.pool("frames").blocks(64).block_bytes(4 << 20).place(place).open_or_create()?;
     let mut frame = frames.alloc(Duration::from_secs(1))?;      // waits for one, in order; dropping it frees it
@@ -82,6 +107,7 @@ fn rust_code_of_the_pages_is_compiled() {
     for (page, text, count) in [
         ("topics.md", include_str!("../../../docs/topics.md"), 4),
         ("pools.md", include_str!("../../../docs/pools.md"), 2),
+        ("queues.md", include_str!("../../../docs/queues.md"), 2),
         ("ordering.md", include_str!("../../../docs/ordering.md"), 0),
     ] {
         let blocks = blocks(text);

@@ -106,8 +106,8 @@ impl Busy {
             Self::QueueFull { queue, .. } => ErrorKind::Refused.help("queue-full", format!("take results, start workers, or wait longer; `partywall show {queue}` says where the tasks are; a queue made with more tasks has more room")),
             Self::OutputsFull { queue, .. } => ErrorKind::Refused.help("outputs-full", format!("take results, or drop them with `partywall queue purge {queue}`; a queue made with more outputs has more room")),
             Self::TaskRunning { .. } => ErrorKind::Refused.help("task-running", "wait for its result; only a pending task can be cancelled"),
-            Self::TaskState { .. } => ErrorKind::Refused.help("task-running", "only a dead letter can be retried, and only a dead letter or a result that was not taken can be purged; a pending task can be cancelled by its ticket"),
-            Self::InputsNotReady { .. } => ErrorKind::CheckFailed.help("not-ready", "wait_inputs() on the host, or order a stream behind them with wait_inputs_on(), and complete the task after that"),
+            Self::TaskState { .. } => ErrorKind::Refused.help("task-state", "only a dead letter can be retried, and only a dead letter or a result that was not taken can be purged; a pending task can be cancelled by its ticket"),
+            Self::InputsNotReady { .. } => ErrorKind::CheckFailed.help("inputs-not-ready", "wait_inputs() on the host, or order a stream behind them with wait_inputs_on(), and complete the task after that"),
             Self::BrokerInUse { .. } => ErrorKind::Refused.help("in-use", "`partywall ls` and `partywall status` show them; `partywall stop --force` drops all"),
         }
     }

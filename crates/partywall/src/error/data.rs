@@ -71,7 +71,7 @@ impl InvalidData {
             Self::SampleFailed { .. } => ErrorKind::CheckFailed.help("sample-failed", "drop it, and what was made of it; later samples of other publishers are not concerned"),
             Self::SampleTainted { .. } => ErrorKind::CheckFailed.help("sample-tainted", "drop it; make it again from samples whose check() says that they are valid"),
             Self::TaskFailed { .. } => ErrorKind::CheckFailed.help("task-failed", "mend what the reason says, then retry it or purge it: `partywall queue ls NAME` lists dead letters"),
-            Self::TaskInputs { .. } => ErrorKind::CheckFailed.help("task-failed", "drop the task; its submitter has to submit it again"),
+            Self::TaskInputs { .. } => ErrorKind::CheckFailed.help("inputs-never-complete", "drop the task; its submitter has to submit it again"),
             Self::Table { source: TableError::ForeignLayout { .. }, .. } => ErrorKind::Refused.help("damaged-table", "run the same Partywall release on both sides"),
             Self::Table { name, .. } => ErrorKind::Refused.help("damaged-table", format!("commit {name:?} again: the process that committed it wrote a bad table, this one only read it; `partywall show {name}` names that process")),
         }
