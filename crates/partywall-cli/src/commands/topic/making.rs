@@ -127,16 +127,17 @@ impl Audience {
     pub(super) fn wait_for(&self, context: &Context, topic: &Topic, stop: &AtomicBool) -> Result<bool, Failure> {
         let Some(wanted) = self.wait_subscribers else { return Ok(true) };
         let has = || topic.stats().subscribers.iter().filter(|subscriber| is_there(subscriber.detached)).count();
-        let what = format!("{} of topic {:?}", count(wanted as u64, "subscriber"), topic.name());
+        let subscribers = count(wanted as u64, "subscriber");
         let start = Instant::now();
         if has() < wanted {
-            context.output().note(format!("waiting for {what}; Ctrl-C ends it"));
+            context.output().note(format!("waiting for {subscribers} of topic {:?}; Ctrl-C ends it", topic.name()));
         }
         while has() < wanted {
             if stop.load(Ordering::Relaxed) {
                 return Ok(false);
             }
             if let Some(limit) = self.wait.filter(|limit| start.elapsed() >= *limit) {
+                let what = format!("cannot begin: topic {:?} did not have {subscribers}", topic.name());
                 return Err(Error::Timeout { what, after: limit }.into());
             }
             std::thread::sleep(PAUSE);
