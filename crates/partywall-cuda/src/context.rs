@@ -87,7 +87,7 @@ impl Context {
         let mut guard = self.guard()?;
         let mut mode = STREAM_CAPTURE_MODE_RELAXED;
         // A driver without the call, or a thread that may not change its mode, still does the work itself: the guard
-        // then protects nobody's capture, which is no reason to fail.
+        // then protects no capture, which is no reason to fail.
         // SAFETY: the pointer is to a live mode, which the driver exchanges for the thread's former one.
         if unsafe { self.driver().thread_exchange_stream_capture_mode(&mut mode) }.is_ok() {
             guard.capture_mode = Some(mode);

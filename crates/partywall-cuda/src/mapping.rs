@@ -60,7 +60,7 @@ impl Mapping {
     /// Host-synchronous, and the driver may wait for running work; cost as for [`PhysicalMemory::import`].
     ///
     /// # Errors
-    /// `CUDA_ERROR_NOT_SUPPORTED` if imported memory is larger than the importer was told (measured),
+    /// `CUDA_ERROR_NOT_SUPPORTED` if imported memory is larger than the importer declared (measured),
     /// `CUDA_ERROR_INVALID_VALUE` if it is smaller;
     /// `CUDA_ERROR_OUT_OF_MEMORY` if addresses ran out; a peer code if the memory lies on a device that this one
     /// cannot reach. Nothing stays mapped or reserved after an error.

@@ -149,7 +149,7 @@ impl PhysicalMemory {
         Ok(properties.location.id)
     }
 
-    /// Returns its size in bytes: as created, or as the importer was told.
+    /// Returns its size in bytes: as created, or as the importer declared.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.bytes

@@ -109,7 +109,7 @@ impl<'a> StreamRef<'a> {
     ///
     /// # Safety
     /// `raw` is one of the default streams, or a stream of this context that is not destroyed while the result is
-    /// used. While one of the host-synchronous copies runs on it, nobody begins to capture it into a graph.
+    /// used. While one of the host-synchronous copies runs on it, no other code begins to capture it into a graph.
     #[must_use]
     pub const unsafe fn borrow(context: &'a Context, raw: RawStream) -> Self {
         Self { context, raw }

@@ -57,7 +57,7 @@ impl Upload {
                 available: available as u64,
             })?;
             // SAFETY: the buffer is not given out again before `copied` is reached, and neither freed: `drop` waits
-            // for the stream, which is ours alone, so that nobody captures it.
+            // for the stream, which is ours alone, so that no other code captures it.
             unsafe { self.stream.as_ref().enqueue_copy_from_host(*destination, source) }?;
         }
         slot.copied.record(self.stream.as_ref())?;

@@ -16,7 +16,7 @@
 //! By the two fences, either the notifier sees the mark or the sleeper sees the change.
 //!
 //! If a notifier is killed or stopped between any two steps, its sleepers check their condition after [`MAX_SLEEP`]. If a
-//! sleeper is, one later notification wakes nobody.
+//! sleeper is, one later notification wakes no sleeper.
 
 use std::time::Duration;
 

@@ -131,7 +131,7 @@ const LOCAL_BYTES: u64 = 1024;
 const FIRST_HANDLE: Handle = 0xC0DA_0000_0000;
 
 thread_local! {
-    /// The contexts of this thread, the current one last. Kept alive here, so that a destroyed one is told from none.
+    /// The contexts of this thread, the current one last. Kept alive here, so that a destroyed context is distinguished from none.
     static STACK: RefCell<Vec<Arc<Ctx>>> = const { RefCell::new(Vec::new()) };
 }
 

@@ -103,7 +103,7 @@ impl Points {
 impl Drop for Points {
     fn drop(&mut self) {
         if self.file.is_some() {
-            // SAFETY: mapped by `open` with this size; nobody has a reference any more.
+            // SAFETY: mapped by `open` with this size; no reference to it is left.
             let unmapped = unsafe { rustix::mm::munmap(self.words.as_ptr().cast(), size_of::<Words>()) };
             unmapped.expect("a mapping of ours can be unmapped");
         } else {

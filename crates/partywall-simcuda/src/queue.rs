@@ -1,7 +1,7 @@
 //! The queue of a stream and the thread that runs its work: in order, and asynchronously to the enqueuing thread.
 //!
 //! `SIMCUDA_DELAY` (microseconds) is the longest pause before each operation and between the pieces of a large one, so
-//! that order which nobody made shows as wrong data; `SIMCUDA_SEED` repeats the pauses.
+//! that order which no call made shows as wrong data; `SIMCUDA_SEED` repeats the pauses.
 //!
 //! When the context is lost, the remaining work is removed without running: its waiters wake and see the
 //! context's error, and no work writes memory any more.
@@ -140,7 +140,7 @@ impl Runner {
         }
     }
 
-    /// Polls until `ready`: what is waited for may be changed by a plain store of another process, which wakes nobody.
+    /// Polls until `ready`: what is waited for may be changed by a plain store of another process, which wakes no thread.
     /// Ends with the context's error when that is lost.
     pub(crate) fn poll(&self, mut ready: impl FnMut() -> Result<bool, Code>) -> Result<(), Code> {
         poll(|| {

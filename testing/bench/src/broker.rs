@@ -92,7 +92,7 @@ impl Broker {
 
 impl Drop for Broker {
     fn drop(&mut self) {
-        // Nothing is left to kill after `stop`; otherwise a subject has failed, which has been told.
+        // Nothing is left to kill after `stop`; otherwise a subject has failed, and the failure has been reported.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -44,7 +44,7 @@ pub(crate) struct PosixSemaphore {
 }
 
 impl PosixSemaphore {
-    /// One with so many permits, on a line of a board that nobody else uses; once for all processes.
+    /// One with so many permits, on a cache line that nothing else uses; once for all processes.
     pub(crate) fn create(board: &Board, line: usize, permits: u32) -> Result<Self, Failure> {
         let semaphore = Self::open(board, line);
         // SAFETY: a line is 64 bytes, aligned to 64, and mapped while the board is held. 1: for all processes.

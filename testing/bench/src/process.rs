@@ -39,7 +39,7 @@ impl Process {
     pub(crate) fn start(command: &mut Command) -> Result<Self, Failure> {
         let (ours, theirs) = socket::pair()?;
         let child = command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).spawn()?;
-        // Nobody has waited for it, so that its number is still its own.
+        // The process has not been waited for, so its number cannot be another process's.
         let pidfd = pidfd(child.id())?;
         Ok(Self { line: Some(Line::new(ours)), child, pidfd })
     }

@@ -22,7 +22,7 @@ const TIMEOUT: Duration = Duration::from_secs(90);
 /// How long it may take to end, with what it has on the GPU.
 const FAREWELL: Duration = Duration::from_secs(10);
 
-/// How many of a program's last lines are told when it fails.
+/// How many of a program's last lines are reported when it fails.
 const TOLD: usize = 3;
 
 /// A program that runs. Dropping it ends it.
@@ -50,7 +50,7 @@ impl Program {
         let (said, replies) = mpsc::channel();
         let requests = child.stdin.take();
         if let Some(stdout) = child.stdout.take() {
-            // Ends with the program, or when nobody listens any more.
+            // Ends with the program, or when the receiver is dropped.
             thread::spawn(move || {
                 BufReader::new(stdout).lines().map_while(Result::ok).try_for_each(|line| said.send(line))
             });

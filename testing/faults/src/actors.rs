@@ -13,7 +13,7 @@ use crate::operations::{self, Before, Operation, Setting};
 pub(crate) const ROLE: &str = "--role";
 /// Runs an operation twice.
 pub(crate) const ACTOR: &str = "actor";
-/// Holds what the operations open, and runs operations when told to.
+/// Holds what the operations open, and runs operations on command.
 pub(crate) const BYSTANDER: &str = "bystander";
 
 /// What a bystander takes for the question what the broker holds; every other order is an operation.

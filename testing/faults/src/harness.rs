@@ -125,7 +125,7 @@ impl World {
         Ok((calls.start, functions.get(calls).ok_or("the log of calls is cut short")?.to_vec()))
     }
 
-    /// Fails the call with this index; says whether an error told of it.
+    /// Fails the call with this index; returns whether an error reported it.
     fn fail(&mut self, operation: &Operation, index: usize, function: &str) -> Result<bool, String> {
         let end = self.act(operation, Some(&format!("*:{index}={FAULT}")));
         match end.calls.get(index - 1) {

@@ -1,6 +1,6 @@
 //! Fails every driver call of every public operation, then kills the process at every one of them.
 //!
-//! Runs on the simulated driver, which can be told to fail a call or to end the process at it. For each
+//! Runs on the simulated driver, which fails a call, or ends the process at it, on demand. For each
 //! [operation](operations::OPERATIONS) a first run counts its driver calls; then each call is failed once, and then a
 //! process is killed at each once. After each of these
 //!

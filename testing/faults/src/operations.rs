@@ -342,7 +342,7 @@ fn signal_and_wait(setting: &Setting) -> Outcome {
     let writer = next_writer(setting, &setting.name)?;
     let timeline = setting.domain.timeline(&setting.name)?;
     let passed = next_writer(setting, &format!("{}/passed", setting.name))?;
-    // Run again after a failure, it finds the names still there: nobody knows whether the stream has passed its waits.
+    // Run again after a failure, it finds the names still there: it is unknown whether the stream has passed its waits.
     let last = writer.timeline().value();
     let known = passed.timeline().value();
     let enqueue = || {

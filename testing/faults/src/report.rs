@@ -13,7 +13,7 @@ pub(crate) struct Tested {
     pub(crate) calls: Vec<String>,
     /// Calls that were failed.
     pub(crate) failed: usize,
-    /// Of those, the ones that an error told of, or that a context kept because a drop has nobody to tell.
+    /// Of those, those that an error reported, or that a context kept because a drop cannot return an error.
     pub(crate) told: usize,
     /// The others, by function, which all are such that may go unnoticed.
     pub(crate) unnoticed: BTreeMap<String, usize>,

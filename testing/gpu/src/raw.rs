@@ -328,7 +328,7 @@ impl Words {
         for (index, file) in files.iter().enumerate() {
             let protection = ProtFlags::READ | ProtFlags::WRITE;
             let flags = MapFlags::SHARED | MapFlags::FIXED;
-            // SAFETY: replaces a part of the mapping that was just made, which nobody uses.
+            // SAFETY: replaces a part of the mapping that was just made, which nothing uses yet.
             let mapped = unsafe { rustix::mm::mmap(base.byte_add(index * each), each, protection, flags, file, 0) };
             mapped.map_err(|error| error.to_string())?;
         }

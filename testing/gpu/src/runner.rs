@@ -86,7 +86,7 @@ pub(crate) fn run_all(filter: &str, report: Option<&Path>) -> ExitCode {
     results.print_summary()
 }
 
-/// Writes the report before the first test, so that a wrong path is told at once, and after each:
+/// Writes the report before the first test, so that a wrong path is reported at once, and after each:
 /// a run that is cut short keeps its results so far.
 fn run_each(chosen: &[&Test], found: &Found, results: &mut Results, report: Option<&Path>) -> Result<(), String> {
     let write = |results: &Results| report.map_or(Ok(()), |path| results.write(path));

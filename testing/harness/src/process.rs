@@ -196,7 +196,7 @@ impl Drop for Running {
     }
 }
 
-/// Returns a pidfd of a process that the caller knows to be of its own making, for signals that hit nobody else.
+/// Returns a pidfd of a process that the caller knows to be of its own making, for signals that reach no other process.
 ///
 /// # Panics
 /// If there is no such process.

@@ -58,7 +58,7 @@ impl Terminal {
         let to = screen.clone();
         let reader = std::thread::spawn(move || {
             let mut buffer = [0; 4096];
-            // It ends with an error once nobody has the other side open.
+            // It ends with an error once no process has the other side open.
             while let Ok(n @ 1..) = from.read(&mut buffer) {
                 to.lock().unwrap().extend_from_slice(&buffer[..n]);
             }

@@ -202,7 +202,7 @@ pub fn say(text: &str) {
     println!("\n{text}");
 }
 
-/// Returns what a role is told next, or nothing when the test says no more. Reads no further than the end of the line.
+/// Returns a role's next command, or nothing when the test sends no more. Reads no further than the end of the line.
 ///
 /// # Panics
 /// If standard input cannot be read or is not text.

@@ -87,7 +87,7 @@ pub fn allocate_and_free_on(stream: StreamRef<'_>, bytes: usize) -> Result<(), C
     let mut pointer = 0;
     // SAFETY: the pointer is to a live address; a context is current; the owner of the stream keeps it alive.
     unsafe { context.driver().mem_alloc_async(&mut pointer, bytes, stream.handle()) }?;
-    // SAFETY: allocated just now on the same stream, freed once; nobody was told the address.
+    // SAFETY: allocated just now on the same stream, freed once; the address was not handed out.
     unsafe { context.driver().mem_free_async(pointer, stream.handle()) }
 }
 

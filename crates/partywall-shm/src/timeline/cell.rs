@@ -23,7 +23,7 @@
 //! 4. `value` is loaded before `ending`. In the other order, a late store as in rule 3 could count: `ending` was still 0, then
 //!    everything happened, then the late value was loaded.
 //! 5. Every change that a sleeper may wait for is followed by a notification of `events`.
-//! 6. No process sleeps on `value`: a stream wakes nobody, and growing by 2³² would leave the half that a futex has
+//! 6. No process sleeps on `value`: a stream wakes no process, and growing by 2³² would leave the half that a futex has
 //!    unchanged.
 //!
 //! If the writer is killed or stopped between any two steps:
@@ -77,7 +77,7 @@ impl Cell {
 
     /// As a stream stores: whatever is there.
     pub(super) fn store_as_a_stream(&self, v: u64) {
-        // Not a plain store, because on the processors that run this nobody sees it without what it came after.
+        // Not a plain store, because on the processors that run this, no process sees the store without the stores before it.
         self.value.swap(v, Ordering::AcqRel);
     }
 }

@@ -18,7 +18,7 @@ pub struct Audit {
     pub in_ring: u32,
     /// Published blocks that have left the ring, and that readers hold.
     pub read: u32,
-    /// Published blocks that nobody uses any more. The next sweep frees them.
+    /// Published blocks that are no longer used. The next sweep frees them.
     pub unused: u32,
     /// Blocks that are on their way to a waiter.
     pub handed: u32,

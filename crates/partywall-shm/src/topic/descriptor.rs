@@ -13,7 +13,7 @@
 //! | 128 | `header` | the user's, 32 words |
 //!
 //! Rules:
-//! 1. The holder of the block writes all words before the block is in the ring; nobody writes them while it is published.
+//! 1. The holder of the block writes all words before the block is in the ring; no process writes them while it is published.
 //! 2. A reader has a hold on the block, taken from the ring, so the words do not change until it releases the hold.
 //! 3. A process without a hold may read the words, and believes them only if the block's slot word is unchanged afterwards.
 //! 4. `status` changes later by compare-and-swap, from *by timeline* or *unverified* to a final one. The publisher changes it;
@@ -30,7 +30,7 @@
 //! | tainted | 5 | final: it was written from a sample that had failed |
 //! | generation | bits 18–63 | |
 //!
-//! If the publisher is killed or stopped while it writes these words, nobody reads them. If it ends before a status is final,
+//! If the publisher is killed or stopped while it writes these words, no process reads them. If it ends before a status is final,
 //! [`Topic::detach`](super::Topic::detach) makes the status final.
 
 use super::{Description, Message};
@@ -181,7 +181,7 @@ impl Descriptor {
             set(word, u64::from_le_bytes(bytes));
         }
         // Release, and last: a process that finds this status unchanged when it changes it knows that the words it read
-        // after the status are of this generation, or that nobody reads that status any more.
+        // after the status are of this generation, or that no process reads that status any more.
         self.status.store(StatusWord::new(words.generation, words.message.status).0, Ordering::Release);
     }
 }

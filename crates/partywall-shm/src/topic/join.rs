@@ -2,7 +2,7 @@
 //!
 //! A member that joins takes a port, sets the words beside it, and opens the port; only then does the port count. A
 //! subscriber then counts itself in `joins`, and looks for the tail once more: `publish` says why no publisher overruns it.
-//! If the member is killed or stopped before its port is open, nobody notices; afterwards it is a member like any other.
+//! If the member is killed or stopped before its port is open, no other member notices; afterwards it is a member like any other.
 //!
 //! A member that leaves detaches first. It gives the port back when it holds nothing any more.
 
@@ -41,7 +41,7 @@ impl Topic {
         for hold in self.holds_of(index) {
             hold.store(0, Ordering::Relaxed);
         }
-        // The position that the next sample overwrites is promised to nobody. A subscriber that may miss samples may try it.
+        // The position that the next sample overwrites is promised to no subscriber. A subscriber that may miss samples may try it.
         let oldest = |tail: u64| match queue {
             None => tail.saturating_sub(self.ring.len() as u64 - 1),
             Some(_) => self.oldest(tail),
@@ -83,7 +83,7 @@ impl Topic {
         leave(&self.publishers[place.index].port, place.port);
     }
 
-    /// Detaches a subscriber: nobody waits for it any more. It keeps what it holds.
+    /// Detaches a subscriber: no publisher waits for it any more. It keeps what it holds.
     pub fn detach_subscriber(&self, place: PortId) {
         self.subscribers[place.index].port.detach(place.port);
         point("topic: subscriber detached, nobody notified");

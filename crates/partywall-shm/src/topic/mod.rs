@@ -271,6 +271,6 @@ pub struct SubscriberState {
     pub held: u32,
     /// Since when a publisher waits for it ([`members::now`](crate::members::now)).
     pub stalled: Option<u64>,
-    /// Whether the broker has detached it, or it is about to leave. Nobody waits for it then.
+    /// Whether the broker has detached it, or it is about to leave. No process waits for it then.
     pub detached: bool,
 }

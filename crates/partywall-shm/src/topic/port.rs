@@ -51,7 +51,7 @@ pub(super) enum Occupancy {
     Taken,
     Active,
     Detached,
-    /// Bits that nobody may write.
+    /// Bits that no process may write.
     Invalid,
 }
 

@@ -263,7 +263,7 @@ impl Topic {
         us.cursor.store(place.cursor, Ordering::Release);
     }
 
-    /// Returns a free hold of ours. Nobody else writes our holds.
+    /// Returns a free hold of ours. No other process writes our holds.
     fn free_hold(&self, subscriber: usize) -> Option<(usize, &AtomicU64)> {
         self.holds_of(subscriber).enumerate().find(|(_, hold)| hold.load(Ordering::Relaxed) == 0)
     }

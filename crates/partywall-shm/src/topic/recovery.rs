@@ -15,7 +15,7 @@ use crate::{
 };
 
 impl Topic {
-    /// Detaches the `gone` rows, because they ended as `ending` says: nobody waits for their subscribers any more, and the
+    /// Detaches the `gone` rows, because they ended as `ending` says: no process waits for their subscribers any more; the
     /// samples of their publishers get a final status. `reached` says how far an incarnation of a timeline, which has ended,
     /// really came.
     ///
@@ -103,7 +103,7 @@ impl Topic {
                 continue;
             }
             let value = self.timeline_of_block(block).and_then(&reached);
-            // Nobody is left to say what an unverified sample rests on.
+            // The process that knew what an unverified sample rests on is gone.
             let complete = seen.status() == Status::Timeline && value.is_some_and(|value| descriptor.value() <= value);
             // A status that has changed is final, or another sample's.
             descriptor.settle(seen, if complete { Status::Done } else { Status::Failed(ending) });

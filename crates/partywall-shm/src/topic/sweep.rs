@@ -1,6 +1,6 @@
 //! Sweeping: how blocks become free that are in no entry of the ring and in no hold of a reader.
 //!
-//! Nobody counts references. A member *sweeps* if it finds no free block, for now or for the next sample, or if it releases
+//! There are no reference counts. A member *sweeps* if it finds no free block, for now or for the next sample, or if it releases
 //! a block while another member waits for one. It looks at the slots of all blocks, then at all entries, and behind a fence
 //! at all holds. It frees the blocks that are published, in no entry and in no hold, by compare-and-swap from the slot word
 //! that it saw first. So a block may be unused and not free for a while, which costs nothing; and otherwise no publisher and
@@ -43,7 +43,7 @@ impl Topic {
         slots.free_all(candidates)
     }
 
-    /// Returns the published blocks that nobody uses, each with its word as it was seen.
+    /// Returns the published blocks that are not in use, each with its word as it was seen.
     pub(super) fn unused(&self, slots: &Slots) -> impl Iterator<Item = (u32, SlotWord)> {
         let blocks = self.descriptors.len() as u32;
         let mut published = Vec::with_capacity(blocks as usize);

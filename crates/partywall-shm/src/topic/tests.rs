@@ -441,7 +441,7 @@ fn waiter_gets_a_released_or_overwritten_block() {
     world.topic.release(&world.pool, &taken);
     let Polled::Held(held) = waiter.poll() else { panic!("it is in no use") };
     assert_eq!(held.index(), taken.block());
-    // Nobody reads what is overwritten next.
+    // No subscriber reads what is overwritten next.
     let mut waiter = wait();
     assert_eq!(world.topic.sweep(&world.pool), 0);
     publish(&mut publisher, loans.pop().unwrap());

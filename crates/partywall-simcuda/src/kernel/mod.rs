@@ -2,7 +2,7 @@
 //! here, those of `partywall-cuda/kernels/lab.cu` in [`lab`], those of `partywall-cuda/kernels/images.cu` in
 //! [`images`].
 //!
-//! Their results do not depend on the grid's shape: they stride over it, or are told how much there is to do.
+//! Their results do not depend on the grid's shape: they stride over it, or take the amount of work as an argument.
 
 mod images;
 mod lab;
@@ -93,7 +93,7 @@ fn verify(runner: &mut Runner, p: DevicePtr, n: u64, factor: u32, first_bad: Dev
     Ok(())
 }
 
-/// Reads everything; the sum would go to a word that nobody looks at.
+/// Reads everything; the sum would go to a word that nothing reads.
 fn read(runner: &mut Runner, p: DevicePtr, n: u64) -> Result<(), Code> {
     aligned(p, 16)?;
     let words = n.checked_mul(4).ok_or(Code::ILLEGAL_ADDRESS)?;

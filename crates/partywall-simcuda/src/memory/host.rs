@@ -19,7 +19,7 @@ fn allocate(bytes: usize, kind: Kind, name: &'static str) -> Result<DevicePtr, C
         return Err(Code::INVALID_VALUE);
     }
     let backing = Backing::host(bytes)?;
-    // SAFETY: as many bytes, which nobody else has yet.
+    // SAFETY: as many bytes, which no other code has yet.
     unsafe { backing.map().write_bytes(FRESH, bytes) };
     let address = backing.map() as u64;
     let memory = &mut state::lock().memory;

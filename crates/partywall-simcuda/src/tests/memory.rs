@@ -206,7 +206,7 @@ fn host_memory_is_registered_once() {
     assert_eq!(answer!(cuMemHostUnregister(part)), Code::INVALID_VALUE);
     assert_eq!(answer!(cuMemHostRegister_v2(part, 4096, 2)), Code::HOST_MEMORY_ALREADY_REGISTERED);
     poke(part as u64, 7).unwrap();
-    // SAFETY: mapped above; nobody else writes.
+    // SAFETY: mapped above; nothing else writes.
     assert_eq!(unsafe { part.cast::<u8>().read_volatile() }, 7);
     // A program that unmaps too early takes nothing away from the device, whose memory is pinned.
     // SAFETY: mapped above; no reference was made to it.

@@ -58,7 +58,7 @@ fn a_kill_in_the_middle_of_a_copy_leaves_a_prefix() {
     let mut copier = Peer::start(TEST, "copy", &[("SIMCUDA_DELAY", "20000"), ("WORDS", &words.descriptor())]);
     words.wait(0);
     copier.kill();
-    // SAFETY: mapped by this process, and nobody writes any more.
+    // SAFETY: mapped by this process, and no process writes any more.
     let bytes = unsafe { std::slice::from_raw_parts(words.map, BYTES) };
     let written = bytes.iter().take_while(|byte| **byte == 0xAB).count();
     assert!((1..BYTES).contains(&written), "{written}");

@@ -65,7 +65,7 @@ fn handle_of(pointer: DevicePtr) -> Result<IpcHandle, Code> {
     answer!(cuIpcGetMemHandle(&mut handle, pointer)).ok().map(|()| handle)
 }
 
-/// Makes two allocations that share a block, tells the handle of the second, and frees it when told.
+/// Makes two allocations that share a block, reports the handle of the second, and frees it on command.
 fn export_legacy() {
     begin();
     let neighbour = device_memory(100);

@@ -1,5 +1,5 @@
 //! Two shapes of use in which torch.multiprocessing keeps memory until its process ends: an export that is read several
-//! times, and one that nobody reads. Bytes are those that the driver counts as missing when all is let go of.
+//! times, and one that no process reads. Bytes are those that the driver counts as missing when everything is released.
 
 use partywall_measure::{Case, Comparison, Failure, Unit};
 

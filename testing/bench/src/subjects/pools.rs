@@ -20,7 +20,7 @@ use crate::{
 /// What taking a block and giving it back may take.
 const GOAL: &str = "<= 150 ns";
 
-/// Bytes of a block, where it matters to nobody.
+/// Bytes of a block, for subjects that do not depend on them.
 const BYTES: u64 = 4096;
 
 pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {

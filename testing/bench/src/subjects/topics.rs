@@ -99,7 +99,7 @@ fn many(bench: &mut Bench, pair: &Pair, memory: &str) -> Result<(), Failure> {
     };
     let time = pair.sampler("many-time", Unit::Nanoseconds, samples);
     bench.run(Comparison::new(case("processor time of the publisher for a message", Unit::Nanoseconds), time), plan)?;
-    // In host memory there is nobody to ask.
+    // Host memory has no driver to ask.
     if memory != "host" {
         let copies = pair.sampler("many-copies", Unit::Nanoseconds, samples);
         let comparison =

@@ -72,7 +72,7 @@ pub(super) fn published_memory_goes_with_its_publisher() -> Result<(), String> {
     ensure(matches!(refused, Err(Error::Gone(Gone::OwnerDied { .. }))), || format!("{refused:?}"))
 }
 
-/// An open that follows on a kill, before the broker has proof, is told of the death and nothing else.
+/// An open that follows on a kill, before the broker has proof, learns of the death and nothing else.
 pub(super) fn race_with_death_is_named() -> Result<(), String> {
     let world = World::new()?;
     // A context of ours, so that the open comes at once.

@@ -73,7 +73,7 @@ pub(crate) fn own_namespaces() -> Option<Command> {
     })
 }
 
-/// Runs this program as a user who has nothing, not even capabilities.
+/// Runs this program as a user without any rights, not even capabilities.
 pub(crate) fn other_user() -> Command {
     const NOBODY: u32 = 65534;
     let mut command = Command::new("/proc/self/exe");

@@ -81,7 +81,7 @@ pub(super) fn verify(_: &Domain, segment: &Segment, factor: u32) -> Result<(), S
     Ok(())
 }
 
-/// Its creator is SIGKILLed; another process finds the bytes, also while nobody else has CUDA open.
+/// Its creator is SIGKILLed; another process finds the bytes, also while no other process has CUDA open.
 pub(crate) fn memory_outlives_its_creator() -> Result<(), String> {
     let world = World::new()?;
     let mut creator = world.play("commit", &["survivor"]);

@@ -1,4 +1,4 @@
-//! What the driver facts are checked with: questions to the driver whose answers are told, memory that is given back
+//! What the driver facts are checked with: questions to the driver whose answers are reported, memory that is given back
 //! at the end, and other processes.
 
 use std::cell::{Cell, RefCell};
@@ -21,7 +21,7 @@ use crate::raw::{
 /// One process's part in checking a fact.
 pub(crate) struct Check {
     pub(crate) cuda: Cuda,
-    /// How many answers differed from what was expected. They were told when they came.
+    /// How many answers differed from what was expected. Each was reported when it came.
     differences: Cell<usize>,
     /// How to give back what the helpers made, in the order in which they made it.
     undo: RefCell<Vec<Undo>>,

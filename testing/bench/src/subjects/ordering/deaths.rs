@@ -150,7 +150,7 @@ impl<'a> Scene<'a> {
 
 const PERMIT: &str = "permit";
 const WORD: &str = "word";
-/// A timeline that nobody signals.
+/// A timeline that no process signals.
 const NEVER: &str = "never";
 
 /// The role of the process that is killed: takes one of everything, and stays.

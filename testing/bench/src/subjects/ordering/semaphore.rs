@@ -178,7 +178,7 @@ impl Crowd {
         format!("{waited} of {all} permits were waited for")
     }
 
-    /// Whether all permits are there when nobody has one.
+    /// Fails unless all permits are there once no process holds one.
     fn check(&self, broker: &Broker) -> Result<(), Failure> {
         let semaphore = broker.connect()?.semaphore(&name(self.permits), self.permits)?;
         match semaphore.available() {

@@ -96,7 +96,7 @@ pub(super) fn launcher_behind_a_wait(check: &Check, line: &Line) -> Result<(), S
 
 /// Whether the late step, and the kernel, end `before` or `after` the release of the wait.
 ///
-/// The pause is no measurement: what waits for the release waits for as long as nobody releases, and is found waiting
+/// The pause is no measurement: what waits for the release waits until the release, and is found waiting
 /// after a pause of any length. What does not wait is waited for.
 fn behind_a_wait(check: &Check, late: Late, lazy: [&str; 2], eager: [&str; 2]) -> Result<(), String> {
     for (loading, expected) in [("LAZY", lazy), ("EAGER", eager)] {

@@ -88,7 +88,7 @@ pub(super) fn freed_memory_is_free_at_once(check: &Check) -> Result<(), String> 
     Ok(())
 }
 
-/// Makes memory with the test pattern, gives its descriptor away, and does as it is told.
+/// Makes memory with the test pattern, passes its descriptor on, and follows the test's commands.
 pub(super) fn owner_of_exported_memory(check: &Check, line: &Line) -> Result<(), String> {
     check.start()?;
     let (handle, address) = check.mapped(BYTES)?;
@@ -105,7 +105,7 @@ pub(super) fn owner_of_exported_memory(check: &Check, line: &Line) -> Result<(),
     Ok(())
 }
 
-/// Maps the memory whose descriptor it is given, on the device that it is told, and finds the test pattern.
+/// Maps the memory whose descriptor it is given, on the given device, and finds the test pattern.
 pub(super) fn reader_of_exported_memory(check: &Check, line: &Line) -> Result<(), String> {
     let message = line.hear()?.ok_or("nobody gave anything")?;
     check.start_on(message.text().parse().map_err(tell)?)?;

@@ -45,7 +45,7 @@ impl Victim {
     }
 }
 
-/// Gets to what it is told to be at, gives the event behind that and its memory, and is killed.
+/// Reaches the given point, passes on the event behind it and the memory, and is killed.
 pub(super) fn victim(check: &Check, line: &Line) -> Result<(), String> {
     let message = line.hear()?.ok_or("nobody gave anything")?;
     let at = message.text();

@@ -15,7 +15,7 @@ use super::world::{TIMEOUT, World, eventually, gpu, in_a_child, next_order, say}
 /// A moment: what does not happen meanwhile does not happen by itself.
 const MOMENT: Duration = Duration::from_millis(50);
 
-/// What another process is told: each word is done in turn. Its streams stand at `stop` until the test opens the gate.
+/// The commands of another process, one a word, carried out in turn. Its streams stand at `stop` until the test opens the gate.
 pub(crate) fn play() {
     let domain = Domain::options().start(false).connect().unwrap();
     let gpu = gpu(&domain);

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::raw::{CAPTURE_RELAXED, Cuda};
 
-/// Waits and signals by kernels, as it is told.
+/// Waits and signals by kernels, as commanded.
 pub(crate) fn play() {
     let domain = Domain::options().start(false).connect().unwrap();
     let gpu = gpu(&domain);

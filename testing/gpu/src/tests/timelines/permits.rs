@@ -15,7 +15,7 @@ use super::{
     world::{TIMEOUT, World, eventually, gpu, in_a_child, next_order, say},
 };
 
-/// What another process is told: each word is done in turn.
+/// The commands of another process, one a word, carried out in turn.
 pub(crate) fn play() {
     let domain = Domain::options().start(false).connect().unwrap();
     let gpu = gpu(&domain);

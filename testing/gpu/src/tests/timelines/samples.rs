@@ -18,7 +18,7 @@ const MOMENT: Duration = Duration::from_millis(50);
 /// Elements of a sample.
 const ELEMENTS: u64 = 1024;
 
-/// What another process is told: each word is done in turn. Its stream stands at `stop` until the test opens the gate.
+/// The commands of another process, one a word, carried out in turn. Its stream stands at `stop` until the test opens the gate.
 pub(crate) fn play() {
     let domain = Domain::options().start(false).connect().unwrap();
     let gpu = gpu(&domain);
@@ -158,7 +158,7 @@ pub(crate) fn blocks_that_streams_write_are_not_used_again(world: &World) {
     for order in ["join", "stop 1", "publish", "publish", "leave"] {
         other.have(order);
     }
-    // They are overwritten in the ring, and nobody has received them.
+    // They are overwritten in the ring, and no subscriber has received them.
     let publisher = topic.publisher().unwrap();
     let stream = Stream::new(gpu.context()).unwrap();
     for _ in 0..50 {

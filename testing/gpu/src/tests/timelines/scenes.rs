@@ -18,7 +18,7 @@ use partywall::{
 
 use super::world::{TIMEOUT, World, eventually, gpu, in_a_child, next_order, say};
 
-/// What the other processes of these scenes do: what they are told, in turn.
+/// The commands of the other processes of these scenes, carried out in turn.
 pub(crate) fn play(prepared: bool) {
     let domain = Domain::options().start(false).connect().unwrap();
     let gpu = gpu(&domain);
@@ -176,7 +176,7 @@ pub(crate) fn kernels_of_two_processes_come_one_after_the_other(world: &World) {
     let answer = domain.timeline("out").unwrap();
     let order = domain.timeline_writer("in").unwrap();
     let mut other = world.play("gpu");
-    // Everything is enqueued ahead, and the other one waits before it was told anything.
+    // Everything is enqueued ahead, and the other process waits before its first command.
     other.have("write");
     for order in ["wait 1", "double", "signal 1", "wait 2", "double", "signal 2"] {
         other.have(order);

@@ -1,4 +1,4 @@
-//! What the scenes need: a broker of their own, and this program as another process that is told what to do.
+//! What the scenes need: a broker of their own, and this program as another process that follows commands.
 
 use std::{process::Command, sync::Arc, time::Duration};
 
