@@ -34,7 +34,7 @@ use crate::{
     wait::Waiting,
 };
 
-pub use partywall_shm::queue::{MAX_ARGUMENTS, MAX_INPUTS, MAX_KIND, MAX_TASKS, Reason};
+pub use partywall_shm::queue::{MAX_ARGUMENTS, MAX_INPUTS, MAX_KIND, MAX_TASKS, Reason as TaskFailure};
 
 /// A named queue of tasks: several submitters, several workers, joining and leaving at any time.
 ///

@@ -100,6 +100,10 @@ impl QueueOptions {
     /// Returns the shape of the queue to make.
     fn control(&self) -> Result<Control> {
         let invalid = |why: String| self.wanted.invalid(why);
+        if self.wanted.name.len() > MAX_NAME {
+            let why = "for the timelines of its submitters and workers have longer ones";
+            return Err(invalid(format!("its name has at most {MAX_NAME} bytes, {why}")));
+        }
         let tasks = self.tasks.unwrap_or(TASKS);
         if !(1..=MAX_TASKS).contains(&tasks) {
             return Err(invalid(format!("it has room for 1 to {MAX_TASKS} tasks, not {tasks}")));
@@ -150,4 +154,6 @@ impl QueueOptions {
     }
 }
 
+/// Bytes of a name. Those of [`signals`](super::signals) are longer by less than the rest of what a name can have.
+const MAX_NAME: usize = 200;
 const TASKS: u32 = 1024;

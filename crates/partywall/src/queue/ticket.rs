@@ -4,12 +4,12 @@ use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 
 use partywall_shm::{
     members,
-    queue::{self as shm, Event, Reason, TaskId},
+    queue::{self as shm, Event, TaskId},
 };
 use partywall_wire::Named;
 use serde::{Deserialize, Serialize};
 
-use super::{Open, Queue};
+use super::{Open, Queue, TaskFailure};
 use crate::{
     adaptive_spin::AdaptiveSpin,
     error::{Busy, Error, InvalidArgument, InvalidData, Mismatch, Result},
@@ -60,7 +60,7 @@ pub struct TaskInfo {
     /// How long ago it was submitted.
     pub age: Duration,
     /// Why its last attempts had no result, with their numbers, at most 4.
-    pub failures: Vec<(u8, Reason)>,
+    pub failures: Vec<(u8, TaskFailure)>,
     /// What the last worker said that failed it; empty if it said nothing.
     pub text: String,
 }
@@ -158,7 +158,7 @@ impl Ticket {
         let (failures, text) = self.open.queue().failures(self.id);
         let attempts = failures.last().map_or(0, |(attempt, _)| *attempt);
         let reason = match failures.last() {
-            Some((_, Reason::Failed)) if !text.is_empty() => String::from_utf8_lossy(&text).into_owned(),
+            Some((_, TaskFailure::Failed)) if !text.is_empty() => String::from_utf8_lossy(&text).into_owned(),
             Some((_, reason)) => reason.to_string(),
             None => "its attempts left no reason".to_owned(),
         };

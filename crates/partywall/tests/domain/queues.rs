@@ -3,7 +3,7 @@
 use std::{io::Read, sync::OnceLock, time::Duration};
 
 use partywall::{
-    ClaimedTask, Domain, Error, Place, Queue, QueueOptions, Reason, Task, TaskStatus, Ticket, Wait,
+    ClaimedTask, Domain, Error, Place, Queue, QueueOptions, Task, TaskFailure, TaskStatus, Ticket, Wait,
     error::{Busy, Gone, InvalidArgument, InvalidData, Mismatch},
     info::Named,
 };
@@ -179,7 +179,7 @@ fn failed_task_becomes_a_dead_letter_that_says_why() {
     let dead = queue.tasks(10, |status| status == TaskStatus::Dead);
     let [info] = &dead[..] else { panic!("{dead:?}") };
     assert_eq!((&info.task, info.kind.as_str(), info.attempts, info.max_attempts), (&ticket.task(), "sqrt", 2, 2));
-    let failures = [(1, Reason::Failed), (2, Reason::Dropped)];
+    let failures = [(1, TaskFailure::Failed), (2, TaskFailure::Dropped)];
     assert_eq!((&info.failures[..], info.text.as_str()), (&failures[..], "no such file"));
     queue.retry(&info.task).unwrap();
     queue.claim(TIMEOUT).unwrap().complete().unwrap();
@@ -315,6 +315,7 @@ fn queue_differs_from_what_was_asked_for() {
         Err(Error::Mismatch(Mismatch::Object { is: Named::Queue, .. }))
     ));
     for options in [
+        domain.queue(&"q".repeat(201)),
         work().tasks(0),
         work().inputs(0, 1),
         work().outputs(1, 0),
