@@ -15,7 +15,7 @@ use partywall_os::borrow::BorrowedBlock;
 use partywall_shm::{
     members,
     pool::Held,
-    queue::{Claimed, Description, Event, Reason},
+    queue::{Claimed, Description, Event, Reason, StreamPoint},
     timeline::Progress,
 };
 
@@ -27,7 +27,7 @@ use crate::{
     pool::{Block, Blocks},
     segment::Element,
     slots,
-    timeline::Order,
+    timeline::{Order, Timeline},
     wait::{Wait, Waiting},
 };
 
@@ -46,6 +46,8 @@ pub struct ClaimedTask {
     inputs: Vec<TaskInput>,
     /// The room for the output, if it needs any.
     output: Option<Block>,
+    /// The timeline of the submitter, once it was needed.
+    submitter: OnceLock<Arc<Timeline>>,
 }
 
 /// An input of a claimed task, read in place.
@@ -203,7 +205,7 @@ impl ClaimedTask {
         let count = open.inputs.shape().blocks;
         let inputs = description.inputs.iter().filter(|block| block.index < count).map(|block| input(block.index));
         let inputs = inputs.collect();
-        Some(Self { open, claimed: Some(claimed), description, inputs, output })
+        Some(Self { open, claimed: Some(claimed), description, inputs, output, submitter: OnceLock::new() })
     }
 
     /// The kind of work.
@@ -283,8 +285,14 @@ impl ClaimedTask {
     /// [`Timeline::wait`](crate::Timeline::wait).
     pub fn wait_inputs<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<()> {
         let Some(ready) = self.description.ready else { return Ok(()) };
-        let Some(timeline) = self.open.timeline_of(self.description.submitter, ready.cell)? else {
-            return self.ended_inputs();
+        let Some(timeline) = self.timeline(ready)? else {
+            let waiting = wait.into().begin();
+            while !self.has_inputs()? {
+                let not_complete = || format!("the inputs of task {} are not complete", self.task());
+                let left = waiting.left(Instant::now()).ok_or_else(|| waiting.error(not_complete()))?;
+                std::thread::sleep(left.min(DECIDED));
+            }
+            return Ok(());
         };
         match timeline.wait(ready.value, wait) {
             Err(Error::Gone(Gone::Timeline { .. })) => Err(self.without_inputs()),
@@ -300,9 +308,7 @@ impl ClaimedTask {
     /// As [`wait_inputs`](Self::wait_inputs) and [`Timeline::wait_on`](crate::Timeline::wait_on).
     pub fn wait_inputs_on(&self, stream: StreamRef<'_>) -> Result<()> {
         let Some(ready) = self.description.ready else { return Ok(()) };
-        let Some(timeline) = self.open.timeline_of(self.description.submitter, ready.cell)? else {
-            return self.ended_inputs();
-        };
+        let Some(timeline) = self.timeline(ready)? else { return self.has_inputs().map(drop) };
         match timeline.wait_on(stream, ready.value) {
             Err(Error::Gone(Gone::Timeline { .. })) => Err(self.without_inputs()),
             waited => waited,
@@ -335,11 +341,14 @@ impl ClaimedTask {
     /// The task comes back with the error: as [`complete`](Self::complete) and
     /// [`TimelineWriter::signal_on`](crate::TimelineWriter::signal_on).
     pub fn complete_on(mut self, stream: StreamRef<'_>) -> Result<(), Box<(Error, Self)>> {
-        let signalled = self.open.require_ours().and_then(|()| self.open.signal_on(stream));
-        let (order, point) = match signalled {
-            Ok(signalled) => signalled,
+        let prepared = self.open.require_ours().and_then(|()| Ok((self.inputs_order()?, self.open.signal_on(stream)?)));
+        let (inputs, (order, point)) = match prepared {
+            Ok(prepared) => prepared,
             Err(error) => return Err(Box::new((error, self))),
         };
+        // A stream that waited for the inputs goes on if they are never complete.
+        let has_inputs =
+            move || !inputs.is_some_and(|(order, value)| matches!(order.progress(value), Progress::Ended(_)));
         let claimed = *self.claimed();
         let held = self.output.as_ref().map(Block::held).transpose();
         let enqueued = held.map(|held| self.open.queue().enqueue(&claimed, held, point));
@@ -355,11 +364,16 @@ impl ClaimedTask {
         let control = self.open.control.clone();
         self.open.domain().completions().on(Fence::Timeline(order.word.clone(), point.value), move |completion| {
             // Otherwise nobody knows what the stream still does: the broker decides when this process ends.
-            if completion == Completion::Done
-                && control.queue.finish(control.pools(), &claimed, held.as_ref()).is_err()
-                && let Some(held) = &held
-            {
-                control.outputs.free(held);
+            if completion == Completion::Done {
+                let is_done = if has_inputs() {
+                    control.queue.finish(control.pools(), &claimed, held.as_ref()).is_ok()
+                } else {
+                    let _ = control.queue.fail(control.pools(), &claimed, Reason::Inputs, "", true);
+                    false
+                };
+                if let Some(held) = held.filter(|_| !is_done) {
+                    control.outputs.free(&held);
+                }
             }
             drop(order);
         });
@@ -388,24 +402,46 @@ impl ClaimedTask {
         InvalidData::TaskInputs { task: self.task().to_string() }.into()
     }
 
-    /// The submitter's timeline has ended. Then the broker has made a dead letter of the task, unless the inputs are complete.
-    fn ended_inputs(&self) -> Result<()> {
-        if self.is_claimed() { Ok(()) } else { Err(self.without_inputs()) }
+    /// Returns the timeline that completes the inputs; `None` if it has ended and is closed.
+    fn timeline(&self, ready: StreamPoint) -> Result<Option<Arc<Timeline>>> {
+        if let Some(timeline) = self.submitter.get() {
+            return Ok(Some(timeline.clone()));
+        }
+        let found = self.open.timeline_of(self.description.submitter, ready.cell)?;
+        Ok(found.map(|timeline| self.submitter.get_or_init(|| timeline).clone()))
+    }
+
+    /// Returns whether the inputs are complete of a task whose submitter has gone: false as long as the broker has not said so.
+    fn has_inputs(&self) -> Result<bool> {
+        match self.open.queue().describe(self.claimed().id()) {
+            Some(now) if now.ready.is_none() => Ok(true),
+            Some(_) if self.is_claimed() => Ok(false),
+            _ => Err(self.without_inputs()),
+        }
+    }
+
+    /// Returns what completes the inputs: a timeline and its value; `None` if they are complete.
+    fn inputs_order(&self) -> Result<Option<(Order, u64)>> {
+        let Some(ready) = self.description.ready else { return Ok(None) };
+        match self.timeline(ready)? {
+            Some(timeline) => Ok(Some((Order::of(&timeline), ready.value))),
+            None if self.has_inputs()? => Ok(None),
+            None => Err(self.not_ready()),
+        }
     }
 
     /// That the submitter's stream has completed the inputs, as far as is known without waiting.
     fn check_inputs(&self) -> Result<()> {
-        let Some(ready) = self.description.ready else { return Ok(()) };
-        let Some(timeline) = self.open.timeline_of(self.description.submitter, ready.cell)? else {
-            return self.ended_inputs();
-        };
-        match Order::of(&timeline).progress(ready.value) {
+        let Some((order, value)) = self.inputs_order()? else { return Ok(()) };
+        match order.progress(value) {
             Progress::Reached => Ok(()),
             Progress::Ended(_) => Err(self.without_inputs()),
-            Progress::Pending | Progress::Announced => {
-                Err(Busy::InputsNotReady { task: self.task().to_string() }.into())
-            }
+            Progress::Pending | Progress::Announced => Err(self.not_ready()),
         }
+    }
+
+    fn not_ready(&self) -> Error {
+        Busy::InputsNotReady { task: self.task().to_string() }.into()
     }
 
     fn is_exposed(&self) -> bool {
@@ -535,3 +571,6 @@ impl fmt::Debug for TaskInput {
         write!(f, "TaskInput({}: {} bytes)", self.blocks.name(), self.len())
     }
 }
+
+/// How often a worker asks whether inputs are complete whose submitter has gone.
+const DECIDED: Duration = Duration::from_millis(1);

@@ -27,7 +27,7 @@ pub use self::{
 use crate::{
     adaptive_spin::AdaptiveSpin,
     domain::{Domain, LeaseGuard},
-    error::{Busy, Error, Gone, Result, Unreachable},
+    error::{Busy, Error, Gone, InvalidData, Result, Unreachable},
     gpu::Gpu,
     place::Place,
     pool::{Blocks, Pool},
@@ -160,12 +160,16 @@ impl Queue {
     /// Makes a dead letter pending again, as if it had not been attempted.
     ///
     /// # Errors
-    /// [`Busy::TaskState`] if it is no dead letter; [`Gone::Task`] if it is over;
-    /// [`Mismatch::Options`](crate::error::Mismatch::Options) for a task of another queue; [`Unreachable::Forked`].
+    /// [`Busy::TaskState`] if it is no dead letter; [`Gone::Task`] if it is over; [`InvalidData::TaskInputs`] if its submitter
+    /// ended before its inputs were complete; [`Mismatch::Options`](crate::error::Mismatch::Options) for a task of another
+    /// queue; [`Unreachable::Forked`].
     pub fn retry(&self, task: &TaskRef) -> Result<()> {
         self.open.require_ours()?;
         let id = self.open.id(task)?;
-        self.open.queue().retry(id).map_err(|state| self.open.not_in(id, state, "a dead letter"))
+        self.open.queue().retry(id).map_err(|state| match state {
+            shm::TaskState::Dead => InvalidData::TaskInputs { task: task.to_string() }.into(),
+            _ => self.open.not_in(id, state, "a dead letter"),
+        })
     }
 
     /// Drops a result that nobody has taken, or a dead letter.

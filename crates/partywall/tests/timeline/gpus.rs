@@ -70,6 +70,8 @@ tests! {
         task_goes_from_stream_to_stream,
         task_of_a_worker_killed_with_its_stream_standing_goes_to_another,
         task_of_a_submitter_killed_with_its_stream_standing_has_failed,
+        task_completed_on_a_stream_without_its_inputs_has_failed,
+        task_whose_inputs_are_complete_outlives_its_submitter,
         input_of_a_dropped_task_is_kept_until_the_gpu_is_done,
     }
     alone::{

@@ -74,6 +74,8 @@ scenes! {
     ONE tasks::task_goes_from_stream_to_stream
     ONE tasks::task_of_a_worker_killed_with_its_stream_standing_goes_to_another
     ONE tasks::task_of_a_submitter_killed_with_its_stream_standing_has_failed
+    ONE tasks::task_completed_on_a_stream_without_its_inputs_has_failed
+    ONE tasks::task_whose_inputs_are_complete_outlives_its_submitter
     ONE tasks::input_of_a_dropped_task_is_kept_until_the_gpu_is_done
     ONE samples::a_sample_is_received_before_it_is_written_and_read_behind_that
     ONE samples::blocks_that_streams_write_are_not_used_again

@@ -141,7 +141,47 @@ pub(crate) fn task_of_a_submitter_killed_with_its_stream_standing_has_failed(wor
     eventually("the broker has taken it back", || !task.is_claimed());
     assert!(matches!(task.complete(), Err(Error::InvalidData(_) | Error::Gone(Gone::Claim { .. }))));
     assert!(matches!(ticket.wait(TIMEOUT), Err(Error::InvalidData(InvalidData::TaskFailed { .. }))));
+    assert!(matches!(queue.retry(&ticket.task()), Err(Error::InvalidData(InvalidData::TaskInputs { .. }))));
     queue.purge(&ticket.task()).unwrap();
+    eventually("all is free", || is_idle(&queue));
+}
+
+/// The worker's stream goes on when the submitter dies, with inputs that are not complete.
+pub(crate) fn task_completed_on_a_stream_without_its_inputs_has_failed(world: &World) {
+    let (domain, queue, _gate) = stage(world);
+    let gpu = gpu(&domain);
+    let stream = Stream::new(gpu.context()).unwrap();
+    let mut submitter = world.play("task");
+    for order in ["stop 1", "submit"] {
+        submitter.have(order);
+    }
+    let ticket = queue.ticket(&submitter.have("ticket").parse().unwrap()).unwrap();
+    let task = queue.claim(TIMEOUT).unwrap();
+    double(&gpu, &stream, &task);
+    task.complete_on(stream.as_ref()).map_err(|refused| refused.0).unwrap();
+    submitter.kill();
+    assert!(matches!(ticket.wait(TIMEOUT), Err(Error::InvalidData(InvalidData::TaskFailed { .. }))));
+    queue.purge(&ticket.task()).unwrap();
+    eventually("all is free", || is_idle(&queue));
+}
+
+pub(crate) fn task_whose_inputs_are_complete_outlives_its_submitter(world: &World) {
+    let (domain, queue, _gate) = stage(world);
+    let gpu = gpu(&domain);
+    let stream = Stream::new(gpu.context()).unwrap();
+    let mut submitter = world.play("task");
+    submitter.have("submit");
+    let ticket = queue.ticket(&submitter.have("ticket").parse().unwrap()).unwrap();
+    let task = queue.claim(TIMEOUT).unwrap();
+    task.wait_inputs(TIMEOUT).unwrap();
+    drop(task);
+    submitter.kill();
+    eventually("the submitter has gone", || domain.members().unwrap().len() == 1);
+    let task = queue.claim(TIMEOUT).unwrap();
+    task.wait_inputs(TIMEOUT).unwrap();
+    double(&gpu, &stream, &task);
+    task.complete_on(stream.as_ref()).map_err(|refused| refused.0).unwrap();
+    assert_eq!(take(&gpu, &ticket), 2);
     eventually("all is free", || is_idle(&queue));
 }
 
