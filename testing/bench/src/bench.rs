@@ -1,4 +1,4 @@
-//! What a subject gets.
+//! What the program gives each subject: plans, the report, a stopwatch.
 
 use std::{
     fs,

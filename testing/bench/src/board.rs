@@ -1,4 +1,4 @@
-//! Words that processes share without the library: what the floors of ordering are made of.
+//! Words that processes share without the library. The floors of ordering use them.
 
 use std::{
     os::fd::OwnedFd,
@@ -61,12 +61,12 @@ impl Board {
     }
 }
 
-/// Looks at `word` until it is at least `value`, and does nothing else.
+/// Polls `word` until it is at least `value`.
 pub(crate) fn spin_until(word: &AtomicU64, value: u64) {
     while word.load(Ordering::Acquire) < value {}
 }
 
-/// Looks at `word` until it is at least `value`, and lets others run meanwhile. For what is not measured.
+/// Polls `word` until it is at least `value`, and yields the processor between polls. For waits that are not measured.
 pub(crate) fn yield_until(word: &AtomicU64, value: u64) -> Result<(), Failure> {
     let deadline = Instant::now() + TIMEOUT;
     while word.load(Ordering::Acquire) < value {

@@ -1,4 +1,4 @@
-//! A broker for the length of a subject: the real binary, in a private directory.
+//! A broker that runs as long as its subject: the real binary, in a private directory.
 
 use std::{
     env,

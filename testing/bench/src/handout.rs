@@ -1,5 +1,5 @@
-//! The file descriptors of a version, as the broker hands them out, without the library: so that a floor can use the
-//! same memory.
+//! The file descriptors of a version, requested from the broker without the library. A floor uses the same memory by
+//! them.
 
 use std::{collections::VecDeque, os::fd::OwnedFd, path::Path};
 

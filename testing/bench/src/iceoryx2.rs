@@ -1,5 +1,5 @@
-//! iceoryx2, a rival of topics: a program of its own (`benches/peers/iceoryx2`), which cargo builds when somebody wants
-//! to be measured beside it. `PARTYWALL_ICEORYX2` names one that is built already, for machines without cargo.
+//! iceoryx2, a rival of topics: a program of its own (`benches/peers/iceoryx2`), which cargo builds when a
+//! subject asks for it. `PARTYWALL_ICEORYX2` names one that is built already, for machines without cargo.
 
 use std::{
     cell::RefCell,
@@ -61,7 +61,8 @@ impl Iceoryx2 {
         Ok(Self { binary: Path::new(TARGET).join(BINARY) })
     }
 
-    /// Starts two processes, each with so many subscribers of the other, and waits until they have found each other.
+    /// Starts two processes, each with the given number of subscribers of the other, and waits until they have found
+    /// each other.
     pub(crate) fn start(&self, mode: Mode, subscribers: usize) -> Result<Twins, Failure> {
         let folder = tempfile::Builder::new().prefix("partywall-bench").tempdir()?;
         let mode = match mode {

@@ -1,19 +1,20 @@
-//! Benchmarks: what Partywall takes, beside the least that the machine could have taken, in the same run.
+//! Benchmarks: the time that Partywall takes, beside the least that the machine could take, in the same run.
 //!
-//! The broker is the real binary in a process of its own, in a private directory; so are other members, and the
-//! peer of a floor. Every subject gets a fresh broker, so that none measures what another left.
+//! The broker is the real binary in a process of its own, in a private directory. Other members and the peer of a
+//! floor are processes of their own, too. Every subject gets a fresh broker, so that no subject measures the leftovers
+//! of another.
 //!
 //! | module | holds |
 //! |---|---|
 //! | [`subjects`] | what is measured, one module a subject, and the list of them |
-//! | [`mod@bench`] | what a subject gets: plans, the report, a stopwatch |
-//! | [`broker`] | a broker for the length of a subject |
+//! | [`mod@bench`] | what the program gives each subject: plans, the report, a stopwatch |
+//! | [`broker`] | a broker that runs as long as its subject |
 //! | [`role`] | what this program does when it has started itself as another process |
-//! | [`board`] | words that processes share without the library: what floors of ordering are made of |
+//! | [`board`] | words that processes share without the library, for the floors of ordering |
 //! | [`posix`] | a futex mutex and POSIX semaphores |
 //! | [`mps`] | an MPS server of a subject's own |
-//! | [`process`] | other processes that take orders, and neither outlive nor block the benchmark |
-//! | [`ping_pong`] | the raw round trip under everything that asks the broker |
+//! | [`process`] | other processes that follow commands, and neither outlive nor block the benchmark |
+//! | [`ping_pong`] | the raw round trip, the floor of every request to the broker |
 //! | [`placement`] | on which processors the two sides of a round trip run |
 //! | [`handout`] | file descriptors from the broker without the library, for the floor on a GPU |
 //! | [`model_file`] | a safetensors file in the page cache |

@@ -1,6 +1,6 @@
-//! On which processors the two sides of a round trip run.
+//! The processors on which the two sides of a round trip run.
 //!
-//! Left to itself the scheduler puts them on one processor or on two, as it happens, and stays with that for a while.
+//! Without a placement the scheduler puts them on one processor or on two by chance, and keeps them there for a while.
 //! A round trip between two of them wakes an idle processor twice, which takes ten times as long as all the rest in a
 //! virtual machine: a case and its floor compare only if both have the same placement.
 

@@ -1,4 +1,4 @@
-//! What everybody has for exclusion between processes: a mutex of three states on a futex, and POSIX semaphores.
+//! The machine's own means of exclusion between processes: a mutex of three states on a futex, and POSIX semaphores.
 #![allow(unsafe_code)] // sem_init and its companions
 
 use std::{
@@ -44,7 +44,7 @@ pub(crate) struct PosixSemaphore {
 }
 
 impl PosixSemaphore {
-    /// One with so many permits, on a cache line that nothing else uses; once for all processes.
+    /// Returns a semaphore with that many permits, on a cache line that nothing else uses; once for all processes.
     pub(crate) fn create(board: &Board, line: usize, permits: u32) -> Result<Self, Failure> {
         let semaphore = Self::open(board, line);
         // SAFETY: a line is 64 bytes, aligned to 64, and mapped while the board is held. 1: for all processes.

@@ -1,7 +1,7 @@
-//! Processes of a subject's own that take orders: each has one end of a line of text, as its standard input.
+//! Processes of a subject that follow commands. Each has one end of a line of text as its standard input.
 //!
-//! Every answer is waited for with a limit, and a process that is silent for longer is killed: a stream that waits for
-//! a value that never comes ends with its process only.
+//! Every wait for an answer has a limit, and a process that is silent for longer is killed. A stream that waits for a
+//! value that never comes ends only with its process.
 
 use std::{
     collections::VecDeque,
@@ -19,7 +19,7 @@ use partywall_os::{
 };
 use rustix::process::{Signal, set_parent_process_death_signal};
 
-/// How long an answer may take, with all that is to be done for it.
+/// How long an answer may take, including the work for it.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long a process may take to end when its line has ended.
@@ -139,7 +139,7 @@ impl Line {
         Ok(())
     }
 
-    /// Returns the next line of text, or `None` if the other end is closed. No limit waits for ever.
+    /// Returns the next line of text, or `None` if the other end is closed. Without a limit it waits for ever.
     pub(crate) fn hear(&mut self, limit: Option<Duration>) -> Result<Option<String>, Failure> {
         let deadline = limit.map(|limit| Instant::now() + limit);
         loop {

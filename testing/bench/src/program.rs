@@ -1,7 +1,7 @@
 //! Programs of `benches/peers`, in processes of their own.
 //!
-//! A program says `ready`, and then answers each line, a number, with as many lines, a sample each. It ends when its
-//! standard input does.
+//! A program prints `ready`. Then it reads numbers, one a line, and answers each with that many samples, one a line. It
+//! ends when its standard input ends.
 
 use std::{
     collections::VecDeque,

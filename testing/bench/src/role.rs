@@ -1,6 +1,6 @@
 //! What this program does when it has started itself as another process.
 //!
-//! Every role ends when its standard input does, so that none outlives a benchmark that was killed.
+//! Every role ends when its standard input ends, so that none outlives a benchmark that was killed.
 
 use std::{
     env,

@@ -29,9 +29,9 @@ pub(crate) const APART: &str = "partywall-gpu";
 /// What an actor tells, a line each.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Line {
-    /// The operation begins; so many driver calls were made before.
+    /// The operation begins, after this number of driver calls.
     Begins(usize),
-    /// The operation has ended; so many driver calls were made until now.
+    /// The operation has ended, after this number of driver calls in all.
     Ended(usize, Result<(), Told>),
     /// The failures of drops, which the contexts have kept.
     Kept(Vec<String>),

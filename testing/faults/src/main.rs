@@ -6,7 +6,7 @@
 //!
 //! - an error names the call, its code, the object and what to do, and the same operation then succeeds;
 //! - a process that ended by itself has left nothing in the driver (its ledger is empty);
-//! - the broker holds what it held before, not more and not less;
+//! - the broker holds exactly what it held before;
 //! - another process of the same domain still has its memory, and the operation works there.
 //!
 //! | module | holds |
@@ -14,7 +14,7 @@
 //! | [`operations`] | the public operations, one list: a new operation is one line there |
 //! | [`harness`] | the runs, and what is checked after each |
 //! | [`actors`] | the processes: one that runs an operation, and a bystander |
-//! | [`report`] | what was failed and killed, and whether that was all |
+//! | [`report`] | which calls were failed and killed, and whether all were |
 
 #![allow(clippy::print_stdout, reason = "a program that people run and read; the lint is meant for libraries")]
 

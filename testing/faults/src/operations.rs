@@ -505,7 +505,8 @@ fn a_sample_of_a_stream(setting: &Setting) -> Outcome {
 
 const BLOCK_BYTES: usize = 5000;
 
-/// Makes what a former one may still be in the way of: what a stream lets go of keeps that for a moment.
+/// Creates an object whose name a former one may still have. A stream that has yet to release the former object keeps
+/// it for a moment.
 fn once_gone<T>(make: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
     let started = Instant::now();
     loop {

@@ -1,4 +1,4 @@
-//! What was failed and killed, and whether that was all.
+//! The report: which calls were failed and killed, and whether all were.
 
 use std::collections::BTreeMap;
 use std::path::Path;

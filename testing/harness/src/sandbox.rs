@@ -45,7 +45,7 @@ impl Sandbox {
         Self { directory, gpus: None }
     }
 
-    /// Returns a new one, in which everything runs on the simulated driver, with so many GPUs.
+    /// Returns a new sandbox, in which everything runs on the simulated driver, with that many GPUs.
     ///
     /// # Panics
     /// If it cannot be made.

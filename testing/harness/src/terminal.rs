@@ -33,7 +33,7 @@ pub struct Terminal {
 }
 
 impl Terminal {
-    /// Starts it in a terminal of so many columns.
+    /// Starts the command in a terminal with that many columns.
     ///
     /// # Panics
     /// If there is no terminal to be had, or it cannot be started.

@@ -1,4 +1,4 @@
-//! Whether a broker stays quick with many names and many members.
+//! Requests to a broker with many names and many members.
 
 use std::{
     io::{BufRead, BufReader},

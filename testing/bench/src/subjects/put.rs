@@ -1,5 +1,5 @@
-//! Putting a model file that is in the page cache, against the two copies that this cannot do without: reading the
-//! file, and writing as many bytes into fresh memory; one after the other, by one thread.
+//! Putting a model file that is in the page cache, against the two copies that it needs: reading the
+//! file, and writing as many bytes into fresh memory. One thread makes them one after the other.
 
 use std::{
     fs::File,

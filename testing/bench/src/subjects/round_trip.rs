@@ -1,4 +1,4 @@
-//! A call that asks for nothing, against the same number of bytes to a process that does nothing.
+//! An empty request to the broker, against the same number of bytes to a process that only sends them back.
 
 use partywall_measure::{Case, Comparison, Failure, Unit, timed};
 

@@ -1,4 +1,4 @@
-//! Opening one segment of 70,000 tensors: its table is a sealed file that is mapped and checked.
+//! Opening one segment of 70,000 tensors: its table is a sealed file, which the reader maps and checks.
 
 use partywall::{DType, Domain, Place, Segment};
 use partywall_measure::{Case, Comparison, Failure, Sampler, Unit};

@@ -1,4 +1,4 @@
-//! Messages from one process to another: by topics, by iceoryx2, and what the machine takes for one.
+//! Messages from one process to another by topics and by iceoryx2, beside the time that the machine takes for one.
 
 use std::process::Command;
 

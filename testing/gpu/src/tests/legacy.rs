@@ -52,8 +52,8 @@ fn verify(segment: &Segment) -> Result<(), String> {
     }
 }
 
-/// A second open shares the first one's mapping; what is open stays readable when the publisher is killed; opening
-/// anew is told of the death.
+/// A second open shares the first one's mapping; open memory stays readable when the publisher is killed; a new
+/// open learns of the death.
 pub(super) fn published_memory_goes_with_its_publisher() -> Result<(), String> {
     let world = World::new()?;
     let mut publisher = world.play("legacy_publish", &[]);

@@ -1,8 +1,8 @@
 //! Two processes that hand over to each other: by timelines, and by the words of a board, in turns.
 //!
-//! Each is the writer of one timeline and waits for the other's. What they do is a *way*: a function that both run at
-//! the same time, so many times, and that gives the samples of the first. They count together, so that a number means
-//! the same step on both sides, whichever way it is.
+//! Each is the writer of one timeline and waits for the other's. A *way* is a function that both run at the same time,
+//! a given number of times; it returns the samples of the first process. Both count together, so that a number means
+//! the same step on both sides, in every way.
 
 use std::{
     cell::{Cell, RefCell},
@@ -165,8 +165,8 @@ impl Side {
         self.at.get()
     }
 
-    /// Returns what this side has of two topics, one each way, with so many subscribers on either side and samples of
-    /// so many bytes.
+    /// Returns this side's ends of two topics, one each way, with the given number of subscribers on either side and
+    /// of bytes of a sample.
     pub(super) fn ends(&self, subscribers: usize, bytes: u64) -> Result<Rc<Ends>, Failure> {
         if let Some(ends) = self.ends.borrow().get(&(subscribers, bytes)) {
             return Ok(ends.clone());

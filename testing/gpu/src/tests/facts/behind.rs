@@ -12,7 +12,7 @@ use crate::tests::world::{TIMEOUT, tell};
 
 /// Makes a call while a stream of the context waits, and says whether it came back before the wait was released.
 pub(super) fn caller_behind_a_wait(check: &Check, line: &Line) -> Result<(), String> {
-    let message = line.hear()?.ok_or("nobody gave anything")?;
+    let message = line.hear()?.ok_or("the test sent nothing")?;
     let call = message.text();
     let words = Words::map(message.descriptor()?, true)?;
     check.start()?;
@@ -76,7 +76,7 @@ pub(super) fn freeing_behind_a_wait_blocks(check: &Check) -> Result<(), String> 
 /// Has many streams wait for a word, then another one write it, and says whether that happened before the wait was
 /// released from outside.
 pub(super) fn crowd_behind_a_wait(check: &Check, line: &Line) -> Result<(), String> {
-    let message = line.hear()?.ok_or("nobody gave anything")?;
+    let message = line.hear()?.ok_or("the test sent nothing")?;
     let waiting: usize = message.text().parse().map_err(tell)?;
     let words = Words::map(message.descriptor()?, true)?;
     check.start()?;

@@ -8,10 +8,10 @@ use crate::raw::{GEQ, READ, READ_WRITE, Words};
 use crate::tests::stage::{Check, Line, Peer};
 use crate::tests::world::eventually;
 
-/// Lets a stream wait for the event whose handle it is told, and says how the stream is doing whenever it is asked.
+/// Lets a stream wait for the event of the given handle, and reports the state of the stream whenever it is asked.
 /// It is killed in the end: its stream may be blocked for ever.
 pub(super) fn waiter_for_an_event(check: &Check, line: &Line) -> Result<(), String> {
-    let handle = line.hear()?.ok_or("nobody told a handle")?.handle()?;
+    let handle = line.hear()?.ok_or("the test sent no handle")?.handle()?;
     check.start()?;
     let stream = check.stream()?;
     let mut event = 0;
@@ -72,8 +72,8 @@ pub(super) fn a_process_can_be_killed_while_its_stream_waits(check: &Check) -> R
 
 /// Enqueues work and a value behind a wait, and is killed.
 pub(super) fn writer_behind_a_wait(check: &Check, line: &Line) -> Result<(), String> {
-    let words = Words::map(line.hear()?.ok_or("nobody gave anything")?.descriptor()?, true)?;
-    let memory = line.hear()?.ok_or("nobody gave anything")?.descriptor()?;
+    let words = Words::map(line.hear()?.ok_or("the test sent nothing")?.descriptor()?, true)?;
+    let memory = line.hear()?.ok_or("the test sent nothing")?.descriptor()?;
     check.start()?;
     check.load_kernels()?;
     let stream = check.stream()?;
@@ -89,7 +89,7 @@ pub(super) fn writer_behind_a_wait(check: &Check, line: &Line) -> Result<(), Str
 
 /// Writes one value after the other over all of the memory that it is given, until it is killed.
 pub(super) fn endless_writer(check: &Check, line: &Line) -> Result<(), String> {
-    let memory = line.hear()?.ok_or("nobody gave anything")?.descriptor()?;
+    let memory = line.hear()?.ok_or("the test sent nothing")?.descriptor()?;
     check.start()?;
     let stream = check.stream()?;
     let address = check.map(check.import(memory)?, 4 * BYTES, READ_WRITE)?;

@@ -60,7 +60,7 @@ pub(super) fn pinned_memory_is_freed_once(check: &Check) -> Result<(), String> {
 
 /// Maps and registers the memory that it is given, and fills it by a kernel.
 pub(super) fn writer_into_host_memory(check: &Check, line: &Line) -> Result<(), String> {
-    let words = Words::map(line.hear()?.ok_or("nobody gave anything")?.descriptor()?, true)?;
+    let words = Words::map(line.hear()?.ok_or("the test sent nothing")?.descriptor()?, true)?;
     check.start()?;
     let device = check.register(&words)?;
     check.fill(device, words.bytes())?;

@@ -46,7 +46,7 @@ const LOCAL_MEMORY: &CStr = c"
 /// Launches a kernel on one stream while another waits, with one step of the way made behind the wait, and says of that
 /// step and then of the kernel whether it ended before the wait was released.
 pub(super) fn launcher_behind_a_wait(check: &Check, line: &Line) -> Result<(), String> {
-    let message = line.hear()?.ok_or("nobody gave anything")?;
+    let message = line.hear()?.ok_or("the test sent nothing")?;
     let late = message.text();
     let words = Words::map(message.descriptor()?, true)?;
     check.start()?;

@@ -75,7 +75,7 @@ pub(super) fn owner_of_legacy_memory(check: &Check, line: &Line) -> Result<(), S
     Ok(())
 }
 
-/// An owner of legacy memory with what it told.
+/// An owner of legacy memory with its report.
 pub(super) struct Legacy {
     pub(super) owner: Peer,
     pub(super) whole: IpcHandle,

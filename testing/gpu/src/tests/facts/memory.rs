@@ -107,7 +107,7 @@ pub(super) fn owner_of_exported_memory(check: &Check, line: &Line) -> Result<(),
 
 /// Maps the memory whose descriptor it is given, on the given device, and finds the test pattern.
 pub(super) fn reader_of_exported_memory(check: &Check, line: &Line) -> Result<(), String> {
-    let message = line.hear()?.ok_or("nobody gave anything")?;
+    let message = line.hear()?.ok_or("the test sent nothing")?;
     check.start_on(message.text().parse().map_err(tell)?)?;
     let handle = check.import(message.descriptor()?)?;
     let address = check.map(handle, BYTES, READ_WRITE)?;
@@ -369,7 +369,7 @@ pub(super) fn mapped_memory_is_not_freed_by_mem_free(check: &Check) -> Result<()
 
 /// Writes through a read-only mapping, and says what every later call answers.
 pub(super) fn faulting_writer(check: &Check, line: &Line) -> Result<(), String> {
-    let descriptor = line.hear()?.ok_or("nobody gave anything")?.descriptor()?;
+    let descriptor = line.hear()?.ok_or("the test sent nothing")?.descriptor()?;
     check.start()?;
     let handle = check.import(descriptor)?;
     let address = check.map(handle, BYTES, READ)?;

@@ -13,7 +13,7 @@ use crate::tests::world::tell;
 /// Finds the test pattern in the memory that it is given, opens the handles of memory and of an event that it is told,
 /// and says what came of each.
 pub(super) fn foreigner(check: &Check, line: &Line) -> Result<(), String> {
-    let memory = line.hear()?.ok_or("nobody gave anything")?.descriptor()?;
+    let memory = line.hear()?.ok_or("the test sent nothing")?.descriptor()?;
     let legacy = line.hear()?.ok_or("nobody told a handle")?.handle()?;
     let handle = line.hear()?.ok_or("nobody told a handle")?.handle()?;
     check.start()?;

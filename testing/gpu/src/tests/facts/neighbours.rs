@@ -18,7 +18,7 @@ pub(super) fn ourselves() -> Command {
     Command::new("/proc/self/exe")
 }
 
-/// What a process is at when it is killed.
+/// The work of a process at the moment when it is killed.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum At {
     Nothing,
@@ -27,7 +27,7 @@ pub(super) enum At {
     AnEndlessKernel,
 }
 
-/// A process that is at something.
+/// A process that is at such work.
 pub(super) struct Victim {
     pub(super) peer: Peer,
     /// The event behind what it is at.
@@ -47,7 +47,7 @@ impl Victim {
 
 /// Reaches the given point, passes on the event behind it and the memory, and is killed.
 pub(super) fn victim(check: &Check, line: &Line) -> Result<(), String> {
-    let message = line.hear()?.ok_or("nobody gave anything")?;
+    let message = line.hear()?.ok_or("the test sent nothing")?;
     let at = message.text();
     let words = Words::map(message.descriptor()?, true)?;
     check.start()?;
@@ -170,7 +170,7 @@ pub(super) fn take_turns(command: impl Fn() -> Command) -> Result<(), String> {
 /// One of the two of [`take_turns`]. The first one makes the memory.
 pub(super) fn turn_taker(check: &Check, line: &Line) -> Result<(), String> {
     const TURNS: u64 = 100;
-    let message = line.hear()?.ok_or("nobody gave anything")?;
+    let message = line.hear()?.ok_or("the test sent nothing")?;
     let first = message.text() == "first";
     let words = Words::map(message.descriptor()?, true)?;
     check.start()?;
@@ -184,7 +184,7 @@ pub(super) fn turn_taker(check: &Check, line: &Line) -> Result<(), String> {
         line.give("memory", check.export(memory)?)?;
         (address, address + 128)
     } else {
-        let memory = line.hear()?.ok_or("nobody gave anything")?.descriptor()?;
+        let memory = line.hear()?.ok_or("the test sent nothing")?.descriptor()?;
         let address = check.map(check.import(memory)?, BYTES, READ_WRITE)?;
         line.tell("ready")?;
         (address + 128, address)

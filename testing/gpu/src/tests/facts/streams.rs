@@ -158,7 +158,7 @@ pub(super) fn a_written_value_comes_after_the_work_before_it(check: &Check) -> R
 
 /// Registers the words that it is given, and lets a stream wait for the first of them.
 pub(super) fn waiter_for_a_store(check: &Check, line: &Line) -> Result<(), String> {
-    let words = Words::map(line.hear()?.ok_or("nobody gave anything")?.descriptor()?, true)?;
+    let words = Words::map(line.hear()?.ok_or("the test sent nothing")?.descriptor()?, true)?;
     check.start()?;
     check.load_kernels()?;
     let stream = check.stream()?;
