@@ -108,7 +108,14 @@ impl Queue {
         text: &str,
         drained: bool,
     ) -> Result<(), Fenced> {
-        if reason == Reason::Failed && self.is_claimed(claimed) {
+        if !self.is_claimed(claimed) {
+            // As in `publish_result`.
+            if drained {
+                self.drain_record(pools, claimed.index, claimed.word);
+            }
+            return Err(Fenced);
+        }
+        if reason == Reason::Failed {
             self.bodies[claimed.index].set_text(text.as_bytes());
         }
         let end = if drained {
@@ -272,6 +279,11 @@ impl Queue {
         output: Option<BlockId>,
     ) -> Result<(), Fenced> {
         let index = claimed.index;
+        if !self.is_claimed(claimed) {
+            // Once our record is drained, a dead letter that was retried may have an attempt of our number.
+            self.drain_record(pools, index, claimed.word);
+            return Err(Fenced);
+        }
         self.record(index, claimed.word, RecordWord::drained(None, claimed.word));
         point("queue: attempt drained, no result yet");
         let done = |seen: Word| {

@@ -6,6 +6,7 @@ use std::{
     fs::{File, OpenOptions},
     os::fd::{AsRawFd, OwnedFd},
     process::Command,
+    sync::OnceLock,
     time::{Duration, Instant},
 };
 
@@ -14,6 +15,7 @@ use partywall_harness::{
     crash::{self, Crashed, Fate, at_each_point},
 };
 use partywall_shm::{
+    crash as points,
     pool::{Held, Pool},
     queue::{Audit, Claimed, Event, NewTask, Pools, Queue, Reason, Shape, StreamPoint, TaskId, TaskState},
     topic::TimelineCell,
@@ -443,6 +445,37 @@ fn recovering() {
         },
     );
     assert_passed(&points, &[QUEUE_RECOVERED]);
+}
+
+static RETRIED: OnceLock<Others> = OnceLock::new();
+
+/// Claims what is pending as soon as a late worker has drained its attempt.
+fn claim_at_once(point: &'static str) {
+    if !point.starts_with("queue: attempt drained") {
+        return points::arm(0, claim_at_once);
+    }
+    let world = &RETRIED.get().unwrap().world;
+    world.queue.claim(OURS, &world.queue.next().unwrap()).unwrap();
+}
+
+/// A worker hangs in the last attempt. The dead letter is retried, and the same process has it again, with the same number.
+#[test]
+fn late_worker_does_not_end_a_retried_attempt() {
+    let shape = Shape { lease: 3_600_000, ..SHAPE };
+    let World { queue, inputs, outputs } = &RETRIED.get_or_init(|| Others::start("works", shape, |_| {}).1).world;
+    let task = NewTask { kind: b"", arguments: b"", ready: None, output: 8, max_attempts: 1, cancel: false, now: 0 };
+    let id = queue.submit(inputs, queue.reserve(OURS).unwrap(), &task, &[]).unwrap();
+    let pools = Pools { inputs, outputs };
+    let late = queue.claim(OURS, &queue.next().unwrap()).unwrap();
+    queue.extend(&late, 0).unwrap();
+    queue.tend(pools);
+    queue.retry(id).unwrap();
+    assert_eq!(queue.next(), None, "the late worker may still write its record");
+    points::arm(0, claim_at_once);
+    let output = outputs.try_take(OURS).unwrap();
+    assert!(queue.complete(pools, &late, Some(&output)).is_err());
+    assert_eq!(points::disarm(), None);
+    assert_eq!(queue.state(id), TaskState::Claimed { row: OURS, attempt: 1 });
 }
 
 const INPUTS: &str = "PARTYWALL_TEST_INPUTS";
