@@ -1,4 +1,5 @@
 //! Queues as a user of the command sees them: `ls`, `show`, `queue ls`, `queue retry`, `queue purge`.
+#![allow(clippy::unwrap_used, reason = "helpers of tests are outside #[test]")]
 
 use std::time::Duration;
 

@@ -125,8 +125,8 @@ impl Queue {
     }
 
     /// Submits a task whose inputs are complete when everything is done that is on `stream` now. Does not wait for that:
-    /// workers order their streams behind it ([`ClaimedTask::input_on`](super::ClaimedTask::input_on)). If this process dies
-    /// before, the task is a dead letter.
+    /// workers order their streams behind it ([`ClaimedTask::wait_inputs_on`](super::ClaimedTask::wait_inputs_on)). If this
+    /// process dies before, the task is a dead letter.
     ///
     /// # Errors
     /// As [`submit`](Self::submit) and [`TimelineWriter::signal_on`](crate::TimelineWriter::signal_on).
