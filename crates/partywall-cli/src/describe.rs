@@ -166,11 +166,11 @@ pub(crate) fn object_holder(held: &ObjectHolder) -> Value {
     value
 }
 
-/// Returns a holder: `pid`, `command`, `leases`, `blocks` (of a pool or topic that is shown), `unproven` (whether it is
-/// dead, and these are in quarantine).
+/// Returns a holder: `pid`, `command`, `leases`, `blocks` (of a pool, topic or queue that is shown), `tasks` (of a queue
+/// that is shown: those it works on), `unproven` (whether it is dead, and these are in quarantine).
 pub(crate) fn holder(holder: &HolderInfo) -> Value {
-    let HolderInfo { pid, command, leases, blocks, unproven } = holder;
-    json!({ "pid": pid, "command": command, "leases": leases, "blocks": blocks, "unproven": unproven })
+    let HolderInfo { pid, command, leases, blocks, tasks, unproven } = holder;
+    json!({ "pid": pid, "command": command, "leases": leases, "blocks": blocks, "tasks": tasks, "unproven": unproven })
 }
 
 /// Returns a member: `member`, `pid`, `uid`, `command`, `state` (`alive`, `hung`, `lost_context`, `suspect`, `evicted`,
@@ -337,7 +337,7 @@ mod tests {
     use super::*;
 
     fn holder(pid: u32, command: &str) -> HolderInfo {
-        HolderInfo { pid, command: command.into(), leases: 1, blocks: 0, unproven: false }
+        HolderInfo { pid, command: command.into(), leases: 1, blocks: 0, tasks: 0, unproven: false }
     }
 
     #[test]

@@ -80,6 +80,42 @@ fn queues_are_listed_and_shown() {
 }
 
 #[test]
+fn workers_are_shown_with_their_tasks_and_blocks() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let queue = create(&domain);
+    let worker = sandbox.domain();
+    let others = worker.queue("work").open().unwrap();
+    for _ in 0..2 {
+        queue.submit(Task::new("sqrt").output(8), SECOND).unwrap();
+    }
+    let claims = others.claim_all(2, SECOND).unwrap();
+
+    let mut tasks: Vec<_> = sandbox.json(["show", "work"])["holders"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|holder| (holder["blocks"].as_u64().unwrap(), holder["tasks"].as_u64().unwrap()))
+        .collect();
+    tasks.sort_unstable();
+    assert_eq!(tasks, [(0, 0), (2, 2)], "the worker has the output of each attempt");
+    let text = sandbox.run(["show", "work"]).expect(0).text();
+    assert!(
+        text.lines().any(|line| line.split_whitespace().eq(["PID", "LEASES", "BLOCKS", "TASKS", "COMMAND"])),
+        "{text}"
+    );
+    let mut blocks: Vec<_> = sandbox.json(["ps"])["members"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|member| member["blocks"].as_u64().unwrap())
+        .collect();
+    blocks.sort_unstable();
+    assert_eq!(blocks, [0, 2]);
+    drop(claims);
+}
+
+#[test]
 fn tasks_are_listed_retried_and_purged() {
     let sandbox = Sandbox::new();
     let domain = sandbox.domain();

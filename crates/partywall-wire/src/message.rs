@@ -571,8 +571,10 @@ pub struct HolderInfo {
     pub command: String,
     /// How many leases.
     pub leases: u32,
-    /// Blocks that it has, of a pool or topic that is inspected.
+    /// Blocks that it has, of a pool, topic or queue that is inspected.
     pub blocks: u32,
+    /// Tasks that it works on, of a queue that is inspected.
+    pub tasks: u32,
     /// Whether it is dead, and its leases are in quarantine.
     pub unproven: bool,
 }

@@ -90,6 +90,14 @@ impl SlotTable {
         }
     }
 
+    /// Counts the tasks of a queue that each row works on.
+    pub(super) fn workers(&self) -> BTreeMap<u16, u32> {
+        match self {
+            Self::Queue(mapped) => mapped.queue.workers(),
+            _ => BTreeMap::new(),
+        }
+    }
+
     /// Counts the permits or blocks of each row that has any.
     pub(super) fn holders(&self) -> BTreeMap<u16, u32> {
         let (mut holders, topic): (BTreeMap<_, _>, _) = match self {

@@ -290,8 +290,10 @@ fn opened(opened: &Opened) -> wire::Opened {
 fn info(info: &Info, control: &Control) -> wire::SegmentInfo {
     let slots = info.memory.control.and_then(|words| control.slot_table(words.slot_table()));
     let blocks = slots.map(SlotTable::holders).unwrap_or_default();
+    let tasks = slots.map(SlotTable::workers).unwrap_or_default();
     let holder = |holder: &Holder| wire::HolderInfo {
         blocks: blocks.get(&holder.row).copied().unwrap_or(0),
+        tasks: tasks.get(&holder.row).copied().unwrap_or(0),
         ..self::holder(holder)
     };
     wire::SegmentInfo {
@@ -366,6 +368,7 @@ fn holder(holder: &Holder) -> wire::HolderInfo {
         command: holder.command.to_string(),
         leases: holder.leases,
         blocks: 0,
+        tasks: 0,
         unproven: holder.unproven,
     }
 }

@@ -13,8 +13,8 @@ use partywall::{
     Domain, Error, SampleType, bytes,
     error::{Gone, NotFound},
     info::{
-        Control, ControlInfo, HolderInfo, Lifetime, ObjectDetail, ObjectInfo, ObjectKind, Participant, PublisherInfo,
-        QueueShape, SegmentInfo, SubscriberInfo, TopicInfo, TopicShape, VersionInfo,
+        Control, ControlInfo, HolderInfo, Lifetime, ObjectDetail, ObjectHolder, ObjectInfo, ObjectKind, Participant,
+        PublisherInfo, QueueShape, SegmentInfo, SubscriberInfo, TopicInfo, TopicShape, VersionInfo,
     },
     kind_name,
 };
@@ -253,21 +253,24 @@ fn object_facts(output: Output, object: &ObjectDetail) {
         }
         _ => {}
     }
-    let what = matches!(object.info, ObjectInfo::Semaphore(_)).then_some(">PERMITS");
-    holders(output, object.holders.iter().map(|held| (&held.holder, held.permits)), what);
+    let (headings, numbers): (&[&str], fn(&ObjectHolder) -> Vec<u32>) = match object.info {
+        ObjectInfo::Semaphore(_) => (&[">PERMITS"], |held| vec![held.permits]),
+        _ => (&[], |_| Vec::new()),
+    };
+    holders(output, object.holders.iter().map(|held| (&held.holder, numbers(held))), headings);
 }
 
-/// Prints the holders, each with a number of what the heading `what` names.
-fn holders<'a>(output: Output, holders: impl Iterator<Item = (&'a HolderInfo, u32)>, what: Option<&str>) {
+/// Prints the holders, each with a number for each heading in `counted`.
+fn holders<'a>(output: Output, holders: impl Iterator<Item = (&'a HolderInfo, Vec<u32>)>, counted: &[&str]) {
     output.line("\nholders");
-    let rows = holders.map(|(holder, number)| {
+    let rows = holders.map(|(holder, numbers)| {
         let unproven = if holder.unproven { " (unproven)" } else { "" };
         let mut row = vec![format!("  {}{unproven}", holder.pid), holder.leases.to_string()];
-        row.extend(what.map(|_| number.to_string()));
+        row.extend(numbers.iter().map(u32::to_string));
         row.push(describe::shorten(&holder.command, describe::LONG));
         row
     });
-    let headings: Vec<_> = ["  PID", ">LEASES"].into_iter().chain(what).chain(["COMMAND"]).collect();
+    let headings: Vec<_> = ["  PID", ">LEASES"].into_iter().chain(counted.iter().copied()).chain(["COMMAND"]).collect();
     output.table(&headings, &rows.collect::<Vec<_>>(), &[]);
 }
 
@@ -430,8 +433,14 @@ fn people(output: Output, info: &SegmentInfo) {
     if info.holders.is_empty() {
         return fact(output, "holders", "nobody");
     }
-    let what = info.control.is_some().then_some(">BLOCKS");
-    holders(output, info.holders.iter().map(|holder| (holder, holder.blocks)), what);
+    let (headings, numbers): (&[&str], fn(&HolderInfo) -> Vec<u32>) = match &info.control {
+        Some(ControlInfo { queue: Some(_), .. }) => {
+            (&[">BLOCKS", ">TASKS"], |holder| vec![holder.blocks, holder.tasks])
+        }
+        Some(_) => (&[">BLOCKS"], |holder| vec![holder.blocks]),
+        None => (&[], |_| Vec::new()),
+    };
+    holders(output, info.holders.iter().map(|holder| (holder, numbers(holder))), headings);
 }
 
 fn versions(output: Output, info: &SegmentInfo) {

@@ -1,5 +1,7 @@
 //! Counts and lists for observers.
 
+use std::collections::BTreeMap;
+
 use super::{Queue, Reason, Row, TaskId, TaskState, finish::task_state, word::State};
 
 /// Where the tasks of a queue are.
@@ -76,6 +78,15 @@ impl Queue {
             }
         }
         audit
+    }
+
+    /// Counts the tasks that each row works on, rows without a task left out.
+    pub fn workers(&self) -> BTreeMap<Row, u32> {
+        let mut workers = BTreeMap::new();
+        for seen in self.places.iter().map(|place| place.load()).filter(|seen| seen.is_attempted()) {
+            *workers.entry(seen.row()).or_default() += 1;
+        }
+        workers
     }
 
     /// Lists tasks in states that `of` accepts, by place from `first`, at most `most`.
