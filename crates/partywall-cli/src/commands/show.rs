@@ -13,8 +13,8 @@ use partywall::{
     Domain, Error, SampleType, bytes,
     error::{Gone, NotFound},
     info::{
-        Control, ControlInfo, HolderInfo, Lifetime, ObjectDetail, ObjectHolder, ObjectInfo, ObjectKind, Participant,
-        PublisherInfo, QueueShape, SegmentInfo, SubscriberInfo, TopicInfo, TopicShape, VersionInfo,
+        Control, ControlInfo, HolderInfo, Lifetime, ObjectDetail, ObjectInfo, ObjectKind, Participant, PublisherInfo,
+        QueueShape, SegmentInfo, SubscriberInfo, TopicInfo, TopicShape, VersionInfo,
     },
     kind_name,
 };
@@ -253,20 +253,21 @@ fn object_facts(output: Output, object: &ObjectDetail) {
         }
         _ => {}
     }
-    let (headings, numbers): (&[&str], fn(&ObjectHolder) -> Vec<u32>) = match object.info {
-        ObjectInfo::Semaphore(_) => (&[">PERMITS"], |held| vec![held.permits]),
-        _ => (&[], |_| Vec::new()),
-    };
-    holders(output, object.holders.iter().map(|held| (&held.holder, numbers(held))), headings);
+    let counted: &[_] = if matches!(object.info, ObjectInfo::Semaphore(_)) { &[">PERMITS"] } else { &[] };
+    holders(output, object.holders.iter().map(|held| (&held.holder, [held.permits])), counted);
 }
 
-/// Prints the holders, each with a number for each heading in `counted`.
-fn holders<'a>(output: Output, holders: impl Iterator<Item = (&'a HolderInfo, Vec<u32>)>, counted: &[&str]) {
+/// Prints the holders, each with as many of its numbers as there are headings for them in `counted`.
+fn holders<'a, const N: usize>(
+    output: Output,
+    holders: impl Iterator<Item = (&'a HolderInfo, [u32; N])>,
+    counted: &[&str],
+) {
     output.line("\nholders");
     let rows = holders.map(|(holder, numbers)| {
         let unproven = if holder.unproven { " (unproven)" } else { "" };
         let mut row = vec![format!("  {}{unproven}", holder.pid), holder.leases.to_string()];
-        row.extend(numbers.iter().map(u32::to_string));
+        row.extend(counted.iter().zip(numbers).map(|(_, number)| number.to_string()));
         row.push(describe::shorten(&holder.command, describe::LONG));
         row
     });
@@ -433,14 +434,12 @@ fn people(output: Output, info: &SegmentInfo) {
     if info.holders.is_empty() {
         return fact(output, "holders", "nobody");
     }
-    let (headings, numbers): (&[&str], fn(&HolderInfo) -> Vec<u32>) = match &info.control {
-        Some(ControlInfo { queue: Some(_), .. }) => {
-            (&[">BLOCKS", ">TASKS"], |holder| vec![holder.blocks, holder.tasks])
-        }
-        Some(_) => (&[">BLOCKS"], |holder| vec![holder.blocks]),
-        None => (&[], |_| Vec::new()),
+    let counted: &[_] = match &info.control {
+        Some(ControlInfo { queue: Some(_), .. }) => &[">BLOCKS", ">TASKS"],
+        Some(_) => &[">BLOCKS"],
+        None => &[],
     };
-    holders(output, info.holders.iter().map(|holder| (holder, numbers(holder))), headings);
+    holders(output, info.holders.iter().map(|holder| (holder, [holder.blocks, holder.tasks])), counted);
 }
 
 fn versions(output: Output, info: &SegmentInfo) {
