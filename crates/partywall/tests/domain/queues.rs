@@ -17,6 +17,9 @@ use super::{
 /// The roles of processes that are killed, or that work.
 #[allow(clippy::print_stdout)] // it is how a role talks to the test
 pub(crate) fn play(role: &str) {
+    if role == "queue sandboxed loser" {
+        super::pidfds::forbid();
+    }
     let domain = Domain::options().start(false).connect().unwrap();
     let queue = domain.queue("work").timeout(TIMEOUT).open().unwrap();
     match role {
@@ -26,7 +29,7 @@ pub(crate) fn play(role: &str) {
                 work(task.unwrap()).unwrap();
             }
         }
-        "queue loser" => {
+        "queue loser" | "queue sandboxed loser" => {
             let task = queue.claim(TIMEOUT).unwrap();
             println!("claimed {}", task.attempt());
             println!("ready");
@@ -127,6 +130,29 @@ fn task_of_a_killed_worker_goes_to_another() {
     assert_eq!((result.attempt(), result.bytes()), (2, 64));
     assert_eq!(result.output().unwrap().as_slice::<f64>().unwrap()[0], 4.0);
     drop(result);
+    assert_idle(&queue);
+}
+
+/// As under MPS: the death is no proof that the worker's kernels have ended.
+#[test]
+fn without_a_proof_of_death_the_task_goes_on_with_another_output() {
+    let world = World::prepared(|_| (), super::pidfds::forbid);
+    let domain = world.connect();
+    let queue = options(&domain).create().unwrap();
+    let ticket = submit(&queue, 25.0);
+    let mut loser = world.play("queue sandboxed loser");
+    loser.kill();
+    let task = queue.claim(TIMEOUT).unwrap();
+    assert_eq!((task.task(), task.attempt()), (ticket.task(), 2));
+    work(task).unwrap();
+    assert_eq!(root(&ticket), 5.0);
+    let others = [(); 7].map(|()| queue.inputs().alloc(TIMEOUT).unwrap());
+    let last = queue.inputs().alloc(Duration::from_millis(50));
+    assert!(matches!(last, Err(Error::Timeout { .. })), "the dead worker may still read it");
+    eventually("its output is in quarantine, too", || queue.stats().free_outputs == 3);
+    domain.free_unproven(Some(loser.pid())).unwrap();
+    queue.inputs().alloc(TIMEOUT).unwrap().release().unwrap();
+    drop(others);
     assert_idle(&queue);
 }
 
