@@ -228,9 +228,28 @@ impl ClaimedTask {
     /// # Errors
     /// [`InvalidArgument::Range`] for a task without output.
     pub fn output_mut(&mut self) -> Result<&mut Block> {
+        self.inputs_and_output().map(|(_, output)| output)
+    }
+
+    /// The inputs and the room for the output, to write one while the others are read.
+    ///
+    /// ```no_run
+    /// # fn work(task: &mut partywall::ClaimedTask) -> partywall::Result<()> {
+    /// let (inputs, output) = task.inputs_and_output()?;
+    /// let numbers = inputs[0].as_slice::<f32>()?;
+    /// for (root, number) in output.as_mut_slice::<f32>()?.iter_mut().zip(numbers) {
+    ///     *root = number.sqrt();
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`output_mut`](Self::output_mut).
+    pub fn inputs_and_output(&mut self) -> Result<(&[TaskInput], &mut Block)> {
         let task = self.open.reference(self.claimed().id());
         let without = || InvalidArgument::range(format!("task {task}"), "it was submitted without room for an output");
-        self.output.as_mut().ok_or_else(without)
+        Ok((&self.inputs, self.output.as_mut().ok_or_else(without)?))
     }
 
     /// As [`output_mut`](Self::output_mut), for its address on a GPU.
