@@ -347,6 +347,63 @@ fn pipeline_continues_without_its_killed_stage_on_the_simulated_gpu() {
     assert!(nowhere.stderr.contains("/dev/null cannot be made a folder"), "{}", nowhere.stderr);
 }
 
+/// The counts in the last line of `partywall lab work-queue --json`.
+fn counts(output: &Output, names: &[&str]) -> Vec<u64> {
+    let last: Value = serde_json::from_str(output.text().lines().last().unwrap()).unwrap();
+    names.iter().map(|name| last[name].as_u64().unwrap()).collect()
+}
+
+#[test]
+fn tasks_of_killed_workers_are_done_once_on_the_simulated_gpu() {
+    let sandbox = Sandbox::new();
+    for device in ["host", "cuda"] {
+        let run = |more: &[&str]| {
+            let mut command = lab(&sandbox, &["work-queue", "--json", "--device", device]);
+            Running::spawn(command.args(more)).wait().expect(0)
+        };
+        let quiet = run(&["--workers", "3", "--tasks", "100"]);
+        let names = ["tasks", "right", "wrong", "lost", "twice", "kills", "redelivered"];
+        assert_eq!(counts(&quiet, &names), [100, 100, 0, 0, 0, 0, 0]);
+        assert_eq!(Report::of(&quiet).with("not-tried"), ["half", "lost", "twice"]);
+
+        // However short: one task, in the middle of which its only worker is killed.
+        for (workers, tasks) in [("1", "1"), ("3", "200")] {
+            let killed = run(&["--workers", workers, "--tasks", tasks, "--kill"]);
+            let tasks: u64 = tasks.parse().unwrap();
+            assert_eq!(counts(&killed, &names[..5]), [tasks, tasks, 0, 0, 0], "{device}: {}", killed.text());
+            assert!(counts(&killed, &names[5..]).iter().all(|count| *count >= 1), "{device}: {}", killed.text());
+            let report = Report::of(&killed);
+            assert_eq!(report.steps_with("different"), [""; 0]);
+            assert_eq!(report.with("did-not-hold"), ["half", "lost", "twice"]);
+        }
+    }
+}
+
+#[test]
+fn worker_in_another_terminal_is_not_killed() {
+    let sandbox = Sandbox::new();
+    let alone = ["work-queue", "master", "--device", "host"];
+    let missing = Running::spawn(&mut lab(&sandbox, &alone)).wait().expect(3);
+    assert!(missing.stderr.contains("partywall lab work-queue worker"), "{}", missing.stderr);
+    let mut worker = Running::spawn(&mut lab(&sandbox, &["work-queue", "worker", "--device", "host"]));
+    while !worker.line().starts_with("Waiting for") {}
+    let mut master = lab(&sandbox, &alone);
+    let master = Running::spawn(master.args(["--workers", "2", "--tasks", "300", "--kill", "--json"])).wait().expect(0);
+    assert_eq!(counts(&master, &["tasks", "right", "lost", "twice"]), [300, 300, 0, 0]);
+    assert!(counts(&master, &["kills"]) >= vec![1]);
+    let told = worker.wait().expect(0).text().to_owned();
+    assert!(told.contains("The tasks of the first worker"), "{told}");
+}
+
+#[test]
+fn work_without_workers_or_tasks_is_refused() {
+    let sandbox = Sandbox::new();
+    for (option, range) in [("--workers", "1..=64"), ("--tasks", "1..=1000000")] {
+        let refused = Running::spawn(&mut lab(&sandbox, &["work-queue", option, "0"])).wait().expect(2);
+        assert!(refused.stderr.contains(option) && refused.stderr.contains(range), "{}", refused.stderr);
+    }
+}
+
 #[test]
 fn killed_lab_leaves_no_process_and_no_directory_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
@@ -518,11 +575,11 @@ macro_rules! labs_run_without_a_gpu {
     };
 }
 
-labs_run_without_a_gpu!(errors, vmm, coherency, events, semaphore, crash, pool, ring, pipeline);
+labs_run_without_a_gpu!(errors, vmm, coherency, events, semaphore, crash, pool, ring, pipeline, work_queue);
 
 fn runs_without_a_gpu(name: &str, devices: &str) {
     let sandbox = Sandbox::new();
-    let mut command = sandbox.command(["lab", name, "--simulated", "--json"]);
+    let mut command = sandbox.command(["lab", &name.replace('_', "-"), "--simulated", "--json"]);
     let report = Report::of(&Running::spawn(command.env("SIMCUDA_DEVICES", devices)).wait().expect(0));
     assert_eq!(report.header["simulated"], true);
     assert_eq!(report.steps_with("different"), [""; 0]);

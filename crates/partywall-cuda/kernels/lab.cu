@@ -1,4 +1,4 @@
-// The kernels of `partywall lab`: one that takes its time, and those of `partywall lab coherency`, which poll and change
+// The kernels of `partywall lab`: one that takes its time, the square roots of `work-queue`, and those of `partywall lab coherency`, which poll and change
 // words that a kernel of another process polls and changes, in each way that CUDA has for a load and a store. Nothing
 // else launches them.
 //
@@ -27,6 +27,14 @@ extern "C" __global__ void pw_delay(uint64_t time) {
 #pragma unroll 1
     for (uint64_t rounds = 0; rounds < PW_MOST_ROUNDS && pw_now() - began < time; rounds++) {
         asm volatile("nanosleep.u32 1000;");
+    }
+}
+
+// The square roots of n floats, each rounded to the nearest, as the CPU's are.
+extern "C" __global__ void pw_square_roots(const float* from, float* to, uint64_t n) {
+    uint64_t stride = gridDim.x * (uint64_t)blockDim.x;
+    for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < n; i += stride) {
+        to[i] = __fsqrt_rn(from[i]);
     }
 }
 

@@ -7,7 +7,7 @@
 //! With `--json` each line is an object. The first one describes the machine (`lab`, `device`, `simulated`, …). One
 //! follows for each step (`role`, `step`, `values`, `why`, `verdict`: `as-expected`, `different` or `not-tried`,
 //! `finding`). The last one has `beliefs`, the claims, each with its `verdict`: `held`, `did-not-hold`, `open` or
-//! `not-tried`. A failure is a line with `error`, as for every command. A claim that did not hold is a result with exit
+//! `not-tried`, and for some labs counts. A failure is a line with `error`, as for every command. A claim that did not hold is a result with exit
 //! code 0.
 
 mod broker;
@@ -30,6 +30,7 @@ mod semaphore;
 mod step;
 pub mod text;
 mod vmm;
+mod work_queue;
 
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 use serde_json::{Value, json};
@@ -99,7 +100,7 @@ fn list(context: &Context) {
 }
 
 /// Every lab, in the order of the documentation.
-static LABS: [&Lab; 9] = [
+static LABS: [&Lab; 10] = [
     &errors::LAB,
     &vmm::LAB,
     &coherency::LAB,
@@ -109,4 +110,5 @@ static LABS: [&Lab; 9] = [
     &pool::LAB,
     &ring::LAB,
     &pipeline::LAB,
+    &work_queue::LAB,
 ];

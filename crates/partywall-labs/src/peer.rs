@@ -181,6 +181,11 @@ impl Peer {
         }
     }
 
+    /// Returns whether the role is played by a child of this process, not in another terminal.
+    pub(super) fn is_child(&self) -> bool {
+        self.child.is_some()
+    }
+
     /// Kills the child that plays the role (SIGKILL) and waits for its end.
     pub(super) fn kill(&mut self) {
         self.child = None;

@@ -7,7 +7,7 @@ use std::{
 };
 
 use partywall::{Gpu, Place, bytes, cuda::CudaError};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::{
     Console, Context,
@@ -35,6 +35,8 @@ struct Shared {
     /// Whether the driver is simulated. Each step then says so.
     simulated: Cell<bool>,
     steps: RefCell<Vec<Step>>,
+    /// What the last line for programs says besides.
+    result: RefCell<Map<String, Value>>,
 }
 
 impl Reporter {
@@ -103,6 +105,11 @@ impl Reporter {
         self.shared.steps.borrow().clone()
     }
 
+    /// Adds counts to the last line for programs.
+    pub(super) fn result(&self, result: Map<String, Value>) {
+        self.shared.result.borrow_mut().extend(result);
+    }
+
     /// Reports a step of this process.
     pub(super) fn tell(&self, step: Step) {
         self.show(&step);
@@ -157,9 +164,11 @@ impl Reporter {
             count(Validity::NotTried)
         ));
         let conclusions: Vec<Value> = conclusions.iter().map(Conclusion::to_json).collect();
-        self.console.value(&json!({
+        let mut last = json!({
             "lab": self.lab, "steps": steps.len(), "different": different, "beliefs": conclusions,
-        }));
+        });
+        last.as_object_mut().expect("an object").extend(self.shared.result.take());
+        self.console.value(&last);
     }
 
     fn show(&self, step: &Step) {

@@ -180,6 +180,42 @@ impl Delay {
     }
 }
 
+/// A kernel that computes square roots.
+#[derive(Debug)]
+pub struct SquareRoots {
+    kernel: Function,
+}
+
+impl SquareRoots {
+    /// Loads it. Before any stream waits for another process.
+    ///
+    /// # Errors
+    /// As for [`Kernels::load`].
+    pub fn load(context: &Context) -> Result<Self, CudaError> {
+        Ok(Self { kernel: lab_module(context)?.function(c"pw_square_roots")? })
+    }
+
+    /// Enqueues writing the square roots of all floats of `from`, 32 bits each and rounded to the nearest, to the beginning
+    /// of `to`.
+    ///
+    /// # Errors
+    /// `to` is shorter or read-only; memory that is not aligned to 4 bytes or has a part of a float; the driver refuses.
+    pub fn enqueue(
+        &self,
+        stream: StreamRef<'_>,
+        from: DeviceSlice<'_>,
+        to: DeviceSlice<'_>,
+    ) -> Result<(), AccessError> {
+        let to = to.slice(0, from.len())?;
+        to.require_writable()?;
+        to.elements(4)?;
+        let floats = from.elements(4)?;
+        // SAFETY: the parameters are those of the kernel. It reads the floats of `from` and writes as many to `to`, which
+        // has room for them.
+        Ok(unsafe { launch(&self.kernel, stream, [64, 256], [from.device_ptr(), to.device_ptr(), floats]) }?)
+    }
+}
+
 /// Enqueues a kernel that writes where nothing is mapped. It ends CUDA in this process (under MPS in every client of the
 /// server).
 ///

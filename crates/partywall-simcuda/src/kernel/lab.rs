@@ -7,18 +7,26 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-use super::{Kernel, aligned};
+use super::{Kernel, aligned, for_words};
 use crate::abi::{Code, DevicePtr};
 use crate::memory::{self, HostRange, Want};
 use crate::queue::Runner;
 
-pub(super) static KERNELS: [Kernel; 7] = [
+pub(super) static KERNELS: [Kernel; 8] = [
     Kernel {
         name: "pw_delay",
         parameters: &[8],
         run: |_, parameters| {
             std::thread::sleep(Duration::from_nanos(parameters[0]));
             Ok(())
+        },
+    },
+    Kernel {
+        name: "pw_square_roots",
+        parameters: &[8, 8, 8],
+        run: |runner, parameters| {
+            let [from, to, n] = *parameters else { return BAD_CALL };
+            square_roots(runner, from, to, n)
         },
     },
     Kernel {
@@ -115,6 +123,20 @@ fn poll_within(runner: &Runner, limit: Duration, mut ready: impl FnMut() -> Resu
         Ok(ready()? || began.elapsed() > limit)
     })?;
     Ok(looks)
+}
+
+fn square_roots(runner: &mut Runner, from: DevicePtr, to: DevicePtr, n: u64) -> Result<(), Code> {
+    aligned(from, 4)?;
+    let bytes = usize::try_from(n.saturating_mul(4)).map_err(|_| Code::ILLEGAL_ADDRESS)?;
+    let range = memory::access(runner.context(), from, bytes, Want::Read)?;
+    if range.bytes() < bytes {
+        return Err(Code::ILLEGAL_ADDRESS);
+    }
+    for_words(runner, to, n, Want::Write, |first, roots| {
+        for (root, word) in roots.iter().zip(&range.words32()[first as usize..]) {
+            root.store(f32::from_bits(word.load(Ordering::Relaxed)).sqrt().to_bits(), Ordering::Relaxed);
+        }
+    })
 }
 
 fn poll(runner: &Runner, addresses: [DevicePtr; 4], value: u64, limit: Duration) -> Result<(), Code> {

@@ -89,6 +89,21 @@ pub(crate) fn lab_crash() -> Result<(), String> {
     promised("crash", &[])
 }
 
+/// Workers are killed while their kernels run.
+pub(crate) fn lab_work_queue() -> Result<(), String> {
+    let world = World::new()?;
+    let arguments = ["lab", "work-queue", "--device", "cuda", "--workers", "4", "--tasks", "5000", "--kill"];
+    let text = partywall(&world, &arguments)?;
+    say(&text);
+    ensure(text.contains("5000 right in every element, 0 wrong, 0 lost, 0 twice"), || "not all is right".to_owned())
+}
+
+/// Nothing is killed: the death of a client with work on the GPU may end the server for all.
+pub(crate) fn lab_work_queue_under_mps() -> Result<(), String> {
+    let mps = Mps::start()?;
+    promised("work-queue", &[mps.environment()])
+}
+
 /// The doctor finds everything in order.
 pub(crate) fn the_doctor_is_content() -> Result<(), String> {
     let world = World::new()?;

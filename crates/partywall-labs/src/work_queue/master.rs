@@ -1,0 +1,248 @@
+//! The master: submits arrays, takes results and verifies every element, and kills workers meanwhile.
+
+use std::{
+    collections::VecDeque,
+    hash::{BuildHasher, RandomState},
+};
+
+use super::*;
+
+pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
+    let order: Order = session.options()?;
+    let blocks = WINDOW + SPARE + u32::from(order.workers);
+    let queue = session.domain().queue(QUEUE).tasks(blocks).inputs(blocks, BYTES).outputs(blocks, BYTES);
+    let queue = queue.place(session.place).create()?;
+    let stream = queue.gpu().map(|gpu| Stream::new(gpu.context()).doing("making a stream")).transpose()?;
+    if let Some(stream) = &stream {
+        broker::prepare(session.domain(), stream);
+    }
+    let first = session.partner();
+    let mut master = Master {
+        session,
+        queue,
+        stream,
+        workers: Vec::new(),
+        tasks: order.tasks,
+        submitted: 0,
+        tickets: VecDeque::new(),
+        count: Count::default(),
+    };
+    let time = master.run(first, order.kill, order.workers)?;
+    let Master { count, .. } = master;
+    session.tell(count.step(order.tasks, time, order.kill))?;
+    if !order.kill {
+        let step = Step::new("killed", "Workers are killed in the middle of tasks", "Their tasks go to others.");
+        let why = "nothing was killed: --kill does it";
+        session.tell(CLAIMS.iter().fold(step, |step, claim| step.untried(Some(*claim), why)))?;
+    }
+    session.reporter().result(count.to_json(order.tasks));
+    if count.is_right(order.tasks) {
+        return Ok(());
+    }
+    session.reporter().conclude(CLAIMS);
+    Err(Failure::Reported(ErrorKind::CheckFailed))
+}
+
+struct Master<'a> {
+    session: &'a Session,
+    queue: Queue,
+    /// What fills inputs on a GPU.
+    stream: Option<Stream>,
+    workers: Vec<Peer>,
+    tasks: u32,
+    submitted: u32,
+    /// Tasks whose results were not taken yet, and when they were submitted.
+    tickets: VecDeque<(u32, Ticket, Instant)>,
+    count: Count,
+}
+
+/// What became of the tasks.
+#[derive(Debug, Default)]
+struct Count {
+    right: u32,
+    wrong: u32,
+    lost: u32,
+    /// Results beyond one for each task.
+    twice: u64,
+    kills: u32,
+    /// Attempts beyond the first of each task that has a result.
+    redelivered: u32,
+}
+
+impl Master<'_> {
+    /// Has all tasks done. Returns how long that took.
+    fn run(&mut self, first: Peer, kill: bool, workers: u8) -> Result<Duration, Failure> {
+        let start = Instant::now();
+        self.submit()?;
+        if kill {
+            self.kill_in_the_middle()?;
+        }
+        first.say(Job::Work { tell: true })?;
+        self.workers.push(first);
+        while self.workers.len() < usize::from(workers) {
+            self.workers.push(self.start(Job::Work { tell: false })?);
+        }
+        let mut killed_at = Instant::now();
+        while self.count.answered() < self.tasks {
+            self.submit()?;
+            self.take()?;
+            if kill && killed_at.elapsed() >= KILL_EVERY {
+                self.kill_any()?;
+                killed_at = Instant::now();
+            }
+        }
+        let time = start.elapsed();
+        let results = self.count.right + self.count.wrong;
+        self.count.twice = self.queue.stats().completed.saturating_sub(results.into());
+        let last = self.workers.iter().map(|_| Task::new(LAST));
+        let _last = self.queue.submit_all(last, TIMEOUT).map_err(|refused| refused.error)?;
+        for worker in &mut self.workers {
+            worker.hear::<()>()?;
+        }
+        self.workers.drain(..).for_each(Peer::end);
+        Ok(time)
+    }
+
+    fn start(&self, job: Job) -> Result<Peer, Failure> {
+        let worker = self.session.spawn("worker")?;
+        worker.say(job)?;
+        Ok(worker)
+    }
+
+    /// Submits tasks as long as there is room for them.
+    fn submit(&mut self) -> Result<(), Failure> {
+        while self.submitted < self.tasks && self.tickets.len() < WINDOW as usize {
+            let number = self.submitted;
+            let numbers = (0..ELEMENTS).map(|index| element(number, index));
+            let mut input = self.queue.inputs().alloc(TIMEOUT)?;
+            let task = |input| Task::new(ROOTS).input(input).output(BYTES).max_attempts(MAX_ATTEMPTS);
+            let ticket = match &self.stream {
+                None => {
+                    input.as_mut_slice::<f32>()?.iter_mut().zip(numbers).for_each(|(to, number)| *to = number);
+                    self.queue.submit(task(input), TIMEOUT)
+                }
+                Some(stream) => {
+                    let bytes: Vec<u8> = numbers.flat_map(f32::to_ne_bytes).collect();
+                    input.device()?.copy_from_host(stream.as_ref(), &bytes)?;
+                    self.queue.submit_on(task(input), stream.as_ref(), TIMEOUT)
+                }
+            };
+            self.tickets.push_back((number, ticket.map_err(|refused| refused.error)?, Instant::now()));
+            self.submitted += 1;
+        }
+        Ok(())
+    }
+
+    /// Takes the result of the oldest task, if it comes within a moment.
+    fn take(&mut self) -> Result<(), Failure> {
+        let Some((number, ticket, submitted)) = self.tickets.front() else { return Ok(()) };
+        match ticket.wait(TURN) {
+            Ok(result) => {
+                self.count.redelivered += u32::from(result.attempt()) - 1;
+                let output = result.output().ok_or_else(|| unexpected("a result has no output"))?;
+                *if has_roots(output, self.session.place, *number)? {
+                    &mut self.count.right
+                } else {
+                    &mut self.count.wrong
+                } += 1;
+            }
+            Err(Error::Timeout { .. }) if submitted.elapsed() < TIMEOUT => return Ok(()),
+            Err(Error::Timeout { .. } | Error::InvalidData(_) | Error::Gone(_)) => self.count.lost += 1,
+            Err(error) => return Err(error.into()),
+        }
+        self.tickets.pop_front();
+        Ok(())
+    }
+
+    /// Kills a worker that has half written the output of a task, before there are others.
+    fn kill_in_the_middle(&mut self) -> Result<(), Failure> {
+        let mut worker = self.start(Job::Half)?;
+        worker.hear::<()>()?;
+        worker.kill();
+        self.count.kills += 1;
+        Ok(())
+    }
+
+    /// Kills a worker, whatever it does, and starts another one. A worker in another terminal is left alone.
+    fn kill_any(&mut self) -> Result<(), Failure> {
+        let victims: Vec<_> = (0..self.workers.len()).filter(|worker| self.workers[*worker].is_child()).collect();
+        if victims.is_empty() {
+            return Ok(());
+        }
+        let victim = victims[RandomState::new().hash_one(()) as usize % victims.len()];
+        self.workers[victim].kill();
+        self.count.kills += 1;
+        self.workers[victim] = self.start(Job::Work { tell: victim == 0 })?;
+        Ok(())
+    }
+}
+
+impl Count {
+    fn answered(&self) -> u32 {
+        self.right + self.wrong + self.lost
+    }
+
+    fn is_right(&self, tasks: u32) -> bool {
+        self.right == tasks && self.twice == 0
+    }
+
+    fn to_json(&self, tasks: u32) -> Map<String, Value> {
+        let Self { right, wrong, lost, twice, kills, redelivered } = self;
+        let counts = [
+            ("tasks", tasks.into()),
+            ("right", (*right).into()),
+            ("wrong", (*wrong).into()),
+            ("lost", (*lost).into()),
+            ("twice", *twice),
+            ("kills", (*kills).into()),
+            ("redelivered", (*redelivered).into()),
+        ];
+        counts.into_iter().map(|(name, count): (_, u64)| (name.to_owned(), count.into())).collect()
+    }
+
+    fn step(&self, tasks: u32, time: Duration, kill: bool) -> Step {
+        let Self { right, wrong, lost, twice, kills, redelivered } = self;
+        let step = Step::new(
+            "results",
+            format!("{tasks} arrays of {ELEMENTS} numbers, and their square roots"),
+            "A claim belongs to one worker and one attempt. When the broker has proved the death of a worker (100 ms), its \
+             tasks go to others, which write outputs of their own. Whatever the dead attempt has written is in no result.",
+        )
+        .value("results", format!("{right} right in every element, {wrong} wrong, {lost} lost, {twice} twice"))
+        .value("workers killed", kills.to_string())
+        .value("tasks done again", redelivered.to_string())
+        .value("tasks a second", format!("{:.0}", f64::from(tasks) / time.as_secs_f64()));
+        let step = match redelivered {
+            _ if !kill => step,
+            0 => CLAIMS.iter().fold(step, |step, claim| step.leaves_open(*claim)),
+            _ => step.says(LOST, *lost > 0).says(TWICE, *twice > 0).says(HALF, *wrong > 0),
+        };
+        step.judge(
+            self.is_right(tasks),
+            "every task has one result, and it is right",
+            "results are wrong, lost or came twice",
+        )
+    }
+}
+
+/// Returns whether every element of a result is the square root of its number.
+fn has_roots(output: &Block, place: Place, task: u32) -> Result<bool, Failure> {
+    let is_root = |(index, root): (usize, f32)| root.to_bits() == element(task, index).sqrt().to_bits();
+    if place == Place::Host {
+        return Ok(output.as_slice::<f32>()?.iter().copied().enumerate().all(is_root));
+    }
+    let range = output.device()?;
+    let mut bytes = vec![0; BYTES as usize];
+    range.gpu().stream().copy_to_host(&mut bytes, range.as_slice()).doing("reading a result")?;
+    let roots = bytes.chunks_exact(4).map(|bytes| f32::from_ne_bytes(bytes.try_into().expect("4 bytes")));
+    Ok(roots.enumerate().all(is_root))
+}
+
+/// How long the master waits for a result before it looks after its workers.
+const TURN: Duration = Duration::from_millis(10);
+
+/// How often a worker is killed.
+const KILL_EVERY: Duration = Duration::from_millis(50);
+
+/// How often a task may be attempted: a task that is always in the hands of the one that is killed is not given up.
+const MAX_ATTEMPTS: u8 = 100;
