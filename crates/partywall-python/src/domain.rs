@@ -29,6 +29,7 @@ use crate::{
     errors::{Raise, closed},
     members::{Evicted, Member},
     pool::Pool,
+    queue::{self, Queue},
     reaper,
     segment::Segment,
     semaphore::Semaphore,
@@ -255,6 +256,24 @@ impl Domain {
     ) -> PyResult<Pool> {
         let numbers = (blocks, block_bytes, zeroed);
         Pool::open(py, &self.inner(py)?, name.0, numbers, device, (kept, allow_peer), timeout)
+    }
+
+    /// Opens a queue, or makes it.
+    #[pyo3(signature = (name, tasks, inputs, outputs, lease, device, *, kept, timeout))]
+    #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
+    fn queue(
+        &self,
+        py: Python<'_>,
+        name: Name<'_>,
+        tasks: Option<u32>,
+        inputs: queue::Blocks,
+        outputs: queue::Blocks,
+        lease: Option<f64>,
+        device: Option<&str>,
+        kept: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Queue> {
+        Queue::open(py, &self.inner(py)?, name.0, (tasks, inputs, outputs, lease), (device, kept), timeout)
     }
 
     /// Opens a topic, or makes it.

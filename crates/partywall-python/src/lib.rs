@@ -3,7 +3,7 @@
 //!
 //! | module | contains |
 //! |---|---|
-//! | `domain`, `build`, `segment`, `pool`, `topic`, `publisher`, `subscriber`, `sample`, `timeline`, `semaphore`, `watch` | handles of the library's objects; each Python object is one file here and one there |
+//! | `domain`, `build`, `segment`, `pool`, `queue`, `task`, `topic`, `publisher`, `subscriber`, `sample`, `timeline`, `semaphore`, `watch` | handles of the library's objects; each Python object is one file here and one there |
 //! | `tensor` | a tensor of a build, segment, block, loan or sample, as other libraries take it |
 //! | `memory` | reading and writing what a tensor is of |
 //! | `owner` | what a tensor keeps: its build, segment, block, loan or sample, until nothing uses it any more |
@@ -30,6 +30,7 @@ mod memory;
 mod owner;
 mod pool;
 mod publisher;
+mod queue;
 mod reaper;
 mod sample;
 mod segment;
@@ -37,6 +38,7 @@ mod semaphore;
 mod source;
 mod stream;
 mod subscriber;
+mod task;
 mod tensor;
 mod timeline;
 mod topic;
@@ -62,6 +64,8 @@ mod native {
     #[pymodule_export]
     use crate::publisher::{Loan, Publisher};
     #[pymodule_export]
+    use crate::queue::{Queue, Ticket};
+    #[pymodule_export]
     use crate::reaper::flush;
     #[pymodule_export]
     use crate::sample::Sample;
@@ -73,6 +77,8 @@ mod native {
     use crate::source::Source;
     #[pymodule_export]
     use crate::subscriber::{Subscriber, SubscriberEvent};
+    #[pymodule_export]
+    use crate::task::{Claims, Task};
     #[pymodule_export]
     use crate::tensor::Tensor;
     #[pymodule_export]

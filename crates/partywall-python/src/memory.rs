@@ -9,10 +9,13 @@ use partywall::{
     error::{Denied, Gone},
 };
 
-/// A build, segment, block, loan or sample. Blocks, loans and samples have one tensor, and ignore its name.
+/// What is done with a range of device memory.
+pub(crate) type Work<'a> = &'a mut dyn FnMut(DeviceRange<'_>) -> Result<()>;
+
+/// A build, segment, block, loan, sample or part of a task. All but builds and segments have one tensor, and ignore its name.
 pub(crate) trait Memory {
-    /// Returns the tensor `name` on its GPU, of `bytes` bytes, for work on `stream`.
-    fn device(&self, name: &str, bytes: u64, stream: RawStream) -> Result<DeviceRange<'_>>;
+    /// Has `work` use the tensor `name` on its GPU, of `bytes` bytes, for work on `stream`.
+    fn on_device(&self, name: &str, bytes: u64, stream: RawStream, work: Work<'_>) -> Result<()>;
 
     /// Copies the tensor `name` out of host memory.
     fn read(&mut self, name: &str, out: &mut [u8]) -> Result<()>;
@@ -22,8 +25,8 @@ pub(crate) trait Memory {
 }
 
 impl Memory for Build {
-    fn device(&self, name: &str, _: u64, _: RawStream) -> Result<DeviceRange<'_>> {
-        self.device(name)
+    fn on_device(&self, name: &str, _: u64, _: RawStream, work: Work<'_>) -> Result<()> {
+        work(self.device(name)?)
     }
 
     fn read(&mut self, name: &str, out: &mut [u8]) -> Result<()> {
@@ -36,9 +39,9 @@ impl Memory for Build {
 }
 
 impl Memory for Arc<Segment> {
-    fn device(&self, name: &str, bytes: u64, _: RawStream) -> Result<DeviceRange<'_>> {
+    fn on_device(&self, name: &str, bytes: u64, _: RawStream, work: Work<'_>) -> Result<()> {
         // The tensor may have grown, and have more bytes than are asked for.
-        self.tensor(name)?.device()?.slice(0, bytes)
+        work(self.tensor(name)?.device()?.slice(0, bytes)?)
     }
 
     fn read(&mut self, name: &str, out: &mut [u8]) -> Result<()> {
@@ -51,8 +54,8 @@ impl Memory for Arc<Segment> {
 }
 
 impl Memory for Block {
-    fn device(&self, _: &str, bytes: u64, _: RawStream) -> Result<DeviceRange<'_>> {
-        self.device()?.slice(0, bytes)
+    fn on_device(&self, _: &str, bytes: u64, _: RawStream, work: Work<'_>) -> Result<()> {
+        work(self.device()?.slice(0, bytes)?)
     }
 
     fn read(&mut self, _: &str, out: &mut [u8]) -> Result<()> {
@@ -68,8 +71,8 @@ impl Memory for Block {
 }
 
 impl Memory for Loan {
-    fn device(&self, _: &str, _: u64, _: RawStream) -> Result<DeviceRange<'_>> {
-        self.device()
+    fn on_device(&self, _: &str, _: u64, _: RawStream, work: Work<'_>) -> Result<()> {
+        work(self.device()?)
     }
 
     fn read(&mut self, _: &str, out: &mut [u8]) -> Result<()> {
@@ -85,11 +88,11 @@ impl Memory for Loan {
 }
 
 impl Memory for Arc<Sample> {
-    fn device(&self, name: &str, _: u64, stream: RawStream) -> Result<DeviceRange<'_>> {
+    fn on_device(&self, name: &str, _: u64, stream: RawStream, work: Work<'_>) -> Result<()> {
         let gpu = self.gpu().ok_or_else(|| Error::Gone(Gone::HeldBlock { pool: name.to_owned() }))?;
         // SAFETY: the caller's promise: a stream of the primary context of the tensor's GPU that lives for as long as this
         // call, as DLPack's consumers are promised too.
-        self.device_on(unsafe { StreamRef::borrow(gpu.context(), stream) })
+        work(self.device_on(unsafe { StreamRef::borrow(gpu.context(), stream) })?)
     }
 
     fn read(&mut self, _: &str, out: &mut [u8]) -> Result<()> {

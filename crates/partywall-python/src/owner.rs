@@ -20,6 +20,7 @@ use crate::{
     errors::Raise,
     memory::Memory,
     reaper,
+    task::Part,
     tensor::HOST,
     wait,
 };
@@ -55,6 +56,8 @@ enum State {
     Spent(Arc<Topic>),
     /// Used as segments are.
     Received(Received),
+    /// An input or the output of a claimed task, which ends by itself.
+    Claimed(Part),
     Closed,
 }
 
@@ -94,6 +97,16 @@ impl Owner {
     pub(crate) fn of_sample(sample: Sample, subscriber: Arc<Subscriber>) -> Arc<Self> {
         let context = sample.gpu().map(|gpu| gpu.context().clone());
         Self::of(State::Received(Received { sample: Arc::new(sample), subscriber, stream: None }), false, context)
+    }
+
+    /// The owner of a part of a claimed task; the output is writable.
+    pub(crate) fn of_part(part: Part, writable: bool, context: Option<Context>) -> Arc<Self> {
+        Self::of(State::Claimed(part), writable, context)
+    }
+
+    /// Of a task that is over: addresses that were given out stay mapped, and are not to be written any more.
+    pub(crate) fn end_writing(&self) {
+        self.writable.store(false, Ordering::Release);
     }
 
     fn of(state: State, writable: bool, context: Option<Context>) -> Arc<Self> {
@@ -210,6 +223,7 @@ impl Owner {
                 drop(state);
                 look(&mut sample)
             }
+            State::Claimed(part) => look(part),
             State::Spent(topic) => Err(Error::Gone(Gone::HeldBlock { pool: topic.name().to_owned() })),
             // Not met: a caller keeps the owner from being closed.
             State::Closed => Err(Error::Unreachable(Unreachable::Refused("its memory was closed".into()))),
@@ -321,6 +335,7 @@ impl Drop for Owner {
                 return let_go(subscriber);
             }
             State::Spent(topic) => return let_go(topic),
+            State::Claimed(part) => return part.let_go(),
             state => state,
         };
         // So does a block.

@@ -1,8 +1,8 @@
 //! Pools and their blocks.
 
-use std::sync::Arc;
+use std::{ops::Deref, sync::Arc};
 
-use partywall::{Domain, Error, Place, error::Gone};
+use partywall::{Domain, Error, Gpu, Place, error::Gone};
 use pyo3::prelude::*;
 
 use crate::{
@@ -18,7 +18,7 @@ use crate::{
 /// An open pool.
 #[pyclass(frozen, module = "partywall._native")]
 pub(crate) struct Pool {
-    inner: Handle<Arc<partywall::Pool>>,
+    inner: Handle<Open>,
     #[pyo3(get)]
     name: String,
     #[pyo3(get)]
@@ -31,6 +31,24 @@ pub(crate) struct Pool {
     zeroed: bool,
     #[pyo3(get)]
     place: String,
+}
+
+/// What a handle of a pool keeps: the pool, or the queue that it belongs to.
+#[derive(Clone)]
+pub(crate) enum Open {
+    Pool(Arc<partywall::Pool>),
+    Inputs(Arc<partywall::Queue>),
+}
+
+impl Deref for Open {
+    type Target = partywall::Pool;
+
+    fn deref(&self) -> &partywall::Pool {
+        match self {
+            Self::Pool(pool) => pool,
+            Self::Inputs(queue) => queue.inputs(),
+        }
+    }
 }
 
 /// Of a pool: how many blocks there are, are free, held and offered; how many wait for one.
@@ -62,16 +80,20 @@ impl Pool {
             let options = options.clone().timeout(slice);
             if makes { options.open_or_create() } else { options.open() }
         })?;
+        Ok(Self::new(Open::Pool(Arc::new(pool))))
+    }
+
+    pub(crate) fn new(pool: Open) -> Self {
         let name = pool.name().to_owned();
         let version = pool.version();
         let place = pool.place().to_string();
         let blocks = pool.blocks();
         let block_bytes = pool.block_bytes();
         let zeroed = pool.is_zeroed();
-        Ok(Self { inner: Handle::new(Arc::new(pool)), name, version, blocks, block_bytes, zeroed, place })
+        Self { inner: Handle::new(pool), name, version, blocks, block_bytes, zeroed, place }
     }
 
-    fn inner(&self, py: Python<'_>) -> PyResult<Arc<partywall::Pool>> {
+    fn inner(&self, py: Python<'_>) -> PyResult<Open> {
         self.inner.get(py, "pool")
     }
 }
@@ -84,7 +106,7 @@ impl Pool {
         let timeout = wait::timeout(timeout)?;
         let closed = || self.closed();
         let block = wait::for_turn(py, "pool", timeout, closed, |wait| pool.alloc(wait))?;
-        Ok(Block::new(pool, block))
+        Ok(Block::new(pool.domain(), pool.gpu(), block))
     }
 
     /// Takes a block if one is free and nobody waits for it.
@@ -93,14 +115,14 @@ impl Pool {
         // Where a block is zeroed first, that takes as long as it takes; else it is over before others could have the GIL.
         let block = if self.zeroed { py.detach(|| pool.try_alloc()) } else { pool.try_alloc() };
         let block = block.or_raise(py)?;
-        Ok(block.map(|block| Block::new(pool, block)))
+        Ok(block.map(|block| Block::new(pool.domain(), pool.gpu(), block)))
     }
 
     /// Takes over the block that a reference names.
     fn accept(&self, py: Python<'_>, reference: &str) -> PyResult<Block> {
         let pool = self.inner(py)?;
         let block = reference.parse().and_then(|reference| pool.accept(&reference)).or_raise(py)?;
-        Ok(Block::new(pool, block))
+        Ok(Block::new(pool.domain(), pool.gpu(), block))
     }
 
     /// What its blocks are at the moment.
@@ -142,23 +164,33 @@ pub(crate) struct Block {
 #[derive(Clone)]
 struct Held {
     owner: Arc<Owner>,
-    pool: Arc<partywall::Pool>,
-}
-
-impl Held {
-    fn new(pool: Arc<partywall::Pool>, block: partywall::Block) -> Self {
-        Self { owner: Owner::of_block(block, pool.gpu().map(|gpu| gpu.context().clone())), pool }
-    }
+    domain: Domain,
 }
 
 impl Block {
-    fn new(pool: Arc<partywall::Pool>, block: partywall::Block) -> Self {
-        let name = pool.name().to_owned();
+    pub(crate) fn new(domain: &Domain, gpu: Option<&Gpu>, block: partywall::Block) -> Self {
+        let pool = block.pool().to_owned();
         let index = block.index();
         let generation = block.generation();
         let nbytes = block.len();
-        let on_host = pool.gpu().is_none();
-        Self { held: Handle::new(Held::new(pool, block)), pool: name, index, generation, nbytes, on_host }
+        let on_host = gpu.is_none();
+        let owner = Owner::of_block(block, gpu.map(|gpu| gpu.context().clone()));
+        Self { held: Handle::new(Held { owner, domain: domain.clone() }), pool, index, generation, nbytes, on_host }
+    }
+
+    /// Takes the block for another owner, unless arrays look at it.
+    pub(crate) fn take_block(&self, py: Python<'_>) -> PyResult<partywall::Block> {
+        let Held { owner, domain } = self.take(py)?;
+        owner.into_block().map_err(|owner| {
+            self.put_back(Held { owner, domain });
+            still_used(py, &self.pool)
+        })
+    }
+
+    /// Takes back a block that its new owner refused.
+    pub(crate) fn put_block_back(&self, domain: &Domain, gpu: Option<&Gpu>, block: partywall::Block) {
+        let owner = Owner::of_block(block, gpu.map(|gpu| gpu.context().clone()));
+        self.put_back(Held { owner, domain: domain.clone() });
     }
 
     fn not_held(&self) -> Error {
@@ -179,7 +211,7 @@ impl Block {
         *self.held.lock() = Some(held);
     }
 
-    fn give_back(py: Python<'_>, Held { owner, pool }: Held) -> PyResult<()> {
+    fn give_back(py: Python<'_>, Held { owner, domain }: Held) -> PyResult<()> {
         // The library waits for the GPU, too; here a signal ends the wait, and leaves the rest to it.
         let drained = if Arc::strong_count(&owner) == 1 && owner.is_named() { owner.drain(py) } else { Ok(true) };
         let released = py.detach(move || {
@@ -188,7 +220,7 @@ impl Block {
                 _ => Ok(()),
             };
             // The last handle, perhaps, which goes by way of the broker.
-            drop(pool);
+            drop(domain);
             (released, drained.map(drop))
         });
         released.1?;
@@ -224,8 +256,8 @@ impl Block {
 
     /// Enqueues setting all its bytes to zero.
     fn zero_on(&self, py: Python<'_>, device: &str, stream: Option<u64>) -> PyResult<()> {
-        let Held { owner, pool } = self.get(py)?;
-        let stream = Stream::find(py, pool.domain(), device, stream)?;
+        let Held { owner, domain } = self.get(py)?;
+        let stream = Stream::find(py, &domain, device, stream)?;
         // Now somebody uses it there.
         owner.note_named();
         py.detach(|| self.look(&owner, |block| block.zero_on(stream.borrow()))).or_raise(py)
@@ -233,22 +265,9 @@ impl Block {
 
     /// Offers it to whoever gets what this returns.
     fn offer(&self, py: Python<'_>) -> PyResult<(String, u64, u32, u64)> {
-        let Held { owner, pool } = self.take(py)?;
-        match owner.into_block() {
-            Ok(block) => {
-                let reference = py.detach(move || {
-                    let reference = block.offer();
-                    drop(pool);
-                    reference
-                });
-                let reference = reference.or_raise(py)?;
-                Ok((reference.pool().to_owned(), reference.version(), reference.index(), reference.generation()))
-            }
-            Err(owner) => {
-                self.put_back(Held { owner, pool });
-                Err(still_used(py, &self.pool))
-            }
-        }
+        let block = self.take_block(py)?;
+        let reference = py.detach(move || block.offer()).or_raise(py)?;
+        Ok((reference.pool().to_owned(), reference.version(), reference.index(), reference.generation()))
     }
 
     /// Gives it back; if arrays of it are used, the last of them does.
@@ -265,14 +284,15 @@ impl Block {
 
     /// Gives it back when everything that is on a stream now is done; if arrays of it are used, the last of them does.
     fn release_on(&self, py: Python<'_>, device: &str, stream: Option<u64>) -> PyResult<()> {
-        let pool = self.get(py)?.pool;
-        let stream = Stream::find(py, pool.domain(), device, stream)?;
-        let Held { owner, pool } = self.take(py)?;
+        let domain = self.get(py)?.domain;
+        let stream = Stream::find(py, &domain, device, stream)?;
+        let Held { owner, domain } = self.take(py)?;
+        let context = owner.context().cloned();
         let Ok(block) = owner.into_block() else { return Ok(()) };
         match py.detach(|| block.release_on(stream.borrow())) {
             Ok(()) => Ok(()),
             Err(unreleased) => {
-                self.put_back(Held::new(pool, *unreleased.block));
+                self.put_back(Held { owner: Owner::of_block(*unreleased.block, context), domain });
                 Err(unreleased.error).or_raise(py)
             }
         }

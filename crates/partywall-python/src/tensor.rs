@@ -115,6 +115,22 @@ impl Tensor {
         Self::dense(owner, name, sample.dtype(), sample.shape(), address, sample.len())
     }
 
+    /// The beginning of a part of a claimed task, which has `has` bytes at this address.
+    pub(crate) fn of_part(
+        owner: &Arc<Owner>,
+        (name, has): (String, u64),
+        address: usize,
+        dtype: DType,
+        shape: &[u64],
+    ) -> partywall::Result<Self> {
+        let elements = shape.iter().try_fold(1_u64, |product, length| product.checked_mul(*length));
+        let needed = elements.and_then(|elements| dtype.bytes_for(elements)).unwrap_or(u64::MAX);
+        if needed > has {
+            return Err(Error::Mismatch(Mismatch::BlockSize { name, of: Named::Queue, has, needed }));
+        }
+        Ok(Self::dense(owner, name, dtype, shape, address, needed))
+    }
+
     fn dense(owner: &Arc<Owner>, name: String, dtype: DType, shape: &[u64], address: usize, bytes: u64) -> Self {
         let strides = signed(&contiguous(shape));
         let shape = signed(shape);
@@ -159,12 +175,18 @@ impl Tensor {
         stream: RawStream,
         work: impl FnOnce(DeviceRange<'_>, StreamRef<'_>) -> partywall::Result<T>,
     ) -> partywall::Result<T> {
+        let mut work = Some(work);
+        let mut done = None;
         self.owner.with(|memory| {
-            let range = memory.device(&self.name, self.bytes, stream)?;
-            // SAFETY: the caller's promise: a stream of the primary context of the tensor's GPU that lives for as long as
-            // this call, as DLPack's consumers are promised too.
-            work(range, unsafe { StreamRef::borrow(range.gpu().context(), stream) })
-        })
+            memory.on_device(&self.name, self.bytes, stream, &mut |range| {
+                // SAFETY: the caller's promise: a stream of the primary context of the tensor's GPU that lives for as long
+                // as this call, as DLPack's consumers are promised too.
+                let stream = unsafe { StreamRef::borrow(range.gpu().context(), stream) };
+                done = work.take().map(|work| work(range, stream)).transpose()?;
+                Ok(())
+            })
+        })?;
+        Ok(done.expect("memory has its work done once"))
     }
 
     /// Copies bytes of main memory into it.

@@ -10,6 +10,9 @@ use partywall_broker::{Broker, Config};
 #[path = "../examples/pool.rs"]
 mod pool;
 #[allow(dead_code, reason = "as above")]
+#[path = "../examples/square_roots.rs"]
+mod square_roots;
+#[allow(dead_code, reason = "as above")]
 #[path = "../examples/timeline.rs"]
 mod timeline;
 #[allow(dead_code, reason = "as above")]
@@ -32,6 +35,11 @@ fn runs(example: fn(&Domain, &Domain) -> Result<()>) {
 #[test]
 fn pool_example_runs_in_host_memory() {
     runs(pool::run);
+}
+
+#[test]
+fn square_roots_example_runs_in_host_memory() {
+    runs(square_roots::run);
 }
 
 #[test]

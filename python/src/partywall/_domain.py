@@ -14,6 +14,7 @@ from partywall._handle import Handle
 from partywall._members import EvictedMember, Member
 from partywall._pool import Pool, count
 from partywall._program import PROGRAM
+from partywall._queue import Queue
 from partywall._segment import Segment
 from partywall._semaphore import Semaphore, permits
 from partywall._timeline import Timeline
@@ -275,6 +276,38 @@ class Domain(Handle[_native.Domain]):
             timeout=timeout,
         )
         return Pool(self, native)
+
+    def queue(
+        self,
+        name: str,
+        *,
+        tasks: SupportsIndex | None = None,
+        inputs: tuple[SupportsIndex, SupportsIndex] | None = None,
+        outputs: tuple[SupportsIndex, SupportsIndex] | None = None,
+        lease: float | None = None,
+        device: Any = None,
+        kept: bool = False,
+        timeout: float | None = None,
+    ) -> Queue:
+        """Opens a queue of tasks; with `tasks`, `inputs` or `outputs`, creates it if it does not exist.
+
+        The queue has room for `tasks` (1024) tasks and results. `inputs` and `outputs` are its two pools: how many blocks, and
+        bytes of each; by default its tasks have neither. With a `lease` an attempt that takes longer, in seconds, loses its
+        task to another worker. An existing queue must be as requested, else `WrongQueue`.
+
+        `device`, `kept` and `timeout` as for `pool`.
+        """
+        native = self._native.queue(
+            name,
+            None if tasks is None else count(tasks),
+            None if inputs is None else (count(inputs[0]), _arrays.count(inputs[1])),
+            None if outputs is None else (count(outputs[0]), _arrays.count(outputs[1])),
+            lease,
+            None if device is None else _arrays.device_name(device),
+            kept=kept,
+            timeout=timeout,
+        )
+        return Queue(self, native)
 
     def topic(
         self,

@@ -236,6 +236,42 @@ class TopicIdle(Error, EOFError):
     """The topic's last publisher has left and all samples were received: the end of a subscriber with `until="idle"`."""
 
 
+class WrongQueue(Error, ValueError):
+    """The queue differs from the request, the request is invalid, or the name, block or task is not of this queue."""
+
+
+class QueueFull(TimeoutError):
+    """The queue had no room for the task in time."""
+
+
+class OutputsFull(TimeoutError):
+    """There are tasks, but results that nobody has taken fill the output blocks."""
+
+
+class TaskRunning(Error, RuntimeError):
+    """A worker has the task, so it cannot be cancelled."""
+
+
+class TaskFailed(Error, RuntimeError):
+    """The task is a dead letter: it was attempted as often as it may be."""
+
+
+class TaskGone(Error, LookupError):
+    """The task's result was taken, or it was cancelled or purged; or it is not as the call needs it."""
+
+
+class ClaimLost(Error, RuntimeError):
+    """The task is over for this worker: it was completed or failed, or taken back because a lease ended."""
+
+
+class InputsNotReady(Error, RuntimeError):
+    """A stream of the submitter still writes the inputs."""
+
+
+class InputsLost(Error, ConnectionError):
+    """The submitter ended before its stream had completed the inputs."""
+
+
 class TooManyLoans(Error, RuntimeError):
     """The publisher holds the maximum number of unpublished loans."""
 

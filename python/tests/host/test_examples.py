@@ -1,8 +1,11 @@
 """The examples that need no GPU."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from partywall._program import PROGRAM
 
@@ -32,6 +35,23 @@ def test_weights_survive_their_server(tmp_path, monkeypatch):
 
 def test_two_processes_fill_and_use_two_buffers(tmp_path, monkeypatch):
     assert ran(tmp_path, monkeypatch, "double_buffer.py")[0].endswith("as it should be: True")
+
+
+def test_queue_outlives_its_worker(tmp_path, monkeypatch):
+    assert ran(tmp_path, monkeypatch, "square_roots.py") == ["100 of 100 results are right"]
+
+
+@pytest.mark.skipif("PARTYWALL_EXAMPLES" not in os.environ, reason="the Rust examples are not built")
+@pytest.mark.parametrize("in_rust", ["master", "worker"])
+def test_other_end_of_the_queue_is_in_rust(tmp_path, monkeypatch, in_rust):
+    in_python = {"master": "worker", "worker": "master"}[in_rust]
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    rust = [Path(os.environ["PARTYWALL_EXAMPLES"]) / "square_roots", in_rust]
+    with subprocess.Popen(rust, stdout=subprocess.PIPE, text=True) as other:
+        said = ran(tmp_path, monkeypatch, "square_roots.py", in_python)
+        said += other.communicate(timeout=WATCHDOG)[0].splitlines()
+    assert (said, other.returncode) == (["100 of 100 results are right"], 0)
 
 
 def test_a_viewer_that_is_killed_is_replaced(tmp_path, monkeypatch):

@@ -34,7 +34,9 @@ pub(super) fn package(workspace: &Workspace) -> Outcome {
         build_what_tests_run(workspace)?;
         environment.install()?;
         environment.check_types()?;
-        environment.test("python/tests/host", &[])?;
+        workspace.run(&mut workspace.cargo("build -p partywall --example square_roots".split(' ')))?;
+        let examples = [("PARTYWALL_EXAMPLES", workspace.target.join("debug/examples"))];
+        environment.test("python/tests/host", &examples)?;
         environment.test("python/tests/simulated", &simulated)
     };
     steps().into()

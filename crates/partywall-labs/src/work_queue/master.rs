@@ -67,6 +67,8 @@ struct Count {
     kills: u32,
     /// Attempts beyond the first of each task that has a result.
     redelivered: u32,
+    /// From submission to the result, of the task for which that took longest.
+    longest: Duration,
 }
 
 impl Master<'_> {
@@ -139,6 +141,7 @@ impl Master<'_> {
         match ticket.wait(TURN) {
             Ok(result) => {
                 self.count.redelivered += u32::from(result.attempt()) - 1;
+                self.count.longest = self.count.longest.max(submitted.elapsed());
                 let output = result.output().ok_or_else(|| unexpected("a result has no output"))?;
                 *if has_roots(output, self.session.place, *number)? {
                     &mut self.count.right
@@ -187,7 +190,7 @@ impl Count {
     }
 
     fn to_json(&self, tasks: u32) -> Map<String, Value> {
-        let Self { right, wrong, lost, twice, kills, redelivered } = self;
+        let Self { right, wrong, lost, twice, kills, redelivered, longest: _ } = self;
         let counts = [
             ("tasks", tasks.into()),
             ("right", (*right).into()),
@@ -201,7 +204,7 @@ impl Count {
     }
 
     fn step(&self, tasks: u32, time: Duration, kill: bool) -> Step {
-        let Self { right, wrong, lost, twice, kills, redelivered } = self;
+        let Self { right, wrong, lost, twice, kills, redelivered, longest } = self;
         let step = Step::new(
             "results",
             format!("{tasks} arrays of {ELEMENTS} numbers, and their square roots"),
@@ -211,6 +214,7 @@ impl Count {
         .value("results", format!("{right} right in every element, {wrong} wrong, {lost} lost, {twice} twice"))
         .value("workers killed", kills.to_string())
         .value("tasks done again", redelivered.to_string())
+        .value("longest time from submission to result", millis(*longest))
         .value("tasks a second", format!("{:.0}", f64::from(tasks) / time.as_secs_f64()));
         let step = match redelivered {
             _ if !kill => step,

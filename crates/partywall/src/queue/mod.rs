@@ -321,9 +321,10 @@ impl Open {
             if let Some(found) = found.take() {
                 return found.map(Some);
             }
+            // Before the time is looked at: a caller that never waits looks after the leases, too.
+            self.queue().tend(self.pools());
             let Some(left) = waiting.left(now.take().unwrap_or_else(Instant::now)) else { return Ok(None) };
             self.domain().link().require_broker()?;
-            self.queue().tend(self.pools());
             let key = self.queue().prepare(event);
             found = poll().transpose();
             if found.is_none() {

@@ -80,6 +80,11 @@ impl Task {
         self
     }
 
+    /// Returns the inputs of a task that was not submitted.
+    pub fn into_inputs(self) -> Vec<Block> {
+        self.inputs
+    }
+
     /// Refuses a task that no queue takes, or not this one.
     fn check(&self, open: &Open) -> Result<()> {
         let Self { kind, arguments, inputs, output, .. } = self;

@@ -1,0 +1,337 @@
+//! Queues of tasks, and tickets.
+
+use std::sync::Arc;
+
+use partywall::{Domain, Error, Place, QueueOptions, TaskStatus, Unsubmitted, Wait};
+use pyo3::prelude::*;
+
+use crate::{
+    build::named_place,
+    errors::{Raise, closed},
+    handle::Handle,
+    pool::{self, Block, Pool},
+    stream::Stream,
+    task::{Claims, Task},
+    wait,
+};
+
+/// A task to be submitted: kind, inputs, arguments, bytes of output, attempts, and whether it ends with its submitter.
+type Request<'py> = (String, Vec<Bound<'py, Block>>, Vec<u8>, u64, u8, bool);
+
+/// A task of a list: task, status, kind, attempts, most attempts, age in seconds, failures, and what a worker said.
+type Listed = (String, &'static str, String, u8, u8, f64, Vec<(u8, String)>, String);
+
+/// Of a pool of a queue: how many blocks, and bytes of each.
+pub(crate) type Blocks = Option<(u32, u64)>;
+
+/// Of a queue: tasks, inputs, outputs, lease in seconds.
+type Numbers = (Option<u32>, Blocks, Blocks, Option<f64>);
+
+/// Of a queue: pending, claimed, enqueued, done, dead, free; completed, returned; free inputs and outputs.
+type Stats = (u32, u32, u32, u32, u32, u32, u64, u64, u32, u32);
+
+/// An open queue.
+#[pyclass(frozen, module = "partywall._native")]
+pub(crate) struct Queue {
+    inner: Handle<Arc<partywall::Queue>>,
+    #[pyo3(get)]
+    name: String,
+    #[pyo3(get)]
+    version: u64,
+    #[pyo3(get)]
+    capacity: u32,
+    #[pyo3(get)]
+    input_bytes: u64,
+    #[pyo3(get)]
+    output_bytes: u64,
+    #[pyo3(get)]
+    lease: Option<f64>,
+    #[pyo3(get)]
+    place: String,
+}
+
+impl Queue {
+    /// Opens it; with numbers, makes it if it is not there.
+    pub(crate) fn open(
+        py: Python<'_>,
+        domain: &Domain,
+        name: &str,
+        (tasks, inputs, outputs, lease): Numbers,
+        (device, kept): (Option<&str>, bool),
+        timeout: Option<f64>,
+    ) -> PyResult<Self> {
+        let makes = tasks.is_some() || inputs.is_some() || outputs.is_some();
+        let timeout = wait::creation(timeout, makes)?;
+        let lease = lease.map(|lease| wait::timeout(Some(lease))).transpose()?;
+        let mut options = domain.queue(name).kept(kept);
+        options = tasks.into_iter().fold(options, QueueOptions::tasks);
+        options = inputs.into_iter().fold(options, |options, (blocks, bytes)| options.inputs(blocks, bytes));
+        options = outputs.into_iter().fold(options, |options, (blocks, bytes)| options.outputs(blocks, bytes));
+        options = lease.into_iter().fold(options, QueueOptions::lease);
+        options = match named_place(py, device)? {
+            Some(Place::Gpu(uuid)) if !makes => options.device(uuid),
+            Some(place) => options.place(place),
+            None => options,
+        };
+        let queue = wait::in_slices(py, timeout, |slice| {
+            let options = options.clone().timeout(slice);
+            if makes { options.open_or_create() } else { options.open() }
+        })?;
+        let name = queue.name().to_owned();
+        let version = queue.version();
+        let capacity = queue.capacity();
+        let input_bytes = queue.input_bytes();
+        let output_bytes = queue.output_bytes();
+        let lease = queue.lease().map(|lease| lease.as_secs_f64());
+        let place = queue.place().to_string();
+        let inner = Handle::new(Arc::new(queue));
+        Ok(Self { inner, name, version, capacity, input_bytes, output_bytes, lease, place })
+    }
+
+    fn inner(&self, py: Python<'_>) -> PyResult<Arc<partywall::Queue>> {
+        self.inner.get(py, "queue")
+    }
+
+    /// Claims a task; `None` if none comes within the timeout.
+    pub(crate) fn claim_within(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Task>> {
+        let queue = self.inner(py)?;
+        let timeout = wait::timeout(timeout)?;
+        let task = wait::for_turn(
+            py,
+            "queue",
+            timeout,
+            || self.closed(),
+            |wait| match queue.claim(wait) {
+                Err(Error::Timeout { .. }) => Ok(None),
+                claimed => claimed.map(Some),
+            },
+        )?;
+        Ok(task.map(|task| Task::new(queue, task)))
+    }
+
+    /// Takes the blocks of the requests, has `submit` submit the tasks, and puts the blocks of those back that were refused.
+    fn submit_by(
+        &self,
+        py: Python<'_>,
+        queue: &Arc<partywall::Queue>,
+        requests: Vec<Request<'_>>,
+        timeout: Option<f64>,
+        submit: impl FnOnce(Vec<partywall::Task>, Wait<'_>) -> Result<Vec<partywall::Ticket>, Box<Unsubmitted>> + Send,
+    ) -> PyResult<(Vec<Ticket>, Option<PyErr>)> {
+        let timeout = wait::timeout(timeout)?;
+        let handles: Vec<_> = requests.iter().flat_map(|(_, inputs, ..)| inputs.iter().cloned()).collect();
+        let put_back = |first: usize, blocks: Vec<partywall::Block>| {
+            for (handle, block) in handles[first..].iter().zip(blocks) {
+                handle.get().put_block_back(queue.domain(), queue.gpu(), block);
+            }
+        };
+        let mut taken = Vec::with_capacity(handles.len());
+        for handle in &handles {
+            match handle.get().take_block(py) {
+                Ok(block) => taken.push(block),
+                Err(error) => {
+                    put_back(0, taken);
+                    return Err(error);
+                }
+            }
+        }
+        let mut blocks = taken.into_iter();
+        let mut tasks = Vec::with_capacity(requests.len());
+        for (kind, inputs, arguments, output, max_attempts, cancel) in requests {
+            let task = partywall::Task::new(&kind).arguments(&arguments).output(output).max_attempts(max_attempts);
+            let task = task.cancel_with_submitter(cancel);
+            tasks.push(blocks.by_ref().take(inputs.len()).fold(task, partywall::Task::input));
+        }
+        let mut refused = None;
+        let submitted = wait::for_turn(
+            py,
+            "queue",
+            timeout,
+            || self.closed(),
+            |wait| {
+                submit(tasks, wait).or_else(|unsubmitted| {
+                    let Unsubmitted { error, tasks, submitted } = *unsubmitted;
+                    let blocks: Vec<_> = tasks.into_iter().flat_map(partywall::Task::into_inputs).collect();
+                    refused = Some((error, blocks));
+                    Ok(submitted)
+                })
+            },
+        );
+        let error = refused.map(|(error, blocks)| {
+            put_back(handles.len() - blocks.len(), blocks);
+            error
+        });
+        let error = error.map(Err::<(), _>).and_then(|error| error.or_raise(py).err());
+        // A signal that ended the wait comes first: it is what `for_turn` raises.
+        let tickets = submitted?.into_iter().map(|ticket| Ticket::new(queue.clone(), ticket)).collect();
+        Ok((tickets, error))
+    }
+}
+
+#[pymethods]
+impl Queue {
+    /// The pool of input blocks.
+    fn inputs(&self, py: Python<'_>) -> PyResult<Pool> {
+        Ok(Pool::new(pool::Open::Inputs(self.inner(py)?)))
+    }
+
+    /// Submits a task; with a stream, one whose inputs that stream completes. Blocks of a task that is refused stay the caller's.
+    fn submit(
+        &self,
+        py: Python<'_>,
+        task: Request<'_>,
+        stream: Option<(String, Option<u64>)>,
+        timeout: Option<f64>,
+    ) -> PyResult<Ticket> {
+        let queue = self.inner(py)?;
+        let stream = stream.map(|(device, handle)| Stream::find(py, queue.domain(), &device, handle)).transpose()?;
+        let (mut tickets, error) = self.submit_by(py, &queue, vec![task], timeout, |tasks, wait| {
+            let mut tickets = Vec::new();
+            for task in tasks {
+                tickets.push(match &stream {
+                    None => queue.submit(task, wait)?,
+                    Some(stream) => queue.submit_on(task, stream.borrow(), wait)?,
+                });
+            }
+            Ok(tickets)
+        })?;
+        match (error, tickets.pop()) {
+            (None, Some(ticket)) => Ok(ticket),
+            (error, _) => Err(error.unwrap_or_else(|| closed(py, "queue"))),
+        }
+    }
+
+    /// Submits tasks and wakes workers once. Returns the tickets of those that were submitted, and the error that ended it.
+    fn submit_all(
+        &self,
+        py: Python<'_>,
+        tasks: Vec<Request<'_>>,
+        timeout: Option<f64>,
+    ) -> PyResult<(Vec<Ticket>, Option<Py<PyAny>>)> {
+        let queue = self.inner(py)?;
+        let (tickets, error) =
+            self.submit_by(py, &queue, tasks, timeout, |tasks, wait| queue.submit_all(tasks, wait))?;
+        Ok((tickets, error.map(|error| error.into_value(py).into_any())))
+    }
+
+    /// Claims up to `most` tasks, and waits for the first.
+    fn claim(&self, py: Python<'_>, most: usize, timeout: Option<f64>) -> PyResult<Vec<Task>> {
+        let queue = self.inner(py)?;
+        let timeout = wait::timeout(timeout)?;
+        let tasks = wait::for_turn(py, "queue", timeout, || self.closed(), |wait| queue.claim_all(most, wait))?;
+        Ok(tasks.into_iter().map(|task| Task::new(queue.clone(), task)).collect())
+    }
+
+    /// The tasks that come, until none comes within the timeout.
+    fn claims(slf: Py<Self>, timeout: Option<f64>) -> Claims {
+        Claims::new(slf, timeout)
+    }
+
+    /// The ticket of a task that any process has submitted.
+    fn ticket(&self, py: Python<'_>, task: &str) -> PyResult<Ticket> {
+        let queue = self.inner(py)?;
+        let ticket = task.parse().and_then(|task| queue.ticket(&task)).or_raise(py)?;
+        Ok(Ticket::new(queue, ticket))
+    }
+
+    /// Makes a dead letter pending again.
+    fn retry(&self, py: Python<'_>, task: &str) -> PyResult<()> {
+        let queue = self.inner(py)?;
+        task.parse().and_then(|task| queue.retry(&task)).or_raise(py)
+    }
+
+    /// Drops a result or a dead letter.
+    fn purge(&self, py: Python<'_>, task: &str) -> PyResult<()> {
+        let queue = self.inner(py)?;
+        task.parse().and_then(|task| queue.purge(&task)).or_raise(py)
+    }
+
+    /// The tasks that are in it, as Python's `TaskInfo` lists them.
+    fn tasks(&self, py: Python<'_>, most: usize, status: Option<&str>) -> PyResult<Vec<Listed>> {
+        let queue = self.inner(py)?;
+        let is_asked = |of: TaskStatus| status.is_none_or(|status| of.name() == status);
+        let tasks = py.detach(|| queue.tasks(most, is_asked));
+        let row = |info: partywall::TaskInfo| {
+            let failures = info.failures.iter().map(|(attempt, reason)| (*attempt, reason.to_string())).collect();
+            let status = info.status.name();
+            let age = info.age.as_secs_f64();
+            (info.task.to_string(), status, info.kind, info.attempts, info.max_attempts, age, failures, info.text)
+        };
+        Ok(tasks.into_iter().map(row).collect())
+    }
+
+    /// Counts what is in it.
+    fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
+        let queue = self.inner(py)?;
+        let s = py.detach(|| queue.stats());
+        let totals = (s.completed, s.returned);
+        Ok((
+            s.pending,
+            s.claimed,
+            s.enqueued,
+            s.done,
+            s.dead,
+            s.free,
+            totals.0,
+            totals.1,
+            s.free_inputs,
+            s.free_outputs,
+        ))
+    }
+
+    /// Whether `close` was called.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.inner.is_closed()
+    }
+
+    /// Gives the handle back. Tasks, tickets and blocks stay. Calling it again does nothing.
+    fn close(&self, py: Python<'_>) {
+        self.inner.close(py);
+    }
+}
+
+/// A task that was submitted.
+#[pyclass(frozen, module = "partywall._native")]
+pub(crate) struct Ticket {
+    inner: Handle<Arc<(partywall::Ticket, Arc<partywall::Queue>)>>,
+    #[pyo3(get)]
+    task: String,
+}
+
+impl Ticket {
+    fn new(queue: Arc<partywall::Queue>, ticket: partywall::Ticket) -> Self {
+        let task = ticket.task().to_string();
+        Self { inner: Handle::new(Arc::new((ticket, queue))), task }
+    }
+
+    fn inner(&self, py: Python<'_>) -> PyResult<Arc<(partywall::Ticket, Arc<partywall::Queue>)>> {
+        self.inner.lock().clone().ok_or_else(|| closed(py, "ticket"))
+    }
+}
+
+#[pymethods]
+impl Ticket {
+    /// Waits until the task is done, and takes its output, the bytes asked for, and the attempt.
+    fn result(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<(Option<Block>, u64, u8)> {
+        let inner = self.inner(py)?;
+        let (ticket, queue) = &*inner;
+        let timeout = wait::timeout(timeout)?;
+        let result = wait::for_turn(py, "ticket", timeout, || false, |wait| ticket.wait(wait))?;
+        let bytes = result.bytes();
+        let attempt = result.attempt();
+        let output = result.into_output().map(|block| Block::new(queue.domain(), queue.gpu(), block));
+        Ok((output, bytes, attempt))
+    }
+
+    /// How far the task is.
+    #[getter]
+    fn status(&self, py: Python<'_>) -> PyResult<&'static str> {
+        Ok(self.inner(py)?.0.status().name())
+    }
+
+    /// Cancels the task if no worker has it.
+    fn cancel(&self, py: Python<'_>) -> PyResult<()> {
+        self.inner(py)?.0.cancel().or_raise(py)
+    }
+}

@@ -1,0 +1,373 @@
+"""Tasks that processes submit and others claim."""
+
+import asyncio
+import os
+import signal
+import threading
+import warnings
+
+import numpy as np
+import pytest
+
+import partywall as pw
+
+WORKER = """
+with pw.connect(socket=sys.argv[1], start=False) as d, d.queue("work") as queue:
+    if sys.argv[2:] == ["hang"]:
+        task = queue.claim()
+        np.asarray(task.output)[:2] = 1
+        say("claimed", task.attempt)
+        told()
+    for task in queue.claims():
+        if task.kind == "last":
+            break
+        numbers = np.asarray(task.inputs[0].tensor(dtype="float32"))
+        np.sqrt(numbers, out=np.asarray(task.output.tensor(dtype="float32")))
+    task.complete()
+    say("completed")
+"""
+
+NUMBERS = np.array([1, 4, 9, 16], dtype=np.float32)
+ROOTS = [1, 2, 3, 4]
+
+
+@pytest.fixture
+def queue(domain):
+    with domain.queue("work", tasks=3, inputs=(4, 16), outputs=(2, 16), device="host") as opened:
+        yield opened
+
+
+def submit(queue, **options):
+    return queue.submit("sqrt", [NUMBERS], output=16, **options)
+
+
+def roots(result):
+    with result:
+        return np.asarray(result.tensor(dtype="float32")).tolist()
+
+
+def assert_idle(queue, **counts):
+    stats = queue.stats()
+    assert (stats.pending, stats.claimed, stats.done, stats.dead) == tuple(
+        counts.get(name, 0) for name in ("pending", "claimed", "done", "dead")
+    )
+    assert (stats.free_inputs, stats.free_outputs) == (4, 2)
+
+
+def test_result_of_another_process_is_taken_once(queue, child, socket):
+    block = queue.inputs.alloc(0)
+    block.tensor((4,), "float32").write(NUMBERS)
+    ticket = queue.submit("sqrt", [block], output=16)
+    assert not block.held, "it is the task's"
+    queue.submit("last")
+    assert (ticket.status, ticket.done()) == ("pending", False)
+    assert child(WORKER, socket).says() == "completed"
+    result = queue.ticket(ticket.task).result()
+    assert (result.nbytes, result.attempt) == (16, 1)
+    assert roots(result) == ROOTS
+    with pytest.raises(pw.TaskGone):
+        ticket.result()
+    assert_idle(queue, done=1)
+
+
+def test_task_of_killed_worker_goes_to_another(queue, child, socket):
+    ticket = submit(queue)
+    hanging = child(WORKER, socket, "hang")
+    assert hanging.says() == "claimed 1"
+    hanging.kill()
+    worker = child(WORKER, socket)
+    result = ticket.result(60)
+    assert (result.attempt, roots(result)) == (2, ROOTS)
+    queue.submit("last")
+    assert worker.says() == "completed"
+    assert queue.stats().completed == 2
+
+
+def test_inputs_and_output_are_taken_by_dlpack_in_place(queue):
+    ticket = submit(queue)
+    with queue.claim(0) as task:
+        (numbers,) = task.inputs
+        assert (numbers.nbytes, task.output.nbytes) == (16, 16)
+        view = np.from_dlpack(numbers.tensor((2, 2), "float32"))
+        assert view.tolist() == [[1, 4], [9, 16]]
+        assert np.from_dlpack(numbers).dtype == np.uint8
+        with pytest.raises((ValueError, pw.Error)):
+            np.asarray(numbers)[0] = 7
+        with pytest.raises(pw.Error):
+            numbers.tensor().write(np.zeros(16, dtype=np.uint8))
+        with pytest.raises(pw.BlockTooSmall, match="16"):
+            numbers.tensor((5,), "float32")
+        output = np.asarray(task.output.tensor(dtype="float32"))
+        np.sqrt(view.reshape(4), out=output)
+        kept = task.output.tensor()
+    with pytest.raises(pw.Error):
+        kept.write(np.zeros(16, dtype=np.uint8))
+    with pytest.raises(pw.ClaimLost):
+        task.output.tensor()
+    assert roots(ticket.result()) == ROOTS
+
+
+def test_end_of_the_body_completes_the_task(queue):
+    tickets = queue.submit_all([pw.Task("a", output=4), pw.Task("b", args=b"x"), pw.Task("c")])
+    kinds = [(task.kind, task.args) for task in queue.claims(timeout=0)]
+    assert kinds == [("a", b""), ("b", b"x"), ("c", b"")]
+    assert [ticket.status for ticket in tickets] == ["done"] * 3
+    first, *others = [ticket.result() for ticket in tickets]
+    assert first.nbytes == 4
+    first.release()
+    with pytest.raises(TypeError, match="without room for an output"):
+        others[0].tensor()
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
+def test_exception_in_the_body_of_a_loop_fails_the_task(queue, error):
+    ticket = submit(queue, max_attempts=1)
+    tasks = queue.claims(0)
+    del tasks
+    with pytest.raises(error):
+        for task in queue.claims(0):
+            assert task.claimed
+            raise error("bad luck")
+    assert ticket.status == "dead"
+    with pytest.raises(pw.TaskFailed, match=f"{error.__name__}: bad luck"):
+        ticket.result()
+    (dead,) = queue.tasks("dead")
+    assert (dead.text, dead.attempts, dead.failures[0][0]) == (f"{error.__name__}: bad luck", 1, 1)
+
+
+def test_exception_that_the_worker_handles_fails_the_task_only(queue):
+    tickets = [submit(queue, max_attempts=1), submit(queue)]
+    done = []
+    while len(done) < 1:
+        try:
+            for task in queue.claims(0):
+                if task.task == tickets[0].task:
+                    raise ValueError("no")
+                done.append(task.task)
+        except ValueError:
+            continue
+    assert (tickets[0].status, tickets[1].status, done) == ("dead", "done", [tickets[1].task])
+
+
+def test_task_is_the_callers_after_break(queue):
+    ticket = submit(queue)
+    for task in queue.claims(0):
+        break
+    assert (task.claimed, ticket.status) == (True, "claimed")
+    task.complete()
+    assert ticket.status == "done"
+    taken = next(queue.claims(0), None)
+    assert taken is None
+    ticket.result().release()
+    assert_idle(queue)
+
+
+def test_exception_in_the_body_of_with_fails_the_task(queue):
+    ticket = submit(queue, max_attempts=1)
+    with pytest.raises(ZeroDivisionError), queue.claim(0):
+        1 / 0  # noqa: B018
+    with pytest.raises(pw.TaskFailed, match="ZeroDivisionError: division by zero"):
+        ticket.result()
+    queue.retry(ticket.task)
+    with queue.claim(0) as task:
+        np.asarray(task.output)[:] = 1
+    with pytest.raises(pw.ClaimLost):
+        task.complete()
+    with pytest.raises(pw.ClaimLost):
+        task.extend(1)
+    ticket.result().release()
+
+
+def test_dropped_task_goes_to_another_worker(queue):
+    ticket = submit(queue)
+    with pytest.warns(ResourceWarning):
+        del [queue.claim(0)][0]
+    with queue.claim(10) as task:
+        assert (task.attempt, task.max_attempts) == (2, 3)
+    ticket.result().release()
+
+
+def test_worker_whose_lease_has_ended_completes_nothing(domain):
+    with domain.queue("leased", tasks=1, outputs=(2, 4), lease=0.05, device="host") as queue:
+        ticket = queue.submit("slow", output=4)
+        slow = queue.claim(0)
+        again = queue.claim(10)
+        assert (slow.claimed, again.attempt) == (False, 2)
+        np.asarray(slow.output)[:] = 7
+        with pytest.raises(pw.ClaimLost):
+            slow.complete()
+        np.asarray(again.output)[:] = 8
+        again.complete()
+        with ticket.result() as result:
+            assert bytes(result.tobytes()) == bytes([8] * 4)
+
+
+def test_several_tasks_are_claimed_and_submitted_at_once(queue):
+    tickets = queue.submit_all([pw.Task("a"), pw.Task("b"), pw.Task("c")])
+    with pytest.raises(pw.QueueFull) as full:
+        queue.submit_all([pw.Task("d")], timeout=0)
+    assert full.value.submitted == []
+    tasks = queue.claim_all(2, 0)
+    assert [task.kind for task in tasks] == ["a", "b"]
+    for task in tasks:
+        task.complete()
+        tickets[len(task.kind) - 1].done()
+    with pytest.raises(ValueError, match="at least one"):
+        queue.claim_all(0)
+    tickets[0].result()
+    with pytest.raises(pw.QueueFull) as full:
+        queue.submit_all([pw.Task("d"), pw.Task("e")], timeout=0)
+    assert [ticket.status for ticket in full.value.submitted] == ["pending"]
+
+
+def test_pending_task_is_cancelled_and_full_queue_refuses(queue):
+    tickets = [submit(queue), submit(queue), queue.submit("third")]
+    block = queue.inputs.alloc(0)
+    with pytest.raises(pw.QueueFull):
+        queue.submit("sqrt", [block], timeout=0)
+    assert block.held
+    block.release()
+    with pytest.raises(pw.QueueFull):
+        queue.submit("sqrt", [NUMBERS], timeout=0)
+    assert queue.stats().free_inputs == 2, "what was taken for the array is back"
+    task = queue.claim(0)
+    with pytest.raises(pw.TaskRunning):
+        tickets[0].cancel()
+    task.complete()
+    tickets[1].cancel()
+    with pytest.raises(pw.TaskGone):
+        tickets[1].result()
+    tickets[0].result().release()
+
+
+def test_bad_tasks_are_refused_with_a_reason(queue, domain):
+    with domain.pool("other", blocks=1, block_bytes=16, device="host") as pool, pool.alloc(0) as foreign:
+        with pytest.raises(pw.WrongQueue, match="take inputs from inputs"):
+            queue.submit("sqrt", [foreign])
+        assert foreign.held
+    for options, error, reason in [
+        ({"kind": "k" * 33}, ValueError, "at most 32 bytes"),
+        ({"args": b"x" * 513}, ValueError, "at most 512 bytes"),
+        ({"max_attempts": 0}, ValueError, "1 to 255 times"),
+        ({"max_attempts": 256}, ValueError, "1 to 255 times"),
+        ({"on_death": "forget"}, ValueError, "'keep' or 'cancel'"),
+        ({"output": 17}, pw.BlockTooSmall, "17"),
+        ({"output": -1}, ValueError, "-1"),
+        ({"inputs": [np.zeros(17, dtype=np.uint8)]}, ValueError, "17"),
+        ({"inputs": ["text"]}, TypeError, "str"),
+    ]:
+        with pytest.raises(error, match=reason):
+            queue.submit(**{"kind": "sqrt", "timeout": 0, **options})
+    assert_idle(queue)
+    with pytest.raises(pw.WrongQueue):
+        domain.queue("work", tasks=9)
+    with pytest.raises(ValueError, match="pending"):
+        queue.tasks("lost")
+
+
+def test_task_that_ends_with_its_submitter_goes_with_it(queue, child, socket):
+    other = child(
+        """
+with pw.connect(socket=sys.argv[1], start=False) as d, d.queue("work") as queue:
+    tickets = [queue.submit("a", on_death="keep"), queue.submit("b", on_death="cancel")]
+    say(tickets[0].task, tickets[1].task)
+    told()
+""",
+        socket,
+    )
+    kept, cancelled = (queue.ticket(task) for task in other.says().split())
+    other.kill()
+    with pytest.raises(pw.TaskGone):
+        cancelled.result(10)
+    assert kept.status == "pending"
+
+
+def test_tickets_are_awaited(queue):
+    async def main():
+        loop = asyncio.get_running_loop()
+        tickets = [submit(queue), submit(queue, max_attempts=1)]
+
+        def work():
+            for number, task in enumerate(queue.claims(1)):
+                if number == 1:
+                    task.fail("no luck")
+                    break
+                np.asarray(task.output.tensor(dtype="float32"))[:] = ROOTS
+
+        worker = loop.run_in_executor(None, work)
+        assert roots(await tickets[0]) == ROOTS
+        with pytest.raises(pw.TaskFailed, match="no luck"):
+            await tickets[1]
+        await worker
+        late = submit(queue)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(late, 0.05)
+        assert late.status == "pending", "a wait that was given up has taken nothing"
+        late.cancel()
+
+    asyncio.run(main())
+
+
+def test_awaiting_submitter_acts_on_the_end_of_a_lease(domain):
+    async def main(queue):
+        ticket = queue.submit("slow", max_attempts=1)
+        slow = queue.claim(0)
+        with pytest.raises(pw.TaskFailed):
+            await asyncio.wait_for(ticket, 10)
+        assert not slow.claimed
+        slow.close()
+
+    with domain.queue("leased", tasks=1, lease=0.05, device="host") as queue:
+        asyncio.run(main(queue))
+
+
+def test_ctrl_c_ends_waits_and_loses_nothing(queue):
+    def interrupt():
+        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        return timer
+
+    ticket = queue.submit("a")
+    for wait in (ticket.result, lambda: queue.submit_all([pw.Task("b")] * 4)):
+        timer = interrupt()
+        with pytest.raises(KeyboardInterrupt):
+            wait()
+        timer.join()
+    for task in queue.claims(0):
+        assert task.attempt == 1
+    timer = interrupt()
+    with pytest.raises(KeyboardInterrupt):
+        queue.claim()
+    timer.join()
+    assert (ticket.status, queue.stats().claimed) == ("done", 0)
+
+
+def test_claim_is_the_parents_in_a_forked_child(queue):
+    ticket = submit(queue)
+    task = queue.claim(0)
+    with warnings.catch_warnings():
+        # Python and jax warn of forks beside threads, which is what this is about.
+        warnings.simplefilter("ignore")
+        pid = os.fork()
+    if pid == 0:
+        refused = 0
+        for use in (task.complete, lambda: task.fail("no"), lambda: task.extend(1), lambda: queue.claim(0), ticket.cancel):
+            try:
+                use()
+            except pw.Error:
+                refused += 1
+            except BaseException:
+                break
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
+    assert task.claimed
+    task.complete()
+    ticket.result().release()
+
+
+def test_waits_end_when_the_handle_is_closed(domain):
+    queue = domain.queue("closing", tasks=1, device="host")
+    threading.Timer(0.1, queue.close).start()
+    with pytest.raises(pw.Error):
+        queue.claim()
+    assert repr(queue) == "<partywall.Queue closing: closed>"
