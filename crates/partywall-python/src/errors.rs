@@ -141,6 +141,7 @@ fn class(error: &Error) -> &'static str {
         Error::Busy(Busy::QueueFull { .. }) => "QueueFull",
         Error::Busy(Busy::OutputsFull { .. }) => "OutputsFull",
         Error::Busy(Busy::TaskRunning { .. }) => "TaskRunning",
+        Error::Busy(Busy::TaskState { .. }) => "WrongTaskState",
         Error::Busy(Busy::InputsNotReady { .. }) => "InputsNotReady",
         Error::Gone(Gone::Claim { .. }) => "ClaimLost",
         Error::Gone(Gone::Task { .. }) => "TaskGone",

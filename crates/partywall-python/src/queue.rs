@@ -143,18 +143,20 @@ impl Queue {
             tasks.push(blocks.by_ref().take(inputs.len()).fold(task, partywall::Task::input));
         }
         let mut refused = None;
-        let submitted = wait::for_turn(
+        let mut submitted = Vec::new();
+        let waited = wait::for_turn(
             py,
             "queue",
             timeout,
             || self.closed(),
             |wait| {
-                submit(tasks, wait).or_else(|unsubmitted| {
+                submitted = submit(tasks, wait).unwrap_or_else(|unsubmitted| {
                     let Unsubmitted { error, tasks, submitted } = *unsubmitted;
                     let blocks: Vec<_> = tasks.into_iter().flat_map(partywall::Task::into_inputs).collect();
                     refused = Some((error, blocks));
-                    Ok(submitted)
-                })
+                    submitted
+                });
+                Ok(())
             },
         );
         let error = refused.map(|(error, blocks)| {
@@ -162,9 +164,9 @@ impl Queue {
             error
         });
         let error = error.map(Err::<(), _>).and_then(|error| error.or_raise(py).err());
-        // A signal that ended the wait comes first: it is what `for_turn` raises.
-        let tickets = submitted?.into_iter().map(|ticket| Ticket::new(queue.clone(), ticket)).collect();
-        Ok((tickets, error))
+        let tickets = submitted.into_iter().map(|ticket| Ticket::new(queue.clone(), ticket)).collect();
+        // A signal that ended the wait comes first: it is why tasks were refused.
+        Ok((tickets, waited.err().or(error)))
     }
 }
 

@@ -91,6 +91,7 @@ from partywall._errors import (
     WrongMaximum,
     WrongPool,
     WrongQueue,
+    WrongTaskState,
     WrongTopic,
 )
 from partywall._members import EvictedMember, Member
@@ -223,6 +224,7 @@ __all__ = [
     "WrongMaximum",
     "WrongPool",
     "WrongQueue",
+    "WrongTaskState",
     "WrongTopic",
     "__version__",
     "connect",

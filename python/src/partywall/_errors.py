@@ -257,7 +257,11 @@ class TaskFailed(Error, RuntimeError):
 
 
 class TaskGone(Error, LookupError):
-    """The task's result was taken, or it was cancelled or purged; or it is not as the call needs it."""
+    """The task's result was taken, or the task was cancelled or purged."""
+
+
+class WrongTaskState(Error, RuntimeError):
+    """The task cannot be retried, as it is no dead letter, or cannot be purged, as it is neither done nor dead."""
 
 
 class ClaimLost(Error, RuntimeError):

@@ -173,7 +173,7 @@ class Queue(Connected[_native.Queue]):
     def submit_all(self, tasks: Iterable[Task], *, timeout: float | None = None) -> list["Ticket"]:
         """Submits several tasks in their order, and wakes workers once. Their inputs are complete.
 
-        If it fails after some were submitted, the error has their tickets as `submitted`.
+        If it fails, or Ctrl-C ends it, the exception has the tickets of those that were submitted as `submitted`.
         """
         requests: list[_Request] = []
         try:
@@ -221,11 +221,11 @@ class Queue(Connected[_native.Queue]):
         return Ticket(self._native.ticket(str(task)))
 
     def retry(self, task: str) -> None:
-        """Makes a dead letter pending again, as if it had not been attempted."""
+        """Makes a dead letter pending again, as if it had not been attempted. `WrongTaskState` if it is none."""
         self._native.retry(str(task))
 
     def purge(self, task: str) -> None:
-        """Drops a result that was not taken, or a dead letter."""
+        """Drops a result that was not taken, or a dead letter. `WrongTaskState` if the task is neither."""
         self._native.purge(str(task))
 
     def tasks(self, status: str | None = None, *, most: SupportsIndex = 100) -> list[TaskInfo]:
@@ -480,8 +480,9 @@ class ClaimedTask(Held[_native.Task]):
         self._native.complete_on(*_streams.place(stream, device))
 
     def fail(self, reason: str) -> None:
-        """Fails the attempt: the task goes to another worker, or is a dead letter."""
-        self._native.fail(str(reason))
+        """Fails the attempt: the task goes to another worker, or is a dead letter. 127 bytes of the reason are kept."""
+        # Messages with names of files may have halves of surrogate pairs, which are no UTF-8.
+        self._native.fail(str(reason).encode(errors="backslashreplace").decode())
 
     def extend(self, seconds: float) -> None:
         """Has the lease end so many seconds from now on."""

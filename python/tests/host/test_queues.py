@@ -342,6 +342,99 @@ def test_ctrl_c_ends_waits_and_loses_nothing(queue):
     assert (ticket.status, queue.stats().claimed) == ("done", 0)
 
 
+def test_ctrl_c_leaves_the_tickets_of_submitted_tasks(queue):
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt) as interrupted:
+        queue.submit_all([pw.Task("a")] * 5)
+    timer.join()
+    assert [ticket.status for ticket in interrupted.value.submitted] == ["pending"] * 3
+
+
+def test_cancelled_await_takes_no_result(queue):
+    ticket = submit(queue)
+
+    async def main():
+        async def result():
+            return await ticket
+
+        waiting = asyncio.ensure_future(result())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with queue.claim(0) as task:
+            np.asarray(task.output.tensor(dtype="float32"))[:] = ROOTS
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(main())
+    assert ticket.status == "done"
+    assert roots(ticket.result(0)) == ROOTS
+
+
+def test_loop_raises_if_the_lease_has_ended_in_its_body(domain):
+    with domain.queue("leased", tasks=1, lease=0.05, device="host") as queue:
+        ticket = queue.submit("slow")
+        with pytest.raises(pw.ClaimLost):
+            for _ in queue.claims(0):
+                again = queue.claim(10)
+        assert again.attempt == 2
+        again.complete()
+        assert ticket.result(0).attempt == 2
+
+
+@pytest.mark.parametrize("in_a_loop", [True, False])
+def test_any_text_of_an_exception_is_a_reason(queue, in_a_loop):
+    ticket = submit(queue, max_attempts=1)
+    error = OSError("no file \udcff" + "ä" * 200)
+    with pytest.raises(OSError) as raised:
+        if in_a_loop:
+            for _ in queue.claims(0):
+                raise error
+        else:
+            with queue.claim(0):
+                raise error
+    assert raised.value is error
+    with pytest.raises(pw.TaskFailed, match="OSError: no file "):
+        ticket.result(0)
+
+
+def test_task_in_another_state_is_neither_retried_nor_purged(queue):
+    ticket = submit(queue)
+    with pytest.raises(pw.WrongTaskState):
+        queue.retry(ticket.task)
+    with pytest.raises(pw.WrongTaskState):
+        queue.purge(ticket.task)
+    queue.claim(0).complete()
+    with pytest.raises(pw.WrongTaskState):
+        queue.retry(ticket.task)
+    queue.purge(ticket.task)
+    with pytest.raises(pw.TaskGone):
+        queue.purge(ticket.task)
+    assert_idle(queue)
+
+
+def test_exception_of_a_forked_child_fails_no_task_of_its_parent(queue):
+    ticket = submit(queue, max_attempts=1)
+    parent = os.getpid()
+    codes = []
+    try:
+        for task in queue.claims(0):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                pid = os.fork()
+            if pid == 0:
+                raise ZeroDivisionError
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            assert task.claimed
+            np.asarray(task.output.tensor(dtype="float32"))[:] = ROOTS
+    except BaseException as error:
+        if os.getpid() == parent:
+            raise
+        os._exit(7 if isinstance(error, ZeroDivisionError) else 1)
+    assert codes == [7]
+    assert roots(ticket.result(0)) == ROOTS
+
+
 def test_claim_is_the_parents_in_a_forked_child(queue):
     ticket = submit(queue)
     task = queue.claim(0)

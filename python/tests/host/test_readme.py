@@ -1,4 +1,4 @@
-"""The README's programs in Python, as they stand."""
+"""Programs in Python of the README and of the page on queues, as they stand."""
 
 import re
 from pathlib import Path
@@ -8,6 +8,7 @@ import pytest
 import partywall as pw
 
 README = Path(__file__).parents[3] / "README.md"
+QUEUES = README.parent / "docs/queues.md"
 
 
 @pytest.mark.skipif(not README.is_file(), reason="the package alone, without the repository")
@@ -29,3 +30,15 @@ def test_the_readmes_processes_find_each_other(socket, child):
         # Once their deaths are proved.
         while domain.ls():
             pass
+
+
+@pytest.mark.skipif(not QUEUES.is_file(), reason="the package alone, without the repository")
+def test_the_pages_worker_does_the_task_of_the_pages_submitter(socket, child):
+    section = QUEUES.read_text().split("\n## In Python\n")[1].split("\n## ")[0]
+    submitter, worker = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    # Connected first: the broker is of this test.
+    with pw.connect(socket=socket):
+        child(worker, PARTYWALL_SOCKET=socket)
+        submitting = child(submitter, PARTYWALL_SOCKET=socket)
+        assert submitting.says() == "7.0"
+        assert submitting.end() == 0
