@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use crate::{bench::Bench, mps::Mps, program::Program};
 
 /// What the programs are made of. They are part of this one, so that they come along wherever it runs.
-const FILES: [(&str, &str); 8] = [
+const FILES: [(&str, &str); 9] = [
     ("peer.py", include_str!("../../../benches/peers/peer.py")),
     ("round_trip.py", include_str!("../../../benches/peers/round_trip.py")),
     (OURS, include_str!("../../../benches/peers/ours.py")),
@@ -22,6 +22,7 @@ const FILES: [(&str, &str); 8] = [
     (RAW_TENSOR, include_str!("../../../benches/peers/raw_tensor.py")),
     (SIMPLE_QUEUE, include_str!("../../../benches/peers/simple_queue.py")),
     (SAFETENSORS, include_str!("../../../benches/peers/safetensors_load.py")),
+    (TASK_QUEUE, include_str!("../../../benches/peers/task_queue.py")),
     (TORCH_MULTIPROCESSING, include_str!("../../../benches/peers/torch_multiprocessing.py")),
 ];
 
@@ -35,6 +36,8 @@ pub(crate) const RAW_TENSOR: &str = "raw_tensor.py";
 pub(crate) const SIMPLE_QUEUE: &str = "simple_queue.py";
 /// safetensors, loading a file.
 pub(crate) const SAFETENSORS: &str = "safetensors_load.py";
+/// Tasks for workers, by Partywall, multiprocessing.Pool and Redis.
+pub(crate) const TASK_QUEUE: &str = "task_queue.py";
 /// torch.multiprocessing.
 pub(crate) const TORCH_MULTIPROCESSING: &str = "torch_multiprocessing.py";
 

@@ -8,6 +8,7 @@ mod many;
 pub(crate) mod ordering;
 mod peer_model;
 mod peer_open;
+mod peer_queues;
 mod peer_stranded;
 mod peer_topics;
 pub(crate) mod pools;
@@ -59,6 +60,7 @@ pub(crate) const SUBJECTS: &[Subject] = &[
     peers("peer_gpu_open", "opening GPU memory from Python and from Rust", true, peer_open::gpu),
     peers("peer_model", "a model of 14 GiB as torch tensors, by name and from a file", true, peer_model::run),
     peers("peer_stranded", "memory that exports leave behind, with torch.multiprocessing", true, peer_stranded::run),
+    peers("peer_queues", "tasks from Python to Python workers", false, peer_queues::run),
     peers("peer_topics_host", "tensors in host memory to another Python process", false, peer_topics::host),
     peers("peer_topics", "tensors on a GPU to another Python process, time-sliced", true, peer_topics::time_sliced),
     peers("peer_topics_mps", "tensors on a GPU to another Python process, under MPS", true, peer_topics::under_mps),
