@@ -191,6 +191,12 @@ impl Peer {
         self.child = None;
     }
 
+    /// Returns whether something was received that nothing has taken yet, or the role has ended.
+    pub(super) fn has_spoken(&self) -> Result<bool, Failure> {
+        let is_readable = || socket::wait(&self.socket, Ready::Read, Some(Instant::now()));
+        Ok(!self.received.is_empty() || is_readable().map_err(|errno| self.broken(errno.to_string()))?)
+    }
+
     /// Tells the role to end. Waits for the end of a child.
     pub(super) fn end(self) {
         // A role that has ended needs no message.

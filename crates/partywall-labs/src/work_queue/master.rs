@@ -1,9 +1,6 @@
 //! The master: submits arrays, takes results and verifies every element, and kills workers meanwhile.
 
-use std::{
-    collections::VecDeque,
-    hash::{BuildHasher, RandomState},
-};
+use std::hash::{BuildHasher, RandomState};
 
 use super::*;
 
@@ -22,9 +19,10 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
         queue,
         stream,
         workers: Vec::new(),
+        doomed: None,
         tasks: order.tasks,
         submitted: 0,
-        tickets: VecDeque::new(),
+        tickets: Vec::new(),
         count: Count::default(),
     };
     let time = master.run(first, order.kill, order.workers)?;
@@ -49,10 +47,12 @@ struct Master<'a> {
     /// What fills inputs on a GPU.
     stream: Option<Stream>,
     workers: Vec<Peer>,
+    /// The worker that is to be killed when it has half written the output of its next task.
+    doomed: Option<usize>,
     tasks: u32,
     submitted: u32,
     /// Tasks whose results were not taken yet, and when they were submitted.
-    tickets: VecDeque<(u32, Ticket, Instant)>,
+    tickets: Vec<(u32, Ticket, Instant)>,
     count: Count,
 }
 
@@ -84,16 +84,24 @@ impl Master<'_> {
         while self.workers.len() < usize::from(workers) {
             self.workers.push(self.start(Job::Work { tell: false })?);
         }
-        let mut killed_at = Instant::now();
+        let every = if self.stream.is_some() { KILL_EVERY_ON_GPU } else { KILL_EVERY };
+        let (mut kills, mut killed_at, mut answered) = (0, Instant::now(), 0);
         while self.count.answered() < self.tasks {
             self.submit()?;
             self.take()?;
-            if kill && killed_at.elapsed() >= KILL_EVERY {
+            self.kill_doomed()?;
+            if self.count.kills > kills {
+                (kills, killed_at, answered) = (self.count.kills, Instant::now(), self.count.answered());
+            }
+            // A result in between, so that one worker that is killed again and again gets on, too.
+            let is_time = killed_at.elapsed() >= every && self.count.answered() > answered;
+            if kill && self.doomed.is_none() && is_time {
                 self.kill_any()?;
-                killed_at = Instant::now();
             }
         }
         let time = start.elapsed();
+        // One that was to be killed in the middle of a task, and has found none.
+        self.doomed.take().map(|worker| self.workers.remove(worker));
         let results = self.count.right + self.count.wrong;
         self.count.twice = self.queue.stats().completed.saturating_sub(results.into());
         let last = self.workers.iter().map(|_| Task::new(LAST));
@@ -129,31 +137,31 @@ impl Master<'_> {
                     self.queue.submit_on(task(input), stream.as_ref(), TIMEOUT)
                 }
             };
-            self.tickets.push_back((number, ticket.map_err(|refused| refused.error)?, Instant::now()));
+            self.tickets.push((number, ticket.map_err(|refused| refused.error)?, Instant::now()));
             self.submitted += 1;
         }
         Ok(())
     }
 
-    /// Takes the result of the oldest task, if it comes within a moment.
+    /// Takes the results that are there; waits for the oldest task a moment.
     fn take(&mut self) -> Result<(), Failure> {
-        let Some((number, ticket, submitted)) = self.tickets.front() else { return Ok(()) };
-        match ticket.wait(TURN) {
-            Ok(result) => {
-                self.count.redelivered += u32::from(result.attempt()) - 1;
-                self.count.longest = self.count.longest.max(submitted.elapsed());
-                let output = result.output().ok_or_else(|| unexpected("a result has no output"))?;
-                *if has_roots(output, self.session.place, *number)? {
-                    &mut self.count.right
-                } else {
-                    &mut self.count.wrong
-                } += 1;
+        for (number, ticket, submitted) in std::mem::take(&mut self.tickets) {
+            let wait = if self.tickets.is_empty() { TURN } else { Duration::ZERO };
+            match ticket.wait(wait) {
+                Ok(result) => {
+                    self.count.redelivered += u32::from(result.attempt()) - 1;
+                    self.count.longest = self.count.longest.max(submitted.elapsed());
+                    let output = result.output().ok_or_else(|| unexpected("a result has no output"))?;
+                    let is_right = has_roots(output, self.session.place, number)?;
+                    *if is_right { &mut self.count.right } else { &mut self.count.wrong } += 1;
+                }
+                Err(Error::Timeout { .. }) if submitted.elapsed() < TIMEOUT => {
+                    self.tickets.push((number, ticket, submitted));
+                }
+                Err(Error::Timeout { .. } | Error::InvalidData(_) | Error::Gone(_)) => self.count.lost += 1,
+                Err(error) => return Err(error.into()),
             }
-            Err(Error::Timeout { .. }) if submitted.elapsed() < TIMEOUT => return Ok(()),
-            Err(Error::Timeout { .. } | Error::InvalidData(_) | Error::Gone(_)) => self.count.lost += 1,
-            Err(error) => return Err(error.into()),
         }
-        self.tickets.pop_front();
         Ok(())
     }
 
@@ -166,16 +174,35 @@ impl Master<'_> {
         Ok(())
     }
 
-    /// Kills a worker, whatever it does, and starts another one. A worker in another terminal is left alone.
+    /// Kills a worker, whatever it does, and starts one that is to be killed in the middle of a task. A worker in another
+    /// terminal is left alone.
     fn kill_any(&mut self) -> Result<(), Failure> {
         let victims: Vec<_> = (0..self.workers.len()).filter(|worker| self.workers[*worker].is_child()).collect();
         if victims.is_empty() {
             return Ok(());
         }
         let victim = victims[RandomState::new().hash_one(()) as usize % victims.len()];
-        self.workers[victim].kill();
+        self.replace(victim, Job::Half)?;
+        self.doomed = Some(victim);
+        Ok(())
+    }
+
+    /// Kills the worker that waits for it in the middle of a task, if one does, and starts another one.
+    fn kill_doomed(&mut self) -> Result<(), Failure> {
+        match self.doomed {
+            Some(worker) if self.workers[worker].has_spoken()? => {
+                self.workers[worker].hear::<()>()?;
+                self.doomed = None;
+                self.replace(worker, Job::Work { tell: worker == 0 })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn replace(&mut self, worker: usize, job: Job) -> Result<(), Failure> {
+        self.workers[worker].kill();
         self.count.kills += 1;
-        self.workers[victim] = self.start(Job::Work { tell: victim == 0 })?;
+        self.workers[worker] = self.start(job)?;
         Ok(())
     }
 }
@@ -245,8 +272,9 @@ fn has_roots(output: &Block, place: Place, task: u32) -> Result<bool, Failure> {
 /// How long the master waits for a result before it looks after its workers.
 const TURN: Duration = Duration::from_millis(10);
 
-/// How often a worker is killed.
+/// How often a worker is killed at any moment, and its successor in the middle of a task. On a GPU it takes longer to start.
 const KILL_EVERY: Duration = Duration::from_millis(50);
+const KILL_EVERY_ON_GPU: Duration = Duration::from_secs(1);
 
 /// How often a task may be attempted: a task that is always in the hands of the one that is killed is not given up.
 const MAX_ATTEMPTS: u8 = 100;
