@@ -374,7 +374,10 @@ fn tasks_of_killed_workers_are_done_once_on_the_simulated_gpu() {
             assert!(counts(&killed, &names[5..]).iter().all(|count| *count >= 1), "{device}: {}", killed.text());
             let report = Report::of(&killed);
             assert_eq!(report.steps_with("different"), [""; 0]);
-            assert_eq!(report.with("did-not-hold"), ["half", "lost", "twice"]);
+            assert_eq!(report.with("did-not-hold"), ["half", "lost", "textbook", "twice"]);
+            let last: Value = serde_json::from_str(killed.text().lines().last().unwrap()).unwrap();
+            assert!(last["textbook"]["lost"].as_u64().unwrap() >= 1, "the task that its worker had: {last}");
+            assert_eq!((&last["textbook"]["tasks"], &last["textbook"]["kills"]), (&tasks.into(), &1.into()));
         }
     }
 }

@@ -28,12 +28,16 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let time = master.run(first, order.kill, order.workers)?;
     let Master { count, .. } = master;
     session.tell(count.step(order.tasks, time, order.kill))?;
+    let textbook = textbook::run(session, &order)?;
+    session.tell(textbook.step())?;
     if !order.kill {
         let step = Step::new("killed", "Workers are killed in the middle of tasks", "Their tasks go to others.");
         let why = "nothing was killed: --kill does it";
-        session.tell(CLAIMS.iter().fold(step, |step, claim| step.untried(Some(*claim), why)))?;
+        session.tell([LOST, TWICE, HALF].iter().fold(step, |step, claim| step.untried(Some(*claim), why)))?;
     }
-    session.reporter().result(count.to_json(order.tasks));
+    let mut result = count.to_json(order.tasks);
+    result.insert("textbook".to_owned(), json!(textbook));
+    session.reporter().result(result);
     if count.is_right(order.tasks) {
         return Ok(());
     }
@@ -245,7 +249,7 @@ impl Count {
         .value("tasks a second", format!("{:.0}", f64::from(tasks) / time.as_secs_f64()));
         let step = match redelivered {
             _ if !kill => step,
-            0 => CLAIMS.iter().fold(step, |step, claim| step.leaves_open(*claim)),
+            0 => [LOST, TWICE, HALF].iter().fold(step, |step, claim| step.leaves_open(*claim)),
             _ => step.says(LOST, *lost > 0).says(TWICE, *twice > 0).says(HALF, *wrong > 0),
         };
         step.judge(

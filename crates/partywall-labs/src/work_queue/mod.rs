@@ -3,14 +3,16 @@
 //! | role | process | does |
 //! |---|---|---|
 //! | worker | child | claims tasks, writes the square roots of the input into its own output, completes them |
+//! | textbook | child | a worker of the textbook's queue, in host memory |
 //! | master | `partywall lab work-queue` | starts a broker and more workers, submits tasks, kills workers, verifies every element |
 
 mod master;
+mod textbook;
 mod worker;
 
 use clap::{Args, value_parser};
 use partywall::{Block, ClaimedTask, Queue, Task, Ticket, cuda::experiment::SquareRoots};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::prelude::*;
 
@@ -21,12 +23,15 @@ pub(super) static LAB: Lab = Lab {
     on_host: true,
     broker: true,
     options: Order::augment_args,
-    roles: &[Role::new(
-        "worker",
-        "Claim tasks and compute square roots, until the master has all results",
-        "The master has all results, and says which beliefs held.",
-        worker::play,
-    )],
+    roles: &[
+        Role::new(
+            "worker",
+            "Claim tasks and compute square roots, until the master has all results",
+            "The master has all results, and says which beliefs held.",
+            worker::play,
+        ),
+        Role::hidden("textbook", textbook::play),
+    ],
     observer: Role::new("master", "Submit tasks, verify every result, and say what became of them", "", master::play),
     claims: CLAIMS,
 };
@@ -79,5 +84,6 @@ fn element(task: u32, index: usize) -> f32 {
 claims! {
     LOST = "lost": "The task of a killed worker is lost.",
     TWICE = "twice": "A task that is done again has two results.",
+    TEXTBOOK = "textbook": "A ring of volatile words in shared memory does as well.",
     HALF = "half": "What a killed worker has half written reaches a result.",
 }

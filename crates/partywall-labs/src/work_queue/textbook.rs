@@ -1,0 +1,139 @@
+//! The queue of textbooks beside it: a ring of volatile words in shared memory, with neither fences nor owners.
+//!
+//! | words | field | written by |
+//! |---|---|---|
+//! | 0 | head: the next task | workers, as they take it |
+//! | 1 | tail: the end of the tasks | the master |
+//! | 2 … | how often each task was done | workers |
+//! | then | the square roots of each task | workers |
+
+use partywall_os::{
+    map::{SharedMap, SharedSlice},
+    memfd::Draft,
+};
+
+use super::*;
+
+/// How many tasks it is given at most: all have their outputs at the same time.
+const MOST_TASKS: u32 = 2_000;
+
+const HEAD: usize = 0;
+const TAIL: usize = 1;
+const DONE: usize = 2;
+
+/// What became of its tasks.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Count {
+    tasks: u32,
+    right: u32,
+    wrong: u32,
+    lost: u32,
+    twice: u32,
+    kills: u32,
+}
+
+/// The words of a ring, as one process accesses them.
+struct Ring(SharedMap);
+
+impl Ring {
+    fn words(&self) -> SharedSlice<'_, u32> {
+        self.0.slice(0, self.0.len() / 4).expect("words are aligned at the beginning of a mapping")
+    }
+
+    /// The first word of the roots of a task.
+    fn roots(&self, task: u32) -> usize {
+        DONE + self.words().get(TAIL) as usize + task as usize * ELEMENTS
+    }
+}
+
+fn failed(source: impl Into<std::io::Error>) -> Failure {
+    Error::System { what: "sharing the textbook's queue".into(), source: source.into() }.into()
+}
+
+/// Has its workers do the tasks, one of which may be killed in the middle of its first one.
+pub(super) fn run(session: &Session, order: &Order) -> Result<Count, Failure> {
+    let tasks = order.tasks.min(MOST_TASKS);
+    let words = DONE + tasks as usize * (1 + ELEMENTS);
+    let draft = Draft::create("partywall:textbook", words as u64 * 4).map_err(failed)?;
+    let fd = draft.share().map_err(failed)?;
+    let ring = Ring(SharedMap::writable(&fd).map_err(failed)?);
+    ring.words().set(TAIL, tasks);
+    let start = |job| {
+        let worker = session.spawn("textbook")?;
+        worker.say_with(job, &[std::os::fd::AsFd::as_fd(&fd)])?;
+        Ok::<_, Failure>(worker)
+    };
+    let mut count = Count { tasks, ..Count::default() };
+    if order.kill {
+        let mut worker = start(Job::Half)?;
+        worker.hear::<()>()?;
+        worker.kill();
+        count.kills = 1;
+    }
+    let mut workers = (0..order.workers).map(|_| start(Job::Work { tell: false })).collect::<Result<Vec<_>, _>>()?;
+    for worker in &mut workers {
+        worker.hear::<()>()?;
+    }
+    workers.into_iter().for_each(Peer::end);
+    for task in 0..tasks {
+        let first = ring.roots(task);
+        let is_root = |index| ring.words().get(first + index) == element(task, index).sqrt().to_bits();
+        *match ring.words().get(DONE + task as usize) {
+            0 => &mut count.lost,
+            _ if !(0..ELEMENTS).all(is_root) => &mut count.wrong,
+            1 => &mut count.right,
+            _ => &mut count.twice,
+        } += 1;
+    }
+    Ok(count)
+}
+
+/// One of its workers.
+pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
+    let job: Job = session.parent().hear()?;
+    let ring = Ring(SharedMap::writable(session.parent().take_fd()?).map_err(failed)?);
+    let words = ring.words();
+    loop {
+        let task = words.get(HEAD);
+        if task >= words.get(TAIL) {
+            break;
+        }
+        // What another worker reads before this is taken twice.
+        words.set(HEAD, task + 1);
+        let first = ring.roots(task);
+        for index in 0..ELEMENTS {
+            if job == Job::Half && index == ELEMENTS / 2 {
+                session.parent().say(())?;
+                // The master kills this process.
+                thread::sleep(TIMEOUT);
+            }
+            words.set(first + index, element(task, index).sqrt().to_bits());
+        }
+        let done = DONE + task as usize;
+        words.set(done, words.get(done) + 1);
+    }
+    session.parent().say(())?;
+    while session.parent().next::<()>()?.is_some() {}
+    Ok(())
+}
+
+impl Count {
+    pub(super) fn step(&self) -> Step {
+        let Self { tasks, right, wrong, lost, twice, kills } = self;
+        let fails = lost + wrong + twice;
+        let step = Step::new(
+            "textbook",
+            format!("{tasks} of the same arrays through the textbook's queue, a ring of volatile words"),
+            "A worker reads the head, and writes it one further. Two that read it before either has written do the same task. \
+             A task that was taken has no owner: when its worker dies, no other process knows that it is not done.",
+        )
+        .value("results", format!("{right} right and done once, {wrong} wrong, {lost} lost, {twice} done twice"))
+        .value("workers killed", kills.to_string());
+        let step = if fails > 0 { step.says(TEXTBOOK, false) } else { step.leaves_open(TEXTBOOK) };
+        step.judge(
+            *kills == 0 || *lost > 0,
+            if fails > 0 { "tasks are lost or done twice" } else { "nothing went wrong this time" },
+            "the task of the killed worker is done",
+        )
+    }
+}
