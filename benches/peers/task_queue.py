@@ -29,7 +29,8 @@ NAME = "benches/tasks"
 def main() -> None:
     system, workers, *arguments = sys.argv[1:]
     with ExitStack() as stack:
-        run = {"ours": ours, "pool": pool, "redis": redis}[system](stack, int(workers), *arguments)
+        systems: dict[str, Callable[..., Callable[[], float]]] = {"ours": ours, "pool": pool, "redis": redis}
+        run = systems[system](stack, int(workers), *arguments)
 
         def sample() -> float:
             start = time.perf_counter()
@@ -98,7 +99,7 @@ def redis(stack: ExitStack, workers: int) -> Callable[[], float]:
     def run() -> float:
         for number in range(TASKS):
             client.lpush("tasks", struct.pack("d", number))
-        return sum(struct.unpack("d", client.brpop(["roots"])[1])[0] for _ in range(TASKS))
+        return sum((float(struct.unpack("d", client.brpop(["roots"])[1])[0]) for _ in range(TASKS)), 0.0)
 
     return run
 
