@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use partywall::{Domain, Place, Queue, Task, Ticket};
+use partywall::{ClaimedTask, Domain, Place, Queue, Task, Ticket};
 use partywall_measure::Failure;
 
 use super::{
@@ -17,6 +17,8 @@ pub(super) struct Queues {
     theirs: Queue,
     /// The last task of ours, whose result has not been taken.
     last: RefCell<Option<Ticket>>,
+    /// The last task of theirs, which is not complete.
+    claimed: RefCell<Option<ClaimedTask>>,
 }
 
 pub(super) const WAYS: &[Way] = &[("task-exchange", in_turn), ("task-wake", asleep)];
@@ -24,13 +26,11 @@ pub(super) const WAYS: &[Way] = &[("task-exchange", in_turn), ("task-wake", asle
 impl Queues {
     pub(super) fn new(domain: &Domain, first: bool) -> Result<Self, Failure> {
         let queue = |side| domain.queue(if side { "first" } else { "second" }).place(Place::Host).open_or_create();
-        Ok(Self { ours: queue(first)?, theirs: queue(!first)?, last: RefCell::default() })
+        let (ours, theirs) = (queue(first)?, queue(!first)?);
+        Ok(Self { ours, theirs, last: RefCell::default(), claimed: RefCell::default() })
     }
 
     fn submit(&self, value: u64) -> Result<(), Failure> {
-        if let Some(last) = self.last.take() {
-            last.wait(TIMEOUT)?;
-        }
         let task = Task::new("count").arguments(&value.to_le_bytes());
         let ticket = self.ours.submit(task, TIMEOUT).map_err(|refused| refused.error)?;
         self.last.replace(Some(ticket));
@@ -42,16 +42,44 @@ impl Queues {
         if task.arguments() != value.to_le_bytes() {
             return Err(format!("task {:?} instead of {value}", task.arguments()).into());
         }
-        Ok(task.complete()?)
+        self.claimed.replace(Some(task));
+        Ok(())
+    }
+
+    /// Completes the task of theirs.
+    fn complete(&self) -> Result<(), Failure> {
+        Ok(self.claimed.take().map_or(Ok(()), ClaimedTask::complete)?)
+    }
+
+    /// Takes the result of the task of ours.
+    fn take(&self) -> Result<(), Failure> {
+        if let Some(last) = self.last.take() {
+            last.wait(TIMEOUT)?;
+        }
+        Ok(())
     }
 }
 
 fn in_turn(side: &Side, count: usize) -> Result<Vec<f64>, Failure> {
     let queues = side.queues()?;
-    exchange(side, count, |at| queues.submit(at), |at| queues.claim(at))
+    let submit = |at| {
+        queues.take()?;
+        queues.submit(at)
+    };
+    let claim = |at| {
+        queues.claim(at)?;
+        queues.complete()
+    };
+    exchange(side, count, submit, claim)
 }
 
 fn asleep(side: &Side, count: usize) -> Result<Vec<f64>, Failure> {
     let queues = side.queues()?;
-    wake(side, count, |at| queues.submit(at), |at| queues.claim(at))
+    let end = || {
+        queues.complete()?;
+        queues.take()
+    };
+    let samples = wake(side, count, end, |at| queues.submit(at), |at| queues.claim(at))?;
+    end()?;
+    Ok(samples)
 }

@@ -93,7 +93,7 @@ pub(super) const WAYS: &[Way] = &[
     ("wake-raw", |side, count| wake_by_futex(side, count, sleep_until)),
     ("wake-limited", |side, count| wake_by_futex(side, count, sleep_until_within)),
     ("wake-timeline", |side, count| {
-        wake(side, count, |at| Ok(side.ours.signal(at)?), |at| Ok(side.theirs.wait(at, TIMEOUT)?))
+        wake(side, count, || Ok(()), |at| Ok(side.ours.signal(at)?), |at| Ok(side.theirs.wait(at, TIMEOUT)?))
     }),
 ];
 
@@ -120,7 +120,7 @@ fn wake_by_futex(side: &Side, count: usize, sleep: fn(&AtomicU32, u32)) -> Resul
         sleep(word, at as u32);
         Ok(())
     };
-    wake(side, count, give, take)
+    wake(side, count, || Ok(()), give, take)
 }
 
 /// Nanoseconds of one hand-off, in the mean of a hundred that go there and back.
@@ -148,16 +148,19 @@ pub(super) fn exchange(
     Ok(samples)
 }
 
-/// Nanoseconds from the first's signal until the second, which sleeps, runs again. Its own reading of the clock is in it.
+/// Nanoseconds from the first's signal until the second, which sleeps, runs again. Its own reading of the clock is in it; what
+/// both do `before` a signal is not.
 pub(super) fn wake(
     side: &Side,
     count: usize,
+    before: impl Fn() -> Result<(), Failure>,
     give: impl Fn(u64) -> Result<(), Failure>,
     take: impl Fn(u64) -> Result<(), Failure>,
 ) -> Result<Vec<f64>, Failure> {
     let mut samples = Vec::with_capacity(count);
     for _ in 0..count {
         let at = side.step();
+        before()?;
         side.meet()?;
         if side.first {
             thread::sleep(TO_FALL_ASLEEP);
