@@ -2,9 +2,9 @@
 //!
 //! Processes agree which of them a block belongs to. The kernel does not enforce that agreement. Within this process
 //! [`BlockBorrows`] does: it lends each block either to readers or to one writer. Other processes are trusted: one that
-//! writes a block that it does not hold, by mistake or on purpose, changes bytes behind a `&` or `&mut` of this process,
-//! and whatever is computed from those bytes may be wrong in any way. The processes of a domain trust each other that far,
-//! because each can write the others' memory anyway.
+//! writes a block that it does not hold, by mistake or on purpose, changes bytes behind a `&` or `&mut` of this
+//! process, and whatever is computed from those bytes may be wrong in any way. The processes of a domain trust each
+//! other that far, because each can write the others' memory in any case.
 #![allow(unsafe_code)]
 
 use std::{
@@ -18,13 +18,13 @@ use std::{
 
 use crate::{cpu, map::SharedMap};
 
-/// Blocks of a map, of equal length and at equal distances, each borrowed by itself. No two `BlockBorrows` share
+/// Blocks of a map, of equal length and at equal distances, each borrowed separately. No two `BlockBorrows` share
 /// bytes.
 pub struct BlockBorrows {
     map: Arc<SharedMap>,
     /// Unique in this process.
     id: u64,
-    /// The bytes of the map that are divided.
+    /// The bytes of the map from the first block to the last.
     lent: Range<usize>,
     /// Byte offset of the first block.
     offset: usize,
@@ -36,9 +36,10 @@ pub struct BlockBorrows {
     borrows: Box<[AtomicU32]>,
 }
 
-/// A block that nobody writes until it is [given back](BlockBorrows::give_back).
+/// A block that no process writes until it is [given back](BlockBorrows::give_back).
 ///
-/// It keeps nothing alive: its `BlockBorrows` shows the bytes. So a message need not count references.
+/// It does not keep the map alive, so a message need not count references. Its bytes are accessed through its
+/// `BlockBorrows`.
 #[derive(Debug)]
 #[must_use = "the block stays borrowed until it is given back"]
 pub struct BorrowedBlock(BlockId);
@@ -73,9 +74,9 @@ impl BlockBorrows {
         Some(Self { map, id, lent: offset..end, offset, stride, bytes, borrows })
     }
 
-    /// Borrows a block for reading. By the processes' agreement nobody writes it before it is given back.
+    /// Borrows a block for reading. By the processes' agreement no process writes the block before it is given back.
     ///
-    /// Returns `None` if a writer borrows the block, or there is no such block.
+    /// Returns `None` if a writer has borrowed the block, or if the block does not exist.
     pub fn borrow(&self, index: usize) -> Option<BorrowedBlock> {
         let more = |readers: u32| readers.checked_add(1).filter(|more| *more != WRITER);
         // Pairs with the store in `give_back_mut`.
@@ -83,9 +84,10 @@ impl BlockBorrows {
         Some(BorrowedBlock(BlockId { lender: self.id, index }))
     }
 
-    /// Borrows a block for reading and writing. By the processes' agreement nobody else touches it before it is given back.
+    /// Borrows a block for reading and writing. By the processes' agreement no other process accesses the block before
+    /// it is given back.
     ///
-    /// Returns `None` if the block is borrowed, if there is no such block, or if the map is read-only.
+    /// Returns `None` if the block is borrowed or does not exist, or if the map is read-only.
     pub fn borrow_mut(&self, index: usize) -> Option<BorrowedBlockMut> {
         let borrows = self.borrows.get(index).filter(|_| self.map.is_writable())?;
         // Pairs with the changes in `give_back` and `give_back_mut`.
@@ -93,7 +95,7 @@ impl BlockBorrows {
         Some(BorrowedBlockMut(BlockId { lender: self.id, index }))
     }
 
-    /// Ends the use of a block.
+    /// Gives a block back after reading.
     ///
     /// # Panics
     /// If another `BlockBorrows` lent the block.
@@ -102,12 +104,13 @@ impl BlockBorrows {
         self.borrows[self.index(&block.0)].fetch_sub(1, Ordering::Release);
     }
 
-    /// Ends the use of a block that was borrowed for writing.
+    /// Gives a block back after writing.
     ///
     /// # Panics
     /// As [`give_back`](Self::give_back).
     pub fn give_back_mut(&self, block: BorrowedBlockMut) {
-        // As above; the next borrower sees our writes. Nobody else changes the count of a block that is being written.
+        // Pairs with the loads of the next borrower, which sees our writes. Only the writer changes the count of a block
+        // that it has borrowed.
         self.borrows[self.index(&block.0)].store(0, Ordering::Release);
     }
 
@@ -133,8 +136,8 @@ impl BlockBorrows {
     /// As [`bytes`](Self::bytes).
     pub fn bytes_mut<'a>(&'a self, block: &'a mut BorrowedBlockMut) -> &'a mut [u8] {
         // SAFETY:
-        // - As in `slice`, and the map is writable, or `borrow_mut` had refused.
-        // - Nobody else borrows the block, and the `&mut` makes this the only access through the borrow.
+        // - As in `slice`; and the map is writable, because `borrow_mut` refuses otherwise.
+        // - No other borrow of the block exists, and the `&mut` makes this the only access through this borrow.
         unsafe { std::slice::from_raw_parts_mut(self.start(self.index(&block.0)), self.bytes) }
     }
 
@@ -161,25 +164,25 @@ impl BlockBorrows {
         }
     }
 
-    /// The index of a block that `self` has lent.
+    /// Returns the index of a block that `self` has lent.
     fn index(&self, block: &BlockId) -> usize {
         assert_eq!(block.lender, self.id, "only the lender shows a block and takes it back");
         block.index
     }
 
-    /// The bytes of a block that is borrowed by the caller.
+    /// Returns the bytes of a block that the caller has borrowed.
     fn slice<'a>(&'a self, block: &'a BlockId) -> &'a [u8] {
         // SAFETY:
         // - The range is mapped and in bounds while `self` is borrowed, see `start`.
-        // - Nobody in this process writes it meanwhile: giving back consumes the `BlockId`, which is borrowed here;
-        //   `borrow_mut` refuses while a reader has the block, and a writer needs a `&mut` of the same `BlockId`. A map has
-        //   one `BlockBorrows` at a time, and whoever makes it uses no `SharedSlice` of that range.
+        // - Nothing in this process writes it meanwhile: giving back consumes the `BlockId`, which is borrowed here;
+        //   `borrow_mut` refuses while a reader has the block, and a writer needs a `&mut` of the same `BlockId`. Two
+        //   `BlockBorrows` never share a range, and the code that makes one uses no `SharedSlice` of that range.
         // - Other processes, and other maps of the same file, do not write it by the domain's agreement. Nothing enforces
         //   that; see the head of this file.
         unsafe { std::slice::from_raw_parts(self.start(self.index(block)), self.bytes) }
     }
 
-    /// The first address of the block `index`, which exists.
+    /// Returns the first address of the block `index`, which must exist.
     fn start(&self, index: usize) -> *mut u8 {
         assert!(index < self.borrows.len());
         // SAFETY: `new` has checked that all blocks lie within the mapping, which never shrinks while `map` lives.
@@ -189,7 +192,7 @@ impl BlockBorrows {
 
 impl Drop for BlockBorrows {
     fn drop(&mut self) {
-        // A block that is still borrowed shows nothing any more: no later `BlockBorrows` takes it for its own.
+        // The bytes of a block that is still borrowed can no longer be reached: every other `BlockBorrows` refuses it.
         self.map.take_back(&self.lent);
     }
 }
@@ -201,7 +204,7 @@ impl fmt::Debug for BlockBorrows {
     }
 }
 
-/// The number of readers that stands for a writer.
+/// The value of a block's count that stands for a writer.
 const WRITER: u32 = u32::MAX;
 
 #[cfg(test)]
@@ -244,9 +247,9 @@ mod tests {
             assert_eq!(blocks.as_ptr(&borrowed).cast_const(), blocks.bytes_of_mut(&borrowed).as_ptr());
         }
         let bytes = map.slice::<u8>(0, 4096).unwrap();
-        let has = |part: usize, at: usize| (64 + 128 * part..64 + 128 * part + 100).contains(&at);
+        let has = |block: usize, at: usize| (64 + 128 * block..64 + 128 * block + 100).contains(&at);
         for at in 0..4096 {
-            let expected = (0..3).find(|part| has(*part, at)).map_or(0, |part| part as u8 + 1);
+            let expected = (0..3).find(|block| has(*block, at)).map_or(0, |block| block as u8 + 1);
             assert_eq!(bytes.get(at), expected, "byte {at}");
         }
     }
@@ -287,7 +290,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is asked for, in whatever order: a block with several borrowers is only read.
+        /// In every order of requests, a block with several borrowers is only read.
         #[test]
         fn concurrent_borrows_do_not_conflict(
             asked in proptest::collection::vec((0..8_usize, any::<bool>(), any::<prop::sample::Index>()), 1..100),
@@ -296,8 +299,8 @@ mod tests {
             let mut read = Vec::<BorrowedBlock>::new();
             let mut written = Vec::<BorrowedBlockMut>::new();
             for (index, write, back) in asked {
-                let used = |borrowed: &[BorrowedBlock]| borrowed.iter().any(|part| part.0.index == index);
-                let taken = written.iter().any(|part| part.0.index == index);
+                let used = |borrowed: &[BorrowedBlock]| borrowed.iter().any(|block| block.0.index == index);
+                let taken = written.iter().any(|block| block.0.index == index);
                 if write {
                     let borrowed = blocks.borrow_mut(index);
                     prop_assert_eq!(borrowed.is_some(), !taken && !used(&read));

@@ -1,14 +1,13 @@
-//! Hints to the processor, which change nothing but how long things take.
+//! Hints to the processor. They change only the time that later accesses take.
 #![allow(unsafe_code)]
 
-/// Has the processor begin to fetch the cache line at the beginning of `value`, which will be read soon.
+/// Starts to fetch the cache line at the beginning of `value`, which will be read soon.
 #[inline]
 pub fn prefetch<T: ?Sized>(value: &T) {
     fetch(std::ptr::from_ref(value).cast());
 }
 
-/// Has the processor begin to fetch the cache line at the beginning of `value`, which will be written soon: other processors
-/// give it up meanwhile.
+/// Starts to fetch the cache line at the beginning of `value` for writing, and invalidates it in other processors.
 #[inline]
 pub fn prefetch_to_write<T: ?Sized>(value: &T) {
     fetch_to_write(std::ptr::from_ref(value).cast());
@@ -28,9 +27,8 @@ pub(crate) fn fetch(address: *const u8) {
 #[inline]
 pub(crate) fn fetch_to_write(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // The compiler's own would be the one for reading, since not all processors of this kind say that they know this one; those
-    // that do not know it do nothing.
-    // SAFETY: as above.
+    // The compiler's intrinsic would emit a prefetch for reading, because not every x86-64 processor reports
+    // `prefetchw`. A processor without it treats the instruction as a no-op. SAFETY: as above.
     unsafe {
         std::arch::asm!("prefetchw [{}]", in(reg) address, options(nostack, preserves_flags, readonly));
     }

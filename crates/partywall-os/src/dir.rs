@@ -1,4 +1,4 @@
-//! Directories that only we can enter, and locks on them.
+//! Directories that only this user can enter, and locks on them.
 
 use std::{
     fmt,
@@ -12,7 +12,7 @@ use rustix::{
     io::{self, Errno},
 };
 
-/// Why a directory is not used.
+/// Why a directory is refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unsafe {
     /// It is a symbolic link, or no directory at all.
@@ -21,9 +21,9 @@ pub enum Unsafe {
     Owner(u32),
     /// Others may enter it: its mode.
     Mode(u32),
-    /// It does not exist and cannot be made, because this parent of it does not exist.
+    /// It does not exist and cannot be created, because this parent of it does not exist.
     NoParent(PathBuf),
-    /// The kernel refused to make or open it.
+    /// The kernel refused to create or open it.
     Errno(Errno),
 }
 
@@ -47,7 +47,7 @@ pub struct PrivateDir {
 }
 
 impl PrivateDir {
-    /// Opens `path`, after making it (with mode 0700, not its parents) if it does not exist and `create` is set.
+    /// Opens `path`. If it does not exist and `create` is set, creates it with mode 0700, but not its parents.
     ///
     /// # Errors
     /// [`Unsafe::Errno`] with `ENOENT` if it does not exist; any other [`Unsafe`] if it must not be used.
@@ -65,7 +65,7 @@ impl PrivateDir {
             Err(Errno::LOOP | Errno::NOTDIR) => return Err(Unsafe::NotADirectory),
             Err(e) => return Err(Unsafe::Errno(e)),
         };
-        // What was opened is checked, not what the path may name a moment later.
+        // The open directory is checked, not the path, which may name another one a moment later.
         let stat = fs::fstat(&fd).map_err(Unsafe::Errno)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
             return Err(Unsafe::NotADirectory);
@@ -79,18 +79,18 @@ impl PrivateDir {
         Ok(Self { path: path.to_owned(), fd })
     }
 
-    /// Its path.
+    /// Returns the path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Locks the directory against everybody else who locks it; `None` if `deadline` came first. The lock ends with
-    /// the returned value or with the process, and leaves no file behind.
+    /// Locks the directory against other lockers. Returns `None` if `deadline` came first. The lock ends with the
+    /// returned value or with the process, and leaves no file behind.
     ///
     /// # Errors
     /// As flock(2).
     pub fn lock(self, deadline: Instant) -> io::Result<Option<DirLock>> {
-        // flock has no time-out and its holder may be stopped: try, and try again.
+        // flock has no timeout, and its holder may be stopped, so the loop polls.
         loop {
             match fs::flock(&self.fd, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Ok(Some(DirLock { fd: self.fd })),
@@ -110,7 +110,8 @@ pub struct DirLock {
 }
 
 impl DirLock {
-    /// Something that holds the lock, too, and may be given to another process: the lock ends with the last of them.
+    /// Returns a descriptor that also holds the lock and may be sent to another process. The lock ends with its last
+    /// holder.
     ///
     /// # Errors
     /// As dup(2).

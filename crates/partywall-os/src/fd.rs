@@ -1,4 +1,4 @@
-//! What a received file descriptor really is. Only what cannot be forged by its sender counts: the kernel's word.
+//! Classifies received file descriptors by what the kernel reports, which the sender cannot forge.
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -23,13 +23,13 @@ pub enum FdKind {
         /// Its length in bytes.
         bytes: u64,
     },
-    /// A file of `/dev/nvidiactl`: what the driver exports GPU memory as.
+    /// A file of `/dev/nvidiactl`: the driver exports GPU memory as such files.
     NvidiaControl,
     /// Something else, described for an error message.
     Other(String),
 }
 
-/// Looks at `fd`.
+/// Returns the kind of file behind `fd`.
 ///
 /// # Errors
 /// As fstat(2).
@@ -40,8 +40,8 @@ pub fn classify(fd: impl AsFd) -> io::Result<FdKind> {
     Ok(match FileType::from_raw_mode(stat.st_mode) {
         FileType::CharacterDevice if (major, minor) == (NVIDIA_MAJOR, NVIDIA_CTL_MINOR) => FdKind::NvidiaControl,
         FileType::CharacterDevice => FdKind::Other(format!("a character device {major}:{minor}")),
-        // Other files can carry seals too (hugetlbfs, tmpfs), but only a memfd has no name in any directory, and what
-        // matters of it is what the seals promise.
+        // Files of hugetlbfs and tmpfs can carry seals too, and count as memfds here: only the promise of the seals
+        // matters.
         FileType::RegularFile => match Seals::of(&fd) {
             Ok(seals) => FdKind::Memfd { seals, bytes: stat.st_size as u64 },
             Err(_) => FdKind::Other("an ordinary file".into()),
@@ -53,7 +53,7 @@ pub fn classify(fd: impl AsFd) -> io::Result<FdKind> {
     })
 }
 
-/// The kernel's name for the file, such as `anon_inode:[pidfd]`.
+/// Returns the kernel's name for the file, such as `anon_inode:[pidfd]`.
 fn link(fd: impl AsFd) -> String {
     let path = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
     fs::readlink(path, Vec::new()).map_or_else(|_| "an unknown file".into(), |link| link.to_string_lossy().into_owned())

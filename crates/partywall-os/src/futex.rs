@@ -1,9 +1,9 @@
-//! Sleeping on a word of shared memory until some process says that it has changed.
+//! Sleeping on a word of shared memory until a process wakes its sleepers.
 //!
-//! Shared futexes, which the kernel finds by the file behind the address: any process that maps the file may sleep and
-//! wake. A futex remembers nothing: a wake that meets nobody asleep is lost, which is why a sleeper names the value that
-//! it saw, and the kernel does not let it sleep on another. Whoever returns from a sleep has to look again: it may have
-//! been woken for nothing.
+//! The futexes are shared: the kernel finds them by the file behind the address, so any process that maps the file may
+//! sleep and wake. A futex has no memory: a wake without a sleeper is lost. A sleeper therefore passes the value that
+//! it saw, and the kernel lets it sleep only if the word still has that value. After a sleep, check the word again: a
+//! wake may be spurious.
 #![allow(unsafe_code)]
 
 use std::{
@@ -16,34 +16,33 @@ use rustix::{
     thread::futex::{self, Flags, Timespec},
 };
 
-/// Sleeps while `word` is `seen`, until somebody wakes it, but not longer than `limit`; returns `false` if the time ran
-/// out. May return early for no reason, for one when a signal arrives.
+/// Sleeps until another thread wakes it, if `word` equals `seen`. Returns `false` if `limit` ran out. May return early
+/// for no reason, for example when a signal arrives.
 pub fn wait(word: &AtomicU32, seen: u32, limit: Duration) -> bool {
-    // A number of seconds that the kernel does not take is longer than anybody waits.
+    // The kernel refuses a larger number of seconds, and no caller waits that long.
     let limit = limit.min(Duration::from_secs(u32::MAX.into()));
     let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
-    // The flags are empty, not `PRIVATE`. What else it returns is that the word has another value, that a signal has
-    // arrived, or that the address is bad, which a reference is not.
+    // The flags are empty, not `PRIVATE`. The other errors mean that the word has another value, that a signal has
+    // arrived, or that the address is bad, which a reference never is.
     futex::wait(word, Flags::empty(), seen, Some(&limit)) != Err(Errno::TIMEDOUT)
 }
 
-/// Wakes at most `count` of those who sleep on `word`; returns how many it were.
+/// Wakes at most `count` sleepers of `word`, and returns the number woken.
 pub fn wake(word: &AtomicU32, count: u32) -> usize {
-    // More than `i32::MAX` would be taken for a negative number. It fails for bad addresses alone.
+    // The kernel takes more than `i32::MAX` for a negative number. The call fails only for bad addresses.
     futex::wake(word, Flags::empty(), count.min(i32::MAX as u32)).unwrap_or(0)
 }
 
-/// Wakes all who sleep on `word`; returns how many it were.
+/// Wakes all sleepers of `word`, and returns the number woken.
 pub fn wake_all(word: &AtomicU32) -> usize {
     wake(word, u32::MAX)
 }
 
-/// The half of a word of 64 bits that [`wait`] and [`wake`] can have: its low 32 bits. To be slept on only, never loaded
-/// or stored to.
+/// Returns the low 32 bits of a 64-bit word, for [`wait`] and [`wake`] alone. Never load or store them.
 pub fn low_half(word: &AtomicU64) -> &AtomicU32 {
     const { assert!(cfg!(target_endian = "little"), "the low half comes first") };
-    // SAFETY: the first four bytes of eight that are borrowed for as long, aligned for more, and atomics both. Nothing
-    // but the kernel loads them at this size, which is what makes mixing sizes harmless.
+    // SAFETY: these are the first four of eight bytes that are borrowed for as long and aligned for more, and both
+    // types are atomics. Only the kernel loads them at this size, so no accesses of mixed sizes race.
     unsafe { AtomicU32::from_ptr(word.as_ptr().cast()) }
 }
 

@@ -1,22 +1,23 @@
-//! The Linux system calls that Partywall stands on, thin over rustix: each function does one thing and reports errno.
+//! Thin wrappers over rustix for the Linux system calls that Partywall uses. Each function does one thing and reports
+//! errno.
 //!
 //! | module | contains |
 //! |---|---|
 //! | [`memfd`] | anonymous files with seals: creation, sealing, checking |
-//! | [`map`] | mappings of them: private while building, sealed for readers, shared for `mutable` memory |
+//! | [`map`] | mappings of memfds: private while building, sealed for readers, shared for `mutable` memory |
 //! | [`borrow`] | blocks of mappings as plain bytes: one writer or many readers |
 //! | [`cpu`] | hints to the processor |
-//! | [`futex`] | sleeping on a word of shared memory, and waking who sleeps there |
+//! | [`futex`] | sleeping on a word of shared memory, and waking its sleepers |
 //! | [`lock`] | locks whose data stays valid when a thread panics |
-//! | [`socket`] | Unix stream sockets that carry file descriptors and tell who is at the other end |
+//! | [`socket`] | Unix stream sockets that carry file descriptors and identify their peer |
 //! | [`process`] | pidfds, daemons, resource limits |
 //! | [`timer_slack`] | short sleeps that end in time |
 //! | [`per_process`] | global state that a forked child begins anew |
 //! | [`fd`] | what a received file descriptor really is |
-//! | [`dir`] | directories that only we can enter, and locks on them |
+//! | [`dir`] | directories that only this user can enter, and locks on them |
 //!
-//! Linux 5.10 on x86-64 is the least that is supported; where a newer kernel offers more, the function says so and
-//! works without. Every file descriptor is close-on-exec, every interrupted call is repeated.
+//! The oldest supported kernel is Linux 5.10 on x86-64. A function that uses something newer says so and works without
+//! it. Every file descriptor is close-on-exec, and every interrupted call is repeated.
 
 pub mod borrow;
 pub mod cpu;

@@ -7,7 +7,7 @@ use std::sync::PoisonError;
 /// A standard lock is poisoned when a thread panics while it holds the lock. All of Partywall's locks guard data that is
 /// valid between any two statements, so the next thread can go on with it.
 pub trait IgnorePoison {
-    /// What the lock guards.
+    /// The guard, or the data.
     type Guarded;
 
     /// Returns the guard, or the data, whether or not the lock is poisoned.

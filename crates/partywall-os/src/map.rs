@@ -1,11 +1,11 @@
-//! Mappings of memfds, one type for each thing that may be assumed of the bytes.
+//! Mappings of memfds. Each type makes a different assumption about the bytes.
 //!
-//! | type | who may write the bytes | what it gives |
+//! | type | who may write the bytes | access |
 //! |---|---|---|
-//! | [`Draft`](crate::memfd::Draft) | its owner alone: the file has been given to nobody yet | `&mut [u8]` |
+//! | [`Draft`](crate::memfd::Draft) | its owner alone: no other process has the file yet | `&mut [u8]` |
 //! | [`SealedMap`] | nobody, the kernel refuses | `&[u8]` |
-//! | [`SharedMap`] | any process, at any time | [`SharedSlice`], by volatile accesses; [`Atomics`], by atomic ones |
-//! | [`BorrowedBlock`](crate::borrow::BorrowedBlock), [`BorrowedBlockMut`](crate::borrow::BorrowedBlockMut) | by agreement, nobody; their holder | `&[u8]`; `&mut [u8]` |
+//! | [`SharedMap`] | any process, at any time | [`SharedSlice`], by volatile accesses; [`Atomics`], by atomic accesses |
+//! | [`BorrowedBlock`](crate::borrow::BorrowedBlock), [`BorrowedBlockMut`](crate::borrow::BorrowedBlockMut) | by agreement, nobody; the holder | `&[u8]`; `&mut [u8]` |
 #![allow(unsafe_code)]
 
 use std::{
@@ -57,7 +57,7 @@ impl Region {
         Ok(Self { start, len })
     }
 
-    /// Addresses that nothing else in the process gets, without memory: every access ends the process.
+    /// Reserves addresses without memory, so that nothing else in the process gets them. Every access ends the process.
     fn reserve(len: usize) -> io::Result<Self> {
         if len == 0 {
             return Ok(Self { start: NonNull::dangling(), len });
@@ -77,25 +77,25 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         if self.len > 0 {
-            // SAFETY: the range was mapped by `new` or `reserve` and every borrow of it ends before `self`.
-            // It cannot fail for a whole mapping; if it ever did, the range would stay mapped, which is harmless.
+            // SAFETY: the range was mapped by `new` or `reserve` and every borrow of it ends before `self`. Unmapping a
+            // whole mapping cannot fail; if it ever did, the range would stay mapped, which is harmless.
             let _ = unsafe { mm::munmap(self.as_ptr(), self.len) };
         }
     }
 }
 
-/// A writable mapping of a file that this process has given to nobody; [`crate::memfd::Draft`] sees to that.
+/// A writable mapping of a file that no other process has, which [`crate::memfd::Draft`] guarantees.
 #[derive(Debug)]
 pub(crate) struct PrivateMap {
-    /// Mapped in one process alone. In a forked child of it something else may lie there by now.
+    /// Mapped only in the process that made it. In a forked child the addresses may hold something else.
     region: ManuallyDrop<Region>,
     /// The [`fork_generation`] of that process.
     generation: u64,
 }
 
 impl PrivateMap {
-    /// Maps all of `fd`. A forked child does not inherit the mapping, so that it can neither write nor keep the file
-    /// from being frozen.
+    /// Maps all of `fd`. A forked child does not inherit the mapping, so it can neither write the file nor keep it from
+    /// being frozen.
     ///
     /// # Safety
     /// Only this process has the file, and nothing writes it while a borrow of the bytes lives.
@@ -108,7 +108,7 @@ impl PrivateMap {
         Ok(Self { region: ManuallyDrop::new(region), generation: fork_generation() })
     }
 
-    /// Whether the bytes are there: not in a forked child.
+    /// Returns whether this process made the mapping. A forked child does not have it.
     fn is_here(&self) -> bool {
         self.generation == fork_generation()
     }
@@ -128,12 +128,12 @@ impl PrivateMap {
 }
 
 impl PrivateMap {
-    /// Has `seal` freeze the file, and leaves the bytes where they are, for reading: whoever knows the addresses, in
-    /// whatever thread, finds the bytes there at any time, and from now on faults if it writes. `readable` is the same file,
-    /// opened for reading.
+    /// Calls `seal` to freeze the file, and keeps the mapping at its address, read-only. Any thread that knows the
+    /// addresses can read the bytes at any time; from now on a write faults. `readable` is the same file, opened for
+    /// reading.
     ///
     /// # Errors
-    /// `EFAULT` in a forked child; as mmap(2); what `seal` says. The map is then as it was.
+    /// `EFAULT` in a forked child; as mmap(2); the error of `seal`. The map then stays writable.
     pub(crate) fn freeze(
         self,
         fd: impl AsFd,
@@ -149,12 +149,12 @@ impl PrivateMap {
                 Err(errno) => Err((Some(self), errno)),
             };
         }
-        // SAFETY: the range is ours, whole, and the file's bytes are what lies there before and after; `self` is taken,
-        // so that no borrow of the bytes lives.
+        // SAFETY: the range is one whole mapping of ours, which shows the same bytes of the file before and after.
+        // `self` was passed by value, so no borrow of the bytes lives.
         let replace = |prot, fd: BorrowedFd<'_>| unsafe {
             mm::mmap(self.region.as_ptr(), self.region.len, prot, MapFlags::SHARED | MapFlags::FIXED, fd, 0)
         };
-        // One that cannot write to the file, and so does not keep the kernel from sealing it.
+        // A mapping through the read-only descriptor does not keep the kernel from sealing the file.
         if let Err(errno) = replace(ProtFlags::READ, readable.as_fd()) {
             return Err((Some(self), errno));
         }
@@ -164,7 +164,7 @@ impl PrivateMap {
                 unsafe { mm::madvise(at, self.region.len, Advice::LinuxDontFork) }
             });
             if restored.is_err() {
-                // It stays as it is, for whoever knows the addresses, and is nobody's.
+                // The range stays mapped, because other code may still use its addresses; nothing owns it any more.
                 std::mem::forget(self);
                 return Err((None, errno));
             }
@@ -179,7 +179,7 @@ impl PrivateMap {
 impl Drop for PrivateMap {
     fn drop(&mut self) {
         if self.is_here() {
-            // SAFETY: nothing uses it after this.
+            // SAFETY: nothing uses the region after this.
             unsafe { ManuallyDrop::drop(&mut self.region) };
         }
     }
@@ -201,25 +201,25 @@ impl SealedMap {
         Region::new(fd, ProtFlags::READ).map(Self)
     }
 
-    /// The bytes, which can never change.
+    /// Returns the bytes, which can never change.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the range is mapped for as long as `self` lives. `new` has seen the seals, which cannot be taken
-        // off: no process can write the file, map it writable, or change its length.
+        // SAFETY: the range is mapped for as long as `self` lives. `new` has checked the seals, which cannot be
+        // removed: no process can write the file, map it writable, or change its length.
         unsafe { std::slice::from_raw_parts(self.0.start.as_ptr(), self.0.len) }
     }
 }
 
-/// Files that any process may write behind our back, mapped one behind the other at one range of addresses.
+/// Files that other processes may write at any time, mapped one after the other in one range of addresses.
 ///
-/// The range may be longer than the files: what is behind them is reserved, and [`SharedMap::extend`] maps further files
-/// there. What has been mapped stays where it is until the map is dropped.
+/// The range may be longer than the files. Its rest is reserved, and [`SharedMap::extend`] maps further files there. A
+/// mapped file keeps its address until the map is dropped.
 #[derive(Debug)]
 pub struct SharedMap {
     region: Region,
-    /// Bytes from the start of the region on that are mapped; it only grows. Stored (release) by
-    /// [`Extension::publish`] when the files are mapped, loaded (acquire) by [`SharedMap::len`] before they are used.
+    /// Number of mapped bytes from the start of the region; only grows. Stored (release) by [`Extension::publish`] when
+    /// the files are mapped, loaded (acquire) by [`SharedMap::len`] before they are used.
     len: AtomicUsize,
-    /// Held by the one who maps behind `len`.
+    /// Held by the thread that maps files behind `len`.
     extending: Mutex<()>,
     writable: bool,
     /// The bytes that belong to [`BlockBorrows`](crate::borrow::BlockBorrows).
@@ -243,11 +243,11 @@ impl SharedMap {
         Self::new([fd], 0, false)
     }
 
-    /// Maps `files` one behind the other, at the beginning of a range of `reserved` bytes; of as many as they have, if
-    /// that is more or if the process has no room for so many.
+    /// Maps `files` one after the other, at the beginning of a range of `reserved` bytes. The range is only as long as
+    /// the files if they are longer than `reserved`, or if the process lacks the address space for `reserved` bytes.
     ///
     /// # Errors
-    /// As [`SharedMap::extend`]; `ENOMEM` if there is no room for the files.
+    /// As [`SharedMap::extend`]; `ENOMEM` if the address space lacks room for the files.
     pub fn new<F: AsFd>(files: impl AsRef<[F]>, reserved: usize, writable: bool) -> io::Result<Self> {
         let mut bytes = 0_usize;
         for file in files.as_ref() {
@@ -261,22 +261,22 @@ impl SharedMap {
         Ok(map)
     }
 
-    /// Its first address, for handing it to a device driver. Nothing but volatile accesses may go there.
+    /// Returns the first address, to be passed to a device driver. Only volatile accesses may use it.
     pub fn as_ptr(&self) -> *mut u8 {
         self.region.start.as_ptr()
     }
 
-    /// Whether it was mapped for writing.
+    /// Returns whether the map is writable.
     pub fn is_writable(&self) -> bool {
         self.writable
     }
 
-    /// Maps `files` behind what is mapped already. Nothing shows before [`Extension::publish`].
+    /// Maps `files` behind those that are mapped already. They become visible with [`Extension::publish`].
     ///
     /// # Errors
-    /// `ENOMEM` if they do not fit into what is reserved; `EINVAL` if what is there ends, or one of them but the last
-    /// ends, within a page; `EPERM` unless each is sealed against shrinking and growing; `EACCES` or `EPERM` if one is
-    /// frozen and the map is for writing; else as mmap(2). The map is then as it was.
+    /// `ENOMEM` if the files do not fit into the reserved range; `EINVAL` if the mapped files end within a page, or a
+    /// file other than the last does; `EPERM` unless each file is sealed against shrinking and growing; `EACCES` or
+    /// `EPERM` if a file is frozen and the map is writable; otherwise as mmap(2). The map is then unchanged.
     pub fn extend<F: AsFd>(&self, files: impl AsRef<[F]>) -> io::Result<Extension<'_>> {
         // A panic under this lock leaves pages behind `len` mapped, which the next extension replaces.
         let turn = self.extending.lock().ignore_poison();
@@ -290,8 +290,8 @@ impl SharedMap {
             let bytes = usize::try_from(memfd::len(file)?).map_err(|_| Errno::OVERFLOW)?;
             let end = extension.end.checked_add(bytes).filter(|end| *end <= self.region.len).ok_or(Errno::NOMEM)?;
             if bytes > 0 {
-                // SAFETY: the addresses belong to our region, by the check above, and lie behind `len`: nothing has
-                // been given out there. The kernel refuses an address within a page.
+                // SAFETY: the addresses belong to our region, by the check above, and lie behind `len`, so no reference
+                // to them exists. The kernel refuses an address within a page.
                 unsafe {
                     let at = self.region.as_ptr().byte_add(extension.end);
                     mm::mmap(at, bytes, prot, MapFlags::SHARED | MapFlags::FIXED, file, 0)
@@ -302,7 +302,8 @@ impl SharedMap {
         Ok(extension)
     }
 
-    /// Gives bytes to a `BlockBorrows`, until [`take_back`](Self::take_back). Returns false if another has some of them.
+    /// Reserves bytes for a `BlockBorrows` until [`take_back`](Self::take_back). Returns false if another
+    /// `BlockBorrows` has some of them.
     pub(crate) fn lend(&self, bytes: Range<usize>) -> bool {
         let mut lent = self.lent.lock().ignore_poison();
         let is_free = lent.iter().all(|other| bytes.end <= other.start || other.end <= bytes.start);
@@ -312,39 +313,39 @@ impl SharedMap {
         is_free
     }
 
-    /// Takes back bytes that were lent.
+    /// Ends a reservation made by [`lend`](Self::lend).
     pub(crate) fn take_back(&self, bytes: &Range<usize>) {
         self.lent.lock().ignore_poison().retain(|other| other != bytes);
     }
 
-    /// Its length in bytes now.
+    /// Returns the current length in bytes.
     pub fn len(&self) -> usize {
         self.len.load(Ordering::Acquire)
     }
 
-    /// Whether it has no bytes.
+    /// Returns whether the map is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Bytes that it can have without moving.
+    /// Returns the length in bytes that the map can grow to.
     pub fn reserved(&self) -> usize {
         self.region.len
     }
 
-    /// `count` values of type `T` from byte `offset` on, or `None` if they do not fit or are not aligned.
+    /// Returns `count` values of type `T` from byte `offset` on, or `None` if they do not fit or are not aligned.
     pub fn slice<T: Pod>(&self, offset: usize, count: usize) -> Option<SharedSlice<'_, T>> {
         let bytes = count.checked_mul(size_of::<T>())?;
         if offset.checked_add(bytes)? > self.len() || !offset.is_multiple_of(align_of::<T>()) {
             return None;
         }
-        // SAFETY: `offset` lies within the mapping or at its end, and what is mapped stays so while `self` lives.
+        // SAFETY: `offset` lies within the mapping or at its end, and the mapping does not shrink while `self` lives.
         let start = unsafe { self.region.start.add(offset) };
         Some(SharedSlice { start: start.cast(), count, writable: self.writable, map: PhantomData })
     }
 
-    /// `count` values of type `T` from byte `offset` on, to be used by several processes at once, or `None` if they do
-    /// not fit, are not aligned, or the map is for reading.
+    /// Returns `count` values of type `T` from byte `offset` on, which several processes may use at once; `None` if
+    /// they do not fit, are not aligned, or the map is read-only.
     pub fn atomics<T: Atomics>(&self, offset: usize, count: usize) -> Option<&[T]> {
         let bytes = count.checked_mul(size_of::<T>())?;
         if !self.writable || offset.checked_add(bytes)? > self.len() || !offset.is_multiple_of(align_of::<T>()) {
@@ -353,16 +354,15 @@ impl SharedMap {
         if bytes == 0 {
             return Some(&[]); // An empty map has no address.
         }
-        // A region begins at a page. Nothing that has been defined with a larger alignment would be found there.
+        // A region begins at a page, so a type with a larger alignment than a page would not be aligned.
         const { assert!(align_of::<T>() <= 4096) };
-        // SAFETY: in range and aligned, by the checks above; mapped for writing while `self` lives. Any bytes are a `T`
-        // and it consists of atomics alone, by its contract, so that it may change at any time.
+        // SAFETY: in range and aligned, by the checks above; mapped for writing while `self` lives. By the contract of
+        // `Atomics` any bytes are a valid `T`, and it consists of atomics alone, so it may change at any time.
         Some(unsafe { std::slice::from_raw_parts(self.region.start.add(offset).cast().as_ptr(), count) })
     }
 }
 
-/// Values of type `T` in a map, which stays mapped with them: [`SharedMap::atomics`] for those who ask often, and want no
-/// checks each time.
+/// Values of type `T` in a map, which keep the map alive. Checked once, unlike the slices of [`SharedMap::atomics`].
 #[derive(Debug)]
 pub struct Part<T> {
     start: NonNull<T>,
@@ -370,13 +370,13 @@ pub struct Part<T> {
     _map: Arc<SharedMap>,
 }
 
-// SAFETY: it is a `&[T]` that keeps alive what it points into, and a `T` may be used by any thread at once.
+// SAFETY: it is a `&[T]` that keeps the map it points into alive, and any thread may use a `T` at any time.
 unsafe impl<T: Atomics> Send for Part<T> {}
 // SAFETY: as for `Send`.
 unsafe impl<T: Atomics> Sync for Part<T> {}
 
 impl SharedMap {
-    /// `count` values of type `T` from byte `offset` on, or `None` as [`SharedMap::atomics`].
+    /// Returns `count` values of type `T` from byte `offset` on; `None` in the same cases as [`SharedMap::atomics`].
     pub fn part<T: Atomics>(self: &Arc<Self>, offset: usize, count: usize) -> Option<Part<T>> {
         let start = NonNull::from(self.atomics::<T>(offset, count)?).cast();
         Some(Part { start, count, _map: self.clone() })
@@ -388,25 +388,25 @@ impl<T: Atomics> Deref for Part<T> {
 
     #[inline]
     fn deref(&self) -> &[T] {
-        // SAFETY: a slice that `atomics` has given out, of a map that is still there: it neither moves nor becomes shorter.
+        // SAFETY: `atomics` returned this slice, and its map is still alive; a map neither moves nor shrinks.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.count) }
     }
 }
 
-/// What consists of integer atomics alone, and so may be borrowed while any process writes to it.
+/// A type that consists of integer atomics alone, and may therefore be borrowed while any process writes to it.
 ///
 /// # Safety
-/// No other fields, no padding, a `repr` that fixes the layout; nothing in it is dropped.
+/// The type has no other fields, no padding and no drop glue, and its `repr` fixes the layout.
 pub unsafe trait Atomics: Sync {}
 
-// SAFETY: it is one.
+// SAFETY: it is an integer atomic.
 unsafe impl Atomics for AtomicU32 {}
-// SAFETY: it is one.
+// SAFETY: it is an integer atomic.
 unsafe impl Atomics for AtomicU64 {}
 // SAFETY: an array has no padding.
 unsafe impl<T: Atomics, const N: usize> Atomics for [T; N] {}
 
-/// Files that are mapped behind the others and do not show yet. Dropping it takes them away again.
+/// Files that are mapped behind the others and are not visible yet. Dropping it unmaps them.
 #[derive(Debug)]
 pub struct Extension<'a> {
     map: &'a SharedMap,
@@ -416,7 +416,7 @@ pub struct Extension<'a> {
 }
 
 impl Extension<'_> {
-    /// Makes them part of the map.
+    /// Makes the files part of the map.
     pub fn publish(mut self) {
         self.map.len.store(self.end, Ordering::Release);
         self.start = self.end;
@@ -427,8 +427,9 @@ impl Drop for Extension<'_> {
     fn drop(&mut self) {
         if self.start < self.end {
             let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-            // SAFETY: pages of our region behind `len`, which nobody has been given; they become a mere reservation
-            // again. Should the kernel have no memory even for that, the files stay mapped until the region goes.
+            // SAFETY: these pages of our region lie behind `len`, so no reference to them exists. They become a mere
+            // reservation again. If the kernel lacks memory even for that, the files stay mapped until the region is
+            // dropped.
             let _ = unsafe {
                 let at = self.map.region.as_ptr().byte_add(self.start);
                 mm::mmap_anonymous(at, self.end - self.start, ProtFlags::empty(), flags)
@@ -439,8 +440,8 @@ impl Drop for Extension<'_> {
 
 /// Values in memory that any process may write at any time.
 ///
-/// Every access is one volatile load or store of a value: what is read may be torn between processes if nothing
-/// orders them, but it is never undefined. There is no way to get a reference into it.
+/// Every access is one volatile load or store of a value. Without an order between processes a value may be torn, but
+/// an access is never undefined behaviour. No reference into the memory exists.
 #[derive(Debug, Clone, Copy)]
 pub struct SharedSlice<'a, T> {
     start: NonNull<T>,
@@ -449,28 +450,28 @@ pub struct SharedSlice<'a, T> {
     map: PhantomData<&'a SharedMap>,
 }
 
-// SAFETY: accesses are volatile and of plain values, from whatever thread.
+// SAFETY: accesses are volatile and of plain values, which any thread may make.
 unsafe impl<T: Pod + Send> Send for SharedSlice<'_, T> {}
 // SAFETY: as for `Send`.
 unsafe impl<T: Pod + Sync> Sync for SharedSlice<'_, T> {}
 
 impl<T: Pod> SharedSlice<'_, T> {
-    /// How many values.
+    /// Returns the number of values.
     pub fn len(&self) -> usize {
         self.count
     }
 
-    /// Whether there are none.
+    /// Returns whether the slice is empty.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Whether [`SharedSlice::set`] may be called.
+    /// Returns whether [`SharedSlice::set`] may be called.
     pub fn is_writable(&self) -> bool {
         self.writable
     }
 
-    /// The value at `index` now.
+    /// Loads the value at `index`.
     ///
     /// # Panics
     /// If `index` is out of range.
@@ -571,7 +572,7 @@ mod tests {
         let frozen = memfd::frozen("partywall:test", &vec![0; page]).unwrap();
         drop(map.extend([&other]).unwrap());
         assert_eq!(map.len(), page);
-        // The second of two is refused: the first is taken away with it.
+        // The second of two files is refused, so the first is unmapped again.
         assert_eq!(map.extend([&other, &frozen]).unwrap_err(), Errno::ACCESS);
         assert_eq!(map.extend([shared(4 * page as u64)]).unwrap_err(), Errno::NOMEM);
         assert_eq!(map.len(), page);

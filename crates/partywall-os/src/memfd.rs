@@ -1,8 +1,8 @@
 //! Anonymous files with seals.
 //!
-//! A memfd is made at its final length and sealed against shrinking and growing before anybody else sees it, so that
-//! no peer can make a reader's mapping fault. Freezing adds `F_SEAL_WRITE`: from then on the kernel refuses every
-//! write and every writable mapping, whoever asks.
+//! A memfd is created at its final length and sealed against shrinking and growing before any other process gets it. No
+//! peer can therefore make a reader's mapping fault. Freezing adds `F_SEAL_WRITE`: from then on the kernel refuses
+//! every write and every writable mapping by any process.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -20,25 +20,25 @@ const FIXED_LENGTH: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 /// The longest name that `memfd_create` takes (memfd_create(2)).
 const MAX_NAME: usize = 249;
 
-/// A zeroed file that only this process has, until it is [frozen](Draft::freeze) or [shared](Draft::share).
+/// A zeroed file that only this process can access until it is [frozen](Draft::freeze) or [shared](Draft::share).
 ///
-/// Written through a mapping ([`Draft::bytes_mut`]) or without one ([`Draft::writer`]): the latter spares the kernel
-/// zeroing each page before it is overwritten.
+/// It is written through a mapping ([`Draft::bytes_mut`]) or without one ([`Draft::writer`]). Without a mapping the
+/// kernel need not zero each page before it is overwritten.
 #[derive(Debug)]
 pub struct Draft {
     map: Option<PrivateMap>,
-    /// What was mapped, once the file is frozen.
+    /// The mapping, once the file is frozen.
     frozen: Option<SealedMap>,
     fd: OwnedFd,
     bytes: u64,
 }
 
 impl Draft {
-    /// A file of `bytes` zero bytes, sealed against shrinking and growing. `name` is shown in `/proc`, shortened to
-    /// what the kernel takes.
+    /// Creates a file of `bytes` zero bytes, sealed against shrinking and growing. `name` is shown in `/proc`,
+    /// shortened to the kernel's limit.
     ///
     /// # Errors
-    /// `ENOMEM`, `EMFILE`; `EINVAL` or `EFBIG` where `bytes` exceeds what a file can hold.
+    /// `ENOMEM`, `EMFILE`; `EINVAL` or `EFBIG` if `bytes` exceeds the maximum length of a file.
     pub fn create(name: &str, bytes: u64) -> io::Result<Self> {
         let mut end = name.len().min(MAX_NAME);
         while !name.is_char_boundary(end) {
@@ -50,17 +50,17 @@ impl Draft {
         Ok(Self { map: None, frozen: None, fd, bytes })
     }
 
-    /// Its length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> u64 {
         self.bytes
     }
 
-    /// Whether it has no bytes.
+    /// Returns whether the file is empty.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 
-    /// The bytes, mapped on first use.
+    /// Returns the bytes, mapped on first use.
     ///
     /// # Errors
     /// As mmap(2); `EFAULT` in a forked child of the process that mapped them; `EPERM` once the file is frozen.
@@ -70,39 +70,40 @@ impl Draft {
         }
         let map = match self.map.take() {
             Some(map) => map,
-            // SAFETY: the file was made by `create` and `self` has given it to nobody; `writer` needs `&mut self`.
+            // SAFETY: `create` made the file, and `self` has not handed it to any other owner; `writer` needs `&mut
+            // self`.
             None => unsafe { PrivateMap::new(&self.fd) }?,
         };
         self.map.insert(map).bytes_mut().ok_or(io::Errno::FAULT)
     }
 
-    /// The bytes as they were written so far, if they have been mapped by [`Draft::bytes_mut`].
+    /// Returns the bytes as written so far, if [`Draft::bytes_mut`] has mapped them.
     pub fn bytes(&self) -> Option<&[u8]> {
         self.map.as_ref().and_then(PrivateMap::bytes)
     }
 
-    /// Writes without a mapping, also from several threads at once.
+    /// Returns a writer that needs no mapping and can be used by several threads at once.
     pub fn writer(&mut self) -> DraftWriter<'_> {
         DraftWriter(self)
     }
 
-    /// Forbids every further write, by anybody, for ever. The descriptor that is returned is for reading only.
+    /// Forbids every further write by any process, and returns a read-only descriptor.
     ///
     /// # Errors
-    /// `EBUSY` while somebody has the file mapped writable or reads into it without a copy; `ENOENT` without /proc, through
-    /// which it is opened for reading.
+    /// `EBUSY` while any process has a writable mapping of the file or reads into it without a copy; `ENOENT` without
+    /// /proc, through which the file is opened for reading.
     pub fn freeze(mut self) -> io::Result<OwnedFd> {
-        // Else it would have to stay where it is.
+        // `freeze_in_place` would keep the mapping, which is not needed here.
         self.map = None;
         self.freeze_in_place()?;
         Ok(self.fd)
     }
 
-    /// As [`Draft::freeze`], and what was mapped by [`Draft::bytes_mut`] stays where it is, for reading: whoever knows
-    /// its addresses finds the bytes there, and faults if it writes. Once frozen it stays so.
+    /// Freezes the file as [`Draft::freeze`] does, and keeps the mapping of [`Draft::bytes_mut`] at its address. Code
+    /// that knows the address can still read the bytes there; a write faults. A second call changes nothing.
     ///
     /// # Errors
-    /// As [`Draft::freeze`], mmap(2); `EFAULT` in a forked child. The file is then as it was.
+    /// As [`Draft::freeze`] and mmap(2); `EFAULT` in a forked child. The file then stays writable.
     pub fn freeze_in_place(&mut self) -> io::Result<()> {
         if self.frozen.is_some() {
             return Ok(());
@@ -126,17 +127,17 @@ impl Draft {
         Ok(())
     }
 
-    /// What is mapped of a file that is frozen.
+    /// Returns the mapping of a frozen file.
     pub fn into_frozen(self) -> Option<SealedMap> {
         self.frozen
     }
 
-    /// What [`Draft::bytes_mut`] has mapped, of a file that is shared.
+    /// Returns the mapping that [`Draft::bytes_mut`] made, for a shared file.
     pub fn into_written(self) -> Written {
         Written { _map: self.map }
     }
 
-    /// Leaves the file writable for everybody who will have it, and forbids to freeze it.
+    /// Keeps the file writable for every process that receives it, and forbids freezing it.
     ///
     /// # Errors
     /// As fcntl(2).
@@ -145,10 +146,10 @@ impl Draft {
         Ok(self.fd)
     }
 
-    /// As [`Draft::share`], and what was mapped stays where it is.
+    /// Shares the file as [`Draft::share`] does, and keeps the mapping at its address.
     ///
     /// # Errors
-    /// As there.
+    /// As fcntl(2).
     pub fn share_in_place(&self) -> io::Result<()> {
         if Seals::of(&self.fd)?.0.contains(SealFlags::SEAL) {
             Ok(())
@@ -164,27 +165,28 @@ impl AsFd for Draft {
     }
 }
 
-/// Another descriptor of the same file, which cannot write.
+/// Opens a read-only descriptor of the same file.
 ///
-/// Up to Linux 6.6 the kernel takes each shared mapping for a writer, also a mapping for reading, if its descriptor could
-/// write: it keeps the file from being frozen, and is refused once the file is frozen (`mapping_map_writable` in mmap).
+/// Up to Linux 6.6 the kernel counts every shared mapping through a writable descriptor as a writer, even if the
+/// mapping is read-only. Such a mapping keeps the file from being frozen, and is refused once the file is frozen
+/// (`mapping_map_writable` in mmap).
 fn open_for_reading(fd: &OwnedFd) -> io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
     io::retry_on_intr(|| fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()))
 }
 
-/// Keeps the bytes of a [`Draft`] where they were written, for whoever knows the addresses.
+/// Keeps the mapping of a [`Draft`] alive for code that still uses its addresses.
 #[derive(Debug)]
 pub struct Written {
     _map: Option<PrivateMap>,
 }
 
-/// Writes into a [`Draft`] that is borrowed meanwhile.
+/// Writes into a borrowed [`Draft`].
 #[derive(Debug)]
 pub struct DraftWriter<'a>(&'a mut Draft);
 
 impl DraftWriter<'_> {
-    /// Writes all of `bytes` at `offset`. Threads that write to the same place leave either's bytes there.
+    /// Writes all of `bytes` at `offset`. If two threads write the same place, the bytes of either may remain.
     ///
     /// # Errors
     /// `EPERM` past the end, `ENOMEM`.
@@ -201,7 +203,7 @@ impl DraftWriter<'_> {
     }
 }
 
-/// A frozen file with exactly `contents`.
+/// Creates a frozen file with exactly these `contents`.
 ///
 /// # Errors
 /// As [`Draft::create`].
@@ -211,31 +213,31 @@ pub fn frozen(name: &str, contents: &[u8]) -> io::Result<OwnedFd> {
     draft.freeze()
 }
 
-/// What can no longer be done to a memfd.
+/// The seals of a memfd: operations that the kernel refuses on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seals(SealFlags);
 
 impl Seals {
-    /// The seals of `fd`.
+    /// Reads the seals of `fd`.
     ///
     /// # Errors
-    /// `EINVAL` if it is no memfd (or other file that can be sealed).
+    /// `EINVAL` if the file is neither a memfd nor another file that can be sealed.
     pub fn of(fd: impl AsFd) -> io::Result<Self> {
         fs::fcntl_get_seals(fd).map(Self)
     }
 
-    /// Whether its length can never change.
+    /// Returns whether the length can never change.
     pub fn fixed_length(self) -> bool {
         self.0.contains(FIXED_LENGTH)
     }
 
-    /// Whether its bytes can never change.
+    /// Returns whether the bytes can never change.
     pub fn frozen(self) -> bool {
         self.0.contains(FIXED_LENGTH.union(SealFlags::WRITE))
     }
 }
 
-/// The length of a file in bytes.
+/// Returns the length of a file in bytes.
 ///
 /// # Errors
 /// As fstat(2).
@@ -265,7 +267,7 @@ mod tests {
         assert_eq!(&draft.bytes().unwrap()[7..9], [42, 43]);
         let fd = draft.freeze().unwrap();
         assert_eq!(fs::fcntl_getfl(&fd).unwrap() & OFlags::ACCMODE, OFlags::RDONLY);
-        // Whoever opens it again for writing has nothing of it.
+        // Opening the file again for writing does not help.
         let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
         let writable = fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).unwrap();
         assert_eq!(io::pwrite(&writable, b"x", 0), Err(io::Errno::PERM));

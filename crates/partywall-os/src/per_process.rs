@@ -11,13 +11,14 @@ use std::{
 
 use crate::{lock::IgnorePoison, process::fork_generation};
 
-/// A value for a `static` that each process begins anew, a forked child too: what the parent knows is not true of the
-/// child, and a lock that another thread held during the fork would never be released there.
+/// A value for a `static` that starts as the default in each process, also in a forked child. The parent's value does
+/// not apply to the child, and a lock that another thread held during the fork would never be released there.
 ///
-/// A child made by the bare system call goes unnoticed, as with [`fork_generation`].
+/// A child made by the system call alone is not noticed, as with [`fork_generation`].
 #[derive(Debug)]
 pub struct PerProcess<T> {
-    /// What belongs to a generation; null before the first use. Never freed, because guards borrow it for ever.
+    /// The value of the current generation; null before the first use. Never freed, because guards borrow it for
+    /// `'static`.
     current: AtomicPtr<Cell<T>>,
 }
 
@@ -28,26 +29,26 @@ struct Cell<T> {
 }
 
 impl<T: Default + Send> PerProcess<T> {
-    /// Nothing yet.
+    /// Creates an empty cell.
     pub const fn new() -> Self {
         Self { current: AtomicPtr::new(ptr::null_mut()) }
     }
 
-    /// This process's value, which is the default one at first. A thread that panicked with the guard does not spoil it.
+    /// Locks this process's value, which is the default at first. A panic of a thread that held the guard is ignored.
     pub fn lock(&'static self) -> MutexGuard<'static, T> {
         let generation = fork_generation();
         loop {
             let found = self.current.load(Ordering::Acquire);
-            // SAFETY: null, or a cell that `Box::into_raw` gave and that is never freed once it has been stored here.
+            // SAFETY: null, or a cell from `Box::into_raw` that is never freed once it has been stored here.
             if let Some(cell) = unsafe { found.as_ref() }
                 && cell.generation == generation
             {
                 return cell.value.lock().ignore_poison();
             }
             let fresh = Box::into_raw(Box::new(Cell { generation, value: Mutex::default() }));
-            // A parent's cell stays where it is: nobody here can know who had locked it.
+            // The parent's cell is leaked: a thread that does not exist in this process may hold its lock.
             if self.current.compare_exchange(found, fresh, Ordering::AcqRel, Ordering::Acquire).is_err() {
-                // SAFETY: made above, and stored nowhere.
+                // SAFETY: the box was made above, and its pointer was not stored.
                 drop(unsafe { Box::from_raw(fresh) });
             }
         }
@@ -69,7 +70,7 @@ mod tests {
         static VALUE: PerProcess<u32> = PerProcess::new();
         *VALUE.lock() = 7;
         let held = VALUE.lock();
-        // SAFETY: the child only takes locks that nobody else of it has, and ends without running anything else.
+        // SAFETY: the child takes only locks that none of its threads holds, and exits without running anything else.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let value = *VALUE.lock();

@@ -17,15 +17,15 @@ use rustix::{
     process::{self, Pid, PidfdFlags, Resource, Rlimit, Signal},
 };
 
-/// A pidfd of this process.
+/// Opens a pidfd of this process.
 ///
 /// # Errors
-/// `EMFILE`, `ENFILE`; `ENOSYS` where a sandbox does not know pidfds.
+/// `EMFILE`, `ENFILE`; `ENOSYS` in a sandbox without pidfds.
 pub fn own_pidfd() -> io::Result<OwnedFd> {
     process::pidfd_open(process::getpid(), PidfdFlags::empty())
 }
 
-/// A pidfd of the process `pid`.
+/// Opens a pidfd of the process `pid`.
 ///
 /// # Errors
 /// `ESRCH` if there is none.
@@ -34,7 +34,7 @@ pub fn pidfd(pid: u32) -> io::Result<OwnedFd> {
     process::pidfd_open(pid, PidfdFlags::empty())
 }
 
-/// What the kernel says of a pidfd.
+/// The kernel's information about a pidfd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PidfdInfo {
     /// The pid in our PID namespace.
@@ -45,9 +45,9 @@ pub enum PidfdInfo {
     Gone,
 }
 
-/// Whose pidfd this is, or `None` if it is none.
+/// Returns the process of a pidfd, or `None` if `fd` is not a pidfd.
 pub fn pidfd_info(fd: impl AsFd) -> Option<PidfdInfo> {
-    // Only pidfds have a `Pid:` line (proc_pid_fdinfo(5)); it counts in the PID namespace of the /proc that is mounted.
+    // Only pidfds have a `Pid:` line (proc_pid_fdinfo(5)). The pid is that in the PID namespace of the mounted /proc.
     let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_fd().as_raw_fd())).ok()?;
     let pid = text.lines().find_map(|line| line.strip_prefix("Pid:"))?;
     match pid.trim().parse::<i64>().ok()? {
@@ -64,7 +64,7 @@ pub fn kill(pidfd: impl AsFd, signal: Signal) -> io::Result<()> {
     process::pidfd_send_signal(pidfd, signal)
 }
 
-/// The credentials that the kernel recorded when the peer of a Unix socket connected.
+/// Returns the credentials that the kernel recorded when the peer of a Unix socket connected.
 pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
     let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = mem::size_of::<libc::ucred>() as libc::socklen_t;
@@ -81,7 +81,7 @@ pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<libc::ucred
     if result == 0 { Ok(credentials) } else { Err(last_errno()) }
 }
 
-/// A pidfd of the process that connected, from the kernel itself. `None` before Linux 6.5.
+/// Returns a pidfd of the process that connected, made by the kernel. `None` before Linux 6.5.
 pub fn peer_pidfd(socket: impl AsFd) -> Option<OwnedFd> {
     const SO_PEERPIDFD: c_int = 77;
     let mut fd: c_int = -1;
@@ -90,12 +90,12 @@ pub fn peer_pidfd(socket: impl AsFd) -> Option<OwnedFd> {
     let result = unsafe {
         libc::getsockopt(socket.as_fd().as_raw_fd(), libc::SOL_SOCKET, SO_PEERPIDFD, (&raw mut fd).cast(), &raw mut len)
     };
-    // SAFETY: on success the kernel has installed a new file descriptor for us, which nobody else knows of.
+    // SAFETY: on success the kernel has installed a new file descriptor for this process, which nothing else owns.
     (result == 0 && fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// A number that all pidfds of one process share and no other process of this boot has. `None` before Linux 6.9, whose
-/// pidfds have no inodes of their own.
+/// Returns a number that all pidfds of one process share and no other process of this boot has. `None` before Linux
+/// 6.9, because pidfds of older kernels have no inodes of their own.
 pub fn pidfd_inode(pidfd: impl AsFd) -> Option<u64> {
     const PID_FS_MAGIC: u64 = 0x5049_4446;
     let pidfd = pidfd.as_fd();
@@ -103,7 +103,7 @@ pub fn pidfd_inode(pidfd: impl AsFd) -> Option<u64> {
     of_pidfs.then(|| fs::fstat(pidfd).ok().map(|stat| stat.st_ino)).flatten()
 }
 
-/// Bytes of kernel memory that a Unix socket has sent and its peer has not read (`SIOCOUTQ`, unix(7)).
+/// Returns the bytes of kernel memory that a Unix socket has sent and its peer has not read (`SIOCOUTQ`, unix(7)).
 pub(crate) fn unread_bytes(socket: BorrowedFd<'_>) -> io::Result<u64> {
     let mut bytes: c_int = 0;
     // SAFETY: for this request the kernel writes one int to `bytes`.
@@ -113,10 +113,10 @@ pub(crate) fn unread_bytes(socket: BorrowedFd<'_>) -> io::Result<u64> {
     }
 }
 
-/// How many forks lie between this process and the one that first asked. A number kept from before a fork differs
-/// from the child's; unlike asking for the pid, looking costs no system call.
+/// Returns the number of forks between this process and the one that first called this. A number from before a fork
+/// differs from the child's. Unlike `getpid`, the call costs no system call.
 ///
-/// A child made by the bare system call, without the C library's `fork`, goes unnoticed.
+/// A child made by the system call alone, without the C library's `fork`, is not noticed.
 pub fn fork_generation() -> u64 {
     static GENERATION: AtomicU64 = AtomicU64::new(0);
     static COUNTING: Once = Once::new();
@@ -126,14 +126,14 @@ pub fn fork_generation() -> u64 {
     }
 
     COUNTING.call_once(|| {
-        // SAFETY: the handler touches one atomic, which is allowed in the child of a process with threads; it lives
-        // as long as the program. If it cannot be registered for want of memory, no fork is noticed.
+        // SAFETY: the handler touches one atomic, which is allowed in the child of a process with threads; it lives as
+        // long as the program. If there is no memory to register it, no fork is noticed.
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     });
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// Raises the soft limit of open files to the hard one, and says what it is now.
+/// Raises the soft limit of open files to the hard limit, and returns the limit now in force.
 pub fn raise_fd_limit() -> u64 {
     let limit = process::getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
@@ -144,20 +144,20 @@ pub fn raise_fd_limit() -> u64 {
     .unwrap_or(u64::MAX)
 }
 
-/// Leaves the starter behind: a new session, `/` as working directory, `/dev/null` as standard streams, every other
-/// inherited file descriptor closed. The caller returns as the daemon, with a handle that tells the starter's waiting
-/// process whether the start succeeded.
+/// Makes the caller a daemon: a new session, `/` as working directory, `/dev/null` as standard streams, every other
+/// inherited file descriptor closed. The function returns in the daemon, with a handle that reports to the waiting
+/// starter whether the start succeeded.
 ///
 /// # Safety
-/// The process has one thread, and nothing of it uses a file descriptor above 2 yet: they are all closed.
+/// The process has one thread, and nothing in it uses a file descriptor above 2, because this call closes them all.
 ///
 /// # Errors
 /// As fork(2), setsid(2), open(2).
 pub unsafe fn daemonize() -> io::Result<Starter> {
-    // SAFETY: by the caller's word nothing in this process owns one of these.
+    // SAFETY: the caller guarantees that nothing in this process owns one of these.
     unsafe { close_from(3) }?;
     let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-    // SAFETY: one thread, so the child inherits no lock that another thread holds.
+    // SAFETY: the process has one thread, so the child inherits no lock that another thread holds.
     match unsafe { libc::fork() } {
         -1 => Err(last_errno()),
         0 => {
@@ -174,7 +174,8 @@ pub unsafe fn daemonize() -> io::Result<Starter> {
             drop(write);
             let mut outcome = Vec::new();
             let file = std::fs::File::from(read);
-            // Ends with the daemon's report or with its death; a daemon that hangs is ended by whoever started us.
+            // Returns on the daemon's report or death. A daemon that hangs must be ended by the process that started
+            // this one.
             let _ = std::io::Read::read_to_end(&mut std::io::BufReader::new(file), &mut outcome);
             match outcome.split_first() {
                 Some((0, message)) => {
@@ -201,20 +202,20 @@ pub struct Starter {
 }
 
 impl Starter {
-    /// The daemon is ready: its starter prints `message` on standard output and exits with 0.
+    /// Reports that the daemon is ready: the starter prints `message` on standard output and exits with 0.
     pub fn ready(self, message: &str) {
-        self.tell(0, message);
+        self.report(0, message);
     }
 
-    /// The daemon gives up: its starter prints `message` on standard error and exits with `code`.
+    /// Reports that the daemon gives up: the starter prints `message` on standard error and exits with `code`.
     pub fn failed(self, code: u8, message: &str) {
-        self.tell(code.max(1), message);
+        self.report(code.max(1), message);
     }
 
-    fn tell(self, code: u8, message: &str) {
+    fn report(self, code: u8, message: &str) {
         let mut bytes = vec![code];
         bytes.extend_from_slice(message.as_bytes());
-        // A starter that was killed meanwhile wants no report.
+        // Fails if the starter was killed meanwhile; then nothing waits for the report.
         let _ = io::retry_on_intr(|| io::write(&self.pipe, &bytes));
     }
 }
@@ -227,7 +228,7 @@ impl Starter {
 /// # Errors
 /// `ENOSYS` before Linux 5.9.
 unsafe fn close_from(first: u32) -> io::Result<()> {
-    // SAFETY: by the caller's word no owner of such a file descriptor is left to be surprised.
+    // SAFETY: the caller guarantees that nothing in this process owns such a file descriptor.
     let result = unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, 0) };
     if result == 0 { Ok(()) } else { Err(last_errno()) }
 }

@@ -27,7 +27,7 @@ pub const MAX_FDS: usize = 253;
 /// `EADDRINUSE` if the path exists, `ENAMETOOLONG` beyond 107 bytes; else as bind(2).
 pub fn listen(path: &Path) -> io::Result<OwnedFd> {
     let socket = stream(SocketFlags::NONBLOCK)?;
-    // The mode of the file is that of the socket's inode at bind time: no moment in which others could connect.
+    // The file takes the mode of the socket's inode at bind time, so other users can never connect, not even briefly.
     rustix::fs::fchmod(&socket, rustix::fs::Mode::from(0o600))?;
     net::bind(&socket, &SocketAddrUnix::new(path)?)?;
     net::listen(&socket, 1024)?;
@@ -37,13 +37,13 @@ pub fn listen(path: &Path) -> io::Result<OwnedFd> {
 /// Connects to `path`.
 ///
 /// # Errors
-/// `ENOENT` without a socket file, `ECONNREFUSED` if nobody listens behind it; else as connect(2).
+/// `ENOENT` without a socket file, `ECONNREFUSED` if no process listens on it; otherwise as connect(2).
 pub fn connect(path: &Path) -> io::Result<OwnedFd> {
     connect_socket(stream(SocketFlags::empty())?, path)
 }
 
-/// As [`connect`]. Whatever takes longer than `timeout` ends with `EAGAIN`: the connecting, because too many wait to be
-/// accepted before us, and each read and write after it.
+/// Connects as [`connect`] does. Connecting, and each later read or write, ends with `EAGAIN` after `timeout`.
+/// Connecting takes that long if too many connections wait to be accepted.
 ///
 /// # Errors
 /// As [`connect`].
@@ -60,7 +60,7 @@ fn connect_socket(socket: OwnedFd, path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// The next connection, non-blocking, or `None` if there is none at present.
+/// Accepts the next connection, non-blocking. Returns `None` if none waits.
 ///
 /// # Errors
 /// `EMFILE` or `ENFILE` without a free file descriptor; else as accept(2).
@@ -73,7 +73,7 @@ pub fn accept(listener: impl AsFd) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// Two connected sockets; the first is non-blocking.
+/// Creates two connected sockets; the first is non-blocking.
 ///
 /// # Errors
 /// `EMFILE` or `ENFILE`.
@@ -87,10 +87,10 @@ fn stream(flags: SocketFlags) -> io::Result<OwnedFd> {
     net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC | flags, None)
 }
 
-/// Sends `bytes` and, with the first of them, `fds`. Returns how many bytes went out; all of `fds` went with them.
+/// Sends `bytes`, and `fds` with the first of them. Returns the number of bytes sent; all of `fds` were sent with them.
 ///
 /// # Errors
-/// `EAGAIN` if the socket is non-blocking and full, `EPIPE` or `ECONNRESET` if nobody is there, `EINVAL` if there are
+/// `EAGAIN` if the socket is non-blocking and full, `EPIPE` or `ECONNRESET` if the peer is gone, `EINVAL` if there are
 /// more than [`MAX_FDS`] file descriptors, `ETOOMANYREFS` if too many are in flight (unix(7)).
 pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
     if fds.len() > MAX_FDS {
@@ -109,19 +109,19 @@ pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Resu
     })
 }
 
-/// Whether the peer of a Unix socket has read everything that was sent, or has closed its end.
+/// Returns whether the peer of a Unix socket has read everything that was sent, or has closed its end.
 ///
-/// True as well where the kernel does not tell (a sandbox without `SIOCOUTQ`).
+/// Also true if the kernel cannot say (a sandbox without `SIOCOUTQ`).
 pub fn is_drained(socket: impl AsFd) -> bool {
-    // The kernel counts the memory of each message, at least some hundred bytes. While the last one is being freed one
-    // byte is still counted, and no event follows that one.
+    // The kernel counts the memory of each message, at least some hundred bytes. While it frees the last message it
+    // still counts one byte, and reports no event when that byte is gone.
     !crate::process::unread_bytes(socket.as_fd()).is_ok_and(|bytes| bytes >= 64)
 }
 
-/// What one read brought.
+/// The result of one read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Received {
-    /// Bytes; 0 at the end of the connection.
+    /// Number of bytes; 0 at the end of the connection.
     pub bytes: usize,
     /// Whether file descriptors were lost because this process has none free.
     pub fds_lost: bool,
@@ -135,7 +135,7 @@ pub fn recv(socket: impl AsFd, buffer: &mut [u8], fds: &mut VecDeque<OwnedFd>) -
     recv_with(socket, buffer, fds, RecvFlags::empty())
 }
 
-/// As [`recv`], but never waits, whatever the socket.
+/// Reads as [`recv`] does, but never waits, even if the socket blocks.
 ///
 /// # Errors
 /// As [`recv`].
@@ -165,7 +165,7 @@ fn recv_with(
     Ok(Received { bytes: message.bytes, fds_lost: message.flags.contains(ReturnFlags::CTRUNC) })
 }
 
-/// What to wait for.
+/// The direction to wait for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ready {
     /// Something can be read, or the connection has ended.
@@ -174,7 +174,7 @@ pub enum Ready {
     Write,
 }
 
-/// Waits until `fd` is ready; `false` if `deadline` came first. No deadline waits for ever.
+/// Waits until `fd` is ready. Returns `false` if `deadline` came first; without a deadline the wait has no limit.
 ///
 /// # Errors
 /// As poll(2).
@@ -195,7 +195,7 @@ pub fn wait(fd: impl AsFd, ready: Ready, deadline: Option<Instant>) -> io::Resul
     }
 }
 
-/// A poll time-out.
+/// Converts a duration into a timeout for poll(2).
 pub fn timespec(duration: Duration) -> Timespec {
     Timespec { tv_sec: duration.as_secs().min(i64::MAX as u64) as i64, tv_nsec: i64::from(duration.subsec_nanos()) }
 }
@@ -209,7 +209,7 @@ pub struct Peer {
     pub uid: u32,
 }
 
-/// Who is at the other end.
+/// Returns the process and user at the other end.
 ///
 /// # Errors
 /// As getsockopt(2).
@@ -227,7 +227,7 @@ pub fn set_nonblocking(socket: impl AsFd) -> io::Result<()> {
     io::ioctl_fionbio(socket, true)
 }
 
-/// Waits until one of `fds` can be read or its connection has ended; `None` if `deadline` came first.
+/// Waits until one of `fds` can be read or its connection has ended. Returns `None` if `deadline` came first.
 ///
 /// # Errors
 /// As poll(2).
@@ -266,7 +266,7 @@ mod tests {
         assert!(is_drained(&a));
         assert_eq!(send(&a, b"x", &[b.as_fd()]), Ok(1));
         assert!(!is_drained(&a));
-        // What was received, and what is still on its way, holds the other end open until it is dropped.
+        // Descriptors that were received or are still in flight keep the other end open until they are dropped.
         assert_eq!(recv(&b, &mut [0; 1], &mut received).unwrap().bytes, 1);
         assert_eq!(send(&a, b"x", &[]), Ok(1));
         drop((received, b));

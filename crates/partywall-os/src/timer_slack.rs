@@ -1,17 +1,17 @@
-//! Timer slack: how much longer than asked the kernel lets a thread sleep.
+//! Timer slack: by how much the kernel may extend a thread's sleep.
 
 use std::{marker::PhantomData, num::NonZeroU64};
 
 use rustix::thread::{current_timer_slack, set_current_timer_slack};
 
-/// Reduces the calling thread's timer slack to the least, until it is dropped.
+/// Reduces the calling thread's timer slack to the minimum until dropped.
 ///
-/// By default a sleep may last 50 µs longer than asked, so that the kernel can wake for several sleeps at once. That is too
-/// long for a thread that polls every 20 µs. Where the slack cannot be changed, it stays as it is.
+/// By default a sleep may last 50 µs longer than asked, so that the kernel can wake for several sleeps at once. That is
+/// too long for a thread that polls every 20 µs. If the slack cannot be changed, it stays as it is.
 #[derive(Debug)]
 pub struct LeastSlack {
     before: Option<u64>,
-    /// The slack is the thread's.
+    /// The slack belongs to the thread.
     _not_send: PhantomData<*const ()>,
 }
 
@@ -27,7 +27,8 @@ impl LeastSlack {
 impl Drop for LeastSlack {
     fn drop(&mut self) {
         if let Some(before) = self.before {
-            // The call has worked before. Zero, which real-time threads have, restores what the thread began with.
+            // The call has succeeded before, so it does not fail here. Real-time threads have slack 0, for which `None`
+            // restores the thread's default.
             let _ = set_current_timer_slack(NonZeroU64::new(before));
         }
     }

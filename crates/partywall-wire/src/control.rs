@@ -1,5 +1,5 @@
-//! Pools, topics and queues, as they are encoded. Each is a version whose memory is used block by block. The broker
-//! creates its control memory.
+//! Pools, topics and queues in messages. Each is a version whose memory is used block by block. The broker creates its
+//! control memory.
 
 use std::fmt;
 
@@ -20,7 +20,7 @@ pub const MAX_RANK: usize = 8;
 /// the topic's or queue's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Control {
-    /// Number of blocks, at most [`crate::limits::MAX_BLOCKS`]. Of a queue: of its inputs.
+    /// Number of blocks, at most [`crate::limits::MAX_BLOCKS`]; for a queue, number of input blocks.
     pub blocks: u32,
     /// Usable bytes of a block.
     pub block_bytes: u64,
@@ -60,21 +60,21 @@ impl Control {
     }
 }
 
-/// Bytes from one block to the next.
+/// Returns the distance between the starts of two blocks, in bytes.
 fn stride(block_bytes: u64) -> Option<u64> {
     block_bytes.checked_next_multiple_of(BLOCK_ALIGNMENT)
 }
 
-/// The shape of a queue, besides its inputs.
+/// The shape of a queue, apart from its inputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueShape {
-    /// Tasks at a time.
+    /// Maximum number of tasks at a time.
     pub tasks: u32,
-    /// Blocks of outputs, at most [`crate::limits::MAX_BLOCKS`].
+    /// Number of output blocks, at most [`crate::limits::MAX_BLOCKS`].
     pub outputs: u32,
-    /// Usable bytes of an output.
+    /// Usable bytes of an output block.
     pub output_bytes: u64,
-    /// Milliseconds that an attempt may take; 0: as long as it likes.
+    /// Milliseconds that an attempt may take; 0 means no limit.
     pub lease: u64,
 }
 
@@ -84,20 +84,20 @@ impl QueueShape {
     }
 }
 
-/// The shape of a topic, besides its blocks.
+/// The shape of a topic, apart from its blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TopicShape {
     /// Samples in the ring.
     pub depth: u32,
     /// Samples that a late subscriber still receives.
     pub history: u32,
-    /// Publishers at a time.
+    /// Maximum number of publishers at a time.
     pub publishers: u32,
-    /// Samples that a publisher may have borrowed and not yet published, at a time.
+    /// Maximum number of samples that a publisher has borrowed and not yet published.
     pub loans: u32,
-    /// Subscribers at a time.
+    /// Maximum number of subscribers at a time.
     pub subscribers: u32,
-    /// Samples that a subscriber may hold at a time.
+    /// Maximum number of samples that a subscriber holds at a time.
     pub held: u32,
     /// The number of the element type of all samples; absent if samples may differ.
     pub dtype: Option<u8>,
@@ -168,26 +168,27 @@ pub struct Usage {
     pub queue: Option<QueueUsage>,
 }
 
-/// Where the tasks of a queue are. Counted when asked for: while others use it the numbers are of no single moment.
+/// The tasks of a queue, by state. Counted for each request. While members use the queue, the numbers do not belong to
+/// a single moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueUsage {
     /// Tasks that wait for a worker.
     pub pending: u32,
-    /// Tasks that workers have.
+    /// Tasks that workers have claimed.
     pub claimed: u32,
-    /// Tasks that streams of workers complete.
+    /// Tasks that workers' streams will complete.
     pub enqueued: u32,
-    /// Results that nobody has read.
+    /// Results that have not been read.
     pub done: u32,
-    /// Dead letters.
+    /// Tasks that failed for good (dead letters).
     pub dead: u32,
-    /// Tasks that are over, and whose attempts may still use their blocks.
+    /// Tasks that are over, but whose attempts may still use their blocks.
     pub ending: u32,
-    /// Tasks that may be submitted now, or whose submitters describe them.
+    /// Places for tasks that are free, or that submitters are filling.
     pub free: u32,
-    /// Results, ever.
+    /// Results since the queue was created.
     pub completed: u64,
-    /// Attempts without a result, ever.
+    /// Attempts without a result since the queue was created.
     pub returned: u64,
 }
 
@@ -212,7 +213,7 @@ pub struct BlockCounts {
     pub held: u32,
     /// Blocks that their holders offer to other processes.
     pub offered: u32,
-    /// Blocks in a topic's ring, or that tasks of a queue have.
+    /// Blocks in a topic's ring, or owned by tasks of a queue.
     pub in_ring: u32,
     /// Blocks that have left the ring and that readers still hold.
     pub read: u32,
@@ -226,7 +227,7 @@ pub struct BlockCounts {
     pub invalid: u32,
 }
 
-/// How a pool or topic is used.
+/// How a pool, topic or queue is used, in detail.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ControlInfo {
     /// The blocks, by state.
@@ -237,12 +238,12 @@ pub struct ControlInfo {
     pub queue: Option<QueueInfo>,
 }
 
-/// How a queue is used.
+/// How a queue is used, in detail.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueInfo {
-    /// Where the tasks are.
+    /// The tasks, by state.
     pub usage: QueueUsage,
-    /// Where the blocks of the outputs are.
+    /// The output blocks, by state.
     pub outputs: BlockCounts,
 }
 

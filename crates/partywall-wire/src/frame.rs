@@ -15,7 +15,7 @@ pub const HEAD: usize = 8;
 /// Why decoding returned no message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
-    /// This many more bytes are needed before anything can be said.
+    /// At least this many more bytes are needed.
     #[error("{0} more bytes are needed")]
     NeedBytes(usize),
     /// The message is whole, but this many of its file descriptors are missing.
@@ -45,7 +45,7 @@ impl Frame {
     }
 }
 
-/// The bytes of `message` with their head, ready to be sent with `fds` file descriptors.
+/// Encodes `message` with its head, ready to be sent with `fds` file descriptors.
 ///
 /// # Errors
 /// [`WireError::Malformed`] if the body exceeds `limit` bytes or `fds` exceeds [`MAX_FDS`].
@@ -57,7 +57,7 @@ pub fn encode<T: Serialize>(message: &T, fds: usize, limit: usize) -> Result<Vec
     with_head(bytes, fds, limit)
 }
 
-/// The bytes of a carrier of `fds` file descriptors, at most [`FDS_AT_ONCE`].
+/// Encodes a carrier of `fds` file descriptors, at most [`FDS_AT_ONCE`].
 pub fn carrier(fds: usize) -> [u8; HEAD] {
     debug_assert!(fds <= FDS_AT_ONCE);
     let mut head = [0; HEAD];
@@ -89,8 +89,8 @@ pub(crate) fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, WireError> {
 
 /// Collects received bytes and cuts them into frames.
 ///
-/// Holds at most one body of `limit` bytes and one read's worth behind it: a head that announces more is refused
-/// before anything is kept for it.
+/// It holds at most one body of `limit` bytes and the rest of one read. A head that announces a longer body is refused
+/// before any memory is allocated for it.
 #[derive(Debug)]
 pub struct FrameReader {
     bytes: Vec<u8>,
@@ -101,7 +101,7 @@ pub struct FrameReader {
 }
 
 impl FrameReader {
-    /// A reader for bodies of at most `limit` bytes.
+    /// Creates a reader for bodies of at most `limit` bytes.
     pub fn new(limit: usize) -> Self {
         Self { bytes: Vec::new(), start: 0, limit, carried: 0 }
     }
@@ -111,7 +111,7 @@ impl FrameReader {
         self.limit = limit;
     }
 
-    /// Takes in what a read returned.
+    /// Appends the bytes of a read.
     pub fn push(&mut self, bytes: &[u8]) {
         if self.start == self.bytes.len() {
             self.bytes.clear();
@@ -123,15 +123,16 @@ impl FrameReader {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// Whether nothing of an unfinished message has come: neither a byte nor a carrier.
+    /// Returns whether no part of an unfinished message has arrived: neither a byte nor a carrier.
     pub fn is_empty(&self) -> bool {
         self.start == self.bytes.len() && self.carried == 0
     }
 
-    /// Cuts off the next frame, given how many received file descriptors have not been claimed yet.
+    /// Returns the next frame. `fds_at_hand` is the number of received file descriptors that belong to no frame yet.
     ///
     /// # Errors
-    /// [`WireError::NeedBytes`] and [`WireError::NeedFds`] mean: later. [`WireError::Malformed`] is final.
+    /// [`WireError::NeedBytes`] and [`WireError::NeedFds`] ask for more input; call again then.
+    /// [`WireError::Malformed`] is final.
     pub fn next_frame(&mut self, fds_at_hand: usize) -> Result<Frame, WireError> {
         loop {
             let held = &self.bytes[self.start..];

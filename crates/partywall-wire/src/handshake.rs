@@ -14,14 +14,14 @@ use crate::{
 
 const MAGIC: [u8; 8] = *b"PARTYWAL";
 
-/// The process that sends a first message. Readable in every version.
+/// The process that sends a first message. Every protocol version can read it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Speaker {
     /// [`PROTOCOL`] of the speaker.
     pub protocol: u32,
     /// Its process id, in its own PID namespace.
     pub pid: u32,
-    /// Its release, for people.
+    /// Its release, for messages to people.
     pub version: String,
 }
 
@@ -32,7 +32,7 @@ impl Speaker {
     }
 }
 
-/// The first message of a client. The client's pidfd travels with it, if the client can have one.
+/// The first message of a client. The client's pidfd travels with it, if the kernel gives the client one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClientHello {
     /// Its command line, shortened, for `show` and `ps`.
@@ -57,7 +57,7 @@ pub struct Resume {
     pub token: Token,
 }
 
-/// The broker's first message. With a welcome travel the member's events socket and the memory of the members' rows.
+/// The broker's first message. The member's events socket and the memory of the members' rows travel with a welcome.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BrokerHello {
     /// The welcome, or the reason of the refusal.
@@ -71,8 +71,8 @@ pub struct Welcome {
     pub instance: u64,
     /// The member's number in this broker; never used twice.
     pub member: u64,
-    /// The member's row in the memory that all members share, and its mark in semaphores. No other member gets it while
-    /// anything of this one is left.
+    /// The member's row in the memory that all members share, which also identifies it in semaphores. No other member
+    /// gets the row while anything of this member is left.
     pub row: u16,
     /// The proof to send when resuming.
     pub token: Token,
@@ -91,7 +91,7 @@ pub struct Greeting<'a> {
 }
 
 impl Greeting<'_> {
-    /// The rest, for a speaker of this [`PROTOCOL`].
+    /// Decodes the rest of a message from a speaker of this [`PROTOCOL`].
     ///
     /// # Errors
     /// [`WireError::Malformed`] if it is not a `T`.
@@ -100,10 +100,10 @@ impl Greeting<'_> {
     }
 }
 
-/// The framed bytes of a first message that carries `fds` file descriptors.
+/// Encodes a first message with its frame head, to be sent with `fds` file descriptors.
 ///
 /// # Errors
-/// [`WireError::Malformed`] if it would be too long.
+/// [`WireError::Malformed`] if the message is too long.
 pub fn encode<T: Serialize>(speaker: &Speaker, rest: &T, fds: usize) -> Result<Vec<u8>, WireError> {
     let version = speaker.version.as_bytes();
     let version = &version[..version.len().min(usize::from(u8::MAX))];

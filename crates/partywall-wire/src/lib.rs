@@ -1,8 +1,8 @@
 //! The protocol between a Partywall member and its broker: messages, their framing, and the limits on both.
 //!
-//! Bytes go in, messages come out. Nothing here opens a socket, reads a clock, or allocates as much as a peer claims.
-//! The messages of this crate exist to be encoded; the broker's registry and the library have their own. Plain values,
-//! such as [`Kind`] and [`MemberState`], exist once and are used everywhere.
+//! Bytes go in, messages come out. Nothing here opens a socket or reads a clock, and no allocation trusts a length from
+//! a peer. The messages of this crate exist to be encoded; the broker's registry and the library have their own. Plain
+//! values, such as [`Kind`] and [`MemberState`], exist once and are used everywhere.
 //!
 //! | module | contains |
 //! |---|---|

@@ -48,7 +48,7 @@ pub const MAX_COMMAND: usize = 256;
 /// Checks a name: letters, digits and `._-/`, at most [`MAX_NAME`] bytes, no empty part and no part `.` or `..`.
 ///
 /// # Errors
-/// A sentence that names the broken rule.
+/// Returns a sentence that names the broken rule.
 pub fn check_name(name: &str) -> Result<(), String> {
     if name.is_empty() {
         return Err("a name needs at least one character".into());

@@ -1,4 +1,4 @@
-//! Members, as they are encoded: their states, evictions, and the end of quarantines.
+//! Members in messages: their states, evictions, and the end of quarantines.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,9 +19,9 @@ pub enum MemberState {
     Evicted,
     /// It has exited, but a child that it forked still holds its connection, and so perhaps its memory.
     HeldByChild,
-    /// It is gone, without proof that its work on the memory is over (see [`Doubt`]). What it held is in quarantine.
+    /// It is gone, without proof that its work on the memory is over (see [`Doubt`]). Its leases are in quarantine.
     Unproven,
-    /// It is proved dead, and its memory is being freed.
+    /// Its death is proved, and its memory is being freed.
     Dead,
 }
 
@@ -64,7 +64,7 @@ pub struct MemberInfo {
     pub command: String,
     /// Its state.
     pub state: MemberState,
-    /// Why its death will prove nothing, if so.
+    /// Why the end of its process will not prove that its work is over, if so.
     pub doubt: Option<Doubt>,
     /// Milliseconds since its last heartbeat; absent without one.
     pub quiet: Option<u64>,
@@ -72,9 +72,9 @@ pub struct MemberInfo {
     pub leases: u32,
     /// Timelines that it writes.
     pub timelines: u32,
-    /// Permits of semaphores that it has; absent if there are too many to count.
+    /// Permits of semaphores that it holds; absent if there are too many to count.
     pub permits: Option<u32>,
-    /// Blocks of pools and topics that it has; absent if there are too many to count.
+    /// Blocks of pools and topics that it holds; absent if there are too many to count.
     pub blocks: Option<u32>,
     /// Bytes of the versions that it holds leases on, each counted once; for a dead member, bytes that are being freed.
     pub bytes: u64,
@@ -89,7 +89,7 @@ pub struct MemberInfo {
 pub enum Whom {
     /// All members with this pid: a process has one for each of its connections.
     Pid(u32),
-    /// The one with this number.
+    /// The member with this number.
     Member(u64),
 }
 
@@ -126,7 +126,7 @@ pub enum Kill {
     Sent,
     /// It has exited already.
     Exited,
-    /// The broker has no pidfd of it, and a pid alone may be another process by now.
+    /// The broker has no pidfd of the process, and its pid alone may belong to another process by now.
     NoPidfd,
     /// The kernel refused, with this errno.
     Refused(i32),

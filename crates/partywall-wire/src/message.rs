@@ -1,4 +1,4 @@
-//! Requests, answers and events, as they are encoded.
+//! The messages: requests, answers and events.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +10,7 @@ use crate::{
     watch::{Happened, Point},
 };
 
-/// A random proof of identity. Its `Debug` shows nothing of it.
+/// A random proof of identity. Its `Debug` does not show it.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Token(pub [u8; 16]);
 
@@ -25,7 +25,7 @@ impl std::fmt::Debug for Token {
 pub struct Request {
     /// Unique within the member, also across its reconnections.
     pub id: u64,
-    /// What is asked.
+    /// The operation.
     pub call: Call,
 }
 
@@ -34,11 +34,11 @@ pub struct Request {
 pub struct Reply {
     /// [`Request::id`].
     pub id: u64,
-    /// What came of it.
+    /// The result.
     pub outcome: Result<Answer, Refusal>,
 }
 
-/// What a broker sends unasked, on the events socket.
+/// A message that a broker sends without a request, on the events socket.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Event {
@@ -46,20 +46,20 @@ pub enum Event {
     Completion {
         /// The request's number.
         ticket: u64,
-        /// As if it had just been asked.
+        /// The result, as if the request had arrived only now.
         outcome: Result<Answer, Refusal>,
     },
 }
 
-/// What a member can ask.
+/// An operation that a member can request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Call {
     /// Does nothing. Answer: [`Answer::Done`].
     Ping,
-    /// Makes the next version of a name. Answer: [`Answer::Committed`].
+    /// Creates the next version of a name. Answer: [`Answer::Committed`].
     Commit(Commit),
-    /// Opens a version. Answer: [`Answer::Opened`], or [`Answer::Pending`] if it is not there and `wait` is set.
+    /// Opens a version. Answer: [`Answer::Opened`], or [`Answer::Pending`] if it does not exist and `wait` is set.
     Open(Open),
     /// Opens the latest version, or makes the caller the builder if there is no version and no builder.
     /// Answer: [`Answer::Opened`], [`Answer::Build`], or [`Answer::Pending`] while another member builds.
@@ -72,44 +72,44 @@ pub enum Call {
         /// The claim.
         claim: u64,
     },
-    /// Cancels a pending request. Answer: [`Answer::Done`], or [`Refusal::Stale`] if its completion is on its way or the
-    /// request never was pending.
+    /// Cancels a pending request. Answer: [`Answer::Done`], or [`Refusal::Stale`] if its completion is already on its
+    /// way or the request was never pending.
     Cancel {
         /// The request's number.
         ticket: u64,
     },
-    /// Drops a lease. The committer's lease of an `owned` version takes the name with it, the writer's of a timeline ends
-    /// its incarnation as closed. Answer: [`Answer::Done`].
+    /// Drops a lease. Dropping the committer's lease of an `owned` version removes the name; dropping the writer's
+    /// lease of a timeline ends its incarnation as closed. Answer: [`Answer::Done`].
     Release {
         /// The lease.
         lease: u64,
     },
-    /// Drops the committer's lease of an `owned` version and leaves the name: it goes with the member, by
-    /// [`Call::WithdrawNames`], by [`Call::Remove`], or with the next version. Any other lease, and one on
+    /// Drops the committer's lease of an `owned` version and keeps the name. The name ends with the member, by
+    /// [`Call::WithdrawNames`], by [`Call::Remove`], or with the next version. Any other lease, and a lease on
     /// [`Kind::Legacy`], is released. Answer: [`Answer::Done`].
     LeaveName {
         /// The lease.
         lease: u64,
     },
-    /// Removes all `owned` names whose latest version the member has committed. Its leases stay.
-    /// Answer: [`Answer::Done`].
+    /// Removes all `owned` names whose latest version the member has committed. The member keeps its leases. Answer:
+    /// [`Answer::Done`].
     WithdrawNames,
-    /// Answers [`Answer::Withdrawn`] as soon as the lease's version is no longer its name's latest because the name
-    /// was removed or went with its owner; until then [`Answer::Pending`].
+    /// Answers [`Answer::Withdrawn`] as soon as the lease's version is no longer its name's latest because the name was
+    /// removed or ended with its owner; until then [`Answer::Pending`].
     AwaitWithdrawal {
         /// The lease.
         lease: u64,
     },
-    /// Makes the version behind the committer's lease longer, in one step. Answer: [`Answer::Done`].
+    /// Adds chunks to the version of the committer's lease, atomically. Answer: [`Answer::Done`].
     Grow(Grow),
     /// Asks for the growths of a version. Answer: [`Answer::Grown`], or [`Answer::Done`] if it has grown no more than
     /// `growths` times.
     Refresh {
         /// The lease.
         lease: u64,
-        /// How many growths the member knows.
+        /// Number of growths that the member knows.
         growths: u64,
-        /// How many chunks the member has.
+        /// Number of chunks that the member has.
         chunks: u64,
     },
     /// Answers [`Answer::Done`] as soon as the lease's version has grown more than `growths` times; until then
@@ -117,11 +117,11 @@ pub enum Call {
     AwaitGrowth {
         /// The lease.
         lease: u64,
-        /// How many growths the member knows.
+        /// Number of growths that the member knows.
         growths: u64,
     },
-    /// Removes a name: its latest version can no longer be opened, and goes with its last lease.
-    /// Answer: [`Answer::Removed`].
+    /// Removes a name: its latest version can no longer be opened, and is freed with its last lease. Answer:
+    /// [`Answer::Removed`].
     Remove {
         /// The name.
         name: String,
@@ -150,7 +150,7 @@ pub enum Call {
         name: String,
         /// Whether to become its writer. Refused while it has one.
         writer: bool,
-        /// How many slabs the member has mapped.
+        /// Number of slabs that the member has mapped.
         slabs: u32,
     },
     /// Asks for the present incarnation of a timeline. A new writer begins a new incarnation after the death of the last.
@@ -158,7 +158,7 @@ pub enum Call {
     FollowTimeline {
         /// The lease.
         lease: u64,
-        /// How many slabs the member has mapped.
+        /// Number of slabs that the member has mapped.
         slabs: u32,
     },
     /// Ends all waits for values that a timeline has not reached. Answer: [`Answer::Done`].
@@ -195,27 +195,27 @@ pub enum Call {
         /// The point: [`Happened::next`] of the last answer.
         after: Option<Point>,
     },
-    /// The member has opened a GPU. Answer: [`Answer::Done`].
+    /// Reports that the member has opened a GPU. Answer: [`Answer::Done`].
     UsesGpu {
         /// Whether it is a client of MPS. The end of its process then does not prove the end of its work.
         mps: bool,
     },
-    /// The member's CUDA context is broken. What it holds stays until its process ends, even if it releases it.
-    /// Answer: [`Answer::Done`].
+    /// Reports that the member's CUDA context is broken. Its leases stay until its process ends, even if it releases
+    /// them. Answer: [`Answer::Done`].
     ContextLost {
         /// The GPU of the context, if known.
         gpu: Option<[u8; 16]>,
     },
-    /// Ends what members wait for, build, own and signal, and refuses their requests from now on. What they hold stays in
-    /// quarantine until their deaths are proved. Answer: [`Answer::Evicted`].
+    /// Evicts members: ends their waits, builds, owned names and timelines, and refuses their requests from now on.
+    /// Their leases stay in quarantine until their deaths are proved. Answer: [`Answer::Evicted`].
     Evict {
         /// Which members.
         whom: Whom,
         /// Whether to send their processes SIGKILL.
         kill: bool,
     },
-    /// Frees what dead members held, although there is no proof that their work on it is over.
-    /// Answer: [`Answer::Freed`].
+    /// Frees the leases of dead members, although there is no proof that their work on the memory is over. Answer:
+    /// [`Answer::Freed`].
     FreeUnproven {
         /// Frees only members with this pid.
         pid: Option<u32>,
@@ -227,7 +227,7 @@ pub enum Call {
         /// Whether to end it even if names and members exist.
         force: bool,
     },
-    /// The member leaves: all it holds is dropped at once. Answer: [`Answer::Done`], after which the connection ends.
+    /// Ends the membership and drops all that it holds. Answer: [`Answer::Done`], after which the connection ends.
     Bye,
 }
 
@@ -239,7 +239,7 @@ pub enum Kind {
     Host,
     /// GPU memory of the driver's virtual memory management, exported as file descriptors.
     Vmm,
-    /// GPU memory that its publisher allocated by other means, opened by the driver's 64-byte handles. It goes with its
+    /// GPU memory that its publisher allocated by other means, opened by the driver's 64-byte handles. It ends with its
     /// publisher.
     Legacy,
 }
@@ -253,7 +253,7 @@ pub enum Place {
     Gpu([u8; 16]),
 }
 
-/// How long a name stays.
+/// When a name ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Lifetime {
     /// It ends with its committer.
@@ -285,8 +285,8 @@ pub type ChunkBytes = Vec<u64>;
 /// A handle that opens one allocation of [`Kind::Legacy`]. The broker does not read it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LegacyHandle {
-    /// Drawn at random by the publishing process. The process recognises its own memory by it, which the driver would not
-    /// open there.
+    /// Drawn at random by the publishing process, which recognises its own memory by it: the driver does not open a
+    /// handle in the process that exported it.
     pub origin: [u8; 16],
     /// The driver's handle, its 64 bytes in halves.
     pub driver: [[u8; 32]; 2],
@@ -304,7 +304,7 @@ pub enum Table {
     },
 }
 
-/// A built version. File descriptors: one a chunk unless it has handles, then the table if it is [`Table::Fd`].
+/// A built version. File descriptors: one per chunk unless it has handles, then the table if it is [`Table::Fd`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Commit {
     /// The name.
@@ -315,7 +315,7 @@ pub struct Commit {
     pub place: Place,
     /// The chunks, in the order of their file descriptors or handles.
     pub chunks: ChunkBytes,
-    /// For [`Kind::Legacy`] one a chunk, each an allocation; for other kinds none.
+    /// For [`Kind::Legacy`] one per chunk, each an allocation; for other kinds none.
     pub handles: Vec<LegacyHandle>,
     /// The tensor table.
     pub table: Table,
@@ -323,12 +323,12 @@ pub struct Commit {
     pub tensors: u64,
     /// Whether it may be opened for writing.
     pub mutable: bool,
-    /// Bytes that it may grow to, all chunks one behind the other; 0 if it may not.
+    /// Bytes that it may grow to, all chunks together; 0 if it cannot grow.
     pub reserved: u64,
-    /// How long the name stays.
+    /// When the name ends.
     pub lifetime: Lifetime,
-    /// Makes it a pool or topic. Refused with [`Refusal::NameExists`] if the name exists; the version is mutable and does
-    /// not grow.
+    /// Makes it a pool, topic or queue. Refused with [`Refusal::NameExists`] if the name exists; the version is mutable
+    /// and does not grow.
     pub control: Option<Control>,
     /// Whether to refuse with [`Refusal::NameExists`] instead of making the next version.
     pub if_absent: bool,
@@ -336,12 +336,12 @@ pub struct Commit {
     pub claim: Option<u64>,
 }
 
-/// The growth of a version. File descriptors: one a chunk, then the table if it is [`Table::Fd`].
+/// The growth of a version. File descriptors: one per chunk, then the table if it is [`Table::Fd`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grow {
     /// The committer's lease.
     pub lease: u64,
-    /// How many growths the member knows. Refused if there were more.
+    /// Number of growths that the member knows. Refused if the version has grown more often.
     pub growths: u64,
     /// The kind of memory, which is the version's.
     pub kind: Kind,
@@ -362,11 +362,11 @@ pub struct Open {
     pub version: Option<u64>,
     /// The access that is needed.
     pub access: Access,
-    /// Whether to wait for a name or version that is not there yet.
+    /// Whether to wait for a name or version that does not exist yet.
     pub wait: bool,
 }
 
-/// An opened version. File descriptors: one a chunk unless it has handles, then the table if it is [`Table::Fd`], then
+/// An opened version. File descriptors: one per chunk unless it has handles, then the table if it is [`Table::Fd`], then
 /// its control memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Opened {
@@ -390,18 +390,18 @@ pub struct Opened {
     pub mutable: bool,
     /// As in [`Commit`].
     pub reserved: u64,
-    /// How often it has grown.
+    /// Number of times that it has grown.
     pub growths: u64,
-    /// How long the name stays.
+    /// When the name ends.
     pub lifetime: Lifetime,
     /// Its shape, if it is a pool or topic.
     pub control: Option<Control>,
 }
 
-/// The growths of a version. File descriptors: one a chunk, then the table if it is [`Table::Fd`].
+/// The growths of a version. File descriptors: one per chunk, then the table if it is [`Table::Fd`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grown {
-    /// How often it has grown.
+    /// Number of times that it has grown.
     pub growths: u64,
     /// The chunks that the member does not have yet.
     pub chunks: ChunkBytes,
@@ -417,7 +417,8 @@ pub enum Answer {
     Done,
     /// The completion will come as an [`Event::Completion`] with the request's number.
     Pending,
-    /// The new version, and the committer's lease on it. File descriptors: its control memory, if it is a pool or topic.
+    /// The new version, and the committer's lease on it. File descriptors: its control memory, if it is a pool, topic
+    /// or queue.
     Committed {
         /// The version.
         version: u64,
@@ -430,14 +431,14 @@ pub enum Answer {
     Grown(Grown),
     /// The caller is to build the version.
     Build {
-        /// To be named in the commit, or abandoned.
+        /// The claim, to be passed in the commit or abandoned.
         claim: u64,
     },
     /// The lease's version has been withdrawn.
     Withdrawn,
     /// The name is gone.
     Removed {
-        /// The version that was the latest.
+        /// The latest version at that moment.
         version: u64,
         /// Bytes that stay because members hold leases.
         bytes_kept: u64,
@@ -525,9 +526,9 @@ pub struct VersionInfo {
     pub mutable: bool,
     /// As in [`Commit`].
     pub reserved: u64,
-    /// How often it has grown.
+    /// Number of times that it has grown.
     pub growths: u64,
-    /// How long its name stays.
+    /// When its name ends.
     pub lifetime: Lifetime,
     /// Its shape, if it is a pool or topic.
     pub control: Option<Control>,
@@ -569,11 +570,11 @@ pub struct HolderInfo {
     pub pid: u32,
     /// Its command line.
     pub command: String,
-    /// How many leases.
+    /// Number of leases.
     pub leases: u32,
-    /// Blocks that it has, of a pool, topic or queue that is inspected.
+    /// Blocks that it holds, if a pool, topic or queue is inspected.
     pub blocks: u32,
-    /// Tasks that it works on, of a queue that is inspected.
+    /// Tasks that it works on, if a queue is inspected.
     pub tasks: u32,
     /// Whether it is dead, and its leases are in quarantine.
     pub unproven: bool,
@@ -594,11 +595,11 @@ pub struct StatusInfo {
     pub log: Option<String>,
     /// Whether its members run on the simulated CUDA driver.
     pub simulated: bool,
-    /// Members, without the one that asks.
+    /// Members, without the one that asked.
     pub members: u64,
     /// Names.
     pub names: u64,
-    /// Versions, with those that are only held by leases.
+    /// Versions, including those that only leases keep.
     pub versions: u64,
     /// Timelines.
     pub timelines: u64,
@@ -608,7 +609,7 @@ pub struct StatusInfo {
     pub leases: u64,
     /// Members that are dead without proof that their work is over.
     pub unproven: u64,
-    /// Bytes of the versions that these hold leases on, each counted once.
+    /// Bytes of the versions that these members hold leases on, each counted once.
     pub unproven_bytes: u64,
     /// File descriptors held for versions and for control memory.
     pub fds: u64,

@@ -1,4 +1,4 @@
-//! Timelines and semaphores, as they are encoded.
+//! Timelines and semaphores in messages.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,14 +15,14 @@ pub enum ObjectKind {
     Semaphore,
 }
 
-/// An opened timeline. File descriptors: the slabs that the asker has not mapped yet, up to and with `slab`, in the
-/// order of their numbers.
+/// An opened timeline. File descriptors: the slabs up to and including `slab` that the member has not mapped yet, in
+/// the order of their numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenedTimeline {
-    /// Keeps the name. The member releases it only when none of its streams waits for the timeline any more: the cell is
-    /// reused once no lease has led to it.
+    /// The lease that keeps the name. The member releases it only when none of its streams waits for the timeline any
+    /// more, because the cell is reused once no lease that led to it remains.
     pub lease: u64,
-    /// The slab of its present incarnation.
+    /// The slab of the present incarnation.
     pub slab: u32,
     /// The cell in that slab.
     pub cell: u32,
@@ -44,7 +44,7 @@ pub enum TimelineEnding {
     Closed,
     /// Its writer or an operator abandoned it.
     Abandoned,
-    /// The broker is gone, so the writer's death would not be noticed.
+    /// The broker is gone, so the death of the writer can no longer be noticed.
     BrokerGone,
     /// The writer was evicted from the domain.
     Evicted,
@@ -70,7 +70,7 @@ pub enum ObjectInfo {
 }
 
 impl ObjectInfo {
-    /// Its kind.
+    /// Returns the kind of the object.
     pub fn kind(&self) -> ObjectKind {
         match self {
             Self::Timeline(_) => ObjectKind::Timeline,
@@ -78,7 +78,7 @@ impl ObjectInfo {
         }
     }
 
-    /// Its name.
+    /// Returns the name of the object.
     pub fn name(&self) -> &str {
         match self {
             Self::Timeline(timeline) => &timeline.name,
@@ -111,11 +111,11 @@ pub struct TimelineInfo {
 pub struct SemaphoreInfo {
     /// The name.
     pub name: String,
-    /// Permits that there are.
+    /// Number of permits.
     pub maximum: u32,
-    /// Permits that are taken.
+    /// Permits that are held.
     pub held: u32,
-    /// Acquirers that wait.
+    /// Waiting acquirers.
     pub waiting: u32,
     /// Leases on it.
     pub leases: u32,
@@ -133,8 +133,8 @@ pub struct ObjectDetail {
 /// A member that has a timeline or semaphore open.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ObjectHolder {
-    /// Who.
+    /// The member.
     pub holder: HolderInfo,
-    /// Permits that it has, of a semaphore.
+    /// Permits that it holds; 0 for a timeline.
     pub permits: u32,
 }

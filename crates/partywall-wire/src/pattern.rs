@@ -4,18 +4,18 @@ use std::{fmt, sync::Arc};
 
 use crate::limits::MAX_NAME;
 
-/// What a name may be like: `*` stands for any characters, also `/` and none, and `?` for one.
+/// A pattern of names: `*` matches any number of characters, including `/` and none; `?` matches one.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Pattern(Arc<str>);
 
 impl Pattern {
-    /// Takes a pattern of what a name consists of, `*` and `?`.
+    /// Parses a pattern: the characters of a name, `*` and `?`.
     ///
     /// # Errors
-    /// A sentence that names the rule that is broken: no name would be like it.
+    /// Returns a sentence that names the broken rule. A pattern that breaks a rule matches no name.
     pub fn new(text: &str) -> Result<Self, String> {
         if text.is_empty() {
-            return Err("a pattern needs at least one character; `*` is like every name".into());
+            return Err("a pattern needs at least one character; `*` matches every name".into());
         }
         if text.len() > MAX_NAME {
             return Err(format!("a pattern has at most {MAX_NAME} bytes, this one has {}", text.len()));
@@ -26,18 +26,18 @@ impl Pattern {
         }
     }
 
-    /// The pattern as it was given.
+    /// Returns the text of the pattern.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Whether `name` is like it. Takes at most as many steps as the two lengths multiplied.
+    /// Returns whether `name` matches. The number of steps is at most the product of the two lengths.
     pub fn matches(&self, name: &str) -> bool {
         let pattern = self.0.as_bytes();
         let name = name.as_bytes();
         let mut p = 0;
         let mut n = 0;
-        // Where to go on if it does not match: the last star, and the first character that it does not stand for yet.
+        // Where to resume after a mismatch: the last star, and the first character that it does not cover yet.
         let mut retry: Option<(usize, usize)> = None;
         while n < name.len() {
             match pattern.get(p) {

@@ -1,4 +1,4 @@
-//! Every reason for which a broker says no. One place in the library turns them into advice.
+//! The reasons for which a broker refuses a request. The library turns them into advice in one place.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,21 +16,21 @@ pub enum Refusal {
         name: String,
         /// A few existing names close to it.
         near: Vec<String>,
-        /// Objects of other kinds that have this very name.
+        /// Objects of other kinds with exactly this name.
         is: Vec<Named>,
-        /// How it ended, if it was there less than a minute ago.
+        /// How it ended, if it existed less than a minute ago.
         ended: Option<NameEnd>,
     },
-    /// The name was of legacy memory, and ended with its publication less than a minute ago. A later publication brings
-    /// it back.
+    /// The name belonged to legacy memory and ended with its publication less than a minute ago. Publishing again
+    /// restores it.
     Ended {
         /// The name asked for.
         name: String,
         /// How it ended.
         end: NameEnd,
     },
-    /// The name exists, this version of it does not, and never will again: numbers start anew only when no version of a
-    /// name is left.
+    /// The name exists but this version does not, and never will again: numbers restart only when no version of a name
+    /// is left.
     VersionNotFound {
         /// The name asked for.
         name: String,
@@ -39,7 +39,7 @@ pub enum Refusal {
         /// The latest one, if the name still has one.
         latest: Option<u64>,
     },
-    /// The name exists and the commit was to happen only if it did not.
+    /// The name exists, and the commit required that it did not.
     NameExists {
         /// The name.
         name: String,
@@ -70,7 +70,7 @@ pub enum Refusal {
         name: String,
         /// A few existing names of the kind close to it.
         near: Vec<String>,
-        /// Objects of other kinds that have this very name.
+        /// Objects of other kinds with exactly this name.
         is: Vec<Named>,
     },
     /// The timeline has a writer.
@@ -103,9 +103,9 @@ pub enum Refusal {
         /// The rule that it breaks.
         why: String,
     },
-    /// A file descriptor is not what the message says.
+    /// A file descriptor is not of the kind that the message states.
     BadFd {
-        /// Its place among the message's file descriptors, from 0.
+        /// Its index among the message's file descriptors, from 0.
         index: u32,
         /// What is wrong.
         fault: FdFault,
@@ -121,19 +121,20 @@ pub enum Refusal {
         limit: Limit,
         /// Its value.
         allowed: u64,
-        /// What the request would have brought it to.
+        /// The value that the request would have led to.
         needed: u64,
     },
-    /// Too many file descriptors have been sent and not read: the kernel counts them for the user as a whole.
+    /// Too many file descriptors have been sent and not read. The kernel counts them per user.
     Unread {
-        /// How many there are, of the asking process or of all.
+        /// Number of such descriptors, of the asking process or of all.
         unread: u64,
-        /// How many there may be.
+        /// The limit on that number.
         allowed: u64,
-        /// Pids of processes that have not read for longest. Empty if it is the asking process that has to read.
+        /// Pids of the processes that have not read for the longest time. Empty if the asking process itself has to
+        /// read.
         pids: Vec<u32>,
     },
-    /// The kernel refused something that the request needs.
+    /// The kernel refused an operation that the request needs.
     System {
         /// What.
         what: String,
@@ -147,16 +148,16 @@ pub enum Refusal {
     },
     /// No member has this pid or number. `near` are pids of members that look like it.
     NoSuchMember {
-        /// Which was meant.
+        /// The member that was asked for.
         whom: Whom,
         /// A few pids of members.
         near: Vec<u32>,
     },
-    /// The connection takes no seat, so it can only list, inspect and remove.
+    /// The connection has no seat, so it can only list, inspect and remove.
     NeedsSeat,
     /// A member cannot evict itself.
     NotYourself,
-    /// The member is dead, and what it held is in quarantine. It can only be freed.
+    /// The member is dead, and its leases are in quarantine. They can only be freed.
     IsUnproven {
         /// Its pid.
         pid: u32,
@@ -182,15 +183,15 @@ pub enum Refusal {
         /// The peer's.
         peer: u32,
     },
-    /// The handshake carried a file descriptor that is not a pidfd of the process that connected.
+    /// The file descriptor of the handshake is not a pidfd of the process that connected.
     NoPidfd {
         /// What was found instead.
         why: String,
     },
-    /// A member on the simulated CUDA driver never shares a domain with one on the real one. A domain is of the sort of
-    /// its first member, for as long as it has a member or GPU memory.
+    /// Members on the simulated CUDA driver and members on the real one never share a domain. The first member decides
+    /// the kind of the domain, for as long as the domain has a member or GPU memory.
     OtherDriver {
-        /// Whether the domain's members run on the simulated one.
+        /// Whether the domain's members run on the simulated driver.
         simulated: bool,
     },
     /// The two processes speak different protocols. Both versions are in the fixed heads.
@@ -199,9 +200,9 @@ pub enum Refusal {
     CannotResume,
     /// `stop` without `force` while something is held.
     InUse {
-        /// How many names exist, those of timelines and semaphores among them.
+        /// Number of names, including those of timelines and semaphores.
         names: u64,
-        /// How many other members.
+        /// Number of other members.
         members: u64,
     },
     /// The broker is ending. A new one can be started.
@@ -236,7 +237,7 @@ pub struct NameEnd {
     pub version: u64,
     /// How it ended.
     pub ending: Ending,
-    /// The process that ended it: the owner, the remover or the last user.
+    /// The process that ended it: its owner, its remover or its last user.
     pub pid: u32,
     /// That process's command line.
     pub command: String,
@@ -269,16 +270,16 @@ pub enum FdFault {
         /// What it is.
         found: String,
     },
-    /// A memfd that can still shrink, grow, or be written although its version is frozen.
+    /// A memfd that can still shrink or grow, or that can still be written although its version is frozen.
     NotSealed {
         /// The seal that is missing.
         seal: String,
     },
     /// A memfd of another length than the message says.
     WrongSize {
-        /// As said.
+        /// The length that the message states.
         said: u64,
-        /// As found.
+        /// The length of the file.
         found: u64,
     },
 }
@@ -297,7 +298,7 @@ pub enum Limit {
     Clients,
     /// Members of one process.
     ClientsOfProcess,
-    /// Members that one process has hung up on without a good-bye.
+    /// Members whose connections one process has closed without [`crate::Call::Bye`].
     HungUp,
     /// Connections without a seat, of one process.
     Operators,
@@ -311,7 +312,7 @@ pub enum Limit {
     Chunks,
     /// Growths of one version.
     Growths,
-    /// Timelines, with cells of earlier incarnations that members still have open.
+    /// Timelines, including cells of earlier incarnations that members still have open.
     Timelines,
     /// Semaphores.
     Semaphores,

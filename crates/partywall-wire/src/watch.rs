@@ -1,4 +1,4 @@
-//! Events of names, as they are encoded.
+//! Events of names in messages.
 
 use std::{fmt, str::FromStr};
 
@@ -30,7 +30,7 @@ impl FromStr for Point {
             Some(Self { instance, sequence: sequence.parse().ok()? })
         };
         let point = text.split_once('-').and_then(parse);
-        point.ok_or_else(|| format!("{text:?} is no point to go on from: it looks like 0123456789abcdef-42"))
+        point.ok_or_else(|| format!("{text:?} is no point to resume from: a point looks like 0123456789abcdef-42"))
     }
 }
 
@@ -91,9 +91,9 @@ pub enum Change {
         /// The process that committed it.
         pid: u32,
     },
-    /// It no longer exists: it was removed, its owner dropped it, or its last user is gone.
+    /// It no longer exists: it was removed, or its owner or last user dropped it.
     Withdrawn {
-        /// The process that did it.
+        /// The process that ended it.
         pid: u32,
     },
     /// Its owner is dead. An owned segment no longer exists; a timeline still does, without a writer.
@@ -106,7 +106,7 @@ pub enum Change {
         /// The writer.
         pid: u32,
     },
-    /// The memory of a version is free: no member holds it any more, and it is closed.
+    /// The memory of a version was freed, because no member holds the version any more.
     Reclaimed {
         /// The version.
         version: u64,
@@ -133,7 +133,7 @@ impl Change {
         }
     }
 
-    /// Returns the process that did it, or that ended.
+    /// Returns the process that made the change, or whose end caused it.
     pub fn pid(self) -> Option<u32> {
         match self {
             Self::Created { pid }
@@ -153,7 +153,7 @@ pub struct NameEvent {
     pub sequence: u64,
     /// When, in milliseconds since 1970.
     pub at: u64,
-    /// What has the name.
+    /// The kind of the named object.
     pub named: Named,
     /// The name.
     pub name: String,
@@ -165,19 +165,19 @@ pub struct NameEvent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Gap {
-    /// The broker no longer had them: it keeps the last mebibyte.
+    /// The broker no longer had them: it keeps the last MiB of events.
     Behind {
         /// The number of missing events, of any name.
         events: u64,
     },
-    /// The point is of another broker.
+    /// The point belongs to another broker.
     OtherBroker,
 }
 
 /// The events since a point.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Happened {
-    /// Why events before these are missing, if some are.
+    /// Why events before these are missing, if any are.
     pub gap: Option<Gap>,
     /// Some events, in order.
     pub events: Vec<NameEvent>,

@@ -55,7 +55,7 @@ def test_names_come_and_go(domain, child):
 
 
 def test_points_and_patterns_are_checked(domain):
-    with pytest.raises(ValueError, match="no point to go on from"):
+    with pytest.raises(ValueError, match="no point to resume from"):
         domain.watch(after="yesterday")
     with pytest.raises(ValueError, match="is not a pattern") as raised:
         domain.watch("[a]")
