@@ -144,8 +144,8 @@ pub use self::{
     pool::{Block, BlockRef, MAX_BLOCKS, Pool, PoolOptions, PoolStats, UnreleasedBlock},
     put::{Put, check_name},
     queue::{
-        ClaimedTask, MAX_ARGUMENTS, MAX_INPUTS, MAX_KIND, MAX_TASKS, Queue, QueueOptions, QueueStats, Task,
-        TaskFailure, TaskInfo, TaskInput, TaskRef, TaskResult, TaskStatus, Ticket, Unsubmitted,
+        ClaimedTask, EnqueuedResult, MAX_ARGUMENTS, MAX_INPUTS, MAX_KIND, MAX_TASKS, Queue, QueueOptions, QueueStats,
+        Task, TaskFailure, TaskInfo, TaskInput, TaskRef, TaskResult, TaskStatus, Ticket, Unsubmitted,
     },
     segment::{
         Build, Builder, Claim, Element, Growth, OpenOptions, OpenOrBuild, Pinned, Publication, Refreshed, Segment,

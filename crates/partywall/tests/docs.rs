@@ -4,7 +4,7 @@
 
 use std::{iter, time::Duration};
 
-use partywall::{BlockRef, DType, Domain, Place, Policy, Publisher, Result, Subscriber, Task, cuda::StreamRef};
+use partywall::{BlockRef, DType, Domain, Place, Policy, Publisher, Result, Subscriber, Task, Ticket, cuda::StreamRef};
 
 const THIS: &str = include_str!("docs.rs");
 
@@ -63,6 +63,17 @@ fn queues_submitter(domain: &Domain, place: Place, second: Duration) -> Result<(
 }
 
 #[rustfmt::skip]
+#[allow(unused_variables, reason = "a kernel would read it")]
+fn queues_submitter_on_a_gpu(ticket: &Ticket, stream: StreamRef<'_>, second: Duration) -> Result<()> {
+    let result = ticket.wait_on(stream, second)?;                    // the host waits for no GPU
+    let output = result.device()?;                                   // this stream's later work waits for the worker's
+    // a kernel on `stream` that reads `output`
+    let taken = result.take(second).map_err(|refused| refused.0)?;   // what it reads is the result
+    taken.into_output().expect("room was asked for").release_on(stream)?;
+    Ok(())
+}
+
+#[rustfmt::skip]
 fn queues_worker(domain: &Domain) -> Result<()> {
     let queue = domain.queue("work").timeout(Duration::from_secs(60)).open()?;
     for task in queue.claims(Duration::from_secs(60)) {              // ends when none comes for so long
@@ -107,7 +118,7 @@ fn rust_code_of_the_pages_is_compiled() {
     for (page, text, count) in [
         ("topics.md", include_str!("../../../docs/topics.md"), 4),
         ("pools.md", include_str!("../../../docs/pools.md"), 2),
-        ("queues.md", include_str!("../../../docs/queues.md"), 2),
+        ("queues.md", include_str!("../../../docs/queues.md"), 3),
         ("ordering.md", include_str!("../../../docs/ordering.md"), 0),
     ] {
         let blocks = blocks(text);

@@ -245,6 +245,7 @@ fn every_error() -> Vec<Error> {
         Error::Busy(Busy::TaskState { task: name.clone(), status: "pending", wanted: "a dead letter" }),
         Error::Busy(Busy::InputsNotReady { task: name.clone() }),
         Error::InvalidData(InvalidData::TaskInputs { task: name.clone() }),
+        Error::InvalidData(InvalidData::TaskAttempt { task: name.clone(), attempt: 1 }),
         Error::Gone(Gone::Claim { task: name.clone(), attempt: 1 }),
         Error::Gone(Gone::Task { task: name.clone() }),
         Error::InvalidData(InvalidData::TaskFailed { task: name.clone(), attempts: 3, reason: name.clone() }),

@@ -254,6 +254,8 @@ impl Record {
 
     /// Names the output of the attempt, and what completes it.
     pub(super) fn set_output(&self, output: Option<BlockId>, point: Option<StreamPoint>) {
+        // Pairs with the fence in `Queue::output`: who sees these stores sees that the former attempt is over.
+        fence(Ordering::Release);
         // The change of the place's word that shows these stores orders them.
         let word = output.map_or(0, |block| u64::from(block.index + 1) | block.generation << BLOCK_GENERATION);
         self.output.store(word, Ordering::Relaxed);

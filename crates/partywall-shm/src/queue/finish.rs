@@ -9,6 +9,10 @@
 //! 3. The inputs are freed, and a place that is *draining* becomes free, once no record of the task is open
 //!    ([`Queue::settle`]). The worker does that, or the reader, or the fenced worker that drains last.
 //!
+//! A reader may look at the output of an enqueued task before it is done, in the order of a stream ([`Queue::output`]). It has no
+//! hold on the block. Its proof is step 2 from the word of the very attempt, with the very block ([`Queue::take_output`]): the
+//! block was the worker's until the place was *done*, and the queue's until then.
+//!
 //! If the worker is killed or stopped between any two steps: before the place is *done* its attempt is taken back; after it the
 //! result stands, and the broker gives the block to the queue if the worker cannot. If a reader is killed after step 2, the result
 //! is lost with it, as if it had died a moment later; the broker frees its block.
@@ -50,6 +54,21 @@ pub enum TaskState {
     Dead,
     /// The result was taken, or the task was cancelled or purged.
     Gone,
+}
+
+/// The output of an attempt that has succeeded, or will have once a stream of its worker has come so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Output {
+    /// The task.
+    pub task: TaskId,
+    /// The number of the attempt.
+    pub attempt: u8,
+    /// The block; `None` if the task has no output.
+    pub block: Option<BlockId>,
+    /// Bytes of the output.
+    pub bytes: u64,
+    /// The value that completes it, and the row of the member that signals it; `None` if it is complete.
+    pub pending: Option<(Row, StreamPoint)>,
 }
 
 /// A result that was taken.
@@ -174,22 +193,68 @@ impl Queue {
         self.task(id).map_or(TaskState::Gone, |(_, _, seen)| task_state(seen))
     }
 
+    /// Returns the output of a task that is done or enqueued. The block stays the worker's or the queue's: whether what was read
+    /// of it is the result is known once [`take_output`](Self::take_output) has taken it.
+    ///
+    /// # Errors
+    /// The state of the task if it is neither.
+    pub fn output(&self, id: TaskId) -> Result<Output, TaskState> {
+        for _ in 0..MOST_ATTEMPTS {
+            let Some((place, body, seen)) = self.task(id) else { break };
+            let record = body.record(seen.attempts());
+            let pending = match (seen.state(), record.point()) {
+                (State::Done, _) => None,
+                (State::Enqueued, Some(point)) => Some((seen.row(), point)),
+                _ => return Err(task_state(seen)),
+            };
+            let (attempt, block, bytes) = (seen.attempts(), record.output(), body.output());
+            // Pairs with the fence in `set_output`: what was read of a later attempt shows that attempt here.
+            fence(Ordering::Acquire);
+            if place.load() == seen {
+                return Ok(Output { task: id, attempt, block, bytes, pending });
+            }
+        }
+        Err(self.state(id))
+    }
+
     /// Takes the result of a task.
     ///
     /// # Errors
     /// The state of the task if it has no result that is unread.
     pub fn take(&self, pools: Pools<'_>, row: Row, id: TaskId) -> Result<Taken, TaskState> {
+        self.take_if(pools, row, id, |_, _| true)
+    }
+
+    /// Takes the result of a task if it is this output. Then the block has had nothing else in it since the stream of its worker
+    /// came so far: it was not free in between.
+    ///
+    /// # Errors
+    /// As [`take`](Self::take); [`TaskState::Done`] if the result is another attempt's.
+    pub fn take_output(&self, pools: Pools<'_>, row: Row, output: &Output) -> Result<Taken, TaskState> {
+        // A dead letter that was retried may have an attempt of the same number, but not the same block of that generation.
+        let is_it = |attempt, block| (attempt, block) == (output.attempt, output.block);
+        self.take_if(pools, row, output.task, is_it)
+    }
+
+    fn take_if(
+        &self,
+        pools: Pools<'_>,
+        row: Row,
+        id: TaskId,
+        is_it: impl Fn(u8, Option<BlockId>) -> bool,
+    ) -> Result<Taken, TaskState> {
         for _ in 0..MOST_ATTEMPTS {
             let Some((place, body, seen)) = self.task(id) else { break };
-            if seen.state() != State::Done {
+            let found = body.record(seen.attempts()).output();
+            if seen.state() != State::Done || !is_it(seen.attempts(), found) {
                 return Err(task_state(seen));
             }
             let ending = seen.with(State::Ending, row);
+            // What was read of the record is the result's if this succeeds.
             if !place.change(seen, ending) {
                 continue;
             }
             point("queue: result taken, block not");
-            let found = body.record(seen.attempts()).output();
             let output = found.and_then(|block| adopt(pools.outputs, row, block));
             let taken = Taken { output, bytes: body.output(), attempt: seen.attempts() };
             self.end(pools, id.index as usize, ending, None);

@@ -71,7 +71,7 @@ pub use body::{
     BlockId, Description, MAX_ARGUMENTS, MAX_INPUTS, MAX_KIND, MAX_REASON, NewTask, RECORDS, Reason, StreamPoint,
 };
 pub use claim::{Candidate, Claimed, Fenced};
-pub use finish::{Taken, TaskState};
+pub use finish::{Output, Taken, TaskState};
 pub use submit::Reserved;
 pub use word::MAX_ATTEMPTS;
 

@@ -375,6 +375,60 @@ fn enqueued_task_is_finished_by_its_worker() {
 }
 
 #[test]
+fn output_of_an_enqueued_task_is_taken_once_it_is_done() {
+    let world = World::new(SHAPE);
+    let id = world.submit().unwrap();
+    assert_eq!(world.queue.output(id), Err(TaskState::Pending));
+    let claimed = world.claim(WORKER).unwrap();
+    assert_eq!(world.queue.output(id), Err(TaskState::Claimed { row: WORKER, attempt: 1 }));
+    let held = world.outputs.try_take(WORKER).unwrap();
+    let at = StreamPoint { cell: TimelineCell { slab: 1, cell: 2, incarnation: 3 }, value: 4 };
+    world.queue.enqueue(&claimed, Some(&held), at).unwrap();
+    let output = world.queue.output(id).unwrap();
+    assert_eq!((output.attempt, output.bytes, output.pending), (1, TASK.output, Some((WORKER, at))));
+    let take = || world.queue.take_output(world.pools(), SUBMITTER, &output);
+    assert_eq!(take(), Err(TaskState::Enqueued { row: WORKER, attempt: 1 }));
+    world.queue.finish(world.pools(), &claimed, Some(&held)).unwrap();
+    assert_eq!(world.queue.output(id), Ok(Output { pending: None, ..output }));
+    let taken = take().unwrap().output.unwrap();
+    assert_eq!(taken.index(), output.block.unwrap().index);
+    assert!(world.outputs.free(&taken));
+    assert_eq!((take(), world.queue.output(id)), (Err(TaskState::Gone), Err(TaskState::Gone)));
+    world.assert_left(NOTHING, 0, 0);
+}
+
+#[test]
+fn output_of_an_attempt_that_failed_is_not_the_result() {
+    let world = World::new(SHAPE);
+    let id = world.submit().unwrap();
+    let at = StreamPoint { cell: TimelineCell { slab: 0, cell: 0, incarnation: 0 }, value: 1 };
+    let enqueue = || {
+        let claimed = world.claim(WORKER).unwrap();
+        let held = world.outputs.try_take(WORKER).unwrap();
+        world.queue.enqueue(&claimed, Some(&held), at).unwrap();
+        (claimed, held)
+    };
+    let (lost, _) = enqueue();
+    let read = world.queue.output(id).unwrap();
+    world.queue.recover(world.pools(), |row| row == WORKER);
+    let take = || world.queue.take_output(world.pools(), SUBMITTER, &read);
+    assert_eq!(take(), Err(TaskState::Pending));
+    for attempt in 2..=TASK.max_attempts {
+        let claimed = world.claim(OTHER).unwrap();
+        assert_eq!(claimed.attempt(), attempt);
+        world.queue.fail(world.pools(), &claimed, Reason::Failed, "", true).unwrap();
+    }
+    // After that the numbers begin again, and the block is another one of its generation.
+    world.queue.retry(id).unwrap();
+    let (again, held) = enqueue();
+    assert_eq!((again.attempt(), held.index()), (lost.attempt(), read.block.unwrap().index));
+    world.queue.finish(world.pools(), &again, Some(&held)).unwrap();
+    assert_eq!(take(), Err(TaskState::Done));
+    assert_eq!(world.take(SUBMITTER, id), Ok(1));
+    world.assert_left(NOTHING, 0, 0);
+}
+
+#[test]
 fn task_whose_inputs_are_never_complete_is_a_dead_letter() {
     let cell = TimelineCell { slab: 0, cell: 5, incarnation: 0 };
     let task = NewTask { ready: Some(StreamPoint { cell, value: 10 }), ..TASK };
@@ -874,6 +928,8 @@ proptest! {
             }
             let _ = world.queue.extend(claimed, now());
             let _ = world.queue.complete(world.pools(), claimed, None);
+            let output = world.queue.output(id);
+            let _ = output.map(|output| world.queue.take_output(world.pools(), OTHER, &output));
             let _ = world.queue.take(world.pools(), OTHER, id);
             let _ = world.queue.retry(id);
             let _ = world.queue.dispose(world.pools(), OTHER, id, |_| true);

@@ -53,6 +53,14 @@ pub enum InvalidData {
         /// The reference of the task.
         task: String,
     },
+    /// The attempt whose output a stream was to read has failed.
+    #[error("attempt {attempt} of task {task} has no result: what a stream has read of its output is not valid")]
+    TaskAttempt {
+        /// The reference of the task.
+        task: String,
+        /// The number of the attempt.
+        attempt: u8,
+    },
     /// The tensor table that another process has committed is damaged, or of another release.
     #[error("the tensor table of {name:?} is damaged: {source}")]
     Table {
@@ -72,6 +80,7 @@ impl InvalidData {
             Self::SampleTainted { .. } => ErrorKind::CheckFailed.help("sample-tainted", "drop it; make it again from samples whose check() says that they are valid"),
             Self::TaskFailed { .. } => ErrorKind::CheckFailed.help("task-failed", "mend what the reason says, then retry it or purge it: `partywall queue ls NAME` lists dead letters"),
             Self::TaskInputs { .. } => ErrorKind::CheckFailed.help("inputs-never-complete", "drop the task; its submitter has to submit it again"),
+            Self::TaskAttempt { .. } => ErrorKind::CheckFailed.help("attempt-without-result", "drop what was made of its output, and wait for the task again: another worker does it"),
             Self::Table { source: TableError::ForeignLayout { .. }, .. } => ErrorKind::Refused.help("damaged-table", "run the same Partywall release on both sides"),
             Self::Table { name, .. } => ErrorKind::Refused.help("damaged-table", format!("commit {name:?} again: the process that committed it wrote a bad table, this one only read it; `partywall show {name}` names that process")),
         }

@@ -1,6 +1,7 @@
 //! Queues: tasks that processes submit and workers claim, over shared memory; none is lost, and each has one result.
 
 mod claimed;
+mod enqueued;
 mod options;
 mod signals;
 mod task;
@@ -20,6 +21,7 @@ use partywall_shm::{
 pub(crate) use self::signals::Signals;
 pub use self::{
     claimed::{ClaimedTask, TaskInput},
+    enqueued::EnqueuedResult,
     options::QueueOptions,
     task::{Task, Unsubmitted},
     ticket::{TaskInfo, TaskRef, TaskResult, TaskStatus, Ticket},

@@ -1,6 +1,9 @@
-//! The timeline by which the streams of this process say that inputs and outputs are complete.
+//! The timelines by which streams say that inputs and outputs are complete.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+};
 
 use partywall_cuda::StreamRef;
 use partywall_os::lock::IgnorePoison;
@@ -12,9 +15,14 @@ use crate::{
     timeline::{Order, Timeline, TimelineWriter},
 };
 
-/// The timeline of this process in a queue, once a stream needs it. All handles of the queue share it.
+/// The timeline of this process in a queue, once a stream needs it, and those of others, once they were asked for. All handles
+/// of the queue share them.
 #[derive(Debug, Default)]
-pub(crate) struct Signals(Mutex<Option<Writer>>);
+pub(crate) struct Signals {
+    writer: Mutex<Option<Writer>>,
+    /// By the rows of their writers.
+    others: Mutex<BTreeMap<u16, Arc<Timeline>>>,
+}
 
 #[derive(Debug)]
 struct Writer {
@@ -27,8 +35,7 @@ struct Writer {
 impl Open {
     /// Has `stream` signal once it is done with what is on it now.
     pub(super) fn signal_on(&self, stream: StreamRef<'_>) -> Result<(Order, StreamPoint)> {
-        let signals = self.inputs.signals().expect("a queue has them");
-        let mut writer = signals.0.lock().ignore_poison();
+        let mut writer = self.signals().writer.lock().ignore_poison();
         let Writer { signals, order, last } = match &mut *writer {
             Some(writer) => writer,
             none => {
@@ -44,12 +51,33 @@ impl Open {
 
     /// Returns the timeline of a member; `None` if it has ended.
     pub(super) fn timeline_of(&self, row: u16, cell: TimelineCell) -> Result<Option<Arc<Timeline>>> {
+        let is_it = |timeline: &Arc<Timeline>| Order::of(timeline).cell() == cell;
+        let known = self.signals().others.lock().ignore_poison().get(&row).cloned();
+        if known.as_ref().is_some_and(is_it) {
+            return Ok(known);
+        }
         match self.domain().timeline(&self.timeline_name(row)) {
             // Another process may have the row by now, and a timeline of that name.
-            Ok(timeline) => Ok((Order::of(&timeline).cell() == cell).then(|| Arc::new(timeline))),
+            Ok(timeline) => Ok(Some(Arc::new(timeline)).filter(is_it).map(|timeline| self.keep(row, timeline))),
             Err(Error::Gone(_)) => Ok(None),
             Err(other) => Err(other),
         }
+    }
+
+    /// Keeps the timeline of a member, and forgets those that have ended, so that nobody finds them listed.
+    fn keep(&self, row: u16, timeline: Arc<Timeline>) -> Arc<Timeline> {
+        let mut others = self.signals().others.lock().ignore_poison();
+        let former = others.insert(row, timeline.clone());
+        let has_ended = |_: &u16, known: &mut Arc<Timeline>| Arc::strong_count(known) == 1 && known.ending().is_some();
+        let ended: Vec<_> = others.extract_if(.., has_ended).collect();
+        drop(others);
+        // Blocks on the broker.
+        drop((former, ended));
+        timeline
+    }
+
+    fn signals(&self) -> &Signals {
+        self.inputs.signals().expect("a queue has them")
     }
 
     fn timeline_name(&self, row: u16) -> String {

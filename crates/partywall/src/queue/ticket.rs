@@ -21,8 +21,8 @@ use crate::{
 /// [reference](Self::task).
 #[derive(Debug)]
 pub struct Ticket {
-    open: Arc<Open>,
-    id: TaskId,
+    pub(super) open: Arc<Open>,
+    pub(super) id: TaskId,
     spin: AdaptiveSpin,
 }
 
@@ -102,12 +102,17 @@ impl Ticket {
     /// [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to wait;
     /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn wait<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<TaskResult> {
-        if let Some(result) = self.try_take()? {
-            return Ok(result);
+        self.await_result(wait.into(), || self.try_take())
+    }
+
+    /// Polls until there is something to return. Only a call that has to wait looks at the time.
+    pub(super) fn await_result<T>(&self, wait: Wait<'_>, poll: impl Fn() -> Result<Option<T>>) -> Result<T> {
+        if let Some(found) = poll()? {
+            return Ok(found);
         }
-        let waiting = wait.into().begin();
-        let result = self.open.await_event(Event::Result, &self.spin, &waiting, || self.try_take())?;
-        result.ok_or_else(|| waiting.error(format!("task {} is not done: {}", self.task(), self.status().name())))
+        let waiting = wait.begin();
+        let found = self.open.await_event(Event::Result, &self.spin, &waiting, poll)?;
+        found.ok_or_else(|| waiting.error(format!("task {} is not done: {}", self.task(), self.status().name())))
     }
 
     /// Takes the result if the task is done.
@@ -124,7 +129,7 @@ impl Ticket {
             Err(_) => return Ok(None),
         };
         let output = taken.output.map(|held| Block::new(self.open.outputs.clone(), held));
-        Ok(Some(TaskResult { output, bytes: taken.bytes, attempt: taken.attempt }))
+        Ok(Some(TaskResult::new(output, taken.bytes, taken.attempt)))
     }
 
     /// How far the task is.
@@ -154,7 +159,7 @@ impl Ticket {
         self.open.reference(self.id)
     }
 
-    fn failed(&self) -> Error {
+    pub(super) fn failed(&self) -> Error {
         let (failures, text) = self.open.queue().failures(self.id);
         let attempts = failures.last().map_or(0, |(attempt, _)| *attempt);
         let reason = match failures.last() {
@@ -206,6 +211,10 @@ impl Open {
 }
 
 impl TaskResult {
+    pub(super) fn new(output: Option<Block>, bytes: u64, attempt: u8) -> Self {
+        Self { output, bytes, attempt }
+    }
+
     /// The block that the worker has written; `None` if the task has no output. It may be longer than the output.
     pub fn output(&self) -> Option<&Block> {
         self.output.as_ref()

@@ -107,6 +107,74 @@ pub(crate) fn task_goes_from_stream_to_stream(world: &World) {
     eventually("all is free", || is_idle(&queue));
 }
 
+/// The submitter's stream reads the result behind the worker's, while the task is enqueued.
+pub(crate) fn result_is_read_behind_the_stream_of_its_worker(world: &World) {
+    let (domain, queue, gate) = stage(world);
+    let gpu = gpu(&domain);
+    let [writing, reading] = [(); 2].map(|()| Stream::new(gpu.context()).unwrap());
+    let copies = domain.pool("copies").blocks(1).block_bytes(4096).place(Place::Gpu(gpu.uuid())).create().unwrap();
+    let copy = copies.alloc(TIMEOUT).unwrap();
+    domain.timeline("gate").unwrap().wait_on(writing.as_ref(), 1).unwrap();
+    let ticket = submit(&gpu, &queue, &writing);
+    let mut worker = world.play("task");
+    for order in ["claim", "double", "complete"] {
+        worker.have(order);
+    }
+    let result = ticket.wait_on(reading.as_ref(), TIMEOUT).unwrap();
+    reading.as_ref().enqueue_copy(copy.device().unwrap().as_slice(), result.device().unwrap().as_slice()).unwrap();
+    let refused = result.take(MOMENT).unwrap_err();
+    assert!(matches!(refused.0, Error::Timeout { .. }));
+    gate.signal(1).unwrap();
+    let result = refused.1.take(TIMEOUT).unwrap();
+    assert_eq!((result.attempt(), result.bytes()), (1, 4096));
+    result.into_output().unwrap().release_on(reading.as_ref()).unwrap();
+    reading.synchronize().unwrap();
+    assert_eq!(gpu.kernels().unwrap().verify(gpu.stream(), copy.device().unwrap().as_slice(), 2).unwrap(), None);
+    eventually("all is free", || is_idle(&queue));
+}
+
+/// The reader's stream goes on when the worker dies, with an output that is not complete.
+pub(crate) fn result_of_a_worker_killed_with_its_stream_standing_is_not_valid(world: &World) {
+    let (domain, queue, gate) = stage(world);
+    let gpu = gpu(&domain);
+    let stream = Stream::new(gpu.context()).unwrap();
+    let ticket = submit(&gpu, &queue, &stream);
+    let mut worker = world.play("task");
+    for order in ["claim", "stop 1", "double", "complete"] {
+        worker.have(order);
+    }
+    let result = ticket.wait_on(stream.as_ref(), TIMEOUT).unwrap();
+    worker.kill();
+    stream.synchronize().unwrap();
+    let refused = result.take(TIMEOUT).unwrap_err();
+    assert!(matches!(refused.0, Error::InvalidData(InvalidData::TaskAttempt { attempt: 1, .. })));
+    let task = queue.claim(TIMEOUT).unwrap();
+    double(&gpu, &stream, &task);
+    task.complete_on(stream.as_ref()).map_err(|refused| refused.0).unwrap();
+    let again = ticket.wait_on(stream.as_ref(), TIMEOUT).unwrap();
+    assert_eq!(again.attempt(), 2);
+    assert!(matches!(refused.1.take(TIMEOUT).unwrap_err().0, Error::InvalidData(InvalidData::TaskAttempt { .. })));
+    again.take(TIMEOUT).unwrap().into_output().unwrap().release().unwrap();
+    drop(gate);
+    eventually("all is free", || is_idle(&queue));
+}
+
+/// Of two readers that read one output, the first one that takes it has the result.
+pub(crate) fn result_that_another_reader_has_taken_is_gone(world: &World) {
+    let (domain, queue, _gate) = stage(world);
+    let gpu = gpu(&domain);
+    let stream = Stream::new(gpu.context()).unwrap();
+    let ticket = submit(&gpu, &queue, &stream);
+    let task = queue.claim(TIMEOUT).unwrap();
+    double(&gpu, &stream, &task);
+    task.complete_on(stream.as_ref()).map_err(|refused| refused.0).unwrap();
+    let [first, second] = [(); 2].map(|()| ticket.wait_on(stream.as_ref(), TIMEOUT).unwrap());
+    first.take(TIMEOUT).unwrap().into_output().unwrap().release().unwrap();
+    assert!(matches!(second.take(TIMEOUT).unwrap_err().0, Error::Gone(Gone::Task { .. })));
+    assert!(matches!(ticket.wait_on(stream.as_ref(), TIMEOUT), Err(Error::Gone(Gone::Task { .. }))));
+    eventually("all is free", || is_idle(&queue));
+}
+
 pub(crate) fn task_of_a_worker_killed_with_its_stream_standing_goes_to_another(world: &World) {
     let (domain, queue, gate) = stage(world);
     let gpu = gpu(&domain);
