@@ -8,7 +8,7 @@
 //! | 24 | lease: attempt 8, generation 16, end 40 bits in ms; see `claim` | the worker, whoever finds no lease |
 //! | 32 | value of the submitter's timeline that completes the inputs | the submitter |
 //! | 40 | cell of that timeline | the submitter |
-//! | 48 | the cell's incarnation + 1; 0: the inputs are complete | the submitter |
+//! | 48 | lane 40–47, the cell's incarnation + 1; 0: the inputs are complete | the submitter |
 //! | 64 | records of the attempts: 4 of 40 bytes, attempt `a` at `a` modulo 4 | see below |
 //! | 224 | kind: 32 bytes | the submitter |
 //! | 256 | inputs: 8 words: index 16, generation of the block 46 bits | the submitter |
@@ -30,7 +30,7 @@
 //! | output | 8 | 1 + index 17, generation of the block 46 bits; 0: none | the worker |
 //! | value | 16 | of the worker's timeline that completes the output | the worker |
 //! | cell | 24 | of that timeline | the worker |
-//! | incarnation | 32 | of the cell, + 1 | the worker |
+//! | incarnation | 32 | as at 48; of that timeline | the worker |
 //!
 //! A record is **open** while a fenced attempt may still read the inputs or write its own output. It opens before the task is
 //! taken back, so that the place cannot go to another task meanwhile: only for that reason may a fenced worker, which does not
@@ -103,6 +103,8 @@ pub struct BlockId {
 /// The timeline value that completes what a stream writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamPoint {
+    /// Which of the member's timelines it is: streams that signal at the same time have one each.
+    pub lane: u8,
     /// The cell of the timeline.
     pub cell: TimelineCell,
     /// The value.
@@ -277,14 +279,16 @@ fn set_point(point: Option<StreamPoint>, value: &AtomicU64, cell: &AtomicU64, in
     let Some(point) = point else { return incarnation.store(0, Ordering::Relaxed) };
     value.store(point.value, Ordering::Relaxed);
     cell.store(u64::from(point.cell.slab) << 32 | u64::from(point.cell.cell), Ordering::Relaxed);
-    incarnation.store(u64::from(point.cell.incarnation) + 1, Ordering::Relaxed);
+    incarnation.store(u64::from(point.lane) << LANE | (u64::from(point.cell.incarnation) + 1), Ordering::Relaxed);
 }
 
 fn point(value: &AtomicU64, cell: &AtomicU64, incarnation: &AtomicU64) -> Option<StreamPoint> {
-    let incarnation = incarnation.load(Ordering::Relaxed).checked_sub(1)? as u32;
+    let incarnation = incarnation.load(Ordering::Relaxed);
+    let lane = (incarnation >> LANE) as u8;
+    let incarnation = incarnation.checked_sub(1)? as u32;
     let cell = cell.load(Ordering::Relaxed);
     let cell = TimelineCell { slab: (cell >> 32) as u32, cell: cell as u32, incarnation };
-    Some(StreamPoint { cell, value: value.load(Ordering::Relaxed) })
+    Some(StreamPoint { lane, cell, value: value.load(Ordering::Relaxed) })
 }
 
 /// For the submitter, while the place is its own.
@@ -464,6 +468,8 @@ const COMPLETED: u64 = 6;
 const ATTEMPT: u32 = 5;
 const ROW: u32 = 13;
 const GENERATION: u32 = 29;
+/// The first bit of the lane of a timeline.
+const LANE: u32 = 40;
 /// The first bit of the generation of an output.
 const BLOCK_GENERATION: u32 = 17;
 /// The first bit of the generation of an input.

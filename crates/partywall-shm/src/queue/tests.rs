@@ -349,7 +349,7 @@ fn enqueued_task_is_decided_by_its_timeline() {
         let id = world.submit().unwrap();
         let claimed = world.claim(WORKER).unwrap();
         let output = world.outputs.try_take(WORKER).unwrap();
-        world.queue.enqueue(&claimed, Some(&output), StreamPoint { cell, value: 7 }).unwrap();
+        world.queue.enqueue(&claimed, Some(&output), StreamPoint { lane: 0, cell, value: 7 }).unwrap();
         assert_eq!(world.queue.state(id), TaskState::Enqueued { row: WORKER, attempt: 1 });
         world.queue.detach(world.pools(), |row| row == WORKER, Reason::Died, |of| reached.filter(|_| of == cell));
         assert_eq!(world.queue.state(id), state);
@@ -366,9 +366,9 @@ fn enqueued_task_is_finished_by_its_worker() {
     let claimed = world.claim(WORKER).unwrap();
     let output = world.outputs.try_take(WORKER).unwrap();
     let cell = TimelineCell { slab: 0, cell: 0, incarnation: 0 };
-    world.queue.enqueue(&claimed, Some(&output), StreamPoint { cell, value: 1 }).unwrap();
+    world.queue.enqueue(&claimed, Some(&output), StreamPoint { lane: 0, cell, value: 1 }).unwrap();
     assert!(world.queue.is_claimed(&claimed));
-    assert_eq!(world.queue.enqueue(&claimed, Some(&output), StreamPoint { cell, value: 1 }), Err(Fenced));
+    assert_eq!(world.queue.enqueue(&claimed, Some(&output), StreamPoint { lane: 0, cell, value: 1 }), Err(Fenced));
     world.queue.finish(world.pools(), &claimed, Some(&output)).unwrap();
     assert_eq!(world.take(SUBMITTER, id), Ok(1));
     world.assert_left(NOTHING, 0, 0);
@@ -382,7 +382,7 @@ fn output_of_an_enqueued_task_is_taken_once_it_is_done() {
     let claimed = world.claim(WORKER).unwrap();
     assert_eq!(world.queue.output(id), Err(TaskState::Claimed { row: WORKER, attempt: 1 }));
     let held = world.outputs.try_take(WORKER).unwrap();
-    let at = StreamPoint { cell: TimelineCell { slab: 1, cell: 2, incarnation: 3 }, value: 4 };
+    let at = StreamPoint { lane: 31, cell: TimelineCell { slab: 1, cell: 2, incarnation: u32::MAX }, value: 4 };
     world.queue.enqueue(&claimed, Some(&held), at).unwrap();
     let output = world.queue.output(id).unwrap();
     assert_eq!((output.attempt, output.bytes, output.pending), (1, TASK.output, Some((WORKER, at))));
@@ -401,7 +401,7 @@ fn output_of_an_enqueued_task_is_taken_once_it_is_done() {
 fn output_of_an_attempt_that_failed_is_not_the_result() {
     let world = World::new(SHAPE);
     let id = world.submit().unwrap();
-    let at = StreamPoint { cell: TimelineCell { slab: 0, cell: 0, incarnation: 0 }, value: 1 };
+    let at = StreamPoint { lane: 0, cell: TimelineCell { slab: 0, cell: 0, incarnation: 0 }, value: 1 };
     let enqueue = || {
         let claimed = world.claim(WORKER).unwrap();
         let held = world.outputs.try_take(WORKER).unwrap();
@@ -431,7 +431,7 @@ fn output_of_an_attempt_that_failed_is_not_the_result() {
 #[test]
 fn task_whose_inputs_are_never_complete_is_a_dead_letter() {
     let cell = TimelineCell { slab: 0, cell: 5, incarnation: 0 };
-    let task = NewTask { ready: Some(StreamPoint { cell, value: 10 }), ..TASK };
+    let task = NewTask { ready: Some(StreamPoint { lane: 0, cell, value: 10 }), ..TASK };
     for (reached, state) in [(10, TaskState::Pending), (9, TaskState::Dead)] {
         let world = World::new(SHAPE);
         let [first, second] = [(); 2].map(|()| world.submit_with(1, &task).unwrap());
@@ -448,7 +448,7 @@ fn task_whose_inputs_are_never_complete_is_a_dead_letter() {
 #[test]
 fn task_with_complete_inputs_outlives_its_submitter() {
     let cell = TimelineCell { slab: 0, cell: 5, incarnation: 0 };
-    let task = NewTask { ready: Some(StreamPoint { cell, value: 10 }), ..TASK };
+    let task = NewTask { ready: Some(StreamPoint { lane: 0, cell, value: 10 }), ..TASK };
     let world = World::new(SHAPE);
     let [first, second] = [(); 2].map(|()| world.submit_with(1, &task).unwrap());
     let claimed = world.claim(WORKER).unwrap();
@@ -465,7 +465,7 @@ fn task_with_complete_inputs_outlives_its_submitter() {
 fn task_without_inputs_keeps_them_for_a_fenced_attempt_and_cannot_be_retried() {
     let cell = TimelineCell { slab: 0, cell: 5, incarnation: 0 };
     let world = World::new(SHAPE);
-    let task = NewTask { ready: Some(StreamPoint { cell, value: 10 }), ..TASK };
+    let task = NewTask { ready: Some(StreamPoint { lane: 0, cell, value: 10 }), ..TASK };
     let id = world.submit_with(1, &task).unwrap();
     let fenced = world.claim(OTHER).unwrap();
     world.queue.detach(world.pools(), |row| row == OTHER, Reason::Detached, |_| None);

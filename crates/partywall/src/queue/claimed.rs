@@ -426,7 +426,7 @@ impl ClaimedTask {
         if let Some(timeline) = self.submitter.get() {
             return Ok(Some(timeline.clone()));
         }
-        let found = self.open.timeline_of(self.description.submitter, ready.cell)?;
+        let found = self.open.timeline_of(self.description.submitter, ready)?;
         Ok(found.map(|timeline| self.submitter.get_or_init(|| timeline).clone()))
     }
 

@@ -70,7 +70,7 @@ impl Ticket {
         };
         let Some((row, point)) = output.pending else { return Ok(Some(output)) };
         // A timeline that has ended: the broker is about to say whether the stream came so far.
-        let Some(timeline) = self.open.timeline_of(row, point.cell)? else { return Ok(None) };
+        let Some(timeline) = self.open.timeline_of(row, point)? else { return Ok(None) };
         match timeline.wait_on(stream, point.value) {
             Err(Error::Gone(Gone::Timeline { .. })) => Ok(None),
             waited => waited.map(|()| Some(output)),

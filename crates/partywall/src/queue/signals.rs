@@ -5,9 +5,9 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use partywall_cuda::StreamRef;
+use partywall_cuda::{RawStream, StreamRef};
 use partywall_os::lock::IgnorePoison;
-use partywall_shm::{queue::StreamPoint, topic::TimelineCell};
+use partywall_shm::{queue::StreamPoint, timeline::Progress};
 
 use super::Open;
 use crate::{
@@ -15,60 +15,84 @@ use crate::{
     timeline::{Order, Timeline, TimelineWriter},
 };
 
-/// The timeline of this process in a queue, once a stream needs it, and those of others, once they were asked for. All handles
+/// The timelines of this process in a queue, once streams need them, and those of others, once they were asked for. All handles
 /// of the queue share them.
 #[derive(Debug, Default)]
 pub(crate) struct Signals {
-    writer: Mutex<Option<Writer>>,
-    /// By the rows of their writers.
-    others: Mutex<BTreeMap<u16, Arc<Timeline>>>,
+    /// By their lanes.
+    writers: Mutex<Vec<Writer>>,
+    /// By the rows and lanes of their writers.
+    others: Mutex<BTreeMap<(u16, u8), Arc<Timeline>>>,
 }
 
+/// The values of one timeline come in the order of one stream, so streams that work at the same time have one each.
 #[derive(Debug)]
 struct Writer {
     signals: TimelineWriter,
     order: Order,
     /// The last value that was promised.
     last: u64,
+    /// The stream that stores it.
+    stream: RawStream,
+}
+
+impl Writer {
+    fn is_idle(&self) -> bool {
+        self.order.progress(self.last) == Progress::Reached
+    }
 }
 
 impl Open {
     /// Has `stream` signal once it is done with what is on it now.
     pub(super) fn signal_on(&self, stream: StreamRef<'_>) -> Result<(Order, StreamPoint)> {
-        let mut writer = self.signals().writer.lock().ignore_poison();
-        let Writer { signals, order, last } = match &mut *writer {
-            Some(writer) => writer,
-            none => {
-                let signals = self.domain().timeline_writer(&self.timeline_name(self.domain().link().row()))?;
-                let (order, last) = (Order::of(signals.timeline()), signals.timeline().announced());
-                none.insert(Writer { signals, order, last })
+        // Should another stream have the handle of a former one by now, it waits for the former one's signals at most.
+        let stream_of = |writer: &Writer| writer.stream == stream.raw();
+        let mut writers = self.signals().writers.lock().ignore_poison();
+        let its = writers.iter().position(stream_of).or_else(|| writers.iter().position(Writer::is_idle));
+        let lane = match its {
+            Some(lane) => lane,
+            None if writers.len() < MOST_LANES => {
+                let writer = self.writer(writers.len() as u8, stream.raw())?;
+                writers.push(writer);
+                writers.len() - 1
             }
+            // Waits for the signals of its former stream.
+            None => (0..MOST_LANES).min_by_key(|lane| writers[*lane].last).unwrap_or_default(),
         };
-        signals.signal_on(stream, *last + 1)?;
-        *last += 1;
-        Ok((order.clone(), StreamPoint { cell: order.cell(), value: *last }))
+        let writer = &mut writers[lane];
+        writer.signals.signal_on(stream, writer.last + 1)?;
+        (writer.last, writer.stream) = (writer.last + 1, stream.raw());
+        Ok((writer.order.clone(), StreamPoint { lane: lane as u8, cell: writer.order.cell(), value: writer.last }))
+    }
+
+    fn writer(&self, lane: u8, stream: RawStream) -> Result<Writer> {
+        let signals = self.domain().timeline_writer(&self.timeline_name(self.domain().link().row(), lane))?;
+        let (order, last) = (Order::of(signals.timeline()), signals.timeline().announced());
+        Ok(Writer { signals, order, last, stream })
     }
 
     /// Returns the timeline of a member; `None` if it has ended.
-    pub(super) fn timeline_of(&self, row: u16, cell: TimelineCell) -> Result<Option<Arc<Timeline>>> {
-        let is_it = |timeline: &Arc<Timeline>| Order::of(timeline).cell() == cell;
-        let known = self.signals().others.lock().ignore_poison().get(&row).cloned();
+    pub(super) fn timeline_of(&self, row: u16, point: StreamPoint) -> Result<Option<Arc<Timeline>>> {
+        let is_it = |timeline: &Arc<Timeline>| Order::of(timeline).cell() == point.cell;
+        let its = (row, point.lane);
+        let known = self.signals().others.lock().ignore_poison().get(&its).cloned();
         if known.as_ref().is_some_and(is_it) {
             return Ok(known);
         }
-        match self.domain().timeline(&self.timeline_name(row)) {
+        match self.domain().timeline(&self.timeline_name(row, point.lane)) {
             // Another process may have the row by now, and a timeline of that name.
-            Ok(timeline) => Ok(Some(Arc::new(timeline)).filter(is_it).map(|timeline| self.keep(row, timeline))),
+            Ok(timeline) => Ok(Some(Arc::new(timeline)).filter(is_it).map(|timeline| self.keep(its, timeline))),
             Err(Error::Gone(_)) => Ok(None),
             Err(other) => Err(other),
         }
     }
 
     /// Keeps the timeline of a member, and forgets those that have ended, so that nobody finds them listed.
-    fn keep(&self, row: u16, timeline: Arc<Timeline>) -> Arc<Timeline> {
+    fn keep(&self, its: (u16, u8), timeline: Arc<Timeline>) -> Arc<Timeline> {
         let mut others = self.signals().others.lock().ignore_poison();
-        let former = others.insert(row, timeline.clone());
-        let has_ended = |_: &u16, known: &mut Arc<Timeline>| Arc::strong_count(known) == 1 && known.ending().is_some();
+        let former = others.insert(its, timeline.clone());
+        let has_ended =
+            |_: &(u16, u8), known: &mut Arc<Timeline>| Arc::strong_count(known) == 1 && known.ending().is_some();
         let ended: Vec<_> = others.extract_if(.., has_ended).collect();
         drop(others);
         // Blocks on the broker.
@@ -80,7 +104,10 @@ impl Open {
         self.inputs.signals().expect("a queue has them")
     }
 
-    fn timeline_name(&self, row: u16) -> String {
-        format!("{}/{}/queue-{row}", self.name(), self.inputs.version())
+    fn timeline_name(&self, row: u16, lane: u8) -> String {
+        format!("{}/{}/queue-{row}-{lane}", self.name(), self.inputs.version())
     }
 }
+
+/// Streams of one process that signal at the same time without waiting for each other.
+const MOST_LANES: usize = 32;

@@ -144,7 +144,7 @@ pub(crate) fn play(role: &str, queue: File) {
             crash::arm();
             while let Some((claimed, output)) = world.claim(CRASHING) {
                 let cell = TimelineCell { slab: 0, cell: 0, incarnation: 0 };
-                let enqueued = queue.enqueue(&claimed, Some(&output), StreamPoint { cell, value: 1 });
+                let enqueued = queue.enqueue(&claimed, Some(&output), StreamPoint { lane: 0, cell, value: 1 });
                 if enqueued.and_then(|()| queue.finish(pools, &claimed, Some(&output))).is_err() {
                     assert!(world.outputs.free(&output));
                 }

@@ -73,6 +73,7 @@ tests! {
         task_completed_on_a_stream_without_its_inputs_has_failed,
         task_whose_inputs_are_complete_outlives_its_submitter,
         input_of_a_dropped_task_is_kept_until_the_gpu_is_done,
+        streams_of_one_process_do_not_wait_for_each_other,
         result_is_read_behind_the_stream_of_its_worker,
         result_of_a_worker_killed_with_its_stream_standing_is_not_valid,
         result_that_another_reader_has_taken_is_gone,

@@ -77,6 +77,7 @@ scenes! {
     ONE tasks::task_completed_on_a_stream_without_its_inputs_has_failed
     ONE tasks::task_whose_inputs_are_complete_outlives_its_submitter
     ONE tasks::input_of_a_dropped_task_is_kept_until_the_gpu_is_done
+    ONE tasks::streams_of_one_process_do_not_wait_for_each_other
     ONE tasks::result_is_read_behind_the_stream_of_its_worker
     ONE tasks::result_of_a_worker_killed_with_its_stream_standing_is_not_valid
     ONE tasks::result_that_another_reader_has_taken_is_gone

@@ -107,6 +107,28 @@ pub(crate) fn task_goes_from_stream_to_stream(world: &World) {
     eventually("all is free", || is_idle(&queue));
 }
 
+/// A process submits and completes tasks on one stream while another of its streams stands.
+pub(crate) fn streams_of_one_process_do_not_wait_for_each_other(world: &World) {
+    let (domain, queue, gate) = stage(world);
+    let gpu = gpu(&domain);
+    let [standing, running] = [(); 2].map(|()| Stream::new(gpu.context()).unwrap());
+    domain.timeline("gate").unwrap().wait_on(standing.as_ref(), 1).unwrap();
+    let submit = |stream: &Stream| queue.submit_on(Task::new("count"), stream.as_ref(), TIMEOUT).unwrap();
+    let [first, second] = [&standing, &running].map(submit);
+    let [slow, fast] = [(); 2].map(|()| queue.claim(TIMEOUT).unwrap());
+    assert_eq!((slow.task(), fast.task()), (first.task(), second.task()));
+    fast.wait_inputs(TIMEOUT).unwrap();
+    assert!(matches!(slow.wait_inputs(MOMENT), Err(Error::Timeout { .. })));
+    slow.wait_inputs_on(standing.as_ref()).unwrap();
+    slow.complete_on(standing.as_ref()).map_err(|refused| refused.0).unwrap();
+    fast.complete_on(running.as_ref()).map_err(|refused| refused.0).unwrap();
+    second.wait(TIMEOUT).unwrap();
+    assert_eq!(first.status(), TaskStatus::Enqueued { attempt: 1 });
+    gate.signal(1).unwrap();
+    first.wait(TIMEOUT).unwrap();
+    eventually("all is free", || is_idle(&queue));
+}
+
 /// The submitter's stream reads the result behind the worker's, while the task is enqueued.
 pub(crate) fn result_is_read_behind_the_stream_of_its_worker(world: &World) {
     let (domain, queue, gate) = stage(world);
