@@ -40,17 +40,17 @@ pub enum StartError {
     /// A broker listens already.
     #[error("a broker{} listens already at {socket}", .pid.map_or_else(String::new, |pid| format!(" with pid {pid}")))]
     AlreadyRunning {
-        /// Where.
+        /// The socket.
         socket: PathBuf,
         /// Its pid; absent if it is not visible in this PID namespace.
         pid: Option<u32>,
     },
-    /// The socket's path names something other than a socket. It is not touched.
+    /// The socket's path names something other than a socket, which is left as it is.
     #[error("{path} exists and is {found}, not a socket; it has not been touched")]
     NotASocket {
         /// The path.
         path: PathBuf,
-        /// What lies there.
+        /// The kind of file found there.
         found: String,
     },
     /// The path exceeds the maximum length of a socket address.
@@ -59,7 +59,7 @@ pub enum StartError {
         /// The path.
         path: PathBuf,
     },
-    /// The process may open too few files for what the broker was told to serve.
+    /// The process may open too few files for the requested number of members.
     #[error(
         "cannot serve {clients} members with {open_files} open files: {needed} are needed, 3 for each member, \
          {memory} for memory and the rest for the broker itself"
@@ -79,9 +79,9 @@ pub enum StartError {
     /// The kernel refused.
     #[error("{what}: {errno}")]
     Errno {
-        /// What was tried.
+        /// The action that failed.
         what: String,
-        /// Why not.
+        /// The reason.
         #[source]
         errno: io::Error,
     },
@@ -115,7 +115,7 @@ impl Place {
     pub(crate) fn take(path: &Path, starter_holds_lock: bool) -> Result<Self, StartError> {
         let path = std::path::absolute(path)
             .map_err(|errno| StartError::Errno { what: format!("resolve {}", path.display()), errno })?;
-        // Of two brokers that start at once, the second must find the first one's socket, not its absence.
+        // The lock makes the second of two brokers that start at once find the first one's socket.
         let directory = open_directory(&path, true)?;
         let _lock = if starter_holds_lock { None } else { Some(lock(directory)?) };
         clear(&path)?;

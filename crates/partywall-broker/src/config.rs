@@ -15,21 +15,21 @@ pub struct Config {
     pub socket: PathBuf,
     /// The domain's name, for the log.
     pub domain: String,
-    /// The release, as shown to people.
+    /// The release, shown to people.
     pub version: String,
     /// The limits on what members use.
     pub limits: Limits,
-    /// How long the broker runs without members and names; forever, if absent.
+    /// How long the broker runs without members and names; without a limit if absent.
     pub idle_exit: Option<Duration>,
-    /// The settle time: how long after a process has exited and hung up it counts as dead. The driver may write for it
-    /// until then.
+    /// The settle time: how long after a process has exited and closed its connections it counts as dead. Until then
+    /// the driver may still write on its behalf.
     pub settle: Duration,
-    /// How long a dead member's holdings stay in quarantine if its death does not prove that its work is over. If
-    /// absent, until an operator frees them.
+    /// How long a dead member's leases stay in quarantine if its death does not prove that its work is over. If absent,
+    /// until an operator frees them.
     pub unproven_after: Option<Duration>,
     /// How long a connection may take to complete its handshake.
     pub handshake_timeout: Duration,
-    /// The log file, named by `status`. The broker itself only uses `tracing`.
+    /// The log file, for `status` to report. The broker itself logs only through `tracing`.
     pub log_path: Option<PathBuf>,
     /// Whether the process that started this one locks the socket's directory until the broker is ready.
     pub starter_holds_lock: bool,
@@ -131,7 +131,7 @@ pub(crate) struct Resolved {
 /// File descriptors of a client: the call socket, the events socket, the pidfd.
 const FDS_PER_CLIENT: u64 = 3;
 
-/// Connections for operators, which take no seat: enough for some `ps` and `stop` while all seats are taken.
+/// Connections for operators, which have no seat: enough for a few `ps` and `stop` while all seats are taken.
 pub(crate) const OPERATORS: u64 = 16;
 
 /// Other files: standard streams, listener, epoll, log, descriptors of a message, operators, and unauthenticated
@@ -141,7 +141,7 @@ const FDS_OF_OURS: u64 = 64 + OPERATORS * FDS_PER_CLIENT + 64;
 /// A broker with fewer file descriptors for memory would refuse commits soon after it has started.
 const MIN_FDS_FOR_MEMORY: u64 = 64;
 
-/// The least default for the number of members.
+/// The smallest default for the number of members.
 const MIN_CLIENTS: u64 = 16;
 
 /// The default for the number of members, if the limit of open files allows it.
@@ -163,7 +163,7 @@ mod tests {
         assert_eq!((given.clients, given.fds, given.given.message), (5, 7, MIN_MESSAGE));
     }
 
-    /// Resolves limits that must be refused, and returns how many files are needed and how many members have room.
+    /// Resolves limits that must be refused. Returns the number of files that are needed and of members that fit.
     fn refused(limits: &Limits, open_files: u64) -> (u64, u64) {
         match limits.resolve(open_files) {
             Err(StartError::TooFewFiles { needed, room, .. }) => (needed, room),

@@ -9,9 +9,9 @@
 //! | module | contains | rule |
 //! |---|---|---|
 //! | `registry` | names, versions, leases, claims, waiting requests, timelines, semaphores, members | pure: events in, effects out |
-//! | `server` | sockets, file descriptors, control memory, clocks, proofs of death | no decision that the registry could take |
+//! | `server` | sockets, file descriptors, control memory, clocks, proofs of death | no decision that the registry could make |
 //! | `bind` | the place where members look for the broker | replaces only what is provably dead |
-//! | [`log`] | a log file that cannot grow beyond its size | knows nothing of the rest |
+//! | [`log`] | a log file of bounded size | independent of the rest |
 //!
 //! One thread does everything except closing file descriptors. Closing may stall in the GPU's driver, so a second
 //! thread does it.
@@ -40,7 +40,7 @@ use std::{
 pub use bind::StartError;
 pub use config::{Config, Limits};
 
-/// A broker that listens. Dropping it without [`Broker::run`] leaves the socket's file behind, as a crash would.
+/// A listening broker. Dropping it without [`Broker::run`] leaves the socket's file behind, as a crash would.
 #[derive(Debug)]
 pub struct Broker {
     server: server::event_loop::Server,
@@ -56,8 +56,8 @@ impl Broker {
         Ok(Self { server: server::event_loop::Server::bind(config)? })
     }
 
-    /// Serves until a member or a [`StopHandle`] ends the broker, or it has been idle for long enough. Then removes the
-    /// socket's file.
+    /// Serves until a member or a [`StopHandle`] ends the broker, or until it has been idle for [`Config::idle_exit`].
+    /// Then removes the socket's file.
     ///
     /// # Errors
     /// [`RunError`] if waiting for events fails.
@@ -80,14 +80,14 @@ impl Broker {
 }
 
 /// Ends a broker from outside: by [`StopHandle::stop`], or by writing any byte to the file descriptor, which never
-/// blocks. `signal_hook::low_level::pipe::register` takes the handle as it is.
+/// blocks. `signal_hook::low_level::pipe::register` accepts the handle directly.
 #[derive(Debug)]
 pub struct StopHandle(OwnedFd);
 
 impl StopHandle {
     /// Ends the broker, even if members and names exist. Does nothing if it has ended.
     pub fn stop(&self) {
-        // A full pipe already contains a request; a broken one has no broker.
+        // If the pipe is full, a request is pending; if it is broken, the broker has ended.
         let _ = rustix::io::retry_on_intr(|| rustix::io::write(&self.0, &[0]));
     }
 }

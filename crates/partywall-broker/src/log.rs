@@ -1,4 +1,4 @@
-//! A log file that cannot grow beyond its size.
+//! A log file of bounded size.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -10,8 +10,8 @@ use std::{
 
 use partywall_os::lock::IgnorePoison;
 
-/// A log file that is renamed to `<path>.1` when it is full, and so replaces the previous one. Both together never
-/// exceed twice [`RotatingLog::FILE_BYTES`].
+/// A log file that is renamed to `<path>.1` when it is full, replacing the previous `<path>.1`. Both files together
+/// never exceed twice [`RotatingLog::FILE_BYTES`].
 ///
 /// `&RotatingLog` writes too, so an `Arc` of it is a writer for `tracing_subscriber`. One call of [`Write::write`] is
 /// one line. A line is never split between the files. A line longer than a file is cut off.
@@ -45,13 +45,13 @@ impl RotatingLog {
         Ok(Self { path, limit, state })
     }
 
-    /// Where it is.
+    /// Returns the path of the current file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // A panic while writing a line leaves at worst half a line.
+        // A panic while a line is written leaves at worst half a line.
         self.state.lock().ignore_poison()
     }
 }

@@ -1,8 +1,11 @@
-//! Cells: one incarnation of a timeline each, in slabs that all members map.
+//! Cells: each holds one incarnation of a timeline, in slabs that all members map.
 //!
-//! A cell is given to another timeline only when nobody can read it any more and nothing can be stored in it any
-//! more: no lease has led to it, no timeline stands at it, and its writer is proved dead, or has given its lease
-//! back and been seen to have stored all that it had promised. Even then it rests for a while.
+//! A cell is reused for another timeline only when no process can read it or store in it any more:
+//!
+//! - no lease that led to it is left, and it is no timeline's present incarnation;
+//! - its writer is proved dead, or has given its lease back and has stored every value that it promised.
+//!
+//! Even then the cell rests for a while.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -16,62 +19,62 @@ use super::{
 /// All cells.
 #[derive(Debug, Default)]
 pub(super) struct Cells {
-    /// The slabs, in the order of their numbers. They stay: members have them mapped.
+    /// The slabs, in the order of their numbers. Never removed, because members have them mapped.
     pub(super) slabs: Vec<FdId>,
-    /// Cells that have ever been given out; those behind them are fresh.
+    /// Number of cells that were ever used; the cells behind them are fresh.
     pub(super) taken: u64,
     pub(super) used: BTreeMap<CellId, Cell>,
-    /// Cells that may be used again, the one that has rested longest first.
+    /// Cells that may be reused, longest rested first.
     pub(super) resting: VecDeque<CellId>,
-    /// Cells that have ended and may still be written.
+    /// Cells that have ended, but may still be written.
     pub(super) restless: BTreeSet<CellId>,
 }
 
-/// A cell that somebody may read or write.
+/// A cell that a process may read or write.
 #[derive(Debug)]
 pub(super) struct Cell {
     pub(super) incarnation: u32,
-    /// Leases that have led to it, and the timeline that stands at it.
+    /// The number of leases that led to it, plus one while it is a timeline's present incarnation.
     pub(super) uses: u64,
     pub(super) ended: bool,
     pub(super) writing: Writing,
-    /// The lease that writes, or has written. Once it is given back, nothing new is promised.
+    /// The lease that writes the cell, or wrote it. Absent once it was given back: nothing new is promised then.
     pub(super) writer: Option<LeaseId>,
 }
 
-/// A cell that the server guards.
+/// A cell that the server guards: it restores the ending if a late store overwrites it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Guarded {
     pub(crate) at: CellAt,
-    /// No lease writes it any more.
+    /// Whether its writer's lease was given back.
     pub(crate) given_back: bool,
 }
 
 /// The member that may store in a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Writing {
-    /// Nobody: it has no writer, or that one is done.
+    /// No member: the cell has no writer, or its writer has finished.
     Over,
     /// This member and its streams.
     By(MemberId),
-    /// A process that has left the domain before its streams were done. Nobody will tell us of its death: only that all
-    /// that was promised has been stored makes the cell another's.
+    /// A process that left the domain before its streams had finished. The broker will not learn of its death, so the
+    /// cell can be reused only after all promised values have been stored.
     Unobserved,
 }
 
-/// Where the next cell comes from.
+/// The source of the next cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
-    /// It was used before.
+    /// A cell that was used before.
     Resting,
-    /// It was not, and its slab is there.
+    /// A cell of an existing slab that was never used.
     Fresh,
-    /// Its slab has to be created.
+    /// The first cell of a slab that has to be created.
     Slab,
 }
 
 impl Cells {
-    /// A cell that is there.
+    /// Returns the source of a cell that exists already.
     fn source(&self, bounds: &Bounds) -> Option<Source> {
         if self.resting.len() as u64 > bounds.rest {
             return Some(Source::Resting);
@@ -89,14 +92,14 @@ impl Cells {
         }
     }
 
-    /// Somebody else has it.
+    /// Counts one more use of a cell.
     pub(super) fn add_use(&mut self, cell: CellId) {
         if let Some(cell) = self.used.get_mut(&cell) {
             cell.uses += 1;
         }
     }
 
-    /// Somebody has it no longer.
+    /// Counts one use of a cell less.
     pub(super) fn drop_use(&mut self, cell: CellId) {
         if let Some(cell) = self.used.get_mut(&cell) {
             cell.uses -= 1;
@@ -144,9 +147,10 @@ impl Registry {
         limit(Limit::Bytes, self.bounds.bytes, self.totals.bytes().saturating_add(slab.map_or(0, |slab| slab.bytes)))
     }
 
-    /// Takes a cell for an incarnation that begins where `from` stands. It has one use: the timeline's.
+    /// Takes a cell for an incarnation that begins at the value of the cell `from`. The timeline is its only use at
+    /// first.
     ///
-    /// `source` is what [`Registry::cell_source`] says; `slab` comes with [`Source::Slab`].
+    /// `source` is the result of [`Registry::cell_source`]; `slab` is present with [`Source::Slab`].
     pub(super) fn start_cell(
         &mut self,
         source: Source,
@@ -167,7 +171,7 @@ impl Registry {
         Some(id)
     }
 
-    /// From now on this lease of a member's stores in a cell.
+    /// Makes a lease of a member the writer of a cell.
     pub(super) fn begin_writing(&mut self, cell: CellId, member: MemberId, lease: LeaseId) {
         self.cells.set_writing(cell, Writing::By(member));
         if let Some(record) = self.cells.used.get_mut(&cell) {
@@ -189,7 +193,8 @@ impl Registry {
         out.push(Effect::EndCell { at, ending });
     }
 
-    /// A lease is given back. What it has promised in a cell may be on its way still, but nothing new will be.
+    /// Ends the writing by a lease that is given back. Values that it promised may still arrive in the cell, but
+    /// nothing new is promised.
     pub(super) fn end_writing(&mut self, id: CellId, lease: LeaseId, out: &mut Effects) {
         let at = self.at(id);
         let Some(cell) = self.cells.used.get_mut(&id) else { return };
@@ -198,7 +203,7 @@ impl Registry {
         }
     }
 
-    /// All that was promised in a cell that has ended has been stored: nothing more comes.
+    /// Records that everything promised in an ended cell has been stored, so nothing more will be written there.
     pub(super) fn settle_cell(&mut self, at: CellAt) {
         let Some(id) = self.number(at) else { return };
         if !self.cells.restless.contains(&id) {
@@ -212,7 +217,7 @@ impl Registry {
         self.cells.set_writing(id, Writing::Over);
     }
 
-    /// Nothing is stored any more by a member whose death is proved. By one that has left something may.
+    /// Ends a member's writing in all its cells. A dead member stores nothing more; the streams of one that left may.
     pub(super) fn settle_cells_of(&mut self, member: MemberId, dead: bool) {
         let Some(record) = self.members.get_mut(&member) else { return };
         for cell in std::mem::take(&mut record.cells) {
@@ -220,8 +225,8 @@ impl Registry {
         }
     }
 
-    /// Cells that have ended, may still be written, and may be waited for. Of those that no lease writes any more it is
-    /// wanted to know when all that was promised in them has been stored.
+    /// Returns the ended cells that may still be written and that matter to a process. For those whose writer's lease
+    /// was given back, the server reports when everything promised has been stored.
     pub(crate) fn guarded(&self) -> Vec<Guarded> {
         let guarded = self.cells.restless.iter().filter_map(|id| {
             let cell = self.cells.used.get(id)?;
@@ -231,15 +236,15 @@ impl Registry {
         guarded.collect()
     }
 
-    /// Cells that have not ended.
+    /// Returns the cells that have not ended.
     pub(crate) fn live_cells(&self) -> Vec<CellAt> {
         let live = self.cells.used.iter().filter(|(_, cell)| !cell.ended);
         live.filter_map(|(id, _)| self.at(*id)).collect()
     }
 
-    /// The number of the slab that a cell is in, and its place there.
+    /// Returns the number of a cell's slab, and the cell's index there.
     pub(super) fn place_in_slab(&self, cell: CellId) -> (u32, u32) {
-        // Slabs are few, and so are a slab's cells.
+        // Both numbers are small, so the casts lose nothing.
         ((cell.0 / self.bounds.cells) as u32, (cell.0 % self.bounds.cells) as u32)
     }
 

@@ -1,4 +1,4 @@
-//! Claims: one member at a time builds a name that does not exist, and after it the one that has waited longest.
+//! Claims: one member at a time builds a name that does not exist. If it gives up, the longest waiting request builds.
 
 use super::{
     Decision, Registry, STALE_CLAIM,
@@ -18,7 +18,7 @@ impl Registry {
         if entry.is_some_and(|entry| entry.claim.is_some()) {
             return self.wait(member, request, &name, Want::Build);
         }
-        // A claim is a name to be. Without a bound on them, asking for ever new names would fill our memory.
+        // A claim is a future name. Without a bound, requests for ever new names would exhaust the broker's memory.
         limit(Limit::Names, self.bounds.names, self.totals.names + self.claims.len() as u64 + 1)?;
         let claim = self.claim(member, request, &name);
         Ok(Answer::Build { claim }.into())
@@ -31,7 +31,7 @@ impl Registry {
         Ok(Answer::Done.into())
     }
 
-    /// Takes all claims of a member and makes the longest waiting request of each name the builder.
+    /// Drops all claims of a member and makes the longest waiting request of each name the builder.
     pub(super) fn drop_claims(&mut self, member: MemberId, out: &mut Effects) {
         let Some(record) = self.members.get(&member) else { return };
         for claim in record.claims.iter().copied().collect::<Vec<_>>() {
@@ -39,7 +39,7 @@ impl Registry {
         }
     }
 
-    /// Ends a claim that was fulfilled, or whose holder is no longer to build.
+    /// Ends a claim that was fulfilled or whose holder will not build any more.
     pub(super) fn drop_claim(&mut self, id: ClaimId) -> Option<Claim> {
         let claim = self.claims.remove(&id)?;
         if let Some(holder) = self.members.get_mut(&claim.member) {

@@ -1,4 +1,4 @@
-//! What comes out of the registry.
+//! Effects: the output of the registry.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -8,51 +8,53 @@ use super::types::{
     MemberId, MemberState, Memory, Millis, Name, Named, NoGrowth, ObjectKind, Place, RequestId, Whom,
 };
 
-/// Something that the server has to do. Effects are carried out in the order in which the registry returns them.
+/// An action for the server. Effects are carried out in the order in which the registry returns them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Effect {
     /// Answer a request, sending `fds` along.
     Reply { member: MemberId, request: RequestId, outcome: Outcome, fds: Vec<FdId> },
     /// Complete a request that was answered with [`Answer::Pending`].
     Notify { member: MemberId, ticket: RequestId, outcome: Outcome, fds: Vec<FdId> },
-    /// Close these for good: nothing in the registry refers to them any more. Held back while a row is being cleared.
+    /// Close these descriptors: nothing in the registry refers to them any more. Held back while a row is being
+    /// cleared.
     Close(Vec<FdId>),
-    /// Say when everything is closed that was to be closed until now. Held back with [`Effect::Close`].
+    /// Report when everything that was to be closed until now is closed. Held back with [`Effect::Close`].
     Confirm(CloseId),
-    /// Make a cell the beginning of an incarnation, at the value that `from` stands at.
+    /// Begin an incarnation in a cell, at the value of the cell `from`.
     StartCell { at: CellAt, from: Option<CellAt>, incarnation: u32 },
-    /// End an incarnation: waits for what it has not reached end. Guard the cell from now on
-    /// ([`Registry::guarded`](super::Registry::guarded)): its writer may just be having a stream store in it.
+    /// End an incarnation and the waits for values that it has not reached. Guard the cell from now on
+    /// ([`Registry::guarded`](super::Registry::guarded)): a stream of its writer may still store in it.
     EndCell { at: CellAt, ending: CellEnding },
-    /// Nothing new is promised in a cell that has ended. Say when all that was promised has been stored
-    /// ([`Event::CellSettled`](super::Event::CellSettled)).
+    /// Report when everything promised in an ended cell has been stored
+    /// ([`Event::CellSettled`](super::Event::CellSettled)). Nothing new is promised in the cell.
     SettleCell(CellAt),
-    /// Give back all permits or blocks that a member has, at once, because it may go on taking some, and let those who
-    /// wait have them.
+    /// Return all permits or blocks of a member, and give them to waiters. Done immediately, because the member may
+    /// take others afterwards.
     Return { control: FdId, row: u16 },
-    /// Detach a member from a topic or queue: what others wait for there ends, and what it holds stays its own.
+    /// Detach a member from a topic or queue: no process waits for the member any more, and it keeps the blocks that it
+    /// holds.
     Detach { object: FdId, row: u16, ending: CellEnding },
-    /// Give back all permits and blocks of a member that is gone, and say so
-    /// ([`Event::RowCleared`](super::Event::RowCleared)): until then the row is nobody's.
+    /// Return all permits and blocks of a member that is gone, then report
+    /// [`Event::RowCleared`](super::Event::RowCleared). Until then no member gets the row.
     ClearRow { row: u16, control: Vec<FdId> },
-    /// End the member's connection: it has left.
+    /// End the connection of a member that has left.
     Disconnect(MemberId),
-    /// End the member's connection, and go on watching its process: what it holds waits for its end.
+    /// End the member's connection, but continue to watch its process: its leases are kept until the process ends.
     HangUp(MemberId),
-    /// The member is dead, and what it held is in quarantine until somebody or the clock says otherwise.
+    /// The member is dead, and its leases are in quarantine until an operator or a timer frees them.
     Quarantined(MemberId),
-    /// Send SIGKILL to a member's process. What came of it goes into the reply that follows.
+    /// Send SIGKILL to a member's process. The result goes into the reply that follows.
     Kill(MemberId),
-    /// Remove the socket's file: a process that hears that this broker ends may start the next one at once.
+    /// Remove the socket's file. A process that learns that this broker ends may start the next one immediately.
     RemoveSocket,
     /// End the broker.
     Stop,
 }
 
-/// What the server has to do after one event, in this order.
+/// The effects of one event, in order.
 pub(crate) type Effects = Vec<Effect>;
 
-/// What came of a request.
+/// The result of a request.
 pub(crate) type Outcome = Result<Answer, Refused>;
 
 /// A request that was granted.
@@ -68,7 +70,7 @@ pub(crate) enum Answer {
     Build {
         claim: ClaimId,
     },
-    /// What a version has become, for a member that has its first `chunks` chunks.
+    /// The present state of a version, for a member that has its first `chunks` chunks.
     Grown {
         growths: u64,
         chunks: usize,
@@ -108,7 +110,7 @@ pub(crate) enum Answer {
     Status(Box<Counts>),
 }
 
-/// What has happened since a point.
+/// The events of names since a point.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Happened {
     pub(crate) gap: Option<Gap>,
@@ -117,7 +119,7 @@ pub(crate) struct Happened {
     pub(crate) next: u64,
 }
 
-/// Something that happened to a name.
+/// An event of a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Happening {
     pub(crate) sequence: u64,
@@ -128,7 +130,7 @@ pub(crate) struct Happening {
 }
 
 impl Happening {
-    /// Bytes that it takes, for the bound on them.
+    /// Returns the bytes that the event counts for in the log's bound.
     pub(crate) fn cost(&self) -> u64 {
         (size_of::<Self>() + self.name.as_str().len()) as u64
     }
@@ -154,10 +156,10 @@ pub(crate) struct OpenedTimeline {
     pub(crate) writer: bool,
 }
 
-/// Why a request was refused. Nothing has changed then.
+/// Why a request was refused. A refused request changes nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// `is` is what has the name instead.
+    /// `is` lists the objects of other kinds that have the name.
     NotFound {
         name: Name,
         near: Vec<Name>,
@@ -215,7 +217,7 @@ pub(crate) enum Refused {
         by: u32,
         at: Millis,
     },
-    /// `is` is what has the name instead.
+    /// `is` lists the objects of other kinds that have the name.
     ObjectNotFound {
         kind: ObjectKind,
         name: Name,
@@ -233,7 +235,7 @@ pub(crate) enum Refused {
     },
 }
 
-/// What a stale number was to stand for.
+/// The kind of a stale number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Handle {
     Lease,
@@ -247,13 +249,13 @@ pub(crate) struct Holder {
     pub(crate) pid: u32,
     pub(crate) command: Arc<str>,
     pub(crate) leases: u32,
-    /// It is dead, and these are in quarantine.
+    /// Whether it is dead, with these leases in quarantine.
     pub(crate) unproven: bool,
-    /// What it has in control memory is marked with this.
+    /// Identifies the member in control memory.
     pub(crate) row: u16,
 }
 
-/// A member that got nothing any more, or holds nothing any more, by somebody's will.
+/// A member that was evicted or freed by a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Departed {
     pub(crate) member: MemberId,
@@ -300,7 +302,7 @@ pub(crate) struct Info {
     pub(crate) versions: Vec<VersionRow>,
     pub(crate) holders: Vec<Holder>,
     pub(crate) builder: Option<u32>,
-    /// Whose the rows are that may be in its control memory, if it has any.
+    /// The members whose rows may appear in its control memory, if it has any.
     pub(crate) rows: BTreeMap<u16, RowOwner>,
 }
 
@@ -320,7 +322,7 @@ pub(crate) struct MemberRow {
     pub(crate) command: Arc<str>,
     pub(crate) state: MemberState,
     pub(crate) doubt: Option<Doubt>,
-    /// Where its heartbeat is, and whose permits are its own.
+    /// Its row, which locates its heartbeat and identifies its permits. Absent for a dead member.
     pub(crate) row: Option<u16>,
     pub(crate) leases: u32,
     /// Timelines that it writes.
@@ -350,7 +352,7 @@ impl ObjectRow {
     }
 }
 
-/// A timeline in a listing. What it stands at is in its cell.
+/// A timeline in a listing. Its value is in its cell.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TimelineRow {
     pub(crate) name: Name,
@@ -360,7 +362,7 @@ pub(crate) struct TimelineRow {
     pub(crate) leases: u32,
 }
 
-/// A semaphore in a listing. Its memory says which rows have its permits.
+/// A semaphore in a listing. Its memory records which rows hold its permits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SemaphoreRow {
     pub(crate) name: Name,
@@ -369,19 +371,19 @@ pub(crate) struct SemaphoreRow {
     pub(crate) leases: u32,
 }
 
-/// How much there is of everything.
+/// The numbers of a status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Counts {
     /// Whether the members run on the simulated driver.
     pub(crate) simulated: bool,
-    /// Members, without the asker.
+    /// Members, without the one that asked.
     pub(crate) members: u64,
     pub(crate) names: u64,
     pub(crate) versions: u64,
     pub(crate) timelines: u64,
     pub(crate) semaphores: u64,
     pub(crate) leases: u64,
-    /// Members that are dead without proof.
+    /// Dead members whose work is not proved to be over.
     pub(crate) unproven: u64,
     /// Bytes of the versions that they hold leases on, each counted once.
     pub(crate) unproven_bytes: u64,

@@ -1,4 +1,4 @@
-//! What goes into the registry.
+//! Events: the input of the registry.
 
 use std::sync::Arc;
 
@@ -20,38 +20,38 @@ pub(crate) enum Event {
     Resumed { member: MemberId },
     /// A member has exited, but a child that it forked holds its connection.
     HeldByChild { member: MemberId },
-    /// An operator's connection is needed for another.
+    /// An operator's connection must make room for another.
     Dismissed { member: MemberId },
-    /// A member is proved dead. One without a pidfd never is: its connection has ended for good.
+    /// A member is proved dead. For a member without a pidfd this says only that its connection has ended for good.
     Died { member: MemberId },
-    /// A dead member's holdings have been in quarantine for as long as the operator wanted.
+    /// A dead member's leases have been in quarantine for the configured time.
     Expired { member: MemberId },
     /// Everything that was to be closed before this confirmation is closed.
     Closed { id: CloseId },
-    /// All that was promised in a cell that has ended is there: nothing more will be stored in it.
+    /// Everything promised in an ended cell has been stored, so nothing more will be written there.
     CellSettled { at: CellAt },
-    /// The permits of a row whose member is gone are with others.
+    /// The permits and blocks of a row whose member is gone have been returned.
     RowCleared { row: u16 },
-    /// A timeline's cell says that it has ended: members end it themselves if they hear nothing of us for too long.
+    /// A timeline's cell has ended without the broker: members end it themselves if the broker is silent for too long.
     TimelineEnded { name: Name },
-    /// A member asks for something.
+    /// A member sent a request.
     Request { member: MemberId, request: RequestId, call: Call },
 }
 
-/// A member's process, as people know it.
+/// A member's process, as people see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub(crate) pid: u32,
     pub(crate) uid: u32,
     pub(crate) command: Arc<str>,
     pub(crate) simulated: bool,
-    /// Whether it takes no seat: it only looks, and removes what others hold.
+    /// Whether it has no seat: it can only list, inspect, and remove what others hold.
     pub(crate) operator: bool,
-    /// Whether the end of its process can be seen.
+    /// Whether the broker can see the end of its process.
     pub(crate) has_pidfd: bool,
 }
 
-/// What a member asks for.
+/// The operation that a member requests.
 #[derive(Debug, Clone)]
 pub(crate) enum Call {
     Ping,
@@ -88,7 +88,7 @@ pub(crate) enum Call {
 }
 
 impl Call {
-    /// Whether only a member with a seat may ask: the call grants something, or may wait.
+    /// Returns whether the call needs a seat: it grants something, or may wait.
     pub(super) fn needs_seat(&self) -> bool {
         match self {
             Self::Ping
@@ -125,7 +125,7 @@ impl Call {
         }
     }
 
-    /// File descriptors that come with it.
+    /// Returns the file descriptors that came with the call.
     pub(crate) fn fds(&self) -> Vec<FdId> {
         match self {
             Self::Commit(commit) => commit.memory.fds(),
@@ -147,7 +147,7 @@ pub(crate) struct Commit {
     pub(crate) claim: Option<ClaimId>,
 }
 
-/// What a version grows by. File descriptors as in [`Commit`].
+/// The growth of a version. File descriptors as in [`Commit`].
 #[derive(Debug, Clone)]
 pub(crate) struct Growth {
     pub(crate) lease: LeaseId,
@@ -159,7 +159,7 @@ pub(crate) struct Growth {
 }
 
 impl Growth {
-    /// Its file descriptors: the chunks', then the table's.
+    /// Returns the file descriptors: those of the chunks, then the table's.
     pub(super) fn fds(&self) -> Vec<FdId> {
         fds(&self.chunks, &self.table)
     }
@@ -174,21 +174,21 @@ pub(crate) struct Open {
     pub(crate) wait: bool,
 }
 
-/// Names to be watched.
+/// A request for events of names.
 #[derive(Debug, Clone)]
 pub(crate) struct Watch {
     pub(crate) pattern: Pattern,
     pub(crate) after: After,
 }
 
-/// A point in what has happened.
+/// A point in the sequence of events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum After {
-    /// Where it stands now.
+    /// After the last event.
     Now,
-    /// Behind the event with this number.
+    /// After the event with this number.
     Event(u64),
-    /// In another broker.
+    /// A point of another broker.
     Elsewhere,
 }
 
@@ -197,7 +197,7 @@ pub(crate) enum After {
 pub(crate) struct OpenTimeline {
     pub(crate) name: Name,
     pub(crate) writer: bool,
-    /// How many slabs the member has mapped.
+    /// Number of slabs that the member has mapped.
     pub(crate) slabs: u32,
     /// A new slab, if [`Registry::control_needed`](super::Registry::control_needed) asked for one.
     pub(crate) slab: Option<ControlMemory>,

@@ -1,5 +1,5 @@
-//! Versions that become longer: the committer adds chunks behind those that are there, and whoever has the version
-//! open asks for them when it likes.
+//! Growth of versions. The committer appends chunks; a member that has the version open asks for them when it needs
+//! them.
 
 use std::sync::Arc;
 
@@ -13,7 +13,8 @@ use super::{
 };
 
 impl Registry {
-    /// Adds chunks to a version and replaces its table. Its number stays, and its holders keep what they have.
+    /// Adds chunks to a version and replaces its table. The version keeps its number, and its holders keep their
+    /// mappings.
     pub(super) fn grow(&mut self, member: MemberId, request: RequestId, growth: Growth, out: &mut Effects) -> Decision {
         let (name, number, memory) = match self.grown(member, &growth) {
             Ok(grown) => grown,
@@ -39,7 +40,7 @@ impl Registry {
         Ok(Answer::Done.into())
     }
 
-    /// Which version is to grow, and what it will be.
+    /// Returns the name and number of the version to grow, and its memory after the growth.
     fn grown(&self, member: MemberId, growth: &Growth) -> Result<(Name, u64, Arc<Memory>), Refused> {
         let (lease, version) = self.held(member, growth.lease)?;
         let cannot = |why| Refused::CannotGrow { name: lease.name.clone(), version: lease.version, why };
@@ -72,8 +73,8 @@ impl Registry {
         Ok((lease.name.clone(), lease.version, Arc::new(memory)))
     }
 
-    /// Returns what a version has become, for a member that has its first `chunks` chunks and knows of `growths`
-    /// growths.
+    /// Returns the new chunks and table of a version, for a member that has its first `chunks` chunks and knows of
+    /// `growths` growths.
     pub(super) fn refresh(&self, member: MemberId, lease: LeaseId, growths: u64, chunks: u64) -> Decision {
         let (_, version) = self.held(member, lease)?;
         if version.growths <= growths {
@@ -99,7 +100,7 @@ impl Registry {
         }
     }
 
-    /// Refuses all requests that wait for a version's growth: nobody can make it grow any more.
+    /// Refuses all requests that wait for a version's growth, because no member can grow it any more.
     pub(super) fn notify_last_length(&mut self, name: &Name, version: u64, out: &mut Effects) {
         let why = NoGrowth::CommitterGone;
         let refused = || Err(Refused::CannotGrow { name: name.clone(), version, why });
@@ -117,7 +118,7 @@ impl Registry {
         }
     }
 
-    /// A member's lease, and what it is on.
+    /// Returns a member's lease and its version.
     fn held(&self, member: MemberId, lease: LeaseId) -> Result<(&Lease, &Version), Refused> {
         let lease = self.leases.get(&lease).filter(|lease| lease.member == member).ok_or(STALE_LEASE)?;
         Ok((lease, self.version(&lease.name, lease.version).ok_or(STALE_LEASE)?))

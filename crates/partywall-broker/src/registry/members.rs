@@ -1,4 +1,4 @@
-//! Members that have to go: evicted ones, those with a broken CUDA context, and dead ones whose work may go on.
+//! Members in trouble: evicted, with a broken CUDA context, or dead while their work may continue.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::{
 };
 
 impl Registry {
-    /// The member has opened a GPU.
+    /// Records that the member has opened a GPU.
     pub(super) fn uses_gpu(&mut self, member: MemberId, mps: bool) -> Answer {
         if let Some(record) = self.members.get_mut(&member) {
             record.mps |= mps;
@@ -21,7 +21,8 @@ impl Registry {
         Answer::Done
     }
 
-    /// The member can do nothing on a GPU any more, and cannot know either what of its work was still done.
+    /// Records that the member's CUDA context is broken: it cannot use a GPU any more, nor know which of its work was
+    /// done.
     pub(super) fn context_lost(&mut self, member: MemberId, out: &mut Effects) -> Answer {
         if let Some(record) = self.members.get_mut(&member) {
             record.lost_context = true;
@@ -31,8 +32,8 @@ impl Registry {
         Answer::Done
     }
 
-    /// Takes from members what others wait for or could want, and keeps what they hold: only the end of a process ends
-    /// its use of memory.
+    /// Evicts members: takes from them everything that others may wait for, and keeps their leases, because only the
+    /// end of a process ends its use of memory.
     pub(super) fn evict(
         &mut self,
         member: MemberId,
@@ -70,7 +71,8 @@ impl Registry {
         Ok(Answer::Evicted(evicted).into())
     }
 
-    /// Gives back what dead members held, on the asker's word that their work is over: as many as one answer names.
+    /// Frees the leases of dead members, trusting the caller that their work is over. Frees as many members as fit into
+    /// one answer.
     pub(super) fn free_unproven(&mut self, pid: Option<u32>, out: &mut Effects) -> Decision {
         let is_unproven = |id: &MemberId| self.members.get(id).is_some_and(|record| record.life == Life::Unproven);
         let meant = match pid {
@@ -100,7 +102,7 @@ impl Registry {
         }
     }
 
-    /// Refuses what an evicted member asks for. What makes others safer is still taken.
+    /// Refuses the requests of an evicted member, except those that make other members safer.
     pub(super) fn check_evicted(&self, member: MemberId, call: &Call) -> Result<(), Refused> {
         match self.members.get(&member).and_then(|record| record.eviction) {
             Some(Eviction { by, at }) if !matches!(call, Call::Leave | Call::UsesGpu { .. } | Call::ContextLost) => {
@@ -145,5 +147,5 @@ impl Registry {
     }
 }
 
-/// Members in one answer: their command lines have up to 256 bytes.
+/// Members in one answer. Their command lines have up to 256 bytes.
 const ROWS: usize = 100;

@@ -1,29 +1,29 @@
-//! The registry: members, names and versions, and which members hold, build and wait for them.
+//! The registry: members, names and versions, and the members that hold, build and wait for them.
 //!
-//! A pure state machine. [`Registry::apply`] takes one [`Event`] and returns the [`Effect`]s that the server has to
-//! carry out in their order; an event is applied whole or, if it is a refused request, not at all. There is no clock,
-//! no randomness, no I/O and no file descriptor in here: time comes with the events, and descriptors are numbers
-//! ([`FdId`]) that the server keeps, and closes by an effect.
+//! The registry is a pure state machine. [`Registry::apply`] takes one [`Event`] and returns the [`Effect`]s that the
+//! server carries out in order. An event is applied whole; a refused request changes nothing. The registry has no
+//! clock, no randomness, no I/O and no file descriptors. Time comes with the events, and descriptors are numbers
+//! ([`FdId`]) that the server keeps and closes by an effect.
 //!
 //! | module | contains |
 //! |---|---|
 //! | [`types`] | ids, names, memory, bounds |
-//! | [`event`] | what goes in |
-//! | [`effect`] | what comes out |
+//! | [`event`] | the input: events and requests |
+//! | [`effect`] | the output: effects and answers |
 //! | `state` | the objects and the sums over them |
 //! | `segments` | commit, open, release, withdrawal, and the one place where memory is released |
-//! | `growth` | versions that become longer, and requests that wait for that |
+//! | `growth` | versions that grow, and requests that wait for growth |
 //! | `claims` | the right to build a name that does not exist |
-//! | `waits` | requests that have to wait, and their verdicts |
+//! | `waits` | requests that wait, and their completion |
 //! | `timelines`, `semaphores` | names in control memory: their writers and holders |
-//! | `cells` | cells of control memory: who may read and write them |
-//! | `objects` | what timelines and semaphores have in common |
-//! | `reclaim` | what happens to the things of a member that is gone |
-//! | `members` | members that have to go: evicted, without their CUDA context, or dead without proof |
+//! | `cells` | cells of control memory: their readers and writers |
+//! | `objects` | the common parts of timelines and semaphores |
+//! | `reclaim` | reclaims what a member held that is gone |
+//! | `members` | members in trouble: evicted, with a broken CUDA context, or dead while their work may continue |
 //! | `report` | listings |
-//! | `watch` | what happens to names, and requests that wait for it |
+//! | `watch` | the log of events of names, and requests that wait for events |
 //! | [`tombstones`] | how names ended in the last minute |
-//! | `near` | names that look like one that was not found |
+//! | `near` | suggestions for names that were not found |
 
 pub(crate) mod effect;
 pub(crate) mod event;
@@ -72,35 +72,35 @@ pub(crate) struct Registry {
     bounds: Bounds,
     members: BTreeMap<MemberId, Member>,
     rows: Rows,
-    /// Entries with a version, a claim or a waiting request; others are forgotten ([`Registry::drop_unreferenced`]).
+    /// Entries with a version, a claim or a waiting request; others are removed ([`Registry::drop_unreferenced`]).
     entries: BTreeMap<Name, Entry>,
     leases: BTreeMap<LeaseId, Lease>,
     claims: BTreeMap<ClaimId, Claim>,
     timelines: BTreeMap<Name, Timeline>,
     semaphores: BTreeMap<Name, Semaphore>,
-    /// Leases on these two.
+    /// Leases on timelines and semaphores.
     holds: BTreeMap<LeaseId, Hold>,
     cells: Cells,
-    /// Always what a recount would give.
+    /// Always equal to a recount.
     totals: Totals,
-    /// Versions that may have lost their last reason to exist. Empty between events.
+    /// Versions that may have lost their last reference. Empty between events.
     maybe_unreferenced: Vec<(Name, u64)>,
-    /// What the event that is being applied released. Empty between events.
+    /// Memory that the current event released. Empty between events.
     pending_close: PendingClose,
-    /// What was released and is not closed yet.
+    /// Memory that was released and is not closed yet.
     closing: BTreeMap<CloseId, PendingClose>,
-    /// Rows that are being cleared.
+    /// Number of rows that are being cleared.
     uncleared: usize,
     /// Closes and confirmations that wait until no row is being cleared.
     held_back: Vec<Effect>,
-    /// What has happened to names.
+    /// The events of names.
     log: Log,
     watchers: BTreeMap<WaitId, Watcher>,
-    /// Of names without a latest version.
+    /// The ends of names that have no latest version now.
     tombstones: Tombstones,
-    /// When the event that is being applied happened.
+    /// The time of the current event.
     now: Millis,
-    /// Whether the members run on the simulated driver. Of the last member, if there is none.
+    /// Whether the members run on the simulated driver. If there is no member, this is true of the last one.
     simulated: bool,
     last_lease: u64,
     last_claim: u64,
@@ -117,10 +117,10 @@ impl From<Answer> for Granted {
     }
 }
 
-/// What a request comes to.
+/// The decision on a request.
 type Decision = Result<Granted, Refused>;
 
-/// Separates what is said of a decision from the file descriptors that go with it.
+/// Separates the outcome of a decision from the file descriptors that travel with it.
 fn split(decision: Decision) -> (Outcome, Vec<FdId>) {
     match decision {
         Ok(Granted(answer, fds)) => (Ok(answer), fds),
@@ -130,7 +130,7 @@ fn split(decision: Decision) -> (Outcome, Vec<FdId>) {
 
 impl Registry {
     pub(crate) fn new(bounds: Bounds) -> Self {
-        // Sums of what members say saturate at the highest number: that one must exceed every bound.
+        // Sums of numbers from members saturate at the maximum, so the maximum must exceed every bound.
         let bounds = Bounds { bytes: bounds.bytes.min(u64::MAX - 1), ..bounds };
         Self {
             bounds,
@@ -161,13 +161,13 @@ impl Registry {
         }
     }
 
-    /// Takes in one event, which happened `at` this time.
+    /// Applies one event, which happened at this time.
     pub(crate) fn apply(&mut self, event: Event, at: Millis) -> Effects {
         self.now = at;
         let mut out = Vec::new();
         match event {
             Event::Joined { member, identity } => {
-                // The server has asked whether there is room.
+                // The server has checked that a row is left.
                 if let Some(row) = self.rows.take() {
                     if !identity.operator {
                         self.simulated = identity.simulated;
@@ -175,7 +175,7 @@ impl Registry {
                     self.members.insert(member, Member::new(identity, row, at));
                 }
             }
-            // It holds nothing, so that nothing waits for its end.
+            // An operator holds nothing, so nothing has to wait for its death.
             Event::Suspected { member } if self.is_operator(member) => self.leave(member, &mut out),
             Event::Suspected { member } => {
                 self.drop_waits(member);
@@ -183,8 +183,8 @@ impl Registry {
             }
             Event::Resumed { member } => self.set_life(member, Life::Alive),
             Event::HeldByChild { member } => {
-                // The process that was to read verdicts and to build is gone. Only what may still be mapped by the
-                // child is kept for it: the leases, and the names that go with them.
+                // The process that would read completions and build is gone. Only memory that the child may still have
+                // mapped is kept: the leases, and the names that they own.
                 self.drop_waits(member);
                 self.drop_claims(member, &mut out);
                 self.set_life(member, Life::HeldByChild);
@@ -208,8 +208,9 @@ impl Registry {
         out
     }
 
-    /// Refuses another member if all seats are taken, by members that are connected or whose children are. Operators
-    /// take none, and members that have hung up or are in quarantine have left theirs. They still have a row.
+    /// Refuses another member if all seats are taken. A member has a seat while it, or a child that it forked, is
+    /// connected. Operators have none. Members that have hung up or are in quarantine no longer have one, but they keep
+    /// their row.
     pub(crate) fn check_seats(&self) -> Result<(), Refused> {
         let has_seat = |member: &&Member| matches!(member.life, Life::Alive | Life::HeldByChild);
         let seats = self.sharing_members().map(|(_, member)| member).filter(has_seat).count();
@@ -222,23 +223,23 @@ impl Registry {
         limit(Limit::Clients, self.bounds.rows, self.rows.in_use() + 1)
     }
 
-    /// Members without operators.
+    /// Returns the members that are not operators.
     fn sharing_members(&self) -> impl Iterator<Item = (&MemberId, &Member)> {
         self.members.iter().filter(|(_, member)| !member.identity.operator)
     }
 
-    /// Whether a member takes no seat.
+    /// Returns whether a member is an operator, which has no seat.
     fn is_operator(&self, member: MemberId) -> bool {
         self.members.get(&member).is_some_and(|record| record.identity.operator)
     }
 
-    /// A member's row in the members' memory.
+    /// Returns a member's row in the members' memory.
     pub(crate) fn row(&self, member: MemberId) -> Option<u16> {
         self.members.get(&member).map(|member| member.row)
     }
 
-    /// Whether a process may join. Members on the simulated driver and on the real one have nothing in common, so a
-    /// domain is of one sort, by its first member, for as long as a member or GPU memory is there.
+    /// Returns whether a process may join. Members on the simulated driver and on the real one cannot share memory. The
+    /// first member decides which of the two the domain uses, for as long as a member or GPU memory exists.
     pub(crate) fn admits(&self, simulated: bool) -> bool {
         let on_a_gpu = |version: &Version| matches!(version.memory.place, Place::Gpu(_));
         simulated == self.simulated
@@ -251,7 +252,7 @@ impl Registry {
         self.simulated
     }
 
-    /// Whether there is neither a member nor anything that would be missed.
+    /// Returns whether no member, name, timeline or semaphore exists.
     pub(crate) fn is_idle(&self) -> bool {
         self.members.is_empty() && self.entries.is_empty() && self.timelines.is_empty() && self.semaphores.is_empty()
     }
@@ -261,8 +262,8 @@ impl Registry {
         let repeated = request <= record.last_request;
         record.last_request = record.last_request.max(request);
 
-        // What follows from the call comes after its reply, because the caller waits for the answer. Before the reply
-        // comes only what the reply says has happened.
+        // Most effects of a call come after its reply, because the caller waits for the answer. Only effects that the
+        // reply reports as done come before it.
         let mut before = Vec::new();
         let mut rest = Vec::new();
         let settled = match self.check_evicted(member, &call).and_then(|()| self.check_seat(member, &call)) {
@@ -334,9 +335,10 @@ impl Registry {
         }
     }
 
-    /// A member that lost its connection sends its last request again under the same number. If that request had been
-    /// carried out and only its answer was lost, doing it again would commit twice, or grant a lease that nobody
-    /// knows of: the answer says what it created. Requests that create nothing are simply done again.
+    /// Returns the answer to a repeated request that was already carried out. A member that lost its connection repeats
+    /// its last request under the same number. If only the answer was lost, a second execution would commit twice or
+    /// grant a lease that the member never learns of, so the answer names what the first execution created. Requests
+    /// that create nothing are simply executed again.
     fn outcome_of_repeated(&self, member: MemberId, request: RequestId, call: &Call) -> Option<Granted> {
         let made = |lease: &&LeaseId| self.leases.get(lease).is_some_and(|l| l.origin == request);
         match call {
@@ -374,12 +376,12 @@ impl Registry {
         Ok(Answer::Done.into())
     }
 
-    /// How many members there are besides `member`.
+    /// Returns the number of members besides `member`.
     fn others(&self, member: MemberId) -> u64 {
         self.sharing_members().filter(|(id, _)| **id != member).count() as u64
     }
 
-    /// Refuses an operator what needs a seat.
+    /// Refuses calls of an operator that need a seat.
     fn check_seat(&self, member: MemberId, call: &Call) -> Result<(), Refused> {
         if self.is_operator(member) && call.needs_seat() { Err(Refused::NeedsSeat) } else { Ok(()) }
     }

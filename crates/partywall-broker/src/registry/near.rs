@@ -1,4 +1,4 @@
-//! Names that look like one that was not found.
+//! Suggestions: existing names that look like one that was not found.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,11 +7,11 @@ use std::{
 
 use super::types::Name;
 
-/// At most [`NEAR`] names that a person may have meant by `wanted`, the likeliest first; of those that `exists` lets
-/// pass.
+/// Returns at most [`NEAR`] names that a person may have meant by `wanted`, likeliest first. Considers only entries for
+/// which `exists` is true.
 ///
-/// Looks only at the neighbours in alphabetical order, so that a miss costs the same among ten names and ten thousand.
-/// A typing error in the first letters of a name is therefore found among few names only.
+/// Only neighbours in alphabetical order are compared, so a miss costs about the same among a thousand names and a
+/// million. With many names, a typing error in the first letters is therefore not found.
 pub(super) fn near<T>(entries: &BTreeMap<Name, T>, wanted: &Name, exists: impl Fn(&T) -> bool) -> Vec<Name> {
     let after = entries.range((Excluded(wanted), Unbounded)).take(NEIGHBOURS);
     let before = entries.range(..wanted).rev().take(NEIGHBOURS);
@@ -22,7 +22,7 @@ pub(super) fn near<T>(entries: &BTreeMap<Name, T>, wanted: &Name, exists: impl F
     ranked.into_iter().take(NEAR).map(|(_, name)| name.clone()).collect()
 }
 
-/// At most [`NEAR`] of `numbers` that a person may have meant by `wanted`, the likeliest first.
+/// Returns at most [`NEAR`] of `numbers` that a person may have meant by `wanted`, likeliest first.
 pub(super) fn near_numbers(numbers: impl Iterator<Item = u32>, wanted: u32) -> Vec<u32> {
     let wanted = wanted.to_string();
     let alike = |n: u32| distance(n.to_string().as_bytes(), wanted.as_bytes()).map(|distance| (distance, n));
@@ -30,7 +30,7 @@ pub(super) fn near_numbers(numbers: impl Iterator<Item = u32>, wanted: u32) -> V
     ranked.into_iter().take(NEAR).map(|(_, n)| n).collect()
 }
 
-/// How unlike the two are, or `None` if nobody would confuse them.
+/// Returns how much the names differ, or `None` if they are too different to be confused.
 fn rank(name: &str, wanted: &str) -> Option<usize> {
     if name.eq_ignore_ascii_case(wanted) {
         return Some(0);
@@ -43,8 +43,8 @@ fn rank(name: &str, wanted: &str) -> Option<usize> {
     (continues || last(name) == last(wanted)).then_some(FAR + 1)
 }
 
-/// The number of insertions, deletions and replacements that make one of the other, up to [`FAR`]. Two names must have
-/// most of their letters in common: `a` and `b` are one replacement apart and nothing alike.
+/// Returns the edit distance of the two names, up to [`FAR`]. Two names must have most of their letters in common: `a`
+/// and `b` are one replacement apart, but not alike.
 fn distance(a: &[u8], b: &[u8]) -> Option<usize> {
     let limit = FAR.min(a.len().max(b.len()) / 3);
     if limit == 0 || a.len().abs_diff(b.len()) > limit {
@@ -67,10 +67,10 @@ fn distance(a: &[u8], b: &[u8]) -> Option<usize> {
     Some(row[b.len()]).filter(|d| *d <= limit)
 }
 
-/// How many names are suggested.
+/// Maximum number of suggestions.
 const NEAR: usize = 3;
 
-/// How many names on either side are looked at.
+/// Number of names on either side that are compared.
 const NEIGHBOURS: usize = 512;
 
 /// The greatest distance that still counts as a typing error.

@@ -1,4 +1,4 @@
-//! What timelines and semaphores have in common: leases on them, memory that the server makes for them, listings.
+//! The common parts of timelines and semaphores: leases, control memory that the server creates for them, listings.
 
 use std::{
     collections::BTreeMap,
@@ -21,15 +21,15 @@ use super::{
 #[derive(Debug)]
 pub(super) struct Hold {
     pub(super) member: MemberId,
-    /// The request that it was given for.
+    /// The request that created it.
     pub(super) origin: RequestId,
     pub(super) what: What,
 }
 
-/// What is held.
+/// The held object.
 #[derive(Debug)]
 pub(super) enum What {
-    /// A timeline, with the cells that this lease has led to, the last one being what it sees.
+    /// A timeline, with the cells that this lease has led to. The last cell is the one that the member uses now.
     Timeline { name: Name, cells: Vec<CellId> },
     /// A semaphore.
     Semaphore { name: Name },
@@ -45,8 +45,8 @@ pub(crate) enum ControlNeeded {
 }
 
 impl Registry {
-    /// Returns the control memory that a request needs and that depends on the registry's state: whether a free cell is
-    /// left, and whether the semaphore exists. `None` if it needs none, or would be refused.
+    /// Returns the control memory that the server has to create before it applies a request: a slab if no free cell is
+    /// left, or the memory of a new semaphore. `None` if the request needs none, or would be refused.
     pub(crate) fn control_needed(&self, member: MemberId, call: &Call) -> Option<ControlNeeded> {
         self.check_evicted(member, call).ok()?;
         match call {
@@ -77,7 +77,7 @@ impl Registry {
     pub(super) fn release_hold(&mut self, member: MemberId, lease: LeaseId, out: &mut Effects) -> Decision {
         self.holds.get(&lease).filter(|hold| hold.member == member).ok_or(STALE_LEASE)?;
         if self.members.get(&member).is_some_and(|record| record.lost_context) {
-            // As with a lease on memory: only its end shows that its work is over.
+            // As with a lease on memory, only the end of the process proves that its work is over.
             self.end_timeline_of(lease, CellEnding::Closed, out);
         } else if let (Some(semaphore), Some(row)) = (self.drop_hold(lease, out), self.row(member)) {
             out.push(Effect::Return { control: semaphore, row });
@@ -85,7 +85,7 @@ impl Registry {
         Ok(Answer::Done.into())
     }
 
-    /// Takes a lease away. Returns the memory of the semaphore to which the member's permits are to go back.
+    /// Drops a lease. Returns the memory of the semaphore if the member's permits there have to be returned.
     pub(super) fn drop_hold(&mut self, lease: LeaseId, out: &mut Effects) -> Option<FdId> {
         let Hold { member, what, .. } = self.holds.remove(&lease)?;
         if let Some(record) = self.members.get_mut(&member) {
@@ -100,18 +100,18 @@ impl Registry {
         }
     }
 
-    /// What a member's request was given, if it was given a lease.
+    /// Returns the lease that a request of a member created, if it created one.
     pub(super) fn held_since(&self, member: MemberId, request: RequestId) -> Option<LeaseId> {
         let made = |lease: &&LeaseId| self.holds.get(lease).is_some_and(|hold| hold.origin == request);
         self.members.get(&member)?.holds.iter().find(made).copied()
     }
 
-    /// The process that has a lease.
+    /// Returns the pid of the process that has a lease.
     pub(super) fn holder_pid(&self, lease: LeaseId) -> Option<u32> {
         Some(self.members.get(&self.holds.get(&lease)?.member)?.identity.pid)
     }
 
-    /// A page of timelines, then of semaphores.
+    /// Returns a page of timelines, then of semaphores.
     pub(super) fn list_objects(&self, after: Option<(ObjectKind, Name)>) -> Answer {
         let (timelines, semaphores) = match &after {
             None => (Some(Unbounded), Unbounded),
@@ -123,14 +123,14 @@ impl Registry {
         let timelines = timelines.map(|(name, timeline)| self.timeline_row(name, timeline));
         let rows = timelines.chain(semaphores.map(|(name, semaphore)| semaphore_row(name, semaphore)));
         let (objects, more) = page(rows, |row| {
-            // The permits of a semaphore are counted, which must not delay other members for long.
+            // The server counts the permits of each semaphore in the page, which must not delay other members for long.
             let permits = if let ObjectRow::Semaphore(row) = row { row.maximum as usize / SLOTS_AS_A_BYTE } else { 0 };
             row.name().as_str().len() + permits
         });
         Answer::Objects { objects, more }
     }
 
-    /// Everything about one of them.
+    /// Returns everything about one timeline or semaphore.
     pub(super) fn inspect_object(&self, kind: ObjectKind, name: &Name) -> Decision {
         let found = match kind {
             ObjectKind::Timeline => {

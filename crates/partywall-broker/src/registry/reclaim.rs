@@ -1,8 +1,8 @@
-//! What happens to the things of a member that has left or is proved dead.
+//! Reclaims what a member held that has left, was evicted or is proved dead.
 //!
-//! It happens in two parts, because a death that is proved of a process is not always the end of its work on a GPU. In
-//! the first part the other members are notified, and nothing waits for the member any more. In the second part what it
-//! held is given to others, once none of it can be written or read any more.
+//! Reclaiming has two steps, because the end of a process does not always end its work on a GPU. The first step
+//! notifies the other members, so that nothing waits for the member any more. The second step, once nothing can write
+//! or read its memory any more, gives that memory to others.
 
 use std::collections::BTreeSet;
 
@@ -13,14 +13,14 @@ use super::{
     types::{CellEnding, Change, CloseId, Ending, MemberId},
 };
 
-/// How a member goes.
+/// How a member ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Departure {
-    /// It has said good-bye.
+    /// It left the domain itself.
     Left,
     /// It is proved dead.
     Died,
-    /// It was evicted by this member. It may live on.
+    /// Another member evicted it. Its process may still run.
     Evicted {
         /// The member that asked for it.
         by: MemberId,
@@ -37,14 +37,17 @@ impl From<Departure> for CellEnding {
     }
 }
 
-/// Takes one kind of object away from a member that is gone.
+/// Reclaims one kind of object from a member that is gone.
 type Hook = fn(&mut Registry, MemberId, Departure, &mut Effects);
 
-/// The first part, one hook a kind of object, in the order in which they run. Objects to come add theirs here or below.
+/// The first step: one hook per kind of object, in the order in which they run. A new kind of object adds its hooks
+/// here and below.
 ///
-/// The order matters: the dead must not be granted anything by what follows, so its waits go first; others get its
-/// claims before they see its names go, as they would if it had abandoned them; and what others wait for in control
-/// memory ends when all names are as they will be, so that a woken waiter finds them so.
+/// The order matters:
+///
+/// - Waits go first, so that later hooks cannot grant the member anything.
+/// - Claims go before names: other members then see the same order as if the member had abandoned its claims.
+/// - Waits in control memory end last, so that a woken waiter finds all names in their final state.
 const NOTIFY: [(&str, Hook); 5] = [
     ("waits", Registry::end_waits),
     ("claims", |registry, member, _, out| registry.drop_claims(member, out)),
@@ -53,8 +56,8 @@ const NOTIFY: [(&str, Hook); 5] = [
     ("topics and queues", |registry, member, departure, out| registry.detach_objects(member, departure.into(), out)),
 ];
 
-/// The second part. Names went before leases, because an owned name is found by its owner's lease; memory goes last,
-/// when nothing refers to it.
+/// The second step. Names were withdrawn before the leases go, because an owned name is found by its owner's lease.
+/// Memory goes last, when nothing refers to it.
 const GIVE_BACK: [(&str, Hook); 3] = [
     ("cells", |registry, member, departure, _| registry.settle_cells_of(member, departure == Departure::Died)),
     ("leases", |registry, member, _, out| registry.drop_leases(member, out)),
@@ -62,8 +65,8 @@ const GIVE_BACK: [(&str, Hook); 3] = [
 ];
 
 impl Registry {
-    /// The member has said good-bye. That is its word that its work on the memory is over; of one that was evicted, or
-    /// whose context is broken, only the end of the process says so.
+    /// Ends the membership of a member that says it leaves. Leaving asserts that its work on the memory is over. For an
+    /// evicted member, or one with a broken context, only the end of the process proves that.
     pub(super) fn leave(&mut self, member: MemberId, out: &mut Effects) {
         let Some(record) = self.members.get(&member) else { return };
         let is_believed = record.eviction.is_none() && !record.lost_context;
@@ -76,7 +79,7 @@ impl Registry {
         }
     }
 
-    /// The member is dead, as far as a process can be.
+    /// Reclaims a dead member, or puts its leases in quarantine if its work may continue.
     pub(super) fn bury(&mut self, member: MemberId, out: &mut Effects) {
         self.notify(member, Departure::Died, out);
         let Some(record) = self.members.get_mut(&member) else { return };
@@ -93,18 +96,19 @@ impl Registry {
         }
     }
 
-    /// Lets others know that a member is to be reckoned with no more.
+    /// Runs the first step: ends everything that other members may wait for from this member.
     pub(super) fn notify(&mut self, member: MemberId, departure: Departure, out: &mut Effects) {
         self.run(&NOTIFY, member, departure, out);
     }
 
-    /// Gives what a member held to others, and forgets it as soon as that is closed.
+    /// Runs the second step: frees what a member held, and forgets the member.
     pub(super) fn give_back(&mut self, member: MemberId, departure: Departure, out: &mut Effects) {
         let before = self.pending_close.versions.len();
         let begun = out.len();
         self.run(&GIVE_BACK, member, departure, out);
         let Some(Member { identity, since, row, .. }) = self.members.remove(&member) else { return };
-        // Else its permits and blocks would be returned once they are those of the row's next member.
+        // A row that is being cleared is freed by `RowCleared`; the row's next member would lose its own permits and blocks
+        // otherwise.
         if !out[begun..].iter().any(|effect| matches!(effect, Effect::ClearRow { .. })) {
             self.rows.give_back(row);
         }
@@ -115,7 +119,7 @@ impl Registry {
         }
     }
 
-    /// Asks for a confirmation once everything that this event released is closed.
+    /// Asks the server to confirm when everything that this event released is closed.
     pub(super) fn ask_for_closing(&mut self, out: &mut Effects) {
         let pending_close = std::mem::take(&mut self.pending_close);
         if !pending_close.versions.is_empty() {
@@ -126,7 +130,8 @@ impl Registry {
         }
     }
 
-    /// Holds closes back until everything that dead members had in control memory is with others, and then lets them go.
+    /// Holds closes back while the permits and blocks of a dead member are still being returned, and emits them
+    /// afterwards.
     pub(super) fn hold_back_closes(&mut self, out: &mut Effects) {
         if self.uncleared == 0 {
             out.append(&mut self.held_back);
@@ -136,7 +141,7 @@ impl Registry {
         }
     }
 
-    /// Records that released memory is closed: the driver and the kernel have taken it back.
+    /// Records that released memory is closed and back with the driver and the kernel.
     pub(super) fn closed(&mut self, id: CloseId) {
         let Some(PendingClose { mut versions, dead }) = self.closing.remove(&id) else { return };
         versions.sort_by(|a, b| (&a.name, a.version).cmp(&(&b.name, b.version)));
@@ -177,7 +182,8 @@ impl Registry {
         self.drop_waits(member);
     }
 
-    /// What others do in a topic or queue no longer depends on the member, whatever it holds there.
+    /// Detaches the member from its topics and queues: other members no longer wait for it there. The member keeps its
+    /// blocks.
     pub(super) fn detach_objects(&self, member: MemberId, ending: CellEnding, out: &mut Effects) {
         let Some(record) = self.members.get(&member) else { return };
         let held = record.leases.iter().filter_map(|lease| self.leases.get(lease));

@@ -1,4 +1,4 @@
-//! Listings. Every answer stays below the smallest message limit, whatever exists.
+//! Listings. Every answer stays below the smallest message limit, however much exists.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,8 +16,8 @@ use super::{
 };
 
 impl Registry {
-    /// Everything about one name. Without a number that is its latest version, or the newest that is still held if
-    /// the name has been withdrawn: who wants to know why memory stays asks for exactly that.
+    /// Returns everything about one name. Without a number, shows the latest version, or the newest held one if the
+    /// name was withdrawn: it explains why the memory is still held.
     pub(super) fn inspect(&self, name: &Name, version: Option<u64>) -> Decision {
         let Some(entry) = self.entries.get(name).filter(|entry| !entry.versions.is_empty()) else {
             return Err(self.not_found(name.clone(), version));
@@ -32,7 +32,7 @@ impl Registry {
             version: row(wanted, found),
             memory: Arc::clone(&found.memory),
             is_latest: entry.latest == Some(wanted),
-            // The newest: they are the ones that matter if there are too many to tell.
+            // If there are too many versions for one answer, the newest matter most.
             versions: entry
                 .versions
                 .iter()
@@ -51,12 +51,12 @@ impl Registry {
         Ok(Granted(Answer::Info(Box::new(info)), fds))
     }
 
-    /// A page of names.
+    /// Returns a page of names.
     pub(super) fn list(&self, after: Option<&Name>) -> Answer {
         let from = after.map_or(Unbounded, Excluded);
         let existing = self.entries.range::<Name, _>((from, Unbounded)).filter(|(_, entry)| !entry.versions.is_empty());
         let (names, more) = page(existing.map(|(name, entry)| name_row(name, entry)), |row| {
-            // As with permits, which blocks are free has to be counted.
+            // The server counts the free blocks of each row, as it counts permits.
             let control = row.latest.as_ref().and_then(|latest| latest.control);
             let blocks = control.map_or(0, |control| control.shape.blocks as usize / SLOTS_AS_A_BYTE);
             row.name.as_str().len() + blocks
@@ -64,7 +64,7 @@ impl Registry {
         Answer::Names { names, more }
     }
 
-    /// A page of members.
+    /// Returns a page of members.
     pub(super) fn list_members(&self, after: Option<MemberId>) -> Answer {
         let from = (after.map_or(Unbounded, Excluded), Unbounded);
         let living = self.members.range(from).filter(|(_, member)| !member.identity.operator);
@@ -101,7 +101,7 @@ impl Registry {
         }
     }
 
-    /// The sums, as `asker` wants to know them: without itself.
+    /// Returns the sums, without the member `asker`.
     pub(super) fn status(&self, asker: MemberId) -> Answer {
         let mut bytes: Vec<(Place, u64)> = self.totals.places.iter().map(|(place, bytes)| (*place, *bytes)).collect();
         bytes.sort_by_key(|(place, bytes)| (std::cmp::Reverse(*bytes), *place));
@@ -116,7 +116,7 @@ impl Registry {
             })
             .collect();
         if largest.len() > LARGEST {
-            // Sorting all of them would hold up others, with very many names.
+            // Sorting a very large number of names would delay other members.
             largest.select_nth_unstable_by(LARGEST, |a, b| (b.2, a.0).cmp(&(a.2, b.0)));
             largest.truncate(LARGEST);
         }
@@ -138,7 +138,7 @@ impl Registry {
         }))
     }
 
-    /// How many members are dead without proof, and bytes of the versions that they hold leases on.
+    /// Returns the number of dead members in quarantine, and the bytes of the versions that they hold leases on.
     fn unproven(&self) -> (u64, u64) {
         let unproven = |id: &MemberId| self.members.get(id).is_some_and(|member| member.life == Life::Unproven);
         let members = self.members.keys().filter(|id| unproven(id)).count() as u64;
@@ -150,7 +150,7 @@ impl Registry {
         (members, held.fold(0, |sum: u64, version| sum.saturating_add(version.memory.bytes())))
     }
 
-    /// Bytes that leases hold, and whose these are: of one version of a name, or of all.
+    /// Returns the bytes that leases hold on one version of a name, or on all, and the holders of these leases.
     pub(super) fn holders(&self, name: &Name, only: Option<u64>) -> (u64, Vec<Holder>) {
         let Some(entry) = self.entries.get(name) else { return (0, Vec::new()) };
         let mut bytes = 0_u64;
@@ -166,14 +166,14 @@ impl Registry {
         (bytes, self.holders_of(&leases))
     }
 
-    /// The members that have a version open, by their rows.
+    /// Returns the members that have a version open, by row.
     fn rows_of(&self, version: &Version) -> BTreeMap<u16, RowOwner> {
         let members = version.holders.keys().filter_map(|id| self.members.get(id));
         let owner = |member: &Member| RowOwner { pid: member.identity.pid, state: member.state() };
         members.map(|member| (member.row, owner(member))).collect()
     }
 
-    /// Who holds something, given the leases of each member.
+    /// Returns the holders of an object, given the leases of each member.
     pub(super) fn holders_of(&self, leases: &BTreeMap<MemberId, u64>) -> Vec<Holder> {
         let known = leases.iter().filter_map(|(id, leases)| {
             let member = self.members.get(id)?;
@@ -189,8 +189,8 @@ impl Registry {
     }
 }
 
-/// Takes rows until they fill one answer. `text` is the number of bytes of a row's text. Returns the rows, and whether
-/// there are more.
+/// Collects rows until they fill one answer. `text` returns the length of a row's text. Returns the rows, and whether
+/// more follow.
 pub(super) fn page<T>(rows: impl Iterator<Item = T>, text: impl Fn(&T) -> usize) -> (Vec<T>, bool) {
     let mut rows = rows.fuse();
     let mut page = Vec::new();
@@ -204,7 +204,7 @@ pub(super) fn page<T>(rows: impl Iterator<Item = T>, text: impl Fn(&T) -> usize)
     (page, rows.next().is_some())
 }
 
-/// The row of a dead member, which has nothing any more. Living members add to it.
+/// Returns the row of a dead member, without leases. Rows of living members add to it.
 fn bare_row(id: MemberId, identity: &Identity, since: Millis, bytes: u64) -> MemberRow {
     MemberRow {
         member: id,
@@ -224,7 +224,7 @@ fn bare_row(id: MemberId, identity: &Identity, since: Millis, bytes: u64) -> Mem
     }
 }
 
-/// Two ordered sequences as one.
+/// Merges two ordered sequences.
 fn in_order<K: Ord, V>(
     a: impl Iterator<Item = (K, V)>,
     b: impl Iterator<Item = (K, V)>,
@@ -270,23 +270,23 @@ pub(super) fn count(n: u64) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }
 
-/// Bytes of a page before it ends with the row that exceeds them. Half of the least message limit (64 KiB).
+/// A page ends with the row that exceeds this number of bytes: half of the smallest message limit (64 KiB).
 const PAGE_BYTES: usize = 32 * 1024;
 
-/// More than a row takes besides its text: at most twenty numbers of ten bytes and a UUID.
+/// Upper bound on a row without its text: at most twenty numbers of ten bytes and a UUID.
 const ROW_BYTES: usize = 220;
 
-/// So many permits or blocks fill a page of a listing as a byte does: counting a page full of them takes about two
+/// The number of permits or blocks that count as one byte of a page. Counting a page full of them takes about two
 /// milliseconds.
 pub(super) const SLOTS_AS_A_BYTE: usize = 16;
 
-/// Holders in one answer. With 256 bytes of command line each they are the largest part of any answer.
+/// Holders in one answer. With a command line of 256 bytes each, they are the largest part of any answer.
 const HOLDERS: usize = 100;
 
 /// Versions in one answer.
 const VERSIONS: usize = 50;
 
-/// Places in one answer. A GPU's UUID is what a member says, so there may be more of them than GPUs.
+/// Places in one answer. Members report the UUIDs of GPUs, so there may be more places than GPUs.
 const PLACES: usize = 64;
 
 /// Names in a status.

@@ -1,4 +1,4 @@
-//! Versions and leases: how they come and how they go.
+//! Versions and leases: commit, open, release and withdrawal.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -13,8 +13,8 @@ use super::{
 };
 
 impl Registry {
-    /// Makes the next version of a name. All requests that wait for it get a lease in this same step, so that a
-    /// publisher that leaves right afterwards loses nobody.
+    /// Creates the next version of a name. All requests that wait for it get a lease in the same step, so they succeed
+    /// even if the publisher leaves immediately afterwards.
     pub(super) fn commit(
         &mut self,
         member: MemberId,
@@ -86,7 +86,7 @@ impl Registry {
             }
         }
         let latest = self.entries.get(name).and_then(Entry::latest);
-        // A process that uses a pool by its name relies on sharing it with all others that do.
+        // All processes that use a pool by its name must share one pool.
         let alone = commit.if_absent || memory.control.is_some();
         if let Some((version, found)) = latest
             && (alone || found.memory.control.is_some())
@@ -101,7 +101,7 @@ impl Registry {
         self.check_leases(member)
     }
 
-    /// Opens a version that is there, or waits for one that is not there yet.
+    /// Opens an existing version, or waits for one that does not exist yet.
     pub(super) fn open(&mut self, member: MemberId, request: RequestId, open: Open) -> Decision {
         let Open { name, version, access, wait } = open;
         let entry = self.entries.get(&name).filter(|entry| !entry.versions.is_empty());
@@ -114,7 +114,7 @@ impl Registry {
             return self.grant(member, request, &name, number, access);
         }
         match version {
-            // A number that was given and is not there any more never comes back, however long one waits.
+            // The number of a version that is gone is never used again, so waiting would not help.
             Some(version) if entry.is_some() && (version <= last || !wait) => {
                 if self.tombstones.find(&name, Some(version), self.now).is_some() {
                     return Err(self.not_found(name, Some(version)));
@@ -126,7 +126,7 @@ impl Registry {
         }
     }
 
-    /// A lease on a version that exists.
+    /// Grants a lease on an existing version.
     pub(super) fn grant(
         &mut self,
         member: MemberId,
@@ -144,7 +144,7 @@ impl Registry {
         self.opened(lease).ok_or(STALE_LEASE)
     }
 
-    /// What a lease gives.
+    /// Returns the answer for a lease.
     pub(super) fn opened(&self, id: LeaseId) -> Option<Granted> {
         let lease = self.leases.get(&id)?;
         let version = self.version(&lease.name, lease.version)?;
@@ -155,7 +155,8 @@ impl Registry {
         Some(Granted(Answer::Opened(opened), fds))
     }
 
-    /// Drops a lease, and with the committer's of an owned version the name, unless it is left.
+    /// Drops a lease. Dropping the committer's lease of an owned version withdraws the name, unless `leaves_name` is
+    /// set.
     pub(super) fn release(
         &mut self,
         member: MemberId,
@@ -170,7 +171,7 @@ impl Registry {
         if !(leaves_name && self.leave_name(member, lease)) {
             self.withdraw_if_owned_by(lease, Ending::Withdrawn, member, out);
         }
-        // Without its context a process cannot know which of its work still runs: only its end shows that it is over.
+        // Without its context a process cannot know which of its work still runs. Only its end proves that none does.
         if self.members.get(&member).is_none_or(|record| !record.lost_context)
             && let Some(control) = self.drop_lease(lease, out)
             && let Some(row) = self.row(member)
@@ -180,8 +181,8 @@ impl Registry {
         Ok(Answer::Done.into())
     }
 
-    /// Leaves the name of an owned version to the member, if its committer's lease is given back without it. False if
-    /// the lease keeps no name, or memory that only its publisher has.
+    /// Makes the member itself keep the name of an owned version whose committer's lease it gives back. Returns false
+    /// if the lease owns no name, or if the memory is legacy memory, which only its publisher keeps.
     fn leave_name(&mut self, member: MemberId, lease: LeaseId) -> bool {
         let Some(held) = self.leases.get(&lease) else { return false };
         let name = held.name.clone();
@@ -199,7 +200,7 @@ impl Registry {
         true
     }
 
-    /// Takes from a member all names that stand or fall with it.
+    /// Withdraws all names that a member owns.
     pub(super) fn withdraw_names(&mut self, member: MemberId, ending: Ending, by: MemberId, out: &mut Effects) {
         let Some(record) = self.members.get(&member) else { return };
         let leases = record.leases.clone();
@@ -214,7 +215,7 @@ impl Registry {
         }
     }
 
-    /// Removes a name. Its memory stays as long as somebody holds a lease.
+    /// Removes a name. Its memory stays while any member holds a lease.
     pub(super) fn remove(&mut self, member: MemberId, name: &Name, out: &mut Effects) -> Decision {
         let Some(version) = self.entries.get(name).and_then(|entry| entry.latest) else {
             return Err(self.not_found(name.clone(), None));
@@ -224,7 +225,8 @@ impl Registry {
         Ok(Answer::Removed { version, bytes_kept, holders }.into())
     }
 
-    /// Takes a name away: it has no latest version until the next commit, and nothing of it can be opened any more.
+    /// Withdraws a name: it has no latest version until the next commit, and none of its versions can be opened any
+    /// more.
     fn withdraw(&mut self, name: &Name, ending: Ending, by: MemberId, out: &mut Effects) {
         let (pid, command) = match self.members.get(&by) {
             Some(record) => (record.identity.pid, Arc::clone(&record.identity.command)),
@@ -249,8 +251,8 @@ impl Registry {
         self.notify_withdrawn(name, out);
     }
 
-    /// Withdraws what stands or falls with `lease`: the name whose latest version its committer owns with it, or an
-    /// older version of legacy memory, whose publisher may free it from now on.
+    /// Withdraws what the committer's lease owns: the name if this is its latest version; or an older version of legacy
+    /// memory, because its publisher may free that memory from now on.
     pub(super) fn withdraw_if_owned_by(&mut self, lease: LeaseId, ending: Ending, by: MemberId, out: &mut Effects) {
         let Some(held) = self.leases.get(&lease) else { return };
         let name = held.name.clone();
@@ -288,8 +290,8 @@ impl Registry {
         id
     }
 
-    /// Ends a lease. Requests that wait for the withdrawal of what it held have nothing to wait for any more. Returns
-    /// the control memory in which the member's blocks are to go back.
+    /// Ends a lease and refuses the requests that wait by it. Returns the control memory in which the member's blocks
+    /// have to be returned.
     pub(super) fn drop_lease(&mut self, id: LeaseId, out: &mut Effects) -> Option<BlockControl> {
         let lease = self.leases.remove(&id)?;
         for ticket in &lease.awaited_by {
@@ -327,15 +329,15 @@ impl Registry {
         control
     }
 
-    /// Whether a version has a reason to exist.
+    /// Returns whether a version is its name's latest or has leases.
     fn is_needed(&self, name: &Name, number: u64) -> bool {
         self.entries.get(name).is_some_and(|entry| {
             entry.latest == Some(number) || entry.versions.get(&number).is_some_and(|version| version.leases > 0)
         })
     }
 
-    /// Gives up the memory of versions that lost their last reason to exist, and forgets entries that hold nothing.
-    /// The only place where either happens: code that takes a reason away puts the version into `maybe_unreferenced`.
+    /// Releases the memory of versions that lost their last reference, and removes empty entries. Both happen only
+    /// here: code that drops a reference puts the version into `maybe_unreferenced`.
     pub(super) fn drop_unreferenced(&mut self, out: &mut Effects) {
         for (name, number) in std::mem::take(&mut self.maybe_unreferenced) {
             let is_needed = self.is_needed(&name, number);
@@ -362,12 +364,12 @@ impl Registry {
         }
     }
 
-    /// Marks an entry for [`Registry::drop_unreferenced`] although no version of it is concerned.
+    /// Has [`Registry::drop_unreferenced`] check whether an entry is empty.
     pub(super) fn mark_unreferenced(&mut self, name: Name) {
         self.maybe_unreferenced.push((name, 0));
     }
 
-    /// The refusal of a request for a segment, pool or topic that is not there.
+    /// Returns the refusal of a request for a segment, pool, topic or queue that does not exist.
     pub(super) fn not_found(&self, name: Name, version: Option<u64>) -> Refused {
         let ended = self.tombstones.find(&name, version, self.now).cloned();
         match ended {
@@ -382,7 +384,7 @@ impl Registry {
         }
     }
 
-    /// Returns all that has this name.
+    /// Returns the kinds of all objects with this name.
     pub(super) fn kinds_of(&self, name: &Name) -> Vec<Named> {
         let segment = self.entries.get(name).and_then(Entry::latest).map(|(_, version)| version.memory.named());
         let timeline = self.timelines.contains_key(name).then_some(Named::Timeline);
@@ -404,7 +406,7 @@ impl Registry {
     }
 }
 
-/// Refuses what would exceed a bound.
+/// Refuses a request that would exceed a bound.
 pub(super) fn limit(limit: Limit, allowed: u64, needed: u64) -> Result<(), Refused> {
     if needed > allowed { Err(Refused::Limit { limit, allowed, needed }) } else { Ok(()) }
 }

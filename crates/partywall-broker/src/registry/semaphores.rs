@@ -1,5 +1,5 @@
-//! Semaphores: names with a number of permits, which live in control memory alone. The registry knows which members have
-//! one open, and so whose permits go back.
+//! Semaphores: names with a number of permits. The permits are in control memory alone. The registry knows which
+//! members have a semaphore open, and therefore whose permits to return.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use super::{
     types::{Change, ControlMemory, FdId, LeaseId, Limit, MemberId, Name, Named, RequestId},
 };
 
-/// A name that somebody has open.
+/// A semaphore that a member has open.
 #[derive(Debug)]
 pub(super) struct Semaphore {
     pub(super) memory: ControlMemory,
@@ -36,7 +36,7 @@ impl Registry {
             out.push(Effect::Close(vec![unused.fd]));
         }
         if is_new? {
-            let memory = memory.ok_or(Refused::Invalid("no memory was made for the semaphore"))?;
+            let memory = memory.ok_or(Refused::Invalid("no memory was created for the semaphore"))?;
             self.totals.add_control(memory);
             self.semaphores.insert(name.clone(), Semaphore { memory, maximum, holders: BTreeMap::new() });
             let pid = self.pid_of(member);
@@ -72,7 +72,8 @@ impl Registry {
         Ok(true)
     }
 
-    /// A lease on a semaphore is gone. Returns its memory if with a member's last one go its permits.
+    /// Drops a lease on a semaphore. Returns the semaphore's memory if it was the member's last lease, so its permits
+    /// have to be returned.
     pub(super) fn drop_semaphore_lease(&mut self, member: MemberId, name: &Name, out: &mut Effects) -> Option<FdId> {
         let semaphore = self.semaphores.get_mut(name)?;
         let held = semaphore.holders.get_mut(&member)?;
@@ -93,7 +94,7 @@ impl Registry {
         None
     }
 
-    /// What a lease on a semaphore gives.
+    /// Returns the answer for a lease on a semaphore.
     pub(super) fn opened_semaphore(&self, lease: LeaseId) -> Option<Granted> {
         let What::Semaphore { name } = &self.holds.get(&lease)?.what else { return None };
         let semaphore = self.semaphores.get(name)?;

@@ -13,25 +13,25 @@ use super::{
     },
 };
 
-/// A process that has shaken hands.
+/// A process that has completed the handshake.
 #[derive(Debug)]
 pub(super) struct Member {
     pub(super) identity: Identity,
-    /// Its row in the members' memory, and its mark in semaphores.
+    /// Its row in the members' memory, which also identifies it in semaphores.
     pub(super) row: u16,
     pub(super) since: Millis,
     pub(super) life: Life,
-    /// It is a client of MPS.
+    /// Whether it is a client of MPS.
     pub(super) mps: bool,
     pub(super) lost_context: bool,
     pub(super) eviction: Option<Eviction>,
-    /// The highest request number seen: this one or a lower one is a repetition.
+    /// The highest request number seen. A request with this number or a lower one is a repetition.
     pub(super) last_request: RequestId,
-    /// On versions.
+    /// Leases on versions.
     pub(super) leases: BTreeSet<LeaseId>,
-    /// Versions whose names it has left, and keeps without a lease: until they are closed, superseded or not.
+    /// Versions whose names it keeps without a lease, until the versions are closed.
     pub(super) names: BTreeSet<(Name, u64)>,
-    /// On timelines and semaphores.
+    /// Leases on timelines and semaphores.
     pub(super) holds: BTreeSet<LeaseId>,
     /// Cells that it and its streams may store in.
     pub(super) cells: BTreeSet<CellId>,
@@ -65,7 +65,7 @@ impl Member {
         }
     }
 
-    /// Why its end will not prove, or has not proved, that its work is over.
+    /// Returns why its end does not prove that its work is over, if so.
     pub(super) fn doubt(&self) -> Option<Doubt> {
         match self.identity.has_pidfd {
             false => Some(Doubt::NoPidfd),
@@ -73,7 +73,7 @@ impl Member {
         }
     }
 
-    /// Leases on anything.
+    /// Returns the number of leases of every kind.
     pub(super) fn all_leases(&self) -> u64 {
         (self.leases.len() + self.holds.len()) as u64
     }
@@ -91,20 +91,20 @@ impl Member {
     }
 }
 
-/// How far a member's life has come.
+/// The stage of a member's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Life {
     /// Connected.
     Alive,
-    /// Hung up without proof of its death: keeps what it has, waits for nothing.
+    /// Disconnected without proof of its death. It keeps its leases, but its waits have ended.
     Suspect,
-    /// Has exited, while a child holds its connection.
+    /// Exited, while a child still holds its connection.
     HeldByChild,
-    /// Gone, while its work may go on: what it held is in quarantine.
+    /// Gone, while its work may continue. Its leases are in quarantine.
     Unproven,
 }
 
-/// That a member is to get nothing any more.
+/// The eviction of a member, whose requests are refused from then on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Eviction {
     /// The pid of the member that asked for it.
@@ -112,11 +112,11 @@ pub(super) struct Eviction {
     pub(super) at: Millis,
 }
 
-/// What one event released, until the server reports that it is closed.
+/// Memory that one event released, until the server reports that it is closed.
 #[derive(Debug, Default)]
 pub(super) struct PendingClose {
     pub(super) versions: Vec<PendingVersion>,
-    /// Dead members whose end released some of it.
+    /// Dead members whose end released some of the versions.
     pub(super) dead: BTreeMap<MemberId, Dead>,
 }
 
@@ -137,16 +137,16 @@ pub(super) struct Dead {
     pub(super) bytes: u64,
 }
 
-/// The members' rows. One is free again only when nothing of its member is left.
+/// The members' rows. A row is free again only when nothing of its member is left.
 #[derive(Debug, Default)]
 pub(super) struct Rows {
     free: BTreeSet<u16>,
-    /// How many have ever been taken.
+    /// Number of rows that were ever taken.
     taken: u32,
 }
 
 impl Rows {
-    /// One that is nobody's.
+    /// Takes a free row, if any is left.
     pub(super) fn take(&mut self) -> Option<u16> {
         self.free.pop_first().or_else(|| {
             let fresh = u16::try_from(self.taken).ok()?;
@@ -159,7 +159,7 @@ impl Rows {
         self.free.insert(row);
     }
 
-    /// How many are somebody's, or were and are not cleared yet.
+    /// Returns the number of rows that belong to a member or are not cleared yet.
     pub(super) fn in_use(&self) -> u64 {
         u64::from(self.taken) - self.free.len() as u64
     }
@@ -168,20 +168,20 @@ impl Rows {
 /// A name and all that belongs to it.
 #[derive(Debug, Default)]
 pub(super) struct Entry {
-    /// The highest version number given; 0 again once no version is left.
+    /// The highest version number used; 0 again once no version is left.
     pub(super) last: u64,
-    /// The version that an open without a number gets. Always in `versions`.
+    /// The version that an open without a number returns. Always in `versions`.
     pub(super) latest: Option<u64>,
     /// Versions whose memory is held: the latest, and those with leases.
     pub(super) versions: BTreeMap<u64, Version>,
-    /// The claim of the member that builds. Requests wait to build only while this is set and `latest` is not.
+    /// The claim of the member that builds. Requests wait to build only while this is set and `latest` is absent.
     pub(super) claim: Option<ClaimId>,
-    /// In the order of waiting.
+    /// Waiting requests, in order of arrival.
     pub(super) waits: BTreeMap<WaitId, Wait>,
 }
 
 impl Entry {
-    /// The version that is the latest.
+    /// Returns the latest version and its number.
     pub(super) fn latest(&self) -> Option<(u64, &Version)> {
         let number = self.latest?;
         Some((number, self.versions.get(&number)?))
@@ -198,9 +198,9 @@ pub(super) struct Version {
     pub(super) memory: Arc<Memory>,
     pub(super) committer: u32,
     pub(super) committed_at: Millis,
-    /// The committer's lease, which takes an owned name with it, and by which it grows. Absent once it is given back.
+    /// The committer's lease, which owns an owned name and allows growth. Absent once it was given back.
     pub(super) owner: Option<LeaseId>,
-    /// The member that keeps the name, once its lease was given back without it.
+    /// The member that keeps the name after it gave back its lease.
     pub(super) left_to: Option<MemberId>,
     pub(super) growths: u64,
     /// The request of the last growth.
@@ -208,17 +208,17 @@ pub(super) struct Version {
     pub(super) leases: u64,
     /// Leases by member; their sum is `leases`.
     pub(super) holders: BTreeMap<MemberId, u64>,
-    /// Its name was withdrawn since: its holders keep it, and nobody else can open it.
+    /// Whether its name was withdrawn. Its holders keep it, and no other member can open it.
     pub(super) withdrawn: bool,
 }
 
 impl Version {
-    /// Whether only its publisher keeps its memory.
+    /// Returns whether its memory is legacy memory, which only its publisher keeps.
     pub(super) fn is_legacy(&self) -> bool {
         self.memory.kind == Kind::Legacy
     }
 
-    /// Whether its name goes with its committer.
+    /// Returns whether its name ends with its committer.
     pub(super) fn is_owned(&self) -> bool {
         self.memory.lifetime == Lifetime::Owned
     }
@@ -230,7 +230,7 @@ pub(super) struct Lease {
     pub(super) member: MemberId,
     pub(super) name: Name,
     pub(super) version: u64,
-    /// The request that it was given for.
+    /// The request that created it.
     pub(super) origin: RequestId,
     /// Requests of the same member that wait for this version's withdrawal or growth.
     pub(super) awaited_by: Vec<RequestId>,
@@ -241,7 +241,7 @@ pub(super) struct Lease {
 pub(super) struct Claim {
     pub(super) member: MemberId,
     pub(super) name: Name,
-    /// The request that it was given for.
+    /// The request that created it.
     pub(super) origin: RequestId,
 }
 
@@ -265,9 +265,9 @@ pub(super) struct Wait {
 /// What a request waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Want {
-    /// A version that is not there yet; any, if none is named.
+    /// A version that does not exist yet; any version, if no number is given.
     Open { version: Option<u64>, access: Access },
-    /// The version that another member builds, or its place if it fails.
+    /// The version that another member builds, or its claim if it fails.
     Build,
     /// The withdrawal of the version behind a lease.
     Withdrawal(LeaseId),
@@ -275,19 +275,19 @@ pub(super) enum Want {
     Growth(LeaseId),
 }
 
-/// Sums over all entries and control memory, kept up to date because limits are checked against them.
+/// Sums over all entries and control memory. Limits are checked against them.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Totals {
     /// Entries with a latest version.
     pub(super) names: u64,
     pub(super) versions: u64,
     pub(super) fds: u64,
-    /// Chunks where they are, tables and control memory in main memory; places with none are absent.
+    /// Bytes by place: chunks count where they are, tables and control memory in main memory. Empty places are absent.
     pub(super) places: BTreeMap<Place, u64>,
 }
 
 impl Totals {
-    /// Bytes in all places. No overflow: no commit gets past a limit that it would exceed.
+    /// Returns the bytes in all places. The sum cannot overflow, because no commit exceeds the limit.
     pub(super) fn bytes(&self) -> u64 {
         self.places.values().sum()
     }

@@ -1,8 +1,8 @@
-//! Timelines: names with one writer at a time, and what they stand at.
+//! Timelines: names with one writer at a time, and their cells.
 //!
-//! A timeline stands at one cell, its present incarnation. That one ends with its writer, or by being abandoned; the
-//! next writer gets a fresh cell, and members that had the former one follow when they like. A name is there as long as
-//! somebody has a lease on it.
+//! The present incarnation of a timeline is in one cell. It ends with its writer, or when it is abandoned. The next
+//! writer gets a fresh cell, and members that use the former one follow when they need to. The name exists while any
+//! member has a lease on it.
 
 use std::collections::BTreeMap;
 
@@ -19,12 +19,12 @@ use super::{
     },
 };
 
-/// A name that somebody waits for or writes.
+/// A timeline that a member has open.
 #[derive(Debug)]
 pub(super) struct Timeline {
-    /// Its cell.
+    /// The cell of its present incarnation.
     pub(super) present: CellId,
-    /// Whether that has ended. Then it has no writer.
+    /// Whether that incarnation has ended. It then has no writer.
     pub(super) ended: bool,
     /// The lease that signals.
     pub(super) writer: Option<LeaseId>,
@@ -51,7 +51,7 @@ impl Registry {
             let former = self.timelines.get(&name).map(|timeline| timeline.present);
             let incarnation = former.and_then(|cell| self.cells.used.get(&cell)).map_or(0, |cell| cell.incarnation);
             let started = self.start_cell(source, slab, former, incarnation.wrapping_add(1), before);
-            let present = started.ok_or(Refused::Invalid("no cell was made for the timeline"))?;
+            let present = started.ok_or(Refused::Invalid("no cell was created for the timeline"))?;
             match self.timelines.get_mut(&name) {
                 Some(timeline) => (timeline.present, timeline.ended) = (present, false),
                 None => {
@@ -79,7 +79,7 @@ impl Registry {
         self.opened_timeline(lease, slabs).ok_or(STALE_LEASE)
     }
 
-    /// Where the cell comes from that opening this timeline takes, if it takes one.
+    /// Returns the source of the cell that opening this timeline needs, or `None` if it needs none.
     pub(super) fn check_open_timeline(
         &self,
         member: MemberId,
@@ -104,12 +104,12 @@ impl Registry {
         if begins { self.cell_source(slab).map(Some) } else { Ok(None) }
     }
 
-    /// Returns what a timeline stands at now, for a member that may have seen it end.
+    /// Returns the present incarnation of a timeline, for a member that may have seen the former one end.
     pub(super) fn follow_timeline(&mut self, member: MemberId, lease: LeaseId, slabs: u32) -> Decision {
         let hold = self.holds.get_mut(&lease).filter(|hold| hold.member == member).ok_or(STALE_LEASE)?;
         let What::Timeline { name, cells } = &mut hold.what else { return Err(STALE_LEASE) };
         let present = self.timelines.get(name).ok_or(STALE_LEASE)?.present;
-        // The former cells stay the lease's: work that it has enqueued may wait for them still.
+        // The lease keeps the former cells, because enqueued work of the member may still wait for them.
         if cells.last() != Some(&present) {
             cells.push(present);
             self.cells.add_use(present);
@@ -117,7 +117,7 @@ impl Registry {
         self.opened_timeline(lease, slabs).ok_or(STALE_LEASE)
     }
 
-    /// Ends all waits for what a timeline has not reached.
+    /// Ends all waits for values that a timeline has not reached.
     pub(super) fn abandon_timeline(
         &mut self,
         member: MemberId,
@@ -154,7 +154,7 @@ impl Registry {
         }
     }
 
-    /// A lease on a timeline is gone.
+    /// Drops a lease on a timeline.
     pub(super) fn drop_timeline_lease(
         &mut self,
         member: MemberId,
@@ -178,7 +178,8 @@ impl Registry {
             }
         }
         if timeline.holders.is_empty() {
-            // Nobody could end it any more. A stream may wait although its process has given its lease back.
+            // No member is left that could end it, and a stream may still wait although its process has given back its
+            // lease.
             self.end_timeline(name, CellEnding::Abandoned, out);
             if let Some(timeline) = self.timelines.remove(name) {
                 self.cells.drop_use(timeline.present);
@@ -188,7 +189,7 @@ impl Registry {
         }
     }
 
-    /// The cell that a timeline stands at, if it has not ended.
+    /// Returns the cell of a timeline, if its incarnation has not ended.
     pub(crate) fn live_cell(&self, name: &Name) -> Option<CellAt> {
         self.at(self.timelines.get(name).filter(|timeline| !timeline.ended)?.present)
     }
@@ -207,7 +208,7 @@ impl Registry {
         }
     }
 
-    /// What a lease on a timeline gives, and the slabs that a member who has mapped `slabs` lacks.
+    /// Returns the answer for a lease on a timeline, with the slabs that a member with `slabs` mapped slabs lacks.
     pub(super) fn opened_timeline(&self, lease: LeaseId, slabs: u32) -> Option<Granted> {
         let What::Timeline { name, cells } = &self.holds.get(&lease)?.what else { return None };
         let id = *cells.last()?;

@@ -1,5 +1,5 @@
-//! How names ended that do not exist now. The refusal of a request that comes a moment too late says that the name
-//! existed, who ended it and how: its owner's end is the usual reason.
+//! Tombstones: how names ended that do not exist any more. A request that comes a moment too late is refused with the
+//! information that the name existed, and how and by which process it ended.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -11,16 +11,16 @@ pub(crate) struct Tombstone {
     pub(crate) ending: Ending,
     /// The version that was the latest.
     pub(crate) version: u64,
-    /// The process that ended it: the owner, the remover, the evicter or the last user.
+    /// The process that ended it: its owner, its remover, the evicting member or its last user.
     pub(crate) pid: u32,
     /// That process's command line.
     pub(crate) command: Arc<str>,
     pub(crate) at: Millis,
-    /// Its memory was its publisher's, and is gone for everybody.
+    /// Whether its memory was legacy memory, which is gone for all members.
     pub(crate) legacy: bool,
 }
 
-/// The ends of names that are not there now: those of the last minute, at most [`MOST`].
+/// The tombstones of the last minute, at most [`MOST`], of names that do not exist now.
 #[derive(Debug, Default)]
 pub(super) struct Tombstones {
     by_name: BTreeMap<Name, (u64, Tombstone)>,
@@ -44,7 +44,7 @@ impl Tombstones {
         }
     }
 
-    /// Forgets the end of a name that is there again.
+    /// Forgets the end of a name that exists again.
     pub(super) fn remove(&mut self, name: &Name) {
         if let Some((age, _)) = self.by_name.remove(name) {
             self.by_age.remove(&age);
@@ -65,10 +65,10 @@ impl Tombstone {
     }
 }
 
-/// How many are kept.
+/// Maximum number of tombstones.
 pub(super) const MOST: usize = 1024;
 
-/// How long an end is remembered, in milliseconds.
+/// How long a tombstone is kept, in milliseconds.
 pub(super) const REMEMBERED: Millis = 60_000;
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! What the registry talks about.
+//! The values of the registry: ids, names, memory, bounds.
 //!
-//! Plain values are those of the wire and of control memory. Messages are not: the server maps them, so that neither
-//! side binds the other.
+//! Plain values are shared with the wire and with control memory. Messages are not: the server converts them, so that
+//! the registry and the wire can change independently.
 
 use std::{fmt, sync::Arc};
 
@@ -38,16 +38,16 @@ ids! {
     CloseId,
     /// A file descriptor that the server keeps. The registry never sees the descriptor itself.
     FdId,
-    /// A waiting request; the order of these is the order of waiting.
+    /// A waiting request. Ids follow the order of arrival.
     WaitId,
-    /// A cell of a slab, counted through all slabs.
+    /// A cell, numbered across all slabs.
     CellId,
 }
 
-/// Milliseconds since 1970, as the server read them.
+/// Milliseconds since 1970, by the server's clock.
 pub(crate) type Millis = u64;
 
-/// The name of a segment, timeline or semaphore. The caller of [`Name::new`] has checked it by the rules of the wire.
+/// The name of a segment, timeline or semaphore. The caller of [`Name::new`] has checked it with the rules of the wire.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Name(Arc<str>);
 
@@ -78,20 +78,20 @@ impl fmt::Display for Name {
 pub(crate) struct Chunk {
     /// Its length.
     pub(crate) bytes: u64,
-    /// What keeps it alive. Nothing here does so for legacy memory.
+    /// The descriptor that keeps it alive. Legacy memory has none: its publisher keeps it.
     pub(crate) fd: Option<FdId>,
 }
 
 /// A tensor table, which the registry keeps and never reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Table {
-    /// A small one.
+    /// A small table.
     Inline(Arc<[u8]>),
-    /// A large one, in a memfd.
+    /// A large table, in a memfd.
     Fd {
         /// Its length.
         bytes: u64,
-        /// What keeps it alive.
+        /// The descriptor that keeps it alive.
         fd: FdId,
     },
 }
@@ -105,48 +105,48 @@ impl Table {
     }
 }
 
-/// The file descriptors of chunks, then the table's.
+/// Returns the file descriptors of chunks, then the table's.
 pub(super) fn fds(chunks: &[Chunk], table: &Table) -> Vec<FdId> {
     chunks.iter().filter_map(|chunk| chunk.fd).chain(table.fd()).collect()
 }
 
-/// What a version consists of. It never changes: a version that grows gets another.
+/// The memory of a version. Immutable: growth replaces it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Memory {
     pub(crate) kind: Kind,
     pub(crate) place: Place,
     pub(crate) chunks: Vec<Chunk>,
-    /// One a chunk for legacy memory, else none.
+    /// One per chunk for legacy memory, otherwise none.
     pub(crate) handles: Vec<LegacyHandle>,
     pub(crate) table: Table,
     pub(crate) tensors: u64,
     pub(crate) mutable: bool,
-    /// Bytes that the chunks may have together; 0 if there will never be more of them.
+    /// Bytes that all chunks together may reach; 0 if the version cannot grow.
     pub(crate) reserved: u64,
     pub(crate) lifetime: Lifetime,
-    /// Of a pool, topic or queue.
+    /// Present for a pool, topic or queue.
     pub(crate) control: Option<BlockControl>,
 }
 
 impl Memory {
-    /// Its file descriptors: the chunks', the table's, then those of its control memory.
+    /// Returns the file descriptors: the chunks', the table's, then those of its control memory.
     pub(crate) fn fds(&self) -> Vec<FdId> {
         self.fds_from(0)
     }
 
-    /// As [`Memory::fds`], without the first `chunks` chunks.
+    /// Returns the file descriptors as [`Memory::fds`] does, without the first `chunks` chunks.
     pub(crate) fn fds_from(&self, chunks: usize) -> Vec<FdId> {
         let mut fds = fds(self.chunks.get(chunks..).unwrap_or_default(), &self.table);
         fds.extend(self.control.iter().flat_map(BlockControl::created).map(|created| created.fd));
         fds
     }
 
-    /// The table's file descriptor, if it has one.
+    /// Returns the table's file descriptor, if it has one.
     pub(crate) fn table_fd(&self) -> Option<FdId> {
         self.table.fd()
     }
 
-    /// Returns what a name with this memory is a name of.
+    /// Returns the kind of object that this memory makes a name.
     pub(crate) fn named(&self) -> Named {
         match self.control {
             None => Named::Segment,
@@ -154,17 +154,17 @@ impl Memory {
         }
     }
 
-    /// Bytes of the chunks. Lengths are numbers that a peer wrote: their sum saturates and then exceeds every limit.
+    /// Returns the bytes of the chunks. A peer wrote their lengths, so the sum saturates, and then exceeds every limit.
     pub(crate) fn bytes(&self) -> u64 {
         self.chunks.iter().fold(0, |sum, chunk| sum.saturating_add(chunk.bytes))
     }
 
-    /// Bytes of the chunks that are kept by this broker.
+    /// Returns the bytes of the chunks that this broker keeps alive.
     pub(crate) fn held_bytes(&self) -> u64 {
         if self.kind == Kind::Legacy { 0 } else { self.bytes() }
     }
 
-    /// Bytes of main memory that it takes besides the chunks: for a table outside the message, and for control memory.
+    /// Returns the bytes of main memory besides the chunks: a table in a memfd, and control memory.
     pub(crate) fn other_bytes(&self) -> u64 {
         let table = match self.table {
             Table::Inline(_) => 0,
@@ -177,25 +177,25 @@ impl Memory {
     }
 }
 
-/// What makes a version a pool, topic or queue.
+/// The control memory of a pool, topic or queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BlockControl {
-    /// As its members have agreed on it.
+    /// The shape that its creator chose.
     pub(crate) shape: partywall_wire::Control,
     pub(crate) pool: ControlMemory,
-    /// The pool of a queue's outputs.
+    /// The pool of a queue's output blocks.
     pub(crate) outputs: Option<ControlMemory>,
-    /// Of a topic or queue.
+    /// The memory of the topic or queue itself.
     pub(crate) object: Option<ControlMemory>,
 }
 
 impl BlockControl {
-    /// Returns its memory: the pools', then the topic's or queue's.
+    /// Returns all pieces of control memory: the pools', then the topic's or queue's.
     pub(crate) fn created(&self) -> impl Iterator<Item = ControlMemory> {
         std::iter::once(self.pool).chain(self.outputs).chain(self.object)
     }
 
-    /// Returns the memory with the slot table: the topic's or queue's, if it is one.
+    /// Returns the memory with the slot table: that of the topic or queue, or else of the pool.
     pub(crate) fn slot_table(&self) -> FdId {
         self.object.unwrap_or(self.pool).fd
     }
@@ -208,19 +208,19 @@ pub(crate) struct ControlMemory {
     pub(crate) bytes: u64,
 }
 
-/// Where the server finds a cell.
+/// The location of a cell, for the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct CellAt {
     pub(crate) slab: FdId,
     pub(crate) index: u32,
 }
 
-/// What the registry refuses to exceed.
+/// The limits that the registry enforces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Bounds {
     /// Members, without those in quarantine.
     pub(crate) members: u64,
-    /// Rows, of members and of those in quarantine.
+    /// Rows, including those of members in quarantine.
     pub(crate) rows: u64,
     /// Bytes of all versions together.
     pub(crate) bytes: u64,
@@ -244,7 +244,7 @@ pub(crate) struct Bounds {
     pub(crate) slabs: u64,
     /// Cells of one slab.
     pub(crate) cells: u64,
-    /// Cells that rest before the first of them is used again, unless no other is left.
+    /// Number of resting cells before the first of them is reused, unless no other cell is left.
     pub(crate) rest: u64,
     /// Semaphores.
     pub(crate) semaphores: u64,

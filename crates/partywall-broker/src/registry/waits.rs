@@ -1,8 +1,8 @@
-//! Requests that have to wait, and what ends the waiting.
+//! Requests that wait, and their completion.
 //!
-//! A request waits in its name's entry, in the order of arrival, or among the watchers, and is answered exactly once:
-//! it is taken out before it is answered ([`Registry::conclude`]). A member that lost its connection waits for nothing:
-//! it asks again.
+//! A request waits in its name's entry, in order of arrival, or among the watchers. It is completed exactly once,
+//! because it is removed before it is completed ([`Registry::conclude`]). When a member loses its connection its waits
+//! end; it sends its requests again.
 
 use super::{
     Decision, Registry, STALE_LEASE, STALE_TICKET,
@@ -21,7 +21,7 @@ impl Registry {
         Ok(Answer::Pending.into())
     }
 
-    /// Takes a request down as one of those that its member waits for.
+    /// Records a request among the waits of its member.
     pub(super) fn enlist(&mut self, member: MemberId, ticket: RequestId, what: Waiting) -> Result<WaitId, Refused> {
         let Some(record) = self.members.get_mut(&member) else { return Err(STALE_TICKET) };
         if record.waits.contains_key(&ticket) {
@@ -34,13 +34,13 @@ impl Registry {
         Ok(id)
     }
 
-    /// Takes a waiting request back.
+    /// Cancels a waiting request.
     pub(super) fn cancel(&mut self, member: MemberId, ticket: RequestId) -> Decision {
         self.end_wait(member, ticket).ok_or(STALE_TICKET)?;
         Ok(Answer::Done.into())
     }
 
-    /// Answers as soon as the version behind a lease is withdrawn. That a newer version follows it does not count.
+    /// Answers as soon as the version behind a lease is withdrawn. A newer version does not count as a withdrawal.
     pub(super) fn await_withdrawal(&mut self, member: MemberId, request: RequestId, id: LeaseId) -> Decision {
         let lease = self.leases.get(&id).filter(|lease| lease.member == member).ok_or(STALE_LEASE)?;
         if self.version(&lease.name, lease.version).is_none_or(|version| version.withdrawn) {
@@ -49,7 +49,7 @@ impl Registry {
         self.wait_by(member, request, id, Want::Withdrawal(id))
     }
 
-    /// Makes a request wait for something that concerns the version behind a lease, for as long as there is the lease.
+    /// Makes a request wait for a change of the version behind a lease, for as long as the lease exists.
     pub(super) fn wait_by(&mut self, member: MemberId, request: RequestId, id: LeaseId, want: Want) -> Decision {
         let name = self.leases.get(&id).ok_or(STALE_LEASE)?.name.clone();
         let pending = self.wait(member, request, &name, want)?;
@@ -59,7 +59,7 @@ impl Registry {
         Ok(pending)
     }
 
-    /// Gives the version `number`, which has just become the latest, to all requests that wait for it.
+    /// Grants the version `number`, which has just become the latest, to all requests that wait for it.
     pub(super) fn grant_waiters(&mut self, name: &Name, number: u64, out: &mut Effects) {
         let Some(entry) = self.entries.get(name) else { return };
         let waiting = entry.waits.values().filter_map(|wait| match wait.want {
@@ -88,7 +88,7 @@ impl Registry {
         }
     }
 
-    /// Sends a waiting request its answer.
+    /// Completes a waiting request.
     pub(super) fn conclude(&mut self, member: MemberId, ticket: RequestId, granted: Decision, out: &mut Effects) {
         if self.end_wait(member, ticket).is_none() {
             return;
@@ -97,7 +97,7 @@ impl Registry {
         out.push(Effect::Notify { member, ticket, outcome, fds });
     }
 
-    /// Drops all requests that a member waits for.
+    /// Drops all waiting requests of a member.
     pub(super) fn drop_waits(&mut self, member: MemberId) {
         let Some(record) = self.members.get(&member) else { return };
         for ticket in record.waits.keys().copied().collect::<Vec<_>>() {

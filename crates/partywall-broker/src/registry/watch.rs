@@ -1,8 +1,8 @@
-//! What happens to names, for watchers.
+//! Events of names, for watchers.
 //!
-//! Events are kept in one log, which is bounded by bytes, so that a watcher costs what it waits with and nothing else:
-//! one that asks late learns how many events it has missed. Watchers ask, get what has happened since their point, and
-//! wait if that is nothing. While they wait they miss nothing, however fast the log runs on.
+//! All events are kept in one log that is bounded in bytes, so a watcher costs no more than its waiting request. A
+//! watcher asks for the events since its point, and waits if there are none. A waiting watcher misses no event, even if
+//! the log overflows. A watcher that asks late learns how many events it has missed.
 
 use std::collections::VecDeque;
 
@@ -17,29 +17,29 @@ use super::{
     types::{Change, Gap, MemberId, Name, Named, RequestId},
 };
 
-/// The last of what has happened.
+/// The most recent events.
 #[derive(Debug, Default)]
 pub(super) struct Log {
     kept: VecDeque<Happening>,
     bytes: u64,
-    /// The number of the last event. They count from 1 without a hole.
+    /// The number of the last event. Events count from 1 without gaps.
     pub(super) last: u64,
     /// The event up to which all watchers have been notified.
     notified: u64,
 }
 
-/// A request that waits for something to happen.
+/// A request that waits for events.
 #[derive(Debug)]
 pub(super) struct Watcher {
     pub(super) member: MemberId,
     pub(super) ticket: RequestId,
     pattern: Pattern,
-    /// The point of which it asked. It knows no later one, should it have to ask again.
+    /// The point that it sent, and from which it would ask again.
     asked: u64,
 }
 
 impl Log {
-    /// The number before the first event that is kept.
+    /// Returns the number before the first kept event.
     fn begin(&self) -> u64 {
         self.last - self.kept.len() as u64
     }
@@ -54,7 +54,8 @@ impl Log {
         }
     }
 
-    /// As many events behind a point as one answer takes, and the point behind what was looked at.
+    /// Returns as many matching events after a point as one answer can hold, and the point after the last compared
+    /// event.
     fn page(&self, after: u64, pattern: &Pattern) -> (Vec<Happening>, u64) {
         let from = usize::try_from(after.saturating_sub(self.begin())).unwrap_or(usize::MAX);
         let kept = self.kept.range(from.min(self.kept.len())..);
@@ -66,14 +67,14 @@ impl Log {
 }
 
 impl Registry {
-    /// Logs what has happened. Watchers are notified at the end of the event that is being applied.
+    /// Logs an event of a name. Watchers are notified when the current event has been applied.
     pub(super) fn log(&mut self, named: Named, name: &Name, change: Change) {
         self.log.last += 1;
         let happening = Happening { sequence: self.log.last, at: self.now, named, name: name.clone(), change };
         self.log.put(happening, self.bounds.log);
     }
 
-    /// What has happened since a point, or else what will happen next.
+    /// Answers with the events since a point. If there are none, waits for the next ones.
     pub(super) fn watch(&mut self, member: MemberId, ticket: RequestId, Watch { pattern, after }: Watch) -> Decision {
         let begin = self.log.begin();
         let (after, gap) = match after {
@@ -94,21 +95,22 @@ impl Registry {
         Ok(Answer::Pending.into())
     }
 
-    /// Notifies watchers of what has happened in this event.
+    /// Notifies watchers of what the current event has logged.
     pub(super) fn notify_watchers(&mut self, out: &mut Effects) {
         let notified = std::mem::replace(&mut self.log.notified, self.log.last);
         let last = self.log.last;
         if notified == last {
             return;
         }
-        // One event may be more than the log holds: a death with very many names.
+        // One event of the registry can overflow the log: the death of a member with very many names.
         let begin = self.log.begin();
         let gap = (notified < begin).then(|| Gap::Behind { events: begin - notified });
         let mut happened = Vec::new();
         for watcher in self.watchers.values() {
             // This watcher has been notified of everything before.
             let (events, next) = self.log.page(notified, &watcher.pattern);
-            // When the log leaves the point behind that it would ask of if it had to ask again, it gets a later one.
+            // If the log no longer reaches back to the watcher's point, the watcher gets a later point even without
+            // events.
             if gap.is_some() || !events.is_empty() || watcher.asked < begin {
                 happened.push((watcher.member, watcher.ticket, Happened { gap, events, next }));
             }

@@ -67,7 +67,8 @@ impl Acceptor {
         }
     }
 
-    /// Stops accepting for a while: the kernel would report a connection that cannot be accepted again and again.
+    /// Stops accepting for a while. Otherwise the kernel would report a connection that cannot be accepted in every
+    /// turn.
     fn pause(&mut self, reactor: &mut Reactor, pause: Duration) {
         if reactor.change(&self.place.listener, Source::Listener, EventFlags::empty()).is_ok() {
             self.accepting = false;
@@ -75,7 +76,7 @@ impl Acceptor {
         reactor.set_timer(pause, Timer::Accept);
     }
 
-    /// Refuses one connection because no file descriptor is free. Uses the spare one for it.
+    /// Refuses one connection because no file descriptor is free, by means of the spare descriptor.
     fn turn_away_one(&mut self) -> bool {
         if self.spare.take().is_none() {
             return false;
@@ -87,12 +88,12 @@ impl Acceptor {
         self.spare.is_some()
     }
 
-    /// Sends a client the reason why it does not become a member.
+    /// Sends a client the reason for its refusal.
     pub(super) fn refuse(&self, call: impl AsFd, refusal: Refusal) {
         tracing::info!(?refusal, "refused a connection");
         let hello = BrokerHello { outcome: Err(refusal) };
         match handshake::encode(&Speaker::new(&self.version), &hello, 0) {
-            // A fresh socket has room for this message. A closed one needs none.
+            // A new socket has room for this message, and a closed one needs no message.
             Ok(bytes) => drop(socket::send(call, &bytes, &[])),
             Err(error) => tracing::error!(%error, "a refusal could not be encoded"),
         }
@@ -186,13 +187,13 @@ pub(super) fn spare() -> Result<OwnedFd, Errno> {
     eventfd(0, EventfdFlags::CLOEXEC)
 }
 
-/// Returns whether this process cannot open another file.
+/// Returns the refusal of a request because no file descriptor is free.
 pub(super) fn no_fds() -> Refusal {
     let open_files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
     Refusal::Limit { limit: Limit::Fds, allowed: open_files, needed: open_files.saturating_add(1) }
 }
 
-/// Connections accepted before others have their turn.
+/// Connections accepted in one turn of the loop.
 const ACCEPTS_IN_TURN: usize = 64;
 
 /// Unauthenticated connections at once. Clients send their handshake as soon as they are connected.
@@ -201,7 +202,7 @@ const MAX_HANDSHAKES: usize = 64;
 /// A connection that has been silent for this long may be dropped to make room.
 const SILENT: Duration = Duration::from_millis(100);
 
-/// How long to wait before accepting again.
+/// How long to pause before accepting again.
 const HANDSHAKE_RETRY: Duration = Duration::from_millis(5);
 
 /// Unauthenticated connections of one process.

@@ -25,7 +25,7 @@ use crate::{
 };
 
 impl Server {
-    /// Refuses a seat if the process has its share, or if all seats are taken.
+    /// Refuses a seat if the process has its share already, or if all seats are taken.
     fn check_seats(&self, process: ProcessKey) -> Result<(), Refusal> {
         let share = self.peers.members.share_of(process);
         let allowed = (self.limits.clients / PROCESS_SHARE).max(MIN_PROCESS_SHARE);
@@ -49,7 +49,7 @@ impl Server {
             if last_request.elapsed() < OPERATOR_IDLE {
                 return Err(Refusal::Limit { limit: Limit::Operators, allowed: OPERATORS, needed: OPERATORS + 1 });
             }
-            tracing::warn!(member = %idle, "dismissed: it asks for nothing, and another operator needs its place");
+            tracing::warn!(member = %idle, "dismissed: it is idle, and another operator needs its place");
             self.apply(Event::Dismissed { member: idle });
         }
         self.registry.check_rows().map_err(translate::refusal)
@@ -132,7 +132,7 @@ impl Server {
             None => Ok(()),
         };
         if let Err(errno) = watched {
-            tracing::warn!(%errno, "a member's end cannot be watched");
+            tracing::warn!(%errno, "a member's pidfd cannot be watched");
             self.peers.members.remove(member);
             return Err(no_fds());
         }
@@ -150,7 +150,7 @@ impl Server {
     fn resume(&mut self, id: ConnectionId, member: MemberId) -> Result<(), Refusal> {
         let (ours, theirs) = self.events_pair(id)?;
         if let Some(old) = self.peers.members.current(member) {
-            self.hang_up(old, "its member goes on at another connection");
+            self.hang_up(old, "its member continues on another connection");
         }
         self.peers.members.resume(member, id);
         tracing::info!(%member, "resumed");
@@ -202,8 +202,8 @@ const PROCESS_SHARE: u64 = 4;
 /// Seats that every process may take.
 const MIN_PROCESS_SHARE: u64 = 4;
 
-/// Members that a living process may hang up on without a goodbye before it gets no more seats.
+/// Members that a living process may leave behind without `Bye` before it gets no more seats.
 const MAX_HUNG_UP: u64 = 16;
 
-/// An operator that has been idle for this long may be dismissed for another one.
+/// An operator that has been idle for this long may be dismissed to admit another one.
 const OPERATOR_IDLE: Duration = Duration::from_secs(1);

@@ -29,12 +29,12 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct ConnectionId(pub(super) u64);
 
-/// How far a connection has come.
+/// The phase of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
     /// It is unauthenticated.
     Handshake,
-    /// It speaks for this member.
+    /// It belongs to this member.
     Member(MemberId),
     /// The broker no longer talks to this member here. The socket stays open because its end-of-file proves that no
     /// process, such as a child of the member's, holds the other end. A proof of death needs that. Further input is
@@ -56,26 +56,26 @@ pub(super) enum Channel {
 pub(super) enum Read {
     /// Bytes; more may be waiting if the buffer is full.
     Bytes { full: bool },
-    /// Nothing at present.
+    /// No bytes at present.
     Nothing,
     /// The peer has hung up.
     End,
 }
 
-/// A whole message.
+/// A complete message.
 #[derive(Debug)]
 pub(super) struct Message {
     pub(super) frame: partywall_wire::Frame,
-    /// In the order of sending. Fewer than the frame says if the kernel dropped some because no descriptor was free.
+    /// In the order of sending. Fewer than the frame states if the kernel dropped some because no descriptor was free.
     pub(super) fds: Vec<OwnedFd>,
 }
 
-/// Why a connection cannot go on.
+/// Why a connection cannot continue.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Broken {
     #[error("{0}")]
     Malformed(String),
-    #[error("the peer does not read: {bytes} bytes wait for it")]
+    #[error("the peer does not read: {bytes} bytes are pending")]
     Overflow { bytes: usize },
     #[error("{0}")]
     Errno(#[from] Errno),
@@ -84,13 +84,13 @@ pub(super) enum Broken {
 /// The result of sending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sent {
-    /// Nothing waits.
+    /// Everything was sent.
     All,
     /// The rest waits until the socket has room.
     Blocked,
     /// The rest waits until the peer has read everything that was sent.
     Unread,
-    /// The rest waits until descriptors sent to others are read, or the kernel has memory again. The kernel reports
+    /// The rest waits until other processes read their descriptors or the kernel has memory again. The kernel reports
     /// neither.
     NoRoom,
 }
@@ -103,15 +103,15 @@ pub(super) struct Connection {
     call: Arc<OwnedFd>,
     events: Option<Arc<OwnedFd>>,
     phase: Phase,
-    /// What its messages have cost, and the time of that measurement.
+    /// The processing time of its messages, and when that was measured.
     cost: (Duration, Instant),
-    /// Whether its next message waits until it can be answered with descriptors.
+    /// Whether its next message is parked until the answer can carry descriptors.
     pub(super) is_parked: bool,
     /// Whether a timer is set to send pending output.
     pub(super) awaits_retry: bool,
     reader: FrameReader,
     received: VecDeque<OwnedFd>,
-    /// Whether the kernel dropped file descriptors since the last whole message.
+    /// Whether the kernel dropped file descriptors since the last complete message.
     fds_lost: bool,
     replies: OutQueue,
     notices: OutQueue,
@@ -136,7 +136,7 @@ impl Connection {
         }
     }
 
-    /// The client has become a member.
+    /// Turns the connection into that of a member.
     pub(super) fn admit(&mut self, member: MemberId, events: OwnedFd, max_message: usize) {
         self.phase = Phase::Member(member);
         self.events = Some(Arc::new(events));
@@ -187,7 +187,7 @@ impl Connection {
         }
     }
 
-    /// Cuts off the next whole message, if there is one.
+    /// Returns the next complete message, if there is one.
     pub(super) fn next_message(&mut self) -> Result<Option<Message>, Broken> {
         let at_hand = if self.fds_lost { usize::MAX } else { self.received.len() };
         match self.reader.next_frame(at_hand) {
@@ -210,7 +210,7 @@ impl Connection {
         }
     }
 
-    /// Sends a message, or keeps it until the peer has room.
+    /// Sends a message, or queues it until the peer has room.
     pub(super) fn send(
         &mut self,
         channel: Channel,
@@ -271,7 +271,8 @@ impl Connection {
             (Sent::All, Channel::Call) if !self.is_parked => EventFlags::IN,
             (Sent::All | Sent::NoRoom, _) => EventFlags::empty(),
             (Sent::Blocked, _) => EventFlags::OUT,
-            // A socket counts as writable although something is unread. Edge-triggered, each read is an event.
+            // The socket counts as writable even while data is unread. Edge-triggered, each read by the peer is an
+            // event.
             (Sent::Unread, _) => EventFlags::OUT | EventFlags::ET,
         };
         let queue = self.queue(channel);
@@ -302,24 +303,24 @@ impl Connection {
         }
     }
 
-    /// Returns what its messages have cost recently. A quarter of the elapsed time is deducted.
+    /// Returns the recent processing time of its messages. A quarter of the elapsed time is deducted.
     pub(super) fn recent_cost(&self, now: Instant) -> Duration {
         let (cost, at) = self.cost;
         cost.saturating_sub(now.saturating_duration_since(at) / 4)
     }
 
-    /// Adds to the cost of its messages.
+    /// Adds to the processing time of its messages.
     pub(super) fn charge(&mut self, cost: Duration, now: Instant) {
         self.cost = ((self.recent_cost(now) + cost).min(MAX_COST), now);
     }
 
-    /// Whether an earlier message of the peer is parked, or its reply waits to be sent. Until then no further message is
-    /// read, so that the broker's memory does not grow with what the peer sends.
+    /// Returns whether an earlier message of the peer is parked, or its reply waits to be sent. Until then no further
+    /// message is read, so the peer cannot make the broker's memory grow.
     pub(super) fn is_busy(&self) -> bool {
         self.is_parked || self.owes_reply()
     }
 
-    /// Whether a reply waits to be sent.
+    /// Returns whether a reply waits to be sent.
     pub(super) fn owes_reply(&self) -> bool {
         !self.replies.waiting.is_empty()
     }
@@ -340,7 +341,7 @@ fn close(socket: &OwnedFd) {
     let _ = shutdown(socket, Shutdown::Both);
 }
 
-/// Output for which the socket had no room yet.
+/// Output that the socket has no room for yet.
 #[derive(Debug)]
 struct OutQueue {
     waiting: VecDeque<Outgoing>,
@@ -362,9 +363,9 @@ impl Default for OutQueue {
 struct Outgoing {
     bytes: Vec<u8>,
     sent: usize,
-    /// Unsent descriptors. The last group goes with the first byte, the others before it.
+    /// Unsent descriptors. The last group is sent with the first byte, the other groups before it.
     fds: Vec<Arc<Donated>>,
-    /// Whether slots are reserved for its descriptors.
+    /// Whether in-flight slots are reserved for its descriptors.
     has_slots: bool,
 }
 
@@ -397,7 +398,7 @@ impl OutQueue {
                 Ok(n) => {
                     next.fds.drain(..group);
                     if !is_last {
-                        // The socket was empty: there was room for these few bytes.
+                        // The socket was empty, so it had room for these few bytes.
                         debug_assert_eq!(n, bytes.len());
                         continue;
                     }
@@ -411,10 +412,10 @@ impl OutQueue {
                     }
                 }
                 Err(Errno::AGAIN) => return Ok(Sent::Blocked),
-                // Too many file descriptors of this user are in flight to processes that do not read, or memory is
-                // short. The socket counts as writable meanwhile, so waiting for room would spin.
+                // Too many file descriptors of this user are in flight, or memory is short. The socket counts as
+                // writable meanwhile, so waiting for room would spin.
                 Err(Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM) => return Ok(Sent::NoRoom),
-                // The peer no longer reads. Its earlier input is still read; then comes end-of-file.
+                // The peer no longer reads. Its earlier input is still read, up to the end-of-file.
                 Err(Errno::PIPE | Errno::CONNRESET) => {
                     in_flight.finish(port);
                     self.waiting.clear();
@@ -430,5 +431,5 @@ impl OutQueue {
 /// The maximum recorded cost of a client.
 const MAX_COST: Duration = Duration::from_millis(100);
 
-/// The maximum pending output of a client. A client has one call at a time, so one that reads stays far below.
+/// The maximum pending output of a client. A client has one call at a time, so a client that reads stays far below.
 const MAX_WAITING_BYTES: usize = 4 << 20;

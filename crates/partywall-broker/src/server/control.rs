@@ -1,7 +1,7 @@
-//! Memory that the broker shares with all members, and what it does there.
+//! Control memory: created by the broker and shared with all members.
 //!
-//! Every member can write every byte of control memory. So every loop here terminates for any bytes, and nothing that
-//! is read is trusted: it is only shown to people or passed on as a number.
+//! Every member can write every byte of control memory. Every loop here therefore terminates for any bytes, and no
+//! value read is trusted: it is only shown to people or passed on as a number.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -36,12 +36,12 @@ pub(super) struct Control {
     rows_fd: Arc<Donated>,
     slabs: IdMap<FdId, Slab>,
     tables: IdMap<FdId, SlotTable>,
-    /// The highest value that was stored in a cell after its end and undone.
+    /// For each ended cell: the highest value that was stored after the end and undone.
     undone: BTreeMap<CellAt, u64>,
     /// Pending steps for departed members.
     clearing: VecDeque<Clearing>,
-    /// How many slots these steps have read in this turn of the loop.
-    looked_at: u32,
+    /// Number of slots that these steps have read in this turn of the loop.
+    slots_read: u32,
 }
 
 /// A mapped table that records which member holds which permits or blocks.
@@ -53,7 +53,7 @@ pub(super) enum SlotTable {
     Queue(Box<MappedQueue>),
 }
 
-/// A queue, and its pools.
+/// A queue with its pools.
 #[derive(Debug)]
 pub(super) struct MappedQueue {
     pub(super) queue: Queue,
@@ -70,17 +70,17 @@ impl MappedQueue {
 /// A step for a departed member, done in bounded turns.
 #[derive(Debug)]
 enum Clearing {
-    /// A row is detached from a topic or queue.
+    /// Detach the row from a topic or queue.
     Detach { object: FdId, row: u16, ending: Ending },
-    /// The row's slots in these tables are returned.
+    /// Return the row's slots in these tables.
     Row { row: u16, tables: Vec<FdId> },
 }
 
 impl SlotTable {
-    /// Returns all slots of a row to the table. Returns their number.
+    /// Frees all slots of a row. Returns their number.
     fn recover(&self, row: u16) -> u32 {
-        // Only a topic or queue may have blocks without a holder. Elsewhere a slot of an unused row is invalid and would
-        // be lost.
+        // Only in a topic or queue may a block have no holder. Elsewhere a slot without a holder is invalid, and would
+        // be lost if it were not freed here.
         let is_lost = |other| other == row || other == members::NOBODY;
         match self {
             Self::Semaphore(semaphore) => semaphore.recover(is_lost),
@@ -119,7 +119,7 @@ impl SlotTable {
         holders
     }
 
-    /// Returns how many slots such a step reads.
+    /// Returns the number of slots that such a step reads.
     fn slots(&self) -> u32 {
         match self {
             Self::Semaphore(semaphore) => semaphore.count(),
@@ -139,7 +139,7 @@ pub(super) struct Standing {
 
 impl Control {
     pub(super) fn create(store: &FdStore) -> Result<Self, Errno> {
-        // Room for the maximum number. Only used pages take memory.
+        // Has room for the maximum number of rows. Only used pages take memory.
         let fd = Members::create(members::MAX_ROWS)?;
         let rows = Members::map(&fd)?;
         Ok(Self {
@@ -149,12 +149,12 @@ impl Control {
             tables: IdMap::default(),
             undone: BTreeMap::new(),
             clearing: VecDeque::new(),
-            looked_at: 0,
+            slots_read: 0,
         })
     }
 
-    /// Sets the heartbeat of a row whose member joins or resumes: it counts as alive until its own first heartbeat is
-    /// due.
+    /// Sets the heartbeat of a row whose member joins or resumes. The member then counts as alive until its own first
+    /// heartbeat is due.
     pub(super) fn begin_row(&self, row: u16) {
         self.rows.beat(row, members::now());
     }
@@ -193,8 +193,8 @@ impl Control {
 
     /// Creates and maps the control memory of a pool, topic or queue.
     ///
-    /// A request that is refused later has cost up to three memfds, which are closed with the refusal. Their length is bounded
-    /// by the limits on the shape, and only written pages take memory.
+    /// If the registry refuses the request later, the memory is closed with the refusal: up to three memfds. Their
+    /// length is bounded by the limits on the shape, and only written pages take memory.
     pub(super) fn provide_blocks(&mut self, shape: wire::Control, store: &mut FdStore) -> io::Result<BlockControl> {
         let (pool_fd, pool) = create_pool(shape.blocks)?;
         let (table, outputs, object) = match (topic_shape(&shape), queue_shape(&shape)) {
@@ -282,7 +282,7 @@ impl Control {
         let Some(mapped) = self.tables.get(&table) else { return };
         let slots = mapped.recover(row);
         if slots > 0 {
-            tracing::info!(%table, row, slots, "gave permits or blocks back");
+            tracing::info!(%table, row, slots, "returned permits or blocks");
         }
     }
 
@@ -293,7 +293,7 @@ impl Control {
             Some(SlotTable::Topic(topic, _)) => {
                 let ports = topic.detach(is_gone, ending, reached);
                 if ports > 0 {
-                    tracing::info!(topic = %object, row, ports, "took publishers and subscribers out of a topic");
+                    tracing::info!(topic = %object, row, ports, "detached publishers and subscribers from a topic");
                 }
             }
             Some(SlotTable::Queue(mapped)) => {
@@ -304,14 +304,14 @@ impl Control {
                 };
                 let tasks = mapped.queue.detach(mapped.pools(), is_gone, reason, reached);
                 if tasks > 0 {
-                    tracing::info!(queue = %object, row, tasks, "took tasks of a queue back, or ended them");
+                    tracing::info!(queue = %object, row, tasks, "returned tasks to a queue, or ended them");
                 }
             }
             _ => {}
         }
     }
 
-    /// Returns how far an incarnation of a timeline came, unless its cell has been reused.
+    /// Returns the value that an incarnation of a timeline reached, unless its cell has been reused.
     fn reached(&self, cell: TimelineCell, slabs: &[FdId]) -> Option<u64> {
         let slab = *slabs.get(cell.slab as usize)?;
         let found =
@@ -324,26 +324,26 @@ impl Control {
         self.clearing.push_back(Clearing::Detach { object, row, ending });
     }
 
-    /// Schedules the return of all permits and blocks of a departed member's row.
+    /// Schedules the return of all permits and blocks of a departed member.
     pub(super) fn clear_row(&mut self, row: u16, tables: Vec<FdId>) {
         self.clearing.push_back(Clearing::Row { row, tables });
     }
 
-    /// Does the scheduled steps, as far as one turn of the loop allows. `slabs` are the slabs of timelines, in the
-    /// order of their numbers. Returns the rows that have been cleared.
+    /// Runs scheduled steps, as many as one turn of the loop allows. `slabs` are the slabs of timelines, in the order
+    /// of their numbers. Returns the rows that have been cleared.
     pub(super) fn clear(&mut self, slabs: &[FdId]) -> Vec<u16> {
         let mut cleared = Vec::new();
-        while self.looked_at < SLOTS_IN_TURN
+        while self.slots_read < SLOTS_IN_TURN
             && let Some(clearing) = self.clearing.pop_front()
         {
             match clearing {
                 Clearing::Detach { object, row, ending } => {
-                    self.looked_at += self.slots(object) + MAX_WAITERS;
+                    self.slots_read += self.slots(object) + MAX_WAITERS;
                     self.detach(object, row, ending, slabs);
                 }
                 Clearing::Row { row, mut tables } => match tables.pop() {
                     Some(table) => {
-                        self.looked_at += self.slots(table) + MAX_WAITERS;
+                        self.slots_read += self.slots(table) + MAX_WAITERS;
                         self.recover(table, row);
                         self.clearing.push_front(Clearing::Row { row, tables });
                     }
@@ -356,7 +356,7 @@ impl Control {
 
     /// Begins another turn of the loop.
     pub(super) fn begin_turn(&mut self) {
-        self.looked_at = 0;
+        self.slots_read = 0;
     }
 
     /// Returns whether steps remain.
@@ -372,7 +372,7 @@ impl Control {
         }
     }
 
-    /// Returns how many permits or blocks a table has, and so the cost of counting them.
+    /// Returns the number of permits or blocks of a table, which determines the cost of counting them.
     pub(super) fn slots(&self, table: FdId) -> u32 {
         self.tables.get(&table).map_or(0, SlotTable::slots)
     }
@@ -391,13 +391,13 @@ impl Control {
     }
 }
 
-/// Returns the shape of a topic as its memory needs it.
+/// Returns the shape of a topic's control memory.
 pub(super) fn topic_shape(control: &wire::Control) -> Option<topic::Shape> {
     let wire::TopicShape { depth, publishers, loans, subscribers, held, .. } = control.topic?;
     Some(topic::Shape { blocks: control.blocks, depth, publishers, loans, subscribers, held })
 }
 
-/// Returns the shape of a queue as its memory needs it.
+/// Returns the shape of a queue's control memory.
 pub(super) fn queue_shape(control: &wire::Control) -> Option<queue::Shape> {
     let wire::QueueShape { tasks, outputs, lease, .. } = control.queue?;
     Some(queue::Shape { tasks, inputs: control.blocks, outputs, lease })
@@ -409,5 +409,5 @@ fn create_pool(blocks: u32) -> io::Result<(OwnedFd, Pool)> {
     Ok((fd, pool))
 }
 
-/// Slots that one turn reads for dead members: about a millisecond.
+/// Slots that one turn of the loop reads for departed members: about a millisecond.
 const SLOTS_IN_TURN: u32 = 1 << 16;

@@ -1,4 +1,4 @@
-//! Connections that end, processes that exit, and what they prove together.
+//! Ends of connections and exits of processes, and the proof of death that they give together.
 
 use rustix::event::epoll::EventFlags;
 
@@ -22,7 +22,7 @@ impl Server {
         if let Phase::Member(member) | Phase::Lingering(member) = phase {
             self.peers.members.closed(member, id);
             if self.peers.members.suspend(member, id) {
-                tracing::info!(%member, "hung up");
+                tracing::info!(%member, "disconnected without leaving");
                 self.apply(Event::Suspected { member });
             }
             if self.peers.members.ends_with_its_connections(member) {
@@ -36,11 +36,11 @@ impl Server {
         if let Some(pidfd) = self.peers.members.exited(member) {
             self.reactor.unwatch(&pidfd);
         }
-        // Its sockets may be reported in the same batch or a moment later, so the proof is checked at the timer.
+        // The ends of its sockets may be reported in the same batch or a moment later, so the timer checks the proof.
         self.reactor.set_timer(self.settle, Timer::Settle(member));
     }
 
-    /// Acts on what is proved of a member.
+    /// Acts on the proof about a member's end.
     pub(super) fn weigh(&mut self, member: MemberId) {
         match self.peers.members.proof(member, self.settle) {
             Proof::None => {}
@@ -57,7 +57,7 @@ impl Server {
         }
     }
 
-    /// Drops everything that the server has of a member.
+    /// Drops everything that the server keeps for a member.
     pub(super) fn forget(&mut self, member: MemberId) {
         let Some((pidfd, connections)) = self.peers.members.remove(member) else { return };
         if let Some(pidfd) = pidfd {
@@ -68,13 +68,13 @@ impl Server {
         }
     }
 
-    /// Ends a connection that cannot go on. Its member, if it has one, becomes a suspect.
+    /// Ends a connection that cannot continue. Its member, if it has one, becomes a suspect.
     pub(super) fn hang_up(&mut self, id: ConnectionId, why: &str) {
         let effects = self.hang_up_quietly(id, why);
         self.carry_out(effects);
     }
 
-    /// Like [`Server::hang_up`], but returns the resulting effects to the caller.
+    /// Ends a connection as [`Server::hang_up`] does, but returns the resulting effects to the caller.
     pub(super) fn hang_up_quietly(&mut self, id: ConnectionId, why: &str) -> Vec<Effect> {
         let Some(connection) = self.peers.connections.get_mut(&id) else { return Vec::new() };
         let Phase::Member(member) = connection.phase() else {

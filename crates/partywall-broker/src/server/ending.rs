@@ -1,4 +1,4 @@
-//! How the broker ends.
+//! The end of the broker.
 
 use std::{
     thread,
@@ -19,7 +19,7 @@ use crate::{
 };
 
 impl Server {
-    /// Starts or stops the idle time, the time without members and names.
+    /// Starts or stops the idle time: the time without members, names and connections.
     pub(super) fn note_idleness(&mut self) {
         let Some(idle_exit) = self.idle_exit else { return };
         if !self.registry.is_idle() || !self.peers.connections.is_empty() {
@@ -36,7 +36,7 @@ impl Server {
         if since.elapsed() < idle_exit {
             return;
         }
-        // A process that holds the lock is looking for a broker: it will find this one.
+        // A process that holds the lock is looking for a broker, and must find this one.
         let Ok(_lock) = self.acceptor.place.file.lock_directory() else {
             self.reactor.set_timer(IDLE_RETRY, Timer::Idle);
             return;
@@ -81,7 +81,7 @@ impl Server {
         tracing::info!("ended");
     }
 
-    /// Refuses the connections that wait to be accepted: the broker is about to end.
+    /// Refuses the connections that wait to be accepted, because the broker is about to end.
     fn turn_away_the_rest(&mut self) {
         self.acceptor.spare = None;
         while let Ok(Some(call)) = socket::accept(&self.acceptor.place.listener) {
@@ -98,11 +98,11 @@ impl Server {
 /// How long to postpone the end when a process is looking for a broker.
 const IDLE_RETRY: Duration = Duration::from_secs(1);
 
-/// How long clients may take to read sent messages, so that they get the rest.
+/// How long to wait for clients to read sent messages, so that they get the rest.
 const UNREAD: Duration = Duration::from_millis(200);
 
-/// How often to check whether they have.
+/// How often to check whether clients have read.
 const UNREAD_RETRY: Duration = Duration::from_millis(1);
 
-/// How long the broker waits at most for other processes before it exits.
+/// The longest that the broker waits for other processes before it exits.
 const TIMEOUT: Duration = Duration::from_secs(5);

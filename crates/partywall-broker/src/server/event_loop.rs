@@ -1,4 +1,4 @@
-//! The loop: waits for the kernel, lets clients have their turns, carries out what the registry says.
+//! The event loop: waits for the kernel, serves clients in turns, and carries out the registry's effects.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -35,30 +35,30 @@ use crate::{
     },
 };
 
-/// A broker that listens.
+/// A listening broker.
 #[derive(Debug)]
 pub(crate) struct Server {
-    /// What wakes the loop.
+    /// Wakes the loop.
     pub(super) reactor: Reactor,
-    /// A pipe through which any byte ends the broker. The end that is read stays open because it is watched.
+    /// The read end of a pipe through which any byte ends the broker. It must stay open because it is watched.
     _stop: OwnedFd,
     stopper: OwnedFd,
-    /// Decides everything. Each of its effects is carried out before the next event is applied, or queued behind those
-    /// of the event before.
+    /// Makes all decisions. Its effects are carried out in order: those of an event before the next event is applied,
+    /// or queued behind the effects of the previous event.
     pub(super) registry: Registry,
     pub(super) acceptor: Acceptor,
     pub(super) peers: Peers,
     pub(super) runner: Runner,
     pub(super) limits: Resolved,
-    /// What the broker says of itself.
+    /// What the broker reports about itself.
     pub(super) about: About,
-    /// How long a process has to be gone, and its connections, until that counts.
+    /// The settle time: how long a process and its connections must have been gone before that counts as proof.
     pub(super) settle: Duration,
-    /// How long nobody has to need the broker until it leaves; it never leaves if absent.
+    /// How long the broker must have been idle before it ends; absent if it never ends by itself.
     pub(super) idle_exit: Option<Duration>,
-    /// Since when nobody needs it. Set only together with a timer.
+    /// When the broker became idle. Set only together with a timer.
     pub(super) idle_since: Option<Instant>,
-    /// Why the loop is to end. No further message is read once it is set.
+    /// Why the loop ends. Once set, no further message is read.
     pub(super) exit: Option<Exit>,
     /// Reused by every read.
     pub(super) buffer: Vec<u8>,
@@ -144,7 +144,7 @@ impl Server {
         })
     }
 
-    /// Serves until somebody ends it or nobody needs it.
+    /// Serves until the broker is stopped or has been idle for long enough.
     pub(crate) fn run(mut self) -> Result<Exit, RunError> {
         let mut events = Vec::with_capacity(EVENTS);
         let outcome = loop {
@@ -179,7 +179,7 @@ impl Server {
         outcome
     }
 
-    /// A file descriptor to which any byte may be written to end the broker.
+    /// Returns the file descriptor to which any byte can be written to end the broker.
     pub(crate) fn stopper(&self) -> BorrowedFd<'_> {
         self.stopper.as_fd()
     }
@@ -217,7 +217,7 @@ impl Server {
         }
     }
 
-    /// Forgets handshakes that are over, and idleness that has ended.
+    /// Discards timers of completed handshakes, and the idle timer if the broker is not idle any more.
     fn discard_timers(&mut self) {
         let connections = &self.peers.connections;
         let idle = self.idle_since.is_some();
@@ -237,7 +237,7 @@ impl Server {
         match timer {
             Timer::Handshake(id) => {
                 if self.peers.connections.get(&id).is_some_and(|c| c.phase() == Phase::Handshake) {
-                    tracing::warn!(connection = id.0, "dropped: it did not say in time who it is");
+                    tracing::warn!(connection = id.0, "dropped: its handshake timed out");
                     self.drop_connection(id);
                 }
             }
@@ -263,7 +263,7 @@ impl Server {
         }
     }
 
-    /// Goes on sending what waits for a client.
+    /// Sends pending output of a client.
     fn flush(&mut self, id: ConnectionId, channel: Channel) {
         if let Err(broken) = self.peers.flush(&mut self.reactor, id, channel) {
             self.hang_up(id, &broken.to_string());
@@ -271,13 +271,13 @@ impl Server {
     }
 }
 
-/// Fills `bytes` with random ones.
+/// Fills `bytes` with random bytes.
 pub(super) fn random(bytes: &mut [u8]) -> Result<(), Errno> {
-    // Up to 256 bytes come whole, once the kernel has gathered entropy at boot (getrandom(2)).
+    // A request for up to 256 bytes is never cut short, once the kernel has gathered entropy at boot (getrandom(2)).
     rustix::rand::getrandom(bytes, rustix::rand::GetRandomFlags::empty()).map(drop)
 }
 
-/// Milliseconds since 1970.
+/// Returns the time in milliseconds since 1970.
 pub(super) fn now() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
@@ -289,9 +289,9 @@ const READ_BYTES: usize = 64 * 1024;
 /// Events taken from the kernel at once.
 const EVENTS: usize = 256;
 
-/// Cells of timelines that rest before the first of them is used again. A member that
-/// gives a lease back before its streams are done then harms nobody, most of the time.
+/// Number of resting cells before the first of them is reused. If a member gives back a lease before its streams are
+/// done, a late store then most likely hits a cell that is still unused.
 const REST: u64 = 512;
 
-/// Bytes of events that are kept for watchers: some thousand events.
+/// Bytes of events that are kept for watchers: several thousand events.
 const WATCH_LOG: u64 = 1 << 20;

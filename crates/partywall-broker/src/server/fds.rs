@@ -1,4 +1,4 @@
-//! Donated file descriptors: what they are, and who keeps them.
+//! Donated file descriptors: their checks and their storage.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -24,14 +24,14 @@ use crate::{
     },
 };
 
-/// File descriptors by the numbers under which the registry knows them.
+/// File descriptors by their numbers in the registry.
 ///
-/// An answer on its way out may still need a file descriptor that the registry has closed meanwhile.
+/// A pending answer may still need a file descriptor that the registry has closed meanwhile, so descriptors are shared.
 #[derive(Debug)]
 pub(super) struct FdStore {
-    /// Shared with answers on their way out.
+    /// Shared with pending answers.
     held: IdMap<FdId, Arc<Donated>>,
-    /// The last number that was given.
+    /// The last number that was used.
     last: u64,
     reclaimer: Reclaimer,
 }
@@ -41,12 +41,12 @@ impl FdStore {
         Self { held: IdMap::default(), last: 0, reclaimer }
     }
 
-    /// Takes a file descriptor over: the reclaimer closes it, wherever the result is dropped.
+    /// Takes ownership of a file descriptor. When the result is dropped, the reclaimer closes the descriptor.
     pub(super) fn adopt(&self, fd: OwnedFd) -> Donated {
         self.reclaimer.keep(fd)
     }
 
-    /// Has the reclaimer close file descriptors that nobody wants.
+    /// Has the reclaimer close unneeded file descriptors.
     pub(super) fn discard(&self, fds: impl IntoIterator<Item = OwnedFd>) {
         fds.into_iter().for_each(|fd| drop(self.adopt(fd)));
     }
@@ -55,14 +55,14 @@ impl FdStore {
         &self.reclaimer
     }
 
-    /// Closes everything, waiting for `timeout` at most.
+    /// Closes everything, and waits for that for `timeout` at most.
     pub(super) fn finish(self, timeout: Duration) {
         let Self { held, reclaimer, .. } = self;
         drop(held);
         reclaimer.finish(timeout);
     }
 
-    /// Keeps control memory of this many bytes.
+    /// Stores control memory of this many bytes.
     pub(super) fn keep_control(&mut self, fd: OwnedFd, bytes: u64) -> ControlMemory {
         ControlMemory { fd: self.keep(self.adopt(fd)), bytes }
     }
@@ -74,7 +74,7 @@ impl FdStore {
         id
     }
 
-    /// Checks what a message says of its file descriptors, and keeps them if it is all true.
+    /// Checks the file descriptors of a message against its contents, and stores them if they match.
     pub(super) fn take(
         &mut self,
         chunks: Vec<u64>,
@@ -88,7 +88,7 @@ impl FdStore {
         let chunk_fds = if expected.kind == Kind::Legacy { 0 } else { chunks.len() };
         let wanted = chunk_fds + usize::from(matches!(table, wire::Table::Fd { .. }));
         if fds.len() != wanted {
-            return Err(invalid(format!("{wanted} file descriptors are needed, {} came", fds.len())));
+            return Err(invalid(format!("{wanted} file descriptors are needed, {} arrived", fds.len())));
         }
         if chunks.iter().try_fold(0_u64, |sum, bytes| sum.checked_add(*bytes)).is_none() {
             return Err(invalid("the chunks' lengths overflow"));
@@ -100,7 +100,7 @@ impl FdStore {
         }
         match &table {
             wire::Table::Inline(bytes) if bytes.len() > MAX_INLINE_TABLE => {
-                return Err(invalid(format!("a table of {} bytes belongs into a memfd", bytes.len())));
+                return Err(invalid(format!("a table of {} bytes must be in a memfd", bytes.len())));
             }
             wire::Table::Inline(_) => {}
             wire::Table::Fd { bytes } => {
@@ -110,7 +110,7 @@ impl FdStore {
             }
         }
 
-        // Nothing is refused from here on: the store now holds what the registry will know of.
+        // Nothing is refused from here on, so the store keeps exactly the descriptors that the registry will know.
         let mut ids = fds.into_iter().map(|fd| self.keep(fd));
         let of_chunks: Vec<_> = ids.by_ref().take(chunk_fds).collect();
         let chunk = |(index, bytes)| Chunk { bytes, fd: of_chunks.get(index).copied() };
@@ -134,16 +134,16 @@ impl FdStore {
     }
 }
 
-/// What a commit says of a chunk.
+/// What a commit states about its chunks.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Expected {
     pub(super) kind: Kind,
     pub(super) mutable: bool,
-    /// Whether its member runs on the simulated driver, whose GPU memory is memfds.
+    /// Whether the member runs on the simulated driver, whose GPU memory consists of memfds.
     pub(super) simulated: bool,
 }
 
-/// Checks that the file descriptor at `index` of a message is a chunk as it is said to be.
+/// Checks that the file descriptor at `index` of a message is the chunk that the message states.
 fn check_chunk(index: usize, fd: BorrowedFd<'_>, bytes: u64, expected: Expected) -> Result<(), Refusal> {
     let Expected { kind, mutable, simulated } = expected;
     let fault = match (kind, classify(fd)) {
@@ -178,7 +178,7 @@ fn check_table(index: usize, fd: BorrowedFd<'_>, bytes: u64) -> Result<(), Refus
     Err(bad(index, fault))
 }
 
-/// The refusal of a message whose file descriptors from `index` on did not arrive.
+/// Returns the refusal of a message whose file descriptors from `index` on did not arrive.
 pub(super) fn missing(index: usize) -> Refusal {
     bad(index, FdFault::Missing)
 }
@@ -192,6 +192,6 @@ fn describe(found: Result<FdKind, partywall_os::Errno>) -> String {
         Ok(FdKind::Memfd { .. }) => "a memfd".into(),
         Ok(FdKind::NvidiaControl) => "a file of the NVIDIA driver".into(),
         Ok(FdKind::Other(what)) => what,
-        Err(errno) => format!("nothing that can be examined ({errno})"),
+        Err(errno) => format!("a file that cannot be examined ({errno})"),
     }
 }

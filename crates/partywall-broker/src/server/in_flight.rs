@@ -1,13 +1,13 @@
-//! Descriptors that clients have not read yet: how many are on their way to one process, and to all together.
+//! In-flight descriptors, which clients have not read yet: counted for each process and for all together.
 //!
 //! The kernel counts descriptors in flight per user, not per socket, and refuses to send more (`ETOOMANYREFS`, unix(7))
 //! once they exceed the sender's limit of open files. Without a bound here, one process that does not read would keep
 //! every other process of its user from connecting. The kernel gives a descriptor back when the receiver reads it or
-//! closes its end; closing our end does not. So a socket with unread descriptors is kept here even after its connection
-//! is gone.
+//! closes its end; closing our end does not. A socket with unread descriptors is therefore kept here even after its
+//! connection is gone.
 //!
-//! A message reserves a slot for each descriptor that it sends at once. The slots are its own from its first group of
-//! descriptors until the last group is read, so that a message that has begun never waits for other processes.
+//! A message reserves a slot for each descriptor that it sends at once. It keeps the slots until its last group of
+//! descriptors has been read, so a message that has begun never waits for other processes.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -36,21 +36,22 @@ pub(super) type Port = (ConnectionId, Channel);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Process {
     pub(super) key: ProcessKey,
-    /// Its pid, as far as it is known, for people.
+    /// Its pid, if known, for messages to people.
     pub(super) pid: Option<u32>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum ProcessKey {
     Pid(u32),
-    /// The inode of its pidfds: it has no pid in our PID namespace. By their own word, all containers have pid 1.
+    /// The inode of its pidfds, for a process without a pid in our PID namespace. The pid that it reports itself does
+    /// not help: in its container it may be pid 1, as in many others.
     Pidfd(u64),
-    /// The kernel shows neither. Each connection then counts as a process.
+    /// The kernel reports neither. Each connection then counts as a process.
     Unknown(ConnectionId),
 }
 
 impl Process {
-    /// The process that connected.
+    /// Identifies the process that connected.
     pub(super) fn of(call: BorrowedFd<'_>, pid: Option<u32>, id: ConnectionId) -> Self {
         let key = match pid {
             Some(pid) => ProcessKey::Pid(pid),
@@ -72,18 +73,18 @@ struct Held {
     since: Instant,
 }
 
-/// Whether a message with descriptors may begin.
+/// Whether a message with descriptors may be sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Room {
     Free,
-    /// Not before the process has read what it was sent, which it does not do.
+    /// No: the process has not read earlier descriptors for too long.
     Refused(Refusal),
-    /// Not before some process has read what it was sent: it may be about to.
+    /// Not yet: a process has to read earlier descriptors first, and may be about to.
     Later(Refusal),
 }
 
 impl InFlight {
-    /// Whether a process may get a message with descriptors.
+    /// Returns whether a process may get a message with descriptors.
     pub(super) fn room(&mut self, process: Process, operator: bool) -> Room {
         let full = |all: &Self| {
             let own = all.by_process.get(&process.key).copied().unwrap_or(0) + FDS_AT_ONCE > MAX_OF_PROCESS;
@@ -104,14 +105,14 @@ impl InFlight {
                 let unread = self.by_process.get(&process.key).copied().unwrap_or(0);
                 let own = refusal(unread, MAX_OF_PROCESS, Vec::new());
                 let mut held = self.held.values().filter(|held| held.process.key == process.key);
-                // Threads with a connection each may ask faster than they read.
+                // Several threads with a connection each may send requests faster than they read.
                 if held.any(|held| held.since.elapsed() >= GRACE) { Room::Refused(own) } else { Room::Later(own) }
             }
             (false, true) => Room::Later(refusal(self.total, MAX_TOTAL, self.slowest())),
         }
     }
 
-    /// Reserves `slots` for a message on `port`. False if its process, or all together, have too many.
+    /// Reserves `slots` for a message on `port`. Returns false if its process, or all together, have too many.
     pub(super) fn reserve(&mut self, port: Port, socket: &Arc<OwnedFd>, process: Process, slots: usize) -> bool {
         let full = |all: &Self| {
             all.total + slots > MAX_TOTAL
@@ -131,14 +132,14 @@ impl InFlight {
         true
     }
 
-    /// No further descriptors of the port's message will be sent: its slots are free once these are read.
+    /// Records that all descriptors of the port's message have been sent. Its slots become free once these are read.
     pub(super) fn finish(&mut self, port: Port) {
         if let Some(held) = self.held.get_mut(&port) {
             held.unfinished = false;
         }
     }
 
-    /// Frees the slots of messages that have been read, and closes what was kept only for them.
+    /// Frees the slots of messages that have been read, and closes sockets that were kept only for them.
     pub(super) fn settle(&mut self) {
         let read: Vec<_> = self
             .held
@@ -164,7 +165,7 @@ impl InFlight {
         }
     }
 
-    /// Pids of processes that have not read for longest.
+    /// Returns the pids of processes that have not read for the longest time.
     fn slowest(&self) -> Vec<u32> {
         let mut held: Vec<_> = self.held.values().filter_map(|held| Some((held.since, held.process.pid?))).collect();
         held.sort_unstable();
@@ -181,20 +182,21 @@ impl InFlight {
     }
 }
 
-/// Unread descriptors of one process.
+/// Maximum number of unread descriptors of one process.
 const MAX_OF_PROCESS: usize = 64;
 
-/// A process that leaves descriptors unread for so long counts as one that does not read.
+/// A process that leaves descriptors unread for this long counts as one that does not read.
 const GRACE: Duration = Duration::from_millis(50);
 
-/// Unread descriptors of all processes. Half of the soft limit of open files that most systems start a process with,
-/// by which the kernel measures what a client may send.
+/// Maximum number of unread descriptors of all processes. The kernel limits what a client may send by the client's soft
+/// limit of open files; this is half of the usual one.
 const MAX_TOTAL: usize = 512;
 
-/// Of these only connections without a seat may use so many, or nobody could find out which process does not read.
+/// The part of [`MAX_TOTAL`] that only operators may use. Without it, no one could find out which process does not
+/// read.
 const KEPT_FOR_OPERATORS: usize = 2 * FDS_AT_ONCE;
 
-/// Processes that a refusal names.
+/// Maximum number of processes that a refusal names.
 const SLOWEST: usize = 4;
 
 #[cfg(test)]

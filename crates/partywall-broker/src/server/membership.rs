@@ -1,12 +1,12 @@
-//! Who a client is, and the proof that it is dead.
+//! The identity of clients, and the proof of their deaths.
 //!
-//! A member counts as dead when three things are known: its process has exited (its pidfd is readable), nobody holds
-//! the other end of any of its connections (a forked child holds them as it holds the GPU's files), and both were so
-//! for the settle time. Each alone proves nothing: a live process may hang up, and the driver may still write for a
-//! process that has just exited.
-//!
-//! In a sandbox that knows no pidfds the first of these cannot be known. Such a member is gone when nobody has held a
-//! connection of it for the settle time; the registry knows that this proves nothing, and frees nothing for it.
+//! A member counts as dead when three conditions hold:
+//! 1. Its process has exited: its pidfd is readable.
+//! 2. No process holds the other end of any of its connections. A forked child holds them, as it holds the GPU's files.
+//! 3. Both have been true for the settle time.  None of them suffices alone: a live process may close its connections,
+//!    and the driver may still write for a process that has just exited.  In a sandbox without pidfds the first
+//!    condition cannot be checked. Such a member counts as gone when no process has held a connection of it for the
+//!    settle time. This proves nothing about its work, so the registry puts its leases in quarantine.
 
 use std::{
     collections::BTreeSet,
@@ -32,22 +32,22 @@ pub(super) struct Membership {
     last: u64,
 }
 
-/// What the server knows of a member.
+/// The server's record of a member.
 #[derive(Debug)]
 pub(super) struct MemberRecord {
     pub(super) token: Token,
     pub(super) pid: u32,
     process: ProcessKey,
     operator: bool,
-    /// When it asked for something last.
+    /// The time of its last request.
     last_request: Instant,
-    /// Where it speaks; absent while it is a suspect.
+    /// Its current connection; absent while it is a suspect.
     pub(super) current: Option<ConnectionId>,
-    /// Connections of it whose other end somebody holds, the current one among them.
+    /// Its connections whose other end a process still holds, including the current one.
     held: BTreeSet<ConnectionId>,
-    /// Until it has exited.
+    /// Present until the process has exited.
     pidfd: Option<OwnedFd>,
-    /// Whether there ever was one.
+    /// Whether the member ever had a pidfd.
     provable: bool,
     exited: Option<Instant>,
     hung_up: Option<Instant>,
@@ -55,24 +55,24 @@ pub(super) struct MemberRecord {
     held_by_child: bool,
 }
 
-/// Members of one process.
+/// The numbers of members of one process.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Share {
     pub(super) connected: u64,
-    /// Those that it has hung up on without a good-bye.
+    /// Members whose connections it has closed without `Bye`.
     pub(super) hung_up: u64,
-    /// Operators, which take no seat.
+    /// Operators, which have no seat.
     pub(super) operators: u64,
 }
 
-/// What is proved of a member.
+/// The proof about the end of a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Proof {
-    /// Nothing yet.
+    /// Nothing is proved yet.
     None,
     /// It has exited, and a child holds a connection of it.
     HeldByChild,
-    /// It is dead; of one without a pidfd: its connections have ended for good.
+    /// It is dead. For a member without a pidfd: its connections have ended for good.
     Dead,
 }
 
@@ -105,7 +105,7 @@ impl Membership {
         member
     }
 
-    /// What the members of a process have of what there is for all.
+    /// Returns how many seats and operators' places a process has taken.
     pub(super) fn share_of(&self, process: ProcessKey) -> Share {
         let mut share = Share::default();
         for record in self.records.values().filter(|record| record.process == process && record.exited.is_none()) {
@@ -118,29 +118,29 @@ impl Membership {
         share
     }
 
-    /// How many operators there are, and which of them has asked for nothing for longest.
+    /// Returns the number of operators, and the one that has been idle for longest.
     pub(super) fn operators(&self) -> (u64, Option<(MemberId, Instant)>) {
         let operators =
             self.records.iter().filter(|(_, record)| record.operator).map(|(id, record)| (*id, record.last_request));
         (operators.clone().count() as u64, operators.min_by_key(|(_, last_request)| *last_request))
     }
 
-    /// The member has asked for something. Returns whether it is an operator.
+    /// Records the time of a request. Returns whether the member is an operator.
     pub(super) fn note_request(&mut self, member: MemberId) -> bool {
         let operator = self.records.get_mut(&member).filter(|record| record.operator);
         operator.map(|record| record.last_request = Instant::now()).is_some()
     }
 
-    /// The member that a client may go on as.
+    /// Returns the member as which a client may resume.
     pub(super) fn resumable(&self, resume: &Resume, instance: u64, client: &Identified) -> Option<MemberId> {
         let member = MemberId(resume.member);
         let record = self.records.get(&member)?;
-        // A forked child knows its parent's token; it is another process all the same.
+        // A forked child knows its parent's token, but is another process.
         let same = resume.instance == instance && record.token == resume.token && record.pid == client.pid;
         (same && record.exited.is_none()).then_some(member)
     }
 
-    /// The member goes on at another connection. Returns the one that it had until now.
+    /// Moves a member to another connection. Returns its previous one.
     pub(super) fn resume(&mut self, member: MemberId, connection: ConnectionId) -> Option<ConnectionId> {
         let record = self.records.get_mut(&member)?;
         record.held.insert(connection);
@@ -148,7 +148,8 @@ impl Membership {
         record.current.replace(connection)
     }
 
-    /// The member has no connection to speak through any more, though somebody may still hold the old one.
+    /// Takes away a member's current connection, whose other end a process may still hold. Returns false if another
+    /// connection is current.
     pub(super) fn suspend(&mut self, member: MemberId, connection: ConnectionId) -> bool {
         match self.records.get_mut(&member) {
             Some(record) if record.current == Some(connection) => {
@@ -159,7 +160,7 @@ impl Membership {
         }
     }
 
-    /// Nobody holds the other end of this connection any more.
+    /// Records that no process holds the other end of a connection any more.
     pub(super) fn closed(&mut self, member: MemberId, connection: ConnectionId) {
         if let Some(record) = self.records.get_mut(&member) {
             record.held.remove(&connection);
@@ -169,14 +170,14 @@ impl Membership {
         }
     }
 
-    /// The member's process has exited. Returns its pidfd, which is of no further use.
+    /// Records that the member's process has exited. Returns its pidfd, which is not needed any more.
     pub(super) fn exited(&mut self, member: MemberId) -> Option<OwnedFd> {
         let record = self.records.get_mut(&member)?;
         record.exited.get_or_insert_with(Instant::now);
         record.pidfd.take()
     }
 
-    /// Marks that the registry knows of the child. False if it did already.
+    /// Records that the registry knows of the child. Returns false if it knew already.
     pub(super) fn note_child(&mut self, member: MemberId) -> bool {
         self.records.get_mut(&member).is_some_and(|record| !std::mem::replace(&mut record.held_by_child, true))
     }
@@ -187,7 +188,7 @@ impl Membership {
         Some((record.pidfd, record.held.into_iter().collect()))
     }
 
-    /// The oldest connection of a member that is not its current one, if it has more of them than is reasonable.
+    /// Returns the oldest former connection of a member, if it has more than [`MAX_LINGERING`] of them.
     pub(super) fn surplus(&self, member: MemberId) -> Option<ConnectionId> {
         let record = self.records.get(&member)?;
         let mut old = record.held.iter().filter(|held| record.current != Some(**held));
@@ -206,7 +207,7 @@ impl Membership {
         self.records.get(&member)?.pidfd.as_ref().map(std::os::fd::AsFd::as_fd)
     }
 
-    /// What is proved of a member by now.
+    /// Returns what is proved about the end of a member.
     pub(super) fn proof(&self, member: MemberId, settle: Duration) -> Proof {
         let Some(record) = self.records.get(&member) else { return Proof::None };
         let settled = |since: Instant| since.elapsed() >= settle;
@@ -218,12 +219,12 @@ impl Membership {
         }
     }
 
-    /// Whether a member's process has exited.
+    /// Returns whether a member's process has exited.
     pub(super) fn has_exited(&self, member: MemberId) -> bool {
         self.records.get(&member).is_some_and(|record| record.exited.is_some())
     }
 
-    /// Whether the end of its last connection is all that will be known of a member's end, or all that was missing.
+    /// Returns whether the end of its last connection completes the proof: its process has exited, or has no pidfd.
     pub(super) fn ends_with_its_connections(&self, member: MemberId) -> bool {
         self.records.get(&member).is_some_and(|record| record.exited.is_some() || !record.provable)
     }
@@ -234,33 +235,33 @@ impl Membership {
 pub(super) struct Identified {
     pub(super) pid: u32,
     pub(super) uid: u32,
-    /// Absent where neither it nor we can have one.
+    /// Absent if neither the client nor the broker can open one.
     pub(super) pidfd: Option<OwnedFd>,
 }
 
-/// Finds out which process is at the other end of `call`, given the pidfd that it sent, if it could have one.
+/// Identifies the process at the other end of `call`. `sent` is the pidfd that it sent, if it could open one.
 pub(super) fn identify(call: BorrowedFd<'_>, speaker: &Speaker, sent: Option<OwnedFd>) -> Result<Identified, Refusal> {
     let no_pidfd = |why: String| Refusal::NoPidfd { why };
-    let peer =
-        socket::peer(call).map_err(|errno| no_pidfd(format!("the kernel does not say who connected: {errno}")))?;
+    let peer = socket::peer(call)
+        .map_err(|errno| no_pidfd(format!("the kernel does not report which process connected: {errno}")))?;
     match sent.as_ref().map(|sent| (process::pidfd_info(sent), peer.pid)) {
-        Some((None, _)) => return Err(no_pidfd("the file descriptor that came is no pidfd".into())),
+        Some((None, _)) => return Err(no_pidfd("the received file descriptor is not a pidfd".into())),
         Some((Some(PidfdInfo::Gone), _)) => {
-            return Err(no_pidfd("the pidfd that came is of a process that has ended".into()));
+            return Err(no_pidfd("the received pidfd belongs to a process that has ended".into()));
         }
         Some((Some(PidfdInfo::Process(sent)), Some(connected))) if sent != connected => {
             return Err(no_pidfd(format!(
-                "the pidfd that came is of process {sent}, but process {connected} connected"
+                "the received pidfd belongs to process {sent}, but process {connected} connected"
             )));
         }
-        // A process of another PID namespace is not visible from here: its word, and the kernel's below, must do.
+        // A process of another PID namespace is not visible here. The pidfd that the kernel gives below is preferred.
         Some((Some(PidfdInfo::Process(_) | PidfdInfo::Elsewhere), _)) | None => {}
     }
     let pidfd = process::peer_pidfd(call).or(sent);
     Ok(Identified { pid: peer.pid.unwrap_or(speaker.pid), uid: peer.uid, pidfd })
 }
 
-/// A command line that can be shown: short, and without characters that a terminal would obey.
+/// Returns a command line that is safe to show: shortened, and without control characters.
 pub(super) fn presentable(hello: &ClientHello) -> String {
     let mut command: String = hello.command.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     let end = (0..=MAX_COMMAND.min(command.len())).rev().find(|end| command.is_char_boundary(*end));
@@ -268,7 +269,7 @@ pub(super) fn presentable(hello: &ClientHello) -> String {
     command
 }
 
-/// Old connections of one member that are watched for a child that holds them.
+/// Former connections of one member that are watched, because a child may hold them.
 const MAX_LINGERING: usize = 4;
 
 #[cfg(test)]

@@ -1,28 +1,28 @@
-//! Between the registry and the world: sockets, file descriptors, clocks, processes.
+//! The I/O side of the broker: sockets, file descriptors, clocks, processes.
 //!
-//! [`event_loop::Server`] owns one value of each part. A part changes its own fields alone; what concerns several of
-//! them, because the registry has to be asked, is written on the server.
+//! [`event_loop::Server`] owns one value of each part. A part changes only its own fields. Code that concerns several
+//! parts, or the registry, is implemented on the server.
 //!
 //! | part | contains |
 //! |---|---|
-//! | [`event_loop`] | the loop, and how it is set up |
-//! | `reactor`, `timers` | what the kernel reports, and when the broker wakes up by itself |
+//! | [`event_loop`] | the loop and its setup |
+//! | `reactor`, `timers` | events of the kernel, and timers |
 //! | `acceptor` | the listening socket and unauthenticated connections |
-//! | `admission` | handshakes: seats, operators, members that come back |
-//! | `peers` | connections, members, and what waits for them |
+//! | `admission` | handshakes: seats, operators, members that resume |
+//! | `peers` | connections, members, and their pending messages |
 //! | `connection` | bytes and file descriptors of one client, in and out, within bounds |
-//! | `membership` | who a client is, and the proof that it is dead |
+//! | `membership` | the identity of clients, and the proof of their deaths |
 //! | `in_flight` | descriptors that clients have not read yet |
-//! | `turns` | whose messages are read and done next |
+//! | `turns` | the order in which clients are served |
 //! | `requests` | a member's requests on their way to the registry |
 //! | `runner` | carries out the registry's effects |
-//! | `control` | control memory, which the broker shares with all members |
-//! | `fds` | file descriptors: what they are, who keeps them |
+//! | `control` | control memory, shared with all members |
+//! | `fds` | donated file descriptors: checks and storage |
 //! | `reclaimer` | closes file descriptors off the loop |
-//! | `departures` | connections that end, processes that exit, and what they prove together |
-//! | `ending` | how the broker ends: idle, or asked to |
-//! | `translate` | between the wire's messages and the registry's |
-//! | `ids` | tables by our own numbers |
+//! | `departures` | ends of connections and exits of processes |
+//! | `ending` | the end of the broker: idle, or on request |
+//! | `translate` | conversion between the wire's messages and the registry's |
+//! | `ids` | tables keyed by the broker's own numbers |
 
 mod acceptor;
 mod admission;

@@ -1,4 +1,4 @@
-//! Connections, the members that speak through them, and what waits for them.
+//! Connections, their members, and their pending messages.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -25,25 +25,26 @@ use crate::{
 /// All clients.
 #[derive(Debug, Default)]
 pub(super) struct Peers {
-    /// Every connection that is watched, also unauthenticated ones.
+    /// Every watched connection, including unauthenticated ones.
     pub(super) connections: IdMap<ConnectionId, Connection>,
-    /// Members that are not proved dead. A connection of a member is in `connections` until nobody holds its other end.
+    /// Members that are not proved dead. A connection of a member stays in `connections` until no process holds its
+    /// other end.
     pub(super) members: Membership,
-    /// Descriptors that clients have not read yet, also those of connections that are gone.
+    /// Descriptors that clients have not read yet, including those of former connections.
     pub(super) in_flight: InFlight,
-    /// Connections that have sent something since they had their turn. One that has ended meanwhile is skipped.
+    /// Connections that have sent something since their last turn. A connection that has ended meanwhile is skipped.
     pub(super) readable: Vec<ConnectionId>,
-    /// Connections with messages that are read and have not had their turn.
+    /// Connections with messages that were read but not processed.
     pub(super) unfinished: BTreeSet<ConnectionId>,
-    /// Messages that wait until they can be answered with descriptors, in the order of waiting. Their connections are
-    /// marked ([`Connection::is_parked`]); without the mark, the client has closed its end and the message is
-    /// forgotten.
+    /// Messages that wait until their answers can carry descriptors, in order of arrival. Their connections are marked
+    /// ([`Connection::is_parked`]). A missing mark means that the client has closed its end, and the message is
+    /// discarded.
     pub(super) parked: VecDeque<Parked>,
-    /// Whether a timer is set for unread descriptors: always while there are any.
+    /// Whether a timer is set for unread descriptors. It is set while there are any.
     watching_unread: bool,
 }
 
-/// A message that waits until it can be answered with descriptors.
+/// A message that waits until its answer can carry descriptors.
 #[derive(Debug)]
 pub(super) struct Parked {
     pub(super) connection: ConnectionId,
@@ -53,7 +54,7 @@ pub(super) struct Parked {
 }
 
 impl Peers {
-    /// Sends a message to a member, wherever it speaks now. A suspect gets nothing: it will ask again.
+    /// Sends a message to a member over its current connection. A suspect gets nothing; it will repeat its request.
     pub(super) fn send<T: serde::Serialize>(
         &mut self,
         reactor: &mut Reactor,
@@ -80,37 +81,38 @@ impl Peers {
         self.after_sending(reactor, id, channel, sent)
     }
 
-    /// Goes on sending what waits for a client.
+    /// Sends pending output of a client.
     pub(super) fn flush(&mut self, reactor: &mut Reactor, id: ConnectionId, channel: Channel) -> Result<(), Broken> {
         let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
         let sent = connection.flush(channel, &mut self.in_flight)?;
         self.after_sending(reactor, id, channel, sent)?;
         if channel == Channel::Call {
-            // Requests that came meanwhile were left until now.
+            // Requests that arrived meanwhile were left unprocessed.
             self.unfinished.insert(id);
         }
         Ok(())
     }
 
-    /// Discards what waits for a client that no longer reads.
+    /// Discards the pending output of a client that no longer reads.
     pub(super) fn discard(&mut self, reactor: &mut Reactor, id: ConnectionId, channel: Channel) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         connection.discard(channel, &mut self.in_flight);
-        // As if it had read everything. The socket is known to the kernel, so this does not fail.
+        // The client is treated as if it had read everything. The socket is registered with epoll, so this does not
+        // fail.
         let _ = self.after_sending(reactor, id, channel, Sent::All);
     }
 
-    /// Has a message wait until descriptors of other processes are read, for [`PARKED`] at most.
+    /// Parks a message until other processes have read their descriptors, for [`PARKED`] at most.
     pub(super) fn park(&mut self, reactor: &mut Reactor, id: ConnectionId, message: Message, operator: bool) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         connection.is_parked = true;
         self.parked.push_back(Parked { connection: id, message, operator, until: Instant::now() + PARKED });
-        // Nothing is to be sent: this only stops the kernel from reporting what the client sends meanwhile. The socket
-        // is known to the kernel, so this does not fail.
+        // Nothing has to be sent. This only stops the kernel from reporting further input of the client. The socket is
+        // registered with epoll, so this does not fail.
         let _ = self.after_sending(reactor, id, Channel::Call, Sent::All);
     }
 
-    /// Looks again later for descriptors that have been read, as long as some are not.
+    /// Sets a timer to check for read descriptors, while any are unread.
     pub(super) fn watch_unread(&mut self, reactor: &mut Reactor) {
         self.watching_unread = !self.in_flight.is_empty();
         if self.watching_unread {
@@ -128,7 +130,7 @@ impl Peers {
         store.discard(connection.take_received());
     }
 
-    /// Returns the connections that have something to be done, those first that have cost the least recently.
+    /// Returns the connections with work to do, those with the lowest recent cost first.
     pub(super) fn by_cost(&mut self, readable: &BTreeSet<ConnectionId>, now: Instant) -> Vec<(Duration, ConnectionId)> {
         let cost = |id: &ConnectionId| Some((self.connections.get(id)?.recent_cost(now), *id));
         let mut turn: Vec<_> = readable.union(&self.unfinished).filter_map(cost).collect();
@@ -137,7 +139,7 @@ impl Peers {
         turn
     }
 
-    /// Arranges for the rest to be sent, if there is a rest.
+    /// Arranges for the rest to be sent, if any.
     fn after_sending(
         &mut self,
         reactor: &mut Reactor,
@@ -164,8 +166,8 @@ impl Peers {
 /// How long a message waits for descriptors of other processes to be read.
 const PARKED: Duration = Duration::from_secs(1);
 
-/// How often to find out which descriptors have been read, where nothing depends on it.
+/// How often to check which descriptors have been read while nothing waits for that.
 const SETTLE_UNREAD: Duration = Duration::from_secs(1);
 
-/// How long to wait where the kernel does not report when it has room again.
+/// How long to wait before a retry when the kernel does not report that it has room again.
 pub(super) const RETRY: Duration = Duration::from_millis(100);

@@ -1,4 +1,4 @@
-//! What the kernel reports, and when the broker wakes up by itself.
+//! Events of the kernel, and timers.
 
 use std::{
     os::fd::{AsFd, OwnedFd},
@@ -28,18 +28,18 @@ impl Reactor {
         Ok(Self { epoll: epoll::create(CreateFlags::CLOEXEC)?, timers: Timers::default() })
     }
 
-    /// Has the kernel report `interest` in a file descriptor, and always its end.
+    /// Registers `interest` in a file descriptor. Its end is always reported.
     pub(super) fn watch(&self, fd: impl AsFd, source: Source, interest: EventFlags) -> Result<(), Errno> {
         epoll::add(&self.epoll, fd, source.data(), interest)
     }
 
-    /// Changes what the kernel reports of a file descriptor that is watched.
+    /// Changes the interest in a watched file descriptor.
     pub(super) fn change(&self, fd: impl AsFd, source: Source, interest: EventFlags) -> Result<(), Errno> {
         epoll::modify(&self.epoll, fd, source.data(), interest)
     }
 
-    /// Ends the watching of a file descriptor. Closing it would not: the other process, or a socket that is kept for
-    /// what its client has not read, may still have the same file open.
+    /// Stops watching a file descriptor. Closing it does not suffice: another process, or
+    /// [`InFlight`](super::in_flight::InFlight), may still have the same file open.
     pub(super) fn unwatch(&self, fd: impl AsFd) {
         let _ = epoll::delete(&self.epoll, fd);
     }
@@ -53,7 +53,7 @@ impl Reactor {
         self.timers.pop_due()
     }
 
-    /// Drops timers that have become pointless, as far as they come first.
+    /// Discards pointless timers at the head of the queue.
     pub(super) fn discard_timers(&mut self, pointless: impl Fn(Timer) -> bool) {
         self.timers.discard(pointless);
     }
@@ -73,7 +73,7 @@ impl Reactor {
     }
 }
 
-/// What an event of the kernel is about. Numbers are never used twice, so an event whose source is gone finds nothing.
+/// The source of an event of the kernel. Numbers are never reused, so an event whose source is gone has no effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
     Listener,

@@ -1,7 +1,7 @@
-//! Closes file descriptors off the loop.
+//! Closes file descriptors outside the event loop.
 //!
-//! Closing the last file descriptor of GPU memory gives the memory back, inside the driver, which may take its time or
-//! stall. That must cost no member a reply: a thread of its own does nothing but close.
+//! Closing the last file descriptor of GPU memory frees the memory inside the driver, which may be slow or stall. A
+//! separate thread closes descriptors so that no member waits for that.
 
 use std::{
     io,
@@ -19,7 +19,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::registry::CloseId;
 
-/// The thread, seen from the loop.
+/// A handle to the reclaimer thread.
 #[derive(Debug)]
 pub(super) struct Reclaimer {
     jobs: Sender<Job>,
@@ -30,15 +30,15 @@ pub(super) struct Reclaimer {
 #[derive(Debug)]
 enum Job {
     Close(OwnedFd),
-    /// Say that everything before is closed.
+    /// Report that everything before is closed.
     Report(CloseId),
 }
 
-/// What the thread has to say.
+/// The reports of the thread.
 #[derive(Debug)]
 struct Reports {
     closed: Mutex<Vec<CloseId>>,
-    /// Readable while there is something.
+    /// Readable while there is a report.
     readable: OwnedFd,
 }
 
@@ -56,36 +56,36 @@ impl Reclaimer {
                     Job::Report(id) => ours.put(id),
                 }
             }
-            // Nobody listens after the broker has stopped waiting.
+            // Fails if the broker has stopped waiting.
             let _ = report.send(());
         })?;
         Ok(Self { jobs, reports, done })
     }
 
-    /// Takes `fd` over: the thread closes it, wherever the result is dropped.
+    /// Takes ownership of `fd`. When the result is dropped, the thread closes it.
     pub(super) fn keep(&self, fd: OwnedFd) -> Donated {
         Donated { fd: Some(fd), jobs: self.jobs.clone() }
     }
 
-    /// Reports `id` once all that was dropped before this call is closed.
+    /// Reports `id` once everything that was dropped before this call is closed.
     pub(super) fn report(&self, id: CloseId) {
-        // Without the thread, at the very end, nobody waits for it.
+        // Fails only if the thread has ended, at the end of the broker, when no report is expected.
         let _ = self.jobs.send(Job::Report(id));
     }
 
-    /// Readable when there is a report.
+    /// Returns a descriptor that is readable when there is a report.
     pub(super) fn reports(&self) -> BorrowedFd<'_> {
         self.reports.readable.as_fd()
     }
 
-    /// The reports that have come since the last time.
+    /// Returns the reports since the last call.
     pub(super) fn closed(&self) -> Vec<CloseId> {
-        // First the eventfd: a report that comes after this read makes it readable again.
+        // The eventfd is read first, so a later report makes it readable again.
         let _ = rustix::io::read(&self.reports.readable, &mut [0; 8]);
         std::mem::take(&mut *self.reports.closed.lock().ignore_poison())
     }
 
-    /// Waits until everything is closed, but not for ever: the kernel does the rest when the process exits.
+    /// Waits until everything is closed, for `timeout` at most. The kernel closes the rest when the process exits.
     pub(super) fn finish(self, timeout: Duration) {
         drop(self.jobs);
         if self.done.recv_timeout(timeout).is_err() {
@@ -97,12 +97,12 @@ impl Reclaimer {
 impl Reports {
     fn put(&self, id: CloseId) {
         self.closed.lock().ignore_poison().push(id);
-        // It cannot be full: it is read as often as the loop turns.
+        // The counter cannot overflow, because every turn of the loop reads it.
         let _ = rustix::io::write(&self.readable, &1_u64.to_ne_bytes());
     }
 }
 
-/// A file descriptor that a member has given us.
+/// A file descriptor that a member donated.
 #[derive(Debug)]
 pub(super) struct Donated {
     /// Present until the value is dropped.
@@ -119,7 +119,7 @@ impl Donated {
 impl Drop for Donated {
     fn drop(&mut self) {
         if let Some(fd) = self.fd.take() {
-            // Without the thread, at the very end, it is closed here.
+            // If the thread has ended, the failed send drops the descriptor, which closes it here.
             let _ = self.jobs.send(Job::Close(fd));
         }
     }

@@ -1,4 +1,4 @@
-//! A member's requests: decoded, checked, and given to the registry.
+//! Requests of members: decodes and checks them, and passes them to the registry.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use crate::{
 };
 
 impl Server {
-    /// A message of a member.
+    /// Handles a message of a member.
     pub(super) fn on_request(&mut self, id: ConnectionId, member: MemberId, message: Message) {
         let request: Request = match message.frame.decode() {
             Ok(request) => request,
@@ -25,7 +25,7 @@ impl Server {
         };
         let Some(connection) = self.peers.connections.get(&id) else { return };
         if connection.is_closed(Channel::Call) && only_asks(&request.call) {
-            // Nobody would read the answer, and finding it may have its cost.
+            // The client would not read the answer, and computing it costs time.
             return;
         }
         let operator = self.peers.members.note_request(member);
@@ -39,10 +39,10 @@ impl Server {
         let Message { frame, fds } = message;
         tracing::trace!(%member, request = request.id, call = ?request.call, "request");
         let arrived = fds.len();
-        // Whatever becomes of the request: closing GPU memory is nothing for this thread.
+        // If the request is refused, the reclaimer closes the descriptors, because closing GPU memory may stall.
         let fds: Vec<_> = fds.into_iter().map(|fd| self.runner.store.adopt(fd)).collect();
         let call = if arrived < frame.fds {
-            tracing::warn!(%member, arrived, sent = frame.fds, "no free file descriptor for what came");
+            tracing::warn!(%member, arrived, sent = frame.fds, "file descriptors were lost because no descriptor was free");
             Err(missing(arrived))
         } else {
             translate::call(request.call, fds, &mut self.runner, self.registry.is_simulated(), self.about.instance)
@@ -61,7 +61,7 @@ impl Server {
         }
     }
 
-    /// Has messages whose turn has come done, and refuses those that have waited for too long.
+    /// Processes parked messages that can be answered now, and refuses those that have waited for too long.
     pub(super) fn unpark(&mut self) {
         while let Some(front) = self.peers.parked.front() {
             let Parked { connection: id, operator, until, .. } = *front;
@@ -95,7 +95,7 @@ impl Server {
     }
 }
 
-/// Whether a call changes nothing.
+/// Returns whether a call changes nothing.
 fn only_asks(call: &wire::Call) -> bool {
     matches!(
         call,
@@ -109,7 +109,7 @@ fn only_asks(call: &wire::Call) -> bool {
     )
 }
 
-/// Whether the answer to a call may bring file descriptors.
+/// Returns whether the answer to a call may carry file descriptors.
 fn may_bring_descriptors(call: &wire::Call) -> bool {
     match call {
         wire::Call::Commit(commit) => commit.control.is_some(),
@@ -124,5 +124,5 @@ fn may_bring_descriptors(call: &wire::Call) -> bool {
     }
 }
 
-/// How often to find out whether parked messages can be answered.
+/// How often to check whether parked messages can be answered.
 pub(super) const UNPARK: Duration = Duration::from_millis(5);

@@ -1,4 +1,4 @@
-//! Carries out the registry's effects: files, control memory, closes.
+//! Carries out the registry's effects.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -25,22 +25,22 @@ use crate::{
     },
 };
 
-/// What effects act on, apart from sockets.
+/// The state that effects act on, apart from sockets.
 #[derive(Debug)]
 pub(super) struct Runner {
-    /// Every file descriptor that the registry knows by number.
+    /// The file descriptors that the registry knows by number.
     pub(super) store: FdStore,
-    /// Maps of those among them that are control memory.
+    /// The mappings of control memory.
     pub(super) control: Control,
-    /// What came of [`Effect::Kill`], until the reply that says so.
+    /// The results of [`Effect::Kill`], until the reply that reports them.
     kills: Kills,
-    /// Whether a timer is set for cells that have to be guarded: always while there are any.
+    /// Whether a timer is set for guarded cells. It is set while there are any.
     guarding: bool,
-    /// How long what a dead member held stays in quarantine; for ever if absent.
+    /// How long a dead member's leases stay in quarantine; without a limit if absent.
     unproven_after: Option<Duration>,
 }
 
-/// What came of killing members.
+/// The results of killing members.
 pub(super) type Kills = BTreeMap<MemberId, Kill>;
 
 impl Runner {
@@ -54,21 +54,21 @@ impl Runner {
         self.control.provide_blocks(shape, &mut self.store).map_err(not_created)
     }
 
-    /// Closes file descriptors for good, and unmaps what is mapped of them.
+    /// Closes file descriptors and unmaps their control memory.
     pub(super) fn close(&mut self, fds: &[FdId]) {
         self.control.forget(fds);
         self.store.close(fds);
     }
 
-    /// Closes everything, waiting for `timeout` at most.
+    /// Closes everything, and waits for that for `timeout` at most.
     pub(super) fn finish(self, timeout: Duration) {
         let Self { store, control, .. } = self;
-        // It holds a file descriptor, too.
+        // The control memory also holds a file descriptor.
         drop(control);
         store.finish(timeout);
     }
 
-    /// Sends SIGKILL to a member's process. By pidfd only: a pid may be another process's by now.
+    /// Sends SIGKILL to a member's process. Uses only the pidfd, because the pid may belong to another process by now.
     fn kill(&mut self, member: MemberId, members: &Membership) {
         let outcome = match members.pidfd(member).map(|pidfd| process::kill(pidfd, Signal::KILL)) {
             Some(Ok(())) => Kill::Sent,
@@ -85,7 +85,7 @@ impl Runner {
 impl Server {
     /// Creates the control memory that a request needs and that depends on the registry's state.
     pub(super) fn provide(&mut self, member: MemberId, mut call: Call) -> Result<Call, Refusal> {
-        // A new writer could do nothing with a cell that has ended.
+        // Members may have ended the cell themselves. The new writer needs a cell that has not ended.
         if let Call::OpenTimeline(open) = &call
             && open.writer
             && self.registry.live_cell(&open.name).is_some_and(|at| self.runner.control.has_ended(at))
@@ -102,13 +102,13 @@ impl Server {
         Ok(call)
     }
 
-    /// Feeds the registry and does what it says.
+    /// Applies an event to the registry and carries out the effects.
     pub(super) fn apply(&mut self, event: Event) {
         let effects = self.registry.apply(event, now());
         self.carry_out(effects);
     }
 
-    /// Does what the registry says, in order, and then what follows from that.
+    /// Carries out effects in order, then the effects that result from them.
     pub(super) fn carry_out(&mut self, effects: Vec<Effect>) {
         let mut effects = VecDeque::from(effects);
         while let Some(effect) = effects.pop_front() {
@@ -136,7 +136,7 @@ impl Server {
                 Effect::SettleCell(at) if self.runner.control.is_complete(at) => {
                     effects.extend(self.registry.apply(Event::CellSettled { at }, now()));
                 }
-                // It is guarded, and each time it is asked whether it is complete.
+                // The cell is guarded, and each guard timer checks whether it is complete.
                 Effect::SettleCell(_) => {}
                 Effect::Return { control, row } => self.runner.control.give_back(control, row, self.registry.slabs()),
                 Effect::Detach { object, row, ending } => {
@@ -153,7 +153,12 @@ impl Server {
                 }
                 Effect::HangUp(member) => {
                     if let Some(id) = self.peers.members.current(member) {
-                        effects.extend(self.hang_up_quietly(id, "it has said good-bye, and its end is awaited"));
+                        effects.extend(
+                            self.hang_up_quietly(
+                                id,
+                                "it has left, but its process must end before its leases are freed",
+                            ),
+                        );
                     }
                 }
                 Effect::Quarantined(member) => {
@@ -171,13 +176,13 @@ impl Server {
         }
     }
 
-    /// Gives what members that are gone have in control memory to others, as much as this turn allows.
+    /// Returns permits and blocks of departed members, as many as this turn of the loop allows.
     pub(super) fn clear(&mut self) -> Vec<Effect> {
         let cleared = self.runner.control.clear(self.registry.slabs()).into_iter();
         cleared.flat_map(|row| self.registry.apply(Event::RowCleared { row }, now())).collect()
     }
 
-    /// Restores the end of cells in which something was stored afterwards.
+    /// Undoes stores to cells after their end.
     pub(super) fn guard_cells(&mut self) -> Vec<Effect> {
         let mut effects = Vec::new();
         for Guarded { at, given_back } in self.registry.guarded() {
@@ -193,7 +198,7 @@ impl Server {
         effects
     }
 
-    /// Sends a message to a member. Returns what follows if its connection is broken.
+    /// Sends a message to a member. Returns the resulting effects if its connection is broken.
     fn send<T: serde::Serialize>(
         &mut self,
         member: MemberId,
@@ -210,7 +215,7 @@ impl Server {
     }
 }
 
-/// The refusal of a request for which control memory could not be created.
+/// Returns the refusal of a request whose control memory could not be created.
 fn not_created(error: io::Error) -> Refusal {
     tracing::warn!(%error, "control memory could not be created");
     match error.raw_os_error().map(Errno::from_raw_os_error) {
@@ -222,5 +227,6 @@ fn not_created(error: io::Error) -> Refusal {
     }
 }
 
-/// How often cells are guarded: a stream that waits for a value that never comes waits no longer for it to be undone.
+/// How often cells are guarded. A late store makes waiting streams miss the end of the timeline; they wait at most this
+/// long for it to be undone.
 const GUARD: Duration = Duration::from_millis(100);

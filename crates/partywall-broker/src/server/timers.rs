@@ -1,4 +1,4 @@
-//! What is to happen later.
+//! Timers.
 
 use std::{
     cmp::Reverse,
@@ -8,24 +8,24 @@ use std::{
 
 use crate::{registry::MemberId, server::connection::ConnectionId};
 
-/// Why to wake up. No single timer is cancelled: its handler checks whether there is still something to do.
+/// The reason for a wake-up. A timer is never cancelled; its handler checks whether it still has something to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Timer {
-    /// The connection's handshake has to be complete.
+    /// The time for the connection's handshake is over.
     Handshake(ConnectionId),
-    /// What a member's process and connections did some time ago counts now.
+    /// The settle time after an exit or the end of a connection is over.
     Settle(MemberId),
-    /// A dead member's holdings have been in quarantine for as long as the operator wanted.
+    /// A dead member's leases have been in quarantine for the configured time.
     Quarantine(MemberId),
-    /// A message that the kernel had no room for may be tried again.
+    /// Sending a message that the kernel had no room for can be retried.
     Flush(ConnectionId),
-    /// Descriptors that were on their way may have been read.
+    /// In-flight descriptors may have been read.
     Unread,
     /// File descriptors may be free again for new connections.
     Accept,
-    /// Somebody may have stored in a cell that has ended.
+    /// A process may have stored a value in a cell that has ended.
     Guard,
-    /// Nobody may have been here for long enough.
+    /// The broker may have been idle for long enough.
     Idle,
 }
 
@@ -38,7 +38,7 @@ impl Timers {
         self.0.push(Reverse((at, timer)));
     }
 
-    /// The next timer that is due, if any.
+    /// Removes and returns the next timer that is due, if any.
     pub(super) fn pop_due(&mut self) -> Option<Timer> {
         let Reverse((at, timer)) = *self.0.peek()?;
         if at > Instant::now() {
@@ -48,15 +48,15 @@ impl Timers {
         Some(timer)
     }
 
-    /// Gives up timers that have become pointless, as far as they come first. Waiting with a time limit costs each
-    /// round trip 0.4 µs more than waiting without one.
+    /// Discards pointless timers at the head of the queue. Waiting with a timeout costs each round trip 0.4 µs more
+    /// than waiting without one.
     pub(super) fn discard(&mut self, pointless: impl Fn(Timer) -> bool) {
         while self.0.peek().is_some_and(|Reverse((_, timer))| pointless(*timer)) {
             self.0.pop();
         }
     }
 
-    /// How long until the next timer is due.
+    /// Returns the time until the next timer is due.
     pub(super) fn wait(&self) -> Option<Duration> {
         self.0.peek().map(|Reverse((at, _))| at.saturating_duration_since(Instant::now()))
     }

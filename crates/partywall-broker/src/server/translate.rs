@@ -1,4 +1,4 @@
-//! Between the wire's types and the registry's.
+//! Conversion between the wire's types and the registry's.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ use crate::{
     },
 };
 
-/// What the registry cannot know of the broker.
+/// Facts about the broker that the registry does not know.
 #[derive(Debug)]
 pub(super) struct About {
     pub(super) pid: u32,
@@ -42,11 +42,10 @@ pub(super) struct About {
     pub(super) limits: Vec<(wire::Limit, u64)>,
 }
 
-/// Returns a request as the registry takes it. The file descriptors of a commit or growth are checked, and kept only if
-/// the request is well-formed. The control memory of a pool or topic is created.
+/// Converts a request for the registry. The file descriptors of a commit or growth are checked, and stored only if the
+/// request is well-formed. The control memory of a pool, topic or queue is created.
 ///
-/// Only members on the simulated driver may donate what that makes, which is no memory of a GPU. `instance` is this
-/// broker's.
+/// Only members on the simulated driver may donate its memory, which is not GPU memory. `instance` is this broker's.
 pub(super) fn call(
     call: wire::Call,
     fds: Vec<Donated>,
@@ -80,7 +79,7 @@ pub(super) fn call(
         wire::Call::Inspect { name, version } => {
             Call::Inspect { name: self::name(name)?, version: self::version(version)? }
         }
-        // Where to go on may be any text: it need not be a name.
+        // The point to continue from may be any text; it need not be a name.
         wire::Call::List { after } => Call::List { after: after.map(Name::new) },
         wire::Call::Members { after } => Call::Members { after: after.map(MemberId) },
         wire::Call::Watch { pattern, after } => Call::Watch(watch::watch(pattern, after, instance)?),
@@ -126,14 +125,14 @@ fn commit(
         _ => return Err(invalid("memory of this kind is on a GPU")),
     }
     if kind == Kind::Legacy && (commit.lifetime != Lifetime::Owned || commit.reserved > 0) {
-        return Err(invalid("legacy memory goes with its publisher and stays as long as it is"));
+        return Err(invalid("legacy memory must be owned and cannot grow"));
     }
     if !commit.mutable && commit.reserved > 0 {
-        return Err(invalid("what is frozen cannot grow"));
+        return Err(invalid("frozen memory cannot grow"));
     }
     let handles = if kind == Kind::Legacy { commit.chunks.len() } else { 0 };
     if commit.handles.len() != handles {
-        return Err(invalid(format!("{handles} handles are needed, {} came", commit.handles.len())));
+        return Err(invalid(format!("{handles} handles are needed, {} arrived", commit.handles.len())));
     }
     let expected = Expected { kind, mutable: commit.mutable, simulated };
     let (chunks, table) = runner.store.take(commit.chunks, commit.table, fds, expected)?;
@@ -162,7 +161,7 @@ fn commit(
     Ok(event::Commit { name, memory: Arc::new(memory), if_absent: commit.if_absent, claim })
 }
 
-/// Refuses a pool, topic or queue that cannot be.
+/// Refuses a pool, topic or queue with an invalid shape.
 fn check_control(control: &wire::Control, commit: &wire::Commit) -> Result<(), Refusal> {
     if !commit.mutable || commit.reserved > 0 {
         return Err(invalid("a pool is mutable and does not grow"));
@@ -179,7 +178,7 @@ fn check_control(control: &wire::Control, commit: &wire::Commit) -> Result<(), R
         is_dtype && fits && topic.history <= topic.depth && !control.zeroed
     };
     if !control.topic.is_none_or(is_possible) {
-        return Err(invalid(format!("no topic can be {control:?}")));
+        return Err(invalid(format!("the shape of the topic is invalid: {control:?}")));
     }
     let is_possible = |queue: wire::QueueShape| {
         let fits = queue_shape(control).is_some_and(|shape| shape.is_possible());
@@ -187,7 +186,7 @@ fn check_control(control: &wire::Control, commit: &wire::Commit) -> Result<(), R
         fits && has_outputs && !control.zeroed && control.topic.is_none()
     };
     if !control.queue.is_none_or(is_possible) {
-        return Err(invalid(format!("no queue can be {control:?}")));
+        return Err(invalid(format!("the shape of the queue is invalid: {control:?}")));
     }
     let bytes = commit.chunks.first().copied().unwrap_or(0);
     match control.data_bytes() {
@@ -218,9 +217,9 @@ pub(super) fn invalid(why: impl Into<String>) -> Refusal {
     Refusal::Invalid { why: why.into() }
 }
 
-/// The wire's form of what came of a request.
+/// Converts the result of a request for the wire.
 ///
-/// What timelines and semaphores stand at is read from `control`. `kills` is what came of killing evicted members.
+/// The values of timelines and semaphores are read from `control`. `kills` has the results of killing evicted members.
 pub(super) fn outcome(outcome: Outcome, about: &About, control: &Control, kills: &Kills) -> Result<Answer, Refusal> {
     outcome.map(|granted| answer(granted, about, control, kills)).map_err(refusal)
 }

@@ -1,6 +1,6 @@
-//! Whose messages are read and done next, and how many of them.
+//! Turns: the order in which clients are served, and the number of messages that each may send in a turn.
 //!
-//! One request costs one wait, one read and one write; everything else here is for when many ask at once.
+//! A single request costs one wait, one read and one write. Everything else here is for many requests at once.
 
 use std::{
     collections::BTreeSet,
@@ -13,11 +13,11 @@ use crate::server::{
 };
 
 impl Server {
-    /// Does what clients ask for, those first that have cost the least recently, until the turn is over. So a client
-    /// that asks now and then waits for one turn at most, however many others ask without pause.
+    /// Serves clients until the turn is over, those with the lowest recent cost first. A client with occasional
+    /// requests therefore waits for one turn at most, even if others send requests without pause.
     pub(super) fn serve(&mut self) {
         if self.peers.unfinished.is_empty() && self.peers.readable.len() <= 1 {
-            // With nobody else to be answered the order is no question.
+            // A single client needs no order.
             if let Some(id) = self.peers.readable.pop() {
                 self.hear(id);
             }
@@ -31,22 +31,22 @@ impl Server {
             if readable.contains(&id) {
                 self.hear(id);
             } else if self.peers.unfinished.remove(&id) {
-                self.go_on(id);
+                self.process(id);
             }
             let done = Instant::now();
             if let Some(connection) = self.peers.connections.get_mut(&id) {
                 connection.charge(done - last, done);
             }
             if done - now >= TURN {
-                // The kernel reports those again that still have something to be read.
+                // The kernel reports the remaining clients again.
                 return;
             }
             last = done;
         }
     }
 
-    /// Reads what a client has sent and does it. One that has closed its events socket may have said good-bye on the
-    /// other one before; as long as it goes on there, it is a client like others.
+    /// Reads and processes messages of a client. If the client has closed its events socket, the call socket is read to
+    /// its end first, because a `Bye` may be pending there.
     pub(super) fn hear(&mut self, id: ConnectionId) {
         let Some(connection) = self.peers.connections.get(&id) else { return };
         let is_half = connection.is_closed(Channel::Events);
@@ -56,19 +56,19 @@ impl Server {
         }
     }
 
-    /// Reads what a client has sent and does it, as much as one turn allows. Whether nothing is left to read.
+    /// Reads and processes messages of a client, as many as one turn allows. Returns whether nothing is left to read.
     fn on_readable(&mut self, id: ConnectionId, thoroughness: Thoroughness) -> bool {
-        if self.peers.unfinished.remove(&id) && !self.go_on(id) {
+        if self.peers.unfinished.remove(&id) && !self.process(id) {
             return false;
         }
-        // Taken out for the time of its use, because what it brings concerns all of `self`.
+        // Taken out of `self`, because processing the messages borrows all of `self`.
         let mut buffer = std::mem::take(&mut self.buffer);
-        let drained = self.read_and_do(id, thoroughness, &mut buffer);
+        let drained = self.read_and_process(id, thoroughness, &mut buffer);
         self.buffer = buffer;
         drained
     }
 
-    fn read_and_do(&mut self, id: ConnectionId, thoroughness: Thoroughness, buffer: &mut [u8]) -> bool {
+    fn read_and_process(&mut self, id: ConnectionId, thoroughness: Thoroughness, buffer: &mut [u8]) -> bool {
         for _ in 0..READS_IN_TURN {
             let Some(connection) = self.peers.connections.get_mut(&id) else { return true };
             if connection.is_busy() {
@@ -81,10 +81,11 @@ impl Server {
                     return true;
                 }
                 Ok(Read::Bytes { full }) => {
-                    if !self.go_on(id) {
+                    if !self.process(id) {
                         return false;
                     }
-                    // A full buffer is the sign that more is waiting; else asking would cost a call for nothing.
+                    // Only a full buffer suggests that more is waiting; otherwise another read would most likely be
+                    // wasted.
                     if !full && thoroughness == Thoroughness::Usual {
                         return false;
                     }
@@ -98,8 +99,8 @@ impl Server {
         false
     }
 
-    /// Does what the messages say that have been read, as many as one turn allows. Whether that was all.
-    fn go_on(&mut self, id: ConnectionId) -> bool {
+    /// Processes the messages that have been read, as many as one turn allows. Returns whether none is left.
+    fn process(&mut self, id: ConnectionId) -> bool {
         let begun = Instant::now();
         for _ in 0..MESSAGES_IN_TURN {
             let Some(connection) = self.peers.connections.get_mut(&id).filter(|_| self.exit.is_none()) else {
@@ -107,7 +108,7 @@ impl Server {
             };
             let phase = connection.phase();
             if connection.is_busy() {
-                // Its next message has its turn when this one is answered.
+                // The next message is processed when this one has been answered.
                 return true;
             }
             if matches!(phase, Phase::Lingering(_)) {
@@ -123,7 +124,7 @@ impl Server {
                     return true;
                 }
             }
-            if begun.elapsed() >= SLICE {
+            if begun.elapsed() >= MAX_CLIENT_TURN {
                 break;
             }
         }
@@ -132,23 +133,23 @@ impl Server {
     }
 }
 
-/// How far to read.
+/// When to stop reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Thoroughness {
-    /// As far as is likely to bring something.
+    /// As long as more input is likely.
     Usual,
     /// Until the kernel says that nothing is left.
     Final,
 }
 
-/// Full reads of one client before others have their turn.
+/// Full reads of one client in a turn.
 const READS_IN_TURN: usize = 8;
 
-/// Messages of one client before others have their turn. A correct library sends one, and waits for its answer.
+/// Messages of one client in a turn. A correct library sends one request and waits for its answer.
 const MESSAGES_IN_TURN: usize = 32;
 
-/// After this long others have their turn, however much the messages of a client cost.
-const SLICE: Duration = Duration::from_micros(100);
+/// The time after which a client's turn ends, between two messages.
+const MAX_CLIENT_TURN: Duration = Duration::from_micros(100);
 
-/// After this long the kernel is asked which other clients have sent something.
+/// The time after which the kernel is polled for input of other clients.
 const TURN: Duration = Duration::from_micros(300);

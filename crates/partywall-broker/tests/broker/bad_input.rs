@@ -1,4 +1,4 @@
-//! Members that send what a correct library never sends.
+//! Members that send messages that a correct library never sends.
 
 use std::{
     os::fd::OwnedFd,
@@ -20,7 +20,7 @@ use crate::{
     roles::Role,
 };
 
-/// A socket that has no room for so long is full.
+/// A socket without room for this long counts as full.
 const STUCK: Duration = Duration::from_millis(300);
 
 fn frozen(bytes: usize) -> OwnedFd {
@@ -172,7 +172,7 @@ fn member_dropped_while_sending_does_not_hang() {
     let mut member = broker.client();
     let mut head = vec![0xff; 8];
     head.extend_from_slice(&vec![0; 4 << 20]);
-    // Blocks if nobody reads on.
+    // Blocks if the broker does not read on.
     member.call.send(&head, &[]);
     assert!(member.call.receive().is_none());
 }
@@ -189,7 +189,7 @@ fn client_that_never_reads_blocks_no_other_and_loses_nothing() {
     };
     watcher.ask_with(Call::Commit(big), &[&chunk]).0.unwrap();
     let mut deaf = broker.client();
-    // Until neither its questions nor their answers fit between it and the broker.
+    // Sends until neither requests nor answers fit into the sockets.
     socket::set_nonblocking(&deaf.call.socket).unwrap();
     let mut sent = 0;
     let is_full = |socket: &OwnedFd| !socket::wait(socket, socket::Ready::Write, Some(Instant::now() + STUCK)).unwrap();
@@ -233,7 +233,7 @@ fn broker_without_free_fds_refuses_and_continues() {
     let before = broker.open_files();
     let mut first = Client::join(&socket);
 
-    // More than fit: some arrive, the rest is lost on the way.
+    // More than the broker has room for: some arrive, the rest is lost.
     let chunk = frozen(1);
     let outcome = first.ask_with(Call::Commit(host_commit("x", &[1; 100])), &[&chunk; 100]).0;
     assert!(matches!(outcome, Err(Refusal::BadFd { fault: FdFault::Missing, .. })), "{outcome:?}");

@@ -1,4 +1,4 @@
-//! A broker in a thread whose deaths settle quickly, and what raw clients ask for.
+//! A broker in a thread with a short settle time, and the requests of raw clients.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -40,7 +40,7 @@ impl TestBroker {
         self.world.stop();
     }
 
-    /// Waits for the end.
+    /// Waits until the broker ends.
     pub(crate) fn exit(&mut self) -> Exit {
         self.world.exit()
     }

@@ -1,4 +1,4 @@
-//! Members that die, and members that only seem to.
+//! Members that die, and members that only seem to have died.
 
 use partywall_wire::{Answer, Call, Commit, Lifetime, MemberState, Refusal};
 
@@ -8,7 +8,7 @@ use crate::{
 };
 
 #[test]
-fn resources_of_a_killed_process_are_taken_back() {
+fn resources_of_a_killed_process_are_reclaimed() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
     let (_, theirs) = watcher.commit("theirs", b"ours", false);
@@ -49,7 +49,7 @@ fn child_that_holds_the_connection_holds_the_memory() {
     parent.kill();
     eventually("the child is noticed", || watcher.state_of(member) == Some(MemberState::HeldByChild));
     let (_, outcome, _) = watcher.completion();
-    assert!(matches!(outcome, Ok(Answer::Build { .. })), "who was to build has exited");
+    assert!(matches!(outcome, Ok(Answer::Build { .. })), "the builder has exited");
     assert!(watcher.open("owned").0.is_ok(), "the child may still have it mapped");
 
     child.kill();
@@ -58,7 +58,7 @@ fn child_that_holds_the_connection_holds_the_memory() {
 }
 
 #[test]
-fn hang_up_is_no_death() {
+fn lost_connection_is_no_death() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
     let mut leaver = Role::start("leaver", &broker.socket);
@@ -104,7 +104,7 @@ fn new_connection_replaces_the_old_one() {
         new.last = old.last;
         assert!(old.call.receive().is_none() && old.events.receive().is_none());
         assert_eq!(new.ask(Call::Ping), Ok(Answer::Done));
-        // Both stay open: none of the old ones ends anything.
+        // Both connections stay open: an old one ends nothing.
         std::mem::forget(std::mem::replace(&mut old, new));
     }
     assert!(old.open("mine").0.is_ok());
@@ -147,7 +147,7 @@ fn needs_namespaces_members_are_identified_by_pidfds() {
     let mut watcher = Client::join(&socket);
     watcher.commit("theirs", b"x", true);
     let own = watcher.members().remove(0);
-    assert_eq!(own.pid, std::process::id(), "its word is taken, for people");
+    assert_eq!(own.pid, std::process::id(), "the pid that it reports is shown to people");
     let mut holder = Role::start("holder", &socket);
     let member: u64 = holder.says().parse().unwrap();
     holder.kill();

@@ -1,4 +1,4 @@
-//! Members that are to go: evicted ones, those without a context, and the dead whose work may go on.
+//! Members in trouble: evicted, with a broken context, or dead while their work may continue.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ fn row(client: &mut Client, member: u64) -> Option<MemberInfo> {
     client.members().into_iter().find(|row| row.member == member)
 }
 
-/// A process that holds a bit of everything, having said that it is a client of MPS.
+/// A process that holds one of every kind of object, and has reported that it is a client of MPS.
 fn under_mps(broker: &TestBroker, watcher: &mut Client) -> (Role, u64) {
     watcher.commit("theirs", b"ours", true);
     let mut holder = Role::start("holder under MPS", &broker.socket);
@@ -88,9 +88,9 @@ fn evicted_member_is_refused_everything() {
     let chunk = partywall_os::memfd::frozen("partywall:test", b"x").unwrap();
     let commit = Call::Commit(crate::common::host_commit("more", &[1]));
     assert!(is_evicted(&victim.ask_with(commit, &[&chunk]).0));
-    assert_eq!(victim.ask(Call::UsesGpu { mps: true }), Ok(Answer::Done), "what makes others safer is taken");
+    assert_eq!(victim.ask(Call::UsesGpu { mps: true }), Ok(Answer::Done), "calls that make others safer are accepted");
 
-    // Its good-bye is no proof: the process lives, and it was not its own will.
+    // Its `Bye` proves nothing: the process lives, and was evicted.
     assert_eq!(victim.ask(Call::Bye), Ok(Answer::Done));
     assert!(victim.call.receive().is_none());
     assert_eq!(row(&mut watcher, number).map(|row| (row.state, row.leases)), Some((MemberState::Evicted, 1)));
@@ -139,7 +139,7 @@ fn members_are_listed_with_their_timelines_permits_and_heartbeats() {
     assert!(watcher.members().iter().all(|row| row.quiet.is_some_and(|quiet| quiet > 2000)));
     let number = other.client.welcome.member;
     evict(&mut watcher, Whom::Member(number), false).unwrap();
-    assert_eq!(watcher.state_of(number), Some(MemberState::Evicted), "that it is late is the least of it");
+    assert_eq!(watcher.state_of(number), Some(MemberState::Evicted), "an eviction outranks a late heartbeat");
 }
 
 #[test]
@@ -244,7 +244,7 @@ fn quarantine_ends_after_its_configured_time() {
 }
 
 #[test]
-fn goodbye_releases_under_mps() {
+fn goodbye_releases_leases_under_mps() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
     let mut member = broker.client();
@@ -278,7 +278,7 @@ fn process_with_lost_context_keeps_its_holdings_until_it_ends() {
     assert!(matches!(watcher.open("owned").0, Err(Refusal::NotFound { .. })), "what it released is withdrawn");
     faulty.nudge();
     faulty.says();
-    assert_eq!(row(&mut watcher, member).map(|row| row.leases), Some(1), "its good-bye is no proof");
+    assert_eq!(row(&mut watcher, member).map(|row| row.leases), Some(1), "its `Bye` is no proof");
     faulty.kill();
     eventually("its death is proved", || watcher.state_of(member).is_none());
 }

@@ -1,4 +1,4 @@
-//! Connections that are nobody's, or the wrong body's.
+//! Handshakes: valid, malformed, slow, and of the wrong process.
 
 use std::{os::fd::OwnedFd, time::Duration};
 
@@ -37,7 +37,7 @@ fn answer(connection: &mut Framed) -> (Speaker, Result<partywall_wire::Welcome, 
     (greeting.speaker, hello.outcome)
 }
 
-/// What `fds` instead of a pidfd lead to.
+/// Returns the refusal of a handshake with `fds` instead of a pidfd.
 fn refusal_of(broker: &TestBroker, fds: &[&OwnedFd]) -> Refusal {
     let mut connection = connect(broker);
     connection.send(&hello_of(&Speaker::new("0.0.0-test"), fds.len()), fds);
@@ -83,7 +83,7 @@ fn silent_connection_is_dropped() {
 fn slow_handshake_is_dropped_by_a_busy_broker() {
     let broker = TestBroker::with(|config| config.handshake_timeout = Duration::from_millis(50));
     let slow = connect(&broker);
-    // Never the whole of it.
+    // Never a complete handshake.
     let mut bytes = hello().into_iter().cycle().take(30);
     eventually("it is dropped", || {
         if let Some(byte) = bytes.next() {
@@ -129,19 +129,19 @@ fn handshake_takes_only_the_own_pidfd() {
     assert!(is_no_pidfd(refusal_of(&broker, &[&foreign])));
     guard.kill();
     child.wait().unwrap();
-    assert!(is_no_pidfd(refusal_of(&broker, &[&foreign])), "and not one of the dead");
+    assert!(is_no_pidfd(refusal_of(&broker, &[&foreign])), "a pidfd of a dead process is refused, too");
 }
 
 #[test]
 fn client_without_pidfd_is_admitted_and_distinguished() {
     let broker = TestBroker::start();
     let mut connection = connect(&broker);
-    // Newer kernels tell the broker by themselves.
-    let kernel_tells = process::peer_pidfd(&connection.socket).is_some();
+    // Newer kernels give the broker a pidfd.
+    let kernel_gives_pidfd = process::peer_pidfd(&connection.socket).is_some();
     connection.send(&hello_of(&Speaker::new("0.0.0-test"), 0), &[]);
     let member = answer(&mut connection).1.unwrap().member;
     let row = broker.client().members().into_iter().find(|row| row.member == member).unwrap();
-    assert_eq!(row.doubt, (!kernel_tells).then_some(Doubt::NoPidfd));
+    assert_eq!(row.doubt, (!kernel_gives_pidfd).then_some(Doubt::NoPidfd));
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn full_broker_refuses_clients_until_a_goodbye() {
     let b = broker.client();
     let expected = Refusal::Limit { limit: Limit::Clients, allowed: 2, needed: 3 };
     assert_eq!(shake_hands(&broker.socket, None).err(), Some(expected));
-    assert!(shake_hands(&broker.socket, Some(b.identity())).is_ok(), "who is counted already may resume");
+    assert!(shake_hands(&broker.socket, Some(b.identity())).is_ok(), "a member that has a seat may resume");
     a.ask(Call::Bye).unwrap();
     Client::join(&broker.socket);
 }
@@ -169,7 +169,7 @@ fn full_broker_refuses_clients_until_a_goodbye() {
 fn thousand_members_are_served() {
     let open_files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
     let count = (open_files / 16).min(1000) as usize;
-    // One process gets a quarter.
+    // One process gets a quarter of the seats.
     let broker = TestBroker::with(|config| config.limits.clients = Some(4 * count as u64));
     let mut members: Vec<_> = (0..count).map(|_| broker.client()).collect();
     members[0].commit("shared", b"x", true);

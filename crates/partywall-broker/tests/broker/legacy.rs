@@ -1,4 +1,4 @@
-//! Memory that only its publisher keeps: the broker knows handles of it, and how it ended.
+//! Legacy memory, which only its publisher keeps: the broker knows its handles, and how it ended.
 
 use partywall_wire::{Answer, Call, Commit, Ending, Kind, LegacyHandle, Lifetime, NameEnd, Place, Refusal};
 
@@ -73,5 +73,5 @@ fn killed_publisher_is_distinguished_from_one_that_leaves() {
     killed.kill();
     eventually("its death is proved", || watcher.open("theirs").0.is_err());
     assert_eq!(ending(&mut watcher, "theirs"), (Ending::OwnerDied, pid, true));
-    assert_eq!(watcher.ask(open("theirs", true)), Ok(Answer::Pending), "somebody may publish it again");
+    assert_eq!(watcher.ask(open("theirs", true)), Ok(Answer::Pending), "it may be published again");
 }

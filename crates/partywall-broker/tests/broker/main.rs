@@ -1,5 +1,5 @@
-//! The broker as its members meet it: real sockets, real processes, real deaths.
-#![allow(clippy::unwrap_used, reason = "the helpers of tests may, as tests may")]
+//! Tests of the broker over real sockets, with real processes and real deaths.
+#![allow(clippy::unwrap_used, reason = "test helpers may unwrap, as tests may")]
 
 mod bad_input;
 mod common;

@@ -97,7 +97,7 @@ fn one_of_many_concurrent_starts_wins() {
 }
 
 #[test]
-fn it_exits_when_no_process_needs_it() {
+fn idle_broker_exits() {
     let mut broker = TestBroker::with(|config| config.idle_exit = Some(Duration::from_millis(50)));
     let mut client = broker.client();
     client.commit("kept", b"x", true);
@@ -120,7 +120,7 @@ fn idle_broker_exits_after_its_directory_was_removed() {
 }
 
 #[test]
-fn it_does_not_exit_while_a_client_looks_for_it() {
+fn broker_does_not_exit_while_a_client_looks_for_it() {
     let mut broker = TestBroker::with(|config| config.idle_exit = Some(Duration::from_millis(20)));
     let directory = PrivateDir::open(broker.socket.parent().unwrap(), false).unwrap();
     let Some(lock) = directory.lock(Instant::now() + Duration::from_secs(1)).unwrap() else { panic!("locked") };

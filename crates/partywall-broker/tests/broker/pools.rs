@@ -1,4 +1,4 @@
-//! Pools and topics: whose blocks go back, when, and what no commit of one may say.
+//! Pools and topics: which blocks are returned and when, and which commits are refused.
 
 use std::os::fd::OwnedFd;
 
@@ -26,7 +26,7 @@ const SHAPE: TopicShape =
 
 const TOPIC: Control = Control { blocks: 6, block_bytes: 100, zeroed: false, topic: Some(SHAPE), queue: None };
 
-/// A commit of host memory, just as long as the blocks are.
+/// A commit of host memory exactly as long as the blocks.
 fn commit(name: &str, control: Control) -> Commit {
     let chunks = [control.data_bytes().unwrap()];
     let mutable = true;
@@ -34,7 +34,7 @@ fn commit(name: &str, control: Control) -> Commit {
     Commit { mutable, lifetime, control: Some(control), ..host_commit(name, &chunks) }
 }
 
-/// The lease, and the control memory.
+/// Returns the lease and the control memory.
 fn create(client: &mut Client, name: &str, control: Control) -> Result<(u64, Vec<OwnedFd>), Refusal> {
     send(client, commit(name, control))
 }
@@ -48,7 +48,7 @@ fn send(client: &mut Client, commit: Commit) -> Result<(u64, Vec<OwnedFd>), Refu
     }
 }
 
-/// The lease, and the control memory.
+/// Returns the lease and the control memory.
 pub(crate) fn open(client: &mut Client, name: &str) -> Result<(Opened, Vec<OwnedFd>), Refusal> {
     let open = Open { name: name.into(), version: None, access: Access::Write, wait: false };
     match client.ask_with(Call::Open(open), &[]) {
@@ -76,17 +76,17 @@ fn pool_comes_with_its_control_memory() {
     let mine = Pool::map(&words[0]).unwrap();
     let theirs = Pool::map(&again[0]).unwrap();
     let _held = hold(&mine, one.welcome.row);
-    assert_eq!(theirs.holders(), [(one.welcome.row, 1)], "they are the same words");
+    assert_eq!(theirs.holders(), [(one.welcome.row, 1)], "they share control memory");
 
     let (_, words) = create(&mut one, "t", TOPIC).unwrap();
     let (opened, again) = open(&mut two, "t").unwrap();
     assert_eq!((opened.control, words.len(), again.len()), (Some(TOPIC), 2, 2));
     assert_eq!((Pool::map(&again[0]).unwrap().count(), Topic::map(&again[1]).unwrap().shape().depth), (6, 2));
-    assert_eq!(one.status().fds, 5, "two chunks, two pools' words, a topic's");
+    assert_eq!(one.status().fds, 5, "two chunks, the control memory of two pools and of a topic");
 }
 
 #[test]
-fn its_name_lives_as_long_as_its_users() {
+fn name_of_a_pool_ends_with_its_last_user() {
     let broker = TestBroker::start();
     let mut one = broker.client();
     let mut two = broker.client();
@@ -112,7 +112,7 @@ fn its_name_lives_as_long_as_its_users() {
     let fixed = Refusal::CannotGrow { name: "p".into(), version: 1, why: NoGrowth::Fixed };
     assert_eq!(two.ask(Call::Grow(grow)), Err(fixed));
     assert_eq!(two.ask(Call::Release { lease: opened.lease }), Ok(Answer::Done));
-    assert!(matches!(open(&mut two, "p"), Err(Refusal::NotFound { .. })), "it went with its last user");
+    assert!(matches!(open(&mut two, "p"), Err(Refusal::NotFound { .. })), "it ended with its last user");
     assert!(create(&mut two, "p", TOPIC).is_ok());
 }
 
@@ -188,7 +188,7 @@ fn blocks_of_evicted_and_child_held_members_stay_until_death() {
 }
 
 #[test]
-fn process_that_blocks_others_is_seen_and_stops_when_evicted() {
+fn process_that_blocks_others_is_listed_and_stops_when_evicted() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
     let mut reader = broker.client();
@@ -222,10 +222,13 @@ fn process_that_blocks_others_is_seen_and_stops_when_evicted() {
     assert_eq!((seen.policy(), seen.lag, seen.received, seen.dropped, seen.held), ("block", 2, 0, 0, 0));
     let [blocked] = topic.publishers[..] else { panic!("{topic:?}") };
     assert_eq!((blocked.published, blocked.blocked.map(|(by, _)| by)), (2, Some(id)));
-    assert!(seen.stalled.is_some_and(|ms| ms > 0), "since the machine began, as far as the publisher says");
+    assert!(
+        seen.stalled.is_some_and(|ms| ms > 0),
+        "the publisher set the start of its wait to 0, the start of the machine"
+    );
 
     asker.ask(Call::Evict { whom: Whom::Member(reader.welcome.member), kill: false }).unwrap();
-    // What follows from a request comes after its answer.
+    // Effects of a request may come after its answer.
     asker.ask(Call::Ping).unwrap();
     assert_eq!(publish(&mut publisher), Ok(2), "no publisher waits for it any more");
     let topic = inspect(&mut asker, "t").control.unwrap().topic.unwrap();
@@ -270,7 +273,7 @@ fn samples_of_a_departed_publisher_are_complete_up_to_its_timeline() {
         }
         let _ = writer.client.ask(Call::Bye);
         let status = || [topic.status(&taken[0]), topic.status(&taken[1])];
-        eventually("it is decided", || status() == [Status::Done, Status::Failed(ending)]);
+        eventually("its status is settled", || status() == [Status::Done, Status::Failed(ending)]);
     }
 }
 
@@ -282,7 +285,7 @@ fn inspect(client: &mut Client, name: &str) -> SegmentInfo {
 }
 
 #[test]
-fn listings_say_how_many_blocks_each_process_has() {
+fn listings_count_the_blocks_of_each_process() {
     let broker = TestBroker::start();
     let mut one = broker.client();
     let mut two = broker.client();
@@ -333,7 +336,7 @@ fn invalid_pools_are_refused() {
     assert!(matches!(send(&mut client, elsewhere), Err(Refusal::Invalid { .. })));
     let claimed = Commit { claim: Some(7), ..commit("p", POOL) };
     assert!(matches!(send(&mut client, claimed), Err(Refusal::Stale { .. })));
-    assert_eq!(client.status().fds, 0, "nothing was made for them, or it is gone");
+    assert_eq!(client.status().fds, 0, "no control memory is left");
     assert!(create(&mut client, "p", Control { blocks: MAX_BLOCKS, block_bytes: 1, ..POOL }).is_ok());
 }
 
@@ -364,7 +367,7 @@ fn broker_survives_any_control_memory_of_pools() {
         for words in maps.iter().map(|map| map.slice::<u64>(0, map.len() / 8).unwrap()) {
             for at in 0..words.len() {
                 seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                // All of it at random, or near what it was.
+                // All words at random, or with one bit flipped.
                 words.set(at, if round % 2 == 0 { seed } else { words.get(at) ^ 1 << (seed >> 58) });
             }
         }

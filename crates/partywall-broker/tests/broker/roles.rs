@@ -1,4 +1,4 @@
-//! Child processes: this test binary again, with an environment variable that says what to be.
+//! Child processes: this test binary again, with an environment variable that selects the role.
 
 use std::{
     io::{BufRead, BufReader, Read},
@@ -39,31 +39,32 @@ impl Role {
         Self::spawn(Command::new(std::env::current_exe().unwrap()).env(ROLE, role).env(SOCKET, socket))
     }
 
-    /// A process to which the kernel applies the limits that it waives for root: another user's, where we are root.
+    /// Starts a process to which the kernel applies the limits that it waives for root: as another user, if this one is
+    /// root.
     pub(crate) fn start_unprivileged(role: &str) -> Self {
         use std::os::unix::{fs::PermissionsExt, process::CommandExt};
 
         if !rustix::process::geteuid().is_root() {
             return Self::start(role, Path::new(""));
         }
-        // That user may not be allowed to look where this program lies.
+        // The other user may not be allowed to read the directory of this program.
         let directory = tempfile::Builder::new().prefix("pw-").tempdir_in("/tmp").unwrap();
         std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
         let program = directory.path().join("test");
         std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
         let mut command = Command::new(program);
         command.env(ROLE, role).env(SOCKET, "").env("TMPDIR", "/tmp").current_dir("/tmp").uid(NOBODY).gid(NOBODY);
-        // It runs from here on, and is only a name less when the directory goes.
+        // The process keeps running when the directory is removed.
         Self::spawn(&mut command)
     }
 
-    /// A broker that may have only so many files open.
+    /// Starts a broker with a limit of open files.
     pub(crate) fn broker(socket: &Path, open_files: u64) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         Self::spawn(command.env(ROLE, "broker").env(SOCKET, socket).env(OPEN_FILES, open_files.to_string()))
     }
 
-    /// A broker in a PID namespace of its own, or `None` where that is not allowed.
+    /// Starts a broker in its own PID namespace. Returns `None` if that is not allowed.
     pub(crate) fn broker_elsewhere(socket: &Path) -> Option<Self> {
         let unshare = |program: &Path| {
             let mut command = Command::new("unshare");
@@ -89,7 +90,7 @@ impl Role {
         self.child.id()
     }
 
-    /// The next thing that it says.
+    /// Returns the next line of the child's output.
     pub(crate) fn says(&mut self) -> String {
         loop {
             let mut line = String::new();
@@ -100,7 +101,7 @@ impl Role {
         }
     }
 
-    /// Lets it do its next step.
+    /// Lets the child continue with its next step.
     pub(crate) fn nudge(&mut self) {
         std::io::Write::write_all(self.child.stdin.as_mut().unwrap(), b"\n").unwrap();
     }
@@ -110,7 +111,7 @@ impl Role {
         self.child.wait().unwrap();
     }
 
-    /// How many files it has open.
+    /// Returns the number of files that the child has open.
     pub(crate) fn open_files(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().count()
     }
@@ -142,7 +143,7 @@ impl Drop for Orphan {
     }
 }
 
-/// Not a test of its own: what a child process runs.
+/// Not a test: the entry point of the child processes.
 #[test]
 fn role() {
     let Ok(role) = std::env::var(ROLE) else { return };
@@ -193,7 +194,7 @@ fn wait_for_nudge() {
     }
 }
 
-/// Holds a bit of everything.
+/// Holds one of every kind of object.
 fn holder(socket: &Path, mps: bool) {
     let mut client = Client::join(socket);
     client.ask(Call::UsesGpu { mps }).unwrap();
@@ -214,7 +215,7 @@ fn idler(socket: &Path) {
     wait_for_nudge();
 }
 
-/// Loses its context, and then gives back what it holds.
+/// Loses its context, and then releases its leases.
 fn faulty(socket: &Path) {
     let mut client = Client::join(socket);
     let (_, lease) = client.commit("owned", b"owned", false);
@@ -241,7 +242,7 @@ fn parent(socket: &Path) {
     wait_for_nudge();
 }
 
-/// Hangs up and lives on.
+/// Closes its connection and keeps running.
 fn leaver(socket: &Path) {
     let mut client = Client::join(socket);
     client.commit("owned", b"owned", false);
@@ -252,7 +253,7 @@ fn leaver(socket: &Path) {
     wait_for_nudge();
 }
 
-/// Publishes memory that only it keeps.
+/// Publishes legacy memory, which only this process keeps.
 fn publisher(socket: &Path) {
     let mut client = Client::join(socket);
     client.ask(Call::Commit(crate::legacy::commit("theirs"))).unwrap();
@@ -281,7 +282,7 @@ fn signaller(socket: &Path) {
     }
 }
 
-/// Waits for what does not come.
+/// Waits for a value that is never signalled.
 fn waiter(socket: &Path) {
     let mut user = User::join(socket);
     let opened = user.open("t", false).unwrap();
@@ -317,7 +318,7 @@ fn forked_permit_holder(socket: &Path) {
     wait_for_nudge();
 }
 
-/// Takes three blocks of a pool, and has a child that holds its connection if it is to.
+/// Takes three blocks of a pool. If `forks`, has a child that holds its connection.
 fn block_holder(socket: &Path, forks: bool) {
     let mut client = Client::join(socket);
     let (_, words) = pools::open(&mut client, "p").unwrap();
@@ -345,7 +346,7 @@ fn acquirer(socket: &Path) {
     }
 }
 
-/// Takes one permit of a semaphore that it finds.
+/// Takes one permit of an existing semaphore.
 fn acquirer_once(socket: &Path) {
     let mut client = Client::join(socket);
     let maximum = match client.ask(Call::InspectObject { kind: ObjectKind::Semaphore, name: "s".into() }) {
@@ -361,10 +362,10 @@ fn acquirer_once(socket: &Path) {
     wait_for_nudge();
 }
 
-/// A process that outlives this one and has its connection open.
+/// Starts a process that outlives this one and keeps its connection open.
 fn child_that_holds(client: &Client) -> u32 {
     rustix::io::fcntl_setfd(&client.call.socket, rustix::io::FdFlags::empty()).unwrap();
-    #[expect(clippy::zombie_processes, reason = "it is to outlive this process")]
+    #[expect(clippy::zombie_processes, reason = "it must outlive this process")]
     let child = Command::new("sleep").arg("1000").stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
     child.id()
 }
@@ -380,7 +381,7 @@ fn broker(socket: &Path) {
     config.settle = Duration::from_millis(20);
     config.handshake_timeout = Duration::from_secs(30);
     let broker = Broker::bind(config).unwrap();
-    // Only now: with so few files it would not start.
+    // Set after the start, because the broker would not start with so few files.
     let files: u64 = std::env::var(OPEN_FILES).unwrap().parse().unwrap();
     limit_open_files(files);
     let stop = broker.stop_handle().unwrap();

@@ -1,4 +1,4 @@
-//! Which processes get a seat, and what can be done without one.
+//! Seats: which processes get one, and what works without one.
 
 use std::path::Path;
 
@@ -71,7 +71,7 @@ fn departed_operator_leaves_nothing_behind() {
     let broker = TestBroker::start();
     let mut member = broker.client();
     for _ in 0..40 {
-        // Without a good-bye.
+        // Without a `Bye`.
         drop(operator(&broker.socket).unwrap());
         eventually("its place is free", || operator(&broker.socket).is_ok());
     }
@@ -88,12 +88,12 @@ fn idle_operators_make_room_for_others() {
     for other in &mut others[..3] {
         assert_eq!(other.says(), "4 operators");
     }
-    // It tries until those that have been idle for a second make room.
+    // It retries until operators that have been idle for a second make room.
     assert_eq!(others[3].says(), "4 operators");
     assert!(idle.iter_mut().all(|client| client.call.receive().is_none()), "they are dismissed");
 }
 
-/// Has four connections without seats, as soon as there is room.
+/// Opens four connections without seats as soon as there is room.
 pub(crate) fn operators(socket: &Path, say: impl Fn(&str), wait: impl Fn()) {
     let mut clients = Vec::new();
     eventually("there is room", || {
@@ -141,7 +141,7 @@ fn needs_namespaces_processes_of_other_pid_namespaces_are_distinguished() {
         drop(join(&socket).unwrap());
         eventually("it has hung up", || watcher.members().len() - 1 == count);
     }
-    // Before Linux 6.9 the broker cannot tell, and takes each connection for a process.
+    // Before Linux 6.9 the broker cannot distinguish the processes, and counts each connection as a process.
     if partywall_os::process::pidfd_inode(partywall_os::process::own_pidfd().unwrap()).is_some() {
         eventually("all have hung up", || join(&socket).is_err());
     }

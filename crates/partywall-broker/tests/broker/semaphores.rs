@@ -1,4 +1,4 @@
-//! Semaphores: whose permits go back, when, and to whom.
+//! Semaphores: which permits are returned, when, and to which waiters.
 
 use std::{os::fd::OwnedFd, time::Duration};
 
@@ -33,7 +33,7 @@ impl User {
         self.client.welcome.row
     }
 
-    /// Takes a permit, however long that takes.
+    /// Takes a permit, and waits for it without a limit.
     pub(crate) fn acquire(&self) -> Held {
         loop {
             match self.semaphore.take(self.row()) {
@@ -173,7 +173,7 @@ fn memory_and_row_are_reused_only_when_all_permits_are_back() {
     };
     leaver.commit("gone", b"x", false);
     let point = watch(None).next;
-    // Each of them takes the broker a turn of its loop.
+    // Returning the permits of one semaphore takes a turn of the broker's loop.
     let mut opener = broker.client();
     let semaphores = (0..8).map(|i| {
         let (_, memory) = open(&mut opener, &format!("{i}"), MAX_PERMITS).unwrap();
@@ -188,7 +188,7 @@ fn memory_and_row_are_reused_only_when_all_permits_are_back() {
     let are_back = || semaphores.iter().all(|semaphore| semaphore.audit().is_idle());
     let mut others = Vec::new();
     let mut is_free = false;
-    eventually("the row is another's, and the memory free", || {
+    eventually("the row is reused, and the memory freed", || {
         is_free |= watch(Some(point)).events.iter().any(|event| matches!(event.change, Change::Reclaimed { .. }));
         assert!(!is_free || are_back());
         others.push(broker.client());
@@ -216,7 +216,7 @@ fn first_open_sets_the_number_of_permits() {
     let lease = one.lease;
     one.client.ask(Call::Release { lease }).unwrap();
     assert_eq!((one.client.status().semaphores, one.client.status().fds), (0, 0));
-    assert!(open(&mut one.client, "s", 5).is_ok(), "it went with its last lease");
+    assert!(open(&mut one.client, "s", 5).is_ok(), "it ended with its last lease");
 }
 
 #[test]
@@ -247,7 +247,7 @@ fn broker_survives_any_bytes_in_its_memory() {
         let (lease, _) = open(&mut other, "s", 40).unwrap();
         for at in 0..words.len() {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            // All of it at random, or near what it was.
+            // All words at random, or with one bit flipped.
             words.set(at, if round % 2 == 0 { seed } else { words.get(at) ^ 1 << (seed >> 58) });
         }
         watcher.inspect("s");

@@ -32,7 +32,7 @@ fn waiter_gets_the_name_once_it_is_committed() {
     assert_eq!(consumer.ask(open("soon", true)), Ok(Answer::Pending));
     let ticket = consumer.last;
     producer.commit("soon", b"here", true);
-    // The publisher may be gone before anybody has looked.
+    // The publisher may be gone before the waiter reads its answer.
     assert_eq!(producer.ask(Call::Bye), Ok(Answer::Done));
     let (answered, outcome, fds) = consumer.completion();
     assert_eq!((answered, opened(outcome).version), (ticket, 1));

@@ -1,4 +1,4 @@
-//! Members on the simulated driver and on the real one, which have nothing in common.
+//! Members on the simulated driver and on the real one, which never share a domain.
 
 use std::os::fd::OwnedFd;
 
@@ -13,11 +13,11 @@ fn join(broker: &TestBroker, simulated: bool) -> Result<Client, Refusal> {
 }
 
 fn is_refused(broker: &TestBroker, simulated: bool) {
-    // What is said is what the domain is, not what the refused one would be.
+    // The refusal states the driver of the domain, not that of the refused member.
     assert_eq!(join(broker, simulated).err(), Some(Refusal::OtherDriver { simulated: !simulated }));
 }
 
-/// A commit of GPU memory, which is a memfd here.
+/// Returns a commit of GPU memory, which is a memfd here.
 fn gpu_commit(name: &str) -> (Commit, OwnedFd) {
     let commit =
         Commit { kind: Kind::Vmm, place: Place::Gpu([1; 16]), lifetime: Lifetime::Kept, ..host_commit(name, &[8]) };

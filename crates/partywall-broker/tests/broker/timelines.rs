@@ -1,4 +1,4 @@
-//! Timelines: what those who wait are told when the writer dies, leaves, is abandoned, or lies.
+//! Timelines: how waits end when the writer dies, leaves, is abandoned, or stores invalid values.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::{
     roles::{Orphan, Role},
 };
 
-/// A member that maps what it is given.
+/// A member that maps the slabs that it receives.
 pub(crate) struct User {
     pub(crate) client: Client,
     slabs: Vec<Slab>,
@@ -76,7 +76,7 @@ impl Opened {
         self.slab.cell(self.answer.cell).unwrap()
     }
 
-    /// Sleeps until `v` is there or never will be.
+    /// Sleeps until the timeline has reached `v` or has ended.
     pub(crate) fn wait(&self, v: u64) -> Progress {
         loop {
             let key = self.cell().prepare();
@@ -91,7 +91,7 @@ impl Opened {
         self.cell().ending()
     }
 
-    /// The word of its value, for storing as a stream does.
+    /// Stores a value as a stream does.
     fn store(&self, value: u64) {
         word(self.slab.memory(), self.answer.cell, 0, value);
     }
@@ -105,7 +105,7 @@ fn word(slab: &SharedMap, cell: u32, place: usize, value: u64) {
     slab.slice::<u64>(cell_offset(cell), 8).unwrap().set(place, value);
 }
 
-/// What is stored at the end of a timeline that has reached `last`.
+/// Returns the value that the end of a timeline stores after `last`.
 fn poison(last: u64) -> u64 {
     last + (1 << 62) + 1
 }
@@ -225,7 +225,7 @@ fn child_that_holds_the_writers_connection_may_keep_writing() {
     let held = Some(MemberState::HeldByChild);
     eventually("the child is noticed", || reader.client.state_of(member) == held);
     assert_eq!(opened.ending(), None, "nothing is proved");
-    // An operator need not wait for that.
+    // An operator need not wait for the child.
     assert_eq!(reader.abandon("t"), Ok(Answer::Done));
     assert_eq!(opened.wait(9), Progress::Ended(Ending::Abandoned));
 
@@ -270,7 +270,7 @@ fn stores_of_a_stream_after_the_end_are_undone_until_the_last() {
 
 #[test]
 fn cell_is_reused_when_its_streams_have_stored_all_promised_values() {
-    // One slab, so that cells are used again at once.
+    // One slab, so that cells are reused immediately.
     let broker = TestBroker::with(|config| config.limits.fds = Some(1));
     let mut user = User::join(&broker.socket);
     let mut reader = User::join(&broker.socket);
@@ -284,7 +284,7 @@ fn cell_is_reused_when_its_streams_have_stored_all_promised_values() {
     eventually("it is undone", || owing.load() == poison(0));
     assert!(user.open("more", false).is_err());
     owing.store(2);
-    eventually("it is another's", || user.open("more", false).is_ok());
+    eventually("the cell is reused", || user.open("more", false).is_ok());
     assert_eq!((owing.load(), owing.ending(), others.len()), (0, None, CELLS as usize - 1));
 }
 
@@ -314,7 +314,7 @@ fn broker_survives_any_bytes_in_control_memory() {
     let garbage =
         [0, 1, MAX_VALUE, MAX_VALUE + 1, 1 << 62, poison(7), poison(MAX_VALUE), 1 << 63, u64::MAX - 1, u64::MAX];
     let mut seed = 1_u64;
-    // Not where it says what it is: who maps another thing refuses it.
+    // The header stays intact: mapping refuses memory with another header.
     let words = CELLS as usize * CELL_BYTES / 8;
     let mut scribble = |slab: &SharedMap| {
         for at in 0..words {
@@ -406,7 +406,7 @@ fn timeline_ended_by_its_members_takes_a_next_writer() {
     let broker = TestBroker::start();
     let mut user = User::join(&broker.socket);
     let waiter = user.open("t", false).unwrap();
-    // As they do when a broker says nothing for too long, and then this one wakes up.
+    // Members do this when the broker is silent for too long. Then the broker wakes up.
     waiter.cell().end(Ending::BrokerGone);
     let mut writer = User::join(&broker.socket);
     let first = writer.open("t", true).unwrap();
@@ -456,7 +456,7 @@ fn impossible_layouts_are_refused() {
     assert_eq!(user.ask(Call::FollowTimeline { lease, slabs: 0 }).err(), stale, "it is on a segment");
     let mut other = User::join(&broker.socket);
     let lease = other.open("t", false).unwrap().answer.lease;
-    assert_eq!(user.ask(Call::FollowTimeline { lease, slabs: 0 }).err(), stale, "it is another's");
+    assert_eq!(user.ask(Call::FollowTimeline { lease, slabs: 0 }).err(), stale, "the lease belongs to another member");
     assert_eq!(user.client.ask(Call::AwaitWithdrawal { lease }).err(), stale);
     assert_eq!(user.client.ask(Call::Release { lease }).err(), stale);
 }

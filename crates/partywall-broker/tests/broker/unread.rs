@@ -1,4 +1,4 @@
-//! Clients that do not read the descriptors that they are sent. The kernel counts those for the user as a whole.
+//! Clients that do not read the descriptors sent to them. The kernel counts unread descriptors per user.
 
 use std::{
     os::fd::OwnedFd,
@@ -19,7 +19,7 @@ use crate::{
     roles::Role,
 };
 
-/// Chunks of the segment that everybody opens.
+/// Chunks of the segment that all clients open.
 pub(crate) const CHUNKS: usize = 100;
 
 fn publish(client: &mut Client) {
@@ -35,7 +35,7 @@ fn open_all(client: &mut Client) -> Vec<OwnedFd> {
     fds
 }
 
-/// Asks for the descriptors of a segment, and reads nothing.
+/// Requests the descriptors of a segment, and reads nothing.
 pub(crate) fn ask_and_leave_unread(client: &mut Client) {
     client.send(open("big", false), &[]);
     eventually("the answer comes", || client.call.is_ready());
@@ -82,7 +82,7 @@ fn one_connection_locks_out_no_other_of_its_user() {
     assert_eq!(child.says(), "done");
 }
 
-/// One connection with 15 unread answers, in a process that may have 1,024 files open as its broker.
+/// Leaves 15 answers unread on one connection, in a process that may have as many open files as its broker: 1,024.
 pub(crate) fn others_are_served_beside_unread_answers() {
     assert!(!rustix::process::geteuid().is_root(), "the kernel has no such limits for root");
     let broker = TestBroker::start();
@@ -108,20 +108,20 @@ fn process_at_its_own_bound_is_refused_at_once() {
     publish(&mut other);
     let mut hog = Role::start("hog", &broker.socket);
     assert_eq!(hog.says(), "4 connections have unread answers");
-    // Its next call, and its next connection.
+    // Its next call and its next connection are refused.
     hog.nudge();
     assert_eq!(hog.says(), "Some(Unread { unread: 64, allowed: 64, pids: [] })");
     assert_eq!(hog.says(), "Some(Unread { unread: 64, allowed: 64, pids: [] })");
     open_all(&mut other);
     open_all(&mut broker.client());
-    // Calls that bring no descriptors are answered, and so is everything once it has read.
+    // Calls without descriptors are answered, and so is everything after it has read.
     hog.nudge();
     assert_eq!(hog.says(), "Ok(Done)");
     hog.nudge();
     assert_eq!(hog.says(), "all is well");
 }
 
-/// Processes with unread answers, as many as the common bound allows.
+/// Starts as many processes with unread answers as the common bound allows.
 fn hogs(broker: &TestBroker) -> Vec<Role> {
     let mut hogs: Vec<_> = (0..8).map(|_| Role::start("hog", &broker.socket)).collect();
     // The last one may find that there is no room.
@@ -147,9 +147,9 @@ fn at_the_common_bound_calls_wait_then_name_processes_that_do_not_read() {
     };
     let refusal = other.open("big").0.unwrap_err();
     assert!(names_a_hog(&refusal), "{refusal:?}");
-    let refusal = shake_hands(&broker.socket, None).expect_err("a welcome brings descriptors");
+    let refusal = shake_hands(&broker.socket, None).expect_err("a welcome carries descriptors");
     assert!(names_a_hog(&refusal), "{refusal:?}");
-    // What brings none is answered all the while, and what waits when there is room again is done.
+    // Calls without descriptors are still answered, and waiting calls are answered once there is room.
     assert_eq!(other.ask(Call::Ping), Ok(Answer::Done));
     let request = other.send(open("big", false), &[]);
     hogs.remove(0).kill();
@@ -174,7 +174,7 @@ fn all_reading_connections_of_one_process_are_answered() {
 }
 
 #[test]
-fn broker_reads_no_more_of_a_client_whose_call_waits() {
+fn broker_stops_reading_from_a_client_whose_call_waits() {
     let broker = TestBroker::start();
     let mut client = broker.client();
     publish(&mut client);
@@ -187,7 +187,7 @@ fn broker_reads_no_more_of_a_client_whose_call_waits() {
         socket::wait(&client.call.socket, Ready::Write, Some(Instant::now() + Duration::from_millis(50)))
     {
         sent += socket::send(&client.call.socket, &bytes, &[]).unwrap_or(0);
-        assert!(sent < 16 << 20, "the broker keeps all that comes");
+        assert!(sent < 16 << 20, "the broker stores everything it reads");
     }
 }
 
@@ -209,7 +209,7 @@ fn killed_client_whose_call_waited_is_forgotten() {
     eventually("it is forgotten", || client.state_of(member).is_none());
 }
 
-/// Asks for descriptors, and closes its events socket while that call waits.
+/// Requests descriptors, and closes its events socket while that call waits.
 pub(crate) fn deserter(socket: &std::path::Path, say: impl Fn(&str), wait: impl Fn()) {
     let mut client = Client::join(socket);
     say("ready");
@@ -251,8 +251,8 @@ fn broker_ends_although_a_client_does_not_read() {
     broker.exit();
 }
 
-/// Four connections with an unread answer each; then one more call and one more connection; then a call that brings
-/// nothing; then it reads.
+/// Leaves an answer unread on each of four connections. Then makes one more call and one more connection, then a call
+/// without descriptors, and finally reads.
 pub(crate) fn hog(socket: &std::path::Path, say: impl Fn(&str), wait: impl Fn()) {
     let mut idle = Client::join(socket);
     let mut clients: Vec<_> = (0..4).map(|_| Client::join(socket)).collect();

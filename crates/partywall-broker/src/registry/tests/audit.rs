@@ -1,4 +1,4 @@
-//! What must hold between any two events, recomputed from nothing.
+//! Invariants of the registry between any two events, recomputed from scratch.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use crate::registry::{
     types::{ControlMemory, LeaseId, Lifetime},
 };
 
-/// Panics if `registry` contradicts itself, or what its effects have told the server so far.
+/// Panics if `registry` contradicts itself or the effects that it has returned so far.
 pub(super) fn audit(
     registry: &Registry,
     open_fds: &BTreeSet<FdId>,
@@ -42,7 +42,7 @@ pub(super) fn audit(
         }
         for (number, version) in &entry.versions {
             assert!((1..=entry.last).contains(number));
-            assert!(entry.latest == Some(*number) || version.leases > 0, "{name}@{number} is held for nobody");
+            assert!(entry.latest == Some(*number) || version.leases > 0, "{name}@{number} has no holder");
             assert!(entry.latest != Some(*number) || !version.withdrawn);
             totals.add(&version.memory);
             for fd in version.memory.fds() {
@@ -112,11 +112,11 @@ pub(super) fn audit(
     assert!(fds.is_disjoint(&held_back));
     fds.append(&mut held_back);
     assert_eq!(fds, *open_fds, "file descriptors in versions and control memory, and those that the server holds");
-    assert_eq!(waiting, *pending, "requests that wait, and those that were told so");
-    assert_eq!(registry.claims.keys().copied().collect::<BTreeSet<_>>(), claims, "one claim a name");
+    assert_eq!(waiting, *pending, "requests that wait, and requests that were answered with `Pending`");
+    assert_eq!(registry.claims.keys().copied().collect::<BTreeSet<_>>(), claims, "one claim per name");
 
     let rows: BTreeSet<_> = registry.members.values().map(|member| member.row).collect();
-    assert_eq!(rows.len(), registry.members.len(), "one row a member");
+    assert_eq!(rows.len(), registry.members.len(), "one row per member");
     let mut leases = 0;
     let mut claimed = 0;
     let mut waits = 0;
@@ -128,7 +128,7 @@ pub(super) fn audit(
         assert!(member.claims.iter().all(|claim| registry.claims[claim].member == *id));
         assert!(
             !matches!(member.life, Life::Suspect | Life::Unproven) || member.waits.is_empty(),
-            "who is not there waits for nothing"
+            "a member without a connection waits for nothing"
         );
         assert!(member.eviction.is_none() || member.waits.is_empty() && member.claims.is_empty());
         if member.life == Life::Unproven {
@@ -154,7 +154,7 @@ pub(super) fn audit(
             .collect();
         assert_eq!(member.bytes, held.values().sum::<u64>());
     }
-    // Each is some living member's, because there are as many as the members have.
+    // Every lease, claim and wait belongs to a member, because the numbers agree.
     assert_eq!((leases, claimed, waits), (registry.leases.len(), registry.claims.len(), waiting.len()));
     let awaited: usize = registry.leases.values().map(|lease| lease.awaited_by.len()).sum();
     let awaiting = registry

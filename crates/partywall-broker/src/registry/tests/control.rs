@@ -1,4 +1,4 @@
-//! What must hold of timelines, semaphores and their memory between any two events, recomputed from nothing.
+//! Invariants of timelines, semaphores and their memory between any two events, recomputed from scratch.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,13 +9,13 @@ use crate::registry::{
     types::{CellAt, CellId, Name},
 };
 
-/// Panics if `registry` contradicts itself, or what its effects have told the server so far.
+/// Panics if `registry` contradicts itself or the effects that it has returned so far.
 pub(super) fn audit(registry: &Registry, live_cells: &BTreeSet<CellAt>) {
     let mut uses = BTreeMap::<CellId, u64>::new();
     let mut timelines = BTreeMap::<&Name, BTreeMap<MemberId, u64>>::new();
     let mut semaphores = BTreeMap::<&Name, BTreeMap<MemberId, u64>>::new();
     for (id, hold) in &registry.holds {
-        assert!(registry.members[&hold.member].holds.contains(id), "lease {id} is held by nobody");
+        assert!(registry.members[&hold.member].holds.contains(id), "lease {id} has no holder");
         assert!(!registry.leases.contains_key(id), "lease {id} is on two things");
         let holders = match &hold.what {
             What::Timeline { name, cells } => {
@@ -42,7 +42,7 @@ pub(super) fn audit(registry: &Registry, live_cells: &BTreeSet<CellAt>) {
             assert_eq!(present.writing, Writing::By(hold.member));
             assert!(matches!(&hold.what, What::Timeline { cells, .. } if cells.contains(&timeline.present)));
         } else {
-            assert!(timeline.ended || present.writing == Writing::Over, "{name} is written by nobody");
+            assert!(timeline.ended || present.writing == Writing::Over, "{name} has no writer");
         }
     }
     assert!(semaphores.keys().copied().eq(registry.semaphores.keys()), "a semaphore is there as long as a lease is");

@@ -1,11 +1,11 @@
-//! In which order what a member had comes to others.
+//! The order in which the holdings of a departed member are released.
 
 use super::*;
 
-/// What others notice of a member that goes, in the order in which the server does it.
+/// A visible step of a departure, in the order in which the server carries it out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Step {
-    /// A request is answered that waited for its build, or for the end of its name.
+    /// A request that waited for its build, or for the end of its name, is completed.
     WaitersNotified,
     TimelinesRescued,
     HoldingsReturned,
@@ -27,7 +27,7 @@ fn steps(effects: &[Effect]) -> Vec<Step> {
     effects.iter().filter_map(step).collect()
 }
 
-/// A member with something of everything, and another that waits for it.
+/// A member that holds one of every kind of object, and another that waits for it.
 fn busy(has_pidfd: bool) -> (Watched, MemberId, MemberId) {
     let (mut w, [_, survivor]) = Watched::with_members();
     let victim = MemberId(9);

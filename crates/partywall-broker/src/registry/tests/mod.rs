@@ -1,4 +1,4 @@
-//! Rule by rule, and all together at random against a model.
+//! Tests of the registry: rule by rule, and at random against a model.
 
 mod audit;
 mod control;
@@ -54,7 +54,7 @@ const HANDLE: LegacyHandle = LegacyHandle { origin: [1; 16], driver: [[2; 32]; 2
 
 const GPU: Place = Place::Gpu([7; 16]);
 
-/// A registry that is audited after each event, with the file descriptors and tickets that a server would know of.
+/// A registry that is audited after each event, with the file descriptors and tickets that a server would know.
 struct Watched {
     registry: Registry,
     open_fds: BTreeSet<FdId>,
@@ -62,7 +62,7 @@ struct Watched {
     live_cells: BTreeSet<CellAt>,
     pending: BTreeSet<(MemberId, RequestId)>,
     unclosed: BTreeSet<CloseId>,
-    /// Whether rows are cleared by events of the test's own, instead of at once.
+    /// Whether the test itself sends the events that clear rows; otherwise they are sent immediately.
     clears_later: bool,
     last_fd: u64,
     last_request: u64,
@@ -84,7 +84,7 @@ impl Watched {
         }
     }
 
-    /// Says that everything is closed that was given up.
+    /// Confirms that all released memory is closed.
     fn close_all(&mut self) -> Vec<Effect> {
         let mut effects = Vec::new();
         while let Some(id) = self.unclosed.first().copied() {
@@ -110,7 +110,7 @@ impl Watched {
             Event::Suspected { member } | Event::HeldByChild { member } | Event::Died { member } => {
                 self.pending.retain(|(waiting, _)| waiting != member);
             }
-            Event::Closed { id } => assert!(self.unclosed.remove(id), "closed, and nobody asked"),
+            Event::Closed { id } => assert!(self.unclosed.remove(id), "closed without a request"),
             Event::Request { member, call: Call::Leave, .. } => self.pending.retain(|(waiting, _)| waiting != member),
             _ => {}
         }
@@ -139,7 +139,7 @@ impl Watched {
                 }
                 Effect::Notify { member, ticket, outcome, .. } => {
                     assert_ne!(outcome, &Ok(Answer::Pending));
-                    assert!(self.pending.remove(&(*member, *ticket)), "an answer for nobody");
+                    assert!(self.pending.remove(&(*member, *ticket)), "an answer without a request");
                 }
                 Effect::Confirm(id) => assert!(self.unclosed.insert(*id), "asked for twice"),
                 Effect::StartCell { at, .. } => assert!(self.live_cells.insert(*at), "{at:?} is in use"),
@@ -235,7 +235,7 @@ impl Watched {
         }
     }
 
-    /// Makes the memory that a request needs, as the server does.
+    /// Creates the memory that a request needs, as the server does.
     fn provide(&mut self, member: MemberId, mut call: Call) -> Call {
         if let Some(needed) = self.registry.control_needed(member, &call) {
             let fd = self.create_fd();
@@ -341,7 +341,7 @@ fn identity(member: MemberId, simulated: bool, has_pidfd: bool) -> Identity {
     Identity { pid, uid: 0, command: format!("member {member}").into(), simulated, operator: false, has_pidfd }
 }
 
-/// Who was told what, in order.
+/// Returns the completions, in order.
 fn notices(effects: &[Effect]) -> Vec<(MemberId, RequestId, Outcome)> {
     effects
         .iter()
@@ -352,7 +352,7 @@ fn notices(effects: &[Effect]) -> Vec<(MemberId, RequestId, Outcome)> {
         .collect()
 }
 
-/// What was closed.
+/// Returns the closed file descriptors.
 fn closed(effects: &[Effect]) -> Vec<FdId> {
     let mut fds: Vec<_> = effects
         .iter()

@@ -1,4 +1,4 @@
-//! The registry again, as plainly as it can be said: flat lists, searched from the front, nothing kept twice.
+//! A model of the registry, as simple as possible: flat lists without redundant state, searched from the front.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -10,18 +10,18 @@ use crate::registry::{
     types::{BlockControl, Change, Doubt, Ending, Limit, MemberState, Named, NoGrowth, Whom},
 };
 
-/// What came of one event: the reply to a request, the verdicts of others, what was closed. Near names are left out.
+/// The result of one event: the reply to a request, completions of others, and closes. Suggested names are left out.
 #[derive(Debug, PartialEq, Default)]
 pub(super) struct Said {
     pub(super) reply: Option<Outcome>,
     pub(super) notices: Vec<(MemberId, RequestId, Outcome)>,
     pub(super) closed: Vec<FdId>,
-    /// The question when what was given up is closed.
+    /// Requests to confirm that released memory is closed.
     pub(super) confirm: Vec<CloseId>,
     pub(super) quarantined: Vec<MemberId>,
     pub(super) disconnect: bool,
     pub(super) hang_up: bool,
-    /// What was done in control memory, in order.
+    /// The effects on control memory, in order.
     pub(super) control: Vec<Effect>,
     pub(super) stop: bool,
 }
@@ -75,7 +75,7 @@ struct Corpse {
     since: u64,
     simulated: bool,
     bytes: u64,
-    /// The closing that it waits for.
+    /// The confirmation that it waits for.
     until: CloseId,
 }
 
@@ -130,33 +130,33 @@ pub(super) enum For {
     Build(Name),
     Withdrawal(LeaseId),
     Growth(LeaseId),
-    /// Something that is like this, and the point that was asked of.
+    /// Events of names that match this pattern, after this point.
     Watch(Pattern, u64),
 }
 
 #[derive(Debug)]
 pub(super) struct Model {
     pub(super) bounds: Bounds,
-    /// Whether the member that joined last is.
+    /// Whether the member that joined last is simulated.
     simulated: bool,
     pub(super) people: Vec<Person>,
     corpses: Vec<Corpse>,
-    /// Each version that this event has given up so far, and its bytes.
+    /// The versions that this event has released so far, with their bytes.
     pending_close: PendingClose,
     /// Closes and confirmations that wait until no row is being cleared.
     held_back: (Vec<FdId>, Vec<CloseId>),
     closings: u64,
-    /// What was given up and is not closed yet.
+    /// Memory that was released and is not closed yet.
     unclosed: Vec<(CloseId, PendingClose)>,
     /// Everything that ever happened to a name.
     pub(super) history: Vec<Happening>,
-    /// How much of it those know who watch.
+    /// The event up to which watchers have been notified.
     pub(super) notified: u64,
     editions: Vec<Edition>,
-    /// The ends of names of legacy memory that are not there.
+    /// The ends of names that do not exist any more.
     ends: Vec<(Name, Tombstone)>,
     pub(super) now: u64,
-    /// The highest number given to each name that has an edition.
+    /// The highest version number of each name that has an edition.
     numbers: BTreeMap<Name, u64>,
     pub(super) holds: Vec<Hold>,
     pub(super) rights: Vec<Right>,
@@ -192,13 +192,13 @@ impl Model {
         }
     }
 
-    /// Whether somebody may join.
+    /// Returns whether another member may join.
     pub(super) fn has_room(&self) -> bool {
         let there = self.people.iter().filter(|p| matches!(p.life, Life::Alive | Life::HeldByChild)).count() as u64;
         there < self.bounds.members && ((self.people.len() + self.objects.uncleared.len()) as u64) < self.bounds.rows
     }
 
-    /// Whether there is nothing of the other sort.
+    /// Returns whether no member or GPU memory uses the other driver.
     pub(super) fn admits(&self, simulated: bool) -> bool {
         let anything = !self.people.is_empty() || self.editions.iter().any(|e| e.memory.place != Place::Host);
         !anything || self.simulated == simulated
@@ -230,7 +230,7 @@ impl Model {
                 self.queue.retain(|q| q.member != *member);
                 self.person(*member).life = Life::Suspect;
             }
-            Event::Dismissed { .. } => unreachable!("nobody here is an operator"),
+            Event::Dismissed { .. } => unreachable!("the model has no operators"),
             Event::Resumed { member } => self.person(*member).life = Life::Alive,
             Event::HeldByChild { member } => {
                 self.queue.retain(|q| q.member != *member);
@@ -297,7 +297,7 @@ impl Model {
         }
         said.closed.sort();
         said.confirm.sort();
-        // Their order among each other is no promise; what each says is.
+        // The order among them is not promised, only the content of each.
         said.notices.sort_by_key(|(member, ticket, _)| (*member, *ticket));
         said
     }
@@ -569,7 +569,7 @@ impl Model {
                         }
                         self.notify_of(id, Ending::Removed, member, said);
                     }
-                    members.push(self.parted(id));
+                    members.push(self.departed(id));
                 }
                 if *kill {
                     let kills = members.iter().map(|departed| Effect::Kill(departed.member));
@@ -590,7 +590,7 @@ impl Model {
                     }
                     _ => {}
                 }
-                let members = unproven.iter().map(|id| self.parted(*id)).collect();
+                let members = unproven.iter().map(|id| self.departed(*id)).collect();
                 unproven.into_iter().for_each(|id| self.give_back(id, true, said));
                 Ok(Answer::Freed { members, more: false })
             }
@@ -785,7 +785,7 @@ impl Model {
         Ok(Answer::Pending)
     }
 
-    /// Withdraws what goes with this lease.
+    /// Withdraws the names that this lease owns.
     fn disown(&mut self, lease: LeaseId, ending: Ending, by: MemberId, said: &mut Said) {
         if let Some(edition) =
             self.editions.iter_mut().find(|e| e.owner == Some(lease) && e.memory.lifetime == Lifetime::Owned)
@@ -800,7 +800,7 @@ impl Model {
         }
     }
 
-    /// Returns where the blocks of its member are to go back.
+    /// Drops a lease. Returns the control memory in which the member's blocks have to be returned.
     fn let_go(&mut self, lease: LeaseId, said: &mut Said) -> Option<BlockControl> {
         for waiting in self.queue.clone() {
             if matches!(waiting.for_what, For::Withdrawal(l) | For::Growth(l) if l == lease) {
@@ -882,7 +882,7 @@ impl Model {
         kinds
     }
 
-    /// Withdraws what goes with this member.
+    /// Withdraws the names that this member owns.
     fn disown_all(&mut self, member: MemberId, ending: Ending, by: MemberId, said: &mut Said) {
         self.holds_of(member).into_iter().for_each(|lease| self.disown(lease, ending, by, said));
         let mut left: Vec<_> =
@@ -949,14 +949,14 @@ impl Model {
         self.people.iter().any(|p| p.id == member && p.life == Life::Unproven)
     }
 
-    /// Bytes of what those hold who are meant, each version counted once.
+    /// Returns the bytes of the versions that selected members hold, each counted once.
     fn bytes_of(&self, is_meant: impl Fn(MemberId) -> bool) -> u64 {
         let held =
             |e: &&Edition| self.holds.iter().any(|h| is_meant(h.member) && h.name == e.name && h.number == e.number);
         self.editions.iter().filter(held).map(|e| e.memory.bytes()).sum()
     }
 
-    fn parted(&self, member: MemberId) -> Departed {
+    fn departed(&self, member: MemberId) -> Departed {
         Departed {
             member,
             pid: 100 + member.0 as u32,

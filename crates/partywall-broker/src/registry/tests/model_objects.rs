@@ -1,4 +1,5 @@
-//! Timelines and semaphores of the model. Which cell is used next is the registry's choice; that it may be is checked.
+//! Timelines and semaphores of the model. The registry chooses the next cell; the model checks that the choice is
+//! allowed.
 
 use super::{
     model::{Model, Said, over},
@@ -9,18 +10,18 @@ use crate::registry::{
     state::Life,
 };
 
-/// What the model knows of control memory.
+/// The model's control memory.
 #[derive(Debug, Default)]
 pub(super) struct Objects {
-    /// Rows of people that are gone, whose permits are on their way back.
+    /// Rows of departed members whose permits are being returned.
     pub(super) uncleared: BTreeSet<u16>,
-    /// The cell that the registry has taken for the event that is being applied.
+    /// The cell that the registry has taken for the current event.
     pub(super) chosen: Option<CellAt>,
     pub(super) grips: Vec<Grip>,
     pub(super) slabs: Vec<FdId>,
     lines: Vec<Line>,
     gates: Vec<Gate>,
-    /// By their numbers.
+    /// Cells, by number.
     cells: Vec<Spot>,
     abandoned: Vec<(MemberId, RequestId)>,
 }
@@ -58,9 +59,9 @@ struct Spot {
     incarnation: u32,
     ended: bool,
     writer: Option<MemberId>,
-    /// Its writer has left, and nobody knows until when it writes.
-    untold: bool,
-    /// The lease that signals or has signalled, until it is given back.
+    /// Whether its writer has left, so that the end of its stores is unknown.
+    unobserved: bool,
+    /// The lease that signals or signalled the timeline, until it is given back.
     by: Option<LeaseId>,
 }
 
@@ -88,7 +89,7 @@ impl Model {
         Ok(self.line_of(lease).unwrap())
     }
 
-    /// Has the timeline stand at a cell that the new lease may use.
+    /// Begins an incarnation of a timeline in a cell that the registry has chosen.
     fn begin_line(
         &mut self,
         member: MemberId,
@@ -124,12 +125,12 @@ impl Model {
         let slab = self.objects.slabs.iter().position(|slab| *slab == at.slab).unwrap() as u64;
         let number = slab * self.bounds.cells + u64::from(at.index);
         let incarnation = former.map_or(0, |former| self.objects.cells[former as usize].incarnation) + 1;
-        let spot = Spot { incarnation, ended: false, writer: None, untold: false, by: None };
+        let spot = Spot { incarnation, ended: false, writer: None, unobserved: false, by: None };
         if idle > self.bounds.rest || !is_fresh(&self.objects) {
             assert!(self.is_idle(number), "cell {number} is in use");
             self.objects.cells[number as usize] = spot;
         } else {
-            assert_eq!(number, self.objects.cells.len() as u64, "another one is fresh");
+            assert_eq!(number, self.objects.cells.len() as u64, "fresh cells are taken in order");
             self.objects.cells.push(spot);
         }
         let from = former.map(|former| self.at(former));
@@ -152,12 +153,12 @@ impl Model {
         over(Limit::Bytes, self.bounds.bytes, self.bytes() + bytes)
     }
 
-    /// Whether nobody looks at a cell and nobody writes to it.
+    /// Returns whether a cell has neither readers nor a writer.
     fn is_idle(&self, number: u64) -> bool {
         let spot = self.objects.cells[number as usize];
         let seen = self.objects.grips.iter().any(|grip| grip.cells.contains(&number));
         let stood_at = self.objects.lines.iter().any(|line| line.present == number);
-        !seen && !stood_at && spot.writer.is_none() && !spot.untold
+        !seen && !stood_at && spot.writer.is_none() && !spot.unobserved
     }
 
     pub(super) fn follow(&mut self, member: MemberId, lease: LeaseId) -> Outcome {
@@ -220,13 +221,13 @@ impl Model {
         let slab = self.objects.slabs.iter().position(|slab| *slab == at.slab).unwrap() as u64;
         let spot = &mut self.objects.cells[(slab * self.bounds.cells + u64::from(at.index)) as usize];
         if spot.ended {
-            (spot.writer, spot.untold) = (None, false);
+            (spot.writer, spot.unobserved) = (None, false);
         }
     }
 
-    /// Ended cells that may still be written.
+    /// Returns the ended cells that may still be written.
     pub(super) fn restless(&self) -> Vec<CellAt> {
-        let restless = |spot: &Spot| spot.ended && (spot.writer.is_some() || spot.untold);
+        let restless = |spot: &Spot| spot.ended && (spot.writer.is_some() || spot.unobserved);
         let numbers = (0..).zip(&self.objects.cells).filter(|(_, spot)| restless(spot)).map(|(number, _)| number);
         numbers.map(|number| self.at(number)).collect()
     }
@@ -305,7 +306,7 @@ impl Model {
             let spot = &mut self.objects.cells[number as usize];
             if spot.by == Some(lease) {
                 spot.by = None;
-                if spot.writer.is_some() || spot.untold {
+                if spot.writer.is_some() || spot.unobserved {
                     said.control.push(Effect::SettleCell(self.at(number)));
                 }
             }
@@ -333,14 +334,14 @@ impl Model {
         }
     }
 
-    /// Ends what a member signals.
+    /// Ends the timelines that a member writes.
     pub(super) fn end_lines_of(&mut self, member: MemberId, ending: CellEnding, said: &mut Said) {
         for lease in self.grips_of(member) {
             self.end_line_of(lease, ending, said);
         }
     }
 
-    /// Ends what a lease signals.
+    /// Ends the timeline that a lease writes.
     pub(super) fn end_line_of(&mut self, lease: LeaseId, ending: CellEnding, said: &mut Said) {
         let written = self.objects.lines.iter().find(|line| line.writer == Some(lease));
         if let Some(name) = written.map(|line| line.name.clone()) {
@@ -348,10 +349,10 @@ impl Model {
         }
     }
 
-    /// A member is gone. Returns the semaphores to which its permits are to go back.
+    /// Drops the leases of a member that is gone. Returns the semaphores in which its permits have to be returned.
     pub(super) fn give_objects_back(&mut self, member: MemberId, is_dead: bool, said: &mut Said) -> Vec<FdId> {
         for spot in self.objects.cells.iter_mut().filter(|spot| spot.writer == Some(member)) {
-            (spot.writer, spot.untold) = (None, !is_dead);
+            (spot.writer, spot.unobserved) = (None, !is_dead);
         }
         let before = said.control.len();
         self.grips_of(member).into_iter().for_each(|lease| self.loosen(lease, said));
@@ -365,7 +366,7 @@ impl Model {
         semaphores.collect()
     }
 
-    /// What a member that is gone has in this memory is on its way back.
+    /// Records that the permits and blocks of a departed member in this memory are being returned.
     pub(super) fn clear_row(&mut self, member: MemberId, control: Vec<FdId>, said: &mut Said) {
         let row = self.person(member).row;
         if !control.is_empty() {
@@ -374,7 +375,7 @@ impl Model {
         }
     }
 
-    /// Whether a member may still store in some cell.
+    /// Returns whether a member may still store in some cell.
     pub(super) fn writes(&self, member: MemberId) -> bool {
         self.objects.cells.iter().any(|spot| spot.writer == Some(member))
     }
@@ -461,14 +462,14 @@ impl Model {
         self.objects.grips.iter().filter(move |grip| grip.kind == kind && grip.name == *name)
     }
 
-    /// Slabs and semaphores: how many, and their bytes.
+    /// Returns the number of slabs and semaphores, and their bytes.
     pub(super) fn control_memory(&self) -> (u64, u64) {
         let slabs = self.objects.slabs.len() as u64;
         let gates = &self.objects.gates;
         (slabs + gates.len() as u64, slabs * SLAB_BYTES + gates.iter().map(|gate| gate.memory.bytes).sum::<u64>())
     }
 
-    /// Timelines and semaphores.
+    /// Returns the numbers of timelines and semaphores.
     pub(super) fn object_counts(&self) -> (u64, u64) {
         (self.objects.lines.len() as u64, self.objects.gates.len() as u64)
     }

@@ -1,4 +1,4 @@
-//! Watching in the model: everything that ever happened, in one list.
+//! Watching in the model: all events in one list.
 
 use super::{
     model::{For, Model, Said},
@@ -33,7 +33,7 @@ impl Model {
         self.enqueue(member, ticket, For::Watch(pattern.clone(), after))
     }
 
-    /// Tells those who watch what this event has brought.
+    /// Notifies watchers of what this event has logged.
     pub(super) fn notify_watchers(&mut self, said: &mut Said) {
         let notified = std::mem::replace(&mut self.notified, self.history.len() as u64);
         let last = self.history.len() as u64;
@@ -53,7 +53,7 @@ impl Model {
         since.filter(|event| pattern.matches(event.name.as_str())).cloned().collect()
     }
 
-    /// How many events have been forgotten.
+    /// Returns the number of forgotten events.
     fn begin(&self) -> u64 {
         let mut bytes = 0;
         let kept = self.history.iter().rev().take_while(|event| {

@@ -5,7 +5,7 @@ use crate::registry::effect::{Handle, Holder, ObjectRow, Refused};
 
 const STALE: Outcome = Err(Refused::Stale(Handle::Lease));
 
-/// What became of cells, in order.
+/// Returns the ends of cells, in order.
 fn ends(effects: &[Effect]) -> Vec<(CellAt, CellEnding)> {
     let end = |effect: &Effect| match effect {
         Effect::EndCell { at, ending } => Some((*at, *ending)),
@@ -31,7 +31,7 @@ fn returned(effects: &[Effect]) -> Vec<(FdId, u16)> {
     effects.iter().flat_map(permits).collect()
 }
 
-/// Cells that are guarded.
+/// Returns the guarded cells.
 fn guarded(w: &Watched) -> Vec<CellAt> {
     w.registry.guarded().iter().map(|guarded| guarded.at).collect()
 }
@@ -72,7 +72,7 @@ fn writers_death_ends_waits_and_next_writer_continues() {
     let (mut w, [a, b, c]) = Watched::with_members();
     let reader = w.timeline(a, "x", false);
     w.timeline(b, "x", true);
-    assert_eq!(ends(&w.apply(Event::Suspected { member: b })), [], "that proves nothing");
+    assert_eq!(ends(&w.apply(Event::Suspected { member: b })), [], "a lost connection proves nothing");
     assert_eq!(ends(&w.apply(Event::HeldByChild { member: b })), []);
     let [(first, CellEnding::OwnerDied)] = ends(&w.apply(Event::Died { member: b }))[..] else { panic!("one end") };
     assert_eq!(w.follow(a, reader.lease).incarnation, 1, "there is no next one yet");
@@ -87,7 +87,7 @@ fn writers_death_ends_waits_and_next_writer_continues() {
     assert_eq!(
         ends(&w.apply(Event::Died { member: c })),
         [(at, CellEnding::OwnerDied)],
-        "a second death is as the first"
+        "a second death behaves like the first"
     );
 }
 
@@ -183,7 +183,7 @@ fn cell_is_reused_only_when_no_process_can_see_or_write_it() {
     w.timeline(a, "y", false);
     assert_eq!(w.open_timeline(a, "z", false), full);
 
-    // Nobody looks at the first one any more.
+    // The first cell has no readers any more.
     w.release(a, reader.lease);
     assert_eq!(w.timeline(a, "z", false).cell, 0);
     // c has a lease on the second, and its streams may still store in it.
@@ -206,7 +206,7 @@ fn writer_that_released_its_lease_promises_nothing_new() {
     let [(cell, _)] = ends(&w.ask(a, abandon("x")).2)[..] else { panic!("one end") };
     assert!(!settled(&w.release(b, reader)));
     assert_eq!(w.registry.guarded(), [Guarded { at: cell, given_back: false }]);
-    assert!(settled(&w.release(b, writer)), "also of one that had been abandoned");
+    assert!(settled(&w.release(b, writer)), "an abandoned cell settles, too");
     assert_eq!(w.registry.guarded(), [Guarded { at: cell, given_back: true }]);
     w.apply(Event::CellSettled { at: cell });
     assert_eq!(w.registry.guarded(), []);
@@ -260,7 +260,7 @@ fn writers_eviction_or_lost_context_ends_waits() {
     let [(faulted, CellEnding::OwnerFaulted)] = ends(&w.ask(c, Call::ContextLost).2)[..] else { panic!("one end") };
     assert_eq!(guarded(&w), [evicted, faulted], "both live on");
 
-    // It cannot know whether its streams still wait; its end will tell.
+    // It cannot know whether its streams still wait; only its end proves that they do not.
     assert_eq!(w.ask(c, Call::Release { lease }).1, Ok(Answer::Done));
     assert!(w.registry.holds.contains_key(&lease));
     w.apply(Event::Died { member: b });
@@ -282,13 +282,13 @@ fn unproven_death_quarantines_cells_and_permits() {
     assert!(effects.contains(&Effect::Quarantined(b)) && returned(&effects).is_empty());
     assert_eq!(guarded(&w), [cell], "its kernels may run on");
     w.join(MemberId(3));
-    assert_ne!(w.registry.row(MemberId(3)), Some(row), "the row is a dead one's");
+    assert_ne!(w.registry.row(MemberId(3)), Some(row), "the row still belongs to the dead member");
 
     w.clears_later = true;
     let effects = w.apply(Event::Expired { member: b });
     assert_eq!((returned(&effects).len(), guarded(&w)), (1, vec![]));
     w.join(MemberId(4));
-    assert_ne!(w.registry.row(MemberId(4)), Some(row), "its permits are still on their way back");
+    assert_ne!(w.registry.row(MemberId(4)), Some(row), "its permits are still being returned");
     w.apply(Event::RowCleared { row });
     w.join(MemberId(5));
     assert_eq!(w.registry.row(MemberId(5)), Some(row));
@@ -438,7 +438,7 @@ fn listing_continues_from_timelines_to_semaphores() {
 #[test]
 fn pages_of_objects_fit_a_message_and_are_complete() {
     let (mut w, [a]) = Watched::with_members();
-    // Straight into the registry: an audit after each of these would be quadratic.
+    // Applied without the audit, which would make this quadratic.
     for i in 0..600 {
         let name = Name::new(format!("{i:04}{}", "x".repeat(251)));
         let call = match i % 2 {

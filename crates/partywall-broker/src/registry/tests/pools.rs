@@ -28,7 +28,7 @@ fn topic() -> Control {
     control(4, Some(2))
 }
 
-/// What is done in control memory, in order.
+/// Returns the effects on control memory, in order.
 fn in_control(effects: &[Effect]) -> Vec<&Effect> {
     let is_there =
         |effect: &&Effect| matches!(effect, Effect::Return { .. } | Effect::Detach { .. } | Effect::ClearRow { .. });
@@ -51,7 +51,7 @@ fn shared_name_ends_with_its_last_lease() {
         (second.memory.fds(), vec![]),
         "no holder is left to return blocks to"
     );
-    assert_eq!(second.memory.fds().len(), 2, "the chunk's, and its words'");
+    assert_eq!(second.memory.fds().len(), 2, "the chunk's and the control memory's");
     assert!(matches!(w.open(b, "p", None, false), Err(Refused::NotFound { .. })));
 }
 
@@ -82,7 +82,7 @@ fn departed_member_is_detached_at_once_and_returns_blocks_when_dead() {
     let faulted = w.ask(b, Call::ContextLost).2;
     assert_eq!(in_control(&faulted), [&detach(CellEnding::OwnerFaulted)]);
     let lease = w.registry.members[&b].leases.first().copied().unwrap();
-    assert_eq!(in_control(&w.release(b, lease)), [] as [&Effect; 0], "only its end shows what it still did");
+    assert_eq!(in_control(&w.release(b, lease)), [] as [&Effect; 0], "only its end proves that its work is over");
     let evicted = w.ask(c, Call::Evict { whom: Whom::Member(b.0), kill: false }).2;
     assert_eq!(in_control(&evicted), [&detach(CellEnding::Evicted)]);
     let dead = w.apply(Event::Died { member: b });

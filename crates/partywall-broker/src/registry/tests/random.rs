@@ -14,7 +14,7 @@ use crate::registry::{
     types::{BlockControl, Whom},
 };
 
-/// An event in terms of positions: what they refer to depends on what has happened before.
+/// An event whose objects are positions in lists, so that their meaning depends on earlier events.
 #[derive(Debug, Clone)]
 enum Step {
     /// On the simulated driver or on the real one, with a pidfd or without.
@@ -24,18 +24,18 @@ enum Step {
     HeldByChild(usize),
     Die(usize),
     Expire(usize),
-    /// What was given up first is closed.
+    /// The oldest released memory is closed.
     Closed,
     Ask(usize, Ask),
-    /// The connection is lost with the last answer, and the member comes back and asks again.
+    /// The connection is lost with the last answer; the member resumes and repeats its request.
     AskAgain(usize),
-    /// The permits of a row whose member is gone are with others.
+    /// The permits of a departed member's row have been returned.
     Clear(usize),
-    /// All that was promised in a cell that has ended is there.
+    /// Everything promised in an ended cell has been stored.
     Settle(usize),
     /// A member has ended a timeline by itself.
     EndLine(usize),
-    /// So many milliseconds pass.
+    /// This many milliseconds pass.
     Pass(u64),
 }
 
@@ -83,7 +83,7 @@ enum Ask {
     InspectObject(ObjectKind, usize),
     List,
     Members,
-    /// By now, by another broker's point, or from some events before the last one; or from one that has not been.
+    /// From now, from a point of another broker, or from an event before or after the last one.
     Watch(usize, Option<Option<u64>>),
     UsesGpu(bool),
     ContextLost,
@@ -307,7 +307,7 @@ impl Run {
                     said.notices.push((member, ticket, outcome));
                 }
                 Effect::Close(fds) => said.closed.extend(fds),
-                // Always together.
+                // Always together with `Stop`.
                 Effect::RemoveSocket => {}
                 Effect::Stop => said.stop = true,
                 Effect::Confirm(id) => said.confirm.push(id),
@@ -339,7 +339,7 @@ impl Run {
 
     fn call(&mut self, member: MemberId, ask: &Ask) -> Call {
         let name = |i: usize| Name::new(["a", "b", "a/b"][i]);
-        // Mostly something of the member's own, sometimes another's, sometimes nothing.
+        // Mostly one of the member's own leases, sometimes another member's, sometimes one that does not exist.
         let lease = |model: &Model, i: usize| {
             let mut own: Vec<_> = model.holds.iter().filter(|h| h.member == member || i == 7).map(|h| h.id).collect();
             own.extend(model.objects.grips.iter().filter(|g| g.member == member || i == 7).map(|g| g.id));
@@ -415,7 +415,7 @@ impl Run {
                     None => After::Now,
                     Some(None) => After::Elsewhere,
                     Some(Some(11)) => After::Event(last + 1),
-                    // Mostly there is nothing new.
+                    // Mostly the last event, so that nothing is new.
                     Some(Some(back)) => After::Event(last.saturating_sub(back.saturating_sub(6) * 3)),
                 };
                 Call::Watch(Watch { pattern: Pattern::new(["*", "a", "a/*", "?"][*pattern]).unwrap(), after })
@@ -423,7 +423,7 @@ impl Run {
             Ask::UsesGpu(mps) => Call::UsesGpu { mps: *mps },
             Ask::ContextLost => Call::ContextLost,
             Ask::Evict(who, by_pid) => {
-                // One that is there, or one that never was.
+                // A present member, or one that never existed.
                 let member = self.person(*who).filter(|_| *who < 6).map_or(MemberId(999), |(member, _)| member);
                 let whom = if *by_pid { Whom::Pid(100 + member.0 as u32) } else { Whom::Member(member.0) };
                 Call::Evict { whom, kill: *by_pid }
@@ -452,8 +452,9 @@ impl Run {
     }
 }
 
-/// An opened version comes with all of its file descriptors, a committed one with its control memory, a grown one with
-/// those that are new, a timeline with the slabs up to its own, a semaphore with its memory, everything else with none.
+/// Checks the file descriptors of an answer. An opened version comes with all of its descriptors, a commit with its
+/// control memory, a growth with the new descriptors, a timeline with the slabs up to its own, a semaphore with its
+/// memory, and everything else with none.
 fn check_fds(outcome: &Outcome, fds: &[FdId], model: &Model) {
     match outcome {
         Ok(Answer::Timeline(opened)) => assert_eq!(fds, &model.objects.slabs[..=opened.slab as usize]),
@@ -492,7 +493,7 @@ proptest! {
         for step in &steps {
             run.step(step);
         }
-        // In the end everybody dies, and what nobody asked to keep is gone.
+        // In the end all members die, and everything that is not kept must be gone.
         while let Some((member, life)) = run.person(0) {
             run.both(if life == Life::Unproven { Event::Expired { member } } else { Event::Died { member } });
         }

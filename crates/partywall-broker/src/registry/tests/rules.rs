@@ -1,4 +1,4 @@
-//! One test a rule.
+//! One test per rule.
 
 use super::*;
 use crate::registry::{
@@ -24,7 +24,7 @@ fn versions_count_from_one_while_any_exists() {
     assert_eq!(w.commit(a, "x", true).0, 1);
     let held = w.opened(b, "x");
     assert_eq!(w.commit(a, "x", true).0, 2);
-    // Version 2 goes, version 1 is still held: numbers go on.
+    // Version 2 is gone, but version 1 is still held, so numbers continue.
     let _ = w.ask(a, Call::Remove { name: name("x") });
     assert_eq!(w.commit(a, "x", true).0, 3);
     let _ = w.ask(a, Call::Remove { name: name("x") });
@@ -210,7 +210,7 @@ fn withdrawal_notifies_holders_of_every_version() {
     w.commit(a, "x", true);
     let new = w.opened(c, "x").lease;
     let (first, outcome, _) = w.ask(b, Call::AwaitWithdrawal { lease: old });
-    assert_eq!(outcome, Ok(Answer::Pending), "that a newer version came does not count");
+    assert_eq!(outcome, Ok(Answer::Pending), "a newer version is no withdrawal");
     let (second, ..) = w.ask(c, Call::AwaitWithdrawal { lease: new });
     assert_eq!(w.ask(c, Call::AwaitWithdrawal { lease: old }).1, stale(Handle::Lease), "not theirs");
     let (_, outcome, effects) = w.ask(a, Call::Remove { name: name("x") });
@@ -310,7 +310,7 @@ fn repeated_request_is_carried_out_once() {
     assert_eq!(repeated, outcome);
     assert_eq!(closed(&effects), fds, "they came a second time");
 
-    // A answer that was lost on its way is found again under the same number.
+    // A lost answer is found again under the same number.
     let open = Call::Open(Open { name: name("y"), version: None, access: Access::Read, wait: true });
     let (ticket, ..) = w.ask(a, open.clone());
     let commit = w.commit_call("y", false, true);
@@ -323,7 +323,7 @@ fn repeated_request_is_carried_out_once() {
     let (request, outcome, _) = w.ask(a, Call::OpenOrBuild { name: name("z") });
     assert_eq!(w.ask_as(a, request, Call::OpenOrBuild { name: name("z") }).0, outcome);
 
-    // And a request that never was done is done.
+    // A repeated request that was never carried out is carried out.
     let open = Call::Open(Open { name: name("q"), version: None, access: Access::Read, wait: true });
     let (ticket, ..) = w.ask(a, open.clone());
     assert!(matches!(w.ask_as(a, ticket, open.clone()).0, Err(Refused::Invalid(_))), "it is waiting already");
@@ -361,7 +361,7 @@ fn unknown_name_suggests_near_ones() {
 #[test]
 fn listings_come_in_pages_that_fit_a_message() {
     let (mut w, [a]) = Watched::with_members();
-    // Straight into the registry: an audit after each of these would be quadratic.
+    // Applied without the audit, which would make this quadratic.
     for i in 0..1000 {
         let memory = w.memory(&[1], false, false, Lifetime::Kept);
         let name = Name::new(format!("{i:04}{}", "x".repeat(251)));
@@ -474,7 +474,7 @@ fn only_the_committer_repeats_a_growth() {
     let theirs = w.opened(b, "x").lease;
     let growth = w.growth(lease, 0, &[5]);
     let (request, ..) = w.ask(a, Call::Grow(growth));
-    // The request numbers of different members are the same ones.
+    // Different members use the same request numbers.
     assert_eq!(w.ask_as(b, request, Call::Ping).0, Ok(Answer::Done));
     let growth = w.growth(theirs, 1, &[5]);
     let (outcome, _) = w.ask_as(b, request, Call::Grow(growth));
@@ -501,7 +501,7 @@ fn refused_growths_give_their_reason_and_change_nothing() {
     let (request, ..) = w.ask(b, Call::AwaitGrowth { lease: theirs, growths: 0 });
     assert_eq!(w.opened(b, "x").growths, 0);
 
-    // Without its committer it stays as long as it is.
+    // Without its committer a version cannot grow.
     let effects = w.release(a, lease);
     assert_eq!(notices(&effects), [(b, request, cannot("x", NoGrowth::CommitterGone))]);
     assert_eq!(w.grow(b, theirs, 0, &[1]).0, cannot("x", NoGrowth::CommitterGone));
@@ -541,7 +541,7 @@ fn ended(outcome: Outcome) -> Tombstone {
     }
 }
 
-/// The end of version 1 by a member that is numbered from 1.
+/// Returns the tombstone of version 1, ended by the member with this number.
 fn tombstone(ending: Ending, member: u32, at: u64, legacy: bool) -> Tombstone {
     Tombstone { ending, version: 1, pid: 100 + member, command: format!("member {member}").into(), at, legacy }
 }
@@ -555,7 +555,7 @@ fn open_of_ended_legacy_memory_says_how_it_ended() {
     w.release(a, lease);
     let withdrawn = tombstone(Ending::Withdrawn, 1, 7, true);
     assert_eq!(ended(w.open(b, "x", None, false)), withdrawn);
-    assert_eq!(ended(w.open(b, "x", Some(1), true)), withdrawn, "version 1 is never to be had again");
+    assert_eq!(ended(w.open(b, "x", Some(1), true)), withdrawn, "version 1 never returns");
     assert_eq!(ended(w.ask(b, Call::Remove { name: name("x") }).1), withdrawn);
     assert_eq!(closed(&w.release(b, held.lease)), [], "nothing was kept for it");
     assert_eq!(ended(w.ask(b, Call::Inspect { name: name("x"), version: None }).1), withdrawn);

@@ -18,7 +18,7 @@ impl Watched {
         }
     }
 
-    /// What has happened to names that are like a pattern.
+    /// Returns the events of names that match a pattern.
     fn all(&mut self, member: MemberId, pattern: &str) -> Vec<(String, Change)> {
         short(&self.happened(member, pattern, After::Event(0)).events)
     }
@@ -28,7 +28,7 @@ fn short(events: &[Happening]) -> Vec<(String, Change)> {
     events.iter().map(|event| (event.name.to_string(), event.change)).collect()
 }
 
-/// The events of the only answer among the effects.
+/// Returns the events of the only completion among the effects.
 fn notified(effects: &[Effect]) -> Happened {
     match &notices(effects)[..] {
         [(.., Ok(Answer::Happened(happened)))] => happened.clone(),
@@ -153,7 +153,7 @@ fn waiting_watch_misses_nothing_in_a_fast_log() {
     w.join(a);
     w.join(b);
     let mut next = 0;
-    // Long before the log has been filled a second time, it gets a later point to go on from.
+    // Long before the log has been filled a second time, the watcher gets a later point.
     let mut renewed = 0;
     assert_eq!(w.ask(b, watch("quiet", After::Event(next))).1, Ok(Answer::Pending));
     for _ in 0..100 {

@@ -1,4 +1,4 @@
-//! What is said of pools, topics and queues. The numbers are read from control memory.
+//! Pools, topics and queues in answers. The numbers are read from control memory.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use crate::{
     },
 };
 
-/// Publishers and subscribers, each, in one answer.
+/// Maximum number of publishers, and of subscribers, in one answer.
 const PARTICIPANTS: usize = 100;
 
 pub(super) fn usage(table: &SlotTable) -> Option<wire::Usage> {
@@ -94,7 +94,7 @@ fn topic_info(topic: &Topic, rows: &BTreeMap<u16, RowOwner>, control: &Control) 
 }
 
 fn topic_usage(topic: &Topic, publishers: usize, subscribers: usize) -> wire::TopicUsage {
-    // At most 256 of each.
+    // A topic has at most 256 of each.
     wire::TopicUsage { publishers: publishers as u32, subscribers: subscribers as u32, published: topic.published() }
 }
 
@@ -114,7 +114,7 @@ fn queue_usage(queue: &Queue) -> wire::QueueUsage {
     }
 }
 
-/// Blocks that are the queue's are those of its tasks.
+/// Counts the blocks of a queue: those that belong to the queue itself are its tasks'.
 fn queue_blocks(pool: &Pool) -> wire::BlockCounts {
     let audit = pool.audit();
     wire::BlockCounts { in_ring: audit.published, invalid: audit.invalid, ..blocks(&audit) }
@@ -127,13 +127,13 @@ fn blocks(audit: &pool::Audit) -> wire::BlockCounts {
         offered: audit.offered,
         handed: audit.handed,
         waiting: audit.waiting,
-        // Only in a topic a block is published.
+        // Only a topic has published blocks.
         invalid: audit.invalid + audit.published,
         ..wire::BlockCounts::default()
     }
 }
 
-/// Blocks that were handed to a waiter that is gone are free, too.
+/// Counts the blocks of a pool. A block that was handed to a waiter that is gone counts as free.
 fn free(audit: &pool::Audit) -> u32 {
     audit.free + audit.stale
 }

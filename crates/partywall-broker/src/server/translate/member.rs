@@ -1,4 +1,4 @@
-//! What is said of members.
+//! Members in answers.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +13,10 @@ use crate::{
     server::{control::Control, runner::Kills},
 };
 
-/// Milliseconds after which a heartbeat, which comes every 250, is late.
+/// Milliseconds after which a heartbeat is late. One is due every 250 ms.
 const LATE: u64 = 2000;
 
-/// Slots of semaphores and pools that one listing reads: a few milliseconds.
+/// Maximum number of slots that one listing reads, which takes a few milliseconds.
 const COUNTED: u32 = 1 << 20;
 
 pub(super) fn rows(rows: &[MemberRow], control: &Control) -> Vec<wire::MemberInfo> {
@@ -47,7 +47,7 @@ fn row(row: &MemberRow, now: u64, slots: &mut Slots<'_>) -> wire::MemberInfo {
     }
 }
 
-/// What is known of the life of a member in this row, with its heartbeat.
+/// Returns the state of a member, taking its heartbeat into account.
 pub(super) fn state_in(row: u16, state: MemberState, control: &Control) -> MemberState {
     state_by(state, control.heartbeat(row).map(|beat| members::now().saturating_sub(beat)))
 }
@@ -57,8 +57,8 @@ fn state_by(state: MemberState, quiet: Option<u64>) -> MemberState {
     if is_hung { MemberState::Hung } else { state }
 }
 
-/// Counts the permits and blocks of members. Each semaphore and pool is looked through once for all of them, and not
-/// more than a bounded number of slots: a member chooses how many there are.
+/// Counts the permits and blocks of members. Each semaphore and pool is read once for all members. The number of slots
+/// is bounded, because members choose how many exist.
 struct Slots<'a> {
     control: &'a Control,
     /// Slots that may still be read.

@@ -1,4 +1,4 @@
-//! What is said of timelines and semaphores. The numbers in it are read from control memory.
+//! Timelines and semaphores in answers. The numbers are read from control memory.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +34,7 @@ pub(super) fn row(row: &ObjectRow, control: &Control) -> wire::ObjectInfo {
             wire::ObjectInfo::Semaphore(wire::SemaphoreInfo {
                 name: row.name.to_string(),
                 maximum: row.maximum,
-                // Those on their way to a waiter are nobody else's.
+                // Permits that were handed to a waiter count as held.
                 held: permits.held + permits.handed,
                 waiting: permits.waiting,
                 leases: row.leases,

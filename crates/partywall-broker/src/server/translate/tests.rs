@@ -1,4 +1,4 @@
-//! The longest answers.
+//! The longest possible answers stay below the message limit.
 
 use partywall_shm::topic::{self, Topic};
 use partywall_wire::{
@@ -27,7 +27,8 @@ fn about() -> About {
     }
 }
 
-/// The longest names and command lines, the most chunks, the largest table inside a message, many of everything.
+/// Builds a registry with the longest names and command lines, the most chunks, the largest inline table, and many
+/// objects.
 #[test]
 fn every_answer_fits_the_smallest_message() {
     let many = 1 << 30;

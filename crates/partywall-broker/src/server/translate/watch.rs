@@ -1,4 +1,4 @@
-//! What is said of what happens to names.
+//! Events of names in answers.
 
 use partywall_wire::{self as wire, Pattern, Point, Refusal};
 
