@@ -1,6 +1,6 @@
 //! The library's errors as Python's.
 
-use std::{convert::Infallible, fmt::Display, str::FromStr};
+use std::{convert::Infallible, ffi::CString, fmt::Display, str::FromStr};
 
 use partywall::{
     DType, Error, ErrorKind, Language, Place, TimelineEnding,
@@ -10,7 +10,13 @@ use partywall::{
     },
     info::Named,
 };
-use pyo3::{exceptions::PyValueError, inspect::PyStaticExpr, prelude::*, type_hint_identifier, types::PyType};
+use pyo3::{
+    exceptions::{PyResourceWarning, PyValueError},
+    inspect::PyStaticExpr,
+    prelude::*,
+    type_hint_identifier,
+    types::PyType,
+};
 
 /// Makes Python exceptions of the library's errors.
 pub(crate) trait Raise<T> {
@@ -55,6 +61,21 @@ pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
 pub(crate) fn closed(py: Python<'_>, what: &str) -> PyErr {
     let message = format!("this {what} is closed");
     raise(py, "Closed", &message, "use it before its close(), or inside of its `with`", "closed", None)
+}
+
+/// Warns that something was dropped that has to be released. To be called by `Drop`, where no exception can leave.
+pub(crate) fn unclosed(what: &str) {
+    // At the end of the interpreter there is nobody left to warn.
+    Python::try_attach(|py| {
+        let raised = PyErr::take(py);
+        let text = CString::new(format!("unclosed {what}")).unwrap_or_default();
+        if let Err(error) = PyErr::warn(py, &py.get_type::<PyResourceWarning>(), &text, 1) {
+            error.write_unraisable(py, None);
+        }
+        if let Some(raised) = raised {
+            raised.restore(py);
+        }
+    });
 }
 
 /// The exception of signalling through a handle that only waits.

@@ -3,7 +3,7 @@
 //!
 //! | module | contains |
 //! |---|---|
-//! | `domain`, `build`, `segment`, `pool`, `queue`, `task`, `topic`, `publisher`, `subscriber`, `sample`, `timeline`, `semaphore`, `watch` | handles of the library's objects; each Python object is one file here and one there |
+//! | `domain`, `build`, `segment`, `pool`, `queue`, `task`, `part`, `ticket`, `topic`, `publisher`, `subscriber`, `sample`, `timeline`, `semaphore`, `watch` | handles of the library's objects; each Python object is one file here and one there |
 //! | `tensor` | a tensor of a build, segment, block, loan or sample, as other libraries take it |
 //! | `memory` | reading and writing what a tensor is of |
 //! | `owner` | what a tensor keeps: its build, segment, block, loan or sample, until nothing uses it any more |
@@ -11,6 +11,7 @@
 //! | `exchange` | tensors in by DLPack's C interface |
 //! | `source` | capsules and buffers in |
 //! | `members` | rows of listings |
+//! | `arguments` | types, shapes and numbers as Python writes them |
 //! | `stream` | streams of other libraries |
 //! | `handle` | what Python closes, or only lets go of |
 //! | `errors` | the library's errors as Python's |
@@ -18,6 +19,7 @@
 //! | `reaper` | a thread for releases that nobody should have to wait for |
 //! | `doctor` | `partywall.doctor` |
 
+mod arguments;
 mod build;
 mod dlpack;
 mod doctor;
@@ -28,6 +30,7 @@ mod handle;
 mod members;
 mod memory;
 mod owner;
+mod part;
 mod pool;
 mod publisher;
 mod queue;
@@ -40,6 +43,7 @@ mod stream;
 mod subscriber;
 mod task;
 mod tensor;
+mod ticket;
 mod timeline;
 mod topic;
 mod wait;
@@ -60,11 +64,13 @@ mod native {
     #[pymodule_export]
     use crate::exchange::work_stream;
     #[pymodule_export]
+    use crate::part::TaskBytes;
+    #[pymodule_export]
     use crate::pool::{Block, Pool};
     #[pymodule_export]
     use crate::publisher::{Loan, Publisher};
     #[pymodule_export]
-    use crate::queue::{Queue, Ticket};
+    use crate::queue::Queue;
     #[pymodule_export]
     use crate::reaper::flush;
     #[pymodule_export]
@@ -78,9 +84,11 @@ mod native {
     #[pymodule_export]
     use crate::subscriber::{Subscriber, SubscriberEvent};
     #[pymodule_export]
-    use crate::task::{Claims, Task};
+    use crate::task::{ClaimedTask, Claims};
     #[pymodule_export]
     use crate::tensor::Tensor;
+    #[pymodule_export]
+    use crate::ticket::{TaskResult, Ticket};
     #[pymodule_export]
     use crate::timeline::{LimitedWait, Timeline, TimelineEvent};
     #[pymodule_export]

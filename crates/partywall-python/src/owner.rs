@@ -19,8 +19,8 @@ use crate::{
     dlpack::{CUDA, Device},
     errors::Raise,
     memory::Memory,
+    part::Part,
     reaper,
-    task::Part,
     tensor::HOST,
     wait,
 };

@@ -6,8 +6,9 @@ use partywall::{Domain, Error, Gpu, Place, error::Gone};
 use pyo3::prelude::*;
 
 use crate::{
+    arguments::{ElementType, Shape},
     build::named_place,
-    errors::{Raise, parse_dtype, still_used},
+    errors::{Raise, still_used},
     handle::Handle,
     owner::Owner,
     stream::Stream,
@@ -240,12 +241,11 @@ impl Block {
 #[pymethods]
 impl Block {
     /// The beginning of the block as a tensor, or as many elements as there is room for.
-    #[pyo3(signature = (dtype, shape))]
-    fn tensor(&self, py: Python<'_>, dtype: &str, shape: Option<Vec<u64>>) -> PyResult<Tensor> {
+    #[pyo3(signature = (shape, dtype))]
+    pub(crate) fn tensor(&self, py: Python<'_>, shape: Option<Shape>, dtype: ElementType) -> PyResult<Tensor> {
         let Held { owner, .. } = self.get(py)?;
-        let dtype = parse_dtype(dtype)?;
-        let shape = shape.unwrap_or_else(|| vec![self.nbytes / dtype.item_bytes().unwrap_or(1)]);
-        py.detach(|| self.look(&owner, |block| Tensor::of_block(&owner, block, dtype, &shape))).or_raise(py)
+        let shape = shape.map_or_else(|| vec![dtype.elements_in(self.nbytes)], |Shape(lengths)| lengths);
+        py.detach(|| self.look(&owner, |block| Tensor::of_block(&owner, block, dtype.0, &shape))).or_raise(py)
     }
 
     /// Sets all its bytes to zero, in host memory.

@@ -6,17 +6,19 @@ use partywall::{Domain, Error, Place, QueueOptions, TaskStatus, Unsubmitted, Wai
 use pyo3::prelude::*;
 
 use crate::{
+    arguments::{Attempts, Bytes, Cancels, Count},
     build::named_place,
     errors::{Raise, closed},
     handle::Handle,
     pool::{self, Block, Pool},
     stream::Stream,
-    task::{Claims, Task},
+    task::{ClaimedTask, Claims},
+    ticket::Ticket,
     wait,
 };
 
-/// A task to be submitted: kind, inputs, arguments, bytes of output, attempts, and whether it ends with its submitter.
-type Request<'py> = (String, Vec<Bound<'py, Block>>, Vec<u8>, u64, u8, bool);
+/// A task to be submitted: kind, inputs, bytes of output, arguments, attempts, and what becomes of it when its submitter dies.
+type Request<'py> = (String, Vec<Bound<'py, Block>>, Count, Bytes<'py>, Attempts, Cancels);
 
 /// A task of a list: task, status, kind, attempts, most attempts, age in seconds, failures, and what a worker said.
 type Listed = (String, &'static str, String, u8, u8, f64, Vec<(u8, String)>, String);
@@ -93,7 +95,7 @@ impl Queue {
     }
 
     /// Claims a task; `None` if none comes within the timeout.
-    pub(crate) fn claim_within(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Task>> {
+    pub(crate) fn claim_within(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<ClaimedTask>> {
         let queue = self.inner(py)?;
         let timeout = wait::timeout(timeout)?;
         let task = wait::for_turn(
@@ -106,7 +108,7 @@ impl Queue {
                 claimed => claimed.map(Some),
             },
         )?;
-        Ok(task.map(|task| Task::new(queue, task)))
+        Ok(task.map(|task| ClaimedTask::new(queue, task)))
     }
 
     /// Takes the blocks of the requests, has `submit` submit the tasks, and puts the blocks of those back that were refused.
@@ -137,9 +139,10 @@ impl Queue {
         }
         let mut blocks = taken.into_iter();
         let mut tasks = Vec::with_capacity(requests.len());
-        for (kind, inputs, arguments, output, max_attempts, cancel) in requests {
-            let task = partywall::Task::new(&kind).arguments(&arguments).output(output).max_attempts(max_attempts);
-            let task = task.cancel_with_submitter(cancel);
+        for (kind, inputs, Count(output), Bytes(arguments), Attempts(attempts), Cancels(cancels)) in requests {
+            let task =
+                partywall::Task::new(&kind).arguments(arguments.as_bytes()).output(output).max_attempts(attempts);
+            let task = task.cancel_with_submitter(cancels);
             tasks.push(blocks.by_ref().take(inputs.len()).fold(task, partywall::Task::input));
         }
         let mut refused = None;
@@ -178,14 +181,21 @@ impl Queue {
     }
 
     /// Submits a task; with a stream, one whose inputs that stream completes. Blocks of a task that is refused stay the caller's.
+    #[allow(clippy::too_many_arguments, reason = "a tuple of them would be made for each task")]
     fn submit(
         &self,
         py: Python<'_>,
-        task: Request<'_>,
+        kind: String,
+        inputs: Vec<Bound<'_, Block>>,
+        output: Count,
+        args: Bytes<'_>,
+        max_attempts: Attempts,
+        on_death: Cancels,
         stream: Option<(String, Option<u64>)>,
         timeout: Option<f64>,
     ) -> PyResult<Ticket> {
         let queue = self.inner(py)?;
+        let task = (kind, inputs, output, args, max_attempts, on_death);
         let stream = stream.map(|(device, handle)| Stream::find(py, queue.domain(), &device, handle)).transpose()?;
         let (mut tickets, error) = self.submit_by(py, &queue, vec![task], timeout, |tasks, wait| {
             let mut tickets = Vec::new();
@@ -216,12 +226,20 @@ impl Queue {
         Ok((tickets, error.map(|error| error.into_value(py).into_any())))
     }
 
+    /// Claims a task, and waits for one.
+    fn claim(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<ClaimedTask> {
+        let queue = self.inner(py)?;
+        let timeout = wait::timeout(timeout)?;
+        let task = wait::for_turn(py, "queue", timeout, || self.closed(), |wait| queue.claim(wait))?;
+        Ok(ClaimedTask::new(queue, task))
+    }
+
     /// Claims up to `most` tasks, and waits for the first.
-    fn claim(&self, py: Python<'_>, most: usize, timeout: Option<f64>) -> PyResult<Vec<Task>> {
+    fn claim_all(&self, py: Python<'_>, most: usize, timeout: Option<f64>) -> PyResult<Vec<ClaimedTask>> {
         let queue = self.inner(py)?;
         let timeout = wait::timeout(timeout)?;
         let tasks = wait::for_turn(py, "queue", timeout, || self.closed(), |wait| queue.claim_all(most, wait))?;
-        Ok(tasks.into_iter().map(|task| Task::new(queue.clone(), task)).collect())
+        Ok(tasks.into_iter().map(|task| ClaimedTask::new(queue.clone(), task)).collect())
     }
 
     /// The tasks that come, until none comes within the timeout.
@@ -290,50 +308,5 @@ impl Queue {
     /// Gives the handle back. Tasks, tickets and blocks stay. Calling it again does nothing.
     fn close(&self, py: Python<'_>) {
         self.inner.close(py);
-    }
-}
-
-/// A task that was submitted.
-#[pyclass(frozen, module = "partywall._native")]
-pub(crate) struct Ticket {
-    inner: Handle<Arc<(partywall::Ticket, Arc<partywall::Queue>)>>,
-    #[pyo3(get)]
-    task: String,
-}
-
-impl Ticket {
-    fn new(queue: Arc<partywall::Queue>, ticket: partywall::Ticket) -> Self {
-        let task = ticket.task().to_string();
-        Self { inner: Handle::new(Arc::new((ticket, queue))), task }
-    }
-
-    fn inner(&self, py: Python<'_>) -> PyResult<Arc<(partywall::Ticket, Arc<partywall::Queue>)>> {
-        self.inner.lock().clone().ok_or_else(|| closed(py, "ticket"))
-    }
-}
-
-#[pymethods]
-impl Ticket {
-    /// Waits until the task is done, and takes its output, the bytes asked for, and the attempt.
-    fn result(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<(Option<Block>, u64, u8)> {
-        let inner = self.inner(py)?;
-        let (ticket, queue) = &*inner;
-        let timeout = wait::timeout(timeout)?;
-        let result = wait::for_turn(py, "ticket", timeout, || false, |wait| ticket.wait(wait))?;
-        let bytes = result.bytes();
-        let attempt = result.attempt();
-        let output = result.into_output().map(|block| Block::new(queue.domain(), queue.gpu(), block));
-        Ok((output, bytes, attempt))
-    }
-
-    /// How far the task is.
-    #[getter]
-    fn status(&self, py: Python<'_>) -> PyResult<&'static str> {
-        Ok(self.inner(py)?.0.status().name())
-    }
-
-    /// Cancels the task if no worker has it.
-    fn cancel(&self, py: Python<'_>) -> PyResult<()> {
-        self.inner(py)?.0.cancel().or_raise(py)
     }
 }

@@ -10,7 +10,6 @@ use partywall::{Error, error::Busy};
 use partywall_os::lock::IgnorePoison;
 use pyo3::{
     exceptions::{PyTypeError, PyValueError},
-    intern,
     prelude::*,
     types::PyBytes,
 };
@@ -282,11 +281,7 @@ impl Sample {
         let own = if device.is_none() { self.named(py, stream)? } else { None };
         let stream = match own {
             Some(own) => own,
-            None => {
-                let place = py.import(intern!(py, "partywall._streams"))?.getattr(intern!(py, "place"))?;
-                let (device, handle): (String, Option<u64>) = place.call1((stream, device))?.extract()?;
-                Stream::find(py, open.topic.domain(), &device, handle)?
-            }
+            None => Stream::at(py, open.topic.domain(), stream, device)?,
         };
         let Some((sample, subscriber)) = self.take().and_then(Owner::into_sample) else { return Ok(()) };
         match py.detach(|| sample.release_on(stream.borrow())) {

@@ -7,7 +7,7 @@ use partywall::{
     DeviceUuid, Domain, Gpu, Place,
     cuda::{RawStream, StreamRef},
 };
-use pyo3::{exceptions::PyValueError, prelude::*, types::PyInt};
+use pyo3::{exceptions::PyValueError, intern, prelude::*, types::PyInt};
 
 use crate::{build::place, errors::Raise};
 
@@ -26,6 +26,18 @@ impl Stream {
     /// The same, of a GPU that is known.
     pub(crate) fn of(gpu: Arc<Gpu>, handle: Option<u64>) -> Self {
         Self { gpu, raw: raw(handle) }
+    }
+
+    /// The stream that Python names, of the GPU that it names, or of that which torch or cupy uses now.
+    pub(crate) fn at(
+        py: Python<'_>,
+        domain: &Domain,
+        stream: Option<&Bound<'_, PyAny>>,
+        device: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let place = py.import(intern!(py, "partywall._streams"))?.getattr(intern!(py, "place"))?;
+        let (device, handle): (String, Option<u64>) = place.call1((stream, device))?.extract()?;
+        Self::find(py, domain, &device, handle)
     }
 
     /// The stream, for one call.

@@ -1,19 +1,16 @@
-//! Claimed tasks, and their inputs and outputs as tensors.
+//! Claimed tasks. Python has this very class, as it has [`Sample`](crate::sample::Sample).
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
-use partywall::{
-    ClaimedTask, Error, Queue, Result,
-    cuda::RawStream,
-    error::{Denied, Gone},
-};
-use partywall_os::lock::IgnorePoison;
-use pyo3::{prelude::*, types::PyBytes};
+use partywall::{Error, Queue, Result, TaskRef, error::Gone};
+use partywall_os::{lock::IgnorePoison, process::fork_generation};
+use pyo3::{exceptions::PyTypeError, prelude::*, types::PyBytes};
 
 use crate::{
-    errors::{Raise, parse_dtype},
-    memory::{Memory, Work},
-    owner::{Owner, let_go},
+    arguments::{ElementType, Shape},
+    errors::{Never, Raise, unclosed},
+    owner::Owner,
+    part::{self, Inputs, Part, TaskBytes},
     reaper,
     stream::Stream,
     tensor::Tensor,
@@ -21,199 +18,194 @@ use crate::{
 };
 
 /// A task that this process has, for one attempt.
-#[pyclass(frozen, module = "partywall._native")]
-pub(crate) struct Task {
+///
+/// The end of its `with` completes the task, unless it is over; an exception fails it with the exception's text. A task that is
+/// dropped goes to another worker. If a lease has ended, the task is another worker's, and `complete` raises `ClaimLost`.
+#[pyclass(frozen, module = "partywall", weakref)]
+pub(crate) struct ClaimedTask {
     claim: Arc<Claim>,
+    /// What all tensors of the output have in common.
     output: OnceLock<Arc<Owner>>,
-    #[pyo3(get)]
-    task: String,
-    #[pyo3(get)]
+    task: TaskRef,
     kind: String,
     arguments: Vec<u8>,
+    inputs: usize,
+    output_bytes: u64,
+    /// The number of the attempt, from 1.
     #[pyo3(get)]
     attempt: u8,
+    /// How often the task may be attempted.
     #[pyo3(get)]
     max_attempts: u8,
-    #[pyo3(get)]
-    output_bytes: u64,
-    /// Bytes of each.
-    #[pyo3(get)]
-    inputs: Vec<u64>,
+    /// Where it was claimed: in a forked child it is the parent's.
+    generation: u64,
 }
 
 /// What a task and its tensors share. The queue stays mapped for tensors of a task that is over.
 pub(crate) struct Claim {
     /// `None` once it is over. Before the queue: dropping it needs that.
-    task: Mutex<Option<ClaimedTask>>,
-    queue: Arc<Queue>,
-}
-
-/// An input, or the output, of a claimed task.
-pub(crate) struct Part {
-    claim: Arc<Claim>,
-    /// `None`: the output.
-    input: Option<usize>,
+    task: Mutex<Option<partywall::ClaimedTask>>,
+    pub(crate) queue: Arc<Queue>,
 }
 
 impl Claim {
-    fn lock(&self) -> MutexGuard<'_, Option<ClaimedTask>> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Option<partywall::ClaimedTask>> {
         self.task.lock().ignore_poison()
     }
-
-    fn over(&self, task: &str, attempt: u8) -> Error {
-        Error::Gone(Gone::Claim { task: task.to_owned(), attempt })
-    }
 }
 
-impl Part {
-    /// Leaves what may have to wait for the broker to the reaper.
-    pub(crate) fn let_go(self) {
-        let_go(self.claim);
-    }
-
-    fn look<T>(&self, look: impl FnOnce(&mut ClaimedTask) -> Result<T>) -> Result<T> {
-        let over = || Error::Gone(Gone::HeldBlock { pool: self.claim.queue.name().to_owned() });
-        self.claim.lock().as_mut().map_or_else(|| Err(over()), look)
-    }
-}
-
-impl Memory for Part {
-    fn on_device(&self, _: &str, bytes: u64, _: RawStream, work: Work<'_>) -> Result<()> {
-        self.look(|task| {
-            let range = match self.input {
-                Some(index) => task.inputs()[index].device()?,
-                None => task.output()?.device()?,
-            };
-            work(range.slice(0, bytes)?)
-        })
-    }
-
-    fn read(&mut self, _: &str, out: &mut [u8]) -> Result<()> {
-        let input = self.input;
-        self.look(|task| match input {
-            Some(index) => task.inputs()[index].bytes().map(|bytes| out.copy_from_slice(&bytes[..out.len()])),
-            None => task.output()?.bytes().map(|bytes| out.copy_from_slice(&bytes[..out.len()])),
-        })
-    }
-
-    fn write(&mut self, name: &str, bytes: &[u8], on_host: bool) -> Result<()> {
-        let version = self.claim.queue.version();
-        let is_input = self.input.is_some();
-        self.look(|task| match (is_input, on_host) {
-            (true, _) => Err(Error::Denied(Denied::ReadOnly { name: name.to_owned(), version })),
-            (false, true) => task.output_mut()?.bytes_mut().map(|all| all[..bytes.len()].copy_from_slice(bytes)),
-            (false, false) => {
-                let range = task.output()?.device()?.slice(0, bytes.len() as u64)?;
-                range.copy_from_host(range.gpu().stream(), bytes)
-            }
-        })
-    }
-}
-
-impl Task {
-    pub(crate) fn new(queue: Arc<Queue>, task: ClaimedTask) -> Self {
+impl ClaimedTask {
+    pub(crate) fn new(queue: Arc<Queue>, task: partywall::ClaimedTask) -> Self {
         Self {
             output: OnceLock::new(),
-            task: task.task().to_string(),
+            task: task.task(),
             kind: task.kind(),
             arguments: task.arguments().to_vec(),
+            inputs: task.inputs().len(),
+            output_bytes: task.output_bytes(),
             attempt: task.attempt(),
             max_attempts: task.max_attempts(),
-            output_bytes: task.output_bytes(),
-            inputs: task.inputs().iter().map(partywall::TaskInput::len).collect(),
+            generation: fork_generation(),
             claim: Arc::new(Claim { task: Mutex::new(Some(task)), queue }),
         }
     }
 
-    fn take(&self, py: Python<'_>) -> PyResult<ClaimedTask> {
+    /// Bytes of an input, or of the room for the output.
+    pub(crate) fn bytes_of(&self, input: Option<usize>) -> u64 {
+        if input.is_some() { self.claim.queue.input_bytes() } else { self.output_bytes }
+    }
+
+    /// The beginning of an input, or of the output, as a tensor.
+    pub(crate) fn tensor(
+        &self,
+        py: Python<'_>,
+        input: Option<usize>,
+        shape: Option<Shape>,
+        dtype: ElementType,
+    ) -> PyResult<Tensor> {
+        let on_host = self.on_host();
+        let address = self.look(|task| match input {
+            Some(index) if on_host => Ok(task.inputs()[index].bytes()?.as_ptr() as usize),
+            Some(index) => Ok(task.inputs()[index].device()?.device_ptr() as usize),
+            None if on_host => Ok(task.output()?.as_ptr()? as usize),
+            None => Ok(task.output()?.device()?.device_ptr() as usize),
+        });
+        let address = address.or_raise(py)?;
+        let has = self.bytes_of(input);
+        let shape = shape.map_or_else(|| vec![dtype.elements_in(has)], |Shape(lengths)| lengths);
+        let of = (self.claim.queue.name(), part::name(input), has);
+        let tensor = match input {
+            Some(_) => Tensor::of_part(&Part::owner(&self.claim, input), of, address, dtype.0, &shape),
+            None => {
+                let owner = self.output.get_or_init(|| Part::owner(&self.claim, None));
+                Tensor::of_part(owner, of, address, dtype.0, &shape)
+            }
+        };
+        tensor.or_raise(py)
+    }
+
+    /// Fails the attempt because of an exception.
+    fn fail_for(&self, py: Python<'_>, error: &Bound<'_, PyAny>) -> PyResult<()> {
+        let kind = error.get_type().name()?;
+        self.give_up(py, &format!("{kind}: {}", text(error)))
+    }
+
+    fn give_up(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
+        let task = self.take(py)?;
+        py.detach(|| task.fail(reason)).or_raise(py)
+    }
+
+    fn on_host(&self) -> bool {
+        self.claim.queue.gpu().is_none()
+    }
+
+    fn take(&self, py: Python<'_>) -> PyResult<partywall::ClaimedTask> {
         let task = self.claim.lock().take();
         if let Some(output) = self.output.get() {
             output.end_writing();
         }
-        task.ok_or_else(|| self.claim.over(&self.task, self.attempt)).or_raise(py)
+        task.ok_or_else(|| self.over()).or_raise(py)
     }
 
-    fn look<T>(&self, look: impl FnOnce(&mut ClaimedTask) -> Result<T>) -> Result<T> {
-        self.claim.lock().as_mut().map_or_else(|| Err(self.claim.over(&self.task, self.attempt)), look)
+    fn look<T>(&self, look: impl FnOnce(&mut partywall::ClaimedTask) -> Result<T>) -> Result<T> {
+        self.claim.lock().as_mut().map_or_else(|| Err(self.over()), look)
     }
 
-    fn part(&self, input: Option<usize>) -> Arc<Owner> {
-        let context = self.claim.queue.gpu().map(|gpu| gpu.context().clone());
-        Owner::of_part(Part { claim: self.claim.clone(), input }, input.is_none(), context)
+    fn over(&self) -> Error {
+        Error::Gone(Gone::Claim { task: self.task.to_string(), attempt: self.attempt })
     }
 }
 
 #[pymethods]
-impl Task {
+impl ClaimedTask {
+    /// The task, for other processes.
+    #[getter]
+    pub(crate) fn task(&self) -> String {
+        self.task.to_string()
+    }
+
+    /// The kind of work.
+    #[getter]
+    fn kind(&self) -> &str {
+        &self.kind
+    }
+
     /// The arguments.
     #[getter]
     fn args<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &self.arguments)
     }
 
-    /// An input as a tensor, or its beginning.
-    fn input(&self, py: Python<'_>, index: usize, dtype: &str, shape: Option<Vec<u64>>) -> PyResult<Tensor> {
-        let dtype = parse_dtype(dtype)?;
-        let on_host = self.claim.queue.gpu().is_none();
-        let found = self.look(|task| {
-            let input = &task.inputs()[index];
-            let address =
-                if on_host { input.bytes()?.as_ptr() as usize } else { input.device()?.device_ptr() as usize };
-            Ok((address, input.len()))
-        });
-        let (address, has) = found.or_raise(py)?;
-        let shape = shape.unwrap_or_else(|| vec![has / dtype.item_bytes().unwrap_or(1)]);
-        let name = format!("{} input {index}", self.task);
-        Tensor::of_part(&self.part(Some(index)), (name, has), address, dtype, &shape).or_raise(py)
-    }
-
-    /// The room for the output as a tensor, or its beginning.
-    fn output(&self, py: Python<'_>, dtype: &str, shape: Option<Vec<u64>>) -> PyResult<Tensor> {
-        let dtype = parse_dtype(dtype)?;
-        let on_host = self.claim.queue.gpu().is_none();
-        let found = self.look(|task| {
-            let block = task.output()?;
-            if on_host { Ok(block.as_ptr()? as usize) } else { Ok(block.device()?.device_ptr() as usize) }
-        });
-        let address = found.or_raise(py)?;
-        let has = self.output_bytes;
-        let shape = shape.unwrap_or_else(|| vec![has / dtype.item_bytes().unwrap_or(1)]);
-        let owner = self.output.get_or_init(|| self.part(None));
-        Tensor::of_part(owner, (format!("{} output", self.task), has), address, dtype, &shape).or_raise(py)
-    }
-
-    /// Whether its blocks are in host memory.
+    /// The inputs, read-only, in the order in which they were given.
     #[getter]
-    fn on_host(&self) -> bool {
-        self.claim.queue.gpu().is_none()
+    fn inputs(slf: &Bound<'_, Self>) -> Inputs {
+        Inputs((0..slf.get().inputs).map(|index| TaskBytes::new(slf, Some(index))).collect())
     }
 
-    /// Whether its attempt has an output.
+    /// The room for the output, which this attempt alone uses. It contains what its last user left in it.
     #[getter]
-    fn has_output(&self) -> bool {
-        self.claim.lock().as_ref().is_some_and(|task| task.output().is_ok())
+    fn output(slf: &Bound<'_, Self>) -> PyResult<TaskBytes> {
+        let this = slf.get();
+        if this.output_bytes == 0 {
+            let why = format!("task {} was submitted without room for an output", this.task);
+            return Err(PyTypeError::new_err(why));
+        }
+        Ok(TaskBytes::new(slf, None))
     }
 
-    /// Waits until the submitter's stream has completed the inputs.
+    /// Waits until the submitter's stream has completed the inputs. `InputsLost` if it ended before that.
+    #[pyo3(signature = (timeout = None))]
     fn wait_inputs(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         wait::in_slices(py, wait::timeout(timeout)?, |slice| self.look(|task| task.wait_inputs(slice)))
     }
 
-    /// Has a stream wait until the submitter's stream has completed the inputs.
-    fn wait_inputs_on(&self, py: Python<'_>, device: &str, stream: Option<u64>) -> PyResult<()> {
-        let stream = Stream::find(py, self.claim.queue.domain(), device, stream)?;
+    /// Has a stream wait until the inputs are complete. Returns at once. `stream` and `device` as for a `Timeline`.
+    #[pyo3(signature = (stream = None, *, device = None))]
+    fn wait_inputs_on(
+        &self,
+        py: Python<'_>,
+        stream: Option<&Bound<'_, PyAny>>,
+        device: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let stream = Stream::at(py, self.claim.queue.domain(), stream, device)?;
         py.detach(|| self.look(|task| task.wait_inputs_on(stream.borrow()))).or_raise(py)
     }
 
-    /// Completes the task.
+    /// Completes the task: its output is the result. On a GPU, waits for all work of this process there.
     fn complete(&self, py: Python<'_>) -> PyResult<()> {
         let task = self.take(py)?;
         py.detach(|| task.complete()).or_raise(py)
     }
 
-    /// Completes the task when everything is done that is on a stream now. A task that is refused stays.
-    fn complete_on(&self, py: Python<'_>, device: &str, stream: Option<u64>) -> PyResult<()> {
-        let stream = Stream::find(py, self.claim.queue.domain(), device, stream)?;
+    /// Completes the task when all work that is on a stream now is done. Returns at once.
+    #[pyo3(signature = (stream = None, *, device = None))]
+    fn complete_on(
+        &self,
+        py: Python<'_>,
+        stream: Option<&Bound<'_, PyAny>>,
+        device: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let stream = Stream::at(py, self.claim.queue.domain(), stream, device)?;
         let task = self.take(py)?;
         let completed = py.detach(|| task.complete_on(stream.borrow()));
         completed
@@ -225,10 +217,9 @@ impl Task {
             .or_raise(py)
     }
 
-    /// Fails the attempt.
-    fn fail(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
-        let task = self.take(py)?;
-        py.detach(|| task.fail(reason)).or_raise(py)
+    /// Fails the attempt: the task goes to another worker, or is a dead letter. 127 bytes of the reason are kept.
+    fn fail(&self, py: Python<'_>, reason: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.give_up(py, &text(reason))
     }
 
     /// Has the lease end so many seconds from now on.
@@ -237,10 +228,10 @@ impl Task {
         self.look(|task| task.extend(seconds)).or_raise(py)
     }
 
-    /// Whether this process still has it.
+    /// Whether it is still this worker's: if not, the rest of the work is in vain.
     #[getter]
     fn claimed(&self) -> bool {
-        self.claim.lock().as_ref().is_some_and(ClaimedTask::is_claimed)
+        self.claim.lock().as_ref().is_some_and(partywall::ClaimedTask::is_claimed)
     }
 
     /// Whether it was completed, failed or given back here.
@@ -249,10 +240,58 @@ impl Task {
         self.claim.lock().is_none()
     }
 
-    /// Gives the task back, unless it is over.
+    /// Gives the task back, which counts as an attempt, unless it is over. Calling it again does nothing.
     fn close(&self, py: Python<'_>) {
         let task = self.take(py);
         py.detach(|| drop(task));
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _kind: Option<&Bound<'_, PyAny>>,
+        raised: Option<&Bound<'_, PyAny>>,
+        _traceback: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        match raised {
+            _ if self.closed() => Ok(()),
+            None => self.complete(py),
+            Some(error) => self.fail_for(py, error),
+        }
+    }
+
+    fn __reduce__(&self) -> PyResult<Never> {
+        Err(PyTypeError::new_err("a claimed task is this process's own"))
+    }
+
+    fn __repr__(&self) -> String {
+        let state = if self.closed() { "over".to_owned() } else { format!("attempt {}", self.attempt) };
+        format!("<partywall.ClaimedTask {}: {}, {state}>", self.task, self.kind)
+    }
+}
+
+impl Drop for ClaimedTask {
+    /// Arrays of it may stay; the task is another worker's at once.
+    fn drop(&mut self) {
+        if let Some(output) = self.output.get() {
+            output.end_writing();
+        }
+        if self.closed() {
+            return;
+        }
+        if self.generation == fork_generation() {
+            unclosed(&self.__repr__());
+        }
+        let task = self.claim.lock().take();
+        let queue = self.claim.queue.clone();
+        reaper::later(move || {
+            drop(task);
+            drop(queue);
+        });
     }
 }
 
@@ -264,7 +303,7 @@ impl Task {
 pub(crate) struct Claims {
     queue: Py<super::queue::Queue>,
     timeout: Option<f64>,
-    current: Option<Py<Task>>,
+    current: Option<Py<ClaimedTask>>,
 }
 
 impl Claims {
@@ -280,7 +319,7 @@ impl Claims {
     }
 
     /// The next task; the end if none comes within the timeout.
-    fn __next__(&mut self, py: Python<'_>) -> PyResult<Option<Py<Task>>> {
+    fn __next__(&mut self, py: Python<'_>) -> PyResult<Option<Py<ClaimedTask>>> {
         if let Some(task) = self.current.take() {
             let task = task.get();
             if !task.closed() {
@@ -300,30 +339,15 @@ impl Drop for Claims {
             // After a break or a return there is none, and the task is the caller's.
             let Some(error) = PyErr::take(py) else { return };
             if !task.get().closed() {
-                let text = format!(
-                    "{}: {}",
-                    error.get_type(py).name().map_or_else(|_| "exception".into(), |name| name.to_string()),
-                    error.value(py)
-                );
-                _ = task.get().fail(py, &text);
+                _ = task.get().fail_for(py, error.value(py));
             }
             error.restore(py);
         });
     }
 }
 
-impl Drop for Task {
-    /// Arrays of it may stay; the task is another worker's at once.
-    fn drop(&mut self) {
-        if let Some(output) = self.output.get() {
-            output.end_writing();
-        }
-        if let Some(task) = self.claim.lock().take() {
-            let queue = self.claim.queue.clone();
-            reaper::later(move || {
-                drop(task);
-                drop(queue);
-            });
-        }
-    }
+/// The text of an object. Messages with names of files may have halves of surrogate pairs, which are no UTF-8.
+fn text(object: &Bound<'_, PyAny>) -> String {
+    let text = object.str().map(|text| text.to_string_lossy().into_owned());
+    text.unwrap_or_else(|_| "it cannot be said in words".to_owned())
 }

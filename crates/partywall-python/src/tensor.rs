@@ -24,8 +24,9 @@ use pyo3::{
 };
 
 use crate::{
+    arguments::ElementType,
     dlpack::{self, Device, Export, Managed, ManagedVersioned, contiguous, data_type},
-    errors::{Never, Raise, no_such_view, parse_dtype},
+    errors::{Never, Raise, no_such_view},
     memory::read_only,
     owner::Owner,
     source::{self, Source},
@@ -115,10 +116,10 @@ impl Tensor {
         Self::dense(owner, name, sample.dtype(), sample.shape(), address, sample.len())
     }
 
-    /// The beginning of a part of a claimed task, which has `has` bytes at this address.
+    /// The beginning of a part of a claimed task of a queue, which has `has` bytes at this address.
     pub(crate) fn of_part(
         owner: &Arc<Owner>,
-        (name, has): (String, u64),
+        (queue, name, has): (&str, String, u64),
         address: usize,
         dtype: DType,
         shape: &[u64],
@@ -126,6 +127,7 @@ impl Tensor {
         let elements = shape.iter().try_fold(1_u64, |product, length| product.checked_mul(*length));
         let needed = elements.and_then(|elements| dtype.bytes_for(elements)).unwrap_or(u64::MAX);
         if needed > has {
+            let name = queue.to_owned();
             return Err(Error::Mismatch(Mismatch::BlockSize { name, of: Named::Queue, has, needed }));
         }
         Ok(Self::dense(owner, name, dtype, shape, address, needed))
@@ -261,9 +263,8 @@ impl Tensor {
     }
 
     /// The same memory as elements of another type of the same size. Elements of less than a byte become bytes in a row.
-    fn view(&self, py: Python<'_>, dtype: Bound<'_, PyAny>) -> PyResult<Self> {
-        let name: String = py.import("partywall._arrays")?.call_method1("dtype_name", (dtype,))?.extract()?;
-        let dtype = parse_dtype(&name)?;
+    fn view(&self, dtype: ElementType) -> PyResult<Self> {
+        let ElementType(dtype) = dtype;
         let (shape, strides) = match (dtype.item_bytes(), self.dtype.item_bytes()) {
             (Some(1), None) if self.is_contiguous() => (vec![self.bytes as i64], vec![1]),
             (to, from) if to.is_some() && to == from => (self.shape.clone(), self.strides.clone()),
@@ -349,7 +350,7 @@ impl Tensor {
     }
 
     /// The device as DLPack writes it.
-    fn __dlpack_device__(&self) -> (i32, i32) {
+    pub(crate) fn __dlpack_device__(&self) -> (i32, i32) {
         (self.device.device_type, self.device.device_id)
     }
 

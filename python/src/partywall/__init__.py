@@ -95,18 +95,9 @@ from partywall._errors import (
     WrongTopic,
 )
 from partywall._members import EvictedMember, Member
-from partywall._native import LimitedWait, Sample, Tensor
+from partywall._native import ClaimedTask, LimitedWait, Sample, TaskBytes, TaskResult, Tensor, Ticket
 from partywall._pool import Block, BlockRef, Pool, PoolStats
-from partywall._queue import (
-    ClaimedTask,
-    Queue,
-    QueueStats,
-    Task,
-    TaskBytes,
-    TaskInfo,
-    TaskResult,
-    Ticket,
-)
+from partywall._queue import Queue, QueueStats, Task, TaskInfo
 from partywall._segment import Pinned, Segment
 from partywall._semaphore import Permit, Semaphore
 from partywall._timeline import Timeline, TimelineEvent

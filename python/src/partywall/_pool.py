@@ -4,7 +4,7 @@ import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from partywall import _arrays, _native, _streams
+from partywall import _native, _streams
 from partywall._arrays import Shape
 from partywall._exchange import Exported
 from partywall._handle import Connected, Held
@@ -170,7 +170,7 @@ class Block(Held[_native.Block], Exported):
 
     def tensor(self, shape: Shape | None = None, dtype: Any = "uint8") -> _native.Tensor:
         """Returns its beginning as a tensor; without a shape, of as many elements as fit."""
-        return self._native.tensor(_arrays.dtype_name(dtype), None if shape is None else _arrays.dimensions(shape))
+        return self._native.tensor(shape, dtype)
 
     def zero(self, stream: Any = None) -> None:
         """Sets all its bytes to zero: at once in host memory, after the work on `stream` on a GPU."""

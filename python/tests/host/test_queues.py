@@ -187,6 +187,34 @@ def test_dropped_task_goes_to_another_worker(queue):
     ticket.result().release()
 
 
+def test_dropped_result_gives_its_block_back(queue):
+    tickets = [submit(queue), submit(queue)]
+    for task in queue.claims(0):
+        np.asarray(task.output.tensor(dtype="float32"))[:] = ROOTS
+    with pytest.warns(ResourceWarning, match="TaskResult: 16 bytes"):
+        del [tickets[0].result(0)][0]
+    result = tickets[1].result(0)
+    assert result.output.held
+    kept = np.asarray(result.tensor(dtype="float32"))
+    result.release()
+    result.release()
+    assert kept.tolist() == ROOTS
+    with pytest.raises(pw.NotHeld):
+        result.tobytes()
+
+
+def test_released_result_has_no_output(queue):
+    ticket = submit(queue)
+    queue.claim(0).complete()
+    result = ticket.result(0)
+    with result:
+        assert len(result.tobytes()) == 16
+    for use in (result.tobytes, result.tensor, lambda: result.output):
+        with pytest.raises(pw.Closed):
+            use()
+    assert_idle(queue)
+
+
 def test_worker_whose_lease_has_ended_completes_nothing(domain):
     with domain.queue("leased", tasks=1, outputs=(2, 4), lease=0.05, device="host") as queue:
         ticket = queue.submit("slow", output=4)

@@ -1,0 +1,140 @@
+//! Types, shapes and numbers as Python writes them.
+
+use std::str::FromStr;
+
+use partywall::DType;
+use pyo3::{
+    exceptions::{PyTypeError, PyValueError},
+    inspect::PyStaticExpr,
+    intern,
+    prelude::*,
+    type_hint_identifier, type_hint_subscript, type_hint_union,
+    types::PyBytes,
+};
+
+use crate::errors::parse_dtype;
+
+/// The type of elements: a name, or an object of numpy, torch or jax.
+#[derive(Clone, Copy)]
+pub(crate) struct ElementType(pub(crate) DType);
+
+/// Elements along each dimension. Python may write one number for one dimension.
+pub(crate) struct Shape(pub(crate) Vec<u64>);
+
+/// A number of bytes or elements.
+pub(crate) struct Count(pub(crate) u64);
+
+/// Bytes, or what Python's `bytes` makes bytes of.
+pub(crate) struct Bytes<'py>(pub(crate) Bound<'py, PyBytes>);
+
+/// How often a task may be attempted.
+pub(crate) struct Attempts(pub(crate) u8);
+
+/// Whether a task ends with its submitter.
+pub(crate) struct Cancels(pub(crate) bool);
+
+impl ElementType {
+    /// Bytes, as buffers have them.
+    pub(crate) const BYTES: Self = Self(DType::U8);
+
+    /// How many elements so many bytes have room for; of elements of less than a byte, as many as there are bytes.
+    pub(crate) fn elements_in(self, bytes: u64) -> u64 {
+        bytes / self.0.item_bytes().unwrap_or(1)
+    }
+}
+
+impl<'py> FromPyObject<'_, 'py> for ElementType {
+    type Error = PyErr;
+
+    const INPUT_TYPE: PyStaticExpr = type_hint_identifier!("typing", "Any");
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        // Full names are not looked up: the call of Python takes longer than making the tensor.
+        if let Ok(name) = object.extract::<&str>()
+            && let Ok(dtype) = DType::from_str(name)
+            && dtype.name() == name
+        {
+            return Ok(Self(dtype));
+        }
+        let name: String =
+            arrays(object.py())?.call_method1(intern!(object.py(), "dtype_name"), (object,))?.extract()?;
+        parse_dtype(&name).map(Self)
+    }
+}
+
+impl<'py> FromPyObject<'_, 'py> for Shape {
+    type Error = PyErr;
+
+    const INPUT_TYPE: PyStaticExpr = type_hint_union!(
+        type_hint_identifier!("typing", "SupportsIndex"),
+        type_hint_subscript!(
+            type_hint_identifier!("collections.abc", "Iterable"),
+            type_hint_identifier!("typing", "SupportsIndex")
+        )
+    );
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let lengths = arrays(object.py())?.call_method1(intern!(object.py(), "dimensions"), (object,))?;
+        Ok(Self(lengths.extract()?))
+    }
+}
+
+impl<'py> FromPyObject<'_, 'py> for Count {
+    type Error = PyErr;
+
+    const INPUT_TYPE: PyStaticExpr = u64::INPUT_TYPE;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let number = object.extract::<u64>().or_else(|_| {
+            let counted = arrays(object.py())?.call_method1(intern!(object.py(), "count"), (object,))?;
+            counted.extract()
+        });
+        number.map(Self)
+    }
+}
+
+impl<'py> FromPyObject<'_, 'py> for Bytes<'py> {
+    type Error = PyErr;
+
+    const INPUT_TYPE: PyStaticExpr = type_hint_identifier!("builtins", "bytes");
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        match object.cast::<PyBytes>() {
+            Ok(bytes) => Ok(Self(bytes.to_owned())),
+            Err(_) => Ok(Self(object.py().get_type::<PyBytes>().call1((object,))?.cast_into()?)),
+        }
+    }
+}
+
+impl<'py> FromPyObject<'_, 'py> for Attempts {
+    type Error = PyErr;
+
+    const INPUT_TYPE: PyStaticExpr = u8::INPUT_TYPE;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        match object.extract() {
+            Ok(attempts @ 1..) => Ok(Self(attempts)),
+            Err(error) if error.is_instance_of::<PyTypeError>(object.py()) => Err(error),
+            _ => Err(PyValueError::new_err(format!("a task is attempted 1 to 255 times, not {}", *object))),
+        }
+    }
+}
+
+impl<'py> FromPyObject<'_, 'py> for Cancels {
+    type Error = PyErr;
+
+    const INPUT_TYPE: PyStaticExpr = <&str>::INPUT_TYPE;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        match object.extract() {
+            Ok("keep") => Ok(Self(false)),
+            Ok("cancel") => Ok(Self(true)),
+            _ => Err(PyValueError::new_err(format!("on_death is 'keep' or 'cancel', not {}", object.repr()?))),
+        }
+    }
+}
+
+/// Where Python reads what it is given.
+fn arrays(py: Python<'_>) -> PyResult<Bound<'_, PyModule>> {
+    py.import(intern!(py, "partywall._arrays"))
+}

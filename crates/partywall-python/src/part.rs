@@ -1,0 +1,186 @@
+//! Inputs and outputs of claimed tasks, as tensors.
+
+use std::sync::Arc;
+
+use partywall::{
+    Error, Result,
+    cuda::RawStream,
+    error::{Denied, Gone},
+};
+use pyo3::{
+    PyTypeInfo,
+    inspect::{PyStaticConstant, PyStaticExpr},
+    prelude::*,
+    type_hint_identifier, type_hint_subscript,
+    types::{PyBytes, PyTuple},
+};
+
+use crate::{
+    arguments::{ElementType, Shape},
+    memory::{Memory, Work},
+    owner::{Owner, let_go},
+    task::{Claim, ClaimedTask},
+    tensor::{Capsule, CudaArray, Tensor},
+};
+
+/// The memory of an input, or of the output, of a claimed task.
+pub(crate) struct Part {
+    claim: Arc<Claim>,
+    /// `None`: the output.
+    input: Option<usize>,
+}
+
+impl Part {
+    /// An owner of it. The output is writable.
+    pub(crate) fn owner(claim: &Arc<Claim>, input: Option<usize>) -> Arc<Owner> {
+        let context = claim.queue.gpu().map(|gpu| gpu.context().clone());
+        Owner::of_part(Self { claim: claim.clone(), input }, input.is_none(), context)
+    }
+
+    /// Leaves what may have to wait for the broker to the reaper.
+    pub(crate) fn let_go(self) {
+        // The task is over: its object had the claim, too, and has gone before.
+        if let Some(claim) = Arc::into_inner(self.claim) {
+            let_go(claim.queue);
+        }
+    }
+
+    fn look<T>(&self, look: impl FnOnce(&mut partywall::ClaimedTask) -> Result<T>) -> Result<T> {
+        let over = || Error::Gone(Gone::HeldBlock { pool: self.claim.queue.name().to_owned() });
+        self.claim.lock().as_mut().map_or_else(|| Err(over()), look)
+    }
+}
+
+impl Memory for Part {
+    fn on_device(&self, _: &str, bytes: u64, _: RawStream, work: Work<'_>) -> Result<()> {
+        self.look(|task| {
+            let range = match self.input {
+                Some(index) => task.inputs()[index].device()?,
+                None => task.output()?.device()?,
+            };
+            work(range.slice(0, bytes)?)
+        })
+    }
+
+    fn read(&mut self, _: &str, out: &mut [u8]) -> Result<()> {
+        let input = self.input;
+        self.look(|task| match input {
+            Some(index) => task.inputs()[index].bytes().map(|bytes| out.copy_from_slice(&bytes[..out.len()])),
+            None => task.output()?.bytes().map(|bytes| out.copy_from_slice(&bytes[..out.len()])),
+        })
+    }
+
+    fn write(&mut self, name: &str, bytes: &[u8], on_host: bool) -> Result<()> {
+        let version = self.claim.queue.version();
+        let is_input = self.input.is_some();
+        self.look(|task| match (is_input, on_host) {
+            (true, _) => Err(Error::Denied(Denied::ReadOnly { name: name.to_owned(), version })),
+            (false, true) => task.output_mut()?.bytes_mut().map(|all| all[..bytes.len()].copy_from_slice(bytes)),
+            (false, false) => {
+                let range = task.output()?.device()?.slice(0, bytes.len() as u64)?;
+                range.copy_from_host(range.gpu().stream(), bytes)
+            }
+        })
+    }
+}
+
+/// An input, or the output, of a claimed task, where it lies.
+///
+/// `from_dlpack`, `np.asarray` and the like take its bytes; `tensor` gives them another shape and type.
+#[pyclass(frozen, module = "partywall", weakref)]
+pub(crate) struct TaskBytes {
+    task: Py<ClaimedTask>,
+    /// `None`: the output.
+    input: Option<usize>,
+}
+
+impl TaskBytes {
+    pub(crate) fn new(task: &Bound<'_, ClaimedTask>, input: Option<usize>) -> Self {
+        Self { task: task.clone().unbind(), input }
+    }
+
+    fn bytes(&self, py: Python<'_>) -> PyResult<Tensor> {
+        self.tensor(py, None, ElementType::BYTES)
+    }
+}
+
+#[pymethods]
+impl TaskBytes {
+    /// Returns its beginning as a tensor; without a shape, of as many elements as fit.
+    #[pyo3(signature = (shape = None, dtype = ElementType::BYTES))]
+    fn tensor(&self, py: Python<'_>, shape: Option<Shape>, dtype: ElementType) -> PyResult<Tensor> {
+        self.task.get().tensor(py, self.input, shape, dtype)
+    }
+
+    /// Bytes: of the block of an input, and as many as were asked for of an output.
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.task.get().bytes_of(self.input)
+    }
+
+    /// A copy of its bytes, as `Tensor.tobytes`.
+    #[pyo3(signature = (stream = None))]
+    fn tobytes<'py>(&self, py: Python<'py>, stream: Option<Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyBytes>> {
+        self.bytes(py)?.tobytes(py, stream)
+    }
+
+    fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
+        Ok(self.bytes(py)?.__dlpack_device__())
+    }
+
+    #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<i64>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Capsule<'py>> {
+        self.bytes(py)?.__dlpack__(py, stream, max_version, dl_device, copy)
+    }
+
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<CudaArray<'py>> {
+        self.bytes(py)?.__cuda_array_interface__(py)
+    }
+
+    #[pyo3(signature = (dtype = None, copy = None))]
+    fn __array__<'py>(
+        &self,
+        py: Python<'py>,
+        dtype: Option<Bound<'py, PyAny>>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        Tensor::__array__(Bound::new(py, self.bytes(py)?)?, dtype, copy)
+    }
+
+    fn __repr__(&self) -> String {
+        let what = name(self.input);
+        format!("<partywall.TaskBytes: {what} of {}, {} bytes>", self.task.get().task(), self.nbytes())
+    }
+}
+
+/// The inputs of a task: a tuple.
+pub(crate) struct Inputs(pub(crate) Vec<TaskBytes>);
+
+impl<'py> IntoPyObject<'py> for Inputs {
+    type Target = PyTuple;
+    type Output = Bound<'py, PyTuple>;
+    type Error = PyErr;
+
+    const OUTPUT_TYPE: PyStaticExpr = type_hint_subscript!(
+        type_hint_identifier!("builtins", "tuple"),
+        <TaskBytes as PyTypeInfo>::TYPE_HINT,
+        PyStaticExpr::Constant { value: PyStaticConstant::Ellipsis }
+    );
+
+    fn into_pyobject(self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.0)
+    }
+}
+
+/// What a tensor of it is called.
+pub(crate) fn name(input: Option<usize>) -> String {
+    input.map_or_else(|| "output".to_owned(), |index| format!("input {index}"))
+}

@@ -1,0 +1,301 @@
+//! Tickets of submitted tasks, and results. Python has these very classes, as it has [`Sample`](crate::sample::Sample).
+
+use std::{
+    convert::Infallible,
+    sync::{Arc, Mutex},
+};
+
+use partywall::Queue;
+use partywall_os::{lock::IgnorePoison, process::fork_generation};
+use pyo3::{
+    PyTypeInfo, exceptions::PyTypeError, inspect::PyStaticExpr, intern, prelude::*, sync::PyOnceLock,
+    type_hint_identifier, type_hint_subscript, type_hint_union, types::PyBytes,
+};
+
+use crate::{
+    arguments::{ElementType, Shape},
+    errors::{Never, Raise, closed, unclosed},
+    owner::let_go,
+    pool::Block,
+    tensor::{Capsule, CudaArray, Tensor},
+    wait,
+};
+
+/// A task that was submitted. Dropping it changes nothing. `await` it, or call `result`.
+#[pyclass(frozen, module = "partywall", weakref)]
+pub(crate) struct Ticket {
+    /// `None` while it is dropped only.
+    inner: Option<(partywall::Ticket, Arc<Queue>)>,
+}
+
+impl Ticket {
+    pub(crate) fn new(queue: Arc<Queue>, ticket: partywall::Ticket) -> Self {
+        Self { inner: Some((ticket, queue)) }
+    }
+
+    fn inner(&self) -> &(partywall::Ticket, Arc<Queue>) {
+        self.inner.as_ref().expect("it is there until it is dropped")
+    }
+
+    fn ticket(&self) -> &partywall::Ticket {
+        &self.inner().0
+    }
+}
+
+#[pymethods]
+impl Ticket {
+    /// The task, for other processes: `Queue.ticket` takes it.
+    #[getter]
+    fn task(&self) -> String {
+        self.ticket().task().to_string()
+    }
+
+    /// `pending`, `claimed`, `enqueued`, `done`, `dead` or `gone`.
+    #[getter]
+    fn status(&self) -> &'static str {
+        self.ticket().status().name()
+    }
+
+    /// Waits until the task is done, and takes its result. `TaskFailed` for a dead letter, `TaskGone` if it is over.
+    #[pyo3(signature = (timeout = None))]
+    fn result(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<TaskResult> {
+        let (ticket, queue) = self.inner();
+        let timeout = wait::timeout(timeout)?;
+        let result = wait::for_turn(py, "ticket", timeout, || false, |wait| ticket.wait(wait))?;
+        Ok(TaskResult::new(queue.clone(), result))
+    }
+
+    /// Whether the task has a result, is a dead letter, or is over.
+    fn done(&self) -> bool {
+        matches!(self.status(), "done" | "dead" | "gone")
+    }
+
+    /// Cancels the task. `TaskRunning` if a worker has it, `TaskGone` if it is over.
+    fn cancel(&self, py: Python<'_>) -> PyResult<()> {
+        self.ticket().cancel().or_raise(py)
+    }
+
+    fn __await__(slf: Bound<'_, Self>) -> PyResult<Awaiting<'_>> {
+        let py = slf.py();
+        let awaited = py.import(intern!(py, "partywall._queue"))?.call_method1(intern!(py, "awaited"), (slf,))?;
+        awaited.call_method0(intern!(py, "__await__")).map(Awaiting)
+    }
+
+    fn __reduce__(&self) -> PyResult<Never> {
+        Err(PyTypeError::new_err("a ticket is this process's own: send its task"))
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<partywall.Ticket {}: {}>", self.task(), self.status())
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if let Some((ticket, queue)) = self.inner.take() {
+            drop(ticket);
+            let_go(queue);
+        }
+    }
+}
+
+/// A result that was taken. Its end of a `with`, or `release`, gives the output block back.
+///
+/// `from_dlpack`, `np.asarray` and the like take its bytes; `tensor` gives them another shape and type.
+#[pyclass(frozen, module = "partywall", weakref)]
+pub(crate) struct TaskResult {
+    /// The output, until it is released, or is an object of Python's.
+    taken: Mutex<Option<partywall::Block>>,
+    /// The same as Python's `partywall.Block`, once something needs it as that.
+    block: PyOnceLock<Py<PyAny>>,
+    /// `None` while it is dropped only.
+    queue: Option<Arc<Queue>>,
+    has_output: bool,
+    /// Bytes of the output that the submitter asked for.
+    #[pyo3(get)]
+    nbytes: u64,
+    /// The number of the attempt that succeeded, from 1.
+    #[pyo3(get)]
+    attempt: u8,
+    /// Where it was taken: in a forked child it is the parent's.
+    generation: u64,
+}
+
+impl TaskResult {
+    fn new(queue: Arc<Queue>, result: partywall::TaskResult) -> Self {
+        let nbytes = result.bytes();
+        let attempt = result.attempt();
+        let output = result.into_output();
+        Self {
+            has_output: output.is_some(),
+            taken: Mutex::new(output),
+            block: PyOnceLock::new(),
+            queue: Some(queue),
+            nbytes,
+            attempt,
+            generation: fork_generation(),
+        }
+    }
+
+    /// The output as an object of Python's.
+    fn block<'py>(&self, py: Python<'py>) -> PyResult<&Bound<'py, PyAny>> {
+        let block = self.block.get_or_try_init(py, || {
+            let taken = self.taken.lock().ignore_poison().take();
+            let (taken, queue) = taken.zip(self.queue.as_ref()).ok_or_else(|| closed(py, "result"))?;
+            let block = Block::new(queue.domain(), queue.gpu(), taken);
+            let class = py.import(intern!(py, "partywall._pool"))?.getattr(intern!(py, "Block"))?;
+            class.call1((block,)).map(Bound::unbind)
+        });
+        block.map(|block| block.bind(py))
+    }
+
+    /// The output's tensor of its bytes.
+    fn bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, Tensor>> {
+        Bound::new(py, self.tensor(py, None, ElementType::BYTES)?)
+    }
+}
+
+#[pymethods]
+impl TaskResult {
+    /// The block that the worker has written; `None` for a task without output.
+    #[getter]
+    fn output<'py>(&self, py: Python<'py>) -> PyResult<OutputBlock<'py>> {
+        Ok(OutputBlock(if self.has_output { Some(self.block(py)?.clone()) } else { None }))
+    }
+
+    /// Returns the beginning of the output as a tensor; without a shape, of as many elements as fit into `nbytes`.
+    #[pyo3(signature = (shape = None, dtype = ElementType::BYTES))]
+    fn tensor(&self, py: Python<'_>, shape: Option<Shape>, dtype: ElementType) -> PyResult<Tensor> {
+        if !self.has_output {
+            return Err(PyTypeError::new_err("the task was submitted without room for an output"));
+        }
+        let shape = shape.unwrap_or_else(|| Shape(vec![dtype.elements_in(self.nbytes)]));
+        let block = self.block(py)?.getattr(intern!(py, "_native"))?.cast_into::<Block>()?;
+        block.get().tensor(py, Some(shape), dtype)
+    }
+
+    /// A copy of its bytes, as `Tensor.tobytes`.
+    #[pyo3(signature = (stream = None))]
+    fn tobytes<'py>(&self, py: Python<'py>, stream: Option<Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyBytes>> {
+        // Few bytes in host memory are copied in less time than a tensor of them is made.
+        let nbytes = self.nbytes as usize;
+        if nbytes <= FEW
+            && let Some(block) = &*self.taken.lock().ignore_poison()
+            && let Ok(bytes) = block.bytes()
+        {
+            return Ok(PyBytes::new(py, &bytes[..nbytes]));
+        }
+        self.bytes(py)?.get().tobytes(py, stream)
+    }
+
+    /// Gives the output block back. Calling it again does nothing.
+    fn release(&self, py: Python<'_>) -> PyResult<()> {
+        if let Some(block) = self.block.get(py) {
+            return block.bind(py).call_method0(intern!(py, "close")).map(drop);
+        }
+        let taken = self.taken.lock().ignore_poison().take();
+        // Nobody was told where it is, so that there is nothing to wait for.
+        taken.map_or(Ok(()), partywall::Block::release).or_raise(py)
+    }
+
+    fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
+        Ok(self.bytes(py)?.get().__dlpack_device__())
+    }
+
+    #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<i64>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Capsule<'py>> {
+        self.bytes(py)?.get().__dlpack__(py, stream, max_version, dl_device, copy)
+    }
+
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<CudaArray<'py>> {
+        self.bytes(py)?.get().__cuda_array_interface__(py)
+    }
+
+    #[pyo3(signature = (dtype = None, copy = None))]
+    fn __array__<'py>(
+        &self,
+        py: Python<'py>,
+        dtype: Option<Bound<'py, PyAny>>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        Tensor::__array__(self.bytes(py)?, dtype, copy)
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _kind: Option<&Bound<'_, PyAny>>,
+        _raised: Option<&Bound<'_, PyAny>>,
+        _traceback: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        self.release(py)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<partywall.TaskResult: {} bytes, attempt {}>", self.nbytes, self.attempt)
+    }
+}
+
+impl Drop for TaskResult {
+    fn drop(&mut self) {
+        let taken = self.taken.get_mut().ignore_poison().take();
+        if taken.is_some() && self.generation == fork_generation() {
+            unclosed(&self.__repr__());
+        }
+        drop(taken);
+        if let Some(queue) = self.queue.take() {
+            let_go(queue);
+        }
+    }
+}
+
+/// The output of a result, for type checkers.
+pub(crate) struct OutputBlock<'py>(Option<Bound<'py, PyAny>>);
+
+impl<'py> IntoPyObject<'py> for OutputBlock<'py> {
+    type Target = PyAny;
+    type Output = Bound<'py, PyAny>;
+    type Error = Infallible;
+
+    const OUTPUT_TYPE: PyStaticExpr =
+        type_hint_union!(type_hint_identifier!("partywall._pool", "Block"), <Option<()>>::OUTPUT_TYPE);
+
+    fn into_pyobject(self, py: Python<'py>) -> Result<Self::Output, Infallible> {
+        Ok(self.0.unwrap_or_else(|| py.None().into_bound(py)))
+    }
+}
+
+/// What awaits a ticket.
+pub(crate) struct Awaiting<'py>(Bound<'py, PyAny>);
+
+impl<'py> IntoPyObject<'py> for Awaiting<'py> {
+    type Target = PyAny;
+    type Output = Bound<'py, PyAny>;
+    type Error = Infallible;
+
+    const OUTPUT_TYPE: PyStaticExpr = type_hint_subscript!(
+        type_hint_identifier!("collections.abc", "Generator"),
+        type_hint_identifier!("typing", "Any"),
+        <() as IntoPyObject<'static>>::OUTPUT_TYPE,
+        <TaskResult as PyTypeInfo>::TYPE_HINT
+    );
+
+    fn into_pyobject(self, _: Python<'py>) -> Result<Self::Output, Infallible> {
+        Ok(self.0)
+    }
+}
+
+/// The most bytes of a result that are copied with the GIL.
+const FEW: usize = 4096;
