@@ -1,7 +1,7 @@
 //! The steps that pack the crates as a release publishes them.
 
-use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::{env, fs, io};
 
 use serde_json::Value;
 
@@ -30,8 +30,45 @@ pub(super) fn pack(workspace: &Workspace) -> Outcome {
 }
 
 /// Compiles each crate from its package.
+///
+/// Cargo takes a package of the same name and version for the same package: it would compile, or use, what it unpacked of an
+/// earlier state of this checkout. So nothing of that is there before, or left afterwards.
 pub(super) fn compile(workspace: &Workspace) -> Outcome {
-    publish(workspace, &[]).into()
+    let target = workspace.root.join("target/packages");
+    let clean = || unpacked()?.iter().chain([&target]).try_for_each(|folder| remove(folder));
+    let check = || {
+        clean()?;
+        let published = publish(workspace, &["--target-dir", &target.to_string_lossy()]);
+        published.and(clean())
+    };
+    check().into()
+}
+
+/// Returns where cargo has unpacked packages of this project: it names the folder of a registry without a host by a hash alone.
+fn unpacked() -> Result<Vec<PathBuf>, String> {
+    let home = env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| env::home_dir().map(|home| home.join(".cargo")));
+    let sources = home.ok_or("there is no home directory")?.join("registry/src");
+    let entries = match fs::read_dir(&sources) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(cannot_read(&sources, &error)),
+    };
+    let is_ours = |folder: &Path| {
+        let has_no_host = folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with('-'));
+        let mut packages = fs::read_dir(folder).into_iter().flatten().flatten();
+        has_no_host && packages.all(|package| package.file_name().to_string_lossy().starts_with("partywall"))
+    };
+    Ok(entries.flatten().map(|entry| entry.path()).filter(|folder| is_ours(folder)).collect())
+}
+
+fn remove(folder: &Path) -> Result<(), String> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(format!("cannot remove {}: {error}", folder.display()))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A dry run uploads nothing. Changes that are not committed are what somebody wants to test.
