@@ -245,6 +245,23 @@ pub struct QueueInfo {
     pub usage: QueueUsage,
     /// The output blocks, by state.
     pub outputs: BlockCounts,
+    /// The segments that it holds.
+    pub attached: Vec<AttachedInfo>,
+}
+
+/// A segment that a queue holds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttachedInfo {
+    /// The number of the attachment.
+    pub attachment: u32,
+    /// The segment.
+    pub name: String,
+    /// Its version.
+    pub version: u64,
+    /// Its bytes.
+    pub bytes: u64,
+    /// Tasks that name it and may still read it.
+    pub tasks: u32,
 }
 
 /// How a topic is used.

@@ -49,15 +49,15 @@ pub mod refusal;
 pub mod watch;
 
 pub use control::{
-    BLOCK_ALIGNMENT, BlockCounts, Control, ControlInfo, MAX_RANK, Participant, PublisherInfo, QueueInfo, QueueShape,
-    QueueUsage, SampleShape, SubscriberInfo, TopicInfo, TopicShape, TopicUsage, Usage,
+    AttachedInfo, BLOCK_ALIGNMENT, BlockCounts, Control, ControlInfo, MAX_RANK, Participant, PublisherInfo, QueueInfo,
+    QueueShape, QueueUsage, SampleShape, SubscriberInfo, TopicInfo, TopicShape, TopicUsage, Usage,
 };
 pub use frame::{Frame, FrameReader, WireError};
 pub use handshake::{BrokerHello, ClientHello, Resume, Welcome};
 pub use member::{Doubt, Evicted, Freed, Kill, MemberInfo, MemberState, Whom};
 pub use message::{
     Access, Answer, Call, ChunkBytes, Commit, Event, Grow, Grown, HolderInfo, Kind, LegacyHandle, Lifetime, NameInfo,
-    Open, Opened, Place, Reply, Request, SegmentInfo, StatusInfo, Table, Token, VersionInfo,
+    Open, Opened, Place, QueueHolder, Reply, Request, SegmentInfo, StatusInfo, Table, Token, VersionInfo,
 };
 pub use object::{
     ObjectDetail, ObjectHolder, ObjectInfo, ObjectKind, OpenedTimeline, SemaphoreInfo, TimelineEnding, TimelineInfo,

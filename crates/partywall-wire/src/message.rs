@@ -187,6 +187,28 @@ pub enum Call {
         /// The name.
         name: String,
     },
+    /// Has a queue hold the segment behind a lease, until it is detached or the queue goes. Nothing changes if the queue holds
+    /// it already. Answer: [`Answer::Attached`].
+    Attach {
+        /// The lease on the queue.
+        queue: u64,
+        /// The lease on the segment.
+        segment: u64,
+    },
+    /// Ends an attachment, unless tasks name it ([`Refusal::AttachmentInUse`]). Answer: [`Answer::Done`].
+    DetachSegment {
+        /// The lease on the queue.
+        queue: u64,
+        /// The number of the attachment.
+        attachment: u32,
+    },
+    /// Opens an attached segment for reading, also one whose name is gone. Answer: [`Answer::Opened`].
+    OpenAttached {
+        /// The lease on the queue.
+        queue: u64,
+        /// The number of the attachment.
+        attachment: u32,
+    },
     /// Asks for events of names that match a pattern since a point, or waits for the next ones. Without a point, returns
     /// the present point. Answer: [`Answer::Happened`], or [`Answer::Pending`] if there are no events yet.
     Watch {
@@ -440,10 +462,12 @@ pub enum Answer {
     Removed {
         /// The latest version at that moment.
         version: u64,
-        /// Bytes that stay because members hold leases.
+        /// Bytes that stay because members or queues hold them.
         bytes_kept: u64,
         /// The members that hold them.
         holders: Vec<HolderInfo>,
+        /// The queues that hold them.
+        queues: Vec<QueueHolder>,
     },
     /// Everything about a name.
     Info(Box<SegmentInfo>),
@@ -469,6 +493,11 @@ pub enum Answer {
         lease: u64,
         /// Its permits.
         maximum: u32,
+    },
+    /// An attached segment.
+    Attached {
+        /// The number by which the queue's tasks name it. No other segment gets it as long as the queue exists.
+        attachment: u32,
     },
     /// Some timelines and semaphores, in order.
     Objects {
@@ -534,7 +563,7 @@ pub struct VersionInfo {
     pub control: Option<Control>,
     /// The committer's pid.
     pub committer: u32,
-    /// Leases on it.
+    /// Leases on it, of members and of queues.
     pub leases: u32,
     /// When it was committed, in milliseconds since 1970.
     pub committed_at: u64,
@@ -557,6 +586,8 @@ pub struct SegmentInfo {
     pub versions: Vec<VersionInfo>,
     /// The members that hold it.
     pub holders: Vec<HolderInfo>,
+    /// The queues that hold it.
+    pub queues: Vec<QueueHolder>,
     /// The pid of the member that builds the next version under a claim.
     pub builder: Option<u32>,
     /// How it is used, if it is a pool or topic.
@@ -578,6 +609,17 @@ pub struct HolderInfo {
     pub tasks: u32,
     /// Whether it is dead, and its leases are in quarantine.
     pub unproven: bool,
+}
+
+/// A queue that holds a segment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueueHolder {
+    /// Its name.
+    pub name: String,
+    /// Its version.
+    pub version: u64,
+    /// The number of the attachment.
+    pub attachment: u32,
 }
 
 /// The broker itself.

@@ -62,6 +62,35 @@ pub enum Refusal {
         /// Why.
         why: NoGrowth,
     },
+    /// The queue does not hold a segment by this number: it was detached, or never attached.
+    NotAttached {
+        /// The queue.
+        queue: String,
+        /// The number.
+        attachment: u32,
+    },
+    /// The segment cannot be detached: tasks name it that are pending, claimed or dead letters.
+    AttachmentInUse {
+        /// The queue.
+        queue: String,
+        /// Its version.
+        queue_version: u64,
+        /// The segment.
+        name: String,
+        /// The segment's version.
+        version: u64,
+        /// How many tasks name it.
+        tasks: u32,
+        /// One of them: its place, and how many tasks the place has held.
+        first: (u32, u64),
+    },
+    /// No queue can hold memory of [`crate::Kind::Legacy`], which goes with its publisher.
+    CannotHold {
+        /// The segment.
+        name: String,
+        /// Its version.
+        version: u64,
+    },
     /// No timeline or semaphore has this name. `near` are existing names that look like it.
     ObjectNotFound {
         /// What was asked for.
@@ -316,4 +345,6 @@ pub enum Limit {
     Timelines,
     /// Semaphores.
     Semaphores,
+    /// Segments attached to one queue.
+    Attachments,
 }

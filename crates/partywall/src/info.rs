@@ -5,10 +5,10 @@ use std::os::fd::OwnedFd;
 use partywall_os::map::SealedMap;
 use partywall_shm::Table;
 pub use partywall_wire::{
-    BlockCounts, Change, Control, ControlInfo, Doubt, Evicted, Freed, HolderInfo, Kill, Kind, Lifetime, MemberInfo,
-    MemberState, NameEvent, NameInfo, Named, ObjectDetail, ObjectHolder, ObjectInfo, ObjectKind, Participant, Point,
-    PublisherInfo, QueueInfo, QueueShape, QueueUsage, SampleShape, SemaphoreInfo, StatusInfo, SubscriberInfo,
-    TimelineInfo, TopicInfo, TopicShape, TopicUsage, Usage, VersionInfo, Whom,
+    AttachedInfo, BlockCounts, Change, Control, ControlInfo, Doubt, Evicted, Freed, HolderInfo, Kill, Kind, Lifetime,
+    MemberInfo, MemberState, NameEvent, NameInfo, Named, ObjectDetail, ObjectHolder, ObjectInfo, ObjectKind,
+    Participant, Point, PublisherInfo, QueueHolder, QueueInfo, QueueShape, QueueUsage, SampleShape, SemaphoreInfo,
+    StatusInfo, SubscriberInfo, TimelineInfo, TopicInfo, TopicShape, TopicUsage, Usage, VersionInfo, Whom,
 };
 
 use crate::error::{Error, InvalidData, LimitReached, Result, Unreachable};
@@ -20,8 +20,10 @@ pub struct Removed {
     pub version: u64,
     /// Bytes that stay until their holders drop them.
     pub bytes_kept: u64,
-    /// Those holders.
+    /// The members among those holders.
     pub holders: Vec<HolderInfo>,
+    /// The queues among them.
+    pub queues: Vec<QueueHolder>,
 }
 
 /// The promises of a kind of memory to readers, beyond those of all kinds.
@@ -77,6 +79,8 @@ pub struct SegmentInfo {
     pub versions: Vec<VersionInfo>,
     /// The members that hold it.
     pub holders: Vec<HolderInfo>,
+    /// The queues that hold it.
+    pub queues: Vec<QueueHolder>,
     /// The process that builds the next version under a claim.
     pub builder: Option<u32>,
     /// How it is used, if it is a pool or topic.
@@ -141,6 +145,7 @@ pub(crate) fn segment(info: partywall_wire::SegmentInfo, fds: Vec<OwnedFd>) -> R
         is_latest: info.is_latest,
         versions: info.versions,
         holders: info.holders,
+        queues: info.queues,
         builder: info.builder,
         control: info.control,
     })

@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use partywall_shm::queue::InUse;
+
 use super::tombstones::Tombstone;
 use super::types::{
     BlockControl, CellAt, CellEnding, Change, ClaimId, CloseId, Doubt, FdId, Gap, Kind, LeaseId, Lifetime, Limit,
@@ -28,6 +30,8 @@ pub(crate) enum Effect {
     /// Report when everything promised in an ended cell has been stored
     /// ([`Event::CellSettled`](super::Event::CellSettled)). Nothing new is promised in the cell.
     SettleCell(CellAt),
+    /// Let the tasks of a queue name an attachment.
+    Attach { object: FdId, attachment: u32 },
     /// Return all permits or blocks of a member, and give them to waiters. Done immediately, because the member may
     /// take others afterwards.
     Return { control: FdId, row: u16 },
@@ -81,6 +85,7 @@ pub(crate) enum Answer {
         version: u64,
         bytes_kept: u64,
         holders: Vec<Holder>,
+        queues: Vec<HoldingQueue>,
     },
     Info(Box<Info>),
     Names {
@@ -101,6 +106,9 @@ pub(crate) enum Answer {
     Semaphore {
         lease: LeaseId,
         maximum: u32,
+    },
+    Attached {
+        attachment: u32,
     },
     Objects {
         objects: Vec<ObjectRow>,
@@ -189,6 +197,20 @@ pub(crate) enum Refused {
         version: u64,
         why: NoGrowth,
     },
+    NotAttached {
+        queue: Name,
+        attachment: u32,
+    },
+    AttachmentInUse {
+        queue: (Name, u64),
+        name: Name,
+        version: u64,
+        in_use: InUse,
+    },
+    CannotHold {
+        name: Name,
+        version: u64,
+    },
     Invalid(&'static str),
     Limit {
         limit: Limit,
@@ -255,6 +277,23 @@ pub(crate) struct Holder {
     pub(crate) row: u16,
 }
 
+/// A queue that holds a segment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct HoldingQueue {
+    pub(crate) name: Name,
+    pub(crate) version: u64,
+    pub(crate) attachment: u32,
+}
+
+/// A segment that a queue holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct HeldSegment {
+    pub(crate) attachment: u32,
+    pub(crate) name: Name,
+    pub(crate) version: u64,
+    pub(crate) bytes: u64,
+}
+
 /// A member that was evicted or freed by a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Departed {
@@ -301,6 +340,9 @@ pub(crate) struct Info {
     pub(crate) is_latest: bool,
     pub(crate) versions: Vec<VersionRow>,
     pub(crate) holders: Vec<Holder>,
+    pub(crate) queues: Vec<HoldingQueue>,
+    /// Of a queue.
+    pub(crate) attached: Vec<HeldSegment>,
     pub(crate) builder: Option<u32>,
     /// The members whose rows may appear in its control memory, if it has any.
     pub(crate) rows: BTreeMap<u16, RowOwner>,

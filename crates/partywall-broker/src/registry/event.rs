@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use partywall_shm::queue::InUse;
 use partywall_wire::Pattern;
 
 use super::types::{
@@ -80,6 +81,9 @@ pub(crate) enum Call {
     FollowTimeline { lease: LeaseId, slabs: u32 },
     AbandonTimeline { name: Name },
     OpenSemaphore(OpenSemaphore),
+    Attach { queue: LeaseId, segment: LeaseId },
+    DetachSegment(DetachSegment),
+    OpenAttached { queue: LeaseId, attachment: u32 },
     Objects { after: Option<(ObjectKind, Name)> },
     InspectObject { kind: ObjectKind, name: Name },
     Status,
@@ -121,7 +125,10 @@ impl Call {
             | Self::Watch(_)
             | Self::OpenTimeline(_)
             | Self::FollowTimeline { .. }
-            | Self::OpenSemaphore(_) => true,
+            | Self::OpenSemaphore(_)
+            | Self::Attach { .. }
+            | Self::DetachSegment(_)
+            | Self::OpenAttached { .. } => true,
         }
     }
 
@@ -172,6 +179,16 @@ pub(crate) struct Open {
     pub(crate) version: Option<u64>,
     pub(crate) access: Access,
     pub(crate) wait: bool,
+}
+
+/// Which attachment is to end.
+#[derive(Debug, Clone)]
+pub(crate) struct DetachSegment {
+    /// The lease on the queue.
+    pub(crate) queue: LeaseId,
+    pub(crate) attachment: u32,
+    /// Tasks that name it, if the server has found any ([`Registry::to_detach`](super::Registry::to_detach)).
+    pub(crate) in_use: Option<InUse>,
 }
 
 /// A request for events of names.

@@ -17,6 +17,7 @@
 //! | `waits` | requests that wait, and their completion |
 //! | `timelines`, `semaphores` | names in control memory: their writers and holders |
 //! | `cells` | cells of control memory: their readers and writers |
+//! | `attachments` | segments that queues hold |
 //! | `objects` | the common parts of timelines and semaphores |
 //! | `reclaim` | reclaims what a member held that is gone |
 //! | `members` | members in trouble: evicted, with a broken CUDA context, or dead while their work may continue |
@@ -30,6 +31,7 @@ pub(crate) mod event;
 pub(crate) mod tombstones;
 pub(crate) mod types;
 
+mod attachments;
 mod cells;
 mod claims;
 mod growth;
@@ -47,7 +49,7 @@ mod timelines;
 mod waits;
 mod watch;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 pub(crate) use cells::Guarded;
 pub(crate) use effect::{Answer, Effect, Effects, Outcome, Refused};
@@ -84,7 +86,7 @@ pub(crate) struct Registry {
     /// Always equal to a recount.
     totals: Totals,
     /// Versions that may have lost their last reference. Empty between events.
-    maybe_unreferenced: Vec<(Name, u64)>,
+    maybe_unreferenced: VecDeque<(Name, u64)>,
     /// Memory that the current event released. Empty between events.
     pending_close: PendingClose,
     /// Memory that was released and is not closed yet.
@@ -144,7 +146,7 @@ impl Registry {
             holds: BTreeMap::new(),
             cells: Cells::default(),
             totals: Totals::default(),
-            maybe_unreferenced: Vec::new(),
+            maybe_unreferenced: VecDeque::new(),
             pending_close: PendingClose::default(),
             closing: BTreeMap::new(),
             uncleared: 0,
@@ -319,6 +321,9 @@ impl Registry {
             Call::FollowTimeline { lease, slabs } => self.follow_timeline(member, lease, slabs),
             Call::AbandonTimeline { name } => self.abandon_timeline(member, request, &name, before),
             Call::OpenSemaphore(open) => self.open_semaphore(member, request, open, out),
+            Call::Attach { queue, segment } => self.attach(member, request, queue, segment, before),
+            Call::DetachSegment(detach) => self.detach_segment(member, detach),
+            Call::OpenAttached { queue, attachment } => self.open_attached(member, request, queue, attachment),
             Call::Objects { after } => Ok(self.list_objects(after).into()),
             Call::InspectObject { kind, name } => self.inspect_object(kind, &name),
             Call::Status => Ok(self.status(member).into()),
@@ -343,7 +348,7 @@ impl Registry {
         let made = |lease: &&LeaseId| self.leases.get(lease).is_some_and(|l| l.origin == request);
         match call {
             Call::Commit(_) => self.committed_by(*self.members.get(&member)?.leases.iter().find(made)?),
-            Call::Open(_) | Call::OpenOrBuild { .. } => {
+            Call::Open(_) | Call::OpenOrBuild { .. } | Call::OpenAttached { .. } => {
                 if let Some(id) = self.members.get(&member)?.leases.iter().find(made) {
                     return self.opened(*id);
                 }
@@ -356,6 +361,7 @@ impl Registry {
                 let version = self.version(&lease.name, lease.version)?;
                 (version.owner == Some(growth.lease) && version.grown_by == Some(request)).then(|| Answer::Done.into())
             }
+            Call::Attach { queue, .. } => self.attached_by(member, request, *queue),
             Call::OpenTimeline(open) => self.opened_timeline(self.held_since(member, request)?, open.slabs),
             Call::OpenSemaphore(_) => self.opened_semaphore(self.held_since(member, request)?),
             Call::AbandonTimeline { .. } => {

@@ -40,6 +40,8 @@ impl Registry {
                 .map(|(number, version)| row(*number, version))
                 .collect(),
             holders: self.holders(name, Some(wanted)).1,
+            queues: self.holding_queues(name, Some(wanted)),
+            attached: self.held_segments(&found.attached),
             builder: entry
                 .claim
                 .and_then(|claim| self.claims.get(&claim))
@@ -156,7 +158,7 @@ impl Registry {
         let mut bytes = 0_u64;
         let mut leases = BTreeMap::<MemberId, u64>::new();
         for (number, version) in &entry.versions {
-            if only.is_none_or(|only| only == *number) && version.leases > 0 {
+            if only.is_none_or(|only| only == *number) && version.all_leases() > 0 {
                 bytes = bytes.saturating_add(version.memory.bytes());
                 for (member, held) in &version.holders {
                     *leases.entry(*member).or_default() += held;
@@ -261,7 +263,7 @@ fn row(number: u64, version: &Version) -> VersionRow {
         lifetime: version.memory.lifetime,
         control: version.memory.control,
         committer: version.committer,
-        leases: count(version.leases),
+        leases: count(version.all_leases()),
         committed_at: version.committed_at,
     }
 }

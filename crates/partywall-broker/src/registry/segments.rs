@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
     Decision, Granted, Registry, STALE_CLAIM, STALE_LEASE,
+    attachments::{Attached, Attachment},
     effect::{Answer, Effect, Effects, Opened, Refused},
     event::{Commit, Open},
     near::near,
@@ -35,7 +36,7 @@ impl Registry {
         let number = entry.last;
         let before = entry.latest.replace(number);
         match before {
-            Some(before) => self.maybe_unreferenced.push((name.clone(), before)),
+            Some(before) => self.maybe_unreferenced.push_back((name.clone(), before)),
             None => self.totals.names += 1,
         }
         let named = memory.named();
@@ -50,6 +51,8 @@ impl Registry {
             grown_by: None,
             leases: 0,
             holders: BTreeMap::new(),
+            attached: Attached::default(),
+            queues: BTreeMap::new(),
             withdrawn: false,
         };
         entry.versions.insert(number, version);
@@ -222,7 +225,8 @@ impl Registry {
         };
         self.withdraw(name, Ending::Removed, member, out);
         let (bytes_kept, holders) = self.holders(name, None);
-        Ok(Answer::Removed { version, bytes_kept, holders }.into())
+        let queues = self.holding_queues(name, None);
+        Ok(Answer::Removed { version, bytes_kept, holders, queues }.into())
     }
 
     /// Withdraws a name: it has no latest version until the next commit, and none of its versions can be opened any
@@ -241,7 +245,7 @@ impl Registry {
         self.tombstones.put(name, Tombstone { ending, version: number, pid, command, at: self.now, legacy });
         for (number, version) in &mut entry.versions {
             version.withdrawn = true;
-            self.maybe_unreferenced.push((name.clone(), *number));
+            self.maybe_unreferenced.push_back((name.clone(), *number));
         }
         let change = match ending {
             Ending::OwnerDied => Change::OwnerDied { pid },
@@ -325,22 +329,24 @@ impl Registry {
             self.withdraw(&lease.name, Ending::Unused, lease.member, out);
         }
         let control = control.filter(|_| self.is_needed(&lease.name, lease.version));
-        self.maybe_unreferenced.push((lease.name, lease.version));
+        self.maybe_unreferenced.push_back((lease.name, lease.version));
         control
     }
 
     /// Returns whether a version is its name's latest or has leases.
     fn is_needed(&self, name: &Name, number: u64) -> bool {
         self.entries.get(name).is_some_and(|entry| {
-            entry.latest == Some(number) || entry.versions.get(&number).is_some_and(|version| version.leases > 0)
+            entry.latest == Some(number) || entry.versions.get(&number).is_some_and(|version| version.all_leases() > 0)
         })
     }
 
     /// Releases the memory of versions that lost their last reference, and removes empty entries. Both happen only
     /// here: code that drops a reference puts the version into `maybe_unreferenced`.
     pub(super) fn drop_unreferenced(&mut self, out: &mut Effects) {
-        for (name, number) in std::mem::take(&mut self.maybe_unreferenced) {
+        // A queue that goes takes its attachments with it.
+        while let Some((name, number)) = self.maybe_unreferenced.pop_front() {
             let is_needed = self.is_needed(&name, number);
+            let mut attached = Attached::default();
             let Some(entry) = self.entries.get_mut(&name) else { continue };
             if !is_needed && let Some(version) = entry.versions.remove(&number) {
                 if let Some(record) = version.left_to.and_then(|member| self.members.get_mut(&member)) {
@@ -354,6 +360,7 @@ impl Registry {
                 if !fds.is_empty() {
                     out.push(Effect::Close(fds));
                 }
+                attached = version.attached;
             }
             if entry.versions.is_empty() {
                 entry.last = 0;
@@ -361,12 +368,16 @@ impl Registry {
             if entry.is_empty() {
                 self.entries.remove(&name);
             }
+            let queue = (name, number);
+            for Attachment { name, version, .. } in attached.segments.into_values() {
+                self.let_segment_go(&queue, name, version);
+            }
         }
     }
 
     /// Has [`Registry::drop_unreferenced`] check whether an entry is empty.
     pub(super) fn mark_unreferenced(&mut self, name: Name) {
-        self.maybe_unreferenced.push((name, 0));
+        self.maybe_unreferenced.push_back((name, 0));
     }
 
     /// Returns the refusal of a request for a segment, pool, topic or queue that does not exist.

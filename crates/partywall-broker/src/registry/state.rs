@@ -6,6 +6,7 @@ use std::{
 };
 
 use super::{
+    attachments::{Attached, QueueId},
     event::Identity,
     types::{
         Access, CellId, ClaimId, ControlMemory, Doubt, Kind, LeaseId, Lifetime, MemberId, MemberState, Memory, Millis,
@@ -172,7 +173,7 @@ pub(super) struct Entry {
     pub(super) last: u64,
     /// The version that an open without a number returns. Always in `versions`.
     pub(super) latest: Option<u64>,
-    /// Versions whose memory is held: the latest, and those with leases.
+    /// Versions whose memory is held: the latest, and those with leases of members or queues.
     pub(super) versions: BTreeMap<u64, Version>,
     /// The claim of the member that builds. Requests wait to build only while this is set and `latest` is absent.
     pub(super) claim: Option<ClaimId>,
@@ -208,11 +209,20 @@ pub(super) struct Version {
     pub(super) leases: u64,
     /// Leases by member; their sum is `leases`.
     pub(super) holders: BTreeMap<MemberId, u64>,
+    /// Of a queue: the segments that it holds.
+    pub(super) attached: Attached,
+    /// Of a segment: the queues that hold it.
+    pub(super) queues: BTreeMap<QueueId, u32>,
     /// Whether its name was withdrawn. Its holders keep it, and no other member can open it.
     pub(super) withdrawn: bool,
 }
 
 impl Version {
+    /// Leases of members and of queues.
+    pub(super) fn all_leases(&self) -> u64 {
+        self.leases + self.queues.len() as u64
+    }
+
     /// Returns whether its memory is legacy memory, which only its publisher keeps.
     pub(super) fn is_legacy(&self) -> bool {
         self.memory.kind == Kind::Legacy

@@ -248,4 +248,6 @@ pub(crate) struct Bounds {
     pub(crate) rest: u64,
     /// Semaphores.
     pub(crate) semaphores: u64,
+    /// Segments attached to one queue; at most [`MAX_ATTACHMENTS`](partywall_shm::queue::MAX_ATTACHMENTS).
+    pub(crate) attachments: u32,
 }

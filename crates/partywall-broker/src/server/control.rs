@@ -1,7 +1,8 @@
 //! Control memory: created by the broker and shared with all members.
 //!
 //! Every member can write every byte of control memory. Every loop here therefore terminates for any bytes, and no
-//! value read is trusted: it is only shown to people or passed on as a number.
+//! value read is trusted: it is only shown to people or passed on as a number. Whether tasks name an
+//! attachment decides whether it ends: a member that breaks the rules can end it early, and its tasks then name nothing.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -14,7 +15,7 @@ use partywall_os::{Errno, memfd};
 use partywall_shm::{
     members::{self, Members},
     pool::Pool,
-    queue::{self, Pools, Queue, Reason},
+    queue::{self, InUse, Pools, Queue, Reason},
     semaphore::{Audit, MAX_WAITERS, Semaphore},
     timeline::{Cell, Ending, Slab},
     topic::{self, TimelineCell, Topic},
@@ -227,6 +228,25 @@ impl Control {
         for fd in fds {
             self.slabs.remove(fd);
             self.tables.remove(fd);
+        }
+    }
+
+    /// Lets the tasks of a queue name an attachment.
+    pub(super) fn attach(&self, object: FdId, attachment: u32) {
+        if let Some(queue) = self.queue(object) {
+            queue.attach(attachment);
+        }
+    }
+
+    /// Ends an attachment, unless tasks name it; then returns these.
+    pub(super) fn begin_detach(&self, object: FdId, attachment: u32) -> Option<InUse> {
+        self.queue(object)?.begin_detach(attachment)
+    }
+
+    fn queue(&self, object: FdId) -> Option<&Queue> {
+        match self.tables.get(&object) {
+            Some(SlotTable::Queue(mapped)) => Some(&mapped.queue),
+            _ => None,
         }
     }
 

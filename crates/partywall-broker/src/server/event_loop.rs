@@ -6,7 +6,7 @@ use std::{
 };
 
 use partywall_os::{Errno, process::raise_fd_limit};
-use partywall_shm::{members::MAX_ROWS, timeline::CELLS};
+use partywall_shm::{members::MAX_ROWS, queue::MAX_ATTACHMENTS, timeline::CELLS};
 use partywall_wire::{
     Limit,
     limits::{MAX_CHUNKS, MAX_GROWTHS, MAX_SLABS},
@@ -130,6 +130,7 @@ impl Server {
                 cells: u64::from(CELLS),
                 rest: REST,
                 semaphores: limits.given.semaphores,
+                attachments: MAX_ATTACHMENTS,
             }),
             acceptor,
             peers: Peers::default(),

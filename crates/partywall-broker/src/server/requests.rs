@@ -119,7 +119,8 @@ fn may_bring_descriptors(call: &wire::Call) -> bool {
         | wire::Call::Inspect { .. }
         | wire::Call::OpenTimeline { .. }
         | wire::Call::FollowTimeline { .. }
-        | wire::Call::OpenSemaphore { .. } => true,
+        | wire::Call::OpenSemaphore { .. }
+        | wire::Call::OpenAttached { .. } => true,
         _ => false,
     }
 }

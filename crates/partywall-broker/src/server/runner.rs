@@ -83,7 +83,7 @@ impl Runner {
 }
 
 impl Server {
-    /// Creates the control memory that a request needs and that depends on the registry's state.
+    /// Does in control memory what a request needs and what depends on the registry's state: creates it, or ends an attachment.
     pub(super) fn provide(&mut self, member: MemberId, mut call: Call) -> Result<Call, Refusal> {
         // Members may have ended the cell themselves. The new writer needs a cell that has not ended.
         if let Call::OpenTimeline(open) = &call
@@ -91,6 +91,11 @@ impl Server {
             && self.registry.live_cell(&open.name).is_some_and(|at| self.runner.control.has_ended(at))
         {
             self.apply(Event::TimelineEnded { name: open.name.clone() });
+        }
+        if let Some((object, attachment)) = self.registry.to_detach(member, &call)
+            && let Call::DetachSegment(detach) = &mut call
+        {
+            detach.in_use = self.runner.control.begin_detach(object, attachment);
         }
         let Some(needed) = self.registry.control_needed(member, &call) else { return Ok(call) };
         let created = Some(self.runner.control.provide(needed, &mut self.runner.store).map_err(not_created)?);
@@ -138,6 +143,7 @@ impl Server {
                 }
                 // The cell is guarded, and each guard timer checks whether it is complete.
                 Effect::SettleCell(_) => {}
+                Effect::Attach { object, attachment } => self.runner.control.attach(object, attachment),
                 Effect::Return { control, row } => self.runner.control.give_back(control, row, self.registry.slabs()),
                 Effect::Detach { object, row, ending } => {
                     self.runner.control.detach_later(object, row, ending);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use partywall_shm::DType;
+use partywall_shm::{DType, queue::InUse};
 use partywall_wire::{
     self as wire, Answer, Refusal,
     limits::{MAX_BLOCKS, MAX_PERMITS, check_name},
@@ -18,7 +18,7 @@ mod watch;
 use crate::{
     registry::{
         self, Call, MemberId, Outcome, Refused, RequestId,
-        effect::{Counts, Handle, Holder, Info, NameRow, Opened, VersionRow},
+        effect::{Counts, Handle, Holder, HoldingQueue, Info, NameRow, Opened, VersionRow},
         event,
         tombstones::Tombstone,
         types::{ClaimId, Kind, LeaseId, Lifetime, Memory, Name, Place, Table},
@@ -99,6 +99,11 @@ pub(super) fn call(
         wire::Call::OpenSemaphore { name, maximum } => {
             Call::OpenSemaphore(event::OpenSemaphore { name: self::name(name)?, maximum, memory: None })
         }
+        wire::Call::Attach { queue, segment } => Call::Attach { queue: LeaseId(queue), segment: LeaseId(segment) },
+        wire::Call::DetachSegment { queue, attachment } => {
+            Call::DetachSegment(event::DetachSegment { queue: LeaseId(queue), attachment, in_use: None })
+        }
+        wire::Call::OpenAttached { queue, attachment } => Call::OpenAttached { queue: LeaseId(queue), attachment },
         wire::Call::Objects { after } => Call::Objects { after: after.map(|(kind, name)| (kind, Name::new(name))) },
         wire::Call::InspectObject { kind, name } => Call::InspectObject { kind, name: self::name(name)? },
         wire::Call::Status => Call::Status,
@@ -237,9 +242,12 @@ fn answer(granted: registry::Answer, about: &About, control: &Control, kills: &K
             table: table(&memory.table),
         }),
         registry::Answer::Withdrawn => Answer::Withdrawn,
-        registry::Answer::Removed { version, bytes_kept, holders } => {
-            Answer::Removed { version, bytes_kept, holders: holders.iter().map(holder).collect() }
-        }
+        registry::Answer::Removed { version, bytes_kept, holders, queues } => Answer::Removed {
+            version,
+            bytes_kept,
+            holders: holders.iter().map(holder).collect(),
+            queues: queues.iter().map(holding_queue).collect(),
+        },
         registry::Answer::Info(info) => Answer::Info(Box::new(self::info(&info, control))),
         registry::Answer::Names { names, more } => {
             Answer::Names { names: names.iter().map(|row| name_row(row, control)).collect(), more }
@@ -256,6 +264,7 @@ fn answer(granted: registry::Answer, about: &About, control: &Control, kills: &K
         }
         registry::Answer::Timeline(opened) => Answer::Timeline(object::opened(opened)),
         registry::Answer::Semaphore { lease, maximum } => Answer::Semaphore { lease: lease.0, maximum },
+        registry::Answer::Attached { attachment } => Answer::Attached { attachment },
         registry::Answer::Objects { objects, more } => {
             Answer::Objects { objects: objects.iter().map(|row| object::row(row, control)).collect(), more }
         }
@@ -303,8 +312,9 @@ fn info(info: &Info, control: &Control) -> wire::SegmentInfo {
         is_latest: info.is_latest,
         versions: info.versions.iter().map(version_row).collect(),
         holders: info.holders.iter().map(holder).collect(),
+        queues: info.queues.iter().map(holding_queue).collect(),
         builder: info.builder,
-        control: slots.and_then(|slots| control::info(slots, &info.rows, control)),
+        control: slots.and_then(|slots| control::info(slots, info, control)),
     }
 }
 
@@ -372,6 +382,10 @@ fn holder(holder: &Holder) -> wire::HolderInfo {
     }
 }
 
+fn holding_queue(queue: &HoldingQueue) -> wire::QueueHolder {
+    wire::QueueHolder { name: queue.name.to_string(), version: queue.version, attachment: queue.attachment }
+}
+
 fn chunks(memory: &Memory) -> wire::ChunkBytes {
     memory.chunks.iter().map(|chunk| chunk.bytes).collect()
 }
@@ -402,6 +416,16 @@ pub(super) fn refusal(refused: Refused) -> Refusal {
         Refused::NameExists { name, version } => Refusal::NameExists { name: name.to_string(), version },
         Refused::ReadOnly { name, version } => Refusal::ReadOnly { name: name.to_string(), version },
         Refused::CannotGrow { name, version, why } => Refusal::CannotGrow { name: name.to_string(), version, why },
+        Refused::NotAttached { queue, attachment } => Refusal::NotAttached { queue: queue.to_string(), attachment },
+        Refused::AttachmentInUse { queue, name, version, in_use: InUse { tasks, first } } => Refusal::AttachmentInUse {
+            queue: queue.0.to_string(),
+            queue_version: queue.1,
+            name: name.to_string(),
+            version,
+            tasks,
+            first: (first.index, first.generation),
+        },
+        Refused::CannotHold { name, version } => Refusal::CannotHold { name: name.to_string(), version },
         Refused::Invalid(why) => invalid(why),
         Refused::Limit { limit, allowed, needed } => Refusal::Limit { limit, allowed, needed },
         Refused::Stale(handle) => Refusal::Stale {

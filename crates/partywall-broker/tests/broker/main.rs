@@ -1,6 +1,7 @@
 //! Tests of the broker over real sockets, with real processes and real deaths.
 #![allow(clippy::unwrap_used, reason = "test helpers may unwrap, as tests may")]
 
+mod attachments;
 mod bad_input;
 mod common;
 mod deaths;

@@ -35,7 +35,7 @@ fn commit(name: &str, control: Control) -> Commit {
 }
 
 /// Returns the lease and the control memory.
-fn create(client: &mut Client, name: &str, control: Control) -> Result<(u64, Vec<OwnedFd>), Refusal> {
+pub(crate) fn create(client: &mut Client, name: &str, control: Control) -> Result<(u64, Vec<OwnedFd>), Refusal> {
     send(client, commit(name, control))
 }
 
@@ -277,7 +277,7 @@ fn samples_of_a_departed_publisher_are_complete_up_to_its_timeline() {
     }
 }
 
-fn inspect(client: &mut Client, name: &str) -> SegmentInfo {
+pub(crate) fn inspect(client: &mut Client, name: &str) -> SegmentInfo {
     match client.ask(Call::Inspect { name: name.into(), version: None }) {
         Ok(Answer::Info(info)) => *info,
         other => panic!("{other:?}"),

@@ -15,6 +15,7 @@ use partywall_wire::{Answer, Call, ObjectInfo, ObjectKind};
 use rustix::process::{Resource, Rlimit, Signal};
 
 use crate::{
+    attachments,
     common::{Client, open},
     pools, seats, semaphores,
     timelines::User,
@@ -161,6 +162,7 @@ fn role() {
         "waiter" => waiter(&socket),
         "forked writer" => forked_writer(&socket),
         "permit holder" => permit_holder(&socket),
+        "attacher" => attacher(&socket),
         "block holder" => block_holder(&socket, false),
         "forked block holder" => block_holder(&socket, true),
         "forked permit holder" => forked_permit_holder(&socket),
@@ -315,6 +317,13 @@ fn forked_permit_holder(socket: &Path) {
     let child = child_that_holds(&user.client);
     say(user.client.welcome.member);
     say(child);
+    wait_for_nudge();
+}
+
+/// Attaches a segment to the queue `q`.
+fn attacher(socket: &Path) {
+    let mut client = Client::join(socket);
+    say(attachments::attach_weights(&mut client));
     wait_for_nudge();
 }
 

@@ -27,6 +27,8 @@ pub struct Audit {
     pub open: u32,
     /// Words in a state that no member may make.
     pub invalid: u32,
+    /// Segments that are attached.
+    pub attached: u32,
 }
 
 /// A task, for observers.
@@ -55,7 +57,7 @@ pub struct TaskInfo {
 impl Queue {
     /// Counts the tasks. While others use the queue, the numbers are of no single moment.
     pub fn audit(&self) -> Audit {
-        let mut audit = Audit::default();
+        let mut audit = Audit { attached: self.attached(), ..Audit::default() };
         for (place, body) in self.places.iter().zip(self.bodies.iter()) {
             let seen = place.load();
             *match seen.state() {

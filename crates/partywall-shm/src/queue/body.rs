@@ -9,11 +9,11 @@
 //! | 32 | value of the submitter's timeline that completes the inputs | the submitter |
 //! | 40 | cell of that timeline | the submitter |
 //! | 48 | lane 40–47, the cell's incarnation + 1; 0: the inputs are complete | the submitter |
-//! | 64 | records of the attempts: 4 of 40 bytes, attempt `a` at `a` modulo 4 | see below |
-//! | 224 | kind: 32 bytes | the submitter |
-//! | 256 | inputs: 8 words: index 16, generation of the block 46 bits | the submitter |
-//! | 320 | text of the last failure: 128 bytes, the first one its length | the worker that says so |
-//! | 448 | arguments: 512 bytes | the submitter |
+//! | 56 | records of the attempts: 4 of 40 bytes, attempt `a` at `a` modulo 4 | see below |
+//! | 216 | kind: 32 bytes | the submitter |
+//! | 248 | inputs: 8 pairs of words; see below | the submitter |
+//! | 376 | text of the last failure: 128 bytes, the first one its length | the worker that says so |
+//! | 504 | arguments: 512 bytes | the submitter |
 //!
 //! The submitter writes its words while the place is *writing*, and nobody writes them later, but for one flag. A process that
 //! is not the submitter or the worker believes what it reads only if the place's word is unchanged afterwards.
@@ -23,6 +23,13 @@
 //! | 1 | the task ends with its submitter | the submitter |
 //! | 2 | the submitter has gone, and its stream had written the inputs | the broker |
 //! | 4 | the submitter has gone, and the inputs are never complete | the broker |
+//!
+//! | input | first word | second word |
+//! |---|---|---|
+//! | block | index 0–15, generation of the block 16–61, 0 in bit 63 | 0 |
+//! | part of an attached segment | offset 0–46, low half of the attachment's number 47–62, 1 in bit 63 | bytes 0–46, high half of the number 47–62 |
+//!
+//! No more than 2⁴⁷ bytes can be mapped into a process.
 //!
 //! | record | offset | | |
 //! |---|---|---|---|
@@ -49,8 +56,11 @@ use crate::{
 /// The most bytes of a task's kind.
 pub const MAX_KIND: usize = 32;
 
-/// The most input blocks of a task.
+/// The most inputs of a task.
 pub const MAX_INPUTS: usize = 8;
+
+/// Offsets and lengths of parts are less than this.
+pub const MAX_PART: u64 = 1 << PART_NUMBER;
 
 /// The most bytes of a task's arguments.
 pub const MAX_ARGUMENTS: usize = 512;
@@ -63,7 +73,7 @@ pub const RECORDS: usize = if cfg!(loom) { 2 } else { 4 };
 
 /// See the head of this file.
 #[derive(Debug)]
-#[repr(C, align(64))]
+#[repr(C)]
 pub(super) struct Body {
     head: AtomicU64,
     output: AtomicU64,
@@ -72,10 +82,9 @@ pub(super) struct Body {
     value: AtomicU64,
     cell: AtomicU64,
     incarnation: AtomicU64,
-    _zero: AtomicU64,
     records: [Record; RECORDS],
     kind: [AtomicU64; KIND_WORDS],
-    inputs: [AtomicU64; INPUT_WORDS],
+    inputs: [[AtomicU64; 2]; INPUTS],
     text: [AtomicU64; TEXT_WORDS],
     arguments: [AtomicU64; ARGUMENT_WORDS],
 }
@@ -98,6 +107,35 @@ pub struct BlockId {
     pub index: u32,
     /// Its generation.
     pub generation: u64,
+}
+
+/// A part of a segment that is attached to the queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Part {
+    /// The number of the attachment.
+    pub attachment: u32,
+    /// Where the part begins, in bytes.
+    pub offset: u64,
+    /// Its length.
+    pub bytes: u64,
+}
+
+/// An input of a task that is to be submitted.
+#[derive(Debug, Clone, Copy)]
+pub enum NewInput<'a> {
+    /// A block of the pool of inputs.
+    Block(&'a Held),
+    /// A part of an attached segment.
+    Part(Part),
+}
+
+/// An input of a task as it was read. Whether there is such a block or part is not known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Input {
+    /// A block of the pool of inputs.
+    Block(BlockId),
+    /// A part of an attached segment.
+    Part(Part),
 }
 
 /// The timeline value that completes what a stream writes.
@@ -137,8 +175,8 @@ pub struct Description {
     pub kind: Vec<u8>,
     /// The inline arguments.
     pub arguments: Vec<u8>,
-    /// The input blocks.
-    pub inputs: Vec<BlockId>,
+    /// The inputs.
+    pub inputs: Vec<Input>,
     /// What completes the inputs, if a stream wrote them.
     pub ready: Option<StreamPoint>,
     /// Bytes of the output; 0: none.
@@ -291,9 +329,45 @@ fn point(value: &AtomicU64, cell: &AtomicU64, incarnation: &AtomicU64) -> Option
     Some(StreamPoint { lane, cell, value: value.load(Ordering::Relaxed) })
 }
 
+impl NewInput<'_> {
+    /// Returns whether the words of an input have room for it.
+    pub(super) fn is_possible(&self) -> bool {
+        self.part().is_none_or(|part| part.offset < MAX_PART && part.bytes < MAX_PART)
+    }
+
+    pub(super) fn block(&self) -> Option<&Held> {
+        if let Self::Block(block) = self { Some(block) } else { None }
+    }
+
+    pub(super) fn part(&self) -> Option<Part> {
+        if let Self::Part(part) = self { Some(*part) } else { None }
+    }
+
+    fn words(&self) -> [u64; 2] {
+        match self {
+            Self::Block(held) => [u64::from(held.index()) | held.generation() << INPUT_GENERATION, 0],
+            Self::Part(Part { attachment, offset, bytes }) => {
+                let (low, high) = (u64::from(attachment & 0xffff), u64::from(attachment >> 16));
+                [PART | offset | low << PART_NUMBER, bytes | high << PART_NUMBER]
+            }
+        }
+    }
+}
+
+impl Input {
+    fn of([first, second]: [u64; 2]) -> Self {
+        if first & PART == 0 {
+            return Self::Block(BlockId { index: u32::from(first as u16), generation: first >> INPUT_GENERATION });
+        }
+        let half = |word: u64| u32::from((word >> PART_NUMBER) as u16);
+        let attachment = half(first) | half(second) << 16;
+        Self::Part(Part { attachment, offset: first & (MAX_PART - 1), bytes: second & (MAX_PART - 1) })
+    }
+}
+
 /// For the submitter, while the place is its own.
 impl Body {
-    pub(super) fn write(&self, submitter: Row, task: &NewTask<'_>, inputs: &[&Held]) {
+    pub(super) fn write(&self, submitter: Row, task: &NewTask<'_>, inputs: &[NewInput<'_>]) {
         let set = |word: &AtomicU64, value| word.store(value, Ordering::Relaxed);
         // Pairs with the fence in `is_still`.
         fence(Ordering::Release);
@@ -310,8 +384,10 @@ impl Body {
         set_point(task.ready, &self.value, &self.cell, &self.incarnation);
         write_bytes(&self.kind, task.kind);
         write_bytes(&self.arguments, task.arguments);
-        for (word, input) in self.inputs.iter().zip(inputs) {
-            set(word, u64::from(input.index()) | input.generation() << INPUT_GENERATION);
+        for ([first, second], input) in self.inputs.iter().zip(inputs) {
+            let words = input.words();
+            set(first, words[0]);
+            set(second, words[1]);
         }
     }
 }
@@ -366,12 +442,20 @@ impl Body {
         let _ = self.head.compare_exchange(seen, decided, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    pub(super) fn inputs(&self) -> impl Iterator<Item = BlockId> {
+    pub(super) fn inputs(&self) -> impl Iterator<Item = Input> {
         let count = (self.head.load(Ordering::Relaxed) >> 8) as u8;
-        self.inputs.iter().take(count.into()).map(|word| {
-            let word = word.load(Ordering::Relaxed);
-            BlockId { index: u32::from(word as u16), generation: word >> INPUT_GENERATION }
-        })
+        let words = self.inputs.iter().take(count.into());
+        words.map(|[first, second]| Input::of([first.load(Ordering::Relaxed), second.load(Ordering::Relaxed)]))
+    }
+
+    /// Returns the blocks among the inputs.
+    pub(super) fn blocks(&self) -> impl Iterator<Item = BlockId> {
+        self.inputs().filter_map(|input| if let Input::Block(block) = input { Some(block) } else { None })
+    }
+
+    /// Returns the parts of segments among the inputs.
+    pub(super) fn parts(&self) -> impl Iterator<Item = Part> {
+        self.inputs().filter_map(|input| if let Input::Part(part) = input { Some(part) } else { None })
     }
 
     pub(super) fn describe(&self) -> Description {
@@ -434,10 +518,9 @@ impl Body {
             value: zero(),
             cell: zero(),
             incarnation: zero(),
-            _zero: zero(),
             records: std::array::from_fn(|_| record()),
             kind: std::array::from_fn(|_| zero()),
-            inputs: std::array::from_fn(|_| zero()),
+            inputs: std::array::from_fn(|_| [zero(), zero()]),
             text: std::array::from_fn(|_| zero()),
             arguments: std::array::from_fn(|_| zero()),
         }
@@ -448,10 +531,10 @@ impl Body {
 mod layout {
     #![allow(unsafe_code)]
 
-    const _: () = assert!(size_of::<super::Body>() == 960);
+    const _: () = assert!(size_of::<super::Body>() == 1016);
 
-    // SAFETY: `repr(C)`, its fields are atomics, arrays of them and arrays of structs of five of them, and lie without gaps:
-    // their sizes add up to 960, a multiple of its alignment.
+    // SAFETY: `repr(C)`, its fields are atomics of 8 bytes, arrays of them, of pairs and of structs of five of them, and lie
+    // without gaps: their sizes add up to 1016.
     unsafe impl partywall_os::map::Atomics for super::Body {}
 }
 
@@ -474,8 +557,12 @@ const LANE: u32 = 40;
 const BLOCK_GENERATION: u32 = 17;
 /// The first bit of the generation of an input.
 const INPUT_GENERATION: u32 = 16;
+/// The mark of a part in its first word.
+const PART: u64 = 1 << 63;
+/// The first bit of a half of the attachment's number in the words of a part.
+const PART_NUMBER: u32 = 47;
 // A model does without texts, and has one input.
 const KIND_WORDS: usize = if cfg!(loom) { 0 } else { MAX_KIND / 8 };
-const INPUT_WORDS: usize = if cfg!(loom) { 1 } else { MAX_INPUTS };
+const INPUTS: usize = if cfg!(loom) { 1 } else { MAX_INPUTS };
 const TEXT_WORDS: usize = if cfg!(loom) { 0 } else { (MAX_REASON + 1) / 8 };
 const ARGUMENT_WORDS: usize = if cfg!(loom) { 0 } else { MAX_ARGUMENTS / 8 };

@@ -412,12 +412,10 @@ impl Queue {
         }
         // Pairs with the fence in `look_after_drain`.
         fence(Ordering::SeqCst);
-        let body = &self.bodies[index];
-        let is_open = |found: RecordWord| found.is_of(seen.generation()) && found.is_open();
-        if body.records().iter().any(|record| is_open(record.load())) {
+        if self.has_open_attempt(index, seen) {
             return;
         }
-        let inputs: Vec<BlockId> = body.inputs().collect();
+        let inputs: Vec<BlockId> = self.bodies[index].blocks().collect();
         if !self.is_still(Self::id(index, seen)) {
             return;
         }

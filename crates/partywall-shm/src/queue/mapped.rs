@@ -74,24 +74,28 @@ impl Shape {
 
 /// Byte offset of the bodies.
 fn bodies_offset(shape: &Shape) -> usize {
-    size_of::<Header>() + (shape.tasks as usize * size_of::<PlaceWord>()).next_multiple_of(align_of::<Body>())
+    size_of::<Header>() + (shape.tasks as usize * size_of::<PlaceWord>()).next_multiple_of(CACHE_LINE)
 }
 
 fn bytes(shape: &Shape) -> usize {
     bodies_offset(shape) + shape.tasks as usize * size_of::<Body>()
 }
 
+/// The words of the places share no cache line with a body.
+const CACHE_LINE: usize = 64;
+
 const MAGIC: u64 = u64::from_le_bytes(*b"PWQUEUE1");
 
 /// Change the text whenever the bytes change, and never for a name alone.
 const LAYOUT_HASH: u64 = crate::layout_hash(
-    b"header 256: magic8 hash8 tasks4 inputs4 outputs4 0:4 lease8 0:24 tail8 work:eventcount8 0:48 head8 \
-    space:eventcount8 0:48 late8 late_claimed8 tended8 results:eventcount8 completed8 returned8 0:16; \
-    eventcount: count4 sleepers4; place8: state4 unwanted1 row16 attempts8 generation35; body960: head8 (kind1 inputs1 \
+    b"header 512: magic8 hash8 tasks4 inputs4 outputs4 0:4 lease8 0:24 tail8 work:eventcount8 0:48 head8 \
+    space:eventcount8 0:48 late8 late_claimed8 tended8 results:eventcount8 completed8 returned8 detached8 0:8 \
+    attachments32x8 (number32 attached1); \
+    eventcount: count4 sleepers4; place8: state4 unwanted1 row16 attempts8 generation35; body1016: head8 (kind1 inputs1 \
     arguments2 max_attempts1 flags1 row2) output8 submitted8 lease8 (attempt8 generation16 until40) value8 cell8 \
-    lane8 (incarnation33 0:7 lane8 0:16) 0:8 records4x40 (state2 reason3 attempt8 row16 generation35; output8 value8 cell8 \
+    lane8 (incarnation33 0:7 lane8 0:16) records4x40 (state2 reason3 attempt8 row16 generation35; output8 value8 cell8 \
     lane8) kind32 \
-    inputs8x8 (index16 generation46) text128 arguments512",
+    inputs8x16 (block: index16 generation46 0:66; part: offset47 number16 1:1 bytes47 number16 0:1) text128 arguments512",
 );
 
 #[cfg(test)]

@@ -16,10 +16,12 @@
 //! | 216 | `results` the eventcount of those who wait for a result | 8 | all |
 //! | 224 | `completed: u64` results, ever | 8 | workers |
 //! | 232 | `returned: u64` attempts that ended without a result, ever | 8 | all |
-//! | 256 | places: one word for each of the `tasks`, filled up to whole 64 bytes | 8 each | see `word` |
-//! | *B* | bodies: one for each of the `tasks` | 960 each | see `body` |
+//! | 240 | `detached: u64` attachments that have ended, ever | 8 | the broker |
+//! | 256 | attachments: 32 words | 8 each | the broker; see `attachments` |
+//! | 512 | places: one word for each of the `tasks`, filled up to whole 64 bytes | 8 each | see `word` |
+//! | *B* | bodies: one for each of the `tasks` | 1016 each | see `body` |
 //!
-//! *B* = 256 + 64 · ⌈`tasks` / 8⌉. All other bytes are 0.
+//! *B* = 512 + 64 · ⌈`tasks` / 8⌉. All other bytes are 0.
 //!
 //! The places are a ring. Position `p` is at the place `p` modulo `tasks`. A submitter takes the first free place at `tail` or
 //! behind it, and passes over places that still have a task, so that a task that never ends costs its own place only. The words
@@ -35,10 +37,11 @@
 //!    Whoever waits looks for such tasks every [`TEND_EVERY`], together with leases that have ended, and the broker does so when
 //!    it recovers what the dead had.
 //!
-//! The protocols: `submit`, `claim`, `finish` and `recovery`.
+//! The protocols: `submit`, `claim`, `finish`, `attachments` and `recovery`.
 
 #![cfg_attr(loom, allow(dead_code, reason = "a model does what processes do at the same time, and no more"))]
 
+mod attachments;
 mod audit;
 mod body;
 mod claim;
@@ -56,6 +59,7 @@ mod word;
 use std::time::Duration;
 
 use self::{
+    attachments::Entry,
     body::Body,
     word::{PlaceWord, State, Word},
 };
@@ -63,16 +67,18 @@ use crate::{
     EventKey,
     eventcount::EventCount,
     slots::Slots,
-    sync::{AtomicU32, AtomicU64, Ordering, Part},
+    sync::{self, AtomicU32, AtomicU64, Ordering},
 };
 
+pub use attachments::{InUse, MAX_ATTACHMENTS, attachment_number};
 pub use audit::{Audit, TaskInfo};
 pub use body::{
-    BlockId, Description, MAX_ARGUMENTS, MAX_INPUTS, MAX_KIND, MAX_REASON, NewTask, RECORDS, Reason, StreamPoint,
+    BlockId, Description, Input, MAX_ARGUMENTS, MAX_INPUTS, MAX_KIND, MAX_PART, MAX_REASON, NewInput, NewTask, Part,
+    RECORDS, Reason, StreamPoint,
 };
 pub use claim::{Candidate, Claimed, Fenced};
 pub use finish::{Output, Taken, TaskState};
-pub use submit::Reserved;
+pub use submit::{NotSubmitted, Reserved};
 pub use word::MAX_ATTEMPTS;
 
 /// The most tasks that a queue can have at once.
@@ -89,9 +95,9 @@ type Row = u16;
 pub struct Queue {
     /// As it was at the time of mapping; other processes may write the words that say it.
     shape: Shape,
-    header: Part<Header>,
-    places: Part<PlaceWord>,
-    bodies: Part<Body>,
+    header: sync::Part<Header>,
+    places: sync::Part<PlaceWord>,
+    bodies: sync::Part<Body>,
 }
 
 /// The limits of a queue.
@@ -149,7 +155,7 @@ pub enum Event {
     Result,
 }
 
-/// The first 256 bytes.
+/// What comes before the places.
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Header {
@@ -173,7 +179,9 @@ struct Header {
     results: EventCount,
     completed: AtomicU64,
     returned: AtomicU64,
-    zero_240: [AtomicU64; 2],
+    detached: AtomicU64,
+    zero_248: AtomicU64,
+    attachments: [Entry; MAX_ATTACHMENTS as usize],
 }
 
 impl Queue {
@@ -230,6 +238,14 @@ impl Queue {
         (exists && seen.generation() == id.generation).then_some((place, body, seen))
     }
 
+    /// Returns whether an attempt of the task that a place was seen with has no result and may still use its blocks.
+    fn has_open_attempt(&self, index: usize, seen: Word) -> bool {
+        self.bodies[index].records().iter().any(|record| {
+            let found = record.load();
+            found.is_of(seen.generation()) && found.is_open()
+        })
+    }
+
     /// Returns the task in a place.
     fn id(index: usize, word: Word) -> TaskId {
         TaskId { index: index as u32, generation: word.generation() }
@@ -240,7 +256,7 @@ impl Queue {
 mod layout {
     #![allow(unsafe_code)]
 
-    const _: () = assert!(size_of::<super::Header>() == 256);
+    const _: () = assert!(size_of::<super::Header>() == 512);
 
     // SAFETY: `repr(C)`, its fields are atomics and arrays and structs of them, and lie without gaps: their sizes add
     // up to that of the whole.

@@ -12,7 +12,7 @@ use loom::{
 };
 
 use super::*;
-use crate::{MAX_SLEEP, slots::Held};
+use crate::MAX_SLEEP;
 
 fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = Builder::new();
@@ -58,7 +58,9 @@ impl World {
             results: EventCount::new(),
             completed: zero(),
             returned: zero(),
-            zero_240: std::array::from_fn(|_| zero()),
+            detached: zero(),
+            zero_248: zero(),
+            attachments: std::array::from_fn(|_| Entry::new()),
         };
         let queue = Queue {
             shape: Shape { tasks, inputs: 1, outputs: 1, lease: 0 },
@@ -74,13 +76,13 @@ impl World {
         Pools { inputs: &self.inputs, outputs: &self.outputs }
     }
 
-    fn submit(&self, row: Row, blocks: &[&Held]) -> Option<TaskId> {
+    fn submit(&self, row: Row, inputs: &[NewInput<'_>]) -> Option<TaskId> {
         let reserved = self.queue.reserve(row)?;
         let task =
             NewTask { kind: b"", arguments: b"", ready: None, output: 0, max_attempts: 9, cancel: false, now: 0 };
-        let id = self.queue.submit(&self.inputs, reserved, &task, blocks);
+        let id = self.queue.submit(&self.inputs, reserved, &task, inputs).ok()?;
         self.queue.notify(Event::Work);
-        id
+        Some(id)
     }
 
     /// Claims a task, and sleeps until there is one.
@@ -171,7 +173,7 @@ fn input_is_not_written_while_a_fenced_attempt_reads_it() {
         let world = World::new(1);
         let block = world.inputs.try_take(READER).unwrap();
         world.write_input(7);
-        let id = world.submit(READER, &[&block]).unwrap();
+        let id = world.submit(READER, &[NewInput::Block(&block)]).unwrap();
         let claimed = world.claim(WORKER);
         let old = {
             let world = world.clone();
@@ -266,5 +268,23 @@ fn task_passed_over_for_an_open_record_is_found_once_it_drains() {
         };
         assert_eq!(world.claim(OTHER).id(), id);
         drain.join().unwrap();
+    });
+}
+
+#[test]
+fn attachment_ends_or_a_task_names_it() {
+    check(3, || {
+        let world = World::new(1);
+        world.queue.attach(0);
+        let submitter = {
+            let world = world.clone();
+            let part = Part { attachment: 0, offset: 0, bytes: 1 };
+            thread::spawn(move || world.submit(READER, &[NewInput::Part(part)]))
+        };
+        let in_use = world.queue.begin_detach(0);
+        // A refused detach may have been seen as if it were granted, and then nothing is submitted.
+        let submitted = submitter.join().unwrap();
+        assert!(in_use.is_some() || submitted.is_none(), "a task names a segment that may be gone");
+        assert_eq!(world.queue.is_attached(0), in_use.is_some());
     });
 }

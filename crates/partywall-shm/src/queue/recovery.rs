@@ -191,7 +191,7 @@ impl Queue {
 
     fn each_input(&self, index: usize, seen: Word, found: &mut dyn FnMut(BlockId)) {
         if !matches!(seen.state(), State::Free | State::Writing) {
-            self.bodies[index].inputs().for_each(found);
+            self.bodies[index].blocks().for_each(found);
         }
     }
 

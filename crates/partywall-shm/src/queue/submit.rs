@@ -2,7 +2,8 @@
 //!
 //! 1. The submitter takes a free place (*writing*), and moves `tail` behind it. If `head` has come past its position meanwhile,
 //!    it gives the place back and begins again.
-//! 2. It writes the body. The input blocks are still its own.
+//! 2. It writes the body. The input blocks are still its own. If the body names attachments that are attached no more, the
+//!    submitter gives the place back; see `attachments`.
 //! 3. It makes the place *pending*, by one compare-and-swap: from here on the blocks that the body names are the task's. Then it
 //!    gives up its own hold on them.
 //! 4. Behind a fence, it adds to `late` if `head` has passed the position. It notifies workers.
@@ -16,13 +17,13 @@
 //! `late`.
 
 use super::{
-    NewTask, Queue, Row, TaskId,
+    NewInput, NewTask, Queue, Row, TaskId,
     body::{MAX_ARGUMENTS, MAX_INPUTS, MAX_KIND},
     word::{State, Word},
 };
 use crate::{
     crash::point,
-    slots::{Held, Slots},
+    slots::Slots,
     sync::{Ordering, fence},
 };
 
@@ -30,9 +31,18 @@ use crate::{
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Reserved {
-    index: usize,
+    pub(super) index: usize,
     position: u64,
     word: Word,
+}
+
+/// Why a task was not submitted. Its blocks are still the caller's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NotSubmitted {
+    /// The broker has taken the place back because it took the caller for dead.
+    Lost,
+    /// The task names this attachment, which has ended, or which the broker is about to end. The place was given back.
+    Detached(u32),
 }
 
 impl Queue {
@@ -80,26 +90,39 @@ impl Queue {
         self.control().space.notify();
     }
 
-    /// Submits a task, whose inputs are `blocks`, which belong to the queue then. Workers have to be
-    /// [notified](Queue::notify) afterwards, once for all tasks that are submitted together.
+    /// Submits a task. The blocks among its inputs belong to the queue then. Workers have to be [notified](Queue::notify)
+    /// afterwards, once for all tasks that are submitted together.
     ///
-    /// Returns `None` if the broker has taken the place back because it took the caller for dead.
+    /// # Errors
+    /// [`NotSubmitted`]; the blocks are still the caller's.
     ///
     /// # Panics
     /// If the kind, the arguments or the inputs are too long, or there is no attempt.
-    pub fn submit(&self, inputs: &Slots, reserved: Reserved, task: &NewTask<'_>, blocks: &[&Held]) -> Option<TaskId> {
+    pub fn submit(
+        &self,
+        slots: &Slots,
+        reserved: Reserved,
+        task: &NewTask<'_>,
+        inputs: &[NewInput<'_>],
+    ) -> Result<TaskId, NotSubmitted> {
         let fits = task.kind.len() <= MAX_KIND && task.arguments.len() <= MAX_ARGUMENTS;
-        assert!(fits && blocks.len() <= MAX_INPUTS && task.max_attempts > 0, "the caller has checked");
+        let are_possible = inputs.len() <= MAX_INPUTS && inputs.iter().all(NewInput::is_possible);
+        assert!(fits && are_possible && task.max_attempts > 0, "the caller has checked");
         let Reserved { index, position, word } = reserved;
-        self.bodies[index].write(word.row(), task, blocks);
+        self.bodies[index].write(word.row(), task, inputs);
         point("queue: described, not pending");
+        if let Some(detached) = self.find_detached(inputs) {
+            self.give_back(reserved);
+            return Err(NotSubmitted::Detached(detached));
+        }
+        point("queue: attachments seen, not pending");
         let pending = word.with(State::Pending, 0);
         if !self.places[index].change(word, pending) {
-            return None;
+            return Err(NotSubmitted::Lost);
         }
         point("queue: pending, blocks still held");
-        for block in blocks {
-            inputs.publish(block.index(), block.word());
+        for block in inputs.iter().filter_map(NewInput::block) {
+            slots.publish(block.index(), block.word());
         }
         point("queue: pending, nobody told of it");
         // Pairs with the fence in `pass`.
@@ -107,7 +130,16 @@ impl Queue {
         if self.has_passed(position) {
             self.add_late();
         }
-        Some(Self::id(index, pending))
+        Ok(Self::id(index, pending))
+    }
+
+    /// Returns an attachment that a described task names and that is not attached.
+    fn find_detached(&self, inputs: &[NewInput<'_>]) -> Option<u32> {
+        let mut named = inputs.iter().filter_map(NewInput::part).map(|part| part.attachment).peekable();
+        named.peek()?;
+        // Pairs with the fence in `begin_detach`: either the broker sees the task, or we see the attachment end.
+        fence(Ordering::SeqCst);
+        named.find(|attachment| !self.is_attached(*attachment))
     }
 
     fn has_passed(&self, position: u64) -> bool {

@@ -42,7 +42,7 @@ impl World {
     fn submit_with(&self, blocks: usize, task: &NewTask<'_>) -> Option<TaskId> {
         let reserved = self.queue.reserve(SUBMITTER)?;
         let blocks: Vec<_> = (0..blocks).map(|_| self.inputs.try_take(SUBMITTER).unwrap()).collect();
-        let blocks: Vec<_> = blocks.iter().collect();
+        let blocks: Vec<_> = blocks.iter().map(NewInput::Block).collect();
         let id = self.queue.submit(&self.inputs, reserved, task, &blocks).unwrap();
         self.queue.notify(Event::Work);
         Some(id)
@@ -81,6 +81,9 @@ impl World {
 const TASK: NewTask<'_> =
     NewTask { kind: b"sqrt", arguments: b"seven", ready: None, output: 8, max_attempts: 3, cancel: false, now: 77 };
 
+/// A part whose attachment's number has bits in both halves.
+const PART: Part = Part { attachment: 0xfedc_ba98, offset: MAX_PART - 1, bytes: MAX_PART - 2 };
+
 const NOTHING: Audit = Audit {
     free: 0,
     writing: 0,
@@ -92,6 +95,7 @@ const NOTHING: Audit = Audit {
     ending: 0,
     open: 0,
     invalid: 0,
+    attached: 0,
 };
 
 #[test]
@@ -115,6 +119,76 @@ fn task_goes_to_a_worker_and_its_result_to_one_reader() {
     assert_eq!(world.queue.describe(id), None);
     world.assert_left(NOTHING, 0, 0);
     assert_eq!(world.queue.totals(), (1, 0));
+}
+
+/// Submits a task that names [`PART`], between two blocks.
+fn submit_part(world: &World) -> Result<TaskId, NotSubmitted> {
+    let reserved = world.queue.reserve(SUBMITTER).unwrap();
+    let blocks = [(); 2].map(|()| world.inputs.try_take(SUBMITTER).unwrap());
+    let inputs = [NewInput::Block(&blocks[0]), NewInput::Part(PART), NewInput::Block(&blocks[1])];
+    let submitted = world.queue.submit(&world.inputs, reserved, &TASK, &inputs);
+    if submitted.is_err() {
+        blocks.iter().for_each(|block| assert!(world.inputs.free(block)));
+    }
+    submitted
+}
+
+#[test]
+fn task_names_parts_of_attached_segments_only() {
+    let world = World::new(SHAPE);
+    assert_eq!(submit_part(&world), Err(NotSubmitted::Detached(PART.attachment)));
+    world.assert_left(NOTHING, 0, 0);
+    world.queue.attach(PART.attachment);
+    let id = submit_part(&world).unwrap();
+    let [Input::Block(_), Input::Part(part), Input::Block(_)] = world.queue.describe(id).unwrap().inputs[..] else {
+        panic!("the inputs come in their order")
+    };
+    assert_eq!(part, PART);
+    let other = PART.attachment - MAX_ATTACHMENTS;
+    assert!(world.queue.is_attached(PART.attachment) && !world.queue.is_attached(other), "of the same entry");
+    assert_eq!((world.queue.audit().attached, world.queue.all_uses()), (1, BTreeMap::from([(PART.attachment, 1)])));
+    assert_eq!(attachment_number(MAX_ATTACHMENTS - 1, u32::MAX / MAX_ATTACHMENTS), Some(u32::MAX));
+    assert_eq!(attachment_number(0, u32::MAX / MAX_ATTACHMENTS + 1), None);
+}
+
+#[test]
+fn attachment_stays_as_long_as_an_attempt_may_read_it() {
+    let world = World::new(SHAPE);
+    world.queue.attach(PART.attachment);
+    let id = submit_part(&world).unwrap();
+    let in_use = Some(InUse { tasks: 1, first: id });
+    let detach = || world.queue.begin_detach(PART.attachment);
+    assert_eq!(detach(), in_use, "pending");
+    let old = world.claim(WORKER).unwrap();
+    assert_eq!(detach(), in_use, "claimed");
+    assert_eq!(world.queue.detach(world.pools(), |row| row == WORKER, Reason::Died, |_| None), 1);
+    let claimed = world.claim(OTHER).unwrap();
+    world.complete(&claimed).unwrap();
+    assert_eq!(detach(), in_use, "done, and the fenced attempt may still read");
+    assert!(world.queue.is_attached(PART.attachment), "a refused detach changes nothing");
+    world.queue.drain(world.pools(), &old);
+    assert_eq!((detach(), world.queue.detached()), (None, 1));
+    assert_eq!(submit_part(&world), Err(NotSubmitted::Detached(PART.attachment)));
+    assert_eq!(world.take(SUBMITTER, id), Ok(2));
+}
+
+#[test]
+fn attachment_stays_for_a_dead_letter_and_for_a_task_that_is_described() {
+    let world = World::new(SHAPE);
+    world.queue.attach(PART.attachment);
+    let id = submit_part(&world).unwrap();
+    for _ in 0..TASK.max_attempts {
+        let claimed = world.claim(WORKER).unwrap();
+        world.queue.fail(world.pools(), &claimed, Reason::Failed, "", true).unwrap();
+    }
+    assert_eq!(world.queue.begin_detach(PART.attachment), Some(InUse { tasks: 1, first: id }), "it may be retried");
+    world.queue.dispose(world.pools(), OTHER, id, |state| state == TaskState::Dead).unwrap();
+    // A submitter that is stopped before its task is pending, as far as the memory shows.
+    let reserved = world.queue.reserve(SUBMITTER).unwrap();
+    world.queue.bodies[reserved.index].write(SUBMITTER, &TASK, &[NewInput::Part(PART)]);
+    assert_eq!(world.queue.begin_detach(PART.attachment).map(|in_use| in_use.tasks), Some(1));
+    world.queue.recover(world.pools(), |row| row == SUBMITTER);
+    assert_eq!(world.queue.begin_detach(PART.attachment), None);
 }
 
 #[test]
@@ -597,7 +671,9 @@ fn many_submit_claim_and_take_at_once() {
                         };
                         let arguments = submitted.to_le_bytes();
                         let task = NewTask { arguments: &arguments, max_attempts: 200, ..TASK };
-                        tickets.push_back(world.queue.submit(&world.inputs, reserved, &task, &[&block]).unwrap());
+                        tickets.push_back(
+                            world.queue.submit(&world.inputs, reserved, &task, &[NewInput::Block(&block)]).unwrap(),
+                        );
                         world.queue.notify(Event::Work);
                         submitted += 1;
                         continue;
@@ -756,7 +832,7 @@ proptest! {
                         continue;
                     };
                     let task = NewTask { cancel, max_attempts: MODEL_ATTEMPTS, ..TASK };
-                    let id = world.queue.submit(&world.inputs, place, &task, &[&block]).unwrap();
+                    let id = world.queue.submit(&world.inputs, place, &task, &[NewInput::Block(&block)]).unwrap();
                     let modelled = Modelled { state: TaskState::Pending, submitter: row, cancel, unwanted: false, attempts: 0 };
                     prop_assert!(tasks.insert(id, modelled).is_none());
                     order.push(id);
@@ -920,8 +996,9 @@ proptest! {
             world.queue.failures(id);
             if let Some(reserved) = world.queue.reserve(SUBMITTER) {
                 let blocks: Vec<Held> = world.inputs.try_take(SUBMITTER).into_iter().collect();
-                let blocks: Vec<_> = blocks.iter().collect();
-                world.queue.submit(&world.inputs, reserved, &TASK, &blocks);
+                let mut inputs: Vec<_> = blocks.iter().map(NewInput::Block).collect();
+                inputs.push(NewInput::Part(PART));
+                let _ = world.queue.submit(&world.inputs, reserved, &TASK, &inputs);
             }
             if let Some(candidate) = world.queue.next() {
                 world.queue.claim(WORKER, &candidate);
@@ -933,6 +1010,9 @@ proptest! {
             let _ = world.queue.take(world.pools(), OTHER, id);
             let _ = world.queue.retry(id);
             let _ = world.queue.dispose(world.pools(), OTHER, id, |_| true);
+            world.queue.attach(PART.attachment);
+            world.queue.all_uses();
+            world.queue.begin_detach(PART.attachment);
             world.queue.tend(world.pools());
         };
         use_all(&claimed, id);

@@ -253,7 +253,9 @@ impl Domain {
     /// [`NotFound::Name`].
     pub fn remove(&self, name: &str) -> Result<Removed> {
         let removed = self.link().call(Call::Remove { name: name.to_owned() })?;
-        answered!(removed, Answer::Removed { version, bytes_kept, holders } => Removed { version, bytes_kept, holders })
+        answered!(removed, Answer::Removed { version, bytes_kept, holders, queues } => {
+            Removed { version, bytes_kept, holders, queues }
+        })
     }
 
     /// Removes all names that end with this connection: those that it has committed, unless they are kept. Open segments stay

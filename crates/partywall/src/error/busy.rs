@@ -85,6 +85,18 @@ pub enum Busy {
         /// The reference of the task.
         task: String,
     },
+    /// The segment cannot be detached from the queue: tasks name it that are not over, or that are dead letters.
+    #[error("queue {queue:?} needs segment {segment}: {} it, {first} among them", names(*tasks))]
+    AttachmentInUse {
+        /// The queue.
+        queue: String,
+        /// The segment, with its version.
+        segment: String,
+        /// How many tasks name it.
+        tasks: u32,
+        /// The reference of one of them.
+        first: String,
+    },
     /// The broker was to stop without force, but has names or members.
     #[error("the broker still has {} and {}", counted(*names, "name"), counted(*members, "member"))]
     BrokerInUse {
@@ -108,7 +120,12 @@ impl Busy {
             Self::TaskRunning { .. } => ErrorKind::Refused.help("task-running", "wait for its result; only a pending task can be cancelled"),
             Self::TaskState { .. } => ErrorKind::Refused.help("task-state", "only a dead letter can be retried, and only a dead letter or a result that was not taken can be purged; a pending task can be cancelled by its ticket"),
             Self::InputsNotReady { .. } => ErrorKind::CheckFailed.help("inputs-not-ready", "wait_inputs() on the host, or order a stream behind them with wait_inputs_on(), and complete the task after that"),
+            Self::AttachmentInUse { queue, .. } => ErrorKind::Refused.help("attachment-in-use", format!("detach it when they are done; `partywall queue ls {queue}` lists them; retry or purge dead letters")),
             Self::BrokerInUse { .. } => ErrorKind::Refused.help("in-use", "`partywall ls` and `partywall status` show them; `partywall stop --force` drops all"),
         }
     }
+}
+
+fn names(tasks: u32) -> String {
+    format!("{} {}", counted(tasks.into(), "task"), if tasks == 1 { "names" } else { "name" })
 }

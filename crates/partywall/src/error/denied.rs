@@ -43,6 +43,14 @@ pub enum Denied {
         /// The name.
         name: String,
     },
+    /// Published memory ends with its publisher, so no queue can hold it.
+    #[error("no queue can hold {name:?} version {version}: its memory goes with its publisher")]
+    Attaching {
+        /// The name.
+        name: String,
+        /// The version.
+        version: u64,
+    },
     /// The connection is not a member of the domain ([`DomainOptions::operator`](crate::DomainOptions::operator)).
     #[error("this connection has no seat in the domain: it can only list, show, evict, remove, and end the broker")]
     NoSeat,
@@ -72,6 +80,7 @@ impl Denied {
             Self::Growth { why: NoGrowth::Reserved { .. }, .. } => ErrorKind::Refused.help("cannot-grow", "create it with a larger reserve(), or commit a new version"),
             Self::Growth { .. } => ErrorKind::Refused.help("cannot-grow", "create it as mutable and let its committer grow it, or commit a new version"),
             Self::Keeping { .. } => ErrorKind::Refused.help("cannot-keep", "publish a copy (commit_copy(), in Python put()), which the broker keeps; or leave out kept()"),
+            Self::Attaching { .. } => ErrorKind::Refused.help("cannot-attach", "publish a copy (commit_copy(), in Python put()), or commit a segment, and attach that"),
             Self::NoSeat => ErrorKind::Refused.help("needs-seat", "connect without operator(true)"),
             Self::Unproven { pid } => ErrorKind::Refused.help("unproven", format!("`partywall rm --unproven {pid}` gives it back, once nothing of it runs on a GPU any more")),
             Self::NotUnproven { pid, .. } => ErrorKind::Refused.help("not-unproven", format!("`partywall evict {pid} --kill` ends it; what it holds comes back when it is dead")),

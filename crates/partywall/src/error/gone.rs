@@ -94,6 +94,14 @@ pub enum Gone {
         /// The reference of the task.
         task: String,
     },
+    /// The queue does not hold this segment any more: it was detached.
+    #[error("attachment {attachment} of queue {queue:?} is gone: its segment was detached")]
+    Attachment {
+        /// The queue.
+        queue: String,
+        /// The number of the attachment.
+        attachment: u32,
+    },
     /// This process was evicted from the domain: its names are withdrawn, and its calls are refused. Mapped memory stays
     /// mapped.
     #[error("this process was evicted by pid {by} {} ago", seconds(*ago))]
@@ -126,6 +134,7 @@ impl Gone {
             Self::Detached { .. } => ErrorKind::Refused.help("parted", "join the topic again"),
             Self::Claim { .. } => ErrorKind::Refused.help("claim-taken-back", "drop what was made of it and claim the next task; a worker that needs longer extends its lease in time"),
             Self::Task { .. } => ErrorKind::NotFound.help("task-gone", "take each result once; `partywall show NAME` counts the tasks of the queue"),
+            Self::Attachment { .. } => ErrorKind::NotFound.help("attachment-gone", "attach the segment again, and name the part by the new attachment"),
             Self::Evicted { .. } => ErrorKind::Refused.help("evicted", "restart this process, or connect anew: a new connection is a new member"),
         }
     }

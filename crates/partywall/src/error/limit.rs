@@ -129,6 +129,7 @@ impl LimitReached {
             Self::Broker { limit: Limit::HungUp, .. } => ErrorKind::Refused.help("limit-reached", "close connections with a good-bye (drop the Domain, in Python close()); restart the process to forget the others"),
             Self::Broker { limit: Limit::Operators, .. } => ErrorKind::Refused.help("limit-reached", "try again in a second; `partywall logs` shows which process connects so often"),
             Self::Broker { limit: Limit::Clients, .. } => ErrorKind::Refused.help("limit-reached", "`partywall ps` lists them; `partywall rm --unproven` forgets those that are dead without proof; or start the broker with a higher --max-clients"),
+            Self::Broker { limit: Limit::Attachments, .. } => ErrorKind::Refused.help("limit-reached", "detach segments that no task names, or put more tensors into one segment"),
             Self::Broker { .. } => ErrorKind::Refused.help("limit-reached", "remove something, or start the broker with a higher limit (`partywall serve --help`)"),
             Self::UnreadDescriptors { pids, .. } if pids.is_empty() => ErrorKind::Refused.help("unread-descriptors", "have the threads of this process that wait for the broker read their answers, or close those connections"),
             Self::UnreadDescriptors { pids, .. } => ErrorKind::Refused.help("unread-descriptors", format!("see whether those processes are stopped (`partywall ps`); `partywall evict {} --kill` ends one", pids[0])),

@@ -5,9 +5,11 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use partywall_shm::queue::TaskId;
 use partywall_wire::{Ending, NameEnd, Refusal};
 
 use super::{Busy, Denied, Ended, Error, Gone, InvalidArgument, LimitReached, Mismatch, NotFound, Unreachable};
+use crate::{TaskRef, info::with_version};
 
 impl Error {
     pub(crate) fn refused(refusal: Refusal, socket: &Path) -> Self {
@@ -29,6 +31,12 @@ impl Error {
             }
             Refusal::WriterExists { name, pid } => Busy::Writer { name, pid }.into(),
             Refusal::WrongMaximum { name, maximum, asked } => Mismatch::Maximum { name, maximum, asked }.into(),
+            Refusal::NotAttached { queue, attachment } => Gone::Attachment { queue, attachment }.into(),
+            Refusal::AttachmentInUse { queue, queue_version, name, version, tasks, first: (index, generation) } => {
+                let first = TaskRef::new(&queue, queue_version, TaskId { index, generation }).to_string();
+                Busy::AttachmentInUse { queue, segment: with_version(&name, Some(version)), tasks, first }.into()
+            }
+            Refusal::CannotHold { name, version } => Denied::Attaching { name, version }.into(),
             Refusal::BadName { name, why } => InvalidArgument::Name { name, why }.into(),
             Refusal::BadPattern { pattern, why } => InvalidArgument::Pattern { pattern, why }.into(),
             Refusal::BadFd { index, fault } => Unreachable::FileDescriptor { index, fault }.into(),

@@ -119,6 +119,7 @@ pub(super) fn limit_name(limit: Limit) -> &'static str {
         Limit::Growths => "growths of one version",
         Limit::Timelines => "timelines",
         Limit::Semaphores => "semaphores",
+        Limit::Attachments => "segments attached to one queue",
         _ => "something newer than this library",
     }
 }

@@ -15,7 +15,7 @@ use partywall_os::borrow::BorrowedBlock;
 use partywall_shm::{
     members,
     pool::Held,
-    queue::{Claimed, Description, Event, Reason, StreamPoint},
+    queue::{Claimed, Description, Event, Input, Reason, StreamPoint},
     timeline::Progress,
 };
 
@@ -203,8 +203,11 @@ impl ClaimedTask {
             exposed: AtomicBool::new(false),
         };
         let count = open.inputs.shape().blocks;
-        let inputs = description.inputs.iter().filter(|block| block.index < count).map(|block| input(block.index));
-        let inputs = inputs.collect();
+        let block = |named: &Input| match named {
+            Input::Block(block) if block.index < count => Some(input(block.index)),
+            _ => None,
+        };
+        let inputs = description.inputs.iter().filter_map(block).collect();
         Some(Self { open, claimed: Some(claimed), description, inputs, output, submitter: OnceLock::new() })
     }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use partywall_cuda::StreamRef;
 use partywall_shm::{
     members,
-    queue::{Event, MAX_ARGUMENTS, MAX_ATTEMPTS, MAX_INPUTS, MAX_KIND, NewTask, Reserved, StreamPoint},
+    queue::{Event, MAX_ARGUMENTS, MAX_ATTEMPTS, MAX_INPUTS, MAX_KIND, NewInput, NewTask, Reserved, StreamPoint},
 };
 use partywall_wire::Named;
 
@@ -211,7 +211,7 @@ impl Queue {
     fn put(&self, place: Reserved, task: &mut Task, ready: Option<StreamPoint>) -> Result<Ticket> {
         // Once the task is pending, other threads of this process may read the blocks, or have them.
         task.inputs.iter_mut().for_each(Block::end_use);
-        let held = task.inputs.iter().map(Block::held).collect::<Result<Vec<_>>>();
+        let held = task.inputs.iter().map(|block| block.held().map(NewInput::Block)).collect::<Result<Vec<_>>>();
         let held = match held {
             Ok(held) => held,
             Err(error) => {
@@ -231,7 +231,7 @@ impl Queue {
         };
         let control = self.open.inputs.control();
         match self.open.queue().submit(control, place, &described, &held) {
-            Some(id) => {
+            Ok(id) => {
                 drop(held);
                 for block in task.inputs.drain(..) {
                     // It is the queue's now.
@@ -240,7 +240,7 @@ impl Queue {
                 Ok(Ticket::new(self.open.clone(), id))
             }
             // The broker has taken the place back: it knows why.
-            None => {
+            Err(_) => {
                 self.domain().ping()?;
                 Err(Busy::QueueFull { queue: self.name().to_owned(), tasks: self.capacity() }.into())
             }

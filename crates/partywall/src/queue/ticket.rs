@@ -262,7 +262,7 @@ impl TaskStatus {
 }
 
 impl TaskRef {
-    pub(super) fn new(queue: &str, version: u64, id: TaskId) -> Self {
+    pub(crate) fn new(queue: &str, version: u64, id: TaskId) -> Self {
         Self { queue: queue.to_owned(), version, index: id.index, generation: id.generation }
     }
 

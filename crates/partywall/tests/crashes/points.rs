@@ -76,6 +76,7 @@ pub(crate) const SUBMITTING: &[&str] = &[
     "queue: place taken, tail not moved",
     "queue: tail moved, place not checked",
     "queue: described, not pending",
+    "queue: attachments seen, not pending",
     "queue: pending, blocks still held",
     "queue: pending, nobody told of it",
     "queue: place given back, nobody notified",

@@ -17,7 +17,9 @@ use partywall_harness::{
 use partywall_shm::{
     crash as points,
     pool::{Held, Pool},
-    queue::{Audit, Claimed, Event, NewTask, Pools, Queue, Reason, Shape, StreamPoint, TaskId, TaskState},
+    queue::{
+        Audit, Claimed, Event, NewInput, NewTask, Part, Pools, Queue, Reason, Shape, StreamPoint, TaskId, TaskState,
+    },
     topic::TimelineCell,
 };
 
@@ -35,6 +37,9 @@ const OURS: u16 = 20;
 
 const SHAPE: Shape = Shape { tasks: 8, inputs: 12, outputs: 12, lease: 0 };
 
+/// What each task names.
+const PART: Part = Part { attachment: 0, offset: 0, bytes: 1 };
+
 /// Tasks that the test submits before a crash.
 const TASKS: u64 = 3;
 
@@ -50,16 +55,17 @@ impl World {
         Pools { inputs: &self.inputs, outputs: &self.outputs }
     }
 
-    /// Submits a task with one input, if there is a place.
+    /// Submits a task with one block and a part of an attached segment, if there is a place.
     fn submit(&self, row: u16, number: u64, cancel: bool) -> Option<TaskId> {
         let reserved = self.queue.reserve(row)?;
         let block = self.inputs.try_take(row).expect("there are blocks enough");
         let arguments = number.to_le_bytes();
         let task =
             NewTask { kind: b"count", arguments: &arguments, ready: None, output: 8, max_attempts: 5, cancel, now: 0 };
-        let id = self.queue.submit(&self.inputs, reserved, &task, &[&block]);
+        let inputs = [NewInput::Block(&block), NewInput::Part(PART)];
+        let id = self.queue.submit(&self.inputs, reserved, &task, &inputs).ok()?;
         self.queue.notify(Event::Work);
-        id
+        Some(id)
     }
 
     fn claim(&self, row: u16) -> Option<(Claimed, Held)> {
@@ -132,7 +138,7 @@ pub(crate) fn play(role: &str, queue: File) {
                 cancel: false,
                 now: 0,
             };
-            queue.submit(&world.inputs, reserved, &task, &[]);
+            let _ = queue.submit(&world.inputs, reserved, &task, &[NewInput::Part(PART)]);
             world.work(CRASHING);
             queue.next();
         }
@@ -211,6 +217,7 @@ impl Others {
         command.env(INPUTS, path(&pools[0])).env(OUTPUTS, path(&pools[1]));
         let [inputs, outputs] = pools.each_ref().map(|pool| Pool::map(pool).unwrap());
         let world = World { queue: Queue::map(&queue).unwrap(), inputs, outputs };
+        world.queue.attach(PART.attachment);
         prepare(&world);
         let [inputs, outputs] = pools;
         (command, Self { world, _memory: [queue, inputs, outputs] })
@@ -244,6 +251,11 @@ impl Others {
     fn finish(self, crashed: Crashed) -> BTreeMap<u64, u32> {
         let what = format!("{crashed:?}");
         let World { queue, inputs, outputs } = &self.world;
+        let is_named = !queue.tasks(0, 1, |state| state != TaskState::Done).is_empty();
+        if queue.begin_detach(PART.attachment).is_none() {
+            assert!(!is_named, "{what}: a task names what was detached");
+            queue.attach(PART.attachment);
+        }
         self.go_on(2000);
         let is_paused = crashed.fate == Fate::Paused;
         if crashed.is_dead_in_the_end() {
@@ -269,6 +281,7 @@ impl Others {
         for id in self.world.ids(TaskState::Done) {
             *results.entry(self.world.take(OURS, id).unwrap()).or_insert(0) += 1;
         }
+        assert_eq!(queue.begin_detach(PART.attachment), None, "{what}: no task names it");
         let idle = Audit { free: queue.shape().tasks, ..Audit::default() };
         assert_eq!(queue.audit(), idle, "{what}: no place is lost");
         assert_eq!(

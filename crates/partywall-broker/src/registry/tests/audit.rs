@@ -42,7 +42,17 @@ pub(super) fn audit(
         }
         for (number, version) in &entry.versions {
             assert!((1..=entry.last).contains(number));
-            assert!(entry.latest == Some(*number) || version.leases > 0, "{name}@{number} has no holder");
+            assert!(entry.latest == Some(*number) || version.all_leases() > 0, "{name}@{number} has no holder");
+            for (attachment, held) in &version.attached.segments {
+                let segment = &registry.entries[&held.name].versions[&held.version];
+                assert_eq!(segment.queues[&(name.clone(), *number)], *attachment);
+                assert!(version.memory.control.is_some_and(|control| control.shape.queue.is_some()));
+                assert!(segment.memory.control.is_none() && !segment.is_legacy());
+            }
+            for ((queue, of), attachment) in &version.queues {
+                let held = &registry.entries[queue].versions[of].attached.segments[attachment];
+                assert_eq!((&held.name, held.version), (name, *number));
+            }
             assert!(entry.latest != Some(*number) || !version.withdrawn);
             totals.add(&version.memory);
             for fd in version.memory.fds() {

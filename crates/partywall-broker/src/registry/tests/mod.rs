@@ -1,5 +1,6 @@
 //! Tests of the registry: rule by rule, and at random against a model.
 
+mod attachments;
 mod audit;
 mod control;
 mod departures;
@@ -14,7 +15,7 @@ mod watching;
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use partywall_wire::{Control, LegacyHandle, Pattern, TopicShape};
+use partywall_wire::{Control, LegacyHandle, Pattern, QueueShape, TopicShape};
 
 use super::{
     Answer, Bounds, Call, CloseId, ControlNeeded, Effect, Event, FdId, Guarded, MemberId, Outcome, Registry, RequestId,
@@ -41,6 +42,7 @@ const UNBOUNDED: Bounds = Bounds {
     cells: 4,
     rest: 2,
     semaphores: 1 << 20,
+    attachments: 32,
     log: 1 << 20,
 };
 
@@ -223,8 +225,8 @@ impl Watched {
         let call = self.provide(member, call);
         let mut effects = self.apply(Event::Request { member, request, call });
         let in_control = |effect: &Effect| {
-            use Effect::{EndCell, Kill, RemoveSocket, StartCell};
-            matches!(effect, StartCell { .. } | EndCell { .. } | Kill(_) | RemoveSocket)
+            use Effect::{Attach, EndCell, Kill, RemoveSocket, StartCell};
+            matches!(effect, Attach { .. } | StartCell { .. } | EndCell { .. } | Kill(_) | RemoveSocket)
         };
         let first = effects.iter().position(|effect| !in_control(effect)).unwrap_or(0);
         match effects.remove(first) {
@@ -334,6 +336,11 @@ fn control(blocks: u32, depth: Option<u32>) -> Control {
         shape: None,
     };
     Control { blocks, block_bytes: 1, zeroed: false, topic: depth.map(topic), queue: None }
+}
+
+fn queue() -> Control {
+    let queue = QueueShape { tasks: 2, outputs: 1, output_bytes: 1, lease: 0 };
+    Control { queue: Some(queue), ..control(1, None) }
 }
 
 fn identity(member: MemberId, simulated: bool, has_pidfd: bool) -> Identity {

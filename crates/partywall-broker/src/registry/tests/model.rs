@@ -4,7 +4,10 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use super::{model_objects::Objects, *};
 use crate::registry::{
-    effect::{Counts, Departed, Handle, Happening, Holder, MemberRow, NameRow, Opened, Refused, VersionRow},
+    effect::{
+        Counts, Departed, Handle, Happening, Holder, HoldingQueue, MemberRow, NameRow, Opened, Refused, VersionRow,
+    },
+    event::DetachSegment,
     state::Life,
     tombstones::{REMEMBERED, Tombstone},
     types::{BlockControl, Change, Doubt, Ending, Limit, MemberState, Named, NoGrowth, Whom},
@@ -109,6 +112,15 @@ pub(super) struct Hold {
     origin: RequestId,
 }
 
+/// A queue's hold on a segment.
+#[derive(Debug)]
+struct Tie {
+    queue: (Name, u64),
+    number: u32,
+    segment: (Name, u64),
+    origin: (MemberId, RequestId),
+}
+
 #[derive(Debug)]
 pub(super) struct Right {
     pub(super) id: ClaimId,
@@ -159,6 +171,10 @@ pub(super) struct Model {
     /// The highest version number of each name that has an edition.
     numbers: BTreeMap<Name, u64>,
     pub(super) holds: Vec<Hold>,
+    /// Segments that queues hold.
+    ties: Vec<Tie>,
+    /// The numbers that each queue that exists has ever given.
+    given: Vec<((Name, u64), u32)>,
     pub(super) rights: Vec<Right>,
     pub(super) queue: Vec<Queued>,
     pub(super) objects: Objects,
@@ -184,6 +200,8 @@ impl Model {
             now: 0,
             numbers: BTreeMap::new(),
             holds: Vec::new(),
+            ties: Vec::new(),
+            given: Vec::new(),
             rights: Vec::new(),
             queue: Vec::new(),
             objects: Objects::default(),
@@ -422,8 +440,8 @@ impl Model {
                 };
                 self.withdraw(name, Ending::Removed, member, said);
                 let held: Vec<_> = self.holds.iter().filter(|h| h.name == *name).collect();
-                let kept =
-                    self.editions.iter().filter(|e| held.iter().any(|h| h.name == e.name && h.number == e.number));
+                let is_held = |e: &&Edition| held.iter().any(|h| h.number == e.number) || self.is_tied(e);
+                let kept = self.editions.iter().filter(|e| e.name == *name).filter(is_held);
                 let bytes_kept = kept.map(|e| e.memory.bytes()).sum();
                 let holders = self.people.iter().filter_map(|p| {
                     let leases = held.iter().filter(|h| h.member == p.id).count() as u32;
@@ -431,7 +449,14 @@ impl Model {
                     let unproven = p.life == Life::Unproven;
                     (leases > 0).then_some(Holder { pid: p.pid(), command, leases, unproven, row: p.row })
                 });
-                Ok(Answer::Removed { version, bytes_kept, holders: holders.collect() })
+                let mut queues: Vec<_> = self.ties.iter().filter(|tie| tie.segment.0 == *name).collect();
+                queues.sort_by_key(|tie| (tie.segment.1, tie.queue.clone()));
+                let queues = queues.into_iter().map(|tie| HoldingQueue {
+                    name: tie.queue.0.clone(),
+                    version: tie.queue.1,
+                    attachment: tie.number,
+                });
+                Ok(Answer::Removed { version, bytes_kept, holders: holders.collect(), queues: queues.collect() })
             }
             Call::List { after: None } => {
                 let names = self.numbers.keys().map(|name| {
@@ -598,6 +623,26 @@ impl Model {
             Call::FollowTimeline { lease, .. } => self.follow(member, *lease),
             Call::AbandonTimeline { name } => self.abandon_line(member, request, name, said),
             Call::OpenSemaphore(open) => self.open_gate(member, request, open, said),
+            Call::Attach { queue, segment } => self.attach(member, request, *queue, *segment, said),
+            Call::DetachSegment(DetachSegment { queue, attachment, in_use }) => {
+                let (queue, _) = self.queue_of(member, *queue)?;
+                let (name, version) = self.tied(&queue, *attachment)?;
+                if let Some(in_use) = *in_use {
+                    return Err(Refused::AttachmentInUse { queue, name, version, in_use });
+                }
+                self.ties.retain(|tie| (&tie.queue, tie.number) != (&queue, *attachment));
+                Ok(Answer::Done)
+            }
+            Call::OpenAttached { queue, attachment } => {
+                let (queue, _) = self.queue_of(member, *queue)?;
+                let (name, number) = self.tied(&queue, *attachment)?;
+                over(Limit::Leases, self.bounds.leases, self.leases_of(member) + 1)?;
+                let lease = self.hold(member, &name, number, request);
+                let edition = self.edition(&name, number);
+                let growths = edition.growths;
+                let memory = Arc::clone(&edition.memory);
+                Ok(Answer::Opened(Opened { lease, name, version: number, growths, memory }))
+            }
             Call::Objects { after: None } => Ok(Answer::Objects { objects: self.objects_listed(), more: false }),
             Call::InspectObject { kind, name } => self.inspect_object(*kind, name),
             Call::Ping => Ok(Answer::Done),
@@ -667,6 +712,73 @@ impl Model {
         let hold = self.holds.iter().find(|h| h.id == lease && h.member == member);
         let hold = hold.ok_or(Refused::Stale(Handle::Lease))?;
         Ok(self.editions.iter().find(|e| e.name == hold.name && e.number == hold.number).unwrap())
+    }
+
+    fn attach(
+        &mut self,
+        member: MemberId,
+        request: RequestId,
+        queue: LeaseId,
+        segment: LeaseId,
+        said: &mut Said,
+    ) -> Outcome {
+        let (queue, object) = self.queue_of(member, queue)?;
+        let found = self.held(member, segment)?;
+        let segment = (found.name.clone(), found.number);
+        if found.memory.control.is_some() || found.memory.lifetime == Lifetime::Shared {
+            return Err(Refused::Invalid("a queue holds nothing but segments"));
+        }
+        if found.memory.kind == Kind::Legacy {
+            return Err(Refused::CannotHold { name: segment.0, version: segment.1 });
+        }
+        let own: Vec<_> = self.ties.iter().filter(|tie| tie.queue == queue).collect();
+        if let Some(tie) = own.iter().find(|tie| tie.segment == segment) {
+            return Ok(Answer::Attached { attachment: tie.number });
+        }
+        over(Limit::Attachments, self.bounds.attachments.into(), own.len() as u64 + 1)?;
+        let entry = (0..).find(|entry| own.iter().all(|tie| tie.number % 32 != *entry)).unwrap();
+        let before = self.given.iter().filter(|(of, number)| *of == queue && number % 32 == entry).count() as u32;
+        let number = entry + 32 * before;
+        self.given.push((queue.clone(), number));
+        self.ties.push(Tie { queue, number, segment, origin: (member, request) });
+        said.control.push(Effect::Attach { object, attachment: number });
+        Ok(Answer::Attached { attachment: number })
+    }
+
+    fn queue_of(&self, member: MemberId, lease: LeaseId) -> Result<((Name, u64), FdId), Refused> {
+        let edition = self.held(member, lease)?;
+        match edition.memory.control {
+            Some(BlockControl { shape: Control { queue: Some(_), .. }, object: Some(object), .. }) => {
+                Ok(((edition.name.clone(), edition.number), object.fd))
+            }
+            _ => Err(Refused::Invalid("only a queue has segments attached")),
+        }
+    }
+
+    fn tied(&self, queue: &(Name, u64), attachment: u32) -> Result<(Name, u64), Refused> {
+        let tie = self.ties.iter().find(|tie| tie.queue == *queue && tie.number == attachment);
+        let gone = || Refused::NotAttached { queue: queue.0.clone(), attachment };
+        tie.map(|tie| tie.segment.clone()).ok_or_else(gone)
+    }
+
+    fn is_tied(&self, edition: &Edition) -> bool {
+        self.ties.iter().any(|tie| tie.segment.0 == edition.name && tie.segment.1 == edition.number)
+    }
+
+    /// The numbers of what is attached to the queue that a member's lease is on.
+    pub(super) fn attached_to(&self, member: MemberId, lease: LeaseId) -> Vec<u32> {
+        let Ok((queue, _)) = self.queue_of(member, lease) else { return Vec::new() };
+        self.ties.iter().filter(|tie| tie.queue == queue).map(|tie| tie.number).collect()
+    }
+
+    /// The leases of a member on versions that are meant.
+    pub(super) fn holds_on(&self, member: MemberId, is_meant: impl Fn(&Edition) -> bool) -> Vec<LeaseId> {
+        let own = self.holds.iter().filter(|h| h.member == member);
+        own.filter(|h| is_meant(self.edition(&h.name, h.number))).map(|h| h.id).collect()
+    }
+
+    fn edition(&self, name: &Name, number: u64) -> &Edition {
+        self.editions.iter().find(|e| e.name == *name && e.number == number).unwrap()
     }
 
     fn grow(&mut self, member: MemberId, request: RequestId, growth: &Growth, said: &mut Said) -> Outcome {
@@ -753,7 +865,7 @@ impl Model {
         let hold = self.holds.iter().find(|h| h.member == member && h.origin == request);
         match call {
             Call::Commit(_) => hold.map(|h| Answer::Committed { version: h.number, lease: h.id }),
-            Call::Open(_) | Call::OpenOrBuild { .. } => {
+            Call::Open(_) | Call::OpenOrBuild { .. } | Call::OpenAttached { .. } => {
                 if let Some(h) = hold {
                     let edition = self.editions.iter().find(|e| e.name == h.name && e.number == h.number)?;
                     let name = h.name.clone();
@@ -767,6 +879,11 @@ impl Model {
             Call::Grow(growth) => {
                 let edition = self.held(member, growth.lease).ok()?;
                 (edition.grown_by == Some(request)).then_some(Answer::Done)
+            }
+            Call::Attach { queue, .. } => {
+                let (queue, _) = self.queue_of(member, *queue).ok()?;
+                let tie = self.ties.iter().find(|tie| tie.queue == queue && tie.origin == (member, request))?;
+                Some(Answer::Attached { attachment: tie.number })
             }
             Call::OpenTimeline(_) => self.known_object(member, request, ObjectKind::Timeline),
             Call::OpenSemaphore(_) => self.known_object(member, request, ObjectKind::Semaphore),
@@ -1001,16 +1118,17 @@ impl Model {
     }
 
     fn collect_garbage(&mut self, said: &mut Said) {
-        let holds = &self.holds;
-        let pending_close = &mut self.pending_close;
-        self.editions.retain(|e| {
-            let needed = e.latest || holds.iter().any(|h| h.name == e.name && h.number == e.number);
-            if !needed {
-                pending_close.push((e.name.clone(), e.number, named(&e.memory), e.memory.held_bytes()));
-                said.closed.extend(e.memory.fds());
-            }
-            needed
-        });
+        // A queue that goes lets its segments go.
+        loop {
+            let is_held = |e: &Edition| self.holds.iter().any(|h| h.name == e.name && h.number == e.number);
+            let is_needed = |e: &Edition| e.latest || is_held(e) || self.is_tied(e);
+            let Some(place) = self.editions.iter().position(|e| !is_needed(e)) else { break };
+            let Edition { name, number, memory, .. } = self.editions.remove(place);
+            self.pending_close.push((name.clone(), number, named(&memory), memory.held_bytes()));
+            said.closed.extend(memory.fds());
+            self.ties.retain(|tie| tie.queue != (name.clone(), number));
+            self.given.retain(|(queue, _)| *queue != (name.clone(), number));
+        }
         let editions = &self.editions;
         self.numbers.retain(|name, _| editions.iter().any(|e| e.name == *name));
     }
@@ -1028,7 +1146,9 @@ impl Model {
             lifetime: e.memory.lifetime,
             control: e.memory.control,
             committer: e.committer,
-            leases: self.holds.iter().filter(|h| h.name == e.name && h.number == e.number).count() as u32,
+            leases: (self.holds.iter().filter(|h| h.name == e.name && h.number == e.number).count()
+                + self.ties.iter().filter(|tie| tie.segment == (e.name.clone(), e.number)).count())
+                as u32,
             committed_at: e.at,
         }
     }

@@ -1,5 +1,6 @@
 //! Random sequences of events, against the model.
 
+use partywall_shm::queue::{InUse, TaskId};
 use proptest::prelude::*;
 
 use super::{
@@ -8,7 +9,7 @@ use super::{
 };
 use crate::registry::{
     effect::Refused,
-    event::{After, Watch},
+    event::{After, DetachSegment, Watch},
     state::Life,
     tombstones::REMEMBERED,
     types::{BlockControl, Whom},
@@ -79,6 +80,11 @@ enum Ask {
     Follow(usize),
     AbandonTimeline(usize),
     OpenSemaphore(usize, u32),
+    /// A queue and a segment, by leases.
+    Attach(usize, usize),
+    /// A queue, one of its attachments, and whether tasks name it.
+    Detach(usize, usize, bool),
+    OpenAttached(usize, usize),
     Objects,
     InspectObject(ObjectKind, usize),
     List,
@@ -128,8 +134,11 @@ fn ask() -> impl Strategy<Value = Ask> {
         prop::bool::weighted(0.2),
         prop::option::weighted(0.4, pick.clone()),
         prop::option::weighted(
-            0.3,
-            (1..3_u32, prop::option::of(1..3_u32)).prop_map(|(blocks, depth)| control(blocks, depth)),
+            0.4,
+            prop_oneof![
+                (1..3_u32, prop::option::of(1..3_u32)).prop_map(|(blocks, depth)| control(blocks, depth)),
+                Just(queue()),
+            ],
         ),
     );
     let growth = (
@@ -154,6 +163,9 @@ fn ask() -> impl Strategy<Value = Ask> {
         4 => pick.clone().prop_map(Ask::AwaitWithdrawal),
         8 => growth.prop_map(|(lease, kind, behind, chunks, table)| Ask::Grow { lease, kind, behind, chunks, table }),
         4 => (pick.clone(), 0..3_u64, 0..4_u64).prop_map(|(lease, growths, chunks)| Ask::Refresh(lease, growths, chunks)),
+        24 => (pick.clone(), pick.clone()).prop_map(|(queue, segment)| Ask::Attach(queue, segment)),
+        4 => (pick.clone(), 0..3_usize, prop::bool::weighted(0.2)).prop_map(|(queue, which, used)| Ask::Detach(queue, which, used)),
+        4 => (pick.clone(), 0..3_usize).prop_map(|(queue, which)| Ask::OpenAttached(queue, which)),
         4 => (pick, 0..3_u64).prop_map(|(lease, growths)| Ask::AwaitGrowth(lease, growths)),
         2 => name.clone().prop_map(Ask::Remove),
         12 => (name.clone(), any::<bool>()).prop_map(|(name, writer)| Ask::OpenTimeline(name, writer)),
@@ -177,6 +189,25 @@ fn ask() -> impl Strategy<Value = Ask> {
     ]
 }
 
+/// Two members have a queue open, which holds a segment.
+fn attach() -> Vec<Step> {
+    let commit = |name, control| Ask::Commit {
+        name,
+        kind: Kind::Host,
+        chunks: vec![1],
+        table: false,
+        mutable: false,
+        lifetime: Lifetime::Owned,
+        if_absent: false,
+        claim: None,
+        control,
+    };
+    let open = Ask::Open { name: 0, version: None, write: false, wait: false };
+    let asks = [(0, commit(0, Some(queue()))), (0, commit(1, None)), (1, open), (0, Ask::Attach(0, 0))];
+    let asks = asks.map(|(who, ask)| Step::Ask(who, ask));
+    [Step::Join(false, true), Step::Join(false, true)].into_iter().chain(asks).collect()
+}
+
 struct Run {
     watched: Watched,
     model: Model,
@@ -191,7 +222,7 @@ impl Run {
             rows: 6,
             bytes: 60,
             names: 2,
-            fds: 12,
+            fds: 16,
             waits: 3,
             leases: 6,
             chunks: 5,
@@ -201,6 +232,7 @@ impl Run {
             cells: 2,
             rest: 1,
             semaphores: 2,
+            attachments: 2,
             log: 500,
         };
         let watched = Watched { clears_later: true, ..Watched::new(bounds) };
@@ -320,7 +352,8 @@ impl Run {
                     assert_eq!(request.map(|(asker, _)| asker), Some(member));
                     said.hang_up = true;
                 }
-                Effect::StartCell { .. }
+                Effect::Attach { .. }
+                | Effect::StartCell { .. }
                 | Effect::EndCell { .. }
                 | Effect::SettleCell(_)
                 | Effect::Return { .. }
@@ -405,6 +438,30 @@ impl Run {
             Ask::OpenSemaphore(of, maximum) => {
                 Call::OpenSemaphore(OpenSemaphore { name: name(*of), maximum: *maximum, memory: None })
             }
+            Ask::Attach(queue, segment) => {
+                // Mostly a queue and a segment.
+                let pick = |i: usize, is_queue: bool| {
+                    let of_kind = self
+                        .model
+                        .holds_on(member, |e| e.memory.control.is_some_and(|c| c.shape.queue.is_some()) == is_queue);
+                    if i < 6 {
+                        of_kind.get(i % of_kind.len().max(1)).copied().unwrap_or(LeaseId(999))
+                    } else {
+                        lease(&self.model, i)
+                    }
+                };
+                Call::Attach { queue: pick(*queue, true), segment: pick(*segment, false) }
+            }
+            Ask::Detach(queue, which, used) => {
+                let (queue, attachment) = self.attachment(member, *queue, *which);
+                let first = TaskId { index: 1, generation: 2 };
+                let in_use = used.then_some(InUse { tasks: 3, first });
+                Call::DetachSegment(DetachSegment { queue, attachment, in_use })
+            }
+            Ask::OpenAttached(queue, which) => {
+                let (queue, attachment) = self.attachment(member, *queue, *which);
+                Call::OpenAttached { queue, attachment }
+            }
             Ask::Objects => Call::Objects { after: None },
             Ask::InspectObject(kind, of) => Call::InspectObject { kind: *kind, name: name(*of) },
             Ask::List => Call::List { after: None },
@@ -436,6 +493,14 @@ impl Run {
             Ask::Stop(force) => Call::Stop { force: *force },
             Ask::Leave => Call::Leave,
         }
+    }
+
+    /// A member's lease on a queue, mostly, and one of the queue's attachments, mostly.
+    fn attachment(&self, member: MemberId, queue: usize, which: usize) -> (LeaseId, u32) {
+        let queues = self.model.holds_on(member, |e| e.memory.control.is_some_and(|c| c.shape.queue.is_some()));
+        let queue = queues.get(queue % queues.len().max(1)).copied().unwrap_or(LeaseId(999));
+        let attached = self.model.attached_to(member, queue);
+        (queue, attached.get(which).copied().unwrap_or(77))
     }
 
     fn if_in(&mut self, who: usize, wanted: Life, event: impl FnOnce(MemberId) -> Event) {
@@ -488,9 +553,10 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn registry_matches_its_model(steps in prop::collection::vec(step(), 1..120)) {
+    fn registry_matches_its_model(attached in any::<bool>(), steps in prop::collection::vec(step(), 1..120)) {
         let mut run = Run::new();
-        for step in &steps {
+        let begin = if attached { attach() } else { Vec::new() };
+        for step in begin.iter().chain(&steps) {
             run.step(step);
         }
         // In the end all members die, and everything that is not kept must be gone.

@@ -214,7 +214,9 @@ fn withdrawal_notifies_holders_of_every_version() {
     let (second, ..) = w.ask(c, Call::AwaitWithdrawal { lease: new });
     assert_eq!(w.ask(c, Call::AwaitWithdrawal { lease: old }).1, stale(Handle::Lease), "not theirs");
     let (_, outcome, effects) = w.ask(a, Call::Remove { name: name("x") });
-    assert!(matches!(outcome, Ok(Answer::Removed { version: 2, bytes_kept: 20, ref holders }) if holders.len() == 3));
+    assert!(
+        matches!(outcome, Ok(Answer::Removed { version: 2, bytes_kept: 20, ref holders, .. }) if holders.len() == 3)
+    );
     assert_eq!(notices(&effects), [(b, first, Ok(Answer::Withdrawn)), (c, second, Ok(Answer::Withdrawn))]);
     w.commit(a, "x", true);
     assert_eq!(w.ask(b, Call::AwaitWithdrawal { lease: old }).1, Ok(Answer::Withdrawn), "it was, before that");

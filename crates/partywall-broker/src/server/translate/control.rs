@@ -11,7 +11,7 @@ use partywall_shm::{
 use partywall_wire as wire;
 
 use crate::{
-    registry::effect::RowOwner,
+    registry::effect::{Info, RowOwner},
     server::{
         control::{Control, SlotTable},
         translate::member,
@@ -36,7 +36,7 @@ pub(super) fn usage(table: &SlotTable) -> Option<wire::Usage> {
     }
 }
 
-pub(super) fn info(table: &SlotTable, rows: &BTreeMap<u16, RowOwner>, control: &Control) -> Option<wire::ControlInfo> {
+pub(super) fn info(table: &SlotTable, info: &Info, control: &Control) -> Option<wire::ControlInfo> {
     match table {
         SlotTable::Semaphore(_) => None,
         SlotTable::Pool(pool) => Some(wire::ControlInfo { blocks: blocks(&pool.audit()), topic: None, queue: None }),
@@ -53,10 +53,22 @@ pub(super) fn info(table: &SlotTable, rows: &BTreeMap<u16, RowOwner>, control: &
                 waiting: audit.waiting,
                 invalid: audit.invalid,
             };
-            Some(wire::ControlInfo { blocks, topic: Some(topic_info(topic, rows, control)), queue: None })
+            Some(wire::ControlInfo { blocks, topic: Some(topic_info(topic, &info.rows, control)), queue: None })
         }
         SlotTable::Queue(mapped) => {
-            let queue = wire::QueueInfo { usage: queue_usage(&mapped.queue), outputs: queue_blocks(&mapped.outputs) };
+            let uses = mapped.queue.all_uses();
+            let attached = info.attached.iter().map(|held| wire::AttachedInfo {
+                attachment: held.attachment,
+                name: held.name.to_string(),
+                version: held.version,
+                bytes: held.bytes,
+                tasks: uses.get(&held.attachment).copied().unwrap_or(0),
+            });
+            let queue = wire::QueueInfo {
+                usage: queue_usage(&mapped.queue),
+                outputs: queue_blocks(&mapped.outputs),
+                attached: attached.collect(),
+            };
             Some(wire::ControlInfo { blocks: queue_blocks(&mapped.inputs), topic: None, queue: Some(queue) })
         }
     }

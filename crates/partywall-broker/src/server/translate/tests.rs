@@ -1,6 +1,9 @@
 //! The longest possible answers stay below the message limit.
 
-use partywall_shm::topic::{self, Topic};
+use partywall_shm::{
+    queue::MAX_ATTACHMENTS,
+    topic::{self, Topic},
+};
 use partywall_wire::{
     Reply, frame,
     limits::{MAX_CHUNKS, MAX_COMMAND, MAX_INLINE_TABLE, MAX_NAME, MIN_MESSAGE},
@@ -47,6 +50,7 @@ fn every_answer_fits_the_smallest_message() {
         cells: many,
         rest: many,
         semaphores: many,
+        attachments: MAX_ATTACHMENTS,
         log: u64::MAX,
     };
     let mut registry = Registry::new(bounds);
@@ -133,15 +137,44 @@ fn every_answer_fits_the_smallest_message() {
     let blocks = runner.provide_blocks(shape).unwrap();
     let topic = Topic::map(runner.store.share(&[blocks.slot_table()])[0].fd().unwrap()).unwrap();
     let commit = commit(5000);
-    let memory = Arc::new(Memory { control: Some(blocks), ..(*commit.memory).clone() });
-    let commit = Commit { memory, ..commit };
+    let with_blocks = Arc::new(Memory { control: Some(blocks), ..(*commit.memory).clone() });
+    let commit = Commit { memory: with_blocks, ..commit };
     ask(&mut registry, &runner.control, 1, Call::Commit(commit)).unwrap();
     for row in 0..topic::MAX_SUBSCRIBERS as u16 {
         ask(&mut registry, &runner.control, u64::from(row) + 1, open(5000)).unwrap();
         assert!(topic.join_as_publisher(row).is_some());
         assert!(topic.join_as_subscriber(row, Some(u32::MAX), 0).is_some());
     }
+    // Queues that hold as many segments as they can, and segments that very many queues hold.
+    let shape = wire::QueueShape { tasks: 1, outputs: 1, output_bytes: 1, lease: 0 };
+    let shape = wire::Control { blocks: 1, block_bytes: 1, zeroed: false, topic: None, queue: Some(shape) };
+    let held = |i: u64, control| {
+        let (kind, lifetime) = (Kind::Vmm, Lifetime::Kept);
+        let memory = Arc::new(Memory { kind, lifetime, handles: Vec::new(), control, ..(*memory(i)).clone() });
+        Call::Commit(Commit { name: name(i), memory, if_absent: false, claim: None })
+    };
+    let lease = |answer: Result<Answer, Refusal>| match answer {
+        Ok(Answer::Committed { lease, .. }) => LeaseId(lease),
+        other => panic!("{other:?}"),
+    };
+    let versions = 0..2 * MAX_ATTACHMENTS;
+    let versions =
+        versions.map(|_| lease(ask(&mut registry, &runner.control, 1, held(6000, None)))).collect::<Vec<_>>();
+    for i in 7000..7100 {
+        let blocks = runner.provide_blocks(shape).unwrap();
+        let queue = lease(ask(&mut registry, &runner.control, 1, held(i, Some(blocks))));
+        for segment in versions.iter().rev().take(MAX_ATTACHMENTS as usize) {
+            ask(&mut registry, &runner.control, 1, Call::Attach { queue, segment: *segment }).unwrap();
+        }
+    }
+    for member in 2..=300 {
+        ask(&mut registry, &runner.control, member, open(6000)).unwrap();
+        ask(&mut registry, &runner.control, member, open(7000)).unwrap();
+    }
     for call in [
+        Call::Inspect { name: name(6000), version: None },
+        Call::Inspect { name: name(7000), version: None },
+        Call::Remove { name: name(6000) },
         Call::Inspect { name: name(5000), version: None },
         Call::List { after: Some(name(4999)) },
         Call::Objects { after: None },

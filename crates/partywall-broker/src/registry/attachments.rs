@@ -1,0 +1,195 @@
+//! Segments that queues hold.
+//!
+//! Any member that has a queue open may attach a segment to it, and tasks of the queue then name parts of the segment as inputs.
+//! The queue's version holds the segment's version as members do by leases: neither the death of the member that attached it, nor
+//! the end of the segment's name, takes the memory away. An attachment belongs to the queue, so any member that has the queue open
+//! may end it, unless tasks name it; otherwise it ends with the queue.
+//!
+//! Which tasks name it is in control memory, where the server looks before it applies the request: see [`Registry::to_detach`].
+
+use std::collections::BTreeMap;
+
+use partywall_shm::queue::{MAX_ATTACHMENTS, attachment_number};
+
+use super::{
+    Decision, Granted, Registry, STALE_LEASE,
+    effect::{Answer, Effect, Effects, HeldSegment, HoldingQueue, Refused},
+    event::{Call, DetachSegment},
+    segments::limit,
+    types::{Access, FdId, LeaseId, Lifetime, Limit, MemberId, Name, RequestId},
+};
+
+/// A queue: its name and version.
+pub(super) type QueueId = (Name, u64);
+
+/// The segments that a queue holds.
+#[derive(Debug, Default)]
+pub(super) struct Attached {
+    /// By the numbers that tasks name them by.
+    pub(super) segments: BTreeMap<u32, Attachment>,
+    /// How many attachments each entry of the table in control memory has had.
+    given: Vec<u32>,
+}
+
+/// A queue's hold on a segment.
+#[derive(Debug)]
+pub(super) struct Attachment {
+    pub(super) name: Name,
+    pub(super) version: u64,
+    /// The request that it was made for.
+    origin: (MemberId, RequestId),
+}
+
+impl Attached {
+    /// Takes a number that no attachment of the queue has had, in one of the first entries of the table that is free.
+    fn take_number(&mut self, entries: u32) -> Option<u32> {
+        self.given.resize(entries as usize, 0);
+        let is_used = |entry: u32| self.segments.keys().any(|number| number % MAX_ATTACHMENTS == entry);
+        let (entry, number) = (0..entries)
+            .filter(|entry| !is_used(*entry))
+            .find_map(|entry| Some((entry, attachment_number(entry, *self.given.get(entry as usize)?)?)))?;
+        self.given[entry as usize] += 1;
+        Some(number)
+    }
+}
+
+impl Registry {
+    /// Has a queue hold a segment, unless it does already.
+    pub(super) fn attach(
+        &mut self,
+        member: MemberId,
+        request: RequestId,
+        queue: LeaseId,
+        segment: LeaseId,
+        before: &mut Effects,
+    ) -> Decision {
+        let (queue, object) = self.queue_of(member, queue)?;
+        let held = self.leases.get(&segment).filter(|lease| lease.member == member).ok_or(STALE_LEASE)?;
+        let name = held.name.clone();
+        let version = held.version;
+        let found = self.version(&name, version).ok_or(STALE_LEASE)?;
+        if found.memory.control.is_some() || found.memory.lifetime == Lifetime::Shared {
+            return Err(Refused::Invalid("a queue holds nothing but segments"));
+        }
+        if found.is_legacy() {
+            return Err(Refused::CannotHold { name, version });
+        }
+        if let Some(attachment) = found.queues.get(&queue) {
+            return Ok(Answer::Attached { attachment: *attachment }.into());
+        }
+        let entries = self.bounds.attachments;
+        let Some(holder) = self.version_mut(&queue.0, queue.1) else { return Err(STALE_LEASE) };
+        let present = holder.attached.segments.len() as u64;
+        limit(Limit::Attachments, entries.into(), present + 1)?;
+        // Without a number left, no entry is free for good.
+        let Some(attachment) = holder.attached.take_number(entries) else {
+            return Err(Refused::Limit { limit: Limit::Attachments, allowed: present, needed: present + 1 });
+        };
+        let origin = (member, request);
+        holder.attached.segments.insert(attachment, Attachment { name: name.clone(), version, origin });
+        if let Some(found) = self.version_mut(&name, version) {
+            found.queues.insert(queue, attachment);
+        }
+        before.push(Effect::Attach { object, attachment });
+        Ok(Answer::Attached { attachment }.into())
+    }
+
+    /// Returns what a member's request attached.
+    pub(super) fn attached_by(&self, member: MemberId, request: RequestId, queue: LeaseId) -> Option<Granted> {
+        let (queue, _) = self.queue_of(member, queue).ok()?;
+        let segments = &self.version(&queue.0, queue.1)?.attached.segments;
+        let (attachment, _) = segments.iter().find(|(_, held)| held.origin == (member, request))?;
+        Some(Answer::Attached { attachment: *attachment }.into())
+    }
+
+    /// Returns the control memory in which the server has to end an attachment before it applies a request, and the attachment:
+    /// only there it is known whether tasks name it. `None` if the request is another, or would be refused.
+    pub(crate) fn to_detach(&self, member: MemberId, call: &Call) -> Option<(FdId, u32)> {
+        let Call::DetachSegment(DetachSegment { queue, attachment, .. }) = call else { return None };
+        self.check_evicted(member, call).and_then(|()| self.check_seat(member, call)).ok()?;
+        let (queue, object) = self.queue_of(member, *queue).ok()?;
+        self.attachment(&queue, *attachment).ok().map(|_| (object, *attachment))
+    }
+
+    /// Ends an attachment.
+    pub(super) fn detach_segment(&mut self, member: MemberId, detach: DetachSegment) -> Decision {
+        let DetachSegment { queue, attachment, in_use } = detach;
+        let (queue, _) = self.queue_of(member, queue)?;
+        let (name, version) = self.attachment(&queue, attachment)?;
+        if let Some(in_use) = in_use {
+            return Err(Refused::AttachmentInUse { queue, name, version, in_use });
+        }
+        if let Some(holder) = self.version_mut(&queue.0, queue.1) {
+            holder.attached.segments.remove(&attachment);
+        }
+        self.let_segment_go(&queue, name, version);
+        Ok(Answer::Done.into())
+    }
+
+    /// Opens an attached segment for reading.
+    pub(super) fn open_attached(
+        &mut self,
+        member: MemberId,
+        request: RequestId,
+        queue: LeaseId,
+        attachment: u32,
+    ) -> Decision {
+        let (queue, _) = self.queue_of(member, queue)?;
+        let (name, version) = self.attachment(&queue, attachment)?;
+        self.grant(member, request, &name, version, Access::Read)
+    }
+
+    /// Ends the hold of a queue on a segment.
+    pub(super) fn let_segment_go(&mut self, queue: &QueueId, name: Name, version: u64) {
+        if let Some(found) = self.version_mut(&name, version) {
+            found.queues.remove(queue);
+        }
+        self.maybe_unreferenced.push_back((name, version));
+    }
+
+    /// The queues that hold a version of a name, or any version of it.
+    pub(super) fn holding_queues(&self, name: &Name, only: Option<u64>) -> Vec<HoldingQueue> {
+        let versions = self.entries.get(name).into_iter().flat_map(|entry| &entry.versions);
+        let meant = versions.filter(|(number, _)| only.is_none_or(|only| only == **number));
+        let queues = meant.flat_map(|(_, version)| &version.queues).take(QUEUES);
+        let holding = |((name, version), attachment): (&QueueId, &u32)| HoldingQueue {
+            name: name.clone(),
+            version: *version,
+            attachment: *attachment,
+        };
+        queues.map(holding).collect()
+    }
+
+    /// The segments that a queue holds.
+    pub(super) fn held_segments(&self, attached: &Attached) -> Vec<HeldSegment> {
+        let held = attached.segments.iter().map(|(attachment, Attachment { name, version, .. })| HeldSegment {
+            attachment: *attachment,
+            name: name.clone(),
+            version: *version,
+            bytes: self.version(name, *version).map_or(0, |version| version.memory.bytes()),
+        });
+        held.collect()
+    }
+
+    /// The queue that a member's lease is on, and its control memory.
+    fn queue_of(&self, member: MemberId, lease: LeaseId) -> Result<(QueueId, FdId), Refused> {
+        let held = self.leases.get(&lease).filter(|lease| lease.member == member).ok_or(STALE_LEASE)?;
+        let control = self.version(&held.name, held.version).and_then(|version| version.memory.control);
+        match control.filter(|control| control.shape.queue.is_some()).and_then(|control| control.object) {
+            Some(object) => Ok(((held.name.clone(), held.version), object.fd)),
+            None => Err(Refused::Invalid("only a queue has segments attached")),
+        }
+    }
+
+    /// The segment behind a number of a queue.
+    fn attachment(&self, queue: &QueueId, attachment: u32) -> Result<(Name, u64), Refused> {
+        let segments = self.version(&queue.0, queue.1).map(|version| &version.attached.segments);
+        match segments.and_then(|segments| segments.get(&attachment)) {
+            Some(held) => Ok((held.name.clone(), held.version)),
+            None => Err(Refused::NotAttached { queue: queue.0.clone(), attachment }),
+        }
+    }
+}
+
+/// Queues in one answer.
+const QUEUES: usize = 32;

@@ -1,0 +1,153 @@
+//! Attachments: the segments that the tasks of a queue may name as inputs.
+//!
+//! The broker holds each attached segment on behalf of the queue, whoever attached it, until it is detached or the queue goes.
+//! The table says which numbers tasks may name; only the broker writes it, and only the broker's own list decides what a number
+//! stands for.
+//!
+//! | bits | field | |
+//! |---|---|---|
+//! | 0–31 | number | of the last attachment in this entry: the entry's index, plus [`MAX_ATTACHMENTS`] for each one before it |
+//! | 32 | attached | tasks may name it |
+//!
+//! So a number stands for one segment only, for as long as the queue exists.
+//!
+//! **Detaching.** The broker takes *attached* back, and behind a fence counts the tasks whose attempts may still read the segment
+//! ([`Queue::begin_detach`]). If there is one, it sets *attached* again and refuses. A submitter describes its task, and behind a
+//! fence looks at *attached*, before the task is pending ([`Queue::submit`]). One of them sees what the other did. So a task that
+//! is in the queue names segments that are attached, and no number has to be counted up or down by a process that may be killed.
+//!
+//! A body may be read while it is written: what counts is that a task, once its submitter has found *attached*, is read whole, or
+//! is over.
+//!
+//! If a submitter is killed or stopped between any two steps, its place is *writing*, and what the body names counts until the
+//! submitter goes on or the broker takes the place back. Such a body may still be that of the place's former task, which only
+//! refuses a detach that would be granted a moment later. If the broker is killed, the queue ends.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{
+    Queue, TaskId,
+    word::{State, Word},
+};
+use crate::sync::{AtomicU64, Ordering, fence};
+
+/// The most segments that are attached to a queue at a time.
+pub const MAX_ATTACHMENTS: u32 = if cfg!(loom) { 1 } else { 32 };
+
+/// Returns the number of the attachment after `before` others in an entry of the table, if there is one.
+pub fn attachment_number(entry: u32, before: u32) -> Option<u32> {
+    before.checked_mul(MAX_ATTACHMENTS)?.checked_add(entry)
+}
+
+/// The tasks that name an attachment, and may still read it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InUse {
+    /// How many.
+    pub tasks: u32,
+    /// One of them.
+    pub first: TaskId,
+}
+
+/// An entry of the table.
+#[derive(Debug)]
+#[cfg_attr(not(loom), repr(transparent))]
+pub(super) struct Entry(AtomicU64);
+
+impl Queue {
+    /// Lets tasks name an attachment, for the broker. A number that the table has no entry for is an entry's all the same.
+    pub fn attach(&self, attachment: u32) {
+        // Pairs with the load in `is_attached`.
+        self.entry(attachment).0.store(u64::from(attachment) | ATTACHED, Ordering::Release);
+    }
+
+    /// Ends the attachment, for the broker, unless tasks name it: then returns these, and tasks may go on naming it.
+    pub fn begin_detach(&self, attachment: u32) -> Option<InUse> {
+        self.entry(attachment).0.store(attachment.into(), Ordering::Relaxed);
+        // Pairs with the fence in `submit`: a submitter that found it attached has described its task for us to see.
+        fence(Ordering::SeqCst);
+        let in_use = self.uses(attachment);
+        match in_use {
+            Some(_) => self.attach(attachment),
+            None => _ = self.control().detached.fetch_add(1, Ordering::AcqRel),
+        }
+        in_use
+    }
+
+    /// Returns how many attachments have ended. A process that keeps segments open compares it with what it was, to close those
+    /// that are attached no more.
+    pub fn detached(&self) -> u64 {
+        self.control().detached.load(Ordering::Acquire)
+    }
+
+    /// Returns whether tasks may name an attachment.
+    pub fn is_attached(&self, attachment: u32) -> bool {
+        self.entry(attachment).0.load(Ordering::Acquire) == u64::from(attachment) | ATTACHED
+    }
+
+    /// Counts for each attachment the tasks that name it and may still read it. While others use the queue, these are hints.
+    pub fn all_uses(&self) -> BTreeMap<u32, u32> {
+        let mut uses = BTreeMap::new();
+        for (_, named) in self.readers() {
+            for attachment in named {
+                *uses.entry(attachment).or_default() += 1;
+            }
+        }
+        uses
+    }
+
+    fn uses(&self, attachment: u32) -> Option<InUse> {
+        let mut named_by = self.readers().filter(|(_, named)| named.contains(&attachment)).map(|(task, _)| task);
+        let first = named_by.next()?;
+        Some(InUse { tasks: 1 + named_by.count() as u32, first })
+    }
+
+    /// Returns the tasks that may still read parts of segments, and the attachments that each names.
+    fn readers(&self) -> impl Iterator<Item = (TaskId, BTreeSet<u32>)> {
+        self.places.iter().enumerate().filter_map(|(index, place)| {
+            let seen = place.load();
+            // The body of a place that never had a task takes no memory before it is read.
+            if !self.may_read_inputs(index, seen) {
+                return None;
+            }
+            let named: BTreeSet<_> = self.bodies[index].parts().map(|part| part.attachment).collect();
+            (!named.is_empty()).then(|| (Self::id(index, seen), named))
+        })
+    }
+
+    /// Returns whether an attempt of the task that a place was seen with may read the inputs, now or later.
+    fn may_read_inputs(&self, index: usize, seen: Word) -> bool {
+        match seen.state() {
+            State::Free => false,
+            // It goes to no worker any more.
+            State::Done | State::Ending | State::Draining | State::Invalid => self.has_open_attempt(index, seen),
+            State::Writing | State::Pending | State::Claimed | State::Enqueued | State::Dead => true,
+        }
+    }
+
+    /// Counts the segments that are attached.
+    pub(super) fn attached(&self) -> u32 {
+        let is_attached = |entry: &&Entry| entry.0.load(Ordering::Relaxed) & ATTACHED != 0;
+        self.control().attachments.iter().filter(is_attached).count() as u32
+    }
+
+    fn entry(&self, attachment: u32) -> &Entry {
+        &self.control().attachments[(attachment % MAX_ATTACHMENTS) as usize]
+    }
+}
+
+#[cfg(all(test, loom))]
+impl Entry {
+    pub(super) fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+}
+
+#[cfg(not(loom))]
+mod layout {
+    #![allow(unsafe_code)]
+
+    // SAFETY: transparent, over an atomic.
+    unsafe impl partywall_os::map::Atomics for super::Entry {}
+}
+
+const ATTACHED: u64 = 1 << 32;
