@@ -15,8 +15,12 @@ pub struct Percentiles {
     pub n: usize,
     /// The smallest sample: for a rate, the worst one.
     pub min: f64,
+    /// 25 % of the samples are at most this.
+    pub p25: f64,
     /// The median.
     pub p50: f64,
+    /// 75 % of the samples are at most this.
+    pub p75: f64,
     /// 90 % of the samples are at most this.
     pub p90: f64,
     /// 99 % of the samples are at most this.
@@ -41,7 +45,9 @@ impl Percentiles {
         Ok(Self {
             n: sorted.len(),
             min,
+            p25: nearest_rank(&sorted, 250),
             p50: nearest_rank(&sorted, 500),
+            p75: nearest_rank(&sorted, 750),
             p90: nearest_rank(&sorted, 900),
             p99: nearest_rank(&sorted, 990),
             p999: nearest_rank(&sorted, 999),

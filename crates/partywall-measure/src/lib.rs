@@ -14,6 +14,9 @@
 //! | [`comparison`](Comparison) | a measured case, its floor and its rivals, run in turns |
 //! | [`machine`](Machine) | kernel, processor, memory, GPU, date and commit |
 //! | [`report`](Report) | JSON for machines, an aligned table for people |
+//! | [`chart`](Chart) | the plots of a report, as SVG |
+//! | `page` | the report as one HTML page |
+//! | [`compare`](Differences) | what has changed between two reports of one machine |
 //!
 //! It measures nothing by itself and knows nothing about GPUs: the caller hands in closures, and
 //! the GPU's name and driver as text. It draws no conclusions beyond a goal being met or not; in
@@ -54,14 +57,19 @@
 #![forbid(unsafe_code)]
 
 mod case;
+mod chart;
+mod compare;
 mod comparison;
 mod error;
 mod goal;
 mod machine;
+mod page;
 mod percentiles;
 mod report;
 
 pub use case::{Case, Plan, Sampler, Unit, timed};
+pub use chart::{Chart, Line, Point, bytes};
+pub use compare::{Change, Differences};
 pub use comparison::{Comparison, ComparisonResult, Measurement};
 pub use error::{Error, Failure};
 pub use goal::{Bound, Goal, Verdict};

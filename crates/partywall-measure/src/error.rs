@@ -29,6 +29,14 @@ pub enum Error {
         /// The sample.
         value: f64,
     },
+    /// A plot could not be drawn.
+    #[error("cannot draw '{title}': {why}")]
+    Plot {
+        /// What was to be drawn.
+        title: String,
+        /// What the drawing library said.
+        why: String,
+    },
     /// Percentiles of nothing were asked for.
     #[error("there are no samples to summarise; plan at least one")]
     NoSamples,

@@ -1,0 +1,351 @@
+//! Plots of a report, as SVG.
+//!
+//! Cases of one name that differ in one parameter only, `bytes` or a count such as `subscribers`, are the points of a line. The
+//! measured case, its floor and its rivals are lines of one plot. Both axes are logarithmic. A line is drawn through the
+//! medians; the band around it reaches from the quarter to the three quarters of the samples.
+
+use plotters::{
+    coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged},
+    coord::types::RangedCoordf64,
+    prelude::*,
+};
+
+use crate::{Case, Error, Measurement, Report, Unit};
+
+/// A plot.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Chart {
+    /// What is measured.
+    pub title: String,
+    /// The parameter that varies.
+    pub varied: &'static str,
+    /// What the samples count.
+    pub unit: Unit,
+    /// The lines: the measured case, then its floor, then its rivals.
+    pub lines: Vec<Line>,
+}
+
+/// The line of a case.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Line {
+    /// What it is.
+    pub name: String,
+    /// Its points, from left to right.
+    pub points: Vec<Point>,
+}
+
+/// A point of a line.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Point {
+    /// The value of the parameter.
+    pub x: f64,
+    /// A quarter of the samples are at most this.
+    pub p25: f64,
+    /// The median.
+    pub p50: f64,
+    /// Three quarters of the samples are at most this.
+    pub p75: f64,
+}
+
+/// Parameters that are the horizontal axis of a plot.
+const VARIED: [&str; 4] = ["bytes", "subscribers", "processes", "tensors"];
+
+impl Report {
+    /// Returns the plots of the report, in the order in which their cases were measured. A case without a parameter that varies
+    /// has none.
+    pub fn charts(&self) -> Vec<Chart> {
+        let mut charts: Vec<(String, Chart)> = Vec::new();
+        for result in &self.comparisons {
+            let Some((varied, x, key)) = varied(&result.measured.case) else { continue };
+            let at = charts.iter().position(|(known, chart)| *known == key && chart.varied == varied);
+            let at = at.unwrap_or_else(|| {
+                let unit = result.measured.case.unit;
+                charts.push((key.clone(), Chart { title: key, varied, unit, lines: Vec::new() }));
+                charts.len() - 1
+            });
+            let chart = &mut charts[at].1;
+            for measurement in [&result.measured].into_iter().chain(&result.floor).chain(&result.rivals) {
+                chart.add(x, measurement);
+            }
+        }
+        charts.into_iter().map(|(_, chart)| chart).filter(Chart::is_worth_drawing).collect()
+    }
+}
+
+/// Returns the parameter of a case that varies, its value, and what is the same for all points of a line.
+fn varied(case: &Case) -> Option<(&'static str, f64, String)> {
+    let (name, value) = VARIED.iter().find_map(|name| Some((*name, case.parameters.get(*name)?)))?;
+    let mut rest = case.clone();
+    rest.parameters.remove(name);
+    Some((name, value.parse().ok()?, rest.to_string()))
+}
+
+impl Chart {
+    fn add(&mut self, x: f64, measurement: &Measurement) {
+        let Measurement { case, percentiles } = measurement;
+        // A plot has one unit; a logarithm has no place for zero.
+        let Some(values) = [percentiles.p25, percentiles.p50, percentiles.p75]
+            .map(|value| case.unit.convert(value, self.unit).ok().filter(|value| *value > 0.0))
+            .into_iter()
+            .collect::<Option<Vec<_>>>()
+        else {
+            return;
+        };
+        let point = Point { x, p25: values[0], p50: values[1], p75: values[2] };
+        let name = &case.name;
+        match self.lines.iter_mut().find(|line| line.name == *name) {
+            Some(line) => line.points.push(point),
+            None => self.lines.push(Line { name: name.clone(), points: vec![point] }),
+        }
+        for line in &mut self.lines {
+            line.points.sort_by(|one, other| one.x.total_cmp(&other.x));
+        }
+    }
+
+    fn is_worth_drawing(&self) -> bool {
+        self.lines.iter().any(|line| line.points.len() > 1)
+    }
+
+    /// Draws the plot: a white card with its own legend, so that it is readable on any background.
+    ///
+    /// # Errors
+    /// [`Error::Plot`] if it cannot be drawn: a value is not finite.
+    pub fn svg(&self) -> Result<String, Error> {
+        let mut svg = String::new();
+        self.draw(&mut svg).map_err(|why| Error::Plot { title: self.title.clone(), why: why.to_string() })?;
+        // In a page the name of the format is not needed, and a page without addresses is plainly one that loads nothing.
+        Ok(svg.replace(" xmlns=\"http://www.w3.org/2000/svg\"", ""))
+    }
+
+    fn draw(&self, svg: &mut String) -> Result<(), Box<dyn std::error::Error>> {
+        let points = || self.lines.iter().flat_map(|line| &line.points);
+        let xs: Vec<_> = points().map(|point| point.x).collect();
+        let ys: Vec<_> = points().flat_map(|point| [point.p25, point.p75]).collect();
+        let (x, y) = (Log::around(&xs, 2.0, 1.1), Log::around(&ys, 10.0, 1.3));
+        let root = SVGBackend::with_string(svg, SIZE).into_drawing_area();
+        root.fill(&WHITE)?;
+        let (plot, legend) = root.split_horizontally(SIZE.0 - LEGEND);
+        let mut chart = ChartBuilder::on(&plot)
+            .caption(&self.title, ("sans-serif", 16))
+            .margin(12)
+            .x_label_area_size(40)
+            .y_label_area_size(64)
+            .build_cartesian_2d(x, y)?;
+        let is_bytes = self.varied == "bytes";
+        chart
+            .configure_mesh()
+            .x_desc(self.varied)
+            .y_desc(self.unit.symbol())
+            .x_labels(8)
+            .y_labels(8)
+            .x_label_formatter(&|value| if is_bytes { bytes(*value) } else { short(*value) })
+            .y_label_formatter(&|value| short(*value))
+            .light_line_style(TRANSPARENT)
+            .bold_line_style(RGBColor(229, 231, 235))
+            .draw()?;
+        for (index, line) in self.lines.iter().enumerate() {
+            let colour = COLOURS[index % COLOURS.len()];
+            let lower = line.points.iter().map(|point| (point.x, point.p25));
+            let upper = line.points.iter().rev().map(|point| (point.x, point.p75));
+            chart.draw_series([Polygon::new(lower.chain(upper).collect::<Vec<_>>(), colour.mix(0.15))])?;
+            chart.draw_series(LineSeries::new(
+                line.points.iter().map(|point| (point.x, point.p50)),
+                colour.stroke_width(2),
+            ))?;
+            chart.draw_series(line.points.iter().map(|point| Circle::new((point.x, point.p50), 3, colour.filled())))?;
+            let top = 44 + 40 * index as i32;
+            legend.draw(&PathElement::new([(4, top), (24, top)], colour.stroke_width(2)))?;
+            for (row, words) in wrapped(&line.name, LETTERS).into_iter().enumerate() {
+                let style = ("sans-serif", 12).into_font().color(&BLACK);
+                legend.draw(&Text::new(words, (30, top - 7 + 14 * row as i32), style))?;
+            }
+        }
+        root.present()?;
+        Ok(())
+    }
+}
+
+/// A logarithmic axis, with its labels at powers of a number.
+struct Log {
+    linear: RangedCoordf64,
+    base: f64,
+}
+
+impl Log {
+    /// Returns an axis that has room around these values.
+    fn around(values: &[f64], base: f64, room: f64) -> Self {
+        let (least, most) = values.iter().fold((f64::MAX, f64::MIN), |(least, most), v| (least.min(*v), most.max(*v)));
+        let logarithm = |value: f64| value.log(base);
+        Self { linear: (logarithm(least / room)..logarithm(most * room)).into(), base }
+    }
+}
+
+impl Ranged for Log {
+    type FormatOption = NoDefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, value: &f64, limit: (i32, i32)) -> i32 {
+        self.linear.map(&value.log(self.base), limit)
+    }
+
+    fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
+        let range = self.linear.range();
+        let (first, last) = (range.start.ceil() as i32, range.end.floor() as i32);
+        // Between two powers of ten there are 2 and 5, where there is nothing else.
+        if self.base == 10.0 && last - first < 2 {
+            let steps = (first - 1..=last).flat_map(|power| [1.0, 2.0, 5.0].map(|step| step * 10_f64.powi(power)));
+            return steps.filter(|value| range.contains(&value.log10())).collect();
+        }
+        let step = (last - first + 1).max(1) as usize / hint.max_num_points().max(1) + 1;
+        (first..=last).step_by(step).map(|power| self.base.powi(power)).collect()
+    }
+
+    fn range(&self) -> std::ops::Range<f64> {
+        let range = self.linear.range();
+        self.base.powf(range.start)..self.base.powf(range.end)
+    }
+}
+
+impl plotters::coord::ranged1d::ValueFormatter<f64> for Log {
+    fn format(value: &f64) -> String {
+        short(*value)
+    }
+}
+
+/// Returns a number of bytes for people: `4 KiB`.
+pub fn bytes(value: f64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let power = (value.max(1.0).log2() / 10.0).floor().clamp(0.0, 4.0);
+    format!("{} {}", short(value / 1024_f64.powf(power)), units[power as usize])
+}
+
+/// Returns a number with three digits, or all that it has before the point.
+fn short(value: f64) -> String {
+    let digits = 2 - value.abs().max(1e-9).log10().floor().clamp(-9.0, 2.0) as i32;
+    let text = format!("{value:.*}", digits.max(0) as usize);
+    match text.contains('.') {
+        true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
+        false => text,
+    }
+}
+
+/// Breaks a text into lines of at most so many letters, between its words.
+fn wrapped(text: &str, letters: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        let last = lines.last_mut().expect("there is a first line");
+        if !last.is_empty() && last.chars().count() + 1 + word.chars().count() > letters {
+            lines.push(word.to_owned());
+        } else {
+            if !last.is_empty() {
+                last.push(' ');
+            }
+            last.push_str(word);
+        }
+    }
+    lines
+}
+
+/// Width and height, in pixels.
+const SIZE: (u32, u32) = (900, 380);
+
+/// The width of the legend, which stands beside the plot: over it, it would hide points.
+const LEGEND: u32 = 220;
+
+/// Letters of a line of the legend.
+const LETTERS: usize = 28;
+
+/// Told apart also by people who do not see all colours: Okabe and Ito's.
+const COLOURS: [RGBColor; 6] = [
+    RGBColor(0, 114, 178),
+    RGBColor(213, 94, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(230, 159, 0),
+    RGBColor(86, 180, 233),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Comparison, Machine, Plan};
+
+    fn report() -> Report {
+        let mut report = Report::new("an example", Machine::detect(None, None));
+        for power in 12..20 {
+            let value = 3.0 + f64::from(power * power);
+            let case = |name: &str| Case::new(name, Unit::GigabytesPerSecond).parameter("bytes", 1_u64 << power);
+            let result = Comparison::new(case("copy"), Box::new(move || Ok(value)))
+                .floor(case("memcpy"), Box::new(move || Ok(value * 1.5)))
+                .rival(case("a file"), Box::new(move || Ok(value / 10.0)));
+            report.push(result.run(Plan::new(3)).unwrap());
+        }
+        report
+    }
+
+    /// Returns the middles of the circles of a colour, in pixels.
+    fn circles(svg: &str, colour: RGBColor) -> Vec<(f64, f64)> {
+        let fill = format!("fill=\"#{:02X}{:02X}{:02X}\"", colour.0, colour.1, colour.2);
+        let number = |circle: &str, name: &str| {
+            let (_, rest) = circle.split_once(&format!("{name}=\"")).unwrap();
+            rest.split('"').next().unwrap().parse::<f64>().unwrap()
+        };
+        let circles = svg.split("<circle ").skip(1).filter(|circle| circle.split('>').next().unwrap().contains(&fill));
+        circles.map(|circle| (number(circle, "cx"), number(circle, "cy"))).collect()
+    }
+
+    /// Returns how far values are from a line that leads from the first to the last, if a pixel is a step of their logarithm.
+    fn furthest_from_a_line(values: &[(f64, f64)]) -> f64 {
+        let (first, last) = (values[0], values[values.len() - 1]);
+        let slope = (last.1 - first.1) / (last.0.ln() - first.0.ln());
+        values.iter().map(|(v, pixel)| (first.1 + slope * (v.ln() - first.0.ln()) - pixel).abs()).fold(0.0, f64::max)
+    }
+
+    #[test]
+    fn points_of_a_plot_are_those_of_the_report() {
+        let charts = report().charts();
+        let [chart] = charts.as_slice() else { panic!("{charts:?}") };
+        assert_eq!(chart.lines.iter().map(|line| line.name.as_str()).collect::<Vec<_>>(), ["copy", "memcpy", "a file"]);
+        let svg = chart.svg().unwrap();
+        let (mut xs, mut ys) = (Vec::new(), Vec::new());
+        for (line, colour) in chart.lines.iter().zip(COLOURS) {
+            let found = circles(&svg, colour);
+            assert_eq!(found.len(), 8, "{}", line.name);
+            xs.extend(line.points.iter().zip(&found).map(|(point, pixel)| (point.x, pixel.0)));
+            ys.extend(line.points.iter().zip(&found).map(|(point, pixel)| (point.p50, pixel.1)));
+        }
+        // A point may lie a pixel beside its place.
+        ys.sort_by(|one, other| one.0.total_cmp(&other.0));
+        xs.sort_by(|one, other| one.0.total_cmp(&other.0));
+        assert!(furthest_from_a_line(&xs) <= 1.5 && furthest_from_a_line(&ys) <= 1.5, "{xs:?} {ys:?}");
+        assert!(xs[0].1 < xs[xs.len() - 1].1 && ys[0].1 > ys[ys.len() - 1].1, "to the right and upwards");
+        assert!(svg.contains("4 KiB") && svg.contains("GB/s") && !svg.contains("http"), "{svg}");
+    }
+
+    #[test]
+    fn case_without_a_parameter_that_varies_has_no_plot() {
+        let mut report = Report::new("an example", Machine::detect(None, None));
+        let case = Case::new("copy", Unit::Microseconds).parameter("bytes", 4096);
+        report.push(Comparison::new(case, Box::new(|| Ok(1.0))).run(Plan::new(1)).unwrap());
+        assert_eq!(report.charts(), [], "one point is no line");
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        for (value, text) in
+            [(0.0, "0"), (0.012_34, "0.0123"), (1.0, "1"), (1.234, "1.23"), (12.34, "12.3"), (123_456.0, "123456")]
+        {
+            assert_eq!(short(value), text);
+        }
+        for (value, text) in [(1.0, "1 B"), (4096.0, "4 KiB"), (1_572_864.0, "1.5 MiB"), (f64::from(1 << 30), "1 GiB")]
+        {
+            assert_eq!(bytes(value), text);
+        }
+    }
+
+    #[test]
+    fn names_are_broken_between_words() {
+        assert_eq!(wrapped("one two three", 8), ["one two", "three"]);
+        assert_eq!(wrapped("incomprehensibility", 8), ["incomprehensibility"]);
+    }
+}

@@ -1,0 +1,149 @@
+//! A report as one HTML page, which loads nothing and runs nothing.
+
+use std::fmt::Write as _;
+
+use crate::{Error, Measurement, Report};
+
+impl Report {
+    /// Returns the report as a page: what was measured where, the plots, all numbers, and the JSON. It has no script and no
+    /// address, so that it looks the same from a mail as from a server.
+    ///
+    /// # Errors
+    /// [`Error::Plot`].
+    pub fn page(&self) -> Result<String, Error> {
+        let mut page = String::new();
+        let title = text(&self.title);
+        // Writing to a text does not fail.
+        let _ = write!(
+            page,
+            "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<title>{title}</title>\n{STYLE}</head>\n<body>\n<h1>{title}</h1>\n"
+        );
+        self.machine_of_the_page(&mut page);
+        for note in &self.notes {
+            let _ = writeln!(page, "<p class=\"note\">{}</p>", text(note));
+        }
+        for chart in self.charts() {
+            let _ = writeln!(page, "<figure>\n{}</figure>", chart.svg()?);
+        }
+        page.push_str(
+            "<p>A line goes through the medians; the band around it has half of all samples in it. Both axes are \
+                       logarithmic. All cases of a plot were measured in turns.</p>\n",
+        );
+        self.numbers_of_the_page(&mut page);
+        let json = serde_json::to_string_pretty(self).unwrap_or_default();
+        let _ = write!(
+            page,
+            "<details><summary>The report as JSON</summary>\n<pre>{}</pre></details>\n</body>\n</html>\n",
+            text(&json)
+        );
+        Ok(page)
+    }
+
+    fn machine_of_the_page(&self, page: &mut String) {
+        let machine = &self.machine;
+        let memory = format!("{:.1} GiB", machine.memory as f64 / f64::from(1 << 30));
+        let cores = machine.cores.to_string();
+        let rows = [
+            ("date", Some(&self.date)),
+            ("commit", self.commit.as_ref()),
+            ("GPU", machine.gpu.as_ref()),
+            ("driver", machine.driver.as_ref()),
+            ("processor", Some(&machine.cpu)),
+            ("cores", Some(&cores)),
+            ("memory", Some(&memory)),
+            ("Linux", Some(&machine.kernel)),
+        ];
+        page.push_str("<table class=\"machine\">\n");
+        for (name, value) in rows {
+            if let Some(value) = value {
+                let _ = writeln!(page, "<tr><th>{name}</th><td>{}</td></tr>", text(value));
+            }
+        }
+        page.push_str("</table>\n");
+    }
+
+    fn numbers_of_the_page(&self, page: &mut String) {
+        page.push_str("<table>\n<tr><th>case</th>");
+        for heading in ["n", "min", "p25", "p50", "p75", "p90", "p99", "max", "unit", "of floor"] {
+            let _ = write!(page, "<th>{heading}</th>");
+        }
+        page.push_str("</tr>\n");
+        for result in &self.comparisons {
+            row(page, "", &result.measured, result.ratio);
+            if let Some(floor) = &result.floor {
+                row(page, "floor: ", floor, None);
+            }
+            for rival in &result.rivals {
+                row(page, "beside it: ", rival, None);
+            }
+        }
+        page.push_str("</table>\n");
+    }
+}
+
+fn row(page: &mut String, role: &str, measurement: &Measurement, ratio: Option<f64>) {
+    let Measurement { case, percentiles: p } = measurement;
+    let class = if role.is_empty() { "" } else { " class=\"beside\"" };
+    let _ = write!(page, "<tr{class}><td>{role}{}</td><td>{}</td>", text(&case.to_string()), p.n);
+    for value in [p.min, p.p25, p.p50, p.p75, p.p90, p.p99, p.max] {
+        let _ = write!(page, "<td>{}</td>", crate::report::figure(value));
+    }
+    let ratio = ratio.map_or(String::new(), |ratio| format!("{ratio:.3}"));
+    let _ = writeln!(page, "<td>{}</td><td>{ratio}</td></tr>", case.unit);
+}
+
+/// Returns a text as it stands in a page.
+fn text(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+const STYLE: &str = "<style>
+:root { color-scheme: light dark; --line: #d1d5db; --dim: #6b7280 }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 960px; margin: 2rem auto; padding: 0 1rem }
+figure { margin: 1.5rem 0; background: #fff; border: 1px solid var(--line); border-radius: 6px; overflow-x: auto }
+svg { display: block; max-width: 100%; height: auto }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 1rem 0; display: block; overflow-x: auto }
+th, td { padding: 2px 10px 2px 0; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line) }
+th:first-child, td:first-child { text-align: left }
+.machine td { text-align: left; border: 0 } .machine th { font-weight: normal; color: var(--dim); border: 0 }
+.beside td { color: var(--dim) } .note { color: var(--dim); margin: 0 }
+</style>
+";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Case, Comparison, Machine, Plan, Unit};
+
+    #[test]
+    fn page_has_everything_and_loads_nothing() {
+        let mut report = Report::new("<an example>", Machine::detect(Some("Some & GPU".to_owned()), None));
+        for bytes in [4096, 8192] {
+            let case = |name: &str| Case::new(name, Unit::Microseconds).parameter("bytes", bytes);
+            let result = Comparison::new(case("open"), Box::new(|| Ok(7.5))).floor(case("mmap"), Box::new(|| Ok(2.5)));
+            report.push(result.run(Plan::new(4)).unwrap());
+        }
+        report.note("a \"note\"");
+        let page = report.page().unwrap();
+        for part in [
+            "&lt;an example&gt;",
+            "Some &amp; GPU",
+            "a &quot;note&quot;",
+            "<svg",
+            "floor: mmap",
+            "7.50",
+            "3.000",
+            "&quot;p25&quot;: 7.5",
+        ] {
+            assert!(page.contains(part), "{part} is missing in {page}");
+        }
+        for part in ["http", "<script", "src=", "href="] {
+            assert!(!page.contains(part), "{part} is in {page}");
+        }
+        // Each tag is closed that has to be.
+        for tag in ["html", "body", "figure", "svg", "table", "tr", "td", "th", "details", "pre", "p"] {
+            let opened = page.matches(&format!("<{tag}>")).count() + page.matches(&format!("<{tag} ")).count();
+            assert_eq!(opened, page.matches(&format!("</{tag}>")).count(), "{tag}");
+        }
+    }
+}
