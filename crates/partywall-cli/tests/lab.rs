@@ -13,11 +13,11 @@ fn lab(sandbox: &Sandbox, arguments: &[&str]) -> Command {
     command
 }
 
-/// What a lab says to programs: its header, its steps by name, and its beliefs by name.
+/// What a lab says to programs: its header, its steps by name, and its claims by name.
 struct Report {
     header: Value,
     steps: Vec<Value>,
-    beliefs: BTreeMap<String, Value>,
+    claims: BTreeMap<String, Value>,
 }
 
 impl Report {
@@ -25,18 +25,18 @@ impl Report {
         let lines: Vec<Value> = output.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         let (header, rest) = lines.split_first().unwrap();
         let (last, steps) = rest.split_last().unwrap();
-        let beliefs = last["beliefs"].as_array().unwrap().iter();
-        let beliefs = beliefs.map(|belief| (belief["belief"].as_str().unwrap().to_owned(), belief.clone()));
-        Self { header: header.clone(), steps: steps.to_vec(), beliefs: beliefs.collect() }
+        let claims = last["claims"].as_array().unwrap().iter();
+        let claims = claims.map(|claim| (claim["claim"].as_str().unwrap().to_owned(), claim.clone()));
+        Self { header: header.clone(), steps: steps.to_vec(), claims: claims.collect() }
     }
 
     fn step(&self, name: &str) -> &Value {
         self.steps.iter().find(|step| step["step"] == name).unwrap_or_else(|| panic!("no step {name:?}"))
     }
 
-    /// The beliefs with a verdict.
+    /// The claims with a verdict.
     fn with(&self, verdict: &str) -> Vec<&str> {
-        let with = self.beliefs.iter().filter(|(_, belief)| belief["verdict"] == verdict);
+        let with = self.claims.iter().filter(|(_, claim)| claim["verdict"] == verdict);
         with.map(|(name, _)| name.as_str()).collect()
     }
 
@@ -110,8 +110,8 @@ fn vmm_lab_shows_the_hand_over_call_by_call_on_the_simulated_gpu() {
     for step in ["map-offset", "map-half"] {
         assert_eq!(report.step(step)["refusal"], 801);
     }
-    for belief in ["one-address", "parts", "consumed", "fd-holds", "copy", "passed-on", "maker"] {
-        assert_eq!(report.beliefs[belief]["verdict"], "did-not-hold", "{belief}");
+    for claim in ["one-address", "parts", "consumed", "fd-holds", "copy", "passed-on", "maker"] {
+        assert_eq!(report.claims[claim]["verdict"], "did-not-hold", "{claim}");
     }
 }
 
@@ -127,7 +127,7 @@ fn coherency_lab_shows_stores_of_other_kernels_on_the_simulated_gpu() {
     assert_eq!(report.steps_with("not-tried"), ["mps"]);
     assert_eq!(report.with("not-tried"), [""; 0]);
     // Whether a plain load sees the store within its limit is a matter of time here.
-    for (belief, verdict) in [
+    for (claim, verdict) in [
         ("loop", "did-not-hold"),
         ("kernel-end", "did-not-hold"),
         ("side-by-side", "open"),
@@ -137,7 +137,7 @@ fn coherency_lab_shows_stores_of_other_kernels_on_the_simulated_gpu() {
         ("block", "open"),
         ("scoped", "held"),
     ] {
-        assert_eq!(report.beliefs[belief]["verdict"], verdict, "{belief}");
+        assert_eq!(report.claims[claim]["verdict"], verdict, "{claim}");
     }
     for id in ["stores", "stores-host"] {
         let stores = report.step(id)["values"].as_object().unwrap();
@@ -164,7 +164,7 @@ fn events_lab_shows_waits_recorded_in_time_and_too_early_on_the_simulated_gpu() 
     let report = report_of("events", 2);
     assert_eq!(report.steps_with("different"), [""; 0]);
     assert_eq!(report.steps_with("not-tried"), [""; 0]);
-    assert_eq!(report.with("did-not-hold").len(), 6, "{:?}", report.beliefs);
+    assert_eq!(report.with("did-not-hold").len(), 6, "{:?}", report.claims);
     for (step, found) in [
         ("event", "the new bytes"),
         ("event-early", "the old bytes"),
@@ -207,16 +207,19 @@ fn deaths_of_server_client_and_broker_are_shown_on_the_simulated_gpu() {
     }
     for step in ["server-killed", "server-aborted"] {
         let values = &report.step(step)["values"];
-        assert!(values["who waits for its event"].as_str().unwrap().starts_with("still blocked"), "{values}");
+        assert!(values["process that waits for its event"].as_str().unwrap().starts_with("still blocked"), "{values}");
     }
     for step in ["server-faulted", "client-faulted"] {
         assert_eq!(report.step(step)["values"]["its own next call"], "ContextLost");
     }
     let values = &report.step("third-stage")["values"];
-    assert_eq!((&values["check, with rests_on"], &values["check, without"]), (&"Tainted".into(), &"no error".into()));
+    assert_eq!(
+        (&values["check, with rests_on"], &values["check, without rests_on"]),
+        (&"Tainted".into(), &"no error".into())
+    );
     let values = &report.step("broker-killed")["values"];
     assert!(values["waiter, on the host"].as_str().unwrap().starts_with("BrokerGone after"), "{values}");
-    assert_eq!(values["who waits for an event"], "went on");
+    assert_eq!(values["process that waits for an event"], "continued");
     let left: Vec<_> = std::fs::read_dir(sandbox.path().join("run/partywall")).unwrap().collect();
     assert!(left.is_empty(), "{left:?}");
 }
@@ -230,7 +233,10 @@ fn under_mps_faults_are_left_out_and_leases_of_the_dead_stay_on_the_simulated_gp
     assert_eq!(report.steps_with("not-tried"), ["server-faulted", "client-faulted"]);
     for step in ["server-killed", "server-aborted"] {
         let values = &report.step(step)["values"];
-        assert!(values["who waits for its event"].as_str().unwrap().starts_with("not tried: under MPS"), "{values}");
+        assert!(
+            values["process that waits for its event"].as_str().unwrap().starts_with("not tried: under MPS"),
+            "{values}"
+        );
     }
     for step in ["client-killed", "client-aborted"] {
         let values = &report.step(step)["values"];
@@ -293,10 +299,10 @@ fn numbers_stream_through_a_ring_and_are_checked_on_the_simulated_gpu() {
         assert_eq!(report.steps_with("not-tried"), [""; 0]);
         assert_eq!(report.with("did-not-hold"), ["brake", "late", "slowed", "torn", "unnoticed"]);
         assert_eq!(report.step("stream")["values"]["messages received, in order"], "300");
-        assert_eq!(report.step("slow-latest")["values"]["missed, as the message says"], "79");
+        assert_eq!(report.step("slow-latest")["values"]["missed, according to the message"], "79");
     }
     let wrong = Running::spawn(&mut lab(&sandbox, &["ring", "--pattern", "1,x"])).wait().expect(2);
-    assert!(wrong.stderr.contains("numbers with commas between them"), "{}", wrong.stderr);
+    assert!(wrong.stderr.contains("comma-separated numbers"), "{}", wrong.stderr);
 }
 
 #[test]
@@ -319,11 +325,11 @@ fn pipeline_continues_without_its_killed_stage_on_the_simulated_gpu() {
         assert_eq!(report.steps_with("different"), [""; 0]);
         assert_eq!(report.step("frames")["values"]["frames"], "60 of 60, 0 lost, 0 written twice");
         assert_eq!(report.with("not-tried").len(), if device == "host" { 3 } else { 2 });
-        for belief in ["falls", "again"] {
-            assert_eq!(report.beliefs[belief]["evidence"], "nothing was killed: --kill STAGE does it");
+        for claim in ["falls", "again"] {
+            assert_eq!(report.claims[claim]["evidence"], "nothing was killed: --kill STAGE does it");
         }
         if device == "host" {
-            assert_eq!(report.beliefs["pixels"]["evidence"], "it needs a GPU: --device cuda");
+            assert_eq!(report.claims["pixels"]["evidence"], "it needs a GPU: --device cuda");
         }
         for stage in ["decode", "filter", "encode"] {
             assert_eq!(report.step(stage)["values"]["frames"], "60");
@@ -331,8 +337,8 @@ fn pipeline_continues_without_its_killed_stage_on_the_simulated_gpu() {
         for stage in ["decode", "filter", "encode"] {
             let report = run(device, out, &["--kill", stage]);
             assert_eq!(report.steps_with("different"), [""; 0], "{stage} on {device}");
-            assert_eq!(report.beliefs["falls"]["verdict"], "did-not-hold", "{stage} on {device}");
-            assert_ne!(report.beliefs["again"]["verdict"], "held", "{stage} on {device}: nothing lost shows nothing");
+            assert_eq!(report.claims["falls"]["verdict"], "did-not-hold", "{stage} on {device}");
+            assert_ne!(report.claims["again"]["verdict"], "held", "{stage} on {device}: nothing lost shows nothing");
         }
     }
     let [host, cuda] = results.map(|folder| {
@@ -342,9 +348,9 @@ fn pipeline_continues_without_its_killed_stage_on_the_simulated_gpu() {
     });
     assert!(host == cuda, "kernels and the CPU make the same pixels");
     let empty = Running::spawn(lab(&sandbox, &["pipeline", "--images"]).arg(sandbox.path())).wait().expect(3);
-    assert!(empty.stderr.contains("there is no PNG and no JPEG file in it"), "{}", empty.stderr);
+    assert!(empty.stderr.contains("it contains neither PNG nor JPEG files"), "{}", empty.stderr);
     let nowhere = Running::spawn(&mut lab(&sandbox, &["pipeline", "--out", "/dev/null"])).wait().expect(5);
-    assert!(nowhere.stderr.contains("/dev/null cannot be made a folder"), "{}", nowhere.stderr);
+    assert!(nowhere.stderr.contains("cannot create the folder /dev/null"), "{}", nowhere.stderr);
 }
 
 /// The counts in the last line of `partywall lab work-queue --json`.
@@ -466,15 +472,15 @@ fn lab_is_readable_at_100_columns_on_the_simulated_gpu() {
         ("coherency", "in which order"),
         ("events", "by its event"),
         ("semaphore", "a few permits"),
-        ("crash", "what stays"),
-        ("pool", "lose by dying"),
+        ("crash", "memory stays"),
+        ("pool", "lose when they die"),
         ("ring", "every one checked"),
     ];
     for (name, title) in labs {
         let text = Running::spawn(&mut lab(&sandbox, &[name])).wait().expect(0).text().to_owned();
         assert!(text.lines().next().unwrap().contains(title), "{text}");
         assert!(text.contains("The driver is SIMULATED"), "{text}");
-        assert!(text.contains("Common beliefs, and whether they held in the simulation"), "{text}");
+        assert!(text.contains("Claims, and whether they held in the simulation"), "{text}");
         for line in text.lines() {
             assert!(line.chars().count() <= 100, "{line}");
         }
@@ -489,7 +495,7 @@ fn untried_steps_say_why_on_the_simulated_gpu() {
     let report = Report::of(&Running::spawn(&mut command).wait().expect(0));
     assert_eq!(report.steps_with("not-tried"), ["managed", "too-early", "other-boot"]);
     assert_eq!(report.with("not-tried"), ["waits"]);
-    let evidence = report.beliefs["waits"]["evidence"].as_str().unwrap();
+    let evidence = report.claims["waits"]["evidence"].as_str().unwrap();
     assert!(evidence.contains("streams cannot wait for words of memory here"), "{evidence}");
     assert!(report.step("managed")["finding"].as_str().unwrap().contains("CUDA_ERROR_NOT_SUPPORTED"));
 }
@@ -529,7 +535,7 @@ fn roles_meet_in_two_terminals_on_the_simulated_gpu() {
         ("coherency", "writer", "reader"),
         ("events", "recorder", "waiter"),
         ("semaphore", "worker", "watcher"),
-        ("crash", "waiter", "witness"),
+        ("crash", "waiter", "observer"),
         ("pool", "holder", "taker"),
         ("ring", "writer", "reader"),
     ] {
@@ -549,7 +555,7 @@ fn roles_meet_in_two_terminals_on_the_simulated_gpu() {
 
             let report = Report::of(&Running::spawn(&mut lab(&sandbox, &[name, second, "--json"])).wait().expect(0));
             assert!(report.steps.iter().all(|step| step["role"] != first), "each terminal has its own steps");
-            assert_eq!(report.with("not-tried"), [""; 0], "beliefs rest on the steps of both");
+            assert_eq!(report.with("not-tried"), [""; 0], "claims rest on the steps of both");
             let told = waiting.wait().expect(0).text().to_owned();
             assert!(told.contains(&format!("{first:<8} │ ")), "{told}");
         }
@@ -662,5 +668,5 @@ fn kept_handle_is_tried_on_the_simulated_gpu() {
     let second = report(&["errors", "--json", "--handle", handle]);
     assert_eq!(second.step("other-boot")["verdict"], "as-expected");
     assert!(!second.step("other-boot")["refusal"].is_null());
-    assert!(second.beliefs["keeps"]["evidence"].as_str().unwrap().contains("other-boot"));
+    assert!(second.claims["keeps"]["evidence"].as_str().unwrap().contains("other-boot"));
 }

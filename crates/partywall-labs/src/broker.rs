@@ -33,11 +33,11 @@ impl Broker {
         let child = command.spawn().map_err(system)?;
         // From here on, dropping it removes the process and its directory.
         let mut broker = Self { child, directory, socket };
-        let told = broker.child.stdout.take().filter(|output| {
+        let ready = broker.child.stdout.take().filter(|output| {
             let deadline = Instant::now() + TIMEOUT;
             matches!(socket::wait(output, Ready::Read, Some(deadline)), Ok(true))
         });
-        match told.and_then(|output| BufReader::new(output).lines().next()).transpose().map_err(system)? {
+        match ready.and_then(|output| BufReader::new(output).lines().next()).transpose().map_err(system)? {
             Some(_) => Ok(broker),
             None => Err(Failure::new(
                 ErrorKind::Unreachable,

@@ -14,7 +14,7 @@ pub(super) struct Moment(u64);
 impl Moment {
     pub(super) fn now() -> Self {
         let now = clock_gettime(ClockId::Monotonic);
-        // Neither is negative: the clock began at 0.
+        // Neither value is negative, because the clock starts at 0.
         Self(Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32).as_nanos() as u64)
     }
 
@@ -23,7 +23,7 @@ impl Moment {
         Self(nanoseconds)
     }
 
-    /// Returns the time since an earlier moment, or zero if that is later.
+    /// Returns the time since `earlier`, or zero if `earlier` is later.
     pub(super) fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }

@@ -27,7 +27,7 @@ pub struct Context {
 }
 
 impl Context {
-    /// Returns the path of a lab's own directory, beside the socket of the user's broker.
+    /// Returns the path of a lab's directory, next to the socket of the user's broker.
     pub(crate) fn lab_directory(&self, lab: &str) -> Result<PathBuf, Failure> {
         let location = Location::find(self.domain.as_deref(), self.socket.as_deref())?;
         Ok(location.socket.with_extension(format!("lab-{lab}")))
@@ -36,7 +36,7 @@ impl Context {
 
 /// Opens a directory that only this user can enter, and creates it if it is missing.
 pub(crate) fn open_directory(path: &Path) -> Result<PrivateDir, Failure> {
-    // The broker's directory may be missing. If it cannot be created, the next call fails and says why.
+    // The broker's directory may be missing. If it cannot be created, the next call fails with the reason.
     let _ = path.parent().map(|parent| PrivateDir::open(parent, true));
     PrivateDir::open(path, true).map_err(|why| {
         Failure::new(

@@ -37,13 +37,13 @@ pub(super) fn open(choice: DeviceChoice) -> Result<Gpu, Failure> {
     }
 }
 
-const WITHOUT_A_GPU: &str = "a lab is about a GPU's driver and needs a GPU: `partywall doctor --device all` lists those that are \
-    here, `partywall doctor` says what is missing; where there is none, add --simulated to run it on GPUs simulated in \
-    software";
+const WITHOUT_A_GPU: &str = "a lab is about a GPU's driver and needs a GPU: `partywall doctor --device all` lists the \
+    GPUs of this machine, `partywall doctor` reports what is missing; without a GPU, add --simulated to run the lab on \
+    simulated GPUs";
 
-/// Names the failed operation in errors that are not part of the experiment.
+/// Adds the failed operation to errors that are not part of the experiment.
 pub(super) trait Doing<T> {
-    /// Turns an error of the driver into a failure of the lab during `what`.
+    /// Converts an error of the driver into a failure of the lab during `what`.
     fn doing(self, what: &str) -> Result<T, Failure>;
 }
 
@@ -83,7 +83,7 @@ pub(super) fn under_mps(gpu: &Gpu) -> Result<bool, Failure> {
     Ok(device.attribute(DeviceAttribute::MPS_ENABLED).doing("asking about MPS")? != 0)
 }
 
-/// Waits until everything on a stream is done. Returns false after the limit.
+/// Waits until everything on a stream is done. Returns false if `limit` ran out.
 pub(super) fn ends(stream: StreamRef<'_>, limit: Duration) -> Result<bool, Failure> {
     let deadline = Instant::now() + limit;
     loop {
@@ -95,7 +95,7 @@ pub(super) fn ends(stream: StreamRef<'_>, limit: Duration) -> Result<bool, Failu
     }
 }
 
-/// A word of GPU memory that holds streams back until it is written. Dropping the gate opens it, because dropping
+/// A word of GPU memory that blocks streams until it is written. Dropping the gate opens it first, because freeing
 /// memory waits for streams.
 pub(super) struct Gate {
     word: DeviceBuffer,
@@ -107,15 +107,15 @@ impl Gate {
     pub(super) fn new(gpu: &Gpu) -> Result<Self, Failure> {
         let word = DeviceBuffer::new(gpu.context(), 8).doing("allocating")?;
         set(gpu, word.as_slice(), 0)?;
-        Ok(Self { word, opening: Stream::new(gpu.context()).doing("making a stream")? })
+        Ok(Self { word, opening: Stream::new(gpu.context()).doing("creating a stream")? })
     }
 
-    /// Holds back what is enqueued on a stream from now on.
+    /// Makes a stream wait until the gate opens.
     pub(super) fn hold(&self, stream: StreamRef<'_>) -> Result<(), Failure> {
         stream.enqueue_wait_u64(self.word.as_slice(), 1).doing("waiting on a stream")
     }
 
-    /// Lets the streams go on.
+    /// Lets the waiting streams continue.
     pub(super) fn open(&self) -> Result<(), Failure> {
         let written = self.opening.as_ref().enqueue_write_u64(self.word.as_slice(), 1);
         written.doing("writing a word by a stream")
@@ -128,7 +128,7 @@ impl Drop for Gate {
     }
 }
 
-/// Returns the first byte.
+/// Returns the first byte of a slice.
 pub(super) fn first_byte(gpu: &Gpu, slice: DeviceSlice<'_>) -> Result<u8, AccessError> {
     let mut byte = [0];
     gpu.stream().copy_to_host(&mut byte, slice.slice(0, 1)?)?;

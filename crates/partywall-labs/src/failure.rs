@@ -1,4 +1,4 @@
-//! The failures of a lab. A claim that did not hold is not one.
+//! The failures of a lab. A claim that did not hold is not a failure.
 
 use partywall::{Error, ErrorKind, Language};
 
@@ -22,7 +22,7 @@ pub enum Failure {
         /// What to do.
         advice: String,
     },
-    /// A failure that the parent process reports. Only the exit code remains.
+    /// A failure that the parent process reports. This process only exits with its code.
     Reported(ErrorKind),
 }
 
@@ -40,7 +40,7 @@ impl Failure {
         }
     }
 
-    /// Returns what happened, and why.
+    /// Returns the message: what happened, and why.
     #[must_use]
     pub fn message(&self) -> String {
         match self {
@@ -50,7 +50,7 @@ impl Failure {
         }
     }
 
-    /// Returns what to do.
+    /// Returns the advice: what to do.
     #[must_use]
     pub fn advice(&self) -> String {
         match self {

@@ -86,8 +86,8 @@ struct Gpus {
 /// The options of labs that run in host memory, too.
 #[derive(Debug, Args)]
 struct Places {
-    /// Where the memory is: auto, host, cuda, cuda:N, or a GPU's UUID; auto is the first GPU, or host memory where there is
-    /// none
+    /// Where the memory is: auto, host, cuda, cuda:N, or a GPU's UUID; auto is the first GPU, or host memory without a
+    /// GPU
     #[arg(long, global = true, value_name = "DEVICE", default_value_t)]
     device: DeviceChoice,
 }
@@ -95,7 +95,7 @@ struct Places {
 /// The option of child processes.
 #[derive(Debug, Args)]
 struct Child {
-    /// The other role is the process that started this one, which tells our steps.
+    /// The other role is the process that started this one, and reports its steps.
     #[arg(long, global = true, hide = true)]
     on_standard_input: bool,
 }
@@ -237,17 +237,17 @@ impl Session {
 
     /// Returns the GPU of a lab that does not run in host memory.
     pub(crate) fn gpu(&self) -> Arc<Gpu> {
-        self.gpu.clone().expect("only labs that do not run in host memory ask for it")
+        self.gpu.clone().expect("only labs that do not run in host memory use the GPU")
     }
 
     /// Returns the connection to the lab's broker.
     pub(crate) fn domain(&self) -> &Domain {
-        self.domain.as_ref().expect("only labs with a broker ask for it")
+        self.domain.as_ref().expect("only labs with a broker use the domain")
     }
 
     /// Returns the broker that the observer has started.
     pub(crate) fn broker(&mut self) -> &mut Broker {
-        self.broker.as_mut().expect("only observers of labs with a broker ask for it")
+        self.broker.as_mut().expect("only observers of labs with a broker use the broker")
     }
 
     /// Returns the reporter, which also stores the steps of the other roles.
@@ -257,12 +257,12 @@ impl Session {
 
     /// Returns the observer's partner, once.
     pub(crate) fn partner(&mut self) -> Peer {
-        self.partner.take().expect("only observers with a partner ask for it, once")
+        self.partner.take().expect("only observers with a partner take the partner, once")
     }
 
     /// Returns the observer: the parent process, or a process in another terminal.
     pub(crate) fn parent(&mut self) -> &mut Peer {
-        self.parent.as_mut().expect("only roles that are not the observer ask for it")
+        self.parent.as_mut().expect("only roles that are not the observer have a parent")
     }
 
     /// Starts another role as a child process.
@@ -278,10 +278,10 @@ impl Session {
     }
 
     /// Reports a step here and to the observer.
-    pub(crate) fn tell(&self, mut step: Step) -> Result<(), Failure> {
+    pub(crate) fn report(&self, mut step: Step) -> Result<(), Failure> {
         step.role = self.reporter.role().into();
         self.parent.as_ref().map_or(Ok(()), |parent| parent.send_step(&step))?;
-        self.reporter.tell(step);
+        self.reporter.report(step);
         Ok(())
     }
 }

@@ -1,4 +1,5 @@
-//! What `partywall lab` runs: experiments that show how the CUDA driver and Partywall share memory, and how that fails.
+//! The labs of `partywall lab`: experiments that show how the CUDA driver and Partywall share memory, and how sharing
+//! fails.
 //!
 //! A `Lab` is a static description of its options, its roles and the `Claim`s that it tests. Each role is a function
 //! that reports `Step`s and talks to the other role through a `Peer`. The runner (`lab`) does everything else: it
@@ -6,9 +7,9 @@
 //!
 //! With `--json` each line is an object. The first one describes the machine (`lab`, `device`, `simulated`, …). One
 //! follows for each step (`role`, `step`, `values`, `why`, `verdict`: `as-expected`, `different` or `not-tried`,
-//! `finding`). The last one has `beliefs`, the claims, each with its `verdict`: `held`, `did-not-hold`, `open` or
-//! `not-tried`, and for some labs counts. A failure is a line with `error`, as for every command. A claim that did not hold is a result with exit
-//! code 0.
+//! `finding`). The last one has the `claims`, each with its `verdict` (`held`, `did-not-hold`, `open` or `not-tried`),
+//! and for some labs counts. A failure is a line with `error`, as for every command. A claim that did not hold is a
+//! result with exit code 0.
 
 mod broker;
 mod clock;
@@ -92,8 +93,7 @@ fn list(context: &Context) {
         LABS.iter().map(|lab| vec![lab.name.to_owned(), lab.title.to_owned(), lab.listed().join(", ")]).collect();
     let console = &context.console;
     console.table(&["LAB", "SHOWS", "ROLES"], &rows, &["ROLES"]);
-    console
-        .line("\nRun one with `partywall lab NAME`; or each role in a terminal of its own: `partywall lab NAME ROLE`.");
+    console.line("\nRun one with `partywall lab NAME`; or each role in its own terminal: `partywall lab NAME ROLE`.");
     console.line("Without a GPU: `partywall lab NAME --simulated`.");
     let value = |lab: &&Lab| json!({ "name": lab.name, "shows": lab.title, "roles": lab.listed() });
     console.value(&json!({ "labs": LABS.iter().map(value).collect::<Vec<Value>>() }));

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{Context, context::open_directory, failure::Failure, reporter::Reporter, step::Step};
 
-/// How long the other role may take for one message. The start of the driver takes longest.
+/// How long the other role may take for one message. Starting the driver takes longest.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long a lab may take once both roles run.
@@ -38,7 +38,7 @@ const TIMEOUT_FOR_PEOPLE: Duration = Duration::from_secs(600);
 enum Message<T> {
     /// The sender's process id, and where its memory is.
     Hello(u32, String),
-    /// A step, to be stored and perhaps reported.
+    /// A step, to be stored and, if this process reports all steps, printed.
     Step(Step),
     /// A message of the lab itself.
     Say(T),
@@ -52,7 +52,7 @@ enum Message<T> {
 #[derive(Debug)]
 pub(super) struct Peer {
     role: &'static str,
-    /// Its process id and the place of its memory. Only the observer's peers send them.
+    /// The process id of the role. Only the observer's peers send it and the place of their memory.
     pub(super) pid: u32,
     pub(super) place: DeviceChoice,
     reporter: Reporter,
@@ -92,7 +92,7 @@ impl Peer {
         }
     }
 
-    /// Starts this program as a child that plays `role` and talks through its standard input.
+    /// Starts this program as a child that plays `role` and communicates through its standard input.
     pub(super) fn spawn(
         lab: &str,
         role: &'static str,
@@ -117,7 +117,7 @@ impl Peer {
         let system = |what: &str, source| Error::System { what: what.into(), source };
         let socket = io::stdin().as_fd().try_clone_to_owned();
         let socket = socket.map_err(|source| system("taking standard input", source))?;
-        // Without the signal, a drop in this process could wait for ever for a role that is killed together with the
+        // Without the signal, a drop in this process could wait without end for a role that is killed together with the
         // parent. If the parent has ended already, the socket reports it.
         set_parent_process_death_signal(Some(Signal::KILL))
             .map_err(|errno| system("asking for a signal", errno.into()))?;
@@ -134,7 +134,7 @@ impl Peer {
             if !socket::wait(&place.listener, Ready::Read, Some(deadline)).map_err(system)? {
                 return Err(Failure::new(
                     ErrorKind::TimedOut,
-                    format!("nobody started the {role} within {} minutes", TIMEOUT_FOR_PEOPLE.as_secs() / 60),
+                    format!("the {role} was not started within {} minutes", TIMEOUT_FOR_PEOPLE.as_secs() / 60),
                     format!(
                         "run `partywall lab {lab} {role}{}` in another terminal while this one waits",
                         context.flag
@@ -177,7 +177,7 @@ impl Peer {
                 Ok(Self { pid, place, ..self })
             }
             Message::Failed(message, advice) => Err(self.failed(&message, advice)),
-            _ => Err(self.broken("it does not say who it is".into())),
+            _ => Err(self.broken("its first message is not an introduction".into())),
         }
     }
 
@@ -191,7 +191,7 @@ impl Peer {
         self.child = None;
     }
 
-    /// Returns whether something was received that nothing has taken yet, or the role has ended.
+    /// Returns whether an unread message has arrived, or the role has ended.
     pub(super) fn has_spoken(&self) -> Result<bool, Failure> {
         let is_readable = || socket::wait(&self.socket, Ready::Read, Some(Instant::now()));
         Ok(!self.received.is_empty() || is_readable().map_err(|errno| self.broken(errno.to_string()))?)
@@ -236,7 +236,7 @@ impl Peer {
 
     /// Returns the next message of the lab. Steps before it go to the reporter.
     pub(super) fn hear<T: DeserializeOwned>(&mut self) -> Result<T, Failure> {
-        self.next()?.ok_or_else(|| self.broken("it has nothing more to say".into()))
+        self.next()?.ok_or_else(|| self.broken("it ended before its next message".into()))
     }
 
     /// Returns the next message of the lab, or `None` if this role must end.
@@ -247,7 +247,7 @@ impl Peer {
                 Message::Say(what) => return Ok(Some(what)),
                 Message::End => return Ok(None),
                 Message::Failed(message, advice) => return Err(self.failed(&message, advice)),
-                Message::Hello(..) => return Err(self.broken("it says twice who it is".into())),
+                Message::Hello(..) => return Err(self.broken("it introduced itself twice".into())),
             }
         }
     }
@@ -268,7 +268,7 @@ impl Peer {
                 Ok(sent) => (rest, fds) = (&rest[sent..], &[]),
                 Err(Errno::AGAIN) => match socket::wait(&self.socket, Ready::Write, Some(deadline)) {
                     Ok(true) => {}
-                    Ok(false) => return Err(self.broken(format!("it heard nothing for {} s", TIMEOUT.as_secs()))),
+                    Ok(false) => return Err(self.broken(format!("it received nothing for {} s", TIMEOUT.as_secs()))),
                     Err(errno) => return Err(self.broken(errno.to_string())),
                 },
                 Err(errno) => return Err(self.broken(errno.to_string())),
@@ -285,7 +285,7 @@ impl Peer {
                 return serde_json::from_slice(&line).map_err(|error| self.broken(error.to_string()));
             }
             if !socket::wait(&self.socket, Ready::Read, Some(deadline)).map_err(|e| self.broken(e.to_string()))? {
-                return Err(self.broken(format!("it said nothing for {} s", TIMEOUT.as_secs())));
+                return Err(self.broken(format!("it sent nothing for {} s", TIMEOUT.as_secs())));
             }
             let mut buffer = [0; 4096];
             match socket::recv_now(&self.socket, &mut buffer, &mut self.fds) {
@@ -305,13 +305,13 @@ impl Peer {
         Failure::new(
             ErrorKind::CheckFailed,
             format!("the {} does not answer: {why}", self.role),
-            "see what it printed, then start the lab again",
+            "read its output, then start the lab again",
         )
     }
 }
 
-/// Kills this process after a time that no lab takes. A stream that waits for the event of a dead process never
-/// continues, and dropping memory waits for streams, so the process might otherwise hang for ever.
+/// Kills this process if it runs longer than any lab. A stream that waits for the event of a dead process never
+/// continues, and freeing memory waits for streams, so the process might otherwise never end.
 fn limit_this_process() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -328,7 +328,7 @@ fn limit_this_process() {
 pub(super) fn has_ended(pid: u32) -> bool {
     match process::pidfd(pid) {
         Ok(pidfd) => matches!(socket::wait(pidfd, Ready::Read, Some(Instant::now() + TIMEOUT)), Ok(true)),
-        // Reaped already.
+        // `ESRCH`: it was reaped already.
         Err(errno) => errno == Errno::SRCH,
     }
 }
@@ -353,7 +353,7 @@ impl Rendezvous {
             return Err(Failure::new(
                 ErrorKind::Refused,
                 format!("another terminal waits in {} already", directory.display()),
-                "end that one, or give both roles another --domain",
+                "end that process, or give both roles another --domain",
             ));
         };
         let path = directory.join(SOCKET);

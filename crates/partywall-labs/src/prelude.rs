@@ -24,11 +24,11 @@ pub(crate) use crate::{
 
 /// Returns the failure of a lab whose other role, or whose own files, are not as expected.
 pub(crate) fn unexpected(what: &str) -> Failure {
-    Failure::new(ErrorKind::CheckFailed, what, "start the lab again; if it comes again, report it")
+    Failure::new(ErrorKind::CheckFailed, what, "start the lab again; if it fails again, report it")
 }
 
-/// The limit of a wait that must end: far more than it takes, also on a slow machine.
+/// The limit of a wait that must succeed: far longer than it takes, even on a slow machine.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How long to wait for something that must not come.
+/// How long to wait for something that must not happen.
 pub(crate) const MOMENT: Duration = Duration::from_millis(100);

@@ -1,4 +1,4 @@
-//! Reports steps and conclusions, as text that fits 100 columns or as one JSON object a line.
+//! Reports steps and conclusions, as text of at most 100 columns or as one JSON object per line.
 
 use std::{
     cell::{Cell, RefCell},
@@ -25,28 +25,28 @@ pub(super) struct Reporter {
     title: &'static str,
     role: &'static str,
     /// Whether this process also reports the steps of the other roles. If not, each role has its own terminal.
-    tells_all: bool,
+    reports_all: bool,
     colour: bool,
     shared: Rc<Shared>,
 }
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// Whether the driver is simulated. Each step then says so.
+    /// Whether the driver is simulated. If it is, each step is marked so.
     simulated: Cell<bool>,
     steps: RefCell<Vec<Step>>,
-    /// What the last line for programs says besides.
+    /// Additional values of the last line for programs.
     result: RefCell<Map<String, Value>>,
 }
 
 impl Reporter {
-    pub(super) fn new(context: &Context, lab: &Lab, role: &'static str, tells_all: bool) -> Self {
+    pub(super) fn new(context: &Context, lab: &Lab, role: &'static str, reports_all: bool) -> Self {
         Self {
             console: context.console.clone(),
             lab: lab.name,
             title: lab.title,
             role,
-            tells_all,
+            reports_all,
             colour: std::io::stdout().is_terminal(),
             shared: Rc::default(),
         }
@@ -64,7 +64,7 @@ impl Reporter {
         self.console.line(&self.bold(&format!("Lab `{}`: {}", self.lab, self.title)));
         match gpu.or(opened.as_ref()) {
             Some(gpu) => self.describe(gpu, &mut value).doing("asking about the GPU")?,
-            None => self.console.line("Host memory: no GPU has a part in it."),
+            None => self.console.line("Host memory: no GPU is involved."),
         }
         self.console.line("");
         value["simulated"] = self.shared.simulated.get().into();
@@ -96,11 +96,11 @@ impl Reporter {
     }
 
     /// Returns whether this process reports the steps of all roles.
-    pub(super) fn tells_all(&self) -> bool {
-        self.tells_all
+    pub(super) fn reports_all(&self) -> bool {
+        self.reports_all
     }
 
-    /// Returns the steps so far.
+    /// Returns all steps so far.
     pub(super) fn steps(&self) -> Vec<Step> {
         self.shared.steps.borrow().clone()
     }
@@ -111,14 +111,14 @@ impl Reporter {
     }
 
     /// Reports a step of this process.
-    pub(super) fn tell(&self, step: Step) {
+    pub(super) fn report(&self, step: Step) {
         self.show(&step);
         self.shared.steps.borrow_mut().push(step);
     }
 
     /// Stores a step of another process, and reports it unless that process has its own terminal.
     pub(super) fn take(&self, step: Step) {
-        if self.tells_all {
+        if self.reports_all {
             self.show(&step);
         }
         self.shared.steps.borrow_mut().push(step);
@@ -138,7 +138,7 @@ impl Reporter {
         let conclusions: Vec<_> = claims.iter().map(|claim| Conclusion::of(*claim, &steps)).collect();
         let different = steps.iter().filter(|step| step.outcome == Outcome::Different).count();
         let whereabouts = if self.shared.simulated.get() { "in the simulation" } else { "on this machine" };
-        self.console.line(&self.bold(&format!("Common beliefs, and whether they held {whereabouts}")));
+        self.console.line(&self.bold(&format!("Claims, and whether they held {whereabouts}")));
         for Conclusion { claim, validity, evidence } in &conclusions {
             let (validity, colour) = match validity {
                 Validity::Held => ("held", GREEN),
@@ -154,7 +154,7 @@ impl Reporter {
         }
         let count = |validity| conclusions.iter().filter(|conclusion| conclusion.validity == validity).count();
         self.console.line(&format!(
-            "\n{}{} steps, {different} of them not as expected. {} beliefs: {} held, {} did not, {} open, {} not tried.",
+            "\n{}{} steps, {different} of them not as expected. {} claims: {} held, {} did not, {} open, {} not tried.",
             if self.shared.simulated.get() { "SIMULATED: " } else { "" },
             steps.len(),
             claims.len(),
@@ -165,7 +165,7 @@ impl Reporter {
         ));
         let conclusions: Vec<Value> = conclusions.iter().map(Conclusion::to_json).collect();
         let mut last = json!({
-            "lab": self.lab, "steps": steps.len(), "different": different, "beliefs": conclusions,
+            "lab": self.lab, "steps": steps.len(), "different": different, "claims": conclusions,
         });
         last.as_object_mut().expect("an object").extend(self.shared.result.take());
         self.console.value(&last);
@@ -191,7 +191,7 @@ impl Reporter {
             Outcome::Different => ("≠", YELLOW),
             Outcome::NotTried => ("– not tried:", DIM),
         };
-        // The header scrolls away, and no screen of steps should look like one of a real GPU.
+        // The header scrolls away, and no screen of simulated steps must look like one of a real GPU.
         let simulated = if self.shared.simulated.get() { "SIMULATED: " } else { "" };
         for line in wrapped(&format!("{mark} {simulated}{}", step.finding), room) {
             self.console.line(&format!("{gutter} │   {}", self.paint(&line, colour)));
@@ -209,7 +209,7 @@ impl Reporter {
     }
 }
 
-/// Returns lines of at most `width` characters, broken between words. Only a word that is longer is broken inside.
+/// Breaks text into lines of at most `width` characters, between words. Only a longer word is broken itself.
 fn wrapped(text: &str, width: usize) -> Vec<String> {
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
     let options = textwrap::Options::new(width).word_splitter(textwrap::WordSplitter::NoHyphenation);

@@ -1,10 +1,10 @@
-//! A step of a lab: the calls, their results, the reason, and what the step says about the claims.
+//! A step of a lab: the calls, their results, the explanation, and the effect on the claims.
 
 use partywall::cuda::{CuResult, CudaError};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-/// One step. It is sent to the process that reports it.
+/// One step, which is sent to the process that reports it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Step {
     pub(super) role: String,
@@ -26,7 +26,7 @@ pub(super) struct Step {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Outcome {
-    /// The result is as the step's text says.
+    /// The result is as the step's text states.
     AsExpected,
     /// The result differs on this machine or driver.
     Different,
@@ -34,7 +34,7 @@ pub(super) enum Outcome {
     NotTried,
 }
 
-/// A common belief that steps test.
+/// A common belief about shared memory, tested by steps.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Claim {
     /// The name by which steps refer to it.
@@ -122,11 +122,11 @@ impl Step {
     pub(super) fn judge_refusal(self, code: CuResult, measured: Option<CuResult>) -> Self {
         let otherwise = match measured {
             _ if code.is_success() => "accepted, against the vendor's documentation".to_owned(),
-            Some(measured) => format!("refused with {code}; an H200 with driver 580 said {measured}"),
+            Some(measured) => format!("refused with {code}; an H200 with driver 580 returned {measured}"),
             None => String::new(),
         };
         let as_expected = !code.is_success() && measured.is_none_or(|measured| measured == code);
-        self.judge(as_expected, "refused, as it ought to be", otherwise)
+        self.judge(as_expected, "refused, as expected", otherwise)
     }
 
     /// Ends a step that cannot be tried on this machine.
@@ -176,7 +176,7 @@ impl Conclusion {
     /// Returns the JSON form.
     pub(super) fn to_json(&self) -> Value {
         let Self { claim, validity, evidence } = self;
-        json!({ "belief": claim.id, "text": claim.text, "verdict": validity, "evidence": evidence })
+        json!({ "claim": claim.id, "text": claim.text, "verdict": validity, "evidence": evidence })
     }
 }
 
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn claim_without_a_trial_says_why() {
+    fn untested_claim_gives_the_reason() {
         let untried = Step::new("one", "", "").untried(Some(CLAIM), "no such memory here");
         let conclusion = Conclusion::of(CLAIM, std::slice::from_ref(&untried));
         assert_eq!((conclusion.validity, conclusion.evidence.as_str()), (Validity::NotTried, "no such memory here"));

@@ -1,8 +1,8 @@
-//! Numbers and times as people write them.
+//! Formats numbers and times for people.
 
 use std::time::Duration;
 
-/// Returns a number with its thousands set apart: `262,144`.
+/// Formats a number with thousands separators: `262,144`.
 #[must_use]
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
@@ -16,7 +16,7 @@ pub fn grouped(number: u64) -> String {
     text
 }
 
-/// Returns a duration in whole microseconds: `1,234 µs`.
+/// Formats a duration in whole microseconds: `1,234 µs`.
 #[must_use]
 pub fn micros(duration: Duration) -> String {
     format!("{} µs", grouped(duration.as_micros() as u64))

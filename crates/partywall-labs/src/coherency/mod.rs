@@ -1,13 +1,12 @@
-//! `partywall lab coherency`: what a kernel sees of words that another process's kernel changes, when, and in which
-//! order.
+//! `partywall lab coherency`: when and in which order a kernel sees the stores of another process's kernel.
 //!
 //! | role | process | does |
 //! |---|---|---|
-//! | writer | child | makes the memory; its kernels store, once or as fast as they can |
+//! | writer | child | creates the memory; its kernels store, once or as fast as they can |
 //! | reader | `partywall lab coherency` | its kernels poll, and read flags and data; concludes |
-//! | (again) | child of the reader, with a writer of its own | where MPS runs: the reader once more, without it |
+//! | (again) | child of the reader, with its own writer | if MPS runs: the same experiments without MPS |
 //!
-//! Every kernel ends at a limit, whatever it sees.
+//! Every kernel has a time limit.
 
 mod reader;
 mod shared;
@@ -27,13 +26,18 @@ pub(super) static LAB: Lab = Lab {
     roles: &[
         Role::new(
             "writer",
-            "Make the memory, and store to it when the reader looks",
-            "The reader has seen enough, and says which beliefs held.",
+            "Create the memory, and store to it when the reader polls",
+            "The reader is done, and reports which claims held.",
             writer::play,
         ),
         Role::hidden("again", reader::play_again),
     ],
-    observer: Role::new("reader", "Poll the memory in every way, and say what was seen", "", reader::play),
+    observer: Role::new(
+        "reader",
+        "Poll the memory with every kind of load, and report what was seen",
+        "",
+        reader::play,
+    ),
     claims: CLAIMS,
 };
 
@@ -47,11 +51,11 @@ enum Memory {
 /// A command of the reader. The writer answers when its kernel has ended, most commands with `()`.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 enum Command {
-    /// One store, in the way with this index in [`STORES`]; answered by [`Stored`].
+    /// One store, of the kind with this index in [`STORES`]; answered by [`Stored`].
     Store { memory: Memory, how: usize, value: u64, limit: Duration },
-    /// Turns, as the kernel that follows.
+    /// Alternating stores of both kernels; the writer's kernel goes second.
     Turns { memory: Memory },
-    /// Data and flags, in the way with this index in [`HANDOVERS`].
+    /// Data and flags, by the method with this index in [`HANDOVERS`].
     Pairs { memory: Memory, how: usize },
 }
 
@@ -62,8 +66,8 @@ struct Stored {
     answered: Option<u64>,
 }
 
-/// The loads by which a kernel polls, but for the compiler's: their PTX, and whether they must see a store of another
-/// kernel on the same GPU.
+/// The loads by which a kernel polls, except the plain load in a loop: their PTX, and whether they must see a store of
+/// another kernel on the same GPU.
 const LOADS: [(&str, Load, bool); 8] = [
     ("ld.weak", Load::Weak, false),
     ("ld.volatile", Load::Volatile, true),
@@ -87,7 +91,7 @@ const STORES: [(&str, Store); 8] = [
     ("st.release.sys", Store::Release(Scope::System)),
 ];
 
-/// The one of them that is made for the loads to see, and the load that looks for the stores.
+/// The store that the loads poll for, and the load that polls for the stores.
 const PLAIN_STORE: usize = 0;
 const SURE_LOAD: Load = Load::Acquire(Scope::System);
 
@@ -106,25 +110,25 @@ const HANDOVERS: [(&str, Handover, bool); 11] = [
     ("release, acquire: sys", Handover::ReleaseAcquire(Scope::System), true),
 ];
 
-/// How long a kernel polls for what it must see: far more than it takes, also on a slow day.
+/// How long a kernel polls for a store that it must see: far longer than that takes.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// How long it polls for what it may never see: some tens of time slices.
+/// How long it polls for a store that it may never see: some tens of time slices.
 const TRIAL: Duration = Duration::from_millis(60);
 /// How long data and flags are written and read.
 const RACE: Duration = Duration::from_millis(40);
 /// How often each load and each store is tried.
 const TRIES: u64 = 5;
-/// How many turns two kernels take.
+/// How many turns each kernel takes.
 const TURNS: u64 = 20;
 
 claims! {
-    LOOP = "loop": "A loop that reads a variable sees when another kernel changes it.",
-    EVERY_LOAD = "every-load": "A load that is made sees what is in memory at that moment.",
+    LOOP = "loop": "A loop that reads a variable sees the changes of another kernel.",
+    EVERY_LOAD = "every-load": "A load sees what is in memory at that moment.",
     KERNEL_END = "kernel-end": "What a kernel writes becomes visible to others when it ends.",
     SIDE_BY_SIDE = "side-by-side": "Kernels of two processes run side by side on a GPU.",
     IN_ORDER = "in-order": "A kernel that sees the flag sees the data that was written before it.",
-    VOLATILE = "volatile": "It is enough that the flag is volatile.",
-    WRITER_FENCE = "writer-fence": "It is enough that the writer has a fence.",
-    BLOCK = "block": "For kernels on one GPU, a fence for the block is enough.",
-    SCOPED = "scoped": "Release and acquire for the GPU or the system keep data and flag in order.",
+    VOLATILE = "volatile": "A volatile flag is enough.",
+    WRITER_FENCE = "writer-fence": "A fence in the writer is enough.",
+    BLOCK = "block": "For kernels on one GPU, a fence of block scope is enough.",
+    SCOPED = "scoped": "Release and acquire of GPU or system scope keep data and flag in order.",
 }

@@ -1,4 +1,5 @@
-//! The reader: lets its kernels look at what the writer's kernels store, in every way, and says which claims held.
+//! The reader: its kernels poll for the stores of the writer's kernels, with every kind of load. Reports which claims
+//! held.
 
 use partywall::cuda::experiment::PairsReport;
 
@@ -7,9 +8,9 @@ use crate::text::grouped;
 
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let writer = session.partner();
-    let mode = look(session, writer)?;
+    let mode = run(session, writer)?;
     match mode {
-        Mode::Mps if session.reporter().tells_all() => {
+        Mode::Mps if session.reporter().reports_all() => {
             let pipes = ("CUDA_MPS_PIPE_DIRECTORY", NO_DAEMON);
             let mut again = session.spawn_with("again", &[pipes])?;
             again.hear::<()>()?;
@@ -17,18 +18,19 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
             Ok(())
         }
         Mode::Mps => Ok(()),
-        Mode::TimeSliced | Mode::Simulated => session.tell(without_mps(mode)),
+        Mode::TimeSliced | Mode::Simulated => session.report(without_mps(mode)),
     }
 }
 
-/// Plays the role once more, with a writer of its own, for a reader that is a client of MPS: this process is none.
+/// Repeats the experiments with a second writer, for a reader that is a client of MPS. This process is not a client of
+/// MPS.
 pub(super) fn play_again(session: &mut Session) -> Result<(), Failure> {
     let writer = session.spawn("writer")?;
-    look(session, writer)?;
+    run(session, writer)?;
     session.parent().say(())
 }
 
-/// How the kernels of two processes get at one GPU.
+/// How the kernels of two processes share one GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
     TimeSliced,
@@ -45,7 +47,7 @@ impl Mode {
         })
     }
 
-    /// The name of a step.
+    /// Returns the id of a step.
     fn id(self, id: &str) -> String {
         if self == Self::Mps { format!("mps-{id}") } else { id.to_owned() }
     }
@@ -63,30 +65,31 @@ fn without_mps(mode: Mode) -> Step {
     let step = Step::new(
         "mps",
         "The same for clients of an MPS server",
-        "Without MPS the GPU gives each process slices of time, in which no kernel of another one runs: what is wrong may \
-         seem to work. Under MPS kernels of several processes run at the same time, as those of one process do.",
+        "Without MPS the GPU runs the processes in time slices, and in a slice no kernel of another process runs. \
+         Wrong code may therefore seem to work. Under MPS kernels of several processes run at the same time, like \
+         those of one process.",
     );
     step.untried(
         None,
         match mode {
             Mode::Simulated => "the simulation has no MPS",
-            _ => "no MPS daemon answers here: start one with `nvidia-cuda-mps-control -d`, and this lab again",
+            _ => "no MPS daemon answers here: start one with `nvidia-cuda-mps-control -d`, then start this lab again",
         },
     )
 }
 
-/// Makes all experiments, and ends the writer.
-fn look(session: &Session, mut writer: Peer) -> Result<Mode, Failure> {
+/// Runs all experiments, and ends the writer.
+fn run(session: &Session, mut writer: Peer) -> Result<Mode, Failure> {
     let gpu = session.gpu();
     let mode = Mode::of(&gpu)?;
     let bytes = writer.hear()?;
     let descriptors = [writer.take_fd()?, writer.take_fd()?];
     let shared = Shared::take(&gpu, bytes, &descriptors)?;
     let mut reader = Reader { shared, writer, mode, value: 0 };
-    session.tell(reader.compiled()?)?;
+    session.report(reader.compiled()?)?;
     for memory in [Memory::Gpu, Memory::Host] {
         for experiment in [Reader::loads, Reader::stores, Reader::turns, Reader::handovers] {
-            session.tell(experiment(&mut reader, memory)?)?;
+            session.report(experiment(&mut reader, memory)?)?;
         }
     }
     reader.writer.end();
@@ -97,40 +100,40 @@ struct Reader<'a> {
     shared: Shared<'a>,
     writer: Peer,
     mode: Mode,
-    /// The last value that was polled for; each is another one.
+    /// The last value that was polled for. Each poll uses a new value.
     value: u64,
 }
 
-/// What came of some tries of one load or store.
+/// The results of several tries of one load or store.
 #[derive(Debug, Default)]
 struct Tries {
     looks: u64,
-    /// From the store to when the poll saw it, for each that did.
+    /// Time from the store until a poll saw it, for each try that succeeded.
     after: Vec<Duration>,
-    /// From the store to when its kernel saw the answer.
+    /// Time from the store until its kernel saw the answer.
     answered: Vec<Duration>,
-    /// For how long each look in vain took.
+    /// Duration of each try that saw nothing.
     vain: Vec<Duration>,
 }
 
 impl Reader<'_> {
-    /// The loop that a compiler may load once for.
+    /// Polls in a loop whose load a compiler may hoist.
     fn compiled(&mut self) -> Result<Step, Failure> {
         let tries = self.tries(Memory::Gpu, Load::Compiled, PLAIN_STORE, TRIAL)?;
         let step = Step::new(
             &self.mode.id("loop"),
             self.mode.title("A loop over a plain variable"),
-            "for (…) { if (*word == value) break; work = …; } The language lets the compiler assume that nobody else \
-             changes *word meanwhile. It loads the word once, before the loop; the PTX shows it. That is no matter of \
-             caches, and no other GPU or mode helps.",
+            "for (…) { if (*word == value) break; work = …; } The language lets the compiler assume that no other \
+             thread changes *word meanwhile. It loads the word once, before the loop, as the PTX shows. Caches play no \
+             part in this, so no other GPU or mode helps.",
         );
         let seen = tries.after.len() as u64;
         Ok(step
             .value("seen", format!("{seen} of {TRIES}"))
             .value("rounds of the loop", grouped(tries.looks))
-            .value("each look in vain", spread(&tries.vain))
+            .value("each try that saw nothing", spread(&tries.vain))
             .says(LOOP, seen == TRIES)
-            .judge(seen < TRIES, "it does not see what it looks for", "it did see it"))
+            .judge(seen < TRIES, "it does not see the store", "it saw the store"))
     }
 
     /// Polls by every load.
@@ -142,10 +145,10 @@ impl Reader<'_> {
         let mut step = Step::new(
             &self.mode.id(id),
             self.mode.title(title),
-            "A plain load may be answered by the cache of the multiprocessor, which nobody tells of changes. ld.volatile \
-             and ld.relaxed of GPU or system scope ask the memory that all share. cta is the scope of a block: it \
-             promises nothing between kernels. The PTX manual speaks of threads of one program only; that these rules \
-             hold between processes is seen here, not promised.",
+            "A plain load may be answered by the cache of the multiprocessor, which is not notified of changes. \
+             ld.volatile and ld.relaxed of GPU or system scope read the memory that all share. cta is the scope of a \
+             block and promises nothing between kernels. The PTX manual defines these rules for the threads of one \
+             program only. That they hold between processes is observed here, not promised.",
         );
         let mut missed = Vec::new();
         let mut all = true;
@@ -178,8 +181,7 @@ impl Reader<'_> {
         let mut step = Step::new(
             &self.mode.id(id),
             self.mode.title(title),
-            "Stores go through to the memory that all share, whatever their scope: it decides about order, not about \
-             whether. The storing kernel goes on running until it sees an answer, so nothing here waited for its end.",
+            "Every store reaches the memory that all share. Its scope affects only the order. The storing kernel keeps running until it sees an answer, so no store became visible only because the kernel ended.",
         );
         let mut missed = Vec::new();
         let mut answered = Vec::new();
@@ -199,7 +201,7 @@ impl Reader<'_> {
         ))
     }
 
-    /// Lets two kernels wait for each other.
+    /// Runs two kernels that wait for each other.
     fn turns(&mut self, memory: Memory) -> Result<Step, Failure> {
         let (id, title) = match memory {
             Memory::Gpu => ("turns", "Two kernels that wait for each other, in GPU memory"),
@@ -217,9 +219,9 @@ impl Reader<'_> {
         let step = Step::new(
             &self.mode.id(id),
             self.mode.title(title),
-            "Each kernel stores a number and polls for the other's answer. A kernel that polls keeps its time slice to \
-             the end, and the other one cannot answer before that: two milliseconds a hand-over. Streams that wait by a \
-             memory operation, or hosts, give the GPU away meanwhile.",
+            "Each kernel stores a number and polls for the other's answer. A polling kernel uses its whole time slice, \
+             and the other kernel cannot answer before the slice ends: two milliseconds per hand-over. A stream that \
+             waits by a memory operation, and a waiting host, leave the GPU to others.",
         )
         .value("turns", format!("{} of {TURNS}", turns.taken))
         .value("from one kernel to the other", short(hop));
@@ -231,11 +233,11 @@ impl Reader<'_> {
         Ok(step.judge(
             turns.taken == TURNS,
             match (self.mode, side_by_side) {
-                (Mode::Simulated, _) => "they wait for each other; the time is that of a processor",
+                (Mode::Simulated, _) => "they wait for each other; the times are those of a CPU",
                 (_, true) => "they run at the same time",
                 (_, false) => "they do not run at the same time: each waits for the other's time slice to end",
             },
-            "they did not come to their end within the limit",
+            "they did not finish within the limit",
         ))
     }
 
@@ -248,10 +250,10 @@ impl Reader<'_> {
         let mut step = Step::new(
             &self.mode.id(id),
             self.mode.title(title),
-            "128 threads write pairs, 128 threads of the other process read them, flag first. Data older than its flag is \
-             an error that no later look repairs. It comes from the compiler that moves a load, from the reader's cache \
-             that still has the old data, or from stores that overtake each other. None seen proves nothing: without \
-             order it may come tomorrow, or under MPS.",
+            "128 threads write pairs, 128 threads of the other process read them, flag first. Data that is older than \
+             its flag is an error. Its causes are a load that the compiler has moved, old data in the reader's cache, \
+             or reordered stores. If no such error is seen, that proves nothing: without an order it may still happen, \
+             for example under MPS.",
         );
         let mut wrong = Vec::new();
         let mut broken = Vec::new();
@@ -274,18 +276,18 @@ impl Reader<'_> {
             }
         }
         let finding = if broken.is_empty() {
-            "old data was not seen behind a new flag".to_owned()
+            "no old data was seen with a new flag".to_owned()
         } else {
-            format!("old data behind a new flag: {}", broken.join("; "))
+            format!("old data with a new flag: {}", broken.join("; "))
         };
         Ok(step.says(SCOPED, wrong.is_empty()).judge(
             wrong.is_empty(),
             finding,
-            format!("old data in spite of order: {}", wrong.join("; ")),
+            format!("old data in spite of an order: {}", wrong.join("; ")),
         ))
     }
 
-    /// Polls some times by `load` for the store with this index.
+    /// Polls several times with `load` for the store with this index.
     fn tries(&mut self, memory: Memory, load: Load, how: usize, limit: Duration) -> Result<Tries, Failure> {
         let mut tries = Tries::default();
         for _ in 0..TRIES {
@@ -305,7 +307,7 @@ impl Reader<'_> {
                 return Err(Failure::new(
                     ErrorKind::Device,
                     format!("a kernel did not start within {} s", TIMEOUT.as_secs()),
-                    "see with `nvidia-smi` what else runs on this GPU, and start the lab again",
+                    "check with `nvidia-smi` what else runs on this GPU, then start the lab again",
                 ));
             }
             let stored: Stored = self.writer.hear()?;
@@ -318,7 +320,7 @@ impl Reader<'_> {
         Ok(tries)
     }
 
-    /// Reads pairs while the writer writes them in the way with this index.
+    /// Reads pairs while the writer writes them, by the method with this index.
     fn pairs(&mut self, memory: Memory, how: usize) -> Result<PairsReport, Failure> {
         self.shared.clear(memory)?;
         self.writer.say(Command::Pairs { memory, how })?;
@@ -350,7 +352,7 @@ fn pairs_text(read: &PairsReport) -> String {
     format!("{} looks, {} new flags, {old}", grouped(read.looks), grouped(read.changes))
 }
 
-/// A hand-over between kernels that wait for slices of time takes longer than this, and any other one less.
+/// A hand-over between time-sliced kernels takes longer than this, and any other hand-over less.
 const A_SLICE: Duration = Duration::from_micros(500);
 
 /// A directory in which no MPS daemon answers.

@@ -1,4 +1,4 @@
-//! The memory of both roles: a page of the GPU that travels as a file descriptor, and a memfd that both register.
+//! The memory of both roles: a page of GPU memory that travels as a file descriptor, and a memfd that both register.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -13,18 +13,18 @@ use partywall_os::{Errno, map::SharedMap, memfd::Draft};
 
 use super::*;
 
-/// The memory, and the kernels that work on it.
+/// The memory, and the kernels that use it.
 pub(super) struct Shared<'a> {
     pub(super) gpu: &'a Gpu,
     pub(super) kernels: Coherency,
-    /// Before the map, which it keeps: unregistered first.
+    /// Declared before the map, so that it is unregistered before the map is unmapped.
     host: HostRegistration,
     map: Arc<SharedMap>,
     mapping: Mapping,
 }
 
 impl<'a> Shared<'a> {
-    /// Makes it; the descriptors are for the other role, in this order.
+    /// Creates the memory. The descriptors are for the other role, in this order.
     pub(super) fn make(gpu: &'a Gpu) -> Result<(Self, [OwnedFd; 2]), Failure> {
         let granularity = PhysicalMemory::granularity(gpu.context()).doing("asking for the granularity")?;
         let memory = PhysicalMemory::create(gpu.context(), granularity).doing("creating memory")?;
@@ -33,7 +33,7 @@ impl<'a> Shared<'a> {
         Ok((Self::new(gpu, memory, file.as_fd())?, [descriptor, file]))
     }
 
-    /// Takes what the other role has made.
+    /// Opens the memory that the other role has created.
     pub(super) fn take(gpu: &'a Gpu, bytes: u64, [memory, file]: &[OwnedFd; 2]) -> Result<Self, Failure> {
         let memory = PhysicalMemory::import(gpu.context(), memory.as_fd(), bytes).doing("importing memory")?;
         Self::new(gpu, memory, file.as_fd())
@@ -50,7 +50,7 @@ impl<'a> Shared<'a> {
         })
     }
 
-    /// The kernels, the words that they work on, and the word that says that one has started.
+    /// Returns the kernels, the words that they use, and the word that a kernel writes when it has started.
     pub(super) fn parts(
         &mut self,
         memory: Memory,
@@ -63,7 +63,7 @@ impl<'a> Shared<'a> {
         Ok((&mut self.kernels, words, started))
     }
 
-    /// Sees that a kernel of this process has started.
+    /// Returns a handle that waits for the start of a kernel of this process.
     pub(super) fn starts(&self) -> Starts {
         Starts(Arc::clone(&self.map))
     }
@@ -82,32 +82,31 @@ impl<'a> Shared<'a> {
         }
     }
 
-    /// Tells where the words are.
+    /// Describes where the words are.
     pub(super) fn describe(&self) -> Step {
         let gpu = self.mapping.device_ptr();
         let host = self.host.device_ptr();
         Step::new(
             "words",
             "The words that kernels of both processes use",
-            "The same memory in both, at addresses of their own: a page of the GPU, and pages of the host that the GPU \
-             reaches. Each word has 128 bytes for itself, so that no two of them come and go together.",
+            "Both processes map the same memory, at different addresses: a page of GPU memory, and pages of host memory that the GPU can access. Each word has its own 128 bytes, so that no two words share a cache line.",
         )
         .value("cuMemCreate, exported", format!("{gpu:#x}, {}", bytes(self.mapping.len())))
         .value("memfd, cuMemHostRegister", format!("{host:#x}, {}", bytes(self.host.len())))
         .judge(true, "shared", "")
     }
 
-    /// Bytes of the GPU memory.
+    /// Returns the length of the GPU memory in bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.mapping.len()
     }
 }
 
-/// The word that a kernel of the reader's writes first.
+/// The word that a kernel of the reader writes when it starts.
 pub(super) struct Starts(Arc<SharedMap>);
 
 impl Starts {
-    /// Waits until a kernel has started that looks for `value`; whether it has within the limit.
+    /// Waits until the kernel that polls for `value` has started. Returns false if `limit` ran out.
     pub(super) fn wait(&self, value: u64, limit: Duration) -> bool {
         let word = self.0.slice::<u64>(STARTED as usize, 1);
         let started = || word.as_ref().is_some_and(|word| word.get(0) == value);
@@ -123,7 +122,7 @@ impl Starts {
 }
 
 fn system(errno: Errno) -> Failure {
-    Error::System { what: "making shared host memory".into(), source: errno.into() }.into()
+    Error::System { what: "creating shared host memory".into(), source: errno.into() }.into()
 }
 
 const HOST_BYTES: u64 = 64 << 10;

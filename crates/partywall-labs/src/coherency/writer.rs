@@ -1,4 +1,4 @@
-//! The writer: makes the memory, and launches the kernels that store to it when the reader wants them.
+//! The writer: creates the memory, and launches kernels that store to it at the reader's command.
 
 use std::os::fd::AsFd;
 
@@ -9,7 +9,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let (mut shared, [memory, file]) = Shared::make(&gpu)?;
     session.parent().say_with(shared.bytes(), &[memory.as_fd(), file.as_fd()])?;
     drop((memory, file));
-    session.tell(shared.describe())?;
+    session.report(shared.describe())?;
     let reader = session.parent();
     let what = "storing to shared memory";
     while let Some(command) = reader.next()? {

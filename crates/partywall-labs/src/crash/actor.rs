@@ -1,4 +1,4 @@
-//! Every process but the observer: each does one thing, and waits for its end.
+//! The waiter and the actors: each carries out the observer's commands until it is killed.
 
 use std::process;
 
@@ -7,7 +7,7 @@ use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use super::*;
 use crate::device::ends;
 
-/// Plays the waiter, or a process that the observer starts and ends.
+/// Plays the waiter or an actor.
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let domain = session.domain().clone();
     let gpu = domain.gpu(session.gpu().uuid())?;
@@ -19,7 +19,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
             Command::Poll => session.parent().say(actor.poll())?,
             Command::Fault => session.parent().say(actor.fault()?)?,
             Command::Abort => {
-                // While a core file is written the process is there, with all that it holds.
+                // Without a core file the process ends immediately and releases what it holds.
                 let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
                 process::abort();
             }
@@ -29,7 +29,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
                     Command::Use { scene } => actor.hold(&scene)?,
                     Command::FirstStage => actor.first_stage()?,
                     Command::SecondStage => actor.second_stage()?,
-                    _ => session.tell(actor.describe_second_stage()?)?,
+                    _ => session.report(actor.describe_second_stage()?)?,
                 }
                 session.parent().say(())?;
             }
@@ -41,29 +41,29 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
 struct Actor {
     domain: Domain,
     gpu: Arc<Gpu>,
-    /// What it does for others.
+    /// The stream of its work for others.
     stream: Stream,
-    /// Stays 0: what waits for it to become 1 is never done.
+    /// A word that stays 0. A stream that waits for 1 never continues.
     never: DeviceBuffer,
     writer: Option<TimelineWriter>,
     input: Option<Timeline>,
-    /// Dropped when the process comes to its own end, and not before.
+    /// Kept until the process ends normally.
     keep: Vec<Box<dyn Any>>,
 }
 
 impl Actor {
     fn new(domain: Domain, gpu: Arc<Gpu>) -> Result<Self, Failure> {
-        // Before any stream waits.
+        // Loaded before any stream waits.
         gpu.kernels()?;
         let never = DeviceBuffer::new(gpu.context(), 8).doing("allocating")?;
         device::set(&gpu, never.as_slice(), 0)?;
-        let stream = Stream::new(gpu.context()).doing("making a stream")?;
+        let stream = Stream::new(gpu.context()).doing("creating a stream")?;
         broker::prepare(&domain, &stream);
         Ok(Self { domain, gpu, stream, never, writer: None, input: None, keep: Vec::new() })
     }
 
-    /// Shares memory of each sort, signals 1, promises 2, and records an event, the last two behind work that will not
-    /// end.
+    /// Shares memory of each kind, signals 1, promises 2, and records an event. The last two are behind work that does
+    /// not end.
     fn serve(&mut self, scene: &str) -> Result<Served, Failure> {
         for (name, kept) in [(KEPT, true), (OWNED, false)] {
             self.keep.push(Box::new(make(&self.domain, &self.gpu, &of(scene, name), kept)?));
@@ -75,7 +75,7 @@ impl Actor {
         writer.signal_on(self.stream.as_ref(), 1)?;
         self.stream.synchronize().doing("signalling")?;
         let event = IpcEvent::create(&self.gpu).and_then(|event| Ok((event.export()?.0.to_vec(), event)));
-        self.wait_for_ever(self.stream.as_ref())?;
+        self.wait_without_end(self.stream.as_ref())?;
         let event = event.and_then(|event| event.1.record(self.stream.as_ref()).map(|()| event));
         writer.signal_on(self.stream.as_ref(), 2)?;
         self.writer = Some(writer);
@@ -86,10 +86,10 @@ impl Actor {
         Ok(Served { event: event.map_err(|error| error.to_string()) })
     }
 
-    /// Waits on the host and on a stream, and says how both ended.
+    /// Waits on the host and on a stream, and reports how both waits ended.
     fn wait(&self, session: &mut Session, scene: &str, value: u64) -> Result<(), Failure> {
         let timeline = self.domain.timeline(&of(scene, LINE))?;
-        let stream = Stream::new(self.gpu.context()).doing("making a stream")?;
+        let stream = Stream::new(self.gpu.context()).doing("creating a stream")?;
         timeline.wait_on(stream.as_ref(), value)?;
         session.parent().say(())?;
         let began = Moment::now();
@@ -100,7 +100,7 @@ impl Actor {
         });
         let stream_at = stream_at.unwrap_or(Ok(None))?;
         if stream_at.is_none() {
-            // Else dropping the stream would wait as well.
+            // Otherwise dropping the stream would wait, too.
             timeline.abandon()?;
         }
         let woken = Woken {
@@ -110,7 +110,7 @@ impl Actor {
             check: ending(&timeline.check()),
             reached: timeline.value(),
         };
-        session.tell(describe(scene, value, began, &woken))?;
+        session.report(describe(scene, value, began, &woken))?;
         session.parent().say(woken)
     }
 
@@ -126,7 +126,7 @@ impl Actor {
         self.stream.as_ref().is_done().map_err(|error| error.to_string())
     }
 
-    /// Holds what a client holds: a lease, a mapping, and a stream that waits for the server.
+    /// Holds the resources of a client: a lease, a mapping, and a stream that waits for the server.
     fn hold(&mut self, scene: &str) -> Result<(), Failure> {
         let segment = self.domain.open(&of(scene, OWNED), TIMEOUT)?;
         let timeline = self.domain.timeline(&of(scene, LINE))?;
@@ -138,7 +138,7 @@ impl Actor {
     fn first_stage(&mut self) -> Result<(), Failure> {
         let batch = self.domain.opener(BATCH).read_write().timeout(TIMEOUT).open()?;
         let writer = self.domain.timeline_writer(FIRST)?;
-        self.wait_for_ever(self.stream.as_ref())?;
+        self.wait_without_end(self.stream.as_ref())?;
         let range = batch.tensor(TENSOR)?.device()?;
         let fill = self.gpu.kernels()?.enqueue_fill(self.stream.as_ref(), range.as_slice());
         fill.doing("filling memory by a kernel")?;
@@ -166,30 +166,30 @@ impl Actor {
         Ok(())
     }
 
-    /// What the second stage finds when its input has ended.
+    /// Describes what the second stage observes when its input has ended.
     fn describe_second_stage(&self) -> Result<Step, Failure> {
         let went_on = ends(self.stream.as_ref(), TIMEOUT)?;
         let input = self.input.as_ref().map_or_else(|| "nothing".into(), |input| ending(&input.check()));
         let signal = self.writer.as_ref().map_or_else(|| "nothing".into(), |writer| ending(&writer.signal(2)));
-        let told = went_on && input == "OwnerDied" && signal == "Tainted";
+        let detected = went_on && input == "OwnerDied" && signal == "Tainted";
         Ok(Step::new(
             "second-stage",
             "The chain's second stage, after the first one was killed",
-            "Its stream waited for the first stage. The wait ended because that is dead, and the kernel behind it ran on \
-             what happened to be there. A GPU knows no errors of that sort: the host has to ask, and the library asks \
-             where it was told what rests on what.",
+            "Its stream waited for the first stage. The wait ended because that stage is dead, and the next kernel ran \
+             on whatever data was there. A GPU reports no such error, so the host has to check. The library checks \
+             where rests_on declares a dependency.",
         )
-        .value("its stream", if went_on { "went on, and doubled the batch" } else { "waits" })
+        .value("its stream", if went_on { "continued, and doubled the batch" } else { "waits" })
         .value("check of its input", input)
         .value("its next signal", signal)
-        .judge(told, "told when it asked, and its next signal is refused", "it was not told"))
+        .judge(detected, "check reports it, and its next signal is refused", "check did not report it"))
     }
 
-    /// Ends CUDA in this process.
+    /// Breaks the CUDA context of this process.
     fn fault(&self) -> Result<Faulted, Failure> {
-        let stream = Stream::new(self.gpu.context()).doing("making a stream")?;
+        let stream = Stream::new(self.gpu.context()).doing("creating a stream")?;
         experiment::fault(self.gpu.kernels()?, stream.as_ref()).doing("launching a kernel")?;
-        // It is over when the driver says so.
+        // The context is broken once the driver reports it.
         let _ = ends(stream.as_ref(), TIMEOUT);
         let at = Moment::now();
         let own_call = match &self.writer {
@@ -199,7 +199,7 @@ impl Actor {
         Ok(Faulted { at, own_call })
     }
 
-    /// Any call that needs the GPU.
+    /// Makes a call that needs the GPU.
     fn gpu_call(&self) -> partywall::Result<()> {
         self.domain
             .create("client/more", Place::Gpu(self.gpu.uuid()))
@@ -208,7 +208,7 @@ impl Actor {
             .map(drop)
     }
 
-    fn wait_for_ever(&self, stream: StreamRef<'_>) -> Result<(), Failure> {
+    fn wait_without_end(&self, stream: StreamRef<'_>) -> Result<(), Failure> {
         stream.enqueue_wait_u64(self.never.as_slice(), 1).doing("waiting on a stream")
     }
 }
@@ -216,16 +216,16 @@ impl Actor {
 fn describe(scene: &str, value: u64, began: Moment, woken: &Woken) -> Step {
     let Woken { host, host_at, stream_at, check, reached } = woken;
     let stream =
-        stream_at.map_or_else(|| "still waits".into(), |at| format!("went on after {}", millis(at.since(began))));
+        stream_at.map_or_else(|| "still waits".into(), |at| format!("continued after {}", millis(at.since(began))));
     Step::new(
         &format!("woken-{scene}"),
         format!("Waiting for {value} on the host and on a stream: {scene}"),
-        "Woken is not valid. The host is told by the result; a stream cannot be told anything, so its host asks with check \
-         before it believes what the stream did.",
+        "The end of a wait does not make the data valid. The host gets an error; a stream cannot get one, so its host \
+         calls check before it trusts what the stream did.",
     )
     .value("the host", format!("{host}, after {}", millis(host_at.since(began))))
     .value("the stream", stream)
     .value("check afterwards", check)
-    .value("really signalled", reached.to_string())
-    .judge(stream_at.is_some() && host != "Timeout", "nobody was left waiting", "somebody was left waiting")
+    .value("signalled value", reached.to_string())
+    .judge(stream_at.is_some() && host != "Timeout", "both waits ended", "a wait did not end")
 }

@@ -1,9 +1,9 @@
-//! A chain of three processes of which the first one dies: the last one's stream goes on all the same.
+//! A chain of three processes. When the first one dies, the stream of the last one still continues.
 
 use super::{observer::Observer, *};
 use crate::device::ends;
 
-/// The observer is the third stage, the waiter the second one.
+/// Runs the chain. The observer is the third stage, the waiter the second.
 pub(super) fn run(observer: &mut Observer<'_>) -> Result<(), Failure> {
     let builder =
         observer.domain.create(BATCH, Place::Gpu(observer.gpu.uuid())).tensor(TENSOR, DType::U32, &[ELEMENTS]);
@@ -16,7 +16,7 @@ pub(super) fn run(observer: &mut Observer<'_>) -> Result<(), Failure> {
     observer.waiter.ask::<()>(Command::SecondStage)?;
     let resting = observer.domain.timeline(RESTING)?;
     let careless = observer.domain.timeline(CARELESS)?;
-    let stream = Stream::new(observer.gpu.context()).doing("making a stream")?;
+    let stream = Stream::new(observer.gpu.context()).doing("creating a stream")?;
     resting.wait_on(stream.as_ref(), 1)?;
     careless.wait_on(stream.as_ref(), 1)?;
     let waits = !ends(stream.as_ref(), MOMENT)?;
@@ -26,29 +26,32 @@ pub(super) fn run(observer: &mut Observer<'_>) -> Result<(), Failure> {
     let went_on = ends(stream.as_ref(), TIMEOUT)?;
     let after = Moment::now().since(killed);
     if !went_on {
-        // Else dropping the stream would wait as well.
+        // Otherwise dropping the stream would wait, too.
         resting.abandon()?;
         careless.abandon()?;
     }
-    observer.waiter.ask::<()>(Command::TellSecondStage)?;
-    let told = ending(&resting.check());
-    let untold = ending(&careless.check());
+    observer.waiter.ask::<()>(Command::DescribeSecondStage)?;
+    let declared = ending(&resting.check());
+    let undeclared = ending(&careless.check());
     let right = has(&observer.gpu, &batch, 2)?;
     let step = Step::new(
         "third-stage",
         "The chain's third stage, after the first one was killed",
-        "It waited for the second stage, which is alive, and whose stream signalled as it had been told long before. No \
-         wait failed here. Where the second stage had said what it rests on (rests_on), check knows; where it had not, \
-         the wrong batch looks like a right one.",
+        "It waited for the second stage, which is alive, and whose stream signalled as enqueued long before. No wait \
+         failed here. If the second stage declared its input (rests_on), check reports the error; otherwise the wrong \
+         batch looks right.",
     )
-    .value("its stream, before", if waits { "waits" } else { "went on" })
-    .value("its stream, after the kill", if went_on { format!("went on after {}", millis(after)) } else { "waits".into() })
+    .value("its stream, before", if waits { "waits" } else { "continued" })
+    .value(
+        "its stream, after the kill",
+        if went_on { format!("continued after {}", millis(after)) } else { "waits".into() },
+    )
     .value("the batch", if right { "right" } else { "never written by the first stage" })
-    .value("check, with rests_on", &told)
-    .value("check, without", &untold);
-    observer.session.tell(step.says(TRAVELS, untold != "no error").judge(
-        waits && went_on && !right && told == "Tainted" && untold == "no error",
-        "it goes on with a wrong batch, and only check tells",
-        "it was told otherwise",
+    .value("check, with rests_on", &declared)
+    .value("check, without rests_on", &undeclared);
+    observer.session.report(step.says(TRAVELS, undeclared != "no error").judge(
+        waits && went_on && !right && declared == "Tainted" && undeclared == "no error",
+        "it continues with a wrong batch, and only check reports it",
+        "check returned something else",
     ))
 }

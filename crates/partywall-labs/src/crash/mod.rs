@@ -1,13 +1,13 @@
-//! `partywall lab crash`: servers, clients and the broker are killed, and the others say what they see of it.
+//! `partywall lab crash`: servers, clients and the broker are killed, and the other processes report the effects.
 //!
 //! | role | process | does |
 //! |---|---|---|
-//! | waiter | child | waits on the host and on a stream for a timeline, in each scene; is a stage of the chain |
-//! | observer | `partywall lab crash` | starts a broker, starts and ends the others, looks at the memory; concludes |
-//! | (actor) | children of the witness | the server, the client, the first stage, and the process that waits for an event |
+//! | waiter | child | waits for a timeline on the host and on a stream in each scene; is a stage of the chain |
+//! | observer | `partywall lab crash` | starts a broker, starts and kills the others, checks the memory; concludes |
+//! | (actor) | children of the observer | the server, the client, the first stage, and the process that waits for an event |
 //!
-//! A process that waits for the event of a dead one stays blocked, and nothing ends that wait: it is an actor, which
-//! the witness kills. All other waits are known to end, or have a limit.
+//! A process that waits for the event of a dead process stays blocked for good. Such a process is an actor, which the
+//! observer kills. All other waits end or have a limit.
 
 mod actor;
 mod chain;
@@ -26,78 +26,79 @@ use crate::prelude::*;
 
 pub(super) static LAB: Lab = Lab {
     name: "crash",
-    about: "A server, a client and the broker die: who reads on, who wakes, what stays",
-    title: "a server, a client and the broker die: who reads on, who wakes, what stays",
+    about: "A server, a client and the broker die: which memory stays, which waits end",
+    title: "a server, a client and the broker die: which memory stays, which waits end",
     on_host: false,
     broker: true,
     options: |command| command,
     roles: &[
         Role::new(
             "waiter",
-            "Wait for those who die",
-            "All have died who had to. The witness says which beliefs held.",
+            "Wait for processes that die",
+            "All experiments are done. The observer reports which claims held.",
             actor::play,
         ),
         Role::hidden("actor", actor::play),
     ],
-    observer: Role::new("witness", "Start them, end them, and say what is left", "", observer::play),
+    observer: Role::new("observer", "Start and kill processes, and report what is left", "", observer::play),
     claims: CLAIMS,
 };
 
-/// A command of the observer. It is answered when it is done, with `()` unless its documentation says otherwise.
+/// A command of the observer. It is answered when it is done, with `()` unless stated otherwise.
 #[derive(Debug, Serialize, Deserialize)]
 enum Command {
-    /// Share memory of each sort; signal 1 by a stream, and promise 2 behind a wait that does not end. Answered by [`Served`].
+    /// Share memory of each kind; signal 1 on a stream, and promise 2 behind a wait that does not end. Answered by
+    /// [`Served`].
     Serve { scene: String },
-    /// Wait for a value of the scene's timeline on the host and on a stream. Answered
-    /// when it waits, then by [`Woken`].
+    /// Wait for a value of the scene's timeline on the host and on a stream. Answered when the waits have begun, then
+    /// by [`Woken`].
     Await { scene: String, value: u64 },
-    /// Let a stream wait for an event.
+    /// Make a stream wait for an event.
     AwaitEvent { handle: Vec<u8> },
-    /// Say how that stream is doing. Answered by [`StreamDone`].
+    /// Report whether that stream is done. Answered by [`StreamDone`].
     Poll,
-    /// Hold the scene's segment, and let a stream wait for its timeline.
+    /// Hold the scene's segment, and make a stream wait for its timeline.
     Use { scene: String },
     /// The first stage of the chain: fill its memory behind a wait that does not end, and promise 1.
     FirstStage,
-    /// The second one: double what the first one writes, and signal 1 on two timelines.
+    /// The second stage: double the output of the first stage, and signal 1 on two timelines.
     SecondStage,
-    /// Tell what the second stage finds when the first one is dead.
-    TellSecondStage,
-    /// abort().
+    /// Report what the second stage observes when the first stage is dead.
+    DescribeSecondStage,
+    /// Call abort().
     Abort,
-    /// A kernel that writes where nothing is. Answered by [`Faulted`].
+    /// Launch a kernel that writes to an illegal address. Answered by [`Faulted`].
     Fault,
 }
 
-/// Whether a stream is done; what the driver says if it can do no more.
+/// Whether a stream is done, or the driver's error.
 type StreamDone = Result<bool, String>;
 
-/// What a server shares by hand; the rest has names.
+/// What a server shares without a name.
 #[derive(Debug, Serialize, Deserialize)]
 struct Served {
-    /// The handle of an event that is recorded behind the same wait; why there is none.
+    /// The handle of an event that is recorded behind the endless wait, or the reason why there is none.
     event: Result<Vec<u8>, String>,
 }
 
 /// How a wait ended.
 #[derive(Debug, Serialize, Deserialize)]
 struct Woken {
-    /// On the host, as [`ending`] says it, and when.
+    /// The result on the host, in the words of [`ending`], and its time.
     host: String,
     host_at: Moment,
-    /// On the stream: when it went on, if it did.
+    /// When the stream continued, if it did.
     stream_at: Option<Moment>,
-    /// What `check` says afterwards, and what had really been signalled.
+    /// The result of `check` afterwards, and the value that was really signalled.
     check: String,
     reached: u64,
 }
 
-/// The context of a process is lost.
+/// The loss of a process's CUDA context.
 #[derive(Debug, Serialize, Deserialize)]
 struct Faulted {
     at: Moment,
-    /// What its own next call says.
+    /// The result of its own next call.
     own_call: String,
 }
 
@@ -113,31 +114,31 @@ const CARELESS: &str = "chain/second-careless";
 /// The one tensor of each segment, 1 MiB.
 const TENSOR: &str = "data";
 const ELEMENTS: u64 = 1 << 18;
-/// What a server has allocated and not committed, and what only the broker holds.
+/// Bytes that a server has allocated and not committed, and bytes that only the broker holds.
 const MUCH: u64 = 64 << 20;
 
-/// How long a stream is polled that waits for the event of a dead process.
+/// How long to poll a stream that waits for the event of a dead process.
 const POLLED: Duration = Duration::from_secs(1);
 
 claims! {
-    MAKER = "maker": "Memory is gone when the process that made it is.",
-    LEAK = "leak": "What a killed process had allocated stays allocated.",
-    EVENT_WAKES = "event-wakes": "A stream that waits for an event goes on when the recorder dies.",
-    HANGS = "hangs": "A process that waits for one that dies waits for ever.",
-    VALID = "valid": "A stream that goes on has what it waited for.",
+    MAKER = "maker": "Memory is gone when the process that created it is gone.",
+    LEAK = "leak": "Memory that a killed process had allocated stays allocated.",
+    EVENT_WAKES = "event-wakes": "A stream that waits for an event continues when the recorder dies.",
+    HANGS = "hangs": "A process that waits for a dead process waits for ever.",
+    VALID = "valid": "A stream that continues has the data that it waited for.",
     FAULT_ENDS = "fault-ends": "A process whose kernel faults ends.",
-    CLIENT_HARMS = "client-harms": "A client that dies takes the server's memory along.",
-    BROKER_MEMORY = "broker-memory": "Memory is gone when the broker that gave it out is.",
-    OUTLIVES = "outlives": "What is kept under a name outlives the broker.",
-    TRAVELS = "travels": "If the first stage of a chain dies, the last one gets an error.",
+    CLIENT_HARMS = "client-harms": "A client that dies damages the server's memory.",
+    BROKER_MEMORY = "broker-memory": "Memory is gone when the broker that handed it out is gone.",
+    OUTLIVES = "outlives": "Memory under a kept name outlives the broker.",
+    TRAVELS = "travels": "If the first stage of a chain dies, the last stage gets an error.",
 }
 
-/// A name of a scene.
+/// Returns a name of a scene.
 fn of(scene: &str, name: &str) -> String {
     format!("{scene}/{name}")
 }
 
-/// Returns how a wait or a call ended, in one word if the library has one.
+/// Returns how a wait or a call ended, in one word if possible.
 fn ending<T>(result: &partywall::Result<T>) -> String {
     match result {
         Ok(_) => "no error".into(),
@@ -153,7 +154,7 @@ fn ending<T>(result: &partywall::Result<T>) -> String {
     }
 }
 
-/// A segment under a name, with the pattern in it.
+/// Creates a named segment that contains the pattern.
 fn make(domain: &Domain, gpu: &Gpu, name: &str, kept: bool) -> Result<Segment, Failure> {
     let builder = domain.create(name, Place::Gpu(gpu.uuid())).tensor(TENSOR, DType::U32, &[ELEMENTS]).kept(kept);
     let build = builder.allocate()?;
@@ -163,7 +164,7 @@ fn make(domain: &Domain, gpu: &Gpu, name: &str, kept: bool) -> Result<Segment, F
     Ok(build.commit()?)
 }
 
-/// Whether a segment's memory has the pattern times `factor`.
+/// Returns whether a segment contains the pattern times `factor`.
 fn has(gpu: &Gpu, segment: &Segment, factor: u32) -> Result<bool, Failure> {
     let range = segment.tensor(TENSOR)?.device()?;
     let bad = gpu.kernels()?.verify(gpu.stream(), range.as_slice(), factor);

@@ -1,4 +1,4 @@
-//! The observer (the role `witness`): starts and ends the others, and says what is left.
+//! The observer: starts and kills the others, and reports what is left.
 
 use super::*;
 
@@ -12,23 +12,23 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     if let Some(why) = obstacle {
         let step = Step::new(
             "waits",
-            "Waiting for those who die",
-            "Timelines order streams by words of memory that these wait for. Nothing of this lab works without.",
+            "Waiting for processes that die",
+            "Streams wait for timelines by stream memory operations. Without them no part of this lab works.",
         );
         let step = CLAIMS.iter().fold(step, |step, claim| step.leaves_open(*claim));
-        observer.session.tell(step.untried(None, why))?;
+        observer.session.report(step.untried(None, why))?;
     } else {
         scenes::server(&mut observer)?;
         scenes::client(&mut observer)?;
         chain::run(&mut observer)?;
-        // Last, because nothing that has a name is left behind it.
+        // Last, because no name exists any more after it.
         scenes::broker(&mut observer)?;
     }
     observer.waiter.end();
     Ok(())
 }
 
-/// What every scene needs.
+/// The state that every scene uses.
 pub(super) struct Observer<'a> {
     pub(super) session: &'a mut Session,
     pub(super) domain: Domain,
@@ -37,7 +37,7 @@ pub(super) struct Observer<'a> {
 }
 
 impl Observer<'_> {
-    /// Starts a process that does one thing.
+    /// Starts an actor.
     pub(super) fn start(&self) -> Result<Peer, Failure> {
         self.session.spawn("actor")
     }

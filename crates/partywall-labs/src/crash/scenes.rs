@@ -1,9 +1,9 @@
-//! The scenes: a server dies in three ways, a client does, the broker does.
+//! The scenes: a server and a client die in three ways, and the broker is killed.
 
 use super::{observer::Observer, *};
 use crate::device::{Gate, ends, under_mps};
 
-/// How a process comes to its end.
+/// How a process ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum How {
     Killed,
@@ -12,7 +12,7 @@ enum How {
 }
 
 impl How {
-    /// The name of a scene.
+    /// Returns the name of a scene.
     fn scene(self, who: &str) -> String {
         match self {
             Self::Killed => format!("{who}-killed"),
@@ -29,8 +29,9 @@ impl How {
         }
     }
 
-    /// Has it come; from when on others can know, and what the process's own next call says if there is one.
-    fn come(self, actor: &mut Peer) -> Result<(Moment, Option<String>), Failure> {
+    /// Ends a process this way. Returns when others can notice it, and the result of the process's own next call if it
+    /// still runs.
+    fn inflict(self, actor: &mut Peer) -> Result<(Moment, Option<String>), Failure> {
         let now = Moment::now();
         match self {
             Self::Killed => actor.kill(),
@@ -46,18 +47,18 @@ impl How {
         Ok((now, None))
     }
 
-    /// What others are told of its timelines.
+    /// Returns how the process's timelines end.
     fn ending(self) -> &'static str {
         if self == Self::Faulted { "OwnerFaulted" } else { "OwnerDied" }
     }
 }
 
-/// A server dies: it has memory, a timeline and an event, and others wait for both.
+/// A server dies that has memory, a timeline and an event, while others wait for the timeline and the event.
 pub(super) fn server(observer: &mut Observer<'_>) -> Result<(), Failure> {
     in_each_way(observer, "server", SERVER, one_server)
 }
 
-/// Tells of the same death in each way in which it can come.
+/// Runs a scene once for each way in which a process can end.
 fn in_each_way(
     observer: &mut Observer<'_>,
     who: &str,
@@ -71,15 +72,15 @@ fn in_each_way(
         } else {
             scene(how, step, observer)?
         };
-        observer.session.tell(step)?;
+        observer.session.report(step)?;
     }
     Ok(())
 }
 
-const SERVER: &str = "Memory belongs to every process that has a reference: the broker has one to what is kept under a name, each \
-    reader has one. The broker proves the death by the process's pidfd and the end of its connection, or is told of the \
-    fault, and stores a number that ends every wait on the timeline. It can do nothing for an event: only the dead \
-    process's own work could have ended that wait.";
+const SERVER: &str = "Memory lives as long as any process has a reference: the broker has one for each kept name, and \
+    each reader has one. The broker proves the death by the process's pidfd and the end of its connection, or is \
+    notified of the fault. It then stores a number that ends every wait for the timeline. It cannot end the wait for \
+    an event: only the dead process's own work could have done that.";
 
 fn one_server(how: How, step: Step, observer: &mut Observer<'_>) -> Result<Step, Failure> {
     let scene = how.scene("server");
@@ -99,12 +100,12 @@ fn one_server(how: How, step: Step, observer: &mut Observer<'_>) -> Result<Step,
         Err(why) => Err(why),
     };
 
-    let (at, own_call) = how.come(&mut server)?;
+    let (at, own_call) = how.inflict(&mut server)?;
     let woken: Woken = observer.waiter.hear()?;
     thread::sleep(POLLED.saturating_sub(Moment::now().since(at)));
     let by_event = blocked.and_then(|mut actor| {
         let polled = poll(&mut actor);
-        // It may be blocked for ever.
+        // The wait may never end.
         actor.kill();
         polled
     });
@@ -127,7 +128,7 @@ fn one_server(how: How, step: Step, observer: &mut Observer<'_>) -> Result<Step,
     step = step
         .value("waiter, on the host", format!("{} after {}", woken.host, millis(woken.host_at.since(at))))
         .value("waiter, on a stream", stream_text(&woken, at))
-        .value("who waits for its event", event_text(&by_event, &blocked_text))
+        .value("process that waits for its event", event_text(&by_event, &blocked_text))
         .value("memory open since before", intact_text(intact))
         .value("memory under a kept name", intact_text(kept_intact))
         .value("the name that it owned", if owned == "no error" { "still there" } else { &owned });
@@ -136,7 +137,7 @@ fn one_server(how: How, step: Step, observer: &mut Observer<'_>) -> Result<Step,
     } else {
         let label = if how == How::Faulted { "GPU memory, after its end" } else { "GPU memory" };
         let had = partywall::bytes(MUCH);
-        step.value(label, format!("{} are taken still; it had {had} under no name", partywall::bytes(taken)))
+        step.value(label, format!("{} still taken; it had {had} without a name", partywall::bytes(taken)))
             .says(LEAK, taken >= MUCH)
     };
     if let Ok(done) = by_event {
@@ -150,19 +151,19 @@ fn one_server(how: How, step: Step, observer: &mut Observer<'_>) -> Result<Step,
         .says(VALID, !(went_on && woken.reached < 2))
         .judge(
             woken.host == how.ending() && woken.check == how.ending() && went_on && intact && kept_intact && gone,
-            "its memory is there for those who have it, and a process that waited on its timeline was told",
-            format!("not all as expected: {} was awaited", how.ending()),
+            "its memory stays for processes that have it open, and waits for its timeline end with an error",
+            format!("not all as expected: {} was expected", how.ending()),
         ))
 }
 
-/// A client dies: it has a lease, and a stream that waits for the server, which is the observer.
+/// A client dies that has a lease and a stream that waits for the server. The observer is the server.
 pub(super) fn client(observer: &mut Observer<'_>) -> Result<(), Failure> {
     in_each_way(observer, "client", CLIENT, one_client)
 }
 
-const CLIENT: &str = "The client has a mapping of its own, which goes with it, and a lease, which the broker takes back \
-    when the death is proved; while a process lives whose CUDA is broken, nobody can know what its GPU work still does, \
-    and the lease stays. The server notices nothing.";
+const CLIENT: &str = "The client has its own mapping, which ends with it, and a lease, which the broker takes back \
+    when the death is proved. While a process with a broken CUDA context lives, no one can know what its GPU work \
+    still does, so the lease stays. The server notices nothing.";
 
 fn one_client(how: How, step: Step, observer: &mut Observer<'_>) -> Result<Step, Failure> {
     let scene = how.scene("client");
@@ -175,7 +176,7 @@ fn one_client(how: How, step: Step, observer: &mut Observer<'_>) -> Result<Step,
     client.ask::<()>(Command::Use { scene })?;
     let held = holds(observer, &name, pid)?;
 
-    let (mut at, own_call) = how.come(&mut client)?;
+    let (mut at, own_call) = how.inflict(&mut client)?;
     let mut step = step.value("its lease, before", if held { "there" } else { "missing" });
     if let Some(own_call) = own_call {
         thread::sleep(POLLED.saturating_sub(Moment::now().since(at)));
@@ -202,7 +203,7 @@ fn one_client(how: How, step: Step, observer: &mut Observer<'_>) -> Result<Step,
         let still = holds(observer, &name, pid)?;
         lease = held && !gone && freed.is_ok() && !still;
         step = step
-            .value("under MPS", "nobody knows that its GPU work is over: what it held is kept, as unproven")
+            .value("under MPS", "no proof that its GPU work is over: its lease stays in quarantine (unproven)")
             .value("its lease, after rm --unproven", if still { "there" } else { "gone" });
     }
     let intact = has(&observer.gpu, &memory, 1)?;
@@ -214,24 +215,24 @@ fn one_client(how: How, step: Step, observer: &mut Observer<'_>) -> Result<Step,
         .says(CLIENT_HARMS, !unharmed)
         .judge(
             lease && unharmed,
-            "the server goes on as if nothing had happened",
-            if lease { "the server was harmed" } else { "its lease is not what it ought to be" },
+            "the server is not affected",
+            if lease { "the server was harmed" } else { "its lease did not end as expected" },
         ))
 }
 
-/// The broker dies. Nothing that has a name is left afterwards.
+/// The broker dies. No name exists afterwards.
 pub(super) fn broker(observer: &mut Observer<'_>) -> Result<(), Failure> {
     let scene = "broker-killed";
     let memory = make(&observer.domain, &observer.gpu, &of(scene, OWNED), false)?;
     let shelf = observer.domain.create(&of(scene, KEPT), Place::Gpu(observer.gpu.uuid()));
-    // Not mapped by anybody: it is the broker's alone.
+    // No process maps it, so only the broker keeps it.
     drop(shelf.tensor(TENSOR, DType::U8, &[MUCH]).kept(true).allocate()?.commit()?);
     let line = observer.domain.timeline_writer(&of(scene, LINE))?;
     observer.waiter.ask::<()>(Command::Await { scene: scene.into(), value: 1 })?;
 
-    // An event behind a word that the observer writes when the broker is dead.
+    // The event is behind a word that the observer writes when the broker is dead.
     let gate = Gate::new(&observer.gpu)?;
-    let stream = Stream::new(observer.gpu.context()).doing("making a stream")?;
+    let stream = Stream::new(observer.gpu.context()).doing("creating a stream")?;
     let event = IpcEvent::create(&observer.gpu).and_then(|event| Ok((event.export()?.0.to_vec(), event)));
     let blocked = match event {
         Ok((handle, event)) => {
@@ -267,38 +268,38 @@ pub(super) fn broker(observer: &mut Observer<'_>) -> Result<(), Failure> {
     let step = Step::new(
         scene,
         "The broker is killed (SIGKILL)",
-        "Mappings are references of their own, and an event is between two drivers. But nobody is left who would notice a \
-         death, so each process ends its own waits on timelines, when nobody answers at the broker's socket any more; and \
-         what nobody has mapped is gone with the broker's descriptors.",
+        "Each mapping is its own reference, and an event needs only the drivers of two processes. Without the broker \
+         nothing notices deaths, so each process ends its own waits for timelines when the broker's socket no longer \
+         answers. Memory that no process has mapped is gone with the broker's descriptors.",
     )
     .value("memory that is mapped", intact_text(intact))
     .value("waiter, on the host", format!("{} after {}", woken.host, millis(woken.host_at.since(killed))))
     .value("waiter, on a stream", stream_text(&woken, killed))
     .value("the writer's next signal", signal)
-    .value("who waits for an event", event_text(&by_event, "still blocked"))
+    .value("process that waits for an event", event_text(&by_event, "still blocked"))
     .value("opening a name", open);
     let step = if is_simulated(observer) {
         step.leaves_open(OUTLIVES)
     } else {
         let all = partywall::bytes(MUCH);
-        step.value("memory that nobody had mapped", format!("{} came back of {all}", partywall::bytes(freed)))
+        step.value("memory that no process had mapped", format!("{} of {all} freed", partywall::bytes(freed)))
             .says(OUTLIVES, freed < MUCH)
     };
-    observer.session.tell(step.says(BROKER_MEMORY, !intact).says(HANGS, !went_on).judge(
+    observer.session.report(step.says(BROKER_MEMORY, !intact).says(HANGS, !went_on).judge(
         intact && went_on && woken.host == "BrokerGone",
-        "what is mapped stays, and nobody is left waiting",
-        "not all as expected: BrokerGone was awaited",
+        "mapped memory stays, and all waits ended",
+        "not all as expected: BrokerGone was expected",
     ))
 }
 
-/// How a stream is doing that waits for an event.
+/// Asks an actor whether its stream still waits for the event.
 fn poll(actor: &mut Peer) -> StreamDone {
     actor.ask::<StreamDone>(Command::Poll).map_err(|failure| failure.message())?
 }
 
 fn event_text(polled: &StreamDone, blocked: &str) -> String {
     match polled {
-        Ok(true) => "went on".into(),
+        Ok(true) => "continued".into(),
         Ok(false) => blocked.into(),
         Err(why) => why.clone(),
     }
@@ -306,24 +307,24 @@ fn event_text(polled: &StreamDone, blocked: &str) -> String {
 
 fn stream_text(woken: &Woken, since: Moment) -> String {
     match woken.stream_at {
-        Some(at) => format!("went on after {}, check: {}", millis(at.since(since)), woken.check),
+        Some(at) => format!("continued after {}, check: {}", millis(at.since(since)), woken.check),
         None => "still waits".into(),
     }
 }
 
-/// Why a fault is not tried under MPS.
-const SHARED_FAULT: &str = "under MPS a fault ends CUDA in all clients of the server: run this lab without, by \
+/// The reason why a fault is not tried under MPS.
+const SHARED_FAULT: &str = "under MPS a fault ends CUDA in all clients of the server: run this lab without MPS, with \
     CUDA_MPS_PIPE_DIRECTORY=/nonexistent";
 
-/// Why no process waits for the event of a process that dies under MPS.
+/// The reason why no process waits for the event of a dead process under MPS.
 const SHARED_EVENT: &str = "not tried: under MPS its CUDA would end with the recorder";
 
-/// Whether free memory says nothing of what other processes have.
+/// Returns whether the driver is simulated. The amount of free memory then ignores other processes.
 fn is_simulated(observer: &Observer<'_>) -> bool {
     observer.gpu.context().driver().is_simulated()
 }
 
-/// Whether a process has a lease on a name.
+/// Returns whether a process has a lease on a name.
 fn holds(observer: &Observer<'_>, name: &str, pid: u32) -> Result<bool, Failure> {
     match observer.domain.inspect(name) {
         Ok(info) => Ok(info.holders.iter().any(|holder| holder.pid == pid)),
@@ -332,7 +333,7 @@ fn holds(observer: &Observer<'_>, name: &str, pid: u32) -> Result<bool, Failure>
     }
 }
 
-/// Free memory of the GPU, which others use as well.
+/// Returns the free memory of the GPU, which other processes use, too.
 fn free_memory(observer: &Observer<'_>) -> Result<u64, Failure> {
     Ok(observer.gpu.context().memory_info().doing("asking for free memory")?.free)
 }

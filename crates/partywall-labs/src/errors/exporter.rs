@@ -1,4 +1,4 @@
-//! The exporter: has memory of every kind, asks the driver for handles of it, gives the good ones away, and ends.
+//! The exporter: allocates memory of every kind, asks the driver for handles, sends the good ones, and ends.
 
 use super::*;
 use crate::device::{Gate, kind_of};
@@ -7,17 +7,17 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let gpu = session.gpu();
     let exporter = Exporter { gpu: &gpu };
     for step in exporter.pointers()?.into_iter().chain(exporter.events()).chain([exporter.unaligned()?]) {
-        session.tell(step)?;
+        session.report(step)?;
     }
     let goods = exporter.goods()?;
     for step in [exporter.interior(&goods)?, exporter.same_process(&goods)?] {
-        session.tell(step)?;
+        session.report(step)?;
     }
     let opener = session.parent();
     opener.say(goods.offer(&gpu)?)?;
     while let Some(command) = opener.next()? {
         match command {
-            // Nothing was enqueued that could be finished.
+            // No work was enqueued.
             Command::Finish => opener.say(Done::Ok(()))?,
             Command::Enqueue => goods.late.fill(opener)?,
         }
@@ -30,7 +30,7 @@ struct Exporter<'a> {
 }
 
 impl Exporter<'_> {
-    /// Asks for handles of every kind of memory that has none.
+    /// Asks for handles of every kind of memory that the driver refuses.
     fn pointers(&self) -> Result<Vec<Step>, Failure> {
         let context = self.gpu.context();
         let host = vec![0_u8; 4096];
@@ -46,14 +46,14 @@ impl Exporter<'_> {
                 "freed",
                 "A pointer to memory that was freed",
                 ("cuMemAlloc, cuMemFree", freed),
-                "The address is still a number that looks right; nothing is behind it. A framework's cache that gives \
-                 memory back leads here.",
+                "The address still looks valid, but no memory is behind it. A framework whose cache frees memory \
+                 causes this.",
             ),
             self.refused(
                 "uninitialised",
                 "A pointer that was never set",
-                ("whatever lay there", 0x0BAD_C0DE_0BAD_C0DE),
-                "The answer is the same as for freed memory: the code does not tell the two apart.",
+                ("a stray value", 0x0BAD_C0DE_0BAD_C0DE),
+                "The code is the same as for freed memory.",
             ),
         ];
         let pinned = PinnedBuffer::new(context, 4096);
@@ -101,12 +101,12 @@ impl Exporter<'_> {
         let answer = code(&IpcMemoryHandle::of(context, address));
         Step::new(id, title, why)
             .value(how, format!("{address:#x}"))
-            .value("kind, as the driver says", kind_of(context, address))
+            .value("kind, as the driver reports", kind_of(context, address))
             .answer("cuIpcGetMemHandle", answer)
             .judge_refusal(answer, None)
     }
 
-    /// The same for memory that a kernel can use.
+    /// Does the same for memory that a kernel can use.
     fn of_kind(&self, id: &str, title: &str, how: &str, made: Result<u64, &CudaError>, why: &str) -> Step {
         match made {
             Err(error) => Step::new(id, title, why).untried(None, error.to_string()),
@@ -132,7 +132,8 @@ impl Exporter<'_> {
         let here = Step::new(
             "event-here",
             "An event opened in the process that made it",
-            "As for memory, the driver does not open what is its own. A program that talks to itself needs a way around.",
+            "As with memory, the driver does not open handles in the process that made them. A program that may talk \
+             to itself needs another way.",
         );
         let here = match IpcEvent::new(context).and_then(|event| event.export().map(|handle| (event, handle))) {
             Err(error) => here.untried(Some(EVENT_HERE), format!("events have no handles here: {error}")),
@@ -151,15 +152,16 @@ impl Exporter<'_> {
                 false,
                 false,
                 "DISABLE_TIMING",
-                "What can be shared is decided when the event is made; torch and the runtime make plain ones.",
+                "Whether an event can be shared is decided when it is created. torch and the CUDA runtime create plain \
+                 events.",
             ),
             lacking(
                 "event-timing",
-                "A shared event that keeps a time",
+                "A shared event with timing",
                 true,
                 true,
                 "INTERPROCESS",
-                "Between processes an event is only a point in a stream: the flag for it demands the one against times.",
+                "Between processes an event is only a point in a stream: INTERPROCESS requires DISABLE_TIMING.",
             ),
             here,
         ]
@@ -170,7 +172,7 @@ impl Exporter<'_> {
         let answer = code(&PhysicalMemory::create(self.gpu.context(), granularity + 4096));
         Ok(Step::new(
             "vmm-size",
-            "A size that is no multiple of the granularity",
+            "A size that is not a multiple of the granularity",
             "Memory that travels as a file descriptor consists of whole pages of the device. Round up, and put many \
              tensors into one allocation.",
         )
@@ -192,7 +194,7 @@ impl Exporter<'_> {
         let odd = allocate(ODD_BYTES, MARK_ODD)?;
         let first = odd.as_slice().device_ptr();
         let kernels = self.gpu.kernels()?;
-        // The driver puts small allocations side by side; one of a few will follow the first one in its block.
+        // The driver places small allocations side by side, so one of a few follows the first in its block.
         let mut others = Vec::new();
         let mut neighbour = None;
         while neighbour.is_none() && others.len() < 8 {
@@ -215,8 +217,8 @@ impl Exporter<'_> {
         let step = Step::new(
             "interior",
             "A pointer into an allocation",
-            "The driver makes a handle of it without a word, but of the whole allocation. So the offset must travel \
-             beside the handle; without it the reader gets other bytes, and no error.",
+            "The driver returns a handle without a warning, but it is that of the whole allocation. The offset must \
+             travel with the handle; otherwise the reader gets other bytes and no error.",
         )
         .value("allocation", format!("{base:#x}, {BYTES} bytes"))
         .value("pointer", format!("{:#x}, {INSIDE} bytes into it", base + INSIDE))
@@ -224,7 +226,7 @@ impl Exporter<'_> {
         Ok(match inside {
             Ok(inside) => {
                 let same = "the same 64 bytes as the handle of the base";
-                let other = "a handle of its own: see what it leads to";
+                let other = "a different handle: see what it opens";
                 let step = step.value("handle", if inside == whole { same } else { other });
                 step.judge(inside == whole, same, other)
             }
@@ -238,8 +240,9 @@ impl Exporter<'_> {
         Ok(Step::new(
             "same-process",
             "A handle opened in the process that made it",
-            "The driver compares process ids, and refuses its own. A program that may talk to itself keeps a table of \
-             what it has exported. Two containers in which both are process 1 meet the same refusal.",
+            "The driver compares process ids, and refuses handles of its own process. A program that may talk to \
+             itself keeps a table of its exports. Two containers in which both processes have pid 1 get the same \
+             refusal.",
         )
         .value("handle", handle_text(handle))
         .answer("cuIpcOpenMemHandle", answer)
@@ -248,7 +251,7 @@ impl Exporter<'_> {
     }
 }
 
-/// What is given away, alive until the exporter ends.
+/// The shared memory, kept until the exporter ends.
 struct Goods {
     base: DeviceBuffer,
     odd: DeviceBuffer,
@@ -273,24 +276,24 @@ impl Goods {
     }
 }
 
-/// Memory that is filled behind a wait. Everything that it needs is made, and warm, before the wait.
+/// Memory that is filled behind a wait. All resources are created and warmed up before the wait.
 struct Late {
     buffer: DeviceBuffer,
-    /// Holds the filling back.
+    /// Delays the filling.
     gate: Gate,
     filling: Stream,
-    /// Why it cannot be done here.
+    /// Why this is not possible here.
     obstacle: Option<String>,
 }
 
 impl Late {
     fn new(gpu: &Gpu, buffer: DeviceBuffer) -> Result<Self, Failure> {
         let obstacle = device::streams_cannot_wait(gpu);
-        let filling = Stream::new(gpu.context()).doing("making a stream")?;
+        let filling = Stream::new(gpu.context()).doing("creating a stream")?;
         Ok(Self { buffer, gate: Gate::new(gpu)?, filling, obstacle })
     }
 
-    /// Enqueues the filling, says so, and lets it run when the opener wants it or is gone.
+    /// Enqueues the filling and reports that. The filling runs at the opener's command, or when the opener is gone.
     fn fill(&self, opener: &mut Peer) -> Result<(), Failure> {
         if let Some(why) = &self.obstacle {
             return opener.say(Done::Err(why.clone()));
@@ -300,7 +303,7 @@ impl Late {
         self.gate.hold(filling)?;
         let enqueued = filling.enqueue_set(self.buffer.as_slice(), NEW).doing(what);
         let heard = opener.ask::<Command>(Done::Ok(()));
-        // Whatever happened meanwhile: nothing in this process could end while its stream waits.
+        // Opened even after an error: this process could not end while its stream waits.
         self.gate.open()?;
         self.filling.synchronize().doing(what)?;
         enqueued?;

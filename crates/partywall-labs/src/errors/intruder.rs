@@ -1,18 +1,18 @@
-//! The intruder: a process for what may end CUDA in it. No other process suffers from that, which is checked
-//! afterwards.
+//! The intruder: a process that tries what may break its CUDA context. The opener checks afterwards that no other
+//! process is affected.
 
 use super::*;
 
-/// What the intruder tries its hand at. Handles are hexadecimal.
+/// The handles that the intruder misuses, in hexadecimal.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Target {
     pub(super) base: String,
     pub(super) odd: String,
-    /// How far behind `odd` another allocation begins in the same 2 MiB.
+    /// The offset from `odd` to another allocation in the same 2 MiB.
     pub(super) neighbour: Option<u64>,
 }
 
-/// Runs the intruder, and checks that no other process suffers from what it does.
+/// Runs the intruder, and checks that this process is not affected.
 pub(super) fn watch(session: &Session, target: Target) -> Result<Step, Failure> {
     let gpu = session.gpu();
     let base = received(&target.base)?;
@@ -23,25 +23,25 @@ pub(super) fn watch(session: &Session, target: Target) -> Result<Step, Failure> 
     let found = first_byte(&gpu, mapping.as_slice());
     let step = Step::new(
         "unharmed",
-        "The same memory, in the process that did nothing wrong",
-        "Each process has its own mapping and its own context. A fault ends CUDA in the process that made it (under MPS \
-         in every client of the server).",
+        "The same memory in a process that did nothing wrong",
+        "Each process has its own mapping and its own context. A fault breaks CUDA in the process that caused it \
+         (under MPS, in every client of the server).",
     )
-    .value("the intruder", ended.map_or_else(|failure| failure.message(), |()| "went to its end".into()))
+    .value("the intruder", ended.map_or_else(|failure| failure.message(), |()| "finished".into()))
     .value("read here", found.as_ref().map_or_else(ToString::to_string, |byte| format!("{byte:#04x}")));
-    Ok(step.judge(found == Ok(MARK), "nothing has changed here", "it has suffered from the other"))
+    Ok(step.judge(found == Ok(MARK), "nothing has changed here", "it is affected"))
 }
 
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let gpu = session.gpu();
     let target: Target = session.parent().hear()?;
     let base = received(&target.base)?;
-    session.tell(garbage(&gpu))?;
-    session.tell(damaged(&gpu, base))?;
-    session.tell(free(&gpu, base)?)?;
-    session.tell(close_twice(&gpu, base)?)?;
+    session.report(garbage(&gpu))?;
+    session.report(damaged(&gpu, base))?;
+    session.report(free(&gpu, base)?)?;
+    session.report(close_twice(&gpu, base)?)?;
     // Last, because it may fault.
-    session.tell(neighbour(&gpu, &target)?)?;
+    session.report(neighbour(&gpu, &target)?)?;
     session.parent().say(())
 }
 
@@ -55,9 +55,8 @@ fn garbage(gpu: &Gpu) -> Step {
     let noise = open(std::array::from_fn(|index| (index as u8).wrapping_mul(151) ^ 0x5A));
     let step = Step::new(
         "garbage",
-        "64 bytes that are no handle",
-        "Bytes that come from a file or a socket may be anything. The driver looks at them, but it is no parser to \
-         rely on: check who sent them.",
+        "64 bytes that are not a handle",
+        "Bytes from a file or a socket may be anything. The driver checks them, but not reliably: verify the sender.",
     );
     step.value("64 zeros", zeros.to_string())
         .answer("noise", noise)
@@ -84,8 +83,8 @@ fn damaged(gpu: &Gpu, handle: IpcMemoryHandle) -> Step {
     let mut step = Step::new(
         "damaged",
         "A good handle with one bit changed, 64 times",
-        "The driver promises nothing about damaged bytes. A bit that it does not look at changes nothing; another one may \
-         lead to another allocation.",
+        "The driver promises nothing about damaged handles. An ignored bit changes nothing; another bit may select \
+         another allocation.",
     );
     for (code, count) in codes {
         step = step.value(code.to_string(), format!("{count} times"));
@@ -94,8 +93,8 @@ fn damaged(gpu: &Gpu, handle: IpcMemoryHandle) -> Step {
         0 => "none".to_owned(),
         count => format!("{count}, with the bit in byte {}", ranges(&opened)),
     };
-    let finding = if opened.is_empty() { "every wrong bit was noticed" } else { "a wrong bit need not be noticed" };
-    step.value("opened all the same", opened_at).says(CHECKED, opened.is_empty()).judge(true, finding, "")
+    let finding = if opened.is_empty() { "every wrong bit was noticed" } else { "a wrong bit may go unnoticed" };
+    step.value("opened anyway", opened_at).says(CHECKED, opened.is_empty()).judge(true, finding, "")
 }
 
 fn free(gpu: &Gpu, handle: IpcMemoryHandle) -> Result<Step, Failure> {
@@ -103,8 +102,9 @@ fn free(gpu: &Gpu, handle: IpcMemoryHandle) -> Result<Step, Failure> {
     let answer = code(&experiment::free_mapping(&mapping));
     Ok(Step::new(
         "free-mapping",
-        "cuMemFree on what was opened by handle",
-        "The allocation belongs to the process that made it. A reader closes (cuIpcCloseMemHandle), it does not free.",
+        "cuMemFree on memory that was opened by handle",
+        "The allocation belongs to the process that made it. A reader closes its mapping (cuIpcCloseMemHandle) and \
+         does not free the memory.",
     )
     .value("address", format!("{:#x}", mapping.device_ptr()))
     .answer("cuMemFree", answer)
@@ -113,14 +113,14 @@ fn free(gpu: &Gpu, handle: IpcMemoryHandle) -> Result<Step, Failure> {
 }
 
 fn close_twice(gpu: &Gpu, handle: IpcMemoryHandle) -> Result<Step, Failure> {
-    // What the step before did to its mapping is reported when that is closed, and no matter here.
+    // Discards the error that the previous step caused when its mapping was closed.
     let _ = gpu.context().take_drop_error();
     let answer = code(&experiment::close_twice(open(gpu, handle, BYTES)?));
     Ok(Step::new(
         "closed-twice",
         "A mapping closed twice",
-        "The driver counts how often a handle was opened. One close too many takes the memory from somebody else in the \
-         process who opened it as well, and then there is no error at all.",
+        "The driver counts how often a handle was opened. If other code in the process has also opened it, one close \
+         too many takes the memory from that code, without any error.",
     )
     .answer("second cuIpcCloseMemHandle", answer)
     .says(CLOSED_ONCE, !answer.is_success())
@@ -130,9 +130,9 @@ fn close_twice(gpu: &Gpu, handle: IpcMemoryHandle) -> Result<Step, Failure> {
 fn neighbour(gpu: &Gpu, target: &Target) -> Result<Step, Failure> {
     let step = Step::new(
         "neighbour",
-        "What lies behind a small allocation that was shared",
-        "A handle maps whole blocks of 2 MiB. Give shared memory blocks of its own, in multiples of 2 MiB, or copy \
-         into such.",
+        "The memory behind a small shared allocation",
+        "A handle maps whole blocks of 2 MiB. Allocate shared memory in multiples of 2 MiB, or copy into such an \
+         allocation.",
     );
     let Some(offset) = target.neighbour else {
         return Ok(step.untried(Some(ONLY_SHARED), "the exporter got no two small allocations in one block of 2 MiB"));
@@ -142,15 +142,15 @@ fn neighbour(gpu: &Gpu, target: &Target) -> Result<Step, Failure> {
     let behind = experiment::beyond(&mapping, offset, ODD_BYTES).doing("looking behind memory")?;
     let mut bytes = [0; ODD_BYTES as usize];
     let copied = gpu.stream().copy_to_host(&mut bytes, behind);
-    // The driver may refuse a copy; it does not check what a kernel reads.
+    // The driver may refuse a copy, but it does not check the reads of a kernel.
     let checked = kernels.verify(gpu.stream(), behind, 1);
     let seen = checked == Ok(None);
     Ok(step
         .value("shared", format!("{ODD_BYTES} bytes at {:#x}", mapping.device_ptr()))
         .value("another allocation of the exporter", format!("{offset} bytes behind, never shared"))
-        .value("a copy of it", copied.map_or_else(|error| error.to_string(), |()| "was made".into()))
+        .value("a copy of it", copied.map_or_else(|error| error.to_string(), |()| "succeeded".into()))
         .value(
-            "a kernel that looks for what is there",
+            "a kernel that reads it",
             match checked {
                 Ok(None) => "finds every word that the exporter wrote".into(),
                 Ok(Some(_)) => "finds other words".into(),
@@ -161,7 +161,7 @@ fn neighbour(gpu: &Gpu, target: &Target) -> Result<Step, Failure> {
         .judge(seen, "the reader sees memory that was never shared", "the reader does not see it"))
 }
 
-/// Numbers in growing order, runs of them as `8–15`.
+/// Formats ascending numbers, with runs as `8–15`.
 fn ranges(numbers: &[usize]) -> String {
     let runs = numbers.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
         [one] => one.to_string(),

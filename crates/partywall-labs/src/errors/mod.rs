@@ -1,10 +1,10 @@
-//! `partywall lab errors`: each way in which sharing fails, and what the driver answers.
+//! `partywall lab errors`: the ways in which sharing fails, and the driver's answers.
 //!
 //! | role | process | does |
 //! |---|---|---|
-//! | exporter | child | has memory of every kind, asks for handles, gives good ones away, ends |
-//! | opener | `partywall lab errors` | opens handles, early, late and after their maker's end; concludes |
-//! | intruder | child of the opener | what may end CUDA in a process: damaged handles, reads past the end, wrong frees |
+//! | exporter | child | allocates memory of every kind, asks for handles, sends the good ones, ends |
+//! | opener | `partywall lab errors` | opens handles: too early, and after the end of the exporter; concludes |
+//! | intruder | child of the opener | tries what may break CUDA in a process: damaged handles, reads past the end, wrong frees |
 
 mod exporter;
 mod intruder;
@@ -25,15 +25,15 @@ pub(super) static LAB: Lab = Lab {
     roles: &[
         Role::new(
             "exporter",
-            "Have memory of every kind, ask for handles, give them to the opener, and end",
-            "This process ends now, with all its memory. The opener goes on, and says which beliefs held.",
+            "Allocate memory of every kind, ask for handles, send them to the opener, and end",
+            "This process ends now, with all its memory. The opener continues, and reports which claims held.",
             exporter::play,
         ),
         Role::hidden("intruder", intruder::play),
     ],
     observer: Role::new(
         "opener",
-        "Open handles, also too early, damaged, and after their maker's end",
+        "Open handles: valid, too early, damaged, and after the end of the exporter",
         "",
         opener::play,
     ),
@@ -47,17 +47,17 @@ struct Kept {
     handle: Option<IpcMemoryHandle>,
 }
 
-/// What the exporter gives away. Handles are hexadecimal.
+/// The handles that the exporter sends, in hexadecimal.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Offer {
     /// An allocation of [`BYTES`], marked at its beginning and at [`INSIDE`], and its handle.
     base: String,
-    /// The handle of the address at [`INSIDE`] in it, if the driver makes one.
+    /// The handle of the address at [`INSIDE`] in it, if the driver returns one.
     inside: Option<String>,
-    /// An allocation of [`ODD_BYTES`], and how far behind it another one begins in the same 2 MiB.
+    /// An allocation of [`ODD_BYTES`], and the offset of a neighbour in the same 2 MiB.
     odd: String,
     neighbour: Option<u64>,
-    /// An allocation of [`BYTES`] that holds old bytes until the exporter is told to write it.
+    /// An allocation of [`BYTES`] with old contents, until the exporter gets the command to fill it.
     late: String,
     /// An allocation of [`BYTES`] that no process opens before the exporter has ended.
     last: String,
@@ -68,20 +68,20 @@ struct Offer {
 enum Command {
     /// Enqueue the work that fills `late`, behind a wait.
     Enqueue,
-    /// Let the wait end, and say when the work is done.
+    /// End the wait, and report when the work is done.
     Finish,
 }
 
 /// The exporter's answer to a command: the reason if it failed.
 type Done = Result<(), String>;
 
-/// Bytes of an allocation. More than a block of 2 MiB, so that it has its blocks for itself.
+/// Bytes of an allocation. More than 2 MiB, so that it shares no block of the driver with another allocation.
 const BYTES: u64 = 4 << 20;
 /// Where the second mark is.
 const INSIDE: u64 = 1 << 20;
 const ODD_BYTES: u64 = 1000;
 
-/// What the first byte of an allocation is, and the byte at [`INSIDE`].
+/// The first byte of an allocation, and the byte at [`INSIDE`].
 const MARK: u8 = 0x11;
 const MARK_INSIDE: u8 = 0x22;
 const MARK_ODD: u8 = 0x33;
@@ -89,17 +89,17 @@ const OLD: u8 = 0x44;
 const NEW: u8 = 0x55;
 
 claims! {
-    ANY_POINTER = "any-pointer": "Whatever a kernel can use can be shared by handle.",
-    INTERIOR = "interior": "The handle of a pointer into an allocation leads to that pointer.",
+    ANY_POINTER = "any-pointer": "All memory that a kernel can use can be shared by handle.",
+    INTERIOR = "interior": "The handle of a pointer into an allocation opens at that pointer.",
     ONLY_SHARED = "only-shared": "A process that opens a handle sees that allocation and nothing else.",
-    EVERYWHERE = "everywhere": "A handle opens in any process, the one that made it included.",
+    EVERYWHERE = "everywhere": "A handle opens in any process, including the one that made it.",
     CHECKED = "checked": "A handle with a wrong bit is refused.",
-    KEEPS = "keeps": "A handle is good for as long as somebody has it.",
-    DIES = "dies": "What is open goes away with the process that made it.",
+    KEEPS = "keeps": "A handle is valid for as long as a process has it.",
+    DIES = "dies": "Open memory goes away with the process that allocated it.",
     WAITS = "waits": "Opening a handle waits for the work that fills the memory.",
-    READER_FREES = "reader-frees": "cuMemFree gives back what was opened by handle.",
+    READER_FREES = "reader-frees": "cuMemFree frees memory that was opened by handle.",
     CLOSED_ONCE = "closed-once": "Closing a mapping twice is reported.",
-    ANY_SIZE = "any-size": "Memory of any size can be made to be shared by file descriptor.",
+    ANY_SIZE = "any-size": "Memory of any size can be shared by file descriptor.",
     ANY_EVENT = "any-event": "Any event can be shared between processes.",
     EVENT_HERE = "event-here": "The handle of an event opens in the process that made it.",
     CODES = "codes": "The error code says what was wrong.",
@@ -111,7 +111,7 @@ fn handle_text(handle: IpcMemoryHandle) -> String {
 
 fn parse_handle(text: &str) -> Result<IpcMemoryHandle, String> {
     let bad = || "a handle is 128 hexadecimal digits".to_owned();
-    // As it is copied from two lines of a terminal.
+    // A handle copied from a terminal may contain line breaks.
     let text: String = text.split_whitespace().collect();
     if text.len() != 128 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return Err(bad());
@@ -125,7 +125,7 @@ fn parse_handle(text: &str) -> Result<IpcMemoryHandle, String> {
 
 /// Parses the handle that another role sent.
 fn received(text: &str) -> Result<IpcMemoryHandle, Failure> {
-    parse_handle(text).map_err(|why| unexpected(&format!("the other role sent no handle: {why}")))
+    parse_handle(text).map_err(|why| unexpected(&format!("the other role sent an invalid handle: {why}")))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The opener: opens what the exporter gave away, at the wrong time too, and says which claims held.
+//! The opener: opens the exporter's handles, also at the wrong time, and reports which claims held.
 
 use super::{intruder::Target, *};
 
@@ -11,18 +11,18 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
 
     let base = opener.open(&opener.offer.base, BYTES)?;
     if let Some(step) = opener.interior()? {
-        session.tell(step)?;
+        session.report(step)?;
     }
-    session.tell(opener.odd_size()?)?;
-    session.tell(opener.early(&mut exporter)?)?;
-    session.tell(opener.other_boot(handle))?;
+    session.report(opener.odd_size()?)?;
+    session.report(opener.early(&mut exporter)?)?;
+    session.report(opener.other_boot(handle))?;
     let Offer { base: handle, odd, neighbour, .. } = opener.offer.clone();
-    session.tell(intruder::watch(session, Target { base: handle, odd, neighbour })?)?;
+    session.report(intruder::watch(session, Target { base: handle, odd, neighbour })?)?;
 
     exporter.end();
-    session.tell(opener.gone(pid)?)?;
-    session.tell(opener.survives(&base)?)?;
-    session.tell(codes(&session.reporter().steps()))
+    session.report(opener.gone(pid)?)?;
+    session.report(opener.survives(&base)?)?;
+    session.report(codes(&session.reporter().steps()))
 }
 
 struct Opener<'a> {
@@ -36,15 +36,16 @@ impl Opener<'_> {
             .doing("opening a handle that the exporter made")
     }
 
-    /// Where the handle of an interior pointer leads.
+    /// Opens the handle of an interior pointer.
     fn interior(&self) -> Result<Option<Step>, Failure> {
         let Some(inside) = &self.offer.inside else { return Ok(None) };
         let mapping = self.open(inside, BYTES)?;
         let found = first_byte(self.gpu, mapping.as_slice()).doing("reading shared memory")?;
         let step = Step::new(
             "interior-opened",
-            "What the handle of an interior pointer leads to",
-            "The exporter asked for the handle of an address in the middle, where it had written another mark.",
+            "What the handle of an interior pointer opens",
+            "The exporter asked for the handle of an address in the middle of the allocation, where it had written \
+             another mark.",
         )
         .value("cuIpcOpenMemHandle", format!("{:#x}", mapping.device_ptr()))
         .value("first byte there", format!("{found:#04x}"))
@@ -52,12 +53,12 @@ impl Opener<'_> {
         .says(INTERIOR, found == MARK_INSIDE);
         Ok(Some(step.judge(
             found == MARK,
-            "it leads to the base: without the offset these are the wrong bytes",
-            "it does not lead to the base",
+            "it opens the base: without the offset these are the wrong bytes",
+            "it does not open the base",
         )))
     }
 
-    /// What the driver says of the mapping of a small allocation.
+    /// Checks the mapping of a small allocation.
     fn odd_size(&self) -> Result<Step, Failure> {
         let mapping = self.open(&self.offer.odd, ODD_BYTES)?;
         let info = PointerInfo::of(self.gpu.context(), mapping.device_ptr()).doing("asking about an address")?;
@@ -65,23 +66,23 @@ impl Opener<'_> {
         Ok(Step::new(
             "odd-size",
             "An allocation of an odd size",
-            "The driver shares any size. But cuMemAlloc takes small allocations from blocks of 2 MiB, and what a \
-             reader gets is the block: see `neighbour`.",
+            "The driver shares any size. But cuMemAlloc takes small allocations from blocks of 2 MiB, and a reader \
+             gets the whole block: see `neighbour`.",
         )
         .value("cuMemAlloc by the exporter", format!("{ODD_BYTES} bytes"))
         .value("cuIpcOpenMemHandle", format!("{:#x}", mapping.device_ptr()))
-        .value("bytes, as the driver says here", info.bytes.to_string())
+        .value("bytes, as the driver reports here", info.bytes.to_string())
         .value("first byte", format!("{found:#04x}"))
-        .judge(found == MARK_ODD, "opened and read like any other", "its first byte is not what was written"))
+        .judge(found == MARK_ODD, "opened and read like any other", "its first byte differs"))
     }
 
-    /// Opens memory whose contents are still to come.
+    /// Opens memory whose contents are not written yet.
     fn early(&self, exporter: &mut Peer) -> Result<Step, Failure> {
         let step = Step::new(
             "too-early",
             "A handle opened before the memory was filled",
-            "A handle says nothing about work. The filling is enqueued, and held back here by a stream memory \
-             operation so that there is no luck in it; the reader needs an order of its own: an event, or a timeline.",
+            "A handle does not order any work. The filling is enqueued here, and delayed by a stream memory operation \
+             so that the result does not depend on luck. The reader needs its own order: an event or a timeline.",
         );
         if let Err(why) = exporter.ask::<Done>(Command::Enqueue)? {
             return Ok(step.untried(Some(WAITS), why));
@@ -89,7 +90,7 @@ impl Opener<'_> {
         let mapping = self.open(&self.offer.late, BYTES);
         let read = |mapping: &IpcMapping| first_byte(self.gpu, mapping.as_slice()).doing("reading shared memory");
         let before = mapping.as_ref().map(read);
-        // The exporter's stream waits: first let it go on, then look at what went wrong here.
+        // The exporter's stream waits, so it must continue before an error here is returned.
         let done: Done = exporter.ask(Command::Finish)?;
         let before = match before {
             Ok(before) => before?,
@@ -97,14 +98,14 @@ impl Opener<'_> {
         };
         let after = read(&mapping?)?;
         Ok(step
-            .value("written before, and by the work", format!("{OLD:#04x}, {NEW:#04x}"))
+            .value("byte before, and after the work", format!("{OLD:#04x}, {NEW:#04x}"))
             .value("read while the work waited", format!("{before:#04x}"))
             .value("read after the exporter's stream", format!("{after:#04x}"))
             .says(WAITS, before == NEW)
             .judge(
                 before == OLD && after == NEW && done.is_ok(),
                 "old bytes, and no error",
-                "not the old bytes first and the new ones after the work",
+                "not the old bytes first and the new bytes after the work",
             ))
     }
 
@@ -113,13 +114,13 @@ impl Opener<'_> {
         let step = Step::new(
             "other-boot",
             "A handle from before the machine was restarted",
-            "A handle names a process and an allocation of one boot. What is written to a file and found again later \
-             has to be recognised by the program that wrote it.",
+            "A handle names a process and an allocation since the last boot. A program that stores handles in a file \
+             must recognise outdated ones itself.",
         );
         match kept {
             None => step.untried(
                 None,
-                "it needs a restart: keep the handle that `same-process` shows, restart, and give it with --handle",
+                "it needs a restart: keep the handle that `same-process` shows, restart, and pass it with --handle",
             ),
             Some(handle) => {
                 let answer = code(&IpcMapping::open(self.gpu.context(), handle, 1, Access::ReadOnly));
@@ -131,7 +132,7 @@ impl Opener<'_> {
         }
     }
 
-    /// Opens what no process had opened before its maker ended.
+    /// Opens a handle that no process had opened before its maker ended.
     fn gone(&self, pid: u32) -> Result<Step, Failure> {
         let ended = has_ended(pid);
         let handle = received(&self.offer.last)?;
@@ -139,8 +140,8 @@ impl Opener<'_> {
         let step = Step::new(
             "exporter-gone",
             "A handle whose maker has ended",
-            "A handle keeps nothing alive. It is good while its maker lives and has not freed the memory, and nobody \
-             else can vouch for that. A file descriptor of cuMemCreate memory is different: see `partywall lab vmm`.",
+            "A handle keeps nothing alive. It is valid while its maker lives and has not freed the memory, which no \
+             other process can check. A file descriptor of cuMemCreate memory is different: see `partywall lab vmm`.",
         )
         .value(format!("process {pid}"), if ended { "has ended" } else { "still runs" });
         Ok(if ended {
@@ -152,7 +153,7 @@ impl Opener<'_> {
         })
     }
 
-    /// Reads what was open before its maker ended.
+    /// Reads memory that was open before its maker ended.
     fn survives(&self, base: &IpcMapping) -> Result<Step, Failure> {
         let found = first_byte(self.gpu, base.as_slice());
         let shown = found.as_ref().map_or_else(ToString::to_string, |byte| format!("{byte:#04x}"));
@@ -160,17 +161,17 @@ impl Opener<'_> {
         Ok(Step::new(
             "still-open",
             "Memory that was open when its maker ended",
-            "The mapping is a reference of its own, and holds the whole allocation on the GPU until it is closed here. \
-             That is how memory seems to leak: it belongs to no process that one would look at.",
+            "The mapping is its own reference, and keeps the whole allocation on the GPU until it is closed here. Such \
+             memory seems to leak, because the process that allocated it is gone.",
         )
         .value("read now", shown)
         .value("written by the exporter", format!("{MARK:#04x}"))
         .says(DIES, !intact)
-        .judge(intact, "still there, every byte that was looked at", "not what the exporter wrote"))
+        .judge(intact, "still there", "not what the exporter wrote"))
     }
 }
 
-/// How far the codes of all refusals tell the reasons apart.
+/// Checks whether the codes of the refusals distinguish the reasons.
 fn codes(steps: &[Step]) -> Step {
     let mut reasons: Vec<(CuResult, Vec<&str>)> = Vec::new();
     for step in steps {
@@ -183,8 +184,9 @@ fn codes(steps: &[Step]) -> Step {
     let most = reasons.iter().map(|(_, ids)| ids.len()).max().unwrap_or(0);
     let mut step = Step::new(
         "codes",
-        "What the codes of all these refusals tell",
-        "Look at the pointer before the call, not at the code after it: the pointer's attributes say what it is.",
+        "What the codes of all these refusals say",
+        "Check the pointer's attributes before the call instead of the code after it: they identify the kind of \
+         memory.",
     );
     let refusals = reasons.iter().map(|(_, ids)| ids.len()).sum::<usize>();
     let codes = reasons.len();
@@ -194,6 +196,6 @@ fn codes(steps: &[Step]) -> Step {
     step.says(CODES, most <= 1).judge(
         most > 1,
         format!("{refusals} refusals share {codes} codes"),
-        format!("each of {refusals} refusals has a code of its own"),
+        format!("each of {refusals} refusals has its own code"),
     )
 }

@@ -3,8 +3,8 @@
 //!
 //! | role | process | does |
 //! |---|---|---|
-//! | recorder | child | makes the memory; runs slow kernels that fill it, and records or signals behind them |
-//! | waiter | `partywall lab events` | starts a broker; waits, in time and too early; concludes |
+//! | recorder | child | creates the memory; runs slow kernels that fill it, then records or signals |
+//! | waiter | `partywall lab events` | starts a broker; waits after and before the recording; concludes |
 //!
 //! No process dies here: see `partywall lab crash` for that.
 
@@ -24,43 +24,43 @@ pub(super) static LAB: Lab = Lab {
     options: |command| command,
     roles: &[Role::new(
         "recorder",
-        "Run slow kernels, and record events and signal values behind them",
-        "The waiter has what it waited for, and says which beliefs held.",
+        "Run slow kernels, then record events and signal values",
+        "The waiter is done, and reports which claims held.",
         recorder::play,
     )],
-    observer: Role::new("waiter", "Wait for them, in time and too early", "", waiter::play),
+    observer: Role::new("waiter", "Wait for them, after and before they are recorded", "", waiter::play),
     claims: CLAIMS,
 };
 
-/// What the recorder says first. The file descriptor of its memory comes with it.
+/// The recorder's first message. The file descriptor of its memory comes with it.
 #[derive(Debug, Serialize, Deserialize)]
 struct Offer {
     bytes: u64,
-    /// The handles of two events, in which nothing was recorded; why there are none, if events cannot be shared here.
+    /// The handles of two events without a record, or the reason why events cannot be shared here.
     events: Result<Vec<Vec<u8>>, String>,
 }
 
 /// A command of the waiter.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 enum Command {
-    /// Enqueue the slow work, and behind it what tells of its end; answered by [`Enqueued`].
+    /// Enqueue the slow work, and a record or signal behind it; answered by [`Enqueued`].
     Work(Behind),
-    /// Say when the host saw that the work was done; answered by its [`Moment`].
+    /// Report when the host saw that the work was done; answered by a [`Moment`].
     Finish,
 }
 
-/// What stands behind the work.
+/// What is enqueued behind the work.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 enum Behind {
     /// A record of the event with this index.
     Event(usize),
     /// The signal of this value.
     Signal(u64),
-    /// The same, with a host function that wakes.
+    /// The same, with a host function that wakes waiters.
     SignalAndWake(u64),
 }
 
-/// Whether the work is enqueued; if not, the reason.
+/// Whether the work was enqueued, or the reason why not.
 type Enqueued = Result<(), String>;
 
 /// The timeline of the recorder.
@@ -70,10 +70,10 @@ const TIMELINE: &str = "work";
 const SLOW: Duration = Duration::from_millis(200);
 
 claims! {
-    HOST_WAITS = "host-waits": "To wait for another process's kernel, the host has to wait.",
-    NEXT_RECORD = "next-record": "A stream that waits for an event too early waits until it is recorded.",
-    ROUNDS = "rounds": "One event can stand for one round after the other.",
+    HOST_WAITS = "host-waits": "Only the host can wait for another process's kernel.",
+    NEXT_RECORD = "next-record": "A stream that waits for an event before it is recorded waits for the record.",
+    ROUNDS = "rounds": "One event can be used for one round after the other.",
     NOT_YET = "not-yet": "A stream can only wait for work that has been enqueued already.",
     POLLING = "polling": "A host that waits for another process's kernel has to poll.",
-    CANCEL = "cancel": "A stream that waits for what never comes waits for ever.",
+    CANCEL = "cancel": "A stream that waits for a value that never comes waits for ever.",
 }

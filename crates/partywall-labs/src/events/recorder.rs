@@ -1,4 +1,4 @@
-//! The recorder: makes the memory, and has slow kernels fill it.
+//! The recorder: creates the memory, and fills it with slow kernels.
 
 use std::os::fd::AsFd;
 
@@ -13,7 +13,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let descriptor = memory.export().doing("exporting memory")?;
     let mapping = Mapping::new(memory, Access::ReadWrite).doing("mapping memory")?;
     let recorder = Recorder::new(&gpu, &mapping, session.domain())?;
-    session.tell(recorder.describe()?)?;
+    session.report(recorder.describe()?)?;
     let events = [IpcEvent::create(&gpu), IpcEvent::create(&gpu)].map(|event| event.map_err(|error| error.to_string()));
     let handles = events.iter().map(|event| {
         event
@@ -53,7 +53,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Everything that the work needs, loaded before anybody waits.
+/// The resources of the work, loaded before any process waits.
 struct Recorder<'a> {
     gpu: &'a Gpu,
     mapping: &'a Mapping,
@@ -65,7 +65,7 @@ struct Recorder<'a> {
 impl<'a> Recorder<'a> {
     fn new(gpu: &'a Gpu, mapping: &'a Mapping, domain: &Domain) -> Result<Self, Failure> {
         gpu.kernels()?;
-        let stream = Stream::new(gpu.context()).doing("making a stream")?;
+        let stream = Stream::new(gpu.context()).doing("creating a stream")?;
         broker::prepare(domain, &stream);
         Ok(Self {
             gpu,
@@ -76,7 +76,7 @@ impl<'a> Recorder<'a> {
         })
     }
 
-    /// Enqueues a slow kernel, and then one that fills the memory.
+    /// Enqueues a slow kernel, and behind it a kernel that fills the memory.
     fn work(&self) -> Result<(), Failure> {
         let stream = self.stream.as_ref();
         self.delay.enqueue(stream, SLOW).doing("launching a slow kernel")?;
@@ -92,7 +92,7 @@ impl<'a> Recorder<'a> {
         by(&self.timeline, self.stream.as_ref(), value).map_err(|error| error.to_string())
     }
 
-    /// Tells of the work, and how long it takes here.
+    /// Describes the work, and measures how long it takes here.
     fn describe(&self) -> Result<Step, Failure> {
         let began = Moment::now();
         self.work()?;
@@ -102,12 +102,12 @@ impl<'a> Recorder<'a> {
         Ok(Step::new(
             "work",
             "The slow work that the other process will wait for",
-            "A kernel that takes its time, and one behind it that fills memory which both processes have. Launching \
-             returns at once; a process that reads the memory now reads what was there before.",
+            "A slow kernel, and behind it a kernel that fills memory of both processes. Launching returns immediately, \
+             and a process that reads the memory now gets the old contents.",
         )
         .value("memory", format!("{} at {:#x}", bytes(self.mapping.len()), self.mapping.device_ptr()))
         .value("launching both kernels", short(enqueued.since(began)))
         .value("until the memory is filled", millis(took))
-        .judge(took >= SLOW / 2, "slow enough to be waited for", "it took no time"))
+        .judge(took >= SLOW / 2, "slow enough to be waited for", "too fast to be waited for"))
     }
 }

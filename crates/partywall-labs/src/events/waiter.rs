@@ -1,5 +1,5 @@
-//! The waiter: waits for the recorder's work by event and by timeline, in time and too early, and says which claims
-//! held.
+//! The waiter: waits for the recorder's work by event and by timeline, after and before the recording, and reports
+//! which claims held.
 
 use std::{mem, os::fd::AsFd};
 
@@ -14,13 +14,13 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let timeline = session.domain().timeline(TIMELINE)?;
     // Before anything waits.
     gpu.kernels()?;
-    let stream = Stream::new(gpu.context()).doing("making a stream")?;
+    let stream = Stream::new(gpu.context()).doing("creating a stream")?;
     let obstacle = device::streams_cannot_wait(&gpu);
     broker::prepare(session.domain(), &stream);
     let mut waiter = Waiter { gpu: &gpu, mapping, stream, timeline, recorder, obstacle };
 
     if let Err(failure) = waiter.make_all(session, events) {
-        // If the recorder has died, a stream may wait for its event for ever, and dropping memory waits for streams.
+        // If the recorder has died, a stream may wait for its event without end, and freeing memory waits for streams.
         mem::forget(waiter);
         mem::forget((session.domain().clone(), gpu));
         return Err(failure);
@@ -39,13 +39,13 @@ struct Waiter<'a> {
     obstacle: Option<String>,
 }
 
-/// What came of waiting on a stream.
+/// The result of a wait on a stream.
 struct Waited {
-    /// What enqueuing the wait took on the host.
+    /// How long the host took to enqueue the wait.
     enqueuing: Duration,
-    /// From then until the stream had done the work behind it.
+    /// From the start of that until the stream had done the work behind the wait.
     waited: Duration,
-    /// Whether that work found what the recorder's work leaves.
+    /// Whether that work found the output of the recorder's work.
     new_bytes: bool,
 }
 
@@ -53,12 +53,12 @@ impl Waiter<'_> {
     fn make_all(&mut self, session: &Session, events: Result<Vec<Vec<u8>>, String>) -> Result<(), Failure> {
         self.by_event(session, events)?;
         for experiment in [Self::in_time, Self::early, Self::on_the_host, Self::in_vain] {
-            session.tell(experiment(self)?)?;
+            session.report(experiment(self)?)?;
         }
         Ok(())
     }
 
-    /// The three steps with events.
+    /// Runs the three experiments with events.
     fn by_event(&mut self, session: &Session, events: Result<Vec<Vec<u8>>, String>) -> Result<(), Failure> {
         let opened = events.and_then(|handles| {
             let open = |handle: Vec<u8>| {
@@ -69,11 +69,11 @@ impl Waiter<'_> {
         });
         let opened = match opened.as_deref() {
             Ok([first, second]) => Ok([first, second]),
-            Ok(_) => Err("the recorder has no two events".to_owned()),
+            Ok(_) => Err("the recorder did not send two events".to_owned()),
             Err(why) => Err(why.clone()),
         };
         for experiment in [Self::event_in_time, Self::event_early, Self::event_again] {
-            session.tell(experiment(self, &opened)?)?;
+            session.report(experiment(self, &opened)?)?;
         }
         Ok(())
     }
@@ -82,8 +82,8 @@ impl Waiter<'_> {
         let step = Step::new(
             "event",
             "The stream waits for an event that was recorded behind the work",
-            "The recorder says so when it has recorded; then the wait is enqueued here. Streams of two processes are in \
-             order, and no host waits.",
+            "The recorder sends a message when it has recorded; then the wait is enqueued here. The streams of the two \
+             processes are ordered, and no host waits.",
         );
         let [event, _] = match events {
             Ok(events) => events,
@@ -101,9 +101,10 @@ impl Waiter<'_> {
     fn event_early(&mut self, events: &Result<[&IpcEvent; 2], String>) -> Result<Step, Failure> {
         let step = Step::new(
             "event-early",
-            "The stream waits for an event that nothing was recorded in yet",
-            "A wait is for the record that there is when it is enqueued. There is none: the stream goes on at once, with \
-             no error, and reads what was there before. So a message \"I have recorded\" has to come first.",
+            "The stream waits for an event that was not recorded yet",
+            "A wait is for the record that exists when the wait is enqueued. There is none, so the stream continues \
+             immediately, without an error, and reads the old bytes. The recorder therefore has to send a message \
+             first.",
         );
         match events {
             Ok([_, event]) => self.too_early(step, NEXT_RECORD, event, 1),
@@ -115,8 +116,8 @@ impl Waiter<'_> {
         let step = Step::new(
             "event-again",
             "The stream waits for the second record of the first event, too early",
-            "There is a record, that of the round before, and it is reached. An event knows no rounds: a waiter cannot \
-             say which record is meant.",
+            "The record of the previous round exists and is reached. An event has no rounds: a waiter cannot name the \
+             record that it means.",
         );
         match events {
             Ok([event, _]) => self.too_early(step, ROUNDS, event, 0),
@@ -128,7 +129,7 @@ impl Waiter<'_> {
     fn too_early(&mut self, step: Step, claim: Claim, event: &IpcEvent, index: usize) -> Result<Step, Failure> {
         self.clear()?;
         let enqueued = self.enqueue(|stream| event.wait(stream))?;
-        // Should it wait after all, the recorder's work ends that.
+        // If the stream does wait, the recorder's work ends the wait.
         let went_on = self.ends(SLOW)?;
         let found = if went_on { Some(self.new_bytes()?) } else { None };
         let worked = self.work(Behind::Event(index))?;
@@ -142,19 +143,15 @@ impl Waiter<'_> {
             .value("enqueuing the wait, and work", short(enqueued))
             .value("the work behind the wait found", bytes_text(found == Some(true)))
             .says(claim, !went_on)
-            .judge(
-                found == Some(false),
-                "it waited for nothing: old bytes, and no error",
-                "it waited, or found new bytes",
-            ))
+            .judge(found == Some(false), "it did not wait: old bytes, and no error", "it waited, or found new bytes"))
     }
 
     fn in_time(&mut self) -> Result<Step, Failure> {
         let step = Step::new(
             "timeline",
             "The stream waits for a value that was signalled behind the work",
-            "signal_on has the recorder's stream write a number behind the work, wait_on has this one wait for it. The \
-             number is in host memory that both have; no host waits.",
+            "signal_on makes the recorder's stream write a number behind the work, and wait_on makes this stream wait \
+             for the number. The number is in host memory that both processes map. No host waits.",
         );
         if let Some(why) = &self.obstacle {
             return Ok(step.untried(Some(HOST_WAITS), why));
@@ -172,8 +169,8 @@ impl Waiter<'_> {
         let step = Step::new(
             "timeline-early",
             "The stream waits for a value before the work is even launched",
-            "A number that only grows has no \"too early\": the wait is for the value, not for what happens to be \
-             enqueued. The recorder need not say that it has begun.",
+            "The wait is for a value of a growing number, whatever is enqueued already, so it cannot come too early. \
+             The recorder need not send a message first.",
         );
         if let Some(why) = &self.obstacle {
             return Ok(step.untried(Some(NOT_YET), why));
@@ -183,7 +180,7 @@ impl Waiter<'_> {
         let enqueuing = self.enqueue(|stream| self.timeline.wait_on(stream, 2))?;
         let waits = !self.ends(MOMENT)?;
         if let Err(why) = self.work(Behind::Signal(2))? {
-            // Nothing else would end the wait.
+            // No signal will come, so the wait has to be ended.
             self.timeline.abandon()?;
             return Ok(step.untried(Some(NOT_YET), why));
         }
@@ -193,21 +190,21 @@ impl Waiter<'_> {
         let new = ended && self.new_bytes()?;
         Ok(step
             .value("enqueuing the wait, and work", short(enqueuing))
-            .value("the stream, before the launch", if waits { "waits" } else { "went on" })
+            .value("the stream, before the launch", if waits { "waits" } else { "continued" })
             .value("waited on the stream", format!("{}, {} of them before the launch", millis(waited), millis(MOMENT)))
             .value("the work behind the wait found", bytes_text(new))
             .says(NOT_YET, !waits)
-            .judge(waits && new, "it waited for what was to come", "it did not wait for the value"))
+            .judge(waits && new, "it waited for work that was launched later", "it did not wait for the value"))
     }
 
-    /// The host sleeps until the value is reached.
+    /// Makes the host sleep until the value is reached.
     fn on_the_host(&mut self) -> Result<Step, Failure> {
         let step = Step::new(
             "timeline-host",
             "The host waits for a value",
-            "A number that a GPU writes wakes nobody. wait sleeps until the signal is announced, when the work is \
-             enqueued, and looks then, at first often, whether the GPU has reached it. signal_on_and_wake has the driver \
-             call the waker: earlier news for a slower stream.",
+            "A write by the GPU wakes no thread. wait sleeps until the signal is announced, which happens when the \
+             work is enqueued. Then it polls, at first often, until the GPU has reached the value. signal_on_and_wake \
+             makes the driver call the waker: the host wakes sooner, and the stream is slower.",
         );
         if let Some(why) = &self.obstacle {
             return Ok(step.untried(Some(POLLING), why));
@@ -234,15 +231,15 @@ impl Waiter<'_> {
         Ok(step.says(POLLING, !woken).judge(woken, "it slept until the value was reached", "a wait failed"))
     }
 
-    /// Waits for what never comes.
+    /// Waits for a value that never comes.
     fn in_vain(&mut self) -> Result<Step, Failure> {
         const NEVER: u64 = 1 << 40;
         let step = Step::new(
             "timeline-limit",
-            "Waits with a time limit, for a value that never comes",
-            "Nobody can cancel a wait that a stream has begun. So one with a limit is for a word of this process's own, \
-             which the service thread writes when the value is there, or the time is over. A wait for an event has no \
-             such thing.",
+            "Waits with a timeout for a value that never comes",
+            "A wait that a stream has begun cannot be cancelled. A wait with a timeout is therefore for a private word \
+             of this process, which the service thread writes when the value is reached or the time is over. Events \
+             have no timeout.",
         );
         if let Some(why) = &self.obstacle {
             return Ok(step.untried(Some(CANCEL), why));
@@ -252,35 +249,35 @@ impl Waiter<'_> {
         let limited = self.timeline.wait_on_for(self.stream.as_ref(), NEVER, MOMENT)?;
         let ended = self.ends(TIMEOUT)?;
         let waited = Moment::now().since(began);
-        let told = limited.outcome().unwrap_or(Ok(()));
+        let limited = limited.outcome().unwrap_or(Ok(()));
         let step = step.value("the host, limit 100 ms", outcome(&host)).value(
             "the stream, limit 100 ms",
-            format!("{} after {}; {}", if ended { "went on" } else { "waits" }, millis(waited), outcome(&told)),
+            format!("{} after {}; {}", if ended { "continued" } else { "waits" }, millis(waited), outcome(&limited)),
         );
         let timed_out = |result: &partywall::Result<()>| matches!(result, Err(Error::Timeout { .. }));
         Ok(step.says(CANCEL, !ended).judge(
-            ended && timed_out(&host) && timed_out(&told),
-            "both went on when the time was over",
-            "not both went on when the time was over",
+            ended && timed_out(&host) && timed_out(&limited),
+            "both continued when the time was over",
+            "not both continued when the time was over",
         ))
     }
 
-    /// Sets the memory to what was there before.
+    /// Resets the memory.
     fn clear(&self) -> Result<(), Failure> {
         device::set(self.gpu, self.mapping.as_slice(), 0)
     }
 
-    /// Has the recorder enqueue its work; why it could not.
+    /// Has the recorder enqueue its work.
     fn work(&mut self, behind: Behind) -> Result<Enqueued, Failure> {
         self.recorder.ask(Command::Work(behind))
     }
 
-    /// Waits until the recorder's host has seen that its work is done; when that was.
+    /// Waits until the recorder's host has seen that its work is done. Returns when it saw that.
     fn finish(&mut self) -> Result<Moment, Failure> {
         self.recorder.ask(Command::Finish)
     }
 
-    /// Enqueues a wait, and behind it the doubling of the memory; how long that took.
+    /// Enqueues a wait, and behind it a kernel that doubles the memory. Returns how long that took.
     fn enqueue(&self, wait: impl FnOnce(StreamRef<'_>) -> partywall::Result<()>) -> Result<Duration, Failure> {
         let stream = self.stream.as_ref();
         let began = Moment::now();
@@ -290,7 +287,7 @@ impl Waiter<'_> {
         Ok(Moment::now().since(began))
     }
 
-    /// The same, until the stream has done it.
+    /// Does the same, and waits until the stream has done it.
     fn wait(&self, wait: impl FnOnce(StreamRef<'_>) -> partywall::Result<()>) -> Result<Waited, Failure> {
         let began = Moment::now();
         let enqueuing = self.enqueue(wait)?;
@@ -298,19 +295,19 @@ impl Waiter<'_> {
             return Err(Failure::new(
                 ErrorKind::Device,
                 format!("the stream still waits after {} s", TIMEOUT.as_secs()),
-                "see what the recorder says, and start the lab again",
+                "read the output of the recorder, then start the lab again",
             ));
         }
         let waited = Moment::now().since(began);
         Ok(Waited { enqueuing, waited, new_bytes: self.new_bytes()? })
     }
 
-    /// Whether the stream has done everything within the limit.
+    /// Returns whether the stream has done everything within the limit.
     fn ends(&self, limit: Duration) -> Result<bool, Failure> {
         device::ends(self.stream.as_ref(), limit)
     }
 
-    /// Whether the memory is what the recorder's work leaves, doubled.
+    /// Returns whether the memory is the output of the recorder's work, doubled.
     fn new_bytes(&self) -> Result<bool, Failure> {
         let bad = self.gpu.kernels()?.verify(self.gpu.stream(), self.mapping.as_slice(), 2);
         Ok(bad.doing("checking by a kernel")?.is_none())
@@ -323,7 +320,7 @@ impl Waited {
             .value("waited on the stream", millis(self.waited))
             .value("the work behind the wait found", bytes_text(self.new_bytes))
             .says(HOST_WAITS, !self.new_bytes)
-            .judge(self.new_bytes, "it waited, and found what the other process had written", "it found old bytes")
+            .judge(self.new_bytes, "it waited, and found the other process's output", "it found old bytes")
     }
 }
 

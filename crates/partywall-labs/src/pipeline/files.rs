@@ -6,14 +6,14 @@ use image::{DynamicImage, ImageFormat, ImageReader, Rgba, RgbaImage};
 
 use super::*;
 
-/// An image, row by row, with four bytes a pixel.
+/// An image, row by row, with four bytes per pixel.
 #[derive(Debug)]
 pub(super) struct Picture {
     pub(super) size: Size,
     pub(super) pixels: Vec<u8>,
 }
 
-/// The images of a folder, by name.
+/// Returns the images of a folder, sorted by name.
 pub(super) fn list(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     let unreadable = |error: std::io::Error| failed(folder, &error.to_string());
     let mut files = Vec::new();
@@ -24,10 +24,10 @@ pub(super) fn list(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
         }
     }
     files.sort_unstable();
-    if files.is_empty() { Err(failed(folder, "there is no PNG and no JPEG file in it")) } else { Ok(files) }
+    if files.is_empty() { Err(failed(folder, "it contains neither PNG nor JPEG files")) } else { Ok(files) }
 }
 
-/// The size of an image, which is not decoded.
+/// Returns the size of an image without decoding it.
 pub(super) fn size(path: &Path) -> Result<Size, Failure> {
     let size = ImageReader::open(path).map_err(image::ImageError::IoError).and_then(ImageReader::into_dimensions);
     let (width, height) = size.map_err(|error| failed(path, &error.to_string()))?;
@@ -39,10 +39,10 @@ pub(super) fn decode(path: &Path) -> Result<Picture, Failure> {
     Ok(Picture { size: Size { width: image.width(), height: image.height() }, pixels: image.into_raw() })
 }
 
-/// A file of the format that the name of `path` says.
+/// Encodes an image in the format of the extension of `path`.
 pub(super) fn encode(path: &Path, picture: Picture) -> Result<Vec<u8>, Failure> {
     let Picture { size, pixels } = picture;
-    let format = format_of(path).ok_or_else(|| failed(path, "it is no PNG and no JPEG file"))?;
+    let format = format_of(path).ok_or_else(|| failed(path, "it is neither a PNG nor a JPEG file"))?;
     let image = RgbaImage::from_raw(size.width, size.height, pixels).map(DynamicImage::ImageRgba8);
     let image = image.ok_or_else(|| failed(path, "there are fewer bytes than pixels"))?;
     // JPEG has no transparency.
@@ -52,14 +52,14 @@ pub(super) fn encode(path: &Path, picture: Picture) -> Result<Vec<u8>, Failure> 
     Ok(file.into_inner())
 }
 
-/// Writes a file that is there whole or not at all.
+/// Writes a file atomically: it is complete or absent.
 pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     let part = path.with_added_extension("part");
     let written = fs::write(&part, bytes).and_then(|()| fs::rename(&part, path));
     written.map_err(|error| failed(path, &error.to_string()))
 }
 
-/// Some images of the lab's own.
+/// Paints the lab's own images.
 pub(super) fn paint(folder: &Path) -> Result<(), Failure> {
     for number in 0..PAINTED {
         let image = RgbaImage::from_fn(PAINTED_SIZE.width, PAINTED_SIZE.height, |x, y| {
@@ -90,7 +90,7 @@ fn failed(path: &Path, why: &str) -> Failure {
     Failure::new(
         ErrorKind::NotFound,
         format!("{}: {why}", path.display()),
-        "give a folder with PNG or JPEG files, or none: then the lab paints some",
+        "pass a folder with PNG or JPEG files, or leave the option out: the lab then paints images",
     )
 }
 
@@ -101,7 +101,7 @@ mod tests {
     #[test]
     fn painted_images_are_listed_and_read() {
         let folder = tempfile::tempdir().unwrap();
-        assert!(list(folder.path()).unwrap_err().message().contains("no PNG and no JPEG"));
+        assert!(list(folder.path()).unwrap_err().message().contains("neither PNG nor JPEG"));
         paint(folder.path()).unwrap();
         fs::write(folder.path().join("notes.txt"), "").unwrap();
         let files = list(folder.path()).unwrap();

@@ -3,9 +3,9 @@
 //! | role | process | does |
 //! |---|---|---|
 //! | decode | child | reads PNG and JPEG files, and publishes frames |
-//! | filter | child | makes frames smaller and blurs them, by kernels on a GPU or by the CPU, and publishes them |
-//! | encode | child | writes them to files |
-//! | watcher | `partywall lab pipeline` | starts a broker and the others, kills one and starts it again; concludes |
+//! | filter | child | shrinks and blurs frames, by kernels on a GPU or by the CPU, and publishes them |
+//! | encode | child | writes the results to files |
+//! | watcher | `partywall lab pipeline` | starts a broker and the stages, kills one and restarts it; concludes |
 
 mod files;
 mod pixels;
@@ -44,19 +44,19 @@ struct Order {
     /// A folder with PNG and JPEG files [default: the lab paints some]
     #[arg(long, value_name = "FOLDER")]
     images: Option<PathBuf>,
-    /// Where the results go, under the names of the images [default: nowhere; they are written and deleted]
+    /// Folder for the results, under the names of the images [default: a temporary one, which is deleted]
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
-    /// How many frames go through: the images, again and again
+    /// How many frames to process; the images are repeated
     #[arg(long, value_name = "N", default_value_t = 120, value_parser = value_parser!(u64).range(1..))]
     frames: u64,
-    /// How wide results are at most, in pixels
+    /// The maximum width of results, in pixels
     #[arg(long, value_name = "PIXELS", default_value_t = 320, value_parser = value_parser!(u32).range(1..=8192))]
     width: u32,
-    /// How far the blur reaches, in pixels
+    /// The radius of the blur, in pixels
     #[arg(long, value_name = "PIXELS", default_value_t = 3, value_parser = value_parser!(u32).range(0..=64))]
     radius: u32,
-    /// Kill this stage (SIGKILL) in the middle, and start it again
+    /// Kill this stage (SIGKILL) in the middle, and restart it
     #[arg(long, value_name = "STAGE")]
     kill: Option<Stage>,
 }
@@ -66,7 +66,7 @@ struct Order {
 enum Stage {
     /// Reads files
     Decode,
-    /// Makes smaller, and blurs
+    /// Shrinks and blurs
     Filter,
     /// Writes files
     Encode,
@@ -80,7 +80,7 @@ impl Stage {
     }
 }
 
-/// What a stage has to do.
+/// The task of a stage.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Job {
     files: Vec<PathBuf>,
@@ -88,40 +88,40 @@ struct Job {
     frames: u64,
     width: u32,
     radius: u32,
-    /// The first frame that is not yet written.
+    /// The first frame whose result is not written yet.
     unwritten: u64,
 }
 
 impl Job {
-    /// Where a frame comes from.
+    /// Returns the file of a frame.
     fn file(&self, frame: u64) -> &PathBuf {
         &self.files[(frame % self.files.len() as u64) as usize]
     }
 }
 
-/// The topics, and how many frames each keeps.
+/// The topics, and the depth of each.
 const FRAMES: &str = "frames";
 const RESULTS: &str = "results";
 const DEPTH: u32 = 4;
 
 claims! {
-    FALLS = "falls": "A pipeline falls with any of its stages.",
-    AGAIN = "again": "What a killed stage was working on is done again.",
-    PIXELS = "pixels": "A GPU and a CPU come to different pixels.",
+    FALLS = "falls": "A pipeline fails with any of its stages.",
+    AGAIN = "again": "The frame that a killed stage was working on is processed again.",
+    PIXELS = "pixels": "A GPU and a CPU compute different pixels.",
 }
 
-/// Makes a topic for images of at most so many bytes.
+/// Creates a topic for images of at most this many bytes.
 fn create(session: &Session, name: &str, bytes: u64) -> Result<Topic, Failure> {
     let topic = session.domain().topic(name).max_bytes(bytes).dtype(DType::U8).depth(DEPTH).place(session.place);
     Ok(topic.publishers(2).subscribers(2).create()?)
 }
 
-/// From what is still there on.
+/// Subscribes, starting with the samples that are still in the ring.
 fn subscribe(topic: &Topic) -> Result<Subscriber, Failure> {
     Ok(topic.subscribe(Policy::Block).history(DEPTH).join()?)
 }
 
-/// The frame behind the newest one of a topic: where a stage goes on that was killed.
+/// Returns the frame after the newest one of a topic, where a restarted stage continues.
 fn next_frame(topic: &Topic) -> Result<u64, Failure> {
     let newest = topic.subscribe(Policy::Latest).history(1).join()?.try_recv()?;
     newest.map_or(Ok(0), |sample| Ok(frame_of(&sample)? + 1))
@@ -132,5 +132,5 @@ fn frame_of(sample: &Sample) -> Result<u64, Failure> {
 }
 
 fn size_of(sample: &Sample) -> Result<Size, Failure> {
-    Size::of(sample.shape()).ok_or_else(|| unexpected("a frame is no image"))
+    Size::of(sample.shape()).ok_or_else(|| unexpected("a frame is not an image"))
 }

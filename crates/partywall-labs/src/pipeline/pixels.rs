@@ -1,8 +1,8 @@
-//! What kernels do to images on a GPU, by the CPU: the same bytes come out. A pixel is four bytes.
+//! The operations of the image kernels, computed by the CPU with the same results. A pixel has four bytes.
 
 use std::ops::Range;
 
-/// In pixels.
+/// The size of an image, in pixels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Size {
     pub(super) width: u32,
@@ -14,19 +14,19 @@ impl Size {
         u64::from(self.width) * u64::from(self.height) * 4
     }
 
-    /// The size of an image that is made at most so wide, in the same proportions.
+    /// Returns the size of the image when it is shrunk to a maximum width, in the same proportions.
     pub(super) fn at_most(self, width: u32) -> Self {
         let width = self.width.min(width);
         let height = u64::from(self.height) * u64::from(width) / u64::from(self.width.max(1));
         Self { width, height: (height as u32).max(1) }
     }
 
-    /// As the shape of a tensor.
+    /// Returns the size as the shape of a tensor.
     pub(super) fn shape(self) -> [u64; 3] {
         [self.height.into(), self.width.into(), 4]
     }
 
-    /// Of a tensor's shape, if it is that of an image.
+    /// Converts the shape of a tensor, if it is that of an image.
     pub(super) fn of(shape: &[u64]) -> Option<Self> {
         match shape {
             [height, width, 4] => Some(Self { width: (*width).try_into().ok()?, height: (*height).try_into().ok()? }),
@@ -35,7 +35,7 @@ impl Size {
     }
 }
 
-/// Makes `to` of `from`: each pixel is the mean of those that it covers, of one at least.
+/// Scales `from` to `to`. Each pixel is the mean of the pixels that it covers, of at least one.
 pub(super) fn resize(from: &[u8], from_size: Size, to: &mut [u8], size: Size) {
     let covered = |i: u32, from: u32, to: u32| {
         let first = |i: u32| (u64::from(i) * u64::from(from) / u64::from(to)) as u32;
@@ -46,8 +46,8 @@ pub(super) fn resize(from: &[u8], from_size: Size, to: &mut [u8], size: Size) {
     for_pixels(to, size, |x, y| mean(from, from_size, columns(x), rows(y)));
 }
 
-/// Makes `to` of `from`, which is as large: each pixel is the mean of the square around it that reaches `radius` pixels
-/// far, as much of it as lies in the image.
+/// Blurs `from` into `to`, which has the same size. Each pixel is the mean of the square around it with this radius,
+/// clipped to the image.
 pub(super) fn blur(from: &[u8], to: &mut [u8], size: Size, radius: u32) {
     let around = |i: u32, end: u32| i.saturating_sub(radius)..(i + radius + 1).min(end);
     for_pixels(to, size, |x, y| mean(from, size, around(x, size.width), around(y, size.height)));
@@ -61,7 +61,7 @@ fn for_pixels(to: &mut [u8], size: Size, pixel: impl Fn(u32, u32) -> [u8; 4]) {
     }
 }
 
-/// The mean of some pixels, each channel rounded to the nearest.
+/// Returns the mean of some pixels, with each channel rounded to the nearest.
 fn mean(image: &[u8], size: Size, columns: Range<u32>, rows: Range<u32>) -> [u8; 4] {
     let count = u64::from(columns.end - columns.start) * u64::from(rows.end - rows.start);
     let mut sums = [0_u64; 4];

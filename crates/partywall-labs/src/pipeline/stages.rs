@@ -1,11 +1,11 @@
-//! The three stages. Each knows by itself where to begin: behind the newest frame that it, or the one that was killed in
-//! its place, has published.
+//! The three stages. Each finds its first frame itself: the one after the newest frame that it, or its killed
+//! predecessor, has published.
 
 use partywall::cuda::experiment::{Image, Images};
 
 use super::*;
 
-/// Plays a stage. It says when it is ready, and when it has come to its end; the encoder, between, each frame that it has
+/// Plays a stage. It reports when it is ready and when it has finished. The encoder also reports each frame that it has
 /// written.
 pub(super) fn play(stage: Stage, session: &mut Session) -> Result<(), Failure> {
     let job: Job = session.parent().hear()?;
@@ -33,7 +33,7 @@ pub(super) fn play(stage: Stage, session: &mut Session) -> Result<(), Failure> {
             encode(&job, &results, session.parent())?
         }
     };
-    session.tell(describe(stage, &times))?;
+    session.report(describe(stage, &times))?;
     session.parent().say(())
 }
 
@@ -58,17 +58,17 @@ fn decode(job: &Job, frames: &Topic) -> Result<Vec<Duration>, Failure> {
     Ok(times)
 }
 
-/// Makes results of frames.
+/// Turns frames into results.
 struct Filter<'a> {
     job: &'a Job,
     device: Option<Device>,
 }
 
-/// What the kernels need.
+/// The resources of the kernels.
 struct Device {
     stream: Stream,
     images: Images,
-    /// Frames that are made smaller, and not yet blurred.
+    /// A frame that is shrunk and not yet blurred.
     small: DeviceBuffer,
 }
 
@@ -125,7 +125,7 @@ impl<'a> Filter<'a> {
         Ok(())
     }
 
-    /// No host waits for the GPU here: the next stage's stream does.
+    /// Enqueues the work of one frame. No host waits for the GPU here, only the next stage's stream.
     fn on_device(&self, device: &Device, sample: Sample, from: Size, mut loan: Loan) -> Result<(), Failure> {
         let stream = device.stream.as_ref();
         let size = from.at_most(self.job.width);
@@ -175,7 +175,7 @@ fn never_made(sample: &Sample) -> bool {
     matches!(sample.check(), Err(Error::InvalidData(SampleFailed { .. } | SampleTainted { .. })))
 }
 
-/// The bytes of a result, when the GPU is done with it.
+/// Returns the bytes of a result once the GPU has written it.
 fn pixels_of(sample: &Sample) -> Result<Vec<u8>, Failure> {
     let Some(gpu) = sample.gpu() else { return Ok(sample.bytes()?.to_vec()) };
     let range = sample.device_on(gpu.stream())?;
@@ -191,7 +191,8 @@ fn loan(publisher: &Publisher, frame: u64, size: Size) -> Result<Loan, Failure> 
     Ok(loan)
 }
 
-/// Waits until the topic has a subscriber: frames that come while the next stage is started again would pass it by.
+/// Waits until the topic has a subscriber. Otherwise frames that are published while the next stage restarts would be
+/// lost.
 fn await_listener(topic: &Topic) -> Result<(), Failure> {
     let deadline = Instant::now() + TIMEOUT;
     while topic.stats().subscribers.is_empty() && Instant::now() < deadline {
@@ -204,17 +205,17 @@ fn describe(stage: Stage, times: &[Duration]) -> Step {
     let (title, why) = match stage {
         Stage::Decode => (
             "Files into frames",
-            "The decoder writes pixels into a block that it has borrowed from the topic, and publishes the block.",
+            "The decoder writes pixels into a block that it has borrowed from the topic, then publishes the block.",
         ),
         Stage::Filter => (
             "Frames into smaller, blurred ones",
-            "The filter reads a frame where the decoder has written it, and writes the result into a block of the second \
-             topic. On a GPU both are launches of kernels, and no host waits for them.",
+            "The filter reads a frame in place, and writes the result into a block of the second topic. On a GPU it \
+             launches two kernels, and no host waits for them.",
         ),
-        Stage::Encode => ("Results into files", "The encoder reads the result where the filter has written it."),
+        Stage::Encode => ("Results into files", "The encoder reads the result in place."),
     };
     Step::new(stage.name(), title, why)
         .value("frames", times.len().to_string())
-        .value("time of the host for each", spread(times))
-        .judge(true, "went to the end", "")
+        .value("host time per frame", spread(times))
+        .judge(true, "finished", "")
 }

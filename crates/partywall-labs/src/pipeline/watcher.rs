@@ -1,14 +1,19 @@
-//! The watcher: starts the stages, kills one and starts it again, counts what arrives.
+//! The watcher: starts the stages, kills one and restarts it, and counts the results.
 
 use super::*;
 
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let order: Order = session.options()?;
-    // What is deleted lies beside the broker's socket, and goes with it.
+    // Temporary files are in the broker's directory, which is deleted with the broker.
     let directory = session.broker().directory().to_owned();
     let scratch = |name: &str| {
         let folder = directory.join(name);
-        fs::create_dir_all(&folder).map(|()| folder).map_err(|error| unexpected(&format!("no room for files: {error}")))
+        fs::create_dir_all(&folder).map(|()| folder).map_err(|error| {
+            unexpected(&format!(
+                "cannot create a folder for \
+            files: {error}"
+            ))
+        })
     };
     let images = match order.images {
         Some(folder) => folder,
@@ -20,8 +25,8 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     };
     let out = order.out.map_or_else(|| scratch("results"), Ok)?;
     fs::create_dir_all(&out).map_err(|error| {
-        let what = format!("{} cannot be made a folder: {error}", out.display());
-        Failure::new(partywall::ErrorKind::Refused, what, "give --out a folder that can be written, or leave it out")
+        let what = format!("cannot create the folder {}: {error}", out.display());
+        Failure::new(partywall::ErrorKind::Refused, what, "pass a writable folder with --out, or leave the option out")
     })?;
     let files = files::list(&images)?;
     let sizes = files.iter().map(|file| files::size(file)).collect::<Result<Vec<_>, _>>()?;
@@ -33,20 +38,18 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let mut watcher = Watcher { session, job, kill, written: Vec::new() };
     let killed = watcher.play()?;
     drop((frames, results));
-    session.tell(match killed {
+    session.report(match killed {
         Some(killed) => watcher.gap(&killed),
-        None => {
-            Step::new("killed", "A stage is killed in the middle, and started again", "The others go on meanwhile.")
-                .leaves_open(AGAIN)
-                .untried(Some(FALLS), "nothing was killed: --kill STAGE does it")
-        }
+        None => Step::new("killed", "A stage is killed in the middle, and restarted", "The others continue meanwhile.")
+            .leaves_open(AGAIN)
+            .untried(Some(FALLS), "nothing was killed: --kill STAGE does it"),
     })?;
-    session.tell(watcher.count(kill.is_some()))?;
-    session.tell(watcher.compare()?)?;
+    session.report(watcher.count(kill.is_some()))?;
+    session.report(watcher.compare()?)?;
     if session.place == Place::Host {
-        let why = "The filter's kernels then make what the CPU has made here.";
+        let why = "On a GPU the filter's kernels compute what the CPU has computed here.";
         let step = Step::new("kernels", "The same pixels by kernels", why);
-        session.tell(step.untried(Some(PIXELS), "it needs a GPU: --device cuda"))?;
+        session.report(step.untried(Some(PIXELS), "it needs a GPU: --device cuda"))?;
     }
     Ok(())
 }
@@ -55,7 +58,7 @@ struct Watcher<'a> {
     session: &'a Session,
     job: Job,
     kill: Option<Stage>,
-    /// Frames, as they came, and when.
+    /// The frames in order of arrival, with their times.
     written: Vec<(u64, Instant)>,
 }
 
@@ -68,7 +71,7 @@ struct Killed {
 }
 
 impl Watcher<'_> {
-    /// From the first frame to the last, and what the stages say of it.
+    /// Runs the stages from the first frame to the last.
     fn play(&mut self) -> Result<Option<Killed>, Failure> {
         let mut stages = Vec::new();
         for stage in Stage::ALL {
@@ -78,7 +81,7 @@ impl Watcher<'_> {
         while self.job.unwritten < self.job.frames {
             let frame: u64 = match stages[Stage::Encode as usize].hear() {
                 Ok(written) => written,
-                // It has waited in vain for one that has failed before, which says why.
+                // If an earlier stage has failed, its failure is the cause.
                 Err(failure) => {
                     let others = stages.iter_mut().take(Stage::Encode as usize);
                     return Err(others.map(Peer::hear::<()>).find_map(Result::err).unwrap_or(failure));
@@ -91,7 +94,7 @@ impl Watcher<'_> {
                 let pid = peer.pid;
                 peer.kill();
                 if stage == Stage::Encode {
-                    // What it had written and said before its death may not have been read yet.
+                    // Frames that it reported before its death may be unread.
                     while let Ok(frame) = peer.hear() {
                         self.record(frame);
                     }
@@ -119,7 +122,7 @@ impl Watcher<'_> {
         Ok(peer)
     }
 
-    /// What the death of a stage cost.
+    /// Describes the cost of a stage's death.
     fn gap(&self, killed: &Killed) -> Step {
         let Killed { stage, pid, successor, moment } = killed;
         let before = self.written.iter().filter(|(_, at)| at <= moment).count();
@@ -128,18 +131,19 @@ impl Watcher<'_> {
         let after = self.written.len() - before;
         Step::new(
             "killed",
-            format!("The stage `{}` is killed in the middle, and started again", stage.name()),
-            "The broker proves the death (100 ms), and the topics no longer count the dead: nobody waits for it any more, and \
-             its blocks come back. Its successor looks for the newest frame that it had published, and goes on behind it.",
+            format!("The stage `{}` is killed in the middle, and restarted", stage.name()),
+            "The broker proves the death (100 ms) and detaches the stage from its topics: no process waits for it any \
+             more, and its blocks are returned. Its successor finds the newest frame that it had published, and \
+             continues after it.",
         )
         .value("killed", format!("process {pid}, succeeded by {successor}"))
         .value("written before, and after", format!("{before} frames, {after} frames"))
         .value("longest time without a frame", millis(longest))
         .says(FALLS, after == 0)
-        .judge(after > 0, "the pipeline goes on", "the pipeline has stopped")
+        .judge(after > 0, "the pipeline continues", "the pipeline has stopped")
     }
 
-    /// What has arrived.
+    /// Counts the results.
     fn count(&self, killed: bool) -> Step {
         let mut frames: Vec<_> = self.written.iter().map(|(frame, _)| *frame).collect();
         frames.sort_unstable();
@@ -151,27 +155,32 @@ impl Watcher<'_> {
             _ => 0.0,
         };
         let rate = (self.written.len() - 1) as f64 / time;
-        // What a killed stage had taken over and not yet published is gone, and perhaps what had to make room meanwhile.
+        // Frames that a killed stage had received and not yet published are lost, and perhaps frames that left the ring
+        // meanwhile.
         let most = if killed { MOST_LOST } else { 0 };
         let right = lost <= most && twice == 0;
         let step = Step::new(
             "frames",
             "What came out of the pipeline",
-            "Each stage works while the others do, and waits when the next one is behind. A topic hands a frame over once: \
-             what a stage had in its hands when it was killed is not done again by itself.",
+            "The stages work in parallel, and each waits when the next one is behind. A topic delivers a frame once: a \
+             frame that a killed stage was working on is not processed again.",
         )
         .value("frames", format!("{} of {}, {lost} lost, {twice} written twice", frames.len(), self.job.frames))
         .value("frames a second", format!("{rate:.1}"));
         let step = match (killed, lost) {
             (false, _) => step,
-            // Perhaps it had nothing in its hands.
+            // Perhaps it was not working on any frame.
             (true, 0) => step.leaves_open(AGAIN),
             (true, _) => step.says(AGAIN, false),
         };
-        step.judge(right, "every frame, but for those in the hands of the dead", "frames are missing, or came twice")
+        step.judge(
+            right,
+            "every frame, except those that the killed stage was working on",
+            "frames are missing or were written twice",
+        )
     }
 
-    /// A result beside what the CPU makes of its file here.
+    /// Compares a result with what the CPU computes here from its file.
     fn compare(&self) -> Result<Step, Failure> {
         let source = self.job.file(self.job.frames - 1);
         let picture = files::decode(source)?;
@@ -185,13 +194,13 @@ impl Watcher<'_> {
         let same = found == files::encode(&path, Picture { size, pixels })?;
         let step = Step::new(
             "compare",
-            "One result, beside what this process makes of the same file by its CPU",
-            "All is integer arithmetic, in kernels and on the CPU: the mean of whole numbers, rounded.",
+            "One result, compared with what the CPU of this process computes from the same file",
+            "Kernels and CPU use the same integer arithmetic: the rounded mean of whole numbers.",
         )
         .value("file", source.file_name().unwrap_or_default().display().to_string())
         .value("size", format!("{} x {} pixels", size.width, size.height));
         let step = if self.session.place == Place::Host { step } else { step.says(PIXELS, !same) };
-        Ok(step.judge(same, "the same bytes", "other bytes"))
+        Ok(step.judge(same, "the same bytes", "different bytes"))
     }
 }
 

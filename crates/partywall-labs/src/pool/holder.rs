@@ -1,12 +1,12 @@
-//! The holder: takes blocks, writes into them, and hands them over.
+//! The holder: takes blocks, writes to them, and hands them over.
 
 use super::*;
 
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
-    // The taker makes it; opening waits until it is there.
+    // The taker creates the pool; opening waits until it exists.
     let pool = session.domain().pool(POOL).timeout(TIMEOUT).open()?;
     let mut kept = Vec::new();
-    let mut told = false;
+    let mut reported = false;
     while let Some(command) = session.parent().next()? {
         match command {
             Command::Offer(mark) => {
@@ -14,8 +14,8 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
                 fill(&mut block, pool.place(), mark)?;
                 let shown = format!("{}, generation {}", block.index(), block.generation());
                 let reference = block.offer()?.to_string();
-                if !mem::replace(&mut told, true) {
-                    session.tell(describe(shown, mark, &reference))?;
+                if !mem::replace(&mut reported, true) {
+                    session.report(describe(shown, mark, &reference))?;
                 }
                 session.parent().say(reference)?;
             }
@@ -44,7 +44,8 @@ fn describe(block: String, mark: u8, reference: &str) -> Step {
     Step::new(
         "offer",
         "A block is taken, written, and offered by its reference",
-        "Until somebody takes it over the block is the giver's, and dies with the giver.",
+        "Until another process accepts it, the block belongs to the offering process, and is released if that process \
+         dies.",
     )
     .value("block", block)
     .value("written into each byte", format!("{mark:#04x}"))

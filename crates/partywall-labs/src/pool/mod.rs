@@ -3,7 +3,7 @@
 //! | role | process | does |
 //! |---|---|---|
 //! | holder | child | takes blocks, writes, hands them over |
-//! | taker | `partywall lab pool` | starts a broker, takes what is handed over, tries what must not work, kills another holder; concludes |
+//! | taker | `partywall lab pool` | starts a broker, accepts blocks, tries what must fail, kills another holder; concludes |
 
 mod holder;
 mod taker;
@@ -16,37 +16,32 @@ use crate::prelude::*;
 
 pub(super) static LAB: Lab = Lab {
     name: "pool",
-    about: "Blocks that processes take, hand over, and lose by dying",
-    title: "blocks that processes take, hand over, and lose by dying",
+    about: "Blocks that processes take, hand over, and lose when they die",
+    title: "blocks that processes take, hand over, and lose when they die",
     on_host: true,
     broker: true,
     options: |command| command,
     roles: &[Role::new(
         "holder",
         "Take blocks, write into them, and hand them over",
-        "The taker has seen enough, and says which beliefs held.",
+        "The taker is done, and reports which claims held.",
         holder::play,
     )],
-    observer: Role::new(
-        "taker",
-        "Take over what is handed over, kill another holder, and say what came of it",
-        "",
-        taker::play,
-    ),
+    observer: Role::new("taker", "Accept blocks, kill another holder, and report the results", "", taker::play),
     claims: CLAIMS,
 };
 
-/// A command of the taker. A command without an answer of its own is answered with `()` when it is done.
+/// A command of the taker. It is answered with `()` when it is done, unless stated otherwise.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 enum Command {
-    /// A block with this in each byte, handed over; answered by its reference, which is all that another process
-    /// needs. The first is told.
+    /// Offer a block with this in each byte; answered by its reference, which is all that another process needs. The
+    /// first offer is reported.
     Offer(u8),
-    /// All blocks there are, with this in each byte. They are kept.
+    /// Take all free blocks, fill them with this byte, and keep them.
     TakeAll(u8),
-    /// One of those is given back, in a moment; answered before it is.
+    /// Release one of these blocks after a moment; answered before that.
     GiveOneBack,
-    /// All of those are given back.
+    /// Release all of these blocks.
     GiveAllBack,
 }
 
@@ -55,24 +50,24 @@ const POOL: &str = "blocks";
 const BLOCKS: u32 = 8;
 const BLOCK_BYTES: u64 = 1 << 20;
 
-/// What is written into blocks: by the holder at first, and by its later owner.
+/// The bytes that the holder, and the later owner, write into blocks.
 const MARK: u8 = 0x5a;
 const OTHER_MARK: u8 = 0xa5;
 
-/// How often a block is taken and given back, to see how long that takes.
+/// How often a block is taken and released, to measure the time.
 const PAIRS: u32 = 10_000;
-/// How often the broker is asked something, beside it.
+/// How often the broker is pinged, for comparison.
 const QUESTIONS: u32 = 1_000;
 
 claims! {
     ASKS = "asks": "A process that wants memory has to ask a driver or a server for it.",
-    COPIED = "copied": "What is handed to another process is copied.",
-    STALE = "stale": "An old reference leads to what somebody else has written since.",
-    TWICE = "twice": "What is handed over once can be taken by two.",
+    COPIED = "copied": "A block that is handed to another process is copied.",
+    STALE = "stale": "An old reference gives access to what another process has written since.",
+    TWICE = "twice": "A block that is offered once can be accepted by two processes.",
     LOST = "lost": "The blocks of a killed process are lost.",
 }
 
-/// Writes every byte of a block, and returns when it is done.
+/// Writes every byte of a block, and waits until that is done.
 fn fill(block: &mut Block, place: Place, mark: u8) -> Result<(), Failure> {
     if place == Place::Host {
         block.bytes_mut()?.fill(mark);
@@ -82,7 +77,7 @@ fn fill(block: &mut Block, place: Place, mark: u8) -> Result<(), Failure> {
     device::set(range.gpu(), range.as_slice(), mark)
 }
 
-/// The first byte of a block.
+/// Returns the first byte of a block.
 fn first_byte(block: &Block, place: Place) -> Result<u8, Failure> {
     if place == Place::Host {
         return Ok(block.bytes()?[0]);

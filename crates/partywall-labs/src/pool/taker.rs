@@ -1,4 +1,4 @@
-//! The taker: takes over blocks, tries what must not work, kills a holder, and says which claims held.
+//! The taker: accepts blocks, tries what must fail, kills a holder, and reports which claims held.
 
 use super::*;
 
@@ -10,7 +10,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
         [Taker::alloc, Taker::hand_over, Taker::take_twice, Taker::stale, Taker::exhausted, Taker::killed, Taker::whole]
     {
         let step = experiment(&mut taker)?;
-        taker.session.tell(step)?;
+        taker.session.report(step)?;
     }
     taker.holder.end();
     Ok(())
@@ -19,7 +19,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
 struct Taker<'a> {
     session: &'a Session,
     pool: Pool,
-    /// It may have a terminal of its own, and is not killed.
+    /// It may run in its own terminal, and is not killed.
     holder: Peer,
 }
 
@@ -43,36 +43,41 @@ impl Taker<'_> {
         let shown = |(index, generation)| format!("block {index}, generation {generation}");
         Ok(Step::new(
             "alloc",
-            format!("A pool of {BLOCKS} blocks, one taken and given back again and again"),
-            "All blocks lie in one segment, which each process maps once. Taking one is a compare-and-swap on a word that \
-             all share: no driver and no broker is asked. The word counts: a block never has the same generation twice.",
+            format!("A pool of {BLOCKS} blocks, with one block taken and released repeatedly"),
+            "All blocks are in one segment, which each process maps once. Taking a block is one compare-and-swap on a \
+             shared word, without the driver or the broker. The word contains a counter: a block never has the same \
+             generation twice.",
         )
         .value("taken first", shown(before))
         .value(format!("taken after {PAIRS} more"), shown(after))
-        .value("taken and given back in", format!("{} ns", pair.as_nanos()))
-        .value("asking the broker something takes", format!("{} ns", question.as_nanos()))
+        .value("taken and released in", format!("{} ns", pair.as_nanos()))
+        .value("a ping of the broker takes", format!("{} ns", question.as_nanos()))
         .says(ASKS, pair > question)
-        .judge(before != after, "a block that is taken again has another generation", "a generation came twice"))
+        .judge(
+            before != after,
+            "a block that is taken again has another generation",
+            "a generation was repeated",
+        ))
     }
 
     fn hand_over(&mut self) -> Result<Step, Failure> {
         let (text, reference) = self.offer()?;
         let mut block = self.pool.accept(&reference)?;
         let found = first_byte(&block, self.pool.place())?;
-        // It is ours now, to write as well.
+        // The block belongs to this process now, which may write to it.
         fill(&mut block, self.pool.place(), OTHER_MARK)?;
         let right = found == MARK;
         Ok(Step::new(
             "hand-over",
             "A block that another process has written",
-            "The holder says that a process that knows this reference may have the block, and sends the reference in whatever way: \
-             here as text over a socket. What was written stays where it is; only the word that says whose it is changes.",
+            "The holder offers the block to any process that knows its reference, and sends the reference: here as \
+             text over a socket. The bytes stay where they are; only the word that names the owner changes.",
         )
         .value("reference", text)
         .value("first byte, written there", format!("{MARK:#04x}"))
         .value("first byte, read here", format!("{found:#04x}"))
         .says(COPIED, !right)
-        .judge(right, "the bytes of the other process, in place", "other bytes than those that were written"))
+        .judge(right, "the bytes of the other process, in place", "not the bytes that were written"))
     }
 
     fn take_twice(&mut self) -> Result<Step, Failure> {
@@ -82,8 +87,8 @@ impl Taker<'_> {
         let step = Step::new(
             "take-twice",
             "A reference that is used twice",
-            "Taking a block over is one compare-and-swap from `offered` to `held`, with the generation in the same word: \
-             of two processes that try, one fails.",
+            "Accepting a block is one compare-and-swap from `offered` to `held`, with the generation in the same word. \
+             If two processes try, one fails.",
         )
         .value("first", format!("block {}", block.index()))
         .value("second", answer(&second));
@@ -98,12 +103,12 @@ impl Taker<'_> {
         let others = self.pool.accept(&reference);
         let step = Step::new(
             "stale",
-            "A reference to a block that somebody else has taken since",
-            "A reference is the number of the block and a generation. The block has gone on to another generation, so that \
-             an old reference is an error, never somebody else's data.",
+            "A reference to a block that another process has taken since",
+            "A reference is the number of the block and a generation. The block has a newer generation now, so an old \
+             reference is an error and never gives access to other data.",
         )
-        .value("given back", answer(&free))
-        .value("taken by somebody else", answer(&others));
+        .value("after its release", answer(&free))
+        .value("after another process took it", answer(&others));
         Ok(refusal(step, &others, |step, refused| step.says(STALE, !refused)))
     }
 
@@ -117,15 +122,20 @@ impl Taker<'_> {
         Ok(Step::new(
             "exhausted",
             "All blocks are taken",
-            "A process that finds no block takes a place in a queue, and sleeps until a block is handed to it. A wait has a limit.",
+            "A process that finds no free block takes a place in a queue, and sleeps until a block is handed to it. \
+             Every wait has a limit.",
         )
-        .value("asked without waiting", if at_once.is_none() { "none" } else { "a block" })
+        .value("without waiting", if at_once.is_none() { "none" } else { "a block" })
         .value(format!("waited {} ms", MOMENT.as_millis()), limited.map_or_else(name, |_| "a block".into()))
         .value(
-            "waited until one was given back",
+            "waited until one was released",
             waited.map_or_else(name, |(index, time): (u32, Duration)| format!("block {index} after {}", millis(time))),
         )
-        .judge(right, "it says so, or waits", "a block came that is not there, or none came that is"))
+        .judge(
+            right,
+            "an error or a wait, as asked",
+            "a block came although none was free, or none came although one was free",
+        ))
     }
 
     fn killed(&mut self) -> Result<Step, Failure> {
@@ -142,39 +152,40 @@ impl Taker<'_> {
         Ok(Step::new(
             "killed",
             "Another holder is killed with all blocks",
-            "The broker waits until the process is proved dead, for a settle time of 100 ms, and gives its blocks to processes \
-             that wait. On a GPU under MPS they are kept until somebody vouches for it: work of the dead may still write.",
+            "The broker waits until the process is proved dead, with a settle time of 100 ms, and hands its blocks to \
+             waiting processes. On a GPU under MPS the blocks stay in quarantine until an operator frees them, because \
+             the dead process's work may still write.",
         )
         .value("killed", format!("process {}, with {held} of {BLOCKS} blocks", victim.pid))
-        .value("one of them is here after", if came { millis(time) } else { "never".into() })
+        .value("time until one of them is available", if came { millis(time) } else { "never".into() })
         .says(LOST, !came)
-        .judge(came && held == BLOCKS, "they come back", "they do not come back"))
+        .judge(came && held == BLOCKS, "they are returned", "they are not returned"))
     }
 
     fn whole(&mut self) -> Result<Step, Failure> {
         let deadline = Instant::now() + TIMEOUT;
-        // The last blocks of the dead may come a moment after the first.
+        // The last blocks of the dead process may be returned a moment after the first.
         while self.pool.stats().free < BLOCKS && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(1));
         }
         let free = self.pool.stats().free;
-        Ok(Step::new("whole", "What is left", "Each block is free, or belongs to a process that lives.")
+        Ok(Step::new("whole", "What is left", "Each block is free, or belongs to a live process.")
             .value("free blocks", format!("{free}, of {BLOCKS}"))
             .judge(free == BLOCKS, "nothing was lost", "something was lost"))
     }
 
-    /// A block from the holder.
+    /// Asks the holder to offer a block.
     fn offer(&mut self) -> Result<(String, BlockRef), Failure> {
         let reference: String = self.holder.ask(Command::Offer(MARK))?;
-        let parsed = reference.parse().map_err(|_| unexpected("the holder sent no reference"))?;
+        let parsed = reference.parse().map_err(|_| unexpected("the holder sent an invalid reference"))?;
         Ok((reference, parsed))
     }
 }
 
-/// Ends a step about a reference that ought to be refused as stale.
+/// Ends a step about a reference that must be refused as stale.
 fn refusal(step: Step, answer: &Result<Block, Error>, says: impl FnOnce(Step, bool) -> Step) -> Step {
     let refused = matches!(answer, Err(Error::Gone(Gone::Block { .. })));
-    says(step, refused).judge(refused, "refused, as it ought to be", "not refused as it ought to be")
+    says(step, refused).judge(refused, "refused, as expected", "not refused as stale")
 }
 
 fn answer(result: &Result<Block, Error>) -> String {

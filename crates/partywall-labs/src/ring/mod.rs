@@ -1,9 +1,9 @@
-//! `partywall lab ring`: numbers are streamed through a ring of blocks, and each is checked.
+//! `partywall lab ring`: streams numbers through a ring of blocks, and checks each of them.
 //!
 //! | role | process | does |
 //! |---|---|---|
-//! | writer | child | publishes messages full of numbers; is killed while it does |
-//! | reader | `partywall lab ring` | starts a broker, receives by each policy, checks every number; concludes |
+//! | writer | child | publishes messages full of numbers; is killed meanwhile |
+//! | reader | `partywall lab ring` | starts a broker, receives with each policy, checks every number; concludes |
 
 mod numbers;
 mod reader;
@@ -27,12 +27,12 @@ pub(super) static LAB: Lab = Lab {
     roles: &[Role::new(
         "writer",
         "Publish numbers",
-        "The reader has seen enough, and says which beliefs held.",
+        "The reader is done, and reports which claims held.",
         writer::play,
     )],
     observer: Role::new(
         "reader",
-        "Receive them, check each, kill the writer, and say what came of it",
+        "Receive them, check each, kill the writer, and report the results",
         "",
         reader::play,
     ),
@@ -42,7 +42,7 @@ pub(super) static LAB: Lab = Lab {
 /// The stream that the user asked for.
 #[derive(Debug, Args)]
 struct Order {
-    /// The numbers: fibonacci, or your own with commas between them, which are repeated
+    /// The numbers: fibonacci, or a comma-separated list that is repeated
     #[arg(long, global = true, value_name = "NUMBERS", default_value = "fibonacci")]
     pattern: Pattern,
     /// How many messages are streamed, of 1,024 numbers each
@@ -50,7 +50,7 @@ struct Order {
     messages: u64,
 }
 
-/// The writer has published so many messages; the next one was refused in these words.
+/// The number of messages that the writer has published, and the error of the next message if it was refused.
 #[derive(Debug, Serialize, Deserialize)]
 struct Published {
     messages: u64,
@@ -60,18 +60,18 @@ struct Published {
 /// A command of the reader.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 enum Command {
-    /// So many messages, each as soon as there is room for it; answered by [`Published`].
+    /// Publish this many messages, each as soon as there is room for it; answered by [`Published`].
     Messages(u64),
-    /// Messages until there is no room for a moment; answered by [`Published`].
+    /// Publish messages until there is no room for a moment; answered by [`Published`].
     UntilFull,
-    /// Messages until it is killed; answered by nothing.
+    /// Publish messages until the writer is killed; not answered.
     Endless,
 }
 
-/// The topic, and how many of its messages are kept.
+/// The topic, and its depth.
 const RING: &str = "numbers";
 const DEPTH: u32 = 8;
-/// How many of them a late subscriber asks for.
+/// The history that a late subscriber requests.
 const HISTORY: u32 = 4;
 
 /// Numbers in a message.
@@ -79,9 +79,9 @@ const NUMBERS: u64 = 1024;
 const DTYPE: DType = DType::U64;
 
 claims! {
-    BRAKE = "brake": "A fast writer overwrites what a slow reader has not read.",
+    BRAKE = "brake": "A fast writer overwrites messages that a slow reader has not read.",
     SLOWED = "slowed": "A slow reader slows the writer, and all other readers.",
-    UNNOTICED = "unnoticed": "Messages that a reader misses are missed unnoticed.",
-    LATE = "late": "A subscriber that comes late has missed what was published before.",
-    TORN = "torn": "A writer that is killed leaves half a message, or a ring that nobody can use.",
+    UNNOTICED = "unnoticed": "A reader does not notice that it has missed messages.",
+    LATE = "late": "A late subscriber has missed all earlier messages.",
+    TORN = "torn": "A killed writer leaves half a message, or a ring that no process can use.",
 }

@@ -1,15 +1,15 @@
-//! The numbers that are streamed: Fibonacci's, or a pattern of the reader's own.
+//! The streamed numbers: Fibonacci numbers, or a list of the user.
 
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Which numbers.
+/// The sequence of numbers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Pattern {
     /// 0, 1, and then each the sum of the two before it, modulo 2⁶⁴.
     Fibonacci,
-    /// These, again and again. There is one at least.
+    /// These numbers, repeated. The list is not empty.
     Repeated(Vec<u64>),
 }
 
@@ -21,9 +21,7 @@ impl FromStr for Pattern {
             return Ok(Self::Fibonacci);
         }
         let numbers = text.split(',').map(|number| number.trim().parse()).collect::<Result<_, _>>();
-        numbers
-            .map(Self::Repeated)
-            .map_err(|_| "use fibonacci, or numbers with commas between them: 3,1,4,1,5".to_owned())
+        numbers.map(Self::Repeated).map_err(|_| "use fibonacci, or comma-separated numbers: 3,1,4,1,5".to_owned())
     }
 }
 
@@ -33,17 +31,17 @@ impl std::fmt::Display for Pattern {
             Self::Fibonacci => f.write_str("Fibonacci numbers"),
             Self::Repeated(numbers) => {
                 let numbers: Vec<_> = numbers.iter().map(ToString::to_string).collect();
-                write!(f, "{}, again and again", numbers.join(", "))
+                write!(f, "{}, repeated", numbers.join(", "))
             }
         }
     }
 }
 
-/// The numbers of a pattern, one after the other.
+/// An iterator over the numbers of a pattern.
 #[derive(Debug, Clone)]
 pub(super) struct Numbers {
     pattern: Pattern,
-    /// How many were taken.
+    /// The index of the next number.
     at: u64,
     next: [u64; 2],
 }
@@ -53,12 +51,12 @@ impl Numbers {
         Self { pattern: pattern.clone(), at: 0, next: [0, 1] }
     }
 
-    /// How many were taken: the index of the next one.
+    /// Returns the index of the next number.
     pub(super) fn at(&self) -> u64 {
         self.at
     }
 
-    /// The same numbers from this index on.
+    /// Moves to this index.
     pub(super) fn from(&mut self, index: u64) -> &mut Self {
         if index < self.at {
             *self = Self::of(&self.pattern);

@@ -1,4 +1,4 @@
-//! The reader: receives by each policy, checks every number, kills a writer, and says which claims held.
+//! The reader: receives with each policy, checks every number, kills a writer, and reports which claims held.
 
 use super::*;
 
@@ -11,7 +11,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let mut reader = Reader { session, topic, writer, pattern, messages };
     for experiment in [Reader::stream, Reader::slow_block, Reader::slow_latest, Reader::late, Reader::killed] {
         let step = experiment(&mut reader)?;
-        reader.session.tell(step)?;
+        reader.session.report(step)?;
     }
     reader.writer.end();
     Ok(())
@@ -20,21 +20,21 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
 struct Reader<'a> {
     session: &'a Session,
     topic: Topic,
-    /// It may have a terminal of its own, and is not killed.
+    /// It may run in its own terminal, and is not killed.
     writer: Peer,
     pattern: Pattern,
     messages: u64,
 }
 
-/// What was received, every number of it looked at.
+/// The received messages, with every number checked.
 struct Checked {
     numbers: Numbers,
-    /// The index of the number that comes next, if nothing is missing.
+    /// The index of the next number, if nothing is missing.
     next: Option<u64>,
     messages: u64,
-    /// Numbers that are others than they should be.
+    /// Numbers that differ from the expected ones.
     wrong: u64,
-    /// Messages that came out of turn.
+    /// Messages that arrived out of order.
     unordered: u64,
     /// Messages that this subscriber missed.
     missed: u64,
@@ -61,8 +61,8 @@ impl Reader<'_> {
         Ok(Step::new(
             "stream",
             format!("{} messages of {NUMBERS} numbers: {}", self.messages, self.pattern),
-            "A message is written once, into a block of a pool, and read where it lies. What goes through the ring is the \
-             number of the block. The reader computes each number itself, and compares.",
+            "A message is written once, into a block of a pool, and read in place. Only the number of the block goes \
+             through the ring. The reader computes each expected number itself.",
         )
         .value("messages received, in order", format!("{}", seen.messages - seen.unordered))
         .value("numbers that were wrong", seen.wrong.to_string())
@@ -81,11 +81,11 @@ impl Reader<'_> {
         Ok(Step::new(
             "slow-block",
             "A subscriber with the policy `block` that does not read",
-            "There is room for as many messages as the ring is deep. Then the writer waits, for as long as it wants to, and \
-             hears whom it waits for.",
+            "The ring has room for as many messages as its depth. Then the writer waits up to its timeout, and its \
+             error names the process that it waits for.",
         )
-        .value("published, of room for", format!("{messages}, of {DEPTH}"))
-        .value("the next one", refused.unwrap_or_else(|| "published as well".into()))
+        .value("published, and depth of the ring", format!("{messages}, {DEPTH}"))
+        .value("the next one", refused.unwrap_or_else(|| "published, too".into()))
         .value("read afterwards", format!("{} messages, {} numbers wrong", seen.messages, seen.wrong))
         .says(BRAKE, !right)
         .judge(right, "the writer waits, and nothing is lost", "messages were lost"))
@@ -101,16 +101,20 @@ impl Reader<'_> {
         let right = seen.is_right() && published == messages && seen.messages == 1 && seen.missed == messages - 1;
         Ok(Step::new(
             "slow-latest",
-            "A subscriber with the policy `latest` that does not read meanwhile",
-            "It is asked by nobody: it gets the newest message when it wants one. Messages are numbered, so that it knows how \
-             many there were in between.",
+            "A subscriber with the policy `latest` that does not read",
+            "The writer does not wait for it. It gets the newest message when it reads. Messages are numbered, so it \
+             knows how many it has missed.",
         )
         .value("published meanwhile", format!("{published} messages"))
         .value("received", seen.messages.to_string())
-        .value("missed, as the message says", seen.missed.to_string())
+        .value("missed, according to the message", seen.missed.to_string())
         .says(SLOWED, published != messages)
         .says(UNNOTICED, seen.missed != messages - 1)
-        .judge(right, "the newest message, and how many are missing", "not the newest one, or the gap was not told"))
+        .judge(
+            right,
+            "the newest message, and the number of missed ones",
+            "not the newest message, or the gap was not reported",
+        ))
     }
 
     fn late(&mut self) -> Result<Step, Failure> {
@@ -120,13 +124,13 @@ impl Reader<'_> {
         let right = seen.is_right() && seen.messages == u64::from(HISTORY);
         Ok(Step::new(
             "late",
-            "A subscriber that comes late, and asks for history",
-            "What has not been overwritten is still in the ring: a late subscriber may begin so far back.",
+            "A late subscriber that requests history",
+            "Messages that were not overwritten are still in the ring, and a late subscriber may start with them.",
         )
-        .value("asked for", format!("the last {HISTORY} messages, of {DEPTH} in the ring"))
+        .value("requested", format!("the last {HISTORY} messages, of {DEPTH} in the ring"))
         .value("received", format!("{} messages, {} numbers wrong", seen.messages, seen.wrong))
         .says(LATE, seen.messages == 0)
-        .judge(right, "as many as it has asked for", "fewer than it has asked for, or wrong ones"))
+        .judge(right, "as many as requested", "fewer than requested, or wrong ones"))
     }
 
     fn killed(&mut self) -> Result<Step, Failure> {
@@ -140,7 +144,7 @@ impl Reader<'_> {
         }
         victim.kill();
         self.check_all(&subscriber, &mut seen)?;
-        // Another one goes on, at once or after the proof of that death.
+        // Another writer continues, immediately or after that death is proved.
         let mut others = self.nothing_seen();
         let more = u64::from(DEPTH) * 10;
         self.writer.say(Command::Messages(more))?;
@@ -152,14 +156,14 @@ impl Reader<'_> {
         Ok(Step::new(
             "killed",
             "A writer is killed while it publishes as fast as it can",
-            "A message appears in the ring by one compare-and-swap. A writer that is killed before it leaves a block that \
-             the broker takes back; killed after it, a message that is complete.",
+            "One compare-and-swap puts a message into the ring. A writer that is killed before it leaves a block that \
+             the broker reclaims; killed after it, a complete message.",
         )
         .value("killed", format!("process {}", victim.pid))
-        .value("received of it", format!("{} messages, {} numbers wrong", seen.messages, seen.wrong))
-        .value("then of the other writer", format!("{} messages, {} numbers wrong", others.messages, others.wrong))
+        .value("received from it", format!("{} messages, {} numbers wrong", seen.messages, seen.wrong))
+        .value("then from the other writer", format!("{} messages, {} numbers wrong", others.messages, others.wrong))
         .says(TORN, !right)
-        .judge(right, "complete messages, and the ring goes on", "messages are torn, lost or out of order"))
+        .judge(right, "complete messages, and the ring still works", "messages are torn, lost or out of order"))
     }
 
     fn nothing_seen(&self) -> Checked {
@@ -167,7 +171,7 @@ impl Reader<'_> {
         Checked { numbers, next: None, messages: 0, wrong: 0, unordered: 0, missed: 0 }
     }
 
-    /// Checks what there is, until nothing comes for a moment.
+    /// Checks all messages until none arrives for a moment.
     fn check_all(&self, subscriber: &Subscriber, seen: &mut Checked) -> Result<(), Failure> {
         loop {
             match subscriber.recv(MOMENT) {
@@ -180,7 +184,7 @@ impl Reader<'_> {
 
     fn check(&self, sample: Sample, seen: &mut Checked) -> Result<(), Failure> {
         let first = sample.header().try_into().map(u64::from_le_bytes);
-        let first = first.map_err(|_| unexpected("a message does not say which numbers it has"))?;
+        let first = first.map_err(|_| unexpected("a message has no index of its first number"))?;
         seen.messages += 1;
         seen.missed += sample.missed();
         seen.unordered += u64::from(seen.next.is_some_and(|next| next + sample.missed() * NUMBERS != first));
@@ -189,7 +193,7 @@ impl Reader<'_> {
         let wrong = if self.session.place == Place::Host {
             sample.as_slice::<u64>()?.iter().zip(numbers).filter(|(found, number)| *found != number).count()
         } else {
-            let gpu = sample.gpu().ok_or_else(|| unexpected("a message on no GPU"))?;
+            let gpu = sample.gpu().ok_or_else(|| unexpected("a message is not on a GPU"))?;
             let range = sample.device_on(gpu.stream())?;
             let mut bytes = vec![0; (NUMBERS * 8) as usize];
             gpu.stream().copy_to_host(&mut bytes, range.as_slice()).doing("reading a message")?;

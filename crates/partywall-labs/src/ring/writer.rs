@@ -7,7 +7,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let topic = session.domain().topic(RING).timeout(TIMEOUT).open()?;
     let mut writer = Writer { publisher: topic.publisher()?, place: session.place, numbers: Numbers::of(&pattern) };
     session.parent().say(())?;
-    let mut told = false;
+    let mut reported = false;
     while let Some(command) = session.parent().next()? {
         let (most, timeout) = match command {
             Command::Messages(messages) => (messages, TIMEOUT),
@@ -16,8 +16,8 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
         };
         let start = Instant::now();
         let published = writer.publish(most, timeout)?;
-        if !mem::replace(&mut told, true) {
-            session.tell(describe(&published, start.elapsed()))?;
+        if !mem::replace(&mut reported, true) {
+            session.report(describe(&published, start.elapsed()))?;
         }
         session.parent().say(published)?;
     }
@@ -31,7 +31,7 @@ struct Writer {
 }
 
 impl Writer {
-    /// Publishes so many messages, or until there is no room for one for so long.
+    /// Publishes up to `most` messages, and stops if there is no room for one within the timeout.
     fn publish(&mut self, most: u64, timeout: Duration) -> Result<Published, Failure> {
         for messages in 0..most {
             let first = self.numbers.at();
@@ -67,10 +67,10 @@ fn describe(published: &Published, time: Duration) -> Step {
     Step::new(
         "publish",
         "The writer borrows blocks, fills them, and publishes them",
-        "A block that nobody uses any more is borrowed and filled in place. Publishing it is one compare-and-swap in the \
-         ring, after a look at how far those have read for whom writers wait.",
+        "The writer borrows an unused block and fills it in place. Publishing it is one compare-and-swap in the ring, \
+         after a check of how far the `block` subscribers have read.",
     )
     .value("messages published", published.messages.to_string())
-    .value("time for each, with waiting for room", short(time / (published.messages.max(1) as u32)))
+    .value("time per message, including waits for room", short(time / (published.messages.max(1) as u32)))
     .judge(published.refused.is_none(), "all were published", "not all were published")
 }

@@ -2,7 +2,7 @@
 //!
 //! | role | process | does |
 //! |---|---|---|
-//! | worker | child | asks for a permit, lets a kernel run while it has it, gives it back |
+//! | worker | child | acquires a permit, runs a kernel while it holds it, releases it |
 //! | watcher | `partywall lab semaphore` | starts a broker and more workers, kills two of them; concludes |
 
 mod watcher;
@@ -15,41 +15,41 @@ use crate::prelude::*;
 
 pub(super) static LAB: Lab = Lab {
     name: "semaphore",
-    about: "Several processes, a few permits, and what becomes of those of the dead",
-    title: "several processes, a few permits, and what becomes of those of the dead",
+    about: "Several processes share a few permits, and some die with theirs",
+    title: "several processes share a few permits, and some die with theirs",
     on_host: false,
     broker: true,
     options: Workers::augment_args,
     roles: &[Role::new(
         "worker",
-        "Ask for permits, use the GPU with them, and give them back",
-        "The watcher has seen enough, and says which beliefs held.",
+        "Acquire permits, use the GPU while holding them, and release them",
+        "The watcher is done, and reports which claims held.",
         worker::play,
     )],
-    observer: Role::new("watcher", "Watch the workers, kill two of them, and say what came of it", "", watcher::play),
+    observer: Role::new("watcher", "Watch the workers, kill two of them, and report the results", "", watcher::play),
     claims: CLAIMS,
 };
 
 #[derive(Debug, Args)]
 struct Workers {
-    /// How many workers there are, 3 to 32; the watcher starts those that are missing
+    /// The number of workers, 3 to 32; the watcher starts those that are missing
     #[arg(long, global = true, value_name = "N", default_value_t = 4, value_parser = value_parser!(u8).range(3..=32))]
     workers: u8,
 }
 
-/// A command of the watcher. A command without an answer of its own is answered with `()` when it is done.
+/// A command of the watcher. It is answered with `()` when it is done, unless stated otherwise.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 enum Command {
-    /// Some turns, one after the other, and whether to tell of them; answered by a list of [`Turn`]s, which ends before one for which no permit came.
+    /// Take this many turns, one after the other, and report them if the flag is set; answered by a list of [`Turn`]s,
+    /// which ends before a turn without a permit.
     Turns(usize, bool),
-    /// A permit, to be kept until the worker is killed.
+    /// Acquire a permit, and keep it until the worker is killed.
     Keep,
-    /// A permit that a stream gives back, behind a slow kernel; answered by [`Handed`], and again when the
-    /// kernel has ended.
+    /// Let a stream release a permit behind a slow kernel; answered by [`Handed`], and again when the kernel has ended.
     OnStream,
 }
 
-/// A permit was had.
+/// The times of one turn with a permit.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct Turn {
     asked: Moment,
@@ -57,7 +57,7 @@ struct Turn {
     gave: Moment,
 }
 
-/// A permit was given to a stream to give back: from when to when that call took.
+/// The start and end of the call that made a stream release a permit.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct Handed {
     before: Moment,
@@ -68,11 +68,11 @@ struct Handed {
 const SEMAPHORE: &str = "gpu";
 const PERMITS: u32 = 2;
 
-/// How many turns each takes when all work.
+/// How many turns each worker takes when all work.
 const TURNS: usize = 5;
 /// How long the kernel of a turn takes.
 const WORK: Duration = Duration::from_millis(10);
-/// And a slow one.
+/// How long a slow kernel takes.
 const SLOW: Duration = Duration::from_millis(200);
 
 claims! {

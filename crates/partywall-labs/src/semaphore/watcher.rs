@@ -24,7 +24,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
         Watcher::stream,
         Watcher::whole,
     ] {
-        session.tell(experiment(&mut watcher)?)?;
+        session.report(experiment(&mut watcher)?)?;
     }
     watcher.workers.into_iter().for_each(Peer::end);
     Ok(())
@@ -32,9 +32,9 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
 
 struct Watcher {
     semaphore: Semaphore,
-    /// The first one may have a terminal of its own; those at the end are killed.
+    /// The first worker may run in its own terminal; the last ones are killed.
     workers: Vec<Peer>,
-    /// Why streams cannot write words that others see here.
+    /// Why streams cannot write words of shared memory here.
     obstacle: Option<String>,
 }
 
@@ -49,7 +49,7 @@ fn turn(worker: &mut Peer) -> Result<Option<Turn>, Failure> {
 }
 
 impl Watcher {
-    /// All work at once.
+    /// All workers work at the same time.
     fn maximum(&mut self) -> Result<Step, Failure> {
         for (index, worker) in self.workers.iter().enumerate() {
             worker.say(Command::Turns(TURNS, index == 0))?;
@@ -64,8 +64,8 @@ impl Watcher {
         Ok(Step::new(
             "maximum",
             format!("{} workers and {PERMITS} permits", self.workers.len()),
-            "Each permit is a word of its own, with its holder and a number; it changes by one compare-and-swap. There is \
-             no count that two processes could both find large enough.",
+            "Each permit has its own word, with its holder and a number, which changes by one compare-and-swap. There \
+             is no counter that two processes could both find large enough.",
         )
         .value("turns of all workers", turns.len().to_string())
         .value("most at the same time", format!("{most}, of {PERMITS} permits"))
@@ -73,19 +73,19 @@ impl Watcher {
         .says(NEVER_MORE, right)
         .judge(
             right && turns.len() == TURNS * self.workers.len(),
-            "never more than there are permits, and everybody had all turns",
+            "never more than there are permits, and every worker had all turns",
             "more at the same time than there are permits, or turns were lost",
         ))
     }
 
-    /// Each worker asks when the one before it waits.
+    /// Each worker requests a permit once the previous one waits.
     fn order(&mut self) -> Result<Step, Failure> {
         let mut all = self.take_all()?;
         for (index, worker) in self.workers.iter().enumerate() {
             ask(worker)?;
             self.wait_for_waiters(index + 1)?;
         }
-        // One permit goes round, so that no two workers get one at the same moment.
+        // A single permit circulates, so that no two workers get one at the same moment.
         drop(all.pop());
         let mut got = Vec::new();
         for (index, worker) in self.workers.iter_mut().enumerate() {
@@ -98,17 +98,17 @@ impl Watcher {
         let right = order == asked;
         Ok(Step::new(
             "order",
-            "The workers ask one after the other, while no permit is free",
-            "A process that does not find a free permit takes the next place of a queue, and a permit that comes back is handed to \
-             the first place. Only a process that was looking for a free permit at the very moment may come in between.",
+            "The workers request permits one after the other, while none is free",
+            "A process that finds no free permit takes the last place of a queue. A released permit is handed to the \
+             first place. Only a process that searches for a free permit at that very moment can come in between.",
         )
-        .value("asked", list(&asked))
+        .value("requested", list(&asked))
         .value("got a permit", list(&order))
         .says(IN_TURN, right)
-        .judge(right, "in the order in which they asked", "in another order"))
+        .judge(right, "in the order of the requests", "in another order"))
     }
 
-    /// No process waits longer than its timeout.
+    /// A wait ends at its timeout.
     fn limit(&mut self) -> Result<Step, Failure> {
         let all = self.take_all()?;
         let tried = self.semaphore.try_acquire()?;
@@ -122,14 +122,18 @@ impl Watcher {
         let answer = waited.map_or_else(|error| error.to_string(), |_| "a permit".into());
         Ok(Step::new(
             "limit",
-            "A worker that does not want to wait, or not for long",
-            "try_acquire never waits. acquire gives its place in the queue up when its time is over, and those behind it \
+            "A worker that does not wait, or not for long",
+            "try_acquire never waits. acquire leaves the queue when its timeout is over, and the processes behind it \
              move up.",
         )
         .value("try_acquire", if none { "none" } else { "a permit" })
         .value("acquire, limit 100 ms", format!("{answer}, after {}", millis(after)))
         .value("waiting afterwards", waiting.to_string())
-        .judge(none && timed_out && waiting == 0, "both came back without a permit", "not both came back without one"))
+        .judge(
+            none && timed_out && waiting == 0,
+            "both returned without a permit",
+            "not both returned without a permit",
+        ))
     }
 
     /// The last worker is killed while it has a permit.
@@ -146,16 +150,17 @@ impl Watcher {
         Ok(Step::new(
             "killed",
             "A worker with a permit is killed (SIGKILL), and another one waits",
-            "The broker holds the dead process's pidfd. When that, the end of its connection and a settle time of 100 ms \
-             prove the death, it frees the words that name the process, and hands the permit on.",
+            "The broker has a pidfd of the process. Once that, the end of its connection and a settle time of 100 ms \
+             prove the death, the broker frees the words that name the process, and hands the permit to the next \
+             waiter.",
         )
         .value(format!("process {}", victim.pid), "killed with its permit")
         .value("from the kill to the next holder", got_after(turn, killed))
         .says(LOST, turn.is_none())
-        .judge(turn.is_some(), "the permit came back, and went to the process that waited", "no process has got it"))
+        .judge(turn.is_some(), "the permit was handed to the waiting process", "no process got it"))
     }
 
-    /// The last worker is killed while it waits, in front of another one.
+    /// The last worker is killed while it waits before another one.
     fn killed_waiter(&mut self) -> Result<Step, Failure> {
         let mut all = self.take_all()?;
         let mut victim = self.workers.pop().ok_or_else(|| unexpected("there is no worker to be killed"))?;
@@ -165,29 +170,29 @@ impl Watcher {
         self.wait_for_waiters(2)?;
         victim.kill();
         let freed = Moment::now();
-        // One, which is for the first place.
+        // One permit, for the first place.
         drop(all.pop());
         let turn = turn(self.last()?)?;
         drop(all);
         Ok(Step::new(
             "killed-waiting",
-            "A worker that waits in front of another one is killed",
-            "The permit may be handed to a place whose owner is dead: nobody else can know that yet. After the proof the \
-             broker takes it back, and hands it to the next place.",
+            "A worker that waits before another one is killed",
+            "The permit may be handed to a dead process, because no other process knows of the death yet. After the \
+             proof the broker takes the permit back, and hands it to the next place.",
         )
         .value(format!("process {}", victim.pid), "killed at the first place of the queue")
-        .value("from the release to the one behind it", got_after(turn, freed))
+        .value("from the release to the next worker", got_after(turn, freed))
         .says(STUCK, turn.is_none())
-        .judge(turn.is_some(), "the one behind it got a permit", "the one behind it has got none"))
+        .judge(turn.is_some(), "the next worker got a permit", "the next worker got none"))
     }
 
-    /// A permit that comes back when a kernel has ended.
+    /// A permit is released when a kernel has ended.
     fn stream(&mut self) -> Result<Step, Failure> {
         let step = Step::new(
             "stream",
-            "A permit that a stream gives back",
-            "release_on has the stream write a word behind the kernel; the worker's service thread sees it, and gives the \
-             permit back. The worker's host does not wait, and the GPU is not used by more than is allowed.",
+            "A permit that a stream releases",
+            "release_on makes the stream write a word behind the kernel. The worker's service thread sees the word and \
+             releases the permit. The worker's host does not wait, and the GPU never has more users than permits.",
         );
         if let Some(why) = &self.obstacle {
             return Ok(step.untried(Some(HOST_GIVES), why));
@@ -206,7 +211,11 @@ impl Watcher {
             .value("kernel", millis(SLOW))
             .value("from release_on to the next holder", millis(waited))
             .says(HOST_GIVES, !right)
-            .judge(right, "it came back when the kernel had ended", "it came back before the kernel can have ended"))
+            .judge(
+                right,
+                "it was released after the kernel had ended",
+                "it was released before the kernel can have ended",
+            ))
     }
 
     /// Nothing was lost.
@@ -216,28 +225,28 @@ impl Watcher {
         let step = Step::new(
             "whole",
             "What is left after all this",
-            "Two workers are dead, one of them with a permit, one with a place in the queue.",
+            "Two workers are dead: one had a permit, the other a place in the queue.",
         );
         let step = step.value("free permits", format!("{free}, of {PERMITS}")).value("waiting", waiting.to_string());
         let right = free == PERMITS && waiting == 0;
-        Ok(step.judge(right, "all permits are there, and nobody waits", "something was lost"))
+        Ok(step.judge(right, "all permits are free, and no process waits", "something was lost"))
     }
 
     fn take_all(&self) -> Result<Vec<Permit>, Failure> {
         self.take_all_but(0)
     }
 
-    /// Takes permits, so that so many are left.
+    /// Takes permits until this many are left.
     fn take_all_but(&self, left: u32) -> Result<Vec<Permit>, Failure> {
         (left..PERMITS).map(|_| Ok(self.semaphore.acquire(TIMEOUT)?)).collect()
     }
 
-    /// Waits until so many are in the queue.
+    /// Waits until this many processes are in the queue.
     fn wait_for_waiters(&self, count: usize) -> Result<(), Failure> {
         let deadline = Instant::now() + TIMEOUT;
         while (self.semaphore.waiting() as usize) < count {
             if Instant::now() > deadline {
-                return Err(unexpected("a worker did not ask for a permit"));
+                return Err(unexpected("a worker did not request a permit"));
             }
             thread::sleep(Duration::from_micros(200));
         }
@@ -253,7 +262,7 @@ fn got_after(turn: Option<Turn>, since: Moment) -> String {
     turn.map_or_else(|| format!("never, within {} s", TIMEOUT.as_secs()), |turn| millis(turn.got.since(since)))
 }
 
-/// How many of the turns were at the same time, at most.
+/// Returns the maximum number of simultaneous turns.
 fn most_at_once(turns: &[Turn]) -> usize {
     // At equal times a release comes before an acquisition.
     let mut changes: Vec<_> = turns.iter().flat_map(|turn| [(turn.got, true), (turn.gave, false)]).collect();

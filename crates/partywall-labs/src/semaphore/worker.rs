@@ -1,4 +1,4 @@
-//! A worker: asks for a permit, lets a kernel run while it has it, and gives it back.
+//! A worker: acquires a permit, runs a kernel while it holds the permit, and releases it.
 
 use partywall::cuda::experiment::Delay;
 
@@ -8,16 +8,16 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let gpu = session.gpu();
     let worker = Worker {
         semaphore: session.domain().semaphore(SEMAPHORE, PERMITS)?,
-        stream: Stream::new(gpu.context()).doing("making a stream")?,
+        stream: Stream::new(gpu.context()).doing("creating a stream")?,
         delay: Delay::load(gpu.context()).doing("loading kernels")?,
     };
     session.parent().say(())?;
     while let Some(command) = session.parent().next()? {
         match command {
-            Command::Turns(count, tell) => {
+            Command::Turns(count, reports) => {
                 let turns = (0..count).map_while(|_| worker.turn().transpose()).collect::<Result<Vec<_>, _>>()?;
-                if tell {
-                    session.tell(describe(&turns))?;
+                if reports {
+                    session.report(describe(&turns))?;
                 }
                 session.parent().say(turns)?;
             }
@@ -50,7 +50,7 @@ struct Worker {
 }
 
 impl Worker {
-    /// Uses the GPU while it has a permit, if one comes.
+    /// Uses the GPU while it holds a permit. Returns `None` if no permit came in time.
     fn turn(&self) -> Result<Option<Turn>, Failure> {
         let asked = Moment::now();
         let permit = match self.semaphore.acquire(TIMEOUT) {
@@ -75,12 +75,12 @@ fn describe(turns: &[Turn]) -> Step {
     let had: Vec<_> = turns.iter().map(|turn| turn.gave.since(turn.got)).collect();
     Step::new(
         "turns",
-        "The turns of one worker, while all of them work",
-        "acquire takes a free permit by one compare-and-swap in memory that all share; no broker is asked. If none is \
-         free, the worker sleeps in a queue until one is handed to it.",
+        "The turns of one worker, while all workers work",
+        "acquire takes a free permit by one compare-and-swap in shared memory, without the broker. If none is free, \
+         the worker sleeps in a queue until one is handed to it.",
     )
     .value("turns", turns.len().to_string())
     .value("waited for a permit", spread(&waited))
-    .value("had it, with a kernel on the GPU", spread(&had))
-    .judge(turns.len() == TURNS, "each turn came", "a turn did not come")
+    .value("held it, with a kernel on the GPU", spread(&had))
+    .judge(turns.len() == TURNS, "it got every turn", "it did not get every turn")
 }

@@ -1,4 +1,4 @@
-//! The exporter: memory without an address, two addresses for it, a file descriptor, and an end.
+//! The exporter: creates memory without an address, maps it at two addresses, exports a file descriptor, and ends.
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -10,37 +10,37 @@ use crate::device::{access_name, kind_of};
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let gpu = session.gpu();
     let (memory, step) = create(&gpu)?;
-    session.tell(step)?;
+    session.report(step)?;
 
     let before = open_files();
-    session.tell(files_before(&before))?;
+    session.report(files_before(&before))?;
     let descriptor = memory.export().doing("exporting memory")?;
     let after = open_files();
-    session.tell(exported(&memory, descriptor.as_raw_fd(), &before, &after))?;
-    session.tell(files_after(&before, &after))?;
+    session.report(exported(&memory, descriptor.as_raw_fd(), &before, &after))?;
+    session.report(files_after(&before, &after))?;
 
     let first = map(&gpu, &memory)?;
     let second = map(&gpu, &memory)?;
     let title = "cuMemAddressReserve, cuMemMap, cuMemSetAccess: an address for it";
-    let why = "Addresses are reserved first, then memory is put behind them, then each GPU gets the right to use them. Before \
-         the last call every access is a fault.";
-    session.tell(mapped("map", title, why, &gpu, &first))?;
+    let why = "Addresses are reserved first, then memory is mapped there, then each GPU gets access rights. Before the \
+        last call every access faults.";
+    session.report(mapped("map", title, why, &gpu, &first))?;
     let title = "The same three calls again: a second address";
-    let why = "Each mapping is a reference of its own to the memory, with rights of its own.";
-    session.tell(mapped("map-again", title, why, &gpu, &second))?;
-    session.tell(two_addresses(&gpu, &first, &second)?)?;
+    let why = "Each mapping is its own reference to the memory, with its own access rights.";
+    session.report(mapped("map-again", title, why, &gpu, &second))?;
+    session.report(two_addresses(&gpu, &first, &second)?)?;
     for step in parts(&memory) {
-        session.tell(step)?;
+        session.report(step)?;
     }
 
     let parcel = Parcel { bytes: memory.len(), address: first.device_ptr(), fd: descriptor.as_raw_fd() };
-    session.tell(send(&parcel))?;
+    session.report(send(&parcel))?;
     session.parent().say_with(&parcel, &[descriptor.as_fd()])?;
     drop(descriptor);
 
     // The importer has written.
     while session.parent().next::<()>()?.is_some() {
-        session.tell(look(&gpu, &first)?)?;
+        session.report(look(&gpu, &first)?)?;
         session.parent().say(())?;
     }
     Ok(())
@@ -52,12 +52,12 @@ fn create(gpu: &Gpu) -> Result<(Arc<PhysicalMemory>, Step), Failure> {
     let step = Step::new(
         "create",
         "cuMemCreate: memory without an address",
-        "Physical memory on one device. What it is for is said now and never again: memory that was not made to be \
-         exported as a file descriptor cannot become so.",
+        "Physical memory on one device. Its properties are fixed at creation: memory that was not created for export \
+         as a file descriptor can never be exported.",
     )
     .value("cuMemGetAllocationGranularity", bytes(granularity))
     .value("cuMemCreate", format!("{}, POSIX file descriptor → handle {:#x}", bytes(memory.len()), memory.as_raw()));
-    let step = step.judge(memory.len() == 2 * granularity, "made: two pages of the device", "");
+    let step = step.judge(memory.len() == 2 * granularity, "created: two pages of the device", "");
     Ok((Arc::new(memory), step))
 }
 
@@ -65,8 +65,8 @@ fn files_before(before: &BTreeMap<i32, String>) -> Step {
     Step::new(
         "files-before",
         "The open files of the exporter, before the export",
-        "What is shared below is a file descriptor like any other: it counts against the limit of open files, travels \
-         over Unix sockets, and keeps what it stands for alive.",
+        "The export below is an ordinary file descriptor: it counts against the limit of open files, travels over Unix \
+         sockets, and keeps its memory alive.",
     )
     .value("/proc/self/fd", counted(before))
     .judge(!before.is_empty(), "counted", "/proc/self/fd cannot be read")
@@ -82,20 +82,20 @@ fn exported(
     Step::new(
         "export",
         "cuMemExportToShareableHandle: a file descriptor for it",
-        "Only memory that was made for it can be exported. The driver sets no close-on-exec; this library does, or every \
-         program that is started would inherit the memory.",
+        "Only memory that was created for it can be exported. The driver does not set close-on-exec; this library \
+         does, because otherwise every started program would inherit the memory.",
     )
     .value("cuMemExportToShareableHandle", format!("handle {:#x} → descriptor {descriptor}", memory.as_raw()))
     .value("/proc/self/fd", format!("{descriptor} → {link}"))
-    .judge(!link.is_empty() && !before.contains_key(&descriptor), "a new open file", "no new open file can be seen")
+    .judge(!link.is_empty() && !before.contains_key(&descriptor), "a new open file", "no new open file")
 }
 
 fn files_after(before: &BTreeMap<i32, String>, after: &BTreeMap<i32, String>) -> Step {
     Step::new(
         "files-after",
         "The open files of the exporter, after the export",
-        "One allocation is one descriptor. A model is therefore a table over a few large allocations, never an \
-         allocation for each tensor.",
+        "One allocation is one descriptor. A model is therefore a table over a few large allocations, not one \
+         allocation per tensor.",
     )
     .value("/proc/self/fd", counted(after))
     .value("new", beyond(after, before))
@@ -107,11 +107,11 @@ fn send(parcel: &Parcel) -> Step {
     Step::new(
         "send",
         "sendmsg with SCM_RIGHTS: the descriptor goes to the other process",
-        "The kernel puts the open file into the receiver's table, and this process may close its own. The size has to \
-         be told beside it: the descriptor does not know it.",
+        "The kernel adds the open file to the receiver's table, and this process may close its descriptor. The size \
+         has to be sent, too, because the descriptor does not contain it.",
     )
-    .value("sendmsg", format!("descriptor {}, and in words: {} bytes", parcel.fd, parcel.bytes))
-    .judge(open, "on its way", "the descriptor is not open")
+    .value("sendmsg", format!("descriptor {}, with the size: {} bytes", parcel.fd, parcel.bytes))
+    .judge(open, "sent", "the descriptor is not open")
 }
 
 fn map(gpu: &Gpu, memory: &Arc<PhysicalMemory>) -> Result<Mapping, Failure> {
@@ -120,7 +120,7 @@ fn map(gpu: &Gpu, memory: &Arc<PhysicalMemory>) -> Result<Mapping, Failure> {
     Ok(mapping)
 }
 
-/// Tells of a mapping.
+/// Describes a mapping.
 pub(super) fn mapped(id: &str, title: &str, why: &str, gpu: &Gpu, mapping: &Mapping) -> Step {
     let address = mapping.device_ptr();
     let kind = kind_of(gpu.context(), address);
@@ -128,7 +128,7 @@ pub(super) fn mapped(id: &str, title: &str, why: &str, gpu: &Gpu, mapping: &Mapp
         .value("cuMemAddressReserve", format!("{} → {address:#x}", bytes(mapping.len())))
         .value("cuMemMap", format!("{address:#x}, offset 0, handle {:#x}", mapping.memory().as_raw()))
         .value("cuMemSetAccess", format!("{address:#x}, this GPU, {}", access_name(mapping.access())))
-        .value("kind, as the driver says", kind.clone())
+        .value("kind, as the driver reports", kind.clone())
         .judge(kind.contains("cuMemCreate"), "mapped", format!("mapped, but the driver calls it {kind}"))
 }
 
@@ -140,8 +140,8 @@ fn two_addresses(gpu: &Gpu, first: &Mapping, second: &Mapping) -> Result<Step, F
     Ok(Step::new(
         "two-addresses",
         "Written through one address, read through the other",
-        "An address is only a way to the memory. That is why memory can be exchanged behind an address that stays, and \
-         why an address identifies nothing between processes.",
+        "An address is only one way to access memory. Therefore the memory behind an address can be exchanged, and an \
+         address identifies nothing between processes.",
     )
     .value("second address, before", format!("{:#x}: {before:#04x}", second.device_ptr()))
     .value("cuMemsetD8Async, first address", format!("{:#x}: {WRITTEN:#04x}", first.device_ptr()))
@@ -150,7 +150,7 @@ fn two_addresses(gpu: &Gpu, first: &Mapping, second: &Mapping) -> Result<Step, F
     .judge(before == 0 && after == WRITTEN, "the same memory at two addresses", "not the same memory"))
 }
 
-/// Tries to map less than the whole.
+/// Tries to map a part of an allocation.
 fn parts(memory: &PhysicalMemory) -> [Step; 2] {
     let half = memory.len() / 2;
     let attempt = |id, title, why, offset: u64| {
@@ -170,7 +170,7 @@ fn parts(memory: &PhysicalMemory) -> [Step; 2] {
         attempt(
             "map-half",
             "The first half alone",
-            "The same for a size: what shall be mapped on its own must be an allocation of its own.",
+            "The same holds for a size: memory that is mapped separately must be a separate allocation.",
             0,
         ),
     ]
@@ -181,8 +181,8 @@ fn look(gpu: &Gpu, mapping: &Mapping) -> Result<Step, Failure> {
     Ok(Step::new(
         "look",
         "What the exporter sees after the importer has written",
-        "Both processes have the same physical memory. Nothing was copied, and nothing orders the two but what they say \
-         to each other.",
+        "Both processes have the same physical memory. Nothing was copied, and only the messages between them order \
+         their accesses.",
     )
     .value("written here at first", format!("{WRITTEN:#04x}"))
     .value("written by the importer", format!("{WRITTEN_BACK:#04x}"))

@@ -1,4 +1,4 @@
-//! The importer: a file descriptor becomes memory, and stays memory when its maker is gone.
+//! The importer: imports memory from a file descriptor, and uses it after the exporter has ended.
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -13,19 +13,19 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
 
     let reading = Mapping::new(Arc::clone(&memory), Access::ReadOnly).doing("mapping memory")?;
     let title = "The three calls in this process, for reading";
-    let why = "The importer chooses its own rights: the hardware then stops its own mistakes, but the descriptor would have \
-         let it write.";
-    session.tell(mapped("map-here", title, why, &gpu, &reading))?;
-    session.tell(read(&gpu, &reading, &parcel)?)?;
-    session.tell(pass_on(&memory))?;
+    let why = "The importer chooses its own access rights. The hardware then stops its own mistakes, although the \
+        descriptor permits writing.";
+    session.report(mapped("map-here", title, why, &gpu, &reading))?;
+    session.report(read(&gpu, &reading, &parcel)?)?;
+    session.report(pass_on(&memory))?;
 
     let writing = Mapping::new(memory, Access::ReadWrite).doing("mapping memory")?;
     device::set(&gpu, writing.as_slice(), WRITTEN_BACK)?;
     exporter.ask::<()>(())?;
 
     exporter.end();
-    session.tell(maker_gone(&gpu, &reading, pid)?)?;
-    session.tell(give_back(&gpu, [reading, writing]))
+    session.report(maker_gone(&gpu, &reading, pid)?)?;
+    session.report(give_back(&gpu, [reading, writing]))
 }
 
 /// Receives the descriptor, imports it, and closes it.
@@ -37,13 +37,13 @@ fn import(session: &Session, exporter: &mut Peer, parcel: &Parcel) -> Result<Arc
     let step = Step::new(
         "receive",
         "recvmsg: the descriptor arrives under a number of this process",
-        "A number means something in one process only. What is the same is the open file behind it.",
+        "A number is valid in one process only. Both numbers refer to the same open file.",
     );
-    session.tell(
+    session.report(
         step.value("descriptor there, and here", format!("{}, {number}", parcel.fd))
             .value("/proc/self/fd", format!("{number} → {link}"))
             .says(SAME_NUMBER, number == parcel.fd)
-            .judge(!link.is_empty(), "an open file of this process", "it cannot be seen in /proc/self/fd"),
+            .judge(!link.is_empty(), "an open file of this process", "it is not in /proc/self/fd"),
     )?;
 
     let memory = PhysicalMemory::import(gpu.context(), descriptor.as_fd(), parcel.bytes);
@@ -53,10 +53,10 @@ fn import(session: &Session, exporter: &mut Peer, parcel: &Parcel) -> Result<Arc
     let step = Step::new(
         "import",
         "cuMemImportFromShareableHandle: a handle of this process",
-        "Only the descriptor is needed: any process that has it may import, of any user, in any container. Forgotten \
-         copies of it keep the memory alive, so it is closed at once.",
+        "Only the descriptor is needed: any process that has it can import the memory, of any user and in any \
+         container. Forgotten copies keep the memory alive, so it is closed immediately.",
     );
-    session.tell(
+    session.report(
         step.value("cuMemImportFromShareableHandle", format!("descriptor {number} → handle {:#x}", memory.as_raw()))
             .value(format!("descriptor {number} afterwards"), if still_open { "still open" } else { "closed" })
             .says(CONSUMED, !still_open)
@@ -68,9 +68,9 @@ fn import(session: &Session, exporter: &mut Peer, parcel: &Parcel) -> Result<Arc
     let step = Step::new(
         "files-closed",
         "The open files of the importer, with the descriptor and without",
-        "The handle is a reference of its own, and so will be each mapping. What is mapped costs no open file.",
+        "The handle is its own reference, and so is each mapping. A mapping needs no open file.",
     );
-    session.tell(
+    session.report(
         step.value("/proc/self/fd, before", counted(&with))
             .value("/proc/self/fd, after", counted(&without))
             .value("closed", beyond(&with, &without))
@@ -90,8 +90,8 @@ fn read(gpu: &Gpu, mapping: &Mapping, parcel: &Parcel) -> Result<Step, Failure> 
     Ok(Step::new(
         "read",
         "The exporter's bytes, read here after the descriptor was closed",
-        "The address is this process's own. Never put a device address into shared memory; an offset means the same \
-         everywhere.",
+        "The address is valid in this process only. Never put a device address into shared memory; use an offset, \
+         which is valid everywhere.",
     )
     .value("address there", format!("{:#x}", parcel.address))
     .value("address here", format!("{:#x}", mapping.device_ptr()))
@@ -106,8 +106,8 @@ fn pass_on(memory: &PhysicalMemory) -> Step {
     Step::new(
         "pass-on",
         "Imported memory exported again",
-        "Only its maker can make descriptors of it. A process that hands it on must keep the descriptor that came, as the \
-         broker does.",
+        "Only the process that created it can export it. A process that passes it on must keep the received \
+         descriptor, as the broker does.",
     )
     .answer("cuMemExportToShareableHandle", answer)
     .says(PASSED_ON, answer.is_success())
@@ -120,13 +120,13 @@ fn maker_gone(gpu: &Gpu, mapping: &Mapping, pid: u32) -> Result<Step, Failure> {
     let step = Step::new(
         "maker-gone",
         "The memory after the end of the process that made it",
-        "The memory lives until its last reference goes: a handle, a mapping or a descriptor, in whatever process. A \
-         process without CUDA that keeps the descriptor is enough: that is the broker.",
+        "The memory lives until its last reference is gone: a handle, a mapping or a descriptor, in any process. A \
+         process without CUDA that keeps the descriptor is enough, for example the broker.",
     )
     .value(format!("process {pid}"), if ended { "has ended" } else { "still runs" })
     .value("read here", format!("{found:#04x}"));
     Ok(if ended {
-        step.says(MAKER, found != WRITTEN_BACK).judge(found == WRITTEN_BACK, "still there", "other bytes than before")
+        step.says(MAKER, found != WRITTEN_BACK).judge(found == WRITTEN_BACK, "still there", "the bytes have changed")
     } else {
         step.untried(Some(MAKER), "the exporter did not end")
     })
@@ -135,8 +135,8 @@ fn maker_gone(gpu: &Gpu, mapping: &Mapping, pid: u32) -> Result<Step, Failure> {
 fn give_back(gpu: &Gpu, mappings: [Mapping; 2]) -> Step {
     let mut step = Step::new(
         "give-back",
-        "cuMemUnmap, cuMemAddressFree, cuMemRelease: all of it given back",
-        "Each import needs its own release, each mapping its own unmapping. One that is forgotten keeps the whole \
+        "cuMemUnmap, cuMemAddressFree, cuMemRelease: everything is released",
+        "Each import needs its own release, and each mapping its own unmapping. A forgotten one keeps the whole \
          allocation until the process ends.",
     );
     let mut refused = Vec::new();
@@ -151,6 +151,6 @@ fn give_back(gpu: &Gpu, mappings: [Mapping; 2]) -> Step {
     step.value("the other two calls", later.map_or_else(|| "no error".to_owned(), |error| error.to_string())).judge(
         clean,
         "nothing is left",
-        "something could not be given back",
+        "something could not be released",
     )
 }

@@ -1,9 +1,9 @@
-//! `partywall lab vmm`: memory handed to another process by file descriptor, call by call.
+//! `partywall lab vmm`: hands GPU memory to another process by file descriptor, call by call.
 //!
 //! | role | process | does |
 //! |---|---|---|
-//! | export | child | makes memory, maps it twice, sends its file descriptor, ends |
-//! | import | `partywall lab vmm` | receives it, maps it, reads, goes on after the maker's end; concludes |
+//! | export | child | creates memory, maps it twice, sends its file descriptor, ends |
+//! | import | `partywall lab vmm` | receives it, maps it, reads, continues after the exporter's end; concludes |
 
 mod export;
 mod import;
@@ -21,29 +21,29 @@ pub(super) static LAB: Lab = Lab {
     options: |command| command,
     roles: &[Role::new(
         "export",
-        "Make memory, map it twice, give its file descriptor away, and end",
-        "This process ends now. The importer goes on, and says which beliefs held.",
+        "Create memory, map it twice, send its file descriptor, and end",
+        "This process ends now. The importer continues, and reports which claims held.",
         export::play,
     )],
     observer: Role::new(
         "import",
-        "Receive the file descriptor, map the memory, and go on after its maker's end",
+        "Receive the file descriptor, map the memory, and continue after the exporter's end",
         "",
         import::play,
     ),
     claims: CLAIMS,
 };
 
-/// What goes along with the file descriptor, which says nothing of this itself.
+/// The values that travel with the file descriptor, which does not contain them.
 #[derive(Debug, Serialize, Deserialize)]
 struct Parcel {
     bytes: u64,
-    /// Where the exporter has it mapped, and which descriptor it sent: of no use here, but to compare.
+    /// The exporter's address of the memory and the number of its descriptor, only for comparison.
     address: u64,
     fd: i32,
 }
 
-/// What the exporter writes, and then the importer.
+/// The byte that the exporter writes, and the byte that the importer writes later.
 const WRITTEN: u8 = 0xA1;
 const WRITTEN_BACK: u8 = 0xB2;
 
@@ -54,12 +54,12 @@ claims! {
     CONSUMED = "consumed": "Importing a file descriptor uses it up.",
     FD_HOLDS = "fd-holds": "Closing the file descriptor takes the memory away.",
     SAME_ADDRESS = "same-address": "The memory has the same address in both processes.",
-    COPY = "copy": "What the other process maps is a copy.",
-    PASSED_ON = "passed-on": "A process that has imported memory can export it further.",
+    COPY = "copy": "The other process maps a copy.",
+    PASSED_ON = "passed-on": "A process that has imported memory can export it.",
     MAKER = "maker": "The memory goes away with the process that made it.",
 }
 
-/// The open files of this process: what each descriptor leads to, as `/proc/self/fd` says.
+/// Returns the open files of this process, with the targets of the links in `/proc/self/fd`.
 fn open_files() -> BTreeMap<i32, String> {
     let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let links = entries.filter_map(|entry| {
@@ -70,14 +70,14 @@ fn open_files() -> BTreeMap<i32, String> {
     links.filter(|(_, link)| !link.starts_with("/proc/")).collect()
 }
 
-/// `31 → /dev/nvidiactl`, for each descriptor that one list has and the other one has not.
+/// Formats the descriptors that only the first list has, each as `31 → /dev/nvidiactl`.
 fn beyond(more: &BTreeMap<i32, String>, less: &BTreeMap<i32, String>) -> String {
     let new: Vec<_> =
         more.iter().filter(|(fd, _)| !less.contains_key(fd)).map(|(fd, link)| format!("{fd} → {link}")).collect();
     if new.is_empty() { "none".into() } else { new.join(", ") }
 }
 
-/// How many of the open files lead to the GPU's driver, and how many there are.
+/// Formats the number of open files, and of those of the GPU's driver.
 fn counted(files: &BTreeMap<i32, String>) -> String {
     let driver = files.values().filter(|link| link.starts_with("/dev/nvidia")).count();
     format!("{} open files, {driver} of them of the GPU's driver", files.len())

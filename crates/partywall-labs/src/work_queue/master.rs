@@ -1,4 +1,4 @@
-//! The master: submits arrays, takes results and verifies every element, and kills workers meanwhile.
+//! The master: submits arrays, verifies every element of the results, and kills workers meanwhile.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -9,7 +9,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let blocks = WINDOW + SPARE + u32::from(order.workers);
     let queue = session.domain().queue(QUEUE).tasks(blocks).inputs(blocks, BYTES).outputs(blocks, BYTES);
     let queue = queue.place(session.place).create()?;
-    let stream = queue.gpu().map(|gpu| Stream::new(gpu.context()).doing("making a stream")).transpose()?;
+    let stream = queue.gpu().map(|gpu| Stream::new(gpu.context()).doing("creating a stream")).transpose()?;
     if let Some(stream) = &stream {
         broker::prepare(session.domain(), stream);
     }
@@ -27,13 +27,14 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     };
     let time = master.run(first, order.kill, order.workers)?;
     let Master { count, .. } = master;
-    session.tell(count.step(order.tasks, time, order.kill))?;
+    session.report(count.step(order.tasks, time, order.kill))?;
     let textbook = textbook::run(session, &order)?;
-    session.tell(textbook.step())?;
+    session.report(textbook.step())?;
     if !order.kill {
-        let step = Step::new("killed", "Workers are killed in the middle of tasks", "Their tasks go to others.");
+        let step =
+            Step::new("killed", "Workers are killed in the middle of tasks", "Other workers repeat their tasks.");
         let why = "nothing was killed: --kill does it";
-        session.tell([LOST, TWICE, HALF].iter().fold(step, |step, claim| step.untried(Some(*claim), why)))?;
+        session.report([LOST, TWICE, HALF].iter().fold(step, |step, claim| step.untried(Some(*claim), why)))?;
     }
     let mut result = count.to_json(order.tasks);
     result.insert("textbook".to_owned(), json!(textbook));
@@ -48,19 +49,19 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
 struct Master<'a> {
     session: &'a Session,
     queue: Queue,
-    /// What fills inputs on a GPU.
+    /// The stream that fills inputs on a GPU.
     stream: Option<Stream>,
     workers: Vec<Peer>,
-    /// The worker that is to be killed when it has half written the output of its next task.
+    /// The worker that will be killed when it has written half of the output of its next task.
     doomed: Option<usize>,
     tasks: u32,
     submitted: u32,
-    /// Tasks whose results were not taken yet, and when they were submitted.
+    /// Tasks whose results have not been taken, with the times of their submission.
     tickets: Vec<(u32, Ticket, Instant)>,
     count: Count,
 }
 
-/// What became of the tasks.
+/// The outcomes of the tasks.
 #[derive(Debug, Default)]
 struct Count {
     right: u32,
@@ -71,22 +72,22 @@ struct Count {
     kills: u32,
     /// Attempts beyond the first of each task that has a result.
     redelivered: u32,
-    /// From submission to the result, of the task for which that took longest.
+    /// The longest time from the submission of a task to its result.
     longest: Duration,
 }
 
 impl Master<'_> {
-    /// Has all tasks done. Returns how long that took.
+    /// Runs all tasks. Returns how long that took.
     fn run(&mut self, first: Peer, kill: bool, workers: u8) -> Result<Duration, Failure> {
         let start = Instant::now();
         self.submit()?;
         if kill {
             self.kill_in_the_middle()?;
         }
-        first.say(Job::Work { tell: true })?;
+        first.say(Job::Work { reports: true })?;
         self.workers.push(first);
         while self.workers.len() < usize::from(workers) {
-            self.workers.push(self.start(Job::Work { tell: false })?);
+            self.workers.push(self.start(Job::Work { reports: false })?);
         }
         let every = if self.stream.is_some() { KILL_EVERY_ON_GPU } else { KILL_EVERY };
         let (mut kills, mut killed_at, mut answered) = (0, Instant::now(), 0);
@@ -97,14 +98,14 @@ impl Master<'_> {
             if self.count.kills > kills {
                 (kills, killed_at, answered) = (self.count.kills, Instant::now(), self.count.answered());
             }
-            // A result in between, so that one worker that is killed again and again gets on, too.
+            // Waits for a result between kills, so that even a single worker makes progress.
             let is_time = killed_at.elapsed() >= every && self.count.answered() > answered;
             if kill && self.doomed.is_none() && is_time {
                 self.kill_any()?;
             }
         }
         let time = start.elapsed();
-        // One that was to be killed in the middle of a task, and has found none.
+        // A worker that should be killed in the middle of a task may not have found a task.
         self.doomed.take().map(|worker| self.workers.remove(worker));
         let results = self.count.right + self.count.wrong;
         self.count.twice = self.queue.stats().completed.saturating_sub(results.into());
@@ -123,7 +124,7 @@ impl Master<'_> {
         Ok(worker)
     }
 
-    /// Submits tasks as long as there is room for them.
+    /// Submits tasks while there is room for them.
     fn submit(&mut self) -> Result<(), Failure> {
         while self.submitted < self.tasks && self.tickets.len() < WINDOW as usize {
             let number = self.submitted;
@@ -147,7 +148,7 @@ impl Master<'_> {
         Ok(())
     }
 
-    /// Takes the results that are there; waits for the oldest task a moment.
+    /// Takes the available results, and waits a moment for the oldest task.
     fn take(&mut self) -> Result<(), Failure> {
         for (number, ticket, submitted) in std::mem::take(&mut self.tickets) {
             let wait = if self.tickets.is_empty() { TURN } else { Duration::ZERO };
@@ -169,7 +170,7 @@ impl Master<'_> {
         Ok(())
     }
 
-    /// Kills a worker that has half written the output of a task, before there are others.
+    /// Kills a worker that has written half of the output of a task, before other workers start.
     fn kill_in_the_middle(&mut self) -> Result<(), Failure> {
         let mut worker = self.start(Job::Half)?;
         worker.hear::<()>()?;
@@ -178,8 +179,8 @@ impl Master<'_> {
         Ok(())
     }
 
-    /// Kills a worker, whatever it does, and starts one that is to be killed in the middle of a task. A worker in another
-    /// terminal is left alone.
+    /// Kills a random worker, and starts one that will be killed in the middle of a task. Never kills a worker in
+    /// another terminal.
     fn kill_any(&mut self) -> Result<(), Failure> {
         let victims: Vec<_> = (0..self.workers.len()).filter(|worker| self.workers[*worker].is_child()).collect();
         if victims.is_empty() {
@@ -191,13 +192,13 @@ impl Master<'_> {
         Ok(())
     }
 
-    /// Kills the worker that waits for it in the middle of a task, if one does, and starts another one.
+    /// Kills the doomed worker once it is in the middle of a task, and starts another one.
     fn kill_doomed(&mut self) -> Result<(), Failure> {
         match self.doomed {
             Some(worker) if self.workers[worker].has_spoken()? => {
                 self.workers[worker].hear::<()>()?;
                 self.doomed = None;
-                self.replace(worker, Job::Work { tell: worker == 0 })
+                self.replace(worker, Job::Work { reports: worker == 0 })
             }
             _ => Ok(()),
         }
@@ -239,12 +240,13 @@ impl Count {
         let step = Step::new(
             "results",
             format!("{tasks} arrays of {ELEMENTS} numbers, and their square roots"),
-            "A claim belongs to one worker and one attempt. When the broker has proved the death of a worker (100 ms), its \
-             tasks go to others, which write outputs of their own. Whatever the dead attempt has written is in no result.",
+            "A claim belongs to one worker and one attempt. When the broker has proved the death of a worker (100 ms), \
+             other workers repeat its tasks and write to their own outputs. The output of the dead attempt reaches no \
+             result.",
         )
         .value("results", format!("{right} right in every element, {wrong} wrong, {lost} lost, {twice} twice"))
         .value("workers killed", kills.to_string())
-        .value("tasks done again", redelivered.to_string())
+        .value("repeated attempts", redelivered.to_string())
         .value("longest time from submission to result", millis(*longest))
         .value("tasks a second", format!("{:.0}", f64::from(tasks) / time.as_secs_f64()));
         let step = match redelivered {
@@ -255,7 +257,7 @@ impl Count {
         step.judge(
             self.is_right(tasks),
             "every task has one result, and it is right",
-            "results are wrong, lost or came twice",
+            "results are wrong, lost or duplicated",
         )
     }
 }
@@ -273,12 +275,13 @@ fn has_roots(output: &Block, place: Place, task: u32) -> Result<bool, Failure> {
     Ok(roots.enumerate().all(is_root))
 }
 
-/// How long the master waits for a result before it looks after its workers.
+/// How long the master waits for a result before it checks its workers.
 const TURN: Duration = Duration::from_millis(10);
 
-/// How often a worker is killed at any moment, and its successor in the middle of a task. On a GPU it takes longer to start.
+/// The interval at which a random worker is killed, and its successor in the middle of a task. On a GPU a worker takes
+/// longer to start.
 const KILL_EVERY: Duration = Duration::from_millis(50);
 const KILL_EVERY_ON_GPU: Duration = Duration::from_secs(1);
 
-/// How often a task may be attempted: a task that is always in the hands of the one that is killed is not given up.
+/// The maximum number of attempts: so large that a task survives even if every worker that claims it is killed.
 const MAX_ATTEMPTS: u8 = 100;

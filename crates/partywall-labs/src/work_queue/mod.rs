@@ -1,9 +1,9 @@
-//! `partywall lab work-queue`: a master distributes arrays over workers, which compute square roots and may be killed.
+//! `partywall lab work-queue`: a master distributes arrays to workers, which compute square roots and may be killed.
 //!
 //! | role | process | does |
 //! |---|---|---|
 //! | worker | child | claims tasks, writes the square roots of the input into its own output, completes them |
-//! | textbook | child | a worker of the textbook's queue, in host memory |
+//! | textbook | child | a worker of the textbook queue, in host memory |
 //! | master | `partywall lab work-queue` | starts a broker and more workers, submits tasks, kills workers, verifies every element |
 
 mod master;
@@ -18,8 +18,8 @@ use crate::prelude::*;
 
 pub(super) static LAB: Lab = Lab {
     name: "work-queue",
-    about: "A master distributes tasks over workers, and workers may be killed",
-    title: "a master distributes tasks over workers, and workers may be killed",
+    about: "A master distributes tasks to workers, and workers may be killed",
+    title: "a master distributes tasks to workers, and workers may be killed",
     on_host: true,
     broker: true,
     options: Order::augment_args,
@@ -27,55 +27,55 @@ pub(super) static LAB: Lab = Lab {
         Role::new(
             "worker",
             "Claim tasks and compute square roots, until the master has all results",
-            "The master has all results, and says which beliefs held.",
+            "The master has all results, and reports which claims held.",
             worker::play,
         ),
         Role::hidden("textbook", textbook::play),
     ],
-    observer: Role::new("master", "Submit tasks, verify every result, and say what became of them", "", master::play),
+    observer: Role::new("master", "Submit tasks, verify every result, and report the counts", "", master::play),
     claims: CLAIMS,
 };
 
 #[derive(Debug, Args)]
 struct Order {
-    /// How many workers there are, 1 to 64; the master starts those that are missing
+    /// The number of workers, 1 to 64; the master starts those that are missing
     #[arg(long, global = true, value_name = "N", default_value_t = 4, value_parser = value_parser!(u8).range(1..=64))]
     workers: u8,
-    /// How many arrays the workers are given, 1 to 1,000,000
+    /// The number of arrays, 1 to 1,000,000
     #[arg(long, global = true, value_name = "M", default_value_t = 400, value_parser = value_parser!(u32).range(1..=1_000_000))]
     tasks: u32,
-    /// Kill workers (SIGKILL) throughout, the first one in the middle of a task, and start others
+    /// Kill workers (SIGKILL) throughout, the first one in the middle of a task, and replace them
     #[arg(long, global = true)]
     kill: bool,
 }
 
-/// What a worker is to do.
+/// The job of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 enum Job {
-    /// Tasks, until one says that it is the last. One worker tells of its work.
+    /// Do tasks until the kind of a task is `LAST`. One worker reports its work.
     Work {
-        /// Whether it is this one.
-        tell: bool,
+        /// Whether it is this worker.
+        reports: bool,
     },
-    /// Half of one task. The master kills the worker then.
+    /// Do half of one task. The master then kills the worker.
     Half,
 }
 
-/// The queue: tasks that are submitted and have no result yet, and blocks for them.
+/// The queue, and the number of tasks in it that have no result yet.
 const QUEUE: &str = "square-roots";
 const WINDOW: u32 = 64;
-/// Blocks that dead workers may keep until their death is proved.
+/// Additional blocks, for those of dead workers until their death is proved.
 const SPARE: u32 = 16;
 
-/// The kinds of tasks: an array of which the square roots are wanted, and the end of the work of one worker.
+/// The kinds of tasks: an array whose square roots are wanted, and the end of one worker's job.
 const ROOTS: &str = "sqrt";
 const LAST: &str = "last";
 
-/// Elements of an array, numbers of 32 bits.
+/// Elements of an array, each of 32 bits.
 const ELEMENTS: usize = 4096;
 const BYTES: u64 = ELEMENTS as u64 * 4;
 
-/// Returns an element of the array of a task: a whole number below 2^24, which a float has exactly.
+/// Returns an element of the array of a task: a whole number below 2^24, which a float represents exactly.
 fn element(task: u32, index: usize) -> f32 {
     let mixed = (u64::from(task) << 32 | index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed >> 40) as f32
@@ -83,7 +83,7 @@ fn element(task: u32, index: usize) -> f32 {
 
 claims! {
     LOST = "lost": "The task of a killed worker is lost.",
-    TWICE = "twice": "A task that is done again has two results.",
-    TEXTBOOK = "textbook": "A ring of volatile words in shared memory does as well.",
-    HALF = "half": "What a killed worker has half written reaches a result.",
+    TWICE = "twice": "A task that is repeated has two results.",
+    TEXTBOOK = "textbook": "A ring of volatile words in shared memory is enough.",
+    HALF = "half": "Half-written output of a killed worker reaches a result.",
 }

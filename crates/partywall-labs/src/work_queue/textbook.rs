@@ -1,8 +1,8 @@
-//! The queue of textbooks beside it: a ring of volatile words in shared memory, with neither fences nor owners.
+//! The textbook queue, for comparison: a ring of volatile words in shared memory, without fences and owners.
 //!
 //! | words | field | written by |
 //! |---|---|---|
-//! | 0 | head: the next task | workers, as they take it |
+//! | 0 | head: the next task | workers that take it |
 //! | 1 | tail: the end of the tasks | the master |
 //! | 2 … | how often each task was done | workers |
 //! | then | the square roots of each task | workers |
@@ -14,14 +14,14 @@ use partywall_os::{
 
 use super::*;
 
-/// How many tasks it is given at most: all have their outputs at the same time.
+/// The maximum number of tasks. The outputs of all tasks exist at the same time.
 const MOST_TASKS: u32 = 2_000;
 
 const HEAD: usize = 0;
 const TAIL: usize = 1;
 const DONE: usize = 2;
 
-/// What became of its tasks.
+/// The outcomes of its tasks.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Count {
     tasks: u32,
@@ -32,7 +32,7 @@ pub(super) struct Count {
     kills: u32,
 }
 
-/// The words of a ring, as one process accesses them.
+/// One process's mapping of the ring.
 struct Ring(SharedMap);
 
 impl Ring {
@@ -40,17 +40,17 @@ impl Ring {
         self.0.slice(0, self.0.len() / 4).expect("words are aligned at the beginning of a mapping")
     }
 
-    /// The first word of the roots of a task.
+    /// Returns the index of the first output word of a task.
     fn roots(&self, task: u32) -> usize {
         DONE + self.words().get(TAIL) as usize + task as usize * ELEMENTS
     }
 }
 
 fn failed(source: impl Into<std::io::Error>) -> Failure {
-    Error::System { what: "sharing the textbook's queue".into(), source: source.into() }.into()
+    Error::System { what: "sharing the textbook queue".into(), source: source.into() }.into()
 }
 
-/// Has its workers do the tasks, one of which may be killed in the middle of its first one.
+/// Runs the workers. With `--kill` one of them is killed in the middle of its first task.
 pub(super) fn run(session: &Session, order: &Order) -> Result<Count, Failure> {
     let tasks = order.tasks.min(MOST_TASKS);
     let words = DONE + tasks as usize * (1 + ELEMENTS);
@@ -70,7 +70,7 @@ pub(super) fn run(session: &Session, order: &Order) -> Result<Count, Failure> {
         worker.kill();
         count.kills = 1;
     }
-    let mut workers = (0..order.workers).map(|_| start(Job::Work { tell: false })).collect::<Result<Vec<_>, _>>()?;
+    let mut workers = (0..order.workers).map(|_| start(Job::Work { reports: false })).collect::<Result<Vec<_>, _>>()?;
     for worker in &mut workers {
         worker.hear::<()>()?;
     }
@@ -88,7 +88,7 @@ pub(super) fn run(session: &Session, order: &Order) -> Result<Count, Failure> {
     Ok(count)
 }
 
-/// One of its workers.
+/// Plays one of its workers.
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let job: Job = session.parent().hear()?;
     let ring = Ring(SharedMap::writable(session.parent().take_fd()?).map_err(failed)?);
@@ -98,7 +98,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
         if task >= words.get(TAIL) {
             break;
         }
-        // What another worker reads before this is taken twice.
+        // If another worker reads the head before this write, both take the task.
         words.set(HEAD, task + 1);
         let first = ring.roots(task);
         for index in 0..ELEMENTS {
@@ -123,16 +123,17 @@ impl Count {
         let fails = lost + wrong + twice;
         let step = Step::new(
             "textbook",
-            format!("{tasks} of the same arrays through the textbook's queue, a ring of volatile words"),
-            "A worker reads the head, and writes it one further. Two that read it before either has written do the same task. \
-             A task that was taken has no owner: when its worker dies, no other process knows that it is not done.",
+            format!("{tasks} of the same arrays through the textbook queue, a ring of volatile words"),
+            "A worker reads the head and writes it back, incremented. Two workers that read it before either has \
+             written take the same task. A task has no owner: when its worker dies, no other process knows that the \
+             task is not done.",
         )
         .value("results", format!("{right} right and done once, {wrong} wrong, {lost} lost, {twice} done twice"))
         .value("workers killed", kills.to_string());
         let step = if fails > 0 { step.says(TEXTBOOK, false) } else { step.leaves_open(TEXTBOOK) };
         step.judge(
             *kills == 0 || *lost > 0,
-            if fails > 0 { "tasks are lost or done twice" } else { "nothing went wrong this time" },
+            if fails > 0 { "tasks are lost or done twice" } else { "no error this time" },
             "the task of the killed worker is done",
         )
     }

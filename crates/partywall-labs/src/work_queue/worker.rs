@@ -12,12 +12,12 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
             session.parent().say(())?;
             // The master kills this process.
             thread::sleep(TIMEOUT);
-            Err(unexpected("the master has not killed this worker in the middle of a task"))
+            Err(unexpected("the master did not kill this worker in the middle of a task"))
         }
-        Job::Work { tell } => {
+        Job::Work { reports } => {
             let times = worker.work()?;
-            if tell {
-                session.tell(describe(&times))?;
+            if reports {
+                session.report(describe(&times))?;
             }
             session.parent().say(())?;
             while session.parent().next::<()>()?.is_some() {}
@@ -41,7 +41,7 @@ impl Worker {
     fn new(session: &Session) -> Result<Self, Failure> {
         let queue = session.domain().queue(QUEUE).timeout(TIMEOUT).open()?;
         let device = queue.gpu().map(|gpu| -> Result<_, Failure> {
-            let stream = Stream::new(gpu.context()).doing("making a stream")?;
+            let stream = Stream::new(gpu.context()).doing("creating a stream")?;
             broker::prepare(session.domain(), &stream);
             Ok(Device { stream, roots: SquareRoots::load(gpu.context()).doing("loading kernels")? })
         });
@@ -49,7 +49,7 @@ impl Worker {
         Ok(Self { queue, device })
     }
 
-    /// Does tasks until one says that it is the last. Returns how long the host was busy with each.
+    /// Does tasks until the one of kind `LAST`. Returns the host's time for each.
     fn work(&self) -> Result<Vec<Duration>, Failure> {
         let mut times = Vec::new();
         for task in self.queue.claims(TIMEOUT) {
@@ -62,7 +62,7 @@ impl Worker {
             self.write(&mut task, ELEMENTS)?;
             match &self.device {
                 None => task.complete()?,
-                // No host waits for the GPU here. The result is complete when the stream has come so far.
+                // No host waits for the GPU here. The result is complete when the stream reaches this point.
                 Some(device) => task.complete_on(device.stream.as_ref()).map_err(|refused| refused.0)?,
             }
             times.push(start.elapsed());
@@ -95,11 +95,11 @@ fn describe(times: &[Duration]) -> Step {
     Step::new(
         "work",
         "The tasks of the first worker",
-        "A worker claims the oldest task by one compare-and-swap, reads the input where the master has written it, and writes \
-         into an output block that this attempt alone has. Completing publishes attempt and block in one step. Neither the \
-         broker nor the driver is asked.",
+        "A worker claims the oldest task by one compare-and-swap, reads the input in place, and writes into an output \
+         block of this attempt alone. Completing publishes attempt and block in one step. Neither the broker nor the \
+         driver is involved.",
     )
     .value("tasks", times.len().to_string())
-    .value("time of the host for each", spread(times))
-    .judge(true, "worked to the end", "")
+    .value("host time per task", spread(times))
+    .judge(true, "finished", "")
 }

@@ -38,7 +38,7 @@ fn lab(name: &str, environment: &[(&str, &Path)]) -> Result<String, String> {
     let world = World::new()?;
     let text = partywall_with(&world, &["lab", name], environment)?;
     say(&text);
-    ensure(text.contains("Common beliefs, and whether they held"), || "it has no end".to_owned())?;
+    ensure(text.contains("Claims, and whether they held"), || "it has no end".to_owned())?;
     Ok(text)
 }
 
