@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{PidfdFlags, Signal};
 
-/// How long a killed process may take to disappear. One that is busy in the driver takes its time;
-/// one that needs longer than this will not go at all.
+/// How long a killed process may take to disappear. A process that is busy in the driver takes some time; one that
+/// needs longer than this never ends.
 const LAST_MOMENTS: Duration = Duration::from_secs(20);
-/// What is kept of the output, counted from its end.
+/// The number of bytes kept from the end of the output.
 const MOST_OUTPUT: u64 = 64 << 10;
 
 /// How a child ended, and its output.
@@ -29,18 +29,18 @@ pub(crate) enum End {
     Exited(ExitStatus),
     /// It was killed after its timeout.
     TimedOut,
-    /// It was killed after its timeout, and has not disappeared.
+    /// It was killed after its timeout, but did not end.
     Unkillable,
 }
 
-/// Runs `command` for at most `limit`. When it has ended, whatever it left behind in its process
-/// group is killed as well, so that no test finds another one's processes.
+/// Runs `command` for at most `limit`. When it has ended, the rest of its process group is killed, so that no test
+/// finds processes of another test.
 ///
-/// Output goes to a memory file and not to a pipe: a process that lives on elsewhere with the pipe
-/// in its hands would keep us reading.
+/// Output goes to a memfd and not to a pipe: a surviving process that still has the pipe would keep this process
+/// reading.
 pub(crate) fn run(command: &mut Command, limit: Duration) -> io::Result<Finished> {
     let output = File::from(rustix::fs::memfd_create("output", rustix::fs::MemfdFlags::CLOEXEC)?);
-    // Appending keeps a child that seeks or truncates from hiding what others wrote.
+    // In append mode a child that seeks cannot overwrite the output of others.
     rustix::fs::fcntl_setfl(&output, rustix::fs::OFlags::APPEND)?;
     let start = Instant::now();
     let mut child = command
@@ -57,8 +57,8 @@ fn finish(child: &mut Child, limit: Duration) -> io::Result<End> {
     let pid = rustix::process::Pid::from_child(child);
     let exit = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
     let in_time = becomes_readable(&exit, limit)?;
-    // The child is not reaped yet, so its number still is the number of its group and of no other.
-    // This fails only if the group has no process left.
+    // The child is not reaped yet, so its pid still is the id of its group. This fails only if the group has no process
+    // left.
     let _ = rustix::process::kill_process_group(pid, Signal::KILL);
     if !in_time && !becomes_readable(&exit, LAST_MOMENTS)? {
         return Ok(End::Unkillable);
@@ -67,7 +67,7 @@ fn finish(child: &mut Child, limit: Duration) -> io::Result<End> {
     Ok(if in_time { End::Exited(status) } else { End::TimedOut })
 }
 
-/// Waits until a pidfd says that its process has ended.
+/// Waits until the process of a pidfd has ended.
 fn becomes_readable(pidfd: impl AsFd, limit: Duration) -> io::Result<bool> {
     let deadline = Instant::now() + limit;
     loop {
@@ -90,7 +90,7 @@ fn tail(mut file: File) -> io::Result<String> {
     let text = String::from_utf8_lossy(&bytes);
     Ok(match skipped {
         0 => text.into_owned(),
-        _ => format!("[{skipped} bytes before this are left out]\n{text}"),
+        _ => format!("[{skipped} earlier bytes are left out]\n{text}"),
     })
 }
 
@@ -129,7 +129,7 @@ mod unit {
     #[test]
     fn the_end_of_a_long_output_is_kept() {
         let finished = sh("yes | head -c 100000; echo the end", LONG);
-        assert!(finished.output.starts_with("[34472 bytes before"), "{}", &finished.output[..40]);
+        assert!(finished.output.starts_with("[34472 earlier bytes"), "{}", &finished.output[..40]);
         assert!(finished.output.ends_with("y\nthe end\n"));
     }
 

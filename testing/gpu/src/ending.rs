@@ -1,8 +1,8 @@
 //! Connections that end after their last handle was dropped.
 //!
 //! A dropped block that the GPU may still use keeps its connection until the GPU is idle. The connection then ends on a
-//! helper thread of the library, and gives the context back there. A process that returned from `main` before that would
-//! be charged with all of it by the [ledger](crate::ledger).
+//! helper thread of the library, and gives the context back there. If the process returned from `main` before that, the
+//! [ledger](crate::ledger) would report everything as left behind.
 
 use std::{
     fs, thread,
@@ -13,10 +13,10 @@ use std::{
 const HELPERS: [&str; 6] =
     ["partywall", "partywall-call", "partywall-idle", "partywall-user", "partywall-gpu", "partywall-name"];
 
-/// How long to wait for them. A connection whose GPU never becomes idle has them until the process ends.
+/// How long to wait for these threads. A connection whose GPU never becomes idle keeps them until the process ends.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Waits until no connection of this process has a thread any more. The ledger judges what is left after the timeout.
+/// Waits until no connection of this process has a thread any more. The ledger reports what is left after the timeout.
 pub(crate) fn await_connections() {
     let deadline = Instant::now() + TIMEOUT;
     while (has_any(&HELPERS) || has_nameless()) && Instant::now() < deadline {
@@ -29,7 +29,7 @@ fn has_any(names: &[&str]) -> bool {
     threads().any(|(_, name)| names.contains(&name.as_str()))
 }
 
-/// Returns whether a thread has not given itself a name yet: until then it has the name of the thread that started it.
+/// Returns whether a thread still has the name of the thread that started it, because it has not set its own name yet.
 fn has_nameless() -> bool {
     let main = std::process::id();
     let name = threads().find(|(id, _)| *id == main).map(|(_, name)| name);

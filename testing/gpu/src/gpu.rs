@@ -1,7 +1,7 @@
 //! Detection of GPUs.
 //!
-//! It asks the driver directly, through three of its functions, so that a fault in the layers over
-//! it cannot make a GPU look absent and every test be skipped.
+//! It calls the driver directly, through three of its functions. A fault in the layers above can therefore not make a
+//! GPU look absent, which would skip every test.
 
 #![allow(unsafe_code)]
 
@@ -13,7 +13,7 @@ use libloading::Library;
 use partywall::cuda;
 use serde::{Deserialize, Serialize};
 
-/// What the driver is called on every Linux that has one, unless the environment names another library.
+/// The name of the driver's library, unless the environment names another one.
 const LIBRARY: &str = "libcuda.so.1";
 /// A symbol that only the simulated driver has.
 const SIMULATED: &CStr = c"simcuda_version";
@@ -25,27 +25,27 @@ const CONTROL_NODE: &str = "/dev/nvidiactl";
 /// The GPUs of this machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct GpuFacts {
-    /// The name of the first one.
+    /// The name of the first GPU.
     pub(crate) name: String,
-    /// How many there are.
+    /// The number of GPUs.
     pub(crate) count: usize,
-    /// The version of the kernel driver, `unknown` where it does not say.
+    /// The version of the kernel driver, or `unknown`.
     pub(crate) driver: String,
-    /// Whether the driver is a simulated one.
+    /// Whether the driver is simulated.
     pub(crate) simulated: bool,
 }
 
-/// What was found where GPUs are looked for.
+/// The result of looking for GPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Found {
     /// At least one GPU.
     Gpu(GpuFacts),
-    /// No GPU, and how that was detected.
+    /// No GPU, with the evidence.
     Nothing(String),
 }
 
-/// Looks for GPUs. An error means that a GPU exists but its driver cannot be used: that is a
-/// fault to report, not a reason to skip tests.
+/// Looks for GPUs. An error means that a GPU exists but its driver cannot be used. That is a fault to report, not a
+/// reason to skip tests.
 pub(crate) fn probe() -> Result<Found, String> {
     let library = match open_driver() {
         Ok(library) => library,
@@ -98,8 +98,8 @@ pub(crate) fn probe() -> Result<Found, String> {
 /// Returns the driver's library, freshly opened.
 pub(crate) fn open_driver() -> Result<Library, String> {
     let name = std::env::var_os(cuda::Driver::LIBRARY_VARIABLE).unwrap_or_else(|| LIBRARY.into());
-    // SAFETY: loading runs the library's initialisers, which the driver makes safe at any time and
-    // on any thread; it is how every CUDA program begins. A simulated driver does nothing there.
+    // SAFETY: loading runs the library's initialisers, which are safe at any time and on any thread: every CUDA program
+    // begins so. A simulated driver does nothing there.
     let opened = unsafe { Library::new(&name) };
     opened.map_err(|error| format!("{} cannot be opened: {}", name.display(), cause(&error)))
 }
@@ -111,10 +111,10 @@ fn function<F: Copy>(library: &Library, name: &CStr) -> Result<F, String> {
     let name = name.to_string_lossy();
     found
         .map(|symbol| *symbol)
-        .map_err(|error| format!("{LIBRARY} has no {name}: {error}; it is not NVIDIA's driver, or much too old"))
+        .map_err(|error| format!("{LIBRARY} has no {name}: {error}; it is not NVIDIA's driver, or is too old"))
 }
 
-/// Returns what the dynamic linker said; libloading's own message only names the call.
+/// Returns the message of the dynamic linker; libloading's own message only names the call.
 fn cause(error: &libloading::Error) -> String {
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
@@ -131,8 +131,8 @@ fn kernel_driver() -> String {
         .unwrap_or_else(|| "unknown".to_owned())
 }
 
-/// Returns the first word that looks like `580.159.03`: one file holds nothing else, the other has it
-/// within a line of prose.
+/// Returns the first word that looks like `580.159.03`. One file contains nothing else; the other contains it in a
+/// sentence.
 fn version(text: &str) -> Option<String> {
     text.split_whitespace()
         .find(|word| {

@@ -1,7 +1,7 @@
-//! What the processes of a test left behind in the simulated driver.
+//! Reports what the processes of a test left behind in the simulated driver.
 //!
-//! Each process that ends by itself writes a list of what it made and did not give back. One that is killed writes
-//! none: what it had goes with it.
+//! Each process that ends by itself writes a list of what it created and did not release. A killed process writes no
+//! list, because its resources end with it.
 
 use std::fs::Permissions;
 use std::io;
@@ -18,12 +18,12 @@ pub(crate) struct Ledger {
 /// The environment variable that names the directory.
 pub(crate) const VARIABLE: &str = "SIMCUDA_LEDGER";
 
-/// One thing that was left.
+/// A resource that was left behind.
 #[derive(Deserialize)]
 struct Left {
     kind: String,
     bytes: u64,
-    /// The function that made it, and the how many-th call of the process that was.
+    /// The function that created it, and the number of that call in the process.
     call: String,
     index: u64,
 }
@@ -32,7 +32,7 @@ impl Ledger {
     pub(crate) fn new() -> io::Result<Self> {
         let directory = std::env::temp_dir().join(format!("partywall-ledger-{}", std::process::id()));
         std::fs::create_dir(&directory)?;
-        // A process of another user writes its list as well.
+        // Processes of other users write their lists here, too.
         std::fs::set_permissions(&directory, Permissions::from_mode(0o777))?;
         Ok(Self { directory })
     }
@@ -41,7 +41,7 @@ impl Ledger {
         &self.directory
     }
 
-    /// Returns a line for each thing that was left, with the call that made it.
+    /// Returns a line for each resource left behind, with the call that created it.
     pub(crate) fn left(&self) -> Result<Vec<String>, String> {
         let mut lines = Vec::new();
         for entry in std::fs::read_dir(&self.directory).map_err(|error| error.to_string())? {
@@ -51,7 +51,7 @@ impl Ledger {
                 serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?;
             let process = path.file_stem().unwrap_or_default().display();
             lines.extend(list.iter().map(|Left { kind, bytes, call, index }| {
-                format!("process {process} left: {kind} of {bytes} bytes, made by {call}, its call {index}")
+                format!("process {process} left: {kind} of {bytes} bytes, created by {call}, its call {index}")
             }));
         }
         Ok(lines)

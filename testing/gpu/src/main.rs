@@ -1,19 +1,19 @@
-//! Tests that need an NVIDIA driver or a simulated one, as one program that can be carried to a machine with a GPU.
+//! Tests that need an NVIDIA driver or a simulated one, as one program that can be copied to a machine with a GPU.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`tests`] | the tests, one module a subject, and the list of them |
+//! | [`tests`] | the tests, one module per subject, and their list |
 //! | [`runner`] | runs them one after the other, each in a child process, and reports |
-//! | [`child`] | a child process in a group of its own, with a time limit and its output caught |
-//! | [`gpu`] | whether there is a GPU, and which |
+//! | [`child`] | a child process in its own group, with a time limit and captured output |
+//! | [`gpu`] | detection of GPUs |
 //! | [`ledger`] | what the processes of a test left behind in the simulated driver |
 //! | [`ending`] | the wait for connections that end on other threads |
-//! | [`raw`] | the driver's entry points, bare |
+//! | [`raw`] | the driver's raw entry points |
 //!
-//! A test that takes the driver down, hangs in it or breaks its context takes down its own process
-//! and nothing else. Without a GPU all tests are *skipped*, with the reason, and never *passed*.
+//! A test that crashes or hangs in the driver, or breaks its context, ends only its own process. Without a GPU all
+//! tests are *skipped*, with the reason, and never *passed*.
 
-#![allow(clippy::print_stdout, reason = "a program that people run and read; the lint is meant for libraries")]
+#![allow(clippy::print_stdout, reason = "the program prints for people; the lint is meant for libraries")]
 
 mod child;
 mod ending;
@@ -47,11 +47,11 @@ enum Task {
         filter: String,
         report: Option<PathBuf>,
     },
-    /// Inside the child process of one test.
+    /// Runs one test, inside its child process.
     One(String),
-    /// Inside the child process that looks for a GPU.
+    /// Looks for a GPU, inside a child process.
     Probe,
-    /// Inside another process of a test, which plays a role in it.
+    /// Plays a role of a test, inside another process of the test.
     Role(String, Vec<String>),
 }
 

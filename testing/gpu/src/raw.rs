@@ -1,11 +1,11 @@
-//! The driver's entry points, bare: an own table that nothing of Partywall stands behind.
+//! The driver's raw entry points, in a table that is independent of Partywall's.
 //!
-//! The driver facts are checked through it, so that a fault in the layers over the driver can neither hide nor
-//! imitate what the driver does. A method is the entry point of the same name without its `cu` prefix and `_v2`
-//! suffix, and answers with the number that the driver gave.
+//! The driver facts use this table, so that a fault in Partywall's layers can neither hide nor imitate the driver's
+//! behaviour. A method calls the entry point of the same name, without its `cu` prefix and `_v2` suffix, and returns
+//! the driver's result code.
 //!
-//! Device addresses and handles are plain numbers here, and wrong ones are handed in on purpose: that is what the
-//! facts ask about. The driver checks them; where it does not, it takes down the process of that one fact.
+//! Device addresses and handles are plain numbers here, and the facts pass wrong ones on purpose. The driver checks
+//! most of them; otherwise only the process of that one fact crashes.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -126,7 +126,7 @@ macro_rules! entry_points {
         }
 
         impl Cuda {
-            /// Loads the library that `PARTYWALL_LIBCUDA` names, else the vendor's. Does not initialise CUDA.
+            /// Loads the library that `PARTYWALL_LIBCUDA` names, or else the vendor's. Does not initialise CUDA.
             pub(crate) fn load() -> Result<Self, String> {
                 let library = gpu::open_driver()?;
                 $(
@@ -251,7 +251,7 @@ impl Cuda {
         self.memcpy_dtoh(to.as_mut_ptr().cast(), from, to.len())
     }
 
-    /// `cuPointerGetAttributes`: each value fills 64 bits, of which the driver writes what the attribute has.
+    /// `cuPointerGetAttributes`: each value has 64 bits, of which the driver writes as many as the attribute has.
     pub(crate) fn pointer_attributes<const N: usize>(
         &self,
         values: &mut [u64; N],
@@ -262,7 +262,7 @@ impl Cuda {
         self.pointer_get_attributes(N as u32, attributes.as_ptr(), places.as_ptr(), address)
     }
 
-    /// `cuModuleLoadData` of PTX or whatever else `image` is.
+    /// `cuModuleLoadData` of PTX or another image.
     pub(crate) fn load_module(&self, module: &mut Handle, image: &CStr) -> Answer {
         self.module_load_data(module, image.as_ptr())
     }
@@ -272,8 +272,8 @@ impl Cuda {
         self.module_get_function(function, module, name.as_ptr())
     }
 
-    /// `cuLaunchKernel` of 64 blocks of 256 threads; each parameter fills 64 bits, of which the kernel reads what it
-    /// declares.
+    /// `cuLaunchKernel` of 64 blocks of 256 threads; each parameter has 64 bits, of which the kernel reads as many as
+    /// it declares.
     pub(crate) fn launch(&self, function: Handle, stream: Handle, parameters: &[u64]) -> Answer {
         let pointers: Vec<*const u64> = parameters.iter().map(std::ptr::from_ref).collect();
         self.launch_kernel(function, 64, 1, 1, 256, 1, 1, 0, stream, pointers.as_ptr(), 0)
@@ -286,7 +286,7 @@ impl Cuda {
         function: extern "C" fn(&'static AtomicU64),
         data: &'static AtomicU64,
     ) -> Answer {
-        // SAFETY: function and data live as long as the program; the stream is the driver's to check.
+        // SAFETY: function and data live as long as the program; the driver checks the stream.
         let call = |entry: HostFunctionEntry| unsafe { entry(stream, function, data) };
         Answer { call: "cuLaunchHostFunc", code: self.host_function.map_or(CuResult::NOT_FOUND, call) }
     }
@@ -317,7 +317,7 @@ impl Words {
         Ok(Self { base, count: bytes / 8 })
     }
 
-    /// Maps several files of one size, the one behind the other.
+    /// Maps several files of one size, one after the other.
     pub(crate) fn map_side_by_side(files: &[OwnedFd]) -> Result<Self, String> {
         let each = rustix::fs::fstat(&files[0]).map_err(|error| error.to_string())?.st_size as usize;
         let bytes = files.len() * each;
@@ -354,15 +354,16 @@ impl Words {
 
     fn word(&self, index: usize) -> &AtomicU64 {
         assert!(index < self.count);
-        // SAFETY: inside the mapping, which is never unmapped; others change its words only as whole words.
+        // SAFETY: the word is inside the mapping, which is never unmapped; other processes change it only as a whole
+        // word.
         unsafe { self.base.add(index).as_ref() }
     }
 }
 
-/// Runs `child` in a fork of this process, which has no other thread of ours, and returns the number that it returned.
+/// Runs `child` in a fork of this process and returns its exit code. This process must have no other thread of its own.
 pub(crate) fn in_fork(child: impl FnOnce() -> u8) -> Result<u8, String> {
-    // SAFETY: the child calls only what a forked child of a process with the driver's threads may: the driver, which
-    // answers without taking locks that those threads could hold, and _exit.
+    // SAFETY: the child calls only _exit and the driver, which in a forked child takes no locks that the driver's
+    // threads could hold.
     match unsafe { libc::fork() } {
         -1 => Err(std::io::Error::last_os_error().to_string()),
         0 => {
@@ -381,7 +382,7 @@ pub(crate) fn in_fork(child: impl FnOnce() -> u8) -> Result<u8, String> {
     }
 }
 
-/// Returns the number of a descriptor, as the driver takes it in the place of a pointer.
+/// Returns the number of a descriptor, which the driver takes in place of a pointer.
 pub(crate) fn number(descriptor: BorrowedFd<'_>) -> u64 {
     // A descriptor that is open is not negative.
     u64::from(descriptor.as_raw_fd().unsigned_abs())

@@ -1,7 +1,6 @@
 //! Runs tests one after the other, each in a child process, and reports.
 //!
-//! They never run at the same time: they measure free device memory and kill processes, and they
-//! would see each other.
+//! Tests never run in parallel: they measure free device memory and kill processes, and would affect each other.
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -16,9 +15,9 @@ use crate::gpu::{self, Found, GpuFacts};
 use crate::ledger::{self, Ledger};
 use crate::tests::{self, Test};
 
-/// The option by which this program runs one test in the child process that it made for it.
+/// The option that makes this program run one test in its child process.
 pub(crate) const RUN_ONE: &str = "--run";
-/// The option by which it looks for a GPU in a child process.
+/// The option that makes it look for a GPU in a child process.
 pub(crate) const PROBE: &str = "--probe";
 
 /// The first use of a driver that is not kept loaded can take tens of seconds.
@@ -48,7 +47,7 @@ pub(crate) fn run_one(name: &str) -> ExitCode {
     }
 }
 
-/// Looks for a GPU, inside its child process, and says what it found on the last line.
+/// Looks for a GPU, inside a child process, and prints the result as the last line.
 pub(crate) fn probe_in_child() -> ExitCode {
     die_with_parent();
     match gpu::probe().and_then(|found| serde_json::to_string(&found).map_err(|error| error.to_string())) {
@@ -73,7 +72,7 @@ pub(crate) fn run_all(filter: &str, report: Option<&Path>) -> ExitCode {
     let found = match probe() {
         Ok(found) => found,
         Err(message) => {
-            eprintln!("error: the driver is here and cannot be used, so that nothing was tested: {message}");
+            eprintln!("error: the driver is installed but cannot be used, so nothing was tested: {message}");
             return ExitCode::FAILURE;
         }
     };
@@ -86,8 +85,8 @@ pub(crate) fn run_all(filter: &str, report: Option<&Path>) -> ExitCode {
     results.print_summary()
 }
 
-/// Writes the report before the first test, so that a wrong path is reported at once, and after each:
-/// a run that is cut short keeps its results so far.
+/// Writes the report before the first test, so that a wrong path is reported immediately, and after each test, so that
+/// an interrupted run keeps its results.
 fn run_each(chosen: &[&Test], found: &Found, results: &mut Results, report: Option<&Path>) -> Result<(), String> {
     let write = |results: &Results| report.map_or(Ok(()), |path| results.write(path));
     write(results)?;
@@ -106,7 +105,7 @@ fn probe() -> Result<Found, String> {
     let last = finished.output.lines().last().unwrap_or_default();
     match finished.end {
         End::Exited(status) if status.success() => {
-            serde_json::from_str(last).map_err(|error| format!("the probe of the driver said '{last}': {error}"))
+            serde_json::from_str(last).map_err(|error| format!("the probe of the driver printed '{last}': {error}"))
         }
         _ => Err(format!("the probe of the driver {}: {}", how(&finished, PROBE_LIMIT), finished.output.trim())),
     }
@@ -127,7 +126,7 @@ fn judge(test: &Test, found: &Found) -> Record {
     Record { name: test.name, outcome, seconds: time.as_secs_f64(), message }
 }
 
-/// Runs a test in a child process. One that leaves something behind in the simulated driver has failed.
+/// Runs a test in a child process. A test that leaves something behind in the simulated driver fails.
 fn run(test: &Test) -> Result<(Outcome, Finished), String> {
     let ledger = Ledger::new().map_err(|error| format!("cannot make a ledger: {error}"))?;
     let mut command = ourselves(&[RUN_ONE, test.name]);
@@ -156,9 +155,9 @@ fn how(finished: &Finished, limit: Duration) -> String {
     }
 }
 
-/// This very program.
+/// Returns a command that runs this program.
 fn ourselves(arguments: &[&str]) -> Command {
-    // The link and not the path behind it: it works even when the file was replaced meanwhile.
+    // The link works even if the file was replaced meanwhile, unlike its path.
     let mut command = Command::new("/proc/self/exe");
     command.args(arguments);
     command
@@ -181,7 +180,7 @@ enum Outcome {
     Passed,
     Failed,
     Skipped,
-    /// What a report says of the tests that come after the last one when the run was cut short.
+    /// The outcome of the remaining tests of an interrupted run.
     NotRun,
 }
 
@@ -207,13 +206,13 @@ impl Record {
     }
 }
 
-/// The report, in the form in which it is written.
+/// The report, as written to its file.
 #[derive(Debug, Serialize)]
 struct Results {
     gpu: Option<String>,
     gpus: usize,
     driver: Option<String>,
-    /// Whether the driver is a simulated one, so that nothing here says anything about a GPU.
+    /// Whether the driver is simulated, so that the results prove nothing about a GPU.
     simulated: bool,
     date: String,
     kernel: String,

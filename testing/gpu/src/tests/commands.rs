@@ -1,4 +1,4 @@
-//! The `partywall` command on a GPU, as a user starts it.
+//! The `partywall` command on a GPU.
 
 use std::{path::Path, process::Command};
 
@@ -33,16 +33,16 @@ pub(crate) fn the_demo_passes() -> Result<(), String> {
     ensure(text.contains("262,144"), || text)
 }
 
-/// Runs a lab to its end, and keeps what it tells, which is returned.
+/// Runs a lab to its end. Prints its output and returns it.
 fn lab(name: &str, environment: &[(&str, &Path)]) -> Result<String, String> {
     let world = World::new()?;
     let text = partywall_with(&world, &["lab", name], environment)?;
     say(&text);
-    ensure(text.contains("Claims, and whether they held"), || "it has no end".to_owned())?;
+    ensure(text.contains("Claims, and whether they held"), || "its end is missing".to_owned())?;
     Ok(text)
 }
 
-/// A lab about what is promised: each of its steps comes out as expected.
+/// Runs a lab whose steps must all be as expected.
 fn promised(name: &str, environment: &[(&str, &Path)]) -> Result<(), String> {
     let text = lab(name, environment)?;
     ensure(text.contains(" steps, 0 of them not as expected."), || "not all is as expected".to_owned())
@@ -60,7 +60,7 @@ pub(crate) fn lab_coherency() -> Result<(), String> {
     lab("coherency", &[]).map(drop)
 }
 
-/// The same under MPS, and once more without it.
+/// Runs under MPS, and again without it.
 pub(crate) fn lab_coherency_under_mps() -> Result<(), String> {
     let mps = Mps::start()?;
     lab("coherency", &[mps.environment()]).map(drop)
@@ -79,7 +79,7 @@ pub(crate) fn lab_semaphore() -> Result<(), String> {
     promised("semaphore", &[])
 }
 
-/// Those that are killed have nothing to do at that moment, so that MPS goes on.
+/// The killed workers have no work on the GPU at that moment, so the MPS server survives.
 pub(crate) fn lab_semaphore_under_mps() -> Result<(), String> {
     let mps = Mps::start()?;
     promised("semaphore", &[mps.environment()])
@@ -98,7 +98,7 @@ pub(crate) fn lab_work_queue() -> Result<(), String> {
     ensure(text.contains("every task has one result, and it is right"), || "not all is right".to_owned())
 }
 
-/// Nothing is killed: the death of a client with work on the GPU may end the server for all.
+/// No worker is killed: the death of a client with work on the GPU may end the server for all clients.
 pub(crate) fn lab_work_queue_under_mps() -> Result<(), String> {
     let mps = Mps::start()?;
     promised("work-queue", &[mps.environment()])
@@ -110,7 +110,7 @@ pub(crate) fn the_doctor_is_content() -> Result<(), String> {
     partywall(&world, &["doctor"]).map(drop)
 }
 
-/// Weights put by one process are read by another, byte for byte, after the first has gone.
+/// Weights that one process has put are read by another, byte for byte, after the first has ended.
 pub(crate) fn weights_outlive_their_process() -> Result<(), String> {
     let world = World::new()?;
     let folder = world.socket().with_file_name("model");

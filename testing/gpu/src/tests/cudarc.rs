@@ -1,4 +1,4 @@
-//! Segments in programs that are written with cudarc.
+//! Segments in programs that use cudarc.
 
 use ::cudarc::driver::CudaContext;
 use partywall::{Domain, cuda::Driver, cuda::kernels::expected};
@@ -6,17 +6,17 @@ use partywall::{Domain, cuda::Driver, cuda::kernels::expected};
 use super::segments::{commit, verify};
 use super::world::{TIMEOUT, World, ensure, say, tell};
 
-/// What another process does in [`works_in_place`].
+/// The role of the other process in [`works_in_place`].
 pub(crate) const ROLE: &str = "cudarc";
 
-/// A process reads a frozen segment and writes a mutable one through cudarc, on cudarc's stream, in order with kernels
-/// of Partywall's there.
+/// A process reads a frozen segment and writes a mutable one through cudarc, on cudarc's stream, in order with
+/// Partywall's kernels there.
 pub(crate) fn works_in_place() -> Result<(), String> {
     let world = World::new()?;
     let _frozen = commit(&world.domain, "frozen", false, false)?;
     let shared = commit(&world.domain, "shared", false, true)?;
     let actor = world.play_with(ROLE, &[], |command| {
-        // cudarc looks for the driver under its usual name only, so that is what a simulated one must be called.
+        // cudarc loads the driver by its usual name only, so the simulated driver must have that name.
         if let Some(driver) = std::env::var_os(Driver::LIBRARY_VARIABLE) {
             let _ = std::os::unix::fs::symlink(driver, world.directory().join("libcuda.so"));
             command.env("LD_LIBRARY_PATH", world.directory());
@@ -41,7 +41,7 @@ pub(crate) fn play() -> Result<(), String> {
     let mut slice = tensor.to_cudarc::<u32>(&stream).map_err(tell)?;
     stream.memset_zeros(&mut slice.view_mut().map_err(tell)?).map_err(tell)?;
     stream.memcpy_htod(&pattern, &mut slice.view_mut().map_err(tell)?).map_err(tell)?;
-    // Behind the copy, because it is the same stream.
+    // Ordered behind the copy, because it is on the same stream.
     let range = tensor.device().map_err(tell)?;
     let ours = range.gpu().cudarc_stream(&stream).map_err(tell)?;
     range.gpu().kernels().map_err(tell)?.enqueue_double(ours, range.as_slice()).map_err(tell)?;

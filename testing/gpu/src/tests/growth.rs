@@ -1,4 +1,4 @@
-//! Segments that grow on a GPU, and host segments that a GPU reaches.
+//! Segments that grow on a GPU, and host segments that a GPU accesses.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use partywall::{
 
 use super::world::{TIMEOUT, World, ensure, first_gpu, ready_and_wait, tell};
 
-/// Elements of 2 MiB, the granularity of GPU memory: a tensor of so many fills its chunk, and the next byte is another
-/// allocation's.
+/// The number of elements in 2 MiB, the granularity of GPU memory. A tensor of this size fills its chunk, and the next
+/// byte belongs to another allocation.
 const CHUNK: u64 = 1 << 19;
 
 /// Chunks at the end.
@@ -28,7 +28,7 @@ pub(crate) fn follow(domain: &Domain, name: &str) -> Result<(), String> {
     let longer = segment.tensor("x").map_err(tell)?.device().map_err(tell)?;
     ensure(longer.device_ptr() == range.device_ptr(), || "it has moved".into())?;
     verify(&segment, CHUNKS * CHUNK)?;
-    // What was borrowed before is still the beginning of it.
+    // The range from before the growth is still valid as its beginning.
     let kernels = range.gpu().kernels().map_err(tell)?;
     let wrong = kernels.verify(range.gpu().stream(), range.as_slice(), 1).map_err(tell)?;
     ensure(wrong.is_none(), || format!("element {wrong:?} of the old length is wrong"))?;
@@ -38,7 +38,7 @@ pub(crate) fn follow(domain: &Domain, name: &str) -> Result<(), String> {
     verify(&whole, CHUNK)
 }
 
-/// By one kernel over all of it, and by copies to the host that cross from chunk to chunk.
+/// Verifies all elements by one kernel, and by copies to the host that cross chunk borders.
 fn verify(segment: &Segment, elements: u64) -> Result<(), String> {
     let tensor = segment.tensor("x").map_err(tell)?;
     ensure(tensor.elements() == elements, || format!("{} elements", tensor.elements()))?;
@@ -61,7 +61,7 @@ fn fill(segment: &Segment) -> Result<(), String> {
     range.gpu().stream().synchronize().map_err(tell)
 }
 
-/// One kernel of another process reads one range across what was there and all that it has grown by.
+/// One kernel of another process reads one range across the original memory and all growths.
 pub(crate) fn kernel_reads_across_a_grown_end() -> Result<(), String> {
     let world = World::new()?;
     let builder = world.domain.create("log", first_gpu()?).tensor("x", DType::U32, &[CHUNK]).mutable(true);
@@ -77,7 +77,7 @@ pub(crate) fn kernel_reads_across_a_grown_end() -> Result<(), String> {
     verify(&world.domain.open("log", Duration::ZERO).map_err(tell)?, CHUNKS * CHUNK)
 }
 
-/// Copies between shared host memory and the GPU, on a stream of the caller's; and a kernel that reads it in place.
+/// Copies between shared host memory and the GPU on a stream of the caller, and reads it in place by a kernel.
 pub(crate) fn pinned_segments_are_copied_asynchronously() -> Result<(), String> {
     let world = World::new()?;
     let Place::Gpu(uuid) = first_gpu()? else { return Err("no GPU".into()) };
@@ -96,9 +96,9 @@ pub(crate) fn pinned_segments_are_copied_asynchronously() -> Result<(), String> 
     let again = mutable.pin(&gpu).map_err(tell)?;
     let address =
         |pinned: &partywall::Pinned<&Segment>| pinned.device("x").map(|range| range.device_ptr()).map_err(tell);
-    ensure(address(&pinned)? == address(&again)?, || "the second pin is not the first one's".into())?;
+    ensure(address(&pinned)? == address(&again)?, || "the second pin has another address".into())?;
     drop(again);
-    // By a kernel in place, then over the GPU back to where another mapping sees it.
+    // A kernel works in place, then a copy from the GPU writes back where another mapping sees it.
     let kernels = gpu.kernels().map_err(tell)?;
     let range = pinned.device("x").map_err(tell)?;
     kernels.enqueue_fill(stream.as_ref(), range.as_slice()).map_err(tell)?;
@@ -114,7 +114,7 @@ pub(crate) fn pinned_segments_are_copied_asynchronously() -> Result<(), String> 
     let short = device.slice(0, 8).map_err(tell)?;
     let refused = pinned.enqueue_copy_to("x", stream.as_ref(), short);
     ensure(matches!(refused, Err(Error::InvalidArgument(InvalidArgument::Range { .. }))), || format!("{refused:?}"))?;
-    // The pin that is left still counts; then it can be pinned anew.
+    // The remaining pin still counts. After it is dropped, the segment can be pinned again.
     drop(pinned);
     drop(mutable.pin(&gpu).map_err(tell)?);
 
@@ -128,7 +128,7 @@ pub(crate) fn pinned_segments_are_copied_asynchronously() -> Result<(), String> 
                 format!("{refused:?}")
             })?;
         }
-        // Not every GPU registers read-only memory; then the error says so.
+        // A GPU that cannot register read-only memory reports this in the error.
         Err(error) => ensure(tell(&error).contains("read-only"), || tell(&error))?,
     }
     let vmm = world.domain.create("vmm", Place::Gpu(uuid)).tensor("x", DType::U8, &[1]).allocate().map_err(tell)?;

@@ -10,7 +10,7 @@ use partywall::{
 
 use super::world::{TIMEOUT, World, ensure, first_gpu, ready_and_wait, tell};
 
-/// Large enough for an allocation of its own.
+/// Large enough to share no block of the driver with another allocation.
 const BYTES: u64 = 4 << 20;
 
 /// The roles that this module's tests give to other processes.
@@ -22,7 +22,7 @@ pub(crate) fn play(role: &str) -> Result<(), String> {
             ready_and_wait();
             Ok(())
         }
-        other => Err(format!("no role is called {other:?}")),
+        other => Err(format!("unknown role {other:?}")),
     }
 }
 
@@ -52,8 +52,8 @@ fn verify(segment: &Segment) -> Result<(), String> {
     }
 }
 
-/// A second open shares the first one's mapping; open memory stays readable when the publisher is killed; a new
-/// open learns of the death.
+/// A second open shares the mapping of the first. Open memory stays readable when the publisher is killed. A new open
+/// then reports the death.
 pub(super) fn published_memory_goes_with_its_publisher() -> Result<(), String> {
     let world = World::new()?;
     let mut publisher = world.play("legacy_publish", &[]);
@@ -72,10 +72,10 @@ pub(super) fn published_memory_goes_with_its_publisher() -> Result<(), String> {
     ensure(matches!(refused, Err(Error::Gone(Gone::OwnerDied { .. }))), || format!("{refused:?}"))
 }
 
-/// An open that follows on a kill, before the broker has proof, learns of the death and nothing else.
+/// An open right after a kill, before the broker has proof, reports the death and no other error.
 pub(super) fn race_with_death_is_named() -> Result<(), String> {
     let world = World::new()?;
-    // A context of ours, so that the open comes at once.
+    // Creates the context first, so that the open comes immediately.
     gpu(&world.domain)?;
     for _ in 0..5 {
         let mut publisher = world.play("legacy_publish", &[]);
@@ -124,6 +124,6 @@ pub(super) fn memory_without_a_handle_is_refused_by_its_kind() -> Result<(), Str
 
 #[allow(unsafe_code)]
 fn kept_by_the_test(gpu: &Gpu, address: u64) -> Result<ForeignMemory, String> {
-    // SAFETY: the test frees the memory only after all that is made of it here is gone.
+    // SAFETY: the test frees the memory only after everything that uses it is dropped.
     unsafe { ForeignMemory::new(gpu.context(), address, Arc::new(())) }.map_err(tell)
 }

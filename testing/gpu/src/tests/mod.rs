@@ -1,4 +1,4 @@
-//! The tests that need a GPU, and what a test is.
+//! The tests that need a GPU.
 
 mod commands;
 mod cudarc;
@@ -18,20 +18,20 @@ use std::time::Duration;
 
 pub(crate) use needs::{FREE_MEMORY, Needs};
 
-/// One test. It runs in a process of its own and fails by an error or a panic.
+/// One test. It runs in its own process, and fails by an error or a panic.
 pub(crate) struct Test {
-    /// Unique, lower case with underscores; begins with its module's subject.
+    /// Unique, in lower case with underscores; starts with the subject of its module.
     pub(crate) name: &'static str,
-    /// Without it the test is skipped.
+    /// The requirement without which the test is skipped.
     pub(crate) needs: Needs,
-    /// After this long the process of the test is killed and the test has failed. It is there for
-    /// hangs: several times what the test takes on a slow day.
+    /// The time after which the test's process is killed and the test fails. It is meant for hangs, and is several
+    /// times as long as a slow run.
     pub(crate) timeout: Duration,
-    /// The test itself.
+    /// The function of the test.
     pub(crate) run: fn() -> Result<(), String>,
 }
 
-/// Returns all tests, in the order in which they run: what the others build on comes first.
+/// Returns all tests in the order in which they run: those that others build on come first.
 pub(crate) fn all() -> impl Iterator<Item = &'static Test> {
     facts::FACTS.iter().chain(TESTS).chain(timelines::TESTS)
 }
@@ -81,7 +81,7 @@ static TESTS: &[Test] = &[
     test("command_weights_outlive_their_process", 1, commands::weights_outlive_their_process),
 ];
 
-/// Plays a role in a test, in a process of its own.
+/// Plays a role of a test, in its own process.
 pub(crate) fn play(role: &str, arguments: &[String]) -> Result<(), String> {
     match arguments {
         [fact_role] if role == facts::ROLE => facts::play(fact_role),

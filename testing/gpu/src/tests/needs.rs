@@ -1,4 +1,4 @@
-//! What tests need of the machine, and how they get it.
+//! Requirements of tests on the machine.
 
 use std::fmt;
 use std::os::unix::process::CommandExt;
@@ -10,18 +10,18 @@ use super::world::tell;
 use crate::gpu::{Found, GpuFacts};
 use crate::runner::PROBE;
 
-/// What a test needs of the machine.
+/// The requirement of a test on the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Needs {
-    /// At least so many GPUs that the driver shows to this process.
+    /// At least this many GPUs that the driver shows to this process.
     Gpu(usize),
-    /// A GPU whose driver is not simulated, and why the simulation is no answer.
+    /// A real GPU, and the reason why a simulated one does not suffice.
     RealGpu(&'static str),
     /// A real GPU, and the programs of MPS.
     Mps,
-    /// A GPU, and that a process may make namespaces.
+    /// A GPU, and permission to create namespaces.
     Namespaces,
-    /// A GPU that another user may use, and that a process may become that user.
+    /// A GPU that another user may use, and permission to become that user.
     OtherUser,
 }
 
@@ -33,10 +33,10 @@ impl Needs {
                 Some(format!("needs {self}, this machine shows {}", found.count))
             }
             Self::RealGpu(why) if found.simulated => Some(format!("needs {self}: {why}")),
-            Self::Mps if found.simulated => Some(format!("needs {self}: a simulated one has no MPS")),
+            Self::Mps if found.simulated => Some(format!("needs {self}: a simulated GPU has no MPS")),
             Self::Mps => mps::missing().map(|program| format!("needs {self}: there is no {program}")),
             Self::Namespaces if own_namespaces().is_none() => {
-                Some(format!("needs {self}, this machine does not let us"))
+                Some(format!("needs {self}, this machine does not permit that"))
             }
             Self::OtherUser => other_user_has_a_gpu().err().map(|reason| format!("needs {self}: {reason}")),
             _ => None,
@@ -51,16 +51,16 @@ impl fmt::Display for Needs {
             Self::Gpu(number) => write!(f, "{number} GPUs"),
             Self::RealGpu(_) => write!(f, "a real GPU"),
             Self::Mps => write!(f, "a real GPU with MPS"),
-            Self::Namespaces => write!(f, "a GPU and to make namespaces"),
-            Self::OtherUser => write!(f, "a GPU and to become another user who may use it"),
+            Self::Namespaces => write!(f, "a GPU and permission to create namespaces"),
+            Self::OtherUser => write!(f, "a GPU and permission to become another user who may use it"),
         }
     }
 }
 
-pub(crate) const FREE_MEMORY: Needs = Needs::RealGpu("each process on a simulated one has its own free memory");
+pub(crate) const FREE_MEMORY: Needs = Needs::RealGpu("each process on a simulated GPU has its own free memory");
 
-/// Runs what is added to it in PID, IPC and mount namespaces of its own: as the root that we are, else as that of a
-/// user namespace.
+/// Returns a command that runs the program appended to it in its own PID, IPC and mount namespaces: as root, or
+/// otherwise as root of a user namespace.
 pub(crate) fn own_namespaces() -> Option<Command> {
     let unshare = |user: &[&str]| {
         let mut command = Command::new("unshare");
@@ -73,7 +73,7 @@ pub(crate) fn own_namespaces() -> Option<Command> {
     })
 }
 
-/// Runs this program as a user without any rights, not even capabilities.
+/// Returns a command that runs this program as a user without privileges and capabilities.
 pub(crate) fn other_user() -> Command {
     const NOBODY: u32 = 65534;
     let mut command = Command::new("/proc/self/exe");
@@ -103,8 +103,8 @@ mod unit {
         assert_eq!(FREE_MEMORY.missing(&facts(false)), None);
         assert_eq!(
             FREE_MEMORY.missing(&facts(true)).unwrap(),
-            "needs a real GPU: each process on a simulated one has its own free memory"
+            "needs a real GPU: each process on a simulated GPU has its own free memory"
         );
-        assert_eq!(Needs::Mps.missing(&facts(true)).unwrap(), "needs a real GPU with MPS: a simulated one has no MPS");
+        assert_eq!(Needs::Mps.missing(&facts(true)).unwrap(), "needs a real GPU with MPS: a simulated GPU has no MPS");
     }
 }

@@ -1,4 +1,4 @@
-//! The owners of `partywall-cuda` on a real device: what one process can show.
+//! The owning types of `partywall-cuda` on a real device, as far as one process can test them.
 #![allow(clippy::unwrap_used)] // a test fails by a panic
 
 use std::os::fd::AsFd;
@@ -80,7 +80,7 @@ pub(crate) fn an_import_is_the_same_memory() -> Result<(), String> {
     assert_eq!(bytes[4..], [1, 2, 3, 4]);
     assert_eq!(kernels.enqueue_fill(stream.as_ref(), theirs.as_slice()), Err(AccessError::ReadOnly));
 
-    // The creator's mapping and handle may go first.
+    // The creator's mapping and handle may be dropped first.
     drop(ours);
     assert_eq!(kernels.verify(stream.as_ref(), theirs.as_slice(), 2).unwrap(), Some(word));
     theirs.close().unwrap();
@@ -98,7 +98,7 @@ pub(crate) fn memory_comes_back() -> Result<(), String> {
         let descriptor = mapping.memory().export().unwrap();
         let imported = PhysicalMemory::import(&context, descriptor.as_fd(), mapping.len()).unwrap();
         let second = Mapping::new(imported, Access::ReadOnly).unwrap();
-        // Memory that a stream has used. A simulated GPU takes a page of the machine for each that it writes.
+        // Only part of the memory is written, because a simulated GPU uses a page of host memory for each written page.
         stream.as_ref().enqueue_set(mapping.slice(0, 4 * MIB).unwrap(), 7).unwrap();
         stream.synchronize().unwrap();
         drop((mapping, second));
@@ -121,7 +121,7 @@ pub(crate) fn a_refusal_says_why() -> Result<(), String> {
     assert!(wrong.is_err(), "a part of an allocation cannot be mapped");
     let wrong = PhysicalMemory::import(&context, descriptor.as_fd(), 8 * MIB)
         .and_then(|more| Mapping::new(more, Access::ReadOnly));
-    assert!(wrong.is_err(), "nor more than there is");
+    assert!(wrong.is_err(), "more than the allocation cannot be mapped");
     let file = std::fs::File::open("/dev/null").unwrap();
     assert!(PhysicalMemory::import(&context, file.as_fd(), 2 * MIB).is_err());
     assert_eq!(context.take_drop_error(), None);

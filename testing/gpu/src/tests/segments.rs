@@ -1,4 +1,4 @@
-//! Segments on a GPU between processes: deaths, versions, permissions, memory that comes back.
+//! Segments on a GPU between processes: deaths, versions, permissions, freed memory.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ const MIB: u64 = 1 << 20;
 /// Elements of the test pattern: 64 MiB.
 const ELEMENTS: u64 = 16 * MIB;
 
-/// What free memory may differ by between two looks: contexts of other processes come and go.
+/// The tolerance for free memory, because contexts of other processes come and go.
 const SLACK: u64 = 64 * MIB;
 
 /// The roles that this module's tests give to other processes.
@@ -51,7 +51,7 @@ pub(crate) fn play(role: &str, arguments: &[String]) -> Result<(), String> {
         "write_read_only" => write_read_only(&domain, name),
         "follow" => super::growth::follow(&domain, name),
         "peer" => peer(&domain, name),
-        other => Err(format!("no role is called {other:?}")),
+        other => Err(format!("unknown role {other:?}")),
     }
 }
 
@@ -63,7 +63,7 @@ pub(super) fn commit(domain: &Domain, name: &str, kept: bool, mutable: bool) -> 
     build.commit().map_err(tell)
 }
 
-/// By kernel, and by copies to the host of the first, a middle and the last element.
+/// Verifies all elements by a kernel, and the first, a middle and the last one by copies to the host.
 pub(super) fn verify(_: &Domain, segment: &Segment, factor: u32) -> Result<(), String> {
     let tensor = segment.tensor("x").map_err(tell)?;
     let range = tensor.device().map_err(tell)?;
@@ -81,7 +81,7 @@ pub(super) fn verify(_: &Domain, segment: &Segment, factor: u32) -> Result<(), S
     Ok(())
 }
 
-/// Its creator is SIGKILLed; another process finds the bytes, also while no other process has CUDA open.
+/// The creator is killed. Another process finds the bytes, even if no process had CUDA open meanwhile.
 pub(crate) fn memory_outlives_its_creator() -> Result<(), String> {
     let world = World::new()?;
     let mut creator = world.play("commit", &["survivor"]);
@@ -93,7 +93,7 @@ pub(crate) fn memory_outlives_its_creator() -> Result<(), String> {
     Ok(())
 }
 
-/// A reader that holds a version keeps it, while newer ones come and the name goes.
+/// A reader keeps its version while newer versions are committed and the name is removed.
 pub(crate) fn readers_keep_their_version() -> Result<(), String> {
     let world = World::new()?;
     let first = commit(&world.domain, "model", true, false)?;
@@ -106,7 +106,7 @@ pub(crate) fn readers_keep_their_version() -> Result<(), String> {
     eventually("the end of the last version", || Ok(world.domain.status().map_err(tell)?.versions == 0))
 }
 
-/// Memory that was never committed goes with its builder.
+/// Memory that was never committed is freed with its builder.
 pub(crate) fn uncommitted_memory_comes_back() -> Result<(), String> {
     let world = World::new()?;
     let before = free_bytes()?;
@@ -150,7 +150,7 @@ pub(crate) fn owned_names_go_with_their_owner() -> Result<(), String> {
     }
 }
 
-/// A frozen version is read-only: for the library's own calls, and for a kernel that writes all the same.
+/// A frozen version is read-only, both for the library's calls and for a kernel that writes anyway.
 pub(crate) fn frozen_memory_is_read_only() -> Result<(), String> {
     let world = World::new()?;
     let segment = commit(&world.domain, "frozen", true, false)?;
@@ -173,8 +173,8 @@ fn write_read_only(domain: &Domain, name: &str) -> Result<(), String> {
     let gpu = range.gpu();
     let refused = gpu.kernels().map_err(tell)?.enqueue_double(gpu.stream(), range.as_slice());
     ensure(refused == Err(cuda::AccessError::ReadOnly), || format!("{refused:?}"))?;
-    // SAFETY: the range is mapped while `segment` lives. That it may not be written is the point: the hardware
-    // refuses, which ends this process's context and touches no byte.
+    // SAFETY: the range is mapped while `segment` lives. The hardware refuses the forbidden write, which breaks this
+    // process's context and changes no byte.
     let forged = unsafe { cuda::DeviceSlice::from_raw(range.device_ptr(), range.bytes(), cuda::Access::ReadWrite) };
     gpu.kernels().map_err(tell)?.enqueue_double(gpu.stream(), forged).map_err(tell)?;
     match gpu.stream().synchronize() {
@@ -182,7 +182,7 @@ fn write_read_only(domain: &Domain, name: &str) -> Result<(), String> {
             say("ready");
             Ok(())
         }
-        other => Err(format!("a write through a read-only mapping came to {other:?}")),
+        other => Err(format!("a write through a read-only mapping returned {other:?}")),
     }
 }
 
@@ -194,7 +194,7 @@ pub(crate) fn mutable_memory_is_shared() -> Result<(), String> {
     verify(&world.domain, &segment, 2)
 }
 
-/// A segment may be dropped while kernels use its memory: they are waited for.
+/// A segment may be dropped while kernels use its memory: the drop waits for them.
 pub(crate) fn dropped_under_running_work() -> Result<(), String> {
     let world = World::new()?;
     let place = first_gpu()?;
@@ -213,7 +213,8 @@ pub(crate) fn dropped_under_running_work() -> Result<(), String> {
     gpu.stream().synchronize().map_err(tell)
 }
 
-/// No work uses memory whose address was never given out, so dropping it does not wait for other work of the process.
+/// No work can use memory whose address was never handed out, so dropping it does not wait for other work of the
+/// process.
 pub(crate) fn dropped_behind_a_wait() -> Result<(), String> {
     let world = World::new()?;
     let place = first_gpu()?;
@@ -236,7 +237,7 @@ pub(crate) fn dropped_behind_a_wait() -> Result<(), String> {
     waiting.synchronize().map_err(tell)
 }
 
-/// An allocation that cannot be says how much is free and what Partywall holds.
+/// A failed allocation reports how much memory is free and how much Partywall holds.
 pub(crate) fn out_of_memory_says_what_is_free() -> Result<(), String> {
     let world = World::new()?;
     let _held = commit(&world.domain, "held", true, false)?;
@@ -283,7 +284,7 @@ pub(crate) fn many_tensors_keep_their_places() -> Result<(), String> {
     ensure(segment.tensor("empty").map_err(tell)?.to_vec().map_err(tell)?.is_empty(), || "not empty".into())
 }
 
-/// A reader that sees only another GPU is refused, and reads over the link where it allows that.
+/// A reader that sees only another GPU is refused. With permission it reads over the link.
 pub(crate) fn another_gpu_needs_permission() -> Result<(), String> {
     let world = World::new()?;
     let _segment = commit(&world.domain, "remote", true, false)?;

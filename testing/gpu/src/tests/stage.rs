@@ -1,5 +1,5 @@
-//! What the driver facts are checked with: questions to the driver whose answers are reported, memory that is given back
-//! at the end, and other processes.
+//! Helpers of the driver facts: calls whose answers are checked and printed, memory that is released at the end, and
+//! other processes.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -18,12 +18,12 @@ use crate::raw::{
     self, AccessRule, Address, Answer, Cuda, Handle, IpcHandle, LAZY_PEER, Properties, READ_WRITE, Words,
 };
 
-/// One process's part in checking a fact.
+/// The check of a fact in one process.
 pub(crate) struct Check {
     pub(crate) cuda: Cuda,
-    /// How many answers differed from what was expected. Each was reported when it came.
+    /// The number of unexpected answers. Each was printed when it came.
     differences: Cell<usize>,
-    /// How to give back what the helpers made, in the order in which they made it.
+    /// The calls that release what the helpers created, in the order of creation.
     undo: RefCell<Vec<Undo>>,
     kernels: RefCell<Option<Kernels>>,
 }
@@ -35,7 +35,7 @@ struct Kernels {
     fill: Handle,
     double: Handle,
     verify: Handle,
-    /// The word in which `verify` reports, and the stream on which the helpers work.
+    /// The word for the result of `verify`, and the stream of the helpers.
     result: Address,
     stream: Handle,
 }
@@ -50,27 +50,27 @@ impl Check {
         })
     }
 
-    /// The end of a check: gives back what the helpers made.
+    /// Ends a check: releases what the helpers created.
     pub(crate) fn finish(self, outcome: Result<(), String>) -> Result<(), String> {
         outcome?;
         for undo in self.undo.take().into_iter().rev() {
-            undo(&self.cuda).ok().map_err(|error| format!("{error}, which was to give something back"))?;
+            undo(&self.cuda).ok().map_err(|error| format!("{error}, while releasing a resource"))?;
         }
         let differences = self.differences.get();
         ensure(differences == 0, || format!("{differences} answers differ from the fact"))
     }
 
-    /// Nothing is given back: the context is lost, or a stream is to stay blocked.
+    /// Skips all releases, because the context is lost or a stream has to stay blocked.
     pub(crate) fn give_nothing_back(&self) {
         self.undo.take();
     }
 
-    /// The fact itself: the driver's answer to `question` is `expected`.
+    /// Checks that the driver's answer to `question` is `expected`.
     pub(crate) fn answers(&self, question: &str, answer: Answer, expected: CuResult) {
         self.same(&format!("{question}: {}", answer.call), answer.code, expected);
     }
 
-    /// The fact itself: the driver gave `expected`.
+    /// Checks that the driver returned `expected`.
     pub(crate) fn same<T: Debug + PartialEq>(&self, question: &str, found: T, expected: T) {
         if found == expected {
             say(&format!("{question}: {found:?}"));
@@ -141,7 +141,7 @@ impl Check {
         Ok(())
     }
 
-    /// Maps a whole allocation at an address of its own, for the current device.
+    /// Maps a whole allocation at a new address, for the current device.
     pub(crate) fn map(&self, handle: Handle, bytes: usize, access: u32) -> Result<Address, String> {
         let mut device = 0;
         self.cuda.ctx_get_device(&mut device).ok()?;
@@ -171,7 +171,7 @@ impl Check {
         Ok(event)
     }
 
-    /// Returns the handle of a whole `cuMemAlloc` allocation or of a place in it.
+    /// Returns the handle of a `cuMemAlloc` allocation or of an address in it.
     pub(crate) fn legacy_handle(&self, address: Address) -> Result<IpcHandle, String> {
         let mut handle = IpcHandle([0; 64]);
         self.cuda.ipc_get_mem_handle(&mut handle, address).ok()?;
@@ -191,7 +191,7 @@ impl Check {
         Ok(value)
     }
 
-    /// Registers words that processes share with CUDA, and returns where the device finds them.
+    /// Registers shared words with CUDA, and returns their device address.
     pub(crate) fn register(&self, words: &Words) -> Result<Address, String> {
         let address = words.address();
         let mut device = 0;
@@ -265,7 +265,7 @@ impl Check {
         self.cuda.stream_synchronize(stream).ok()
     }
 
-    /// Doubles every word and returns what waiting for that answered.
+    /// Doubles every word, and returns the result of waiting for that.
     pub(crate) fn double(&self, address: Address, bytes: usize) -> Result<Answer, String> {
         let stream = self.kernels()?.stream;
         self.enqueue_double(stream, address, bytes)?;
@@ -281,7 +281,7 @@ impl Check {
         Ok(u64::from_ne_bytes(self.bytes(result)?) == u64::MAX)
     }
 
-    /// Copies from the device, at once.
+    /// Copies from the device, synchronously.
     pub(crate) fn bytes<const N: usize>(&self, address: Address) -> Result<[u8; N], String> {
         let mut bytes = [0; N];
         self.cuda.read(&mut bytes, address).ok()?;
@@ -317,7 +317,11 @@ impl Message {
     }
 
     pub(crate) fn handle(&self) -> Result<IpcHandle, String> {
-        self.bytes.as_slice().try_into().map(IpcHandle).map_err(|_| format!("{} bytes are no handle", self.bytes.len()))
+        self.bytes
+            .as_slice()
+            .try_into()
+            .map(IpcHandle)
+            .map_err(|_| format!("{} bytes are not a handle", self.bytes.len()))
     }
 }
 
@@ -341,7 +345,7 @@ impl Line {
 
     /// Returns the next message; nothing when the other end is closed.
     pub(crate) fn hear(&self) -> Result<Option<Message>, String> {
-        ensure(self.speaks_within(TIMEOUT)?, || format!("nothing was heard for {} s", TIMEOUT.as_secs()))?;
+        ensure(self.speaks_within(TIMEOUT)?, || format!("no message arrived for {} s", TIMEOUT.as_secs()))?;
         let mut bytes = vec![0; 256];
         let mut descriptors = VecDeque::new();
         let received = match socket::recv(&self.0, &mut bytes, &mut descriptors) {
@@ -353,13 +357,13 @@ impl Line {
         Ok((received > 0).then(|| Message { bytes, descriptor: descriptors.pop_front() }))
     }
 
-    /// Returns whether the other end says something, or goes, within `limit`.
+    /// Returns whether a message or the end of the line arrives within `limit`.
     pub(crate) fn speaks_within(&self, limit: Duration) -> Result<bool, String> {
         socket::wait(&self.0, Ready::Read, Some(Instant::now() + limit)).map_err(tell)
     }
 }
 
-/// Another process of a check, which plays a role. Dropping it kills it.
+/// Another process of a check, which plays a role. Dropping it kills the process.
 pub(crate) struct Peer {
     child: Child,
     line: Line,
@@ -372,7 +376,7 @@ impl Peer {
         Self::start_with(role, Command::new("/proc/self/exe"))
     }
 
-    /// As [`Peer::start`], by a command that starts this program.
+    /// Starts a process as [`Peer::start`] does, by a command that starts this program.
     pub(crate) fn start_with(role: &'static str, mut command: Command) -> Result<Self, String> {
         let (ours, theirs) = rustix::net::socketpair(
             rustix::net::AddressFamily::UNIX,
@@ -403,10 +407,10 @@ impl Peer {
 
     pub(crate) fn expect(&mut self, word: &str) -> Result<(), String> {
         let heard = self.hear()?.text();
-        ensure(heard == word, || format!("waited for {word:?} of {} and heard {heard:?}", self.role))
+        ensure(heard == word, || format!("expected {word:?} from {}, received {heard:?}", self.role))
     }
 
-    /// Tells it to do something and waits until it has.
+    /// Sends a command and waits until it is done.
     pub(crate) fn order(&mut self, word: &str) -> Result<(), String> {
         self.tell(word)?;
         self.expect("done")
@@ -416,13 +420,13 @@ impl Peer {
         self.line.speaks_within(limit)
     }
 
-    /// Kills it and waits until it is gone.
+    /// Kills the process and waits for its end.
     pub(crate) fn kill(&mut self) -> Result<(), String> {
         self.child.kill().map_err(tell)?;
         self.child.wait().map(drop).map_err(tell)
     }
 
-    /// Tells it that nothing more will come, and waits for its good end.
+    /// Closes the line, and waits until the process ends successfully.
     pub(crate) fn finish(mut self) -> Result<(), String> {
         rustix::net::shutdown(&self.line.0, rustix::net::Shutdown::Write).map_err(tell)?;
         let status = self.child.wait().map_err(tell)?;

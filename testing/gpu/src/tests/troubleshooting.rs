@@ -24,7 +24,7 @@ fn expect(anchor: &str, outcome: Result<(), CudaError>) -> Result<(), String> {
     ensure(message.starts_with(quoted(anchor)?), || format!("{anchor}: {message:?}"))
 }
 
-/// A size that is not aligned, a part of an allocation, the wrong way to free.
+/// Provokes the errors: an unaligned size, a part of an allocation, the wrong function to free.
 pub(crate) fn driver_errors_are_as_documented() -> Result<(), String> {
     let driver = Driver::load().map_err(tell)?;
     let context = Context::retain(Device::by_ordinal(driver, 0).map_err(tell)?).map_err(tell)?;
@@ -43,7 +43,7 @@ pub(crate) fn driver_errors_are_as_documented() -> Result<(), String> {
     ensure(message == quoted("wrong-clean-up")?, || message)
 }
 
-/// `cuMemFree` of an address that was not allocated so.
+/// Calls `cuMemFree` with an address that `cuMemAlloc` did not return.
 #[allow(unsafe_code)]
 fn free(address: u64) -> Result<c_int, String> {
     let library = gpu::open_driver()?;

@@ -1,4 +1,4 @@
-//! A broker of a test's own, and other processes that play a role in the test.
+//! A broker for one test, and other processes that play roles of the test.
 
 use std::{
     path::{Path, PathBuf},
@@ -16,7 +16,7 @@ pub(crate) const ROLE: &str = "--role";
 /// The timeout of steps that should be short.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A broker in a directory of its own. Dropping it ends the broker.
+/// A broker in its own directory. Dropping it ends the broker.
 pub(crate) struct Broker {
     directory: PathBuf,
 }
@@ -35,12 +35,12 @@ impl Broker {
         self.directory.join("test.sock")
     }
 
-    /// Connects this process. The first connection starts the broker, which stays for a while without members.
+    /// Connects this process. The first connection starts the broker, which survives for a while without members.
     pub(crate) fn connect(&self) -> Result<Domain, String> {
         Domain::options().socket(self.socket()).connect().map_err(tell)
     }
 
-    /// Starts a process that plays `role`, with a change to the command, and waits until it says that it is ready.
+    /// Starts a process that plays `role`, after a change to the command, and waits until it is ready.
     pub(crate) fn play(&self, role: &str, arguments: &[&str], change: impl FnOnce(&mut Command)) -> Actor {
         let program = std::env::current_exe().expect("a running program has a path");
         let mut command = Command::new(program);
@@ -91,7 +91,7 @@ impl World {
     }
 }
 
-/// Says that a role is ready, then waits until it is released.
+/// Reports that a role is ready, then waits until it is released.
 pub(crate) fn ready_and_wait() {
     say("ready");
     let mut line = String::new();
@@ -99,7 +99,7 @@ pub(crate) fn ready_and_wait() {
 }
 
 /// A line for [`Actor::expect`].
-#[allow(clippy::print_stdout, reason = "it is how roles talk to the test")]
+#[allow(clippy::print_stdout, reason = "roles report to the test on standard output")]
 pub(crate) fn say(line: &str) {
     println!("{line}");
 }
@@ -110,7 +110,7 @@ pub(crate) fn first_gpu() -> Result<Place, String> {
     Ok(Place::Gpu(device.uuid().map_err(tell)?))
 }
 
-/// Free bytes of the first GPU.
+/// Returns the free bytes of the first GPU.
 pub(crate) fn free_bytes() -> Result<u64, String> {
     let driver = cuda::Driver::load().map_err(tell)?;
     let device = cuda::Device::by_ordinal(driver, 0).map_err(tell)?;
@@ -118,7 +118,7 @@ pub(crate) fn free_bytes() -> Result<u64, String> {
     Ok(context.memory_info().map_err(tell)?.free)
 }
 
-/// Asks until `true`, or fails.
+/// Polls `ask` until it returns true, or fails after the timeout.
 pub(crate) fn eventually(what: &str, mut ask: impl FnMut() -> Result<bool, String>) -> Result<(), String> {
     let deadline = Instant::now() + TIMEOUT;
     loop {
@@ -143,7 +143,7 @@ pub(crate) fn tell(error: impl std::error::Error) -> String {
     text
 }
 
-/// An error unless `condition`.
+/// Returns an error unless `condition` is true.
 pub(crate) fn ensure(condition: bool, otherwise: impl FnOnce() -> String) -> Result<(), String> {
     if condition { Ok(()) } else { Err(otherwise()) }
 }

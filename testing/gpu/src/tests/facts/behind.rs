@@ -1,4 +1,4 @@
-//! Calls behind a wait: which of them end only when it does, and which other threads they block.
+//! Calls behind a wait: which of them return only after the wait, and which other threads they block.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -10,7 +10,7 @@ use crate::raw::{Cuda, GEQ, READ_WRITE, Words};
 use crate::tests::stage::{Check, Line, Peer};
 use crate::tests::world::{TIMEOUT, tell};
 
-/// Makes a call while a stream of the context waits, and says whether it came back before the wait was released.
+/// Makes a call while a stream of the context waits, and reports whether it returned before the wait was released.
 pub(super) fn caller_behind_a_wait(check: &Check, line: &Line) -> Result<(), String> {
     let message = line.hear()?.ok_or("the test sent nothing")?;
     let call = message.text();
@@ -37,7 +37,7 @@ pub(super) fn caller_behind_a_wait(check: &Check, line: &Line) -> Result<(), Str
             check.cuda.mem_free(allocated).ok()?;
             allocated = 0;
         }
-        other => return Err(format!("nobody knows how to call {other}")),
+        other => return Err(format!("unknown call {other}")),
     }
     line.tell(if words.load(0) == 0 { "before" } else { "after" })?;
     line.hear()?;
@@ -45,7 +45,8 @@ pub(super) fn caller_behind_a_wait(check: &Check, line: &Line) -> Result<(), Str
     if allocated == 0 { Ok(()) } else { check.cuda.mem_free(allocated).ok() }
 }
 
-/// Whether each call ends `before` or `after` the release of the wait; of the pause, see the launches behind a wait.
+/// Checks whether each call returns `before` or `after` the release of the wait. For the pause, see the launches behind
+/// a wait.
 fn calls_behind_a_wait(check: &Check, calls: &[&str], expected: &str) -> Result<(), String> {
     for call in calls {
         let file = Words::file(4096)?;
@@ -73,8 +74,8 @@ pub(super) fn freeing_behind_a_wait_blocks(check: &Check) -> Result<(), String> 
     calls_behind_a_wait(check, &["cuMemFree"], "after")
 }
 
-/// Has many streams wait for a word, then another one write it, and says whether that happened before the wait was
-/// released from outside.
+/// Makes many streams wait for a word, then another stream write it. Reports whether the write happened before the wait
+/// was released from outside.
 pub(super) fn crowd_behind_a_wait(check: &Check, line: &Line) -> Result<(), String> {
     let message = line.hear()?.ok_or("the test sent nothing")?;
     let waiting: usize = message.text().parse().map_err(tell)?;
@@ -94,8 +95,8 @@ pub(super) fn crowd_behind_a_wait(check: &Check, line: &Line) -> Result<(), Stri
     check.cuda.ctx_synchronize().ok()
 }
 
-/// Streams are spread over as many queues as `CUDA_DEVICE_MAX_CONNECTIONS` says, 8 by default; behind one that waits all
-/// of its queue waits.
+/// Streams share as many queues as `CUDA_DEVICE_MAX_CONNECTIONS` allows, 8 by default. A waiting stream blocks all
+/// streams of its queue.
 pub(super) fn streams_that_wait_hold_up_those_of_their_queue(check: &Check) -> Result<(), String> {
     for (queues, waiting, expected) in [("1", 1, "after"), ("8", 4, "before"), ("8", 64, "after"), ("32", 16, "before")]
     {
@@ -118,7 +119,8 @@ pub(super) fn streams_that_wait_hold_up_those_of_their_queue(check: &Check) -> R
     Ok(())
 }
 
-/// While one thread is held up in the driver, another one asks about a stream, and has one write what ends the wait.
+/// While one thread is blocked in the driver, another thread queries a stream, and makes a stream write the value that
+/// ends the wait.
 pub(super) fn a_call_that_is_held_up_keeps_no_other_thread(check: &Check) -> Result<(), String> {
     check.start()?;
     let waiting = check.stream()?;
@@ -146,7 +148,7 @@ pub(super) fn a_call_that_is_held_up_keeps_no_other_thread(check: &Check) -> Res
         check.same("whether the freeing is over", freeing.is_finished(), false);
         check.cuda.stream_write_value64(other, word, 1, 0).ok()?;
         check.answers("the stream goes on", wait_for(check, waiting)?, OK);
-        // Should it not: so that this ends.
+        // Ends the wait if it has not ended, so that the thread returns.
         words.store(0, 1);
         freeing.join().map_err(|_| "the thread panicked")?
     })

@@ -1,4 +1,4 @@
-//! Deaths, and what the neighbours see of them.
+//! Deaths, and their effects on other processes.
 
 use partywall::cuda::CuResult;
 
@@ -8,8 +8,8 @@ use crate::raw::{GEQ, READ, READ_WRITE, Words};
 use crate::tests::stage::{Check, Line, Peer};
 use crate::tests::world::eventually;
 
-/// Lets a stream wait for the event of the given handle, and reports the state of the stream whenever it is asked.
-/// It is killed in the end: its stream may be blocked for ever.
+/// Makes a stream wait for the event of the given handle, and reports the state of the stream on request. The process
+/// is killed in the end, because its stream may stay blocked.
 pub(super) fn waiter_for_an_event(check: &Check, line: &Line) -> Result<(), String> {
     let handle = line.hear()?.ok_or("the test sent no handle")?.handle()?;
     check.start()?;
@@ -24,7 +24,7 @@ pub(super) fn waiter_for_an_event(check: &Check, line: &Line) -> Result<(), Stri
     outlived()
 }
 
-/// A stream that waits for the event of a process that is killed stays blocked.
+/// A stream that waits for the event of a killed process stays blocked.
 fn stays_blocked(check: &Check, at: At) -> Result<(), String> {
     let mut recorder = Victim::start(at, ourselves())?;
     let mut waiter = Peer::start("waiter_for_an_event")?;
@@ -62,7 +62,7 @@ pub(super) fn a_process_can_be_killed_while_its_stream_waits(check: &Check) -> R
     writer.give("memory", check.export(memory)?)?;
     writer.expect("waiting")?;
     writer.kill()?;
-    // It is gone, and what it had enqueued is gone with it.
+    // The process is gone, and its enqueued work is gone with it.
     words.store(0, 1);
     check.answers("a stream here works on", look_twice(check, check.stream()?)?, OK);
     check.same("its work behind the wait", check.holds_pattern(address, BYTES, 1)?, true);
@@ -87,7 +87,7 @@ pub(super) fn writer_behind_a_wait(check: &Check, line: &Line) -> Result<(), Str
     outlived()
 }
 
-/// Writes one value after the other over all of the memory that it is given, until it is killed.
+/// Fills the memory that it receives with one value after the other, until it is killed.
 pub(super) fn endless_writer(check: &Check, line: &Line) -> Result<(), String> {
     let memory = line.hear()?.ok_or("the test sent nothing")?.descriptor()?;
     check.start()?;
@@ -120,7 +120,7 @@ pub(super) fn writes_of_a_killed_process_stop(check: &Check) -> Result<(), Strin
         let mut found = [false; 256];
         bytes.iter().for_each(|byte| found[usize::from(*byte)] = true);
         let values: Vec<usize> = (0..256).filter(|value| found[*value]).collect();
-        // One round may have been cut off in the middle, and no more than one.
+        // At most one round may have been interrupted in the middle.
         let in_a_row = match values.as_slice() {
             [_] | [0, 255] => true,
             [low, high] => high - low == 1,

@@ -58,7 +58,7 @@ pub(super) fn pinned_memory_is_freed_once(check: &Check) -> Result<(), String> {
     Ok(())
 }
 
-/// Maps and registers the memory that it is given, and fills it by a kernel.
+/// Maps and registers the memory that it receives, and fills it by a kernel.
 pub(super) fn writer_into_host_memory(check: &Check, line: &Line) -> Result<(), String> {
     let words = Words::map(line.hear()?.ok_or("the test sent nothing")?.descriptor()?, true)?;
     check.start()?;

@@ -10,17 +10,17 @@ use crate::raw::{GEQ, Words};
 use crate::tests::stage::{Check, Line, PTX, Peer};
 use crate::tests::world::{TIMEOUT, tell};
 
-/// A step towards a first launch that comes only after a stream of the context has begun to wait.
+/// The step of a first launch that is made only after a stream of the context has begun to wait.
 #[derive(Clone, Copy, Debug)]
 enum Late {
     Load,
     GetFunction,
     Launch,
-    /// As `Launch`, of a kernel that needs more local memory than any before it.
+    /// The launch of a kernel that needs more local memory than any before it.
     LaunchWithLocalMemory,
 }
 
-/// A kernel that leaves 7 in a word if it is given 0, by way of an array in local memory.
+/// A kernel that uses an array in local memory, and stores 7 in a word if its argument is 0.
 const LOCAL_MEMORY: &CStr = c"
 .version 8.4
 .target sm_70
@@ -43,8 +43,8 @@ const LOCAL_MEMORY: &CStr = c"
 }
 ";
 
-/// Launches a kernel on one stream while another waits, with one step of the way made behind the wait, and says of that
-/// step and then of the kernel whether it ended before the wait was released.
+/// Launches a kernel on one stream while another stream waits, with one step made only behind the wait. Reports whether
+/// that step, and then the kernel, ended before the wait was released.
 pub(super) fn launcher_behind_a_wait(check: &Check, line: &Line) -> Result<(), String> {
     let message = line.hear()?.ok_or("the test sent nothing")?;
     let late = message.text();
@@ -94,10 +94,10 @@ pub(super) fn launcher_behind_a_wait(check: &Check, line: &Line) -> Result<(), S
     check.cuda.stream_synchronize(waiting).ok()
 }
 
-/// Whether the late step, and the kernel, end `before` or `after` the release of the wait.
+/// Checks whether the late step, and the kernel, end `before` or `after` the release of the wait.
 ///
-/// The pause is no measurement: what waits for the release waits until the release, and is found waiting
-/// after a pause of any length. What does not wait is waited for.
+/// The length of the pause does not matter. A step that waits for the release is found waiting after any pause, and the
+/// test waits for a step that does not.
 fn behind_a_wait(check: &Check, late: Late, lazy: [&str; 2], eager: [&str; 2]) -> Result<(), String> {
     for (loading, expected) in [("LAZY", lazy), ("EAGER", eager)] {
         let file = Words::file(4096)?;

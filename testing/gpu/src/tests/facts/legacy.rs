@@ -1,4 +1,4 @@
-//! Legacy memory handles, and what the driver says about a pointer.
+//! Legacy memory handles, and the attributes of pointers.
 
 use std::process::Command;
 
@@ -50,15 +50,14 @@ pub(super) fn only_memory_of_mem_alloc_has_a_legacy_handle(check: &Check) -> Res
     check.cuda.stream_synchronize(stream).ok()
 }
 
-/// Makes `cuMemAlloc` memory with the test pattern, tells its handle and that of a place inside it, and does as it is
-/// told.
+/// Allocates memory with the test pattern, sends its handle and that of an address inside it, and follows commands.
 pub(super) fn owner_of_legacy_memory(check: &Check, line: &Line) -> Result<(), String> {
     check.start()?;
     let address = check.alloc(BYTES)?;
     check.fill(address, BYTES)?;
     line.tell(check.legacy_handle(address)?.0)?;
     line.tell(check.legacy_handle(address + BYTES as u64 / 2)?.0)?;
-    // Two that share a block, with their distance.
+    // Two allocations that share a block, with their distance.
     let small = check.alloc(1024)?;
     let neighbour = check.alloc(1024)?;
     check.fill(neighbour, 1024)?;
@@ -68,14 +67,14 @@ pub(super) fn owner_of_legacy_memory(check: &Check, line: &Line) -> Result<(), S
         match order.text().as_str() {
             "double" => check.double(address, BYTES)?.ok()?,
             "verify" => check.same("the owner's bytes", check.holds_pattern(address, BYTES, 1)?, true),
-            other => return Err(format!("no order is called {other:?}")),
+            other => return Err(format!("unknown command {other:?}")),
         }
         line.tell("done")?;
     }
     Ok(())
 }
 
-/// An owner of legacy memory with its report.
+/// An owner of legacy memory, with the handles that it has sent.
 pub(super) struct Legacy {
     pub(super) owner: Peer,
     pub(super) whole: IpcHandle,
@@ -89,7 +88,7 @@ impl Legacy {
         Self::start_with(ourselves())
     }
 
-    /// As [`Legacy::start`], by a command that starts this program.
+    /// Starts an owner as [`Legacy::start`] does, by a command that starts this program.
     pub(super) fn start_with(command: Command) -> Result<Self, String> {
         let mut owner = Peer::start_with("owner_of_legacy_memory", command)?;
         let whole = owner.hear()?.handle()?;
@@ -119,7 +118,7 @@ pub(super) fn neighbours_of_a_small_allocation_are_visible(check: &Check) -> Res
     let address = check.open_legacy(small)?;
     check.same("the neighbour is in the same 2 MiB", neighbour < 2 * MIB as u64, true);
     let seen = check.holds_pattern(address.wrapping_add(neighbour), 1024, 1)?;
-    check.same("whoever opens one sees the other", seen, true);
+    check.same("a process that opens one sees the other", seen, true);
     owner.finish()
 }
 
@@ -186,7 +185,7 @@ pub(super) fn a_legacy_mapping_survives_its_exporter(check: &Check) -> Result<()
     Ok(())
 }
 
-/// Lets a process that `command` starts open a handle; what came of it.
+/// Makes a process that `command` starts open a handle, and returns the result.
 pub(super) fn open(command: Command, handle: IpcHandle) -> Result<String, String> {
     let mut reader = Peer::start_with("reader_of_legacy_memory", command)?;
     reader.tell(handle.0)?;
@@ -195,9 +194,9 @@ pub(super) fn open(command: Command, handle: IpcHandle) -> Result<String, String
     Ok(opened)
 }
 
-/// Opens a handle, says what came of it, and finds the test pattern.
+/// Opens a handle, reports the result, and checks the test pattern.
 pub(super) fn reader_of_legacy_memory(check: &Check, line: &Line) -> Result<(), String> {
-    let handle = line.hear()?.ok_or("nobody told a handle")?.handle()?;
+    let handle = line.hear()?.ok_or("no handle was sent")?.handle()?;
     check.start()?;
     let mut address = 0;
     let answer = check.cuda.ipc_open_mem_handle(&mut address, handle, LAZY_PEER);

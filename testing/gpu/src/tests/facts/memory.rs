@@ -88,7 +88,7 @@ pub(super) fn freed_memory_is_free_at_once(check: &Check) -> Result<(), String> 
     Ok(())
 }
 
-/// Makes memory with the test pattern, passes its descriptor on, and follows the test's commands.
+/// Creates memory with the test pattern, sends its descriptor, and follows commands.
 pub(super) fn owner_of_exported_memory(check: &Check, line: &Line) -> Result<(), String> {
     check.start()?;
     let (handle, address) = check.mapped(BYTES)?;
@@ -98,14 +98,14 @@ pub(super) fn owner_of_exported_memory(check: &Check, line: &Line) -> Result<(),
         match order.text().as_str() {
             "double" => check.double(address, BYTES)?.ok()?,
             "verify" => check.same("the owner's bytes", check.holds_pattern(address, BYTES, 1)?, true),
-            other => return Err(format!("no order is called {other:?}")),
+            other => return Err(format!("unknown command {other:?}")),
         }
         line.tell("done")?;
     }
     Ok(())
 }
 
-/// Maps the memory whose descriptor it is given, on the given device, and finds the test pattern.
+/// Maps the memory whose descriptor it receives, on the given device, and checks the test pattern.
 pub(super) fn reader_of_exported_memory(check: &Check, line: &Line) -> Result<(), String> {
     let message = line.hear()?.ok_or("the test sent nothing")?;
     check.start_on(message.text().parse().map_err(tell)?)?;
@@ -115,7 +115,7 @@ pub(super) fn reader_of_exported_memory(check: &Check, line: &Line) -> Result<()
     line.tell("read")
 }
 
-/// Lets a process that `command` starts read exported memory on its device of that ordinal.
+/// Makes a process that `command` starts read exported memory on its device with this ordinal.
 pub(super) fn read(command: Command, ordinal: &str, descriptor: impl AsFd) -> Result<(), String> {
     let mut reader = Peer::start_with("reader_of_exported_memory", command)?;
     reader.give(ordinal, descriptor)?;
@@ -220,7 +220,7 @@ pub(super) fn the_last_descriptor_returns_the_memory(check: &Check) -> Result<()
     eventually("the return of the memory", || Ok(free()? >= held + size / 2))
 }
 
-/// Leaves memory behind that is full of ones.
+/// Fills memory with ones and leaves it behind.
 pub(super) fn writer_of_much_memory(check: &Check, line: &Line) -> Result<(), String> {
     check.start()?;
     let (_, address) = check.mapped(64 * MIB)?;
@@ -367,7 +367,7 @@ pub(super) fn mapped_memory_is_not_freed_by_mem_free(check: &Check) -> Result<()
     Ok(())
 }
 
-/// Writes through a read-only mapping, and says what every later call answers.
+/// Writes through a read-only mapping, and reports the result of every later call.
 pub(super) fn faulting_writer(check: &Check, line: &Line) -> Result<(), String> {
     let descriptor = line.hear()?.ok_or("the test sent nothing")?.descriptor()?;
     check.start()?;

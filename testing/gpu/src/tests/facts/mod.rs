@@ -1,15 +1,16 @@
-//! The driver facts: what the CUDA driver does, as far as Partywall relies on it, each as a check that can fail.
+//! The driver facts: the behaviours of the CUDA driver that Partywall relies on, each as a check that can fail.
 //!
-//! They call the driver bare ([`crate::raw`]), not through Partywall, and are the same for the real driver and for the
-//! simulated one: what they say of a real GPU is what the simulation must do. Each runs in a process of its own, and
-//! says every answer that it got. Where a fact differs on a real GPU, the fact is wrong and is corrected here, then in
-//! the simulation, then in what relied on it.
+//! The facts call the driver directly ([`crate::raw`]), not through Partywall. They are the same for the real driver
+//! and the simulated one: the simulation must do what a real GPU does. Each fact runs in its own process and prints
+//! every answer. If a real GPU disagrees, the fact is wrong: correct the fact, then the simulation, then the code that
+//! relied on it.
 //!
-//! The list below is the table of contents; the checks are in the modules that it names, in its order. *Measured* was
-//! found on an H200 with driver 580 by the probes that came before the first line of Partywall; *documented* is what
-//! the vendor's documentation says; *found* was found by these tests.
+//! The list below is the table of contents; the checks are in the modules that it names, in its order. A *measured*
+//! fact was found by probes on an H200 with driver 580, before Partywall was written; a *documented* fact is in the
+//! vendor's documentation; a *found* fact was found by these tests.
 //!
-//! Not here, because they are times and no answers: time slices, latencies and bandwidths. The benchmarks measure them.
+//! Time slices, latencies and bandwidths are not here, because they are times and not answers. The benchmarks measure
+//! them.
 
 mod behind;
 mod deaths;
@@ -47,10 +48,10 @@ use Source::{Documented, Found, Measured};
 
 const ONE: Needs = Needs::Gpu(1);
 const TWO: Needs = Needs::Gpu(2);
-const CONTROL_DEVICE: Needs = Needs::RealGpu("the memory of a simulated one is a memfd");
-const NEIGHBOURS: Needs = Needs::RealGpu("processes on a simulated one share nothing that a death could break");
-const POLLING: Needs = Needs::RealGpu("a simulated one runs no kernels that poll");
-const QUEUES: Needs = Needs::RealGpu("on a simulated one each stream has a queue of its own");
+const CONTROL_DEVICE: Needs = Needs::RealGpu("memory of a simulated GPU is a memfd");
+const NEIGHBOURS: Needs = Needs::RealGpu("processes on a simulated GPU share nothing that a death could break");
+const POLLING: Needs = Needs::RealGpu("a simulated GPU runs no polling kernels");
+const QUEUES: Needs = Needs::RealGpu("on a simulated GPU each stream has its own queue");
 const MPS: Needs = Needs::Mps;
 const NAMESPACES: Needs = Needs::Namespaces;
 const OTHER_USER: Needs = Needs::OtherUser;
@@ -185,14 +186,14 @@ facts! {
     }
 }
 
-/// The word behind `--role` that leads to [`ROLES`].
+/// The value of `--role` for [`ROLES`].
 pub(crate) const ROLE: &str = "fact";
 
 type Play = fn(&Check, &Line) -> Result<(), String>;
 
 macro_rules! roles {
     ($($module:ident { $($role:ident)* })*) => {
-        /// What other processes do in a fact.
+        /// The roles of other processes in facts.
         const ROLES: &[(&str, Play)] = &[$($((stringify!($role), $module::$role),)*)*];
     };
 }
@@ -225,13 +226,13 @@ fn run(source: Source, fact: fn(&Check) -> Result<(), String>) -> Result<(), Str
 
 /// Plays one of [`ROLES`].
 pub(crate) fn play(role: &str) -> Result<(), String> {
-    let (_, play) = ROLES.iter().find(|(name, _)| *name == role).ok_or(format!("no role is called {role:?}"))?;
+    let (_, play) = ROLES.iter().find(|(name, _)| *name == role).ok_or(format!("unknown role {role:?}"))?;
     let check = Check::new()?;
     let outcome = play(&check, &Line::of_role()?);
     check.finish(outcome)
 }
 
-/// Waits until a stream has nothing left, but not for ever as `cuStreamSynchronize` does.
+/// Waits until a stream has no work left, with a timeout, unlike `cuStreamSynchronize`.
 fn wait_for(check: &Check, stream: Handle) -> Result<raw::Answer, String> {
     let deadline = Instant::now() + TIMEOUT / 4;
     loop {
@@ -243,8 +244,8 @@ fn wait_for(check: &Check, stream: Handle) -> Result<raw::Answer, String> {
     }
 }
 
-/// Returns whether a stream still has work after another one had time to do all of its own. A stream that is blocked
-/// stays so: this never fails by chance, and finds one that is not blocked unless that was very slow.
+/// Queries a stream after another stream had time to do its work. A blocked stream is always found blocked; a stream
+/// that is not blocked is found so unless it is very slow.
 fn look_twice(check: &Check, stream: Handle) -> Result<raw::Answer, String> {
     let other = check.stream()?;
     let scratch = check.alloc(BYTES)?;
@@ -255,13 +256,13 @@ fn look_twice(check: &Check, stream: Handle) -> Result<raw::Answer, String> {
     Ok(check.cuda.stream_query(stream))
 }
 
-/// Returns what a role fails with that was to be killed.
+/// Returns the error of a role that should have been killed.
 fn outlived<T>() -> Result<T, String> {
-    Err("nobody killed this process".to_owned())
+    Err("this process was not killed".to_owned())
 }
 
 const MIB: usize = 1 << 20;
-/// Two granules: enough to ask for a part.
+/// Two granules, so that a part can be requested.
 const BYTES: usize = 4 * MIB;
 
 const OK: CuResult = CuResult::SUCCESS;

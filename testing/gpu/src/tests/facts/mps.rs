@@ -1,4 +1,4 @@
-//! The clients of one MPS server, which share its context on the GPU and its fate.
+//! The clients of one MPS server, which share its context on the GPU and fail together.
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use super::{BYTES, LIMIT, OK};
 use crate::tests::stage::{Check, Line, Peer};
 use crate::tests::world::say;
 
-/// An MPS control daemon of a test's own. Dropping it ends the daemon with its servers; their clients must have ended.
+/// An MPS control daemon for one test. Dropping it ends the daemon and its servers; their clients must have ended.
 pub(crate) struct Mps {
     /// Taken when it is dropped.
     keeper: Option<Peer>,
@@ -26,10 +26,10 @@ impl Mps {
         let directory = std::env::temp_dir().join(format!("partywall-mps-{}", std::process::id()));
         let mut mps = Self { keeper: None, directory };
         let mut command = mps.client();
-        // In a group of its own, so that it outlives a fact that is killed, and ends the daemon then.
+        // In its own group, so that it outlives a killed fact and can then end the daemon.
         command.env(mps::LOGS, mps.directory.join("log")).process_group(0);
         mps.keeper.insert(Peer::start_with("keeper", command)?).expect("started")?;
-        // The first client brings a server up, and says that it is one.
+        // The first client starts a server, and confirms that it is a client.
         let mut first = neighbours::start(mps.client())?;
         neighbours::enough(&mut first)?;
         first.finish()?;
@@ -58,8 +58,8 @@ impl Drop for Mps {
     }
 }
 
-/// Runs the daemon until the other end of the line is closed, waits until it and its servers are gone, and tells what
-/// they wrote.
+/// Runs the daemon until the other end of the line is closed, waits until it and its servers are gone, and sends their
+/// logs.
 pub(super) fn keeper(_: &Check, line: &Line) -> Result<(), String> {
     let directory = |variable| std::env::var_os(variable).map(PathBuf::from).ok_or(format!("there is no {variable}"));
     let until = || line.tell("started").and_then(|()| line.speaks_within(LIMIT)).map(drop);
@@ -67,7 +67,7 @@ pub(super) fn keeper(_: &Check, line: &Line) -> Result<(), String> {
     Ok(())
 }
 
-/// Kills a client in an endless kernel; what two others get.
+/// Kills a client in an endless kernel. Returns the results of two other clients.
 fn death_in_an_endless_kernel(mps: &Mps) -> Result<[CuResult; 2], String> {
     let mut neighbours = [neighbours::start(mps.client())?, neighbours::start(mps.client())?];
     Victim::start(At::AnEndlessKernel, mps.client())?.peer.kill()?;

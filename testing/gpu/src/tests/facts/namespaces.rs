@@ -1,4 +1,4 @@
-//! Handles in other namespaces than those of the process that made them, and in the hands of another user.
+//! Handles in other namespaces than those of the process that made them, and of another user.
 
 use std::process::Command;
 
@@ -10,12 +10,12 @@ use crate::tests::needs::{other_user, own_namespaces};
 use crate::tests::stage::{Check, Line, Peer};
 use crate::tests::world::tell;
 
-/// Finds the test pattern in the memory that it is given, opens the handles of memory and of an event that it is told,
-/// and says what came of each.
+/// Checks the test pattern in the memory that it receives, opens the handles of memory and of an event, and reports
+/// each result.
 pub(super) fn foreigner(check: &Check, line: &Line) -> Result<(), String> {
     let memory = line.hear()?.ok_or("the test sent nothing")?.descriptor()?;
-    let legacy = line.hear()?.ok_or("nobody told a handle")?.handle()?;
-    let handle = line.hear()?.ok_or("nobody told a handle")?.handle()?;
+    let legacy = line.hear()?.ok_or("no handle was sent")?.handle()?;
+    let handle = line.hear()?.ok_or("no handle was sent")?.handle()?;
     check.start()?;
     let imported = check.map(check.import(memory)?, BYTES, READ)?;
     check.same("the memory of the descriptor", check.holds_pattern(imported, BYTES, 1)?, true);
@@ -34,7 +34,7 @@ pub(super) fn foreigner(check: &Check, line: &Line) -> Result<(), String> {
     line.tell(opened.code.to_string())
 }
 
-/// Memory of both kinds opens in a process that `command` starts, and an event as expected.
+/// Checks that memory of both kinds opens in a process that `command` starts, and an event as expected.
 fn cross(check: &Check, command: Command, event_opens: CuResult) -> Result<(), String> {
     check.start()?;
     let (memory, address) = check.mapped(BYTES)?;

@@ -13,7 +13,7 @@ use crate::raw::{GEQ, Handle, INTERPROCESS, IpcHandle, NO_TIMING, READ_WRITE, Wo
 use crate::tests::stage::{Check, Line, PTX, Peer};
 use crate::tests::world::{eventually, tell};
 
-/// Starts this program as the caller does.
+/// Returns a command that starts this program.
 pub(super) fn ourselves() -> Command {
     Command::new("/proc/self/exe")
 }
@@ -27,10 +27,10 @@ pub(super) enum At {
     AnEndlessKernel,
 }
 
-/// A process that is at such work.
+/// A process with such work.
 pub(super) struct Victim {
     pub(super) peer: Peer,
-    /// The event behind what it is at.
+    /// The event behind its work.
     pub(super) event: IpcHandle,
     /// The memory in which its endless kernel counts.
     pub(super) memory: OwnedFd,
@@ -45,7 +45,7 @@ impl Victim {
     }
 }
 
-/// Reaches the given point, passes on the event behind it and the memory, and is killed.
+/// Starts the given work, sends the event behind it and the memory, and is killed.
 pub(super) fn victim(check: &Check, line: &Line) -> Result<(), String> {
     let message = line.hear()?.ok_or("the test sent nothing")?;
     let at = message.text();
@@ -82,33 +82,32 @@ pub(super) fn victim(check: &Check, line: &Line) -> Result<(), String> {
         check.cuda.stream_synchronize(stream).ok()?;
     }
     let heard = line.hear();
-    // Whatever went wrong: no kernel stays.
+    // Ends the kernel even after an error.
     words.store(0, 1);
     check.cuda.stream_synchronize(stream).ok()?;
     heard?;
     outlived()
 }
 
-/// Returns a process that launches one kernel after the other until [`enough`], or until the driver refuses.
+/// Starts a process that launches one kernel after the other until [`enough`], or until the driver refuses.
 pub(super) fn start(command: Command) -> Result<Peer, String> {
     let mut neighbour = Peer::start_with("neighbour", command)?;
     neighbour.expect("working")?;
     Ok(neighbour)
 }
 
-/// Lets a neighbour do the last of its work; what the driver answered to it.
+/// Ends a neighbour's work. Returns the driver's last answer.
 pub(super) fn enough(neighbour: &mut Peer) -> Result<CuResult, String> {
     neighbour.tell("enough")?;
     last_answer(neighbour)
 }
 
-/// Returns what the driver answered to the last work of a neighbour, which comes when it is told that it is enough, or
-/// when it failed.
+/// Returns the driver's answer to a neighbour's last work, which arrives after [`enough`] or after a failure.
 pub(super) fn last_answer(neighbour: &mut Peer) -> Result<CuResult, String> {
     neighbour.hear()?.text().parse().map(CuResult).map_err(tell)
 }
 
-/// What [`start`] starts.
+/// The role of the process that [`start`] starts.
 pub(super) fn neighbour(check: &Check, line: &Line) -> Result<(), String> {
     check.start()?;
     let is_client = check.attribute(MPS_ENABLED)? != 0;
@@ -140,7 +139,7 @@ pub(super) fn neighbour(check: &Check, line: &Line) -> Result<(), String> {
     line.tell(answer.code.0.to_string())
 }
 
-/// Two processes work on when a third one is killed; `command` starts all of them.
+/// Checks that two processes are unaffected when a third one is killed. `command` starts all of them.
 pub(super) fn harms_nobody(check: &Check, at: At, command: impl Fn() -> Command) -> Result<(), String> {
     let mut neighbours = [start(command())?, start(command())?];
     Victim::start(at, command())?.peer.kill()?;
@@ -150,7 +149,7 @@ pub(super) fn harms_nobody(check: &Check, at: At, command: impl Fn() -> Command)
     neighbours.into_iter().try_for_each(Peer::finish)
 }
 
-/// Two processes whose kernels wait for each other, a hundred times to and fro; `command` starts both.
+/// Runs two processes whose kernels wait for each other, a hundred times. `command` starts both.
 pub(super) fn take_turns(command: impl Fn() -> Command) -> Result<(), String> {
     let mut first = Peer::start_with("turn_taker", command())?;
     first.give("first", Words::file(4096)?)?;
@@ -167,7 +166,7 @@ pub(super) fn take_turns(command: impl Fn() -> Command) -> Result<(), String> {
     second.finish()
 }
 
-/// One of the two of [`take_turns`]. The first one makes the memory.
+/// The role of both processes of [`take_turns`]. The first one creates the memory.
 pub(super) fn turn_taker(check: &Check, line: &Line) -> Result<(), String> {
     const TURNS: u64 = 100;
     let message = line.hear()?.ok_or("the test sent nothing")?;
@@ -201,8 +200,8 @@ pub(super) fn turn_taker(check: &Check, line: &Line) -> Result<(), String> {
     line.tell("done")
 }
 
-/// Counts in one word as far as it is told, each number once another word has reached the number before. A third word
-/// ends it when it is not 0, so that it does not stay for ever.
+/// Counts in one word up to a limit, each number after another word has reached the previous number. A third word ends
+/// the kernel when it is not 0, so that it always ends.
 const POLLING: &CStr = c"
 .version 8.4
 .target sm_70

@@ -1,4 +1,4 @@
-//! The means that order the work of two processes: events, values, the host.
+//! The ways to order the work of two processes: events, values, the host.
 
 use partywall::cuda::CuResult;
 
@@ -7,8 +7,8 @@ use super::{BYTES, INVALID, OK, look_twice, wait_for};
 use crate::raw::{GEQ, INTERPROCESS, IpcHandle, NO_TIMING, READ_WRITE, Words};
 use crate::tests::stage::{Check, Line, Peer};
 
-/// Fills the given memory on command, and reports this in the commanded way: by a value that its stream writes behind
-/// the work, into GPU memory or into host memory, or by a store of the host after it has waited.
+/// Fills the given memory on command, and signals this in the given way: by a value that its stream writes behind the
+/// work, to GPU memory or to host memory, or by a store of the host after it has waited.
 pub(super) fn producer(check: &Check, line: &Line) -> Result<(), String> {
     let words = Words::map(line.hear()?.ok_or("the test sent nothing")?.descriptor()?, true)?;
     let memory = line.hear()?.ok_or("the test sent nothing")?.descriptor()?;
@@ -32,7 +32,7 @@ pub(super) fn producer(check: &Check, line: &Line) -> Result<(), String> {
     Ok(())
 }
 
-/// A kernel behind a wait here sees what a kernel of another process wrote before it reported.
+/// Checks that a kernel behind a wait sees what a kernel of another process wrote before its signal.
 fn orders_two_processes(check: &Check, ways: &[&str]) -> Result<(), String> {
     let file = Words::file(4096)?;
     let words = Words::map(&file, true)?;
@@ -67,7 +67,7 @@ pub(super) fn the_host_orders_two_processes(check: &Check) -> Result<(), String>
     orders_two_processes(check, &["a store of the host"])
 }
 
-/// Records an event behind work that waits for the word that it is given, and tells the event's handle.
+/// Records an event behind work that waits for the given word, and sends the event's handle.
 pub(super) fn recorder(check: &Check, line: &Line) -> Result<(), String> {
     let words = Words::map(line.hear()?.ok_or("the test sent nothing")?.descriptor()?, true)?;
     let memory = line.hear()?.ok_or("the test sent nothing")?.descriptor()?;

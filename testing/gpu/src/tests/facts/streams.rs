@@ -32,7 +32,7 @@ pub(super) fn a_stream_works_in_order(check: &Check) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the last value of a timeline before it is poisoned, and the poison.
+/// Returns the poison of a timeline whose last value is `last`.
 fn poison(last: u64) -> u64 {
     last + (1 << 62) + 1
 }
@@ -52,7 +52,7 @@ pub(super) fn a_wait_compares_signed_differences(check: &Check) -> Result<(), St
         (poison(0), 1 << 61, true),
         (poison(1 << 61), 0, true),
         (poison(1 << 61), 1 << 61, true),
-        // Why all ones are no poison: they are one less than nothing.
+        // All ones are not usable as poison, because they compare as -1.
         (u64::MAX, 0, false),
         (u64::MAX, 5, false),
         (1 << 63, 0, false),
@@ -156,7 +156,7 @@ pub(super) fn a_written_value_comes_after_the_work_before_it(check: &Check) -> R
     Ok(())
 }
 
-/// Registers the words that it is given, and lets a stream wait for the first of them.
+/// Registers the words that it receives, and makes a stream wait for the first of them.
 pub(super) fn waiter_for_a_store(check: &Check, line: &Line) -> Result<(), String> {
     let words = Words::map(line.hear()?.ok_or("the test sent nothing")?.descriptor()?, true)?;
     check.start()?;
@@ -242,7 +242,7 @@ pub(super) fn streams_have_identities(check: &Check) -> Result<(), String> {
     })?;
     check.same("a stream is itself on another thread", of_another_thread.0 == own(one)?, true);
     check.same("a thread's default stream is that of another", of_another_thread.1 == own(2)?, false);
-    // The driver gives out the handle of a destroyed stream again.
+    // The driver reuses the handle of a destroyed stream.
     let mut ids = Vec::new();
     for _ in 0..4 {
         let mut stream = 0;

@@ -1,4 +1,4 @@
-//! Blocks of pools that a GPU uses: what is to happen, on whatever driver there is, as in `scenes.rs`.
+//! Blocks of pools that a GPU uses. The scenes run on every driver, as in `scenes.rs`.
 #![allow(clippy::unwrap_used)] // tests, their helpers included
 
 use std::{thread, time::Duration};
@@ -12,10 +12,11 @@ use partywall::{
 
 use super::world::{TIMEOUT, World, eventually, gpu, in_a_child, next_order, say};
 
-/// A moment: what does not happen meanwhile does not happen by itself.
+/// How long to check that something does not happen.
 const MOMENT: Duration = Duration::from_millis(50);
 
-/// The commands of another process, one a word, carried out in turn. Its streams stand at `stop` until the test opens the gate.
+/// Carries out the commands of the test, one word each, in order. Streams of this process stop at `stop` until the test
+/// opens the gate.
 pub(crate) fn play() {
     let domain = Domain::options().start(false).connect().unwrap();
     let gpu = gpu(&domain);
@@ -42,11 +43,11 @@ pub(crate) fn play() {
                 continue;
             }
             "fault" => {
-                // SAFETY: in the first pages there is never any memory, which is what it is about.
+                // SAFETY: the first pages are never mapped, so the write faults on purpose.
                 #[allow(unsafe_code)]
                 let nowhere = unsafe { DeviceSlice::from_raw(4096, 4, Access::ReadWrite) };
                 gpu.kernels().unwrap().enqueue_fill(other.as_ref(), nowhere).unwrap();
-                eventually("the loss is found", || other.synchronize().is_err());
+                eventually("the loss is detected", || other.synchronize().is_err());
             }
             "refused" => {
                 let refused = block.take().unwrap().release_on(stream.as_ref()).unwrap_err();
@@ -54,7 +55,7 @@ pub(crate) fn play() {
                 block = Some(*refused.block);
                 continue;
             }
-            other => panic!("nobody knows how to {other}"),
+            other => panic!("unknown command {other}"),
         }
         say("done");
     }
@@ -69,7 +70,7 @@ fn is_filled(gpu: &Gpu, block: &Block) -> bool {
     found.unwrap().is_none()
 }
 
-/// Returns what all scenes begin with: a pool of so many blocks, and what the others' streams wait for.
+/// Creates a pool with this many blocks, and the timeline that streams of other processes wait for.
 fn stage(world: &World, blocks: u32) -> (Domain, Pool, TimelineWriter) {
     stage_with(world, |options| options.blocks(blocks))
 }
@@ -99,12 +100,12 @@ pub(crate) fn a_dropped_block_comes_back_when_the_gpu_is_done_with_it(world: &Wo
     for order in ["alloc", "stop 1", "fill", "drop"] {
         other.have(order);
     }
-    assert!(is_taken(&pool), "a kernel is still to write it");
+    assert!(is_taken(&pool), "a kernel will still write it");
     gate.signal(1).unwrap();
     let block = pool.alloc(TIMEOUT).unwrap();
     assert!(is_filled(&gpu(&domain), &block), "the kernel wrote it before");
     block.release().unwrap();
-    // One that no kernel can use comes back at once, whatever streams do.
+    // A block that no kernel can use is freed immediately, whatever streams do.
     for order in ["alloc", "stop 2", "drop"] {
         other.have(order);
     }
@@ -131,7 +132,7 @@ pub(crate) fn many_dropped_blocks_come_back_together(world: &World) {
 pub(crate) fn a_block_goes_back_behind_the_work_of_its_stream(world: &World) {
     let (_domain, pool, gate) = stage(world, 1);
     let mut other = world.play("block");
-    // Another stream stands: that is no matter.
+    // Another stream is stopped, which does not matter.
     for order in ["stop-other 2", "alloc", "stop 1", "fill", "give"] {
         other.have(order);
     }
@@ -145,7 +146,7 @@ pub(crate) fn a_block_goes_back_behind_the_work_of_its_stream(world: &World) {
         pool.alloc(TIMEOUT).unwrap().release().unwrap();
     }
     gate.signal(2).unwrap();
-    // One that is released in person waits for the GPU.
+    // A block that is released by the host waits for the GPU.
     for order in ["alloc", "fill", "release"] {
         other.have(order);
     }
@@ -164,7 +165,7 @@ pub(crate) fn blocks_of_the_gpu_come_back_when_their_process_is_killed(world: &W
     drop(both);
 }
 
-/// The connection ends, and with it the blocks of the process: but not before the GPU is done with them.
+/// The connection ends and the blocks of the process are freed, but not before the GPU is done with them.
 pub(crate) fn a_connection_that_ends_keeps_the_blocks_of_the_gpu(world: &World) {
     let (_outside, pool, gate) = stage(world, 1);
     let domain = world.connect();
@@ -189,19 +190,20 @@ pub(crate) fn blocks_of_a_lost_context_come_back_with_the_end_of_their_process(w
     let (domain, pool, _gate) = stage(world, 3);
     let states = || domain.members().unwrap().iter().map(|member| member.state).collect::<Vec<_>>();
     let mut other = world.play("block");
-    // Given to a stream; dropped; still held, and not to be given to a stream any more.
+    // The blocks: released on a stream; dropped; still held, and no longer releasable on a stream.
     for order in ["alloc", "stop 1", "fill", "give", "alloc", "fill", "drop", "alloc", "fault"] {
         other.have(order);
     }
     assert_eq!(other.have("refused"), "broken-context");
-    eventually("the loss is told", || states().contains(&MemberState::LostContext));
+    eventually("the loss is reported", || states().contains(&MemberState::LostContext));
     assert!(is_taken(&pool));
     assert_eq!(pool.stats().held, 3);
     other.kill();
     eventually("all are free", || pool.stats().free == 3);
 }
 
-/// Filled by a kernel in one process, read by one in another, which is enqueued before the first has run.
+/// A kernel of one process fills a block. A kernel of another process reads it, and is enqueued before the first has
+/// run.
 pub(crate) fn a_block_is_handed_over_while_a_kernel_is_still_to_fill_it(world: &World) {
     let (domain, pool, gate) = stage(world, 1);
     let gpu = gpu(&domain);
@@ -218,7 +220,7 @@ pub(crate) fn a_block_is_handed_over_while_a_kernel_is_still_to_fill_it(world: &
     gate.signal(1).unwrap();
     stream.synchronize().unwrap();
     assert_eq!(gpu.kernels().unwrap().verify(gpu.stream(), doubled, 2).unwrap(), None);
-    // Its former holder has nothing to do with it any more.
+    // The former holder no longer affects it.
     other.kill();
     block.release_on(stream.as_ref()).unwrap();
     eventually("it is free", || pool.stats().free == 1);
@@ -253,7 +255,7 @@ pub(crate) fn a_zeroed_block_has_no_data_of_earlier_holders(world: &World) {
     let stream = Stream::new(gpu.context()).unwrap();
     domain.timeline("gate").unwrap().wait_on(stream.as_ref(), 1).unwrap();
     let block = pool.alloc_on(stream.as_ref(), TIMEOUT).unwrap();
-    assert!(!stream.as_ref().is_done().unwrap(), "it is zeroed behind what is on the stream");
+    assert!(!stream.as_ref().is_done().unwrap(), "it is zeroed behind the work on the stream");
     gate.signal(1).unwrap();
     stream.synchronize().unwrap();
     assert!(is_zero(&gpu, &block));
@@ -272,5 +274,5 @@ pub(crate) fn a_forked_child_gives_no_block_back(world: &World) {
     }));
     assert_eq!(pool.stats().held, 1);
     block.unwrap().release_on(stream.as_ref()).unwrap();
-    eventually("it goes back", || pool.stats().free == 1);
+    eventually("it is freed", || pool.stats().free == 1);
 }

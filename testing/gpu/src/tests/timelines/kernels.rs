@@ -1,4 +1,4 @@
-//! Timelines and kernels of the caller's own.
+//! Timelines and the caller's own kernels.
 
 use std::{
     ffi::{CStr, c_void},
@@ -47,7 +47,7 @@ pub(crate) fn play() {
                 say(&format!("done {}", count[8]));
                 continue;
             }
-            other => panic!("nobody knows how to {other}"),
+            other => panic!("unknown command {other}"),
         }
         say("done");
     }
@@ -67,7 +67,7 @@ pub(crate) fn a_stream_that_is_captured_is_refused(world: &World) {
     assert!(is_refused(timeline.wait_on_for(captured.as_ref(), 1, TIMEOUT).map(drop)));
     assert!(is_refused(writer.signal_on(captured.as_ref(), 1)));
     assert!(is_refused(writer.signal_on_and_wake(captured.as_ref(), 1)));
-    // Neither is anything promised, nor the capture spoilt.
+    // Nothing was promised, and the capture is still valid.
     assert_eq!(timeline.announced(), 0);
     let mut graph = 0;
     cuda.stream_end_capture(captured.as_ref().raw().0, &mut graph).ok().unwrap();
@@ -95,7 +95,7 @@ pub(crate) fn a_writer_killed_in_an_endless_kernel_ends_every_wait(world: &World
     assert_eq!(ended(timeline.check()), (TimelineEnding::OwnerDied, 2, 1));
 }
 
-/// The recipe of [`partywall::Timeline::device_ptr`], on both sides.
+/// Follows the documentation of [`partywall::Timeline::device_ptr`] in both processes.
 pub(crate) fn kernels_wait_and_signal_by_themselves(world: &World) {
     let stage = Stage::new(world);
     let input = stage.domain.timeline("out").unwrap();
@@ -113,7 +113,7 @@ pub(crate) fn kernels_wait_and_signal_by_themselves(world: &World) {
         input.wait(v, TIMEOUT).unwrap();
         assert_eq!(other.have("counted"), v.to_string());
     }
-    // Poison ends the kernel, which then counts and signals nothing.
+    // Poison ends the kernel, which then neither counts nor signals.
     other.have("hand-over 4");
     drop(writer);
     assert_eq!(other.have("counted"), "3");
@@ -129,12 +129,13 @@ fn kernel(context: &Context, name: &'static CStr) -> Function {
 fn launch(function: &Function, stream: &Stream, parameters: &[u64]) {
     let mut parameters: Vec<*mut c_void> = parameters.iter().map(|it| ptr::from_ref(it).cast_mut().cast()).collect();
     let config = LaunchConfig { grid: [1, 1, 1], block: [1, 1, 1], shared_bytes: 0 };
-    // SAFETY: the kernels below take so many numbers of 64 bits; what they touch stays mapped to the end of the process.
+    // SAFETY: the kernels below take this many 64-bit numbers; the memory that they access stays mapped until the
+    // process ends.
     unsafe { function.launch(stream.as_ref(), config, &mut parameters) }.unwrap();
 }
 
-/// `endless` runs until a word is not 0. `hand_over` waits until a timeline has come to `v`, counts, and stores `w` as the
-/// value of another one; if the first has ended, it does nothing.
+/// `endless` runs until a word is not 0. `hand_over` waits until a timeline has reached `v`, counts, and stores `w` as
+/// the value of another timeline; if the first one has ended, it does nothing.
 const PTX: &CStr = c"
 .version 8.4
 .target sm_70

@@ -1,4 +1,4 @@
-//! Timelines, permits that streams give back, blocks of pools, tasks of queues and samples of topics, on a GPU.
+//! Timelines, permits released by streams, blocks of pools, tasks of queues and samples of topics, on a GPU.
 #![allow(clippy::unwrap_used, reason = "a test fails by an error or a panic")]
 
 mod blocks;
@@ -12,7 +12,7 @@ mod world;
 use super::{Needs, Test, test};
 use world::World;
 
-/// What the roles of these tests begin with.
+/// The prefix of the roles of these tests.
 pub(crate) const ROLE: &str = "timeline_";
 
 macro_rules! scenes {
@@ -30,7 +30,7 @@ macro_rules! scenes {
 
 const ONE: Needs = Needs::Gpu(1);
 const TWO: Needs = Needs::Gpu(2);
-const KERNELS: Needs = Needs::RealGpu("a simulated one runs no kernels of others");
+const KERNELS: Needs = Needs::RealGpu("a simulated GPU runs no kernels of other modules");
 
 scenes! {
     ONE scenes::kernels_of_two_processes_come_one_after_the_other
@@ -104,7 +104,7 @@ pub(crate) fn play(role: &str) -> Result<(), String> {
         Some("block") => blocks::play(),
         Some("sample") => samples::play(),
         Some("task") => tasks::play(),
-        _ => return Err(format!("no role is called {role:?}")),
+        _ => return Err(format!("unknown role {role:?}")),
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Permits that streams give back: what is to happen, on whatever driver there is, as in `scenes.rs`.
+//! Permits that streams release. The scenes run on every driver, as in `scenes.rs`.
 #![allow(clippy::unwrap_used)] // tests, their helpers included
 
 use std::{thread, time::Duration};
@@ -15,7 +15,7 @@ use super::{
     world::{TIMEOUT, World, eventually, gpu, in_a_child, next_order, say},
 };
 
-/// The commands of another process, one a word, carried out in turn.
+/// Carries out the commands of the test, one word each, in order.
 pub(crate) fn play() {
     let domain = Domain::options().start(false).connect().unwrap();
     let gpu = gpu(&domain);
@@ -33,12 +33,12 @@ pub(crate) fn play() {
             "give" => permit.take().unwrap().release_on(stream.as_ref()).unwrap(),
             "go" => gate.go(&other),
             "fault" => {
-                // SAFETY: in the first pages there is never any memory, which is what it is about. (Of 2⁴⁰ that is
-                // not so: a kernel may write there, measured on an H200, driver 580.)
+                // SAFETY: the first pages are never mapped, so the write faults on purpose. (Address 2⁴⁰ would not do:
+                // a kernel can write there, measured on an H200 with driver 580.)
                 #[allow(unsafe_code)]
                 let nowhere = unsafe { DeviceSlice::from_raw(4096, 4, Access::ReadWrite) };
                 gpu.kernels().unwrap().enqueue_fill(other.as_ref(), nowhere).unwrap();
-                eventually("the loss is found", || other.synchronize().is_err());
+                eventually("the loss is detected", || other.synchronize().is_err());
             }
             "refused" => {
                 let refused = permit.take().unwrap().release_on(stream.as_ref()).unwrap_err();
@@ -46,7 +46,7 @@ pub(crate) fn play() {
                 permit = Some(*refused.permit);
                 continue;
             }
-            other => panic!("nobody knows how to {other}"),
+            other => panic!("unknown command {other}"),
         }
         say("done");
     }
@@ -69,7 +69,7 @@ pub(crate) fn a_permit_goes_back_behind_the_work_of_its_stream(world: &World) {
         other.have("go");
         next.join().unwrap().unwrap();
     });
-    // With nothing on the stream it goes back at once; and again and again.
+    // On an empty stream it is released immediately, every time.
     for _ in 0..20 {
         other.have("acquire");
         other.have("give");
@@ -87,7 +87,7 @@ pub(crate) fn a_permit_of_a_stream_comes_back_when_its_process_is_killed(world: 
     semaphore.acquire(TIMEOUT).unwrap().release().unwrap();
 }
 
-/// The connection ends, and with it the permits of the process: but not before the stream has come so far.
+/// The connection ends and the permits of the process are released, but not before the stream reaches that point.
 pub(crate) fn a_connection_that_ends_keeps_the_permits_of_streams(world: &World) {
     let outside = world.connect().semaphore("seats", 1).unwrap();
     let domain = world.connect();
@@ -120,7 +120,7 @@ pub(crate) fn a_permit_of_a_lost_context_comes_back_with_the_end_of_its_process(
     other.kill();
     let permit = semaphore.acquire(TIMEOUT).unwrap();
     assert_eq!(states(), [MemberState::Alive]);
-    // What is refused leaves the permit where it is.
+    // A refused release leaves the permit where it is.
     let mut another = world.play("permit");
     permit.release().unwrap();
     another.have("acquire");
@@ -146,5 +146,5 @@ pub(crate) fn a_forked_child_gives_no_permit_to_a_stream(world: &World) {
     }));
     assert_eq!(semaphore.available(), 0);
     permit.unwrap().release_on(stream.as_ref()).unwrap();
-    eventually("it goes back", || semaphore.available() == 1);
+    eventually("it is released", || semaphore.available() == 1);
 }

@@ -1,4 +1,4 @@
-//! Samples of topics that GPUs write and read: what is to happen, on whatever driver there is, as in `scenes.rs`.
+//! Samples of topics that GPUs write and read. The scenes run on every driver, as in `scenes.rs`.
 #![allow(clippy::unwrap_used)] // tests, their helpers included
 
 use std::{thread, time::Duration};
@@ -12,13 +12,14 @@ use partywall::{
 
 use super::world::{TIMEOUT, World, eventually, gpu, next_order, say};
 
-/// A moment: what does not happen meanwhile does not happen by itself.
+/// How long to check that something does not happen.
 const MOMENT: Duration = Duration::from_millis(50);
 
 /// Elements of a sample.
 const ELEMENTS: u64 = 1024;
 
-/// The commands of another process, one a word, carried out in turn. Its stream stands at `stop` until the test opens the gate.
+/// Carries out the commands of the test, one word each, in order. The stream of this process stops at `stop` until the
+/// test opens the gate.
 pub(crate) fn play() {
     let domain = Domain::options().start(false).connect().unwrap();
     let gpu = gpu(&domain);
@@ -56,19 +57,19 @@ pub(crate) fn play() {
             "drop" => sample = None,
             "give" => sample.take().unwrap().release_on(stream.as_ref()).unwrap(),
             "fault" => {
-                // SAFETY: in the first pages there is never any memory, which is what it is about.
+                // SAFETY: the first pages are never mapped, so the write faults on purpose.
                 #[allow(unsafe_code)]
                 let nowhere = unsafe { DeviceSlice::from_raw(4096, 4, Access::ReadWrite) };
                 gpu.kernels().unwrap().enqueue_fill(other.as_ref(), nowhere).unwrap();
-                eventually("the loss is found", || other.synchronize().is_err());
+                eventually("the loss is detected", || other.synchronize().is_err());
             }
-            other => panic!("nobody knows how to {other}"),
+            other => panic!("unknown command {other}"),
         }
         say("done");
     }
 }
 
-/// Publishes what a kernel writes, when `stream` comes to it.
+/// Publishes the output of a kernel on `stream`.
 fn publish(gpu: &Gpu, stream: &Stream, publisher: &Publisher, inputs: &[&Sample]) -> Published {
     let mut loan = publisher.loan(DType::U32, &[ELEMENTS], TIMEOUT).unwrap();
     inputs.iter().for_each(|input| loan.rests_on(input).unwrap());
@@ -80,13 +81,13 @@ fn receive(subscriber: &Subscriber) -> Sample {
     subscriber.recv(TIMEOUT).unwrap()
 }
 
-/// Returns whether a kernel on `stream` finds what another has written.
+/// Returns whether a kernel on `stream` finds the output of the other kernel.
 fn is_filled(gpu: &Gpu, stream: &Stream, sample: &Sample) -> bool {
     let range = sample.device_on(stream.as_ref()).unwrap();
     gpu.kernels().unwrap().verify(stream.as_ref(), range.as_slice(), 1).unwrap().is_none()
 }
 
-/// Returns what all scenes begin with: a topic of few blocks, and what the others' streams wait for.
+/// Creates a topic with few blocks, and the timeline that streams of other processes wait for.
 fn stage(world: &World) -> (Domain, Topic, TimelineWriter) {
     stage_of(world, |topic| topic.publishers(2).subscribers(3).held(2))
 }
@@ -101,7 +102,7 @@ fn stage_of(world: &World, shape: impl FnOnce(TopicOptions) -> TopicOptions) -> 
     (domain, topic, gate)
 }
 
-/// All blocks, of which some are in the ring.
+/// Waits until all blocks are unused, or in the ring.
 fn unused(topic: &Topic) {
     eventually("all blocks are back", || {
         let stats = topic.stats();
@@ -165,15 +166,15 @@ pub(crate) fn blocks_that_streams_write_are_not_used_again(world: &World) {
         publish(&gpu, &stream, &publisher, &[]);
         stream.synchronize().unwrap();
     }
-    eventually("only the other's are held", || topic.stats().held == 2);
-    assert_eq!(topic.stats().publishers.len(), 2, "it has left, and its stream has not come so far");
+    eventually("only blocks of the other process are held", || topic.stats().held == 2);
+    assert_eq!(topic.stats().publishers.len(), 2, "it has left, but its stream is not done");
     gate.signal(1).unwrap();
     unused(&topic);
     eventually("its place is free", || topic.stats().publishers.len() == 1);
 }
 
-/// As far as the ring is deep, and what it is promised besides. What it may not take is there for others, even if it is
-/// stopped.
+/// The publisher can take as many blocks as the depth of the ring plus its loans. The other blocks stay available to
+/// others, even while it is stopped.
 pub(crate) fn a_publisher_that_is_ahead_of_its_gpu_leaves_blocks_for_others(world: &World) {
     let (domain, topic, gate) = stage(world);
     let gpu = gpu(&domain);
@@ -194,8 +195,8 @@ pub(crate) fn a_publisher_that_is_ahead_of_its_gpu_leaves_blocks_for_others(worl
     unused(&topic);
 }
 
-/// As above, with all publishers but one ahead of their GPUs, and a subscriber that keeps what it may. The topic has
-/// the ring's depth more blocks for each of them than it needs.
+/// As above, with all publishers but one ahead of their GPUs, and a subscriber that holds as many samples as it may.
+/// The topic has `depth` additional blocks for each of these publishers.
 pub(crate) fn all_publishers_but_one_ahead_of_their_gpus_leave_blocks_for_the_last(world: &World) {
     let depth = 2;
     let publishers = 3;
@@ -233,7 +234,7 @@ pub(crate) fn unfinished_samples_of_a_dead_publisher_have_failed_and_taint_deriv
         other.have(order);
     }
     let [finished, unfinished] = [(); 2].map(|()| receive(&subscriber));
-    // Made of both, by a stream that waits for the second one.
+    // Derived from both, by a stream that waits for the second one.
     finished.device_on(stream.as_ref()).unwrap();
     unfinished.device_on(stream.as_ref()).unwrap();
     publish(&gpu, &stream, &publisher, &[&finished, &unfinished]);
@@ -253,7 +254,7 @@ pub(crate) fn unfinished_samples_of_a_dead_publisher_have_failed_and_taint_deriv
     drop(finished);
     let made_of_it = receive(&subscriber);
     assert!(matches!(made_of_it.check(), Err(Error::InvalidData(InvalidData::SampleTainted { position: 2, .. }))));
-    // Others are not concerned.
+    // Other samples are not affected.
     drop((unfinished, made_of_it));
     publish(&gpu, &stream, &publisher, &[]);
     let next = receive(&subscriber);
@@ -263,7 +264,7 @@ pub(crate) fn unfinished_samples_of_a_dead_publisher_have_failed_and_taint_deriv
     unused(&topic);
 }
 
-/// A sample that is made of one that is not decided is not decided either.
+/// The status of a sample is pending while that of one of its inputs is pending.
 pub(crate) fn check_waits_for_the_inputs_of_a_sample(world: &World) {
     let (domain, topic, gate) = stage(world);
     let gpu = gpu(&domain);
@@ -275,23 +276,23 @@ pub(crate) fn check_waits_for_the_inputs_of_a_sample(world: &World) {
         other.have(order);
     }
     let input = receive(&subscriber);
-    // Its own stream does not wait for the input, and is done before it.
+    // Its own stream does not wait for the input, and finishes first.
     publish(&gpu, &stream, &publisher, &[&input]);
     stream.synchronize().unwrap();
     let made_of_it = receive(&subscriber);
     made_of_it.wait(TIMEOUT).unwrap();
-    assert!(matches!(made_of_it.check(), Err(Error::Timeout { .. })), "nobody knows yet");
-    // The input is kept until it is known.
+    assert!(matches!(made_of_it.check(), Err(Error::Timeout { .. })), "its status is pending");
+    // The input is kept until the status is settled.
     drop(input);
     assert_eq!(topic.stats().subscribers[0].held, 2);
     gate.signal(1).unwrap();
     made_of_it.check().unwrap();
-    eventually("it is let go of", || topic.stats().subscribers[0].held == 1);
+    eventually("it is released", || topic.stats().subscribers[0].held == 1);
     drop((made_of_it, publisher));
     unused(&topic);
 }
 
-/// Whatever reads them is not over before the process is.
+/// Reads of a process end no later than the process.
 pub(crate) fn samples_come_back_when_the_gpu_is_done_or_the_process_is_dead(world: &World) {
     let (domain, topic, gate) = stage(world);
     let gpu = gpu(&domain);
@@ -308,9 +309,9 @@ pub(crate) fn samples_come_back_when_the_gpu_is_done_or_the_process_is_dead(worl
         for order in [&format!("stop {round}"), "receive", how] {
             other.have(order);
         }
-        assert_eq!(is_read(), 1, "a stream of its is still to read it");
+        assert_eq!(is_read(), 1, "one of its streams will still read it");
         gate.signal(round).unwrap();
-        eventually("it is let go of", || topic.stats().subscribers[0].held == 0);
+        eventually("it is released", || topic.stats().subscribers[0].held == 0);
     }
     publish(&gpu, &stream, &publisher, &[]);
     for order in ["stop 3", "receive", "give"] {
@@ -323,7 +324,7 @@ pub(crate) fn samples_come_back_when_the_gpu_is_done_or_the_process_is_dead(worl
     unused(&topic);
 }
 
-/// Its streams may still run, so its block stays held.
+/// The streams of the publisher may still run, so its block stays held.
 pub(crate) fn unfinished_samples_of_a_publisher_with_a_lost_context_have_failed(world: &World) {
     let (domain, topic, _gate) = stage(world);
     let subscriber = topic.subscriber(Policy::Block).unwrap();
@@ -352,7 +353,7 @@ pub(crate) fn unfinished_samples_of_a_publisher_with_a_lost_context_have_failed(
     unused(&topic);
 }
 
-/// The connection ends, and with it the part of the process in the topic: but not before its GPU is done.
+/// The connection ends and the process leaves the topic, but not before its GPU is done.
 pub(crate) fn a_connection_that_ends_completes_what_it_has_published(world: &World) {
     let (outside, topic, gate) = stage(world);
     let subscriber = topic.subscriber(Policy::Block).unwrap();

@@ -1,7 +1,7 @@
-//! Timelines among streams: what is to happen, on whatever driver there is.
+//! Timelines between streams. The scenes run on every driver.
 //!
-//! Also the tests of `crates/partywall`, which run each scene on the simulated driver. Both programs bring a `world`
-//! along: a broker, and this program again as another process that plays [`play`].
+//! The tests of `crates/partywall` use this file, too, and run each scene on the simulated driver. Each program has its
+//! own module `world`, which starts a broker and this program as another process that runs [`play`].
 #![allow(clippy::unwrap_used)] // tests, their helpers included
 
 use std::{
@@ -18,7 +18,7 @@ use partywall::{
 
 use super::world::{TIMEOUT, World, eventually, gpu, in_a_child, next_order, say};
 
-/// The commands of the other processes of these scenes, carried out in turn.
+/// Carries out the commands of the test, in order.
 pub(crate) fn play(prepared: bool) {
     let domain = Domain::options().start(false).connect().unwrap();
     let gpu = gpu(&domain);
@@ -45,10 +45,10 @@ pub(crate) fn play(prepared: bool) {
             "go" => gate.go(&other),
             "signal" => writer.as_ref().unwrap().signal_on(stream.as_ref(), v).unwrap(),
             "rest" => writer.as_ref().unwrap().rests_on(&input),
-            // On another stream, so that whatever the one owes is still to come.
+            // On another stream, so that the signals of the first stream are still outstanding.
             "fault" => {
-                // SAFETY: in the first pages there is never any memory, which is what it is about. (Of 2⁴⁰ that is
-                // not so: a kernel may write there, measured on an H200, driver 580.)
+                // SAFETY: the first pages are never mapped, so the write faults on purpose. (Address 2⁴⁰ would not do:
+                // a kernel can write there, measured on an H200 with driver 580.)
                 #[allow(unsafe_code)]
                 let nowhere = unsafe { DeviceSlice::from_raw(4096, 4, Access::ReadWrite) };
                 gpu.kernels().unwrap().enqueue_fill(other.as_ref(), nowhere).unwrap();
@@ -64,7 +64,7 @@ pub(crate) fn play(prepared: bool) {
                 say(&format!("done {}", refused.err().map_or("enqueued", |error| error.anchor())));
                 continue;
             }
-            other => panic!("nobody knows how to {other}"),
+            other => panic!("unknown command {other}"),
         }
         say("done");
     }
@@ -77,7 +77,7 @@ pub(crate) fn ended(result: Result<(), Error>) -> (TimelineEnding, u64, u64) {
     }
 }
 
-/// Returns whether waiting for `v` is in vain at the moment.
+/// Returns whether a wait for `v` times out at the moment.
 pub(crate) fn is_pending(timeline: &Timeline, v: u64) -> bool {
     match timeline.wait(v, Duration::ZERO) {
         Ok(()) => false,
@@ -86,7 +86,7 @@ pub(crate) fn is_pending(timeline: &Timeline, v: u64) -> bool {
     }
 }
 
-/// A word of device memory that streams of one process wait for and write: what holds a stream up as long as one likes.
+/// A word of device memory that blocks streams of one process until it is written.
 pub(crate) struct Gate {
     word: DeviceBuffer,
 }
@@ -108,14 +108,14 @@ impl Gate {
     }
 }
 
-/// What has to be done before a stream waits for anything: the first call with a stream tells the driver of the words.
+/// Makes the first call with a stream, which registers memory with the driver, before any stream waits.
 fn prepare(domain: &Domain, stream: &Stream) {
     let writer = domain.timeline_writer(&format!("prepared-{}", domain.member())).unwrap();
     writer.signal_on(stream.as_ref(), 1).unwrap();
     stream.synchronize().unwrap();
 }
 
-/// 4 KiB on the GPU that all processes of a test write.
+/// Creates 4 KiB of GPU memory that all processes of a test write.
 fn data(domain: &Domain, gpu: &Gpu) -> Segment {
     let builder = domain.create("data", Place::Gpu(gpu.uuid())).tensor("x", DType::U32, &[1024]);
     let mut build = builder.mutable(true).kept(true).allocate().unwrap();
@@ -127,20 +127,21 @@ fn slice(data: &Segment) -> DeviceSlice<'_> {
     data.tensor("x").unwrap().device().unwrap().as_slice()
 }
 
-/// Returns how many times over the data holds what a kernel has written, once the stream has come so far.
+/// Returns the factor by which the data exceeds the test pattern, once the stream has reached this point.
 fn found(gpu: &Gpu, stream: &Stream, data: &Segment) -> u32 {
     stream.synchronize().unwrap();
     let times = (1..=4).find(|times| gpu.kernels().unwrap().verify(gpu.stream(), slice(data), *times) == Ok(None));
     times.unwrap_or(0)
 }
 
-/// What a scene begins with.
+/// The common state of a scene.
 pub(crate) struct Stage {
     pub(crate) domain: Domain,
     pub(crate) gpu: Arc<Gpu>,
     data: Segment,
     pub(crate) stream: Stream,
-    /// For looking whether the stream still waits. To free it behind a wait would wait too.
+    /// Another stream and its memory, to check whether the first stream still waits. Freeing them behind a wait would
+    /// wait, too.
     other: (Stream, DeviceBuffer),
 }
 
@@ -160,7 +161,7 @@ impl Stage {
         self.stream.as_ref().is_done().unwrap()
     }
 
-    /// Returns whether the stream still waits when another one had the time to work.
+    /// Returns whether the stream still waits after another stream had time to work.
     fn still_waits(&self) -> bool {
         let (other, scratch) = &self.other;
         for _ in 0..3 {
@@ -176,7 +177,7 @@ pub(crate) fn kernels_of_two_processes_come_one_after_the_other(world: &World) {
     let answer = domain.timeline("out").unwrap();
     let order = domain.timeline_writer("in").unwrap();
     let mut other = world.play("gpu");
-    // Everything is enqueued ahead, and the other process waits before its first command.
+    // All work is enqueued in advance, and the other process waits before its first command.
     other.have("write");
     for order in ["wait 1", "double", "signal 1", "wait 2", "double", "signal 2"] {
         other.have(order);
@@ -221,7 +222,7 @@ pub(crate) fn kernels_run_while_a_stream_waits_if_they_were_loaded_before(world:
     assert!(!stage.is_done());
     writer.signal(1).unwrap();
     stage.stream.synchronize().unwrap();
-    // On another connection they are loaded too late; the thread goes on with the wait.
+    // On another connection they are loaded too late, and the thread continues only with the wait.
     let again = partywall::Gpu::open(gpu.uuid()).unwrap();
     timeline.wait_on(stage.stream.as_ref(), 2).unwrap();
     thread::scope(|scope| {
@@ -243,12 +244,12 @@ pub(crate) fn launch_blocking_is_found_before_a_wait_is_enqueued(world: &World) 
         let mut other = world.play_with("gpu", |command| {
             command.env("CUDA_LAUNCH_BLOCKING", value);
         });
-        assert_eq!(other.have("try-wait 3"), "enqueued", "what is there stops nobody");
+        assert_eq!(other.have("try-wait 3"), "enqueued", "a wait for a reached value blocks nothing");
         assert_eq!(other.have("try-wait 4"), refused);
     }
 }
 
-/// Trap: what waits for the whole device behind a wait. Nothing that ends the wait needs the driver.
+/// Trap: a call that waits for the whole device behind a wait. Nothing that ends the wait needs the driver.
 pub(crate) fn a_thread_that_is_held_up_in_the_driver_holds_up_no_signal(world: &World) {
     let stage = Stage::new(world);
     let timeline = stage.domain.timeline("x").unwrap();
@@ -262,7 +263,7 @@ pub(crate) fn a_thread_that_is_held_up_in_the_driver_holds_up_no_signal(world: &
         assert!(!freeing.is_finished());
         writer.signal(1).unwrap();
         freeing.join().unwrap();
-        // The same with a limit, which the service thread has to keep meanwhile.
+        // The same with a timeout, which the service thread has to enforce meanwhile.
         let limited = timeline.wait_on_for(stage.stream.as_ref(), 2, Duration::from_millis(50)).unwrap();
         drop(second);
         eventually("the end of the wait", || limited.is_over());
@@ -278,7 +279,7 @@ pub(crate) fn a_thread_that_is_held_up_in_the_driver_holds_up_no_signal(world: &
     stage.stream.synchronize().unwrap();
 }
 
-/// Trap: two streams signal one timeline, and the earlier value would come later.
+/// Trap: two streams signal one timeline, and the earlier value would arrive later.
 pub(crate) fn a_second_stream_waits_for_what_the_first_one_owes(world: &World) {
     let stage = Stage::new(world);
     let timeline = stage.domain.timeline("x").unwrap();
@@ -322,7 +323,7 @@ pub(crate) fn whichever_device_is_current(world: &World) {
     timeline.wait(2, TIMEOUT).unwrap();
 }
 
-/// Trap: values near the end of their range, where a wrong comparison takes large for small.
+/// Trap: values near the end of their range, where a wrong comparison is signed.
 pub(crate) fn streams_compare_the_largest_values(world: &World) {
     let stage = Stage::new(world);
     let timeline = stage.domain.timeline("x").unwrap();
@@ -360,7 +361,7 @@ pub(crate) fn a_killed_waiter_harms_no_other_process(world: &World) {
     }
     timeline.wait_on(stage.stream.as_ref(), 1).unwrap();
     victim.kill();
-    eventually("the proof of its death", || stage.domain.members().unwrap().len() == 1);
+    eventually("its death is proved", || stage.domain.members().unwrap().len() == 1);
     assert!(stage.still_waits());
     stage.gpu.kernels().unwrap().enqueue_fill(stage.gpu.stream(), slice(&stage.data)).unwrap();
     writer.signal_on(stage.gpu.stream(), 1).unwrap();
@@ -391,10 +392,10 @@ pub(crate) fn a_killed_writer_with_signals_under_way_ends_every_wait(world: &Wor
     assert_eq!(ended(timeline.check()), (TimelineEnding::OwnerDied, 2, 1));
     eventually("the end of the limited wait", || limited.is_over());
     assert_eq!(ended(limited.outcome().unwrap()), (TimelineEnding::OwnerDied, 2, 1));
-    // A new wait is refused, and what was reached stays so.
+    // A new wait is refused, and reached values stay reached.
     assert_eq!(ended(timeline.wait_on(stage.stream.as_ref(), 3)), (TimelineEnding::OwnerDied, 3, 1));
     timeline.wait_on(stage.stream.as_ref(), 1).unwrap();
-    // The next writer goes on behind what was really signalled.
+    // The next writer continues after the last value that was really signalled.
     let mut writer = world.play("gpu");
     writer.have("write");
     assert!(timeline.follow().unwrap());
@@ -423,7 +424,7 @@ pub(crate) fn a_writer_that_closes_keeps_what_its_streams_promised(world: &World
         writer.have("close");
         assert_eq!(ended(more.join().unwrap()), (TimelineEnding::Closed, 2, 0));
         assert!(stage.still_waits() && !promised.is_finished());
-        assert!(!beyond.as_ref().is_done().unwrap(), "a stream hears of it when what was promised is there");
+        assert!(!beyond.as_ref().is_done().unwrap(), "a stream sees the end only when all promised values are stored");
         writer.have("go");
         promised.join().unwrap().unwrap();
     });
@@ -464,7 +465,7 @@ pub(crate) fn a_lost_context_is_found_and_told(world: &World) {
     timeline.wait(1, TIMEOUT).unwrap();
     timeline.wait_on(stage.stream.as_ref(), 2).unwrap();
     writer.have("fault");
-    // It makes no call any more: its service threads find it.
+    // It makes no further call; its service threads detect the loss.
     assert_eq!(ended(timeline.wait(2, TIMEOUT)), (TimelineEnding::OwnerFaulted, 2, 1));
     stage.stream.synchronize().unwrap();
     assert_eq!(ended(timeline.check()), (TimelineEnding::OwnerFaulted, 2, 1));
@@ -473,7 +474,7 @@ pub(crate) fn a_lost_context_is_found_and_told(world: &World) {
     writer.kill();
 }
 
-/// A stage of a pipeline dies; the ones behind it go on with garbage, and say so.
+/// A stage of a pipeline dies. The later stages continue with invalid data, and report it.
 pub(crate) fn dead_stage_taints_values_down_the_chain(world: &World) {
     let stage = Stage::new(world);
     let [second, third] = [(), ()].map(|()| world.connect());
@@ -512,7 +513,7 @@ pub(crate) fn dead_stage_taints_values_down_the_chain(world: &World) {
     assert_eq!(from(middle.signal(31)), ("middle".to_owned(), 20));
     assert_eq!(from(end.signal_on(on_third.as_ref(), 301)), ("end".to_owned(), 200));
     assert_eq!(ended(input.check()), (TimelineEnding::OwnerDied, 3, 1));
-    // What did not rest on it stays good, and the chain is taken up again from the first stage on.
+    // Values that do not rest on it stay valid, and the chain restarts from the first stage.
     third.timeline("middle").unwrap().check().unwrap();
     let mut first = world.play("gpu");
     first.have("write");
@@ -590,7 +591,7 @@ pub(crate) fn a_limited_wait_ends_by_the_value_or_by_the_clock(world: &World) {
     assert!(matches!(late.outcome(), Some(Err(Error::Timeout { .. }))));
     let in_time = timeline.wait_on_for(stream, 1, Duration::MAX).unwrap();
     assert!(stage.still_waits() && !in_time.is_over() && in_time.outcome().is_none());
-    // Words of their own: the next one's value does not end this one's wait, nor does dropping anything.
+    // Each wait has its own word: neither the value of the next wait nor a drop ends this one.
     drop(timeline.wait_on_for(stage.gpu.stream(), 1, Duration::ZERO).unwrap());
     stage.gpu.stream().synchronize().unwrap();
     assert!(stage.still_waits());
@@ -599,8 +600,8 @@ pub(crate) fn a_limited_wait_ends_by_the_value_or_by_the_clock(world: &World) {
     eventually("the end", || in_time.is_over());
     in_time.outcome().unwrap().unwrap();
     timeline.wait_on_for(stream, 1, Duration::ZERO).unwrap().outcome().unwrap().unwrap();
-    // More than a slab has, at a time; and on several streams, because the driver blocks a thread that enqueues behind so
-    // many.
+    // More waits at a time than a slab has words. On several streams, because the driver blocks a thread that enqueues
+    // behind so many.
     let streams: Vec<_> = (0..6).map(|_| Stream::new(stage.gpu.context()).unwrap()).collect();
     let wait = |stream: &Stream| timeline.wait_on_for(stream.as_ref(), 2, Duration::MAX).unwrap();
     let many: Vec<_> = streams.iter().flat_map(|stream| (0..250).map(move |_| wait(stream))).collect();
@@ -640,7 +641,7 @@ pub(crate) fn a_kernel_signals_what_its_host_promises(world: &World) {
     let word = unsafe { DeviceSlice::from_raw(word, 8, Access::ReadWrite) };
     let gate = Gate::new(&stage.gpu);
     gate.stop(&stage.stream);
-    // As a kernel of the caller's would.
+    // As a kernel of the caller would do.
     stage.stream.as_ref().enqueue_write_u64(word, 1).unwrap();
     writer.promise_on(stage.stream.as_ref(), 1).unwrap();
     timeline.wait_announced(1, TIMEOUT).unwrap();
@@ -666,9 +667,9 @@ pub(crate) fn a_lease_is_kept_until_streams_have_passed_their_waits(world: &Worl
     drop(theirs);
     drop(signals);
     stage.stream.synchronize().unwrap();
-    // What the stream signals says that it has passed.
+    // A signal of the stream proves that it has passed the wait.
     eventually("the end of the name", || names(&other) == 1);
-    // One that signals nothing writes a mark when it has waited for many.
+    // A stream without signals writes a mark after many waits.
     for index in 0..40 {
         let name = format!("many-{index}");
         domain.timeline(&name).unwrap().wait_on(stage.stream.as_ref(), 1).unwrap();
@@ -676,14 +677,14 @@ pub(crate) fn a_lease_is_kept_until_streams_have_passed_their_waits(world: &Worl
     }
     stage.stream.synchronize().unwrap();
     eventually("the end of most names", || names(&other) <= 10);
-    assert!(names(&other) > 1, "the last ones may not be passed, for all that is known");
+    assert!(names(&other) > 1, "the stream may not have passed the last waits");
     drop((ours, stage));
     assert_eq!(names(&other), 0);
     assert_eq!(other.members().unwrap().len(), 1);
 }
 
 pub(crate) fn a_domain_that_is_dropped_lives_on_for_streams_that_wait(world: &World) {
-    // The segment is another connection's: to drop it here would wait for the stream.
+    // The segment belongs to another connection, because dropping it here would wait for the stream.
     let bystander = Stage::new(world);
     let members = || bystander.domain.members().unwrap().len();
     for killed in [false, true] {
@@ -696,7 +697,7 @@ pub(crate) fn a_domain_that_is_dropped_lives_on_for_streams_that_wait(world: &Wo
         }
         domain.timeline("out").unwrap().wait_on(stream.as_ref(), 1).unwrap();
         drop(domain);
-        assert_eq!(members(), 3, "somebody has to release the stream");
+        assert_eq!(members(), 3, "a member has to release the stream");
         if killed {
             writer.take().unwrap().kill();
         } else {
@@ -709,7 +710,7 @@ pub(crate) fn a_domain_that_is_dropped_lives_on_for_streams_that_wait(world: &Wo
     }
 }
 
-/// Trap: two domains in one process, which both register their words.
+/// Trap: two domains in one process both register their words.
 pub(crate) fn two_domains_of_one_process_use_one_gpu(world: &World) {
     let elsewhere = World::new();
     let one = Stage::new(world);
@@ -726,7 +727,7 @@ pub(crate) fn two_domains_of_one_process_use_one_gpu(world: &World) {
     other.stream.synchronize().unwrap();
 }
 
-/// Trap: a fork after the connection was made, and used with a GPU.
+/// Trap: a fork after the connection was made and used with a GPU.
 pub(crate) fn a_forked_child_enqueues_nothing(world: &World) {
     let stage = Stage::new(world);
     let timeline = stage.domain.timeline("x").unwrap();

@@ -1,4 +1,4 @@
-//! Tasks of queues whose inputs and outputs streams write: what is to happen, on whatever driver there is, as in `scenes.rs`.
+//! Tasks of queues whose inputs and outputs are written by streams. The scenes run on every driver, as in `scenes.rs`.
 #![allow(clippy::unwrap_used)] // tests, their helpers included
 
 use std::time::Duration;
@@ -11,10 +11,11 @@ use partywall::{
 
 use super::world::{TIMEOUT, World, eventually, gpu, next_order, say};
 
-/// A moment: what does not happen meanwhile does not happen by itself.
+/// How long to check that something does not happen.
 const MOMENT: Duration = Duration::from_millis(50);
 
-/// What another process is told: each word is done in turn. Its stream stands at `stop` until the test opens the gate.
+/// Carries out the commands of the test, one word each, in order. The stream of this process stops at `stop` until the
+/// test opens the gate.
 pub(crate) fn play() {
     let domain = Domain::options().start(false).connect().unwrap();
     let gpu = gpu(&domain);
@@ -38,13 +39,13 @@ pub(crate) fn play() {
                 say(&format!("done {}", ticket.as_ref().unwrap().task()));
                 continue;
             }
-            other => panic!("no process knows how to {other}"),
+            other => panic!("unknown command {other}"),
         }
         say("done");
     }
 }
 
-/// Submits a task whose input a stream is still to fill.
+/// Submits a task whose input a stream will fill.
 fn submit(gpu: &Gpu, queue: &Queue, stream: &Stream) -> Ticket {
     let input = queue.inputs().alloc(TIMEOUT).unwrap();
     gpu.kernels().unwrap().enqueue_fill(stream.as_ref(), input.device().unwrap().as_slice()).unwrap();
@@ -61,7 +62,7 @@ fn double(gpu: &Gpu, stream: &Stream, task: &ClaimedTask) {
     gpu.kernels().unwrap().enqueue_double(stream.as_ref(), output.as_slice()).unwrap();
 }
 
-/// Takes the result, which has to be right, and returns the number of its attempt.
+/// Takes the result, checks it, and returns the number of its attempt.
 fn take(gpu: &Gpu, ticket: &Ticket) -> u8 {
     let result = ticket.wait(TIMEOUT).unwrap();
     let output = result.output().unwrap().device().unwrap();
@@ -71,7 +72,7 @@ fn take(gpu: &Gpu, ticket: &Ticket) -> u8 {
     attempt
 }
 
-/// Returns what all scenes begin with: a queue of one input and two outputs, and what streams wait for.
+/// Creates a queue with one input and two outputs, and the timeline that streams wait for.
 fn stage(world: &World) -> (Domain, Queue, TimelineWriter) {
     let domain = world.connect();
     let gpu = gpu(&domain);
@@ -87,7 +88,8 @@ fn is_idle(queue: &Queue) -> bool {
     (stats.free, stats.free_inputs, stats.free_outputs) == (4, 1, 2)
 }
 
-/// The input is written, the task done and the result complete, all behind the gate; no host waits but the one that reads.
+/// The input is written, the task is done and the result is complete, all behind the gate. Only the host that reads the
+/// result waits.
 pub(crate) fn task_goes_from_stream_to_stream(world: &World) {
     let (domain, queue, gate) = stage(world);
     let gpu = gpu(&domain);
@@ -101,13 +103,13 @@ pub(crate) fn task_goes_from_stream_to_stream(world: &World) {
     assert_eq!(ticket.status(), TaskStatus::Enqueued { attempt: 1 });
     assert!(matches!(ticket.wait(MOMENT), Err(Error::Timeout { .. })));
     assert!(matches!(ticket.cancel(), Err(Error::Busy(Busy::TaskRunning { attempt: 1, .. }))));
-    assert!(matches!(queue.inputs().alloc(MOMENT), Err(Error::Timeout { .. })), "a kernel is still to read it");
+    assert!(matches!(queue.inputs().alloc(MOMENT), Err(Error::Timeout { .. })), "a kernel will still read it");
     gate.signal(1).unwrap();
     assert_eq!(take(&gpu, &ticket), 1);
     eventually("all is free", || is_idle(&queue));
 }
 
-/// A process submits and completes tasks on one stream while another of its streams stands.
+/// A process submits and completes tasks on one stream while another of its streams is stopped.
 pub(crate) fn streams_of_one_process_do_not_wait_for_each_other(world: &World) {
     let (domain, queue, gate) = stage(world);
     let gpu = gpu(&domain);
@@ -155,7 +157,7 @@ pub(crate) fn result_is_read_behind_the_stream_of_its_worker(world: &World) {
     eventually("all is free", || is_idle(&queue));
 }
 
-/// The reader's stream goes on when the worker dies, with an output that is not complete.
+/// When the worker dies, the reader's stream continues with an incomplete output.
 pub(crate) fn result_of_a_worker_killed_with_its_stream_standing_is_not_valid(world: &World) {
     let (domain, queue, gate) = stage(world);
     let gpu = gpu(&domain);
@@ -181,7 +183,7 @@ pub(crate) fn result_of_a_worker_killed_with_its_stream_standing_is_not_valid(wo
     eventually("all is free", || is_idle(&queue));
 }
 
-/// Of two readers that read one output, the first one that takes it has the result.
+/// If two readers read one output, the first that takes it gets the result.
 pub(crate) fn result_that_another_reader_has_taken_is_gone(world: &World) {
     let (domain, queue, _gate) = stage(world);
     let gpu = gpu(&domain);
@@ -228,7 +230,7 @@ pub(crate) fn task_of_a_submitter_killed_with_its_stream_standing_has_failed(wor
     assert!(matches!(task.wait_inputs(MOMENT), Err(Error::Timeout { .. })));
     submitter.kill();
     assert!(matches!(task.wait_inputs(TIMEOUT), Err(Error::InvalidData(InvalidData::TaskInputs { .. }))));
-    eventually("the broker has taken it back", || !task.is_claimed());
+    eventually("the broker has returned it", || !task.is_claimed());
     assert!(matches!(task.complete(), Err(Error::InvalidData(_) | Error::Gone(Gone::Claim { .. }))));
     assert!(matches!(ticket.wait(TIMEOUT), Err(Error::InvalidData(InvalidData::TaskFailed { .. }))));
     assert!(matches!(queue.retry(&ticket.task()), Err(Error::InvalidData(InvalidData::TaskInputs { .. }))));
@@ -236,7 +238,7 @@ pub(crate) fn task_of_a_submitter_killed_with_its_stream_standing_has_failed(wor
     eventually("all is free", || is_idle(&queue));
 }
 
-/// The worker's stream goes on when the submitter dies, with inputs that are not complete.
+/// When the submitter dies, the worker's stream continues with incomplete inputs.
 pub(crate) fn task_completed_on_a_stream_without_its_inputs_has_failed(world: &World) {
     let (domain, queue, _gate) = stage(world);
     let gpu = gpu(&domain);
@@ -275,7 +277,7 @@ pub(crate) fn task_whose_inputs_are_complete_outlives_its_submitter(world: &Worl
     eventually("all is free", || is_idle(&queue));
 }
 
-/// A worker gives a task up while a kernel of its own is still to read the input.
+/// A worker drops a task while one of its kernels will still read the input.
 pub(crate) fn input_of_a_dropped_task_is_kept_until_the_gpu_is_done(world: &World) {
     let (domain, queue, gate) = stage(world);
     let gpu = gpu(&domain);
@@ -291,10 +293,7 @@ pub(crate) fn input_of_a_dropped_task_is_kept_until_the_gpu_is_done(world: &Worl
     stream.synchronize().unwrap();
     task.complete().unwrap();
     assert_eq!(take(&gpu, &ticket), 2);
-    assert!(
-        matches!(queue.inputs().alloc(MOMENT), Err(Error::Timeout { .. })),
-        "the first attempt is still to read it"
-    );
+    assert!(matches!(queue.inputs().alloc(MOMENT), Err(Error::Timeout { .. })), "the first attempt will still read it");
     gate.signal(1).unwrap();
     queue.inputs().alloc(TIMEOUT).unwrap().release().unwrap();
     eventually("all is free", || is_idle(&queue));

@@ -1,4 +1,4 @@
-//! What the scenes need: a broker of their own, and this program as another process that follows commands.
+//! The world of the scenes: their own broker, and this program as another process that follows commands.
 
 use std::{process::Command, sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use crate::tests::world::{self, Broker};
 pub(crate) use partywall_harness::{eventually, next_order};
 pub(crate) use world::say;
 
-/// How long anything may take that should not take long. A test that takes longer is killed with its processes.
+/// The timeout of short steps. A test that takes longer is killed with its processes.
 pub(crate) const TIMEOUT: Duration = world::TIMEOUT;
 
 /// A broker without members. Dropping it ends the broker.
@@ -33,7 +33,7 @@ impl World {
         self.play_with(role, |_| ())
     }
 
-    /// As [`World::play`], with a change to the command first.
+    /// Starts a process as [`World::play`] does, after a change to the command.
     pub(crate) fn play_with(&self, role: &str, change: impl FnOnce(&mut Command)) -> Actor {
         self.0.play(&format!("{}{role}", super::ROLE), &[], change)
     }
@@ -44,7 +44,7 @@ pub(crate) fn gpu(domain: &Domain) -> Arc<Gpu> {
     domain.gpu(partywall::gpu::devices().unwrap()[0].uuid().unwrap()).unwrap()
 }
 
-/// Returns whether `body` is true in a forked child, which ends then.
+/// Returns whether `body` returns true in a forked child, which then exits.
 pub(crate) fn in_a_child(body: impl FnOnce() -> bool) -> bool {
     crate::raw::in_fork(|| u8::from(body())).unwrap() == 1
 }
