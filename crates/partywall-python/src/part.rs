@@ -1,6 +1,6 @@
 //! Inputs and outputs of claimed tasks, as tensors.
 
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 
 use partywall::{
     Error, Result,
@@ -181,6 +181,6 @@ impl<'py> IntoPyObject<'py> for Inputs {
 }
 
 /// What a tensor of it is called.
-pub(crate) fn name(input: Option<usize>) -> String {
-    input.map_or_else(|| "output".to_owned(), |index| format!("input {index}"))
+pub(crate) fn name(input: Option<usize>) -> Cow<'static, str> {
+    input.map_or(Cow::Borrowed("output"), |index| format!("input {index}").into())
 }

@@ -1,6 +1,6 @@
 //! Queues of tasks, and tickets.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use partywall::{Domain, Error, Place, QueueOptions, TaskStatus, Unsubmitted, Wait};
 use pyo3::prelude::*;
@@ -17,8 +17,9 @@ use crate::{
     wait,
 };
 
-/// A task to be submitted: kind, inputs, bytes of output, arguments, attempts, and what becomes of it when its submitter dies.
-type Request<'py> = (String, Vec<Bound<'py, Block>>, Count, Bytes<'py>, Attempts, Cancels);
+/// A task to be submitted: kind, inputs if there are any, bytes of output, arguments, attempts, and what becomes of it when its
+/// submitter dies.
+type Request<'py, K> = (K, Option<Vec<Bound<'py, Block>>>, Count, Bytes<'py>, Attempts, Cancels);
 
 /// A task of a list: task, status, kind, attempts, most attempts, age in seconds, failures, and what a worker said.
 type Listed = (String, &'static str, String, u8, u8, f64, Vec<(u8, String)>, String);
@@ -98,6 +99,10 @@ impl Queue {
     pub(crate) fn claim_within(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<ClaimedTask>> {
         let queue = self.inner(py)?;
         let timeout = wait::timeout(timeout)?;
+        // With the GIL: that takes less time than leaving it to others.
+        if let Some(task) = queue.try_claim().or_raise(py)? {
+            return Ok(Some(ClaimedTask::new(queue, task)));
+        }
         let task = wait::for_turn(
             py,
             "queue",
@@ -111,65 +116,82 @@ impl Queue {
         Ok(task.map(|task| ClaimedTask::new(queue, task)))
     }
 
-    /// Takes the blocks of the requests, has `submit` submit the tasks, and puts the blocks of those back that were refused.
+    /// Has `submit` submit tasks, and puts the blocks of those back that are refused. Returns the tickets of the others, and why.
     fn submit_by(
         &self,
         py: Python<'_>,
         queue: &Arc<partywall::Queue>,
-        requests: Vec<Request<'_>>,
-        timeout: Option<f64>,
+        Tasks { tasks, handles }: Tasks<'_>,
+        timeout: Duration,
         submit: impl FnOnce(Vec<partywall::Task>, Wait<'_>) -> Result<Vec<partywall::Ticket>, Box<Unsubmitted>> + Send,
-    ) -> PyResult<(Vec<Ticket>, Option<PyErr>)> {
-        let timeout = wait::timeout(timeout)?;
-        let handles: Vec<_> = requests.iter().flat_map(|(_, inputs, ..)| inputs.iter().cloned()).collect();
-        let put_back = |first: usize, blocks: Vec<partywall::Block>| {
-            for (handle, block) in handles[first..].iter().zip(blocks) {
-                handle.get().put_block_back(queue.domain(), queue.gpu(), block);
-            }
-        };
-        let mut taken = Vec::with_capacity(handles.len());
-        for handle in &handles {
-            match handle.get().take_block(py) {
-                Ok(block) => taken.push(block),
-                Err(error) => {
-                    put_back(0, taken);
-                    return Err(error);
-                }
-            }
-        }
-        let mut blocks = taken.into_iter();
-        let mut tasks = Vec::with_capacity(requests.len());
-        for (kind, inputs, Count(output), Bytes(arguments), Attempts(attempts), Cancels(cancels)) in requests {
-            let task =
-                partywall::Task::new(&kind).arguments(arguments.as_bytes()).output(output).max_attempts(attempts);
-            let task = task.cancel_with_submitter(cancels);
-            tasks.push(blocks.by_ref().take(inputs.len()).fold(task, partywall::Task::input));
-        }
+    ) -> (Vec<Ticket>, Option<PyErr>) {
         let mut refused = None;
         let mut submitted = Vec::new();
-        let waited = wait::for_turn(
-            py,
-            "queue",
-            timeout,
-            || self.closed(),
-            |wait| {
-                submitted = submit(tasks, wait).unwrap_or_else(|unsubmitted| {
-                    let Unsubmitted { error, tasks, submitted } = *unsubmitted;
-                    let blocks: Vec<_> = tasks.into_iter().flat_map(partywall::Task::into_inputs).collect();
-                    refused = Some((error, blocks));
-                    submitted
-                });
-                Ok(())
-            },
-        );
-        let error = refused.map(|(error, blocks)| {
-            put_back(handles.len() - blocks.len(), blocks);
+        let closed = || self.closed();
+        let waited = wait::for_turn(py, "queue", timeout, closed, |wait| {
+            submitted = submit(tasks, wait).unwrap_or_else(|unsubmitted| {
+                let Unsubmitted { error, tasks, submitted } = *unsubmitted;
+                refused = Some((error, tasks));
+                submitted
+            });
+            Ok(())
+        });
+        let error = refused.map(|(error, tasks)| {
+            Tasks { tasks, handles }.put_back(queue);
             error
         });
         let error = error.map(Err::<(), _>).and_then(|error| error.or_raise(py).err());
         let tickets = submitted.into_iter().map(|ticket| Ticket::new(queue.clone(), ticket)).collect();
         // A signal that ended the wait comes first: it is why tasks were refused.
-        Ok((tickets, waited.err().or(error)))
+        (tickets, waited.err().or(error))
+    }
+}
+
+/// Tasks of Python's.
+struct Tasks<'py> {
+    tasks: Vec<partywall::Task>,
+    /// What their inputs were taken from.
+    handles: Vec<Bound<'py, Block>>,
+}
+
+impl<'py> Tasks<'py> {
+    /// Takes the blocks of all requests, or of none.
+    fn of<K: AsRef<str>>(
+        py: Python<'py>,
+        queue: &partywall::Queue,
+        requests: impl IntoIterator<Item = Request<'py, K>>,
+    ) -> PyResult<Self> {
+        let mut all = Self { tasks: Vec::new(), handles: Vec::new() };
+        for (kind, inputs, Count(output), Bytes(arguments), Attempts(attempts), Cancels(cancels)) in requests {
+            let arguments = arguments.as_bytes();
+            let task = partywall::Task::new(kind.as_ref()).arguments(arguments).output(output).max_attempts(attempts);
+            let mut task = task.cancel_with_submitter(cancels);
+            let mut failed = None;
+            for handle in inputs.into_iter().flatten() {
+                match handle.get().take_block(py) {
+                    Ok(block) => task = task.input(block),
+                    Err(error) => {
+                        failed = Some(error);
+                        break;
+                    }
+                }
+                all.handles.push(handle);
+            }
+            all.tasks.push(task);
+            if let Some(error) = failed {
+                all.put_back(queue);
+                return Err(error);
+            }
+        }
+        Ok(all)
+    }
+
+    /// Puts the inputs of the last tasks back where they were taken from.
+    fn put_back(self, queue: &partywall::Queue) {
+        let blocks: Vec<_> = self.tasks.into_iter().flat_map(partywall::Task::into_inputs).collect();
+        for (handle, block) in self.handles[self.handles.len() - blocks.len()..].iter().zip(blocks) {
+            handle.get().put_block_back(queue.domain(), queue.gpu(), block);
+        }
     }
 }
 
@@ -185,8 +207,8 @@ impl Queue {
     fn submit(
         &self,
         py: Python<'_>,
-        kind: String,
-        inputs: Vec<Bound<'_, Block>>,
+        kind: &str,
+        inputs: Option<Vec<Bound<'_, Block>>>,
         output: Count,
         args: Bytes<'_>,
         max_attempts: Attempts,
@@ -195,9 +217,20 @@ impl Queue {
         timeout: Option<f64>,
     ) -> PyResult<Ticket> {
         let queue = self.inner(py)?;
-        let task = (kind, inputs, output, args, max_attempts, on_death);
+        let timeout = wait::timeout(timeout)?;
         let stream = stream.map(|(device, handle)| Stream::find(py, queue.domain(), &device, handle)).transpose()?;
-        let (mut tickets, error) = self.submit_by(py, &queue, vec![task], timeout, |tasks, wait| {
+        let mut tasks = Tasks::of(py, &queue, [(kind, inputs, output, args, max_attempts, on_death)])?;
+        if stream.is_none()
+            && let Some(task) = tasks.tasks.pop()
+        {
+            // With the GIL: that takes less time than leaving it to others.
+            match queue.try_submit(task) {
+                Ok(ticket) => return Ok(Ticket::new(queue, ticket)),
+                // The next attempt says why, or waits for a place.
+                Err(refused) => tasks.tasks = refused.tasks,
+            }
+        }
+        let (mut tickets, error) = self.submit_by(py, &queue, tasks, timeout, |tasks, wait| {
             let mut tickets = Vec::new();
             for task in tasks {
                 tickets.push(match &stream {
@@ -206,7 +239,7 @@ impl Queue {
                 });
             }
             Ok(tickets)
-        })?;
+        });
         match (error, tickets.pop()) {
             (None, Some(ticket)) => Ok(ticket),
             (error, _) => Err(error.unwrap_or_else(|| closed(py, "queue"))),
@@ -217,12 +250,13 @@ impl Queue {
     fn submit_all(
         &self,
         py: Python<'_>,
-        tasks: Vec<Request<'_>>,
+        tasks: Vec<Request<'_, String>>,
         timeout: Option<f64>,
     ) -> PyResult<(Vec<Ticket>, Option<Py<PyAny>>)> {
         let queue = self.inner(py)?;
-        let (tickets, error) =
-            self.submit_by(py, &queue, tasks, timeout, |tasks, wait| queue.submit_all(tasks, wait))?;
+        let timeout = wait::timeout(timeout)?;
+        let tasks = Tasks::of(py, &queue, tasks)?;
+        let (tickets, error) = self.submit_by(py, &queue, tasks, timeout, |tasks, wait| queue.submit_all(tasks, wait));
         Ok((tickets, error.map(|error| error.into_value(py).into_any())))
     }
 
@@ -230,7 +264,11 @@ impl Queue {
     fn claim(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<ClaimedTask> {
         let queue = self.inner(py)?;
         let timeout = wait::timeout(timeout)?;
-        let task = wait::for_turn(py, "queue", timeout, || self.closed(), |wait| queue.claim(wait))?;
+        // As in `claim_within`.
+        let task = match queue.try_claim().or_raise(py)? {
+            Some(task) => task,
+            None => wait::for_turn(py, "queue", timeout, || self.closed(), |wait| queue.claim(wait))?,
+        };
         Ok(ClaimedTask::new(queue, task))
     }
 

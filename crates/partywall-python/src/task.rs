@@ -194,7 +194,9 @@ impl ClaimedTask {
     /// Completes the task: its output is the result. On a GPU, waits for all work of this process there.
     fn complete(&self, py: Python<'_>) -> PyResult<()> {
         let task = self.take(py)?;
-        py.detach(|| task.complete()).or_raise(py)
+        // Nothing has to be waited for in host memory.
+        let completed = if self.on_host() { task.complete() } else { py.detach(|| task.complete()) };
+        completed.or_raise(py)
     }
 
     /// Completes the task when all work that is on a stream now is done. Returns at once.

@@ -2,8 +2,9 @@
 #![allow(unsafe_code)] // buffers, and streams of others
 
 use std::{
+    borrow::Cow,
     collections::BTreeMap,
-    ffi::{CString, c_int, c_void},
+    ffi::{CStr, c_int, c_void},
     sync::Arc,
 };
 
@@ -37,7 +38,7 @@ use crate::{
 #[pyclass(frozen, module = "partywall._native", weakref)]
 pub(crate) struct Tensor {
     owner: Arc<Owner>,
-    name: String,
+    name: Cow<'static, str>,
     dtype: DType,
     shape: Vec<i64>,
     strides: Vec<i64>,
@@ -49,7 +50,7 @@ pub(crate) struct Tensor {
 impl Tensor {
     /// Of a segment; `owner` is its owner.
     pub(crate) fn of_segment(owner: &Arc<Owner>, tensor: &partywall::Tensor<'_>) -> partywall::Result<Self> {
-        let name = tensor.name().to_owned();
+        let name = tensor.name().to_owned().into();
         let dtype = tensor.dtype();
         let bytes = tensor.bytes();
         let device = owner.device();
@@ -119,7 +120,7 @@ impl Tensor {
     /// The beginning of a part of a claimed task of a queue, which has `has` bytes at this address.
     pub(crate) fn of_part(
         owner: &Arc<Owner>,
-        (queue, name, has): (&str, String, u64),
+        (queue, name, has): (&str, Cow<'static, str>, u64),
         address: usize,
         dtype: DType,
         shape: &[u64],
@@ -133,9 +134,17 @@ impl Tensor {
         Ok(Self::dense(owner, name, dtype, shape, address, needed))
     }
 
-    fn dense(owner: &Arc<Owner>, name: String, dtype: DType, shape: &[u64], address: usize, bytes: u64) -> Self {
+    fn dense(
+        owner: &Arc<Owner>,
+        name: impl Into<Cow<'static, str>>,
+        dtype: DType,
+        shape: &[u64],
+        address: usize,
+        bytes: u64,
+    ) -> Self {
         let strides = signed(&contiguous(shape));
         let shape = signed(shape);
+        let name = name.into();
         Self { owner: owner.clone(), name, dtype, shape, strides, address, bytes, device: owner.device() }
     }
 
@@ -467,11 +476,11 @@ impl Tensor {
         let item = (this.dtype.bits() / 8) as isize;
         let numbers: Vec<isize> =
             this.shape.iter().map(|n| *n as isize).chain(this.strides.iter().map(|n| *n as isize * item)).collect();
-        let extents = Box::into_raw(Box::new(Extents { numbers, format: CString::new(format)? }));
+        let extents = Box::into_raw(Box::new(Extents(numbers)));
         // SAFETY: Python gives a live view, and hands it to `__releasebuffer__` once; until then `internal` keeps what
         // the view points to, and `obj` the tensor, which keeps the memory.
         unsafe {
-            let start = (*extents).numbers.as_mut_ptr();
+            let start = (*extents).0.as_mut_ptr();
             *view = ffi::Py_buffer {
                 buf: this.address as *mut c_void,
                 obj: slf.clone().into_any().into_ptr(),
@@ -479,11 +488,7 @@ impl Tensor {
                 itemsize: item,
                 readonly: c_int::from(this.readonly()),
                 ndim: this.shape.len() as c_int,
-                format: if wants(ffi::PyBUF_FORMAT) {
-                    (*extents).format.as_ptr().cast_mut()
-                } else {
-                    std::ptr::null_mut()
-                },
+                format: if wants(ffi::PyBUF_FORMAT) { format.as_ptr().cast_mut() } else { std::ptr::null_mut() },
                 shape: if wants(ffi::PyBUF_ND) { start } else { std::ptr::null_mut() },
                 strides: if wants(ffi::PyBUF_STRIDES) { start.add(this.shape.len()) } else { std::ptr::null_mut() },
                 suboffsets: std::ptr::null_mut(),
@@ -536,33 +541,29 @@ impl<'py> IntoPyObject<'py> for Lengths {
     }
 }
 
-/// What a buffer's view points to.
-struct Extents {
-    /// The shape, then the strides in bytes.
-    numbers: Vec<isize>,
-    format: CString,
-}
+/// What a buffer's view points to: the shape, then the strides in bytes.
+struct Extents(Vec<isize>);
 
 /// Main memory, for DLPack.
 pub(crate) const HOST: Device = Device { device_type: dlpack::CPU, device_id: 0 };
 
 /// A type as the array interface and as buffers write it.
-fn array_type(dtype: DType) -> Option<(char, &'static str)> {
+fn array_type(dtype: DType) -> Option<(char, &'static CStr)> {
     Some(match dtype {
-        DType::Bool => ('b', "?"),
-        DType::U8 => ('u', "B"),
-        DType::I8 => ('i', "b"),
-        DType::U16 => ('u', "H"),
-        DType::I16 => ('i', "h"),
-        DType::U32 => ('u', "I"),
-        DType::I32 => ('i', "i"),
-        DType::U64 => ('u', "L"),
-        DType::I64 => ('i', "l"),
-        DType::F16 => ('f', "e"),
-        DType::F32 => ('f', "f"),
-        DType::F64 => ('f', "d"),
-        DType::C64 => ('c', "Zf"),
-        DType::C128 => ('c', "Zd"),
+        DType::Bool => ('b', c"?"),
+        DType::U8 => ('u', c"B"),
+        DType::I8 => ('i', c"b"),
+        DType::U16 => ('u', c"H"),
+        DType::I16 => ('i', c"h"),
+        DType::U32 => ('u', c"I"),
+        DType::I32 => ('i', c"i"),
+        DType::U64 => ('u', c"L"),
+        DType::I64 => ('i', c"l"),
+        DType::F16 => ('f', c"e"),
+        DType::F32 => ('f', c"f"),
+        DType::F64 => ('f', c"d"),
+        DType::C64 => ('c', c"Zf"),
+        DType::C128 => ('c', c"Zd"),
         _ => return None,
     })
 }

@@ -166,7 +166,7 @@ class Queue(Connected[_native.Queue]):
         waits until it has written the inputs. Blocks of a task that is refused stay the caller's.
         """
         if len(inputs) == 0:
-            return self._native.submit(kind, [], output, args, max_attempts, on_death, None, timeout)
+            return self._native.submit(kind, None, output, args, max_attempts, on_death, None, timeout)
         place = None if self._native.place == "host" else _streams.place(stream, None)
         taken = _Inputs(self._inputs, inputs, stream, timeout)
         try:

@@ -350,10 +350,14 @@ impl ClaimedTask {
         if self.is_exposed() {
             self.open.inputs.wait_idle()?;
         }
-        let error = self.fenced();
         let (claimed, held) = self.end();
         let completed = self.open.queue().complete(self.open.pools(), &claimed, held.as_ref());
-        completed.map_err(|_| self.lost(held, error))
+        completed.map_err(|_| {
+            if let Some(held) = held {
+                self.open.control.outputs.free(&held);
+            }
+            self.open.fenced(&claimed)
+        })
     }
 
     /// Completes the task when everything is done that is on `stream` now. Returns at once. Until then the task is
@@ -417,7 +421,7 @@ impl ClaimedTask {
     }
 
     fn fenced(&self) -> Error {
-        Gone::Claim { task: self.task().to_string(), attempt: self.attempt() }.into()
+        self.open.fenced(self.claimed())
     }
 
     fn without_inputs(&self) -> Error {
@@ -476,14 +480,6 @@ impl ClaimedTask {
         self.inputs.iter_mut().for_each(TaskInput::end);
         let held = self.output.take().and_then(Block::into_held);
         (self.claimed.take().expect("a task ends once"), held)
-    }
-
-    /// Frees the output of an attempt that is over without a result.
-    fn lost(&self, held: Option<Held>, error: Error) -> Error {
-        if let Some(held) = held {
-            self.open.control.outputs.free(&held);
-        }
-        error
     }
 
     /// Ends the attempt without a result. Returns false if it had been taken back.

@@ -299,6 +299,11 @@ impl Open {
         }
     }
 
+    /// The error that a claim has been taken back.
+    fn fenced(&self, claimed: &shm::Claimed) -> Error {
+        Gone::Claim { task: self.reference(claimed.id()).to_string(), attempt: claimed.attempt() }.into()
+    }
+
     /// The error that a task is over.
     fn gone(&self, id: shm::TaskId) -> Error {
         Error::Gone(Gone::Task { task: self.reference(id).to_string() })

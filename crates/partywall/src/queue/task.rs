@@ -126,7 +126,15 @@ impl Queue {
     /// [`Gone::HeldBlock`](crate::error::Gone::HeldBlock) if the broker gave a block to others, because it took this process
     /// for dead; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn submit<'w>(&self, task: Task, wait: impl Into<Wait<'w>>) -> Result<Ticket, Box<Unsubmitted>> {
-        self.submit_at(vec![task], None, wait.into()).map(|mut tickets| tickets.swap_remove(0))
+        self.submit_at([task], None, Some(wait.into())).map(|mut tickets| tickets.swap_remove(0))
+    }
+
+    /// Submits a task if there is a place for it.
+    ///
+    /// # Errors
+    /// As [`submit`](Self::submit), but for those of waiting.
+    pub fn try_submit(&self, task: Task) -> Result<Ticket, Box<Unsubmitted>> {
+        self.submit_at([task], None, None).map(|mut tickets| tickets.swap_remove(0))
     }
 
     /// Submits a task whose inputs are complete when everything is done that is on `stream` now. Does not wait for that:
@@ -145,7 +153,7 @@ impl Queue {
             Ok((_, point)) => point,
             Err(error) => return Err(Box::new(Unsubmitted { error, tasks: vec![task], submitted: Vec::new() })),
         };
-        self.submit_at(vec![task], Some(ready), wait.into()).map(|mut tickets| tickets.swap_remove(0))
+        self.submit_at([task], Some(ready), Some(wait.into())).map(|mut tickets| tickets.swap_remove(0))
     }
 
     /// Submits several tasks in their order, and wakes workers once.
@@ -157,17 +165,17 @@ impl Queue {
         tasks: impl IntoIterator<Item = Task>,
         wait: impl Into<Wait<'w>>,
     ) -> Result<Vec<Ticket>, Box<Unsubmitted>> {
-        self.submit_at(tasks.into_iter().collect(), None, wait.into())
+        self.submit_at(tasks.into_iter().collect::<Vec<_>>(), None, Some(wait.into()))
     }
 
     fn submit_at(
         &self,
-        tasks: Vec<Task>,
+        tasks: impl IntoIterator<Item = Task>,
         ready: Option<StreamPoint>,
-        wait: Wait<'_>,
+        wait: Option<Wait<'_>>,
     ) -> Result<Vec<Ticket>, Box<Unsubmitted>> {
-        let mut submitted = Vec::with_capacity(tasks.len());
         let mut tasks = tasks.into_iter();
+        let mut submitted = Vec::with_capacity(tasks.size_hint().0);
         let mut waiting = None;
         let mut failed = None;
         for mut task in tasks.by_ref() {
@@ -192,19 +200,23 @@ impl Queue {
         }
     }
 
-    /// Takes a place for a task, and waits for one; `waiting` once the wait has begun.
-    fn reserve<'w>(&self, task: &Task, wait: Wait<'w>, waiting: &mut Option<Waiting<'w>>) -> Result<Reserved> {
+    /// Takes a place for a task, and waits for one if there is a wait; `waiting` once that has begun.
+    fn reserve<'w>(&self, task: &Task, wait: Option<Wait<'w>>, waiting: &mut Option<Waiting<'w>>) -> Result<Reserved> {
         self.open.require_ours()?;
         task.check(&self.open)?;
         let row = self.domain().link().row();
         if let Some(place) = self.open.queue().reserve(row) {
             return Ok(place);
         }
+        let Some(wait) = wait else { return Err(self.full()) };
         // Tasks of this call that workers do not know of may fill the queue.
         self.open.queue().notify(Event::Work);
         let waiting = waiting.get_or_insert_with(|| wait.begin());
         let place = self.open.await_event(Event::Space, &self.spin, waiting, || Ok(self.open.queue().reserve(row)))?;
-        place.ok_or_else(|| self.full(waiting))
+        place.ok_or_else(|| match waiting.was_cancelled() {
+            true => waiting.error(format!("cannot submit to queue {:?}: no place became free", self.name())),
+            false => self.full(),
+        })
     }
 
     /// Puts a task into a place.
@@ -242,15 +254,12 @@ impl Queue {
             // The broker has taken the place back: it knows why.
             Err(_) => {
                 self.domain().ping()?;
-                Err(Busy::QueueFull { queue: self.name().to_owned(), tasks: self.capacity() }.into())
+                Err(self.full())
             }
         }
     }
 
-    fn full(&self, waiting: &Waiting<'_>) -> Error {
-        if waiting.was_cancelled() {
-            return waiting.error(format!("cannot submit to queue {:?}: no place became free", self.name()));
-        }
+    fn full(&self) -> Error {
         Busy::QueueFull { queue: self.name().to_owned(), tasks: self.capacity() }.into()
     }
 }

@@ -240,6 +240,8 @@ fn full_queue_makes_submitters_wait() {
     let refused = queue.submit_all((0..10).map(|_| task()), Duration::ZERO).unwrap_err();
     assert!(matches!(refused.error, Error::Busy(Busy::QueueFull { tasks: 8, .. })), "{}", refused.error);
     assert_eq!((refused.submitted.len(), refused.tasks.len()), (8, 2));
+    let at_once = queue.try_submit(task()).unwrap_err();
+    assert!(matches!(at_once.error, Error::Busy(Busy::QueueFull { .. })), "{}", at_once.error);
     let cancelled = || true;
     let wait = Wait::from(TIMEOUT).cancelled_by(&cancelled);
     assert!(matches!(queue.submit(task(), wait).unwrap_err().error, Error::Cancelled { .. }));
