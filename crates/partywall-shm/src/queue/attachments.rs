@@ -95,6 +95,11 @@ impl Queue {
         uses
     }
 
+    /// Returns whether a task names an attachment and may still read it. While others use the queue, it is a hint.
+    pub fn is_named(&self, attachment: u32) -> bool {
+        self.uses(attachment).is_some()
+    }
+
     fn uses(&self, attachment: u32) -> Option<InUse> {
         let mut named_by = self.readers().filter(|(_, named)| named.contains(&attachment)).map(|(task, _)| task);
         let first = named_by.next()?;

@@ -1,8 +1,7 @@
 //! The blocks of a pool, topic or queue in this process: their memory, their control memory, and the lease that keeps both.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc};
 
-use partywall_cuda::{CuResult, CudaError};
 use partywall_os::borrow::{BlockBorrows, BorrowedBlock, BorrowedBlockMut};
 use partywall_shm::{pool as shm, queue, topic};
 use partywall_wire::Control;
@@ -10,8 +9,8 @@ use partywall_wire::Control;
 use crate::{
     domain::{Domain, LeaseGuard},
     error::{Error, LimitReached, Result, Unreachable},
-    gpu::{DeviceRange, Gpu, failed_call},
-    queue::Signals,
+    gpu::{DeviceRange, Gpu},
+    queue::{Attachments, Signals},
     segment::Segment,
 };
 
@@ -46,6 +45,7 @@ enum Object {
         queue: Arc<queue::Queue>,
         outputs: Arc<Blocks>,
         signals: Signals,
+        attachments: Attachments,
     },
 }
 
@@ -80,7 +80,8 @@ impl Blocks {
                 return Err(wrong());
             }
             let outputs = Self::part(&memory, pool, Object::Pool, outputs, base + bytes).ok_or_else(wrong)?;
-            Object::Queue { queue: Arc::new(queue), outputs: Arc::new(outputs), signals: Signals::default() }
+            let (signals, attachments) = (Signals::default(), Attachments::default());
+            Object::Queue { queue: Arc::new(queue), outputs: Arc::new(outputs), signals, attachments }
         } else {
             Object::Pool
         };
@@ -129,6 +130,11 @@ impl Blocks {
     /// The timeline of this process in that queue.
     pub(crate) fn signals(&self) -> Option<&Signals> {
         if let Object::Queue { signals, .. } = &self.object { Some(signals) } else { None }
+    }
+
+    /// The segments attached to that queue that this process has open.
+    pub(crate) fn attachments(&self) -> Option<&Attachments> {
+        if let Object::Queue { attachments, .. } = &self.object { Some(attachments) } else { None }
     }
 
     pub(crate) fn shape(&self) -> &Control {
@@ -186,21 +192,7 @@ impl Blocks {
 
     /// Waits until everything is over that this process runs now on the GPU. Returns at once for host memory.
     pub(crate) fn wait_idle(&self) -> Result<()> {
-        let Some(gpu) = self.gpu() else { return Ok(()) };
-        let health = self.domain().health();
-        loop {
-            health.check()?;
-            // Relaxed, so that asking spoils no capture of another thread.
-            let waited = gpu.context().guard_relaxed().and_then(|_guard| gpu.context().synchronize());
-            match waited {
-                Ok(()) => return Ok(()),
-                Err(error) if is_capturing(&error) => std::thread::sleep(CAPTURE),
-                Err(error) => {
-                    health.note(gpu.uuid(), &error);
-                    return Err(failed_call(&format!("waiting for blocks of {:?} to be unused", self.name()), error));
-                }
-            }
-        }
+        self.segment().wait_idle()
     }
 
     /// Has the processor fetch the first bytes of a block in host memory, which will be read soon.
@@ -248,10 +240,3 @@ impl fmt::Debug for Blocks {
         f.debug_struct("Blocks").field("name", &self.name()).field("shape", &self.shape).finish_non_exhaustive()
     }
 }
-
-fn is_capturing(error: &CudaError) -> bool {
-    matches!(error.code, CuResult::STREAM_CAPTURE_UNSUPPORTED | CuResult::STREAM_CAPTURE_IMPLICIT)
-}
-
-/// How long to wait before a context is asked again that cannot be waited for while a graph is captured in it.
-const CAPTURE: Duration = Duration::from_millis(10);

@@ -15,7 +15,7 @@ use partywall_os::borrow::BorrowedBlock;
 use partywall_shm::{
     members,
     pool::Held,
-    queue::{Claimed, Description, Event, Input, Reason, StreamPoint},
+    queue::{BlockId, Claimed, Description, Event, Input, Part, Reason, StreamPoint},
     timeline::Progress,
 };
 
@@ -25,7 +25,7 @@ use crate::{
     error::{Busy, Error, Gone, InvalidArgument, InvalidData, Result},
     gpu::DeviceRange,
     pool::{Block, Blocks},
-    segment::Element,
+    segment::{Element, PartPlace, Segment},
     slots,
     timeline::{Order, Timeline},
     wait::{Wait, Waiting},
@@ -50,13 +50,25 @@ pub struct ClaimedTask {
     submitter: OnceLock<Arc<Timeline>>,
 }
 
-/// An input of a claimed task, read in place.
+/// An input of a claimed task, read in place: a block of the queue, or a part of an attached segment.
 pub struct TaskInput {
-    blocks: Arc<Blocks>,
-    index: u32,
-    bytes: OnceLock<Option<BorrowedBlock>>,
+    source: Source,
     /// Whether its GPU address was handed out: then work of this process may use it.
     exposed: AtomicBool,
+}
+
+enum Source {
+    Block {
+        blocks: Arc<Blocks>,
+        index: u32,
+        bytes: OnceLock<Option<BorrowedBlock>>,
+    },
+    Part {
+        open: Arc<Open>,
+        part: Part,
+        /// Once it was used.
+        found: OnceLock<(Arc<Segment>, PartPlace)>,
+    },
 }
 
 impl Queue {
@@ -103,6 +115,7 @@ impl Queue {
     /// Claims the oldest task, if there is one and an output block for it: `room`, or one that is free.
     fn try_claim_into(&self, room: &mut Option<Block>) -> Result<Found> {
         self.open.require_ours()?;
+        self.open.close_detached();
         let row = self.domain().link().row();
         let outputs = &self.open.outputs;
         while let Some(candidate) = self.open.queue().next() {
@@ -196,18 +209,7 @@ impl ClaimedTask {
             open.queue().drain(open.pools(), &claimed);
             return None;
         };
-        let input = |index| TaskInput {
-            blocks: open.inputs.clone(),
-            index,
-            bytes: OnceLock::new(),
-            exposed: AtomicBool::new(false),
-        };
-        let count = open.inputs.shape().blocks;
-        let block = |named: &Input| match named {
-            Input::Block(block) if block.index < count => Some(input(block.index)),
-            _ => None,
-        };
-        let inputs = description.inputs.iter().filter_map(block).collect();
+        let inputs = description.inputs.iter().filter_map(|input| TaskInput::new(&open, *input)).collect();
         Some(Self { open, claimed: Some(claimed), description, inputs, output, submitter: OnceLock::new() })
     }
 
@@ -349,6 +351,7 @@ impl ClaimedTask {
         self.check_inputs()?;
         if self.is_exposed() {
             self.open.inputs.wait_idle()?;
+            self.inputs.iter().try_for_each(TaskInput::wait_idle)?;
         }
         let (claimed, held) = self.end();
         let completed = self.open.queue().complete(self.open.pools(), &claimed, held.as_ref());
@@ -526,16 +529,37 @@ impl fmt::Debug for ClaimedTask {
 }
 
 impl TaskInput {
+    /// Returns `None` for a block that the queue does not have.
+    fn new(open: &Arc<Open>, input: Input) -> Option<Self> {
+        let source = match input {
+            Input::Block(BlockId { index, .. }) => {
+                let blocks = open.inputs.clone();
+                (index < blocks.shape().blocks).then_some(Source::Block { blocks, index, bytes: OnceLock::new() })?
+            }
+            Input::Part(part) => Source::Part { open: open.clone(), part, found: OnceLock::new() },
+        };
+        Some(Self { source, exposed: AtomicBool::new(false) })
+    }
+
     /// Its bytes. Host memory only. A submitter's stream may still write them: [`ClaimedTask::wait_inputs`] waits for that.
     ///
     /// # Errors
-    /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for memory of a GPU; [`Gone::HeldBlock`] if this process writes the
-    /// block, which it must not.
+    /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for memory of a GPU, and for a part of a mutable segment;
+    /// [`Gone::HeldBlock`] if this process writes the block, which it must not. For a part of a segment as [`segment`](Self::segment),
+    /// and [`InvalidArgument::Range`] if the segment has no such part.
     pub fn bytes(&self) -> Result<&[u8]> {
-        let lender = self.blocks.bytes()?;
-        match self.bytes.get_or_init(|| self.blocks.borrow(self.index)) {
-            Some(borrowed) => Ok(lender.bytes(borrowed)),
-            None => Err(Gone::HeldBlock { pool: self.blocks.name().to_owned() }.into()),
+        match &self.source {
+            Source::Block { blocks, index, bytes } => {
+                let lender = blocks.bytes()?;
+                match bytes.get_or_init(|| blocks.borrow(*index)) {
+                    Some(borrowed) => Ok(lender.bytes(borrowed)),
+                    None => Err(Gone::HeldBlock { pool: blocks.name().to_owned() }.into()),
+                }
+            }
+            Source::Part { open, part, found } => {
+                let (segment, place) = find(open, *part, found)?;
+                segment.part_bytes(*place)
+            }
         }
     }
 
@@ -547,35 +571,103 @@ impl TaskInput {
         let bytes = self.bytes()?;
         let whole = bytes.len() - bytes.len() % size_of::<T>().max(1);
         let not_elements = |error: PodCastError| {
-            InvalidArgument::range(self.blocks.name(), format!("an input's bytes are no elements: {error}"))
+            InvalidArgument::range(self.name(), format!("an input's bytes are no elements: {error}"))
         };
         bytemuck::try_cast_slice(&bytes[..whole]).map_err(not_elements)
+    }
+
+    /// Its first address in host memory, for code in other languages, which must only read it. Valid while the task is claimed.
+    ///
+    /// # Errors
+    /// As [`bytes`](Self::bytes), but not for a mutable segment, which any process may change at any time.
+    pub fn as_ptr(&self) -> Result<*const u8> {
+        match &self.source {
+            Source::Block { .. } => self.bytes().map(<[u8]>::as_ptr),
+            Source::Part { open, part, found } => {
+                let (segment, place) = find(open, *part, found)?;
+                segment.part_address(*place)
+            }
+        }
     }
 
     /// Where it is on its GPU, to be read by kernels and copies of the caller's. A submitter's stream may still write it:
     /// [`ClaimedTask::wait_inputs_on`] orders a stream behind that.
     ///
     /// # Errors
-    /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for host memory.
+    /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for host memory. For a part of a segment as [`segment`](Self::segment), and
+    /// [`InvalidArgument::Range`] if the segment has no such part.
     pub fn device(&self) -> Result<DeviceRange<'_>> {
-        let range = self.blocks.device(self.index)?;
+        let range = match &self.source {
+            Source::Block { blocks, index, .. } => blocks.device(*index)?,
+            Source::Part { open, part, found } => {
+                let (segment, place) = find(open, *part, found)?;
+                segment.part_device(*place)?
+            }
+        };
         self.exposed.store(true, Ordering::Relaxed);
         Ok(range)
     }
 
-    /// Bytes of the block.
-    pub fn len(&self) -> u64 {
-        self.blocks.shape().block_bytes
+    /// The segment that it is a part of, opened for reading; `None` for a block. This process opens an attached segment once.
+    ///
+    /// # Errors
+    /// [`Gone::Attachment`] if the queue does not hold it; those of mapping memory, and of every call.
+    pub fn segment(&self) -> Result<Option<&Segment>> {
+        match &self.source {
+            Source::Block { .. } => Ok(None),
+            Source::Part { open, part, found } => find(open, *part, found).map(|(segment, _)| Some(&**segment)),
+        }
     }
 
-    /// Never: a block has at least one byte.
+    /// Its bytes: those of the block, or of the part.
+    pub fn len(&self) -> u64 {
+        match &self.source {
+            Source::Block { blocks, .. } => blocks.shape().block_bytes,
+            Source::Part { part, .. } => part.bytes,
+        }
+    }
+
+    /// Never: a block or part has at least one byte.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    fn end(&mut self) {
-        self.blocks.give_back(self.bytes.take().flatten());
+    /// Waits for the GPU of a segment whose address was handed out.
+    fn wait_idle(&self) -> Result<()> {
+        match &self.source {
+            Source::Part { found, .. } if self.exposed.load(Ordering::Relaxed) => {
+                found.get().map_or(Ok(()), |(segment, _)| segment.wait_idle())
+            }
+            _ => Ok(()),
+        }
     }
+
+    fn name(&self) -> &str {
+        match &self.source {
+            Source::Block { blocks, .. } => blocks.name(),
+            Source::Part { open, .. } => open.name(),
+        }
+    }
+
+    fn end(&mut self) {
+        if let Source::Block { blocks, bytes, .. } = &mut self.source {
+            blocks.give_back(bytes.take().flatten());
+        }
+    }
+}
+
+/// Returns the segment of a part, and where the part is in it. The numbers are what the submitter wrote.
+fn find<'a>(
+    open: &Open,
+    part: Part,
+    found: &'a OnceLock<(Arc<Segment>, PartPlace)>,
+) -> Result<&'a (Arc<Segment>, PartPlace)> {
+    if let Some(found) = found.get() {
+        return Ok(found);
+    }
+    let segment = open.attached(part.attachment)?;
+    let place = segment.part(part.offset, part.bytes)?;
+    Ok(found.get_or_init(|| (segment, place)))
 }
 
 impl Drop for TaskInput {
@@ -586,7 +678,12 @@ impl Drop for TaskInput {
 
 impl fmt::Debug for TaskInput {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "TaskInput({}: {} bytes)", self.blocks.name(), self.len())
+        match &self.source {
+            Source::Block { blocks, .. } => write!(f, "TaskInput({}: {} bytes)", blocks.name(), self.len()),
+            Source::Part { part: Part { attachment, offset, bytes }, .. } => {
+                write!(f, "TaskInput({}: attachment {attachment}, bytes {offset} + {bytes})", self.name())
+            }
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Queues: tasks that processes submit and workers claim, over shared memory; none is lost, and each has one result.
 
+mod attachments;
 mod claimed;
 mod enqueued;
 mod options;
@@ -18,8 +19,9 @@ use partywall_shm::{
     queue::{self as shm, Event, Pools, TEND_EVERY},
 };
 
-pub(crate) use self::signals::Signals;
+pub(crate) use self::{attachments::Attachments, signals::Signals};
 pub use self::{
+    attachments::{Attachment, SegmentPart},
     claimed::{ClaimedTask, TaskInput},
     enqueued::EnqueuedResult,
     options::QueueOptions,
@@ -89,6 +91,8 @@ pub struct QueueStats {
     pub free_inputs: u32,
     /// Output blocks that no attempt and no result has.
     pub free_outputs: u32,
+    /// Segments that are [attached](Queue::attach).
+    pub attached: u32,
 }
 
 /// What a queue and its tasks share.
@@ -206,6 +210,7 @@ impl Queue {
             returned,
             free_inputs: free(&self.open.inputs),
             free_outputs: free(&self.open.outputs),
+            attached: audit.attached,
         }
     }
 
@@ -276,6 +281,13 @@ impl Open {
 
     fn domain(&self) -> &Domain {
         self.inputs.domain()
+    }
+
+    /// The lease on the queue.
+    fn lease(&self) -> Result<u64> {
+        let keep = self.inputs.keep();
+        let gone = || Unreachable::protocol(format!("it gave {:?} without a lease", self.name()));
+        Ok(keep.ok_or_else(gone)?.lease())
     }
 
     /// Not in a forked child.

@@ -5,13 +5,16 @@ use std::fmt;
 use partywall_cuda::StreamRef;
 use partywall_shm::{
     members,
-    queue::{Event, MAX_ARGUMENTS, MAX_ATTEMPTS, MAX_INPUTS, MAX_KIND, NewInput, NewTask, Reserved, StreamPoint},
+    queue::{
+        Event, MAX_ARGUMENTS, MAX_ATTEMPTS, MAX_INPUTS, MAX_KIND, NewInput, NewTask, NotSubmitted, Reserved,
+        StreamPoint,
+    },
 };
 use partywall_wire::Named;
 
-use super::{Open, Queue, Ticket};
+use super::{Open, Queue, SegmentPart, Ticket};
 use crate::{
-    error::{Busy, Error, InvalidArgument, Mismatch, Result},
+    error::{Busy, Error, Gone, InvalidArgument, Mismatch, Result},
     pool::Block,
     wait::{Wait, Waiting},
 };
@@ -22,10 +25,17 @@ use crate::{
 pub struct Task {
     kind: String,
     arguments: Vec<u8>,
-    inputs: Vec<Block>,
+    inputs: Vec<NamedInput>,
     output: u64,
     max_attempts: u8,
     cancel: bool,
+}
+
+/// An input of a task to submit.
+#[derive(Debug)]
+enum NamedInput {
+    Block(Block),
+    Part(SegmentPart),
 }
 
 /// A task that could not be submitted.
@@ -51,7 +61,14 @@ impl Task {
     /// Adds an input: a block of the queue's [inputs](Queue::inputs), at most 8. Workers read it in place; it is free when the
     /// task is done and no attempt may read it any more.
     pub fn input(mut self, block: Block) -> Self {
-        self.inputs.push(block);
+        self.inputs.push(NamedInput::Block(block));
+        self
+    }
+
+    /// Adds an input: a part of a segment that is [attached](Queue::attach) to the queue. Blocks and parts are at most 8 together,
+    /// in the order in which they are added. Workers read it in place.
+    pub fn part(mut self, part: SegmentPart) -> Self {
+        self.inputs.push(NamedInput::Part(part));
         self
     }
 
@@ -80,9 +97,9 @@ impl Task {
         self
     }
 
-    /// Returns the inputs of a task that was not submitted.
+    /// Returns the blocks among the inputs of a task that was not submitted.
     pub fn into_inputs(self) -> Vec<Block> {
-        self.inputs
+        self.inputs.into_iter().filter_map(NamedInput::into_block).collect()
     }
 
     /// Refuses a task that no queue takes, or not this one.
@@ -108,11 +125,13 @@ impl Task {
             let name = open.name().to_owned();
             return Err(Mismatch::BlockSize { name, of: Named::Queue, has, needed: *output }.into());
         }
-        if let Some(block) = inputs.iter().find(|block| !block.is_of(&open.inputs)) {
-            let why = format!("{block:?} is a block of another pool; take inputs from inputs()");
-            return Err(Mismatch::Options { of: Named::Queue, name: open.name().to_owned(), why }.into());
-        }
-        Ok(())
+        inputs.iter().try_for_each(|input| match input {
+            NamedInput::Block(block) if !block.is_of(&open.inputs) => {
+                Err(open.refuses(format!("{block:?} is a block of another pool; take inputs from inputs()")))
+            }
+            NamedInput::Block(_) => Ok(()),
+            NamedInput::Part(part) => open.check_attachment(part.attachment()),
+        })
     }
 }
 
@@ -122,7 +141,8 @@ impl Queue {
     /// # Errors
     /// The task comes back with the error. [`Busy::QueueFull`]; [`Error::Cancelled`]; [`InvalidArgument::Range`] for a task that
     /// is too long; [`Mismatch::BlockSize`] for a larger output than the queue's; [`Mismatch::Options`] for blocks of another
-    /// pool; [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to wait;
+    /// pool or queue; [`Gone::Attachment`](crate::error::Gone::Attachment) for a part of a segment that was detached;
+    /// [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to wait;
     /// [`Gone::HeldBlock`](crate::error::Gone::HeldBlock) if the broker gave a block to others, because it took this process
     /// for dead; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn submit<'w>(&self, task: Task, wait: impl Into<Wait<'w>>) -> Result<Ticket, Box<Unsubmitted>> {
@@ -179,8 +199,16 @@ impl Queue {
         let mut waiting = None;
         let mut failed = None;
         for mut task in tasks.by_ref() {
-            let place = self.reserve(&task, wait, &mut waiting);
-            match place.and_then(|place| self.put(place, &mut task, ready)) {
+            // More than once while other processes try to detach what it names.
+            let put = loop {
+                let place = self.reserve(&task, wait, &mut waiting);
+                match place.and_then(|place| self.put(place, &mut task, ready)) {
+                    Ok(None) => {}
+                    Ok(Some(ticket)) => break Ok(ticket),
+                    Err(error) => break Err(error),
+                }
+            };
+            match put {
                 Ok(ticket) => submitted.push(ticket),
                 Err(error) => {
                     failed = Some((error, task));
@@ -219,11 +247,11 @@ impl Queue {
         })
     }
 
-    /// Puts a task into a place.
-    fn put(&self, place: Reserved, task: &mut Task, ready: Option<StreamPoint>) -> Result<Ticket> {
+    /// Puts a task into a place. Returns `None` if another place is needed.
+    fn put(&self, place: Reserved, task: &mut Task, ready: Option<StreamPoint>) -> Result<Option<Ticket>> {
         // Once the task is pending, other threads of this process may read the blocks, or have them.
-        task.inputs.iter_mut().for_each(Block::end_use);
-        let held = task.inputs.iter().map(|block| block.held().map(NewInput::Block)).collect::<Result<Vec<_>>>();
+        task.inputs.iter_mut().for_each(NamedInput::end_use);
+        let held = task.inputs.iter().map(NamedInput::as_new).collect::<Result<Vec<_>>>();
         let held = match held {
             Ok(held) => held,
             Err(error) => {
@@ -245,14 +273,18 @@ impl Queue {
         match self.open.queue().submit(control, place, &described, &held) {
             Ok(id) => {
                 drop(held);
-                for block in task.inputs.drain(..) {
+                for block in task.inputs.drain(..).filter_map(NamedInput::into_block) {
                     // It is the queue's now.
                     let _ = block.into_held();
                 }
-                Ok(Ticket::new(self.open.clone(), id))
+                Ok(Some(Ticket::new(self.open.clone(), id)))
             }
+            Err(NotSubmitted::Detached(attachment)) => match self.open.is_attached(attachment)? {
+                true => Ok(None),
+                false => Err(Gone::Attachment { queue: self.name().to_owned(), attachment }.into()),
+            },
             // The broker has taken the place back: it knows why.
-            Err(_) => {
+            Err(NotSubmitted::Lost) => {
                 self.domain().ping()?;
                 Err(self.full())
             }
@@ -261,6 +293,25 @@ impl Queue {
 
     fn full(&self) -> Error {
         Busy::QueueFull { queue: self.name().to_owned(), tasks: self.capacity() }.into()
+    }
+}
+
+impl NamedInput {
+    fn end_use(&mut self) {
+        if let Self::Block(block) = self {
+            block.end_use();
+        }
+    }
+
+    fn as_new(&self) -> Result<NewInput<'_>> {
+        match self {
+            Self::Block(block) => block.held().map(NewInput::Block),
+            Self::Part(part) => Ok(NewInput::Part(part.named())),
+        }
+    }
+
+    fn into_block(self) -> Option<Block> {
+        if let Self::Block(block) = self { Some(block) } else { None }
     }
 }
 

@@ -1,14 +1,15 @@
 //! Access to the blocks of a pool or topic, which are the first tensor of a segment, in its first chunk.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
+use partywall_cuda::{CuResult, CudaError};
 use partywall_os::borrow::BlockBorrows;
 
 use super::Segment;
 use crate::{
     domain::LeaseGuard,
     error::{Error, Result},
-    gpu::DeviceRange,
+    gpu::{DeviceRange, failed_call},
     kind::wrong_kind,
 };
 
@@ -43,4 +44,30 @@ impl Segment {
     pub(crate) fn device_range(&self, offset: u64, bytes: u64) -> Result<DeviceRange<'_>> {
         self.memory().device(0, offset, bytes).map_err(|e| self.named(e))
     }
+
+    /// Waits until everything is over that this process runs now on the GPU. Returns at once for host memory.
+    pub(crate) fn wait_idle(&self) -> Result<()> {
+        let Some(gpu) = self.gpu() else { return Ok(()) };
+        let health = self.domain().health();
+        loop {
+            health.check()?;
+            // Relaxed, so that asking spoils no capture of another thread.
+            let waited = gpu.context().guard_relaxed().and_then(|_guard| gpu.context().synchronize());
+            match waited {
+                Ok(()) => return Ok(()),
+                Err(error) if is_capturing(&error) => std::thread::sleep(CAPTURE),
+                Err(error) => {
+                    health.note(gpu.uuid(), &error);
+                    return Err(failed_call(&format!("waiting for memory of {:?} to be unused", self.name()), error));
+                }
+            }
+        }
+    }
 }
+
+fn is_capturing(error: &CudaError) -> bool {
+    matches!(error.code, CuResult::STREAM_CAPTURE_UNSUPPORTED | CuResult::STREAM_CAPTURE_IMPLICIT)
+}
+
+/// How long to wait before a context is asked again that cannot be waited for while a graph is captured in it.
+const CAPTURE: Duration = Duration::from_millis(10);

@@ -6,6 +6,7 @@ mod growth;
 mod left;
 mod open;
 mod options;
+mod parts;
 mod pin;
 mod publish;
 mod tensor;
@@ -30,6 +31,7 @@ pub use self::{
 };
 pub(crate) use self::{
     options::{CommitOptions, commit_setters},
+    parts::{PartPlace, no_part},
     tensor::{elements, elements_mut},
 };
 use crate::{

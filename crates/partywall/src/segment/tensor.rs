@@ -223,6 +223,17 @@ impl<'a> Tensor<'a> {
         }
     }
 
+    /// Returns the segment.
+    pub(crate) fn segment(&self) -> &'a Segment {
+        self.segment
+    }
+
+    /// Returns where it begins in the segment's memory, and how many bytes it has.
+    pub(crate) fn place(&self) -> Result<(u64, u64)> {
+        let before: u64 = self.segment.ranges()?.iter().take(self.entry.chunk()).sum();
+        Ok((before + self.entry.offset(), self.entry.bytes()))
+    }
+
     fn check<T: Element>(&self) -> Result<()> {
         if T::DTYPE == self.dtype() {
             return Ok(());

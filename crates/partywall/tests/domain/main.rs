@@ -1,6 +1,7 @@
 //! Domains and segments over a real broker and real sockets, where [`partywall_harness::place`] says.
 #![allow(clippy::unwrap_used)] // tests, their helpers included
 
+mod attachments;
 mod broker_death;
 mod build;
 mod deaths;
@@ -45,6 +46,8 @@ fn owners_go_to_any_thread() {
         anywhere::<partywall::Queue>();
         anywhere::<partywall::Ticket>();
         anywhere::<partywall::ClaimedTask>();
+        anywhere::<partywall::Attachment>();
+        anywhere::<partywall::SegmentPart>();
         anywhere::<partywall::Error>();
     };
 }
@@ -59,6 +62,7 @@ fn role() {
             role if role.starts_with("topic ") => topics::play(role),
             role if role.starts_with("pool ") => pools::play(role),
             role if role.starts_with("queue ") => queues::play(role),
+            role if role.starts_with("attachments ") => attachments::play(role),
             "sandboxed" => pidfds::play(),
             "watcher" => watch::play(),
             _ => deaths::play(&role),

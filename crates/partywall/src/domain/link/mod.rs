@@ -154,9 +154,13 @@ impl Link {
 
     /// Asks, sending and receiving file descriptors.
     pub(crate) fn call_with(&self, call: Call, fds: &[BorrowedFd<'_>]) -> Result<Answered> {
-        let gives_back = matches!(call, Call::Release { .. } | Call::LeaveName { .. } | Call::AbandonBuild { .. });
+        let gives_back = matches!(
+            call,
+            Call::Release { .. } | Call::LeaveName { .. } | Call::AbandonBuild { .. } | Call::DetachSegment { .. }
+        );
         let Asked { outcome, twice } = self.ask(call, fds, |_| ())?;
-        if gives_back && twice && matches!(outcome, (Err(Refusal::Stale { .. }), _)) {
+        let is_gone = matches!(outcome, (Err(Refusal::Stale { .. } | Refusal::NotAttached { .. }), _));
+        if gives_back && twice && is_gone {
             return Ok((Answer::Done, Vec::new()));
         }
         self.accept(outcome)

@@ -1,0 +1,286 @@
+//! Segments that the tasks of a queue name as inputs.
+//!
+//! The queue holds an attached segment, whoever lives: see the broker's registry. A submitter needs its number and length only. A
+//! worker opens it when it uses an input that names it, through the queue, and keeps it open for later tasks. It closes it when it
+//! finds that the segment was detached: it looks whenever it claims.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    ops::{Bound, RangeBounds},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use partywall_os::lock::IgnorePoison;
+use partywall_shm::queue as shm;
+use partywall_wire::{Answer, Call, Named};
+
+use super::{Event, Open, Queue};
+use crate::{
+    domain::answered,
+    error::{Busy, Error, Mismatch, Result},
+    place::Place,
+    pool::Blocks,
+    segment::{OpenOptions, PartPlace, Segment, Tensor, no_part},
+    wait::Wait,
+};
+
+/// A segment that a queue holds, for tasks to name parts of it: see [`Queue::attach`].
+///
+/// Clones are the same attachment, and so is what another process gets that attaches the same version. Dropping it changes
+/// nothing: the queue holds the segment until it is [detached](Queue::detach) or the queue goes.
+#[derive(Clone)]
+pub struct Attachment(Arc<Attached>);
+
+struct Attached {
+    /// The queue's.
+    inputs: Arc<Blocks>,
+    number: u32,
+    name: String,
+    version: u64,
+    /// The lengths of its pieces of memory, when it was attached.
+    ranges: Vec<u64>,
+}
+
+/// A part of an attached segment, as an input of tasks. It may be used for many.
+#[derive(Debug, Clone)]
+pub struct SegmentPart {
+    of: Attachment,
+    offset: u64,
+    bytes: u64,
+}
+
+/// The attached segments that this process has open. All handles of the queue share them.
+#[derive(Debug, Default)]
+pub(crate) struct Attachments {
+    open: Mutex<BTreeMap<u32, Arc<Segment>>>,
+    /// How many attachments had ended when those were closed that had.
+    detached: AtomicU64,
+}
+
+impl Queue {
+    /// Has the queue hold a segment, so that tasks can name [parts](Attachment::part) of it as inputs. The segment stays as long
+    /// as the queue holds it, even if this process dies, or its name is removed. A segment that the queue holds already is not
+    /// attached again. At most 32 are attached at a time.
+    ///
+    /// Workers open it once, for reading, and read it in place. Frozen segments and mutable ones, in host memory and on a GPU, can
+    /// be attached. Nothing orders reads of a mutable one with what other processes write.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use partywall::{Domain, Task};
+    /// # const SECOND: Duration = Duration::from_secs(1);
+    /// # fn submit(domain: &Domain, queue: &partywall::Queue) -> partywall::Result<()> {
+    /// let model = domain.open("model", SECOND)?;
+    /// let weights = queue.attach(&model)?;
+    /// let layer = weights.tensor(&model.tensor("layers.0")?)?;
+    /// for number in 0..1000_u32 {
+    ///     let task = Task::new("infer").part(layer.clone()).arguments(&number.to_le_bytes());
+    ///     queue.submit(task, SECOND).map_err(|refused| refused.error)?;
+    /// }
+    /// queue.detach(&weights, Duration::MAX)?; // when the last task is done
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Denied::Attaching`](crate::error::Denied::Attaching) for memory that goes with its publisher;
+    /// [`LimitReached::Broker`](crate::error::LimitReached::Broker); [`Mismatch::Options`] for a segment of another connection;
+    /// those of every call.
+    pub fn attach(&self, segment: &Segment) -> Result<Attachment> {
+        self.open.require_ours()?;
+        let ours = std::ptr::eq(self.domain().link(), segment.domain().link());
+        let Some(lease) = segment.lease().filter(|_| ours) else {
+            return Err(self.open.refuses(format!("segment {:?} was opened by another connection", segment.name())));
+        };
+        let attached = self.domain().link().call(Call::Attach { queue: self.open.lease()?, segment: lease })?;
+        let number = answered!(attached, Answer::Attached { attachment } => attachment)?;
+        Ok(Attachment(Arc::new(Attached {
+            inputs: self.open.inputs.clone(),
+            number,
+            name: segment.name().to_owned(),
+            version: segment.version(),
+            ranges: segment.ranges()?,
+        })))
+    }
+
+    /// Ends an attachment, once no task names it: waits until all that do are done, cancelled or purged, and no attempt that was
+    /// taken back may still read it. Dead letters name it, too. The segment goes if nothing else holds it.
+    ///
+    /// # Errors
+    /// [`Busy::AttachmentInUse`] if tasks still name it at the end of the wait; [`Error::Cancelled`];
+    /// [`Gone::Attachment`](crate::error::Gone::Attachment) if it was detached before; [`Mismatch::Options`] for one of another
+    /// queue; those of every call.
+    pub fn detach<'w>(&self, attachment: &Attachment, wait: impl Into<Wait<'w>>) -> Result<()> {
+        self.open.require_ours()?;
+        self.open.check_attachment(attachment)?;
+        let number = attachment.0.number;
+        let queue = self.open.lease()?;
+        let detach = || self.domain().link().call(Call::DetachSegment { queue, attachment: number }).map(drop);
+        let waiting = wait.into().begin();
+        loop {
+            let in_use = match detach() {
+                Err(error @ Error::Busy(Busy::AttachmentInUse { .. })) => error,
+                detached => {
+                    self.open.close_detached();
+                    return detached;
+                }
+            };
+            // The broker alone may say that no task names it: this is a hint.
+            let unused = || Ok((!self.open.queue().is_named(number)).then_some(()));
+            if self.open.await_event(Event::Result, &self.spin, &waiting, unused)?.is_none() {
+                let what = || format!("cannot detach {attachment:?}: tasks name it");
+                return Err(if waiting.was_cancelled() { waiting.error(what()) } else { in_use });
+            }
+        }
+    }
+}
+
+impl Attachment {
+    /// A part of the segment, by bytes from the beginning of its memory. It lies within one chunk; a tensor does.
+    ///
+    /// # Errors
+    /// [`InvalidArgument::Range`](crate::error::InvalidArgument::Range) for an empty part, and one that is not within the segment
+    /// as long as it was when it was attached.
+    pub fn part(&self, range: impl RangeBounds<u64>) -> Result<SegmentPart> {
+        let start = match range.start_bound() {
+            Bound::Included(start) => *start,
+            Bound::Excluded(before) => before.saturating_add(1),
+            Bound::Unbounded => 0,
+        };
+        let end = match range.end_bound() {
+            Bound::Included(last) => last.saturating_add(1),
+            Bound::Excluded(end) => *end,
+            Bound::Unbounded => self.bytes(),
+        };
+        self.part_at(start, end.saturating_sub(start))
+    }
+
+    /// A tensor of the segment. The worker gets its bytes; what they are it has to know from the arguments.
+    ///
+    /// # Errors
+    /// As [`part`](Self::part); [`Mismatch::Options`] for a tensor of another segment.
+    pub fn tensor(&self, tensor: &Tensor<'_>) -> Result<SegmentPart> {
+        let segment = tensor.segment();
+        if (segment.name(), segment.version()) != (self.name(), self.version()) {
+            let why = format!("tensor {:?} is one of {segment:?}, not of {self:?}", tensor.name());
+            return Err(Mismatch::Options { of: Named::Queue, name: self.0.inputs.name().to_owned(), why }.into());
+        }
+        let (offset, bytes) = tensor.place()?;
+        self.part_at(offset, bytes)
+    }
+
+    fn part_at(&self, offset: u64, bytes: u64) -> Result<SegmentPart> {
+        match PartPlace::find(&self.0.ranges, offset, bytes) {
+            Some(_) => Ok(SegmentPart { of: self.clone(), offset, bytes }),
+            None => Err(no_part(self.name(), offset, bytes, self.bytes())),
+        }
+    }
+
+    /// The segment's name.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// The segment's version.
+    pub fn version(&self) -> u64 {
+        self.0.version
+    }
+
+    /// The segment's bytes, including alignment, when it was attached.
+    pub fn bytes(&self) -> u64 {
+        self.0.ranges.iter().sum()
+    }
+}
+
+/// `NAME@VERSION`
+impl fmt::Debug for Attachment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Attachment({}@{})", self.name(), self.version())
+    }
+}
+
+impl SegmentPart {
+    /// The attachment.
+    pub fn attachment(&self) -> &Attachment {
+        &self.of
+    }
+
+    pub(super) fn named(&self) -> shm::Part {
+        shm::Part { attachment: self.of.0.number, offset: self.offset, bytes: self.bytes }
+    }
+}
+
+impl Open {
+    /// Refuses an attachment of another queue.
+    pub(super) fn check_attachment(&self, attachment: &Attachment) -> Result<()> {
+        if Arc::ptr_eq(&attachment.0.inputs, &self.inputs) {
+            return Ok(());
+        }
+        Err(self.refuses(format!("{attachment:?} is attached to another queue; attach it to this one")))
+    }
+
+    /// Returns whether a task may name an attachment. The broker may be about to refuse a detach: then waits for that.
+    pub(super) fn is_attached(&self, number: u32) -> Result<bool> {
+        if self.queue().is_attached(number) {
+            return Ok(true);
+        }
+        self.domain().ping()?;
+        Ok(self.queue().is_attached(number))
+    }
+
+    /// Returns an attached segment, opened for reading.
+    pub(super) fn attached(&self, number: u32) -> Result<Arc<Segment>> {
+        self.require_ours()?;
+        self.close_detached();
+        // Locked until it is mapped: else two threads could both map it.
+        let mut open = self.attachments().open.lock().ignore_poison();
+        if let Some(segment) = open.get(&number) {
+            return Ok(segment.clone());
+        }
+        let call = Call::OpenAttached { queue: self.lease()?, attachment: number };
+        let (answer, fds) = self.domain().link().call_with(call, &[])?;
+        let opened = answered!(answer, Answer::Opened(opened) => opened)?;
+        let segment = Arc::new(self.opener(&opened.name).attach_segment(opened, fds)?);
+        open.insert(number, segment.clone());
+        Ok(segment)
+    }
+
+    /// Closes segments that have been detached since the last call, unless claimed tasks use them.
+    pub(super) fn close_detached(&self) {
+        let Attachments { open, detached } = self.attachments();
+        let now = self.queue().detached();
+        if detached.swap(now, Ordering::Relaxed) == now {
+            return;
+        }
+        let mut open = open.lock().ignore_poison();
+        let closed: Vec<_> = open.extract_if(.., |number, _| !self.queue().is_attached(*number)).collect();
+        drop(open);
+        if !closed.is_empty() {
+            // Memory of a GPU is unmapped when all streams are done, and one may wait for what the caller is about to do.
+            self.domain().workers().gpu.run(move || drop(closed));
+        }
+    }
+
+    /// How this process opens an attached segment: on the GPU on which it uses the queue, if that is another than the queue's.
+    fn opener(&self, name: &str) -> OpenOptions {
+        let opener = self.domain().opener(name);
+        let gpu = self.inputs.gpu().map(|gpu| gpu.uuid());
+        match gpu.filter(|gpu| Place::Gpu(*gpu) != self.inputs.segment().place()) {
+            Some(gpu) => opener.device(gpu).allow_peer(true),
+            None => opener,
+        }
+    }
+
+    fn attachments(&self) -> &Attachments {
+        self.inputs.attachments().expect("a queue has them")
+    }
+
+    /// The error that something does not belong to this queue.
+    pub(super) fn refuses(&self, why: String) -> Error {
+        Mismatch::Options { of: Named::Queue, name: self.name().to_owned(), why }.into()
+    }
+}

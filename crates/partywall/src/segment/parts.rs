@@ -1,0 +1,100 @@
+//! Parts of a segment, in bytes from the beginning of its memory: what the tasks of a queue name.
+
+use super::Segment;
+use crate::{
+    error::{Error, InvalidArgument, Result},
+    gpu::DeviceRange,
+    info,
+};
+
+/// Where a part is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PartPlace {
+    chunk: usize,
+    offset: u64,
+    bytes: u64,
+}
+
+impl PartPlace {
+    /// Finds a part in memory of these lengths, one behind the other. Returns `None` if it is empty or not within one of them.
+    pub(crate) fn find(ranges: &[u64], offset: u64, bytes: u64) -> Option<Self> {
+        let mut start = 0_u64;
+        for (chunk, range) in ranges.iter().enumerate() {
+            let end = start.checked_add(*range)?;
+            if offset < end {
+                let fits = bytes > 0 && bytes <= end - offset;
+                return fits.then_some(Self { chunk, offset: offset - start, bytes });
+            }
+            start = end;
+        }
+        None
+    }
+}
+
+impl Segment {
+    /// Returns the number of the lease. `None` once it is taken.
+    pub(crate) fn lease(&self) -> Option<u64> {
+        self.lease
+    }
+
+    /// Returns the lengths of the pieces of memory that it consists of. A part lies within one of them.
+    pub(crate) fn ranges(&self) -> Result<Vec<u64>> {
+        info::ranges(self.facts.reserved, &self.stage().chunks)
+    }
+
+    /// Finds a part, also one that the segment has grown by since it was opened.
+    pub(crate) fn part(&self, offset: u64, bytes: u64) -> Result<PartPlace> {
+        if let Some(place) = PartPlace::find(&self.ranges()?, offset, bytes) {
+            return Ok(place);
+        }
+        let _ = self.refresh()?;
+        PartPlace::find(&self.ranges()?, offset, bytes).ok_or_else(|| no_part(self.name(), offset, bytes, self.bytes()))
+    }
+
+    /// Returns the bytes of a part of frozen host memory.
+    pub(crate) fn part_bytes(&self, place: PartPlace) -> Result<&[u8]> {
+        self.memory().bytes(place.chunk, place.offset, place.bytes).map_err(|e| self.named(e))
+    }
+
+    /// Returns the first address of a part of host memory.
+    pub(crate) fn part_address(&self, place: PartPlace) -> Result<*const u8> {
+        if !self.facts.mutable {
+            return self.part_bytes(place).map(<[u8]>::as_ptr);
+        }
+        let map = self.memory().shared(place.chunk).map_err(|e| self.named(e))?;
+        // Inside: the place was found in the present length.
+        Ok(map.as_ptr().wrapping_add(place.offset as usize))
+    }
+
+    /// Returns a part on its GPU.
+    pub(crate) fn part_device(&self, place: PartPlace) -> Result<DeviceRange<'_>> {
+        self.memory().device(place.chunk, place.offset, place.bytes).map_err(|e| self.named(e))
+    }
+}
+
+/// The error that a segment has no such part.
+pub(crate) fn no_part(segment: &str, offset: u64, bytes: u64, has: u64) -> Error {
+    InvalidArgument::range(
+        segment,
+        format!("bytes {offset} + {bytes} are no part of its {has} bytes, or not of one chunk"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn part_lies_within_one_piece_of_memory() {
+        let find = |offset, bytes| {
+            PartPlace::find(&[10, 0, 20], offset, bytes).map(|place| (place.chunk, place.offset, place.bytes))
+        };
+        assert_eq!(
+            (find(0, 10), find(9, 1), find(10, 20), find(29, 1)),
+            (Some((0, 0, 10)), Some((0, 9, 1)), Some((2, 0, 20)), Some((2, 19, 1)))
+        );
+        for (offset, bytes) in [(0, 0), (0, 11), (9, 2), (10, 21), (30, 1), (u64::MAX, 1), (1, u64::MAX)] {
+            assert_eq!(find(offset, bytes), None, "{offset} + {bytes}");
+        }
+    }
+}
