@@ -140,7 +140,7 @@ pub(crate) fn detail(info: &ControlInfo) -> Value {
     value
 }
 
-/// Returns a publisher: `id`, `pid`, `state` (of its process, as [`member`](super::member) has it), `parted` (whether
+/// Returns a publisher: `id`, `pid`, `state` (of its process, as [`member`](super::member) has it), `detached` (whether
 /// it is detached), `published`, `blocked_by` (the `id` of the subscriber that it waits for, or null),
 /// `blocked_ms`.
 fn publisher(publisher: &PublisherInfo) -> Value {
@@ -151,7 +151,7 @@ fn publisher(publisher: &PublisherInfo) -> Value {
     value
 }
 
-/// Returns a subscriber: `id`, `pid`, `state`, `parted` as a publisher; `policy` (`block`, `drop-oldest` or `latest`),
+/// Returns a subscriber: `id`, `pid`, `state`, `detached` as a publisher; `policy` (`block`, `drop-oldest` or `latest`),
 /// `queue` (how many samples it may be behind, or null), `lag` (how many it is), `received`, `dropped`, `held`,
 /// `stalled_ms` (for how long a publisher has waited for it, or null).
 fn subscriber(subscriber: &SubscriberInfo) -> Value {
@@ -167,7 +167,7 @@ fn subscriber(subscriber: &SubscriberInfo) -> Value {
 }
 
 fn participant(who: &Participant) -> Value {
-    json!({ "id": who.id, "pid": who.pid, "state": who.state.map(|state| state.name()), "parted": who.detached })
+    json!({ "id": who.id, "pid": who.pid, "state": who.state.map(|state| state.name()), "detached": who.detached })
 }
 
 /// `clean`, or what is wrong.

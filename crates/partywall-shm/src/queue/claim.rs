@@ -194,7 +194,7 @@ impl Queue {
         if !self.places[index].change(seen, ended) {
             return false;
         }
-        point("queue: attempt taken back, nobody told of it");
+        point("queue: attempt taken back, nobody notified");
         self.control().returned.fetch_add(1, Ordering::Relaxed);
         match state {
             State::Pending => {

@@ -101,7 +101,7 @@ impl Queue {
         point("queue: output named, not enqueued");
         let enqueued = |seen: Word| (seen.state() == State::Claimed).then(|| seen.with(State::Enqueued, seen.row()));
         self.change_attempt(claimed, enqueued).ok_or(Fenced)?;
-        point("queue: enqueued, nobody told of it");
+        point("queue: enqueued, nobody notified");
         self.control().results.notify();
         Ok(())
     }
@@ -304,7 +304,7 @@ impl Queue {
         {
             return Err(self.state(id));
         }
-        point("queue: dead letter pending, nobody told of it");
+        point("queue: dead letter pending, nobody notified");
         self.add_late();
         self.notify(Event::Work);
         Ok(())
@@ -370,7 +370,7 @@ impl Queue {
         } else {
             self.settle(pools, index, now);
         }
-        point("queue: done, nobody told of it");
+        point("queue: done, nobody notified");
         self.control().results.notify();
         Ok(())
     }
@@ -399,7 +399,7 @@ impl Queue {
         let draining = ending.with(State::Draining, 0);
         if self.places[index].change(ending, draining) {
             self.settle(pools, index, draining);
-            point("queue: over, nobody told of it");
+            point("queue: over, nobody notified");
             self.control().results.notify();
         }
     }
@@ -424,7 +424,7 @@ impl Queue {
         }
         point("queue: inputs free, place not");
         if seen.state() == State::Draining && self.places[index].change(seen, seen.with(State::Free, 0)) {
-            point("queue: place free, nobody told of it");
+            point("queue: place free, nobody notified");
             self.control().space.notify();
         }
     }

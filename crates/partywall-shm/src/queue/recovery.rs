@@ -42,7 +42,7 @@ impl Queue {
                 }
             }
         }
-        point("queue: detached, nobody told of it");
+        point("queue: detached, nobody notified");
         self.notify_all();
         ended
     }

@@ -124,7 +124,7 @@ impl Queue {
         for block in inputs.iter().filter_map(NewInput::block) {
             slots.publish(block.index(), block.word());
         }
-        point("queue: pending, nobody told of it");
+        point("queue: pending, nobody notified");
         // Pairs with the fence in `pass`.
         fence(Ordering::SeqCst);
         if self.has_passed(position) {

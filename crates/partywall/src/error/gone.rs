@@ -131,7 +131,7 @@ impl Gone {
                 };
                 ErrorKind::CheckFailed.help("topic-idle", format!("stop receiving; to wait for further publishers {otherwise}"))
             }
-            Self::Detached { .. } => ErrorKind::Refused.help("parted", "join the topic again"),
+            Self::Detached { .. } => ErrorKind::Refused.help("detached", "join the topic again"),
             Self::Claim { .. } => ErrorKind::Refused.help("claim-taken-back", "drop what was made of it and claim the next task; a worker that needs longer extends its lease in time"),
             Self::Task { .. } => ErrorKind::NotFound.help("task-gone", "take each result once; `partywall show NAME` counts the tasks of the queue"),
             Self::Attachment { .. } => ErrorKind::NotFound.help("attachment-gone", "attach the segment again, and name the part by the new attachment"),

@@ -424,7 +424,7 @@ impl Filled {
                     return Err(waiting.error(what));
                 }
                 Err(Unpublished::Busy) => continue,
-                Err(Unpublished::Detached) => return Err(joined.open.parted()),
+                Err(Unpublished::Detached) => return Err(joined.open.detached()),
                 // Announced before it is tried once more.
                 Err(Unpublished::Blocked { .. }) => topic.prepare_for_space(),
             };

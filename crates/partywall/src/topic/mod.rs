@@ -260,13 +260,13 @@ impl Open {
         self.blocks.domain()
     }
 
-    /// That this is no forked child, by what is at hand.
+    /// Fails in a forked child. Checks without a system call if possible.
     fn require_ours(&self) -> Result<()> {
         if self.control.are_ours() { Ok(()) } else { self.domain().link().require_ours() }
     }
 
-    /// Why this process is not a publisher or subscriber any more: the broker knows.
-    fn parted(&self) -> Error {
+    /// Returns why this process is no longer a publisher or subscriber. Asks the broker for the reason.
+    fn detached(&self) -> Error {
         let domain = self.domain();
         let asked = domain.ping().and_then(|()| domain.health().check());
         asked.err().unwrap_or_else(|| Error::Gone(Gone::Detached { topic: self.name().to_owned() }))

@@ -180,7 +180,7 @@ impl Joined {
         };
         signals.signal_on(stream, *last + 1).map_err(|error| match error {
             // Nobody but us has begun it: it is our part in the topic that has ended.
-            Error::Gone(Gone::Timeline { .. }) => self.open.parted(),
+            Error::Gone(Gone::Timeline { .. }) => self.open.detached(),
             other => other,
         })?;
         *last += 1;

@@ -272,7 +272,7 @@ impl Subscriber {
             }
             // The dropped ones will make room.
             Received::Full => Ok(None),
-            Received::Detached => Err(open.parted()),
+            Received::Detached => Err(open.detached()),
         }
     }
 

@@ -78,7 +78,7 @@ pub(crate) const SUBMITTING: &[&str] = &[
     "queue: described, not pending",
     "queue: attachments seen, not pending",
     "queue: pending, blocks still held",
-    "queue: pending, nobody told of it",
+    "queue: pending, nobody notified",
     "queue: place given back, nobody notified",
 ];
 pub(crate) const LATE: &[&str] = &["queue: no late task found, count not moved"];
@@ -87,27 +87,27 @@ pub(crate) const COMPLETING: &[&str] = &[
     "queue: attempt drained, no result yet",
     "queue: done, block still held",
     "queue: inputs free, place not",
-    "queue: done, nobody told of it",
+    "queue: done, nobody notified",
 ];
-pub(crate) const QUEUEING: &[&str] = &["queue: output named, not enqueued", "queue: enqueued, nobody told of it"];
+pub(crate) const QUEUEING: &[&str] = &["queue: output named, not enqueued", "queue: enqueued, nobody notified"];
 pub(crate) const FAILING: &[&str] = &[
     "queue: failure recorded, task still claimed",
-    "queue: attempt taken back, nobody told of it",
+    "queue: attempt taken back, nobody notified",
     "queue: attempt drained, place not looked at",
 ];
 pub(crate) const TAKING: &[&str] = &[
     "queue: result taken, block not",
     "slots: slot taken over, holder not notified",
     "queue: output free, place not draining",
-    "queue: place free, nobody told of it",
-    "queue: over, nobody told of it",
+    "queue: place free, nobody notified",
+    "queue: over, nobody notified",
 ];
 pub(crate) const CANCELLING: &[&str] = &["queue: output free, place not draining", "queue: inputs free, place not"];
-pub(crate) const RETRYING: &[&str] = &["queue: dead letter pending, nobody told of it"];
+pub(crate) const RETRYING: &[&str] = &["queue: dead letter pending, nobody notified"];
 pub(crate) const TENDING: &[&str] =
-    &["queue: attempt recorded as open, not taken back", "queue: attempt taken back, nobody told of it"];
+    &["queue: attempt recorded as open, not taken back", "queue: attempt taken back, nobody notified"];
 pub(crate) const QUEUE_RECOVERED: &[&str] = &[
-    "queue: detached, nobody told of it",
+    "queue: detached, nobody notified",
     "queue: places of the dead free, blocks not taken",
     "queue: blocks of the dead taken, not free",
 ];
