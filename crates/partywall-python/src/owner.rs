@@ -21,6 +21,7 @@ use crate::{
     memory::Memory,
     part::Part,
     reaper,
+    task::Claim,
     tensor::HOST,
     wait,
 };
@@ -109,6 +110,11 @@ impl Owner {
         self.writable.store(false, Ordering::Release);
     }
 
+    /// Of a task that was to be over, and is not.
+    pub(crate) fn allow_writing(&self) {
+        self.writable.store(true, Ordering::Release);
+    }
+
     fn of(state: State, writable: bool, context: Option<Context>) -> Arc<Self> {
         let [named, closed] = [(); 2].map(|()| AtomicBool::new(false));
         Arc::new(Self { state: Mutex::new(state), writable: writable.into(), named, closed, context })
@@ -145,11 +151,29 @@ impl Owner {
         }
     }
 
-    /// The last stream that waits for the sample.
+    /// The last stream that waits for the sample, or for the inputs of the task.
     pub(crate) fn stream(&self) -> Option<RawStream> {
         match &*self.lock() {
             State::Received(received) => received.stream,
+            State::Claimed(part) => part.of_input().and_then(|claim| claim.stream()),
             _ => None,
+        }
+    }
+
+    /// Of an input: the claim of its task.
+    pub(crate) fn claim(&self) -> Option<Arc<Claim>> {
+        match &*self.lock() {
+            State::Claimed(part) => part.of_input().cloned(),
+            _ => None,
+        }
+    }
+
+    /// Whether a stream that reads it has to wait for what writes it: a sample, or an input.
+    pub(crate) fn is_awaited(&self) -> bool {
+        match &*self.lock() {
+            State::Received(_) => true,
+            State::Claimed(part) => part.of_input().is_some(),
+            _ => false,
         }
     }
 

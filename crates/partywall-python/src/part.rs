@@ -1,10 +1,11 @@
 //! Inputs and outputs of claimed tasks, as tensors.
+#![allow(unsafe_code)] // streams of others
 
 use std::{borrow::Cow, sync::Arc};
 
 use partywall::{
     Error, Result,
-    cuda::RawStream,
+    cuda::{RawStream, StreamRef},
     error::{Denied, Gone},
 };
 use pyo3::{
@@ -45,6 +46,11 @@ impl Part {
         }
     }
 
+    /// What an input is of: a stream of the submitter's may still write it.
+    pub(crate) fn of_input(&self) -> Option<&Arc<Claim>> {
+        self.input.map(|_| &self.claim)
+    }
+
     fn look<T>(&self, look: impl FnOnce(&mut partywall::ClaimedTask) -> Result<T>) -> Result<T> {
         let over = || Error::Gone(Gone::HeldBlock { pool: self.claim.queue.name().to_owned() });
         self.claim.lock().as_mut().map_or_else(|| Err(over()), look)
@@ -52,10 +58,17 @@ impl Part {
 }
 
 impl Memory for Part {
-    fn on_device(&self, _: &str, bytes: u64, _: RawStream, work: Work<'_>) -> Result<()> {
+    /// The stream waits first until the submitter's stream has completed the inputs.
+    fn on_device(&self, _: &str, bytes: u64, stream: RawStream, work: Work<'_>) -> Result<()> {
         self.look(|task| {
             let range = match self.input {
-                Some(index) => task.inputs()[index].device()?,
+                Some(index) => {
+                    let range = task.inputs()[index].device()?;
+                    // SAFETY: the caller's promise: a stream of the primary context of the tensor's GPU that lives for as
+                    // long as this call, as DLPack's consumers are promised too.
+                    task.wait_inputs_on(unsafe { StreamRef::borrow(range.gpu().context(), stream) })?;
+                    range
+                }
                 None => task.output()?.device()?,
             };
             work(range.slice(0, bytes)?)

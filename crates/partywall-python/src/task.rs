@@ -1,8 +1,11 @@
 //! Claimed tasks. Python has this very class, as it has [`Sample`](crate::sample::Sample).
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::{
+    sync::{Arc, Mutex, MutexGuard, OnceLock},
+    time::Duration,
+};
 
-use partywall::{Error, Queue, Result, TaskRef, error::Gone};
+use partywall::{Error, Queue, Result, TaskRef, cuda::RawStream, error::Gone};
 use partywall_os::{lock::IgnorePoison, process::fork_generation};
 use pyo3::{exceptions::PyTypeError, prelude::*, types::PyBytes};
 
@@ -45,12 +48,24 @@ pub(crate) struct ClaimedTask {
 pub(crate) struct Claim {
     /// `None` once it is over. Before the queue: dropping it needs that.
     task: Mutex<Option<partywall::ClaimedTask>>,
+    /// The last stream that waits for the inputs.
+    stream: Mutex<Option<RawStream>>,
     pub(crate) queue: Arc<Queue>,
 }
 
 impl Claim {
     pub(crate) fn lock(&self) -> MutexGuard<'_, Option<partywall::ClaimedTask>> {
         self.task.lock().ignore_poison()
+    }
+
+    /// The last stream that waits for the inputs.
+    pub(crate) fn stream(&self) -> Option<RawStream> {
+        *self.stream.lock().ignore_poison()
+    }
+
+    /// Waits until the submitter's stream has completed the inputs, unless the task is over.
+    pub(crate) fn wait_inputs(&self, timeout: Duration) -> Result<()> {
+        self.lock().as_ref().map_or(Ok(()), |task| task.wait_inputs(timeout))
     }
 }
 
@@ -66,7 +81,7 @@ impl ClaimedTask {
             attempt: task.attempt(),
             max_attempts: task.max_attempts(),
             generation: fork_generation(),
-            claim: Arc::new(Claim { task: Mutex::new(Some(task)), queue }),
+            claim: Arc::new(Claim { task: Mutex::new(Some(task)), stream: Mutex::default(), queue }),
         }
     }
 
@@ -180,6 +195,8 @@ impl ClaimedTask {
     }
 
     /// Has a stream wait until the inputs are complete. Returns at once. `stream` and `device` as for a `Timeline`.
+    ///
+    /// A stream that takes an input by DLPack waits for it without this call.
     #[pyo3(signature = (stream = None, *, device = None))]
     fn wait_inputs_on(
         &self,
@@ -188,7 +205,9 @@ impl ClaimedTask {
         device: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let stream = Stream::at(py, self.claim.queue.domain(), stream, device)?;
-        py.detach(|| self.look(|task| task.wait_inputs_on(stream.borrow()))).or_raise(py)
+        py.detach(|| self.look(|task| task.wait_inputs_on(stream.borrow()))).or_raise(py)?;
+        *self.claim.stream.lock().ignore_poison() = Some(stream.id().1);
+        Ok(())
     }
 
     /// Completes the task: its output is the result. On a GPU, waits for all work of this process there.
@@ -214,6 +233,9 @@ impl ClaimedTask {
             .map_err(|refused| {
                 let (error, task) = *refused;
                 *self.claim.lock() = Some(task);
+                if let Some(output) = self.output.get() {
+                    output.allow_writing();
+                }
                 error
             })
             .or_raise(py)

@@ -6,6 +6,7 @@ use std::{
     collections::BTreeMap,
     ffi::{CStr, c_int, c_void},
     sync::Arc,
+    time::Duration,
 };
 
 use partywall::{
@@ -296,6 +297,10 @@ impl Tensor {
         stream: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let stream = self.stream(py, stream.as_ref())?;
+        if let Some(claim) = self.owner.claim().filter(|_| !self.is_on_host()) {
+            // Here a signal ends the wait; the copy's cannot be ended.
+            wait::in_slices(py, Duration::MAX, |slice| claim.wait_inputs(slice))?;
+        }
         PyBytes::new_with(py, self.bytes as usize, |out| {
             let copied = py.detach(|| match self.is_on_host() {
                 _ if out.is_empty() => Ok(()),
@@ -365,9 +370,9 @@ impl Tensor {
 
     /// A DLPack capsule, versioned if the consumer says that it knows those.
     ///
-    /// The stream is checked, and waits for a sample that its publisher still writes. Otherwise it needs nothing: what is
-    /// committed has been waited for, and before the commit only the caller knows who writes. A consumer of unversioned
-    /// capsules is not told that it must not write.
+    /// The stream is checked, and waits for a sample that its publisher still writes, or for an input of a task that its
+    /// submitter still writes. Otherwise it needs nothing: what is committed has been waited for, and before the commit only
+    /// the caller knows who writes. A consumer of unversioned capsules is not told that it must not write.
     #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
     pub(crate) fn __dlpack__<'py>(
         &self,
@@ -403,7 +408,7 @@ impl Tensor {
         // Without one it is the legacy default stream; -1 asks for none to wait.
         if let Ok(stream) = u64::try_from(stream.unwrap_or(1))
             && !self.is_on_host()
-            && self.owner.sample().is_some()
+            && self.owner.is_awaited()
         {
             py.detach(|| self.on_device(RawStream(stream), |_, _| Ok(()))).or_raise(py)?;
         }
@@ -440,7 +445,7 @@ impl Tensor {
             ("typestr", format!("{order}{kind}{item}").into_bound_py_any(py)?),
             ("data", (self.address, self.readonly()).into_bound_py_any(py)?),
             ("strides", strides.into_bound_py_any(py)?),
-            // Nothing to wait for, but for who has a stream wait for a sample; see `__dlpack__`.
+            // Nothing to wait for, but where a stream waits for a sample or an input; see `__dlpack__`.
             ("stream", self.owner.stream().map(|stream| stream.0).into_bound_py_any(py)?),
         ]))
     }

@@ -47,6 +47,11 @@ def read(address: int, size: int, stream: int) -> bytes:
     return bytes(found)
 
 
+def wait(stream: int) -> None:
+    """Waits until nothing is left on a stream."""
+    call("cuStreamSynchronize", ctypes.c_void_p(stream))
+
+
 def is_done(stream: int) -> bool:
     """Whether nothing is left on a stream."""
     assert DRIVER is not None
