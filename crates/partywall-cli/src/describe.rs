@@ -6,7 +6,7 @@ use partywall::{
     Domain, Place, TimelineEnding, bytes,
     info::{
         Doubt, Enforcement, HolderInfo, Kind, MemberInfo, MemberState, NameInfo, Named, ObjectHolder, ObjectInfo,
-        Promises, SemaphoreInfo, TimelineInfo, VersionInfo,
+        Promises, QueueHolder, SemaphoreInfo, TimelineInfo, VersionInfo,
     },
     kind_name,
 };
@@ -166,6 +166,11 @@ pub(crate) fn object_holder(held: &ObjectHolder) -> Value {
     value
 }
 
+/// Returns a queue that holds a segment: `name`, `version`, `attachment` (the number by which its tasks name the segment).
+pub(crate) fn holding_queue(queue: &QueueHolder) -> Value {
+    json!({ "name": queue.name, "version": queue.version, "attachment": queue.attachment })
+}
+
 /// Returns a holder: `pid`, `command`, `leases`, `blocks` (of a pool, topic or queue that is shown), `tasks` (of a queue
 /// that is shown: those it works on), `unproven` (whether it is dead, and these are in quarantine).
 pub(crate) fn holder(holder: &HolderInfo) -> Value {
@@ -235,18 +240,39 @@ pub(crate) fn meaning(state: MemberState) -> Option<&'static str> {
 }
 
 /// `14 GiB stay until pid 123 (python train.py) drops it`; `None` if nothing stays.
-pub(crate) fn what_stays(left: u64, holders: &[HolderInfo]) -> Option<String> {
-    if left == 0 && holders.is_empty() {
+pub(crate) fn what_stays(left: u64, holders: &[HolderInfo], queues: &[QueueHolder]) -> Option<String> {
+    if left == 0 && holders.is_empty() && queues.is_empty() {
         return None;
     }
     let stay = format!("{} {}", bytes(left), if left == 1 { "stays" } else { "stay" });
     let (dead, living): (Vec<_>, Vec<_>) = holders.iter().partition(|holder| holder.unproven);
-    Some(match (&living[..], &dead[..]) {
+    let until: Vec<_> =
+        [(!living.is_empty()).then(|| drops_it(&living)), detaches_it(queues)].into_iter().flatten().collect();
+    Some(match (&until[..], &dead[..]) {
         ([], []) => format!("{stay} for a moment, until the dead are reclaimed"),
         ([], dead) => format!("{stay} in quarantine: {}", without_proof(dead)),
-        (living, []) => format!("{stay} until {}", drops_it(living)),
-        (living, dead) => format!("{stay} until {}; {}", drops_it(living), without_proof(dead)),
+        (until, []) => format!("{stay} until {}", until.join(" and ")),
+        (until, dead) => format!("{stay} until {}; {}", until.join(" and "), without_proof(dead)),
     })
+}
+
+/// `queue work@1 ends or detaches it`.
+fn detaches_it(queues: &[QueueHolder]) -> Option<String> {
+    let mut names: Vec<_> = queues.iter().map(|queue| with_version(&queue.name, queue.version)).collect();
+    // A queue may hold several versions of one name.
+    names.sort();
+    names.dedup();
+    if let [name] = &names[..] {
+        return Some(format!("queue {name} ends or detaches it"));
+    }
+    let rest = names.split_off(names.len().min(NAMED)).len();
+    let rest = if rest > 0 { format!(" and {rest} more") } else { String::new() };
+    (!names.is_empty()).then(|| format!("queues {}{rest} end or detach it", names.join(", ")))
+}
+
+/// `NAME@VERSION`.
+pub(crate) fn with_version(name: &str, version: u64) -> String {
+    format!("{name}@{version}")
 }
 
 fn drops_it(holders: &[&HolderInfo]) -> String {
@@ -342,21 +368,26 @@ mod tests {
 
     #[test]
     fn remaining_memory_names_its_holder() {
-        assert_eq!(what_stays(0, &[]), None);
+        assert_eq!(what_stays(0, &[], &[]), None);
         let one = [holder(123, "/usr/bin/python train.py")];
-        assert_eq!(what_stays(14 << 30, &one).unwrap(), "14 GiB stay until pid 123 (python train.py) drops it");
+        assert_eq!(what_stays(14 << 30, &one, &[]).unwrap(), "14 GiB stay until pid 123 (python train.py) drops it");
         let five: Vec<_> = (1..=5).map(|pid| holder(pid, "")).collect();
-        let text = what_stays(1 << 20, &five).unwrap();
+        let text = what_stays(1 << 20, &five, &[]).unwrap();
         assert_eq!(text, "1 MiB stay until pid 1, pid 2, pid 3 and 2 more drop it");
-        assert!(what_stays(1 << 20, &five[..2]).unwrap().contains("pid 1 and pid 2 drop it"));
+        assert!(what_stays(1 << 20, &five[..2], &[]).unwrap().contains("pid 1 and pid 2 drop it"));
         let dead = HolderInfo { unproven: true, ..holder(7, "") };
-        let text = what_stays(1 << 20, std::slice::from_ref(&dead)).unwrap();
+        let text = what_stays(1 << 20, std::slice::from_ref(&dead), &[]).unwrap();
         assert_eq!(text, "1 MiB stay in quarantine: pid 7 is dead without proof (`partywall rm --unproven 7`)");
-        let text = what_stays(1 << 20, &[dead.clone(), holder(1, ""), dead]).unwrap();
+        let text = what_stays(1 << 20, &[dead.clone(), holder(1, ""), dead], &[]).unwrap();
         assert_eq!(
             text,
             "1 MiB stay until pid 1 drops it; pid 7 and pid 7 are dead without proof (`partywall rm --unproven`)"
         );
+        let queue = |name: &str| QueueHolder { name: name.into(), version: 1, attachment: 0 };
+        let text = what_stays(1 << 20, &[], &[queue("work")]).unwrap();
+        assert_eq!(text, "1 MiB stay until queue work@1 ends or detaches it");
+        let text = what_stays(1 << 20, &five[..1], &["a", "b", "c", "d"].map(queue)).unwrap();
+        assert_eq!(text, "1 MiB stay until pid 1 drops it and queues a@1, b@1, c@1 and 1 more end or detach it");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use partywall::{Domain, Place, Queue, Task};
+use partywall::{DType, Domain, Place, Queue, Task};
 use partywall_harness::Sandbox;
 use serde_json::{Value, json};
 
@@ -34,6 +34,38 @@ fn fill(queue: &Queue) {
         }
     }
     submit(Task::new("sqrt").input(queue.inputs().alloc(SECOND).unwrap()));
+}
+
+#[test]
+fn queue_is_named_among_the_holders_of_a_segment() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let queue = create(&domain);
+    let segment =
+        domain.create("weights", Place::Host).tensor("x", DType::U8, &[1000]).allocate().unwrap().commit().unwrap();
+    let weights = queue.attach(&segment).unwrap();
+    queue.submit(Task::new("sum").part(weights.part(..10).unwrap()), SECOND).unwrap();
+
+    let show = sandbox.json(["show", "weights"]);
+    assert_eq!(show["queues"], json!([{ "name": "work", "version": 1, "attachment": 0 }]));
+    assert_eq!((&show["leases"], show["holders"].as_array().unwrap().len()), (&json!(2), 1));
+    let text = sandbox.run(["show", "weights"]).expect(0).text();
+    assert!(text.contains("held by    queue work@1\n"), "{text}");
+    let attached = json!([{ "name": "weights", "version": 1, "bytes": 1000, "attachment": 0, "tasks": 1 }]);
+    assert_eq!(sandbox.json(["show", "work"])["detail"]["attached"], attached);
+    let text = sandbox.run(["show", "work"]).expect(0).text();
+    let (_, table) = text.split_once("attached segments\n").unwrap();
+    assert!(table.lines().nth(1).unwrap().contains("weights@1"), "{text}");
+
+    drop(segment);
+    let text = sandbox.run(["show", "weights@1"]).expect(0).text();
+    assert!(text.contains("queue work@1") && !text.contains("nobody"), "{text}");
+    let again =
+        domain.create("weights", Place::Host).tensor("x", DType::U8, &[1000]).allocate().unwrap().commit().unwrap();
+    queue.attach(&again).unwrap();
+    drop(again.leave_name());
+    let text = sandbox.run(["rm", "weights"]).expect(0).text();
+    assert!(text.contains("stay until queue work@1 ends or detaches it"), "{text}");
 }
 
 #[test]

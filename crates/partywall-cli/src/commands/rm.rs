@@ -1,5 +1,5 @@
 //! `partywall rm NAME…`. With `--json`: `removed`, a list of `name`, `version`, `bytes_kept`, `holders`
-//! ([`describe::holder`]), and `failed`, a list of `name`, `error` (`code`, `kind`, `message`, `advice`).
+//! ([`describe::holder`]), `queues` ([`describe::holding_queue`]), and `failed`, a list of `name`, `error` (`code`, `kind`, `message`, `advice`).
 //!
 //! Every name is tried. The exit code is that of the first failure. Before it removes the matches of a pattern, the
 //! command asks for confirmation unless `--yes` is given. Without a terminal to ask at, it refuses.
@@ -50,7 +50,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     for name in &names {
         match domain.remove(name) {
             Ok(done) => {
-                let rest = match describe::what_stays(done.bytes_kept, &done.holders) {
+                let rest = match describe::what_stays(done.bytes_kept, &done.holders, &done.queues) {
                     Some(stays) => stays,
                     None => "its memory is free".into(),
                 };
@@ -60,6 +60,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
                     "version": done.version,
                     "bytes_kept": done.bytes_kept,
                     "holders": done.holders.iter().map(describe::holder).collect::<Vec<_>>(),
+                    "queues": done.queues.iter().map(describe::holding_queue).collect::<Vec<_>>(),
                 }));
             }
             Err(error) => {

@@ -1,7 +1,7 @@
 //! `partywall show`. With `--json`: `name`, `socket`, `timeline` and `semaphore` of that name ([`describe::timeline`],
 //! [`describe::semaphore`], each with `holders`; or null), and of a segment `latest` (whether it is), the keys of
 //! [`describe::version`] for the version that is shown, `promises` ([`describe::promises_value`]), `bytes_requested`,
-//! `chunks` (bytes each), `holders` ([`describe::holder`]), `detail` (of a pool, topic or queue [`describe::control::detail`],
+//! `chunks` (bytes each), `holders` ([`describe::holder`]), `queues` ([`describe::holding_queue`]), `detail` (of a pool, topic or queue [`describe::control::detail`],
 //! else null), `versions` (all of them), `builder` (a pid or null), `metadata` (an object), `tensors`: all, in the
 //! order in which they were given, each with `name`, `dtype`, `shape`, `strides` (in elements), `bytes`, `chunk`,
 //! `offset`.
@@ -13,8 +13,8 @@ use partywall::{
     Domain, Error, SampleType, bytes,
     error::{Gone, NotFound},
     info::{
-        Control, ControlInfo, HolderInfo, Lifetime, ObjectDetail, ObjectInfo, ObjectKind, Participant, PublisherInfo,
-        QueueShape, SegmentInfo, SubscriberInfo, TopicInfo, TopicShape, VersionInfo,
+        AttachedInfo, Control, ControlInfo, HolderInfo, Lifetime, ObjectDetail, ObjectInfo, ObjectKind, Participant,
+        PublisherInfo, QueueShape, SegmentInfo, SubscriberInfo, TopicInfo, TopicShape, VersionInfo,
     },
     kind_name,
 };
@@ -197,6 +197,23 @@ fn queue_facts(output: Output, info: &SegmentInfo, shape: &QueueShape) {
     }
     history(output, info);
     people(output, info);
+    if let Some((_, queue)) = used {
+        attached(output, &queue.attached);
+    }
+}
+
+/// Prints the segments that a queue holds.
+fn attached(output: Output, attached: &[AttachedInfo]) {
+    if attached.is_empty() {
+        return;
+    }
+    output.line("\nattached segments");
+    let row = |held: &AttachedInfo| {
+        let segment = describe::with_version(&held.name, held.version);
+        vec![format!("  {segment}"), bytes(held.bytes), held.tasks.to_string(), held.attachment.to_string()]
+    };
+    let rows: Vec<_> = attached.iter().map(row).collect();
+    output.table(&["  SEGMENT", ">SIZE", ">TASKS", ">NUMBER"], &rows, &["NUMBER"]);
 }
 
 /// Returns the current number of samples per second.
@@ -284,6 +301,7 @@ fn value(info: &SegmentInfo) -> Value {
     value["bytes_requested"] = json!(info.table.tensor_bytes());
     value["chunks"] = json!(info.chunks);
     value["holders"] = info.holders.iter().map(describe::holder).collect();
+    value["queues"] = info.queues.iter().map(describe::holding_queue).collect();
     value["detail"] = info.control.as_ref().map_or(Value::Null, describe::control::detail);
     value["versions"] = info.versions.iter().map(describe::version).collect();
     value["builder"] = json!(info.builder);
@@ -431,8 +449,15 @@ fn chunks(chunks: &[u64]) -> String {
 }
 
 fn people(output: Output, info: &SegmentInfo) {
-    if info.holders.is_empty() {
+    if !info.queues.is_empty() {
+        let names: Vec<_> =
+            info.queues.iter().map(|queue| describe::with_version(&queue.name, queue.version)).collect();
+        fact(output, "held by", format!("{} {}", if names.len() == 1 { "queue" } else { "queues" }, names.join(", ")));
+    } else if info.holders.is_empty() {
         return fact(output, "holders", "nobody");
+    }
+    if info.holders.is_empty() {
+        return;
     }
     let counted: &[_] = match &info.control {
         Some(ControlInfo { queue: Some(_), .. }) => &[">BLOCKS", ">TASKS"],

@@ -3,8 +3,8 @@
 use partywall::{
     DType, SampleType, bytes,
     info::{
-        BlockCounts, Control, ControlInfo, Named, Participant, PublisherInfo, QueueUsage, SampleShape, SubscriberInfo,
-        TopicShape, Usage,
+        AttachedInfo, BlockCounts, Control, ControlInfo, Named, Participant, PublisherInfo, QueueUsage, SampleShape,
+        SubscriberInfo, TopicShape, Usage,
     },
 };
 use serde_json::{Value, json};
@@ -111,7 +111,7 @@ pub(crate) fn sum(control: &Control, topic: &TopicShape) -> String {
 /// Returns how it is used, in detail: `audit` (`clean`, or what is wrong), `waiting` (how many wait for a block), `counts` (of
 /// blocks: `free`, `held`, `offered`, `in_ring`, `read`, `unused`, `handed`), of a topic `published` (samples so far),
 /// `publishers`, `subscribers` ([`publisher`], [`subscriber`]), which may be incomplete if there are very many, and of a
-/// queue `tasks` ([`tasks`]) and `outputs` (of these blocks: `free`, `held`, `in_results`).
+/// queue `tasks` ([`tasks`]), `outputs` (of these blocks: `free`, `held`, `in_results`) and `attached` ([`attached`]).
 pub(crate) fn detail(info: &ControlInfo) -> Value {
     let BlockCounts { free, held, offered, in_ring, read, unused, handed, waiting, .. } = info.blocks;
     let mut value = json!({
@@ -136,8 +136,16 @@ pub(crate) fn detail(info: &ControlInfo) -> Value {
         let BlockCounts { free, held, in_ring, .. } = queue.outputs;
         value["tasks"] = tasks(&queue.usage);
         value["outputs"] = json!({ "free": free, "held": held, "in_results": in_ring });
+        value["attached"] = queue.attached.iter().map(attached).collect();
     }
     value
+}
+
+/// Returns a segment that a queue holds: `name`, `version`, `bytes`, `attachment` (the number by which tasks name it), `tasks`
+/// (how many name it and may still read it).
+fn attached(held: &AttachedInfo) -> Value {
+    let AttachedInfo { attachment, name, version, bytes, tasks } = held;
+    json!({ "name": name, "version": version, "bytes": bytes, "attachment": attachment, "tasks": tasks })
 }
 
 /// Returns a publisher: `id`, `pid`, `state` (of its process, as [`member`](super::member) has it), `detached` (whether
