@@ -1,6 +1,6 @@
 //! Crash points: places between two steps of a change of shared memory at which a test kills or stops a process.
 //!
-//! Without the feature `crash-points` they are empty. With it, they do nothing before `arm` is called.
+//! Without the feature `crash-points` they are empty functions. With it, they do nothing before `arm` is called.
 
 #[cfg(feature = "crash-points")]
 pub use armed::{Action, arm, disarm, point};
@@ -21,12 +21,13 @@ mod armed {
         static ARMED: Cell<Option<(u64, Action)>> = const { Cell::new(None) };
     }
 
-    /// Has this thread pass `before` points and call `action` at the next one, once.
+    /// Makes this thread pass `before` points and then call `action` at the next one, once.
     pub fn arm(before: u64, action: Action) {
         ARMED.set(Some((before, action)));
     }
 
-    /// Disarms this thread. Returns how many points were still to be passed, or `None` if the action was called.
+    /// Disarms this thread. Returns the number of points that were still to be passed, or `None` if the action was
+    /// called.
     pub fn disarm() -> Option<u64> {
         ARMED.take().map(|(before, _)| before)
     }

@@ -15,8 +15,8 @@
 //!
 //! By the two fences, either the notifier sees the mark or the sleeper sees the change.
 //!
-//! If a notifier is killed or stopped between any two steps, its sleepers check their condition after [`MAX_SLEEP`]. If a
-//! sleeper is, one later notification wakes no sleeper.
+//! If a notifier is killed or stopped between any two steps, its sleepers check their condition after [`MAX_SLEEP`]. If
+//! a sleeper is killed or stopped, one later notification wakes no sleeper.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ pub(crate) struct EventCount {
     sleepers: AtomicU32,
 }
 
-/// The notifications that an eventcount had when a sleeper announced itself. A later one ends its sleep.
+/// The number of notifications when a sleeper announced itself. A later notification ends its sleep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EventKey(u32);
 
@@ -45,7 +45,7 @@ impl EventCount {
     pub(crate) fn prepare(&self) -> EventKey {
         // Pairs with the addition in `notify`: a sleeper that sees the count sees that the mark was cleared before.
         let key = EventKey(self.count.load(Ordering::Acquire));
-        // Not a store: loom forgets part of the order of stores, and finds a mark missing that is there.
+        // Not a store, because loom does not track the order of all stores and would miss this one.
         self.sleepers.swap(1, Ordering::Relaxed);
         // Pairs with the fence in `notify`.
         fence(Ordering::SeqCst);
@@ -53,7 +53,7 @@ impl EventCount {
         key
     }
 
-    /// Sleeps until a notification since `key`; at most for `limit` and [`MAX_SLEEP`]. May return early.
+    /// Sleeps until there is a notification after `key`, for at most `limit` and [`MAX_SLEEP`]. May return early.
     pub(crate) fn sleep(&self, key: EventKey, limit: Duration) {
         self.count.sleep(key.0, limit.min(MAX_SLEEP));
     }
@@ -67,7 +67,8 @@ impl EventCount {
         self.notify_after_fence();
     }
 
-    /// As [`notify`](Self::notify), for a caller that has had a sequentially consistent fence since its change.
+    /// Notifies as [`notify`](Self::notify) does, for a caller that has executed a sequentially consistent fence since
+    /// its change.
     #[inline]
     pub(crate) fn notify_after_fence(&self) {
         if self.sleepers.load(Ordering::Relaxed) != 0 && self.sleepers.swap(0, Ordering::Relaxed) != 0 {

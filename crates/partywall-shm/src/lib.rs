@@ -1,5 +1,4 @@
-//! The structures in memory that processes share, and their audit. This crate knows no GPU, no sockets and no names of
-//! segments.
+//! The structures in shared memory, and their audit. This crate is independent of GPUs, sockets and segment names.
 //!
 //! | module | contains |
 //! |---|---|
@@ -12,11 +11,11 @@
 //! | [`timeline`] | a value that only grows: signalling it, sleeping until it does, its end |
 //! | [`topic`] | the blocks of a topic: which are in its ring, what they contain, which members read them |
 //!
-//! Shared words are atomics, which come from `sync` alone: with `--cfg loom` they are those of a model checker. A process
-//! may be killed, or stopped for ever, between any two instructions; each module says what other processes see then.
+//! Shared words are atomics from `sync`, which are those of a model checker with `--cfg loom`. A process may be killed,
+//! or stopped for good, between any two instructions. Each module documents what other processes see then.
 //!
-//! All of this memory is written by other processes, and is believed only as far as it has been checked: reading never
-//! panics, allocates in proportion to what is there, and ends.
+//! Other processes write all of this memory, so it is trusted only as far as it has been checked. Reading never panics,
+//! always terminates, and allocates in proportion to the size of the memory.
 
 pub mod crash;
 pub mod dtype;
@@ -37,11 +36,11 @@ pub use eventcount::EventKey;
 pub use slots::{SlotsOf, Sort};
 pub use table::{Layout, Table, TableBuilder, TableError, Tensor};
 
-/// The longest sleep of any waiter before it checks again: the process that had to wake it may have been killed, or stopped for
-/// ever, between the change and the wake.
+/// The longest sleep of a waiter before it checks its condition again. The process that had to wake it may have been
+/// killed or stopped between the change and the wake.
 pub const MAX_SLEEP: std::time::Duration = std::time::Duration::from_millis(100);
 
-/// Checks that memory begins with the magic number of an object, and the hash of the object's layout as it is here.
+/// Checks that memory begins with the magic number of an object and with the hash of its layout in this build.
 #[cfg(not(loom))]
 fn check_layout(object: &str, found: (u64, u64), expected: (u64, u64)) -> std::io::Result<()> {
     if found.0 != expected.0 {

@@ -1,12 +1,12 @@
-//! The rows of members: one cache line for each member that a domain can have, written by that member alone.
+//! The rows of members: one cache line per possible member of a domain, written by that member alone.
 //!
 //! | offset | field | written by |
 //! |---|---|---|
-//! | 0 | `heartbeat: u64`, milliseconds of `CLOCK_MONOTONIC` | its member; the broker, before it gives the row out |
+//! | 0 | `heartbeat: u64`, milliseconds of `CLOCK_MONOTONIC` | its member; the broker, before it assigns the row |
 //!
-//! A row belongs to a member from its welcome until nothing of the member is left; then another member may get it. The words
-//! are hints: a late heartbeat is reported, and nothing else follows from it. A hostile member that writes another's row makes
-//! that member seem hung, or not hung.
+//! A row belongs to a member from its welcome until nothing of the member is left. Then another member may get it. The
+//! words are hints: a late heartbeat is reported and has no other effect. A member that breaks the rules and writes
+//! another's row only makes that member seem hung or alive.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -16,10 +16,10 @@ use partywall_os::{
     memfd::{self, Draft},
 };
 
-/// The number of no row: what it holds belongs to the object itself.
+/// The number of no row. Slots with this row belong to the object itself.
 pub const NOBODY: u16 = u16::MAX;
 
-/// The most rows: each has a number of 16 bits other than [`NOBODY`].
+/// The maximum number of rows: each has a 16-bit number other than [`NOBODY`].
 pub const MAX_ROWS: usize = NOBODY as usize;
 
 /// Bytes of a row.
@@ -54,28 +54,28 @@ impl Members {
         self.0.len() / ROW_BYTES
     }
 
-    /// Returns whether there are none.
+    /// Returns whether there are no rows.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Says that the member of `row` is well [`now`]. Does nothing if there is no such row.
+    /// Stores a heartbeat of the member of `row` at [`now`]. Does nothing if the row does not exist.
     pub fn beat(&self, row: u16, now: u64) {
         if let Some(word) = self.0.slice(usize::from(row) * ROW_BYTES, 1) {
             word.set(0, now);
         }
     }
 
-    /// Returns when the member of `row` was well for the last time.
+    /// Returns the time of the last heartbeat of `row`.
     pub fn heartbeat(&self, row: u16) -> Option<u64> {
         Some(self.0.slice(usize::from(row) * ROW_BYTES, 1)?.get(0))
     }
 }
 
-/// Returns the milliseconds of `CLOCK_MONOTONIC`, which all processes of a machine read alike.
+/// Returns `CLOCK_MONOTONIC` in milliseconds, which is the same in all processes of a machine.
 pub fn now() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    // It counts from the machine's start.
+    // The clock starts when the machine starts, so neither value is negative.
     now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }
 

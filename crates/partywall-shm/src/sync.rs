@@ -1,9 +1,9 @@
-//! Atomics, fences and futexes: the machine's, or those of the model checker loom, which tries the orders in which
-//! threads may run and what each may see of the others' stores.
+//! Atomics, fences and futexes: those of the machine, or those of the model checker loom. loom tries all orders in
+//! which threads may run, and all stores of others that each thread may see.
 //!
-//! loom knows no futexes. There, a word to sleep on has a lock and a condition variable, which do what the kernel does:
-//! it compares the word and goes to sleep under a lock, and wakes under the same one. Time does not pass: a sleep with a
-//! limit ends by being woken alone, so that a wake that is lost is a deadlock, which fails the model.
+//! loom has no futexes. For loom a futex word contains a lock and a condition variable, which imitate the kernel:
+//! comparing the word and going to sleep happen under a lock, and waking under the same lock. Time does not pass, so a
+//! sleep with a limit ends only when it is woken. A lost wake is therefore a deadlock, which fails the model.
 
 use std::{ops::Deref, time::Duration};
 
@@ -22,11 +22,11 @@ pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(loom)]
 pub(crate) type Part<T> = Vec<T>;
 
-/// A model has no caches.
+/// Empty, because a model has no caches.
 #[cfg(loom)]
 pub(crate) fn prefetch<T>(_: &T) {}
 
-/// As above.
+/// Empty, as `prefetch`.
 #[cfg(loom)]
 pub(crate) fn prefetch_to_write<T>(_: &T) {}
 
@@ -41,7 +41,7 @@ pub(crate) struct FutexWord<A> {
 
 #[cfg(not(loom))]
 impl FutexWord<AtomicU32> {
-    /// Sleeps while the word is `seen`, until it is woken, or at most for `limit`. May return early.
+    /// Sleeps until it is woken, if the word is `seen`, for at most `limit`. May return early.
     pub(crate) fn sleep(&self, seen: u32, limit: Duration) {
         partywall_os::futex::wait(&self.word, seen, limit);
     }
@@ -54,7 +54,7 @@ impl FutexWord<AtomicU32> {
 
 #[cfg(not(loom))]
 impl FutexWord<AtomicU64> {
-    /// As the other, while the low half is `seen`; returns `false` if the time ran out.
+    /// Sleeps until it is woken, if the low half is `seen`. Returns `false` if the time ran out.
     pub(crate) fn sleep(&self, seen: u32, limit: Duration) -> bool {
         partywall_os::futex::wait(partywall_os::futex::low_half(&self.word), seen, limit)
     }
@@ -100,7 +100,7 @@ impl<A> FutexWord<A> {
     }
 }
 
-/// Where the threads of a model sleep.
+/// The place where threads of a model sleep.
 #[cfg(loom)]
 #[derive(Debug)]
 struct Bed {
@@ -116,7 +116,7 @@ impl Bed {
     }
 
     fn sleep(&self, unchanged: impl Fn() -> bool) {
-        let lock = self.lock.lock().expect("no thread of a model goes on after a panic");
+        let lock = self.lock.lock().expect("no thread of a model continues after a panic");
         if unchanged() {
             drop(self.wake.wait(lock).expect("as above"));
         }

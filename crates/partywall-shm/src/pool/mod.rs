@@ -1,18 +1,18 @@
-//! The control memory of a pool: which member has each block. The blocks themselves are in another memory.
+//! The control memory of a pool, which records the holder of each block. The blocks themselves are in other memory.
 //!
 //! A block is a slot; `slots` documents layout and protocol. The block's index is the slot's. Its *generation* is the slot's
 //! ticket, so a block that was freed, or handed over, and taken again has another generation.
 //!
-//! An [offered](Slots::offer) block belongs to its giver until a member that knows its index and generation has
-//! [accepted](Slots::accept) it, and comes back with the giver's death. A *published* block belongs to a topic and to no
-//! member, so no member's death changes that.
+//! An [offered](Slots::offer) block belongs to the offering member until a member that knows its index and generation
+//! has [accepted](Slots::accept) it, and is freed if the offering member dies. A *published* block belongs to a topic
+//! and not to a member, so no member's death frees it.
 
 #[cfg(all(test, not(loom)))]
 mod tests;
 
 pub use crate::slots::{Attempt, Audit, Held, MAX_WAITERS, OVERDUE, Polled, Slots, Waiter};
 
-/// The most blocks that a pool can have.
+/// The maximum number of blocks of a pool.
 pub const MAX_BLOCKS: u32 = crate::slots::MAX_SLOTS;
 
 /// The mapped control memory of a pool: the slots are its blocks.

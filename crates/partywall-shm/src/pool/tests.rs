@@ -129,7 +129,7 @@ fn pick<T>(from: &mut Vec<T>, any: usize) -> Option<T> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// One thread acts for all: each step has one right outcome.
+    /// One thread acts for all members, so each step has one correct outcome.
     #[test]
     fn it_is_what_the_model_is(blocks in 1..6_u32, steps in vec(step(), 1..200)) {
         let pool = pool(blocks);
@@ -166,7 +166,7 @@ proptest! {
                 }
                 Step::Publish(any) => if let Some((_, got)) = pick(&mut held, any) {
                     published.push((got.index(), pool.publish(got.index(), got.word()).unwrap()));
-                    // A holder whose block is published has it no more.
+                    // A holder no longer has a block that it has published.
                     prop_assert!(!pool.free(&got) && !pool.offer(&got));
                 }
                 Step::Retire(any) => if let Some((index, seen)) = pick(&mut published, any) {
@@ -195,7 +195,7 @@ proptest! {
         }
     }
 
-    /// A broken or hostile member may leave any bytes: everything ends, nothing panics, and the broker gets it all back.
+    /// A broken or hostile member may leave any bytes: every call terminates without a panic, and the broker recovers everything.
     #[test]
     fn any_bytes_can_be_recovered(
         words in vec((any::<prop::sample::Index>(), any::<u64>(), 0..5_u64), 1..400),
@@ -204,10 +204,10 @@ proptest! {
         let fd = Pool::create(blocks).unwrap();
         let pool = Pool::map(&fd).unwrap();
         let map = SharedMap::writable(&fd).unwrap();
-        // Behind what is only looked at when it is mapped.
+        // Behind the header, which is read only when the memory is mapped.
         let all = map.atomics::<AtomicU64>(64, slots::bytes(blocks) / 8 - 8).unwrap();
         for (index, word, sort) in words {
-            // Words that look like what they are not, more than noise.
+            // Plausible but wrong words find more errors than noise.
             let word = match sort {
                 0 => word,
                 1 => word & 0xff,

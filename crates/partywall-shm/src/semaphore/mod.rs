@@ -1,4 +1,4 @@
-//! A counting semaphore that processes share: permits that come back with their holder's death, and a queue of waiters.
+//! A counting semaphore that processes share: permits that are freed when their holder dies, and a queue of waiters.
 //!
 //! A permit is a slot; `slots` documents layout and protocol.
 
@@ -7,7 +7,7 @@ mod tests;
 
 pub use crate::slots::{Attempt, Audit, Held, MAX_WAITERS, OVERDUE, Polled, Slots, Waiter};
 
-/// The most permits that a semaphore can have.
+/// The maximum number of permits of a semaphore.
 pub const MAX_PERMITS: u32 = crate::slots::MAX_SLOTS;
 
 /// A mapped semaphore: the slots are its permits.

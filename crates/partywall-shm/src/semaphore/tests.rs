@@ -145,7 +145,7 @@ fn more_wait_than_there_is_room_for() {
     let held = semaphore.try_take(0).unwrap();
     let mut waiters: VecDeque<_> = (0..MAX_WAITERS).map(|_| waiter(&semaphore, 1)).collect();
     assert!(matches!(semaphore.take(1), Attempt::Crowded));
-    // A waiter that was granted a permit, and is stopped for ever before it takes it, keeps its entry. Others go on.
+    // A waiter that was granted a permit and is stopped before it takes it keeps its entry. Others continue.
     let stopped = waiters.pop_front().unwrap();
     assert!(semaphore.free(&held));
     for _ in 1..MAX_WAITERS {
@@ -305,7 +305,7 @@ fn no_more_overtake_a_waiter_than_were_acquiring_when_it_came() {
     assert_eq!(Semaphore::map(&fd).unwrap().audit(), idle(1));
 }
 
-/// Ends the other threads, also where ours fails.
+/// Ends the other threads, even if this one fails.
 struct End<'a>(&'a AtomicBool);
 
 impl Drop for End<'_> {
@@ -394,7 +394,7 @@ impl Model {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// One thread acts for all: each step has one right outcome.
+    /// One thread acts for all members, so each step has one correct outcome.
     #[test]
     fn it_is_what_the_model_is(maximum in 1..4_u32, steps in vec(step(), 1..200)) {
         let semaphore = semaphore(maximum);
@@ -463,7 +463,7 @@ proptest! {
                         .filter_map(|(number, row)| lost(&row).then_some(number)).collect();
                     let had = gone.iter().filter(|number| model.taken.contains(number)).count();
                     prop_assert_eq!(semaphore.recover(|row| lost(&row)) as usize, had);
-                    // All at once: no permit goes from one dead process to another.
+                    // All at once, so that no permit goes from one dead process to another.
                     model.queue.retain(|number| !gone.contains(number));
                     model.taken.retain(|number| !gone.contains(number));
                     model.serve();
@@ -487,7 +487,7 @@ proptest! {
         prop_assert_eq!(semaphore.audit(), idle(maximum));
     }
 
-    /// A broken or hostile member may leave any bytes: everything ends, nothing panics, and the broker gets it all back.
+    /// A broken or hostile member may leave any bytes: every call terminates without a panic, and the broker recovers everything.
     #[test]
     fn any_bytes_can_be_recovered(
         words in vec((any::<prop::sample::Index>(), any::<u64>(), 0..4_u64), 1..400),
@@ -496,10 +496,10 @@ proptest! {
         let fd = Semaphore::create(maximum).unwrap();
         let semaphore = Semaphore::map(&fd).unwrap();
         let map = SharedMap::writable(&fd).unwrap();
-        // Behind what is only looked at when it is mapped.
+        // Behind the header, which is read only when the memory is mapped.
         let all = map.atomics::<AtomicU64>(64, slots::bytes(maximum) / 8 - 8).unwrap();
         for (index, word, sort) in words {
-            // Words that look like what they are not, more than noise.
+            // Plausible but wrong words find more errors than noise.
             let word = match sort {
                 0 => word,
                 1 => word & 0xff,

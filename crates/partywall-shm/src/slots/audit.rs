@@ -13,19 +13,19 @@ pub struct Audit {
     pub free: u32,
     /// Permits or blocks that members hold.
     pub held: u32,
-    /// Blocks that their holder offers to members that know of them.
+    /// Blocks that their holder offers to members that know their generation.
     pub offered: u32,
     /// Blocks of a topic that are in its ring, or that readers hold.
     pub published: u32,
     /// Permits or blocks that are on their way to a waiter.
     pub handed: u32,
-    /// Permits or blocks that were handed to a waiter that has left. The next member that looks for one takes them.
+    /// Permits or blocks that were handed to a waiter that has left. The next member that searches for one takes them.
     pub stale: u32,
     /// Waiters.
     pub waiting: u32,
     /// Waiters that were granted a permit or block and have not taken it yet.
     pub granted: u32,
-    /// Words in a state that no member may make.
+    /// Words in a state that no correct member writes.
     pub invalid: u32,
 }
 
@@ -37,7 +37,7 @@ impl Audit {
 }
 
 impl Slots {
-    /// Counts the slots and waiters. While others use them, the numbers are of no single moment.
+    /// Counts the slots and waiters. While members use them, the numbers do not belong to a single moment.
     pub fn audit(&self) -> Audit {
         let mut audit = Audit::default();
         for (index, slot) in self.slots.iter().enumerate() {
@@ -69,7 +69,7 @@ impl Slots {
         audit
     }
 
-    /// Returns how many slots each row holds or offers, without rows that have none.
+    /// Returns the number of slots that each row holds or offers, without rows that have none.
     pub fn holders(&self) -> Vec<(Row, u32)> {
         let mut counts = std::collections::BTreeMap::new();
         for slot in self.slots.iter() {

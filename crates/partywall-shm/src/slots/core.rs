@@ -1,19 +1,20 @@
-//! How slots are taken, waited for, handed on and given back.
+//! The protocol of slots: taking, waiting, handing over and freeing.
 //!
-//! The slot words alone say which row has each slot, so no two rows have the same slot. The entries of the ring say which
-//! rows wait, and their positions in which order. `head`, `tail` and `look` are hints: a wrong one costs time.
+//! Only the slot words determine which row has a slot, so no two rows have the same slot. The entries of the ring
+//! determine which rows wait, and their positions the order. `head`, `tail` and `look` are hints: a wrong hint only
+//! costs time.
 //!
 //! 1. A member that finds no waiter takes a free slot. Otherwise it begins to wait: it takes the entry at `tail`, advances
 //!    `tail`, and serves. Every member that has freed a slot serves, too.
-//! 2. To serve is to look, behind a fence, for the first waiter and for a free slot; to set the slot aside for the waiter
-//!    (*handed*); to notify the waiter (*granted*); and to begin again, until there is no such pair. The waiter makes the
-//!    slot its own (*held*) and leaves the entry.
-//! 3. Any member may serve. One that meets a handed slot completes that step: it notifies the waiter, or takes the slot if
-//!    the waiter has left.
+//! 2. A member that serves searches, behind a fence, for the first waiter and for a free slot. It hands the slot to the
+//!    waiter (*handed*), notifies the waiter (*granted*), and repeats this until there is no such pair. The waiter
+//!    takes the slot (*held*) and leaves the entry.
+//! 3. Any member may serve. A member that finds a handed slot completes that step: it notifies the waiter, or takes the
+//!    slot if the waiter has left.
 //! 4. A sleeping waiter checks all entries again after [`MAX_SLEEP`], independently of the hints.
-//! 5. A granted slot is not held before its waiter has taken it. A waiter that does not take it for
-//!    [`OVERDUE`], because it is stopped, loses it to the next one ([`Slots::revoke_overdue`]), and begins
-//!    to wait anew if it goes on.
+//! 5. A granted slot is not held before its waiter has taken it. If the waiter is stopped and does not take it for
+//!    [`OVERDUE`], the next waiter gets the slot ([`Slots::revoke_overdue`]). The former waiter begins to wait again
+//!    when it continues.
 //!
 //! If a process is killed or stopped between any two steps:
 //! * its slot was freed, and no waiter served: a waiter serves within [`MAX_SLEEP`], or the next member that comes;
@@ -21,13 +22,14 @@
 //! * a waiter was granted a slot, and not woken: it wakes within [`MAX_SLEEP`];
 //! * a waiter was granted a slot, and is stopped: rule 5;
 //! * it had begun to wait, and `tail` was not advanced: the next waiter advances it;
-//! * its slot was held, and its entry not left: the entry is passed over, for ever if the process is stopped for ever;
-//! * a slot was offered, accepted or published: each of these is one change, and so complete or not begun;
-//! * what it held or offered stays with it until it is proved dead; then the broker takes it back ([`Slots::recover`]).
+//! * its slot was held, and its entry not left: the entry is skipped for as long as the process is stopped;
+//! * a slot was offered, accepted or published: each of these is a single change, which is complete or has not begun;
+//! * the slots that it held or offered stay its own until it is proved dead; then the broker takes them back
+//!   ([`Slots::recover`]).
 //!
-//! Overtaking: a member that found no waiter just before one began to wait may still take the next free slot, once. A later
-//! member sees the waiter and waits. So at most as many members overtake a waiter as were taking slots at that moment,
-//! unless it loses its turn by rule 5.
+//! Overtaking: a member that found no waiter just before one began to wait may still take the next free slot, once. A
+//! later member sees the waiter and waits. Therefore at most as many members overtake a waiter as were taking slots at
+//! that moment, unless it loses its turn by rule 5.
 
 use std::time::{Duration, Instant};
 
@@ -60,12 +62,12 @@ pub(crate) struct Header {
     pub(super) tail: Line,
 }
 
-/// A word with a cache line of its own.
+/// A word in its own cache line.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Line(pub(super) AtomicU64, pub(super) [AtomicU64; 7]);
 
-/// A slot that is held. It is lost until its holder dies if it is not given back.
+/// A held slot. If it is not freed, it is lost until its holder dies.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Held {
@@ -79,8 +81,8 @@ impl Held {
         self.slot
     }
 
-    /// Returns the slot's generation: a number that differs each time a slot is taken, among all slots and those created later
-    /// under the same name.
+    /// Returns the slot's generation: a number that is different each time any slot is taken, even in slots that are
+    /// created later under the same name.
     pub fn generation(&self) -> u64 {
         self.word.ticket()
     }
@@ -95,21 +97,21 @@ impl Held {
 pub enum Attempt<'a> {
     /// There was a free slot.
     Held(Held),
-    /// There was none, and the caller waits for one.
+    /// No slot was free, and the caller waits for one.
     Waiting(Waiter<'a>),
-    /// There was none, and the ring of waiters is full. Try again.
+    /// No slot was free, and the ring of waiters is full. Try again.
     Crowded,
 }
 
 /// For the broker.
 impl Slots {
-    /// Gives the slots that `dead` rows hold or offer, and their places in the queue, to others; also slots in a state that
-    /// no member may make. Returns the number of slots.
+    /// Frees the slots that `dead` rows hold or offer, and their places in the queue, and slots in an invalid state.
+    /// Returns the number of slots.
     ///
-    /// Published blocks belong to the row [`NOBODY`](crate::members::NOBODY). Without a topic nobody may publish, and the
-    /// caller counts that row as dead.
+    /// Published blocks belong to the row [`NOBODY`](crate::members::NOBODY). Without a topic no member may publish, so
+    /// the caller counts that row as dead.
     ///
-    /// Call this once the rows' processes are proved dead. It ends whatever the bytes are, and may be repeated.
+    /// Call this once the rows' processes are proved dead. It terminates for any bytes, and may be repeated.
     pub fn recover(&self, dead: impl Fn(Row) -> bool) -> u32 {
         self.recover_or_publish(dead, |_, _| false)
     }
@@ -137,12 +139,12 @@ impl Slots {
         Attempt::Waiting(Waiter { slots: self, row, position, waiting, over: false })
     }
 
-    /// Gives a slot back. Returns false if it is no longer held: the broker took it back, or it was offered.
+    /// Frees a slot. Returns false if it is no longer held because the broker took it back or it was offered.
     pub fn free(&self, held: &Held) -> bool {
         self.free_seen(held.slot, held.word)
     }
 
-    /// Returns the word of slot `index`, if there is such a slot.
+    /// Returns the word of slot `index`, if the slot exists.
     pub(crate) fn seen(&self, index: u32) -> Option<SlotWord> {
         self.slots.get(index as usize).map(Slot::load)
     }
@@ -152,7 +154,7 @@ impl Slots {
         self.free_all([(index, seen)]) == 1
     }
 
-    /// As [`free_seen`](Self::free_seen), for several slots. Returns how many it has freed.
+    /// Frees several slots as [`free_seen`](Self::free_seen) does. Returns the number of freed slots.
     pub(crate) fn free_all(&self, all: impl IntoIterator<Item = (u32, SlotWord)>) -> u32 {
         let mut freed = 0;
         for (index, seen) in all {
@@ -168,14 +170,15 @@ impl Slots {
         freed
     }
 
-    /// Lets any member that knows its index and generation take a slot over. Returns false if it is no longer held.
+    /// Offers a slot to any member that knows its index and generation. Returns false if it is no longer held.
     pub fn offer(&self, held: &Held) -> bool {
         let offered = self.slots.get(held.slot as usize).is_some_and(|slot| slot.offer(held.word));
         point("slots: slot offered, holder not notified");
         offered
     }
 
-    /// Takes over a slot that is offered with this generation; it has another one then. Returns `None` if it is not offered.
+    /// Takes over a slot that is offered with this generation, and gives it a new one. Returns `None` if it is not
+    /// offered.
     pub fn accept(&self, row: Row, index: u32, generation: u64) -> Option<Held> {
         let slot = self.slots.get(index as usize)?;
         let seen = slot.load();
@@ -188,7 +191,7 @@ impl Slots {
         accepted.then_some(Held { slot: index, word })
     }
 
-    /// Takes over a slot that was seen held, for another row; it has another generation then. Returns `None` if its word has
+    /// Takes over a slot that was seen held, for another row, with a new generation. Returns `None` if its word has
     /// changed.
     pub(crate) fn take_over(&self, row: Row, index: u32, seen: SlotWord) -> Option<Held> {
         let word = SlotWord::held(row, self.ticket());
@@ -213,24 +216,24 @@ impl Slots {
         self.first_waiting().is_some()
     }
 
-    /// Hands free slots to the waiters in their order, as the hints have it.
+    /// Hands free slots to the waiters in order, using the hints.
     fn serve(&self) {
         self.serve_as(Self::first_waiting);
     }
 
-    /// As [`serve`](Self::serve), without the hints.
+    /// Serves as [`serve`](Self::serve) does, without the hints.
     pub(crate) fn serve_all(&self) {
         self.serve_as(Self::oldest_waiting);
     }
 
-    /// As [`recover`](Self::recover), but publishes those held slots for which `publish` returns true. Returns the number of
-    /// the others.
+    /// Recovers slots as [`recover`](Self::recover) does, but publishes the held slots for which `publish` returns
+    /// true. Returns the number of the other slots.
     pub(crate) fn recover_or_publish(
         &self,
         dead: impl Fn(Row) -> bool,
         publish: impl Fn(usize, SlotWord) -> bool,
     ) -> u32 {
-        // The entries first, so that nothing more is handed to those rows.
+        // The entries are cleared first, so that no slot is handed to those rows any more.
         for entry in self.ring.iter() {
             for _ in 0..MOST_ATTEMPTS {
                 let seen = entry.load();
@@ -273,8 +276,8 @@ impl Slots {
         slots
     }
 
-    /// Takes a slot that its waiter was granted and has not taken for [`OVERDUE`], and gives it to the next waiter. Members that
-    /// find no free slot call this now and then.
+    /// Takes back a slot that was granted to a waiter and not taken for [`OVERDUE`], and gives it to the next waiter.
+    /// Members that find no free slot call this from time to time.
     pub fn revoke_overdue(&self) {
         let mut granted = self.granted.lock().ignore_poison();
         match *granted {
@@ -288,7 +291,7 @@ impl Slots {
         }
     }
 
-    /// Returns a slot that its waiter was granted and has not taken yet.
+    /// Returns a slot that was granted to a waiter and not taken yet.
     pub(crate) fn first_granted(&self) -> Option<(usize, SlotWord)> {
         self.slots.iter().enumerate().find_map(|(index, slot)| {
             let seen = slot.load();
@@ -299,7 +302,7 @@ impl Slots {
         })
     }
 
-    /// Gives a slot that was granted, and not taken, to the next waiter.
+    /// Gives a granted slot that was not taken to the next waiter.
     pub(crate) fn revoke(&self, (index, seen): (usize, SlotWord)) {
         if self.slots[index].free(seen) {
             point("slots: slot revoked, nobody served");
@@ -313,9 +316,9 @@ impl Slots {
         (position, &self.ring[position.index])
     }
 
-    /// Returns where to look for a free slot first.
+    /// Returns the index at which the search for a free slot starts.
     fn look(&self) -> usize {
-        // A model does without this hint: the search is right wherever it begins.
+        // A model does not need this hint: the search is correct from any start.
         let look = if cfg!(loom) { 0 } else { self.header().look.load(Ordering::Relaxed) as usize };
         if look < self.slots.len() { look } else { 0 }
     }
@@ -345,7 +348,7 @@ impl Slots {
         Some(Held { slot, word })
     }
 
-    /// Gives a slot that no row has the word `taken`.
+    /// Changes the word of a slot without a holder to `taken`.
     fn take_as(&self, taken: SlotWord) -> Option<u32> {
         let start = self.look();
         let slots = || self.slots.iter().enumerate();
@@ -369,14 +372,15 @@ impl Slots {
                     self.set_look((index + 1) as u32);
                     return Some(index as u32);
                 }
-                // Another member took it, or gave it back and left it to this member to hand it to a waiter: check again.
+                // Another member took the slot, or freed it and relied on this member to hand it to a waiter, so the
+                // loop checks again.
             }
         }
         None
     }
 
-    /// Notifies the waiter at `position` that the slot `slot` was handed to it, unless a member has. Returns whether the slot
-    /// may be taken because the waiter has left, or `None` if that changed meanwhile.
+    /// Notifies the waiter at `position` that the slot was handed to it, unless another member has done so. Returns
+    /// whether the slot may be taken because the waiter has left, or `None` if that changed meanwhile.
     fn complete(&self, slot: usize, row: Row, position: Position) -> Option<bool> {
         let entry = &self.ring[position.index];
         let seen = entry.load();
@@ -395,7 +399,7 @@ impl Slots {
             let seen = entry.load();
             let waiting = QueueWord::waiting(row, position.lap);
             let place = seen.place(position.lap);
-            // A waiter that was granted a slot and is stopped before it leaves its entry is passed over; others are not.
+            // Only the entry of a waiter that was granted a slot and is stopped before it leaves the entry is skipped.
             if place == Turn::Occupied && self.is_crowded(tail) {
                 return None;
             }
@@ -403,7 +407,7 @@ impl Slots {
             if begun {
                 point("slots: entry waiting, tail not advanced");
             }
-            // This position is taken, by us or by another.
+            // This position is taken, by this member or another.
             let tail_now = self.advance(&self.header().tail, tail);
             if begun {
                 return Some((position, waiting));
@@ -419,13 +423,13 @@ impl Slots {
         tail.wrapping_sub(self.header().head.0.load(Ordering::Acquire)) >= self.ring.len() as u64
     }
 
-    /// Advances a hint past `count`, unless another member has; returns its value then.
+    /// Advances a hint past `count`, unless another member has. Returns its new value.
     fn advance(&self, hint: &Line, count: u64) -> u64 {
         let next = count.wrapping_add(1);
         hint.0.compare_exchange(count, next, Ordering::AcqRel, Ordering::Acquire).map_or_else(|now| now, |_| next)
     }
 
-    /// Returns the first waiter by the hints, which it advances on the way.
+    /// Returns the first waiter according to the hints, which it advances.
     fn first_waiting(&self) -> Option<(Position, QueueWord)> {
         let tail = self.header().tail.0.load(Ordering::Acquire);
         let mut head = self.header().head.0.load(Ordering::Acquire);
@@ -446,13 +450,13 @@ impl Slots {
         None
     }
 
-    /// Returns the waiter that has waited longest, by the entries alone.
+    /// Returns the waiter that has waited longest, according to the entries alone.
     fn oldest_waiting(&self) -> Option<(Position, QueueWord)> {
         let mut oldest: Option<(Position, QueueWord)> = None;
         for (index, entry) in self.ring.iter().enumerate() {
             let seen = entry.load();
             let waits = matches!(seen.place(seen.lap()), Turn::Waiting(_));
-            // Of one lap, the first in the ring came first.
+            // Within one lap, the first entry in the ring came first.
             if waits && oldest.is_none_or(|(_, oldest)| seen.is_before(oldest)) {
                 oldest = Some((Position { index, lap: seen.lap() }, seen));
             }
@@ -461,10 +465,10 @@ impl Slots {
     }
 
     fn serve_as(&self, first: impl Fn(&Self) -> Option<(Position, QueueWord)>) {
-        // More rounds than there can be waiters happen only if a member breaks the rules.
+        // More rounds than possible waiters happen only if a member breaks the rules.
         for _ in 0..2 * self.ring.len() {
-            // Pairs with itself. Before it a member has freed a slot, or begun to wait; behind it, it looks for a waiter and a
-            // slot. If two members do so at once, one of them sees what the other did.
+            // Pairs with itself. Before it a member has freed a slot or begun to wait; behind it, the member searches
+            // for a waiter and a slot. If two members do so at the same time, one of them sees the other's change.
             fence(Ordering::SeqCst);
             let Some((position, waiting)) = first(self) else { return };
             let Turn::Waiting(row) = waiting.place(position.lap) else { return };
@@ -472,7 +476,7 @@ impl Slots {
             let Some(slot) = self.take_as(handed) else { return };
             point("slots: slot handed, waiter not notified");
             if !self.ring[position.index].grant(waiting, slot as u16) {
-                // The waiter has left, or another member notified it, of this slot or of another.
+                // The waiter has left, or another member has notified it of this slot or another one.
                 if self.complete(slot as usize, row, position) == Some(true) {
                     self.slots[slot as usize].free(handed);
                 }
@@ -481,7 +485,7 @@ impl Slots {
     }
 }
 
-/// A place in the queue for a slot. Dropping it leaves the queue; a slot that it was granted goes to the next waiter.
+/// A place in the queue for a slot. Dropping it leaves the queue; a granted slot goes to the next waiter.
 #[derive(Debug)]
 pub struct Waiter<'a> {
     slots: &'a Slots,
@@ -491,19 +495,19 @@ pub struct Waiter<'a> {
     over: bool,
 }
 
-/// How far a waiter is.
+/// The state of a waiter.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Polled {
     /// Its turn has not come.
     Waiting,
     /// It has a slot.
     Held(Held),
-    /// It has lost its turn, because it was stopped for too long, or because the broker took it for dead. Try again.
+    /// It has lost its turn, because it was stopped for too long or the broker took it for dead. Try again.
     Lost,
 }
 
 impl Waiter<'_> {
-    /// Takes the slot if its turn has come. After another answer than [`Polled::Waiting`] it has left the queue.
+    /// Takes the slot if its turn has come. After any result other than [`Polled::Waiting`] it has left the queue.
     pub fn poll(&mut self) -> Polled {
         if self.over {
             return Polled::Lost;
@@ -524,21 +528,22 @@ impl Waiter<'_> {
         if kept { Polled::Held(Held { slot: slot.into(), word }) } else { Polled::Lost }
     }
 
-    /// Returns whether its turn has not come. Cheaper than [`Waiter::poll`], which has to follow when it has.
+    /// Returns whether its turn has not come. Cheaper than [`Waiter::poll`], which must be called once it returns
+    /// false.
     pub fn is_waiting(&self) -> bool {
         !self.over && self.slots.ring[self.position.index].load() == self.waiting
     }
 
-    /// Sleeps until its turn may have come; at most for `limit` and [`MAX_SLEEP`].
+    /// Sleeps until its turn may have come, for at most `limit` and [`MAX_SLEEP`].
     pub fn sleep(&self, limit: Duration) {
         let woken = self.slots.ring[self.position.index].sleep(self.waiting, limit.min(MAX_SLEEP));
         if !woken {
-            // The member that had to serve us may have been killed or stopped.
+            // The member that had to serve this waiter may have been killed or stopped.
             self.slots.serve_all();
         }
     }
 
-    /// Leaves the queue. Returns the slot if its turn has come after all.
+    /// Leaves the queue. Returns the slot if its turn has come meanwhile.
     pub fn cancel(mut self) -> Option<Held> {
         self.stop()
     }
@@ -563,8 +568,8 @@ impl Drop for Waiter<'_> {
     }
 }
 
-/// Attempts to change a word that others change. Each failure is another member's success, so that only a member that does
-/// nothing else can use them up; the caller then goes on without.
+/// Maximum number of attempts to change a word that others change, too. Each failure is another member's success, so
+/// only a member that changes the word without pause can exhaust them. The caller then continues without the change.
 const MOST_ATTEMPTS: usize = 64;
 
 #[cfg(not(loom))]

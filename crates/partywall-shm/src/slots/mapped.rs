@@ -18,7 +18,7 @@ use super::{
 };
 use crate::invalid;
 
-/// A sort of slots.
+/// A kind of slots.
 pub trait Sort {
     /// The first bytes of the memory.
     const MAGIC: [u8; 8];
@@ -28,7 +28,7 @@ pub trait Sort {
     const SLOTS: &'static str;
 }
 
-/// Mapped slots of one sort.
+/// Mapped slots of one kind.
 #[derive(Debug)]
 pub struct SlotsOf<S> {
     slots: Slots,
@@ -58,7 +58,8 @@ impl<S: Sort> SlotsOf<S> {
     /// Maps slots that a broker has created.
     ///
     /// # Errors
-    /// `InvalidData` if the memory holds no slots of that sort, or has another layout; otherwise as [`SharedMap::writable`].
+    /// `InvalidData` if the memory does not contain slots of this kind, or has another layout; otherwise as
+    /// [`SharedMap::writable`].
     pub fn map(fd: impl AsFd) -> io::Result<Self> {
         let memory = Arc::new(SharedMap::writable(fd)?);
         let len = memory.len();
@@ -71,7 +72,7 @@ impl<S: Sort> SlotsOf<S> {
         let entries = header[0].ring.load(Ordering::Relaxed);
         if !(1..=MAX_SLOTS).contains(&maximum) || entries != MAX_WAITERS || len != bytes(maximum) {
             let object = format!("a {} of {maximum} {}", S::OBJECT, S::SLOTS);
-            return Err(invalid(format!("{object}, {entries} waiters and {len} bytes cannot be")));
+            return Err(invalid(format!("{object}, {entries} waiters and {len} bytes are invalid")));
         }
         let slots = memory.part(size_of::<Header>(), maximum as usize);
         let ring = memory.part(ring_offset(maximum), entries as usize);
@@ -89,11 +90,11 @@ impl<S> Deref for SlotsOf<S> {
     }
 }
 
-/// Returns a ticket that is larger than any of slots that were created before. Those tickets grow more slowly than this one:
-/// by one for each attempt to take a slot. So a slot and its ticket name nothing in slots that are created later under the
-/// same name. (A ticket has 46 bits: the same tickets come again after 52 days.)
+/// Returns a ticket that is larger than all tickets of slots that were created before. Their tickets grow more slowly
+/// than this one: by one for each attempt to take a slot. A slot and its ticket are therefore never valid in slots that
+/// are created later under the same name. (A ticket has 46 bits, so tickets repeat after 52 days.)
 fn first_ticket() -> u64 {
-    // Before 1970, and in some centuries, it is any number.
+    // A clock before 1970 or far in the future gives an arbitrary ticket.
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     now.as_nanos() as u64 / 64
 }

@@ -13,7 +13,7 @@
 //! | 256 | slots: 8 bytes each, filled up to whole cache lines | see `word` |
 //! | | entries of the ring: 64 bytes each, of which 8 are in use | see `word` |
 //!
-//! `word` documents the bits of slots and entries, `core` what is done with them.
+//! `word` documents the bits of slots and entries, and `core` the protocol.
 
 mod audit;
 mod core;
@@ -42,24 +42,25 @@ pub(crate) use mapped::bytes;
 pub use mapped::{SlotsOf, Sort};
 pub(crate) use word::{SlotWord, State};
 
-/// The most slots that there can be: each has a number of 16 bits.
+/// The maximum number of slots: each has a 16-bit number.
 pub(crate) const MAX_SLOTS: u32 = 1 << 16;
 
-/// How long a waiter may leave a slot that it was granted before the slot goes to the next waiter: far longer than a process
-/// that runs takes.
+/// How long a waiter may leave a granted slot before the slot goes to the next waiter. A running process takes it far
+/// sooner.
 pub const OVERDUE: Duration = Duration::from_secs(1);
 
-/// The most threads that can wait at once.
+/// The maximum number of threads that can wait at the same time.
 pub const MAX_WAITERS: u32 = 1024;
 
 /// The slots of a semaphore or a pool.
 #[derive(Debug)]
 pub struct Slots {
-    /// The lengths of these parts are those at the time of mapping; other processes may write the words that say them.
+    /// The lengths of these parts were fixed at the time of mapping, because other processes may overwrite the stored
+    /// numbers.
     header: Part<Header>,
     slots: Part<Slot>,
     ring: Part<QueueEntry>,
-    /// A slot that its waiter was granted and had not taken, and when that was first seen.
+    /// A slot that was granted and not taken, and when that was first seen.
     granted: Mutex<Option<(Instant, (usize, SlotWord))>>,
 }
 

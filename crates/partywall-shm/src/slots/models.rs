@@ -23,7 +23,7 @@ fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
 }
 
 impl Slots {
-    /// Slots for a model, all free, with room for so many waiters.
+    /// Creates free slots for a model, with room for this many waiters.
     pub(crate) fn new(slots: usize, waiters: usize) -> Self {
         let zero = || AtomicU64::new(0);
         let line = || Line(zero(), std::array::from_fn(|_| zero()));
@@ -51,9 +51,9 @@ impl Slots {
 
 struct World {
     slots: Slots,
-    /// Threads that have a permit.
+    /// The number of threads that have a permit.
     inside: AtomicU32,
-    /// What a permit protects: no access is ordered but by it.
+    /// Data that only the permit protects.
     data: AtomicU32,
 }
 
@@ -77,7 +77,7 @@ impl World {
         }
     }
 
-    /// Does what only the holder of the one permit may do, and gives the permit back.
+    /// Accesses the protected data, and frees the permit.
     fn use_alone(&self, held: &Held) {
         let seen = self.data.load(Ordering::Relaxed);
         self.data.store(seen + 1, Ordering::Relaxed);
@@ -184,7 +184,7 @@ fn blocks_of_the_dead_go_to_waiters() {
     });
 }
 
-/// A waiter died: the slot that it was handed, and its place, are passed on, whatever others were about to do with them.
+/// A waiter died. The slot that it was handed, and its place, are passed on, whatever other members were about to do.
 #[test]
 fn a_dead_waiter_blocks_no_other() {
     check(2, || {
@@ -203,7 +203,8 @@ fn a_dead_waiter_blocks_no_other() {
     });
 }
 
-/// A member that served was killed after it had handed the permit: the next one notifies the waiter, or hands it to another.
+/// A serving member was killed after it had handed the permit. The next member notifies the waiter, or hands the permit
+/// to another one.
 #[test]
 fn handed_permit_without_a_grant_is_not_lost() {
     check(2, || {
@@ -236,7 +237,7 @@ fn handed_permit_without_a_grant_is_not_lost() {
     });
 }
 
-/// A granted permit is revoked from a stopped waiter just as the waiter goes on.
+/// A granted permit is revoked from a stopped waiter just as the waiter continues.
 #[test]
 fn a_permit_revoked_as_it_is_taken_goes_to_it_or_the_next() {
     check(2, || {
@@ -262,7 +263,7 @@ fn a_permit_revoked_as_it_is_taken_goes_to_it_or_the_next() {
     });
 }
 
-/// The ring has two entries, and three wait one after the other: laps.
+/// The ring has two entries, and three members wait one after the other, so laps repeat.
 #[test]
 fn entries_are_used_again() {
     check(2, || {
@@ -283,7 +284,8 @@ fn entries_are_used_again() {
     });
 }
 
-/// Two take over what is offered, and its giver dies: one of them has it, or it is free, and it is written by one at a time.
+/// Two members accept an offered block while the offering member dies. One of them gets the block or it is free, and
+/// only one process at a time writes it.
 #[test]
 fn an_offered_block_is_accepted_once_or_comes_back() {
     check(3, || {
@@ -310,7 +312,7 @@ fn an_offered_block_is_accepted_once_or_comes_back() {
     });
 }
 
-/// A member that takes a block over sees what its giver has written.
+/// A member that accepts a block sees what the offering member has written.
 #[test]
 fn an_offered_block_is_complete() {
     check(3, || {
@@ -332,7 +334,8 @@ fn an_offered_block_is_complete() {
     });
 }
 
-/// The giver dies while a member waits for a block: the member that accepts and frees the block, or the broker, serves it.
+/// The offering member dies while a member waits for a block. Either the member that accepts and frees the block or the
+/// broker serves the waiter.
 #[test]
 fn an_offered_block_reaches_a_waiter() {
     check(2, || {
@@ -372,7 +375,7 @@ fn a_published_block_is_freed_once_and_reaches_a_waiter() {
     });
 }
 
-/// The broker takes back what a dead publisher held while another member completes the publication.
+/// The broker recovers the blocks of a dead publisher while another member completes the publication.
 #[test]
 fn published_samples_of_the_dead_are_published() {
     check(3, || {

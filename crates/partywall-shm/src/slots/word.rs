@@ -1,9 +1,9 @@
-//! The words of a slot and of a waiter's entry: their bits, and every change that is made to them.
+//! The words of a slot and of a waiter's entry: their bits and all their changes.
 //!
 //! | slot | bits | |
 //! |---|---|---|
 //! | state | 0–1 | 0 free, 1 held, 2 handed, 3 offered |
-//! | row | 2–17 | the member that holds it, was handed it, or offers it; held by [`NOBODY`]: published |
+//! | row | 2–17 | the member that holds the slot, was handed it, or offers it; held by [`NOBODY`] means published |
 //! | tag | 18–63 | held, offered: the ticket, which differs each time the slot is taken; handed: the waiter's [`Position`] |
 //!
 //! | entry | bits | |
@@ -13,9 +13,9 @@
 //! | row | 18–33 | waiting, granted: the waiter's member |
 //! | lap | 34–63 | which of the positions that share the entry, modulo 2³⁰; empty: the first one that may be taken |
 //!
-//! The `p`-th wait is at the entry `p` modulo the ring's length, in the lap `p` divided by it. Laps repeat after 2³⁰ times the
-//! ring's length of waits, longer than any process is stopped between two steps. The state is in the low half of the entry,
-//! on which the waiter sleeps.
+//! The `p`-th wait is at the entry `p` modulo the ring's length, in lap `p` divided by that length. Laps repeat after
+//! 2³⁰ times the ring's length of waits, which takes longer than any process is stopped between two steps. The state is
+//! in the low half of the entry, on which the waiter sleeps.
 //!
 //! Each change is one compare-and-swap from what was seen:
 //!
@@ -48,14 +48,14 @@ pub(super) struct Position {
     pub(super) lap: u64,
 }
 
-/// A position as a number, for a ring of a certain length.
+/// A position as a number, for a ring of a given length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tag(u64);
 
 impl Position {
     /// Returns the position of the `count`-th wait in a ring of `len` entries, which is a power of two.
     pub(super) fn of(count: u64, len: usize) -> Self {
-        // A division would take as long as the rest of taking a slot.
+        // Shift and mask, because a division would take as long as the rest of taking a slot.
         Self { index: count as usize & (len - 1), lap: (count >> len.trailing_zeros()) & LAPS }
     }
 
@@ -78,9 +78,9 @@ pub(crate) struct Slot(AtomicU64);
 pub(crate) enum State {
     Free,
     Held(Row),
-    /// By its holder, to any member that knows the ticket.
+    /// Offered by its holder to any member that knows the ticket.
     Offered(Row),
-    /// To the waiter at a position.
+    /// Handed to the waiter at a position.
     Handed(Row, Tag),
     /// Bits that no member may write.
     Invalid,
@@ -135,22 +135,22 @@ impl Slot {
         self.change(seen, taken)
     }
 
-    /// Makes the slot ours that was set aside for us.
+    /// Takes a slot that was handed to this member.
     pub(super) fn keep(&self, handed: SlotWord, held: SlotWord) -> bool {
         self.change(handed, held)
     }
 
-    /// Offers a slot that we hold.
+    /// Offers a slot that this member holds.
     pub(super) fn offer(&self, held: SlotWord) -> bool {
         self.change(held, held.offered())
     }
 
-    /// Makes a slot that was seen offered ours.
+    /// Takes a slot that was seen offered.
     pub(super) fn accept(&self, offered: SlotWord, held: SlotWord) -> bool {
         self.change(offered, held)
     }
 
-    /// Makes a slot ours that was seen held by another row, or published.
+    /// Takes a slot that was seen held by another row, or published.
     pub(super) fn take_over(&self, seen: SlotWord, held: SlotWord) -> bool {
         self.change(seen, held)
     }
@@ -160,18 +160,18 @@ impl Slot {
         self.change(held, held.published()).then(|| held.published())
     }
 
-    /// Gives a slot back. Returns false if its word has changed: another member has given it back.
+    /// Frees a slot. Returns false if its word has changed because another member has freed it.
     pub(super) fn free(&self, seen: SlotWord) -> bool {
         self.change(seen, FREE)
     }
 
-    /// Release: the next holder sees what this one did. Acquire: we see what the former one did.
+    /// Release, so that the next holder sees what this one did; acquire, so that this one sees what the former one did.
     fn change(&self, from: SlotWord, to: SlotWord) -> bool {
         self.0.compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 }
 
-/// A waiter's place in the ring, in a cache line of its own.
+/// A waiter's place in the ring, in its own cache line.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct QueueEntry {
@@ -247,7 +247,7 @@ impl QueueEntry {
         QueueWord(self.word.load(Ordering::Acquire))
     }
 
-    /// Begins to wait at a position that was seen open.
+    /// Starts a wait at a position that was seen open.
     pub(super) fn wait(&self, open: QueueWord, waiting: QueueWord) -> bool {
         self.change(open, waiting)
     }
@@ -262,7 +262,7 @@ impl QueueEntry {
         granted
     }
 
-    /// Leaves the entry to the next lap. Returns false if its word has changed.
+    /// Frees the entry for the next lap. Returns false if its word has changed.
     pub(super) fn finish(&self, seen: QueueWord) -> bool {
         self.change(seen, seen.finished())
     }

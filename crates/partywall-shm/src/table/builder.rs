@@ -1,4 +1,4 @@
-//! Building a table: tensors are laid out in chunks in the order in which they were added.
+//! Builds tables. Tensors are laid out in chunks in the order in which they were added.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,7 +13,7 @@ pub struct TableBuilder {
     tensors: Vec<Spec>,
     names: HashSet<String>,
     metadata: Vec<(String, String)>,
-    /// Where each key is in `metadata`.
+    /// The index of each key in `metadata`.
     keys: HashMap<String, usize>,
     metadata_bytes: usize,
 }
@@ -41,8 +41,8 @@ impl TableBuilder {
         Self::default()
     }
 
-    /// Returns a builder with the tensors and metadata of a table. They keep their places if they are laid out again in one
-    /// chunk, with or without further tensors behind them.
+    /// Returns a builder with the tensors and metadata of a table. The tensors keep their places if they are laid out
+    /// again in one chunk, with or without further tensors behind them.
     pub fn from_table<B: AsRef<[u8]>>(table: &Table<B>) -> Self {
         let tensors = table.in_given_order().into_iter().map(|tensor| Spec {
             name: tensor.name().to_owned(),
@@ -60,23 +60,24 @@ impl TableBuilder {
         builder
     }
 
-    /// Gives the last tensor, which must be `name` and without gaps, a longer first axis.
+    /// Extends the first axis of the last tensor, which must be `name` and without gaps.
     ///
     /// # Errors
-    /// [`TableError::BadShape`] if it is another, has no axis or would become shorter or larger than 2⁶³ bytes.
+    /// [`TableError::BadShape`] if the last tensor has another name, has no axis, or would become shorter or larger
+    /// than 2⁶³ bytes.
     pub fn extend_last(&mut self, name: &str, first_axis: u64) -> Result<(), TableError> {
         let bad = |why: String| TableError::BadShape { name: shorten(name), why };
         let Some(last) = self.tensors.last_mut().filter(|last| last.name == name) else {
             let last = self.tensors.last().map_or("there is none".into(), |last| format!("{:?}", shorten(&last.name)));
-            return Err(bad(format!("only the last tensor, {last}, can become longer")));
+            return Err(bad(format!("only the last tensor, {last}, can be extended")));
         };
         let (shape, strides) = last.dims.split_at(last.dims.len() / 2);
-        let Some(before) = shape.first() else { return Err(bad("it has no axis that could become longer".into())) };
+        let Some(before) = shape.first() else { return Err(bad("it has no axis that could be extended".into())) };
         if first_axis < *before {
             return Err(bad(format!("it has {before} along its first axis and cannot become shorter")));
         }
         if !is_contiguous(shape, strides) {
-            return Err(bad("it has gaps: only a tensor without can become longer".into()));
+            return Err(bad("it has gaps: only a tensor without gaps can be extended".into()));
         }
         let grown = [&[first_axis], &shape[1..]].concat();
         let bytes = extent(last.dtype, &grown, strides).map_err(bad)?;
@@ -148,8 +149,8 @@ impl TableBuilder {
         self.tensors.is_empty()
     }
 
-    /// Lays the tensors out in chunks of at most `chunk_bytes`, a larger tensor in a chunk of its own. The limit is
-    /// raised where more than `max_chunks` would be needed.
+    /// Lays the tensors out in chunks of at most `chunk_bytes`. A larger tensor gets its own chunk. The limit is raised
+    /// if more than `max_chunks` would be needed.
     ///
     /// # Errors
     /// [`TableError::Limit`] if the sizes add up to more than 2⁶³.
@@ -167,12 +168,12 @@ impl TableBuilder {
         }
     }
 
-    /// Returns the table of tensors that have a place already. `places` has the chunk and offset of each, in the order in
-    /// which the tensors were added; `chunks` has the lengths of the chunks. [`Table::parse`](super::Table::parse) checks
-    /// that they fit.
+    /// Returns the table for tensors with known places. `places` are the chunk and offset of each tensor, in the order
+    /// in which the tensors were added; `chunks` are the lengths of the chunks. [`Table::parse`](super::Table::parse)
+    /// checks that they fit.
     ///
     /// # Panics
-    /// If there are not as many places as tensors.
+    /// If the numbers of places and tensors differ.
     pub fn placed(self, places: &[(u32, u64)], chunks: &[u64]) -> Vec<u8> {
         assert_eq!(places.len(), self.tensors.len(), "each tensor has a place");
         // An empty tensor has no place.

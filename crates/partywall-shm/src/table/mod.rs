@@ -19,7 +19,7 @@
 //! index of its first dimension `u64`; offset in the chunk `u64`; bytes `u64`; position in the order given by the
 //! builder `u32`, four zero bytes; eight zero bytes. All numbers are little-endian.
 //!
-//! [`Table::parse`] checks all of it once, in time proportional to its length; afterwards every access is in bounds.
+//! [`Table::parse`] checks the whole table once, in time proportional to its length. Every later access is in bounds.
 
 mod builder;
 mod view;
@@ -27,19 +27,19 @@ mod view;
 pub use builder::{Layout, TableBuilder};
 pub use view::{Table, Tensor};
 
-/// The alignment of a tensor in its chunk, in bytes: GPU libraries expect it of an allocation, and vector loads need it.
+/// The alignment of a tensor in its chunk, in bytes. GPU libraries expect it of allocations, and vector loads need it.
 pub const ALIGNMENT: u64 = 256;
 
-/// The most bytes of a tensor's name.
+/// The maximum length of a tensor's name, in bytes.
 pub const MAX_TENSOR_NAME: usize = 1024;
 
-/// The most dimensions of a tensor: as many as torch and NumPy allow.
+/// The maximum number of dimensions of a tensor, as in torch and NumPy.
 pub const MAX_RANK: usize = 64;
 
-/// The most tensors in one table.
+/// The maximum number of tensors in one table.
 pub const MAX_TENSORS: usize = 1 << 22;
 
-/// The most bytes of all keys and values of the metadata together.
+/// The maximum length of all keys and values of the metadata together, in bytes.
 pub const MAX_METADATA: usize = 1 << 20;
 
 pub(crate) const MAGIC: [u8; 8] = *b"PWTABLE\0";
@@ -95,7 +95,7 @@ pub enum TableError {
         /// The layout hash of this build.
         expected: u64,
     },
-    /// The bytes are no table.
+    /// The bytes are not a valid table.
     #[error("the tensor table is damaged: {0}")]
     Damaged(&'static str),
 }

@@ -1,4 +1,4 @@
-//! Reading a table that another process wrote.
+//! Reads tables that another process wrote.
 
 use std::fmt;
 
@@ -132,7 +132,8 @@ impl<B: AsRef<[u8]>> Table<B> {
             Some(used) => tensor.offset.checked_add(tensor.bytes).is_some_and(|end| end <= *used),
             None => false,
         };
-        // A tensor that was laid out here begins at a multiple of 256; one that others allocated, at any of its elements.
+        // A tensor that this library has placed starts at a multiple of 256 bytes; a tensor of foreign memory starts at
+        // any element.
         if !inside || !tensor.offset.is_multiple_of(dtype.item_bytes().unwrap_or(1)) {
             return Err(TableError::Damaged("a tensor lies outside its chunk or is not aligned"));
         }
@@ -291,7 +292,7 @@ impl<'a> Tensor<'a> {
 
     /// Returns the number of elements.
     pub fn elements(&self) -> u64 {
-        // With a dimension of 0 the others may be as large as they like, and their product beyond any number.
+        // With a dimension of 0 the other dimensions may be arbitrarily large, and their product may overflow.
         if self.shape().any(|n| n == 0) { 0 } else { self.shape().product() }
     }
 
@@ -316,7 +317,7 @@ impl<'a> Tensor<'a> {
         is_contiguous(&shape, &strides)
     }
 
-    /// Returns whether a user of `before` can go on with this tensor.
+    /// Returns whether users of `before` can continue with this tensor.
     fn continues(&self, before: &Self, may_be_longer: bool) -> bool {
         let place = |tensor: &Self| (tensor.bytes > 0).then_some((tensor.chunk, tensor.offset));
         let shape = self.shape();
@@ -340,14 +341,14 @@ impl fmt::Debug for Tensor<'_> {
     }
 }
 
-/// Returns the little-endian `u64` at `at`. In bounds by what `sections` has checked.
+/// Returns the little-endian `u64` at `at`, which is in bounds because `sections` has checked it.
 fn word(bytes: &[u8], at: usize) -> u64 {
     let mut word = [0; 8];
     word.copy_from_slice(&bytes[at..at + 8]);
     u64::from_le_bytes(word)
 }
 
-/// Returns the little-endian `u32` at `at`. In bounds by what `sections` has checked.
+/// Returns the little-endian `u32` at `at`, which is in bounds because `sections` has checked it.
 fn half(bytes: &[u8], at: usize) -> u32 {
     let mut half = [0; 4];
     half.copy_from_slice(&bytes[at..at + 4]);
@@ -474,7 +475,7 @@ mod tests {
         assert_eq!(longer.metadata().collect::<Vec<_>>(), [("k", "v")]);
         before.check_growth_of(&before).unwrap();
 
-        // A hostile builder may claim these instead.
+        // A hostile builder may state these values.
         let rebuilt = |change: fn(&mut TableBuilder)| {
             let mut builder = TableBuilder::new();
             change(&mut builder);
@@ -533,7 +534,7 @@ mod tests {
     }
 
     proptest! {
-        /// A table of a hostile builder is refused, or every access stays in bounds.
+        /// A table of a hostile builder is refused, or all accesses stay in bounds.
         #[test]
         fn damaged_tables_never_panic(
             edits in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),

@@ -15,22 +15,23 @@
 //! Rules:
 //! 1. `value` only grows. The writer's host changes it by compare-and-swap, so that it never overwrites poison. A GPU's
 //!    store may overwrite poison.
-//! 2. A timeline ends in three steps, each one compare-and-swap: `ending` from 0, `value` to poison, `last` from 0. A process
-//!    that meets an incomplete end completes it ([`Cell::settle`]). The value that counts is the one that was poisoned.
+//! 2. A timeline ends in three steps, each a compare-and-swap: `ending` from 0, `value` to poison, `last` from 0. A
+//!    process that finds an incomplete end completes it ([`Cell::settle`]). The value that counts is the one that was
+//!    poisoned.
 //! 3. Once `ending` is set, `last` alone says what has been reached. A later store of the GPU, from a writer that was not
 //!    dead, that replaces the poison changes nothing for hosts; the broker repairs the poison for streams ([`Cell::guard`])
 //!    as long as such a store is possible.
-//! 4. `value` is loaded before `ending`. In the other order, a late store as in rule 3 could count: `ending` was still 0, then
-//!    everything happened, then the late value was loaded.
+//! 4. `value` is loaded before `ending`. In the other order, a late store as in rule 3 could count: `ending` is loaded
+//!    as 0, then the timeline ends and the late store happens, then the late value is loaded.
 //! 5. Every change that a sleeper may wait for is followed by a notification of `events`.
-//! 6. No process sleeps on `value`: a stream wakes no process, and growing by 2³² would leave the half that a futex has
-//!    unchanged.
+//! 6. No process sleeps on `value`: a stream wakes no process, and a growth by 2³² would not change the half that a
+//!    futex compares.
 //!
 //! If the writer is killed or stopped between any two steps:
 //! * between `value` and `announced` of a host's signal: readers take the larger of the two for both;
-//! * between the stream's order to signal and `announced`: the value comes unannounced, or not at all;
+//! * between ordering the stream to signal and `announced`: the value comes unannounced, or not at all;
 //! * before or within a notification: sleepers check again after [`MAX_SLEEP`](crate::MAX_SLEEP);
-//! * between any two steps of an end: the next process that looks completes it.
+//! * between any two steps of an end: the next process that reads the cell completes the end.
 
 use std::time::Duration;
 
@@ -59,7 +60,7 @@ pub struct Cell {
 
 #[cfg(all(test, loom))]
 impl Cell {
-    /// One at 0, for a model.
+    /// Creates a cell with value 0, for a model.
     pub(super) fn new() -> Self {
         let zero = || AtomicU64::new(0);
         Self {
@@ -75,9 +76,10 @@ impl Cell {
         }
     }
 
-    /// As a stream stores: whatever is there.
+    /// Stores a value as a stream does, whatever the word contains.
     pub(super) fn store_as_a_stream(&self, v: u64) {
-        // Not a plain store, because on the processors that run this, no process sees the store without the stores before it.
+        // Not a relaxed store, because on the supported processors no process sees the store without the stores before
+        // it.
         self.value.swap(v, Ordering::AcqRel);
     }
 }
@@ -125,7 +127,7 @@ impl Ending {
             4 => Self::Abandoned,
             5 => Self::BrokerGone,
             6 => Self::Evicted,
-            // 2, and whatever a process that breaks the rules has written.
+            // 2, or a number that a process that breaks the rules has written.
             _ => Self::OwnerFaulted,
         })
     }
@@ -149,9 +151,9 @@ pub enum Progress {
 pub enum Refused {
     /// The value is 0, or larger than [`MAX_VALUE`].
     OutOfRange,
-    /// This value, which is not smaller, has been signalled or promised.
+    /// This value, which is not smaller than the given one, has been signalled or promised.
     NotLarger(u64),
-    /// A stream still owes this value, and would overwrite what the host signals.
+    /// A stream has yet to store this value, and would overwrite the host's signal.
     Owed(u64),
     /// The writer has said that no further value comes.
     Closing,
@@ -162,7 +164,7 @@ pub enum Refused {
 /// The outcome of [`Cell::end`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ended {
-    /// Why the timeline ended; not for the given reason, if another process was first.
+    /// Why the timeline ended. Not the given reason, if another process was first.
     pub ending: Ending,
     /// The last value that counts: where the next incarnation starts.
     pub last: u64,
@@ -172,10 +174,10 @@ pub struct Ended {
 impl Cell {
     /// Begins a new incarnation at the value `from`.
     ///
-    /// No other process may have the cell: not its former members, not their streams.
+    /// No other process may use the cell: neither its former members nor their streams.
     pub fn start(&self, from: u64, incarnation: u32) {
         let from = from.min(MAX_VALUE);
-        // `events` goes on, whatever it was. What orders these stores is the message that hands the cell out.
+        // `events` keeps its value. The message that hands the cell out orders these stores.
         self.value.store(from, Ordering::Relaxed);
         self.announced.store(from, Ordering::Relaxed);
         for word in [&self.closing, &self.tainted, &self.last] {
@@ -185,7 +187,7 @@ impl Cell {
         self.ending.store(0, Ordering::Release);
     }
 
-    /// Ends the timeline, unless it has ended, and wakes all waiters; streams go on.
+    /// Ends the timeline, unless it has ended, and wakes all waiters. Waiting streams continue.
     pub fn end(&self, ending: Ending) -> Ended {
         // Pairs with the load in `ending`: a process that sees the end sees what was done before it.
         let first = self.ending.compare_exchange(0, ending as u32, Ordering::AcqRel, Ordering::Acquire);
@@ -197,12 +199,12 @@ impl Cell {
         Ended { ending, last }
     }
 
-    /// Poisons an ended timeline again if a late store has replaced the poison; returns the stored value. Call this now and then
-    /// while the writer of an ended cell may still write.
+    /// Poisons an ended timeline again if a late store has replaced the poison, and returns the stored value. Call this
+    /// from time to time while the writer of an ended cell may still write.
     pub fn guard(&self) -> Option<u64> {
         self.ending()?;
         let poison = poison(self.settle());
-        // Hosts do not read it any more.
+        // Hosts no longer read the value.
         let found = self.value.swap(poison, Ordering::AcqRel);
         (found != poison).then(|| live(found))
     }
@@ -213,10 +215,10 @@ impl Cell {
     /// Signals `v`.
     ///
     /// # Errors
-    /// As [`Refused`] says. Nothing has changed then.
+    /// See [`Refused`]. A refused value changes nothing.
     pub fn signal(&self, v: u64) -> Result<(), Refused> {
         loop {
-            // Acquire, so that a process that sees our value sees what the former one was signalled for, too.
+            // Acquire, so that a process that sees the new value also sees what was done before the former one.
             let word = self.value.load(Ordering::Acquire);
             self.check_next(v)?;
             let announced = self.announced.load(Ordering::Relaxed);
@@ -233,14 +235,14 @@ impl Cell {
                 self.events.notify();
                 return Ok(());
             }
-            // The timeline was ended meanwhile, or a stream's store came.
+            // The timeline was ended meanwhile, or a stream stored a value.
         }
     }
 
     /// Checks that `v` is a valid next value. Call this before ordering a stream to store it.
     ///
     /// # Errors
-    /// As [`Refused`] says, but not [`Refused::Owed`]: a stream may promise further values.
+    /// See [`Refused`], without [`Refused::Owed`]: a stream may promise further values.
     pub fn check_next(&self, v: u64) -> Result<(), Refused> {
         if v == 0 || v > MAX_VALUE {
             return Err(Refused::OutOfRange);
@@ -265,8 +267,8 @@ impl Cell {
         self.events.notify();
     }
 
-    /// Says that no value comes after those that were promised; returns the last one. Waiters for later values get
-    /// [`Ending::Closed`] at once. Once the last value is there, call [`Cell::end`].
+    /// Records that no value follows the promised ones, and returns the last promised value. Waiters for later values
+    /// get [`Ending::Closed`] immediately. Once the last value is stored, call [`Cell::end`].
     pub fn begin_close(&self) -> u64 {
         let last = self.announced();
         // Pairs with the load in `closing`.
@@ -276,7 +278,7 @@ impl Cell {
         last
     }
 
-    /// Says that the values from `v` on rest on a failed input.
+    /// Records that the values from `v` on rest on a failed input.
     pub fn taint(&self, v: u64) {
         let word = v.min(MAX_VALUE) + 1;
         let smaller = |tainted| (tainted == 0 || word < tainted).then_some(word);
@@ -340,13 +342,13 @@ impl Cell {
         }
     }
 
-    /// Announces that the caller may sleep. What it sleeps for is to be checked afterwards.
+    /// Announces that the caller may sleep. The caller must check its condition afterwards.
     pub fn prepare(&self) -> EventKey {
         self.events.prepare()
     }
 
-    /// Sleeps until a value has been promised, signalled by a host or tainted, or the timeline is closed or has ended, since
-    /// `key`; at most for `limit` and [`MAX_SLEEP`](crate::MAX_SLEEP). May return early.
+    /// Sleeps until, after `key`, a value is promised, signalled by a host or tainted, or the timeline is closed or
+    /// ends; for at most `limit` and [`MAX_SLEEP`](crate::MAX_SLEEP). May return early.
     ///
     /// A stream's store ends no sleep.
     pub fn sleep(&self, key: EventKey, limit: Duration) {
@@ -381,8 +383,8 @@ impl Cell {
                 }
             };
             point("timeline: value poisoned, last not stored");
-            // Pairs with the load above. Another process may have found an earlier value than a late store left here: the
-            // first one that is stored counts for all.
+            // Pairs with the load above. Because of a late store, another process may have found an earlier value. The
+            // first value stored in `last` counts for all.
             let first = self.last.compare_exchange(0, last + 1, Ordering::AcqRel, Ordering::Acquire);
             return first.err().and_then(stored).unwrap_or(last);
         }
@@ -393,11 +395,11 @@ impl Cell {
     }
 }
 
-/// Attempts to poison a value. A writer that is faster for so long breaks the rules; the broker, which calls this, goes on, and
-/// `guard` stores the poison.
+/// Maximum number of attempts to poison a value. A writer that is faster for so long breaks the rules. The broker then
+/// continues, and `guard` stores the poison.
 const MOST_ATTEMPTS: u32 = 1000;
 
-/// The value of a word without poison; 0 for a word that no member may have written.
+/// Returns the value of a word without poison, or 0 for an invalid word.
 fn live(word: u64) -> u64 {
     match read(word) {
         Reading::Live(value) => value,

@@ -1,4 +1,4 @@
-//! Cells in memory.
+//! Cells in mapped memory.
 //!
 //! ```text
 //!     0  magic
@@ -35,7 +35,7 @@ pub struct Slab {
 }
 
 impl Slab {
-    /// Creates a memfd whose cells are all zero, as [`Cell::start`] needs them.
+    /// Creates a memfd whose cells are all zero, as [`Cell::start`] requires.
     ///
     /// # Errors
     /// As memfd_create(2).
@@ -59,7 +59,10 @@ impl Slab {
         let found = (magic.load(Ordering::Relaxed), layout.load(Ordering::Relaxed));
         crate::check_layout("slab of timelines", found, (u64::from_le_bytes(MAGIC), LAYOUT_HASH))?;
         if memory.len() != SLAB_BYTES {
-            return Err(invalid(format!("a slab of timelines has {SLAB_BYTES} bytes, and this file {}", memory.len())));
+            return Err(invalid(format!(
+                "a slab of timelines has {SLAB_BYTES} bytes, but this file has {}",
+                memory.len()
+            )));
         }
         Ok(Self { memory: Arc::new(memory) })
     }
@@ -69,7 +72,7 @@ impl Slab {
         (index < CELLS).then(|| self.memory.atomics(cell_offset(index), 1))??.first()
     }
 
-    /// Returns its memory, for registering it with a GPU's driver.
+    /// Returns the memory, to be registered with a GPU's driver.
     pub fn memory(&self) -> &Arc<SharedMap> {
         &self.memory
     }

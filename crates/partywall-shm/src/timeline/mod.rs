@@ -1,8 +1,8 @@
-//! Timelines: words in host memory that only grow, written by a host or by a stream of a GPU, waited for by both.
+//! Timelines: growing words in host memory that hosts and GPU streams write and wait for.
 //!
-//! A [`Cell`] is one *incarnation* of a timeline: the time of one writer. When it has ended, the next writer has a cell
-//! of its own, which starts at the last value really signalled. A [`Slab`] is a memfd with [`CELLS`] of them, each in a
-//! cache line of its own; slabs are the only memory that is registered with a GPU's driver, and so are small.
+//! A [`Cell`] is one *incarnation* of a timeline: the time of one writer. When it has ended, the next writer gets its
+//! own cell, which starts at the last value that was really signalled. A [`Slab`] is a memfd with [`CELLS`] cells, each
+//! in its own cache line. Slabs are small because they are registered with the GPU's driver.
 
 mod cell;
 #[cfg(not(loom))]
@@ -18,7 +18,7 @@ pub use cell::{Cell, Ended, Ending, Progress, Refused};
 pub use mapped::{SLAB_BYTES, Slab, cell_offset};
 pub use value::MAX_VALUE;
 
-/// Cells of a slab: with what says that it is one, 64 KiB.
+/// Cells of a slab. Together with the slab's header they fill 64 KiB.
 pub const CELLS: u32 = 1023;
 
 /// Bytes of a cell. Its value is the first eight of them.

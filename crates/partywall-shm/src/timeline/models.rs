@@ -19,7 +19,7 @@ fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// Sleeps until `look` finds something.
+/// Sleeps until `look` returns a value.
 fn wait<T>(cell: &Cell, look: impl Fn(&Cell) -> Option<T>) -> T {
     loop {
         let key = cell.prepare();
@@ -30,7 +30,7 @@ fn wait<T>(cell: &Cell, look: impl Fn(&Cell) -> Option<T>) -> T {
     }
 }
 
-/// Sleeps until it is decided whether `v` is reached.
+/// Sleeps until `v` is reached or never will be.
 fn decided(cell: &Cell, v: u64) -> Progress {
     wait(cell, |cell| match cell.progress(v) {
         Progress::Pending | Progress::Announced => None,

@@ -157,13 +157,14 @@ fn foreign_memory_is_refused_as_a_slab() {
     for (at, word) in header.iter().enumerate() {
         shorter.writer().write_all_at(&word.load(Ordering::Relaxed).to_le_bytes(), at as u64 * 8).unwrap();
     }
-    assert!(refused(shorter.share().unwrap()).contains("65536 bytes, and this file 4096"));
+    assert!(refused(shorter.share().unwrap()).contains("65536 bytes, but this file has 4096"));
     header[1].fetch_add(1, Ordering::Relaxed);
     assert!(refused(fd).contains("another layout"));
 }
 
 proptest! {
-    /// A broken or hostile member may leave any bytes: everything ends, nothing panics, and the end is one.
+    /// A broken or hostile member may leave any bytes: every call terminates without a panic, and the timeline has one
+    /// end.
     #[test]
     fn any_bytes_can_be_read_and_ended(words in prop::array::uniform8(any::<u64>()), v in 0..=u64::MAX) {
         let slab = slab();

@@ -6,8 +6,8 @@
 //! | 2⁶² + 1 + n, with n in 0 … 2⁶¹ | poison: n was the last one, and none will follow |
 //! | any other | invalid: no process may write it |
 //!
-//! A stream waits for `(int64_t)(word - v) >= 0`. The smallest poison is above the largest value and their distance is
-//! less than 2⁶³, so that poison ends every such wait, for whatever value.
+//! A stream waits for `(int64_t)(word - v) >= 0`. Every poison is larger than every value by less than 2⁶³, so poison
+//! ends the wait for any value.
 
 /// The largest value of a timeline.
 pub const MAX_VALUE: u64 = 1 << 61;
@@ -19,7 +19,7 @@ pub(super) enum Reading {
     Live(u64),
     /// It has ended at this value.
     Poisoned(u64),
-    /// No signal and no end has written this.
+    /// Neither a signal nor an end writes this.
     Invalid,
 }
 
@@ -38,8 +38,7 @@ pub(super) fn poison(last: u64) -> u64 {
     POISON + last
 }
 
-/// Larger than each value by more than any of them; odd, as all-ones would be an error code of some GPU code, and so
-/// that the low half differs from that of the value.
+/// Added to the last value: larger than any value, and odd, so that the low half of a word changes when it is poisoned.
 const POISON: u64 = (1 << 62) + 1;
 
 #[cfg(all(test, not(loom)))]

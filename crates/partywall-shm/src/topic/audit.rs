@@ -7,16 +7,16 @@ use crate::{
     sync::Ordering,
 };
 
-/// Where the blocks of a topic are.
+/// The blocks of a topic, by state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Audit {
     /// Blocks that any member may take.
     pub free: u32,
-    /// Blocks that members hold: to fill them, or while a stream writes what they have published.
+    /// Blocks that members hold: to fill them, or while a stream still writes them after they were published.
     pub held: u32,
     /// Blocks that are in the ring.
     pub in_ring: u32,
-    /// Published blocks that have left the ring, and that readers hold.
+    /// Published blocks that have left the ring and that readers still hold.
     pub read: u32,
     /// Published blocks that are no longer used. The next sweep frees them.
     pub unused: u32,
@@ -24,13 +24,13 @@ pub struct Audit {
     pub handed: u32,
     /// Members that wait for a block.
     pub waiting: u32,
-    /// Words that no member may have written: a block that is in the ring twice, or in the ring or a hold and free, or whose
-    /// state is invalid; a position that is not filled although a later one is.
+    /// Words that no correct member writes: a block that is in the ring twice, or in the ring or a hold although it is
+    /// free, or whose state is invalid; a position that is not filled although a later one is.
     pub invalid: u32,
 }
 
 impl Topic {
-    /// Counts where the blocks are. While others use the topic, the numbers are of no single moment.
+    /// Counts the blocks by state. While members use the topic, the numbers do not belong to a single moment.
     pub fn audit(&self, slots: &Slots) -> Audit {
         let of_slots = slots.audit();
         let invalid = of_slots.invalid + self.ports().filter(|port| *port == Occupancy::Invalid).count() as u32;

@@ -1,4 +1,4 @@
-//! The parts that all of a topic's protocols share: positions, the end of the ring, and the holds.
+//! The common parts of a topic's protocols: positions, the end of the ring, and the holds.
 
 use super::{
     Header, TimelineCell, Topic,
@@ -32,14 +32,14 @@ impl Topic {
         found
     }
 
-    /// Returns a position's place, its entry, and the word that is there.
+    /// Returns a position's place, its entry, and the entry's word.
     pub(super) fn at(&self, position: u64) -> (RingPlace, &RingEntry, RingWord) {
         let place = RingPlace::of(position, self.ring.len());
         let entry = &self.ring[place.index];
         (place, entry, entry.load())
     }
 
-    /// Moves the hint, unless another member has; returns its value then.
+    /// Moves the hint, unless another member has. Returns its new value.
     pub(super) fn advance(&self, from: u64, to: u64) -> u64 {
         self.control()
             .tail

@@ -15,7 +15,7 @@
 //! Rules:
 //! 1. The holder of the block writes all words before the block is in the ring; no process writes them while it is published.
 //! 2. A reader has a hold on the block, taken from the ring, so the words do not change until it releases the hold.
-//! 3. A process without a hold may read the words, and believes them only if the block's slot word is unchanged afterwards.
+//! 3. A process without a hold may read the words, and uses them only if the block's slot word is unchanged afterwards.
 //! 4. `status` changes later by compare-and-swap, from *by timeline* or *unverified* to a final one. The publisher changes it;
 //!    once the publisher is dead or evicted, the broker does. The generation is part of the word, so a process that was
 //!    stopped before the change changes nothing of a later sample.
@@ -30,8 +30,8 @@
 //! | tainted | 5 | final: it was written from a sample that had failed |
 //! | generation | bits 18–63 | |
 //!
-//! If the publisher is killed or stopped while it writes these words, no process reads them. If it ends before a status is final,
-//! [`Topic::detach`](super::Topic::detach) makes the status final.
+//! If the publisher is killed or stopped while it writes these words, no process reads them. If the publisher ends
+//! before a status is final, [`Topic::detach`](super::Topic::detach) makes the status final.
 
 use super::{Description, Message};
 use crate::{
@@ -66,7 +66,7 @@ pub(super) struct Descriptor {
 pub enum Status {
     /// Valid: its publisher's host had written it before publishing it.
     Ready,
-    /// Valid once the publisher's timeline has reached the sample's value: a stream writes it.
+    /// Valid once the publisher's timeline has reached the sample's value, because a stream writes it.
     Timeline,
     /// As [`Timeline`](Self::Timeline), and the sample rests on samples whose status is not final.
     Unverified,
@@ -137,7 +137,7 @@ impl StatusWord {
         Self(bits | generation << GENERATION)
     }
 
-    /// A status that no member may write counts as a failure.
+    /// Returns the status. An invalid one counts as a failure.
     pub(super) fn status(self) -> Status {
         match self.0 & STATUS {
             READY => Status::Ready,
@@ -165,7 +165,7 @@ impl Status {
 impl Descriptor {
     pub(super) fn write(&self, words: &Written<'_>) {
         let set = |word: &AtomicU64, value| word.store(value, Ordering::Relaxed);
-        // The change of the entry that shows these stores orders them.
+        // These stores are ordered by the change of the entry that publishes them.
         set(&self.generation, words.generation);
         set(&self.origin, words.origin.word());
         set(&self.publisher, words.publisher);
@@ -180,21 +180,21 @@ impl Descriptor {
             bytes[..chunk.len()].copy_from_slice(chunk);
             set(word, u64::from_le_bytes(bytes));
         }
-        // Release, and last: a process that finds this status unchanged when it changes it knows that the words it read
-        // after the status are of this generation, or that no process reads that status any more.
+        // Release, and last. If a process changes this status from the word that it saw, the words that it read after
+        // the status are of this generation, or no process reads that status any more.
         self.status.store(StatusWord::new(words.generation, words.message.status).0, Ordering::Release);
     }
 }
 
 /// For all.
 impl Descriptor {
-    /// Has the processor fetch the words that every reader reads.
+    /// Prefetches the words that every reader reads.
     pub(super) fn prefetch(&self) {
         prefetch(&self.generation);
         prefetch(&self.shape);
     }
 
-    /// Has the processor fetch the words that every publisher writes.
+    /// Prefetches the words that every publisher writes.
     pub(super) fn prefetch_to_write(&self) {
         prefetch_to_write(&self.generation);
         prefetch_to_write(&self.shape);

@@ -8,15 +8,15 @@
 //! Position `p` is at entry `p` modulo the depth, in the lap `p` divided by it. Laps end after 2⁴⁸ – 1: with ten million samples
 //! a second and a depth of one, after ten months.
 //!
-//! An entry changes in one way ([`RingEntry::fill`]): by compare-and-swap from the word of one lap to a word of the next lap, by a
-//! publisher that has seen every earlier position filled. So positions are filled in order, each word occurs once, and a
-//! process that sees the same word twice knows that nothing came in between.
+//! The only change of an entry is [`RingEntry::fill`]: a compare-and-swap from the word of one lap to a word of the
+//! next lap, by a publisher that has seen every earlier position filled. Therefore positions are filled in order, each
+//! word occurs once, and a process that sees the same word twice knows that the entry did not change in between.
 //!
-//! If a publisher is killed or stopped before that change, nothing has happened; after it, everything has.
+//! If a publisher is killed or stopped before that change, nothing has happened; after it, the change is complete.
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// An entry, in cache lines of its own (see [`LINES`](super::LINES)): readers poll it while they wait.
+/// An entry, in its own cache lines (see [`LINES`](super::LINES)), because readers poll it while they wait.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(super) struct RingEntry {
@@ -34,7 +34,7 @@ pub(super) struct RingPlace {
 impl RingPlace {
     /// Returns the place of `position` in a ring of `depth` entries, a power of two.
     pub(super) fn of(position: u64, depth: usize) -> Self {
-        // A division would take half as long as all the rest of a message.
+        // Shift and mask, because a division would take half as long as the rest of a message.
         let index = position as usize & depth.wrapping_sub(1);
         Self { index, lap: (position >> depth.trailing_zeros()).min(MAX_LAP) }
     }

@@ -1,10 +1,11 @@
-//! Joining and leaving.
+//! Joining and leaving a topic.
 //!
 //! A member that joins takes a port, sets the words beside it, and opens the port; only then does the port count. A
-//! subscriber then counts itself in `joins`, and looks for the tail once more: `publish` says why no publisher overruns it.
-//! If the member is killed or stopped before its port is open, no other member notices; afterwards it is a member like any other.
+//! subscriber then counts itself in `joins`, and reads the tail again: `publish` explains why no publisher overruns it.
+//! If the member is killed or stopped before its port is open, no other member notices; afterwards it is a member like
+//! any other.
 //!
-//! A member that leaves detaches first. It gives the port back when it holds nothing any more.
+//! A member that leaves detaches first. It frees the port when it holds nothing any more.
 
 use super::{
     PublisherPlace, SubscriberPlace, TimelineCell, Topic,
@@ -16,8 +17,8 @@ use crate::{
 };
 
 impl Topic {
-    /// Makes a member's row a publisher. Returns `None` if the topic has as many as it can have, or the broker has detached the
-    /// row meanwhile.
+    /// Makes a member's row a publisher. Returns `None` if all publishers' ports are taken, or the broker has detached
+    /// the row meanwhile.
     pub fn join_as_publisher(&self, row: u16) -> Option<PublisherPlace> {
         let (index, taken) = self.take(self.publishers.iter().map(|publisher| &publisher.port), row)?;
         // Counted before the port opens, and so before it can become free again: pairs with `is_idle`.
@@ -31,17 +32,18 @@ impl Topic {
         Some(PublisherPlace::new(index, port))
     }
 
-    /// Makes a member's row a subscriber. It may fall `queue` samples behind; with `None`, publishers wait for it. It begins with
-    /// the last `history` samples, or with as many as the ring keeps. Returns `None` if the topic has as many subscribers as it
-    /// can have, or the broker has detached the row meanwhile.
+    /// Makes a member's row a subscriber. It may fall `queue` samples behind; with `None`, publishers wait for it. It
+    /// starts with the last `history` samples, or with as many as the ring keeps. Returns `None` if all subscribers'
+    /// ports are taken, or the broker has detached the row meanwhile.
     pub fn join_as_subscriber(&self, row: u16, queue: Option<u32>, history: u32) -> Option<SubscriberPlace> {
         let (index, taken) = self.take(self.subscribers.iter().map(|subscriber| &subscriber.port), row)?;
         let us = &self.subscribers[index];
-        // The owner before left none, unless a process that breaks the rules has written there.
+        // The former owner left no holds, unless a process that breaks the rules has written there.
         for hold in self.holds_of(index) {
             hold.store(0, Ordering::Relaxed);
         }
-        // The position that the next sample overwrites is promised to no subscriber. A subscriber that may miss samples may try it.
+        // The position that the next sample overwrites is not guaranteed to any subscriber. A subscriber that may miss
+        // samples may try it.
         let oldest = |tail: u64| match queue {
             None => tail.saturating_sub(self.ring.len() as u64 - 1),
             Some(_) => self.oldest(tail),
@@ -64,45 +66,45 @@ impl Topic {
         us.cursor.store(cursor, Ordering::Release);
         point("topic: subscriber joined, not notified");
         if queue == 0 {
-            // A publisher may wait for the first cursor.
+            // A publisher may be waiting for the initial cursor.
             self.control().space.notify();
         }
         Some(SubscriberPlace { index, port, cursor, queue, missed: 0 })
     }
 
-    /// Detaches a publisher: it publishes no more.
+    /// Detaches a publisher, which cannot publish any more.
     pub fn detach_publisher(&self, place: PortId) {
         self.publishers[place.index].port.detach(place.port);
         point("topic: publisher detached, nobody notified");
-        // A subscriber may wait for the last publisher to leave.
+        // A subscriber may be waiting for the last publisher to leave.
         self.control().samples.notify();
     }
 
-    /// Gives a publisher's port back, once all its samples are final.
+    /// Frees a publisher's port, once the status of all its samples is final.
     pub fn leave_as_publisher(&self, place: PortId) {
         leave(&self.publishers[place.index].port, place.port);
     }
 
-    /// Detaches a subscriber: no publisher waits for it any more. It keeps what it holds.
+    /// Detaches a subscriber: no publisher waits for it any more. It keeps its samples.
     pub fn detach_subscriber(&self, place: PortId) {
         self.subscribers[place.index].port.detach(place.port);
         point("topic: subscriber detached, nobody notified");
         self.control().space.notify();
     }
 
-    /// Gives a subscriber's port back, once it holds nothing.
+    /// Frees a subscriber's port, once it holds nothing.
     pub fn leave_as_subscriber(&self, place: PortId) {
         leave(&self.subscribers[place.index].port, place.port);
         point("topic: subscriber's port free, nobody notified");
         self.control().space.notify();
     }
 
-    /// Sets the timeline that says when a publisher's samples are complete. Call this before the first of them.
+    /// Sets the timeline that tells when a publisher's samples are complete. Call this before the first of them.
     pub fn set_timeline(&self, place: &PublisherPlace, cell: TimelineCell) {
         self.publishers[place.index].set_timeline(cell);
     }
 
-    /// Says for which subscriber a publisher waits, and since when, for observers.
+    /// Records for observers which subscriber a publisher waits for, and since when.
     pub fn set_blocked(&self, place: PortId, blocked: Option<(u64, u64)>) {
         let us = &self.publishers[place.index];
         let (by, since) = blocked.unwrap_or_default();
@@ -119,7 +121,7 @@ impl Topic {
         Some((index, taken))
     }
 
-    /// Opens a port; if the broker has detached it already, gives it back.
+    /// Opens a port. If the broker has detached it already, frees it instead.
     fn open(&self, port: &PortSlot, taken: PortWord) -> Option<PortWord> {
         let open = port.open(taken);
         if open.is_none() {
@@ -129,9 +131,10 @@ impl Topic {
     }
 }
 
-/// Frees our port, whether or not the broker has detached it. A port that is another's by now stays.
+/// Frees this member's port, whether or not the broker has detached it. Does nothing if the port belongs to another
+/// join by now.
 fn leave(port: &PortSlot, ours: PortWord) {
-    // The broker changes it once at most.
+    // The broker changes it at most once.
     for _ in 0..2 {
         let seen = port.load();
         if seen.occupancy() == Occupancy::Free || (seen.row(), seen.id()) != (ours.row(), ours.id()) || port.free(seen)

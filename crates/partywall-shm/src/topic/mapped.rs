@@ -58,7 +58,7 @@ impl Topic {
             loans: header.loans.load(Ordering::Relaxed),
         };
         if !shape.is_possible() || len != Places::of(&shape).end {
-            return Err(invalid(format!("a topic of {shape:?} and {len} bytes cannot be")));
+            return Err(invalid(format!("a topic of {shape:?} and {len} bytes is invalid")));
         }
         Ok(Self::of(&memory, shape).expect("the length is that of the parts"))
     }
@@ -142,15 +142,15 @@ mod tests {
         for shape in impossible {
             assert_eq!(Topic::create(shape).unwrap_err().kind(), io::ErrorKind::InvalidInput, "{shape:?}");
         }
-        // No topic, another layout, another length, and numbers that do not fit it.
+        // Not a topic, another layout, another length, and numbers that do not fit the length.
         let len = Places::of(&SHAPE).end;
         for (bytes, what, why) in [
             (len, (0, 1), "not the control memory of a topic"),
             (len, (8, 1), "another layout"),
-            (len + 64, (0, 0), "cannot be"),
+            (len + 64, (0, 0), "is invalid"),
             (100, (0, 0), "too few"),
-            (len, (20, 5), "cannot be"),
-            (len, (18, 255), "cannot be"),
+            (len, (20, 5), "is invalid"),
+            (len, (18, 255), "is invalid"),
         ] {
             let mut draft = memfd::Draft::create("topic", bytes as u64).unwrap();
             let mut header = [MAGIC.to_le_bytes(), LAYOUT_HASH.to_le_bytes()].concat();

@@ -1,8 +1,8 @@
-//! The ports of publishers and subscribers: [`LINES`] bytes each, which the port's owner alone writes. Only the [`PortSlot`] is
-//! changed by others, too.
+//! The ports of publishers and subscribers: [`LINES`] bytes each, which only the port's owner writes. Others change
+//! only the [`PortSlot`].
 //!
-//! It does not matter between which two steps an owner is killed: it moves its cursor once a hold is written, and the other
-//! words only inform people.
+//! An owner may be killed between any two steps: it moves its cursor only after the hold is written, and the other
+//! words are only for people.
 
 use super::{LINES, port::PortSlot};
 use crate::sync::{AtomicU64, Ordering};
@@ -30,7 +30,7 @@ pub(super) struct Publishing {
 #[repr(C, align(128))]
 pub(super) struct Subscribing {
     pub(super) port: PortSlot,
-    /// The next position that it will look at.
+    /// The next position that it will read.
     pub(super) cursor: AtomicU64,
     /// How many samples it may fall behind; 0: publishers wait for it.
     pub(super) queue: AtomicU64,
@@ -40,7 +40,7 @@ pub(super) struct Subscribing {
     pub(super) zero: [AtomicU64; 11],
 }
 
-/// Some of a subscriber's holds. A hold is a hazard pointer: 0, or 1 + the index of a block that may not be used again.
+/// Some of a subscriber's holds. A hold is a hazard pointer: 0, or 1 + the index of a block that must not be reused.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(super) struct Holds(pub(super) [AtomicU64; HOLDS]);

@@ -1,7 +1,7 @@
 //! A topic: several publishers put samples into a ring of blocks, and several subscribers read them in place.
 //!
-//! The blocks are those of a [pool](crate::pool). A topic's own control memory says which blocks are in the ring, what they
-//! contain, and which members read them. The whole layout:
+//! The blocks are those of a [pool](crate::pool). A topic's own control memory records which blocks are in the ring,
+//! what they contain, and which members read them. The whole layout:
 //!
 //! | offset | part | bytes | written by |
 //! |---|---|---|---|
@@ -77,36 +77,36 @@ pub use port::PortId;
 pub use publish::{Message, PublisherPlace, Unpublished};
 pub use receive::{Ahead, Received, SubscriberPlace, Taken};
 
-/// The most entries that a ring can have.
+/// The maximum number of entries of a ring.
 pub const MAX_DEPTH: u32 = 1 << 12;
 
-/// The most publishers that a topic can have at once.
+/// The maximum number of publishers of a topic at a time.
 pub const MAX_PUBLISHERS: u32 = 256;
 
-/// The most subscribers that a topic can have at once.
+/// The maximum number of subscribers of a topic at a time.
 pub const MAX_SUBSCRIBERS: u32 = 256;
 
-/// The most samples that a subscriber can hold.
+/// The maximum number of samples that a subscriber can hold.
 pub const MAX_HELD: u32 = 256;
 
-/// The most loans that a publisher can have.
+/// The maximum number of loans of a publisher.
 pub const MAX_LOANS: u32 = 256;
 
-/// Bytes between words that different processes write: two cache lines. On a miss Intel's processors also fetch the other line
-/// of a pair, and so take it from the process that writes it. With one line each, publishers and subscribers did that at each
-/// message.
+/// Bytes between words that different processes write: two cache lines. On a miss Intel's processors also fetch the
+/// other line of a pair, and take it away from the process that writes it. With a distance of one line, publishers and
+/// subscribers did that at each message.
 const LINES: usize = 128;
 
 /// The mapped control memory of a topic.
 #[derive(Debug)]
 pub struct Topic {
-    /// As it was at the time of mapping; other processes may write the words that say it.
+    /// Fixed at the time of mapping, because other processes may overwrite the stored numbers.
     shape: Shape,
     header: Part<Header>,
     ring: Part<RingEntry>,
     publishers: Part<Publishing>,
     subscribers: Part<Subscribing>,
-    /// As many for each subscriber.
+    /// The same number of elements for each subscriber.
     holds: Part<Holds>,
     descriptors: Part<Descriptor>,
 }
@@ -129,7 +129,7 @@ pub struct Shape {
 }
 
 impl Topic {
-    /// Returns what the topic has room for.
+    /// Returns the limits of the topic.
     pub fn shape(&self) -> Shape {
         self.shape
     }
@@ -141,14 +141,14 @@ impl Topic {
 }
 
 impl Shape {
-    /// Returns the least number of blocks with which no member waits for another that keeps to its limits.
+    /// Returns the smallest number of blocks with which no member has to wait for another that keeps its limits.
     pub fn needed_blocks(&self) -> u64 {
         u64::from(self.depth)
             + u64::from(self.publishers) * u64::from(self.loans)
             + u64::from(self.subscribers) * u64::from(self.held)
     }
 
-    /// Returns whether there can be such a topic.
+    /// Returns whether the limits are valid.
     pub fn is_possible(&self) -> bool {
         let within = |number: u32, most| (1..=most).contains(&number);
         within(self.depth, MAX_DEPTH)
@@ -213,9 +213,9 @@ pub struct Description {
     shape: [u64; MAX_RANK],
     /// Length of the tensor.
     pub bytes: u64,
-    /// The value that the publisher's timeline has to reach, where the status says so.
+    /// The value that the publisher's timeline has to reach, if the status depends on it.
     pub value: u64,
-    /// Whether the sample is valid, as far as was known then.
+    /// Whether the sample was known to be valid when this was read.
     pub status: Status,
 }
 
@@ -225,9 +225,9 @@ impl Description {
         &self.shape[..self.rank]
     }
 
-    /// Returns the description unchanged if type, shape and length agree and fit a block of `block_bytes`; otherwise without
-    /// elements, because a process that breaks the rules wrote it.
-    pub fn believed(mut self, block_bytes: u64) -> Self {
+    /// Returns the description unchanged if type, shape and length agree and fit a block of `block_bytes`; otherwise
+    /// returns it without elements, because a process that breaks the rules wrote it.
+    pub fn checked(mut self, block_bytes: u64) -> Self {
         let elements = self.shape().iter().try_fold(1_u64, |all, extent| all.checked_mul(*extent));
         let bytes = elements.and_then(|elements| DType::from_code(self.dtype)?.bytes_for(elements));
         if bytes != Some(self.bytes) || self.bytes > block_bytes {
@@ -237,12 +237,12 @@ impl Description {
     }
 }
 
-/// The state of a publisher. While it runs, the numbers are of no single moment.
+/// The state of a publisher. While it runs, the numbers do not belong to a single moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PublisherState {
     /// The row of its member.
     pub row: u16,
-    /// Its number, which no other publisher or subscriber of the topic ever has.
+    /// Its number, which is never used for another publisher or subscriber of the topic.
     pub id: u64,
     /// Samples published.
     pub published: u64,
@@ -252,12 +252,12 @@ pub struct PublisherState {
     pub detached: bool,
 }
 
-/// The state of a subscriber. While it runs, the numbers are of no single moment.
+/// The state of a subscriber. While it runs, the numbers do not belong to a single moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SubscriberState {
     /// The row of its member.
     pub row: u16,
-    /// Its number, which no other publisher or subscriber of the topic ever has.
+    /// Its number, which is never used for another publisher or subscriber of the topic.
     pub id: u64,
     /// How many samples it may fall behind; `None`: publishers wait for it.
     pub queue: Option<u32>,

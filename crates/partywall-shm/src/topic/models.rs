@@ -32,7 +32,7 @@ fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
 struct World {
     pool: Slots,
     topic: Topic,
-    /// What is in the blocks: the checker fails when one is written while another thread may read it.
+    /// The contents of the blocks. The checker fails if a block is written while another thread may read it.
     memory: Vec<UnsafeCell<u64>>,
 }
 
@@ -84,7 +84,7 @@ impl World {
     fn write(&self, held: &Held, value: u64) {
         #[allow(unsafe_code)]
         self.memory[held.index() as usize].with_mut(|memory| {
-            // SAFETY: loom fails when this is not the only access.
+            // SAFETY: loom fails if this is not the only access.
             unsafe { *memory = value }
         });
     }
@@ -143,7 +143,8 @@ impl World {
         }
     }
 
-    /// As a subscriber of the library does: it looks before it receives, and again before it announces another sleep.
+    /// Receives as a subscriber of the library does: it polls before it receives, and again before it announces another
+    /// sleep.
     fn look_and_sleep(&self, place: &mut SubscriberPlace) -> u64 {
         let mut receive = || match self.topic.look(place.port(), place.next()) {
             Ahead::Nothing => None,
@@ -177,7 +178,7 @@ impl World {
         self.topic.join_as_subscriber(row, queue, history).unwrap()
     }
 
-    /// Everything is where it should be, once all have stopped.
+    /// Checks the state of all blocks, once all threads have stopped.
     fn sound(&self) -> Audit {
         self.topic.sweep(&self.pool);
         let audit = self.topic.audit(&self.pool);
@@ -196,7 +197,8 @@ fn spawn(world: &Arc<World>, other: impl FnOnce(&World) + 'static) -> thread::Jo
     thread::spawn(move || other(&world))
 }
 
-/// The ring has one entry, which is overwritten while it is read: the reader has the old sample or the new one, whole.
+/// The ring has one entry, which is overwritten while it is read. The reader gets the complete old sample or the
+/// complete new one.
 #[test]
 fn a_block_being_read_is_not_written() {
     check(3, || {
@@ -209,7 +211,7 @@ fn a_block_being_read_is_not_written() {
                 assert_eq!(value, 1 + missed);
             }
         });
-        // The second one takes the third block, the third one the block of the first, unless it is read.
+        // The second sample takes the third block, the third sample the block of the first, unless that is being read.
         for value in 2..4 {
             world.publish(&mut publisher, value).unwrap();
         }
@@ -218,7 +220,7 @@ fn a_block_being_read_is_not_written() {
     });
 }
 
-/// As above, with as few blocks as can be: the publisher goes without, rather than to write what is read.
+/// As above, with as few blocks as possible: the publisher gets no block instead of one that is being read.
 #[test]
 fn there_may_be_no_block() {
     check(3, || {
@@ -248,7 +250,7 @@ fn a_joined_subscriber_misses_nothing() {
         world.publish(&mut publisher, 0).unwrap();
         let other = spawn(&world, move |world| {
             let mut reader = world.subscriber(2, None, 1);
-            // What it has begun with, and everything that follows.
+            // The first sample that it received, and all later ones.
             let first = reader.cursor;
             for expected in first..first + 2 {
                 match world.receive(&mut reader) {
@@ -366,7 +368,7 @@ fn an_unannounced_sample_is_received_with_the_next_one() {
     });
 }
 
-/// As above, but no publisher is left: the broker wakes the reader when it takes the dead one out.
+/// As above, but no publisher is left: the broker wakes the reader when it detaches the dead publisher.
 #[test]
 fn unannounced_sample_is_received_when_its_publisher_is_detached() {
     check(3, || {
@@ -487,8 +489,8 @@ fn two_publish_at_once_and_all_see_one_order() {
     });
 }
 
-/// One waits for a block, which becomes free when its reader lets go, or gives up, or when it is overwritten, whichever
-/// is last.
+/// A member waits for a block, which becomes free when its reader has released it and it has been overwritten,
+/// whichever is last.
 #[test]
 fn a_waiter_for_a_block_is_served() {
     check(2, || {
@@ -552,12 +554,12 @@ fn last_publisher_wakes_waiters_when_it_leaves() {
     });
 }
 
-/// A publisher leaves once another one has joined: at no moment is there none.
+/// A publisher leaves once another one has joined, so there is always at least one.
 #[test]
 fn topic_is_not_idle_while_one_publisher_takes_over_from_another() {
     check(3, || {
         let world = World::new(1, 2);
-        // The later one has the port that is looked at first.
+        // The later publisher has the port that is read first.
         let left = world.publisher(1);
         let first = world.publisher(1);
         world.topic.leave_as_publisher(left.port());

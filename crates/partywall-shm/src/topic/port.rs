@@ -1,4 +1,4 @@
-//! The slot of a port: which member is this publisher or subscriber. One word, changed by compare-and-swap alone.
+//! The slot of a port, which records the owner of the port. One word, changed only by compare-and-swap.
 //!
 //! | bits | | |
 //! |---|---|---|
@@ -13,11 +13,11 @@
 //! | [`PortSlot::detach`] | its owner, when it leaves; the broker, if the owner is dead or evicted | taken, active → detached |
 //! | [`PortSlot::free`] | its owner, when it holds nothing more; the broker, once the owner is proved dead | any → free |
 //!
-//! A port counts while it is active. A detached port keeps what it holds. Its owner alone writes the words beside the slot,
-//! from taking it to freeing it.
+//! A port counts while it is active. A detached port keeps its holds. Only its owner writes the words beside the slot,
+//! from taking the port to freeing it.
 //!
-//! If its owner is killed or stopped between any two changes, the port stays its own until the owner is proved dead. Nobody
-//! waits for the next change: a port that is taken, and not active, does not count.
+//! If its owner is killed or stopped between any two changes, the port stays its own until the owner is proved dead. No
+//! process waits for the next change: a port that is taken and not active does not count.
 
 use crate::sync::{AtomicU64, Ordering};
 
@@ -30,7 +30,7 @@ pub(super) struct PortSlot(AtomicU64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PortWord(u64);
 
-/// Names one publisher or subscriber of a topic: its port and the join.
+/// Identifies one publisher or subscriber of a topic by its port and its join.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PortId {
     pub(super) index: usize,
@@ -38,7 +38,7 @@ pub struct PortId {
 }
 
 impl PortId {
-    /// Returns its number, which no other publisher or subscriber of the topic ever has.
+    /// Returns its number, which is never used for another publisher or subscriber of the topic.
     pub fn id(&self) -> u64 {
         self.port.id()
     }
@@ -85,7 +85,7 @@ impl PortWord {
 
 impl PortSlot {
     pub(super) fn load(&self) -> PortWord {
-        // Pairs with the changes below: a process that sees one sees what the owner wrote before it.
+        // Pairs with the changes below: a process that sees a change sees what the owner wrote before it.
         PortWord(self.0.load(Ordering::Acquire))
     }
 
@@ -93,18 +93,18 @@ impl PortSlot {
         self.change(PortWord(0), taken)
     }
 
-    /// Returns the word afterwards; `None` if the broker has detached the port already.
+    /// Opens the port. Returns the new word, or `None` if the broker has detached the port already.
     pub(super) fn open(&self, taken: PortWord) -> Option<PortWord> {
         let active = taken.with(ACTIVE);
         self.change(taken, active).then_some(active)
     }
 
-    /// Returns whether this call detached the port.
+    /// Detaches the port. Returns whether this call did it.
     pub(super) fn detach(&self, seen: PortWord) -> bool {
         seen.0 & STATE != DETACHED && self.change(seen, seen.with(DETACHED))
     }
 
-    /// Returns false if the word has changed since.
+    /// Frees the port. Returns false if the word has changed since.
     pub(super) fn free(&self, seen: PortWord) -> bool {
         self.change(seen, PortWord(0))
     }

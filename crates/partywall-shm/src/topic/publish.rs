@@ -1,18 +1,18 @@
-//! Publishing: how a block comes into the ring.
+//! Publishing: puts a block into the ring.
 //!
 //! 1. The publisher holds the block, and has written it and its descriptor.
-//! 2. It finds the first position that is not filled. Behind a fence it checks whether a subscriber that is waited for still
-//!    needs the sample in that entry. It remembers the smallest cursor of those subscribers, and reads the cursors again only
-//!    when that one is too small – mostly after a sample, for the next one – or when a subscriber has joined. If the
-//!    publisher has filled the position before itself, the fence of its last notification serves.
-//! 3. It fills the entry by one compare-and-swap. That fails if another publisher was first; then the next position is
-//!    tried. Now the sample is published.
+//! 2. It finds the first position that is not filled. Behind a fence it checks whether a `Block` subscriber still needs
+//!    the sample in that entry. It remembers the smallest cursor of those subscribers. It reads the cursors again only
+//!    if that one is too small, mostly after publishing a sample for the next one, or if a subscriber has joined. If
+//!    the publisher itself has filled the previous position, the fence of its last notification is enough.
+//! 3. It fills the entry by one compare-and-swap, which publishes the sample. If another publisher was first, it tries
+//!    the next position.
 //! 4. It moves the hint of the tail, releases the block to the topic, and notifies subscribers.
 //!
-//! If the publisher is killed or stopped between any two steps: before step 3 the block is its own, and nothing else has
-//! happened. After step 3 the sample is published: the next member moves the hint, a sleeper looks by itself after
-//! [`MAX_SLEEP`](crate::MAX_SLEEP), and the block stays the publisher's until it goes on or is proved dead. The ring and
-//! subscribers may have the block, too; it becomes free when all have released it.
+//! If the publisher is killed or stopped between any two steps: before step 3 the block is its own, and nothing else
+//! has happened. After step 3 the sample is published. The next member moves the hint, a sleeper checks again after
+//! [`MAX_SLEEP`](crate::MAX_SLEEP), and the publisher keeps the block until it continues or is proved dead. The ring
+//! and subscribers may use the block, too; it becomes free when all have released it.
 //!
 //! **Why a subscriber that joins is not overrun.** The subscriber counts itself in `joins`, and behind a fence looks for the
 //! tail. A publisher sees position `p` unfilled, and behind a fence looks at `joins`. If it does not see the subscriber
@@ -36,7 +36,7 @@ use crate::{
     sync::{Ordering, fence},
 };
 
-/// A publisher's port, and what the publisher remembers.
+/// A publisher's port, and its private state.
 #[derive(Debug)]
 pub struct PublisherPlace {
     pub(super) index: usize,
@@ -50,11 +50,11 @@ pub struct PublisherPlace {
     fenced: u64,
 }
 
-/// A sample's description, for publishing it.
+/// The description of a sample to publish.
 #[derive(Debug, Clone, Copy)]
 pub struct Message<'a> {
-    /// [`Status::Ready`], or [`Status::Timeline`] or [`Status::Unverified`], if a stream still writes the block: then it
-    /// stays held until it is [retired](super::Topic::retire).
+    /// [`Status::Ready`]; or [`Status::Timeline`] or [`Status::Unverified`] if a stream still writes the block, which
+    /// then stays held until it is [retired](super::Topic::retire).
     pub status: Status,
     /// The value of the publisher's timeline that completes the sample.
     pub value: u64,
@@ -78,7 +78,7 @@ pub enum Unpublished {
         /// Its member's row.
         row: u16,
     },
-    /// Other publishers were always faster. Try again.
+    /// Other publishers were faster every time. Try again.
     Busy,
     /// The broker has detached the publisher.
     Detached,
@@ -89,7 +89,7 @@ impl PublisherPlace {
         Self { index, port, sequence: 0, floor: 0, joins: None, fenced: 0 }
     }
 
-    /// Returns its number, which no other publisher or subscriber of the topic ever has.
+    /// Returns its number, which is never used for another publisher or subscriber of the topic.
     pub fn id(&self) -> u64 {
         self.port.id()
     }
@@ -99,28 +99,28 @@ impl PublisherPlace {
         PortId { index: self.index, port: self.port }
     }
 
-    /// Returns how many samples it has published.
+    /// Returns the number of samples that it has published.
     pub fn published(&self) -> u64 {
         self.sequence
     }
 }
 
 impl Topic {
-    /// Has the processor fetch the words that [`publish`](Self::publish) will write of a block.
+    /// Prefetches the words that [`publish`](Self::publish) will write for a block.
     pub fn prefetch_to_write(&self, block: u32) {
         if let Some(descriptor) = self.descriptors.get(block as usize) {
             descriptor.prefetch_to_write();
         }
     }
 
-    /// Publishes a block that the publisher holds, and returns the sample's position. If the message's status is final, the
-    /// block is the topic's then; otherwise it stays held and has to be [retired](Topic::retire).
+    /// Publishes a block that the publisher holds, and returns the sample's position. If the message's status is final,
+    /// the block belongs to the topic afterwards; otherwise it stays held and has to be [retired](Topic::retire).
     ///
     /// # Errors
-    /// As [`Unpublished`] says. The block is then as it was.
+    /// See [`Unpublished`]. The block is then unchanged.
     ///
     /// # Panics
-    /// If the shape or the header is too long, or the block is of another pool.
+    /// If the shape or the header is too long, or the block belongs to another pool.
     pub fn publish(
         &self,
         slots: &Slots,
@@ -149,7 +149,8 @@ impl Topic {
         // The notification has a fence.
         place.fenced = position + 1;
         self.collect(slots);
-        // While readers are busy with this sample: the cursors that the next one needs come from their caches.
+        // Reads the cursors for the next sample now, while readers are busy with this one, because they come from the
+        // readers' caches.
         let _ = self.check_space(place, position + 1);
         Ok(position)
     }
@@ -196,7 +197,7 @@ impl Topic {
         Err(Unpublished::Busy)
     }
 
-    /// Checks that no subscriber that is waited for needs the sample that `position` overwrites.
+    /// Checks that no `Block` subscriber needs the sample that `position` overwrites.
     fn check_space(&self, place: &mut PublisherPlace, position: u64) -> Result<(), Unpublished> {
         let depth = self.ring.len() as u64;
         // Pairs with the addition in `join_as_subscriber`: a publisher that sees it sees the subscriber's port and cursor.
@@ -234,12 +235,13 @@ impl Topic {
         self.collect(slots);
     }
 
-    /// Returns how many samples a publisher has published, for callers that do not have its place.
+    /// Returns the number of samples that a publisher has published, for callers without its place.
     pub fn published_by(&self, port: PortId) -> u64 {
         self.publishers[port.index].published.load(Ordering::Relaxed)
     }
 
-    /// Makes the status of a published sample final. Does nothing if it is, or if the block holds another sample by now.
+    /// Makes the status of a published sample final. Does nothing if it is final already, or if the block holds another
+    /// sample by now.
     pub fn settle(&self, block: u32, generation: u64, status: Status) {
         let Some(descriptor) = self.descriptors.get(block as usize) else { return };
         let seen = descriptor.status();
@@ -248,16 +250,17 @@ impl Topic {
         }
     }
 
-    /// Announces that the caller may sleep until there is room. Call this before [`publish`](Self::publish).
+    /// Announces that the caller may sleep until there is room. The caller must then try [`publish`](Self::publish)
+    /// again before it sleeps.
     pub fn prepare_for_space(&self) -> EventKey {
         self.control().space.prepare()
     }
 
-    /// Sleeps until there may be room; at most for `limit` and [`MAX_SLEEP`](crate::MAX_SLEEP). May return early.
+    /// Sleeps until there may be room, for at most `limit` and [`MAX_SLEEP`](crate::MAX_SLEEP). May return early.
     pub fn sleep_for_space(&self, key: EventKey, limit: Duration) {
         self.control().space.sleep(key, limit);
     }
 }
 
-/// Attempts to fill a position. Each failure is another publisher's success.
+/// Maximum number of attempts to fill a position. Each failure is another publisher's success.
 const MOST_ATTEMPTS: usize = 64;

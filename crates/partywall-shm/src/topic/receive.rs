@@ -1,29 +1,29 @@
-//! Receiving: how a reader comes to a block, and releases it.
+//! Receiving: how a reader gets a block and releases it.
 //!
 //! 1. The subscriber looks at the entry of its cursor, and finds a block.
 //! 2. It writes the block into one of its holds. If publishers wait for it, it moves its cursor.
-//! 3. Behind a fence it checks that its hold will be seen. If publishers wait for it, it checks that its port is still its
-//!    own; otherwise, that the entry is unchanged.
+//! 3. Behind a fence it makes sure that its hold is seen. If publishers wait for it, it checks that its port is still
+//!    its own; otherwise, that the entry is unchanged.
 //! 4. If publishers wait for it, it notifies them; otherwise it moves its cursor.
 //! 5. It reads the descriptor and the block in place, and in the end clears the hold.
 //!
-//! **Why no sample is written while it is read.** A member that frees blocks looks at the entries first and, behind a fence,
-//! at the holds. If it does not find our hold, its fence came before ours, so we see what it had seen: that the block has
-//! left the ring.
+//! **Why no sample is written while it is read.** A member that frees blocks reads the entries first and, behind a
+//! fence, the holds. If it does not find our hold, its fence came before ours, so we see what it had seen: the block
+//! has left the ring.
 //!
-//! A publisher that waits for us overwrites our entry once it has seen the cursor behind it, and so the hold; a member that
-//! sees the entry overwritten sees the hold, too. A publisher that does not wait for us has seen us detached. A member that
-//! then frees the block, and does not find our hold, has seen us detached before its fence, and we see that behind ours. So
-//! one fence serves the hold and the sleepers, and the entry, which the next publisher may be about to take, need not be
-//! read again.
+//! A publisher that waits for us overwrites our entry once it has seen the cursor behind it, and so the hold; a member
+//! that sees the entry overwritten sees the hold, too. A publisher that does not wait for us has seen us detached. A
+//! member that then frees the block, and does not find our hold, has seen us detached before its fence, and we see that
+//! behind ours. Therefore one fence is enough for the hold and for sleepers, and the entry, whose cache line the next
+//! publisher may be about to take, need not be read again.
 //!
-//! A subscriber that may fall `queue` samples behind checks whether the entry `queue` positions later is filled; if so, it
-//! goes on to the last `queue` samples. A subscriber whose next sample was overwritten goes to the oldest one that will stay
-//! for a moment.
+//! A subscriber that may fall `queue` samples behind checks whether the entry `queue` positions later is filled; if so,
+//! it skips to the last `queue` samples. A subscriber whose next sample was overwritten skips to the oldest sample that
+//! is not overwritten next.
 //!
-//! If the subscriber is killed or stopped between any two steps, a hold keeps one of the blocks that it was promised from
-//! being used, until it goes on or is proved dead. Publishers that wait for it keep waiting; everybody can see that, and have
-//! it detached.
+//! If the subscriber is killed or stopped between any two steps, its holds keep the blocks from being reused until it
+//! continues or is proved dead. Publishers that wait for it keep waiting; any process can see that, and have the
+//! subscriber detached.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ use crate::{
     sync::{AtomicU64, Ordering, fence, prefetch_to_write},
 };
 
-/// A subscriber's port, and what the subscriber remembers.
+/// A subscriber's port, and its private state.
 #[derive(Debug)]
 pub struct SubscriberPlace {
     pub(super) index: usize,
@@ -57,11 +57,11 @@ pub struct SubscriberPlace {
 pub enum Received {
     /// A sample.
     Sample(Taken),
-    /// There is none.
+    /// There is no sample.
     Empty,
     /// The subscriber holds as many samples as it may.
     Full,
-    /// Publishers were always faster. Try again.
+    /// Publishers were faster every time. Try again.
     Busy,
     /// The broker has detached the subscriber.
     Detached,
@@ -72,13 +72,13 @@ pub enum Received {
 pub enum Ahead {
     /// Nothing.
     Nothing,
-    /// A sample in this block of the pool, if there is such a block.
+    /// A sample in this block of the pool, if the block exists.
     Sample(u32),
     /// A later sample, or the broker has detached the subscriber.
     Other,
 }
 
-/// A sample that is held. Its block is lost until its reader dies if it is not [released](super::Topic::release).
+/// A held sample. If it is not [released](super::Topic::release), its block is lost until its reader dies.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Taken {
@@ -101,24 +101,24 @@ impl Taken {
         self.position
     }
 
-    /// Returns the same hold once more. It is released once.
+    /// Returns a second handle of the same hold, which must be released only once.
     pub fn again(&self) -> Self {
         Self { ..*self }
     }
 
-    /// Returns how many samples the subscriber missed between its sample before and this one.
+    /// Returns the number of samples that the subscriber missed between its previous sample and this one.
     pub fn missed(&self) -> u64 {
         self.missed
     }
 }
 
 impl SubscriberPlace {
-    /// Returns its number, which no other publisher or subscriber of the topic ever has.
+    /// Returns its number, which is never used for another publisher or subscriber of the topic.
     pub fn id(&self) -> u64 {
         self.port.id()
     }
 
-    /// Returns the first position that it has not looked at.
+    /// Returns the first position that it has not read.
     pub fn next(&self) -> u64 {
         self.cursor
     }
@@ -148,7 +148,7 @@ impl Topic {
                 Filling::Filled(block) => u32::from(block),
             };
             if block as usize >= self.descriptors.len() {
-                // A process that breaks the rules has written that.
+                // Only a process that breaks the rules writes such a block number.
                 self.skip_to(place, place.cursor + 1);
                 continue;
             }
@@ -167,7 +167,7 @@ impl Topic {
             if !safe {
                 word.store(0, Ordering::Release);
                 point("topic: hold given up, nobody notified");
-                // A member that looked for blocks meanwhile has passed over this one.
+                // A member that searched for unused blocks meanwhile has skipped this one.
                 fence(Ordering::SeqCst);
                 self.collect(slots);
                 if waited_for {
@@ -189,15 +189,15 @@ impl Topic {
         Received::Busy
     }
 
-    /// Returns what [`receive`](Self::receive) would find for a subscriber whose [`SubscriberPlace::next`] is `next`, for callers
-    /// that poll. Has the processor fetch the sample's description.
+    /// Returns what [`receive`](Self::receive) would find for a subscriber whose [`SubscriberPlace::next`] is `next`,
+    /// for callers that poll. Prefetches the sample's description.
     #[inline]
     pub fn look(&self, place: PortId, next: u64) -> Ahead {
         let (at, _, seen) = self.at(next);
         match seen.filling(at) {
             Filling::Filled(block) => {
-                // Fetching takes longer than all that has to be done before these are needed: the sample's description, and
-                // our words that publishers have read.
+                // Fetched early, because fetching takes longer than the work before these words are needed: the
+                // sample's description, and this subscriber's words, which publishers have read.
                 prefetch_to_write(&self.subscribers[place.index]);
                 prefetch_to_write(self.hold(place.index, 0));
                 if let Some(descriptor) = self.descriptors.get(usize::from(block)) {
@@ -210,8 +210,8 @@ impl Topic {
         }
     }
 
-    /// Returns whether all publishers have left and the subscriber whose [`SubscriberPlace::next`] is `next` has received
-    /// everything. False as long as the topic has never had a publisher.
+    /// Returns whether all publishers have left and the subscriber whose [`SubscriberPlace::next`] is `next` has
+    /// received everything. Returns false if the topic has never had a publisher.
     ///
     /// A publisher that is killed or stopped while it joins or leaves keeps the topic busy until the broker detaches it.
     pub fn is_idle(&self, next: u64) -> bool {
@@ -223,7 +223,7 @@ impl Topic {
         if before == 0 || self.publishers.iter().any(|publisher| is_present(&publisher.port)) {
             return false;
         }
-        // After the ports: a reader that sees that a publisher has left sees all its samples.
+        // Read after the ports: a reader that sees that a publisher has left sees all its samples.
         let (at, _, seen) = self.at(next);
         matches!(seen.filling(at), Filling::Next | Filling::Later) && joined() == before
     }
@@ -237,12 +237,13 @@ impl Topic {
         self.collect(slots);
     }
 
-    /// Returns the oldest position that is not the next to be overwritten, for a given tail; with one entry, that one.
+    /// Returns the oldest position that is not overwritten next, for a given tail; with one entry, the position of that
+    /// entry.
     pub(super) fn oldest(&self, tail: u64) -> u64 {
         tail.saturating_sub((self.ring.len() as u64 - 1).max(1))
     }
 
-    /// Passes over the samples that a subscriber that may fall `queue` behind does not want any more.
+    /// Skips the samples beyond the `queue` of a subscriber that may fall behind.
     fn keep_up(&self, place: &mut SubscriberPlace) {
         if place.queue == 0 || place.queue >= self.ring.len() as u64 {
             return;
@@ -253,7 +254,7 @@ impl Topic {
         }
     }
 
-    /// Moves the cursor on without receiving.
+    /// Moves the cursor without receiving.
     fn skip_to(&self, place: &mut SubscriberPlace, position: u64) {
         let us = &self.subscribers[place.index];
         let skipped = position.saturating_sub(place.cursor);
@@ -263,7 +264,7 @@ impl Topic {
         us.cursor.store(place.cursor, Ordering::Release);
     }
 
-    /// Returns a free hold of ours. No other process writes our holds.
+    /// Returns a free hold of this subscriber. No other process writes its holds.
     fn free_hold(&self, subscriber: usize) -> Option<(usize, &AtomicU64)> {
         self.holds_of(subscriber).enumerate().find(|(_, hold)| hold.load(Ordering::Relaxed) == 0)
     }
@@ -278,27 +279,28 @@ impl Topic {
         self.descriptors[taken.block as usize].header()
     }
 
-    /// Returns whether a sample is valid, as far as it is known now.
+    /// Returns whether a sample is known to be valid now.
     pub fn status(&self, taken: &Taken) -> Status {
         self.descriptors[taken.block as usize].status().status()
     }
 
-    /// Returns the timeline of a sample's publisher, until the publisher has left the topic. It stays while it has samples
-    /// whose status is not final.
+    /// Returns the timeline of a sample's publisher, until the publisher has left the topic. A publisher stays while
+    /// the status of any of its samples is not final.
     pub fn timeline_of(&self, taken: &Taken) -> Option<TimelineCell> {
         self.timeline_of_block(taken.block as usize)
     }
 
-    /// Announces that the caller may sleep until there is a sample. Call this before [`receive`](Self::receive).
+    /// Announces that the caller may sleep until there is a sample. The caller must then try [`receive`](Self::receive)
+    /// again before it sleeps.
     pub fn prepare_for_sample(&self) -> EventKey {
         self.control().samples.prepare()
     }
 
-    /// Sleeps until there may be a sample; at most for `limit` and [`MAX_SLEEP`](crate::MAX_SLEEP). May return early.
+    /// Sleeps until there may be a sample, for at most `limit` and [`MAX_SLEEP`](crate::MAX_SLEEP). May return early.
     pub fn sleep_for_sample(&self, key: EventKey, limit: Duration) {
         self.control().samples.sleep(key, limit);
     }
 }
 
-/// Attempts to receive a sample. Each failure is a publisher's success.
+/// Maximum number of attempts to receive a sample. Each failure is a publisher's success.
 const MOST_ATTEMPTS: usize = 64;

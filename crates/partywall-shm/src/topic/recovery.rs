@@ -1,4 +1,4 @@
-//! Recovery: the broker detaches members that are gone, and takes back what they held.
+//! Recovery: the broker detaches members that are gone, and frees their resources.
 
 use std::cell::Cell;
 
@@ -15,11 +15,12 @@ use crate::{
 };
 
 impl Topic {
-    /// Detaches the `gone` rows, because they ended as `ending` says: no process waits for their subscribers any more; the
-    /// samples of their publishers get a final status. `reached` says how far an incarnation of a timeline, which has ended,
-    /// really came.
+    /// Detaches the `gone` rows, which ended with `ending`: no process waits for their subscribers any more, and the
+    /// samples of their publishers get a final status. `reached` returns the value that an ended incarnation of a
+    /// timeline really reached.
     ///
-    /// The rows keep what they hold. The call ends for any bytes, and may be repeated. Returns how many ports were detached.
+    /// The rows keep their blocks and holds. The call terminates for any bytes, and may be repeated. Returns the number
+    /// of detached ports.
     pub fn detach(
         &self,
         gone: impl Fn(u16) -> bool,
@@ -28,7 +29,7 @@ impl Topic {
     ) -> u32 {
         let mut detached = 0;
         let mut detach = |port: &PortSlot| {
-            // A member changes its port twice at most; a process that does more breaks the rules.
+            // A member changes its port at most twice; a process that changes it more often breaks the rules.
             for _ in 0..MOST_ATTEMPTS {
                 let seen = port.load();
                 let present = matches!(seen.occupancy(), Occupancy::Taken | Occupancy::Active);
@@ -51,10 +52,11 @@ impl Topic {
         detached
     }
 
-    /// Takes back everything of the `dead` rows: ports, holds, blocks, and their places in the queue for a block. Returns how
-    /// many blocks they held. Call this instead of [`Slots::recover`], once the rows' processes are proved dead.
+    /// Frees everything of the `dead` rows: ports, holds, blocks, and their places in the queue for a block. Returns
+    /// the number of blocks that they held. Call this instead of [`Slots::recover`], once the rows' processes are
+    /// proved dead.
     ///
-    /// Ends whatever the bytes are, and may be repeated.
+    /// Terminates for any bytes, and may be repeated.
     pub fn recover(&self, slots: &Slots, dead: impl Fn(u16) -> bool) -> u32 {
         // Otherwise the status of their samples would never become final.
         self.detach(&dead, Ending::OwnerDied, |_| None);
@@ -75,14 +77,14 @@ impl Topic {
             }
         }
         point("topic: ports of the dead free, blocks not taken");
-        // Whether they had put a block into the ring does not matter: it becomes the topic's, and a sweep finds it in the
-        // ring, or unused.
+        // Whether a block is in the ring does not matter: it becomes the topic's, and a sweep finds it in the ring or
+        // unused.
         let taken = Cell::new(0);
         let publish = |_, seen: SlotWord| {
             taken.set(taken.get() + u32::from(seen.state() != State::Held(NOBODY)));
             true
         };
-        // A published block stays so. Nothing else belongs to `NOBODY`.
+        // Published blocks stay published. Nothing else belongs to `NOBODY`.
         let freed = slots.recover_or_publish(|row| row == NOBODY || dead(row), publish);
         point("topic: blocks of the dead taken, not free");
         self.sweep(slots);
@@ -103,7 +105,7 @@ impl Topic {
                 continue;
             }
             let value = self.timeline_of_block(block).and_then(&reached);
-            // The process that knew what an unverified sample rests on is gone.
+            // The process that knew the inputs of an unverified sample is gone.
             let complete = seen.status() == Status::Timeline && value.is_some_and(|value| descriptor.value() <= value);
             // A status that has changed is final, or another sample's.
             descriptor.settle(seen, if complete { Status::Done } else { Status::Failed(ending) });
@@ -111,7 +113,7 @@ impl Topic {
     }
 }
 
-/// Returns whether a port is a dead member's, or in a state that no member may make.
+/// Returns whether a port belongs to a dead member, or is in an invalid state.
 fn is_lost(port: PortWord, dead: impl Fn(u16) -> bool) -> bool {
     match port.occupancy() {
         Occupancy::Free => false,

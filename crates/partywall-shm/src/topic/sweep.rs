@@ -1,20 +1,20 @@
-//! Sweeping: how blocks become free that are in no entry of the ring and in no hold of a reader.
+//! Sweeping: frees the blocks that are in no entry of the ring and in no hold of a reader.
 //!
-//! There are no reference counts. A member *sweeps* if it finds no free block, for now or for the next sample, or if it releases
-//! a block while another member waits for one. It looks at the slots of all blocks, then at all entries, and behind a fence
-//! at all holds. It frees the blocks that are published, in no entry and in no hold, by compare-and-swap from the slot word
-//! that it saw first. So a block may be unused and not free for a while, which costs nothing; and otherwise no publisher and
-//! no reader looks at another's holds.
+//! There are no reference counts. A member *sweeps* if it finds no free block, for now or for the next sample, or if it
+//! releases a block while another member waits for one. It reads the slots of all blocks, then all entries, and behind
+//! a fence all holds. It frees the blocks that are published, in no entry and in no hold, by compare-and-swap from the
+//! slot word that it saw first. A block may therefore be unused and not free for a while, which costs nothing. Apart
+//! from sweeps, no publisher or reader reads another's holds.
 //!
-//! **Why this is right.** A slot word occurs once. If it is unchanged in the end, the block was published all the time. The
-//! block was put into the ring before that, and leaves it once, so it was out of the ring since we looked at its entry. A
-//! reader takes its hold from an entry, and behind a fence checks whether the block may have left the ring without anybody
-//! having seen that hold (see `receive`). If we have not found its hold, our fence came before its own, and the reader
+//! **Why this is right.** A slot word occurs once. If it is unchanged in the end, the block was published all the time.
+//! The block was put into the ring before that and leaves it once, so it was out of the ring since we read its entry. A
+//! reader takes its hold from an entry, and behind a fence checks whether the block may have left the ring before its
+//! hold was visible (see `receive`). If we have not found its hold, our fence came before its own, and the reader
 //! notices.
 //!
-//! **Why no member waits in vain.** A member that waits for a block announces that, and behind a fence sweeps. A member that
-//! fills an entry, retires a block or clears a hold does so, and behind a fence checks for waiters. One of the two sees what
-//! the other did. A waiter also sweeps again after [`MAX_SLEEP`](crate::MAX_SLEEP).
+//! **Why no member waits in vain.** A member that waits for a block announces that, and behind a fence sweeps. A member
+//! that fills an entry, retires a block or clears a hold does so, and behind a fence checks for waiters. One of the two
+//! sees the other's change. A waiter also sweeps again after [`MAX_SLEEP`](crate::MAX_SLEEP).
 //!
 //! If a member that sweeps is killed or stopped between any two steps, some blocks are freed and the others are left to the
 //! next sweep.
@@ -35,15 +35,15 @@ impl Topic {
         }
     }
 
-    /// Frees the unused blocks, and returns how many. A member that finds no free block calls this once it waits for one, and now
-    /// and then while it waits.
+    /// Frees the unused blocks, and returns their number. A member that finds no free block calls this once it waits
+    /// for one, and from time to time while it waits.
     pub fn sweep(&self, slots: &Slots) -> u32 {
         let candidates = self.unused(slots);
         point("topic: blocks found unused, not freed");
         slots.free_all(candidates)
     }
 
-    /// Returns the published blocks that are not in use, each with its word as it was seen.
+    /// Returns the published blocks that are not in use, each with the word that was seen.
     pub(super) fn unused(&self, slots: &Slots) -> impl Iterator<Item = (u32, SlotWord)> {
         let blocks = self.descriptors.len() as u32;
         let mut published = Vec::with_capacity(blocks as usize);
@@ -66,7 +66,7 @@ impl Topic {
     /// Calls `found` for each block in a hold.
     pub(super) fn each_hold(&self, mut found: impl FnMut(u32)) {
         for (index, subscriber) in self.subscribers.iter().enumerate() {
-            // A member that takes the port after this look takes its holds behind a fence that comes after ours.
+            // A member that takes the port after this load takes its holds behind a fence that comes after ours.
             if subscriber.port.load().occupancy() == Occupancy::Free {
                 continue;
             }
@@ -80,7 +80,7 @@ impl Topic {
     }
 }
 
-/// A set of blocks. Few blocks need no allocation.
+/// A set of blocks. A small set needs no allocation.
 pub(super) enum Blocks {
     Few([u64; FEW]),
     Many(Vec<u64>),
@@ -94,7 +94,7 @@ impl Blocks {
         }
     }
 
-    /// Does nothing for a block that does not exist. Returns whether the set contained the block already.
+    /// Adds a block, if it exists. Returns whether the set contained the block already.
     pub(super) fn insert(&mut self, block: u32) -> bool {
         let words = match self {
             Self::Few(words) => &mut words[..],

@@ -17,7 +17,7 @@ use crate::{
 
 const SHAPE: Shape = Shape { blocks: 24, depth: 4, publishers: 2, loans: 2, subscribers: 4, held: 4 };
 
-/// A topic, its pool, and what is in the blocks.
+/// A topic, its pool, and the contents of the blocks.
 struct World {
     topic: Topic,
     pool: Pool,
@@ -47,7 +47,7 @@ impl World {
     }
 
     fn publish_as(&self, place: &mut PublisherPlace, value: u64, status: Status) -> Result<(u64, Held), Unpublished> {
-        let held = self.loan(place.port.row()).expect("there are blocks enough");
+        let held = self.loan(place.port.row()).expect("enough blocks are free");
         self.memory[held.index() as usize].store(value, Ordering::Relaxed);
         let message = Message { status, value, dtype: 12, shape: &[2, value], bytes: 8, header: &value.to_le_bytes() };
         match self.topic.publish(&self.pool, place, &held, &message) {
@@ -183,7 +183,7 @@ fn publishers_wait_for_lossless_subscribers() {
     assert_eq!(world.receive(&mut slow), Some(0));
     assert_eq!(world.publish(&mut publisher, 4), Ok(4));
     assert_eq!(world.publish(&mut publisher, 5), Err(blocked));
-    // It holds what it reads, and is not waited for because of that.
+    // It holds the sample that it reads, but no publisher waits for it.
     let held = world.take(&mut slow).unwrap();
     assert_eq!(world.publish(&mut publisher, 5), Ok(5));
     assert_eq!(world.read(&held), 1);
@@ -230,10 +230,10 @@ fn a_ring_of_one_entry_holds_the_last_sample() {
     }
     let taken = world.take(&mut latest).unwrap();
     assert_eq!((world.read(&taken), taken.missed()), (4, 4));
-    // It starts with what is there.
+    // It starts with the samples in the ring.
     let mut late = world.topic.join_as_subscriber(4, Some(1), 1).unwrap();
     assert_eq!(world.receive(&mut late), Some(4));
-    // Of one that is promised everything that would be overwritten next.
+    // A `Block` subscriber that would need the sample that is overwritten next.
     let mut strict = world.topic.join_as_subscriber(4, None, 1).unwrap();
     assert_eq!(world.receive(&mut strict), None);
 }
@@ -257,7 +257,7 @@ fn a_late_subscriber_begins_with_the_history_it_wants() {
     for value in 3..6 {
         world.publish(&mut publisher, value).unwrap();
     }
-    // The sample that the next one overwrites is promised to no subscriber.
+    // The sample that the next one overwrites is not guaranteed to any subscriber.
     let mut late = world.topic.join_as_subscriber(3, None, 4).unwrap();
     assert_eq!(world.receive(&mut late), Some(3));
 }
@@ -358,7 +358,7 @@ fn samples_of_a_gone_publisher_become_final() {
     assert_eq!(world.topic.detach(|row| row == 1, Ending::OwnerFaulted, |asked| (asked == cell).then_some(1)), 1);
     let failed = Status::Failed(Ending::OwnerFaulted);
     assert_eq!(now(&world), [Status::Done, failed, failed, Status::Timeline]);
-    // That was the last word.
+    // A final status does not change.
     let first = world.topic.describe(&taken[0]);
     world.topic.settle(taken[0].block(), first.generation, Status::Tainted);
     world.topic.detach(|row| row == 1, Ending::OwnerDied, |_| None);
@@ -396,7 +396,7 @@ fn blocks_of_the_dead_come_back_and_their_samples_stay() {
     let mut publishers = [1, 2].map(|row| world.publisher(row));
     let mut dead = world.subscriber(1, None);
     let mut alive = world.subscriber(3, None);
-    // Loaned, published and still written, and published.
+    // One block loaned, one published and still written, one published.
     let _kept = world.loan(1).unwrap();
     let _kept = world.publish_as(&mut publishers[0], 1, Status::Timeline).unwrap();
     world.publish(&mut publishers[0], 2).unwrap();
@@ -413,7 +413,7 @@ fn blocks_of_the_dead_come_back_and_their_samples_stay() {
         world.publish(&mut publishers[1], value).unwrap();
         assert_eq!(world.receive(&mut alive), Some(value), "nobody waits for the dead");
     }
-    // A place of the dead is another's.
+    // A port of the dead publisher is reused.
     assert_ne!(world.publisher(4).id(), publishers[0].id());
 }
 
@@ -448,7 +448,7 @@ fn waiter_gets_a_released_or_overwritten_block() {
     assert!(matches!(waiter.poll(), Polled::Held(_)));
 }
 
-/// Two publishers, subscribers of all sorts, each in a thread: nothing is lost, torn, twice, or out of order.
+/// Two publishers and subscribers of all kinds, each in a thread: nothing is lost, torn, duplicated or out of order.
 #[test]
 fn many_publish_and_receive_at_once() {
     const EACH: u64 = 5_000;
@@ -592,7 +592,7 @@ impl Model {
         self.readers.iter().flatten().any(|reader| reader.queue.is_none() && next >= reader.next + Self::DEPTH)
     }
 
-    /// Passes over what a reader does not receive any more; returns what it would receive.
+    /// Skips samples that a reader no longer receives, and returns the next one that it would receive.
     fn next(&mut self, reader: usize) -> Option<u64> {
         let next = self.samples.len() as u64;
         let oldest = self.oldest();
@@ -729,7 +729,7 @@ proptest! {
         };
         let mut old_publisher = world.publisher(1);
         let mut old_reader = world.subscriber(2, None);
-        // Behind what is only looked at when it is mapped.
+        // Behind the header, which is read only when the memory is mapped.
         let all = maps.each_ref().map(|map| map.atomics::<AtomicU64>(64, map.len() / 8 - 8).unwrap());
         for (index, word, sort) in words {
             let word = match sort {

@@ -98,7 +98,7 @@ impl Validity {
 impl Sample {
     pub(super) fn new(joined: Arc<Joined>, taken: Taken) -> Self {
         let Open { control, blocks, .. } = &*joined.open;
-        let description = control.topic.describe(&taken).believed(blocks.shape().block_bytes);
+        let description = control.topic.describe(&taken).checked(blocks.shape().block_bytes);
         // Always, because most ask for them: doing it when the first does takes as long again.
         let bytes = blocks.borrow(taken.block());
         let taken = Some(taken);
