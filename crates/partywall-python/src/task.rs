@@ -2,12 +2,17 @@
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, OnceLock},
+    thread::{self, ThreadId},
     time::Duration,
 };
 
 use partywall::{Error, Queue, Result, TaskRef, cuda::RawStream, error::Gone};
 use partywall_os::{lock::IgnorePoison, process::fork_generation};
-use pyo3::{exceptions::PyTypeError, prelude::*, types::PyBytes};
+use pyo3::{
+    exceptions::{PyRuntimeError, PyTypeError},
+    prelude::*,
+    types::PyBytes,
+};
 
 use crate::{
     arguments::{ElementType, Shape},
@@ -323,16 +328,49 @@ impl Drop for ClaimedTask {
 ///
 /// If this goes while an exception leaves the body of the loop, the task is failed for that reason. The interpreter sets the
 /// exception before it drops the iterator of a loop.
-#[pyclass(module = "partywall._native")]
+#[pyclass(frozen, module = "partywall._native")]
 pub(crate) struct Claims {
     queue: Py<super::queue::Queue>,
     timeout: Option<f64>,
+    iteration: Mutex<Iteration>,
+}
+
+/// How far an iteration is. Python does not run under its lock.
+#[derive(Default)]
+struct Iteration {
     current: Option<Py<ClaimedTask>>,
+    /// The thread that has asked for it.
+    thread: Option<ThreadId>,
+    /// Whether that is still waiting.
+    is_waiting: bool,
 }
 
 impl Claims {
     pub(crate) fn new(queue: Py<super::queue::Queue>, timeout: Option<f64>) -> Self {
-        Self { queue, timeout, current: None }
+        Self { queue, timeout, iteration: Mutex::default() }
+    }
+
+    /// Begins a wait, and returns the task before. Refuses a second thread, which would complete a task of the first one.
+    fn begin(&self) -> PyResult<Option<Py<ClaimedTask>>> {
+        let iteration = &mut *self.iteration.lock().ignore_poison();
+        let thread = Some(thread::current().id());
+        let is_open = iteration.current.as_ref().is_some_and(|task| !task.get().closed());
+        if iteration.is_waiting || is_open && iteration.thread != thread {
+            return Err(PyRuntimeError::new_err(
+                "another thread iterates these claims(), and asking for the next task completes the task that it has: call \
+                 claims() in each thread",
+            ));
+        }
+        let begun = Iteration { current: None, thread, is_waiting: true };
+        Ok(std::mem::replace(iteration, begun).current)
+    }
+
+    fn next(&self, py: Python<'_>, before: Option<Py<ClaimedTask>>) -> PyResult<Option<Py<ClaimedTask>>> {
+        if let Some(task) = before.as_ref().map(Py::get).filter(|task| !task.closed()) {
+            task.complete(py)?;
+        }
+        let claimed = self.queue.get().claim_within(py, self.timeout)?;
+        claimed.map(|task| Py::new(py, task)).transpose()
     }
 }
 
@@ -343,22 +381,19 @@ impl Claims {
     }
 
     /// The next task; the end if none comes within the timeout.
-    fn __next__(&mut self, py: Python<'_>) -> PyResult<Option<Py<ClaimedTask>>> {
-        if let Some(task) = self.current.take() {
-            let task = task.get();
-            if !task.closed() {
-                task.complete(py)?;
-            }
-        }
-        let claimed = self.queue.get().claim_within(py, self.timeout)?;
-        self.current = claimed.map(|task| Py::new(py, task)).transpose()?;
-        Ok(self.current.as_ref().map(|task| task.clone_ref(py)))
+    fn __next__(&self, py: Python<'_>) -> PyResult<Option<Py<ClaimedTask>>> {
+        let before = self.begin()?;
+        let claimed = self.next(py, before);
+        let iteration = &mut *self.iteration.lock().ignore_poison();
+        iteration.is_waiting = false;
+        iteration.current = claimed.as_ref().ok().and_then(|task| Some(task.as_ref()?.clone_ref(py)));
+        claimed
     }
 }
 
 impl Drop for Claims {
     fn drop(&mut self) {
-        let Some(task) = self.current.take() else { return };
+        let Some(task) = self.iteration.get_mut().ignore_poison().current.take() else { return };
         Python::try_attach(|py| {
             // After a break or a return there is none, and the task is the caller's.
             let Some(error) = PyErr::take(py) else { return };

@@ -2,19 +2,28 @@
 
 use std::{
     convert::Infallible,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
-use partywall::Queue;
+use partywall::{Error, Queue, error::InvalidData};
 use partywall_os::{lock::IgnorePoison, process::fork_generation};
 use pyo3::{
-    PyTypeInfo, exceptions::PyTypeError, inspect::PyStaticExpr, intern, prelude::*, sync::PyOnceLock,
-    type_hint_identifier, type_hint_subscript, type_hint_union, types::PyBytes,
+    PyTypeInfo,
+    exceptions::{PyBaseException, PyTypeError},
+    inspect::PyStaticExpr,
+    intern,
+    prelude::*,
+    sync::PyOnceLock,
+    type_hint_identifier, type_hint_subscript,
+    types::PyBytes,
 };
 
 use crate::{
     arguments::{ElementType, Shape},
-    errors::{Never, Raise, closed, unclosed},
+    errors::{Never, Raise, closed, exception, unclosed},
     owner::let_go,
     pool::Block,
     tensor::{Capsule, CudaArray, Tensor},
@@ -26,11 +35,13 @@ use crate::{
 pub(crate) struct Ticket {
     /// `None` while it is dropped only.
     inner: Option<(partywall::Ticket, Arc<Queue>)>,
+    /// Whether the result was taken here.
+    succeeded: AtomicBool,
 }
 
 impl Ticket {
     pub(crate) fn new(queue: Arc<Queue>, ticket: partywall::Ticket) -> Self {
-        Self { inner: Some((ticket, queue)) }
+        Self { inner: Some((ticket, queue)), succeeded: AtomicBool::new(false) }
     }
 
     fn inner(&self) -> &(partywall::Ticket, Arc<Queue>) {
@@ -66,7 +77,29 @@ impl Ticket {
             Some(result) => result,
             None => wait::for_turn(py, "ticket", timeout, || false, |wait| ticket.wait(wait))?,
         };
+        self.succeeded.store(true, Ordering::Relaxed);
         Ok(TaskResult::new(queue.clone(), result))
+    }
+
+    /// Waits until the task is done, and leaves its result. Returns `None` if it has succeeded, and `TaskFailed` for a dead
+    /// letter. Raises `TaskGone` if it was cancelled or purged, or another process has taken its result.
+    #[pyo3(signature = (timeout = None))]
+    fn exception<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Option<Failure<'py>>> {
+        let timeout = wait::timeout(timeout)?;
+        if self.succeeded.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let done = wait::for_turn(
+            py,
+            "ticket",
+            timeout,
+            || false,
+            |wait| match self.ticket().wait_done(wait) {
+                Err(failed @ Error::InvalidData(InvalidData::TaskFailed { .. })) => Ok(Some(failed)),
+                done => done.map(|()| None),
+            },
+        )?;
+        Ok(done.map(|failed| Failure(exception(py, &failed).into_value(py).into_bound(py))))
     }
 
     /// Whether the task has a result, is a dead letter, or is over.
@@ -163,8 +196,8 @@ impl TaskResult {
 impl TaskResult {
     /// The block that the worker has written; `None` for a task without output.
     #[getter]
-    fn output<'py>(&self, py: Python<'py>) -> PyResult<OutputBlock<'py>> {
-        Ok(OutputBlock(if self.has_output { Some(self.block(py)?.clone()) } else { None }))
+    fn output<'py>(&self, py: Python<'py>) -> PyResult<Option<Output<'py>>> {
+        self.has_output.then(|| Ok(Output(self.block(py)?.clone()))).transpose()
     }
 
     /// Returns the beginning of the output as a tensor; without a shape, of as many elements as fit into `nbytes`.
@@ -266,18 +299,32 @@ impl Drop for TaskResult {
 }
 
 /// The output of a result, for type checkers.
-pub(crate) struct OutputBlock<'py>(Option<Bound<'py, PyAny>>);
+pub(crate) struct Output<'py>(Bound<'py, PyAny>);
 
-impl<'py> IntoPyObject<'py> for OutputBlock<'py> {
+impl<'py> IntoPyObject<'py> for Output<'py> {
     type Target = PyAny;
     type Output = Bound<'py, PyAny>;
     type Error = Infallible;
 
-    const OUTPUT_TYPE: PyStaticExpr =
-        type_hint_union!(type_hint_identifier!("partywall._pool", "Block"), <Option<()>>::OUTPUT_TYPE);
+    const OUTPUT_TYPE: PyStaticExpr = type_hint_identifier!("partywall._pool", "Block");
 
-    fn into_pyobject(self, py: Python<'py>) -> Result<Self::Output, Infallible> {
-        Ok(self.0.unwrap_or_else(|| py.None().into_bound(py)))
+    fn into_pyobject(self, _: Python<'py>) -> Result<Self::Output, Infallible> {
+        Ok(self.0)
+    }
+}
+
+/// Why a task has failed, for type checkers.
+pub(crate) struct Failure<'py>(Bound<'py, PyBaseException>);
+
+impl<'py> IntoPyObject<'py> for Failure<'py> {
+    type Target = PyBaseException;
+    type Output = Bound<'py, PyBaseException>;
+    type Error = Infallible;
+
+    const OUTPUT_TYPE: PyStaticExpr = type_hint_identifier!("partywall._errors", "TaskFailed");
+
+    fn into_pyobject(self, _: Python<'py>) -> Result<Self::Output, Infallible> {
+        Ok(self.0)
     }
 }
 

@@ -217,7 +217,7 @@ class Queue(Connected[_native.Queue]):
 
         Asking for the next task completes the one before, unless it is over. An exception that leaves the body of the loop fails
         the task, with its text as the reason. After `break` or `return` the task is still the caller's: complete it, or it
-        goes to another worker when it is dropped.
+        goes to another worker when it is dropped. Threads call `claims` each for itself.
         """
         # Nothing in Python stands between the loop and the compiled iterator, which sees why the loop drops it.
         return self._native.claims(timeout)

@@ -336,6 +336,35 @@ def test_tickets_are_awaited(queue):
     asyncio.run(main())
 
 
+def test_exception_of_a_task_is_none_or_why_it_failed(queue):
+    done, dead = tickets = [submit(queue), submit(queue, max_attempts=1)]
+    with pytest.raises(pw.TimeoutError):
+        done.exception(0)
+    queue.claim(0).complete()
+    queue.claim(0).fail("no luck")
+    for _ in range(2):
+        assert done.exception() is None
+        assert isinstance(dead.exception(), pw.TaskFailed)
+    assert "no luck" in str(dead.exception())
+    assert [ticket.status for ticket in tickets] == ["done", "dead"], "both stay"
+    done.result(0).release()
+    assert done.exception(0) is None, "it has succeeded"
+    with pytest.raises(pw.TaskGone):
+        queue.ticket(done.task).exception(0)
+    cancelled = queue.submit("never")
+    cancelled.cancel()
+    with pytest.raises(pw.TaskGone):
+        cancelled.exception(0)
+
+
+def test_exception_waits_for_the_task(queue):
+    ticket = queue.submit("late", max_attempts=1)
+    worker = threading.Timer(0.1, lambda: queue.claim(0).fail("at last"))
+    worker.start()
+    assert "at last" in str(ticket.exception(60))
+    worker.join()
+
+
 def test_awaiting_submitter_acts_on_the_end_of_a_lease(domain):
     async def main(queue):
         ticket = queue.submit("slow", max_attempts=1)
@@ -461,6 +490,44 @@ def test_exception_of_a_forked_child_fails_no_task_of_its_parent(queue):
         os._exit(7 if isinstance(error, ZeroDivisionError) else 1)
     assert codes == [7]
     assert roots(ticket.result(0)) == ROOTS
+
+
+def test_threads_do_not_share_an_iteration(queue):
+    tasks = queue.claims()
+    claimed = []
+    thread = threading.Thread(target=lambda: claimed.append(next(tasks)))
+    ticket = submit(queue)
+    thread.start()
+    thread.join()
+    with pytest.raises(RuntimeError, match=r"another thread .* call claims\(\) in each thread"):
+        next(tasks)
+    assert ticket.status == "claimed", "the thread still has it"
+    claimed[0].complete()
+    second = submit(queue)
+    with next(tasks) as task:
+        assert task.task == second.task, "nobody has a task of the iteration any more"
+
+
+def test_threads_do_not_wait_in_one_iteration(queue):
+    tasks = queue.claims()
+    outcomes = []
+
+    def ask():
+        try:
+            with next(tasks) as task:
+                outcomes.append(task.kind)
+        except RuntimeError as error:
+            outcomes.append(str(error))
+            queue.submit("first")
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    refused, kind = outcomes
+    assert "call claims() in each thread" in refused
+    assert kind == "first"
 
 
 def test_claim_is_the_parents_in_a_forked_child(queue):

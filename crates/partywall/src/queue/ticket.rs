@@ -132,6 +132,22 @@ impl Ticket {
         Ok(Some(TaskResult::new(output, taken.bytes, taken.attempt)))
     }
 
+    /// Waits until the task is done, and leaves its result.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
+    pub fn wait_done<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<()> {
+        self.await_result(wait.into(), || {
+            self.open.require_ours()?;
+            match self.status() {
+                TaskStatus::Done => Ok(Some(())),
+                TaskStatus::Dead => Err(self.failed()),
+                TaskStatus::Gone => Err(self.open.gone(self.id)),
+                TaskStatus::Pending | TaskStatus::Claimed { .. } | TaskStatus::Enqueued { .. } => Ok(None),
+            }
+        })
+    }
+
     /// How far the task is.
     pub fn status(&self) -> TaskStatus {
         TaskStatus::of(self.open.queue().state(self.id))

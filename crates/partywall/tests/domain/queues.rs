@@ -219,6 +219,25 @@ fn failed_task_becomes_a_dead_letter_that_says_why() {
 }
 
 #[test]
+fn waiting_for_the_end_of_a_task_leaves_its_result() {
+    let world = World::new();
+    let queue = options(&world.connect()).create().unwrap();
+    let ticket = submit(&queue, 4.0);
+    assert!(matches!(ticket.wait_done(Duration::ZERO), Err(Error::Timeout { .. })));
+    work(queue.claim(TIMEOUT).unwrap()).unwrap();
+    for _ in 0..2 {
+        ticket.wait_done(TIMEOUT).unwrap();
+    }
+    assert_eq!(root(&ticket), 2.0);
+    assert!(matches!(ticket.wait_done(TIMEOUT), Err(Error::Gone(Gone::Task { .. }))));
+    let ticket = queue.submit(Task::new("sqrt").max_attempts(1), TIMEOUT).unwrap();
+    queue.claim(TIMEOUT).unwrap().fail("no such file").unwrap();
+    assert!(matches!(ticket.wait_done(TIMEOUT), Err(Error::InvalidData(InvalidData::TaskFailed { attempts: 1, .. }))));
+    queue.purge(&ticket.task()).unwrap();
+    assert_idle(&queue);
+}
+
+#[test]
 fn only_a_pending_task_can_be_cancelled() {
     let world = World::new();
     let queue = options(&world.connect()).create().unwrap();
