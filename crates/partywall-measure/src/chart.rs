@@ -106,7 +106,8 @@ impl Chart {
         self.lines.iter().any(|line| line.points.len() > 1)
     }
 
-    /// Draws the plot: a white card with its own legend, so that it is readable on any background.
+    /// Draws the plot with its legend in black on white. A page may restyle these two colours and that of the grid: no line
+    /// has them.
     ///
     /// # Errors
     /// [`Error::Plot`] if it cannot be drawn: a value is not finite.
@@ -121,7 +122,9 @@ impl Chart {
         let points = || self.lines.iter().flat_map(|line| &line.points);
         let xs: Vec<_> = points().map(|point| point.x).collect();
         let ys: Vec<_> = points().flat_map(|point| [point.p25, point.p75]).collect();
-        let (x, y) = (Log::around(&xs, 2.0, 1.1), Log::around(&ys, 10.0, 1.3));
+        let is_bytes = self.varied == "bytes";
+        // Sizes grow by factors of 16 from 4 KiB, so that each has its label.
+        let (x, y) = (Log::around(&xs, if is_bytes { 16.0 } else { 2.0 }, 1.1), Log::around(&ys, 10.0, 1.3));
         let root = SVGBackend::with_string(svg, SIZE).into_drawing_area();
         root.fill(&WHITE)?;
         let (plot, legend) = root.split_horizontally(SIZE.0 - LEGEND);
@@ -131,9 +134,9 @@ impl Chart {
             .x_label_area_size(40)
             .y_label_area_size(64)
             .build_cartesian_2d(x, y)?;
-        let is_bytes = self.varied == "bytes";
         chart
             .configure_mesh()
+            .label_style(("sans-serif", LETTER_SIZE))
             .x_desc(self.varied)
             .y_desc(self.unit.symbol())
             .x_labels(8)
@@ -141,7 +144,7 @@ impl Chart {
             .x_label_formatter(&|value| if is_bytes { bytes(*value) } else { short(*value) })
             .y_label_formatter(&|value| short(*value))
             .light_line_style(TRANSPARENT)
-            .bold_line_style(RGBColor(229, 231, 235))
+            .bold_line_style(GRID)
             .draw()?;
         for (index, line) in self.lines.iter().enumerate() {
             let colour = COLOURS[index % COLOURS.len()];
@@ -156,7 +159,7 @@ impl Chart {
             let top = 44 + 40 * index as i32;
             legend.draw(&PathElement::new([(4, top), (24, top)], colour.stroke_width(2)))?;
             for (row, words) in wrapped(&line.name, LETTERS).into_iter().enumerate() {
-                let style = ("sans-serif", 12).into_font().color(&BLACK);
+                let style = ("sans-serif", LETTER_SIZE).into_font().color(&BLACK);
                 legend.draw(&Text::new(words, (30, top - 7 + 14 * row as i32), style))?;
             }
         }
@@ -252,8 +255,14 @@ const SIZE: (u32, u32) = (900, 380);
 /// The width of the legend, which stands beside the plot: over it, it would hide points.
 const LEGEND: u32 = 220;
 
+/// The size of letters, of which plotters writes four fifths into the SVG.
+const LETTER_SIZE: i32 = 15;
+
 /// Letters of a line of the legend.
 const LETTERS: usize = 28;
+
+/// The lines of the grid. `page.rs` names it, too.
+const GRID: RGBColor = RGBColor(229, 231, 235);
 
 /// Told apart also by people who do not see all colours: Okabe and Ito's.
 const COLOURS: [RGBColor; 6] = [
@@ -319,7 +328,9 @@ mod tests {
         xs.sort_by(|one, other| one.0.total_cmp(&other.0));
         assert!(furthest_from_a_line(&xs) <= 1.5 && furthest_from_a_line(&ys) <= 1.5, "{xs:?} {ys:?}");
         assert!(xs[0].1 < xs[xs.len() - 1].1 && ys[0].1 > ys[ys.len() - 1].1, "to the right and upwards");
-        assert!(svg.contains("4 KiB") && svg.contains("GB/s") && !svg.contains("http"), "{svg}");
+        assert!(svg.contains("GB/s") && !svg.contains("http"), "{svg}");
+        let labels: Vec<_> = svg.lines().filter(|line| line.ends_with("iB")).collect();
+        assert_eq!(labels, ["4 KiB", "64 KiB"], "by factors of 16");
     }
 
     #[test]

@@ -97,16 +97,24 @@ fn text(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
+/// In the dark the plots keep the colours of their lines except the blue, which would be too dark; white, black and the
+/// grid become those of the page.
 const STYLE: &str = "<style>
-:root { color-scheme: light dark; --line: #d1d5db; --dim: #6b7280 }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 960px; margin: 2rem auto; padding: 0 1rem }
-figure { margin: 1.5rem 0; background: #fff; border: 1px solid var(--line); border-radius: 6px; overflow-x: auto }
+:root { color-scheme: light dark; --line: #d1d5db; --dim: #6b7280; --card: #ffffff }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2rem auto; padding: 0 1rem }
+figure { margin: 1.5rem 0; background: var(--card); border: 1px solid var(--line); border-radius: 6px; overflow-x: auto }
 svg { display: block; max-width: 100%; height: auto }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 1rem 0; display: block; overflow-x: auto }
 th, td { padding: 2px 10px 2px 0; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line) }
 th:first-child, td:first-child { text-align: left }
 .machine td { text-align: left; border: 0 } .machine th { font-weight: normal; color: var(--dim); border: 0 }
 .beside td { color: var(--dim) } .note { color: var(--dim); margin: 0 }
+@media (prefers-color-scheme: dark) {
+:root { --line: #3f3f46; --dim: #a1a1aa; --card: #1c1c1f }
+svg [fill=\"#FFFFFF\"] { fill: var(--card) } svg [fill=\"#000000\"] { fill: #e4e4e7 }
+svg [stroke=\"#000000\"] { stroke: #a1a1aa } svg [stroke=\"#E5E7EB\"] { stroke: var(--line) }
+svg [fill=\"#0072B2\"] { fill: #4aa8e0 } svg [stroke=\"#0072B2\"] { stroke: #4aa8e0 }
+}
 </style>
 ";
 
@@ -114,6 +122,24 @@ th:first-child, td:first-child { text-align: left }
 mod tests {
     use super::*;
     use crate::{Case, Comparison, Machine, Plan, Unit};
+
+    /// More cases than all subjects together have.
+    #[test]
+    fn large_report_is_a_page_of_less_than_a_megabyte() {
+        let mut report = Report::new("an example", Machine::detect(None, None));
+        for subject in 0..30 {
+            for power in [12, 16, 20, 24, 28, 32] {
+                let case = |name: String| Case::new(name, Unit::Microseconds).parameter("bytes", 1_u64 << power);
+                let measured = Comparison::new(case(format!("subject {subject}")), Box::new(|| Ok(1.0 / 3.0)));
+                let result = measured.floor(case("floor".to_owned()), Box::new(|| Ok(1.0 / 7.0)));
+                let result = result.rival(case("rival".to_owned()), Box::new(|| Ok(1.0 / 11.0)));
+                report.push(result.run(Plan::new(10)).unwrap());
+            }
+        }
+        assert_eq!(report.charts().len(), 30);
+        let bytes = report.page().unwrap().len();
+        assert!(bytes < 1_000_000, "{bytes}");
+    }
 
     #[test]
     fn page_has_everything_and_loads_nothing() {
@@ -139,6 +165,12 @@ mod tests {
         }
         for part in ["http", "<script", "src=", "href="] {
             assert!(!page.contains(part), "{part} is in {page}");
+        }
+        // The rules for the dark find what they are for.
+        let rules = page.split("svg [").skip(1).filter_map(|rule| rule.split(']').next());
+        assert!(rules.clone().count() > 0);
+        for rule in rules {
+            assert!(page.contains(&format!(" {rule}")), "nothing in a plot has {rule}");
         }
         // Each tag is closed that has to be.
         for tag in ["html", "body", "figure", "svg", "table", "tr", "td", "th", "details", "pre", "p"] {
