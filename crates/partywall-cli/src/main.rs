@@ -118,6 +118,8 @@ enum Command {
     Logs(commands::logs::Arguments),
     /// Test what works on this machine, and say how to fix the rest
     Doctor(commands::doctor::Arguments),
+    /// Measure what sharing costs on this machine, beside the same without sharing
+    Bench(commands::bench::Arguments),
     /// Run experiments that show how the driver shares memory and how it fails
     Lab(commands::lab::Arguments),
     /// Print a script that completes commands and options in a shell
@@ -158,6 +160,7 @@ fn main() -> ExitCode {
         Command::Topic(arguments) => commands::topic::run(&context, &arguments),
         Command::Queue(arguments) => commands::queue::run(&context, &arguments),
         Command::Doctor(arguments) => commands::doctor::run(&context, &arguments),
+        Command::Bench(arguments) => commands::bench::run(&context, &arguments),
         Command::Lab(arguments) => commands::lab::run(&context, &arguments),
         Command::Logs(arguments) => commands::logs::run(&context, &arguments),
         Command::Completions(arguments) => commands::completions::run(&context, &arguments),

@@ -1,6 +1,6 @@
-// The kernels of `partywall lab`: one that takes its time, the square roots of `work-queue`, and those of `partywall lab coherency`, which poll and change
-// words that a kernel of another process polls and changes, in each way that CUDA has for a load and a store. Nothing
-// else launches them.
+// The kernels of `partywall lab` and `partywall bench`: one that takes its time, the square roots of `work-queue`, chains of
+// dependent loads, and those of `partywall lab coherency`, which poll and change words that a kernel of another process polls
+// and changes, in each way that CUDA has for a load and a store. Nothing else launches them.
 //
 // Compiled as partywall.cu is, and by its rules but for one: they spin, because that is the experiment. Each
 // loop ends at a time limit, and at a number of rounds in case that the clock stands still.
@@ -36,6 +36,29 @@ extern "C" __global__ void pw_square_roots(const float* from, float* to, uint64_
     for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < n; i += stride) {
         to[i] = __fsqrt_rn(from[i]);
     }
+}
+
+// Follows a chain of words, each of which says which word the next one is, from the word *at; leaves there where it ended. A
+// word behind the last one ends it.
+extern "C" __global__ void pw_follow(const uint64_t* chain, uint64_t last, uint64_t links, uint64_t* at) {
+    uint64_t link = *at;
+#pragma unroll 1
+    for (uint64_t i = 0; i < links && link <= last; i++) {
+        link = chain[link];
+    }
+    *at = link;
+}
+
+// The same; the word behind each link is written, and visible to the whole GPU, before the link is read.
+extern "C" __global__ void pw_follow_writing(volatile uint64_t* chain, uint64_t last, uint64_t links, uint64_t* at) {
+    uint64_t link = *at;
+#pragma unroll 1
+    for (uint64_t i = 0; i < links && link <= last; i++) {
+        chain[link + 1] = i;
+        __threadfence();
+        link = chain[link];
+    }
+    *at = link;
 }
 
 // Between two rounds: nothing that was loaded before it is known after it, so that every round loads anew. That is all:

@@ -11,6 +11,7 @@
 //! and for some labs counts. A failure is a line with `error`, as for every command. A claim that did not hold is a
 //! result with exit code 0.
 
+pub mod bench;
 mod broker;
 mod clock;
 mod coherency;
@@ -55,7 +56,7 @@ impl Arguments {
     /// If the lab cannot be finished. A claim that does not hold is a result, not an error.
     pub fn run(&self, context: &Context) -> Result<(), Failure> {
         match &self.lab {
-            Some((lab, arguments)) => LABS[*lab].run(context, arguments),
+            Some((lab, arguments)) => runnable(*lab).run(context, arguments),
             None => {
                 list(context);
                 Ok(())
@@ -66,7 +67,8 @@ impl Arguments {
 
 impl Args for Arguments {
     fn augment_args(command: Command) -> Command {
-        command.subcommands(LABS.iter().map(|lab| lab.command()))
+        let command = command.subcommands(LABS.iter().map(|lab| lab.command()));
+        command.subcommand(bench::PEER.command().hide(true))
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -77,7 +79,7 @@ impl Args for Arguments {
 impl FromArgMatches for Arguments {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let chosen = matches.subcommand().and_then(|(name, arguments)| {
-            LABS.iter().position(|lab| lab.name == name).map(|lab| (lab, arguments.clone()))
+            (0..=LABS.len()).find(|lab| runnable(*lab).name == name).map(|lab| (lab, arguments.clone()))
         });
         Ok(Self { lab: chosen })
     }
@@ -97,6 +99,11 @@ fn list(context: &Context) {
     console.line("Without a GPU: `partywall lab NAME --simulated`.");
     let value = |lab: &&Lab| json!({ "name": lab.name, "shows": lab.title, "roles": lab.listed() });
     console.value(&json!({ "labs": LABS.iter().map(value).collect::<Vec<Value>>() }));
+}
+
+/// Returns a lab by its number, or behind the last one the peers of a benchmark, which are started as roles are.
+fn runnable(number: usize) -> &'static Lab {
+    LABS.get(number).copied().unwrap_or(&bench::PEER)
 }
 
 /// Every lab, in the order of the documentation.

@@ -1,7 +1,7 @@
 //! Plots of a report, as SVG.
 //!
 //! Cases of one name that differ in one parameter only, `bytes` or a count such as `subscribers`, are the points of a line. The
-//! measured case, its floor and its rivals are lines of one plot. Both axes are logarithmic. A line is drawn through the
+//! measured case, its floor and its rivals are lines of one plot. A parameter `of` is the title of the plot. Both axes are logarithmic. A line is drawn through the
 //! medians; the band around it reaches from the quarter to the three quarters of the samples.
 
 use plotters::{
@@ -77,6 +77,11 @@ fn varied(case: &Case) -> Option<(&'static str, f64, String)> {
     let (name, value) = VARIED.iter().find_map(|name| Some((*name, case.parameters.get(*name)?)))?;
     let mut rest = case.clone();
     rest.parameters.remove(name);
+    // Some cases say what is measured, by name of what it is measured of.
+    let what = rest.parameters.remove("of");
+    if let Some(what) = what.filter(|_| rest.parameters.is_empty()) {
+        return Some((name, value.parse().ok()?, what));
+    }
     Some((name, value.parse().ok()?, rest.to_string()))
 }
 
@@ -194,10 +199,8 @@ impl Ranged for Log {
     fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
         let range = self.linear.range();
         let (first, last) = (range.start.ceil() as i32, range.end.floor() as i32);
-        // Between two powers of ten there are 2 and 5, where there is nothing else.
-        if self.base == 10.0 && last - first < 2 {
-            let steps = (first - 1..=last).flat_map(|power| [1.0, 2.0, 5.0].map(|step| step * 10_f64.powi(power)));
-            return steps.filter(|value| range.contains(&value.log10())).collect();
+        if self.base == 10.0 && last - first < 1 {
+            return even(self.range());
         }
         let step = (last - first + 1).max(1) as usize / hint.max_num_points().max(1) + 1;
         (first..=last).step_by(step).map(|power| self.base.powi(power)).collect()
@@ -213,6 +216,16 @@ impl plotters::coord::ranged1d::ValueFormatter<f64> for Log {
     fn format(value: &f64) -> String {
         short(*value)
     }
+}
+
+/// Returns some round numbers of a range, in even steps: between powers of ten there may be none.
+fn even(range: std::ops::Range<f64>) -> Vec<f64> {
+    let rough = (range.end - range.start) / 5.0;
+    let power = 10_f64.powf(rough.log10().floor());
+    let step = [1.0, 2.0, 5.0, 10.0].map(|digit| digit * power).into_iter().find(|step| *step >= rough);
+    let step = step.unwrap_or(10.0 * power);
+    let first = (range.start / step).ceil() as i64;
+    (first..).map(|number| number as f64 * step).take_while(|value| *value <= range.end).collect()
 }
 
 /// Returns a number of bytes for people: `4 KiB`.
@@ -352,6 +365,12 @@ mod tests {
         {
             assert_eq!(bytes(value), text);
         }
+    }
+
+    #[test]
+    fn narrow_ranges_have_round_numbers() {
+        assert_eq!(even(2.4..4.1), [2.5, 3.0, 3.5, 4.0]);
+        assert_eq!(even(40.0..130.0), [40.0, 60.0, 80.0, 100.0, 120.0]);
     }
 
     #[test]

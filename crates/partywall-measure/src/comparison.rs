@@ -1,5 +1,7 @@
 //! A measured case beside its floor and its rivals, in the same run.
 
+use std::time::{Duration, Instant};
+
 use serde::{Deserialize, Serialize};
 
 use crate::{Case, Error, Goal, Percentiles, Plan, Sampler, Verdict};
@@ -101,6 +103,16 @@ impl<'a> Comparison<'a> {
             None => None,
         };
         Ok(ComparisonResult { plan, measured, floor, rivals, ratio, verdict })
+    }
+
+    /// As [`run`](Self::run), with as many samples as fit into `limit`, at least 5 and at most `most`. A first call of each case
+    /// says how many that are.
+    pub fn run_within(mut self, limit: Duration, most: usize) -> Result<ComparisonResult, Error> {
+        let start = Instant::now();
+        self.in_turns(1, 1, false)?;
+        let fit = limit.as_secs_f64() / start.elapsed().as_secs_f64().max(1e-9);
+        let samples = (fit as usize).clamp(5, most.max(5));
+        self.run(Plan::new(samples))
     }
 
     /// Calls each case `calls` times, at most `block` times before the next has its turn.

@@ -75,4 +75,4 @@ pub use error::{Error, Failure};
 pub use goal::{Bound, Goal, Verdict};
 pub use machine::{Machine, commit, kernel_release, today};
 pub use percentiles::Percentiles;
-pub use report::Report;
+pub use report::{Report, figure};

@@ -151,8 +151,8 @@ fn row(role: &str, measurement: &Measurement, ratio: String, goal: String) -> Ro
     ]
 }
 
-/// About four significant digits, and never an exponent: columns are for comparing at a glance.
-pub(crate) fn figure(value: f64) -> String {
+/// Returns a number with about four significant digits, and never an exponent: columns are for comparing at a glance.
+pub fn figure(value: f64) -> String {
     match value.abs() {
         size if size >= 1000.0 => format!("{value:.0}"),
         size if size >= 100.0 => format!("{value:.1}"),

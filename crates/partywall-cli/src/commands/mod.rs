@@ -1,6 +1,7 @@
 //! The commands: each file holds the arguments of one and its `run`.
 
 pub(crate) mod abandon;
+pub(crate) mod bench;
 pub(crate) mod completions;
 pub(crate) mod demo;
 pub(crate) mod doctor;

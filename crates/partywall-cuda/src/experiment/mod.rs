@@ -216,6 +216,57 @@ impl SquareRoots {
     }
 }
 
+/// Kernels of one thread that follow a chain through memory, for the time that a load or a write takes.
+///
+/// Each link of the chain is a word of 64 bits that says which word the next one is.
+#[derive(Debug)]
+pub struct Chains {
+    reading: Function,
+    writing: Function,
+}
+
+impl Chains {
+    /// Loads them.
+    ///
+    /// # Errors
+    /// As for [`Kernels::load`].
+    pub fn load(context: &Context) -> Result<Self, CudaError> {
+        let module = lab_module(context)?;
+        Ok(Self { reading: module.function(c"pw_follow")?, writing: module.function(c"pw_follow_writing")? })
+    }
+
+    /// Enqueues following so many links of `chain`, from the word that `at` names. Where it ends is in `at` afterwards: a link
+    /// that leads out of the chain ends it. With `writing`, the word behind each link is written, and a fence executed, before
+    /// the link is read.
+    ///
+    /// # Errors
+    /// `at` is shorter than a word or read-only, and so is `chain` with `writing`; memory that is not aligned to 8 bytes; the
+    /// driver refuses.
+    pub fn enqueue(
+        &self,
+        stream: StreamRef<'_>,
+        chain: DeviceSlice<'_>,
+        links: u64,
+        at: DeviceSlice<'_>,
+        writing: bool,
+    ) -> Result<(), AccessError> {
+        at.require_writable()?;
+        at.slice(0, 8)?.elements(8)?;
+        // A link has a word behind it.
+        chain.slice(0, 16)?;
+        let last = chain.elements(8)? - 2;
+        let kernel = if writing {
+            chain.require_writable()?;
+            &self.writing
+        } else {
+            &self.reading
+        };
+        // SAFETY: the parameters are those of the kernel. It reads words of `chain` up to the last but one, and writes the word
+        // at `at`, and with `writing` the words behind those that it reads.
+        Ok(unsafe { launch(kernel, stream, [1, 1], [chain.device_ptr(), last, links, at.device_ptr()]) }?)
+    }
+}
+
 /// Enqueues a kernel that writes where nothing is mapped. It ends CUDA in this process (under MPS in every client of the
 /// server).
 ///

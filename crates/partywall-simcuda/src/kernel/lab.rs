@@ -12,7 +12,7 @@ use crate::abi::{Code, DevicePtr};
 use crate::memory::{self, HostRange, Want};
 use crate::queue::Runner;
 
-pub(super) static KERNELS: [Kernel; 8] = [
+pub(super) static KERNELS: [Kernel; 10] = [
     Kernel {
         name: "pw_delay",
         parameters: &[8],
@@ -27,6 +27,22 @@ pub(super) static KERNELS: [Kernel; 8] = [
         run: |runner, parameters| {
             let [from, to, n] = *parameters else { return BAD_CALL };
             square_roots(runner, from, to, n)
+        },
+    },
+    Kernel {
+        name: "pw_follow",
+        parameters: &[8, 8, 8, 8],
+        run: |runner, parameters| {
+            let [chain, last, links, at] = *parameters else { return BAD_CALL };
+            follow(runner, (chain, last), links, at, false)
+        },
+    },
+    Kernel {
+        name: "pw_follow_writing",
+        parameters: &[8, 8, 8, 8],
+        run: |runner, parameters| {
+            let [chain, last, links, at] = *parameters else { return BAD_CALL };
+            follow(runner, (chain, last), links, at, true)
         },
     },
     Kernel {
@@ -137,6 +153,30 @@ fn square_roots(runner: &mut Runner, from: DevicePtr, to: DevicePtr, n: u64) -> 
             root.store(f32::from_bits(word.load(Ordering::Relaxed)).sqrt().to_bits(), Ordering::Relaxed);
         }
     })
+}
+
+fn follow(
+    runner: &Runner,
+    (chain, last): (DevicePtr, u64),
+    links: u64,
+    at: DevicePtr,
+    writing: bool,
+) -> Result<(), Code> {
+    let bytes = last.saturating_add(2).saturating_mul(8);
+    let want = if writing { Want::Write } else { Want::Read };
+    aligned(chain, 8)?;
+    let memory = memory::access(runner.context(), chain, bytes as usize, want)?;
+    let words = memory.words64();
+    let place = LabWord::new(runner, at, Want::Write)?;
+    let mut link = place.load()?;
+    for number in 0..links {
+        let Some([here, behind, ..]) = words.get(link as usize..).filter(|_| link <= last) else { break };
+        if writing {
+            behind.store(number, Ordering::Release);
+        }
+        link = here.load(Ordering::Acquire);
+    }
+    place.store(link)
 }
 
 fn poll(runner: &Runner, addresses: [DevicePtr; 4], value: u64, limit: Duration) -> Result<(), Code> {

@@ -104,6 +104,14 @@ pub(crate) fn lab_work_queue_under_mps() -> Result<(), String> {
     promised("work-queue", &[mps.environment()])
 }
 
+/// The benchmark checks all bytes that it measures with.
+pub(crate) fn bench() -> Result<(), String> {
+    let world = World::new()?;
+    let text = partywall(&world, &["bench", "all", "--device", "cuda", "--quick"])?;
+    say(&text);
+    ensure(text.contains("a legacy handle") && text.contains("from stream to stream"), || "not all is there".to_owned())
+}
+
 /// The doctor finds everything in order.
 pub(crate) fn the_doctor_is_content() -> Result<(), String> {
     let world = World::new()?;

@@ -1,0 +1,204 @@
+//! `partywall bench`: measures what sharing costs on this machine, by [`partywall_labs::bench`].
+
+use std::{fs, io::IsTerminal, path::PathBuf, rc::Rc};
+
+use clap::{Args, Subcommand, ValueEnum};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use partywall::{DeviceChoice, ErrorKind};
+use partywall_labs::bench::{self, Options, Subject};
+use partywall_measure::{ComparisonResult, Measurement, Report, bytes, figure};
+use serde_json::json;
+
+use crate::{Context, failure::Failure, output::Output, simulation};
+
+/// The arguments of the command.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct Arguments {
+    /// What to measure
+    #[arg(value_enum, default_value = "all", value_name = "SUBJECT")]
+    subject: Chosen,
+    /// Where the memory is: auto, host, cuda, cuda:N, or a GPU's UUID; auto is the first GPU, or host memory where there is
+    /// none
+    #[arg(long, value_name = "DEVICE", default_value_t)]
+    device: DeviceChoice,
+    /// Write report.json, and report.html with plots, into this folder
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Small sizes and few samples: to see that it works
+    #[arg(long)]
+    quick: bool,
+    /// Use GPUs that are simulated in software; the numbers are the simulation's
+    #[arg(long)]
+    simulated: bool,
+    #[command(subcommand)]
+    compare: Option<Compare>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Compare {
+    /// Show what has changed beyond noise between two reports of one machine
+    Compare {
+        /// The earlier report
+        #[arg(value_name = "A.json")]
+        before: PathBuf,
+        /// The later report
+        #[arg(value_name = "B.json")]
+        after: PathBuf,
+        /// Compare reports of two machines, too
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+/// A subject, or all of them.
+#[derive(Debug, Clone, Copy)]
+enum Chosen {
+    All,
+    One(Subject),
+}
+
+impl ValueEnum for Chosen {
+    fn value_variants<'a>() -> &'a [Self] {
+        const ALL: &[Chosen] = &[
+            Chosen::One(Subject::Latency),
+            Chosen::One(Subject::Bandwidth),
+            Chosen::One(Subject::Copy),
+            Chosen::One(Subject::Handoff),
+            Chosen::One(Subject::Attach),
+            Chosen::One(Subject::Alloc),
+            Chosen::One(Subject::Fanout),
+            Chosen::All,
+        ];
+        ALL
+    }
+
+    fn to_possible_value(&self) -> Option<clap::builder::PossibleValue> {
+        match self {
+            Self::One(subject) => subject.to_possible_value(),
+            Self::All => Some(clap::builder::PossibleValue::new("all").help("All of these")),
+        }
+    }
+}
+
+/// Runs the command.
+pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
+    if let Some(Compare::Compare { before, after, force }) = &arguments.compare {
+        return compare(context.output(), before, after, *force);
+    }
+    if arguments.simulated {
+        simulation::enter(context)?;
+    }
+    let output = context.output();
+    // Found out before it takes minutes.
+    if let Some(out) = &arguments.out {
+        fs::create_dir_all(out).map_err(|error| Failure::system(&format!("cannot make {}", out.display()), error))?;
+    }
+    let options = Options {
+        subjects: match arguments.subject {
+            Chosen::All => Subject::value_variants().to_vec(),
+            Chosen::One(subject) => vec![subject],
+        },
+        device: arguments.device,
+        quick: arguments.quick,
+    };
+    let labs = partywall_labs::Context {
+        domain: context.domain.clone(),
+        socket: context.socket.clone(),
+        flag: simulation::flag(),
+        console: Rc::new(output),
+    };
+    let bar = bar(output);
+    let report = bench::run(&labs, &options, &|what, done| {
+        bar.set_message(what.to_owned());
+        bar.set_position((done * PARTS as f64) as u64);
+    });
+    bar.finish_and_clear();
+    let report = report?;
+    show(output, &report);
+    output.value(&serde_json::to_value(&report).unwrap_or_default());
+    if let Some(out) = &arguments.out {
+        let (data, page) = (out.join("report.json"), out.join("report.html"));
+        report.write_json(&data).map_err(|error| Failure::new(ErrorKind::Refused, error.to_string(), WRITING))?;
+        let text = report.page().map_err(|error| Failure::new(ErrorKind::Refused, error.to_string(), WRITING))?;
+        fs::write(&page, text).map_err(|error| Failure::system(&format!("cannot write {}", page.display()), error))?;
+        output.note(format!("The report is {}, with plots in {}.", data.display(), page.display()));
+    }
+    Ok(())
+}
+
+const WRITING: &str = "choose another folder with --out";
+
+/// Parts of a whole bar.
+const PARTS: u64 = 1000;
+
+fn bar(output: Output) -> ProgressBar {
+    let is_shown = output.shows_progress() && std::io::stderr().is_terminal();
+    let target = if is_shown { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+    let style = ProgressStyle::with_template("{bar:30} {elapsed} {msg}");
+    ProgressBar::with_draw_target(Some(PARTS), target)
+        .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+/// Prints the numbers for people, a table for each question: the measured case, its floor and its rivals below it.
+fn show(output: Output, report: &Report) {
+    let of = |result: &ComparisonResult| result.measured.case.parameters.get("of").cloned().unwrap_or_default();
+    let mut questions: Vec<String> = Vec::new();
+    for question in report.comparisons.iter().map(of) {
+        if !questions.contains(&question) {
+            questions.push(question);
+        }
+    }
+    for question in questions {
+        output.line(capital(&question));
+        let mut rows = Vec::new();
+        for result in report.comparisons.iter().filter(|result| of(result) == question) {
+            let ratio = result.ratio.map_or(String::new(), |ratio| format!("{ratio:.2} x"));
+            rows.push(row("", &result.measured, ratio));
+            let beside = result.floor.iter().map(|floor| ("  floor: ", floor));
+            for (role, beside) in beside.chain(result.rivals.iter().map(|rival| ("  rival: ", rival))) {
+                rows.push(row(role, beside, String::new()));
+            }
+        }
+        let headings = ["", ">FOR", ">P25", ">MEDIAN", ">P75", ">P90", ">P99", ">MAX", ">N", "UNIT", ">OF FLOOR"];
+        output.table(&headings, &rows, &["N", "MAX", "P99", "P90", "P25", "P75"]);
+        output.line("");
+    }
+    for note in &report.notes {
+        output.line(note);
+    }
+}
+
+fn row(role: &str, measurement: &Measurement, ratio: String) -> Vec<String> {
+    let Measurement { case, percentiles: p } = measurement;
+    let size = case.parameters.get("bytes").and_then(|size| size.parse().ok()).map(bytes);
+    let subscribers = case.parameters.get("subscribers").map(|count| format!("{count} subscribers"));
+    let mut row = vec![format!("{role}{}", case.name), size.or(subscribers).unwrap_or_default()];
+    row.extend([p.p25, p.p50, p.p75, p.p90, p.p99, p.max].map(figure));
+    row.extend([p.n.to_string(), case.unit.to_string(), ratio]);
+    row
+}
+
+/// Returns a text with a capital letter at its beginning.
+fn capital(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
+}
+
+fn compare(output: Output, before: &std::path::Path, after: &std::path::Path, force: bool) -> Result<(), Failure> {
+    let read = |path| {
+        Report::read_json(path).map_err(|error| {
+            let kind = if path.exists() { ErrorKind::Refused } else { ErrorKind::NotFound };
+            Failure::new(kind, error.to_string(), "take a report.json that `partywall bench --out DIR` has written")
+        })
+    };
+    let (before, after) = (read(before)?, read(after)?);
+    if let Some(why) = before.other_machine(&after).filter(|_| !force) {
+        let advice = "measure both on one machine, or add --force if the machines are what you compare";
+        return Err(Failure::new(ErrorKind::Refused, format!("the reports are of two machines: {why}"), advice));
+    }
+    let differences = after.differences(&before);
+    output.line(differences.to_string());
+    output.value(&json!(differences));
+    Ok(())
+}

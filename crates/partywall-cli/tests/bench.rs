@@ -1,0 +1,142 @@
+//! `partywall bench`: what it measures, its reports, and that it leaves nothing behind.
+#![allow(clippy::unwrap_used)] // tests, their helpers included
+
+use std::{fs, path::Path};
+
+use partywall_harness::{Output, Sandbox, eventually};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+fn bench(sandbox: &Sandbox, arguments: &[&str]) -> Output {
+    sandbox.run([&["bench"], arguments].concat())
+}
+
+/// Fails the test unless each number of a measurement is there, and in its order.
+fn assert_ordered(measurement: &Value) {
+    let number = |name: &str| measurement["percentiles"][name].as_f64().unwrap();
+    let all = ["min", "p25", "p50", "p75", "p90", "p99", "max"].map(number);
+    assert!(all.is_sorted() && number("n") >= 5.0, "{measurement}");
+}
+
+/// Returns the questions that a report answers, each once.
+fn questions(report: &Value) -> Vec<&str> {
+    let comparisons = report["comparisons"].as_array().unwrap();
+    let mut questions: Vec<_> =
+        comparisons.iter().map(|result| result["measured"]["parameters"]["of"].as_str().unwrap()).collect();
+    questions.sort_unstable();
+    questions.dedup();
+    questions
+}
+
+#[test]
+fn all_is_measured_in_host_memory() {
+    let sandbox = Sandbox::new();
+    let report = sandbox.json(["bench", "all", "--device", "host", "--quick"]);
+    assert_eq!(
+        questions(&report),
+        [
+            "a segment of 2 MiB",
+            "bandwidth of reading, one thread",
+            "copies into",
+            "copies out of",
+            "latency of a dependent load, one thread",
+            "latency of a write, a fence and a dependent load, one thread",
+            "one process tells another",
+            "one process to all subscribers of another, and its answer",
+            "opening and closing",
+            "taking and giving back",
+            "the harness itself",
+        ]
+    );
+    for result in report["comparisons"].as_array().unwrap() {
+        let beside = result["rivals"].as_array().into_iter().flatten().chain(result.get("floor"));
+        beside.chain([&result["measured"]]).for_each(assert_ordered);
+    }
+    let notes = report["notes"].to_string();
+    assert!(notes.contains("host memory: no GPU has a part in it"), "{notes}");
+    assert!(notes.contains("one segment was opened 200 times"), "{notes}");
+    assert_eq!(report["machine"].get("gpu"), None);
+}
+
+#[test]
+fn all_is_measured_on_the_simulated_gpu() {
+    let sandbox = Sandbox::new();
+    let report = sandbox.json(["bench", "--simulated", "--quick"]);
+    let questions = questions(&report).join("\n");
+    for part in ["__threadfence()", "a kernel that reads", "copies within the GPU", "one process tells another"] {
+        assert!(questions.contains(part), "{part}: {questions}");
+    }
+    let text = report.to_string();
+    for part in ["SIMULATED", "cuIpcOpenMemHandle", "cuMemAllocAsync", "from stream to stream"] {
+        assert!(text.contains(part), "{part}");
+    }
+}
+
+#[test]
+fn report_is_a_file_for_programs_and_a_page_for_people() {
+    let sandbox = Sandbox::new();
+    let out = sandbox.path().join("new/out");
+    let folder = out.to_str().unwrap();
+    let printed = sandbox.json(["bench", "latency", "--device", "host", "--quick", "--out", folder]);
+    let written: Value = serde_json::from_slice(&fs::read(out.join("report.json")).unwrap()).unwrap();
+    assert_eq!(printed, written);
+    let page = fs::read_to_string(out.join("report.html")).unwrap();
+    assert!(page.len() < 1 << 20 && page.contains("<svg") && !page.contains("http") && !page.contains("<script"));
+}
+
+fn compared(sandbox: &Sandbox, before: &Path, after: &Path, more: &[&str]) -> Output {
+    let files = [before.to_str().unwrap(), after.to_str().unwrap()];
+    bench(sandbox, &[&["compare", files[0], files[1], "--json"], more].concat())
+}
+
+#[test]
+fn reports_are_compared_and_other_machines_refused() {
+    let sandbox = Sandbox::new();
+    let folder = sandbox.path().to_str().unwrap().to_owned();
+    let mut value = sandbox.json(["bench", "alloc", "--device", "host", "--quick", "--out", &folder]);
+    let before = sandbox.path().join("report.json");
+    let same = compared(&sandbox, &before, &before, &[]).expect(0).json();
+    assert_eq!((&same["changed"], &same["missing"]), (&json!([]), &json!([])));
+    assert!(same["unchanged"].as_u64().unwrap() > 1);
+
+    let slower = value["comparisons"][1]["measured"]["percentiles"].as_object_mut().unwrap();
+    for (name, number) in slower.iter_mut().filter(|(name, _)| *name != "n") {
+        *number = json!(number.as_f64().unwrap() * 100.0 + 1.0 + f64::from(u8::from(name == "max")));
+    }
+    let after = sandbox.path().join("after.json");
+    fs::write(&after, value.to_string()).unwrap();
+    let changed = compared(&sandbox, &before, &after, &[]).expect(0).json();
+    assert_eq!(changed["changed"].as_array().unwrap().len(), 1, "{changed}");
+
+    value["machine"]["cpu"] = json!("another");
+    fs::write(&after, value.to_string()).unwrap();
+    let refused = compared(&sandbox, &before, &after, &[]);
+    let error = refused.expect(5).json();
+    assert!(error["error"]["message"].as_str().unwrap().contains("another"), "{error}");
+    compared(&sandbox, &before, &after, &["--force"]).expect(0);
+    compared(&sandbox, &before, &sandbox.path().join("nothing.json"), &[]).expect(3);
+}
+
+/// The sandbox fails the test if a process or a file remains.
+#[test]
+fn interrupted_run_leaves_nothing() {
+    let sandbox = Sandbox::new();
+    let run = sandbox.spawn(["bench", "--device", "host", "--quiet"]);
+    eventually("its broker and a peer run", || sandbox.processes().len() >= 3);
+    run.signal(Signal::INT);
+    assert_eq!(run.wait().code, None);
+    eventually("all are gone", || sandbox.processes().is_empty());
+}
+
+#[test]
+fn bad_input_is_refused() {
+    let sandbox = Sandbox::new();
+    for (arguments, code) in [
+        (&["speed"] as &[&str], 2),
+        (&["latency", "--device", "tpu"], 2),
+        (&["latency", "--device", "host", "--out", "/dev/null/x"], 5),
+        (&["compare", "a.json"], 2),
+    ] {
+        bench(&sandbox, arguments).expect(code);
+    }
+}

@@ -1,0 +1,164 @@
+//! Opening and closing: how long it takes by size, how often it can be done, and the memory that it costs.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use partywall::Segment;
+use partywall_measure::{Case, Comparison, Failure as Sampled, Sampler, Unit};
+use partywall_os::{map::SharedMap, memfd};
+
+use super::{
+    Bench, chain,
+    memory::open,
+    peer::{Handle, Order, TENSOR},
+    system,
+};
+use crate::{peer::Peer, prelude::*};
+
+/// Openings of one segment, at most.
+const OPENINGS: usize = 20_000;
+
+pub(super) fn run(bench: &Bench<'_>) -> Result<(), Failure> {
+    let mut peer = bench.peer()?;
+    for size in bench.sizes("attach", 3) {
+        peer.ask::<()>(Order::Commit { name: name(size), bytes: size, mutable: false })?;
+        let handle = match &bench.gpu {
+            Some(_) => Some(peer.ask::<Handle>(Order::Legacy { bytes: size, chain: true })?),
+            None => None,
+        };
+        by_size(bench, size, handle.as_ref())?;
+        peer.ask::<()>(Order::Free)?;
+    }
+    peer.ask::<()>(Order::Commit { name: name(SMALL), bytes: SMALL, mutable: false })?;
+    costs(bench)?;
+    until_refused(bench)?;
+    peer.end();
+    Ok(())
+}
+
+/// The segment that is opened often.
+const SMALL: u64 = 2 << 20;
+
+fn name(bytes: u64) -> String {
+    format!("attached.{bytes}")
+}
+
+fn by_size(bench: &Bench<'_>, size: u64, handle: Option<&Handle>) -> Result<(), Failure> {
+    let case = |name: &str| bench.case(name, Unit::Microseconds, size).parameter("of", "opening and closing");
+    let ours: Sampler<'_> = Box::new(|| {
+        let start = Instant::now();
+        let segment = bench.domain.opener(&name(size)).open()?;
+        let opened = start.elapsed();
+        check(&segment, size)?;
+        let start = Instant::now();
+        segment.release()?;
+        Ok((opened + start.elapsed()).as_secs_f64() * 1e6)
+    });
+    let comparison = Comparison::new(case("a Partywall segment, by name"), ours);
+    match (&bench.gpu, handle) {
+        (Some(gpu), Some(handle)) => {
+            let granule = PhysicalMemory::granularity(gpu.context()).doing("asking for the granularity")?;
+            let bytes = size.next_multiple_of(granule);
+            let memory = PhysicalMemory::create(gpu.context(), bytes).doing("making memory")?;
+            let file = memory.export().doing("exporting memory")?;
+            let floor: Sampler<'_> = Box::new(|| {
+                let start = Instant::now();
+                let memory = PhysicalMemory::import(gpu.context(), file.as_fd(), bytes)?;
+                Mapping::new(memory, Access::ReadOnly)?.close()?;
+                Ok(start.elapsed().as_secs_f64() * 1e6)
+            });
+            let legacy: Sampler<'_> = Box::new(|| {
+                let start = Instant::now();
+                drop(open(gpu, handle, size).map_err(|failure| Sampled::from(failure.message()))?);
+                Ok(start.elapsed().as_secs_f64() * 1e6)
+            });
+            let comparison = comparison
+                .floor(case("the driver's import and mapping of a descriptor that is there"), floor)
+                .rival(case("a legacy handle that is there (cuIpcOpenMemHandle)"), legacy);
+            bench.run("opening", comparison)
+        }
+        _ => {
+            let file: OwnedFd = memfd::Draft::create("partywall-bench:file", size)
+                .and_then(memfd::Draft::share)
+                .map_err(system("making a file in memory"))?;
+            let floor: Sampler<'_> = Box::new(|| {
+                let start = Instant::now();
+                let map = SharedMap::readable(&file)?;
+                let end = map.slice::<u64>(map.len() - 8, 1).map(|end| end.get(0));
+                drop(map);
+                if end != Some(0) {
+                    return Err("the file has other bytes than zeros".into());
+                }
+                Ok(start.elapsed().as_secs_f64() * 1e6)
+            });
+            bench.run("opening", comparison.floor(case("mmap and munmap of a file that is there"), floor))
+        }
+    }
+}
+
+/// Refuses a segment that begins with another word than its committer has written.
+fn check(segment: &Segment, size: u64) -> Result<(), Sampled> {
+    let mut first = [0; 8];
+    segment.tensor(TENSOR)?.read_at(0, &mut first)?;
+    let (first, words) = (u64::from_ne_bytes(first), size / 8);
+    // A chain begins at word 0, and leads elsewhere.
+    let is_link = first != 0 && first < words && first.is_multiple_of(chain::STRIDE as u64);
+    if is_link { Ok(()) } else { Err(format!("the segment begins with {first}").into()) }
+}
+
+/// What a further process, and a further mapping, costs in memory.
+fn costs(bench: &Bench<'_>) -> Result<(), Failure> {
+    let free = || -> Result<Option<u64>, Failure> {
+        let Some(gpu) = &bench.gpu else { return Ok(None) };
+        Ok(Some(gpu.context().memory_info().doing("asking for the free memory")?.free))
+    };
+    let mut host = Vec::new();
+    let (mut process, mut mapping) = (Vec::new(), Vec::new());
+    for _ in 0..3 {
+        let before = free()?;
+        let mut peer: Peer = bench.peer()?;
+        let with_process = free()?;
+        host.push(peer.ask::<u64>(Order::Open { name: name(SMALL) })? as f64);
+        let with_mapping = free()?;
+        for _ in 0..8 {
+            peer.ask::<u64>(Order::Open { name: name(SMALL) })?;
+        }
+        let with_more = free()?;
+        if let (Some(before), Some(with_process), Some(with_mapping), Some(with_more)) =
+            (before, with_process, with_mapping, with_more)
+        {
+            // A process makes its context with the first memory that it maps.
+            process.push(before.saturating_sub(with_mapping.min(with_process)) as f64);
+            mapping.push(with_mapping.saturating_sub(with_more) as f64 / 8.0);
+        }
+        peer.end();
+    }
+    let case = |name: &str| Case::new(name, Unit::Bytes).parameter("of", "a segment of 2 MiB");
+    bench.count(case("private host memory of a further process that opens it"), &host)?;
+    if bench.gpu.is_some() {
+        bench.count(case("GPU memory of a further process, its context included"), &process)?;
+        bench.count(case("GPU memory of a further mapping in one process"), &mapping)?;
+    }
+    Ok(())
+}
+
+/// Opens one segment again and again, until something refuses.
+fn until_refused(bench: &Bench<'_>) -> Result<(), Failure> {
+    let most = if bench.quick { OPENINGS / 100 } else { OPENINGS };
+    let mut opened = Vec::new();
+    let refusal = loop {
+        if opened.len() == most {
+            break None;
+        }
+        match bench.domain.opener(&name(SMALL)).open() {
+            Ok(segment) => opened.push(segment),
+            Err(error) => break Some(error),
+        }
+    };
+    let count = opened.len() as f64;
+    drop(opened);
+    bench.note(match refusal {
+        None => format!("one segment was opened {most} times in one process, and nothing refused"),
+        Some(error) => format!("one segment was opened {count} times in one process; then: {error}"),
+    });
+    bench.count(Case::new("openings in one process", Unit::Count).parameter("of", "a segment of 2 MiB"), &[count])
+}

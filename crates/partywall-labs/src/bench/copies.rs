@@ -1,0 +1,170 @@
+//! Copies: into shared memory, out of it, and within a GPU, beside the same with memory of this process alone.
+
+use std::{cell::RefCell, hint::black_box};
+
+use partywall::cuda::{DeviceBuffer, DeviceSlice, PinnedBuffer};
+use partywall_measure::{Comparison, Sampler, Unit};
+
+use super::{
+    Bench, chain,
+    memory::{Timer, open},
+    peer::{Handle, Order, TENSOR, bytes_of},
+};
+use crate::prelude::*;
+
+/// What is copied from or to.
+const OWN: &str = "own memory";
+const SHARED: &str = "a Partywall segment of another process";
+const LEGACY: &str = "a legacy handle (cuIpcOpenMemHandle) of another process";
+
+/// The segment.
+const COPIED: &str = "copied";
+
+pub(super) fn run(bench: &Bench<'_>) -> Result<(), Failure> {
+    let mut peer = bench.peer()?;
+    // What is copied from, what is copied to, in own, shared and legacy memory.
+    for size in bench.sizes("copy", 5) {
+        peer.ask::<()>(Order::Commit { name: COPIED.into(), bytes: size, mutable: bench.gpu.is_some() })?;
+        match &bench.gpu {
+            None => on_host(bench, size)?,
+            Some(gpu) => {
+                let handle: Handle = peer.ask(Order::Legacy { bytes: size, chain: true })?;
+                on_gpu(bench, gpu, &handle, size)?;
+            }
+        }
+        peer.ask::<()>(Order::Free)?;
+    }
+    peer.end();
+    Ok(())
+}
+
+/// Copies out of a frozen segment; into a block of a pool, which is what processes write.
+fn on_host(bench: &Bench<'_>, size: u64) -> Result<(), Failure> {
+    let segment = bench.domain.opener(COPIED).open()?;
+    let shared = segment.tensor(TENSOR)?.as_bytes()?;
+    let words = chain::new(size);
+    let own = bytes_of(&words);
+    let case = |what: &str, name: &str| bench.case(name, Unit::GigabytesPerSecond, size).parameter("of", what);
+    let buffers = [(); 3].map(|()| RefCell::new(vec![0; size as usize]));
+    let out = |source, to| copies(source, to, own);
+    let comparison = Comparison::new(case("copies out of", SHARED), out(shared, &buffers[0]))
+        .floor(case("copies out of", OWN), out(own, &buffers[1]));
+    bench.run("copies", comparison)?;
+
+    let pool = bench.domain.pool(COPIED_POOL).blocks(1).block_bytes(size).place(Place::Host).create()?;
+    let block = RefCell::new(pool.alloc(TIMEOUT)?);
+    let into_block: Sampler<'_> = Box::new(|| {
+        let mut block = block.borrow_mut();
+        copy(own, block.bytes_mut()?, own)
+    });
+    let comparison = Comparison::new(case("copies into", SHARED), into_block)
+        .floor(case("copies into", OWN), copies(own, &buffers[2], own));
+    bench.run("copies", comparison)?;
+    drop(block);
+    bench.domain.remove(COPIED_POOL)?;
+    Ok(())
+}
+
+const COPIED_POOL: &str = "copied/into";
+
+fn copies<'a>(source: &'a [u8], to: &'a RefCell<Vec<u8>>, expected: &'a [u8]) -> Sampler<'a> {
+    Box::new(move || copy(source, &mut to.borrow_mut(), expected))
+}
+
+/// Copies at least a mebibyte: less would take no longer than a look at the clock.
+fn copy(source: &[u8], to: &mut [u8], expected: &[u8]) -> Result<f64, partywall_measure::Failure> {
+    let count = ((1 << 20) / source.len()).max(1);
+    let start = Instant::now();
+    for _ in 0..count {
+        black_box(&mut *to).copy_from_slice(black_box(source));
+    }
+    let elapsed = start.elapsed();
+    same(to, expected)?;
+    Ok(rate((count * source.len()) as u64, elapsed))
+}
+
+/// Refuses other bytes. Looks at a part, so that it takes no longer than the copy.
+fn same(bytes: &[u8], expected: &[u8]) -> Result<(), partywall_measure::Failure> {
+    let looked = [0..bytes.len().min(64), bytes.len() - bytes.len().min(64)..bytes.len()];
+    let differs = looked.into_iter().any(|part| bytes[part.clone()] != expected[part]);
+    if differs { Err("the copy differs".into()) } else { Ok(()) }
+}
+
+fn rate(size: u64, elapsed: Duration) -> f64 {
+    size as f64 / elapsed.as_secs_f64() / 1e9
+}
+
+fn on_gpu(bench: &Bench<'_>, gpu: &Gpu, handle: &Handle, size: u64) -> Result<(), Failure> {
+    let segment = bench.domain.opener(COPIED).read_write().open()?;
+    let shared = segment.tensor(TENSOR)?.device()?;
+    let legacy = open(gpu, handle, size)?;
+    let words = chain::new(size);
+    let device = || DeviceBuffer::new(gpu.context(), size).doing("allocating memory");
+    let (own, target) = (device()?, device()?);
+    gpu.stream().copy_from_host(own.as_slice(), bytes_of(&words)).doing("writing memory")?;
+    let mut pinned = PinnedBuffer::new(gpu.context(), size).doing("allocating host memory")?;
+    pinned.copy_from_slice(bytes_of(&words));
+    let pinned = RefCell::new(pinned);
+    let timer = Timer::new(gpu)?;
+    let copy = Copies { gpu, timer: &timer, pinned: &pinned, expected: bytes_of(&words), size };
+    let all = [shared.as_slice(), own.as_slice(), legacy.as_slice()];
+    let case = |what: &str, name: &str| bench.case(name, Unit::GigabytesPerSecond, size).parameter("of", what);
+    let what = [
+        "copies from page-locked host memory into",
+        "copies to page-locked host memory out of",
+        "copies within the GPU out of",
+    ];
+    for (what, samplers) in what.into_iter().zip([
+        all.map(|memory| copy.into_device(memory)),
+        all.map(|memory| copy.out_of_device(memory)),
+        all.map(|memory| copy.within(memory, target.as_slice())),
+    ]) {
+        let [ours, own, legacy] = samplers;
+        let comparison =
+            Comparison::new(case(what, SHARED), ours).floor(case(what, OWN), own).rival(case(what, LEGACY), legacy);
+        bench.run("copies", comparison)?;
+    }
+    Ok(())
+}
+
+/// Copies on a GPU's stream, by its own clock. The host's side is page-locked.
+#[derive(Clone, Copy)]
+struct Copies<'a> {
+    gpu: &'a Gpu,
+    timer: &'a Timer<'a>,
+    pinned: &'a RefCell<PinnedBuffer>,
+    expected: &'a [u8],
+    size: u64,
+}
+
+impl<'a> Copies<'a> {
+    fn into_device(self, to: DeviceSlice<'a>) -> Sampler<'a> {
+        Box::new(move || {
+            let mut pinned = self.pinned.borrow_mut();
+            let time = self.timer.time(|| Ok(self.gpu.stream().copy_from_host(to, &pinned)?))?;
+            self.gpu.stream().copy_to_host(&mut pinned, to)?;
+            same(&pinned, self.expected)?;
+            Ok(rate(self.size, time))
+        })
+    }
+
+    fn out_of_device(self, from: DeviceSlice<'a>) -> Sampler<'a> {
+        Box::new(move || {
+            let mut pinned = self.pinned.borrow_mut();
+            let time = self.timer.time(|| Ok(self.gpu.stream().copy_to_host(&mut pinned, from)?))?;
+            same(&pinned, self.expected)?;
+            Ok(rate(self.size, time))
+        })
+    }
+
+    fn within(self, from: DeviceSlice<'a>, to: DeviceSlice<'a>) -> Sampler<'a> {
+        Box::new(move || {
+            let time = self.timer.time(|| Ok(self.gpu.stream().enqueue_copy(to, from)?))?;
+            let mut end = [0; 64];
+            let at = self.size - 64;
+            self.gpu.stream().copy_to_host(&mut end, to.slice(at, 64)?)?;
+            same(&end, &self.expected[at as usize..])?;
+            Ok(rate(self.size, time))
+        })
+    }
+}

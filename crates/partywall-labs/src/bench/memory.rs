@@ -1,0 +1,323 @@
+//! Reading and writing own and shared memory: the field's first question.
+
+use std::{
+    cell::{Cell, RefCell},
+    hint::black_box,
+    sync::atomic::{AtomicU64, Ordering, fence},
+    time::Instant,
+};
+
+use partywall::{
+    Segment,
+    cuda::{Access, DeviceBuffer, DeviceSlice, Event, IpcMapping, IpcMemoryHandle, experiment::Chains},
+};
+use partywall_measure::{Comparison, Sampler, Unit};
+
+use super::{
+    Bench, chain, of_peer,
+    peer::{Handle, Order, TENSOR, bytes_of},
+};
+use crate::{peer::Peer, prelude::*};
+
+/// Links that one sample follows.
+const LINKS: u64 = 4096;
+
+/// What a chain leads through, and how long a link takes in it.
+const OWN: &str = "own memory";
+const SHARED: &str = "a Partywall segment of another process";
+const LEGACY: &str = "a legacy handle (cuIpcOpenMemHandle) of another process";
+
+pub(super) fn latency(bench: &Bench<'_>) -> Result<(), Failure> {
+    let mut peer = bench.peer()?;
+    // The own chain, the peer's, and on a GPU one by a legacy handle, twice: to read and to write.
+    for size in bench.sizes("latency", 6) {
+        // A chain of more is no slower, and takes long to make.
+        if size > 1 << 30 {
+            continue;
+        }
+        let [frozen, mutable] = [false, true].map(|mutable| format!("chain.{size}.{mutable}"));
+        for (name, mutable) in [(&frozen, false), (&mutable, true)] {
+            peer.ask::<()>(Order::Commit { name: name.clone(), bytes: size, mutable })?;
+        }
+        let frozen = bench.domain.opener(&frozen).open()?;
+        let mutable = bench.domain.opener(&mutable).read_write().open()?;
+        match &bench.gpu {
+            None => host_latency(bench, size, &frozen, &mutable)?,
+            Some(gpu) => gpu_latency(bench, gpu, &mut peer, size, &frozen, &mutable)?,
+        }
+        drop((frozen, mutable));
+        peer.ask::<()>(Order::Free)?;
+    }
+    peer.end();
+    Ok(())
+}
+
+fn host_latency(bench: &Bench<'_>, size: u64, frozen: &Segment, mutable: &Segment) -> Result<(), Failure> {
+    let case = |what: &str, name: &str| bench.case(name, Unit::Nanoseconds, size).parameter("of", what);
+    let own = chain::new(size);
+    let shared = frozen.tensor(TENSOR)?.as_slice::<u64>()?;
+    if shared != own {
+        return Err(unexpected("the peer has written another chain"));
+    }
+    let follow = |chain: &[u64], at: &Cell<u64>| {
+        let start = Instant::now();
+        let mut link = at.get();
+        for _ in 0..LINKS {
+            link = chain[link as usize];
+        }
+        at.set(black_box(link));
+        Ok(start.elapsed().as_nanos() as f64 / LINKS as f64)
+    };
+    let starts = [(); 2].map(|()| Cell::new(0));
+    let comparison = Comparison::new(
+        case("latency of a dependent load, one thread", SHARED),
+        Box::new(|| follow(shared, &starts[0])),
+    )
+    .floor(case("latency of a dependent load, one thread", OWN), Box::new(|| follow(&own, &starts[1])));
+    bench.run("latency of loads", comparison)?;
+
+    let shared = mutable.tensor(TENSOR)?.shared::<u64>()?;
+    let own: Vec<AtomicU64> = own.into_iter().map(AtomicU64::new).collect();
+    let starts = [(); 2].map(|()| Cell::new(0_u64));
+    let write_shared: Sampler<'_> = Box::new(|| {
+        let start = Instant::now();
+        let mut link = starts[0].get() as usize;
+        for number in 0..LINKS {
+            shared.set(link + 1, number);
+            fence(Ordering::SeqCst);
+            link = shared.get(link) as usize;
+        }
+        starts[0].set(link as u64);
+        Ok(start.elapsed().as_nanos() as f64 / LINKS as f64)
+    });
+    let write_own: Sampler<'_> = Box::new(|| {
+        let start = Instant::now();
+        let mut link = starts[1].get() as usize;
+        for number in 0..LINKS {
+            own[link + 1].store(number, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            link = own[link].load(Ordering::Relaxed) as usize;
+        }
+        starts[1].set(link as u64);
+        Ok(start.elapsed().as_nanos() as f64 / LINKS as f64)
+    });
+    let comparison =
+        Comparison::new(case("latency of a write, a fence and a dependent load, one thread", SHARED), write_shared)
+            .floor(case("latency of a write, a fence and a dependent load, one thread", OWN), write_own);
+    bench.run("latency of writes", comparison)
+}
+
+fn gpu_latency(
+    bench: &Bench<'_>,
+    gpu: &Gpu,
+    peer: &mut Peer,
+    size: u64,
+    frozen: &Segment,
+    mutable: &Segment,
+) -> Result<(), Failure> {
+    let words = chain::new(size);
+    let own = DeviceBuffer::new(gpu.context(), size).doing("allocating memory")?;
+    gpu.stream().copy_from_host(own.as_slice(), bytes_of(&words)).doing("writing memory")?;
+    let handle: Handle = peer.ask(Order::Legacy { bytes: size, chain: true })?;
+    let legacy = open(gpu, &handle, size)?;
+    let chains = Chases::new(gpu)?;
+    for (what, segment, writing) in [
+        ("latency of a dependent load, one thread", frozen, false),
+        ("latency of a write, __threadfence() and a dependent load, one thread", mutable, true),
+    ] {
+        let shared = segment.tensor(TENSOR)?.device()?;
+        for (name, memory) in [(SHARED, shared.as_slice()), (OWN, own.as_slice()), (LEGACY, legacy.as_slice())] {
+            chains.check(name, memory, size)?;
+        }
+        let case = |name: &str| bench.case(name, Unit::Nanoseconds, size).parameter("of", what);
+        let ends = [(); 3].map(|()| Cell::new(0));
+        let comparison = Comparison::new(case(SHARED), chains.sampler(shared.as_slice(), &ends[0], writing))
+            .floor(case(OWN), chains.sampler(own.as_slice(), &ends[1], writing))
+            .rival(case(LEGACY), chains.sampler(legacy.as_slice(), &ends[2], writing));
+        bench.run("latency", comparison)?;
+    }
+    Ok(())
+}
+
+/// Opens memory by the handle of another process.
+pub(super) fn open(gpu: &Gpu, handle: &Handle, bytes: u64) -> Result<IpcMapping, Failure> {
+    let handle = handle.as_slice().try_into().map_err(|_| unexpected("the handle has another length"))?;
+    IpcMapping::open(gpu.context(), IpcMemoryHandle(handle), bytes, Access::ReadWrite).doing("opening a handle")
+}
+
+/// Follows chains by a kernel, and times it by the GPU's own clock.
+struct Chases<'a> {
+    gpu: &'a Gpu,
+    kernels: Chains,
+    timer: Timer<'a>,
+    /// Where the chain begins, and has ended.
+    at: DeviceBuffer,
+}
+
+impl<'a> Chases<'a> {
+    fn new(gpu: &'a Gpu) -> Result<Self, Failure> {
+        Ok(Self {
+            gpu,
+            kernels: Chains::load(gpu.context()).doing("loading kernels")?,
+            timer: Timer::new(gpu)?,
+            at: DeviceBuffer::new(gpu.context(), 8).doing("allocating memory")?,
+        })
+    }
+
+    /// Follows so many links from a word. Returns where the chain ends, and how long a link takes in nanoseconds.
+    fn follow(
+        &self,
+        chain: DeviceSlice<'_>,
+        from: u64,
+        links: u64,
+        writing: bool,
+    ) -> Result<(u64, f64), partywall_measure::Failure> {
+        let stream = self.gpu.stream();
+        stream.copy_from_host(self.at.as_slice(), &from.to_ne_bytes())?;
+        let time =
+            self.timer.time(|| Ok(self.kernels.enqueue(stream, chain, links, self.at.as_slice(), writing)?))?;
+        let mut end = [0; 8];
+        stream.copy_to_host(&mut end, self.at.as_slice())?;
+        Ok((u64::from_ne_bytes(end), time.as_nanos() as f64 / links as f64))
+    }
+
+    /// Refuses memory that has another chain than it should.
+    fn check(&self, name: &str, chain: DeviceSlice<'_>, bytes: u64) -> Result<(), Failure> {
+        let links = chain::links(bytes).min(1 << 16);
+        let expected = chain::new(bytes);
+        let mut end = 0;
+        for _ in 0..links {
+            end = expected[end as usize];
+        }
+        match self.follow(chain, 0, links, false) {
+            Ok((found, _)) if found == end => Ok(()),
+            Ok((found, _)) => Err(unexpected(&format!("{name}: the chain leads to word {found} and not to {end}"))),
+            Err(error) => Err(super::failed(error)),
+        }
+    }
+
+    fn sampler<'s>(&'s self, chain: DeviceSlice<'s>, at: &'s Cell<u64>, writing: bool) -> Sampler<'s> {
+        Box::new(move || {
+            let (end, time) = self.follow(chain, at.get(), LINKS, writing)?;
+            at.set(end);
+            Ok(time)
+        })
+    }
+}
+
+/// Times what is enqueued on a GPU's stream.
+pub(super) struct Timer<'a> {
+    gpu: &'a Gpu,
+    before: Event,
+    after: Event,
+}
+
+impl<'a> Timer<'a> {
+    pub(super) fn new(gpu: &'a Gpu) -> Result<Self, Failure> {
+        let event = || Event::new(gpu.context()).doing("making an event");
+        Ok(Self { gpu, before: event()?, after: event()? })
+    }
+
+    pub(super) fn time(
+        &self,
+        enqueue: impl FnOnce() -> Result<(), partywall_measure::Failure>,
+    ) -> Result<Duration, partywall_measure::Failure> {
+        let stream = self.gpu.stream();
+        self.before.record(stream)?;
+        enqueue()?;
+        self.after.record(stream)?;
+        self.after.synchronize()?;
+        Ok(self.after.elapsed_since(&self.before)?)
+    }
+}
+
+/// Bytes among which reads of small sizes take turns, so that no cache has them.
+const ROTATED: u64 = 256 << 20;
+
+pub(super) fn bandwidth(bench: &Bench<'_>) -> Result<(), Failure> {
+    let mut peer = bench.peer()?;
+    let sizes = bench.sizes("bandwidth", 3);
+    let Some(largest) = sizes.last() else { return Ok(()) };
+    let rotated = if bench.quick { *largest } else { ROTATED.min(bench.room / 3).max(*largest) };
+    match &bench.gpu {
+        None => {
+            peer.ask::<()>(Order::Commit { name: DATA.into(), bytes: rotated, mutable: false })?;
+            let segment = bench.domain.opener(DATA).open()?;
+            let shared = segment.tensor(TENSOR)?.as_slice::<u64>()?;
+            let own = chain::new(rotated);
+            for size in sizes {
+                let sampler = |words| host_reads(words, size);
+                let case = |name: &str| {
+                    bench.case(name, Unit::GigabytesPerSecond, size).parameter("of", "bandwidth of reading, one thread")
+                };
+                let comparison = Comparison::new(case(SHARED), sampler(shared)).floor(case(OWN), sampler(&own));
+                bench.run("bandwidth", comparison)?;
+            }
+        }
+        Some(gpu) => {
+            peer.ask::<()>(Order::Fill { name: DATA.into(), bytes: rotated })?;
+            let handle: Handle = peer.ask(Order::Legacy { bytes: rotated, chain: false })?;
+            let segment = bench.domain.opener(DATA).open()?;
+            let shared = segment.tensor(TENSOR)?.device()?;
+            let legacy = open(gpu, &handle, rotated)?;
+            let own = DeviceBuffer::new(gpu.context(), rotated).doing("allocating memory")?;
+            gpu.kernels()?.enqueue_fill(gpu.stream(), own.as_slice()).doing("filling memory")?;
+            let all = [(SHARED, shared.as_slice()), (OWN, own.as_slice()), (LEGACY, legacy.as_slice())];
+            for (name, memory) in all {
+                if gpu.kernels()?.verify(gpu.stream(), memory, 1).doing("checking memory")?.is_some() {
+                    return Err(unexpected(&format!("{name}: another pattern than was written")));
+                }
+            }
+            let timer = Timer::new(gpu)?;
+            for size in sizes {
+                let case = |name: &str| {
+                    bench.case(name, Unit::GigabytesPerSecond, size).parameter("of", "bandwidth of a kernel that reads")
+                };
+                let [shared, own, legacy] = all.map(|(_, memory)| gpu_reads(gpu, &timer, memory, size));
+                let comparison =
+                    Comparison::new(case(SHARED), shared).floor(case(OWN), own).rival(case(LEGACY), legacy);
+                bench.run("bandwidth", comparison)?;
+            }
+        }
+    }
+    peer.end();
+    Ok(())
+}
+
+/// The segment that is read.
+const DATA: &str = "data";
+
+/// Reads one part of so many bytes after the other, and checks their sums.
+fn host_reads(words: &[u64], size: u64) -> Sampler<'_> {
+    let sum = |part: &[u64]| part.iter().fold(0_u64, |sum, word| sum.wrapping_add(*word));
+    let parts: Vec<_> = words.chunks_exact((size / 8) as usize).map(|part| (part, sum(part))).collect();
+    let next = RefCell::new(parts.into_iter().cycle());
+    Box::new(move || {
+        let mut next = next.borrow_mut();
+        // A part alone may take no longer than a look at the clock.
+        let count = ((1 << 20) / size).max(1);
+        let start = Instant::now();
+        for (part, expected) in next.by_ref().take(count as usize) {
+            if sum(black_box(part)) != expected {
+                return Err("the bytes have changed".into());
+            }
+        }
+        Ok((count * size) as f64 / start.elapsed().as_secs_f64() / 1e9)
+    })
+}
+
+fn gpu_reads<'a>(gpu: &'a Gpu, timer: &'a Timer<'_>, memory: DeviceSlice<'a>, size: u64) -> Sampler<'a> {
+    let parts = memory.len() / size;
+    let next = Cell::new(0);
+    Box::new(move || {
+        let part = memory.slice(next.get() % parts * size, size)?;
+        next.set(next.get() + 1);
+        let time = timer.time(|| Ok(gpu.kernels()?.enqueue_read(gpu.stream(), part)?))?;
+        Ok(size as f64 / time.as_secs_f64() / 1e9)
+    })
+}
+
+/// The failure of a peer within a sample.
+pub(super) fn asked<T>(answer: Result<T, Failure>) -> Result<T, partywall_measure::Failure> {
+    answer.map_err(|failure| of_peer(&failure))
+}

@@ -1,0 +1,236 @@
+//! `partywall bench`: what sharing costs on this machine, beside the same without sharing, in the same run.
+//!
+//! | module | measures |
+//! |---|---|
+//! | [`memory`] | latency of dependent loads and writes, and bandwidth of reads, in own and in shared memory |
+//! | [`copies`] | copies into and out of shared memory |
+//! | [`handoff`] | how long one process takes to tell another, by each way there is; one to many |
+//! | [`attach`] | opening and closing by size, how often one segment can be opened, memory that each opening costs |
+//! | [`alloc`] | blocks of a pool beside allocations |
+//!
+//! It has a broker, and with it a domain, of its own. What is shared is made by another process, a *peer*, that obeys the orders
+//! of this one. Every case is checked: the bytes that were read, copied or handed over are those that the peer has written.
+
+mod alloc;
+mod attach;
+mod chain;
+mod copies;
+mod handoff;
+mod memory;
+mod peer;
+
+use std::{cell::RefCell, fs, io, sync::Arc, time::Duration};
+
+use clap::ValueEnum;
+use partywall::{DeviceChoice, Domain, Error, ErrorKind, Gpu, Place, bytes};
+use partywall_measure::{Case, Comparison, Machine, Report, Unit, timed};
+
+pub(crate) use self::peer::LAB as PEER;
+use crate::{Context, Failure, broker, broker::Broker, device::Doing, peer::Peer, reporter::Reporter};
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Subject {
+    /// Dependent loads and writes in own and in shared memory
+    Latency,
+    /// Reading own and shared memory at full speed
+    Bandwidth,
+    /// Copies into and out of shared memory
+    Copy,
+    /// How long one process takes to tell another
+    Handoff,
+    /// Opening and closing segments
+    Attach,
+    /// Blocks of a pool beside allocations
+    Alloc,
+    /// One process to 1, 2, 4 and 8 subscribers
+    Fanout,
+}
+
+/// What to measure, and how.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The subjects, in their order.
+    pub subjects: Vec<Subject>,
+    /// Where the memory is.
+    pub device: DeviceChoice,
+    /// Small sizes and few samples: shows that it works, and little more.
+    pub quick: bool,
+}
+
+/// Is told what is measured next, and how much has been measured, from 0 to 1.
+pub type Progress<'a> = &'a dyn Fn(&str, f64);
+
+/// Measures, and returns the report.
+///
+/// # Errors
+/// If a subject cannot be measured: memory of the chosen device cannot be had, or a process does not answer.
+pub fn run(context: &Context, options: &Options, progress: Progress<'_>) -> Result<Report, Failure> {
+    let place = context.console.place(options.device)?;
+    let mut bench = Bench::new(context, place, options.quick)?;
+    overhead(&bench)?;
+    for (done, subject) in options.subjects.iter().enumerate() {
+        let share = |part: f64| (done as f64 + part) / options.subjects.len() as f64;
+        bench.begin(progress, share(0.0));
+        match subject {
+            Subject::Latency => memory::latency(&bench),
+            Subject::Bandwidth => memory::bandwidth(&bench),
+            Subject::Copy => copies::run(&bench),
+            Subject::Handoff => handoff::run(&bench),
+            Subject::Attach => attach::run(&bench),
+            Subject::Alloc => alloc::run(&bench),
+            Subject::Fanout => handoff::fan_out(&bench),
+        }?;
+    }
+    progress("done", 1.0);
+    Ok(bench.report.into_inner())
+}
+
+/// What the harness itself takes, which is a part of each sample.
+fn overhead(bench: &Bench<'_>) -> Result<(), Failure> {
+    let case = |name: &str, unit| Case::new(name, unit).parameter("of", "the harness itself");
+    let nothing = timed(Unit::Nanoseconds, || Ok(()));
+    bench.run("the harness itself", Comparison::new(case("two looks at the clock", Unit::Nanoseconds), nothing))?;
+    if let Some(gpu) = &bench.gpu {
+        let timer = memory::Timer::new(gpu)?;
+        let nothing = Box::new(|| Ok(timer.time(|| Ok(()))?.as_secs_f64() * 1e6));
+        let case = case("two events of a stream, with nothing between", Unit::Microseconds);
+        bench.run("the harness itself", Comparison::new(case, nothing))?;
+    }
+    Ok(())
+}
+
+/// A run: what every subject needs.
+struct Bench<'a> {
+    place: Place,
+    /// `None` in host memory.
+    gpu: Option<Arc<Gpu>>,
+    quick: bool,
+    /// Bytes that a subject may have at once.
+    room: u64,
+    report: RefCell<Report>,
+    /// Whom to tell, and how far the run is.
+    progress: (Progress<'a>, f64),
+    reporter: Reporter,
+    domain: Domain,
+    /// Last: the connection ends before its broker.
+    broker: Broker,
+}
+
+impl<'a> Bench<'a> {
+    fn new(context: &Context, place: Place, quick: bool) -> Result<Self, Failure> {
+        // 20,000 mappings may be as many files.
+        partywall_os::process::raise_fd_limit();
+        let broker = Broker::start(context, PEER.name)?;
+        let domain = broker::connect(broker.socket())?;
+        let gpu = match place {
+            Place::Gpu(uuid) => Some(domain.gpu(uuid)?),
+            Place::Host => None,
+        };
+        let free = match &gpu {
+            Some(gpu) => gpu.context().memory_info().doing("asking for the free memory")?.free,
+            None => available_memory(),
+        };
+        let report = RefCell::new(new_report(gpu.as_deref(), quick)?);
+        let reporter = Reporter::new(context, &PEER, "bench", false);
+        Ok(Self { place, gpu, quick, room: free / 4, report, progress: (&|_, _| (), 0.0), reporter, domain, broker })
+    }
+
+    fn begin(&mut self, progress: Progress<'a>, done: f64) {
+        self.progress = (progress, done);
+    }
+
+    /// Starts another process.
+    fn peer(&self) -> Result<Peer, Failure> {
+        let peer = Peer::spawn(PEER.name, peer::ROLE, self.place, &[], &self.reporter)?;
+        peer.say(self.broker.socket())?;
+        Ok(peer)
+    }
+
+    /// Returns the sizes that a subject varies, of which it has `copies` at once. Those that there is no room for are noted.
+    fn sizes(&self, what: &str, copies: u64) -> Vec<u64> {
+        let most = match (self.quick, &self.gpu) {
+            (true, _) => 1 << 20,
+            (false, None) => 256 << 20,
+            (false, Some(_)) => 4 << 30,
+        };
+        let all = (0..).map(|step| 4096_u64 << (4 * step)).take_while(|size| *size < most).chain([most]);
+        let (fit, large): (Vec<_>, Vec<_>) = all.partition(|size| size * copies <= self.room);
+        for size in large {
+            self.note(format!(
+                "{what}: {} is left out: {copies} times as much is more than a quarter of the free memory",
+                bytes(size)
+            ));
+        }
+        fit
+    }
+
+    fn note(&self, text: impl Into<String>) {
+        self.report.borrow_mut().note(text);
+    }
+
+    /// Takes the samples of a comparison, for about a second, and keeps the result.
+    fn run(&self, what: &str, comparison: Comparison<'_>) -> Result<(), Failure> {
+        let (progress, done) = self.progress;
+        progress(what, done);
+        let (limit, samples) = if self.quick { (50, 20) } else { (1_000, 1_000) };
+        let result = comparison.run_within(Duration::from_millis(limit), samples).map_err(failed)?;
+        self.report.borrow_mut().push(result);
+        Ok(())
+    }
+
+    /// Keeps a single number.
+    fn count(&self, case: Case, values: &[f64]) -> Result<(), Failure> {
+        let mut values = values.iter().copied().cycle();
+        let next = Box::new(move || values.next().ok_or_else(|| "there is no number".into()));
+        let samples = 3;
+        let result = Comparison::new(case, next).run_within(Duration::ZERO, samples).map_err(failed)?;
+        self.report.borrow_mut().push(result);
+        Ok(())
+    }
+
+    /// Returns a case of some bytes.
+    fn case(&self, name: &str, unit: Unit, size: u64) -> Case {
+        Case::new(name, unit).parameter("bytes", size)
+    }
+}
+
+fn new_report(gpu: Option<&Gpu>, quick: bool) -> Result<Report, Failure> {
+    let name = gpu.map(|gpu| gpu.context().device().name().doing("asking for the GPU's name")).transpose()?;
+    let driver = gpu.and_then(|_| fs::read_to_string("/sys/module/nvidia/version").ok());
+    let machine = Machine::detect(name, driver.map(|version| version.trim().to_owned()));
+    let mut report = Report::new("What sharing memory costs on this machine", machine);
+    match gpu {
+        None => report.note("host memory: no GPU has a part in it"),
+        Some(gpu) if gpu.context().driver().is_simulated() => {
+            report.note("SIMULATED: the driver is a simulation; these are its numbers, and no GPU's");
+        }
+        Some(_) => {}
+    }
+    if quick {
+        report.note("a quick run: small sizes and few samples");
+    }
+    Ok(report)
+}
+
+/// Returns the bytes that a process may have without moving others out of memory.
+fn available_memory() -> u64 {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:")).unwrap_or_default();
+    line.split_whitespace().next().and_then(|kib| kib.parse::<u64>().ok()).map_or(0, |kib| kib * 1024)
+}
+
+/// The failure of a comparison.
+fn failed(error: impl std::fmt::Display) -> Failure {
+    Failure::new(ErrorKind::CheckFailed, error.to_string(), "start it again; `partywall doctor` says what is missing")
+}
+
+/// The failure of a peer, as samplers return it.
+fn of_peer(failure: &Failure) -> partywall_measure::Failure {
+    failure.message().into()
+}
+
+/// The failure of a call of the operating system.
+fn system<E: Into<io::Error>>(what: &'static str) -> impl Fn(E) -> Failure {
+    move |error| Error::System { what: what.to_owned(), source: error.into() }.into()
+}

@@ -1,0 +1,153 @@
+//! The other process of a benchmark: makes what is shared, and answers what it is told.
+
+use std::{collections::BTreeMap, fs, os::fd::OwnedFd};
+
+use partywall::{
+    DType, Segment,
+    cuda::{DeviceBuffer, IpcMemoryHandle},
+};
+
+use super::{chain, handoff};
+use crate::prelude::*;
+
+/// The name of the role.
+pub(super) const ROLE: &str = "peer";
+
+/// Starts peers as labs start their roles. It is not a lab, and not listed among them.
+pub(crate) static LAB: Lab = Lab {
+    name: "bench",
+    about: "The other processes of `partywall bench`",
+    title: "what sharing costs",
+    on_host: true,
+    broker: true,
+    options: |command| command,
+    roles: &[Role::hidden(ROLE, play)],
+    observer: Role::hidden("bench", |_| {
+        Err(Failure::new(ErrorKind::Usage, "`bench` is no lab", "run `partywall bench`"))
+    }),
+    claims: &[],
+};
+
+/// What a peer is told. It answers each order when it is done.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Order {
+    /// Commits a segment: a chain through so many bytes.
+    Commit { name: String, bytes: u64, mutable: bool },
+    /// Commits a segment that a kernel has filled.
+    Fill { name: String, bytes: u64 },
+    /// Allocates memory by the driver, with a chain in it or filled by a kernel; answers with the handle for other processes.
+    Legacy { bytes: u64, chain: bool },
+    /// Gives all of those back.
+    Free,
+    /// Opens a segment once more and keeps it; answers with the bytes of host memory that this process alone has more.
+    Open { name: String },
+    /// Gives all of those back.
+    Close,
+    /// Takes part in hand-offs; a file with words follows, and a socket.
+    Meet(handoff::Options),
+    /// Hands over so many times, there and back.
+    HandOff(u64),
+}
+
+/// A handle of the driver's, which is an array that is too long for serde.
+pub(super) type Handle = Vec<u8>;
+
+fn play(session: &mut Session) -> Result<(), Failure> {
+    let mut made: BTreeMap<String, Segment> = BTreeMap::new();
+    let mut allocated: Vec<DeviceBuffer> = Vec::new();
+    let mut opened: Vec<Segment> = Vec::new();
+    let mut ends = None;
+    while let Some(order) = session.parent().next()? {
+        match order {
+            Order::Commit { name, bytes, mutable } => {
+                let segment = commit(session, &name, bytes, mutable)?;
+                made.insert(name, segment);
+                session.parent().say(())?;
+            }
+            Order::Fill { name, bytes } => {
+                let segment = fill(session, &name, bytes)?;
+                made.insert(name, segment);
+                session.parent().say(())?;
+            }
+            Order::Legacy { bytes, chain } => {
+                let (memory, handle) = legacy(session, bytes, chain)?;
+                allocated.push(memory);
+                session.parent().say(handle.0.to_vec())?;
+            }
+            Order::Free => {
+                made.clear();
+                allocated.clear();
+                session.parent().say(())?;
+            }
+            Order::Open { name } => {
+                let before = private_memory();
+                opened.push(session.domain().opener(&name).open()?);
+                session.parent().say(private_memory().saturating_sub(before))?;
+            }
+            Order::Close => {
+                opened.clear();
+                session.parent().say(())?;
+            }
+            Order::Meet(options) => {
+                let files: [OwnedFd; 2] = [session.parent().take_fd()?, session.parent().take_fd()?];
+                ends = Some(handoff::Ends::new(session.domain(), session.place, &options, files, false)?);
+                session.parent().say(())?;
+            }
+            Order::HandOff(count) => {
+                let ends: &mut handoff::Ends = ends.as_mut().ok_or_else(|| unexpected("nothing to hand over by"))?;
+                ends.exchange(count).map_err(super::failed)?;
+                session.parent().say(())?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn commit(session: &Session, name: &str, bytes: u64, mutable: bool) -> Result<Segment, Failure> {
+    let builder = session.domain().create(name, session.place).mutable(mutable);
+    let mut build = builder.tensor(TENSOR, DType::U64, &[bytes / 8]).allocate()?;
+    let chain = chain::new(bytes);
+    if session.place == Place::Host {
+        build.as_mut_slice(TENSOR)?.copy_from_slice(&chain);
+    } else {
+        build.write(TENSOR, bytes_of(&chain))?;
+    }
+    Ok(build.commit()?)
+}
+
+fn fill(session: &Session, name: &str, bytes: u64) -> Result<Segment, Failure> {
+    let build = session.domain().create(name, session.place).tensor(TENSOR, DType::U8, &[bytes]).allocate()?;
+    let range = build.device(TENSOR)?;
+    range.gpu().kernels()?.enqueue_fill(range.gpu().stream(), range.as_slice()).doing("filling memory")?;
+    Ok(build.commit()?)
+}
+
+fn legacy(session: &Session, bytes: u64, with_chain: bool) -> Result<(DeviceBuffer, IpcMemoryHandle), Failure> {
+    let Place::Gpu(uuid) = session.place else { return Err(unexpected("host memory has no such handles")) };
+    let gpu = session.domain().gpu(uuid)?;
+    let memory = DeviceBuffer::new(gpu.context(), bytes).doing("allocating memory")?;
+    if with_chain {
+        let chain = chain::new(bytes);
+        gpu.stream().copy_from_host(memory.as_slice(), bytes_of(&chain)).doing("writing memory")?;
+    } else {
+        gpu.kernels()?.enqueue_fill(gpu.stream(), memory.as_slice()).doing("filling memory")?;
+        gpu.stream().synchronize().doing("filling memory")?;
+    }
+    let handle = IpcMemoryHandle::of(gpu.context(), memory.as_slice().device_ptr()).doing("making a handle")?;
+    Ok((memory, handle))
+}
+
+/// The bytes of words.
+pub(super) fn bytes_of(words: &[u64]) -> &[u8] {
+    bytemuck::cast_slice(words)
+}
+
+/// Returns the bytes of host memory that no other process shares with this one.
+fn private_memory() -> u64 {
+    let text = fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
+    let private = text.lines().filter(|line| line.starts_with("Private_"));
+    private.filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).sum::<u64>() * 1024
+}
+
+/// The one tensor of each segment.
+pub(super) const TENSOR: &str = "data";
