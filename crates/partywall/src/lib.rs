@@ -72,6 +72,12 @@
 //! Every operation returns [`Error`], whose message says what happened and [`Error::advice`] what to do.
 //! [`Error::kind`] groups the variants as the exit codes of the program do.
 //!
+//! # Tracing
+//!
+//! `open`, `publish`, `receive`, `wait`, `submit` and `claim` are spans of the crate `tracing`, at level `TRACE`, with the name of
+//! what they use. A program that installs a subscriber, for NVTX, Perfetto or Tracy, sees them on the time line of its threads.
+//! Without one a span costs the load of a word.
+//!
 //! # Limits
 //!
 //! One machine, one user, Linux. Processes of that user trust each other: what is read-only is so against mistakes,

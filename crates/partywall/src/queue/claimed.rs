@@ -79,6 +79,7 @@ impl Queue {
     /// [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to wait;
     /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn claim<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<ClaimedTask> {
+        let _span = tracing::trace_span!("claim", queue = self.name()).entered();
         let mut room = None;
         let mut found = self.try_claim_into(&mut room)?;
         let waiting = wait.into().begin();

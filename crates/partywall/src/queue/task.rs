@@ -194,6 +194,7 @@ impl Queue {
         ready: Option<StreamPoint>,
         wait: Option<Wait<'_>>,
     ) -> Result<Vec<Ticket>, Box<Unsubmitted>> {
+        let _span = tracing::trace_span!("submit", queue = self.name()).entered();
         let mut tasks = tasks.into_iter();
         let mut submitted = Vec::with_capacity(tasks.size_hint().0);
         let mut waiting = None;

@@ -94,6 +94,7 @@ impl OpenOptions {
     /// [`Denied::ReadOnly`](crate::error::Denied::ReadOnly); [`DeviceFault::Remote`]; [`InvalidData::Table`](crate::error::InvalidData::Table) if the table is damaged; those of mapping the
     /// memory.
     pub fn open(&self) -> Result<Segment> {
+        let _span = tracing::trace_span!("open", name = self.name.as_str()).entered();
         self.open_within(self.timeout.into())
     }
 

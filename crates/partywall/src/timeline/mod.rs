@@ -164,6 +164,7 @@ impl Timeline {
     /// [`Gone::Timeline`] as soon as the timeline has ended before `v`; [`Error::Timeout`], [`Error::Cancelled`];
     /// [`InvalidArgument::Value`] for a value above [`MAX_VALUE`]; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn wait<'w>(&self, v: u64, wait: impl Into<Wait<'w>>) -> Result<()> {
+        let _span = tracing::trace_span!("wait", timeline = self.name(), value = v).entered();
         self.wait_for(v, Progress::Reached, wait.into())
     }
 
@@ -173,6 +174,7 @@ impl Timeline {
     /// # Errors
     /// As [`wait`](Self::wait).
     pub fn wait_announced<'w>(&self, v: u64, wait: impl Into<Wait<'w>>) -> Result<()> {
+        let _span = tracing::trace_span!("wait", timeline = self.name(), value = v, announced = true).entered();
         self.wait_for(v, Progress::Announced, wait.into())
     }
 
@@ -184,6 +186,7 @@ impl Timeline {
     /// continues, and [`check`](Self::check) says so. [`DeviceFault::LaunchBlocking`](crate::error::DeviceFault::LaunchBlocking), [`DeviceFault::Captured`](crate::error::DeviceFault::Captured), [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost),
     /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda); [`InvalidArgument::Value`], [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn wait_on(&self, stream: StreamRef<'_>, v: u64) -> Result<()> {
+        let _span = tracing::trace_span!("wait", timeline = self.name(), value = v, on_stream = true).entered();
         enqueue::wait(self, stream, v)
     }
 

@@ -322,6 +322,7 @@ impl Filled {
     /// [`Gone::HeldBlock`] if the broker gave its block to others, because it took this process for dead;
     /// [`Gone::Evicted`], [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost), [`Gone::Detached`]; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn publish<'w>(self, wait: impl Into<Wait<'w>>) -> Result<Published, UnpublishedSample> {
+        let _span = tracing::trace_span!("publish", topic = self.0.joined.open.name()).entered();
         self.publish_within(wait.into())
     }
 
@@ -360,6 +361,7 @@ impl Filled {
         stream: StreamRef<'_>,
         wait: impl Into<Wait<'w>>,
     ) -> Result<Published, UnpublishedSample> {
+        let _span = tracing::trace_span!("publish", topic = self.0.joined.open.name(), on_stream = true).entered();
         self.publish_on_within(stream, wait.into())
     }
 

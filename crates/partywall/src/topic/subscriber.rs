@@ -184,6 +184,7 @@ impl Subscriber {
     /// wait; [`Gone::Evicted`], [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost), [`Gone::Detached`] if the broker has taken it out of the topic;
     /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn recv<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<Sample> {
+        let _span = tracing::trace_span!("receive", topic = self.topic()).entered();
         self.recv_within(wait.into())
     }
 

@@ -12,6 +12,7 @@ mod pools;
 mod queues;
 mod segments;
 mod semaphores;
+mod spans;
 mod topics;
 mod watch;
 mod world;
