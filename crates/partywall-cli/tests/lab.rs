@@ -95,6 +95,27 @@ fn each_way_to_fail_is_shown_and_nothing_is_left_on_the_simulated_gpu() {
 }
 
 #[test]
+fn handles_in_files_are_too_early_stale_and_right_on_the_simulated_gpu() {
+    // The two producers that are killed come to no end of their own.
+    let report = report_of("handle-file", 2);
+    assert_eq!(report.steps_with("different"), [""; 0]);
+    assert_eq!(report.steps_with("not-tried"), [""; 0]);
+    assert_eq!(report.with("did-not-hold").len(), 6, "{:?}", report.claims);
+    for (step, label, found) in [
+        ("half-file", "read", "32 of 64 bytes"),
+        ("too-early", "read from the memory", "0x0d in 4194304 of 4194304 bytes"),
+        ("opened", "read from the memory", "0x5a in 4194304 of 4194304 bytes"),
+        ("freed", "file", "unchanged"),
+        ("name-waits", "read from the memory", "0x5a in 4194304 of 4194304 bytes"),
+        ("name-ends", "read from the memory that is open", "0x5a in 4194304 of 4194304 bytes"),
+    ] {
+        assert_eq!(report.step(step)["values"][label], found, "{step}");
+    }
+    assert_eq!(report.step("stale-file")["refusal"], 400);
+    assert!(report.step("name-ends")["values"]["open"].as_str().unwrap().contains("went with its owner"));
+}
+
+#[test]
 fn vmm_lab_shows_the_hand_over_call_by_call_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
     let ledger = sandbox.path().join("ledger");
@@ -468,6 +489,7 @@ fn lab_is_readable_at_100_columns_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
     let labs = [
         ("errors", "each way in which"),
+        ("handle-file", "through a file"),
         ("vmm", "by file descriptor"),
         ("coherency", "in which order"),
         ("events", "by its event"),
@@ -531,6 +553,7 @@ fn roles_meet_in_two_terminals_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
     for (name, first, second) in [
         ("errors", "exporter", "opener"),
+        ("handle-file", "producer", "consumer"),
         ("vmm", "export", "import"),
         ("coherency", "writer", "reader"),
         ("events", "recorder", "waiter"),
@@ -584,7 +607,19 @@ macro_rules! labs_run_without_a_gpu {
     };
 }
 
-labs_run_without_a_gpu!(errors, vmm, coherency, events, semaphore, crash, pool, ring, pipeline, work_queue);
+labs_run_without_a_gpu!(
+    errors,
+    handle_file,
+    vmm,
+    coherency,
+    events,
+    semaphore,
+    crash,
+    pool,
+    ring,
+    pipeline,
+    work_queue
+);
 
 fn runs_without_a_gpu(name: &str, devices: &str) {
     let sandbox = Sandbox::new();
@@ -646,7 +681,7 @@ fn labs_are_listed_and_need_a_gpu() {
     };
     let list = without(&["lab"]).expect(0);
     assert!(list.text().contains("errors") && list.text().contains("export, import"), "{}", list.text());
-    assert_eq!(without(&["lab", "--json"]).expect(0).json()["labs"][1]["roles"][0], "export");
+    assert_eq!(without(&["lab", "--json"]).expect(0).json()["labs"][2]["roles"][0], "export");
     for arguments in [&["lab", "errors"][..], &["lab", "vmm", "export"], &["lab", "errors", "--device", "1"]] {
         let output = without(arguments).expect(6);
         assert!(output.stderr.contains("a lab is about a GPU's driver"), "{}", output.stderr);

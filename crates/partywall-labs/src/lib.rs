@@ -21,6 +21,7 @@ mod device;
 mod errors;
 mod events;
 mod failure;
+mod handle_file;
 mod lab;
 mod peer;
 mod pipeline;
@@ -107,8 +108,9 @@ fn runnable(number: usize) -> &'static Lab {
 }
 
 /// Every lab, in the order of the documentation.
-static LABS: [&Lab; 10] = [
+static LABS: [&Lab; 11] = [
     &errors::LAB,
+    &handle_file::LAB,
     &vmm::LAB,
     &coherency::LAB,
     &events::LAB,

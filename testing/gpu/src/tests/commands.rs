@@ -52,6 +52,11 @@ pub(crate) fn lab_errors() -> Result<(), String> {
     lab("errors", &[]).map(drop)
 }
 
+/// What the driver answers for memory that was freed meanwhile is not known.
+pub(crate) fn lab_handle_file() -> Result<(), String> {
+    lab("handle-file", &[]).map(drop)
+}
+
 pub(crate) fn lab_vmm() -> Result<(), String> {
     lab("vmm", &[]).map(drop)
 }

@@ -68,6 +68,7 @@ static TESTS: &[Test] = &[
     test("command_demo_passes", 1, commands::the_demo_passes),
     test("command_doctor_is_content", 1, commands::the_doctor_is_content),
     test("command_lab_errors", 1, commands::lab_errors),
+    test("command_lab_handle_file", 1, commands::lab_handle_file),
     test("command_lab_vmm", 1, commands::lab_vmm),
     test("command_lab_coherency", 1, commands::lab_coherency),
     real("command_lab_coherency_under_mps", Needs::Mps, commands::lab_coherency_under_mps),
