@@ -137,6 +137,34 @@ fn vmm_lab_shows_the_hand_over_call_by_call_on_the_simulated_gpu() {
 }
 
 #[test]
+fn memory_of_another_gpu_is_used_even_if_that_is_hidden_on_the_simulated_gpu() {
+    let sandbox = Sandbox::new();
+    let ledger = sandbox.path().join("ledger");
+    std::fs::create_dir(&ledger).unwrap();
+    let run = |devices: &str, more: &[&str]| {
+        let mut command = lab(&sandbox, &["p2p", "--json"]);
+        command.args(more).env("SIMCUDA_DEVICES", devices).env("SIMCUDA_LEDGER", &ledger);
+        Report::of(&Running::spawn(&mut command).wait().expect(0))
+    };
+    let report = run("2", &["--device", "1"]);
+    assert_nothing_left(&ledger, 3);
+    assert_eq!(report.steps_with("different"), [""; 0]);
+    assert_eq!(report.steps_with("not-tried"), [""; 0]);
+    assert_eq!(report.with("did-not-hold"), ["own-only", "silent", "visible"]);
+    assert_eq!(report.with("open"), ["alike"]);
+    for (step, sees) in [("handle", "2"), ("descriptor", "2"), ("handle-hidden", "1"), ("descriptor-hidden", "1")] {
+        let values = &report.step(step)["values"];
+        assert_eq!(values["GPUs that this process sees"], sees, "{step}");
+        assert!(values["owner's GPU, reader's"].as_str().unwrap().ends_with("000000000000"), "{values}");
+    }
+
+    let alone = run("1", &[]);
+    assert_eq!(alone.steps_with("not-tried"), ["one-gpu"]);
+    assert_eq!(alone.with("not-tried").len(), 4);
+    assert!(alone.claims["visible"]["evidence"].as_str().unwrap().contains("only one GPU is visible"));
+}
+
+#[test]
 fn coherency_lab_shows_stores_of_other_kernels_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
     let ledger = sandbox.path().join("ledger");
@@ -491,6 +519,7 @@ fn lab_is_readable_at_100_columns_on_the_simulated_gpu() {
         ("errors", "each way in which"),
         ("handle-file", "through a file"),
         ("vmm", "by file descriptor"),
+        ("p2p", "of another GPU"),
         ("coherency", "in which order"),
         ("events", "by its event"),
         ("semaphore", "a few permits"),
@@ -611,6 +640,7 @@ labs_run_without_a_gpu!(
     errors,
     handle_file,
     vmm,
+    p2p,
     coherency,
     events,
     semaphore,

@@ -272,7 +272,17 @@ impl Session {
 
     /// Starts another role with additional environment variables.
     pub(crate) fn spawn_with(&self, role: &'static str, environment: &[(&str, &str)]) -> Result<Peer, Failure> {
-        let peer = Peer::spawn(self.lab.name, role, self.place, environment, &self.reporter)?;
+        self.spawn_on(role, self.place, environment)
+    }
+
+    /// Starts another role in another place.
+    pub(crate) fn spawn_on(
+        &self,
+        role: &'static str,
+        place: Place,
+        environment: &[(&str, &str)],
+    ) -> Result<Peer, Failure> {
+        let peer = Peer::spawn(self.lab.name, role, place, environment, &self.reporter)?;
         self.broker.as_ref().map_or(Ok(()), |broker| peer.say(broker.socket()))?;
         Ok(peer)
     }

@@ -23,6 +23,7 @@ mod events;
 mod failure;
 mod handle_file;
 mod lab;
+mod p2p;
 mod peer;
 mod pipeline;
 mod pool;
@@ -108,10 +109,11 @@ fn runnable(number: usize) -> &'static Lab {
 }
 
 /// Every lab, in the order of the documentation.
-static LABS: [&Lab; 11] = [
+static LABS: [&Lab; 12] = [
     &errors::LAB,
     &handle_file::LAB,
     &vmm::LAB,
+    &p2p::LAB,
     &coherency::LAB,
     &events::LAB,
     &semaphore::LAB,

@@ -61,6 +61,10 @@ pub(crate) fn lab_vmm() -> Result<(), String> {
     lab("vmm", &[]).map(drop)
 }
 
+pub(crate) fn lab_p2p() -> Result<(), String> {
+    promised("p2p", &[])
+}
+
 pub(crate) fn lab_coherency() -> Result<(), String> {
     lab("coherency", &[]).map(drop)
 }

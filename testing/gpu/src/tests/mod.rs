@@ -70,6 +70,7 @@ static TESTS: &[Test] = &[
     test("command_lab_errors", 1, commands::lab_errors),
     test("command_lab_handle_file", 1, commands::lab_handle_file),
     test("command_lab_vmm", 1, commands::lab_vmm),
+    test("command_lab_p2p", 2, commands::lab_p2p),
     test("command_lab_coherency", 1, commands::lab_coherency),
     real("command_lab_coherency_under_mps", Needs::Mps, commands::lab_coherency_under_mps),
     test("command_lab_events", 1, commands::lab_events),
