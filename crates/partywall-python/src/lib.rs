@@ -20,6 +20,7 @@
 //! | `doctor` | `partywall.doctor` |
 
 mod arguments;
+mod attachment;
 mod build;
 mod dlpack;
 mod doctor;
@@ -55,6 +56,8 @@ mod watch;
 mod native {
     use pyo3::{exceptions::PyImportError, ffi, prelude::*};
 
+    #[pymodule_export]
+    use crate::attachment::{Attachment, SegmentPart};
     #[pymodule_export]
     use crate::build::{Build, Claim};
     #[pymodule_export]

@@ -4,7 +4,7 @@
 use std::{borrow::Cow, sync::Arc};
 
 use partywall::{
-    Error, Result,
+    Error, Result, Segment,
     cuda::{RawStream, StreamRef},
     error::{Denied, Gone},
 };
@@ -29,17 +29,21 @@ pub(crate) struct Part {
     claim: Arc<Claim>,
     /// `None`: the output.
     input: Option<usize>,
+    /// The segment that an input is a part of. It stays mapped for tensors of a task that is over.
+    segment: Option<Arc<Segment>>,
 }
 
 impl Part {
     /// An owner of it. The output is writable.
-    pub(crate) fn owner(claim: &Arc<Claim>, input: Option<usize>) -> Arc<Owner> {
-        let context = claim.queue.gpu().map(|gpu| gpu.context().clone());
-        Owner::of_part(Self { claim: claim.clone(), input }, input.is_none(), context)
+    pub(crate) fn owner(claim: &Arc<Claim>, input: Option<usize>, segment: Option<Arc<Segment>>) -> Arc<Owner> {
+        let gpu = segment.as_ref().map_or_else(|| claim.queue.gpu(), |segment| segment.gpu());
+        let context = gpu.map(|gpu| gpu.context().clone());
+        Owner::of_part(Self { claim: claim.clone(), input, segment }, input.is_none(), context)
     }
 
     /// Leaves what may have to wait for the broker to the reaper.
     pub(crate) fn let_go(self) {
+        self.segment.into_iter().for_each(let_go);
         // The task is over: its object had the claim, too, and has gone before.
         if let Some(claim) = Arc::into_inner(self.claim) {
             let_go(claim.queue);
@@ -78,7 +82,7 @@ impl Memory for Part {
     fn read(&mut self, _: &str, out: &mut [u8]) -> Result<()> {
         let input = self.input;
         self.look(|task| match input {
-            Some(index) => task.inputs()[index].bytes().map(|bytes| out.copy_from_slice(&bytes[..out.len()])),
+            Some(index) => task.inputs()[index].read_at(0, out),
             None => task.output()?.bytes().map(|bytes| out.copy_from_slice(&bytes[..out.len()])),
         })
     }

@@ -7,10 +7,12 @@ use pyo3::prelude::*;
 
 use crate::{
     arguments::{Attempts, Bytes, Cancels, Count},
+    attachment::{Attachment, Given},
     build::named_place,
     errors::{Raise, closed},
     handle::Handle,
     pool::{self, Block, Pool},
+    segment::Segment,
     stream::Stream,
     task::{ClaimedTask, Claims},
     ticket::Ticket,
@@ -19,7 +21,7 @@ use crate::{
 
 /// A task to be submitted: kind, inputs if there are any, bytes of output, arguments, attempts, and what becomes of it when its
 /// submitter dies.
-type Request<'py, K> = (K, Option<Vec<Bound<'py, Block>>>, Count, Bytes<'py>, Attempts, Cancels);
+type Request<'py, K> = (K, Option<Vec<Given<'py>>>, Count, Bytes<'py>, Attempts, Cancels);
 
 /// A task of a list: task, status, kind, attempts, most attempts, age in seconds, failures, and what a worker said.
 type Listed = (String, &'static str, String, u8, u8, f64, Vec<(u8, String)>, String);
@@ -30,8 +32,8 @@ pub(crate) type Blocks = Option<(u32, u64)>;
 /// Of a queue: tasks, inputs, outputs, lease in seconds.
 type Numbers = (Option<u32>, Blocks, Blocks, Option<f64>);
 
-/// Of a queue: pending, claimed, enqueued, done, dead, free; completed, returned; free inputs and outputs.
-type Stats = (u32, u32, u32, u32, u32, u32, u64, u64, u32, u32);
+/// Of a queue: pending, claimed, enqueued, done, dead, free; completed, returned; free inputs and outputs; attached segments.
+type Stats = (u32, u32, u32, u32, u32, u32, u64, u64, u32, u32, u32);
 
 /// An open queue.
 #[pyclass(frozen, module = "partywall._native")]
@@ -167,15 +169,26 @@ impl<'py> Tasks<'py> {
             let task = partywall::Task::new(kind.as_ref()).arguments(arguments).output(output).max_attempts(attempts);
             let mut task = task.cancel_with_submitter(cancels);
             let mut failed = None;
-            for handle in inputs.into_iter().flatten() {
-                match handle.get().take_block(py) {
-                    Ok(block) => task = task.input(block),
-                    Err(error) => {
-                        failed = Some(error);
-                        break;
-                    }
-                }
-                all.handles.push(handle);
+            for input in inputs.into_iter().flatten() {
+                let error = match input {
+                    Given::Part(part) => match part.get().part(py) {
+                        Ok(part) => {
+                            task = task.part(part);
+                            continue;
+                        }
+                        Err(error) => error,
+                    },
+                    Given::Block(handle) => match handle.get().take_block(py) {
+                        Ok(block) => {
+                            task = task.input(block);
+                            all.handles.push(handle);
+                            continue;
+                        }
+                        Err(error) => error,
+                    },
+                };
+                failed = Some(error);
+                break;
             }
             all.tasks.push(task);
             if let Some(error) = failed {
@@ -208,7 +221,7 @@ impl Queue {
         &self,
         py: Python<'_>,
         kind: &str,
-        inputs: Option<Vec<Bound<'_, Block>>>,
+        inputs: Option<Vec<Given<'_>>>,
         output: Count,
         args: Bytes<'_>,
         max_attempts: Attempts,
@@ -292,6 +305,27 @@ impl Queue {
         Ok(Ticket::new(queue, ticket))
     }
 
+    /// Has the queue hold a segment, for tasks to name parts of it.
+    fn attach(&self, py: Python<'_>, segment: &Segment) -> PyResult<Attachment> {
+        let queue = self.inner(py)?;
+        segment.look(py, |_, segment| Attachment::new(&queue, segment))
+    }
+
+    /// As `attach`, of a name or `NAME@V`.
+    fn attach_name(&self, py: Python<'_>, name: &str) -> PyResult<Attachment> {
+        let queue = self.inner(py)?;
+        let attach = || Attachment::new(&queue, &queue.domain().opener(name).open()?);
+        py.detach(attach).or_raise(py)
+    }
+
+    /// Ends an attachment, once no task names it.
+    fn detach(&self, py: Python<'_>, attachment: &Attachment, timeout: Option<f64>) -> PyResult<()> {
+        let queue = self.inner(py)?;
+        let attachment = attachment.attachment(py)?;
+        let timeout = wait::timeout(timeout)?;
+        wait::for_turn(py, "queue", timeout, || self.closed(), |wait| queue.detach(&attachment, wait))
+    }
+
     /// Makes a dead letter pending again.
     fn retry(&self, py: Python<'_>, task: &str) -> PyResult<()> {
         let queue = self.inner(py)?;
@@ -334,6 +368,7 @@ impl Queue {
             totals.1,
             s.free_inputs,
             s.free_outputs,
+            s.attached,
         ))
     }
 

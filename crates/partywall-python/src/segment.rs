@@ -80,7 +80,7 @@ impl Segment {
     }
 
     /// Looks at the segment. It stays open meanwhile.
-    fn look<T: Send>(
+    pub(crate) fn look<T: Send>(
         &self,
         py: Python<'_>,
         look: impl FnOnce(&Arc<Owner>, &Arc<partywall::Segment>) -> partywall::Result<T> + Send,

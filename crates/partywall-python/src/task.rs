@@ -37,7 +37,8 @@ pub(crate) struct ClaimedTask {
     task: TaskRef,
     kind: String,
     arguments: Vec<u8>,
-    inputs: usize,
+    /// Bytes of each input.
+    inputs: Vec<u64>,
     output_bytes: u64,
     /// The number of the attempt, from 1.
     #[pyo3(get)]
@@ -81,7 +82,7 @@ impl ClaimedTask {
             task: task.task(),
             kind: task.kind(),
             arguments: task.arguments().to_vec(),
-            inputs: task.inputs().len(),
+            inputs: task.inputs().iter().map(partywall::TaskInput::len).collect(),
             output_bytes: task.output_bytes(),
             attempt: task.attempt(),
             max_attempts: task.max_attempts(),
@@ -92,7 +93,7 @@ impl ClaimedTask {
 
     /// Bytes of an input, or of the room for the output.
     pub(crate) fn bytes_of(&self, input: Option<usize>) -> u64 {
-        if input.is_some() { self.claim.queue.input_bytes() } else { self.output_bytes }
+        input.map_or(self.output_bytes, |input| self.inputs[input])
     }
 
     /// The beginning of an input, or of the output, as a tensor.
@@ -104,20 +105,27 @@ impl ClaimedTask {
         dtype: ElementType,
     ) -> PyResult<Tensor> {
         let on_host = self.on_host();
-        let address = self.look(|task| match input {
-            Some(index) if on_host => Ok(task.inputs()[index].bytes()?.as_ptr() as usize),
-            Some(index) => Ok(task.inputs()[index].device()?.device_ptr() as usize),
-            None if on_host => Ok(task.output()?.as_ptr()? as usize),
-            None => Ok(task.output()?.device()?.device_ptr() as usize),
+        let found = self.look(|task| {
+            let Some(index) = input else {
+                let output = task.output()?;
+                let address = if on_host { output.as_ptr()? as usize } else { output.device()?.device_ptr() as usize };
+                return Ok((address, None));
+            };
+            let input = &task.inputs()[index];
+            let address = match input.gpu()? {
+                Some(_) => input.device()?.device_ptr() as usize,
+                None => input.as_ptr()? as usize,
+            };
+            Ok((address, input.segment()?))
         });
-        let address = address.or_raise(py)?;
+        let (address, segment) = found.or_raise(py)?;
         let has = self.bytes_of(input);
         let shape = shape.map_or_else(|| vec![dtype.elements_in(has)], |Shape(lengths)| lengths);
         let of = (self.claim.queue.name(), part::name(input), has);
         let tensor = match input {
-            Some(_) => Tensor::of_part(&Part::owner(&self.claim, input), of, address, dtype.0, &shape),
+            Some(_) => Tensor::of_part(&Part::owner(&self.claim, input, segment), of, address, dtype.0, &shape),
             None => {
-                let owner = self.output.get_or_init(|| Part::owner(&self.claim, None));
+                let owner = self.output.get_or_init(|| Part::owner(&self.claim, None, None));
                 Tensor::of_part(owner, of, address, dtype.0, &shape)
             }
         };
@@ -179,7 +187,7 @@ impl ClaimedTask {
     /// The inputs, read-only, in the order in which they were given.
     #[getter]
     fn inputs(slf: &Bound<'_, Self>) -> Inputs {
-        Inputs((0..slf.get().inputs).map(|index| TaskBytes::new(slf, Some(index))).collect())
+        Inputs((0..slf.get().inputs.len()).map(|index| TaskBytes::new(slf, Some(index))).collect())
     }
 
     /// The room for the output, which this attempt alone uses. It contains what its last user left in it.

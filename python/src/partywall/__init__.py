@@ -30,6 +30,7 @@ from partywall._errors import (
     BlockTooSmall,
     BrokerGone,
     BrokerUnreachable,
+    CannotAttach,
     CannotGrow,
     CannotKeep,
     Captured,
@@ -50,6 +51,7 @@ from partywall._errors import (
     NoDevice,
     NoSuchMember,
     NoSuchView,
+    NotAttached,
     NotHeld,
     NotReady,
     NotShareable,
@@ -63,6 +65,7 @@ from partywall._errors import (
     ReadOnly,
     RemoteDevice,
     SampleFailed,
+    SegmentInUse,
     StaleBlock,
     StillUsed,
     Tainted,
@@ -95,7 +98,17 @@ from partywall._errors import (
     WrongTopic,
 )
 from partywall._members import EvictedMember, Member
-from partywall._native import ClaimedTask, LimitedWait, Sample, TaskBytes, TaskResult, Tensor, Ticket
+from partywall._native import (
+    Attachment,
+    ClaimedTask,
+    LimitedWait,
+    Sample,
+    SegmentPart,
+    TaskBytes,
+    TaskResult,
+    Tensor,
+    Ticket,
+)
 from partywall._pool import Block, BlockRef, Pool, PoolStats
 from partywall._queue import Queue, QueueStats, Task, TaskInfo
 from partywall._segment import Pinned, Segment
@@ -109,6 +122,7 @@ __version__ = _native.VERSION
 __all__ = [
     "Abandoned",
     "AccessDenied",
+    "Attachment",
     "BadFile",
     "BadName",
     "BadPattern",
@@ -120,6 +134,7 @@ __all__ = [
     "BlockTooSmall",
     "BrokerGone",
     "BrokerUnreachable",
+    "CannotAttach",
     "Build",
     "CannotGrow",
     "CannotKeep",
@@ -151,6 +166,7 @@ __all__ = [
     "NoDevice",
     "NoSuchMember",
     "NoSuchView",
+    "NotAttached",
     "NotHeld",
     "NotReady",
     "NotShareable",
@@ -172,7 +188,9 @@ __all__ = [
     "RemoteDevice",
     "Sample",
     "SampleFailed",
+    "SegmentInUse",
     "Segment",
+    "SegmentPart",
     "Semaphore",
     "StaleBlock",
     "StillUsed",

@@ -264,6 +264,18 @@ class WrongTaskState(Error, RuntimeError):
     """The task cannot be retried, as it is no dead letter, or cannot be purged, as it is neither done nor dead."""
 
 
+class SegmentInUse(TimeoutError):
+    """The segment was not detached in time: tasks name it."""
+
+
+class NotAttached(Error, LookupError):
+    """The segment was detached from the queue."""
+
+
+class CannotAttach(Error, ValueError):
+    """No queue can hold the segment: its memory goes with its publisher."""
+
+
 class ClaimLost(Error, RuntimeError):
     """The task is over for this worker: it was completed or failed, or taken back because a lease ended."""
 

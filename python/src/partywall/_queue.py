@@ -10,8 +10,9 @@ from partywall import _arrays, _native, _streams
 from partywall._arrays import Shape
 from partywall._errors import TimeoutError
 from partywall._handle import Connected
-from partywall._native import ClaimedTask, TaskResult, Ticket
+from partywall._native import Attachment, ClaimedTask, SegmentPart, TaskResult, Ticket
 from partywall._pool import Block, Pool
+from partywall._segment import Segment
 
 if TYPE_CHECKING:
     from partywall._domain import Domain
@@ -41,6 +42,8 @@ class QueueStats:
     """Input blocks that may be allocated."""
     free_outputs: int
     """Output blocks that no attempt and no result has."""
+    attached: int
+    """Segments that are attached."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ class Task:
     kind: str
     """The kind of work, at most 32 bytes."""
     inputs: Sequence[Any] = ()
-    """Blocks of the queue's `inputs`, or arrays, which are copied; at most 8."""
+    """Blocks of the queue's `inputs`, parts of attached segments, or arrays, which are copied; at most 8."""
     output: SupportsIndex = field(default=0, kw_only=True)
     """Bytes of the output."""
     args: bytes = field(default=b"", kw_only=True)
@@ -158,8 +161,8 @@ class Queue(Connected[_native.Queue]):
     ) -> Ticket:
         """Submits a task, and waits for room up to `timeout` seconds, or for ever: `QueueFull`.
 
-        `inputs` are blocks of `inputs`, which become the task's, or arrays as `Domain.put` takes them, which are copied into
-        such blocks. `output` is how many bytes the result has room for. With `on_death="cancel"` the task and its result go
+        `inputs` are blocks of `inputs`, which become the task's, parts of segments that were attached (`attach`), or arrays as
+        `Domain.put` takes them, which are copied into such blocks. `output` is how many bytes the result has room for. With `on_death="cancel"` the task and its result go
         when this process dies.
 
         On a GPU the task is submitted in the order of `stream`, by default torch's or cupy's current one: a worker's stream
@@ -222,6 +225,27 @@ class Queue(Connected[_native.Queue]):
         # Nothing in Python stands between the loop and the compiled iterator, which sees why the loop drops it.
         return self._native.claims(timeout)
 
+    def attach(self, segment: Segment | str) -> Attachment:
+        """Has the queue hold a segment, or the latest version of a name (`NAME@V`: that version), for tasks to name parts of it.
+
+            weights = queue.attach("model")
+            ticket = queue.submit("infer", [weights["layers.0"], weights[:4096], numbers], output=numbers.nbytes)
+
+        The segment stays as long as the queue holds it, whichever process dies. Workers open it once, for reading, and read it
+        in place. A version that the queue holds already is not attached again. At most 32 are attached at a time. `CannotAttach`
+        for memory that goes with its publisher.
+        """
+        if isinstance(segment, str):
+            return self._native.attach_name(segment)
+        return self._native.attach(segment._native)
+
+    def detach(self, attachment: Attachment, timeout: float | None = None) -> None:
+        """Ends an attachment, once no task names it: waits up to `timeout` seconds, or for ever, then `SegmentInUse`.
+
+        Dead letters name it, too. `NotAttached` if it was detached before.
+        """
+        self._native.detach(attachment, timeout)
+
     def ticket(self, task: str) -> Ticket:
         """Returns the ticket of a task that any process has submitted."""
         return self._native.ticket(str(task))
@@ -260,19 +284,21 @@ class _Inputs:
     def __init__(self, pool: Pool, inputs: Sequence[Any], stream: Any, timeout: float | None) -> None:
         self._copies: list[Block] = []
         try:
-            self.native = [self._block(pool, item, stream, timeout)._native for item in inputs]
+            self.native = [self._input(pool, item, stream, timeout) for item in inputs]
         except BaseException:
             self.release()
             raise
 
-    def _block(self, pool: Pool, item: Any, stream: Any, timeout: float | None) -> Block:
-        if isinstance(item, Block):
+    def _input(self, pool: Pool, item: Any, stream: Any, timeout: float | None) -> _native.Block | SegmentPart:
+        if isinstance(item, SegmentPart):
             return item
+        if isinstance(item, Block):
+            return item._native
         source = _arrays.dense(item, stream)
         block = pool.alloc(timeout)
         self._copies.append(block)
         block.tensor(source.shape, source.dtype).write(source, stream)
-        return block
+        return block._native
 
     def release(self) -> None:
         """Gives back what was not submitted."""

@@ -40,6 +40,25 @@ def test_inputs_and_output_are_on_the_gpu(queue):
         assert result.tobytes() == (NUMBERS * 2).tobytes()
 
 
+@pytest.mark.parametrize("device", ["host", None])
+def test_part_of_a_segment_is_where_the_segment_is(domain, device):
+    driver.use()
+    with (
+        domain.queue("work", tasks=4, outputs=(2, 4096), device=device) as queue,
+        domain.put("weights", {"w": NUMBERS}, device="cuda:0") as weights,
+    ):
+        attached = queue.attach(weights)
+        ticket = queue.submit("copy", [attached["w"]], output=4096)
+        with queue.claim(0) as task:
+            (part,) = task.inputs
+            assert part.__dlpack_device__() == (2, 0)
+            assert part.__cuda_array_interface__["data"][1], "read-only"
+            task.output.tensor().write(np.frombuffer(part.tobytes(), dtype=np.uint8))
+        with ticket.result(60) as result:
+            assert result.tobytes() == NUMBERS.tobytes()
+        queue.detach(attached, timeout=60)
+
+
 def test_task_is_submitted_and_completed_in_the_order_of_streams(queue):
     gate = driver.Gate()
     block = queue.inputs.alloc(0)

@@ -209,6 +209,11 @@ impl SegmentPart {
         &self.of
     }
 
+    /// Its bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     pub(super) fn named(&self) -> shm::Part {
         shm::Part { attachment: self.of.0.number, offset: self.offset, bytes: self.bytes }
     }

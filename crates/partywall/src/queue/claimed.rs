@@ -23,7 +23,7 @@ use super::{ControlMemory, Open, Queue, TEND_EVERY, TaskRef};
 use crate::{
     completion::{Completion, Fence},
     error::{Busy, Error, Gone, InvalidArgument, InvalidData, Result},
-    gpu::DeviceRange,
+    gpu::{DeviceRange, Gpu},
     pool::{Block, Blocks},
     segment::{Element, PartPlace, Segment},
     slots,
@@ -546,8 +546,7 @@ impl TaskInput {
     ///
     /// # Errors
     /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for memory of a GPU, and for a part of a mutable segment;
-    /// [`Gone::HeldBlock`] if this process writes the block, which it must not. For a part of a segment as [`segment`](Self::segment),
-    /// and [`InvalidArgument::Range`] if the segment has no such part.
+    /// [`Gone::HeldBlock`] if this process writes the block, which it must not. For a part of a segment as [`segment`](Self::segment).
     pub fn bytes(&self) -> Result<&[u8]> {
         match &self.source {
             Source::Block { blocks, index, bytes } => {
@@ -595,8 +594,7 @@ impl TaskInput {
     /// [`ClaimedTask::wait_inputs_on`] orders a stream behind that.
     ///
     /// # Errors
-    /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for host memory. For a part of a segment as [`segment`](Self::segment), and
-    /// [`InvalidArgument::Range`] if the segment has no such part.
+    /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for host memory. For a part of a segment as [`segment`](Self::segment).
     pub fn device(&self) -> Result<DeviceRange<'_>> {
         let range = match &self.source {
             Source::Block { blocks, index, .. } => blocks.device(*index)?,
@@ -609,18 +607,58 @@ impl TaskInput {
         Ok(range)
     }
 
-    /// The segment that it is a part of, opened for reading; `None` for a block. This process opens an attached segment once.
+    /// Copies its bytes from `offset` on into `out`, wherever they are. Host-synchronous: returns when they are there.
     ///
     /// # Errors
-    /// [`Gone::Attachment`] if the queue does not hold it; those of mapping memory, and of every call.
-    pub fn segment(&self) -> Result<Option<&Segment>> {
+    /// [`InvalidArgument::Range`] for more bytes than it has; [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda). For a part of a
+    /// segment as [`segment`](Self::segment).
+    pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
+        let bytes = out.len() as u64;
+        if offset.checked_add(bytes).is_none_or(|end| end > self.len()) {
+            let why = format!("bytes {offset} + {bytes} are not among the {} of an input", self.len());
+            return Err(InvalidArgument::range(self.name(), why));
+        }
         match &self.source {
-            Source::Block { .. } => Ok(None),
-            Source::Part { open, part, found } => find(open, *part, found).map(|(segment, _)| Some(&**segment)),
+            Source::Block { blocks, index, .. } if blocks.gpu().is_some() => {
+                let range = blocks.device(*index)?.slice(offset, bytes)?;
+                range.copy_to_host(range.gpu().stream(), out)
+            }
+            Source::Block { .. } => {
+                out.copy_from_slice(&self.bytes()?[offset as usize..][..out.len()]);
+                Ok(())
+            }
+            Source::Part { open, part, found } => {
+                let (segment, place) = find(open, *part, found)?;
+                segment.read_part(*place, offset, out)
+            }
         }
     }
 
-    /// Its bytes: those of the block, or of the part.
+    /// The segment that it is a part of, opened for reading; `None` for a block. This process opens an attached segment once.
+    ///
+    /// # Errors
+    /// [`Gone::Attachment`] if the queue does not hold it; [`InvalidArgument::Range`] if it has no such part; those of mapping memory,
+    /// and of every call.
+    pub fn segment(&self) -> Result<Option<Arc<Segment>>> {
+        match &self.source {
+            Source::Block { .. } => Ok(None),
+            Source::Part { open, part, found } => find(open, *part, found).map(|(segment, _)| Some(segment.clone())),
+        }
+    }
+
+    /// The GPU that this process uses it on; `None` for host memory.
+    ///
+    /// # Errors
+    /// For a part of a segment as [`segment`](Self::segment).
+    pub fn gpu(&self) -> Result<Option<&Gpu>> {
+        match &self.source {
+            Source::Block { blocks, .. } => Ok(blocks.gpu()),
+            Source::Part { open, part, found } => find(open, *part, found).map(|(segment, _)| segment.gpu()),
+        }
+    }
+
+    /// Its bytes: those of the block, or of the part. Of a part it is what the submitter has written, until another method has
+    /// found that the segment has so many.
     pub fn len(&self) -> u64 {
         match &self.source {
             Source::Block { blocks, .. } => blocks.shape().block_bytes,

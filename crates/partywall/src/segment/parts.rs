@@ -66,6 +66,14 @@ impl Segment {
         Ok(map.as_ptr().wrapping_add(place.offset as usize))
     }
 
+    /// Copies bytes of a part from `offset` on, which the caller has checked. Host-synchronous.
+    pub(crate) fn read_part(&self, place: PartPlace, offset: u64, out: &mut [u8]) -> Result<()> {
+        if out.is_empty() {
+            return Ok(());
+        }
+        self.memory().read(place.chunk, place.offset + offset, out).map_err(|e| self.named(e))
+    }
+
     /// Returns a part on its GPU.
     pub(crate) fn part_device(&self, place: PartPlace) -> Result<DeviceRange<'_>> {
         self.memory().device(place.chunk, place.offset, place.bytes).map_err(|e| self.named(e))

@@ -48,13 +48,17 @@ fn options(domain: &Domain) -> QueueOptions {
     domain.queue("work").tasks(4).inputs(4, 16).outputs(4, 8).place(place()).timeout(TIMEOUT)
 }
 
+/// The bytes of an input, in place if the CPU can reach them.
 fn read(input: &TaskInput) -> partywall::Result<Vec<u8>> {
-    if device() == "host" {
-        return input.bytes().map(<[u8]>::to_vec);
-    }
-    let range = input.device()?;
+    // Before its length is believed.
+    let gpu = input.gpu()?;
     let mut bytes = vec![0; input.len() as usize];
-    range.copy_to_host(range.gpu().stream(), &mut bytes)?;
+    input.read_at(0, &mut bytes)?;
+    match gpu {
+        None => assert_eq!(input.bytes()?, bytes),
+        Some(_) => assert_eq!(input.device()?.bytes(), input.len()),
+    }
+    assert!(input.read_at(1, &mut bytes).is_err(), "a byte more than it has");
     Ok(bytes)
 }
 
@@ -162,6 +166,7 @@ fn attached_segment_outlives_its_owner_and_the_process_that_attached_it() {
     assert_eq!(read(&task.inputs()[0]).unwrap(), 7_u32.to_ne_bytes().repeat(4));
     let segment = task.inputs()[0].segment().unwrap().unwrap();
     assert_eq!((segment.name(), segment.len(), segment.is_writable()), ("weights", 1, false));
+    drop(segment);
     sum(task).unwrap();
     assert_eq!(queue.stats().attached, 1);
     drop(queue);
