@@ -1,10 +1,14 @@
 //! Opening and closing: how long it takes by size, how often it can be done, and the memory that it costs.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::{
+    fs,
+    os::fd::{AsFd, OwnedFd},
+};
 
-use partywall::Segment;
+use partywall::{Segment, error::LimitReached};
 use partywall_measure::{Case, Comparison, Failure as Sampled, Sampler, Unit};
 use partywall_os::{map::SharedMap, memfd};
+use rustix::process::{Resource, getrlimit};
 
 use super::{
     Bench, chain,
@@ -155,10 +159,84 @@ fn until_refused(bench: &Bench<'_>) -> Result<(), Failure> {
         }
     };
     let count = opened.len() as f64;
+    // Before they are dropped.
+    let usage = Usage::now();
     drop(opened);
     bench.note(match refusal {
         None => format!("one segment was opened {most} times in one process, and nothing refused"),
-        Some(error) => format!("one segment was opened {count} times in one process; then: {error}"),
+        Some(error) => {
+            let limit = usage.limit_behind(&error);
+            format!("one segment was opened {count} times in one process, then {limit} refused: {error}")
+        }
     });
     bench.count(Case::new("openings in one process", Unit::Count).parameter("of", "a segment of 2 MiB"), &[count])
+}
+
+/// How much this process uses of what the kernel limits.
+struct Usage {
+    files: u64,
+    most_files: u64,
+    mappings: u64,
+    most_mappings: u64,
+}
+
+impl Usage {
+    fn now() -> Self {
+        let count = |path| fs::read_dir(path).map_or(0, |entries| entries.count() as u64);
+        let text = |path| fs::read_to_string(path).unwrap_or_default();
+        Self {
+            files: count("/proc/self/fd"),
+            most_files: getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX),
+            mappings: text("/proc/self/maps").lines().count() as u64,
+            most_mappings: text("/proc/sys/vm/max_map_count").trim().parse().unwrap_or(u64::MAX),
+        }
+    }
+
+    /// Names the limit that made an opening fail. The driver opens files and maps memory, too, and says little about a refusal
+    /// of the kernel: the kernel's limits therefore come first.
+    fn limit_behind(&self, error: &Error) -> &'static str {
+        match error {
+            Error::LimitReached(LimitReached::FileDescriptors(_)) => FILES,
+            _ if self.files.saturating_add(CLOSE) >= self.most_files => FILES,
+            _ if self.mappings.saturating_add(CLOSE) >= self.most_mappings => {
+                "the limit of mappings (vm.max_map_count)"
+            }
+            Error::LimitReached(LimitReached::SystemMemory { .. }) => "the kernel",
+            Error::LimitReached(LimitReached::Broker { .. }) => "the broker",
+            Error::DeviceFault(_) => "the driver",
+            _ => "the library",
+        }
+    }
+}
+
+const FILES: &str = "the limit of open files (`ulimit -n`)";
+
+/// What is left of a limit when a call that needs several at once fails.
+const CLOSE: u64 = 16;
+
+#[cfg(test)]
+mod tests {
+    use partywall::error::DeviceFault;
+
+    use super::*;
+
+    const ROOM: Usage = Usage { files: 40, most_files: 1024, mappings: 300, most_mappings: 65_530 };
+
+    #[test]
+    fn refusal_is_blamed_on_the_limit_that_is_reached() {
+        let driver = || Error::from(DeviceFault::NoDevice { wanted: None, why: "a refusal".to_owned() });
+        let descriptors = Error::from(LimitReached::FileDescriptors("a segment".to_owned()));
+        assert_eq!(ROOM.limit_behind(&driver()), "the driver");
+        assert_eq!(ROOM.limit_behind(&descriptors), FILES);
+        assert_eq!(Usage { files: 1020, ..ROOM }.limit_behind(&driver()), FILES);
+        let mapped = Usage { mappings: 65_529, ..ROOM };
+        assert_eq!(mapped.limit_behind(&driver()), "the limit of mappings (vm.max_map_count)");
+        assert_eq!(mapped.limit_behind(&descriptors), FILES, "what the library knows comes first");
+    }
+
+    #[test]
+    fn usage_of_this_process_is_within_its_limits() {
+        let now = Usage::now();
+        assert!(now.files > 0 && now.files < now.most_files && now.mappings > 0 && now.mappings < now.most_mappings);
+    }
 }

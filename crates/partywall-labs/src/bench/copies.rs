@@ -1,6 +1,6 @@
 //! Copies: into shared memory, out of it, and within a GPU, beside the same with memory of this process alone.
 
-use std::{cell::RefCell, hint::black_box};
+use std::{cell::RefCell, hint::black_box, ops::Range};
 
 use partywall::cuda::{DeviceBuffer, DeviceSlice, PinnedBuffer};
 use partywall_measure::{Comparison, Sampler, Unit};
@@ -53,10 +53,7 @@ fn on_host(bench: &Bench<'_>, size: u64) -> Result<(), Failure> {
 
     let pool = bench.domain.pool(COPIED_POOL).blocks(1).block_bytes(size).place(Place::Host).create()?;
     let block = RefCell::new(pool.alloc(TIMEOUT)?);
-    let into_block: Sampler<'_> = Box::new(|| {
-        let mut block = block.borrow_mut();
-        copy(own, block.bytes_mut()?, own)
-    });
+    let into_block: Sampler<'_> = Box::new(|| copy(own, block.borrow_mut().bytes_mut()?, own));
     let comparison = Comparison::new(case("copies into", SHARED), into_block)
         .floor(case("copies into", OWN), copies(own, &buffers[2], own));
     bench.run("copies", comparison)?;
@@ -74,6 +71,7 @@ fn copies<'a>(source: &'a [u8], to: &'a RefCell<Vec<u8>>, expected: &'a [u8]) ->
 /// Copies at least a mebibyte: less would take no longer than a look at the clock.
 fn copy(source: &[u8], to: &mut [u8], expected: &[u8]) -> Result<f64, partywall_measure::Failure> {
     let count = ((1 << 20) / source.len()).max(1);
+    spoil(to);
     let start = Instant::now();
     for _ in 0..count {
         black_box(&mut *to).copy_from_slice(black_box(source));
@@ -83,11 +81,25 @@ fn copy(source: &[u8], to: &mut [u8], expected: &[u8]) -> Result<f64, partywall_
     Ok(rate((count * source.len()) as u64, elapsed))
 }
 
-/// Refuses other bytes. Looks at a part, so that it takes no longer than the copy.
+/// Refuses other bytes. Compares the ends only, so that it takes no longer than the copy; see [`spoil`].
 fn same(bytes: &[u8], expected: &[u8]) -> Result<(), partywall_measure::Failure> {
-    let looked = [0..bytes.len().min(64), bytes.len() - bytes.len().min(64)..bytes.len()];
-    let differs = looked.into_iter().any(|part| bytes[part.clone()] != expected[part]);
+    let differs = ends(bytes.len()).into_iter().any(|part| bytes[part.clone()] != expected[part]);
     if differs { Err("the copy differs".into()) } else { Ok(()) }
+}
+
+/// Overwrites what [`same`] compares. Without it, a copy that does nothing would find the bytes of the copy before.
+fn spoil(bytes: &mut [u8]) {
+    for part in ends(bytes.len()) {
+        bytes[part].fill(SPOILT);
+    }
+}
+
+/// No chain has such bytes: a link leads less far.
+const SPOILT: u8 = 0xFF;
+
+fn ends(bytes: usize) -> [Range<usize>; 2] {
+    let part = bytes.min(64);
+    [0..part, bytes - part..bytes]
 }
 
 fn rate(size: u64, elapsed: Duration) -> f64 {
@@ -124,6 +136,11 @@ fn on_gpu(bench: &Bench<'_>, gpu: &Gpu, handle: &Handle, size: u64) -> Result<()
             Comparison::new(case(what, SHARED), ours).floor(case(what, OWN), own).rival(case(what, LEGACY), legacy);
         bench.run("copies", comparison)?;
     }
+    for (name, memory) in
+        [SHARED, OWN, LEGACY, "the target"].into_iter().zip(all.into_iter().chain([target.as_slice()]))
+    {
+        copy.check(name, memory)?;
+    }
     Ok(())
 }
 
@@ -138,9 +155,23 @@ struct Copies<'a> {
 }
 
 impl<'a> Copies<'a> {
+    /// Overwrites device memory, so that a copy that does nothing is found.
+    fn spoil(&self, memory: DeviceSlice<'_>) -> Result<(), partywall_measure::Failure> {
+        Ok(self.gpu.stream().enqueue_set(memory, SPOILT)?)
+    }
+
+    /// Refuses memory that differs anywhere from what was copied into it.
+    fn check(&self, name: &str, memory: DeviceSlice<'_>) -> Result<(), Failure> {
+        let mut pinned = self.pinned.borrow_mut();
+        spoil(&mut pinned);
+        self.gpu.stream().copy_to_host(&mut pinned, memory).doing("reading memory")?;
+        if **pinned == *self.expected { Ok(()) } else { Err(unexpected(&format!("{name}: a copy has changed bytes"))) }
+    }
+
     fn into_device(self, to: DeviceSlice<'a>) -> Sampler<'a> {
         Box::new(move || {
             let mut pinned = self.pinned.borrow_mut();
+            self.spoil(to)?;
             let time = self.timer.time(|| Ok(self.gpu.stream().copy_from_host(to, &pinned)?))?;
             self.gpu.stream().copy_to_host(&mut pinned, to)?;
             same(&pinned, self.expected)?;
@@ -151,6 +182,7 @@ impl<'a> Copies<'a> {
     fn out_of_device(self, from: DeviceSlice<'a>) -> Sampler<'a> {
         Box::new(move || {
             let mut pinned = self.pinned.borrow_mut();
+            spoil(&mut pinned);
             let time = self.timer.time(|| Ok(self.gpu.stream().copy_to_host(&mut pinned, from)?))?;
             same(&pinned, self.expected)?;
             Ok(rate(self.size, time))
@@ -159,6 +191,7 @@ impl<'a> Copies<'a> {
 
     fn within(self, from: DeviceSlice<'a>, to: DeviceSlice<'a>) -> Sampler<'a> {
         Box::new(move || {
+            self.spoil(to)?;
             let time = self.timer.time(|| Ok(self.gpu.stream().enqueue_copy(to, from)?))?;
             let mut end = [0; 64];
             let at = self.size - 64;
@@ -166,5 +199,31 @@ impl<'a> Copies<'a> {
             same(&end, &self.expected[at as usize..])?;
             Ok(rate(self.size, time))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copy_that_does_nothing_is_found() {
+        for bytes in [16, 64, 100, 4096] {
+            let expected = vec![7; bytes];
+            let mut to = expected.clone();
+            assert!(same(&to, &expected).is_ok());
+            spoil(&mut to);
+            assert!(same(&to, &expected).is_err(), "{bytes} bytes");
+        }
+    }
+
+    #[test]
+    fn both_ends_are_compared() {
+        let expected = vec![7; 4096];
+        for place in [0, 63, 4032, 4095] {
+            let mut to = expected.clone();
+            to[place] = 8;
+            assert!(same(&to, &expected).is_err(), "byte {place}");
+        }
     }
 }

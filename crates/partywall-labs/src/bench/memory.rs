@@ -263,11 +263,15 @@ pub(super) fn bandwidth(bench: &Bench<'_>) -> Result<(), Failure> {
             let own = DeviceBuffer::new(gpu.context(), rotated).doing("allocating memory")?;
             gpu.kernels()?.enqueue_fill(gpu.stream(), own.as_slice()).doing("filling memory")?;
             let all = [(SHARED, shared.as_slice()), (OWN, own.as_slice()), (LEGACY, legacy.as_slice())];
-            for (name, memory) in all {
-                if gpu.kernels()?.verify(gpu.stream(), memory, 1).doing("checking memory")?.is_some() {
-                    return Err(unexpected(&format!("{name}: another pattern than was written")));
+            let check = || -> Result<(), Failure> {
+                for (name, memory) in all {
+                    if gpu.kernels()?.verify(gpu.stream(), memory, 1).doing("checking memory")?.is_some() {
+                        return Err(unexpected(&format!("{name}: another pattern than was written")));
+                    }
                 }
-            }
+                Ok(())
+            };
+            check()?;
             let timer = Timer::new(gpu)?;
             for size in sizes {
                 let case = |name: &str| {
@@ -278,6 +282,7 @@ pub(super) fn bandwidth(bench: &Bench<'_>) -> Result<(), Failure> {
                     Comparison::new(case(SHARED), shared).floor(case(OWN), own).rival(case(LEGACY), legacy);
                 bench.run("bandwidth", comparison)?;
             }
+            check()?;
         }
     }
     peer.end();

@@ -23,7 +23,7 @@ use std::{cell::RefCell, fs, io, sync::Arc, time::Duration};
 
 use clap::ValueEnum;
 use partywall::{DeviceChoice, Domain, Error, ErrorKind, Gpu, Place, bytes};
-use partywall_measure::{Case, Comparison, Machine, Report, Unit, timed};
+use partywall_measure::{Case, Comparison, Machine, Plan, Report, Unit, timed};
 
 pub(crate) use self::peer::LAB as PEER;
 use crate::{Context, Failure, broker, broker::Broker, device::Doing, peer::Peer, reporter::Reporter};
@@ -179,12 +179,11 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Keeps a single number.
+    /// Keeps numbers that were counted, each once.
     fn count(&self, case: Case, values: &[f64]) -> Result<(), Failure> {
-        let mut values = values.iter().copied().cycle();
-        let next = Box::new(move || values.next().ok_or_else(|| "there is no number".into()));
-        let samples = 3;
-        let result = Comparison::new(case, next).run_within(Duration::ZERO, samples).map_err(failed)?;
+        let mut counted = values.iter().copied();
+        let next = Box::new(move || counted.next().ok_or_else(|| "there is no further number".into()));
+        let result = Comparison::new(case, next).run(Plan::new(values.len()).warm_up(0)).map_err(failed)?;
         self.report.borrow_mut().push(result);
         Ok(())
     }

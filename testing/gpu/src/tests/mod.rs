@@ -78,7 +78,7 @@ static TESTS: &[Test] = &[
     test("command_lab_semaphore", 1, commands::lab_semaphore),
     real("command_lab_semaphore_under_mps", Needs::Mps, commands::lab_semaphore_under_mps),
     test("command_lab_crash", 1, commands::lab_crash),
-    test("command_bench", 1, commands::bench),
+    Test { timeout: Duration::from_secs(480), ..test("command_bench", 1, commands::bench) },
     test("command_lab_work_queue", 1, commands::lab_work_queue),
     real("command_lab_work_queue_under_mps", Needs::Mps, commands::lab_work_queue_under_mps),
     test("command_weights_outlive_their_process", 1, commands::weights_outlive_their_process),
