@@ -7,8 +7,8 @@ use partywall::cuda::{self, DeviceBuffer, DeviceUuid, ForeignMemory, Stream};
 use partywall_harness::WATCHDOG;
 
 use partywall::{
-    DType, Domain, Error, Gpu, IpcEvent, OpenOrBuild, Place, Policy, Pool, PoolOptions, Refreshed, Segment, Timeline,
-    TimelineWriter,
+    DType, Domain, Error, Gpu, IpcEvent, OpenOrBuild, Place, Policy, Pool, PoolOptions, Refreshed, Segment, Task,
+    Timeline, TimelineWriter,
     error::{Busy, Denied, DeviceFault},
 };
 
@@ -83,6 +83,7 @@ pub(crate) static OPERATIONS: &[Operation] = &[
     on_gpu("open a pool", "another process's pool, and a block of it that is written and given back", open_a_pool),
     on_words("a block behind a stream", "a stream gives a block of a pool back", a_block_behind_a_stream),
     on_words("a sample of a stream", "a stream fills samples of a topic, and reads one", a_sample_of_a_stream),
+    on_gpu("a part of a segment", "a worker opens a segment that a queue holds, and reads a part", a_part_of_a_segment),
     on_gpu("open by handle", "open another process's memory of cuMemAlloc", open_by_handle),
 ];
 
@@ -442,6 +443,21 @@ fn open_a_pool(setting: &Setting) -> Outcome {
     let copied = copy();
     // Dropping it would have another thread wait for the GPU, and keep what it uses meanwhile.
     copied.and(block.release())
+}
+
+fn a_part_of_a_segment(setting: &Setting) -> Outcome {
+    let options = setting.domain.queue(&setting.name).tasks(1).place(Place::Host);
+    let queue = once_gone(|| options.create())?;
+    let segment = setting.domain.open(held::FROZEN, WATCHDOG)?;
+    let part = queue.attach(&segment)?.tensor(&segment.tensor("data")?)?;
+    segment.release()?;
+    queue.submit(Task::new("read").part(part), WATCHDOG).map_err(|refused| refused.error)?;
+    let task = queue.claim(WATCHDOG)?;
+    let mut found = vec![0; HELD_BYTES];
+    task.inputs()[0].device()?;
+    task.inputs()[0].read_at(0, &mut found)?;
+    assert!(found == noise(HELD_BYTES), "a part holds other bytes than were written");
+    task.complete()
 }
 
 fn a_block_behind_a_stream(setting: &Setting) -> Outcome {

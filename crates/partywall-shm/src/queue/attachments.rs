@@ -27,6 +27,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     Queue, TaskId,
+    body::Body,
     word::{State, Word},
 };
 use crate::sync::{AtomicU64, Ordering, fence};
@@ -87,10 +88,9 @@ impl Queue {
     /// Counts for each attachment the tasks that name it and may still read it. While others use the queue, these are hints.
     pub fn all_uses(&self) -> BTreeMap<u32, u32> {
         let mut uses = BTreeMap::new();
-        for (_, named) in self.readers() {
-            for attachment in named {
-                *uses.entry(attachment).or_default() += 1;
-            }
+        for (_, body) in self.readers() {
+            let named: BTreeSet<_> = body.parts().map(|part| part.attachment).collect();
+            named.into_iter().for_each(|attachment| *uses.entry(attachment).or_default() += 1);
         }
         uses
     }
@@ -101,21 +101,18 @@ impl Queue {
     }
 
     fn uses(&self, attachment: u32) -> Option<InUse> {
-        let mut named_by = self.readers().filter(|(_, named)| named.contains(&attachment)).map(|(task, _)| task);
+        let names = |body: &Body| body.parts().any(|part| part.attachment == attachment);
+        let mut named_by = self.readers().filter(|(_, body)| names(body)).map(|(task, _)| task);
         let first = named_by.next()?;
         Some(InUse { tasks: 1 + named_by.count() as u32, first })
     }
 
-    /// Returns the tasks that may still read parts of segments, and the attachments that each names.
-    fn readers(&self) -> impl Iterator<Item = (TaskId, BTreeSet<u32>)> {
+    /// Returns the tasks that may still read their inputs.
+    fn readers(&self) -> impl Iterator<Item = (TaskId, &Body)> {
         self.places.iter().enumerate().filter_map(|(index, place)| {
+            // Before the body, which takes no memory as long as it is not read.
             let seen = place.load();
-            // The body of a place that never had a task takes no memory before it is read.
-            if !self.may_read_inputs(index, seen) {
-                return None;
-            }
-            let named: BTreeSet<_> = self.bodies[index].parts().map(|part| part.attachment).collect();
-            (!named.is_empty()).then(|| (Self::id(index, seen), named))
+            self.may_read_inputs(index, seen).then(|| (Self::id(index, seen), &self.bodies[index]))
         })
     }
 

@@ -258,9 +258,11 @@ impl Open {
     pub(super) fn close_detached(&self) {
         let Attachments { open, detached } = self.attachments();
         let now = self.queue().detached();
-        if detached.swap(now, Ordering::Relaxed) == now {
+        // Each claim comes here: mostly there is nothing to do, and nothing is written.
+        if detached.load(Ordering::Relaxed) == now {
             return;
         }
+        detached.store(now, Ordering::Relaxed);
         let mut open = open.lock().ignore_poison();
         let closed: Vec<_> = open.extract_if(.., |number, _| !self.queue().is_attached(*number)).collect();
         drop(open);
