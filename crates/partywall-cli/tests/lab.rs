@@ -116,6 +116,28 @@ fn handles_in_files_are_too_early_stale_and_right_on_the_simulated_gpu() {
 }
 
 #[test]
+fn child_forked_first_changes_memory_and_later_ones_have_no_cuda_on_the_simulated_gpu() {
+    let report = report_of("fork", 2);
+    assert_eq!(report.steps_with("different"), [""; 0]);
+    assert_eq!(report.steps_with("not-tried"), [""; 0]);
+    assert_eq!(report.with("did-not-hold"), ["addresses", "copy", "harms", "survives"]);
+    assert_eq!(report.step("changed")["values"]["read by the parent"], "0x22 in 4194304 of 4194304 bytes");
+    assert_eq!(report.step("address")["refusal"], 1);
+    assert_eq!(report.step("forked-later")["refusal"], 3);
+    assert_eq!(report.step("parent")["values"]["memory written and read again"], "0x11");
+}
+
+#[test]
+fn death_of_the_forked_child_ends_the_lab() {
+    let sandbox = Sandbox::new();
+    let mut command = lab(&sandbox, &["fork"]);
+    // Only the child opens a handle.
+    let output = Running::spawn(command.env("SIMCUDA_FAULTS", "cuIpcOpenMemHandle:1=kill")).wait().expect(1);
+    assert!(output.stderr.contains("the forked child did not do its work"), "{}", output.stderr);
+    eventually("no process is left", || processes_of(&sandbox).is_empty());
+}
+
+#[test]
 fn vmm_lab_shows_the_hand_over_call_by_call_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
     let ledger = sandbox.path().join("ledger");
@@ -518,6 +540,7 @@ fn lab_is_readable_at_100_columns_on_the_simulated_gpu() {
     let labs = [
         ("errors", "each way in which"),
         ("handle-file", "through a file"),
+        ("fork", "does not survive"),
         ("vmm", "by file descriptor"),
         ("p2p", "of another GPU"),
         ("coherency", "in which order"),
@@ -639,6 +662,7 @@ macro_rules! labs_run_without_a_gpu {
 labs_run_without_a_gpu!(
     errors,
     handle_file,
+    fork,
     vmm,
     p2p,
     coherency,
@@ -711,7 +735,7 @@ fn labs_are_listed_and_need_a_gpu() {
     };
     let list = without(&["lab"]).expect(0);
     assert!(list.text().contains("errors") && list.text().contains("export, import"), "{}", list.text());
-    assert_eq!(without(&["lab", "--json"]).expect(0).json()["labs"][2]["roles"][0], "export");
+    assert_eq!(without(&["lab", "--json"]).expect(0).json()["labs"][3]["roles"][0], "export");
     for arguments in [&["lab", "errors"][..], &["lab", "vmm", "export"], &["lab", "errors", "--device", "1"]] {
         let output = without(arguments).expect(6);
         assert!(output.stderr.contains("a lab is about a GPU's driver"), "{}", output.stderr);

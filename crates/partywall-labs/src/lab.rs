@@ -21,6 +21,7 @@ use crate::{
     broker::{self, Broker},
     device,
     failure::Failure,
+    forked::{self, Forked},
     peer::Peer,
     reporter::Reporter,
     step::{Claim, Step},
@@ -53,6 +54,8 @@ pub(crate) struct Role {
     pub(crate) about: Option<&'static str>,
     /// The remark at the end of the role, if it has its own terminal.
     pub(crate) farewell: &'static str,
+    /// What a child does that this role forks before it opens CUDA.
+    child: Option<forked::Child>,
     pub(crate) play: Play,
 }
 
@@ -72,6 +75,8 @@ pub(crate) struct Session {
     parent: Option<Peer>,
     /// The first role, if this process plays the observer.
     partner: Option<Peer>,
+    /// The child that this process forked before it opened CUDA.
+    forked: Option<Forked>,
 }
 
 /// The options that every lab has.
@@ -103,12 +108,17 @@ struct Child {
 impl Role {
     /// Returns a role that a user can start in its own terminal, where it ends with a remark.
     pub(crate) const fn new(name: &'static str, about: &'static str, farewell: &'static str, play: Play) -> Self {
-        Self { name, about: Some(about), farewell, play }
+        Self { name, about: Some(about), farewell, child: None, play }
     }
 
     /// Returns a role that only another role starts.
     pub(crate) const fn hidden(name: &'static str, play: Play) -> Self {
-        Self { name, about: None, farewell: "", play }
+        Self { name, about: None, farewell: "", child: None, play }
+    }
+
+    /// Returns a role that only a lab without other roles has: its process forks `child` before it opens CUDA.
+    pub(crate) const fn forking(name: &'static str, child: forked::Child, play: Play) -> Self {
+        Self { name, about: None, farewell: "", child: Some(child), play }
     }
 }
 
@@ -141,6 +151,7 @@ impl Lab {
         let argument = || arguments.try_get_one::<String>(ROLE).ok().flatten().map(String::as_str);
         let name = arguments.subcommand_name().or_else(argument);
         let role = self.roles.iter().find(|role| Some(role.name) == name);
+        let forked = role.unwrap_or(&self.observer).child.map(Forked::start).transpose()?;
         let reporter = Reporter::new(context, self, role.unwrap_or(&self.observer).name, name.is_none());
         let own = if self.on_host { None } else { read::<Gpus>(arguments)?.device };
         let partner = match (name, role, self.partner()) {
@@ -170,6 +181,7 @@ impl Lab {
             broker: None,
             parent,
             partner,
+            forked,
         };
         match role {
             Some(role) => session.play(role),
@@ -258,6 +270,11 @@ impl Session {
     /// Returns the observer's partner, once.
     pub(crate) fn partner(&mut self) -> Peer {
         self.partner.take().expect("only observers with a partner take the partner, once")
+    }
+
+    /// Returns the child that this process forked before it opened CUDA, once.
+    pub(crate) fn forked(&mut self) -> Forked {
+        self.forked.take().expect("only roles that fork ask for it, once")
     }
 
     /// Returns the observer: the parent process, or a process in another terminal.

@@ -21,6 +21,8 @@ mod device;
 mod errors;
 mod events;
 mod failure;
+mod fork;
+mod forked;
 mod handle_file;
 mod lab;
 mod p2p;
@@ -109,9 +111,10 @@ fn runnable(number: usize) -> &'static Lab {
 }
 
 /// Every lab, in the order of the documentation.
-static LABS: [&Lab; 12] = [
+static LABS: [&Lab; 13] = [
     &errors::LAB,
     &handle_file::LAB,
+    &fork::LAB,
     &vmm::LAB,
     &p2p::LAB,
     &coherency::LAB,

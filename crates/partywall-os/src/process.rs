@@ -195,6 +195,53 @@ pub unsafe fn daemonize() -> io::Result<Starter> {
     }
 }
 
+/// Forks this process, which must have one thread. The child runs `child` and exits with its result, or with 101 if it
+/// panics. Returns the child's pid; the caller has to wait for its end.
+///
+/// # Errors
+/// `EBUSY` if the process has more threads: the child could wait for a lock that another thread holds. As fork(2).
+pub fn fork_alone(child: impl FnOnce() -> u8) -> io::Result<Pid> {
+    let threads =
+        std::fs::read_dir("/proc/self/task").map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+    if threads.count() != 1 {
+        return Err(Errno::BUSY);
+    }
+    // SAFETY: the process has one thread, so the child inherits no lock that another thread holds.
+    match unsafe { libc::fork() } {
+        -1 => Err(last_errno()),
+        0 => {
+            let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child)).unwrap_or(101);
+            std::process::exit(i32::from(code))
+        }
+        pid => Pid::from_raw(pid).ok_or(Errno::SRCH),
+    }
+}
+
+/// Runs `child` in a forked child and returns its result.
+///
+/// # Safety
+/// If this process has other threads, `child` takes no lock that they may hold: it is as limited as a signal handler.
+///
+/// # Errors
+/// As fork(2) and waitpid(2). `ECHILD` if the child did not end by itself.
+pub unsafe fn in_fork(child: impl FnOnce() -> u8) -> io::Result<u8> {
+    // SAFETY: the caller's promise; the child neither returns nor unwinds, because it ends below or aborts.
+    match unsafe { libc::fork() } {
+        -1 => Err(last_errno()),
+        0 => {
+            let code = child();
+            // SAFETY: ends the child without running the parent's handlers.
+            unsafe { libc::_exit(i32::from(code)) }
+        }
+        pid => {
+            let pid = Pid::from_raw(pid).ok_or(Errno::SRCH)?;
+            let ended = io::retry_on_intr(|| process::waitpid(Some(pid), process::WaitOptions::empty()))?;
+            let code = ended.and_then(|(_, status)| status.exit_status());
+            code.and_then(|code| u8::try_from(code).ok()).ok_or(Errno::CHILD)
+        }
+    }
+}
+
 /// The process that waits for a daemon's start.
 #[derive(Debug)]
 pub struct Starter {
@@ -242,6 +289,21 @@ mod tests {
     use super::*;
     use crate::socket::{self, Ready};
     use std::time::{Duration, Instant};
+
+    #[test]
+    fn process_with_threads_is_not_forked_alone() {
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let other = std::thread::spawn(move || ended.recv());
+        assert_eq!(fork_alone(|| 0), Err(Errno::BUSY));
+        drop(end);
+        let _ = other.join();
+    }
+
+    #[test]
+    fn forked_child_returns_its_code() {
+        // SAFETY: the child takes no lock.
+        assert_eq!(unsafe { in_fork(|| 42) }, Ok(42));
+    }
 
     #[test]
     fn pidfd_names_its_process() {

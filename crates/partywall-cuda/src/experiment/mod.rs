@@ -20,8 +20,8 @@ use crate::abi::{DevicePtr, EVENT_DISABLE_TIMING, EVENT_INTERPROCESS, MEM_ATTACH
 use crate::kernels::ptx;
 use crate::mapping::AddressRange;
 use crate::{
-    Access, AccessError, Context, CudaError, DeviceSlice, Event, Function, IpcEventHandle, IpcMapping, Kernels,
-    LaunchConfig, Module, PhysicalMemory, StreamRef,
+    Access, AccessError, Context, CuResult, CudaError, DeviceSlice, Event, Function, IpcEventHandle, IpcMapping,
+    Kernels, LaunchConfig, Module, PhysicalMemory, StreamRef,
 };
 
 /// Device memory of the kinds that have no 64-byte handle and that nothing else in this crate makes. Dropping frees; a
@@ -153,6 +153,41 @@ pub fn map_part(memory: &PhysicalMemory, offset: usize, bytes: u64) -> Result<()
 pub fn event_handle(context: &Context, interprocess: bool, timing: bool) -> Result<IpcEventHandle, CudaError> {
     let flags = if interprocess { EVENT_INTERPROCESS } else { 0 } | if timing { 0 } else { EVENT_DISABLE_TIMING };
     IpcEventHandle::of(&Event::with_flags(context, flags)?)
+}
+
+/// Calls the driver in children that are forked now, while CUDA is initialised in this process: each call with the
+/// driver's answer, `CUDA_ERROR_NOT_INITIALIZED` (measured).
+///
+/// # Errors
+/// As fork(2).
+pub fn calls_in_forked_children(context: &Context) -> std::io::Result<[(&'static str, CuResult); 3]> {
+    let driver = context.driver();
+    let code = |answer: Result<(), CudaError>| {
+        let code = answer.map_or_else(|error| error.code, |()| CuResult::SUCCESS);
+        u8::try_from(code.0).unwrap_or(u8::MAX)
+    };
+    let init = || {
+        // SAFETY: takes a number.
+        code(unsafe { driver.init(0) })
+    };
+    let count = || {
+        let mut count = 0;
+        // SAFETY: the pointer is to a live number.
+        code(unsafe { driver.device_get_count(&mut count) })
+    };
+    let allocate = || {
+        let mut pointer = 0;
+        // SAFETY: the pointer is to a live address.
+        code(unsafe { driver.mem_alloc(&mut pointer, 4096) })
+    };
+    let calls: [(_, &dyn Fn() -> u8); 3] = [("cuInit", &init), ("cuDeviceGetCount", &count), ("cuMemAlloc", &allocate)];
+    let mut answers = [("", CuResult::SUCCESS); 3];
+    for (answer, (name, call)) in answers.iter_mut().zip(calls) {
+        // SAFETY: in a forked child the driver refuses a call before it takes a lock (measured); nothing else runs there.
+        let code = unsafe { partywall_os::process::in_fork(call) }?;
+        *answer = (name, CuResult(code.into()));
+    }
+    Ok(answers)
 }
 
 /// A kernel that takes its time, as one that has much to do.

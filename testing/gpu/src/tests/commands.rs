@@ -60,6 +60,10 @@ pub(crate) fn lab_handle_file() -> Result<(), String> {
     lab("handle-file", &[]).map(drop)
 }
 
+pub(crate) fn lab_fork() -> Result<(), String> {
+    promised("fork", &[])
+}
+
 pub(crate) fn lab_vmm() -> Result<(), String> {
     lab("vmm", &[]).map(drop)
 }

@@ -69,6 +69,7 @@ static TESTS: &[Test] = &[
     test("command_doctor_is_content", 1, commands::the_doctor_is_content),
     test("command_lab_errors", 1, commands::lab_errors),
     test("command_lab_handle_file", 1, commands::lab_handle_file),
+    test("command_lab_fork", 1, commands::lab_fork),
     test("command_lab_vmm", 1, commands::lab_vmm),
     test("command_lab_p2p", 2, commands::lab_p2p),
     test("command_lab_coherency", 1, commands::lab_coherency),
