@@ -198,7 +198,10 @@ fn new_report(gpu: Option<&Gpu>, quick: bool) -> Result<Report, Failure> {
     let name = gpu.map(|gpu| gpu.context().device().name().doing("asking for the GPU's name")).transpose()?;
     let driver = gpu.and_then(|_| fs::read_to_string("/sys/module/nvidia/version").ok());
     let machine = Machine::detect(name, driver.map(|version| version.trim().to_owned()));
-    let mut report = Report::new("What sharing memory costs on this machine", machine);
+    let title = format!("What sharing memory costs on this machine, with Partywall {}", env!("CARGO_PKG_VERSION"));
+    let mut report = Report::new(title, machine);
+    // The commit of the folder that the user stands in would be that of something else.
+    report.commit = std::env::var("PARTYWALL_COMMIT").ok().filter(|commit| !commit.is_empty());
     match gpu {
         None => report.note("host memory: no GPU has a part in it"),
         Some(gpu) if gpu.context().driver().is_simulated() => {
