@@ -81,6 +81,7 @@ scenes! {
     ONE tasks::result_is_read_behind_the_stream_of_its_worker
     ONE tasks::result_of_a_worker_killed_with_its_stream_standing_is_not_valid
     ONE tasks::result_that_another_reader_has_taken_is_gone
+    ONE tasks::part_of_a_segment_is_read_after_the_process_that_attached_it_was_killed
     ONE samples::a_sample_is_received_before_it_is_written_and_read_behind_that
     ONE samples::blocks_that_streams_write_are_not_used_again
     ONE samples::a_publisher_that_is_ahead_of_its_gpu_leaves_blocks_for_others

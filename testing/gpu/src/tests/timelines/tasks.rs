@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use partywall::{
-    ClaimedTask, Domain, Error, Gpu, Place, Queue, Task, TaskStatus, Ticket, TimelineWriter,
+    ClaimedTask, DType, Domain, Error, Gpu, Place, Queue, Task, TaskStatus, Ticket, TimelineWriter,
     cuda::Stream,
     error::{Busy, Gone, InvalidData},
 };
@@ -34,6 +34,7 @@ pub(crate) fn play() {
             "double" => double(&gpu, &stream, task.as_ref().unwrap()),
             "complete" => task.take().unwrap().complete_on(stream.as_ref()).map_err(|refused| refused.0).unwrap(),
             "drop" => task = None,
+            "attach" => ticket = Some(attach(&gpu, &queue, &stream)),
             "submit" => ticket = Some(submit(&gpu, &queue, &stream)),
             "ticket" => {
                 say(&format!("done {}", ticket.as_ref().unwrap().task()));
@@ -51,6 +52,18 @@ fn submit(gpu: &Gpu, queue: &Queue, stream: &Stream) -> Ticket {
     gpu.kernels().unwrap().enqueue_fill(stream.as_ref(), input.device().unwrap().as_slice()).unwrap();
     let task = Task::new("double").input(input).output(4096).max_attempts(2);
     queue.submit_on(task, stream.as_ref(), TIMEOUT).unwrap()
+}
+
+/// Commits a segment that this process owns, attaches it, and submits a task whose input is its second tensor.
+fn attach(gpu: &Gpu, queue: &Queue, stream: &Stream) -> Ticket {
+    let builder = queue.domain().create("weights", Place::Gpu(gpu.uuid()));
+    let build = builder.tensor("first", DType::U8, &[4096]).tensor("second", DType::U8, &[4096]).allocate().unwrap();
+    let second = build.device("second").unwrap();
+    gpu.kernels().unwrap().enqueue_fill(stream.as_ref(), second.as_slice()).unwrap();
+    let segment = build.commit().unwrap();
+    let weights = queue.attach(&segment).unwrap();
+    let part = weights.tensor(&segment.tensor("second").unwrap()).unwrap();
+    queue.submit(Task::new("double").part(part).output(4096), TIMEOUT).unwrap()
 }
 
 /// Enqueues the work of a task behind its input.
@@ -129,6 +142,24 @@ pub(crate) fn streams_of_one_process_do_not_wait_for_each_other(world: &World) {
     gate.signal(1).unwrap();
     first.wait(TIMEOUT).unwrap();
     eventually("all is free", || is_idle(&queue));
+}
+
+pub(crate) fn part_of_a_segment_is_read_after_the_process_that_attached_it_was_killed(world: &World) {
+    let (domain, queue, _gate) = stage(world);
+    let gpu = gpu(&domain);
+    let stream = Stream::new(gpu.context()).unwrap();
+    let mut attacher = world.play("task");
+    attacher.have("attach");
+    let ticket = queue.ticket(&attacher.have("ticket").parse().unwrap()).unwrap();
+    attacher.kill();
+    eventually("its name is gone", || domain.open("weights", Duration::ZERO).is_err());
+    let task = queue.claim(TIMEOUT).unwrap();
+    double(&gpu, &stream, &task);
+    task.complete_on(stream.as_ref()).map_err(|refused| refused.0).unwrap();
+    assert_eq!(take(&gpu, &ticket), 1);
+    eventually("all is free", || is_idle(&queue));
+    drop((ticket, queue));
+    eventually("it has gone with the queue", || domain.inspect("weights@1").is_err());
 }
 
 /// The submitter's stream reads the result behind the worker's, while the task is enqueued.
