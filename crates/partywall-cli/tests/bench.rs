@@ -67,7 +67,14 @@ fn all_is_measured_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
     let report = sandbox.json(["bench", "--simulated", "--quick"]);
     let questions = questions(&report).join("\n");
-    for part in ["__threadfence()", "a kernel that reads", "copies within the GPU", "one process tells another"] {
+    for part in [
+        "__threadfence()",
+        "a kernel that reads",
+        "copies within the GPU",
+        "copies out of another GPU",
+        "copies out of another GPU, which the reader does not see",
+        "one process tells another",
+    ] {
         assert!(questions.contains(part), "{part}: {questions}");
     }
     let text = report.to_string();

@@ -6,7 +6,7 @@ use partywall::cuda::{DeviceBuffer, DeviceSlice, PinnedBuffer};
 use partywall_measure::{Comparison, Sampler, Unit};
 
 use super::{
-    Bench, chain,
+    Bench, across, chain,
     memory::{Timer, open},
     peer::{Handle, Order, TENSOR, bytes_of},
 };
@@ -35,7 +35,10 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<(), Failure> {
         peer.ask::<()>(Order::Free)?;
     }
     peer.end();
-    Ok(())
+    match &bench.gpu {
+        None => Ok(()),
+        Some(gpu) => across::run(bench, gpu),
+    }
 }
 
 /// Copies out of a frozen segment; into a block of a pool, which is what processes write.
@@ -82,7 +85,7 @@ fn copy(source: &[u8], to: &mut [u8], expected: &[u8]) -> Result<f64, partywall_
 }
 
 /// Refuses other bytes. Compares the ends only, so that it takes no longer than the copy; see [`spoil`].
-fn same(bytes: &[u8], expected: &[u8]) -> Result<(), partywall_measure::Failure> {
+pub(super) fn same(bytes: &[u8], expected: &[u8]) -> Result<(), partywall_measure::Failure> {
     let differs = ends(bytes.len()).into_iter().any(|part| bytes[part.clone()] != expected[part]);
     if differs { Err("the copy differs".into()) } else { Ok(()) }
 }
@@ -95,7 +98,7 @@ fn spoil(bytes: &mut [u8]) {
 }
 
 /// No chain has such bytes: a link leads less far.
-const SPOILT: u8 = 0xFF;
+pub(super) const SPOILT: u8 = 0xFF;
 
 fn ends(bytes: usize) -> [Range<usize>; 2] {
     let part = bytes.min(64);

@@ -11,6 +11,7 @@
 //! It has a broker, and with it a domain, of its own. What is shared is made by another process, a *peer*, that obeys the orders
 //! of this one. Every case is checked: the bytes that were read, copied or handed over are those that the peer has written.
 
+mod across;
 mod alloc;
 mod attach;
 mod chain;
@@ -142,7 +143,12 @@ impl<'a> Bench<'a> {
 
     /// Starts another process.
     fn peer(&self) -> Result<Peer, Failure> {
-        let peer = Peer::spawn(PEER.name, peer::ROLE, self.place, &[], &self.reporter)?;
+        self.peer_on(self.place, &[])
+    }
+
+    /// Starts another process with memory elsewhere, and with variables of its environment.
+    fn peer_on(&self, place: Place, environment: &[(&str, &str)]) -> Result<Peer, Failure> {
+        let peer = Peer::spawn(PEER.name, peer::ROLE, place, environment, &self.reporter)?;
         peer.say(self.broker.socket())?;
         Ok(peer)
     }

@@ -7,7 +7,7 @@ use partywall::{
     cuda::{DeviceBuffer, IpcMemoryHandle},
 };
 
-use super::{chain, handoff};
+use super::{across, chain, handoff};
 use crate::prelude::*;
 
 /// The name of the role.
@@ -43,6 +43,10 @@ pub(super) enum Order {
     Open { name: String },
     /// Gives all of those back.
     Close,
+    /// Opens memory of another GPU in each way; answers with the reason for each that was refused.
+    Across(across::Offer),
+    /// Copies from there once; answers with GB/s.
+    CopyAcross(across::Way),
     /// Takes part in hand-offs; a file with words follows, and a socket.
     Meet(handoff::Options),
     /// Hands over so many times, there and back.
@@ -57,6 +61,7 @@ fn play(session: &mut Session) -> Result<(), Failure> {
     let mut allocated: Vec<DeviceBuffer> = Vec::new();
     let mut opened: Vec<Segment> = Vec::new();
     let mut ends = None;
+    let mut reader: Option<across::Reader> = None;
     while let Some(order) = session.parent().next()? {
         match order {
             Order::Commit { name, bytes, mutable } => {
@@ -77,6 +82,7 @@ fn play(session: &mut Session) -> Result<(), Failure> {
             Order::Free => {
                 made.clear();
                 allocated.clear();
+                reader = None;
                 session.parent().say(())?;
             }
             Order::Open { name } => {
@@ -87,6 +93,15 @@ fn play(session: &mut Session) -> Result<(), Failure> {
             Order::Close => {
                 opened.clear();
                 session.parent().say(())?;
+            }
+            Order::Across(offer) => {
+                let opened = across::Reader::new(session, &offer)?;
+                session.parent().say(opened.refusals()?)?;
+                reader = Some(opened);
+            }
+            Order::CopyAcross(way) => {
+                let reader = reader.as_ref().ok_or_else(|| unexpected("nothing to copy from"))?;
+                session.parent().say(reader.copy(way).map_err(super::failed)?)?;
             }
             Order::Meet(options) => {
                 let files: [OwnedFd; 2] = [session.parent().take_fd()?, session.parent().take_fd()?];

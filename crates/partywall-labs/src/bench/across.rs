@@ -1,0 +1,203 @@
+//! Copies out of another GPU's memory, by a process that sees the owner's GPU and by one that does not.
+//!
+//! This process owns the memory. The reader is another process, on another GPU, and times its copies by that GPU's clock.
+
+use std::{cell::RefCell, os::fd::AsFd};
+
+use partywall::{
+    Segment,
+    cuda::{DeviceBuffer, DeviceSlice, DeviceUuid, IpcMapping, IpcMemoryHandle},
+    gpu,
+};
+use partywall_measure::{Comparison, Sampler, Unit};
+
+use super::{
+    Bench, chain,
+    copies::{SPOILT, same},
+    memory::{Timer, asked, open},
+    peer::{Handle, Order, TENSOR, bytes_of},
+};
+use crate::{peer::Peer, prelude::*};
+
+/// How a reader opens the memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Way {
+    Segment,
+    /// The driver's own import and mapping.
+    Descriptor,
+    Legacy,
+}
+
+const WAYS: [Way; 3] = [Way::Segment, Way::Descriptor, Way::Legacy];
+
+impl Way {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Segment => "a Partywall segment",
+            Self::Descriptor => "the driver's import of a descriptor",
+            Self::Legacy => "a legacy handle (cuIpcOpenMemHandle)",
+        }
+    }
+}
+
+/// What a reader is to open. The descriptor comes with it.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Offer {
+    handle: Handle,
+    bytes: u64,
+}
+
+pub(super) fn run(bench: &Bench<'_>, owner: &Gpu) -> Result<(), Failure> {
+    let reader = match other(owner)? {
+        Ok(reader) => reader,
+        Err(why) => {
+            bench.note(format!("copies out of another GPU are left out: {why}"));
+            return Ok(());
+        }
+    };
+    let seen = reader.to_string();
+    for hidden in [false, true] {
+        let environment: &[_] = if hidden { &[("CUDA_VISIBLE_DEVICES", seen.as_str())] } else { &[] };
+        let what = match hidden {
+            false => "copies out of another GPU",
+            true => "copies out of another GPU, which the reader does not see",
+        };
+        let peer = RefCell::new(bench.peer_on(Place::Gpu(reader), environment)?);
+        for size in bench.sizes(what, 4) {
+            by_size(bench, owner, &peer, what, size)?;
+        }
+        peer.into_inner().end();
+    }
+    Ok(())
+}
+
+/// Returns another GPU that reaches this one's memory, or why there is none.
+fn other(owner: &Gpu) -> Result<Result<DeviceUuid, &'static str>, Failure> {
+    let mut why = "only one GPU is visible";
+    for device in gpu::devices()? {
+        let uuid = device.uuid().doing("asking for a UUID")?;
+        if uuid == owner.uuid() {
+            continue;
+        }
+        if device.can_access_peer(&owner.context().device()).doing("asking about a link")? {
+            return Ok(Ok(uuid));
+        }
+        why = "no other GPU reaches this one's memory";
+    }
+    Ok(Err(why))
+}
+
+fn by_size(bench: &Bench<'_>, gpu: &Gpu, peer: &RefCell<Peer>, what: &str, size: u64) -> Result<(), Failure> {
+    let words = chain::new(size);
+    let write = |memory: DeviceSlice<'_>| gpu.stream().copy_from_host(memory, bytes_of(&words)).doing("writing memory");
+    let plain = DeviceBuffer::new(gpu.context(), size).doing("allocating memory")?;
+    write(plain.as_slice())?;
+    let handle = IpcMemoryHandle::of(gpu.context(), plain.as_slice().device_ptr()).doing("making a handle")?;
+    let memory = PhysicalMemory::create(gpu.context(), whole(gpu, size)?).doing("making memory")?;
+    let descriptor = memory.export().doing("exporting memory")?;
+    let mapping = Mapping::new(memory, Access::ReadWrite).doing("mapping memory")?;
+    write(mapping.as_slice().slice(0, size).doing("writing memory")?)?;
+    let build = bench.domain.create(SEGMENT, bench.place).tensor(TENSOR, partywall::DType::U64, &[size / 8]);
+    let mut build = build.allocate()?;
+    build.write(TENSOR, bytes_of(&words))?;
+    let segment = build.commit()?;
+
+    let offer = Order::Across(Offer { handle: handle.0.to_vec(), bytes: size });
+    peer.borrow_mut().say_with(offer, &[descriptor.as_fd()])?;
+    let refusals: Vec<Option<String>> = peer.borrow_mut().hear()?;
+    let mut opened = Vec::new();
+    for (way, refusal) in WAYS.into_iter().zip(refusals) {
+        match refusal {
+            None => opened.push(way),
+            Some(why) => bench.note(format!("{what}: {} was refused: {why}", way.name())),
+        }
+    }
+    let copy = |way: Way| -> Sampler<'_> { Box::new(move || asked(peer.borrow_mut().ask(Order::CopyAcross(way)))) };
+    let case = |way: Way| bench.case(way.name(), Unit::GigabytesPerSecond, size).parameter("of", what);
+    if let Some((first, others)) = opened.split_first() {
+        let comparison = others.iter().fold(Comparison::new(case(*first), copy(*first)), |comparison, way| match way {
+            Way::Descriptor => comparison.floor(case(*way), copy(*way)),
+            _ => comparison.rival(case(*way), copy(*way)),
+        });
+        bench.run(what, comparison)?;
+    }
+    peer.borrow_mut().ask::<()>(Order::Free)?;
+    segment.release()?;
+    Ok(())
+}
+
+const SEGMENT: &str = "across";
+
+/// Returns the bytes of an allocation that has room for so many.
+fn whole(gpu: &Gpu, bytes: u64) -> Result<u64, Failure> {
+    let granule = PhysicalMemory::granularity(gpu.context()).doing("asking for the granularity")?;
+    Ok(bytes.next_multiple_of(granule))
+}
+
+/// A reader's mappings of the owner's memory, and its own memory.
+pub(super) struct Reader {
+    gpu: Arc<Gpu>,
+    segment: Result<Segment, String>,
+    descriptor: Result<Mapping, String>,
+    legacy: Result<IpcMapping, String>,
+    target: DeviceBuffer,
+    expected: Vec<u64>,
+    bytes: u64,
+}
+
+impl Reader {
+    pub(super) fn new(session: &mut Session, offer: &Offer) -> Result<Self, Failure> {
+        let descriptor = session.parent().take_fd()?;
+        let Place::Gpu(uuid) = session.place else { return Err(unexpected("host memory is on no GPU")) };
+        let gpu = session.domain().gpu(uuid)?;
+        let bytes = offer.bytes;
+        let opener = session.domain().opener(SEGMENT).device(gpu.uuid()).allow_peer(true);
+        let import = PhysicalMemory::import(gpu.context(), descriptor.as_fd(), whole(&gpu, bytes)?)
+            .and_then(|memory| Mapping::new(memory, Access::ReadOnly));
+        Ok(Self {
+            segment: opener.open().map_err(|error| error.to_string()),
+            descriptor: import.map_err(|error| error.to_string()),
+            legacy: open(&gpu, &offer.handle, bytes).map_err(|failure| failure.message()),
+            target: DeviceBuffer::new(gpu.context(), bytes).doing("allocating memory")?,
+            expected: chain::new(bytes),
+            gpu,
+            bytes,
+        })
+    }
+
+    /// Returns for each way why it was refused, if it was. Compares all bytes of those that were not.
+    pub(super) fn refusals(&self) -> Result<Vec<Option<String>>, Failure> {
+        let refusals = [self.segment.as_ref().err(), self.descriptor.as_ref().err(), self.legacy.as_ref().err()];
+        for (way, refusal) in WAYS.into_iter().zip(refusals) {
+            if refusal.is_none() {
+                self.copy(way).map_err(super::failed)?;
+                let mut copied = vec![0; self.bytes as usize];
+                self.gpu.stream().copy_to_host(&mut copied, self.target.as_slice()).doing("reading memory")?;
+                if copied != bytes_of(&self.expected) {
+                    return Err(unexpected(&format!("{}: other bytes than the owner has written", way.name())));
+                }
+            }
+        }
+        Ok(refusals.map(|refusal| refusal.cloned()).to_vec())
+    }
+
+    /// Copies the owner's memory once. Returns GB/s.
+    pub(super) fn copy(&self, way: Way) -> Result<f64, partywall_measure::Failure> {
+        let stream = self.gpu.stream();
+        stream.enqueue_set(self.target.as_slice(), SPOILT)?;
+        let timer = Timer::new(&self.gpu).map_err(|failure| super::of_peer(&failure))?;
+        let copied = |source: DeviceSlice<'_>| timer.time(|| Ok(stream.enqueue_copy(self.target.as_slice(), source)?));
+        let time = match way {
+            Way::Segment => copied(self.segment.as_ref().map_err(String::as_str)?.tensor(TENSOR)?.device()?.as_slice()),
+            Way::Descriptor => {
+                copied(self.descriptor.as_ref().map_err(String::as_str)?.as_slice().slice(0, self.bytes)?)
+            }
+            Way::Legacy => copied(self.legacy.as_ref().map_err(String::as_str)?.as_slice()),
+        }?;
+        let mut end = [0; 64];
+        let at = self.bytes - 64;
+        stream.copy_to_host(&mut end, self.target.slice(at, 64)?)?;
+        same(&end, &bytes_of(&self.expected)[at as usize..])?;
+        Ok(self.bytes as f64 / time.as_secs_f64() / 1e9)
+    }
+}
