@@ -91,7 +91,7 @@ mod native {
     #[pymodule_export]
     use crate::tensor::Tensor;
     #[pymodule_export]
-    use crate::ticket::{TaskResult, Ticket};
+    use crate::ticket::{QueueEvent, TaskResult, Ticket};
     #[pymodule_export]
     use crate::timeline::{LimitedWait, Timeline, TimelineEvent};
     #[pymodule_export]

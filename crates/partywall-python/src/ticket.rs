@@ -2,6 +2,7 @@
 
 use std::{
     convert::Infallible,
+    os::fd::{AsFd, AsRawFd},
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -24,6 +25,7 @@ use pyo3::{
 use crate::{
     arguments::{ElementType, Shape},
     errors::{Never, Raise, closed, exception, unclosed},
+    handle::Handle,
     owner::let_go,
     pool::Block,
     tensor::{Capsule, CudaArray, Tensor},
@@ -112,6 +114,18 @@ impl Ticket {
         self.ticket().cancel().or_raise(py)
     }
 
+    /// Which open queue it is of: tickets of one have this in common.
+    #[getter]
+    fn _queue(&self) -> usize {
+        Arc::as_ptr(&self.inner().1) as usize
+    }
+
+    /// A file descriptor that is readable when tasks of its queue have ended.
+    fn _event(&self, py: Python<'_>) -> PyResult<QueueEvent> {
+        let event = self.inner().1.event().or_raise(py)?;
+        Ok(QueueEvent { event: Handle::new(Arc::new(event)) })
+    }
+
     fn __await__(slf: Bound<'_, Self>) -> PyResult<Awaiting<'_>> {
         let py = slf.py();
         let awaited = py.import(intern!(py, "partywall._queue"))?.call_method1(intern!(py, "awaited"), (slf,))?;
@@ -133,6 +147,30 @@ impl Drop for Ticket {
             drop(ticket);
             let_go(queue);
         }
+    }
+}
+
+/// A file descriptor that tells of ends of tasks.
+#[pyclass(frozen, module = "partywall._native")]
+pub(crate) struct QueueEvent {
+    event: Handle<Arc<partywall::QueueEvent>>,
+}
+
+#[pymethods]
+impl QueueEvent {
+    /// To be polled for reading.
+    fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
+        Ok(self.event.get(py, "event")?.as_fd().as_raw_fd())
+    }
+
+    /// Makes it unreadable until further tasks end. `BrokerGone` if the broker has gone.
+    fn clear(&self, py: Python<'_>) -> PyResult<()> {
+        self.event.get(py, "event")?.clear().or_raise(py)
+    }
+
+    /// Closes the descriptor. Calling it again does nothing.
+    fn close(&self, py: Python<'_>) {
+        self.event.close(py);
     }
 }
 

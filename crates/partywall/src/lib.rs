@@ -150,9 +150,9 @@ pub use self::{
     pool::{Block, BlockRef, MAX_BLOCKS, Pool, PoolOptions, PoolStats, UnreleasedBlock},
     put::{Put, check_name},
     queue::{
-        Attachment, ClaimedTask, EnqueuedResult, MAX_ARGUMENTS, MAX_INPUTS, MAX_KIND, MAX_TASKS, Queue, QueueOptions,
-        QueueStats, SegmentPart, Task, TaskFailure, TaskInfo, TaskInput, TaskRef, TaskResult, TaskStatus, Ticket,
-        Unsubmitted,
+        Attachment, ClaimedTask, EnqueuedResult, MAX_ARGUMENTS, MAX_INPUTS, MAX_KIND, MAX_TASKS, Queue, QueueEvent,
+        QueueOptions, QueueStats, SegmentPart, Task, TaskFailure, TaskInfo, TaskInput, TaskRef, TaskResult, TaskStatus,
+        Ticket, Unsubmitted,
     },
     segment::{
         Build, Builder, Claim, Element, Growth, OpenOptions, OpenOrBuild, Pinned, Publication, Refreshed, Segment,

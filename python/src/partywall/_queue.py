@@ -5,10 +5,11 @@ import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeAlias
+from weakref import WeakKeyDictionary
 
 from partywall import _arrays, _native, _streams
 from partywall._arrays import Shape
-from partywall._errors import TimeoutError
+from partywall._errors import Error, TimeoutError
 from partywall._handle import Connected
 from partywall._native import Attachment, ClaimedTask, SegmentPart, TaskResult, Ticket
 from partywall._pool import Block, Pool
@@ -306,17 +307,79 @@ class _Inputs:
             block.close()
 
 
+class _Ends:
+    """The tickets of a queue that an event loop awaits. They share one file descriptor."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, event: _native.QueueEvent) -> None:
+        self._loop = loop
+        self._event = event
+        self._waiting: dict[asyncio.Future[None], Ticket] = {}
+        loop.add_reader(event.fileno(), self._look)
+        self._timer = loop.call_later(_MAX_SLEEP, self._look_again)
+
+    def _look_again(self) -> None:
+        self._timer = self._loop.call_later(_MAX_SLEEP, self._look_again)
+        self._look()
+
+    def _look(self) -> None:
+        gone = None
+        try:
+            # First, so that a task that ends meanwhile is not missed.
+            self._event.clear()
+        except Error as error:
+            gone = error
+        for future, ticket in self._waiting.items():
+            if future.done():
+                continue
+            if ticket.done():
+                future.set_result(None)
+            elif gone is not None:
+                future.set_exception(gone)
+
+    def enter(self, ticket: Ticket) -> asyncio.Future[None]:
+        """Returns what is done when the task may have ended."""
+        future = self._loop.create_future()
+        self._waiting[future] = ticket
+        return future
+
+    def leave(self, future: asyncio.Future[None]) -> bool:
+        """Ends a wait. Returns whether nobody waits any more, and closes the descriptor then."""
+        del self._waiting[future]
+        if self._waiting:
+            return False
+        self._timer.cancel()
+        self._loop.remove_reader(self._event.fileno())
+        self._event.close()
+        return True
+
+
+_ENDS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, _Ends]] = WeakKeyDictionary()
+"""Of each event loop: what its tickets wait for, by their queues."""
+
+
 async def awaited(ticket: Ticket) -> TaskResult:
     """Takes the result of a task in an event loop."""
-    # A ticket has no descriptor, and a thread for each would be many. The pauses add a tenth to the wait, at most.
-    pause = _PAUSES[0]
+    loop = asyncio.get_running_loop()
+    queues = _ENDS.setdefault(loop, {})
     while True:
+        if ticket.done():
+            try:
+                return ticket.result(0)
+            except TimeoutError:
+                # A dead letter that was retried meanwhile.
+                continue
+        ends = queues.get(ticket._queue)
+        if ends is None:
+            ends = queues[ticket._queue] = _Ends(loop, ticket._event())
+        future = ends.enter(ticket)
         try:
-            return ticket.result(0)
-        except TimeoutError:
-            await asyncio.sleep(pause)
-        pause = min(pause * 1.1, _PAUSES[1])
+            # It may have ended before the descriptor told of that.
+            if not ticket.done():
+                await future
+        finally:
+            if ends.leave(future):
+                del queues[ticket._queue]
 
 
-_PAUSES = (50e-6, 5e-3)
-"""Seconds between two looks at a ticket: at first, and at most."""
+_MAX_SLEEP = 1.0
+"""Seconds after which an event loop checks whether the broker is still there: its end makes no descriptor readable."""

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 import threading
 import warnings
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import partywall as pw
+from partywall._program import PROGRAM
 
 WORKER = """
 with pw.connect(socket=sys.argv[1], start=False) as d, d.queue("work") as queue:
@@ -332,6 +334,45 @@ def test_tickets_are_awaited(queue):
             await asyncio.wait_for(late, 0.05)
         assert late.status == "pending", "a wait that was given up has taken nothing"
         late.cancel()
+
+    asyncio.run(main())
+
+
+def test_awaited_tickets_of_a_queue_share_a_descriptor(domain):
+    def descriptors():
+        return len(os.listdir("/proc/self/fd"))
+
+    async def main(queue):
+        tickets = queue.submit_all(pw.Task("echo", args=bytes([number])) for number in range(200))
+        before = descriptors()
+        waiting = [asyncio.ensure_future(taken(ticket)) for ticket in tickets]
+        while len(asyncio.all_tasks()) < 201 or any(task.get_coro().cr_await is None for task in waiting):
+            await asyncio.sleep(0)
+        assert descriptors() == before + 1
+        waiting[0].cancel()
+        for task in queue.claims(0):
+            pass
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert isinstance(results.pop(0), asyncio.CancelledError)
+        assert [result.attempt for result in results] == [1] * 199
+        assert descriptors() == before
+        assert tickets[0].status == "done"
+
+    async def taken(ticket):
+        return await ticket
+
+    with domain.queue("many", tasks=200, device="host") as queue:
+        asyncio.run(main(queue))
+
+
+def test_await_ends_with_the_broker(queue, socket):
+    async def main():
+        ticket = queue.submit("never")
+        with pytest.raises(pw.BrokerGone):
+            await asyncio.gather(asyncio.wait_for(ticket, 60), asyncio.to_thread(stop))
+
+    def stop():
+        subprocess.run([PROGRAM, "--socket", socket, "stop", "--force"], check=True, capture_output=True)
 
     asyncio.run(main())
 

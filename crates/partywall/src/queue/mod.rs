@@ -3,6 +3,7 @@
 mod attachments;
 mod claimed;
 mod enqueued;
+mod event;
 mod options;
 mod signals;
 mod task;
@@ -24,6 +25,7 @@ pub use self::{
     attachments::{Attachment, SegmentPart},
     claimed::{ClaimedTask, TaskInput},
     enqueued::EnqueuedResult,
+    event::QueueEvent,
     options::QueueOptions,
     task::{Task, Unsubmitted},
     ticket::{TaskInfo, TaskRef, TaskResult, TaskStatus, Ticket},

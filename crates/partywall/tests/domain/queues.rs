@@ -4,10 +4,11 @@ use std::{io::Read, sync::OnceLock, time::Duration};
 
 use partywall::{
     ClaimedTask, Domain, Error, Place, Queue, QueueOptions, Task, TaskFailure, TaskStatus, Ticket, Wait,
-    error::{Busy, Gone, InvalidArgument, InvalidData, Mismatch},
+    error::{Busy, Gone, InvalidArgument, InvalidData, Mismatch, Unreachable},
     info::Named,
 };
 use partywall_shm::crash;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{
     TIMEOUT,
@@ -235,6 +236,34 @@ fn waiting_for_the_end_of_a_task_leaves_its_result() {
     assert!(matches!(ticket.wait_done(TIMEOUT), Err(Error::InvalidData(InvalidData::TaskFailed { attempts: 1, .. }))));
     queue.purge(&ticket.task()).unwrap();
     assert_idle(&queue);
+}
+
+#[test]
+fn queue_event_wakes_an_event_loop_at_each_end() {
+    let mut world = World::new();
+    let queue = options(&world.connect()).create().unwrap();
+    let event = queue.event().unwrap();
+    let is_readable = |wait: Duration| {
+        let timeout = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: wait.subsec_nanos().into() };
+        poll(&mut [PollFd::new(&event, PollFlags::IN)], Some(&timeout)).unwrap() == 1
+    };
+    let tickets: Vec<_> = (0..3).map(|_| submit(&queue, 4.0)).collect();
+    work(queue.claim(TIMEOUT).unwrap()).unwrap();
+    assert!(is_readable(TIMEOUT));
+    assert!(is_readable(TIMEOUT));
+    event.clear().unwrap();
+    assert_eq!(root(&tickets[0]), 2.0);
+    tickets[1].cancel().unwrap();
+    assert!(is_readable(TIMEOUT));
+    event.clear().unwrap();
+    assert!(matches!(tickets[1].status(), TaskStatus::Gone));
+    work(queue.claim(TIMEOUT).unwrap()).unwrap();
+    assert!(is_readable(TIMEOUT));
+    assert_eq!(root(&tickets[2]), 2.0);
+    assert_idle(&queue);
+    world.end_broker();
+    eventually("the broker has gone", || event.clear().is_err());
+    assert!(matches!(event.clear(), Err(Error::Unreachable(Unreachable::Gone { .. }))));
 }
 
 #[test]
