@@ -690,6 +690,51 @@ fn every_lab_runs_simulated_without_a_gpu() {
 }
 
 #[test]
+fn tour_shows_the_claims_of_every_lab_on_the_simulated_gpu() {
+    let sandbox = Sandbox::new();
+    let output = sandbox.run(["lab", "tour", "--simulated", "--json"]).expect(0);
+    let lines: Vec<Value> = output.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let (header, rest) = lines.split_first().unwrap();
+    let (last, labs) = rest.split_last().unwrap();
+    assert_eq!((&header["lab"], &header["simulated"]), (&"tour".into(), &true.into()));
+    let listed = sandbox.json(["lab"]);
+    let names: Vec<_> = listed["labs"].as_array().unwrap().iter().map(|lab| &lab["name"]).collect();
+    assert_eq!(labs.iter().map(|lab| &lab["lab"]).collect::<Vec<_>>(), names);
+    assert!(labs.iter().all(|lab| lab["different"] == 0 && lab["steps"].as_u64() > Some(0) && lab["error"].is_null()));
+    assert_eq!((&last["labs"], &last["different"]), (&names.len().into(), &0.into()));
+    assert_eq!(last["failed"], Value::Array(Vec::new()));
+    let claims = last["claims"].as_array().unwrap();
+    assert!(names.iter().all(|name| claims.iter().any(|claim| claim["lab"] == **name)));
+    // What the labs say only if they kill something.
+    assert!(claims.iter().any(|claim| claim["claim"] == "falls" && claim["verdict"] == "did-not-hold"));
+}
+
+#[test]
+fn tour_goes_on_after_a_lab_that_fails() {
+    let sandbox = Sandbox::new();
+    let mut tour = sandbox.spawn(["lab", "tour", "--device", "host"]);
+    while !tour.line().starts_with("pool ") {}
+    let ring = || processes_of(&sandbox).into_iter().find(|(_, command)| command.contains("\0lab\0ring\0--json"));
+    eventually("the lab ring runs", || ring().is_some());
+    rustix::process::kill_process(ring().unwrap().0, rustix::process::Signal::KILL).unwrap();
+    let output = tour.wait().expect(1);
+    let text = output.text();
+    assert!(text.contains("ring         did not run to its end (signal: 9 (SIGKILL))"), "{text}");
+    assert!(output.stderr.contains("labs did not run to their end: ring"), "{}", output.stderr);
+    assert!(text.contains("did not hold  work-queue"), "the labs behind it ran: {text}");
+    assert!(!text.contains("  crash "), "labs that need a GPU are left out: {text}");
+}
+
+#[test]
+fn killed_tour_leaves_no_process() {
+    let sandbox = Sandbox::new();
+    let mut tour = sandbox.spawn(["lab", "tour", "--simulated"]);
+    while !tour.line().starts_with("errors ") {}
+    tour.kill();
+    eventually("everything that the tour started is gone", || processes_of(&sandbox).is_empty());
+}
+
+#[test]
 fn simulated_labs_leave_untestable_claims_open() {
     let coherency = Report::of(&Sandbox::new().run(["lab", "coherency", "--simulated", "--json"]).expect(0));
     assert_ne!(coherency.steps_with("not-tried"), [""; 0]);

@@ -14,7 +14,8 @@
 use std::{path::PathBuf, sync::Arc};
 
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
-use partywall::{DeviceChoice, Domain, ErrorKind, Gpu, Place};
+use partywall::{DeviceChoice, Domain, Error, ErrorKind, Gpu, Place};
+use rustix::process::{Signal, set_parent_process_death_signal};
 
 use crate::{
     Context,
@@ -28,6 +29,7 @@ use crate::{
 };
 
 /// The description of a lab.
+#[derive(Debug)]
 pub(crate) struct Lab {
     /// Its subcommand.
     pub(crate) name: &'static str,
@@ -48,6 +50,7 @@ pub(crate) struct Lab {
     pub(crate) claims: &'static [Claim],
 }
 
+#[derive(Debug)]
 pub(crate) struct Role {
     pub(crate) name: &'static str,
     /// Its line in `--help`, if a user can start it in a terminal.
@@ -90,11 +93,11 @@ struct Gpus {
 
 /// The options of labs that run in host memory, too.
 #[derive(Debug, Args)]
-struct Places {
+pub(crate) struct Places {
     /// Where the memory is: auto, host, cuda, cuda:N, or a GPU's UUID; auto is the first GPU, or host memory without a
     /// GPU
     #[arg(long, global = true, value_name = "DEVICE", default_value_t)]
-    device: DeviceChoice,
+    pub(crate) device: DeviceChoice,
 }
 
 /// The option of child processes.
@@ -103,6 +106,9 @@ struct Child {
     /// The other role is the process that started this one, and reports its steps.
     #[arg(long, global = true, hide = true)]
     on_standard_input: bool,
+    /// The tour started this process, which must not outlive it.
+    #[arg(long, hide = true)]
+    in_tour: bool,
 }
 
 impl Role {
@@ -151,6 +157,10 @@ impl Lab {
         let argument = || arguments.try_get_one::<String>(ROLE).ok().flatten().map(String::as_str);
         let name = arguments.subcommand_name().or_else(argument);
         let role = self.roles.iter().find(|role| Some(role.name) == name);
+        if read::<Child>(arguments)?.in_tour {
+            let asked = set_parent_process_death_signal(Some(Signal::KILL));
+            asked.map_err(|errno| Error::System { what: "asking for a signal".into(), source: errno.into() })?;
+        }
         let forked = role.unwrap_or(&self.observer).child.map(Forked::start).transpose()?;
         let reporter = Reporter::new(context, self, role.unwrap_or(&self.observer).name, name.is_none());
         let own = if self.on_host { None } else { read::<Gpus>(arguments)?.device };
@@ -313,9 +323,12 @@ impl Session {
     }
 }
 
-fn read<T: FromArgMatches>(arguments: &ArgMatches) -> Result<T, Failure> {
+pub(crate) fn read<T: FromArgMatches>(arguments: &ArgMatches) -> Result<T, Failure> {
     T::from_arg_matches(arguments).map_err(|error| Failure::new(ErrorKind::Usage, error.to_string(), "see --help"))
 }
+
+/// The option with which the tour starts a lab.
+pub(crate) const IN_TOUR: &str = "--in-tour";
 
 /// The argument that names the role if the roles are not subcommands.
 const ROLE: &str = "role";

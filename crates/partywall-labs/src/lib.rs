@@ -35,6 +35,7 @@ mod ring;
 mod semaphore;
 mod step;
 pub mod text;
+mod tour;
 mod vmm;
 mod work_queue;
 
@@ -50,7 +51,14 @@ use crate::lab::Lab;
 /// The lab that was chosen on the command line, and its arguments.
 #[derive(Debug)]
 pub struct Arguments {
-    lab: Option<(usize, ArgMatches)>,
+    chosen: Option<(Chosen, ArgMatches)>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Chosen {
+    /// One of [`LABS`], or the peers of a benchmark, which are started as roles are.
+    Lab(&'static Lab),
+    Tour,
 }
 
 impl Arguments {
@@ -59,8 +67,9 @@ impl Arguments {
     /// # Errors
     /// If the lab cannot be finished. A claim that does not hold is a result, not an error.
     pub fn run(&self, context: &Context) -> Result<(), Failure> {
-        match &self.lab {
-            Some((lab, arguments)) => runnable(*lab).run(context, arguments),
+        match &self.chosen {
+            Some((Chosen::Lab(lab), arguments)) => lab.run(context, arguments),
+            Some((Chosen::Tour, arguments)) => tour::run(context, arguments),
             None => {
                 list(context);
                 Ok(())
@@ -71,7 +80,7 @@ impl Arguments {
 
 impl Args for Arguments {
     fn augment_args(command: Command) -> Command {
-        let command = command.subcommands(LABS.iter().map(|lab| lab.command()));
+        let command = command.subcommands(LABS.iter().map(|lab| lab.command())).subcommand(tour::command());
         command.subcommand(bench::PEER.command().hide(true))
     }
 
@@ -83,9 +92,12 @@ impl Args for Arguments {
 impl FromArgMatches for Arguments {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let chosen = matches.subcommand().and_then(|(name, arguments)| {
-            (0..=LABS.len()).find(|lab| runnable(*lab).name == name).map(|lab| (lab, arguments.clone()))
+            let mut labs = LABS.iter().copied().chain([&bench::PEER]);
+            let lab = labs.find(|lab| lab.name == name).map(Chosen::Lab);
+            let chosen = lab.or((name == tour::NAME).then_some(Chosen::Tour))?;
+            Some((chosen, arguments.clone()))
         });
-        Ok(Self { lab: chosen })
+        Ok(Self { chosen })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
@@ -100,14 +112,10 @@ fn list(context: &Context) {
     let console = &context.console;
     console.table(&["LAB", "SHOWS", "ROLES"], &rows, &["ROLES"]);
     console.line("\nRun one with `partywall lab NAME`; or each role in its own terminal: `partywall lab NAME ROLE`.");
+    console.line("All of them, with one table of what holds here: `partywall lab tour`.");
     console.line("Without a GPU: `partywall lab NAME --simulated`.");
     let value = |lab: &&Lab| json!({ "name": lab.name, "shows": lab.title, "roles": lab.listed() });
     console.value(&json!({ "labs": LABS.iter().map(value).collect::<Vec<Value>>() }));
-}
-
-/// Returns a lab by its number, or behind the last one the peers of a benchmark, which are started as roles are.
-fn runnable(number: usize) -> &'static Lab {
-    LABS.get(number).copied().unwrap_or(&bench::PEER)
 }
 
 /// Every lab, in the order of the documentation.

@@ -82,6 +82,7 @@ static TESTS: &[Test] = &[
     Test { timeout: Duration::from_secs(480), ..test("command_bench", 1, commands::bench) },
     test("command_lab_work_queue", 1, commands::lab_work_queue),
     real("command_lab_work_queue_under_mps", Needs::Mps, commands::lab_work_queue_under_mps),
+    test("command_lab_tour", 1, commands::lab_tour),
     test("command_weights_outlive_their_process", 1, commands::weights_outlive_their_process),
 ];
 
