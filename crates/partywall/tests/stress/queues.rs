@@ -6,7 +6,10 @@ use std::{
     time::Duration,
 };
 
-use partywall::{ClaimedTask, Domain, Error, Queue, QueueOptions, Task, Ticket, error::Gone};
+use partywall::{
+    Attachment, Block, ClaimedTask, DType, Domain, Error, Queue, QueueOptions, Segment, Task, Ticket,
+    error::{Busy, Gone},
+};
 use partywall_harness::{device, place};
 
 use super::{
@@ -16,6 +19,8 @@ use super::{
     rounds,
 };
 
+/// What the segment that all tasks name contains.
+const WEIGHTS: u64 = 77;
 const TASKS: u32 = 16;
 const INPUTS: u32 = 20;
 const OUTPUTS: u32 = 24;
@@ -53,6 +58,14 @@ fn pattern(number: u64) -> Vec<u8> {
     number.to_le_bytes().repeat(BYTES / 8)
 }
 
+/// Commits the segment that all tasks name. Submitters attach it, and detach it at any moment.
+fn commit_weights(domain: &Domain) -> Segment {
+    let mut build =
+        domain.create("weights", place()).tensor("x", DType::U8, &[BYTES as u64]).kept(true).allocate().unwrap();
+    build.write("x", &pattern(WEIGHTS)).unwrap();
+    build.commit().unwrap()
+}
+
 /// What a worker makes of a number.
 fn answer(number: u64) -> u64 {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17)
@@ -68,6 +81,9 @@ fn work(mut task: ClaimedTask, dice: &mut Dice) {
     let input = if device() == "host" { input.bytes().unwrap().to_vec() } else { copy(&input.device().unwrap()) };
     // Also if the claim has been taken back, for the inputs are held as long as this attempt may read them.
     assert!(input == pattern(number), "the input of {number} is another's");
+    let mut weights = vec![0; BYTES];
+    task.inputs()[1].read_at(0, &mut weights).expect("it is attached as long as a task names it");
+    assert!(weights == pattern(WEIGHTS));
     let ended = match dice.below(20) {
         0 => return drop(task),
         1 => task.fail("the dice say so"),
@@ -85,6 +101,8 @@ fn work(mut task: ClaimedTask, dice: &mut Dice) {
 /// Submits numbers and checks their answers.
 struct Submitter<'a> {
     queue: &'a Queue,
+    segment: Segment,
+    weights: Attachment,
     tickets: VecDeque<(u64, Ticket)>,
     next: u64,
     cancel: bool,
@@ -93,7 +111,9 @@ struct Submitter<'a> {
 
 impl<'a> Submitter<'a> {
     fn new(queue: &'a Queue, seed: u64, cancel: bool) -> Self {
-        Self { queue, tickets: VecDeque::new(), next: seed << 32, cancel, checked: 0 }
+        let segment = queue.domain().open("weights", WATCHDOG).unwrap();
+        let weights = queue.attach(&segment).unwrap();
+        Self { queue, segment, weights, tickets: VecDeque::new(), next: seed << 32, cancel, checked: 0 }
     }
 
     /// Submits a task, and checks the oldest if there are enough.
@@ -102,12 +122,33 @@ impl<'a> Submitter<'a> {
         self.next += 1;
         let mut input = self.queue.inputs().alloc(WATCHDOG).unwrap();
         write(&mut input, &pattern(number));
-        let task = Task::new("answer").input(input).output(BYTES as u64).arguments(&number.to_le_bytes());
-        let task = task.max_attempts(u8::MAX).cancel_with_submitter(self.cancel);
-        let ticket = self.queue.submit(task, WATCHDOG).unwrap();
+        let ticket = self.submit(number, input);
         self.tickets.push_back((number, ticket));
+        if number % 5 == 0 {
+            match self.queue.detach(&self.weights, Duration::ZERO) {
+                Ok(()) | Err(Error::Busy(Busy::AttachmentInUse { .. }) | Error::Gone(Gone::Attachment { .. })) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
         if self.tickets.len() >= AHEAD {
             self.check();
+        }
+    }
+
+    fn submit(&mut self, number: u64, mut input: Block) -> Ticket {
+        loop {
+            let weights = self.weights.tensor(&self.segment.tensor("x").unwrap()).unwrap();
+            let task = Task::new("answer").input(input).part(weights).output(BYTES as u64);
+            let task = task.arguments(&number.to_le_bytes()).max_attempts(u8::MAX).cancel_with_submitter(self.cancel);
+            match self.queue.submit(task, WATCHDOG) {
+                Ok(ticket) => return ticket,
+                // Another process has detached it, or this one.
+                Err(mut refused) if matches!(refused.error, Error::Gone(Gone::Attachment { .. })) => {
+                    self.weights = self.queue.attach(&self.segment).unwrap();
+                    input = refused.tasks.remove(0).into_inputs().remove(0);
+                }
+                Err(refused) => panic!("{refused}"),
+            }
         }
     }
 
@@ -161,6 +202,7 @@ fn start(place: &Place, role: &str, seed: usize) -> Actor {
 fn processes_killed_at_any_moment_lose_no_task() {
     let place = Place::new();
     let domain = place.connect();
+    let _weights = commit_weights(&domain);
     let queue = options(&domain).create().unwrap();
     let mut victims: Vec<_> = (0..WORKERS).map(|seed| start(&place, "working", seed)).collect();
     victims.push(start(&place, "submitting", 50));
@@ -187,6 +229,7 @@ fn workers_stopped_at_any_moment_lose_their_tasks_to_others() {
     let place = Place::new();
     let domain = place.connect();
     let lease = Duration::from_millis(20);
+    let _weights = commit_weights(&domain);
     let queue = options(&domain).lease(lease).create().unwrap();
     let mut workers: Vec<_> = (0..WORKERS).map(|seed| start(&place, "working", seed)).collect();
     let stops = rounds(15);
