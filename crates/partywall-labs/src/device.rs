@@ -77,6 +77,9 @@ pub(super) fn streams_cannot_wait(gpu: &Gpu) -> Option<String> {
     Some(format!("streams cannot wait for words of memory here: {obstacle}"))
 }
 
+/// A directory in which no MPS daemon answers.
+pub(super) const NO_DAEMON: &str = "/nonexistent/partywall";
+
 /// Returns whether this process is a client of an MPS server.
 pub(super) fn under_mps(gpu: &Gpu) -> Result<bool, Failure> {
     let device = gpu.context().device();

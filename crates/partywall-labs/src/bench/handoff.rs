@@ -61,6 +61,8 @@ pub(super) struct Options {
     name: String,
     /// Subscribers of the process that is told, of a topic.
     subscribers: usize,
+    /// Whether the process that gets this tells first.
+    first: bool,
 }
 
 /// For errors.
@@ -82,14 +84,37 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<(), Failure> {
             .rival(case(Way::Socket), socket.sampler(1.0));
         bench.run("hand-offs", comparison)?;
     }
-    if bench.gpu.is_some() {
-        let streams = Pair::new(bench, Way::Streams, 1)?;
-        let hosts = Pair::new(bench, Way::StreamsByHosts, 1)?;
-        let comparison = Comparison::new(case(Way::Streams), streams.sampler(1.0))
-            .rival(case(Way::StreamsByHosts), hosts.sampler(1.0));
-        bench.run("hand-offs of streams", comparison)?;
+    match &bench.gpu {
+        Some(gpu) => streams(bench, gpu),
+        None => Ok(()),
+    }
+}
+
+/// From stream to stream, between two other processes: time-sliced, and under MPS if this process is a client of a server.
+fn streams(bench: &Bench<'_>, gpu: &Gpu) -> Result<(), Failure> {
+    // A driver that does not know the question has no server.
+    if device::under_mps(gpu).unwrap_or(false) {
+        between_streams(bench, "under MPS", &[])?;
+    } else {
+        bench.note("hand-offs of streams under MPS are left out: this process is no client of an MPS server");
+    }
+    let name = "time-sliced";
+    if let Err(failure) = between_streams(bench, name, &[("CUDA_MPS_PIPE_DIRECTORY", device::NO_DAEMON)]) {
+        bench.note(format!("hand-offs of streams, {name}, were refused: {}", failure.message()));
     }
     Ok(())
+}
+
+fn between_streams(bench: &Bench<'_>, how: &str, environment: &[(&str, &str)]) -> Result<(), Failure> {
+    let pair = |way| Others::new(bench, way, environment);
+    let (streams, hosts) = (pair(Way::Streams)?, pair(Way::StreamsByHosts)?);
+    let case = |way: Way| {
+        let what = format!("a stream of one process tells one of another, {how}");
+        Case::new(way.name(), Unit::Microseconds).parameter("of", what)
+    };
+    let comparison =
+        Comparison::new(case(Way::Streams), streams.sampler()).rival(case(Way::StreamsByHosts), hosts.sampler());
+    bench.run("hand-offs of streams", comparison)
 }
 
 /// One process publishes, all subscribers of another receive, and that one answers.
@@ -118,14 +143,10 @@ struct Pair {
 impl Pair {
     fn new(bench: &Bench<'_>, way: Way, subscribers: usize) -> Result<Self, Failure> {
         let mut peer = bench.peer()?;
-        let words = memfd::Draft::create("partywall-bench:words", 4096)
-            .and_then(memfd::Draft::share)
-            .map_err(system(MAKING))?;
-        let (ours, theirs) = UnixStream::pair().map_err(system(MAKING))?;
-        let options = Options { way, name: format!("hand-off/{}", peer.pid), subscribers };
-        let copy = words.try_clone().map_err(system(MAKING))?;
-        peer.say_with(Order::Meet(options.clone()), &[words.as_fd(), theirs.as_fd()])?;
-        let ends = Ends::new(&bench.domain, bench.place, &options, [copy, ours.into()], true)?;
+        let options = Options { way, name: format!("hand-off/{}", peer.pid), subscribers, first: false };
+        let [ours, theirs] = files()?;
+        meet(&mut peer, &options, &theirs)?;
+        let ends = Ends::new(&bench.domain, bench.place, &Options { first: true, ..options }, ours)?;
         peer.hear::<()>()?;
         Ok(Self { peer: RefCell::new(peer), ends: RefCell::new(ends) })
     }
@@ -136,10 +157,55 @@ impl Pair {
             let mut peer = self.peer.borrow_mut();
             asked(peer.say(Order::HandOff(TURNS)))?;
             let time = self.ends.borrow_mut().exchange(TURNS)?;
-            asked(peer.hear::<()>())?;
+            asked(peer.hear::<Duration>())?;
             Ok(hand_offs * time.as_secs_f64() * 1e6 / (2 * TURNS) as f64)
         })
     }
+}
+
+/// Two other processes, which tell each other.
+struct Others([RefCell<Peer>; 2]);
+
+impl Others {
+    fn new(bench: &Bench<'_>, way: Way, environment: &[(&str, &str)]) -> Result<Self, Failure> {
+        let start = || bench.peer_on(bench.place, environment);
+        let mut peers = [start()?, start()?];
+        let options = Options { way, name: format!("hand-off/{}", peers[0].pid), subscribers: 1, first: false };
+        // Each opens what the other one makes, so both are told before either is heard.
+        for ((peer, files), first) in peers.iter_mut().zip(files()?).zip([true, false]) {
+            meet(peer, &Options { first, ..options.clone() }, &files)?;
+        }
+        for peer in &mut peers {
+            peer.hear::<()>()?;
+        }
+        Ok(Self(peers.map(RefCell::new)))
+    }
+
+    /// Returns microseconds of a hand-off, by the clock of the process that tells first.
+    fn sampler(&self) -> Sampler<'_> {
+        Box::new(|| {
+            let [mut first, mut second] = self.0.each_ref().map(RefCell::borrow_mut);
+            // The second one waits already when the clock of the first one starts.
+            asked(second.say(Order::HandOff(TURNS)))?;
+            asked(first.say(Order::HandOff(TURNS)))?;
+            let time: Duration = asked(first.hear())?;
+            asked(second.hear::<Duration>())?;
+            Ok(time.as_secs_f64() * 1e6 / (2 * TURNS) as f64)
+        })
+    }
+}
+
+/// Returns the files of both sides: words that both map, and a pair of sockets.
+fn files() -> Result<[[OwnedFd; 2]; 2], Failure> {
+    let words =
+        memfd::Draft::create("partywall-bench:words", 4096).and_then(memfd::Draft::share).map_err(system(MAKING))?;
+    let copy = words.try_clone().map_err(system(MAKING))?;
+    let (one, other) = UnixStream::pair().map_err(system(MAKING))?;
+    Ok([[words, one.into()], [copy, other.into()]])
+}
+
+fn meet(peer: &mut Peer, options: &Options, [words, socket]: &[OwnedFd; 2]) -> Result<(), Failure> {
+    peer.say_with(Order::Meet(options.clone()), &[words.as_fd(), socket.as_fd()])
 }
 
 /// What one of two processes tells the other by, and is told by.
@@ -166,9 +232,9 @@ impl Ends {
         place: Place,
         options: &Options,
         [words, socket]: [OwnedFd; 2],
-        first: bool,
     ) -> Result<Self, Failure> {
-        let Options { way, name, subscribers } = options;
+        let Options { way, name, subscribers, first } = options;
+        let first = *first;
         let name = |first: bool| format!("{name}/{}", if first { "first" } else { "second" });
         let timelines =
             || -> Result<_, Failure> { Ok((domain.timeline_writer(&name(first))?, domain.timeline(&name(!first))?)) };

@@ -49,7 +49,7 @@ pub(super) enum Order {
     CopyAcross(across::Way),
     /// Takes part in hand-offs; a file with words follows, and a socket.
     Meet(handoff::Options),
-    /// Hands over so many times, there and back.
+    /// Hands over so many times, there and back; answers with how long it took.
     HandOff(u64),
 }
 
@@ -105,13 +105,12 @@ fn play(session: &mut Session) -> Result<(), Failure> {
             }
             Order::Meet(options) => {
                 let files: [OwnedFd; 2] = [session.parent().take_fd()?, session.parent().take_fd()?];
-                ends = Some(handoff::Ends::new(session.domain(), session.place, &options, files, false)?);
+                ends = Some(handoff::Ends::new(session.domain(), session.place, &options, files)?);
                 session.parent().say(())?;
             }
             Order::HandOff(count) => {
                 let ends: &mut handoff::Ends = ends.as_mut().ok_or_else(|| unexpected("nothing to hand over by"))?;
-                ends.exchange(count).map_err(super::failed)?;
-                session.parent().say(())?;
+                session.parent().say(ends.exchange(count).map_err(super::failed)?)?;
             }
         }
     }

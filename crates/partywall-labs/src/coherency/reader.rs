@@ -11,7 +11,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let mode = run(session, writer)?;
     match mode {
         Mode::Mps if session.reporter().reports_all() => {
-            let pipes = ("CUDA_MPS_PIPE_DIRECTORY", NO_DAEMON);
+            let pipes = ("CUDA_MPS_PIPE_DIRECTORY", device::NO_DAEMON);
             let mut again = session.spawn_with("again", &[pipes])?;
             again.hear::<()>()?;
             again.end();
@@ -354,6 +354,3 @@ fn pairs_text(read: &PairsReport) -> String {
 
 /// A hand-over between time-sliced kernels takes longer than this, and any other hand-over less.
 const A_SLICE: Duration = Duration::from_micros(500);
-
-/// A directory in which no MPS daemon answers.
-const NO_DAEMON: &str = "/nonexistent/partywall";

@@ -165,8 +165,21 @@ pub(crate) fn bench() -> Result<(), String> {
     ensure(page.len() < 1_000_000 && !page.contains("http"), || format!("the page has {} bytes", page.len()))
 }
 
+/// Streams tell each other under MPS, and time-sliced beside it.
+pub(crate) fn bench_under_mps() -> Result<(), String> {
+    let mps = Mps::start()?;
+    let world = World::new()?;
+    let arguments = ["bench", "handoff", "--device", "cuda", "--quick"];
+    let text = partywall_with(&world, &arguments, &[mps.environment()])?;
+    say(&text);
+    ensure(text.contains("tells one of another, under MPS"), || "nothing was measured under MPS".to_owned())?;
+    let is_answered =
+        ["one of another, time-sliced", "time-sliced, were refused"].iter().any(|part| text.contains(part));
+    ensure(is_answered, || "nothing is said about time slices".to_owned())
+}
+
 /// Parts of what a report on a GPU is about.
-const QUESTIONS: [&str; 11] = [
+const QUESTIONS: [&str; 12] = [
     "the harness itself",
     "latency of a dependent load",
     "latency of a write, __threadfence()",
@@ -175,6 +188,7 @@ const QUESTIONS: [&str; 11] = [
     "copies to page-locked host memory out of",
     "copies within the GPU out of",
     "one process tells another",
+    "a stream of one process tells one of another, time-sliced",
     "opening and closing",
     "taking and giving back",
     "one process to all subscribers",

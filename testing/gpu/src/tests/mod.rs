@@ -80,6 +80,7 @@ static TESTS: &[Test] = &[
     real("command_lab_semaphore_under_mps", Needs::Mps, commands::lab_semaphore_under_mps),
     test("command_lab_crash", 1, commands::lab_crash),
     Test { timeout: Duration::from_secs(480), ..test("command_bench", 1, commands::bench) },
+    real("command_bench_under_mps", Needs::Mps, commands::bench_under_mps),
     test("command_lab_work_queue", 1, commands::lab_work_queue),
     real("command_lab_work_queue_under_mps", Needs::Mps, commands::lab_work_queue_under_mps),
     test("command_lab_tour", 1, commands::lab_tour),
