@@ -126,12 +126,6 @@ const TEST: &[Step] = &[
         run: simulated::faults,
     },
     Step {
-        name: "gpu-tests",
-        about: "the program that tests real GPUs, on two simulated ones",
-        lane: Lane::Main,
-        run: simulated::gpu_tests,
-    },
-    Step {
         name: "python",
         about: "the Python package: built, installed, type-checked and tested",
         lane: Lane::Main,
@@ -151,6 +145,13 @@ const TEST: &[Step] = &[
         run: rust::address_sanitizer,
     },
     Step { name: "loom", about: "the models of shared words, by loom", lane: Lane::Side, run: rust::loom },
+    // It waits more than it computes, so it costs those beside it little.
+    Step {
+        name: "gpu-tests",
+        about: "the program that tests real GPUs, on two simulated ones",
+        lane: Lane::Side,
+        run: simulated::gpu_tests,
+    },
     Step {
         name: "kernels",
         about: "the kernels' PTX is what they compile to",
