@@ -1,11 +1,12 @@
 //! Segments that queues hold.
 //!
 //! Any member that has a queue open may attach a segment to it, and tasks of the queue then name parts of the segment as inputs.
-//! The queue's version holds the segment's version as members do by leases: neither the death of the member that attached it, nor
-//! the end of the segment's name, takes the memory away. An attachment belongs to the queue, so any member that has the queue open
-//! may end it, unless tasks name it; otherwise it ends with the queue.
+//! The queue's version keeps the segment's version, as a member's lease does. The memory stays if the member that attached it dies,
+//! and if the segment's name ends. An attachment belongs to the queue: any member that has the queue open may end it, unless tasks
+//! name it. Otherwise it ends with the queue.
 //!
-//! Which tasks name it is in control memory, where the server looks before it applies the request: see [`Registry::to_detach`].
+//! Whether tasks name an attachment is in control memory. The server looks there before it applies the request: see
+//! [`Registry::to_detach`].
 
 use std::collections::BTreeMap;
 

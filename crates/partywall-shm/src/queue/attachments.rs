@@ -1,8 +1,8 @@
 //! Attachments: the segments that the tasks of a queue may name as inputs.
 //!
-//! The broker holds each attached segment on behalf of the queue, whoever attached it, until it is detached or the queue goes.
-//! The table says which numbers tasks may name; only the broker writes it, and only the broker's own list decides what a number
-//! stands for.
+//! The broker keeps each attached segment until it is detached or the queue goes, even if the process that attached it dies. The
+//! table has an entry for each attachment: which number tasks may name. Only the broker writes it. What a number stands for is in
+//! the broker's own list, so a member that overwrites the table gains nothing.
 //!
 //! | bits | field | |
 //! |---|---|---|
@@ -16,12 +16,13 @@
 //! fence looks at *attached*, before the task is pending ([`Queue::submit`]). One of them sees what the other did. So a task that
 //! is in the queue names segments that are attached, and no number has to be counted up or down by a process that may be killed.
 //!
-//! A body may be read while it is written: what counts is that a task, once its submitter has found *attached*, is read whole, or
-//! is over.
+//! The broker may read a body while its submitter writes it. A task whose submitter has found *attached* is read whole, or is over
+//! by then; the others are given back.
 //!
-//! If a submitter is killed or stopped between any two steps, its place is *writing*, and what the body names counts until the
-//! submitter goes on or the broker takes the place back. Such a body may still be that of the place's former task, which only
-//! refuses a detach that would be granted a moment later. If the broker is killed, the queue ends.
+//! If a submitter is killed or stopped between any two steps, its place is *writing*, and the attachments in the body count until
+//! the submitter continues or the broker recovers the place. The body may still be that of the place's former task: then a detach
+//! is refused that would be granted a moment later. If the broker is killed, no segment is attached or detached any more, and
+//! processes keep what they have open.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -55,13 +56,13 @@ pub struct InUse {
 pub(super) struct Entry(AtomicU64);
 
 impl Queue {
-    /// Lets tasks name an attachment, for the broker. A number that the table has no entry for is an entry's all the same.
+    /// Lets tasks name an attachment. Only the broker calls this; any number selects an entry.
     pub fn attach(&self, attachment: u32) {
         // Pairs with the load in `is_attached`.
         self.entry(attachment).0.store(u64::from(attachment) | ATTACHED, Ordering::Release);
     }
 
-    /// Ends the attachment, for the broker, unless tasks name it: then returns these, and tasks may go on naming it.
+    /// Ends an attachment, unless tasks name it: then returns these, and tasks may still name it. Only the broker calls this.
     pub fn begin_detach(&self, attachment: u32) -> Option<InUse> {
         self.entry(attachment).0.store(attachment.into(), Ordering::Relaxed);
         // Pairs with the fence in `submit`: a submitter that found it attached has described its task for us to see.

@@ -1,8 +1,8 @@
 //! Segments that the tasks of a queue name as inputs.
 //!
-//! The queue holds an attached segment, whoever lives: see the broker's registry. A submitter needs its number and length only. A
-//! worker opens it when it uses an input that names it, through the queue, and keeps it open for later tasks. It closes it when it
-//! finds that the segment was detached: it looks whenever it claims.
+//! The broker keeps an attached segment for the queue. A submitter needs only its number and length. A worker asks the broker for the
+//! segment when it first uses an input that names it, and keeps it open for later tasks. Each claim closes segments that were
+//! detached since.
 
 use std::{
     collections::BTreeMap,
@@ -28,10 +28,10 @@ use crate::{
     wait::Wait,
 };
 
-/// A segment that a queue holds, for tasks to name parts of it: see [`Queue::attach`].
+/// A segment that is attached to a queue: tasks of the queue name [parts](Self::part) of it. See [`Queue::attach`].
 ///
-/// Clones are the same attachment, and so is what another process gets that attaches the same version. Dropping it changes
-/// nothing: the queue holds the segment until it is [detached](Queue::detach) or the queue goes.
+/// Clones are the same attachment; so is the one that another process gets for the same version. Dropping it changes nothing: the
+/// queue keeps the segment until it is [detached](Queue::detach) or the queue goes.
 #[derive(Clone)]
 pub struct Attachment(Arc<Attached>);
 
@@ -57,17 +57,17 @@ pub struct SegmentPart {
 #[derive(Debug, Default)]
 pub(crate) struct Attachments {
     open: Mutex<BTreeMap<u32, Arc<Segment>>>,
-    /// How many attachments had ended when those were closed that had.
+    /// The queue's count of ended attachments when this process last looked for segments to close.
     detached: AtomicU64,
 }
 
 impl Queue {
-    /// Has the queue hold a segment, so that tasks can name [parts](Attachment::part) of it as inputs. The segment stays as long
-    /// as the queue holds it, even if this process dies, or its name is removed. A segment that the queue holds already is not
-    /// attached again. At most 32 are attached at a time.
+    /// Attaches a segment, so that tasks can name [parts](Attachment::part) of it as inputs. The queue keeps the segment until it is
+    /// [detached](Self::detach) or the queue goes, even if this process dies or the segment's name is removed. A version that is
+    /// attached already gets the same attachment. At most 32 segments are attached at a time.
     ///
-    /// Workers open it once, for reading, and read it in place. Frozen segments and mutable ones, in host memory and on a GPU, can
-    /// be attached. Nothing orders reads of a mutable one with what other processes write.
+    /// Each worker opens the segment once, for reading, and reads it in place. It may be frozen or mutable, in host memory or on a
+    /// GPU. Nothing orders a worker's reads of a mutable segment with the writes of other processes.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -107,8 +107,8 @@ impl Queue {
         })))
     }
 
-    /// Ends an attachment, once no task names it: waits until all that do are done, cancelled or purged, and no attempt that was
-    /// taken back may still read it. Dead letters name it, too. The segment goes if nothing else holds it.
+    /// Detaches a segment once no task names it. Waits until all tasks that name it are done, cancelled or purged, and until no
+    /// attempt that was taken back may still read it. Dead letters name it, too. The segment goes if nothing else keeps it.
     ///
     /// # Errors
     /// [`Busy::AttachmentInUse`] if tasks still name it at the end of the wait; [`Error::Cancelled`];
@@ -222,7 +222,10 @@ impl SegmentPart {
 impl Open {
     /// Refuses an attachment of another queue.
     pub(super) fn check_attachment(&self, attachment: &Attachment) -> Result<()> {
-        if Arc::ptr_eq(&attachment.0.inputs, &self.inputs) {
+        let of = &attachment.0.inputs;
+        let ours = std::ptr::eq(of.domain().link(), self.domain().link());
+        // Another handle of the queue may use it on another GPU.
+        if ours && (of.name(), of.version()) == (self.name(), self.inputs.version()) {
             return Ok(());
         }
         Err(self.refuses(format!("{attachment:?} is attached to another queue; attach it to this one")))

@@ -124,7 +124,7 @@ impl<'a> Submitter<'a> {
         write(&mut input, &pattern(number));
         let ticket = self.submit(number, input);
         self.tickets.push_back((number, ticket));
-        if number % 5 == 0 {
+        if number.is_multiple_of(5) {
             match self.queue.detach(&self.weights, Duration::ZERO) {
                 Ok(()) | Err(Error::Busy(Busy::AttachmentInUse { .. }) | Error::Gone(Gone::Attachment { .. })) => {}
                 Err(error) => panic!("{error}"),

@@ -77,6 +77,7 @@ tests! {
         result_is_read_behind_the_stream_of_its_worker,
         result_of_a_worker_killed_with_its_stream_standing_is_not_valid,
         result_that_another_reader_has_taken_is_gone,
+        part_of_a_segment_is_read_after_the_process_that_attached_it_was_killed,
     }
     alone::{
         failed_registration_of_words_is_retried,
