@@ -111,8 +111,8 @@ impl Chart {
         self.lines.iter().any(|line| line.points.len() > 1)
     }
 
-    /// Draws the plot with its legend in black on white. A page may restyle these two colours and that of the grid: no line
-    /// has them.
+    /// Draws the plot with its legend, in black on white: the measured case as a solid line, those beside it dashed. A page may
+    /// restyle black, white and the colour of the grid, which no line has.
     ///
     /// # Errors
     /// [`Error::Plot`] if it cannot be drawn: a value is not finite.
@@ -156,10 +156,13 @@ impl Chart {
             let lower = line.points.iter().map(|point| (point.x, point.p25));
             let upper = line.points.iter().rev().map(|point| (point.x, point.p75));
             chart.draw_series([Polygon::new(lower.chain(upper).collect::<Vec<_>>(), colour.mix(0.15))])?;
-            chart.draw_series(LineSeries::new(
-                line.points.iter().map(|point| (point.x, point.p50)),
-                colour.stroke_width(2),
-            ))?;
+            let medians = line.points.iter().map(|point| (point.x, point.p50));
+            let style = colour.stroke_width(2);
+            // Lines that agree lie on each other: the gaps of the later ones show the first.
+            match index as u32 {
+                0 => chart.draw_series(LineSeries::new(medians, style))?,
+                after => chart.draw_series(DashedLineSeries::new(medians, 4 + 4 * after, 4 + 4 * after, style))?,
+            };
             chart.draw_series(line.points.iter().map(|point| Circle::new((point.x, point.p50), 3, colour.filled())))?;
             let top = 44 + 40 * index as i32;
             legend.draw(&PathElement::new([(4, top), (24, top)], colour.stroke_width(2)))?;

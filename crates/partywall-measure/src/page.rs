@@ -26,8 +26,9 @@ impl Report {
             let _ = writeln!(page, "<figure>\n{}</figure>", chart.svg()?);
         }
         page.push_str(
-            "<p>A line goes through the medians; the band around it has half of all samples in it. Both axes are \
-                       logarithmic. All cases of a plot were measured in turns.</p>\n",
+            "<p>A line goes through the medians; the band around it has half of all samples in it. What is measured is a \
+             solid line, what stands beside it a dashed one. Both axes are logarithmic. All cases of a plot were measured in \
+             turns.</p>\n",
         );
         self.numbers_of_the_page(&mut page);
         let json = serde_json::to_string_pretty(self).unwrap_or_default();
