@@ -260,6 +260,18 @@ fn permits_of_killed_processes_come_back_on_the_simulated_gpu() {
 }
 
 #[test]
+fn permits_of_killed_processes_come_back_without_a_gpu() {
+    let sandbox = Sandbox::new();
+    let report = Report::of(&sandbox.run(["lab", "semaphore", "--json", "--device", "host"]).expect(0));
+    assert_eq!(report.header["device"], "host");
+    assert_eq!(report.steps_with("different"), [""; 0]);
+    assert_eq!(report.steps_with("not-tried"), ["stream"]);
+    assert_eq!(report.with("held"), ["in-turn", "never-more"]);
+    assert_eq!(report.with("did-not-hold"), ["lost", "stuck"]);
+    assert_eq!(report.claims["host-gives"]["evidence"], "it needs a GPU: --device cuda");
+}
+
+#[test]
 fn deaths_of_server_client_and_broker_are_shown_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
     let report = Report::of(&Running::spawn(&mut lab(&sandbox, &["crash", "--json"])).wait().expect(0));

@@ -80,6 +80,9 @@ pub(super) fn streams_cannot_wait(gpu: &Gpu) -> Option<String> {
 /// A directory in which no MPS daemon answers.
 pub(super) const NO_DAEMON: &str = "/nonexistent/partywall";
 
+/// The reason why a step is not tried in host memory.
+pub(super) const NEEDS_A_GPU: &str = "it needs a GPU: --device cuda";
+
 /// Returns whether this process is a client of an MPS server.
 pub(super) fn under_mps(gpu: &Gpu) -> Result<bool, Failure> {
     let device = gpu.context().device();

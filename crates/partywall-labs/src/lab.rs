@@ -262,6 +262,14 @@ impl Session {
         self.gpu.clone().expect("only labs that do not run in host memory use the GPU")
     }
 
+    /// Returns the GPU of a lab that may run in host memory, or `None` there.
+    pub(crate) fn gpu_if_any(&self) -> Result<Option<Arc<Gpu>>, Failure> {
+        match self.place {
+            Place::Gpu(uuid) => Ok(Some(self.domain().gpu(uuid)?)),
+            Place::Host => Ok(None),
+        }
+    }
+
     /// Returns the connection to the lab's broker.
     pub(crate) fn domain(&self) -> &Domain {
         self.domain.as_ref().expect("only labs with a broker use the domain")

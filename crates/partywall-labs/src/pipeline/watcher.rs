@@ -49,7 +49,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     if session.place == Place::Host {
         let why = "On a GPU the filter's kernels compute what the CPU has computed here.";
         let step = Step::new("kernels", "The same pixels by kernels", why);
-        session.report(step.untried(Some(PIXELS), "it needs a GPU: --device cuda"))?;
+        session.report(step.untried(Some(PIXELS), device::NEEDS_A_GPU))?;
     }
     Ok(())
 }

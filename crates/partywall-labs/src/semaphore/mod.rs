@@ -2,7 +2,7 @@
 //!
 //! | role | process | does |
 //! |---|---|---|
-//! | worker | child | acquires a permit, runs a kernel while it holds it, releases it |
+//! | worker | child | acquires a permit, works while it holds it (on a GPU by a kernel), releases it |
 //! | watcher | `partywall lab semaphore` | starts a broker and more workers, kills two of them; concludes |
 
 mod watcher;
@@ -17,12 +17,12 @@ pub(super) static LAB: Lab = Lab {
     name: "semaphore",
     about: "Several processes share a few permits, and some die with theirs",
     title: "several processes share a few permits, and some die with theirs",
-    on_host: false,
+    on_host: true,
     broker: true,
     options: Workers::augment_args,
     roles: &[Role::new(
         "worker",
-        "Acquire permits, use the GPU while holding them, and release them",
+        "Acquire permits, work while holding them, and release them",
         "The watcher is done, and reports which claims held.",
         worker::play,
     )],
@@ -70,7 +70,7 @@ const PERMITS: u32 = 2;
 
 /// How many turns each worker takes when all work.
 const TURNS: usize = 5;
-/// How long the kernel of a turn takes.
+/// How long the work of a turn takes.
 const WORK: Duration = Duration::from_millis(10);
 /// How long a slow kernel takes.
 const SLOW: Duration = Duration::from_millis(200);

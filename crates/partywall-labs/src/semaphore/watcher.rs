@@ -7,7 +7,10 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let mut watcher = Watcher {
         semaphore: session.domain().semaphore(SEMAPHORE, PERMITS)?,
         workers: vec![session.partner()],
-        obstacle: device::streams_cannot_wait(&session.gpu()),
+        obstacle: match session.gpu_if_any()? {
+            Some(gpu) => device::streams_cannot_wait(&gpu),
+            None => Some(device::NEEDS_A_GPU.into()),
+        },
     };
     for _ in 1..workers {
         watcher.workers.push(session.spawn("worker")?);
@@ -34,7 +37,7 @@ struct Watcher {
     semaphore: Semaphore,
     /// The first worker may run in its own terminal; the last ones are killed.
     workers: Vec<Peer>,
-    /// Why streams cannot write words of shared memory here.
+    /// Why no stream can write words of shared memory here.
     obstacle: Option<String>,
 }
 

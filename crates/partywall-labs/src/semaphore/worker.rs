@@ -1,16 +1,16 @@
-//! A worker: acquires a permit, runs a kernel while it holds the permit, and releases it.
+//! A worker: acquires a permit, works while it holds the permit, and releases it. On a GPU the work is a kernel.
 
 use partywall::cuda::experiment::Delay;
 
 use super::*;
 
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
-    let gpu = session.gpu();
-    let worker = Worker {
-        semaphore: session.domain().semaphore(SEMAPHORE, PERMITS)?,
-        stream: Stream::new(gpu.context()).doing("creating a stream")?,
-        delay: Delay::load(gpu.context()).doing("loading kernels")?,
-    };
+    let device = session.gpu_if_any()?.map(|gpu| {
+        let stream = Stream::new(gpu.context()).doing("creating a stream")?;
+        Ok::<_, Failure>(Device { stream, delay: Delay::load(gpu.context()).doing("loading kernels")? })
+    });
+    let semaphore = session.domain().semaphore(SEMAPHORE, PERMITS)?;
+    let worker = Worker { semaphore, device: device.transpose()? };
     session.parent().say(())?;
     while let Some(command) = session.parent().next()? {
         match command {
@@ -29,13 +29,16 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
                 drop(permit);
             }
             Command::OnStream => {
-                broker::prepare(session.domain(), &worker.stream);
+                let Some(device) = &worker.device else {
+                    return Err(unexpected("a worker without a GPU has no stream"));
+                };
+                broker::prepare(session.domain(), &device.stream);
                 let permit = worker.semaphore.acquire(TIMEOUT)?;
-                worker.work(SLOW)?;
+                device.enqueue(SLOW)?;
                 let before = Moment::now();
-                permit.release_on(worker.stream.as_ref()).map_err(|refused| refused.error)?;
+                permit.release_on(device.stream.as_ref()).map_err(|refused| refused.error)?;
                 session.parent().say(Handed { before, after: Moment::now() })?;
-                worker.stream.synchronize().doing("running a kernel")?;
+                device.stream.synchronize().doing("running a kernel")?;
                 session.parent().say(())?;
             }
         }
@@ -45,12 +48,23 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
 
 struct Worker {
     semaphore: Semaphore,
+    /// `None` in host memory.
+    device: Option<Device>,
+}
+
+struct Device {
     stream: Stream,
     delay: Delay,
 }
 
+impl Device {
+    fn enqueue(&self, time: Duration) -> Result<(), Failure> {
+        self.delay.enqueue(self.stream.as_ref(), time).doing("launching a kernel")
+    }
+}
+
 impl Worker {
-    /// Uses the GPU while it holds a permit. Returns `None` if no permit came in time.
+    /// Works while it holds a permit. Returns `None` if no permit came in time.
     fn turn(&self) -> Result<Option<Turn>, Failure> {
         let asked = Moment::now();
         let permit = match self.semaphore.acquire(TIMEOUT) {
@@ -58,15 +72,19 @@ impl Worker {
             permit => permit?,
         };
         let got = Moment::now();
-        self.work(WORK)?;
-        self.stream.synchronize().doing("running a kernel")?;
+        self.work()?;
         let gave = Moment::now();
         permit.release()?;
         Ok(Some(Turn { asked, got, gave }))
     }
 
-    fn work(&self, time: Duration) -> Result<(), Failure> {
-        self.delay.enqueue(self.stream.as_ref(), time).doing("launching a kernel")
+    fn work(&self) -> Result<(), Failure> {
+        let Some(device) = &self.device else {
+            thread::sleep(WORK);
+            return Ok(());
+        };
+        device.enqueue(WORK)?;
+        device.stream.synchronize().doing("running a kernel")
     }
 }
 
@@ -81,6 +99,6 @@ fn describe(turns: &[Turn]) -> Step {
     )
     .value("turns", turns.len().to_string())
     .value("waited for a permit", spread(&waited))
-    .value("held it, with a kernel on the GPU", spread(&had))
+    .value("held it, at work", spread(&had))
     .judge(turns.len() == TURNS, "it got every turn", "it did not get every turn")
 }
