@@ -53,11 +53,12 @@ fn public_operations_have_spans() {
     let (publisher, subscriber) = (topic.publisher().unwrap(), topic.subscribe(Policy::Block).join().unwrap());
     let writer = domain.timeline_writer("steps").unwrap();
     let queue = domain.queue("work").tasks(1).place(Place::Host).create().unwrap();
-    domain.create("weights", Place::Host).tensor("w", DType::U8, &[1]).kept(true).allocate().unwrap().commit().unwrap();
+    let weights = domain.create("weights", Place::Host).tensor("w", DType::U8, &[1]).kept(true);
+    drop(weights.allocate().unwrap().commit().unwrap());
     let names = Names::default();
     with_default(names.clone(), || {
-        domain.opener("weights").open().unwrap();
-        publisher.loan(DType::U8, &[1], TIMEOUT).unwrap().filled().publish(TIMEOUT).unwrap();
+        drop(domain.opener("weights").open().unwrap());
+        drop(publisher.loan(DType::U8, &[1], TIMEOUT).unwrap().filled().publish(TIMEOUT).unwrap());
         drop(subscriber.recv(TIMEOUT).unwrap());
         writer.signal(1).unwrap();
         writer.timeline().wait(1, TIMEOUT).unwrap();
