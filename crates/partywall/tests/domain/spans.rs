@@ -58,7 +58,7 @@ fn public_operations_have_spans() {
     let names = Names::default();
     with_default(names.clone(), || {
         drop(domain.opener("weights").open().unwrap());
-        drop(publisher.loan(DType::U8, &[1], TIMEOUT).unwrap().filled().publish(TIMEOUT).unwrap());
+        publisher.loan(DType::U8, &[1], TIMEOUT).unwrap().filled().publish(TIMEOUT).unwrap();
         drop(subscriber.recv(TIMEOUT).unwrap());
         writer.signal(1).unwrap();
         writer.timeline().wait(1, TIMEOUT).unwrap();
