@@ -38,13 +38,14 @@ fn all_is_measured_in_host_memory() {
         [
             "a segment of 2 MiB",
             "bandwidth of reading, one thread",
+            "closing",
             "copies into",
             "copies out of",
             "latency of a dependent load, one thread",
             "latency of a write, a fence and a dependent load, one thread",
             "one process tells another",
             "one process to all subscribers of another, and its answer",
-            "opening and closing",
+            "opening",
             "taking and giving back",
             "the harness itself",
         ]

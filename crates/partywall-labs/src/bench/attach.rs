@@ -46,17 +46,57 @@ fn name(bytes: u64) -> String {
     format!("attached.{bytes}")
 }
 
+/// What of an attachment is timed.
+#[derive(Debug, Clone, Copy)]
+enum Half {
+    Opening,
+    Closing,
+}
+
+impl Half {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Opening => "opening",
+            Self::Closing => "closing",
+        }
+    }
+
+    /// Returns microseconds of this half. `open` returns what `close` ends; `check` looks at it between the two.
+    fn sampler<'a, T>(
+        self,
+        open: impl Fn() -> Result<T, Sampled> + 'a,
+        check: impl Fn(&T) -> Result<(), Sampled> + 'a,
+        close: impl Fn(T) -> Result<(), Sampled> + 'a,
+    ) -> Sampler<'a> {
+        Box::new(move || {
+            let start = Instant::now();
+            let opened = open()?;
+            let opening = start.elapsed();
+            check(&opened)?;
+            let start = Instant::now();
+            close(opened)?;
+            let closing = start.elapsed();
+            let half = match self {
+                Self::Opening => opening,
+                Self::Closing => closing,
+            };
+            Ok(half.as_secs_f64() * 1e6)
+        })
+    }
+}
+
 fn by_size(bench: &Bench<'_>, size: u64, handle: Option<&Handle>) -> Result<(), Failure> {
-    let case = |name: &str| bench.case(name, Unit::Microseconds, size).parameter("of", "opening and closing");
-    let ours: Sampler<'_> = Box::new(|| {
-        let start = Instant::now();
-        let segment = bench.domain.opener(&name(size)).open()?;
-        let opened = start.elapsed();
-        check(&segment, size)?;
-        let start = Instant::now();
-        segment.release()?;
-        Ok((opened + start.elapsed()).as_secs_f64() * 1e6)
-    });
+    [Half::Opening, Half::Closing].into_iter().try_for_each(|half| half_by_size(bench, half, size, handle))
+}
+
+fn half_by_size(bench: &Bench<'_>, half: Half, size: u64, handle: Option<&Handle>) -> Result<(), Failure> {
+    let case = |name: &str| bench.case(name, Unit::Microseconds, size).parameter("of", half.name());
+    let name = name(size);
+    let ours = half.sampler(
+        || Ok(bench.domain.opener(&name).open()?),
+        |segment| check(segment, size),
+        |segment| Ok(segment.release()?),
+    );
     let comparison = Comparison::new(case("a Partywall segment, by name"), ours);
     match (&bench.gpu, handle) {
         (Some(gpu), Some(handle)) => {
@@ -64,37 +104,43 @@ fn by_size(bench: &Bench<'_>, size: u64, handle: Option<&Handle>) -> Result<(), 
             let bytes = size.next_multiple_of(granule);
             let memory = PhysicalMemory::create(gpu.context(), bytes).doing("making memory")?;
             let file = memory.export().doing("exporting memory")?;
-            let floor: Sampler<'_> = Box::new(|| {
-                let start = Instant::now();
-                let memory = PhysicalMemory::import(gpu.context(), file.as_fd(), bytes)?;
-                Mapping::new(memory, Access::ReadOnly)?.close()?;
-                Ok(start.elapsed().as_secs_f64() * 1e6)
-            });
-            let legacy: Sampler<'_> = Box::new(|| {
-                let start = Instant::now();
-                drop(open(gpu, handle, size).map_err(|failure| Sampled::from(failure.message()))?);
-                Ok(start.elapsed().as_secs_f64() * 1e6)
-            });
+            let floor = half.sampler(
+                || {
+                    let memory = PhysicalMemory::import(gpu.context(), file.as_fd(), bytes)?;
+                    Ok(Mapping::new(memory, Access::ReadOnly)?)
+                },
+                |_| Ok(()),
+                |mapping| Ok(mapping.close()?),
+            );
+            let legacy = half.sampler(
+                || open(gpu, handle, size).map_err(|failure| Sampled::from(failure.message())),
+                |_| Ok(()),
+                |mapping| {
+                    drop(mapping);
+                    Ok(())
+                },
+            );
             let comparison = comparison
                 .floor(case("the driver's import and mapping of a descriptor that is there"), floor)
                 .rival(case("a legacy handle that is there (cuIpcOpenMemHandle)"), legacy);
-            bench.run("opening", comparison)
+            bench.run(half.name(), comparison)
         }
         _ => {
             let file: OwnedFd = memfd::Draft::create("partywall-bench:file", size)
                 .and_then(memfd::Draft::share)
                 .map_err(system("making a file in memory"))?;
-            let floor: Sampler<'_> = Box::new(|| {
-                let start = Instant::now();
-                let map = SharedMap::readable(&file)?;
-                let end = map.slice::<u64>(map.len() - 8, 1).map(|end| end.get(0));
-                drop(map);
-                if end != Some(0) {
-                    return Err("the file has other bytes than zeros".into());
-                }
-                Ok(start.elapsed().as_secs_f64() * 1e6)
-            });
-            bench.run("opening", comparison.floor(case("mmap and munmap of a file that is there"), floor))
+            let floor = half.sampler(
+                || Ok(SharedMap::readable(&file)?),
+                |map| match map.slice::<u64>(map.len() - 8, 1).map(|end| end.get(0)) {
+                    Some(0) => Ok(()),
+                    _ => Err("the file has other bytes than zeros".into()),
+                },
+                |map| {
+                    drop(map);
+                    Ok(())
+                },
+            );
+            bench.run(half.name(), comparison.floor(case("mmap and munmap of a file that is there"), floor))
         }
     }
 }

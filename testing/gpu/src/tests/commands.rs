@@ -179,7 +179,7 @@ pub(crate) fn bench_under_mps() -> Result<(), String> {
 }
 
 /// Parts of what a report on a GPU is about.
-const QUESTIONS: [&str; 12] = [
+const QUESTIONS: [&str; 13] = [
     "the harness itself",
     "latency of a dependent load",
     "latency of a write, __threadfence()",
@@ -189,7 +189,8 @@ const QUESTIONS: [&str; 12] = [
     "copies within the GPU out of",
     "one process tells another",
     "a stream of one process tells one of another, time-sliced",
-    "opening and closing",
+    "opening",
+    "closing",
     "taking and giving back",
     "one process to all subscribers",
 ];
