@@ -1,8 +1,10 @@
 //! Checks what the pages of the repository say about the repository itself.
 //!
-//! SPEC.md names tests, benchmarks and files. Every page names files, and links to pages and their headings.
+//! SPEC.md names tests, benchmarks and files. Every page names files, driver facts and steps of labs, and links to pages and their headings.
 //! ARCHITECTURE.md says where `unsafe` is allowed and that the broker links no CUDA. Renames make such sentences wrong
 //! without anybody noticing.
+
+mod learn;
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -29,6 +31,8 @@ pub(crate) fn check(workspace: &Workspace) -> Result<Vec<String>, String> {
     let mut wrong = promises(&page("SPEC.md")?, &tree);
     for (path, text) in tree.pages() {
         wrong.extend(paths(path, text, &tree));
+        wrong.extend(learn::facts(path, text, &tree));
+        wrong.extend(learn::steps(path, text, &tree));
     }
     wrong.extend(links(&tree));
     wrong.extend(places_of_unsafe(&page("ARCHITECTURE.md")?, &tree));

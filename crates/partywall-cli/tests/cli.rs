@@ -31,6 +31,42 @@ fn exit_codes_are_the_same_in_help_and_docs() {
     assert_eq!(of_help.last(), Some(&("7", "timed out")));
 }
 
+/// The pages about learning and labs, with all others below their folder.
+fn pages() -> Vec<(std::path::PathBuf, String)> {
+    let docs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+    let learn = docs.join("learn");
+    let folders = [learn.join("calls"), learn];
+    let pages = folders.iter().flat_map(|folder| fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()));
+    let pages = pages.filter(|path| path.is_file()).chain([docs.join("labs.md")]);
+    pages.map(|path| (path.clone(), fs::read_to_string(path).unwrap())).collect()
+}
+
+#[test]
+fn commands_of_the_learning_pages_exist() {
+    let sandbox = Sandbox::new();
+    let mut tried = std::collections::BTreeSet::new();
+    for (page, text) in pages() {
+        let lines = text.lines().filter(|line| line.starts_with("partywall "));
+        for command in lines.chain(text.split('`').skip(1).step_by(2).filter(|code| code.starts_with("partywall "))) {
+            let command = command.split(" #").next().unwrap();
+            let words = command.split_whitespace().skip(1);
+            // A word in capitals stands for a value of the reader's.
+            let mut words: Vec<_> = words.take_while(|word| !matches!(*word, "|" | ">" | "…")).collect();
+            while let Some(at) =
+                words.iter().position(|word| word.len() > 1 && word.chars().all(|c| c.is_ascii_uppercase()))
+            {
+                let first = if at > 0 && words[at - 1].starts_with("--") { at - 1 } else { at };
+                words.drain(first..=at);
+            }
+            if tried.insert(words.join(" ")) {
+                let output = Running::spawn(sandbox.command(&words).arg("--help")).wait();
+                assert_eq!(output.code, Some(0), "{}: {command}: {}", page.display(), output.stderr);
+            }
+        }
+    }
+    assert!(tried.len() > 30, "{tried:?}");
+}
+
 #[test]
 fn refused_numbers_say_which_ones_are_accepted() {
     let sandbox = Sandbox::new();
