@@ -239,7 +239,7 @@ mod tests {
         let names = entries(&without_comments(include_str!("../../partywall-cuda/kernels/partywall.ptx"))).unwrap();
         assert_eq!(names, ["pw_fill", "pw_verify", "pw_double", "pw_read"]);
         let labs = entries(&without_comments(include_str!("../../partywall-cuda/kernels/lab.ptx"))).unwrap();
-        assert_eq!(labs.len(), 8);
+        assert_eq!(labs.len(), 10);
         let images = entries(&without_comments(include_str!("../../partywall-cuda/kernels/images.ptx"))).unwrap();
         assert_eq!(images, ["pw_resize", "pw_blur"]);
         assert!(names.iter().chain(&labs).chain(&images).all(|name| kernel::find(name).is_some()), "each is emulated");

@@ -4,7 +4,9 @@
 
 use std::{iter, time::Duration};
 
-use partywall::{BlockRef, DType, Domain, Place, Policy, Publisher, Result, Subscriber, Task, Ticket, cuda::StreamRef};
+use partywall::{
+    Block, BlockRef, DType, Domain, Place, Policy, Publisher, Queue, Result, Subscriber, Task, Ticket, cuda::StreamRef,
+};
 
 const THIS: &str = include_str!("docs.rs");
 
@@ -74,6 +76,17 @@ fn queues_submitter_on_a_gpu(ticket: &Ticket, stream: StreamRef<'_>, second: Dur
 }
 
 #[rustfmt::skip]
+fn queues_of_segments(domain: &Domain, queue: &Queue, input: Block, second: Duration) -> Result<()> {
+    let model = domain.open("model", second)?;                       // frozen or mutable, on the host or on a GPU
+    let weights = queue.attach(&model)?;                             // the queue holds this version from now on
+    let layer = weights.tensor(&model.tensor("layers.0")?)?;         // or weights.part(0..4096)
+    let task = Task::new("infer").part(layer.clone()).input(input);
+    queue.submit(task, second).map_err(|refused| refused.error)?;
+    queue.detach(&weights, Duration::MAX)?;                          // when no task names it any more
+    Ok(())
+}
+
+#[rustfmt::skip]
 fn queues_worker(domain: &Domain) -> Result<()> {
     let queue = domain.queue("work").timeout(Duration::from_secs(60)).open()?;
     for task in queue.claims(Duration::from_secs(60)) {              // ends when none comes for so long
@@ -118,7 +131,7 @@ fn rust_code_of_the_pages_is_compiled() {
     for (page, text, count) in [
         ("topics.md", include_str!("../../../docs/topics.md"), 4),
         ("pools.md", include_str!("../../../docs/pools.md"), 2),
-        ("queues.md", include_str!("../../../docs/queues.md"), 3),
+        ("queues.md", include_str!("../../../docs/queues.md"), 4),
         ("ordering.md", include_str!("../../../docs/ordering.md"), 0),
     ] {
         let blocks = blocks(text);
