@@ -63,7 +63,7 @@ pub(super) fn run(bench: &Bench<'_>, owner: &Gpu) -> Result<(), Failure> {
             true => "copies out of another GPU, which the reader does not see",
         };
         let peer = RefCell::new(bench.peer_on(Place::Gpu(reader), environment)?);
-        for size in bench.sizes(what, 4) {
+        for size in bench.sizes(what, 4, 4) {
             by_size(bench, owner, &peer, what, size)?;
         }
         peer.into_inner().end();

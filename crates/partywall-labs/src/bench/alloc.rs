@@ -13,7 +13,7 @@ use crate::prelude::*;
 const PAIRS: u32 = 100;
 
 pub(super) fn run(bench: &Bench<'_>) -> Result<(), Failure> {
-    for size in bench.sizes("alloc", 9) {
+    for size in bench.sizes("alloc", 9, 0) {
         let name = format!("blocks.{size}");
         let pool = bench.domain.pool(&name).blocks(4).block_bytes(size).place(bench.place).create()?;
         let case = |name: &str| bench.case(name, Unit::Microseconds, size).parameter("of", "taking and giving back");

@@ -23,7 +23,7 @@ const OPENINGS: usize = 20_000;
 
 pub(super) fn run(bench: &Bench<'_>) -> Result<(), Failure> {
     let mut peer = bench.peer()?;
-    for size in bench.sizes("attach", 3) {
+    for size in bench.sizes("attach", 3, 3) {
         peer.ask::<()>(Order::Commit { name: name(size), bytes: size, mutable: false })?;
         let handle = match &bench.gpu {
             Some(_) => Some(peer.ask::<Handle>(Order::Legacy { bytes: size, chain: true })?),

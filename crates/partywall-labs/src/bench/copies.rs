@@ -22,8 +22,8 @@ const COPIED: &str = "copied";
 
 pub(super) fn run(bench: &Bench<'_>) -> Result<(), Failure> {
     let mut peer = bench.peer()?;
-    // What is copied from, what is copied to, in own, shared and legacy memory.
-    for size in bench.sizes("copy", 5) {
+    // On the host: the segment, the block, the source, three targets, and what the peer writes from. A GPU has fewer.
+    for size in bench.sizes("copy", 7, 5) {
         peer.ask::<()>(Order::Commit { name: COPIED.into(), bytes: size, mutable: bench.gpu.is_some() })?;
         match &bench.gpu {
             None => on_host(bench, size)?,

@@ -30,7 +30,7 @@ const LEGACY: &str = "a legacy handle (cuIpcOpenMemHandle) of another process";
 pub(super) fn latency(bench: &Bench<'_>) -> Result<(), Failure> {
     let mut peer = bench.peer()?;
     // The own chain, the peer's, and on a GPU one by a legacy handle, twice: to read and to write.
-    for size in bench.sizes("latency", 6) {
+    for size in bench.sizes("latency", 6, 4) {
         // A chain of more is no slower, and takes long to make.
         if size > 1 << 30 {
             continue;
@@ -236,7 +236,7 @@ const ROTATED: u64 = 256 << 20;
 
 pub(super) fn bandwidth(bench: &Bench<'_>) -> Result<(), Failure> {
     let mut peer = bench.peer()?;
-    let sizes = bench.sizes("bandwidth", 3);
+    let sizes = bench.sizes("bandwidth", 3, 0);
     let Some(largest) = sizes.last() else { return Ok(()) };
     let rotated = if bench.quick { *largest } else { ROTATED.min(bench.room / 3).max(*largest) };
     match &bench.gpu {

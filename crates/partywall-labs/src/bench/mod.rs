@@ -107,8 +107,10 @@ struct Bench<'a> {
     /// `None` in host memory.
     gpu: Option<Arc<Gpu>>,
     quick: bool,
-    /// Bytes that a subject may have at once.
+    /// Bytes that a subject may have at once, where the memory is.
     room: u64,
+    /// Bytes of host memory that it may have beside that on a GPU.
+    host_room: u64,
     report: RefCell<Report>,
     /// Whom to tell, and how far the run is.
     progress: (Progress<'a>, f64),
@@ -134,7 +136,19 @@ impl<'a> Bench<'a> {
         };
         let report = RefCell::new(new_report(gpu.as_deref(), quick)?);
         let reporter = Reporter::new(context, &PEER, "bench", false);
-        Ok(Self { place, gpu, quick, room: free / 4, report, progress: (&|_, _| (), 0.0), reporter, domain, broker })
+        let host_room = available_memory() / 4;
+        Ok(Self {
+            place,
+            gpu,
+            quick,
+            room: free / 4,
+            host_room,
+            report,
+            progress: (&|_, _| (), 0.0),
+            reporter,
+            domain,
+            broker,
+        })
     }
 
     fn begin(&mut self, progress: Progress<'a>, done: f64) {
@@ -153,20 +167,28 @@ impl<'a> Bench<'a> {
         Ok(peer)
     }
 
-    /// Returns the sizes that a subject varies, of which it has `copies` at once. Those that there is no room for are noted.
-    fn sizes(&self, what: &str, copies: u64) -> Vec<u64> {
+    /// Returns the sizes that a subject varies, of which it has `copies` at once, and on a GPU `host_copies` on the host beside
+    /// them. Those that there is no room for are noted.
+    fn sizes(&self, what: &str, copies: u64, host_copies: u64) -> Vec<u64> {
         let most = match (self.quick, &self.gpu) {
             (true, _) => 1 << 20,
             (false, None) => 256 << 20,
             (false, Some(_)) => 4 << 30,
         };
+        let needs = match &self.gpu {
+            None => vec![("memory", copies, self.room)],
+            Some(_) => vec![("GPU's memory", copies, self.room), ("host's memory", host_copies, self.host_room)],
+        };
         let all = (0..).map(|step| 4096_u64 << (4 * step)).take_while(|size| *size < most).chain([most]);
-        let (fit, large): (Vec<_>, Vec<_>) = all.partition(|size| size * copies <= self.room);
-        for size in large {
-            self.note(format!(
-                "{what}: {} is left out: {copies} times as much is more than a quarter of the free memory",
-                bytes(size)
-            ));
+        let mut fit = Vec::new();
+        for size in all {
+            match lacking(size, &needs) {
+                None => fit.push(size),
+                Some((whose, copies)) => self.note(format!(
+                    "{what}: {} is left out: {copies} times as much is more than a quarter of the {whose} that is free",
+                    bytes(size)
+                )),
+            }
         }
         fit
     }
@@ -221,6 +243,13 @@ fn new_report(gpu: Option<&Gpu>, quick: bool) -> Result<Report, Failure> {
     Ok(report)
 }
 
+/// Returns of which memory, and how many times, there is no room for a size. Each need is a memory, how many times the size is in
+/// it, and the room there.
+fn lacking<'a>(size: u64, needs: &[(&'a str, u64, u64)]) -> Option<(&'a str, u64)> {
+    let lacks = |(_, copies, room): &&(&str, u64, u64)| size.saturating_mul(*copies) > *room;
+    needs.iter().find(lacks).map(|(whose, copies, _)| (*whose, *copies))
+}
+
 /// Returns the bytes that a process may have without moving others out of memory.
 fn available_memory() -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -241,4 +270,18 @@ fn of_peer(failure: &Failure) -> partywall_measure::Failure {
 /// The failure of a call of the operating system.
 fn system<E: Into<io::Error>>(what: &'static str) -> impl Fn(E) -> Failure {
     move |error| Error::System { what: what.to_owned(), source: error.into() }.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn size_has_to_fit_into_each_memory() {
+        let needs = [("GPU's", 4, 400), ("host's", 5, 300)];
+        assert_eq!(lacking(60, &needs), None, "exactly as much as there is");
+        assert_eq!(lacking(61, &needs), Some(("host's", 5)));
+        assert_eq!(lacking(101, &needs), Some(("GPU's", 4)));
+        assert_eq!(lacking(u64::MAX, &[("GPU's", 1, u64::MAX), ("host's", 0, 0)]), None);
+    }
 }
