@@ -185,8 +185,9 @@ impl InFlight {
 /// Maximum number of unread descriptors of one process.
 const MAX_OF_PROCESS: usize = 64;
 
-/// A process that leaves descriptors unread for this long counts as one that does not read.
-const GRACE: Duration = Duration::from_millis(50);
+/// A process that leaves descriptors unread for this long counts as one that does not read. On a busy machine a thread may wait
+/// for a processor for tens of milliseconds, and the requests of its process are not refused for that.
+const GRACE: Duration = Duration::from_millis(500);
 
 /// Maximum number of unread descriptors of all processes. The kernel limits what a client may send by the client's soft
 /// limit of open files; this is half of the usual one.
