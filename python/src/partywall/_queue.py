@@ -72,7 +72,8 @@ class TaskInfo:
 OnDeath: TypeAlias = Literal["keep", "cancel"]
 
 
-@dataclass(frozen=True)
+# Not frozen: a frozen one takes several times as long to make.
+@dataclass(slots=True)
 class Task:
     """A task for `Queue.submit_all`; the fields are the arguments of `Queue.submit`."""
 
@@ -163,8 +164,8 @@ class Queue(Connected[_native.Queue]):
         """Submits a task, and waits for room up to `timeout` seconds, or for ever: `QueueFull`.
 
         `inputs` are blocks of `inputs`, which become the task's, parts of segments that were attached (`attach`), or arrays as
-        `Domain.put` takes them, which are copied into such blocks. `output` is how many bytes the result has room for. With `on_death="cancel"` the task and its result go
-        when this process dies.
+        `Domain.put` takes them, which are copied into such blocks. `output` is how many bytes the result has room for. With
+        `on_death="cancel"` the task and its result go when this process dies.
 
         On a GPU the task is submitted in the order of `stream`, by default torch's or cupy's current one: a worker's stream
         waits until it has written the inputs. Blocks of a task that is refused stay the caller's.
@@ -187,13 +188,15 @@ class Queue(Connected[_native.Queue]):
         requests = []
         try:
             for task in tasks:
-                inputs.append(_Inputs(self._inputs, task.inputs, None, timeout))
-                blocks = inputs[-1].native
-                requests.append((task.kind, blocks, task.output, task.args, task.max_attempts, task.on_death))
+                taken = None
+                if len(task.inputs) > 0:
+                    inputs.append(_Inputs(self._inputs, task.inputs, None, timeout))
+                    taken = inputs[-1].native
+                requests.append((task.kind, taken, task.output, task.args, task.max_attempts, task.on_death))
             submitted, error = self._native.submit_all(requests, timeout)
         finally:
-            for taken in inputs:
-                taken.release()
+            for of_task in inputs:
+                of_task.release()
         if error is not None:
             error.submitted = submitted
             raise error
