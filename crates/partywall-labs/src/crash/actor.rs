@@ -9,8 +9,8 @@ use crate::device::ends;
 
 /// Plays the waiter or an actor.
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
+    let Some(gpu) = session.gpu_if_any()? else { return super::host::act(session) };
     let domain = session.domain().clone();
-    let gpu = domain.gpu(session.gpu().uuid())?;
     let mut actor = Actor::new(domain, gpu)?;
     while let Some(command) = session.parent().next()? {
         match command {

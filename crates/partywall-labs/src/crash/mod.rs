@@ -11,6 +11,7 @@
 
 mod actor;
 mod chain;
+mod host;
 mod observer;
 mod scenes;
 
@@ -28,7 +29,7 @@ pub(super) static LAB: Lab = Lab {
     name: "crash",
     about: "A server, a client and the broker die: which memory stays, which waits end",
     title: "a server, a client and the broker die: which memory stays, which waits end",
-    on_host: false,
+    on_host: true,
     broker: true,
     options: |command| command,
     roles: &[
@@ -169,4 +170,8 @@ fn has(gpu: &Gpu, segment: &Segment, factor: u32) -> Result<bool, Failure> {
     let range = segment.tensor(TENSOR)?.device()?;
     let bad = gpu.kernels()?.verify(gpu.stream(), range.as_slice(), factor);
     Ok(bad.doing("checking by a kernel")?.is_none())
+}
+
+fn intact_text(intact: bool) -> &'static str {
+    if intact { "readable, every word as written" } else { "not what was written" }
 }

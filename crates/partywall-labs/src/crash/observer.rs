@@ -3,8 +3,8 @@
 use super::*;
 
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
+    let Some(gpu) = session.gpu_if_any()? else { return super::host::observe(session) };
     let domain = session.domain().clone();
-    let gpu = domain.gpu(session.gpu().uuid())?;
     gpu.kernels()?;
     let waiter = session.partner();
     let obstacle = device::streams_cannot_wait(&gpu);

@@ -5,7 +5,7 @@ use crate::device::{Gate, ends, under_mps};
 
 /// How a process ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum How {
+pub(super) enum How {
     Killed,
     Aborted,
     Faulted,
@@ -13,7 +13,7 @@ enum How {
 
 impl How {
     /// Returns the name of a scene.
-    fn scene(self, who: &str) -> String {
+    pub(super) fn scene(self, who: &str) -> String {
         match self {
             Self::Killed => format!("{who}-killed"),
             Self::Aborted => format!("{who}-aborted"),
@@ -21,7 +21,7 @@ impl How {
         }
     }
 
-    fn title(self, who: &str) -> String {
+    pub(super) fn title(self, who: &str) -> String {
         match self {
             Self::Killed => format!("The {who} is killed (SIGKILL)"),
             Self::Aborted => format!("The {who} calls abort()"),
@@ -31,7 +31,7 @@ impl How {
 
     /// Ends a process this way. Returns when others can notice it, and the result of the process's own next call if it
     /// still runs.
-    fn inflict(self, actor: &mut Peer) -> Result<(Moment, Option<String>), Failure> {
+    pub(super) fn inflict(self, actor: &mut Peer) -> Result<(Moment, Option<String>), Failure> {
         let now = Moment::now();
         match self {
             Self::Killed => actor.kill(),
@@ -48,7 +48,7 @@ impl How {
     }
 
     /// Returns how the process's timelines end.
-    fn ending(self) -> &'static str {
+    pub(super) fn ending(self) -> &'static str {
         if self == Self::Faulted { "OwnerFaulted" } else { "OwnerDied" }
     }
 }
@@ -174,13 +174,13 @@ fn one_client(how: How, step: Step, observer: &mut Observer<'_>) -> Result<Step,
     let mut client = observer.start()?;
     let pid = client.pid;
     client.ask::<()>(Command::Use { scene })?;
-    let held = holds(observer, &name, pid)?;
+    let held = holds(&observer.domain, &name, pid)?;
 
     let (mut at, own_call) = how.inflict(&mut client)?;
     let mut step = step.value("its lease, before", if held { "there" } else { "missing" });
     if let Some(own_call) = own_call {
         thread::sleep(POLLED.saturating_sub(Moment::now().since(at)));
-        let still = holds(observer, &name, pid)?;
+        let still = holds(&observer.domain, &name, pid)?;
         step = step
             .value("its process", "lives")
             .value("its own next call", own_call)
@@ -190,17 +190,17 @@ fn one_client(how: How, step: Step, observer: &mut Observer<'_>) -> Result<Step,
         client.end();
     }
     let limit = if mps { POLLED } else { TIMEOUT };
-    while holds(observer, &name, pid)? && Moment::now().since(at) < limit {
+    while holds(&observer.domain, &name, pid)? && Moment::now().since(at) < limit {
         thread::sleep(Duration::from_millis(1));
     }
-    let gone = !holds(observer, &name, pid)?;
+    let gone = !holds(&observer.domain, &name, pid)?;
     let after = Moment::now().since(at);
     let since = if how == How::Faulted { "since the end of its process" } else { "since then" };
     step = step.value("its lease", if gone { format!("gone after {} {since}", millis(after)) } else { "there".into() });
     let mut lease = held && gone;
     if mps {
         let freed = observer.domain.free_unproven(Some(pid));
-        let still = holds(observer, &name, pid)?;
+        let still = holds(&observer.domain, &name, pid)?;
         lease = held && !gone && freed.is_ok() && !still;
         step = step
             .value("under MPS", "no proof that its GPU work is over: its lease stays in quarantine (unproven)")
@@ -325,8 +325,8 @@ fn is_simulated(observer: &Observer<'_>) -> bool {
 }
 
 /// Returns whether a process has a lease on a name.
-fn holds(observer: &Observer<'_>, name: &str, pid: u32) -> Result<bool, Failure> {
-    match observer.domain.inspect(name) {
+pub(super) fn holds(domain: &Domain, name: &str, pid: u32) -> Result<bool, Failure> {
+    match domain.inspect(name) {
         Ok(info) => Ok(info.holders.iter().any(|holder| holder.pid == pid)),
         Err(Error::NotFound(NotFound::Name { .. })) => Ok(false),
         Err(error) => Err(error.into()),
@@ -336,8 +336,4 @@ fn holds(observer: &Observer<'_>, name: &str, pid: u32) -> Result<bool, Failure>
 /// Returns the free memory of the GPU, which other processes use, too.
 fn free_memory(observer: &Observer<'_>) -> Result<u64, Failure> {
     Ok(observer.gpu.context().memory_info().doing("asking for free memory")?.free)
-}
-
-fn intact_text(intact: bool) -> &'static str {
-    if intact { "readable, every word as written" } else { "not what was written" }
 }
