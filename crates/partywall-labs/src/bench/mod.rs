@@ -2,11 +2,11 @@
 //!
 //! | module | measures |
 //! |---|---|
-//! | [`memory`] | latency of dependent loads and writes, and bandwidth of reads, in own and in shared memory |
-//! | [`copies`] | copies into and out of shared memory |
-//! | [`handoff`] | how long one process takes to tell another, by each way there is; one to many |
-//! | [`attach`] | opening and closing by size, how often one segment can be opened, memory that each opening costs |
-//! | [`alloc`] | blocks of a pool beside allocations |
+//! | `memory` | latency of dependent loads and writes, and bandwidth of reads, in own and in shared memory |
+//! | `copies` | copies into and out of shared memory |
+//! | `handoff` | how long one process takes to tell another, by each way there is; one to many |
+//! | `attach` | opening and closing by size, how often one segment can be opened, memory that each opening costs |
+//! | `alloc` | blocks of a pool beside allocations |
 //!
 //! It has a broker, and with it a domain, of its own. What is shared is made by another process, a *peer*, that obeys the orders
 //! of this one. Every case is checked: the bytes that were read, copied or handed over are those that the peer has written.

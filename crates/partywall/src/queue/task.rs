@@ -141,9 +141,9 @@ impl Queue {
     /// # Errors
     /// The task comes back with the error. [`Busy::QueueFull`]; [`Error::Cancelled`]; [`InvalidArgument::Range`] for a task that
     /// is too long; [`Mismatch::BlockSize`] for a larger output than the queue's; [`Mismatch::Options`] for blocks of another
-    /// pool or queue; [`Gone::Attachment`](crate::error::Gone::Attachment) for a part of a segment that was detached;
+    /// pool or queue; [`Gone::Attachment`] for a part of a segment that was detached;
     /// [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to wait;
-    /// [`Gone::HeldBlock`](crate::error::Gone::HeldBlock) if the broker gave a block to others, because it took this process
+    /// [`Gone::HeldBlock`] if the broker gave a block to others, because it took this process
     /// for dead; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn submit<'w>(&self, task: Task, wait: impl Into<Wait<'w>>) -> Result<Ticket, Box<Unsubmitted>> {
         self.submit_at([task], None, Some(wait.into())).map(|mut tickets| tickets.swap_remove(0))
