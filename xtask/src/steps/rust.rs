@@ -15,6 +15,9 @@ pub(super) const LIBCUDA: &str = "PARTYWALL_LIBCUDA";
 /// The packages that are built for tests in Rust. The compiled half of the Python package has none: maturin builds it.
 const PACKAGES: [&str; 3] = ["--workspace", "--exclude", "partywall-python"];
 
+/// The examples that tests start as processes.
+const EXAMPLES: [&str; 3] = ["consumer", "producer", "recovery"];
+
 /// Parts of the names of tests that need what a machine may lack.
 const NEEDS: [&str; 3] = ["needs_namespaces", "needs_python", "needs_no_gpu"];
 
@@ -188,7 +191,8 @@ fn run(workspace: &Workspace, selection: &Selection<'_>, variables: &[(&str, Pat
 /// compile most of them once more.
 pub(super) fn build_what_tests_run(workspace: &Workspace) -> Result<(), String> {
     let build = || {
-        workspace.run(workspace.cargo(["build", "--lib", "--bins", "--tests"]).args(PACKAGES))?;
+        let examples = EXAMPLES.iter().flat_map(|example| ["--example", example]);
+        workspace.run(workspace.cargo(["build", "--lib", "--bins", "--tests"]).args(examples).args(PACKAGES))?;
         if tools::has_nextest(workspace) {
             // With this list nextest asks cargo for nothing, and does not wait for another step's compilation.
             let path = test_programs(workspace);
