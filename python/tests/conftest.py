@@ -1,6 +1,7 @@
 """Brokers and processes for tests."""
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -68,7 +69,9 @@ class Child:
 
 
 # A process inherits the signals that its parent blocks or ignores. A shell ignores SIGINT in what it starts in the
-# background, and nohup ignores SIGHUP.
+# background, and nohup ignores SIGHUP. Some tests send SIGINT to this process.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 PRELUDE = """
 import signal
 import sys
