@@ -723,6 +723,18 @@ fn every_lab_runs_simulated_without_a_gpu() {
 }
 
 #[test]
+fn every_lab_is_on_the_pages() {
+    let path = include_str!("../../../docs/learn/index.md");
+    let page = include_str!("../../../docs/labs.md");
+    for lab in Sandbox::new().json(["lab"])["labs"].as_array().unwrap() {
+        let name = lab["name"].as_str().unwrap();
+        assert!(page.contains(&format!("\n## `{name}`\n")), "docs/labs.md has no section about {name}");
+        let row = format!("\n| `partywall lab {name}");
+        assert!(path.contains(&row), "the path through the labs in docs/learn/index.md leaves out {name}");
+    }
+}
+
+#[test]
 fn tour_shows_the_claims_of_every_lab_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
     let output = sandbox.run(["lab", "tour", "--simulated", "--json"]).expect(0);
