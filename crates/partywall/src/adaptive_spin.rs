@@ -1,8 +1,8 @@
 //! Adaptive spinning: a waiter polls for a few microseconds before it sleeps, if polling has paid off recently.
 //!
-//! A thread that sleeps until another process has done something is woken by the kernel, which takes longer than many of
-//! the things that are waited for. Polling avoids that, but only pays off where the other process runs on another processor
-//! meanwhile. Whether it does shows in whether polling pays off.
+//! Waking a sleeping thread takes the kernel longer than many of the awaited events take. Polling avoids that, but pays
+//! off only if the other process runs on another processor meanwhile. The only evidence for that is whether recent
+//! polling has paid off.
 
 use std::{
     sync::atomic::{AtomicU32, Ordering},
@@ -11,22 +11,22 @@ use std::{
 
 /// Decides for one kind of wait whether to spin, from how often spinning has paid off.
 ///
-/// After [`MOST_CREDIT`] waits in a row for which spinning was in vain it stops, and every [`RETRY`]th wait spins again.
+/// After [`MOST_CREDIT`] waits in a row without success spinning stops, and only every [`RETRY`]th wait spins again.
 #[derive(Debug)]
 pub(crate) struct AdaptiveSpin {
     credit: AtomicU32,
     waits: AtomicU32,
-    /// Polls between two looks at the clock.
+    /// Number of polls between two reads of the clock.
     batch: u32,
 }
 
 impl AdaptiveSpin {
-    /// For waits whose polls cost less than a look at the clock, as reading shared memory does.
+    /// Returns a spin for waits whose polls cost less than reading the clock, such as reads of shared memory.
     pub(crate) fn on_memory() -> Self {
         Self::new(16)
     }
 
-    /// For waits whose polls are system calls.
+    /// Returns a spin for waits whose polls are system calls.
     pub(crate) fn on_socket() -> Self {
         Self::new(1)
     }
@@ -35,12 +35,13 @@ impl AdaptiveSpin {
         Self { credit: AtomicU32::new(MOST_CREDIT), waits: AtomicU32::new(0), batch }
     }
 
-    /// Polls until `done` returns true; at most for [`MAX_SPIN`], or `timeout`, from `start` on.
+    /// Polls until `done` returns true, for at most [`MAX_SPIN`] or `timeout` from `start` on.
     ///
-    /// Returns `None` if it is done; otherwise the time at which polling stopped, which spares the caller a look at the clock.
+    /// Returns `None` if `done` was true; otherwise the time at which polling stopped, so that the caller need not read
+    /// the clock.
     pub(crate) fn spin(&self, start: Instant, timeout: Duration, mut done: impl FnMut() -> bool) -> Option<Instant> {
         let until = start + MAX_SPIN.min(timeout);
-        // Hints: that threads overwrite each other's counts does not matter.
+        // The counts are hints, so it does not matter if threads overwrite each other's counts.
         let waits = self.waits.load(Ordering::Relaxed).wrapping_add(1);
         self.waits.store(waits, Ordering::Relaxed);
         let credit = self.credit.load(Ordering::Relaxed);
@@ -68,14 +69,14 @@ impl AdaptiveSpin {
     }
 }
 
-/// How long to spin: a few times what it takes to be woken (3.4 µs, measured), or to be answered by the broker (6 µs).
+/// How long to spin: a few times as long as a wake-up (3.4 µs, measured) or an answer of the broker (6 µs) takes.
 const MAX_SPIN: Duration = Duration::from_micros(20);
 
-/// Waits in a row for which spinning has to be in vain before it stops.
+/// Number of waits in a row without success before spinning stops.
 const MOST_CREDIT: u32 = 4;
 
-/// Once spinning has stopped, one wait in so many spins again. With one in 64, spinning in vain was a tenth of the time of a
-/// hand-over on one processor (measured); a thousand waits are over within milliseconds.
+/// Once spinning has stopped, one in this many waits spins again. With one in 64, useless spinning took a tenth of the
+/// time of a hand-over on one processor (measured). A thousand waits are over within milliseconds.
 const RETRY: u32 = 1024;
 
 #[cfg(test)]
@@ -98,7 +99,7 @@ mod tests {
             polled
         };
         assert_eq!((0..RETRY * 2).filter(polled).count(), MOST_CREDIT as usize + 2);
-        // The last wait spun in vain, so the next retry is as far away as it can be.
+        // The last wait spun without success, so the next retry is as far away as possible.
         let mut waits = 1..=RETRY;
         assert!(waits.any(|_| adaptive.spin(Instant::now(), LONG, || true).is_none()) && waits.is_empty());
         assert!(adaptive.spin(Instant::now(), LONG, || true).is_none(), "it paid off, so it goes on");

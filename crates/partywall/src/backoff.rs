@@ -2,26 +2,27 @@
 
 use std::time::Duration;
 
-/// Pauses that grow from [`SHORTEST`] to [`LONGEST`]: what comes soon is seen soon, and what takes long costs little.
+/// Pauses that grow from [`SHORTEST`] to [`LONGEST`]: early events are seen early, and late ones cost few polls.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Backoff {
     next: Duration,
-    /// By which part of itself a pause grows: no look is later than what has taken so long by about that part.
+    /// Each pause grows by this fraction of itself, so a poll is late by at most about this fraction of the time
+    /// waited.
     part: u32,
 }
 
 impl Backoff {
-    /// For polls that are not urgent.
+    /// Returns pauses for polls that are not urgent.
     pub(crate) const fn new() -> Self {
         Self { next: SHORTEST, part: 2 }
     }
 
-    /// For a thread that does nothing else than to wait for this.
+    /// Returns pauses for a thread that only waits for this.
     pub(crate) const fn attentive() -> Self {
         Self { next: SHORTEST, part: 8 }
     }
 
-    /// The next pause.
+    /// Returns the next pause.
     pub(crate) fn next(&mut self) -> Duration {
         let pause = self.next;
         self.next = (pause + pause / self.part).min(LONGEST);
@@ -29,10 +30,10 @@ impl Backoff {
     }
 }
 
-/// A few times what it takes to look.
+/// A few times the duration of a poll.
 const SHORTEST: Duration = Duration::from_micros(20);
 
-/// A thousand looks a second are less than a hundredth of a processor.
+/// A thousand polls a second take less than a hundredth of a processor.
 const LONGEST: Duration = Duration::from_millis(1);
 
 #[cfg(test)]

@@ -2,30 +2,30 @@
 //!
 //! The point is a [`Fence`], the callback gets a [`Completion`]:
 //!
-//! | fence | how it is found | where the callback runs |
+//! | fence | how it is detected | where the callback runs |
 //! |---|---|---|
 //! | [`PrivateWord`](Fence::PrivateWord), [`Timeline`](Fence::Timeline), [`Condition`](Fence::Condition) | polled: a write by the GPU wakes no thread | on the service thread, or on a thread that calls [`Completions::poll`] |
 //! | [`DeviceIdle`](Fence::DeviceIdle) | a call that blocks in the driver | on the [gpu worker](Workers::gpu) |
 //!
-//! All polled fences together are one [poll task](crate::domain::PollTasks) of the service thread, which polls with pauses
-//! of up to 1 ms. Only the first pending fence has to wake it. A caller that needs what callbacks give back calls
-//! [`Completions::poll`] instead of waiting for that.
+//! All polled fences together are one [poll task](crate::domain::PollTasks) of the service thread, which polls with
+//! pauses of up to 1 ms. Only the first pending fence has to wake the thread. A caller that needs resources that
+//! callbacks release calls [`Completions::poll`] instead of waiting for the thread.
 //!
-//! **Order.** One poll runs the callbacks of all fences that were reached by then, in the order in which they were handed
-//! in. Two polls at once, or a poll and the gpu worker, may overlap.
+//! **Order.** One poll runs the callbacks of all fences that were reached by then, in the order in which they were
+//! added. Two concurrent polls, or a poll and the gpu worker, may overlap.
 //!
-//! **What a callback may do.** It runs under no lock of this module, and may hand in a further fence. The callback of a
-//! polled fence must not block, because streams of this process may wait for the service thread: not on the broker, not on
-//! the driver, and not on a value of the user's, which it hands to the [user worker](Workers::user). It has no handle of the
-//! connection either, since the connection would not end before the fence is reached.
+//! **What a callback may do.** It runs without a lock of this module, and may add a further fence. The callback of a
+//! polled fence must not block on the broker, on the driver or on values of the user, because streams of this process
+//! may wait for the service thread. It hands values of the user to the [user worker](Workers::user). It must not own a
+//! handle of the connection, because the connection would then not end before the fence is reached.
 //!
-//! **Panics.** A callback that panics ends nothing but itself.
+//! **Panics.** A panic ends only the callback.
 //!
-//! **Ends.** Every polled callback runs once. Those that are pending when the connection ends get
-//! [`Completion::Unknown`], and so do private words when a CUDA context is lost. The callback of an idle device keeps the
-//! connection until it has run.
+//! **Ends.** Every polled callback runs exactly once. Callbacks that are pending when the connection ends get
+//! [`Completion::Unknown`], and so do those of private words when a CUDA context is lost. A callback of an idle device
+//! keeps the connection until it has run.
 //!
-//! **Forks.** In a forked child everything is the parent's: nothing runs there, and nothing is dropped.
+//! **Forks.** In a forked child everything belongs to the parent: no callback runs, and nothing is dropped.
 
 mod worker;
 
@@ -52,22 +52,24 @@ use crate::{
 
 /// A point that the work of the GPU reaches.
 pub(crate) enum Fence {
-    /// A stream stores the word's value. Nobody else waits for it.
+    /// A stream stores the word's value. No other code waits for the word.
     PrivateWord(PrivateWord),
-    /// A stream of this process brings the timeline to the value. The callback keeps the lease on the word.
+    /// A stream of this process signals the value on the timeline. The callback keeps the lease on the word.
     Timeline(Arc<Word>, u64),
-    /// Shared memory says so. Runs under the lock of this module: it only reads.
+    /// A condition on shared memory. It runs under the lock of this module and must only read.
     Condition(Box<dyn Fn() -> bool + Send>),
-    /// Everything is over that this process runs now on the GPU of these blocks. Always reached for host memory.
+    /// All work that this process has enqueued so far on the GPU of these blocks is done. For host memory it is reached
+    /// immediately.
     DeviceIdle(Arc<Blocks>),
 }
 
-/// What became of a fence.
+/// The outcome of a fence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Completion {
     /// It was reached.
     Done,
-    /// Nobody will know whether it is reached: the context is lost, the timeline has ended, or the connection ends.
+    /// It cannot be determined whether it is reached: the context is lost, the timeline has ended, or the connection
+    /// ends.
     Unknown,
 }
 
@@ -75,22 +77,22 @@ pub(crate) enum Completion {
 pub(crate) struct Completions {
     poll_tasks: Arc<PollTasks>,
     gpu: Arc<Worker>,
-    /// The context that is lost, if one is.
+    /// The lost context, if any.
     lost: Arc<OnceLock<Lost>>,
     polled: Mutex<Polled>,
     idle: Mutex<Vec<Idle>>,
-    /// How many timelines are pending, or have a callback that has not returned.
+    /// The number of timelines that are pending or have a callback that has not returned.
     owed: AtomicUsize,
-    /// The [`fork_generation`] of the process that these belong to.
+    /// The [`fork_generation`] of the owning process.
     generation: u64,
 }
 
 #[derive(Default)]
 struct Polled {
     pending: Vec<Pending>,
-    /// Some were handed in since the service thread polled last.
+    /// Whether fences were added since the service thread polled last.
     is_fresh: bool,
-    /// The service thread polls them.
+    /// Whether the service thread polls them.
     is_watched: bool,
 }
 
@@ -99,7 +101,7 @@ type Callback = Box<dyn FnOnce(Completion) + Send>;
 struct Pending {
     fence: Fence,
     callback: Callback,
-    /// What became of the fence, once that is known.
+    /// The outcome, once it is known.
     completion: Option<Completion>,
 }
 
@@ -117,11 +119,10 @@ impl Completions {
         Self { poll_tasks, gpu, lost, polled, idle, owed: AtomicUsize::new(0), generation: fork_generation() }
     }
 
-    /// Runs `callback` once `fence` is reached, or once it is known that nobody will know. If that is so already, runs it
-    /// here.
+    /// Runs `callback` once the outcome of `fence` is known. If it is known already, runs it here.
     pub(crate) fn on(self: &Arc<Self>, fence: Fence, callback: impl FnOnce(Completion) + Send + 'static) {
         if !self.is_ours() {
-            // Dropping them would give back what is the parent's.
+            // Dropping them would release resources of the parent.
             return std::mem::forget((fence, callback));
         }
         let callback: Callback = Box::new(callback);
@@ -161,7 +162,7 @@ impl Completions {
         });
     }
 
-    /// Runs the callbacks of all polled fences that are reached by now. Does not block.
+    /// Runs the callbacks of all polled fences that have been reached. Does not block.
     pub(crate) fn poll(&self) {
         if self.is_ours() {
             let decided = self.polled.lock().ignore_poison().take_decided(&self.lost, PollReason::Due);
@@ -169,18 +170,19 @@ impl Completions {
         }
     }
 
-    /// Whether streams of this process owe timelines a value, or a callback that follows from one has not returned.
+    /// Returns whether streams of this process still have to store promised values, or a callback of such a value has
+    /// not returned.
     pub(crate) fn are_owed(&self) -> bool {
         self.owed.load(Ordering::Acquire) > 0
     }
 
-    /// Waits until streams owe timelines nothing, but not longer than `timeout`.
+    /// Waits until streams have stored all promised values, for at most `timeout`.
     pub(crate) fn await_owed(&self, timeout: Duration) {
         let start = Instant::now();
         let mut backoff = Backoff::new();
         while self.are_owed() {
             if start.elapsed() > timeout {
-                tracing::warn!("a timeline is closed before its streams have brought it to what was promised");
+                tracing::warn!("a timeline is closed before its streams have stored all promised values");
                 return;
             }
             std::thread::sleep(backoff.next());
@@ -214,21 +216,22 @@ impl Completions {
     }
 
     fn await_idle(&self, gpu: DeviceUuid) {
-        // Taken before the wait: what is handed in later may be used by work that this does not wait for.
+        // Taken before the wait, because resources that are added later may be used by work that this does not wait
+        // for.
         let waiting: Vec<Idle> =
             self.idle.lock().ignore_poison().extract_if(.., |waiting| waiting.gpu == gpu).collect();
         let Some(Idle { blocks, .. }) = waiting.first() else { return };
         let completion = match blocks.wait_idle() {
             Ok(()) => Completion::Done,
             Err(error) => {
-                tracing::warn!(%gpu, %error, "what the GPU may use stays held until this process ends");
+                tracing::warn!(%gpu, %error, "resources that the GPU may use stay held until this process ends");
                 Completion::Unknown
             }
         };
         for Idle { blocks, callback, .. } in waiting {
             contained(|| {
                 callback(completion);
-                // The connection may end with them.
+                // The last of them may end the connection.
                 drop(blocks);
             });
         }
@@ -246,7 +249,7 @@ impl Polled {
 }
 
 impl Pending {
-    /// Whether it is known what became of the fence.
+    /// Returns whether the outcome of the fence is known.
     fn is_decided(&mut self, lost: &OnceLock<Lost>, reason: PollReason) -> bool {
         let (is_reached, is_over) = match &self.fence {
             Fence::PrivateWord(word) => (word.is_reached(), lost.get().is_some()),

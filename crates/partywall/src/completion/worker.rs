@@ -1,4 +1,4 @@
-//! Background jobs: what has to block and is part of no call. They run beside the service thread, which never blocks.
+//! Background jobs: work that blocks and is not part of a call. They run beside the service thread, which never blocks.
 
 use std::{
     collections::VecDeque,
@@ -13,24 +13,25 @@ use partywall_os::lock::IgnorePoison;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The workers of a connection: a queue for each kind of thing that a job may wait for, so that no kind holds up another.
+/// The workers of a connection: one queue for each thing that a job may wait for, so that one kind does not delay
+/// another.
 #[derive(Debug)]
 pub(crate) struct Workers {
     /// Calls of the broker. None of these jobs has a handle of the connection.
     pub(crate) broker: Arc<Worker>,
-    /// Waits for a GPU, which may take as long as it likes. A job keeps its connection, which may end on this thread. A
-    /// process that returns from `main` before that ends without a good-bye.
+    /// Waits for a GPU, without a limit. A job keeps its connection, which may end on this thread. A process that
+    /// returns from `main` before that ends without leaving the domain.
     pub(crate) gpu: Arc<Worker>,
-    /// Drops values of the user. Such a value may block, panic, or be the last that keeps the connection.
+    /// Drops values of the user. Such a drop may block, panic, or end the connection.
     pub(crate) user: Arc<Worker>,
 }
 
-/// Runs jobs one after another, on a thread that exists only while there are jobs, and for as long as it lingers.
+/// Runs jobs one after another, on a thread that exists only while there are jobs and for the linger time after them.
 pub(crate) struct Worker {
     name: &'static str,
     state: Mutex<State>,
     more: Condvar,
-    /// How long the thread stays when it has nothing to do.
+    /// How long the thread stays without a job.
     linger: Duration,
 }
 
@@ -41,7 +42,7 @@ struct State {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Runs code that may be the user's. A panic, which the panic hook has reported, ends nothing else that this thread does.
+/// Runs code that may be the user's, and catches a panic, which the panic hook has reported.
 pub(crate) fn contained(act: impl FnOnce()) {
     let _ = panic::catch_unwind(AssertUnwindSafe(act));
 }
@@ -52,7 +53,7 @@ impl Workers {
         Self {
             broker: worker("partywall-call", Duration::ZERO),
             gpu: worker("partywall-idle", Duration::ZERO),
-            // Values come again and again.
+            // Lingers, because values come repeatedly.
             user: worker("partywall-user", LINGER),
         }
     }
@@ -60,7 +61,7 @@ impl Workers {
     /// Forgets the threads in a forked child, where they do not exist.
     pub(crate) fn forget(&self) {
         for worker in [&self.broker, &self.gpu, &self.user] {
-            // In a child the lock may be held by a thread that does not exist there.
+            // In a child the lock may be held by a thread that does not exist there, so it is only tried.
             if let Ok(mut state) = worker.state.try_lock() {
                 std::mem::forget(state.thread.take());
             }
@@ -73,7 +74,7 @@ impl Worker {
         Self { name, state: Mutex::default(), more: Condvar::new(), linger }
     }
 
-    /// Runs `job` soon, behind those that were handed in before. If no thread can be started, runs it here.
+    /// Runs `job` in the background, after earlier jobs. If no thread can be started, runs it here.
     pub(crate) fn run(self: &Arc<Self>, job: impl FnOnce() + Send + 'static) {
         let mut state = self.lock();
         state.queue.push_back(Box::new(job));
@@ -84,7 +85,7 @@ impl Worker {
         state.is_running = true;
         let worker = self.clone();
         match thread::Builder::new().name(self.name.into()).spawn(move || worker.work(worker.linger)) {
-            // The thread before it has ended, or is about to without touching anything.
+            // The former thread has ended, or is about to end without touching anything.
             Ok(thread) => state.thread = Some(thread),
             Err(error) => {
                 drop(state);
@@ -98,7 +99,7 @@ impl Worker {
     pub(crate) fn finish(&self) {
         let thread = self.lock().thread.take();
         if let Some(thread) = thread {
-            // A panic there has been reported by the thread itself.
+            // The thread itself has reported a panic.
             let _ = thread.join();
         }
     }
@@ -130,7 +131,7 @@ impl fmt::Debug for Worker {
     }
 }
 
-/// How long a thread lingers: longer than streams take from one of their fences to the next.
+/// How long a thread lingers: longer than the usual interval between two fences of a stream.
 const LINGER: Duration = Duration::from_millis(100);
 
 #[cfg(test)]

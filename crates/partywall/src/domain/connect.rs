@@ -1,4 +1,4 @@
-//! From a location to a connected, greeted socket, starting a broker on the way if there is none.
+//! Connects to the broker at a location and performs the handshake. Starts a broker if none runs.
 
 use std::{
     io::Read,
@@ -27,17 +27,17 @@ use super::{
 };
 use crate::error::{Error, InvalidArgument, LimitReached, Result, Unreachable};
 
-/// The release of this library, which the handshake tells.
+/// The release of this library, sent in the handshake.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// How long a broker may take to answer in the handshake, and to come up.
+/// How long a broker may take to answer the handshake, and to start.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long to wait for processes of this user to read file descriptors, and how often to look.
+/// How long to wait for processes of this user to read file descriptors, and how often to retry.
 const IN_FLIGHT: Duration = Duration::from_secs(1);
 const IN_FLIGHT_RETRY: Duration = Duration::from_millis(2);
 
-/// A greeted connection.
+/// A connection after the handshake.
 #[derive(Debug)]
 pub(super) struct Greeted {
     pub(super) call: OwnedFd,
@@ -47,7 +47,7 @@ pub(super) struct Greeted {
     pub(super) welcome: Welcome,
 }
 
-/// As what a process connects.
+/// The role in which a process connects.
 #[derive(Debug)]
 pub(super) enum Role {
     /// With a seat, to share memory.
@@ -58,10 +58,10 @@ pub(super) enum Role {
     Resumed(Resume),
 }
 
-/// Connects to the broker at `location`; with `start`, starts one if there is none: `program`, if there is one to prefer.
+/// Connects to the broker at `location`. With `start`, starts one if none runs, preferably `program`.
 pub(super) fn connect(location: &Location, start: bool, program: Option<&Path>, operator: bool) -> Result<Greeted> {
-    // A broker that leaves because nobody needs it may take our connection with it: then there is none, and we start
-    // the next. More than a few such coincidences in a row are something else.
+    // A broker that ends because it is idle may close this connection. The next attempt then starts a new broker. More
+    // than a few such coincidences in a row have another cause.
     for _ in 0..4 {
         let call = match open(location) {
             Ok(call) => call,
@@ -83,7 +83,7 @@ fn is_absent(error: &Error) -> bool {
     matches!(error, Error::Unreachable(Unreachable::NoAnswer { .. }))
 }
 
-/// Connects, without greeting.
+/// Connects, without the handshake.
 pub(super) fn open(location: &Location) -> Result<OwnedFd> {
     let path = &location.socket;
     let unreachable = |why: String| Error::Unreachable(Unreachable::NoAnswer { socket: path.clone(), why });
@@ -108,17 +108,18 @@ pub(super) fn open(location: &Location) -> Result<OwnedFd> {
     }
 }
 
-/// Whose directory it is that we may not look into on the way to `path`: the nearest one that shows itself.
+/// Returns the owner of the directory on the way to `path` that this process may not search: the deepest one that is
+/// visible.
 fn barred_by(path: &Path) -> Option<u32> {
     path.ancestors().skip(1).find_map(|directory| Some(rustix::fs::stat(directory).ok()?.st_uid))
 }
 
-/// The first message each way.
+/// Performs the handshake.
 pub(super) fn greet(call: OwnedFd, path: &Path, role: Role) -> Result<Greeted> {
     let pidfd = match process::own_pidfd() {
         Ok(pidfd) => Some(pidfd),
-        // A sandbox that knows no pidfds, or lets nobody have one. The broker may get one from its kernel; otherwise it
-        // knows that our death cannot be proved.
+        // The sandbox has no pidfds, or does not permit them. The broker may get a pidfd from its kernel; otherwise it
+        // knows that the death of this process cannot be proved.
         Err(Errno::NOSYS | Errno::PERM | Errno::ACCESS) => None,
         Err(errno) => return Err(Error::system("opening a pidfd of this process", errno)),
     };
@@ -166,7 +167,7 @@ pub(super) fn greet(call: OwnedFd, path: &Path, role: Role) -> Result<Greeted> {
     let welcome = match greeting.decode::<BrokerHello>().map_err(protocol)?.outcome {
         Ok(welcome) => welcome,
         Err(Refusal::ShuttingDown) => return Err(Unreachable::Gone { socket: path.to_owned() }.into()),
-        // Not the end of a broker, but another one, or one that has given us up: no use in asking again.
+        // Another broker, or one that has dropped this member, so a retry would not help.
         Err(Refusal::CannotResume) => {
             return Err(Unreachable::Refused("it does not know this member".into()).into());
         }
@@ -180,8 +181,8 @@ pub(super) fn greet(call: OwnedFd, path: &Path, role: Role) -> Result<Greeted> {
     Ok(Greeted { call, events, members, welcome })
 }
 
-/// As [`socket::send`]. While processes of this user have not read too many file descriptors, tries again for a while:
-/// they may read them at any moment, which the kernel does not announce.
+/// Sends as [`socket::send`] does. If too many file descriptors of this user are unread, retries for a while: other
+/// processes may read theirs at any moment, which the kernel does not report.
 pub(super) fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> std::result::Result<usize, Errno> {
     let deadline = Instant::now() + IN_FLIGHT;
     loop {
@@ -196,13 +197,13 @@ fn protocol(error: WireError) -> Error {
     Unreachable::protocol(error.to_string())
 }
 
-/// Whether this process runs on the simulated driver. Only who has chosen another driver than the vendor's may, and
-/// only then it is loaded for this: host memory needs none.
+/// Returns whether this process runs on the simulated driver. The driver is loaded for this only if the environment
+/// chooses another driver than the vendor's, because host memory needs no driver.
 fn is_simulated() -> bool {
     std::env::var_os(Driver::LIBRARY_VARIABLE).is_some() && Driver::load().is_ok_and(Driver::is_simulated)
 }
 
-/// What `show` and `ps` print for this process.
+/// Returns the command line that `show` and `ps` print for this process.
 fn command_line() -> String {
     let line = std::env::args_os().map(|a| a.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ");
     let mut end = line.len().min(MAX_COMMAND);
@@ -212,7 +213,7 @@ fn command_line() -> String {
     line[..end].to_owned()
 }
 
-/// Starts a broker, unless another starter was faster, and connects to it.
+/// Starts a broker, unless another process was faster, and connects to it.
 fn start_broker(location: &Location, program: Option<&Path>) -> Result<OwnedFd> {
     let binary = broker_binary(program)?;
     let path = location.directory();
@@ -227,8 +228,8 @@ fn start_broker(location: &Location, program: Option<&Path>) -> Result<OwnedFd> 
         Err(error) if is_absent(&error) => {}
         other => return other,
     }
-    // The started process holds the lock until its daemon is ready, as its standard input: if we are killed meanwhile,
-    // the next starter must not take the socket away from what we have started.
+    // The started process holds the lock as its standard input until its daemon is ready. If this process is killed
+    // meanwhile, the next starter then does not take the socket away from that broker.
     let shared = lock.share().map_err(|e| Error::system("sharing the lock on the socket's directory", e))?;
     let mut command = Command::new(&binary);
     command.args(["serve", "--background", "--starter-holds-lock", "--domain", &location.domain]);
@@ -236,7 +237,7 @@ fn start_broker(location: &Location, program: Option<&Path>) -> Result<OwnedFd> 
         command.arg("--socket").arg(&location.socket);
     }
     run(command.stdin(shared)).map_err(|said| {
-        // A broker that refuses says why on the first line and what to do about it on the second.
+        // A broker that does not start prints the reason on the first line and the advice on the second.
         let (why, advice) = said.split_once('\n').unwrap_or((&said, ""));
         let advice = Some(advice.to_owned()).filter(|advice| !advice.is_empty());
         Error::Unreachable(Unreachable::NotStarted { why: format!("{} serve: {why}", binary.display()), advice })
@@ -244,7 +245,7 @@ fn start_broker(location: &Location, program: Option<&Path>) -> Result<OwnedFd> 
     open(location)
 }
 
-/// Runs a starter to its end, which comes when its daemon is ready.
+/// Runs a starter, which exits when its daemon is ready.
 fn run(command: &mut Command) -> Result<(), String> {
     let command = command.stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|e| e.to_string())?;
@@ -258,7 +259,8 @@ fn run(command: &mut Command) -> Result<(), String> {
                 let _ = child.wait();
                 return Err(format!("it was not ready within {} s", TIMEOUT.as_secs()));
             }
-            // The process ignores SIGCHLD, so nobody can say how it ended: connecting will.
+            // This process ignores SIGCHLD, so the exit status is unknown. Connecting shows whether the start
+            // succeeded.
             Err(_) => return Ok(()),
         }
     };

@@ -1,8 +1,8 @@
-//! Whether the CUDA contexts of this process are well.
+//! Detects the loss of CUDA contexts of this process.
 //!
-//! A fault in a kernel ends the context, and with it everything that the process owes others. A process that makes no calls
-//! does not notice, so a thread queries a stream of its own now and then. It is a thread of its own because the driver may
-//! block a call for as long as another thread waits in the driver, and the service thread must not block.
+//! A fault in a kernel ends the context, and with it all work that other processes wait for. A process that makes no
+//! calls does not notice, so a thread queries its own stream periodically. This is not the service thread, which must
+//! not block: the driver may block a call while another thread waits in the driver.
 
 use std::{
     fmt,
@@ -25,13 +25,13 @@ use crate::{
 /// The thread's name. Tests exempt it from the calls that the simulated driver counts and fails.
 const THREAD: &str = "partywall-gpu";
 
-/// How often to ask.
+/// How often to query.
 const ASK: Duration = Duration::from_millis(250);
 
-/// How long to wait for the thread to end. Held up by the driver, it ends by itself later.
+/// How long to wait for the thread to end. A thread that is blocked in the driver ends later.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Asks about each GPU that a connection has opened.
+/// Checks the context of each GPU that a connection has opened.
 pub(crate) struct Health {
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -40,37 +40,37 @@ pub(crate) struct Health {
 struct Shared {
     watched: Mutex<Vec<Arc<Watched>>>,
     lost: Arc<OnceLock<Lost>>,
-    /// Called once, with what was lost.
+    /// Called once, with the lost context.
     notify: Box<dyn Fn(&Lost) + Send + Sync>,
     stop: AtomicBool,
 }
 
-/// A context that is lost, for good.
+/// A context that is lost for good.
 #[derive(Debug, Clone)]
 pub(crate) struct Lost {
     /// Its GPU.
     pub(crate) gpu: DeviceUuid,
-    /// What a call answered.
+    /// The error that a call returned.
     pub(crate) error: CudaError,
 }
 
 struct Watched {
     gpu: Arc<Gpu>,
-    /// Used for nothing else, so that no graph captures it.
+    /// A separate stream, so that no graph captures it.
     stream: Stream,
 }
 
 impl Health {
-    /// `notify` is called once, on any thread, as soon as a context is found to be lost, which `lost` says from then on.
+    /// Creates a checker. When a context is found lost, it sets `lost` and calls `notify` once, on any thread.
     pub(crate) fn new(lost: Arc<OnceLock<Lost>>, notify: impl Fn(&Lost) + Send + Sync + 'static) -> Self {
         let shared = Shared { watched: Mutex::default(), lost, notify: Box::new(notify), stop: AtomicBool::new(false) };
         Self { shared: Arc::new(shared), thread: Mutex::default() }
     }
 
-    /// Asks about this GPU from now on.
+    /// Checks this GPU from now on.
     pub(crate) fn watch(&self, gpu: &Arc<Gpu>) -> Result<()> {
         let stream =
-            Stream::new(gpu.context()).map_err(cuda_error(format!("making a stream on GPU {}", gpu.uuid())))?;
+            Stream::new(gpu.context()).map_err(cuda_error(format!("creating a stream on GPU {}", gpu.uuid())))?;
         let watched = Arc::new(Watched { gpu: gpu.clone(), stream });
         self.shared.watched.lock().ignore_poison().push(watched);
         let mut thread = self.thread.lock().ignore_poison();
@@ -83,7 +83,7 @@ impl Health {
         Ok(())
     }
 
-    /// That no context of this process is lost.
+    /// Fails if a context of this process is lost.
     ///
     /// # Errors
     /// [`DeviceFault::ContextLost`].
@@ -96,7 +96,7 @@ impl Health {
         }
     }
 
-    /// Takes in what a call of the driver failed with: it may be the end of its context.
+    /// Records an error of a driver call, which may show that the context is lost.
     pub(crate) fn note(&self, gpu: DeviceUuid, error: &CudaError) {
         self.shared.note(gpu, error);
     }
@@ -117,7 +117,7 @@ impl Health {
         }
     }
 
-    /// Lets the thread be forgotten in a forked child, where it does not exist.
+    /// Forgets the thread in a forked child, where it does not exist.
     pub(crate) fn forget(&self) {
         // In a child the lock may be held by a thread that does not exist there.
         if let Ok(mut thread) = self.thread.try_lock() {
@@ -135,7 +135,7 @@ impl Shared {
             }
             let watched = self.watched.lock().ignore_poison().clone();
             for Watched { gpu, stream } in watched.iter().map(|watched| &**watched) {
-                // Relaxed, so that a capture of another thread's is not spoilt.
+                // In relaxed mode, so that a capture of another thread stays valid.
                 let asked = gpu.context().guard_relaxed().and_then(|_guard| stream.as_ref().is_done());
                 if let Err(error) = asked {
                     self.note(gpu.uuid(), &error);

@@ -1,4 +1,4 @@
-//! What comes from a broker: bytes and file descriptors in, whole messages out.
+//! Receives messages from a broker: takes bytes and file descriptors, returns complete messages.
 
 use std::{
     collections::VecDeque,
@@ -22,13 +22,13 @@ use crate::adaptive_spin::AdaptiveSpin;
 pub(super) struct Inbox {
     frames: FrameReader,
     fds: VecDeque<OwnedFd>,
-    /// The kernel dropped file descriptors since the last whole message, because this process has none free.
+    /// Whether the kernel dropped file descriptors since the last complete message because this process had none free.
     fds_lost: bool,
-    /// Reused by every read: zeroing it each time would cost more than reading.
+    /// Reused by every read, because zeroing a new buffer would cost more than reading.
     buffer: Vec<u8>,
 }
 
-/// Without the bytes that it has room for, which every handle of a connection would print.
+/// Omits the buffer, which every handle of a connection would print.
 impl fmt::Debug for Inbox {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Inbox").field("fds", &self.fds).field("fds_lost", &self.fds_lost).finish_non_exhaustive()
@@ -45,7 +45,7 @@ impl Inbox {
         }
     }
 
-    /// Reads once; `false` at the end of the connection.
+    /// Reads once. Returns `false` at the end of the connection.
     ///
     /// # Errors
     /// As [`socket::recv`].
@@ -54,7 +54,7 @@ impl Inbox {
         Ok(self.take_in(received))
     }
 
-    /// As [`Inbox::read`], but polls the socket for a while before it sleeps.
+    /// Reads as [`Inbox::read`] does, but polls the socket for a while before it sleeps.
     ///
     /// # Errors
     /// As [`socket::recv`].
@@ -76,11 +76,11 @@ impl Inbox {
         received.bytes > 0
     }
 
-    /// The next message that is there as a whole, and its file descriptors: fewer than it says if this process had
-    /// none free for them.
+    /// Returns the next complete message and its file descriptors. There are fewer than the message states if this
+    /// process had none free.
     ///
     /// # Errors
-    /// What is wrong with what came; nothing that follows can be understood.
+    /// Returns what is malformed; nothing after it can be decoded.
     pub(super) fn next(&mut self) -> Result<Option<(Frame, Vec<OwnedFd>)>, String> {
         let at_hand = if self.fds_lost { usize::MAX } else { self.fds.len() };
         match self.frames.next_frame(at_hand) {
@@ -96,7 +96,7 @@ impl Inbox {
                 Err(format!("{} file descriptors came with one message", self.fds.len()))
             }
             Err(WireError::NeedBytes(_)) => Ok(None),
-            // They travel with the first byte of their message: what is not here will not come.
+            // Descriptors travel with the first byte of their message, so missing ones never come.
             Err(WireError::NeedFds(n)) => Err(format!("{n} file descriptors were not sent")),
             Err(WireError::Malformed(why)) => Err(why),
         }

@@ -1,4 +1,4 @@
-//! Leases: what the broker keeps for this process until it gives them back.
+//! Leases: objects that the broker keeps for this process until the lease is given back.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use partywall_wire::{Answer, Call};
 use super::link::Link;
 use crate::{completion::Worker, error::Result};
 
-/// A lease. It goes back to the broker with the last owner of this guard.
+/// A lease, which is given back to the broker when the last owner of this guard is dropped.
 #[derive(Debug)]
 pub(crate) struct LeaseGuard {
-    /// `None` once it is given back.
+    /// `None` once the lease is given back.
     lease: Option<u64>,
     link: Arc<Link>,
     /// The [broker worker](crate::completion::Workers::broker).
@@ -22,12 +22,12 @@ impl LeaseGuard {
         Self { lease: Some(lease), link, worker }
     }
 
-    /// The number of the lease. Zero once it is given back, which only the last owner sees.
+    /// Returns the number of the lease; 0 once it is given back, which only the last owner sees.
     pub(crate) fn lease(&self) -> u64 {
         self.lease.unwrap_or_default()
     }
 
-    /// Gives the lease back at once if this is the last owner. Blocks on the broker, which dropping does not.
+    /// Gives the lease back immediately if this is the last owner. Unlike dropping, this waits for the broker.
     pub(crate) fn release(self: Arc<Self>) {
         if let Some(mut guard) = Arc::into_inner(self) {
             guard.give_back(|link, call| log(link.call(call)));
@@ -36,7 +36,7 @@ impl LeaseGuard {
 
     fn give_back(&mut self, how: impl FnOnce(&Arc<Link>, Call)) {
         let Some(lease) = self.lease.take() else { return };
-        // In a forked child the lease is the parent's. A good-bye gives everything back.
+        // In a forked child the lease belongs to the parent. Leaving the domain gives back all leases.
         if self.link.require_ours().is_ok() && !self.link.is_leaving() {
             how(&self.link, Call::Release { lease });
         }
@@ -45,7 +45,7 @@ impl LeaseGuard {
 
 impl Drop for LeaseGuard {
     fn drop(&mut self) {
-        // Any thread may drop it, also one that must not block.
+        // Done by the worker, because the dropping thread may be one that must not block.
         let worker = self.worker.clone();
         self.give_back(|link, call| {
             let link = link.clone();

@@ -1,4 +1,4 @@
-//! Which socket a domain has, and which program serves it.
+//! Finds the socket of a domain, and the program that serves it.
 
 use std::{
     env,
@@ -9,7 +9,7 @@ use std::{
 
 use crate::error::{InvalidArgument, Result, Unreachable};
 
-/// The domain that is used when nothing else is said.
+/// The domain that is used by default.
 pub const DEFAULT_DOMAIN: &str = "default";
 
 /// A domain's name and socket.
@@ -24,9 +24,9 @@ pub struct Location {
 }
 
 impl Location {
-    /// The socket of `domain`. What is given counts before the environment, a socket before a name:
-    /// `PARTYWALL_SOCKET`, then `PARTYWALL_DOMAIN` in `$XDG_RUNTIME_DIR/partywall`, else in a directory of this user's
-    /// under the temporary directory.
+    /// Finds the socket of `domain`. Arguments take precedence over the environment, and a socket over a name:
+    /// `PARTYWALL_SOCKET`, then `PARTYWALL_DOMAIN`. The socket of a name is in `$XDG_RUNTIME_DIR/partywall`, or
+    /// otherwise in this user's directory under the temporary directory.
     ///
     /// # Errors
     /// [`InvalidArgument::Name`] for a domain that cannot be a file name.
@@ -53,13 +53,13 @@ impl Location {
         Ok(Self { domain, socket, is_given })
     }
 
-    /// The directory of the socket.
+    /// Returns the directory of the socket.
     pub fn directory(&self) -> &Path {
         self.socket.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
     }
 
-    /// Returns where the broker at this location writes its log. The file is named after the domain, or after the path
-    /// of a socket that was given: several such sockets may serve domains of one name. `+` stands for `/` there.
+    /// Returns the path of the broker's log. The file is named after the domain. If a socket was given, it is named
+    /// after the socket's path, with `+` for `/`, because several such sockets may serve domains of one name.
     pub fn log(&self) -> PathBuf {
         let from_environment = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let state = from_environment("XDG_STATE_HOME")
@@ -71,7 +71,7 @@ impl Location {
     }
 }
 
-/// Returns a file name that no other path has, and no domain either.
+/// Returns a file name that no other path and no domain has.
 fn file_name_of(path: &Path) -> OsString {
     let mut name = Vec::new();
     for byte in path.as_os_str().as_bytes() {
@@ -96,7 +96,8 @@ fn check_domain(domain: &str) -> Result<()> {
     Ok(())
 }
 
-/// The program to start as broker: `PARTYWALL_BIN`, else `preferred`, else `partywall` beside the running executable, else on `PATH`.
+/// Finds the program to start as broker: `PARTYWALL_BIN`, else `preferred`, else `partywall` beside the running
+/// executable, else on `PATH`.
 ///
 /// # Errors
 /// [`Unreachable::NoProgram`] with every place that was tried.
@@ -104,13 +105,13 @@ pub(crate) fn broker_binary(preferred: Option<&Path>) -> Result<PathBuf> {
     let mut tried = Vec::new();
     let mut candidates = Vec::new();
     if let Some(binary) = env::var_os("PARTYWALL_BIN").filter(|value| !value.is_empty()) {
-        // Said explicitly: if it is wrong, nothing else may be started in its place.
+        // An explicit choice: if it is wrong, nothing else is started instead.
         candidates.push(PathBuf::from(binary));
     } else {
         candidates.extend(preferred.map(Path::to_owned));
         if let Some(directory) = env::current_exe().ok().as_deref().and_then(Path::parent) {
             candidates.push(directory.join("partywall"));
-            // Cargo puts examples and tests one level below the binaries.
+            // Cargo places examples and tests one level below the binaries.
             if directory.ends_with("examples") || directory.ends_with("deps") {
                 candidates.extend(directory.parent().map(|up| up.join("partywall")));
             }

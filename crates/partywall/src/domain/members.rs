@@ -9,7 +9,7 @@ use crate::{
 };
 
 impl Domain {
-    /// Returns all members, this process among them, in the order in which they joined.
+    /// Returns all members, including this process, in the order in which they joined.
     ///
     /// # Errors
     /// Those of every call.
@@ -23,8 +23,8 @@ impl Domain {
         self.link().member()
     }
 
-    /// Evicts members: ends what they wait for, build and own, and refuses them every further call. A pid means all members
-    /// of that process.
+    /// Evicts members: ends their waits, builds and owned names, and refuses all their further calls. A pid selects all
+    /// members of that process.
     ///
     /// Blocks and memory that an evicted member holds stay in quarantine until its death is proved, because memory cannot
     /// be taken from a process that has it mapped. With `kill` the broker also sends SIGKILL, through its pidfd. A process
@@ -36,8 +36,9 @@ impl Domain {
         answered!(self.link().call(Call::Evict { whom: whom.into(), kill })?, Answer::Evicted(evicted) => evicted)
     }
 
-    /// Frees what dead members held in quarantine because their work on a GPU may not be over (`MemberState::Unproven`): of
-    /// all members, or of those with this pid. The caller guarantees that nothing writes to the memory any more.
+    /// Frees the quarantined resources of dead members whose work on a GPU may not be over (`MemberState::Unproven`):
+    /// of all such members, or of those with this pid. The caller guarantees that nothing writes to the memory any
+    /// more.
     ///
     /// # Errors
     /// [`NotFound::Member`]; [`Denied::NotUnproven`] if it is not known to be dead.

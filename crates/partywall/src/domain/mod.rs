@@ -1,4 +1,4 @@
-//! A connection to a domain: one broker and everything that is shared through it.
+//! Domains: the connection to a broker and to everything that is shared through it.
 
 mod connect;
 mod health;
@@ -83,7 +83,7 @@ impl Drop for Connection {
     }
 }
 
-/// How to connect.
+/// Options of a connection.
 #[derive(Debug, Clone)]
 #[must_use = "options do nothing until connect()"]
 pub struct DomainOptions {
@@ -95,7 +95,8 @@ pub struct DomainOptions {
 }
 
 impl DomainOptions {
-    /// The domain's name; otherwise `PARTYWALL_SOCKET` or `PARTYWALL_DOMAIN` decide, else it is `default`.
+    /// Sets the domain's name. By default `PARTYWALL_SOCKET` or `PARTYWALL_DOMAIN` decide; without them it is
+    /// `default`.
     pub fn domain(mut self, name: impl Into<String>) -> Self {
         self.domain = Some(name.into());
         self
@@ -107,17 +108,17 @@ impl DomainOptions {
         self
     }
 
-    /// Sets whether to start a broker if none runs. By default yes.
+    /// Sets whether to start a broker if none runs. True by default.
     pub fn start(mut self, start: bool) -> Self {
         self.start = start;
         self
     }
 
-    /// Sets whether to connect as an operator, which is no member of the domain. By default no.
+    /// Sets whether to connect as an operator, which is not a member of the domain. False by default.
     ///
     /// Such a connection can list, show, evict, remove, and end the broker; every other call returns
-    /// [`Denied::NoSeat`](crate::error::Denied::NoSeat). The broker keeps room for a few of them when it takes no more members. They are not
-    /// listed among the members.
+    /// [`Denied::NoSeat`](crate::error::Denied::NoSeat). The broker keeps room for a few operators even when it accepts
+    /// no more members. Operators are not listed among the members.
     pub fn operator(mut self, operator: bool) -> Self {
         self.operator = operator;
         self
@@ -130,7 +131,7 @@ impl DomainOptions {
         self
     }
 
-    /// Where that leads.
+    /// Returns the location that these options select.
     ///
     /// # Errors
     /// [`InvalidArgument::Name`] if the domain cannot be a file name.
@@ -141,8 +142,8 @@ impl DomainOptions {
     /// Connects.
     ///
     /// # Errors
-    /// [`Unreachable::NoAnswer`] if there is no broker and none may be started, [`Unreachable::NoProgram`] or
-    /// [`Unreachable::NotStarted`] if none can be, [`Unreachable::Version`], [`Unreachable::User`],
+    /// [`Unreachable::NoAnswer`] if no broker runs and none may be started, [`Unreachable::NoProgram`] or
+    /// [`Unreachable::NotStarted`] if none can be started, [`Unreachable::Version`], [`Unreachable::User`],
     /// [`Unreachable::UnsafeDirectory`], [`LimitReached::Broker`](crate::error::LimitReached::Broker).
     pub fn connect(&self) -> Result<Domain> {
         let location = self.location()?;
@@ -151,7 +152,7 @@ impl DomainOptions {
         let link = Arc::new(link);
         let lost: Arc<OnceLock<Lost>> = Arc::default();
         let service = Service::start(link.clone(), events, &members, lost.clone()).inspect_err(|_| {
-            // Else the broker would keep a member that has no connection until this process ends.
+            // Otherwise the broker would keep a member without a connection until this process ends.
             let _ = link.leave();
         })?;
         let reporter = link.clone();
@@ -179,19 +180,18 @@ impl Domain {
         Self::options().connect()
     }
 
-    /// Returns options to connect elsewhere, or without starting a broker.
+    /// Returns options to connect to another domain, or without starting a broker.
     pub fn options() -> DomainOptions {
         DomainOptions { domain: None, socket: None, start: true, operator: false, program: None }
     }
 
-    /// Begins the next version of `name`, in memory at `place`. The version is invisible to others before
+    /// Begins the next version of `name`, in memory at `place`. Other processes do not see the version before
     /// [`Build::commit`](crate::Build::commit).
     pub fn create(&self, name: &str, place: Place) -> Builder {
         Builder::new(self.clone(), name, place)
     }
 
-    /// Begins the next version of `name` out of tensors that are on a GPU already, in memory that other code allocated.
-    /// See [`Publication`].
+    /// Begins the next version of `name` from tensors in GPU memory that other code has allocated. See [`Publication`].
     pub fn publish(&self, name: &str) -> Publication {
         Publication::new(self.clone(), name)
     }
@@ -207,7 +207,7 @@ impl Domain {
         self.opener(name).open_within(wait.into())
     }
 
-    /// Returns options to open a version in other ways than [`Domain::open`]: for writing, on another device.
+    /// Returns options to open a version for writing, or on another device than its own.
     pub fn opener(&self, name: &str) -> OpenOptions {
         OpenOptions::new(self.clone(), name)
     }
@@ -258,8 +258,8 @@ impl Domain {
         })
     }
 
-    /// Removes all names that end with this connection: those that it has committed, unless they are kept. Open segments stay
-    /// usable.
+    /// Removes all names that end with this connection: those that it has committed and that are not kept. Open
+    /// segments stay usable.
     ///
     /// # Errors
     /// Those of every call.
@@ -295,7 +295,7 @@ impl Domain {
         answered!(self.link().call(Call::Status)?, Answer::Status(status) => *status)
     }
 
-    /// Asks the broker for an empty answer.
+    /// Makes a call that does nothing, to check or measure the connection to the broker.
     ///
     /// # Errors
     /// Those of every call.
@@ -329,7 +329,7 @@ impl Domain {
         &self.connection.gpus.health
     }
 
-    /// Keeps a lease on a timeline or a semaphore.
+    /// Returns a guard for a lease on a timeline or a semaphore.
     pub(crate) fn keep(&self, lease: u64) -> LeaseGuard {
         LeaseGuard::new(lease, self.connection.link.clone(), self.workers().broker.clone())
     }
@@ -358,7 +358,7 @@ impl Domain {
         &self.connection.service.shared().stream_waits
     }
 
-    /// Returns a GPU, which is opened once for each connection.
+    /// Returns a GPU, which is opened once per connection.
     ///
     /// # Errors
     /// As [`Gpu::open`]; [`Unreachable::Forked`].
@@ -382,7 +382,7 @@ impl Domain {
         if let Some(answered) = self.link().call_waiting(|| open(true), &waiting)? {
             return Ok(answered);
         }
-        // Asked once more without waiting: it may just have been committed, or have ended before.
+        // One more request without waiting: the version may just have been committed, or the name may have ended.
         match self.link().call_with(open(false), &[]) {
             Err(refusal @ Error::NotFound(NotFound::Name { .. } | NotFound::Version { .. })) => {
                 let name = info::with_version(name, version);
@@ -415,10 +415,10 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
 }
 
 pub(crate) fn unexpected(answer: &Answer) -> Error {
-    Unreachable::protocol(format!("it answered another question: {answer:?}"))
+    Unreachable::protocol(format!("its answer does not belong to the call: {answer:?}"))
 }
 
-/// Evaluates to a value out of the answer that a call expects, or to the error that the broker gave another answer.
+/// Extracts a value from the answer that a call expects. For any other answer of the broker, evaluates to an error.
 macro_rules! answered {
     ($answer:expr, $expected:pat => $value:expr) => {
         match $answer {
@@ -430,7 +430,7 @@ macro_rules! answered {
 
 pub(crate) use answered;
 
-/// Asks for a list page by page. `ask` returns the rows after a key, in ascending order, and whether there are more.
+/// Requests a list page by page. `ask` returns the rows after a key, in ascending order, and whether more follow.
 fn pages<T, K: PartialOrd>(
     what: &str,
     key: impl Fn(&T) -> K,
@@ -441,7 +441,7 @@ fn pages<T, K: PartialOrd>(
         let (page, more) = ask(all.last().map(&key))?;
         let after = all.last().map(&key);
         if page.iter().any(|row| after.as_ref().is_some_and(|after| key(row) <= *after)) {
-            return Err(Unreachable::protocol(format!("its list of {what} does not go on")));
+            return Err(Unreachable::protocol(format!("its list of {what} does not advance")));
         }
         let more = more && !page.is_empty();
         all.extend(page);

@@ -27,7 +27,8 @@ impl Domain {
         answered!(answer, Answer::Object(detail) => *detail)
     }
 
-    /// Ends all waits of all processes for values that timeline `name` has not reached. Its writer has to open it again.
+    /// Ends the waits of all processes for values that timeline `name` has not reached. Its writer then has to open it
+    /// again.
     ///
     /// # Errors
     /// [`NotFound::Object`](crate::error::NotFound::Object).
@@ -36,7 +37,8 @@ impl Domain {
         answered!(self.link().call(Call::AbandonTimeline { name: name.to_owned() })?, Answer::Done => ())
     }
 
-    /// Opens a timeline. This process has mapped `slabs` slabs; the answer brings the following ones, up to the timeline's.
+    /// Opens a timeline. `slabs` is the number of slabs that this process has mapped; the answer brings the following
+    /// ones, up to that of the timeline.
     pub(crate) fn open_timeline(&self, name: &str, writer: bool, slabs: u32) -> Result<(OpenedTimeline, Vec<OwnedFd>)> {
         check_name(name)?;
         timeline(self.link().call_with(Call::OpenTimeline { name: name.to_owned(), writer, slabs }, &[])?)

@@ -1,4 +1,4 @@
-//! Tasks that the service thread polls by the clock: words that wake no thread, and what follows from them.
+//! Poll tasks: the service thread polls them periodically, for words whose changes wake no thread.
 
 use std::{
     fmt,
@@ -12,13 +12,13 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::error::{Error, Result};
 
-/// A task that is polled again and again until it is over.
+/// A task that is polled until it is over.
 ///
-/// Each call returns the pause until the next one, or `None` when the task is over. After [`PollReason::Closing`] it is
-/// over in any case.
+/// Each call returns the pause until the next call, or `None` when the task is over. After [`PollReason::Closing`] the
+/// task is over in any case.
 ///
-/// A poll task must not block: not on a lock that is held for long, not on the broker, not on the driver. Streams of this
-/// process may wait for the service thread. What has to block is a [background job](crate::completion::Worker).
+/// A poll task must not block on a lock that is held for long, on the broker, or on the driver, because streams of this
+/// process may wait for the service thread. Blocking work is a [background job](crate::completion::Worker).
 type PollTask = Box<dyn FnMut(PollReason) -> Option<Duration> + Send>;
 
 /// Why a task is polled.
@@ -26,21 +26,21 @@ type PollTask = Box<dyn FnMut(PollReason) -> Option<Duration> + Send>;
 pub(crate) enum PollReason {
     /// Its pause is over.
     Due,
-    /// The connection ends: a thread that waits for the task must not wait any longer.
+    /// The connection ends, so no thread may wait for the task any longer.
     Closing,
 }
 
-/// The poll tasks of a connection, for those who add one.
+/// The poll tasks of a connection, as seen by threads that add one.
 pub(crate) struct PollTasks {
     added: Mutex<Added>,
-    /// Readable while the service thread is to wake up.
+    /// Readable while a wake-up of the service thread is pending.
     wake: OwnedFd,
 }
 
 #[derive(Default)]
 struct Added {
     tasks: Vec<Scheduled>,
-    /// The service thread has ended, or will end without looking here again.
+    /// Whether the service thread has ended, or will end without reading this again.
     is_over: bool,
 }
 
@@ -60,8 +60,8 @@ impl PollTasks {
         Ok(Self { added: Mutex::default(), wake })
     }
 
-    /// Has the service thread poll `task`, for the first time after `pause`. Once the connection has ended, polls it here,
-    /// for the last time.
+    /// Makes the service thread poll `task`, for the first time after `pause`. Once the connection has ended, polls it
+    /// here, once.
     pub(crate) fn add(&self, pause: Duration, mut task: impl FnMut(PollReason) -> Option<Duration> + Send + 'static) {
         let mut added = self.lock();
         if added.is_over {
@@ -76,11 +76,11 @@ impl PollTasks {
 
     /// Wakes the service thread.
     pub(super) fn wake(&self) {
-        // It fails only if so many wake-ups are pending that the thread wakes up anyway.
+        // Fails only if so many wake-ups are pending that the thread wakes up in any case.
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
     }
 
-    /// Readable while the service thread is to wake up.
+    /// Readable while a wake-up of the service thread is pending.
     pub(super) fn wake_fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }
@@ -102,10 +102,10 @@ impl fmt::Debug for PollTasks {
 }
 
 impl Schedule {
-    /// Polls the tasks that are due. Returns when the next one is.
+    /// Polls the tasks that are due. Returns the time at which the next one is due.
     pub(crate) fn run(&mut self, poll_tasks: &PollTasks) -> Option<Instant> {
         self.0.append(&mut poll_tasks.lock().tasks);
-        // Only the tasks that are due at this moment: one that is always due must not keep the thread.
+        // Only the tasks that are due at this moment, so that a task that is always due does not occupy the thread.
         let now = Instant::now();
         self.0.retain_mut(|Scheduled { at, task }| {
             if *at > now {
@@ -118,7 +118,8 @@ impl Schedule {
         self.0.iter().map(|scheduled| scheduled.at).min()
     }
 
-    /// Polls every task for the last time. A task that is added from now on is polled at once, by the thread that adds it.
+    /// Polls every task for the last time. A task that is added later is polled immediately, by the thread that adds
+    /// it.
     pub(crate) fn end(mut self, poll_tasks: &PollTasks) {
         let mut added = poll_tasks.lock();
         added.is_over = true;

@@ -1,8 +1,8 @@
 //! The background thread of a connection: it reads events and runs [poll tasks](super::poll_tasks), such as the heartbeat.
 //!
-//! The thread never blocks: not on the broker, whose calls are [background jobs](crate::completion::Worker), not on the
-//! driver, and not on a stream. A thread or stream that waits for it therefore waits for nothing else. It touches no memory
-//! of the user.
+//! The thread never blocks on the broker, whose calls are [background jobs](crate::completion::Worker), on the driver,
+//! or on a stream. A thread or stream that waits for it therefore waits for nothing else. It accesses no memory of the
+//! user.
 
 use std::{
     os::fd::{AsFd, OwnedFd},
@@ -42,7 +42,7 @@ const TICK: Duration = Duration::from_millis(250);
 /// The interval of polls for cells that have ended without a broker.
 const GUARD: Duration = Duration::from_millis(100);
 
-/// How long the end of a connection waits for promised values of its own streams, and then for the driver.
+/// How long the end of a connection waits for values that its own streams have promised, and then for the driver.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A running service thread.
@@ -67,7 +67,7 @@ pub(super) struct Shared {
 }
 
 impl Service {
-    /// Starts the thread. `lost` says once that a CUDA context is lost.
+    /// Starts the thread. `lost` is set when a CUDA context is lost.
     pub(super) fn start(
         link: Arc<Link>,
         events: OwnedFd,
@@ -108,7 +108,7 @@ impl Service {
         &self.shared
     }
 
-    /// Says good-bye and ends the thread. No handle uses the connection any more, but streams may.
+    /// Leaves the domain and ends the thread. No handle uses the connection any more, but streams may.
     ///
     /// While a stream may wait for another process, connection and thread stay alive: they release the stream if that process
     /// dies. In that case, and if the driver is slow, this returns before they have ended. Without a context (`lost`) no
@@ -228,13 +228,13 @@ impl Reader {
                 Ok(Some((frame, fds))) => match frame.decode() {
                     Ok(event) => self.shared.handle(event, fds),
                     Err(error) => {
-                        tracing::error!(%error, "an event was not understood");
+                        tracing::error!(%error, "an event is malformed");
                         return false;
                     }
                 },
                 Ok(None) => return true,
                 Err(error) => {
-                    tracing::error!(error, "the events connection carries nonsense");
+                    tracing::error!(error, "the events connection is malformed");
                     return false;
                 }
             }
@@ -247,7 +247,7 @@ impl Shared {
         let Event::Completion { ticket, outcome } = event else {
             return;
         };
-        // The waiter may have given up: then the grant is given back.
+        // If the waiter no longer waits, the grant is given back.
         if let Some(Completion::Ended(outcome, _)) =
             self.link.deliver(ticket, Completion::Ended(Box::new(outcome), fds))
             && let Ok(answer) = *outcome
@@ -308,14 +308,14 @@ impl Shared {
         self.timeline_memory.places().iter().chain(&self.stream_waits.places()).for_each(act);
     }
 
-    /// Unregisters memory from the driver, says good-bye, and ends the service thread.
+    /// Unregisters memory from the driver, leaves the domain, and ends the service thread.
     fn detach(&self) {
-        // Waits for running work: when the lease of a word is given back, no stream may still be about to wait for it.
+        // Waits for running work, because no stream may still be about to wait for a word whose lease is given back.
         self.timeline_memory.unregister();
-        // With a good-bye the broker needs no proof of death; if the call fails, the proof follows. Before the service thread
-        // closes its socket, which would look like a death.
+        // After this call the broker needs no proof of death; if the call fails, the proof follows. It comes before the
+        // service thread closes its socket, which would look like a death.
         if let Err(error) = self.link.leave() {
-            tracing::debug!(%error, "could not say good-bye");
+            tracing::debug!(%error, "could not leave the domain");
         }
         self.stop.store(true, Ordering::Release);
         self.poll_tasks.wake();

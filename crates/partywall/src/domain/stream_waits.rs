@@ -1,13 +1,12 @@
-//! The waits that were enqueued on streams, and how long their leases have to be kept.
+//! The waits that are enqueued on streams, and the leases that they need.
 //!
-//! A cell becomes another timeline's when there is no lease on it any more. A stream that has not come to its wait by
-//! then would wait for that other timeline, perhaps for ever. So a lease is kept until every stream has passed the waits
-//! that were enqueued under it, whenever its handle is dropped.
+//! A cell is reused for another timeline when no lease on it is left. A stream that has not reached its wait by then
+//! would wait for that other timeline, perhaps without end. A lease is therefore kept until every stream has passed the
+//! waits that were enqueued under it, even if its handle is dropped earlier.
 //!
-//! Whether a stream has passed a wait shows in what it does afterwards: the next value that it signals, once that is
-//! there. A stream that waits for many timelines one after the other and signals nothing writes a private word now and
-//! then; one that waits for few is not burdened with that. What remains is a few leases for each stream that was used
-//! and does nothing more: they are kept as long as the connection.
+//! The next value that a stream signals proves that it has passed its earlier waits. A stream that waits for many
+//! timelines without a signal writes a private word from time to time; a stream with few waits does not have this cost.
+//! A few leases of streams that do nothing more remain, and are kept as long as the connection.
 
 use std::{
     collections::VecDeque,
@@ -27,19 +26,19 @@ use super::{
 #[derive(Debug, Default)]
 pub(crate) struct StreamWaits {
     all: RwLock<Vec<Arc<Track>>>,
-    /// Kept to the end, because a kernel may look at the cell whenever it likes.
+    /// Kept until the connection ends, because a kernel may read the cell at any time.
     for_good: Mutex<Vec<Arc<LeaseGuard>>>,
 }
 
-/// One stream. Its identity is never another's.
+/// One stream. The driver never reuses its identity.
 #[derive(Debug)]
 pub(crate) struct Track {
     stream: StreamId,
     waits: Mutex<Waits>,
 }
 
-/// The waits of one stream. A thread that enqueues one locks this meanwhile, so that they stand here in the order in which
-/// the stream comes to them.
+/// The waits of one stream. A thread that enqueues a wait locks this meanwhile, so the waits are in the order of the
+/// stream.
 #[derive(Debug, Default)]
 pub(crate) struct Waits {
     noted: VecDeque<Wait>,
@@ -52,12 +51,13 @@ struct Wait {
     keep: Arc<LeaseGuard>,
     place: CellPlace,
     value: u64,
-    /// What the stream writes after it: the wait is passed when it is there.
+    /// The word and value that the stream writes after the wait. Once the value is stored, the stream has passed the
+    /// wait.
     mark: Option<(CellPlace, u64)>,
 }
 
 impl StreamWaits {
-    /// The stream with this identity.
+    /// Returns the record of the stream with this identity.
     pub(crate) fn track(&self, stream: StreamId) -> Arc<Track> {
         let known = |all: &Vec<Arc<Track>>| all.iter().find(|track| track.stream == stream).cloned();
         if let Some(track) = known(&self.all.read().ignore_poison()) {
@@ -71,7 +71,7 @@ impl StreamWaits {
         })
     }
 
-    /// Keeps a lease as long as the connection.
+    /// Keeps a lease until the connection ends.
     pub(crate) fn keep_for_good(&self, keep: &Arc<LeaseGuard>) {
         let mut kept = self.for_good.lock().ignore_poison();
         if !kept.iter().any(|known| Arc::ptr_eq(known, keep)) {
@@ -79,7 +79,7 @@ impl StreamWaits {
         }
     }
 
-    /// Lets go of what has been passed. Does not wait: of a stream that is in use it does when that is used again.
+    /// Forgets the waits that streams have passed. Skips locked streams; their next use forgets them.
     pub(crate) fn forget_passed(&self) {
         for track in self.tracks() {
             if let Ok(mut waits) = track.waits.try_lock() {
@@ -88,13 +88,13 @@ impl StreamWaits {
         }
     }
 
-    /// Cells that streams may wait for.
+    /// Returns the cells that streams may wait for.
     pub(crate) fn places(&self) -> Vec<CellPlace> {
         let places = |track: Arc<Track>| track.lock().noted.iter().map(|wait| wait.place.clone()).collect::<Vec<_>>();
         self.tracks().into_iter().flat_map(places).collect()
     }
 
-    /// Whether a stream may have to wait for as long as another process likes.
+    /// Returns whether a stream may still wait for another process.
     pub(crate) fn may_wait(&self) -> bool {
         let undecided = |wait: &Wait| wait.place.is_undecided(wait.value);
         self.tracks().iter().any(|track| track.lock().noted.iter().any(undecided))
@@ -106,14 +106,14 @@ impl StreamWaits {
 }
 
 impl Track {
-    /// Its waits, for as long as something is enqueued.
+    /// Locks the waits of the stream, to enqueue work.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Waits> {
         self.waits.lock().ignore_poison()
     }
 }
 
 impl Waits {
-    /// Notes a wait that is enqueued next.
+    /// Records a wait that is enqueued next.
     pub(crate) fn wait(&mut self, keep: &Arc<LeaseGuard>, place: &CellPlace, value: u64) {
         let place = place.clone();
         if let Some(wait) = self.unmarked().find(|wait| Arc::ptr_eq(&wait.keep, keep)) {
@@ -124,22 +124,22 @@ impl Waits {
         self.noted.push_back(Wait { keep: keep.clone(), place, value, mark: None });
     }
 
-    /// Whether the stream should write a mark before it waits again.
+    /// Returns whether the stream should write a mark before it waits again.
     pub(crate) fn need_a_mark(&mut self) -> bool {
         self.unmarked().nth(MOST_UNMARKED).is_some()
     }
 
-    /// The private word that the stream is to write, if it has one.
+    /// Takes the private word that the stream writes next, if it has one.
     pub(crate) fn take_mark(&mut self) -> Option<PrivateWord> {
         self.mark.take()
     }
 
-    /// The private word for the next mark.
+    /// Stores the private word for the next mark.
     pub(crate) fn keep_mark(&mut self, mark: PrivateWord) {
         self.mark = Some(mark);
     }
 
-    /// Notes that the stream stores `value` at `place`, behind everything that is noted.
+    /// Records that the stream stores `value` at `place`, behind all recorded waits.
     pub(crate) fn mark(&mut self, place: &CellPlace, value: u64) {
         for wait in self.unmarked() {
             wait.mark = Some((place.clone(), value));
@@ -160,5 +160,5 @@ impl Waits {
     }
 }
 
-/// Timelines that a stream waits for, one after the other, before it writes a mark.
+/// Number of waits of a stream before it writes a mark.
 const MOST_UNMARKED: usize = 8;

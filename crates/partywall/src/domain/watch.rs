@@ -1,4 +1,4 @@
-//! Events about names, as they happen.
+//! Events of names.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -13,9 +13,9 @@ use crate::{
 
 /// The events of names that match a pattern: names of segments, pools, topics, timelines and semaphores.
 ///
-/// A watch loses no event while it takes them as fast as they come, also if the connection is lost and renewed. A broker
-/// keeps one mebibyte of events, some thousands. A watch that is slower, or that continues from an older point, gets a
-/// [`WatchEvent::Missed`] in place of the events that are gone.
+/// A watch loses no event while it reads them fast enough, even if the connection is lost and renewed. A broker keeps 1
+/// MiB of events, which are several thousand. A slower watch, or one that continues from an older point, gets a
+/// [`WatchEvent::Missed`] in place of the lost events.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -50,17 +50,18 @@ pub struct Watch {
 pub enum WatchEvent {
     /// A change of a name.
     Name(NameEvent),
-    /// Some events are lost. To keep a list of names, build it anew ([`Domain::names`], [`Domain::objects`]) and continue
-    /// with the events that follow.
+    /// Some events are lost. To maintain a list of names, rebuild it ([`Domain::names`], [`Domain::objects`]) and
+    /// continue with the following events.
     Missed {
-        /// The number of lost events, of all names. Unknown if the point was another broker's, whose names are gone.
+        /// The number of lost events, of all names. Unknown if the point belongs to another broker, whose names are
+        /// gone.
         events: Option<u64>,
     },
 }
 
 impl Domain {
-    /// Watches names that match `pattern`, in which `*` stands for any characters, also `/`, and `?` for one. The first event
-    /// is the first one after this call.
+    /// Watches names that match `pattern`, in which `*` stands for any characters, also `/`, and `?` for one. The watch
+    /// begins with the first event after this call.
     ///
     /// # Errors
     /// [`InvalidArgument::Pattern`].
@@ -72,7 +73,8 @@ impl Domain {
         Ok(watch)
     }
 
-    /// As [`Domain::watch`], but continues from the [point](Watch::point) of another watch, of this or another process.
+    /// Watches names as [`Domain::watch`] does, but continues from the [point](Watch::point) of another watch, of this
+    /// or another process.
     ///
     /// # Errors
     /// [`InvalidArgument::Pattern`].
@@ -100,7 +102,7 @@ impl Watch {
             match self.domain.link().call_waiting(question, &waiting)? {
                 Some((answer, _)) => self.take(happened(answer)?)?,
                 None if waiting.was_cancelled() => {
-                    return Err(waiting.error(format!("no name that is like {:?} changed", self.pattern.as_str())));
+                    return Err(waiting.error(format!("no name that matches {:?} changed", self.pattern.as_str())));
                 }
                 None => return Ok(None),
             }
@@ -127,11 +129,11 @@ impl Watch {
     }
 
     fn take(&mut self, Happened { gap, events, next }: Happened) -> Result<()> {
-        // A point of another instance never was this broker's.
+        // A point of another instance does not belong to this broker.
         let begins_anew = gap == Some(Gap::OtherBroker) || next.instance != self.asked.instance;
         let goes_on = begins_anew || next.sequence >= self.asked.sequence;
         if !goes_on || !events.is_sorted_by_key(|event| event.sequence) {
-            return Err(Unreachable::protocol("its list of events does not go on"));
+            return Err(Unreachable::protocol("its list of events does not advance"));
         }
         let before = |sequence: u64| Point { instance: next.instance, sequence };
         if let Some(gap) = gap {
@@ -139,7 +141,7 @@ impl Watch {
                 Gap::Behind { events } => Some(events),
                 _ => None,
             };
-            // The point after the missing events, so that they are not reported again.
+            // Uses the point after the missing events, so that they are not reported again.
             let point = before(events.first().map_or(next.sequence, |event| event.sequence.saturating_sub(1)));
             self.ready.push_back((point, WatchEvent::Missed { events: events_missed }));
         }

@@ -30,18 +30,18 @@ pub enum ErrorKind {
     TimedOut,
 }
 
-/// The language whose calls an advice names.
+/// The language whose calls the advice names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Language {
-    /// Those of this library.
+    /// Calls of this library.
     Rust,
-    /// Those of the Python package.
+    /// Calls of the Python package.
     Python,
-    /// Those of the `partywall` command.
+    /// The `partywall` command.
     Shell,
 }
 
-/// What is said about an error besides its message.
+/// What is reported about an error in addition to its message.
 pub(super) struct Help {
     kind: ErrorKind,
     /// The entry of `docs/troubleshooting.md`.
@@ -85,16 +85,16 @@ impl Error {
             Self::InvalidData(error) => error.help(),
             Self::Unreachable(error) => error.help(),
             Self::DeviceFault(error) => error.help(),
-            // Not from the kernel: mapping control memory of another layout returns it.
+            // Not an error of the kernel: mapping control memory of another layout returns it.
             Self::System { source, .. } if source.kind() == io::ErrorKind::InvalidData => ErrorKind::Refused.help("system-call", "run the same Partywall release on both sides"),
-            Self::System { .. } => ErrorKind::Refused.help("system-call", "see what the kernel says"),
+            Self::System { .. } => ErrorKind::Refused.help("system-call", "see the kernel's error"),
             Self::File(error) => file_help(error),
         }
     }
 }
 
 impl ErrorKind {
-    /// Returns what is said about an error of this class besides its message.
+    /// Returns what is reported about an error of this class in addition to its message.
     pub(super) fn help(self, anchor: &'static str, advice: impl Into<Cow<'static, str>>) -> Help {
         Help { kind: self, anchor, advice: advice.into() }
     }
@@ -131,7 +131,7 @@ pub fn cuda_anchor(error: &CudaError) -> &'static str {
     }
 }
 
-/// Says what to do in a process that cannot open another file.
+/// Returns the advice for a process that cannot open another file.
 pub(super) fn open_files() -> String {
     let limit = getrlimit(Resource::Nofile).current;
     // Counting takes a file descriptor: if there is none, all are in use.
@@ -144,7 +144,7 @@ pub(super) fn open_files() -> String {
     }
 }
 
-/// Says which call opens an object of this kind.
+/// Returns the advice that names the call to open an object of this kind.
 pub(super) fn use_as_it_is(name: &str, is: Named, language: Language) -> String {
     match (language, is) {
         (Language::Rust, Named::Segment) => format!("open it with Domain::open({name:?}, timeout)"),
@@ -163,7 +163,7 @@ pub(super) fn use_as_it_is(name: &str, is: Named, language: Language) -> String 
     }
 }
 
-/// Says how to keep a name from ending in this way.
+/// Returns the advice that keeps a name from ending in this way.
 pub(super) fn after_the_end(ending: Ending, language: Language) -> &'static str {
     match (ending, language) {
         (Ending::Withdrawn | Ending::OwnerDied, Language::Rust) => {
@@ -189,7 +189,7 @@ fn file_help(error: &FileError) -> Help {
         | FileError::FormatLacksStrides { .. }
         | FileError::IsFolder { .. } => ErrorKind::Usage,
         FileError::Cancelled { .. } => ErrorKind::CheckFailed,
-        // The memory that the file's bytes were copied to or from has an entry of its own.
+        // An error of the memory, to or from which the bytes were copied, has its own entry.
         FileError::Sink { source, .. } | FileError::Content { source, .. } => match source.downcast_ref::<Error>() {
             Some(cause) => return cause.kind().help(cause.anchor(), error.advice()),
             None => ErrorKind::Refused,
@@ -200,7 +200,7 @@ fn file_help(error: &FileError) -> Help {
     kind.help("file", error.advice())
 }
 
-/// Says how to make a topic that allows more than `most` of something.
+/// Returns the advice to create a topic that allows more than `most` of something.
 pub(super) fn more_room(what: &str, most: u32, language: Language) -> String {
     let more = most.saturating_add(1);
     match language {

@@ -38,10 +38,10 @@ pub enum Busy {
     NotReady {
         /// The topic.
         topic: String,
-        /// Which sample of the topic.
+        /// The position of the sample in the topic.
         position: u64,
     },
-    /// The queue has no place for another task: all have a task, or a result that nobody has taken.
+    /// The queue has no place for another task: all places have a task, or a result that was not taken.
     #[error("queue {queue:?} is full: it has room for {tasks} tasks")]
     QueueFull {
         /// The queue.
@@ -58,7 +58,7 @@ pub enum Busy {
         queue: String,
         /// How many output blocks it has.
         outputs: u32,
-        /// How many results nobody has taken.
+        /// The number of results that were not taken.
         results: u32,
     },
     /// A worker has the task.
@@ -74,7 +74,7 @@ pub enum Busy {
     TaskState {
         /// The reference of the task.
         task: String,
-        /// Its state, as [`TaskStatus::name`](crate::TaskStatus::name) has it.
+        /// Its state, as returned by [`TaskStatus::name`](crate::TaskStatus::name).
         status: &'static str,
         /// The states that the call needs.
         wanted: &'static str,

@@ -5,7 +5,7 @@ use partywall_wire::TimelineEnding;
 
 use super::{ErrorKind, Help, text::publisher_ending};
 
-/// The data must not be used: it is damaged, or work that it rests on has failed.
+/// The data must not be used, because it is damaged or work that it rests on has failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidData {
@@ -22,7 +22,7 @@ pub enum InvalidData {
     SampleFailed {
         /// The topic.
         topic: String,
-        /// Which sample of the topic.
+        /// The position of the sample in the topic.
         position: u64,
         /// The publisher's number.
         publisher: u64,
@@ -34,7 +34,7 @@ pub enum InvalidData {
     SampleTainted {
         /// The topic.
         topic: String,
-        /// Which sample of the topic.
+        /// The position of the sample in the topic.
         position: u64,
     },
     /// The task was attempted as often as it may be, and has no result. It is a dead letter now.

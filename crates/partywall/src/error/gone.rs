@@ -9,7 +9,7 @@ use super::{
     text::{seconds, timeline_ending},
 };
 
-/// The object has ended: with its owner, by a call of a process, or because it was given back.
+/// The object has ended: with its owner, by a call, or because it was released.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Gone {
@@ -117,8 +117,10 @@ impl Gone {
     /// Returns the class of the error, its entry of the documentation, and what to do about it.
     pub(super) fn help(&self, language: Language) -> Help {
         match self {
-            Self::OwnerDied { .. } => ErrorKind::NotFound.help("owner-died", "start its publisher again and wait for it with a time-out; memory that is to outlive its process is committed or published as a copy"),
-            Self::Withdrawn { .. } => ErrorKind::NotFound.help("withdrawn", "wait with a time-out if it is to be published again"),
+            Self::OwnerDied { .. } => ErrorKind::NotFound.help("owner-died", "start its publisher again and wait for \
+                it with a timeout; memory that must outlive its process is committed or published as a copy"),
+            Self::Withdrawn { .. } => ErrorKind::NotFound.help("withdrawn", "wait with a timeout if it will be \
+                published again"),
             Self::Timeline { ending, .. } => ended_timeline(*ending),
             Self::Permit { .. } => ErrorKind::Refused.help("not-held", "give each permit back once, by the process that acquired it"),
             Self::Block { .. } => ErrorKind::NotFound.help("stale-block", "accept each reference once, while the process that offered it lives and has the pool open"),

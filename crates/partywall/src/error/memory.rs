@@ -10,9 +10,9 @@ use super::bytes;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MemoryLimit {
-    /// The process's addresses are limited to so many bytes (`RLIMIT_AS`).
+    /// The process's address space is limited to this many bytes (`RLIMIT_AS`).
     AddressSpace(u64),
-    /// The memory of the process's container is limited to so many bytes, and nearly all are in use.
+    /// The memory of the process's container is limited to this many bytes, and nearly all are in use.
     Container(u64),
     /// Neither is known to be the reason.
     Unknown,
@@ -39,9 +39,9 @@ impl MemoryLimit {
     }
 }
 
-/// Where the kernel says how much memory a process's control group uses and may use, by its `/proc/self/cgroup`.
+/// Returns the files with the memory usage and limit of a process's control group, given its `/proc/self/cgroup`.
 fn files_of(groups: &str) -> Option<[String; 2]> {
-    // Version 1 has a line for memory; where there is none, the group of version 2 counts.
+    // Version 1 has a line for memory. Without that line, the group of version 2 applies.
     let v1 = groups.lines().find_map(|line| line.split_once(":memory:"));
     let v2 = || groups.lines().find_map(|line| line.strip_prefix("0::"));
     match v1 {

@@ -1,4 +1,4 @@
-//! Objects that are not as asked for.
+//! Objects that differ from what was requested.
 
 use partywall_shm::DType;
 use partywall_wire::Named;
@@ -29,7 +29,7 @@ pub enum Mismatch {
         /// The kind that the call opens: a segment, a pool or a topic.
         wanted: Named,
     },
-    /// A pool or topic is not as the caller said, or not the one that was meant.
+    /// A pool or topic differs from the caller's options, or is not the one that was meant.
     #[error("{} {name:?} is not as asked: {why}", of.name())]
     Options {
         /// Which of the two.

@@ -1,8 +1,8 @@
 //! The connection of one process to one broker.
 //!
-//! A call is written and answered on the *call* socket by the calling thread itself, one at a time: no other thread
-//! is woken, so a round trip costs what the kernel takes. Calls never wait in the broker. A call that has to wait is
-//! answered with `Pending`, and its completion arrives on the *events* socket, which the service thread reads.
+//! The calling thread itself writes a call to the *call* socket and reads the answer, one call at a time. No other
+//! thread is woken, so a round trip costs only the kernel's time. Calls never wait in the broker: a call that has to
+//! wait is answered with `Pending`, and its completion arrives on the *events* socket, which the service thread reads.
 //!
 //! | file | contains |
 //! |---|---|
@@ -44,7 +44,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// as long. Any answer restores the full time.
 const SHORT_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// The most grants that wait to be given back. Only a broker that grants without being asked comes near.
+/// Maximum number of grants that wait to be given back. Only a broker that grants without requests reaches it.
 const MAX_OWED: usize = 4096;
 
 /// An answer and the file descriptors that came with it.
@@ -56,7 +56,7 @@ type Outcome = (Result<Answer, Refusal>, Vec<OwnedFd>);
 /// The result of a request.
 struct Asked {
     outcome: Outcome,
-    /// The connection was lost before the answer came, and this is the answer to the second request.
+    /// Whether the connection was lost before the answer came, so that this is the answer to a repeated request.
     twice: bool,
 }
 
@@ -65,7 +65,7 @@ struct Asked {
 pub(crate) struct Link {
     location: Location,
     resume: Resume,
-    /// Our row in the memory of all members, and our mark in semaphores.
+    /// This process's row in the memory of all members, which also identifies it in semaphores.
     row: u16,
     /// The broker's pid, if it is known.
     broker: Option<u32>,
@@ -73,10 +73,10 @@ pub(crate) struct Link {
     /// The owner's [`fork_generation`].
     generation: u64,
     max_message: usize,
-    /// The queue for `calls`. Apart from them, because a `Mutex` has no lock with a time limit.
+    /// The queue for `calls`. Separate from `calls`, because a `Mutex` has no lock with a timeout.
     queue: Mutex<Queue>,
     freed: Condvar,
-    /// Locked only by the thread that has the turn, and so without waiting.
+    /// Locked only by the thread that has the turn, so it never waits.
     calls: Mutex<CallSocket>,
     waits: Waits,
     leaving: AtomicBool,
@@ -85,7 +85,7 @@ pub(crate) struct Link {
 #[derive(Debug, Default)]
 struct Queue {
     in_use: bool,
-    /// Threads that wait for their turn. A needless wake would cost a system call.
+    /// Number of threads that wait for their turn. A needless wake would cost a system call.
     waiting: usize,
 }
 
@@ -133,7 +133,7 @@ impl Link {
         if self.waits.is_gone() { Err(self.gone()) } else { Ok(()) }
     }
 
-    /// Our row in the memory of all members, and our mark in semaphores.
+    /// This process's row in the memory of all members, which also identifies it in semaphores.
     pub(crate) fn row(&self) -> u16 {
         self.row
     }
@@ -147,12 +147,12 @@ impl Link {
         &self.location.socket
     }
 
-    /// Asks, and returns the answer.
+    /// Makes a call and returns the answer.
     pub(crate) fn call(&self, call: Call) -> Result<Answer> {
         Ok(self.call_with(call, &[])?.0)
     }
 
-    /// Asks, sending and receiving file descriptors.
+    /// Makes a call that sends and receives file descriptors.
     pub(crate) fn call_with(&self, call: Call, fds: &[BorrowedFd<'_>]) -> Result<Answered> {
         let gives_back = matches!(
             call,
@@ -166,7 +166,7 @@ impl Link {
         self.accept(outcome)
     }
 
-    /// Says good-bye. The connection ends and is not renewed, also if it is lost already.
+    /// Leaves the domain. The connection ends and is not renewed, even if it is lost already.
     pub(super) fn leave(&self) -> Result<()> {
         self.leaving.store(true, Ordering::Relaxed);
         let mut turn = self.turn()?;
@@ -246,7 +246,7 @@ impl Link {
         }
     }
 
-    /// Gives late grants back.
+    /// Gives back late grants.
     fn return_owed(&self, calls: &mut CallSocket) {
         while let Some(call) = calls.owed().pop() {
             let id = calls.next_id();
@@ -279,7 +279,7 @@ impl Link {
         Ok(Turn { link: self, calls: Some(self.calls.lock().ignore_poison()) })
     }
 
-    /// Waits for a turn to use a connected call socket, also while it is being renewed.
+    /// Waits for a turn to use a connected call socket, even while the connection is being renewed.
     fn connected_turn(&self) -> Result<Turn<'_>> {
         let mut deadline = None;
         loop {
@@ -289,7 +289,7 @@ impl Link {
                 return Ok(turn);
             }
             if self.is_leaving() {
-                // The connection is not renewed any more; the good-bye has given everything back.
+                // The connection is not renewed any more. Leaving has given everything back.
                 return Err(self.gone());
             }
             let timeout = calls.timeout();

@@ -44,13 +44,14 @@ impl Link {
                 Ok(_) | Err(Error::Unreachable(Unreachable::NoAnswer { .. } | Unreachable::Version { .. })) => {
                     return Err(gone);
                 }
-                // Another broker too, or ours has dropped this member. In that case it still ends the waits of others.
+                // Another broker, or this broker has dropped this member. In the latter case it still ends the waits of
+                // other members.
                 Err(Error::Unreachable(Unreachable::Refused(_))) => {
                     return Err(NoBroker { gone: !self.is_our_broker() });
                 }
                 Err(_) => {}
             }
-            // The broker is alive or starting: try again, but stop immediately when asked to.
+            // The broker is alive or starting, so the loop retries, but stops immediately when asked to.
             if Instant::now() >= deadline || stop.load(Ordering::Acquire) {
                 return Err(gone);
             }
@@ -58,8 +59,8 @@ impl Link {
         }
     }
 
-    /// Gives back what a completion granted to a caller that no longer waits. Not by an ordinary call: that would wait for
-    /// the connection to be renewed, which comes after this among the background jobs.
+    /// Gives back a grant to a caller that no longer waits. Not by an ordinary call, which would wait for the renewal
+    /// of the connection: that is a later job of the same worker.
     pub(in super::super) fn give_back(&self, call: Call) {
         match self.turn() {
             Ok(mut turn) => {
@@ -72,7 +73,7 @@ impl Link {
                     self.return_owed(calls);
                 }
             }
-            Err(error) => tracing::warn!(?call, %error, "a grant that nobody waited for is lost"),
+            Err(error) => tracing::warn!(?call, %error, "a grant without a waiter is lost"),
         }
     }
 
@@ -104,7 +105,7 @@ impl Link {
         self.waits.wake();
     }
 
-    /// Whether the process that listens now is the broker of this connection. Returns false if it cannot be identified.
+    /// Returns whether the process that listens now is the broker of this connection; false if it cannot be identified.
     fn is_our_broker(&self) -> bool {
         let listening = connect::open(&self.location)
             .and_then(|call| socket::peer(&call).map_err(|errno| Error::system("asking who the broker is", errno)));

@@ -27,7 +27,7 @@ pub(super) struct CallSocket {
     next: u64,
     /// Whether a call was not answered in time, and nothing has come since.
     silent: bool,
-    /// Calls that gave up waiting for their answers.
+    /// Calls whose answers came too late.
     unanswered: Vec<u64>,
     /// Calls that give back grants which no caller waited for any more.
     owed: Vec<Call>,
@@ -37,10 +37,10 @@ pub(super) struct CallSocket {
 pub(super) enum Lost {
     /// The connection ended.
     Ended,
-    /// Nothing came in time. The connection can be used further, if no message was sent in part.
+    /// Nothing came in time. The connection stays usable unless a message was sent in part.
     Silent,
-    /// The kernel lets no process of this user send file descriptors. Nothing was sent, and the connection can be used
-    /// further.
+    /// The kernel refuses file descriptors from all processes of this user. Nothing was sent, and the connection stays
+    /// usable.
     InFlight,
     /// The bytes are malformed.
     Malformed(String),
@@ -59,7 +59,7 @@ impl CallSocket {
         }
     }
 
-    /// Continues with the socket of a renewed connection. Numbers are not used twice, and owed grants stay.
+    /// Continues with the socket of a renewed connection. Request numbers continue, and owed grants stay.
     pub(super) fn renew(&mut self, socket: OwnedFd) {
         *self = Self { next: self.next, owed: std::mem::take(&mut self.owed), ..Self::new(socket) };
     }
@@ -122,11 +122,11 @@ impl CallSocket {
                 }
                 // The late answer to a call that gave up waiting; its file descriptors are closed here.
                 let late = self.unanswered.iter().position(|asked| *asked == reply.id);
-                let late = late.ok_or_else(|| Lost::Malformed("an answer to what was not asked".into()))?;
+                let late = late.ok_or_else(|| Lost::Malformed("an answer without a request".into()))?;
                 self.unanswered.swap_remove(late);
                 self.owed.extend(returning(reply));
             }
-            // A broker that only sends other messages does not answer either.
+            // A broker that sends only other messages counts as silent, too.
             if Instant::now() >= deadline {
                 break;
             }

@@ -22,7 +22,7 @@ use crate::{
 pub(in super::super) enum Completion {
     /// The end of the wait.
     Ended(Box<Result<Answer, Refusal>>, Vec<OwnedFd>),
-    /// The connection was renewed, and the broker has forgotten the wait: ask again.
+    /// The connection was renewed and the broker has forgotten the wait, so the caller must ask again.
     AskAgain,
 }
 
@@ -52,7 +52,7 @@ impl Waits {
         self.state.lock().ignore_poison().tickets.remove(&id).flatten()
     }
 
-    /// Hands a completion to its waiter. One that nobody waits for is returned: what it carries must be given back.
+    /// Hands a completion to its waiter. Returns it if no caller waits for it: its grant must then be given back.
     fn deliver(&self, id: u64, completion: Completion) -> Option<Completion> {
         match self.state.lock().ignore_poison().tickets.get_mut(&id) {
             Some(place) => *place = Some(completion),
@@ -92,8 +92,8 @@ impl Waits {
 }
 
 impl Link {
-    /// Makes a call that may have to wait. Returns `None` once the wait is over. `call` builds the request anew when it has to
-    /// be sent again.
+    /// Makes a call that may have to wait. Returns `None` once the wait is over. `call` builds the request, again if it
+    /// has to be repeated.
     pub(crate) fn call_waiting(&self, call: impl Fn() -> Call, waiting: &Waiting<'_>) -> Result<Option<Answered>> {
         loop {
             let mut ticket = None;
@@ -115,7 +115,7 @@ impl Link {
         }
     }
 
-    /// Hands a completion to its waiter. One that nobody waits for is returned: what it carries must be given back.
+    /// Hands a completion to its waiter. Returns it if no caller waits for it: its grant must then be given back.
     pub(in super::super) fn deliver(&self, ticket: u64, completion: Completion) -> Option<Completion> {
         self.waits.deliver(ticket, completion)
     }
@@ -128,7 +128,7 @@ impl Link {
         let cancelled =
             self.connected_turn().and_then(|mut turn| self.ask_once(&mut turn, Call::Cancel { ticket: id }));
         let completion = match cancelled {
-            // The completion was sent before the call was cancelled: it is ours, with its lease.
+            // The completion was sent before the call was cancelled, so this caller owns it and its lease.
             Ok(Some((Err(Refusal::Stale { .. }), _))) => self.completion_within(id, &Wait::from(TIMEOUT).begin())?,
             // The broker has forgotten the call with the connection.
             Ok(None) => None,
@@ -145,7 +145,7 @@ impl Link {
 
     fn completion_within(&self, id: u64, waiting: &Waiting<'_>) -> Result<Option<Completion>> {
         loop {
-            // Not under the lock: this may ask the caller whether the wait is cancelled.
+            // Without the lock, because this may call the caller's cancellation check.
             let left = waiting.left(Instant::now());
             let mut state = self.waits.state.lock().ignore_poison();
             if state.tickets.get(&id).is_some_and(Option::is_some) {

@@ -1,15 +1,15 @@
-//! The control memory of timelines as one connection has it: the slabs that are mapped, and where a GPU finds them.
+//! The control memory of timelines in one connection: the mapped slabs, and their registration with GPUs.
 //!
-//! A slab is registered with CUDA before any stream of the connection can wait for a word in it: with the first call that
-//! takes a stream, or, after that, when it is mapped. Behind a wait, a call on which the driver synchronises would hold
-//! the caller up.
+//! A slab is registered with CUDA before any stream of the connection can wait for a word in it: with the first call
+//! that takes a stream, or when a later slab is mapped. Behind a wait, a call that makes the driver synchronise would
+//! block the caller.
 //!
 //! | file | contains |
 //! |---|---|
-//! | this one | which slabs there are, and their registration |
+//! | this one | the slabs and their registration |
 //! | `slab` | a mapped slab, and the cells in it |
-//! | `word` | a timeline's word, as a handle has it |
-//! | `private` | words that no other process has |
+//! | `word` | a timeline's word, as used by a handle |
+//! | `private` | words that no other process uses |
 
 mod private;
 mod slab;
@@ -44,9 +44,9 @@ use crate::{
 #[derive(Debug, Default)]
 pub(crate) struct TimelineMemory {
     slabs: RwLock<Slabs>,
-    /// Held by the thread that registers, which may wait for the driver.
+    /// Held by the thread that registers memory, which may wait for the driver.
     registering: Mutex<()>,
-    /// Words that handles have, for ending their waits when the broker is gone.
+    /// The words of all handles, so that their waits can be ended when the broker is gone.
     open: Mutex<Vec<Weak<Word>>>,
     private: PrivateWords,
     /// This connection has no broker any more.
@@ -56,20 +56,21 @@ pub(crate) struct TimelineMemory {
 
 #[derive(Debug, Default)]
 struct Slabs {
-    /// By their numbers.
+    /// The slabs, by number.
     mapped: Vec<Arc<MappedSlab>>,
     /// The context that registers them, for all contexts of the process; `None` before the first call with a stream.
     context: Option<Context>,
 }
 
 impl TimelineMemory {
-    /// How many slabs are mapped, to be said when a timeline is opened.
+    /// Returns the number of mapped slabs, which is sent when a timeline is opened.
     pub(crate) fn mapped(&self) -> u32 {
-        // The broker has no more than `MAX_SLABS`.
+        // The broker has at most `MAX_SLABS` slabs.
         u32::try_from(self.slabs.read().ignore_poison().mapped.len()).unwrap_or(u32::MAX)
     }
 
-    /// Takes in the word of a timeline that was opened while `known` slabs were mapped, with the slabs that came along.
+    /// Maps the slabs that came with an opened timeline, and returns its word. `known` slabs were mapped when it was
+    /// opened.
     pub(crate) fn take_in(&self, opened: &OpenedTimeline, known: u32, fds: Vec<OwnedFd>) -> Result<Arc<Word>> {
         let (slab, context) = {
             let mut slabs = self.slabs.write().ignore_poison();
@@ -95,8 +96,8 @@ impl TimelineMemory {
         let word = Arc::new(Word::new(place, number, incarnation, self.gone.clone()));
         let mut open = self.open.lock().ignore_poison();
         if open.len() == open.capacity() {
-            // Only when the list would grow, and then by as many as there are: to look at all of them for each timeline
-            // that is opened takes far longer than to open it, if a process has thousands.
+            // Only when the list would grow, because with thousands of timelines checking all words at each open would
+            // take far longer than the open.
             open.retain(|word| word.strong_count() > 0);
             let kept = open.len();
             open.reserve(kept + 1);
@@ -105,8 +106,7 @@ impl TimelineMemory {
         Ok(word)
     }
 
-    /// Makes everything ready for streams of `context` to wait for words. To be called when [`slab`](Self::slab) finds
-    /// nothing.
+    /// Prepares waits of streams of `context` for words. Call this when [`slab`](Self::slab) returns `None`.
     pub(crate) fn prepare(&self, context: &Context) -> Result<()> {
         let _turn = self.registering.lock().ignore_poison();
         let known = self.slabs.read().ignore_poison().context.clone();
@@ -114,7 +114,8 @@ impl TimelineMemory {
             Some(known) => known,
             None => {
                 self.make_private(context, Some(PROBE))?;
-                // A slab that is mapped from now on is registered then; one that was mapped before is in the list below.
+                // A slab that is mapped later is registered when it is mapped; the list below contains all earlier
+                // ones.
                 self.slabs.write().ignore_poison().context = Some(context.clone());
                 context.clone()
             }
@@ -123,9 +124,10 @@ impl TimelineMemory {
         mapped.iter().try_for_each(|slab| slab.register(&context))
     }
 
-    /// Makes private words. With `probe`, tries on one of them whether streams write words and wait for them here.
+    /// Creates private words. With `probe`, checks with one of them whether streams of this GPU can write words and
+    /// wait for them.
     fn make_private(&self, context: &Context, probe: Option<Duration>) -> Result<()> {
-        let system = |source| Error::System { what: "making words for streams to wait for".into(), source };
+        let system = |source| Error::System { what: "creating words for streams to wait for".into(), source };
         let slab = MappedSlab::new(Slab::create().and_then(Slab::map).map_err(system)?);
         slab.register_checked(context, |registration| {
             let Some(limit) = probe else { return Ok(registration) };
@@ -136,20 +138,20 @@ impl TimelineMemory {
         Ok(())
     }
 
-    /// The slab with this number, if streams can use its words already.
+    /// Returns the slab with this number, if streams can use its words already.
     pub(crate) fn slab(&self, number: u32) -> Option<Arc<MappedSlab>> {
         let slabs = self.slabs.read().ignore_poison();
         slabs.mapped.get(number as usize).filter(|slab| slab.is_registered()).cloned()
     }
 
-    /// Whether `CUDA_LAUNCH_BLOCKING` makes the driver wait for whatever is enqueued.
+    /// Returns whether `CUDA_LAUNCH_BLOCKING` makes the driver wait for all enqueued work.
     pub(crate) fn launches_block(&self) -> bool {
         *self.launches_block.get_or_init(|| {
             std::env::var_os("CUDA_LAUNCH_BLOCKING").is_some_and(|value| !value.is_empty() && value != "0")
         })
     }
 
-    /// Takes a private word. To be called after [`prepare`](Self::prepare).
+    /// Takes a private word. Call [`prepare`](Self::prepare) first.
     pub(crate) fn take_private(&self) -> Result<PrivateWord> {
         loop {
             if let Some(word) = self.private.take() {
@@ -157,7 +159,7 @@ impl TimelineMemory {
             }
             let _turn = self.registering.lock().ignore_poison();
             let context = self.slabs.read().ignore_poison().context.clone();
-            let unknown = || Error::Unreachable(Unreachable::Refused("no GPU has been told of any word".into()));
+            let unknown = || Error::Unreachable(Unreachable::Refused("no word is registered with a GPU".into()));
             let context = context.ok_or_else(unknown)?;
             if self.private.is_empty() {
                 self.make_private(&context, None)?;
@@ -165,29 +167,30 @@ impl TimelineMemory {
         }
     }
 
-    /// The slab in which streams find a private word.
+    /// Returns the slab of a private word.
     pub(crate) fn private_slab(&self, word: &PrivateWord) -> Option<Arc<MappedSlab>> {
         self.private.slab(word)
     }
 
-    /// Whether a GPU has ever been told of a word.
+    /// Returns whether any word was ever registered with a GPU.
     pub(crate) fn is_registered(&self) -> bool {
         self.slabs.read().ignore_poison().context.is_some()
     }
 
-    /// Gives back what the driver has been given. It waits for what the process runs. No handle has a word any more.
+    /// Unregisters all memory from the driver, which waits for running work of the process. No handle may use a word
+    /// any more.
     pub(crate) fn unregister(&self) {
         let slabs = std::mem::take(&mut *self.slabs.write().ignore_poison());
         self.private.unregister();
         drop(slabs);
     }
 
-    /// This connection has no broker any more: waits of this process's hosts end.
+    /// Records that the broker is gone, which ends the waits of this process's threads.
     pub(crate) fn set_gone(&self) {
         self.gone.store(true, Ordering::Release);
     }
 
-    /// The cells of all words that handles have.
+    /// Returns the cells of all words of handles.
     pub(crate) fn places(&self) -> Vec<CellPlace> {
         self.open.lock().ignore_poison().iter().filter_map(Weak::upgrade).map(|word| word.place.clone()).collect()
     }
@@ -195,5 +198,5 @@ impl TimelineMemory {
 
 const PROBING: &str = "trying whether streams of this GPU wait for words";
 
-/// How long that may take.
+/// How long the probe may take.
 const PROBE: Duration = Duration::from_secs(10);

@@ -1,8 +1,8 @@
-//! Private words: shared words that no other process has.
+//! Private words: shared words that no other process uses.
 //!
-//! A wait with a time limit, and the end of a stream's work, need a word that this process alone writes. The value of such
-//! a word only grows. A stream that still waits for the value of the last use therefore goes on with the next use at the
-//! latest, and no thread has to know when it did.
+//! A wait with a timeout, and the detection of a stream's progress, need a word that only this process writes. The
+//! value of such a word only grows. A stream that still waits for the value of the last use therefore continues with
+//! the next use at the latest, and no thread has to track that.
 
 use std::sync::{Arc, Mutex};
 
@@ -24,7 +24,7 @@ struct Free {
     index: u32,
 }
 
-/// A private word, for one use: `target` is stored in it, once. Any thread may drop it.
+/// A private word for one use: `target` is stored in it once. Any thread may drop it.
 #[derive(Debug)]
 pub(crate) struct PrivateWord {
     pub(crate) place: CellPlace,
@@ -44,11 +44,11 @@ impl PrivateWords {
         self.free.lock().ignore_poison().extend((0..CELLS).map(|index| Free { slab: number, index }));
     }
 
-    /// Takes a free word; `None` if there is none.
+    /// Takes a free word. Returns `None` if none is free.
     pub(super) fn take(&self) -> Option<PrivateWord> {
         loop {
             let Free { slab, index } = self.free.lock().ignore_poison().pop()?;
-            // What is free is in one of the slabs, unless these were given back.
+            // A free word is in one of the slabs, unless they were unregistered.
             if let Some(place) = self.slabs.lock().ignore_poison().get(slab).and_then(|slab| slab.place(index)) {
                 let target = place.cell().value() + 1;
                 return Some(PrivateWord { place, target, slab, free: self.free.clone() });
@@ -60,12 +60,12 @@ impl PrivateWords {
         self.free.lock().ignore_poison().is_empty()
     }
 
-    /// The slab in which streams find a word.
+    /// Returns the slab of a word.
     pub(super) fn slab(&self, word: &PrivateWord) -> Option<Arc<MappedSlab>> {
         self.slabs.lock().ignore_poison().get(word.slab).cloned()
     }
 
-    /// Gives back what the driver has been given.
+    /// Unregisters all slabs from the driver.
     pub(super) fn unregister(&self) {
         let slabs = std::mem::take(&mut *self.slabs.lock().ignore_poison());
         self.free.lock().ignore_poison().clear();
@@ -74,26 +74,26 @@ impl PrivateWords {
 }
 
 impl PrivateWord {
-    /// Whether its value has been stored.
+    /// Returns whether its value has been stored.
     pub(crate) fn is_reached(&self) -> bool {
         self.place.cell().progress(self.target) == Progress::Reached
     }
 
-    /// Stores its value, by the host, and gives it back.
+    /// Stores its value from the host, and gives the word back.
     pub(crate) fn store(self) {
-        // It is refused where the value is there already.
+        // Refused if the value is stored already.
         let _ = self.place.cell().signal(self.target);
         self.give_back();
     }
 
-    /// Gives it back when its value has been stored. A word that is not given back is never used again.
+    /// Gives the word back once its value has been stored. A word that is not given back is never reused.
     pub(crate) fn give_back(self) {
         if self.target < MAX_VALUE {
             self.free.lock().ignore_poison().push(Free { slab: self.slab, index: self.place.index() });
         }
     }
 
-    /// The same word for the next use, by the same stream.
+    /// Returns the same word for the next use, by the same stream.
     pub(crate) fn next(self) -> Self {
         Self { target: self.target + 1, ..self }
     }
@@ -101,7 +101,7 @@ impl PrivateWord {
 
 #[cfg(test)]
 impl PrivateWord {
-    /// One that only hosts write.
+    /// Creates a word that only hosts write.
     pub(crate) fn of_hosts() -> Self {
         Self { place: CellPlace::of_tests(), target: 1, slab: 0, free: Arc::default() }
     }

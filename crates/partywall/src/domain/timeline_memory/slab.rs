@@ -1,4 +1,4 @@
-//! Slabs of timelines in this process, and where hosts and streams find the cells in them.
+//! Mapped slabs of timelines, and the places of cells in them for hosts and streams.
 
 use std::sync::OnceLock;
 
@@ -10,14 +10,14 @@ use crate::{
     gpu::cuda_error,
 };
 
-/// A slab in this process.
+/// A slab that is mapped in this process.
 #[derive(Debug)]
 pub(crate) struct MappedSlab {
     slab: Slab,
     registration: OnceLock<HostRegistration>,
 }
 
-/// A cell, wherever it is needed. It keeps the memory mapped, and nothing else: any thread may drop it.
+/// A reference to a cell. It keeps only the mapping alive, so any thread may drop it.
 #[derive(Debug, Clone)]
 pub(crate) struct CellPlace {
     slab: Slab,
@@ -29,12 +29,12 @@ impl MappedSlab {
         Self { slab, registration: OnceLock::new() }
     }
 
-    /// Registers it with CUDA, unless it is. One thread at a time does.
+    /// Registers the slab with CUDA, if needed. Called by one thread at a time.
     pub(super) fn register(&self, context: &Context) -> Result<()> {
         self.register_checked(context, Ok)
     }
 
-    /// As [`register`](Self::register), if `check` accepts the registration.
+    /// Registers the slab as [`register`](Self::register) does, if `check` accepts the registration.
     pub(super) fn register_checked(
         &self,
         context: &Context,
@@ -48,7 +48,7 @@ impl MappedSlab {
         Ok(())
     }
 
-    /// Whether streams can use its words.
+    /// Returns whether streams can use its words.
     pub(super) fn is_registered(&self) -> bool {
         self.registration.get().is_some()
     }
@@ -57,29 +57,29 @@ impl MappedSlab {
         self.slab.cell(index).is_some().then(|| CellPlace { slab: self.slab.clone(), index })
     }
 
-    /// The word of a cell, as streams take it.
+    /// Returns the word of a cell, for use by streams.
     ///
     /// # Errors
     /// Before [`TimelineMemory::prepare`](super::TimelineMemory::prepare) no stream can have it.
     pub(crate) fn word(&self, place: &CellPlace) -> Result<DeviceSlice<'_>> {
         let offset = cell_offset(place.index) as u64;
         let word = self.registration.get().and_then(|all| all.slice(offset, size_of::<u64>() as u64).ok());
-        word.ok_or_else(|| Error::Unreachable(Unreachable::Refused("a GPU was not told of this word".into())))
+        word.ok_or_else(|| Error::Unreachable(Unreachable::Refused("this word is not registered with a GPU".into())))
     }
 }
 
 impl CellPlace {
     pub(crate) fn cell(&self) -> &Cell {
-        // Made by `MappedSlab::place` alone, and a slab has as many cells as it had.
+        // Only `MappedSlab::place` makes places, and the number of cells of a slab does not change.
         self.slab.cell(self.index).expect("a place is in its slab")
     }
 
-    /// Its number in its slab.
+    /// Returns the cell's index in its slab.
     pub(crate) fn index(&self) -> u32 {
         self.index
     }
 
-    /// Whether it is not known yet if `v` will be reached.
+    /// Returns whether it is still open if `v` will be reached.
     pub(crate) fn is_undecided(&self, v: u64) -> bool {
         matches!(self.cell().progress(v), Progress::Pending | Progress::Announced)
     }
@@ -87,7 +87,7 @@ impl CellPlace {
 
 #[cfg(test)]
 impl CellPlace {
-    /// One that only this process has.
+    /// Creates a place that only this process uses.
     pub(super) fn of_tests() -> Self {
         Self { slab: Slab::create().and_then(Slab::map).expect("a memfd can be had"), index: 0 }
     }

@@ -1,4 +1,4 @@
-//! The shared word of a timeline, as one handle has it.
+//! The shared word of a timeline, as used by one handle.
 
 use std::sync::{
     Arc,
@@ -9,18 +9,18 @@ use partywall_shm::timeline::{Cell, Ending, Progress};
 
 use super::CellPlace;
 
-/// One incarnation of a timeline as one handle has it.
+/// One incarnation of a timeline, as used by one handle.
 #[derive(Debug)]
 pub(crate) struct Word {
     pub(crate) place: CellPlace,
     /// The number of its slab.
     pub(crate) slab: u32,
     pub(crate) incarnation: u32,
-    /// The highest value that was waited for in any way.
+    /// The highest value that was waited for by any means.
     waited: AtomicU64,
-    /// Kernels were told where it is, and may wait for any value.
+    /// Whether kernels know its address, and may wait for any value.
     polled: AtomicBool,
-    /// This connection has no broker any more, which would end the word if its writer died.
+    /// Whether the broker is gone, which would end the timeline if its writer died.
     gone: Arc<AtomicBool>,
 }
 
@@ -33,7 +33,7 @@ impl Word {
         self.place.cell()
     }
 
-    /// How far it is on the way to `v`.
+    /// Returns the progress towards `v`.
     pub(crate) fn progress(&self, v: u64) -> Progress {
         match self.cell().progress(v) {
             Progress::Pending | Progress::Announced if self.gone.load(Ordering::Acquire) => {
@@ -43,28 +43,28 @@ impl Word {
         }
     }
 
-    /// Why no further value will come, as far as this process will know.
+    /// Returns why no further value will come, as far as this process can know.
     pub(crate) fn ending(&self) -> Option<Ending> {
         let gone = || self.gone.load(Ordering::Acquire).then_some(Ending::BrokerGone);
         self.cell().ending().or_else(gone)
     }
 
-    /// Notes that `v` was waited for.
+    /// Records that `v` was waited for.
     pub(crate) fn note_wait(&self, v: u64) {
         self.waited.fetch_max(v, Ordering::AcqRel);
     }
 
-    /// The highest value that was waited for.
+    /// Returns the highest value that was waited for.
     pub(crate) fn waited(&self) -> u64 {
         self.waited.load(Ordering::Acquire)
     }
 
-    /// Notes that kernels are told where it is.
+    /// Records that kernels know its address.
     pub(crate) fn note_polled(&self) {
         self.polled.store(true, Ordering::Release);
     }
 
-    /// Whether kernels were told where it is.
+    /// Returns whether kernels know its address.
     pub(crate) fn is_polled(&self) -> bool {
         self.polled.load(Ordering::Acquire)
     }
@@ -72,7 +72,7 @@ impl Word {
 
 #[cfg(test)]
 impl Word {
-    /// One that only hosts write.
+    /// Creates a word that only hosts write.
     pub(crate) fn of_hosts() -> Self {
         Self::new(CellPlace::of_tests(), 0, 0, Arc::default())
     }
