@@ -13,7 +13,7 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-use partywall::{DType, Policy, Publisher, Queue, Subscriber, Task, Timeline, TimelineWriter};
+use partywall::{DType, Policy, Publisher, Queue, Subscriber, Task, Timeline, TimelineWriter, cuda::DeviceBuffer};
 use partywall_measure::{Case, Comparison, Sampler, Unit};
 use partywall_os::{futex, map::SharedMap, memfd};
 
@@ -219,10 +219,26 @@ pub(super) struct Ends {
 enum By {
     Futex(SharedMap),
     Socket(UnixStream),
-    Timeline { ours: TimelineWriter, theirs: Timeline },
-    Topic { ours: Publisher, theirs: Vec<Subscriber> },
-    Queue { ours: Queue, theirs: Queue },
-    Streams { ours: TimelineWriter, theirs: Timeline, stream: Stream, by_hosts: bool },
+    Timeline {
+        ours: TimelineWriter,
+        theirs: Timeline,
+    },
+    Topic {
+        ours: Publisher,
+        theirs: Vec<Subscriber>,
+    },
+    Queue {
+        ours: Queue,
+        theirs: Queue,
+    },
+    Streams {
+        ours: TimelineWriter,
+        theirs: Timeline,
+        stream: Stream,
+        /// What a stream writes in each turn: a stream without work would have nothing to tell of.
+        work: DeviceBuffer,
+        by_hosts: bool,
+    },
 }
 
 impl Ends {
@@ -266,7 +282,8 @@ impl Ends {
                 let stream = Stream::new(gpu.context()).doing("making a stream")?;
                 broker::prepare(domain, &stream);
                 let (ours, theirs) = timelines()?;
-                By::Streams { ours, theirs, stream, by_hosts: *way == Way::StreamsByHosts }
+                let work = DeviceBuffer::new(gpu.context(), 8).doing("allocating memory")?;
+                By::Streams { ours, theirs, stream, work, by_hosts: *way == Way::StreamsByHosts }
             }
         };
         Ok(Self { first, last: 0, by })
@@ -313,8 +330,11 @@ impl By {
                 let ticket = ours.submit(task, TIMEOUT).map_err(|refused| refused.error)?;
                 ticket.wait(TIMEOUT)?;
             }
-            Self::Streams { ours, stream, by_hosts: false, .. } => ours.signal_on(stream.as_ref(), value)?,
-            Self::Streams { ours, stream, .. } => {
+            Self::Streams { ours, stream, work, by_hosts, .. } => {
+                stream.as_ref().enqueue_set(work.as_slice(), value as u8)?;
+                if !by_hosts {
+                    return Ok(ours.signal_on(stream.as_ref(), value)?);
+                }
                 stream.synchronize()?;
                 ours.signal(value)?;
             }
