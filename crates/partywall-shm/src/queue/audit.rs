@@ -17,7 +17,7 @@ pub struct Audit {
     pub claimed: u32,
     /// Tasks that a worker's stream completes.
     pub enqueued: u32,
-    /// Results that nobody has read.
+    /// Results that no process has read.
     pub done: u32,
     /// Dead letters.
     pub dead: u32,

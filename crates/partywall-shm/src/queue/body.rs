@@ -5,7 +5,7 @@
 //! | 0 | length of the kind `u8`, inputs `u8`, length of the arguments `u16`, most attempts `u8`, flags `u8`, row of the submitter `u16` | the submitter; the broker, one flag |
 //! | 8 | bytes of the output; 0: none | the submitter |
 //! | 16 | when it was submitted, in ms of `CLOCK_MONOTONIC` | the submitter |
-//! | 24 | lease: attempt 8, generation 16, end 40 bits in ms; see `claim` | the worker, whoever finds no lease |
+//! | 24 | lease: attempt 8, generation 16, end 40 bits in ms; see `claim` | the worker, any member that finds no lease |
 //! | 32 | value of the submitter's timeline that completes the inputs | the submitter |
 //! | 40 | cell of that timeline | the submitter |
 //! | 48 | lane 40–47, the cell's incarnation + 1; 0: the inputs are complete | the submitter |
@@ -15,7 +15,7 @@
 //! | 376 | text of the last failure: 128 bytes, the first one its length | the worker that says so |
 //! | 504 | arguments: 512 bytes | the submitter |
 //!
-//! The submitter writes its words while the place is *writing*, and nobody writes them later, but for one flag. A process that
+//! The submitter writes its words while the place is *writing*, and no process writes them later, except for one flag. A process that
 //! is not the submitter or the worker believes what it reads only if the place's word is unchanged afterwards.
 //!
 //! | flag | | |
@@ -33,7 +33,7 @@
 //!
 //! | record | offset | | |
 //! |---|---|---|---|
-//! | state | 0 | bits 0–1: 0 none, 1 open, 2 drained; reason 2–4, attempt 5–12, row 13–28, generation 29–63 | whoever ends the attempt without a result; the worker |
+//! | state | 0 | bits 0–1: 0 none, 1 open, 2 drained; reason 2–4, attempt 5–12, row 13–28, generation 29–63 | the member that ends the attempt without a result; the worker |
 //! | output | 8 | 1 + index 17, generation of the block 46 bits; 0: none | the worker |
 //! | value | 16 | of the worker's timeline that completes the output | the worker |
 //! | cell | 24 | of that timeline | the worker |
@@ -279,7 +279,7 @@ impl RecordWord {
 
 impl Record {
     pub(super) fn load(&self) -> RecordWord {
-        // Pairs with `change`: who sees an attempt drained sees that its worker is done.
+        // Pairs with `change`: a member that sees an attempt drained sees that its worker is done.
         RecordWord(self.state.load(Ordering::Acquire))
     }
 
@@ -294,7 +294,7 @@ impl Record {
 
     /// Names the output of the attempt, and what completes it.
     pub(super) fn set_output(&self, output: Option<BlockId>, point: Option<StreamPoint>) {
-        // Pairs with the fence in `Queue::output`: who sees these stores sees that the former attempt is over.
+        // Pairs with the fence in `Queue::output`: a member that sees these stores sees that the former attempt is over.
         fence(Ordering::Release);
         // The change of the place's word that shows these stores orders them.
         let word = output.map_or(0, |block| u64::from(block.index + 1) | block.generation << BLOCK_GENERATION);
@@ -429,13 +429,13 @@ impl Body {
         self.head.load(Ordering::Relaxed) & INPUTS_LOST != 0
     }
 
-    /// Returns the word that says, among others, who has submitted the task.
+    /// Returns the word that contains, among others, the row of the submitter.
     pub(super) fn head(&self) -> u64 {
         self.head.load(Ordering::Relaxed)
     }
 
     /// Says whether the inputs are complete, now that the submitter has gone. `seen` is the head of the task that is meant: no
-    /// other can have it, because the submitter's row is nobody else's yet.
+    /// other can have it, because the submitter's row belongs to no other member yet.
     pub(super) fn decide_inputs(&self, seen: u64, complete: bool) {
         let decided = seen | if complete { INPUTS_COMPLETE } else { INPUTS_LOST };
         // A failure: the place has another task. The change of the place's word would show it.

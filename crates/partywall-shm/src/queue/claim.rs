@@ -93,7 +93,7 @@ impl Queue {
     /// [`Fenced`] if the claim has been taken back.
     pub fn extend(&self, claimed: &Claimed, until: u64) -> Result<(), Fenced> {
         if self.is_claimed(claimed) {
-            // If a later attempt has begun since, it loses its lease to this one, and gets another when somebody looks.
+            // If a later attempt has begun since, it loses its lease to this one, and gets another one when a member looks.
             self.bodies[claimed.index].lease.store(Lease::of(claimed.word, until).0, Ordering::Release);
             if self.is_claimed(claimed) {
                 return Ok(());
@@ -103,7 +103,7 @@ impl Queue {
     }
 
     /// Looks for what no hint names: leases that have ended, tasks that are pending and were not counted, and places whose tasks
-    /// are over. Those who wait for something call this now and then; one of them looks every [`TEND_EVERY`]. Returns whether
+    /// are over. Members that wait for something call this now and then; one of them looks every [`TEND_EVERY`]. Returns whether
     /// this one did.
     pub fn tend(&self, pools: Pools<'_>) -> bool {
         let now = now();
@@ -153,7 +153,7 @@ impl Queue {
         false
     }
 
-    /// Takes an attempt back: the task is pending again, or a dead letter, or over if nobody wants it. Returns false if the
+    /// Takes an attempt back: the task is pending again, or a dead letter, or over if no process wants it. Returns false if the
     /// attempt has ended meanwhile.
     pub(super) fn take_back(&self, pools: Pools<'_>, index: usize, seen: Word, reason: Reason) -> bool {
         self.record(index, seen, RecordWord::open(reason, seen));

@@ -48,7 +48,7 @@ pub enum TaskState {
         /// The number of the attempt, from 1.
         attempt: u8,
     },
-    /// It has a result that nobody has read.
+    /// It has a result that no process has read.
     Done,
     /// It was attempted as often as it may be, and has no result.
     Dead,
@@ -353,7 +353,7 @@ impl Queue {
         point("queue: attempt drained, no result yet");
         let done = |seen: Word| {
             let state = if seen.is_unwanted() { State::Ending } else { State::Done };
-            // Whose result nobody wants is the worker's to end.
+            // The worker ends a task whose result no process wants.
             seen.is_attempted().then(|| seen.with(state, if seen.is_unwanted() { claimed.word.row() } else { 0 }))
         };
         let Some(now) = self.change_attempt(claimed, done) else {
@@ -375,7 +375,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Changes the word of an attempt of ours. Only the mark that nobody wants the result may have changed in it.
+    /// Changes the word of an attempt of ours. Only the mark that no process wants the result may have changed in it.
     fn change_attempt(&self, claimed: &Claimed, to: impl Fn(Word) -> Option<Word>) -> Option<Word> {
         for _ in 0..MOST_ATTEMPTS {
             let seen = self.places[claimed.index].load();

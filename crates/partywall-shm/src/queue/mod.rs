@@ -12,8 +12,8 @@
 //! | 136 | `space` the eventcount of submitters that wait for a place | 8 | all |
 //! | 192 | `late: u64` counts tasks that became pending behind `head` | 8 | all |
 //! | 200 | `late_claimed: u64` a hint: of these, all up to this count have been claimed | 8 | workers |
-//! | 208 | `tended: u64` when somebody looked for leases that have ended, in ms | 8 | those who wait |
-//! | 216 | `results` the eventcount of those who wait for a result | 8 | all |
+//! | 208 | `tended: u64` when a member last looked for leases that have ended, in ms | 8 | members that wait |
+//! | 216 | `results` the eventcount of members that wait for a result | 8 | all |
 //! | 224 | `completed: u64` results, ever | 8 | workers |
 //! | 232 | `returned: u64` attempts that ended without a result, ever | 8 | all |
 //! | 240 | `detached: u64` attachments that have ended, ever | 8 | the broker |
@@ -30,9 +30,9 @@
 //! 1. A place is taken at a position before `head` + `tasks` only, and `tail` is moved behind it before its task is pending. So
 //!    the positions from `head` to `tail` contain each place once at most, in the order in which the tasks were submitted.
 //! 2. `head` passes positions that are not pending. If one becomes pending afterwards, because its submitter was slow or its
-//!    attempt was taken back, whoever made it pending adds to `late`. A worker that finds `late` ahead of `late_claimed` looks at
-//!    all places first, so that a task that came back goes first; also one of a slow submitter, unless the ring has come round to
-//!    its place.
+//!    attempt was taken back, the member that made it pending adds to `late`. A worker that finds `late` ahead of
+//!    `late_claimed` looks at all places first, so that a task that came back goes first; also one of a slow submitter,
+//!    unless the ring has come round to its place.
 //! 3. A member that was killed or stopped between making a task pending and adding to `late` leaves a task that no hint names.
 //!    Whoever waits looks for such tasks every [`TEND_EVERY`], together with leases that have ended, and the broker does so when
 //!    it recovers what the dead had.
@@ -84,7 +84,7 @@ pub use word::MAX_ATTEMPTS;
 /// The most tasks that a queue can have at once.
 pub const MAX_TASKS: u32 = 1 << 17;
 
-/// How often those who wait look for leases that have ended: together, not each.
+/// How often the members that wait, all together, look for leases that have ended.
 pub const TEND_EVERY: Duration = Duration::from_millis(50);
 
 /// A member's row.
@@ -207,7 +207,7 @@ impl Queue {
         self.eventcount(event).sleep(key, limit);
     }
 
-    /// Wakes those who wait for an event.
+    /// Wakes the threads that wait for an event.
     pub fn notify(&self, event: Event) {
         self.eventcount(event).notify();
     }

@@ -140,7 +140,7 @@ impl Queue {
         }
         let without_inputs = ready.is_some_and(|ready| !came(ready));
         if ready.is_some() {
-            // Later nobody can say how far the stream came, and the row may be another member's.
+            // Later it is unknown how far the stream came, and the row may be another member's.
             body.decide_inputs(head, !without_inputs);
         }
         match state {
@@ -207,7 +207,7 @@ impl Queue {
 /// What was done about a task.
 enum Detached {
     Nothing,
-    /// Its attempt, or the task, has ended, or nobody wants its result.
+    /// Its attempt, or the task, has ended, or no process wants its result.
     Ended,
     /// It has changed meanwhile.
     Changed,

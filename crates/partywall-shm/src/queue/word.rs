@@ -1,9 +1,9 @@
-//! The word of a task's place: who may do what with the task, in one word.
+//! The word of a task's place: it says which member may do what with the task.
 //!
 //! | bits | field | |
 //! |---|---|---|
 //! | 0–3 | state | see below |
-//! | 4 | unwanted | the submitter has died and nobody reads the result: the task ends with its attempt |
+//! | 4 | unwanted | the submitter has died and no process reads the result: the task ends with its attempt |
 //! | 5–20 | row | of the member that has the place: *writing*, *claimed*, *enqueued*, *ending* |
 //! | 21–28 | attempts | how often the task was claimed |
 //! | 29–63 | generation | how many tasks the place has held |

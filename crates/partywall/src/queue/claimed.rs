@@ -393,7 +393,7 @@ impl ClaimedTask {
         let (claimed, held) = self.end();
         let control = self.open.control.clone();
         self.open.domain().completions().on(Fence::Timeline(order.word.clone(), point.value), move |completion| {
-            // Otherwise nobody knows what the stream still does: the broker decides when this process ends.
+            // Otherwise it is unknown what the stream still does: the broker decides when this process ends.
             if completion == Completion::Done {
                 let is_done = if has_inputs() {
                     control.queue.finish(control.pools(), &claimed, held.as_ref()).is_ok()

@@ -46,7 +46,7 @@ pub use partywall_shm::queue::{MAX_ARGUMENTS, MAX_INPUTS, MAX_KIND, MAX_TASKS, R
 ///
 /// A submitter puts a [`Task`] in: a kind of work, arguments, blocks of input, room for an output. The queue gives it to one
 /// worker at a time ([`claim`](Self::claim)), the oldest task first. The worker reads the inputs in place, writes its own
-/// output block, and completes the task; whoever has the [`Ticket`] takes the result, once. All of it happens in shared memory,
+/// output block, and completes the task; a process that has the [`Ticket`] takes the result, once. All of it happens in shared memory,
 /// without the broker and without copies.
 ///
 /// # Deaths
@@ -79,7 +79,7 @@ pub struct QueueStats {
     pub claimed: u32,
     /// Tasks that streams of workers complete.
     pub enqueued: u32,
-    /// Results that nobody has read.
+    /// Results that no process has read.
     pub done: u32,
     /// Dead letters.
     pub dead: u32,
@@ -180,7 +180,7 @@ impl Queue {
         })
     }
 
-    /// Drops a result that nobody has taken, or a dead letter.
+    /// Drops a result that no process has taken, or a dead letter.
     ///
     /// # Errors
     /// [`Busy::TaskState`] if the task is neither; otherwise as [`retry`](Self::retry).

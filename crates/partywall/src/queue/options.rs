@@ -33,7 +33,7 @@ impl QueueOptions {
         Self { wanted, tasks: None, inputs: None, outputs: None, lease: None }
     }
 
-    /// How many tasks there may be at a time, with those that have a result which nobody has read: 1 to 131,072. 1024 by
+    /// How many tasks there may be at a time, with those that have an unread result: 1 to 131,072. 1024 by
     /// default.
     pub fn tasks(mut self, tasks: u32) -> Self {
         self.tasks = Some(tasks);
@@ -47,7 +47,7 @@ impl QueueOptions {
         self
     }
 
-    /// The pool of output blocks: how many, and bytes of each. Each attempt takes one, each result that nobody has taken keeps
+    /// The pool of output blocks: how many, and bytes of each. Each attempt takes one, each result that was not taken keeps
     /// one. By default the queue has none for use.
     pub fn outputs(mut self, blocks: u32, block_bytes: u64) -> Self {
         self.outputs = Some((blocks, block_bytes));
@@ -108,7 +108,7 @@ impl QueueOptions {
         if !(1..=MAX_TASKS).contains(&tasks) {
             return Err(invalid(format!("it has room for 1 to {MAX_TASKS} tasks, not {tasks}")));
         }
-        // A pool has at least one block, also one that nobody uses.
+        // A pool has at least one block, also an unused one.
         let pool = |what: &str, asked: Option<(u32, u64)>| match asked.unwrap_or((1, 1)) {
             (blocks, _) if !(1..=MAX_BLOCKS).contains(&blocks) => {
                 Err(invalid(format!("it has 1 to {MAX_BLOCKS} blocks of {what}, not {blocks}")))

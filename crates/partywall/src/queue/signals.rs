@@ -87,7 +87,7 @@ impl Open {
         }
     }
 
-    /// Keeps the timeline of a member, and forgets those that have ended, so that nobody finds them listed.
+    /// Keeps the timeline of a member, and forgets those that have ended, so that they are not listed.
     fn keep(&self, its: (u16, u8), timeline: Arc<Timeline>) -> Arc<Timeline> {
         let mut others = self.signals().others.lock().ignore_poison();
         let former = others.insert(its, timeline.clone());

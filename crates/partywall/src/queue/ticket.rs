@@ -81,7 +81,7 @@ pub enum TaskStatus {
         /// The number of the attempt, from 1.
         attempt: u8,
     },
-    /// It has a result that nobody has taken.
+    /// It has a result that no process has taken.
     Done,
     /// It is a dead letter: it was attempted as often as it may be.
     Dead,
