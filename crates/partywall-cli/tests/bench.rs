@@ -44,7 +44,8 @@ fn all_is_measured_in_host_memory() {
             "latency of a dependent load, one thread",
             "latency of a write, a fence and a dependent load, one thread",
             "one process tells another",
-            "one process to all subscribers of another, and its answer",
+            "one process tells several by a timeline, and each answers",
+            "one process tells several by a topic, and each answers",
             "opening",
             "taking and giving back",
             "the harness itself",
@@ -74,13 +75,15 @@ fn all_is_measured_on_the_simulated_gpu() {
         "copies within the GPU",
         "copies out of another GPU",
         "copies out of another GPU, which the reader does not see",
-        "one process tells another",
+        "one process tells another, time-sliced",
         "a stream of one process tells one of another, time-sliced",
+        "one process tells several by a topic, and each answers, time-sliced",
     ] {
         assert!(questions.contains(part), "{part}: {questions}");
     }
     let text = report.to_string();
-    for part in ["SIMULATED", "cuIpcOpenMemHandle", "cuMemAllocAsync", "under MPS are left out"] {
+    for part in ["SIMULATED", "cuIpcOpenMemHandle", "cuIpcOpenEventHandle", "cuMemAllocAsync", "under MPS are left out"]
+    {
         assert!(text.contains(part), "{part}");
     }
 }

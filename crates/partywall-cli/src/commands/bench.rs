@@ -172,11 +172,11 @@ fn show(output: Output, report: &Report) {
 fn row(role: &str, measurement: &Measurement, ratio: String) -> Vec<String> {
     let Measurement { case, percentiles: p } = measurement;
     let size = case.parameters.get("bytes").and_then(|size| size.parse().ok()).map(bytes);
-    let subscribers = case.parameters.get("subscribers").map(|count| match count.as_str() {
-        "1" => "1 subscriber".to_owned(),
-        _ => format!("{count} subscribers"),
+    let processes = case.parameters.get("processes").map(|count| match count.as_str() {
+        "1" => "1 process".to_owned(),
+        _ => format!("{count} processes"),
     });
-    let mut row = vec![format!("{role}{}", case.name), size.or(subscribers).unwrap_or_default()];
+    let mut row = vec![format!("{role}{}", case.name), size.or(processes).unwrap_or_default()];
     row.extend([p.p25, p.p50, p.p75, p.p90, p.p99, p.max].map(figure));
     row.extend([p.n.to_string(), case.unit.to_string(), ratio]);
     row

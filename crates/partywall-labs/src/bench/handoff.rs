@@ -1,24 +1,28 @@
-//! Hand-offs: how long one process takes to tell another, by each way there is, and to several subscribers at once.
+//! Hand-offs: how long one process takes to tell another, by each way there is.
 //!
 //! Two processes tell each other in turns. A sample is the time of many turns, divided by their number. Both wait as each way
 //! waits by itself: Partywall polls for some microseconds before it sleeps, a futex and a socket sleep at once.
 
 use std::{
-    cell::RefCell,
     io::{Read, Write},
-    os::{
-        fd::{AsFd, OwnedFd},
-        unix::net::UnixStream,
-    },
-    sync::atomic::{AtomicU32, Ordering},
+    os::{fd::OwnedFd, unix::net::UnixStream},
+    sync::atomic::Ordering,
 };
 
-use partywall::{DType, Policy, Publisher, Queue, Subscriber, Task, Timeline, TimelineWriter, cuda::DeviceBuffer};
-use partywall_measure::{Case, Comparison, Sampler, Unit};
-use partywall_os::{futex, map::SharedMap, memfd};
+use partywall::{
+    DType, IpcEvent, IpcEventHandle, Permit, Policy, Publisher, Queue, Segment, Semaphore, Subscriber, Task, Timeline,
+    TimelineWriter,
+};
+use partywall_measure::{Case, Comparison, Failure as Sampled, Sampler, Unit};
 
-use super::{Bench, memory::asked, peer::Order, system};
-use crate::{peer::Peer, prelude::*};
+use super::{
+    Bench,
+    copies::SPOILT,
+    group::{Group, MAKING, Meeting, Sharing, TURNS, Words, in_each_sharing, same},
+    peer::{Order, TENSOR},
+    system,
+};
+use crate::prelude::*;
 
 /// How two processes tell each other something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,10 +37,21 @@ pub(super) enum Way {
     Topic,
     /// A task of a queue, completed.
     Queue,
-    /// A value of a timeline, by a stream for a stream: no host takes part but to enqueue.
-    Streams,
-    /// The same with a host between the streams: it waits for its GPU and tells the other host.
-    StreamsByHosts,
+    /// A permit, given back by one and taken by the other, and a word of memory that it guards.
+    Semaphore,
+    /// Streams that wait for each other.
+    Streams(Behind),
+}
+
+/// What one stream waits for, of another process's stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Behind {
+    /// A value of a timeline: no host takes part but to enqueue.
+    Timeline,
+    /// A record of an interprocess event. Its host has to tell the other one that the record is there.
+    Event,
+    /// Both hosts: one waits for its GPU and tells the other.
+    Hosts,
 }
 
 impl Way {
@@ -47,165 +62,64 @@ impl Way {
             Self::Timeline => "timeline",
             Self::Topic => "topic",
             Self::Queue => "queue",
-            Self::Streams => "timeline, from stream to stream",
-            Self::StreamsByHosts => "from stream to stream by both hosts: synchronise, and tell by a timeline",
+            Self::Semaphore => "semaphore",
+            Self::Streams(Behind::Timeline) => "timeline, from stream to stream",
+            Self::Streams(Behind::Event) => "IPC event (cuIpcOpenEventHandle), and a timeline to tell of its record",
+            Self::Streams(Behind::Hosts) => "from stream to stream by both hosts: synchronise, and tell by a timeline",
         }
     }
 }
-
-/// What both processes hand over by.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Options {
-    way: Way,
-    /// Names of timelines, topics and queues begin with it.
-    name: String,
-    /// Subscribers of the process that is told, of a topic.
-    subscribers: usize,
-    /// Whether the process that gets this tells first.
-    first: bool,
-}
-
-/// For errors.
-const MAKING: &str = "making what processes hand over by";
-
-/// Turns of one sample.
-const TURNS: u64 = 100;
 
 pub(super) fn run(bench: &Bench<'_>) -> Result<(), Failure> {
-    let rivals = [Way::Futex, Way::Socket];
-    let case = |way: Way| Case::new(way.name(), Unit::Microseconds).parameter("of", "one process tells another");
-    for way in [Way::Timeline, Way::Topic, Way::Queue] {
-        let ours = Pair::new(bench, way, 1)?;
-        let others = rivals.map(|way| Pair::new(bench, way, 1));
-        let [futex, socket] = others;
-        let (futex, socket) = (futex?, socket?);
-        let comparison = Comparison::new(case(way), ours.sampler(1.0))
-            .floor(case(Way::Futex), futex.sampler(1.0))
-            .rival(case(Way::Socket), socket.sampler(1.0));
+    in_each_sharing(bench, "hand-offs", 2, |group, sharing| hand_over(bench, group, sharing))
+}
+
+fn hand_over(bench: &Bench<'_>, group: &Group, sharing: Sharing) -> Result<(), Failure> {
+    let case = |way: Way| {
+        let of = format!("one process tells another{}", sharing.suffix());
+        Case::new(way.name(), Unit::Microseconds).parameter("of", of)
+    };
+    for way in [Way::Timeline, Way::Topic, Way::Queue, Way::Semaphore] {
+        let (ours, futex, socket) = (meet(group, way)?, meet(group, Way::Futex)?, meet(group, Way::Socket)?);
+        let comparison = Comparison::new(case(way), one_way(group, &ours))
+            .floor(case(Way::Futex), one_way(group, &futex))
+            .rival(case(Way::Socket), one_way(group, &socket));
         bench.run("hand-offs", comparison)?;
     }
-    match &bench.gpu {
-        Some(gpu) => streams(bench, gpu),
-        None => Ok(()),
-    }
+    if sharing == Sharing::None { Ok(()) } else { streams(bench, group, sharing) }
 }
 
-/// From stream to stream, between two other processes: time-sliced, and under MPS if this process is a client of a server.
-fn streams(bench: &Bench<'_>, gpu: &Gpu) -> Result<(), Failure> {
-    // A driver that does not know the question has no server.
-    if device::under_mps(gpu).unwrap_or(false) {
-        between_streams(bench, "under MPS", &[])?;
-    } else {
-        bench.note("hand-offs of streams under MPS are left out: this process is no client of an MPS server");
-    }
-    let name = "time-sliced";
-    if let Err(failure) = between_streams(bench, name, &[("CUDA_MPS_PIPE_DIRECTORY", device::NO_DAEMON)]) {
-        bench.note(format!("hand-offs of streams, {name}, were refused: {}", failure.message()));
-    }
-    Ok(())
-}
-
-fn between_streams(bench: &Bench<'_>, how: &str, environment: &[(&str, &str)]) -> Result<(), Failure> {
-    let pair = |way| Others::new(bench, way, environment);
-    let (streams, hosts) = (pair(Way::Streams)?, pair(Way::StreamsByHosts)?);
+fn streams(bench: &Bench<'_>, group: &Group, sharing: Sharing) -> Result<(), Failure> {
     let case = |way: Way| {
-        let what = format!("a stream of one process tells one of another, {how}");
-        Case::new(way.name(), Unit::Microseconds).parameter("of", what)
+        let of = format!("a stream of one process tells one of another{}", sharing.suffix());
+        Case::new(way.name(), Unit::Microseconds).parameter("of", of)
     };
-    let comparison =
-        Comparison::new(case(Way::Streams), streams.sampler()).rival(case(Way::StreamsByHosts), hosts.sampler());
-    bench.run("hand-offs of streams", comparison)
-}
-
-/// One process publishes, all subscribers of another receive, and that one answers.
-pub(super) fn fan_out(bench: &Bench<'_>) -> Result<(), Failure> {
-    for subscribers in [1, 2, 4, 8] {
-        let case = |name: &str| {
-            Case::new(name, Unit::Microseconds)
-                .parameter("subscribers", subscribers)
-                .parameter("of", "one process to all subscribers of another, and its answer")
-        };
-        let ours = Pair::new(bench, Way::Topic, subscribers)?;
-        let futex = Pair::new(bench, Way::Futex, 1)?;
-        let comparison = Comparison::new(case("a topic, to all subscribers"), ours.sampler(2.0))
-            .floor(case("futex, to one process"), futex.sampler(2.0));
-        bench.run("fan-out", comparison)?;
-    }
-    Ok(())
-}
-
-/// This process and another, which tell each other.
-struct Pair {
-    peer: RefCell<Peer>,
-    ends: RefCell<Ends>,
-}
-
-impl Pair {
-    fn new(bench: &Bench<'_>, way: Way, subscribers: usize) -> Result<Self, Failure> {
-        let mut peer = bench.peer()?;
-        let options = Options { way, name: format!("hand-off/{}", peer.pid), subscribers, first: false };
-        let [ours, theirs] = files()?;
-        meet(&mut peer, &options, &theirs)?;
-        let ends = Ends::new(&bench.domain, bench.place, &Options { first: true, ..options }, ours)?;
-        peer.hear::<()>()?;
-        Ok(Self { peer: RefCell::new(peer), ends: RefCell::new(ends) })
-    }
-
-    /// Returns microseconds of so many hand-offs.
-    fn sampler(&self, hand_offs: f64) -> Sampler<'_> {
-        Box::new(move || {
-            let mut peer = self.peer.borrow_mut();
-            asked(peer.say(Order::HandOff(TURNS)))?;
-            let time = self.ends.borrow_mut().exchange(TURNS)?;
-            asked(peer.hear::<Duration>())?;
-            Ok(hand_offs * time.as_secs_f64() * 1e6 / (2 * TURNS) as f64)
-        })
-    }
-}
-
-/// Two other processes, which tell each other.
-struct Others([RefCell<Peer>; 2]);
-
-impl Others {
-    fn new(bench: &Bench<'_>, way: Way, environment: &[(&str, &str)]) -> Result<Self, Failure> {
-        let start = || bench.peer_on(bench.place, environment);
-        let mut peers = [start()?, start()?];
-        let options = Options { way, name: format!("hand-off/{}", peers[0].pid), subscribers: 1, first: false };
-        // Each opens what the other one makes, so both are told before either is heard.
-        for ((peer, files), first) in peers.iter_mut().zip(files()?).zip([true, false]) {
-            meet(peer, &Options { first, ..options.clone() }, &files)?;
+    let [timeline, events, hosts] = [Behind::Timeline, Behind::Event, Behind::Hosts].map(Way::Streams);
+    let (ours, by_hosts) = (meet(group, timeline)?, meet(group, hosts)?);
+    // A process whose event is refused ends, so these are processes of their own.
+    let others = Group::start(bench, 2, sharing)?;
+    let met = meet(&others, events);
+    let mut comparison = Comparison::new(case(timeline), one_way(group, &ours));
+    match &met {
+        Ok(met) => comparison = comparison.rival(case(events), one_way(&others, met)),
+        Err(failure) => {
+            bench.note(format!("hand-offs by IPC events{} were refused: {}", sharing.suffix(), failure.message()));
         }
-        for peer in &mut peers {
-            peer.hear::<()>()?;
-        }
-        Ok(Self(peers.map(RefCell::new)))
     }
-
-    /// Returns microseconds of a hand-off, by the clock of the process that tells first.
-    fn sampler(&self) -> Sampler<'_> {
-        Box::new(|| {
-            let [mut first, mut second] = self.0.each_ref().map(RefCell::borrow_mut);
-            // The second one waits already when the clock of the first one starts.
-            asked(second.say(Order::HandOff(TURNS)))?;
-            asked(first.say(Order::HandOff(TURNS)))?;
-            let time: Duration = asked(first.hear())?;
-            asked(second.hear::<Duration>())?;
-            Ok(time.as_secs_f64() * 1e6 / (2 * TURNS) as f64)
-        })
-    }
+    bench.run("hand-offs of streams", comparison.rival(case(hosts), one_way(group, &by_hosts)))
 }
 
-/// Returns the files of both sides: words that both map, and a pair of sockets.
-fn files() -> Result<[[OwnedFd; 2]; 2], Failure> {
-    let words =
-        memfd::Draft::create("partywall-bench:words", 4096).and_then(memfd::Draft::share).map_err(system(MAKING))?;
-    let copy = words.try_clone().map_err(system(MAKING))?;
+fn meet(group: &Group, way: Way) -> Result<Meeting, Failure> {
+    let words = Words::files(2)?;
     let (one, other) = UnixStream::pair().map_err(system(MAKING))?;
-    Ok([[words, one.into()], [copy, other.into()]])
+    let files = words.into_iter().zip([one.into(), other.into()]).map(<[OwnedFd; 2]>::from);
+    group.meet(files.collect(), |meeting| Order::Meet { way, meeting })
 }
 
-fn meet(peer: &mut Peer, options: &Options, [words, socket]: &[OwnedFd; 2]) -> Result<(), Failure> {
-    peer.say_with(Order::Meet(options.clone()), &[words.as_fd(), socket.as_fd()])
+/// Returns microseconds of a hand-off: half a turn.
+fn one_way<'a>(group: &'a Group, meeting: &'a Meeting) -> Sampler<'a> {
+    let mut turn = group.sampler(meeting);
+    Box::new(move || Ok(turn()? / 2.0))
 }
 
 /// What one of two processes tells the other by, and is told by.
@@ -217,45 +131,30 @@ pub(super) struct Ends {
 }
 
 enum By {
-    Futex(SharedMap),
+    Futex(Words),
     Socket(UnixStream),
-    Timeline {
-        ours: TimelineWriter,
-        theirs: Timeline,
-    },
-    Topic {
-        ours: Publisher,
-        theirs: Vec<Subscriber>,
-    },
-    Queue {
-        ours: Queue,
-        theirs: Queue,
-    },
-    Streams {
-        ours: TimelineWriter,
-        theirs: Timeline,
-        stream: Stream,
-        /// What a stream writes in each turn: a stream without work would have nothing to tell of.
-        work: DeviceBuffer,
-        by_hosts: bool,
-    },
+    Timeline { ours: TimelineWriter, theirs: Timeline },
+    Topic { ours: Publisher, theirs: Subscriber },
+    Queue { ours: Queue, theirs: Queue },
+    Semaphores(Permits),
+    Streams(Box<Relay>),
 }
 
 impl Ends {
-    /// Of one side. What each side makes, the other one opens.
+    /// Returns those of one side. What each side makes, the other one opens.
     pub(super) fn new(
         domain: &Domain,
         place: Place,
-        options: &Options,
+        way: Way,
+        meeting: &Meeting,
         [words, socket]: [OwnedFd; 2],
     ) -> Result<Self, Failure> {
-        let Options { way, name, subscribers, first } = options;
-        let first = *first;
-        let name = |first: bool| format!("{name}/{}", if first { "first" } else { "second" });
+        let first = meeting.index == 0;
+        let name = |first: bool| format!("{}/{}", meeting.name, if first { "first" } else { "second" });
         let timelines =
             || -> Result<_, Failure> { Ok((domain.timeline_writer(&name(first))?, domain.timeline(&name(!first))?)) };
         let by = match way {
-            Way::Futex => By::Futex(SharedMap::writable(words).map_err(system(MAKING))?),
+            Way::Futex => By::Futex(Words::map(words)?),
             Way::Socket => By::Socket(socket.into()),
             Way::Timeline => {
                 let (ours, theirs) = timelines()?;
@@ -263,34 +162,29 @@ impl Ends {
             }
             Way::Topic => {
                 let topic = |first| {
-                    let topic = domain.topic(&name(first)).dtype(DType::U64).shape(&[1]).place(Place::Host);
-                    topic.subscribers(8).open_or_create()
+                    domain.topic(&name(first)).dtype(DType::U64).shape(&[1]).place(Place::Host).open_or_create()
                 };
-                // Only the process that is told first has several.
-                let count = if first { 1 } else { *subscribers };
-                let theirs = topic(!first)?;
-                let theirs = (0..count).map(|_| theirs.subscribe(Policy::Block).join());
-                By::Topic { theirs: theirs.collect::<Result<_, _>>()?, ours: topic(first)?.publisher()? }
+                By::Topic { theirs: topic(!first)?.subscribe(Policy::Block).join()?, ours: topic(first)?.publisher()? }
             }
             Way::Queue => {
                 let queue = |first| domain.queue(&name(first)).tasks(8).place(Place::Host).open_or_create();
                 By::Queue { ours: queue(first)?, theirs: queue(!first)? }
             }
-            Way::Streams | Way::StreamsByHosts => {
-                let Place::Gpu(uuid) = place else { return Err(unexpected("host memory has no streams")) };
-                let gpu = domain.gpu(uuid)?;
-                let stream = Stream::new(gpu.context()).doing("making a stream")?;
-                broker::prepare(domain, &stream);
+            Way::Semaphore => By::Semaphores(Permits::new(domain, &meeting.name, first, Words::map(words)?)?),
+            Way::Streams(behind) => {
                 let (ours, theirs) = timelines()?;
-                let work = DeviceBuffer::new(gpu.context(), 8).doing("allocating memory")?;
-                By::Streams { ours, theirs, stream, work, by_hosts: *way == Way::StreamsByHosts }
+                let names = [name(first), name(!first)];
+                By::Streams(Box::new(Relay::new(domain, place, names, behind, ours, theirs, socket.into())?))
             }
         };
         Ok(Self { first, last: 0, by })
     }
 
     /// Tells and is told so many times. Returns how long it took.
-    pub(super) fn exchange(&mut self, turns: u64) -> Result<Duration, partywall_measure::Failure> {
+    pub(super) fn exchange(&mut self, turns: u64) -> Result<Duration, Sampled> {
+        if let By::Streams(relay) = &self.by {
+            relay.begin()?;
+        }
         let start = Instant::now();
         for _ in 0..turns {
             self.last += 1;
@@ -302,22 +196,21 @@ impl Ends {
                 self.by.tell(self.last, self.first)?;
             }
         }
-        if let By::Streams { stream, theirs, by_hosts: false, .. } = &self.by {
-            stream.synchronize()?;
-            theirs.check()?;
+        let By::Streams(relay) = &self.by else { return Ok(start.elapsed()) };
+        relay.stream.synchronize()?;
+        let time = start.elapsed();
+        relay.theirs.check()?;
+        if self.first {
+            relay.check(self.last)?;
         }
-        Ok(start.elapsed())
+        Ok(time)
     }
 }
 
 impl By {
-    fn tell(&self, value: u64, first: bool) -> Result<(), partywall_measure::Failure> {
+    fn tell(&mut self, value: u64, first: bool) -> Result<(), Sampled> {
         match self {
-            Self::Futex(words) => {
-                let word = word(words, first);
-                word.store(value as u32, Ordering::Release);
-                futex::wake(word, 1);
-            }
+            Self::Futex(words) => words.tell(usize::from(!first), value),
             Self::Socket(socket) => (&*socket).write_all(&value.to_ne_bytes())?,
             Self::Timeline { ours, .. } => ours.signal(value)?,
             Self::Topic { ours, .. } => {
@@ -330,62 +223,163 @@ impl By {
                 let ticket = ours.submit(task, TIMEOUT).map_err(|refused| refused.error)?;
                 ticket.wait(TIMEOUT)?;
             }
-            Self::Streams { ours, stream, work, by_hosts, .. } => {
-                stream.as_ref().enqueue_set(work.as_slice(), value as u8)?;
-                if !by_hosts {
-                    return Ok(ours.signal_on(stream.as_ref(), value)?);
-                }
-                stream.synchronize()?;
-                ours.signal(value)?;
-            }
+            Self::Semaphores(permits) => permits.tell(value, first)?,
+            Self::Streams(relay) => relay.tell(value, first)?,
         }
         Ok(())
     }
 
-    fn hear(&mut self, value: u64, first: bool) -> Result<(), partywall_measure::Failure> {
+    fn hear(&mut self, value: u64, first: bool) -> Result<(), Sampled> {
         let found = match self {
-            Self::Futex(words) => {
-                let word = word(words, !first);
-                let deadline = Instant::now() + TIMEOUT;
-                loop {
-                    let found = word.load(Ordering::Acquire);
-                    if found == value as u32 || Instant::now() > deadline {
-                        break u64::from(found);
-                    }
-                    futex::wait(word, found, TIMEOUT);
-                }
-            }
+            Self::Futex(words) => words.hear(usize::from(first), value),
             Self::Socket(socket) => {
                 let mut bytes = [0; 8];
                 socket.read_exact(&mut bytes)?;
                 u64::from_ne_bytes(bytes)
             }
             Self::Timeline { theirs, .. } => theirs.wait(value, TIMEOUT).map(|()| value)?,
-            Self::Topic { theirs, .. } => {
-                let mut found = value;
-                for subscriber in theirs {
-                    let sample = subscriber.recv(TIMEOUT)?;
-                    found = found.min(sample.as_slice::<u64>()?[0]);
-                }
-                found
-            }
+            Self::Topic { theirs, .. } => theirs.recv(TIMEOUT)?.as_slice::<u64>()?[0],
             Self::Queue { theirs, .. } => {
                 let task = theirs.claim(TIMEOUT)?;
                 let found = task.arguments().try_into().map_or(0, u64::from_ne_bytes);
                 task.complete()?;
                 found
             }
-            Self::Streams { theirs, stream, by_hosts: false, .. } => {
-                theirs.wait_on(stream.as_ref(), value).map(|()| value)?
-            }
-            Self::Streams { theirs, .. } => theirs.wait(value, TIMEOUT).map(|()| value)?,
+            Self::Semaphores(permits) => permits.hear(value, first)?,
+            Self::Streams(relay) => return relay.hear(value),
         };
-        if found == value { Ok(()) } else { Err(format!("{found} was told instead of {value}").into()) }
+        same(found, value)
     }
 }
 
-/// Returns the word of a side, each in a cache line of its own.
-fn word(words: &SharedMap, first: bool) -> &AtomicU32 {
-    let words: &[AtomicU32] = words.atomics(0, 64).expect("a page has room for 64 words");
-    &words[if first { 0 } else { 32 }]
+/// Hand-offs by semaphores of one permit each, in turn: to tell is to give the permit back that the other one waits for.
+///
+/// Three are the fewest with which each side has, when it is told, the permit that it tells by next: hand-off `n` is by the one
+/// of hand-off `n - 3`, which the side that tells now was told by.
+struct Permits {
+    semaphores: [Semaphore; 3],
+    held: [Option<Permit>; 3],
+    words: Words,
+}
+
+impl Permits {
+    fn new(domain: &Domain, name: &str, first: bool, words: Words) -> Result<Self, Failure> {
+        let open = |index| domain.semaphore(&format!("{name}/{index}"), 1);
+        let semaphores = [open(0)?, open(1)?, open(2)?];
+        let held = [first, !first, first];
+        let take = |index: usize| held[index].then(|| semaphores[index].acquire(TIMEOUT)).transpose();
+        let held = [take(0)?, take(1)?, take(2)?];
+        Ok(Self { semaphores, held, words })
+    }
+
+    /// Returns which semaphore a hand-off is by. There are two for each value: of the first, then of the second.
+    fn index(value: u64, of_the_first: bool) -> usize {
+        ((2 * (value - 1) + u64::from(!of_the_first)) % 3) as usize
+    }
+
+    fn tell(&mut self, value: u64, first: bool) -> Result<(), Sampled> {
+        // The permit orders this word for the other one.
+        self.words.of(usize::from(!first)).store(value as u32, Ordering::Relaxed);
+        let permit = self.held[Self::index(value, first)].take().ok_or("the permit is not here")?;
+        Ok(permit.release()?)
+    }
+
+    fn hear(&mut self, value: u64, first: bool) -> Result<u64, Sampled> {
+        let index = Self::index(value, !first);
+        self.held[index] = Some(self.semaphores[index].acquire(TIMEOUT)?);
+        Ok(self.words.of(usize::from(first)).load(Ordering::Relaxed).into())
+    }
+}
+
+/// Streams that pass a byte on: each copies, once it may, what the other one has copied. One that came too early would pass on
+/// [`SPOILT`], up to the end.
+struct Relay {
+    behind: Behind,
+    ours: TimelineWriter,
+    theirs: Timeline,
+    /// Of this process, and of the other one.
+    events: Option<[IpcEvent; 2]>,
+    stream: Stream,
+    /// One slot for each turn of an exchange, of this process and of the other one.
+    slots: [Segment; 2],
+}
+
+/// Bytes of a slot.
+const SLOT: u64 = 8;
+
+impl Relay {
+    fn new(
+        domain: &Domain,
+        place: Place,
+        [name, other]: [String; 2],
+        behind: Behind,
+        ours: TimelineWriter,
+        theirs: Timeline,
+        mut socket: UnixStream,
+    ) -> Result<Self, Failure> {
+        let Place::Gpu(uuid) = place else { return Err(unexpected("host memory has no streams")) };
+        let gpu = domain.gpu(uuid)?;
+        let stream = Stream::new(gpu.context()).doing("making a stream")?;
+        broker::prepare(domain, &stream);
+        let events = match behind {
+            Behind::Event => {
+                let event = IpcEvent::create(&gpu)?;
+                let mut handle = event.export()?;
+                socket.write_all(&handle.0).and_then(|()| socket.read_exact(&mut handle.0)).map_err(system(MAKING))?;
+                Some([event, IpcEvent::open(&gpu, &IpcEventHandle(handle.0))?])
+            }
+            Behind::Timeline | Behind::Hosts => None,
+        };
+        let build = domain.create(&name, place).mutable(true).tensor(TENSOR, DType::U8, &[SLOT * TURNS]).allocate()?;
+        let slots = [build.commit()?, domain.opener(&other).timeout(TIMEOUT).open()?];
+        Ok(Self { behind, ours, theirs, events, stream, slots })
+    }
+
+    /// Spoils the slots of this process.
+    fn begin(&self) -> Result<(), Sampled> {
+        self.stream.as_ref().enqueue_set(self.slots[0].tensor(TENSOR)?.device()?.as_slice(), SPOILT)?;
+        Ok(self.stream.synchronize()?)
+    }
+
+    fn tell(&self, value: u64, first: bool) -> Result<(), Sampled> {
+        let stream = self.stream.as_ref();
+        let [ours, theirs] = [self.slots[0].tensor(TENSOR)?.device()?, self.slots[1].tensor(TENSOR)?.device()?];
+        let turn = (value - 1) % TURNS;
+        let slot = ours.as_slice().slice(turn * SLOT, SLOT)?;
+        match (first, turn) {
+            (true, 0) => stream.enqueue_set(slot, Self::byte(value))?,
+            (true, turn) => stream.enqueue_copy(slot, theirs.as_slice().slice((turn - 1) * SLOT, SLOT)?)?,
+            (false, turn) => stream.enqueue_copy(slot, theirs.as_slice().slice(turn * SLOT, SLOT)?)?,
+        }
+        match &self.events {
+            None if self.behind == Behind::Timeline => return Ok(self.ours.signal_on(stream, value)?),
+            None => self.stream.synchronize()?,
+            Some([event, _]) => event.record(stream)?,
+        }
+        Ok(self.ours.signal(value)?)
+    }
+
+    fn hear(&self, value: u64) -> Result<(), Sampled> {
+        if self.behind == Behind::Timeline {
+            return Ok(self.theirs.wait_on(self.stream.as_ref(), value)?);
+        }
+        self.theirs.wait(value, TIMEOUT)?;
+        match &self.events {
+            Some([_, event]) => Ok(event.wait(self.stream.as_ref())?),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses another byte than the first stream has sent on its way.
+    fn check(&self, last: u64) -> Result<(), Sampled> {
+        let mut slot = [0; SLOT as usize];
+        let theirs = self.slots[1].tensor(TENSOR)?.device()?;
+        self.stream.as_ref().copy_to_host(&mut slot, theirs.as_slice().slice((TURNS - 1) * SLOT, SLOT)?)?;
+        same(slot[0].into(), Self::byte(last).into())
+    }
+
+    /// Returns the byte of an exchange. It differs from that of the exchange before.
+    fn byte(value: u64) -> u8 {
+        ((value - 1) / TURNS % u64::from(SPOILT)) as u8
+    }
 }

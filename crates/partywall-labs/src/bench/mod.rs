@@ -4,7 +4,9 @@
 //! |---|---|
 //! | `memory` | latency of dependent loads and writes, and bandwidth of reads, in own and in shared memory |
 //! | `copies` | copies into and out of shared memory |
-//! | `handoff` | how long one process takes to tell another, by each way there is; one to many |
+//! | `handoff` | how long one process takes to tell another, by each way there is |
+//! | `fanout` | how long one process takes to tell several |
+//! | `group` | the processes of both, and how they share a GPU |
 //! | `attach` | opening and closing by size, how often one segment can be opened, memory that each opening costs |
 //! | `alloc` | blocks of a pool beside allocations |
 //!
@@ -16,6 +18,8 @@ mod alloc;
 mod attach;
 mod chain;
 mod copies;
+mod fanout;
+mod group;
 mod handoff;
 mod memory;
 mod peer;
@@ -44,7 +48,7 @@ pub enum Subject {
     Attach,
     /// Blocks of a pool beside allocations
     Alloc,
-    /// One process to 1, 2, 4 and 8 subscribers
+    /// One process to 1 to 8 others
     Fanout,
 }
 
@@ -80,7 +84,7 @@ pub fn run(context: &Context, options: &Options, progress: Progress<'_>) -> Resu
             Subject::Handoff => handoff::run(&bench),
             Subject::Attach => attach::run(&bench),
             Subject::Alloc => alloc::run(&bench),
-            Subject::Fanout => handoff::fan_out(&bench),
+            Subject::Fanout => fanout::run(&bench),
         }?;
     }
     progress("done", 1.0);

@@ -7,7 +7,7 @@ use partywall::{
     cuda::{DeviceBuffer, IpcMemoryHandle},
 };
 
-use super::{across, chain, handoff};
+use super::{across, chain, fanout, group::Meeting, handoff};
 use crate::prelude::*;
 
 /// The name of the role.
@@ -47,11 +47,18 @@ pub(super) enum Order {
     Across(across::Offer),
     /// Copies from there once; answers with GB/s.
     CopyAcross(across::Way),
-    /// Takes part in hand-offs; a file with words follows, and a socket.
-    Meet(handoff::Options),
-    /// Hands over so many times, there and back; answers with how long it took.
-    HandOff(u64),
+    /// Makes a context on the GPU, if there is one; answers whether it is under MPS.
+    UseGpu,
+    /// Prepares hand-offs with another process; a file with words follows, and a socket.
+    Meet { way: handoff::Way, meeting: Meeting },
+    /// Prepares hand-offs to several processes; a file with words follows.
+    FanOut { way: fanout::Way, meeting: Meeting },
+    /// Hands over so many times, there and back, by what was prepared for a meeting; answers with how long it took.
+    HandOff { name: String, turns: u64 },
 }
+
+/// Tells others, or is told by them, so many times.
+type Exchange = Box<dyn FnMut(u64) -> Result<Duration, partywall_measure::Failure>>;
 
 /// A handle of the driver's, which is an array that is too long for serde.
 pub(super) type Handle = Vec<u8>;
@@ -60,7 +67,8 @@ fn play(session: &mut Session) -> Result<(), Failure> {
     let mut made: BTreeMap<String, Segment> = BTreeMap::new();
     let mut allocated: Vec<DeviceBuffer> = Vec::new();
     let mut opened: Vec<Segment> = Vec::new();
-    let mut ends = None;
+    let mut exchanges: BTreeMap<String, Exchange> = BTreeMap::new();
+    let mut contexts: Vec<Arc<Gpu>> = Vec::new();
     let mut reader: Option<across::Reader> = None;
     while let Some(order) = session.parent().next()? {
         match order {
@@ -103,14 +111,26 @@ fn play(session: &mut Session) -> Result<(), Failure> {
                 let reader = reader.as_ref().ok_or_else(|| unexpected("nothing to copy from"))?;
                 session.parent().say(reader.copy(way).map_err(super::failed)?)?;
             }
-            Order::Meet(options) => {
+            Order::UseGpu => {
+                contexts.extend(session.gpu_if_any()?);
+                let under_mps = contexts.last().is_some_and(|gpu| device::under_mps(gpu).unwrap_or(false));
+                session.parent().say(under_mps)?;
+            }
+            Order::Meet { way, meeting } => {
                 let files: [OwnedFd; 2] = [session.parent().take_fd()?, session.parent().take_fd()?];
-                ends = Some(handoff::Ends::new(session.domain(), session.place, &options, files)?);
+                let mut ends = handoff::Ends::new(session.domain(), session.place, way, &meeting, files)?;
+                exchanges.insert(meeting.name, Box::new(move |turns| ends.exchange(turns)));
                 session.parent().say(())?;
             }
-            Order::HandOff(count) => {
-                let ends: &mut handoff::Ends = ends.as_mut().ok_or_else(|| unexpected("nothing to hand over by"))?;
-                session.parent().say(ends.exchange(count).map_err(super::failed)?)?;
+            Order::FanOut { way, meeting } => {
+                let words = session.parent().take_fd()?;
+                let mut ends = fanout::Ends::new(session.domain(), way, &meeting, words)?;
+                exchanges.insert(meeting.name, Box::new(move |turns| ends.exchange(turns)));
+                session.parent().say(())?;
+            }
+            Order::HandOff { name, turns } => {
+                let exchange = exchanges.get_mut(&name).ok_or_else(|| unexpected("nothing to hand over by"))?;
+                session.parent().say(exchange(turns).map_err(super::failed)?)?;
             }
         }
     }

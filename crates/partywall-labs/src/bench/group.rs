@@ -1,0 +1,185 @@
+//! Processes that hand over to each other, and how they share a GPU.
+
+use std::{
+    cell::{Cell, RefCell},
+    os::fd::{AsFd, OwnedFd},
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use partywall_measure::Sampler;
+use partywall_os::{futex, map::SharedMap, memfd};
+
+use super::{Bench, memory::asked, peer::Order, system};
+use crate::{peer::Peer, prelude::*};
+
+/// How processes share a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sharing {
+    /// They use none.
+    None,
+    /// One context at a time runs on it.
+    TimeSliced,
+    /// They are clients of one MPS server.
+    Mps,
+}
+
+impl Sharing {
+    /// Returns the end of a sentence on what is measured.
+    pub(super) fn suffix(self) -> &'static str {
+        match self {
+            Self::None => "",
+            Self::TimeSliced => ", time-sliced",
+            Self::Mps => ", under MPS",
+        }
+    }
+
+    fn environment(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::TimeSliced => &[("CUDA_MPS_PIPE_DIRECTORY", device::NO_DAEMON)],
+            Self::None | Self::Mps => &[],
+        }
+    }
+}
+
+/// Measures with a group of processes in each way of sharing a GPU that this run can have; the others are noted.
+pub(super) fn in_each_sharing(
+    bench: &Bench<'_>,
+    what: &str,
+    members: usize,
+    measure: impl Fn(&Group, Sharing) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let Some(gpu) = &bench.gpu else {
+        return measure(&Group::start(bench, members, Sharing::None)?, Sharing::None);
+    };
+    // A GPU that one process alone may use refuses clients of no server.
+    match Group::start(bench, members, Sharing::TimeSliced) {
+        Ok(group) => measure(&group, Sharing::TimeSliced)?,
+        Err(failure) => bench.note(format!("time-sliced {what} are left out, refused: {}", failure.message())),
+    }
+    // A driver that does not know the question has no server.
+    if device::under_mps(gpu).unwrap_or(false) {
+        return measure(&Group::start(bench, members, Sharing::Mps)?, Sharing::Mps);
+    }
+    bench.note(format!("{what} under MPS are left out: this process is no client of an MPS server"));
+    Ok(())
+}
+
+/// What the members of a group agree on: the prefix of names, and how many members take part.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Meeting {
+    pub(super) name: String,
+    pub(super) members: usize,
+    /// Which of them this one is. Member 0 tells first, and its clock counts.
+    pub(super) index: usize,
+}
+
+/// Processes that hand over to each other. Dropping it ends them.
+pub(super) struct Group {
+    members: Vec<RefCell<Peer>>,
+    meetings: Cell<usize>,
+}
+
+/// Turns of one sample.
+pub(super) const TURNS: u64 = 100;
+
+impl Group {
+    /// Starts processes. On a GPU each has a context, also if only their hosts hand over.
+    pub(super) fn start(bench: &Bench<'_>, members: usize, sharing: Sharing) -> Result<Self, Failure> {
+        let mut members =
+            (0..members).map(|_| bench.peer_on(bench.place, sharing.environment())).collect::<Result<Vec<_>, _>>()?;
+        for peer in &members {
+            peer.say(Order::UseGpu)?;
+        }
+        for peer in &mut members {
+            if peer.hear::<bool>()? != (sharing == Sharing::Mps) {
+                return Err(unexpected(&format!("a process does not share the GPU as it should{}", sharing.suffix())));
+            }
+        }
+        Ok(Self { members: members.into_iter().map(RefCell::new).collect(), meetings: Cell::new(0) })
+    }
+
+    /// Has the first members make what they hand over by. `files` are those of each member.
+    pub(super) fn meet<const N: usize>(
+        &self,
+        files: Vec<[OwnedFd; N]>,
+        order: impl Fn(Meeting) -> Order,
+    ) -> Result<Meeting, Failure> {
+        self.meetings.set(self.meetings.get() + 1);
+        let name = format!("hand-off/{}/{}", self.members[0].borrow().pid, self.meetings.get());
+        let meeting = Meeting { name, members: files.len(), index: 0 };
+        // Each opens what others make, so all are told before one is heard.
+        for (index, files) in files.iter().enumerate() {
+            let order = order(Meeting { index, ..meeting.clone() });
+            self.members[index].borrow().say_with(order, &files.each_ref().map(AsFd::as_fd))?;
+        }
+        for member in &self.members[..files.len()] {
+            member.borrow_mut().hear::<()>()?;
+        }
+        Ok(meeting)
+    }
+
+    /// Returns microseconds of a turn, there and back, by the clock of member 0.
+    pub(super) fn sampler<'a>(&'a self, meeting: &'a Meeting) -> Sampler<'a> {
+        let members = &self.members[..meeting.members];
+        Box::new(move || {
+            // The others wait already when the clock of the first one starts.
+            for member in members.iter().rev() {
+                asked(member.borrow().say(Order::HandOff { name: meeting.name.clone(), turns: TURNS }))?;
+            }
+            let mut times = members.iter().map(|member| asked(member.borrow_mut().hear::<Duration>()));
+            let time = times.next().ok_or("nobody tells")??;
+            times.try_for_each(|time| time.map(drop))?;
+            Ok(time.as_secs_f64() * 1e6 / TURNS as f64)
+        })
+    }
+}
+
+/// Words that processes share, one for each member of a group: the least that a hand-off takes.
+pub(super) struct Words(SharedMap);
+
+impl Words {
+    /// Returns a file for so many processes.
+    pub(super) fn files(count: usize) -> Result<Vec<OwnedFd>, Failure> {
+        let file = memfd::Draft::create("partywall-bench:words", 4096).and_then(memfd::Draft::share);
+        let file = file.map_err(system(MAKING))?;
+        (0..count).map(|_| file.try_clone().map_err(system(MAKING))).collect()
+    }
+
+    pub(super) fn map(file: OwnedFd) -> Result<Self, Failure> {
+        Ok(Self(SharedMap::writable(file).map_err(system(MAKING))?))
+    }
+
+    /// Returns the word of a member, in two cache lines of its own.
+    pub(super) fn of(&self, member: usize) -> &AtomicU32 {
+        let words: &[AtomicU32] = self.0.atomics(0, 1024).expect("a page has room for 1024 words");
+        &words[member * 32]
+    }
+
+    /// Writes the word of a member and wakes all who wait for it.
+    pub(super) fn tell(&self, member: usize, value: u64) {
+        let word = self.of(member);
+        word.store(value as u32, Ordering::Release);
+        futex::wake_all(word);
+    }
+
+    /// Waits until a member has written a value. Returns what it has written, which is another value after the timeout.
+    pub(super) fn hear(&self, member: usize, value: u64) -> u64 {
+        let word = self.of(member);
+        let deadline = Instant::now() + TIMEOUT;
+        loop {
+            let found = word.load(Ordering::Acquire);
+            if found == value as u32 || Instant::now() > deadline {
+                return u64::from(found);
+            }
+            futex::wait(word, found, TIMEOUT);
+        }
+    }
+}
+
+/// Refuses another value than was told.
+pub(super) fn same(found: u64, value: u64) -> Result<(), partywall_measure::Failure> {
+    if found == value { Ok(()) } else { Err(format!("{found} was told instead of {value}").into()) }
+}
+
+/// For errors.
+pub(super) const MAKING: &str = "making what processes hand over by";
