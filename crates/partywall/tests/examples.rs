@@ -67,16 +67,50 @@ fn consumer_example_waits_for_its_producer() {
     });
 }
 
-#[test]
-fn recovery_example_finds_its_weights_after_two_crashes() {
+/// Runs an exercise, and expects parts of its output as often as they are given with.
+fn exercise(name: &str, expected: &[(&str, usize)]) {
     with_broker(|socket| {
-        let output = program("recovery", socket).output().unwrap();
+        let output = program(name, socket).output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
         assert!(output.status.success(), "{text}");
-        for (part, count) in [(": loading", 2), (": the weights are there", 1), ("every weight is right: true", 2)] {
-            assert_eq!(text.matches(part).count(), count, "{part}: {text}");
+        for (part, count) in expected {
+            assert_eq!(text.matches(part).count(), *count, "{part}: {text}");
         }
     });
+}
+
+#[test]
+fn exercise_pattern_checks_every_number() {
+    exercise("exercise_pattern", &[("262144 of 262144 numbers are right", 1), (": exit status: 0", 2)]);
+}
+
+#[test]
+fn exercise_early_consumer_sees_no_half_array() {
+    let expected = [
+        ("the array is there: false", 2),
+        ("1048576 of 1048576 bytes are written", 1),
+        ("the first producer: signal: 6", 1),
+        ("the second producer: exit status: 0", 1),
+    ];
+    exercise("exercise_early_consumer", &expected);
+}
+
+#[test]
+fn exercise_ring_loses_and_tears_nothing() {
+    let expected = [("40 samples received, 40 of them whole, 0 missed", 1), ("the producer: exit status: 0", 1)];
+    exercise("exercise_ring", &expected);
+}
+
+#[test]
+fn exercise_work_queue_does_the_task_of_a_dead_worker_again() {
+    let expected = [("the first worker: signal: 6", 1), ("16 of 16 results are right, 1 of them", 1)];
+    exercise("exercise_work_queue", &expected);
+}
+
+#[test]
+fn exercise_crash_finds_its_weights_after_two_crashes() {
+    let expected = [(": loading", 2), (": the weights are there", 1), ("every weight is right: true", 2)];
+    exercise("exercise_crash", &expected);
 }
 
 #[test]

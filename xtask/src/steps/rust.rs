@@ -16,7 +16,15 @@ pub(super) const LIBCUDA: &str = "PARTYWALL_LIBCUDA";
 const PACKAGES: [&str; 3] = ["--workspace", "--exclude", "partywall-python"];
 
 /// The examples that tests start as processes.
-const EXAMPLES: [&str; 3] = ["consumer", "producer", "recovery"];
+const EXAMPLES: [&str; 7] = [
+    "consumer",
+    "exercise_crash",
+    "exercise_early_consumer",
+    "exercise_pattern",
+    "exercise_ring",
+    "exercise_work_queue",
+    "producer",
+];
 
 /// Parts of the names of tests that need what a machine may lack.
 const NEEDS: [&str; 3] = ["needs_namespaces", "needs_python", "needs_no_gpu"];

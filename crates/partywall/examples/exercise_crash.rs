@@ -1,8 +1,14 @@
-//! Weights that outlive crashes of the servers that load them: `cargo run -p partywall --example recovery`. It starts itself
-//! as three servers: the first dies while it loads, the second takes over and dies later, the third finds what is there.
+//! Exercise 5, recovery from a crash: `cargo run -p partywall --example exercise_crash`. The program starts itself as three
+//! servers: the first dies while it loads weights, the second takes over and dies later, the third finds what is there.
 #![allow(clippy::print_stdout, reason = "an example talks to its reader")]
 
-use std::{error::Error, process, thread, time::Duration};
+use std::{
+    error::Error,
+    io::{BufRead, BufReader},
+    process::{self, Command, Stdio},
+    thread,
+    time::Duration,
+};
 
 use partywall::{DType, Domain, OpenOrBuild, Place, Result};
 
@@ -15,10 +21,13 @@ fn main() -> std::result::Result<(), Box<dyn Error>> {
         Some("dies-loading") => serve(true)?,
         Some("serve") => serve(false)?,
         _ => {
-            let start = |role: &str| process::Command::new(std::env::current_exe()?).arg(role).spawn();
-            let mut first = start("dies-loading")?;
-            thread::sleep(Duration::from_millis(100)); // change it: the second server waits while the first one loads
-            let mut second = start("serve")?;
+            let program = std::env::current_exe()?;
+            let start = |role: &str| Command::new(&program).arg(role).spawn();
+            let mut first = Command::new(&program).arg("dies-loading").stdout(Stdio::piped()).spawn()?;
+            let mut said = String::new();
+            BufReader::new(first.stdout.take().expect("it is a pipe")).read_line(&mut said)?;
+            print!("{said}"); // it loads now
+            let mut second = start("serve")?; // change it: start ten servers, and one loads
             println!("the first server: {}", first.wait()?);
             println!("the second server: {}", second.wait()?);
             println!("the third server: {}", start("serve")?.wait()?);
@@ -38,7 +47,8 @@ fn serve(dies_loading: bool) -> Result<()> {
         }
         OpenOrBuild::Build(claim) => {
             println!("server {}: loading", process::id());
-            let draft = claim.create(Place::Host).kept(true); // kept: the name outlives this process
+            // kept: the name outlives this process; change it: do not keep it
+            let draft = claim.create(Place::Host).kept(true);
             let mut build = draft.tensor("w", DType::F32, &[ELEMENTS]).allocate()?;
             let (first_half, rest) = build.as_mut_slice::<f32>("w")?.split_at_mut(ELEMENTS as usize / 2);
             first_half.fill(0.5);
