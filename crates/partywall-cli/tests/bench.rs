@@ -43,6 +43,7 @@ fn all_is_measured_in_host_memory() {
             "copies out of",
             "latency of a dependent load, one thread",
             "latency of a write, a fence and a dependent load, one thread",
+            "memory that a further process, and a further mapping, takes",
             "one process tells another",
             "one process tells several by a timeline, and each answers",
             "one process tells several by a topic, and each answers",
@@ -72,6 +73,7 @@ fn all_is_measured_on_the_simulated_gpu() {
     for part in [
         "__threadfence()",
         "a kernel that reads",
+        "memory that a further process, and a further mapping, takes",
         "copies within the GPU",
         "copies out of another GPU",
         "copies out of another GPU, which the reader does not see",

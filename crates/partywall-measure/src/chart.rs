@@ -1,8 +1,9 @@
 //! Plots of a report, as SVG.
 //!
 //! Cases of one name that differ in one parameter only, `bytes` or a count such as `subscribers`, are the points of a line. The
-//! measured case, its floor and its rivals are lines of one plot. A parameter `of` is the title of the plot. Both axes are logarithmic. A line is drawn through the
-//! medians; the band around it reaches from the quarter to the three quarters of the samples.
+//! measured case, its floor and its rivals are lines of one plot. A parameter `of` is the title of the plot. Both axes are
+//! logarithmic; no bytes at all are drawn as one. A line is drawn through the medians; the band around it reaches from the quarter
+//! to the three quarters of the samples.
 
 use plotters::{
     coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged},
@@ -88,9 +89,11 @@ fn varied(case: &Case) -> Option<(&'static str, f64, String)> {
 impl Chart {
     fn add(&mut self, x: f64, measurement: &Measurement) {
         let Measurement { case, percentiles } = measurement;
-        // A plot has one unit; a logarithm has no place for zero.
+        // A plot has one unit; a logarithm has no place for zero, which no bytes are.
+        let least = if self.unit == Unit::Bytes { 1.0 } else { 0.0 };
         let Some(values) = [percentiles.p25, percentiles.p50, percentiles.p75]
-            .map(|value| case.unit.convert(value, self.unit).ok().filter(|value| *value > 0.0))
+            .map(|value| case.unit.convert(value, self.unit).ok().map(|value| value.max(least)))
+            .map(|value| value.filter(|value| *value > 0.0))
             .into_iter()
             .collect::<Option<Vec<_>>>()
         else {
@@ -129,7 +132,11 @@ impl Chart {
         let ys: Vec<_> = points().flat_map(|point| [point.p25, point.p75]).collect();
         let is_bytes = self.varied == "bytes";
         // Sizes grow by factors of 16 from 4 KiB, so that each has its label.
-        let (x, y) = (Log::around(&xs, if is_bytes { 16.0 } else { 2.0 }, 1.1), Log::around(&ys, 10.0, 1.3));
+        let counts_bytes = self.unit == Unit::Bytes;
+        let (x, y) = (
+            Log::around(&xs, if is_bytes { 16.0 } else { 2.0 }, 1.1),
+            Log::around(&ys, if counts_bytes { 1024.0 } else { 10.0 }, 1.3),
+        );
         let root = SVGBackend::with_string(svg, SIZE).into_drawing_area();
         root.fill(&WHITE)?;
         let (plot, legend) = root.split_horizontally(SIZE.0 - LEGEND);
@@ -143,11 +150,11 @@ impl Chart {
             .configure_mesh()
             .label_style(("sans-serif", LETTER_SIZE))
             .x_desc(self.varied)
-            .y_desc(self.unit.symbol())
+            .y_desc(if counts_bytes { "1 B: none" } else { self.unit.symbol() })
             .x_labels(8)
             .y_labels(8)
             .x_label_formatter(&|value| if is_bytes { bytes(*value) } else { short(*value) })
-            .y_label_formatter(&|value| short(*value))
+            .y_label_formatter(&|value| if counts_bytes { bytes(*value) } else { short(*value) })
             .light_line_style(TRANSPARENT)
             .bold_line_style(GRID)
             .draw()?;
@@ -347,6 +354,26 @@ mod tests {
         assert!(svg.contains("GB/s") && !svg.contains("http"), "{svg}");
         let labels: Vec<_> = svg.lines().filter(|line| line.ends_with("iB")).collect();
         assert_eq!(labels, ["4 KiB", "64 KiB"], "by factors of 16");
+    }
+
+    #[test]
+    fn memory_that_is_none_is_drawn_as_one_byte() {
+        let mut report = Report::new("an example", Machine::detect(None, None));
+        for size in [4096_u64, 1 << 20] {
+            for (name, value) in [("a mapping", 0.0), ("a process", 1_048_576.0)] {
+                let case = Case::new(name, Unit::Bytes).parameter("bytes", size).parameter("of", "memory");
+                report.push(Comparison::new(case, Box::new(move || Ok(value))).run(Plan::new(3)).unwrap());
+            }
+        }
+        let charts = report.charts();
+        let [chart] = charts.as_slice() else { panic!("{charts:?}") };
+        let svg = chart.svg().unwrap();
+        let heights = |colour: usize| circles(&svg, COLOURS[colour]).into_iter().map(|(_, y)| y).collect::<Vec<_>>();
+        let (none, some) = (heights(0), heights(1));
+        assert!(none.len() == 2 && some.len() == 2 && none[0] == none[1] && none[0] > some[0], "{none:?} {some:?}");
+        let labels: Vec<_> = svg.lines().filter(|line| line.ends_with(" B") || line.ends_with("iB")).collect();
+        assert_eq!(labels, ["1 B", "1 KiB", "1 MiB", "4 KiB", "64 KiB", "1 MiB"]);
+        assert!(svg.contains("1 B: none"));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Opening and closing: how long it takes by size, how often it can be done, and the memory that it costs.
+//! Opening and closing: how long it takes by size, and how often it can be done.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ use super::{
     peer::{Handle, Order, TENSOR},
     system,
 };
-use crate::{peer::Peer, prelude::*};
+use crate::prelude::*;
 
 /// Openings of one segment, at most.
 const OPENINGS: usize = 20_000;
@@ -33,7 +33,6 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<(), Failure> {
         peer.ask::<()>(Order::Free)?;
     }
     peer.ask::<()>(Order::Commit { name: name(SMALL), bytes: SMALL, mutable: false })?;
-    costs(bench)?;
     until_refused(bench)?;
     peer.end();
     Ok(())
@@ -146,49 +145,13 @@ fn half_by_size(bench: &Bench<'_>, half: Half, size: u64, handle: Option<&Handle
 }
 
 /// Refuses a segment that begins with another word than its committer has written.
-fn check(segment: &Segment, size: u64) -> Result<(), Sampled> {
+pub(super) fn check(segment: &Segment, size: u64) -> Result<(), Sampled> {
     let mut first = [0; 8];
     segment.tensor(TENSOR)?.read_at(0, &mut first)?;
     let (first, words) = (u64::from_ne_bytes(first), size / 8);
     // A chain begins at word 0, and leads elsewhere.
     let is_link = first != 0 && first < words && first.is_multiple_of(chain::STRIDE as u64);
     if is_link { Ok(()) } else { Err(format!("the segment begins with {first}").into()) }
-}
-
-/// What a further process, and a further mapping, costs in memory.
-fn costs(bench: &Bench<'_>) -> Result<(), Failure> {
-    let free = || -> Result<Option<u64>, Failure> {
-        let Some(gpu) = &bench.gpu else { return Ok(None) };
-        Ok(Some(gpu.context().memory_info().doing("asking for the free memory")?.free))
-    };
-    let mut host = Vec::new();
-    let (mut process, mut mapping) = (Vec::new(), Vec::new());
-    for _ in 0..3 {
-        let before = free()?;
-        let mut peer: Peer = bench.peer()?;
-        let with_process = free()?;
-        host.push(peer.ask::<u64>(Order::Open { name: name(SMALL) })? as f64);
-        let with_mapping = free()?;
-        for _ in 0..8 {
-            peer.ask::<u64>(Order::Open { name: name(SMALL) })?;
-        }
-        let with_more = free()?;
-        if let (Some(before), Some(with_process), Some(with_mapping), Some(with_more)) =
-            (before, with_process, with_mapping, with_more)
-        {
-            // A process makes its context with the first memory that it maps.
-            process.push(before.saturating_sub(with_mapping.min(with_process)) as f64);
-            mapping.push(with_mapping.saturating_sub(with_more) as f64 / 8.0);
-        }
-        peer.end();
-    }
-    let case = |name: &str| Case::new(name, Unit::Bytes).parameter("of", "a segment of 2 MiB");
-    bench.count(case("private host memory of a further process that opens it"), &host)?;
-    if bench.gpu.is_some() {
-        bench.count(case("GPU memory of a further process, its context included"), &process)?;
-        bench.count(case("GPU memory of a further mapping in one process"), &mapping)?;
-    }
-    Ok(())
 }
 
 /// Opens one segment again and again, until something refuses.

@@ -7,7 +7,8 @@
 //! | `handoff` | how long one process takes to tell another, by each way there is |
 //! | `fanout` | how long one process takes to tell several |
 //! | `group` | the processes of both, and how they share a GPU |
-//! | `attach` | opening and closing by size, how often one segment can be opened, memory that each opening costs |
+//! | `overhead` | memory that a further process and a further mapping cost |
+//! | `attach` | opening and closing by size, how often one segment can be opened |
 //! | `alloc` | blocks of a pool beside allocations |
 //!
 //! It has a broker, and with it a domain, of its own. What is shared is made by another process, a *peer*, that obeys the orders
@@ -22,6 +23,7 @@ mod fanout;
 mod group;
 mod handoff;
 mod memory;
+mod overhead;
 mod peer;
 
 use std::{cell::RefCell, fs, io, sync::Arc, time::Duration};
@@ -73,7 +75,10 @@ pub type Progress<'a> = &'a dyn Fn(&str, f64);
 pub fn run(context: &Context, options: &Options, progress: Progress<'_>) -> Result<Report, Failure> {
     let place = context.console.place(options.device)?;
     let mut bench = Bench::new(context, place, options.quick)?;
-    overhead(&bench)?;
+    of_the_harness(&bench)?;
+    let with_overhead = [Subject::Latency, Subject::Bandwidth, Subject::Attach]
+        .into_iter()
+        .find(|subject| options.subjects.contains(subject));
     for (done, subject) in options.subjects.iter().enumerate() {
         let share = |part: f64| (done as f64 + part) / options.subjects.len() as f64;
         bench.begin(progress, share(0.0));
@@ -86,13 +91,17 @@ pub fn run(context: &Context, options: &Options, progress: Progress<'_>) -> Resu
             Subject::Alloc => alloc::run(&bench),
             Subject::Fanout => fanout::run(&bench),
         }?;
+        // Beside the plots of the time that sharing takes, those of the memory.
+        if with_overhead == Some(*subject) {
+            overhead::run(&bench)?;
+        }
     }
     progress("done", 1.0);
     Ok(bench.report.into_inner())
 }
 
 /// What the harness itself takes, which is a part of each sample.
-fn overhead(bench: &Bench<'_>) -> Result<(), Failure> {
+fn of_the_harness(bench: &Bench<'_>) -> Result<(), Failure> {
     let case = |name: &str, unit| Case::new(name, unit).parameter("of", "the harness itself");
     let nothing = timed(Unit::Nanoseconds, || Ok(()));
     bench.run("the harness itself", Comparison::new(case("two looks at the clock", Unit::Nanoseconds), nothing))?;

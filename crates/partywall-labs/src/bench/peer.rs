@@ -7,7 +7,7 @@ use partywall::{
     cuda::{DeviceBuffer, IpcMemoryHandle},
 };
 
-use super::{across, chain, fanout, group::Meeting, handoff};
+use super::{across, attach, chain, fanout, group::Meeting, handoff};
 use crate::prelude::*;
 
 /// The name of the role.
@@ -39,10 +39,9 @@ pub(super) enum Order {
     Legacy { bytes: u64, chain: bool },
     /// Gives all of those back.
     Free,
-    /// Opens a segment once more and keeps it; answers with the bytes of host memory that this process alone has more.
-    Open { name: String },
-    /// Gives all of those back.
-    Close,
+    /// Opens a segment of so many bytes once more and keeps it; answers with the bytes of host memory that this process alone
+    /// has.
+    Open { name: String, bytes: u64 },
     /// Opens memory of another GPU in each way; answers with the reason for each that was refused.
     Across(across::Offer),
     /// Copies from there once; answers with GB/s.
@@ -93,14 +92,11 @@ fn play(session: &mut Session) -> Result<(), Failure> {
                 reader = None;
                 session.parent().say(())?;
             }
-            Order::Open { name } => {
-                let before = private_memory();
-                opened.push(session.domain().opener(&name).open()?);
-                session.parent().say(private_memory().saturating_sub(before))?;
-            }
-            Order::Close => {
-                opened.clear();
-                session.parent().say(())?;
+            Order::Open { name, bytes } => {
+                let segment = session.domain().opener(&name).open()?;
+                attach::check(&segment, bytes).map_err(super::failed)?;
+                opened.push(segment);
+                session.parent().say(private_memory())?;
             }
             Order::Across(offer) => {
                 let opened = across::Reader::new(session, &offer)?;

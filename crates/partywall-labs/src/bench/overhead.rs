@@ -1,0 +1,61 @@
+//! The memory that a further process, and a further mapping, costs, beside a copy of its own.
+
+use partywall_measure::{Case, Unit};
+
+use super::{Bench, peer::Order};
+use crate::prelude::*;
+
+/// Processes of which each number is taken.
+const PROCESSES: usize = 3;
+
+/// Further mappings of each process: some share a page of host memory.
+const MAPPINGS: u64 = 64;
+
+/// The segment.
+const COUNTED: &str = "counted";
+
+pub(super) fn run(bench: &Bench<'_>) -> Result<(), Failure> {
+    let mut owner = bench.peer()?;
+    // Every second size: what is counted does not grow with it, and each process takes long to start on a GPU.
+    for size in bench.sizes("memory overhead", 1, 1).into_iter().step_by(2) {
+        owner.ask::<()>(Order::Commit { name: COUNTED.into(), bytes: size, mutable: false })?;
+        by_size(bench, size)?;
+        owner.ask::<()>(Order::Free)?;
+    }
+    owner.end();
+    Ok(())
+}
+
+fn by_size(bench: &Bench<'_>, size: u64) -> Result<(), Failure> {
+    let free = || -> Result<u64, Failure> {
+        let Some(gpu) = &bench.gpu else { return Ok(0) };
+        Ok(gpu.context().memory_info().doing("asking for the free memory")?.free)
+    };
+    let [mut host_process, mut host_mapping, mut gpu_process, mut gpu_mapping] = [(); 4].map(|()| Vec::new());
+    for _ in 0..PROCESSES {
+        let before = free()?;
+        let mut peer = bench.peer()?;
+        let mut open = || peer.ask::<u64>(Order::Open { name: COUNTED.into(), bytes: size });
+        // A process makes its context with the first memory that it maps.
+        let with_one = open()?;
+        let free_with_one = free()?;
+        let with_more = (0..MAPPINGS).map(|_| open()).last().transpose()?.unwrap_or(with_one);
+        let free_with_more = free()?;
+        let each = |more: u64| more as f64 / MAPPINGS as f64;
+        host_process.push(with_one as f64);
+        host_mapping.push(each(with_more.saturating_sub(with_one)));
+        gpu_process.push(before.saturating_sub(free_with_one) as f64);
+        gpu_mapping.push(each(free_with_one.saturating_sub(free_with_more)));
+        peer.end();
+    }
+    let case = |name: &str| -> Case { bench.case(name, Unit::Bytes, size).parameter("of", OF) };
+    bench.count(case("private host memory of a further process"), &host_process)?;
+    bench.count(case("private host memory of a further mapping"), &host_mapping)?;
+    if bench.gpu.is_some() {
+        bench.count(case("GPU memory of a further process, with its context"), &gpu_process)?;
+        bench.count(case("GPU memory of a further mapping"), &gpu_mapping)?;
+    }
+    bench.count(case("a copy of its own instead"), &[size as f64])
+}
+
+const OF: &str = "memory that a further process, and a further mapping, takes";
