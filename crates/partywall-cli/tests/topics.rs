@@ -70,7 +70,7 @@ fn messages(path: &Path, messages: &[(&str, u64, Vec<u8>)]) {
 fn message(shape: &[u64], header: &str, bytes: &[u8]) -> Vec<u8> {
     let tensor = TensorInfo::contiguous("x", DType::F32, shape.to_vec()).unwrap();
     let metadata = [("header".to_owned(), header.to_owned())];
-    [&safetensors_header(Path::new("f"), &tensor, &metadata).unwrap()[..], bytes].concat()
+    [&safetensors_header(&tensor, &metadata).unwrap()[..], bytes].concat()
 }
 
 /// A file of samples of one number: channel, time in nanoseconds, number.
@@ -125,7 +125,7 @@ fn recording_is_played_unchanged() {
         );
         assert_eq!(message.channel.metadata["max_bytes"], "64");
         assert!(message.log_time > 1 << 60, "nanoseconds since 1970");
-        let Message { tensor, metadata, bytes: data } = safetensors_message(&path, &message.data).unwrap();
+        let Message { tensor, metadata, bytes: data } = safetensors_message(&message.data).unwrap();
         assert_eq!((tensor.dtype, &tensor.shape[..]), (DType::F32, &[values.len() as u64][..]));
         assert_eq!(data, values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>());
         let hex: String = header.iter().map(|byte| format!("{byte:02x}")).collect();

@@ -14,7 +14,7 @@ use partywall_os::lock::IgnorePoison;
 use rustix::fs::{Advice, fadvise};
 
 use crate::{
-    error::{FileError, SinkError},
+    error::{FileError, FileProblem, SinkError},
     plan::{Plan, Source, read_exact_at},
 };
 
@@ -28,7 +28,7 @@ pub trait Sink: Sync {
     /// Makes a lane for the calling thread.
     ///
     /// # Errors
-    /// Ends the copy as [`FileError::Sink`].
+    /// Ends the copy as [`FileProblem::Sink`].
     fn lane(&self) -> Result<Self::Lane<'_>, SinkError>;
 }
 
@@ -39,20 +39,20 @@ pub trait Lane {
     /// lane are in use.
     ///
     /// # Errors
-    /// Ends the copy as [`FileError::Sink`].
+    /// Ends the copy as [`FileProblem::Sink`].
     fn buffer(&mut self) -> Result<&mut [u8], SinkError>;
 
     /// Stores bytes of the buffer that [`Lane::buffer`] has returned last. The pieces follow each other in the buffer and
     /// belong to ascending tensors.
     ///
     /// # Errors
-    /// Ends the copy as [`FileError::Sink`].
+    /// Ends the copy as [`FileProblem::Sink`].
     fn submit(&mut self, pieces: &[Piece]) -> Result<(), SinkError>;
 
     /// Waits until everything is stored.
     ///
     /// # Errors
-    /// Ends the copy as [`FileError::Sink`].
+    /// Ends the copy as [`FileProblem::Sink`].
     fn finish(self) -> Result<(), SinkError>;
 }
 
@@ -86,8 +86,8 @@ impl Plan {
     /// buffer's time.
     ///
     /// # Errors
-    /// [`FileError::Changed`] if a file has changed since the plan was made, or during the copy; [`FileError::Read`];
-    /// [`FileError::Sink`]; [`FileError::Cancelled`]. The first error is returned once all threads have ended.
+    /// [`FileProblem::Changed`] if a file has changed since the plan was made, or during the copy; [`FileProblem::Read`];
+    /// [`FileProblem::Sink`]; [`FileProblem::Cancelled`]. The first error is returned once all threads have ended.
     pub fn copy_to<S: Sink>(
         &self,
         sink: &S,
@@ -170,7 +170,7 @@ impl<S: Sink> Job<'_, S> {
 
     fn try_work(&self) -> Result<(), FileError> {
         let sources = self.plan.sources();
-        let failed = |item: &Item, source| FileError::Sink { file: sources[item.source].path.clone(), source };
+        let failed = |item: &Item, source| FileProblem::Sink(source).of(&sources[item.source].path);
         let Some(mut item) = self.take() else {
             return Ok(());
         };
@@ -202,21 +202,21 @@ impl<S: Sink> Job<'_, S> {
 
     fn copy(&self, item: &Item, file: &File, lane: &mut S::Lane<'_>, pieces: &mut Vec<Piece>) -> Result<(), FileError> {
         let path = &self.plan.sources()[item.source].path;
-        let failed = |source| FileError::Sink { file: path.clone(), source };
+        let failed = |source| FileProblem::Sink(source).of(path);
         // The threads jump from item to item, which looks random to the kernel.
         let _ = fadvise(file, item.start, NonZeroU64::new(item.len), Advice::WillNeed);
         let mut at = item.start;
         let end = item.start + item.len;
         while at < end {
             if self.cancel.load(Ordering::Relaxed) {
-                return Err(FileError::Cancelled { file: path.clone() });
+                return Err(FileProblem::Cancelled.of(path));
             }
             let buffer = lane.buffer().map_err(failed)?;
             let len = (end - at).min(buffer.len() as u64) as usize;
             if len == 0 {
                 return Err(failed("the sink gave an empty buffer".into()));
             }
-            read_exact_at(path, file, &mut buffer[..len], at)?;
+            read_exact_at(file, &mut buffer[..len], at).map_err(|problem| problem.of(path))?;
             self.pieces(item.source, at, len, pieces);
             lane.submit(pieces).map_err(failed)?;
             at += len as u64;

@@ -66,7 +66,7 @@ mod tensor;
 mod write;
 
 pub use copy::{BUFFER_BYTES, Lane, Piece, Sink, default_threads};
-pub use error::{FileError, SinkError};
+pub use error::{FileError, FileProblem, SinkError};
 pub use message::{Message, safetensors_header, safetensors_message};
 pub use plan::Plan;
 pub use tensor::TensorInfo;

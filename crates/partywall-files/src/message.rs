@@ -1,23 +1,17 @@
 //! One tensor as the bytes of a safetensors file, for messages and records of other formats.
 
-use std::path::Path;
-
 use crate::{
-    error::FileError,
+    error::FileProblem,
     safetensors::{self, Header},
     tensor::TensorInfo,
 };
 
-/// What stands before the bytes of a tensor, so that together they are a safetensors file. `file` is named in errors.
+/// What stands before the bytes of a tensor, so that together they are a safetensors file.
 ///
 /// # Errors
-/// [`FileError::FormatLacksElements`], [`FileError::FormatLacksStrides`], [`FileError::ReservedName`].
-pub fn safetensors_header(
-    file: &Path,
-    tensor: &TensorInfo,
-    metadata: &[(String, String)],
-) -> Result<Vec<u8>, FileError> {
-    Ok(safetensors::header(file, &[tensor], metadata)?.0)
+/// [`FileProblem::FormatLacksElements`], [`FileProblem::FormatLacksStrides`], [`FileProblem::ReservedName`].
+pub fn safetensors_header(tensor: &TensorInfo, metadata: &[(String, String)]) -> Result<Vec<u8>, FileProblem> {
+    Ok(safetensors::header(&[tensor], metadata)?.0)
 }
 
 /// A safetensors file of one tensor.
@@ -31,18 +25,18 @@ pub struct Message<'a> {
     pub bytes: &'a [u8],
 }
 
-/// What `bytes` say, which are a safetensors file of one tensor. `file` is named in errors.
+/// What `bytes` say, which are a safetensors file of one tensor.
 ///
 /// # Errors
-/// [`FileError::Malformed`] if there is not exactly one; [`FileError::Truncated`], [`FileError::TrailingBytes`],
-/// [`FileError::UnsupportedElements`], [`FileError::HeaderTooLarge`].
-pub fn safetensors_message<'a>(file: &Path, bytes: &'a [u8]) -> Result<Message<'a>, FileError> {
-    let Header { tensors, metadata } = safetensors::parse_bytes(file, bytes)?;
+/// [`FileProblem::Malformed`] if there is not exactly one; [`FileProblem::Truncated`], [`FileProblem::TrailingBytes`],
+/// [`FileProblem::UnsupportedElements`], [`FileProblem::HeaderTooLarge`].
+pub fn safetensors_message(bytes: &[u8]) -> Result<Message<'_>, FileProblem> {
+    let Header { tensors, metadata } = safetensors::parse_bytes(bytes)?;
     match <[_; 1]>::try_from(tensors) {
         // Its place has been checked against the length.
         Ok([(tensor, at)]) => Ok(Message { tensor, metadata, bytes: &bytes[at as usize..] }),
         Err(tensors) => {
-            Err(FileError::malformed(file, format!("a message has {} tensors, and should have one", tensors.len())))
+            Err(FileProblem::malformed(format!("a message has {} tensors, and should have one", tensors.len())))
         }
     }
 }
@@ -55,22 +49,21 @@ mod tests {
 
     #[test]
     fn message_round_trips_and_damage_is_found() {
-        let file = Path::new("f");
         let tensor = TensorInfo::contiguous("data", DType::F32, vec![2, 1]).unwrap();
         let metadata = [("header".to_owned(), "00ff".to_owned()), ("a".to_owned(), String::new())];
-        let mut message = safetensors_header(file, &tensor, &metadata).unwrap();
+        let mut message = safetensors_header(&tensor, &metadata).unwrap();
         message.extend([1, 2, 3, 4, 5, 6, 7, 8]);
         let expected = Message { tensor, metadata: metadata.to_vec(), bytes: &[1, 2, 3, 4, 5, 6, 7, 8] };
-        assert_eq!(safetensors_message(file, &message).unwrap(), expected);
+        assert_eq!(safetensors_message(&message).unwrap(), expected);
 
         for end in 0..message.len() {
-            assert!(matches!(safetensors_message(file, &message[..end]), Err(FileError::Truncated { .. })), "{end}");
+            assert!(matches!(safetensors_message(&message[..end]), Err(FileProblem::Truncated { .. })), "{end}");
         }
         message.push(0);
-        assert!(matches!(safetensors_message(file, &message), Err(FileError::TrailingBytes { .. })));
+        assert!(matches!(safetensors_message(&message), Err(FileProblem::TrailingBytes { .. })));
         let none = [&2_u64.to_le_bytes()[..], b"{}"].concat();
-        assert!(matches!(safetensors_message(file, &none), Err(FileError::Malformed { .. })));
+        assert!(matches!(safetensors_message(&none), Err(FileProblem::Malformed(_))));
         let large = TensorInfo::contiguous("data", DType::C128, vec![1]).unwrap();
-        assert!(matches!(safetensors_header(file, &large, &[]), Err(FileError::FormatLacksElements { .. })));
+        assert!(matches!(safetensors_header(&large, &[]), Err(FileProblem::FormatLacksElements { .. })));
     }
 }

@@ -4,13 +4,13 @@
 //! and `shape`; this module reads the few kinds of literals that their values are made of, in one pass and without
 //! recursion, and refuses everything else.
 
-use std::{fmt, fs::File, path::Path};
+use std::{fmt, fs::File};
 
 use partywall_shm::DType;
 
 use crate::{
     SINGLE_TENSOR,
-    error::FileError,
+    error::FileProblem,
     plan::read_exact_at,
     tensor::{Order, TensorInfo},
     write::Format,
@@ -18,14 +18,14 @@ use crate::{
 
 /// Reads the header of `file`, which has `length` bytes, and checks it against that length. Returns the tensor and the
 /// place of its first byte.
-pub(crate) fn read_header(path: &Path, file: &File, length: u64) -> Result<(TensorInfo, u64), FileError> {
-    let truncated = |expected| FileError::Truncated { file: path.to_owned(), expected, found: length };
+pub(crate) fn read_header(file: &File, length: u64) -> Result<(TensorInfo, u64), FileProblem> {
+    let truncated = |expected| FileProblem::Truncated { expected, found: length };
     let mut prefix = [0; 12];
     let have = length.min(12) as usize;
-    read_exact_at(path, file, &mut prefix[..have], 0)?;
+    read_exact_at(file, &mut prefix[..have], 0)?;
     if prefix[..MAGIC.len()] != *MAGIC {
         let why = "it does not begin as a .npy file does";
-        return Err(if MAGIC.starts_with(&prefix[..have]) { truncated(12) } else { FileError::malformed(path, why) });
+        return Err(if MAGIC.starts_with(&prefix[..have]) { truncated(12) } else { FileProblem::malformed(why) });
     }
     if have < 12 {
         return Err(truncated(12));
@@ -35,34 +35,31 @@ pub(crate) fn read_header(path: &Path, file: &File, length: u64) -> Result<(Tens
         (2 | 3, 0) => (12, u64::from(u32::from_le_bytes([prefix[8], prefix[9], prefix[10], prefix[11]]))),
         (major, minor) => {
             let why = format!("its version is {major}.{minor}, and 1.0, 2.0 and 3.0 are known");
-            return Err(FileError::malformed(path, why));
+            return Err(FileProblem::malformed(why));
         }
     };
     let start = text_at + text_bytes;
     if start > MAX_HEADER {
-        return Err(FileError::HeaderTooLarge { file: path.to_owned(), bytes: start, limit: MAX_HEADER });
+        return Err(FileProblem::HeaderTooLarge { bytes: start, limit: MAX_HEADER });
     }
     if length < start {
         return Err(truncated(start));
     }
     let mut text = vec![0; text_bytes as usize];
-    read_exact_at(path, file, &mut text, text_at)?;
-    let tensor = parse(path, &text)?;
+    read_exact_at(file, &mut text, text_at)?;
+    let tensor = parse(&text)?;
     match start.checked_add(tensor.bytes) {
         Some(expected) if expected == length => Ok((tensor, start)),
-        Some(expected) if expected < length => {
-            Err(FileError::TrailingBytes { file: path.to_owned(), expected, found: length })
-        }
+        Some(expected) if expected < length => Err(FileProblem::TrailingBytes { expected, found: length }),
         expected => Err(truncated(expected.unwrap_or(u64::MAX))),
     }
 }
 
 /// Returns the header for `tensor`, byte for byte as `numpy.save` writes it.
-pub(crate) fn header(path: &Path, tensor: &TensorInfo) -> Result<Vec<u8>, FileError> {
+pub(crate) fn header(tensor: &TensorInfo) -> Result<Vec<u8>, FileProblem> {
     let format = Format::Npy;
     let Some(order) = [Order::C, Order::Fortran].into_iter().find(|order| tensor.lies_in(*order)) else {
-        return Err(FileError::FormatLacksStrides {
-            file: path.to_owned(),
+        return Err(FileProblem::FormatLacksStrides {
             tensor: tensor.name.clone(),
             shape: tensor.shape.clone(),
             strides: tensor.strides.clone(),
@@ -70,9 +67,8 @@ pub(crate) fn header(path: &Path, tensor: &TensorInfo) -> Result<Vec<u8>, FileEr
         });
     };
     let Some((code, _)) = TYPES.iter().find(|(_, dtype)| *dtype == tensor.dtype) else {
-        let file = path.to_owned();
         let name = tensor.name.clone();
-        return Err(FileError::FormatLacksElements { file, tensor: name, dtype: tensor.dtype, format });
+        return Err(FileProblem::FormatLacksElements { tensor: name, dtype: tensor.dtype, format });
     };
     let byte_order = if tensor.dtype.bits() == 8 { '|' } else { '<' };
     let (fortran, growing) = match order {
@@ -93,26 +89,21 @@ pub(crate) fn header(path: &Path, tensor: &TensorInfo) -> Result<Vec<u8>, FileEr
     let bytes = (TEXT_AT + text.len()) as u64;
     match u16::try_from(text.len()) {
         Ok(length) if bytes <= MAX_HEADER => Ok([MAGIC, &[1, 0], &length.to_le_bytes()[..], text.as_bytes()].concat()),
-        _ => Err(FileError::HeaderTooLarge { file: path.to_owned(), bytes, limit: MAX_HEADER }),
+        _ => Err(FileProblem::HeaderTooLarge { bytes, limit: MAX_HEADER }),
     }
 }
 
 /// Returns the tensor that the dictionary `text` describes.
-fn parse(path: &Path, text: &[u8]) -> Result<TensorInfo, FileError> {
-    let Dictionary { elements, order, shape } =
-        Literal { text, at: 0 }.dictionary().map_err(|why| FileError::malformed(path, why))?;
+fn parse(text: &[u8]) -> Result<TensorInfo, FileProblem> {
+    let Dictionary { elements, order, shape } = Literal { text, at: 0 }.dictionary().map_err(FileProblem::malformed)?;
     let dtype = match elements {
         Elements::Plain(code) => dtype(code),
         Elements::Fields => Err("elements with fields are not supported"),
     };
-    let dtype = dtype.map_err(|why| FileError::UnsupportedElements {
-        file: path.to_owned(),
-        dtype: elements.to_string(),
-        why,
-    })?;
+    let dtype = dtype.map_err(|why| FileProblem::UnsupportedElements { dtype: elements.to_string(), why })?;
     // As in NumPy, also the dimensions of a tensor without elements have a product.
     let fits = shape.iter().try_fold(1_u64, |product, dimension| product.checked_mul((*dimension).max(1))).is_some();
-    let large = || FileError::malformed(path, format!("its shape {shape:?} is too large"));
+    let large = || FileProblem::malformed(format!("its shape {shape:?} is too large"));
     fits.then(|| TensorInfo::dense(SINGLE_TENSOR, dtype, shape.clone(), order)).flatten().ok_or_else(large)
 }
 
@@ -357,8 +348,8 @@ mod tests {
 
     use super::*;
 
-    fn read(text: &str) -> Result<TensorInfo, FileError> {
-        parse(Path::new("f.npy"), text.as_bytes())
+    fn read(text: &str) -> Result<TensorInfo, FileProblem> {
+        parse(text.as_bytes())
     }
 
     fn why(text: &str) -> String {
@@ -394,7 +385,7 @@ mod tests {
             (DType::C128, &[1; 20], Order::C, &long, 192),
         ] {
             let tensor = TensorInfo::dense("t", dtype, shape.to_vec(), order).unwrap();
-            let header = header(Path::new("f"), &tensor).unwrap();
+            let header = header(&tensor).unwrap();
             let length = ((bytes - 10) as u16).to_le_bytes();
             let padding = " ".repeat(bytes - 11 - text.len());
             assert_eq!(header, [b"\x93NUMPY\x01\0", &length[..], format!("{text}{padding}\n").as_bytes()].concat());
@@ -405,9 +396,9 @@ mod tests {
     fn every_type_goes_there_and_back() {
         for ours in DType::ALL {
             let tensor = TensorInfo::dense(SINGLE_TENSOR, *ours, vec![4, 3, 8], Order::Fortran).unwrap();
-            match header(Path::new("f"), &tensor) {
-                Ok(bytes) => assert_eq!(parse(Path::new("f"), &bytes[TEXT_AT..]).unwrap(), tensor),
-                Err(error) => assert!(matches!(error, FileError::FormatLacksElements { .. }), "{error}"),
+            match header(&tensor) {
+                Ok(bytes) => assert_eq!(parse(&bytes[TEXT_AT..]).unwrap(), tensor),
+                Err(error) => assert!(matches!(error, FileProblem::FormatLacksElements { .. }), "{error}"),
             }
         }
     }
@@ -436,7 +427,7 @@ mod tests {
     #[test]
     fn more_dimensions_than_a_header_holds_are_refused() {
         let tensor = TensorInfo::dense("t", DType::U8, vec![1; 10_000], Order::C).unwrap();
-        assert!(matches!(header(Path::new("f"), &tensor), Err(FileError::HeaderTooLarge { .. })));
+        assert!(matches!(header(&tensor), Err(FileProblem::HeaderTooLarge { .. })));
     }
 
     proptest! {
@@ -453,7 +444,7 @@ mod tests {
             let mut text = b"{'descr': [('a', '<f4', (2, 3))], 'fortran_order': False, 'shape': (20, 3), }\n".to_vec();
             let at = at.index(text.len());
             text.splice(at..at + 1, damage);
-            let _ = parse(Path::new("f"), &text);
+            let _ = parse(&text);
         }
 
         #[test]
@@ -475,10 +466,10 @@ mod tests {
         ) {
             let order = if fortran { Order::Fortran } else { Order::C };
             let tensor = TensorInfo::dense(SINGLE_TENSOR, dtype, shape.clone(), order).unwrap();
-            let ours = header(Path::new("f"), &tensor).unwrap();
+            let ours = header(&tensor).unwrap();
             let parsed = NpyHeader::from_reader(&ours[..]).unwrap();
             prop_assert_eq!(parsed.shape(), &shape[..]);
-            prop_assert_eq!(parse(Path::new("f"), &ours[TEXT_AT..]).unwrap().dtype, dtype);
+            prop_assert_eq!(parse(&ours[TEXT_AT..]).unwrap().dtype, dtype);
             // A tensor that lies in both orders is written in C's.
             let theirs_order = if tensor.lies_in(Order::C) { FileOrder::C } else { FileOrder::Fortran };
             prop_assert_eq!(parsed.order(), theirs_order);
@@ -491,7 +482,7 @@ mod tests {
                 .writer(Vec::new())
                 .write_header_only()
                 .unwrap();
-            prop_assert_eq!(parse(Path::new("f"), &theirs[TEXT_AT..]).unwrap(), tensor);
+            prop_assert_eq!(parse(&theirs[TEXT_AT..]).unwrap(), tensor);
         }
     }
 }

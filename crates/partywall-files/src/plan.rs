@@ -10,12 +10,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use partywall_shm::{DType, TableBuilder, TableError};
+use partywall_shm::{DType, TableBuilder};
 use rustix::fs::{MemfdFlags, OFlags, memfd_create};
 
 use crate::{
     BUFFER_BYTES, SINGLE_TENSOR,
-    error::FileError,
+    error::{FileError, FileProblem},
     npy,
     safetensors::{self, Header},
     shards::{Folder, Index, has_suffix, is_index, is_safetensors},
@@ -70,7 +70,7 @@ impl Plan {
     /// [`FileError`]: the file cannot be read, is not a regular file, is damaged or truncated, or shards and index do not
     /// belong together.
     pub fn from_path(path: &Path) -> Result<Self, FileError> {
-        let found = fs::metadata(path).map_err(|source| FileError::Open { file: path.to_owned(), source })?;
+        let found = fs::metadata(path).map_err(|source| FileProblem::Open(source).of(path))?;
         if found.is_dir() {
             return match Folder::read(path)? {
                 Folder::Index(index) => Self::from_index(&index),
@@ -85,13 +85,13 @@ impl Plan {
         }
         let (file, stamp) = open(path)?;
         let (tensor, start) = if has_suffix(path, ".npy") {
-            npy::read_header(path, &file, stamp.length)?
+            npy::read_header(&file, stamp.length).map_err(|problem| problem.of(path))?
         } else {
             // Files of /proc report a length of 0. A file with more bytes than it reports is refused.
             let more = file.read_at(&mut [0], stamp.length);
-            match more.map_err(|source| FileError::Read { file: path.to_owned(), source })? {
+            match more.map_err(|source| FileProblem::Read(source).of(path))? {
                 0 => (raw(path, stamp.length)?, 0),
-                _ => return Err(changed(path, "it has more bytes than it says")),
+                _ => return Err(FileProblem::changed("it has more bytes than it says").of(path)),
             }
         };
         Ok(Self::single(path, Bytes::File(stamp), tensor, start))
@@ -103,12 +103,12 @@ impl Plan {
     /// dropped, and its bytes are in memory twice at the end of [`Plan::copy_to`]. To avoid that, write it to a file first.
     ///
     /// # Errors
-    /// [`FileError::TooLong`] as soon as there are more than `limit` bytes; [`FileError::Read`];
-    /// [`FileError::Full`] and [`FileError::Write`] if the memfd cannot take them.
+    /// [`FileProblem::TooLong`] as soon as there are more than `limit` bytes; [`FileProblem::Read`];
+    /// [`FileProblem::Full`] and [`FileProblem::Write`] if the memfd cannot take them.
     pub fn from_reader(mut reader: impl Read, limit: u64) -> Result<Self, FileError> {
         let path = Path::new("-");
         let spool = memfd_create("partywall:-", MemfdFlags::CLOEXEC);
-        let mut spool = File::from(spool.map_err(|e| FileError::from_write(path, e.into()))?);
+        let mut spool = File::from(spool.map_err(|e| FileProblem::write(e.into()).of(path))?);
         let mut buffer = vec![0; BUFFER_BYTES];
         let mut length = 0_u64;
         loop {
@@ -116,15 +116,13 @@ impl Plan {
                 Ok(0) => break,
                 Ok(read) => read,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(source) => {
-                    return Err(FileError::Read { file: path.to_owned(), source });
-                }
+                Err(source) => return Err(FileProblem::Read(source).of(path)),
             };
             length += read as u64;
             if length > limit {
-                return Err(FileError::TooLong { file: path.to_owned(), limit });
+                return Err(FileProblem::TooLong { limit }.of(path));
             }
-            spool.write_all(&buffer[..read]).map_err(|e| FileError::from_write(path, e))?;
+            spool.write_all(&buffer[..read]).map_err(|e| FileProblem::write(e).of(path))?;
         }
         Ok(Self::single(path, Bytes::Spool(spool), raw(path, length)?, 0))
     }
@@ -147,16 +145,16 @@ impl Plan {
     /// Adds the tensors and the metadata to a table.
     ///
     /// # Errors
-    /// [`FileError::Table`], for example if a name is too long or taken.
+    /// [`FileProblem::Table`], for example if a name is too long or taken.
     pub fn add_to(&self, table: &mut TableBuilder) -> Result<(), FileError> {
         for source in &self.sources {
-            let failed = |error: TableError| FileError::Table { file: source.path.clone(), source: error };
+            let failed = |error| FileProblem::Table(error).of(&source.path);
             for tensor in &self.tensors[source.tensors.clone()] {
                 table.add_strided(&tensor.name, tensor.dtype, &tensor.shape, &tensor.strides).map_err(failed)?;
             }
         }
         for (key, value) in &self.metadata {
-            let failed = |error| FileError::Table { file: self.first_path().to_owned(), source: error };
+            let failed = |error| FileProblem::Table(error).of(self.first_path());
             table.set_metadata(key, value).map_err(failed)?;
         }
         Ok(())
@@ -196,7 +194,8 @@ impl Plan {
         let mut keys = HashSet::new();
         for (shard, path) in paths.iter().enumerate() {
             let (file, stamp) = open(path).map_err(|e| error(shard, e))?;
-            let header: Header = safetensors::read_header(path, &file, stamp.length)?;
+            let header = safetensors::read_header(&file, stamp.length);
+            let header: Header = header.map_err(|problem| problem.of(path))?;
             let first = tensors.len();
             for (tensor, start) in header.tensors {
                 tensors.push(tensor);
@@ -223,11 +222,10 @@ impl Plan {
                 match seen.entry(tensor.name.as_str()) {
                     Entry::Vacant(entry) => drop(entry.insert(&source.path)),
                     Entry::Occupied(entry) => {
-                        return Err(FileError::DuplicateTensor {
-                            tensor: tensor.name.clone(),
-                            first: (*entry.get()).clone(),
-                            second: source.path.clone(),
-                        });
+                        let first = (*entry.get()).clone();
+                        return Err(
+                            FileProblem::DuplicateTensor { tensor: tensor.name.clone(), first }.of(&source.path)
+                        );
                     }
                 }
             }
@@ -247,12 +245,11 @@ impl Source {
     /// Opens the file, if it has not changed.
     pub(crate) fn open(&self) -> Result<File, FileError> {
         match &self.bytes {
-            Bytes::Spool(file) => {
-                file.try_clone().map_err(|source| FileError::Open { file: self.path.clone(), source })
-            }
+            Bytes::Spool(file) => file.try_clone().map_err(|source| FileProblem::Open(source).of(&self.path)),
             Bytes::File(stamp) => {
                 let (file, now) = open(&self.path).map_err(|e| self.gone(e))?;
-                stamp.check(&self.path, now).map(|()| file)
+                stamp.check(now).map_err(|problem| problem.of(&self.path))?;
+                Ok(file)
             }
         }
     }
@@ -262,17 +259,18 @@ impl Source {
         let Bytes::File(stamp) = &self.bytes else {
             return Ok(());
         };
-        let now = fs::metadata(&self.path).map_err(|source| FileError::Open { file: self.path.clone(), source });
-        stamp.check(&self.path, Stamp::of(&now.map_err(|e| self.gone(e))?))
+        let now = fs::metadata(&self.path).map_err(|source| FileProblem::Open(source).of(&self.path));
+        let now = Stamp::of(&now.map_err(|e| self.gone(e))?);
+        stamp.check(now).map_err(|problem| problem.of(&self.path))
     }
 
     /// Turns a missing file into a changed one: it existed when the plan was made.
     fn gone(&self, error: FileError) -> FileError {
-        match error {
-            FileError::Open { source, .. } if source.kind() == io::ErrorKind::NotFound => {
-                changed(&self.path, "it is gone")
+        match error.problem {
+            FileProblem::Open(source) if source.kind() == io::ErrorKind::NotFound => {
+                FileProblem::changed("it is gone").of(error.file)
             }
-            error => error,
+            problem => problem.of(error.file),
         }
     }
 }
@@ -287,28 +285,28 @@ impl Stamp {
         }
     }
 
-    fn check(&self, path: &Path, now: Self) -> Result<(), FileError> {
+    fn check(&self, now: Self) -> Result<(), FileProblem> {
         if (self.device, self.inode) != (now.device, now.inode) {
-            return Err(changed(path, "another file has taken its place"));
+            return Err(FileProblem::changed("another file has taken its place"));
         }
         if self.length != now.length {
-            return Err(changed(path, format!("it had {} bytes and has {}", self.length, now.length)));
+            return Err(FileProblem::changed(format!("it had {} bytes and has {}", self.length, now.length)));
         }
-        if self.modified != now.modified { Err(changed(path, "it was written")) } else { Ok(()) }
+        if self.modified != now.modified { Err(FileProblem::changed("it was written")) } else { Ok(()) }
     }
 }
 
 /// Fills `out` from `offset`. A file that ends before has changed, because its length was known.
-pub(crate) fn read_exact_at(path: &Path, file: &File, out: &mut [u8], offset: u64) -> Result<(), FileError> {
+pub(crate) fn read_exact_at(file: &File, out: &mut [u8], offset: u64) -> Result<(), FileProblem> {
     file.read_exact_at(out, offset).map_err(|source| match source.kind() {
-        io::ErrorKind::UnexpectedEof => changed(path, "it became shorter"),
-        _ => FileError::Read { file: path.to_owned(), source },
+        io::ErrorKind::UnexpectedEof => FileProblem::changed("it became shorter"),
+        _ => FileProblem::Read(source),
     })
 }
 
 /// Opens a regular file, and nothing else: opening a pipe would wait for its writer, opening a device may have any effect.
 fn open(path: &Path) -> Result<(File, Stamp), FileError> {
-    let failed = |source| FileError::Open { file: path.to_owned(), source };
+    let failed = |source| FileProblem::Open(source).of(path);
     regular(path, fs::metadata(path).map_err(failed)?.file_type())?;
     // Checked again: the path may name another file by now.
     let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
@@ -326,14 +324,10 @@ fn regular(path: &Path, found: FileType) -> Result<(), FileError> {
         found if found.is_socket() => "a socket",
         _ => "a device",
     };
-    Err(FileError::NotRegular { file: path.to_owned(), kind })
+    Err(FileProblem::NotRegular { kind }.of(path))
 }
 
 fn raw(path: &Path, length: u64) -> Result<TensorInfo, FileError> {
     TensorInfo::dense(SINGLE_TENSOR, DType::U8, vec![length], Order::C)
-        .ok_or_else(|| FileError::malformed(path, "it is too large"))
-}
-
-fn changed(path: &Path, why: impl Into<String>) -> FileError {
-    FileError::Changed { file: path.to_owned(), why: why.into() }
+        .ok_or_else(|| FileProblem::malformed("it is too large").of(path))
 }

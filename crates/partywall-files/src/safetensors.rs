@@ -1,14 +1,14 @@
 //! The header of a safetensors file: eight bytes with its length, then JSON. Read and written by the safetensors crate,
 //! apart from the metadata, whose order the crate does not keep.
 
-use std::{cmp::Reverse, collections::HashMap, fs::File, path::Path};
+use std::{cmp::Reverse, collections::HashMap, fs::File};
 
 use partywall_shm::DType;
 use safetensors::tensor::{Dtype as FileDType, Metadata, TensorInfo as FileTensor};
 use serde_json::{Map, Value};
 
 use crate::{
-    error::FileError,
+    error::FileProblem,
     plan::read_exact_at,
     tensor::{Order, TensorInfo},
     write::Format,
@@ -24,80 +24,74 @@ pub(crate) struct Header {
 }
 
 /// Reads the header of `file`, which has `length` bytes, and checks it against that length.
-pub(crate) fn read_header(path: &Path, file: &File, length: u64) -> Result<Header, FileError> {
-    let truncated = |expected| FileError::Truncated { file: path.to_owned(), expected, found: length };
+pub(crate) fn read_header(file: &File, length: u64) -> Result<Header, FileProblem> {
+    let truncated = |expected| FileProblem::Truncated { expected, found: length };
     if length < PREFIX {
         return Err(truncated(PREFIX));
     }
     let mut prefix = [0; PREFIX as usize];
-    read_exact_at(path, file, &mut prefix, 0)?;
+    read_exact_at(file, &mut prefix, 0)?;
     if prefix == LFS {
-        return Err(FileError::LfsPointer { file: path.to_owned() });
+        return Err(FileProblem::LfsPointer);
     }
     let bytes = u64::from_le_bytes(prefix);
     if bytes > MAX_HEADER {
-        return Err(FileError::HeaderTooLarge { file: path.to_owned(), bytes, limit: MAX_HEADER });
+        return Err(FileProblem::HeaderTooLarge { bytes, limit: MAX_HEADER });
     }
     let start = PREFIX + bytes;
     if length < start {
         return Err(truncated(start));
     }
     let mut json = vec![0; bytes as usize];
-    read_exact_at(path, file, &mut json, PREFIX)?;
-    whole(path, &json, start, length)
+    read_exact_at(file, &mut json, PREFIX)?;
+    whole(&json, start, length)
 }
 
 /// Reads the header of a file that is in memory as a whole, and checks it against the file's length.
-pub(crate) fn parse_bytes(path: &Path, bytes: &[u8]) -> Result<Header, FileError> {
+pub(crate) fn parse_bytes(bytes: &[u8]) -> Result<Header, FileProblem> {
     let length = bytes.len() as u64;
-    let truncated = |expected| FileError::Truncated { file: path.to_owned(), expected, found: length };
+    let truncated = |expected| FileProblem::Truncated { expected, found: length };
     let Some((prefix, rest)) = bytes.split_first_chunk::<{ PREFIX as usize }>() else {
         return Err(truncated(PREFIX));
     };
     let json = u64::from_le_bytes(*prefix);
     if json > MAX_HEADER {
-        return Err(FileError::HeaderTooLarge { file: path.to_owned(), bytes: json, limit: MAX_HEADER });
+        return Err(FileProblem::HeaderTooLarge { bytes: json, limit: MAX_HEADER });
     }
     let start = PREFIX + json;
     let json = rest.get(..json as usize).ok_or_else(|| truncated(start))?;
-    whole(path, json, start, length)
+    whole(json, start, length)
 }
 
 /// Parses the JSON of a header, for a file of `length` bytes whose tensors begin at `start`.
-fn whole(path: &Path, json: &[u8], start: u64, length: u64) -> Result<Header, FileError> {
-    let (header, data) = parse(path, json, start)?;
+fn whole(json: &[u8], start: u64, length: u64) -> Result<Header, FileProblem> {
+    let (header, data) = parse(json, start)?;
     match start.checked_add(data) {
         Some(expected) if expected == length => Ok(header),
-        Some(expected) if expected < length => {
-            Err(FileError::TrailingBytes { file: path.to_owned(), expected, found: length })
-        }
-        expected => {
-            Err(FileError::Truncated { file: path.to_owned(), expected: expected.unwrap_or(u64::MAX), found: length })
-        }
+        Some(expected) if expected < length => Err(FileProblem::TrailingBytes { expected, found: length }),
+        expected => Err(FileProblem::Truncated { expected: expected.unwrap_or(u64::MAX), found: length }),
     }
 }
 
 /// Returns the header that the safetensors crate writes for these tensors, and the order of their bytes.
 pub(crate) fn header(
-    path: &Path,
     tensors: &[&TensorInfo],
     metadata: &[(String, String)],
-) -> Result<(Vec<u8>, Vec<usize>), FileError> {
+) -> Result<(Vec<u8>, Vec<usize>), FileProblem> {
     let format = Format::SafeTensors;
     let mut types = Vec::with_capacity(tensors.len());
     for tensor in tensors {
-        let file = path.to_owned();
         let name = tensor.name.clone();
         if tensor.name == METADATA {
-            return Err(FileError::ReservedName { file, tensor: name, format });
+            return Err(FileProblem::ReservedName { tensor: name, format });
         }
         if !tensor.is_contiguous() {
             let shape = tensor.shape.clone();
             let strides = tensor.strides.clone();
-            return Err(FileError::FormatLacksStrides { file, tensor: name, shape, strides, format });
+            return Err(FileProblem::FormatLacksStrides { tensor: name, shape, strides, format });
         }
         let Some(dtype) = file_dtype(tensor.dtype) else {
-            return Err(FileError::FormatLacksElements { file, tensor: name, dtype: tensor.dtype, format });
+            return Err(FileProblem::FormatLacksElements { tensor: name, dtype: tensor.dtype, format });
         };
         types.push(dtype);
     }
@@ -113,12 +107,12 @@ pub(crate) fn header(
         let shape = tensor.shape.iter().map(|n| *n as usize).collect();
         (tensor.name.clone(), FileTensor { dtype: types[*i], shape, data_offsets: (start, end) })
     });
-    let written = Metadata::new(None, entries.collect()).map_err(|e| FileError::malformed(path, e))?;
-    let mut json = serde_json::to_vec(&written).map_err(|e| FileError::malformed(path, e))?;
+    let written = Metadata::new(None, entries.collect()).map_err(FileProblem::malformed)?;
+    let mut json = serde_json::to_vec(&written).map_err(FileProblem::malformed)?;
     if !metadata.is_empty() {
         let pairs: Map<_, _> = metadata.iter().map(|(k, v)| (k.clone(), Value::String(v.clone()))).collect();
         let mut with = format!("{{\"{METADATA}\":").into_bytes();
-        serde_json::to_writer(&mut with, &pairs).map_err(|e| FileError::malformed(path, e))?;
+        serde_json::to_writer(&mut with, &pairs).map_err(FileProblem::malformed)?;
         with.extend_from_slice(if tensors.is_empty() { b"" } else { b"," });
         with.extend_from_slice(&json[1..]);
         json = with;
@@ -126,21 +120,21 @@ pub(crate) fn header(
     json.resize(json.len().next_multiple_of(PREFIX as usize), b' ');
     let bytes = json.len() as u64;
     if bytes > MAX_HEADER {
-        return Err(FileError::HeaderTooLarge { file: path.to_owned(), bytes, limit: MAX_HEADER });
+        return Err(FileProblem::HeaderTooLarge { bytes, limit: MAX_HEADER });
     }
     Ok(([&bytes.to_le_bytes(), &json[..]].concat(), order))
 }
 
 /// Parses the JSON of a header. Returns it with the number of bytes that follow it from `start` on.
-fn parse(path: &Path, json: &[u8], start: u64) -> Result<(Header, u64), FileError> {
-    let parsed: Metadata = serde_json::from_slice(json).map_err(|e| FileError::malformed(path, e))?;
+fn parse(json: &[u8], start: u64) -> Result<(Header, u64), FileProblem> {
+    let parsed: Metadata = serde_json::from_slice(json).map_err(FileProblem::malformed)?;
     let mut tensors = Vec::new();
     for (name, entry) in parsed.tensors() {
         let shape = entry.shape.iter().map(|n| *n as u64).collect();
-        let large = || FileError::malformed(path, format!("tensor {name:?} is too large"));
+        let large = || FileProblem::malformed(format!("tensor {name:?} is too large"));
         let Some(dtype) = dtype(entry.dtype) else {
             let why = "this version of Partywall does not know them";
-            return Err(FileError::UnsupportedElements { file: path.to_owned(), dtype: entry.dtype.to_string(), why });
+            return Err(FileProblem::UnsupportedElements { dtype: entry.dtype.to_string(), why });
         };
         let at = start.checked_add(entry.data_offsets.0 as u64).ok_or_else(large)?;
         tensors.push((TensorInfo::dense(&name, dtype, shape, Order::C).ok_or_else(large)?, at));
@@ -237,8 +231,8 @@ mod tests {
     #[test]
     fn metadata_keeps_its_order() {
         let pairs: Vec<_> = (0..40).map(|i| (format!("k{}", i * 7 % 40), i.to_string())).collect();
-        let (bytes, _) = header(Path::new("f"), &[], &pairs).unwrap();
-        let (read, data) = parse(Path::new("f"), &bytes[8..], bytes.len() as u64).unwrap();
+        let (bytes, _) = header(&[], &pairs).unwrap();
+        let (read, data) = parse(&bytes[8..], bytes.len() as u64).unwrap();
         assert_eq!(read.metadata, pairs);
         assert_eq!(data, 0);
     }

@@ -9,7 +9,7 @@ use std::{
 
 use serde_json::{Map, Value};
 
-use crate::error::FileError;
+use crate::error::{FileError, FileProblem};
 
 /// An index: the shard of each tensor.
 #[derive(Debug)]
@@ -33,12 +33,12 @@ impl Index {
     /// Reads an index.
     pub(crate) fn read(path: &Path, file: &File, length: u64) -> Result<Self, FileError> {
         if length > MAX_INDEX {
-            return Err(FileError::HeaderTooLarge { file: path.to_owned(), bytes: length, limit: MAX_INDEX });
+            return Err(FileProblem::HeaderTooLarge { bytes: length, limit: MAX_INDEX }.of(path));
         }
         let mut json = Vec::new();
         let read = file.take(MAX_INDEX).read_to_end(&mut json);
-        read.map_err(|source| FileError::Read { file: path.to_owned(), source })?;
-        Self::parse(path, &json)
+        read.map_err(|source| FileProblem::Read(source).of(path))?;
+        Self::parse(path, &json).map_err(|problem| problem.of(path))
     }
 
     /// Returns the shards in the order of their names.
@@ -48,46 +48,44 @@ impl Index {
 
     /// Returns the error for a shard that cannot be opened.
     pub(crate) fn shard_error(&self, shard: usize, error: FileError) -> FileError {
-        match error {
-            FileError::Open { file, source } if source.kind() == std::io::ErrorKind::NotFound => {
-                FileError::MissingShard {
-                    index: self.path.clone(),
-                    shard: file,
-                    tensor: self.first(|_, from| from == shard).unwrap_or_default(),
-                    source,
-                }
-            }
+        let problem = match error.problem {
+            FileProblem::Open(source) if source.kind() == std::io::ErrorKind::NotFound => FileProblem::MissingShard {
+                index: self.path.clone(),
+                tensor: self.first(|_, from| from == shard).unwrap_or_default(),
+                source,
+            },
             other => other,
-        }
+        };
+        problem.of(error.file)
     }
 
     /// Compares the index with the shards. `found` maps each tensor to the index of its shard.
     pub(crate) fn check(&self, found: &HashMap<&str, usize>) -> Result<(), FileError> {
         let missing = self.first(|tensor, from| found.get(tensor) != Some(&from));
         if let Some(tensor) = missing {
-            let shard = self.shards[self.wanted[&tensor]].clone();
-            return Err(FileError::MissingTensor { index: self.path.clone(), shard, tensor });
+            let shard = &self.shards[self.wanted[&tensor]];
+            return Err(FileProblem::MissingTensor { index: self.path.clone(), tensor }.of(shard));
         }
         let foreign = found.iter().filter(|(tensor, _)| !self.wanted.contains_key(**tensor)).min();
         match foreign {
             None => Ok(()),
-            Some((tensor, shard)) => Err(FileError::ForeignTensor {
-                index: self.path.clone(),
-                shard: self.shards[*shard].clone(),
-                tensor: (*tensor).to_owned(),
-            }),
+            Some((tensor, shard)) => {
+                let index = self.path.clone();
+                let tensor = (*tensor).to_owned();
+                Err(FileProblem::ForeignTensor { index, tensor }.of(&self.shards[*shard]))
+            }
         }
     }
 
-    fn parse(path: &Path, json: &[u8]) -> Result<Self, FileError> {
-        let mut index: Map<String, Value> = serde_json::from_slice(json).map_err(|e| FileError::malformed(path, e))?;
+    fn parse(path: &Path, json: &[u8]) -> Result<Self, FileProblem> {
+        let mut index: Map<String, Value> = serde_json::from_slice(json).map_err(FileProblem::malformed)?;
         let Some(Value::Object(map)) = index.remove("weight_map") else {
-            return Err(FileError::malformed(path, "it has no weight_map"));
+            return Err(FileProblem::malformed("it has no weight_map"));
         };
         let mut names = Vec::with_capacity(map.len());
         for (tensor, shard) in map {
             let Value::String(shard) = shard else {
-                return Err(FileError::malformed(path, format!("its weight_map names no shard for tensor {tensor:?}")));
+                return Err(FileProblem::malformed(format!("its weight_map names no shard for tensor {tensor:?}")));
             };
             names.push((tensor, shard));
         }
@@ -98,7 +96,7 @@ impl Index {
             let inside =
                 Path::new(shard).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
             if shard.is_empty() || shard.contains('\0') || !inside {
-                return Err(FileError::OutsideFolder { index: path.to_owned(), shard: (*shard).to_owned() });
+                return Err(FileProblem::OutsideFolder { shard: (*shard).to_owned() });
             }
         }
         let folder = path.parent().unwrap_or(Path::new(""));
@@ -119,7 +117,7 @@ impl Index {
 impl Folder {
     /// Reads a folder. Ignores files other than shards and indexes.
     pub(crate) fn read(folder: &Path) -> Result<Self, FileError> {
-        let failed = |source| FileError::Open { file: folder.to_owned(), source };
+        let failed = |source| FileProblem::Open(source).of(folder);
         let mut shards = Vec::new();
         let mut index = None;
         for entry in fs::read_dir(folder).map_err(failed)? {
@@ -129,7 +127,7 @@ impl Folder {
                     let name = |path: &Path| path.file_name().unwrap_or_default().into();
                     let first = name(&first);
                     let second = name(&path);
-                    return Err(FileError::TwoIndexes { folder: folder.to_owned(), first, second });
+                    return Err(FileProblem::TwoIndexes { first, second }.of(folder));
                 }
             } else if is_safetensors(&path) {
                 shards.push(path);
@@ -138,7 +136,7 @@ impl Folder {
         shards.sort_unstable();
         match index {
             Some(index) => Ok(Self::Index(index)),
-            None if shards.is_empty() => Err(FileError::NoShards { folder: folder.to_owned() }),
+            None if shards.is_empty() => Err(FileProblem::NoShards.of(folder)),
             None => Ok(Self::Shards(shards)),
         }
     }

@@ -12,7 +12,7 @@ use std::{
 
 use crate::{
     copy::BUFFER_BYTES,
-    error::{FileError, SinkError},
+    error::{FileError, FileProblem, SinkError},
     npy, safetensors,
     shards::{has_suffix, is_safetensors},
     tensor::TensorInfo,
@@ -29,7 +29,7 @@ pub trait Content {
     /// Copies the bytes at `offset` of a tensor, given by its index in [`Content::tensors`], to `out`.
     ///
     /// # Errors
-    /// Ends the writing as [`FileError::Content`].
+    /// Ends the writing as [`FileProblem::Content`].
     fn read(&self, tensor: usize, offset: u64, out: &mut [u8]) -> Result<(), SinkError>;
 }
 
@@ -74,7 +74,7 @@ impl fmt::Display for Format {
 /// time.
 ///
 /// # Errors
-/// [`FileError`], before anything is written if `format` cannot hold the tensors; [`FileError::ClosedPipe`] if the reader is
+/// [`FileError`], before anything is written if `format` cannot hold the tensors; [`FileProblem::ClosedPipe`] if the reader is
 /// gone. Errors name the stream `-`.
 pub fn write_to(
     content: &dyn Content,
@@ -94,7 +94,7 @@ pub fn write_to(
 /// unchanged, and nothing else is left. Pipes and devices are written directly.
 ///
 /// # Errors
-/// As [`write_to`]; also [`FileError::Full`], [`FileError::IsFolder`] and [`FileError::Write`].
+/// As [`write_to`]; also [`FileProblem::Full`], [`FileProblem::IsFolder`] and [`FileProblem::Write`].
 pub fn write_to_path(
     content: &dyn Content,
     selection: Option<&str>,
@@ -102,10 +102,10 @@ pub fn write_to_path(
     progress: &dyn Fn(u64),
     cancel: &AtomicBool,
 ) -> Result<u64, FileError> {
-    let failed = |error| FileError::from_write(path, error);
+    let failed = |error| FileProblem::write(error).of(path);
     let job = Job::new(path, content, selection, Format::from_path(path))?;
     match fs::metadata(path) {
-        Ok(found) if found.is_dir() => Err(FileError::IsFolder { file: path.to_owned() }),
+        Ok(found) if found.is_dir() => Err(FileProblem::IsFolder.of(path)),
         Ok(found) if !found.is_file() => {
             let mut file = OpenOptions::new().write(true).open(path).map_err(failed)?;
             job.run(&mut file, progress, cancel)
@@ -144,20 +144,21 @@ impl<'a> Job<'a> {
         if let Some(name) = selection {
             tensors.retain(|(_, tensor)| tensor.name == name);
             if tensors.is_empty() {
-                return Err(FileError::NoSuchTensor { file: path.to_owned(), tensor: name.to_owned() });
+                return Err(FileProblem::NoSuchTensor { tensor: name.to_owned() }.of(path));
             }
         }
         if format == Format::SafeTensors {
             let all: Vec<_> = tensors.iter().map(|(_, tensor)| tensor).collect();
-            let (header, order) = safetensors::header(path, &all, &content.metadata())?;
+            let (header, order) = safetensors::header(&all, &content.metadata()).map_err(|problem| problem.of(path))?;
             let tensors = order.into_iter().map(|i| tensors[i].clone()).collect();
             return Ok(Self { path, content, header, tensors });
         }
         let [(_, tensor)] = &tensors[..] else {
             let first = tensors.first().map(|(_, tensor)| tensor.name.clone());
-            return Err(FileError::NotOneTensor { file: path.to_owned(), count: tensors.len(), first });
+            return Err(FileProblem::NotOneTensor { count: tensors.len(), first }.of(path));
         };
-        let header = if format == Format::Npy { npy::header(path, tensor)? } else { Vec::new() };
+        let header = if format == Format::Npy { npy::header(tensor) } else { Ok(Vec::new()) };
+        let header = header.map_err(|problem| problem.of(path))?;
         Ok(Self { path, content, header, tensors })
     }
 
@@ -176,17 +177,13 @@ impl<'a> Job<'a> {
                 }
                 let len = (tensor.bytes - offset).min((buffer.len() - filled) as u64) as usize;
                 let read = self.content.read(*index, offset, &mut buffer[filled..filled + len]);
-                read.map_err(|source| FileError::Content {
-                    file: self.path.to_owned(),
-                    tensor: tensor.name.clone(),
-                    source,
-                })?;
+                read.map_err(|source| FileProblem::Content { tensor: tensor.name.clone(), source }.of(self.path))?;
                 offset += len as u64;
                 filled += len;
             }
         }
         out.write(&buffer[..filled])?;
-        out.out.flush().map_err(|e| FileError::from_write(self.path, e))?;
+        out.out.flush().map_err(|e| FileProblem::write(e).of(self.path))?;
         Ok(out.written)
     }
 }
@@ -202,9 +199,9 @@ struct Output<'a> {
 impl Output<'_> {
     fn write(&mut self, bytes: &[u8]) -> Result<(), FileError> {
         if self.cancel.load(Ordering::Relaxed) {
-            return Err(FileError::Cancelled { file: self.path.to_owned() });
+            return Err(FileProblem::Cancelled.of(self.path));
         }
-        self.out.write_all(bytes).map_err(|e| FileError::from_write(self.path, e))?;
+        self.out.write_all(bytes).map_err(|e| FileProblem::write(e).of(self.path))?;
         self.written += bytes.len() as u64;
         (self.progress)(bytes.len() as u64);
         Ok(())

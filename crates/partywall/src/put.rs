@@ -12,7 +12,7 @@ use partywall_shm::TableBuilder;
 use crate::{
     domain::{self, Domain},
     error::{Denied, Error, NotFound, Result},
-    files::{FileError, Plan, default_threads},
+    files::{FileError, FileProblem, Plan, default_threads},
     place::Place,
     segment::{CommitOptions, Segment, commit_setters},
 };
@@ -68,7 +68,7 @@ impl<'a> Put<'a> {
         self
     }
 
-    /// Sets a flag that ends the copy with [`FileError::Cancelled`], within one buffer's time.
+    /// Sets a flag that ends the copy with [`FileProblem::Cancelled`], within one buffer's time.
     pub fn cancel(mut self, cancel: &'a AtomicBool) -> Self {
         self.cancel = cancel;
         self
@@ -107,7 +107,7 @@ impl<'a> Put<'a> {
         plan.copy_to(&build.uploader(), self.threads, self.progress, self.cancel).map_err(unwrap)?;
         if self.cancel.load(Ordering::Relaxed) {
             // Set after the last byte was copied: still early enough to leave nothing.
-            return Err(FileError::Cancelled { file: self.name.clone().into() }.into());
+            return Err(FileProblem::Cancelled.of(&self.name).into());
         }
         build.commit()
     }
@@ -150,16 +150,17 @@ impl fmt::Debug for Put<'_> {
 
 /// Unwraps an error of this library that a copy has passed on.
 pub(crate) fn unwrap(error: FileError) -> Error {
-    let (inner, wrap): (_, Box<dyn FnOnce(_) -> FileError>) = match error {
-        FileError::Sink { file, source } => (source, Box::new(|source| FileError::Sink { file, source })),
-        FileError::Content { file, tensor, source } => {
-            (source, Box::new(|source| FileError::Content { file, tensor, source }))
+    let FileError { file, problem } = error;
+    let problem = match problem {
+        FileProblem::Sink(source) => source.downcast().map_err(FileProblem::Sink),
+        FileProblem::Content { tensor, source } => {
+            source.downcast().map_err(|source| FileProblem::Content { tensor, source })
         }
-        other => return other.into(),
+        other => Err(other),
     };
-    match inner.downcast::<Error>() {
-        Ok(error) => *error,
-        Err(source) => wrap(source).into(),
+    match problem {
+        Ok(ours) => *ours,
+        Err(problem) => problem.of(file).into(),
     }
 }
 
@@ -173,13 +174,13 @@ mod tests {
     #[test]
     fn library_errors_are_unwrapped() {
         let ours = || Box::new(Error::LimitReached(LimitReached::FileDescriptors("x".into())));
-        let sink = FileError::Sink { file: "f".into(), source: ours() };
+        let sink = FileProblem::Sink(ours()).of("f");
         assert!(matches!(unwrap(sink), Error::LimitReached(LimitReached::FileDescriptors(_))));
-        let content = FileError::Content { file: "f".into(), tensor: "t".into(), source: ours() };
+        let content = FileProblem::Content { tensor: "t".into(), source: ours() }.of("f");
         assert!(matches!(unwrap(content), Error::LimitReached(LimitReached::FileDescriptors(_))));
-        let foreign = FileError::Sink { file: "f".into(), source: "else".into() };
-        assert!(matches!(unwrap(foreign), Error::File(FileError::Sink { .. })));
-        let other = FileError::Cancelled { file: "f".into() };
-        assert!(matches!(unwrap(other), Error::File(FileError::Cancelled { .. })));
+        let foreign = FileProblem::Sink("else".into()).of("f");
+        assert!(matches!(unwrap(foreign), Error::File(FileError { problem: FileProblem::Sink(_), .. })));
+        let other = FileProblem::Cancelled.of("f");
+        assert!(matches!(unwrap(other), Error::File(FileError { problem: FileProblem::Cancelled, .. })));
     }
 }

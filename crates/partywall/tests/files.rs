@@ -16,8 +16,8 @@ use std::{
 };
 
 use partywall::files::{
-    Content, FileError, Format, Lane, Piece, Plan, SINGLE_TENSOR, Sink, SinkError, TensorInfo, default_threads,
-    write_to, write_to_path,
+    Content, FileError, FileProblem, Format, Lane, Piece, Plan, SINGLE_TENSOR, Sink, SinkError, TensorInfo,
+    default_threads, write_to, write_to_path,
 };
 use partywall_shm::{DType, TableBuilder};
 use proptest::prelude::*;
@@ -199,8 +199,12 @@ fn load(path: &Path) -> Memory {
 
 fn error(path: &Path) -> FileError {
     let error = Plan::from_path(path).unwrap_err();
-    assert!(!error.advice().is_empty());
+    assert!(!error.problem.advice().is_empty());
     error
+}
+
+fn problem(path: &Path) -> FileProblem {
+    error(path).problem
 }
 
 fn get(memory: &Memory, selection: Option<&str>, format: Format) -> Result<Vec<u8>, FileError> {
@@ -284,10 +288,10 @@ fn single_tensor_can_be_written() {
     assert_eq!(get(&memory, Some("fp8"), Format::Raw).unwrap(), memory.bytes_of("fp8"));
     assert_eq!(get(&memory, Some("empty"), Format::Raw).unwrap(), b"");
     let error = get(&memory, Some("scales"), Format::Raw).unwrap_err();
-    assert!(matches!(&error, FileError::NoSuchTensor { tensor, .. } if tensor == "scales"), "{error}");
+    assert!(matches!(&error.problem, FileProblem::NoSuchTensor { tensor, .. } if tensor == "scales"), "{error}");
     let error = get(&memory, None, Format::Raw).unwrap_err();
-    assert!(matches!(&error, FileError::NotOneTensor { count: 10, .. }), "{error}");
-    assert!(error.advice().contains("NAME:TENSOR"));
+    assert!(matches!(&error.problem, FileProblem::NotOneTensor { count: 10, .. }), "{error}");
+    assert!(error.problem.advice().contains("NAME:TENSOR"));
 }
 
 #[test]
@@ -347,7 +351,7 @@ fn stream_is_read_as_raw_bytes_up_to_its_limit() {
     plan.copy_to(&memory, 2, &|_| (), &go()).unwrap();
     assert_eq!(memory.bytes_of(SINGLE_TENSOR), bytes);
     let error = Plan::from_reader(&bytes[..], 2_999_999).unwrap_err();
-    assert!(matches!(error, FileError::TooLong { limit: 2_999_999, .. }), "{error}");
+    assert!(matches!(error.problem, FileProblem::TooLong { limit: 2_999_999, .. }), "{error}");
     assert!(Plan::from_reader(io::repeat(1), 1 << 20).is_err());
 
     struct Broken;
@@ -356,7 +360,7 @@ fn stream_is_read_as_raw_bytes_up_to_its_limit() {
             Err(io::Error::other("unplugged"))
         }
     }
-    assert!(matches!(Plan::from_reader(Broken, 10), Err(FileError::Read { .. })));
+    assert!(matches!(Plan::from_reader(Broken, 10), Err(FileError { problem: FileProblem::Read(_), .. })));
 }
 
 #[test]
@@ -414,8 +418,8 @@ fn shards_are_one_set() {
 fn tensor_missing_in_the_index_is_named() {
     let (dir, path) = two_shards();
     let error = error(dir.path());
-    let FileError::ForeignTensor { index, shard, tensor } = &error else { panic!("{error}") };
-    assert_eq!((index, shard, tensor.as_str()), (&path, &dir.path().join("1.safetensors"), "b"));
+    let FileProblem::ForeignTensor { index, tensor } = &error.problem else { panic!("{error}") };
+    assert_eq!((index, &error.file, tensor.as_str()), (&path, &dir.path().join("1.safetensors"), "b"));
 }
 
 #[test]
@@ -424,11 +428,11 @@ fn tensor_missing_in_its_shard_is_named() {
     let path =
         index(&dir, &[("a", "1.safetensors"), ("b", "1.safetensors"), ("c", "2.safetensors"), ("d", "2.safetensors")]);
     let missing = error(&path);
-    let FileError::MissingTensor { shard, tensor, .. } = &missing else { panic!("{missing}") };
-    assert_eq!((shard, tensor.as_str()), (&dir.path().join("2.safetensors"), "d"));
+    let FileProblem::MissingTensor { tensor, .. } = &missing.problem else { panic!("{missing}") };
+    assert_eq!((&missing.file, tensor.as_str()), (&dir.path().join("2.safetensors"), "d"));
     // In another shard than the index says.
     index(&dir, &[("a", "2.safetensors"), ("b", "1.safetensors"), ("c", "2.safetensors")]);
-    assert!(matches!(error(&path), FileError::MissingTensor { tensor, .. } if tensor == "a"));
+    assert!(matches!(problem(&path), FileProblem::MissingTensor { tensor, .. } if tensor == "a"));
 }
 
 #[test]
@@ -436,8 +440,8 @@ fn missing_shard_is_named() {
     let (dir, _) = two_shards();
     let path = index(&dir, &[("a", "1.safetensors"), ("x", "3.safetensors"), ("y", "3.safetensors")]);
     let error = error(&path);
-    let FileError::MissingShard { shard, tensor, .. } = &error else { panic!("{error}") };
-    assert_eq!((shard, tensor.as_str()), (&dir.path().join("3.safetensors"), "x"));
+    let FileProblem::MissingShard { tensor, .. } = &error.problem else { panic!("{error}") };
+    assert_eq!((&error.file, tensor.as_str()), (&dir.path().join("3.safetensors"), "x"));
     assert!(std::error::Error::source(&error).is_some());
 }
 
@@ -447,9 +451,9 @@ fn tensor_in_two_shards_is_named() {
     put(&dir, "2.safetensors", &crate_bytes(&[("a", Dtype::U8, &[9])], &[]));
     for with_index in [true, false] {
         let error = error(dir.path());
-        let FileError::DuplicateTensor { tensor, first, second } = &error else { panic!("{error}") };
+        let FileProblem::DuplicateTensor { tensor, first } = &error.problem else { panic!("{error}") };
         let shards = (&dir.path().join("1.safetensors"), &dir.path().join("2.safetensors"));
-        assert_eq!((tensor.as_str(), (first, second)), ("a", shards));
+        assert_eq!((tensor.as_str(), (first, &error.file)), ("a", shards));
         if with_index {
             fs::remove_file(&path).unwrap();
         }
@@ -462,7 +466,10 @@ fn index_cannot_leave_its_folder() {
     for shard in ["../1.safetensors", "/etc/passwd", "x/../../y", "..", "", "a\0b"] {
         index(&dir, &[("a", shard)]);
         let error = error(&path);
-        assert!(matches!(&error, FileError::OutsideFolder { shard: s, .. } if s == shard), "{shard:?}: {error}");
+        assert!(
+            matches!(&error.problem, FileProblem::OutsideFolder { shard: s, .. } if s == shard),
+            "{shard:?}: {error}"
+        );
     }
 }
 
@@ -471,12 +478,12 @@ fn damaged_index_is_refused() {
     let (dir, path) = two_shards();
     for text in ["", "{", "[]", "{}", r#"{"weight_map": []}"#, r#"{"weight_map": {"a": 1}}"#, "\u{fffd}"] {
         fs::write(&path, text).unwrap();
-        assert!(matches!(error(&path), FileError::Malformed { .. }), "{text}");
+        assert!(matches!(problem(&path), FileProblem::Malformed(_)), "{text}");
     }
     let second = put(&dir, "x.safetensors.index.json", b"{}");
-    assert!(matches!(error(dir.path()), FileError::TwoIndexes { .. }));
+    assert!(matches!(problem(dir.path()), FileProblem::TwoIndexes { .. }));
     File::create(second).unwrap().set_len(200_000_000).unwrap();
-    assert!(matches!(error(&dir.path().join("x.safetensors.index.json")), FileError::HeaderTooLarge { .. }));
+    assert!(matches!(problem(&dir.path().join("x.safetensors.index.json")), FileProblem::HeaderTooLarge { .. }));
 }
 
 // ---- bad files
@@ -484,23 +491,23 @@ fn damaged_index_is_refused() {
 #[test]
 fn irregular_file_is_refused() {
     let dir = folder();
-    assert!(matches!(error(&dir.path().join("none.safetensors")), FileError::Open { .. }));
-    assert!(matches!(error(dir.path()), FileError::NoShards { .. }));
-    assert!(matches!(error(Path::new("/dev/zero")), FileError::NotRegular { kind: "a device", .. }));
+    assert!(matches!(problem(&dir.path().join("none.safetensors")), FileProblem::Open(_)));
+    assert!(matches!(problem(dir.path()), FileProblem::NoShards));
+    assert!(matches!(problem(Path::new("/dev/zero")), FileProblem::NotRegular { kind: "a device", .. }));
     // Says that it is empty.
-    assert!(matches!(error(Path::new("/proc/self/status")), FileError::Changed { .. }));
+    assert!(matches!(problem(Path::new("/proc/self/status")), FileProblem::Changed { .. }));
     let _socket = UnixListener::bind(dir.path().join("socket")).unwrap();
-    assert!(matches!(error(&dir.path().join("socket")), FileError::NotRegular { kind: "a socket", .. }));
+    assert!(matches!(problem(&dir.path().join("socket")), FileProblem::NotRegular { kind: "a socket", .. }));
     for name in ["pipe", "pipe.npy", "pipe.safetensors"] {
         let pipe = dir.path().join(name);
         rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RWXU).unwrap();
-        assert!(matches!(error(&pipe), FileError::NotRegular { kind: "a pipe", .. }), "{name}");
+        assert!(matches!(problem(&pipe), FileProblem::NotRegular { kind: "a pipe", .. }), "{name}");
     }
     // A folder of which a shard is a pipe, or a folder.
-    assert!(matches!(error(dir.path()), FileError::NotRegular { .. }));
+    assert!(matches!(problem(dir.path()), FileProblem::NotRegular { .. }));
     fs::remove_file(dir.path().join("pipe.safetensors")).unwrap();
     fs::create_dir(dir.path().join("pipe.safetensors")).unwrap();
-    assert!(matches!(error(dir.path()), FileError::NotRegular { kind: "a folder", .. }));
+    assert!(matches!(problem(dir.path()), FileProblem::NotRegular { kind: "a folder", .. }));
 }
 
 #[test]
@@ -512,13 +519,13 @@ fn truncated_and_longer_files_are_refused() {
         for cut in (0..150).chain([whole.len() - 100, whole.len() - 1]) {
             let path = put(&dir, name, &whole[..cut]);
             let error = error(&path);
-            let FileError::Truncated { file, expected, found } = &error else { panic!("{name} {cut}: {error}") };
-            assert_eq!((file, *found), (&path, cut as u64));
+            let FileProblem::Truncated { expected, found } = &error.problem else { panic!("{name} {cut}: {error}") };
+            assert_eq!((&error.file, *found), (&path, cut as u64));
             assert!(*expected > cut as u64 && *expected <= whole.len() as u64);
         }
         let path = put(&dir, name, &[&whole[..], b"x"].concat());
         let expected = whole.len() as u64;
-        assert!(matches!(error(&path), FileError::TrailingBytes { expected: e, .. } if e == expected));
+        assert!(matches!(problem(&path), FileProblem::TrailingBytes { expected: e, .. } if e == expected));
     }
 }
 
@@ -526,11 +533,11 @@ fn truncated_and_longer_files_are_refused() {
 fn lying_safetensors_header_is_refused() {
     let dir = folder();
     let path = put(&dir, "m.safetensors", &[&u64::MAX.to_le_bytes()[..], b"{}"].concat());
-    assert!(matches!(error(&path), FileError::HeaderTooLarge { bytes: u64::MAX, .. }));
+    assert!(matches!(problem(&path), FileProblem::HeaderTooLarge { bytes: u64::MAX, .. }));
     put(&dir, "m.safetensors", &[&100_000_000_u64.to_le_bytes()[..], b"{}"].concat());
-    assert!(matches!(error(&path), FileError::Truncated { expected: 100_000_008, .. }));
+    assert!(matches!(problem(&path), FileProblem::Truncated { expected: 100_000_008, .. }));
     put(&dir, "m.safetensors", b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 1\n");
-    assert!(matches!(error(&path), FileError::LfsPointer { .. }));
+    assert!(matches!(problem(&path), FileProblem::LfsPointer));
 
     let one = |rest: &str| format!("{{\"t\":{{{rest}}}}}");
     for (json, data) in [
@@ -570,14 +577,17 @@ fn lying_safetensors_header_is_refused() {
     ] {
         put(&dir, "m.safetensors", &forged(json, data));
         let error = error(&path);
-        assert!(matches!(&error, FileError::Malformed { file, .. } if *file == path), "{json}: {error}");
+        assert!(
+            matches!(&error, FileError { file, problem: FileProblem::Malformed(_) } if *file == path),
+            "{json}: {error}"
+        );
     }
     let huge = one(r#""dtype":"U8","shape":[18446744073709551615],"data_offsets":[0,18446744073709551615]"#);
     put(&dir, "m.safetensors", &forged(&huge, 4));
-    assert!(matches!(error(&path), FileError::Malformed { .. }));
+    assert!(matches!(problem(&path), FileProblem::Malformed(_)));
     // Not UTF-8.
     put(&dir, "m.safetensors", &[&4_u64.to_le_bytes()[..], b"{\"\xff\""].concat());
-    assert!(matches!(error(&path), FileError::Malformed { .. }));
+    assert!(matches!(problem(&path), FileProblem::Malformed(_)));
 }
 
 #[test]
@@ -586,7 +596,7 @@ fn tensors_unfit_for_a_table_are_refused_with_the_file() {
     let long = "x".repeat(2000);
     let path = put(&dir, "m.safetensors", &crate_bytes(&[(&long, Dtype::U8, &[1])], &[]));
     let failed = Plan::from_path(&path).unwrap().add_to(&mut TableBuilder::new()).unwrap_err();
-    assert!(matches!(&failed, FileError::Table { file, .. } if *file == path), "{failed}");
+    assert!(matches!(&failed, FileError { file, problem: FileProblem::Table(_) } if *file == path), "{failed}");
     let deep = vec![1; 65];
     put(&dir, "m.safetensors", &crate_bytes(&[("deep", Dtype::U8, &deep)], &[]));
     assert!(Plan::from_path(&path).unwrap().add_to(&mut TableBuilder::new()).is_err());
@@ -619,8 +629,8 @@ fn npy_elements_other_than_plain_numbers_are_refused() {
     ] {
         let path = put(&dir, "t.npy", &npy(descr, "'shape': (1,), ", 16));
         let error = error(&path);
-        assert!(matches!(error, FileError::UnsupportedElements { .. }), "{descr}: {error}");
-        assert!(error.advice().contains("astype"));
+        assert!(matches!(error.problem, FileProblem::UnsupportedElements { .. }), "{descr}: {error}");
+        assert!(error.problem.advice().contains("astype"));
     }
     assert_eq!(load(&put(&dir, "t.npy", &npy("'>u1'", "'shape': (16,), ", 16))).tensors[0].dtype, DType::U8);
 }
@@ -643,10 +653,10 @@ fn lying_npy_header_is_refused() {
         npy("7", "'shape': (1,), ", 4),
     ] {
         let error = error(&put(&dir, "t.npy", &bytes));
-        assert!(matches!(error, FileError::Malformed { .. }), "{}: {error}", String::from_utf8_lossy(&bytes));
+        assert!(matches!(error.problem, FileProblem::Malformed(_)), "{}: {error}", String::from_utf8_lossy(&bytes));
     }
     let long = [b"\x93NUMPY\x02\0", &u32::MAX.to_le_bytes()[..], b"{}"].concat();
-    assert!(matches!(error(&put(&dir, "t.npy", &long)), FileError::HeaderTooLarge { .. }));
+    assert!(matches!(problem(&put(&dir, "t.npy", &long)), FileProblem::HeaderTooLarge { .. }));
     let mut version = npy("'<f4'", "'shape': (1,), ", 4);
     version[6] = 9;
     assert!(Plan::from_path(&put(&dir, "t.npy", &version)).is_err());
@@ -729,7 +739,10 @@ fn change_during_the_copy_is_noticed() {
         fs::write(&path, &big).unwrap();
         open().set_times(old).unwrap();
         let error = copy_while(&path, change).expect_err(what);
-        assert!(matches!(&error, FileError::Changed { file, .. } if *file == path), "{what}: {error}");
+        assert!(
+            matches!(&error, FileError { file, problem: FileProblem::Changed { .. } } if *file == path),
+            "{what}: {error}"
+        );
     }
     fs::write(&path, &big).unwrap();
     copy_while(&path, || ()).unwrap();
@@ -742,7 +755,10 @@ fn change_after_the_plan_is_noticed() {
     let plan = Plan::from_path(&path).unwrap();
     fs::write(&path, noise(1001, 1)).unwrap();
     let memory = Memory::of(&plan);
-    assert!(matches!(plan.copy_to(&memory, 1, &|_| (), &go()), Err(FileError::Changed { .. })));
+    assert!(matches!(
+        plan.copy_to(&memory, 1, &|_| (), &go()),
+        Err(FileError { problem: FileProblem::Changed { .. }, .. })
+    ));
     assert_eq!(memory.submits.load(Ordering::Relaxed), 0);
 }
 
@@ -753,7 +769,7 @@ fn failing_sink_ends_the_copy() {
     let plan = Plan::from_path(&path).unwrap();
     for memory in [Memory { fail_at: Some(7), ..Memory::of(&plan) }, Memory { buffer_bytes: 0, ..Memory::of(&plan) }] {
         let error = plan.copy_to(&memory, 2, &|_| (), &go()).unwrap_err();
-        assert!(matches!(&error, FileError::Sink { file, .. } if *file == path), "{error}");
+        assert!(matches!(&error, FileError { file, problem: FileProblem::Sink(_) } if *file == path), "{error}");
         assert!(memory.submits.load(Ordering::Relaxed) < 20);
     }
 }
@@ -766,9 +782,9 @@ fn copy_can_be_cancelled() {
     let cancel = go();
     let memory = Memory::of(&plan);
     let error = plan.copy_to(&memory, 2, &|_| cancel.store(true, Ordering::Relaxed), &cancel).unwrap_err();
-    assert!(matches!(error, FileError::Cancelled { .. }), "{error}");
+    assert!(matches!(error.problem, FileProblem::Cancelled), "{error}");
     let written = write_to(&memory, None, Format::Raw, &mut io::sink(), &|_| (), &cancel);
-    assert!(matches!(written, Err(FileError::Cancelled { .. })));
+    assert!(matches!(written, Err(FileError { problem: FileProblem::Cancelled, .. })));
 }
 
 // ---- what cannot be written
@@ -777,7 +793,12 @@ fn copy_can_be_cancelled() {
 fn formats_refuse_unsupported_tensors() {
     for dtype in DType::ALL {
         let memory = Memory::with(vec![(info("t", *dtype, &[8], &[1]), noise(dtype.bits() as usize, 1))]);
-        let lacks = |format| matches!(get(&memory, None, format), Err(FileError::FormatLacksElements { .. }));
+        let lacks = |format| {
+            matches!(
+                get(&memory, None, format),
+                Err(FileError { problem: FileProblem::FormatLacksElements { .. }, .. })
+            )
+        };
         let small = dtype.name().contains("_e");
         assert_eq!(lacks(Format::Npy), small || *dtype == DType::BF16, "{dtype}");
         assert_eq!(lacks(Format::SafeTensors), *dtype == DType::C128, "{dtype}");
@@ -785,20 +806,35 @@ fn formats_refuse_unsupported_tensors() {
     }
     let bf16 = Memory::with(vec![(info("t", DType::BF16, &[8], &[1]), noise(16, 1))]);
     let error = get(&bf16, None, Format::Npy).unwrap_err();
-    assert!(error.to_string().contains(".npy has no bfloat16") && error.advice().contains(".safetensors"), "{error}");
+    assert!(
+        error.to_string().contains(".npy has no bfloat16") && error.problem.advice().contains(".safetensors"),
+        "{error}"
+    );
 
     let fortran = Memory::with(vec![(info("t", DType::F32, &[2, 3], &[1, 2]), noise(24, 1))]);
     let error = get(&fortran, None, Format::SafeTensors).unwrap_err();
-    assert!(matches!(error, FileError::FormatLacksStrides { .. }) && error.advice().contains(".npy"), "{error}");
+    assert!(
+        matches!(error.problem, FileProblem::FormatLacksStrides { .. }) && error.problem.advice().contains(".npy"),
+        "{error}"
+    );
     let gaps = TensorInfo { bytes: 36, ..info("t", DType::F32, &[2, 3], &[6, 1]) };
     let gaps = Memory::with(vec![(gaps, noise(36, 1))]);
-    assert!(matches!(get(&gaps, None, Format::Npy), Err(FileError::FormatLacksStrides { .. })));
+    assert!(matches!(
+        get(&gaps, None, Format::Npy),
+        Err(FileError { problem: FileProblem::FormatLacksStrides { .. }, .. })
+    ));
     assert_eq!(get(&gaps, None, Format::Raw).unwrap(), noise(36, 1));
 
     let reserved = Memory::with(vec![(info("__metadata__", DType::U8, &[8], &[1]), noise(8, 1))]);
-    assert!(matches!(get(&reserved, None, Format::SafeTensors), Err(FileError::ReservedName { .. })));
+    assert!(matches!(
+        get(&reserved, None, Format::SafeTensors),
+        Err(FileError { problem: FileProblem::ReservedName { .. }, .. })
+    ));
     let none = Memory::default();
-    assert!(matches!(get(&none, None, Format::Raw), Err(FileError::NotOneTensor { count: 0, .. })));
+    assert!(matches!(
+        get(&none, None, Format::Raw),
+        Err(FileError { problem: FileProblem::NotOneTensor { count: 0, .. }, .. })
+    ));
 }
 
 #[test]
@@ -808,17 +844,23 @@ fn failed_write_leaves_only_the_target() {
     let mut memory = load(&put(&dir, "m.safetensors", &model()));
     memory.unreadable = memory.tensors.iter().position(|t| t.name == "fp8");
     let error = write_path(&memory, None, &target).unwrap_err();
-    assert!(matches!(error, FileError::Content { .. }), "{error}");
+    assert!(matches!(error.problem, FileProblem::Content { .. }), "{error}");
     assert_eq!(fs::read(&target).unwrap(), b"precious");
     assert_eq!(names(&dir), ["m.safetensors", "t.safetensors"]);
     memory.unreadable = None;
     write_path(&memory, None, &target).unwrap();
     assert_eq!(fs::read(&target).unwrap(), model());
 
-    assert!(matches!(write_path(&memory, None, dir.path()), Err(FileError::NotOneTensor { .. })));
-    assert!(matches!(write_path(&memory, Some("fp8"), dir.path()), Err(FileError::IsFolder { .. })));
+    assert!(matches!(
+        write_path(&memory, None, dir.path()),
+        Err(FileError { problem: FileProblem::NotOneTensor { .. }, .. })
+    ));
+    assert!(matches!(
+        write_path(&memory, Some("fp8"), dir.path()),
+        Err(FileError { problem: FileProblem::IsFolder, .. })
+    ));
     let nowhere = dir.path().join("none/t.safetensors");
-    assert!(matches!(write_path(&memory, None, &nowhere), Err(FileError::Write { .. })));
+    assert!(matches!(write_path(&memory, None, &nowhere), Err(FileError { problem: FileProblem::Write(_), .. })));
     assert_eq!(names(&dir), ["m.safetensors", "t.safetensors"]);
 }
 
@@ -841,18 +883,18 @@ fn links_and_permissions_of_a_target_stay() {
 fn full_disk_and_closed_pipe_are_different_errors() {
     let memory = Memory::with(vec![(info("t", DType::U8, &[3 << 20], &[1]), noise(3 << 20, 1))]);
     let error = write_path(&memory, None, Path::new("/dev/full")).unwrap_err();
-    assert!(matches!(error, FileError::Full { .. }), "{error}");
+    assert!(matches!(error.problem, FileProblem::Full(_)), "{error}");
     assert!(!fs::metadata("/dev/full").unwrap().is_file(), "the device is still there");
     write_path(&memory, None, Path::new("/dev/null")).unwrap();
     assert!(!fs::metadata("/dev/null").unwrap().is_file(), "the device is still there");
     let mut full = OpenOptions::new().write(true).open("/dev/full").unwrap();
     let error = write_to(&memory, None, Format::Raw, &mut full, &|_| (), &go()).unwrap_err();
-    assert!(matches!(error, FileError::Full { .. }), "{error}");
+    assert!(matches!(error.problem, FileProblem::Full(_)), "{error}");
 
     let (reader, mut writer) = io::pipe().unwrap();
     drop(reader);
     let error = write_to(&memory, None, Format::Raw, &mut writer, &|_| (), &go()).unwrap_err();
-    assert!(matches!(error, FileError::ClosedPipe { .. }), "{error}");
+    assert!(matches!(error.problem, FileProblem::ClosedPipe(_)), "{error}");
 }
 
 /// Makes what follows root of a mount namespace of its own.
@@ -887,7 +929,7 @@ fn in_a_namespace() {
     let target = put(&dir, "t.bin", b"precious");
     let memory = Memory::with(vec![(info("t", DType::U8, &[3 << 20], &[1]), noise(3 << 20, 1))]);
     let error = write_path(&memory, None, &target).unwrap_err();
-    assert!(matches!(error, FileError::Full { .. }), "{error}");
+    assert!(matches!(error.problem, FileProblem::Full(_)), "{error}");
     assert_eq!((&fs::read(&target).unwrap()[..], names(&dir)), (&b"precious"[..], vec!["t.bin".to_owned()]));
 }
 
@@ -904,5 +946,8 @@ fn failed_flush_is_an_error() {
         }
     }
     let memory = Memory::with(vec![(info("t", DType::U8, &[3], &[1]), noise(3, 1))]);
-    assert!(matches!(write_to(&memory, None, Format::Raw, &mut Late, &|_| (), &go()), Err(FileError::Full { .. })));
+    assert!(matches!(
+        write_to(&memory, None, Format::Raw, &mut Late, &|_| (), &go()),
+        Err(FileError { problem: FileProblem::Full(_), .. })
+    ));
 }

@@ -9,7 +9,7 @@ use partywall::{
     error::{
         Busy, Denied, DeviceFault, Gone, InvalidArgument, InvalidData, LimitReached, Mismatch, NotFound, Unreachable,
     },
-    files::FileError,
+    files::FileProblem,
     info::Named,
 };
 use partywall_wire::{FdFault, Limit, MemberState, ObjectKind, TimelineEnding, Whom};
@@ -264,7 +264,7 @@ fn every_error() -> Vec<Error> {
         Error::Unreachable(Unreachable::Protocol("nonsense".into())),
         Error::Unreachable(Unreachable::Refused("nonsense".into())),
         Error::System { what: "a call".into(), source: io() },
-        Error::File(FileError::Open { file: "/x".into(), source: io() }),
+        Error::File(FileProblem::Open(io()).of("/x")),
     ]
 }
 
@@ -281,7 +281,7 @@ fn each_error_is_quoted_by_its_entry() {
 #[test]
 fn advice_for_missing_file_descriptors_says_how_many_are_open() {
     let source = std::io::Error::from_raw_os_error(rustix::io::Errno::MFILE.raw_os_error());
-    let error = Error::File(FileError::Open { file: "/x".into(), source });
+    let error = Error::File(FileProblem::Open(source).of("/x"));
     assert_eq!(error.anchor(), "no-file-descriptor");
     let advice = error.advice();
     assert!(advice.starts_with("this process has ") && advice.contains("ulimit -n"), "{advice}");

@@ -12,7 +12,7 @@ use std::{
 use clap::{Args, ValueEnum};
 use partywall::{
     Address, Error, ErrorKind, Segment, bytes,
-    files::{FileError, Format},
+    files::{FileError, FileProblem, Format},
 };
 use serde_json::json;
 
@@ -96,7 +96,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
         let mut out = std::io::stdout().lock();
         return match segment.write_to(tensor, format, &mut out, &|_| (), &AtomicBool::new(false)) {
             // A reader that has closed the pipe (`| head`) is not a failure.
-            Ok(_) | Err(Error::File(FileError::ClosedPipe { .. })) => Ok(()),
+            Ok(_) | Err(Error::File(FileError { problem: FileProblem::ClosedPipe(_), .. })) => Ok(()),
             Err(error) => Err(error.into()),
         };
     }

@@ -8,7 +8,7 @@ use partywall_wire::{Ending, Named};
 use rustix::process::{Resource, getrlimit};
 
 use super::Error;
-use crate::files::FileError;
+use crate::files::FileProblem;
 
 /// The class of an error. The binary's exit codes have the same classes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -88,7 +88,7 @@ impl Error {
             // Not an error of the kernel: mapping control memory of another layout returns it.
             Self::System { source, .. } if source.kind() == io::ErrorKind::InvalidData => ErrorKind::Refused.help("system-call", "run the same Partywall release on both sides"),
             Self::System { .. } => ErrorKind::Refused.help("system-call", "see the kernel's error"),
-            Self::File(error) => file_help(error),
+            Self::File(error) => file_help(&error.problem),
         }
     }
 }
@@ -180,24 +180,24 @@ pub(super) fn after_the_end(ending: Ending, language: Language) -> &'static str 
     }
 }
 
-fn file_help(error: &FileError) -> Help {
-    let kind = match error {
-        FileError::Open { source, .. } if source.kind() == io::ErrorKind::NotFound => ErrorKind::NotFound,
-        FileError::NoSuchTensor { .. } => ErrorKind::NotFound,
-        FileError::NotOneTensor { .. }
-        | FileError::FormatLacksElements { .. }
-        | FileError::FormatLacksStrides { .. }
-        | FileError::IsFolder { .. } => ErrorKind::Usage,
-        FileError::Cancelled { .. } => ErrorKind::CheckFailed,
+fn file_help(problem: &FileProblem) -> Help {
+    let kind = match problem {
+        FileProblem::Open(source) if source.kind() == io::ErrorKind::NotFound => ErrorKind::NotFound,
+        FileProblem::NoSuchTensor { .. } => ErrorKind::NotFound,
+        FileProblem::NotOneTensor { .. }
+        | FileProblem::FormatLacksElements { .. }
+        | FileProblem::FormatLacksStrides { .. }
+        | FileProblem::IsFolder => ErrorKind::Usage,
+        FileProblem::Cancelled => ErrorKind::CheckFailed,
         // An error of the memory, to or from which the bytes were copied, has its own entry.
-        FileError::Sink { source, .. } | FileError::Content { source, .. } => match source.downcast_ref::<Error>() {
-            Some(cause) => return cause.kind().help(cause.anchor(), error.advice()),
+        FileProblem::Sink(source) | FileProblem::Content { source, .. } => match source.downcast_ref::<Error>() {
+            Some(cause) => return cause.kind().help(cause.anchor(), problem.advice()),
             None => ErrorKind::Refused,
         },
-        error if error.lacks_files() => return ErrorKind::Refused.help("no-file-descriptor", open_files()),
+        problem if problem.lacks_files() => return ErrorKind::Refused.help("no-file-descriptor", open_files()),
         _ => ErrorKind::Refused,
     };
-    kind.help("file", error.advice())
+    kind.help("file", problem.advice())
 }
 
 /// Returns the advice to create a topic that allows more than `most` of something.

@@ -78,10 +78,10 @@ impl Recording {
             ("missed", sample.missed().to_string()),
         ];
         let metadata: Vec<_> = metadata.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
-        self.message = safetensors_header(&self.path, &tensor, &metadata).map_err(|error| {
+        self.message = safetensors_header(&tensor, &metadata).map_err(|problem| {
             let advice =
                 "publish such samples as another type, for example complex128 as float64 with one more dimension";
-            Failure::new(ErrorKind::Refused, error.to_string(), advice)
+            Failure::new(ErrorKind::Refused, problem.of(&self.path).to_string(), advice)
         })?;
         if let Err(error) = bytes_of(sample, u64::MAX, &mut self.message) {
             return Ok(Err(error));
@@ -231,7 +231,7 @@ impl Playback {
 
 /// Returns a message and the user's header. `name` is its name in errors.
 pub(super) fn decode<'a>(name: &Path, message: &'a [u8]) -> Result<(Message<'a>, Vec<u8>), Failure> {
-    let message = safetensors_message(name, message).map_err(Error::from)?;
+    let message = safetensors_message(message).map_err(|problem| Error::from(problem.of(name)))?;
     let header = message.metadata.iter().find(|(key, _)| key == "header").map_or("", |(_, value)| value);
     let header = unhex(header).ok_or_else(|| {
         let what = format!("{} is damaged: its header is not hexadecimal text", name.display());

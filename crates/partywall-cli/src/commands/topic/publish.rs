@@ -10,7 +10,7 @@ use std::{
 
 use partywall::{
     DType, ErrorKind, Publisher, Topic, bytes,
-    files::{FileError, Lane, Piece, Plan, Sink, SinkError, TensorInfo},
+    files::{FileProblem, Lane, Piece, Plan, Sink, SinkError, TensorInfo},
 };
 use partywall_os::lock::IgnorePoison;
 use serde_json::json;
@@ -113,7 +113,7 @@ impl Arguments {
         };
         let is_typed = ["npy", "safetensors"].iter().any(|suffix| path.extension().is_some_and(|has| has == *suffix));
         if !is_typed {
-            let read = fs::read(path).map_err(|source| FileError::Read { file: path.clone(), source });
+            let read = fs::read(path).map_err(|source| FileProblem::Read(source).of(path));
             return Ok(Source::Bytes(path.clone(), read.map_err(partywall::Error::from)?));
         }
         let whole = Whole(Mutex::new(vec![0; tensor.bytes as usize]));
@@ -196,7 +196,7 @@ impl Sender<'_> {
 
     /// Publishes standard input as it arrives.
     fn send_stream(&mut self, stream: &mut impl Read) -> Result<(), Failure> {
-        let failed = |source| partywall::Error::from(FileError::Read { file: "-".into(), source });
+        let failed = |source| partywall::Error::from(FileProblem::Read(source).of("-"));
         let is_fixed = self.topic.shape().is_some_and(|shape| !shape.contains(&None)) && self.topic.dtype().is_some();
         let mut sample = Vec::new();
         if !is_fixed {
