@@ -4,6 +4,7 @@
 //! ARCHITECTURE.md says where `unsafe` is allowed and that the broker links no CUDA. Renames make such sentences wrong
 //! without anybody noticing.
 
+pub(crate) mod book;
 mod learn;
 
 use std::fs;
@@ -35,6 +36,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<Vec<String>, String> {
         wrong.extend(learn::steps(path, text, &tree));
     }
     wrong.extend(links(&tree));
+    wrong.extend(book::check(&tree));
     wrong.extend(places_of_unsafe(&page("ARCHITECTURE.md")?, &tree));
     wrong.extend(dependencies_of_broker(workspace)?);
     Ok(wrong)
@@ -188,16 +190,24 @@ fn paths(page: &Path, text: &str, tree: &Tree) -> Vec<String> {
 /// Returns the links of all pages to files and headings that do not exist.
 fn links(tree: &Tree) -> Vec<String> {
     let broken = |(path, text): &'_ (PathBuf, String)| -> Vec<String> {
-        let targets = text.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(target, _)| target);
-        let inside = targets.filter(|target| !target.contains("://") && !target.contains(' '));
-        let absent = inside.filter(|target| !leads_somewhere(path, text, target, tree));
+        let absent = targets(text).filter(|target| !leads_somewhere(path, text, target, tree));
         absent.map(|target| format!("{}: the link to {target} leads nowhere", path.display())).collect()
     };
     tree.pages().flat_map(broken).collect()
 }
 
-fn leads_somewhere(page: &Path, text: &str, target: &str, tree: &Tree) -> bool {
+/// Returns where the links of a page lead to, without those that leave the repository.
+fn targets(text: &str) -> impl Iterator<Item = &str> {
+    let targets = text.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(target, _)| target);
+    targets.filter(|target| !target.contains("://") && !target.contains(' '))
+}
+
+/// Returns the file that a link of a page leads to, and the heading or nothing.
+fn resolve<'a>(page: &Path, target: &'a str) -> (PathBuf, &'a str) {
     let (file, heading) = target.split_once('#').unwrap_or((target, ""));
+    if file.is_empty() {
+        return (page.to_path_buf(), heading);
+    }
     let mut path = page.parent().unwrap_or(Path::new("")).to_path_buf();
     for part in Path::new(file).components() {
         match part {
@@ -205,12 +215,16 @@ fn leads_somewhere(page: &Path, text: &str, target: &str, tree: &Tree) -> bool {
             part => path.push(part),
         }
     }
-    let found: Vec<_> = tree.files.iter().filter(|(other, _)| other.starts_with(&path)).collect();
-    if file.is_empty() {
-        has_heading(text, heading)
-    } else {
-        !found.is_empty() && (heading.is_empty() || found.iter().any(|(_, text)| has_heading(text, heading)))
+    (path, heading)
+}
+
+fn leads_somewhere(page: &Path, text: &str, target: &str, tree: &Tree) -> bool {
+    let (path, heading) = resolve(page, target);
+    if path == page {
+        return has_heading(text, heading);
     }
+    let found: Vec<_> = tree.files.iter().filter(|(other, _)| other.starts_with(&path)).collect();
+    !found.is_empty() && (heading.is_empty() || found.iter().any(|(_, text)| has_heading(text, heading)))
 }
 
 /// Forges make the anchor of a heading of its letters, digits, hyphens and underscores, with hyphens for spaces.

@@ -8,10 +8,22 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// The version of cargo-deny that is built when none is found, and the first whose reading of
-/// `deny.toml` is ours: older ones refuse the file or cannot read what today's cargo tells them.
-const CARGO_DENY: &str = "0.20.2";
-const CARGO_DENY_OLDEST: (u32, u32) = (0, 19);
+/// Older ones refuse our `deny.toml` or cannot read what today's cargo tells them.
+const CARGO_DENY: Tool = Tool { name: "cargo-deny", version: "0.20.2", oldest: (0, 19), options: &[] };
+
+/// Older ones do not know our `book.toml`. Its own server and search need most of its dependencies.
+const MDBOOK: Tool = Tool { name: "mdbook", version: "0.5.4", oldest: (0, 5), options: &["--no-default-features"] };
+
+/// A program of crates.io.
+struct Tool {
+    name: &'static str,
+    /// The version that is built when none is found.
+    version: &'static str,
+    /// The first version that does what we need.
+    oldest: (u32, u32),
+    /// What else is said to `cargo install`.
+    options: &'static [&'static str],
+}
 
 /// Where the sources are, where builds go, which cargo builds them, and where output goes.
 #[derive(Clone)]
@@ -162,43 +174,54 @@ pub(crate) fn has_nextest(workspace: &Workspace) -> bool {
     workspace.cargo(["nextest", "--version"]).stdin(Stdio::null()).output().is_ok_and(|output| output.status.success())
 }
 
-/// A usable cargo-deny: one on the `PATH`, else our own in the target directory, which is built on
-/// first use. That takes a few minutes; prebuilt packages of it are too old for today's cargo.
 pub(crate) fn cargo_deny(workspace: &Workspace) -> Result<PathBuf, String> {
-    let home = workspace.target.join("tools");
-    let own = home.join("bin/cargo-deny");
-    for candidate in [PathBuf::from("cargo-deny"), own.clone()] {
-        if is_usable_cargo_deny(&candidate) {
-            return Ok(candidate);
+    CARGO_DENY.find_or_build(workspace)
+}
+
+pub(crate) fn mdbook(workspace: &Workspace) -> Result<PathBuf, String> {
+    MDBOOK.find_or_build(workspace)
+}
+
+impl Tool {
+    /// Returns the one on the `PATH` if it is usable, else our own in the target directory, which is built on first use.
+    /// That takes minutes; prebuilt packages are often too old.
+    fn find_or_build(&self, workspace: &Workspace) -> Result<PathBuf, String> {
+        let Self { name, version, .. } = self;
+        let home = workspace.target.join("tools");
+        let own = home.join("bin").join(name);
+        for candidate in [PathBuf::from(name), own.clone()] {
+            if self.is_usable(&candidate) {
+                return Ok(candidate);
+            }
         }
+        workspace.say(&format!("no {name} of today: building {version} for this repository, once"));
+        let mut install = workspace.cargo(["install", name, "--version", version]);
+        // Unoptimised: it runs for seconds, and the build takes minutes longer otherwise.
+        install.args(self.options).args(["--locked", "--quiet", "--debug", "--root"]).arg(&home);
+        workspace.run(&mut install).map_err(|error| {
+            format!(
+                "{name} is not on the PATH and could not be built ({error}); install it with: \
+                 cargo install --locked {name}@{version}"
+            )
+        })?;
+        Ok(own)
     }
-    workspace.say(&format!("no cargo-deny of today: building {CARGO_DENY} for this repository, once"));
-    let mut install = workspace.cargo(["install", "cargo-deny", "--version", CARGO_DENY]);
-    // Unoptimised: it runs for two seconds, and is built for five minutes otherwise.
-    install.args(["--locked", "--quiet", "--debug", "--root"]).arg(&home);
-    workspace.run(&mut install).map_err(|error| {
-        format!(
-            "cargo-deny is not on the PATH and could not be built ({error}); install it with: \
-             cargo install --locked cargo-deny@{CARGO_DENY}"
-        )
-    })?;
-    Ok(own)
+
+    fn is_usable(&self, program: &Path) -> bool {
+        Command::new(program)
+            .arg("--version")
+            .stdin(Stdio::null())
+            .output()
+            .ok()
+            .filter(|output| output.status.success())
+            .and_then(|output| version(&String::from_utf8_lossy(&output.stdout)))
+            .is_some_and(|version| version >= self.oldest)
+    }
 }
 
-fn is_usable_cargo_deny(program: &Path) -> bool {
-    Command::new(program)
-        .arg("--version")
-        .stdin(Stdio::null())
-        .output()
-        .ok()
-        .filter(|output| output.status.success())
-        .and_then(|output| version(&String::from_utf8_lossy(&output.stdout)))
-        .is_some_and(|version| version >= CARGO_DENY_OLDEST)
-}
-
-/// Major and minor number out of `cargo-deny 0.20.2`.
+/// Major and minor number out of `cargo-deny 0.20.2` or `mdbook v0.5.4`.
 fn version(text: &str) -> Option<(u32, u32)> {
-    let mut numbers = text.split_whitespace().nth(1)?.split('.');
+    let mut numbers = text.split_whitespace().nth(1)?.trim_start_matches('v').split('.');
     let major = numbers.next()?.parse().ok()?;
     let minor = numbers.next()?.parse().ok()?;
     Some((major, minor))
@@ -255,16 +278,19 @@ mod tests {
     #[test]
     fn versions_are_read_and_compared_as_numbers() {
         assert_eq!(version("cargo-deny 0.20.2\n"), Some((0, 20)));
-        assert!(version("cargo-deny 0.14.2").unwrap() < CARGO_DENY_OLDEST);
-        assert!(version("cargo-deny 1.0.0").unwrap() > CARGO_DENY_OLDEST);
+        assert_eq!(version("mdbook v0.5.4\n"), Some((0, 5)));
+        assert!(version("cargo-deny 0.14.2").unwrap() < CARGO_DENY.oldest);
+        assert!(version("cargo-deny 1.0.0").unwrap() > CARGO_DENY.oldest);
         assert_eq!(version("cargo-deny"), None);
         assert_eq!(version("cargo-deny next"), None);
     }
 
     #[test]
-    fn built_version_is_accepted() {
-        let text = format!("cargo-deny {CARGO_DENY}");
-        assert!(version(&text).unwrap() >= CARGO_DENY_OLDEST);
+    fn built_versions_are_accepted() {
+        for tool in [CARGO_DENY, MDBOOK] {
+            let text = format!("{} {}", tool.name, tool.version);
+            assert!(version(&text).unwrap() >= tool.oldest);
+        }
     }
 
     #[test]

@@ -180,6 +180,7 @@ const LONG: &[Step] = &[
         lane: Lane::Side,
         run: sources::advisories,
     },
+    Step { name: "book", about: "the pages as a book, and the links in it", lane: Lane::Side, run: sources::book },
     Step {
         name: "binary",
         about: "the program as a release builds it, and its size",

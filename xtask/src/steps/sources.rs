@@ -55,11 +55,19 @@ fn deny(workspace: &Workspace) -> Result<Command, String> {
 }
 
 pub(super) fn pages(workspace: &Workspace) -> Outcome {
-    match pages::check(workspace) {
+    judge(workspace, pages::check(workspace), "sentences of the pages are wrong; mend the page or what it names")
+}
+
+pub(super) fn book(workspace: &Workspace) -> Outcome {
+    judge(workspace, pages::book::build(workspace), "links of the book are broken; mend the page that has them")
+}
+
+fn judge(workspace: &Workspace, found: Result<Vec<String>, String>, what: &str) -> Outcome {
+    match found {
         Ok(wrong) if wrong.is_empty() => Outcome::Passed,
         Ok(wrong) => {
             workspace.say(&wrong.join("\n"));
-            Outcome::Failed(format!("{} sentences of the pages are wrong; mend the page or what it names", wrong.len()))
+            Outcome::Failed(format!("{} {what}", wrong.len()))
         }
         Err(message) => Outcome::Failed(message),
     }
