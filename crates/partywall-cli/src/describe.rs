@@ -1,4 +1,5 @@
-//! Objects of the domain as JSON and as text. The JSON keys are stable: see the heads of the commands.
+//! Objects of the domain as JSON and as text. The JSON keys are stable; the documentation of each command's module lists
+//! them.
 
 pub(crate) mod control;
 
@@ -15,7 +16,7 @@ use serde_json::{Value, json};
 use crate::text::count;
 
 /// Returns a version: `version`, `kind`, `place`, `bytes`, `tensors`, `mutable`, `reserved`
-/// (bytes that it may grow to, 0 if it may not), `growths` (how often it has), `lifetime` (`kept`, `owned` or
+/// (bytes that it may grow to, 0 if it cannot grow), `growths` (how often it has grown), `lifetime` (`kept`, `owned` or
 /// `shared`), `committer` (a pid), `leases`, `committed_at_ms` (since 1970), `control` (of a pool, topic or queue
 /// [`control::shape`], else null).
 pub(crate) fn version(version: &VersionInfo) -> Value {
@@ -36,8 +37,8 @@ pub(crate) fn version(version: &VersionInfo) -> Value {
     })
 }
 
-/// Returns what a version's kind of memory promises: `read_only` (enforced by `kernel`, `hardware`, or `convention`
-/// only; null for one that is mutable), `outlives_publisher`, `hides_neighbours`.
+/// Returns what a version's kind of memory promises: `read_only` (enforced by `kernel`, `hardware`, or only by
+/// `convention`; null for a mutable version), `outlives_publisher`, `hides_neighbours`.
 pub(crate) fn promises_value(kind: Kind, mutable: bool) -> Value {
     let Promises { read_only, outlives_publisher, hides_neighbours, .. } = Promises::of(kind);
     let read_only = match read_only {
@@ -52,7 +53,7 @@ pub(crate) fn promises_value(kind: Kind, mutable: bool) -> Value {
     })
 }
 
-/// Returns the same as text for people.
+/// Returns these promises as text for people.
 pub(crate) fn promises(kind: Kind, mutable: bool) -> String {
     let Promises { read_only, outlives_publisher, hides_neighbours, .. } = Promises::of(kind);
     let read_only = match read_only {
@@ -62,7 +63,8 @@ pub(crate) fn promises(kind: Kind, mutable: bool) -> String {
         Enforcement::Convention => "read-only by convention; ",
     };
     let life = if outlives_publisher { "outlives its publisher" } else { "goes with its publisher" };
-    let neighbours = if hides_neighbours { "" } else { "; readers also reach what else is in its allocations" };
+    let neighbours =
+        if hides_neighbours { "" } else { "; readers can also reach other memory in the same allocations" };
     format!("{read_only}{life}{neighbours}")
 }
 
@@ -78,8 +80,8 @@ pub(crate) fn name(name: &NameInfo) -> Value {
     })
 }
 
-/// Returns a timeline: `name`, `incarnation` (which writer's turn it is, from 1), `value` (the last that was
-/// signalled), `announced` (the highest that was promised), `writer` (a pid or null), `ending` (null, `owner_died`,
+/// Returns a timeline: `name`, `incarnation` (the number of its writer, from 1), `value` (the last signalled value),
+/// `announced` (the highest promised value), `writer` (a pid or null), `ending` (null, `owner_died`,
 /// `owner_faulted`, `closed`, `abandoned`, `broker_gone` or `evicted`), `leases`.
 pub(crate) fn timeline(timeline: &TimelineInfo) -> Value {
     json!({
@@ -119,7 +121,7 @@ fn why_none(ending: TimelineEnding) -> &'static str {
     }
 }
 
-/// Returns a semaphore: `name`, `maximum` (permits), `held` (of them), `waiting` (acquirers), `leases`.
+/// Returns a semaphore: `name`, `maximum` (permits), `held` (permits), `waiting` (acquirers), `leases`.
 pub(crate) fn semaphore(semaphore: &SemaphoreInfo) -> Value {
     json!({
         "name": semaphore.name,
@@ -171,17 +173,17 @@ pub(crate) fn holding_queue(queue: &QueueHolder) -> Value {
     json!({ "name": queue.name, "version": queue.version, "attachment": queue.attachment })
 }
 
-/// Returns a holder: `pid`, `command`, `leases`, `blocks` (of a pool, topic or queue that is shown), `tasks` (of a queue
-/// that is shown: those it works on), `unproven` (whether it is dead, and these are in quarantine).
+/// Returns a holder: `pid`, `command`, `leases`, `blocks` (if a pool, topic or queue is shown), `tasks` (if a queue is
+/// shown: the tasks that it works on), `unproven` (whether it is dead and what it holds is in quarantine).
 pub(crate) fn holder(holder: &HolderInfo) -> Value {
     let HolderInfo { pid, command, leases, blocks, tasks, unproven } = holder;
     json!({ "pid": pid, "command": command, "leases": leases, "blocks": blocks, "tasks": tasks, "unproven": unproven })
 }
 
 /// Returns a member: `member`, `pid`, `uid`, `command`, `state` (`alive`, `hung`, `lost_context`, `suspect`, `evicted`,
-/// `held_by_child`, `unproven`, `dead`), `doubt` (why its death is no proof that its work is over: `mps`, `no_pidfd` or
-/// null), `quiet_ms` (since its last heartbeat; null where none is expected), `leases`, `timelines` (that it writes),
-/// `permits` (of semaphores) and `blocks` (of pools and topics; each null if they are too many to be counted), `bytes`,
+/// `held_by_child`, `unproven`, `dead`), `doubt` (why its death does not prove that its work has ended: `mps`, `no_pidfd`
+/// or null), `quiet_ms` (since its last heartbeat; null if none is expected), `leases`, `timelines` (that it writes),
+/// `permits` (of semaphores) and `blocks` (of pools and topics; each null if there are too many to count), `bytes`,
 /// `since_ms` (since 1970), `simulated` (whether it runs on the simulated CUDA driver).
 pub(crate) fn member(member: &MemberInfo) -> Value {
     json!({
@@ -222,7 +224,7 @@ pub(crate) fn state(state: MemberState) -> &'static str {
     }
 }
 
-/// Returns the meaning of a state that is not the usual one.
+/// Returns the meaning of a state other than alive.
 pub(crate) fn meaning(state: MemberState) -> Option<&'static str> {
     Some(match state {
         MemberState::Alive => return None,
@@ -239,7 +241,8 @@ pub(crate) fn meaning(state: MemberState) -> Option<&'static str> {
     })
 }
 
-/// `14 GiB stay until pid 123 (python train.py) drops it`; `None` if nothing stays.
+/// Returns what keeps the memory of a removed name: `14 GiB stay until pid 123 (python train.py) drops it`; `None` if no
+/// memory stays.
 pub(crate) fn what_stays(left: u64, holders: &[HolderInfo], queues: &[QueueHolder]) -> Option<String> {
     if left == 0 && holders.is_empty() && queues.is_empty() {
         return None;
@@ -256,7 +259,7 @@ pub(crate) fn what_stays(left: u64, holders: &[HolderInfo], queues: &[QueueHolde
     })
 }
 
-/// `queue work@1 ends or detaches it`.
+/// Returns which queues keep the memory: `queue work@1 ends or detaches it`.
 fn detaches_it(queues: &[QueueHolder]) -> Option<String> {
     let mut names: Vec<_> = queues.iter().map(|queue| with_version(&queue.name, queue.version)).collect();
     // A queue may hold several versions of one name.
@@ -270,7 +273,7 @@ fn detaches_it(queues: &[QueueHolder]) -> Option<String> {
     (!names.is_empty()).then(|| format!("queues {}{rest} end or detach it", names.join(", ")))
 }
 
-/// `NAME@VERSION`.
+/// Returns `NAME@VERSION`.
 pub(crate) fn with_version(name: &str, version: u64) -> String {
     format!("{name}@{version}")
 }
@@ -284,7 +287,7 @@ fn without_proof(holders: &[&HolderInfo]) -> String {
     format!("{} {are} dead without proof (`partywall rm --unproven{rest}`)", people(holders))
 }
 
-/// `pid 123 (python train.py), pid 5 (x) and 2 more`.
+/// Returns the first holders and the number of the others: `pid 123 (python train.py), pid 5 (x) and 2 more`.
 fn people(holders: &[&HolderInfo]) -> String {
     let mut who: Vec<_> = holders.iter().take(NAMED).map(|h| process(h.pid, &h.command, SHORT)).collect();
     if holders.len() > NAMED {
@@ -297,14 +300,14 @@ fn people(holders: &[&HolderInfo]) -> String {
     }
 }
 
-/// `pid 123 (python train.py)`.
+/// Returns a process with its command: `pid 123 (python train.py)`.
 pub(crate) fn process(pid: u32, command: &str, width: usize) -> String {
     let command = self::command(command, width);
     if command.is_empty() { format!("pid {pid}") } else { format!("pid {pid} ({command})") }
 }
 
-/// Returns a command line in at most `width` characters. The path of the program would take room that its arguments
-/// need.
+/// Returns a command line in at most `width` characters, without the path of the program, which would leave too little
+/// room for the arguments.
 pub(crate) fn command(command: &str, width: usize) -> String {
     let program = command.split(' ').next().unwrap_or_default();
     shorten(&command[program.rfind('/').map_or(0, |slash| slash + 1)..], width)
@@ -339,7 +342,7 @@ pub(crate) fn member_line(member: &MemberInfo) -> String {
     format!("{who}, {}{state}", count(member.leases.into(), "lease"))
 }
 
-/// At most `width` characters of a text on one line.
+/// Returns at most `width` characters of a text, on one line.
 pub(crate) fn shorten(text: &str, width: usize) -> String {
     let mut text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     if let Some((end, _)) = text.char_indices().nth(width) {
@@ -349,13 +352,13 @@ pub(crate) fn shorten(text: &str, width: usize) -> String {
     text
 }
 
-/// Holders that are named in a sentence.
+/// How many holders a sentence names.
 const NAMED: usize = 3;
 
-/// Characters of a command line in a sentence.
+/// The most characters of a command line in a sentence.
 pub(crate) const SHORT: usize = 48;
 
-/// Characters of a command line on a line of its own.
+/// The most characters of a command line on a line of its own.
 pub(crate) const LONG: usize = 160;
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ impl Failure {
         Self { kind, message: message.into(), advice: advice.into(), entry: None, silent: false, details: None }
     }
 
-    /// Returns the failure of an operation that the system refused.
+    /// Returns the failure of an operation that the operating system refused.
     pub(crate) fn system(what: &str, error: impl Display) -> Self {
         Self::new(ErrorKind::Refused, format!("{what}: {error}"), "check the system error")
     }
@@ -100,7 +100,7 @@ impl Failure {
 pub(crate) const EXIT_CODES: [(u8, Option<ErrorKind>, &str); 8] = [
     (0, None, "success"),
     (1, Some(ErrorKind::CheckFailed), "a check failed: something is not as expected"),
-    (2, Some(ErrorKind::Usage), "usage: the arguments make no sense"),
+    (2, Some(ErrorKind::Usage), "usage: the arguments are invalid"),
     (3, Some(ErrorKind::NotFound), "not found: a name, version, tensor, process or file"),
     (4, Some(ErrorKind::Unreachable), "no broker can be reached"),
     (5, Some(ErrorKind::Refused), "refused, or at a limit"),

@@ -172,7 +172,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Passes `-1` to the option before it, which says which numbers it takes. clap would take it for an option itself.
+/// Lets every option take a value such as `-1`, so that the option's own parser can name the accepted numbers. By
+/// default clap reads `-1` as an unknown option.
 fn take_negative_numbers(command: clap::Command) -> clap::Command {
     let takes_value = |arg: &Arg| arg.get_long().is_some() && arg.get_action().takes_values();
     let command = command.mut_args(|arg| if takes_value(&arg) { arg.allow_negative_numbers(true) } else { arg });

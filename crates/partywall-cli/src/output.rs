@@ -45,8 +45,8 @@ impl Output {
         }
     }
 
-    /// Prints a message of a process that continues: a sentence for people, a value for programs. A closed output does
-    /// not stop the process.
+    /// Prints a message of a process that continues: a sentence for people, a value for programs. The process continues
+    /// even if its output is closed.
     pub(crate) fn announce(self, text: impl AsRef<str>, value: &Value) {
         let _ = write!(std::io::stdout(), "{}", self.announcement(text, value));
     }
@@ -227,7 +227,10 @@ mod tests {
         assert_eq!(lines[0], " PID  STATE  COMMAND");
         assert_eq!(lines[1], "   7  alive  python train.py --ba…");
         let lines = table(&HEADINGS, &rows(), &["LEASES", "STATE"], 10);
-        assert_eq!(lines[1], "   7  python train.py --b…", "what is left is shown, however narrow the terminal is");
+        assert_eq!(
+            lines[1], "   7  python train.py --b…",
+            "the remaining columns are shown, however narrow the terminal is"
+        );
     }
 
     #[test]

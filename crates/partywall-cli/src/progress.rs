@@ -9,10 +9,10 @@ use crate::output::Output;
 pub(crate) struct Progress(ProgressBar);
 
 impl Progress {
-    /// Returns a bar of `total` bytes on standard error. The bar is hidden if standard error is no terminal, with
+    /// Returns a bar of `total` bytes on standard error. The bar is hidden if standard error is not a terminal, with
     /// `--json`, or with `--quiet`.
     pub(crate) fn new(output: Output, what: &str, total: u64) -> Self {
-        // The target itself draws nothing where there is no terminal.
+        // `ProgressDrawTarget::stderr` draws nothing if standard error is not a terminal.
         let target = if output.shows_progress() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
         let style = ProgressStyle::with_template(TEMPLATE).unwrap_or_else(|_| ProgressStyle::default_bar());
         let bar = ProgressBar::with_draw_target(Some(total), target).with_style(style);

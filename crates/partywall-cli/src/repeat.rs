@@ -8,8 +8,8 @@ use std::{
 
 use crate::{failure::Failure, output::Output, signals, text};
 
-/// Shows the output once, or after each interval until Ctrl-C, SIGTERM or the end of its reader. On a terminal it is
-/// replaced in place, elsewhere blocks follow each other.
+/// Shows the output once, or after each interval until Ctrl-C, SIGTERM or the end of its reader. On a terminal each
+/// output replaces the one before; elsewhere they follow each other.
 pub(crate) fn repeat(
     output: Output,
     every: Option<Duration>,

@@ -17,7 +17,7 @@ pub(crate) fn cancel_flag() -> Result<Arc<AtomicBool>, Failure> {
     let refused = |error| Failure::system("handling signals", error);
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
-        // In this order, so that the first signal finds the flag unset here.
+        // Registered before the handler that sets the flag: the first signal must find the flag unset.
         flag::register_conditional_default(signal, stop.clone()).map_err(refused)?;
         flag::register(signal, stop.clone()).map_err(refused)?;
     }

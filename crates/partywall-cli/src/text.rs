@@ -6,15 +6,15 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-/// `1 name`, `2 names`.
+/// Returns a number with its noun: `1 name`, `2 names`.
 pub(crate) fn count(n: u64, noun: &str) -> String {
     if n == 1 { format!("1 {noun}") } else { format!("{n} {noun}s") }
 }
 
-/// Returns how long ago a moment was, given in milliseconds since 1970.
+/// Returns the time since a point in time, which is given in milliseconds since 1970.
 pub(crate) fn since(ms: u64) -> Duration {
     let then = SystemTime::UNIX_EPOCH + Duration::from_millis(ms);
-    // The clock may have been set back meanwhile.
+    // The clock may have been set back since.
     SystemTime::now().duration_since(then).unwrap_or_default()
 }
 
@@ -29,7 +29,7 @@ pub(crate) fn duration(duration: Duration) -> String {
     }
 }
 
-/// Formats a moment, given in milliseconds since 1970: `2026-11-20 11:32:05 UTC`.
+/// Formats a point in time, given in milliseconds since 1970: `2026-11-20 11:32:05 UTC`.
 pub(crate) fn moment(ms: u64) -> String {
     let days = ms / 86_400_000;
     let seconds = ms / 1000 % 86_400;

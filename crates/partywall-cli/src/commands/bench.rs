@@ -25,10 +25,10 @@ pub(crate) struct Arguments {
     /// Write report.json, and report.html with plots, into this folder
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Small sizes and few samples: to see that it works
+    /// Use small sizes and few samples, to check that the benchmark works
     #[arg(long)]
     quick: bool,
-    /// Use GPUs that are simulated in software; the numbers are the simulation's
+    /// Use GPUs that are simulated in software; the numbers describe the simulation, not a GPU
     #[arg(long)]
     simulated: bool,
     #[command(subcommand)]
@@ -45,7 +45,7 @@ enum Compare {
         /// The later report
         #[arg(value_name = "B.json")]
         after: PathBuf,
-        /// Compare reports of two machines, too
+        /// Compare the reports even if they are of two machines
         #[arg(long)]
         force: bool,
     },
@@ -90,9 +90,9 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
         simulation::enter(context)?;
     }
     let output = context.output();
-    // Found out before it takes minutes.
+    // An unusable folder is reported before a measurement that takes minutes.
     if let Some(out) = &arguments.out {
-        fs::create_dir_all(out).map_err(|error| Failure::system(&format!("cannot make {}", out.display()), error))?;
+        fs::create_dir_all(out).map_err(|error| Failure::system(&format!("cannot create {}", out.display()), error))?;
     }
     let options = Options {
         subjects: match arguments.subject {
@@ -129,7 +129,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
 
 const WRITING: &str = "choose another folder with --out";
 
-/// Parts of a whole bar.
+/// The length of the progress bar, in steps.
 const PARTS: u64 = 1000;
 
 fn bar(output: Output) -> ProgressBar {
@@ -192,7 +192,7 @@ fn compare(output: Output, before: &std::path::Path, after: &std::path::Path, fo
     let read = |path| {
         Report::read_json(path).map_err(|error| {
             let kind = if path.exists() { ErrorKind::Refused } else { ErrorKind::NotFound };
-            Failure::new(kind, error.to_string(), "take a report.json that `partywall bench --out DIR` has written")
+            Failure::new(kind, error.to_string(), "name a report.json that `partywall bench --out DIR` has written")
         })
     };
     let (before, after) = (read(before)?, read(after)?);

@@ -50,7 +50,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
         return Ok(());
     }
     loop {
-        // Asked before it is read, so that the last lines are.
+        // Checked before the log is read, so that the last lines of a broker that has just ended are read too.
         let has_ended = broker.has_ended();
         for line in log.added().map_err(|error| unreadable(&path, &error))? {
             print(output, &path, &line);
@@ -125,7 +125,7 @@ impl Broker {
     }
 }
 
-/// A log that is set aside as `<path>.1` when it is full.
+/// A log, which the broker renames to `<path>.1` when it is full.
 struct Log {
     path: PathBuf,
     file: File,
@@ -156,7 +156,7 @@ impl Log {
 
     /// Returns the lines since the last call, also those of a log that was started meanwhile.
     fn added(&mut self) -> io::Result<Vec<String>> {
-        // Asked before it is read to its end: a log that was set aside grows no more.
+        // Checked before the file is read to its end: once the log has been renamed, it no longer grows.
         let is_new =
             fs::metadata(&self.path).is_ok_and(|path| self.file.metadata().is_ok_and(|ours| ours.ino() != path.ino()));
         self.file.read_to_end(&mut self.rest)?;
@@ -191,7 +191,7 @@ mod tests {
         };
         write("1\n2\n3").unwrap();
         let mut log = Log::open(&path).unwrap();
-        assert_eq!(log.all().unwrap(), ["1", "2"], "half a line waits for its end");
+        assert_eq!(log.all().unwrap(), ["1", "2"], "half a line is held back until its end is written");
         write("3\n").unwrap();
         assert_eq!(log.added().unwrap(), ["33"]);
         write("4\n").unwrap();

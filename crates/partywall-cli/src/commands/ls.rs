@@ -1,7 +1,10 @@
-//! `partywall ls`. With `--json`, with `--watch` again and again, each on a line: `socket`, and `names`, a list of
-//! `name`, `latest` (a version, or null), `older_versions`, `older_bytes`, `usage` (of a pool or topic
-//! [`describe::control::usage`], else null); a version has the keys of [`describe::version`]. Also `timelines`
-//! ([`describe::timeline`]) and `semaphores` ([`describe::semaphore`]), which have names of their own.
+//! `partywall ls`. With `--json` it prints one object, with `--watch` one object a line for each repetition:
+//!
+//! - `socket`;
+//! - `names`: a list of `name`, `latest` (the keys of [`describe::version`], or null), `older_versions`, `older_bytes`,
+//!   and `usage` (of a pool, topic or queue [`describe::control::usage`], else null);
+//! - `timelines` ([`describe::timeline`]) and `semaphores` ([`describe::semaphore`]): their names are independent of
+//!   those in `names`.
 
 use std::time::Duration;
 
@@ -24,7 +27,7 @@ use crate::{
 /// The arguments of the command.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Only names like this; `*` stands for any characters, also `/`, and `?` for one
+    /// List only names that match; `*` stands for any characters, also `/`, and `?` for one
     #[arg(value_parser = Pattern::new)]
     pattern: Option<Pattern>,
     /// Repeat the output every SECONDS until Ctrl-C: in place on a terminal, else block after block [default: 2]
@@ -74,7 +77,7 @@ fn show(output: Output, domain: &Domain, pattern: Option<&Pattern>) -> Result<()
     }
     let timelines = timelines.iter().map(timeline).collect();
     let semaphores = semaphores.iter().map(semaphore).collect();
-    // Each with the columns that a narrow terminal does without, the first one first.
+    // Each table with the columns that a narrow terminal leaves out, in this order.
     let tables: [(&[&str], Vec<_>, &[&str]); 6] = [
         (&headings, segments, &["OLDER", "LEASES", "KIND", "TENSORS", "AGE", "LIFETIME", "PLACE"]),
         (&POOL, pools, &["KIND", "LEASES", "AGE", "LIFETIME", "PLACE"]),

@@ -13,12 +13,12 @@ use crate::{Cli, Context, failure::Failure, text};
 #[derive(Debug, Args)]
 #[command(after_help = INSTALL)]
 pub(crate) struct Arguments {
-    /// Write the pages of all commands into this directory, which is made if it is missing
+    /// Write the pages of all commands into this directory, which is created if it is missing
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
 
-/// How to install and read them.
+/// How to install and read the manual pages.
 const INSTALL: &str = "\
 Install:  partywall man --out ~/.local/share/man/man1
 Read:     man partywall, man partywall-get; without installing: partywall man | man -l -";

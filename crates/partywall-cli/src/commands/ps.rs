@@ -1,5 +1,5 @@
-//! `partywall ps`. With `--json`, with `--watch` again and again, each on a line: `socket`, and `members`, a list of
-//! [`describe::member`], without this process.
+//! `partywall ps`. With `--json` it prints one object, with `--watch` one object a line for each repetition: `socket`,
+//! and `members`, a list of [`describe::member`] without this process.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! `partywall put`. With `--json`, once it is committed: `name`, `version`, `kind`, `place`, `bytes` (of the tensors),
 //! `bytes_allocated`, `tensors` (a number), `lifetime`, `mutable`, `seconds`, `bytes_per_second`, `pid`, `existed`. If
-//! `--if-absent` finds the name: `name`, `version`, `existed`, nothing else.
+//! `--if-absent` finds the name: only `name`, `version` and `existed`.
 
 use std::{
     path::{Path, PathBuf},
@@ -33,8 +33,8 @@ pub(crate) struct Arguments {
     /// Do nothing if the name exists already; this is not a failure
     #[arg(long)]
     if_absent: bool,
-    /// Keep running and hold the name until Ctrl-C, SIGTERM or its removal; it ends with this process. Otherwise it
-    /// stays until `partywall rm`
+    /// Keep running and hold the name until Ctrl-C, SIGTERM or its removal; the name ends with this process. Without
+    /// --hold the name stays until `partywall rm`
     #[arg(long)]
     hold: bool,
     /// Allow processes to write the memory after the commit

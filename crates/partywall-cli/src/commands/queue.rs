@@ -1,7 +1,7 @@
 //! `partywall queue …`. With `--json`: `ls` prints `socket`, `queue` and `tasks`, a list of `task` (its reference), `state`
 //! (`pending`, `claimed`, `enqueued`, `done` or `dead`), `kind`, `attempts`, `max_attempts`, `age_ms`,
-//! `failures` (of the last attempts: `attempt`, `reason`) and `text` (what the last worker said that failed it, or
-//! null); `retry` prints `retried` and `purge` prints `purged`, lists of references.
+//! `failures` (of the last attempts: `attempt`, `reason`) and `text` (the reason that the last worker gave for failing
+//! the task, or null); `retry` prints `retried` and `purge` prints `purged`, lists of references.
 
 use clap::{Args, Subcommand, ValueEnum};
 use partywall::{Queue, TaskInfo, TaskRef, TaskStatus};
@@ -47,7 +47,7 @@ struct List {
 struct Chosen {
     /// The queue
     name: String,
-    /// The tasks, as `partywall queue ls` names them; by default all
+    /// The tasks, as `partywall queue ls` names them [default: all]
     tasks: Vec<TaskRef>,
 }
 
@@ -167,7 +167,7 @@ fn row(info: &TaskInfo) -> Vec<String> {
     ]
 }
 
-/// Does something to some tasks, or to all for which `is_meant` holds.
+/// Calls `act` for the given tasks or, without any, for all whose status satisfies `is_meant`. Prints their number.
 fn each(
     context: &Context,
     queue: &Queue,
@@ -179,7 +179,7 @@ fn each(
     let mut named = Vec::new();
     if tasks.is_empty() {
         for TaskInfo { task, .. } in queue.tasks(usize::MAX, is_meant) {
-            // Others may have been faster.
+            // Another process may have changed the task since it was listed.
             if act(&task).is_ok() {
                 named.push(task.to_string());
             }

@@ -40,8 +40,8 @@ pub(crate) struct Arguments {
     /// Become the daemon itself, as the command that --background starts
     #[arg(long, hide = true, requires = "background")]
     detach: bool,
-    /// End when the process with this pid does, or the thread of it that starts this, keep no log, and remove the
-    /// socket's directory. Only by `partywall lab`
+    /// End when the process with this pid ends, or its thread that starts this broker; keep no log, and remove the
+    /// socket's directory. Used only by `partywall lab`
     #[arg(long, value_name = "PID", hide = true, conflicts_with = "background")]
     of_a_lab: Option<i32>,
     /// Exit after this many seconds without members and names, or never [default: 60 in the background, else never]
@@ -113,7 +113,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     });
     if let Err(failure) = &served {
         match starter.take() {
-            Some(starter) => daemon::tell(starter, failure),
+            Some(starter) => daemon::report(starter, failure),
             None => tracing::error!(why = failure.message(), "the broker ended"),
         }
     }
@@ -138,7 +138,7 @@ fn serve(
     if let Some(lab) = arguments.of_a_lab {
         let refused = |errno| Failure::system("asking for a signal", errno);
         set_parent_process_death_signal(Some(Signal::TERM)).map_err(refused)?;
-        // It may have been killed before that.
+        // The lab may have been killed before the request; then no signal arrives.
         if Pid::as_raw(getppid()) != lab {
             kill_process(getpid(), Signal::TERM).map_err(refused)?;
         }
@@ -153,13 +153,13 @@ fn serve(
     })?;
     tracing::info!(?exit, "the broker has ended");
     if let (Some(_), Some(directory)) = (arguments.of_a_lab, location.socket.parent()) {
-        // Unless there is something in it, or the lab has been quicker.
+        // Fails if the directory is not empty, or if the lab has removed it already.
         let _ = std::fs::remove_dir(directory);
     }
     Ok(())
 }
 
-/// Returns where the log is, if there is one.
+/// Starts the log and returns its path, or `None` with a remark if no log can be written.
 fn try_log(context: &Context, log: PathBuf) -> Option<PathBuf> {
     // The broker starts without a log too: many containers have a read-only home directory.
     if let Err(error) = start_log(&log) {
@@ -233,7 +233,7 @@ fn config(arguments: &Arguments, location: &Location, log: Option<PathBuf>) -> C
 /// Writes the events of `tracing` and panics to the log.
 fn start_log(path: &Path) -> std::io::Result<()> {
     let directory = path.parent().unwrap_or(Path::new("/"));
-    // The mode counts for what is made here; where the log lies in the socket's directory, that must be 0700.
+    // The mode applies to the directories created here. The log may be in the socket's directory, which must be 0700.
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
     let log = RotatingLog::open(path)?;
     let level = std::env::var("PARTYWALL_LOG").ok().filter(|level| !level.is_empty());
@@ -243,7 +243,7 @@ fn start_log(path: &Path) -> std::io::Result<()> {
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(Arc::new(log));
     let _ = subscriber.try_init();
     if refused {
-        tracing::warn!(level, "PARTYWALL_LOG is no level (error, warn, info, debug, trace): info it is");
+        tracing::warn!(level, "PARTYWALL_LOG is not a level (error, warn, info, debug, trace): using info");
     }
     std::panic::set_hook(Box::new(|panic| tracing::error!(%panic, "a bug: please report it")));
     Ok(())
@@ -252,15 +252,15 @@ fn start_log(path: &Path) -> std::io::Result<()> {
 fn failure(error: StartError) -> Failure {
     let (kind, advice) = match &error {
         StartError::Directory { why: Unsafe::NoParent(parent), .. } => {
-            let make = format!("make it with `mkdir -p {}`", parent.display());
+            let make = format!("create it with `mkdir -p {}`", parent.display());
             (ErrorKind::Unreachable, format!("{make}, or check --socket, PARTYWALL_SOCKET and XDG_RUNTIME_DIR"))
         }
         StartError::Directory { path, .. } => {
-            let advice = format!("make it yours alone (chmod 700 {}), or name another --socket", path.display());
+            let advice = format!("give only your user access (chmod 700 {}), or name another --socket", path.display());
             (ErrorKind::Unreachable, advice)
         }
         StartError::Locked { .. } => {
-            (ErrorKind::Refused, "end the process that starts or ends a broker there, then try again".into())
+            (ErrorKind::Refused, "end the process that starts or ends a broker at that path, then try again".into())
         }
         StartError::AlreadyRunning { .. } => {
             (ErrorKind::Refused, "use it, end it with `partywall stop`, or name another --domain".into())
@@ -274,8 +274,8 @@ fn failure(error: StartError) -> Failure {
             (ErrorKind::Refused, format!("raise {limit} to {needed}{fewer}"))
         }
         StartError::PathTooLong { .. } => {
-            let derived = "one that is derived from the domain lies in $XDG_RUNTIME_DIR, else in $TMPDIR";
-            (ErrorKind::Usage, format!("name a shorter --socket; {derived}: shorten that"))
+            let derived = "shorten $XDG_RUNTIME_DIR (else $TMPDIR), where the default socket is";
+            (ErrorKind::Usage, format!("name a shorter --socket, or {derived}"))
         }
         _ => (ErrorKind::Refused, "`partywall doctor` checks the limits of this machine".into()),
     };

@@ -1,10 +1,19 @@
-//! `partywall show`. With `--json`: `name`, `socket`, `timeline` and `semaphore` of that name ([`describe::timeline`],
-//! [`describe::semaphore`], each with `holders`; or null), and of a segment `latest` (whether it is), the keys of
-//! [`describe::version`] for the version that is shown, `promises` ([`describe::promises_value`]), `bytes_requested`,
-//! `chunks` (bytes each), `holders` ([`describe::holder`]), `queues` ([`describe::holding_queue`]), `detail` (of a pool, topic or queue [`describe::control::detail`],
-//! else null), `versions` (all of them), `builder` (a pid or null), `metadata` (an object), `tensors`: all, in the
-//! order in which they were given, each with `name`, `dtype`, `shape`, `strides` (in elements), `bytes`, `chunk`,
-//! `offset`.
+//! `partywall show`. With `--json` it prints one object:
+//!
+//! - `name`, `socket`;
+//! - `timeline` and `semaphore` of that name ([`describe::timeline`], [`describe::semaphore`], each with `holders`), or
+//!   null.
+//!
+//! For a segment, pool, topic or queue the object also has:
+//!
+//! - `latest`: whether the shown version is the latest;
+//! - the keys of [`describe::version`] for the shown version;
+//! - `promises` ([`describe::promises_value`]), `bytes_requested`, `chunks` (bytes each);
+//! - `holders` ([`describe::holder`]), `queues` ([`describe::holding_queue`]);
+//! - `detail`: of a pool, topic or queue [`describe::control::detail`], else null;
+//! - `versions` (all of them), `builder` (a pid or null), `metadata` (an object);
+//! - `tensors`: all, in the order in which they were given, each with `name`, `dtype`, `shape`, `strides` (in
+//!   elements), `bytes`, `chunk`, `offset`.
 
 use std::time::{Duration, Instant};
 
@@ -25,8 +34,8 @@ use crate::{Context, describe, failure::Failure, output::Output, text};
 /// The arguments of the command.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// The name of a segment, pool, topic, queue, timeline or semaphore; `NAME@V` for another version of a segment than the
-    /// latest
+    /// The name of a segment, pool, topic, queue, timeline or semaphore; `NAME@V` is version V of a segment [default: the
+    /// latest]
     #[arg(value_name = "NAME[@V]")]
     name: String,
     /// List all tensors, not only the first 20
@@ -45,7 +54,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let domain = context.options().start(false).operator(true).connect()?;
     let mut objects = [None, None];
     let mut missing = Vec::new();
-    // A version has neither.
+    // Timelines and semaphores have no versions.
     if !arguments.name.contains('@') {
         for (place, kind) in objects.iter_mut().zip([ObjectKind::Timeline, ObjectKind::Semaphore]) {
             match domain.inspect_object(kind, &arguments.name) {
@@ -100,7 +109,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     Ok(())
 }
 
-/// Shows a topic, which `partywall topic info` does, too.
+/// Shows a topic. `partywall topic info` calls it too.
 pub(crate) fn topic(context: &Context, domain: &Domain, info: &SegmentInfo) -> Result<(), Failure> {
     let output = context.output();
     if output.is_json() {
@@ -347,7 +356,7 @@ fn facts(output: Output, info: &SegmentInfo) {
     let used = info.table.tensor_bytes();
     let access = if *mutable { "mutable: its users must synchronize their access" } else { "frozen" };
     fact(output, if control.is_some() { "pool" } else { "name" }, &info.name);
-    // A pool has one version, and divides its memory itself.
+    // A pool has only one version, and its memory is divided into blocks, not tensors.
     if control.is_none() || !info.is_latest {
         fact(output, "version", format!("{version} ({latest})"));
     }

@@ -107,7 +107,7 @@ fn held(output: Output, status: &StatusInfo) {
     if status.unproven > 0 {
         let dead = count(status.unproven, "dead member");
         let held = bytes(status.unproven_bytes);
-        output.line(format!("unproven {held} of {dead}: nobody knows that their work is over (`partywall ps`)"));
+        output.line(format!("unproven {held} of {dead}: their GPU work may still run (`partywall ps`)"));
     }
     if status.bytes.is_empty() {
         output.line("bytes    none");

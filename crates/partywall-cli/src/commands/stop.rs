@@ -1,7 +1,7 @@
 //! `partywall stop`: ends the broker; only its log remains.
 //!
-//! The command ends a broker only if that answers. A broker that does not answer may be busy, stopped, or at a limit,
-//! and may hold kept names; the refusal names its pid, so that the user can send the signal.
+//! The command ends a broker only if the broker answers. A broker that does not answer may be busy, stopped, or at a
+//! limit, and may hold kept names; the refusal names its pid, so that the user can send a signal.
 //!
 //! With `--json`: `socket`, `stopped` (whether a broker ran), `pid` (or null), `how`: `asked`, `terminated` (SIGTERM),
 //! `killed` (SIGKILL), or `nothing`; `stale_socket_removed`. If it refuses, `names`, `timelines`, `semaphores` and
@@ -33,8 +33,8 @@ use crate::{Context, describe, failure::Failure, text::count};
 /// The arguments of the command.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Stop even while names and members exist: all names are dropped, mapped memory stays mapped. A broker of another
-    /// release is ended by a signal
+    /// Stop even while names and members exist: all names are dropped, and mapped memory stays mapped. Ends a broker of
+    /// another release by a signal
     #[arg(long)]
     force: bool,
 }

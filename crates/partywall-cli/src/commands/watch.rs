@@ -1,11 +1,14 @@
 //! `partywall watch`: prints one line for each event, until Ctrl-C, until its reader closes the pipe, or until the
 //! broker ends.
 //!
-//! With `--json` each line is an object. The first one is `event` (`watching`), `pattern`, `socket`, `point`. Those
-//! that follow have `event` (`created`, `committed`, `withdrawn`, `owner_died`, `owner_faulted`, `reclaimed`), `named`
-//! (`segment`, `timeline`, `semaphore`, `pool`, `topic`, `queue`), `name`, `version` and `bytes` where there is a version, `pid`
-//! where somebody did it, `at_ms` (since 1970), `point`; or `event` (`missed`), `events` (a number, or null if nobody
-//! knows), `point`. When the broker goes, `error` and `point`.
+//! With `--json` each line is an object.
+//!
+//! - The first one has `event` (`watching`), `pattern`, `socket`, `point`.
+//! - An event has `event` (`created`, `committed`, `withdrawn`, `owner_died`, `owner_faulted`, `reclaimed`), `named`
+//!   (`segment`, `timeline`, `semaphore`, `pool`, `topic`, `queue`), `name`, `at_ms` (since 1970), `point`; `version` and
+//!   `bytes` if it concerns a version; `pid` if a process caused it.
+//! - After missed events, an object has `event` (`missed`), `events` (their number, or null if it is unknown), `point`.
+//! - When the broker ends, the last one has `error` and `point`.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -24,7 +27,7 @@ use crate::{Context, failure::Failure, output::Output, signals, text};
 /// The arguments of the command.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Only names like this; `*` stands for any characters, also `/`, and `?` for one
+    /// Watch only names that match; `*` stands for any characters, also `/`, and `?` for one
     #[arg(value_parser = Pattern::new, default_value = "*", hide_default_value = true)]
     pattern: Pattern,
     /// Continue from a `point` that an earlier watch printed

@@ -11,11 +11,15 @@ use serde_json::{Value, json};
 
 use crate::text::count;
 
-/// Returns a pool, topic or queue: `kind`, `blocks` (how many; of a queue: of inputs), `block_bytes` (of one that are for
-/// use); of a pool `zeroed` (whether a block is all zero when it is taken); of a topic `depth`, `history`,
-/// `max_publishers`, `max_loans` (of each), `max_subscribers`, `max_held`, `dtype` (null if samples may be of any),
-/// `shape` (of all samples, a list in which null is any length; null if samples may be of any); of a queue `tasks` (room
-/// for so many), `outputs` (blocks), `output_bytes` (of one), `lease_ms` (0: an attempt may take as long as it likes).
+/// Returns the options of a pool, topic or queue:
+///
+/// - of each: `kind`, `blocks` (how many; of a queue those for inputs), `block_bytes` (usable bytes of one block);
+/// - of a pool: `zeroed` (whether a block is all zero when it is taken);
+/// - of a topic: `depth`, `history`, `max_publishers`, `max_loans` (of each), `max_subscribers`, `max_held`, `dtype` (null
+///   if samples may have any type), `shape` (of all samples, a list in which null is any length; null if samples may have
+///   any shape);
+/// - of a queue: `tasks` (its capacity), `outputs` (blocks), `output_bytes` (of one), `lease_ms` (0 if attempts have no
+///   time limit).
 pub(crate) fn shape(control: &Control) -> Value {
     let mut value = json!({
         "kind": Named::of(Some(control)).name(),
@@ -46,8 +50,8 @@ pub(crate) fn shape(control: &Control) -> Value {
     value
 }
 
-/// Returns how it is used: `free` (blocks), of a topic `publishers`, `subscribers`, `published` (samples so far), and of a
-/// queue the keys of [`tasks`].
+/// Returns the usage of a pool, topic or queue: `free` (blocks), of a topic `publishers`, `subscribers`, `published`
+/// (samples so far), and of a queue `tasks` ([`tasks`]).
 pub(crate) fn usage(usage: &Usage) -> Value {
     let mut value = json!({ "free": usage.free });
     if let Some(topic) = &usage.topic {
@@ -61,9 +65,9 @@ pub(crate) fn usage(usage: &Usage) -> Value {
     value
 }
 
-/// Returns where the tasks of a queue are: `pending`, `claimed`, `enqueued`, `done` (results that were not taken), `dead`
-/// (dead letters), `ending` (over, with attempts that may still use their blocks), `free` (places); `completed` (results,
-/// ever), `returned` (attempts without a result, ever).
+/// Returns the number of a queue's tasks in each state: `pending`, `claimed`, `enqueued`, `done` (results that were not
+/// taken), `dead` (dead letters), `ending` (over, with attempts that may still use their blocks); `free` (how many more
+/// fit); `completed` (results so far), `returned` (attempts without a result so far).
 fn tasks(usage: &QueueUsage) -> Value {
     let QueueUsage { pending, claimed, enqueued, done, dead, ending, free, completed, returned } = *usage;
     json!({
@@ -79,7 +83,7 @@ fn tasks(usage: &QueueUsage) -> Value {
     })
 }
 
-/// Returns where the tasks of a queue are, in a sentence: `2 pending, 1 claimed; room for 5 more`.
+/// Returns the number of a queue's tasks in each state, as text: `2 pending, 1 claimed; room for 5 more`.
 pub(crate) fn task_counts(usage: &QueueUsage) -> String {
     let QueueUsage { pending, claimed, enqueued, done, dead, ending, free, .. } = *usage;
     let all = [
@@ -95,7 +99,8 @@ pub(crate) fn task_counts(usage: &QueueUsage) -> String {
     format!("{some}; room for {free} more")
 }
 
-/// How a topic comes to its blocks: `16 = depth 4 + 2 publishers × 2 loans + 4 subscribers × 2 held`.
+/// Returns the sum that gives a topic's number of blocks:
+/// `16 = depth 4 + 2 publishers × 2 loans + 4 subscribers × 2 held`.
 pub(crate) fn sum(control: &Control, topic: &TopicShape) -> String {
     let TopicShape { depth, publishers, loans, subscribers, held, .. } = *topic;
     let needed = u64::from(depth) + u64::from(publishers) * u64::from(loans) + u64::from(subscribers) * u64::from(held);
@@ -108,10 +113,14 @@ pub(crate) fn sum(control: &Control, topic: &TopicShape) -> String {
     format!("{} = depth {depth} + {publishers} + {subscribers}{spare}", control.blocks)
 }
 
-/// Returns how it is used, in detail: `audit` (`clean`, or what is wrong), `waiting` (how many wait for a block), `counts` (of
-/// blocks: `free`, `held`, `offered`, `in_ring`, `read`, `unused`, `handed`), of a topic `published` (samples so far),
-/// `publishers`, `subscribers` ([`publisher`], [`subscriber`]), which may be incomplete if there are very many, and of a
-/// queue `tasks` ([`tasks`]), `outputs` (of these blocks: `free`, `held`, `in_results`) and `attached` ([`attached`]).
+/// Returns the detailed usage of a pool, topic or queue:
+///
+/// - of each: `audit` (`clean`, or what is wrong), `waiting` (how many wait for a block), `counts` (of blocks: `free`,
+///   `held`, `offered`, `in_ring`, `read`, `unused`, `handed`);
+/// - of a topic: `published` (samples so far), `publishers` ([`publisher`]) and `subscribers` ([`subscriber`]), which may
+///   be incomplete if there are very many;
+/// - of a queue: `tasks` ([`tasks`]), `outputs` (of the output blocks: `free`, `held`, `in_results`) and `attached`
+///   ([`attached`]).
 pub(crate) fn detail(info: &ControlInfo) -> Value {
     let BlockCounts { free, held, offered, in_ring, read, unused, handed, waiting, .. } = info.blocks;
     let mut value = json!({
@@ -148,9 +157,8 @@ fn attached(held: &AttachedInfo) -> Value {
     json!({ "name": name, "version": version, "bytes": bytes, "attachment": attachment, "tasks": tasks })
 }
 
-/// Returns a publisher: `id`, `pid`, `state` (of its process, as [`member`](super::member) has it), `detached` (whether
-/// it is detached), `published`, `blocked_by` (the `id` of the subscriber that it waits for, or null),
-/// `blocked_ms`.
+/// Returns a publisher: `id`, `pid`, `state` (of its process, as in [`member`](super::member)), `detached` (whether it is
+/// detached), `published`, `blocked_by` (the `id` of the subscriber that it waits for, or null), `blocked_ms`.
 fn publisher(publisher: &PublisherInfo) -> Value {
     let mut value = participant(&publisher.who);
     value["published"] = json!(publisher.published);
@@ -159,9 +167,9 @@ fn publisher(publisher: &PublisherInfo) -> Value {
     value
 }
 
-/// Returns a subscriber: `id`, `pid`, `state`, `detached` as a publisher; `policy` (`block`, `drop-oldest` or `latest`),
-/// `queue` (how many samples it may be behind, or null), `lag` (how many it is), `received`, `dropped`, `held`,
-/// `stalled_ms` (for how long a publisher has waited for it, or null).
+/// Returns a subscriber: `id`, `pid`, `state`, `detached` as in [`publisher`]; `policy` (`block`, `drop-oldest` or
+/// `latest`), `queue` (how many samples it may be behind, or null), `lag` (how many samples it is behind), `received`,
+/// `dropped`, `held`, `stalled_ms` (for how long a publisher has waited for it, or null).
 fn subscriber(subscriber: &SubscriberInfo) -> Value {
     let mut value = participant(&subscriber.who);
     value["policy"] = json!(subscriber.policy());
@@ -178,7 +186,7 @@ fn participant(who: &Participant) -> Value {
     json!({ "id": who.id, "pid": who.pid, "state": who.state.map(|state| state.name()), "detached": who.detached })
 }
 
-/// `clean`, or what is wrong.
+/// Returns `clean`, or what is wrong.
 pub(crate) fn audit(blocks: &BlockCounts) -> String {
     match blocks.invalid {
         0 => "clean".into(),
@@ -186,12 +194,13 @@ pub(crate) fn audit(blocks: &BlockCounts) -> String {
     }
 }
 
-/// `4 blocks of 100 bytes`.
+/// Returns the number and size of the blocks: `4 blocks of 100 bytes`.
 pub(crate) fn blocks(control: &Control) -> String {
     format!("{} of {}", count(control.blocks.into(), "block"), bytes(control.block_bytes))
 }
 
-/// Returns where the blocks are, in a sentence: `2 free, 1 held`. `used` says what those are used for that no member holds.
+/// Returns the number of blocks in each state, as text: `2 free, 1 held`. `used` describes the blocks in the ring of a
+/// topic or with the tasks of a queue.
 pub(crate) fn counts(blocks: &BlockCounts, used: &str) -> String {
     let BlockCounts { free, held, offered, in_ring, read, unused, handed, .. } = *blocks;
     let some = [

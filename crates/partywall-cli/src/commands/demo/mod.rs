@@ -16,7 +16,7 @@
 //!
 //! - `role`: `demo`, `producer` or `consumer`;
 //! - `step`: `connect`, `device`, `allocate`, `write`, `commit`, `wait`, `open`, `verify`, `verify-copy`, `double`,
-//!   `acknowledge`, `release`, `memory`, and at last `passed`;
+//!   `acknowledge`, `release`, `memory`, and finally `passed`;
 //! - `micros`: how long the step took, if that is meaningful;
 //! - the facts of the step as fields of their own (`name`, `version`, `requested_bytes`, `fds`, …).
 //!
@@ -157,7 +157,7 @@ fn both(context: &Context, options: &Options) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns the call of this command, with the options with which another call uses the same broker.
+/// Returns the command line of this program, with the options that select the same broker.
 fn command_line(context: &Context) -> String {
     let mut words =
         vec![std::env::args_os().next().map_or_else(|| "partywall".into(), |it| it.to_string_lossy().into_owned())];

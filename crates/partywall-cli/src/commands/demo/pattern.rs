@@ -1,5 +1,5 @@
-//! The array of the demo, `data[i] = (i*2 + 1337) ^ 0xDEADBEEF`: writing, checking and doubling it where it lies, by
-//! kernels on a GPU and by the CPU in host memory. Everything here returns when it is done.
+//! Writes, checks and doubles the array of the demo, `data[i] = (i*2 + 1337) ^ 0xDEADBEEF`, in place: by kernels on a GPU
+//! and by the CPU in host memory. Every function waits until its work is done.
 
 use partywall::{
     Build, DType, DeviceRange, Error, Place, Result, Segment, Tensor,
@@ -10,10 +10,10 @@ use partywall::{
 /// The number of integers.
 pub(super) const ELEMENTS: u64 = 1 << 18;
 
-/// Their size in bytes: 1 MiB.
+/// The size of all integers in bytes: 1 MiB.
 pub(super) const BYTES: u64 = ELEMENTS * 4;
 
-/// The tensor that holds them.
+/// The tensor that holds the integers.
 pub(super) const TENSOR: &str = "data";
 
 /// The type of the integers.
@@ -30,7 +30,7 @@ pub(super) struct Bad {
     pub(super) found: u32,
 }
 
-/// Returns what works on memory at `place`.
+/// Returns the kind of worker for memory at `place`: the CPU or a kernel.
 pub(super) fn worker(place: Place) -> &'static str {
     if place == Place::Host { "CPU" } else { "kernel" }
 }
@@ -80,7 +80,7 @@ pub(super) fn double(segment: &Segment) -> Result<()> {
     synchronize(range)
 }
 
-/// Checks every element where it lies against `factor` times the pattern. Returns the first bad one.
+/// Checks every element in place against `factor` times the pattern. Returns the first bad one.
 pub(super) fn verify(segment: &Segment, factor: u32) -> Result<Option<Bad>> {
     let tensor = segment.tensor(TENSOR)?;
     match (segment.place(), segment.is_mutable()) {

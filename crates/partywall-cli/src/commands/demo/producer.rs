@@ -41,7 +41,7 @@ pub(super) fn run(session: &Session, corrupt: Option<u64>, crash_at: Option<Cras
     session.verify(&shared, 2)?;
     session.memory("with both segments")?;
 
-    // The names end with their owner's leases; the consumer sees that and releases its own.
+    // The names end with their owner's leases. The consumer notices the end and releases its own names.
     let ((), took) = timed(|| shared.release().and_then(|()| data.release()))?;
     let text = format!("{} and {}: the names are gone", names.data, names.shared);
     narrator.step("release", Some(took), &text, json!({ "names": [names.data, names.shared] }));
@@ -60,7 +60,7 @@ fn make(session: &Session, name: &str, run: &str, mutable: bool, corrupt: Option
     let (mut build, took) = timed(|| {
         let mut build = builder.allocate()?;
         if place == Place::Host {
-            // Maps it, which on a GPU is part of the allocation.
+            // Maps the memory, which on a GPU is part of the allocation.
             build.as_mut_bytes(TENSOR)?;
         }
         Ok(build)
@@ -96,13 +96,14 @@ fn make(session: &Session, name: &str, run: &str, mutable: bool, corrupt: Option
     let segment = build.commit().map_err(|error| match error {
         Error::Denied(Denied::NameExists { .. }) => Failure::new(
             error.kind(),
-            format!("{error}: another producer is at work there, or something else has the name"),
-            format!("wait for it to end, give both roles another --name, or remove it with `partywall rm {name}`"),
+            format!("{error}: another producer is running, or the name has another use"),
+            format!("wait for the producer to end, give both roles another --name, or remove the name with `partywall rm {name}`"),
         ),
         error => error.into(),
     })?;
     let took = start.elapsed();
-    let frozen = if mutable { "mutable: others may write it" } else { "frozen: nobody can write it any more" };
+    let frozen =
+        if mutable { "mutable: other processes may write it" } else { "frozen: no process can write it any more" };
     let text = format!(
         "{name}@{}: kind {}, {}{} donated to the broker\n{frozen}; mapped here{}",
         segment.version(),

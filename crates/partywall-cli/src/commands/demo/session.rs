@@ -1,4 +1,4 @@
-//! What both roles share: connecting, preparing the device, waiting for each other, checking.
+//! The steps that both roles share: connecting, preparing the device, waiting for each other, checking.
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ pub(super) struct Session {
     pub(super) domain: Domain,
     pub(super) narrator: Narrator,
     pub(super) place: Place,
-    /// Bytes that every allocation is a multiple of.
+    /// Every allocation is a multiple of this many bytes.
     pub(super) granularity: u64,
     pub(super) names: Names,
     timeout: Duration,
@@ -42,7 +42,7 @@ pub(super) struct Names {
 }
 
 impl Session {
-    /// Connects, and gets the device ready.
+    /// Connects, and prepares the device.
     pub(super) fn start(
         context: &Context,
         options: &Options,

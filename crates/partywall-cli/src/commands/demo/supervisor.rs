@@ -26,7 +26,7 @@ use crate::{
     output::Output,
 };
 
-/// The time that the roles may need beside their waits: for the start of the driver and of a broker.
+/// The time that the roles may need beyond their waits, to start the driver and a broker.
 const OVERHEAD: Duration = Duration::from_secs(60);
 
 /// The largest number of waits in a role.
@@ -92,7 +92,7 @@ impl<'a> Supervisor<'a> {
         Ok(Running { role, child, relays, pidfd })
     }
 
-    /// Waits for both. When one fails, the other is ended; the worse exit code counts.
+    /// Waits for both roles. When one fails, the other is killed; the worse exit code decides.
     pub(super) fn run(self, producer: Running, consumer: Running) -> Result<Duration, Failure> {
         let mut first = producer;
         let mut second = consumer;
@@ -185,10 +185,10 @@ struct Relay {
 }
 
 impl Relay {
-    fn lines(self, from: impl Read, tell: fn(Self, &str)) {
+    fn lines(self, from: impl Read, print: fn(Self, &str)) {
         for line in BufReader::new(from).split(b'\n') {
             let Ok(line) = line else { return };
-            tell(self, &String::from_utf8_lossy(&line));
+            print(self, &String::from_utf8_lossy(&line));
         }
     }
 

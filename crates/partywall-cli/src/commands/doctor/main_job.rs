@@ -76,7 +76,7 @@ struct Scratch {
 impl Scratch {
     fn new(place: &str) -> Result<Self, String> {
         let path = std::env::temp_dir().join(format!("partywall-doctor-{}-{place}", std::process::id()));
-        // Ours alone, as the broker wants it.
+        // Private to this user, as the broker requires.
         PrivateDir::open(&path, true).map_err(|why| format!("{}: {why}", path.display()))?;
         Ok(Self { path })
     }

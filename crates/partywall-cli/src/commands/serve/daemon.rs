@@ -8,25 +8,26 @@ use partywall_os::process::Starter;
 
 use crate::failure::{self, Failure};
 
-/// Leaves the starter behind; see [`partywall_os::process::daemonize`]. Only to be called by `serve`, as the first
-/// thing that it does.
+/// Detaches this process from its starter; see [`partywall_os::process::daemonize`]. Only `serve` may call it, before
+/// everything else.
 pub(super) fn daemonize() -> Result<Starter, Failure> {
     let threads = std::fs::read_dir("/proc/self/task").map(Iterator::count);
     if !matches!(threads, Ok(1) | Err(_)) {
         return Err(Failure::new(ErrorKind::Refused, "a process with several threads cannot become a daemon", ""));
     }
-    // SAFETY: one thread: this is reached from `main` through `serve::run` alone, which have parsed arguments and read
-    // the environment; neither starts a thread, and it was just counted where /proc is there. For the same reason
-    // nothing in the process owns a file descriptor above 2: none was opened but the one of the count, closed again.
+    // SAFETY:
+    // - The process has one thread: only `main` and `serve::run` have run, and parsing arguments and reading the
+    //   environment starts no thread. Where /proc is mounted, the threads were counted above.
+    // - Nothing in the process owns a file descriptor above 2: none was opened except for that count, which closed it.
     unsafe { partywall_os::process::daemonize() }.map_err(|errno| Failure::system("becoming a daemon", errno))
 }
 
 /// Reports to the starter why the daemon cannot start.
-pub(super) fn tell(starter: Starter, failure: &Failure) {
+pub(super) fn report(starter: Starter, failure: &Failure) {
     starter.failed(failure.code(), &format!("{}\n{}\n", failure.message(), failure.advice()));
 }
 
-/// Starts a daemon in a process of its own, which prints that it is ready. Returns why it is not.
+/// Starts a daemon in a process of its own, which prints that it is ready. Returns the reason if it cannot start.
 pub(super) fn start() -> Result<(), Failure> {
     let failed = |error| Failure::system("starting the broker", error);
     let program = std::env::current_exe().map_err(failed)?;

@@ -1,7 +1,9 @@
-//! `partywall topic echo`. With `--json` each line is an object: of a sample `event` (`sample`), `position`,
-//! `publisher`, `sequence`, `missed`, `lag`, `dtype`, `shape`, `bytes`, `header` (in hexadecimal digits), `values` (the
-//! first; bytes of types that have no numbers), `error` (why it is not complete, or null), `rate` (samples a second
-//! lately); at the end `event` (`end`), `samples`, `missed`, `failed`, `bytes`, `seconds`, `rate`.
+//! `partywall topic echo`. With `--json` each line is an object:
+//!
+//! - for a sample `event` (`sample`), `position`, `publisher`, `sequence`, `missed`, `lag`, `dtype`, `shape`, `bytes`,
+//!   `header` (in hexadecimal digits), `values` (the first ones; bytes if JSON has no numbers for the type), `error` (why
+//!   the sample is not complete, or null), `rate` (recent samples per second);
+//! - at the end `event` (`end`), `samples`, `missed`, `failed`, `bytes`, `seconds`, `rate`.
 
 use std::{
     collections::VecDeque,
@@ -68,15 +70,15 @@ impl Receiver for Echo {
         self.missed += sample.missed();
         self.failed += u64::from(error.is_some());
         self.bytes += sample.len();
-        let told = Told {
+        let details = Details {
             lag: subscriber.stats().lag,
             header: sample.header(),
             values: if error.is_some() { Vec::new() } else { values::first(sample.dtype(), &head) },
             rate: self.rate(),
             error,
         };
-        self.output.line(line(&sample, &told));
-        self.output.value(&value(&sample, &told));
+        self.output.line(line(&sample, &details));
+        self.output.value(&value(&sample, &details));
         Ok(sample.release()?)
     }
 }
@@ -97,7 +99,7 @@ impl Echo {
 }
 
 /// The facts of a sample beyond its own fields.
-struct Told {
+struct Details {
     lag: u64,
     header: Vec<u8>,
     values: Vec<Value>,
@@ -105,7 +107,7 @@ struct Told {
     rate: f64,
 }
 
-fn line(sample: &Sample, told: &Told) -> String {
+fn line(sample: &Sample, details: &Details) -> String {
     let mut line = format!(
         "{:>8}  publisher {} #{}  {} {:?}  {:>5.1}/s  lag {}",
         sample.position(),
@@ -113,37 +115,37 @@ fn line(sample: &Sample, told: &Told) -> String {
         sample.sequence(),
         sample.dtype(),
         sample.shape(),
-        told.rate,
-        told.lag,
+        details.rate,
+        details.lag,
     );
     // Writing to a string cannot fail.
     if sample.missed() > 0 {
         let _ = write!(line, "  {} missed", sample.missed());
     }
-    if !told.header.is_empty() {
-        let _ = write!(line, "  header {:?}", String::from_utf8_lossy(&told.header));
+    if !details.header.is_empty() {
+        let _ = write!(line, "  header {:?}", String::from_utf8_lossy(&details.header));
     }
     let elements = sample.shape().iter().product::<u64>();
-    let rest = told.error.clone().unwrap_or_else(|| values::line(&told.values, elements));
+    let rest = details.error.clone().unwrap_or_else(|| values::line(&details.values, elements));
     let _ = write!(line, "  {rest}");
     line
 }
 
-fn value(sample: &Sample, told: &Told) -> Value {
+fn value(sample: &Sample, details: &Details) -> Value {
     json!({
         "event": "sample",
         "position": sample.position(),
         "publisher": sample.publisher(),
         "sequence": sample.sequence(),
         "missed": sample.missed(),
-        "lag": told.lag,
+        "lag": details.lag,
         "dtype": sample.dtype().name(),
         "shape": sample.shape(),
         "bytes": sample.len(),
-        "header": super::file::hex(&told.header),
-        "values": told.values,
-        "error": told.error,
-        "rate": told.rate,
+        "header": super::file::hex(&details.header),
+        "values": details.values,
+        "error": details.error,
+        "rate": details.rate,
     })
 }
 

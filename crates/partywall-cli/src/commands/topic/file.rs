@@ -88,7 +88,7 @@ impl Recording {
         }
         let header = MessageHeader {
             channel_id: self.channel,
-            // The format has 32 bits for it; all of it is in the metadata.
+            // The format has only 32 bits for the sequence number; the metadata has all 64.
             sequence: sample.sequence() as u32,
             log_time: time,
             publish_time: time,
@@ -132,7 +132,7 @@ pub(super) struct Playback {
     path: PathBuf,
     file: File,
     reader: LinearReader,
-    /// The channels whose messages are samples, by number: their topics and the metadata of these.
+    /// The channels whose messages are samples, by number: the topic of each and its metadata.
     channels: BTreeMap<u16, (String, BTreeMap<String, String>)>,
     /// Whether any record of the file was valid.
     is_mcap: bool,
@@ -229,7 +229,7 @@ impl Playback {
     }
 }
 
-/// Returns a message and the user's header. `name` is its name in errors.
+/// Returns a message and the user's header. Errors name the message by `name`.
 pub(super) fn decode<'a>(name: &Path, message: &'a [u8]) -> Result<(Message<'a>, Vec<u8>), Failure> {
     let message = safetensors_message(message).map_err(|problem| Error::from(problem.of(name)))?;
     let header = message.metadata.iter().find(|(key, _)| key == "header").map_or("", |(_, value)| value);
@@ -240,19 +240,19 @@ pub(super) fn decode<'a>(name: &Path, message: &'a [u8]) -> Result<(Message<'a>,
     Ok((message, header))
 }
 
-/// Returns a shape of samples: `any,640,3`.
+/// Returns the shape of samples as text: `any,640,3`.
 fn shape_text(shape: &[Option<u64>]) -> String {
     let extent = |extent: &Option<u64>| extent.map_or_else(|| ANY.to_owned(), |extent| extent.to_string());
     shape.iter().map(extent).collect::<Vec<_>>().join(",")
 }
 
-/// Parses such a text.
+/// Parses a text that [`shape_text`] returns.
 pub(super) fn parse_shape(text: &str) -> Result<Vec<Option<u64>>, String> {
     let extent = |text: &str| match text.trim() {
         ANY => Ok(None),
         number => number.parse().map(Some).map_err(|_| format!("{number:?} is neither a length nor `{ANY}`")),
     };
-    // A shape may have no dimensions: that of one number.
+    // The shape of a single number has no dimensions.
     if text.trim().is_empty() { Ok(Vec::new()) } else { text.split(',').map(extent).collect() }
 }
 

@@ -1,6 +1,6 @@
 //! `partywall topic ls`. With `--json`: `socket`, and `topics`, a list of `name`, `version`, `place`, `dtype` and
 //! `shape` (null if samples may be of any), `max_bytes`, `bytes` (of its memory), `publishers`, `subscribers`,
-//! `published` (samples so far), `rate` (samples a second, just now).
+//! `published` (samples so far), `rate` (current samples per second).
 
 use std::{
     collections::BTreeMap,
@@ -18,7 +18,7 @@ use crate::{Context, describe, failure::Failure};
 /// The arguments of the command.
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {
-    /// Only topics like this; `*` stands for any characters, also `/`, and `?` for one
+    /// List only topics that match; `*` stands for any characters, also `/`, and `?` for one
     #[arg(value_parser = Pattern::new)]
     pattern: Option<Pattern>,
 }

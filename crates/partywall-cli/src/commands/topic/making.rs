@@ -1,4 +1,4 @@
-//! The options of a new topic, which an existing one has to match.
+//! The options of a new topic. An existing topic must match them.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -14,9 +14,9 @@ use crate::{
     text::{count, parse_number, parse_seconds, parse_size},
 };
 
-/// The numbers of a topic.
+/// The sizes and limits of a topic.
 #[derive(Debug, clap::Args)]
-#[command(next_help_heading = "A topic that is made")]
+#[command(next_help_heading = "Options of a new topic")]
 pub(super) struct Numbers {
     /// Samples in the ring [default: 4]
     #[arg(long, value_name = "N", value_parser = parse_number::<u32>)]
@@ -39,7 +39,7 @@ pub(super) struct Numbers {
     /// Blocks [default: depth + publishers × loans + subscribers × held]
     #[arg(long, value_name = "N", value_parser = parse_number::<u32>)]
     blocks: Option<u32>,
-    /// Its memory: auto, host, cuda, cuda:N, or a GPU's UUID [default: auto, the first GPU, else host memory]
+    /// Where its memory is: auto, host, cuda, cuda:N, or a GPU's UUID [default: auto, the first GPU, else host memory]
     #[arg(long, value_name = "DEVICE")]
     device: Option<DeviceChoice>,
 }
@@ -54,12 +54,12 @@ pub(super) struct Type {
     /// The shape: 480,640,3. A dimension `any` has any length and needs --max-bytes
     #[arg(long, value_name = "LENGTHS", value_parser = parse_lengths)]
     pub(super) shape: Option<Lengths>,
-    /// Bytes of the largest sample, if sizes vary: 4096, 64KiB, 4MiB
+    /// Bytes of the largest sample, if the sizes of samples vary: 4096, 64KiB, 4MiB
     #[arg(long, value_name = "BYTES", value_parser = parse_size)]
     pub(super) max_bytes: Option<u64>,
 }
 
-/// A shape, of which `None` is any length.
+/// A shape; a dimension of `None` may have any length.
 #[derive(Debug, Clone)]
 pub(super) struct Lengths(pub(super) Vec<Option<u64>>);
 
@@ -75,7 +75,7 @@ pub(super) struct Audience {
 }
 
 impl Type {
-    /// Adds it to the options of a topic.
+    /// Adds the type to the options of a topic.
     pub(super) fn of(&self, mut options: TopicOptions) -> TopicOptions {
         options = self.dtype.into_iter().fold(options, TopicOptions::dtype);
         options = self.shape.iter().fold(options, |options, shape| options.varying_shape(&shape.0));
@@ -123,7 +123,7 @@ impl Numbers {
 }
 
 impl Audience {
-    /// Waits until they have subscribed. Returns false if Ctrl-C interrupted it.
+    /// Waits for the requested subscribers. Returns false if Ctrl-C interrupted the wait.
     pub(super) fn wait_for(&self, context: &Context, topic: &Topic, stop: &AtomicBool) -> Result<bool, Failure> {
         let Some(wanted) = self.wait_subscribers else { return Ok(true) };
         let has = || topic.stats().subscribers.iter().filter(|subscriber| is_there(subscriber.detached)).count();

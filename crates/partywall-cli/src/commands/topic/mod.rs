@@ -121,7 +121,8 @@ impl Receiving {
         Ok(domain.topic(&self.name).timeout(wait).open()?)
     }
 
-    /// Subscribes to the topic. Ctrl-C sets the flag, and does so before others can see the subscriber.
+    /// Subscribes to the topic. Returns the subscriber and a flag that Ctrl-C sets. The flag is installed before other
+    /// processes can see the subscriber.
     fn subscribe(&self, topic: &Topic) -> Result<(Subscriber, Arc<AtomicBool>), Failure> {
         let stop = signals::cancel_flag()?;
         let policy = if self.block { partywall::Policy::Block } else { partywall::Policy::DropOldest };
@@ -129,7 +130,7 @@ impl Receiving {
     }
 
     /// Passes samples to `receiver` as they arrive, until the count is reached, the time is over, the topic is idle, or
-    /// Ctrl-C. Returns the duration. Prints on standard error what it waits for.
+    /// Ctrl-C. Prints on standard error what it waits for. Returns how long it received.
     fn receive(
         &self,
         context: &Context,
@@ -138,7 +139,7 @@ impl Receiving {
         receiver: &mut impl Receiver,
     ) -> Result<Duration, Failure> {
         let mut presence = Presence { context, topic, publishers: None };
-        presence.look();
+        presence.update();
         let start = Instant::now();
         let mut left = self.count.unwrap_or(u64::MAX);
         while left > 0 && !stop.load(Ordering::Relaxed) {
@@ -153,9 +154,9 @@ impl Receiving {
                     left -= 1;
                 }
                 Err(Error::Cancelled { .. }) => break,
-                Err(Error::Timeout { .. }) => presence.look(),
+                Err(Error::Timeout { .. }) => presence.update(),
                 Err(Error::Gone(Gone::TopicIdle { .. })) => {
-                    presence.tell(format!("the last publisher of {} has left", topic.name()));
+                    presence.print(format!("the last publisher of {} has left", topic.name()));
                     break;
                 }
                 Err(error) => return Err(error.into()),
@@ -166,7 +167,7 @@ impl Receiving {
     }
 }
 
-/// The number of publishers that was printed last.
+/// Reports the publishers that the command waits for; keeps the number that was printed last.
 struct Presence<'a> {
     context: &'a Context,
     topic: &'a Topic,
@@ -175,32 +176,32 @@ struct Presence<'a> {
 
 impl Presence<'_> {
     /// Prints what the command waits for, if that has changed.
-    fn look(&mut self) {
+    fn update(&mut self) {
         let now = self.topic.stats().publishers.iter().filter(|publisher| is_there(publisher.detached)).count();
         let name = self.topic.name();
         let some = count(now as u64, "publisher");
         match (self.publishers.replace(now), now) {
-            (None, 0) => self.tell(format!("waiting for a publisher of {name}; Ctrl-C ends it")),
-            (None, _) => self.tell(format!("waiting for samples of {name}, which has {some}; Ctrl-C ends it")),
+            (None, 0) => self.print(format!("waiting for a publisher of {name}; Ctrl-C ends it")),
+            (None, _) => self.print(format!("waiting for samples of {name}, which has {some}; Ctrl-C ends it")),
             (Some(before), 0) if before > 0 => {
-                self.tell(format!("the last publisher of {name} has left; waiting for another"));
+                self.print(format!("the last publisher of {name} has left; waiting for another"));
             }
-            (Some(0), now) if now > 0 => self.tell(format!("{name} has {some} now")),
+            (Some(0), now) if now > 0 => self.print(format!("{name} has {some} now")),
             _ => {}
         }
     }
 
-    fn tell(&self, text: String) {
+    fn print(&self, text: String) {
         self.context.output().note(text);
     }
 }
 
-/// Returns whether a publisher or subscriber counts: a detached one does not.
+/// Returns whether a publisher or subscriber counts; a detached one does not.
 fn is_there(detached: bool) -> bool {
     !detached
 }
 
-/// Publishes a sample. Returns false if Ctrl-C interrupted it.
+/// Publishes a sample. Returns false if Ctrl-C interrupted the wait for a block or for subscribers.
 fn publish(
     topic: &Topic,
     publisher: &Publisher,
@@ -227,7 +228,7 @@ fn publish(
     }
 }
 
-/// Returns false if Ctrl-C interrupted it.
+/// Sleeps until `due` after `begun`. Returns false if Ctrl-C interrupted the sleep.
 fn sleep_until(begun: Instant, due: Duration, stop: &AtomicBool) -> bool {
     loop {
         let left = due.saturating_sub(begun.elapsed());
@@ -244,8 +245,7 @@ fn sleep_until(begun: Instant, due: Duration, stop: &AtomicBool) -> bool {
 /// Returns the first `most` bytes of a sample in any place, once the sample is complete.
 ///
 /// # Errors
-/// [`InvalidData::SampleFailed`] and
-/// [`InvalidData::SampleTainted`] for one that never will be.
+/// [`InvalidData::SampleFailed`] and [`InvalidData::SampleTainted`] for a sample that will never be complete.
 fn bytes_of(sample: &Sample, most: u64, out: &mut Vec<u8>) -> Result<(), Error> {
     sample.wait(TIMEOUT)?;
     let start = out.len();
@@ -266,7 +266,7 @@ fn is_lost(error: &Error) -> bool {
     matches!(error, Error::InvalidData(InvalidData::SampleFailed { .. } | InvalidData::SampleTainted { .. }))
 }
 
-/// Parses samples per second, or a factor of them.
+/// Parses a number of samples per second, or a factor of the recorded speed.
 fn parse_rate(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(rate) if (1e-3..=1e6).contains(&rate) => Ok(rate),
@@ -280,5 +280,5 @@ const NAP: Duration = Duration::from_millis(100);
 /// How long to wait for a sample before the next regular call.
 const MOMENT: Duration = Duration::from_millis(250);
 
-/// How long a publisher's stream may take to complete a sample, and a subscriber to make room for one.
+/// The timeout for a publisher's stream to complete a sample, and for subscribers to make room for one.
 const TIMEOUT: Duration = Duration::from_secs(10);

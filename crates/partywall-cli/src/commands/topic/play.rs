@@ -1,5 +1,5 @@
 //! `partywall topic play`. With `--json`, at the end: `name`, `file`, `channel`, `samples`, `bytes` (of the samples),
-//! `seconds`, `cut_off` (whether the file was not written to its end).
+//! `seconds`, `cut_off` (whether the file is incomplete at its end).
 
 use std::{
     path::{Path, PathBuf},
@@ -83,7 +83,7 @@ struct Player<'a> {
     channel: Option<String>,
     /// The topic to which it is published.
     topic: Option<(Topic, Publisher)>,
-    /// The recorded time of this turn's first sample, and when that was published.
+    /// The recorded time of the first sample of this pass through the file, and when it was published.
     begun: Option<(u64, Instant)>,
     start: Instant,
     samples: u64,

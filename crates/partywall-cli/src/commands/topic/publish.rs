@@ -151,7 +151,7 @@ impl Sender<'_> {
         }
     }
 
-    /// Publishes samples that consist of their numbers.
+    /// Publishes samples filled with their own numbers.
     fn send_numbers(&mut self) -> Result<(), Failure> {
         let (dtype, shape) = match (self.topic.dtype(), self.topic.shape()) {
             (Some(dtype), Some(shape)) => (dtype, shape.iter().map(|extent| extent.unwrap_or(1)).collect::<Vec<_>>()),
@@ -217,7 +217,7 @@ impl Sender<'_> {
                 return Err(Failure::new(
                     ErrorKind::Usage,
                     what,
-                    "check the program that writes it; the samples before were published",
+                    "check the program that writes it; the earlier samples were published",
                 ));
             }
             if !self.send(dtype, &shape, &sample)? {
@@ -227,8 +227,8 @@ impl Sender<'_> {
         Ok(())
     }
 
-    /// Type, shape and bytes of the samples into which so many bytes are cut: those of the topic's type if it leaves no
-    /// choice, else one of all of them.
+    /// Returns the type, shape and size in bytes of the samples into which `length` bytes are cut. If the topic's type
+    /// fixes them, they are the topic's; otherwise all bytes become one sample.
     fn cut(&self, length: usize) -> Result<(DType, Vec<u64>, usize), Failure> {
         let dtype = self.topic.dtype().unwrap_or(DType::U8);
         let fixed = self.topic.shape().and_then(|shape| shape.iter().copied().collect::<Option<Vec<u64>>>());
@@ -238,7 +238,7 @@ impl Sender<'_> {
         }
         let elements = length as u64 * 8 / dtype.bits();
         let mut shape = vec![elements];
-        // The only dimension that may have any length has what the others leave.
+        // If only one dimension may have any length, it is derived from the others.
         if let Some(extents) = self.topic.shape() {
             let others: u64 = extents.iter().flatten().product();
             if extents.iter().filter(|extent| extent.is_none()).count() == 1 && others > 0 {
@@ -273,7 +273,7 @@ impl Sender<'_> {
     }
 }
 
-/// Returns the bytes of a file's only tensor.
+/// Receives the bytes of a file's only tensor.
 struct Whole(Mutex<Vec<u8>>);
 
 struct Part<'a>(&'a Whole, Vec<u8>);

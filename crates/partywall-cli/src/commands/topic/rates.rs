@@ -1,7 +1,9 @@
-//! `partywall topic hz` and `bw`: how often samples come, and how much. With `--json` each line is an object: `event`
-//! (`window`, at the end `end` over all), `samples`, `missed`, `seconds`, `rate` (samples a second), `bytes`,
-//! `bytes_per_second`, `gap` and `size`: between two samples in seconds, and of a sample in bytes, each with `min`,
-//! `mean`, `max` and `std` (its standard deviation), or null where there is none.
+//! `partywall topic hz` and `bw`: measure how many samples and bytes arrive. With `--json` each line is an object:
+//!
+//! - `event` (`window`, or `end` in the last line, which covers all samples), `samples`, `missed`, `seconds`, `rate`
+//!   (samples per second), `bytes`, `bytes_per_second`;
+//! - `gap` (seconds between two samples) and `size` (bytes of a sample), each with `min`, `mean`, `max` and `std` (the
+//!   standard deviation), or null if there are no values.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +23,7 @@ pub(super) struct Arguments {
     window: Duration,
 }
 
-/// The quantity that people see.
+/// The quantity that the table shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum What {
     /// Samples per second, and the gaps between them.
@@ -134,7 +136,7 @@ impl Tally {
     }
 }
 
-/// The smallest, largest and mean of numbers, and how far they spread, by Welford's method.
+/// The minimum, maximum, mean and standard deviation of numbers, by Welford's method.
 #[derive(Debug, Default, Clone, Copy)]
 struct Spread {
     count: u64,

@@ -1,5 +1,5 @@
-//! `partywall topic record`. With `--json`, at the end: `name`, `file`, `samples`, `missed`, `failed` (not complete,
-//! and not written), `bytes` (of the samples), `seconds`. The file is described in `docs/topic-files.md`.
+//! `partywall topic record`. With `--json`, at the end: `name`, `file`, `samples`, `missed`, `failed` (incomplete samples,
+//! which are not in the file), `bytes` (of the samples), `seconds`. `docs/topic-files.md` describes the file.
 
 use std::path::PathBuf;
 

@@ -7,14 +7,16 @@ use serde_json::{Value, json};
 /// How many values are printed.
 pub(super) const VALUES: usize = 8;
 
-/// Returns the size in bytes of the printed values of a type. A type without printable values shows as many bytes.
+/// Returns the size in bytes of the printed values of a type: [`VALUES`] elements, or as many bytes for a type that JSON
+/// has no numbers for.
 pub(super) fn head(dtype: DType) -> u64 {
-    VALUES as u64 * if is_told(dtype) { dtype.item_bytes().unwrap_or(1) } else { 1 }
+    VALUES as u64 * if is_number(dtype) { dtype.item_bytes().unwrap_or(1) } else { 1 }
 }
 
-/// Returns the values that `bytes` begin with: numbers, or the bytes themselves of types that JSON has no numbers for.
+/// Returns the values at the beginning of `bytes`: numbers, or the bytes themselves for a type that JSON has no numbers
+/// for.
 pub(super) fn first(dtype: DType, bytes: &[u8]) -> Vec<Value> {
-    let item = if is_told(dtype) { dtype.item_bytes().unwrap_or(1) as usize } else { 1 };
+    let item = if is_number(dtype) { dtype.item_bytes().unwrap_or(1) as usize } else { 1 };
     bytes.chunks_exact(item).take(VALUES).map(|item| value(dtype, item)).collect()
 }
 
@@ -51,8 +53,8 @@ fn value(dtype: DType, item: &[u8]) -> Value {
     }
 }
 
-/// Returns an element with this value, or a byte of it of types that have no numbers. Numbers that are too large begin
-/// again at 0.
+/// Returns the bytes of an element with this value, or one byte of the value for a type that has no numbers. A value
+/// that is too large for the type wraps around to 0.
 pub(super) fn element(dtype: DType, number: u64) -> Vec<u8> {
     match dtype {
         DType::Bool => vec![(number % 2) as u8],
@@ -67,13 +69,13 @@ pub(super) fn element(dtype: DType, number: u64) -> Vec<u8> {
     }
 }
 
-/// 0.1 and not 0.10000000149011612, which is the same number.
+/// Returns the shortest decimal number that is read back as the same `f32`: 0.1, not 0.10000000149011612.
 fn shortest(number: f32) -> Value {
     let text = number.to_string();
     text.parse::<f64>().ok().filter(|number| number.is_finite()).map_or_else(|| json!(text), |number| json!(number))
 }
 
-fn is_told(dtype: DType) -> bool {
+fn is_number(dtype: DType) -> bool {
     use DType::{BF16, Bool, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
     matches!(dtype, Bool | U8 | I8 | U16 | I16 | U32 | I32 | U64 | I64 | F16 | BF16 | F32 | F64)
 }
