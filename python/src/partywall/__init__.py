@@ -4,12 +4,12 @@
 
     with pw.connect() as d, d.create("weights", (1024, 1024), "float32") as build:
         torch.from_dlpack(build).normal_()
-        weights = build.commit()          # from here on others see it, and nobody can change it
+        weights = build.commit()          # now other processes see it, and no process can change it
 
     # in any other process, before or after:
     x = torch.from_dlpack(pw.connect().open("weights", timeout=60))
 
-Importing this loads no driver, starts no broker, and imports no framework.
+Importing the package loads no driver, starts no broker, and imports no framework.
 """
 
 import atexit
@@ -240,5 +240,5 @@ __all__ = [
     "doctor",
 ]
 
-# What was dropped before is given back while there is still time; the rest goes with the process.
+# At exit, waits up to one second for resources that were dropped earlier. The end of the process releases the rest.
 atexit.register(_native.flush, 1.0)

@@ -1,4 +1,4 @@
-"""Arrays of other libraries on their way in, and how dtypes and shapes are written."""
+"""Conversion of other libraries' arrays, dtypes and shapes into arguments of the compiled module."""
 
 import operator
 import sys
@@ -10,14 +10,14 @@ from partywall._native import Source
 Shape: TypeAlias = SupportsIndex | Iterable[SupportsIndex]
 
 SINGLE = "data"
-"""The name of the only tensor of a segment that was made without names, as `partywall put` has it."""
+"""The name of the only tensor of a segment that was created without tensor names, as with `partywall put`."""
 
 _FOREIGN = ">" if sys.byteorder == "little" else "<"
 
 _PYTHON: dict[type, str] = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}
 
 
-# As NumPy spells them on Linux with 64 bits, beside the full names. What it has no name for has one spelling.
+# NumPy's spellings on 64-bit Linux, beside the full names. A dtype that NumPy has no name for has one spelling.
 _NUMPY: dict[str, str] = {
     spelling: name
     for name, spellings in {
@@ -41,12 +41,12 @@ _NUMPY: dict[str, str] = {
 
 
 def dtype_name(dtype: Any) -> str:
-    """What Partywall calls a dtype: of its name, or of numpy's, torch's or jax's object; Python's `float` is 64 bits."""
+    """Returns Partywall's name of a dtype, from a name or an object of numpy, torch or jax; Python's `float` has 64 bits."""
     if isinstance(dtype, str):
         spelling = dtype[1:] if dtype[:1] in ("<", ">", "=", "|") else dtype
         name = _NUMPY.get(spelling, dtype)
         if dtype[:1] == _FOREIGN and name not in (dtype, "bool", "int8", "uint8"):
-            raise ValueError(f"{dtype!r} is not in this machine's byte order: say {spelling!r}")
+            raise ValueError(f"{dtype!r} is not in this machine's byte order: use {spelling!r}")
         return name
     if isinstance(dtype, type):
         if dtype in _PYTHON:
@@ -56,30 +56,30 @@ def dtype_name(dtype: Any) -> str:
             # Some of NumPy's classes are named after C's types.
             dtype = numpy.dtype(dtype)
     if not getattr(dtype, "isnative", True):
-        raise ValueError(f"{dtype!r} is not in this machine's byte order: say {dtype.newbyteorder('=')!r}")
+        raise ValueError(f"{dtype!r} is not in this machine's byte order: use {dtype.newbyteorder('=')!r}")
     name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
     return str(name).removeprefix("torch.")
 
 
 def device_name(device: Any) -> str:
-    """A device as Partywall names it: of a string, or of torch's object."""
+    """Returns Partywall's name of a device, from a string or torch's object."""
     return str(device)
 
 
 def dimensions(shape: Shape) -> list[int]:
-    """A shape as numbers; one number is a shape of one dimension."""
+    """Returns a shape as a list of numbers; a single number is a shape of one dimension."""
     try:
         lengths = [operator.index(shape)]  # type: ignore[arg-type]
     except TypeError:
         lengths = [operator.index(length) for length in shape]  # type: ignore[union-attr]
     for length in lengths:
         if not 0 <= length < 1 << 63:
-            raise ValueError(f"the shape {shape!r} makes no sense: a dimension has 0 to 2⁶³ - 1 elements, not {length}")
+            raise ValueError(f"the shape {shape!r} is invalid: a dimension has 0 to 2⁶³ - 1 elements, not {length}")
     return lengths
 
 
 def count(number: SupportsIndex) -> int:
-    """A number of bytes or elements."""
+    """Checks a number of bytes or elements, and returns it."""
     number = operator.index(number)
     if not 0 <= number < 1 << 63:
         raise ValueError(f"a number of bytes or elements is 0 to 2⁶³ - 1, not {number}")
@@ -87,17 +87,17 @@ def count(number: SupportsIndex) -> int:
 
 
 def optional_count(number: SupportsIndex | None) -> int | None:
-    """The same, if it is given."""
+    """Checks a number of bytes or elements, if it is given."""
     return None if number is None else count(number)
 
 
 def planned(tensors: Mapping[str, tuple[Shape, Any]]) -> list[tuple[str, str, list[int]]]:
-    """Tensors that are to be made, as the compiled half takes them."""
+    """Returns descriptions of tensors to be created, as the compiled module takes them."""
     return [(name, dtype_name(dtype), dimensions(shape)) for name, (shape, dtype) in named(tensors).items()]
 
 
 def named(tensors: Any) -> dict[str, Any]:
-    """The tensors of a mapping, or one tensor under the name of the only one."""
+    """Returns the tensors of a mapping, or a single tensor under the name `SINGLE`."""
     named = dict(tensors) if isinstance(tensors, Mapping) else {SINGLE: tensors}
     for name in named:
         if not isinstance(name, str):
@@ -106,9 +106,9 @@ def named(tensors: Any) -> dict[str, Any]:
 
 
 def source(tensor: Any, stream: Any) -> Source:
-    """A tensor, held where it lies; on a GPU so that `stream` comes after what its library has enqueued."""
+    """Holds a tensor in place. On a GPU, `stream` is ordered after the work that the tensor's library has enqueued."""
     if getattr(tensor, "requires_grad", False):
-        # torch does not export what records gradients.
+        # torch does not export tensors that record gradients.
         tensor = tensor.detach()
     if not hasattr(tensor, "__dlpack__"):
         tensor = _plain(tensor)
@@ -116,7 +116,7 @@ def source(tensor: Any, stream: Any) -> Source:
 
 
 def _plain(thing: Any) -> Any:
-    """What comes by neither DLPack nor a whole buffer: NumPy's scalars, images, arrays of ctypes."""
+    """Converts objects that export neither DLPack nor a plain buffer: NumPy's scalars, images, arrays of ctypes."""
     if hasattr(thing, "__array_interface__"):
         import numpy
 
@@ -128,27 +128,27 @@ def _plain(thing: Any) -> Any:
 
 
 def dense(tensor: Any, stream: Any) -> Source:
-    """A tensor to be copied: as `source`, and without gaps where its library makes it so, on its own stream."""
+    """Holds a tensor to be copied, as `source` does. Its library makes it contiguous if it can, on its own stream."""
     if getattr(tensor, "is_neg", bool)():
-        # DLPack does not say of torch's that they have yet to be negated.
+        # torch negates lazily, and DLPack has no flag for a tensor whose negation is pending.
         tensor = tensor.resolve_neg()
     taken = source(tensor, stream)
     if not taken.contiguous:
         for make in ("contiguous", "copy"):
-            # torch, then numpy, cupy and jax.
+            # The method of torch, then that of numpy, cupy and jax.
             if callable(method := getattr(tensor, make, None)):
                 return source(method(), stream)
     return taken
 
 
 def plan(tensors: Mapping[str, Source]) -> list[tuple[str, str, list[int]]]:
-    """What is to be allocated for copies of them."""
+    """Returns descriptions of the tensors to allocate for copies of these."""
     return [(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
 
 
 def common_device(tensors: Mapping[str, Source]) -> str:
-    """Where all of them are."""
+    """Returns the device that all tensors are on."""
     devices = {tensor.device for tensor in tensors.values()}
     if len(devices) > 1:
-        raise ValueError(f"the tensors are on {', '.join(sorted(devices))}: say device=, or put those of each alone")
+        raise ValueError(f"the tensors are on {', '.join(sorted(devices))}: give device=, or put each device's tensors alone")
     return devices.pop() if devices else "host"

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class Build(Interruptible[_native.Build], Connected[_native.Build], Tensors):
-    """Memory that no other process sees yet: its tensors by their names, writable in place.
+    """A mapping of names to tensors, writable in place, that no other process sees yet.
 
-    `commit` publishes it; closing it frees it.
+    `commit` publishes the memory; `close` frees it.
     """
 
     def __init__(self, domain: "Domain", native: _native.Build) -> None:
@@ -23,7 +23,7 @@ class Build(Interruptible[_native.Build], Connected[_native.Build], Tensors):
 
     @property
     def name(self) -> str:
-        """The name that the commit gives it."""
+        """The name that `commit` publishes."""
         return self._native.name
 
     @property
@@ -33,7 +33,7 @@ class Build(Interruptible[_native.Build], Connected[_native.Build], Tensors):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are allocated."""
+        """The number of allocated bytes."""
         return self._native.nbytes
 
     def __getitem__(self, tensor: str) -> _native.Tensor:
@@ -49,18 +49,18 @@ class Build(Interruptible[_native.Build], Connected[_native.Build], Tensors):
         return self._native.tensors()
 
     def write(self, tensor: Any, stream: Any = None) -> None:
-        """As `Tensor.write` of its only tensor."""
+        """Calls `Tensor.write` of its only tensor."""
         self.tensor.write(tensor, stream)
 
     def commit(self) -> Segment:
-        """Makes it the next version of its name, in one step, and returns that version.
+        """Publishes the memory atomically as the next version of its name, and returns that version.
 
-        Waits for all work that this process has enqueued on the GPU that has the memory, on any stream. Arrays that were
-        made of the tensors stay valid. Unless the version is mutable, it must only be read from now on: a write ends the
-        process, or on a GPU its CUDA context. If the commit fails, the build is unchanged.
+        Waits for all work that this process has enqueued on the GPU that has the memory, on any stream. Arrays made from the
+        tensors stay valid. Unless the version is mutable, only read it from now on: a write kills the process, or on a GPU
+        its CUDA context. If the commit fails, the build is unchanged.
         """
         domain, committed = self._domain, self._native.commit()
-        # A build that was closed before raises.
+        # `commit` raises for a closed build, so the domain is still set.
         assert domain is not None
         return Segment(domain, committed)
 
@@ -74,7 +74,7 @@ class Build(Interruptible[_native.Build], Connected[_native.Build], Tensors):
         super().close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("a build is known to this process alone: commit it, and send the segment")
+        raise TypeError("a build belongs to this process alone: commit it, and send the segment")
 
     def __repr__(self) -> str:
         return f"<partywall.Build {self.name}: {self._contents(self._native)}>"

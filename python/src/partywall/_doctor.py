@@ -1,4 +1,4 @@
-"""What works on this machine."""
+"""Tests of what works on this machine."""
 
 from dataclasses import dataclass
 from typing import Literal, cast
@@ -12,19 +12,19 @@ Outcome = Literal["ok", "warning", "failed", "skipped"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found out about one thing."""
+    """The result of one test."""
 
     title: str
     outcome: Outcome
-    """`ok`, `warning`, `failed`, or `skipped`: not tried."""
+    """`ok`, `warning`, `failed`, or `skipped` (not tried)."""
     detail: str
-    """What was seen."""
+    """What the test observed."""
     meaning: str
-    """What that means, if it needs saying."""
+    """The consequence, or an empty string."""
     fix: str
-    """What to do about it, if anything."""
+    """What to do about it, or an empty string."""
     simulated: bool
-    """Whether the driver is the simulated one, so that this says nothing about a GPU."""
+    """Whether the driver is the simulated one. The result then says nothing about a GPU."""
 
     def __str__(self) -> str:
         lines = [f"{self.title}: {self.outcome}: {self.detail}", self.meaning, self.fix]
@@ -32,7 +32,7 @@ class Finding:
 
 
 def doctor(domain: str | None = None, device: str = "auto") -> list[Finding]:
-    """Finds out by doing what works on this machine, as `partywall doctor` does, in some seconds.
+    """Tests what works on this machine by trying it, as `partywall doctor` does. Takes some seconds.
 
     `device` is the GPU to try: `auto`, the first; `all`; `cuda:N`; or a UUID. Leaves nothing behind.
     """

@@ -34,26 +34,26 @@ class Name:
     place: str
     """`host`, or the UUID of a GPU."""
     nbytes: int
-    """Bytes that are allocated."""
+    """The number of allocated bytes."""
     tensors: int
-    """How many tensors it has."""
+    """The number of tensors."""
     mutable: bool
-    """Whether it may be written."""
+    """Whether the version may be written after its commit."""
     kept: bool
-    """Whether it stays after its committer has ended."""
+    """Whether the name stays after its committer has ended."""
 
 
 class Domain(Handle[_native.Domain]):
-    """A connection to a domain, in which processes share memory by name. Made by `connect`.
+    """A connection to a domain, in which processes share memory by name. `connect` returns one.
 
-    It keeps the names that are committed through it until their segment or the domain is closed, or the process ends;
-    dropping what `put` or `commit` returned changes nothing. Any thread may use it. A forked child must connect anew.
-    Builds and segments stay usable after it is closed.
+    A name that is committed through a domain stays until its segment or the domain is closed, or the process ends;
+    dropping the segment that `put` or `commit` returned does not remove the name. Any thread may use a domain. A forked
+    child must connect anew. Builds and segments stay usable after the domain is closed.
     """
 
     def __init__(self, native: _native.Domain, is_own: bool = True) -> None:
         super().__init__(native)
-        # Whether the user made this connection, and so must close it.
+        # Whether the user opened this connection and therefore must close it.
         self._is_own = is_own
         key = id(self)
         _open[key] = weakref.ref(self, lambda _: _open.pop(key, None))
@@ -76,12 +76,12 @@ class Domain(Handle[_native.Domain]):
         kept: bool = False,
         if_absent: bool = False,
     ) -> Build:
-        """Begins the next version of `name`, of one tensor of zeroes on `device`. Others see it from `commit` on.
+        """Begins the next version of `name` with one tensor of zeroes. Other processes see the version after `commit`.
 
-        `device` is `auto`: the calling thread's current CUDA device, else the first GPU, or `host` if there is none. Or it is
-        `cuda` or `gpu`, the same without `host`; `cuda:N`; a GPU's UUID; or `host` or `cpu`. A `mutable` version can be
-        written after the commit, and can grow to `reserve` bytes. A `kept` version stays after this process has ended. With
-        `if_absent` the commit fails if the name exists.
+        `device` is one of: `auto`, the calling thread's current CUDA device, else the first GPU, or `host` if there is none;
+        `cuda` or `gpu`, which mean the same but never `host`; `cuda:N`; a GPU's UUID; `host` or `cpu`. A `mutable` version can
+        be written after the commit, and can grow to `reserve` bytes. A `kept` version stays after this process has ended.
+        With `if_absent` the commit fails if the name exists.
         """
         tensors = {_arrays.SINGLE: (shape, dtype)}
         return self.create_many(
@@ -107,7 +107,7 @@ class Domain(Handle[_native.Domain]):
         kept: bool = False,
         if_absent: bool = False,
     ) -> Build:
-        """As `create`, of many tensors: the shape and dtype of each, by its name."""
+        """As `create`, with several tensors: a mapping of names to shapes and dtypes."""
         native = self._native.create(
             name,
             _arrays.device_name(device),
@@ -132,12 +132,12 @@ class Domain(Handle[_native.Domain]):
     ) -> Segment:
         """Opens the latest version of `name`, or `version`; `NAME@V` means the same.
 
-        Waits up to `timeout` seconds for the version to exist, for ever with `None`; then `NameNotFound`. With `write` a
-        mutable version is opened for writing. `device` is the GPU that uses the memory, by default the one that has it; with
-        `allow_peer` it may be another one.
+        Waits up to `timeout` seconds for the version to exist, or for ever with `None`; then raises `NameNotFound`. With
+        `write` a mutable version is opened for writing. `device` is the GPU that uses the memory, by default the one that has
+        it; with `allow_peer` it may be another one.
         """
         if version is not None and version < 1:
-            raise ValueError(f"versions count from 1; {version} is not a version")
+            raise ValueError(f"{version} is not a version: versions are counted from 1")
         place = None if device is None else _arrays.device_name(device)
         native = self._native.open(name, version, timeout, write, place, allow_peer)
         return Segment(self, native)
@@ -147,9 +147,9 @@ class Domain(Handle[_native.Domain]):
     ) -> Segment:
         """Opens the latest version of `name`; if there is none, calls `build` to make it.
 
-        Of all processes that call this at the same time, one builds and the others wait for it, up to `timeout` seconds or
-        for ever. If the builder dies or fails, another one builds. `build` gets a `Claim` to make the version with, and
-        returns the segment.
+        If several processes call this at the same time, one builds and the others wait for it, up to `timeout` seconds or
+        for ever. If the builder dies or fails, another process builds. `build` receives a `Claim`, creates the version with
+        it, and returns the committed segment.
         """
         opened = self._native.open_or_build(name, timeout)
         if isinstance(opened, _native.Segment):
@@ -157,10 +157,10 @@ class Domain(Handle[_native.Domain]):
         try:
             built = build(Claim(self, opened))
         finally:
-            # A build that is not committed yet keeps the claim, and ends it.
+            # If a build is not committed yet, it holds the claim and ends it later.
             opened.close()
         if not isinstance(built, Segment) or built.name != name:
-            raise TypeError(f"build() is to return the segment that it has committed as {name!r}, not {built!r}")
+            raise TypeError(f"build() must return the segment that it has committed as {name!r}, not {built!r}")
         return built
 
     def put(
@@ -178,8 +178,8 @@ class Domain(Handle[_native.Domain]):
     ) -> Segment:
         """Copies a tensor, or a mapping of tensors by their names, and commits the copy as the next version of `name`.
 
-        A tensor is any object that speaks DLPack or the buffer protocol. It is copied once: to the GPU that has the tensors,
-        or to `device`. The copy is made after the work on the current stream of torch or cupy, or on `stream`.
+        A tensor is any object that supports DLPack or the buffer protocol. It is copied once: to the GPU that has the tensors,
+        or to `device`. The copy is made after the work on `stream`, by default the current stream of torch or cupy.
         """
         taken = {key: _arrays.dense(tensor, stream) for key, tensor in _arrays.named(tensors).items()}
         native = self._native.create(
@@ -204,7 +204,7 @@ class Domain(Handle[_native.Domain]):
         kept: bool = False,
         if_absent: bool = False,
     ) -> Segment:
-        """Puts a safetensors or NumPy file, a folder of shards, or any file as bytes, as `partywall put` does."""
+        """Puts a safetensors or NumPy file, a folder of shards, or the bytes of any other file, as `partywall put` does."""
         native = self._native.put_file(
             os.fsdecode(path), name, _arrays.device_name(device), mutable=mutable, kept=kept, if_absent=if_absent
         )
@@ -219,11 +219,11 @@ class Domain(Handle[_native.Domain]):
         mutable: bool = False,
         if_absent: bool = False,
     ) -> Segment:
-        """Publishes a tensor on a GPU, or a mapping of such tensors, in place: nothing is copied.
+        """Publishes a tensor on a GPU, or a mapping of such tensors, in place, without a copy.
 
-        The tensors are held as long as the name exists: until the segment or the domain is closed, a newer version follows,
-        the name is removed, or this process dies. Readers see later writes, and map whole allocations. Memory that the driver
-        does not share by handle, such as torch's expandable segments, is `NotShareable`: `put` it.
+        The tensors are held as long as the name exists: until the segment or the domain is closed, a newer version is
+        committed, the name is removed, or this process dies. Readers see later writes, and map whole allocations. Raises
+        `NotShareable` for memory that the driver does not share by handle, such as torch's expandable segments; use `put`.
         """
         taken = [(key, _arrays.source(tensor, None)) for key, tensor in _arrays.named(tensors).items()]
         native = self._native.publish(name, taken, pairs(metadata), mutable=mutable, if_absent=if_absent)
@@ -232,7 +232,7 @@ class Domain(Handle[_native.Domain]):
     def timeline(self, name: str, writer: bool = False) -> Timeline:
         """Opens a timeline to wait for it, or as its only `writer`. Creates it at 0 if it does not exist.
 
-        A writer continues where the one before it ended; `WriterExists` while there is another one.
+        A new writer continues at the last value of the writer before it. Raises `WriterExists` if there is a writer already.
         """
         return Timeline(self, self._native.timeline(name, writer))
 
@@ -252,18 +252,18 @@ class Domain(Handle[_native.Domain]):
         allow_peer: bool = False,
         timeout: float | None = None,
     ) -> Pool:
-        """Opens a pool; with `blocks`, 1 to 65,536, of `block_bytes` each, creates it if it does not exist.
+        """Opens a pool. With `blocks` (1 to 65,536) of `block_bytes` each, creates it if it does not exist.
 
-        The pool is created on `device`, by default `auto` as in `create`. An existing pool must be as requested, else
-        `WrongPool`; without a `device` it may be anywhere. Without numbers, `device` is the GPU that uses the blocks, by
-        default the one that has them; with `allow_peer` it may be another one. The pool ends with the last process that has
-        it open, unless it is created as `kept`.
+        The pool is created on `device`, by default `auto` as in `create`. An existing pool must match the request, else
+        `WrongPool` is raised; without a `device` it may be in any place. Without numbers, `device` is the GPU that uses the
+        blocks, by default the one that has them; with `allow_peer` it may be another one. The pool ends with the last process
+        that has it open, unless it is created as `kept`.
 
-        A block of a `zeroed` pool is all zero when it is taken, even if its last holder died. By default it has the content
-        that its last holder left.
+        A block of a `zeroed` pool is all zero when it is taken, even if its last holder died. Otherwise a block keeps the
+        content that its last holder left.
 
-        Waits up to `timeout` seconds for a pool that does not exist, by default not at all. With numbers, waits for another
-        process that is just creating it, by default 10 s.
+        Without numbers, waits up to `timeout` seconds for a pool that does not exist, by default not at all. With numbers,
+        waits up to `timeout` seconds for another process that is creating the pool, by default 10 s.
         """
         native = self._native.pool(
             name,
@@ -289,13 +289,14 @@ class Domain(Handle[_native.Domain]):
         kept: bool = False,
         timeout: float | None = None,
     ) -> Queue:
-        """Opens a queue of tasks; with `tasks`, `inputs` or `outputs`, creates it if it does not exist.
+        """Opens a queue of tasks. With `tasks`, `inputs` or `outputs`, creates it if it does not exist.
 
-        The queue has room for `tasks` (1024) tasks and results. `inputs` and `outputs` are its two pools: how many blocks, and
-        bytes of each; by default its tasks have neither. With a `lease` an attempt that takes longer, in seconds, loses its
-        task to another worker. An existing queue must be as requested, else `WrongQueue`.
+        The queue has room for `tasks` (default 1024) tasks and results. `inputs` and `outputs` describe its two pools, each as
+        the number of blocks and the bytes of one; by default its tasks have no blocks. With a `lease`, in seconds, an attempt
+        that takes longer loses its task to another worker. An existing queue must match the request, else `WrongQueue` is
+        raised.
 
-        `device`, `kept` and `timeout` as for `pool`.
+        `device`, `kept` and `timeout` are as for `pool`.
         """
         native = self._native.queue(
             name,
@@ -328,17 +329,18 @@ class Domain(Handle[_native.Domain]):
         allow_peer: bool = False,
         timeout: float | None = None,
     ) -> Topic:
-        """Opens a topic; with a `shape`, or the `max_bytes` of its largest sample, creates it if it does not exist.
+        """Opens a topic. With a `shape`, or the `max_bytes` of its largest sample, creates it if it does not exist.
 
-        `shape` and `dtype` are those of all samples: other samples are `WrongSample`. For samples that vary give `max_bytes`:
-        alone for samples of any type and shape, or with a shape in which `None` is any length, as in `(None, 640, 3)`.
+        All samples have this `shape` and `dtype`; publishing another sample raises `WrongSample`. For samples that vary, give
+        `max_bytes`: alone for samples of any type and shape, or with a shape in which `None` is any length, as in
+        `(None, 640, 3)`.
 
         The ring keeps `depth` samples (default 4); a subscriber gets the last `history` (0) of them when it joins. A topic has
         at most `publishers` (2) with `loans` (2) each, and `subscribers` (4) that hold `held` samples (2) each. By default it
-        has as many `blocks` as these need: 4 + 2 · 2 + 4 · 2 = 16. An existing topic must be as requested, else `WrongTopic`;
-        options that are not given are not compared.
+        has as many `blocks` as these need: 4 + 2 · 2 + 4 · 2 = 16. An existing topic must match the request, else `WrongTopic`
+        is raised; options that are not given are not compared.
 
-        `device`, `kept`, `allow_peer` and `timeout` as for `pool`.
+        `device`, `kept`, `allow_peer` and `timeout` are as for `pool`.
         """
         native = self._native.topic(
             name,
@@ -378,7 +380,7 @@ class Domain(Handle[_native.Domain]):
         """Evicts all members with this pid: ends their waits, builds and names, and refuses all their further requests.
 
         Memory that they hold is freed when they are dead: it cannot be taken from a process that has it mapped. With `kill`
-        the broker sends SIGKILL. If that fails, the returned rows say so; it is not an error.
+        the broker sends SIGKILL. If that fails, the returned rows report it, and no exception is raised.
         """
         return [EvictedMember(**row) for row in self._native.evict(pid, kill)]
 
@@ -387,20 +389,20 @@ class Domain(Handle[_native.Domain]):
         return [Name(*row) for row in self._native.names()]
 
     def exists(self, name: str) -> bool:
-        """Returns whether the name exists; for `NAME@V`, whether V is its latest version. As `name in domain`."""
+        """Returns whether the name exists; for `NAME@V`, whether V is its latest version. Same as `name in domain`."""
         return self._native.exists(name)
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self.exists(name)
 
     def rm(self, name: str) -> int:
-        """Removes a name. Open segments of it stay: returns how many bytes they keep."""
+        """Removes a name. Returns how many bytes stay allocated because segments of it are open."""
         return self._native.remove(name)[1]
 
     def close(self) -> None:
-        """Withdraws the names that it keeps, and ends the connection once no build or segment of it is open any more.
+        """Withdraws the names that were committed through this domain, except `kept` ones.
 
-        Names that are `kept` stay. Calling it again does nothing.
+        The connection ends once no build or segment of it is open any more. Calling `close` again does nothing.
         """
         self._native.close()
 
@@ -417,7 +419,7 @@ class Domain(Handle[_native.Domain]):
 
 
 class Claim:
-    """The right to build a name that others wait for; `Domain.open_or_build` passes it to its `build`."""
+    """The right to build a name that other processes wait for; `Domain.open_or_build` passes it to its `build`."""
 
     def __init__(self, domain: Domain, native: _native.Claim) -> None:
         self._domain = domain
@@ -498,7 +500,8 @@ def connect(
 ) -> Domain:
     """Connects to a domain; with `start`, starts its broker if there is none.
 
-    Without a name or a `socket`, `PARTYWALL_SOCKET` or `PARTYWALL_DOMAIN` decide, else the domain is `default`.
+    Without a name or a `socket`, the environment variables `PARTYWALL_SOCKET` or `PARTYWALL_DOMAIN` choose the domain;
+    without them it is `default`.
     """
     path = None if socket is None else os.fspath(socket)
     return Domain(_native.Domain.connect(domain, path, start=start, program=str(PROGRAM)))
@@ -514,13 +517,13 @@ def reopen_topic(socket: str, name: str, version: int) -> Topic:
     topic = _through(socket, lambda domain: domain.topic(name))
     if topic.version != version:
         topic.close()
-        gone = f"topic {name!r} is version {topic.version} now, and version {version} was sent"
-        raise VersionNotFound(gone, "send it again, by who has the new one", "version-not-found")
+        gone = f"topic {name!r} now has version {topic.version}, but version {version} was sent"
+        raise VersionNotFound(gone, "send the topic again from a process that has the new version open", "version-not-found")
     return topic
 
 
 def _through(socket: str, opened: "Callable[[Domain], _Opened]") -> "_Opened":
-    """Opens an object through a connection of this process to that broker, or through a new one."""
+    """Opens an object through an existing connection of this process to the broker, or through a new one."""
     for domain in connections():
         if domain.socket == socket:
             try:
@@ -535,17 +538,18 @@ _Opened = TypeVar("_Opened")
 
 
 def pairs(metadata: Mapping[str, str] | None) -> list[tuple[str, str]]:
-    """Metadata as the compiled half takes it."""
+    """Checks metadata, and returns it as the compiled module takes it."""
     pairs = list(dict(metadata or {}).items())
     for pair in pairs:
         if not all(isinstance(text, str) for text in pair):
-            raise TypeError(f"metadata are strings, by strings: {pair[0]!r} is {pair[1]!r}")
+            raise TypeError(f"metadata maps strings to strings, but {pair[0]!r} has the value {pair[1]!r}")
     return pairs
 
 
 def connections() -> list[Domain]:
     """Lists the open connections of this process."""
-    # In one step, as is what changes it: threads connect meanwhile, and a lock might be held in a forked child for ever.
+    # Copies in one atomic step, and the dictionary changes in atomic steps, because other threads connect meanwhile. A
+    # lock could stay held for ever in a forked child.
     known = [reference() for reference in list(_open.values())]
     return [domain for domain in known if domain is not None and domain._pid == os.getpid() and not domain.closed]
 

@@ -1,18 +1,18 @@
-"""Exceptions. Each class also derives from the built-in one that people catch."""
+"""Exceptions. Each class also derives from the built-in exception that users expect to catch."""
 
 import builtins
 from typing import Any
 
 
 class Error(Exception):
-    """The base of all exceptions of Partywall. Its text says what happened and what to do."""
+    """The base of all exceptions of Partywall. The text says what happened and what to do."""
 
     cuda_error: int | None
     """The CUDA driver's code, if the driver refused a call."""
     advice: str
     """What to do about it."""
     anchor: str
-    """Its entry in docs/troubleshooting.md."""
+    """The anchor of its entry in docs/troubleshooting.md."""
 
     def __init__(self, message: str, advice: str = "", anchor: str = "", cuda_error: int | None = None) -> None:
         super().__init__(message)
@@ -33,7 +33,7 @@ class NameNotFound(Error, KeyError):
 
 
 class VersionNotFound(NameNotFound):
-    """The name does not have this version, and never will again."""
+    """The name does not have this version, and will never have it again."""
 
 
 class Withdrawn(NameNotFound):
@@ -49,7 +49,7 @@ class TensorNotFound(Error, KeyError):
 
 
 class NameExists(Error, FileExistsError):
-    """The name exists, and the call was to create it only if it does not."""
+    """The name exists, but the call was to create it only if it is absent."""
 
 
 class WriterExists(Error, FileExistsError):
@@ -57,7 +57,7 @@ class WriterExists(Error, FileExistsError):
 
 
 class OwnerDied(Error, ConnectionError):
-    """The process that published the memory, or that signalled the timeline, is dead."""
+    """The process that published the memory or signalled the timeline is dead."""
 
 
 class Evicted(Error, ConnectionError):
@@ -65,7 +65,7 @@ class Evicted(Error, ConnectionError):
 
 
 class BrokerGone(Error, ConnectionError):
-    """The broker that the connection belonged to is gone."""
+    """The broker of the connection is gone."""
 
 
 class TimelineEnded(Error, ConnectionError):
@@ -93,7 +93,7 @@ class Abandoned(TimelineEnded):
 
 
 class TimelineLost(TimelineEnded, BrokerGone):
-    """The broker is gone, so the death of the writer would go unnoticed."""
+    """The broker is gone, so nothing would report the death of the writer."""
 
 
 class Tainted(Error, RuntimeError):
@@ -105,23 +105,23 @@ class BrokerUnreachable(Error, ConnectionError):
 
 
 class VersionMismatch(Error, ConnectionError):
-    """The broker is of another build, with another protocol."""
+    """The broker comes from another build and uses another protocol."""
 
 
 class AccessDenied(Error, PermissionError):
-    """The broker, or its directory, is another user's; or it serves another driver."""
+    """The broker or its directory belongs to another user, or the broker serves another driver."""
 
 
 class ReadOnly(Error, PermissionError):
-    """The version is frozen, or was opened for reading."""
+    """The version is frozen, or was opened only for reading."""
 
 
 class NotWriter(Error, PermissionError):
-    """The timeline was opened to be waited for, not to be signalled."""
+    """The timeline was opened for waiting, not for signalling."""
 
 
 class TimeoutError(Error, builtins.TimeoutError):
-    """It did not happen in time."""
+    """The operation did not finish in time."""
 
 
 class OutOfMemory(Error, MemoryError):
@@ -141,7 +141,7 @@ class BadPattern(Error, ValueError):
 
 
 class BadValue(Error, ValueError):
-    """The value is not greater than those before, or exceeds the limit."""
+    """The value is not greater than all values before, or exceeds the limit."""
 
 
 class WrongMaximum(Error, ValueError):
@@ -153,7 +153,7 @@ class NotYourself(Error, ValueError):
 
 
 class BadTensor(Error, ValueError):
-    """Tensors that cannot be laid out, or bytes that a tensor does not have."""
+    """The tensors cannot be laid out, or the bytes are outside the tensor."""
 
 
 class CannotGrow(Error, ValueError):
@@ -165,11 +165,11 @@ class CannotKeep(Error, ValueError):
 
 
 class WrongKind(Error, TypeError):
-    """The name, the memory or its elements are of another kind than the call takes."""
+    """The name, the memory or its elements are not of the kind that the call takes."""
 
 
 class WrongSample(WrongKind, ValueError):
-    """A sample is of another type or shape than the topic's."""
+    """The sample does not have the topic's type and shape."""
 
 
 class BadSource(Error, TypeError):
@@ -189,7 +189,7 @@ class NoDevice(Error, RuntimeError):
 
 
 class RemoteDevice(Error, RuntimeError):
-    """The memory is on another GPU than the reader's."""
+    """The memory is on another GPU than the reader."""
 
 
 class CudaError(Error, RuntimeError):
@@ -209,11 +209,11 @@ class Captured(Error, RuntimeError):
 
 
 class NotHeld(Error, RuntimeError):
-    """The permit or block was given back before."""
+    """The permit or block was already given back."""
 
 
 class WrongPool(Error, ValueError):
-    """The pool differs from the request, the request is invalid, or the name or block is not of this pool."""
+    """The pool differs from the request, the request is invalid, or the name or block does not belong to this pool."""
 
 
 class BlockTooSmall(Error, ValueError):
@@ -221,23 +221,23 @@ class BlockTooSmall(Error, ValueError):
 
 
 class StaleBlock(Error, RuntimeError):
-    """The block of the reference is no longer offered."""
+    """The block that the reference names is no longer offered."""
 
 
 class WrongTopic(Error, ValueError):
-    """The topic differs from the request, the request is invalid, or the name is not of a topic."""
+    """The topic differs from the request, the request is invalid, or the name is not a topic."""
 
 
 class TopicFull(TimeoutError):
-    """A sample was not published in time: a subscriber that must miss nothing does not read."""
+    """The sample was not published in time, because a subscriber that must miss nothing does not read."""
 
 
 class TopicIdle(Error, EOFError):
-    """The topic's last publisher has left and all samples were received: the end of a subscriber with `until="idle"`."""
+    """The last publisher has left and all samples were received; it ends a subscriber with `until="idle"`."""
 
 
 class WrongQueue(Error, ValueError):
-    """The queue differs from the request, the request is invalid, or the name, block or task is not of this queue."""
+    """The queue differs from the request, the request is invalid, or the name, block or task is not this queue's."""
 
 
 class QueueFull(TimeoutError):
@@ -245,7 +245,7 @@ class QueueFull(TimeoutError):
 
 
 class OutputsFull(TimeoutError):
-    """There are tasks, but results that nobody has taken fill the output blocks."""
+    """There are tasks, but results that were not taken occupy all output blocks."""
 
 
 class TaskRunning(Error, RuntimeError):
@@ -253,7 +253,7 @@ class TaskRunning(Error, RuntimeError):
 
 
 class TaskFailed(Error, RuntimeError):
-    """The task is a dead letter: it was attempted as often as it may be."""
+    """The task is a dead letter: it has used up its attempts."""
 
 
 class TaskGone(Error, LookupError):
@@ -261,11 +261,11 @@ class TaskGone(Error, LookupError):
 
 
 class WrongTaskState(Error, RuntimeError):
-    """The task cannot be retried, as it is no dead letter, or cannot be purged, as it is neither done nor dead."""
+    """The task is not a dead letter, so it cannot be retried; or it is neither done nor dead, so it cannot be purged."""
 
 
 class SegmentInUse(TimeoutError):
-    """The segment was not detached in time: tasks name it."""
+    """The segment was not detached in time, because tasks still name it."""
 
 
 class NotAttached(Error, LookupError):
@@ -273,11 +273,11 @@ class NotAttached(Error, LookupError):
 
 
 class CannotAttach(Error, ValueError):
-    """No queue can hold the segment: its memory goes with its publisher."""
+    """A queue cannot hold the segment, because its memory ends with its publisher."""
 
 
 class ClaimLost(Error, RuntimeError):
-    """The task is over for this worker: it was completed or failed, or taken back because a lease ended."""
+    """The worker no longer has the task: it was completed or failed, or taken back because its lease ended."""
 
 
 class InputsNotReady(Error, RuntimeError):
@@ -297,7 +297,7 @@ class TooManyHeld(Error, RuntimeError):
 
 
 class NotReady(Error, RuntimeError):
-    """A stream of its publisher still writes the sample."""
+    """A stream of the publisher still writes the sample."""
 
 
 class SampleFailed(Error, ConnectionError):
@@ -309,11 +309,11 @@ class Parted(Error, ConnectionError):
 
 
 class StillUsed(Error, BufferError):
-    """Arrays of the block are still used, so it cannot be offered."""
+    """Arrays of the block are still in use, so the block cannot be offered."""
 
 
 class Unproven(Error, RuntimeError):
-    """The member is dead, and what it held is in quarantine; or it is not known to be dead, and nothing is."""
+    """The member is dead and what it held is in quarantine, or it is not known to be dead, so nothing is in quarantine."""
 
 
 class Forked(Error, RuntimeError):

@@ -153,7 +153,7 @@ def test_gpu_is_another_word_for_cuda(domain):
 
 @pytest.mark.parametrize("metadata", [{"a": 1}, {1: "a"}, [("a", None)]])
 def test_metadata_are_strings(domain, metadata):
-    with pytest.raises(TypeError, match="metadata are strings"):
+    with pytest.raises(TypeError, match="metadata maps strings"):
         domain.put("x", b"x", metadata=metadata)
     with domain.put("x", b"x", metadata=[("a", "b")]) as put:
         assert put.metadata == {"a": "b"}
