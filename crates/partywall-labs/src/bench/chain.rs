@@ -1,26 +1,22 @@
 //! A chain of words through memory: each link says which word the next one is, so that a load cannot begin before the one before
-//! it has ended. The order is random, so that no hardware foresees it.
+//! it has ended. The order looks random, so that no hardware foresees it.
 
 /// Words from one link to the next in memory: 128 bytes, a line of the caches of GPUs and two of those of processors.
 pub(super) const STRIDE: usize = 16;
 
-/// Returns memory of so many bytes with one chain through all of it, from word 0 back to word 0.
+/// Returns memory of so many bytes, a power of two, with one chain through all of it, from word 0 back to word 0.
 pub(super) fn new(bytes: u64) -> Vec<u64> {
     let mut words = vec![0; (bytes / 8) as usize];
-    let links = words.len() / STRIDE;
-    // Sattolo's algorithm: a permutation that is one cycle.
-    let mut order: Vec<u32> = (0..links as u32).collect();
-    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
-    for last in (1..links).rev() {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        order.swap(last, (random % last as u64) as usize);
-    }
-    for (link, next) in order.into_iter().enumerate() {
-        words[link * STRIDE] = u64::from(next) * STRIDE as u64;
-    }
+    fill(&mut words);
     words
+}
+
+/// Writes a chain into words that are zero. Their number is a power of two.
+pub(super) fn fill(words: &mut [u64]) {
+    let order = Order::of(words.len() as u64 * 8);
+    for link in 0..words.len() / STRIDE {
+        words[link * STRIDE] = order.after(link as u64) * STRIDE as u64;
+    }
 }
 
 /// Returns how many links a chain of so many bytes has.
@@ -28,13 +24,68 @@ pub(super) fn links(bytes: u64) -> u64 {
     bytes / 8 / STRIDE as u64
 }
 
+/// Returns the word that a chain through so many bytes leads to from word 0.
+pub(super) fn end(bytes: u64, links: u64) -> u64 {
+    let order = Order::of(bytes);
+    (0..links).fold(0, |link, _| order.after(link)) * STRIDE as u64
+}
+
+/// The order of the links, as a function: a table of it would be as large as what is measured. A permutation gives each link its
+/// place, and the next link is that of the next place, so that there is one cycle through all.
+struct Order {
+    bits: u32,
+}
+
+/// Odd, so that it has an inverse modulo a power of two.
+const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+
+const INVERSE: u64 = inverse(FACTOR);
+
+/// With fewer, the same distances come again and again.
+const ROUNDS: usize = 4;
+
+impl Order {
+    fn of(bytes: u64) -> Self {
+        Self { bits: links(bytes).ilog2() }
+    }
+
+    fn after(&self, link: u64) -> u64 {
+        let place = (0..ROUNDS).fold(link, |value, _| self.mixed(value.wrapping_mul(FACTOR) & self.mask()));
+        let next = (place + 1) & self.mask();
+        (0..ROUNDS).fold(next, |value, _| self.mixed(value).wrapping_mul(INVERSE) & self.mask())
+    }
+
+    /// Is its own inverse: what is shifted in is at most half of the bits.
+    fn mixed(&self, value: u64) -> u64 {
+        value ^ (value >> self.bits.div_ceil(2))
+    }
+
+    fn mask(&self) -> u64 {
+        (1 << self.bits) - 1
+    }
+}
+
+/// Returns the inverse of an odd number modulo 2⁶⁴.
+const fn inverse(factor: u64) -> u64 {
+    // Each step of Newton's doubles the bits that are right, of which an odd number has three as its own inverse.
+    let mut inverse = factor;
+    let mut step = 0;
+    while step < 5 {
+        inverse = inverse.wrapping_mul(2_u64.wrapping_sub(factor.wrapping_mul(inverse)));
+        step += 1;
+    }
+    inverse
+}
+
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
     fn chain_goes_through_all_links_once() {
-        for bytes in [4096, 1 << 20] {
+        for bytes in [4096, 8192, 1 << 20] {
             let words = new(bytes);
             let mut seen = vec![false; words.len()];
             let mut at = 0;
@@ -44,5 +95,15 @@ mod tests {
             }
             assert_eq!((at, seen.iter().filter(|seen| **seen).count() as u64), (0, links(bytes)));
         }
+        assert_eq!(end(4096, 2), new(4096)[new(4096)[0] as usize]);
+    }
+
+    #[test]
+    fn distances_between_links_are_as_many_as_in_a_random_order() {
+        let words = new(1 << 20);
+        let links = words.iter().step_by(STRIDE).enumerate();
+        let distances: BTreeSet<_> = links.map(|(link, next)| next.wrapping_sub((link * STRIDE) as u64)).collect();
+        // Of n random numbers below n, about 0.63 n differ.
+        assert!(distances.len() * 10 > words.len() / STRIDE * 6, "{}", distances.len());
     }
 }

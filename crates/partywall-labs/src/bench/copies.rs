@@ -7,10 +7,10 @@ use partywall_measure::{Comparison, Sampler, Unit};
 
 use super::{
     Bench, across, chain,
-    memory::{Timer, open},
+    memory::{ROTATED, Timer, open},
     peer::{Handle, Order, TENSOR, bytes_of},
 };
-use crate::prelude::*;
+use crate::{peer::Peer, prelude::*};
 
 /// What is copied from or to.
 const OWN: &str = "own memory";
@@ -22,17 +22,18 @@ const COPIED: &str = "copied";
 
 pub(super) fn run(bench: &Bench<'_>) -> Result<(), Failure> {
     let mut peer = bench.peer()?;
-    // On the host: the segment, the block, the source, three targets, and what the peer writes from. A GPU has fewer.
-    for size in bench.sizes("copy", 7, 5) {
-        peer.ask::<()>(Order::Commit { name: COPIED.into(), bytes: size, mutable: bench.gpu.is_some() })?;
-        match &bench.gpu {
-            None => on_host(bench, size)?,
-            Some(gpu) => {
+    // On the host: the segment, the block, the source, and three targets. A GPU has fewer, and both processes write from the host.
+    let sizes = bench.sizes("copy", 6, 5);
+    match &bench.gpu {
+        None => on_host(bench, &mut peer, &sizes)?,
+        Some(gpu) => {
+            for size in sizes {
+                peer.ask::<()>(Order::Commit { name: COPIED.into(), bytes: size, mutable: true })?;
                 let handle: Handle = peer.ask(Order::Legacy { bytes: size, chain: true })?;
                 on_gpu(bench, gpu, &handle, size)?;
+                peer.ask::<()>(Order::Free)?;
             }
         }
-        peer.ask::<()>(Order::Free)?;
     }
     peer.end();
     match &bench.gpu {
@@ -41,47 +42,60 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<(), Failure> {
     }
 }
 
-/// Copies out of a frozen segment; into a block of a pool, which is what processes write.
-fn on_host(bench: &Bench<'_>, size: u64) -> Result<(), Failure> {
+/// Copies out of a frozen segment; into a block of a pool, which is what processes write. Small ones take turns among parts of
+/// larger buffers.
+fn on_host(bench: &Bench<'_>, peer: &mut Peer, sizes: &[u64]) -> Result<(), Failure> {
+    let Some(largest) = sizes.last() else { return Ok(()) };
+    let rotated = if bench.quick { *largest } else { ROTATED.max(*largest) };
+    peer.ask::<()>(Order::Commit { name: COPIED.into(), bytes: rotated, mutable: false })?;
     let segment = bench.domain.opener(COPIED).open()?;
     let shared = segment.tensor(TENSOR)?.as_bytes()?;
-    let words = chain::new(size);
+    let words = chain::new(rotated);
     let own = bytes_of(&words);
-    let case = |what: &str, name: &str| bench.case(name, Unit::GigabytesPerSecond, size).parameter("of", what);
-    let buffers = [(); 3].map(|()| RefCell::new(vec![0; size as usize]));
-    let out = |source, to| copies(source, to, own);
-    let comparison = Comparison::new(case("copies out of", SHARED), out(shared, &buffers[0]))
-        .floor(case("copies out of", OWN), out(own, &buffers[1]));
-    bench.run("copies", comparison)?;
-
-    let pool = bench.domain.pool(COPIED_POOL).blocks(1).block_bytes(size).place(Place::Host).create()?;
-    let block = RefCell::new(pool.alloc(TIMEOUT)?);
-    let into_block: Sampler<'_> = Box::new(|| copy(own, block.borrow_mut().bytes_mut()?, own));
-    let comparison = Comparison::new(case("copies into", SHARED), into_block)
-        .floor(case("copies into", OWN), copies(own, &buffers[2], own));
-    bench.run("copies", comparison)?;
+    // Each page of a mapping is there once it has been used, which the samples shall not count.
+    if shared != own {
+        return Err(unexpected("the peer has written another chain"));
+    }
+    let pool = bench.domain.pool(COPIED_POOL).blocks(1).block_bytes(rotated).place(Place::Host).create()?;
+    let mut block = pool.alloc(TIMEOUT)?;
+    block.bytes_mut()?.fill(SPOILT);
+    let mut targets = [(); 3].map(|()| vec![SPOILT; rotated as usize]);
+    for size in sizes {
+        let case = |what: &str, name: &str| bench.case(name, Unit::GigabytesPerSecond, *size).parameter("of", what);
+        let [first, second, third] = &mut targets;
+        let comparison = Comparison::new(case("copies out of", SHARED), copies(shared, first, own, *size))
+            .floor(case("copies out of", OWN), copies(own, second, own, *size));
+        bench.run("copies", comparison)?;
+        let comparison = Comparison::new(case("copies into", SHARED), copies(own, block.bytes_mut()?, own, *size))
+            .floor(case("copies into", OWN), copies(own, third, own, *size));
+        bench.run("copies", comparison)?;
+    }
     drop(block);
     bench.domain.remove(COPIED_POOL)?;
-    Ok(())
+    peer.ask::<()>(Order::Free)
 }
 
 const COPIED_POOL: &str = "copied/into";
 
-fn copies<'a>(source: &'a [u8], to: &'a RefCell<Vec<u8>>, expected: &'a [u8]) -> Sampler<'a> {
-    Box::new(move || copy(source, &mut to.borrow_mut(), expected))
-}
-
-/// Copies at least a mebibyte: less would take no longer than a look at the clock.
-fn copy(source: &[u8], to: &mut [u8], expected: &[u8]) -> Result<f64, partywall_measure::Failure> {
-    let count = ((1 << 20) / source.len()).max(1);
-    spoil(to);
-    let start = Instant::now();
-    for _ in 0..count {
-        black_box(&mut *to).copy_from_slice(black_box(source));
-    }
-    let elapsed = start.elapsed();
-    same(to, expected)?;
-    Ok(rate((count * source.len()) as u64, elapsed))
+/// Copies one part of so many bytes after the other to the same place of another buffer. A sample is at least a mebibyte: less
+/// would take no longer than a look at the clock.
+fn copies<'a>(source: &'a [u8], to: &'a mut [u8], expected: &'a [u8], size: u64) -> Sampler<'a> {
+    let size = size as usize;
+    let sample = size.max(1 << 20).min(source.len());
+    let mut next = 0;
+    Box::new(move || {
+        let at = next..next + sample;
+        next = at.end % source.len();
+        let (source, to, expected) = (&source[at.clone()], &mut to[at.clone()], &expected[at]);
+        to.chunks_exact_mut(size).for_each(spoil);
+        let start = Instant::now();
+        for (part, to) in source.chunks_exact(size).zip(to.chunks_exact_mut(size)) {
+            black_box(to).copy_from_slice(black_box(part));
+        }
+        let elapsed = start.elapsed();
+        to.chunks_exact(size).zip(expected.chunks_exact(size)).try_for_each(|(to, expected)| same(to, expected))?;
+        Ok(rate(sample as u64, elapsed))
+    })
 }
 
 /// Refuses other bytes. Compares the ends only, so that it takes no longer than the copy; see [`spoil`].
@@ -218,6 +232,20 @@ mod tests {
             spoil(&mut to);
             assert!(same(&to, &expected).is_err(), "{bytes} bytes");
         }
+    }
+
+    #[test]
+    fn copies_take_turns_until_all_is_copied() {
+        let source: Vec<u8> = (0..4 << 20).map(|byte: u32| byte as u8).collect();
+        let mut to = vec![0; source.len()];
+        let mut copy = copies(&source, &mut to, &source, 4096);
+        for _ in 0..4 {
+            assert!(copy().unwrap() > 0.0);
+        }
+        drop(copy);
+        assert!(to == source);
+        let (zeros, expected) = (vec![0; 4096], vec![7; 4096]);
+        assert!(copies(&zeros, &mut vec![0; 4096], &expected, 4096)().is_err(), "other bytes than expected");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use partywall::{
 use partywall_measure::{Comparison, Sampler, Unit};
 
 use super::{
-    Bench, chain, of_peer,
+    Bench, LARGEST, chain, of_peer,
     peer::{Handle, Order, TENSOR, bytes_of},
 };
 use crate::{peer::Peer, prelude::*};
@@ -29,12 +29,10 @@ const LEGACY: &str = "a legacy handle (cuIpcOpenMemHandle) of another process";
 
 pub(super) fn latency(bench: &Bench<'_>) -> Result<(), Failure> {
     let mut peer = bench.peer()?;
-    // The own chain, the peer's, and on a GPU one by a legacy handle, twice: to read and to write.
-    for size in bench.sizes("latency", 6, 4) {
-        // A chain of more is no slower, and takes long to make.
-        if size > 1 << 30 {
-            continue;
-        }
+    // Shared ones to read and to write, the own one, and on a GPU one by a legacy handle; there both processes write from the host.
+    let copies = if bench.gpu.is_some() { 4 } else { 3 };
+    let sizes = [12, 16, 20, 24, 28, 30].map(|power| 1 << power).into_iter().chain([LARGEST]);
+    for size in bench.that_fit("latency", sizes, copies, 2) {
         let [frozen, mutable] = [false, true].map(|mutable| format!("chain.{size}.{mutable}"));
         for (name, mutable) in [(&frozen, false), (&mutable, true)] {
             peer.ask::<()>(Order::Commit { name: name.clone(), bytes: size, mutable })?;
@@ -77,6 +75,13 @@ fn host_latency(bench: &Bench<'_>, size: u64, frozen: &Segment, mutable: &Segmen
     bench.run("latency of loads", comparison)?;
 
     let shared = mutable.tensor(TENSOR)?.shared::<u64>()?;
+    // Each page of a mapping is there once it has been written, which the samples shall not count.
+    for link in (0..own.len()).step_by(chain::STRIDE) {
+        if shared.get(link) != own[link] {
+            return Err(unexpected("the peer has written another chain"));
+        }
+        shared.set(link + 1, 0);
+    }
     let own: Vec<AtomicU64> = own.into_iter().map(AtomicU64::new).collect();
     let starts = [(); 2].map(|()| Cell::new(0_u64));
     let write_shared: Sampler<'_> = Box::new(|| {
@@ -184,11 +189,7 @@ impl<'a> Chases<'a> {
     /// Refuses memory that has another chain than it should.
     fn check(&self, name: &str, chain: DeviceSlice<'_>, bytes: u64) -> Result<(), Failure> {
         let links = chain::links(bytes).min(1 << 16);
-        let expected = chain::new(bytes);
-        let mut end = 0;
-        for _ in 0..links {
-            end = expected[end as usize];
-        }
+        let end = chain::end(bytes, links);
         match self.follow(chain, 0, links, false) {
             Ok((found, _)) if found == end => Ok(()),
             Ok((found, _)) => Err(unexpected(&format!("{name}: the chain leads to word {found} and not to {end}"))),
@@ -231,8 +232,8 @@ impl<'a> Timer<'a> {
     }
 }
 
-/// Bytes among which reads of small sizes take turns, so that no cache has them.
-const ROTATED: u64 = 256 << 20;
+/// Bytes among which reads and copies of small sizes take turns, so that no cache has them.
+pub(super) const ROTATED: u64 = 256 << 20;
 
 pub(super) fn bandwidth(bench: &Bench<'_>) -> Result<(), Failure> {
     let mut peer = bench.peer()?;

@@ -183,18 +183,20 @@ impl<'a> Bench<'a> {
     /// Returns the sizes that a subject varies, of which it has `copies` at once, and on a GPU `host_copies` on the host beside
     /// them. Those that there is no room for are noted.
     fn sizes(&self, what: &str, copies: u64, host_copies: u64) -> Vec<u64> {
-        let most = match (self.quick, &self.gpu) {
-            (true, _) => 1 << 20,
-            (false, None) => 256 << 20,
-            (false, Some(_)) => 4 << 30,
-        };
+        let most = if self.gpu.is_some() { LARGEST } else { 256 << 20 };
+        let steps = (0..).map(|step| 4096 << (4 * step)).take_while(|size| *size < most);
+        self.that_fit(what, steps.chain([most]), copies, host_copies)
+    }
+
+    /// Returns those of some sizes that there is room for, as [`Bench::sizes`].
+    fn that_fit(&self, what: &str, sizes: impl Iterator<Item = u64>, copies: u64, host_copies: u64) -> Vec<u64> {
+        let sizes = sizes.filter(|size| !self.quick || *size <= 1 << 20);
         let needs = match &self.gpu {
             None => vec![("memory", copies, self.room)],
             Some(_) => vec![("GPU's memory", copies, self.room), ("host's memory", host_copies, self.host_room)],
         };
-        let all = (0..).map(|step| 4096_u64 << (4 * step)).take_while(|size| *size < most).chain([most]);
         let mut fit = Vec::new();
-        for size in all {
+        for size in sizes {
             match lacking(size, &needs) {
                 None => fit.push(size),
                 Some((whose, copies)) => self.note(format!(
@@ -234,6 +236,9 @@ impl<'a> Bench<'a> {
         Case::new(name, unit).parameter("bytes", size)
     }
 }
+
+/// The largest size that is measured.
+const LARGEST: u64 = 4 << 30;
 
 fn new_report(gpu: Option<&Gpu>, quick: bool) -> Result<Report, Failure> {
     let name = gpu.map(|gpu| gpu.context().device().name().doing("asking for the GPU's name")).transpose()?;

@@ -136,11 +136,10 @@ fn play(session: &mut Session) -> Result<(), Failure> {
 fn commit(session: &Session, name: &str, bytes: u64, mutable: bool) -> Result<Segment, Failure> {
     let builder = session.domain().create(name, session.place).mutable(mutable);
     let mut build = builder.tensor(TENSOR, DType::U64, &[bytes / 8]).allocate()?;
-    let chain = chain::new(bytes);
     if session.place == Place::Host {
-        build.as_mut_slice(TENSOR)?.copy_from_slice(&chain);
+        chain::fill(build.as_mut_slice(TENSOR)?);
     } else {
-        build.write(TENSOR, bytes_of(&chain))?;
+        build.write(TENSOR, bytes_of(&chain::new(bytes)))?;
     }
     Ok(build.commit()?)
 }
