@@ -6,7 +6,8 @@ use partywall::{
     DType, Error, ErrorKind, Language, Place, TimelineEnding,
     cuda::CuResult,
     error::{
-        Busy, Denied, DeviceFault, Gone, InvalidArgument, InvalidData, LimitReached, Mismatch, NotFound, Unreachable,
+        Busy, Denied, DeviceFault, Gone, InvalidArgument, InvalidData, LimitReached, Mismatch, NotFound, TopicLimit,
+        Unreachable,
     },
     info::Named,
 };
@@ -156,8 +157,8 @@ fn class(error: &Error) -> &'static str {
         Error::Gone(Gone::Block { .. }) => "StaleBlock",
         Error::InvalidArgument(InvalidArgument::TooFewBlocks { .. }) => "WrongTopic",
         Error::Mismatch(Mismatch::Sample { .. }) => "WrongSample",
-        Error::LimitReached(LimitReached::Loans { .. }) => "TooManyLoans",
-        Error::LimitReached(LimitReached::Held { .. }) => "TooManyHeld",
+        Error::LimitReached(LimitReached::Topic { limit: TopicLimit::Loans, .. }) => "TooManyLoans",
+        Error::LimitReached(LimitReached::Topic { limit: TopicLimit::Held, .. }) => "TooManyHeld",
         Error::Busy(Busy::TopicFull { .. }) => "TopicFull",
         Error::Busy(Busy::QueueFull { .. }) => "QueueFull",
         Error::Busy(Busy::OutputsFull { .. }) => "OutputsFull",

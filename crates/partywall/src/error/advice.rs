@@ -199,13 +199,3 @@ fn file_help(problem: &FileProblem) -> Help {
     };
     kind.help("file", problem.advice())
 }
-
-/// Returns the advice to create a topic that allows more than `most` of something.
-pub(super) fn more_room(what: &str, most: u32, language: Language) -> String {
-    let more = most.saturating_add(1);
-    match language {
-        Language::Rust => format!("make the topic with more: {what}({more})"),
-        Language::Python => format!("make the topic with more: {what}={more}"),
-        Language::Shell => format!("make the topic with more, as `partywall topic pub --{what} {more}` does"),
-    }
-}

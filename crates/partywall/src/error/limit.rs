@@ -4,7 +4,7 @@ use partywall_wire::Limit;
 
 use super::{
     Error, ErrorKind, Held, Help, Language, MemoryLimit,
-    advice::{more_room, open_files},
+    advice::open_files,
     text::{bytes, free_text, held_text, limit_name, unread_text},
 };
 use crate::place::Place;
@@ -13,37 +13,15 @@ use crate::place::Place;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LimitReached {
-    /// The topic has as many publishers as it may have.
-    #[error("topic {topic:?} has {most} publishers, and no room for more")]
-    Publishers {
+    /// A limit that the topic was made with is reached.
+    #[error("{}", limit.text(topic, *most))]
+    Topic {
         /// The topic.
         topic: String,
-        /// How many there may be at a time.
+        /// Which limit.
+        limit: TopicLimit,
+        /// Its value.
         most: u32,
-    },
-    /// The topic has as many subscribers as it may have.
-    #[error("topic {topic:?} has {most} subscribers, and no room for more")]
-    Subscribers {
-        /// The topic.
-        topic: String,
-        /// How many there may be at a time.
-        most: u32,
-    },
-    /// The publisher has as many loans as it may have.
-    #[error("this publisher of topic {topic:?} has as many loans as it may, {loans}")]
-    Loans {
-        /// The topic.
-        topic: String,
-        /// How many it may have at a time.
-        loans: u32,
-    },
-    /// The subscriber holds as many samples as it may.
-    #[error("this subscriber of topic {topic:?} holds as many samples as it may, {held}")]
-    Held {
-        /// The topic.
-        topic: String,
-        /// How many a subscriber may hold.
-        held: u32,
     },
     /// There is not enough memory.
     #[error("cannot allocate {} for {name:?} on {place}{}{}", bytes(*asked), free_text(*free, *total), held_text(held))]
@@ -102,6 +80,20 @@ pub enum LimitReached {
     },
 }
 
+/// A limit of a topic, as its options name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum TopicLimit {
+    /// Publishers at a time.
+    Publishers,
+    /// Subscribers at a time.
+    Subscribers,
+    /// Loans of one publisher at a time.
+    Loans,
+    /// Samples that one subscriber holds at a time.
+    Held,
+}
+
 impl LimitReached {
     /// Returns the error that there is no memory for segment `name`; `memory` is the free and the whole memory, if known.
     pub(crate) fn memory(name: &str, place: Place, asked: u64, memory: Option<(u64, u64)>) -> Error {
@@ -112,10 +104,7 @@ impl LimitReached {
     /// Returns the class of the error, its entry of the documentation, and what to do about it.
     pub(super) fn help(&self, language: Language) -> Help {
         match self {
-            Self::Publishers { topic, most } => ErrorKind::Refused.help("too-many-publishers", format!("close one of them, `partywall show {topic}` lists them; or {}", more_room("publishers", *most, language))),
-            Self::Subscribers { topic, most } => ErrorKind::Refused.help("too-many-subscribers", format!("close one of them and drop its samples, `partywall show {topic}` lists them; or {}", more_room("subscribers", *most, language))),
-            Self::Loans { loans, .. } => ErrorKind::Refused.help("too-many-loans", format!("publish or drop loans before taking more; or {}", more_room("loans", *loans, language))),
-            Self::Held { held, .. } => ErrorKind::Refused.help("too-many-held", format!("drop samples before receiving more; or {}", more_room("held", *held, language))),
+            Self::Topic { topic, limit, most } => limit.help(topic, *most, language),
             Self::SystemMemory { limit: MemoryLimit::AddressSpace(_), .. } => ErrorKind::Refused.help("no-memory", "raise the limit (`ulimit -v`, RLIMIT_AS), or share less at a time"),
             Self::SystemMemory { limit: MemoryLimit::Container(_), .. } => ErrorKind::Refused.help("no-memory", "raise the container's memory limit, or remove names (`partywall ls`): host memory counts against the container that wrote it, for as long as the name is there"),
             Self::SystemMemory { .. } => ErrorKind::Refused.help("no-memory", "free memory or addresses, or check the container's limits"),
@@ -135,5 +124,43 @@ impl LimitReached {
             Self::UnreadDescriptors { pids, .. } => ErrorKind::Refused.help("unread-descriptors", format!("see whether those processes are stopped (`partywall ps`); `partywall evict {} --kill` ends one", pids[0])),
             Self::DescriptorsInFlight { .. } => ErrorKind::Refused.help("descriptors-in-flight", "end the processes of this user that do not read what they are sent, or raise the limit with `ulimit -n`"),
         }
+    }
+}
+
+impl TopicLimit {
+    fn text(self, topic: &str, most: u32) -> String {
+        match self {
+            Self::Publishers => format!("topic {topic:?} has {most} publishers, and no room for more"),
+            Self::Subscribers => format!("topic {topic:?} has {most} subscribers, and no room for more"),
+            Self::Loans => format!("this publisher of topic {topic:?} has as many loans as it may, {most}"),
+            Self::Held => format!("this subscriber of topic {topic:?} holds as many samples as it may, {most}"),
+        }
+    }
+
+    fn help(self, topic: &str, most: u32, language: Language) -> Help {
+        let (anchor, option, fewer) = match self {
+            Self::Publishers => {
+                ("too-many-publishers", "publishers", format!("close one of them, `partywall show {topic}` lists them"))
+            }
+            Self::Subscribers => (
+                "too-many-subscribers",
+                "subscribers",
+                format!("close one of them and drop its samples, `partywall show {topic}` lists them"),
+            ),
+            Self::Loans => ("too-many-loans", "loans", "publish or drop loans before taking more".into()),
+            Self::Held => ("too-many-held", "held", "drop samples before receiving more".into()),
+        };
+        let more = most.saturating_add(1);
+        let more = match language {
+            Language::Rust => format!("{option}({more})"),
+            Language::Python => format!("{option}={more}"),
+            Language::Shell => {
+                return ErrorKind::Refused.help(
+                    anchor,
+                    format!("{fewer}; or make the topic with more, as `partywall topic pub --{option} {more}` does"),
+                );
+            }
+        };
+        ErrorKind::Refused.help(anchor, format!("{fewer}; or make the topic with more: {more}"))
     }
 }

@@ -33,7 +33,7 @@ pub use self::{
     denied::Denied,
     device::DeviceFault,
     gone::Gone,
-    limit::LimitReached,
+    limit::{LimitReached, TopicLimit},
     memory::MemoryLimit,
     mismatch::Mismatch,
     not_found::NotFound,

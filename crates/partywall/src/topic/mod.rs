@@ -31,7 +31,7 @@ pub use self::{
 };
 use crate::{
     domain::{Domain, LeaseGuard},
-    error::{Error, Gone, Result, Unreachable},
+    error::{Error, Gone, LimitReached, Result, TopicLimit, Unreachable},
     gpu::Gpu,
     place::Place,
     pool::Blocks,
@@ -145,7 +145,7 @@ impl Topic {
     /// Becomes a publisher.
     ///
     /// # Errors
-    /// [`LimitReached::Publishers`](crate::error::LimitReached::Publishers); [`Gone::Evicted`]; [`Unreachable::Forked`].
+    /// [`TopicLimit::Publishers`](crate::error::TopicLimit::Publishers); [`Gone::Evicted`]; [`Unreachable::Forked`].
     pub fn publisher(&self) -> Result<Publisher> {
         Publisher::join(self.open.clone())
     }
@@ -153,7 +153,7 @@ impl Topic {
     /// Becomes a subscriber, as the topic's [history](TopicOptions::history) says.
     ///
     /// # Errors
-    /// [`LimitReached::Subscribers`](crate::error::LimitReached::Subscribers); [`Gone::Evicted`]; [`Unreachable::Forked`].
+    /// [`TopicLimit::Subscribers`](crate::error::TopicLimit::Subscribers); [`Gone::Evicted`]; [`Unreachable::Forked`].
     pub fn subscriber(&self, policy: Policy) -> Result<Subscriber> {
         self.subscribe(policy).join()
     }
@@ -270,6 +270,17 @@ impl Open {
         let domain = self.domain();
         let asked = domain.ping().and_then(|()| domain.health().check());
         asked.err().unwrap_or_else(|| Error::Gone(Gone::Detached { topic: self.name().to_owned() }))
+    }
+
+    /// Returns the error that a limit of the topic is reached.
+    fn at_limit(&self, limit: TopicLimit) -> Error {
+        let most = match limit {
+            TopicLimit::Publishers => self.shape.publishers,
+            TopicLimit::Subscribers => self.shape.subscribers,
+            TopicLimit::Loans => self.shape.loans,
+            TopicLimit::Held => self.shape.held,
+        };
+        LimitReached::Topic { topic: self.name().to_owned(), limit, most }.into()
     }
 }
 

@@ -109,7 +109,7 @@ impl TopicOptions {
     }
 
     /// How many loans each publisher may have at a time: blocks that it fills, or has filled, and has not published. 2 by
-    /// default: one that it fills while another waits for subscribers. More are [refused](crate::error::LimitReached::Loans).
+    /// default: one that it fills while another waits for subscribers. More are [refused](crate::error::TopicLimit::Loans).
     pub fn loans(mut self, most: u32) -> Self {
         self.loans = Some(most);
         self

@@ -19,7 +19,7 @@ use super::{ControlMemory, Loan, Open, in_flight::PublisherPort, reserve::Reserv
 use crate::{
     adaptive_spin::AdaptiveSpin,
     backoff::Backoff,
-    error::{Busy, Error, Gone, InvalidArgument, LimitReached, Mismatch, Result},
+    error::{Busy, Error, Gone, InvalidArgument, Mismatch, Result, TopicLimit},
     slots::{self, Slots},
     timeline::{Order, TimelineWriter},
     wait::{Wait, Waiting},
@@ -68,8 +68,7 @@ impl Publisher {
         let Some(place) = topic.join_as_publisher(link.row()) else {
             // An evicted process finds no place either.
             open.domain().ping()?;
-            let most = open.shape.publishers;
-            return Err(LimitReached::Publishers { topic: open.name().to_owned(), most }.into());
+            return Err(open.at_limit(TopicLimit::Publishers));
         };
         let port = PublisherPort::new(open.control.clone(), place.port());
         let place = Mutex::new(place);
@@ -97,7 +96,7 @@ impl Publisher {
     /// ```
     ///
     /// # Errors
-    /// [`LimitReached::Loans`]; [`Mismatch::BlockSize`]; [`Mismatch::Sample`] if the topic's samples are of
+    /// [`TopicLimit::Loans`]; [`Mismatch::BlockSize`]; [`Mismatch::Sample`] if the topic's samples are of
     /// another type or shape; [`InvalidArgument::Range`] for a tensor of more than 8 dimensions, or that does not fill whole bytes;
     /// [`Error::Timeout`], [`Error::Cancelled`]; [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to wait; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn loan<'w>(&self, dtype: DType, shape: &[u64], wait: impl Into<Wait<'w>>) -> Result<Loan> {
@@ -282,7 +281,7 @@ impl Joined {
             // Threads that try at once may be too many together. The last one to drop its clone finds the others gone.
             if self.loans() >= most {
                 self.open.domain().link().require_ours()?;
-                return Err(LimitReached::Loans { topic: self.open.name().to_owned(), loans: most as u32 }.into());
+                return Err(self.open.at_limit(TopicLimit::Loans));
             }
         }
     }

@@ -19,7 +19,7 @@ use crate::{
     adaptive_spin::AdaptiveSpin,
     backoff::Backoff,
     domain::PollReason,
-    error::{Error, Gone, LimitReached, Result},
+    error::{Error, Gone, Result, TopicLimit},
     wait::Wait,
 };
 
@@ -135,7 +135,7 @@ impl SubscriberOptions {
     /// Becomes a subscriber.
     ///
     /// # Errors
-    /// [`LimitReached::Subscribers`]; [`Gone::Evicted`]; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
+    /// [`TopicLimit::Subscribers`]; [`Gone::Evicted`]; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn join(&self) -> Result<Subscriber> {
         let open = &self.open;
         let link = open.domain().link();
@@ -150,8 +150,7 @@ impl SubscriberOptions {
         let Some(place) = open.control.topic.join_as_subscriber(link.row(), queue, history) else {
             // An evicted process finds no place either.
             open.domain().ping()?;
-            let most = open.shape.subscribers;
-            return Err(LimitReached::Subscribers { topic: open.name().to_owned(), most }.into());
+            return Err(open.at_limit(TopicLimit::Subscribers));
         };
         let control = open.control.clone();
         let id = place.port();
@@ -180,7 +179,7 @@ impl Subscriber {
     ///
     /// # Errors
     /// [`Error::Timeout`], [`Error::Cancelled`]; [`Gone::TopicIdle`] if it was to [end then](SubscriberOptions::until_idle);
-    /// [`LimitReached::Held`] if it holds as many samples as it may and has dropped none of them; [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to
+    /// [`TopicLimit::Held`] if it holds as many samples as it may and has dropped none of them; [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to
     /// wait; [`Gone::Evicted`], [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost), [`Gone::Detached`] if the broker has taken it out of the topic;
     /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn recv<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<Sample> {
@@ -268,9 +267,7 @@ impl Subscriber {
             Received::Sample(taken) => Ok(Some(Sample::new(self.joined.clone(), taken))),
             // In a ring that a broken process has written, more attempts would not help.
             Received::Empty | Received::Busy => Ok(None),
-            Received::Full if is_full => {
-                Err(LimitReached::Held { topic: open.name().to_owned(), held: open.shape.held }.into())
-            }
+            Received::Full if is_full => Err(open.at_limit(TopicLimit::Held)),
             // The dropped ones will make room.
             Received::Full => Ok(None),
             Received::Detached => Err(open.detached()),

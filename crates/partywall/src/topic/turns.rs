@@ -12,7 +12,7 @@ use partywall_shm::DType;
 
 use super::{Loan, Publisher};
 use crate::{
-    error::{Error, LimitReached, Result},
+    error::{Error, LimitReached, Result, TopicLimit},
     wait::Wait,
 };
 
@@ -55,7 +55,7 @@ impl Publisher {
         loop {
             let ended = self.turns.ended.load(Ordering::SeqCst);
             let refused = match loan(wait) {
-                Err(refused @ Error::LimitReached(LimitReached::Loans { .. })) => refused,
+                Err(refused @ Error::LimitReached(LimitReached::Topic { limit: TopicLimit::Loans, .. })) => refused,
                 outcome => return outcome,
             };
             // A turn that ended since may have given its loan back after we asked.

@@ -14,7 +14,7 @@ use std::{
 
 use partywall::{
     DType, Domain, Error, Loan, Place, Policy, Published, Publisher, Sample, Subscriber, Topic, TopicOptions, Wait,
-    error::{Busy, Denied, Gone, InvalidArgument, LimitReached, Mismatch, NotFound, Unreachable},
+    error::{Busy, Denied, Gone, InvalidArgument, LimitReached, Mismatch, NotFound, TopicLimit, Unreachable},
     info::{MemberState, Named},
 };
 use partywall_harness::{device, place};
@@ -361,7 +361,9 @@ fn promised_blocks_of_publishers_are_kept_for_them() {
     assert_eq!((topic.loans(), world.connect().topic("frames").loans(3).open().unwrap().loans()), (3, 3));
     let [greedy, modest] = [(); 2].map(|()| topic.publisher().unwrap());
     let loan = |publisher: &Publisher| publisher.loan(DType::U32, &[1], TIMEOUT);
-    let too_many = |outcome| matches!(outcome, Err(Error::LimitReached(LimitReached::Loans { loans: 3, .. })));
+    let too_many = |outcome| {
+        matches!(outcome, Err(Error::LimitReached(LimitReached::Topic { limit: TopicLimit::Loans, most: 3, .. })))
+    };
     let mut loans: Vec<_> = (0..3).map(|_| loan(&greedy).unwrap()).collect();
     // Waiting would not help; what is filled is still its own.
     assert!(too_many(loan(&greedy).map(drop)) && too_many(greedy.try_loan(DType::U32, &[1]).map(drop)));
@@ -446,7 +448,10 @@ fn threads_send_in_turns() {
     assert_eq!(publisher.published(), 800);
     let loans = [(); 2].map(|()| publisher.loan(DType::U32, &[1], TIMEOUT).unwrap());
     let refused = publisher.loan_in_turn(DType::U32, &[1], TIMEOUT);
-    assert!(matches!(refused.map(drop), Err(Error::LimitReached(LimitReached::Loans { .. }))), "no turn ends the wait");
+    assert!(
+        matches!(refused.map(drop), Err(Error::LimitReached(LimitReached::Topic { limit: TopicLimit::Loans, .. }))),
+        "no turn ends the wait"
+    );
     drop(loans);
 }
 
@@ -624,14 +629,17 @@ fn bad_input_is_refused_each_with_its_error() {
         assert!(matches!(half.bytes_mut(), Err(Error::Mismatch(Mismatch::Kind { .. }))));
     }
     let _other = topic.publisher().unwrap();
-    assert!(matches!(topic.publisher(), Err(Error::LimitReached(LimitReached::Publishers { most: 2, .. }))));
+    assert!(matches!(
+        topic.publisher(),
+        Err(Error::LimitReached(LimitReached::Topic { limit: TopicLimit::Publishers, most: 2, .. }))
+    ));
     let advice = topic.publisher().unwrap_err().advice();
     assert!(advice.contains("publishers(3)"), "the number to raise is named: {advice}");
     // Subscribers.
     let subscribers = [(); 3].map(|()| topic.subscriber(Policy::Latest).unwrap());
     assert!(matches!(
         topic.subscriber(Policy::Block),
-        Err(Error::LimitReached(LimitReached::Subscribers { most: 3, .. }))
+        Err(Error::LimitReached(LimitReached::Topic { limit: TopicLimit::Subscribers, most: 3, .. }))
     ));
     let mut held = Vec::new();
     for value in 0..2 {
@@ -639,7 +647,10 @@ fn bad_input_is_refused_each_with_its_error() {
         held.push(subscribers[0].recv(TIMEOUT).unwrap());
     }
     publish(&publisher, 2);
-    assert!(matches!(subscribers[0].try_recv(), Err(Error::LimitReached(LimitReached::Held { held: 2, .. }))));
+    assert!(matches!(
+        subscribers[0].try_recv(),
+        Err(Error::LimitReached(LimitReached::Topic { limit: TopicLimit::Held, most: 2, .. }))
+    ));
     if device() == "host" {
         assert!(matches!(held[0].as_slice::<i32>(), Err(Error::Mismatch(Mismatch::DType { .. }))));
     } else {
@@ -663,7 +674,7 @@ fn reserve_of_a_publisher_counts_among_its_loans() {
     let loans = [filled(&publisher, 2), filled(&publisher, 3)];
     assert_eq!(topic.stats().held, 2, "the first of them was the reserve");
     let refused = publisher.try_loan(DType::U32, &[1]);
-    assert!(matches!(refused, Err(Error::LimitReached(LimitReached::Loans { loans: 2, .. }))));
+    assert!(matches!(refused, Err(Error::LimitReached(LimitReached::Topic { limit: TopicLimit::Loans, most: 2, .. }))));
     let [first, second] = loans;
     first.publish(TIMEOUT).unwrap();
     second.release().unwrap();
@@ -739,7 +750,7 @@ fn stopped_lossy_subscriber_slows_no_publisher() {
     signal(&stopped, Signal::CONT);
     drop(ours);
     stopped.nudge();
-    assert_eq!(stopped.expect("verdict"), "Err(LimitReached(Held { topic: \"frames\", held: 2 }))");
+    assert_eq!(stopped.expect("verdict"), "Err(LimitReached(Topic { topic: \"frames\", limit: Held, most: 2 }))");
     assert_eq!(stopped.expect("still"), "[1, 2]");
 }
 

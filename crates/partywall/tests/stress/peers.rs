@@ -11,7 +11,7 @@ use std::{
 
 use partywall::{
     Block, DType, Domain, Error, Policy, Pool, TableBuilder, Topic,
-    error::{Gone, LimitReached},
+    error::{Gone, LimitReached, TopicLimit},
 };
 use partywall_os::{map::SharedMap, memfd, socket};
 use partywall_wire::{Answer, Call, Limit, Refusal, Resume, Table, Token, Welcome};
@@ -608,7 +608,7 @@ fn use_topic_for_a_while(topic: &Topic) {
     topic.stats();
     let publisher = match topic.publisher() {
         Ok(publisher) => Some(publisher),
-        Err(Error::LimitReached(LimitReached::Publishers { .. })) => None,
+        Err(Error::LimitReached(LimitReached::Topic { limit: TopicLimit::Publishers, .. })) => None,
         Err(error) => panic!("{error}"),
     };
     let policies = [Policy::Block, Policy::DropOldest, Policy::Latest];

@@ -10,7 +10,7 @@ use std::{
 
 use partywall::{
     DType, Domain, Error, Policy, Publisher, Sample, Subscriber, Topic, TopicOptions,
-    error::{Busy, Gone, InvalidData, LimitReached},
+    error::{Busy, Gone, InvalidData, LimitReached, TopicLimit},
 };
 use partywall_harness::{device, place};
 
@@ -100,7 +100,9 @@ impl Reader {
     fn receive(&mut self, timeout: Duration) -> Option<Sample> {
         let sample = match self.subscriber.recv(timeout) {
             Ok(sample) => sample,
-            Err(Error::Timeout { .. } | Error::LimitReached(LimitReached::Held { .. })) => return None,
+            Err(Error::Timeout { .. } | Error::LimitReached(LimitReached::Topic { limit: TopicLimit::Held, .. })) => {
+                return None;
+            }
             Err(error) => panic!("{error}"),
         };
         check(&sample);
@@ -145,13 +147,13 @@ fn read(sample: &Sample) -> Result<Vec<u64>, Error> {
 fn visit(topic: &Topic, dice: &mut Dice) {
     let publisher = match topic.publisher() {
         Ok(publisher) => Some(publisher),
-        Err(Error::LimitReached(LimitReached::Publishers { .. })) => None,
+        Err(Error::LimitReached(LimitReached::Topic { limit: TopicLimit::Publishers, .. })) => None,
         Err(error) => panic!("{error}"),
     };
     let policy = [Policy::Block, Policy::DropOldest, Policy::Latest][dice.below(3) as usize];
     let mut reader = match Reader::join(topic, policy, dice.below(6) as u32) {
         Ok(reader) => Some(reader),
-        Err(Error::LimitReached(LimitReached::Subscribers { .. })) => None,
+        Err(Error::LimitReached(LimitReached::Topic { limit: TopicLimit::Subscribers, .. })) => None,
         Err(error) => panic!("{error}"),
     };
     let mut held = Vec::new();
@@ -518,7 +520,10 @@ fn threads_share_publishers_and_subscribers() {
                     match subscriber.recv(Duration::from_millis(1)) {
                         Ok(sample) => assert!(positions.lock().unwrap().insert(sample.position())),
                         // The others hold as many as there may be.
-                        Err(Error::Timeout { .. } | Error::LimitReached(LimitReached::Held { .. })) => {}
+                        Err(
+                            Error::Timeout { .. }
+                            | Error::LimitReached(LimitReached::Topic { limit: TopicLimit::Held, .. }),
+                        ) => {}
                         Err(error) => panic!("{error}"),
                     }
                 }
