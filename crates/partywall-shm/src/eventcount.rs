@@ -9,14 +9,18 @@
 //! 1. A sleeper loads `count`, sets `sleepers`, and checks its condition behind a fence. It sleeps if the condition does not
 //!    hold and `count` is still the same.
 //! 2. A notifier changes the condition, and loads `sleepers` behind a fence. If it finds 1, it clears `sleepers`, adds to
-//!    `count` and wakes all sleepers.
+//!    `count` and wakes all sleepers, or as many as the change is for.
 //! 3. `sleepers` is cleared before `count` is added to. In the other order a notifier could clear the mark of a sleeper that
 //!    has seen the new `count`, and the next notifier would not wake it.
 //!
-//! By the two fences, either the notifier sees the mark or the sleeper sees the change.
+//! 4. Where a notifier may leave sleepers asleep, they have no mark. Each thread that has slept sets it for them once it needs
+//!    no notification any more ([`remark`](EventCount::remark)), and checks behind a fence whether there is something for
+//!    another: a notifier may have found no mark meanwhile.
 //!
-//! If a notifier is killed or stopped between any two steps, its sleepers check their condition after [`MAX_SLEEP`]. If
-//! a sleeper is killed or stopped, one later notification wakes no sleeper.
+//! By the fences, either the notifier sees the mark or the one that set it sees the change.
+//!
+//! If a notifier is killed or stopped between any two steps, or a thread that it woke before step 4, the other sleepers check
+//! their condition after [`MAX_SLEEP`]. If a sleeper is killed or stopped, one later notification wakes no sleeper.
 
 use std::time::Duration;
 
@@ -71,13 +75,47 @@ impl EventCount {
     /// its change.
     #[inline]
     pub(crate) fn notify_after_fence(&self) {
+        self.notify_at_most(u32::MAX);
+    }
+
+    /// Wakes at most `most` sleepers. All sleepers have to follow rule 4.
+    ///
+    /// Contains a sequentially consistent fence.
+    pub(crate) fn notify_some(&self, most: u32) {
+        // Pairs with the fences in `prepare` and `remark`.
+        fence(Ordering::SeqCst);
+        self.notify_at_most(most);
+    }
+
+    #[inline]
+    fn notify_at_most(&self, most: u32) {
         if self.sleepers.load(Ordering::Relaxed) != 0 && self.sleepers.swap(0, Ordering::Relaxed) != 0 {
-            point("eventcount: mark cleared, not counted");
-            // Pairs with the load in `prepare`.
-            self.count.fetch_add(1, Ordering::Release);
-            point("eventcount: counted, nobody woken");
-            self.count.wake_all();
+            self.wake(most);
         }
+    }
+
+    /// Wakes all sleepers, those included that have no mark because a process was killed or stopped.
+    pub(crate) fn notify_unmarked(&self) {
+        self.wake(u32::MAX);
+    }
+
+    fn wake(&self, most: u32) {
+        point("eventcount: mark cleared, not counted");
+        // Pairs with the load in `prepare`.
+        self.count.fetch_add(1, Ordering::Release);
+        point("eventcount: counted, nobody woken");
+        self.count.wake(most);
+    }
+
+    /// Sets the mark for threads that may have been left asleep (rule 4). The caller then checks whether there is something for
+    /// one of them.
+    ///
+    /// Contains a sequentially consistent fence.
+    pub(crate) fn remark(&self) {
+        // A read-modify-write for loom, as in `prepare`.
+        self.sleepers.swap(1, Ordering::Relaxed);
+        // Pairs with the fence in `notify_some`.
+        fence(Ordering::SeqCst);
     }
 }
 
@@ -85,5 +123,10 @@ impl EventCount {
 impl EventCount {
     pub(crate) fn new() -> Self {
         Self { count: FutexWord::new(AtomicU32::new(0)), sleepers: AtomicU32::new(0) }
+    }
+
+    /// Clears the mark, as a notifier does that wakes another sleeper.
+    pub(crate) fn clear_mark(&self) {
+        self.sleepers.swap(0, Ordering::Relaxed);
     }
 }

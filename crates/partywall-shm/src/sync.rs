@@ -46,9 +46,9 @@ impl FutexWord<AtomicU32> {
         partywall_os::futex::wait(&self.word, seen, limit);
     }
 
-    /// Wakes all sleepers.
-    pub(crate) fn wake_all(&self) {
-        partywall_os::futex::wake_all(&self.word);
+    /// Wakes at most `most` sleepers.
+    pub(crate) fn wake(&self, most: u32) {
+        partywall_os::futex::wake(&self.word, most);
     }
 }
 
@@ -90,8 +90,12 @@ impl FutexWord<AtomicU64> {
 
 #[cfg(loom)]
 impl<A> FutexWord<A> {
+    pub(crate) fn wake(&self, most: u32) {
+        self.bed.wake(most);
+    }
+
     pub(crate) fn wake_all(&self) {
-        self.bed.wake_all();
+        self.wake(u32::MAX);
     }
 
     #[cfg(test)]
@@ -122,8 +126,11 @@ impl Bed {
         }
     }
 
-    fn wake_all(&self) {
+    fn wake(&self, most: u32) {
         let _lock = self.lock.lock().expect("as above");
-        self.wake.notify_all();
+        match most {
+            u32::MAX => self.wake.notify_all(),
+            _ => (0..most).for_each(|_| self.wake.notify_one()),
+        }
     }
 }

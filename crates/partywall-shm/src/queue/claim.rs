@@ -199,7 +199,7 @@ impl Queue {
         match state {
             State::Pending => {
                 self.add_late();
-                self.control().work.notify();
+                self.notify_workers(1);
             }
             State::Dead => self.control().results.notify(),
             _ => self.settle(pools, index, ended),

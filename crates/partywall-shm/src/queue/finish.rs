@@ -18,7 +18,7 @@
 //! is lost with it, as if it had died a moment later; the broker frees its block.
 
 use super::{
-    BlockId, Claimed, Description, Event, Fenced, Pools, Queue, Row, StreamPoint, TaskId,
+    BlockId, Claimed, Description, Fenced, Pools, Queue, Row, StreamPoint, TaskId,
     body::{Reason, RecordWord},
     claim::is_attempt,
     word::{State, Word},
@@ -183,7 +183,7 @@ impl Queue {
         if seen.state() == State::Pending {
             // A worker may have passed it over because this record was open.
             self.add_late();
-            self.control().work.notify();
+            self.notify_workers(1);
         }
         self.settle(pools, index, seen);
     }
@@ -306,7 +306,7 @@ impl Queue {
         }
         point("queue: dead letter pending, nobody notified");
         self.add_late();
-        self.notify(Event::Work);
+        self.notify_workers(1);
         Ok(())
     }
 

@@ -65,6 +65,7 @@ use self::{
 };
 use crate::{
     EventKey,
+    crash::point,
     eventcount::EventCount,
     slots::Slots,
     sync::{self, AtomicU32, AtomicU64, Ordering},
@@ -210,6 +211,32 @@ impl Queue {
     /// Wakes the threads that wait for an event.
     pub fn notify(&self, event: Event) {
         self.eventcount(event).notify();
+    }
+
+    /// Wakes as many workers as there are new `tasks`.
+    ///
+    /// More would find nothing, and take processors from those that have tasks, and from the submitter.
+    pub fn notify_workers(&self, tasks: usize) {
+        // Otherwise it would clear the mark and wake no worker.
+        if tasks > 0 {
+            self.control().work.notify_some(tasks.try_into().unwrap_or(u32::MAX));
+        }
+    }
+
+    /// Has a thread that may have slept until an event leave what it does not need to others. Call this after the last sleep,
+    /// whatever was found.
+    pub fn pass_on(&self, event: Event) {
+        match event {
+            Event::Work => {
+                point("queue: woken, other workers not marked");
+                self.control().work.remark();
+                if self.next().is_some() {
+                    self.notify_workers(1);
+                }
+            }
+            // Their notifiers wake all.
+            Event::Space | Event::Result => {}
+        }
     }
 
     fn eventcount(&self, event: Event) -> &EventCount {

@@ -81,23 +81,25 @@ impl World {
         let task =
             NewTask { kind: b"", arguments: b"", ready: None, output: 0, max_attempts: 9, cancel: false, now: 0 };
         let id = self.queue.submit(&self.inputs, reserved, &task, inputs).ok()?;
-        self.queue.notify(Event::Work);
+        self.queue.notify_workers(1);
         Some(id)
     }
 
     /// Claims a task, and sleeps until there is one.
     fn claim(&self, row: Row) -> Claimed {
-        loop {
+        let claimed = loop {
             let key = self.queue.prepare(Event::Work);
             match self.queue.next() {
                 Some(candidate) => {
                     if let Some(claimed) = self.queue.claim(row, &candidate) {
-                        return claimed;
+                        break claimed;
                     }
                 }
                 None => self.queue.sleep(Event::Work, key, MAX_SLEEP),
             }
-        }
+        };
+        self.queue.pass_on(Event::Work);
+        claimed
     }
 
     fn read_input(&self) -> u64 {
@@ -150,6 +152,22 @@ fn no_wake_is_lost_and_no_task_claimed_twice() {
 }
 
 #[test]
+fn recovery_wakes_workers_that_a_dead_one_left_asleep() {
+    check(3, || {
+        let world = World::new(2);
+        let worker = {
+            let world = world.clone();
+            thread::spawn(move || world.claim(WORKER))
+        };
+        // A notifier has woken another worker, which died before it set the mark again.
+        world.queue.control().work.clear_mark();
+        world.submit(READER, &[]).unwrap();
+        world.queue.recover(world.pools(), |row| row == OTHER);
+        worker.join().unwrap();
+    });
+}
+
+#[test]
 fn submitter_that_head_passes_loses_no_task() {
     check(3, || {
         let world = World::new(3);
@@ -162,7 +180,7 @@ fn submitter_that_head_passes_loses_no_task() {
         let task =
             NewTask { kind: b"", arguments: b"", ready: None, output: 0, max_attempts: 9, cancel: false, now: 0 };
         let id = world.queue.submit(&world.inputs, slow, &task, &[]).unwrap();
-        world.queue.notify(Event::Work);
+        world.queue.notify_workers(1);
         assert!(worker.join().unwrap().contains(&id));
     });
 }

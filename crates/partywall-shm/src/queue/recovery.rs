@@ -100,9 +100,10 @@ impl Queue {
         freed + taken.get()
     }
 
+    /// Wakes all threads that wait. The dead may have been about to wake some of them.
     fn notify_all(&self) {
         for event in [Event::Work, Event::Space, Event::Result] {
-            self.notify(event);
+            self.eventcount(event).notify_unmarked();
         }
     }
 

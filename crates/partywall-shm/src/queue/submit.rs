@@ -189,7 +189,9 @@ impl Queue {
         // Pairs with the fence in `submit`.
         fence(Ordering::SeqCst);
         if self.places[self.place_of(position)].load().state() == State::Pending {
+            // Its submitter may have notified a worker that did not find it.
             self.add_late();
+            self.notify_workers(1);
         }
         next
     }

@@ -44,7 +44,7 @@ impl World {
         let blocks: Vec<_> = (0..blocks).map(|_| self.inputs.try_take(SUBMITTER).unwrap()).collect();
         let blocks: Vec<_> = blocks.iter().map(NewInput::Block).collect();
         let id = self.queue.submit(&self.inputs, reserved, task, &blocks).unwrap();
-        self.queue.notify(Event::Work);
+        self.queue.notify_workers(1);
         Some(id)
     }
 
@@ -674,7 +674,7 @@ fn many_submit_claim_and_take_at_once() {
                         tickets.push_back(
                             world.queue.submit(&world.inputs, reserved, &task, &[NewInput::Block(&block)]).unwrap(),
                         );
-                        world.queue.notify(Event::Work);
+                        world.queue.notify_workers(1);
                         submitted += 1;
                         continue;
                     }

@@ -334,23 +334,38 @@ impl Open {
     ) -> Result<Option<T>> {
         let mut found = None;
         // Polling may do more than look: what it finds is the caller's.
-        let mut now = spin.spin(waiting.start(), waiting.timeout(), || {
+        let now = spin.spin(waiting.start(), waiting.timeout(), || {
             found = poll().transpose();
             found.is_some()
         });
+        if let Some(found) = found {
+            return found.map(Some);
+        }
+        let found = self.sleep_until(event, waiting, now, poll);
+        self.queue().pass_on(event);
+        found
+    }
+
+    /// As [`await_event`](Self::await_event), without polling at first. Reads the clock if it is not told the time.
+    fn sleep_until<T>(
+        &self,
+        event: Event,
+        waiting: &Waiting<'_>,
+        mut now: Option<Instant>,
+        mut poll: impl FnMut() -> Result<Option<T>>,
+    ) -> Result<Option<T>> {
         loop {
-            if let Some(found) = found.take() {
-                return found.map(Some);
-            }
             // Before the time is looked at: a caller that never waits looks after the leases, too.
             self.queue().tend(self.pools());
             let Some(left) = waiting.left(now.take().unwrap_or_else(Instant::now)) else { return Ok(None) };
             self.domain().link().require_broker()?;
             let key = self.queue().prepare(event);
-            found = poll().transpose();
-            if found.is_none() {
-                self.queue().sleep(event, key, left);
-                found = poll().transpose();
+            if let Some(found) = poll()? {
+                return Ok(Some(found));
+            }
+            self.queue().sleep(event, key, left);
+            if let Some(found) = poll()? {
+                return Ok(Some(found));
             }
         }
     }

@@ -190,15 +190,15 @@ impl Queue {
 
     fn submit_at(
         &self,
-        tasks: impl IntoIterator<Item = Task>,
+        tasks: impl IntoIterator<Item = Task, IntoIter: ExactSizeIterator>,
         ready: Option<StreamPoint>,
         wait: Option<Wait<'_>>,
     ) -> Result<Vec<Ticket>, Box<Unsubmitted>> {
         let _span = tracing::trace_span!("submit", queue = self.name()).entered();
         let mut tasks = tasks.into_iter();
         // Waking takes several times as long as submitting: a worker that is woken now has its task when it runs.
-        self.open.queue().notify(Event::Work);
-        let mut submitted = Vec::with_capacity(tasks.size_hint().0);
+        self.open.queue().notify_workers(tasks.len());
+        let mut submitted = Vec::with_capacity(tasks.len());
         let mut waiting = None;
         let mut failed = None;
         for mut task in tasks.by_ref() {
@@ -220,7 +220,7 @@ impl Queue {
             }
         }
         if !submitted.is_empty() {
-            self.open.queue().notify(Event::Work);
+            self.open.queue().notify_workers(submitted.len());
         }
         match failed {
             None => Ok(submitted),
@@ -241,7 +241,7 @@ impl Queue {
         }
         let Some(wait) = wait else { return Err(self.full()) };
         // Tasks of this call that workers do not know of may fill the queue.
-        self.open.queue().notify(Event::Work);
+        self.open.queue().notify_workers(usize::MAX);
         let waiting = waiting.get_or_insert_with(|| wait.begin());
         let place = self.open.await_event(Event::Space, &self.spin, waiting, || Ok(self.open.queue().reserve(row)))?;
         place.ok_or_else(|| match waiting.was_cancelled() {

@@ -83,6 +83,7 @@ pub(crate) const SUBMITTING: &[&str] = &[
 ];
 pub(crate) const LATE: &[&str] = &["queue: no late task found, count not moved"];
 pub(crate) const CLAIMING: &[&str] = &["queue: claimed, no lease", "queue: head moved, place not checked again"];
+pub(crate) const WAKING: &[&str] = &["queue: woken, other workers not marked"];
 pub(crate) const COMPLETING: &[&str] = &[
     "queue: attempt drained, no result yet",
     "queue: done, block still held",
@@ -139,6 +140,7 @@ const PASSED: &[&[&str]] = &[
     SUBMITTING,
     LATE,
     CLAIMING,
+    WAKING,
     COMPLETING,
     QUEUEING,
     FAILING,

@@ -25,7 +25,7 @@ use partywall_shm::{
 
 use super::points::{
     CANCELLING, CLAIMING, COMPLETING, FAILING, LATE, NOTIFYING, QUEUE_RECOVERED, QUEUEING, RETRYING, SUBMITTING,
-    TAKING, TENDING, assert_passed,
+    TAKING, TENDING, WAKING, assert_passed,
 };
 
 /// The row of the process that crashes.
@@ -64,7 +64,7 @@ impl World {
             NewTask { kind: b"count", arguments: &arguments, ready: None, output: 8, max_attempts: 5, cancel, now: 0 };
         let inputs = [NewInput::Block(&block), NewInput::Part(PART)];
         let id = self.queue.submit(&self.inputs, reserved, &task, &inputs).ok()?;
-        self.queue.notify(Event::Work);
+        self.queue.notify_workers(1);
         Some(id)
     }
 
@@ -145,6 +145,12 @@ pub(crate) fn play(role: &str, queue: File) {
         "works" => {
             crash::arm();
             world.work(CRASHING);
+        }
+        "is woken" => {
+            crash::arm();
+            queue.prepare(Event::Work);
+            queue.notify_workers(1);
+            queue.pass_on(Event::Work);
         }
         "completes what a stream writes" => {
             crash::arm();
@@ -329,6 +335,7 @@ fn submitting() {
 fn working() {
     for (role, expected) in [
         ("works", &[CLAIMING, COMPLETING][..]),
+        ("is woken", &[WAKING]),
         ("completes what a stream writes", &[QUEUEING]),
         ("fails and drains", &[FAILING]),
     ] {
