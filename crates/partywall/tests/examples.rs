@@ -9,6 +9,7 @@ use std::{
 
 use partywall::{Domain, Result};
 use partywall_broker::{Broker, Config};
+use serde_json::Value;
 
 #[allow(dead_code, reason = "its `main` connects to the user's own domain")]
 #[path = "../examples/pool.rs"]
@@ -111,6 +112,35 @@ fn exercise_work_queue_does_the_task_of_a_dead_worker_again() {
 fn exercise_crash_finds_its_weights_after_two_crashes() {
     let expected = [(": loading", 2), (": the weights are there", 1), ("every weight is right: true", 2)];
     exercise("exercise_crash", &expected);
+}
+
+#[test]
+fn spans_example_puts_both_processes_on_one_time_line() {
+    with_broker(|socket| {
+        let path = socket.with_file_name("spans.json");
+        let output = program("spans", socket).arg(&path).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let events: Vec<Value> = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        let pid = |of: &str| {
+            let names = |event: &&Value| event["ph"] == "M" && event["args"]["name"] == of;
+            &events.iter().find(names).unwrap()["pid"]
+        };
+        let spans = |name: &str, pid: &Value| -> Vec<(f64, f64)> {
+            let of = |event: &&Value| event["name"] == name && event["pid"] == *pid;
+            let times = |event: &Value| {
+                assert_eq!(event["args"]["topic"], "example/spans");
+                (event["ts"].as_f64().unwrap(), event["dur"].as_f64().unwrap())
+            };
+            events.iter().filter(of).map(times).collect()
+        };
+        let published = spans("publish", pid("producer"));
+        let received = spans("receive", pid("consumer"));
+        // The last span finds that the producer has left.
+        assert_eq!((published.len(), received.len()), (10, 11));
+        for ((publish, _), (receive, waited)) in published.iter().zip(&received) {
+            assert!(*publish <= receive + waited, "received before it was published: {events:?}");
+        }
+    });
 }
 
 #[test]

@@ -16,7 +16,7 @@ pub(super) const LIBCUDA: &str = "PARTYWALL_LIBCUDA";
 const PACKAGES: [&str; 3] = ["--workspace", "--exclude", "partywall-python"];
 
 /// The examples that tests start as processes.
-const EXAMPLES: [&str; 7] = [
+const EXAMPLES: [&str; 8] = [
     "consumer",
     "exercise_crash",
     "exercise_early_consumer",
@@ -24,6 +24,7 @@ const EXAMPLES: [&str; 7] = [
     "exercise_ring",
     "exercise_work_queue",
     "producer",
+    "spans",
 ];
 
 /// Parts of the names of tests that need what a machine may lack.
