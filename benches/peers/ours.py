@@ -122,16 +122,16 @@ def stranded(domain: pw.Domain, what: str) -> None:
             assert ours.recv() == peer.EXPORTED
         segment.close()
 
-    # What is used for the first time may take memory for good.
+    # The first use of a library may allocate memory that it never frees.
     export(1)
     reads = {"rebuilt": peer.READS, "dropped": 0}[what]
     peer.serve(lambda: peer.stranded(lambda: export(reads), lambda: None))
 
 
 def read_all(exports: Any, socket: str) -> None:
-    """The other process."""
+    """Runs in the other process: reads every export."""
     torch = with_context()
-    # What is unpickled is opened through this.
+    # Unpickling a segment opens it through this connection.
     with pw.connect(socket=socket, start=False):
         exports.send("ready")
         while True:
@@ -144,7 +144,7 @@ def read_all(exports: Any, socket: str) -> None:
 
 
 def with_context() -> Any:
-    """torch, with a context on the GPU and what it loads for the first kernels."""
+    """Imports torch, creates its context on the GPU, and has it load its first kernels."""
     import torch
 
     peer.read(torch.ones(1, dtype=torch.uint8, device="cuda"))

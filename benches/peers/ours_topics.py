@@ -1,10 +1,10 @@
-"""Partywall's topics, as their users call them: microseconds for a tensor to get to another process, and its sum back.
+"""Partywall's topics, as users call them: microseconds until a tensor is in another process and its sum is back.
 
     ours_topics.py send|loan|same SOCKET PLACE ORDER
 
-`send` makes a tensor and sends it, `loan` fills a block in place, `same` sends one and the same tensor again and again, which is
-copied each time. PLACE is `host`, or how the GPU is shared: `time-sliced` or `MPS`. ORDER says who waits until a sample is
-complete: `host`, as by default, or `stream`. The sum comes back by another topic, in host memory.
+`send` creates a tensor and sends it, `loan` fills a block in place, `same` sends the same tensor repeatedly and copies it each
+time. PLACE is `host`, or how the GPU is shared: `time-sliced` or `MPS`. ORDER is the waiter for a complete sample: `host` (the
+default of subscribers) or `stream`. The sum comes back through another topic, in host memory.
 """
 
 import struct
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def answer(ready: Any, socket: str, name: str, place: str, order: str) -> None:
-    """The other process."""
+    """Runs in the other process: answers each tensor with its sum."""
     memory = round_trip.memory(place)
     with (
         pw.connect(socket=socket, start=False) as domain,
@@ -59,7 +59,7 @@ def answer(ready: Any, socket: str, name: str, place: str, order: str) -> None:
             with sample:
                 total = memory.total(memory.take(sample))
                 if order == "stream":
-                    # A stream that has waited in vain goes on.
+                    # If a publisher dies, a waiting stream continues, so the sample's validity has to be checked.
                     sample.check()
                 sums.send(ANSWER.pack(total))
 

@@ -1,4 +1,4 @@
-"""What the programs here have in common: each takes samples when it is asked to.
+"""Code that all programs here share: each takes samples on request.
 
 A program prepares itself, says `ready`, and then takes as many samples as each line of its standard input asks for.
 Standard output has samples and nothing else, one a line. The program ends when its input does.
@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-# What libraries print is no sample.
+# Libraries may print to standard output, which must carry samples only.
 _replies = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 
 
 def serve(sample: Callable[[], float]) -> None:
-    """Takes samples, in whatever unit, until nobody asks for more."""
+    """Takes samples, in any unit, until standard input ends."""
     _say("ready")
     for line in sys.stdin:
         _say("\n".join(str(sample()) for _ in range(int(line))))
@@ -27,20 +27,20 @@ def _say(text: str) -> None:
 
 
 def milliseconds(work: Callable[[], Any]) -> tuple[float, Any]:
-    """How long `work` takes, and what it returns: whatever becomes of that later is not counted."""
+    """Returns how long `work` takes, and its result. Releasing the result later is not counted."""
     start = time.perf_counter()
     result = work()
     return (time.perf_counter() - start) * 1e3, result
 
 
 TOUCHED = 8
-"""How many tensors of a model are summed up."""
+"""How many tensors of a model are summed."""
 
 PAGE = 4096
 
 
 def touch(model: Mapping[str, Any]) -> dict[str, int]:
-    """Sums of some of a model's tensors, spread over it, by their names. They are there when this returns."""
+    """Returns the sums of some of a model's tensors, by name. Waits until the sums are computed."""
     import torch
 
     names = list(model)[:: max(1, len(model) // TOUCHED)][:TOUCHED]
@@ -48,7 +48,7 @@ def touch(model: Mapping[str, Any]) -> dict[str, int]:
 
 
 def check(model: Mapping[str, Any]) -> None:
-    """That the sums are those of the file: each page begins with its number and with the tensor's, which is in its name."""
+    """Checks that the sums are those of the file: each page begins with its number and the tensor's number."""
     for name, found in touch(model).items():
         index, pages = int(name.split(".")[1]), model[name].nbytes // PAGE
         right = pages * (pages - 1) // 2 + index * pages
@@ -57,20 +57,20 @@ def check(model: Mapping[str, Any]) -> None:
 
 
 EXPORTS = 5
-"""How many tensors are exported, one after the other."""
+"""How many tensors are exported one after the other."""
 
 READS = 4
 """How often the same export is read."""
 
 EXPORTED = 256 << 20
-"""Bytes of each."""
+"""Bytes of each exported tensor."""
 
 SETTLE = 3.0
-"""Seconds that memory has to come back, for whatever frees it behind our back."""
+"""Seconds to wait for memory that a background thread frees."""
 
 
 def stranded(export: Callable[[], None], collect: Callable[[], None]) -> int:
-    """Bytes of the GPU that are missing when `export` has let go of all that it made, as the driver counts them."""
+    """Returns how many bytes of the GPU the driver counts as missing after `export` has released all that it created."""
     import torch
 
     def free() -> int:
@@ -89,7 +89,7 @@ def stranded(export: Callable[[], None], collect: Callable[[], None]) -> int:
 
 
 def read(tensor: Any) -> int:
-    """Its sum, as proof that it could be read."""
+    """Returns the tensor's sum, which proves that it could be read."""
     import torch
 
     return int(tensor.sum(dtype=torch.int64))

@@ -1,13 +1,13 @@
-"""The floor of sending a tensor, by hand: microseconds until it is copied to memory that two processes share, summed up in the
-other one, and the sum is back.
+"""The floor of sending a tensor, written by hand: microseconds until a tensor is copied to memory that two processes share,
+the other process has summed it, and the sum is back.
 
     raw_tensor.py fresh|same PLACE ORDER
 
-A fresh one is made and filled first. PLACE and ORDER as for `ours_topics.py`. The memory is shared once, before: on a GPU by
-torch.multiprocessing. Then there is nothing but what the work needs: the copy, and words in shared memory for which the
-processes sleep by the futex system call. With the order `host` the sender waits for its copy before it wakes the other one;
-with `stream` its stream writes another word, for which the other one's stream waits, by the driver's memory operations. Both by
-ctypes. There is one buffer: nothing is taken, given back, or safe from who dies.
+A `fresh` tensor is created and filled each time. PLACE and ORDER are as for `ours_topics.py`. The memory is shared once, in
+advance: on a GPU by torch.multiprocessing. The rest is only what the work needs: the copy, and words in shared memory on which
+the processes sleep by the futex system call. With the order `host` the sender waits for its copy before it wakes the receiver.
+With `stream` its stream writes another word, and the receiver's stream waits for that word, by the driver's memory operations.
+Both use ctypes. There is one buffer, which is never given back and not protected against the death of a process.
 """
 
 import ctypes
@@ -21,15 +21,15 @@ import round_trip
 
 PAGE = 4096
 THERE, BACK, WRITTEN, SUM = 0, 64, 128, 192
-"""Where words are in the first page, each in a cache line of its own: how many tensors were sent, and answered; how many
-copies a stream has made; and the sum. A tensor in host memory is behind it."""
+"""The offsets of words in the first page, each in its own cache line: the number of sent tensors, of answers, and of copies that
+a stream has made; and the sum. A tensor in host memory follows the page."""
 
 FUTEX = {"x86_64": 202, "aarch64": 98}[platform.machine()]
 WAIT, WAKE = 0, 1
 
 
 class Words:
-    """The words, as hosts have them."""
+    """The words as hosts access them."""
 
     def __init__(self, block: mmap.mmap) -> None:
         self._counts = {word: ctypes.c_uint32.from_buffer(block, word) for word in (THERE, BACK)}
@@ -37,12 +37,12 @@ class Words:
         self._syscall = ctypes.CDLL(None).syscall
 
     def wake(self, word: int, count: int) -> None:
-        """Sets a word, and wakes who sleeps until it is that."""
+        """Sets a word to `count`, and wakes the processes that sleep on it."""
         self._counts[word].value = count
         self._futex(word, WAKE, 1)
 
     def sleep(self, word: int, count: int) -> None:
-        """Sleeps until a word is that."""
+        """Sleeps until a word is `count`."""
         while (seen := self._counts[word].value) != count:
             self._futex(word, WAIT, seen)
 
@@ -51,7 +51,7 @@ class Words:
 
 
 class Streams:
-    """The word of streams. The current one is meant."""
+    """The word that streams write and wait for. Each call uses the current stream."""
 
     def __init__(self, block: mmap.mmap) -> None:
         import torch
@@ -66,11 +66,11 @@ class Streams:
         self._written = ctypes.c_uint64(address.value + WRITTEN)
 
     def write(self, count: int) -> None:
-        """It says how many copies it has made."""
+        """Has the stream write how many copies it has made."""
         self._call("cuStreamWriteValue64_v2", self._current(), self._written, ctypes.c_uint64(count), 0)
 
     def wait(self, count: int) -> None:
-        """It waits until so many are made."""
+        """Has the stream wait until `count` copies are made."""
         at_least = 0
         self._call("cuStreamWaitValue64_v2", self._current(), self._written, ctypes.c_uint64(count), at_least)
 
@@ -112,7 +112,7 @@ def main() -> None:
 
 
 def answer(pipe: Any, path: str, place: str, order: str) -> None:
-    """The other process."""
+    """Runs in the other process: answers each tensor with its sum."""
     memory = round_trip.memory(place)
     with open(path, "r+b") as file:
         block = mmap.mmap(file.fileno(), 0)
@@ -130,7 +130,7 @@ def answer(pipe: Any, path: str, place: str, order: str) -> None:
 
 
 def tensor_in(block: mmap.mmap) -> Any:
-    """A tensor in host memory."""
+    """Returns a tensor in host memory."""
     import numpy
 
     return numpy.frombuffer(block, numpy.float32, round_trip.ELEMENTS, PAGE)

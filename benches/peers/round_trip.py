@@ -1,7 +1,7 @@
-"""What round trips of tensors have in common, whoever makes them: 4 MiB of float32, which one process fills and another
-sums up, before it answers with the sum. The clock stops when the answer is there. The tensor is let go of behind the answer.
+"""Code that all round trips of tensors share: one process fills 4 MiB of float32, another sums them and answers with the sum.
+The clock stops when the answer arrives. The tensor is released after the answer.
 
-A tensor is *fresh*, made and filled anew each time, or the *same* one each time, which nobody changes.
+A *fresh* tensor is created and filled each time; the *same* tensor is used each time and never changes.
 """
 
 import ctypes
@@ -18,33 +18,33 @@ import peer
 ELEMENTS = 1 << 20
 
 LARGEST = 8
-"""Elements are 1 to this, so that all sums of some of them are whole numbers that a float32 has."""
+"""Elements are 1 to this value, so that a float32 represents every partial sum exactly."""
 
 
 class Memory(Protocol):
-    """Where tensors are, and the library that has them."""
+    """The place of tensors, and the library that allocates them."""
 
     def full(self, value: int) -> Any:
-        """A new tensor."""
+        """Returns a new tensor."""
 
     def fill(self, loan: Any, value: int) -> None:
-        """Fills memory of Partywall's."""
+        """Fills memory of a loan."""
 
     def take(self, sample: Any) -> Any:
-        """A tensor of memory of Partywall's."""
+        """Returns a tensor of a sample's memory."""
 
     def copy(self, to: Any, tensor: Any) -> None:
-        """Copies a tensor; on a GPU its current stream does."""
+        """Copies a tensor; on a GPU, on the current stream."""
 
     def finish(self) -> None:
-        """Waits for what the current stream does."""
+        """Waits for the work on the current stream."""
 
     def total(self, tensor: Any) -> float:
-        """The sum of its elements, when it is known."""
+        """Waits for the sum of the elements, and returns it."""
 
 
 class Host:
-    """NumPy's."""
+    """Host memory of NumPy."""
 
     def __init__(self) -> None:
         import numpy
@@ -71,7 +71,7 @@ class Host:
 
 
 class Cuda:
-    """torch's, on the first GPU. Kernels are loaded, and memory is there, before anything waits for another process."""
+    """Memory of torch on the first GPU. Kernels and memory are ready before anything waits for another process."""
 
     def __init__(self) -> None:
         import torch
@@ -104,7 +104,7 @@ class Cuda:
 
 
 def memory(place: str) -> Memory:
-    """That of `host`, or of the GPU: `time-sliced`, or under `MPS`. Another sharing than that is an error."""
+    """Returns the memory of `host`, or of the GPU: `time-sliced`, or under `MPS`. Fails if the GPU is shared otherwise."""
     if place == "host":
         return Host()
     cuda = Cuda()
@@ -119,9 +119,9 @@ def memory(place: str) -> Memory:
 
 
 def start(other: Callable[..., None], *arguments: Any) -> Any:
-    """Starts the other process, which says that it is ready by the end of a pipe that is its first argument.
+    """Starts the other process. Its first argument is the end of a pipe, on which it reports that it is ready.
 
-    Each of the two ends with the other one: who waits for one that is gone would wait for ever.
+    Each of the two processes is killed when the other ends, because it could wait for the other for ever.
     """
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
@@ -141,9 +141,9 @@ def _run(other: Callable[..., None], *arguments: Any) -> None:
 
 
 def serve(fresh: bool, memory: Memory, there_and_back: Callable[[Any, int], float]) -> None:
-    """Takes samples: microseconds to have a tensor summed up in the other process.
+    """Takes samples: microseconds until the other process has summed a tensor.
 
-    `there_and_back` is given it, or `None` if it has to make it itself, and the value of its elements.
+    `there_and_back` receives the tensor, or `None` if it must create it, and the value of its elements.
     """
     same = None if fresh else memory.full(1)
     count = 0

@@ -1,8 +1,8 @@
-"""safetensors: a file from the page cache into tensors of torch's own on the GPU.
+"""safetensors: loads a file from the page cache into torch tensors on the GPU.
 
-    safetensors_load.py FILE [--touch]   milliseconds until all of its tensors are there
+    safetensors_load.py FILE [--touch]   milliseconds until all of its tensors are loaded
 
-In a process that loads it again torch has the memory already: it keeps what the tensors had before.
+A process that loads the file again reuses the memory that torch has kept from the earlier tensors.
 """
 
 import sys

@@ -1,9 +1,9 @@
-"""multiprocessing.SimpleQueue, both ways: microseconds for a tensor to get to another process, and its sum back.
+"""multiprocessing.SimpleQueue: microseconds until a tensor is in another process and its sum is back.
 
     simple_queue.py fresh|same PLACE
 
-PLACE as for `ours_topics.py`. On a GPU it is torch.multiprocessing's: torch has pickles of its tensors name their memory. Who
-sends the same tensor more than a thousand times waits for the GPU each time; nobody does here.
+PLACE is as for `ours_topics.py`. On a GPU the queue is torch.multiprocessing's: torch pickles a tensor as a reference to its
+memory. Sending the same tensor more than a thousand times waits for the GPU each time; the benchmark sends fewer.
 """
 
 import multiprocessing
@@ -21,7 +21,7 @@ def main() -> None:
     round_trip.start(answer, there, back, place).recv()
 
     def there_and_back(same: Any, value: int) -> float:
-        # Kept until it is read, as torch has its users do.
+        # Held until it is read, as torch requires.
         tensor = memory.full(value) if same is None else same
         there.put(tensor)
         return float(back.get())
@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def answer(ready: Any, there: Any, back: Any, place: str) -> None:
-    """The other process."""
+    """Runs in the other process: answers each tensor with its sum."""
     memory = round_trip.memory(place)
     ready.send("ready")
     while True:

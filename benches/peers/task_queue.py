@@ -1,10 +1,10 @@
 """Tasks for workers: a number goes in, its square root comes back.
 
-    task_queue.py ours WORKERS SOCKET    microseconds a task through a queue of Partywall's
+    task_queue.py ours WORKERS SOCKET    microseconds for each task through a queue of Partywall
     task_queue.py pool WORKERS           … through multiprocessing.Pool, in chunks of one task
     task_queue.py redis WORKERS          … through two lists in Redis, which this program starts and stops
 
-The workers are processes. The master submits each task by itself and waits for every result.
+The workers are processes. The master submits the tasks one by one and waits for every result.
 """
 
 import math

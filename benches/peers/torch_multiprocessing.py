@@ -1,4 +1,4 @@
-"""torch.multiprocessing: tensors of its allocator, handed to another process as pickles.
+"""torch.multiprocessing: tensors of torch's allocator, sent to another process as pickles.
 
     torch_multiprocessing.py rebuilt   bytes stranded by exports that another process reads several times
     torch_multiprocessing.py dropped   bytes stranded by exports that nobody reads
@@ -29,13 +29,13 @@ def main() -> None:
             ours.send_bytes(payload)
             assert ours.recv() == peer.EXPORTED
 
-    # What is used for the first time may take memory for good.
+    # The first use of a library may allocate memory that it never frees.
     export(1)
     peer.serve(lambda: peer.stranded(lambda: export(reads), torch.cuda.ipc_collect))
 
 
 def read_all(exports: Any) -> None:
-    """The other process."""
+    """Runs in the other process: reads every export."""
     peer.read(torch.ones(1, dtype=torch.uint8, device="cuda"))
     exports.send("ready")
     while True:

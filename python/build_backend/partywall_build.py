@@ -23,7 +23,7 @@ PROGRAM = ROOT / "python/src/partywall/_bin/partywall"
 
 def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
-        # What maturin would make in place of the stable ABI's wheel takes the GIL back, and nobody has tested it.
+        # Without the stable ABI, maturin would build a wheel that enables the GIL again, and such a wheel is not tested.
         raise RuntimeError("free-threaded builds of Python are not supported: use the ordinary build of this version")
     profile = os.environ.get("PARTYWALL_PROFILE", "release")
     program = os.environ.get("PARTYWALL_PROGRAM") or _build_program(profile)

@@ -1,10 +1,10 @@
-"""One process sends frames, another receives them where they lie, is killed, and hinders nobody.
+"""One process sends frames, another receives them in place. When the receiver is killed, the sender continues.
 
     python camera.py                   # on a GPU with torch
     python camera.py --device host     # the same with NumPy
 
-The viewer wants the latest frame only; what it misses meanwhile is counted. When it is killed, its blocks come back, and the
-next one begins with the frame that is sent next.
+The viewer receives only the latest frame, and counts the frames that it misses. When it is killed, its blocks return to the
+topic, and the next viewer begins with the next frame.
 """
 
 import argparse

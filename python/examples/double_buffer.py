@@ -1,10 +1,10 @@
-"""Two processes and two buffers: while one fills a buffer, the other uses the one before, and neither overtakes the other.
+"""Two processes and two buffers: one process fills a buffer while the other uses the buffer filled before.
 
     python double_buffer.py                   # on a GPU with torch: streams wait for each other, and no host does
     python double_buffer.py --device host     # the same with NumPy: hosts wait
 
-Two timelines say how far each side is: `filled` stands at n when the n-th contents are there, `used` when they may be
-written over.
+Two timelines count the rounds, so that neither process overtakes the other: `filled` reaches n when the n-th contents are
+complete, and `used` reaches n when they may be overwritten.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def produce(domain: pw.Domain, device: str) -> None:
             wait(max(n - 2, 0))
             arrays[n % 2][:] = n
             signal(n)
-        # Its end ends the wait, whatever has happened to it.
+        # If the consumer dies, the wait ends too.
         used.wait(ROUNDS)
         assert consumer.wait() == 0
 
@@ -47,10 +47,10 @@ def consume(domain: pw.Domain, device: str) -> None:
         domain.timeline(NAME + "/used", writer=True) as used,
     ):
         arrays = views(buffers)
-        # What is made of contents that never came is not to be believed.
+        # If the producer fails, the sums are invalid, and waiters of `used` learn it.
         used.rests_on(filled)
         wait, signal = (filled.wait, used.signal) if device == "host" else (filled.wait_on, used.signal_on)
-        # Before a stream waits, kernels have run once and memory is there: behind a wait that could block.
+        # Runs each kernel once and allocates memory before a stream waits: after that, CUDA could block these calls.
         sums = [arrays[0].sum() for _ in range(ROUNDS + 1)]
         for n in range(1, ROUNDS + 1):
             wait(n)

@@ -3,7 +3,7 @@
     python own_kernel.py
 
 Needs a GPU and cupy. The array is frozen once it is committed, and the GPU enforces that: with `--break` the kernel
-writes to it, and loses its CUDA context for that. The other process does not notice.
+writes to the array, and the reader loses its CUDA context. The other process is not affected.
 """
 
 import subprocess
@@ -33,7 +33,7 @@ def read(domain: pw.Domain, write_to_it: bool) -> None:
         try:
             cupy.cuda.get_current_stream().synchronize()
         except cupy.cuda.runtime.CUDARuntimeError as error:
-            # Whatever this process still does with CUDA fails now.
+            # From now on, every CUDA call of this process fails.
             print(f"the GPU refused the write: {error}")
         else:
             print(f"the sum of the squares of {COUNT} elements is {float(out.sum(dtype='float64')):.0f}")

@@ -1,10 +1,10 @@
-"""A master and workers on one queue: arrays go in, their square roots come out, and a worker that dies loses no task.
+"""A master and workers on one queue: arrays go in, square roots come out. No task is lost if a worker dies.
 
     python square_roots.py                    # a master that starts two workers, and kills one
-    python square_roots.py master             # in a terminal of its own, with workers in others:
+    python square_roots.py master             # in one terminal, with workers in other terminals:
     python square_roots.py worker             # or `cargo run -p partywall --example square_roots -- worker`
 
-Either end may be the one in Rust (`crates/partywall/examples/square_roots.rs`). All is in host memory.
+Either side may also be the program in Rust (`crates/partywall/examples/square_roots.rs`). All blocks are in host memory.
 """
 
 import argparse
@@ -22,15 +22,15 @@ TIMEOUT = 60
 
 
 def opened(domain: pw.Domain) -> pw.Queue:
-    """The queue. Both sides create it, so that either may start first."""
+    """Opens or creates the queue. Both sides call this, so either side may start first."""
     size = (64, NUMBERS * 4)
     return domain.queue(NAME, tasks=64, inputs=size, outputs=size, device="host")
 
 
 def master(queue: pw.Queue) -> int:
-    """Has all tasks done, and counts the right ones."""
+    """Submits all tasks, and counts the right results."""
     right = 0
-    # No more at once than there are blocks.
+    # Submits no more tasks at a time than there are blocks.
     for first in range(0, TASKS, 32):
         tickets = {
             number: queue.submit("sqrt", [np.full(NUMBERS, number**2, "float32")], output=NUMBERS * 4, timeout=TIMEOUT)
@@ -43,7 +43,7 @@ def master(queue: pw.Queue) -> int:
 
 
 def worker(queue: pw.Queue) -> None:
-    """Computes square roots until a task says that it is the last."""
+    """Computes square roots until a task of kind `last` arrives."""
     for task in queue.claims(TIMEOUT):
         if task.kind == "last":
             task.complete()
@@ -66,7 +66,7 @@ def main() -> None:
         workers = []
         if role is None:
             workers = [subprocess.Popen([sys.executable, __file__, "worker"]) for _ in range(2)]
-            # Whatever it does at this moment, if anything: another one does it.
+            # If the killed worker has a task, another worker gets it.
             workers.pop().kill()
         right = master(queue)
         queue.submit("last").result(TIMEOUT)

@@ -2,8 +2,8 @@
 
     python two_frameworks.py
 
-Needs a GPU, torch, and cupy or jax. Each side prints the address at which it has the array: on one GPU these differ
-between processes, but all libraries of a process have the same.
+Needs a GPU, torch, and cupy or jax. Each library prints the address of the array: the addresses differ between the two
+processes, but all libraries of one process see the same address.
 """
 
 import os
@@ -24,12 +24,12 @@ def write(domain: pw.Domain) -> pw.Segment:
         array = torch.from_dlpack(build)
         torch.arange(array.numel(), out=array.view(-1))
         print(f"torch wrote {tuple(array.shape)} at {array.data_ptr():#x}")
-        # Waits for torch's kernels: whoever opens it finds them done.
+        # Waits for torch's kernels, so that their work is complete when another process opens the segment.
         return build.commit()
 
 
 def read(domain: pw.Domain) -> None:
-    # Else jax takes most of the GPU for itself.
+    # Without this, jax allocates most of the GPU's memory at once.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     with domain.open(NAME, timeout=60) as segment:
         for library in (with_cupy, with_jax):

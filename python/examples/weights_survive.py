@@ -1,11 +1,11 @@
-"""Weights that survive the process that loaded them: kill it, start it again, and it is back in milliseconds.
+"""Weights that survive the process that loaded them: after a kill and a restart, the process is ready in milliseconds.
 
-    python weights_survive.py                 # shows all of it: serves, kills, restarts
-    python weights_survive.py serve           # loads the weights, or finds them; Ctrl-C or kill it, and start it again
+    python weights_survive.py                 # demonstrates it: serves, kills, restarts
+    python weights_survive.py serve           # loads the weights or finds them; end it and start it again
     python weights_survive.py remove
 
-It takes `--device cuda`, `host` or `auto`, and `--mib` of weights. With torch it makes torch tensors of them, else NumPy
-arrays; on a GPU NumPy only counts them.
+`--device` is `cuda`, `host` or `auto`, and `--mib` is the size of the weights. With torch installed the weights become torch
+tensors, otherwise NumPy arrays if they are in host memory.
 """
 
 import argparse
@@ -26,14 +26,14 @@ LAYERS = 64
 
 
 def load(mib: int) -> dict[str, np.ndarray[Any, Any]]:
-    """Stands for what takes long: reading a checkpoint, converting, quantising."""
+    """Stands in for slow work: reading a checkpoint, converting, quantising."""
     rows = mib * (1 << 20) // LAYERS // 4 // 1024
     random = np.random.default_rng(7)
     return {f"layers.{i}.weight": random.standard_normal((rows, 1024), "float32") for i in range(LAYERS)}
 
 
 def tensors(weights: Mapping[str, pw.Tensor]) -> dict[str, Any]:
-    """The weights as the tensors that a model would use: the shared memory itself, not copies."""
+    """Returns the tensors that a model would use: the shared memory itself, not copies."""
     if importlib.util.find_spec("torch"):
         import torch
 
@@ -44,7 +44,7 @@ def tensors(weights: Mapping[str, pw.Tensor]) -> dict[str, Any]:
 
 def serve(domain: pw.Domain, device: str, mib: int) -> None:
     start = time.perf_counter()
-    # Whoever comes first loads; others wait for it, or find what is there. `kept` is what survives.
+    # The first process loads the weights; others wait for it, or open what exists. `kept` lets the weights survive.
     weights = domain.open_or_build(NAME, lambda claim: claim.put(load(mib), device, kept=True))
     with weights:
         model = tensors(weights)

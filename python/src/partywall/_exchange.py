@@ -1,4 +1,4 @@
-"""What builds, segments, loans and samples have in common: of one tensor, they are as good as it."""
+"""Base classes of builds, segments and loans. An object with a single tensor can be used in place of that tensor."""
 
 from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from typing import Any
@@ -7,12 +7,12 @@ from partywall import _native
 
 
 def array(tensor: _native.Tensor, dtype: Any = None, copy: bool | None = None) -> Any:
-    """What `numpy.asarray` makes of a tensor: an array of the same memory. A `BufferError` if NumPy cannot have it."""
+    """Returns an array of the tensor's memory, for `numpy.asarray`. Raises `BufferError` if NumPy cannot use the memory."""
     import numpy
 
     if tensor.device != "host":
         raise BufferError(
-            f'"{tensor.name}" is on {tensor.device}, and NumPy has host memory alone: use torch.from_dlpack() or '
+            f'"{tensor.name}" is on {tensor.device}, and NumPy uses host memory only: use torch.from_dlpack() or '
             "cupy.from_dlpack(), or tobytes() for a copy"
         )
     return numpy.array(memoryview(tensor), dtype=dtype, copy=copy)
@@ -22,11 +22,11 @@ class Exported:
     """An object that other libraries take as an array."""
 
     def _exported(self) -> _native.Tensor:
-        """Returns the tensor that they take."""
+        """Returns the tensor that other libraries receive."""
         raise NotImplementedError
 
     def tobytes(self, stream: Any = None) -> bytes:
-        """A copy of its bytes, made after what is on `stream`."""
+        """Returns a copy of its bytes, made after the work on `stream`."""
         return self._exported().tobytes(stream)
 
     def __dlpack__(self, **arguments: Any) -> Any:
@@ -66,7 +66,7 @@ class OneTensor(Exported):
 
 
 class Tensors(OneTensor, Mapping[str, _native.Tensor]):
-    """Tensors by their names, in the order in which they were added. Of a single one, it is as good as that."""
+    """A mapping of names to tensors, in the order in which they were added. With a single tensor it can replace that."""
 
     def _tensors(self) -> list[_native.Tensor]:
         raise NotImplementedError
@@ -82,13 +82,13 @@ class Tensors(OneTensor, Mapping[str, _native.Tensor]):
     def __contains__(self, tensor: object) -> bool:
         return isinstance(tensor, str) and super().__contains__(tensor)
 
-    # As objects that are open or closed, not as dictionaries.
+    # Compared by identity, because these objects are open or closed. `Mapping` would compare contents.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
     @property
     def tensor(self) -> _native.Tensor:
-        """Its only tensor. A `TypeError` if it has several, or none."""
+        """Its only tensor. Raises `TypeError` if it has several or none."""
         tensors = self._tensors()
         if not tensors:
             raise TypeError(f"{self!r} has no tensor")
@@ -107,7 +107,7 @@ class Tensors(OneTensor, Mapping[str, _native.Tensor]):
 
 
 class _Items(ItemsView[str, _native.Tensor]):
-    """Asked for all at once: one by one is slow in a model of thousands."""
+    """Items that are fetched together: one call for each tensor is slow in a model of thousands."""
 
     _mapping: Tensors
 
@@ -116,7 +116,7 @@ class _Items(ItemsView[str, _native.Tensor]):
 
 
 class _Values(ValuesView[_native.Tensor]):
-    """Likewise."""
+    """Values that are fetched together, like `_Items`."""
 
     _mapping: Tensors
 

@@ -1,4 +1,4 @@
-"""Objects of the library that Python closes."""
+"""Base classes of objects that hold a resource and must be closed or released."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ class Closable(Endable, Protocol):
 
 
 class Droppable(Closable, Protocol):
-    """A compiled object that can also leave all waiting to a thread in the background."""
+    """A compiled object that can also leave all waiting to a background thread."""
 
     def let_go(self) -> None:
         """Releases the object without waiting."""
@@ -50,7 +50,7 @@ class Held(Generic[E]):
 
 
 class Handle(Held[N], Generic[N]):
-    """An object that is open until it is closed, at the latest at the end of its `with`."""
+    """An object that is open until `close`, or until the end of its `with`."""
 
     @property
     def closed(self) -> bool:
@@ -82,7 +82,7 @@ class Connected(Handle[N], Generic[N]):
 
 
 class Interruptible(Handle[I], Generic[I]):
-    """A handle whose `close` waits for the GPU. Ctrl-C inside its `with` skips that wait: it has just ended another one."""
+    """A handle whose `close` waits for the GPU. If Ctrl-C ends its `with`, that wait is skipped."""
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._native.let_go() if kind is KeyboardInterrupt else self.close()

@@ -1,4 +1,4 @@
-"""Who is in a domain."""
+"""The members of a domain."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,34 +6,34 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Member:
-    """A member in a listing: a process has one for each of its connections."""
+    """A member in a listing. A process is one member for each of its connections."""
 
     member: int
-    """Its number."""
+    """The number of the member."""
     pid: int
-    """Its process, as the broker sees it, or as it says itself if it is in another PID namespace."""
+    """The process id as the broker sees it, or as the process reports it if it is in another PID namespace."""
     uid: int
-    """Its user."""
+    """The user id."""
     command: str
-    """Its command line."""
+    """The command line."""
     state: Literal["alive", "hung", "lost_context", "suspect", "evicted", "held_by_child", "unproven", "dead"]
-    """How it is."""
+    """The state of the member."""
     doubt: Literal["mps", "no_pidfd"] | None
-    """Why its death will be no proof that its work is over: `mps`, `no_pidfd`, or `None`."""
+    """Why its death will not prove that its work has ended: `mps`, `no_pidfd`, or `None`."""
     quiet: float | None
-    """Seconds since its last heartbeat, where one is expected."""
+    """Seconds since its last heartbeat; `None` if none is expected."""
     leases: int
     """Leases that it holds."""
     timelines: int
     """Timelines that it signals."""
     permits: int | None
-    """Permits of semaphores that it has; `None` if they are too many to be counted."""
+    """Permits of semaphores that it holds; `None` if there are too many to count."""
     blocks: int | None
-    """Blocks of pools and topics that it has; `None` if they are too many to be counted."""
+    """Blocks of pools and topics that it holds; `None` if there are too many to count."""
     nbytes: int
-    """Bytes of what it holds."""
+    """Bytes of the memory that it holds."""
     since: float
-    """When it joined, as `time.time()` has it."""
+    """When it joined, as `time.time()` counts it."""
     simulated: bool
     """Whether it runs on the simulated CUDA driver."""
 
@@ -43,16 +43,16 @@ class EvictedMember:
     """A member that was evicted."""
 
     member: int
-    """Its number."""
+    """The number of the member."""
     pid: int
-    """Its process."""
+    """The process id."""
     command: str
-    """Its command line."""
+    """The command line."""
     leases: int
     """Leases that stay in quarantine until its death is proved."""
     nbytes: int
-    """Bytes of what these are on."""
+    """Bytes of the memory that these leases hold."""
     kill: Literal["not_asked", "sent", "exited", "no_pidfd", "refused"]
-    """What came of killing it."""
+    """Whether SIGKILL was requested and sent, or why it could not be sent."""
     errno: int | None
-    """Why the kernel refused that, if it did."""
+    """The error number, if the kernel refused to send SIGKILL."""

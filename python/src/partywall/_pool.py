@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BlockRef:
-    """Names a block that its holder has offered to another process. It can be pickled; send it in any way.
+    """A reference to a block that its holder has offered to another process. It can be pickled and sent in any way.
 
     The reference is stale for ever once the block is accepted, is taken back, or returns after its holder's death.
     """
@@ -38,26 +38,26 @@ class PoolStats:
     """The states of a pool's blocks at one moment."""
 
     blocks: int
-    """How many there are."""
+    """The number of blocks."""
     free: int
-    """How many are free."""
+    """The number of free blocks."""
     held: int
-    """How many are held, or are just being taken."""
+    """The number of blocks that are held or being taken."""
     offered: int
-    """How many are offered to other processes."""
+    """The number of blocks that are offered to other processes."""
     waiting: int
-    """How many threads of all processes wait for a block."""
+    """The number of threads, in all processes, that wait for a block."""
 
 
 class Pool(Connected[_native.Pool]):
-    """A named set of equal blocks of memory, which any process takes and gives back; made by `Domain.pool`.
+    """A named set of equal blocks of memory, which any process can take and give back. `Domain.pool` returns one.
 
         with pool.alloc() as block:             # waits for a block, and gives it back
             np.asarray(block)[:] = frame
 
-    A process that has taken a block uses it alone until it gives the block back, or offers it and another process accepts
-    it. Waiters are served in the order of their arrival. The blocks of a process that dies return to the pool. Threads may
-    share a handle.
+    A process that has taken a block is the only one to use it until it gives the block back, or offers it and another
+    process accepts it. Waiters are served in the order of their arrival. The blocks of a process that dies return to the
+    pool. Threads may share a handle.
     """
 
     def __init__(self, domain: "Domain", native: _native.Pool) -> None:
@@ -94,7 +94,7 @@ class Pool(Connected[_native.Pool]):
         return self._native.place
 
     def alloc(self, timeout: float | None = None) -> "Block":
-        """Takes a block. Waits for one up to `timeout` seconds, or for ever. A block of a zeroed pool is zero by then."""
+        """Takes a block. Waits for one up to `timeout` seconds, or for ever. A block of a zeroed pool is all zero."""
         return Block(self._native.alloc(timeout))
 
     def try_alloc(self) -> "Block | None":
@@ -103,26 +103,26 @@ class Pool(Connected[_native.Pool]):
         return None if block is None else Block(block)
 
     def accept(self, block: "BlockRef | str") -> "Block":
-        """Accepts a block that its holder has offered, with its content; `StaleBlock` if it is no longer offered.
+        """Accepts a block that its holder has offered, with its content. Raises `StaleBlock` if it is no longer offered.
 
-        The caller is not ordered after work that the former holder's GPU still does in the block: use a `Timeline` for that.
+        The caller is not ordered after work that the former holder's GPU still does on the block: use a `Timeline` for that.
         """
         return Block(self._native.accept(str(block)))
 
     def stats(self) -> PoolStats:
-        """The states of its blocks at the moment."""
+        """Returns the current states of the blocks."""
         return PoolStats(*self._native.stats())
 
     def close(self) -> None:
         """Closes the handle, and ends the waits of this process that use it. Blocks stay.
 
-        Blocks that are offered and not accepted return with the last handle and block of this process.
-        Calling it again does nothing.
+        Blocks that are offered and not accepted return when the last handle and block of this process are released.
+        Calling `close` again does nothing.
         """
         super().close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("a pool is shared by its name: send that")
+        raise TypeError("a pool is shared by name: send the name")
 
     def __repr__(self) -> str:
         what = f"{self.blocks} blocks of {self.block_bytes} bytes on {self.place}"
@@ -131,7 +131,7 @@ class Pool(Connected[_native.Pool]):
 
 
 def count(number: SupportsIndex) -> int:
-    """A number of blocks."""
+    """Checks a number of blocks, and returns it."""
     number = operator.index(number)
     if not 0 <= number < 1 << 32:
         raise ValueError(f"a pool has 1 to 65,536 blocks, not {number}")
@@ -139,10 +139,11 @@ def count(number: SupportsIndex) -> int:
 
 
 class Block(Held[_native.Block], Exported):
-    """A block of a pool. Give it back by `release`, `release_on` or the end of its `with`, or `offer` it.
+    """A block of a pool. Give it back with `release`, `release_on` or the end of its `with`, or `offer` it.
 
-    `from_dlpack`, `np.asarray` and the like take its bytes; `tensor` gives them another shape and type. Arrays of a block
-    keep it: it returns to the pool with the last of them. On a GPU it returns once all work of this process there is done.
+    `from_dlpack`, `np.asarray` and similar functions take its bytes; `tensor` gives them another shape and type. Arrays of a
+    block hold it: the block returns to the pool when the last of them is dropped. On a GPU it returns once all work of this
+    process on that GPU is done.
     """
 
     def __init__(self, native: _native.Block) -> None:
@@ -169,49 +170,49 @@ class Block(Held[_native.Block], Exported):
         return self._native.nbytes
 
     def tensor(self, shape: Shape | None = None, dtype: Any = "uint8") -> _native.Tensor:
-        """Returns its beginning as a tensor; without a shape, of as many elements as fit."""
+        """Returns the beginning of the block as a tensor. Without a shape, the tensor has as many elements as fit."""
         return self._native.tensor(shape, dtype)
 
     def zero(self, stream: Any = None) -> None:
-        """Sets all its bytes to zero: at once in host memory, after the work on `stream` on a GPU."""
+        """Sets all bytes to zero: immediately in host memory, on a GPU after the work on `stream`."""
         if self._native.on_host:
             self._native.zero()
         else:
             self._native.zero_on(*_streams.place(stream, None))
 
     def offer(self) -> BlockRef:
-        """Offers the block. It stays with this process until another one accepts it by the returned reference.
+        """Offers the block. It stays with this process until another one accepts it with the returned reference.
 
-        Drop all arrays of the block first: `StillUsed` if there are any.
+        Drop all arrays of the block first; otherwise raises `StillUsed`.
         """
         return BlockRef(*self._native.offer())
 
     @property
     def held(self) -> bool:
-        """Whether it must still be given back."""
+        """Whether the block must still be given back."""
         return not self._native.closed
 
     def release(self) -> None:
-        """Gives it back; on a GPU, once all work of this process there is done. `NotHeld` if it is not held any more.
+        """Gives the block back; on a GPU, once all work of this process on it is done. Raises `NotHeld` if it is not held.
 
-        If arrays of it are still used, the last of them gives it back.
+        If arrays of the block are still in use, the last of them gives it back.
         """
         self._native.release()
 
     @property
     def closed(self) -> bool:
-        """Whether it was given back, accepted by another process, or left to a stream."""
+        """Whether the block was given back, accepted by another process, or left to a stream."""
         return self._native.closed
 
     def close(self) -> None:
-        """As `release`, but does nothing if the block was given back, offered or left to a stream before."""
+        """As `release`, but does nothing if the block was already given back, offered or left to a stream."""
         self._native.close()
 
     def release_on(self, stream: Any = None, *, device: Any = None) -> None:
-        """Gives it back once all work that is on a stream now is done. Returns at once.
+        """Gives the block back once all work that is now on the stream is done. Returns immediately.
 
-        `stream` and `device` as for a `Timeline`. If arrays of it are still used, the last of them gives it back, as
-        `release` does.
+        `stream` and `device` are as for a `Timeline`. If arrays of the block are still in use, the last of them gives it
+        back, as with `release`.
         """
         self._native.release_on(*_streams.place(stream, device))
 
@@ -225,7 +226,7 @@ class Block(Held[_native.Block], Exported):
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("a block is this process's own: offer it, and send what that returns")
+        raise TypeError("a block is this process's own: offer it, and send the returned reference")
 
     def __repr__(self) -> str:
         state = "held" if self.held else "given back"

@@ -1,4 +1,4 @@
-"""The `partywall` program, which the package brings along."""
+"""The `partywall` program, which is part of the package."""
 
 import os
 import sys
@@ -8,5 +8,5 @@ PROGRAM = Path(__file__).with_name("_bin") / "partywall"
 
 
 def main() -> None:
-    """Becomes the program."""
+    """Replaces this process by the program."""
     os.execv(PROGRAM, [str(PROGRAM), *sys.argv[1:]])

@@ -1,4 +1,4 @@
-"""Queues of tasks: processes submit them, workers claim them, none is lost."""
+"""Queues of tasks: processes submit tasks, workers claim them, and no task is lost."""
 
 import asyncio
 import operator
@@ -21,30 +21,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class QueueStats:
-    """The counts of a queue. While others use it, they are of no single moment."""
+    """The counts of a queue. While other processes use the queue, the counts are not of one single moment."""
 
     pending: int
     """Tasks that wait for a worker."""
     claimed: int
-    """Tasks that workers have."""
+    """Tasks that workers have claimed."""
     enqueued: int
-    """Tasks that streams of workers complete."""
+    """Tasks that streams of workers will complete."""
     done: int
-    """Results that nobody has taken."""
+    """Results that were not taken."""
     dead: int
     """Dead letters."""
     free: int
-    """Tasks that may be submitted now."""
+    """How many more tasks can be submitted now."""
     completed: int
-    """Results, ever."""
+    """Results so far."""
     returned: int
-    """Attempts without a result, ever."""
+    """Attempts without a result so far."""
     free_inputs: int
-    """Input blocks that may be allocated."""
+    """Input blocks that are free."""
     free_outputs: int
-    """Output blocks that no attempt and no result has."""
+    """Output blocks that no attempt and no result uses."""
     attached: int
-    """Segments that are attached."""
+    """Attached segments."""
 
 
 @dataclass(frozen=True)
@@ -58,21 +58,21 @@ class TaskInfo:
     kind: str
     """The kind of work."""
     attempts: int
-    """How often it was claimed."""
+    """How often the task was claimed."""
     max_attempts: int
-    """How often it may be."""
+    """How often the task may be claimed."""
     age: float
-    """Seconds since it was submitted."""
+    """Seconds since the task was submitted."""
     failures: list[tuple[int, str]]
-    """Why its last attempts had no result, with their numbers; at most 4."""
+    """The number of each of the last attempts without a result, and the reason; at most 4."""
     text: str
-    """What the last worker said that failed it."""
+    """The reason that the last worker gave for failing the task."""
 
 
 OnDeath: TypeAlias = Literal["keep", "cancel"]
 
 
-# Not frozen: a frozen one takes several times as long to make.
+# Not frozen: creating a frozen dataclass takes several times as long.
 @dataclass(slots=True)
 class Task:
     """A task for `Queue.submit_all`; the fields are the arguments of `Queue.submit`."""
@@ -86,21 +86,21 @@ class Task:
     args: bytes = field(default=b"", kw_only=True)
     """Arguments for the worker, at most 512 bytes."""
     max_attempts: int = field(default=3, kw_only=True)
-    """How often it may be attempted."""
+    """How often the task may be attempted."""
     on_death: OnDeath = field(default="keep", kw_only=True)
-    """What becomes of it, and of its result, when this process dies."""
+    """Whether the task and its result are kept or cancelled when this process dies."""
 
 
 class Queue(Connected[_native.Queue]):
-    """A named queue of tasks; made by `Domain.queue`.
+    """A named queue of tasks; `Domain.queue` returns one.
 
         ticket = queue.submit("sqrt", [numbers], output=numbers.nbytes)     # one process
         for task in queue.claims():                                         # another one
             numbers = np.asarray(task.inputs[0].tensor(dtype="float32"))
             np.sqrt(numbers, out=np.asarray(task.output.tensor(dtype="float32")))
 
-    A task belongs to one worker at a time. If the worker dies, fails it or drops it, the task goes to another worker. Each task
-    has one result, which is taken once. Threads may share a handle.
+    A task belongs to one worker at a time. If the worker dies, fails the task or drops it, the task goes to another worker.
+    Each task has one result, which is taken once. Threads may share a handle.
     """
 
     def __init__(self, domain: "Domain", native: _native.Queue) -> None:
@@ -108,8 +108,8 @@ class Queue(Connected[_native.Queue]):
         self._inputs = Pool(domain, native.inputs())
 
     def close(self) -> None:
-        """Closes it. Tasks, tickets and blocks stay. Calling it again does nothing."""
-        # One whose construction failed has no pool.
+        """Closes the handle. Tasks, tickets and blocks stay. Calling it again does nothing."""
+        # An object whose construction failed has no pool.
         if hasattr(self, "_inputs"):
             self._inputs.close()
         super().close()
@@ -126,7 +126,7 @@ class Queue(Connected[_native.Queue]):
 
     @property
     def capacity(self) -> int:
-        """How many tasks and results it has room for."""
+        """How many tasks and results fit into the queue."""
         return self._native.capacity
 
     @property
@@ -136,7 +136,7 @@ class Queue(Connected[_native.Queue]):
 
     @property
     def lease(self) -> float | None:
-        """Seconds that an attempt may take, unless it is extended; `None` if it may take for ever."""
+        """Seconds that an attempt may take unless the worker extends it; `None` if attempts have no time limit."""
         return self._native.lease
 
     @property
@@ -146,7 +146,7 @@ class Queue(Connected[_native.Queue]):
 
     @property
     def inputs(self) -> Pool:
-        """The pool of input blocks. Its `alloc` gives blocks to submit."""
+        """The pool of input blocks. Its `alloc` returns blocks to submit."""
         return self._inputs
 
     def submit(
@@ -161,14 +161,14 @@ class Queue(Connected[_native.Queue]):
         stream: Any = None,
         timeout: float | None = None,
     ) -> Ticket:
-        """Submits a task, and waits for room up to `timeout` seconds, or for ever: `QueueFull`.
+        """Submits a task. Waits for room up to `timeout` seconds, or for ever; then raises `QueueFull`.
 
-        `inputs` are blocks of `inputs`, which become the task's, parts of segments that were attached (`attach`), or arrays as
-        `Domain.put` takes them, which are copied into such blocks. `output` is how many bytes the result has room for. With
-        `on_death="cancel"` the task and its result go when this process dies.
+        `inputs` are blocks of the queue's `inputs`, which then belong to the task; parts of segments that were attached
+        (`attach`); or arrays as `Domain.put` takes them, which are copied into such blocks. `output` is the number of bytes
+        for the result. With `on_death="cancel"` the task and its result are removed when this process dies.
 
         On a GPU the task is submitted in the order of `stream`, by default torch's or cupy's current one: a worker's stream
-        waits until it has written the inputs. Blocks of a task that is refused stay the caller's.
+        waits until that stream has written the inputs. If the task is refused, its blocks still belong to the caller.
         """
         if len(inputs) == 0:
             return self._native.submit(kind, None, output, args, max_attempts, on_death, None, timeout)
@@ -180,9 +180,9 @@ class Queue(Connected[_native.Queue]):
             taken.release()
 
     def submit_all(self, tasks: Iterable[Task], *, timeout: float | None = None) -> list[Ticket]:
-        """Submits several tasks in their order, and wakes workers once. Their inputs are complete.
+        """Submits several tasks in their order, and wakes workers once. The inputs must be complete.
 
-        If it fails, or Ctrl-C ends it, the exception has the tickets of those that were submitted as `submitted`.
+        If it fails or Ctrl-C ends it, the exception's attribute `submitted` has the tickets of the tasks that were submitted.
         """
         inputs: list[_Inputs] = []
         requests = []
@@ -203,50 +203,50 @@ class Queue(Connected[_native.Queue]):
         return submitted
 
     def claim(self, timeout: float | None = None) -> ClaimedTask:
-        """Claims the oldest task, and waits for one up to `timeout` seconds, or for ever.
+        """Claims the oldest task. Waits for a task up to `timeout` seconds, or for ever.
 
-        `OutputsFull` if there are tasks, but results that were not taken have all output blocks.
+        Raises `OutputsFull` if there are tasks, but results that were not taken occupy all output blocks.
         """
         return self._native.claim(timeout)
 
     def claim_all(self, most: SupportsIndex, timeout: float | None = None) -> list[ClaimedTask]:
-        """Waits for a task as `claim` does, and claims up to `most`: as many as there are then."""
+        """Waits for a task as `claim` does, then claims all tasks that are there, up to `most`."""
         most = operator.index(most)
         if most < 1:
-            raise ValueError(f"at least one task is claimed, not {most}")
+            raise ValueError(f"the number of tasks to claim must be at least 1, not {most}")
         return self._native.claim_all(most, timeout)
 
     def claims(self, timeout: float | None = None) -> Iterator[ClaimedTask]:
-        """Claims one task after another, each within `timeout` seconds, or for ever; ends when none comes in time.
+        """Claims one task after another. Waits for each up to `timeout` seconds, or for ever; ends when none comes in time.
 
             for task in queue.claims():
-                ...                             # its end completes the task
+                ...                             # the end of the body completes the task
 
-        Asking for the next task completes the one before, unless it is over. An exception that leaves the body of the loop fails
-        the task, with its text as the reason. After `break` or `return` the task is still the caller's: complete it, or it
-        goes to another worker when it is dropped. Threads call `claims` each for itself.
+        Requesting the next task completes the one before, unless it is already completed or failed. An exception that leaves
+        the body of the loop fails the task, with its text as the reason. After `break` or `return` the caller still has the
+        task: complete it, or it goes to another worker when it is dropped. Each thread calls `claims` for itself.
         """
-        # Nothing in Python stands between the loop and the compiled iterator, which sees why the loop drops it.
+        # No Python object is between the loop and the compiled iterator, so the iterator can see why the loop drops it.
         return self._native.claims(timeout)
 
     def attach(self, segment: Segment | str) -> Attachment:
-        """Has the queue hold a segment, or the latest version of a name (`NAME@V`: that version), for tasks to name parts of it.
+        """Attaches a segment, or the latest version of a name (`NAME@V`: version V), so that tasks can name parts of it.
 
             weights = queue.attach("model")
             ticket = queue.submit("infer", [weights["layers.0"], weights[:4096], numbers], output=numbers.nbytes)
 
-        The segment stays as long as the queue holds it, whichever process dies. Workers open it once, for reading, and read it
-        in place. A version that the queue holds already is not attached again. At most 32 are attached at a time. `CannotAttach`
-        for memory that goes with its publisher.
+        The queue holds the segment until it is detached, whichever process dies. Workers open it once, for reading, and read it
+        in place. A version that is already attached is not attached again. At most 32 are attached at a time. Raises
+        `CannotAttach` for memory that ends with its publisher.
         """
         if isinstance(segment, str):
             return self._native.attach_name(segment)
         return self._native.attach(segment._native)
 
     def detach(self, attachment: Attachment, timeout: float | None = None) -> None:
-        """Ends an attachment, once no task names it: waits up to `timeout` seconds, or for ever, then `SegmentInUse`.
+        """Ends an attachment once no task names it. Waits up to `timeout` seconds, or for ever; then raises `SegmentInUse`.
 
-        Dead letters name it, too. `NotAttached` if it was detached before.
+        Dead letters also name it. Raises `NotAttached` if it was already detached.
         """
         self._native.detach(attachment, timeout)
 
@@ -255,11 +255,11 @@ class Queue(Connected[_native.Queue]):
         return self._native.ticket(str(task))
 
     def retry(self, task: str) -> None:
-        """Makes a dead letter pending again, as if it had not been attempted. `WrongTaskState` if it is none."""
+        """Makes a dead letter pending again, as if it had not been attempted. Raises `WrongTaskState` for other tasks."""
         self._native.retry(str(task))
 
     def purge(self, task: str) -> None:
-        """Drops a result that was not taken, or a dead letter. `WrongTaskState` if the task is neither."""
+        """Drops a result that was not taken, or a dead letter. Raises `WrongTaskState` for other tasks."""
         self._native.purge(str(task))
 
     def tasks(self, status: str | None = None, *, most: SupportsIndex = 100) -> list[TaskInfo]:
@@ -273,7 +273,7 @@ class Queue(Connected[_native.Queue]):
         return QueueStats(*self._native.stats())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("a queue is shared by its name: send that")
+        raise TypeError("a queue is shared by name: send the name")
 
     def __repr__(self) -> str:
         if self.closed:
@@ -283,7 +283,7 @@ class Queue(Connected[_native.Queue]):
 
 
 class _Inputs:
-    """The blocks of a task's inputs. Those that were taken here for arrays return unless they are submitted."""
+    """The inputs of a task. Blocks that were allocated here for arrays return to the pool unless they are submitted."""
 
     def __init__(self, pool: Pool, inputs: Sequence[Any], stream: Any, timeout: float | None) -> None:
         self._copies: list[Block] = []
@@ -305,29 +305,29 @@ class _Inputs:
         return block._native
 
     def release(self) -> None:
-        """Gives back what was not submitted."""
+        """Gives back the blocks that were not submitted."""
         for block in self._copies:
             block.close()
 
 
-class _Ends:
+class _Waits:
     """The tickets of a queue that an event loop awaits. They share one file descriptor."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, event: _native.QueueEvent) -> None:
         self._loop = loop
         self._event = event
         self._waiting: dict[asyncio.Future[None], Ticket] = {}
-        loop.add_reader(event.fileno(), self._look)
-        self._timer = loop.call_later(_MAX_SLEEP, self._look_again)
+        loop.add_reader(event.fileno(), self._poll)
+        self._timer = loop.call_later(_MAX_SLEEP, self._poll_again)
 
-    def _look_again(self) -> None:
-        self._timer = self._loop.call_later(_MAX_SLEEP, self._look_again)
-        self._look()
+    def _poll_again(self) -> None:
+        self._timer = self._loop.call_later(_MAX_SLEEP, self._poll_again)
+        self._poll()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         gone = None
         try:
-            # First, so that a task that ends meanwhile is not missed.
+            # Cleared first, so that a task that ends after its check below is not missed.
             self._event.clear()
         except Error as error:
             gone = error
@@ -340,13 +340,13 @@ class _Ends:
                 future.set_exception(gone)
 
     def enter(self, ticket: Ticket) -> asyncio.Future[None]:
-        """Returns what is done when the task may have ended."""
+        """Returns a future that is done once the task may have ended."""
         future = self._loop.create_future()
         self._waiting[future] = ticket
         return future
 
     def leave(self, future: asyncio.Future[None]) -> bool:
-        """Ends a wait. Returns whether nobody waits any more, and closes the descriptor then."""
+        """Ends a wait. Returns whether it was the last one, and then closes the descriptor."""
         del self._waiting[future]
         if self._waiting:
             return False
@@ -356,33 +356,33 @@ class _Ends:
         return True
 
 
-_ENDS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, _Ends]] = WeakKeyDictionary()
-"""Of each event loop: what its tickets wait for, by their queues."""
+_WAITS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, _Waits]] = WeakKeyDictionary()
+"""For each event loop, the waits of its tickets by queue."""
 
 
 async def awaited(ticket: Ticket) -> TaskResult:
     """Takes the result of a task in an event loop."""
     loop = asyncio.get_running_loop()
-    queues = _ENDS.setdefault(loop, {})
+    queues = _WAITS.setdefault(loop, {})
     while True:
         if ticket.done():
             try:
                 return ticket.result(0)
             except TimeoutError:
-                # A dead letter that was retried meanwhile.
+                # The task was a dead letter and was retried meanwhile.
                 continue
-        ends = queues.get(ticket._queue)
-        if ends is None:
-            ends = queues[ticket._queue] = _Ends(loop, ticket._event())
-        future = ends.enter(ticket)
+        waits = queues.get(ticket._queue)
+        if waits is None:
+            waits = queues[ticket._queue] = _Waits(loop, ticket._event())
+        future = waits.enter(ticket)
         try:
-            # It may have ended before the descriptor told of that.
+            # The task may have ended before the descriptor was registered.
             if not ticket.done():
                 await future
         finally:
-            if ends.leave(future):
+            if waits.leave(future):
                 del queues[ticket._queue]
 
 
 _MAX_SLEEP = 1.0
-"""Seconds after which an event loop checks whether the broker is still there: its end makes no descriptor readable."""
+"""Seconds between two checks for the broker in an event loop: the broker's end makes no descriptor readable."""

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class Segment(Interruptible[_native.Segment], Connected[_native.Segment], Tensors):
-    """An open version of a name: a lease on it, and its tensors by their names, in place.
+    """An open version of a name: a lease on it, and a mapping of names to its tensors, in place.
 
-    `from_dlpack`, `memoryview` and the like take a segment of one tensor itself. Closing the segment that committed a name
-    withdraws the name, unless it is `kept`. If that segment is only dropped, its domain keeps the name.
+    `from_dlpack`, `memoryview` and similar functions also take a segment with one tensor. Closing the segment that committed
+    a name withdraws the name, unless it is `kept`. If that segment is only dropped, its domain keeps the name.
     """
 
     def __init__(self, domain: "Domain", native: _native.Segment) -> None:
@@ -45,7 +45,7 @@ class Segment(Interruptible[_native.Segment], Connected[_native.Segment], Tensor
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are mapped, with what alignment adds."""
+        """The number of mapped bytes, including alignment."""
         return self._native.nbytes
 
     @property
@@ -75,26 +75,26 @@ class Segment(Interruptible[_native.Segment], Connected[_native.Segment], Tensor
         tensors: Mapping[str, tuple[Shape, Any]] | None = None,
         spare: int = 0,
     ) -> None:
-        """Grows a `mutable` version that this segment has committed, in one step for all later opens.
+        """Grows a `mutable` version that this segment has committed. Later opens see all of the growth or none.
 
-        The last tensor becomes `length` long along its first dimension. `tensors` are added behind it: the shape and dtype
-        of each, by its name. `spare` bytes stay free for later growths. Existing data keeps its place, and existing arrays
-        keep their length: ask for the tensor again. Processes that have the version open see the growth once they refresh.
+        The last tensor becomes `length` long along its first dimension. `tensors`, a mapping of names to shapes and dtypes,
+        are added behind it. `spare` bytes stay free for later growths. Existing data keeps its place, and existing arrays
+        keep their length: get the tensor again. Processes that have the version open see the growth after `refresh`.
         """
         added = [] if tensors is None else _arrays.planned(tensors)
         self._native.grow(None if length is None else _arrays.count(length), added, _arrays.count(spare))
 
     def refresh(self) -> bool:
-        """Maps what a `mutable` version has grown by since it was opened or refreshed. Returns whether it has grown.
+        """Maps the memory that a `mutable` version has gained since it was opened or refreshed. Returns whether it has grown.
 
-        `CannotGrow` if there is no room for it behind the mapping of this process: open it again.
+        Raises `CannotGrow` if there is no room behind the mapping of this process: open the segment again.
         """
         return self._native.refresh()
 
     def wait_growth(self, timeout: float | None = None) -> None:
-        """Waits up to `timeout` seconds, or for ever, until it has grown, and refreshes.
+        """Waits up to `timeout` seconds, or for ever, until the version has grown, and refreshes.
 
-        `CannotGrow` if no process can grow it any more.
+        Raises `CannotGrow` if no process can grow it any more.
         """
         self._native.wait_growth(timeout)
 
@@ -106,9 +106,9 @@ class Segment(Interruptible[_native.Segment], Connected[_native.Segment], Tensor
         self._native.wait_withdrawn(timeout)
 
     def pin(self, device: Any = "cuda") -> "Pinned":
-        """Registers host memory with CUDA until the returned object is closed, so that a GPU copies it asynchronously.
+        """Registers host memory with CUDA until the returned object is closed, so that a GPU can copy it asynchronously.
 
-        Takes 0.4 ms per MiB. Tensors that torch makes of it then are pinned.
+        Takes 0.4 ms per MiB. Tensors that torch creates from the segment meanwhile are pinned.
         """
         return Pinned(self, self._native.pin(_arrays.device_name(device)))
 
@@ -125,7 +125,7 @@ class Segment(Interruptible[_native.Segment], Connected[_native.Segment], Tensor
         return self._native.tensors()
 
     def close(self) -> None:
-        """Releases the lease: at once if no tensor is used any more, else with the last of them.
+        """Releases the lease: immediately if no tensor is in use, else when the last of them is dropped.
 
         Waits for the work of this process on the GPU that has the memory. Calling it again does nothing.
         """
@@ -146,7 +146,7 @@ class Segment(Interruptible[_native.Segment], Connected[_native.Segment], Tensor
 
 
 class Pinned(Interruptible[_native.Pinned]):
-    """A segment in host memory that is registered with CUDA; made by `Segment.pin`. Closing it unregisters the memory."""
+    """A registration of a segment in host memory with CUDA; `Segment.pin` returns one. Closing it unregisters the memory."""
 
     def __init__(self, segment: Segment, native: _native.Pinned) -> None:
         self._name = f"{segment.name}@{segment.version}"
@@ -154,7 +154,7 @@ class Pinned(Interruptible[_native.Pinned]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are registered: the size of the segment when it was first pinned."""
+        """The number of registered bytes: the size of the segment when it was first pinned."""
         return self._native.nbytes
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Semaphores: a limit on how many hold a permit at a time."""
+"""Semaphores: limits on the number of permits that processes hold at a time."""
 
 import asyncio
 import operator
@@ -34,23 +34,23 @@ class Semaphore(Connected[_native.Semaphore]):
 
     @property
     def maximum(self) -> int:
-        """How many permits there are."""
+        """The total number of permits."""
         return self._native.maximum
 
     @property
     def available(self) -> int:
-        """How many permits are free at the moment."""
+        """The number of permits that are free now."""
         return self._native.available
 
     @property
     def waiting(self) -> int:
-        """How many threads of all processes wait for a permit at the moment."""
+        """The number of threads, in all processes, that wait for a permit now."""
         return self._native.waiting
 
     def acquire(self, timeout: float | None = None) -> "Permit":
         """Takes a permit. Waits for one up to `timeout` seconds, or for ever."""
         permit = self._native.acquire(timeout, None)
-        assert permit is not None, "nobody has stopped it"
+        assert permit is not None, "without a callback, the wait cannot be stopped"
         return Permit(permit)
 
     def try_acquire(self) -> "Permit | None":
@@ -59,7 +59,7 @@ class Semaphore(Connected[_native.Semaphore]):
         return None if permit is None else Permit(permit)
 
     async def acquire_async(self, timeout: float | None = None) -> "Permit":
-        """As `acquire`, in an event loop. Uses a thread of its own if it has to wait."""
+        """As `acquire`, in an event loop. If it has to wait, it starts a thread for the wait."""
         if free := self.try_acquire():
             return free
         loop, given_up = asyncio.get_running_loop(), threading.Event()
@@ -88,7 +88,7 @@ class Semaphore(Connected[_native.Semaphore]):
             permit = await acquired
         finally:
             given_up.set()
-        assert permit is not None, "it gives up only after this"
+        assert permit is not None, "the thread gives up only after the task has stopped waiting"
         return Permit(permit)
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class Semaphore(Connected[_native.Semaphore]):
         self._inside.pop().release()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("a semaphore is shared by its name: send that")
+        raise TypeError("a semaphore is shared by name: send the name")
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self.available} of {self.maximum} free, {self.waiting} waiting"
@@ -121,7 +121,7 @@ class Semaphore(Connected[_native.Semaphore]):
 
 
 def permits(number: SupportsIndex) -> int:
-    """A number of permits."""
+    """Checks a number of permits, and returns it."""
     number = operator.index(number)
     if not 0 <= number < 1 << 32:
         raise ValueError(f"a semaphore has 1 to 65,536 permits, not {number}")
@@ -129,24 +129,24 @@ def permits(number: SupportsIndex) -> int:
 
 
 class Permit(Held[_native.Permit]):
-    """A permit of a semaphore. Give it back by `release`, `release_on` or the end of its `with`."""
+    """A permit of a semaphore. Give it back with `release`, `release_on` or the end of its `with`."""
 
     def __init__(self, native: _native.Permit) -> None:
         super().__init__(native)
 
     @property
     def held(self) -> bool:
-        """Whether it must still be given back."""
+        """Whether the permit must still be given back."""
         return not self._native.closed
 
     def release(self) -> None:
-        """Gives it back. `NotHeld` if it was given back before."""
+        """Gives the permit back. Raises `NotHeld` if it was already given back."""
         self._native.release()
 
     def release_on(self, stream: Any = None, *, device: Any = None) -> None:
-        """Gives it back once all work that is on a stream now is done. Returns at once.
+        """Gives the permit back once all work that is now on the stream is done. Returns immediately.
 
-        `stream` and `device` as for a `Timeline`.
+        `stream` and `device` are as for a `Timeline`.
         """
         self._native.release_on(*_streams.place(stream, device))
 

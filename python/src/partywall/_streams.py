@@ -7,10 +7,11 @@ from partywall import _native
 
 
 def handle(stream: Any, device: int) -> int | None:
-    """The handle of a stream: of an integer, of whatever has `__cuda_stream__`, of a stream of torch, cupy or numba.
+    """Returns the driver's handle of a stream.
 
-    Of `None` it is torch's current stream on GPU `device` if torch has used a GPU, else cupy's if that is loaded; else
-    `None`, which is the legacy default stream.
+    A stream is an integer, an object with `__cuda_stream__`, or a stream of torch, cupy or numba. `None` means torch's
+    current stream on GPU `device` if torch has used a GPU, else cupy's if cupy is loaded, else the legacy default stream,
+    for which this returns `None`.
     """
     if stream is None:
         return _current(device)
@@ -23,24 +24,24 @@ def handle(stream: Any, device: int) -> int | None:
         value = getattr(stream, attribute, None)
         if value is not None:
             return int(getattr(value, "value", value) or 0)
-    raise TypeError(f"{stream!r} is no CUDA stream: give an integer, or something with __cuda_stream__")
+    raise TypeError(f"{stream!r} is not a CUDA stream: give an integer, or an object with __cuda_stream__")
 
 
 def place(stream: Any, device: Any) -> tuple[str, int | None]:
-    """A stream's GPU, as Partywall names it, and its handle.
+    """Returns Partywall's name of a stream's GPU, and the stream's handle.
 
-    If nobody says, it is the GPU that torch or cupy uses now, or the first one.
+    If neither argument names the GPU, it is the current one of torch or cupy, or the first one.
     """
     name = f"cuda:{_ordinal(stream)}" if device is None else str(device)
     if stream is not None:
         return name, handle(stream, 0)
     if not name.startswith("cuda"):
-        raise ValueError(f"say which stream of {name} is meant, or name the GPU as cuda:N")
+        raise ValueError(f"the stream of {name} is missing: give a stream, or name the GPU as cuda:N")
     return name, _current(int(name.removeprefix("cuda").removeprefix(":") or 0))
 
 
 def _ordinal(stream: Any) -> int:
-    # torch's and cupy's own streams know it.
+    # Streams of torch and cupy know their GPU.
     for attribute in ("device_index", "device_id"):
         ordinal = getattr(stream, attribute, None)
         if isinstance(ordinal, int) and ordinal >= 0:
@@ -54,11 +55,11 @@ def _ordinal(stream: Any) -> int:
 
 
 def _current(device: int) -> int | None:
-    # One that another thread is just importing has nothing on a stream yet.
+    # A library that another thread is still importing has no work on a stream yet.
     torch = sys.modules.get("torch")
     of_torch = getattr(torch, "cuda", None)
     if of_torch is not None and getattr(of_torch, "is_initialized", bool)():
-        # torch makes an object of it otherwise, which alone takes twice as long as all of this (measured).
+        # `current_stream` creates an object, which alone takes twice as long as this whole function (measured).
         known = _native.work_stream(getattr(torch, "Tensor", None), device)
         return int(of_torch.current_stream(device).cuda_stream) if known is None else known
     cupy = getattr(sys.modules.get("cupy"), "cuda", None)

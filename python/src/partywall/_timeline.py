@@ -1,4 +1,4 @@
-"""Timelines: order between the work of several processes."""
+"""Timelines: they order the work of several processes."""
 
 import asyncio
 import builtins
@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 class Timeline(Connected[_native.Timeline]):
     """A named value that only grows. One process signals it; any number of hosts and streams wait for it.
 
-    Each value stands for work: the timeline reaches 5 when the work that 5 stands for is done. Every wait ends, by the value
-    or with the writer. If the writer dies, a wait of a host raises `WriterDied`, but a stream goes on. Therefore call `check`
-    before using results that were made behind a wait of a stream. docs/ordering.md has recipes.
+    Each value stands for work: the timeline reaches 5 when the work that 5 stands for is done. Every wait ends, when the
+    value is reached or when the writer ends. If the writer dies, a wait of a host raises `WriterDied`, but a waiting stream
+    continues. Therefore call `check` before you use results of work that a stream did after a wait. docs/ordering.md has
+    recipes.
 
     `stream` is an integer, an object with `__cuda_stream__`, a stream of torch, cupy or numba, or `None` for the current
-    stream of torch, else of cupy. `device` is its GPU if the stream does not name it; by default the current one of torch or
-    cupy.
+    stream of torch, else of cupy. `device` is the stream's GPU if the stream does not name it; by default the current one of
+    torch or cupy.
     """
 
     def __init__(self, domain: "Domain", native: _native.Timeline) -> None:
@@ -36,17 +37,17 @@ class Timeline(Connected[_native.Timeline]):
 
     @property
     def value(self) -> int:
-        """The last value that was signalled."""
+        """The last signalled value."""
         return self._native.value
 
     @property
     def announced(self) -> int:
-        """The highest value that was promised; at least `value`."""
+        """The highest promised value; at least `value`."""
         return self._native.announced
 
     @property
     def ending(self) -> str | None:
-        """Why no further value will be signalled; `None` while one may be.
+        """Why no further value will be signalled; `None` as long as a value may be signalled.
 
         `owner_died`, `owner_faulted`, `closed`, `abandoned`, `broker_gone` or `evicted`.
         """
@@ -58,37 +59,37 @@ class Timeline(Connected[_native.Timeline]):
         return self._native.is_writer
 
     def signal(self, value: SupportsIndex) -> None:
-        """Signals a value, which must be greater than all before. Waiters see all writes that this thread made before.
+        """Signals a value, which must be greater than all before. Waiters see all earlier writes of this thread.
 
-        If a stream still owes a value, waits for that first, for at most 10 seconds.
+        If a stream has not yet stored a promised value, first waits for that stream, for at most 10 seconds.
         """
         self._native.signal(_value(value))
 
     def signal_on(self, value: SupportsIndex, stream: Any = None, *, device: Any = None) -> None:
-        """Enqueues a signal of a value on a stream, after all work that is on it now. Returns at once.
+        """Enqueues a signal on a stream, after all work that is on the stream now. Returns immediately.
 
-        If another stream still owes a value, waits for that first, for at most 10 seconds.
+        If another stream has not yet stored a promised value, first waits for that stream, for at most 10 seconds.
         """
         self._native.signal_on(_value(value), *_streams.place(stream, device))
 
     def signal_on_and_wake(self, value: SupportsIndex, stream: Any = None, *, device: Any = None) -> None:
         """As `signal_on`, but wakes sleeping hosts as soon as the value is reached, not up to a millisecond later.
 
-        A host function behind the signal wakes them; it occupies the stream for tens of microseconds.
+        A host function that is enqueued after the signal wakes them; it occupies the stream for tens of microseconds.
         """
         self._native.signal_on_and_wake(_value(value), *_streams.place(stream, device))
 
     def promise_on(self, value: SupportsIndex, stream: Any = None, *, device: Any = None) -> None:
         """Declares that your kernel, which is already on a stream, will store `value` at `device_ptr`, and no value before.
 
-        Without it, sleeping hosts see the value up to 100 ms late.
+        Without this call, sleeping hosts see the value up to 100 ms late.
         """
         self._native.promise_on(_value(value), *_streams.place(stream, device))
 
     def rests_on(self, *timelines: "Timeline") -> None:
-        """Declares that values from now on depend on those timelines, as they are waited for through these handles.
+        """Declares that all values from now on depend on the given timelines, as waited for through these handles.
 
-        If one of them fails, waiters of this timeline get `Tainted`.
+        If one of those timelines fails, waiters of this timeline get `Tainted`.
         """
         for timeline in timelines:
             self._native.rests_on(timeline._native)
@@ -98,8 +99,7 @@ class Timeline(Connected[_native.Timeline]):
         self._native.wait(_value(value), timeout)
 
     def wait_announced(self, value: SupportsIndex, timeout: float | None = None) -> None:
-        """Waits until `value` is promised: until its work is enqueued. A `wait_on` or `wait` is short after that.
-        """
+        """Waits until `value` is promised, which means that its work is enqueued. A `wait_on` or `wait` after that is short."""
         self._native.wait_announced(_value(value), timeout)
 
     async def wait_async(self, value: SupportsIndex, timeout: float | None = None) -> None:
@@ -110,13 +110,13 @@ class Timeline(Connected[_native.Timeline]):
                     if not event.check():
                         await readable(event.fileno())
             except builtins.TimeoutError:
-                assert timeout is not None, "it is what has timed out"
+                assert timeout is not None, "only a given timeout can expire"
                 event._native.give_up(timeout)
             else:
                 event.check()
 
     def event(self, value: SupportsIndex) -> "TimelineEvent":
-        """Returns a file descriptor for event loops: readable once `value` is reached, or will never be."""
+        """Returns a file descriptor for event loops: readable once `value` is reached, or can no longer be reached."""
         return TimelineEvent(self._native.event(_value(value)))
 
     @overload
@@ -130,11 +130,12 @@ class Timeline(Connected[_native.Timeline]):
     def wait_on(
         self, value: SupportsIndex, stream: Any = None, *, limit: float | None = None, device: Any = None
     ) -> LimitedWait | None:
-        """Makes work that is enqueued on a stream from now on wait until the timeline has reached `value`. Returns at once.
+        """Makes work that is enqueued on a stream from now on wait until the timeline has reached `value`. Returns immediately.
 
-        Load kernels, launch them once and allocate memory before a stream waits: behind a wait, CUDA may block until it ends.
-        With a `limit` the stream goes on after at most that many seconds, and the returned `LimitedWait` tells how the wait
-        ended. A thread of this process polls such a wait, so it ends up to a millisecond later than others.
+        Load kernels, launch them once and allocate memory before a stream waits: while a stream waits, CUDA may block these
+        calls until the wait ends. With a `limit` the stream continues after at most that many seconds, and the returned
+        `LimitedWait` tells how the wait ended. A thread of this process polls such a wait, so it ends up to a millisecond
+        later than a wait without a limit.
         """
         place, value = _streams.place(stream, device), _value(value)
         if limit is not None:
@@ -145,20 +146,20 @@ class Timeline(Connected[_native.Timeline]):
     def check(self) -> None:
         """Raises `TimelineEnded` or `Tainted` if a value that was waited for through this handle is known to be invalid.
 
-        Call it once the work behind a wait of a stream is done, before its results are used.
+        Call it when the work that a stream did after a wait is done, before you use the results.
         """
         self._native.check()
 
     def follow(self) -> bool:
-        """Follows the next writer after the last one has died or closed; returns `False` if there is none yet."""
+        """Follows the next writer after the last one has died or closed. Returns `False` if there is none yet."""
         return self._native.follow()
 
     def abandon(self) -> None:
-        """Ends the waits of all processes for values that are not reached. The writer must open the timeline again."""
+        """Ends the waits of all processes for values that were not reached. The writer must open the timeline again."""
         self._native.abandon()
 
     def device_ptr(self, device: Any = "cuda") -> int:
-        """Returns the address where kernels on a GPU read or store the value: 8 bytes. See docs/ordering.md."""
+        """Returns the address of the value, 8 bytes, for kernels on a GPU that read or store it. See docs/ordering.md."""
         return self._native.device_ptr(device_name(device))
 
     def close(self) -> None:
@@ -169,7 +170,7 @@ class Timeline(Connected[_native.Timeline]):
         super().close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("a timeline is shared by its name: send that")
+        raise TypeError("a timeline is shared by name: send the name")
 
     def __repr__(self) -> str:
         if self.closed:
@@ -179,7 +180,7 @@ class Timeline(Connected[_native.Timeline]):
 
 
 class TimelineEvent(Handle[_native.TimelineEvent]):
-    """A file descriptor for one value; made by `Timeline.event`. Poll it for reading; do not read from it."""
+    """A file descriptor for one value; `Timeline.event` returns one. Poll it for reading, but do not read from it."""
 
     def __init__(self, native: _native.TimelineEvent) -> None:
         super().__init__(native)
@@ -189,7 +190,7 @@ class TimelineEvent(Handle[_native.TimelineEvent]):
         return self._native.fileno()
 
     def check(self) -> bool:
-        """Whether the value is reached. Raises as `Timeline.wait` does if it will not be."""
+        """Returns whether the value is reached. Raises as `Timeline.wait` does if the value can no longer be reached."""
         return self._native.check()
 
     def close(self) -> None:

@@ -36,9 +36,9 @@ class TopicStats:
     read: int
     """Blocks that have left the ring and are held by subscribers."""
     publishers: int
-    """How many there are."""
+    """The number of publishers."""
     subscribers: int
-    """How many there are."""
+    """The number of subscribers."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,16 @@ class SubscriberStats:
 
 
 class Topic(Connected[_native.Topic]):
-    """A named stream of samples from its publishers to its subscribers; made by `Domain.topic`.
+    """A named stream of samples from its publishers to its subscribers; `Domain.topic` returns one.
 
         publisher, subscriber = topic.publisher(), topic.subscriber()
         publisher.send(frame)
         with subscriber.recv() as sample:
             np.asarray(sample)
 
-    A sample is one tensor. Its subscribers read it in place, and it does not change while they hold it. All of them see
-    the samples of all publishers in one order. Threads may share a handle. docs/topics.md describes what happens when a
-    process falls behind or dies.
+    A sample is one tensor. Subscribers read it in place, and it does not change while they hold it. All subscribers see
+    the samples of all publishers in the same order. Threads may share a handle. docs/topics.md describes what happens when
+    a process falls behind or dies.
     """
 
     def __init__(self, domain: "Domain", native: _native.Topic) -> None:
@@ -89,12 +89,12 @@ class Topic(Connected[_native.Topic]):
 
     @property
     def dtype(self) -> str | None:
-        """The type of all samples, if they have one."""
+        """The type of all samples; `None` if samples may have any type."""
         return self._native.dtype
 
     @property
     def shape(self) -> tuple[int | None, ...] | None:
-        """The shape of all samples, if they have one; a dimension of `None` has any length."""
+        """The shape of all samples; `None` if samples may have any shape. A dimension of `None` may have any length."""
         shape = self._native.shape
         return None if shape is None else tuple(shape)
 
@@ -119,7 +119,7 @@ class Topic(Connected[_native.Topic]):
         return self._native.place
 
     def publisher(self) -> "Publisher":
-        """Becomes a publisher."""
+        """Adds a publisher to the topic, and returns it."""
         return Publisher(self, self._native.publisher())
 
     def subscriber(
@@ -131,36 +131,36 @@ class Topic(Connected[_native.Topic]):
         order: Literal["host", "stream"] = "host",
         until: Literal["idle"] | None = None,
     ) -> "Subscriber":
-        """Becomes a subscriber, which receives what is published from now on, and the last `history` samples before.
+        """Adds a subscriber to the topic, which receives all samples from now on and the last `history` samples before.
 
-        `policy` says what becomes of samples that it does not receive in time. With `block` publishers wait for it, so that
-        it misses nothing; with `drop-oldest` it misses the oldest once it is `queue` samples behind; with `latest` it
-        always receives the latest.
+        `policy` decides about samples that the subscriber does not receive in time. With `block` publishers wait for the
+        subscriber, so that it misses nothing; with `drop-oldest` it misses the oldest once it is `queue` samples behind; with
+        `latest` it always receives the latest.
 
         On a GPU a sample may be received while its publisher's stream still writes it. With `order="host"` `recv` and
-        iteration wait until it is complete. With `order="stream"` they return at once, and have the current stream, or the
-        one that `recv` is given, wait.
+        iteration wait until the sample is complete. With `order="stream"` they return immediately, and the stream that is
+        given to `recv`, by default the current one, waits.
 
         A subscriber waits for further publishers for ever. With `until="idle"` its loop ends, and `recv` and `try_recv` raise
-        `TopicIdle`, once the last publisher has left and everything is received. A topic that has never had a publisher is
-        not idle: the subscriber may start first.
+        `TopicIdle`, once the last publisher has left and all samples are received. A topic that has never had a publisher is
+        not idle, so the subscriber may start first.
         """
         if until not in (None, "idle"):
-            raise ValueError(f"{until!r} is no end: say until='idle', or leave it out")
+            raise ValueError(f"{until!r} is not a value of until: use until='idle', or leave it out")
         if order not in ("host", "stream"):
-            raise ValueError(f"{order!r} is no order: say 'host' or 'stream'")
+            raise ValueError(f"{order!r} is not a value of order: use 'host' or 'stream'")
         ordinal = self._native.ordinal()
         if order == "stream" and ordinal is None:
-            raise ValueError("samples in host memory are ordered by hosts: leave order out")
+            raise ValueError("samples in host memory are always ordered by hosts: leave order out")
         native = self._native.subscriber(policy, number(history), number(queue), until == "idle")
         return Subscriber(native, ordinal if order == "stream" else None)
 
     def stats(self) -> TopicStats:
-        """What is going on in it."""
+        """Returns the state of the topic."""
         return TopicStats(*self._native.stats())
 
     def close(self) -> None:
-        """Gives the handle back. Publishers, subscribers and samples stay. Calling it again does nothing."""
+        """Closes the handle. Publishers, subscribers and samples stay. Calling it again does nothing."""
         super().close()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -178,10 +178,10 @@ class Topic(Connected[_native.Topic]):
 
 
 class Publisher(Handle[_native.Publisher]):
-    """A publisher of samples; made by `Topic.publisher`. The samples of one publisher are received in their order.
+    """A publisher of samples; `Topic.publisher` returns one. The samples of one publisher are received in their order.
 
-    On a GPU all of them come from one stream at a time: changing between streams waits for the former one. For several
-    streams, make several publishers.
+    On a GPU its samples come from one stream at a time: using another stream waits for the one before. Use one publisher for
+    each stream.
     """
 
     def __init__(self, topic: Topic, native: _native.Publisher) -> None:
@@ -205,11 +205,11 @@ class Publisher(Handle[_native.Publisher]):
         return self._native.published()
 
     def send(self, tensor: Any, header: bytes = b"", *, timeout: float | None = None, stream: Any = None) -> int:
-        """Publishes a copy of a tensor, with up to 256 bytes beside it. Returns how many it had published before.
+        """Publishes a copy of a tensor and a header of up to 256 bytes. Returns how many samples it had published before.
 
-        A tensor is whatever `Domain.put` takes. From GPU to GPU the copy is made on torch's or cupy's current stream, or on
-        `stream`, and no host waits for it. Waits up to `timeout` seconds, or for ever, for a block and for subscribers that
-        are to miss nothing: `TopicFull`.
+        It takes the same tensors as `Domain.put`. From GPU to GPU the copy is made on `stream`, by default torch's or cupy's
+        current one, and no host waits for it. Waits up to `timeout` seconds, or for ever, for a block and for subscribers
+        that must miss nothing; then raises `TopicFull`.
         """
         handle = self._stream(stream)
         source = _arrays.dense(tensor, stream if handle is None else handle)
@@ -224,17 +224,17 @@ class Publisher(Handle[_native.Publisher]):
         timeout: float | None = None,
         stream: Any = None,
     ) -> "Loan":
-        """Borrows a block, to be filled in place; to be used by `with`, whose end publishes it.
+        """Borrows a block to fill in place. Use it in a `with`, whose end publishes the block.
 
             with publisher.loan((480, 640, 3), "uint8") as out:
                 torch.from_dlpack(out).fill_(7)
 
-        Without a `dtype` it is the topic's. On a GPU it is published behind what is on torch's or cupy's current stream
-        then, or on `stream`. Waits up to `timeout` seconds, or for ever, for a block, and again to publish it; with as many
-        loans as it may have, it does not: `TooManyLoans`.
+        The default `dtype` is the topic's. On a GPU the block is published after the work that is then on `stream`, by default
+        torch's or cupy's current one. Waits up to `timeout` seconds, or for ever, for a block, and again to publish it. A
+        publisher that already has as many loans as it may have gets `TooManyLoans` immediately.
         """
         if dtype is None and self._dtype is None:
-            raise TypeError("say which dtype it is: the topic has samples of any")
+            raise TypeError("the dtype is missing: give dtype=, because samples of this topic may have any type")
         name = _arrays.dtype_name(self._dtype if dtype is None else dtype)
         native = self._native.loan(name, _arrays.dimensions(shape), header, timeout)
         return Loan(self, native, header, timeout, stream)
@@ -243,7 +243,7 @@ class Publisher(Handle[_native.Publisher]):
         return None if self._ordinal is None else _streams.handle(stream, self._ordinal)
 
     def close(self) -> None:
-        """Detaches it from the topic; samples that its streams still write are delivered. Calling it again does nothing."""
+        """Detaches the publisher. Samples that its streams still write are delivered. Calling it again does nothing."""
         self._native.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -255,10 +255,10 @@ class Publisher(Handle[_native.Publisher]):
 
 
 class Loan(Handle[_native.Loan], OneTensor):
-    """A block to be written and published as a sample; made by `Publisher.loan`.
+    """A block to be written and published as a sample; `Publisher.loan` returns one.
 
-    The end of its `with` publishes it, or gives it back if the body raises. Do not use arrays of it after that: the memory
-    stays mapped, but belongs to other processes.
+    The end of its `with` publishes the block, or gives it back if the body raises. Do not use arrays of the block after
+    that: the memory stays mapped, but belongs to other processes.
     """
 
     def __init__(
@@ -278,7 +278,7 @@ class Loan(Handle[_native.Loan], OneTensor):
 
     @property
     def header(self) -> bytes:
-        """Up to 256 bytes beside the sample."""
+        """The header of the sample, up to 256 bytes."""
         return self._header
 
     @header.setter
@@ -287,24 +287,24 @@ class Loan(Handle[_native.Loan], OneTensor):
         self._header = header
 
     def write(self, tensor: Any, stream: Any = None) -> None:
-        """As `Tensor.write` of its tensor."""
+        """Calls `Tensor.write` of its tensor."""
         self.tensor.write(tensor, stream)
 
     def rests_on(self, *samples: Sample) -> None:
-        """Declares that it is made of those samples. Their blocks are kept until it is known whether they are valid.
+        """Declares that this sample depends on the given samples. Their blocks are held until their validity is known.
 
-        If one of them is invalid, this sample is too: `Sample.check` of its subscribers raises `Tainted`.
+        If one of them is invalid, so is this sample: `Sample.check` of its subscribers raises `Tainted`.
         """
         for sample in samples:
             self._native.rests_on(sample)
 
     def publish(self) -> int:
-        """Publishes it. Returns how many samples its publisher had published before.
+        """Publishes the block. Returns how many samples its publisher had published before.
 
         If that fails, for example because a subscriber that must miss nothing does not read, the block is given back.
         """
         publisher = self._publisher
-        # One that was published or given back says so itself.
+        # The compiled loan raises if it was already published or given back.
         stream = None if publisher is None else publisher._stream(self._stream)
         try:
             return self._native.publish(self._timeout, stream)
@@ -314,11 +314,11 @@ class Loan(Handle[_native.Loan], OneTensor):
 
     @property
     def closed(self) -> bool:
-        """Whether it is published or given back."""
+        """Whether the block is published or given back."""
         return self._native.closed
 
     def close(self) -> None:
-        """Gives the block back, unless it is published. Calling it again does nothing."""
+        """Gives the block back unless it is published. Calling it again does nothing."""
         self._native.close()
         self._publisher = None
 
@@ -338,7 +338,7 @@ class Loan(Handle[_native.Loan], OneTensor):
 
 
 class Subscriber(Handle[_native.Subscriber], Iterator[Sample], AsyncIterator[Sample]):
-    """A receiver of samples; made by `Topic.subscriber`.
+    """A receiver of samples; `Topic.subscriber` returns one.
 
         for sample in subscriber:               # or: async for
             ...
@@ -364,26 +364,27 @@ class Subscriber(Handle[_native.Subscriber], Iterator[Sample], AsyncIterator[Sam
         return self._native.id
 
     def recv(self, timeout: float | None = None, *, stream: Any = None) -> Sample:
-        """Receives the next sample, and waits for it up to `timeout` seconds, or for ever.
+        """Receives the next sample. Waits for it up to `timeout` seconds, or for ever.
 
-        By default the sample is complete then. If it is not complete in time, the next call receives it. With `order="stream"` the
-        current stream, or `stream`, waits until it is complete.
+        By default the returned sample is complete. If it is not complete in time, the next call receives it. With
+        `order="stream"` the call returns earlier, and `stream`, by default the current one, waits until it is complete.
         """
         if self._ordinal is None:
             return self._native.recv(timeout, complete=True)
-        # First, so that an invalid stream loses no sample.
+        # Resolved first, so that an invalid stream loses no sample.
         handle = _streams.handle(stream, self._ordinal)
         sample = self._native.recv(timeout, complete=False)
         sample.wait_on(handle)
         return sample
 
     def try_recv(self) -> Sample | None:
-        """Receives the next sample if there is one.
+        """Returns the next sample, or `None` if there is none.
 
-        On a GPU its publisher's stream may still write it: `Sample.wait` or `Sample.wait_on` before its arrays are taken.
+        On a GPU the publisher's stream may still write the sample: call `Sample.wait` or `Sample.wait_on` before you take its
+        arrays.
         """
         if self._event is not None:
-            # First, so that a sample that arrives meanwhile is not missed.
+            # Cleared first, so that a sample that arrives meanwhile is not missed.
             self._event.clear()
         return self._native.try_recv()
 
@@ -404,7 +405,7 @@ class Subscriber(Handle[_native.Subscriber], Iterator[Sample], AsyncIterator[Sam
                 async with asyncio.timeout(_MAX_SLEEP):
                     await readable(event.fileno())
             except builtins.TimeoutError:
-                # What happens to the subscriber itself does not make the descriptor readable: ask again.
+                # Events that concern the subscriber itself do not make the descriptor readable, so check again.
                 pass
             finally:
                 event.close()
@@ -412,7 +413,7 @@ class Subscriber(Handle[_native.Subscriber], Iterator[Sample], AsyncIterator[Sam
                 sample = self._native.recv(_MOMENT, complete=False)
                 break
             except builtins.TimeoutError:
-                # Another has it, or there is none yet. Else the broker is gone, which ends waits only.
+                # Another task received the sample, or there is none yet. If the broker is gone, only a wait reports it.
                 pass
         if self._ordinal is not None:
             sample.wait_on()
@@ -428,17 +429,17 @@ class Subscriber(Handle[_native.Subscriber], Iterator[Sample], AsyncIterator[Sam
         return sample
 
     def fileno(self) -> int:
-        """A file descriptor for event loops, this object's: readable while there is something for `try_recv` to receive."""
+        """Returns a file descriptor for event loops, readable while `try_recv` has a sample to return. The subscriber owns it."""
         if self._event is None:
             self._event = self._native.event()
         return self._event.fileno()
 
     def stats(self) -> SubscriberStats:
-        """Returns what it has received and missed."""
+        """Returns the state of the subscriber."""
         return SubscriberStats(*self._native.stats())
 
     def close(self) -> None:
-        """Detaches it from the topic: publishers stop waiting for it. Samples stay. Calling it again does nothing."""
+        """Detaches the subscriber, so publishers stop waiting for it. Samples stay. Calling it again does nothing."""
         if self._event is not None:
             self._event.close()
         self._native.close()
@@ -473,19 +474,19 @@ class Subscriber(Handle[_native.Subscriber], Iterator[Sample], AsyncIterator[Sam
 
 
 def sample_shape(shape: SampleShape) -> list[int | None]:
-    """The shape of a topic's samples as numbers, of which `None` is any."""
+    """Returns the shape of a topic's samples as a list, in which `None` is any length."""
     if isinstance(shape, Iterable):
         return [None if length is None else _arrays.dimensions(length)[0] for length in shape]
     return list(_arrays.dimensions(shape))
 
 
 def number(number: SupportsIndex | None) -> int | None:
-    """A number of something of a topic, if it is given."""
+    """Checks one of a topic's numbers, if it is given, and returns it."""
     if number is None:
         return None
     number = operator.index(number)
     if not 0 <= number < 1 << 32:
-        raise ValueError(f"numbers of a topic are at most 65,536, and not negative: {number}")
+        raise ValueError(f"numbers of a topic are 0 to 65,536, not {number}")
     return number
 
 
@@ -493,7 +494,7 @@ _MAX_SLEEP = 1.0
 """Seconds after which a wait in an event loop checks whether the subscriber is still in the topic."""
 
 _MOMENT = 0.001
-"""Seconds to wait before finding that there is still no sample."""
+"""Seconds to wait for a sample after its descriptor was readable."""
 
 _PAUSES = 0.0001, 0.001
 """Seconds between two polls of a GPU: the first pause, and the longest."""

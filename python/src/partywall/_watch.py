@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Event:
-    """An event of a name."""
+    """Something that happened to a name."""
 
     event: Literal["created", "committed", "withdrawn", "owner_died", "owner_faulted", "reclaimed", "missed"]
     """What happened.
 
-    `missed`: the broker no longer has some events. A program that keeps a list of names reads the names anew and goes on.
+    `missed` means that the broker has discarded events. A program that keeps a list of names then lists the names again.
     """
     named: Literal["segment", "timeline", "semaphore", "pool", "topic"] | None
     """The kind of object that has the name."""
@@ -39,7 +39,7 @@ class Event:
 
 
 class Watch(Connected[_native.Watch]):
-    """The events of all names that match a pattern, in order; made by `Domain.watch`.
+    """The events of all names that match a pattern, in order; `Domain.watch` returns one.
 
         for event in d.watch("llm/*"):
             print(event.event, event.name)
@@ -57,7 +57,7 @@ class Watch(Connected[_native.Watch]):
 
     @property
     def point(self) -> str:
-        """The point after the last returned event. A watch in any process can continue from it."""
+        """The point after the last returned event. A watch in any process can continue from that point."""
         return self._native.point
 
     def next(self, timeout: float | None = None) -> Event:
@@ -71,7 +71,7 @@ class Watch(Connected[_native.Watch]):
         return self.next()
 
     def close(self) -> None:
-        """Ends it. Calling it again does nothing."""
+        """Ends the watch. Calling it again does nothing."""
         super().close()
 
     def __reduce__(self) -> tuple[Any, ...]:

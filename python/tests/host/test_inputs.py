@@ -161,7 +161,7 @@ def test_metadata_are_strings(domain, metadata):
 
 @pytest.mark.parametrize("version", [0, -1])
 def test_versions_count_from_one(domain, version):
-    with domain.put("x", b"x"), pytest.raises(ValueError, match="count from 1"):
+    with domain.put("x", b"x"), pytest.raises(ValueError, match="counted from 1"):
         domain.open("x", version=version)
 
 

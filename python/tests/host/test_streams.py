@@ -41,7 +41,7 @@ def test_streams_of_all_libraries_are_known(given, known):
 
 @pytest.mark.parametrize("given", ["stream", 1.5, object(), stream()], ids=str)
 def test_a_value_that_is_not_a_stream_is_refused(given):
-    with pytest.raises(TypeError, match="no CUDA stream"):
+    with pytest.raises(TypeError, match="not a CUDA stream"):
         handle(given, 0)
 
 

@@ -163,7 +163,7 @@ def test_a_repr_says_where_it_is(domain):
         with t.event(3) as event:
             assert repr(event) == "<partywall.TimelineEvent of 3>"
         assert repr(event) == "<partywall.TimelineEvent of 3: closed>"
-        with pytest.raises(TypeError, match="send that"):
+        with pytest.raises(TypeError, match="send the name"):
             pickle.dumps(t)
 
 

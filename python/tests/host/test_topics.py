@@ -209,7 +209,7 @@ def test_a_loan_is_filled_in_place_and_published_at_the_end_of_its_block(frames)
             publisher.loan(1001, "uint8")
         with pytest.raises(pw.BadTensor, match="8 dimensions"):
             publisher.loan((1,) * 9, "uint8")
-        with pytest.raises(TypeError, match="say which dtype"):
+        with pytest.raises(TypeError, match="the dtype is missing"):
             publisher.loan(1)
         assert frames.stats().held == 0
 
@@ -547,7 +547,7 @@ with pw.connect(socket=sys.argv[1], start=False) as d:
         domain.rm("again")
         with domain.topic("again", max_bytes=1, device="host"):
             reader.tell(pickle.dumps(former).hex())
-            assert reader.says().startswith("topic 'again' is version 2 now, and version 1 was sent")
+            assert reader.says().startswith("topic 'again' now has version 2, but version 1 was sent")
 
 
 def test_a_forked_child_is_told(frames, child, socket):

@@ -199,7 +199,7 @@ def test_streams_are_ordered_if_that_is_asked_for(frames, publisher):
         gate, reader = driver.Gate(), driver.Gate()
         reader.open()
         publisher.send(filled(7, gate.stream), stream=gate.stream)
-        with pytest.raises(TypeError, match="no CUDA stream"):
+        with pytest.raises(TypeError, match="not a CUDA stream"):
             subscriber.recv(0, stream=object())
         sample = subscriber.recv(0, stream=reader.stream)
         source = sample.tensor.data_ptr
