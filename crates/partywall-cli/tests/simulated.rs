@@ -70,3 +70,46 @@ fn legacy_memory_is_shown_and_read_on_the_simulated_gpu() {
     let gone = simulated(&["get", "theirs", "y.npy"]);
     assert!(gone.stderr.contains(&format!("its publisher, pid {pid}, died")), "{gone:?}");
 }
+
+/// The driver's library is there, and the device nodes are not: the first call answers one of these codes.
+#[test]
+fn driver_without_devices_is_named_with_its_answer() {
+    let sandbox = Sandbox::simulated(1);
+    sandbox.file("f", "hello");
+    sandbox.run(["put", "f", "x", "--device", "cuda"]).expect(0);
+    let codes =
+        [("100", "CUDA_ERROR_NO_DEVICE"), ("304", "CUDA_ERROR_OPERATING_SYSTEM"), ("999", "CUDA_ERROR_UNKNOWN")];
+    for (code, name) in codes {
+        let without = |arguments: &[&str]| {
+            let mut command = sandbox.command(arguments);
+            Running::spawn(command.env("SIMCUDA_FAULTS", format!("cuInit:1={code}"))).wait()
+        };
+        let refused = without(&["get", "x", "-"]).expect(6);
+        assert!(refused.stderr.contains(&format!("cuInit failed: {name} ({code})")), "{refused:?}");
+        assert!(refused.stderr.contains("partywall doctor"), "{refused:?}");
+        without(&["put", "f", "y", "--device", "cuda"]).expect(6);
+        without(&["put", "f", name, "--device", "host"]).expect(0);
+        assert_eq!(without(&["get", name, "-"]).expect(0).stdout, b"hello");
+    }
+    assert_eq!(sandbox.run(["get", "x", "-"]).expect(0).stdout, b"hello");
+}
+
+/// The broker is outside, as the host's is for a container that has its socket and not its driver.
+#[test]
+fn needs_namespaces_hidden_driver_leaves_host_memory() {
+    let sandbox = Sandbox::new();
+    sandbox.file("f", "hello");
+    let library = sandbox.file("driver/libcuda.so", std::fs::read(simulated_driver()).unwrap());
+    sandbox.broker();
+    let inside = |arguments: &[&str]| {
+        let mut command = sandbox.program("unshare");
+        command.args(["--user", "--map-root-user", "--mount", "sh", "-ec"]);
+        command.args(["mount -t tmpfs none driver; exec \"$PARTYWALL_BIN\" \"$@\"", "sh"]).args(arguments);
+        Running::spawn(command.env("PARTYWALL_LIBCUDA", &library)).wait()
+    };
+    let refused = inside(&["put", "f", "x", "--device", "cuda"]).expect(6);
+    assert!(refused.stderr.contains("cannot load the CUDA driver library"), "{refused:?}");
+    let auto = inside(&["put", "f", "x"]).expect(0);
+    assert!(auto.stderr.contains("the memory is on the host"), "{auto:?}");
+    assert_eq!(sandbox.run(["get", "x", "-"]).expect(0).stdout, b"hello");
+}
