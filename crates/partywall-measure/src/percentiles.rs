@@ -1,4 +1,7 @@
 //! Percentiles by nearest rank.
+//!
+//! Samples are kept whole: they are thousands and not millions, and of every unit. A histogram such as hdrhistogram would round
+//! each to an integer bucket of a range that is chosen beforehand, and save nothing but a sort.
 
 use serde::{Deserialize, Serialize};
 

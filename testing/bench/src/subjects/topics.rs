@@ -2,15 +2,21 @@
 
 use std::process::Command;
 
-use partywall_measure::{Case, Comparison, Failure, Plan, Unit};
+use partywall::{DType, Place, Policy};
+use partywall_measure::{Case, Comparison, Failure, Plan, Sampler, Unit};
+use tracing::{span::EnteredSpan, trace_span};
 
-use super::{gpu_open, ordering::pair::Pair};
+use super::{
+    gpu_open,
+    ordering::{pair::Pair, semaphore::pairs},
+};
 use crate::{
     bench::{Bench, size},
     broker::Broker,
     iceoryx2::{Iceoryx2, Mode},
     mps::Mps,
     placement::Placement,
+    process::TIMEOUT,
 };
 
 /// How many subscribers there are in the process that receives, and what looks, waits and sleeps for them.
@@ -29,6 +35,7 @@ const HOSTS: [(&str, &str, &str, Mode, Option<&str>); 3] = [
 ];
 
 pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
+    spans(bench, broker)?;
     let pair = Pair::start(broker, None, |_| ())?;
     let placement = Placement::TwoProcessors;
     if !pair.place(placement)? {
@@ -57,6 +64,45 @@ pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
         }
     }
     many(bench, &pair, "host")
+}
+
+/// What spans cost that no subscriber of `tracing` wants: alone, and around messages within one process, which have nothing else
+/// to hide them. The library enters two for each message and cannot do without, so these are compared with as many again.
+fn spans(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
+    let topic = broker.connect()?.topic("spans").dtype(DType::U64).shape(&[1]).place(Place::Host).create()?;
+    let (publisher, subscriber) = (topic.publisher()?, topic.subscriber(Policy::Block)?);
+    let name = topic.name();
+    let messages = |around: fn(&str) -> Option<[EnteredSpan; 2]>| -> Sampler<'_> {
+        let mut value = 0;
+        let (publisher, subscriber) = (&publisher, &subscriber);
+        pairs(move || {
+            value += 1;
+            let _spans = around(name);
+            let mut loan = publisher.loan(DType::U64, &[1], TIMEOUT)?;
+            loan.as_mut_slice()?[0] = value;
+            loan.filled().publish(TIMEOUT).map_err(|refused| refused.error)?;
+            match subscriber.recv(TIMEOUT)?.as_slice::<u64>()?[0] {
+                found if found == value => Ok(()),
+                found => Err(format!("message {found} instead of {value}").into()),
+            }
+        })
+    };
+    let case = |what| Case::new(what, Unit::Nanoseconds);
+    let plan = bench.plan(1_000);
+    let alone = pairs(|| {
+        drop(trace_span!("publish", topic = std::hint::black_box(name)).entered());
+        Ok(())
+    });
+    bench.run(Comparison::new(case("entering and leaving a span that nobody wants"), alone), plan)?;
+    let comparison =
+        Comparison::new(case("publish and receive in one process, with two more spans"), messages(two_spans))
+            .floor(case("publish and receive in one process"), messages(|_| None))
+            .goal("<= 1.02x floor".parse()?);
+    bench.run(comparison, plan)
+}
+
+fn two_spans(topic: &str) -> Option<[EnteredSpan; 2]> {
+    Some([trace_span!("publish", topic).entered(), trace_span!("receive", topic).entered()])
 }
 
 /// With the two processes taking turns on the GPU, and with both as clients of an MPS server that lives as long as this.
