@@ -14,8 +14,9 @@ use partywall_measure::{Comparison, Sampler, Unit};
 use super::{
     Bench, chain,
     copies::{SPOILT, same},
-    memory::{Timer, asked, open},
+    memory::{asked, open},
     peer::{Handle, Order, TENSOR, bytes_of},
+    samplers::Timer,
 };
 use crate::{peer::Peer, prelude::*};
 
@@ -185,7 +186,7 @@ impl Reader {
     pub(super) fn copy(&self, way: Way) -> Result<f64, partywall_measure::Failure> {
         let stream = self.gpu.stream();
         stream.enqueue_set(self.target.as_slice(), SPOILT)?;
-        let timer = Timer::new(&self.gpu).map_err(|failure| super::of_peer(&failure))?;
+        let timer = Timer::new(&self.gpu)?;
         let copied = |source: DeviceSlice<'_>| timer.time(|| Ok(stream.enqueue_copy(self.target.as_slice(), source)?));
         let time = match way {
             Way::Segment => copied(self.segment.as_ref().map_err(String::as_str)?.tensor(TENSOR)?.device()?.as_slice()),

@@ -1,12 +1,9 @@
 //! Opening and closing: how long it takes by size, and how often it can be done.
 
-use std::{
-    fs,
-    os::fd::{AsFd, OwnedFd},
-};
+use std::{fs, os::fd::OwnedFd};
 
 use partywall::{Segment, error::LimitReached};
-use partywall_measure::{Case, Comparison, Failure as Sampled, Sampler, Unit};
+use partywall_measure::{Case, Comparison, Failure as Sampled, Unit};
 use partywall_os::{map::SharedMap, memfd};
 use rustix::process::{Resource, getrlimit};
 
@@ -14,6 +11,7 @@ use super::{
     Bench, chain,
     memory::open,
     peer::{Handle, Order, TENSOR},
+    samplers::Half,
     system,
 };
 use crate::prelude::*;
@@ -45,42 +43,10 @@ fn name(bytes: u64) -> String {
     format!("attached.{bytes}")
 }
 
-/// What of an attachment is timed.
-#[derive(Debug, Clone, Copy)]
-enum Half {
-    Opening,
-    Closing,
-}
-
-impl Half {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Opening => "opening",
-            Self::Closing => "closing",
-        }
-    }
-
-    /// Returns microseconds of this half. `open` returns what `close` ends; `check` looks at it between the two.
-    fn sampler<'a, T>(
-        self,
-        open: impl Fn() -> Result<T, Sampled> + 'a,
-        check: impl Fn(&T) -> Result<(), Sampled> + 'a,
-        close: impl Fn(T) -> Result<(), Sampled> + 'a,
-    ) -> Sampler<'a> {
-        Box::new(move || {
-            let start = Instant::now();
-            let opened = open()?;
-            let opening = start.elapsed();
-            check(&opened)?;
-            let start = Instant::now();
-            close(opened)?;
-            let closing = start.elapsed();
-            let half = match self {
-                Self::Opening => opening,
-                Self::Closing => closing,
-            };
-            Ok(half.as_secs_f64() * 1e6)
-        })
+fn name_of(half: Half) -> &'static str {
+    match half {
+        Half::Opening => "opening",
+        Half::Closing => "closing",
     }
 }
 
@@ -89,7 +55,7 @@ fn by_size(bench: &Bench<'_>, size: u64, handle: Option<&Handle>) -> Result<(), 
 }
 
 fn half_by_size(bench: &Bench<'_>, half: Half, size: u64, handle: Option<&Handle>) -> Result<(), Failure> {
-    let case = |name: &str| bench.case(name, Unit::Microseconds, size).parameter("of", half.name());
+    let case = |name: &str| bench.case(name, Unit::Microseconds, size).parameter("of", name_of(half));
     let name = name(size);
     let ours = half.sampler(
         || Ok(bench.domain.opener(&name).open()?),
@@ -102,15 +68,8 @@ fn half_by_size(bench: &Bench<'_>, half: Half, size: u64, handle: Option<&Handle
             let granule = PhysicalMemory::granularity(gpu.context()).doing("asking for the granularity")?;
             let bytes = size.next_multiple_of(granule);
             let memory = PhysicalMemory::create(gpu.context(), bytes).doing("making memory")?;
-            let file = memory.export().doing("exporting memory")?;
-            let floor = half.sampler(
-                || {
-                    let memory = PhysicalMemory::import(gpu.context(), file.as_fd(), bytes)?;
-                    Ok(Mapping::new(memory, Access::ReadOnly)?)
-                },
-                |_| Ok(()),
-                |mapping| Ok(mapping.close()?),
-            );
+            let files = [(bytes, memory.export().doing("exporting memory")?)];
+            let floor = half.of_the_driver(gpu.context(), &files);
             let legacy = half.sampler(
                 || open(gpu, handle, size).map_err(|failure| Sampled::from(failure.message())),
                 |_| Ok(()),
@@ -122,7 +81,7 @@ fn half_by_size(bench: &Bench<'_>, half: Half, size: u64, handle: Option<&Handle
             let comparison = comparison
                 .floor(case("the driver's import and mapping of a descriptor that is there"), floor)
                 .rival(case("a legacy handle that is there (cuIpcOpenMemHandle)"), legacy);
-            bench.run(half.name(), comparison)
+            bench.run(name_of(half), comparison)
         }
         _ => {
             let file: OwnedFd = memfd::Draft::create("partywall-bench:file", size)
@@ -139,7 +98,7 @@ fn half_by_size(bench: &Bench<'_>, half: Half, size: u64, handle: Option<&Handle
                     Ok(())
                 },
             );
-            bench.run(half.name(), comparison.floor(case("mmap and munmap of a file that is there"), floor))
+            bench.run(name_of(half), comparison.floor(case("mmap and munmap of a file that is there"), floor))
         }
     }
 }

@@ -7,8 +7,9 @@ use partywall_measure::{Comparison, Sampler, Unit};
 
 use super::{
     Bench, across, chain,
-    memory::{ROTATED, Timer, open},
+    memory::{ROTATED, open},
     peer::{Handle, Order, TENSOR, bytes_of},
+    samplers::Timer,
 };
 use crate::{peer::Peer, prelude::*};
 
@@ -134,7 +135,7 @@ fn on_gpu(bench: &Bench<'_>, gpu: &Gpu, handle: &Handle, size: u64) -> Result<()
     let mut pinned = PinnedBuffer::new(gpu.context(), size).doing("allocating host memory")?;
     pinned.copy_from_slice(bytes_of(&words));
     let pinned = RefCell::new(pinned);
-    let timer = Timer::new(gpu)?;
+    let timer = Timer::new(gpu).doing("making events")?;
     let copy = Copies { gpu, timer: &timer, pinned: &pinned, expected: bytes_of(&words), size };
     let all = [shared.as_slice(), own.as_slice(), legacy.as_slice()];
     let case = |what: &str, name: &str| bench.case(name, Unit::GigabytesPerSecond, size).parameter("of", what);

@@ -9,13 +9,14 @@ use std::{
 
 use partywall::{
     Segment,
-    cuda::{Access, DeviceBuffer, DeviceSlice, Event, IpcMapping, IpcMemoryHandle, experiment::Chains},
+    cuda::{Access, DeviceBuffer, DeviceSlice, IpcMapping, IpcMemoryHandle, experiment::Chains},
 };
 use partywall_measure::{Comparison, Sampler, Unit};
 
 use super::{
     Bench, LARGEST, chain, of_peer,
     peer::{Handle, Order, TENSOR, bytes_of},
+    samplers::Timer,
 };
 use crate::{peer::Peer, prelude::*};
 
@@ -164,7 +165,7 @@ impl<'a> Chases<'a> {
         Ok(Self {
             gpu,
             kernels: Chains::load(gpu.context()).doing("loading kernels")?,
-            timer: Timer::new(gpu)?,
+            timer: Timer::new(gpu).doing("making events")?,
             at: DeviceBuffer::new(gpu.context(), 8).doing("allocating memory")?,
         })
     }
@@ -203,32 +204,6 @@ impl<'a> Chases<'a> {
             at.set(end);
             Ok(time)
         })
-    }
-}
-
-/// Times what is enqueued on a GPU's stream.
-pub(super) struct Timer<'a> {
-    gpu: &'a Gpu,
-    before: Event,
-    after: Event,
-}
-
-impl<'a> Timer<'a> {
-    pub(super) fn new(gpu: &'a Gpu) -> Result<Self, Failure> {
-        let event = || Event::new(gpu.context()).doing("making an event");
-        Ok(Self { gpu, before: event()?, after: event()? })
-    }
-
-    pub(super) fn time(
-        &self,
-        enqueue: impl FnOnce() -> Result<(), partywall_measure::Failure>,
-    ) -> Result<Duration, partywall_measure::Failure> {
-        let stream = self.gpu.stream();
-        self.before.record(stream)?;
-        enqueue()?;
-        self.after.record(stream)?;
-        self.after.synchronize()?;
-        Ok(self.after.elapsed_since(&self.before)?)
     }
 }
 
@@ -273,12 +248,12 @@ pub(super) fn bandwidth(bench: &Bench<'_>) -> Result<(), Failure> {
                 Ok(())
             };
             check()?;
-            let timer = Timer::new(gpu)?;
+            let timer = Timer::new(gpu).doing("making events")?;
             for size in sizes {
                 let case = |name: &str| {
                     bench.case(name, Unit::GigabytesPerSecond, size).parameter("of", "bandwidth of a kernel that reads")
                 };
-                let [shared, own, legacy] = all.map(|(_, memory)| gpu_reads(gpu, &timer, memory, size));
+                let [shared, own, legacy] = all.map(|(_, memory)| timer.reads(memory, size));
                 let comparison =
                     Comparison::new(case(SHARED), shared).floor(case(OWN), own).rival(case(LEGACY), legacy);
                 bench.run("bandwidth", comparison)?;
@@ -309,17 +284,6 @@ fn host_reads(words: &[u64], size: u64) -> Sampler<'_> {
             }
         }
         Ok((count * size) as f64 / start.elapsed().as_secs_f64() / 1e9)
-    })
-}
-
-fn gpu_reads<'a>(gpu: &'a Gpu, timer: &'a Timer<'_>, memory: DeviceSlice<'a>, size: u64) -> Sampler<'a> {
-    let parts = memory.len() / size;
-    let next = Cell::new(0);
-    Box::new(move || {
-        let part = memory.slice(next.get() % parts * size, size)?;
-        next.set(next.get() + 1);
-        let time = timer.time(|| Ok(gpu.kernels()?.enqueue_read(gpu.stream(), part)?))?;
-        Ok(size as f64 / time.as_secs_f64() / 1e9)
     })
 }
 

@@ -10,6 +10,7 @@
 //! | `overhead` | memory that a further process and a further mapping cost |
 //! | `attach` | opening and closing by size, how often one segment can be opened |
 //! | `alloc` | blocks of a pool beside allocations |
+//! | [`samplers`] | what is timed, and how, for other benchmarks, too |
 //!
 //! It has a broker, and with it a domain, of its own. What is shared is made by another process, a *peer*, that obeys the orders
 //! of this one. Every case is checked: the bytes that were read, copied or handed over are those that the peer has written.
@@ -25,6 +26,7 @@ mod handoff;
 mod memory;
 mod overhead;
 mod peer;
+pub mod samplers;
 
 use std::{cell::RefCell, fs, io, sync::Arc, time::Duration};
 
@@ -33,6 +35,7 @@ use partywall::{DeviceChoice, Domain, Error, ErrorKind, Gpu, Place, bytes};
 use partywall_measure::{Case, Comparison, Machine, Plan, Report, Unit, timed};
 
 pub(crate) use self::peer::LAB as PEER;
+use self::samplers::Timer;
 use crate::{Context, Failure, broker, broker::Broker, device::Doing, peer::Peer, reporter::Reporter};
 
 /// What is measured.
@@ -106,7 +109,7 @@ fn of_the_harness(bench: &Bench<'_>) -> Result<(), Failure> {
     let nothing = timed(Unit::Nanoseconds, || Ok(()));
     bench.run("the harness itself", Comparison::new(case("two looks at the clock", Unit::Nanoseconds), nothing))?;
     if let Some(gpu) = &bench.gpu {
-        let timer = memory::Timer::new(gpu)?;
+        let timer = Timer::new(gpu).doing("making events")?;
         let nothing = Box::new(|| Ok(timer.time(|| Ok(()))?.as_secs_f64() * 1e6));
         let case = case("two events of a stream, with nothing between", Unit::Microseconds);
         bench.run("the harness itself", Comparison::new(case, nothing))?;

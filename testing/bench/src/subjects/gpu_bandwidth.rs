@@ -1,8 +1,8 @@
 //! A kernel that reads 4 GiB once, through the mapping of a segment and from this process's own memory.
 
-use partywall::cuda::{DeviceBuffer, DeviceSlice, Event};
-use partywall::{Domain, Gpu};
-use partywall_measure::{Case, Comparison, Failure, Sampler, Unit};
+use partywall::{Domain, Gpu, cuda::DeviceBuffer};
+use partywall_labs::bench::samplers::Timer;
+use partywall_measure::{Case, Comparison, Failure, Unit};
 
 use super::gpu_open;
 use crate::{
@@ -22,11 +22,12 @@ pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     let imported = gpu_open::open(broker, "data", None)?;
     let local = Local::new(&domain, owner)?;
     let range = imported.tensor("tensor.0")?.device()?;
-    let through_mapping = Reads::new(range.gpu())?;
-    let directly = Reads::new(&local.gpu)?;
-    let comparison = Comparison::new(case("kernel read through a mapping"), through_mapping.of(range.as_slice()))
-        .floor(case("kernel read of local memory"), directly.of(local.buffer.as_slice()))
-        .goal(">= 0.99x floor".parse()?);
+    let through_mapping = Timer::new(range.gpu())?;
+    let directly = Timer::new(&local.gpu)?;
+    let comparison =
+        Comparison::new(case("kernel read through a mapping"), through_mapping.reads(range.as_slice(), BYTES))
+            .floor(case("kernel read of local memory"), directly.reads(local.buffer.as_slice(), BYTES))
+            .goal(">= 0.99x floor".parse()?);
     bench.run(comparison, plan)?;
 
     let devices = partywall::gpu::devices()?;
@@ -35,11 +36,13 @@ pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     let imported = gpu_open::open(broker, "data", Some(reader))?;
     let local = Local::new(&domain, reader)?;
     let range = imported.tensor("tensor.0")?.device()?;
-    let over_link = Reads::new(range.gpu())?;
-    let directly = Reads::new(&local.gpu)?;
-    let comparison =
-        Comparison::new(case("kernel read through a mapping of another GPU's memory"), over_link.of(range.as_slice()))
-            .floor(case("kernel read of local memory"), directly.of(local.buffer.as_slice()));
+    let over_link = Timer::new(range.gpu())?;
+    let directly = Timer::new(&local.gpu)?;
+    let comparison = Comparison::new(
+        case("kernel read through a mapping of another GPU's memory"),
+        over_link.reads(range.as_slice(), BYTES),
+    )
+    .floor(case("kernel read of local memory"), directly.reads(local.buffer.as_slice(), BYTES));
     bench.run(comparison, plan)
 }
 
@@ -56,30 +59,5 @@ impl Local {
         gpu.kernels()?.enqueue_fill(gpu.stream(), buffer.as_slice())?;
         gpu.stream().synchronize()?;
         Ok(Self { buffer, gpu })
-    }
-}
-
-/// Times kernels by the GPU's own clock.
-struct Reads<'a> {
-    gpu: &'a Gpu,
-    before: Event,
-    after: Event,
-}
-
-impl<'a> Reads<'a> {
-    fn new(gpu: &'a Gpu) -> Result<Self, Failure> {
-        Ok(Self { gpu, before: Event::new(gpu.context())?, after: Event::new(gpu.context())? })
-    }
-
-    /// GB/s of reading `data` once.
-    fn of<'s>(&'s self, data: DeviceSlice<'s>) -> Sampler<'s> {
-        Box::new(move || {
-            let stream = self.gpu.stream();
-            self.before.record(stream)?;
-            self.gpu.kernels()?.enqueue_read(stream, data)?;
-            self.after.record(stream)?;
-            self.after.synchronize()?;
-            Ok(data.len() as f64 / self.after.elapsed_since(&self.before)?.as_secs_f64() / 1e9)
-        })
     }
 }

@@ -1,14 +1,12 @@
 //! Opening GPU memory in a process that has a context, against the driver's own calls on the same file descriptors:
 //! import, reserve, map, set access. Another process committed the memory and is gone.
 
-use std::os::fd::{AsFd, OwnedFd};
-
-use partywall::cuda::{Access, Context, CudaError, Mapping, PhysicalMemory};
 use partywall::{DeviceUuid, Segment};
-use partywall_measure::{Case, Comparison, Failure, Sampler, Unit};
+use partywall_labs::bench::samplers::Half;
+use partywall_measure::{Case, Comparison, Failure, Unit};
 
 use crate::{
-    bench::{Bench, clocked, microseconds, size},
+    bench::{Bench, size},
     broker::Broker,
     handout, role,
 };
@@ -30,36 +28,20 @@ pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
         let case = |what: &str| {
             Case::new(what, Unit::Microseconds).parameter("size", size(total)).parameter("chunks", chunks.len())
         };
-        let open = || domain.opener(&name).open();
-        let attach = || attach(gpu.context(), &chunks);
+        let ours = |half: Half| {
+            half.sampler(|| Ok(domain.opener(&name).open()?), |_| Ok(()), |segment| Ok(segment.release()?))
+        };
         let plan = bench.plan(500);
-
-        let ours: Sampler<'_> = Box::new(|| Ok(microseconds(clocked(open)?.0)));
-        let raw: Sampler<'_> = Box::new(|| Ok(microseconds(clocked(attach)?.0)));
-        let comparison =
-            Comparison::new(case("open"), ours).floor(case("import and map"), raw).goal("<= floor + 200 us".parse()?);
+        let comparison = Comparison::new(case("open"), ours(Half::Opening))
+            .floor(case("import and map"), Half::Opening.of_the_driver(gpu.context(), &chunks))
+            .goal("<= floor + 200 us".parse()?);
         bench.run(comparison, plan)?;
-
-        let ours: Sampler<'_> = Box::new(|| {
-            let segment = open()?;
-            Ok(microseconds(clocked(|| segment.release())?.0))
-        });
-        let raw: Sampler<'_> = Box::new(|| {
-            let mappings = attach()?;
-            Ok(microseconds(clocked(|| mappings.into_iter().try_for_each(Mapping::close))?.0))
-        });
-        bench.run(Comparison::new(case("release"), ours).floor(case("unmap"), raw), plan)?;
+        let comparison = Comparison::new(case("release"), ours(Half::Closing))
+            .floor(case("unmap"), Half::Closing.of_the_driver(gpu.context(), &chunks));
+        bench.run(comparison, plan)?;
         domain.remove(&name)?;
     }
     Ok(())
-}
-
-/// Returns what the library does with the file descriptors that it gets, and nothing else. They stay open.
-fn attach(context: &Context, chunks: &[(u64, OwnedFd)]) -> Result<Vec<Mapping>, CudaError> {
-    let map = |(bytes, fd): &(u64, OwnedFd)| {
-        Mapping::new(PhysicalMemory::import(context, fd.as_fd(), *bytes)?, Access::ReadOnly)
-    };
-    chunks.iter().map(map).collect()
 }
 
 /// Returns the first GPU that this process sees.

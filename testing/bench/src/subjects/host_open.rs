@@ -2,6 +2,7 @@
 //! which gives the lease back, and is measured by itself.
 
 use partywall::{DType, Domain, Place, Segment};
+use partywall_labs::bench::samplers::Half;
 use partywall_measure::{Case, Comparison, Failure, Sampler, Unit};
 
 use crate::{
@@ -29,18 +30,15 @@ pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
         let _placed = placement.apply(&[broker.pid(), raw.pid()])?;
         let name = name(bytes);
         let open = || consumer.opener(&name).open();
+        let ours = |half: Half| half.sampler(|| Ok(open()?), |_| Ok(()), |segment| Ok(segment.release()?));
         let plan = bench.plan(5_000);
         let case = |what: &str| placement.of(Case::new(what, Unit::Microseconds).parameter("size", size(bytes)));
 
-        let sampler: Sampler<'_> = Box::new(|| Ok(microseconds(clocked(open)?.0)));
         let goal = "<= floor + 60 us".parse()?;
-        bench.run(Comparison::new(case("open"), sampler).floor(raw.case(), raw.sampler()).goal(goal), plan)?;
-
-        let sampler: Sampler<'_> = Box::new(|| {
-            let segment = open()?;
-            Ok(microseconds(clocked(|| segment.release())?.0))
-        });
-        bench.run(Comparison::new(case("release"), sampler).floor(raw.case(), raw.sampler()), plan)?;
+        let comparison = Comparison::new(case("open"), ours(Half::Opening)).floor(raw.case(), raw.sampler()).goal(goal);
+        bench.run(comparison, plan)?;
+        let comparison = Comparison::new(case("release"), ours(Half::Closing)).floor(raw.case(), raw.sampler());
+        bench.run(comparison, plan)?;
 
         if bytes == 1 << 20 {
             let sampler: Sampler<'_> = Box::new(|| {

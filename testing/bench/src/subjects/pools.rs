@@ -2,10 +2,8 @@
 
 use std::{cell::RefCell, path::Path, sync::atomic::Ordering};
 
-use partywall::{
-    Place, Pool,
-    cuda::{DeviceBuffer, experiment},
-};
+use partywall::{Place, Pool};
+use partywall_labs::bench::samplers::{allocation, allocation_in_order, block};
 use partywall_measure::{Case, Comparison, Failure, Plan, Sampler, Unit};
 
 use super::{gpu_open, ordering::semaphore::pairs};
@@ -26,7 +24,7 @@ const BYTES: u64 = 4096;
 pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     for blocks in [1, 64, 4096] {
         let pool = create(broker, &format!("alone.{blocks}"), Place::Host, blocks, BYTES)?;
-        let comparison = Comparison::new(case("alloc and free", Unit::Nanoseconds, blocks), ours(&pool))
+        let comparison = Comparison::new(case("alloc and free", Unit::Nanoseconds, blocks), pairs(|| block(&pool)))
             .rival(case("POSIX malloc and free of as much, touched", Unit::Nanoseconds, blocks), malloc())
             .goal(GOAL.parse()?);
         let plan = bench.plan(2_000);
@@ -46,12 +44,9 @@ pub(super) fn on_gpu(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> 
     let gpu = pool.gpu().ok_or("a pool on a GPU without one")?;
     gpu.context().make_current()?;
     let case = |what| case(what, Unit::Nanoseconds, 64).parameter("size", size(BYTES));
-    let driver = pairs(|| {
-        DeviceBuffer::new(gpu.context(), BYTES)?;
-        Ok(())
-    });
-    let ordered = pairs(|| Ok(experiment::allocate_and_free_on(gpu.stream(), BYTES as usize)?));
-    let comparison = Comparison::new(case("alloc and free"), ours(&pool))
+    let driver = pairs(|| allocation(gpu, BYTES));
+    let ordered = pairs(|| allocation_in_order(gpu, BYTES));
+    let comparison = Comparison::new(case("alloc and free"), pairs(|| block(&pool)))
         .rival(case("cuMemAllocAsync and cuMemFreeAsync"), ordered)
         .rival(case("cuMemAlloc and cuMemFree"), driver)
         .goal(GOAL.parse()?);
@@ -65,10 +60,6 @@ fn create(broker: &Broker, name: &str, place: Place, blocks: u32, bytes: u64) ->
 
 fn case(what: &str, unit: Unit, blocks: u32) -> Case {
     Case::new(what, unit).parameter("blocks", blocks)
-}
-
-fn ours(pool: &Pool) -> Sampler<'_> {
-    pairs(|| Ok(pool.alloc(TIMEOUT)?.release()?))
 }
 
 /// Memory of this process alone, of which each page is written: what blocks spare.

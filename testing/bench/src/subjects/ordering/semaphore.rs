@@ -4,9 +4,9 @@ use std::{
     cell::{Cell, RefCell},
     path::Path,
     sync::atomic::Ordering,
-    time::Instant,
 };
 
+use partywall_labs::bench::samplers;
 use partywall_measure::{Case, Comparison, Failure, Plan, Sampler, Unit};
 
 use crate::{
@@ -73,16 +73,9 @@ fn alone(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     bench.run(comparison, plan)
 }
 
-/// Nanoseconds of one pair of calls, in the mean of a thousand.
-pub(crate) fn pairs<'a>(mut pair: impl FnMut() -> Result<(), Failure> + 'a) -> Sampler<'a> {
-    const PAIRS: u32 = 1_000;
-    Box::new(move || {
-        let start = Instant::now();
-        for _ in 0..PAIRS {
-            pair()?;
-        }
-        Ok(start.elapsed().as_nanos() as f64 / f64::from(PAIRS))
-    })
+/// Returns nanoseconds of one pair of calls, in the mean of a thousand.
+pub(crate) fn pairs<'a>(pair: impl FnMut() -> Result<(), Failure> + 'a) -> Sampler<'a> {
+    samplers::pairs(Unit::Nanoseconds, 1_000, pair)
 }
 
 fn contended(bench: &mut Bench, broker: &Broker, workers: usize, permits: u32) -> Result<(), Failure> {
