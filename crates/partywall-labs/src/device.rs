@@ -134,11 +134,16 @@ impl Drop for Gate {
     }
 }
 
+/// Returns the bytes of a slice.
+pub(super) fn bytes_of(gpu: &Gpu, slice: DeviceSlice<'_>) -> Result<Vec<u8>, AccessError> {
+    let mut bytes = vec![0; slice.len() as usize];
+    gpu.stream().copy_to_host(&mut bytes, slice)?;
+    Ok(bytes)
+}
+
 /// Returns the first byte of a slice.
 pub(super) fn first_byte(gpu: &Gpu, slice: DeviceSlice<'_>) -> Result<u8, AccessError> {
-    let mut byte = [0];
-    gpu.stream().copy_to_host(&mut byte, slice.slice(0, 1)?)?;
-    Ok(byte[0])
+    Ok(bytes_of(gpu, slice.slice(0, 1)?)?[0])
 }
 
 /// Returns the kind of memory at an address, as the driver reports it.

@@ -65,8 +65,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
 }
 
 fn changed(gpu: &Gpu, memory: &DeviceBuffer) -> Result<Step, Failure> {
-    let mut bytes = vec![0; BYTES as usize];
-    gpu.stream().copy_to_host(&mut bytes, memory.as_slice()).doing("reading memory")?;
+    let bytes = device::bytes_of(gpu, memory.as_slice()).doing("reading memory")?;
     let changed = bytes.iter().filter(|byte| **byte == CHANGED).count();
     let all = changed == bytes.len();
     Ok(Step::new(

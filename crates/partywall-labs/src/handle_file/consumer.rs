@@ -210,19 +210,13 @@ impl Consumer<'_> {
         let handle = <[u8; HANDLE_BYTES]>::try_from(self.read()?);
         let handle = IpcMemoryHandle(handle.map_err(|_| unexpected("the file has no whole handle"))?);
         Ok(match IpcMapping::open(self.gpu.context(), handle, BYTES, Access::ReadOnly) {
-            Ok(mapping) => {
-                let mut bytes = vec![0; BYTES as usize];
-                self.gpu.stream().copy_to_host(&mut bytes, mapping.as_slice()).doing("reading shared memory")?;
-                Ok(bytes)
-            }
+            Ok(mapping) => Ok(device::bytes_of(&self.gpu, mapping.as_slice()).doing("reading shared memory")?),
             Err(error) => Err(error),
         })
     }
 
     fn bytes_of(&self, segment: &Segment) -> Result<Vec<u8>, Failure> {
         let range = segment.tensor(TENSOR)?.device()?;
-        let mut bytes = vec![0; BYTES as usize];
-        self.gpu.stream().copy_to_host(&mut bytes, range.as_slice()).doing("reading shared memory")?;
-        Ok(bytes)
+        device::bytes_of(&self.gpu, range.as_slice()).doing("reading shared memory")
     }
 }

@@ -83,8 +83,7 @@ impl Reader<'_> {
             .answer(call, answer);
         let right = match slice {
             Some(slice) => {
-                let mut bytes = vec![0; BYTES as usize];
-                self.gpu.stream().copy_to_host(&mut bytes, slice).doing("reading memory of another GPU")?;
+                let bytes = device::bytes_of(self.gpu, slice).doing("reading memory of another GPU")?;
                 bytes.iter().all(|byte| *byte == WRITTEN)
             }
             None => false,
@@ -135,11 +134,9 @@ impl Reader<'_> {
         let remote = matches!(&refused, Err(Error::DeviceFault(DeviceFault::Remote { .. })));
         let reason = refused.as_ref().map_or_else(ToString::to_string, |_| "no error".into());
         let segment = opener().allow_peer(true).open()?;
-        let mut byte = [0];
         let range = segment.tensor(TENSOR)?.device()?;
-        let first = range.slice(0, 1)?;
-        self.gpu.stream().copy_to_host(&mut byte, first.as_slice()).doing("reading memory of another GPU")?;
-        let right = byte[0] == WRITTEN;
+        let first = device::first_byte(self.gpu, range.as_slice()).doing("reading memory of another GPU")?;
+        let right = first == WRITTEN;
         Ok(Step::new(
             "name",
             "A name of Partywall whose memory is on another GPU",

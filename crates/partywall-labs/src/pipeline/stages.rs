@@ -179,8 +179,7 @@ fn never_made(sample: &Sample) -> bool {
 fn pixels_of(sample: &Sample) -> Result<Vec<u8>, Failure> {
     let Some(gpu) = sample.gpu() else { return Ok(sample.bytes()?.to_vec()) };
     let range = sample.device_on(gpu.stream())?;
-    let mut pixels = vec![0; range.as_slice().len() as usize];
-    gpu.stream().copy_to_host(&mut pixels, range.as_slice()).doing("reading a result")?;
+    let pixels = device::bytes_of(gpu, range.as_slice()).doing("reading a result")?;
     sample.check()?;
     Ok(pixels)
 }

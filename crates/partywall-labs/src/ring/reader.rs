@@ -195,8 +195,7 @@ impl Reader<'_> {
         } else {
             let gpu = sample.gpu().ok_or_else(|| unexpected("a message is not on a GPU"))?;
             let range = sample.device_on(gpu.stream())?;
-            let mut bytes = vec![0; (NUMBERS * 8) as usize];
-            gpu.stream().copy_to_host(&mut bytes, range.as_slice()).doing("reading a message")?;
+            let bytes = device::bytes_of(gpu, range.as_slice()).doing("reading a message")?;
             let words = bytes.chunks_exact(8);
             words.zip(numbers).filter(|(found, number)| **found != number.to_le_bytes()).count()
         };

@@ -84,8 +84,7 @@ fn import(session: &Session, exporter: &mut Peer, parcel: &Parcel) -> Result<Arc
 }
 
 fn read(gpu: &Gpu, mapping: &Mapping, parcel: &Parcel) -> Result<Step, Failure> {
-    let mut bytes = vec![0; parcel.bytes as usize];
-    gpu.stream().copy_to_host(&mut bytes, mapping.as_slice()).doing("reading memory")?;
+    let bytes = device::bytes_of(gpu, mapping.as_slice()).doing("reading memory")?;
     let wrong = bytes.iter().filter(|byte| **byte != WRITTEN).count();
     Ok(Step::new(
         "read",

@@ -269,8 +269,7 @@ fn has_roots(output: &Block, place: Place, task: u32) -> Result<bool, Failure> {
         return Ok(output.as_slice::<f32>()?.iter().copied().enumerate().all(is_root));
     }
     let range = output.device()?;
-    let mut bytes = vec![0; BYTES as usize];
-    range.gpu().stream().copy_to_host(&mut bytes, range.as_slice()).doing("reading a result")?;
+    let bytes = device::bytes_of(range.gpu(), range.as_slice()).doing("reading a result")?;
     let roots = bytes.chunks_exact(4).map(|bytes| f32::from_ne_bytes(bytes.try_into().expect("4 bytes")));
     Ok(roots.enumerate().all(is_root))
 }
