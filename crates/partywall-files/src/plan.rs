@@ -160,6 +160,23 @@ impl Plan {
         Ok(())
     }
 
+    /// Reads the bytes of one tensor, given its index in [`Plan::tensors`], into memory of its own.
+    ///
+    /// # Errors
+    /// [`FileProblem::Changed`] if the file has changed since the plan was made; [`FileProblem::Read`].
+    ///
+    /// # Panics
+    /// If there is no such tensor.
+    pub fn read_tensor(&self, index: usize) -> Result<Vec<u8>, FileError> {
+        let source = self.sources.iter().find(|source| source.tensors.contains(&index));
+        let source = source.expect("the index is in range, and each tensor is in one file");
+        let file = source.open()?;
+        let mut bytes = vec![0; self.tensors[index].bytes as usize];
+        read_exact_at(&file, &mut bytes, self.starts[index]).map_err(|problem| problem.of(&source.path))?;
+        source.check()?;
+        Ok(bytes)
+    }
+
     pub(crate) fn sources(&self) -> &[Source] {
         &self.sources
     }

@@ -194,6 +194,9 @@ fn load(path: &Path) -> Memory {
     };
     plan.copy_to(&memory, 3, &progress, &go()).unwrap();
     assert_eq!(told.into_inner(), plan.total_bytes());
+    for (index, tensor) in plan.tensors().iter().enumerate() {
+        assert_eq!(plan.read_tensor(index).unwrap(), memory.bytes_of(&tensor.name));
+    }
     memory
 }
 

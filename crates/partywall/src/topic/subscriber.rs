@@ -293,7 +293,7 @@ impl Subscriber {
     /// [has ended](SubscriberOptions::until_idle).
     ///
     /// # Errors
-    /// [`LimitReached::FileDescriptors`], [`Unreachable::Forked`](crate::error::Unreachable::Forked).
+    /// [`LimitReached::FileDescriptors`](crate::error::LimitReached::FileDescriptors), [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn event(&self) -> Result<SubscriberEvent> {
         SubscriberEvent::new(&self.joined)
     }

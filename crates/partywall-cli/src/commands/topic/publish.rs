@@ -1,18 +1,16 @@
 //! `partywall topic pub`. With `--json`, at the end: `name`, `samples`, `bytes` (of the samples), `seconds`.
 
 use std::{
-    fs,
     io::Read,
     path::{Path, PathBuf},
-    sync::{Mutex, atomic::AtomicBool},
+    sync::atomic::AtomicBool,
     time::{Duration, Instant},
 };
 
 use partywall::{
     DType, ErrorKind, Publisher, Topic, bytes,
-    files::{FileProblem, Lane, Piece, Plan, Sink, SinkError, TensorInfo},
+    files::{FileProblem, Plan, TensorInfo},
 };
-use partywall_os::lock::IgnorePoison;
 use serde_json::json;
 
 use super::{
@@ -112,15 +110,8 @@ impl Arguments {
             return Err(Failure::new(ErrorKind::Usage, what, "publish a file with one tensor: a sample is one tensor"));
         };
         let is_typed = ["npy", "safetensors"].iter().any(|suffix| path.extension().is_some_and(|has| has == *suffix));
-        if !is_typed {
-            let read = fs::read(path).map_err(|source| FileProblem::Read(source).of(path));
-            return Ok(Source::Bytes(path.clone(), read.map_err(partywall::Error::from)?));
-        }
-        let whole = Whole(Mutex::new(vec![0; tensor.bytes as usize]));
-        let never = AtomicBool::new(false);
-        plan.copy_to(&whole, 1, &|_| (), &never).map_err(partywall::Error::from)?;
-        let tensor = tensor.clone();
-        Ok(Source::Tensor(tensor, whole.0.into_inner().ignore_poison()))
+        let bytes = plan.read_tensor(0).map_err(partywall::Error::from)?;
+        Ok(if is_typed { Source::Tensor(tensor.clone(), bytes) } else { Source::Bytes(path.clone(), bytes) })
     }
 }
 
@@ -270,38 +261,6 @@ impl Sender<'_> {
         self.samples += u64::from(published);
         self.bytes += if published { bytes.len() as u64 } else { 0 };
         Ok(published)
-    }
-}
-
-/// Receives the bytes of a file's only tensor.
-struct Whole(Mutex<Vec<u8>>);
-
-struct Part<'a>(&'a Whole, Vec<u8>);
-
-impl Sink for Whole {
-    type Lane<'a> = Part<'a>;
-
-    fn lane(&self) -> Result<Part<'_>, SinkError> {
-        Ok(Part(self, vec![0; partywall::files::BUFFER_BYTES]))
-    }
-}
-
-impl Lane for Part<'_> {
-    fn buffer(&mut self) -> Result<&mut [u8], SinkError> {
-        Ok(&mut self.1)
-    }
-
-    fn submit(&mut self, pieces: &[Piece]) -> Result<(), SinkError> {
-        let mut whole = self.0.0.lock().ignore_poison();
-        for Piece { start, len, offset, .. } in pieces {
-            let at = *offset as usize;
-            whole[at..at + len].copy_from_slice(&self.1[*start..start + len]);
-        }
-        Ok(())
-    }
-
-    fn finish(self) -> Result<(), SinkError> {
-        Ok(())
     }
 }
 
