@@ -1,4 +1,4 @@
-//! CUDA's interprocess events, for code that uses them already.
+//! CUDA's interprocess events, for code that already uses them.
 
 use std::{thread, time::Instant};
 
@@ -13,21 +13,21 @@ use crate::{
     wait::Wait,
 };
 
-/// An event of CUDA's that several processes share: one records it on a stream, the stream of another waits for it.
+/// A CUDA event that several processes share: one process records it on a stream, and a stream of another process waits
+/// for it.
 ///
-/// An adapter for code that passes such events around. Between processes of your own use a timeline, because an event
-/// - **cannot be rescued**: a stream that waits for the event of a process that was killed may wait for ever, and nobody
-///   can release it (measured: still blocked when we stopped looking, after 3 s);
-/// - **has to be recorded before the other process waits**: a wait is for the record that there is at the time of the
-///   call, and without one for nothing. A message "I have recorded" has to come first, and one event cannot stand for
-///   two rounds;
-/// - **needs the same `/dev/shm` and the same user** on both sides, where memory does not. Killed processes leave files
-///   there;
-/// - lives as long as the process that made it keeps it: what happens to others that have it open is undefined (vendor's
-///   documentation);
-/// - is opened in another process than the one that made it, on the same GPU, and keeps no time.
+/// An adapter for code that already passes such events around. For new code a timeline is better, because an event
+/// - **cannot be rescued**: if the process that records it is killed, a stream that waits for it may wait for ever, and no
+///   call ends that wait (measured: still blocked after 3 s, when the test ended);
+/// - **must be recorded before the other process waits**: a wait refers to the latest record at the time of the call, and
+///   does nothing if there is none. The recording process must therefore send a message first, and one event cannot stand
+///   for two rounds;
+/// - **needs the same `/dev/shm` and the same user** on both sides; shared memory does not. Killed processes leave files
+///   in `/dev/shm`;
+/// - ends with the process that created it: using it in another process after that is undefined (vendor's documentation);
+/// - can only be opened in a process other than its creator, on the same GPU, and records no time.
 ///
-/// The 64 bytes of the handle travel by whatever means the processes have: the metadata of a segment, a socket.
+/// The 64 bytes of the handle can be sent by any channel, such as the metadata of a segment or a socket.
 ///
 /// May be used from any thread. Dropping it does not wait.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ pub struct IpcEvent {
 }
 
 impl IpcEvent {
-    /// A new event, which nothing was recorded in.
+    /// Creates an event that has no record yet.
     ///
     /// # Errors
     /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda).
@@ -45,33 +45,36 @@ impl IpcEvent {
         Self::on(gpu, "making an event for other processes", cuda::IpcEvent::new(gpu.context()))
     }
 
-    /// The event that another process has made on this GPU.
+    /// Opens an event that another process has created on this GPU.
     ///
     /// # Errors
-    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda): the other process has dropped it, has another `/dev/shm` or is of another user, or is this one.
+    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda) if the other process has dropped the event, has another
+    /// `/dev/shm` or another user, or is this process.
     pub fn open(gpu: &Gpu, handle: &IpcEventHandle) -> Result<Self> {
         Self::on(gpu, "opening the event of another process", cuda::IpcEvent::open(gpu.context(), handle))
     }
 
-    /// What another process needs to open it. Only the process that made it can say.
+    /// Returns the handle with which another process opens the event. Only the process that created the event can call
+    /// this.
     ///
     /// # Errors
-    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda): it was opened here, or `/dev/shm` cannot be used.
+    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda) if this process has opened the event instead of creating it,
+    /// or `/dev/shm` cannot be used.
     pub fn export(&self) -> Result<IpcEventHandle> {
         self.event.export().map_err(|source| failed("sharing an event with other processes", self.gpu, source))
     }
 
-    /// Records the point after everything that is on the stream now. Later waits, by any process, are for this one.
+    /// Records the point after all work that is on the stream now. Later waits, by any process, refer to this record.
     ///
     /// # Errors
-    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda), if the stream is of another GPU for instance.
+    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda), for instance if the stream belongs to another GPU.
     pub fn record(&self, stream: StreamRef<'_>) -> Result<()> {
         self.event.record(stream).map_err(|source| failed("recording an event", self.gpu, source))
     }
 
-    /// Has the stream wait for the record that there is now, by whichever process. Without a record it does not wait.
+    /// Makes the stream wait for the latest record, by any process. Without a record the stream does not wait.
     ///
-    /// **Nobody can end this wait** if the process that recorded dies before its work is done.
+    /// **No call ends this wait** if the recording process dies before its work is done.
     ///
     /// # Errors
     /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda).
@@ -79,20 +82,20 @@ impl IpcEvent {
         self.event.enqueue_wait(stream).map_err(|source| failed("waiting on a stream for an event", self.gpu, source))
     }
 
-    /// Whether the last record is reached, or there is none. Does not wait.
+    /// Returns whether the latest record is reached; true if there is none. Does not wait.
     ///
     /// # Errors
-    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda): what the work before it failed with.
+    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda) if the work before the record has failed.
     pub fn query(&self) -> Result<bool> {
         self.event.is_done().map_err(|source| failed("asking for the work before an event", self.gpu, source))
     }
 
-    /// Waits on the host until the last record is reached; at once if there is none.
+    /// Waits on the host until the latest record is reached. Returns immediately if there is none.
     ///
     /// # Errors
     /// [`Error::Timeout`], [`Error::Cancelled`]; [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda) as for [`query`](Self::query).
     pub fn synchronize<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<()> {
-        // The driver's own wait has no limit, and the process that recorded may be dead.
+        // The driver's own wait has no timeout, and the recording process may be dead.
         let waiting = wait.into().begin();
         let mut backoff = Backoff::new();
         while !self.query()? {

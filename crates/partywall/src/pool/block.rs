@@ -1,4 +1,4 @@
-//! Blocks: allocated, given back, and handed on.
+//! Blocks of a pool: using them, giving them back, and offering them to other processes.
 
 use std::{
     fmt,
@@ -22,28 +22,28 @@ use crate::{
 };
 use partywall_wire::Named;
 
-/// A block of a [`Pool`](super::Pool) that its holder alone uses. Dropping it gives it back.
+/// A block of a [`Pool`](super::Pool) that only its holder uses. Dropping it gives it back.
 ///
-/// If its GPU address was asked for, work that this process has enqueued may still use it. A dropped block then comes back
-/// when everything is over that the process runs on that GPU at that moment: a thread waits for the GPU. That is always
-/// right, and often later than necessary: [`release_on`](Self::release_on) waits for one stream.
+/// If [`device`](Self::device) was called, work that this process has enqueued may still use the block. Dropping it then
+/// frees it once all work is done that the process has on that GPU at that moment; a helper thread waits for the GPU. That
+/// is always correct but often later than necessary: [`release_on`](Self::release_on) waits for one stream only.
 ///
-/// In a forked child it is the parent's, and dropping it there does nothing.
+/// In a forked child the block belongs to the parent, and dropping it does nothing.
 #[must_use = "a block is given back when it is dropped"]
 pub struct Block {
     blocks: Arc<Blocks>,
-    /// `None` once it is given back, or belongs to another.
+    /// `None` once the block is given back, offered or handed to a queue.
     held: Option<Held>,
-    /// Its bytes, once they were asked for.
+    /// The borrowed bytes, after the first call that uses them.
     bytes: OnceLock<Option<BorrowedBlockMut>>,
-    /// Whether its GPU address was handed out: then work of this process may use it.
+    /// Whether the GPU address was handed out, so that work of this process may use the block.
     exposed: AtomicBool,
 }
 
-/// A block that could not be given to a stream.
+/// A block that could not be released on a stream.
 #[derive(Debug)]
 pub struct UnreleasedBlock {
-    /// Why.
+    /// The reason.
     pub error: Error,
     /// The block, still held.
     pub block: Box<Block>,
@@ -54,16 +54,17 @@ impl Block {
         Self::exposed(blocks, held, false)
     }
 
-    /// A block whose GPU address may have been handed out.
+    /// Returns a block whose GPU address may have been handed out.
     pub(crate) fn exposed(blocks: Arc<Blocks>, held: Held, exposed: bool) -> Self {
         Self { blocks, held: Some(held), bytes: OnceLock::new(), exposed: AtomicBool::new(exposed) }
     }
 
-    /// Its bytes, to be written by the CPU. Host memory only.
+    /// Returns the bytes for writing by the CPU. Host memory only.
     ///
     /// # Errors
-    /// [`Mismatch::Kind`]; [`Gone::HeldBlock`] if the broker gave it to others, because it took this process for dead,
-    /// and another thread of this process has it now.
+    /// - [`Mismatch::Kind`] for a block on a GPU;
+    /// - [`Gone::HeldBlock`] if the broker took this process for dead and freed the block, and another thread of this
+    ///   process has it now.
     pub fn bytes_mut(&mut self) -> Result<&mut [u8]> {
         self.borrow()?;
         match self.bytes.get_mut() {
@@ -72,7 +73,7 @@ impl Block {
         }
     }
 
-    /// Its bytes, to be read by the CPU. Host memory only.
+    /// Returns the bytes for reading by the CPU. Host memory only.
     ///
     /// # Errors
     /// As [`bytes_mut`](Self::bytes_mut).
@@ -80,17 +81,17 @@ impl Block {
         Ok(self.blocks.bytes()?.bytes_of_mut(self.borrow()?))
     }
 
-    /// Its first elements of a type, as many as fit, to be written by the CPU. Host memory only.
+    /// Returns the bytes as elements of type `T`, as many as fit, for writing by the CPU. Host memory only.
     ///
     /// # Errors
-    /// As [`bytes_mut`](Self::bytes_mut); [`Mismatch::BlockSize`] if not one fits.
+    /// As [`bytes_mut`](Self::bytes_mut); [`Mismatch::BlockSize`] if the block is smaller than one element.
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
         let len = self.elements::<T>()?;
         let pool = self.blocks.clone();
         bytemuck::try_cast_slice_mut(&mut self.bytes_mut()?[..len]).map_err(|e| not_elements(&pool, e))
     }
 
-    /// Its first elements of a type, as many as fit, to be read by the CPU. Host memory only.
+    /// Returns the bytes as elements of type `T`, as many as fit, for reading by the CPU. Host memory only.
     ///
     /// # Errors
     /// As [`as_mut_slice`](Self::as_mut_slice).
@@ -99,7 +100,7 @@ impl Block {
         bytemuck::try_cast_slice(&self.bytes()?[..len]).map_err(|e| not_elements(&self.blocks, e))
     }
 
-    /// Its first address in host memory, for code in other languages, to be used as long as the block is held.
+    /// Returns the block's address in host memory, for code in other languages. It is valid while the block is held.
     ///
     /// # Errors
     /// As [`bytes_mut`](Self::bytes_mut).
@@ -107,7 +108,7 @@ impl Block {
         Ok(self.blocks.bytes()?.as_ptr(self.borrow()?))
     }
 
-    /// Where it is on its GPU, for kernels and copies of the caller's.
+    /// Returns the block's range on its GPU, for the caller's kernels and copies.
     ///
     /// # Errors
     /// [`Mismatch::Kind`] for host memory.
@@ -117,7 +118,7 @@ impl Block {
         Ok(range)
     }
 
-    /// Sets all its bytes to zero. Host memory only.
+    /// Sets all bytes to zero. Host memory only.
     ///
     /// # Errors
     /// As [`bytes_mut`](Self::bytes_mut).
@@ -125,17 +126,18 @@ impl Block {
         self.bytes_mut().map(|bytes| bytes.fill(0))
     }
 
-    /// Enqueues setting all its bytes to zero. Returns at once.
+    /// Enqueues setting all bytes to zero. Does not wait.
     ///
     /// # Errors
-    /// [`Mismatch::Kind`] for host memory; [`InvalidArgument::Range`] for a stream of another GPU; [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost),
+    /// [`Mismatch::Kind`] for host memory; [`InvalidArgument::Range`] for a stream of another GPU;
+    /// [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost),
     /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda).
     pub fn zero_on(&mut self, stream: StreamRef<'_>) -> Result<()> {
         let range = self.device()?;
         stream.enqueue_set(range.as_slice(), 0).map_err(|error| self.not_zeroed(error))
     }
 
-    /// With all its bytes set to zero, wherever it is.
+    /// Sets all bytes to zero, in host memory or on a GPU, and waits until that is done.
     pub(super) fn zeroed(mut self) -> Result<Self> {
         let blocks = self.blocks.clone();
         let Some(gpu) = blocks.gpu() else {
@@ -145,19 +147,21 @@ impl Block {
         let stream = gpu.stream();
         let set = stream.enqueue_set(blocks.device(self.index())?.as_slice(), 0);
         set.map_err(|error| self.not_zeroed(error))?;
-        // A failure drops the block, which then comes back when the GPU is done with it. After a success no work uses it.
+        // A failure drops the block: it must then be freed only after the GPU's work. After a success no work uses it.
         self.exposed = true.into();
         stream.synchronize().map_err(|error| self.not_zeroed(AccessError::Driver(error)))?;
         self.exposed = false.into();
         Ok(self)
     }
 
-    /// Gives it back. If its address on the GPU was asked for, waits first until everything is over that this process runs
-    /// there.
+    /// Gives the block back. If [`device`](Self::device) was called, first waits until all work of this process on that GPU
+    /// is done.
     ///
     /// # Errors
-    /// [`Gone::HeldBlock`] if it was not held any more: the broker gave it to others, because it took this process for
-    /// dead. [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost), [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda): it is given back when this process ends. [`Unreachable::Forked`](crate::error::Unreachable::Forked).
+    /// - [`Gone::HeldBlock`] if the broker took this process for dead and has freed the block;
+    /// - [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost),
+    ///   [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda): the block is freed when this process ends;
+    /// - [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn release(mut self) -> Result<()> {
         self.blocks.domain().link().require_ours()?;
         let Some(held) = self.let_go() else { return Ok(()) };
@@ -167,15 +171,16 @@ impl Block {
         self.free(&held)
     }
 
-    /// Gives it back when everything that is on `stream` now is done. Returns at once.
+    /// Gives the block back once all work that is on `stream` now is done. Does not wait.
     ///
-    /// The stream writes a word behind its work, which the connection's service thread polls with pauses of up to 1 ms.
-    /// If the process is killed before, the block comes back when its death is proved. If its CUDA context is lost,
-    /// nobody knows whether the work is over, and the block comes back with the process's end.
+    /// After that work the stream writes a word, which the connection's service thread polls with pauses of up to 1 ms. If
+    /// the process is killed first, the block is freed once its death is proved. If the CUDA context is lost, it is unknown
+    /// whether the work is over, and the block is freed when the process ends.
     ///
     /// # Errors
-    /// The block comes back with the error, still held: [`DeviceFault::Captured`](crate::error::DeviceFault::Captured), [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost), [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda);
-    /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
+    /// The error contains the block, which is still held: [`DeviceFault::Captured`](crate::error::DeviceFault::Captured),
+    /// [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost),
+    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda); [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn release_on(mut self, stream: StreamRef<'_>) -> Result<(), UnreleasedBlock> {
         let domain = self.blocks.domain();
         let fence = match domain.fence_on(stream, || format!("giving a block of pool {:?} to a stream", self.pool())) {
@@ -184,7 +189,7 @@ impl Block {
         };
         let Some(held) = self.let_go() else { return Ok(()) };
         let control = self.blocks.control().clone();
-        // Without the lease the broker would give the block to others at once.
+        // Without the lease the broker would free the block immediately.
         let keep = self.blocks.keep();
         self.blocks.domain().completions().on(fence, move |completion| {
             if completion == Completion::Done {
@@ -195,11 +200,12 @@ impl Block {
         Ok(())
     }
 
-    /// Offers it to the process that gets the reference and [accepts](super::Pool::accept) it. Until then it stays this
-    /// process's: it comes back if this process dies, or closes the last handle of the pool. Its bytes must be complete.
+    /// Offers the block to the process that receives the reference and [accepts](super::Pool::accept) it. Until then it
+    /// belongs to this process: it is freed if this process dies or closes its last handle of the pool. The block's bytes
+    /// must be complete.
     ///
-    /// Does not wait for the GPU. If the GPU still works in the block, the process that accepts it must wait for that work,
-    /// by a [`Timeline`](crate::Timeline).
+    /// Does not wait for the GPU. If GPU work still uses the block, the process that accepts it must wait for that work, for
+    /// example with a [`Timeline`](crate::Timeline).
     ///
     /// # Errors
     /// [`Gone::HeldBlock`], [`Unreachable::Forked`](crate::error::Unreachable::Forked).
@@ -212,27 +218,27 @@ impl Block {
         }
     }
 
-    /// Which block of the pool it is, from 0 on.
+    /// Returns the block's index in the pool, from 0.
     pub fn index(&self) -> u32 {
         self.held.as_ref().map_or(0, Held::index)
     }
 
-    /// Another number each time that a block of the pool is taken.
+    /// Returns the block's generation, which changes each time that the block is taken or accepted.
     pub fn generation(&self) -> u64 {
         self.held.as_ref().map_or(0, Held::generation)
     }
 
-    /// Its length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> u64 {
         self.blocks.shape().block_bytes
     }
 
-    /// Never: a block has at least one byte.
+    /// Returns false: a block has at least one byte.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// The pool's name.
+    /// Returns the pool's name.
     pub fn pool(&self) -> &str {
         self.blocks.name()
     }
@@ -243,14 +249,14 @@ impl Block {
         BlockRef { pool, version, index: self.index(), generation: self.generation() }
     }
 
-    /// Its bytes, taken from the mapping when they are first asked for.
+    /// Returns the bytes, which the first call borrows from the mapping.
     fn borrow(&self) -> Result<&BorrowedBlockMut> {
-        // Once, whatever threads ask at the same time: they would not lend to each other.
+        // Threads that call this at the same time must share one borrow: a second one would be refused.
         let borrowed = self.bytes.get_or_init(|| self.blocks.borrow_mut(self.index())).as_ref();
         borrowed.ok_or_else(|| self.blocks.bytes().err().unwrap_or_else(|| self.not_held()))
     }
 
-    /// Bytes of the elements of a type that fit.
+    /// Returns the number of bytes of all elements of type `T` that fit.
     fn elements<T: Element>(&self) -> Result<usize> {
         let has = self.len();
         let needed = size_of::<T>() as u64;
@@ -260,18 +266,18 @@ impl Block {
         Ok((has - has % needed) as usize)
     }
 
-    /// Returns whether it is one of these blocks.
+    /// Returns whether this is one of these blocks.
     pub(crate) fn is_of(&self, blocks: &Arc<Blocks>) -> bool {
         Arc::ptr_eq(&self.blocks, blocks)
     }
 
-    /// Returns what is held, to be given to a queue.
+    /// Returns the hold, for a queue to take over.
     pub(crate) fn held(&self) -> Result<&Held> {
         let is_current = |held: &&Held| self.blocks.control().is_current(held.index(), held.generation());
         self.held.as_ref().filter(is_current).ok_or_else(|| self.not_held())
     }
 
-    /// Ends the use of its bytes by this process, which still holds it.
+    /// Ends the borrow of the bytes and returns the hold, which stays this process's.
     pub(crate) fn into_held(mut self) -> Option<Held> {
         self.let_go()
     }
@@ -280,7 +286,8 @@ impl Block {
         self.exposed.load(Ordering::Relaxed)
     }
 
-    /// Ends the use of its bytes until somebody asks for them again, so that the next holder can use them.
+    /// Ends the borrow of the bytes, so that the next holder can borrow them. The next call that uses them borrows them
+    /// again.
     pub(crate) fn end_use(&mut self) {
         self.blocks.give_back_mut(self.bytes.take().flatten());
     }
@@ -322,7 +329,7 @@ impl Drop for Block {
             });
         }
         if let Err(error) = self.free(&held) {
-            tracing::warn!(%error, "a block was given back too late");
+            tracing::warn!(%error, "a dropped block was no longer held");
         }
     }
 }
@@ -334,5 +341,5 @@ impl fmt::Debug for Block {
 }
 
 fn not_elements(blocks: &Blocks, error: PodCastError) -> Error {
-    InvalidArgument::range(blocks.name(), format!("a block's bytes are no elements: {error}"))
+    InvalidArgument::range(blocks.name(), format!("cannot use the block's bytes as elements: {error}"))
 }

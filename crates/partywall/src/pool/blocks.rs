@@ -1,4 +1,4 @@
-//! The blocks of a pool, topic or queue in this process: their memory, their control memory, and the lease that keeps both.
+//! The blocks of a pool, topic or queue as this process has them: their memory, control memory, and lease.
 
 use std::{fmt, sync::Arc};
 
@@ -14,25 +14,26 @@ use crate::{
     segment::Segment,
 };
 
-/// The blocks of an open pool or topic, or the inputs or outputs of a queue. Every block in use keeps this.
+/// The blocks of an open pool or topic, or the inputs or outputs of a queue. Every block in use has a reference to this.
 pub(crate) struct Blocks {
     control: Arc<shm::Pool>,
     object: Object,
     shape: Control,
-    /// Where the first block begins.
+    /// Byte offset of the first block.
     base: u64,
+    /// Distance between the starts of two blocks, in bytes.
     stride: u64,
-    /// Their bytes, in host memory. `None` on a GPU.
+    /// The bytes of blocks in host memory. `None` on a GPU.
     bytes: Option<BlockBorrows>,
-    /// Last: the memory goes when nothing uses it any more.
+    /// Last, because the other fields use this memory until they are dropped.
     memory: Arc<Memory>,
 }
 
 /// The memory of blocks.
 struct Memory {
-    /// Without its lease. `None` once this is dropped.
+    /// The segment, whose lease is in `keep`. `None` only while this is dropped.
     segment: Option<Segment>,
-    /// `None` once this is dropped.
+    /// `None` for a segment without a lease, and while this is dropped.
     keep: Option<Arc<LeaseGuard>>,
 }
 
@@ -50,7 +51,7 @@ enum Object {
 }
 
 impl Blocks {
-    /// Of a segment that is a pool, topic or queue.
+    /// Maps the control memory of a segment that is a pool, topic or queue.
     pub(crate) fn new(mut segment: Segment) -> Result<Self> {
         let name = segment.name().to_owned();
         let foreign = |what: &str| Unreachable::protocol(format!("it gave {name:?} {what}"));
@@ -107,32 +108,32 @@ impl Blocks {
         self.segment().domain()
     }
 
-    /// The segment that they are in.
+    /// Returns the segment that contains the blocks.
     pub(crate) fn segment(&self) -> &Segment {
         self.memory.segment()
     }
 
-    /// The control memory of the blocks.
+    /// Returns the control memory of the blocks.
     pub(crate) fn control(&self) -> &Arc<shm::Pool> {
         &self.control
     }
 
-    /// The control memory of a topic.
+    /// Returns the control memory of a topic.
     pub(crate) fn topic(&self) -> Option<&Arc<topic::Topic>> {
         if let Object::Topic(topic) = &self.object { Some(topic) } else { None }
     }
 
-    /// The control memory of a queue whose inputs these are, and its outputs.
+    /// Returns the control memory and outputs of the queue whose inputs these blocks are.
     pub(crate) fn queue(&self) -> Option<(&Arc<queue::Queue>, &Arc<Self>)> {
         if let Object::Queue { queue, outputs, .. } = &self.object { Some((queue, outputs)) } else { None }
     }
 
-    /// The timeline of this process in that queue.
+    /// Returns this process's timeline in that queue.
     pub(crate) fn signals(&self) -> Option<&Signals> {
         if let Object::Queue { signals, .. } = &self.object { Some(signals) } else { None }
     }
 
-    /// The segments attached to that queue that this process has open.
+    /// Returns the segments attached to that queue that this process has open.
     pub(crate) fn attachments(&self) -> Option<&Attachments> {
         if let Object::Queue { attachments, .. } = &self.object { Some(attachments) } else { None }
     }
@@ -141,7 +142,7 @@ impl Blocks {
         &self.shape
     }
 
-    /// The lease, for what may outlive this: without it the broker gives to others what this process has.
+    /// Returns the lease, for work that may outlive these handles: without a lease the broker frees this process's blocks.
     pub(crate) fn keep(&self) -> Option<Arc<LeaseGuard>> {
         self.memory.keep.clone()
     }
@@ -180,29 +181,29 @@ impl Blocks {
         self.bytes.as_ref().ok_or_else(|| self.segment().is_on_gpu())
     }
 
-    /// A block on the GPU.
+    /// Returns the range of a block on its GPU.
     pub(crate) fn device(&self, index: u32) -> Result<DeviceRange<'_>> {
         self.segment().device_range(self.offset(index), self.shape.block_bytes)
     }
 
-    /// The GPU that this process uses them on; `None` for host memory.
+    /// Returns the GPU on which this process uses the blocks; `None` for host memory.
     pub(crate) fn gpu(&self) -> Option<&Gpu> {
         self.segment().gpu()
     }
 
-    /// Waits until everything is over that this process runs now on the GPU. Returns at once for host memory.
+    /// Waits until all work is done that this process has on the GPU now. Returns immediately for host memory.
     pub(crate) fn wait_idle(&self) -> Result<()> {
         self.segment().wait_idle()
     }
 
-    /// Has the processor fetch the first bytes of a block in host memory, which will be read soon.
+    /// Prefetches the first bytes of a block in host memory that will be read soon.
     pub(crate) fn prefetch(&self, index: u32) {
         if let Some(bytes) = &self.bytes {
             bytes.prefetch(index as usize);
         }
     }
 
-    /// The same, for one that will be written soon.
+    /// Prefetches the first bytes of a block in host memory that will be written soon.
     pub(crate) fn prefetch_to_write(&self, index: u32) {
         if let Some(bytes) = &self.bytes {
             bytes.prefetch_to_write(index as usize);
@@ -210,7 +211,7 @@ impl Blocks {
     }
 
     fn offset(&self, index: u32) -> u64 {
-        // `new` has found all of them to lie within the memory.
+        // `new` has checked that all blocks lie within the memory, so this does not overflow.
         self.base + u64::from(index) * self.stride
     }
 }
@@ -224,9 +225,9 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // Memory that others open must stay until the broker hands it out no more.
+        // Memory that other processes open must stay until the broker no longer hands it out.
         let published = self.segment.take_if(|segment| segment.is_published());
-        // Unmapped before the lease is given back; on a GPU that waits for whatever still uses it.
+        // Unmapped before the lease is given back. On a GPU, unmapping waits for work that still uses the memory.
         self.segment = None;
         if let Some(keep) = self.keep.take() {
             keep.release();

@@ -1,4 +1,4 @@
-//! Pools: equal blocks of shared memory that processes take, give back and hand on.
+//! Pools: equal blocks of shared memory that processes take, give back and pass on.
 
 mod block;
 mod blocks;
@@ -36,33 +36,33 @@ use crate::{
 /// The most blocks that a pool can have.
 pub const MAX_BLOCKS: u32 = MOST;
 
-/// A named number of equal blocks of memory, in host memory or on a GPU, that any process takes and gives back: for buffers
-/// that are made all the time and used by several processes.
+/// A fixed number of equal blocks of memory under one name, in host memory or on a GPU. Any process can take a block and
+/// give it back. Use a pool for buffers that are needed again and again by several processes.
 ///
-/// A block is taken and given back in shared memory, without the broker and without the driver: about a tenth of a
-/// microsecond while one is free. All blocks are one mapping, made when the pool is opened, however many handles of it a
-/// connection has.
+/// Taking a block and giving it back happen in shared memory, without the broker and the driver: about a tenth of a
+/// microsecond while a block is free. All blocks are in one mapping, which is made when the pool is opened and shared by all
+/// handles of a connection.
 ///
 /// # Ownership
 ///
-/// The holder of a block is the only one that uses it, until it gives the block back, or has [offered](Block::offer) it and
-/// another process [accepts](Pool::accept) it. Processes keep to that; the kernel does not enforce it. Each time that a
-/// block is taken or accepted it gets another *generation*: a reference to an earlier one is [stale](Gone::Block), and
-/// never leads to other data. A block contains what its last user left in it, unless the pool's blocks are
+/// Only the holder of a block uses it, until the holder gives it back, or has [offered](Block::offer) it and another process
+/// [accepts](Pool::accept) it. That is an agreement; the kernel does not enforce it. Each time that a block is taken or
+/// accepted it gets another *generation*: a reference to an earlier generation is [stale](Gone::Block), and never leads to
+/// other data. A block contains what its last user left in it, unless the pool's blocks are
 /// [zeroed](PoolOptions::zeroed); [`Block::zero`] and [`Block::zero_on`] clear it.
 ///
 /// # Order
 ///
-/// Callers that find no block wait, and are served in order, exactly as with a [`Semaphore`](crate::Semaphore).
+/// Callers that find no free block wait, and are served in order, as with a [`Semaphore`](crate::Semaphore).
 ///
 /// # Deaths
 ///
-/// Blocks of a process that is killed, and those that it had offered, are free for others within a second of its death's
-/// proof; where that proves nothing, as under MPS, they are in quarantine with the process. One that is stopped keeps its
-/// blocks; what it waits for goes to the next. When the broker is gone, blocks go round as before, but waits end with
-/// [`Unreachable::Gone`](crate::error::Unreachable::Gone).
+/// If a process is killed, its blocks, including those that it has offered, are free within a second after its death is
+/// proved. If that does not prove that its GPU work is over, as under MPS, the blocks are in quarantine with the process. A
+/// stopped process keeps its blocks; a block that it waits for goes to the next waiter. If the broker is gone, processes
+/// can still take and give back blocks, but waits end with [`Unreachable::Gone`](crate::error::Unreachable::Gone).
 ///
-/// The pool goes with the last process that has it open, unless it is [kept](PoolOptions::kept). May be used from any
+/// The pool ends with the last process that has it open, unless it is [kept](PoolOptions::kept). May be used from any
 /// thread.
 #[derive(Debug)]
 pub struct Pool {
@@ -70,24 +70,25 @@ pub struct Pool {
     spin: AdaptiveSpin,
 }
 
-/// What a pool's blocks are at the moment. While others use it the numbers are of no single moment.
+/// How many blocks of a pool are in which state. While other threads use the pool, the counts are not a consistent
+/// snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolStats {
-    /// How many there are.
+    /// Number of blocks.
     pub blocks: u32,
-    /// How many anybody may take.
+    /// Blocks that any process may take.
     pub free: u32,
-    /// How many are held, or handed to a waiting thread.
+    /// Blocks that are held, or handed to a waiting thread.
     pub held: u32,
-    /// How many their holders have offered to others.
+    /// Blocks that their holders have offered to others.
     pub offered: u32,
-    /// How many threads, of whatever processes, wait for one.
+    /// Threads of all processes that wait for a block.
     pub waiting: u32,
 }
 
 impl Domain {
-    /// Pool `name`: to make it, or to open what another process has made.
+    /// Returns options to create or open the pool `name`.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -96,8 +97,8 @@ impl Domain {
     /// let frames = domain.pool("frames").blocks(64).block_bytes(4 << 20).open_or_create()?;
     /// let mut frame = frames.alloc(Duration::from_secs(1))?;
     /// frame.bytes_mut()?.fill(7);
-    /// let sent = frame.offer()?.to_string(); // to another process, in whatever way
-    /// // There:
+    /// let sent = frame.offer()?.to_string(); // send it to another process, by any channel
+    /// // In the other process:
     /// let frame = frames.accept(&sent.parse()?)?;
     /// assert_eq!(frame.as_slice::<u32>()?[0], 0x0707_0707);
     /// # Ok::<(), partywall::Error>(())
@@ -112,8 +113,8 @@ impl Pool {
         Self { blocks, spin: AdaptiveSpin::on_memory() }
     }
 
-    /// Takes a block, and waits for one. A waiter keeps its place in the queue until the wait is over. The block of a
-    /// [zeroed](PoolOptions::zeroed) pool is zeroed when this returns.
+    /// Takes a block, and waits if none is free. A waiter keeps its place in the queue until the wait is over. In a
+    /// [zeroed](PoolOptions::zeroed) pool the block is zeroed when this returns.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -127,14 +128,18 @@ impl Pool {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Timeout`], [`Error::Cancelled`]; [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to wait; [`Unreachable::Forked`](crate::error::Unreachable::Forked). Of zeroing
-    /// it: as [`Block::zero`] in host memory; [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost), [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda) on a GPU.
+    /// - [`Error::Timeout`], [`Error::Cancelled`];
+    /// - [`Unreachable::Gone`](crate::error::Unreachable::Gone) if it has to wait;
+    ///   [`Unreachable::Forked`](crate::error::Unreachable::Forked);
+    /// - if zeroing fails: as [`Block::zero`] in host memory;
+    ///   [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost),
+    ///   [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda) on a GPU.
     pub fn alloc<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<Block> {
         self.fresh(self.take(wait.into())?)
     }
 
-    /// As [`alloc`](Self::alloc), for work on `stream`: if the block is to be [zeroed](PoolOptions::zeroed) on a GPU, that is
-    /// enqueued there, and not waited for.
+    /// Takes a block as [`alloc`](Self::alloc) does, for work on `stream`. If the block must be
+    /// [zeroed](PoolOptions::zeroed) on a GPU, this enqueues the zeroing on `stream` and does not wait for it.
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc); [`InvalidArgument::Range`](crate::error::InvalidArgument::Range) for a stream of another GPU.
@@ -149,19 +154,21 @@ impl Pool {
     /// Takes a block if one is free and no other thread waits for one.
     ///
     /// # Errors
-    /// [`Unreachable::Forked`](crate::error::Unreachable::Forked); of zeroing it, as [`alloc`](Self::alloc).
+    /// [`Unreachable::Forked`](crate::error::Unreachable::Forked); if zeroing fails, as [`alloc`](Self::alloc).
     pub fn try_alloc(&self) -> Result<Option<Block>> {
         let held = slots::try_take(&**self.blocks.control(), self.blocks.domain())?;
         held.map(|held| self.fresh(self.block(held))).transpose()
     }
 
-    /// Takes over a block that its holder has [offered](Block::offer): from then on it is the caller's, as if he had
-    /// allocated it, with another generation and the bytes that are in it. Its giver can take it back so, too. Nothing orders the
-    /// caller after work of the giver's that a GPU still does in it: a [`Timeline`](crate::Timeline) does.
+    /// Takes over a block that its holder has [offered](Block::offer). The caller then holds it as if it had allocated it,
+    /// with another generation and with the bytes that are in it. The process that offered the block can take it back in
+    /// this way, too. This does not wait for GPU work of the offering process that still uses the block; use a
+    /// [`Timeline`](crate::Timeline) for that.
     ///
     /// # Errors
-    /// [`Mismatch::Options`] for a block of another pool, or version of it; [`Gone::Block`] if it is not offered any
-    /// more, or never was; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
+    /// - [`Mismatch::Options`] for a block of another pool, or of another version of this one;
+    /// - [`Gone::Block`] if the block is not offered, or no longer;
+    /// - [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn accept(&self, block: &BlockRef) -> Result<Block> {
         let Self { blocks, .. } = self;
         let link = blocks.domain().link();
@@ -176,7 +183,7 @@ impl Pool {
         }
     }
 
-    /// What its blocks are at the moment. Takes as long as looking at all of them.
+    /// Returns how many blocks are in which state. The time grows with the number of blocks.
     pub fn stats(&self) -> PoolStats {
         let audit = self.blocks.control().audit();
         PoolStats {
@@ -188,42 +195,42 @@ impl Pool {
         }
     }
 
-    /// How many blocks there are.
+    /// Returns the number of blocks.
     pub fn blocks(&self) -> u32 {
         self.blocks.shape().blocks
     }
 
-    /// Bytes of each block.
+    /// Returns the bytes of each block.
     pub fn block_bytes(&self) -> u64 {
         self.blocks.shape().block_bytes
     }
 
-    /// Whether a block is all zero when it is taken.
+    /// Returns whether a block is all zero when it is taken.
     pub fn is_zeroed(&self) -> bool {
         self.blocks.shape().zeroed
     }
 
-    /// Where they are.
+    /// Returns where the blocks are.
     pub fn place(&self) -> Place {
         self.blocks.segment().place()
     }
 
-    /// The GPU that this process uses them on; `None` for host memory.
+    /// Returns the GPU on which this process uses the blocks; `None` for host memory.
     pub fn gpu(&self) -> Option<&Gpu> {
         self.blocks.gpu()
     }
 
-    /// The name.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         self.blocks.name()
     }
 
-    /// Which pool of that name it is: of one that was removed and made again there is another.
+    /// Returns the version. A pool that is removed and created again has another version.
     pub fn version(&self) -> u64 {
         self.blocks.version()
     }
 
-    /// The domain.
+    /// Returns the domain.
     pub fn domain(&self) -> &Domain {
         self.blocks.domain()
     }
@@ -234,8 +241,8 @@ impl Pool {
         slots::take(&**blocks.control(), blocks.domain(), spin, wait, what).map(|held| self.block(held))
     }
 
-    /// Zeroes a block that was just taken, if the pool promises that. The holder before cannot be relied upon to clear it: it
-    /// may have died.
+    /// Zeroes a block that was just taken, if the pool promises that. The previous holder cannot do it when giving the block
+    /// back: it may have died.
     fn fresh(&self, block: Block) -> Result<Block> {
         if self.is_zeroed() { block.zeroed() } else { Ok(block) }
     }

@@ -1,4 +1,4 @@
-//! The pools and topics that a connection has mapped: each once, however many handles there are.
+//! The pools and topics that a connection has mapped. Each is mapped once, however many handles it has.
 
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
@@ -12,7 +12,7 @@ use crate::{error::Result, gpu::Gpu, segment::Segment};
 #[derive(Debug, Default)]
 pub(crate) struct Pools(Mutex<Vec<Weak<Blocks>>>);
 
-/// Exclusive access to them.
+/// Exclusive access to [`Pools`].
 pub(crate) struct Locked<'a>(MutexGuard<'a, Vec<Weak<Blocks>>>);
 
 impl Pools {
@@ -22,7 +22,7 @@ impl Pools {
 }
 
 impl Locked<'_> {
-    /// A version that is mapped, for a certain GPU if that is said.
+    /// Returns a version that is mapped; if `device` is given, mapped for that GPU or in host memory.
     pub(crate) fn find(&self, name: &str, version: u64, device: Option<DeviceUuid>) -> Option<Arc<Blocks>> {
         let fits = |blocks: &Arc<Blocks>| {
             let there = blocks.gpu().map(Gpu::uuid);
@@ -32,7 +32,7 @@ impl Locked<'_> {
         self.0.iter().filter_map(Weak::upgrade).find(fits)
     }
 
-    /// Another one.
+    /// Adds the blocks of a newly mapped segment.
     pub(crate) fn add(&mut self, segment: Segment) -> Result<Arc<Blocks>> {
         let blocks = Arc::new(Blocks::new(segment)?);
         self.0.retain(|known| known.strong_count() > 0);

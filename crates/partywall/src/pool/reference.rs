@@ -1,4 +1,4 @@
-//! What one process tells another of a block.
+//! References to blocks, which processes send to each other.
 
 use std::{fmt, str::FromStr};
 
@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, InvalidArgument, Result};
 
-/// Names a block that its holder has [offered](super::Block::offer), for whoever is to [take it over](super::Pool::accept):
-/// to be sent through any channel, as text or as bytes.
+/// Names a block that its holder has [offered](super::Block::offer), so that another process can
+/// [accept](super::Pool::accept) it. Can be sent through any channel, as text or as bytes.
 ///
-/// It names the block as it is held now: once it was taken over, given back, or came back with its holder's death, the
-/// reference is stale, for ever. It keeps nothing alive.
+/// The reference is valid for one hold of the block only. Once the block was accepted, given back, or freed because its
+/// holder died, the reference is stale for ever. It keeps neither the block nor the pool alive.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct BlockRef {
     pub(super) pool: String,
@@ -20,22 +20,22 @@ pub struct BlockRef {
 }
 
 impl BlockRef {
-    /// The pool's name.
+    /// Returns the pool's name.
     pub fn pool(&self) -> &str {
         &self.pool
     }
 
-    /// The pool's version: of a name that was removed and made again there is another.
+    /// Returns the pool's version. A pool that is removed and created again has another version.
     pub fn version(&self) -> u64 {
         self.version
     }
 
-    /// Which block of the pool it is, from 0 on.
+    /// Returns the block's index in the pool, from 0.
     pub fn index(&self) -> u32 {
         self.index
     }
 
-    /// Another number each time that a block of the pool is taken.
+    /// Returns the block's generation, which changes each time that the block is taken or accepted.
     pub fn generation(&self) -> u64 {
         self.generation
     }

@@ -1,4 +1,4 @@
-//! Making blocks, and finding those that others have made: what the options of pools and topics share.
+//! Creating and opening blocks: the part that the options of pools, topics and queues share.
 
 use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 
@@ -16,11 +16,11 @@ use crate::{
     wait::Wait,
 };
 
-/// Which pool or topic, and where.
+/// The pool, topic or queue that a process wants, and where its blocks should be.
 #[derive(Debug, Clone)]
 pub(crate) struct Wanted {
     pub(crate) domain: Domain,
-    /// A pool or a topic.
+    /// A pool, a topic or a queue.
     pub(crate) object: Named,
     pub(crate) name: String,
     pub(crate) place: Option<Place>,
@@ -46,12 +46,12 @@ impl Wanted {
         Mismatch::Options { of: self.object, name: self.name.clone(), why: why.into() }.into()
     }
 
-    /// Makes the blocks, all zero.
+    /// Creates the blocks, all zero.
     pub(crate) fn create(&self, control: Control) -> Result<Arc<Blocks>> {
         self.build(self.domain.create(&self.name, self.home()?), control)
     }
 
-    /// Makes the blocks of memory that other code allocated.
+    /// Creates the blocks in memory that other code allocated.
     pub(crate) fn create_in(&self, memory: &ForeignMemory, control: Control) -> Result<Arc<Blocks>> {
         let address = memory.info().address;
         if let Some(asked) = self.place {
@@ -73,14 +73,15 @@ impl Wanted {
     /// Opens the blocks, unless they are another kind of object, elsewhere, or `check` refuses them.
     pub(crate) fn open(&self, check: impl Fn(&Control) -> Result<()>) -> Result<Arc<Blocks>> {
         check_name(&self.name)?;
-        // For reading: an object without blocks would be refused for a reason that is beside the point.
+        // Asks for read access: with write access a plain segment would be refused because it is frozen, and the error
+        // would not say that the object is of another kind.
         let timeout = self.timeout.unwrap_or_default();
         let (answer, fds) = self.domain.ask_to_open(&self.name, None, Access::Read, timeout.into())?;
         self.attach(answered!(answer, Answer::Opened(opened) => opened)?, fds, check)
     }
 
-    /// Opens the blocks, or makes them if they do not exist. If several processes call this at once, one of them makes the
-    /// blocks; if it dies, another does.
+    /// Opens the blocks, or creates them if they do not exist. If several processes call this at once, one of them creates
+    /// the blocks; if it dies, another does.
     pub(crate) fn open_or_create(
         &self,
         control: Control,
@@ -94,7 +95,7 @@ impl Wanted {
                 Some((Answer::Build { claim }, _)) => {
                     let claim = Claim::new(self.domain.clone(), &self.name, claim);
                     match self.build(claim.create(self.home()?), control) {
-                        // A process made it without asking the broker first: it exists now.
+                        // Another process has created it meanwhile without a claim; the next round opens it.
                         Err(Error::Denied(Denied::NameExists { .. })) => {}
                         made => return made,
                     }
@@ -110,7 +111,7 @@ impl Wanted {
         }
     }
 
-    /// Returns where the blocks are to be made. Called only to make them: opening needs no driver.
+    /// Returns where to create the blocks. Only called to create them: opening needs no driver.
     fn home(&self) -> Result<Place> {
         self.place.map_or_else(|| Ok(gpu::resolve(DeviceChoice::Auto)?.0), Ok)
     }
@@ -121,14 +122,14 @@ impl Wanted {
         self.domain.pools().lock().add(segment)
     }
 
-    /// Maps what the broker handed out, unless this connection has it mapped already.
+    /// Maps the version that the broker handed out, unless this connection has already mapped it.
     fn attach(&self, opened: Opened, fds: Vec<OwnedFd>, check: impl Fn(&Control) -> Result<()>) -> Result<Arc<Blocks>> {
         let lease = opened.lease;
         if let Err(error) = self.check(&opened).and_then(check) {
             self.give_back(lease);
             return Err(error);
         }
-        // Locked until it is mapped: else two threads could both map it.
+        // Locked until it is mapped: otherwise two threads could both map it.
         let mut pools = self.domain.pools().lock();
         if let Some(blocks) = pools.find(&opened.name, opened.version, self.device) {
             drop(pools);
@@ -171,35 +172,35 @@ fn data_shape(control: &Control) -> Vec<u64> {
 /// Defines the setters of the options of a pool, topic or queue, whose field `wanted` is [`Wanted`].
 macro_rules! wanted_setters {
     ($what:literal, $parts:literal) => {
-        #[doc = concat!("Where the ", $parts, " are; by default where [`DeviceChoice::Auto`](crate::DeviceChoice::Auto) says.")]
-        #[doc = concat!("A ", $what, " that exists has to be there, if this is given.")]
+        #[doc = concat!("Sets where the ", $parts, " are. The default is [`DeviceChoice::Auto`](crate::DeviceChoice::Auto).")]
+        #[doc = concat!("An existing ", $what, " must be at this place, if it is given.")]
         pub fn place(mut self, place: Place) -> Self {
             self.wanted.place = Some(place);
             self
         }
 
-        #[doc = concat!("Keeps a ", $what, " that is created until it is removed, the broker ends, the machine restarts or")]
-        /// the GPU is reset. By default it goes with the last process that has it open.
+        #[doc = concat!("Sets whether a newly created ", $what, " is kept until it is removed, the broker ends, the machine")]
+        /// restarts or the GPU is reset. By default it ends with the last process that has it open.
         pub fn kept(mut self, kept: bool) -> Self {
             self.wanted.kept = kept;
             self
         }
 
-        #[doc = concat!("The GPU that is to use a ", $what, " that exists. By default the one that has it, or the only one")]
-        /// that this process sees.
+        #[doc = concat!("Sets the GPU on which this process uses an existing ", $what, ". The default is the GPU that has its")]
+        /// memory, or the first GPU that this process sees if that one is hidden.
         pub fn device(mut self, device: DeviceUuid) -> Self {
             self.wanted.device = Some(device);
             self
         }
 
-        #[doc = concat!("Whether ", $parts, " of another GPU than the user's may be mapped: every access then crosses the")]
-        /// link between them.
+        #[doc = concat!("Allows to map ", $parts, " of another GPU than the one that uses them: every access then crosses")]
+        /// the link between the two GPUs.
         pub fn allow_peer(mut self, allow: bool) -> Self {
             self.wanted.allow_peer = allow;
             self
         }
 
-        #[doc = concat!("How long to wait for a ", $what, " that does not exist yet, or that another process is creating.")]
+        #[doc = concat!("Sets how long to wait for a ", $what, " that does not exist yet or that another process is creating.")]
         /// By default [`open`](Self::open) does not wait, and [`open_or_create`](Self::open_or_create) waits 10 s.
         pub fn timeout(mut self, timeout: Duration) -> Self {
             self.wanted.timeout = Some(timeout);

@@ -571,7 +571,7 @@ impl TaskInput {
         let bytes = self.bytes()?;
         let whole = bytes.len() - bytes.len() % size_of::<T>().max(1);
         let not_elements = |error: PodCastError| {
-            InvalidArgument::range(self.name(), format!("an input's bytes are no elements: {error}"))
+            InvalidArgument::range(self.name(), format!("cannot use the bytes of an input as elements: {error}"))
         };
         bytemuck::try_cast_slice(&bytes[..whole]).map_err(not_elements)
     }

@@ -253,7 +253,8 @@ impl Build {
             return Err(Mismatch::DType { what: format!("tensor {tensor:?}"), has: entry.dtype(), wanted }.into());
         }
         let bytes = self.as_mut_bytes(tensor)?;
-        elements_mut(bytes).map_err(|e| InvalidArgument::range(tensor, format!("its bytes are no elements: {e}")))
+        elements_mut(bytes)
+            .map_err(|e| InvalidArgument::range(tensor, format!("cannot use its bytes as elements: {e}")))
     }
 
     /// A tensor's bytes, to be written by the CPU. Host memory only.

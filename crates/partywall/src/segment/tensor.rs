@@ -101,7 +101,7 @@ impl<'a> Tensor<'a> {
     pub fn as_slice<T: Element>(&self) -> Result<&'a [T]> {
         self.check::<T>()?;
         let bytes = self.as_bytes()?;
-        elements(bytes).map_err(|e| self.range(format!("its bytes are no elements: {e}")))
+        elements(bytes).map_err(|e| self.range(format!("cannot use its bytes as elements: {e}")))
     }
 
     /// Its bytes in frozen host memory.

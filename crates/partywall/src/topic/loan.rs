@@ -500,6 +500,6 @@ pub(super) fn check_dtype<'a, T: Element>(topic: impl FnOnce() -> &'a str, has: 
 }
 
 pub(super) fn not_elements(topic: &str, error: PodCastError) -> Error {
-    let why = format!("its bytes are no elements: {error}");
+    let why = format!("cannot use its bytes as elements: {error}");
     InvalidArgument::range(format!("a sample of {topic:?}"), why)
 }
