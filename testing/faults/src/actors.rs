@@ -1,4 +1,4 @@
-//! The processes of a run: one that runs an operation under faults, and a bystander of the same domain.
+//! The processes of a run: an actor, which runs an operation under faults, and a bystander in the same domain.
 
 use std::io::BufRead as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,35 +11,35 @@ use crate::operations::{self, Before, Operation, Setting};
 
 /// The option that makes this program play a role.
 pub(crate) const ROLE: &str = "--role";
-/// Runs an operation twice.
+/// The role that runs an operation twice.
 pub(crate) const ACTOR: &str = "actor";
-/// Holds what the operations open, and runs operations on command.
+/// The role that holds the objects that operations open, and runs operations on command.
 pub(crate) const BYSTANDER: &str = "bystander";
 
-/// What a bystander takes for the question what the broker holds; every other order is an operation.
+/// The order that asks a bystander what the broker holds; every other order names an operation.
 pub(crate) const HOLDINGS: &str = "holdings";
 
 /// The environment variable of the simulated driver's log of calls.
 pub(crate) const CALLS: &str = "SIMCUDA_CALLS";
 
-/// The name of threads whose calls the simulated driver does not count: the one of Partywall's that asks by the clock
-/// whether contexts are well, and one that makes as many calls as it takes.
+/// The name of threads whose calls the simulated driver does not count: Partywall's thread that checks contexts
+/// periodically, and a thread here that makes a varying number of calls.
 pub(crate) const APART: &str = "partywall-gpu";
 
-/// What an actor tells, a line each.
+/// The messages of an actor, one on each line.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Line {
     /// The operation begins, after this number of driver calls.
     Begins(usize),
     /// The operation has ended, after this number of driver calls in all.
-    Ended(usize, Result<(), Told>),
-    /// The failures of drops, which the contexts have kept.
+    Ended(usize, Result<(), ReportedError>),
+    /// The failures of drops, which the contexts have stored.
     Kept(Vec<String>),
-    /// It was run once more.
-    Again(Result<(), Told>),
+    /// The outcome of running the operation once more.
+    Again(Result<(), ReportedError>),
 }
 
-/// What a broker holds, without the bystander itself among the members.
+/// What a broker holds; the members do not include the bystander.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Holdings {
     members: u64,
@@ -52,7 +52,7 @@ pub(crate) struct Holdings {
 
 /// An error as a caller sees it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Told {
+pub(crate) struct ReportedError {
     pub(crate) text: String,
     pub(crate) advice: String,
 }
@@ -84,7 +84,7 @@ fn actor(operation: &Operation, socket: &Path, directory: PathBuf) -> Result<(),
     Ok(())
 }
 
-/// Returns what the contexts of the GPUs have kept of drops that failed.
+/// Returns the failures of drops that the contexts of the GPUs have stored.
 fn kept(domain: &Domain) -> Vec<String> {
     let gpus = [operations::FIRST_GPU, operations::SECOND_GPU].into_iter().filter_map(|uuid| domain.gpu(uuid).ok());
     gpus.filter_map(|gpu| gpu.context().take_drop_error()).map(|error| error.to_string()).collect()
@@ -126,7 +126,7 @@ fn setting(name: &str, socket: &Path, directory: PathBuf, before: Before) -> Res
             std::thread::scope(|scope| {
                 let apart = std::thread::Builder::new().name(APART.to_owned());
                 let prepare = apart.spawn_scoped(scope, || timeline.device_ptr(&gpu).map(drop));
-                prepare.expect("a thread can be had").join().expect("it does not panic")
+                prepare.expect("a thread can be started").join().expect("it does not panic")
             })
         }
     };
@@ -135,22 +135,22 @@ fn setting(name: &str, socket: &Path, directory: PathBuf, before: Before) -> Res
     Ok(Setting { domain, name, directory })
 }
 
-fn attempt(operation: &Operation, setting: &Setting) -> Result<(), Told> {
+fn attempt(operation: &Operation, setting: &Setting) -> Result<(), ReportedError> {
     caught(|| (operation.run)(setting))
 }
 
-fn caught(run: impl FnOnce() -> operations::Outcome) -> Result<(), Told> {
+fn caught(run: impl FnOnce() -> operations::Outcome) -> Result<(), ReportedError> {
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(outcome) => outcome.map_err(|error| tell(&error)),
         Err(panic) => {
             let text = panic.downcast_ref::<String>().cloned();
             let text = text.or_else(|| panic.downcast_ref::<&str>().map(|&text| text.to_owned()));
-            Err(Told { text: format!("panicked: {}", text.unwrap_or_default()), advice: String::new() })
+            Err(ReportedError { text: format!("panicked: {}", text.unwrap_or_default()), advice: String::new() })
         }
     }
 }
 
-fn tell(error: &Error) -> Told {
+fn tell(error: &Error) -> ReportedError {
     let mut text = error.to_string();
     let mut source = std::error::Error::source(error);
     while let Some(cause) = source {
@@ -161,7 +161,7 @@ fn tell(error: &Error) -> Told {
         }
         source = cause.source();
     }
-    Told { text, advice: error.advice() }
+    ReportedError { text, advice: error.advice() }
 }
 
 fn find(name: &str) -> Result<&'static Operation, String> {

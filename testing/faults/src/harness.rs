@@ -11,16 +11,16 @@ use std::time::{Duration, Instant};
 use partywall_harness::{Running, Sandbox};
 use partywall_os::lock::IgnorePoison;
 
-use crate::actors::{self, Holdings, Line, Told};
+use crate::actors::{self, Holdings, Line, ReportedError};
 use crate::operations::{self, Operation, held};
 use crate::report::{self, Tested};
 
-/// Fails and kills; prints what happened. `Ok(false)` if something was not as it should be.
+/// Runs all operations with every fault and kill, and prints the results. Returns `Ok(false)` if a check failed.
 pub(crate) fn run(filter: &str, file: Option<&Path>) -> Result<bool, String> {
     let operations: Vec<_> = operations::matching(filter).collect();
     let next = AtomicUsize::new(0);
     let tested = Mutex::new(Vec::new());
-    // Some of the time goes into waiting for a death to be proved.
+    // More workers than processors, because a worker spends time waiting for a death to be proved.
     let workers = 2 * std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
         for _ in 0..workers.min(operations.len()) {
@@ -41,7 +41,7 @@ pub(crate) fn run(filter: &str, file: Option<&Path>) -> Result<bool, String> {
     Ok(report::print(&tested))
 }
 
-/// A call's failure: `CUDA_ERROR_UNKNOWN`, which no code takes for anything else.
+/// The code of an injected failure: `CUDA_ERROR_UNKNOWN`, which no code interprets in another way.
 const FAULT: &str = "999";
 const FAULT_NAME: &str = "CUDA_ERROR_UNKNOWN";
 
@@ -49,10 +49,10 @@ const FAULT_NAME: &str = "CUDA_ERROR_UNKNOWN";
 struct World {
     orders: ChildStdin,
     bystander: Running,
-    /// What the broker holds while nothing but the bystander is there.
+    /// What the broker holds while the bystander is the only member.
     rest: Holdings,
     runs: usize,
-    /// Ends the broker when it is dropped, so it comes last.
+    /// The last field, because dropping it ends the broker.
     sandbox: Sandbox,
 }
 
@@ -63,26 +63,25 @@ struct End {
     stderr: String,
     /// Functions and codes, in the order of the calls.
     calls: Vec<(String, String)>,
-    /// What it left in the driver; `None` if it could not write its ledger.
+    /// What the actor left in the driver; `None` if it could not write its ledger.
     ledger: Option<String>,
 }
 
 impl World {
     fn new() -> Self {
         let sandbox = Sandbox::simulated(2);
-        // How long a death takes to settle matters to a GPU, which has to stop. Each of thousands of kills waits for
-        // it.
+        // The settle time gives a GPU time to stop, so it may be short here. Each of thousands of kills waits for it.
         let serve = sandbox.run(["serve", "--background", "--settle-ms", "5"]);
         assert_eq!(serve.code, Some(0), "{serve:?}");
         let directory = sandbox.path().join("bystander");
         fs::create_dir(&directory).expect("the sandbox can be written");
         let mut bystander = Running::spawn(&mut actor(&sandbox, &[actors::BYSTANDER], &directory));
         let orders = bystander.stdin();
-        let rest = serde_json::from_str(&bystander.line()).expect("a bystander tells what the broker holds");
+        let rest = serde_json::from_str(&bystander.line()).expect("a bystander reports what the broker holds");
         Self { orders, bystander, rest, runs: 0, sandbox }
     }
 
-    /// Returns all runs of one operation.
+    /// Runs one operation without faults, then with a failure and a kill at each of its calls.
     fn test(&mut self, operation: &'static Operation) -> Tested {
         let mut tested = Tested::new(operation.name);
         let first = match self.count(operation) {
@@ -99,7 +98,7 @@ impl World {
             let index = first + offset + 1;
             let place = format!("call {} of {}, {function}", offset + 1, tested.calls.len());
             match self.fail(operation, index, &function) {
-                Ok(true) => tested.told += 1,
+                Ok(true) => tested.reported += 1,
                 Ok(false) => *tested.unnoticed.entry(function.clone()).or_default() += 1,
                 Err(problem) => tested.problems.push(format!("{place}, failed: {problem}")),
             }
@@ -112,12 +111,12 @@ impl World {
         tested
     }
 
-    /// Runs it without faults: how many calls come before it, and its own.
+    /// Runs the operation without faults. Returns the number of calls before it, and the functions that it calls.
     fn count(&mut self, operation: &Operation) -> Result<(usize, Vec<String>), String> {
         let end = self.act(operation, None);
         let functions: Vec<_> = end.calls.iter().map(|(function, _)| function.clone()).collect();
         let Finished { calls, outcome, kept } = end.finished()?;
-        outcome.map_err(|told| told.text)?;
+        outcome.map_err(|error| error.text)?;
         if !kept.is_empty() {
             return Err(format!("drops have failed: {kept:?}"));
         }
@@ -125,7 +124,7 @@ impl World {
         Ok((calls.start, functions.get(calls).ok_or("the log of calls is cut short")?.to_vec()))
     }
 
-    /// Fails the call with this index; returns whether an error reported it.
+    /// Fails the call with this index. Returns whether an error reported the failure.
     fn fail(&mut self, operation: &Operation, index: usize, function: &str) -> Result<bool, String> {
         let end = self.act(operation, Some(&format!("*:{index}={FAULT}")));
         match end.calls.get(index - 1) {
@@ -133,14 +132,14 @@ impl World {
             other => return Err(format!("another call was there, or none: {other:?}")),
         }
         let Finished { outcome, kept, .. } = end.finished()?;
-        let told = match outcome {
+        let reported = match outcome {
             Err(error) => check_error(operation.name, function, &error).map(|()| true)?,
             Ok(()) if kept.iter().any(|text| text.contains(function) && text.contains(FAULT_NAME)) => true,
             Ok(()) if operations::MAY_GO_UNNOTICED.iter().any(|(name, _)| *name == function) => false,
             Ok(()) => return Err("nobody noticed".to_owned()),
         };
         self.check_rest(operation)?;
-        Ok(told)
+        Ok(reported)
     }
 
     /// Kills a process at the call with this index.
@@ -152,7 +151,8 @@ impl World {
         self.check_rest(operation)
     }
 
-    /// The broker holds what it held, and the bystander's memory is as it was; the operation works there.
+    /// Checks that the broker holds what it held before, that the bystander's memory is unchanged, and that the operation
+    /// works in the bystander.
     fn check_rest(&mut self, operation: &Operation) -> Result<(), String> {
         let deadline = Instant::now() + partywall_harness::WATCHDOG;
         loop {
@@ -165,10 +165,10 @@ impl World {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        self.ask::<Result<(), Told>>(operation.name)?.map_err(|told| format!("the bystander: {}", told.text))
+        self.ask::<Result<(), ReportedError>>(operation.name)?.map_err(|error| format!("the bystander: {}", error.text))
     }
 
-    /// Has the bystander do something.
+    /// Sends an order to the bystander and returns its answer.
     fn ask<T: serde::de::DeserializeOwned>(&mut self, order: &str) -> Result<T, String> {
         writeln!(self.orders, "{order}").map_err(|error| format!("the bystander is gone: {error}"))?;
         serde_json::from_str(&self.bystander.line()).map_err(|error| format!("the bystander: {error}"))
@@ -202,18 +202,17 @@ impl World {
     }
 }
 
-/// How an operation of an actor went that ended by itself.
+/// The result of an operation in an actor that was not killed.
 struct Finished {
     /// Which of the process's calls were the operation's.
     calls: std::ops::Range<usize>,
-    outcome: Result<(), Told>,
-    /// Failures of drops that the contexts kept.
+    outcome: Result<(), ReportedError>,
+    /// Failures of drops that the contexts have stored.
     kept: Vec<String>,
 }
 
 impl End {
-    /// Returns the operation's outcome, if the process then ran it once more to a good end, and left nothing in the
-    /// driver.
+    /// Returns the operation's outcome if the process then ran it once more with success, and left nothing in the driver.
     fn finished(self) -> Result<Finished, String> {
         if self.code != Some(0) {
             return Err(format!("exit code {:?}: {}", self.code, self.stderr.trim()));
@@ -222,7 +221,7 @@ impl End {
         else {
             return Err(format!("it said {:?}: {}", self.lines, self.stderr.trim()));
         };
-        again.as_ref().map_err(|told| format!("the same operation then fails: {}", told.text))?;
+        again.as_ref().map_err(|error| format!("the same operation then fails: {}", error.text))?;
         match self.ledger.as_deref() {
             Some("[]") => Ok(Finished { calls: *begin..*end, outcome: outcome.clone(), kept: kept.clone() }),
             Some(left) => Err(format!("it leaves {left}")),
@@ -231,9 +230,9 @@ impl End {
     }
 }
 
-/// An error tells which call failed, with what, for which object, and what to do.
-fn check_error(operation: &str, function: &str, told: &Told) -> Result<(), String> {
-    let Told { text, advice } = told;
+/// Checks that an error names the failed call, its code, the object, and what to do.
+fn check_error(operation: &str, function: &str, error: &ReportedError) -> Result<(), String> {
+    let ReportedError { text, advice } = error;
     let object = operation.replace(' ', "-");
     let objects = [object.as_str(), held::PREFIX, "GPU", "cuda:"];
     let wrong = if !text.contains(function) {
@@ -250,7 +249,7 @@ fn check_error(operation: &str, function: &str, told: &Told) -> Result<(), Strin
     Err(format!("the error does not name {wrong}: {text} ({advice})"))
 }
 
-/// This program in a role.
+/// Returns the command that starts this program in a role.
 fn actor(sandbox: &Sandbox, role: &[&str], directory: &Path) -> Command {
     let program = std::env::current_exe().expect("a running program has a path");
     let mut command = sandbox.program(program);
@@ -274,8 +273,8 @@ mod tests {
 
     #[test]
     fn an_error_must_say_everything() {
-        let told = |text: &str, advice: &str| Told { text: text.to_owned(), advice: advice.to_owned() };
-        let check = |text, advice| check_error("open", "cuMemMap", &told(text, advice));
+        let error = |text: &str, advice: &str| ReportedError { text: text.to_owned(), advice: advice.to_owned() };
+        let check = |text, advice| check_error("open", "cuMemMap", &error(text, advice));
         assert_eq!(check("mapping \"open/1\": cuMemMap failed: CUDA_ERROR_UNKNOWN (999)", "do it"), Ok(()));
         let cases = [
             ("mapping \"open/1\": CUDA_ERROR_UNKNOWN", "do it", "the call"),
@@ -298,7 +297,7 @@ mod tests {
             ledger: ledger.map(str::to_owned),
         };
         assert_eq!(end(Some(0), Some("[]"), Ok(())).finished().unwrap().calls, 3..5);
-        let bad = Err(Told { text: "no".to_owned(), advice: String::new() });
+        let bad = Err(ReportedError { text: "no".to_owned(), advice: String::new() });
         for end in [
             end(None, Some("[]"), Ok(())),
             end(Some(1), Some("[]"), Ok(())),

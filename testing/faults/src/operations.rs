@@ -15,7 +15,7 @@ use partywall::{
 /// Where an operation runs.
 pub(crate) struct Setting {
     pub(crate) domain: Domain,
-    /// A name that is this process's alone; errors about what the operation makes contain it.
+    /// A name that only this process uses; errors about objects of the operation contain it.
     pub(crate) name: String,
     /// A directory of this process's own.
     pub(crate) directory: std::path::PathBuf,
@@ -23,12 +23,12 @@ pub(crate) struct Setting {
 
 pub(crate) type Outcome = Result<(), Error>;
 
-/// One public operation, from its first driver call to its last: it drops all it makes.
+/// One public operation, which drops everything that it creates, so that all its driver calls belong to it.
 pub(crate) struct Operation {
     pub(crate) name: &'static str,
-    /// For people.
+    /// A description for people.
     pub(crate) what: &'static str,
-    /// What the process has done before, so that it is not part of every operation.
+    /// What the process has done before, so that these calls are not part of every operation.
     pub(crate) before: Before,
     /// The operation. It panics if memory holds other bytes than it should.
     pub(crate) run: fn(&Setting) -> Outcome,
@@ -43,15 +43,15 @@ pub(crate) enum Before {
     Gpu,
     /// Loaded Partywall's kernels on it, too.
     Kernels,
-    /// Told it where the words of timelines are. That tries out whether streams wait for words, and looks for the end
-    /// of these waits as often as it takes, so that no two runs make the same calls.
+    /// Registered the words of timelines with the GPU. That probes whether streams wait for words, and polls until
+    /// these waits end, so the number of calls varies between runs.
     Words,
 }
 
-/// All of them.
+/// All operations.
 pub(crate) static OPERATIONS: &[Operation] = &[
     Operation { name: "first use", what: "open a GPU, load the kernels", before: Before::Nothing, run: first_use },
-    on_gpu("devices", "look which GPUs there are", devices),
+    on_gpu("devices", "list the GPUs", devices),
     on_gpu("create and drop", "allocate a version and drop it unfinished", create_and_drop),
     on_gpu("create and commit", "allocate, write through the host, commit, read back", create_and_commit),
     on_gpu("leave a name", "unmap a version whose name stays, open it again, remove the name", leave_a_name),
@@ -61,7 +61,7 @@ pub(crate) static OPERATIONS: &[Operation] = &[
     on_gpu("open", "open another process's version and read it", open),
     on_gpu("open to write", "open another process's mutable version and write it", open_to_write),
     on_gpu("open on another GPU", "map a version of another GPU", open_on_another_gpu),
-    on_gpu("open or build", "build what nobody has built, open it", open_or_build),
+    on_gpu("open or build", "build a name that does not exist, open it", open_or_build),
     on_gpu("put and get", "put a file, write it out again", put_and_get),
     on_gpu("grow", "a mutable version grows by a chunk, and by spare room", grow),
     on_gpu("refresh", "a reader maps what a version has grown by", refresh),
@@ -95,23 +95,23 @@ const fn on_words(name: &'static str, what: &'static str, run: fn(&Setting) -> O
     Operation { name, what, before: Before::Words, run }
 }
 
-/// Those whose names contain `filter`.
+/// Returns the operations whose names contain `filter`.
 pub(crate) fn matching(filter: &str) -> impl Iterator<Item = &'static Operation> {
     OPERATIONS.iter().filter(move |operation| operation.name.contains(filter))
 }
 
-/// Driver calls that an operation may survive without an error and without a failure that the context keeps
-/// ([`cuda::Context::take_drop_error`]), and why that is right.
+/// Driver calls whose failure an operation may ignore: no error reports it, and the context stores no failure
+/// ([`cuda::Context::take_drop_error`]). Each with the reason.
 pub(crate) static MAY_GO_UNNOTICED: &[(&str, &str)] = &[
     ("cuMemGetInfo", "only adds to the text of an error"),
     ("cuDeviceGetAttribute", "whether MPS serves this process shows in its daemon's socket, too"),
-    ("cuThreadExchangeStreamCaptureMode", "only keeps a capture of the caller's from being spoiled"),
-    ("cuDevicePrimaryCtxRelease", "the context that would keep the failure is what ends"),
+    ("cuThreadExchangeStreamCaptureMode", "only protects a capture of the caller from being invalidated"),
+    ("cuDevicePrimaryCtxRelease", "the context that would store the failure is the one that ends"),
 ];
 
 /// Names that the bystander holds for operations that open something.
 pub(crate) mod held {
-    /// What they begin with.
+    /// The beginning of each of these names.
     pub(crate) const PREFIX: &str = "held/";
     pub(crate) const FROZEN: &str = "held/frozen";
     pub(crate) const MUTABLE: &str = "held/mutable";
@@ -178,7 +178,8 @@ fn leave_a_name(setting: &Setting) -> Outcome {
     build.write("data", &noise(5000))?;
     let left = build.commit()?.leave_name();
     let opened = setting.domain.open(&setting.name, Duration::ZERO).and_then(|opened| expect(&opened, &noise(5000)));
-    // The bystander runs this as well, and has other names that stay.
+    // The name stays until it is removed: the bystander, which runs this operation too, keeps its connection for its
+    // other names.
     setting.domain.remove(&setting.name)?;
     left.and(opened)
 }
@@ -218,7 +219,7 @@ fn open(setting: &Setting) -> Outcome {
 
 fn open_to_write(setting: &Setting) -> Outcome {
     let segment = setting.domain.opener(held::MUTABLE).read_write().open()?;
-    // The bytes that are there, so that the bystander finds what it expects even if this is cut short.
+    // Writes the bytes that are there already, so that the bystander's check holds even if this write is interrupted.
     segment.tensor("data")?.write_at(0, &noise(HELD_BYTES))?;
     expect(&segment, &noise(HELD_BYTES))
 }
@@ -280,7 +281,7 @@ fn pin(setting: &Setting) -> Outcome {
     let device = device.tensor("data", DType::U8, &[5000]).allocate()?;
     let pinned = host.pin(&gpu)?;
     let enqueued = pinned.enqueue_copy_to("data", gpu.stream(), device.device("data")?.as_slice());
-    // Whatever came of it: the pin must not go while the stream works.
+    // Waits in every case: the pin must not be dropped while the stream works.
     let copied = gpu.stream().synchronize().map_err(|error| of(setting, error));
     enqueued.and(copied)?;
     expect(&device.commit()?, &noise(5000))
@@ -321,7 +322,7 @@ fn memory_operations(setting: &Setting) -> Outcome {
         stream.enqueue_wait_u64(long, 8)
     };
     let enqueued = enqueue().map_err(|error| of(setting, fits(error)));
-    // Whatever came of it: the words must not go while the stream works.
+    // Waits in every case: the words must not be dropped while the stream works.
     let done = stream.synchronize().map_err(|error| of(setting, error));
     enqueued.and(done)
 }
@@ -332,7 +333,7 @@ fn make_an_event(setting: &Setting) -> Outcome {
     event.export()?;
     event.record(gpu.stream())?;
     event.wait(gpu.stream())?;
-    // Waited for first, so that the event is asked once: each run makes the same calls.
+    // Waits for the stream first, so that the event is queried once and each run makes the same calls.
     gpu.stream().synchronize().map_err(|error| of(setting, error))?;
     event.synchronize(Duration::ZERO)
 }
@@ -343,7 +344,7 @@ fn signal_and_wait(setting: &Setting) -> Outcome {
     let writer = next_writer(setting, &setting.name)?;
     let timeline = setting.domain.timeline(&setting.name)?;
     let passed = next_writer(setting, &format!("{}/passed", setting.name))?;
-    // Run again after a failure, it finds the names still there: it is unknown whether the stream has passed its waits.
+    // After a failure the names may still exist when this runs again, because the stream may not have passed its waits.
     let last = writer.timeline().value();
     let known = passed.timeline().value();
     let enqueue = || {
@@ -356,14 +357,14 @@ fn signal_and_wait(setting: &Setting) -> Outcome {
         passed.timeline().wait(known + 1, WATCHDOG)
     };
     let enqueued = enqueue();
-    // In every case, a waiter for more than was signalled goes on.
+    // Dropping the writer releases, in every case, a stream that waits for a value that was not signalled.
     drop(writer);
     let done = [gpu.stream(), waiting.as_ref()].map(|stream| stream.synchronize().map_err(|error| of(setting, error)));
     done.into_iter().fold(enqueued, Result::and)
 }
 
-/// Returns the writer of a timeline. The one before it is gone when a thread has seen that its streams stored what it
-/// promised.
+/// Returns the writer of a timeline. The writer before it ends once a thread has seen that its streams stored the
+/// promised values, so this may have to wait.
 fn next_writer(setting: &Setting, name: &str) -> Result<TimelineWriter, Error> {
     let deadline = Instant::now() + WATCHDOG;
     loop {
@@ -390,7 +391,7 @@ fn a_permit_behind_a_stream(setting: &Setting) -> Outcome {
     let gpu = setting.domain.gpu(FIRST_GPU)?;
     let semaphore = setting.domain.semaphore(&setting.name, 1)?;
     let permit = semaphore.acquire(WATCHDOG)?;
-    // One that is refused is given back at once: there is no work.
+    // A refused permit is given back immediately: no work uses it.
     let released = permit.release_on(gpu.stream()).map_err(|unreleased| unreleased.error);
     gpu.stream().synchronize().map_err(|error| of(setting, error))?;
     released?;
@@ -416,7 +417,7 @@ fn zero_a_block(setting: &Setting, pool: &Pool) -> Outcome {
 
 fn a_zeroed_block(setting: &Setting) -> Outcome {
     let options = pool(&setting.domain, &setting.name).zeroed(true);
-    // One whose zeroing failed has another thread wait for the GPU, and keeps the pool meanwhile.
+    // A block whose zeroing failed is dropped, which has another thread wait for the GPU and keep the pool meanwhile.
     let pool = once_gone(|| options.create())?;
     let block = pool.alloc(WATCHDOG)?;
     let mut found = vec![1; BLOCK_BYTES];
@@ -428,7 +429,7 @@ fn a_zeroed_block(setting: &Setting) -> Outcome {
 }
 
 fn open_a_pool(setting: &Setting) -> Outcome {
-    // One that was not given back, because that failed, is another process's to take only when this one's lease goes.
+    // If giving a block back failed, other processes can take it only after this process's lease has ended.
     let pool = setting.domain.pool(held::POOL).open()?;
     let block = pool.alloc(WATCHDOG)?;
     let copy = || {
@@ -472,7 +473,7 @@ fn a_block_behind_a_stream(setting: &Setting) -> Outcome {
         return Err(error);
     }
     let released = block.release_on(gpu.stream()).map_err(|unreleased| {
-        // There is no other work: it need not wait for what is refused.
+        // No other work uses the block, so it is given back without a stream.
         let _ = unreleased.block.release();
         unreleased.error
     });
@@ -483,7 +484,7 @@ fn a_block_behind_a_stream(setting: &Setting) -> Outcome {
 
 fn a_sample_of_a_stream(setting: &Setting) -> Outcome {
     let gpu = setting.domain.gpu(FIRST_GPU)?;
-    // As few blocks as can be, so that one that is lost is missed.
+    // As few blocks as possible, so that a lost block shows.
     let topic = setting.domain.topic(&setting.name).max_bytes(BLOCK_BYTES as u64).place(GPU);
     let options = topic.depth(1).publishers(1).subscribers(1).held(1);
     let topic = once_gone(|| options.create())?;
@@ -505,7 +506,7 @@ fn a_sample_of_a_stream(setting: &Setting) -> Outcome {
     };
     publish()?;
     let sample = subscriber.recv(WATCHDOG)?;
-    // Else the stream would wait for it or not, as it happens.
+    // Without this wait, whether the stream has to wait would depend on timing.
     sample.wait(WATCHDOG)?;
     sample.device_on(gpu.stream())?;
     sample.release_on(gpu.stream()).map_err(|unreleased| {
@@ -535,7 +536,7 @@ fn once_gone<T>(make: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
     }
 }
 
-/// Of one block, so that one that is lost is missed.
+/// Returns the options of a pool with a single block, so that a lost block shows.
 fn pool(domain: &Domain, name: &str) -> PoolOptions {
     domain.pool(name).blocks(1).block_bytes(BLOCK_BYTES as u64).place(GPU)
 }
@@ -545,7 +546,7 @@ fn mutable(setting: &Setting) -> Result<Segment, Error> {
     builder.mutable(true).allocate()?.commit()
 }
 
-/// Memory as another library has it, with [`noise`] in it.
+/// Returns memory as another library allocates it, filled with [`noise`].
 fn foreign(gpu: &Gpu, name: &str) -> Result<ForeignMemory, Error> {
     let cuda =
         |source| Error::DeviceFault(DeviceFault::Cuda { what: format!("memory to be published as {name:?}"), source });
@@ -570,7 +571,7 @@ fn fits(error: cuda::AccessError) -> cuda::CudaError {
     }
 }
 
-/// Returns an error of a call that this program makes itself, about what the operation makes.
+/// Returns the error of a driver call that this program makes itself, with the name of the operation's object.
 fn of(setting: &Setting, source: cuda::CudaError) -> Error {
     Error::DeviceFault(DeviceFault::Cuda { what: setting.name.clone(), source })
 }

@@ -13,13 +13,13 @@ pub(crate) struct Tested {
     pub(crate) calls: Vec<String>,
     /// Calls that were failed.
     pub(crate) failed: usize,
-    /// Of those, those that an error reported, or that a context kept because a drop cannot return an error.
-    pub(crate) told: usize,
-    /// The others, by function, which all are such that may go unnoticed.
+    /// Failed calls that an error reported, or that a context stored because a drop cannot return an error.
+    pub(crate) reported: usize,
+    /// Failed calls that were not reported, by function; all of them may go unnoticed.
     pub(crate) unnoticed: BTreeMap<String, usize>,
     /// Calls at which a process was killed.
     pub(crate) killed: usize,
-    /// What was not as it should be.
+    /// The checks that failed.
     pub(crate) problems: Vec<String>,
 }
 
@@ -27,23 +27,23 @@ impl Tested {
     pub(crate) fn new(operation: &'static str) -> Self {
         let calls = Vec::new();
         let problems = Vec::new();
-        Self { operation, calls, failed: 0, told: 0, unnoticed: BTreeMap::new(), killed: 0, problems }
+        Self { operation, calls, failed: 0, reported: 0, unnoticed: BTreeMap::new(), killed: 0, problems }
     }
 
-    /// Every call was failed and killed at, and nothing was wrong.
+    /// Returns whether every call was failed and killed at, and all checks passed.
     pub(crate) fn is_good(&self) -> bool {
         let all = self.calls.len();
         all > 0 && self.failed >= all && self.killed == all && self.problems.is_empty()
     }
 }
 
-/// Prints the operations, then what was wrong, then the sum. Says whether all is good.
+/// Prints the operations, then the problems, then the totals. Returns whether all checks passed.
 pub(crate) fn print(tested: &[Tested]) -> bool {
-    println!("{:<24} {:>6} {:>7} {:>6} {:>7}", "operation", "calls", "failed", "told", "killed");
+    println!("{:<24} {:>6} {:>7} {:>8} {:>7}", "operation", "calls", "failed", "reported", "killed");
     for one in tested {
-        let Tested { operation, calls, failed, told, killed, .. } = one;
+        let Tested { operation, calls, failed, reported, killed, .. } = one;
         let verdict = if one.is_good() { "" } else { "  BAD" };
-        println!("{operation:<24} {:>6} {failed:>7} {told:>6} {killed:>7}{verdict}", calls.len());
+        println!("{operation:<24} {:>6} {failed:>7} {reported:>8} {killed:>7}{verdict}", calls.len());
     }
     for one in tested {
         for problem in &one.problems {
@@ -53,11 +53,11 @@ pub(crate) fn print(tested: &[Tested]) -> bool {
     let sum = |of: fn(&Tested) -> usize| tested.iter().map(of).sum::<usize>();
     let good = tested.iter().all(Tested::is_good);
     println!(
-        "\n{} driver calls of {} operations: {} faults, {} told of, {} kills; {}",
+        "\n{} driver calls of {} operations: {} faults, {} reported, {} kills; {}",
         sum(|one| one.calls.len()),
         tested.len(),
         sum(|one| one.failed),
-        sum(|one| one.told),
+        sum(|one| one.reported),
         sum(|one| one.killed),
         if good {
             "every call was failed and killed at, and survived".to_owned()
@@ -68,7 +68,7 @@ pub(crate) fn print(tested: &[Tested]) -> bool {
     good
 }
 
-/// Writes them to a file, as JSON.
+/// Writes the results to a file, as JSON.
 pub(crate) fn write(tested: &[Tested], path: &Path) -> Result<(), String> {
     let text = serde_json::to_string_pretty(tested).map_err(|error| error.to_string())?;
     std::fs::write(path, text + "\n").map_err(|error| format!("{}: {error}", path.display()))

@@ -1,4 +1,4 @@
-//! Another process of a test program, which plays a role.
+//! A child process of a test, which plays a role.
 
 use std::{
     fs,
@@ -49,10 +49,10 @@ impl Actor {
         self.process.line()
     }
 
-    /// Reads up to a line that contains `word`, and returns what follows it.
+    /// Reads up to a line that contains `word`, and returns the text after the word.
     ///
     /// # Panics
-    /// If it ends before.
+    /// If the process ends before it prints such a line.
     pub fn expect(&mut self, word: &str) -> String {
         loop {
             if let Some((_, rest)) = self.line().split_once(word) {
@@ -61,7 +61,7 @@ impl Actor {
         }
     }
 
-    /// Gives it a line.
+    /// Writes a line to its standard input.
     ///
     /// # Panics
     /// If it takes none.
@@ -77,10 +77,10 @@ impl Actor {
         self.tell("");
     }
 
-    /// Gives it a line, and returns what it says behind `done`.
+    /// Writes a line to its standard input, and returns the text after `done` in its answer.
     ///
     /// # Panics
-    /// If it ends before.
+    /// If the process ends before it answers.
     pub fn have(&mut self, order: &str) -> String {
         self.tell(order);
         self.expect("done")
@@ -108,7 +108,7 @@ impl Actor {
         self.process.reap()
     }
 
-    /// Closes its input and waits for its good end.
+    /// Closes its input and waits until it ends with success.
     ///
     /// # Panics
     /// If it fails, or the watchdog ends it.
@@ -139,10 +139,10 @@ impl Actor {
         fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().count()
     }
 
-    /// Returns how many files it has open once it has closed what it is about to close.
+    /// Returns how many files it has open once that number no longer changes.
     ///
     /// # Panics
-    /// If it comes to no rest.
+    /// If the number keeps changing.
     pub fn open_files_at_rest(&self) -> usize {
         let mut last = self.open_files();
         let mut same = 0;
@@ -155,10 +155,10 @@ impl Actor {
         last
     }
 
-    /// Waits until it has no more files open than it had. It closes them when it next runs.
+    /// Waits until it has at most `before` files open. It closes files when it is next scheduled.
     ///
     /// # Panics
-    /// If it keeps them.
+    /// If it keeps more files open.
     pub fn await_files(&self, before: usize) {
         eventually("the end of what was opened", || self.open_files() <= before);
     }

@@ -1,8 +1,8 @@
-//! Processes that are killed or stopped between any two steps of what they do.
+//! Processes that are killed or stopped between any two steps of an operation.
 //!
-//! [`at_each_point`] runs a role in one process after the other. The first ends at the first crash point that it passes
-//! (`partywall_shm::crash`), the second at the second, until one passes them all; then the same with the next fate. The
-//! role calls [`arm`] right before what is looked at, and [`disarm`] behind it.
+//! [`at_each_point`] runs a role in one process after the other. The first process ends at the first crash point that it
+//! passes (`partywall_shm::crash`), the second at the second, until a process passes all points; then the same is repeated
+//! with the next fate. The role calls [`arm`] right before the tested operation, and [`disarm`] after it.
 
 use std::{
     io::{Read, Write},
@@ -15,18 +15,18 @@ use rustix::process::Signal;
 
 use crate::Running;
 
-/// What becomes of a process.
+/// What happens to a process at a crash point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
     /// It is killed.
     Killed,
-    /// It is stopped, and never goes on.
+    /// It is stopped, and never continues.
     Stopped,
     /// It is stopped for a while.
     Paused,
 }
 
-/// A process that has come to a point.
+/// A process that has reached a crash point.
 #[derive(Debug)]
 pub struct Crashed {
     process: Running,
@@ -39,8 +39,8 @@ pub struct Crashed {
 }
 
 impl Crashed {
-    /// Lets it go on, if it is only paused, and waits until it has done what it was about to do; else sees to it that it
-    /// is dead. Returns whether it is.
+    /// Lets a paused process continue, and waits until it has completed its operation; kills any other process. Returns
+    /// whether the process is dead.
     pub fn is_dead_in_the_end(mut self) -> bool {
         if self.fate == Fate::Paused {
             self.process.signal(Signal::CONT);
@@ -54,8 +54,8 @@ impl Crashed {
     }
 }
 
-/// Has a process crash at each point that it passes, and `test` look at what it leaves, with each fate. `start` makes
-/// the process's command, and whatever it works on, for each of them. Returns the points' names, each once.
+/// Has a process crash at each point that it passes, with each fate, and calls `test` to check what it leaves. `start`
+/// returns the process's command, and the objects that it works on, for each run. Returns the points' names, each once.
 ///
 /// # Panics
 /// If there are no points.
@@ -87,10 +87,10 @@ pub fn at_each_point<T>(
     points
 }
 
-/// For a role: has this thread crash as the test has it. Without a test it passes all points.
+/// For a role: makes this thread crash as the test requests. Without a test, the thread passes all points.
 ///
 /// # Panics
-/// If the test says nothing that can be understood.
+/// If the test's request is malformed.
 pub fn arm() {
     let Ok(text) = std::env::var(VARIABLE) else { return };
     let (number, signal) = text.split_once(' ').expect("a number and a signal");
@@ -98,7 +98,7 @@ pub fn arm() {
     crash::arm(number.parse().expect("a number"), action);
 }
 
-/// For a role: says that what was looked at is done.
+/// For a role: reports that the tested operation is complete.
 pub fn disarm() {
     crash::disarm();
     say(THROUGH, "");
@@ -136,7 +136,7 @@ fn expect(process: &mut Running, words: &[&str]) -> Option<String> {
     }
 }
 
-/// Says which point, and what is to happen there.
+/// The environment variable with the number of the point and the signal.
 const VARIABLE: &str = "PARTYWALL_TEST_CRASH";
 const KILLED: &str = "killed";
 const STOPPED: &str = "stopped";

@@ -1,10 +1,10 @@
-//! For tests with the real binary: a place of their own, and child processes that never outlive them.
+//! Helpers for tests with the real binary: private directories, and child processes that never outlive the test.
 //!
-//! A [`Sandbox`] is a temporary directory with its own socket, log and home, so that tests do not meet each other and
-//! nothing of the user's. When it goes it ends its broker and fails the test if a socket or a process is left.
+//! A [`Sandbox`] is a temporary directory with its own socket, log and home, so that tests do not interfere with each
+//! other or with the user's files. Dropping it ends its broker and fails the test if a socket or a process is left.
 //!
-//! There are no time limits here, only watchdogs: [`WATCHDOG`] is far beyond anything that a test waits for, and only
-//! ends a test that hangs.
+//! There are no time limits here, only watchdogs: [`WATCHDOG`] is far longer than any wait of a test, and only ends a
+//! test that hangs.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a harness fails by panicking, as tests do")]
 
@@ -30,7 +30,7 @@ pub use sandbox::{Sandbox, binary, simulated_driver};
 pub use terminal::Terminal;
 pub use world::{ROLE, World, next_order, say, simulated};
 
-/// After this long a test counts as hanging.
+/// The time after which a test counts as hanging.
 pub const WATCHDOG: Duration = Duration::from_secs(120);
 
 /// Waits until `condition` holds.

@@ -1,4 +1,4 @@
-//! An MPS control daemon for a while, in directories of its own.
+//! A temporary MPS control daemon, in directories of its own.
 
 use std::{
     fs,
@@ -9,13 +9,13 @@ use std::{
 
 use rustix::process::{WaitOptions, getpid, set_child_subreaper, wait};
 
-/// The variable that says where the clients of a daemon find it.
+/// The environment variable with the directory in which clients find their daemon.
 pub const PIPES: &str = "CUDA_MPS_PIPE_DIRECTORY";
 
-/// The variable that says where a daemon and its servers write.
+/// The environment variable with the directory in which a daemon and its servers write their logs.
 pub const LOGS: &str = "CUDA_MPS_LOG_DIRECTORY";
 
-/// The front of MPS, which starts the servers.
+/// The control program of MPS, which starts the servers.
 const CONTROL: &str = "nvidia-cuda-mps-control";
 const PROGRAMS: [&str; 2] = [CONTROL, "nvidia-cuda-mps-server"];
 
@@ -25,20 +25,20 @@ pub fn missing() -> Option<&'static str> {
     PROGRAMS.into_iter().find(|program| !std::env::split_paths(&path).any(|folder| folder.join(program).is_file()))
 }
 
-/// Runs a daemon for as long as `until`, and returns what it wrote when it and its servers are gone. To be called in a
-/// process of its own that has no other children, because it waits for all.
+/// Runs a daemon until `until` returns. Returns the logs of the daemon and its servers after they have ended. Call it in a
+/// process that has no other children, because it waits for all children.
 ///
 /// # Errors
 /// The daemon does not start, `until` fails, or the directories cannot be made or removed.
 pub fn keep(pipes: &Path, logs: &Path, until: impl FnOnce() -> Result<(), String>) -> Result<String, String> {
     let failed = |error: std::io::Error| format!("the directories of an MPS daemon: {error}");
-    // They detach from their parents, and then become children of this process.
+    // The daemon and its servers detach from their parents, and then become children of this process.
     set_child_subreaper(Some(getpid())).map_err(|errno| errno.to_string())?;
     fs::create_dir_all(pipes).map_err(failed)?;
     fs::create_dir_all(logs).map_err(failed)?;
     let kept = control(pipes, logs, &["-d"], "").and_then(|()| {
         let told = until();
-        // Clients that are there in spite of all get this many seconds.
+        // Clients that still exist get this many seconds.
         control(pipes, logs, &[], "quit -t 10\n")?;
         while wait(WaitOptions::empty()).is_ok() {}
         told

@@ -1,14 +1,15 @@
-//! Where tests share memory that are the same for every place.
+//! The place of shared memory in tests that are the same for every place.
 //!
-//! CI runs them twice: as they are, in host memory, and with [`DEVICE`] set, on the simulated GPU. What is only said
-//! of host memory has `host_memory` in its name, and runs once.
+//! CI runs these tests twice: in host memory, and with [`DEVICE`] set on the simulated GPU. A test that applies only to
+//! host memory has `host_memory` in its name, and runs once.
 
 use partywall::{Place, gpu};
 
-/// `cuda` for the first GPU of the driver that `PARTYWALL_LIBCUDA` names; host memory without it.
+/// The environment variable with the place: `cuda` for the first GPU of the driver that `PARTYWALL_LIBCUDA` names; host
+/// memory if it is not set.
 pub(crate) const DEVICE: &str = "PARTYWALL_TEST_DEVICE";
 
-/// Returns the place as the command's `--device` takes it.
+/// Returns the place as the option `--device` takes it.
 ///
 /// # Panics
 /// If the environment names neither.
@@ -23,7 +24,7 @@ pub fn device() -> &'static str {
 /// Returns the place.
 ///
 /// # Panics
-/// If it is to be a GPU and there is none.
+/// If the place is a GPU and there is none.
 pub fn place() -> Place {
     match device() {
         "host" => Place::Host,

@@ -20,7 +20,7 @@ use rustix::process::Signal;
 
 use crate::{WATCHDOG, signals::reset_in_children};
 
-/// What a process has left.
+/// The exit code and the output of a process that has ended.
 #[derive(Debug, Clone)]
 pub struct Output {
     /// Its exit code; `None` if a signal ended it.
@@ -40,7 +40,7 @@ impl Output {
     /// Standard output as JSON.
     ///
     /// # Panics
-    /// If it is none.
+    /// If it is not JSON.
     pub fn json(&self) -> serde_json::Value {
         serde_json::from_slice(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
@@ -69,7 +69,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// Starts it, with its output caught and its input at hand.
+    /// Starts a process, with pipes for its standard streams.
     ///
     /// # Panics
     /// If it cannot be started.
@@ -77,7 +77,7 @@ impl Running {
         reset_in_children();
         let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let mut child = child.unwrap_or_else(|error| panic!("{command:?}: {error}"));
-        let pidfd = process::pidfd(child.id()).expect("a child that nobody has reaped has a pidfd");
+        let pidfd = process::pidfd(child.id()).expect("a child that was not reaped has a pidfd");
         let stdout = child.stdout.take().unwrap();
         let mut stderr = child.stderr.take().unwrap();
         let (sender, lines) = channel();
@@ -116,7 +116,7 @@ impl Running {
     /// Returns the next line of standard output without its line feed.
     ///
     /// # Panics
-    /// If there is none any more, or the watchdog ends it.
+    /// If the output has ended, or the watchdog ends the wait.
     pub fn line(&mut self) -> String {
         match self.lines.get_mut().unwrap().recv_timeout(WATCHDOG) {
             Ok(line) => {
@@ -133,14 +133,14 @@ impl Running {
 
     /// Sends it a signal.
     pub fn signal(&self, signal: Signal) {
-        // One that has ended by itself needs none.
+        // Fails only for a process that has already ended.
         let _ = process::kill(&self.pidfd, signal);
     }
 
     /// Returns whether the process has ended.
     ///
     /// # Panics
-    /// If the kernel does not say.
+    /// If the kernel does not report it.
     pub fn has_ended(&self) -> bool {
         socket::wait(&self.pidfd, Ready::Read, Some(Instant::now())).unwrap()
     }
@@ -148,24 +148,24 @@ impl Running {
     /// Returns whether a signal has stopped all threads of the process.
     pub fn is_stopped(&self) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap_or_default();
-        // The state follows the name, which stands in parentheses and may contain some (proc_pid_stat(5)).
+        // The state follows the name, which is in parentheses and may itself contain parentheses (proc_pid_stat(5)).
         stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
     }
 
-    /// Waits for its end.
+    /// Waits until the process has ended.
     ///
     /// # Panics
-    /// If the watchdog ends it.
+    /// If the watchdog ends the wait.
     pub fn wait(mut self) -> Output {
         drop(self.child.stdin.take());
         let status = self.reap();
         let mut stdout = std::mem::take(&mut self.seen);
-        // Ends with the last process that has inherited it.
+        // The output ends with the last process that has inherited it.
         loop {
             match self.lines.get_mut().unwrap().recv_timeout(WATCHDOG) {
                 Ok(line) => stdout.extend_from_slice(&line),
                 Err(RecvTimeoutError::Disconnected) => break,
-                Err(RecvTimeoutError::Timeout) => panic!("watchdog: somebody keeps standard output open"),
+                Err(RecvTimeoutError::Timeout) => panic!("watchdog: a process keeps standard output open"),
             }
         }
         let stderr = self.stderr.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
@@ -196,7 +196,7 @@ impl Drop for Running {
     }
 }
 
-/// Returns a pidfd of a process that the caller knows to be of its own making, for signals that reach no other process.
+/// Returns a pidfd of a process that this test has started, directly or not. A signal through it reaches no other process.
 ///
 /// # Panics
 /// If there is no such process.

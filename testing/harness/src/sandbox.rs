@@ -1,4 +1,4 @@
-//! A place of its own for a test.
+//! A private directory and domain for a test.
 
 use std::{
     ffi::OsStr,
@@ -17,11 +17,11 @@ use serde_json::Value;
 use crate::place::device;
 use crate::process::{Output, Running};
 
-/// A temporary directory, mode 0700, with a domain in it. Everything that is started through it sees no other.
+/// A temporary directory, mode 0700, with a domain in it. Programs that are started through it see no other domain.
 #[derive(Debug)]
 pub struct Sandbox {
     directory: tempfile::TempDir,
-    /// Simulated GPUs of everything that is started through it.
+    /// The number of simulated GPUs for programs that are started through it.
     gpus: Option<usize>,
 }
 
@@ -60,7 +60,7 @@ impl Sandbox {
         self.directory.path()
     }
 
-    /// Writes a file into it, and says where it is.
+    /// Writes a file into the directory, and returns its path.
     ///
     /// # Panics
     /// If it cannot be written.
@@ -81,11 +81,11 @@ impl Sandbox {
         self.path().join("state/partywall/default.log")
     }
 
-    /// Any program, in this sandbox.
+    /// Returns the command of any program, in this sandbox.
     pub fn program(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
         for (name, _) in std::env::vars_os() {
-            // Which driver there is goes with where the test wants its memory.
+            // If the place is a GPU, the driver of this test process is used too.
             let kept = device() != "host" && name == "PARTYWALL_LIBCUDA";
             if name.as_encoded_bytes().starts_with(b"PARTYWALL_") && !kept {
                 command.env_remove(name);
@@ -101,7 +101,7 @@ impl Sandbox {
         command
     }
 
-    /// `partywall` with these arguments.
+    /// Returns the command `partywall` with these arguments.
     pub fn command<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> Command {
         let mut command = self.program(binary());
         command.args(arguments);
@@ -113,7 +113,7 @@ impl Sandbox {
         self.spawn(arguments).wait()
     }
 
-    /// Runs `partywall --json` to its end, which must be good.
+    /// Runs `partywall --json` to its end, and returns its output. It must succeed.
     ///
     /// # Panics
     /// If the exit code is not 0 or there is no JSON.
@@ -127,7 +127,7 @@ impl Sandbox {
         Running::spawn(&mut self.command(arguments))
     }
 
-    /// Starts the broker, if it does not run, and says its pid.
+    /// Starts the broker if it does not run, and returns its pid.
     ///
     /// # Panics
     /// If it cannot be started.
@@ -140,26 +140,26 @@ impl Sandbox {
     /// Returns a connection of this process to the sandbox's broker, which is started if it does not run.
     ///
     /// # Panics
-    /// If there is none to be had.
+    /// If it cannot connect.
     pub fn domain(&self) -> Domain {
         self.broker();
         self.domain_of_running()
     }
 
-    /// Returns a connection of this process to the sandbox's broker, which runs.
+    /// Returns a connection of this process to the sandbox's broker, which must be running.
     ///
     /// # Panics
-    /// If there is none to be had.
+    /// If it cannot connect.
     pub fn domain_of_running(&self) -> Domain {
         Domain::options().socket(self.socket()).start(false).connect().unwrap()
     }
 
-    /// Processes that were started in this sandbox, directly or not, and run.
+    /// Returns the running processes that were started in this sandbox, directly or not.
     pub fn processes(&self) -> Vec<u32> {
         let mark = [b"XDG_RUNTIME_DIR=", self.path().join("run").as_os_str().as_encoded_bytes()].concat();
         let all = fs::read_dir("/proc").into_iter().flatten().flatten();
         let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        // A process that has ended and was not reaped yet has no environment any more.
+        // A process that has ended and was not reaped yet has no environment.
         let ours = |pid: &u32| {
             let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
             environment.split(|byte| *byte == 0).any(|variable| variable == mark)
@@ -175,7 +175,7 @@ impl Sandbox {
             left.push(format!("`partywall stop --force` fails: {stopped:?}"));
         }
         for pid in self.processes() {
-            // Found out anew: children of a test that is over may be about to end by themselves.
+            // Checked again: children of a test that has ended may be about to end by themselves.
             let Ok(pidfd) = process::pidfd(pid) else { continue };
             let ended = socket::wait(&pidfd, socket::Ready::Read, Some(Instant::now() + Duration::from_secs(5)));
             if ended == Ok(true) || !self.processes().contains(&pid) {
@@ -194,7 +194,7 @@ impl Sandbox {
 impl Drop for Sandbox {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // The test has failed already; the log says more than a second panic, which would end the process.
+            // The test has failed already. The log is more useful than a second panic, which would abort the process.
             let log = fs::read_to_string(self.log()).unwrap_or_default();
             let tail: Vec<_> = log.lines().rev().take(40).collect();
             eprintln!("the broker's log:\n{}", tail.into_iter().rev().collect::<Vec<_>>().join("\n"));

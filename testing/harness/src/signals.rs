@@ -1,4 +1,4 @@
-//! The signals with which child processes begin.
+//! Signal dispositions of child processes.
 
 use std::sync::{Arc, Once};
 
@@ -9,12 +9,12 @@ const SENT: [i32; 4] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
 
 /// Makes processes that are started from now on begin with the default action of every signal.
 ///
-/// A shell ignores SIGINT in what it starts in the background, `nohup` ignores SIGHUP, and a process inherits what is
-/// ignored. What is *handled* begins with its default action after `exec`. This process therefore handles the signals that
-/// it ignores, and does nothing then, as before. The standard library clears the mask of blocked signals itself.
+/// A shell ignores SIGINT in background processes, `nohup` ignores SIGHUP, and child processes inherit ignored signals. A
+/// *handled* signal, in contrast, has its default action after `exec`. This process therefore installs handlers that do
+/// nothing for the signals that it ignores. The standard library clears the mask of blocked signals itself.
 ///
 /// # Panics
-/// If the kernel does not say what is ignored.
+/// If the kernel does not report which signals are ignored.
 pub(crate) fn reset_in_children() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

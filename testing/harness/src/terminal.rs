@@ -33,10 +33,10 @@ pub struct Terminal {
 }
 
 impl Terminal {
-    /// Starts the command in a terminal with that many columns.
+    /// Starts the command in a terminal with `columns` columns.
     ///
     /// # Panics
-    /// If there is no terminal to be had, or it cannot be started.
+    /// If no terminal can be opened, or the command cannot be started.
     pub fn spawn(mut command: Command, columns: u16) -> Self {
         let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         grantpt(&ours).unwrap();
@@ -48,17 +48,17 @@ impl Terminal {
         reset_in_children();
         let child = command.stdin(stream()).stdout(stream()).stderr(stream()).spawn();
         let child = child.unwrap_or_else(|error| panic!("{command:?}: {error}"));
-        // It keeps the child's side open, and the reader would never end.
+        // The command keeps the child's side open; with it the reader would never end.
         drop(command);
         drop(theirs);
-        let pidfd = process::pidfd(child.id()).expect("a child that nobody has reaped has a pidfd");
+        let pidfd = process::pidfd(child.id()).expect("a child that was not reaped has a pidfd");
         let keyboard = File::from(ours);
         let screen = Arc::new(Mutex::new(Vec::new()));
         let mut from = keyboard.try_clone().unwrap();
         let to = screen.clone();
         let reader = std::thread::spawn(move || {
             let mut buffer = [0; 4096];
-            // It ends with an error once no process has the other side open.
+            // Reading fails once no process has the other side open.
             while let Ok(n @ 1..) = from.read(&mut buffer) {
                 to.lock().unwrap().extend_from_slice(&buffer[..n]);
             }
@@ -66,15 +66,15 @@ impl Terminal {
         Self { child, pidfd, keyboard, screen, reader: Some(reader) }
     }
 
-    /// Types something.
+    /// Types a text.
     ///
     /// # Panics
-    /// If the terminal takes nothing.
+    /// If the terminal accepts no input.
     pub fn type_in(&mut self, text: &str) {
         self.keyboard.write_all(text.as_bytes()).unwrap();
     }
 
-    /// Everything that has been printed until now.
+    /// Returns everything that was printed so far.
     ///
     /// # Panics
     /// If the reader has panicked.
@@ -95,7 +95,7 @@ impl Terminal {
         let _ = process::kill(&self.pidfd, signal);
     }
 
-    /// Waits for its end: its exit code, and everything that was printed.
+    /// Waits until the process has ended. Returns its exit code, and everything that was printed.
     ///
     /// # Panics
     /// If the watchdog ends it.

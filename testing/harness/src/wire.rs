@@ -1,4 +1,4 @@
-//! The wire with nothing around it: what a client or a broker could send that is none of ours.
+//! Raw connections: messages that any client or broker could send, without the library.
 
 use std::{
     collections::VecDeque,
@@ -19,7 +19,7 @@ use rustix::io::Errno;
 
 use crate::{WATCHDOG, device};
 
-/// One socket, framed.
+/// One socket that carries frames.
 #[derive(Debug)]
 pub struct Framed {
     /// The socket.
@@ -34,10 +34,10 @@ impl Framed {
         Self { socket, reader: FrameReader::new(MAX_MESSAGE), fds: VecDeque::new() }
     }
 
-    /// Returns the next message and its file descriptors, or nothing at the end of the connection.
+    /// Returns the next message and its file descriptors, or `None` at the end of the connection.
     ///
     /// # Panics
-    /// If what comes is no frame, or the watchdog ends the wait.
+    /// If the bytes are not a frame, or the watchdog ends the wait.
     pub fn receive(&mut self) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
         let mut buffer = vec![0; 64 * 1024];
         loop {
@@ -47,7 +47,7 @@ impl Framed {
                 Err(error) => panic!("{error}"),
             }
             let ready = socket::wait(&self.socket, socket::Ready::Read, Some(Instant::now() + WATCHDOG));
-            assert_eq!(ready, Ok(true), "watchdog: nothing comes");
+            assert_eq!(ready, Ok(true), "watchdog: nothing arrives");
             match socket::recv(&self.socket, &mut buffer, &mut self.fds) {
                 Ok(got) if got.bytes == 0 => return None,
                 Ok(got) => self.reader.push(&buffer[..got.bytes]),
@@ -81,10 +81,10 @@ impl Framed {
         true
     }
 
-    /// Returns whether a message or the end is there already.
+    /// Returns whether a message or the end of the connection has already arrived.
     ///
     /// # Panics
-    /// If the kernel does not say.
+    /// If the kernel does not report it.
     pub fn is_ready(&self) -> bool {
         socket::wait(&self.socket, socket::Ready::Read, Some(Instant::now())).unwrap()
     }
@@ -97,7 +97,7 @@ pub struct Client {
     pub call: Framed,
     /// The socket of its events.
     pub events: Framed,
-    /// What the broker said first.
+    /// The broker's first message.
     pub welcome: Welcome,
     /// The number of its last request.
     pub last: u64,
@@ -116,7 +116,7 @@ pub fn encoded(hello: &ClientHello) -> Vec<u8> {
     handshake::encode(&Speaker::new("0.0.0-test"), hello, 1).unwrap()
 }
 
-/// Becomes a member, or the one that a member was, or returns the reason why not.
+/// Becomes a new member, or resumes a membership. Returns the reason if the broker refuses.
 ///
 /// # Panics
 /// If there is no answer.
@@ -124,13 +124,13 @@ pub fn shake_hands(path: &Path, resume: Option<Resume>) -> Result<Client, Refusa
     shake_hands_as(path, &hello(false, resume))
 }
 
-/// Connects with a first message and returns the member, or the reason why it is none.
+/// Connects with a first message and returns the member, or the reason if the broker refuses.
 ///
 /// # Panics
 /// If there is no answer.
 pub fn shake_hands_as(path: &Path, hello: &ClientHello) -> Result<Client, Refusal> {
     let mut call = Framed::new(socket::connect(path).unwrap());
-    // A broker that has no room says so at once, and may have hung up by now.
+    // A broker that has no room refuses immediately, and may have closed the connection already.
     let _ = call.send(&encoded(hello), &[&process::own_pidfd().unwrap()]);
     let (welcome, events) = greeted(&mut call)?;
     Ok(Client { call, events, welcome, last: 0 })
@@ -158,7 +158,7 @@ impl Client {
         shake_hands(path, None).unwrap()
     }
 
-    /// Returns what it resumes its membership with.
+    /// Returns the identity with which a client can resume this membership.
     pub fn identity(&self) -> Resume {
         Resume { instance: self.welcome.instance, member: self.welcome.member, token: self.welcome.token }
     }
@@ -207,7 +207,7 @@ impl Client {
         (reply.outcome, fds)
     }
 
-    /// Sends a request with file descriptors and returns its reply with those that come.
+    /// Sends a request with file descriptors, and returns the reply with its file descriptors.
     ///
     /// # Panics
     /// If there is none.
@@ -269,7 +269,8 @@ impl Client {
         }
     }
 
-    /// Returns what is known of a member's life. These clients have no heartbeat, so that a hung one counts as alive.
+    /// Returns the state of a member, or `None` if it is unknown. These clients have no heartbeat, so a state of hung counts
+    /// as alive.
     ///
     /// # Panics
     /// If the broker refuses.

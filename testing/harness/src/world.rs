@@ -12,7 +12,7 @@ use partywall_broker::{Broker, Config, Exit, StopHandle};
 
 use crate::{Actor, Running, eventually, simulated_driver};
 
-/// The environment variable that makes a test program play a role: the test `role` reads it and is no test otherwise.
+/// The environment variable that makes a test program play a role: the test `role` reads it, and otherwise does nothing.
 pub const ROLE: &str = "PARTYWALL_TEST_ROLE";
 
 /// A broker in a thread, with a socket of its own. Dropping it ends the broker.
@@ -125,20 +125,20 @@ impl World {
         actor
     }
 
-    /// As [`play`](Self::play), but waits until it says `word`.
+    /// As [`play`](Self::play), but waits until the process prints `word`.
     ///
     /// # Panics
-    /// If it ends before.
+    /// If the process ends before it prints the word.
     pub fn play_until(&self, role: &str, word: &str) -> Actor {
         let mut actor = self.start(role, Command::new(this_program()));
         actor.expect(word);
         actor
     }
 
-    /// As [`play`](Self::play). Also returns what the role said behind `word` before it was ready.
+    /// As [`play`](Self::play). Also returns the text that the role printed after `word` before it was ready.
     ///
     /// # Panics
-    /// If it ends before.
+    /// If the process ends before it prints `ready`.
     pub fn play_after(&self, role: &str, word: &str) -> (Actor, String) {
         let mut actor = self.start(role, Command::new(this_program()));
         let said = actor.expect(word);
@@ -146,7 +146,7 @@ impl World {
         (actor, said)
     }
 
-    /// As [`play`](Self::play), through a launcher whose last argument is to be this test program.
+    /// As [`play`](Self::play), through a launcher to which this test program is passed as the last argument.
     ///
     /// # Panics
     /// If it ends before it says `ready`.
@@ -196,13 +196,13 @@ pub fn simulated(test: &str, body: impl FnOnce(&World)) {
     assert!(output.code == Some(0) && text.contains("1 passed"), "{text}\n{}", output.stderr);
 }
 
-/// Says something to [`Actor::expect`], at the beginning of a line.
+/// Prints a line for [`Actor::expect`], which begins on a new line.
 #[allow(clippy::print_stdout, reason = "it is how roles talk to the test")]
 pub fn say(text: &str) {
     println!("\n{text}");
 }
 
-/// Returns a role's next command, or nothing when the test sends no more. Reads no further than the end of the line.
+/// Returns a role's next command, or `None` when the test sends no more. Reads no further than the end of the line.
 ///
 /// # Panics
 /// If standard input cannot be read or is not text.
