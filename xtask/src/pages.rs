@@ -1,6 +1,7 @@
 //! Checks what the pages of the repository say about the repository itself.
 //!
-//! SPEC.md names tests, benchmarks and files. Every page names files, driver facts and steps of labs, and links to pages and their headings.
+//! SPEC.md names tests, benchmarks and files. Every page names files, driver facts, steps of labs and examples, and links to
+//! pages and their headings.
 //! ARCHITECTURE.md says where `unsafe` is allowed and that the broker links no CUDA. Renames make such sentences wrong
 //! without anybody noticing.
 
@@ -34,6 +35,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<Vec<String>, String> {
         wrong.extend(paths(path, text, &tree));
         wrong.extend(learn::facts(path, text, &tree));
         wrong.extend(learn::steps(path, text, &tree));
+        wrong.extend(learn::examples(path, text, &tree));
     }
     wrong.extend(links(&tree));
     wrong.extend(book::check(&tree));

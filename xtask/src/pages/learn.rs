@@ -1,8 +1,11 @@
-//! Checks what pages say about driver facts and about steps of labs.
+//! Checks what pages say about driver facts, steps of labs and examples.
 
 use std::path::Path;
 
-use super::{Tree, code};
+use super::{Tree, code, is_word};
+
+/// The examples that pages tell their readers to run.
+const EXAMPLES: &str = "crates/partywall/examples";
 
 /// The list of all driver facts.
 const FACTS: &str = "testing/gpu/src/tests/facts/mod.rs";
@@ -43,6 +46,13 @@ pub(super) fn steps(page: &Path, text: &str, tree: &Tree) -> Vec<String> {
     wrong
 }
 
+/// Returns the examples that a page runs with Cargo and that do not exist. `NAME` stands for any.
+pub(super) fn examples(page: &Path, text: &str, tree: &Tree) -> Vec<String> {
+    let named = text.split("--example ").skip(1).filter_map(|rest| rest.split(|c| !is_word(c)).next());
+    let absent = named.filter(|name| *name != "NAME" && tree.find(&format!("{EXAMPLES}/{name}.rs")).is_empty());
+    absent.map(|name| format!("{}: there is no example {name}", page.display())).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::PathBuf;
@@ -54,6 +64,7 @@ mod tests {
         Tree {
             files: vec![
                 file(FACTS, "facts! {\n    memory {\n        Measured ONE a_range_is_mapped_once\n"),
+                file("crates/partywall/examples/topic.rs", ""),
                 file("crates/partywall-labs/src/handle_file/consumer.rs", "Step::new(\"no-file\", …) \"half-file\""),
             ],
         }
@@ -63,6 +74,13 @@ mod tests {
     fn missing_facts_are_named() {
         let text = "`fact_a_range_is_mapped_once`, `fact_a_range_is_mapped`";
         assert_eq!(facts(Path::new("p.md"), text, &tree()), ["p.md: there is no driver fact a_range_is_mapped"]);
+    }
+
+    #[test]
+    fn missing_examples_are_named() {
+        let text =
+            "`cargo run -p partywall --example NAME`, `cargo run --example topic -- x`, `cargo run --example top`";
+        assert_eq!(examples(Path::new("p.md"), text, &tree()), ["p.md: there is no example top"]);
     }
 
     #[test]
