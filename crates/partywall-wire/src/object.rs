@@ -32,22 +32,23 @@ pub struct OpenedTimeline {
     pub writer: bool,
 }
 
-/// How a timeline's incarnation ended before it reached an awaited value.
+/// How a timeline's incarnation ended before it reached an awaited value. Control memory contains its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
+#[repr(u32)]
 pub enum TimelineEnding {
     /// The writer's process is proved dead.
-    OwnerDied,
+    OwnerDied = 1,
     /// The writer's CUDA context broke.
-    OwnerFaulted,
+    OwnerFaulted = 2,
     /// The writer closed it.
-    Closed,
+    Closed = 3,
     /// Its writer or an operator abandoned it.
-    Abandoned,
+    Abandoned = 4,
     /// The broker is gone, so the death of the writer can no longer be noticed.
-    BrokerGone,
+    BrokerGone = 5,
     /// The writer was evicted from the domain.
-    Evicted,
+    Evicted = 6,
 }
 
 names!(TimelineEnding {

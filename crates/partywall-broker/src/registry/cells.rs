@@ -13,7 +13,7 @@ use super::{
     Registry,
     effect::{Effect, Effects, Refused},
     segments::limit,
-    types::{Bounds, CellAt, CellEnding, CellId, ControlMemory, FdId, LeaseId, Limit, MemberId},
+    types::{Bounds, CellAt, CellId, ControlMemory, FdId, LeaseId, Limit, MemberId, TimelineEnding},
 };
 
 /// All cells.
@@ -183,7 +183,7 @@ impl Registry {
     }
 
     /// Ends an incarnation. Its writer may still store in it, so the server guards it.
-    pub(super) fn end_cell(&mut self, id: CellId, ending: CellEnding, out: &mut Effects) {
+    pub(super) fn end_cell(&mut self, id: CellId, ending: TimelineEnding, out: &mut Effects) {
         let Some(at) = self.at(id) else { return };
         let Some(cell) = self.cells.used.get_mut(&id) else { return };
         cell.ended = true;

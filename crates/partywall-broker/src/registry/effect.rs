@@ -6,8 +6,8 @@ use partywall_shm::queue::InUse;
 
 use super::tombstones::Tombstone;
 use super::types::{
-    BlockControl, CellAt, CellEnding, Change, ClaimId, CloseId, Doubt, FdId, Gap, Kind, LeaseId, Lifetime, Limit,
-    MemberId, MemberState, Memory, Millis, Name, Named, NoGrowth, ObjectKind, Place, RequestId, Whom,
+    BlockControl, CellAt, Change, ClaimId, CloseId, Doubt, FdId, Gap, Kind, LeaseId, Lifetime, Limit, MemberId,
+    MemberState, Memory, Millis, Name, Named, NoGrowth, ObjectKind, Place, RequestId, TimelineEnding, Whom,
 };
 
 /// An action for the server. Effects are carried out in the order in which the registry returns them.
@@ -26,7 +26,7 @@ pub(crate) enum Effect {
     StartCell { at: CellAt, from: Option<CellAt>, incarnation: u32 },
     /// End an incarnation and the waits for values that it has not reached. Guard the cell from now on
     /// ([`Registry::guarded`](super::Registry::guarded)): a stream of its writer may still store in it.
-    EndCell { at: CellAt, ending: CellEnding },
+    EndCell { at: CellAt, ending: TimelineEnding },
     /// Report when everything promised in an ended cell has been stored
     /// ([`Event::CellSettled`](super::Event::CellSettled)). Nothing new is promised in the cell.
     SettleCell(CellAt),
@@ -37,7 +37,7 @@ pub(crate) enum Effect {
     Return { control: FdId, row: u16 },
     /// Detach a member from a topic or queue: no process waits for the member any more, and it keeps the blocks that it
     /// holds.
-    Detach { object: FdId, row: u16, ending: CellEnding },
+    Detach { object: FdId, row: u16, ending: TimelineEnding },
     /// Return all permits and blocks of a member that is gone, then report
     /// [`Event::RowCleared`](super::Event::RowCleared). Until then no member gets the row.
     ClearRow { row: u16, control: Vec<FdId> },

@@ -9,7 +9,7 @@ use super::{
     reclaim::Departure,
     report::count,
     state::{Eviction, Life},
-    types::{CellEnding, MemberId, Whom},
+    types::{MemberId, TimelineEnding, Whom},
 };
 
 impl Registry {
@@ -27,8 +27,8 @@ impl Registry {
         if let Some(record) = self.members.get_mut(&member) {
             record.lost_context = true;
         }
-        self.end_timelines_of(member, CellEnding::OwnerFaulted, out);
-        self.detach_objects(member, CellEnding::OwnerFaulted, out);
+        self.end_timelines_of(member, TimelineEnding::OwnerFaulted, out);
+        self.detach_objects(member, TimelineEnding::OwnerFaulted, out);
         Answer::Done
     }
 

@@ -65,7 +65,7 @@ use semaphores::Semaphore;
 use state::{Claim, Entry, Lease, Life, Member, PendingClose, Rows, Totals, Version};
 use timelines::Timeline;
 use tombstones::Tombstones;
-use types::{CellEnding, ClaimId, Ending, LeaseId, Limit, Millis, Name, Place, WaitId};
+use types::{ClaimId, Ending, LeaseId, Limit, Millis, Name, Place, TimelineEnding, WaitId};
 use watch::{Log, Watcher};
 
 /// All state of a broker that is not tied to its process.
@@ -200,7 +200,7 @@ impl Registry {
                 self.uncleared -= 1;
                 self.rows.give_back(row);
             }
-            Event::TimelineEnded { name } => self.end_timeline(&name, CellEnding::Abandoned, &mut out),
+            Event::TimelineEnded { name } => self.end_timeline(&name, TimelineEnding::Abandoned, &mut out),
             Event::Request { member, request, call } => self.request(member, request, call, &mut out),
         }
         self.drop_unreferenced(&mut out);

@@ -14,7 +14,7 @@ use super::{
     report::{SLOTS_AS_A_BYTE, count, page},
     semaphores::Semaphore,
     timelines::Timeline,
-    types::{CellEnding, CellId, FdId, LeaseId, MemberId, Name, ObjectKind, RequestId},
+    types::{CellId, FdId, LeaseId, MemberId, Name, ObjectKind, RequestId, TimelineEnding},
 };
 
 /// A member's hold on a timeline or semaphore.
@@ -78,7 +78,7 @@ impl Registry {
         self.holds.get(&lease).filter(|hold| hold.member == member).ok_or(STALE_LEASE)?;
         if self.members.get(&member).is_some_and(|record| record.lost_context) {
             // As with a lease on memory, only the end of the process proves that its work is over.
-            self.end_timeline_of(lease, CellEnding::Closed, out);
+            self.end_timeline_of(lease, TimelineEnding::Closed, out);
         } else if let (Some(semaphore), Some(row)) = (self.drop_hold(lease, out), self.row(member)) {
             out.push(Effect::Return { control: semaphore, row });
         }

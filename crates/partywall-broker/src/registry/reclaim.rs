@@ -10,7 +10,7 @@ use super::{
     Registry,
     effect::{Effect, Effects, Refused},
     state::{Dead, Eviction, Life, Member, PendingClose, PendingVersion},
-    types::{CellEnding, Change, CloseId, Ending, MemberId},
+    types::{Change, CloseId, Ending, MemberId, TimelineEnding},
 };
 
 /// How a member ends.
@@ -27,7 +27,7 @@ pub(super) enum Departure {
     },
 }
 
-impl From<Departure> for CellEnding {
+impl From<Departure> for TimelineEnding {
     fn from(departure: Departure) -> Self {
         match departure {
             Departure::Left => Self::Closed,
@@ -184,7 +184,7 @@ impl Registry {
 
     /// Detaches the member from its topics and queues: other members no longer wait for it there. The member keeps its
     /// blocks.
-    pub(super) fn detach_objects(&self, member: MemberId, ending: CellEnding, out: &mut Effects) {
+    pub(super) fn detach_objects(&self, member: MemberId, ending: TimelineEnding, out: &mut Effects) {
         let Some(record) = self.members.get(&member) else { return };
         let held = record.leases.iter().filter_map(|lease| self.leases.get(lease));
         let objects = held.filter_map(|lease| self.version(&lease.name, lease.version)?.memory.control?.object);

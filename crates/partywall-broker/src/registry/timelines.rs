@@ -15,7 +15,8 @@ use super::{
     objects::What,
     segments::limit,
     types::{
-        CellAt, CellEnding, CellId, Change, ControlMemory, LeaseId, Limit, MemberId, Name, Named, ObjectKind, RequestId,
+        CellAt, CellId, Change, ControlMemory, LeaseId, Limit, MemberId, Name, Named, ObjectKind, RequestId,
+        TimelineEnding,
     },
 };
 
@@ -130,7 +131,7 @@ impl Registry {
             let is = self.kinds_of(name);
             return Err(Refused::ObjectNotFound { kind: ObjectKind::Timeline, name: name.clone(), near, is });
         }
-        self.end_timeline(name, CellEnding::Abandoned, before);
+        self.end_timeline(name, TimelineEnding::Abandoned, before);
         if let Some(record) = self.members.get_mut(&member) {
             record.abandoned = Some(request);
         }
@@ -138,7 +139,7 @@ impl Registry {
     }
 
     /// Ends the incarnations that a member writes.
-    pub(super) fn end_timelines_of(&mut self, member: MemberId, ending: CellEnding, out: &mut Effects) {
+    pub(super) fn end_timelines_of(&mut self, member: MemberId, ending: TimelineEnding, out: &mut Effects) {
         let Some(record) = self.members.get(&member) else { return };
         for lease in record.holds.iter().copied().collect::<Vec<_>>() {
             self.end_timeline_of(lease, ending, out);
@@ -146,7 +147,7 @@ impl Registry {
     }
 
     /// Ends the incarnation that a lease signals, if it signals one.
-    pub(super) fn end_timeline_of(&mut self, lease: LeaseId, ending: CellEnding, out: &mut Effects) {
+    pub(super) fn end_timeline_of(&mut self, lease: LeaseId, ending: TimelineEnding, out: &mut Effects) {
         let Some(What::Timeline { name, .. }) = self.holds.get(&lease).map(|hold| &hold.what) else { return };
         if self.timelines.get(name).is_some_and(|timeline| timeline.writer == Some(lease)) {
             let name = name.clone();
@@ -164,7 +165,7 @@ impl Registry {
         out: &mut Effects,
     ) {
         if self.timelines.get(name).is_some_and(|timeline| timeline.writer == Some(lease)) {
-            self.end_timeline(name, CellEnding::Closed, out);
+            self.end_timeline(name, TimelineEnding::Closed, out);
         }
         for cell in cells {
             self.end_writing(cell, lease, out);
@@ -180,7 +181,7 @@ impl Registry {
         if timeline.holders.is_empty() {
             // No member is left that could end it, and a stream may still wait although its process has given back its
             // lease.
-            self.end_timeline(name, CellEnding::Abandoned, out);
+            self.end_timeline(name, TimelineEnding::Abandoned, out);
             if let Some(timeline) = self.timelines.remove(name) {
                 self.cells.drop_use(timeline.present);
                 let pid = self.pid_of(member);
@@ -194,7 +195,7 @@ impl Registry {
         self.at(self.timelines.get(name).filter(|timeline| !timeline.ended)?.present)
     }
 
-    pub(super) fn end_timeline(&mut self, name: &Name, ending: CellEnding, out: &mut Effects) {
+    pub(super) fn end_timeline(&mut self, name: &Name, ending: TimelineEnding, out: &mut Effects) {
         let Some(timeline) = self.timelines.get_mut(name).filter(|timeline| !timeline.ended) else { return };
         timeline.ended = true;
         let writer = timeline.writer.take();
@@ -202,8 +203,8 @@ impl Registry {
         self.end_cell(present, ending, out);
         let pid = writer.and_then(|lease| self.holder_pid(lease)).unwrap_or(0);
         match ending {
-            CellEnding::OwnerDied => self.log(Named::Timeline, name, Change::OwnerDied { pid }),
-            CellEnding::OwnerFaulted => self.log(Named::Timeline, name, Change::OwnerFaulted { pid }),
+            TimelineEnding::OwnerDied => self.log(Named::Timeline, name, Change::OwnerDied { pid }),
+            TimelineEnding::OwnerFaulted => self.log(Named::Timeline, name, Change::OwnerFaulted { pid }),
             _ => {}
         }
     }

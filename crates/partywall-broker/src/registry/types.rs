@@ -5,10 +5,9 @@
 
 use std::{fmt, sync::Arc};
 
-pub(crate) use partywall_shm::timeline::Ending as CellEnding;
 pub(crate) use partywall_wire::{
     Access, Change, Doubt, Ending, Gap, Kind, LegacyHandle, Lifetime, Limit, MemberState, Named, NoGrowth, ObjectKind,
-    Place, Whom,
+    Place, TimelineEnding, Whom,
 };
 
 macro_rules! ids {

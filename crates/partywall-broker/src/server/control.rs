@@ -17,7 +17,7 @@ use partywall_shm::{
     pool::Pool,
     queue::{self, InUse, Pools, Queue, Reason},
     semaphore::{Audit, MAX_WAITERS, Semaphore},
-    timeline::{Cell, Ending, Slab},
+    timeline::{Cell, Slab, TimelineEnding},
     topic::{self, TimelineCell, Topic},
 };
 use partywall_wire as wire;
@@ -72,7 +72,7 @@ impl MappedQueue {
 #[derive(Debug)]
 enum Clearing {
     /// Detach the row from a topic or queue.
-    Detach { object: FdId, row: u16, ending: Ending },
+    Detach { object: FdId, row: u16, ending: TimelineEnding },
     /// Return the row's slots in these tables.
     Row { row: u16, tables: Vec<FdId> },
 }
@@ -135,7 +135,7 @@ impl SlotTable {
 pub(super) struct Standing {
     pub(super) value: u64,
     pub(super) announced: u64,
-    pub(super) ending: Option<Ending>,
+    pub(super) ending: Option<TimelineEnding>,
 }
 
 impl Control {
@@ -260,7 +260,7 @@ impl Control {
     }
 
     /// Ends an incarnation and wakes its waiters.
-    pub(super) fn end(&self, at: CellAt, ending: Ending) {
+    pub(super) fn end(&self, at: CellAt, ending: TimelineEnding) {
         if let Some(cell) = self.cell(at) {
             cell.end(ending);
         }
@@ -294,7 +294,7 @@ impl Control {
 
     /// Returns all permits or blocks of a row whose member no longer uses the table.
     pub(super) fn give_back(&self, table: FdId, row: u16, slabs: &[FdId]) {
-        self.detach(table, row, Ending::Closed, slabs);
+        self.detach(table, row, TimelineEnding::Closed, slabs);
         self.recover(table, row);
     }
 
@@ -306,7 +306,7 @@ impl Control {
         }
     }
 
-    fn detach(&self, object: FdId, row: u16, ending: Ending, slabs: &[FdId]) {
+    fn detach(&self, object: FdId, row: u16, ending: TimelineEnding, slabs: &[FdId]) {
         let is_gone = |other| other == row;
         let reached = |cell| self.reached(cell, slabs);
         match self.tables.get(&object) {
@@ -318,8 +318,8 @@ impl Control {
             }
             Some(SlotTable::Queue(mapped)) => {
                 let reason = match ending {
-                    Ending::OwnerDied => Reason::Died,
-                    Ending::Closed => Reason::Dropped,
+                    TimelineEnding::OwnerDied => Reason::Died,
+                    TimelineEnding::Closed => Reason::Dropped,
                     _ => Reason::Detached,
                 };
                 let tasks = mapped.queue.detach(mapped.pools(), is_gone, reason, reached);
@@ -340,7 +340,7 @@ impl Control {
     }
 
     /// Schedules the detachment of a row's member from a topic or queue.
-    pub(super) fn detach_later(&mut self, object: FdId, row: u16, ending: Ending) {
+    pub(super) fn detach_later(&mut self, object: FdId, row: u16, ending: TimelineEnding) {
         self.clearing.push_back(Clearing::Detach { object, row, ending });
     }
 

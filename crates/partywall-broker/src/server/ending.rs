@@ -6,8 +6,8 @@ use std::{
 };
 
 use partywall_os::socket::{self, Ready};
-use partywall_shm::timeline::Ending;
 use partywall_wire::Refusal;
+use partywall_wire::TimelineEnding;
 
 use crate::{
     Exit,
@@ -54,7 +54,7 @@ impl Server {
     pub(super) fn finish(mut self) {
         self.acceptor.place.file.remove();
         for cell in self.registry.live_cells() {
-            self.runner.control.end(cell, Ending::BrokerGone);
+            self.runner.control.end(cell, TimelineEnding::BrokerGone);
         }
         self.turn_away_the_rest();
         let deadline = Instant::now() + TIMEOUT;

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use partywall_os::{map::SharedMap, memfd::Draft};
 use partywall_shm::{
     pool::{Attempt, Held, Pool},
-    timeline::Ending,
+    timeline::TimelineEnding,
     topic::{Message, PublisherPlace, Received, Status, TimelineCell, Topic, Unpublished},
 };
 use partywall_wire::{
@@ -245,7 +245,7 @@ fn samples_of_a_departed_publisher_are_complete_up_to_its_timeline() {
     let pool = Pool::map(&words[0]).unwrap();
     let topic = Topic::map(&words[1]).unwrap();
     let mut subscriber = topic.join_as_subscriber(reader.welcome.row, None, 0).unwrap();
-    for ending in [Ending::Evicted, Ending::Closed] {
+    for ending in [TimelineEnding::Evicted, TimelineEnding::Closed] {
         let mut writer = User::join(&broker.socket);
         open(&mut writer.client, "t").unwrap();
         let row = writer.client.welcome.row;
@@ -267,7 +267,7 @@ fn samples_of_a_departed_publisher_are_complete_up_to_its_timeline() {
             }
             other => panic!("{other:?}"),
         });
-        if ending == Ending::Evicted {
+        if ending == TimelineEnding::Evicted {
             let whom = Whom::Member(writer.client.welcome.member);
             reader.ask(Call::Evict { whom, kill: false }).unwrap();
         }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use partywall_os::map::SharedMap;
-use partywall_shm::timeline::{CELL_BYTES, CELLS, Cell, Ending, MAX_VALUE, Progress, Slab, cell_offset};
+use partywall_shm::timeline::{CELL_BYTES, CELLS, Cell, MAX_VALUE, Progress, Slab, cell_offset};
 use partywall_wire::{
     Answer, Call, Limit, MemberState, ObjectDetail, ObjectInfo, ObjectKind, OpenedTimeline, Refusal, Request,
     TimelineEnding, TimelineInfo, Whom, frame, limits::MAX_MESSAGE,
@@ -87,7 +87,7 @@ impl Opened {
         }
     }
 
-    fn ending(&self) -> Option<Ending> {
+    fn ending(&self) -> Option<TimelineEnding> {
         self.cell().ending()
     }
 
@@ -131,7 +131,7 @@ fn waits_for_a_killed_writer_end_and_the_next_writer_continues() {
             move || opened.wait(start + 4)
         });
         writer.kill();
-        assert_eq!(sleeper.join().unwrap(), Progress::Ended(Ending::OwnerDied));
+        assert_eq!(sleeper.join().unwrap(), Progress::Ended(TimelineEnding::OwnerDied));
         assert_eq!((opened.wait(start + 3), opened.cell().value()), (Progress::Reached, start + 3));
         assert_eq!(opened.load(), poison(start + 3), "streams go on");
     }
@@ -156,7 +156,7 @@ fn writer_killed_anywhere_leaves_a_usable_timeline() {
         std::thread::sleep(Duration::from_micros(round * 37 % 500));
         highest = present.cell().value();
         writer.kill();
-        assert_eq!(present.wait(MAX_VALUE), Progress::Ended(Ending::OwnerDied));
+        assert_eq!(present.wait(MAX_VALUE), Progress::Ended(TimelineEnding::OwnerDied));
         assert!(present.cell().value() >= highest);
         highest = present.cell().value();
         assert_eq!(present.load(), poison(highest));
@@ -191,13 +191,13 @@ fn closing_or_leaving_ends_the_waits_at_once() {
         move || opened.wait(8)
     });
     writer.release(&mine);
-    assert_eq!(sleeper.join().unwrap(), Progress::Ended(Ending::Closed));
+    assert_eq!(sleeper.join().unwrap(), Progress::Ended(TimelineEnding::Closed));
     assert_eq!((opened.wait(7), mine.cell().signal(8).is_err()), (Progress::Reached, true));
 
     let again = writer.open("t", true).unwrap();
     assert_eq!((again.cell().value(), again.answer.incarnation), (7, 2));
     assert_eq!(writer.client.ask(Call::Bye), Ok(Answer::Done));
-    assert_eq!(again.wait(8), Progress::Ended(Ending::Closed));
+    assert_eq!(again.wait(8), Progress::Ended(TimelineEnding::Closed));
     assert_eq!(reader.inspect("t").1, [std::process::id()]);
 }
 
@@ -227,7 +227,7 @@ fn child_that_holds_the_writers_connection_may_keep_writing() {
     assert_eq!(opened.ending(), None, "nothing is proved");
     // An operator need not wait for the child.
     assert_eq!(reader.abandon("t"), Ok(Answer::Done));
-    assert_eq!(opened.wait(9), Progress::Ended(Ending::Abandoned));
+    assert_eq!(opened.wait(9), Progress::Ended(TimelineEnding::Abandoned));
 
     let next = reader.open("t", true).unwrap();
     assert_eq!((next.cell().value(), next.answer.incarnation), (1, 2));
@@ -235,7 +235,7 @@ fn child_that_holds_the_writers_connection_may_keep_writing() {
     eventually("what it stores is undone", || opened.load() == poison(1));
     child.kill();
     eventually("both are gone", || reader.client.state_of(member).is_none());
-    assert_eq!((opened.ending(), next.ending()), (Some(Ending::Abandoned), None));
+    assert_eq!((opened.ending(), next.ending()), (Some(TimelineEnding::Abandoned), None));
 }
 
 #[test]
@@ -248,7 +248,7 @@ fn writer_held_by_a_child_is_dead_when_the_child_is() {
     let child = Orphan::of(&parent.says());
     parent.kill();
     child.kill();
-    assert_eq!(opened.wait(9), Progress::Ended(Ending::OwnerDied));
+    assert_eq!(opened.wait(9), Progress::Ended(TimelineEnding::OwnerDied));
 }
 
 #[test]
@@ -265,7 +265,7 @@ fn stores_of_a_stream_after_the_end_are_undone_until_the_last() {
         opened.store(v);
         eventually("the store is undone", || opened.load() == poison(2));
     }
-    assert_eq!((opened.cell().value(), opened.wait(3)), (2, Progress::Ended(Ending::Abandoned)));
+    assert_eq!((opened.cell().value(), opened.wait(3)), (2, Progress::Ended(TimelineEnding::Abandoned)));
 }
 
 #[test]
@@ -296,14 +296,14 @@ fn eviction_or_lost_context_of_the_writer_ends_waits() {
     let mut writer = User::join(&broker.socket);
     let mine = writer.open("t", true).unwrap();
     assert_eq!(writer.client.ask(Call::ContextLost { gpu: None }), Ok(Answer::Done));
-    assert_eq!(opened.wait(1), Progress::Ended(Ending::OwnerFaulted));
-    assert_eq!(mine.ending(), Some(Ending::OwnerFaulted));
+    assert_eq!(opened.wait(1), Progress::Ended(TimelineEnding::OwnerFaulted));
+    assert_eq!(mine.ending(), Some(TimelineEnding::OwnerFaulted));
 
     let mut other = User::join(&broker.socket);
     let next = other.open("t", true).unwrap();
     let whom = Whom::Member(other.client.welcome.member);
     reader.client.ask(Call::Evict { whom, kill: false }).unwrap();
-    assert_eq!(next.wait(1), Progress::Ended(Ending::Evicted));
+    assert_eq!(next.wait(1), Progress::Ended(TimelineEnding::Evicted));
 }
 
 #[test]
@@ -398,7 +398,7 @@ fn stopped_broker_ends_all_waits() {
     assert_eq!(stop, Err(Refusal::InUse { names: 1, members: 1 }));
     broker.stop();
     broker.exit();
-    assert_eq!((opened.wait(1), opened.wait(2)), (Progress::Reached, Progress::Ended(Ending::BrokerGone)));
+    assert_eq!((opened.wait(1), opened.wait(2)), (Progress::Reached, Progress::Ended(TimelineEnding::BrokerGone)));
 }
 
 #[test]
@@ -407,16 +407,16 @@ fn timeline_ended_by_its_members_takes_a_next_writer() {
     let mut user = User::join(&broker.socket);
     let waiter = user.open("t", false).unwrap();
     // Members do this when the broker is silent for too long. Then the broker wakes up.
-    waiter.cell().end(Ending::BrokerGone);
+    waiter.cell().end(TimelineEnding::BrokerGone);
     let mut writer = User::join(&broker.socket);
     let first = writer.open("t", true).unwrap();
     assert_eq!((first.answer.incarnation, first.ending()), (2, None));
     first.cell().signal(3).unwrap();
-    first.cell().end(Ending::BrokerGone);
+    first.cell().end(TimelineEnding::BrokerGone);
     let second = writer.open("t", true).unwrap();
     assert_eq!((second.cell().value(), second.answer.incarnation), (3, 3));
     assert_eq!(writer.client.ask(Call::Release { lease: first.answer.lease }), Ok(Answer::Done));
-    assert_eq!((second.ending(), waiter.wait(1)), (None, Progress::Ended(Ending::BrokerGone)));
+    assert_eq!((second.ending(), waiter.wait(1)), (None, Progress::Ended(TimelineEnding::BrokerGone)));
 }
 
 #[test]

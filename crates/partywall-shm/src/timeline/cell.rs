@@ -35,6 +35,8 @@
 
 use std::time::Duration;
 
+use partywall_wire::TimelineEnding;
+
 use super::value::{MAX_VALUE, Reading, poison, read};
 use crate::{
     EventKey,
@@ -100,39 +102,6 @@ mod layout {
     unsafe impl partywall_os::map::Atomics for Cell {}
 }
 
-/// Why no further value comes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(u32)]
-pub enum Ending {
-    /// The writer's process is proved dead.
-    OwnerDied = 1,
-    /// The writer's GPU context is broken.
-    OwnerFaulted = 2,
-    /// The writer closed the timeline.
-    Closed = 3,
-    /// A process ended all waits.
-    Abandoned = 4,
-    /// The broker is gone, which would have ended the waits when the writer died.
-    BrokerGone = 5,
-    /// The writer was evicted.
-    Evicted = 6,
-}
-
-impl Ending {
-    pub(crate) fn from_code(code: u32) -> Option<Self> {
-        Some(match code {
-            0 => return None,
-            1 => Self::OwnerDied,
-            3 => Self::Closed,
-            4 => Self::Abandoned,
-            5 => Self::BrokerGone,
-            6 => Self::Evicted,
-            // 2, or a number that a process that breaks the rules has written.
-            _ => Self::OwnerFaulted,
-        })
-    }
-}
-
 /// The progress of a timeline towards a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
@@ -143,7 +112,7 @@ pub enum Progress {
     /// The value has been signalled. Final.
     Reached,
     /// The value will never be reached. Final.
-    Ended(Ending),
+    Ended(TimelineEnding),
 }
 
 /// Why a value is not a valid next one.
@@ -158,14 +127,14 @@ pub enum Refused {
     /// The writer has said that no further value comes.
     Closing,
     /// The timeline has ended.
-    Ended(Ending),
+    Ended(TimelineEnding),
 }
 
 /// The outcome of [`Cell::end`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ended {
     /// Why the timeline ended. Not the given reason, if another process was first.
-    pub ending: Ending,
+    pub ending: TimelineEnding,
     /// The last value that counts: where the next incarnation starts.
     pub last: u64,
 }
@@ -188,14 +157,14 @@ impl Cell {
     }
 
     /// Ends the timeline, unless it has ended, and wakes all waiters. Waiting streams continue.
-    pub fn end(&self, ending: Ending) -> Ended {
+    pub fn end(&self, ending: TimelineEnding) -> Ended {
         // Pairs with the load in `ending`: a process that sees the end sees what was done before it.
         let first = self.ending.compare_exchange(0, ending as u32, Ordering::AcqRel, Ordering::Acquire);
         point("timeline: ending stored, value not poisoned");
         let last = self.settle();
         point("timeline: ended, nobody notified");
         self.events.notify();
-        let ending = first.err().and_then(Ending::from_code).unwrap_or(ending);
+        let ending = first.err().and_then(ending_of).unwrap_or(ending);
         Ended { ending, last }
     }
 
@@ -268,7 +237,7 @@ impl Cell {
     }
 
     /// Records that no value follows the promised ones, and returns the last promised value. Waiters for later values
-    /// get [`Ending::Closed`] immediately. Once the last value is stored, call [`Cell::end`].
+    /// get [`TimelineEnding::Closed`] immediately. Once the last value is stored, call [`Cell::end`].
     pub fn begin_close(&self) -> u64 {
         let last = self.announced();
         // Pairs with the load in `closing`.
@@ -306,8 +275,8 @@ impl Cell {
     }
 
     /// Returns why no further value comes, or `None` while one may.
-    pub fn ending(&self) -> Option<Ending> {
-        Ending::from_code(self.ending.load(Ordering::Acquire))
+    pub fn ending(&self) -> Option<TimelineEnding> {
+        ending_of(self.ending.load(Ordering::Acquire))
     }
 
     /// Returns the last value that will come, if the writer is closing.
@@ -335,8 +304,8 @@ impl Cell {
         match read(word) {
             Reading::Live(value) if v <= value => Progress::Reached,
             // Poison without an end: the writer's own store, against the rules.
-            Reading::Poisoned(_) | Reading::Invalid => Progress::Ended(Ending::OwnerFaulted),
-            Reading::Live(_) if self.closing().is_some_and(|last| v > last) => Progress::Ended(Ending::Closed),
+            Reading::Poisoned(_) | Reading::Invalid => Progress::Ended(TimelineEnding::OwnerFaulted),
+            Reading::Live(_) if self.closing().is_some_and(|last| v > last) => Progress::Ended(TimelineEnding::Closed),
             Reading::Live(_) if v <= self.announced.load(Ordering::Acquire) => Progress::Announced,
             Reading::Live(_) => Progress::Pending,
         }
@@ -390,9 +359,23 @@ impl Cell {
         }
     }
 
-    fn verdict(&self) -> Ending {
-        self.ending().unwrap_or(Ending::OwnerFaulted)
+    fn verdict(&self) -> TimelineEnding {
+        self.ending().unwrap_or(TimelineEnding::OwnerFaulted)
     }
+}
+
+/// Returns the ending with this number; `None` for 0, while the timeline has not ended.
+pub(crate) fn ending_of(code: u32) -> Option<TimelineEnding> {
+    Some(match code {
+        0 => return None,
+        1 => TimelineEnding::OwnerDied,
+        3 => TimelineEnding::Closed,
+        4 => TimelineEnding::Abandoned,
+        5 => TimelineEnding::BrokerGone,
+        6 => TimelineEnding::Evicted,
+        // 2, or a number that a process that breaks the rules has written.
+        _ => TimelineEnding::OwnerFaulted,
+    })
 }
 
 /// Maximum number of attempts to poison a value. A writer that is faster for so long breaks the rules. The broker then

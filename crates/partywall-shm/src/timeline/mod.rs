@@ -13,9 +13,11 @@ mod models;
 mod tests;
 mod value;
 
-pub use cell::{Cell, Ended, Ending, Progress, Refused};
+pub(crate) use cell::ending_of;
+pub use cell::{Cell, Ended, Progress, Refused};
 #[cfg(not(loom))]
 pub use mapped::{SLAB_BYTES, Slab, cell_offset};
+pub use partywall_wire::TimelineEnding;
 pub use value::MAX_VALUE;
 
 /// Cells of a slab. Together with the slab's header they fill 64 KiB.

@@ -83,12 +83,12 @@ fn sleeper_misses_no_change_of_another_waker() {
             let cell = cell.clone();
             thread::spawn(move || {
                 promised(&cell, 1);
-                assert_eq!(wait(&cell, |cell| cell.ending()), Ending::Evicted);
+                assert_eq!(wait(&cell, |cell| cell.ending()), TimelineEnding::Evicted);
             })
         };
         let ender = {
             let cell = cell.clone();
-            thread::spawn(move || cell.end(Ending::Evicted))
+            thread::spawn(move || cell.end(TimelineEnding::Evicted))
         };
         cell.announce(1);
         ender.join().unwrap();
@@ -106,17 +106,17 @@ fn all_observers_agree_on_the_last_value() {
         };
         let ender = {
             let cell = cell.clone();
-            thread::spawn(move || cell.end(Ending::OwnerDied))
+            thread::spawn(move || cell.end(TimelineEnding::OwnerDied))
         };
         let signalled = cell.signal(1);
         let ended = ender.join().unwrap();
         let progress = waiter.join().unwrap();
-        assert_eq!(ended, Ended { ending: Ending::OwnerDied, last: u64::from(signalled.is_ok()) });
+        assert_eq!(ended, Ended { ending: TimelineEnding::OwnerDied, last: u64::from(signalled.is_ok()) });
         match signalled {
             Ok(()) => assert_eq!(progress, Progress::Reached),
             Err(refused) => {
-                assert_eq!(refused, Refused::Ended(Ending::OwnerDied));
-                assert_eq!(progress, Progress::Ended(Ending::OwnerDied));
+                assert_eq!(refused, Refused::Ended(TimelineEnding::OwnerDied));
+                assert_eq!(progress, Progress::Ended(TimelineEnding::OwnerDied));
             }
         }
     });
@@ -126,7 +126,7 @@ fn all_observers_agree_on_the_last_value() {
 fn it_ends_once_for_one_reason() {
     check(2, || {
         let cell = Arc::new(Cell::new());
-        let enders = [Ending::OwnerDied, Ending::BrokerGone].map(|ending| {
+        let enders = [TimelineEnding::OwnerDied, TimelineEnding::BrokerGone].map(|ending| {
             let cell = cell.clone();
             thread::spawn(move || cell.end(ending))
         });
@@ -145,7 +145,7 @@ fn a_late_store_of_a_stream_changes_no_verdict() {
         cell.announce(1);
         let ender = {
             let cell = cell.clone();
-            thread::spawn(move || cell.end(Ending::Abandoned).last)
+            thread::spawn(move || cell.end(TimelineEnding::Abandoned).last)
         };
         let stream = {
             let cell = cell.clone();
@@ -159,7 +159,7 @@ fn a_late_store_of_a_stream_changes_no_verdict() {
             Progress::Ended(_) => assert_eq!(last, 0),
             _ => {}
         }
-        let after = if last == 1 { Progress::Reached } else { Progress::Ended(Ending::Abandoned) };
+        let after = if last == 1 { Progress::Reached } else { Progress::Ended(TimelineEnding::Abandoned) };
         assert_eq!((cell.progress(1), cell.value()), (after, last));
         // Only if it came after the poison is there something to repair.
         assert!(cell.guard().is_none() || last == 0);
@@ -174,11 +174,11 @@ fn closing_is_not_slept_through() {
         cell.announce(1);
         let waiter = {
             let cell = cell.clone();
-            thread::spawn(move || assert_eq!(decided(&cell, 2), Progress::Ended(Ending::Closed)))
+            thread::spawn(move || assert_eq!(decided(&cell, 2), Progress::Ended(TimelineEnding::Closed)))
         };
         assert_eq!(cell.begin_close(), 1);
         waiter.join().unwrap();
         cell.store_as_a_stream(1);
-        assert_eq!((cell.end(Ending::Closed).last, cell.progress(1)), (1, Progress::Reached));
+        assert_eq!((cell.end(TimelineEnding::Closed).last, cell.progress(1)), (1, Progress::Reached));
     });
 }

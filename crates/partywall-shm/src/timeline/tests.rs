@@ -35,16 +35,16 @@ fn values_only_grow_and_end() {
     assert_eq!(cell.progress(9), Progress::Reached);
     assert_eq!(cell.progress(10), Progress::Pending);
     assert_eq!(cell.guard(), None);
-    assert_eq!(cell.end(Ending::OwnerDied), Ended { ending: Ending::OwnerDied, last: 9 });
-    assert_eq!(cell.end(Ending::Abandoned), Ended { ending: Ending::OwnerDied, last: 9 });
+    assert_eq!(cell.end(TimelineEnding::OwnerDied), Ended { ending: TimelineEnding::OwnerDied, last: 9 });
+    assert_eq!(cell.end(TimelineEnding::Abandoned), Ended { ending: TimelineEnding::OwnerDied, last: 9 });
     assert_eq!(cell.progress(9), Progress::Reached);
-    assert_eq!(cell.progress(10), Progress::Ended(Ending::OwnerDied));
-    assert_eq!(cell.signal(10), Err(Refused::Ended(Ending::OwnerDied)));
+    assert_eq!(cell.progress(10), Progress::Ended(TimelineEnding::OwnerDied));
+    assert_eq!(cell.signal(10), Err(Refused::Ended(TimelineEnding::OwnerDied)));
     let next = slab.cell(0).unwrap();
     next.start(cell.value(), cell.incarnation() + 1);
     next.signal(MAX_VALUE).unwrap();
     assert_eq!(next.check_next(MAX_VALUE), Err(Refused::NotLarger(MAX_VALUE)));
-    assert_eq!(next.end(Ending::Evicted).last, MAX_VALUE);
+    assert_eq!(next.end(TimelineEnding::Evicted).last, MAX_VALUE);
 }
 
 #[test]
@@ -63,10 +63,10 @@ fn stream_owes_its_announced_value() {
     cell.announce(8);
     assert_eq!(cell.begin_close(), 8);
     assert_eq!(cell.check_next(9), Err(Refused::Closing));
-    assert_eq!(cell.progress(9), Progress::Ended(Ending::Closed));
+    assert_eq!(cell.progress(9), Progress::Ended(TimelineEnding::Closed));
     assert_eq!(cell.progress(8), Progress::Announced);
     value.store(8, Ordering::Relaxed);
-    assert_eq!(cell.end(Ending::Closed).last, 8);
+    assert_eq!(cell.end(TimelineEnding::Closed).last, 8);
 }
 
 #[test]
@@ -76,10 +76,10 @@ fn late_store_is_ignored() {
     let value = word(&slab, 0);
     cell.signal(3).unwrap();
     cell.announce(4);
-    assert_eq!(cell.end(Ending::Evicted).last, 3);
+    assert_eq!(cell.end(TimelineEnding::Evicted).last, 3);
     let poison = value.load(Ordering::Relaxed);
     value.store(4, Ordering::Relaxed);
-    assert_eq!((cell.value(), cell.progress(4)), (3, Progress::Ended(Ending::Evicted)));
+    assert_eq!((cell.value(), cell.progress(4)), (3, Progress::Ended(TimelineEnding::Evicted)));
     assert!(cell.guard().is_some());
     assert_eq!(cell.guard(), None);
     assert_eq!(value.load(Ordering::Relaxed), poison);
@@ -91,13 +91,13 @@ fn observer_completes_an_incomplete_end() {
     let cell = slab.cell(0).unwrap();
     cell.signal(3).unwrap();
     let ending = &slab.memory().atomics::<AtomicU32>(cell_offset(0) + 24, 1).unwrap()[0];
-    ending.store(Ending::BrokerGone as u32, Ordering::Relaxed);
-    assert_eq!(cell.progress(4), Progress::Ended(Ending::BrokerGone));
+    ending.store(TimelineEnding::BrokerGone as u32, Ordering::Relaxed);
+    assert_eq!(cell.progress(4), Progress::Ended(TimelineEnding::BrokerGone));
     assert_eq!(value::read(word(&slab, 0).load(Ordering::Relaxed)), value::Reading::Poisoned(3));
     assert_eq!(word(&slab, 48).load(Ordering::Relaxed), 4);
     // The same, one step later.
     cell.start(3, 0);
-    ending.store(Ending::BrokerGone as u32, Ordering::Relaxed);
+    ending.store(TimelineEnding::BrokerGone as u32, Ordering::Relaxed);
     word(&slab, 0).store(value::poison(3), Ordering::Relaxed);
     assert_eq!((cell.value(), cell.progress(3)), (3, Progress::Reached));
 }
@@ -174,7 +174,7 @@ proptest! {
         }
         cell.progress(v);
         let _ = (cell.signal(v), cell.check_next(v), cell.closing(), cell.tainted(), cell.guard());
-        let ended = cell.end(Ending::OwnerFaulted);
+        let ended = cell.end(TimelineEnding::OwnerFaulted);
         prop_assert!(ended.last <= MAX_VALUE);
         prop_assert_eq!((cell.value(), cell.ending()), (ended.last, Some(ended.ending)));
         cell.guard();

@@ -36,7 +36,7 @@
 use super::{Description, Message};
 use crate::{
     sync::{AtomicU64, Ordering, prefetch, prefetch_to_write},
-    timeline::Ending,
+    timeline::{TimelineEnding, ending_of},
 };
 
 /// The most bytes of a user's header.
@@ -73,7 +73,7 @@ pub enum Status {
     /// Valid: a stream has written it.
     Done,
     /// Never valid: its publisher ended before it was complete.
-    Failed(Ending),
+    Failed(TimelineEnding),
     /// Not valid: it was written from a sample that had failed.
     Tainted,
 }
@@ -145,7 +145,7 @@ impl StatusWord {
             UNVERIFIED => Status::Unverified,
             DONE => Status::Done,
             TAINTED => Status::Tainted,
-            _ => Status::Failed(Ending::from_code((self.0 >> ENDING & 15) as u32).unwrap_or(Ending::OwnerFaulted)),
+            _ => Status::Failed(ending_of((self.0 >> ENDING & 15) as u32).unwrap_or(TimelineEnding::OwnerFaulted)),
         }
     }
 

@@ -377,7 +377,7 @@ fn unannounced_sample_is_received_when_its_publisher_is_detached() {
         let mut reader = world.subscriber(3, None, 0);
         let other = spawn(&world, move |world| {
             world.publish_and_die(&mut dead, 0);
-            world.topic.detach(|row| row == 1, crate::timeline::Ending::OwnerDied, |_| None);
+            world.topic.detach(|row| row == 1, crate::timeline::TimelineEnding::OwnerDied, |_| None);
         });
         assert_eq!(world.look_and_sleep(&mut reader), 0);
         other.join().unwrap();
@@ -394,7 +394,7 @@ fn publisher_is_woken_when_its_slowest_reader_dies() {
         world.publish(&mut publisher, 0).unwrap();
         let other = spawn(&world, move |world| {
             world.topic.subscribers[reader.index].cursor.store(reader.next() + 1, Ordering::Release);
-            world.topic.detach(|row| row == 2, crate::timeline::Ending::OwnerDied, |_| None);
+            world.topic.detach(|row| row == 2, crate::timeline::TimelineEnding::OwnerDied, |_| None);
         });
         assert_eq!(world.publish_waiting(&mut publisher, 1), 1);
         other.join().unwrap();
@@ -446,7 +446,7 @@ fn detached_reader_sees_no_partial_write() {
         let mut reader = world.subscriber(2, None, 0);
         world.publish(&mut publisher, 0).unwrap();
         let broker = spawn(&world, |world| {
-            world.topic.detach(|row| row == 2, crate::timeline::Ending::Evicted, |_| None);
+            world.topic.detach(|row| row == 2, crate::timeline::TimelineEnding::Evicted, |_| None);
         });
         let other = spawn(&world, move |world| {
             world.receive(&mut reader);

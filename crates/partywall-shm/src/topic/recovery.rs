@@ -11,7 +11,7 @@ use crate::{
     members::NOBODY,
     slots::{SlotWord, Slots, State},
     sync::Ordering,
-    timeline::Ending,
+    timeline::TimelineEnding,
 };
 
 impl Topic {
@@ -24,7 +24,7 @@ impl Topic {
     pub fn detach(
         &self,
         gone: impl Fn(u16) -> bool,
-        ending: Ending,
+        ending: TimelineEnding,
         reached: impl Fn(TimelineCell) -> Option<u64>,
     ) -> u32 {
         let mut detached = 0;
@@ -59,7 +59,7 @@ impl Topic {
     /// Terminates for any bytes, and may be repeated.
     pub fn recover(&self, slots: &Slots, dead: impl Fn(u16) -> bool) -> u32 {
         // Otherwise the status of their samples would never become final.
-        self.detach(&dead, Ending::OwnerDied, |_| None);
+        self.detach(&dead, TimelineEnding::OwnerDied, |_| None);
         for (index, subscriber) in self.subscribers.iter().enumerate() {
             let seen = subscriber.port.load();
             if is_lost(seen, &dead) {
@@ -95,7 +95,7 @@ impl Topic {
     fn settle_samples_of(
         &self,
         gone: impl Fn(u16) -> bool,
-        ending: Ending,
+        ending: TimelineEnding,
         reached: impl Fn(TimelineCell) -> Option<u64>,
     ) {
         for (block, descriptor) in self.descriptors.iter().enumerate() {

@@ -12,7 +12,7 @@ use proptest::{collection::vec, prelude::*};
 use super::*;
 use crate::{
     pool::{Attempt, Held, Polled, Pool},
-    timeline::Ending,
+    timeline::TimelineEnding,
 };
 
 const SHAPE: Shape = Shape { blocks: 24, depth: 4, publishers: 2, loans: 2, subscribers: 4, held: 4 };
@@ -152,7 +152,7 @@ fn a_topic_is_idle_once_its_publishers_have_left_and_all_is_received() {
     assert!(!is_idle(&subscriber), "the second one is there");
     world.publish(&mut world.publisher(1), 6).unwrap();
     // Of dead ones.
-    world.topic.detach(|row| row < 3, Ending::OwnerDied, |_| None);
+    world.topic.detach(|row| row < 3, TimelineEnding::OwnerDied, |_| None);
     assert!(!is_idle(&subscriber), "a sample is left");
     assert_eq!(world.receive(&mut subscriber), Some(6));
     assert!(is_idle(&subscriber));
@@ -324,8 +324,8 @@ fn detached_member_blocks_no_other_and_keeps_its_holds() {
     let held = world.take(&mut subscribers[0]).unwrap();
     world.publish(&mut publishers[0], 4).unwrap();
     assert!(world.publish(&mut publishers[0], 5).is_err());
-    assert_eq!(world.topic.detach(|row| row == 2, Ending::Evicted, |_| None), 2);
-    assert_eq!(world.topic.detach(|row| row == 2, Ending::Evicted, |_| None), 0);
+    assert_eq!(world.topic.detach(|row| row == 2, TimelineEnding::Evicted, |_| None), 2);
+    assert_eq!(world.topic.detach(|row| row == 2, TimelineEnding::Evicted, |_| None), 0);
     assert_eq!(world.publish(&mut publishers[0], 5), Ok(5));
     assert_eq!(world.publish(&mut publishers[1], 6), Err(Unpublished::Detached));
     assert_eq!(world.topic.receive(&world.pool, &mut subscribers[0]), Received::Detached);
@@ -355,13 +355,16 @@ fn samples_of_a_gone_publisher_become_final() {
     let taken: Vec<_> = (0..4).map(|_| world.take(&mut subscriber).unwrap()).collect();
     let now = |world: &World| taken.iter().map(|taken| world.topic.status(taken)).collect::<Vec<_>>();
     assert_eq!(now(&world), [&statuses[..], &[Status::Timeline]].concat());
-    assert_eq!(world.topic.detach(|row| row == 1, Ending::OwnerFaulted, |asked| (asked == cell).then_some(1)), 1);
-    let failed = Status::Failed(Ending::OwnerFaulted);
+    assert_eq!(
+        world.topic.detach(|row| row == 1, TimelineEnding::OwnerFaulted, |asked| (asked == cell).then_some(1)),
+        1
+    );
+    let failed = Status::Failed(TimelineEnding::OwnerFaulted);
     assert_eq!(now(&world), [Status::Done, failed, failed, Status::Timeline]);
     // A final status does not change.
     let first = world.topic.describe(&taken[0]);
     world.topic.settle(taken[0].block(), first.generation, Status::Tainted);
-    world.topic.detach(|row| row == 1, Ending::OwnerDied, |_| None);
+    world.topic.detach(|row| row == 1, TimelineEnding::OwnerDied, |_| None);
     assert_eq!(world.topic.status(&taken[0]), Status::Done);
     let last = world.topic.describe(&taken[3]);
     world.topic.settle(taken[3].block(), last.generation + 1, Status::Tainted);
@@ -407,7 +410,7 @@ fn blocks_of_the_dead_come_back_and_their_samples_stay() {
     assert_eq!(world.audit(), Audit { free: 22, in_ring: 2, ..Audit::default() });
     assert_eq!((world.topic.publishers().len(), world.topic.subscribers().len()), (1, 1));
     let first = world.take(&mut alive).unwrap();
-    assert_eq!((first.block(), world.topic.status(&first)), (held.block(), Status::Failed(Ending::OwnerDied)));
+    assert_eq!((first.block(), world.topic.status(&first)), (held.block(), Status::Failed(TimelineEnding::OwnerDied)));
     assert_eq!(world.receive(&mut alive), Some(2));
     for value in 3..20 {
         world.publish(&mut publishers[1], value).unwrap();
@@ -762,7 +765,7 @@ proptest! {
         world.topic.publishers();
         world.topic.subscribers();
         world.topic.audit(&world.pool);
-        world.topic.detach(|row| row % 2 == 0, Ending::OwnerDied, |_| Some(u64::MAX));
+        world.topic.detach(|row| row % 2 == 0, TimelineEnding::OwnerDied, |_| Some(u64::MAX));
         world.topic.recover(&world.pool, |row| row % 2 == 0);
         world.topic.recover(&world.pool, |_| true);
         let audit = world.topic.audit(&world.pool);

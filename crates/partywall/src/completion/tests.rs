@@ -1,7 +1,7 @@
 use std::sync::mpsc;
 
 use partywall_cuda::{CuResult, CudaError};
-use partywall_shm::timeline::Ending;
+use partywall_shm::timeline::TimelineEnding;
 
 use super::*;
 use crate::domain::Schedule;
@@ -157,7 +157,7 @@ fn lost_context_leaves_private_words_unknown_and_timelines_pending() {
     world.completions.poll();
     assert_eq!(world.ran(), [(1, Completion::Done), (2, Completion::Unknown)]);
     // The broker ends the timelines of a process whose context is lost.
-    word.cell().end(Ending::OwnerFaulted);
+    word.cell().end(TimelineEnding::OwnerFaulted);
     world.completions.poll();
     assert_eq!(world.ran(), [(3, Completion::Unknown)]);
 }

@@ -18,7 +18,7 @@ use std::{
 use partywall_os::{Errno, lock::IgnorePoison, socket};
 use partywall_shm::{
     members::{self, Members},
-    timeline::Ending,
+    timeline::TimelineEnding,
 };
 use partywall_wire::Event;
 
@@ -291,7 +291,7 @@ impl Shared {
             return;
         }
         self.each_place(|place| {
-            place.cell().end(Ending::BrokerGone);
+            place.cell().end(TimelineEnding::BrokerGone);
         });
         let guarding = Arc::downgrade(self);
         self.poll_tasks.add(GUARD, move |reason| {

@@ -16,7 +16,7 @@ use std::{
 use partywall_cuda::StreamRef;
 use partywall_os::lock::IgnorePoison;
 pub use partywall_shm::timeline::MAX_VALUE;
-use partywall_shm::timeline::{Ending, Progress};
+use partywall_shm::timeline::Progress;
 use partywall_wire::TimelineEnding;
 
 pub(crate) use self::order::Order;
@@ -222,7 +222,7 @@ impl Timeline {
 
     /// Returns how the timeline ended, if it has.
     pub fn ending(&self) -> Option<TimelineEnding> {
-        self.at.word().ending().map(ending)
+        self.at.word().ending()
     }
 
     /// Checks that all values that this handle has waited for are valid, as far as is known. Call it when the work behind a
@@ -369,8 +369,8 @@ impl At {
         }
     }
 
-    fn ended(&self, word: &Word, how: Ending, wanted: u64) -> Error {
-        Error::Gone(Gone::Timeline { name: self.name.clone(), ending: ending(how), wanted, last: word.cell().value() })
+    fn ended(&self, word: &Word, ending: TimelineEnding, wanted: u64) -> Error {
+        Error::Gone(Gone::Timeline { name: self.name.clone(), ending, wanted, last: word.cell().value() })
     }
 
     fn check_value(&self, v: u64) -> Result<()> {
@@ -378,16 +378,5 @@ impl At {
             return Ok(());
         }
         Err(InvalidArgument::Value { name: self.name.clone(), value: v, last: self.word().cell().announced() }.into())
-    }
-}
-
-pub(crate) fn ending(ending: Ending) -> TimelineEnding {
-    match ending {
-        Ending::OwnerDied => TimelineEnding::OwnerDied,
-        Ending::OwnerFaulted => TimelineEnding::OwnerFaulted,
-        Ending::Closed => TimelineEnding::Closed,
-        Ending::Abandoned => TimelineEnding::Abandoned,
-        Ending::BrokerGone => TimelineEnding::BrokerGone,
-        Ending::Evicted => TimelineEnding::Evicted,
     }
 }

@@ -7,7 +7,7 @@ use std::{
 
 use partywall_cuda::{AccessError, CurrentStream, DeviceSlice, StreamId, StreamRef};
 use partywall_os::lock::IgnorePoison;
-use partywall_shm::timeline::{Cell, Ending, Progress, Refused};
+use partywall_shm::timeline::{Cell, Progress, Refused, TimelineEnding};
 
 use super::{
     At, Timeline,
@@ -227,11 +227,15 @@ impl TimelineWriter {
         let Writer { at, word, .. } = &*self.writer;
         match refused {
             // The cause says more than the ending.
-            Refused::Ended(Ending::OwnerFaulted) => {
-                self.timeline.domain.health().check().err().unwrap_or_else(|| at.ended(word, Ending::OwnerFaulted, v))
-            }
+            Refused::Ended(TimelineEnding::OwnerFaulted) => self
+                .timeline
+                .domain
+                .health()
+                .check()
+                .err()
+                .unwrap_or_else(|| at.ended(word, TimelineEnding::OwnerFaulted, v)),
             Refused::Ended(ending) => at.ended(word, ending, v),
-            Refused::Closing => at.ended(word, Ending::Closed, v),
+            Refused::Closing => at.ended(word, TimelineEnding::Closed, v),
             Refused::OutOfRange | Refused::NotLarger(_) | Refused::Owed(_) => {
                 InvalidArgument::Value { name: at.name.clone(), value: v, last: word.cell().announced() }.into()
             }
@@ -257,7 +261,7 @@ impl Writer {
     /// Ends the timeline as closed, unless it has ended.
     fn end(&self) {
         self.look_at_inputs();
-        self.word.cell().end(Ending::Closed);
+        self.word.cell().end(TimelineEnding::Closed);
     }
 
     /// Taints values that rest on failed inputs. Skips a locked writer: a signal that holds the lock does the same.
@@ -270,8 +274,8 @@ impl Writer {
     /// Checks that the broker runs, and that the next value, `v`, would rest on no failed input.
     fn check(&self, state: &mut State, v: u64) -> Result<()> {
         let suspect = self.taint(state);
-        if self.word.ending() == Some(Ending::BrokerGone) {
-            return Err(self.at.ended(&self.word, Ending::BrokerGone, v));
+        if self.word.ending() == Some(TimelineEnding::BrokerGone) {
+            return Err(self.at.ended(&self.word, TimelineEnding::BrokerGone, v));
         }
         let name = || self.at.name.clone();
         match self.word.cell().tainted() {

@@ -27,7 +27,7 @@ use crate::{
     error::{Busy, Error, Gone, InvalidData, Result},
     gpu::{DeviceRange, Gpu},
     segment::{Element, elements},
-    timeline::{Order, Timeline, ending},
+    timeline::{Order, Timeline},
     wait::Wait,
 };
 
@@ -303,11 +303,11 @@ impl Sample {
     fn refuse_failed(&self) -> Result<()> {
         let topic = || self.topic().to_owned();
         match self.status() {
-            Status::Failed(how) => Err(InvalidData::SampleFailed {
+            Status::Failed(ending) => Err(InvalidData::SampleFailed {
                 topic: topic(),
                 position: self.position(),
                 publisher: self.publisher(),
-                ending: ending(how),
+                ending,
             }
             .into()),
             Status::Tainted => Err(InvalidData::SampleTainted { topic: topic(), position: self.position() }.into()),

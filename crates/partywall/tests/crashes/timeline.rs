@@ -13,7 +13,7 @@ use partywall_harness::{
     WATCHDOG,
     crash::{self, Crashed, at_each_point},
 };
-use partywall_shm::timeline::{Cell, Ending, Progress, Slab};
+use partywall_shm::timeline::{Cell, Progress, Slab, TimelineEnding};
 
 use super::points::{CLOSING, ENDING, PROMISING, SIGNALLING, SLEEPING, assert_passed};
 
@@ -30,9 +30,9 @@ pub(crate) fn play(role: &str, memory: File) {
         "closes" => {
             cell.signal(1).unwrap();
             assert_eq!(cell.begin_close(), 1);
-            cell.end(Ending::Closed);
+            cell.end(TimelineEnding::Closed);
         }
-        "ends" => drop(cell.end(Ending::OwnerDied)),
+        "ends" => drop(cell.end(TimelineEnding::OwnerDied)),
         "waits" => cell.sleep(cell.prepare(), Duration::from_millis(1)),
         _ => panic!("{role}"),
     }
@@ -71,7 +71,7 @@ fn each_point_of(what: &str, test: impl Fn(&Cell, &OwnedFd, &Crashed)) -> BTreeS
             let what = format!("{:?} at {:?}", crashed.fate, crashed.point);
             crashed.is_dead_in_the_end();
             // The broker has the proof. However far the other was with it, there is one end.
-            let ended = cell.end(Ending::OwnerDied);
+            let ended = cell.end(TimelineEnding::OwnerDied);
             assert_eq!((cell.ending(), cell.value()), (Some(ended.ending), ended.last), "{what}");
             let decided = waiter.recv_timeout(WATCHDOG).expect("watchdog: a waiter sleeps for ever");
             assert!(matches!(decided, Progress::Ended(_)), "{what}: {decided:?}");
@@ -116,7 +116,7 @@ fn closing() {
 #[test]
 fn ending() {
     let points = each_point_of("ends", |_, memory, crashed| {
-        assert_eq!(recv(&wait(memory, 1)), Progress::Ended(Ending::OwnerDied), "{crashed:?}");
+        assert_eq!(recv(&wait(memory, 1)), Progress::Ended(TimelineEnding::OwnerDied), "{crashed:?}");
     });
     assert_passed(&points, &[ENDING]);
 }

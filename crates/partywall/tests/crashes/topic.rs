@@ -24,7 +24,7 @@ use partywall_os::{map::SharedMap, memfd};
 use partywall_shm::{
     crash as points, members,
     pool::{Held, Pool},
-    timeline::Ending,
+    timeline::TimelineEnding,
     topic::{Audit, Message, PublisherPlace, Received, Shape, Status, SubscriberPlace, Taken, Topic, Unpublished},
 };
 
@@ -243,7 +243,7 @@ pub(crate) fn play(role: &str, topic: File) {
         }
         "is the broker" => {
             crash::arm();
-            topic.detach(|row| row == DEAD, Ending::OwnerDied, |_| None);
+            topic.detach(|row| row == DEAD, TimelineEnding::OwnerDied, |_| None);
             topic.recover(pool, |row| row == DEAD);
         }
         _ => panic!("{role}"),
@@ -414,7 +414,7 @@ fn part_once_it_is_waited_for(world: &World, publishing: &JoinHandle<Others>) {
     let all = || world.topic.subscribers();
     let keeps_waiting = || all().iter().any(|state| state.row == CRASHING && state.stalled.is_some());
     eventually("they go on, or it is to be waited for", || publishing.is_finished() || keeps_waiting());
-    world.topic.detach(|row| row == CRASHING, Ending::Evicted, |_| None);
+    world.topic.detach(|row| row == CRASHING, TimelineEnding::Evicted, |_| None);
 }
 
 #[test]
@@ -452,7 +452,7 @@ fn receiving(role: &str) -> std::collections::BTreeSet<String> {
             eventually("they go on, or it is to be waited for", || publishing.is_finished() || keeps_waiting());
             // One that may miss something keeps nobody waiting.
             assert!(role == "receives" || publishing.is_finished());
-            world.topic.detach(|row| row == CRASHING, Ending::Evicted, |_| None);
+            world.topic.detach(|row| row == CRASHING, TimelineEnding::Evicted, |_| None);
             publishing.join().unwrap().go_on(crashed);
         },
     )
@@ -492,7 +492,7 @@ fn reclaim_of_a_dead_member() {
         },
         |crashed, others| {
             let world = others.world.clone();
-            world.topic.detach(|row| row == DEAD, Ending::OwnerDied, |_| None);
+            world.topic.detach(|row| row == DEAD, TimelineEnding::OwnerDied, |_| None);
             world.topic.recover(&world.pool, |row| row == DEAD);
             assert_eq!(others.go_on(crashed), 1);
         },

@@ -22,8 +22,8 @@ use super::{
     effect::{Opened, OpenedTimeline},
     event::{Commit, Growth, Identity, Open, OpenSemaphore, OpenTimeline},
     types::{
-        Access, BlockControl, CellAt, CellEnding, Change, Chunk, ClaimId, ControlMemory, Ending, Gap, Kind, LeaseId,
-        Lifetime, Limit, MemberState, Memory, Name, Named, NoGrowth, ObjectKind, Place, Table, Whom,
+        Access, BlockControl, CellAt, Change, Chunk, ClaimId, ControlMemory, Ending, Gap, Kind, LeaseId, Lifetime,
+        Limit, MemberState, Memory, Name, Named, NoGrowth, ObjectKind, Place, Table, TimelineEnding, Whom,
     },
 };
 

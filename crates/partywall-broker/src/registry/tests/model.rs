@@ -280,7 +280,7 @@ impl Model {
             }
             Event::CellSettled { at } => self.settle(*at),
             Event::RowCleared { row } => assert!(self.objects.uncleared.remove(row)),
-            Event::TimelineEnded { name } => self.end_line(name, CellEnding::Abandoned, &mut said),
+            Event::TimelineEnded { name } => self.end_line(name, TimelineEnding::Abandoned, &mut said),
             Event::Request { member, request, call } => {
                 let person = self.person(*member);
                 let repeated = request.0 <= person.last_request;
@@ -362,7 +362,7 @@ impl Model {
                     return Err(Refused::Stale(Handle::Lease));
                 }
                 if self.person(member).lost_context {
-                    self.end_line_of(*lease, CellEnding::Closed, said);
+                    self.end_line_of(*lease, TimelineEnding::Closed, said);
                 } else {
                     self.loosen(*lease, said);
                 }
@@ -569,8 +569,8 @@ impl Model {
             }
             Call::ContextLost => {
                 self.person(member).lost_context = true;
-                self.end_lines_of(member, CellEnding::OwnerFaulted, said);
-                self.detach(member, CellEnding::OwnerFaulted, said);
+                self.end_lines_of(member, TimelineEnding::OwnerFaulted, said);
+                self.detach(member, TimelineEnding::OwnerFaulted, said);
                 Ok(Answer::Done)
             }
             Call::Evict { whom, kill } => {
@@ -1018,9 +1018,9 @@ impl Model {
         self.give_up_claims(member, said);
         self.disown_all(member, ending, by, said);
         let ending = match ending {
-            Ending::OwnerDied => CellEnding::OwnerDied,
-            Ending::Withdrawn => CellEnding::Closed,
-            _ => CellEnding::Evicted,
+            Ending::OwnerDied => TimelineEnding::OwnerDied,
+            Ending::Withdrawn => TimelineEnding::Closed,
+            _ => TimelineEnding::Evicted,
         };
         self.end_lines_of(member, ending, said);
         self.detach(member, ending, said);
@@ -1033,7 +1033,7 @@ impl Model {
         pools.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    fn detach(&mut self, member: MemberId, ending: CellEnding, said: &mut Said) {
+    fn detach(&mut self, member: MemberId, ending: TimelineEnding, said: &mut Said) {
         let row = self.person(member).row;
         let is_held =
             |e: &&Edition| self.holds.iter().any(|h| h.member == member && h.name == e.name && h.number == e.number);

@@ -196,13 +196,13 @@ impl Model {
             let kind = ObjectKind::Timeline;
             return Err(self.no_object(kind, name));
         }
-        self.end_line(name, CellEnding::Abandoned, said);
+        self.end_line(name, TimelineEnding::Abandoned, said);
         self.objects.abandoned.retain(|(who, _)| *who != member);
         self.objects.abandoned.push((member, request));
         Ok(Answer::Done)
     }
 
-    pub(super) fn end_line(&mut self, name: &Name, ending: CellEnding, said: &mut Said) {
+    pub(super) fn end_line(&mut self, name: &Name, ending: TimelineEnding, said: &mut Said) {
         let Some(line) = self.objects.lines.iter_mut().find(|line| line.name == *name) else { return };
         let writer = line.writer.take();
         let present = line.present;
@@ -210,8 +210,8 @@ impl Model {
             said.control.push(Effect::EndCell { at: self.at(present), ending });
             let pid = writer.map_or(0, |lease| self.gripper(lease));
             match ending {
-                CellEnding::OwnerDied => self.note(Named::Timeline, name, Change::OwnerDied { pid }),
-                CellEnding::OwnerFaulted => self.note(Named::Timeline, name, Change::OwnerFaulted { pid }),
+                TimelineEnding::OwnerDied => self.note(Named::Timeline, name, Change::OwnerDied { pid }),
+                TimelineEnding::OwnerFaulted => self.note(Named::Timeline, name, Change::OwnerFaulted { pid }),
                 _ => {}
             }
         }
@@ -300,7 +300,7 @@ impl Model {
         let index = self.objects.grips.iter().position(|grip| grip.id == lease).unwrap();
         let kind = self.objects.grips[index].kind;
         let name = self.objects.grips[index].name.clone();
-        self.end_line_of(lease, CellEnding::Closed, said);
+        self.end_line_of(lease, TimelineEnding::Closed, said);
         let Grip { member, cells, .. } = self.objects.grips.remove(index);
         for number in cells {
             let spot = &mut self.objects.cells[number as usize];
@@ -315,7 +315,7 @@ impl Model {
         let anybody = self.objects.grips.iter().any(|grip| on_it(&grip));
         match kind {
             ObjectKind::Timeline if !anybody => {
-                self.end_line(&name, CellEnding::Abandoned, said);
+                self.end_line(&name, TimelineEnding::Abandoned, said);
                 self.objects.lines.retain(|line| line.name != name);
                 self.note(Named::Timeline, &name, Change::Withdrawn { pid: 100 + member.0 as u32 });
             }
@@ -335,14 +335,14 @@ impl Model {
     }
 
     /// Ends the timelines that a member writes.
-    pub(super) fn end_lines_of(&mut self, member: MemberId, ending: CellEnding, said: &mut Said) {
+    pub(super) fn end_lines_of(&mut self, member: MemberId, ending: TimelineEnding, said: &mut Said) {
         for lease in self.grips_of(member) {
             self.end_line_of(lease, ending, said);
         }
     }
 
     /// Ends the timeline that a lease writes.
-    pub(super) fn end_line_of(&mut self, lease: LeaseId, ending: CellEnding, said: &mut Said) {
+    pub(super) fn end_line_of(&mut self, lease: LeaseId, ending: TimelineEnding, said: &mut Said) {
         let written = self.objects.lines.iter().find(|line| line.writer == Some(lease));
         if let Some(name) = written.map(|line| line.name.clone()) {
             self.end_line(&name, ending, said);

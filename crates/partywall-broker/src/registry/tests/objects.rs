@@ -6,7 +6,7 @@ use crate::registry::effect::{Handle, Holder, ObjectRow, Refused};
 const STALE: Outcome = Err(Refused::Stale(Handle::Lease));
 
 /// Returns the ends of cells, in order.
-fn ends(effects: &[Effect]) -> Vec<(CellAt, CellEnding)> {
+fn ends(effects: &[Effect]) -> Vec<(CellAt, TimelineEnding)> {
     let end = |effect: &Effect| match effect {
         Effect::EndCell { at, ending } => Some((*at, *ending)),
         _ => None,
@@ -74,7 +74,7 @@ fn writers_death_ends_waits_and_next_writer_continues() {
     w.timeline(b, "x", true);
     assert_eq!(ends(&w.apply(Event::Suspected { member: b })), [], "a lost connection proves nothing");
     assert_eq!(ends(&w.apply(Event::HeldByChild { member: b })), []);
-    let [(first, CellEnding::OwnerDied)] = ends(&w.apply(Event::Died { member: b }))[..] else { panic!("one end") };
+    let [(first, TimelineEnding::OwnerDied)] = ends(&w.apply(Event::Died { member: b }))[..] else { panic!("one end") };
     assert_eq!(w.follow(a, reader.lease).incarnation, 1, "there is no next one yet");
 
     let (_, outcome, effects) =
@@ -86,7 +86,7 @@ fn writers_death_ends_waits_and_next_writer_continues() {
     assert_eq!((place(&followed), followed.incarnation, followed.writer), (place(&second), 2, false));
     assert_eq!(
         ends(&w.apply(Event::Died { member: c })),
-        [(at, CellEnding::OwnerDied)],
+        [(at, TimelineEnding::OwnerDied)],
         "a second death behaves like the first"
     );
 }
@@ -97,12 +97,12 @@ fn writer_that_releases_or_leaves_has_closed() {
     w.timeline(a, "x", false);
     let opened = w.timeline(b, "x", true);
     let effects = w.release(b, opened.lease);
-    assert!(matches!(ends(&effects)[..], [(_, CellEnding::Closed)]));
+    assert!(matches!(ends(&effects)[..], [(_, TimelineEnding::Closed)]));
     assert_eq!(w.ask(b, Call::Release { lease: opened.lease }).1, STALE);
     let again = w.timeline(c, "x", true);
     assert_eq!(again.incarnation, 2);
     let effects = w.ask(c, Call::Leave).2;
-    assert!(matches!(ends(&effects)[..], [(_, CellEnding::Closed)]));
+    assert!(matches!(ends(&effects)[..], [(_, TimelineEnding::Closed)]));
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn timeline_ends_with_its_last_lease() {
     let two = w.timeline(b, "x", false);
     assert_eq!(ends(&w.release(a, one.lease)), []);
     let effects = w.release(b, two.lease);
-    assert!(matches!(ends(&effects)[..], [(_, CellEnding::Abandoned)]), "a forgotten wait of a stream ends");
+    assert!(matches!(ends(&effects)[..], [(_, TimelineEnding::Abandoned)]), "a forgotten wait of a stream ends");
     assert!(w.registry.timelines.is_empty());
     assert_eq!(w.timeline(a, "x", true).incarnation, 1);
 }
@@ -136,7 +136,7 @@ fn abandoning_ends_waits_and_the_writers_turn() {
     let old = w.timeline(b, "x", true);
     let (_, outcome, effects) = w.ask(c, abandon("x"));
     assert_eq!(outcome, Ok(Answer::Done));
-    assert!(matches!(ends(&effects)[..], [(_, CellEnding::Abandoned)]));
+    assert!(matches!(ends(&effects)[..], [(_, TimelineEnding::Abandoned)]));
     assert_eq!(ends(&w.ask(c, abandon("x")).2), [], "it has ended");
     assert!(!w.follow(b, old.lease).writer);
 
@@ -249,7 +249,7 @@ fn writers_eviction_or_lost_context_ends_waits() {
     w.timeline(a, "x", false);
     let lease = w.timeline(b, "x", true).lease;
     let evict = Call::Evict { whom: Whom::Member(b.0), kill: false };
-    let [(evicted, CellEnding::Evicted)] = ends(&w.ask(a, evict).2)[..] else { panic!("one end") };
+    let [(evicted, TimelineEnding::Evicted)] = ends(&w.ask(a, evict).2)[..] else { panic!("one end") };
     assert!(matches!(w.ask(b, Call::Release { lease }).1, Err(Refused::Evicted { .. })));
     assert_eq!(
         w.registry
@@ -257,7 +257,7 @@ fn writers_eviction_or_lost_context_ends_waits() {
         None
     );
     let lease = w.timeline(c, "x", true).lease;
-    let [(faulted, CellEnding::OwnerFaulted)] = ends(&w.ask(c, Call::ContextLost).2)[..] else { panic!("one end") };
+    let [(faulted, TimelineEnding::OwnerFaulted)] = ends(&w.ask(c, Call::ContextLost).2)[..] else { panic!("one end") };
     assert_eq!(guarded(&w), [evicted, faulted], "both live on");
 
     // It cannot know whether its streams still wait; only its end proves that they do not.
@@ -278,7 +278,7 @@ fn unproven_death_quarantines_cells_and_permits() {
     w.semaphore(b, "s", 2);
     let row = w.registry.row(b).unwrap();
     let effects = w.apply(Event::Died { member: b });
-    let [(cell, CellEnding::OwnerDied)] = ends(&effects)[..] else { panic!("waits end at once") };
+    let [(cell, TimelineEnding::OwnerDied)] = ends(&effects)[..] else { panic!("waits end at once") };
     assert!(effects.contains(&Effect::Quarantined(b)) && returned(&effects).is_empty());
     assert_eq!(guarded(&w), [cell], "its kernels may run on");
     w.join(MemberId(3));

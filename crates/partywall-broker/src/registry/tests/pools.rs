@@ -80,18 +80,18 @@ fn departed_member_is_detached_at_once_and_returns_blocks_when_dead() {
     let topic = w.opened(b, "t").memory.control.unwrap().slot_table();
     let detach = |ending| Effect::Detach { object: topic, row: 1, ending };
     let faulted = w.ask(b, Call::ContextLost).2;
-    assert_eq!(in_control(&faulted), [&detach(CellEnding::OwnerFaulted)]);
+    assert_eq!(in_control(&faulted), [&detach(TimelineEnding::OwnerFaulted)]);
     let lease = w.registry.members[&b].leases.first().copied().unwrap();
     assert_eq!(in_control(&w.release(b, lease)), [] as [&Effect; 0], "only its end proves that its work is over");
     let evicted = w.ask(c, Call::Evict { whom: Whom::Member(b.0), kill: false }).2;
-    assert_eq!(in_control(&evicted), [&detach(CellEnding::Evicted)]);
+    assert_eq!(in_control(&evicted), [&detach(TimelineEnding::Evicted)]);
     let dead = w.apply(Event::Died { member: b });
     let cleared = Effect::ClearRow { row: 1, control: vec![pool, topic] };
-    assert_eq!(in_control(&dead), [&detach(CellEnding::OwnerDied), &cleared]);
+    assert_eq!(in_control(&dead), [&detach(TimelineEnding::OwnerDied), &cleared]);
 
     w.opened(c, "t");
     let left = w.ask(c, Call::Leave).2;
-    let closed = Effect::Detach { object: topic, row: 2, ending: CellEnding::Closed };
+    let closed = Effect::Detach { object: topic, row: 2, ending: TimelineEnding::Closed };
     assert_eq!(in_control(&left), [&closed, &Effect::ClearRow { row: 2, control: vec![topic] }]);
 }
 
@@ -102,7 +102,10 @@ fn resources_of_unproven_members_stay_in_quarantine_and_keep_the_name() {
     w.apply(Event::Joined { member: b, identity: identity(b, false, false) });
     create(&mut w, b, "t", topic());
     let effects = w.apply(Event::Died { member: b });
-    assert!(matches!(in_control(&effects)[..], [Effect::Detach { ending: CellEnding::OwnerDied, .. }]), "{effects:?}");
+    assert!(
+        matches!(in_control(&effects)[..], [Effect::Detach { ending: TimelineEnding::OwnerDied, .. }]),
+        "{effects:?}"
+    );
     let opened = w.opened(a, "t");
     let effects = w.ask(a, Call::FreeUnproven { pid: None }).2;
     let table = opened.memory.control.unwrap().slot_table();

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use partywall_shm::timeline::Ending;
 use partywall_wire as wire;
 
 use crate::{
@@ -25,7 +24,7 @@ pub(super) fn row(row: &ObjectRow, control: &Control) -> wire::ObjectInfo {
                 writer: row.writer,
                 value: standing.map_or(0, |standing| standing.value),
                 announced: standing.map_or(0, |standing| standing.announced),
-                ending: standing.and_then(|standing| standing.ending).map(ending),
+                ending: standing.and_then(|standing| standing.ending),
                 leases: row.leases,
             })
         }
@@ -52,15 +51,4 @@ pub(super) fn detail(row: &ObjectRow, holders: &[Holder], control: &Control) -> 
         .iter()
         .map(|held| wire::ObjectHolder { holder: holder(held), permits: permits.get(&held.row).copied().unwrap_or(0) });
     wire::ObjectDetail { info: self::row(row, control), holders: holders.collect() }
-}
-
-fn ending(ending: Ending) -> wire::TimelineEnding {
-    match ending {
-        Ending::OwnerDied => wire::TimelineEnding::OwnerDied,
-        Ending::OwnerFaulted => wire::TimelineEnding::OwnerFaulted,
-        Ending::Closed => wire::TimelineEnding::Closed,
-        Ending::Abandoned => wire::TimelineEnding::Abandoned,
-        Ending::BrokerGone => wire::TimelineEnding::BrokerGone,
-        Ending::Evicted => wire::TimelineEnding::Evicted,
-    }
 }

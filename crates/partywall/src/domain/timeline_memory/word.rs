@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
-use partywall_shm::timeline::{Cell, Ending, Progress};
+use partywall_shm::timeline::{Cell, Progress, TimelineEnding};
 
 use super::CellPlace;
 
@@ -37,15 +37,15 @@ impl Word {
     pub(crate) fn progress(&self, v: u64) -> Progress {
         match self.cell().progress(v) {
             Progress::Pending | Progress::Announced if self.gone.load(Ordering::Acquire) => {
-                Progress::Ended(Ending::BrokerGone)
+                Progress::Ended(TimelineEnding::BrokerGone)
             }
             progress => progress,
         }
     }
 
     /// Returns why no further value will come, as far as this process can know.
-    pub(crate) fn ending(&self) -> Option<Ending> {
-        let gone = || self.gone.load(Ordering::Acquire).then_some(Ending::BrokerGone);
+    pub(crate) fn ending(&self) -> Option<TimelineEnding> {
+        let gone = || self.gone.load(Ordering::Acquire).then_some(TimelineEnding::BrokerGone);
         self.cell().ending().or_else(gone)
     }
 
