@@ -138,12 +138,20 @@ fn reports_are_compared_and_other_machines_refused() {
 /// The sandbox fails the test if a process or a file remains.
 #[test]
 fn interrupted_run_leaves_nothing() {
-    let sandbox = Sandbox::new();
-    let run = sandbox.spawn(["bench", "--device", "host", "--quiet"]);
-    eventually("its broker and a peer run", || sandbox.processes().len() >= 3);
-    run.signal(Signal::INT);
-    assert_eq!(run.wait().code, None);
-    eventually("all are gone", || sandbox.processes().is_empty());
+    for (arguments, processes) in [
+        // The command, its broker and a peer.
+        (["bench", "all", "--device=host", "--quiet"], 3),
+        // The command, its broker and nine that hand over to each other.
+        (["bench", "fanout", "--device=host", "--quiet"], 11),
+        (["bench", "fanout", "--simulated", "--quiet"], 11),
+    ] {
+        let sandbox = Sandbox::new();
+        let run = sandbox.spawn(arguments);
+        eventually("its broker and peers run", || sandbox.processes().len() >= processes);
+        run.signal(Signal::INT);
+        assert_eq!(run.wait().code, None);
+        eventually("all are gone", || sandbox.processes().is_empty());
+    }
 }
 
 #[test]
