@@ -172,6 +172,7 @@ fn class(error: &Error) -> &'static str {
         Error::Gone(Gone::Task { .. }) => "TaskGone",
         Error::InvalidData(InvalidData::TaskFailed { .. }) => "TaskFailed",
         Error::InvalidData(InvalidData::TaskInputs { .. }) => "InputsLost",
+        Error::InvalidData(InvalidData::TaskAttempt { .. }) => "AttemptFailed",
         Error::Gone(Gone::TopicIdle { .. }) => "TopicIdle",
         Error::Busy(Busy::NotReady { .. }) => "NotReady",
         Error::InvalidData(InvalidData::SampleFailed { .. }) => "SampleFailed",

@@ -3,10 +3,10 @@
 //!
 //! | module | contains |
 //! |---|---|
-//! | `domain`, `build`, `segment`, `pool`, `queue`, `task`, `part`, `ticket`, `topic`, `publisher`, `subscriber`, `sample`, `timeline`, `semaphore`, `watch` | handles of the library's objects; each Python object is one file here and one there |
-//! | `tensor` | a tensor of a build, segment, block, loan or sample, as other libraries take it |
+//! | `domain`, `build`, `segment`, `pool`, `queue`, `task`, `part`, `ticket`, `enqueued`, `topic`, `publisher`, `subscriber`, `sample`, `timeline`, `semaphore`, `watch` | handles of the library's objects; each Python object is one file here and one there |
+//! | `tensor` | a tensor of any of these, as other libraries take it |
 //! | `memory` | reading and writing what a tensor is of |
-//! | `owner` | what a tensor keeps: its build, segment, block, loan or sample, until nothing uses it any more |
+//! | `owner` | what tensors keep alive |
 //! | `dlpack` | capsules out, and the C structs of DLPack |
 //! | `exchange` | tensors in by DLPack's C interface |
 //! | `source` | capsules and buffers in |
@@ -25,6 +25,7 @@ mod build;
 mod dlpack;
 mod doctor;
 mod domain;
+mod enqueued;
 mod errors;
 mod exchange;
 mod handle;
@@ -64,6 +65,8 @@ mod native {
     use crate::doctor::examine;
     #[pymodule_export]
     use crate::domain::Domain;
+    #[pymodule_export]
+    use crate::enqueued::EnqueuedResult;
     #[pymodule_export]
     use crate::exchange::work_stream;
     #[pymodule_export]

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use partywall::{
-    Block, Build, DeviceRange, Error, Loan, Result, Sample, Segment,
+    Block, Build, DeviceRange, EnqueuedResult, Error, Loan, Result, Sample, Segment,
     cuda::{RawStream, StreamRef},
     error::{Denied, Gone},
 };
@@ -12,7 +12,8 @@ use partywall::{
 /// What is done with a range of device memory.
 pub(crate) type Work<'a> = &'a mut dyn FnMut(DeviceRange<'_>) -> Result<()>;
 
-/// A build, segment, block, loan, sample or part of a task. All but builds and segments have one tensor, and ignore its name.
+/// A build, segment, block, loan, sample, part of a claimed task or output of an enqueued one. All but builds and segments have
+/// one tensor, and ignore its name.
 pub(crate) trait Memory {
     /// Has `work` use the tensor `name` on its GPU, of `bytes` bytes, for work on `stream`.
     fn on_device(&self, name: &str, bytes: u64, stream: RawStream, work: Work<'_>) -> Result<()>;
@@ -101,6 +102,26 @@ impl Memory for Arc<Sample> {
 
     fn write(&mut self, _: &str, _: &[u8], _: bool) -> Result<()> {
         Err(read_only(self))
+    }
+}
+
+impl Memory for Arc<EnqueuedResult> {
+    /// The stream waits first until the worker's stream has completed the output.
+    fn on_device(&self, _: &str, bytes: u64, stream: RawStream, work: Work<'_>) -> Result<()> {
+        let range = self.device()?;
+        // SAFETY: the caller's promise: a stream of the primary context of the tensor's GPU that lives for as long as this
+        // call, as DLPack's consumers are promised too.
+        self.wait_on(unsafe { StreamRef::borrow(range.gpu().context(), stream) })?;
+        work(range.slice(0, bytes)?)
+    }
+
+    /// Fails: an enqueued result is on a GPU.
+    fn read(&mut self, _: &str, _: &mut [u8]) -> Result<()> {
+        Err(Error::Gone(Gone::Task { task: self.task().to_string() }))
+    }
+
+    fn write(&mut self, name: &str, _: &[u8], _: bool) -> Result<()> {
+        Err(Error::Denied(Denied::ReadOnly { name: name.to_owned(), version: self.task().version() }))
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use partywall::{
-    Block, Build, Error, Loan, Sample, Segment, Subscriber, Topic,
+    Block, Build, EnqueuedResult, Error, Loan, Queue, Sample, Segment, Subscriber, Topic,
     cuda::{Context, CuResult, RawStream},
     error::{Gone, Unreachable},
 };
@@ -59,6 +59,8 @@ enum State {
     Received(Received),
     /// An input or the output of a claimed task, which ends by itself.
     Claimed(Part),
+    /// The output of a task whose result was not taken: nothing but the mapping. A block once it was.
+    Enqueued(Enqueued),
     Closed,
 }
 
@@ -68,6 +70,14 @@ struct Received {
     subscriber: Arc<Subscriber>,
     /// The last stream that waits for it.
     stream: Option<RawStream>,
+}
+
+/// The output of an enqueued task, with the queue, whose end may have to wait for the broker.
+struct Enqueued {
+    result: Arc<EnqueuedResult>,
+    queue: Arc<Queue>,
+    /// The stream that was the first to wait for it.
+    stream: RawStream,
 }
 
 impl Owner {
@@ -103,6 +113,21 @@ impl Owner {
     /// The owner of a part of a claimed task; the output is writable.
     pub(crate) fn of_part(part: Part, writable: bool, context: Option<Context>) -> Arc<Self> {
         Self::of(State::Claimed(part), writable, context)
+    }
+
+    /// The owner of the output of an enqueued task, which `stream` waits for.
+    pub(crate) fn of_enqueued(result: &Arc<EnqueuedResult>, queue: &Arc<Queue>, stream: RawStream) -> Arc<Self> {
+        let context = queue.gpu().map(|gpu| gpu.context().clone());
+        Self::of(State::Enqueued(Enqueued { result: result.clone(), queue: queue.clone(), stream }), false, context)
+    }
+
+    /// Of an enqueued task: its result was taken, and tensors that were made before keep the block from now on.
+    pub(crate) fn keep_result(&self, block: Block) {
+        let former = std::mem::replace(&mut *self.lock(), State::Taken(block));
+        self.writable.store(true, Ordering::Release);
+        if let State::Enqueued(enqueued) = former {
+            enqueued.let_go();
+        }
     }
 
     /// Of a task that is over: addresses that were given out stay mapped, and are not to be written any more.
@@ -151,11 +176,12 @@ impl Owner {
         }
     }
 
-    /// The last stream that waits for the sample, or for the inputs of the task.
+    /// A stream that waits for the sample, the inputs of the task or its output: the last one that was noted.
     pub(crate) fn stream(&self) -> Option<RawStream> {
         match &*self.lock() {
             State::Received(received) => received.stream,
             State::Claimed(part) => part.of_input().and_then(|claim| claim.stream()),
+            State::Enqueued(enqueued) => Some(enqueued.stream),
             _ => None,
         }
     }
@@ -168,10 +194,11 @@ impl Owner {
         }
     }
 
-    /// Whether a stream that reads it has to wait for what writes it: a sample, or an input.
+    /// Whether a stream that reads it has to wait for the stream that writes it: a sample, an input, or the output of an enqueued
+    /// task. These are read-only.
     pub(crate) fn is_awaited(&self) -> bool {
         match &*self.lock() {
-            State::Received(_) => true,
+            State::Received(_) | State::Enqueued(_) => true,
             State::Claimed(part) => part.of_input().is_some(),
             _ => false,
         }
@@ -248,6 +275,11 @@ impl Owner {
                 look(&mut sample)
             }
             State::Claimed(part) => look(part),
+            State::Enqueued(Enqueued { result, .. }) => {
+                let mut result = result.clone();
+                drop(state);
+                look(&mut result)
+            }
             State::Spent(topic) => Err(Error::Gone(Gone::HeldBlock { pool: topic.name().to_owned() })),
             // Not met: a caller keeps the owner from being closed.
             State::Closed => Err(Error::Unreachable(Unreachable::Refused("its memory was closed".into()))),
@@ -340,6 +372,14 @@ impl Owner {
     }
 }
 
+impl Enqueued {
+    /// Leaves the end of the queue to the reaper.
+    fn let_go(self) {
+        drop(self.result);
+        let_go(self.queue);
+    }
+}
+
 /// Lets go of what others may have, too; the last who does has the reaper do it, and nobody before wakes that.
 pub(crate) fn let_go<T: Send + 'static>(shared: Arc<T>) {
     if let Some(last) = Arc::into_inner(shared) {
@@ -360,6 +400,7 @@ impl Drop for Owner {
             }
             State::Spent(topic) => return let_go(topic),
             State::Claimed(part) => return part.let_go(),
+            State::Enqueued(enqueued) => return enqueued.let_go(),
             state => state,
         };
         // So does a block.

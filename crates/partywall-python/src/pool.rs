@@ -170,12 +170,24 @@ struct Held {
 
 impl Block {
     pub(crate) fn new(domain: &Domain, gpu: Option<&Gpu>, block: partywall::Block) -> Self {
+        Self::of(domain, block, |block| Owner::of_block(block, gpu.map(|gpu| gpu.context().clone())))
+    }
+
+    /// The block of a task's result, which `owner` keeps from now on: the owner of tensors that were made before the take.
+    pub(crate) fn of_taken(py: Python<'_>, domain: &Domain, owner: Arc<Owner>, block: partywall::Block) -> Self {
+        Self::of(domain, block, |block| {
+            py.detach(|| owner.keep_result(block));
+            owner
+        })
+    }
+
+    fn of(domain: &Domain, block: partywall::Block, keep: impl FnOnce(partywall::Block) -> Arc<Owner>) -> Self {
         let pool = block.pool().to_owned();
         let index = block.index();
         let generation = block.generation();
         let nbytes = block.len();
-        let on_host = gpu.is_none();
-        let owner = Owner::of_block(block, gpu.map(|gpu| gpu.context().clone()));
+        let owner = keep(block);
+        let on_host = owner.context().is_none();
         Self { held: Handle::new(Held { owner, domain: domain.clone() }), pool, index, generation, nbytes, on_host }
     }
 

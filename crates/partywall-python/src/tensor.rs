@@ -29,7 +29,6 @@ use crate::{
     arguments::ElementType,
     dlpack::{self, Device, Export, Managed, ManagedVersioned, contiguous, data_type},
     errors::{Never, Raise, no_such_view},
-    memory::read_only,
     owner::Owner,
     source::{self, Source},
     stream, wait,
@@ -174,11 +173,19 @@ impl Tensor {
 
     /// A stream of the tensor's GPU, as Python names it, once what is on it is done.
     fn stream(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<RawStream> {
-        let Some(context) = self.owner.context() else { return Ok(RawStream::LEGACY_DEFAULT) };
+        if self.is_on_host() {
+            return Ok(RawStream::LEGACY_DEFAULT);
+        }
         let stream = stream::named(py, stream, self.device.device_id)?;
-        // SAFETY: the caller's promise, as in `on_device`.
-        wait::for_stream(py, unsafe { StreamRef::borrow(context, stream) })?;
+        self.drain(py, stream)?;
         Ok(stream)
+    }
+
+    /// Waits until everything on a stream of the tensor's GPU is done, or a signal comes.
+    fn drain(&self, py: Python<'_>, stream: RawStream) -> PyResult<()> {
+        let Some(context) = self.owner.context() else { return Ok(()) };
+        // SAFETY: the caller's promise, as in `on_device`.
+        wait::for_stream(py, unsafe { StreamRef::borrow(context, stream) })
     }
 
     /// Has `work` look at the memory on its GPU, on `stream`, while nothing unmaps it.
@@ -297,9 +304,14 @@ impl Tensor {
         stream: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let stream = self.stream(py, stream.as_ref())?;
-        if let Some(claim) = self.owner.claim().filter(|_| !self.is_on_host()) {
-            // Here a signal ends the wait; the copy's cannot be ended.
-            wait::in_slices(py, Duration::MAX, |slice| claim.wait_inputs(slice))?;
+        // Here a signal ends the wait; the copy's cannot be ended.
+        match self.owner.claim() {
+            _ if self.is_on_host() || !self.owner.is_awaited() => {}
+            Some(claim) => wait::in_slices(py, Duration::MAX, |slice| claim.wait_inputs(slice))?,
+            None => {
+                py.detach(|| self.on_device(stream, |_, _| Ok(()))).or_raise(py)?;
+                self.drain(py, stream)?;
+            }
         }
         PyBytes::new_with(py, self.bytes as usize, |out| {
             let copied = py.detach(|| match self.is_on_host() {
@@ -328,8 +340,9 @@ impl Tensor {
             }
         };
         let source = source.get();
-        if let Some(sample) = self.owner.sample() {
-            return Err(read_only(&sample)).or_raise(py);
+        if self.owner.is_awaited() {
+            // Refused, by an error that names it.
+            return py.detach(|| self.write_bytes(&[])).or_raise(py);
         }
         source.check_copy_to(py, &self.name, self.dtype, &self.shape, self.is_contiguous())?;
         if self.bytes == 0 {

@@ -13,7 +13,7 @@ use partywall::{Error, Queue, error::InvalidData};
 use partywall_os::{lock::IgnorePoison, process::fork_generation};
 use pyo3::{
     PyTypeInfo,
-    exceptions::{PyBaseException, PyTypeError},
+    exceptions::{PyBaseException, PyTypeError, PyValueError},
     inspect::PyStaticExpr,
     intern,
     prelude::*,
@@ -24,10 +24,12 @@ use pyo3::{
 
 use crate::{
     arguments::{ElementType, Shape},
+    enqueued::EnqueuedResult,
     errors::{Never, Raise, closed, exception, unclosed},
     handle::Handle,
-    owner::let_go,
+    owner::{Owner, let_go},
     pool::Block,
+    stream::Stream,
     tensor::{Capsule, CudaArray, Tensor},
     wait,
 };
@@ -81,6 +83,28 @@ impl Ticket {
         };
         self.succeeded.store(true, Ordering::Relaxed);
         Ok(TaskResult::new(queue.clone(), result))
+    }
+
+    /// Has a stream wait until the worker's stream has completed the task, and returns the output, to be read on that stream.
+    ///
+    /// Waits itself only until a worker has called `complete_on`. `stream` and `device` as for a `Timeline`. `take` of what this
+    /// returns proves that the stream has read the result: if the worker dies before, the stream goes on.
+    #[pyo3(signature = (stream = None, *, device = None, timeout = None))]
+    fn wait_on(
+        &self,
+        py: Python<'_>,
+        stream: Option<&Bound<'_, PyAny>>,
+        device: Option<&Bound<'_, PyAny>>,
+        timeout: Option<f64>,
+    ) -> PyResult<EnqueuedResult> {
+        let (ticket, queue) = self.inner();
+        if queue.gpu().is_none() {
+            return Err(PyValueError::new_err("results in host memory are waited for by hosts: result()"));
+        }
+        let timeout = wait::timeout(timeout)?;
+        let stream = Stream::at(py, queue.domain(), stream, device)?;
+        let result = wait::for_turn(py, "ticket", timeout, || false, |wait| ticket.wait_on(stream.borrow(), wait))?;
+        Ok(EnqueuedResult::new(queue, result, stream.id().1))
     }
 
     /// Waits until the task is done, and leaves its result. Returns `None` if it has succeeded, and `TaskFailed` for a dead
@@ -212,14 +236,29 @@ impl TaskResult {
         }
     }
 
+    /// The result of a task whose output streams have read. `owner` is what tensors of the output keep; it keeps the block now.
+    pub(crate) fn of_enqueued(
+        py: Python<'_>,
+        queue: Arc<Queue>,
+        result: partywall::TaskResult,
+        owner: Arc<Owner>,
+    ) -> PyResult<Self> {
+        let this = Self::new(queue, result);
+        let taken = this.taken.lock().ignore_poison().take();
+        if let Some((taken, queue)) = taken.zip(this.queue.as_ref()) {
+            let block = python_block(py, Block::of_taken(py, queue.domain(), owner, taken))?;
+            // Nothing else knows this result yet.
+            _ = this.block.set(py, block);
+        }
+        Ok(this)
+    }
+
     /// The output as an object of Python's.
     fn block<'py>(&self, py: Python<'py>) -> PyResult<&Bound<'py, PyAny>> {
         let block = self.block.get_or_try_init(py, || {
             let taken = self.taken.lock().ignore_poison().take();
             let (taken, queue) = taken.zip(self.queue.as_ref()).ok_or_else(|| closed(py, "result"))?;
-            let block = Block::new(queue.domain(), queue.gpu(), taken);
-            let class = py.import(intern!(py, "partywall._pool"))?.getattr(intern!(py, "Block"))?;
-            class.call1((block,)).map(Bound::unbind)
+            python_block(py, Block::new(queue.domain(), queue.gpu(), taken))
         });
         block.map(|block| block.bind(py))
     }
@@ -242,7 +281,7 @@ impl TaskResult {
     #[pyo3(signature = (shape = None, dtype = ElementType::BYTES))]
     fn tensor(&self, py: Python<'_>, shape: Option<Shape>, dtype: ElementType) -> PyResult<Tensor> {
         if !self.has_output {
-            return Err(PyTypeError::new_err("the task was submitted without room for an output"));
+            return Err(without_output());
         }
         let shape = shape.unwrap_or_else(|| Shape(vec![dtype.elements_in(self.nbytes)]));
         let block = self.block(py)?.getattr(intern!(py, "_native"))?.cast_into::<Block>()?;
@@ -334,6 +373,17 @@ impl Drop for TaskResult {
             let_go(queue);
         }
     }
+}
+
+/// Returns a block as Python's class of blocks.
+fn python_block(py: Python<'_>, block: Block) -> PyResult<Py<PyAny>> {
+    let class = py.import(intern!(py, "partywall._pool"))?.getattr(intern!(py, "Block"))?;
+    class.call1((block,)).map(Bound::unbind)
+}
+
+/// The exception of reading the output of a task that has none.
+pub(crate) fn without_output() -> PyErr {
+    PyTypeError::new_err("the task was submitted without room for an output")
 }
 
 /// The output of a result, for type checkers.

@@ -70,7 +70,7 @@ fn queues_submitter_on_a_gpu(ticket: &Ticket, stream: StreamRef<'_>, second: Dur
     let result = ticket.wait_on(stream, second)?;                    // the host waits for no GPU
     let output = result.device()?;                                   // this stream's later work waits for the worker's
     // a kernel on `stream` that reads `output`
-    let taken = result.take(second).map_err(|refused| refused.0)?;   // what it reads is the result
+    let taken = result.take(second)?;                                // what it reads is the result
     taken.into_output().expect("room was asked for").release_on(stream)?;
     Ok(())
 }

@@ -21,6 +21,7 @@ from partywall._domain import Claim, Domain, Name, connect
 from partywall._errors import (
     Abandoned,
     AccessDenied,
+    AttemptFailed,
     BadFile,
     BadName,
     BadPattern,
@@ -101,6 +102,7 @@ from partywall._members import EvictedMember, Member
 from partywall._native import (
     Attachment,
     ClaimedTask,
+    EnqueuedResult,
     LimitedWait,
     Sample,
     SegmentPart,
@@ -123,6 +125,7 @@ __all__ = [
     "Abandoned",
     "AccessDenied",
     "Attachment",
+    "AttemptFailed",
     "BadFile",
     "BadName",
     "BadPattern",
@@ -146,6 +149,7 @@ __all__ = [
     "ContextLost",
     "CudaError",
     "Domain",
+    "EnqueuedResult",
     "Error",
     "Event",
     "Evicted",

@@ -288,6 +288,10 @@ class InputsLost(Error, ConnectionError):
     """The submitter ended before its stream had completed the inputs."""
 
 
+class AttemptFailed(Error, ConnectionError):
+    """The attempt whose output a stream has read has failed: its worker died or lost the task before its stream was done."""
+
+
 class TooManyLoans(Error, RuntimeError):
     """The publisher holds the maximum number of unpublished loans."""
 

@@ -81,3 +81,14 @@ def test_input_is_read_behind_the_kernel_that_writes_it(queue, child, socket):
     ticket = queue.submit("sqrt", [block], output=NUMBERS * 4)
     with ticket.result(60) as result:
         assert bool((torch.from_dlpack(result.tensor(dtype="float32")) == 3).all())
+
+
+def test_result_is_read_behind_the_kernel_that_computes_it_and_taken_afterwards(queue, child, socket):
+    worker = child(WORKER, socket)
+    assert worker.says() == "ready"
+    ticket = queue.submit("sqrt", [torch.full((NUMBERS,), 9.0, device="cuda")], output=NUMBERS * 4)
+    enqueued = ticket.wait_on(timeout=60)
+    total = torch.from_dlpack(enqueued.tensor(dtype="float32")).sum()
+    with enqueued.take(60) as result:
+        assert result.attempt == 1
+        assert total.item() == 3 * NUMBERS

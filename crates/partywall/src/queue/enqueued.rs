@@ -1,19 +1,19 @@
 //! Results in the order of a stream: read behind the worker's stream, before any host knows that the task is done.
 //!
-//! The reader's stream waits for the worker's timeline. The reader has no hold on the output block meanwhile: it stays the
-//! worker's until the task is done, and the queue's until the result is taken. So the block that [`EnqueuedResult::take`] takes,
-//! if it is the one that was read, of the same attempt, has had nothing else in it in between; otherwise the attempt has failed,
-//! or another process has taken the result, and `take` says so. A reader that is killed leaves nothing behind.
+//! The reader's stream waits for the worker's timeline. The reader has no hold on the output block meanwhile: the block stays
+//! the worker's until the task is done, and the queue's until the result is taken. If [`EnqueuedResult::take`] takes the block
+//! that was read, of the same attempt, the block has contained nothing else in between. Otherwise the attempt has failed, or
+//! another process has taken the result, and `take` says so. A reader that is killed leaves nothing behind.
 
 use std::{
     fmt,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::{AtomicU8, Ordering},
 };
 
 use partywall_cuda::StreamRef;
 use partywall_shm::queue as shm;
 
-use super::{TaskRef, TaskResult, Ticket};
+use super::{Open, TaskRef, TaskResult, Ticket};
 use crate::{
     error::{Error, Gone, InvalidArgument, InvalidData, Result},
     gpu::DeviceRange,
@@ -21,23 +21,28 @@ use crate::{
     wait::Wait,
 };
 
-/// The output of a task that a stream may read behind the worker's stream.
+/// The output of a task that a stream reads behind the worker's stream.
 ///
-/// [`take`](Self::take) says afterwards whether it was the result. Dropping it changes nothing: the result stays in the queue.
+/// [`take`](Self::take) says afterwards whether it was the result. Dropping this changes nothing: the result stays in the queue.
 #[must_use = "whether what a stream has read is the result is known once it is taken"]
 pub struct EnqueuedResult {
     ticket: Ticket,
     output: shm::Output,
-    /// Whether its GPU address was handed out: then work of this process may use it.
-    exposed: AtomicBool,
+    /// [`EXPOSED`] and [`TAKEN`]. One word, so that a block is either taken as exposed, or its address is refused.
+    uses: AtomicU8,
 }
 
+/// The GPU address was handed out: work of this process may use the output.
+const EXPOSED: u8 = 1;
+/// This process has taken the result: the address is the block's to give.
+const TAKEN: u8 = 2;
+
 impl Ticket {
-    /// Has `stream` wait until the worker's stream has completed the task, and returns what may be read on `stream` from then on.
-    /// The host waits only until a worker has [completed the task on its stream](super::ClaimedTask::complete_on). Nothing is
-    /// enqueued if the task is done.
+    /// Has `stream` wait until the worker's stream has completed the task, and returns the output, which later work on `stream`
+    /// may read. The host waits only until a worker has [completed the task on its stream](super::ClaimedTask::complete_on).
+    /// Nothing is enqueued if the task is done.
     ///
-    /// If the worker dies before its stream has come so far, `stream` goes on, and [`EnqueuedResult::take`] says so.
+    /// If the worker dies before its stream has completed the task, `stream` goes on, and [`EnqueuedResult::take`] says so.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -46,7 +51,7 @@ impl Ticket {
     /// # const SECOND: Duration = Duration::from_secs(1);
     /// let result = ticket.wait_on(stream, SECOND)?;
     /// add(stream, result.device()?);                  // enqueued behind the worker's stream
-    /// let result = result.take(SECOND).map_err(|refused| refused.0)?;
+    /// let result = result.take(SECOND)?;
     /// result.into_output().expect("room was asked for").release_on(stream).map_err(|refused| refused.error)?;
     /// # Ok(())
     /// # }
@@ -57,7 +62,7 @@ impl Ticket {
     pub fn wait_on<'w>(&self, stream: StreamRef<'_>, wait: impl Into<Wait<'w>>) -> Result<EnqueuedResult> {
         let output = self.await_result(wait.into(), || self.try_wait_on(stream))?;
         let ticket = Self::new(self.open.clone(), self.id);
-        Ok(EnqueuedResult { ticket, output, exposed: AtomicBool::new(false) })
+        Ok(EnqueuedResult { ticket, output, uses: AtomicU8::new(0) })
     }
 
     fn try_wait_on(&self, stream: StreamRef<'_>) -> Result<Option<shm::Output>> {
@@ -68,38 +73,69 @@ impl Ticket {
             Err(shm::TaskState::Dead) => return Err(self.failed()),
             Err(_) => return Ok(None),
         };
-        let Some((row, point)) = output.pending else { return Ok(Some(output)) };
-        // A timeline that has ended: the broker is about to say whether the stream came so far.
-        let Some(timeline) = self.open.timeline_of(row, point)? else { return Ok(None) };
+        Ok(self.open.order(&output, stream)?.then_some(output))
+    }
+}
+
+impl Open {
+    /// Has `stream` wait until the output is complete. Returns false if the worker's timeline has ended: the broker is about to
+    /// say whether the worker's stream came so far.
+    fn order(&self, output: &shm::Output, stream: StreamRef<'_>) -> Result<bool> {
+        let Some((row, point)) = output.pending else { return Ok(true) };
+        let Some(timeline) = self.timeline_of(row, point)? else { return Ok(false) };
         match timeline.wait_on(stream, point.value) {
-            Err(Error::Gone(Gone::Timeline { .. })) => Ok(None),
-            waited => waited.map(|()| Some(output)),
+            Err(Error::Gone(Gone::Timeline { .. })) => Ok(false),
+            waited => waited.map(|()| true),
         }
     }
 }
 
 impl EnqueuedResult {
-    /// Where the output is on its GPU, to be read on the stream that waits. It may be longer than the output.
+    /// Returns where the output is on its GPU, to be read on the streams that wait. The range may be longer than the output.
     ///
     /// # Errors
-    /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for host memory; [`InvalidArgument::Range`] for a task without output.
+    /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for host memory; [`InvalidArgument::Range`] for a task without output;
+    /// [`Gone::Task`] once the result was taken by this.
     pub fn device(&self) -> Result<DeviceRange<'_>> {
         let outputs = &self.ticket.open.outputs;
         let block = self.output.block.filter(|block| block.index < outputs.shape().blocks);
         let without = || InvalidArgument::range(format!("task {}", self.task()), "it was submitted without an output");
         let range = outputs.device(block.ok_or_else(without)?.index)?;
-        self.exposed.store(true, Ordering::Relaxed);
+        if self.uses.fetch_or(EXPOSED, Ordering::AcqRel) & TAKEN != 0 {
+            return Err(self.ticket.open.gone(self.ticket.id));
+        }
         Ok(range)
     }
 
-    /// Takes the result, once the worker's stream has completed it. What streams read of it behind
-    /// [`wait_on`](Ticket::wait_on) was the result then, and they may go on to read its block until that is given back.
+    /// Has another stream wait for the output, as [`Ticket::wait_on`] did. Returns at once, and enqueues nothing if the task is
+    /// done.
     ///
     /// # Errors
-    /// This comes back with the error. [`InvalidData::TaskAttempt`]: the attempt has failed, and what streams have read of its
-    /// output is not valid; the task goes to another worker, whose output `wait_on` brings. Otherwise as [`Ticket::wait`].
-    pub fn take<'w>(self, wait: impl Into<Wait<'w>>) -> Result<TaskResult, Box<(Error, Self)>> {
-        self.ticket.await_result(wait.into(), || self.try_take()).map_err(|error| Box::new((error, self)))
+    /// [`InvalidData::TaskAttempt`] if the attempt has failed; [`Gone::Task`] once the result was taken;
+    /// [`Unreachable::Forked`](crate::error::Unreachable::Forked); otherwise as
+    /// [`Timeline::wait_on`](crate::Timeline::wait_on).
+    pub fn wait_on(&self, stream: StreamRef<'_>) -> Result<()> {
+        let Ticket { open, id, .. } = &self.ticket;
+        open.require_ours()?;
+        match open.queue().output(*id) {
+            // If the worker's timeline has ended, no stream has anything to wait for: `take` says what became of the attempt.
+            Ok(now) if (now.attempt, now.block) == (self.output.attempt, self.output.block) => {
+                open.order(&now, stream).map(drop)
+            }
+            Err(shm::TaskState::Gone) => Err(open.gone(*id)),
+            _ => Err(self.failed()),
+        }
+    }
+
+    /// Takes the result, once the worker's stream has completed it. This proves that what streams have read behind
+    /// [`wait_on`](Ticket::wait_on) was the result. They may go on to read the block until it is given back.
+    ///
+    /// # Errors
+    /// [`InvalidData::TaskAttempt`]: the attempt has failed, and what streams have read of its output is not valid; the task goes
+    /// to another worker, whose output [`Ticket::wait_on`] returns. Otherwise as [`Ticket::wait`], and after a time-out it can be
+    /// called again.
+    pub fn take<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<TaskResult> {
+        self.ticket.await_result(wait.into(), || self.try_take())
     }
 
     fn try_take(&self) -> Result<Option<TaskResult>> {
@@ -111,11 +147,15 @@ impl EnqueuedResult {
             Ok(taken) => taken,
             Err(shm::TaskState::Enqueued { attempt: now, .. }) if now == attempt => return Ok(None),
             Err(shm::TaskState::Gone) => return Err(open.gone(*id)),
-            Err(_) => return Err(InvalidData::TaskAttempt { task: self.task().to_string(), attempt }.into()),
+            Err(_) => return Err(self.failed()),
         };
-        let exposed = self.exposed.load(Ordering::Relaxed);
+        let exposed = self.uses.fetch_or(TAKEN, Ordering::AcqRel) & EXPOSED != 0;
         let output = taken.output.map(|held| Block::exposed(open.outputs.clone(), held, exposed));
         Ok(Some(TaskResult::new(output, taken.bytes, taken.attempt)))
+    }
+
+    fn failed(&self) -> Error {
+        InvalidData::TaskAttempt { task: self.task().to_string(), attempt: self.output.attempt }.into()
     }
 
     /// Bytes of the output that the submitter asked for.

@@ -177,13 +177,19 @@ pub(crate) fn result_is_read_behind_the_stream_of_its_worker(world: &World) {
     }
     let result = ticket.wait_on(reading.as_ref(), TIMEOUT).unwrap();
     reading.as_ref().enqueue_copy(copy.device().unwrap().as_slice(), result.device().unwrap().as_slice()).unwrap();
-    let refused = result.take(MOMENT).unwrap_err();
-    assert!(matches!(refused.0, Error::Timeout { .. }));
+    let other = Stream::new(gpu.context()).unwrap();
+    result.wait_on(other.as_ref()).unwrap();
+    assert!(matches!(result.take(MOMENT), Err(Error::Timeout { .. })));
+    assert!(!other.as_ref().is_done().unwrap(), "it waits for the worker's stream, too");
     gate.signal(1).unwrap();
-    let result = refused.1.take(TIMEOUT).unwrap();
-    assert_eq!((result.attempt(), result.bytes()), (1, 4096));
-    result.into_output().unwrap().release_on(reading.as_ref()).unwrap();
+    let taken = result.take(TIMEOUT).unwrap();
+    assert_eq!((taken.attempt(), taken.bytes()), (1, 4096));
+    taken.into_output().unwrap().release_on(reading.as_ref()).unwrap();
     reading.synchronize().unwrap();
+    other.synchronize().unwrap();
+    assert!(matches!(result.device(), Err(Error::Gone(Gone::Task { .. }))));
+    assert!(matches!(result.wait_on(other.as_ref()), Err(Error::Gone(Gone::Task { .. }))));
+    assert!(matches!(result.take(TIMEOUT), Err(Error::Gone(Gone::Task { .. }))));
     assert_eq!(gpu.kernels().unwrap().verify(gpu.stream(), copy.device().unwrap().as_slice(), 2).unwrap(), None);
     eventually("all is free", || is_idle(&queue));
 }
@@ -201,14 +207,16 @@ pub(crate) fn result_of_a_worker_killed_with_its_stream_standing_is_not_valid(wo
     let result = ticket.wait_on(stream.as_ref(), TIMEOUT).unwrap();
     worker.kill();
     stream.synchronize().unwrap();
-    let refused = result.take(TIMEOUT).unwrap_err();
-    assert!(matches!(refused.0, Error::InvalidData(InvalidData::TaskAttempt { attempt: 1, .. })));
+    let is_failed = |error| matches!(error, Error::InvalidData(InvalidData::TaskAttempt { attempt: 1, .. }));
+    assert!(is_failed(result.take(TIMEOUT).unwrap_err()));
+    assert!(is_failed(result.wait_on(stream.as_ref()).unwrap_err()));
     let task = queue.claim(TIMEOUT).unwrap();
     double(&gpu, &stream, &task);
     task.complete_on(stream.as_ref()).map_err(|refused| refused.0).unwrap();
     let again = ticket.wait_on(stream.as_ref(), TIMEOUT).unwrap();
     assert_eq!(again.attempt(), 2);
-    assert!(matches!(refused.1.take(TIMEOUT).unwrap_err().0, Error::InvalidData(InvalidData::TaskAttempt { .. })));
+    assert!(is_failed(result.take(TIMEOUT).unwrap_err()));
+    assert!(is_failed(result.wait_on(stream.as_ref()).unwrap_err()));
     again.take(TIMEOUT).unwrap().into_output().unwrap().release().unwrap();
     drop(gate);
     eventually("all is free", || is_idle(&queue));
@@ -225,7 +233,7 @@ pub(crate) fn result_that_another_reader_has_taken_is_gone(world: &World) {
     task.complete_on(stream.as_ref()).map_err(|refused| refused.0).unwrap();
     let [first, second] = [(); 2].map(|()| ticket.wait_on(stream.as_ref(), TIMEOUT).unwrap());
     first.take(TIMEOUT).unwrap().into_output().unwrap().release().unwrap();
-    assert!(matches!(second.take(TIMEOUT).unwrap_err().0, Error::Gone(Gone::Task { .. })));
+    assert!(matches!(second.take(TIMEOUT).unwrap_err(), Error::Gone(Gone::Task { .. })));
     assert!(matches!(ticket.wait_on(stream.as_ref(), TIMEOUT), Err(Error::Gone(Gone::Task { .. }))));
     eventually("all is free", || is_idle(&queue));
 }

@@ -1,0 +1,147 @@
+//! Results that streams read before they are taken. Python has this very class, as it has
+//! [`Sample`](crate::sample::Sample).
+
+use std::sync::Arc;
+
+use partywall::{Error, Queue, cuda::RawStream, error::Gone};
+use pyo3::{exceptions::PyTypeError, prelude::*, types::PyBytes};
+
+use crate::{
+    arguments::{ElementType, Shape},
+    errors::{Never, Raise},
+    handle::Handle,
+    owner::Owner,
+    tensor::{Capsule, CudaArray, Tensor},
+    ticket::{TaskResult, without_output},
+    wait,
+};
+
+/// The output of a task, which streams read behind the worker's stream. `take` proves that they have read the result.
+///
+///     enqueued = ticket.wait_on(stream, timeout=60)       # the host waits for no GPU
+///     roots = torch.from_dlpack(enqueued.tensor(dtype="float32"))
+///     total = roots.sum()                                 # enqueued behind the worker's stream
+///     with enqueued.take(timeout=60):                     # `total` is the sum of the result
+///         print(total.item())
+///
+/// `from_dlpack` and the like take its bytes; `tensor` gives them another shape and type. A stream that takes them by DLPack
+/// waits for the worker's stream, too. Until `take`, this and its tensors hold nothing but the mapping: if the attempt fails,
+/// the memory may be written again. Dropping it leaves the result in the queue.
+#[pyclass(frozen, module = "partywall", weakref)]
+pub(crate) struct EnqueuedResult {
+    /// `None` once the result was taken.
+    held: Handle<Held>,
+    /// The task, for other processes.
+    #[pyo3(get)]
+    task: String,
+    /// Bytes of the output that the submitter asked for.
+    #[pyo3(get)]
+    nbytes: u64,
+    /// The number of the attempt whose output it is, from 1.
+    #[pyo3(get)]
+    attempt: u8,
+}
+
+#[derive(Clone)]
+struct Held {
+    owner: Arc<Owner>,
+    result: Arc<partywall::EnqueuedResult>,
+    queue: Arc<Queue>,
+}
+
+impl EnqueuedResult {
+    /// An output that `stream` waits for.
+    pub(crate) fn new(queue: &Arc<Queue>, result: partywall::EnqueuedResult, stream: RawStream) -> Self {
+        let task = result.task().to_string();
+        let nbytes = result.bytes();
+        let attempt = result.attempt();
+        let result = Arc::new(result);
+        let owner = Owner::of_enqueued(&result, queue, stream);
+        Self { held: Handle::new(Held { owner, result, queue: queue.clone() }), task, nbytes, attempt }
+    }
+
+    fn held(&self, py: Python<'_>) -> PyResult<Held> {
+        let held = self.held.lock().clone();
+        held.ok_or_else(|| Error::Gone(Gone::Task { task: self.task.clone() })).or_raise(py)
+    }
+
+    fn bytes(&self, py: Python<'_>) -> PyResult<Tensor> {
+        self.tensor(py, None, ElementType::BYTES)
+    }
+}
+
+#[pymethods]
+impl EnqueuedResult {
+    /// Returns the beginning of the output as a tensor; without a shape, of as many elements as fit into `nbytes`.
+    ///
+    /// It is read-only until `take`; from then on it is the result's, and keeps the output block.
+    #[pyo3(signature = (shape = None, dtype = ElementType::BYTES))]
+    fn tensor(&self, py: Python<'_>, shape: Option<Shape>, dtype: ElementType) -> PyResult<Tensor> {
+        let Held { owner, result, queue } = self.held(py)?;
+        if self.nbytes == 0 {
+            return Err(without_output());
+        }
+        let shape = shape.map_or_else(|| vec![dtype.elements_in(self.nbytes)], |Shape(lengths)| lengths);
+        owner.note_named();
+        let address = py.detach(|| result.device().map(|range| range.device_ptr() as usize)).or_raise(py)?;
+        Tensor::of_part(&owner, (queue.name(), "output".into(), self.nbytes), address, dtype.0, &shape).or_raise(py)
+    }
+
+    /// Takes the result, and waits until the worker's stream has completed it. Then what streams have read was the result.
+    ///
+    /// `AttemptFailed` if the attempt has failed: drop what was made of its output, and call `Ticket.wait_on` again, for the
+    /// next worker's. `TaskGone` if the result was taken.
+    #[pyo3(signature = (timeout = None))]
+    fn take(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<TaskResult> {
+        let timeout = wait::timeout(timeout)?;
+        let Held { owner, result, queue } = self.held(py)?;
+        let taken = wait::for_turn(py, "enqueued result", timeout, || false, |wait| result.take(wait))?;
+        self.held.close(py);
+        TaskResult::of_enqueued(py, queue, taken, owner)
+    }
+
+    /// A copy of the bytes, as `Tensor.tobytes`. Whether they are the result is known after `take`.
+    #[pyo3(signature = (stream = None))]
+    fn tobytes<'py>(&self, py: Python<'py>, stream: Option<Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyBytes>> {
+        self.bytes(py)?.tobytes(py, stream)
+    }
+
+    fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
+        Ok(self.bytes(py)?.__dlpack_device__())
+    }
+
+    #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<i64>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Capsule<'py>> {
+        self.bytes(py)?.__dlpack__(py, stream, max_version, dl_device, copy)
+    }
+
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<CudaArray<'py>> {
+        self.bytes(py)?.__cuda_array_interface__(py)
+    }
+
+    #[pyo3(signature = (dtype = None, copy = None))]
+    fn __array__<'py>(
+        &self,
+        py: Python<'py>,
+        dtype: Option<Bound<'py, PyAny>>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        Tensor::__array__(Bound::new(py, self.bytes(py)?)?, dtype, copy)
+    }
+
+    fn __reduce__(&self) -> PyResult<Never> {
+        Err(PyTypeError::new_err("an enqueued result is this process's own: send its task"))
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<partywall.EnqueuedResult {}: {} bytes, attempt {}>", self.task, self.nbytes, self.attempt)
+    }
+}
