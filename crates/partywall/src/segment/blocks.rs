@@ -1,4 +1,4 @@
-//! Access to the blocks of a pool or topic, which are the first tensor of a segment, in its first chunk.
+//! Access to the blocks of a pool or topic. They are the first tensor of a segment, in its first chunk.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,22 +20,22 @@ impl Segment {
         (first.chunk() == 0).then(|| (first.offset(), first.bytes()))
     }
 
-    /// Returns whether this is this process's own memory that others open, which must stay until its lease is given back.
+    /// Returns whether this process has published the memory, which must then stay until the lease is given back.
     pub(crate) fn is_published(&self) -> bool {
         self.memory().is_published()
     }
 
-    /// Takes the lease, which the segment then does not give back any more.
+    /// Takes the lease. The segment then no longer gives it back.
     pub(crate) fn take_lease(&mut self) -> Option<Arc<LeaseGuard>> {
         self.lease.take().map(|lease| Arc::new(self.domain.keep(lease)))
     }
 
-    /// Divides its host memory into `count` blocks of `bytes` bytes, to be borrowed one by one. Returns `None` on a GPU.
+    /// Divides host memory into `count` blocks of `bytes` bytes that can be borrowed one by one. Returns `None` on a GPU.
     pub(crate) fn block_borrows(&self, offset: u64, stride: u64, bytes: u64, count: u32) -> Option<BlockBorrows> {
         self.memory().block_borrows(offset, stride, bytes, count)
     }
 
-    /// Returns the error that host memory was asked of a segment on a GPU.
+    /// Returns the error that the segment is on a GPU and the call needs host memory.
     pub(crate) fn is_on_gpu(&self) -> Error {
         self.named(wrong_kind("GPU", "host", "a slice"))
     }
@@ -45,13 +45,13 @@ impl Segment {
         self.memory().device(0, offset, bytes).map_err(|e| self.named(e))
     }
 
-    /// Waits until everything is over that this process runs now on the GPU. Returns at once for host memory.
+    /// Waits until all work is done that this process has on the GPU now. Returns immediately for host memory.
     pub(crate) fn wait_idle(&self) -> Result<()> {
         let Some(gpu) = self.gpu() else { return Ok(()) };
         let health = self.domain().health();
         loop {
             health.check()?;
-            // Relaxed, so that asking spoils no capture of another thread.
+            // Relaxed, because otherwise the call would invalidate a graph capture of another thread.
             let waited = gpu.context().guard_relaxed().and_then(|_guard| gpu.context().synchronize());
             match waited {
                 Ok(()) => return Ok(()),
@@ -69,5 +69,5 @@ fn is_capturing(error: &CudaError) -> bool {
     matches!(error.code, CuResult::STREAM_CAPTURE_UNSUPPORTED | CuResult::STREAM_CAPTURE_IMPLICIT)
 }
 
-/// How long to wait before a context is asked again that cannot be waited for while a graph is captured in it.
+/// Pause before the next attempt to wait for a context. CUDA refuses the wait while a graph is captured in the context.
 const CAPTURE: Duration = Duration::from_millis(10);

@@ -1,4 +1,4 @@
-//! Building a version: lay out, allocate, write, commit.
+//! Building a version: layout, allocation, writing, commit.
 
 use std::{
     fmt,
@@ -28,9 +28,9 @@ use crate::{
 /// The largest chunk, unless one tensor alone is larger.
 const CHUNK_BYTES: u64 = 16 << 30;
 
-/// The right to build a name that others wait for. Dropping it passes the right on to one of them.
+/// The right to build a name that other processes wait for. Dropping it passes the right on to one of them.
 #[derive(Debug)]
-#[must_use = "a claim that is dropped passes the right on"]
+#[must_use = "dropping a claim passes it on to another process"]
 pub struct Claim {
     domain: Domain,
     name: String,
@@ -134,8 +134,8 @@ impl Builder {
         self
     }
 
-    /// Makes it a pool or topic, whose blocks are the first chunk: mutable, of fixed length, under a name that ends with its
-    /// last user unless it is kept.
+    /// Makes the version a pool or topic whose blocks are the first chunk. It is mutable and of fixed length, and its name
+    /// ends with its last user unless it is kept.
     pub(crate) fn control(mut self, control: Control) -> Self {
         self.control = Some(control);
         self.mutable(true)
@@ -150,8 +150,9 @@ impl Builder {
     /// Allocates the memory, which reads as zero. No other process can see it.
     ///
     /// # Errors
-    /// [`InvalidArgument::Name`]; [`InvalidArgument::Table`] for tensors that make no sense; [`LimitReached::Memory`];
-    /// [`DeviceFault::NoDevice`](crate::error::DeviceFault::NoDevice), [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda).
+    /// [`InvalidArgument::Name`]; [`InvalidArgument::Table`] for invalid tensors; [`LimitReached::Memory`];
+    /// [`DeviceFault::NoDevice`](crate::error::DeviceFault::NoDevice),
+    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda).
     pub fn allocate(self) -> Result<Build> {
         check_name(&self.name)?;
         let CommitOptions { mutable, kept, if_absent } = self.commit;
@@ -164,7 +165,7 @@ impl Builder {
         let table = Table::parse(TableBytes::Inline(table), &chunks).map_err(bad_table)?;
         let grows = mutable && self.control.is_none();
         let reserve = grows.then(|| {
-            // Growths follow an existing chunk, also if there is no tensor yet.
+            // A growth follows an existing chunk, so even a version without tensors needs one.
             if chunks.is_empty() {
                 chunks.push(1);
             }
@@ -224,8 +225,8 @@ pub(super) fn with_held(error: Error, domain: &Domain) -> Error {
     Error::LimitReached(LimitReached::Memory { name, place, asked, free, total, held })
 }
 
-/// Memory that is being written and that no other process sees. Dropping it frees it.
-#[must_use = "nobody else sees it until commit()"]
+/// Memory that is being written and that no other process sees. Dropping it frees the memory.
+#[must_use = "no other process sees it until commit()"]
 pub struct Build {
     draft: Box<dyn Draft>,
     kind: &'static dyn Kind,
@@ -242,7 +243,7 @@ pub struct Build {
 }
 
 impl Build {
-    /// A tensor's elements, to be written by the CPU. Host memory only.
+    /// Returns a tensor's elements for writing by the CPU. Host memory only.
     ///
     /// # Errors
     /// [`NotFound::Tensor`](crate::error::NotFound::Tensor), [`Mismatch::DType`], [`Mismatch::Kind`].
@@ -257,7 +258,7 @@ impl Build {
             .map_err(|e| InvalidArgument::range(tensor, format!("cannot use its bytes as elements: {e}")))
     }
 
-    /// A tensor's bytes, to be written by the CPU. Host memory only.
+    /// Returns a tensor's bytes for writing by the CPU. Host memory only.
     ///
     /// # Errors
     /// [`NotFound::Tensor`](crate::error::NotFound::Tensor), [`Mismatch::Kind`].
@@ -270,35 +271,35 @@ impl Build {
         bytes.map_err(|e| named(e, &self.name))
     }
 
-    /// Where a tensor is on its GPU, to be written by kernels and copies of the caller's. They must be over before
-    /// the commit.
+    /// Returns a tensor's range on its GPU, for the caller's kernels and copies. The caller must enqueue all of them before
+    /// the commit, which waits for them.
     ///
     /// # Errors
     /// [`NotFound::Tensor`](crate::error::NotFound::Tensor), [`Mismatch::Kind`]; [`InvalidArgument::Range`] for a tensor without bytes.
     pub fn device(&self, tensor: &str) -> Result<DeviceRange<'_>> {
         let entry = find(&self.name, &self.table, tensor)?;
         if entry.bytes() == 0 {
-            return Err(InvalidArgument::range(tensor, "it has no bytes, so it is nowhere"));
+            return Err(InvalidArgument::range(tensor, "it has no bytes, and so no address"));
         }
         self.draft.device(entry.chunk(), entry.offset(), entry.bytes()).map_err(|e| named(e, &self.name))
     }
 
-    /// The GPU that has the memory; `None` for host memory.
+    /// Returns the GPU that has the memory; `None` for host memory.
     pub fn gpu(&self) -> Option<&Gpu> {
         self.draft.gpu()
     }
 
-    /// Copies `bytes` into a tensor, wherever it is. Host-synchronous.
+    /// Copies `bytes` into a tensor in host memory or on a GPU. Host-synchronous.
     ///
     /// # Errors
-    /// [`NotFound::Tensor`](crate::error::NotFound::Tensor); [`InvalidArgument::Range`] unless there are exactly as many as the tensor has;
-    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda).
+    /// [`NotFound::Tensor`](crate::error::NotFound::Tensor); [`InvalidArgument::Range`] if the tensor has another number of
+    /// bytes; [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda).
     pub fn write(&mut self, tensor: &str, mut bytes: &[u8]) -> Result<()> {
         let entry = find(&self.name, &self.table, tensor)?;
         if entry.bytes() != bytes.len() as u64 {
             return Err(InvalidArgument::range(
                 tensor,
-                format!("it has {} bytes, {} were given", entry.bytes(), bytes.len()),
+                format!("it has {} bytes, but {} were given", entry.bytes(), bytes.len()),
             ));
         }
         let chunk = entry.chunk();
@@ -321,29 +322,31 @@ impl Build {
         Uploader { name: &self.name, uploads: self.draft.uploads(), entries: self.table.in_given_order() }
     }
 
-    /// Bytes allocated.
+    /// Returns the number of bytes allocated.
     pub fn bytes(&self) -> u64 {
         self.chunks.iter().sum()
     }
 
-    /// Bytes of each chunk, as allocated.
+    /// Returns the bytes of each chunk, as allocated.
     pub fn chunks(&self) -> &[u64] {
         &self.chunks
     }
 
-    /// Makes it the next version of its name, in one step. From then on it is frozen, unless it is mutable.
+    /// Makes the build the next version of its name, in one step. Unless it is mutable, it is frozen from then on.
     ///
-    /// If the commit fails, the memory is freed and the name is as it was.
+    /// If the commit fails, the memory is freed and the name is unchanged.
     ///
     /// # Errors
-    /// [`Denied::NameExists`](crate::error::Denied::NameExists) if it was to be made only if absent; [`LimitReached::Broker`]; those of every call.
+    /// [`Denied::NameExists`](crate::error::Denied::NameExists) with [`if_absent`](Builder::if_absent);
+    /// [`LimitReached::Broker`]; those of every call.
     pub fn commit(self) -> Result<Segment> {
         self.commit_or_keep().map_err(|failed| failed.error)
     }
 
-    /// As [`Build::commit`], for builders that have given addresses away: what [`Build::as_mut_bytes`] and
-    /// [`Build::device`] gave stays where it is, in the segment, or in the build that a failure gives back. Unless the
-    /// version is mutable it can only be read there afterwards: a write ends the process, or on a GPU its context.
+    /// Commits as [`Build::commit`] does, for callers that have passed addresses to other code. Addresses from
+    /// [`Build::as_mut_bytes`] and [`Build::device`] stay valid for as long as the segment lives, or the build that a
+    /// failure returns. Unless the version is mutable they are read-only afterwards: a write ends the process, or on a GPU
+    /// its context.
     ///
     /// # Errors
     /// As [`Build::commit`].
@@ -385,7 +388,7 @@ impl Build {
     fn into_segment(self, committed: Committed) -> Segment {
         let Self { draft, kind, table, chunks, domain, name, place, mutable, lifetime, claim, .. } = self;
         let Committed { version, lease, fd_numbers, control: fds } = committed;
-        // The commit has used it up.
+        // The commit has fulfilled the claim.
         if let Some(mut claim) = claim {
             claim.id = None;
         }
@@ -397,22 +400,22 @@ impl Build {
     }
 }
 
-/// What the broker made of a commit.
+/// The broker's answer to a commit.
 struct Committed {
     version: u64,
     lease: u64,
-    /// What numbers the file descriptors had that were sent.
+    /// The numbers that the sent file descriptors had in this process.
     fd_numbers: Vec<RawFd>,
-    /// Control memory.
+    /// File descriptors of the control memory.
     control: Vec<OwnedFd>,
 }
 
 /// A commit that failed.
 #[derive(Debug)]
 pub struct Uncommitted {
-    /// Why.
+    /// The reason.
     pub error: Error,
-    /// The build with all that was written, frozen or not. It can be committed again.
+    /// The build with all its contents, frozen or not. It can be committed again.
     pub build: Box<Build>,
 }
 
@@ -459,7 +462,7 @@ impl files::Lane for UploadLane<'_> {
         for piece in pieces {
             let entry = &self.entries[piece.tensor];
             if piece.offset.checked_add(piece.len as u64).is_none_or(|end| end > entry.bytes()) {
-                let why = format!("bytes {} + {} are not among its {}", piece.offset, piece.len, entry.bytes());
+                let why = format!("bytes {} + {} are outside its {} bytes", piece.offset, piece.len, entry.bytes());
                 return Err(InvalidArgument::range(entry.name(), why).into());
             }
             let offset = entry.offset() + piece.offset;

@@ -60,29 +60,29 @@ impl Stage {
     fn follow(&self, chunks: &[u64], table: Table<TableBytes>, growths: u64) {
         let chunks = [&self.chunks, chunks].concat();
         let followed = self.next.set(Box::new(Self::new(chunks, table, growths)));
-        debug_assert!(followed.is_ok(), "a stage is followed once, by whoever holds the lock");
+        debug_assert!(followed.is_ok(), "a stage gets one successor, under the segment's lock");
     }
 }
 
-/// What [`Segment::refresh`] came to.
+/// The outcome of [`Segment::refresh`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use = "the segment may have stayed as long as it was"]
+#[must_use = "the segment may still have its old length in this process"]
 pub enum Refreshed {
-    /// It is as long as this process knew it.
+    /// The version has not grown.
     Unchanged,
-    /// It was longer, and all of it is mapped now.
+    /// The version has grown, and all of it is mapped now.
     Grown,
-    /// It is longer, but there is no room for that behind what this process has mapped: here it stays as long as it
-    /// was. Opened again it comes whole.
+    /// The version has grown beyond the addresses that this process has reserved, so it keeps its old length here. Open it
+    /// again to map all of it.
     DoesNotFit {
-        /// Bytes that it has.
+        /// The version's length in bytes.
         bytes: u64,
-        /// Bytes that are reserved here.
+        /// Bytes that are reserved in this process.
         reserved: u64,
     },
 }
 
-/// How a segment is to grow; see [`Segment::grow`].
+/// A growth that has not been committed; see [`Segment::grow`].
 #[derive(Debug)]
 #[must_use = "nothing grows until commit()"]
 pub struct Growth<'a> {
@@ -99,30 +99,32 @@ impl Growth<'_> {
         self
     }
 
-    /// Adds a tensor after the others, as [`Builder::tensor`](crate::Builder::tensor).
+    /// Adds a tensor after the others; see [`Builder::tensor`](crate::Builder::tensor).
     pub fn tensor(mut self, name: &str, dtype: DType, shape: &[u64]) -> Self {
         self.tensors.push((name.to_owned(), dtype, shape.to_vec()));
         self
     }
 
-    /// Leaves this many bytes free behind the tensors, for later growths. A growth that fits into them only changes the
-    /// table: no memory is allocated, and no process has to map anything.
+    /// Leaves this many bytes free after the tensors, for later growths. A growth that fits into them only changes the
+    /// table: it allocates no memory, and no process has to map more.
     pub fn spare(mut self, bytes: u64) -> Self {
         self.spare = bytes;
         self
     }
 
-    /// Allocates the missing memory in one chunk and makes the version longer, in one step. The version's number stays.
-    /// Processes that open it afterwards get the new length; a process that has it open keeps the old one until it
+    /// Allocates the missing memory in one chunk and makes the version longer, in one step. The version keeps its number.
+    /// Processes that open it afterwards get the new length; a process that has it open keeps the old length until it
     /// refreshes. New memory reads as zero. Processes order their writes themselves, as in all mutable memory.
     ///
     /// If the process is killed before the step, the version keeps the old length; after it, the version has the new one.
     ///
     /// # Errors
-    /// [`Denied::Growth`] for a version that is frozen, or was committed by another or grown since;
-    /// [`InvalidArgument::Table`] for tensors that make no sense; [`LimitReached::Memory`]; [`LimitReached::Broker`] for a limit of
-    /// the broker, 128 chunks or 1,024 growths of one version; [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda); those of every call. The segment
-    /// is then unchanged. Only if the broker's answer was lost may it have grown, which [`Segment::refresh`] finds.
+    /// [`Denied::Growth`] for a version that is frozen, was committed by another process, or has grown since this process
+    /// last refreshed it;
+    /// [`InvalidArgument::Table`] for invalid tensors; [`LimitReached::Memory`]; [`LimitReached::Broker`] for a limit of the
+    /// broker, 128 chunks or 1,024 growths of one version; [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda); those of
+    /// every call. The segment is then unchanged. Only if the broker's answer was lost may it have grown;
+    /// [`Segment::refresh`] then finds the new length.
     pub fn commit(self) -> Result<()> {
         let Self { segment, longer, tensors, spare } = self;
         let Some(lease) = segment.lease else { return Ok(()) };
@@ -147,7 +149,7 @@ impl Growth<'_> {
         let ranges = info::ranges(facts.reserved, &[&stage.chunks[..], &chunks].concat())?;
         let table = Table::parse(TableBytes::Inline(table), &ranges).map_err(bad_table)?;
 
-        // Mapped before it is said, so that nothing can go wrong once it has been said.
+        // Mapped before the broker is asked, so that nothing can fail after the broker has committed the growth.
         let chunk: Vec<_> = chunks.iter().copied().zip(fds).collect();
         let extension = segment.memory().extend(&chunk).map_err(|e| segment.named(e))?;
         let (wire_table, table_fd) = wire_table(&facts.name, table.as_bytes())?;
@@ -171,7 +173,7 @@ impl Growth<'_> {
     }
 }
 
-/// The table of the tensors that there are, the last perhaps longer, and of `tensors`; and how many bytes they use.
+/// Returns the table of the existing tensors, the last of them longer if asked, and of `tensors`; and the bytes they use.
 fn longer_table(
     before: &Table<TableBytes>,
     longer: Option<(String, u64)>,
@@ -189,8 +191,8 @@ fn longer_table(
 }
 
 impl Segment {
-    /// Begins to make a mutable version longer that this segment has committed. Existing bytes stay where they are in every
-    /// process, and new ones follow them without a gap: kernels and tensors may span both.
+    /// Begins to grow a mutable version that this segment has committed. Existing bytes stay where they are in every
+    /// process, and new bytes follow them without a gap: kernels and tensors may span both.
     ///
     /// ```no_run
     /// # use partywall::{DType, Domain, Place};
@@ -204,8 +206,8 @@ impl Segment {
         Growth { segment: self, longer: None, tensors: Vec::new(), spare: 0 }
     }
 
-    /// Maps memory that the version has grown by since it was opened or last refreshed. Borrows of the segment stay valid and
-    /// keep their length; tensors looked up afterwards have the new one.
+    /// Maps the memory that was added to the version since it was opened or last refreshed. Borrows of the segment stay
+    /// valid and keep their length; tensors looked up afterwards have the new length.
     ///
     /// # Errors
     /// [`InvalidData::Table`] if the new table describes existing tensors in another way; those of mapping memory, and of
@@ -222,11 +224,11 @@ impl Segment {
         }
     }
 
-    /// Waits until the version is longer than this process knows, and refreshes.
+    /// Waits until the version has grown beyond the length that this process knows, and refreshes the segment.
     ///
     /// # Errors
-    /// [`Error::Timeout`], [`Error::Cancelled`]; [`Denied::Growth`] for a version that is frozen, or whose committer has dropped it; as
-    /// [`Segment::refresh`].
+    /// [`Error::Timeout`], [`Error::Cancelled`]; [`Denied::Growth`] for a version that is frozen, or whose committer has
+    /// dropped it; as [`Segment::refresh`].
     pub fn wait_growth<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<Refreshed> {
         let Some(lease) = self.lease else { return Ok(Refreshed::Unchanged) };
         let waiting = wait.into().begin();
@@ -238,7 +240,7 @@ impl Segment {
         }
     }
 
-    /// Bytes that it can have in this process without moving; 0 if it cannot grow.
+    /// Returns the number of bytes that the version can have in this process without moving; 0 if it cannot grow.
     pub fn reserved(&self) -> u64 {
         self.memory().reserved()
     }
@@ -265,10 +267,10 @@ impl Segment {
         Ok(Refreshed::Grown)
     }
 
-    /// One change of the length at a time.
+    /// Locks the segment against another change of its length in this process.
     fn turn(&self) -> Result<MutexGuard<'_, ()>> {
         self.domain.link().require_ours()?;
-        // Nothing is half-done behind it: a stage follows in one step.
+        // A panic under the lock leaves no half-done change: a stage is added in one step.
         Ok(self.growing.lock().ignore_poison())
     }
 

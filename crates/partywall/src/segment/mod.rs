@@ -238,13 +238,13 @@ impl Segment {
     /// Unmaps the memory and gives the lease back.
     ///
     /// # Errors
-    /// Those of every call. The memory is unmapped nevertheless.
+    /// Those of every call. The memory is unmapped even then.
     pub fn release(mut self) -> Result<()> {
         self.close(|lease| Call::Release { lease })
     }
 
     fn close(&mut self, give_back: fn(u64) -> Call) -> Result<()> {
-        // Memory that others open must stay until the broker stops granting it.
+        // Memory that other processes open must stay until the broker stops granting it.
         let published = self.memory.take_if(|memory| memory.is_published());
         self.memory = None;
         let released = match self.lease.take() {
@@ -255,7 +255,7 @@ impl Segment {
         released
     }
 
-    /// What it consists of now.
+    /// Returns the present stage.
     fn stage(&self) -> &Stage {
         self.first.last()
     }
@@ -265,7 +265,7 @@ impl Segment {
         self.memory.as_deref().expect("a segment is mapped until it is closed")
     }
 
-    /// Names the segment in an error of its kind.
+    /// Adds the segment's name to an error of its kind of memory.
     fn named(&self, error: Error) -> Error {
         named(error, &self.facts.name)
     }
@@ -274,7 +274,7 @@ impl Segment {
 impl Drop for Segment {
     fn drop(&mut self) {
         match self.close(|lease| Call::Release { lease }) {
-            // In a forked child the lease is the parent's; without the broker there is none.
+            // In a forked child the lease belongs to the parent; without a broker there is no lease.
             Ok(()) | Err(Error::Unreachable(Unreachable::Forked { .. } | Unreachable::Gone { .. })) => {}
             Err(error) => tracing::warn!(name = self.facts.name, %error, "a lease could not be given back"),
         }
@@ -300,7 +300,7 @@ fn named(error: Error, name: &str) -> Error {
     }
 }
 
-/// The error for an unknown tensor, with those that contain or begin like it.
+/// Returns the error for an unknown tensor, with the names of tensors that contain this name or begin like it.
 fn no_such_tensor(segment: &str, tensor: &str, table: &Table<TableBytes>) -> Error {
     let near = table.iter().map(|t| t.name()).filter(|name| {
         let stem: String = tensor.chars().take(4).collect();

@@ -67,7 +67,8 @@ impl OpenOptions {
         self
     }
 
-    /// Sets the GPU that is to use the memory. By default the one that has it, or the only one that this process sees.
+    /// Sets the GPU on which this process uses the memory. The default is the GPU that has the memory, or the first GPU
+    /// that this process sees if that one is hidden.
     pub fn device(mut self, device: DeviceUuid) -> Self {
         self.device = Some(device);
         self
@@ -89,10 +90,11 @@ impl OpenOptions {
     /// Opens the version.
     ///
     /// # Errors
-    /// [`NotFound::Name`](crate::error::NotFound::Name) without a time-out, [`Error::Timeout`] with one; [`Mismatch::Object`] for a pool or topic;
-    /// [`NotFound::Version`](crate::error::NotFound::Version);
-    /// [`Denied::ReadOnly`](crate::error::Denied::ReadOnly); [`DeviceFault::Remote`]; [`InvalidData::Table`](crate::error::InvalidData::Table) if the table is damaged; those of mapping the
-    /// memory.
+    /// - [`NotFound::Name`](crate::error::NotFound::Name) without a timeout, [`Error::Timeout`] with one;
+    ///   [`NotFound::Version`](crate::error::NotFound::Version);
+    /// - [`Mismatch::Object`] for a pool or topic; [`Denied::ReadOnly`](crate::error::Denied::ReadOnly);
+    /// - [`InvalidData::Table`](crate::error::InvalidData::Table) if the table is damaged;
+    /// - [`DeviceFault::Remote`]; those of mapping the memory.
     pub fn open(&self) -> Result<Segment> {
         let _span = tracing::trace_span!("open", name = self.name.as_str()).entered();
         self.open_within(self.timeout.into())
@@ -138,8 +140,8 @@ impl OpenOptions {
         }
     }
 
-    /// Why the driver does not open memory that its publisher may just have taken along: the broker knows within
-    /// moments. `None` if the publisher seems to be well.
+    /// Returns why the driver cannot open published memory whose publisher may just have ended or dropped it. Waits until
+    /// the broker knows. `None` if the publisher seems to be alive.
     fn reason(&self, name: &str, version: u64, lease: u64) -> Option<Error> {
         let waiting = Wait::from(PROOF).begin();
         let told = self.domain.link().call_waiting(|| Call::AwaitWithdrawal { lease }, &waiting);
@@ -192,7 +194,7 @@ impl OpenOptions {
             chunks: chunks.iter().copied().zip(fds).collect(),
             handles: chunks.iter().copied().zip(handles).collect(),
             mutable,
-            // Not 0 where it may grow.
+            // Memory that may grow must not have a reservation of 0.
             reserve: self.reserve.map_or(reserved, |reserve| reserve.clamp(reserved.min(1), reserved)),
             write: self.write,
             device: self.device,
@@ -207,16 +209,16 @@ impl OpenOptions {
     }
 }
 
-/// Whether a handle of the driver's is good for nothing, as when its maker is gone or has freed the memory.
+/// Returns whether the code means that a driver handle is invalid, as it is after its process died or freed the memory.
 fn is_void(code: CuResult) -> bool {
     matches!(code, CuResult::INVALID_HANDLE | CuResult::MAP_FAILED | CuResult::INVALID_CONTEXT)
 }
 
-/// What came of [`Domain::open_or_build`].
+/// The outcome of [`Domain::open_or_build`].
 #[derive(Debug)]
 pub enum OpenOrBuild {
-    /// The version, which another process has committed.
+    /// Another process has committed the version.
     Opened(Segment),
-    /// The caller is to build it; the others wait until the claim is fulfilled or dropped.
+    /// The caller must build the version; the other callers wait until the claim is fulfilled or dropped.
     Build(Claim),
 }

@@ -1,4 +1,4 @@
-//! What the options of building, publishing and putting share.
+//! Commit options that building, publishing and putting share.
 
 /// How a version is committed.
 #[derive(Debug, Clone, Copy, Default)]
@@ -18,15 +18,15 @@ macro_rules! commit_setters {
             self
         }
 
-        /// Keeps the name when its committer goes: until it is removed, the broker ends, the machine restarts or the GPU
-        /// is reset. By default a name is *owned* and goes with its committer. Memory that is published without a copy
+        /// Keeps the name after its committer has ended, until it is removed, the broker ends, the machine restarts or the
+        /// GPU is reset. By default a name is *owned* and ends with its committer. Memory that is published without a copy
         /// cannot be kept.
         pub fn kept(mut self, kept: bool) -> Self {
             self.commit.kept = kept;
             self
         }
 
-        /// Refuses to commit if the name exists by then. [`Put`](crate::Put) also looks before it reads anything.
+        /// Refuses the commit if the name already exists. [`Put`](crate::Put) also checks this before it reads a file.
         pub fn if_absent(mut self, if_absent: bool) -> Self {
             self.commit.if_absent = if_absent;
             self

@@ -1,4 +1,4 @@
-//! Parts of a segment, in bytes from the beginning of its memory: what the tasks of a queue name.
+//! Parts of a segment, in bytes from the beginning of its memory. Tasks of a queue name them as inputs.
 
 use super::Segment;
 use crate::{
@@ -7,7 +7,7 @@ use crate::{
     info,
 };
 
-/// Where a part is.
+/// The place of a part in a segment's memory.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PartPlace {
     chunk: usize,
@@ -16,7 +16,7 @@ pub(crate) struct PartPlace {
 }
 
 impl PartPlace {
-    /// Finds a part in memory of these lengths, one behind the other. Returns `None` if it is empty or not within one of them.
+    /// Finds a part in consecutive ranges of these lengths. Returns `None` if the part is empty or not within one range.
     pub(crate) fn find(ranges: &[u64], offset: u64, bytes: u64) -> Option<Self> {
         let mut start = 0_u64;
         for (chunk, range) in ranges.iter().enumerate() {
@@ -32,17 +32,17 @@ impl PartPlace {
 }
 
 impl Segment {
-    /// Returns the number of the lease. `None` once it is taken.
+    /// Returns the number of the lease; `None` once it is taken.
     pub(crate) fn lease(&self) -> Option<u64> {
         self.lease
     }
 
-    /// Returns the lengths of the pieces of memory that it consists of. A part lies within one of them.
+    /// Returns the lengths of the consecutive ranges of memory. A part must lie within one of them.
     pub(crate) fn ranges(&self) -> Result<Vec<u64>> {
         info::ranges(self.facts.reserved, &self.stage().chunks)
     }
 
-    /// Finds a part, also one that the segment has grown by since it was opened.
+    /// Finds a part. Refreshes the segment if the part is beyond the length that this process knows.
     pub(crate) fn part(&self, offset: u64, bytes: u64) -> Result<PartPlace> {
         if let Some(place) = PartPlace::find(&self.ranges()?, offset, bytes) {
             return Ok(place);
@@ -62,11 +62,11 @@ impl Segment {
             return self.part_bytes(place).map(<[u8]>::as_ptr);
         }
         let map = self.memory().shared(place.chunk).map_err(|e| self.named(e))?;
-        // Inside: the place was found in the present length.
+        // In bounds: the place was found within the present length.
         Ok(map.as_ptr().wrapping_add(place.offset as usize))
     }
 
-    /// Copies bytes of a part from `offset` on, which the caller has checked. Host-synchronous.
+    /// Copies bytes of a part, from `offset` on, to `out`. The caller has checked the range. Host-synchronous.
     pub(crate) fn read_part(&self, place: PartPlace, offset: u64, out: &mut [u8]) -> Result<()> {
         if out.is_empty() {
             return Ok(());
@@ -80,12 +80,9 @@ impl Segment {
     }
 }
 
-/// The error that a segment has no such part.
+/// Returns the error that a segment has no such part.
 pub(crate) fn no_part(segment: &str, offset: u64, bytes: u64, has: u64) -> Error {
-    InvalidArgument::range(
-        segment,
-        format!("bytes {offset} + {bytes} are no part of its {has} bytes, or not of one chunk"),
-    )
+    InvalidArgument::range(segment, format!("bytes {offset} + {bytes} are not within one chunk of its {has} bytes"))
 }
 
 #[cfg(test)]

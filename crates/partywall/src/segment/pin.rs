@@ -1,4 +1,4 @@
-//! Host segments that a GPU reaches: page-locked and registered with CUDA in the processes that ask for it.
+//! Pinned host segments: page-locked and registered with CUDA, so that a GPU can access them.
 
 use std::{fmt, ops::Deref, sync::Arc};
 
@@ -13,19 +13,19 @@ use crate::{
 
 /// A host segment whose memory is registered with CUDA in this process; see [`Segment::pin`].
 ///
-/// Copies from and to it are asynchronous: they return at once, and the copy engine reads or writes the shared memory
-/// itself. Kernels may use it in place, at the speed of the bus.
+/// Copies from and to a pinned segment are asynchronous: the call returns immediately, and the copy engine reads or writes
+/// the shared memory directly. Kernels may use the memory in place, at the speed of the bus.
 ///
-/// Covers what the segment had mapped when it was first pinned. Dropping the last pin of a segment unregisters it, which
-/// may wait for running work: drain the streams that use it first.
+/// The registration covers the memory that the segment had mapped when it was first pinned. Dropping the last pin of a
+/// segment unregisters it, which may wait for running work: drain the streams that use it first.
 ///
-/// `S` is how it has its segment: `&Segment`, or an `Arc<Segment>` to keep it.
+/// `S` is a reference to the segment: `&Segment`, or an `Arc<Segment>` that keeps it alive.
 #[must_use = "the memory is unregistered when it is dropped"]
 pub struct Pinned<S: Deref<Target = Segment>> {
     segment: S,
     /// How often the segment had grown when it was pinned.
     growths: u64,
-    /// One a chunk, shared with the other pins of the segment.
+    /// One registration for each chunk, shared with the other pins of the segment.
     registrations: Vec<Arc<HostRegistration>>,
     gpu: Arc<Gpu>,
 }
@@ -34,8 +34,8 @@ impl Segment {
     /// Page-locks a host segment and registers it with CUDA, for asynchronous copies and for kernels of `gpu`: 0.4 ms per
     /// MiB (measured on H200, driver 580). Host-synchronous.
     ///
-    /// A second pin of this segment shares what the first has registered, and the last one to be dropped gives it back.
-    /// Frozen segments, and those opened for reading, are registered read-only.
+    /// A second pin of this segment shares the registration of the first. Dropping the last pin unregisters the memory.
+    /// Frozen segments, and segments opened for reading, are registered read-only.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -46,7 +46,7 @@ impl Segment {
     /// let (gpu, weights) = (domain.gpu(uuid)?, domain.open("weights", Duration::ZERO)?);
     /// let build = domain.create("copy", Place::Gpu(uuid)).tensor("w", DType::F32, &[1024]).allocate()?;
     /// let pinned = weights.pin(&gpu)?;
-    /// pinned.enqueue_copy_to("w", gpu.stream(), build.device("w")?.as_slice())?; // returns at once
+    /// pinned.enqueue_copy_to("w", gpu.stream(), build.device("w")?.as_slice())?; // does not wait
     /// // The commit waits for the copy.
     /// build.commit()?;
     /// # Ok(())
@@ -61,58 +61,61 @@ impl Segment {
 }
 
 impl<S: Deref<Target = Segment>> Pinned<S> {
-    /// As [`Segment::pin`], of a segment that is held in whatever way.
+    /// Pins a segment as [`Segment::pin`] does, with any kind of reference to the segment.
     ///
     /// # Errors
-    /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for memory on a GPU; as [`Domain::gpu`](crate::Domain::gpu); [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda) if the pages
-    /// cannot be locked, or if the memory is mapped read-only and the GPU cannot have that.
+    /// - [`Mismatch::Kind`](crate::error::Mismatch::Kind) for memory on a GPU;
+    /// - [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda) if the pages cannot be locked, or if the memory is mapped
+    ///   read-only and the GPU cannot register read-only memory;
+    /// - as [`Domain::gpu`](crate::Domain::gpu).
     pub fn new(segment: S, gpu: Arc<Gpu>) -> Result<Self> {
-        // Whichever way this GPU was opened: the broker has to know that there is one.
+        // The caller may have opened the GPU without the domain, but the broker must know that this process uses it.
         segment.domain.gpu(gpu.uuid())?;
         let growths = segment.stage().growths;
         let registrations = segment.memory().pin(&gpu).map_err(|e| segment.named(e))?;
         Ok(Self { segment, growths, registrations, gpu })
     }
 
-    /// The GPU that it is pinned for.
+    /// Returns the GPU for which the segment is pinned.
     pub fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
     }
 
-    /// Bytes that are registered.
+    /// Returns the number of registered bytes.
     pub fn bytes(&self) -> u64 {
         self.registrations.iter().map(|registration| registration.len()).sum()
     }
 
-    /// Where a tensor is for kernels of the GPU.
+    /// Returns a tensor's range for kernels of the GPU.
     ///
     /// # Errors
-    /// [`NotFound::Tensor`](crate::error::NotFound::Tensor); [`InvalidArgument::Range`] for a tensor without bytes, or one that the segment has grown by
-    /// since it was pinned.
+    /// [`NotFound::Tensor`](crate::error::NotFound::Tensor); [`InvalidArgument::Range`] for a tensor without bytes, or one
+    /// that lies beyond the registered memory because the segment has grown.
     pub fn device(&self, tensor: &str) -> Result<DeviceRange<'_>> {
         let entry = self.find(tensor)?;
         if entry.bytes() == 0 {
-            return Err(InvalidArgument::range(tensor, "it has no bytes, so it is nowhere"));
+            return Err(InvalidArgument::range(tensor, "it has no bytes, and so no address"));
         }
         let slice = self.registrations[entry.chunk()].slice(entry.offset(), entry.bytes());
         Ok(DeviceRange { gpu: &self.gpu, slice: slice.map_err(access_error("a tensor's range"))? })
     }
 
-    /// Enqueues a copy of a tensor to device memory of as many bytes. Neither may be changed, and the pin not dropped,
-    /// before the stream has done it.
+    /// Enqueues a copy of a tensor to device memory of the same length. Until the stream has completed the copy, do not
+    /// change the tensor or the destination, and do not drop the pin.
     ///
     /// # Errors
-    /// [`NotFound::Tensor`](crate::error::NotFound::Tensor); [`InvalidArgument::Range`] if the lengths differ, the destination is read-only, or the stream is
-    /// captured; [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda). Nothing is then enqueued.
+    /// [`NotFound::Tensor`](crate::error::NotFound::Tensor); [`InvalidArgument::Range`] if the lengths differ, the
+    /// destination is read-only, or the stream is being captured;
+    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda). Nothing is then enqueued.
     pub fn enqueue_copy_to(&self, tensor: &str, stream: StreamRef<'_>, destination: DeviceSlice<'_>) -> Result<()> {
         let copy = |registration: &HostRegistration, offset| registration.enqueue_copy_to(stream, offset, destination);
         self.copy(tensor, destination.len(), copy)
     }
 
-    /// Enqueues a copy of device memory to a tensor of as many bytes, as [`Pinned::enqueue_copy_to`].
+    /// Enqueues a copy of device memory to a tensor of the same length; see [`Pinned::enqueue_copy_to`].
     ///
     /// # Errors
-    /// As there; [`InvalidArgument::Range`] also unless the segment was opened for writing.
+    /// As [`Pinned::enqueue_copy_to`]; [`InvalidArgument::Range`] also unless the segment was opened for writing.
     pub fn enqueue_copy_from(&self, tensor: &str, stream: StreamRef<'_>, source: DeviceSlice<'_>) -> Result<()> {
         let copy = |registration: &HostRegistration, offset| registration.enqueue_copy_from(stream, offset, source);
         self.copy(tensor, source.len(), copy)
@@ -128,7 +131,7 @@ impl<S: Deref<Target = Segment>> Pinned<S> {
         if entry.bytes() != bytes {
             return Err(InvalidArgument::range(
                 tensor,
-                format!("it has {} bytes, the other side of the copy {bytes}", entry.bytes()),
+                format!("it has {} bytes, but the other side of the copy has {bytes}", entry.bytes()),
             ));
         }
         if bytes == 0 {
@@ -145,7 +148,7 @@ impl<S: Deref<Target = Segment>> Pinned<S> {
 
 impl<S: Deref<Target = Segment>> Drop for Pinned<S> {
     fn drop(&mut self) {
-        // Of a forked child's own there is nothing to keep apart from other pins.
+        // A forked child has no registrations: they belong to the parent.
         if self.segment.domain.link().require_ours().is_ok() {
             self.segment.memory().unpin(std::mem::take(&mut self.registrations));
         }

@@ -16,19 +16,21 @@ use crate::{
     place::Place,
 };
 
-/// Publishes tensors that are on a GPU already, in memory that other code allocated (torch's caching allocator, cupy,
+/// Publishes tensors that are already on a GPU, in memory that other code allocated (torch's caching allocator, cupy,
 /// `cuMemAlloc`).
 ///
 /// [`Publication::commit`] publishes the memory itself, as kind `legacy`. It copies nothing, and promises less than a segment
 /// that was built ([`Segment::promises`]):
 ///
-/// * It is not frozen. Readers see later writes of the publisher, and the hardware would let readers write too.
-/// * A reader maps whole allocations, with everything else in them: other tensors of torch's, and neighbours of a small
+/// * The memory is not frozen. Readers see later writes of the publisher, and the hardware does not stop readers from
+///   writing.
+/// * A reader maps whole allocations with everything else in them: other tensors of torch, and the neighbours of a small
 ///   allocation in its 2 MiB.
-/// * It ends with its publisher. Readers that have it open keep it; a new open returns [`Gone::Withdrawn`](crate::error::Gone::Withdrawn) once the
-///   publisher's segment is dropped, [`Gone::OwnerDied`](crate::error::Gone::OwnerDied) once the publisher is proved dead.
+/// * The memory ends with its publisher. Readers that have it open keep it. A new open returns
+///   [`Gone::Withdrawn`](crate::error::Gone::Withdrawn) once the publisher's segment is dropped, and
+///   [`Gone::OwnerDied`](crate::error::Gone::OwnerDied) once the publisher is proved dead.
 ///
-/// [`Publication::commit_copy`] copies once on the GPU, into a segment of kind `vmm` that promises all of this.
+/// [`Publication::commit_copy`] copies once on the GPU, into a segment of kind `vmm`, which has none of these limits.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -44,7 +46,7 @@ use crate::{
 /// // In any process, also in this one:
 /// let opened = domain.open("activations", Duration::ZERO)?;
 /// println!("{} at {:#x}", opened.kind(), opened.tensor("x")?.device()?.device_ptr());
-/// drop(published); // now no process can open it any more, and the memory may be freed
+/// drop(published); // no process can open it from now on, and the memory may be freed
 /// # Ok(())
 /// # }
 /// ```
@@ -111,21 +113,23 @@ impl Publication {
 
     commit_setters!();
 
-    /// Makes it a pool or topic, whose blocks are its first tensor.
+    /// Makes the version a pool or topic whose blocks are its first tensor.
     pub(crate) fn control(mut self, control: Control) -> Self {
         self.control = Some(control);
         self.mutable(true)
     }
 
-    /// Makes the memory itself the next version of its name. The segment that is returned keeps the memory's owners; so
-    /// does every other one of this version in this process, where opening it finds the same addresses.
+    /// Makes the memory itself the next version of its name. The returned segment keeps the memory's owners alive. If this
+    /// process opens the version, that segment has the same addresses and keeps the owners alive, too.
     ///
-    /// Host-synchronous: waits for all that this process does on that GPU, so that readers see it done.
+    /// Host-synchronous: waits for all work of this process on that GPU, so that readers see its results.
     ///
     /// # Errors
-    /// [`DeviceFault::NotShareable`] for memory that the driver makes no handles of; [`Denied::Keeping`]; [`InvalidArgument::Table`]
-    /// for tensors that make no sense, reach beyond their allocations, or lie in too many of these (128);
-    /// [`InvalidArgument::Range`] for tensors on several GPUs; as [`Build::commit`](crate::Build::commit).
+    /// - [`DeviceFault::NotShareable`] for memory for which the driver makes no handles; [`Denied::Keeping`];
+    /// - [`InvalidArgument::Table`] for invalid tensors, or tensors that reach beyond their allocations or lie in more than
+    ///   128 allocations;
+    /// - [`InvalidArgument::Range`] for tensors on several GPUs;
+    /// - as [`Build::commit`](crate::Build::commit).
     pub fn commit(self) -> Result<Segment> {
         let uuid = self.check()?;
         if self.commit.kept {
@@ -193,15 +197,15 @@ impl Publication {
         }
     }
 
-    /// Copies the tensors into a segment of kind `vmm` and makes that the next version of the name: readers can reach
-    /// nothing else, and it does not need this process any more. Any memory on a GPU can be copied.
+    /// Copies the tensors into a segment of kind `vmm` and makes it the next version of the name. Readers can reach nothing
+    /// but the tensors, and the segment does not depend on this process. Any memory on a GPU can be copied.
     ///
-    /// Host-synchronous: waits for all that this process does on that GPU, then for the copies.
+    /// Host-synchronous: waits for all work of this process on that GPU, then for the copies.
     ///
     /// # Errors
-    /// [`DeviceFault::NotShareable`] for host memory and addresses that the driver does not know; [`InvalidArgument::Range`] for
-    /// tensors that reach beyond their memory or are on several GPUs; as [`Builder::allocate`](crate::Builder::allocate)
-    /// and [`Build::commit`](crate::Build::commit).
+    /// - [`DeviceFault::NotShareable`] for host memory and addresses that the driver does not know;
+    /// - [`InvalidArgument::Range`] for tensors that reach beyond their memory or are on several GPUs;
+    /// - as [`Builder::allocate`](crate::Builder::allocate) and [`Build::commit`](crate::Build::commit).
     pub fn commit_copy(self) -> Result<Segment> {
         let uuid = self.check()?;
         let gpu = self.domain.gpu(uuid)?;
@@ -229,13 +233,13 @@ impl Publication {
         };
         let mut tensors = names.iter().zip(sources).filter(|(_, pieces)| !pieces.is_empty());
         let enqueued = tensors.try_for_each(|(name, pieces)| enqueue(name, pieces));
-        // Also if not all are enqueued: the memory goes when this returns.
+        // Waits even if only some copies were enqueued, because the memory may be freed when this returns.
         let copied = gpu.stream().synchronize().map_err(cuda_error("copying the tensors"));
         enqueued.and(copied).map_err(|error| named(error, &self.name))?;
         build.commit()
     }
 
-    /// What must be so for either way: the GPU that all tensors are on.
+    /// Checks what both commits need, and returns the GPU that all tensors are on.
     fn check(&self) -> Result<DeviceUuid> {
         check_name(&self.name)?;
         if let Some(source) = self.problem.clone() {
@@ -250,12 +254,13 @@ impl Publication {
             };
             let uuid = device.uuid().map_err(cuda_error("asking for a GPU's UUID"))?;
             if *common.get_or_insert(uuid) != uuid {
-                let why =
-                    format!("it is on GPU {uuid}, others are not; publish what is on each GPU under its own name");
+                let why = format!(
+                    "it is on GPU {uuid}, others are not; publish the tensors of each GPU under their own name"
+                );
                 return Err(InvalidArgument::range(self.tensor_name(index), why));
             }
         }
-        common.ok_or_else(|| InvalidArgument::range(&self.name, "there is no tensor, and so no GPU that it is on"))
+        common.ok_or_else(|| InvalidArgument::range(&self.name, "it has no tensor, and so no GPU"))
     }
 
     fn not_shareable(&self, index: usize) -> Error {
@@ -272,7 +277,7 @@ impl Publication {
     }
 }
 
-/// Waits for what the publisher has enqueued: it must be in memory before others may read it.
+/// Waits for the work that the publisher has enqueued, so that readers see its results.
 fn finish_work(gpu: &Gpu, name: &str) -> Result<()> {
     gpu.context().synchronize().map_err(cuda_error(format!("finishing the publisher's work on {name:?}")))
 }

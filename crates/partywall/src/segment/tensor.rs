@@ -1,4 +1,4 @@
-//! One tensor of an open segment.
+//! Tensors of an open segment.
 
 use std::fmt;
 
@@ -12,10 +12,10 @@ use crate::{
     gpu::DeviceRange,
 };
 
-/// A Rust type that stands for elements of a [`DType`]: the integers, `f32` and `f64`. With the feature `half` also the
-/// `f16` and `bf16` of the crate half.
+/// A Rust type for the elements of a [`DType`]: the integers, `f32` and `f64`; with the feature `half` also `f16` and
+/// `bf16` of the crate half.
 pub trait Element: Pod {
-    /// The type of element that it stands for.
+    /// The type of element that this Rust type is for.
     const DTYPE: DType;
 }
 
@@ -37,12 +37,12 @@ elements! {
     half::f16 => F16, half::bf16 => BF16,
 }
 
-/// Bytes as the elements that they are. Where there are none, they lie nowhere, and need no alignment.
+/// Returns bytes as elements. An empty slice needs no alignment.
 pub(crate) fn elements<T: Element>(bytes: &[u8]) -> Result<&[T], PodCastError> {
     if bytes.is_empty() { Ok(&[]) } else { bytemuck::try_cast_slice(bytes) }
 }
 
-/// The same, to be written.
+/// Returns bytes as elements for writing. An empty slice needs no alignment.
 pub(crate) fn elements_mut<T: Element>(bytes: &mut [u8]) -> Result<&mut [T], PodCastError> {
     if bytes.is_empty() { Ok(&mut []) } else { bytemuck::try_cast_slice_mut(bytes) }
 }
@@ -59,42 +59,42 @@ impl<'a> Tensor<'a> {
         Self { segment, entry }
     }
 
-    /// Its name.
+    /// Returns the name.
     pub fn name(&self) -> &'a str {
         self.entry.name()
     }
 
-    /// The type of its elements.
+    /// Returns the type of the elements.
     pub fn dtype(&self) -> DType {
         self.entry.dtype()
     }
 
-    /// Elements along each dimension.
+    /// Returns the number of elements along each dimension.
     pub fn shape(&self) -> Vec<u64> {
         self.entry.shape().collect()
     }
 
-    /// Elements from one index to the next along each dimension.
+    /// Returns the distance from one index to the next along each dimension, in elements.
     pub fn strides(&self) -> Vec<u64> {
         self.entry.strides().collect()
     }
 
-    /// How many elements.
+    /// Returns the number of elements.
     pub fn elements(&self) -> u64 {
         self.entry.elements()
     }
 
-    /// Bytes from its first element to the end of its last.
+    /// Returns the number of bytes from the first element to the end of the last.
     pub fn bytes(&self) -> u64 {
         self.entry.bytes()
     }
 
-    /// Whether its elements follow each other without gaps, last dimension fastest.
+    /// Returns whether the elements follow each other without gaps, last dimension fastest.
     pub fn is_contiguous(&self) -> bool {
         self.entry.is_contiguous()
     }
 
-    /// Its elements in frozen host memory, in the order of memory.
+    /// Returns the elements in frozen host memory, in memory order.
     ///
     /// # Errors
     /// [`Mismatch::DType`]; [`Mismatch::Kind`] for memory that is mutable or on a GPU.
@@ -104,7 +104,7 @@ impl<'a> Tensor<'a> {
         elements(bytes).map_err(|e| self.range(format!("cannot use its bytes as elements: {e}")))
     }
 
-    /// Its bytes in frozen host memory.
+    /// Returns the bytes in frozen host memory.
     ///
     /// # Errors
     /// [`Mismatch::Kind`] for memory that is mutable or on a GPU.
@@ -116,7 +116,7 @@ impl<'a> Tensor<'a> {
         bytes.map_err(|e| self.segment.named(e))
     }
 
-    /// Its elements in mutable host memory, which any process may change at any time.
+    /// Returns the elements in mutable host memory, which any process may change at any time.
     ///
     /// # Errors
     /// [`Mismatch::DType`]; [`Mismatch::Kind`] for memory that is frozen or on a GPU; [`InvalidArgument::Range`] for a
@@ -132,8 +132,8 @@ impl<'a> Tensor<'a> {
             .ok_or_else(|| self.range("it lies outside its chunk or is not aligned".into()))
     }
 
-    /// Its first address in host memory, for code in other languages. Valid while the segment lives; written only where
-    /// [`Segment::is_writable`] says so, else the process ends; null for a tensor without bytes.
+    /// Returns the first address in host memory, for code in other languages; null for a tensor without bytes. Valid while
+    /// the segment lives. A write is allowed only if [`Segment::is_writable`]; otherwise it ends the process.
     ///
     /// # Errors
     /// [`Mismatch::Kind`] for memory on a GPU.
@@ -145,29 +145,29 @@ impl<'a> Tensor<'a> {
             return self.as_bytes().map(|bytes| bytes.as_ptr().cast_mut());
         }
         let map = self.segment.memory().shared(self.entry.chunk()).map_err(|e| self.segment.named(e))?;
-        // Inside: tables are checked when they are opened.
+        // In bounds: the table was checked when the segment was opened.
         Ok(map.as_ptr().wrapping_add(self.entry.offset() as usize))
     }
 
-    /// Where it is on its GPU: for kernels of the caller's, on streams of the caller's.
+    /// Returns the range on its GPU, for the caller's kernels and copies on the caller's streams.
     ///
     /// # Errors
     /// [`Mismatch::Kind`] for host memory; [`InvalidArgument::Range`] for a tensor without bytes.
     pub fn device(&self) -> Result<DeviceRange<'a>> {
         if self.entry.bytes() == 0 {
-            return Err(self.range("it has no bytes, so it is nowhere".into()));
+            return Err(self.range("it has no bytes, and so no address".into()));
         }
         let range = self.segment.memory().device(self.entry.chunk(), self.entry.offset(), self.entry.bytes());
         range.map_err(|e| self.segment.named(e))
     }
 
-    /// Its elements on its GPU, in the order of memory, as cudarc takes them; `stream` is any of cudarc's of that GPU.
+    /// Returns a cudarc view of the elements on their GPU, in memory order. `stream` may be any cudarc stream of that GPU.
     ///
     /// # Errors
-    /// As for [`Tensor::device`] and [`DeviceRange::to_cudarc`]; [`Mismatch::DType`].
+    /// As [`Tensor::device`] and [`DeviceRange::to_cudarc`]; [`Mismatch::DType`].
     ///
     /// # Panics
-    /// As for [`DeviceRange::to_cudarc`].
+    /// As [`DeviceRange::to_cudarc`].
     #[cfg(feature = "cudarc")]
     pub fn to_cudarc<T: Element + cudarc::driver::DeviceRepr>(
         &self,
@@ -177,7 +177,7 @@ impl<'a> Tensor<'a> {
         self.device()?.to_cudarc(stream)
     }
 
-    /// Copies its bytes from `offset` on into `out`, wherever they are. Host-synchronous: returns when they are there.
+    /// Copies bytes of the tensor, from `offset` on, into `out`. Works for host and GPU memory. Host-synchronous.
     ///
     /// # Errors
     /// [`InvalidArgument::Range`], [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda).
@@ -189,7 +189,7 @@ impl<'a> Tensor<'a> {
         self.segment.memory().read(self.entry.chunk(), start, out).map_err(|e| self.segment.named(e))
     }
 
-    /// A copy of all its bytes. Host-synchronous.
+    /// Returns a copy of all bytes. Host-synchronous.
     ///
     /// # Errors
     /// As [`Tensor::read_at`].
@@ -199,7 +199,7 @@ impl<'a> Tensor<'a> {
         Ok(out)
     }
 
-    /// Copies `bytes` into it from `offset` on. Host-synchronous. Nothing orders this with what other processes do.
+    /// Copies `bytes` into the tensor, from `offset` on. Host-synchronous. Not ordered with accesses of other processes.
     ///
     /// # Errors
     /// [`Denied::ReadOnly`] unless the segment was opened for writing; [`InvalidArgument::Range`], [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda).
@@ -215,11 +215,11 @@ impl<'a> Tensor<'a> {
         self.segment.memory().write(self.entry.chunk(), start, bytes).map_err(|e| self.segment.named(e))
     }
 
-    /// Where `len` bytes from `offset` on begin in the chunk.
+    /// Returns where `len` bytes, from `offset` on, begin in the chunk.
     fn inside(&self, offset: u64, len: usize) -> Result<u64> {
         match offset.checked_add(len as u64) {
             Some(end) if end <= self.entry.bytes() => Ok(self.entry.offset() + offset),
-            _ => Err(self.range(format!("bytes {offset} + {len} are not among its {}", self.entry.bytes()))),
+            _ => Err(self.range(format!("bytes {offset} + {len} are outside its {} bytes", self.entry.bytes()))),
         }
     }
 
@@ -228,7 +228,7 @@ impl<'a> Tensor<'a> {
         self.segment
     }
 
-    /// Returns where it begins in the segment's memory, and how many bytes it has.
+    /// Returns the tensor's offset in the segment's memory, and its length in bytes.
     pub(crate) fn place(&self) -> Result<(u64, u64)> {
         let before: u64 = self.segment.ranges()?.iter().take(self.entry.chunk()).sum();
         Ok((before + self.entry.offset(), self.entry.bytes()))
