@@ -148,7 +148,7 @@ impl<S: Deref<Target = Segment>> Pinned<S> {
 
 impl<S: Deref<Target = Segment>> Drop for Pinned<S> {
     fn drop(&mut self) {
-        // A forked child has no registrations: they belong to the parent.
+        // A forked child needs no lock: the registrations are the parent's, and dropping them does nothing.
         if self.segment.domain.link().require_ours().is_ok() {
             self.segment.memory().unpin(std::mem::take(&mut self.registrations));
         }

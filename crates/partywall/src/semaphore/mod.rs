@@ -89,7 +89,7 @@ impl Domain {
             return Err(InvalidArgument::Maximum { name: name.to_owned(), asked: maximum }.into());
         }
         let (lease, fd) = self.open_semaphore(name, maximum)?;
-        // Goes back if what follows fails.
+        // Dropping it gives the lease back if the mapping fails.
         let keep = Some(Arc::new(self.keep(lease)));
         let mapped = shm::Semaphore::map(fd);
         let memory = mapped.map_err(|source| Error::System { what: format!("mapping semaphore {name:?}"), source })?;
@@ -108,7 +108,7 @@ impl Semaphore {
     /// let seats = domain.semaphore("encoder", 2)?; // two processes encode at a time
     /// let permit = seats.acquire(Duration::from_secs(60))?;
     /// // … encode …
-    /// drop(permit); // also given back if this process is killed
+    /// drop(permit); // a killed process gives its permits back, too
     /// # Ok(())
     /// # }
     /// ```

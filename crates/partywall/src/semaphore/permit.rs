@@ -17,16 +17,16 @@ use crate::{
 #[must_use = "a permit is given back when it is dropped"]
 pub struct Permit {
     open: Arc<Open>,
-    /// `None` once it is released, or belongs to a stream.
+    /// `None` once the permit is released, or belongs to a stream.
     held: Option<Held>,
 }
 
 /// A permit that could not be given to a stream.
 #[derive(Debug)]
 pub struct Unreleased {
-    /// Why.
+    /// The reason.
     pub error: Error,
-    /// The permit. Dropping it releases it, whatever is still running.
+    /// The permit. Dropping it releases it immediately, even if work still runs.
     pub permit: Box<Permit>,
 }
 
@@ -38,7 +38,7 @@ impl Permit {
     /// Releases the permit.
     ///
     /// # Errors
-    /// [`Gone::Permit`] if it was not held any more: the broker took this process for dead and gave the permit to others.
+    /// [`Gone::Permit`] if the permit was no longer held: the broker took this process for dead and freed the permit.
     /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn release(mut self) -> Result<()> {
         self.give_back()
@@ -72,7 +72,7 @@ impl Permit {
         Ok(())
     }
 
-    /// The semaphore's name.
+    /// Returns the semaphore's name.
     pub fn semaphore(&self) -> &str {
         &self.open.name
     }
@@ -90,7 +90,7 @@ impl Permit {
 impl Drop for Permit {
     fn drop(&mut self) {
         if let Err(error @ Error::Gone(Gone::Permit { .. })) = self.give_back() {
-            tracing::warn!(%error, "a permit was given back too late");
+            tracing::warn!(%error, "a dropped permit was no longer held");
         }
     }
 }

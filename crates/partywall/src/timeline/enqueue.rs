@@ -1,4 +1,4 @@
-//! What is enqueued on streams: waits, and where kernels look.
+//! Operations that timelines enqueue on streams, and the addresses that kernels poll.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ pub(super) fn wait(timeline: &Timeline, stream: StreamRef<'_>, v: u64) -> Result
             waits.mark(&mark.place, mark.target);
             waits.keep_mark(mark.next());
         }
-        // Noted first: what is noted and not enqueued costs no more than a lease that is kept too long.
+        // Noted before it is enqueued: if the enqueuing fails, the only cost is a lease that is kept too long.
         waits.wait(&keep, &word.place, v);
         stream.enqueue_wait_u64(slab.word(&word.place)?, v)?;
         word.note_wait(v);
@@ -39,14 +39,14 @@ pub(super) fn wait(timeline: &Timeline, stream: StreamRef<'_>, v: u64) -> Result
     })
 }
 
-/// The word that a stream has to wait for, with its lease, or nothing if `v` is there already.
+/// Returns the word that a stream has to wait for, with its lease; `None` if `v` is already reached.
 pub(super) fn begin(timeline: &Timeline, v: u64) -> Result<Option<(Arc<Word>, Arc<LeaseGuard>)>> {
     let Timeline { at, domain, .. } = timeline;
     domain.link().require_ours()?;
     at.check_value(v)?;
     let (word, keep) = at.now();
     match word.progress(v) {
-        // Acquired: what is enqueued from now on comes after what the value stands for.
+        // Acquire: work that is enqueued from now on happens after the work that the value stands for.
         Progress::Reached => {
             word.note_wait(v);
             Ok(None)
@@ -69,17 +69,17 @@ pub(super) fn device_ptr(timeline: &Timeline, gpu: &Gpu) -> Result<u64> {
         Some(slab) => slab,
         None => prepare(domain, gpu.context(), word.slab)?,
     };
-    // A kernel may look whenever it likes, for whatever value.
+    // A kernel may poll at any time, for any value.
     domain.stream_waits().keep_for_good(&keep);
     word.note_polled();
     Ok(slab.word(&word.place)?.device_ptr())
 }
 
 impl Domain {
-    /// Returns a fence that `stream` reaches when everything is done that is on it now: it writes a private word behind it.
+    /// Returns a fence that `stream` reaches once all work that is on it now is done. The stream then writes a private word.
     ///
-    /// `what` is for errors: "giving a permit to a stream". After an error the stream may write the word all the same; it is
-    /// not used again.
+    /// `what` is for errors: "giving a permit to a stream". Even after an error the stream may write the word, so that word
+    /// is not used again.
     pub(crate) fn fence_on(&self, stream: StreamRef<'_>, what: impl Fn() -> String) -> Result<Fence> {
         self.link().require_ours()?;
         let work = Work { domain: self, stream, what: &what };
@@ -91,7 +91,7 @@ impl Domain {
     }
 }
 
-/// Something that is enqueued on a stream.
+/// An operation to enqueue on a stream.
 pub(super) struct Work<'a> {
     pub(super) domain: &'a Domain,
     pub(super) stream: StreamRef<'a>,
@@ -99,21 +99,21 @@ pub(super) struct Work<'a> {
     pub(super) what: &'a dyn Fn() -> String,
 }
 
-/// Why something could not be enqueued.
+/// Why an operation could not be enqueued.
 pub(super) enum Refusal {
-    /// The driver, or the stream, refuses.
+    /// The driver or the stream refuses it.
     Access(AccessError),
     Error(Error),
 }
 
 impl Work<'_> {
-    /// Enqueues it, with the stream's context current.
+    /// Enqueues the operation, with the stream's context current.
     ///
-    /// A wait or a signal costs three driver calls besides its own, none of which can be spared by remembering an answer:
-    /// whether this thread has the stream's context current, which others of the process change as they like (two more,
-    /// to change it and to change it back, if it has not); whether the stream is being captured, since the driver would
-    /// put the operation into the graph without a word; and, by those who call [`CurrentStream::id`], which stream it is,
-    /// since the driver gives the handle of a stream that was destroyed to the next one.
+    /// A wait or a signal costs three driver calls besides its own. No answer can be cached:
+    /// - whether the stream's context is current on this thread: other code of the process may change it at any time. If it
+    ///   is not current, two more calls change it and change it back;
+    /// - whether the stream is being captured: the driver would silently put the operation into the graph;
+    /// - which stream it is, for callers of [`CurrentStream::id`]: the driver reuses the handle of a destroyed stream.
     pub(super) fn run<T>(&self, enqueue: impl FnOnce(&CurrentStream<'_>) -> Result<T, Refusal>) -> Result<T> {
         self.domain.health().check()?;
         let run = || {
@@ -136,7 +136,7 @@ impl Work<'_> {
         })
     }
 
-    /// The slab with this number, once its words can be used on the stream.
+    /// Returns the slab with this number, after making its words usable on the stream.
     pub(super) fn ready(&self, slab: u32) -> Result<Arc<MappedSlab>> {
         match self.domain.timeline_memory().slab(slab) {
             Some(slab) => Ok(slab),
@@ -144,7 +144,7 @@ impl Work<'_> {
         }
     }
 
-    /// A private word, once it can be used on the stream, and its slab.
+    /// Returns a private word that can be used on the stream, and its slab.
     pub(super) fn take_private(&self) -> Result<(PrivateWord, Arc<MappedSlab>)> {
         let memory = self.domain.timeline_memory();
         if !memory.is_registered() {
@@ -159,7 +159,7 @@ impl Work<'_> {
         self.domain.timeline_memory().private_slab(word).ok_or_else(unknown_word)
     }
 
-    /// A call of the driver has failed; that may be the end of the context.
+    /// Notes that a driver call has failed, which may mean that the context is lost.
     fn note(&self, error: &CudaError) {
         if error.is_sticky()
             && let Ok(gpu) = self.stream.context().device().uuid()
@@ -187,7 +187,7 @@ impl From<Error> for Refusal {
     }
 }
 
-/// Makes everything ready that the driver might not let us make behind a wait.
+/// Prepares everything that the driver might block on once a stream waits.
 fn prepare(domain: &Domain, context: &Context, slab: u32) -> Result<Arc<MappedSlab>> {
     domain.timeline_memory().prepare(context)?;
     domain.timeline_memory().slab(slab).ok_or_else(unknown_word)

@@ -14,10 +14,10 @@ use crate::{
     error::{Error, Result},
 };
 
-/// A file descriptor that becomes readable once a timeline has reached a value, or is known not to
-/// ([`Timeline::event`]), and stays so. Poll it for reading; nothing has to be read from it.
+/// A file descriptor that becomes readable, and stays readable, once a timeline has reached a value or has ended before it
+/// ([`Timeline::event`]). Poll it for reading; there is nothing to read from it.
 ///
-/// The connection's service thread looks for the value, with pauses of up to 1 ms. Dropping this ends that.
+/// The connection's service thread polls the timeline, with pauses of up to 1 ms, until this is dropped.
 #[derive(Debug)]
 pub struct TimelineEvent {
     hold: Hold,
@@ -26,7 +26,7 @@ pub struct TimelineEvent {
 }
 
 impl TimelineEvent {
-    /// What came of it; `None` as long as the timeline is on its way.
+    /// Returns the outcome; `None` until the timeline has reached the value or ended.
     ///
     /// # Errors
     /// As [`Timeline::wait`].
@@ -60,7 +60,7 @@ pub(super) fn watch(timeline: &Timeline, v: u64) -> Result<TimelineEvent> {
         ring(&fd);
         return Ok(TimelineEvent { hold, v, fd });
     };
-    // As long as the event is there, so is its lease, and the cell is the timeline's.
+    // The event holds a lease, so the cell belongs to the timeline for as long as the event exists.
     domain.poll_tasks().add(pause, move |reason| {
         let fd = watched.upgrade()?;
         let pause = lookout.look();
@@ -74,6 +74,6 @@ pub(super) fn watch(timeline: &Timeline, v: u64) -> Result<TimelineEvent> {
 }
 
 fn ring(fd: &OwnedFd) {
-    // It fails only if it is readable already.
+    // The write fails only if the descriptor is already readable.
     let _ = rustix::io::write(fd, &1_u64.to_ne_bytes());
 }

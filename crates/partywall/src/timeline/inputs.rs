@@ -1,31 +1,31 @@
-//! What a writer's values rest on, and which of them rest on something that has failed.
+//! The timelines that a writer's values rest on, and which values rest on a timeline that has failed.
 
 use std::{collections::VecDeque, sync::Arc};
 
 use super::{At, Timeline};
 use crate::domain::{LeaseGuard, Word};
 
-/// A timeline that the values of another one are made from.
+/// A timeline that the values of another timeline rest on.
 #[derive(Debug)]
 pub(super) struct Input {
-    /// So that the word stays the input's.
+    /// The lease, without which the word may become another timeline's.
     _keep: Arc<LeaseGuard>,
     at: Arc<At>,
     /// The incarnation that values rest on.
     word: Arc<Word>,
-    /// A value of the writer's, and the highest value that this input had been waited for until that was signalled. Both
-    /// grow: a value is here only if more had been waited for than for the one before.
+    /// Pairs of a value of the writer, and the highest value of this input that had been waited for when it was signalled.
+    /// Both grow: a signalled value adds a pair only if the input has been waited for further than at the last pair.
     history: VecDeque<(u64, u64)>,
 }
 
-/// What is known of an input.
+/// The state of an input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// It has not failed, or after all that was waited for.
+    /// The input has not failed, or only after every value that was waited for.
     Sound,
-    /// It has failed before something that was waited for. No value rests on that yet; the next one would.
+    /// The input has failed before a value that was waited for. No signalled value rests on it yet; the next one would.
     Suspect,
-    /// It has failed, and values from this one on rest on that.
+    /// The input has failed, and the writer's values from this one on rest on it.
     Failed(u64),
 }
 
@@ -35,7 +35,7 @@ impl Input {
         Self { _keep: keep, word, at: input.at.clone(), history: VecDeque::new() }
     }
 
-    /// A value of the writer's was signalled.
+    /// Notes that the writer has signalled `v`.
     pub(super) fn signalled(&mut self, v: u64) {
         let waited = self.word.waited();
         if self.history.back().is_none_or(|(_, before)| *before < waited) {
@@ -52,7 +52,7 @@ impl Input {
         if matches!(fate, Fate::Failed(_)) || Arc::ptr_eq(&present, &self.word) {
             return fate;
         }
-        // The handle has gone over to another writer, with nothing that rests on what failed before.
+        // The handle follows another writer now, and no value rests on the former writer's failure.
         (self.word, self._keep, self.history) = (present, keep, VecDeque::new());
         self.fate()
     }
@@ -69,5 +69,5 @@ impl Input {
     }
 }
 
-/// Waits that are remembered. A taint that is found after so many more marks the values since then.
+/// Number of pairs to remember. If a taint is found after more waits than that, it marks all values since the oldest pair.
 const HISTORY: usize = 1024;

@@ -1,4 +1,4 @@
-//! Waits of a stream that end after a time of their own.
+//! Waits of a stream that have a timeout.
 
 use std::{
     sync::{Arc, OnceLock},
@@ -18,7 +18,7 @@ use crate::{
     error::{Error, Result},
 };
 
-/// A wait of a stream with a time limit ([`Timeline::wait_on_for`]). Dropping it changes nothing for the stream.
+/// A wait of a stream with a timeout ([`Timeline::wait_on_for`]). Dropping it changes nothing for the stream.
 #[derive(Debug)]
 pub struct LimitedWait {
     hold: Hold,
@@ -31,21 +31,20 @@ pub struct LimitedWait {
 enum End {
     /// The timeline has reached the value, or ended.
     Decided,
-    /// The time was over.
+    /// The timeout has passed.
     Over,
 }
 
 impl LimitedWait {
-    /// Whether the stream has been told to go on.
+    /// Returns whether the wait is over, so that the stream continues.
     pub fn is_over(&self) -> bool {
         self.end.get().is_some()
     }
 
-    /// How it ended; `None` as long as it has not.
+    /// Returns how the wait ended; `None` until it has.
     ///
     /// # Errors
-    /// [`Error::Timeout`]: the stream went on because the time was over; as [`Timeline::check`]
-    /// otherwise.
+    /// [`Error::Timeout`] if the stream continued because the timeout passed; otherwise as [`Timeline::check`].
     pub fn outcome(&self) -> Option<Result<()>> {
         let Hold { at, word, .. } = &self.hold;
         self.end.get().map(|end| match end {
@@ -62,13 +61,13 @@ pub(super) fn wait(timeline: &Timeline, stream: StreamRef<'_>, v: u64, limit: Du
         let _ = end.set(End::Decided);
         return Ok(LimitedWait { hold: timeline.hold(), v, limit, end });
     };
-    // Of the incarnation that the stream waits for, should others follow meanwhile.
+    // This lease is for the incarnation that the stream waits for, even if the handle follows another one meanwhile.
     let hold = Hold { at: at.clone(), word: word.clone(), keep: Some(keep.clone()), _domain: domain.clone() };
     let work = Work { domain, stream, what: &|| format!("waiting on a stream for timeline {:?}", at.name) };
     let private = work.run(|stream| {
         let (private, slab) = work.take_private()?;
         if let Err(error) = stream.enqueue_wait_u64(slab.word(&private.place)?, private.target) {
-            // Should it wait all the same, it does not wait long.
+            // If the wait was enqueued in spite of the error, it must end soon.
             private.store();
             return Err(error.into());
         }
@@ -77,7 +76,7 @@ pub(super) fn wait(timeline: &Timeline, stream: StreamRef<'_>, v: u64, limit: Du
     word.note_wait(v);
     let told = end.clone();
     let mut lookout = Lookout::new(&word, v);
-    // A time-out too large for the clock is none.
+    // A timeout that the clock cannot represent never ends.
     let deadline = Instant::now().checked_add(limit);
     let mut private = Some(private);
     domain.poll_tasks().add(Duration::ZERO, move |reason| {

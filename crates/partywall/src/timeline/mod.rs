@@ -49,7 +49,7 @@ use crate::{
 /// let ready = domain.timeline_writer("frames/ready")?;
 /// ready.signal(1)?; // frame 1 is complete; `signal_on(stream, 1)` says so behind the work of a stream
 ///
-/// // Any other waits, on the host here; `wait_on(stream, 1)` lets a stream wait.
+/// // Any other process waits, here on the host; `wait_on(stream, 1)` makes a stream wait.
 /// let frames = domain.timeline("frames/ready")?;
 /// frames.wait(1, Duration::from_secs(10))?;
 /// assert_eq!(frames.value(), 1);
@@ -190,7 +190,7 @@ impl Timeline {
         enqueue::wait(self, stream, v)
     }
 
-    /// As [`wait_on`](Self::wait_on), but the stream continues after `limit` at the latest.
+    /// Makes `stream` wait as [`wait_on`](Self::wait_on) does, but for at most `limit`.
     ///
     /// The stream waits for a private word of this process. The connection's service thread writes that word when the
     /// timeline has reached `v` or the time is over. The wait ends up to 1 ms later than a plain one, and costs polling by the
@@ -238,8 +238,8 @@ impl Timeline {
         self.at.check(&word, if word.is_polled() { MAX_VALUE } else { word.waited() })
     }
 
-    /// Goes over to the next writer's incarnation, if there is one; `false` if there is not. Waits from then on are for
-    /// what that one signals, and so is [`check`](Self::check).
+    /// Makes the handle follow the next writer, if there is one. Returns `false` if there is none. Later waits and
+    /// [`check`](Self::check) then refer to the values of that writer.
     ///
     /// # Errors
     /// Those of every call.
@@ -249,7 +249,7 @@ impl Timeline {
         if present.incarnation == word.incarnation {
             return Ok(false);
         }
-        // By a lease of its own: the former keeps every cell that it has led to, as long as a stream may wait there.
+        // Takes a lease of its own: the former one must keep every cell that a stream may still wait for.
         let next = Incarnation::open(&self.domain, self.name(), false)?;
         *self.at.now.write().ignore_poison() = next;
         drop(word);
@@ -257,7 +257,8 @@ impl Timeline {
         Ok(true)
     }
 
-    /// Ends all waits for what the timeline has not reached, for everybody. Its writer has to open it anew to signal it.
+    /// Ends all waits, of all processes, for values that the timeline has not reached. To signal further values, its writer
+    /// must open the timeline again.
     ///
     /// # Errors
     /// Those of every call.
@@ -265,20 +266,19 @@ impl Timeline {
         self.domain.abandon_timeline(&self.at.name)
     }
 
-    /// Where kernels on `gpu` find the value: an address of 8 bytes, valid as long as this handle. It is the word of the
-    /// incarnation that the handle is at now.
+    /// Returns the address at which kernels on `gpu` find the value: 8 bytes, valid for as long as this handle. It is the
+    /// word of the incarnation that the handle follows now.
     ///
     /// A kernel reads it with `ld.acquire.sys.u64` (`cuda::atomic_ref<uint64_t, cuda::thread_scope_system>`), or through a
     /// `volatile` pointer followed by `__threadfence_system()`, and compares as streams do: `(int64_t)(word - v) >= 0`. A
-    /// word larger than [`MAX_VALUE`] says that the timeline has ended, at `word - (1 << 62) - 1`: **a kernel that polls
-    /// has to end then**, and after a time of its own choice.
+    /// word larger than [`MAX_VALUE`] means that the timeline has ended, at `word - (1 << 62) - 1`: **a kernel that polls
+    /// must end then**, and should also have a timeout of its own.
     ///
-    /// A kernel of the writer's stores with `st.release.sys.u64`, or with `__threadfence_system()` before a `volatile`
-    /// store: only values that its host has promised ([`TimelineWriter::promise_on`]), and none once the word is larger
+    /// A kernel of the writer stores with `st.release.sys.u64`, or with `__threadfence_system()` before a `volatile` store.
+    /// It stores only values that its host has promised ([`TimelineWriter::promise_on`]), and none once the word is larger
     /// than [`MAX_VALUE`].
     ///
-    /// Unless MPS is on, a kernel that polls keeps everybody else from the GPU for its slices of time; a stream that waits
-    /// does not.
+    /// Without MPS, a kernel that polls occupies the whole GPU during its time slices; a stream that waits does not.
     ///
     /// # Errors
     /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda), [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost), [`Unreachable::Forked`](crate::error::Unreachable::Forked).
@@ -286,17 +286,17 @@ impl Timeline {
         enqueue::device_ptr(self, gpu)
     }
 
-    /// The name.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         &self.at.name
     }
 
-    /// The domain.
+    /// Returns the domain.
     pub fn domain(&self) -> &Domain {
         &self.domain
     }
 
-    /// The present incarnation, with its lease.
+    /// Returns the present incarnation, with its lease.
     pub(crate) fn present(&self) -> (Arc<Word>, Arc<LeaseGuard>) {
         self.at.now()
     }
@@ -327,23 +327,23 @@ impl Drop for Hold {
 }
 
 impl Incarnation {
-    /// The present one.
+    /// Opens the present incarnation.
     fn open(domain: &Domain, name: &str, writer: bool) -> Result<Self> {
         let known = domain.timeline_memory().mapped();
         let (opened, fds) = domain.open_timeline(name, writer, known)?;
-        // Goes back if what follows fails.
+        // Dropping it gives the lease back if the mapping fails.
         let keep = Some(Arc::new(domain.keep(opened.lease)));
         Ok(Self { word: domain.timeline_memory().take_in(&opened, known, fds)?, keep })
     }
 }
 
 impl At {
-    /// The incarnation.
+    /// Returns the incarnation.
     pub(crate) fn word(&self) -> Arc<Word> {
         self.now.read().ignore_poison().word.clone()
     }
 
-    /// The same, with its lease: without that the cell may become another timeline's.
+    /// Returns the incarnation with its lease, without which the cell may become another timeline's.
     fn now(&self) -> (Arc<Word>, Arc<LeaseGuard>) {
         let now = self.now.read().ignore_poison();
         // Only the last owner takes the lease away.

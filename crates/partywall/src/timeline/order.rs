@@ -1,4 +1,4 @@
-//! One incarnation of a timeline, for those who poll it without the timeline.
+//! One incarnation of a timeline, for code that polls it without a [`Timeline`] handle.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::domain::{LeaseGuard, Word};
 #[derive(Debug, Clone)]
 pub(crate) struct Order {
     pub(crate) word: Arc<Word>,
-    /// So that the word stays the writer's.
+    /// The lease, without which the word may become another timeline's.
     _keep: Arc<LeaseGuard>,
 }
 

@@ -12,11 +12,11 @@ use super::Timeline;
 use crate::{backoff::Backoff, domain::Word, error::Result, wait::Wait};
 
 impl Timeline {
-    /// Waits until the timeline has come as far as `goal` on the way to `v`: reached it, or only announced it.
+    /// Waits until the timeline has reached `v`, or only announced it, depending on `goal`.
     pub(super) fn wait_for(&self, v: u64, goal: Progress, wait: Wait<'_>) -> Result<()> {
         self.domain.link().require_ours()?;
         self.at.check_value(v)?;
-        // With its lease: others may follow meanwhile.
+        // Includes the lease: another thread may make the handle follow another incarnation meanwhile.
         let (word, _keep) = self.at.now();
         let cell = word.cell();
         let is_over = |progress| match progress {
@@ -30,7 +30,7 @@ impl Timeline {
                 word.note_wait(v);
                 Ok(())
             }
-            // Whoever relies on a promise waits for the value, too.
+            // A caller that relies on a promise will wait for the value, too.
             Progress::Announced | Progress::Pending => Ok(()),
         };
         let mut progress = word.progress(v);
@@ -55,11 +55,11 @@ impl Timeline {
             if is_over(progress) {
                 return verdict(progress);
             }
-            // The clock is not looked at between being woken and finding out why.
+            // A woken waiter checks the value before it reads the clock.
             let Some(left) = waiting.left(now.take().unwrap_or_else(Instant::now)) else {
                 return Err(waiting.error(self.at.not_come(v, goal)));
             };
-            // Promised values are stored by a stream, which wakes nobody.
+            // A stream stores promised values, and a stream wakes no thread.
             let pause = if progress == Progress::Announced {
                 slack.get_or_insert_with(LeastSlack::begin);
                 backoff.next()
@@ -76,7 +76,7 @@ impl Timeline {
     }
 }
 
-/// Looks for a value again and again, for those who cannot sleep until it is there.
+/// Polls for a value, for callers that cannot sleep until it is reached.
 #[derive(Debug)]
 pub(super) struct Lookout {
     word: Arc<Word>,
@@ -90,11 +90,11 @@ impl Lookout {
         Self { word: word.clone(), v, announced: false, backoff: Backoff::new() }
     }
 
-    /// How long to wait before looking again; `None` once it is known whether the value comes.
+    /// Returns how long to wait before the next poll; `None` once the value is reached or the timeline has ended.
     pub(super) fn look(&mut self) -> Option<Duration> {
         match self.word.progress(self.v) {
             Progress::Reached | Progress::Ended(_) => return None,
-            // It has come closer.
+            // The timeline has progressed.
             Progress::Announced if !self.announced => (self.announced, self.backoff) = (true, Backoff::new()),
             Progress::Announced | Progress::Pending => {}
         }
@@ -103,7 +103,7 @@ impl Lookout {
 }
 
 impl super::At {
-    /// What has not happened when a wait is over.
+    /// Returns the message of a wait that timed out.
     pub(super) fn not_come(&self, v: u64, goal: Progress) -> String {
         let what = if goal == Progress::Announced { "promised" } else { "reached" };
         format!("value {v} of timeline {:?} was not {what}", self.name)

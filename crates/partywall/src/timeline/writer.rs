@@ -32,14 +32,14 @@ use crate::{
 #[derive(Debug)]
 pub struct TimelineWriter {
     writer: Arc<Writer>,
-    /// Last, so that its lease goes back immediately if this is its last owner.
+    /// Last, so that its lease is given back immediately if this is its last owner.
     timeline: Timeline,
 }
 
-/// What poll tasks share with a writer: no connection, and nothing of the driver's.
+/// The part of a writer that poll tasks share. It has no connection and no driver objects.
 #[derive(Debug)]
 struct Writer {
-    /// Keeps the word this timeline's.
+    /// The lease, without which the word may become another timeline's.
     _keep: Arc<LeaseGuard>,
     at: Arc<At>,
     word: Arc<Word>,
@@ -106,7 +106,7 @@ impl TimelineWriter {
     /// # fn signal(frames: &TimelineWriter, gpu: &Gpu) -> Result<()> {
     /// let stream = gpu.stream(); // or a stream of the caller's own
     /// // … kernels that write frame 1 are enqueued on `stream` …
-    /// frames.signal_on(stream, 1)?; // returns at once; the GPU signals behind them
+    /// frames.signal_on(stream, 1)?; // does not wait; the GPU signals after the kernels
     /// # Ok(())
     /// # }
     /// ```
@@ -117,11 +117,12 @@ impl TimelineWriter {
         self.enqueue(stream, v, |stream, word| stream.enqueue_write_u64(word, v))
     }
 
-    /// As [`signal_on`](Self::signal_on), and wakes hosts that wait for `v` as soon as it is stored, by a host function behind
-    /// the signal. The stream waits until a thread of the driver has run that function, usually tens of microseconds.
+    /// Makes `stream` signal `v` as [`signal_on`](Self::signal_on) does, and wakes hosts that wait for `v` as soon as it is
+    /// stored, by a host function after the signal. The stream waits until a driver thread has run that function, usually
+    /// tens of microseconds.
     ///
     /// # Errors
-    /// As [`signal_on`](Self::signal_on). If only the host function is refused, `v` is signalled nevertheless.
+    /// As [`signal_on`](Self::signal_on). If only the host function is refused, `v` is still signalled.
     pub fn signal_on_and_wake(&self, stream: StreamRef<'_>, v: u64) -> Result<()> {
         self.signal_on(stream, v)?;
         let place = self.writer.word.place.clone();
@@ -146,8 +147,8 @@ impl TimelineWriter {
     /// [tainted](InvalidData::Tainted): [`check`](Timeline::check) reports it to their waiters, and further signals are
     /// refused. The next signal finds the failure, or the service thread within 250 ms.
     ///
-    /// Waits of the host and of streams through this very handle count, also after it [follows](Timeline::follow). Values
-    /// that kernels read themselves do not.
+    /// Only waits of the host and of streams through this handle count, including those after a
+    /// [`follow`](Timeline::follow). Values that kernels read themselves do not count.
     pub fn rests_on(&self, input: &Timeline) {
         let mut state = self.writer.lock();
         let first = state.inputs.is_empty();
@@ -226,7 +227,7 @@ impl TimelineWriter {
     fn refused(&self, refused: Refused, v: u64) -> Error {
         let Writer { at, word, .. } = &*self.writer;
         match refused {
-            // The cause says more than the ending.
+            // Reports the cause, which says more than the ending.
             Refused::Ended(TimelineEnding::OwnerFaulted) => self
                 .timeline
                 .domain
@@ -301,7 +302,7 @@ impl Writer {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A thread that panicked with it has signalled, or has not.
+        // A thread that panicked under the lock leaves no half-done signal.
         self.state.lock().ignore_poison()
     }
 }
@@ -313,8 +314,8 @@ impl State {
     }
 }
 
-/// How long to wait for what another stream owes.
+/// How long to wait until another stream has stored its promised values.
 const DRAIN: Duration = Duration::from_secs(10);
 
-/// How often the service thread looks at inputs.
+/// How often the service thread checks the inputs.
 const LOOK: Duration = Duration::from_millis(250);
