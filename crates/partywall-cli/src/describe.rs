@@ -1,13 +1,27 @@
 //! Objects of the domain as JSON and as text. The JSON keys are stable; the documentation of each command's module lists
-//! them.
+//! them. Where this module has no function for it, the JSON of an object is that of its type in [`partywall::info`]:
+//!
+//! - a [`TimelineInfo`]: `name`, `incarnation` (the number of its writer, from 1), `value` (the last signalled value),
+//!   `announced` (the highest promised value), `writer` (a pid or null), `ending` (null, `owner_died`, `owner_faulted`,
+//!   `closed`, `abandoned`, `broker_gone` or `evicted`), `leases`;
+//! - a [`SemaphoreInfo`]: `name`, `maximum` (permits), `held` (permits), `waiting` (acquirers), `leases`;
+//! - a [`QueueHolder`], a queue that holds a segment: `name`, `version`, `attachment` (the number by which its tasks name
+//!   the segment);
+//! - a [`HolderInfo`]: `pid`, `command`, `leases`, `blocks` (if a pool, topic or queue is shown), `tasks` (if a queue is
+//!   shown: the tasks that it works on), `unproven` (whether it is dead and what it holds is in quarantine);
+//! - a [`MemberInfo`]: `member`, `pid`, `uid`, `command`, `state` (`alive`, `hung`, `lost_context`, `suspect`, `evicted`,
+//!   `held_by_child`, `unproven`, `dead`), `doubt` (why its death does not prove that its work has ended: `mps`,
+//!   `no_pidfd` or null), `quiet_ms` (since its last heartbeat; null if none is expected), `leases`, `timelines` (that it
+//!   writes), `permits` (of semaphores) and `blocks` (of pools and topics; each null if there are too many to count),
+//!   `bytes`, `since_ms` (since 1970), `simulated` (whether it runs on the simulated CUDA driver).
 
 pub(crate) mod control;
 
 use partywall::{
     Domain, Place, TimelineEnding, bytes,
     info::{
-        Doubt, Enforcement, HolderInfo, Kind, MemberInfo, MemberState, NameInfo, Named, ObjectHolder, ObjectInfo,
-        Promises, QueueHolder, SemaphoreInfo, TimelineInfo, VersionInfo,
+        Enforcement, HolderInfo, Kind, MemberInfo, MemberState, NameInfo, Named, ObjectHolder, ObjectInfo, Promises,
+        QueueHolder, SemaphoreInfo, TimelineInfo, VersionInfo,
     },
     kind_name,
 };
@@ -80,21 +94,6 @@ pub(crate) fn name(name: &NameInfo) -> Value {
     })
 }
 
-/// Returns a timeline: `name`, `incarnation` (the number of its writer, from 1), `value` (the last signalled value),
-/// `announced` (the highest promised value), `writer` (a pid or null), `ending` (null, `owner_died`,
-/// `owner_faulted`, `closed`, `abandoned`, `broker_gone` or `evicted`), `leases`.
-pub(crate) fn timeline(timeline: &TimelineInfo) -> Value {
-    json!({
-        "name": timeline.name,
-        "incarnation": timeline.incarnation,
-        "value": timeline.value,
-        "announced": timeline.announced,
-        "writer": timeline.writer,
-        "ending": timeline.ending.map(TimelineEnding::name),
-        "leases": timeline.leases,
-    })
-}
-
 /// Returns the writer of a timeline, or why it has none.
 pub(crate) fn writer(timeline: &TimelineInfo) -> String {
     match (timeline.ending, timeline.writer) {
@@ -119,17 +118,6 @@ fn why_none(ending: TimelineEnding) -> &'static str {
         TimelineEnding::Evicted => "it was evicted",
         _ => "for a reason that this version does not know",
     }
-}
-
-/// Returns a semaphore: `name`, `maximum` (permits), `held` (permits), `waiting` (acquirers), `leases`.
-pub(crate) fn semaphore(semaphore: &SemaphoreInfo) -> Value {
-    json!({
-        "name": semaphore.name,
-        "maximum": semaphore.maximum,
-        "held": semaphore.held,
-        "waiting": semaphore.waiting,
-        "leases": semaphore.leases,
-    })
 }
 
 /// Returns the timelines and the semaphores separately.
@@ -161,47 +149,11 @@ pub(crate) fn kind_of(domain: &Domain, name: &str) -> Option<&'static str> {
     }
 }
 
-/// Returns a holder of a timeline or semaphore: the keys of [`holder`], and `permits` (of a semaphore).
+/// Returns a holder of a timeline or semaphore: the keys of a [`HolderInfo`], and `permits` (of a semaphore).
 pub(crate) fn object_holder(held: &ObjectHolder) -> Value {
-    let mut value = holder(&held.holder);
+    let mut value = json!(held.holder);
     value["permits"] = json!(held.permits);
     value
-}
-
-/// Returns a queue that holds a segment: `name`, `version`, `attachment` (the number by which its tasks name the segment).
-pub(crate) fn holding_queue(queue: &QueueHolder) -> Value {
-    json!({ "name": queue.name, "version": queue.version, "attachment": queue.attachment })
-}
-
-/// Returns a holder: `pid`, `command`, `leases`, `blocks` (if a pool, topic or queue is shown), `tasks` (if a queue is
-/// shown: the tasks that it works on), `unproven` (whether it is dead and what it holds is in quarantine).
-pub(crate) fn holder(holder: &HolderInfo) -> Value {
-    let HolderInfo { pid, command, leases, blocks, tasks, unproven } = holder;
-    json!({ "pid": pid, "command": command, "leases": leases, "blocks": blocks, "tasks": tasks, "unproven": unproven })
-}
-
-/// Returns a member: `member`, `pid`, `uid`, `command`, `state` (`alive`, `hung`, `lost_context`, `suspect`, `evicted`,
-/// `held_by_child`, `unproven`, `dead`), `doubt` (why its death does not prove that its work has ended: `mps`, `no_pidfd`
-/// or null), `quiet_ms` (since its last heartbeat; null if none is expected), `leases`, `timelines` (that it writes),
-/// `permits` (of semaphores) and `blocks` (of pools and topics; each null if there are too many to count), `bytes`,
-/// `since_ms` (since 1970), `simulated` (whether it runs on the simulated CUDA driver).
-pub(crate) fn member(member: &MemberInfo) -> Value {
-    json!({
-        "member": member.member,
-        "pid": member.pid,
-        "uid": member.uid,
-        "command": member.command,
-        "state": member.state.name(),
-        "doubt": member.doubt.map(Doubt::name),
-        "quiet_ms": member.quiet,
-        "leases": member.leases,
-        "timelines": member.timelines,
-        "permits": member.permits,
-        "blocks": member.blocks,
-        "bytes": member.bytes,
-        "since_ms": member.since,
-        "simulated": member.simulated,
-    })
 }
 
 /// Returns a place: `host`, or a GPU's UUID.
@@ -363,6 +315,8 @@ pub(crate) const LONG: usize = 160;
 
 #[cfg(test)]
 mod tests {
+    use partywall::info::{AttachedInfo, Doubt, Freed, QueueUsage};
+
     use super::*;
 
     fn holder(pid: u32, command: &str) -> HolderInfo {
@@ -391,6 +345,90 @@ mod tests {
         assert_eq!(text, "1 MiB stay until queue work@1 ends or detaches it");
         let text = what_stays(1 << 20, &five[..1], &["a", "b", "c", "d"].map(queue)).unwrap();
         assert_eq!(text, "1 MiB stay until pid 1 drops it and queues a@1, b@1, c@1 and 1 more end or detach it");
+    }
+
+    #[test]
+    fn info_types_have_the_keys_of_the_documentation() {
+        let holder = HolderInfo { blocks: 2, tasks: 3, unproven: true, ..holder(1, "a") };
+        let expected = json!({ "pid": 1, "command": "a", "leases": 1, "blocks": 2, "tasks": 3, "unproven": true });
+        assert_eq!(json!(holder), expected);
+        let queue = QueueHolder { name: "q".into(), version: 2, attachment: 3 };
+        assert_eq!(json!(queue), json!({ "name": "q", "version": 2, "attachment": 3 }));
+        let held = AttachedInfo { attachment: 1, name: "w".into(), version: 2, bytes: 3, tasks: 4 };
+        let expected = json!({ "name": "w", "version": 2, "bytes": 3, "attachment": 1, "tasks": 4 });
+        assert_eq!(json!(held), expected);
+        let freed = Freed { member: 1, pid: 2, command: "c".into(), leases: 3, bytes: 4 };
+        assert_eq!(json!(freed), json!({ "member": 1, "pid": 2, "command": "c", "leases": 3, "bytes": 4 }));
+        let usage = QueueUsage {
+            pending: 1,
+            claimed: 2,
+            enqueued: 3,
+            done: 4,
+            dead: 5,
+            ending: 6,
+            free: 7,
+            completed: 8,
+            returned: 9,
+        };
+        let expected = json!({
+            "pending": 1, "claimed": 2, "enqueued": 3, "done": 4, "dead": 5, "ending": 6, "free": 7, "completed": 8,
+            "returned": 9,
+        });
+        assert_eq!(json!(usage), expected);
+        let semaphore = SemaphoreInfo { name: "s".into(), maximum: 4, held: 3, waiting: 2, leases: 1 };
+        let expected = json!({ "name": "s", "maximum": 4, "held": 3, "waiting": 2, "leases": 1 });
+        assert_eq!(json!(semaphore), expected);
+        let mut timeline = TimelineInfo {
+            name: "t".into(),
+            incarnation: 1,
+            writer: None,
+            value: 2,
+            announced: 3,
+            ending: None,
+            leases: 4,
+        };
+        let mut expected = json!({
+            "name": "t", "incarnation": 1, "value": 2, "announced": 3, "writer": null, "ending": null, "leases": 4,
+        });
+        assert_eq!(json!(timeline), expected);
+        use TimelineEnding::{Abandoned, BrokerGone, Closed, Evicted, OwnerDied, OwnerFaulted};
+        for ending in [OwnerDied, OwnerFaulted, Closed, Abandoned, BrokerGone, Evicted] {
+            timeline.ending = Some(ending);
+            expected["ending"] = json!(ending.name());
+            assert_eq!(json!(timeline), expected);
+        }
+        let mut member = MemberInfo {
+            member: 1,
+            pid: 2,
+            uid: 3,
+            command: "c".into(),
+            state: MemberState::Alive,
+            doubt: None,
+            quiet: Some(4),
+            leases: 5,
+            timelines: 6,
+            permits: Some(7),
+            blocks: None,
+            bytes: 8,
+            since: 9,
+            simulated: false,
+        };
+        let mut expected = json!({
+            "member": 1, "pid": 2, "uid": 3, "command": "c", "state": "alive", "doubt": null, "quiet_ms": 4, "leases": 5,
+            "timelines": 6, "permits": 7, "blocks": null, "bytes": 8, "since_ms": 9, "simulated": false,
+        });
+        assert_eq!(json!(member), expected);
+        use MemberState::{Alive, Dead, HeldByChild, Hung, LostContext, Suspect, Unproven};
+        for state in [Alive, Hung, LostContext, Suspect, MemberState::Evicted, HeldByChild, Unproven, Dead] {
+            member.state = state;
+            expected["state"] = json!(state.name());
+            assert_eq!(json!(member), expected);
+        }
+        for doubt in [Doubt::Mps, Doubt::NoPidfd] {
+            member.doubt = Some(doubt);
+            expected["doubt"] = json!(doubt.name());
+            assert_eq!(json!(member), expected);
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 /// The state of a member. If several apply, the last of them in this list is reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
+#[serde(rename_all = "snake_case")]
 pub enum MemberState {
     /// Connected.
     Alive,
@@ -39,6 +40,7 @@ names!(MemberState {
 /// Why the end of a member's process does not prove that its work on the memory is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
+#[serde(rename_all = "snake_case")]
 pub enum Doubt {
     /// It is a client of MPS, whose server may continue its work on the GPU after its process has ended.
     Mps,
@@ -67,6 +69,8 @@ pub struct MemberInfo {
     /// Why the end of its process will not prove that its work is over, if so.
     pub doubt: Option<Doubt>,
     /// Milliseconds since its last heartbeat; absent without one.
+    // Names of fields and variants are the keys of the command's JSON; messages contain none.
+    #[serde(rename = "quiet_ms")]
     pub quiet: Option<u64>,
     /// Leases it holds.
     pub leases: u32,
@@ -79,6 +83,7 @@ pub struct MemberInfo {
     /// Bytes of the versions that it holds leases on, each counted once; for a dead member, bytes that are being freed.
     pub bytes: u64,
     /// When it joined, in milliseconds since 1970.
+    #[serde(rename = "since_ms")]
     pub since: u64,
     /// Whether it runs on the simulated CUDA driver.
     pub simulated: bool,

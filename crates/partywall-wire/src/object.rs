@@ -36,6 +36,7 @@ pub struct OpenedTimeline {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 #[repr(u32)]
+#[serde(rename_all = "snake_case")]
 pub enum TimelineEnding {
     /// The writer's process is proved dead.
     OwnerDied = 1,

@@ -3,7 +3,7 @@
 //! - `socket`;
 //! - `names`: a list of `name`, `latest` (the keys of [`describe::version`], or null), `older_versions`, `older_bytes`,
 //!   and `usage` (of a pool, topic or queue [`describe::control::usage`], else null);
-//! - `timelines` ([`describe::timeline`]) and `semaphores` ([`describe::semaphore`]): their names are independent of
+//! - `timelines` and `semaphores` ([`describe`]): their names are independent of
 //!   those in `names`.
 
 use std::time::Duration;
@@ -54,8 +54,8 @@ fn show(output: Output, domain: &Domain, pattern: Option<&Pattern>) -> Result<()
     output.value(&json!({
         "socket": domain.socket(),
         "names": names.iter().map(describe::name).collect::<Vec<_>>(),
-        "timelines": timelines.iter().map(describe::timeline).collect::<Vec<_>>(),
-        "semaphores": semaphores.iter().map(describe::semaphore).collect::<Vec<_>>(),
+        "timelines": timelines,
+        "semaphores": semaphores,
     }));
     if names.is_empty() && timelines.is_empty() && semaphores.is_empty() {
         let which = if pattern.is_some() { "no name matches the pattern" } else { "there are no names" };

@@ -1,5 +1,5 @@
 //! `partywall ps`. With `--json` it prints one object, with `--watch` one object a line for each repetition: `socket`,
-//! and `members`, a list of [`describe::member`] without this process.
+//! and `members`, a list of members ([`describe`]) without this process.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ fn show(output: Output, domain: &Domain) -> Result<(), Failure> {
     let members = domain.members()?;
     output.value(&json!({
         "socket": domain.socket(),
-        "members": members.iter().map(describe::member).collect::<Vec<_>>(),
+        "members": members,
     }));
     if members.is_empty() {
         output.note(format!("no process has joined the domain at {}", domain.socket().display()));

@@ -1,5 +1,5 @@
 //! `partywall rm NAME…`. With `--json`: `removed`, a list of `name`, `version`, `bytes_kept`, `holders`
-//! ([`describe::holder`]), `queues` ([`describe::holding_queue`]), and `failed`, a list of `name`, `error` (`code`, `kind`, `message`, `advice`).
+//! ([`describe`]), `queues` ([`describe`]), and `failed`, a list of `name`, `error` (`code`, `kind`, `message`, `advice`).
 //!
 //! Every name is tried. The exit code is that of the first failure. Before it removes the matches of a pattern, the
 //! command asks for confirmation unless `--yes` is given. Without a terminal to ask at, it refuses.
@@ -59,8 +59,8 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
                     "name": name,
                     "version": done.version,
                     "bytes_kept": done.bytes_kept,
-                    "holders": done.holders.iter().map(describe::holder).collect::<Vec<_>>(),
-                    "queues": done.queues.iter().map(describe::holding_queue).collect::<Vec<_>>(),
+                    "holders": done.holders,
+                    "queues": done.queues,
                 }));
             }
             Err(error) => {
@@ -166,9 +166,6 @@ fn free(context: &Context, domain: &Domain, pid: Option<u32>) -> Result<(), Fail
     if freed.is_empty() {
         output.note("nothing is in quarantine");
     }
-    let values = freed.iter().map(|Freed { member, pid, command, leases, bytes }| {
-        json!({ "member": member, "pid": pid, "command": command, "leases": leases, "bytes": bytes })
-    });
-    output.value(&json!({ "freed": values.collect::<Vec<_>>() }));
+    output.value(&json!({ "freed": freed }));
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! `partywall show`. With `--json` it prints one object:
 //!
 //! - `name`, `socket`;
-//! - `timeline` and `semaphore` of that name ([`describe::timeline`], [`describe::semaphore`], each with `holders`), or
+//! - `timeline` and `semaphore` of that name ([`describe`], each with `holders`), or
 //!   null.
 //!
 //! For a segment, pool, topic or queue the object also has:
@@ -9,7 +9,7 @@
 //! - `latest`: whether the shown version is the latest;
 //! - the keys of [`describe::version`] for the shown version;
 //! - `promises` ([`describe::promises_value`]), `bytes_requested`, `chunks` (bytes each);
-//! - `holders` ([`describe::holder`]), `queues` ([`describe::holding_queue`]);
+//! - `holders`, `queues` ([`describe`]);
 //! - `detail`: of a pool, topic or queue [`describe::control::detail`], else null;
 //! - `versions` (all of them), `builder` (a pid or null), `metadata` (an object);
 //! - `tensors`: all, in the order in which they were given, each with `name`, `dtype`, `shape`, `strides` (in
@@ -254,8 +254,8 @@ fn lifetime(lifetime: Lifetime, committer: u32) -> String {
 
 fn object_value(object: &ObjectDetail) -> Value {
     let mut value = match &object.info {
-        ObjectInfo::Timeline(timeline) => describe::timeline(timeline),
-        ObjectInfo::Semaphore(semaphore) => describe::semaphore(semaphore),
+        ObjectInfo::Timeline(timeline) => json!(timeline),
+        ObjectInfo::Semaphore(semaphore) => json!(semaphore),
         _ => json!({}),
     };
     value["holders"] = object.holders.iter().map(describe::object_holder).collect();
@@ -309,8 +309,8 @@ fn value(info: &SegmentInfo) -> Value {
     value["promises"] = describe::promises_value(info.version.kind, info.version.mutable);
     value["bytes_requested"] = json!(info.table.tensor_bytes());
     value["chunks"] = json!(info.chunks);
-    value["holders"] = info.holders.iter().map(describe::holder).collect();
-    value["queues"] = info.queues.iter().map(describe::holding_queue).collect();
+    value["holders"] = json!(info.holders);
+    value["queues"] = json!(info.queues);
     value["detail"] = info.control.as_ref().map_or(Value::Null, describe::control::detail);
     value["versions"] = info.versions.iter().map(describe::version).collect();
     value["builder"] = json!(info.builder);

@@ -1,7 +1,7 @@
 //! `partywall status`. With `--json`: `pid`, `version`, `instance` (in hexadecimal), `domain`, `socket`, `log` (a path
 //! or null), `simulated` (whether its members run on the simulated CUDA driver), `started_at_ms` (since 1970),
 //! `uptime_seconds`, `names`, `versions`, `timelines`, `semaphores`, `leases`, `fds` (numbers), `unproven` (what is in
-//! quarantine: `members`, `bytes`), `members` (a list of [`describe::member`], without this process), `bytes` (a list
+//! quarantine: `members`, `bytes`), `members` (a list of members, as in [`describe`], without this process), `bytes` (a list
 //! of `place`, `bytes`), `largest` (a list of `name`, `place`, `bytes`), `limits` (an object: `bytes`, `names`, `fds`,
 //! `clients`, `message`, `waits`, `leases`, `timelines`, `semaphores`).
 
@@ -67,7 +67,7 @@ fn value(status: &StatusInfo, members: &[MemberInfo], location: &partywall::Loca
         "leases": status.leases,
         "unproven": { "members": status.unproven, "bytes": status.unproven_bytes },
         "fds": status.fds,
-        "members": members.iter().map(describe::member).collect::<Vec<_>>(),
+        "members": members,
         "bytes": bytes.collect::<Vec<_>>(),
         "largest": largest.collect::<Vec<_>>(),
         "limits": limits.collect::<Map<_, _>>(),

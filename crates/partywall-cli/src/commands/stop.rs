@@ -162,9 +162,9 @@ fn in_use(location: &Location, domain: &Domain, pid: Option<u32>) -> Failure {
     );
     let details = json!({
         "names": names.iter().map(describe::name).collect::<Vec<_>>(),
-        "timelines": timelines.iter().map(describe::timeline).collect::<Vec<_>>(),
-        "semaphores": semaphores.iter().map(describe::semaphore).collect::<Vec<_>>(),
-        "members": members.iter().map(describe::member).collect::<Vec<_>>(),
+        "timelines": timelines,
+        "semaphores": semaphores,
+        "members": members,
     });
     let mut list = |what: &str, lines: Vec<String>| {
         message.extend(lines.iter().take(LISTED).map(|line| format!("\n  {what:<9} {line}")));

@@ -3,8 +3,8 @@
 use partywall::{
     DType, SampleType, bytes,
     info::{
-        AttachedInfo, BlockCounts, Control, ControlInfo, Named, Participant, PublisherInfo, QueueUsage, SampleShape,
-        SubscriberInfo, TopicShape, Usage,
+        BlockCounts, Control, ControlInfo, Named, Participant, PublisherInfo, QueueUsage, SampleShape, SubscriberInfo,
+        TopicShape, Usage,
     },
 };
 use serde_json::{Value, json};
@@ -51,7 +51,9 @@ pub(crate) fn shape(control: &Control) -> Value {
 }
 
 /// Returns the usage of a pool, topic or queue: `free` (blocks), of a topic `publishers`, `subscribers`, `published`
-/// (samples so far), and of a queue `tasks` ([`tasks`]).
+/// (samples so far), and of a queue `tasks`: how many are in each state, `pending`, `claimed`, `enqueued`, `done` (results
+/// that were not taken), `dead` (dead letters), `ending` (over, with attempts that may still use their blocks); `free` (how
+/// many more fit); `completed` (results so far), `returned` (attempts without a result so far).
 pub(crate) fn usage(usage: &Usage) -> Value {
     let mut value = json!({ "free": usage.free });
     if let Some(topic) = &usage.topic {
@@ -60,27 +62,9 @@ pub(crate) fn usage(usage: &Usage) -> Value {
         value["published"] = json!(topic.published);
     }
     if let Some(queue) = &usage.queue {
-        value["tasks"] = tasks(queue);
+        value["tasks"] = json!(queue);
     }
     value
-}
-
-/// Returns the number of a queue's tasks in each state: `pending`, `claimed`, `enqueued`, `done` (results that were not
-/// taken), `dead` (dead letters), `ending` (over, with attempts that may still use their blocks); `free` (how many more
-/// fit); `completed` (results so far), `returned` (attempts without a result so far).
-fn tasks(usage: &QueueUsage) -> Value {
-    let QueueUsage { pending, claimed, enqueued, done, dead, ending, free, completed, returned } = *usage;
-    json!({
-        "pending": pending,
-        "claimed": claimed,
-        "enqueued": enqueued,
-        "done": done,
-        "dead": dead,
-        "ending": ending,
-        "free": free,
-        "completed": completed,
-        "returned": returned,
-    })
 }
 
 /// Returns the number of a queue's tasks in each state, as text: `2 pending, 1 claimed; room for 5 more`.
@@ -119,8 +103,9 @@ pub(crate) fn sum(control: &Control, topic: &TopicShape) -> String {
 ///   `held`, `offered`, `in_ring`, `read`, `unused`, `handed`);
 /// - of a topic: `published` (samples so far), `publishers` ([`publisher`]) and `subscribers` ([`subscriber`]), which may
 ///   be incomplete if there are very many;
-/// - of a queue: `tasks` ([`tasks`]), `outputs` (of the output blocks: `free`, `held`, `in_results`) and `attached`
-///   ([`attached`]).
+/// - of a queue: `tasks` (as in [`usage`]), `outputs` (of the output blocks: `free`, `held`, `in_results`) and `attached`,
+///   the segments that it holds: `name`, `version`, `bytes`, `attachment` (the number by which tasks name it), `tasks` (how
+///   many name it and may still read it).
 pub(crate) fn detail(info: &ControlInfo) -> Value {
     let BlockCounts { free, held, offered, in_ring, read, unused, handed, waiting, .. } = info.blocks;
     let mut value = json!({
@@ -143,21 +128,14 @@ pub(crate) fn detail(info: &ControlInfo) -> Value {
     }
     if let Some(queue) = &info.queue {
         let BlockCounts { free, held, in_ring, .. } = queue.outputs;
-        value["tasks"] = tasks(&queue.usage);
+        value["tasks"] = json!(queue.usage);
         value["outputs"] = json!({ "free": free, "held": held, "in_results": in_ring });
-        value["attached"] = queue.attached.iter().map(attached).collect();
+        value["attached"] = json!(queue.attached);
     }
     value
 }
 
-/// Returns a segment that a queue holds: `name`, `version`, `bytes`, `attachment` (the number by which tasks name it), `tasks`
-/// (how many name it and may still read it).
-fn attached(held: &AttachedInfo) -> Value {
-    let AttachedInfo { attachment, name, version, bytes, tasks } = held;
-    json!({ "name": name, "version": version, "bytes": bytes, "attachment": attachment, "tasks": tasks })
-}
-
-/// Returns a publisher: `id`, `pid`, `state` (of its process, as in [`member`](super::member)), `detached` (whether it is
+/// Returns a publisher: `id`, `pid`, `state` (of its process, as in [`super`]), `detached` (whether it is
 /// detached), `published`, `blocked_by` (the `id` of the subscriber that it waits for, or null), `blocked_ms`.
 fn publisher(publisher: &PublisherInfo) -> Value {
     let mut value = participant(&publisher.who);
