@@ -9,17 +9,14 @@ use std::{
     sync::atomic::Ordering,
 };
 
-use partywall::{
-    DType, IpcEvent, IpcEventHandle, Permit, Policy, Publisher, Queue, Segment, Semaphore, Subscriber, Task, Timeline,
-    TimelineWriter,
-};
+use partywall::{DType, Permit, Policy, Publisher, Queue, Semaphore, Subscriber, Task, Timeline, TimelineWriter};
 use partywall_measure::{Case, Comparison, Failure as Sampled, Sampler, Unit};
 
 use super::{
     Bench,
-    copies::SPOILT,
-    group::{Group, MAKING, Meeting, Sharing, TURNS, Words, in_each_sharing, same},
-    peer::{Order, TENSOR},
+    group::{Group, MAKING, Meeting, Sharing, Words, in_each_sharing, same},
+    peer::Order,
+    relay::{Relay, Samples},
     system,
 };
 use crate::prelude::*;
@@ -50,6 +47,8 @@ pub(super) enum Behind {
     Timeline,
     /// A record of an interprocess event. Its host has to tell the other one that the record is there.
     Event,
+    /// A sample of a topic, in memory of the GPU. It says what to wait for.
+    Topic,
     /// Both hosts: one waits for its GPU and tells the other.
     Hosts,
 }
@@ -64,6 +63,7 @@ impl Way {
             Self::Queue => "queue",
             Self::Semaphore => "semaphore",
             Self::Streams(Behind::Timeline) => "timeline, from stream to stream",
+            Self::Streams(Behind::Topic) => "topic in GPU memory, from stream to stream",
             Self::Streams(Behind::Event) => "IPC event (cuIpcOpenEventHandle), and a timeline to tell of its record",
             Self::Streams(Behind::Hosts) => "from stream to stream by both hosts: synchronise, and tell by a timeline",
         }
@@ -94,19 +94,23 @@ fn streams(bench: &Bench<'_>, group: &Group, sharing: Sharing) -> Result<(), Fai
         let of = format!("a stream of one process tells one of another{}", sharing.suffix());
         Case::new(way.name(), Unit::Microseconds).parameter("of", of)
     };
-    let [timeline, events, hosts] = [Behind::Timeline, Behind::Event, Behind::Hosts].map(Way::Streams);
-    let (ours, by_hosts) = (meet(group, timeline)?, meet(group, hosts)?);
+    let [events, hosts] = [Behind::Event, Behind::Hosts].map(Way::Streams);
     // A process whose event is refused ends, so these are processes of their own.
     let others = Group::start(bench, 2, sharing)?;
-    let met = meet(&others, events);
-    let mut comparison = Comparison::new(case(timeline), one_way(group, &ours));
-    match &met {
-        Ok(met) => comparison = comparison.rival(case(events), one_way(&others, met)),
-        Err(failure) => {
-            bench.note(format!("hand-offs by IPC events{} were refused: {}", sharing.suffix(), failure.message()));
-        }
+    let by_events = meet(&others, events);
+    if let Err(failure) = &by_events {
+        bench.note(format!("hand-offs by IPC events{} were refused: {}", sharing.suffix(), failure.message()));
     }
-    bench.run("hand-offs of streams", comparison.rival(case(hosts), one_way(group, &by_hosts)))
+    let by_hosts = meet(group, hosts)?;
+    for way in [Behind::Timeline, Behind::Topic].map(Way::Streams) {
+        let ours = meet(group, way)?;
+        let mut comparison = Comparison::new(case(way), one_way(group, &ours));
+        if let Ok(by_events) = &by_events {
+            comparison = comparison.rival(case(events), one_way(&others, by_events));
+        }
+        bench.run("hand-offs of streams", comparison.rival(case(hosts), one_way(group, &by_hosts)))?;
+    }
+    Ok(())
 }
 
 fn meet(group: &Group, way: Way) -> Result<Meeting, Failure> {
@@ -138,6 +142,7 @@ enum By {
     Queue { ours: Queue, theirs: Queue },
     Semaphores(Permits),
     Streams(Box<Relay>),
+    Samples(Samples),
 }
 
 impl Ends {
@@ -171,6 +176,7 @@ impl Ends {
                 By::Queue { ours: queue(first)?, theirs: queue(!first)? }
             }
             Way::Semaphore => By::Semaphores(Permits::new(domain, &meeting.name, first, Words::map(words)?)?),
+            Way::Streams(Behind::Topic) => By::Samples(Samples::new(domain, place, [name(first), name(!first)])?),
             Way::Streams(behind) => {
                 let (ours, theirs) = timelines()?;
                 let names = [name(first), name(!first)];
@@ -196,12 +202,16 @@ impl Ends {
                 self.by.tell(self.last, self.first)?;
             }
         }
-        let By::Streams(relay) = &self.by else { return Ok(start.elapsed()) };
-        relay.stream.synchronize()?;
+        match &self.by {
+            By::Streams(relay) => relay.finish()?,
+            By::Samples(samples) => samples.finish()?,
+            _ => {}
+        }
         let time = start.elapsed();
-        relay.theirs.check()?;
-        if self.first {
-            relay.check(self.last)?;
+        match &mut self.by {
+            By::Streams(relay) if self.first => relay.check(self.last)?,
+            By::Samples(samples) if self.first => samples.check(self.last)?,
+            _ => {}
         }
         Ok(time)
     }
@@ -225,6 +235,7 @@ impl By {
             }
             Self::Semaphores(permits) => permits.tell(value, first)?,
             Self::Streams(relay) => relay.tell(value, first)?,
+            Self::Samples(samples) => samples.tell(value)?,
         }
         Ok(())
     }
@@ -247,6 +258,7 @@ impl By {
             }
             Self::Semaphores(permits) => permits.hear(value, first)?,
             Self::Streams(relay) => return relay.hear(value),
+            Self::Samples(samples) => return samples.hear(),
         };
         same(found, value)
     }
@@ -288,98 +300,5 @@ impl Permits {
         let index = Self::index(value, !first);
         self.held[index] = Some(self.semaphores[index].acquire(TIMEOUT)?);
         Ok(self.words.of(usize::from(first)).load(Ordering::Relaxed).into())
-    }
-}
-
-/// Streams that pass a byte on: each copies, once it may, what the other one has copied. One that came too early would pass on
-/// [`SPOILT`], up to the end.
-struct Relay {
-    behind: Behind,
-    ours: TimelineWriter,
-    theirs: Timeline,
-    /// Of this process, and of the other one.
-    events: Option<[IpcEvent; 2]>,
-    stream: Stream,
-    /// One slot for each turn of an exchange, of this process and of the other one.
-    slots: [Segment; 2],
-}
-
-/// Bytes of a slot.
-const SLOT: u64 = 8;
-
-impl Relay {
-    fn new(
-        domain: &Domain,
-        place: Place,
-        [name, other]: [String; 2],
-        behind: Behind,
-        ours: TimelineWriter,
-        theirs: Timeline,
-        mut socket: UnixStream,
-    ) -> Result<Self, Failure> {
-        let Place::Gpu(uuid) = place else { return Err(unexpected("host memory has no streams")) };
-        let gpu = domain.gpu(uuid)?;
-        let stream = Stream::new(gpu.context()).doing("making a stream")?;
-        broker::prepare(domain, &stream);
-        let events = match behind {
-            Behind::Event => {
-                let event = IpcEvent::create(&gpu)?;
-                let mut handle = event.export()?;
-                socket.write_all(&handle.0).and_then(|()| socket.read_exact(&mut handle.0)).map_err(system(MAKING))?;
-                Some([event, IpcEvent::open(&gpu, &IpcEventHandle(handle.0))?])
-            }
-            Behind::Timeline | Behind::Hosts => None,
-        };
-        let build = domain.create(&name, place).mutable(true).tensor(TENSOR, DType::U8, &[SLOT * TURNS]).allocate()?;
-        let slots = [build.commit()?, domain.opener(&other).timeout(TIMEOUT).open()?];
-        Ok(Self { behind, ours, theirs, events, stream, slots })
-    }
-
-    /// Spoils the slots of this process.
-    fn begin(&self) -> Result<(), Sampled> {
-        self.stream.as_ref().enqueue_set(self.slots[0].tensor(TENSOR)?.device()?.as_slice(), SPOILT)?;
-        Ok(self.stream.synchronize()?)
-    }
-
-    fn tell(&self, value: u64, first: bool) -> Result<(), Sampled> {
-        let stream = self.stream.as_ref();
-        let [ours, theirs] = [self.slots[0].tensor(TENSOR)?.device()?, self.slots[1].tensor(TENSOR)?.device()?];
-        let turn = (value - 1) % TURNS;
-        let slot = ours.as_slice().slice(turn * SLOT, SLOT)?;
-        match (first, turn) {
-            (true, 0) => stream.enqueue_set(slot, Self::byte(value))?,
-            (true, turn) => stream.enqueue_copy(slot, theirs.as_slice().slice((turn - 1) * SLOT, SLOT)?)?,
-            (false, turn) => stream.enqueue_copy(slot, theirs.as_slice().slice(turn * SLOT, SLOT)?)?,
-        }
-        match &self.events {
-            None if self.behind == Behind::Timeline => return Ok(self.ours.signal_on(stream, value)?),
-            None => self.stream.synchronize()?,
-            Some([event, _]) => event.record(stream)?,
-        }
-        Ok(self.ours.signal(value)?)
-    }
-
-    fn hear(&self, value: u64) -> Result<(), Sampled> {
-        if self.behind == Behind::Timeline {
-            return Ok(self.theirs.wait_on(self.stream.as_ref(), value)?);
-        }
-        self.theirs.wait(value, TIMEOUT)?;
-        match &self.events {
-            Some([_, event]) => Ok(event.wait(self.stream.as_ref())?),
-            None => Ok(()),
-        }
-    }
-
-    /// Refuses another byte than the first stream has sent on its way.
-    fn check(&self, last: u64) -> Result<(), Sampled> {
-        let mut slot = [0; SLOT as usize];
-        let theirs = self.slots[1].tensor(TENSOR)?.device()?;
-        self.stream.as_ref().copy_to_host(&mut slot, theirs.as_slice().slice((TURNS - 1) * SLOT, SLOT)?)?;
-        same(slot[0].into(), Self::byte(last).into())
-    }
-
-    /// Returns the byte of an exchange. It differs from that of the exchange before.
-    fn byte(value: u64) -> u8 {
-        ((value - 1) / TURNS % u64::from(SPOILT)) as u8
     }
 }

@@ -5,8 +5,9 @@
 //! | `memory` | latency of dependent loads and writes, and bandwidth of reads, in own and in shared memory |
 //! | `copies` | copies into and out of shared memory |
 //! | `handoff` | how long one process takes to tell another, by each way there is |
+//! | `relay` | the same between their streams |
 //! | `fanout` | how long one process takes to tell several |
-//! | `group` | the processes of both, and how they share a GPU |
+//! | `group` | the processes of these, and how they share a GPU |
 //! | `overhead` | memory that a further process and a further mapping cost |
 //! | `attach` | opening and closing by size, how often one segment can be opened |
 //! | `alloc` | blocks of a pool beside allocations |
@@ -26,6 +27,7 @@ mod handoff;
 mod memory;
 mod overhead;
 mod peer;
+mod relay;
 pub mod samplers;
 
 use std::{cell::RefCell, fs, io, sync::Arc, time::Duration};
