@@ -1,4 +1,4 @@
-//! A version that is being written, and the right to write one that others wait for.
+//! Versions that are being written, and the right to write one that other processes wait for.
 
 use std::{
     collections::HashMap,
@@ -17,15 +17,15 @@ use crate::{
     tensor::Tensor,
 };
 
-/// Name, dtype and shape of a tensor, as Python gives them.
+/// Name, dtype and shape of a tensor, as Python passes them.
 pub(crate) type Planned = (String, String, Vec<u64>);
 
-/// A version that is being written, and that nobody else sees.
+/// A version that is being written and that no other process sees.
 #[pyclass(frozen, module = "partywall._native")]
 pub(crate) struct Build {
     owner: Mutex<Option<Arc<Owner>>>,
     tensors: Vec<(String, DType, Vec<u64>)>,
-    /// Where they are among those.
+    /// The index of each name in the tensors.
     places: HashMap<String, usize>,
     #[pyo3(get)]
     name: String,
@@ -36,7 +36,7 @@ pub(crate) struct Build {
 }
 
 impl Build {
-    /// Allocates what a builder was told, and `tensors`.
+    /// Allocates a build with these tensors.
     pub(crate) fn allocate(
         py: Python<'_>,
         name: &str,
@@ -72,7 +72,7 @@ impl Build {
         owner.ok_or_else(|| closed(py, "build"))
     }
 
-    /// Looks at what is being built.
+    /// Calls `look` with the build.
     fn look<T: Send>(
         &self,
         py: Python<'_>,
@@ -85,12 +85,12 @@ impl Build {
 
 #[pymethods]
 impl Build {
-    /// The names of its tensors, in the order in which they were added.
+    /// The names of the tensors, in the order in which they were added.
     fn names(&self) -> Vec<String> {
         self.tensors.iter().map(|(name, ..)| name.clone()).collect()
     }
 
-    /// All its tensors, in that order, to be written.
+    /// All tensors in that order, to be written.
     fn tensors(&self, py: Python<'_>) -> PyResult<Vec<Tensor>> {
         self.look(py, |owner, build| {
             let all = self.tensors.iter();
@@ -100,16 +100,16 @@ impl Build {
 
     /// The tensor of this name, to be written.
     fn tensor(&self, py: Python<'_>, name: &str) -> PyResult<Tensor> {
-        // Without such a tensor the build says so itself.
+        // If there is no such tensor, the build reports the error.
         let found = self.places.get(name).map(|at| &self.tensors[*at]);
         let (dtype, shape) = found.map_or((DType::U8, &[][..]), |(_, dtype, shape)| (*dtype, &shape[..]));
         self.look(py, |owner, build| Tensor::of_build(owner, build, name, dtype, shape))
     }
 
-    /// Makes it the next version of its name. Waits for all that this process does on its GPU.
+    /// Commits the build as the next version of its name. Waits for all work of this process on the GPU.
     fn commit(&self, py: Python<'_>) -> PyResult<Segment> {
         let owner = self.owner(py)?;
-        // The commit waits for that, too; here a signal ends the wait, and the build is as it was.
+        // The commit would wait, too, but a signal ends this wait and leaves the build as it was.
         owner.drain(py)?;
         match py.detach(|| owner.commit()) {
             Some(committed) => committed.or_raise(py)?,
@@ -131,13 +131,13 @@ impl Build {
         owner.map_or(Ok(()), |owner| owner.close(py))
     }
 
-    /// As `close`, and leaves all waiting to the reaper.
+    /// As `close`, but leaves all waiting to the reaper.
     fn let_go(&self) {
         drop(self.owner.lock().ignore_poison().take());
     }
 }
 
-/// Tensors as the library takes them.
+/// Converts tensors to the form that the library takes.
 pub(crate) fn typed(tensors: Vec<Planned>) -> PyResult<Vec<(String, DType, Vec<u64>)>> {
     tensors.into_iter().map(|(name, dtype, shape)| Ok((name, parse_dtype(&dtype)?, shape))).collect()
 }
@@ -147,7 +147,7 @@ pub(crate) fn place(py: Python<'_>, device: &str) -> PyResult<Place> {
     let choice = parse(device)?;
     let is_current = matches!(device, "cuda" | "gpu");
     let resolve = || match partywall::gpu::resolve(if is_current { DeviceChoice::Auto } else { choice })? {
-        // The choice itself says why there is none.
+        // The selection of a default reports why there is none.
         (Place::Host, Some(_)) if is_current => partywall::gpu::resolve(choice),
         resolved => Ok(resolved),
     };

@@ -1,7 +1,7 @@
-//! DLPack: its C structs, and capsules of our tensors.
+//! DLPack: its C structs, and capsules of this library's tensors.
 //!
-//! The structs are those of `dlpack.h` 1.1, which later 1.x only add flags and codes to. The crates that bind them change
-//! their interfaces with every release, for what are six structs here.
+//! The structs are those of `dlpack.h` 1.1; later 1.x versions only add flags and codes. They are written out here because the
+//! crates that bind them change their interfaces with every release, for six structs.
 #![allow(unsafe_code)] // memory that other libraries are told of, and tell us of
 
 use std::{
@@ -15,14 +15,14 @@ use pyo3::{ffi, prelude::*, types::PyCapsule};
 
 use crate::owner::Owner;
 
-/// Memory that the CPU reaches.
+/// Memory that the CPU accesses.
 pub(crate) const CPU: i32 = 1;
-/// Memory of a CUDA device. Never 13, managed: jax and torch refuse that.
+/// Memory of a CUDA device. Managed memory (13) is never used: jax and torch refuse it.
 pub(crate) const CUDA: i32 = 2;
 /// Page-locked host memory.
 pub(crate) const CUDA_HOST: i32 = 3;
 
-/// The consumer must not write.
+/// Tells the consumer not to write.
 const FLAG_READ_ONLY: u64 = 1;
 const VERSION: Version = Version { major: 1, minor: 1 };
 
@@ -42,7 +42,7 @@ pub(crate) struct DataType {
 }
 
 impl DataType {
-    /// Whether its elements are complex numbers.
+    /// Returns whether the elements are complex numbers.
     pub(crate) fn is_complex(self) -> bool {
         self.code == COMPLEX
     }
@@ -55,12 +55,12 @@ pub(crate) struct Tensor {
     pub(crate) ndim: i32,
     pub(crate) dtype: DataType,
     pub(crate) shape: *mut i64,
-    /// In elements; null if the tensor is contiguous.
+    /// Counted in elements; null if the tensor is contiguous.
     pub(crate) strides: *mut i64,
     pub(crate) byte_offset: u64,
 }
 
-/// What a capsule named `dltensor` has.
+/// The content of a capsule named `dltensor`.
 #[repr(C)]
 pub(crate) struct Managed {
     pub(crate) tensor: Tensor,
@@ -75,7 +75,7 @@ pub(crate) struct Version {
     minor: u32,
 }
 
-/// What a capsule named `dltensor_versioned` has.
+/// The content of a capsule named `dltensor_versioned`.
 #[repr(C)]
 pub(crate) struct ManagedVersioned {
     pub(crate) version: Version,
@@ -85,11 +85,11 @@ pub(crate) struct ManagedVersioned {
     pub(crate) tensor: Tensor,
 }
 
-/// Either of the two.
+/// The content of a capsule, of either version.
 pub(crate) trait Exchanged: Sized + 'static {
-    /// Of the capsule.
+    /// The name of a capsule.
     const NAME: &'static CStr;
-    /// Of a capsule whose content somebody has taken.
+    /// The name of a capsule whose content was taken.
     const USED: &'static CStr;
 
     fn new(tensor: Tensor, read_only: bool, deleter: unsafe extern "C" fn(*mut Self)) -> Self;
@@ -132,7 +132,7 @@ impl Exchanged for ManagedVersioned {
     }
 }
 
-/// A tensor of ours, to be put into a capsule.
+/// A tensor of this library, to be put into a capsule.
 pub(crate) struct Export<'a> {
     pub(crate) owner: &'a Arc<Owner>,
     pub(crate) address: usize,
@@ -143,14 +143,14 @@ pub(crate) struct Export<'a> {
 }
 
 impl Export<'_> {
-    /// A capsule, which keeps the owner until its consumer lets go of it.
+    /// Returns a capsule, which keeps the owner until its consumer releases it.
     pub(crate) fn capsule<'py, M: Exchanged>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
         let mut shape_and_strides = [self.shape, self.strides].concat().into_boxed_slice();
         let (shape, strides) = shape_and_strides.split_at_mut(self.shape.len());
         let tensor = Tensor {
             data: self.address as *mut c_void,
             device: self.device,
-            // At most 64 dimensions: tables have no more.
+            // Tables limit tensors to 64 dimensions.
             ndim: self.shape.len() as i32,
             dtype: self.dtype,
             shape: shape.as_mut_ptr(),
@@ -166,7 +166,7 @@ impl Export<'_> {
     }
 }
 
-/// What a capsule of ours points to: first, what its consumer sees.
+/// The target of a capsule's pointer; its first field is what the consumer sees.
 #[repr(C)]
 struct Kept<M> {
     managed: M,
@@ -174,13 +174,13 @@ struct Kept<M> {
     _owner: Arc<Owner>,
 }
 
-/// Called by the consumer, once, on any thread, with or without the GIL, perhaps after the end of the interpreter.
+/// Called once by the consumer, on any thread, with or without the GIL, perhaps after the end of the interpreter.
 unsafe extern "C" fn delete<M: Exchanged>(managed: *mut M) {
     // SAFETY: `managed` is the first field of a `Kept<M>` that `capsule` has leaked.
     drop(unsafe { Box::from_raw(managed.cast::<Kept<M>>()) });
 }
 
-/// Called by Python when a capsule goes: if nobody has taken its content, that goes too.
+/// Called by Python when a capsule is freed. Frees the content too, unless a consumer has taken it.
 unsafe extern "C" fn destroy<M: Exchanged>(capsule: *mut ffi::PyObject) {
     // SAFETY: Python calls it with the capsule; a consumer that has taken the content has renamed it.
     unsafe {
@@ -199,7 +199,7 @@ unsafe impl<M: Exchanged> Send for Taken<M> {}
 unsafe impl<M: Exchanged> Sync for Taken<M> {}
 
 impl<M: Exchanged> Taken<M> {
-    /// Takes the content out of a capsule, if it is one of these.
+    /// Takes the content out of a capsule, if the capsule has this version.
     pub(crate) fn take(capsule: &Bound<'_, PyAny>) -> Option<Self> {
         let object = capsule.as_ptr();
         // SAFETY: the object is alive. A valid capsule of this name has a managed tensor, which is ours once it is
@@ -213,15 +213,15 @@ impl<M: Exchanged> Taken<M> {
         }
     }
 
-    /// Of one that was given away without a capsule.
+    /// Wraps a tensor that was given away without a capsule.
     ///
     /// # Safety
-    /// It is the caller's, to be deleted once.
+    /// The caller owns the tensor, and nothing else deletes it.
     pub(crate) unsafe fn from_raw(managed: NonNull<M>) -> Self {
         Self(managed)
     }
 
-    /// What it has.
+    /// Returns the content.
     pub(crate) fn get(&self) -> &M {
         // SAFETY: alive until it is deleted, which `drop` does.
         unsafe { self.0.as_ref() }
@@ -231,8 +231,8 @@ impl<M: Exchanged> Taken<M> {
 impl<M: Exchanged> Drop for Taken<M> {
     fn drop(&mut self) {
         let Some(deleter) = self.get().deleter() else { return };
-        // Deleters take the GIL if they need it, and some forget to. At the end of the interpreter there is none, and
-        // nothing to be given back to.
+        // Deleters should take the GIL themselves, but some forget to. At the end of the interpreter there is no GIL, and
+        // nothing to give the memory back to.
         Python::try_attach(|_| {
             // SAFETY: called once, and `self` is not used afterwards.
             unsafe { deleter(self.0.as_ptr()) }
@@ -240,7 +240,7 @@ impl<M: Exchanged> Drop for Taken<M> {
     }
 }
 
-/// The shape and the strides, in elements, of another library's tensor; `None` if it makes no sense.
+/// Returns the shape and the strides, in elements, of another library's tensor; `None` if they are invalid.
 pub(crate) fn extents(tensor: &Tensor) -> Option<(Vec<u64>, Vec<i64>)> {
     let ndim = usize::try_from(tensor.ndim).ok().filter(|ndim| *ndim == 0 || !tensor.shape.is_null())?;
     let numbers = |pointer: *mut i64| {
@@ -255,7 +255,7 @@ pub(crate) fn extents(tensor: &Tensor) -> Option<(Vec<u64>, Vec<i64>)> {
     Some((shape, strides))
 }
 
-/// The strides, in elements, of a tensor without gaps.
+/// Returns the strides, in elements, of a tensor without gaps.
 pub(crate) fn contiguous(shape: &[u64]) -> Vec<u64> {
     let mut strides = vec![1; shape.len()];
     for axis in (1..shape.len()).rev() {
@@ -266,7 +266,7 @@ pub(crate) fn contiguous(shape: &[u64]) -> Vec<u64> {
 
 const COMPLEX: u8 = 5;
 
-/// DLPack's codes, with the bits that they have here.
+/// DLPack's type codes, with the widths that this library supports.
 const CODES: [(DType, u8); 20] = [
     (DType::I8, 0),
     (DType::I16, 0),
@@ -290,20 +290,20 @@ const CODES: [(DType, u8); 20] = [
     (DType::F8E8M0, 14),
 ];
 
-/// How DLPack writes a type; `None` for those that are packed several to a byte, which no two consumers read alike.
+/// Returns DLPack's form of a type; `None` for types with several elements a byte, which consumers read in different ways.
 pub(crate) fn data_type(dtype: DType) -> Option<DataType> {
     let bits = dtype.item_bytes()? as u8 * 8;
     CODES.iter().find(|(known, _)| *known == dtype).map(|(_, code)| DataType { code: *code, bits, lanes: 1 })
 }
 
-/// The type that DLPack writes so.
+/// Returns the type that has this form in DLPack.
 pub(crate) fn dtype(written: DataType) -> Option<DType> {
     let is_it = |(dtype, code): &&(DType, u8)| *code == written.code && dtype.bits() == u64::from(written.bits);
     CODES.iter().filter(|_| written.lanes == 1).find(is_it).map(|(dtype, _)| *dtype)
 }
 
 const _: () = {
-    // The layouts of dlpack.h on 64 bits.
+    // The layouts of dlpack.h on 64-bit machines.
     assert!(size_of::<Tensor>() == 48);
     assert!(size_of::<Managed>() == 64);
     assert!(size_of::<ManagedVersioned>() == 80);

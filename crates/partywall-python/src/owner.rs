@@ -1,4 +1,4 @@
-//! What tensors keep: a build, a segment, a block, a loan or a sample, until nothing uses it any more.
+//! Keeps the memory of tensors alive until no Python object, tensor or capsule uses it any more.
 use std::{
     sync::{
         Arc, Mutex, MutexGuard,
@@ -26,102 +26,102 @@ use crate::{
     wait,
 };
 
-/// How long to wait before a context is asked again that cannot be waited for while a graph is captured in it.
+/// Pause before the driver is asked again while a graph capture prevents waiting for the context.
 const CAPTURE: Duration = Duration::from_millis(10);
 
-/// A build or a segment, and what it becomes; a block; a loan, and what it becomes; or a sample. Shared by the Python object
-/// and by every tensor and capsule of it.
+/// What a Python object, its tensors and its capsules share: a build, segment, block, loan, sample, part of a claimed task or
+/// output of an enqueued one. A build can become a segment, a loan a published sample, and an output the block of a result.
 ///
-/// Its lock is waited for without the GIL, because it is held during commits and while a build is copied.
+/// Lock it without the GIL: the lock is held during commits and while a build is copied.
 pub(crate) struct Owner {
     state: Mutex<State>,
     writable: AtomicBool,
-    /// Whether anybody was told where the memory is: nothing runs in what nobody could name.
+    /// Whether an address was handed out. If not, no work can use the memory, so its release need not wait for the GPU.
     named: AtomicBool,
-    /// Of a segment: it was closed, and takes the name that it has committed with it. One that is only dropped leaves the
-    /// name to the connection.
+    /// Segments only: `close` was called, so the end of the segment also removes the name that it committed. A segment that is
+    /// only dropped leaves its name to the connection.
     closed: AtomicBool,
-    /// Of GPU memory: who lets go of it waits for the work in it first.
+    /// Memory on a GPU only: the release waits for the work in this context.
     context: Option<Context>,
 }
 
 enum State {
-    /// Addresses that were given out stay valid when it becomes a segment, and when it fails to.
+    /// Addresses that were handed out stay valid when the commit succeeds and when it fails.
     Building(Box<Build>),
-    /// Used by several threads at once, and by ones that wait. Whoever has a clone has the owner, too: the owner's last
-    /// user finds the last clone here.
+    /// Several threads use it at once, and some of them wait. A thread that has a clone also has the owner, so the last user of
+    /// the owner finds the last clone here.
     Committed(Arc<Segment>),
     Taken(Block),
     Lent(Box<Loan>, Arc<Topic>),
-    /// A loan that was published, or given back: addresses that were given out stay mapped.
+    /// A loan that was published or given back. Addresses that were handed out stay mapped.
     Spent(Arc<Topic>),
-    /// Used as segments are.
+    /// Cloned for each use, as segments are.
     Received(Received),
-    /// An input or the output of a claimed task, which ends by itself.
+    /// An input or the output of a claimed task. It becomes unusable when the task ends.
     Claimed(Part),
-    /// The output of a task whose result was not taken: nothing but the mapping. A block once it was.
+    /// The output of a task whose result was not taken: it keeps the mapping only. It becomes `Taken` with the result.
     Enqueued(Enqueued),
     Closed,
 }
 
-/// A sample, with what the last of its subscriber's samples would let go of, which may have to wait for the broker.
+/// A sample and its subscriber. The end of the subscriber may have to wait for the broker.
 struct Received {
     sample: Arc<Sample>,
     subscriber: Arc<Subscriber>,
-    /// The last stream that waits for it.
+    /// The last stream that was ordered behind the sample.
     stream: Option<RawStream>,
 }
 
-/// The output of an enqueued task, with the queue, whose end may have to wait for the broker.
+/// The output of an enqueued task and its queue. The end of the queue may have to wait for the broker.
 struct Enqueued {
     result: Arc<EnqueuedResult>,
     queue: Arc<Queue>,
-    /// The stream that was the first to wait for it.
+    /// The stream that `Ticket.wait_on` ordered behind the worker's.
     stream: RawStream,
 }
 
 impl Owner {
-    /// The owner of a build, on a GPU if it has a context.
+    /// Returns the owner of a build, on a GPU if there is a context.
     pub(crate) fn of_build(build: Build, context: Option<Context>) -> Arc<Self> {
         Self::of(State::Building(Box::new(build)), true, context)
     }
 
-    /// The owner of a segment.
+    /// Returns the owner of a segment.
     pub(crate) fn of_segment(segment: Segment) -> Arc<Self> {
         let context = segment.gpu().map(|gpu| gpu.context().clone());
         let writable = segment.is_writable();
         Self::of(State::Committed(Arc::new(segment)), writable, context)
     }
 
-    /// The owner of a block of a pool, on a GPU if it has a context.
+    /// Returns the owner of a pool's block, on a GPU if there is a context.
     pub(crate) fn of_block(block: Block, context: Option<Context>) -> Arc<Self> {
         Self::of(State::Taken(block), true, context)
     }
 
-    /// The owner of a loan.
+    /// Returns the owner of a loan.
     pub(crate) fn of_loan(loan: Loan, topic: Arc<Topic>) -> Arc<Self> {
         let context = topic.gpu().map(|gpu| gpu.context().clone());
         Self::of(State::Lent(Box::new(loan), topic), true, context)
     }
 
-    /// The owner of a sample, and of its subscriber.
+    /// Returns the owner of a sample and its subscriber.
     pub(crate) fn of_sample(sample: Sample, subscriber: Arc<Subscriber>) -> Arc<Self> {
         let context = sample.gpu().map(|gpu| gpu.context().clone());
         Self::of(State::Received(Received { sample: Arc::new(sample), subscriber, stream: None }), false, context)
     }
 
-    /// The owner of a part of a claimed task; the output is writable.
+    /// Returns the owner of a part of a claimed task. Only the output is writable.
     pub(crate) fn of_part(part: Part, writable: bool, context: Option<Context>) -> Arc<Self> {
         Self::of(State::Claimed(part), writable, context)
     }
 
-    /// The owner of the output of an enqueued task, which `stream` waits for.
+    /// Returns the owner of the output of an enqueued task, which `stream` waits for.
     pub(crate) fn of_enqueued(result: &Arc<EnqueuedResult>, queue: &Arc<Queue>, stream: RawStream) -> Arc<Self> {
         let context = queue.gpu().map(|gpu| gpu.context().clone());
         Self::of(State::Enqueued(Enqueued { result: result.clone(), queue: queue.clone(), stream }), false, context)
     }
 
-    /// Of an enqueued task: its result was taken, and tensors that were made before keep the block from now on.
+    /// Replaces the output of an enqueued task by the result's block: tensors that were made before keep the block from now on.
     pub(crate) fn keep_result(&self, block: Block) {
         let former = std::mem::replace(&mut *self.lock(), State::Taken(block));
         self.writable.store(true, Ordering::Release);
@@ -130,12 +130,12 @@ impl Owner {
         }
     }
 
-    /// Of a task that is over: addresses that were given out stay mapped, and are not to be written any more.
+    /// Makes the output of a task that has ended read-only. Addresses that were handed out stay mapped.
     pub(crate) fn end_writing(&self) {
         self.writable.store(false, Ordering::Release);
     }
 
-    /// Of a task that was to be over, and is not.
+    /// Reverts [`end_writing`](Self::end_writing) after a completion that was refused.
     pub(crate) fn allow_writing(&self) {
         self.writable.store(true, Ordering::Release);
     }
@@ -145,7 +145,7 @@ impl Owner {
         Arc::new(Self { state: Mutex::new(state), writable: writable.into(), named, closed, context })
     }
 
-    /// The loan, unless it was taken before. Whoever keeps this keeps no more than the mapping from now on.
+    /// Takes the loan, unless it was taken before. From then on this keeps only the mapping.
     pub(crate) fn take_loan(&self) -> Option<Loan> {
         let mut state = self.lock();
         match std::mem::replace(&mut *state, State::Closed) {
@@ -161,7 +161,7 @@ impl Owner {
         }
     }
 
-    /// The sample, if it is one.
+    /// Returns the sample, if this is one.
     pub(crate) fn sample(&self) -> Option<Arc<Sample>> {
         match &*self.lock() {
             State::Received(Received { sample, .. }) => Some(sample.clone()),
@@ -169,14 +169,14 @@ impl Owner {
         }
     }
 
-    /// Of a sample: this stream waits until it is complete.
+    /// Records that `stream` waits for the sample.
     pub(crate) fn note_stream(&self, stream: RawStream) {
         if let State::Received(received) = &mut *self.lock() {
             received.stream = Some(stream);
         }
     }
 
-    /// A stream that waits for the sample, the inputs of the task or its output: the last one that was noted.
+    /// Returns the recorded stream that waits for the sample, for the inputs of the task or for its output.
     pub(crate) fn stream(&self) -> Option<RawStream> {
         match &*self.lock() {
             State::Received(received) => received.stream,
@@ -186,7 +186,7 @@ impl Owner {
         }
     }
 
-    /// Of an input: the claim of its task.
+    /// Returns the claim of the task that this is an input of.
     pub(crate) fn claim(&self) -> Option<Arc<Claim>> {
         match &*self.lock() {
             State::Claimed(part) => part.of_input().cloned(),
@@ -194,8 +194,8 @@ impl Owner {
         }
     }
 
-    /// Whether a stream that reads it has to wait for the stream that writes it: a sample, an input, or the output of an enqueued
-    /// task. These are read-only.
+    /// Returns whether a reading stream must first wait for the stream that writes: true for samples, inputs and enqueued
+    /// outputs, all of which are read-only.
     pub(crate) fn is_awaited(&self) -> bool {
         match &*self.lock() {
             State::Received(_) | State::Enqueued(_) => true,
@@ -204,7 +204,7 @@ impl Owner {
         }
     }
 
-    /// The sample and its subscriber, if nobody else keeps them; else whoever keeps them last lets go.
+    /// Returns the sample and its subscriber if this is their last user. Otherwise the last user releases them.
     pub(crate) fn into_sample(self: Arc<Self>) -> Option<(Sample, Arc<Subscriber>)> {
         let mut owner = Arc::into_inner(self)?;
         match std::mem::replace(owner.state.get_mut().ignore_poison(), State::Closed) {
@@ -213,7 +213,7 @@ impl Owner {
         }
     }
 
-    /// The block, if nobody else keeps it; else whoever keeps it last gives it back.
+    /// Returns the block if this is its last user. Otherwise the last user gives it back.
     pub(crate) fn into_block(self: Arc<Self>) -> Result<Block, Arc<Self>> {
         let mut owner = Arc::try_unwrap(self)?;
         match std::mem::replace(owner.state.get_mut().ignore_poison(), State::Closed) {
@@ -225,7 +225,7 @@ impl Owner {
         }
     }
 
-    /// The segment, if it is one.
+    /// Returns the segment, if this is one.
     pub(crate) fn segment(&self) -> Option<Arc<Segment>> {
         match &*self.lock() {
             State::Committed(segment) => Some(segment.clone()),
@@ -233,7 +233,7 @@ impl Owner {
         }
     }
 
-    /// Looks at the build, if it is one.
+    /// Calls `look` with the build, if this is one.
     pub(crate) fn with_build<T>(&self, look: impl FnOnce(&mut Build) -> T) -> Option<T> {
         match &mut *self.lock() {
             State::Building(build) => Some(look(build)),
@@ -241,7 +241,7 @@ impl Owner {
         }
     }
 
-    /// Looks at the loan, if it is one.
+    /// Calls `look` with the loan, if this is one.
     pub(crate) fn with_loan<T>(&self, look: impl FnOnce(&mut Loan) -> T) -> Option<T> {
         match &mut *self.lock() {
             State::Lent(loan, _) => Some(look(loan)),
@@ -249,7 +249,7 @@ impl Owner {
         }
     }
 
-    /// Looks at the block, if it is one.
+    /// Calls `look` with the block, if this is one.
     pub(crate) fn with_block<T>(&self, look: impl FnOnce(&mut Block) -> T) -> Option<T> {
         match &mut *self.lock() {
             State::Taken(block) => Some(look(block)),
@@ -257,7 +257,7 @@ impl Owner {
         }
     }
 
-    /// Looks at its memory, whatever has it.
+    /// Calls `look` with the memory, whatever its kind.
     pub(crate) fn with<T>(&self, look: impl FnOnce(&mut dyn Memory) -> partywall::Result<T>) -> partywall::Result<T> {
         let mut state = self.lock();
         match &mut *state {
@@ -281,28 +281,28 @@ impl Owner {
                 look(&mut result)
             }
             State::Spent(topic) => Err(Error::Gone(Gone::HeldBlock { pool: topic.name().to_owned() })),
-            // Not met: a caller keeps the owner from being closed.
+            // Unreachable in practice: a caller has the owner, so it is not closed.
             State::Closed => Err(Error::Unreachable(Unreachable::Refused("its memory was closed".into()))),
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic between taking a state and putting the next one leaves `Closed`.
+        // A panic between taking a state and storing the next one leaves `Closed`.
         self.state.lock().ignore_poison()
     }
 
-    /// Where its memory is, for DLPack.
+    /// Returns the device of the memory, for DLPack.
     pub(crate) fn device(&self) -> Device {
         let device = |context: &Context| Device { device_type: CUDA, device_id: context.device().ordinal() as i32 };
         self.context.as_ref().map_or(HOST, device)
     }
 
-    /// Whether this process may write the memory now.
+    /// Returns whether this process may write the memory now.
     pub(crate) fn is_writable(&self) -> bool {
         self.writable.load(Ordering::Acquire)
     }
 
-    /// Commits a build; a failed one is as it was.
+    /// Commits a build. A build whose commit fails stays as it was; `None` if this is not a build.
     pub(crate) fn commit(&self) -> Option<partywall::Result<()>> {
         let mut state = self.lock();
         let build = match std::mem::replace(&mut *state, State::Closed) {
@@ -325,8 +325,8 @@ impl Owner {
         }
     }
 
-    /// Lets go of it at once, if nobody else keeps it; else the last one will. Waits for the work of this process in the
-    /// memory, which a signal ends and leaves to the reaper, and for the broker.
+    /// Releases the memory now if this is its last user; otherwise the last user does. Waits for this process's work in the
+    /// memory, and for the broker. A signal ends the wait and leaves the release to the reaper.
     pub(crate) fn close(self: Arc<Self>, py: Python<'_>) -> PyResult<()> {
         let Some(mut owner) = Arc::into_inner(self) else { return Ok(()) };
         if *owner.named.get_mut() && !owner.drain(py)? {
@@ -338,7 +338,7 @@ impl Owner {
                 _ => None,
             };
             match segment.map_or(Ok(()), Segment::release) {
-                // In a forked child the lease is the parent's, and without the broker it is nobody's.
+                // In a forked child the lease belongs to the parent. Without a broker there is no lease.
                 Err(Error::Unreachable(Unreachable::Forked { .. } | Unreachable::Gone { .. })) => Ok(()),
                 released => released,
             }
@@ -346,41 +346,42 @@ impl Owner {
         released.or_raise(py)
     }
 
-    /// Waits for all work of this process on the GPU that has the memory, until a signal comes. False if that cannot be done now.
+    /// Waits for all work of this process on the memory's GPU, until a signal comes. Returns false if a graph capture prevents
+    /// that.
     pub(crate) fn drain(&self, py: Python<'_>) -> PyResult<bool> {
         self.context.as_ref().map_or(Ok(true), |context| drain(py, context))
     }
 
-    /// The segment was closed: its end takes the name with it.
+    /// Records that the segment was closed, so that its end removes its name.
     pub(crate) fn note_closed(&self) {
         self.closed.store(true, Ordering::Release);
     }
 
-    /// Somebody is told where the memory is.
+    /// Records that an address is handed out.
     pub(crate) fn note_named(&self) {
         self.named.store(true, Ordering::Release);
     }
 
-    /// Whether anybody was told where the memory is.
+    /// Returns whether an address was handed out.
     pub(crate) fn is_named(&self) -> bool {
         self.named.load(Ordering::Acquire)
     }
 
-    /// Of memory on a GPU.
+    /// Returns the context of memory on a GPU.
     pub(crate) fn context(&self) -> Option<&Context> {
         self.context.as_ref()
     }
 }
 
 impl Enqueued {
-    /// Leaves the end of the queue to the reaper.
+    /// Releases the result, and leaves the end of the queue to the reaper.
     fn let_go(self) {
         drop(self.result);
         let_go(self.queue);
     }
 }
 
-/// Lets go of what others may have, too; the last who does has the reaper do it, and nobody before wakes that.
+/// Drops a shared object. The reaper drops the last reference; other references do not wake the reaper.
 pub(crate) fn let_go<T: Send + 'static>(shared: Arc<T>) {
     if let Some(last) = Arc::into_inner(shared) {
         reaper::later(move || drop(last));
@@ -388,12 +389,12 @@ pub(crate) fn let_go<T: Send + 'static>(shared: Arc<T>) {
 }
 
 impl Drop for Owner {
-    /// A tensor may go in the middle of anything: in another library's deleter, while kernels still read it.
+    /// A tensor can be dropped at any point: in another library's deleter, or while kernels still read it.
     fn drop(&mut self) {
         let state = std::mem::replace(self.state.get_mut().ignore_poison(), State::Closed);
         let state = match state {
             State::Closed => return,
-            // At once, so that there is room for the next one. It knows by itself what is to be waited for, and who does.
+            // Dropped at once, to free the block for the next sample. The sample itself waits for whatever still uses it.
             State::Received(Received { sample, subscriber, .. }) => {
                 drop(sample);
                 return let_go(subscriber);
@@ -403,7 +404,7 @@ impl Drop for Owner {
             State::Enqueued(enqueued) => return enqueued.let_go(),
             state => state,
         };
-        // So does a block.
+        // A block also waits for its users by itself.
         let waits = *self.named.get_mut() && matches!(state, State::Building(_) | State::Committed(_));
         let context = self.context.take().filter(|_| waits);
         let leaves_name = !*self.closed.get_mut();
@@ -413,7 +414,7 @@ impl Drop for Owner {
             }
             match state {
                 State::Committed(segment) if leaves_name => {
-                    // In a forked child the lease is the parent's, and without the broker it is nobody's.
+                    // In a forked child the lease belongs to the parent. Without a broker there is no lease.
                     _ = Arc::into_inner(segment).map(Segment::leave_name);
                 }
                 state => drop(state),
@@ -422,17 +423,17 @@ impl Drop for Owner {
     }
 }
 
-/// As [`is_drained`], until a signal ends the wait: the driver's cannot be ended, and goes on in a thread of its own.
+/// As [`is_drained`], but a signal ends the wait. The driver's own wait cannot be ended and continues on a helper thread.
 pub(crate) fn drain(py: Python<'_>, context: &Context) -> PyResult<bool> {
     let context = context.clone();
     wait::on_helper_thread(py, move || is_drained(&context))
 }
 
-/// Waits for all work of this process on the GPU. False if that cannot be done now, because a graph is being captured.
+/// Waits for all work of this process on the GPU. Returns false if a graph capture prevents that.
 fn is_drained(context: &Context) -> bool {
-    // Relaxed, so that asking spoils no capture of another thread.
+    // In relaxed mode, so that the call does not invalidate a capture of another thread.
     let drained = context.guard_relaxed().and_then(|_guard| context.synchronize());
-    // With any other error the context is lost, and nothing runs in it any more.
+    // After any other error the context is lost, so nothing runs in it any more.
     !drained.is_err_and(|error| {
         matches!(error.code, CuResult::STREAM_CAPTURE_UNSUPPORTED | CuResult::STREAM_CAPTURE_IMPLICIT)
     })

@@ -1,5 +1,7 @@
-//! A thread that lets go of things when nobody can wait for that: a deleter of DLPack has no stream, may be called with
-//! or without the GIL, and must not keep the garbage collector waiting for a GPU or a broker.
+//! A thread for releases that may block.
+//!
+//! DLPack's deleters have no stream, may run with or without the GIL, and must not keep the garbage collector waiting for a GPU
+//! or a broker.
 
 use std::{
     cell::Cell,
@@ -14,27 +16,28 @@ use crate::wait;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// A forked child begins with none: the thread is not there, and nothing of the parent's is to be released there.
+/// The sender to the thread. A forked child starts without one: the thread does not exist there, and the child must release
+/// nothing of the parent's.
 static REAPER: PerProcess<Option<Sender<Job>>> = PerProcess::new();
 
-/// What whoever has the GIL anyway may do, too.
+/// Jobs that any thread with the GIL may run, too.
 static SPARE: PerProcess<Spare> = PerProcess::new();
 
 #[derive(Default)]
 struct Spare {
     jobs: Vec<Job>,
-    /// The thread is going to look at them.
+    /// Whether the thread is scheduled to run the jobs.
     watched: bool,
 }
 
-/// For how long the thread leaves things to others.
+/// How long the thread leaves jobs to threads that have the GIL anyway.
 const SPARE_FOR: Duration = Duration::from_millis(5);
 
 thread_local! {
     static IS_REAPER: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Has the thread do `job`. What follows from a job is part of it.
+/// Has the thread run `job`. Releases that follow from a job run as a part of it.
 pub(crate) fn later(job: impl FnOnce() + Send + 'static) {
     if IS_REAPER.get() {
         return job();
@@ -43,7 +46,7 @@ pub(crate) fn later(job: impl FnOnce() + Send + 'static) {
     let sender = reaper.get_or_insert_with(|| {
         let (sender, jobs) = mpsc::channel::<Job>();
         let thread = std::thread::Builder::new().name("partywall-reaper".into());
-        // Without a thread there is nobody to send a job to, and who has it does it.
+        // If the thread cannot be started, sending fails, and the caller runs the job.
         let _ = thread.spawn(move || {
             IS_REAPER.set(true);
             jobs.into_iter().for_each(|job| job());
@@ -51,15 +54,15 @@ pub(crate) fn later(job: impl FnOnce() + Send + 'static) {
         sender
     });
     let sent = sender.send(Box::new(job));
-    // What follows from a job that is done here takes this lock, too.
+    // A job that runs here may call `later` and take this lock again.
     drop(reaper);
     if let Err(unsent) = sent {
         (unsent.0)();
     }
 }
 
-/// Has `job`, which needs the GIL, done by who next [helps](help), or by the thread if nobody does soon. For what comes again
-/// and again: a thread that wants the GIL each time holds up those who have it.
+/// Has `job`, which needs the GIL, run by the next call of [`help`], or by the thread if there is none within [`SPARE_FOR`].
+/// For frequent jobs: a thread that takes the GIL for each of them would delay the threads that use it.
 pub(crate) fn soon(job: impl FnOnce() + Send + 'static) {
     if IS_REAPER.get() {
         return job();
@@ -77,19 +80,19 @@ pub(crate) fn soon(job: impl FnOnce() + Send + 'static) {
     });
 }
 
-/// Does what is to be done [soon]. To be called with the GIL.
+/// Runs the jobs given to [`soon`]. The caller has the GIL.
 pub(crate) fn help() {
     let jobs = std::mem::take(&mut SPARE.lock().jobs);
     jobs.into_iter().for_each(|job| job());
 }
 
-/// Waits until everything that was dropped before is released. True if that was in time.
+/// Waits until everything that was dropped before is released. Returns whether that happened within the timeout.
 #[pyfunction]
 #[pyo3(signature = (timeout = None))]
 pub(crate) fn flush(py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
     let timeout = wait::timeout(timeout)?;
     let (done, mut flushed) = mpsc::channel();
-    // Nobody listens any more once the time is over.
+    // After the timeout the receiver is gone.
     later(move || _ = done.send(()));
     Ok(wait::receive(py, &mut flushed, timeout)? != Err(RecvTimeoutError::Timeout))
 }
