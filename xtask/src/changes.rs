@@ -1,4 +1,4 @@
-//! Which packages have changed, for `cargo xtask check`.
+//! Finds the packages that have changed, for `cargo xtask check`.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

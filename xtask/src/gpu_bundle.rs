@@ -1,8 +1,8 @@
 //! `cargo xtask gpu-bundle`: everything that a machine with a GPU needs to run the GPU tests.
 //!
-//! The bundle is a folder that can be copied anywhere: programs without debugging information, the
-//! Python wheel with its GPU tests, and a script. The kernels are inside the programs and the driver is loaded at run time, so that
-//! neither Rust nor CUDA has to be there. The C library must be at least as new as the one here.
+//! The bundle is a folder that can be copied anywhere: programs without debugging information, the Python wheel with its
+//! GPU tests, and a script. The kernels are inside the programs and the driver is loaded at run time, so the machine needs
+//! neither Rust nor CUDA. Its C library must be at least as new as the one of the machine that builds the bundle.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -17,19 +17,20 @@ const PROGRAMS: [(&str, &str); 3] = [
     ("partywall-gpu-tests", "partywall-gpu-tests"),
     ("partywall-bench", "partywall-bench"),
 ];
-/// Of the Python package, from `python/`: folders whose programs come along.
+/// The folders of `python/` whose programs are part of the bundle.
 const PYTHON: [&str; 4] = ["tests", "tests/host", "tests/gpu", "examples"];
-/// What stays, because it needs the repository. The others meet another Python there, and torch and jax on the CPU.
+/// Programs that are left out, because they need the repository. The others run there with another Python, and with torch
+/// and jax on the CPU.
 const STAYS: [&str; 3] = ["tests/host/test_errors.py", "tests/host/test_examples.py", "tests/host/test_package.py"];
 const RUN: &str = include_str!("gpu_bundle_run.sh");
 
 /// The profile of its programs, which leaves out debugging information.
 const PROFILE: &str = "release";
 
-/// What a bundle may weigh, so that it can be sent to a borrowed machine.
+/// The largest size of a bundle, so that it can be sent to a borrowed machine.
 const MOST_BYTES: u64 = 40 << 20;
 
-/// Builds the programs and packs them.
+/// Builds the programs and packs them into the bundle.
 pub(crate) fn build(workspace: &Workspace) -> Result<(), String> {
     let mut command = workspace.cargo(["build", "--profile", PROFILE]);
     for (package, _) in PROGRAMS {
@@ -46,7 +47,7 @@ pub(crate) fn build(workspace: &Workspace) -> Result<(), String> {
     weigh(&bundle)
 }
 
-/// Makes the folder anew: a program of an earlier bundle must not be run by mistake.
+/// Creates the folder again, so that no program of an earlier bundle is run by mistake.
 fn pack(built: &Path, bundle: &Path, commit: &str) -> std::io::Result<()> {
     if bundle.exists() {
         fs::remove_dir_all(bundle)?;
@@ -76,7 +77,7 @@ fn pack_python(workspace: &Workspace, bundle: &Path) -> std::io::Result<()> {
 }
 
 fn weigh(bundle: &Path) -> Result<(), String> {
-    let failed = |error: std::io::Error| format!("cannot look at {}: {error}", bundle.display());
+    let failed = |error: std::io::Error| format!("cannot read {}: {error}", bundle.display());
     let mut total = 0;
     println!("\n{}:", bundle.display());
     for entry in fs::read_dir(bundle).map_err(failed)? {
@@ -87,14 +88,17 @@ fn weigh(bundle: &Path) -> Result<(), String> {
     }
     if total > MOST_BYTES {
         let mib = total >> 20;
-        return Err(format!("the bundle weighs {mib} MiB, {} are allowed; see what grew above", MOST_BYTES >> 20));
+        return Err(format!(
+            "the bundle has {mib} MiB, but at most {} MiB are allowed; compare the sizes above",
+            MOST_BYTES >> 20
+        ));
     }
     println!("copy the folder to a machine with an NVIDIA driver and start ./run.sh there");
     Ok(())
 }
 
-/// The commit that reports of the bundle will name, since git is not where it runs; empty where it
-/// is not here either.
+/// Returns the commit for the reports of the bundle, because git is not available where the bundle runs; empty if git is
+/// not available here.
 fn commit(workspace: &Workspace) -> String {
     let output = Command::new("git")
         .args(["describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=-modified"])

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Runs the GPU tests of Partywall, and with --bench its benchmarks first. Needs Linux and an NVIDIA
-# driver, nothing else. Everything after --bench goes to the tests, such as a part of a test's name;
-# with --only, nothing is tested, and only what has that part in its name is measured. Where Python
-# 3.11 or later is, with pytest and torch, the Python package is tested too, with whichever of cupy,
-# jax and numba are there. With --peers nothing is tested: the Python package is measured beside
-# Rust, safetensors and torch.multiprocessing, within seven minutes; with a part of their names only
-# those, within two (peer_topics: streams of tensors, time-sliced and under an MPS daemon of its own).
+# Runs the GPU tests of Partywall, with --bench after its benchmarks. Needs only Linux and an NVIDIA
+# driver. Arguments after --bench are passed to the tests, for example a part of a test's name. With
+# --only, no tests run, and only benchmarks with that part in their names. If Python 3.11 or later is
+# installed with pytest and torch, the Python package is tested too, with those of cupy, jax and numba
+# that are installed. With --peers no tests run: the Python package is measured against Rust,
+# safetensors and torch.multiprocessing, within seven minutes; with a part of a name only the matching
+# subjects, within two minutes (peer_topics: tensors, time-sliced and under an MPS daemon).
 #
 #   OUT=reports ./run.sh [--bench] [NAME]
 #   OUT=reports ./run.sh --bench --only NAME
@@ -19,8 +19,8 @@ here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd) || exit 1
 out=${OUT:-.}
 mkdir -p -- "$out" || exit 1
 
-# The tests start the program of this bundle, not one that happens to be installed, and the reports
-# name the commit that all of it was built from.
+# The tests start the program of this bundle, not an installed one, and the reports name the commit
+# that the bundle was built from.
 export PARTYWALL_BIN="$here/partywall"
 export PARTYWALL_COMMIT="@COMMIT@"
 unset PARTYWALL_SOCKET PARTYWALL_DOMAIN
@@ -31,14 +31,14 @@ unpack() {
         --target "$1" "$here"/partywall-*.whl
 }
 
-# Those of a benchmark that was ended.
+# Stops the brokers that an interrupted benchmark has left.
 stop_brokers() {
     for socket in "$1"/*/*.sock; do
         [ -S "$socket" ] && "$here/partywall" --socket "$socket" stop --force
     done
 }
 
-# Benchmarks with a part in their names. What they wait for has its own limits; the one here is for what breaks these.
+# Runs the benchmarks with a part in their names. Their waits have timeouts; the time limit here is for a hang.
 only() {
     scratch=$(mktemp -d /tmp/partywall-only.XXXXXX) || return 1
     TMPDIR="$scratch" timeout -k 10 580 "$here/partywall-bench" --gpu --report "$out/gpu-bench.json" "$1"
@@ -49,11 +49,11 @@ only() {
     return $measured
 }
 
-# Benchmarks with programs of others that have a part in their names, within so many seconds. Each of them has its own limits;
-# the one here is for what breaks these.
+# Runs the benchmarks with rival programs that have a part in their names, within a number of seconds. Their waits have
+# timeouts; the time limit here is for a hang.
 peers() {
     site=$(mktemp -d) || return 1
-    # A model of 14 GiB is to stay in memory, and not to be written to a disk meanwhile.
+    # A model of 14 GiB has to stay in memory, and must not be written to a disk meanwhile.
     folder=${TMPDIR:-/tmp}
     room=$(df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 { print $4 }')
     [ "${room:-0}" -gt $((16 << 20)) ] && folder=/dev/shm
@@ -95,7 +95,7 @@ python_tests() {
             --junitxml "$out/python-tests.xml" ${1:+-k "$1"} "$here/tests"
     tests=$?
     rm -rf -- "$site"
-    # 5: none has that part in its name.
+    # pytest returns 5 if no test has that part in its name.
     [ $tests -eq 0 ] || [ $tests -eq 5 ]
 }
 python_tests "$@" || {

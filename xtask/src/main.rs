@@ -1,10 +1,10 @@
-//! Everything that is done to the repository, as `cargo xtask COMMAND`.
+//! The tasks of the repository, as `cargo xtask COMMAND`.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`steps`] | `check` and `test`: the steps, and a table of what became of them |
+//! | [`steps`] | `check` and `test`: the steps, and a table of their results |
 //! | [`changes`] | which packages have changed |
-//! | [`tools`] | the workspace, child processes, and tools that Rust does not bring along |
+//! | [`tools`] | the workspace, child processes, and tools that are not part of Rust |
 //! | [`lines`] | `lines`: the code lines of each crate |
 //! | [`ptx`] | `ptx`: the GPU kernels, compiled and compared |
 //! | [`gpu_bundle`] | `gpu-bundle`: what a machine with a GPU needs to run the tests there |
@@ -65,7 +65,7 @@ fn main() -> ExitCode {
             Ok(())
         }
         [] => return misused("no command given"),
-        _ => return misused(&format!("'{}' is no command of xtask", words.join(" "))),
+        _ => return misused(&format!("'{}' is not a command of xtask", words.join(" "))),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

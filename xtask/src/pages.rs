@@ -1,9 +1,8 @@
 //! Checks what the pages of the repository say about the repository itself.
 //!
 //! SPEC.md names tests, benchmarks and files. Every page names files, driver facts, steps of labs and examples, and links to
-//! pages and their headings.
-//! ARCHITECTURE.md says where `unsafe` is allowed and that the broker links no CUDA. Renames make such sentences wrong
-//! without anybody noticing.
+//! pages and their headings. ARCHITECTURE.md says where `unsafe` is allowed and that the broker links no CUDA. Without this
+//! check, a rename would make such a sentence wrong without notice.
 
 pub(crate) mod book;
 mod learn;
@@ -128,7 +127,7 @@ fn promises(page: &str, tree: &Tree) -> Vec<String> {
         let known =
             |status: &str| STATUSES.iter().any(|known| status == *known || status.starts_with(&format!("{known}: ")));
         if !known(status) {
-            say(format!("{status:?} is no status"));
+            say(format!("{status:?} is not a status"));
         }
         if status != "untested" && !held.contains('`') {
             say("nothing holds it; name a test or a benchmark, or call it untested".to_owned());
@@ -229,7 +228,8 @@ fn leads_somewhere(page: &Path, text: &str, target: &str, tree: &Tree) -> bool {
     !found.is_empty() && (heading.is_empty() || found.iter().any(|(_, text)| has_heading(text, heading)))
 }
 
-/// Forges make the anchor of a heading of its letters, digits, hyphens and underscores, with hyphens for spaces.
+/// Returns whether a text has a heading with this anchor. Forges form an anchor from the heading's letters, digits, hyphens
+/// and underscores, with hyphens for spaces.
 fn has_heading(text: &str, anchor: &str) -> bool {
     let headings = text.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim());
     let mut anchors = headings.map(|heading| {
@@ -342,7 +342,7 @@ mod tests {
     fn bad_rows_are_named() {
         let cases = [
             ("| 2 | A promise | held | bench `round_trip` |", "should be 1"),
-            ("| 1 | A promise | fine | bench `round_trip` |", "is no status"),
+            ("| 1 | A promise | fine | bench `round_trip` |", "is not a status"),
             ("| 1 | A promise | held | by itself |", "nothing holds it"),
             ("| 1 | A promise | bench `round_trip` |", "four cells"),
             ("", "no promises"),

@@ -15,24 +15,24 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
 use crate::tools;
 
-/// What a comparison of the checked-in PTX came to.
+/// The result of comparing the checked-in PTX.
 #[derive(Debug)]
 pub(crate) enum CheckOutcome {
-    /// Every kernel file's PTX is what NVRTC makes of it.
+    /// Every kernel file compiles to the PTX beside it.
     Passed {
         /// How many kernel files were compared.
         files: usize,
     },
     /// At least one differs; the text names each file and its first differing line.
     Differs(String),
-    /// Nothing was compared, and why: no Python, no network, another architecture. Never to be read as passed.
+    /// Nothing was compared, with the reason: no Python, no network, another architecture. This does not mean passed.
     Skipped(String),
 }
 
 /// Compiles every kernel file and writes its PTX beside it.
 ///
 /// # Errors
-/// The compiler cannot be had on this machine, a kernel does not compile, or a file cannot be read or written.
+/// The compiler is not available on this machine, a kernel does not compile, or a file cannot be read or written.
 pub(crate) fn regenerate() -> Result<(), String> {
     let root = repository_root()?;
     let nvrtc = Nvrtc::obtain(&root).map_err(|error| match error {
@@ -49,8 +49,8 @@ pub(crate) fn regenerate() -> Result<(), String> {
 /// Compiles every kernel file and compares with the PTX beside it; writes nothing outside `target/`.
 ///
 /// # Errors
-/// A kernel does not compile, a file cannot be read, or the compiler was found and does not work. That the compiler
-/// cannot be had here is [`CheckOutcome::Skipped`].
+/// A kernel does not compile, a file cannot be read, or the compiler was found and does not work. If the compiler is not
+/// available, the result is [`CheckOutcome::Skipped`].
 pub(crate) fn check() -> Result<CheckOutcome, String> {
     let root = repository_root()?;
     let nvrtc = match Nvrtc::obtain(&root) {
@@ -75,18 +75,18 @@ pub(crate) fn check() -> Result<CheckOutcome, String> {
     })
 }
 
-/// Why there is no compiler to work with.
+/// Why no compiler can be used.
 enum ObtainError {
-    /// This machine cannot have it; nothing is wrong with the repository.
+    /// The compiler is not available on this machine; nothing is wrong with the repository.
     Unavailable(String),
-    /// It should be there and does not work.
+    /// The compiler should be available, but does not work.
     Failed(String),
 }
 
 /// NVRTC, loaded from the unpacked wheel.
 struct Nvrtc {
     nvrtc: Library,
-    /// NVRTC opens this library by its bare name; having it loaded already is what makes it found.
+    /// NVRTC opens this library by its bare name, which works only if the library is already loaded.
     _builtins: Library,
 }
 
@@ -101,8 +101,8 @@ impl Nvrtc {
         Ok(Self { nvrtc, _builtins: builtins })
     }
 
-    /// The PTX of one kernel file, always for the same architecture and under the file's bare name, so that the
-    /// result does not depend on where the repository lies.
+    /// Returns the PTX of one kernel file, always for the same architecture and under the file's bare name, so that the
+    /// result does not depend on the path of the repository.
     fn compile(&self, source: &Path) -> Result<String, String> {
         type Create = unsafe extern "C" fn(
             *mut Program,
@@ -193,12 +193,12 @@ fn open(path: &Path) -> Result<Library, ObtainError> {
         .map_err(|error| ObtainError::Failed(format!("cannot load {}: {}", path.display(), linker_text(&error))))
 }
 
-/// What `dlerror` said, which libloading keeps as the source of its own error.
+/// Returns the text of `dlerror`, which libloading keeps as the source of its own error.
 fn linker_text(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// The folder with the two libraries, downloaded and unpacked if they are not there yet.
+/// Returns the folder with the two libraries. Downloads and unpacks them if necessary.
 fn unpacked_wheel(root: &Path) -> Result<PathBuf, ObtainError> {
     if (std::env::consts::OS, std::env::consts::ARCH) != ("linux", "x86_64") {
         return Err(ObtainError::Unavailable(format!(
@@ -254,7 +254,7 @@ fn unpacked_wheel(root: &Path) -> Result<PathBuf, ObtainError> {
     Ok(libraries)
 }
 
-/// Runs python3; the error is the reason in one line.
+/// Runs python3. An error is the reason in one line.
 fn python(arguments: &[&str]) -> Result<(), String> {
     let output = Command::new("python3").args(arguments).output().map_err(|error| error.to_string())?;
     if output.status.success() {
@@ -278,7 +278,7 @@ fn kernel_sources(root: &Path) -> Result<Vec<PathBuf>, String> {
     if sources.is_empty() { Err("there is no crates/*/kernels/*.cu".to_owned()) } else { Ok(sources) }
 }
 
-/// The first line in which two texts differ, or nothing if they are the same bytes.
+/// Returns the first line in which two texts differ, or `None` if they are the same bytes.
 fn first_difference(kept: &str, made: &str) -> Option<String> {
     if kept == made {
         return None;
@@ -298,7 +298,7 @@ fn first_difference(kept: &str, made: &str) -> Option<String> {
     Some("the lines are the same, their endings are not".to_owned())
 }
 
-/// The folder above `xtask/`: cargo says where that is when it runs us.
+/// Returns the folder above `xtask/`, whose path cargo passes in an environment variable.
 fn repository_root() -> Result<PathBuf, String> {
     let manifest =
         std::env::var_os("CARGO_MANIFEST_DIR").ok_or("CARGO_MANIFEST_DIR is not set: run this as `cargo xtask ptx`")?;

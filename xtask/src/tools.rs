@@ -8,10 +8,10 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// Older ones refuse our `deny.toml` or cannot read what today's cargo tells them.
+/// Older versions reject our `deny.toml` or cannot read the output of the current cargo.
 const CARGO_DENY: Tool = Tool { name: "cargo-deny", version: "0.20.2", oldest: (0, 19), options: &[] };
 
-/// Older ones do not know our `book.toml`. Its own server and search need most of its dependencies.
+/// Older versions cannot read our `book.toml`. The default features, a server and search, need most of its dependencies.
 const MDBOOK: Tool = Tool { name: "mdbook", version: "0.5.4", oldest: (0, 5), options: &["--no-default-features"] };
 
 /// A program of crates.io.
@@ -19,9 +19,9 @@ struct Tool {
     name: &'static str,
     /// The version that is built when none is found.
     version: &'static str,
-    /// The first version that does what we need.
+    /// The oldest version that works.
     oldest: (u32, u32),
-    /// What else is said to `cargo install`.
+    /// Further options of `cargo install`.
     options: &'static [&'static str],
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct Workspace {
     pub(crate) packages: Vec<Package>,
     pub(crate) once: Arc<Once>,
     cargo: OsString,
-    /// In place of our own output.
+    /// The file that receives the output, if it is not the terminal.
     log: Option<Arc<File>>,
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct Package {
     pub(crate) manifest: serde_json::Value,
 }
 
-/// What several steps need and one of them does.
+/// Work that several steps need and one of them does.
 #[derive(Default)]
 pub(crate) struct Once {
     pub(crate) built: OnceLock<Result<(), String>>,
@@ -55,7 +55,7 @@ pub(crate) struct Once {
 }
 
 impl Workspace {
-    /// Asks cargo, so that a target directory set by environment or configuration is honoured.
+    /// Finds the workspace by asking cargo, which respects a target directory set by the environment or configuration.
     pub(crate) fn locate() -> Result<Self, String> {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let output = Command::new(&cargo)
@@ -87,26 +87,27 @@ impl Workspace {
         Self { log: Some(Arc::new(log)), ..self.clone() }
     }
 
-    /// A cargo command in the root of the workspace.
+    /// Returns a cargo command in the root of the workspace.
     pub(crate) fn cargo<'a>(&self, arguments: impl IntoIterator<Item = &'a str>) -> Command {
         let mut command = Command::new(&self.cargo);
         command.args(arguments).current_dir(&self.root);
         command
     }
 
-    /// A program that cargo has built, in the root of the workspace. `cargo run` would choose features by itself.
+    /// Returns the command of a program that cargo has built, in the root of the workspace. `cargo run` could select other
+    /// features.
     pub(crate) fn program(&self, name: &str) -> Command {
         let mut command = Command::new(self.target.join("debug").join(name));
         command.current_dir(&self.root);
         command
     }
 
-    /// Where cargo puts the program that multi-process tests start.
+    /// Returns the path of the program that multi-process tests start.
     pub(crate) fn debug_binary(&self) -> PathBuf {
         self.target.join("debug/partywall")
     }
 
-    /// Where cargo puts the simulated driver.
+    /// Returns the path of the simulated driver.
     pub(crate) fn simulated_driver(&self) -> PathBuf {
         self.target.join("debug/libsimcuda.so")
     }
@@ -114,13 +115,13 @@ impl Workspace {
     /// Prints a line.
     pub(crate) fn say(&self, line: &str) {
         match &self.log {
-            // A note that is lost with a full disk is not worth an error of its own.
+            // A line that is lost because the disk is full needs no error of its own.
             Some(log) => drop(writeln!(&**log, "{line}")),
             None => println!("{line}"),
         }
     }
 
-    /// Runs a command after printing it as one would type it.
+    /// Prints a command as a user would type it, and runs it.
     pub(crate) fn run(&self, command: &mut Command) -> Result<(), String> {
         let status = self.start(command)?.wait().map_err(|error| cannot_wait(command, &error))?;
         judge(command, status)
@@ -169,7 +170,8 @@ impl Workspace {
     }
 }
 
-/// Whether cargo-nextest is there. It is not fetched: `cargo test` finds the same faults.
+/// Returns whether cargo-nextest is installed. It is not installed automatically, because `cargo test` finds the same
+/// faults.
 pub(crate) fn has_nextest(workspace: &Workspace) -> bool {
     workspace.cargo(["nextest", "--version"]).stdin(Stdio::null()).output().is_ok_and(|output| output.status.success())
 }
@@ -183,8 +185,8 @@ pub(crate) fn mdbook(workspace: &Workspace) -> Result<PathBuf, String> {
 }
 
 impl Tool {
-    /// Returns the one on the `PATH` if it is usable, else our own in the target directory, which is built on first use.
-    /// That takes minutes; prebuilt packages are often too old.
+    /// Returns the tool on the `PATH` if its version works, else the one in the target directory, which is built on first
+    /// use. Building takes minutes, but prebuilt packages are often too old.
     fn find_or_build(&self, workspace: &Workspace) -> Result<PathBuf, String> {
         let Self { name, version, .. } = self;
         let home = workspace.target.join("tools");
@@ -194,7 +196,7 @@ impl Tool {
                 return Ok(candidate);
             }
         }
-        workspace.say(&format!("no {name} of today: building {version} for this repository, once"));
+        workspace.say(&format!("no recent {name} is installed: building {version} for this repository, once"));
         let mut install = workspace.cargo(["install", name, "--version", version]);
         // Unoptimised: it runs for seconds, and the build takes minutes longer otherwise.
         install.args(self.options).args(["--locked", "--quiet", "--debug", "--root"]).arg(&home);
@@ -219,7 +221,7 @@ impl Tool {
     }
 }
 
-/// Major and minor number out of `cargo-deny 0.20.2` or `mdbook v0.5.4`.
+/// Returns the major and minor number of a text such as `cargo-deny 0.20.2` or `mdbook v0.5.4`.
 fn version(text: &str) -> Option<(u32, u32)> {
     let mut numbers = text.split_whitespace().nth(1)?.trim_start_matches('v').split('.');
     let major = numbers.next()?.parse().ok()?;
@@ -227,7 +229,7 @@ fn version(text: &str) -> Option<(u32, u32)> {
     Some((major, minor))
 }
 
-/// Returns what a folder holds, sorted.
+/// Returns the entries of a folder, sorted.
 pub(crate) fn entries(folder: &Path) -> Result<Vec<PathBuf>, String> {
     let read = || std::fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>();
     let mut paths = read().map_err(|error| cannot_read(folder, &error))?;
@@ -239,7 +241,7 @@ pub(crate) fn cannot_read(path: &Path, error: &std::io::Error) -> String {
     format!("cannot read {}: {error}", path.display())
 }
 
-/// The program's name without the folder that it was found in.
+/// Returns the program's name without its folder.
 fn program(command: &Command) -> String {
     let path = Path::new(command.get_program());
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
@@ -257,7 +259,7 @@ fn judge(command: &Command, status: ExitStatus) -> Result<(), String> {
     if status.success() { Ok(()) } else { Err(format!("{}: {status}", subcommand(command))) }
 }
 
-/// The program and what it was to do, without the options: `cargo clippy`, `cargo-deny fetch db`.
+/// Returns the program and its subcommand, without options: `cargo clippy`, `cargo-deny fetch db`.
 fn subcommand(command: &Command) -> String {
     let is_option = |word: &String| word.starts_with('-');
     let words = command.get_args().map(|word| word.to_string_lossy().into_owned());

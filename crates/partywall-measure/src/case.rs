@@ -1,4 +1,4 @@
-//! What is measured, in which unit, and how often.
+//! Cases, units and plans: what is measured, in which unit, and how often.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,14 +9,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Failure};
 
-/// One thing that is measured.
+/// A case: something that is measured.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Case {
-    /// What it is, in a few words; goals refer to rivals by it.
+    /// The name, a few words; goals refer to rivals by name.
     pub name: String,
-    /// What its samples count.
+    /// The unit of its samples.
     pub unit: Unit,
-    /// What was varied: sizes, numbers of readers and the like.
+    /// The varied parameters, such as sizes and numbers of readers.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub parameters: BTreeMap<String, String>,
 }
@@ -27,7 +27,7 @@ impl Case {
         Self { name: name.into(), unit, parameters: BTreeMap::new() }
     }
 
-    /// Adds a parameter, or replaces it.
+    /// Sets a parameter.
     #[must_use]
     pub fn parameter(mut self, key: impl Into<String>, value: impl fmt::Display) -> Self {
         self.parameters.insert(key.into(), value.to_string());
@@ -35,7 +35,7 @@ impl Case {
     }
 }
 
-/// `name [key=value, key=value]`
+/// Formats as `name [key=value, key=value]`.
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name)?;
@@ -63,10 +63,10 @@ pub enum Unit {
     /// Seconds.
     #[serde(rename = "s")]
     Seconds,
-    /// 10⁹ bytes a second.
+    /// 10⁹ bytes per second.
     #[serde(rename = "GB/s")]
     GigabytesPerSecond,
-    /// Operations a second.
+    /// Operations per second.
     #[serde(rename = "1/s")]
     PerSecond,
     /// Bytes.
@@ -78,7 +78,7 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// How the unit is written.
+    /// Returns the symbol of the unit.
     pub fn symbol(self) -> &'static str {
         match self {
             Self::Nanoseconds => "ns",
@@ -92,12 +92,12 @@ impl Unit {
         }
     }
 
-    /// Returns a duration in this unit, or `None` when it is no unit of time.
+    /// Returns a duration in this unit, or `None` if this is not a unit of time.
     pub fn of_duration(self, duration: Duration) -> Option<f64> {
         Some(duration.as_secs_f64() / self.seconds()?)
     }
 
-    /// Returns a value of this unit in the unit `to`.
+    /// Converts a value from this unit to the unit `to`.
     pub fn convert(self, value: f64, to: Self) -> Result<f64, Error> {
         if self == to {
             return Ok(value);
@@ -146,21 +146,21 @@ impl FromStr for Unit {
     }
 }
 
-/// How often the cases of a comparison are called, and in which turns.
+/// How often, and in which turns, the cases of a comparison are called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
     /// Calls of each case before counting starts.
     pub warm_up: usize,
     /// Samples taken of each case.
     pub samples: usize,
-    /// Samples taken of one case before the next has its turn. Small blocks spread a drift of the
-    /// machine evenly; larger ones let each case run with warm caches, as it would alone.
+    /// Samples taken of one case before the turn of the next case. Small blocks spread a drift of the
+    /// machine evenly over all cases; larger blocks let each case run with warm caches.
     pub block: usize,
 }
 
 impl Plan {
-    /// Returns a plan of `samples` samples a case: a tenth as many calls to warm up, in at least ten
-    /// turns of at most 50 samples.
+    /// Returns a plan with `samples` samples of each case, a tenth as many calls to warm up, and at
+    /// least ten turns of at most 50 samples.
     pub fn new(samples: usize) -> Self {
         Self { warm_up: samples.div_ceil(10), samples, block: samples.div_ceil(10).clamp(1, 50) }
     }
@@ -180,17 +180,17 @@ impl Plan {
     }
 }
 
-/// Delivers one sample a call, in the unit of its case.
+/// Returns one sample for each call, in the unit of its case.
 ///
-/// It may do as much as it likes outside of what it counts: prepare, clean up, read a GPU's own
-/// clock. State that several samplers of one comparison use belongs in a [`std::cell::RefCell`]:
-/// they are called in turns, never at the same time.
+/// It may do any work outside of the measured part: prepare, clean up, read a GPU's clock. Samplers
+/// of one comparison can share state through a [`std::cell::RefCell`], because they are called in
+/// turns, never at the same time.
 pub type Sampler<'a> = Box<dyn FnMut() -> Result<f64, Failure> + 'a>;
 
 /// Returns a sampler whose samples are the time that `work` takes, in `unit`.
 ///
-/// The two clock readings cost about 50 ns, which is part of each sample: what takes less than a
-/// few microseconds should repeat itself inside a sampler of its own and divide.
+/// The two clock readings cost about 50 ns, which is part of each sample. For work of less than a
+/// few microseconds, write a sampler that repeats the work and divides.
 pub fn timed<'a>(unit: Unit, mut work: impl FnMut() -> Result<(), Failure> + 'a) -> Sampler<'a> {
     Box::new(move || {
         let start = Instant::now();

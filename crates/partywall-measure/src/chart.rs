@@ -16,11 +16,11 @@ use crate::{Case, Error, Measurement, Report, Unit};
 /// A plot.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chart {
-    /// What is measured.
+    /// The title.
     pub title: String,
     /// The parameter that varies.
     pub varied: &'static str,
-    /// What the samples count.
+    /// The unit of the samples.
     pub unit: Unit,
     /// The lines: the measured case, then its floor, then its rivals.
     pub lines: Vec<Line>,
@@ -29,7 +29,7 @@ pub struct Chart {
 /// The line of a case.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Line {
-    /// What it is.
+    /// The name of the case.
     pub name: String,
     /// Its points, from left to right.
     pub points: Vec<Point>,
@@ -52,8 +52,8 @@ pub struct Point {
 const VARIED: [&str; 4] = ["bytes", "subscribers", "processes", "tensors"];
 
 impl Report {
-    /// Returns the plots of the report, in the order in which their cases were measured. A case without a parameter that varies
-    /// has none.
+    /// Returns the plots of the report, in the order in which their cases were measured. A case without a varying parameter
+    /// has no plot.
     pub fn charts(&self) -> Vec<Chart> {
         let mut charts: Vec<(String, Chart)> = Vec::new();
         for result in &self.comparisons {
@@ -73,12 +73,12 @@ impl Report {
     }
 }
 
-/// Returns the parameter of a case that varies, its value, and what is the same for all points of a line.
+/// Returns the varying parameter of a case, its value, and the name that all points of a line share.
 fn varied(case: &Case) -> Option<(&'static str, f64, String)> {
     let (name, value) = VARIED.iter().find_map(|name| Some((*name, case.parameters.get(*name)?)))?;
     let mut rest = case.clone();
     rest.parameters.remove(name);
-    // Some cases say what is measured, by name of what it is measured of.
+    // Some cases name the title of their plot in the parameter `of`.
     let what = rest.parameters.remove("of");
     if let Some(what) = what.filter(|_| rest.parameters.is_empty()) {
         return Some((name, value.parse().ok()?, what));
@@ -114,15 +114,15 @@ impl Chart {
         self.lines.iter().any(|line| line.points.len() > 1)
     }
 
-    /// Draws the plot with its legend, in black on white: the measured case as a solid line, those beside it dashed. A page may
-    /// restyle black, white and the colour of the grid, which no line has.
+    /// Draws the plot with its legend, in black on white: the measured case as a solid line, its floor and rivals as dashed
+    /// lines. A page may restyle black, white and the colour of the grid, which no line uses.
     ///
     /// # Errors
     /// [`Error::Plot`] if it cannot be drawn: a value is not finite.
     pub fn svg(&self) -> Result<String, Error> {
         let mut svg = String::new();
         self.draw(&mut svg).map_err(|why| Error::Plot { title: self.title.clone(), why: why.to_string() })?;
-        // In a page the name of the format is not needed, and a page without addresses is plainly one that loads nothing.
+        // A page does not need the namespace, and a page without any address evidently loads nothing.
         Ok(svg.replace(" xmlns=\"http://www.w3.org/2000/svg\"", ""))
     }
 
@@ -190,7 +190,7 @@ struct Log {
 }
 
 impl Log {
-    /// Returns an axis that has room around these values.
+    /// Returns an axis with some room around these values.
     fn around(values: &[f64], base: f64, room: f64) -> Self {
         let (least, most) = values.iter().fold((f64::MAX, f64::MIN), |(least, most), v| (least.min(*v), most.max(*v)));
         let logarithm = |value: f64| value.log(base);
@@ -228,7 +228,7 @@ impl plotters::coord::ranged1d::ValueFormatter<f64> for Log {
     }
 }
 
-/// Returns some round numbers of a range, in even steps: between powers of ten there may be none.
+/// Returns round numbers of a range, in even steps, for a range that may contain no power of ten.
 fn even(range: std::ops::Range<f64>) -> Vec<f64> {
     let rough = (range.end - range.start) / 5.0;
     let power = 10_f64.powf(rough.log10().floor());
@@ -245,7 +245,7 @@ pub fn bytes(value: f64) -> String {
     format!("{} {}", short(value / 1024_f64.powf(power)), units[power as usize])
 }
 
-/// Returns a number with three digits, or all that it has before the point.
+/// Formats a number with three digits, or with all digits before the decimal point.
 fn short(value: f64) -> String {
     let digits = 2 - value.abs().max(1e-9).log10().floor().clamp(-9.0, 2.0) as i32;
     let text = format!("{value:.*}", digits.max(0) as usize);
@@ -255,7 +255,7 @@ fn short(value: f64) -> String {
     }
 }
 
-/// Breaks a text into lines of at most so many letters, between its words.
+/// Breaks a text between words into lines of at most `letters` letters.
 fn wrapped(text: &str, letters: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {
@@ -275,19 +275,19 @@ fn wrapped(text: &str, letters: usize) -> Vec<String> {
 /// Width and height, in pixels.
 const SIZE: (u32, u32) = (900, 380);
 
-/// The width of the legend, which stands beside the plot: over it, it would hide points.
+/// The width of the legend, which is beside the plot so that it hides no points.
 const LEGEND: u32 = 220;
 
-/// The size of letters, of which plotters writes four fifths into the SVG.
+/// The size of letters; plotters writes four fifths of it into the SVG.
 const LETTER_SIZE: i32 = 15;
 
-/// Letters of a line of the legend.
+/// The most letters in a line of the legend.
 const LETTERS: usize = 28;
 
-/// The lines of the grid. `page.rs` names it, too.
+/// The colour of the grid, which `page.rs` also names.
 const GRID: RGBColor = RGBColor(229, 231, 235);
 
-/// Told apart also by people who do not see all colours: Okabe and Ito's.
+/// The colours of Okabe and Ito, which people with colour vision deficiency can distinguish.
 const COLOURS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),

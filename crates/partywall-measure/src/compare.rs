@@ -1,4 +1,4 @@
-//! Two reports of one machine: what has changed beyond noise.
+//! Compares two reports of one machine: which cases have changed beyond noise.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -9,11 +9,11 @@ use crate::{Measurement, Percentiles, Report, Unit};
 /// What differs between two reports.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Differences {
-    /// Cases that have changed: the ranges that half of their samples are in do not overlap.
+    /// Cases that have changed: their ranges from p25 to p75, which contain half of the samples, do not overlap.
     pub changed: Vec<Change>,
-    /// How many cases have not.
+    /// How many cases have not changed.
     pub unchanged: usize,
-    /// Cases that one of the reports does not have.
+    /// Cases that are in only one of the reports.
     pub missing: Vec<String>,
 }
 
@@ -22,7 +22,7 @@ pub struct Differences {
 pub struct Change {
     /// The case.
     pub case: String,
-    /// What the numbers count.
+    /// The unit of the medians.
     pub unit: Unit,
     /// The median of the earlier report.
     pub before: f64,
@@ -51,13 +51,13 @@ impl Report {
         differences
     }
 
-    /// Returns why the numbers of two reports do not compare: they are of two machines. The driver and the kernel may differ,
-    /// because that is what people compare.
+    /// Returns why two reports are not comparable, if they are of two machines. The driver and the kernel may differ, because
+    /// users compare those.
     pub fn other_machine(&self, other: &Self) -> Option<String> {
         let described = |report: &Self| {
             let machine = &report.machine;
             let gpu = machine.gpu.as_deref().unwrap_or("no GPU");
-            // What the kernel keeps for itself varies.
+            // Rounded, because the amount of memory that the kernel reserves varies.
             let memory = (machine.memory as f64 / f64::from(1 << 30)).round();
             format!("{}, {} cores, {memory} GiB, {gpu}", machine.cpu, machine.cores)
         };
@@ -65,7 +65,7 @@ impl Report {
         (one != two).then(|| format!("one is of {one}, the other of {two}"))
     }
 
-    /// Returns each case once, by a name that no other has.
+    /// Returns each case once, by a unique name.
     fn measurements(&self) -> BTreeMap<String, &Measurement> {
         let mut all = BTreeMap::new();
         for result in &self.comparisons {

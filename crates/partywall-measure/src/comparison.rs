@@ -1,4 +1,4 @@
-//! A measured case beside its floor and its rivals, in the same run.
+//! Comparisons of a measured case with its floor and its rivals, in the same run.
 
 use std::time::{Duration, Instant};
 
@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Case, Error, Goal, Percentiles, Plan, Sampler, Verdict};
 
-/// One measured case, the floor under it, and what others take for the same job.
+/// One measured case, its floor, and its rivals.
 ///
-/// The *floor* is the least that the machine could do: the raw system or driver calls without
-/// anything of ours. A *rival* is another way to the same result. All of them run in turns, a
-/// block of samples each (A B C A B C …), so that a machine that gets slower or warmer during the
-/// run changes all medians alike and leaves the ratio as it is.
+/// The *floor* is the least work that achieves the same: the raw system or driver calls without
+/// Partywall. A *rival* is another way to the same result. All cases run in turns, a block of
+/// samples each (A B C A B C …). A machine that gets slower or warmer during the run therefore
+/// changes all medians alike and leaves the ratio unchanged.
 pub struct Comparison<'a> {
     measured: Participant<'a>,
     floor: Option<Participant<'a>>,
@@ -19,23 +19,23 @@ pub struct Comparison<'a> {
     goal: Option<Goal>,
 }
 
-/// What a comparison found.
+/// The result of a comparison.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ComparisonResult {
     /// How often each case was called, and in which turns.
     pub plan: Plan,
-    /// The case in question.
+    /// The measured case.
     pub measured: Measurement,
-    /// The least that the machine could do.
+    /// The floor, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub floor: Option<Measurement>,
-    /// Other ways to the same result.
+    /// The rivals.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rivals: Vec<Measurement>,
-    /// Median of the measured case over median of the floor, both in the same unit.
+    /// The median of the measured case divided by that of the floor, in the same unit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ratio: Option<f64>,
-    /// What became of the goal, where there is one.
+    /// Whether the goal was met, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verdict: Option<Verdict>,
 }
@@ -51,7 +51,7 @@ pub struct Measurement {
 }
 
 impl<'a> Comparison<'a> {
-    /// Returns a comparison of `case` with nothing yet.
+    /// Returns a comparison of `case` without floor, rivals and goal.
     pub fn new(case: Case, sampler: Sampler<'a>) -> Self {
         Self { measured: Participant::new(case, sampler), floor: None, rivals: Vec::new(), goal: None }
     }
@@ -70,7 +70,7 @@ impl<'a> Comparison<'a> {
         self
     }
 
-    /// Sets what the median of the measured case is held against.
+    /// Sets the goal for the median of the measured case.
     #[must_use]
     pub fn goal(mut self, goal: Goal) -> Self {
         self.goal = Some(goal);
@@ -79,8 +79,8 @@ impl<'a> Comparison<'a> {
 
     /// Warms all cases up, takes their samples in turns and summarises them.
     ///
-    /// The first sampler that fails ends the comparison: medians over what happened to work would
-    /// not be comparable. A goal that is missed is a result, not an error.
+    /// The first sampler that fails ends the comparison, because medians of only the successful
+    /// calls would not be comparable. A missed goal is a result, not an error.
     pub fn run(mut self, plan: Plan) -> Result<ComparisonResult, Error> {
         if plan.samples == 0 {
             return Err(Error::NoSamples);
@@ -105,8 +105,8 @@ impl<'a> Comparison<'a> {
         Ok(ComparisonResult { plan, measured, floor, rivals, ratio, verdict })
     }
 
-    /// As [`run`](Self::run), with as many samples as fit into `limit`, at least 5 and at most `most`. A first call of each case
-    /// says how many that are.
+    /// As [`run`](Self::run), with as many samples as fit into `limit`, at least 5 and at most `most`. A first call of each
+    /// case determines how many fit.
     pub fn run_within(mut self, limit: Duration, most: usize) -> Result<ComparisonResult, Error> {
         let start = Instant::now();
         self.in_turns(1, 1, false)?;
@@ -115,7 +115,7 @@ impl<'a> Comparison<'a> {
         self.run(Plan::new(samples))
     }
 
-    /// Calls each case `calls` times, at most `block` times before the next has its turn.
+    /// Calls each case `calls` times, at most `block` times in each turn.
     fn in_turns(&mut self, calls: usize, block: usize, keep: bool) -> Result<(), Error> {
         let mut left = calls;
         while left > 0 {
@@ -132,7 +132,7 @@ impl<'a> Comparison<'a> {
 }
 
 impl ComparisonResult {
-    /// Returns whether the goal was met; a comparison without a goal has nothing to miss.
+    /// Returns whether the goal was met, or true if there is no goal.
     pub fn met(&self) -> bool {
         self.verdict.as_ref().is_none_or(|verdict| verdict.met)
     }

@@ -1,17 +1,17 @@
-//! What can go wrong while measuring.
+//! Errors of measuring.
 
 use std::path::PathBuf;
 
 use crate::Unit;
 
-/// Why a sampler could not deliver a sample; anything that the code under measurement fails with.
+/// Why a sampler could not return a sample: any error of the measured code.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// An error of this crate.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The code under measurement failed, so that the whole comparison says nothing.
+    /// The measured code failed, which makes the whole comparison meaningless.
     #[error("case '{case}' failed at call {call} (warm-up included): {source}")]
     Sample {
         /// The name of the case.
@@ -21,8 +21,8 @@ pub enum Error {
         /// What the sampler returned.
         source: Failure,
     },
-    /// A sampler returned infinity or not-a-number, which has no place in a ranking.
-    #[error("case '{case}' returned the sample {value}, which is no finite number; check its sampler")]
+    /// A sampler returned infinity or NaN, which cannot be ranked.
+    #[error("case '{case}' returned the sample {value}, which is not a finite number; check its sampler")]
     NotFinite {
         /// The name of the case.
         case: String,
@@ -32,15 +32,15 @@ pub enum Error {
     /// A plot could not be drawn.
     #[error("cannot draw '{title}': {why}")]
     Plot {
-        /// What was to be drawn.
+        /// The title of the plot.
         title: String,
-        /// What the drawing library said.
+        /// The error of the drawing library.
         why: String,
     },
-    /// Percentiles of nothing were asked for.
+    /// Percentiles of zero samples were requested.
     #[error("there are no samples to summarise; plan at least one")]
     NoSamples,
-    /// Two numbers of units that cannot be converted were to be compared.
+    /// Two numbers cannot be compared, because their units cannot be converted.
     #[error("cannot compare {from} with {to}; give both cases and the goal units of one kind")]
     Units {
         /// The unit of the number that does not fit.
@@ -48,26 +48,26 @@ pub enum Error {
         /// The unit that was needed.
         to: Unit,
     },
-    /// A goal that is no goal.
+    /// The text is not a goal.
     #[error(
         "'{text}' is not a goal: {reason}; write one such as '<= 1.3x floor', '<= floor + 60 us', \
          '>= 0.99x floor' or '<= 20 ms'"
     )]
     GoalSyntax {
-        /// What was to be a goal.
+        /// The text.
         text: String,
         /// The part that was not understood.
         reason: String,
     },
-    /// A unit that this crate does not know.
+    /// The text is not a unit that this crate knows.
     #[error("'{0}' is not a unit; known are ns, us, ms, s, GB/s, 1/s and count, and B for sizes")]
     UnitSyntax(String),
-    /// A goal that refers to a case which is not part of the comparison.
+    /// The goal refers to a case that is not part of the comparison.
     #[error("the goal refers to '{reference}', but the comparison has only: {known}")]
     UnknownReference {
         /// The name in the goal.
         reference: String,
-        /// The names that would have been understood.
+        /// The names that a goal can refer to.
         known: String,
     },
     /// The report could not be written or read.
@@ -85,7 +85,7 @@ pub enum Error {
     Json {
         /// The report's file.
         path: PathBuf,
-        /// Where the JSON differs.
+        /// How the JSON differs.
         source: serde_json::Error,
     },
 }

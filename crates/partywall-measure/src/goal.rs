@@ -1,4 +1,4 @@
-//! Goals: what a median is held against.
+//! Goals: bounds for the median of a measured case.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,13 +15,13 @@ use crate::{Error, Unit};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Goal {
     bound: Bound,
-    /// A factor and the name of the case whose median it multiplies. Either this or `constant`
-    /// is there, else the text would not have been read as a goal.
+    /// A factor and the name of the case whose median it multiplies. At least one of this and
+    /// `constant` is set; parsing ensures that.
     reference: Option<(f64, String)>,
     constant: Option<(f64, Unit)>,
 }
 
-/// On which side of its limit a median has to be.
+/// The side of the limit on which a median must be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
     /// Smaller is better, as with times.
@@ -30,20 +30,20 @@ pub enum Bound {
     AtLeast,
 }
 
-/// What became of a goal.
+/// Whether a goal was met.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
     /// The goal as it was written.
     pub goal: String,
-    /// What the goal came to in this run, in the unit of the measured case.
+    /// The limit in this run, in the unit of the measured case.
     pub limit: f64,
-    /// Whether the median kept to it.
+    /// Whether the median is within the limit.
     pub met: bool,
 }
 
 impl Goal {
-    /// Holds the median `p50`, measured in `unit`, against this goal. `median_of` gives median and
-    /// unit of the floor or of a rival by name.
+    /// Checks the median `p50`, measured in `unit`, against this goal. `median_of` returns the median
+    /// and the unit of the floor or of a rival by name.
     pub fn judge(
         &self,
         p50: f64,
@@ -68,7 +68,7 @@ impl Goal {
         })
     }
 
-    /// On which side of the limit the median has to be.
+    /// Returns the side of the limit on which the median must be.
     pub fn bound(&self) -> Bound {
         self.bound
     }

@@ -1,14 +1,14 @@
-//! The one way in which Partywall is measured.
+//! Measures and compares: the basis of all benchmarks of Partywall.
 //!
-//! Every benchmark of the project says *this took so long, beside the least that the machine could
-//! have taken, and beside what others take*, and all three numbers come from the same run. This
-//! crate holds what makes such a sentence trustworthy: a warm-up that is not counted, samples that
-//! are kept one by one, percentiles instead of means, cases that take turns so that a machine
-//! which gets slower hurts all of them alike, and a report that names the machine.
+//! Every benchmark compares a measured time with the least that the machine could take and with
+//! the time of rivals, and all numbers come from the same run. This crate makes such comparisons
+//! trustworthy: a warm-up that is not counted, samples that are stored one by one, percentiles
+//! instead of means, cases that run in turns so that a slower machine affects all of them alike,
+//! and a report that names the machine.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`case`](Case) | what is measured: [`Case`], [`Unit`], [`Plan`], [`Sampler`] and [`timed`] |
+//! | [`case`](Case) | cases and how they are sampled: [`Case`], [`Unit`], [`Plan`], [`Sampler`] and [`timed`] |
 //! | [`percentiles`](Percentiles) | nearest-rank percentiles of a set of samples |
 //! | [`goal`](Goal) | expressions such as `<= 1.3x floor` and their [`Verdict`] |
 //! | [`comparison`](Comparison) | a measured case, its floor and its rivals, run in turns |
@@ -16,11 +16,11 @@
 //! | [`report`](Report) | JSON for machines, an aligned table for people |
 //! | [`chart`](Chart) | the plots of a report, as SVG |
 //! | `page` | the report as one HTML page |
-//! | [`compare`](Differences) | what has changed between two reports of one machine |
+//! | [`compare`](Differences) | the differences between two reports of one machine |
 //!
-//! It measures nothing by itself and knows nothing about GPUs: the caller hands in closures, and
-//! the GPU's name and driver as text. It draws no conclusions beyond a goal being met or not; in
-//! particular it has no significance tests.
+//! The crate measures nothing by itself and knows nothing about GPUs: the caller passes closures, and
+//! the GPU's name and driver as text. It only decides whether goals are met; in particular it has no
+//! significance tests.
 //!
 //! ```
 //! use partywall_measure::{Case, Comparison, Machine, Plan, Report, Unit, timed};

@@ -1,31 +1,31 @@
-//! On what, when and from which source a measurement was made.
+//! The machine, the date and the commit of a measurement.
 
 use std::process::{Command, Stdio};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-/// The machine under a measurement. What cannot be found out is `unknown` or zero, never guessed.
+/// The measured machine. Facts that cannot be determined are `unknown` or zero, never guessed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
-    /// Release of the running kernel.
+    /// The release of the running kernel.
     pub kernel: String,
-    /// The processor's own name.
+    /// The name of the processor.
     pub cpu: String,
-    /// Logical processors that this process may use, so a container's limit counts.
+    /// The number of logical processors that this process may use, within a container's limit.
     pub cores: usize,
     /// Bytes of main memory.
     pub memory: u64,
-    /// Name of the GPU, where one took part.
+    /// The name of the GPU, if one was used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<String>,
-    /// Version of its driver.
+    /// The version of the GPU's driver.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<String>,
 }
 
 impl Machine {
-    /// This machine. The caller names GPU and driver, because this crate loads no driver.
+    /// Returns the description of this machine. The caller names the GPU and the driver, because this crate loads no driver.
     pub fn detect(gpu: Option<String>, driver: Option<String>) -> Self {
         let read = |path| std::fs::read_to_string(path).unwrap_or_default();
         Self {
@@ -39,7 +39,7 @@ impl Machine {
     }
 }
 
-/// Release of the running kernel, such as `6.1.0-28-amd64`.
+/// Returns the release of the running kernel, such as `6.1.0-28-amd64`.
 pub fn kernel_release() -> String {
     match std::fs::read_to_string("/proc/sys/kernel/osrelease") {
         Ok(text) => text.trim().to_owned(),
@@ -47,22 +47,22 @@ pub fn kernel_release() -> String {
     }
 }
 
-/// Today's date in UTC, such as `2026-11-20`.
+/// Returns today's date in UTC, such as `2026-11-20`.
 pub fn today() -> String {
     let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs());
     iso_date(since_1970 / 86_400)
 }
 
-/// Returns the commit that is measured: `PARTYWALL_COMMIT` where it is set, as in a bundle that left its
-/// repository behind, else what git says about the current directory. `-modified` is appended
-/// when tracked files differ from it. `None` without either.
+/// Returns the measured commit: `PARTYWALL_COMMIT` if it is set, as in a bundle without a repository,
+/// else the commit of the current directory according to git, with `-modified` appended if tracked
+/// files differ from it. `None` if neither is available.
 pub fn commit() -> Option<String> {
     if let Ok(named) = std::env::var("PARTYWALL_COMMIT")
         && !named.is_empty()
     {
         return Some(named);
     }
-    // The tags are left out, so that the name of a commit is its hash even where there are tags.
+    // Tags are excluded, so that the name of a commit is always its hash.
     let output = Command::new("git")
         .args(["describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=-modified"])
         .stdin(Stdio::null())
@@ -85,7 +85,7 @@ fn cpu_model(cpuinfo: &str) -> Option<String> {
     })
 }
 
-/// `MemTotal` of `/proc/meminfo`, in bytes.
+/// Returns `MemTotal` of `/proc/meminfo`, in bytes.
 fn total_memory(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;

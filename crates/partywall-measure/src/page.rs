@@ -1,19 +1,19 @@
-//! A report as one HTML page, which loads nothing and runs nothing.
+//! A report as one HTML page, which loads no resources and runs no script.
 
 use std::fmt::Write as _;
 
 use crate::{Error, Measurement, Report};
 
 impl Report {
-    /// Returns the report as a page: what was measured where, the plots, all numbers, and the JSON. It has no script and no
-    /// address, so that it looks the same from a mail as from a server.
+    /// Returns the report as a page: the machine, the plots, all numbers, and the JSON. The page has no script and no address,
+    /// so that it looks the same as a mail attachment and from a server.
     ///
     /// # Errors
     /// [`Error::Plot`].
     pub fn page(&self) -> Result<String, Error> {
         let mut page = String::new();
         let title = text(&self.title);
-        // Writing to a text does not fail.
+        // Writing to a string cannot fail.
         let _ = write!(
             page,
             "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<title>{title}</title>\n{STYLE}</head>\n<body>\n<h1>{title}</h1>\n"
@@ -26,8 +26,8 @@ impl Report {
             let _ = writeln!(page, "<figure>\n{}</figure>", chart.svg()?);
         }
         page.push_str(
-            "<p>A line goes through the medians; the band around it has half of all samples in it. What is measured is a \
-             solid line, what stands beside it a dashed one. Both axes are logarithmic. All cases of a plot were measured in \
+            "<p>A line connects the medians; the band around it contains half of all samples. The measured case is a solid \
+             line, its floor and rivals are dashed lines. Both axes are logarithmic. All cases of a plot were measured in \
              turns.</p>\n",
         );
         self.numbers_of_the_page(&mut page);
@@ -93,7 +93,7 @@ fn row(page: &mut String, role: &str, measurement: &Measurement, ratio: Option<f
     let _ = writeln!(page, "<td>{}</td><td>{ratio}</td></tr>", case.unit);
 }
 
-/// Returns a text as it stands in a page.
+/// Returns a text with HTML's special characters escaped.
 fn text(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

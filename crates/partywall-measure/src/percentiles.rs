@@ -1,7 +1,7 @@
 //! Percentiles by nearest rank.
 //!
-//! Samples are kept whole: they are thousands and not millions, and of every unit. A histogram such as hdrhistogram would round
-//! each to an integer bucket of a range that is chosen beforehand, and save nothing but a sort.
+//! All samples are stored, because there are thousands of them, not millions, and in every unit. A histogram such as
+//! hdrhistogram would round each sample to an integer bucket of a range that is chosen in advance, and only save sorting.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,9 +9,9 @@ use crate::Error;
 
 /// The distribution of a set of samples.
 ///
-/// There is no mean: it hides exactly what a user waits for. Percentiles are by nearest rank, so
-/// each number is a sample that really occurred; with fewer than 1,000 samples `p999` therefore
-/// is the maximum, with fewer than 100 so is `p99`. Read them with `n`.
+/// There is no mean, because a mean hides the slow samples that users notice. Percentiles are by
+/// nearest rank, so each number is a sample that occurred. With fewer than 1,000 samples `p999` is
+/// therefore the maximum, and with fewer than 100 so is `p99`; judge them together with `n`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Percentiles {
     /// The number of samples.
@@ -38,7 +38,7 @@ pub struct Percentiles {
 impl Percentiles {
     /// Summarises samples in any order. Fails when there are none.
     ///
-    /// Samples must be finite; [`crate::Comparison::run`] refuses others before they get here.
+    /// Samples must be finite; [`crate::Comparison::run`] refuses others before.
     pub fn of(samples: &[f64]) -> Result<Self, Error> {
         let mut sorted = samples.to_vec();
         sorted.sort_unstable_by(f64::total_cmp);
@@ -61,8 +61,8 @@ impl Percentiles {
 
 /// Returns the smallest sample that at least `per_mille` thousandths of all samples do not exceed.
 ///
-/// The rank is computed in integers: in floating point 0.999 × 1000 comes out above 999, and the
-/// percentile would be one sample too high.
+/// The rank is computed in integers: in floating point 0.999 × 1000 is above 999, and the percentile
+/// would be one sample too high.
 fn nearest_rank(sorted: &[f64], per_mille: usize) -> f64 {
     let rank = (sorted.len() * per_mille).div_ceil(1000).max(1);
     sorted[rank - 1]

@@ -7,20 +7,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::{ComparisonResult, Error, Machine, Measurement, Unit, Verdict, commit, today};
 
-/// Everything that one run of a benchmark found, with the machine that it ran on.
+/// All results of one run of a benchmark, with the machine that it ran on.
 ///
 /// [`fmt::Display`] prints it as an aligned table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// What was measured, in a few words.
+    /// A short title.
     pub title: String,
     /// The day of the run in UTC, such as `2026-11-20`.
     pub date: String,
-    /// The commit that was measured, where it is known.
+    /// The measured commit, if it is known.
     pub commit: Option<String>,
     /// The machine.
     pub machine: Machine,
-    /// What a reader must know to judge the numbers, and what was left out and why.
+    /// Remarks that a reader needs to judge the numbers, and the parts that were left out, with the reasons.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
     /// The results, in the order in which they were measured.
@@ -28,7 +28,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Returns a report of today and of the current commit, without results yet.
+    /// Returns a report with today's date and the current commit, without results.
     pub fn new(title: impl Into<String>, machine: Machine) -> Self {
         Self {
             title: title.into(),
@@ -55,7 +55,7 @@ impl Report {
         self.comparisons.push(result);
     }
 
-    /// Adds a sentence for the reader.
+    /// Adds a remark for the reader.
     pub fn note(&mut self, note: impl Into<String>) {
         self.notes.push(note.into());
     }
@@ -65,7 +65,7 @@ impl Report {
         self.comparisons.iter().all(ComparisonResult::met)
     }
 
-    /// Writes the report as JSON, creating the folder that it goes to.
+    /// Writes the report as JSON, and creates its folder if it is missing.
     pub fn write_json(&self, path: &Path) -> Result<(), Error> {
         let write = || {
             if let Some(folder) = path.parent() {
@@ -151,7 +151,7 @@ fn row(role: &str, measurement: &Measurement, ratio: String, goal: String) -> Ro
     ]
 }
 
-/// Returns a number with about four significant digits, and never an exponent: columns are for comparing at a glance.
+/// Formats a number with about four significant digits and without an exponent, so that columns are easy to compare.
 pub fn figure(value: f64) -> String {
     match value.abs() {
         size if size >= 1000.0 => format!("{value:.0}"),
@@ -161,7 +161,7 @@ pub fn figure(value: f64) -> String {
     }
 }
 
-/// Texts (the first column and the last) to the left, numbers to the right.
+/// Writes a table: texts (the first and the last column) are aligned to the left, numbers to the right.
 fn table(f: &mut fmt::Formatter<'_>, rows: &[Row]) -> fmt::Result {
     let mut widths = [0; HEADINGS.len()];
     for row in rows {

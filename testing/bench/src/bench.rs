@@ -1,4 +1,4 @@
-//! What the program gives each subject: plans, the report, a stopwatch.
+//! Tools that each subject gets from the program: plans, the report, a stopwatch.
 
 use std::{
     fs,
@@ -7,11 +7,11 @@ use std::{
 
 use partywall_measure::{Comparison, Failure, Plan, Report};
 
-/// How to measure, and where to.
+/// The options of a run, and the report that it writes.
 #[derive(Debug)]
 pub(crate) struct Bench {
     pub(crate) quick: bool,
-    /// Beside rivals.
+    /// Whether rivals are measured too.
     pub(crate) peers: bool,
     pub(crate) report: Report,
 }
@@ -22,18 +22,18 @@ impl Bench {
         Plan::new(self.fewer(samples))
     }
 
-    /// `number`, or a tenth of it for a quick run.
+    /// Returns `number`, or a tenth of it for a quick run.
     pub(crate) fn fewer(&self, number: usize) -> usize {
         if self.quick { number.div_ceil(10) } else { number }
     }
 
-    /// Goes on without something that failed, and has the report say why.
+    /// Prints a failure and notes it in the report; the run continues without the failed part.
     pub(crate) fn leave_out(&mut self, failure: &Failure) {
         eprintln!("  left out: {failure}");
         self.report.note(format!("left out: {failure}"));
     }
 
-    /// Takes the samples, says the median and keeps the result.
+    /// Takes the samples, prints the median and stores the result in the report.
     pub(crate) fn run(&mut self, comparison: Comparison<'_>, plan: Plan) -> Result<(), Failure> {
         let result = comparison.run(plan)?;
         let measured = &result.measured;
@@ -45,7 +45,7 @@ impl Bench {
     }
 }
 
-/// Returns what `work` returns, and how long it took: whatever happens to the result later is not counted.
+/// Returns how long `work` took, and its result. Dropping the result later is not counted.
 pub(crate) fn clocked<T, E>(work: impl FnOnce() -> Result<T, E>) -> Result<(Duration, T), Failure>
 where
     Failure: From<E>,
@@ -56,23 +56,23 @@ where
     Ok((elapsed, result?))
 }
 
-/// In microseconds.
+/// Returns a duration in microseconds.
 pub(crate) fn microseconds(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e6
 }
 
-/// In milliseconds.
+/// Returns a duration in milliseconds.
 pub(crate) fn milliseconds(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }
 
-/// Returns how many processes wanted to run in the last minute, as the kernel counts.
+/// Returns the kernel's load average of the last minute.
 pub(crate) fn load_average() -> String {
     let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split_whitespace().next().unwrap_or("unknown").to_owned()
 }
 
-/// Returns a size for people: a power of 1,024 where it is one.
+/// Returns a size for people: in the largest unit of which it is a multiple.
 pub(crate) fn size(bytes: u64) -> String {
     for (shift, unit) in [(30, "GiB"), (20, "MiB"), (10, "KiB")] {
         if bytes >= 1 << shift && bytes.is_multiple_of(1 << shift) {

@@ -1,4 +1,4 @@
-//! Words that processes share without the library. The floors of ordering use them.
+//! Words that processes share without the library, for the floors of ordering.
 
 use std::{
     os::fd::OwnedFd,
@@ -19,7 +19,7 @@ use rustix::{
 
 use crate::process::TIMEOUT;
 
-/// As long as the memory that the library registers with CUDA.
+/// The size of a board, equal to the memory that the library registers with CUDA.
 const BYTES: u64 = 64 << 10;
 
 /// A file of words, each in a cache line of its own, and all zero at first.
@@ -32,7 +32,7 @@ impl Board {
     /// Bytes of a cache line.
     pub(crate) const LINE: usize = 64;
 
-    /// Returns a new one, and the file for other processes.
+    /// Returns a new board, and its file for other processes.
     pub(crate) fn create() -> Result<(Self, OwnedFd), Failure> {
         let fd = memfd::Draft::create("partywall-bench:board", BYTES)?.share()?;
         Ok((Self::open(&fd)?, fd))
@@ -46,7 +46,7 @@ impl Board {
         Arc::clone(&self.map)
     }
 
-    /// Returns where a word begins.
+    /// Returns the offset of a word in bytes.
     pub(crate) fn offset(line: usize) -> u64 {
         (line * Self::LINE) as u64
     }
@@ -55,7 +55,7 @@ impl Board {
         &self.map.atomics(line * Self::LINE, 1).expect("a board has a thousand lines")[0]
     }
 
-    /// Returns a word that can be slept on. A line is used as one or the other.
+    /// Returns a word that can be slept on. Use each line either as this or as an ordinary word.
     pub(crate) fn futex(&self, line: usize) -> &AtomicU32 {
         &self.map.atomics(line * Self::LINE, 1).expect("a board has a thousand lines")[0]
     }
@@ -67,6 +67,9 @@ pub(crate) fn spin_until(word: &AtomicU64, value: u64) {
 }
 
 /// Polls `word` until it is at least `value`, and yields the processor between polls. For waits that are not measured.
+///
+/// # Errors
+/// The other process does not arrive in time.
 pub(crate) fn yield_until(word: &AtomicU64, value: u64) -> Result<(), Failure> {
     let deadline = Instant::now() + TIMEOUT;
     while word.load(Ordering::Acquire) < value {
@@ -78,19 +81,19 @@ pub(crate) fn yield_until(word: &AtomicU64, value: u64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Sleeps on `word` until it is at least `value`. Without a time limit, which would cost a timer each time.
+/// Sleeps on `word` until it is at least `value`. It has no timeout, which would cost a timer for each sleep.
 pub(crate) fn sleep_until(word: &AtomicU32, value: u32) {
     loop {
         let seen = word.load(Ordering::Acquire);
         if seen >= value {
             return;
         }
-        // It ends because it was woken, because the word has changed already, or by a signal: look again.
+        // The wait ends by a wake, because the word has changed already, or by a signal, so the word is checked again.
         let _ = plain::wait(word, plain::Flags::empty(), seen, None);
     }
 }
 
-/// As [`sleep_until`], with a time limit, as everything has that may be waited for in vain.
+/// As [`sleep_until`], with a timeout, which the library's waits also need.
 pub(crate) fn sleep_until_within(word: &AtomicU32, value: u32) {
     loop {
         let seen = word.load(Ordering::Acquire);

@@ -14,7 +14,7 @@ use partywall::Domain;
 use partywall_measure::Failure;
 use tempfile::TempDir;
 
-/// How long it may take to come up, and to end.
+/// How long the broker may take to start, and to end.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A running `partywall serve`. Dropping it kills it.
@@ -28,7 +28,7 @@ pub(crate) struct Broker {
 impl Broker {
     pub(crate) fn start() -> Result<Self, Failure> {
         let binary = binary()?;
-        // A broker listens in no other directory than one that is its user's alone.
+        // A broker listens only in a directory that no other user can access.
         let private = Permissions::from_mode(0o700);
         let directory = tempfile::Builder::new().prefix("partywall-bench").permissions(private).tempdir()?;
         let socket = directory.path().join("bench.sock");
@@ -71,12 +71,12 @@ impl Broker {
         &self.socket
     }
 
-    /// Returns a connection of its own.
+    /// Returns a new connection.
     pub(crate) fn connect(&self) -> Result<Domain, Failure> {
         connect(&self.socket)
     }
 
-    /// Ends it, with all that it holds.
+    /// Ends the broker and everything that it holds.
     pub(crate) fn stop(mut self) -> Result<(), Failure> {
         self.connect()?.stop_broker(true)?;
         let deadline = Instant::now() + TIMEOUT;
@@ -92,7 +92,7 @@ impl Broker {
 
 impl Drop for Broker {
     fn drop(&mut self) {
-        // Nothing is left to kill after `stop`; otherwise a subject has failed, and the failure has been reported.
+        // After `stop` there is nothing to kill. Without `stop`, a subject has failed, and its failure was reported.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -103,7 +103,8 @@ pub(crate) fn connect(socket: &Path) -> Result<Domain, Failure> {
     Ok(Domain::options().socket(socket).start(false).connect()?)
 }
 
-/// `PARTYWALL_BIN`, else `partywall` beside this program. Not from `PATH`: what is measured is what was built.
+/// Returns `PARTYWALL_BIN`, else `partywall` beside this program. `PATH` is not used, because the built program is to be
+/// measured.
 fn binary() -> Result<PathBuf, Failure> {
     if let Some(binary) = env::var_os("PARTYWALL_BIN").filter(|value| !value.is_empty()) {
         return Ok(binary.into());

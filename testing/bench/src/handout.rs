@@ -1,5 +1,4 @@
-//! The file descriptors of a version, requested from the broker without the library. A floor uses the same memory by
-//! them.
+//! Requests the file descriptors of a version from the broker without the library, so that a floor uses the same memory.
 
 use std::{collections::VecDeque, os::fd::OwnedFd, path::Path};
 
@@ -12,15 +11,15 @@ use partywall_wire::{
 };
 use std::os::fd::AsFd;
 
-/// A member of a few lines.
+/// A minimal member.
 struct Client {
     call: OwnedFd,
     frames: FrameReader,
     fds: VecDeque<OwnedFd>,
 }
 
-/// Returns bytes and file descriptor of each chunk of the latest version of `name`. Its lease ends at once; the file
-/// descriptors keep the memory.
+/// Returns the size and the file descriptor of each chunk of the latest version of `name`. The lease ends immediately; the
+/// file descriptors keep the memory.
 pub(crate) fn chunks(path: &Path, name: &str) -> Result<Vec<(u64, OwnedFd)>, Failure> {
     let mut client =
         Client { call: socket::connect(path)?, frames: FrameReader::new(MAX_MESSAGE), fds: VecDeque::new() };
@@ -45,7 +44,7 @@ pub(crate) fn chunks(path: &Path, name: &str) -> Result<Vec<(u64, OwnedFd)>, Fai
 }
 
 impl Client {
-    /// Sends a message and waits for the answer. Its file descriptors are in `fds` then.
+    /// Sends a message and waits for the answer, whose file descriptors are appended to `fds`.
     fn exchange(&mut self, message: &[u8], fd: Option<OwnedFd>) -> Result<Frame, Failure> {
         let fds: Vec<_> = fd.iter().map(AsFd::as_fd).collect();
         // The socket blocks, and messages this short go out whole.

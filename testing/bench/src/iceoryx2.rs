@@ -1,5 +1,5 @@
-//! iceoryx2, a rival of topics: a program of its own (`benches/peers/iceoryx2`), which cargo builds when a
-//! subject asks for it. `PARTYWALL_ICEORYX2` names one that is built already, for machines without cargo.
+//! iceoryx2, a rival of topics: a separate program (`benches/peers/iceoryx2`), which cargo builds when a subject needs
+//! it. `PARTYWALL_ICEORYX2` names a built program, for machines without cargo.
 
 use std::{
     cell::RefCell,
@@ -24,14 +24,14 @@ pub(crate) struct Iceoryx2 {
     binary: PathBuf,
 }
 
-/// What two of its processes do.
+/// How its two processes exchange messages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Mode {
-    /// Both look for messages all the time.
+    /// Both poll for messages.
     Look,
-    /// Both wait for them, in turn.
+    /// Both wait for messages, in turn.
     Exchange,
-    /// One sleeps.
+    /// One of them sleeps.
     Wake,
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct Twins {
 }
 
 impl Iceoryx2 {
-    /// Returns the one that is built, or cargo builds it: minutes the first time.
+    /// Returns the built program, or builds it with cargo, which takes minutes the first time.
     pub(crate) fn build() -> Result<Self, Failure> {
         if let Some(binary) = env::var_os("PARTYWALL_ICEORYX2") {
             return Ok(Self { binary: binary.into() });
@@ -84,13 +84,13 @@ impl Iceoryx2 {
 }
 
 impl Twins {
-    /// Places them; `false` if there are not processors enough.
+    /// Places the processes; returns `false` if there are not enough processors.
     pub(crate) fn place(&self, placement: Placement) -> Result<bool, Failure> {
         let [first, second] = &*self.programs.borrow();
         placement.apply_to(first.pid(), second.pid())
     }
 
-    /// Their samples, taken `batch` at a time.
+    /// Returns a sampler of the processes, which takes `batch` samples at a time.
     pub(crate) fn sampler(&self, unit: Unit, batch: usize) -> Sampler<'_> {
         let mut taken = VecDeque::new();
         Box::new(move || {

@@ -7,20 +7,20 @@
 //! | module | holds |
 //! |---|---|
 //! | [`subjects`] | what is measured, one module a subject, and the list of them |
-//! | [`mod@bench`] | what the program gives each subject: plans, the report, a stopwatch |
+//! | [`mod@bench`] | tools for each subject: plans, the report, a stopwatch |
 //! | [`broker`] | a broker that runs as long as its subject |
-//! | [`role`] | what this program does when it has started itself as another process |
+//! | [`role`] | the roles that this program plays when it has started itself as another process |
 //! | [`board`] | words that processes share without the library, for the floors of ordering |
 //! | [`posix`] | a futex mutex and POSIX semaphores |
-//! | [`mps`] | an MPS server of a subject's own |
+//! | [`mps`] | an MPS server for one subject |
 //! | [`process`] | other processes that follow commands, and neither outlive nor block the benchmark |
 //! | [`ping_pong`] | the raw round trip, the floor of every request to the broker |
 //! | [`placement`] | on which processors the two sides of a round trip run |
 //! | [`handout`] | file descriptors from the broker without the library, for the floor on a GPU |
 //! | [`model_file`] | a safetensors file in the page cache |
 //! | [`program`] | programs of `benches/peers`, as processes that take samples |
-//! | [`python`] | those of them in Python |
-//! | [`iceoryx2`] | the one of iceoryx2 |
+//! | [`python`] | the programs in Python |
+//! | [`iceoryx2`] | the program that uses iceoryx2 |
 //! | [`markdown`] | the report as a page for `docs/measurements/` |
 
 mod bench;
@@ -56,20 +56,19 @@ use crate::{
     subjects::{SUBJECTS, Subject},
 };
 
-/// Measures Partywall against the floor of this machine. The broker is `partywall` from PARTYWALL_BIN, else the one
-/// beside this program.
+/// Measures Partywall against the floor of this machine. The broker is the program that PARTYWALL_BIN names, else
+/// `partywall` beside this program.
 #[derive(Debug, Parser)]
 #[command(name = "partywall-bench", version, after_help = EXIT_CODES)]
 struct Arguments {
-    /// Measure the subjects that need a GPU as well; without one they are skipped
+    /// Also measure the subjects that need a GPU; without a GPU they are skipped
     #[arg(long)]
     gpu: bool,
-    /// Measure beside rivals as well: the subjects that need Python with the `partywall` package, torch and safetensors
-    /// (it is `python3`, or what PARTYWALL_PYTHON names), and iceoryx2, which cargo builds (or PARTYWALL_ICEORYX2
-    /// names)
+    /// Also measure rivals: subjects that need Python with the `partywall` package, torch and safetensors (`python3`, or
+    /// the one that PARTYWALL_PYTHON names), and iceoryx2 (built by cargo, or the program that PARTYWALL_ICEORYX2 names)
     #[arg(long)]
     peers: bool,
-    /// A tenth of the samples, and smaller files
+    /// Take a tenth of the samples, and use smaller files
     #[arg(long)]
     quick: bool,
     /// Write the report as JSON
@@ -81,15 +80,15 @@ struct Arguments {
     /// Exit with 1 if a goal is missed
     #[arg(long)]
     strict: bool,
-    /// List the subjects, and measure none
+    /// List the subjects without measuring them
     #[arg(long)]
     list: bool,
-    /// Only subjects whose names contain this
+    /// Measure only subjects whose names contain this text
     #[arg(default_value = "")]
     filter: String,
 }
 
-const EXIT_CODES: &str = "Exit codes: 0 measured, also if a goal was missed; 1 with --strict, if one was; 2 usage; \
+const EXIT_CODES: &str = "Exit codes: 0 measured, even if a goal was missed; 1 with --strict if a goal was missed; 2 usage; \
     3 a subject could not be measured.";
 
 fn main() -> ExitCode {
@@ -125,7 +124,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     if chosen.is_empty() {
         return Err(format!("no subject contains {:?}; --list names them", arguments.filter).into());
     }
-    // A thousand members are three thousand sockets, and ten thousand names may be as many mappings' files.
+    // A thousand members need three thousand sockets, and ten thousand names may need a file each.
     partywall_os::process::raise_fd_limit();
     let no_gpu = if arguments.gpu { why_no_gpu() } else { Some("--gpu was not given".to_owned()) };
     let mut bench = Bench { quick: arguments.quick, peers: arguments.peers, report: new_report(no_gpu.is_none()) };
@@ -152,7 +151,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
                     ));
                     failed.push(subject.name);
                 }
-                // A later subject may end all of this.
+                // Written after each subject, because a later subject may crash this process.
                 if let Some(path) = &arguments.report {
                     bench.report.write_json(path)?;
                 }

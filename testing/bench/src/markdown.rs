@@ -2,7 +2,7 @@
 
 use partywall_measure::{ComparisonResult, Measurement, Report};
 
-/// Returns all of it.
+/// Returns the report as a page.
 pub(crate) fn page(report: &Report) -> String {
     let machine = &report.machine;
     let commit = report.commit.as_deref().unwrap_or("unknown");
@@ -63,7 +63,7 @@ fn row(role: &str, measurement: &Measurement, ratio: &str, goal: &str, outcome: 
     format!("| {role}{case} | {} | {figures} | {unit} | {ratio} | {goal} | {outcome} |", p.n)
 }
 
-/// About three significant digits.
+/// Formats a number with about three significant digits.
 fn figure(value: f64) -> String {
     match value.abs() {
         size if size >= 100.0 => format!("{value:.0}"),

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use crate::bench::Bench;
 
-/// A file that goes with this.
+/// A file that is removed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct ModelFile {
     path: PathBuf,
@@ -24,7 +24,7 @@ pub(crate) struct ModelFile {
 }
 
 impl ModelFile {
-    /// 2 GiB, or 512 MiB for a quick run or where the machine cannot keep the file and two copies of it in memory.
+    /// Creates a file of 2 GiB, or of 512 MiB for a quick run or if the file and two copies do not fit into memory.
     pub(crate) fn make(bench: &mut Bench) -> Result<Self, Failure> {
         let large = 2 << 30;
         let small = 512 << 20;
@@ -40,8 +40,8 @@ impl ModelFile {
         Self::write(&vec![matrix; (bytes / matrix.bytes()) as usize])
     }
 
-    /// Returns a model of 500 tensors in 14 GiB, about as one of seven billion parameters has them. A sixteenth of that
-    /// for a quick run, or where the machine has no room.
+    /// Creates a file of 500 tensors in 14 GiB, similar to a model of seven billion parameters. A sixteenth of that for a
+    /// quick run, or if the machine has not enough room.
     pub(crate) fn large(bench: &mut Bench, free_on_gpu: u64) -> Result<Self, Failure> {
         let model = |part: u64| {
             let matrix = |rows: u64, count| vec![Shape { rows: rows / part, columns: 4096 }; count];
@@ -98,7 +98,7 @@ impl ModelFile {
     }
 }
 
-/// Of a matrix in bfloat16.
+/// The shape of a matrix in bfloat16.
 #[derive(Debug, Clone, Copy)]
 struct Shape {
     rows: u64,
@@ -111,8 +111,8 @@ impl Shape {
     }
 }
 
-/// Tensor 3 is `layers.3.weight`. Each of its pages of 4,096 bytes begins with the page's number in the tensor and the
-/// tensor's in the file, so that they are not all alike, in case anything below us looks for equal pages.
+/// Writes the tensors; tensor 3 is named `layers.3.weight`. Each page of 4,096 bytes begins with the page's number in the
+/// tensor and the tensor's number in the file, so that the pages differ, in case the system merges equal pages.
 fn write(path: &Path, tensors: &[Shape]) -> std::io::Result<()> {
     let mut start = 0;
     let entry = |(i, shape): (usize, &Shape)| {
@@ -126,7 +126,7 @@ fn write(path: &Path, tensors: &[Shape]) -> std::io::Result<()> {
     };
     let entries: Vec<_> = tensors.iter().enumerate().map(entry).collect();
     let mut header = format!("{{{}}}", entries.join(","));
-    // Padded with blanks, as the format's own writers do, so that the tensors are aligned.
+    // Padded with blanks, as the safetensors library does, so that the tensors are aligned.
     header.extend(std::iter::repeat_n(' ', header.len().next_multiple_of(8) - header.len()));
     let mut file = BufWriter::new(File::create(path)?);
     file.write_all(&(header.len() as u64).to_le_bytes())?;
@@ -139,11 +139,11 @@ fn write(path: &Path, tensors: &[Shape]) -> std::io::Result<()> {
         file.write_all(&tensor)?;
     }
     let file = file.into_inner()?;
-    // Else the kernel writes it to the disk while others are measured.
+    // Without this, the kernel would write the file to the disk during a later measurement.
     file.sync_all()
 }
 
-/// What can be used without taking it from anybody, in `/proc/meminfo`.
+/// The line of `/proc/meminfo` with the memory that can be used without swapping.
 const AVAILABLE: &str = "MemAvailable:";
 
 /// Returns a line of `/proc/meminfo`, in bytes.

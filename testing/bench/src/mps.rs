@@ -1,4 +1,4 @@
-//! An MPS server of a subject's own.
+//! An MPS server for one subject.
 
 use std::{os::unix::process::CommandExt, path::PathBuf, process::Command};
 
@@ -11,7 +11,7 @@ use crate::{
     role,
 };
 
-/// A daemon, which starts a server for its first client. Dropping it ends both; the clients have ended by then.
+/// A daemon, which starts a server for its first client. Dropping it ends both. All clients must have ended before.
 #[derive(Debug)]
 pub(crate) struct Mps {
     _keeper: Process,
@@ -19,7 +19,7 @@ pub(crate) struct Mps {
 }
 
 impl Mps {
-    /// Returns why this machine cannot have one.
+    /// Returns why this machine cannot run a daemon.
     pub(crate) fn missing() -> Option<String> {
         mps::missing().map(|program| format!("there is no {program}"))
     }
@@ -27,19 +27,19 @@ impl Mps {
     pub(crate) fn start() -> Result<Self, Failure> {
         let directory = tempfile::Builder::new().prefix("pw-mps").tempdir()?;
         let mut command = role::command(role::MPS, [directory.path()])?;
-        // In a group of its own, so that it outlives a benchmark that is interrupted, and ends the daemon then.
+        // In a process group of its own: if the benchmark is interrupted, this process survives and ends the daemon.
         let mut keeper = Process::start(command.process_group(0))?;
         keeper.hear()?;
         Ok(Self { _keeper: keeper, directory })
     }
 
-    /// Makes what is started a client.
+    /// Makes the process that the command starts a client.
     pub(crate) fn serve(&self, command: &mut Command) {
         command.env(mps::PIPES, pipes(self.directory.path().into()));
     }
 }
 
-/// The role of the process that keeps the daemon until its line ends.
+/// The role of the process that keeps the daemon running until its line ends.
 pub(crate) fn keep(directory: PathBuf) -> Result<(), Failure> {
     let mut line = Line::of_this_process_that_ends_itself()?;
     let until = || {

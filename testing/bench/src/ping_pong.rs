@@ -18,10 +18,10 @@ use crate::{
     role,
 };
 
-/// What it is called in reports.
+/// The name of the case in reports.
 const NAME: &str = "raw socket ping-pong";
 
-/// A process that answers. It ends with this.
+/// A process that answers. Dropping this ends it.
 #[derive(Debug)]
 pub(crate) struct PingPong {
     socket: UnixStream,
@@ -31,7 +31,7 @@ pub(crate) struct PingPong {
 }
 
 impl PingPong {
-    /// With messages as long as those of a ping that is not among the first.
+    /// Starts the process, with messages of the same length as those of a later `ping` to the broker.
     pub(crate) fn start() -> Result<Self, Failure> {
         let id = 100_000;
         let request = frame::encode(&Request { id, call: Call::Ping }, 0, MAX_MESSAGE)?;
@@ -41,7 +41,7 @@ impl PingPong {
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .spawn()?;
         let mut started = Self { socket, child, request, reply };
-        // The first answer comes when the process is up.
+        // The first answer arrives once the process has started.
         started.round_trip()?;
         Ok(started)
     }
@@ -63,7 +63,7 @@ impl PingPong {
         Case::new(NAME, Unit::Microseconds).parameter("there", self.request.len()).parameter("back", self.reply.len())
     }
 
-    /// Microseconds a round trip.
+    /// Returns a sampler of the microseconds of a round trip.
     pub(crate) fn sampler(&mut self) -> Sampler<'_> {
         Box::new(|| self.round_trip().map(microseconds))
     }
@@ -76,7 +76,7 @@ impl Drop for PingPong {
     }
 }
 
-/// The other side: answers on standard input until that ends.
+/// The other side: answers on the socket that is its standard input, until the connection ends.
 pub(crate) fn answer(request: usize, reply: usize) -> Result<(), Failure> {
     let mut socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
     let mut request = vec![0; request];

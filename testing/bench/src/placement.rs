@@ -12,15 +12,15 @@ use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
 /// A placement of this thread and its peers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Placement {
-    /// All on one processor: what the calls themselves cost.
+    /// All on one processor, which shows the cost of the calls themselves.
     OneProcessor,
-    /// This thread on one, its peers on another: with the wake-ups.
+    /// This thread on one processor, its peers on another, which includes the cost of waking a processor.
     TwoProcessors,
-    /// As the scheduler likes.
+    /// On any processors, as the scheduler decides.
     Free,
 }
 
-/// Ends a placement of this thread. Its peers keep theirs.
+/// A placement of this thread. Dropping it ends the placement; its peers keep theirs.
 #[derive(Debug)]
 pub(crate) struct Placed(CpuSet);
 
@@ -45,7 +45,7 @@ impl Placement {
         Ok(true)
     }
 
-    /// Returns the processors of either side, of those that are allowed.
+    /// Returns the processors of each side, from the allowed ones.
     fn sides(self, allowed: CpuSet) -> Option<(CpuSet, CpuSet)> {
         let mut processors = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).map(|cpu| {
             let mut only = CpuSet::new();
@@ -60,7 +60,7 @@ impl Placement {
         }
     }
 
-    /// `case`, with the placement among its parameters.
+    /// Returns `case` with the placement among its parameters.
     pub(crate) fn of(self, case: Case) -> Case {
         case.parameter(
             "on",
@@ -84,7 +84,7 @@ fn place(process: u32, on: &CpuSet) -> Result<(), Failure> {
 
 impl Drop for Placed {
     fn drop(&mut self) {
-        // It was allowed before; at worst what follows is measured on one processor too.
+        // These processors were allowed before. If this fails, later cases are measured with the wrong placement.
         let _ = sched_setaffinity(None, &self.0);
     }
 }

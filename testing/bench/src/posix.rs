@@ -1,4 +1,4 @@
-//! The machine's own means of exclusion between processes: a mutex of three states on a futex, and POSIX semaphores.
+//! The system's own exclusion between processes: a mutex of three states on a futex, and POSIX semaphores.
 #![allow(unsafe_code)] // sem_init and its companions
 
 use std::{
@@ -11,8 +11,8 @@ use rustix::thread::futex::{self, Flags};
 
 use crate::board::Board;
 
-/// A mutex as Drepper describes it ("Futexes Are Tricky", 2011, mutex 2): 0 is free, 1 is held, 2 is held and somebody
-/// may sleep.
+/// A mutex as Drepper describes it ("Futexes Are Tricky", 2011, mutex 2): 0 is free, 1 is held, 2 is held and there may be
+/// sleepers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FutexMutex<'a>(pub(crate) &'a AtomicU32);
 
@@ -23,7 +23,7 @@ impl FutexMutex<'_> {
             seen = self.0.swap(2, Ordering::Acquire);
         }
         while seen != 0 {
-            // Whatever ends it: look again.
+            // The state is checked again, whatever has ended the wait.
             let _ = futex::wait(self.0, Flags::empty(), 2, None);
             seen = self.0.swap(2, Ordering::Acquire);
         }
@@ -44,15 +44,17 @@ pub(crate) struct PosixSemaphore {
 }
 
 impl PosixSemaphore {
-    /// Returns a semaphore with that many permits, on a cache line that nothing else uses; once for all processes.
+    /// Creates a semaphore with `permits` permits, on a cache line that nothing else uses. One process creates it, and
+    /// the others open it.
     pub(crate) fn create(board: &Board, line: usize, permits: u32) -> Result<Self, Failure> {
         let semaphore = Self::open(board, line);
-        // SAFETY: a line is 64 bytes, aligned to 64, and mapped while the board is held. 1: for all processes.
+        // SAFETY: a line is 64 bytes, aligned to 64, and mapped while the board is held. The 1 shares it
+        // between processes.
         check(unsafe { libc::sem_init(semaphore.address(), 1, permits) })?;
         Ok(semaphore)
     }
 
-    /// Returns the one that another process has created there.
+    /// Opens a semaphore that another process has created.
     pub(crate) fn open(board: &Board, line: usize) -> Self {
         const { assert!(size_of::<libc::sem_t>() <= Board::LINE && align_of::<libc::sem_t>() <= Board::LINE) };
         Self { board: board.clone(), line }
@@ -60,7 +62,7 @@ impl PosixSemaphore {
 
     pub(crate) fn wait(&self) -> Result<(), Failure> {
         loop {
-            // SAFETY: created there, and mapped while the board is held.
+            // SAFETY: `create` has initialised a semaphore at this address, which is mapped while the board is held.
             match check(unsafe { libc::sem_wait(self.address()) }) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 other => return Ok(other?),

@@ -1,7 +1,8 @@
-//! Processes of a subject that follow commands. Each has one end of a line of text as its standard input.
+//! Processes of a subject that obey commands. The standard input of each is one end of a [`Line`], which carries lines of
+//! text in both directions.
 //!
-//! Every wait for an answer has a limit, and a process that is silent for longer is killed. A stream that waits for a
-//! value that never comes ends only with its process.
+//! Every wait for an answer has a timeout, after which the process is killed: a stream that waits for a value that is
+//! never written ends only with its process.
 
 use std::{
     collections::VecDeque,
@@ -28,7 +29,7 @@ const FAREWELL: Duration = Duration::from_secs(20);
 /// Another process. Dropping it ends it.
 #[derive(Debug)]
 pub(crate) struct Process {
-    /// `None` once its end has been waited for.
+    /// `None` once the process has been waited for.
     line: Option<Line>,
     child: Child,
     pidfd: OwnedFd,
@@ -39,7 +40,7 @@ impl Process {
     pub(crate) fn start(command: &mut Command) -> Result<Self, Failure> {
         let (ours, theirs) = socket::pair()?;
         let child = command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).spawn()?;
-        // The process has not been waited for, so its number cannot be another process's.
+        // The process has not been waited for, so no other process can have its pid.
         let pidfd = pidfd(child.id())?;
         Ok(Self { line: Some(Line::new(ours)), child, pidfd })
     }
@@ -57,7 +58,7 @@ impl Process {
         self.line.as_ref().ok_or("the process was ended")?.tell(text)
     }
 
-    /// With a file descriptor.
+    /// Sends a line of text and a file descriptor.
     pub(crate) fn give(&self, text: impl Display, fd: impl AsFd) -> Result<(), Failure> {
         self.line.as_ref().ok_or("the process was ended")?.send(text, &[fd.as_fd()])
     }
@@ -72,12 +73,12 @@ impl Process {
         }
     }
 
-    /// Kills it at once. It is not waited for.
+    /// Kills the process without waiting for it.
     pub(crate) fn kill(&self) -> Result<(), Failure> {
         Ok(kill(&self.pidfd, Signal::KILL)?)
     }
 
-    /// Ends its line and waits for it.
+    /// Closes its line and waits for the process.
     pub(crate) fn finish(&mut self) -> Result<ExitStatus, Failure> {
         self.line = None;
         if !socket::wait(&self.pidfd, Ready::Read, Some(Instant::now() + FAREWELL))? {
@@ -90,7 +91,7 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         if self.line.is_some() && self.finish().is_err() {
-            // It ends with this process at the latest.
+            // If this fails, the process ends with this one at the latest.
             let _ = self.child.kill();
         }
     }
@@ -105,14 +106,14 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// Returns the line of a process that was started by [`Process::start`]. From now on it is killed when the one that
-    /// started it ends, because it may wait for a GPU and hear nothing.
+    /// Returns the line of a process that [`Process::start`] started. From now on the kernel kills this process when the
+    /// one that started it ends, because it may be waiting for a GPU and not read its line.
     pub(crate) fn of_this_process() -> Result<Self, Failure> {
         set_parent_process_death_signal(Some(Signal::KILL))?;
         Ok(Self::new(std::io::stdin().as_fd().try_clone_to_owned()?))
     }
 
-    /// As [`Line::of_this_process`], of one that has something to put in order when the other end is closed.
+    /// As [`Line::of_this_process`], but the process is not killed: it has to clean up when the other end is closed.
     pub(crate) fn of_this_process_that_ends_itself() -> Result<Self, Failure> {
         Ok(Self::new(std::io::stdin().as_fd().try_clone_to_owned()?))
     }
@@ -161,8 +162,8 @@ impl Line {
         }
     }
 
-    /// Returns the file descriptor that came with what was heard last.
+    /// Returns the next file descriptor that arrived with a line.
     pub(crate) fn fd(&mut self) -> Result<OwnedFd, Failure> {
-        Ok(self.fds.pop_front().ok_or("no file descriptor came along")?)
+        Ok(self.fds.pop_front().ok_or("no file descriptor arrived")?)
     }
 }

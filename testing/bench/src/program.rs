@@ -1,7 +1,7 @@
 //! Programs of `benches/peers`, in processes of their own.
 //!
-//! A program prints `ready`. Then it reads numbers, one a line, and answers each with that many samples, one a line. It
-//! ends when its standard input ends.
+//! A program prints `ready`. Then it reads one number from each line, and answers it with that many lines, each with one
+//! sample. It ends when its standard input ends.
 
 use std::{
     collections::VecDeque,
@@ -16,21 +16,21 @@ use std::{
 use partywall_measure::{Failure, Sampler};
 use tempfile::NamedTempFile;
 
-/// How long a program may take to prepare itself, and for each answer: several times what the slowest one takes.
+/// How long a program may take to start, and for each answer: several times as long as the slowest one needs.
 const TIMEOUT: Duration = Duration::from_secs(90);
 
-/// How long it may take to end, with what it has on the GPU.
+/// How long a program may take to end and release its GPU memory.
 const FAREWELL: Duration = Duration::from_secs(10);
 
 /// How many of a program's last lines are reported when it fails.
-const TOLD: usize = 3;
+const REPORTED: usize = 3;
 
 /// A program that runs. Dropping it ends it.
 #[derive(Debug)]
 pub(crate) struct Program {
     what: String,
     child: Child,
-    /// Absent once it is to end.
+    /// `None` once the program has been told to end.
     requests: Option<ChildStdin>,
     replies: Receiver<String>,
     errors: NamedTempFile,
@@ -38,7 +38,7 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// Starts a program, and does not wait until it is ready. Failures call it `what`.
+    /// Starts a program without waiting until it is ready. Errors name it `what`.
     pub(crate) fn spawn(what: String, command: &mut Command) -> Result<Self, Failure> {
         let errors = NamedTempFile::with_prefix("partywall-bench-stderr")?;
         let mut child = command
@@ -61,7 +61,7 @@ impl Program {
     pub(crate) fn await_ready(&mut self) -> Result<(), Failure> {
         match self.reply()?.as_str() {
             "ready" => Ok(()),
-            other => Err(format!("{} says {other:?} instead of that it is ready", self.what).into()),
+            other => Err(format!("{} printed {other:?} instead of `ready`", self.what).into()),
         }
     }
 
@@ -69,13 +69,13 @@ impl Program {
         self.child.id()
     }
 
-    /// One sample.
+    /// Returns one sample.
     pub(crate) fn sample(&mut self) -> Result<f64, Failure> {
         self.sample_of(1)
     }
 
-    /// Returns its samples, as many at once as a case has in its turn: asking for each would have the program sleep
-    /// before it.
+    /// Returns a sampler that requests `block` samples at a time: with a request for each, the program would sleep before
+    /// every sample.
     pub(crate) fn sampler(&mut self, block: usize) -> Sampler<'_> {
         Box::new(move || self.sample_of(block))
     }
@@ -88,7 +88,7 @@ impl Program {
         self.taken.pop_front().ok_or_else(|| "no samples were asked for".into())
     }
 
-    /// Has it take samples, and does not wait for them.
+    /// Requests samples without waiting for them.
     pub(crate) fn ask(&mut self, samples: usize) -> Result<(), Failure> {
         match self.requests.as_mut().map(|requests| writeln!(requests, "{samples}")) {
             Some(Ok(())) => Ok(()),
@@ -96,11 +96,11 @@ impl Program {
         }
     }
 
-    /// Returns the samples that it was asked for.
+    /// Returns the requested samples.
     pub(crate) fn answers(&mut self, samples: usize) -> Result<VecDeque<f64>, Failure> {
         let answer = |_| {
             let line = self.reply()?;
-            Ok(line.parse().map_err(|_| format!("{} says {line:?} instead of a number", self.what))?)
+            Ok(line.parse().map_err(|_| format!("{} printed {line:?} instead of a number", self.what))?)
         };
         (0..samples).map(answer).collect()
     }
@@ -108,22 +108,22 @@ impl Program {
     fn reply(&mut self) -> Result<String, Failure> {
         self.replies.recv_timeout(TIMEOUT).map_err(|error| match error {
             RecvTimeoutError::Timeout => {
-                self.failure(&format!("says nothing for {} s", TIMEOUT.as_secs()), Duration::ZERO)
+                self.failure(&format!("printed nothing for {} s", TIMEOUT.as_secs()), Duration::ZERO)
             }
             RecvTimeoutError::Disconnected => self.failure("has ended", FAREWELL),
         })
     }
 
-    /// Has it end, within `timeout`, and tells what it said.
+    /// Ends the program within `timeout`, and returns an error with its last lines.
     fn failure(&mut self, how: &str, timeout: Duration) -> Failure {
         let status = self.end(timeout);
         let said = fs::read_to_string(&self.errors).unwrap_or_default();
         let said: Vec<_> = said.lines().filter(|line| !line.trim().is_empty()).collect();
-        let said = said[said.len().saturating_sub(TOLD)..].join(" | ");
+        let said = said[said.len().saturating_sub(REPORTED)..].join(" | ");
         format!("{} {how} ({status}): {said}", self.what).into()
     }
 
-    /// Has it end, and kills it if it has not within `timeout`.
+    /// Ends the program, and kills it if it has not ended within `timeout`. Returns how it ended.
     pub(crate) fn end(&mut self, timeout: Duration) -> String {
         self.requests = None;
         let deadline = Instant::now() + timeout;

@@ -1,5 +1,4 @@
-//! Programs of `benches/peers` in Python: rivals, and Partywall itself. Their Python is `PARTYWALL_PYTHON`, else
-//! `python3`.
+//! Programs of `benches/peers` in Python: rivals, and Partywall itself. They run with `PARTYWALL_PYTHON`, else `python3`.
 
 use std::{
     env,
@@ -13,7 +12,7 @@ use tempfile::TempDir;
 
 use crate::{bench::Bench, mps::Mps, program::Program};
 
-/// What the programs are made of. They are part of this one, so that they come along wherever it runs.
+/// The files of the programs. They are compiled into this program, so that they are available wherever it runs.
 const FILES: [(&str, &str); 9] = [
     ("peer.py", include_str!("../../../benches/peers/peer.py")),
     ("round_trip.py", include_str!("../../../benches/peers/round_trip.py")),
@@ -28,9 +27,9 @@ const FILES: [(&str, &str); 9] = [
 
 /// Partywall's own package.
 pub(crate) const OURS: &str = "ours.py";
-/// Its topics.
+/// Topics of Partywall's package.
 pub(crate) const OURS_TOPICS: &str = "ours_topics.py";
-/// A tensor that is copied and read without it, by the system's and the driver's calls.
+/// A tensor that is copied and read without Partywall, by the system's and the driver's calls.
 pub(crate) const RAW_TENSOR: &str = "raw_tensor.py";
 /// Queues of multiprocessing, or of torch.multiprocessing.
 pub(crate) const SIMPLE_QUEUE: &str = "simple_queue.py";
@@ -57,17 +56,17 @@ impl<'a> Programs<'a> {
         Ok(Self { folder, mps: None })
     }
 
-    /// Has those that are started from now on be clients of an MPS server.
+    /// Makes the programs that are started from now on clients of an MPS server.
     pub(crate) fn under(self, mps: &'a Mps) -> Self {
         Self { mps: Some(mps), ..self }
     }
 
-    /// Starts a program, and does not wait until it is ready.
+    /// Starts a program without waiting until it is ready.
     pub(crate) fn spawn(&self, program: &str, arguments: &[&dyn AsRef<OsStr>]) -> Result<Program, Failure> {
         let python = env::var_os("PARTYWALL_PYTHON").unwrap_or_else(|| OsString::from("python3"));
         let words: Vec<_> = arguments.iter().map(|argument| argument.as_ref().to_string_lossy()).collect();
         let mut command = Command::new(&python);
-        // Nothing is written beside the programs, nor beside the package.
+        // `-B` keeps Python from writing compiled files beside the programs and the package.
         command.arg("-B").arg(self.folder.path().join(program)).args(arguments);
         if let Some(mps) = self.mps {
             mps.serve(&mut command);
@@ -82,8 +81,8 @@ impl<'a> Programs<'a> {
         Ok(program)
     }
 
-    /// Starts a rival, and takes a sample of it, which does not count. If that fails, what it is a rival of is measured
-    /// without it, and the report says why.
+    /// Starts a rival, and takes one sample, which is not counted. If that fails, the report says why, and the case is
+    /// measured without this rival.
     pub(crate) fn start_rival(
         &self,
         bench: &mut Bench,
@@ -93,7 +92,7 @@ impl<'a> Programs<'a> {
         Self::await_rival(bench, self.spawn(program, arguments))
     }
 
-    /// Returns the same with one that was spawned before.
+    /// As [`start_rival`](Self::start_rival), for a rival that was spawned before.
     pub(crate) fn await_rival(bench: &mut Bench, spawned: Result<Program, Failure>) -> Option<Program> {
         let ready = spawned.and_then(|mut rival| {
             rival.await_ready()?;
@@ -110,7 +109,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns a program of the test's own, which has what all have in common.
+    /// Starts a program of the test's own beside the shared files.
     fn start(text: &str) -> (Programs<'static>, Result<Program, Failure>) {
         let programs = Programs::unpack().unwrap();
         fs::write(programs.folder.path().join("tested.py"), text).unwrap();

@@ -1,6 +1,6 @@
-//! What this program does when it has started itself as another process.
+//! The roles that this program plays when it has started itself as another process.
 //!
-//! Every role ends when its standard input ends, so that none outlives a benchmark that was killed.
+//! Every role ends when its standard input ends, so that no role outlives a benchmark that was killed.
 
 use std::{
     env,
@@ -26,14 +26,14 @@ use crate::{
 /// Answers a [`ping_pong::PingPong`]: `REQUEST-BYTES REPLY-BYTES`, with the socket as standard input.
 pub(crate) const ECHO: &str = "echo";
 
-/// Connects many times, prints the microseconds of each, and stays: `SOCKET COUNT`.
+/// Connects many times, prints the microseconds of each connection, and keeps them open: `SOCKET COUNT`.
 pub(crate) const MEMBERS: &str = "members";
 
 /// Commits a segment on a GPU that outlives it: `SOCKET NAME GPU-UUID TENSORS BYTES-OF-EACH`.
 pub(crate) const GPU_SEGMENT: &str = "gpu-segment";
 
-/// Hands over to another of its kind: `SOCKET first|second [GPU-UUID BYTES-OF-A-LONG-KERNEL]`, with a line as standard
-/// input, as all that follow.
+/// Hands over to another process of the same role: `SOCKET first|second [GPU-UUID BYTES-OF-A-LONG-KERNEL]`. Its standard
+/// input is a line, as that of all following roles.
 pub(crate) const PAIR: &str = "pair";
 
 /// Takes permits and gives them back: `SOCKET WORKERS PERMITS`.
@@ -48,10 +48,10 @@ pub(crate) const TASK_WORKER: &str = "task-worker";
 /// Holds something of each kind until it is killed: `SOCKET SEGMENT [GPU-UUID]`.
 pub(crate) const HOLDER: &str = "holder";
 
-/// Has a stream that waits for the processes that are killed: `SOCKET GPU-UUID`.
+/// Has a stream wait for the processes that are killed: `SOCKET GPU-UUID`.
 pub(crate) const BYSTANDER: &str = "bystander";
 
-/// Keeps an MPS daemon: `DIRECTORY`.
+/// Keeps an MPS daemon running: `DIRECTORY`.
 pub(crate) const MPS: &str = "mps";
 
 const FLAG: &str = "--role";
@@ -63,7 +63,7 @@ pub(crate) fn command<I: AsRef<OsStr>>(role: &str, arguments: impl IntoIterator<
     Ok(command)
 }
 
-/// Plays the role that the arguments ask for, if they do.
+/// Plays the role that the arguments name, or returns `None` if they name none.
 pub(crate) fn play() -> Option<Result<(), Failure>> {
     let mut arguments = env::args_os().skip(1);
     if arguments.next()? != FLAG {
@@ -141,7 +141,7 @@ fn gpu_segment(
 }
 
 fn text(argument: &OsString) -> Result<&str, Failure> {
-    argument.to_str().ok_or_else(|| format!("{} is no text", argument.display()).into())
+    argument.to_str().ok_or_else(|| format!("{} is not text", argument.display()).into())
 }
 
 fn parse<T: std::str::FromStr>(argument: &OsString) -> Result<T, Failure>

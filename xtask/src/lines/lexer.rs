@@ -1,4 +1,5 @@
-//! The tokens of a Rust file with their lines: as much of the language as finding code lines and `cfg(test)` takes.
+//! The tokens of a Rust file with their lines: only as much of the language as is needed to find code lines and
+//! `cfg(test)`.
 //!
 //! Comments and white space leave no token. A literal is one token, however many lines it covers.
 
@@ -10,7 +11,7 @@ pub(super) struct Token<'a> {
     pub(super) line: usize,
 }
 
-/// Returns the tokens of a file in order. Text that is not Rust gives tokens, too; the compiler complains about it.
+/// Returns the tokens of a file in order. Text that is not valid Rust also gives tokens; the compiler reports it.
 pub(super) fn tokens(source: &str) -> Vec<Token<'_>> {
     let mut tokens = Vec::new();
     let mut rest = source;
@@ -46,7 +47,7 @@ fn is_word(letter: char) -> bool {
     letter.is_alphanumeric() || letter == '_'
 }
 
-/// Block comments nest.
+/// Returns the length of a block comment, which may contain others.
 fn block_comment(rest: &str) -> usize {
     let mut depth = 0;
     let mut at = 0;
@@ -67,7 +68,7 @@ fn block_comment(rest: &str) -> usize {
     at
 }
 
-/// The length of the string that starts here, with its prefix; nothing if none does.
+/// Returns the length of the string that starts here, with its prefix, or `None` if no string starts here.
 fn string(rest: &str) -> Option<usize> {
     let prefix = ["br", "cr", "r", "b", "c", ""].into_iter().find(|prefix| {
         let after = rest.strip_prefix(prefix).map(|after| after.trim_start_matches('#'));
@@ -84,7 +85,7 @@ fn string(rest: &str) -> Option<usize> {
     (hashes == 0).then(|| start + closing(&rest[start..], '"'))
 }
 
-/// The length of a character, or of the quote and name of a lifetime.
+/// Returns the length of a character literal, or of the quote and name of a lifetime.
 fn quote(rest: &str) -> usize {
     let after = &rest[1..];
     let mut letters = after.chars();
@@ -95,7 +96,7 @@ fn quote(rest: &str) -> usize {
     1 + after.find(|letter| !is_word(letter)).unwrap_or(after.len())
 }
 
-/// The length up to and with the closing quote.
+/// Returns the length up to and including the closing quote.
 fn closing(text: &str, quote: char) -> usize {
     let mut escaped = false;
     for (at, letter) in text.char_indices() {

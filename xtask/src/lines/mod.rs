@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use crate::tools::{cannot_read, entries};
 
-/// Stands in for the vendor's driver in tests and demonstrations, so that its size says nothing about Partywall's.
+/// The crate that replaces the vendor's driver in tests and demonstrations. Its size is not part of Partywall's size.
 const SIMULATED_DRIVER: &str = "partywall-simcuda";
 
 /// Returns the table for the workspace at `root`.

@@ -4,19 +4,19 @@ use std::collections::BTreeSet;
 
 use super::lexer::{self, Token};
 
-/// What one file holds.
+/// The code lines and modules of one file.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Source {
     /// Lines with code outside of `cfg(test)` and `cfg(loom)`.
     pub(super) lines: usize,
-    /// The modules that it declares and that lie in files of their own.
+    /// The declared modules that have files of their own.
     pub(super) modules: Vec<Module>,
 }
 
 /// A declaration `mod name;`.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Module {
-    /// Its name, behind those of the inline modules around it.
+    /// The names of the inline modules around it, then its own name.
     pub(super) path: Vec<String>,
     /// Whether only tests and models compile it.
     pub(super) test: bool,
@@ -90,7 +90,8 @@ fn cfg(tokens: &[Token<'_>], at: usize) -> Option<Cfg> {
     Some(Cfg { inner, tests_only, end: end_of_group(tokens, open) })
 }
 
-/// Evaluates a condition without `test` and `loom`; nothing if it depends on something else. Moves behind it.
+/// Evaluates a condition with `test` and `loom` off, or returns `None` if it depends on something else. Advances `next`
+/// past the condition.
 fn condition(tokens: &[Token<'_>], next: &mut usize) -> Option<bool> {
     let name = text_at(tokens, *next);
     *next += 1;
@@ -121,12 +122,12 @@ fn condition(tokens: &[Token<'_>], next: &mut usize) -> Option<bool> {
     }
 }
 
-/// Returns the index behind what an attribute stands on: an item, a statement, a field, an arm or an expression.
+/// Returns the index after the target of an attribute: an item, a statement, a field, an arm or an expression.
 fn end_of_item(tokens: &[Token<'_>], mut at: usize) -> usize {
     while text_at(tokens, at) == "#" {
         at = end_of_group(tokens, at + 1);
     }
-    // What these declare ends with a semicolon, whatever braces it has. A function may be const.
+    // These declarations end with a semicolon, even if they contain braces. `const` may also begin a function.
     let word = tokens[at..]
         .iter()
         .map(|token| token.text)

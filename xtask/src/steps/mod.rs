@@ -1,4 +1,4 @@
-//! `cargo xtask check` and `cargo xtask test`: runs steps and prints what became of each.
+//! `cargo xtask check` and `cargo xtask test`: runs steps and prints the result of each.
 //!
 //! | module | steps |
 //! |---|---|
@@ -8,8 +8,8 @@
 //! | [`simulated`] | the programs that test the library on the simulated driver |
 //! | [`python`] | the Python package |
 //!
-//! Steps are in two lanes that run at the same time. The main lane mostly waits for processes that tests start and kill;
-//! the side lane mostly compiles, in target directories of its own as far as it can.
+//! The steps are in two lanes, which run at the same time. The main lane mostly waits for processes that tests start and
+//! kill; the side lane mostly compiles, in its own target directories where possible.
 
 mod packages;
 mod python;
@@ -32,7 +32,7 @@ use crate::tools::{Workspace, cannot_read};
 struct Step {
     /// The name that `--only` takes. Scripts rely on it, so that a step keeps its name.
     name: &'static str,
-    /// What it makes sure of, for `--list`.
+    /// What the step checks, for `--list`.
     about: &'static str,
     lane: Lane,
     run: fn(&Workspace) -> Outcome,
@@ -145,7 +145,7 @@ const TEST: &[Step] = &[
         run: rust::address_sanitizer,
     },
     Step { name: "loom", about: "the models of shared words, by loom", lane: Lane::Side, run: rust::loom },
-    // It waits more than it computes, so it costs those beside it little.
+    // It waits more than it computes, so it hardly slows the steps beside it.
     Step {
         name: "gpu-tests",
         about: "the program that tests real GPUs, on two simulated ones",
@@ -201,17 +201,17 @@ const LONG: &[Step] = &[
     },
 ];
 
-/// Runs format, clippy and the unit tests of what changed.
+/// Runs format, clippy and the unit tests of the changed crates.
 pub(crate) fn check(workspace: &Workspace) -> Result<(), String> {
     report(workspace, &CHECK.iter().collect::<Vec<_>>())
 }
 
-/// Runs what has to hold before a change lands.
+/// Runs all steps that a change must pass before it lands.
 pub(crate) fn test(workspace: &Workspace) -> Result<(), String> {
     report(workspace, &TEST.iter().collect::<Vec<_>>())
 }
 
-/// Runs what takes too long for [`fn@test`], and nothing else.
+/// Runs only the steps that take too long for [`fn@test`].
 pub(crate) fn test_long(workspace: &Workspace) -> Result<(), String> {
     report(workspace, &LONG.iter().collect::<Vec<_>>())
 }
@@ -235,7 +235,7 @@ pub(crate) fn list() -> String {
 
 /// Runs steps, prints their table and fails if one of them did.
 ///
-/// A step that fails does not keep the others from running, so that one run shows everything that is wrong.
+/// If a step fails, the others still run, so that one run shows all failures.
 fn report(workspace: &Workspace, steps: &[&Step]) -> Result<(), String> {
     let start = Instant::now();
     let lines = run(workspace, steps);
@@ -243,7 +243,7 @@ fn report(workspace: &Workspace, steps: &[&Step]) -> Result<(), String> {
         if let (Outcome::Failed(_), Some(log)) = (&line.outcome, &line.log) {
             let text = fs::read(log).map_err(|error| cannot_read(log, &error))?;
             println!("\n==== {} ====", line.name);
-            // Standard output that nobody reads is not worth a second error.
+            // If standard output is closed, the failure is reported anyway.
             let _ = std::io::stdout().write_all(&text);
         }
     }
@@ -253,7 +253,7 @@ fn report(workspace: &Workspace, steps: &[&Step]) -> Result<(), String> {
     if failed.is_empty() { Ok(()) } else { Err(format!("failed: {}; see above", failed.join(", "))) }
 }
 
-/// Runs steps; those of the side lane in the background if there are others.
+/// Runs steps; those of the side lane in the background if there are steps of the main lane.
 fn run(workspace: &Workspace, steps: &[&Step]) -> Vec<Line> {
     let (side, main): (Vec<&Step>, Vec<&Step>) = steps.iter().partition(|step| step.lane == Lane::Side);
     if main.is_empty() || side.is_empty() {

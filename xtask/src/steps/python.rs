@@ -8,13 +8,14 @@ use super::Outcome;
 use super::rust::{LIBCUDA, build_what_tests_run};
 use crate::tools::Workspace;
 
-/// The time after which the packages that tests need count as out of reach.
+/// The timeout for downloading the packages that tests need.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// The profile of a release without what makes that slow to build.
+/// The profile for optimised builds that are faster to build than a release.
 pub(super) const OPTIMISED: &str = "ci";
 
-/// Downloads what the package's tests need. jax is among it and takes half a minute; torch is not: it has five gigabytes.
+/// Downloads the packages that the tests need. They include jax, which takes half a minute, but not torch, which has five
+/// gigabytes.
 pub(super) fn packages(workspace: &Workspace) -> Outcome {
     match environment(workspace) {
         Ok(_) => Outcome::Passed,

@@ -46,7 +46,7 @@ pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     bench.run(comparison, plan)
 }
 
-/// Memory of this process alone, written by a kernel as the segment was.
+/// Private memory of this process, written by a kernel like the segment.
 struct Local {
     buffer: DeviceBuffer,
     gpu: std::sync::Arc<Gpu>,

@@ -50,7 +50,7 @@ pub(super) fn first() -> Result<DeviceUuid, Failure> {
     Ok(devices.first().ok_or("no GPU")?.uuid()?)
 }
 
-/// Lets another process commit `tensors` tensors of `bytes` bytes each, written by a kernel; it ends before this
+/// Has another process commit `tensors` tensors of `bytes` bytes each, written by a kernel. That process ends before this
 /// returns.
 pub(super) fn commit(broker: &Broker, name: &str, gpu: DeviceUuid, tensors: u64, bytes: u64) -> Result<(), Failure> {
     let mut command = role::command(role::GPU_SEGMENT, [broker.socket()])?;
@@ -62,7 +62,7 @@ pub(super) fn commit(broker: &Broker, name: &str, gpu: DeviceUuid, tensors: u64,
     }
 }
 
-/// Opens it for reading, on another GPU than its own if one is given.
+/// Opens a segment for reading; `reader` names another GPU than the one that has the memory.
 pub(super) fn open(broker: &Broker, name: &str, reader: Option<DeviceUuid>) -> Result<Segment, Failure> {
     let opener = broker.connect()?.opener(name);
     Ok(match reader {

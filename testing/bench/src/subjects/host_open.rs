@@ -1,5 +1,5 @@
-//! Opening a committed segment in host memory: one round trip, then a mapping. Dropping it is a second round trip,
-//! which gives the lease back, and is measured by itself.
+//! Opening a committed segment in host memory: one round trip, then a mapping. Dropping it is a second round trip, which
+//! gives the lease back and is measured separately.
 
 use partywall::{DType, Domain, Place, Segment};
 use partywall_labs::bench::samplers::Half;
@@ -14,10 +14,10 @@ use crate::{
 
 const SIZES: [u64; 3] = [4 << 10, 1 << 20, 1 << 30];
 
-/// What the calls cost, and what users get.
+/// The first placement shows the cost of the calls, the second the time that users get.
 const PLACEMENTS: [Placement; 2] = [Placement::OneProcessor, Placement::Free];
 
-/// Bytes that the kernel maps at once at least.
+/// The size of a page, the smallest unit that the kernel maps.
 const PAGE: usize = 4096;
 
 pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {

@@ -15,7 +15,7 @@ use crate::{
     role,
 };
 
-/// Processes that share the members among them.
+/// The number of processes that the members are divided among.
 const PROCESSES: usize = 8;
 
 /// File descriptors and members that the broker may hold besides those counted here.
@@ -77,7 +77,7 @@ fn members(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     let case = |what: &str, unit| Placement::OneProcessor.of(Case::new(what, unit).parameter("members", count));
 
     let mut crowd = Crowd(Vec::new());
-    // One process after the other: connecting is measured, not waiting for other connections.
+    // The processes connect one after the other, so that no connection waits for another.
     let mut joined = Vec::new();
     for _ in 0..PROCESSES {
         joined.extend(crowd.join(broker, count / PROCESSES)?);
@@ -102,7 +102,7 @@ fn members(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     bench.run(Comparison::new(case("list all", Unit::Milliseconds), list), plan)
 }
 
-/// As many as are wanted, or as the broker allows.
+/// Returns the wanted number, or the largest that the broker's limit allows.
 fn within(bench: &mut Bench, domain: &Domain, limit: Limit, wanted: usize) -> Result<usize, Failure> {
     let status = domain.status()?;
     let allowed = status.limits.iter().find(|(which, _)| *which == limit).map_or(u64::MAX, |(_, bound)| *bound);
@@ -113,7 +113,7 @@ fn within(bench: &mut Bench, domain: &Domain, limit: Limit, wanted: usize) -> Re
     Ok(count)
 }
 
-/// Processes full of members. They end with this.
+/// Processes that each have many members. Dropping this ends them.
 struct Crowd(Vec<Child>);
 
 impl Crowd {
@@ -124,7 +124,7 @@ impl Crowd {
         let out = child.stdout.take();
         self.0.push(child);
         let out = out.ok_or("a child without standard output")?;
-        // It closes its output when all have joined.
+        // The process closes its output when all members have joined.
         let joined = BufReader::new(out).lines().map(|line| Ok(line?.parse()?));
         let joined = joined.collect::<Result<Vec<f64>, Failure>>()?;
         if joined.len() == count { Ok(joined) } else { Err(format!("only {} members joined", joined.len()).into()) }
@@ -134,7 +134,7 @@ impl Crowd {
 impl Drop for Crowd {
     fn drop(&mut self) {
         for child in &mut self.0 {
-            // Its standard input ends, and so does it.
+            // The process ends when its standard input ends.
             drop(child.stdin.take());
         }
         for child in &mut self.0 {

@@ -1,4 +1,4 @@
-//! What is measured.
+//! The subjects that are measured.
 
 mod gpu_bandwidth;
 mod gpu_open;
@@ -23,20 +23,20 @@ use partywall_measure::Failure;
 use self::ordering::{deaths, semaphore, streams, wakes};
 use crate::{bench::Bench, broker::Broker};
 
-/// Something that is measured, with a broker of its own.
+/// A subject of measurements, which gets its own broker.
 #[derive(Debug)]
 pub(crate) struct Subject {
     pub(crate) name: &'static str,
     pub(crate) about: &'static str,
     pub(crate) needs_gpu: bool,
-    /// Programs of `benches/peers`.
+    /// Whether it needs programs of `benches/peers`.
     pub(crate) needs_peers: bool,
     pub(crate) run: Run,
 }
 
-/// All of them, in the order in which they are measured.
+/// All subjects, in the order in which they are measured.
 pub(crate) const SUBJECTS: &[Subject] = &[
-    host("round_trip", "asking the broker and being answered", round_trip::run),
+    host("round_trip", "an empty request to the broker and its answer", round_trip::run),
     host("host_open", "opening host memory by name", host_open::run),
     host("table_open", "opening a segment of 70,000 tensors", table_open::run),
     host("put", "a cached safetensors file into host memory", put::run),
@@ -47,7 +47,7 @@ pub(crate) const SUBJECTS: &[Subject] = &[
     host("pools", "blocks of a pool, alone and contended", pools::run),
     host("topics", "messages from one process to another", topics::run),
     host("queues", "tasks of a queue, to one worker and to several", queues::run),
-    host("ordering_deaths", "what the dead held, until others have it", deaths::run),
+    host("ordering_deaths", "resources of dead processes, until others get them", deaths::run),
     gpu("gpu_open", "opening GPU memory by name", gpu_open::run),
     gpu("gpu_bandwidth", "a kernel reading through an imported mapping", gpu_bandwidth::run),
     gpu("gpu_put", "a cached safetensors file into GPU memory", gpu_put::run),
@@ -55,7 +55,7 @@ pub(crate) const SUBJECTS: &[Subject] = &[
     gpu("ordering_mps", "streams of two processes in order, under MPS", streams::under_mps),
     gpu("gpu_pools", "blocks of a pool on a GPU, beside the driver's memory", pools::on_gpu),
     gpu("gpu_topics", "messages from streams to streams of another process", topics::on_gpu),
-    gpu("ordering_gpu_deaths", "what the dead held, when their streams and others' wait", deaths::on_gpu),
+    gpu("ordering_gpu_deaths", "resources of dead processes whose streams wait", deaths::on_gpu),
     peers("peer_host_open", "opening host memory from Python and from Rust", false, peer_open::host),
     peers("peer_gpu_open", "opening GPU memory from Python and from Rust", true, peer_open::gpu),
     peers("peer_model", "a model of 14 GiB as torch tensors, by name and from a file", true, peer_model::run),

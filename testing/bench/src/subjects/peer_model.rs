@@ -1,5 +1,5 @@
-//! A model of 14 GiB as torch tensors: opened by its name; and from its file in the page cache, by safetensors and by
-//! `put_file`. In a process that has torch, a context and a connection.
+//! A model of 14 GiB as torch tensors: opened by name, or read from its file in the page cache by safetensors and by
+//! `put_file`. The process has torch, a context and a connection.
 
 use std::{ffi::OsStr, path::Path};
 
@@ -17,14 +17,14 @@ use crate::{
 
 const NAME: &str = "model";
 
-/// What opening it may take.
+/// The goal for opening the model.
 const GOAL: &str = "<= 30 ms";
 
-/// Has a program read some tensors before the clock stops; how many is said there.
+/// The option that makes a program read some tensors before the clock stops.
 const TOUCH: &str = "--touch";
 const TOUCHED: usize = 8;
 
-/// How many processes do it for the first time, and how often those do it that take seconds.
+/// How many fresh processes open the model, and how many samples the slow programs take.
 const FRESH: usize = 6;
 const LONG: usize = 5;
 
@@ -47,7 +47,7 @@ pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     };
     let programs = Programs::unpack()?;
 
-    // In one process again and again, as a server does that follows versions.
+    // Repeatedly in one process, like a server that follows versions.
     let mut python = programs.start(open.0, open.1)?;
     let rust: Sampler<'_> = Box::new(|| Ok(milliseconds(clocked(|| domain.opener(NAME).open())?.0)));
     let plan = bench.plan(200);
@@ -57,7 +57,7 @@ pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     bench.run(comparison, plan)?;
     drop(python);
 
-    // To the end of kernels that have read some of it: nothing can have been put off.
+    // Until kernels have read some tensors, so that no deferred work is left out.
     let touched = |what: &str| case(&format!("{what}, and read {TOUCHED} of them"), "used");
     let mut python = programs.start(open.0, &[open.1, &[&TOUCH]].concat())?;
     python.sample()?;
@@ -72,7 +72,7 @@ pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     bench.run(comparison, plan)?;
     drop((python, loading, putting));
 
-    // In processes that have just been started, as a server that comes back.
+    // In processes that have just started, like a server that is restarted.
     let plan = bench.plan(FRESH).warm_up(0).block(1);
     let comparison = Comparison::new(case(ours, "fresh"), first_of_each(&programs, open, plan.samples)?);
     let comparison = match can_load {
@@ -82,7 +82,7 @@ pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     bench.run(comparison.goal(GOAL.parse()?), plan)
 }
 
-/// Returns a sample from each of `number` processes, which ends with that. They prepare themselves at the same time,
+/// Returns a sampler that takes one sample from each of `number` processes and then ends the process. All processes start
 /// before the first sample is taken.
 fn first_of_each(
     programs: &Programs<'_>,

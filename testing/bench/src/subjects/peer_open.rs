@@ -17,15 +17,15 @@ use crate::{
 const NAME: &str = "segment";
 const TENSOR: &str = "tensor.0";
 
-/// What Python may add.
+/// The goal: how much Python may add.
 const GOAL: &str = "<= floor + 10 us";
 
-/// What is done.
+/// The measured work.
 #[derive(Clone, Copy, PartialEq)]
 enum Work {
     Open,
     OpenClose,
-    /// With the tensor taken in between: by torch, in Python.
+    /// Open, take the tensor (in Python by torch), and close.
     Take,
 }
 
@@ -82,13 +82,13 @@ fn compare(bench: &mut Bench, broker: &Broker, python: &mut Program, work: Work,
     let comparison = Comparison::new(from("Python"), python.sampler(plan.block)).floor(from("Rust"), rust);
     let comparison = match work {
         Work::Open | Work::OpenClose => comparison.goal(GOAL.parse()?),
-        // What torch takes to make a tensor is not ours to promise.
+        // No goal: torch's part of the time is outside Partywall's control.
         Work::Take => comparison,
     };
     bench.run(comparison, plan)
 }
 
-/// Returns the same as the program does.
+/// Does the same work as the Python program, and returns how long it took.
 fn from_rust(domain: &Domain, work: Work) -> Result<Duration, Failure> {
     let open = || domain.opener(NAME).open();
     if work == Work::Open {

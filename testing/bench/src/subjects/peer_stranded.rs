@@ -1,5 +1,6 @@
-//! Two shapes of use in which torch.multiprocessing keeps memory until its process ends: an export that is read several
-//! times, and one that no process reads. Bytes are those that the driver counts as missing when everything is released.
+//! Two uses in which torch.multiprocessing keeps memory until its process ends: an export that is read several times, and
+//! one that no process reads. The result is the number of bytes that the driver counts as missing after everything was
+//! released.
 
 use partywall_measure::{Case, Comparison, Failure, Unit};
 
@@ -9,7 +10,7 @@ use crate::{
     python::{OURS, Programs, TORCH_MULTIPROCESSING},
 };
 
-/// What is measured, and what the programs call it.
+/// The name of each case, and the argument of the programs for it.
 const SHAPES: [(&str, &str); 2] = [
     ("stranded by 5 exports of 256 MiB, each read 4 times", "rebuilt"),
     ("stranded by 5 exports of 256 MiB that nobody reads", "dropped"),

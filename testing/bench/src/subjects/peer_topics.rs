@@ -1,5 +1,5 @@
-//! Tensors of 4 MiB from one Python process to another by topics, and their sums back: beside queues of `multiprocessing`, and
-//! beside what the same copies and kernels take by hand.
+//! Tensors of 4 MiB from one Python process to another by topics, and their sums back: against queues of `multiprocessing`,
+//! and against the same copies and kernels written by hand.
 
 use partywall_measure::{Case, Comparison, Failure, Unit};
 
@@ -10,16 +10,16 @@ use crate::{
     python::{OURS_TOPICS, Programs, RAW_TENSOR, SIMPLE_QUEUE},
 };
 
-/// Where the tensors are, how the GPU is shared, and what that asks for.
+/// Where the tensors are, how the GPU is shared, and the goals.
 struct Setting {
-    /// What the programs call it.
+    /// The programs' argument for the place.
     place: &'static str,
     /// The waiter for a complete tensor: the host or a stream.
     orders: &'static [&'static str],
     rival: &'static str,
-    /// What a fresh tensor may take.
+    /// The goal for a fresh tensor.
     fresh: Option<&'static str>,
-    /// What the same one may take, again and again.
+    /// The goal for the same tensor, sent repeatedly.
     same: Option<&'static str>,
 }
 
@@ -33,7 +33,7 @@ pub(super) fn time_sliced(bench: &mut Bench, broker: &Broker) -> Result<(), Fail
     measure(bench, broker, &Programs::unpack()?, &on_gpu("time-sliced", "<= 0.8x torch.multiprocessing.SimpleQueue"))
 }
 
-/// With all of them as clients of an MPS server that lives as long as this.
+/// Measures with all programs as clients of an MPS server that runs only for this subject.
 pub(super) fn under_mps(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     if let Some(why) = Mps::missing() {
         eprintln!("  skipped: {why}");
@@ -56,7 +56,7 @@ fn measure(bench: &mut Bench, broker: &Broker, programs: &Programs<'_>, setting:
     let mut queues = ["fresh", "same"].map(|how| programs.spawn(SIMPLE_QUEUE, &[&how, &place])).map(Some);
     let mut theirs = [None, None];
     for order in orders {
-        // All of them prepare themselves at the same time: that takes ten seconds with torch.
+        // All programs start at the same time, because a start with torch takes ten seconds.
         let spawn = |how| programs.spawn(OURS_TOPICS, &[&how, &broker.socket(), &place, order]);
         let [mut send, mut loan, mut same] = [spawn("send")?, spawn("loan")?, spawn("same")?];
         let by_hand = |how| programs.spawn(RAW_TENSOR, &[&how, &place, order]);
@@ -103,8 +103,9 @@ fn with_goal<'a>(comparison: Comparison<'a>, goal: Option<&str>) -> Result<Compa
     })
 }
 
-/// Of each, for each order: torch waits for the GPU with every message of the same tensor after the thousandth.
+/// Samples of each program and order. Below a thousand: after that many messages of the same tensor, torch waits for the
+/// GPU with every message.
 const SAMPLES: usize = 400;
 
-/// Messages in a row, as in a stream of them. One at a time, by turns with the others, would find everybody asleep.
+/// Messages in a row, like a stream of messages. With one message a turn, every process would be asleep when it arrives.
 const BLOCK: usize = 50;

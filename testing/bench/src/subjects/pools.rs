@@ -15,10 +15,10 @@ use crate::{
     role,
 };
 
-/// What taking a block and giving it back may take.
+/// The goal for taking a block and giving it back.
 const GOAL: &str = "<= 150 ns";
 
-/// Bytes of a block, for subjects that do not depend on them.
+/// Bytes of a block, for cases that do not depend on its size.
 const BYTES: u64 = 4096;
 
 pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
@@ -36,7 +36,7 @@ pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Blocks of 4 MiB, beside memory of the driver's of the same size.
+/// Measures blocks of 4 MiB, against the driver's memory of the same size.
 pub(super) fn on_gpu(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     const BYTES: u64 = 4 << 20;
     let place = Place::Gpu(gpu_open::first()?);
@@ -62,7 +62,7 @@ fn case(what: &str, unit: Unit, blocks: u32) -> Case {
     Case::new(what, unit).parameter("blocks", blocks)
 }
 
-/// Memory of this process alone, of which each page is written: what blocks spare.
+/// Returns a sampler of private memory of which each page is written. Blocks avoid this work.
 fn malloc() -> Sampler<'static> {
     pairs(|| {
         std::hint::black_box(vec![1_u8; BYTES as usize]);
@@ -70,7 +70,7 @@ fn malloc() -> Sampler<'static> {
     })
 }
 
-/// Pairs a second, of two processes together.
+/// Measures pairs of operations per second, of two processes together.
 fn contended(bench: &mut Bench, broker: &Broker, blocks: u32) -> Result<(), Failure> {
     const WORKERS: usize = 2;
     let pool = create(broker, CONTENDED, Place::Host, blocks, BYTES)?;
@@ -94,7 +94,7 @@ fn contended(bench: &mut Bench, broker: &Broker, blocks: u32) -> Result<(), Fail
         let mut to = 0_u64;
         for worker in &mut *workers {
             let answer = worker.hear()?;
-            let (start, end) = answer.split_once(' ').ok_or("a worker counts otherwise")?;
+            let (start, end) = answer.split_once(' ').ok_or("a worker sent an unexpected answer")?;
             (from, to) = (from.min(start.parse()?), to.max(end.parse()?));
         }
         Ok((each * WORKERS) as f64 * 1e9 / to.saturating_sub(from) as f64)
@@ -104,17 +104,17 @@ fn contended(bench: &mut Bench, broker: &Broker, blocks: u32) -> Result<(), Fail
     drop(workers);
     match pool.stats().free {
         free if free == blocks => Ok(pool.domain().remove(CONTENDED).map(drop)?),
-        free => Err(format!("{free} of {blocks} blocks are free, and nobody has one").into()),
+        free => Err(format!("only {free} of {blocks} blocks are free, although no process holds one").into()),
     }
 }
 
 /// The pool of all contending processes.
 const CONTENDED: &str = "contended";
 
-/// How many workers are ready to begin: a word of the board.
+/// Word of the board: how many workers are ready to begin.
 const ARRIVED: usize = 1;
 
-/// The role of a process that takes blocks and gives them back: obeys until its input ends.
+/// The role of a process that takes blocks and gives them back: obeys commands until its line ends.
 pub(crate) fn allocate(socket: &Path, workers: u64) -> Result<(), Failure> {
     let mut line = Line::of_this_process()?;
     line.hear(Some(TIMEOUT))?;

@@ -1,5 +1,5 @@
-//! Putting a model file that is in the page cache, against the two copies that it needs: reading the
-//! file, and writing as many bytes into fresh memory. One thread makes them one after the other.
+//! Putting a model file that is in the page cache, against the two copies that it needs: reading the file, and writing as
+//! many bytes into fresh memory. One thread makes both copies one after the other.
 
 use std::{
     fs::File,
@@ -27,7 +27,7 @@ pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     let domain = broker.connect()?;
     let floor: Case = Case::new("read the cached file, write a fresh memfd", Unit::Milliseconds)
         .parameter("size", size(file.bytes()));
-    // Few and long: each moves the file twice.
+    // Few samples, because each is long: it moves the file twice.
     let plan = bench.plan(20).warm_up(1).block(1);
     for threads in [None, Some(1)] {
         let case = Case::new("put", Unit::Milliseconds).parameter("size", size(file.bytes()));
@@ -83,8 +83,8 @@ fn fresh(bytes: u64) -> std::io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// The broker closes the last file descriptor of a version on a thread of its own: freeing memory must not run into
-/// the next sample.
+/// Waits until the memory of a version is freed. The broker closes its last file descriptor on a helper thread, and that
+/// must not overlap the next sample.
 fn await_release(before: u64) {
     let deadline = Instant::now() + Duration::from_secs(5);
     while shared_memory() > before.saturating_add(32 << 20) && Instant::now() < deadline {

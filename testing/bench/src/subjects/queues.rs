@@ -1,4 +1,4 @@
-//! Tasks of a queue: to a worker that sleeps, to several workers, and out of many that are pending.
+//! Tasks of a queue: to a sleeping worker, to several workers, and with many other tasks pending.
 
 use std::{path::Path, time::Duration, time::Instant};
 
@@ -14,7 +14,7 @@ use crate::{
     role,
 };
 
-/// Tasks of one sample.
+/// The number of tasks in one sample.
 const TASKS: u32 = 1_000;
 
 pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
@@ -51,7 +51,7 @@ fn wakes(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Tasks without blocks, submitted one by one, to worker processes that do nothing with them.
+/// Measures tasks without blocks, submitted one by one, to worker processes that only complete them.
 fn cycles(bench: &mut Bench, broker: &Broker, workers: usize) -> Result<(), Failure> {
     let name = format!("cycles.{workers}");
     let queue = broker.connect()?.queue(&name).tasks(TASKS).place(Place::Host).create()?;
@@ -76,7 +76,7 @@ fn cycles(bench: &mut Bench, broker: &Broker, workers: usize) -> Result<(), Fail
     bench.run(Comparison::new(case, sampler), plan)
 }
 
-/// One process submits, claims, completes and takes, while others are pending.
+/// Measures one process that submits, claims, completes and takes tasks while other tasks are pending.
 fn among(bench: &mut Bench, broker: &Broker, pending: u32) -> Result<(), Failure> {
     let domain = broker.connect()?;
     let create = |name: &str, pending: u32| {

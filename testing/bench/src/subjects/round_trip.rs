@@ -11,8 +11,8 @@ pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
         let Some(_placed) = placement.apply(&[broker.pid(), raw.pid()])? else { continue };
         let ping = timed(Unit::Microseconds, || Ok(domain.ping()?));
         let case = placement.of(Case::new("round trip", Unit::Microseconds));
-        // On any processor the scheduler may place one pair together and the other apart. The goal is held against
-        // that as well, because it is what users get.
+        // Without a placement, the scheduler may put one pair on one processor and the other pair on two. The goal
+        // applies to that too, because users get the same.
         let comparison = Comparison::new(case, ping).floor(raw.case(), raw.sampler()).goal("<= 1.3x floor".parse()?);
         let plan = bench.plan(20_000).block(200);
         bench.run(comparison, plan)?;

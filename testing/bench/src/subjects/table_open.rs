@@ -28,7 +28,7 @@ pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
 
     let mut next = 0;
     let find: Sampler<'_> = Box::new(|| {
-        // A prime number of names further on each time, so that none is in the cache from the last time.
+        // Each step skips a prime number of names, so that no name is still in the cache.
         next = (next + 7919) % TENSORS;
         Ok(microseconds(clocked(|| segment.tensor(&names[next]).map(drop))?.0))
     });

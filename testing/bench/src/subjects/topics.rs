@@ -1,4 +1,4 @@
-//! Messages from one process to another by topics and by iceoryx2, beside the time that the machine takes for one.
+//! Messages from one process to another by topics and by iceoryx2, against the least time that the machine needs.
 
 use std::process::Command;
 
@@ -19,7 +19,7 @@ use crate::{
     process::TIMEOUT,
 };
 
-/// How many subscribers there are in the process that receives, and what looks, waits and sleeps for them.
+/// The number of subscribers in the receiving process, with the ways of hosts (polling, waiting, asleep) and of kernels.
 const SUBSCRIBERS: [(usize, [&str; 3], [&str; 2]); 4] = [
     (1, ["topic-look-1", "topic-exchange-1", "topic-wake-1"], ["kernels-topic-1", "kernels-raw-1"]),
     (2, ["topic-look-2", "topic-exchange-2", "topic-wake-2"], ["kernels-topic-2", "kernels-raw-2"]),
@@ -27,7 +27,7 @@ const SUBSCRIBERS: [(usize, [&str; 3], [&str; 2]); 4] = [
     (8, ["topic-look-8", "topic-exchange-8", "topic-wake-8"], ["kernels-topic-8", "kernels-raw-8"]),
 ];
 
-/// What is measured of hosts: what it is called, the floor's name and way, iceoryx2's mode, the goal of one subscriber.
+/// The cases of hosts: name, the floor's name and way, iceoryx2's mode, the goal for one subscriber.
 const HOSTS: [(&str, &str, &str, Mode, Option<&str>); 3] = [
     ("publish to receive, both looking", "shared cache line", "look-raw", Mode::Look, Some("<= 2.5x floor")),
     ("publish to receive, both waiting, in turn", "futex, both ways in turn", "exchange-raw", Mode::Exchange, None),
@@ -105,7 +105,7 @@ fn two_spans(topic: &str) -> Option<[EnteredSpan; 2]> {
     Some([trace_span!("publish", topic).entered(), trace_span!("receive", topic).entered()])
 }
 
-/// With the two processes taking turns on the GPU, and with both as clients of an MPS server that lives as long as this.
+/// Measures with time-slicing, and with both processes as clients of an MPS server that runs only for this subject.
 pub(super) fn on_gpu(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     kernels(bench, broker, "time-sliced", |_| ())?;
     if let Some(why) = Mps::missing() {
@@ -135,7 +135,8 @@ fn kernels(bench: &mut Bench, broker: &Broker, sharing: &str, prepare: impl Fn(&
     many(bench, &pair, sharing)
 }
 
-/// A hundred thousand messages of 4 MiB: in host memory the publisher writes a word of each, on a GPU a kernel all of it.
+/// Measures a hundred thousand messages of 4 MiB: in host memory the publisher writes one word of each, on a GPU a kernel
+/// writes all of it.
 fn many(bench: &mut Bench, pair: &Pair, memory: &str) -> Result<(), Failure> {
     let samples = bench.fewer(100);
     let plan = Plan::new(samples).warm_up(1).block(samples);
@@ -145,7 +146,7 @@ fn many(bench: &mut Bench, pair: &Pair, memory: &str) -> Result<(), Failure> {
     };
     let time = pair.sampler("many-time", Unit::Nanoseconds, samples);
     bench.run(Comparison::new(case("processor time of the publisher for a message", Unit::Nanoseconds), time), plan)?;
-    // Host memory has no driver to ask.
+    // In host memory no copies are requested from a driver.
     if memory != "host" {
         let copies = pair.sampler("many-copies", Unit::Nanoseconds, samples);
         let comparison =

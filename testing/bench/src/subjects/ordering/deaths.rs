@@ -1,7 +1,7 @@
-//! A process that holds something of each kind is killed: until others have it.
+//! The time until others get the resources of a killed process, which held one resource of each kind.
 //!
-//! What it held is counted from two moments: from the kill, and from the moment in which its end shows (its pidfd is
-//! readable). The broker counts a process as dead a settle time after that, which is in these numbers.
+//! The time is counted from two moments: from the kill, and from the end of the process (when its pidfd is readable). The
+//! broker counts a process as dead one settle time after its end; these numbers include the settle time.
 
 use std::{
     path::Path,
@@ -21,13 +21,14 @@ use crate::{
     role,
 };
 
-/// Of processes without a GPU.
+/// Measures deaths of processes without a GPU.
 pub(crate) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     let kills = bench.fewer(100);
     measure(bench, broker, None, kills)
 }
 
-/// Of processes with a stream that waits; and until a stream of another process goes on that waited for theirs.
+/// Measures deaths of processes with a waiting stream, also until a stream of another process that waited for them
+/// continues.
 pub(crate) fn on_gpu(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     let kills = bench.fewer(20);
     measure(bench, broker, Some(gpu_open::first()?), kills)
@@ -48,7 +49,7 @@ fn measure(bench: &mut Bench, broker: &Broker, gpu: Option<DeviceUuid>, kills: u
             .rival(case(&format!("kill to {what}")), taken(freed()))
             .goal("<= 1 s".parse()?);
         bench.run(comparison, plan)?;
-        // A goal is held against the median, a promise against each.
+        // A goal applies to the median, but the promise applies to each death.
         let late = since_end().filter(|time| *time > Duration::from_secs(1)).count();
         if late > 0 {
             bench.report.note(format!("{late} of {kills} deaths {victim}: more than 1 s to {what}"));
@@ -62,7 +63,7 @@ fn taken<'a>(durations: impl Iterator<Item = Duration> + 'a) -> Sampler<'a> {
     Box::new(move || durations.next().map(milliseconds).ok_or_else(|| "a death is missing".into()))
 }
 
-/// What others have after a death, in the order of [`Death::freed`].
+/// What others get after a death, in the order of [`Death::freed`].
 const HOLDINGS: [&str; 4] = [
     "its permit in another's hands",
     "the end of a wait for its timeline",
@@ -70,7 +71,7 @@ const HOLDINGS: [&str; 4] = [
     "the end of a stream's wait for its timeline",
 ];
 
-/// Counted from the kill.
+/// The times of one death, counted from the kill.
 struct Death {
     gone: Duration,
     freed: Vec<Duration>,
@@ -80,7 +81,7 @@ struct Scene<'a> {
     broker: &'a Broker,
     domain: Domain,
     gpu: Option<DeviceUuid>,
-    /// Its stream waits for the timelines of the dead.
+    /// The process whose stream waits for the timelines of the killed processes.
     bystander: Option<Process>,
 }
 
@@ -100,7 +101,7 @@ impl<'a> Scene<'a> {
         let mut command = role::command(role::HOLDER, [self.broker.socket()])?;
         let mut holder = Process::start(command.arg(&memory).args(self.gpu.map(|gpu| gpu.to_string())))?;
         holder.hear()?;
-        // From now on its lease alone keeps this.
+        // From now on only the lease of the process keeps the memory.
         self.domain.remove(&memory)?;
         if let Some(bystander) = &mut self.bystander {
             bystander.tell("wait")?;
@@ -153,7 +154,7 @@ const WORD: &str = "word";
 /// A timeline that no process signals.
 const NEVER: &str = "never";
 
-/// The role of the process that is killed: takes one of everything, and stays.
+/// The role of the process that is killed: takes one resource of each kind, and stays.
 pub(crate) fn hold(socket: &Path, memory: &str, gpu: Option<DeviceUuid>) -> Result<(), Failure> {
     let mut line = Line::of_this_process()?;
     let domain = connect(socket)?;
@@ -174,7 +175,7 @@ pub(crate) fn hold(socket: &Path, memory: &str, gpu: Option<DeviceUuid>) -> Resu
     Ok(())
 }
 
-/// The role of the process whose stream waits for values that the dead no longer signal.
+/// The role of the process whose stream waits for values that killed processes no longer signal.
 pub(crate) fn stand_by(socket: &Path, gpu: DeviceUuid) -> Result<(), Failure> {
     let mut line = Line::of_this_process()?;
     let domain = connect(socket)?;
@@ -188,7 +189,7 @@ pub(crate) fn stand_by(socket: &Path, gpu: DeviceUuid) -> Result<(), Failure> {
             thread::sleep(Duration::from_micros(200));
         }
         if timeline.check().is_ok() {
-            return Err("a stream went on, and its timeline says that nobody died".into());
+            return Err("a stream continued, but its timeline reports no death".into());
         }
         line.tell("it goes on")?;
     }

@@ -1,5 +1,5 @@
-//! Messages by topics, one each way: both looking, both waiting, one asleep; with kernels at both ends; and many of
-//! them.
+//! Messages by topics, one each way: both sides polling, both waiting, one asleep; with kernels at both ends; and many
+//! messages in a row.
 
 use std::{fs, time::Instant};
 
@@ -17,7 +17,7 @@ use crate::{
     process::TIMEOUT,
 };
 
-/// What one side has of two topics.
+/// One side's publisher and subscribers of two topics.
 pub(super) struct Ends {
     publisher: Publisher,
     subscribers: Vec<Subscriber>,
@@ -49,7 +49,7 @@ impl Ends {
         Ok(())
     }
 
-    /// Has every subscriber receive what `receive` brings, and looks at it.
+    /// Receives a message by each subscriber with `receive`, and checks its contents.
     fn take(
         &self,
         value: u64,
@@ -121,9 +121,10 @@ fn sleep<const SUBSCRIBERS: usize>(side: &Side, count: usize) -> Result<Vec<f64>
     wake(side, count, || Ok(()), |at| ends.give(at), |at| ends.wait(at))
 }
 
-/// Nanoseconds of one hand-off of two: a kernel, a message that it was enqueued, a kernel for each subscriber behind it
-/// over there, the same back, and the host waits for the last of them. What was received is `done` with after that, or,
-/// over there, after the answer.
+/// Returns the nanoseconds of one hand-off, half of a round trip. The first side enqueues a kernel and sends a message; the
+/// second side enqueues a kernel for each subscriber after it, and answers in the same way; then the host waits for the
+/// last kernel. `done` releases the received samples: on the first side after the measurement, on the second after the
+/// answer.
 fn round_trips<T>(
     side: &Side,
     count: usize,
@@ -186,7 +187,7 @@ fn kernels_topic<const SUBSCRIBERS: usize>(side: &Side, count: usize) -> Result<
     )
 }
 
-/// A message that a kernel writes.
+/// Publishes a message that a kernel writes.
 fn publish_on(side: &Side, ends: &Ends, words: u64) -> Result<(), Failure> {
     let device = side.device()?;
     let loan = ends.publisher.loan(DType::U32, &[words], TIMEOUT)?;
@@ -195,7 +196,7 @@ fn publish_on(side: &Side, ends: &Ends, words: u64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns a message for each subscriber, which a kernel reads.
+/// Receives a message by each subscriber, and has a kernel read it.
 fn receive_on(side: &Side, ends: &Ends) -> Result<Vec<Sample>, Failure> {
     let device = side.device()?;
     let mut samples = Vec::with_capacity(ends.subscribers.len());
@@ -214,13 +215,13 @@ fn release_on(side: &Side, samples: Vec<Sample>) -> Result<(), Failure> {
         .try_for_each(|sample| Ok(sample.release_on(device.stream()).map_err(|refused| refused.error)?))
 }
 
-/// What a process has used.
+/// The resources that a process has used.
 struct Used {
-    /// Nanoseconds of its threads on processors.
+    /// Processor time of its threads in nanoseconds.
     time: f64,
-    /// Bytes that it has in memory.
+    /// Its resident memory in bytes.
     memory: f64,
-    /// Copies that it has asked the driver for.
+    /// Copies that it has requested from the driver.
     copies: f64,
 }
 
@@ -235,13 +236,13 @@ impl Used {
     }
 }
 
-/// Messages of one sample.
+/// The number of messages in one sample.
 const MANY: u64 = 1_000;
 
 const LARGE: u64 = 4 << 20;
 
-/// Returns what the first side uses for a message, in the mean of a thousand of 4 MiB: written by kernels on a GPU, in
-/// host memory with another first word each.
+/// Returns what the first side uses for one message, the mean of a thousand messages of 4 MiB. On a GPU a kernel writes
+/// all of a message; in host memory only its first word changes.
 fn many(side: &Side, count: usize, used: fn(&Used, &Used) -> f64) -> Result<Vec<f64>, Failure> {
     let ends = side.ends(1, LARGE)?;
     let on_gpu = side.device().is_ok();

@@ -1,6 +1,6 @@
 //! Order between processes: timelines and semaphores, against the driver, futexes and cache lines alone.
 //!
-//! What runs on a GPU runs in processes of its own, and so does whatever may have to be killed.
+//! Work on a GPU, and anything that may have to be killed, runs in separate processes.
 
 pub(crate) mod deaths;
 mod messages;

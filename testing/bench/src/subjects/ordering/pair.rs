@@ -1,8 +1,8 @@
-//! Two processes that hand over to each other: by timelines, and by the words of a board, in turns.
+//! Two processes that hand over to each other in turns, by timelines or by the words of a board.
 //!
-//! Each is the writer of one timeline and waits for the other's. A *way* is a function that both run at the same time,
-//! a given number of times; it returns the samples of the first process. Both count together, so that a number means
-//! the same step on both sides, in every way.
+//! Each process is the writer of one timeline and waits for the other's. A *way* is a function that both processes run at
+//! the same time, a given number of times; it returns the samples of the first process. Both count steps together, so that
+//! a number means the same step on both sides, in every way.
 
 use std::{
     cell::{Cell, RefCell},
@@ -26,27 +26,27 @@ use crate::{
     role,
 };
 
-/// A way of handing over, by its name.
+/// A way of handing over, with its name.
 pub(super) type Way = (&'static str, fn(&Side, usize) -> Result<Vec<f64>, Failure>);
 
-/// Words of the board: what each side writes, as a word and as a futex, by side.
+/// Words of the board that each side writes, as a word and as a futex, by side.
 pub(super) const VALUE: [usize; 2] = [1, 2];
 pub(super) const WAKE: [usize; 2] = [3, 4];
 /// A stream of the first side waits here until everything is enqueued.
 pub(super) const GATE: usize = 5;
-/// When the second was woken.
+/// The time at which the second side was woken.
 pub(super) const STAMP: usize = 6;
 const MEETING: [usize; 2] = [7, 8];
 
-/// The two of them. Dropping this ends them.
+/// The two processes. Dropping this ends them.
 pub(crate) struct Pair {
     processes: RefCell<[Process; 2]>,
     under_mps: bool,
 }
 
 impl Pair {
-    /// Starts them, and waits until both are ready; on a GPU if one is given, with the bytes that a long kernel shall
-    /// read. `prepare` may change how they are started.
+    /// Starts both processes, and waits until they are ready. `gpu` names their GPU and the number of bytes that a long
+    /// kernel reads. `prepare` may change the command that starts them.
     pub(crate) fn start(
         broker: &Broker,
         gpu: Option<(DeviceUuid, u64)>,
@@ -71,12 +71,12 @@ impl Pair {
         Ok(Self { processes: RefCell::new(processes), under_mps: first == UNDER_MPS })
     }
 
-    /// Returns whether they share a context on their GPU.
+    /// Returns whether both processes are clients of an MPS server, and so share a context on their GPU.
     pub(crate) fn is_under_mps(&self) -> bool {
         self.under_mps
     }
 
-    /// Places them; `false` if there are not processors enough.
+    /// Places the processes; returns `false` if there are not enough processors.
     pub(crate) fn place(&self, placement: Placement) -> Result<bool, Failure> {
         let [first, second] = &*self.processes.borrow();
         placement.apply_to(first.pid(), second.pid())
@@ -94,7 +94,7 @@ impl Pair {
         })
     }
 
-    /// As many samples as `bench` makes of `samples`, and the batches that they come in.
+    /// Returns the plan for `samples` samples, and the number of samples in a batch.
     pub(crate) fn plan(bench: &Bench, samples: usize) -> (Plan, usize) {
         let plan = bench.plan(samples);
         let batch = plan.block;
@@ -118,11 +118,11 @@ pub(super) struct Side {
     pub(super) board: Board,
     pub(super) ours: TimelineWriter,
     pub(super) theirs: Timeline,
-    /// The last step of both.
+    /// The last step, which is the same on both sides.
     pub(super) at: Cell<u64>,
     domain: Domain,
     device: Option<Device>,
-    /// Of topics, by what there is in them.
+    /// The ends of topics, by the number of subscribers and the bytes of a sample.
     ends: RefCell<BTreeMap<(usize, u64), Rc<Ends>>>,
     queues: RefCell<Option<Rc<Queues>>>,
     meetings: Cell<u64>,
@@ -145,7 +145,7 @@ impl Side {
         Ok(side)
     }
 
-    /// Waits until the other one is here as well.
+    /// Waits until the other side has reached the same point.
     pub(super) fn meet(&self) -> Result<(), Failure> {
         let meeting = self.meetings.get() + 1;
         self.meetings.set(meeting);
@@ -154,12 +154,12 @@ impl Side {
         yield_until(theirs, meeting)
     }
 
-    /// Returns what is this side's of a pair, then what is the other's.
+    /// Returns the value of this side, then that of the other side.
     pub(super) fn sides<T: Copy>(&self, [first, second]: [T; 2]) -> [T; 2] {
         if self.first { [first, second] } else { [second, first] }
     }
 
-    /// Returns the next step of both.
+    /// Returns the next step.
     pub(super) fn step(&self) -> u64 {
         self.at.set(self.at.get() + 1);
         self.at.get()
@@ -174,12 +174,12 @@ impl Side {
         let place = self.device.as_ref().map_or(Place::Host, Device::place);
         let ends = Rc::new(Ends::new(&self.domain, self.first, place, subscribers, bytes)?);
         self.ends.borrow_mut().insert((subscribers, bytes), ends.clone());
-        // What is published before the other one listens passes it by.
+        // The other side would miss messages that are published before it has subscribed.
         self.meet()?;
         Ok(ends)
     }
 
-    /// Returns what this side has of two queues, one each way.
+    /// Returns this side's ends of two queues, one each way.
     pub(super) fn queues(&self) -> Result<Rc<Queues>, Failure> {
         if let Some(queues) = &*self.queues.borrow() {
             return Ok(queues.clone());
@@ -196,7 +196,7 @@ impl Side {
 
 const UNDER_MPS: &str = "ready, under MPS";
 
-/// The role of one of them: obeys until its line ends.
+/// The role of one side: obeys commands until its line ends.
 pub(crate) fn play(socket: &Path, side: &str, gpu: Option<(DeviceUuid, u64)>) -> Result<(), Failure> {
     let mut line = Line::of_this_process()?;
     line.hear(Some(TIMEOUT))?;

@@ -1,4 +1,4 @@
-//! Permits: taken and given back by one process alone, and by several that want the same.
+//! Permits: taken and given back by one process alone, and by several that compete for them.
 
 use std::{
     cell::{Cell, RefCell},
@@ -26,8 +26,8 @@ pub(crate) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Counts the operations in which no permit may be lost: each takes one, or gives one back. Now and then a holder lets
-/// others run, so that they have to wait for it on few processors, too.
+/// Counts operations, each of which takes or gives back a permit, and checks that no permit is lost. Sometimes a holder
+/// yields the processor, so that other processes have to wait for its permit even on few processors.
 pub(crate) fn count(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     const WORKERS: usize = 4;
     const PERMITS: u32 = 2;
@@ -98,11 +98,11 @@ fn case(what: &str, workers: usize, permits: u32) -> Case {
     Case::new(what, Unit::PerSecond).parameter("processes", workers).parameter("permits", permits)
 }
 
-/// What the workers take and give back.
+/// What workers take and give back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Semaphore,
-    /// The same, and now and then a holder lets others run.
+    /// A permit of ours, and sometimes a holder yields the processor.
     Crowded,
     Posix,
     Mutex,
@@ -117,12 +117,12 @@ impl Way {
     }
 }
 
-/// Processes that want the same permits. Dropping it ends them.
+/// Processes that compete for the same permits. Dropping this ends them.
 struct Crowd {
     workers: RefCell<Vec<Process>>,
     permits: u32,
     board: Board,
-    /// Permits of ours that were taken, and those of them for which somebody had to wait.
+    /// The number of permits of ours that were taken, and of those that a process had to wait for.
     taken: Cell<(usize, usize)>,
 }
 
@@ -141,7 +141,7 @@ impl Crowd {
         Ok(Self { workers: RefCell::new(workers), permits, board, taken: Cell::default() })
     }
 
-    /// Pairs of operations a second, of all together.
+    /// Returns a sampler of the pairs of operations per second of all workers together.
     fn sampler(&self, way: Way, pairs: usize) -> Sampler<'_> {
         Box::new(move || {
             let mut workers = self.workers.borrow_mut();
@@ -155,7 +155,7 @@ impl Crowd {
             for worker in &mut *workers {
                 let answer = worker.hear()?;
                 let numbers = answer.split(' ').map(str::parse).collect::<Result<Vec<u64>, _>>()?;
-                let [start, end, waited] = numbers[..] else { return Err("a worker counts otherwise".into()) };
+                let [start, end, waited] = numbers[..] else { return Err("a worker sent an unexpected answer".into()) };
                 (from, to) = (from.min(start), to.max(end));
                 if matches!(way, Way::Semaphore | Way::Crowded) {
                     let (all, before) = self.taken.get();
@@ -171,12 +171,14 @@ impl Crowd {
         format!("{waited} of {all} permits were waited for")
     }
 
-    /// Fails unless all permits are there once no process holds one.
+    /// Fails unless all permits are free once no process holds one.
     fn check(&self, broker: &Broker) -> Result<(), Failure> {
         let semaphore = broker.connect()?.semaphore(&name(self.permits), self.permits)?;
         match semaphore.available() {
             there if there == self.permits => Ok(()),
-            there => Err(format!("{there} of {} permits are there, and nobody has one", self.permits).into()),
+            there => {
+                Err(format!("only {there} of {} permits are free, although no process holds one", self.permits).into())
+            }
         }
     }
 }
@@ -185,7 +187,7 @@ fn name(permits: u32) -> String {
     format!("permits.{permits}")
 }
 
-/// Words of the board.
+/// Word of the board: the futex mutex.
 const MUTEX: usize = 1;
 const POSIX: usize = 2;
 /// How many workers are ready to begin.
@@ -193,7 +195,7 @@ const ARRIVED: usize = 3;
 /// How many have a permit now.
 const INSIDE: usize = 4;
 
-/// The role of one of them: obeys until its line ends.
+/// The role of a worker: obeys commands until its line ends.
 pub(crate) fn work(socket: &Path, workers: u64, permits: u32) -> Result<(), Failure> {
     let mut line = Line::of_this_process()?;
     line.hear(Some(TIMEOUT))?;

@@ -24,16 +24,16 @@ use crate::{
     process::TIMEOUT,
 };
 
-/// With the two processes taking turns on the GPU, as they do by default.
+/// Measures with time-slicing: the two processes take turns on the GPU, which is the default.
 pub(crate) fn time_sliced(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     let pair = Pair::start(broker, Some((gpu_open::first()?, large(bench))), |_| ())?;
     if pair.is_under_mps() {
-        return Err("an MPS daemon serves this machine already, so that nothing is time-sliced".into());
+        return Err("an MPS daemon already serves this machine, so nothing is time-sliced".into());
     }
     measure(bench, &pair, "time-sliced")
 }
 
-/// With both as clients of an MPS server that lives as long as this.
+/// Measures with both processes as clients of an MPS server that runs only for this subject.
 pub(crate) fn under_mps(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     if let Some(why) = Mps::missing() {
         eprintln!("  skipped: {why}");
@@ -41,10 +41,10 @@ pub(crate) fn under_mps(bench: &mut Bench, broker: &Broker) -> Result<(), Failur
         return Ok(());
     }
     let mps = Mps::start()?;
-    // Dropped before the server.
+    // Declared after the server, so that it is dropped before the server.
     let pair = Pair::start(broker, Some((gpu_open::first()?, large(bench))), |command| mps.serve(command))?;
     if !pair.is_under_mps() {
-        return Err("the processes were started as clients of an MPS server, and are none".into());
+        return Err("the processes were started as clients of an MPS server, but are not clients".into());
     }
     measure(bench, &pair, "MPS")
 }
@@ -91,29 +91,29 @@ fn measure(bench: &mut Bench, pair: &Pair, sharing: &str) -> Result<(), Failure>
     Ok(())
 }
 
-/// Returns what the long kernel reads: a quarter of a millisecond on an H200.
+/// Returns the number of bytes that the long kernel reads, which takes a quarter of a millisecond on an H200.
 fn large(bench: &Bench) -> u64 {
     if bench.quick { 16 << 20 } else { 1 << 30 }
 }
 
-/// What the short kernel doubles.
+/// The number of words that the short kernel doubles.
 pub(super) const SHORT: u64 = 32;
 
-/// Hand-offs each way that are enqueued before the first of them may begin.
+/// Hand-offs each way that are enqueued before the first one may begin.
 const AHEAD: u64 = 64;
 
-/// Calls in one sample: reading a clock takes as long as a part of one.
+/// Calls in one sample. A single call would be too short: reading the clock takes a considerable part of its time.
 const CALLS: u64 = 32;
 
-/// What a side has on the GPU.
+/// One side's objects on the GPU.
 pub(super) struct Device {
     pub(super) gpu: Arc<Gpu>,
     pub(super) stream: Stream,
-    /// The board, as streams have it.
+    /// The board as streams access it.
     words: HostRegistration,
-    /// What the short kernel doubles. The same memory for both sides.
+    /// The memory that the short kernel doubles, which both sides share.
     shared: Segment,
-    /// What the long kernel reads. This side's alone.
+    /// The memory that the long kernel reads, private to this side.
     large: DeviceBuffer,
     from: Event,
     to: Event,
@@ -129,7 +129,7 @@ impl Device {
     ) -> Result<Self, Failure> {
         let gpu = domain.gpu(uuid)?;
         let context = gpu.context();
-        // As in any thread that enqueues work: making the context current for each call is not measured.
+        // A thread that enqueues work usually has a current context, so making it current is not measured.
         context.make_current()?;
         gpu.kernels()?;
         let shared = if first {
@@ -149,12 +149,12 @@ impl Device {
         })
     }
 
-    /// Returns whether the GPU runs this process beside others, in one context.
+    /// Returns whether this process is a client of an MPS server.
     pub(super) fn is_under_mps(&self) -> Result<bool, Failure> {
         Ok(self.gpu.context().device().attribute(DeviceAttribute::MPS_ENABLED)? != 0)
     }
 
-    /// Returns the address.
+    /// Returns the place of the GPU.
     pub(super) fn place(&self) -> Place {
         Place::Gpu(self.gpu.uuid())
     }
@@ -163,7 +163,7 @@ impl Device {
         self.stream.as_ref()
     }
 
-    /// Returns what both sides have.
+    /// Returns the memory that both sides share.
     pub(super) fn shared(&self) -> Result<DeviceRange<'_>, Failure> {
         Ok(self.shared.tensor(SHARED)?.device()?)
     }
@@ -202,14 +202,14 @@ enum By {
 
 /// How a host learns that a kernel is done.
 #[derive(Clone, Copy)]
-enum Told {
+enum Notice {
     /// The first side waits for its stream and wakes the second.
     Futex,
-    /// The same, and the second looks all the time.
+    /// The first side waits for its stream and stores a word, which the second polls.
     Line,
-    /// The stream signals, and the second finds out.
+    /// The stream signals a timeline, and the second waits for it.
     Timeline,
-    /// The stream signals and has a host function wake.
+    /// The stream signals a timeline and has a host function wake the second.
     HostFunction,
 }
 
@@ -218,21 +218,21 @@ pub(super) const WAYS: &[Way] = &[
     ("ahead-timeline", |side, count| ahead(side, count, By::Timeline)),
     ("message-raw", |side, count| messages(side, count, By::Driver)),
     ("message-timeline", |side, count| messages(side, count, By::Timeline)),
-    ("short-futex", |side, count| completed(side, count, Kernel::Short, Told::Futex)),
-    ("short-line", |side, count| completed(side, count, Kernel::Short, Told::Line)),
-    ("short-timeline", |side, count| completed(side, count, Kernel::Short, Told::Timeline)),
-    ("short-host-function", |side, count| completed(side, count, Kernel::Short, Told::HostFunction)),
-    ("long-futex", |side, count| completed(side, count, Kernel::Long, Told::Futex)),
-    ("long-line", |side, count| completed(side, count, Kernel::Long, Told::Line)),
-    ("long-timeline", |side, count| completed(side, count, Kernel::Long, Told::Timeline)),
-    ("long-host-function", |side, count| completed(side, count, Kernel::Long, Told::HostFunction)),
+    ("short-futex", |side, count| completed(side, count, Kernel::Short, Notice::Futex)),
+    ("short-line", |side, count| completed(side, count, Kernel::Short, Notice::Line)),
+    ("short-timeline", |side, count| completed(side, count, Kernel::Short, Notice::Timeline)),
+    ("short-host-function", |side, count| completed(side, count, Kernel::Short, Notice::HostFunction)),
+    ("long-futex", |side, count| completed(side, count, Kernel::Long, Notice::Futex)),
+    ("long-line", |side, count| completed(side, count, Kernel::Long, Notice::Line)),
+    ("long-timeline", |side, count| completed(side, count, Kernel::Long, Notice::Timeline)),
+    ("long-host-function", |side, count| completed(side, count, Kernel::Long, Notice::HostFunction)),
     ("signal-on-raw", |side, count| signal_calls(side, count, By::Driver)),
     ("signal-on-timeline", |side, count| signal_calls(side, count, By::Timeline)),
     ("wait-on-raw", |side, count| wait_calls(side, count, By::Driver)),
     ("wait-on-timeline", |side, count| wait_calls(side, count, By::Timeline)),
 ];
 
-/// Each of what the ways do once, so that the driver and the library have all that they make on first use.
+/// Performs each operation of the ways once, so that the driver and the library have created what they create on first use.
 pub(super) fn warm_up(side: &Side) -> Result<(), Failure> {
     let device = side.device()?;
     device.launch(Kernel::Short)?;
@@ -246,8 +246,8 @@ pub(super) fn warm_up(side: &Side) -> Result<(), Failure> {
     Ok(device.stream.synchronize()?)
 }
 
-/// Nanoseconds of one hand-off by the GPU's own clock: kernels of both sides in turn, all enqueued before the first may
-/// begin.
+/// Returns the nanoseconds of one hand-off by the GPU's clock: kernels of both sides in turn, all enqueued before the first
+/// one may begin.
 fn ahead(side: &Side, count: usize, by: By) -> Result<Vec<f64>, Failure> {
     let device = side.device()?;
     let mut samples = Vec::with_capacity(count);
@@ -281,8 +281,8 @@ fn ahead(side: &Side, count: usize, by: By) -> Result<Vec<f64>, Failure> {
     Ok(samples)
 }
 
-/// Nanoseconds of one hand-off of two: a kernel, a message that it was enqueued, a kernel behind it over there, the
-/// same back, and the host waits for the last of them.
+/// Returns the nanoseconds of one hand-off, half of a round trip. The first side enqueues a kernel and announces it; the
+/// second side enqueues a kernel after it, and answers in the same way; then the host waits for the last kernel.
 fn messages(side: &Side, count: usize, by: By) -> Result<Vec<f64>, Failure> {
     let device = side.device()?;
     let mut samples = Vec::with_capacity(count);
@@ -306,32 +306,33 @@ fn messages(side: &Side, count: usize, by: By) -> Result<Vec<f64>, Failure> {
     Ok(samples)
 }
 
-/// Nanoseconds from before the first side launches a kernel until the host of the second knows that it is done.
-fn completed(side: &Side, count: usize, kernel: Kernel, told: Told) -> Result<Vec<f64>, Failure> {
+/// Returns the nanoseconds from before the first side launches a kernel until the host of the second side knows that the
+/// kernel is done.
+fn completed(side: &Side, count: usize, kernel: Kernel, notice: Notice) -> Result<Vec<f64>, Failure> {
     let device = side.device()?;
     let futex = side.board.futex(WAKE[0]);
     let line = side.board.word(VALUE[0]);
     let give = |at| {
         device.launch(kernel)?;
-        match told {
-            Told::Futex => {
+        match notice {
+            Notice::Futex => {
                 device.stream.synchronize()?;
                 store_and_wake(futex, at as u32);
             }
-            Told::Line => {
+            Notice::Line => {
                 device.stream.synchronize()?;
                 line.store(at, Ordering::Release);
             }
-            Told::Timeline => side.ours.signal_on(device.stream(), at)?,
-            Told::HostFunction => side.ours.signal_on_and_wake(device.stream(), at)?,
+            Notice::Timeline => side.ours.signal_on(device.stream(), at)?,
+            Notice::HostFunction => side.ours.signal_on_and_wake(device.stream(), at)?,
         }
         Ok(())
     };
     let take = |at| {
-        match told {
-            Told::Futex => sleep_until(futex, at as u32),
-            Told::Line => spin_until(line, at),
-            Told::Timeline | Told::HostFunction => side.theirs.wait(at, TIMEOUT)?,
+        match notice {
+            Notice::Futex => sleep_until(futex, at as u32),
+            Notice::Line => spin_until(line, at),
+            Notice::Timeline | Notice::HostFunction => side.theirs.wait(at, TIMEOUT)?,
         }
         Ok(())
     };
@@ -340,7 +341,7 @@ fn completed(side: &Side, count: usize, kernel: Kernel, told: Told) -> Result<Ve
     Ok(samples)
 }
 
-/// Nanoseconds of the host for one signal, in the mean of some.
+/// Returns the host's nanoseconds for one signal, the mean of [`CALLS`].
 fn signal_calls(side: &Side, count: usize, by: By) -> Result<Vec<f64>, Failure> {
     let device = side.device()?;
     let mut samples = Vec::with_capacity(count);
@@ -359,7 +360,7 @@ fn signal_calls(side: &Side, count: usize, by: By) -> Result<Vec<f64>, Failure> 
     Ok(samples)
 }
 
-/// Nanoseconds of the host for one wait that is enqueued, in the mean of some.
+/// Returns the host's nanoseconds for enqueuing one wait, the mean of [`CALLS`].
 fn wait_calls(side: &Side, count: usize, by: By) -> Result<Vec<f64>, Failure> {
     let device = side.device()?;
     let mut samples = Vec::with_capacity(count);
@@ -375,7 +376,7 @@ fn wait_calls(side: &Side, count: usize, by: By) -> Result<Vec<f64>, Failure> {
             side.meet()?;
             device.stream.synchronize()?;
         } else {
-            // The other one has enqueued all of them.
+            // The other side has enqueued all its signals.
             side.meet()?;
             match by {
                 By::Driver => side.board.word(VALUE[1]).store(from + CALLS, Ordering::Release),
@@ -404,7 +405,7 @@ fn wait_on(side: &Side, by: By, at: u64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Signals on the stream, and wakes the process that waits for the enqueued signal.
+/// Enqueues a signal on the stream, and wakes the process that waits until the signal is enqueued.
 fn send(side: &Side, by: By, at: u64) -> Result<(), Failure> {
     signal_on(side, by, at)?;
     if let By::Driver = by {
@@ -413,7 +414,7 @@ fn send(side: &Side, by: By, at: u64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Sleeps until the other side has enqueued it, then has the stream wait for it.
+/// Sleeps until the other side has enqueued its signal, then has the stream wait for it.
 fn receive(side: &Side, by: By, at: u64) -> Result<(), Failure> {
     match by {
         By::Driver => sleep_until(side.board.futex(side.sides(WAKE)[1]), at as u32),

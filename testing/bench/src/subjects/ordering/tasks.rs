@@ -1,4 +1,4 @@
-//! Tasks by queues, one each way: both waiting, in turn, and one asleep.
+//! Tasks by queues, one each way: both sides waiting in turn, and one asleep.
 
 use std::cell::RefCell;
 
@@ -11,13 +11,13 @@ use super::{
 };
 use crate::process::TIMEOUT;
 
-/// What one side has of two queues.
+/// One side's ends of two queues.
 pub(super) struct Queues {
     ours: Queue,
     theirs: Queue,
-    /// The last task of ours, whose result has not been taken.
+    /// The last task of this side, whose result has not been taken.
     last: RefCell<Option<Ticket>>,
-    /// The last task of theirs, which is not complete.
+    /// The last task of the other side, which is not complete.
     claimed: RefCell<Option<ClaimedTask>>,
 }
 
@@ -46,12 +46,12 @@ impl Queues {
         Ok(())
     }
 
-    /// Completes the task of theirs.
+    /// Completes the last task of the other side.
     fn complete(&self) -> Result<(), Failure> {
         Ok(self.claimed.take().map_or(Ok(()), ClaimedTask::complete)?)
     }
 
-    /// Takes the result of the task of ours.
+    /// Takes the result of the last task of this side.
     fn take(&self) -> Result<(), Failure> {
         if let Some(last) = self.last.take() {
             last.wait(TIMEOUT)?;

@@ -1,4 +1,4 @@
-//! Hand-offs between the hosts of two processes: both looking, both waiting, and one that sleeps.
+//! Hand-offs between the hosts of two processes: both polling, both waiting, and one asleep.
 
 use std::{
     sync::atomic::{AtomicU32, Ordering},
@@ -19,7 +19,7 @@ use crate::{
 
 pub(crate) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     let pair = Pair::start(broker, None, |_| ())?;
-    // With both on one processor the other one only ever looks after the turn of the first has ended.
+    // With both on one processor, the second polls only after the first has used up its time slice.
     if pair.place(Placement::TwoProcessors)? {
         let placement = Placement::TwoProcessors;
         let (plan, batch) = Pair::plan(bench, 2_000);
@@ -56,10 +56,10 @@ pub(crate) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
 const LOOKING: &str = "hand-off of the host, both looking at the value";
 const EXCHANGE: &str = "exchange-timeline";
 
-/// Hand-offs in one sample: reading a clock takes as long as one of them.
+/// Hand-offs in one sample. A single one would be too short: reading the clock takes as long.
 const EXCHANGES: u64 = 100;
 
-/// Longer than a waiter looks before it sleeps.
+/// Longer than a waiter spins before it sleeps.
 const TO_FALL_ASLEEP: Duration = Duration::from_micros(500);
 
 pub(super) const WAYS: &[Way] = &[
@@ -123,7 +123,7 @@ fn wake_by_futex(side: &Side, count: usize, sleep: fn(&AtomicU32, u32)) -> Resul
     wake(side, count, || Ok(()), give, take)
 }
 
-/// Nanoseconds of one hand-off, in the mean of a hundred that go there and back.
+/// Returns the nanoseconds of one hand-off, the mean of a hundred round trips.
 pub(super) fn exchange(
     side: &Side,
     count: usize,
@@ -148,8 +148,8 @@ pub(super) fn exchange(
     Ok(samples)
 }
 
-/// Nanoseconds from the first's signal until the second, which sleeps, runs again. Its own reading of the clock is in it; what
-/// both do `before` a signal is not.
+/// Returns the nanoseconds from the first side's signal until the second side, which sleeps, runs again. They include the
+/// second side's reading of the clock, but not what both sides do `before` a signal.
 pub(super) fn wake(
     side: &Side,
     count: usize,
