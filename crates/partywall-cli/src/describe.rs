@@ -18,7 +18,7 @@
 pub(crate) mod control;
 
 use partywall::{
-    Domain, Place, TimelineEnding, bytes,
+    Domain, Limit, Place, TimelineEnding, bytes,
     info::{
         Enforcement, HolderInfo, Kind, MemberInfo, MemberState, NameInfo, Named, ObjectHolder, ObjectInfo, Promises,
         QueueHolder, SemaphoreInfo, TimelineInfo, VersionInfo,
@@ -159,6 +159,22 @@ pub(crate) fn object_holder(held: &ObjectHolder) -> Value {
 /// Returns a place: `host`, or a GPU's UUID.
 pub(crate) fn place(place: Place) -> String {
     place.to_string()
+}
+
+/// Returns the key of a limit in JSON.
+pub(crate) fn limit(limit: Limit) -> &'static str {
+    match limit {
+        Limit::Bytes => "bytes",
+        Limit::Names => "names",
+        Limit::Fds => "fds",
+        Limit::Clients => "clients",
+        Limit::Message => "message",
+        Limit::Waits => "waits",
+        Limit::Leases => "leases",
+        Limit::Timelines => "timelines",
+        Limit::Semaphores => "semaphores",
+        _ => "unknown",
+    }
 }
 
 /// Returns a member's state in a word or two.

@@ -114,6 +114,8 @@ enum Command {
     Topic(commands::topic::Arguments),
     /// List, retry and purge the tasks of a queue
     Queue(commands::queue::Arguments),
+    /// Print metrics for Prometheus, or answer its requests
+    Metrics(commands::metrics::Arguments),
     /// Print the broker's log
     Logs(commands::logs::Arguments),
     /// Test what works on this machine, and say how to fix the rest
@@ -159,6 +161,7 @@ fn main() -> ExitCode {
         Command::Abandon(arguments) => commands::abandon::run(&context, &arguments),
         Command::Topic(arguments) => commands::topic::run(&context, &arguments),
         Command::Queue(arguments) => commands::queue::run(&context, &arguments),
+        Command::Metrics(arguments) => commands::metrics::run(&context, &arguments),
         Command::Doctor(arguments) => commands::doctor::run(&context, &arguments),
         Command::Bench(arguments) => commands::bench::run(&context, &arguments),
         Command::Lab(arguments) => commands::lab::run(&context, &arguments),

@@ -653,6 +653,10 @@ pub struct StatusInfo {
     pub unproven: u64,
     /// Bytes of the versions that these members hold leases on, each counted once.
     pub unproven_bytes: u64,
+    /// Members that died since the broker started.
+    pub deaths: u64,
+    /// Those of them whose death did not prove that their work was over.
+    pub unproven_deaths: u64,
     /// File descriptors held for versions and for control memory.
     pub fds: u64,
     /// Bytes held in each place.

@@ -429,6 +429,10 @@ pub(crate) struct Counts {
     pub(crate) unproven: u64,
     /// Bytes of the versions that they hold leases on, each counted once.
     pub(crate) unproven_bytes: u64,
+    /// Members that died since the start.
+    pub(crate) deaths: u64,
+    /// Those of them whose death did not prove that their work was over.
+    pub(crate) unproven_deaths: u64,
     pub(crate) fds: u64,
     pub(crate) bytes: Vec<(Place, u64)>,
     pub(crate) largest: Vec<(Name, Place, u64)>,

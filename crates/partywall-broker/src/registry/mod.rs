@@ -85,6 +85,10 @@ pub(crate) struct Registry {
     cells: Cells,
     /// Always equal to a recount.
     totals: Totals,
+    /// Members that died.
+    deaths: u64,
+    /// Those of them whose death did not prove that their work was over.
+    unproven_deaths: u64,
     /// Versions that may have lost their last reference. Empty between events.
     maybe_unreferenced: VecDeque<(Name, u64)>,
     /// Memory that the current event released. Empty between events.
@@ -146,6 +150,8 @@ impl Registry {
             holds: BTreeMap::new(),
             cells: Cells::default(),
             totals: Totals::default(),
+            deaths: 0,
+            unproven_deaths: 0,
             maybe_unreferenced: VecDeque::new(),
             pending_close: PendingClose::default(),
             closing: BTreeMap::new(),

@@ -83,6 +83,7 @@ impl Registry {
     pub(super) fn bury(&mut self, member: MemberId, out: &mut Effects) {
         self.notify(member, Departure::Died, out);
         let Some(record) = self.members.get_mut(&member) else { return };
+        self.deaths += 1;
         match record.doubt() {
             Some(doubt) if record.all_leases() > 0 || !record.cells.is_empty() => {
                 let pid = record.identity.pid;
@@ -90,6 +91,7 @@ impl Registry {
                 let bytes = record.bytes;
                 tracing::warn!(%member, pid, ?doubt, leases, bytes, "is dead, and what it held is in quarantine");
                 record.life = Life::Unproven;
+                self.unproven_deaths += 1;
                 out.push(Effect::Quarantined(member));
             }
             _ => self.give_back(member, Departure::Died, out),

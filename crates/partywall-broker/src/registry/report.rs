@@ -134,6 +134,8 @@ impl Registry {
             leases: (self.leases.len() + self.holds.len()) as u64,
             unproven,
             unproven_bytes,
+            deaths: self.deaths,
+            unproven_deaths: self.unproven_deaths,
             fds: self.totals.fds,
             bytes,
             largest: largest.into_iter().map(|(name, place, bytes)| (name.clone(), place, bytes)).collect(),

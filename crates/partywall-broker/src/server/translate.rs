@@ -334,6 +334,8 @@ fn status(counts: &Counts, about: &About) -> wire::StatusInfo {
         leases: counts.leases,
         unproven: counts.unproven,
         unproven_bytes: counts.unproven_bytes,
+        deaths: counts.deaths,
+        unproven_deaths: counts.unproven_deaths,
         fds: counts.fds,
         bytes: counts.bytes.clone(),
         largest: counts.largest.iter().map(|(name, at, bytes)| (name.to_string(), *at, *bytes)).collect(),

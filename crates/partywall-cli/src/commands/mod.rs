@@ -11,6 +11,7 @@ pub(crate) mod lab;
 pub(crate) mod logs;
 pub(crate) mod ls;
 pub(crate) mod man;
+pub(crate) mod metrics;
 pub(crate) mod ps;
 pub(crate) mod put;
 pub(crate) mod queue;

@@ -1,9 +1,10 @@
 //! `partywall status`. With `--json`: `pid`, `version`, `instance` (in hexadecimal), `domain`, `socket`, `log` (a path
 //! or null), `simulated` (whether its members run on the simulated CUDA driver), `started_at_ms` (since 1970),
 //! `uptime_seconds`, `names`, `versions`, `timelines`, `semaphores`, `leases`, `fds` (numbers), `unproven` (what is in
-//! quarantine: `members`, `bytes`), `members` (a list of members, as in [`describe`], without this process), `bytes` (a list
-//! of `place`, `bytes`), `largest` (a list of `name`, `place`, `bytes`), `limits` (an object: `bytes`, `names`, `fds`,
-//! `clients`, `message`, `waits`, `leases`, `timelines`, `semaphores`).
+//! quarantine: `members`, `bytes`), `deaths` (of members since the start: `all`, and `unproven`, whose work on GPUs may
+//! have continued), `members` (a list of members, as in [`describe`], without this process), `bytes` (a list of `place`,
+//! `bytes`), `largest` (a list of `name`, `place`, `bytes`), `limits` (an object: `bytes`, `names`, `fds`, `clients`,
+//! `message`, `waits`, `leases`, `timelines`, `semaphores`).
 
 use clap::Args;
 use partywall::{
@@ -49,7 +50,7 @@ fn value(status: &StatusInfo, members: &[MemberInfo], location: &partywall::Loca
         .largest
         .iter()
         .map(|(name, at, bytes)| json!({ "name": name, "place": place((*at).into()), "bytes": bytes }));
-    let limits = status.limits.iter().map(|(limit, value)| (key(*limit).to_owned(), json!(value)));
+    let limits = status.limits.iter().map(|(limit, value)| (describe::limit(*limit).to_owned(), json!(value)));
     json!({
         "pid": status.pid,
         "version": status.version,
@@ -65,6 +66,7 @@ fn value(status: &StatusInfo, members: &[MemberInfo], location: &partywall::Loca
         "timelines": status.timelines,
         "semaphores": status.semaphores,
         "leases": status.leases,
+        "deaths": { "all": status.deaths, "unproven": status.unproven_deaths },
         "unproven": { "members": status.unproven, "bytes": status.unproven_bytes },
         "fds": status.fds,
         "members": members,
@@ -88,8 +90,8 @@ fn broker(output: Output, status: &StatusInfo, location: &partywall::Location) {
         fact("driver", "simulated: nothing here is on a GPU".into());
     }
     let limits = status.limits.iter().map(|(limit, value)| match limit {
-        Limit::Bytes | Limit::Message => format!("{} {}", key(*limit), bytes(*value)),
-        _ => format!("{} {value}", key(*limit)),
+        Limit::Bytes | Limit::Message => format!("{} {}", describe::limit(*limit), bytes(*value)),
+        _ => format!("{} {value}", describe::limit(*limit)),
     });
     fact("limits", limits.collect::<Vec<_>>().join(", "));
 }
@@ -140,19 +142,4 @@ fn people(output: Output, members: &[MemberInfo]) {
     };
     let headings = ["  PID", ">LEASES", ">HOLDS", ">SINCE", "STATE", "COMMAND"];
     output.table(&headings, &members.iter().map(row).collect::<Vec<_>>(), &["SINCE", "LEASES"]);
-}
-
-fn key(limit: Limit) -> &'static str {
-    match limit {
-        Limit::Bytes => "bytes",
-        Limit::Names => "names",
-        Limit::Fds => "fds",
-        Limit::Clients => "clients",
-        Limit::Message => "message",
-        Limit::Waits => "waits",
-        Limit::Leases => "leases",
-        Limit::Timelines => "timelines",
-        Limit::Semaphores => "semaphores",
-        _ => "unknown",
-    }
 }

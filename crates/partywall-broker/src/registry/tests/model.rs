@@ -152,6 +152,8 @@ pub(super) struct Model {
     /// Whether the member that joined last is simulated.
     simulated: bool,
     pub(super) people: Vec<Person>,
+    deaths: u64,
+    unproven_deaths: u64,
     corpses: Vec<Corpse>,
     /// The versions that this event has released so far, with their bytes.
     pending_close: PendingClose,
@@ -188,6 +190,8 @@ impl Model {
             bounds,
             simulated: false,
             people: Vec::new(),
+            deaths: 0,
+            unproven_deaths: 0,
             corpses: Vec::new(),
             pending_close: Vec::new(),
             held_back: Default::default(),
@@ -257,8 +261,10 @@ impl Model {
             }
             Event::Died { member } => {
                 self.notify_of(*member, Ending::OwnerDied, *member, &mut said);
+                self.deaths += 1;
                 if self.person(*member).doubt().is_some() && (self.leases_of(*member) > 0 || self.writes(*member)) {
                     self.person(*member).life = Life::Unproven;
+                    self.unproven_deaths += 1;
                     said.quarantined.push(*member);
                 } else {
                     self.give_back(*member, true, &mut said);
@@ -537,6 +543,8 @@ impl Model {
                     leases: (self.holds.len() + self.objects.grips.len()) as u64,
                     unproven: self.people.iter().filter(|p| p.life == Life::Unproven).count() as u64,
                     unproven_bytes: self.bytes_of(|holder| self.is_unproven(holder)),
+                    deaths: self.deaths,
+                    unproven_deaths: self.unproven_deaths,
                     fds: self.fds(),
                     bytes,
                     largest,

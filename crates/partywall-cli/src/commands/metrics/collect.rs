@@ -1,0 +1,252 @@
+//! What a domain's metrics are, and where their values come from.
+//!
+//! The broker is asked as by `partywall status`, `ls`, `ps` and `show`: it computes nothing for metrics. Counters are the
+//! broker's or shared memory's. Each has a label for what it belongs to, such as the version of a topic, so that it never
+//! falls while its series exists.
+
+use std::collections::BTreeMap;
+
+use partywall::{
+    Domain, Error, Place, Result,
+    info::{BlockCounts, Control, ControlInfo, MemberState, NameInfo, Named, ObjectInfo, VersionInfo},
+    kind_name,
+};
+
+use super::family::{Family, Label};
+use crate::describe;
+
+/// Asks for everything. At most `most` names, timelines, semaphores and members of each kind have series of their own.
+pub(super) fn families(domain: &Domain, most: usize) -> Result<Vec<Family>> {
+    let mut families = vec![Family::gauge("up", "Whether the broker answers").of(1)];
+    families.extend(broker(domain)?);
+    families.extend(members(domain, most)?);
+    let names = domain.names()?;
+    families.extend(memory(&names));
+    let controlled = names.iter().filter(|name| name.latest.as_ref().is_some_and(|latest| latest.control.is_some()));
+    let controlled: Vec<_> = controlled.collect();
+    let objects = domain.objects()?;
+    let left_out = [controlled.len(), objects.len()].iter().map(|all| all.saturating_sub(most) as u64).sum();
+    let help = "Pools, topics, queues, timelines and semaphores without series of their own (--max-names)";
+    families.push(Family::gauge("names_left_out", help).of(left_out));
+    families.extend(in_use(domain, &controlled[..controlled.len().min(most)])?);
+    families.extend(ordering(&objects[..objects.len().min(most)]));
+    Ok(families)
+}
+
+/// Returns what is there when no broker answers.
+pub(super) fn without_broker() -> Vec<Family> {
+    vec![Family::gauge("up", "Whether the broker answers").of(0)]
+}
+
+fn label(name: &'static str, value: impl ToString) -> Label {
+    (name, value.to_string())
+}
+
+fn broker(domain: &Domain) -> Result<Vec<Family>> {
+    let status = domain.status()?;
+    let mut held = Family::gauge("held_bytes", "Bytes that the broker holds, older versions included");
+    for (place, bytes) in &status.bytes {
+        held.push([label("place", describe::place(Place::from(*place)))], *bytes);
+    }
+    let mut limits = Family::gauge("limit", "The broker's limits");
+    for (limit, value) in &status.limits {
+        limits.push([label("limit", describe::limit(*limit))], *value);
+    }
+    let mut deaths = Family::counter("deaths", "Members that died, by what proved that their work on GPUs was over");
+    deaths.push([label("proof", "process")], status.deaths - status.unproven_deaths);
+    deaths.push([label("proof", "none")], status.unproven_deaths);
+    let mut start = Family::gauge("broker_start_time_seconds", "When the broker started, since 1970");
+    start.push_seconds([], status.started_at);
+    Ok(vec![
+        start,
+        held,
+        limits,
+        Family::gauge("fds", "File descriptors that the broker holds for memory").of(status.fds),
+        Family::gauge("leases", "Leases on versions, timelines and semaphores").of(status.leases),
+        Family::gauge("quarantine_members", "Dead members whose work on GPUs may go on").of(status.unproven),
+        Family::gauge("quarantine_bytes", "Bytes that these members hold").of(status.unproven_bytes),
+        deaths,
+    ])
+}
+
+fn members(domain: &Domain, most: usize) -> Result<Vec<Family>> {
+    let members = domain.members()?;
+    let mut by_state: BTreeMap<&str, u64> = BTreeMap::new();
+    for member in &members {
+        *by_state.entry(describe::state(member.state)).or_default() += 1;
+    }
+    let mut count = Family::gauge("members", "Members by state");
+    for (state, number) in by_state {
+        count.push([label("state", state)], number);
+    }
+    let mut age = Family::gauge("heartbeat_age_seconds", "Time since a member's last heartbeat");
+    let mut held = Family::gauge("member_bytes", "Bytes of the versions that a member has open");
+    for member in members.iter().take(most) {
+        let labels = || [label("pid", member.pid), label("member", member.member)];
+        if let Some(quiet) = member.quiet.filter(|_| member.state != MemberState::Unproven) {
+            age.push_seconds(labels(), quiet);
+        }
+        held.push(labels(), member.bytes);
+    }
+    Ok(vec![count, age, held])
+}
+
+/// Sums over all names, whatever their number.
+fn memory(names: &[NameInfo]) -> Vec<Family> {
+    let mut sums: BTreeMap<Vec<Label>, (u64, u64)> = BTreeMap::new();
+    for latest in names.iter().filter_map(|name| name.latest.as_ref()) {
+        let (number, bytes) = sums.entry(labels_of(latest)).or_default();
+        *number += 1;
+        *bytes = bytes.saturating_add(latest.bytes);
+    }
+    let mut segments = Family::gauge("segments", "Names of memory, pools, topics and queues included");
+    let mut bytes = Family::gauge("bytes", "Bytes of their latest versions");
+    for (labels, (number, total)) in sums {
+        segments.push(labels.clone(), number);
+        bytes.push(labels, total);
+    }
+    let older = names.iter().fold(0, |sum: u64, name| sum.saturating_add(name.older_bytes));
+    vec![segments, bytes, Family::gauge("older_bytes", "Bytes of older versions that members still hold").of(older)]
+}
+
+fn labels_of(version: &VersionInfo) -> Vec<Label> {
+    let VersionInfo { place, kind, lifetime, control, .. } = version;
+    vec![
+        label("place", describe::place(Place::from(*place))),
+        label("kind", kind_name(*kind)),
+        label("lifetime", lifetime.name()),
+        label("named", Named::of(control.as_ref()).name()),
+    ]
+}
+
+/// Pools, topics and queues.
+fn in_use(domain: &Domain, names: &[&NameInfo]) -> Result<Vec<Family>> {
+    let mut used = Used::default();
+    for name in names {
+        let Some(version) = name.latest.as_ref().map(|latest| latest.version) else { continue };
+        match domain.inspect(&name.name) {
+            // Another version would be other series.
+            Ok(info) if info.version.version == version => {
+                if let (Some(control), Some(info)) = (info.version.control, info.control) {
+                    used.add([label("name", &name.name), label("version", version)], &control, &info);
+                }
+            }
+            Ok(_) | Err(Error::NotFound { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(used.families())
+}
+
+/// The families of pools, topics and queues.
+struct Used {
+    blocks: Family,
+    waiting: Family,
+    published: Family,
+    subscribers: Family,
+    lag: Family,
+    received: Family,
+    missed: Family,
+    tasks: Family,
+    completed: Family,
+    returned: Family,
+}
+
+impl Default for Used {
+    fn default() -> Self {
+        Self {
+            blocks: Family::gauge("pool_blocks", "Blocks of pools, topics and queues by state"),
+            waiting: Family::gauge("pool_waiting", "Threads that wait for a block"),
+            published: Family::counter("topic_published", "Samples published"),
+            subscribers: Family::gauge("topic_subscribers", "Subscribers"),
+            lag: Family::gauge("topic_lag", "Samples that a subscriber is behind"),
+            received: Family::counter("topic_received", "Samples that a subscriber received"),
+            missed: Family::counter("topic_missed", "Samples that a subscriber missed"),
+            tasks: Family::gauge("queue_tasks", "Tasks by state"),
+            completed: Family::counter("queue_completed", "Results"),
+            returned: Family::counter("queue_returned", "Attempts without a result"),
+        }
+    }
+}
+
+impl Used {
+    fn add(&mut self, of: [Label; 2], control: &Control, info: &ControlInfo) {
+        let with = |more: &[Label]| of.iter().chain(more).cloned().collect::<Vec<_>>();
+        let inputs = if control.queue.is_some() { "inputs" } else { "blocks" };
+        self.add_blocks(with(&[label("of", inputs)]), &info.blocks);
+        if let Some(topic) = &info.topic {
+            self.published.push(with(&[]), topic.usage.published);
+            self.subscribers.push(with(&[]), topic.usage.subscribers.into());
+            for subscriber in &topic.subscribers {
+                let pid = subscriber.who.pid.map(|pid| label("pid", pid));
+                let who = with(&[label("subscriber", subscriber.who.id)]).into_iter().chain(pid).collect::<Vec<_>>();
+                self.lag.push(who.clone(), subscriber.lag);
+                self.received.push(who.clone(), subscriber.received);
+                self.missed.push(who, subscriber.dropped);
+            }
+        }
+        if let Some(queue) = &info.queue {
+            self.add_blocks(with(&[label("of", "outputs")]), &queue.outputs);
+            let usage = &queue.usage;
+            let states = [
+                ("pending", usage.pending),
+                ("claimed", usage.claimed),
+                ("enqueued", usage.enqueued),
+                ("done", usage.done),
+                ("dead", usage.dead),
+                ("ending", usage.ending),
+                ("free", usage.free),
+            ];
+            for (state, number) in states {
+                self.tasks.push(with(&[label("state", state)]), number.into());
+            }
+            self.completed.push(with(&[]), usage.completed);
+            self.returned.push(with(&[]), usage.returned);
+        }
+    }
+
+    fn add_blocks(&mut self, of: Vec<Label>, blocks: &BlockCounts) {
+        let states = [
+            ("free", blocks.free + blocks.unused),
+            ("held", blocks.held + blocks.handed),
+            ("offered", blocks.offered),
+            ("in_ring", blocks.in_ring),
+            ("read", blocks.read),
+        ];
+        for (state, number) in states {
+            let labels = of.iter().cloned().chain([label("state", state)]);
+            self.blocks.push(labels, number.into());
+        }
+        self.waiting.push(of, blocks.waiting.into());
+    }
+
+    fn families(self) -> Vec<Family> {
+        let Self { blocks, waiting, published, subscribers, lag, received, missed, tasks, completed, returned } = self;
+        vec![blocks, waiting, published, subscribers, lag, received, missed, tasks, completed, returned]
+    }
+}
+
+fn ordering(objects: &[ObjectInfo]) -> Vec<Family> {
+    let mut value = Family::gauge("timeline_value", "The last value of a timeline that was signalled");
+    let mut promised = Family::gauge("timeline_promised", "The highest value of a timeline that was promised");
+    let mut permits = Family::gauge("semaphore_permits", "Permits of a semaphore by state");
+    let mut waiting = Family::gauge("semaphore_waiting", "Threads that wait for a permit");
+    for object in objects {
+        match object {
+            ObjectInfo::Timeline(timeline) => {
+                let labels = || [label("name", &timeline.name), label("incarnation", timeline.incarnation)];
+                value.push(labels(), timeline.value);
+                promised.push(labels(), timeline.announced);
+            }
+            ObjectInfo::Semaphore(semaphore) => {
+                let free = semaphore.maximum.saturating_sub(semaphore.held);
+                for (state, number) in [("held", semaphore.held), ("free", free)] {
+                    permits.push([label("name", &semaphore.name), label("state", state)], number.into());
+                }
+                waiting.push([label("name", &semaphore.name)], semaphore.waiting.into());
+            }
+            _ => {}
+        }
+    }
+    vec![value, promised, permits, waiting]
+}

@@ -1,0 +1,129 @@
+//! Metrics of one moment, and their text.
+
+use std::fmt;
+
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet, text},
+    metrics::MetricType,
+    registry::Registry,
+};
+
+/// The format of [`to_text`], as HTTP names it.
+pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// A metric with its series.
+#[derive(Debug)]
+pub(super) struct Family {
+    /// Its name, without `partywall_` in front and without a counter's `_total` behind.
+    name: &'static str,
+    /// What it means, without a full stop at the end.
+    help: &'static str,
+    counts: bool,
+    series: Vec<(Vec<Label>, Value)>,
+}
+
+/// The name and value of a label.
+pub(super) type Label = (&'static str, String);
+
+#[derive(Debug, Clone, Copy)]
+enum Value {
+    Whole(u64),
+    Seconds(f64),
+}
+
+impl Family {
+    /// A value that may rise and fall.
+    pub(super) fn gauge(name: &'static str, help: &'static str) -> Self {
+        Self { name, help, counts: false, series: Vec::new() }
+    }
+
+    /// A number that never falls while its series exists.
+    pub(super) fn counter(name: &'static str, help: &'static str) -> Self {
+        Self { counts: true, ..Self::gauge(name, help) }
+    }
+
+    /// Adds a series.
+    pub(super) fn push(&mut self, labels: impl IntoIterator<Item = Label>, value: u64) {
+        self.series.push((labels.into_iter().collect(), Value::Whole(value)));
+    }
+
+    /// Adds a series of seconds.
+    pub(super) fn push_seconds(&mut self, labels: impl IntoIterator<Item = Label>, milliseconds: u64) {
+        self.series.push((labels.into_iter().collect(), Value::Seconds(milliseconds as f64 / 1e3)));
+    }
+
+    /// Returns it with one series that has no labels.
+    pub(super) fn of(mut self, value: u64) -> Self {
+        self.push([], value);
+        self
+    }
+
+    fn encode(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let of_type = if self.counts { MetricType::Counter } else { MetricType::Gauge };
+        let mut metric = encoder.encode_descriptor(self.name, &format!("{}.", self.help), None, of_type)?;
+        for (labels, value) in &self.series {
+            if labels.is_empty() {
+                self.encode_value(&mut metric, *value)?;
+            } else {
+                self.encode_value(&mut metric.encode_family(labels)?, *value)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn encode_value(&self, series: &mut MetricEncoder<'_>, value: Value) -> fmt::Result {
+        match value {
+            Value::Whole(value) if self.counts => series.encode_counter::<NoLabelSet, _, u64>(&value, None),
+            Value::Whole(value) => series.encode_gauge(&value),
+            Value::Seconds(value) => series.encode_gauge(&value),
+        }
+    }
+}
+
+/// Returns the families in the text format of OpenMetrics, which Prometheus and its node exporter read.
+pub(super) fn to_text(families: Vec<Family>) -> String {
+    #[derive(Debug)]
+    struct Families(Vec<Family>);
+
+    impl Collector for Families {
+        fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+            self.0.iter().filter(|family| !family.series.is_empty()).try_for_each(|family| family.encode(&mut encoder))
+        }
+    }
+
+    let mut registry = Registry::with_prefix("partywall");
+    registry.register_collector(Box::new(Families(families)));
+    let mut text = String::new();
+    text::encode(&mut text, &registry).expect("a string takes everything that is written to it");
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_has_types_labels_and_an_end() {
+        let mut bytes = Family::gauge("bytes", "Bytes of all names");
+        bytes.push([("place", "host".to_owned()), ("kind", "memfd".to_owned())], 1 << 60);
+        bytes.push([("place", "a \"quoted\"\n\\ place".to_owned())], 0);
+        let mut age = Family::gauge("heartbeat_age_seconds", "Time since the last heartbeat");
+        age.push_seconds([("pid", "7".to_owned())], 1_500);
+        let deaths = Family::counter("deaths", "Members that died").of(3);
+        let text = to_text(vec![bytes, age, deaths, Family::gauge("nothing", "It has no series")]);
+        let expected = r##"# HELP partywall_bytes Bytes of all names.
+# TYPE partywall_bytes gauge
+partywall_bytes{place="host",kind="memfd"} 1152921504606846976
+partywall_bytes{place="a \"quoted\"\n\\ place"} 0
+# HELP partywall_heartbeat_age_seconds Time since the last heartbeat.
+# TYPE partywall_heartbeat_age_seconds gauge
+partywall_heartbeat_age_seconds{pid="7"} 1.5
+# HELP partywall_deaths Members that died.
+# TYPE partywall_deaths counter
+partywall_deaths_total 3
+# EOF
+"##;
+        assert_eq!(text, expected);
+    }
+}

@@ -1,0 +1,57 @@
+//! `partywall metrics`: prints what a domain holds and does as metrics for Prometheus, once or at each request over HTTP.
+//!
+//! The program is a client of the broker, so the broker neither listens nor waits for anything on its behalf. `--json` changes
+//! only how errors and the address are printed: metrics are always text.
+
+mod collect;
+mod family;
+mod listen;
+
+use std::net::SocketAddr;
+
+use clap::Args;
+use partywall::Domain;
+
+use crate::{Context, failure::Failure};
+
+/// The arguments of the command.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// Answer requests over HTTP at this address until Ctrl-C, instead of printing once; port 0 takes a free port
+    #[arg(long, value_name = "ADDRESS", num_args = 0..=1, require_equals = false, default_missing_value = "127.0.0.1:9464")]
+    listen: Option<SocketAddr>,
+    /// How many names and how many members have series of their own; the rest are in the sums only
+    #[arg(long, value_name = "NUMBER", default_value_t = 1000)]
+    max_names: usize,
+}
+
+/// Runs the command.
+pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
+    let most = arguments.max_names;
+    match arguments.listen {
+        None => {
+            let families = collect::families(&connect(context)?, most)?;
+            context.output().document(&family::to_text(families));
+            Ok(())
+        }
+        Some(address) => {
+            let mut domain = None;
+            listen::serve(context.output(), address, || page(context, &mut domain, most))
+        }
+    }
+}
+
+fn connect(context: &Context) -> partywall::Result<Domain> {
+    context.options().start(false).operator(true).connect()
+}
+
+/// Returns the metrics of now. The broker may have ended or another one started since the last request.
+fn page(context: &Context, domain: &mut Option<Domain>, most: usize) -> String {
+    let connected = domain.take().filter(|domain| domain.ping().is_ok()).map_or_else(|| connect(context), Ok);
+    let families = connected.and_then(|connected| {
+        let families = collect::families(&connected, most)?;
+        *domain = Some(connected);
+        Ok(families)
+    });
+    family::to_text(families.unwrap_or_else(|_| collect::without_broker()))
+}
