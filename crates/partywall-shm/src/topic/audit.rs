@@ -1,5 +1,7 @@
 //! Counts and lists for observers.
 
+use partywall_wire::BlockCounts;
+
 use super::{PublisherState, SubscriberState, Topic, port::Occupancy, sweep::Blocks};
 use crate::{
     members::NOBODY,
@@ -7,34 +9,15 @@ use crate::{
     sync::Ordering,
 };
 
-/// The blocks of a topic, by state.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Audit {
-    /// Blocks that any member may take.
-    pub free: u32,
-    /// Blocks that members hold: to fill them, or while a stream still writes them after they were published.
-    pub held: u32,
-    /// Blocks that are in the ring.
-    pub in_ring: u32,
-    /// Published blocks that have left the ring and that readers still hold.
-    pub read: u32,
-    /// Published blocks that are no longer used. The next sweep frees them.
-    pub unused: u32,
-    /// Blocks that are on their way to a waiter.
-    pub handed: u32,
-    /// Members that wait for a block.
-    pub waiting: u32,
-    /// Words that no correct member writes: a block that is in the ring twice, or in the ring or a hold although it is
-    /// free, or whose state is invalid; a position that is not filled although a later one is.
-    pub invalid: u32,
-}
-
 impl Topic {
     /// Counts the blocks by state. While members use the topic, the numbers do not belong to a single moment.
-    pub fn audit(&self, slots: &Slots) -> Audit {
+    ///
+    /// `invalid` counts the words that no correct member writes: a block that is in the ring twice, or in the ring or a hold
+    /// although it is free, or whose state is invalid; a position that is not filled although a later one is.
+    pub fn audit(&self, slots: &Slots) -> BlockCounts {
         let of_slots = slots.audit();
         let invalid = of_slots.invalid + self.ports().filter(|port| *port == Occupancy::Invalid).count() as u32;
-        let mut audit = Audit { waiting: of_slots.waiting, invalid, ..Audit::default() };
+        let mut audit = BlockCounts { waiting: of_slots.waiting, invalid, ..BlockCounts::default() };
         let blocks = self.descriptors.len() as u32;
         let mut in_ring = Blocks::none(blocks);
         let tail = self.tail();

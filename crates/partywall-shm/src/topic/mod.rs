@@ -70,7 +70,6 @@ use crate::{
     sync::{AtomicU32, AtomicU64, Part},
 };
 
-pub use audit::Audit;
 pub use descriptor::{MAX_HEADER, MAX_RANK, Status};
 pub use members::TimelineCell;
 pub use port::PortId;

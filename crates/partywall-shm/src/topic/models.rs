@@ -11,6 +11,8 @@ use loom::{
     thread,
 };
 
+use partywall_wire::BlockCounts;
+
 use super::{
     descriptor::Descriptor,
     entry::RingEntry,
@@ -179,7 +181,7 @@ impl World {
     }
 
     /// Checks the state of all blocks, once all threads have stopped.
-    fn sound(&self) -> Audit {
+    fn sound(&self) -> BlockCounts {
         self.topic.sweep(&self.pool);
         let audit = self.topic.audit(&self.pool);
         assert_eq!((audit.invalid, audit.unused, audit.handed), (0, 0, 0));
@@ -216,7 +218,7 @@ fn a_block_being_read_is_not_written() {
             world.publish(&mut publisher, value).unwrap();
         }
         other.join().unwrap();
-        assert_eq!(world.sound(), Audit { free: 2, in_ring: 1, ..Audit::default() });
+        assert_eq!(world.sound(), BlockCounts { free: 2, in_ring: 1, ..BlockCounts::default() });
     });
 }
 
@@ -238,7 +240,7 @@ fn there_may_be_no_block() {
             }
         }
         other.join().unwrap();
-        assert_eq!(world.sound(), Audit { free: 1, in_ring: 1, ..Audit::default() });
+        assert_eq!(world.sound(), BlockCounts { free: 1, in_ring: 1, ..BlockCounts::default() });
     });
 }
 
@@ -315,7 +317,7 @@ fn sweep_frees_no_block_in_use() {
         }
         readers.join().unwrap();
         publishers.join().unwrap();
-        assert_eq!(world.sound(), Audit { free: 1, in_ring: 1, ..Audit::default() });
+        assert_eq!(world.sound(), BlockCounts { free: 1, in_ring: 1, ..BlockCounts::default() });
     });
 }
 
@@ -485,7 +487,7 @@ fn two_publish_at_once_and_all_see_one_order() {
             seen.push(value);
         }
         assert_eq!(seen, if position == 0 { [1, 2] } else { [2, 1] });
-        assert_eq!(world.sound(), Audit { free: 2, in_ring: 2, ..Audit::default() });
+        assert_eq!(world.sound(), BlockCounts { free: 2, in_ring: 2, ..BlockCounts::default() });
     });
 }
 
@@ -522,7 +524,7 @@ fn a_waiter_for_a_block_is_served() {
         readers.join().unwrap();
         publishers.join().unwrap();
         assert!(world.pool.free(&waited));
-        assert_eq!(world.sound(), Audit { free: 1, in_ring: 1, ..Audit::default() });
+        assert_eq!(world.sound(), BlockCounts { free: 1, in_ring: 1, ..BlockCounts::default() });
     });
 }
 

@@ -7,6 +7,7 @@ use std::{
 };
 
 use partywall_os::map::SharedMap;
+use partywall_wire::BlockCounts;
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
@@ -87,7 +88,7 @@ impl World {
         Some(value)
     }
 
-    fn audit(&self) -> Audit {
+    fn audit(&self) -> BlockCounts {
         let audit = self.topic.audit(&self.pool);
         assert_eq!(audit.invalid, 0, "{audit:?}");
         let blocks = audit.free + audit.held + audit.in_ring + audit.read + audit.unused + audit.handed;
@@ -115,7 +116,7 @@ fn samples_come_in_their_order_to_all() {
     let audit = world.audit();
     assert_eq!((audit.in_ring, audit.held, audit.read), (4, 0, 0));
     world.topic.sweep(&world.pool);
-    assert_eq!(world.audit(), Audit { free: 20, in_ring: 4, ..Audit::default() });
+    assert_eq!(world.audit(), BlockCounts { free: 20, in_ring: 4, ..BlockCounts::default() });
 }
 
 #[test]
@@ -282,7 +283,7 @@ fn reader_keeps_its_holds_up_to_its_limit() {
     world.topic.release(&world.pool, &held[1]);
     assert_eq!(world.receive(&mut reader), Some(197));
     world.topic.sweep(&world.pool);
-    assert_eq!(world.audit(), Audit { free: 17, in_ring: 4, read: 3, ..Audit::default() });
+    assert_eq!(world.audit(), BlockCounts { free: 17, in_ring: 4, read: 3, ..BlockCounts::default() });
 }
 
 #[test]
@@ -390,7 +391,7 @@ fn block_written_by_a_stream_is_not_reused() {
     assert_eq!((world.pool.holders(), world.audit().held), (vec![(1, 1)], 1));
     world.topic.retire(&world.pool, &written);
     assert_eq!(world.topic.sweep(&world.pool), 1);
-    assert_eq!(world.audit(), Audit { free: 20, in_ring: 4, ..Audit::default() });
+    assert_eq!(world.audit(), BlockCounts { free: 20, in_ring: 4, ..BlockCounts::default() });
 }
 
 #[test]
@@ -407,7 +408,7 @@ fn blocks_of_the_dead_come_back_and_their_samples_stay() {
     assert_eq!(world.audit().held, 1);
     assert_eq!(world.topic.recover(&world.pool, |row| row == 1), 2);
     assert_eq!(world.topic.recover(&world.pool, |row| row == 1), 0);
-    assert_eq!(world.audit(), Audit { free: 22, in_ring: 2, ..Audit::default() });
+    assert_eq!(world.audit(), BlockCounts { free: 22, in_ring: 2, ..BlockCounts::default() });
     assert_eq!((world.topic.publishers().len(), world.topic.subscribers().len()), (1, 1));
     let first = world.take(&mut alive).unwrap();
     assert_eq!((first.block(), world.topic.status(&first)), (held.block(), Status::Failed(TimelineEnding::OwnerDied)));
@@ -540,7 +541,7 @@ fn many_publish_and_receive_at_once() {
         over.store(true, Ordering::Release);
     });
     world.topic.sweep(&world.pool);
-    assert_eq!(world.audit(), Audit { free: 20, in_ring: 4, ..Audit::default() });
+    assert_eq!(world.audit(), BlockCounts { free: 20, in_ring: 4, ..BlockCounts::default() });
 }
 
 #[derive(Debug, Clone)]
@@ -715,7 +716,7 @@ proptest! {
         }
         world.topic.recover(&world.pool, |_| true);
         let in_ring = (model.samples.len() as u32).min(4);
-        prop_assert_eq!(world.audit(), Audit { free: 24 - in_ring, in_ring, ..Audit::default() });
+        prop_assert_eq!(world.audit(), BlockCounts { free: 24 - in_ring, in_ring, ..BlockCounts::default() });
     }
 
     /// For arbitrary memory, every call returns without a panic, and no block is lost.

@@ -25,8 +25,9 @@ use partywall_shm::{
     crash as points, members,
     pool::{Held, Pool},
     timeline::TimelineEnding,
-    topic::{Audit, Message, PublisherPlace, Received, Shape, Status, SubscriberPlace, Taken, Topic, Unpublished},
+    topic::{Message, PublisherPlace, Received, Shape, Status, SubscriberPlace, Taken, Topic, Unpublished},
 };
+use partywall_wire::BlockCounts;
 
 use super::points::{
     JOINING_TO_PUBLISH, MAKING_SPACE, NOTIFYING, OVERTAKEN, PUBLISHING, RECEIVING, RETIRING, SUBSCRIBING,
@@ -123,7 +124,7 @@ impl World {
         &self.memory.atomics::<AtomicU64>(0, SHAPE.blocks as usize).unwrap()[block as usize]
     }
 
-    fn audit(&self) -> Audit {
+    fn audit(&self) -> BlockCounts {
         let audit = self.topic.audit(&self.pool);
         assert_eq!(audit.invalid, 0, "{audit:?}");
         audit

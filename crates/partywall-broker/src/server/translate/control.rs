@@ -41,19 +41,8 @@ pub(super) fn info(table: &SlotTable, info: &Info, control: &Control) -> Option<
         SlotTable::Semaphore(_) => None,
         SlotTable::Pool(pool) => Some(wire::ControlInfo { blocks: blocks(&pool.audit()), topic: None, queue: None }),
         SlotTable::Topic(topic, pool) => {
-            let audit = topic.audit(pool);
-            let blocks = wire::BlockCounts {
-                free: audit.free,
-                held: audit.held,
-                offered: 0,
-                in_ring: audit.in_ring,
-                read: audit.read,
-                unused: audit.unused,
-                handed: audit.handed,
-                waiting: audit.waiting,
-                invalid: audit.invalid,
-            };
-            Some(wire::ControlInfo { blocks, topic: Some(topic_info(topic, &info.rows, control)), queue: None })
+            let topic_info = topic_info(topic, &info.rows, control);
+            Some(wire::ControlInfo { blocks: topic.audit(pool), topic: Some(topic_info), queue: None })
         }
         SlotTable::Queue(mapped) => {
             let uses = mapped.queue.all_uses();
