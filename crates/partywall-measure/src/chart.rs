@@ -287,14 +287,15 @@ const LETTERS: usize = 28;
 /// The colour of the grid, which `page.rs` also names.
 const GRID: RGBColor = RGBColor(229, 231, 235);
 
-/// The colours of Okabe and Ito, which people with colour vision deficiency can distinguish.
-const COLOURS: [RGBColor; 6] = [
+/// The colours of Okabe and Ito, which people with colour vision deficiency can distinguish, and a grey.
+const COLOURS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
     RGBColor(0, 158, 115),
     RGBColor(204, 121, 167),
     RGBColor(230, 159, 0),
     RGBColor(86, 180, 233),
+    RGBColor(120, 120, 120),
 ];
 
 #[cfg(test)]

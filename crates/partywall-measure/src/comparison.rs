@@ -132,6 +132,11 @@ impl<'a> Comparison<'a> {
 }
 
 impl ComparisonResult {
+    /// Returns the median of the floor or of a rival over that of the measured case, or `None` if their units differ in kind.
+    pub fn of_case(&self, other: &Measurement) -> Option<f64> {
+        ratio(other, &self.measured).ok()
+    }
+
     /// Returns whether the goal was met, or true if there is no goal.
     pub fn met(&self) -> bool {
         self.verdict.as_ref().is_none_or(|verdict| verdict.met)
@@ -171,10 +176,11 @@ impl<'a> Participant<'a> {
     }
 }
 
-fn ratio(measured: &Measurement, floor: &Measurement) -> Result<f64, Error> {
-    let unit = measured.case.unit;
-    let floor_p50 = floor.case.unit.convert(floor.percentiles.p50, unit)?;
-    Ok(measured.percentiles.p50 / floor_p50)
+/// Returns one median over another.
+fn ratio(one: &Measurement, other: &Measurement) -> Result<f64, Error> {
+    let unit = one.case.unit;
+    let other_p50 = other.case.unit.convert(other.percentiles.p50, unit)?;
+    Ok(one.percentiles.p50 / other_p50)
 }
 
 fn judge(

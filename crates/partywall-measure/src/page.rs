@@ -30,6 +30,10 @@ impl Report {
              line, its floor and rivals are dashed lines. Both axes are logarithmic. All cases of a plot were measured in \
              turns.</p>\n",
         );
+        page.push_str(
+            "<p><i>Of case</i>: the median of a floor, or of what stands beside a case, over that of the case. <i>Of floor</i>: \
+             the median of the case over that of its floor.</p>\n",
+        );
         self.numbers_of_the_page(&mut page);
         let json = serde_json::to_string_pretty(self).unwrap_or_default();
         let _ = write!(
@@ -65,32 +69,33 @@ impl Report {
 
     fn numbers_of_the_page(&self, page: &mut String) {
         page.push_str("<table>\n<tr><th>case</th>");
-        for heading in ["n", "min", "p25", "p50", "p75", "p90", "p99", "max", "unit", "of floor"] {
+        for heading in ["n", "min", "p25", "p50", "p75", "p90", "p99", "max", "unit", "of case", "of floor"] {
             let _ = write!(page, "<th>{heading}</th>");
         }
         page.push_str("</tr>\n");
         for result in &self.comparisons {
-            row(page, "", &result.measured, result.ratio);
+            row(page, "", &result.measured, [None, result.ratio]);
             if let Some(floor) = &result.floor {
-                row(page, "floor: ", floor, None);
+                row(page, "floor: ", floor, [result.of_case(floor), None]);
             }
             for rival in &result.rivals {
-                row(page, "beside it: ", rival, None);
+                row(page, "beside it: ", rival, [result.of_case(rival), None]);
             }
         }
         page.push_str("</table>\n");
     }
 }
 
-fn row(page: &mut String, role: &str, measurement: &Measurement, ratio: Option<f64>) {
+fn row(page: &mut String, role: &str, measurement: &Measurement, ratios: [Option<f64>; 2]) {
     let Measurement { case, percentiles: p } = measurement;
     let class = if role.is_empty() { "" } else { " class=\"beside\"" };
     let _ = write!(page, "<tr{class}><td>{role}{}</td><td>{}</td>", text(&case.to_string()), p.n);
     for value in [p.min, p.p25, p.p50, p.p75, p.p90, p.p99, p.max] {
         let _ = write!(page, "<td>{}</td>", crate::report::figure(value));
     }
-    let ratio = ratio.map_or(String::new(), |ratio| format!("{ratio:.3}"));
-    let _ = writeln!(page, "<td>{}</td><td>{ratio}</td></tr>", case.unit);
+    let of_case = ratios[0].map_or(String::new(), crate::report::figure);
+    let of_floor = ratios[1].map_or(String::new(), |ratio| format!("{ratio:.3}"));
+    let _ = writeln!(page, "<td>{}</td><td>{of_case}</td><td>{of_floor}</td></tr>", case.unit);
 }
 
 /// Returns a text with HTML's special characters escaped.
@@ -160,6 +165,7 @@ mod tests {
             "floor: mmap",
             "7.50",
             "3.000",
+            "0.3333",
             "&quot;p25&quot;: 7.5",
         ] {
             assert!(page.contains(part), "{part} is missing in {page}");

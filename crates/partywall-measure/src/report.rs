@@ -105,7 +105,8 @@ impl fmt::Display for Report {
     }
 }
 
-const HEADINGS: [&str; 11] = ["case", "n", "min", "p50", "p90", "p99", "p99.9", "max", "unit", "ratio", "goal"];
+const HEADINGS: [&str; 12] =
+    ["case", "n", "min", "p50", "p90", "p99", "p99.9", "max", "unit", "of case", "ratio", "goal"];
 
 type Row = [String; HEADINGS.len()];
 
@@ -116,13 +117,13 @@ impl Report {
             let unit = result.measured.case.unit;
             let ratio = result.ratio.map_or(String::new(), |r| format!("{r:.3}x"));
             let goal = result.verdict.as_ref().map_or(String::new(), |verdict| describe(verdict, unit));
-            rows.push(row("", &result.measured, ratio, goal));
-            if let Some(floor) = &result.floor {
-                rows.push(row("  floor: ", floor, String::new(), String::new()));
-            }
-            for rival in &result.rivals {
-                rows.push(row("  rival: ", rival, String::new(), String::new()));
-            }
+            rows.push(row("", &result.measured, [String::new(), ratio, goal]));
+            let beside = |role, other| {
+                let of_case = result.of_case(other).map_or(String::new(), |ratio| format!("{}x", figure(ratio)));
+                row(role, other, [of_case, String::new(), String::new()])
+            };
+            rows.extend(result.floor.iter().map(|floor| beside("  floor: ", floor)));
+            rows.extend(result.rivals.iter().map(|rival| beside("  rival: ", rival)));
         }
         rows
     }
@@ -134,7 +135,7 @@ fn describe(verdict: &Verdict, unit: Unit) -> String {
     format!("{} (here {limit} {unit}): {outcome}", verdict.goal)
 }
 
-fn row(role: &str, measurement: &Measurement, ratio: String, goal: String) -> Row {
+fn row(role: &str, measurement: &Measurement, [of_case, ratio, goal]: [String; 3]) -> Row {
     let p = &measurement.percentiles;
     [
         format!("{role}{}", measurement.case),
@@ -146,6 +147,7 @@ fn row(role: &str, measurement: &Measurement, ratio: String, goal: String) -> Ro
         figure(p.p999),
         figure(p.max),
         measurement.case.unit.to_string(),
+        of_case,
         ratio,
         goal,
     ]
@@ -219,6 +221,7 @@ mod tests {
         assert!(lines[2].ends_with("1.985x  <= floor + 60 us (here 125.5 us): MISSED"));
         assert!(lines[3].starts_with("  floor: raw"), "{text}");
         assert!(lines[4].starts_with("  rival: other"), "{text}");
+        assert!(lines[3].ends_with(" 0.5038x") && lines[4].ends_with(" 15.38x"), "{text}");
         let right_edge = |line: &str| line.find(" us").unwrap();
         assert_eq!(right_edge(lines[3]), right_edge(lines[4]), "{text}");
     }

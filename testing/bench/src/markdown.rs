@@ -23,17 +23,22 @@ pub(crate) fn page(report: &Report) -> String {
     }
     lines.push(String::new());
     lines.push(
-        "The floor is the least that this machine could take, measured in turns with the case above it. Goals are \
-         held against p50."
+        "The floor is the least that this machine could take, measured in turns with the case above it. *Of case* is the \
+         median of a floor or rival over that of the case. Goals are held against p50."
             .to_owned(),
     );
     lines.push(String::new());
-    lines.push("| case | n | min | p50 | p90 | p99 | p99.9 | max | unit | of floor | goal | |".to_owned());
-    lines.push("|---|--:|--:|--:|--:|--:|--:|--:|---|--:|---|---|".to_owned());
+    lines.push("| case | n | min | p50 | p90 | p99 | p99.9 | max | unit | of case | of floor | goal | |".to_owned());
+    lines.push("|---|--:|--:|--:|--:|--:|--:|--:|---|--:|--:|---|---|".to_owned());
     for result in &report.comparisons {
         lines.push(measured(result));
-        lines.extend(result.floor.iter().map(|floor| row("floor: ", floor, "", "", "")));
-        lines.extend(result.rivals.iter().map(|rival| row("rival: ", rival, "", "", "")));
+        let beside = |role, other| {
+            let of_case =
+                result.of_case(other).map_or(String::new(), |ratio| format!("{}x", partywall_measure::figure(ratio)));
+            row(role, other, [&of_case, "", "", ""])
+        };
+        lines.extend(result.floor.iter().map(|floor| beside("floor: ", floor)));
+        lines.extend(result.rivals.iter().map(|rival| beside("rival: ", rival)));
     }
     if !report.notes.is_empty() {
         lines.push(String::new());
@@ -52,15 +57,15 @@ fn measured(result: &ComparisonResult) -> String {
         }
         None => (String::new(), ""),
     };
-    row("", &result.measured, &ratio, &goal, outcome)
+    row("", &result.measured, ["", &ratio, &goal, outcome])
 }
 
-fn row(role: &str, measurement: &Measurement, ratio: &str, goal: &str, outcome: &str) -> String {
+fn row(role: &str, measurement: &Measurement, judged: [&str; 4]) -> String {
     let p = &measurement.percentiles;
     let figures = [p.min, p.p50, p.p90, p.p99, p.p999, p.max].map(figure).join(" | ");
     let case = &measurement.case;
     let unit = measurement.case.unit;
-    format!("| {role}{case} | {} | {figures} | {unit} | {ratio} | {goal} | {outcome} |", p.n)
+    format!("| {role}{case} | {} | {figures} | {unit} | {} |", p.n, judged.join(" | "))
 }
 
 /// Formats a number with about three significant digits.
@@ -91,11 +96,11 @@ mod tests {
         let page = page(&report);
         assert!(
             page.contains(
-                "| open | 4 | 130 | 130 | 130 | 130 | 130 | 130 | us | 2.00x | <= floor + 60 us (125) | **missed** |"
+                "| open | 4 | 130 | 130 | 130 | 130 | 130 | 130 | us |  | 2.00x | <= floor + 60 us (125) | **missed** |"
             ),
             "{page}"
         );
-        assert!(page.contains("\n| floor: raw | 4 | 65.0 |"), "{page}");
+        assert!(page.contains("\n| floor: raw | 4 | 65.0 |") && page.contains("| us | 0.5000x |"), "{page}");
         assert!(page.ends_with("- made up\n"), "{page}");
     }
 }
