@@ -1,6 +1,7 @@
 """Code that all programs here share: each takes samples on request.
 
-A program prepares itself, says `ready`, and then takes as many samples as each line of its standard input asks for.
+A program prepares itself, says `ready`, and then takes as many samples as each line of its standard input asks for. If it measures
+several things, the line goes on with the arguments that name one of them.
 Standard output has samples and nothing else, one a line. The program ends when its input does.
 """
 
@@ -15,11 +16,12 @@ _replies = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 
 
-def serve(sample: Callable[[], float]) -> None:
+def serve(sample: Callable[..., float]) -> None:
     """Takes samples, in any unit, until standard input ends."""
     _say("ready")
     for line in sys.stdin:
-        _say("\n".join(str(sample()) for _ in range(int(line))))
+        number, *what = line.split()
+        _say("\n".join(str(sample(*what)) for _ in range(int(number))))
 
 
 def _say(text: str) -> None:

@@ -135,6 +135,8 @@ def _run(other: Callable[..., None], *arguments: Any) -> None:
     ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL)
     try:
         other(*arguments)
+    except EOFError:
+        pass  # The first process has ended.
     except BaseException:
         traceback.print_exc()
         os.kill(os.getppid(), signal.SIGTERM)

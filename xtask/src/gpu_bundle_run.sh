@@ -4,8 +4,9 @@
 # --only, no tests run, and only benchmarks with that part in their names. If Python 3.11 or later is
 # installed with pytest and torch, the Python package is tested too, with those of cupy, jax and numba
 # that are installed. With --peers no tests run: the Python package is measured against Rust,
-# safetensors and torch.multiprocessing, within seven minutes; with a part of a name only the matching
-# subjects, within two minutes (peer_topics: tensors, time-sliced and under an MPS daemon).
+# safetensors and torch.multiprocessing, within nine minutes; with a part of a name only the matching
+# subjects, within four minutes (peer_topics: tensors, time-sliced and under an MPS daemon; peer_table:
+# all installed ways to share memory, in one table with ratios).
 #
 #   OUT=reports ./run.sh [--bench] [NAME]
 #   OUT=reports ./run.sh --bench --only NAME
@@ -60,7 +61,8 @@ peers() {
     scratch=$(mktemp -d -p "$folder" partywall-peers.XXXXXX) || return 1
     unpack "$site" &&
         TMPDIR="$scratch" PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}" timeout -k 10 "$2" \
-            "$here/partywall-bench" --gpu --peers --report "$out/gpu-peers.json" --md "$out/gpu-peers.md" "$1"
+            "$here/partywall-bench" --gpu --peers --report "$out/gpu-peers.json" --md "$out/gpu-peers.md" \
+            --html "$out/gpu-peers.html" "$1"
     measured=$?
     [ $measured -eq 124 ] && echo "not all was measured within $2 s" >&2
     stop_brokers "$scratch"
@@ -68,7 +70,7 @@ peers() {
     return $measured
 }
 if [ "${1:-}" = --peers ]; then
-    if [ -n "${2:-}" ]; then peers "$2" 120; else peers peer_ 400; fi
+    if [ -n "${2:-}" ]; then peers "$2" 240; else peers peer_ 540; fi
     exit $?
 fi
 

@@ -77,6 +77,9 @@ struct Arguments {
     /// Write the report as a page of markdown
     #[arg(long, value_name = "FILE")]
     md: Option<PathBuf>,
+    /// Write the report as an HTML page with plots
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
     /// Exit with 1 if a goal is missed
     #[arg(long)]
     strict: bool,
@@ -175,6 +178,9 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     }
     if let Some(path) = &arguments.md {
         write(path, &markdown::page(report))?;
+    }
+    if let Some(path) = &arguments.html {
+        write(path, &report.page()?)?;
     }
     if !failed.is_empty() {
         return Err(format!("could not be measured: {}", failed.join(", ")).into());

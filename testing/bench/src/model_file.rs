@@ -144,7 +144,7 @@ fn write(path: &Path, tensors: &[Shape]) -> std::io::Result<()> {
 }
 
 /// The line of `/proc/meminfo` with the memory that can be used without swapping.
-const AVAILABLE: &str = "MemAvailable:";
+pub(crate) const AVAILABLE: &str = "MemAvailable:";
 
 /// Returns a line of `/proc/meminfo`, in bytes.
 pub(crate) fn meminfo(key: &str) -> Option<u64> {

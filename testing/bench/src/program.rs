@@ -1,7 +1,8 @@
 //! Programs of `benches/peers`, in processes of their own.
 //!
-//! A program prints `ready`. Then it reads one number from each line, and answers it with that many lines, each with one
-//! sample. It ends when its standard input ends.
+//! A program prints `ready`. Then it reads requests, one in each line: a number, and words that name what to measure if
+//! the program measures several things. It answers with that many lines, each with one sample. It ends when its standard
+//! input ends.
 
 use std::{
     collections::VecDeque,
@@ -71,18 +72,24 @@ impl Program {
 
     /// Returns one sample.
     pub(crate) fn sample(&mut self) -> Result<f64, Failure> {
-        self.sample_of(1)
+        self.sample_of("", 1)
     }
 
     /// Returns a sampler that requests `block` samples at a time: with a request for each, the program would sleep before
     /// every sample.
     pub(crate) fn sampler(&mut self, block: usize) -> Sampler<'_> {
-        Box::new(move || self.sample_of(block))
+        self.sampler_of("", block)
     }
 
-    fn sample_of(&mut self, block: usize) -> Result<f64, Failure> {
+    /// As [`Program::sampler`], of one of several things that it measures.
+    pub(crate) fn sampler_of<'a>(&'a mut self, what: &'a str, block: usize) -> Sampler<'a> {
+        self.taken.clear();
+        Box::new(move || self.sample_of(what, block))
+    }
+
+    fn sample_of(&mut self, what: &str, block: usize) -> Result<f64, Failure> {
         if self.taken.is_empty() {
-            self.ask(block)?;
+            self.request(what, block)?;
             self.taken = self.answers(block)?;
         }
         self.taken.pop_front().ok_or_else(|| "no samples were asked for".into())
@@ -90,7 +97,12 @@ impl Program {
 
     /// Requests samples without waiting for them.
     pub(crate) fn ask(&mut self, samples: usize) -> Result<(), Failure> {
-        match self.requests.as_mut().map(|requests| writeln!(requests, "{samples}")) {
+        self.request("", samples)
+    }
+
+    fn request(&mut self, what: &str, samples: usize) -> Result<(), Failure> {
+        let request = format!("{samples} {what}");
+        match self.requests.as_mut().map(|requests| writeln!(requests, "{}", request.trim_end())) {
             Some(Ok(())) => Ok(()),
             _ => Err(self.failure("takes no requests", FAREWELL)),
         }

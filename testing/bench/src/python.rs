@@ -13,18 +13,24 @@ use tempfile::TempDir;
 use crate::{bench::Bench, mps::Mps, program::Program};
 
 /// The files of the programs. They are compiled into this program, so that they are available wherever it runs.
-const FILES: [(&str, &str); 9] = [
+const FILES: [(&str, &str); 13] = [
     ("peer.py", include_str!("../../../benches/peers/peer.py")),
     ("round_trip.py", include_str!("../../../benches/peers/round_trip.py")),
+    (MESSAGES, include_str!("../../../benches/peers/messages.py")),
     (OURS, include_str!("../../../benches/peers/ours.py")),
     (OURS_TOPICS, include_str!("../../../benches/peers/ours_topics.py")),
     (RAW_TENSOR, include_str!("../../../benches/peers/raw_tensor.py")),
     (SIMPLE_QUEUE, include_str!("../../../benches/peers/simple_queue.py")),
     (SAFETENSORS, include_str!("../../../benches/peers/safetensors_load.py")),
+    (TABLE, include_str!("../../../benches/peers/table.py")),
+    ("table_cuda.py", include_str!("../../../benches/peers/table_cuda.py")),
+    ("table_host.py", include_str!("../../../benches/peers/table_host.py")),
     (TASK_QUEUE, include_str!("../../../benches/peers/task_queue.py")),
     (TORCH_MULTIPROCESSING, include_str!("../../../benches/peers/torch_multiprocessing.py")),
 ];
 
+/// Messages there and back, by Partywall's topics, a queue and a pipe.
+pub(crate) const MESSAGES: &str = "messages.py";
 /// Partywall's own package.
 pub(crate) const OURS: &str = "ours.py";
 /// Topics of Partywall's package.
@@ -35,6 +41,8 @@ pub(crate) const RAW_TENSOR: &str = "raw_tensor.py";
 pub(crate) const SIMPLE_QUEUE: &str = "simple_queue.py";
 /// safetensors, loading a file.
 pub(crate) const SAFETENSORS: &str = "safetensors_load.py";
+/// Memory that is shared with another process, in all ways that there are.
+pub(crate) const TABLE: &str = "table.py";
 /// Tasks for workers, by Partywall, multiprocessing.Pool and Redis.
 pub(crate) const TASK_QUEUE: &str = "task_queue.py";
 /// torch.multiprocessing.
@@ -134,6 +142,19 @@ mod tests {
         assert_eq!(samples, [0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5]);
         drop(sampler);
         assert_eq!(program.end(Duration::from_secs(60)), "exit status: 0");
+    }
+
+    #[test]
+    fn needs_python_samples_are_of_what_was_asked_for_last() {
+        let (_programs, started) = start(
+            "import peer\n\
+             peer.serve(lambda what='1', times='1': int(what) * int(times))\n",
+        );
+        let mut program = started.unwrap();
+        assert_eq!(program.sample().unwrap(), 1.0);
+        // Of a block of four, three are not taken.
+        assert_eq!(program.sampler_of("2", 4)().unwrap(), 2.0);
+        assert_eq!(program.sampler_of("3 5", 4)().unwrap(), 15.0);
     }
 
     #[test]

@@ -19,7 +19,7 @@ use crate::{
     mps, ping_pong,
     subjects::{
         ordering::{deaths, pair, semaphore},
-        pools, queues,
+        peer_table, pools, queues,
     },
 };
 
@@ -44,6 +44,9 @@ pub(crate) const ALLOCATOR: &str = "allocator";
 
 /// Completes the tasks of a queue: `SOCKET NAME`.
 pub(crate) const TASK_WORKER: &str = "task-worker";
+
+/// Opens and reads a segment each time that it is asked to: `SOCKET NAME`.
+pub(crate) const READER: &str = "reader";
 
 /// Holds something of each kind until it is killed: `SOCKET SEGMENT [GPU-UUID]`.
 pub(crate) const HOLDER: &str = "holder";
@@ -88,6 +91,7 @@ pub(crate) fn play() -> Option<Result<(), Failure>> {
             parse(workers).and_then(|workers| pools::allocate(socket.as_ref(), workers))
         }
         (Some(TASK_WORKER), [socket, name]) => text(name).and_then(|name| queues::work(socket.as_ref(), name)),
+        (Some(READER), [socket, name]) => text(name).and_then(|name| peer_table::read(socket.as_ref(), name)),
         (Some(HOLDER), [socket, segment]) => text(segment).and_then(|name| deaths::hold(socket.as_ref(), name, None)),
         (Some(HOLDER), [socket, segment, gpu]) => {
             text(segment).and_then(|name| deaths::hold(socket.as_ref(), name, Some(parse(gpu)?)))

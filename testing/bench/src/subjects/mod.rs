@@ -10,6 +10,7 @@ mod peer_model;
 mod peer_open;
 mod peer_queues;
 mod peer_stranded;
+pub(crate) mod peer_table;
 mod peer_topics;
 pub(crate) mod pools;
 mod put;
@@ -60,6 +61,8 @@ pub(crate) const SUBJECTS: &[Subject] = &[
     peers("peer_gpu_open", "opening GPU memory from Python and from Rust", true, peer_open::gpu),
     peers("peer_model", "a model of 14 GiB as torch tensors, by name and from a file", true, peer_model::run),
     peers("peer_stranded", "memory that exports leave behind, with torch.multiprocessing", true, peer_stranded::run),
+    peers("peer_table_host", "sharing host memory and messages, in all ways that there are", false, peer_table::host),
+    peers("peer_table_gpu", "sharing memory of a GPU, in all ways that there are", true, peer_table::gpu),
     peers("peer_queues", "tasks from Python to Python workers", false, peer_queues::run),
     peers("peer_topics_host", "tensors in host memory to another Python process", false, peer_topics::host),
     peers("peer_topics", "tensors on a GPU to another Python process, time-sliced", true, peer_topics::time_sliced),

@@ -1,0 +1,310 @@
+//! Memory and messages shared with a process that is already running, in all ways that the machine has: a table, with the
+//! ratio of each to Partywall. Those in Python stand beside Partywall from Python.
+
+use std::{
+    cell::{Cell, RefCell},
+    path::Path,
+};
+
+use partywall::{DType, Domain, Place, Segment};
+use partywall_measure::{Case, Comparison, Failure, Plan, Sampler, Unit};
+
+use super::{gpu_open, ordering::pair::Pair};
+use crate::{
+    bench::{Bench, clocked, microseconds, size},
+    board::now,
+    broker::{Broker, connect},
+    iceoryx2::{Iceoryx2, Mode},
+    model_file::{AVAILABLE, meminfo},
+    placement::Placement,
+    process::{Line, Process},
+    program::Program,
+    python::{MESSAGES, Programs, TABLE},
+    role,
+};
+
+/// Bytes that are shared, and how many samples are taken of that.
+const SIZES: [(u64, usize); 4] = [(4 << 10, 200), (1 << 20, 200), (64 << 20, 30), (1 << 30, 5)];
+
+/// Bytes of a message, and samples.
+const MESSAGE_SIZES: [(u64, usize); 4] = [(8, 1_000), (4 << 10, 1_000), (1 << 20, 200), (64 << 20, 5)];
+
+/// How many times the memory of one way has to be free.
+const WAYS: u64 = 8;
+
+/// What is asked, by the name that the program has for it.
+#[derive(Clone, Copy)]
+enum Question {
+    Share,
+    Open,
+}
+
+/// A way of sharing memory: what `table.py` calls it, and what reports do.
+type Way = (&'static str, &'static str);
+
+const FROM_PYTHON: &str = "Partywall, from Python";
+const FROM_RUST: &str = "Partywall, from Rust";
+
+/// Where memory is, and who shares it.
+struct Setting {
+    memory: &'static str,
+    place: Place,
+    ours: &'static str,
+    floor: Way,
+    rivals: &'static [Way],
+    /// Bytes.
+    free: u64,
+}
+
+pub(super) fn host(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
+    let setting = Setting {
+        memory: "host memory",
+        place: Place::Host,
+        ours: "partywall",
+        floor: ("memfd", "memfd by hand"),
+        rivals: &[("shared_memory", "multiprocessing.shared_memory")],
+        free: meminfo(AVAILABLE).unwrap_or(u64::MAX),
+    };
+    memory(bench, broker, &setting)?;
+    messages(bench, broker)?;
+    messages_from_rust(bench, broker)
+}
+
+pub(super) fn gpu(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
+    let uuid = gpu_open::first()?;
+    let setting = Setting {
+        memory: "GPU memory",
+        place: Place::Gpu(uuid),
+        ours: "partywall-gpu",
+        floor: ("fds", "VMM file descriptors by hand"),
+        rivals: &[
+            ("legacy", "cuIpcGetMemHandle by hand"),
+            ("cupy", "CuPy's ipcGetMemHandle"),
+            ("cuda.core", "cuda.core's IPC buffers"),
+            ("torch", "torch.multiprocessing"),
+        ],
+        free: broker.connect()?.gpu(uuid)?.context().memory_info()?.free,
+    };
+    memory(bench, broker, &setting)
+}
+
+fn memory(bench: &mut Bench, broker: &Broker, setting: &Setting) -> Result<(), Failure> {
+    let programs = Programs::unpack()?;
+    // All of them prepare themselves at the same time: that takes seconds with torch.
+    let mut ours = programs.spawn(TABLE, &[&setting.ours, &broker.socket()])?;
+    let (floor, floor_name) = setting.floor;
+    let floor = programs.spawn(TABLE, &[&floor]);
+    let spawned: Vec<_> = setting.rivals.iter().map(|(way, name)| (*name, programs.spawn(TABLE, &[way]))).collect();
+    ours.await_ready()?;
+    let mut floor = Programs::await_rival(bench, floor);
+    let mut rivals = Vec::new();
+    for (name, rival) in spawned {
+        rivals.extend(Programs::await_rival(bench, rival).map(|rival| (name, rival)));
+    }
+    let rust = Rust::start(broker, setting.place)?;
+    for (bytes, samples) in SIZES {
+        if setting.free < WAYS * bytes {
+            let lack = format!("only {} bytes of {} are free", setting.free, setting.memory);
+            bench.report.note(format!("peer_table: no {}, because {lack}", size(bytes)));
+            continue;
+        }
+        for question in [Question::Share, Question::Open] {
+            let what = format!("{} {bytes}", question.word());
+            // A way that cannot have this size ends, and is left out from here on.
+            if floor.as_mut().is_some_and(|floor| !can_measure(bench, floor, &what)) {
+                floor = None;
+            }
+            rivals.retain_mut(|(_, rival)| can_measure(bench, rival, &what));
+            let plan = plan(bench, samples);
+            let case = |name: &str| {
+                Case::new(name, Unit::Microseconds)
+                    .parameter("of", question.title(setting.memory))
+                    .parameter("bytes", bytes)
+            };
+            let comparison = Comparison::new(case(FROM_PYTHON), ours.sampler_of(&what, plan.block))
+                .rival(case(FROM_RUST), rust.sampler(question, bytes));
+            let comparison = match &mut floor {
+                Some(floor) => comparison.floor(case(floor_name), floor.sampler_of(&what, plan.block)),
+                None => comparison,
+            };
+            let comparison = rivals.iter_mut().fold(comparison, |comparison, (name, rival)| {
+                comparison.rival(case(name), rival.sampler_of(&what, plan.block))
+            });
+            bench.run(comparison, plan)?;
+        }
+    }
+    Ok(())
+}
+
+/// Small blocks spread what other work does to the machine over all ways.
+fn plan(bench: &Bench, samples: usize) -> Plan {
+    let samples = bench.fewer(samples);
+    let block = samples.div_ceil(10);
+    Plan::new(samples).warm_up(block).block(block)
+}
+
+/// Returns whether a program can take a sample of this, which does not count; if not, the report says why.
+fn can_measure(bench: &mut Bench, program: &mut Program, what: &str) -> bool {
+    let sampled = program.sampler_of(what, 1)();
+    sampled.inspect_err(|failure| bench.leave_out(failure)).is_ok()
+}
+
+impl Question {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Share => "share",
+            Self::Open => "open",
+        }
+    }
+
+    fn title(self, memory: &str) -> String {
+        match self {
+            Self::Share => format!("sharing {memory}, until its first byte is read"),
+            Self::Open => format!("opening and closing {memory} that is shared"),
+        }
+    }
+}
+
+/// Partywall from Rust: this process has the memory, and another one reads it.
+struct Rust {
+    domain: Domain,
+    place: Place,
+    reader: RefCell<Process>,
+    /// What stays shared from one sample to the next, and its bytes.
+    kept: RefCell<Option<(u64, Segment)>>,
+    /// What each byte was written last.
+    value: Cell<u8>,
+}
+
+const NAME: &str = "table/rust";
+const TENSOR: &str = "data";
+
+impl Rust {
+    fn start(broker: &Broker, place: Place) -> Result<Self, Failure> {
+        let mut command = role::command(role::READER, [broker.socket().as_os_str(), NAME.as_ref()])?;
+        let reader = RefCell::new(Process::start(&mut command)?);
+        Ok(Self { domain: broker.connect()?, place, reader, kept: RefCell::default(), value: Cell::new(1) })
+    }
+
+    fn sampler(&self, question: Question, bytes: u64) -> Sampler<'_> {
+        match question {
+            Question::Share => Box::new(move || self.share(bytes)),
+            Question::Open => Box::new(move || self.open(bytes)),
+        }
+    }
+
+    fn share(&self, bytes: u64) -> Result<f64, Failure> {
+        self.kept.take();
+        let (elapsed, segment) = self.shared(bytes)?;
+        segment.release()?;
+        Ok(elapsed)
+    }
+
+    /// Returns the microseconds until the reader has the first byte, and the segment.
+    fn shared(&self, bytes: u64) -> Result<(f64, Segment), Failure> {
+        // Always odd: memory that was never written is zero.
+        let value = self.value.get().wrapping_add(2);
+        self.value.set(value);
+        let builder = self.domain.create(NAME, self.place).tensor(TENSOR, DType::U8, &[bytes]);
+        let mut build = builder.allocate()?;
+        build.write(TENSOR, &vec![value; bytes as usize])?;
+        let mut reader = self.reader.borrow_mut();
+        let start = now();
+        let segment = build.commit()?;
+        reader.tell(value)?;
+        let end: u64 = reader.hear()?.parse()?;
+        Ok((end.saturating_sub(start) as f64 / 1e3, segment))
+    }
+
+    fn open(&self, bytes: u64) -> Result<f64, Failure> {
+        let mut kept = self.kept.borrow_mut();
+        if kept.as_ref().is_none_or(|(shared, _)| *shared != bytes) {
+            *kept = Some((bytes, self.shared(bytes)?.1));
+        }
+        let mut reader = self.reader.borrow_mut();
+        reader.tell(OPEN)?;
+        Ok(reader.hear()?.parse()?)
+    }
+}
+
+const OPEN: &str = "open";
+
+/// The role of the reader. The value of the bytes asks for when the first of them was read, in nanoseconds; `open` for
+/// how long opening and closing takes, in microseconds.
+pub(crate) fn read(socket: &Path, name: &str) -> Result<(), Failure> {
+    let domain = connect(socket)?;
+    let mut line = Line::of_this_process()?;
+    let mut value = 0;
+    while let Some(request) = line.hear(None)? {
+        if request == OPEN {
+            let (elapsed, ()) = clocked(|| domain.opener(name).open()?.release())?;
+            check(&domain.opener(name).open()?, value)?;
+            line.tell(microseconds(elapsed))?;
+        } else {
+            value = request.parse()?;
+            let segment = domain.opener(name).open()?;
+            let mut first = [0];
+            segment.tensor(TENSOR)?.read_at(0, &mut first)?;
+            let end = now();
+            check(&segment, value)?;
+            segment.release()?;
+            line.tell(end)?;
+        }
+    }
+    Ok(())
+}
+
+fn check(segment: &Segment, value: u8) -> Result<(), Failure> {
+    let bytes = segment.tensor(TENSOR)?.to_vec()?;
+    match bytes.iter().find(|byte| **byte != value) {
+        Some(other) => Err(format!("a byte is {other} instead of {value}").into()),
+        None => Ok(()),
+    }
+}
+
+const MESSAGE: &str = "a message there and back, both waiting";
+
+/// From one Python process to another.
+fn messages(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
+    let programs = Programs::unpack()?;
+    for (bytes, samples) in MESSAGE_SIZES {
+        let text = bytes.to_string();
+        let mut ours = programs.start(MESSAGES, &[&"topic", &text, &broker.socket()])?;
+        let mut queue = programs.start(MESSAGES, &[&"queue", &text])?;
+        let mut pipe = programs.start(MESSAGES, &[&"pipe", &text])?;
+        let plan = plan(bench, samples);
+        let case = |name: &str| Case::new(name, Unit::Microseconds).parameter("of", MESSAGE).parameter("bytes", bytes);
+        let comparison = Comparison::new(case("Partywall's topics, from Python"), ours.sampler(plan.block))
+            .rival(case("multiprocessing.SimpleQueue"), queue.sampler(plan.block))
+            .rival(case("multiprocessing.Pipe, bytes"), pipe.sampler(plan.block));
+        bench.run(comparison, plan)?;
+    }
+    Ok(())
+}
+
+/// From one process in Rust to another, on two processors.
+fn messages_from_rust(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
+    let pair = Pair::start(broker, None, |_| ())?;
+    let placement = Placement::TwoProcessors;
+    if !pair.place(placement)? {
+        bench.report.note("peer_table: no messages from Rust: there is one processor for two processes");
+        return Ok(());
+    }
+    let twins = Iceoryx2::build().and_then(|rival| rival.start(Mode::Exchange, 1));
+    let twins = twins.inspect_err(|why| bench.leave_out(why)).ok();
+    let (plan, batch) = Pair::plan(bench, 500);
+    let unit = Unit::Microseconds;
+    let case = |name: &str| placement.of(Case::new(name, unit).parameter("of", MESSAGE).parameter("bytes", 8));
+    let ours = there_and_back(pair.sampler("topic-exchange-1", unit, batch));
+    let mut comparison = Comparison::new(case("Partywall's topics, from Rust"), ours);
+    if let Some(twins) = &twins {
+        twins.place(placement)?;
+        comparison = comparison.rival(case("iceoryx2"), there_and_back(twins.sampler(unit, batch)));
+    }
+    bench.run(comparison, plan)
+}
+
+/// Of samples of one way.
+fn there_and_back(mut one_way: Sampler<'_>) -> Sampler<'_> {
+    Box::new(move || Ok(2.0 * one_way()?))
+}
