@@ -1,4 +1,4 @@
-//! `partywall bench`: what it measures, its reports, and that it leaves nothing behind.
+//! `partywall bench`: its cases and its reports, and that it leaves nothing behind.
 #![allow(clippy::unwrap_used)] // tests, their helpers included
 
 use std::{fs, path::Path};
@@ -11,7 +11,8 @@ fn bench(sandbox: &Sandbox, arguments: &[&str]) -> Output {
     sandbox.run([&["bench"], arguments].concat())
 }
 
-/// Fails the test unless each number of a measurement is there, and in its order. What is counted may be counted once.
+/// Fails the test unless a measurement has all its percentiles, in ascending order, and at least five samples (or one, if
+/// it counts something).
 fn assert_ordered(measurement: &Value) {
     let number = |name: &str| measurement["percentiles"][name].as_f64().unwrap();
     let all = ["min", "p25", "p50", "p75", "p90", "p99", "max"].map(number);

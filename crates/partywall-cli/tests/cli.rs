@@ -1,4 +1,4 @@
-//! What all commands share: help, exit codes, and how much they say.
+//! Behaviour that all commands share: help, exit codes, notes and tables.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are outside #[test]")]
 
 use std::{fs, time::Duration};
@@ -50,7 +50,7 @@ fn commands_of_the_learning_pages_exist() {
         for command in lines.chain(text.split('`').skip(1).step_by(2).filter(|code| code.starts_with("partywall "))) {
             let command = command.split(" #").next().unwrap();
             let words = command.split_whitespace().skip(1);
-            // A word in capitals stands for a value of the reader's.
+            // A word in capitals stands for a value that the reader chooses.
             let mut words: Vec<_> = words.take_while(|word| !matches!(*word, "|" | ">" | "…")).collect();
             while let Some(at) =
                 words.iter().position(|word| word.len() > 1 && word.chars().all(|c| c.is_ascii_uppercase()))
@@ -111,7 +111,7 @@ fn rm_asks_before_removing_the_matches_of_a_pattern() {
     for name in ["x/1", "x/2", "y", "z1"] {
         commit(&domain, name);
     }
-    // Without a terminal nobody can answer.
+    // Without a terminal, no user can answer.
     let refused = sandbox.run(["rm", "y", "x*"]).expect(2);
     for part in ["matches 3 names", "\n  x/1", "\n  x/2", "--yes"] {
         assert!(refused.stderr.contains(part), "{part}: {refused:?}");
@@ -195,7 +195,7 @@ fn commands(sandbox: &Sandbox, path: &[String], all: &mut Vec<Vec<String>>) {
     all.push(path.to_vec());
     let Some((_, list)) = help.split_once("\nCommands:\n") else { return };
     for line in list.lines().take_while(|line| !line.is_empty()) {
-        // A description that goes on is further to the right.
+        // The continuation of a description is indented further.
         let Some(name) = line.strip_prefix("  ").and_then(|line| line.split(' ').next()) else { continue };
         if !name.is_empty() && name != "help" {
             commands(sandbox, &[path, &[name.to_owned()]].concat(), all);
@@ -224,7 +224,7 @@ fn file_size_limit_is_named() {
     let sandbox = Sandbox::new();
     sandbox.file("large", vec![0; 1 << 20]);
     sandbox.run(["put", "large", "x", "--device", device()]).expect(0);
-    // 64 blocks of 1024 bytes; bash, because dash counts in blocks of 512.
+    // Bash, because it counts in blocks of 1024 bytes, and dash in blocks of 512.
     let limited = |arguments: &str| {
         let script = format!("ulimit -f 64; exec {} {arguments}", partywall_harness::binary().display());
         Running::spawn(sandbox.program("bash").args(["-c", &script])).wait()
@@ -264,7 +264,7 @@ fn program_raises_its_limit_of_open_files() {
     let numbers: Vec<_> = files.split_whitespace().filter(|word| word.parse::<u64>().is_ok()).collect();
     assert_eq!(numbers[0], numbers[1], "soft and hard: {files}");
 
-    // A command that is no broker: it waits for a name.
+    // A command that is not a broker raises its limit too; this one waits for a name.
     let script = format!("ulimit -Sn 64; exec {} get never out --wait 60", partywall_harness::binary().display());
     let waiting = Running::spawn(sandbox.program("sh").args(["-c", &script]));
     eventually("it is a member", || sandbox.json(["status"])["members"] != json!([]));
@@ -274,7 +274,7 @@ fn program_raises_its_limit_of_open_files() {
     assert_eq!(numbers[0], numbers[1], "soft and hard: {files}");
     waiting.kill();
 
-    // The library leaves its host's limit alone: `select` of the host cannot take more.
+    // The library does not change the limit of its host program, which may use `select`.
     let before = Rlimit { current: Some(512), ..getrlimit(Resource::Nofile) };
     setrlimit(Resource::Nofile, before).unwrap();
     drop(sandbox.domain_of_running());
@@ -287,7 +287,7 @@ fn program_raises_its_limit_of_open_files() {
 fn ps_and_ls_repeat_until_they_are_ended() {
     let sandbox = Sandbox::new();
     commit(&sandbox.domain(), "x");
-    // In a pipe one block follows the other.
+    // In a pipe, the outputs follow each other.
     let mut ls = sandbox.spawn(["ls", "--watch=0.1", "x*"]);
     for block in 0..3 {
         let first = ls.line();
@@ -304,7 +304,7 @@ fn ps_and_ls_repeat_until_they_are_ended() {
     }
     ps.signal(Signal::INT);
     ps.wait().expect(0);
-    // A terminal is cleared before each.
+    // On a terminal, each output replaces the one before.
     let holder = sandbox.spawn(["get", "never", "out", "--wait", "60"]);
     let ps = Terminal::spawn(sandbox.command(["ps", "--watch", "0.1"]), 80);
     eventually("it is shown again", || ps.screen().matches("get never").count() > 2);
@@ -334,7 +334,7 @@ fn logs_are_printed_and_followed_until_the_broker_ends() {
     assert!(follower.line().contains("listening"));
     sandbox.run(["show", "marked-by-the-test"]).expect(3);
     while !follower.line().contains("show marked-by-the-test") {}
-    // It is no member, so nothing is in the way of `stop` once it has said goodbye.
+    // The follower is not a member, so `stop` succeeds once the earlier commands have left.
     eventually("the broker stops", || sandbox.run(["stop"]).code == Some(0));
     let ended = follower.wait().expect(0);
     assert!(ended.stderr.contains(&format!("the broker with pid {pid} has ended")), "{ended:?}");

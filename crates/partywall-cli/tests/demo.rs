@@ -1,17 +1,17 @@
-//! `partywall demo`, as its users and its deaths meet it.
+//! `partywall demo`: its output, its failures, and deaths of its processes.
 #![allow(clippy::unwrap_used)] // tests, their helpers included
 
 use partywall_harness::{Output, Running, Sandbox, Signal, eventually};
 use serde_json::Value;
 
-/// The steps of one role, from the JSON lines of a run.
+/// Returns the steps of one role, from the JSON lines of a run.
 fn steps(output: &Output, role: &str) -> Vec<String> {
     let lines = output.text();
     let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     lines.filter(|line| line["role"] == role).map(|line| line["step"].as_str().unwrap_or("error").to_owned()).collect()
 }
 
-/// `partywall` on a machine whose driver cannot be found, whatever the machine is.
+/// Runs `partywall` as on a machine without a driver, even if this machine has one.
 fn without_a_driver(sandbox: &Sandbox, arguments: &[&str]) -> Output {
     let mut command = sandbox.command(arguments);
     Running::spawn(command.env("PARTYWALL_LIBCUDA", "/nonexistent/libcuda.so.1")).wait()
@@ -83,7 +83,7 @@ fn without_a_gpu_auto_says_so_and_cuda_fails() {
 #[test]
 fn simulated_and_real_gpus_are_distinguished_and_kept_apart() {
     let sandbox = Sandbox::new();
-    // A member of the user's domain, which simulated memory never meets.
+    // A member of the user's domain. Simulated memory is never in that domain.
     let member = sandbox.domain();
     let mut command = sandbox.command(["demo", "--simulated"]);
     let output = Running::spawn(command.env("PARTYWALL_SOCKET", sandbox.socket())).wait().expect(0);
@@ -108,7 +108,7 @@ fn roles_meet_in_either_order() {
     for order in [["producer", "consumer"], ["consumer", "producer"]] {
         let start = |role| {
             let mut running = sandbox.spawn(["demo", role, "--device", "host"]);
-            // It has seen that the other is not there yet.
+            // The role has found that the other role has not started yet.
             while !running.line().starts_with("device") {}
             running
         };
@@ -174,7 +174,7 @@ fn consumer_notices_the_killed_producer() {
         let producer = sandbox.run(["demo", "producer", "--device", "host", "--crash-at", point]);
         assert_eq!(producer.code, None, "killed: {producer:?}");
         let output = consumer.wait();
-        // Killed right after the commit, it may be gone before the consumer has mapped its memory.
+        // A producer that is killed right after the commit may be gone before the consumer has mapped its memory.
         let missed = point == "committed" && output.code == Some(3);
         assert!(missed || (output.code == Some(1) && output.stderr.contains(message)), "{point}: {output:?}");
         eventually("the dead producer's names go", || sandbox.json(["ls"])["names"] == Value::Array(Vec::new()));
@@ -191,7 +191,7 @@ fn killed_demo_takes_its_children_along() {
     while !demo.line().contains("connect") {}
     demo.signal(Signal::KILL);
     demo.wait();
-    // The broker and its supervisor, if it has one, are no children of the demo.
+    // The broker and its supervisor, if it has one, are not children of the demo.
     eventually("the roles end with the demo", || {
         let command = |pid: &u32| std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         let is_role = |pid: &u32| command(pid).split(|byte| *byte == 0).any(|word| word == b"--supervised");

@@ -1,29 +1,29 @@
-//! `partywall doctor`, on this machine and on worse ones.
+//! `partywall doctor`, on this machine and on machines with faults.
 #![allow(clippy::unwrap_used)] // tests, their helpers included
 
 use partywall_harness::{Output, Running, Sandbox, simulated_driver};
 use serde_json::Value;
 
-/// The probe with this name in a JSON report.
+/// Returns the probe with this name in a JSON report.
 fn probe<'a>(report: &'a Value, name: &str) -> &'a Value {
     let probes = report["probes"].as_array().unwrap();
     probes.iter().find(|probe| probe["name"] == name).unwrap_or_else(|| panic!("no probe {name:?} in {report}"))
 }
 
-/// `partywall` on a machine whose driver cannot be found, whatever the machine is.
+/// Runs `partywall` as on a machine without a driver, even if this machine has one.
 fn without_a_driver(sandbox: &Sandbox, arguments: &[&str]) -> Output {
     let mut command = sandbox.command(arguments);
     Running::spawn(command.env("PARTYWALL_LIBCUDA", "/nonexistent/libcuda.so.1")).wait()
 }
 
-/// `partywall doctor` on two simulated GPUs, where calls fail.
+/// Runs `partywall doctor` on two simulated GPUs on which the given calls fail.
 fn simulated(sandbox: &Sandbox, faults: &str, arguments: &[&str]) -> Output {
     let mut command = sandbox.command(["doctor"]);
     command.args(arguments).env("PARTYWALL_LIBCUDA", simulated_driver());
     Running::spawn(command.env("SIMCUDA_DEVICES", "2").env("SIMCUDA_FAULTS", faults)).wait()
 }
 
-/// Fails if a probe that is named did not fail as it should, or one that is not named was not ok.
+/// Fails the test unless exactly the named probes failed, each with its expected detail.
 #[track_caller]
 fn assert_only(report: &Value, failures: &[(&str, &str)]) {
     for probe in report["probes"].as_array().unwrap() {
@@ -164,7 +164,7 @@ fn machine_without_a_driver_does_the_main_job_in_host_memory() {
     }
     assert_eq!(report["main_job"]["host"], true);
     assert_eq!(report["simulated"], false);
-    // Where device files show that a GPU is there, a missing library is a failure of the main job on it.
+    // If device files show that the machine has a GPU, a missing library is a failure of the main job on the GPU.
     let gpu_expected = std::path::Path::new("/dev/nvidiactl").exists();
     assert_eq!(report["main_job"]["gpu"], if gpu_expected { Value::Bool(false) } else { Value::Null });
     output.expect(i32::from(gpu_expected));
@@ -212,7 +212,7 @@ fn directory_open_to_others_is_refused_with_advice() {
 #[test]
 fn invalid_driver_library_is_a_finding() {
     let sandbox = Sandbox::new();
-    // A library, but not this one.
+    // A library, but not a CUDA driver.
     let library = ["/lib/x86_64-linux-gnu/libc.so.6", "/lib64/libc.so.6", "/usr/lib/libc.so.6"];
     let library = library.into_iter().find(|path| std::path::Path::new(path).exists()).unwrap();
     let mut command = sandbox.command(["doctor", "--json"]);
@@ -226,7 +226,7 @@ fn invalid_driver_library_is_a_finding() {
 #[test]
 fn hanging_probe_is_killed() {
     let sandbox = Sandbox::new();
-    // Nothing on this machine hangs, but nothing runs the demo in a millisecond either.
+    // No probe on this machine hangs, but no demo finishes within a millisecond.
     let output = without_a_driver(&sandbox, &["doctor", "--json", "--limit", "0.001"]).expect(1);
     let report = output.json();
     let main_job = probe(&report, "main job, host");

@@ -15,7 +15,7 @@ fn every_kind_works_with_every_command_or_says_why_not() {
     for kind in kinds {
         let shown = sandbox.run(["show", kind]).expect(0).text();
         assert!(shown.lines().next().unwrap().split_whitespace().eq([kind, kind]), "{shown}");
-        // How a pool or topic is made of tensors and chunks is its own business.
+        // The tensors and chunks of a pool or topic are internal.
         assert!(!shown.contains("tensor") && !shown.contains("chunks") && !shown.contains("\nversion "), "{shown}");
         let listed = sandbox.run(["ls", kind]).expect(0).text();
         assert!(listed.starts_with(&kind.to_uppercase()), "{listed}");

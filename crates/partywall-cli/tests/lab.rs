@@ -13,7 +13,7 @@ fn lab(sandbox: &Sandbox, arguments: &[&str]) -> Command {
     command
 }
 
-/// What a lab says to programs: its header, its steps by name, and its claims by name.
+/// The JSON output of a lab: its header, its steps by name, and its claims by name.
 struct Report {
     header: Value,
     steps: Vec<Value>,
@@ -47,7 +47,7 @@ impl Report {
     }
 }
 
-/// Fails if a process has left something on the device, or if it were not so many that came to their own end.
+/// Fails if a process has left something on the device, or if another number of processes ended by themselves.
 #[track_caller]
 fn assert_nothing_left(ledger: &Path, processes: usize) {
     let files: Vec<_> = std::fs::read_dir(ledger).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -96,7 +96,7 @@ fn each_way_to_fail_is_shown_and_nothing_is_left_on_the_simulated_gpu() {
 
 #[test]
 fn handles_in_files_are_too_early_stale_and_right_on_the_simulated_gpu() {
-    // The two producers that are killed come to no end of their own.
+    // The two killed producers do not end by themselves.
     let report = report_of("handle-file", 2);
     assert_eq!(report.steps_with("different"), [""; 0]);
     assert_eq!(report.steps_with("not-tried"), [""; 0]);
@@ -197,7 +197,7 @@ fn coherency_lab_shows_stores_of_other_kernels_on_the_simulated_gpu() {
     assert_eq!(report.steps_with("different"), [""; 0]);
     assert_eq!(report.steps_with("not-tried"), ["mps"]);
     assert_eq!(report.with("not-tried"), [""; 0]);
-    // Whether a plain load sees the store within its limit is a matter of time here.
+    // Whether a plain load sees the store within its time limit depends on timing here.
     for (claim, verdict) in [
         ("loop", "did-not-hold"),
         ("kernel-end", "did-not-hold"),
@@ -218,7 +218,7 @@ fn coherency_lab_shows_stores_of_other_kernels_on_the_simulated_gpu() {
     assert!(report.step("order")["values"]["both volatile"].as_str().unwrap().contains("none with old data"));
 }
 
-/// A lab's report, and that its processes, so many, left nothing on the device.
+/// Returns a lab's report, after checking that its processes, of which there are `processes`, left nothing on the device.
 #[track_caller]
 fn report_of(name: &str, processes: usize) -> Report {
     let sandbox = Sandbox::new();
@@ -249,7 +249,7 @@ fn events_lab_shows_waits_recorded_in_time_and_too_early_on_the_simulated_gpu() 
 
 #[test]
 fn permits_of_killed_processes_come_back_on_the_simulated_gpu() {
-    // The two that are killed come to no end of their own.
+    // The two killed processes do not end by themselves.
     let report = report_of("semaphore", 3);
     assert_eq!(report.steps_with("different"), [""; 0]);
     assert_eq!(report.steps_with("not-tried"), [""; 0]);
@@ -356,7 +356,7 @@ fn recorder_dead_while_a_stream_waits_for_its_event_ends_the_lab_on_the_simulate
     let sandbox = Sandbox::new();
     let mut running = Running::spawn(&mut lab(&sandbox, &["events"]));
     while !running.line().contains("slow enough to be waited for") {}
-    // The next step is the wait for the event, behind a kernel of 200 ms. Whenever it dies, the lab has to end.
+    // The next step is the wait for the event, after a kernel of 200 ms. The lab has to end, whenever the recorder dies.
     std::thread::sleep(std::time::Duration::from_millis(100));
     let recorder = processes_of(&sandbox).into_iter().find(|(_, command)| command.contains("\0recorder\0")).unwrap().0;
     rustix::process::kill_process(recorder, rustix::process::Signal::KILL).unwrap();
@@ -457,7 +457,7 @@ fn pipeline_continues_without_its_killed_stage_on_the_simulated_gpu() {
     assert!(nowhere.stderr.contains("cannot create the folder /dev/null"), "{}", nowhere.stderr);
 }
 
-/// The counts in the last line of `partywall lab work-queue --json`.
+/// Returns the counts in the last line of `partywall lab work-queue --json`.
 fn counts(output: &Output, names: &[&str]) -> Vec<u64> {
     let last: Value = serde_json::from_str(output.text().lines().last().unwrap()).unwrap();
     names.iter().map(|name| last[name].as_u64().unwrap()).collect()
@@ -476,7 +476,7 @@ fn tasks_of_killed_workers_are_done_once_on_the_simulated_gpu() {
         assert_eq!(counts(&quiet, &names), [100, 100, 0, 0, 0, 0, 0]);
         assert_eq!(Report::of(&quiet).with("not-tried"), ["half", "lost", "twice"]);
 
-        // However short: one task, in the middle of which its only worker is killed.
+        // Even in a short run: one task, during which its only worker is killed.
         for (workers, tasks) in [("1", "1"), ("3", "200")] {
             let killed = run(&["--workers", workers, "--tasks", tasks, "--kill"]);
             let tasks: u64 = tasks.parse().unwrap();
@@ -624,7 +624,7 @@ fn role_that_dies_ends_the_lab_on_the_simulated_gpu() {
 fn death_of_the_intruder_is_a_result_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
     let mut command = lab(&sandbox, &["errors", "--json"]);
-    // Nobody else opens so many.
+    // Only the intruder opens so many handles.
     let report =
         Report::of(&Running::spawn(command.env("SIMCUDA_FAULTS", "cuIpcOpenMemHandle:30=kill")).wait().expect(0));
     let unharmed = report.step("unharmed");
@@ -650,7 +650,7 @@ fn roles_meet_in_two_terminals_on_the_simulated_gpu() {
         let missing = Running::spawn(&mut lab(&sandbox, &[name, second])).wait().expect(3);
         assert!(missing.stderr.contains(&format!("partywall lab {name} {first}")), "{}", missing.stderr);
 
-        // One that was killed leaves its socket behind, which is in nobody's way.
+        // A killed role leaves its socket behind, which must not hinder the next one.
         for killed in [true, false] {
             let mut waiting = Running::spawn(&mut lab(&sandbox, &[name, first]));
             while !waiting.line().starts_with("Waiting for") {}
@@ -750,7 +750,7 @@ fn tour_shows_the_claims_of_every_lab_on_the_simulated_gpu() {
     assert_eq!(last["failed"], Value::Array(Vec::new()));
     let claims = last["claims"].as_array().unwrap();
     assert!(names.iter().all(|name| claims.iter().any(|claim| claim["lab"] == **name)));
-    // What the labs say only if they kill something.
+    // These claims are reported only by labs that kill a process.
     assert!(claims.iter().any(|claim| claim["claim"] == "falls" && claim["verdict"] == "did-not-hold"));
 }
 

@@ -17,7 +17,7 @@ fn holder(sandbox: &Sandbox, name: &str) -> Running {
     holder
 }
 
-/// The same on a simulated GPU, as a client of MPS as far as the driver says.
+/// Starts such a process on a simulated GPU, whose driver reports that the process is a client of MPS.
 fn client_of_mps(sandbox: &Sandbox, name: &str) -> Running {
     sandbox.file("f", vec![7; 1 << 20]);
     let mut command = sandbox.command(["put", "f", name, "--hold", "--device", "cuda"]);
@@ -70,7 +70,7 @@ fn ps_lists_members_and_what_they_hold() {
     let text = sandbox.run(["ps"]).expect(0).text();
     let lines: Vec<_> = text.lines().collect();
     assert_eq!(lines.len(), 2, "no remarks: {text}");
-    // Columns: what stands below a heading on the right ends where it ends, on the left begins where it begins.
+    // A value in a right-aligned column ends where its heading ends; in a left-aligned column it begins where it begins.
     let column = |heading: &str| lines[0].find(heading).unwrap();
     assert!(lines[1][..column("PID") + 3].ends_with(&holder.pid().to_string()), "{text}");
     assert!(lines[1][column("STATE")..].starts_with("alive"), "{text}");
@@ -158,7 +158,7 @@ fn evicted_holder_ends_with_an_error() {
 fn evicting_can_kill() {
     let sandbox = Sandbox::new();
     let holder = holder(&sandbox, "held");
-    // A stopped process can do nothing about it.
+    // A stopped process cannot react.
     holder.signal(Signal::STOP);
     let pid = holder.pid();
     let text = sandbox.run(["evict", "--kill", &pid.to_string()]).expect(0).text();
@@ -172,7 +172,7 @@ fn evicting_can_kill() {
 fn evicting_an_unknown_pid_lists_the_members() {
     let sandbox = Sandbox::new();
     let holder = holder(&sandbox, "held");
-    // A digit too many.
+    // The pid has a digit too many.
     let typed = format!("{}0", holder.pid());
     let missing = sandbox.run(["evict", &typed]).expect(3);
     assert!(missing.stderr.contains(&format!("no member has pid {typed}")), "{missing:?}");

@@ -141,7 +141,7 @@ fn name_under_construction_is_not_found() {
     let domain = sandbox.domain();
     let _ = commit(&domain, "llm", false);
     assert_eq!(sandbox.json(["show", "llm"])["builder"], Value::Null);
-    // Nothing is built under a claim for a name that is there, so there is nobody to name; the listing knows the key.
+    // No process can build under a claim for a name that exists, so `builder` is null; the JSON still has the key.
     let claim = domain.open_or_build("new", Duration::ZERO).unwrap();
     assert!(matches!(claim, partywall::OpenOrBuild::Build(_)));
     sandbox.run(["show", "new"]).expect(3);
@@ -176,7 +176,7 @@ fn rm_names_the_remaining_memory_and_its_holders() {
     assert!(removed.text().contains("removed \"llm\" (version 1)"), "{removed:?}");
     assert!(removed.text().contains(&format!("4 MiB stay until pid {pid} (")), "{removed:?}");
     assert!(removed.text().contains("drops it"), "{removed:?}");
-    // Who keeps the memory can still be looked up, but nobody can open it any more.
+    // `show` still lists the holders of the memory, but no process can open the name any more.
     let show = sandbox.run(["show", "llm"]).expect(0).text();
     assert!(show.contains("(removed") && show.contains(&format!("{pid}")), "{show}");
     sandbox.run(["get", "llm", "out"]).expect(3);
@@ -232,7 +232,7 @@ fn held_name_goes_with_its_holder() {
         assert_eq!(sandbox.json(["show", "held"])["lifetime"], "owned");
         holder.signal(signal);
         holder.wait().expect(0);
-        // At once: it has said so itself.
+        // The name is removed immediately, because the holder disconnected cleanly.
         sandbox.run(["show", "held"]).expect(3);
     }
     let mut holder = sandbox.spawn(["put", "f", "held", "--hold", "--device", device()]);

@@ -1,4 +1,4 @@
-//! Files into memory and back, through the command: byte for byte, across deaths, and every bad file.
+//! `put` and `get`: files come back byte for byte, also after deaths, and bad files are refused.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are outside #[test]")]
 
 use std::{
@@ -11,12 +11,13 @@ use std::{
 use partywall_harness::{Output, Running, Sandbox, Signal, device, eventually, noise, place};
 use serde_json::json;
 
-/// `partywall put`, where [`device`] says.
+/// Runs `partywall put` on [`device`].
 fn put(sandbox: &Sandbox, arguments: &[&str]) -> Output {
     sandbox.run([&["put", "--device", device()], arguments].concat())
 }
 
-/// A file as the safetensors library writes it, if the tensors are in its order (by type, the widest first, then name).
+/// Returns a file as the safetensors library writes it, if the tensors are in its order (by type, the widest first, then
+/// by name).
 fn safetensors(tensors: &[(&str, &str, &[usize], &[u8])]) -> Vec<u8> {
     let mut header = String::from("{");
     let mut data = Vec::new();
@@ -49,7 +50,7 @@ fn model() -> Vec<u8> {
     ])
 }
 
-/// A folder of shards with an index, and each tensor's bytes.
+/// Writes a folder of shards with an index, and returns each tensor's bytes.
 fn shards(sandbox: &Sandbox, folder: &str) -> Vec<(String, Vec<u8>)> {
     let mut all = Vec::new();
     let mut map = serde_json::Map::new();
@@ -82,7 +83,7 @@ fn npy(dtype: &str, shape: &str, bytes: &[u8]) -> Vec<u8> {
     [b"\x93NUMPY\x01\0", &(header.len() as u16).to_le_bytes()[..], header.as_bytes(), bytes].concat()
 }
 
-/// Nothing is committed, and nothing is left.
+/// Fails unless nothing is committed and no memory is held.
 #[track_caller]
 fn nothing_is_there(sandbox: &Sandbox) {
     let status = sandbox.run(["status", "--json"]);
@@ -162,7 +163,7 @@ fn closed_pipe_of_a_reader_is_no_failure() {
     assert_eq!((output.text().trim(), output.stderr.as_str()), ("10", ""));
 }
 
-/// The headline: a real folder of shards, put by one process, read byte-identical by another after the first is gone.
+/// The main use: one process puts a folder of shards, and another reads the same bytes after the first has ended.
 #[test]
 fn shards_outlive_the_process_that_put_them() {
     let sandbox = Sandbox::new();
@@ -170,7 +171,7 @@ fn shards_outlive_the_process_that_put_them() {
     for source in ["model", "model/model.safetensors.index.json"] {
         let text = put(&sandbox, &[source, "llm"]).expect(0).text();
         assert!(text.contains("60 tensors"), "{text}");
-        // That process has ended. Here is another.
+        // The process that put the shards has ended; this one opens them.
         let domain = sandbox.domain_of_running();
         let segment = domain.open("llm", Duration::ZERO).unwrap();
         for (name, bytes) in &tensors {
@@ -181,7 +182,7 @@ fn shards_outlive_the_process_that_put_them() {
             assert!(sandbox.run(["get", &format!("llm:{name}"), "-"]).expect(0).stdout == *bytes, "{name}");
         }
     }
-    // Killed right after it has committed, kept: everything is there.
+    // A process is killed right after it has committed a kept name: everything is still there.
     let mut killed = sandbox.spawn(["put", "model", "kept", "--device", device()]);
     killed.line();
     killed.kill();
@@ -189,7 +190,7 @@ fn shards_outlive_the_process_that_put_them() {
     let segment = domain.open("kept", Duration::ZERO).unwrap();
     assert!(tensors.iter().all(|(name, bytes)| segment.tensor(name).unwrap().to_vec().unwrap() == *bytes));
     drop(segment);
-    // Owned and killed: the name goes, who reads goes on.
+    // The owner of an owned name is killed: the name ends, and readers continue.
     let mut holder = sandbox.spawn(["put", "model", "owned", "--device", device(), "--hold"]);
     holder.line();
     let segment = domain.open("owned", Duration::ZERO).unwrap();
@@ -274,7 +275,7 @@ fn full_disk_and_bad_targets_leave_no_file() {
     let nowhere = sandbox.run(["get", "x", "none/out"]);
     assert!(matches!(nowhere.code, Some(3 | 5)), "{nowhere:?}");
     sandbox.run(["get", "x", "."]).expect(2);
-    // A file-size limit is a full disk that tests can have: the half-written file is gone, the old one is there.
+    // A file size limit stands for a full disk: the incomplete file is removed, and the old file is unchanged.
     sandbox.file("old", "precious");
     let shell = format!("trap '' XFSZ; ulimit -f 100; exec {} get x old", partywall_harness::binary().display());
     let limited = Running::spawn(sandbox.program("bash").args(["-c", &shell])).wait().expect(5);
@@ -365,17 +366,17 @@ fn bad_files_commit_nothing_and_leave_nothing() {
 
 const LARGE: u64 = 1 << 30;
 
-/// A large file, and its path, old enough that a write shows.
+/// Creates a large file that is old enough that a later write changes its time, and returns its path.
 fn large(sandbox: &Sandbox) -> PathBuf {
     let path = sandbox.path().join("large.bin");
     let file = OpenOptions::new().write(true).create(true).truncate(false).open(&path).unwrap();
-    // Sparse: reading it costs no disk, only time.
+    // The file is sparse, so it needs no disk space, but reading it takes time.
     file.set_len(LARGE).unwrap();
     file.set_modified(SystemTime::now() - Duration::from_secs(1000)).unwrap();
     path
 }
 
-/// Waits until a process has the memory for the large file. That of a simulated GPU is a memfd as well.
+/// Waits until a process has mapped the memory for the large file, which is a memfd on a simulated GPU too.
 fn until_it_copies(running: &Running) {
     eventually("it copies", || {
         let memory = |fd: PathBuf| {
@@ -411,7 +412,7 @@ fn ctrl_c_during_a_put_leaves_nothing() {
         until_it_copies(&running);
         running.signal(signal);
         let ended = running.wait();
-        // Between the memory's creation and the first byte the handler is there already: it is never the bare signal.
+        // The handler is installed before the memory is created, so the signal never kills the process directly.
         assert_eq!(ended.code, Some(1), "{ended:?}");
         assert!(ended.stderr.contains("cancelled"), "{ended:?}");
         nothing_is_there(&sandbox);
@@ -460,21 +461,21 @@ fn if_absent_does_nothing_for_an_existing_name() {
         sandbox.json(["put", "g", "x", "--if-absent", "--device", device()]),
         json!({ "name": "x", "version": 1, "existed": true })
     );
-    // Not even its standard input is read.
+    // Not even standard input is read.
     let mut stream = sandbox.spawn(["put", "-", "x", "--if-absent", "--device", device()]);
     let stdin = stream.stdin();
     assert!(stream.line().contains("exists already"));
     drop(stdin);
     stream.wait().expect(0);
     assert_eq!(sandbox.run(["get", "x", "-"]).expect(0).stdout, b"first");
-    // Of many at once, one makes it.
+    // If many run at the same time, exactly one creates the name.
     sandbox.run(["rm", "x"]).expect(0);
     let all: Vec<_> =
         (0..8).map(|_| sandbox.spawn(["put", "f", "x", "--if-absent", "--device", device(), "--json"])).collect();
     let made = all.into_iter().map(|one| one.wait().expect(0).json()).filter(|one| one["existed"] == false);
     assert_eq!(made.count(), 1);
     assert_eq!(sandbox.json(["show", "x"])["version"], sandbox.json(["ls"])["names"][0]["latest"]["version"]);
-    // A removed name whose memory is still held is absent.
+    // A removed name counts as absent, even while its memory is held.
     let domain = sandbox.domain_of_running();
     let held = domain.open("x", Duration::ZERO).unwrap();
     sandbox.run(["rm", "x"]).expect(0);

@@ -169,7 +169,7 @@ fn tasks_are_listed_retried_and_purged() {
     let text = sandbox.run(["queue", "ls", "work"]).expect(0).text();
     assert!(text.contains("1: its worker failed it: no such kind"), "{text}");
 
-    // One, then all that are left.
+    // First one task, then all that are left.
     let task = first["task"].as_str().unwrap();
     assert_eq!(sandbox.json(["queue", "retry", "work", task]), json!({ "retried": [task] }));
     let refused = sandbox.run(["queue", "retry", "work", task]).expect(5).stderr;

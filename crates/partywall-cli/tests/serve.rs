@@ -127,7 +127,7 @@ fn unsafe_directory_is_named() {
         assert!(refused.stderr.contains("0755") && refused.stderr.contains("chmod 700"), "{refused:?}");
     }
     fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).unwrap();
-    // What is no socket is not touched.
+    // A file that is not a socket is left unchanged.
     let precious = sandbox.file("run/partywall/default.sock", "precious");
     let refused = sandbox.run(["serve"]).expect(5);
     assert!(refused.stderr.contains("not a socket"), "{refused:?}");
@@ -240,7 +240,7 @@ fn socket_of_a_killed_broker_is_removed_by_stop() {
     let output = sandbox.run(["stop"]).expect(0);
     assert!(output.text().contains("a stale socket was removed"), "{output:?}");
     assert!(!sandbox.socket().exists());
-    // And a new broker replaces one by itself.
+    // A new broker also replaces a stale socket.
     drop(UnixListener::bind(sandbox.socket()).unwrap());
     sandbox.run(["serve", "--background"]).expect(0);
 }
@@ -266,7 +266,7 @@ fn stop_refuses_and_lists_names_and_members() {
     let stopped = sandbox.run(["stop", "--force"]).expect(0);
     assert!(stopped.text().contains("has ended"), "{stopped:?}");
     assert!(!sandbox.socket().exists());
-    // The holder learns it, and says so: its broker is gone.
+    // The holder notices that its broker is gone, and reports it.
     let ended = holder.wait().expect(4);
     assert!(ended.stderr.contains("is gone"), "{ended:?}");
     sandbox.run(["status"]).expect(4);
@@ -291,7 +291,7 @@ fn unresponsive_broker_is_named_and_survives() {
     let sandbox = Sandbox::new();
     let mut serve = sandbox.spawn(["serve"]);
     serve.line();
-    // It answers no handshake and takes no notice of SIGTERM.
+    // A stopped broker answers no handshake and does not react to SIGTERM.
     serve.signal(Signal::STOP);
     let pid = serve.pid();
     for arguments in [&["stop"][..], &["stop", "--force"]] {
@@ -308,7 +308,7 @@ fn unresponsive_broker_is_named_and_survives() {
     assert!(!sandbox.socket().exists());
 }
 
-/// A broker of another protocol: what it says first is readable in every version.
+/// A broker with another protocol; its first message is readable in every version.
 const OTHER_RELEASE: &str = r#"
 import os, socket, struct, sys
 os.makedirs(os.path.dirname(sys.argv[1]), mode=0o700, exist_ok=True)
@@ -346,7 +346,7 @@ fn needs_python_broker_of_another_release_is_named_and_ended_by_force() {
     assert!(!sandbox.socket().exists());
 }
 
-/// A member by hand: it greets, forks, and exits, while its child keeps the connection.
+/// A member without the library: it joins, forks, and exits, while its child keeps the connection.
 const FORKY: &str = r#"
 import array, os, socket, struct, sys, time
 s = socket.socket(socket.AF_UNIX)

@@ -59,7 +59,7 @@ fn legacy_memory_is_shown_and_read_on_the_simulated_gpu() {
     let file = std::fs::read(sandbox.path().join("x.npy")).unwrap();
     assert_eq!(file[file.len() - 4096..], [7; 4096]);
 
-    // Anybody may look, and only members of the same driver may share.
+    // A process on any driver may inspect names, but only members on the same driver may share memory.
     sandbox.run(["ls"]).expect(0);
     let refused = sandbox.run(["get", "theirs", "z.npy"]).expect(5);
     assert!(refused.stderr.contains("simulated CUDA driver") && refused.stderr.contains("--domain"), "{refused:?}");

@@ -1,11 +1,11 @@
-//! What the program shows to the linker.
+//! The symbols that the program exports to the linker.
 #![allow(clippy::unwrap_used)] // tests
 
 use std::process::Command;
 
 use partywall_harness::binary;
 
-/// A library that the program loads would take them for the vendor's.
+/// A library that the program loads would use such symbols instead of the vendor's.
 #[test]
 fn program_has_no_symbol_of_the_vendors_driver() {
     let symbols = |flag: &str| {
@@ -22,7 +22,7 @@ fn program_has_no_symbol_of_the_vendors_driver() {
             .collect();
         assert_eq!(drivers, [""; 0], "{flag}");
     }
-    // The functions are there, under other names.
+    // The functions exist under other names.
     assert!(
         symbols("--extern-only").contains("cuStreamWaitEvent") || symbols("--debug-syms").contains("cuStreamWaitEvent")
     );

@@ -46,7 +46,7 @@ fn receive(subscriber: &Subscriber, topic: &Topic) -> (Vec<f32>, Vec<u8>) {
     (bytes.chunks(4).map(|item| f32::from_le_bytes(item.try_into().unwrap())).collect(), sample.header())
 }
 
-/// A process that has subscribed.
+/// Returns a process that has subscribed.
 fn listening(sandbox: &Sandbox, topic: &Topic, arguments: &[&str]) -> Running {
     let before = topic.stats().subscribers.len();
     let running = sandbox.spawn(arguments);
@@ -54,7 +54,7 @@ fn listening(sandbox: &Sandbox, topic: &Topic, arguments: &[&str]) -> Running {
     running
 }
 
-/// A file of these messages: channel, time in nanoseconds, contents.
+/// Writes a file of these messages: channel, time in nanoseconds, contents.
 fn messages(path: &Path, messages: &[(&str, u64, Vec<u8>)]) {
     let options = mcap::WriteOptions::new().compression(None);
     let mut writer = options.create(BufWriter::new(File::create(path).unwrap())).unwrap();
@@ -73,13 +73,13 @@ fn message(shape: &[u64], header: &str, bytes: &[u8]) -> Vec<u8> {
     [&safetensors_header(&tensor, &metadata).unwrap()[..], bytes].concat()
 }
 
-/// A file of samples of one number: channel, time in nanoseconds, number.
+/// Writes a file of samples of one number: channel, time in nanoseconds, number.
 fn file(path: &Path, samples: &[(&'static str, u64, f32)]) {
     let one = |(topic, at, number): &(&'static str, u64, f32)| (*topic, *at, message(&[1], "", &number.to_le_bytes()));
     messages(path, &samples.iter().map(one).collect::<Vec<_>>());
 }
 
-/// Where the first chunk of a file is.
+/// Returns the byte range of the first chunk of a file.
 fn first_chunk(bytes: &[u8]) -> Range<usize> {
     let mut at = mcap::MAGIC.len();
     loop {
@@ -114,7 +114,7 @@ fn recording_is_played_unchanged() {
         assert_eq!(told[key], value, "{key}");
     }
 
-    // As any reader of MCAP sees it.
+    // The file as any MCAP reader sees it.
     let bytes = fs::read(&path).unwrap();
     let messages: Vec<_> = mcap::MessageStream::new(&bytes).unwrap().map(Result::unwrap).collect();
     assert_eq!(messages.len(), 3);
@@ -166,7 +166,7 @@ fn played_topic_is_created_with_its_recorded_type() {
     player.wait().expect(0);
 }
 
-/// `partywall topic pub`, where the tests have their memory.
+/// Runs `partywall topic pub` on the device of the tests.
 fn publishing<'a>(arguments: &[&'a str]) -> Vec<&'a str> {
     [&["topic", "pub"][..], arguments, &["--device", device()]].concat()
 }
@@ -259,7 +259,7 @@ fn files_and_standard_input_are_published_as_samples() {
     assert_eq!(receive(&subscriber, &two).0, [2.0, 0.0]);
     let cut = piped.wait().expect(2).stderr;
     assert!(cut.contains("after 4 of 8 bytes"), "{cut}");
-    // What a file says is what a topic is made of.
+    // A typed file determines the type of the new topic.
     let header = format!("{:<69}\n", "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }");
     let npy = [&b"\x93NUMPY\x01\x00\x46\x00"[..], header.as_bytes(), &floats].concat();
     let npy = sandbox.file("frame.npy", npy);
@@ -333,7 +333,7 @@ fn echo_says_what_it_waits_for_and_ends_with_an_idle_topic() {
     assert!(rest.last().unwrap().contains("2 samples in"), "{rest:?}");
     publish(&camera.publisher().unwrap(), &camera, &[3.0], b"");
     assert!(patient.wait().unwrap().success());
-    // One that comes too late.
+    // A subscriber that starts too late.
     let end = sandbox.json(["topic", "echo", "camera", "--until-idle"]);
     assert_eq!((&end["event"], &end["samples"]), (&json!("end"), &json!(0)));
 }
@@ -443,7 +443,7 @@ fn killed_recorder_leaves_its_written_samples() {
     assert_eq!(receive(&subscriber, &again).0, [1.0]);
 }
 
-/// A disk that was full, say, before more than half of the file was written.
+/// A file can be truncated, for example if the disk was full after half of the file was written.
 #[test]
 fn whole_chunks_of_a_truncated_file_are_played() {
     let sandbox = Sandbox::new();
@@ -454,7 +454,7 @@ fn whole_chunks_of_a_truncated_file_are_played() {
     let first = fs::read(&path).unwrap();
     messages(&path, &[("x", 0, large)]);
     let second = fs::read(&path).unwrap();
-    // The first chunk of the second file behind that of the first, and half of it.
+    // The first file including its first chunk, then half of the first chunk of the second file.
     let whole = first_chunk(&first);
     let torn = first_chunk(&second);
     let half = torn.start..torn.start + torn.len() / 2;
@@ -479,7 +479,7 @@ fn files_that_cannot_be_played_say_why() {
     assert!(refused(&sandbox.path().join("empty"), &["screen"], 5).contains("not an MCAP file"));
     assert!(refused(sandbox.path(), &["screen"], 5).contains("not a regular file"));
 
-    // As other tools write them, unless they are told not to: a chunk says so behind its times, length and checksum.
+    // Other tools compress chunks by default. The name of the compression follows a chunk's times, length and checksum.
     let path = sandbox.path().join("compressed.mcap");
     file(&path, &[("x", 0, 1.0)]);
     let mut bytes = fs::read(&path).unwrap();
@@ -595,7 +595,7 @@ fn blocking_subscriber_is_listed_shown_and_evicted() {
     let stopped = listening(&sandbox, &camera, &["topic", "echo", "camera", "--block"]);
     stopped.signal(Signal::STOP);
     let loan = || publisher.loan(DType::F32, &[1], LONG).unwrap().filled();
-    // As many as it may be behind, and perhaps one that it just takes.
+    // Publishes until the subscriber is as far behind as it may be; it may also be receiving one more sample.
     while loan().publish(Duration::from_millis(300)).is_ok() {}
 
     let list = sandbox.json(["ls"]);
@@ -615,7 +615,7 @@ fn blocking_subscriber_is_listed_shown_and_evicted() {
         move || filled.publish(LONG).map(|_| ()).map_err(|failed| failed.error)
     });
     let mut shown = Value::Null;
-    eventually("somebody waits for it", || {
+    eventually("a publisher waits for it", || {
         shown = sandbox.json(["show", "camera"])["detail"].clone();
         shown["subscribers"][0]["stalled_ms"].is_u64()
     });

@@ -1,4 +1,4 @@
-//! `partywall watch`, as a user and as a program sees it.
+//! `partywall watch`: its output for people and for programs.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are outside #[test]")]
 
 use partywall_harness::{Running, Sandbox, Signal, binary, device, eventually};
@@ -16,7 +16,7 @@ fn watch(sandbox: &Sandbox, arguments: &[&str]) -> (Running, Value) {
     (watch, first["point"].clone())
 }
 
-/// What happened, without when.
+/// Returns the facts of an event except its time.
 fn facts(event: &Value) -> Vec<Value> {
     ["event", "named", "name", "version", "pid"].map(|key| event[key].clone()).into()
 }
@@ -34,7 +34,7 @@ fn each_event_is_a_line() {
     put(&sandbox, "llm");
     put(&sandbox, "llm");
     let mut told: Vec<_> = std::iter::repeat_with(|| next(&mut events)).take(4).collect();
-    // Only now: memory is closed on another thread, whenever that comes to it.
+    // Reclaimed last, because another thread closes the memory at some later time.
     sandbox.run(["rm", "llm"]).expect(0);
     told.extend(std::iter::repeat_with(|| next(&mut events)).take(2));
     let pid = |i: usize| told[i]["pid"].clone();
@@ -59,7 +59,7 @@ fn watch_prints_sentences_for_people() {
     let sandbox = Sandbox::new();
     sandbox.broker();
     let mut events = sandbox.spawn(["watch", "l*"]);
-    // It is there once it is a member.
+    // The watch has started once it is a member.
     eventually("it watches", || sandbox.json(["ps"])["members"].as_array().unwrap().len() == 1);
     sandbox.file("f", "x");
     let mut holder = sandbox.spawn(["put", "f", "llm", "--hold", "--device", device()]);
@@ -103,7 +103,7 @@ fn watch_continues_after_the_point_of_an_earlier_one() {
     assert_eq!(next(&mut events)["name"], "b");
     drop(events);
 
-    // A point of another broker: what was before this one is unknown, what it knows is told.
+    // A point of another broker: earlier events are reported as missed, and the events of this broker follow.
     let (mut events, _) = watch(&sandbox, &["--after", "0123456789abcdef-7", "b"]);
     let missed = next(&mut events);
     assert_eq!((&missed["event"], &missed["events"]), (&json!("missed"), &Value::Null));
@@ -133,7 +133,7 @@ fn watch_ends_with_its_broker_and_says_so() {
 fn watch_ends_with_its_reader() {
     let sandbox = Sandbox::new();
     sandbox.broker();
-    // Nothing happens that it would have to print.
+    // No event occurs, so the command never prints.
     let mut shell = sandbox.program("sh");
     shell.args(["-c", "\"$0\" watch --json | head -n 1"]).arg(binary());
     let output = Running::spawn(&mut shell).wait().expect(0);

@@ -1,9 +1,9 @@
 //! Plots of a report, as SVG.
 //!
-//! Cases of one name that differ in one parameter only, `bytes` or a count such as `subscribers`, are the points of a line. The
-//! measured case, its floor and its rivals are lines of one plot. A parameter `of` is the title of the plot. Both axes are
-//! logarithmic; no bytes at all are drawn as one. A line is drawn through the medians; the band around it reaches from the quarter
-//! to the three quarters of the samples.
+//! Cases with the same name that differ only in one parameter, `bytes` or a count such as `subscribers`, are the points of a
+//! line. The measured case, its floor and its rivals are the lines of one plot. The parameter `of` is the title of the
+//! plot. Both axes are logarithmic; zero bytes are drawn as one byte. A line connects the medians; the band around it
+//! reaches from p25 to p75.
 
 use plotters::{
     coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged},
@@ -89,7 +89,7 @@ fn varied(case: &Case) -> Option<(&'static str, f64, String)> {
 impl Chart {
     fn add(&mut self, x: f64, measurement: &Measurement) {
         let Measurement { case, percentiles } = measurement;
-        // A plot has one unit; a logarithm has no place for zero, which no bytes are.
+        // A plot has one unit. A logarithmic axis cannot show zero bytes, so they are drawn as one.
         let least = if self.unit == Unit::Bytes { 1.0 } else { 0.0 };
         let Some(values) = [percentiles.p25, percentiles.p50, percentiles.p75]
             .map(|value| case.unit.convert(value, self.unit).ok().map(|value| value.max(least)))
