@@ -15,12 +15,12 @@ import partywall as pw
 from partywall._program import PROGRAM
 
 WATCHDOG = 60.0
-"""Seconds after which a test is stuck. No test depends on how long something takes."""
+"""Seconds after which a test counts as hanging. No test depends on how long something takes."""
 
 
 @pytest.fixture
 def socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A socket of the test's own, whose broker ends with it."""
+    """A private socket for the test. Its broker is stopped at the end of the test."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     path = str(tmp_path / "sockets" / "test.sock")
     yield path
@@ -29,13 +29,13 @@ def socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.fixture
 def domain(socket: str) -> Iterator[pw.Domain]:
-    """A connection."""
+    """A connection to the test's broker."""
     with pw.connect(socket=socket) as connected:
         yield connected
 
 
 class Child:
-    """Another process, which runs Python code: it says lines, and is told some."""
+    """A child process that runs Python code and exchanges lines with the test."""
 
     def __init__(self, code: str, *arguments: str, **environment: str) -> None:
         command = [sys.executable, "-X", "faulthandler", "-c", PRELUDE + textwrap.dedent(code), *arguments]
@@ -46,30 +46,30 @@ class Child:
         self._watchdog.start()
 
     def says(self) -> str:
-        """The next line; empty at its end."""
+        """Returns the next line of its standard output, or an empty string at the end."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
     def tell(self, line: str = "") -> None:
-        """Gives it a line."""
+        """Writes a line to its standard input."""
         assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
 
     def end(self) -> int:
-        """Waits for its end: its exit code, or minus the signal that ended it."""
+        """Waits until it has ended. Returns its exit code, or minus the signal that ended it."""
         self.process.communicate()
         self._watchdog.cancel()
         return self.process.returncode
 
     def kill(self) -> None:
-        """Kills it, if it still runs."""
+        """Kills it if it still runs."""
         self.process.kill()
         self.end()
 
 
-# A process inherits the signals that its parent blocks or ignores. A shell ignores SIGINT in what it starts in the
-# background, and nohup ignores SIGHUP. Some tests send SIGINT to this process.
+# A process inherits the signals that its parent blocks or ignores. A shell ignores SIGINT in background processes, and nohup
+# ignores SIGHUP. Some tests send SIGINT to this process.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PRELUDE = """
@@ -90,7 +90,7 @@ def told():
 
 @pytest.fixture
 def child() -> Iterator[Callable[..., Child]]:
-    """Starts other processes, which end with the test."""
+    """Starts child processes, which are killed at the end of the test."""
     children: list[Child] = []
 
     def start(code: str, *arguments: str, **environment: str) -> Child:

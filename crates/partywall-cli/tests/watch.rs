@@ -34,7 +34,7 @@ fn each_event_is_a_line() {
     put(&sandbox, "llm");
     put(&sandbox, "llm");
     let mut told: Vec<_> = std::iter::repeat_with(|| next(&mut events)).take(4).collect();
-    // Reclaimed last, because another thread closes the memory at some later time.
+    // Removed only after the first reclaim, because a helper thread closes the memory at an unknown time.
     sandbox.run(["rm", "llm"]).expect(0);
     told.extend(std::iter::repeat_with(|| next(&mut events)).take(2));
     let pid = |i: usize| told[i]["pid"].clone();

@@ -1,4 +1,4 @@
-"""Memory on a real GPU as torch, cupy, jax and numba take it: every dtype, both ways, at the same address."""
+"""Memory on a real GPU in torch, cupy, jax and numba: every dtype, both ways, at the same address."""
 
 import importlib
 import os
@@ -25,7 +25,7 @@ JAX = [*CUPY, "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "fl
 
 
 def raw(dtype: str) -> bytes:
-    """Bytes that are elements of any dtype."""
+    """Returns bytes that are valid elements of the dtype."""
     items = np.arange(24, dtype="uint8") % 2 if dtype == "bool" else np.arange(24 * 16, dtype="uint8") % 60
     return items.tobytes()
 
@@ -94,7 +94,7 @@ def test_numba_copies_to_and_from_it_in_place(domain):
 def test_a_kernel_of_numbas_writes_in_place(domain):
     cuda = pytest.importorskip("numba.cuda")
     try:
-        # What its compiler loads first of all.
+        # The compiler loads this before anything else.
         importlib.import_module("numba.cuda.np.arrayobj")
     except AttributeError as error:
         pytest.skip(f"this numba-cuda compiles nothing with NumPy {np.__version__}: {error}")

@@ -20,7 +20,7 @@ if not torch.cuda.is_available() or "PARTYWALL_LIBCUDA" in os.environ:
 LONG = 2_000_000_000
 """Clock cycles of a kernel that is still running when whatever follows it is enqueued: about a second."""
 COUNT = 1 << 20
-"""Elements of what is shared."""
+"""The number of shared elements."""
 ROUNDS = 50
 
 TORCH = """
@@ -67,7 +67,7 @@ with pw.connect(socket=sys.argv[1], start=False) as d, d.open("x", timeout=60) a
 
 @pytest.fixture
 def shared(domain):
-    """Memory that all may write, and kernels that have run once on it."""
+    """Memory that all processes may write, on which the kernels have run once."""
     with domain.create("x", COUNT, torch.int64, mutable=True) as build, build.commit() as x:
         view = torch.from_dlpack(x)
         torch.cuda._sleep(1)
@@ -227,7 +227,7 @@ def test_a_killed_writer_lets_the_stream_go_on_and_check_says_so(domain, shared,
             torch.cuda.synchronize()
             t.signal_on(1)
             torch.cuda.synchronize()
-            # Enqueued, and never reached.
+            # The signal is enqueued, but never reached.
             torch.cuda._sleep(1 << 60)
             t.signal_on(2)
             say("running")

@@ -1,4 +1,4 @@
-"""Blocks that torch fills and reads, in two processes: when they come back, and what their next holder finds there."""
+"""Blocks that torch fills and reads in two processes: when they return, and what their next holder finds."""
 
 import gc
 import os
@@ -39,7 +39,7 @@ with pw.connect(socket=sys.argv[1], start=False) as d, d.pool("frames") as frame
 
 @pytest.fixture
 def frames(domain):
-    """A pool of one block, and kernels that have run once on memory like its own."""
+    """A pool of one block; the kernels have run once on similar memory."""
     with domain.pool("frames", blocks=1, block_bytes=BYTES) as pool:
         torch.cuda._sleep(1)
         torch.zeros(BYTES, dtype=torch.uint8, device="cuda").fill_(1)

@@ -1,4 +1,4 @@
-"""Tasks whose arrays torch writes and reads, in two processes, without a host that waits for the GPU."""
+"""Tasks whose arrays torch writes and reads in two processes, without a host that waits for the GPU."""
 
 import os
 
@@ -34,7 +34,7 @@ with pw.connect(socket=sys.argv[1], start=False) as d, d.queue("work") as queue:
 
 @pytest.fixture
 def queue(domain):
-    """A queue on the GPU, and kernels that have run once."""
+    """A queue on the GPU; the kernels have run once."""
     torch.ones(4, device="cuda").sum().item()
     with domain.queue("work", tasks=64, inputs=(8, NUMBERS * 4), outputs=(8, NUMBERS * 4)) as opened:
         yield opened

@@ -32,8 +32,8 @@ with pw.connect(socket=sys.argv[1], start=False) as d, d.open("x", timeout=60) a
 
 
 def free() -> int:
-    """Free bytes of the GPU, once everything that was dropped is gone."""
-    # The first use of a kernel loads it, which takes memory for good.
+    """Returns the free bytes of the GPU, after everything that was dropped is freed."""
+    # The first use of a kernel loads it, which allocates memory permanently.
     used = torch.zeros(MIB, dtype=torch.uint8, device="cuda")
     used.copy_(torch.full((MIB,), 7, dtype=torch.uint8, device="cuda"))
     assert int(used.min()) == int(used.max())
@@ -47,7 +47,7 @@ def free() -> int:
 
 
 def assert_all_comes_back(before: int) -> None:
-    """The driver takes a moment for what a process that ended had."""
+    """Waits until all memory is freed: the driver takes some time to free the memory of a process that has ended."""
     watchdog = time.monotonic() + WATCHDOG
     while (now := free()) < before:
         assert time.monotonic() < watchdog, f"{before - now} bytes are missing"
@@ -106,7 +106,7 @@ def test_a_put_comes_after_what_cupys_current_stream_has(domain):
         for device in ("cuda", "host"):
             wait((1,), (1,), (LONG,))
             source += 7
-            # With gaps too, which cupy itself takes out first.
+            # Also with gaps, which cupy removes first.
             with domain.put("x", {"whole": source, "column": source[:, 1]}, device) as put:
                 assert len(set(put["whole"].tobytes())) == len(set(put["column"].tobytes())) == 2
                 assert put["whole"].tobytes() == 2 * put["column"].tobytes() == source.tobytes()
@@ -152,7 +152,7 @@ def test_pinned_memory_is_copied_asynchronously(domain, mutable):
         try:
             pin = put.pin()
         except pw.CudaError as error:
-            # Not every GPU registers memory that it must not write.
+            # Not every GPU can register memory as read-only.
             assert not mutable and "read-only" in str(error), error
             return
         with pin:
@@ -164,7 +164,7 @@ def test_pinned_memory_is_copied_asynchronously(domain, mutable):
             running = torch.cuda.Event()
             running.record()
             assert not running.query(), "the copy waited for the stream"
-            # Dropping what it reads waits for it.
+            # Dropping the memory waits for the kernel that reads it.
             del view
         put.close()
         assert int(out.min()) == int(out.max()) == 7
@@ -181,7 +181,7 @@ def test_a_view_is_dropped_under_a_running_kernel(domain):
     running = torch.cuda.Event()
     running.record()
     assert not running.query(), "the kernel has to run longer"
-    # First the object, which leaves the memory to the view; then the view, whose deleter has no stream.
+    # Drops the object first, so that only the view holds the memory; then the view, whose deleter has no stream.
     segment.close()
     del view, segment
     torch.cuda.synchronize()
@@ -262,7 +262,7 @@ def test_a_killed_reader_gives_the_memory_back(domain, child):
 def test_processes_may_see_other_devices(domain, child, monkeypatch, visible):
     put = domain.put("x", torch.ones(1000, dtype=torch.int64, device="cuda"))
     last = torch.cuda.device_count() - 1
-    # The owner's GPU alone, and only another one: the driver maps memory of a GPU that the reader does not see.
+    # The reader sees only the owner's GPU, or only another one: the driver also maps memory of a GPU that it does not see.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", put.place if visible == "uuid" else str(last))
     with put:
         if visible == "last" and last > 0:
@@ -338,7 +338,7 @@ def test_ctrl_c_ends_a_wait_for_the_gpu(domain, child):
         """
         import signal, torch
         with pw.connect(socket=sys.argv[1], start=False) as d, d.create("x", 1000, torch.int64) as build:
-            # Behind the long kernel, the first use of another would wait for it.
+            # While the long kernel runs, the first use of another kernel would wait for it.
             view = torch.from_dlpack(build).fill_(0)
             torch.cuda._sleep(1)
             torch.cuda.synchronize()
@@ -382,7 +382,7 @@ def test_torch_memory_is_published_in_place(domain, child):
     assert reader.says() == "2000"
     address = tensor.data_ptr()
     del tensor
-    # The segment holds it: torch gives its memory to nobody else.
+    # The segment holds the tensor, so torch does not reuse its memory.
     assert torch.zeros(1000, dtype=torch.int64, device="cuda").data_ptr() != address
     published.close()
     with pytest.raises(pw.NameNotFound):

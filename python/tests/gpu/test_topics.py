@@ -1,4 +1,4 @@
-"""Samples that torch writes and reads, in two processes, by hosts that wait and by streams."""
+"""Samples that torch writes and reads in two processes, in the order of hosts and of streams."""
 
 import gc
 import os
@@ -43,7 +43,7 @@ with pw.connect(socket=sys.argv[1], start=False) as d, d.topic("frames") as fram
 
 @pytest.fixture
 def frames(domain):
-    """A topic, and kernels that have run once on memory like its own."""
+    """A topic; the kernels have run once on similar memory."""
     with domain.topic("frames", max_bytes=BYTES, depth=8, publishers=4, held=4) as topic:
         torch.cuda._sleep(1)
         torch.zeros(BYTES, dtype=torch.uint8, device="cuda").fill_(1)

@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def ran(tmp_path, monkeypatch, name: str, *arguments: str) -> list[str]:
-    """The lines that an example prints."""
+    """Runs an example, and returns the lines that it prints."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     command = [sys.executable, EXAMPLES / name, "--device", "host", *arguments]

@@ -1,4 +1,4 @@
-"""Host memory as other libraries take it."""
+"""Exchange of host memory with other libraries."""
 
 import ctypes
 import signal
@@ -122,7 +122,7 @@ def test_everything_made_of_a_tensor_holds_the_lease(domain):
         put = domain.put("x", np.zeros(1000))
         held = make(put.tensor)
         put.close()
-        # A name that is not kept goes with its committer's lease.
+        # A name that is not kept ends with its committer's lease.
         assert [name.name for name in domain.ls()] == ["x"]
         assert held is not None
         del held

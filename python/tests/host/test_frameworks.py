@@ -1,4 +1,4 @@
-"""Host memory as torch and jax have it on the CPU, where they are."""
+"""Host memory in torch and jax on the CPU, if they are installed."""
 
 import gc
 import os
@@ -19,7 +19,7 @@ JAX = [dtype for dtype in TORCH if dtype != "float8_e8m0fnu"]
 
 
 def raw(dtype: str) -> bytes:
-    """Bytes that are elements of any dtype."""
+    """Returns bytes that are valid elements of the dtype."""
     items = np.arange(24, dtype="uint8") % 2 if dtype == "bool" else np.arange(24 * 16, dtype="uint8") % 60
     return items.tobytes()
 
@@ -80,7 +80,7 @@ def test_jax_computes_with_what_it_took(domain, jax):
         taken = jax.dlpack.from_dlpack(put)
         assert float(jax.jit(lambda x: (x * 2).sum())(taken)) == 999000
         del taken
-        # It keeps nothing back.
+        # jax keeps no reference.
         put.close()
         gc.collect()
         assert pw._native.flush(WATCHDOG) and domain.ls() == []

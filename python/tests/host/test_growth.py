@@ -1,4 +1,4 @@
-"""Segments that become longer, and names that go."""
+"""Segments that grow, and names that are removed."""
 
 import concurrent.futures
 import signal
@@ -13,7 +13,7 @@ from ..conftest import WATCHDOG
 
 
 def rows(domain: pw.Domain, count: int = 2) -> pw.Segment:
-    """A mutable segment of a log's rows."""
+    """Commits a mutable segment with the rows of a log."""
     with domain.create("log", (count, 4), "int32", device="host", mutable=True, reserve=1 << 20) as build:
         np.from_dlpack(build)[:] = 1
         return build.commit()
@@ -47,7 +47,7 @@ def test_tensors_are_added_with_room_for_more(domain):
             "third": ((2, 2), "int16"),
         }
         nbytes = log.nbytes
-        # The last one is what becomes longer, and there is room for it.
+        # The last tensor grows, and there is room for it.
         log.grow(100)
         assert log["third"].shape == (100, 2) and log.nbytes == nbytes
         with pytest.raises(TypeError, match="3 tensors"):
@@ -100,7 +100,7 @@ def test_a_wait_for_a_withdrawal_ends_with_the_name(domain):
             reader.wait_withdrawn(0)
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(reader.wait_withdrawn)
-            # A newer version is no withdrawal.
+            # A newer version does not count as a withdrawal.
             with domain.put("x", b"2", kept=True):
                 assert not waiting.done()
             domain.rm("x")

@@ -1,4 +1,4 @@
-"""What comes in: shapes, dtypes, names and arrays of all sorts, and the words for those that are refused."""
+"""Arguments: shapes, dtypes, names and arrays of all kinds, and the errors for invalid ones."""
 
 import array
 import ctypes
@@ -173,7 +173,7 @@ def test_reserve_is_a_number_of_bytes(domain, reserve):
 
 def test_a_device_is_a_string_or_prints_as_one(domain):
     class Device:
-        """As torch has it."""
+        """A device object like torch's."""
 
         def __str__(self) -> str:
             return "cpu"
@@ -257,7 +257,7 @@ def test_the_names_of_tensors_are_strings(domain, name):
 
 
 class Exporter:
-    """A library with its own idea of DLPack."""
+    """A library that breaks the DLPack protocol."""
 
     def __init__(self, device: object, capsule: object) -> None:
         self.device, self.capsule = device, capsule
@@ -322,7 +322,7 @@ def test_a_file_that_is_not_there_is_not_found(domain, path):
 def test_a_folder_without_a_model_is_refused(domain, tmp_path):
     with pytest.raises(OSError, match="no .safetensors file"):
         domain.put_file(tmp_path, "x", device="host")
-    # It would wait for a writer.
+    # Opening the pipe would wait for a writer.
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="is a pipe"):
         domain.put_file(tmp_path / "pipe", "x", device="host")

@@ -1,4 +1,4 @@
-"""Exceptions that another thread sets end a wait: of debuggers, of time limits, of test frameworks."""
+"""Exceptions that another thread sets, as debuggers and test frameworks do, end a wait."""
 
 import ctypes
 import threading
@@ -13,7 +13,7 @@ from ..conftest import WATCHDOG
 
 
 class Stop(Exception):
-    """What is set."""
+    """The exception that another thread sets."""
 
 
 def growing(d: pw.Domain) -> object:

@@ -1,4 +1,4 @@
-"""Who lets go of memory, when, and on which thread."""
+"""Lifetimes: what releases memory, when, and on which thread."""
 
 import ctypes
 import gc
@@ -21,7 +21,7 @@ ROUNDS = 100
 
 
 def together(*works: Callable[[], object]) -> None:
-    """Does them at the same time; what one of them raises, this raises."""
+    """Runs all works at the same time. Raises the exception of one that fails."""
     start, failed = threading.Barrier(len(works)), []
 
     def work(does: Callable[[], object]) -> None:
@@ -41,7 +41,7 @@ def together(*works: Callable[[], object]) -> None:
 
 
 def use(thing: pw.Segment | pw.Build) -> None:
-    """Whatever can be done to it, until somebody has closed it."""
+    """Uses the object in every way until another thread has closed it."""
     try:
         for _ in range(5):
             assert repr(thing)
@@ -286,7 +286,7 @@ def test_a_dropped_commit_leaves_its_name_to_the_domain(socket, commit):
         gc.collect()
     assert pw._native.flush(WATCHDOG)
     assert [it.name for it in other.ls()] == ["x"]
-    # Nobody has it open: what keeps the name holds no memory.
+    # No segment is open: the domain keeps the name without mapping the memory.
     assert [member.leases for member in other.ps()] == [0, 0]
     with other.open("x") as opened:
         domain.close()
@@ -330,7 +330,7 @@ def test_closing_the_committers_segment_takes_its_name(domain):
     with domain.put("x", np.arange(9)):
         pass
     assert domain.ls() == []
-    # Also if an array outlives it.
+    # The same if an array outlives the segment.
     put = domain.put("y", np.arange(9))
     array = np.from_dlpack(put)
     put.close()

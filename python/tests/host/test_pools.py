@@ -1,4 +1,4 @@
-"""Blocks that go round between processes and threads."""
+"""Blocks that processes and threads exchange."""
 
 import gc
 import math
@@ -41,7 +41,7 @@ with pw.connect(socket=sys.argv[1], start=False) as d, d.pool("frames") as frame
 
 
 def eventually(is_so) -> None:
-    """Waits until something is so."""
+    """Waits until a condition holds."""
     watchdog = time.monotonic() + WATCHDOG
     while not is_so():
         assert time.monotonic() < watchdog

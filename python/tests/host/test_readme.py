@@ -1,4 +1,4 @@
-"""Programs in Python of the README and of the page on queues, as they stand."""
+"""The Python programs of the README and of the page on queues, unchanged."""
 
 import re
 from pathlib import Path
@@ -27,7 +27,7 @@ def test_the_readmes_processes_find_each_other(socket, child):
         assert reader.says() == "(480, 640, 3) 921600"
         writer.tell()
         assert reader.end() == writer.end() == 0
-        # Once their deaths are proved.
+        # The names end once the deaths are proved.
         while domain.ls():
             pass
 
@@ -36,7 +36,7 @@ def test_the_readmes_processes_find_each_other(socket, child):
 def test_the_pages_worker_does_the_task_of_the_pages_submitter(socket, child):
     section = QUEUES.read_text().split("\n## In Python\n")[1].split("\n## ")[0]
     submitter, worker = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    # Connected first: the broker is of this test.
+    # Connects first, so that the test's own broker is used.
     with pw.connect(socket=socket):
         child(worker, PARTYWALL_SOCKET=socket)
         submitting = child(submitter, PARTYWALL_SOCKET=socket)

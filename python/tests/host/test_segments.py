@@ -243,7 +243,7 @@ def test_a_pickle_needs_no_connection_of_the_receiver(domain, child):
 
 
 def total(segment: pw.Segment) -> tuple[float, pw.Segment]:
-    """What a process of a pool does: it sends on what it was sent."""
+    """Runs in a process of a pool: returns the segment that it received."""
     return float(np.from_dlpack(segment).sum()), segment
 
 
@@ -253,7 +253,7 @@ def test_segments_go_through_pools(domain, method):
     with domain.put("x", np.arange(10.0)) as put, concurrent.futures.ProcessPoolExecutor(2, context) as pool:
         for result, back in pool.map(total, [put] * 6):
             assert result == 45
-            # It came from there, and goes there again.
+            # The segment came from the pool's process, and is sent there again.
             [(result, again)] = pool.map(total, [back])
             assert result == 45 and again.version == put.version
             back.close()
@@ -285,7 +285,7 @@ def test_segments_go_through_queues_and_pipes(domain, method):
 
 
 def echo(pipe: Connection) -> None:
-    """What a process at a pipe does."""
+    """Runs in a process at a pipe."""
     while (segment := pipe.recv()) is not None:
         with segment:
             pipe.send(segment)

@@ -1,4 +1,4 @@
-"""Permits that go round between processes, threads and tasks."""
+"""Permits that processes, threads and tasks exchange."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ with pw.connect(socket=sys.argv[1], start=False) as d, d.semaphore("s", 1) as s:
 
 
 def eventually(is_so) -> None:
-    """Waits until something is so."""
+    """Waits until a condition holds."""
     watchdog = time.monotonic() + WATCHDOG
     while not is_so():
         assert time.monotonic() < watchdog
@@ -166,7 +166,7 @@ def test_waiters_are_served_in_order_however_long_it_takes(semaphore):
         for number, thread in enumerate(threads, 1):
             thread.start()
             eventually(lambda number=number: semaphore.waiting == number)
-        # Signals are looked for again and again meanwhile, and nobody loses his place for that.
+        # Waiters check for signals repeatedly, and keep their place in the order.
         threads[0].join(0.3)
     for thread in threads:
         thread.join(WATCHDOG)
@@ -215,7 +215,7 @@ def test_a_loop_that_ends_leaves_no_waiter_and_no_permit(semaphore):
         waiting = asyncio.create_task(semaphore.acquire_async())
         while semaphore.waiting == 0:
             await asyncio.sleep(0)
-        # Cancelled by the end of the loop.
+        # The end of the loop cancels the task.
         del waiting
 
     with semaphore.acquire():

@@ -1,4 +1,4 @@
-"""Streams, as the libraries that are loaded have them."""
+"""Streams of the libraries that are loaded."""
 
 import ctypes
 import sys
@@ -11,7 +11,7 @@ from partywall._streams import handle
 
 @pytest.fixture(autouse=True)
 def nothing_is_loaded(monkeypatch):
-    """But what a test says."""
+    """Removes all libraries; a test adds those that it needs."""
     for name in ("torch", "cupy"):
         monkeypatch.setitem(sys.modules, name, None)
 

@@ -79,7 +79,7 @@ def test_a_killed_writer_ends_the_waits_and_the_next_one_goes_on(domain, child):
             thread.join(WATCHDOG)
         assert [(type(error), error.anchor) for error in ended] == [(pw.WriterDied, "writer-died")] * 3
         assert isinstance(ended[0], pw.OwnerDied) and isinstance(ended[0], ConnectionError)
-        # What was signalled stays valid.
+        # Signalled values stay valid.
         t.wait(3, 0)
         t.check()
         assert (t.value, t.ending) == (3, "owner_died")
@@ -228,7 +228,7 @@ def test_tasks_wait_beside_each_other(domain):
             cancelled.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await cancelled
-            # Somebody else's limit is his own error.
+            # The timeout of an outer block raises the error of that block.
             with pytest.raises(TimeoutError) as raised:
                 async with asyncio.timeout(0.01):
                     await t.wait_async(4, WATCHDOG)
@@ -356,7 +356,7 @@ def test_a_forked_child_is_told_to_connect_anew(domain):
             print(f"{wrong:b}", flush=True) if wrong else None
             os._exit(wrong != 0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    # Nothing of the parent's has gone with it.
+    # The child's end has not changed the parent's objects.
     writer.signal(1)
     t.wait(1, 0)
     assert s.available == 1 and permit.held

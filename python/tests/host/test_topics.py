@@ -35,7 +35,7 @@ with pw.connect(socket=sys.argv[1], start=False) as d, d.topic("frames") as fram
 
 
 def eventually(is_so) -> None:
-    """Waits until something is so."""
+    """Waits until a condition holds."""
     watchdog = time.monotonic() + WATCHDOG
     while not is_so():
         assert time.monotonic() < watchdog

@@ -1,4 +1,4 @@
-"""What happens in a domain, and who is in it."""
+"""Events and members of a domain."""
 
 import os
 import pickle
@@ -62,7 +62,7 @@ def test_points_and_patterns_are_checked(domain):
     assert isinstance(raised.value, pw.BadPattern)
     with domain.watch(after="00000000000000ab-7") as watch:
         missed = watch.next(WATCHDOG)
-        # Of another broker, so that nobody knows how many.
+        # The point is of another broker, so the number of missed events is unknown.
         assert (missed.event, missed.name, missed.missed) == ("missed", None, None)
 
 

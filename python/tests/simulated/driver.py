@@ -1,4 +1,4 @@
-"""The simulated driver itself, as another library of the process uses it: memory, streams, and tensors of them."""
+"""Direct calls of the simulated driver, as another library of the process makes them: memory, streams, and tensors."""
 
 import ctypes
 import os
@@ -8,14 +8,14 @@ DRIVER = ctypes.CDLL(os.environ["PARTYWALL_LIBCUDA"]) if "simcuda" in os.environ
 
 
 def call(name: str, *arguments: Any) -> None:
-    """Calls an entry point."""
+    """Calls an entry point of the driver."""
     assert DRIVER is not None
     code = getattr(DRIVER, name)(*arguments)
     assert code == 0, f"{name}: {code}"
 
 
 def use(device: int = 0) -> None:
-    """Makes a device's primary context this thread's."""
+    """Makes a device's primary context current on this thread."""
     context = ctypes.c_void_p()
     call("cuInit", 0)
     call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
@@ -23,7 +23,7 @@ def use(device: int = 0) -> None:
 
 
 def allocate(size: int) -> int:
-    """Memory of the device."""
+    """Allocates memory of the device."""
     address = ctypes.c_uint64()
     call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
     return address.value
@@ -40,7 +40,7 @@ def copy(to: int, source: int, size: int, stream: int) -> None:
 
 
 def read(address: int, size: int, stream: int) -> bytes:
-    """What there is when a stream is done with what is on it."""
+    """Returns bytes of the device after the work on a stream is done."""
     found = (ctypes.c_ubyte * size)()
     call("cuStreamSynchronize", ctypes.c_void_p(stream))
     call("cuMemcpyDtoH_v2", found, ctypes.c_uint64(address), ctypes.c_size_t(size))
@@ -48,12 +48,12 @@ def read(address: int, size: int, stream: int) -> bytes:
 
 
 def wait(stream: int) -> None:
-    """Waits until nothing is left on a stream."""
+    """Waits until all work on a stream is done."""
     call("cuStreamSynchronize", ctypes.c_void_p(stream))
 
 
 def is_done(stream: int) -> bool:
-    """Whether nothing is left on a stream."""
+    """Returns whether all work on a stream is done."""
     assert DRIVER is not None
     code = DRIVER.cuStreamQuery(ctypes.c_void_p(stream))
     assert code in (0, 600), code
@@ -61,12 +61,12 @@ def is_done(stream: int) -> bool:
 
 
 class Gate:
-    """A stream that does nothing before it is opened."""
+    """A stream whose work waits until the gate is opened."""
 
     def __init__(self) -> None:
         stream, word = ctypes.c_void_p(), ctypes.c_void_p()
         call("cuMemHostAlloc", ctypes.byref(word), ctypes.c_size_t(8), 0)
-        # Not blocking: it takes no notice of the default stream.
+        # Non-blocking, so that it is not ordered with the default stream.
         call("cuStreamCreate", ctypes.byref(stream), 1)
         assert stream.value is not None and word.value is not None
         self.stream, self._word = stream.value, ctypes.c_uint64.from_address(word.value)
@@ -74,7 +74,7 @@ class Gate:
         call("cuStreamWaitValue64_v2", stream, word, ctypes.c_uint64(1), 0)
 
     def open(self) -> None:
-        """Lets it go on."""
+        """Lets the stream continue."""
         self._word.value = 1
 
 
@@ -101,7 +101,7 @@ class _Managed(ctypes.Structure):
 
 
 class DeviceBytes:
-    """A tensor of bytes on the device, which knows who lets go of it."""
+    """A tensor of bytes on the device, which records its releases."""
 
     def __init__(self, address: int, shape: list[int], strides: list[int] | None = None, device: int = 0) -> None:
         self.released = 0
@@ -127,7 +127,7 @@ class DeviceBytes:
 
     @property
     def inner(self) -> _Tensor:
-        """What DLPack says of it."""
+        """The DLPack description of the tensor."""
         tensor: _Tensor = self._managed.tensor
         return tensor
 
@@ -163,7 +163,7 @@ class _Table(ctypes.Structure):
 
 
 class Library:
-    """A library whose tensors are given away by DLPack's C interface, and which enqueues on `stream`."""
+    """A library that exports its tensors by DLPack's C interface, and enqueues its work on `stream`."""
 
     def __init__(self, stream: int, *, major: int = 1, code: int = 1, refuses: bool = False) -> None:
         self.stream, self.given, self.released = stream, 0, 0

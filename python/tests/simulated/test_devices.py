@@ -1,4 +1,4 @@
-"""Where memory is made if nobody says where."""
+"""The default device of new memory."""
 
 from pathlib import Path
 

@@ -57,7 +57,7 @@ def test_a_tensor_without_bytes_is_on_its_gpu_too(domain):
 
 
 class Protocol:
-    """A stream of whatever library."""
+    """A stream of an arbitrary library."""
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, 2
@@ -211,7 +211,7 @@ def test_host_memory_is_pinned_until_the_last_pin_ends(domain, mutable):
         assert first.closed and not second.closed and repr(first) == "<partywall.Pinned x@1: closed>"
         with pytest.raises(ValueError, match="pinned for a GPU"):
             put.pin("host")
-    # The pin keeps the memory, and the memory the name.
+    # The pin holds the memory, and the memory keeps the name.
     assert [name.name for name in domain.ls()] == ["x"]
     second.close()
     assert pw._native.flush(60) and domain.ls() == []
@@ -239,7 +239,7 @@ def test_a_forked_child_lets_go_of_its_parents_memory(domain):
     if pid == 0:
         outcome = 1
         try:
-            # Nothing warns: it is the parent's to close.
+            # There is no warning, because closing the object is the parent's responsibility.
             warnings.simplefilter("error")
             put.close()
             del view, capsule

@@ -21,7 +21,7 @@ def frames(domain):
 
 
 def eventually(is_so) -> None:
-    """Waits until something is so."""
+    """Waits until a condition holds."""
     watchdog = time.monotonic() + WATCHDOG
     while not is_so():
         assert time.monotonic() < watchdog

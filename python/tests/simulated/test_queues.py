@@ -95,7 +95,7 @@ def test_task_is_not_completed_before_its_inputs(queue):
 
 
 def in_flight(queue):
-    """A task whose input a stream is still to write, and what lets that go on."""
+    """A task whose input a stream has not written yet, and the gate of that stream."""
     gate = driver.Gate()
     block = queue.inputs.alloc(0)
     driver.fill(block.__cuda_array_interface__["data"][0], 7, 4096, gate.stream)

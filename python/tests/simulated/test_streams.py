@@ -1,4 +1,4 @@
-"""What waits for a GPU's streams, and what ends such a wait."""
+"""Calls that wait for a GPU's streams, and the ends of such waits."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ SIZE = 1 << 16
 
 
 def in_a_thread(work):
-    """Has a thread do something that is to wait for a gate."""
+    """Runs work in a thread; the work should wait for a gate."""
     done = []
     thread = threading.Thread(target=lambda: done.append(work()))
     thread.start()
@@ -167,7 +167,7 @@ def test_ctrl_c_ends_a_wait_for_the_gpu(socket, child, wait):
             thread.join()
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             gate.open()
-            # What was interrupted can be done again, and nothing is left of it.
+            # The interrupted call can be repeated, and leaves nothing behind.
             build.close() if build.closed else build.commit().close()
             segment.close()
             pin.close()

@@ -21,7 +21,7 @@ DRIVER = f"sys.path.insert(0, {os.path.dirname(driver.__file__)!r})\nimport driv
 
 
 def eventually(is_so) -> None:
-    """Waits until something is so."""
+    """Waits until a condition holds."""
     watchdog = time.monotonic() + WATCHDOG
     while not is_so():
         assert time.monotonic() < watchdog
@@ -29,7 +29,7 @@ def eventually(is_so) -> None:
 
 
 def open_gate() -> driver.Gate:
-    """A stream with nothing on it."""
+    """Returns a stream without pending work."""
     gate = driver.Gate()
     gate.open()
     return gate

@@ -35,7 +35,7 @@ with pw.connect(socket=sys.argv[1], start=False) as d, d.topic("frames") as fram
 
 
 def eventually(is_so) -> None:
-    """Waits until something is so."""
+    """Waits until a condition holds."""
     watchdog = time.monotonic() + WATCHDOG
     while not is_so():
         assert time.monotonic() < watchdog
@@ -62,7 +62,7 @@ def subscriber(frames):
 
 
 def filled(byte: int, stream: int) -> driver.DeviceBytes:
-    """A tensor on the device that `stream` fills."""
+    """Returns a tensor on the device that `stream` fills."""
     address = driver.allocate(SIZE)
     driver.fill(address, byte, SIZE, stream)
     # It does not keep itself for who has it, as libraries' tensors do.
@@ -98,7 +98,7 @@ def test_a_copy_on_the_device_is_waited_for_by_its_receiver(publisher, subscribe
 
 
 def in_library(library: driver.Library, byte: int, stream: int, kind: type | None = None) -> driver.DeviceBytes:
-    """A tensor of it that a stream fills."""
+    """Returns a tensor of the library that a stream fills."""
     address = driver.allocate(SIZE)
     driver.fill(address, byte, SIZE, stream)
     tensor = (kind or library.Tensor)(address, [SIZE])
