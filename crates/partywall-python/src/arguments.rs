@@ -1,4 +1,4 @@
-//! Types, shapes and numbers as Python writes them.
+//! Types, shapes and numbers as Python passes them.
 
 use std::str::FromStr;
 
@@ -18,13 +18,13 @@ use crate::errors::parse_dtype;
 #[derive(Clone, Copy)]
 pub(crate) struct ElementType(pub(crate) DType);
 
-/// Elements along each dimension. Python may write one number for one dimension.
+/// Elements along each dimension. For one dimension Python may pass a number.
 pub(crate) struct Shape(pub(crate) Vec<u64>);
 
 /// A number of bytes or elements.
 pub(crate) struct Count(pub(crate) u64);
 
-/// Bytes, or what Python's `bytes` makes bytes of.
+/// Bytes, or an object that Python's `bytes` accepts.
 pub(crate) struct Bytes<'py>(pub(crate) Bound<'py, PyBytes>);
 
 /// How often a task may be attempted.
@@ -34,10 +34,10 @@ pub(crate) struct Attempts(pub(crate) u8);
 pub(crate) struct Cancels(pub(crate) bool);
 
 impl ElementType {
-    /// Bytes, as buffers have them.
+    /// The type of bytes.
     pub(crate) const BYTES: Self = Self(DType::U8);
 
-    /// How many elements so many bytes have room for; of elements of less than a byte, as many as there are bytes.
+    /// Returns the number of elements that fit into so many bytes; for elements of less than a byte, the number of bytes.
     pub(crate) fn elements_in(self, bytes: u64) -> u64 {
         bytes / self.0.item_bytes().unwrap_or(1)
     }
@@ -49,7 +49,7 @@ impl<'py> FromPyObject<'_, 'py> for ElementType {
     const INPUT_TYPE: PyStaticExpr = type_hint_identifier!("typing", "Any");
 
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        // Full names are not looked up: the call of Python takes longer than making the tensor.
+        // Full names take a shortcut: a call of Python takes longer than creating the tensor.
         if let Ok(name) = object.extract::<&str>()
             && let Ok(dtype) = DType::from_str(name)
             && dtype.name() == name
@@ -134,7 +134,7 @@ impl<'py> FromPyObject<'_, 'py> for Cancels {
     }
 }
 
-/// Where Python reads what it is given.
+/// The Python module that reads arguments.
 fn arrays(py: Python<'_>) -> PyResult<Bound<'_, PyModule>> {
     py.import(intern!(py, "partywall._arrays"))
 }

@@ -1,4 +1,5 @@
-//! Segments that queues hold, and parts of them. Python has these very classes, as it has [`Sample`](crate::sample::Sample).
+//! Segments that queues hold, and parts of them. Python uses these classes themselves, as it does
+//! [`Sample`](crate::sample::Sample).
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -17,9 +18,9 @@ use crate::{
     pool::Block,
 };
 
-/// A segment that a queue holds, for tasks to name parts of it as inputs.
+/// A segment that a queue holds, so that tasks can name parts of it as inputs.
 ///
-/// `weights["name"]` is a tensor of it, `weights[start:end]` its bytes.
+/// `weights["name"]` is a tensor of the segment, `weights[start:end]` its bytes.
 #[pyclass(frozen, module = "partywall")]
 pub(crate) struct Attachment {
     inner: Handle<Arc<Attached>>,
@@ -36,7 +37,7 @@ pub(crate) struct Attachment {
 
 struct Attached {
     attachment: partywall::Attachment,
-    /// As they were when it was attached.
+    /// The tensors at the time of the attachment.
     tensors: BTreeMap<String, partywall::SegmentPart>,
 }
 
@@ -60,7 +61,7 @@ impl Attachment {
 
 #[pymethods]
 impl Attachment {
-    /// A tensor by its name, or bytes from one offset to another. A part lies within one chunk.
+    /// Returns a tensor by its name, or the bytes between two offsets. A part lies within one chunk.
     fn __getitem__(&self, py: Python<'_>, key: Key<'_>) -> PyResult<SegmentPart> {
         let attached = self.inner.get(py, "attachment")?;
         let part = match key {
@@ -91,11 +92,11 @@ impl Attachment {
     }
 }
 
-/// A part of an attached segment: an input of any number of tasks.
+/// A part of an attached segment, which can be an input of any number of tasks.
 #[pyclass(frozen, module = "partywall")]
 pub(crate) struct SegmentPart {
     part: Handle<partywall::SegmentPart>,
-    /// Its bytes.
+    /// The bytes of the part.
     #[pyo3(get, name = "nbytes")]
     bytes: u64,
 }
@@ -114,7 +115,7 @@ impl SegmentPart {
     }
 }
 
-/// What `[]` of an attachment takes.
+/// The argument of an attachment's `[]`.
 enum Key<'py> {
     Tensor(String),
     Bytes(Bound<'py, PySlice>),

@@ -7,10 +7,10 @@ use pyo3::prelude::*;
 
 use crate::{domain::options, errors::parse, wait};
 
-/// Of a probe: title, outcome, detail, meaning, remedy, whether the driver is simulated.
+/// A probe: title, outcome, detail, meaning, remedy, whether the driver is simulated.
 type Row = (&'static str, String, String, String, String, bool);
 
-/// Examines this machine: each probe is a child process, `program`'s. Ctrl-C ends the wait; the probe that runs ends by
+/// Examines this machine. Each probe runs in a child process of `program`. Ctrl-C ends the wait; the running probe ends by
 /// itself.
 #[pyfunction]
 #[pyo3(signature = (program, domain, device))]
@@ -30,7 +30,7 @@ pub(crate) fn examine(py: Python<'_>, program: PathBuf, domain: Option<String>, 
             let meaning = finding.meaning.to_owned();
             let outcome = finding.outcome.to_string();
             let remedy = finding.fix.to_owned();
-            // Nobody listens any more once a signal has come.
+            // After a signal the receiver is gone.
             let _ = tell.send((report.title, outcome, detail, meaning, remedy, finding.simulated));
         })
     });

@@ -48,17 +48,17 @@ pub(crate) struct Domain {
     socket: OsString,
 }
 
-/// A segment that is there, or the right to build it.
+/// An existing segment, or the right to build it.
 #[derive(IntoPyObject)]
 pub(crate) enum Opened {
     Segment(Segment),
     Claim(Claim),
 }
 
-/// Of a name: name, latest version, kind, place, bytes, tensors, mutable, kept.
+/// A listed name: name, latest version, kind, place, bytes, tensors, mutable, kept.
 type Row = (String, u64, &'static str, String, u64, u64, bool, bool);
 
-/// A name, as Python gives it.
+/// A name, as Python passes it.
 #[derive(Clone, Copy)]
 struct Name<'a>(&'a str);
 
@@ -94,7 +94,7 @@ impl Domain {
     ) -> PyResult<Self> {
         let options = options(domain, socket).start(start);
         let options = program.into_iter().fold(options, partywall::DomainOptions::program);
-        // A broker takes its time to start, if it does.
+        // Starting a broker takes a while.
         let inner = wait::on_helper_thread(py, move || options.connect())?.or_raise(py)?;
         let socket = inner.socket().as_os_str().to_owned();
         Ok(Self { inner: Mutex::new(Some(inner)), socket })
@@ -128,7 +128,7 @@ impl Domain {
         })
     }
 
-    /// Opens a version of a name. All arguments by position: looking them up by name takes longer than the rest of the way
+    /// Opens a version of a name. All arguments are positional: matching them by name takes longer than the rest of the call
     /// into Rust.
     #[pyo3(signature = (name, version, timeout, write, device, allow_peer))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
@@ -186,13 +186,13 @@ impl Domain {
             publication = publication.metadata(key, value);
         }
         let tensors: Vec<_> = tensors.iter().map(|(name, source)| (name.clone(), source.get().clone())).collect();
-        // The commit waits for that, too; here a signal ends the wait.
+        // The commit would wait, too, but a signal ends this wait.
         source::prepare(py, &tensors)?;
         let segment = py.detach(|| source::publish(publication, tensors)?.commit());
         segment.or_raise(py).map(Segment::committed)
     }
 
-    /// Puts a file, or a folder of shards. Ctrl-C ends it, and leaves nothing behind.
+    /// Puts a file, or a folder of shards. Ctrl-C ends the call, and leaves nothing behind.
     #[pyo3(signature = (path, name, device, *, mutable, kept, if_absent))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
     fn put_file(
@@ -214,7 +214,7 @@ impl Domain {
                 scope.spawn(|| {
                     let put =
                         domain.put(name.0, place).mutable(mutable).kept(kept).if_absent(if_absent).cancel(&cancel);
-                    // Nobody listens any more once a signal has come.
+                    // After a signal the receiver is gone.
                     let _ = done.send(put.path(&path));
                 });
                 let received = Python::attach(|py| wait::receive(py, &mut outcome, Duration::MAX));
@@ -226,7 +226,7 @@ impl Domain {
         segment.or_raise(py).map(Segment::committed)
     }
 
-    /// Opens a timeline, to wait for it or to signal it, too.
+    /// Opens a timeline, to wait for it, or also to signal it.
     fn timeline(&self, py: Python<'_>, name: Name<'_>, writer: bool) -> PyResult<Timeline> {
         let domain = self.inner(py)?;
         py.detach(|| Timeline::open(&domain, name.0, writer)).or_raise(py)
@@ -239,7 +239,7 @@ impl Domain {
         Ok(Semaphore::new(semaphore))
     }
 
-    /// Opens a pool, or makes it.
+    /// Opens a pool, or creates it.
     #[pyo3(signature = (name, blocks, block_bytes, device, *, zeroed, kept, allow_peer, timeout))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
     fn pool(
@@ -258,7 +258,7 @@ impl Domain {
         Pool::open(py, &self.inner(py)?, name.0, numbers, device, (kept, allow_peer), timeout)
     }
 
-    /// Opens a queue, or makes it.
+    /// Opens a queue, or creates it.
     #[pyo3(signature = (name, tasks, inputs, outputs, lease, device, *, kept, timeout))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
     fn queue(
@@ -276,7 +276,7 @@ impl Domain {
         Queue::open(py, &self.inner(py)?, name.0, (tasks, inputs, outputs, lease), (device, kept), timeout)
     }
 
-    /// Opens a topic, or makes it.
+    /// Opens a topic, or creates it.
     #[pyo3(signature = (name, samples, numbers, device, *, kept, allow_peer, timeout))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
     fn topic(
@@ -293,7 +293,7 @@ impl Domain {
         Topic::open(py, &self.inner(py)?, name.0, (samples, numbers), device, (kept, allow_peer), timeout)
     }
 
-    /// Whether a name has a latest version; of `NAME@V`, whether that is it.
+    /// Whether a name has a latest version; for `NAME@V`, whether that is the latest.
     fn exists(&self, py: Python<'_>, name: Name<'_>) -> PyResult<bool> {
         let domain = self.inner(py)?;
         match py.detach(|| domain.inspect(name.0)) {
@@ -306,7 +306,7 @@ impl Domain {
         }
     }
 
-    /// All names that have a latest version, in order.
+    /// Lists all names that have a latest version, in order.
     fn names(&self, py: Python<'_>) -> PyResult<Vec<Row>> {
         let domain = self.inner(py)?;
         let names = py.detach(|| domain.names()).or_raise(py)?;
@@ -328,27 +328,27 @@ impl Domain {
         Ok(names.into_iter().filter_map(row).collect())
     }
 
-    /// Removes a name: the version that was the latest, and how many bytes stay until their holders drop them.
+    /// Removes a name. Returns the version that was the latest, and the bytes that stay until their holders drop them.
     fn remove(&self, py: Python<'_>, name: Name<'_>) -> PyResult<(u64, u64)> {
         let domain = self.inner(py)?;
         let removed = py.detach(|| domain.remove(name.0)).or_raise(py)?;
         Ok((removed.version, removed.bytes_kept))
     }
 
-    /// Watches names that are like a pattern, from now or from a point on.
+    /// Watches names that match a pattern, from now or from a point on.
     #[pyo3(signature = (pattern, after))]
     fn watch(&self, py: Python<'_>, pattern: &str, after: Option<&str>) -> PyResult<Watch> {
         Watch::begin(py, &self.inner(py)?, pattern, after)
     }
 
-    /// All members, in the order in which they joined.
+    /// Lists all members, in the order in which they joined.
     fn members(&self, py: Python<'_>) -> PyResult<Vec<Member>> {
         let domain = self.inner(py)?;
         let members = py.detach(|| domain.members()).or_raise(py)?;
         Ok(members.into_iter().map(Member::from).collect())
     }
 
-    /// Takes everything from all members with a pid but what they hold, and kills their process if that is wanted.
+    /// Evicts all members with a pid: they lose everything but the memory that they hold. Kills the process if requested.
     fn evict(&self, py: Python<'_>, pid: u32, kill: bool) -> PyResult<Vec<Evicted>> {
         let domain = self.inner(py)?;
         let evicted = py.detach(|| domain.evict(pid, kill)).or_raise(py)?;
@@ -367,8 +367,8 @@ impl Domain {
         self.inner.lock().ignore_poison().is_none()
     }
 
-    /// Takes away the names that go with the connection, and ends that once no build or segment of it is used any more.
-    /// Calling it again does nothing.
+    /// Removes the names that go with the connection, and ends the connection once no build or segment of it is in use. Calling
+    /// it again does nothing.
     fn close(&self, py: Python<'_>) {
         let inner = self.inner.lock().ignore_poison().take();
         py.detach(|| inner.map(end));
@@ -383,9 +383,9 @@ impl Drop for Domain {
     }
 }
 
-/// Ends a connection, and before it its names: builds and segments may keep it.
+/// Removes the names of a connection and ends it. Builds and segments may keep the connection longer.
 fn end(domain: partywall::Domain) {
-    // In a forked child the names are the parent's, and without the broker there are none.
+    // In a forked child the names belong to the parent. Without a broker there are none.
     _ = domain.withdraw_names();
 }
 

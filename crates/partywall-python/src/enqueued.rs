@@ -1,4 +1,4 @@
-//! Results that streams read before they are taken. Python has this very class, as it has
+//! Results that streams read before they are taken. Python uses this class itself, as it does
 //! [`Sample`](crate::sample::Sample).
 
 use std::sync::Arc;
@@ -18,15 +18,17 @@ use crate::{
 
 /// The output of a task, which streams read behind the worker's stream. `take` proves that they have read the result.
 ///
-///     enqueued = ticket.wait_on(stream, timeout=60)       # the host waits for no GPU
-///     roots = torch.from_dlpack(enqueued.tensor(dtype="float32"))
-///     total = roots.sum()                                 # enqueued behind the worker's stream
-///     with enqueued.take(timeout=60):                     # `total` is the sum of the result
-///         print(total.item())
+/// ```python
+/// enqueued = ticket.wait_on(stream, timeout=60)       # the host waits for no GPU
+/// roots = torch.from_dlpack(enqueued.tensor(dtype="float32"))
+/// total = roots.sum()                                 # enqueued behind the worker's stream
+/// with enqueued.take(timeout=60):                     # `total` is the sum of the result
+///     print(total.item())
+/// ```
 ///
-/// `from_dlpack` and the like take its bytes; `tensor` gives them another shape and type. A stream that takes them by DLPack
-/// waits for the worker's stream, too. Until `take`, this and its tensors hold nothing but the mapping: if the attempt fails,
-/// the memory may be written again. Dropping it leaves the result in the queue.
+/// `from_dlpack` and the like take the bytes; `tensor` gives them another shape and type. A stream that takes them by DLPack
+/// waits for the worker's stream, too. Until `take`, this object and its tensors keep only the mapping: if the attempt fails,
+/// the memory may be written again. Dropping the object leaves the result in the queue.
 #[pyclass(frozen, module = "partywall", weakref)]
 pub(crate) struct EnqueuedResult {
     /// `None` once the result was taken.
@@ -50,7 +52,7 @@ struct Held {
 }
 
 impl EnqueuedResult {
-    /// An output that `stream` waits for.
+    /// Wraps an output that `stream` waits for.
     pub(crate) fn new(queue: &Arc<Queue>, result: partywall::EnqueuedResult, stream: RawStream) -> Self {
         let task = result.task().to_string();
         let nbytes = result.bytes();
@@ -74,7 +76,7 @@ impl EnqueuedResult {
 impl EnqueuedResult {
     /// Returns the beginning of the output as a tensor; without a shape, of as many elements as fit into `nbytes`.
     ///
-    /// It is read-only until `take`; from then on it is the result's, and keeps the output block.
+    /// The tensor is read-only until `take`. From then on it belongs to the result, and keeps the output block.
     #[pyo3(signature = (shape = None, dtype = ElementType::BYTES))]
     fn tensor(&self, py: Python<'_>, shape: Option<Shape>, dtype: ElementType) -> PyResult<Tensor> {
         let Held { owner, result, queue } = self.held(py)?;
@@ -87,10 +89,10 @@ impl EnqueuedResult {
         Tensor::of_part(&owner, (queue.name(), "output".into(), self.nbytes), address, dtype.0, &shape).or_raise(py)
     }
 
-    /// Takes the result, and waits until the worker's stream has completed it. Then what streams have read was the result.
+    /// Waits until the worker's stream has completed the result, and takes it. This proves that streams have read the result.
     ///
-    /// `AttemptFailed` if the attempt has failed: drop what was made of its output, and call `Ticket.wait_on` again, for the
-    /// next worker's. `TaskGone` if the result was taken.
+    /// Raises `AttemptFailed` if the attempt has failed: drop what was made of the output, and call `Ticket.wait_on` again for
+    /// the next worker's. Raises `TaskGone` if the result was taken.
     #[pyo3(signature = (timeout = None))]
     fn take(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<TaskResult> {
         let timeout = wait::timeout(timeout)?;
@@ -100,7 +102,7 @@ impl EnqueuedResult {
         TaskResult::of_enqueued(py, queue, taken, owner)
     }
 
-    /// A copy of the bytes, as `Tensor.tobytes`. Whether they are the result is known after `take`.
+    /// Returns a copy of the bytes, as `Tensor.tobytes`. They are the result if `take` succeeds afterwards.
     #[pyo3(signature = (stream = None))]
     fn tobytes<'py>(&self, py: Python<'py>, stream: Option<Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyBytes>> {
         self.bytes(py)?.tobytes(py, stream)

@@ -1,4 +1,4 @@
-//! The library's errors as Python's.
+//! Conversion of the library's errors to Python exceptions.
 
 use std::{convert::Infallible, ffi::CString, fmt::Display, str::FromStr};
 
@@ -19,9 +19,9 @@ use pyo3::{
     types::PyType,
 };
 
-/// Makes Python exceptions of the library's errors.
+/// Converts the library's errors to Python exceptions.
 pub(crate) trait Raise<T> {
-    /// The value, or the exception to raise.
+    /// Returns the value, or the exception to raise.
     fn or_raise(self, py: Python<'_>) -> PyResult<T>;
 }
 
@@ -31,7 +31,7 @@ impl<T> Raise<T> for partywall::Result<T> {
     }
 }
 
-/// The result of a method that always raises.
+/// The return type of a method that always raises.
 pub(crate) enum Never {}
 
 impl<'py> IntoPyObject<'py> for Never {
@@ -46,7 +46,7 @@ impl<'py> IntoPyObject<'py> for Never {
     }
 }
 
-/// The exception that stands for an error.
+/// Returns the exception for an error.
 pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
     let cuda_error = match error {
         Error::DeviceFault(DeviceFault::Cuda { source, .. } | DeviceFault::ContextLost { source, .. }) => {
@@ -58,15 +58,15 @@ pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
     raise(py, class(error), &error.to_string(), &error.advice_in(Language::Python), error.anchor(), cuda_error)
 }
 
-/// The exception of using what is closed.
+/// Returns the exception for the use of a closed object.
 pub(crate) fn closed(py: Python<'_>, what: &str) -> PyErr {
     let message = format!("this {what} is closed");
     raise(py, "Closed", &message, "use it before its close(), or inside of its `with`", "closed", None)
 }
 
-/// Warns that something was dropped that has to be released. To be called by `Drop`, where no exception can leave.
+/// Warns that an object was dropped without being released. For `Drop`, which cannot raise.
 pub(crate) fn unclosed(what: &str) {
-    // At the end of the interpreter there is nobody left to warn.
+    // At the end of the interpreter there is no program left to warn.
     Python::try_attach(|py| {
         let raised = PyErr::take(py);
         let text = CString::new(format!("unclosed {what}")).unwrap_or_default();
@@ -79,24 +79,24 @@ pub(crate) fn unclosed(what: &str) {
     });
 }
 
-/// The exception of signalling through a handle that only waits.
+/// Returns the exception for signalling through a handle that can only wait.
 pub(crate) fn not_writer(py: Python<'_>, name: &str) -> PyErr {
     let message = format!("timeline {name:?} was opened to be waited for");
     raise(py, "NotWriter", &message, "open it with writer=True to signal it", "not-writer", None)
 }
 
-/// The exception of handing over a block that arrays still look at.
+/// Returns the exception for handing over a block that arrays still use.
 pub(crate) fn still_used(py: Python<'_>, pool: &str) -> PyErr {
     let message = format!("arrays of this block of pool {pool:?} are still used");
     raise(py, "StillUsed", &message, "drop them (`del`) before the block is offered", "still-used", None)
 }
 
-/// The exception of a tensor that cannot be taken in the way that was asked for.
+/// Returns the exception for a tensor that cannot be exported in the requested form.
 pub(crate) fn no_such_view(py: Python<'_>, tensor: &str, why: &str, advice: &str) -> PyErr {
     raise(py, "NoSuchView", &format!("{tensor:?} cannot be taken so: {why}"), advice, "no-such-view", None)
 }
 
-/// The exception of a version that is longer than there is room for here.
+/// Returns the exception for a version that is longer than the addresses reserved for it here.
 pub(crate) fn cannot_grow_here(py: Python<'_>, name: &str, version: u64, bytes: u64, reserved: u64) -> PyErr {
     let bytes = partywall::bytes(bytes);
     let reserved = partywall::bytes(reserved);
@@ -104,7 +104,7 @@ pub(crate) fn cannot_grow_here(py: Python<'_>, name: &str, version: u64, bytes: 
     raise(py, "CannotGrow", &message, "open it again", "cannot-grow", None)
 }
 
-/// The exception of something that cannot be put or published.
+/// Returns the exception for an object that cannot be copied or published.
 pub(crate) fn bad_source(py: Python<'_>, why: &str, advice: &str) -> PyErr {
     raise(py, "BadSource", &format!("this cannot be copied or published: {why}"), advice, "bad-source", None)
 }
@@ -117,7 +117,7 @@ fn raise(py: Python<'_>, class: &str, message: &str, advice: &str, anchor: &str,
     made.map_or_else(|error| error, PyErr::from_value)
 }
 
-/// The name of its class in `partywall._errors`.
+/// Returns the name of the error's class in `partywall._errors`.
 fn class(error: &Error) -> &'static str {
     match error {
         Error::NotFound(NotFound::Name { .. } | NotFound::Object { .. }) => "NameNotFound",
@@ -212,7 +212,8 @@ fn class(error: &Error) -> &'static str {
     }
 }
 
-/// A dtype under the name that it has in NumPy and torch. Short names are none: `i8` has 8 bits to some, and to NumPy 64.
+/// Parses a dtype by its full name in NumPy and torch. Short names are refused because they are ambiguous: `i8` is 8 bits wide
+/// in some libraries and 64 in NumPy.
 pub(crate) fn parse_dtype(name: &str) -> PyResult<DType> {
     let dtype: DType = parse(name)?;
     if dtype.name() != name {
@@ -222,7 +223,7 @@ pub(crate) fn parse_dtype(name: &str) -> PyResult<DType> {
     Ok(dtype)
 }
 
-/// A value that Python gives as text; a `ValueError` says what it may be.
+/// Parses a value that Python passes as text. The `ValueError` lists the valid values.
 pub(crate) fn parse<T: FromStr<Err: Display>>(text: &str) -> PyResult<T> {
     text.parse().map_err(|error: T::Err| PyValueError::new_err(error.to_string()))
 }

@@ -1,5 +1,5 @@
-//! The compiled half of the Python package: the library's objects as Python classes, and its memory as DLPack tensors,
-//! CUDA arrays and buffers. What people call is in `python/src/partywall`.
+//! The compiled half of the Python package: the library's objects as Python classes, and its memory as DLPack tensors, CUDA
+//! arrays and buffers. Users call the other half, in `python/src/partywall`.
 //!
 //! | module | contains |
 //! |---|---|
@@ -105,10 +105,10 @@ mod native {
     #[pymodule_export]
     const VERSION: &str = partywall::VERSION;
 
-    /// The module's statics are one interpreter's. Interpreters with a GIL of their own are refused by Python itself.
+    /// The module's statics belong to one interpreter. Python itself refuses interpreters with a GIL of their own.
     #[pymodule_init]
     fn refuse_subinterpreters() -> PyResult<()> {
-        // SAFETY: this thread has the GIL, and so an interpreter, which is alive.
+        // SAFETY: this thread has the GIL, so its interpreter is alive.
         match unsafe { ffi::PyInterpreterState_GetID(ffi::PyInterpreterState_Get()) } {
             0 => Ok(()),
             _ => Err(PyImportError::new_err(

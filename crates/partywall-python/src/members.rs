@@ -1,4 +1,4 @@
-//! Who is in a domain, as Python's `Member` and `Evicted` take it.
+//! The members of a domain, in the form of Python's `Member` and `EvictedMember`.
 
 use partywall::info::{self, Doubt};
 use pyo3::prelude::*;
@@ -62,7 +62,7 @@ impl From<info::Evicted> for Evicted {
     }
 }
 
-/// Milliseconds as Python has times.
+/// Converts milliseconds to Python's seconds.
 fn seconds(milliseconds: u64) -> f64 {
     milliseconds as f64 / 1e3
 }

@@ -1,4 +1,4 @@
-//! What a tensor's memory belongs to, as far as tensors read and write it.
+//! Reading and writing the memory that tensors belong to.
 #![allow(unsafe_code)] // streams of others
 
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use partywall::{
     error::{Denied, Gone},
 };
 
-/// What is done with a range of device memory.
+/// A callback that uses a range of device memory.
 pub(crate) type Work<'a> = &'a mut dyn FnMut(DeviceRange<'_>) -> Result<()>;
 
 /// A build, segment, block, loan, sample, part of a claimed task or output of an enqueued one. All but builds and segments have
@@ -125,7 +125,7 @@ impl Memory for Arc<EnqueuedResult> {
     }
 }
 
-/// The error of writing a sample.
+/// Returns the error of writing a sample.
 pub(crate) fn read_only(sample: &Sample) -> Error {
     Error::Denied(Denied::ReadOnly { name: sample.topic().to_owned(), version: sample.version() })
 }

@@ -24,33 +24,33 @@ use crate::{
     tensor::{Capsule, CudaArray, Tensor},
 };
 
-/// The memory of an input, or of the output, of a claimed task.
+/// The memory of an input or the output of a claimed task.
 pub(crate) struct Part {
     claim: Arc<Claim>,
-    /// `None`: the output.
+    /// The index of the input; `None` for the output.
     input: Option<usize>,
-    /// The segment that an input is a part of. It stays mapped for tensors of a task that is over.
+    /// The segment that an input is a part of. It stays mapped for tensors that outlive the task.
     segment: Option<Arc<Segment>>,
 }
 
 impl Part {
-    /// An owner of it. The output is writable.
+    /// Returns an owner of the part. Only the output is writable.
     pub(crate) fn owner(claim: &Arc<Claim>, input: Option<usize>, segment: Option<Arc<Segment>>) -> Arc<Owner> {
         let gpu = segment.as_ref().map_or_else(|| claim.queue.gpu(), |segment| segment.gpu());
         let context = gpu.map(|gpu| gpu.context().clone());
         Owner::of_part(Self { claim: claim.clone(), input, segment }, input.is_none(), context)
     }
 
-    /// Leaves what may have to wait for the broker to the reaper.
+    /// Releases the part, and leaves to the reaper what may have to wait for the broker.
     pub(crate) fn let_go(self) {
         self.segment.into_iter().for_each(let_go);
-        // The task is over: its object had the claim, too, and has gone before.
+        // The claim has no task any more: the task's object held the claim too, and was dropped first.
         if let Some(claim) = Arc::into_inner(self.claim) {
             let_go(claim.queue);
         }
     }
 
-    /// What an input is of: a stream of the submitter's may still write it.
+    /// Returns the claim of an input, which a stream of the submitter may still write; `None` for the output.
     pub(crate) fn of_input(&self) -> Option<&Arc<Claim>> {
         self.input.map(|_| &self.claim)
     }
@@ -62,7 +62,7 @@ impl Part {
 }
 
 impl Memory for Part {
-    /// The stream waits first until the submitter's stream has completed the inputs.
+    /// Has the stream wait first until the submitter's stream has completed the inputs.
     fn on_device(&self, _: &str, bytes: u64, stream: RawStream, work: Work<'_>) -> Result<()> {
         self.look(|task| {
             let range = match self.input {
@@ -101,13 +101,13 @@ impl Memory for Part {
     }
 }
 
-/// An input, or the output, of a claimed task, where it lies.
+/// An input or the output of a claimed task, used in place.
 ///
 /// `from_dlpack`, `np.asarray` and the like take its bytes; `tensor` gives them another shape and type.
 #[pyclass(frozen, module = "partywall", weakref)]
 pub(crate) struct TaskBytes {
     task: Py<ClaimedTask>,
-    /// `None`: the output.
+    /// The index of the input; `None` for the output.
     input: Option<usize>,
 }
 
@@ -123,19 +123,19 @@ impl TaskBytes {
 
 #[pymethods]
 impl TaskBytes {
-    /// Returns its beginning as a tensor; without a shape, of as many elements as fit.
+    /// Returns the beginning of the memory as a tensor; without a shape, of as many elements as fit.
     #[pyo3(signature = (shape = None, dtype = ElementType::BYTES))]
     fn tensor(&self, py: Python<'_>, shape: Option<Shape>, dtype: ElementType) -> PyResult<Tensor> {
         self.task.get().tensor(py, self.input, shape, dtype)
     }
 
-    /// Bytes: of the block of an input, and as many as were asked for of an output.
+    /// Bytes of an input's block, or bytes that were requested for the output.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.task.get().bytes_of(self.input)
     }
 
-    /// A copy of its bytes, as `Tensor.tobytes`.
+    /// Returns a copy of the bytes, as `Tensor.tobytes`.
     #[pyo3(signature = (stream = None))]
     fn tobytes<'py>(&self, py: Python<'py>, stream: Option<Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyBytes>> {
         self.bytes(py)?.tobytes(py, stream)
@@ -197,7 +197,7 @@ impl<'py> IntoPyObject<'py> for Inputs {
     }
 }
 
-/// What a tensor of it is called.
+/// Returns the name of a part's tensors.
 pub(crate) fn name(input: Option<usize>) -> Cow<'static, str> {
     input.map_or(Cow::Borrowed("output"), |index| format!("input {index}").into())
 }

@@ -34,7 +34,7 @@ pub(crate) struct Pool {
     place: String,
 }
 
-/// What a handle of a pool keeps: the pool, or the queue that it belongs to.
+/// The library's object behind a pool's handle: a pool, or the queue whose input blocks it has.
 #[derive(Clone)]
 pub(crate) enum Open {
     Pool(Arc<partywall::Pool>),
@@ -52,11 +52,11 @@ impl Deref for Open {
     }
 }
 
-/// Of a pool: how many blocks there are, are free, held and offered; how many wait for one.
+/// Counts of a pool: its blocks, those that are free, held and offered, and the threads that wait for one.
 type Stats = (u32, u32, u32, u32, u32);
 
 impl Pool {
-    /// Opens it; with numbers, makes it if it is not there.
+    /// Opens a pool. If numbers are given, creates it if it does not exist.
     pub(crate) fn open(
         py: Python<'_>,
         domain: &Domain,
@@ -101,7 +101,7 @@ impl Pool {
 
 #[pymethods]
 impl Pool {
-    /// Takes a block, and waits for one.
+    /// Allocates a block, and waits for a free one.
     fn alloc(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Block> {
         let pool = self.inner(py)?;
         let timeout = wait::timeout(timeout)?;
@@ -110,23 +110,23 @@ impl Pool {
         Ok(Block::new(pool.domain(), pool.gpu(), block))
     }
 
-    /// Takes a block if one is free and nobody waits for it.
+    /// Allocates a block if one is free and no thread waits for one.
     fn try_alloc(&self, py: Python<'_>) -> PyResult<Option<Block>> {
         let pool = self.inner(py)?;
-        // Where a block is zeroed first, that takes as long as it takes; else it is over before others could have the GIL.
+        // Zeroing a block takes time, so other threads may run. Otherwise the call ends sooner than the GIL could change hands.
         let block = if self.zeroed { py.detach(|| pool.try_alloc()) } else { pool.try_alloc() };
         let block = block.or_raise(py)?;
         Ok(block.map(|block| Block::new(pool.domain(), pool.gpu(), block)))
     }
 
-    /// Takes over the block that a reference names.
+    /// Accepts the block that a reference names.
     fn accept(&self, py: Python<'_>, reference: &str) -> PyResult<Block> {
         let pool = self.inner(py)?;
         let block = reference.parse().and_then(|reference| pool.accept(&reference)).or_raise(py)?;
         Ok(Block::new(pool.domain(), pool.gpu(), block))
     }
 
-    /// What its blocks are at the moment.
+    /// Counts the pool's blocks.
     fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
         let pool = self.inner(py)?;
         let stats = py.detach(|| pool.stats());
@@ -139,7 +139,7 @@ impl Pool {
         self.inner.is_closed()
     }
 
-    /// Gives the handle back. Blocks stay. Calling it again does nothing.
+    /// Closes the handle. Blocks stay. Calling it again does nothing.
     fn close(&self, py: Python<'_>) {
         self.inner.close(py);
     }
@@ -148,7 +148,7 @@ impl Pool {
 /// A block of a pool.
 #[pyclass(frozen, module = "partywall._native")]
 pub(crate) struct Block {
-    /// `None` once it is given back, or another's, or a stream's.
+    /// `None` once the block was released, handed over or given to a stream.
     held: Handle<Held>,
     #[pyo3(get)]
     pool: String,
@@ -173,7 +173,7 @@ impl Block {
         Self::of(domain, block, |block| Owner::of_block(block, gpu.map(|gpu| gpu.context().clone())))
     }
 
-    /// The block of a task's result, which `owner` keeps from now on: the owner of tensors that were made before the take.
+    /// Returns the block of a task's result. `owner`, which earlier tensors of the output share, keeps the block from now on.
     pub(crate) fn of_taken(py: Python<'_>, domain: &Domain, owner: Arc<Owner>, block: partywall::Block) -> Self {
         Self::of(domain, block, |block| {
             py.detach(|| owner.keep_result(block));
@@ -191,7 +191,7 @@ impl Block {
         Self { held: Handle::new(Held { owner, domain: domain.clone() }), pool, index, generation, nbytes, on_host }
     }
 
-    /// Takes the block for another owner, unless arrays look at it.
+    /// Takes the block for another owner. Fails if arrays use it.
     pub(crate) fn take_block(&self, py: Python<'_>) -> PyResult<partywall::Block> {
         let Held { owner, domain } = self.take(py)?;
         owner.into_block().map_err(|owner| {
@@ -200,7 +200,7 @@ impl Block {
         })
     }
 
-    /// Takes back a block that its new owner refused.
+    /// Puts back a block that its new owner refused.
     pub(crate) fn put_block_back(&self, domain: &Domain, gpu: Option<&Gpu>, block: partywall::Block) {
         let owner = Owner::of_block(block, gpu.map(|gpu| gpu.context().clone()));
         self.put_back(Held { owner, domain: domain.clone() });
@@ -225,14 +225,14 @@ impl Block {
     }
 
     fn give_back(py: Python<'_>, Held { owner, domain }: Held) -> PyResult<()> {
-        // The library waits for the GPU, too; here a signal ends the wait, and leaves the rest to it.
+        // The library would wait for the GPU, too, but a signal ends this wait and leaves the release to the library.
         let drained = if Arc::strong_count(&owner) == 1 && owner.is_named() { owner.drain(py) } else { Ok(true) };
         let released = py.detach(move || {
             let released = match drained {
                 Ok(true) => owner.into_block().map_or(Ok(()), partywall::Block::release),
                 _ => Ok(()),
             };
-            // The last handle, perhaps, which goes by way of the broker.
+            // This may be the connection's last handle, whose end waits for the broker.
             drop(domain);
             (released, drained.map(drop))
         });
@@ -240,7 +240,7 @@ impl Block {
         released.0.or_raise(py)
     }
 
-    /// Looks at the block.
+    /// Calls `look` with the block.
     fn look<T>(
         &self,
         owner: &Owner,
@@ -252,7 +252,7 @@ impl Block {
 
 #[pymethods]
 impl Block {
-    /// The beginning of the block as a tensor, or as many elements as there is room for.
+    /// Returns the beginning of the block as a tensor; without a shape, of as many elements as fit.
     #[pyo3(signature = (shape, dtype))]
     pub(crate) fn tensor(&self, py: Python<'_>, shape: Option<Shape>, dtype: ElementType) -> PyResult<Tensor> {
         let Held { owner, .. } = self.get(py)?;
@@ -260,41 +260,42 @@ impl Block {
         py.detach(|| self.look(&owner, |block| Tensor::of_block(&owner, block, dtype.0, &shape))).or_raise(py)
     }
 
-    /// Sets all its bytes to zero, in host memory.
+    /// Sets all bytes to zero, in host memory.
     fn zero(&self, py: Python<'_>) -> PyResult<()> {
         let Held { owner, .. } = self.get(py)?;
         py.detach(|| self.look(&owner, partywall::Block::zero)).or_raise(py)
     }
 
-    /// Enqueues setting all its bytes to zero.
+    /// Enqueues setting all bytes to zero.
     fn zero_on(&self, py: Python<'_>, device: &str, stream: Option<u64>) -> PyResult<()> {
         let Held { owner, domain } = self.get(py)?;
         let stream = Stream::find(py, &domain, device, stream)?;
-        // Now somebody uses it there.
+        // From now on work of this process may use the block.
         owner.note_named();
         py.detach(|| self.look(&owner, |block| block.zero_on(stream.borrow()))).or_raise(py)
     }
 
-    /// Offers it to whoever gets what this returns.
+    /// Offers the block to any process, and returns its reference.
     fn offer(&self, py: Python<'_>) -> PyResult<(String, u64, u32, u64)> {
         let block = self.take_block(py)?;
         let reference = py.detach(move || block.offer()).or_raise(py)?;
         Ok((reference.pool().to_owned(), reference.version(), reference.index(), reference.generation()))
     }
 
-    /// Gives it back; if arrays of it are used, the last of them does.
+    /// Releases the block. If arrays of it are in use, the last of them releases it.
     fn release(&self, py: Python<'_>) -> PyResult<()> {
         let held = self.take(py)?;
         Self::give_back(py, held)
     }
 
-    /// The same, unless that was done before.
+    /// As `release`, but does nothing if the block was released before.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let held = self.held.lock().take();
         held.map_or(Ok(()), |held| Self::give_back(py, held))
     }
 
-    /// Gives it back when everything that is on a stream now is done; if arrays of it are used, the last of them does.
+    /// Releases the block when all work that is on a stream now is done. If arrays of it are in use, the last of them releases
+    /// it.
     fn release_on(&self, py: Python<'_>, device: &str, stream: Option<u64>) -> PyResult<()> {
         let domain = self.get(py)?.domain;
         let stream = Stream::find(py, &domain, device, stream)?;
@@ -310,7 +311,7 @@ impl Block {
         }
     }
 
-    /// Whether it was given back, or to another, or to a stream.
+    /// Whether the block was released, handed over or given to a stream.
     #[getter]
     fn closed(&self) -> bool {
         self.held.is_closed()

@@ -22,7 +22,7 @@ use crate::{
     wait,
 };
 
-/// Someone who publishes samples.
+/// A publisher of a topic.
 #[pyclass(frozen, module = "partywall._native")]
 pub(crate) struct Publisher {
     inner: Handle<Arc<Sender>>,
@@ -32,10 +32,10 @@ pub(crate) struct Publisher {
     id: u64,
 }
 
-/// What a publisher and its loans have.
+/// What a publisher and its loans share.
 struct Sender {
     publisher: partywall::Publisher,
-    /// The stream that has published last.
+    /// The stream that published last.
     last: Mutex<Option<RawStream>>,
     open: Open,
 }
@@ -50,7 +50,7 @@ impl Publisher {
 }
 
 impl Sender {
-    /// Publishes behind what is on a stream, or what the host has written. What cannot be published goes back.
+    /// Publishes behind the work on a stream, or what the host has written. A sample that cannot be published is given back.
     fn publish(&self, py: Python<'_>, filled: Filled, stream: Option<&Stream>, timeout: Duration) -> PyResult<u64> {
         if let Some(stream) = stream {
             self.take_turns(py, stream)?;
@@ -72,14 +72,14 @@ impl Sender {
         Ok(sequence)
     }
 
-    /// Waits for what the stream owes that has published last, if this is another. The library waits for that, too, and
-    /// obeys no signal.
+    /// Waits for unfinished samples of the stream that published last, unless it is the same stream. The library would wait,
+    /// too, but ignores signals.
     fn take_turns(&self, py: Python<'_>, next: &Stream) -> PyResult<()> {
         let last = || self.last.lock().ignore_poison();
         let (_, next) = next.id();
         if last().is_some_and(|former| former != next) {
             wait::in_slices(py, TURN, |slice| match self.publisher.drain(slice) {
-                // For the one who publishes to say.
+                // The publication that follows reports this error.
                 Err(Error::Gone(Gone::Timeline { .. })) => Ok(()),
                 drained => drained,
             })?;
@@ -89,7 +89,7 @@ impl Sender {
     }
 }
 
-/// Fills a loan with a copy of a tensor. True if that is left to `stream`.
+/// Fills a loan with a copy of a tensor. Returns true if the copy is enqueued on `stream`.
 fn fill(loan: &mut partywall::Loan, source: &Source, stream: Option<&Stream>) -> partywall::Result<bool> {
     match stream {
         _ if loan.is_empty() => {}
@@ -110,7 +110,7 @@ fn fill(loan: &mut partywall::Loan, source: &Source, stream: Option<&Stream>) ->
 
 #[pymethods]
 impl Publisher {
-    /// Publishes a copy of a tensor. On a GPU a stream makes it, and the host waits for nothing.
+    /// Publishes a copy of a tensor. On a GPU a stream makes the copy, and the host does not wait.
     fn send(
         &self,
         py: Python<'_>,
@@ -142,7 +142,7 @@ impl Publisher {
         })?;
         let stream = sender.open.gpu.clone().map(|gpu| Stream::of(gpu, stream));
         if stream.is_none() && !source.is_on_host() {
-            // Here a signal ends the wait.
+            // A signal ends this wait.
             source.drain(py)?;
         }
         let on_stream = py.detach(|| fill(&mut loan, source, stream.as_ref())).or_raise(py)?;
@@ -150,7 +150,7 @@ impl Publisher {
         sender.publish(py, loan.filled(), stream.as_ref(), timeout.saturating_sub(start.elapsed()))
     }
 
-    /// Borrows a block, and waits for one.
+    /// Borrows a block, and waits for a free one.
     fn loan(
         &self,
         py: Python<'_>,
@@ -172,7 +172,7 @@ impl Publisher {
         Ok(Loan { owner: Mutex::new(Some(owner)), topic: self.topic.clone(), sender: Handle::new(sender) })
     }
 
-    /// How many samples it has published.
+    /// How many samples were published.
     fn published(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.inner.get(py, "publisher")?.publisher.published())
     }
@@ -183,7 +183,7 @@ impl Publisher {
         self.inner.is_closed()
     }
 
-    /// Takes it out of the topic, once its loans are published or given back. Calling it again does nothing.
+    /// Removes the publisher from the topic once its loans are published or given back. Calling it again does nothing.
     fn close(&self, py: Python<'_>) {
         self.inner.close(py);
     }
@@ -192,7 +192,7 @@ impl Publisher {
 /// A block that is being filled.
 #[pyclass(frozen, module = "partywall._native")]
 pub(crate) struct Loan {
-    /// `None` once it is published or given back.
+    /// `None` once the loan is published or given back.
     owner: Mutex<Option<Arc<Owner>>>,
     sender: Handle<Arc<Sender>>,
     topic: String,
@@ -228,18 +228,18 @@ impl Loan {
         self.look(py, |owner, loan| Tensor::of_loan(owner, loan, format!("{} (loan)", self.topic)))
     }
 
-    /// Puts bytes beside the sample.
+    /// Sets the header of the sample.
     fn header(&self, py: Python<'_>, header: &[u8]) -> PyResult<()> {
         self.look(py, |_, loan| loan.header(header))
     }
 
-    /// Says that it is made of a sample.
+    /// Declares that the sample is made of another sample.
     fn rests_on(&self, py: Python<'_>, sample: &Sample) -> PyResult<()> {
         let (_input, input) = sample.get(py)?;
         self.look(py, |_, loan| loan.rests_on(&input))
     }
 
-    /// Publishes it, on a GPU behind what is on a stream.
+    /// Publishes the sample, on a GPU behind the work on a stream.
     fn publish(&self, py: Python<'_>, timeout: Option<f64>, stream: Option<u64>) -> PyResult<u64> {
         let sender = self.sender.get(py, "loan")?;
         let timeout = wait::timeout(timeout)?;
@@ -250,7 +250,7 @@ impl Loan {
         published
     }
 
-    /// Whether it was published or given back.
+    /// Whether the loan was published or given back.
     #[getter]
     fn closed(&self) -> bool {
         self.owner.lock().ignore_poison().is_none()
@@ -264,5 +264,5 @@ impl Loan {
     }
 }
 
-/// How long a change between streams waits for what the former owes, as in the library.
+/// How long a change of streams waits for the former stream's samples, as in the library.
 const TURN: Duration = Duration::from_secs(10);

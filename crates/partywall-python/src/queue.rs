@@ -19,20 +19,21 @@ use crate::{
     wait,
 };
 
-/// A task to be submitted: kind, inputs if there are any, bytes of output, arguments, attempts, and what becomes of it when its
-/// submitter dies.
+/// A task to be submitted: kind, inputs if there are any, bytes of output, arguments, attempts, and whether it ends with its
+/// submitter.
 type Request<'py, K> = (K, Option<Vec<Given<'py>>>, Count, Bytes<'py>, Attempts, Cancels);
 
-/// A task of a list: task, status, kind, attempts, most attempts, age in seconds, failures, and what a worker said.
+/// A listed task: task, status, kind, attempts, maximum of attempts, age in seconds, failures, and the text of the last worker.
 type Listed = (String, &'static str, String, u8, u8, f64, Vec<(u8, String)>, String);
 
-/// Of a pool of a queue: how many blocks, and bytes of each.
+/// A pool of a queue: blocks, and bytes of each.
 pub(crate) type Blocks = Option<(u32, u64)>;
 
-/// Of a queue: tasks, inputs, outputs, lease in seconds.
+/// Options of a queue: tasks, inputs, outputs, lease in seconds.
 type Numbers = (Option<u32>, Blocks, Blocks, Option<f64>);
 
-/// Of a queue: pending, claimed, enqueued, done, dead, free; completed, returned; free inputs and outputs; attached segments.
+/// Counts of a queue: pending, claimed, enqueued, done, dead, free; completed, returned; free inputs and outputs; attached
+/// segments.
 type Stats = (u32, u32, u32, u32, u32, u32, u64, u64, u32, u32, u32);
 
 /// An open queue.
@@ -56,7 +57,7 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// Opens it; with numbers, makes it if it is not there.
+    /// Opens a queue. If numbers are given, creates it if it does not exist.
     pub(crate) fn open(
         py: Python<'_>,
         domain: &Domain,
@@ -101,7 +102,7 @@ impl Queue {
     pub(crate) fn claim_within(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<ClaimedTask>> {
         let queue = self.inner(py)?;
         let timeout = wait::timeout(timeout)?;
-        // With the GIL: that takes less time than leaving it to others.
+        // With the GIL: the call takes less time than handing the GIL over.
         if let Some(task) = queue.try_claim().or_raise(py)? {
             return Ok(Some(ClaimedTask::new(queue, task)));
         }
@@ -118,7 +119,7 @@ impl Queue {
         Ok(task.map(|task| ClaimedTask::new(queue, task)))
     }
 
-    /// Has `submit` submit tasks, and puts the blocks of those back that are refused. Returns the tickets of the others, and why.
+    /// Submits tasks by `submit`, and puts the blocks of refused tasks back. Returns the tickets of the others, and the error.
     fn submit_by(
         &self,
         py: Python<'_>,
@@ -144,15 +145,15 @@ impl Queue {
         });
         let error = error.map(Err::<(), _>).and_then(|error| error.or_raise(py).err());
         let tickets = submitted.into_iter().map(|ticket| Ticket::new(queue.clone(), ticket)).collect();
-        // A signal that ended the wait comes first: it is why tasks were refused.
+        // A signal that ended the wait takes precedence: it is the reason why tasks were refused.
         (tickets, waited.err().or(error))
     }
 }
 
-/// Tasks of Python's.
+/// Tasks that Python submits.
 struct Tasks<'py> {
     tasks: Vec<partywall::Task>,
-    /// What their inputs were taken from.
+    /// The blocks that the inputs were taken from.
     handles: Vec<Bound<'py, Block>>,
 }
 
@@ -199,7 +200,7 @@ impl<'py> Tasks<'py> {
         Ok(all)
     }
 
-    /// Puts the inputs of the last tasks back where they were taken from.
+    /// Puts the inputs of the last tasks back into their blocks.
     fn put_back(self, queue: &partywall::Queue) {
         let blocks: Vec<_> = self.tasks.into_iter().flat_map(partywall::Task::into_inputs).collect();
         for (handle, block) in self.handles[self.handles.len() - blocks.len()..].iter().zip(blocks) {
@@ -215,7 +216,7 @@ impl Queue {
         Ok(Pool::new(pool::Open::Inputs(self.inner(py)?)))
     }
 
-    /// Submits a task; with a stream, one whose inputs that stream completes. Blocks of a task that is refused stay the caller's.
+    /// Submits a task. With a stream, that stream completes the inputs. Blocks of a refused task stay the caller's.
     #[allow(clippy::too_many_arguments, reason = "a tuple of them would be made for each task")]
     fn submit(
         &self,
@@ -236,10 +237,10 @@ impl Queue {
         if stream.is_none()
             && let Some(task) = tasks.tasks.pop()
         {
-            // With the GIL: that takes less time than leaving it to others.
+            // With the GIL: the call takes less time than handing the GIL over.
             match queue.try_submit(task) {
                 Ok(ticket) => return Ok(Ticket::new(queue, ticket)),
-                // The next attempt says why, or waits for a place.
+                // The next attempt reports the reason, or waits for a place.
                 Err(refused) => tasks.tasks = refused.tasks,
             }
         }
@@ -259,7 +260,7 @@ impl Queue {
         }
     }
 
-    /// Submits tasks and wakes workers once. Returns the tickets of those that were submitted, and the error that ended it.
+    /// Submits tasks and wakes workers once. Returns the tickets of submitted tasks, and the error that ended the call.
     fn submit_all(
         &self,
         py: Python<'_>,
@@ -293,7 +294,7 @@ impl Queue {
         Ok(tasks.into_iter().map(|task| ClaimedTask::new(queue.clone(), task)).collect())
     }
 
-    /// The tasks that come, until none comes within the timeout.
+    /// Iterates over claimed tasks, until none comes within the timeout.
     fn claims(slf: Py<Self>, timeout: Option<f64>) -> Claims {
         Claims::new(slf, timeout)
     }
@@ -305,7 +306,7 @@ impl Queue {
         Ok(Ticket::new(queue, ticket))
     }
 
-    /// Has the queue hold a segment, for tasks to name parts of it.
+    /// Has the queue hold a segment, so that tasks can name parts of it.
     fn attach(&self, py: Python<'_>, segment: &Segment) -> PyResult<Attachment> {
         let queue = self.inner(py)?;
         segment.look(py, |_, segment| Attachment::new(&queue, segment))
@@ -338,7 +339,7 @@ impl Queue {
         task.parse().and_then(|task| queue.purge(&task)).or_raise(py)
     }
 
-    /// The tasks that are in it, as Python's `TaskInfo` lists them.
+    /// Lists the tasks in the queue, in the form of Python's `TaskInfo`.
     fn tasks(&self, py: Python<'_>, most: usize, status: Option<&str>) -> PyResult<Vec<Listed>> {
         let queue = self.inner(py)?;
         let is_asked = |of: TaskStatus| status.is_none_or(|status| of.name() == status);
@@ -352,7 +353,7 @@ impl Queue {
         Ok(tasks.into_iter().map(row).collect())
     }
 
-    /// Counts what is in it.
+    /// Counts the tasks, blocks and segments of the queue.
     fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
         let queue = self.inner(py)?;
         let s = py.detach(|| queue.stats());
@@ -378,7 +379,7 @@ impl Queue {
         self.inner.is_closed()
     }
 
-    /// Gives the handle back. Tasks, tickets and blocks stay. Calling it again does nothing.
+    /// Closes the handle. Tasks, tickets and blocks stay. Calling it again does nothing.
     fn close(&self, py: Python<'_>) {
         self.inner.close(py);
     }

@@ -1,5 +1,7 @@
-//! What subscribers receive. Python has this very class: an object of Python's around it, and calls through that, would take
-//! as long as everything else that is done for a sample.
+//! Samples that subscribers receive.
+//!
+//! Python uses this class itself: a wrapper in Python, and calls through it, would take as long as everything else that is done
+//! for a sample.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, OnceLock},
@@ -23,38 +25,38 @@ use crate::{
     wait,
 };
 
-/// What a subscriber receives: a tensor to be read where it lies, which stays as it is while anybody holds it.
+/// A sample that a subscriber received: a tensor that is read in place and stays unchanged while it is held.
 ///
-/// Its block is used again when this and all arrays of it are gone, on a GPU when everything is over that this process runs
-/// there by then. Nobody needs to close it; doing so gives it back at once. It must not be written, whatever a library
-/// that takes it says.
+/// The block is used again when this object and all arrays of it are gone, and on a GPU when all work that this process has
+/// enqueued there by then is done. Closing is optional, and gives the block back at once. A sample must not be written, even if
+/// the library that takes it allows that.
 #[pyclass(frozen, module = "partywall", weakref)]
 pub(crate) struct Sample {
-    /// `None` once it is let go of.
+    /// `None` once the sample was released.
     held: Mutex<Option<Held>>,
     /// The topic's name.
     topic: Arc<str>,
-    /// Where it is, once it is complete, or a stream waits until it is.
+    /// The address, once the sample is complete or a stream waits until it is.
     address: OnceLock<usize>,
     shape: Vec<u64>,
-    /// The type of its elements.
+    /// The type of the elements.
     #[pyo3(get)]
     dtype: &'static str,
-    /// How many samples there had been in the topic before.
+    /// How many samples the topic had before.
     #[pyo3(get)]
     position: u64,
-    /// How many samples its publisher had published before.
+    /// How many samples the publisher had published before.
     #[pyo3(get)]
     sequence: u64,
-    /// Its publisher's number.
+    /// The publisher's number.
     #[pyo3(get)]
     publisher: u64,
-    /// How many samples this subscriber has missed right before it.
+    /// How many samples the subscriber missed immediately before this one.
     #[pyo3(get)]
     missed: u64,
 }
 
-/// What it has of the library's.
+/// What the sample holds of the library.
 #[derive(Clone)]
 struct Held {
     owner: Arc<Owner>,
@@ -83,14 +85,14 @@ impl Sample {
         })
     }
 
-    /// It, with what keeps it.
+    /// Returns the owner and the sample.
     pub(crate) fn get(&self, py: Python<'_>) -> PyResult<(Arc<Owner>, Arc<partywall::Sample>)> {
         let Held { owner, .. } = self.held(py)?;
         let sample = owner.sample().ok_or_else(|| closed(py, "sample"))?;
         Ok((owner, sample))
     }
 
-    /// What keeps it, which this does no more.
+    /// Takes the owner: from now on this object does not hold the sample.
     pub(crate) fn take(&self) -> Option<Arc<Owner>> {
         let Held { owner, open } = self.lock().take()?;
         let_go(open.topic);
@@ -105,13 +107,13 @@ impl Sample {
         self.held.lock().ignore_poison()
     }
 
-    /// Where it is, now that it is complete.
+    /// Returns the address of a complete sample.
     fn find(&self, sample: &partywall::Sample) -> partywall::Result<usize> {
         let address = match sample.gpu() {
             _ if sample.is_empty() => 0,
             None => sample.bytes()?.as_ptr() as usize,
             Some(gpu) => match sample.wait(Duration::ZERO) {
-                // It has nothing to wait for.
+                // The sample is complete, so the stream has nothing to wait for.
                 Ok(()) => sample.device_on(gpu.stream())?.device_ptr() as usize,
                 Err(Error::Timeout { .. }) => {
                     let topic = sample.topic().to_owned();
@@ -123,23 +125,23 @@ impl Sample {
         Ok(*self.address.get_or_init(|| address))
     }
 
-    /// Whether it is complete, or may be once.
+    /// Returns whether the sample is complete or may become so.
     pub(crate) fn may_come(&self, py: Python<'_>) -> bool {
         let Ok((_owner, sample)) = self.get(py) else { return false };
         py.detach(|| matches!(sample.wait(Duration::ZERO), Ok(()) | Err(Error::Timeout { .. })))
     }
 
-    /// A stream of its GPU as Python names it; `None` for host memory.
+    /// Returns a stream of the sample's GPU that Python names; `None` for host memory.
     fn named(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Stream>> {
         let Some(gpu) = self.held(py)?.open.gpu else { return Ok(None) };
         let raw = stream::named(py, stream, gpu.context().device().ordinal() as i32)?;
         Ok(Some(Stream::of(gpu, Some(raw.0))))
     }
 
-    /// Waits until it is complete, where that has to be waited for.
+    /// Waits until the sample is complete.
     pub(crate) fn complete(&self, py: Python<'_>, timeout: Duration) -> PyResult<()> {
         let (_owner, sample) = self.get(py)?;
-        // On the host there is nothing to wait for. It may be made of what has failed.
+        // Samples in host memory are complete. `wait` reports a failed sample that this one is made of.
         if sample.gpu().is_none() {
             return sample.wait(Duration::ZERO).or_raise(py);
         }
@@ -215,14 +217,14 @@ impl Sample {
         &self.topic
     }
 
-    /// What its publisher has put beside it.
+    /// The header that the publisher sent with the sample.
     #[getter]
     fn header<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let (_owner, sample) = self.get(py)?;
         Ok(PyBytes::new(py, &sample.header()))
     }
 
-    /// Whether it is complete. Raises as `wait` does if it never will be.
+    /// Whether the sample is complete. Raises as `wait` does if it never will be.
     #[getter]
     fn ready(&self, py: Python<'_>) -> PyResult<bool> {
         let (_owner, sample) = self.get(py)?;
@@ -233,17 +235,17 @@ impl Sample {
         }
     }
 
-    /// Waits up to `timeout` seconds, or for ever, until it is complete; `SampleFailed`, `Tainted`.
+    /// Waits up to `timeout` seconds, or for ever, until the sample is complete. Raises `SampleFailed` or `Tainted`.
     #[pyo3(signature = (timeout = None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let (_owner, sample) = self.get(py)?;
         wait::in_slices(py, wait::timeout(timeout)?, |slice| sample.wait(slice))
     }
 
-    /// Has what is enqueued on a stream from now on wait until it is complete. Returns at once.
+    /// Has later work on a stream wait until the sample is complete. Returns at once.
     ///
-    /// If its publisher dies before, the stream goes on: `check` before results are used. Load kernels, launch them once and
-    /// allocate before: behind a wait CUDA may block until it ends.
+    /// If the publisher dies before that, the stream goes on: call `check` before you use results. Load kernels, launch them
+    /// once and allocate memory before this call: behind a wait, CUDA may block until the wait ends.
     #[pyo3(signature = (stream = None))]
     fn wait_on(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let (owner, sample) = self.get(py)?;
@@ -257,19 +259,19 @@ impl Sample {
         Ok(())
     }
 
-    /// Raises if it is not valid: `SampleFailed`, `Tainted`, or `NotReady`.
+    /// Raises if the sample is not valid: `SampleFailed`, `Tainted` or `NotReady`.
     ///
-    /// To be asked when the work that has read it is done, before its results are used. Waits up to 1 s until it is known
-    /// whether those were valid that it was made of.
+    /// Call it when the work that read the sample is done, before you use its results. Waits up to 1 s for the validity of the
+    /// samples that this one was made of.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         let (_owner, sample) = self.get(py)?;
         py.detach(|| sample.check()).or_raise(py)
     }
 
-    /// Lets go of it when everything that is on a stream now is done. Returns at once.
+    /// Releases the sample when all work that is on a stream now is done. Returns at once.
     ///
-    /// `stream` and `device` as for a `Timeline`, but that without a `device` it is the sample's own GPU. If arrays of it are
-    /// still used, the last of them lets go.
+    /// `stream` and `device` as for a `Timeline`, but without a `device` it is the sample's own GPU. If arrays of the sample
+    /// are in use, the last of them releases it.
     #[pyo3(signature = (stream = None, *, device = None))]
     fn release_on(
         &self,
@@ -298,16 +300,16 @@ impl Sample {
         }
     }
 
-    /// Whether it was let go of.
+    /// Whether the sample was released.
     #[getter]
     fn closed(&self) -> bool {
         self.lock().is_none()
     }
 
-    /// Lets go of it. If arrays of it are still used, the last of them does. Calling it again does nothing.
+    /// Releases the sample. If arrays of it are in use, the last of them releases it. Calling it again does nothing.
     fn close(&self, py: Python<'_>) {
         let held = self.lock().take();
-        // Of its topic, too, before this returns: the subscriber may be closed already.
+        // Drops the topic before this returns, too: the subscriber may be closed already.
         py.detach(|| held.map(|Held { owner, open }| drop((owner.into_sample(), open))));
     }
 

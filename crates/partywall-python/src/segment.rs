@@ -19,7 +19,7 @@ use crate::{
     wait,
 };
 
-/// An open version of a name, and a lease on it.
+/// An open version of a name, which holds a lease on it.
 #[pyclass(frozen, module = "partywall._native")]
 pub(crate) struct Segment {
     owner: Mutex<Option<Arc<Owner>>>,
@@ -34,7 +34,7 @@ pub(crate) struct Segment {
     mutable: bool,
     #[pyo3(get)]
     kept: bool,
-    /// Whether it was committed with this object, not opened.
+    /// Whether it was committed through this object rather than opened.
     #[pyo3(get)]
     committed: bool,
 }
@@ -49,7 +49,7 @@ impl Segment {
         Self { committed: true, ..Self::opened(segment) }
     }
 
-    /// Of a build that has been committed; `None` of any other.
+    /// Returns the segment of a build that was committed; `None` for any other owner.
     pub(crate) fn of(owner: Arc<Owner>) -> Option<Self> {
         let unowned = Self::unowned(&*owner.segment()?);
         Some(Self { owner: Mutex::new(Some(owner)), committed: true, ..unowned })
@@ -68,18 +68,18 @@ impl Segment {
         }
     }
 
-    /// Takes what keeps it, for it to be closed.
+    /// Takes the owner, to close the segment.
     fn take_closed(&self) -> Option<Arc<Owner>> {
         let owner = self.owner.lock().ignore_poison().take();
         owner.inspect(|owner| owner.note_closed())
     }
 
-    /// What keeps it, unless it is closed.
+    /// Returns the owner, unless the segment is closed.
     fn open(&self) -> Option<Arc<Owner>> {
         self.owner.lock().ignore_poison().clone()
     }
 
-    /// Looks at the segment. It stays open meanwhile.
+    /// Calls `look` with the segment, which stays open meanwhile.
     pub(crate) fn look<T: Send>(
         &self,
         py: Python<'_>,
@@ -90,7 +90,7 @@ impl Segment {
         looked.ok_or_else(|| closed(py, "segment"))?.or_raise(py)
     }
 
-    /// Waits for something of the segment. That it is closed meanwhile ends the wait.
+    /// Waits for an event of the segment. Closing the segment ends the wait.
     fn wait<T: Send>(
         &self,
         py: Python<'_>,
@@ -98,7 +98,7 @@ impl Segment {
         attempt: impl Fn(&partywall::Segment, Duration) -> partywall::Result<T> + Sync,
     ) -> PyResult<T> {
         let waited = wait::in_slices(py, wait::timeout(timeout)?, |slice| {
-            // Asked anew each time, so that nothing keeps it open for longer than a slice.
+            // Looked up again for each slice, so that a wait keeps the segment open for one slice at most.
             let owner = self.open();
             let segment = owner.as_ref().and_then(|owner| owner.segment());
             segment.map(|segment| attempt(&segment, slice)).transpose()
@@ -119,19 +119,19 @@ impl Segment {
 
 #[pymethods]
 impl Segment {
-    /// `host`, or the UUID of the GPU that has it.
+    /// `host`, or the UUID of the GPU that has the memory.
     #[getter]
     fn place(&self) -> String {
         self.place.to_string()
     }
 
-    /// Bytes that are mapped, with what alignment adds.
+    /// Mapped bytes, including alignment.
     #[getter]
     fn nbytes(&self, py: Python<'_>) -> PyResult<u64> {
         self.look(py, |_, segment| Ok(segment.bytes()))
     }
 
-    /// Bytes that it can have in this process without moving; 0 if it cannot grow.
+    /// The most bytes that the segment can have in this process without moving; 0 if it cannot grow.
     #[getter]
     fn reserved(&self, py: Python<'_>) -> PyResult<u64> {
         self.look(py, |_, segment| Ok(segment.reserved()))
@@ -144,12 +144,12 @@ impl Segment {
         self.look(py, |_, segment| Ok(segment.metadata().map(pairs).collect()))
     }
 
-    /// The names of its tensors, in the order in which they were added.
+    /// The names of the tensors, in the order in which they were added.
     fn names(&self, py: Python<'_>) -> PyResult<Vec<String>> {
         self.look(py, |_, segment| Ok(segment.tensors().iter().map(|tensor| tensor.name().to_owned()).collect()))
     }
 
-    /// All its tensors, in that order.
+    /// All tensors, in that order.
     fn tensors(&self, py: Python<'_>) -> PyResult<Vec<Tensor>> {
         self.look(py, |owner, segment| {
             segment.tensors().iter().map(|tensor| Tensor::of_segment(owner, tensor)).collect()
@@ -161,14 +161,14 @@ impl Segment {
         self.look(py, |owner, segment| Tensor::of_segment(owner, &segment.tensor(name)?))
     }
 
-    /// Makes a version that this process has committed longer: the last tensor to `length` along its first dimension, and
-    /// by `tensors`; with `spare` bytes behind them for growths to come.
+    /// Grows a version that this process committed: the last tensor to `length` along its first dimension, and by `tensors`,
+    /// with `spare` bytes behind them for later growth.
     fn grow(&self, py: Python<'_>, length: Option<u64>, tensors: Vec<Planned>, spare: u64) -> PyResult<()> {
         let tensors = typed(tensors)?;
         self.look(py, |_, segment| {
             let mut growth = segment.grow().spare(spare);
             if let Some(length) = length {
-                // Of a segment without tensors the growth itself says that there is none to be longer.
+                // If the segment has no tensors, the growth itself reports that none can be longer.
                 let last = segment.tensors().last().map(|tensor| tensor.name().to_owned()).unwrap_or_default();
                 growth = growth.extend(&last, length);
             }
@@ -179,24 +179,24 @@ impl Segment {
         })
     }
 
-    /// Maps what it has grown by: whether that was anything.
+    /// Maps what the segment has grown by. Returns whether it has grown.
     fn refresh(&self, py: Python<'_>) -> PyResult<bool> {
         let refreshed = self.look(py, |_, segment| segment.refresh())?;
         self.refreshed(py, refreshed)
     }
 
-    /// Waits until it is longer than this process knows it, and maps that.
+    /// Waits until the segment is longer than this process knows, and maps the growth.
     fn wait_growth(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let refreshed = self.wait(py, timeout, |segment, slice| segment.wait_growth(slice))?;
         self.refreshed(py, refreshed).map(drop)
     }
 
-    /// Waits until its name is removed or goes with its owner.
+    /// Waits until the name is removed or goes with its owner.
     fn wait_withdrawn(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         self.wait(py, timeout, |segment, slice| segment.wait_withdrawn(slice))
     }
 
-    /// Registers host memory with CUDA, for a GPU's asynchronous copies.
+    /// Registers host memory with CUDA, for asynchronous copies of a GPU.
     fn pin(&self, py: Python<'_>, device: &str) -> PyResult<Pinned> {
         let Place::Gpu(uuid) = place(py, device)? else {
             return Err(PyValueError::new_err("memory is pinned for a GPU: device is cuda, cuda:N or a GPU's UUID"));
@@ -214,13 +214,13 @@ impl Segment {
         self.owner.lock().ignore_poison().is_none()
     }
 
-    /// Gives the lease back, once no tensor of it is used any more, and with it a name that it has committed. Calling it
+    /// Releases the lease once no tensor of the segment is in use, and removes the name if this object committed it. Calling it
     /// again does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.take_closed().map_or(Ok(()), |owner| owner.close(py))
     }
 
-    /// As `close`, and leaves all waiting to the reaper.
+    /// As `close`, but leaves all waiting to the reaper.
     fn let_go(&self) {
         drop(self.take_closed());
     }
@@ -234,7 +234,7 @@ pub(crate) struct Pinned {
     nbytes: u64,
 }
 
-/// The pin goes first: it needs the memory to be mapped, which the owner keeps.
+/// The pin is dropped first: it needs the memory to be mapped, and the owner keeps the mapping.
 struct Held {
     pinned: partywall::Pinned<Arc<partywall::Segment>>,
     _owner: Arc<Owner>,

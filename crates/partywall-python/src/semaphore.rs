@@ -36,7 +36,7 @@ impl Semaphore {
 
 #[pymethods]
 impl Semaphore {
-    /// Takes a permit, and waits for one; `None` if `stop` says so, which is asked again and again.
+    /// Acquires a permit, and waits for one. Returns `None` once `stop`, which is polled, says so.
     #[pyo3(signature = (timeout, stop))]
     fn acquire(&self, py: Python<'_>, timeout: Option<f64>, stop: Option<Py<PyAny>>) -> PyResult<Option<Permit>> {
         let semaphore = self.inner(py)?;
@@ -46,7 +46,7 @@ impl Semaphore {
         Ok(acquired.map(|permit| Self::permit(semaphore, permit)))
     }
 
-    /// Takes a permit if one is free and nobody waits for it.
+    /// Acquires a permit if one is free and no thread waits for one.
     fn try_acquire(&self, py: Python<'_>) -> PyResult<Option<Permit>> {
         let semaphore = self.inner(py)?;
         let acquired = semaphore.try_acquire().or_raise(py)?;
@@ -59,7 +59,7 @@ impl Semaphore {
         Ok(self.inner(py)?.available())
     }
 
-    /// How many threads wait, of whatever processes.
+    /// How many threads wait, in all processes.
     #[getter]
     fn waiting(&self, py: Python<'_>) -> PyResult<u32> {
         Ok(self.inner(py)?.waiting())
@@ -71,7 +71,7 @@ impl Semaphore {
         self.inner.is_closed()
     }
 
-    /// Gives the handle back. Permits stay. Calling it again does nothing.
+    /// Closes the handle. Permits stay. Calling it again does nothing.
     fn close(&self, py: Python<'_>) {
         self.inner.close(py);
     }
@@ -80,7 +80,7 @@ impl Semaphore {
 /// A permit of a semaphore.
 #[pyclass(frozen, module = "partywall._native")]
 pub(crate) struct Permit {
-    /// `None` once it is given back, or a stream's.
+    /// `None` once the permit was released or given to a stream.
     held: Handle<Held>,
     #[pyo3(get)]
     name: String,
@@ -104,13 +104,13 @@ impl Permit {
 
 #[pymethods]
 impl Permit {
-    /// Gives it back.
+    /// Releases the permit.
     fn release(&self, py: Python<'_>) -> PyResult<()> {
         let held = self.take(py)?;
         py.detach(|| held.permit.release()).or_raise(py)
     }
 
-    /// Gives it back when everything that is on a stream now is done.
+    /// Releases the permit when all work that is on a stream now is done.
     #[pyo3(signature = (device, stream))]
     fn release_on(&self, py: Python<'_>, device: &str, stream: Option<u64>) -> PyResult<()> {
         let semaphore = self.held.lock().as_ref().map(|held| held.semaphore.clone());
@@ -123,7 +123,7 @@ impl Permit {
         })
     }
 
-    /// Whether it was given back, or to a stream.
+    /// Whether the permit was released or given to a stream.
     #[getter]
     fn closed(&self) -> bool {
         self.held.is_closed()

@@ -1,4 +1,4 @@
-//! Tensors of other libraries, to be copied or published: whatever speaks DLPack, or is a buffer.
+//! Tensors of other libraries, to be copied or published: any object that supports DLPack or the buffer protocol.
 #![allow(unsafe_code)] // memory on another library's word
 
 use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
@@ -24,22 +24,22 @@ use crate::{
     reaper, stream, wait,
 };
 
-/// Another library's tensor, held.
+/// A tensor of another library, which this keeps alive.
 #[pyclass(frozen, module = "partywall._native")]
 #[derive(Clone)]
 pub(crate) struct Source {
     dtype: DType,
     shape: Vec<u64>,
-    /// In elements; negative ones run backwards from the address.
+    /// Counted in elements. Negative strides run backwards from the address.
     strides: Vec<i64>,
     address: u64,
     device: Device,
-    /// On a GPU: the stream that its library has it ready for.
+    /// On a GPU: the stream on which the library has the tensor ready.
     stream: RawStream,
     keep: Arc<Keep>,
 }
 
-/// What keeps its memory.
+/// What keeps the memory alive.
 #[allow(dead_code, reason = "held, not read")]
 enum Keep {
     Capsule(Taken<Managed>),
@@ -47,13 +47,13 @@ enum Keep {
     Buffer(Held),
 }
 
-/// A buffer, which is released under the GIL.
+/// A buffer, which must be released with the GIL.
 struct Held(Option<PyUntypedBuffer>);
 
 impl Drop for Held {
     fn drop(&mut self) {
         let buffer = self.0.take();
-        // At the end of the interpreter there is nobody to give it back to.
+        // At the end of the interpreter the buffer cannot be released any more.
         if Python::try_attach(|_| ()).is_some() {
             drop(buffer);
         } else {
@@ -64,8 +64,7 @@ impl Drop for Held {
 
 #[pymethods]
 impl Source {
-    /// Takes a tensor, so that what is done on `stream` of its GPU, as Python names it, comes after what its library has
-    /// enqueued.
+    /// Takes a tensor, so that later work on `stream` of its GPU, as Python names it, runs after the library's own work.
     #[new]
     fn new(py: Python<'_>, object: &Bound<'_, PyAny>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
         if let Some(source) = Self::of_library(py, object, stream)? {
@@ -75,7 +74,7 @@ impl Source {
             return Self::of_buffer(py, object);
         }
         match Self::of_dlpack(py, object, stream) {
-            // NumPy, of arrays that it may not give away for writing and of types that DLPack has not got.
+            // NumPy does this for read-only arrays and for types that DLPack does not have.
             Err(error) if error.is_instance_of::<PyBufferError>(py) => Self::of_buffer(py, object).map_err(|_| {
                 if let Some((why, advice)) = not_numbers(object) {
                     return bad_source(py, &why, advice);
@@ -87,7 +86,7 @@ impl Source {
         }
     }
 
-    /// The type of its elements.
+    /// The type of the elements.
     #[getter]
     fn dtype(&self) -> &'static str {
         self.dtype.name()
@@ -105,7 +104,7 @@ impl Source {
         if self.is_on_host() { "host".to_owned() } else { format!("cuda:{}", self.device.device_id) }
     }
 
-    /// Whether its elements follow each other without gaps.
+    /// Whether the elements are adjacent in memory.
     #[getter]
     fn contiguous(&self) -> bool {
         let mut dimensions = self.shape.iter().zip(&self.strides).zip(contiguous(&self.shape));
@@ -115,7 +114,7 @@ impl Source {
 }
 
 impl Source {
-    /// By its library's C interface; `None` if there is none, or something is to be done before.
+    /// Takes a tensor by the library's C interface; `None` if there is none, or if the tensor must be prepared first.
     fn of_library(
         py: Python<'_>,
         object: &Bound<'_, PyAny>,
@@ -129,12 +128,12 @@ impl Source {
         if device.device_type == CUDA {
             ready = stream::named(py, stream, device.device_id)?;
             if library.work_stream(device.device_id) != Some(ready) {
-                // One of the two streams has to wait for the other one.
+                // One of the two streams has to wait for the other, which `__dlpack__` arranges.
                 return Ok(None);
             }
         }
         if dtype.is_complex() {
-            // It may be one that torch has yet to conjugate, which it refuses to give away in the other way only.
+            // torch may still have to conjugate the tensor, and only `__dlpack__` refuses such tensors.
             return Ok(None);
         }
         Self::of_tensor(py, taken, ready, Keep::Versioned).map(Some)
@@ -226,9 +225,9 @@ impl Source {
         self.device.device_type != CUDA
     }
 
-    /// The number of its GPU in this process; `None` for host memory.
+    /// Returns the number of the GPU in this process; `None` for host memory.
     pub(crate) fn ordinal(&self) -> Option<u32> {
-        // What is negative is no GPU of this process.
+        // A negative number is no GPU of this process.
         (!self.is_on_host()).then(|| u32::try_from(self.device.device_id).unwrap_or(u32::MAX))
     }
 
@@ -240,7 +239,7 @@ impl Source {
         self.dtype.bytes_for(self.elements()).unwrap_or(0)
     }
 
-    /// Whether it can be copied into a tensor.
+    /// Checks whether the tensor can be copied into another one.
     pub(crate) fn check_copy_to(
         &self,
         py: Python<'_>,
@@ -260,7 +259,7 @@ impl Source {
         Ok(())
     }
 
-    /// The bytes of a tensor in main memory, without gaps.
+    /// Returns the bytes of a tensor in host memory, without gaps.
     pub(crate) fn host_bytes(&self) -> Cow<'_, [u8]> {
         let item = (self.dtype.bits() / 8) as usize;
         let bytes = self.bytes() as usize;
@@ -269,8 +268,8 @@ impl Source {
         }
         let start = self.address as *const u8;
         if self.contiguous() {
-            // SAFETY: the other library's promise, which `keep` keeps: that many bytes at this address. That nobody
-            // writes them meanwhile is up to the caller, as with every copy in Python.
+            // SAFETY: the other library promises that many bytes at this address, and `keep` keeps them. Not to write them
+            // meanwhile is up to the caller, as with every copy in Python.
             return Cow::Borrowed(unsafe { std::slice::from_raw_parts(start, bytes) });
         }
         let mut out = Vec::with_capacity(bytes);
@@ -290,34 +289,34 @@ impl Source {
         }
     }
 
-    /// The type of its elements, and its shape.
+    /// Returns the type of the elements, and the shape.
     pub(crate) fn layout(&self) -> (DType, &[u64]) {
         (self.dtype, &self.shape)
     }
 
-    /// Whether a GPU's copies can take it in one piece; the CPU's take anything.
+    /// Returns whether one copy of a GPU can take the tensor. Copies of the CPU take any tensor.
     pub(crate) fn is_copyable(&self) -> bool {
         self.is_on_host() || self.contiguous()
     }
 
-    /// Holds its memory; whoever lets go of that has the reaper do it.
+    /// Returns a guard that keeps the memory. The reaper releases it.
     pub(crate) fn held(&self) -> impl Send + Sync + 'static {
         LetGo(Some(self.keep.clone()))
     }
 
-    /// The stream that its library has it ready for.
+    /// Returns the stream on which the library has the tensor ready.
     pub(crate) fn stream(&self) -> RawStream {
         self.stream
     }
 
-    /// Waits for what is on that stream.
+    /// Waits for the work on that stream.
     pub(crate) fn drain(&self, py: Python<'_>) -> PyResult<()> {
         let context = py.detach(|| self.context()).or_raise(py)?;
         // SAFETY: as in `device_bytes`.
         wait::for_stream(py, unsafe { StreamRef::borrow(&context, self.stream) })
     }
 
-    /// A copy of a contiguous tensor on a GPU, made after what is on its stream.
+    /// Returns a copy of a contiguous tensor on a GPU, made behind the work on its stream.
     pub(crate) fn device_bytes(&self) -> partywall::Result<Vec<u8>> {
         let context = self.context()?;
         let mut out = vec![0; self.bytes() as usize];
@@ -332,7 +331,7 @@ impl Source {
         unsafe { DeviceSlice::from_raw(self.address, self.bytes(), Access::ReadOnly) }
     }
 
-    /// The primary context of its GPU, in which every library that speaks DLPack works.
+    /// Returns the primary context of the GPU, which every library with DLPack uses.
     fn context(&self) -> partywall::Result<Context> {
         let wanted = self.device();
         let driver = Driver::load().map_err(|e| {
@@ -344,7 +343,7 @@ impl Source {
     }
 }
 
-/// Another library's tensor, which a service thread may let go of: that must not wait for the GIL.
+/// A tensor of another library that a service thread may drop. The drop must not wait for the GIL.
 struct LetGo(Option<Arc<Keep>>);
 
 impl Drop for LetGo {
@@ -355,13 +354,13 @@ impl Drop for LetGo {
     }
 }
 
-/// Copies a contiguous tensor to memory of the same GPU, on `stream`, and waits for it.
+/// Copies a contiguous tensor to memory of the same GPU on `stream`, and waits for the copy.
 pub(crate) fn copy_on_device(source: &Source, range: DeviceRange<'_>, stream: StreamRef<'_>) -> partywall::Result<()> {
     enqueue_copy(source, range, stream)?;
     stream.synchronize().map_err(|source| copy_error(source.into()))
 }
 
-/// The same, not waited for: the source is to be held until the copy is made.
+/// As [`copy_on_device`], but does not wait: the caller keeps the source until the copy is made.
 pub(crate) fn enqueue_copy(source: &Source, range: DeviceRange<'_>, stream: StreamRef<'_>) -> partywall::Result<()> {
     let ordinal = range.gpu().context().device().ordinal();
     if i64::from(source.device.device_id) != i64::from(ordinal) {
@@ -379,12 +378,12 @@ fn copy_error(error: AccessError) -> Error {
     }
 }
 
-/// Checks tensors that are to be published, and waits for what this process does on their GPUs.
+/// Checks tensors that are to be published, and waits for the work of this process on their GPUs.
 pub(crate) fn prepare(py: Python<'_>, sources: &[(String, Source)]) -> PyResult<()> {
     if sources.iter().any(|(_, source)| source.strides.iter().any(|stride| *stride < 0)) {
         return Err(bad_source(py, "its strides run backwards", "make it contiguous first, or put() a copy"));
     }
-    // One tensor of each GPU.
+    // One tensor for each GPU.
     let on_gpus: BTreeMap<_, _> = sources.iter().filter_map(|(_, source)| Some((source.ordinal()?, source))).collect();
     for source in on_gpus.into_values() {
         let context = py.detach(|| source.context()).or_raise(py)?;
@@ -393,7 +392,7 @@ pub(crate) fn prepare(py: Python<'_>, sources: &[(String, Source)]) -> PyResult<
     Ok(())
 }
 
-/// Adds tensors to a publication, which then keeps them.
+/// Adds tensors to a publication, which keeps them from then on.
 pub(crate) fn publish(mut publication: Publication, tensors: Vec<(String, Source)>) -> partywall::Result<Publication> {
     for (name, source) in tensors {
         let what = format!("asking the driver about {name:?}");
@@ -412,7 +411,7 @@ pub(crate) fn publish(mut publication: Publication, tensors: Vec<(String, Source
     Ok(publication)
 }
 
-/// The type that a buffer's format names.
+/// Returns the type of a buffer's format.
 fn buffer_type(format: &[u8], item: usize) -> Option<DType> {
     let code = format.strip_prefix(b"@").or(format.strip_prefix(b"=")).or(format.strip_prefix(b"<")).unwrap_or(format);
     Some(match (code, item) {
@@ -434,7 +433,7 @@ fn buffer_type(format: &[u8], item: usize) -> Option<DType> {
     })
 }
 
-/// Why NumPy's array of anything but numbers cannot be taken, and what to give instead.
+/// Returns why a NumPy array of other elements than numbers cannot be taken, and what to pass instead.
 fn not_numbers(object: &Bound<'_, PyAny>) -> Option<(String, &'static str)> {
     let dtype = object.getattr(intern!(object.py(), "dtype")).ok()?;
     let kind: char = dtype.getattr(intern!(object.py(), "kind")).ok()?.extract().ok()?;

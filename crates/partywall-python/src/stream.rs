@@ -1,4 +1,4 @@
-//! Streams of other libraries, as calls that enqueue something take them.
+//! Streams of other libraries, as arguments of calls that enqueue work.
 #![allow(unsafe_code)] // a stream on another library's word
 
 use std::sync::Arc;
@@ -18,17 +18,17 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// The stream with this handle, or the legacy default stream, of the GPU that Python names.
+    /// Returns the stream with this handle, or the legacy default stream, of the GPU that Python names.
     pub(crate) fn find(py: Python<'_>, domain: &Domain, device: &str, handle: Option<u64>) -> PyResult<Self> {
         Ok(Self::of(gpu(py, domain, device)?, handle))
     }
 
-    /// The same, of a GPU that is known.
+    /// As [`find`](Self::find), for a known GPU.
     pub(crate) fn of(gpu: Arc<Gpu>, handle: Option<u64>) -> Self {
         Self { gpu, raw: raw(handle) }
     }
 
-    /// The stream that Python names, of the GPU that it names, or of that which torch or cupy uses now.
+    /// Returns the stream that Python names. Without a device it is a stream of the GPU that torch or cupy uses now.
     pub(crate) fn at(
         py: Python<'_>,
         domain: &Domain,
@@ -40,20 +40,20 @@ impl Stream {
         Self::find(py, domain, &device, handle)
     }
 
-    /// The stream, for one call.
+    /// Borrows the stream for one call.
     pub(crate) fn borrow(&self) -> StreamRef<'_> {
         // SAFETY: the caller's promise: a stream of the primary context of that GPU, in which every library works that
         // Python has, and which lives for as long as this call.
         unsafe { StreamRef::borrow(self.gpu.context(), self.raw) }
     }
 
-    /// Which stream it is.
+    /// Returns the GPU and the handle.
     pub(crate) fn id(&self) -> (DeviceUuid, RawStream) {
         (self.gpu.uuid(), self.raw)
     }
 }
 
-/// The stream that Python names, of the GPU with that number: a handle, or what `partywall._streams` finds one of.
+/// Returns the stream that Python names, of the GPU with this number: a handle, or an object that `partywall._streams` accepts.
 pub(crate) fn named(py: Python<'_>, stream: Option<&Bound<'_, PyAny>>, ordinal: i32) -> PyResult<RawStream> {
     let handle: Option<u64> = match stream {
         Some(stream) if stream.is_instance_of::<PyInt>() => Some(stream.extract()?),
@@ -62,12 +62,12 @@ pub(crate) fn named(py: Python<'_>, stream: Option<&Bound<'_, PyAny>>, ordinal: 
     Ok(raw(handle))
 }
 
-/// The stream with this handle, or the legacy default stream.
+/// Returns the stream with this handle; the legacy default stream for `None` and 0.
 pub(crate) fn raw(handle: Option<u64>) -> RawStream {
     handle.filter(|handle| *handle != 0).map_or(RawStream::LEGACY_DEFAULT, RawStream)
 }
 
-/// The GPU that Python names.
+/// Returns the GPU that Python names.
 pub(crate) fn gpu(py: Python<'_>, domain: &Domain, device: &str) -> PyResult<Arc<Gpu>> {
     match place(py, device)? {
         Place::Gpu(uuid) => py.detach(|| domain.gpu(uuid)).or_raise(py),

@@ -21,11 +21,11 @@ use crate::{
     wait,
 };
 
-/// Someone who receives samples.
+/// A subscriber of a topic.
 #[pyclass(frozen, module = "partywall._native")]
 pub(crate) struct Subscriber {
     inner: Mutex<Option<Receiver>>,
-    /// Samples that were received, and given up to be waited for, in their order.
+    /// Samples that were received by a wait that ended before they were complete, in order. They are received next.
     unfinished: Mutex<VecDeque<Arc<Owner>>>,
     #[pyo3(get)]
     topic: String,
@@ -56,7 +56,7 @@ impl Subscriber {
         self.unfinished.lock().ignore_poison()
     }
 
-    /// The next sample, complete or not.
+    /// Returns the next sample, complete or not.
     fn next(&self, py: Python<'_>, receiver: &Receiver, timeout: Duration) -> PyResult<Arc<Owner>> {
         if let Some(owner) = self.unfinished().pop_front() {
             return Ok(owner);
@@ -67,7 +67,7 @@ impl Subscriber {
         Ok(Owner::of_sample(sample, receiver.subscriber.clone()))
     }
 
-    /// Of an error after its `close`: that.
+    /// Replaces an error by `Closed` if the subscriber was closed meanwhile.
     fn unless_closed<T>(&self, py: Python<'_>, outcome: PyResult<T>) -> PyResult<T> {
         outcome.map_err(|error| if self.closed() { closed(py, "subscriber") } else { error })
     }
@@ -75,8 +75,8 @@ impl Subscriber {
 
 #[pymethods]
 impl Subscriber {
-    /// Receives the next sample, and waits for one; if so wanted, until it is complete. One that is not in time, or not before
-    /// a signal, is received next.
+    /// Receives the next sample, and waits for one; with `complete`, also until it is complete. If the wait ends first, by its
+    /// timeout or a signal, the next call receives this sample.
     fn recv(&self, py: Python<'_>, timeout: Option<f64>, complete: bool) -> PyResult<Sample> {
         let receiver = self.inner(py)?;
         let timeout = wait::timeout(timeout)?;
@@ -104,25 +104,25 @@ impl Subscriber {
         Sample::of(py, Owner::of_sample(sample, receiver.subscriber), receiver.open).map(Some)
     }
 
-    /// Gives a sample back that was received and not waited for: it is received next.
+    /// Puts back a received sample whose wait has ended: it is received next.
     fn give_up(&self, sample: &Sample) {
         self.unfinished().extend(sample.take());
     }
 
-    /// The error of a wait that has taken so many seconds.
+    /// Returns the error of a wait that has ended after so many seconds.
     fn late(&self, py: Python<'_>, after: f64) -> PyResult<()> {
         let what = format!("no sample of topic {:?} was published", self.topic);
         Err(Error::Timeout { what, after: wait::timeout(Some(after))? }).or_raise(py)
     }
 
-    /// A file descriptor that is readable while there is something to receive.
+    /// A file descriptor that is readable while there is a sample to receive.
     fn event(&self, py: Python<'_>) -> PyResult<SubscriberEvent> {
         let receiver = self.inner(py)?;
         let event = py.detach(|| receiver.subscriber.event()).or_raise(py)?;
         Ok(SubscriberEvent { event: Handle::new(Arc::new(event)) })
     }
 
-    /// What it has received, missed, is behind, and holds.
+    /// Counts the samples that were received, missed, not yet received, and held.
     fn stats(&self, py: Python<'_>) -> PyResult<(u64, u64, u64, u32)> {
         let stats = self.inner(py)?.subscriber.stats();
         Ok((stats.received, stats.dropped, stats.lag, stats.held))
@@ -134,7 +134,7 @@ impl Subscriber {
         self.inner.lock().ignore_poison().is_none()
     }
 
-    /// Takes it out of the topic. Samples stay. Calling it again does nothing.
+    /// Removes the subscriber from the topic. Samples stay. Calling it again does nothing.
     fn close(&self, py: Python<'_>) {
         let receiver = self.inner.lock().ignore_poison().take();
         let unfinished = std::mem::take(&mut *self.unfinished());
@@ -152,14 +152,14 @@ impl Drop for Subscriber {
         let receiver = self.inner.get_mut().ignore_poison().take();
         let unfinished = std::mem::take(&mut *self.unfinished());
         if let Some(receiver) = receiver {
-            // Nobody is to wait for it. Its samples keep the rest, and it the topic.
+            // Detached now, so that publishers do not wait for it. Its samples keep the subscriber, and that keeps the topic.
             receiver.subscriber.detach();
             reaper::later(move || drop((receiver, unfinished)));
         }
     }
 }
 
-/// A file descriptor that tells of samples.
+/// A file descriptor that signals samples.
 #[pyclass(frozen, module = "partywall._native")]
 pub(crate) struct SubscriberEvent {
     event: Handle<Arc<partywall::SubscriberEvent>>,
@@ -167,12 +167,12 @@ pub(crate) struct SubscriberEvent {
 
 #[pymethods]
 impl SubscriberEvent {
-    /// To be polled for reading.
+    /// The descriptor, to be polled for reading.
     fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
         Ok(self.event.get(py, "event")?.as_fd().as_raw_fd())
     }
 
-    /// Makes it unreadable until there is something to receive.
+    /// Makes the descriptor unreadable until there is a sample to receive.
     fn clear(&self, py: Python<'_>) -> PyResult<()> {
         self.event.get(py, "event")?.clear();
         Ok(())

@@ -1,4 +1,4 @@
-//! Claimed tasks. Python has this very class, as it has [`Sample`](crate::sample::Sample).
+//! Claimed tasks. Python uses these classes themselves, as it does [`Sample`](crate::sample::Sample).
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, OnceLock},
@@ -25,14 +25,15 @@ use crate::{
     wait,
 };
 
-/// A task that this process has, for one attempt.
+/// A task that this process has claimed, for one attempt.
 ///
-/// The end of its `with` completes the task, unless it is over; an exception fails it with the exception's text. A task that is
-/// dropped goes to another worker. If a lease has ended, the task is another worker's, and `complete` raises `ClaimLost`.
+/// The end of its `with` completes the task, unless the task is over; an exception fails it with the exception's text. A task
+/// that is dropped goes to another worker. If the lease has ended, the task belongs to another worker, and `complete` raises
+/// `ClaimLost`.
 #[pyclass(frozen, module = "partywall", weakref)]
 pub(crate) struct ClaimedTask {
     claim: Arc<Claim>,
-    /// What all tensors of the output have in common.
+    /// The owner that all tensors of the output share.
     output: OnceLock<Arc<Owner>>,
     task: TaskRef,
     kind: String,
@@ -46,15 +47,15 @@ pub(crate) struct ClaimedTask {
     /// How often the task may be attempted.
     #[pyo3(get)]
     max_attempts: u8,
-    /// Where it was claimed: in a forked child it is the parent's.
+    /// The fork generation of the claim: in a forked child, the task belongs to the parent.
     generation: u64,
 }
 
-/// What a task and its tensors share. The queue stays mapped for tensors of a task that is over.
+/// What a task and its tensors share. The queue stays mapped for tensors that outlive the task.
 pub(crate) struct Claim {
-    /// `None` once it is over. Before the queue: dropping it needs that.
+    /// `None` once the task is over. Declared before the queue, because dropping the task needs the queue.
     task: Mutex<Option<partywall::ClaimedTask>>,
-    /// The last stream that waits for the inputs.
+    /// The last stream that `wait_inputs_on` ordered behind the inputs.
     stream: Mutex<Option<RawStream>>,
     pub(crate) queue: Arc<Queue>,
 }
@@ -64,7 +65,7 @@ impl Claim {
         self.task.lock().ignore_poison()
     }
 
-    /// The last stream that waits for the inputs.
+    /// Returns the last stream that waits for the inputs.
     pub(crate) fn stream(&self) -> Option<RawStream> {
         *self.stream.lock().ignore_poison()
     }
@@ -91,12 +92,12 @@ impl ClaimedTask {
         }
     }
 
-    /// Bytes of an input, or of the room for the output.
+    /// Returns the bytes of an input, or of the room for the output.
     pub(crate) fn bytes_of(&self, input: Option<usize>) -> u64 {
         input.map_or(self.output_bytes, |input| self.inputs[input])
     }
 
-    /// The beginning of an input, or of the output, as a tensor.
+    /// Returns the beginning of an input or the output as a tensor.
     pub(crate) fn tensor(
         &self,
         py: Python<'_>,
@@ -132,7 +133,7 @@ impl ClaimedTask {
         tensor.or_raise(py)
     }
 
-    /// Fails the attempt because of an exception.
+    /// Fails the attempt with an exception as the reason.
     fn fail_for(&self, py: Python<'_>, error: &Bound<'_, PyAny>) -> PyResult<()> {
         let kind = error.get_type().name()?;
         self.give_up(py, &format!("{kind}: {}", text(error)))
@@ -184,13 +185,13 @@ impl ClaimedTask {
         PyBytes::new(py, &self.arguments)
     }
 
-    /// The inputs, read-only, in the order in which they were given.
+    /// The inputs, read-only, in their order.
     #[getter]
     fn inputs(slf: &Bound<'_, Self>) -> Inputs {
         Inputs((0..slf.get().inputs.len()).map(|index| TaskBytes::new(slf, Some(index))).collect())
     }
 
-    /// The room for the output, which this attempt alone uses. It contains what its last user left in it.
+    /// The room for the output, which only this attempt uses. It contains the bytes of its previous user.
     #[getter]
     fn output(slf: &Bound<'_, Self>) -> PyResult<TaskBytes> {
         let this = slf.get();
@@ -201,7 +202,7 @@ impl ClaimedTask {
         Ok(TaskBytes::new(slf, None))
     }
 
-    /// Waits until the submitter's stream has completed the inputs. `InputsLost` if it ended before that.
+    /// Waits until the submitter's stream has completed the inputs. Raises `InputsLost` if the submitter ended before that.
     #[pyo3(signature = (timeout = None))]
     fn wait_inputs(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         wait::in_slices(py, wait::timeout(timeout)?, |slice| self.look(|task| task.wait_inputs(slice)))
@@ -226,7 +227,7 @@ impl ClaimedTask {
     /// Completes the task: its output is the result. On a GPU, waits for all work of this process there.
     fn complete(&self, py: Python<'_>) -> PyResult<()> {
         let task = self.take(py)?;
-        // Nothing has to be waited for in host memory.
+        // In host memory there is nothing to wait for.
         let completed = if self.on_host() { task.complete() } else { py.detach(|| task.complete()) };
         completed.or_raise(py)
     }
@@ -254,30 +255,30 @@ impl ClaimedTask {
             .or_raise(py)
     }
 
-    /// Fails the attempt: the task goes to another worker, or is a dead letter. 127 bytes of the reason are kept.
+    /// Fails the attempt: the task goes to another worker, or becomes a dead letter. 127 bytes of the reason are kept.
     fn fail(&self, py: Python<'_>, reason: &Bound<'_, PyAny>) -> PyResult<()> {
         self.give_up(py, &text(reason))
     }
 
-    /// Has the lease end so many seconds from now on.
+    /// Moves the end of the lease to so many seconds from now.
     fn extend(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
         let seconds = wait::timeout(Some(seconds))?;
         self.look(|task| task.extend(seconds)).or_raise(py)
     }
 
-    /// Whether it is still this worker's: if not, the rest of the work is in vain.
+    /// Whether the task is still this worker's. If not, further work on it is wasted.
     #[getter]
     fn claimed(&self) -> bool {
         self.claim.lock().as_ref().is_some_and(partywall::ClaimedTask::is_claimed)
     }
 
-    /// Whether it was completed, failed or given back here.
+    /// Whether the task was completed, failed or given back here.
     #[getter]
     fn closed(&self) -> bool {
         self.claim.lock().is_none()
     }
 
-    /// Gives the task back, which counts as an attempt, unless it is over. Calling it again does nothing.
+    /// Gives the task back, which counts as an attempt, unless the task is over. Calling it again does nothing.
     fn close(&self, py: Python<'_>) {
         let task = self.take(py);
         py.detach(|| drop(task));
@@ -312,7 +313,7 @@ impl ClaimedTask {
 }
 
 impl Drop for ClaimedTask {
-    /// Arrays of it may stay; the task is another worker's at once.
+    /// Arrays of the task may stay in use; another worker can claim it at once.
     fn drop(&mut self) {
         if let Some(output) = self.output.get() {
             output.end_writing();
@@ -332,10 +333,10 @@ impl Drop for ClaimedTask {
     }
 }
 
-/// The tasks of a queue, one after the other. Asking for the next one completes the one before, unless that is over.
+/// Iterates over the tasks of a queue. Asking for the next task completes the one before, unless that is over.
 ///
-/// If this goes while an exception leaves the body of the loop, the task is failed for that reason. The interpreter sets the
-/// exception before it drops the iterator of a loop.
+/// If an exception leaves the body of the loop, dropping the iterator fails the task for that reason: the interpreter sets the
+/// exception before it drops the iterator.
 #[pyclass(frozen, module = "partywall._native")]
 pub(crate) struct Claims {
     queue: Py<super::queue::Queue>,
@@ -343,13 +344,13 @@ pub(crate) struct Claims {
     iteration: Mutex<Iteration>,
 }
 
-/// How far an iteration is. Python does not run under its lock.
+/// The state of an iteration. No Python code runs while it is locked.
 #[derive(Default)]
 struct Iteration {
     current: Option<Py<ClaimedTask>>,
-    /// The thread that has asked for it.
+    /// The thread that asked for the current task.
     thread: Option<ThreadId>,
-    /// Whether that is still waiting.
+    /// Whether that thread is still waiting.
     is_waiting: bool,
 }
 
@@ -358,7 +359,7 @@ impl Claims {
         Self { queue, timeout, iteration: Mutex::default() }
     }
 
-    /// Begins a wait, and returns the task before. Refuses a second thread, which would complete a task of the first one.
+    /// Begins a wait, and returns the previous task. Refuses a second thread, which would complete a task of the first.
     fn begin(&self) -> PyResult<Option<Py<ClaimedTask>>> {
         let iteration = &mut *self.iteration.lock().ignore_poison();
         let thread = Some(thread::current().id());
@@ -388,7 +389,7 @@ impl Claims {
         slf
     }
 
-    /// The next task; the end if none comes within the timeout.
+    /// Returns the next task, or ends the iteration if none comes within the timeout.
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Py<ClaimedTask>>> {
         let before = self.begin()?;
         let claimed = self.next(py, before);
@@ -403,7 +404,7 @@ impl Drop for Claims {
     fn drop(&mut self) {
         let Some(task) = self.iteration.get_mut().ignore_poison().current.take() else { return };
         Python::try_attach(|py| {
-            // After a break or a return there is none, and the task is the caller's.
+            // After `break` or `return` there is no exception, and the task stays the caller's.
             let Some(error) = PyErr::take(py) else { return };
             if !task.get().closed() {
                 _ = task.get().fail_for(py, error.value(py));
@@ -413,7 +414,7 @@ impl Drop for Claims {
     }
 }
 
-/// The text of an object. Messages with names of files may have halves of surrogate pairs, which are no UTF-8.
+/// Returns the text of an object. File names in messages may contain unpaired surrogates, which are not UTF-8.
 fn text(object: &Bound<'_, PyAny>) -> String {
     let text = object.str().map(|text| text.to_string_lossy().into_owned());
     text.unwrap_or_else(|_| "it cannot be said in words".to_owned())

@@ -1,4 +1,4 @@
-//! A tensor of a build, a segment, a block, a loan or a sample, as other libraries take it.
+//! Tensors in shared memory, in the forms in which other libraries take them.
 #![allow(unsafe_code)] // buffers, and streams of others
 
 use std::{
@@ -34,7 +34,7 @@ use crate::{
     stream, wait,
 };
 
-/// A tensor where it lies. It keeps what it is of, and so does everything that is made of it.
+/// A tensor in shared memory. It keeps its memory alive, and so do all objects made of it.
 #[pyclass(frozen, module = "partywall._native", weakref)]
 pub(crate) struct Tensor {
     owner: Arc<Owner>,
@@ -48,7 +48,7 @@ pub(crate) struct Tensor {
 }
 
 impl Tensor {
-    /// Of a segment; `owner` is its owner.
+    /// Returns a tensor of a segment, which `owner` has.
     pub(crate) fn of_segment(owner: &Arc<Owner>, tensor: &partywall::Tensor<'_>) -> partywall::Result<Self> {
         let name = tensor.name().to_owned().into();
         let dtype = tensor.dtype();
@@ -65,7 +65,7 @@ impl Tensor {
         Ok(Self { owner: owner.clone(), name, dtype, shape, strides, address, bytes, device })
     }
 
-    /// A tensor without gaps, of a build, whose owner has the lock meanwhile.
+    /// Returns a tensor without gaps, of a build. The caller has locked the owner.
     pub(crate) fn of_build(
         owner: &Arc<Owner>,
         build: &mut Build,
@@ -83,7 +83,7 @@ impl Tensor {
         Ok(Self::dense(owner, name.to_owned(), dtype, shape, address, bytes))
     }
 
-    /// The beginning of a block, whose owner has the lock meanwhile.
+    /// Returns the beginning of a block as a tensor. The caller has locked the owner.
     pub(crate) fn of_block(owner: &Arc<Owner>, block: &Block, dtype: DType, shape: &[u64]) -> partywall::Result<Self> {
         let has = block.len();
         let pool = block.pool();
@@ -100,7 +100,7 @@ impl Tensor {
         Ok(Self::dense(owner, format!("{pool}#{}", block.index()), dtype, shape, address, needed))
     }
 
-    /// The tensor of a loan, whose owner has the lock meanwhile.
+    /// Returns the tensor of a loan. The caller has locked the owner.
     pub(crate) fn of_loan(owner: &Arc<Owner>, loan: &mut Loan, name: String) -> partywall::Result<Self> {
         let bytes = loan.len();
         let address = match (bytes, owner.device() == HOST) {
@@ -111,13 +111,13 @@ impl Tensor {
         Ok(Self::dense(owner, name, loan.dtype(), loan.shape(), address, bytes))
     }
 
-    /// The tensor of a sample, which is at this address.
+    /// Returns the tensor of a sample, which is at this address.
     pub(crate) fn of_sample(owner: &Arc<Owner>, sample: &Sample, address: usize) -> Self {
         let name = format!("{} {}", sample.topic(), sample.position());
         Self::dense(owner, name, sample.dtype(), sample.shape(), address, sample.len())
     }
 
-    /// The beginning of a part of a claimed task of a queue, which has `has` bytes at this address.
+    /// Returns the beginning of a task's input or output, which has `has` bytes at this address, as a tensor.
     pub(crate) fn of_part(
         owner: &Arc<Owner>,
         (queue, name, has): (&str, Cow<'static, str>, u64),
@@ -159,7 +159,7 @@ impl Tensor {
         gaps.count() == 0 || self.shape.contains(&0)
     }
 
-    /// What DLPack cannot say of it.
+    /// Returns DLPack's form of the type, or an error for types that DLPack lacks.
     fn data_type(&self, py: Python<'_>) -> PyResult<dlpack::DataType> {
         data_type(self.dtype).ok_or_else(|| {
             let why = format!("DLPack does not pass on {}, of which several are in a byte", self.dtype);
@@ -171,7 +171,7 @@ impl Tensor {
         PyBufferError::new_err(format!("{:?} is read-only", self.name))
     }
 
-    /// A stream of the tensor's GPU, as Python names it, once what is on it is done.
+    /// Returns the stream of the tensor's GPU that Python names, once all work on it is done.
     fn stream(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<RawStream> {
         if self.is_on_host() {
             return Ok(RawStream::LEGACY_DEFAULT);
@@ -188,7 +188,7 @@ impl Tensor {
         wait::for_stream(py, unsafe { StreamRef::borrow(context, stream) })
     }
 
-    /// Has `work` look at the memory on its GPU, on `stream`, while nothing unmaps it.
+    /// Calls `work` with the memory on its GPU and with `stream`, while nothing unmaps the memory.
     fn on_device<T>(
         &self,
         stream: RawStream,
@@ -208,7 +208,7 @@ impl Tensor {
         Ok(done.expect("memory has its work done once"))
     }
 
-    /// Copies bytes of main memory into it.
+    /// Copies bytes of host memory into the tensor.
     fn write_bytes(&self, bytes: &[u8]) -> partywall::Result<()> {
         self.owner.with(|memory| memory.write(&self.name, bytes, self.is_on_host()))
     }
@@ -216,13 +216,13 @@ impl Tensor {
 
 #[pymethods]
 impl Tensor {
-    /// Its name.
+    /// The tensor's name.
     #[getter]
     fn name(&self) -> &str {
         &self.name
     }
 
-    /// The type of its elements.
+    /// The type of the elements.
     #[getter]
     fn dtype(&self) -> &'static str {
         self.dtype.name()
@@ -240,13 +240,13 @@ impl Tensor {
         Lengths(self.strides.clone())
     }
 
-    /// How many dimensions.
+    /// The number of dimensions.
     #[getter]
     fn ndim(&self) -> usize {
         self.shape.len()
     }
 
-    /// Bytes from its first element to the end of its last.
+    /// Bytes from the first element to the end of the last.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.bytes
@@ -258,13 +258,13 @@ impl Tensor {
         if self.is_on_host() { "host".to_owned() } else { format!("cuda:{}", self.device.device_id) }
     }
 
-    /// Whether this process must not write it now.
+    /// Whether this process must not write the tensor now.
     #[getter]
     fn readonly(&self) -> bool {
         !self.owner.is_writable()
     }
 
-    /// Its first address, on its device; 0 if it has no bytes.
+    /// The address of the first element, on the tensor's device; 0 if the tensor has no bytes.
     #[getter]
     fn data_ptr(&self) -> usize {
         self.address
@@ -279,7 +279,7 @@ impl Tensor {
         format!("<partywall.Tensor {name:?}: {dtype}[{}], {bytes} on {}{readonly}>", shape.join(", "), self.device())
     }
 
-    /// The same memory as elements of another type of the same size. Elements of less than a byte become bytes in a row.
+    /// The same memory as elements of another type of the same size. Elements of less than a byte become a row of bytes.
     fn view(&self, dtype: ElementType) -> PyResult<Self> {
         let ElementType(dtype) = dtype;
         let (shape, strides) = match (dtype.item_bytes(), self.dtype.item_bytes()) {
@@ -295,8 +295,8 @@ impl Tensor {
         Ok(Self { owner, name: self.name.clone(), dtype, shape, strides, address, bytes, device })
     }
 
-    /// A copy of its bytes. On a GPU it is made after what is on `stream`, by default torch's or cupy's current one, and
-    /// waited for.
+    /// Returns a copy of the bytes. On a GPU the copy is made behind the work on `stream`, by default torch's or cupy's current
+    /// one, and waited for.
     #[pyo3(signature = (stream = None))]
     pub(crate) fn tobytes<'py>(
         &self,
@@ -304,7 +304,7 @@ impl Tensor {
         stream: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let stream = self.stream(py, stream.as_ref())?;
-        // Here a signal ends the wait; the copy's cannot be ended.
+        // A signal ends this wait, but cannot end the copy.
         match self.owner.claim() {
             _ if self.is_on_host() || !self.owner.is_awaited() => {}
             Some(claim) => wait::in_slices(py, Duration::MAX, |slice| claim.wait_inputs(slice))?,
@@ -323,8 +323,8 @@ impl Tensor {
         })
     }
 
-    /// Copies a tensor of another library into it, of the same type and shape. On a GPU the copy is made after what is on
-    /// `stream`, by default torch's or cupy's current one, and waited for.
+    /// Copies a tensor of another library into this one, which has the same type and shape. On a GPU the copy is made behind
+    /// the work on `stream`, by default torch's or cupy's current one, and waited for.
     #[pyo3(signature = (tensor, stream = None))]
     fn write<'py>(
         &self,
@@ -341,7 +341,7 @@ impl Tensor {
         };
         let source = source.get();
         if self.owner.is_awaited() {
-            // Refused, by an error that names it.
+            // Fails with an error that names the memory.
             return py.detach(|| self.write_bytes(&[])).or_raise(py);
         }
         source.check_copy_to(py, &self.name, self.dtype, &self.shape, self.is_contiguous())?;
@@ -352,7 +352,7 @@ impl Tensor {
             self.stream(py, stream.as_ref())?;
             py.detach(|| self.write_bytes(&source.host_bytes()))
         } else {
-            // The source was given for its stream.
+            // The source is ready on its own stream.
             source.drain(py)?;
             py.detach(|| match self.is_on_host() {
                 true => self.write_bytes(&source.device_bytes()?),
@@ -362,7 +362,7 @@ impl Tensor {
         copied.or_raise(py)
     }
 
-    /// What NumPy asks where there is no buffer, to hear why; else the array.
+    /// Returns a NumPy array. NumPy calls it if there is no buffer, and it then raises the reason.
     #[pyo3(signature = (dtype = None, copy = None))]
     pub(crate) fn __array__<'py>(
         slf: Bound<'py, Self>,
@@ -376,16 +376,16 @@ impl Tensor {
         Err(PyTypeError::new_err("a tensor is not sent to another process: send its segment"))
     }
 
-    /// The device as DLPack writes it.
+    /// The device in DLPack's form.
     pub(crate) fn __dlpack_device__(&self) -> (i32, i32) {
         (self.device.device_type, self.device.device_id)
     }
 
-    /// A DLPack capsule, versioned if the consumer says that it knows those.
+    /// Returns a DLPack capsule, versioned if the consumer knows those.
     ///
-    /// The stream is checked, and waits for a sample that its publisher still writes, or for an input of a task that its
-    /// submitter still writes. Otherwise it needs nothing: what is committed has been waited for, and before the commit only
-    /// the caller knows who writes. A consumer of unversioned capsules is not told that it must not write.
+    /// The stream is checked, and waits for a sample, an input or an enqueued output that another stream still writes. All
+    /// other memory needs no wait: committed memory is complete, and before the commit only the caller knows who writes. A
+    /// consumer of unversioned capsules is not told that it must not write.
     #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
     pub(crate) fn __dlpack__<'py>(
         &self,
@@ -418,7 +418,7 @@ impl Tensor {
                 "leave copy out, and copy what you get",
             ));
         }
-        // Without one it is the legacy default stream; -1 asks for none to wait.
+        // Without a stream, the legacy default stream waits; -1 means that none does.
         if let Ok(stream) = u64::try_from(stream.unwrap_or(1))
             && !self.is_on_host()
             && self.owner.is_awaited()
@@ -436,7 +436,7 @@ impl Tensor {
         }
     }
 
-    /// The CUDA array interface, version 3. Not for host memory, nor for types that it has no name for.
+    /// The CUDA array interface, version 3. Not for host memory, nor for types that the interface lacks.
     #[getter]
     pub(crate) fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<CudaArray<'py>> {
         if self.is_on_host() {
@@ -458,12 +458,13 @@ impl Tensor {
             ("typestr", format!("{order}{kind}{item}").into_bound_py_any(py)?),
             ("data", (self.address, self.readonly()).into_bound_py_any(py)?),
             ("strides", strides.into_bound_py_any(py)?),
-            // Nothing to wait for, but where a stream waits for a sample or an input; see `__dlpack__`.
+            // A consumer has to wait only for a stream that waits for a sample, an input or an enqueued output; see
+            // `__dlpack__`.
             ("stream", self.owner.stream().map(|stream| stream.0).into_bound_py_any(py)?),
         ]))
     }
 
-    /// What `memoryview` makes of it; type checkers look for it.
+    /// Returns a `memoryview`. Type checkers look for this method.
     fn __buffer__(slf: Bound<'_, Self>, flags: c_int) -> PyResult<Bound<'_, PyMemoryView>> {
         if flags & ffi::PyBUF_WRITABLE != 0 && slf.get().readonly() {
             return Err(slf.get().is_read_only());
@@ -495,8 +496,8 @@ impl Tensor {
         let numbers: Vec<isize> =
             this.shape.iter().map(|n| *n as isize).chain(this.strides.iter().map(|n| *n as isize * item)).collect();
         let extents = Box::into_raw(Box::new(Extents(numbers)));
-        // SAFETY: Python gives a live view, and hands it to `__releasebuffer__` once; until then `internal` keeps what
-        // the view points to, and `obj` the tensor, which keeps the memory.
+        // SAFETY: Python passes a live view, and hands it to `__releasebuffer__` once. Until then `internal` keeps the shape
+        // and the strides, and `obj` keeps the tensor, which keeps the memory.
         unsafe {
             let start = (*extents).0.as_mut_ptr();
             *view = ffi::Py_buffer {
@@ -522,10 +523,10 @@ impl Tensor {
     }
 }
 
-/// What the CUDA array interface says of a tensor.
+/// The dictionary of the CUDA array interface.
 pub(crate) type CudaArray<'py> = BTreeMap<&'static str, Bound<'py, PyAny>>;
 
-/// A capsule, under the name that type checkers know before Python 3.13 too.
+/// A capsule. Type checkers know it by this name also before Python 3.13.
 pub(crate) struct Capsule<'py>(Bound<'py, PyCapsule>);
 
 impl<'py> IntoPyObject<'py> for Capsule<'py> {
@@ -540,7 +541,7 @@ impl<'py> IntoPyObject<'py> for Capsule<'py> {
     }
 }
 
-/// A number for each dimension: a tuple.
+/// One number for each dimension: a tuple.
 pub(crate) struct Lengths(pub(crate) Vec<i64>);
 
 impl<'py> IntoPyObject<'py> for Lengths {
@@ -559,13 +560,13 @@ impl<'py> IntoPyObject<'py> for Lengths {
     }
 }
 
-/// What a buffer's view points to: the shape, then the strides in bytes.
+/// The arrays that a buffer's view points to: the shape, then the strides in bytes.
 struct Extents(Vec<isize>);
 
-/// Main memory, for DLPack.
+/// Host memory, for DLPack.
 pub(crate) const HOST: Device = Device { device_type: dlpack::CPU, device_id: 0 };
 
-/// A type as the array interface and as buffers write it.
+/// Returns the codes of a type in the array interface and in buffers.
 fn array_type(dtype: DType) -> Option<(char, &'static CStr)> {
     Some(match dtype {
         DType::Bool => ('b', c"?"),
@@ -586,8 +587,8 @@ fn array_type(dtype: DType) -> Option<(char, &'static CStr)> {
     })
 }
 
-/// What the mapping of a topic's blocks does not say.
+/// Converts lengths or strides to DLPack's signed numbers.
 fn signed(numbers: &[u64]) -> Vec<i64> {
-    // A table's numbers are below 2⁶³.
+    // Tables limit these numbers to less than 2⁶³.
     numbers.iter().map(|n| *n as i64).collect()
 }

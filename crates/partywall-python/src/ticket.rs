@@ -1,4 +1,4 @@
-//! Tickets of submitted tasks, and results. Python has these very classes, as it has [`Sample`](crate::sample::Sample).
+//! Tickets of submitted tasks, and results. Python uses these classes themselves, as it does [`Sample`](crate::sample::Sample).
 
 use std::{
     convert::Infallible,
@@ -34,12 +34,12 @@ use crate::{
     wait,
 };
 
-/// A task that was submitted. Dropping it changes nothing. `await` it, or call `result`.
+/// A submitted task. Dropping the ticket changes nothing. `await` it, or call `result`.
 #[pyclass(frozen, module = "partywall", weakref)]
 pub(crate) struct Ticket {
-    /// `None` while it is dropped only.
+    /// `None` only while the ticket is being dropped.
     inner: Option<(partywall::Ticket, Arc<Queue>)>,
-    /// Whether the result was taken here.
+    /// Whether the result was taken through this ticket.
     succeeded: AtomicBool,
 }
 
@@ -71,12 +71,13 @@ impl Ticket {
         self.ticket().status().name()
     }
 
-    /// Waits until the task is done, and takes its result. `TaskFailed` for a dead letter, `TaskGone` if it is over.
+    /// Waits until the task is done, and takes its result. Raises `TaskFailed` for a dead letter, `TaskGone` if the task is
+    /// over.
     #[pyo3(signature = (timeout = None))]
     fn result(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<TaskResult> {
         let (ticket, queue) = self.inner();
         let timeout = wait::timeout(timeout)?;
-        // With the GIL: that takes less time than leaving it to others.
+        // With the GIL: the call takes less time than handing the GIL over.
         let result = match ticket.try_take().or_raise(py)? {
             Some(result) => result,
             None => wait::for_turn(py, "ticket", timeout, || false, |wait| ticket.wait(wait))?,
@@ -87,8 +88,8 @@ impl Ticket {
 
     /// Has a stream wait until the worker's stream has completed the task, and returns the output, to be read on that stream.
     ///
-    /// Waits itself only until a worker has called `complete_on`. `stream` and `device` as for a `Timeline`. `take` of what this
-    /// returns proves that the stream has read the result: if the worker dies before, the stream goes on.
+    /// The host waits only until a worker has called `complete_on`. `stream` and `device` as for a `Timeline`. If the worker
+    /// dies before its stream is done, `stream` goes on: `EnqueuedResult.take` proves that it has read the result.
     #[pyo3(signature = (stream = None, *, device = None, timeout = None))]
     fn wait_on(
         &self,
@@ -107,8 +108,8 @@ impl Ticket {
         Ok(EnqueuedResult::new(queue, result, stream.id().1))
     }
 
-    /// Waits until the task is done, and leaves its result. Returns `None` if it has succeeded, and `TaskFailed` for a dead
-    /// letter. Raises `TaskGone` if it was cancelled or purged, or another process has taken its result.
+    /// Waits until the task is done, and leaves its result. Returns `None` if the task has succeeded, and `TaskFailed` for a
+    /// dead letter. Raises `TaskGone` if the task was cancelled or purged, or another process has taken its result.
     #[pyo3(signature = (timeout = None))]
     fn exception<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Option<Failure<'py>>> {
         let timeout = wait::timeout(timeout)?;
@@ -133,18 +134,18 @@ impl Ticket {
         matches!(self.status(), "done" | "dead" | "gone")
     }
 
-    /// Cancels the task. `TaskRunning` if a worker has it, `TaskGone` if it is over.
+    /// Cancels the task. Raises `TaskRunning` if a worker has it, `TaskGone` if it is over.
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
         self.ticket().cancel().or_raise(py)
     }
 
-    /// Which open queue it is of: tickets of one have this in common.
+    /// Identifies the open queue, which all its tickets share.
     #[getter]
     fn _queue(&self) -> usize {
         Arc::as_ptr(&self.inner().1) as usize
     }
 
-    /// A file descriptor that is readable when tasks of its queue have ended.
+    /// Returns a file descriptor that is readable when tasks of the queue have ended.
     fn _event(&self, py: Python<'_>) -> PyResult<QueueEvent> {
         let event = self.inner().1.event().or_raise(py)?;
         Ok(QueueEvent { event: Handle::new(Arc::new(event)) })
@@ -174,7 +175,7 @@ impl Drop for Ticket {
     }
 }
 
-/// A file descriptor that tells of ends of tasks.
+/// A file descriptor that signals the ends of tasks.
 #[pyclass(frozen, module = "partywall._native")]
 pub(crate) struct QueueEvent {
     event: Handle<Arc<partywall::QueueEvent>>,
@@ -182,12 +183,12 @@ pub(crate) struct QueueEvent {
 
 #[pymethods]
 impl QueueEvent {
-    /// To be polled for reading.
+    /// The descriptor, to be polled for reading.
     fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
         Ok(self.event.get(py, "event")?.as_fd().as_raw_fd())
     }
 
-    /// Makes it unreadable until further tasks end. `BrokerGone` if the broker has gone.
+    /// Makes the descriptor unreadable until further tasks end. Raises `BrokerGone` if the broker has gone.
     fn clear(&self, py: Python<'_>) -> PyResult<()> {
         self.event.get(py, "event")?.clear().or_raise(py)
     }
@@ -198,16 +199,16 @@ impl QueueEvent {
     }
 }
 
-/// A result that was taken. Its end of a `with`, or `release`, gives the output block back.
+/// A result that was taken. The end of its `with`, or `release`, gives the output block back.
 ///
 /// `from_dlpack`, `np.asarray` and the like take its bytes; `tensor` gives them another shape and type.
 #[pyclass(frozen, module = "partywall", weakref)]
 pub(crate) struct TaskResult {
-    /// The output, until it is released, or is an object of Python's.
+    /// The output, until it is released or becomes a Python object.
     taken: Mutex<Option<partywall::Block>>,
-    /// The same as Python's `partywall.Block`, once something needs it as that.
+    /// The output as Python's `partywall.Block`, once it is needed in that form.
     block: PyOnceLock<Py<PyAny>>,
-    /// `None` while it is dropped only.
+    /// `None` only while the result is being dropped.
     queue: Option<Arc<Queue>>,
     has_output: bool,
     /// Bytes of the output that the submitter asked for.
@@ -216,7 +217,7 @@ pub(crate) struct TaskResult {
     /// The number of the attempt that succeeded, from 1.
     #[pyo3(get)]
     attempt: u8,
-    /// Where it was taken: in a forked child it is the parent's.
+    /// The fork generation of the take: in a forked child, the result belongs to the parent.
     generation: u64,
 }
 
@@ -236,7 +237,8 @@ impl TaskResult {
         }
     }
 
-    /// The result of a task whose output streams have read. `owner` is what tensors of the output keep; it keeps the block now.
+    /// Returns the result of a task whose output streams have read. `owner`, which tensors of the output share, keeps the
+    /// block.
     pub(crate) fn of_enqueued(
         py: Python<'_>,
         queue: Arc<Queue>,
@@ -247,13 +249,13 @@ impl TaskResult {
         let taken = this.taken.lock().ignore_poison().take();
         if let Some((taken, queue)) = taken.zip(this.queue.as_ref()) {
             let block = python_block(py, Block::of_taken(py, queue.domain(), owner, taken))?;
-            // Nothing else knows this result yet.
+            // This cannot fail: no other thread knows this result yet.
             _ = this.block.set(py, block);
         }
         Ok(this)
     }
 
-    /// The output as an object of Python's.
+    /// Returns the output as a Python object.
     fn block<'py>(&self, py: Python<'py>) -> PyResult<&Bound<'py, PyAny>> {
         let block = self.block.get_or_try_init(py, || {
             let taken = self.taken.lock().ignore_poison().take();
@@ -263,7 +265,7 @@ impl TaskResult {
         block.map(|block| block.bind(py))
     }
 
-    /// The output's tensor of its bytes.
+    /// Returns the output as a tensor of bytes.
     fn bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, Tensor>> {
         Bound::new(py, self.tensor(py, None, ElementType::BYTES)?)
     }
@@ -288,10 +290,10 @@ impl TaskResult {
         block.get().tensor(py, Some(shape), dtype)
     }
 
-    /// A copy of its bytes, as `Tensor.tobytes`.
+    /// Returns a copy of the bytes, as `Tensor.tobytes`.
     #[pyo3(signature = (stream = None))]
     fn tobytes<'py>(&self, py: Python<'py>, stream: Option<Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyBytes>> {
-        // Few bytes in host memory are copied in less time than a tensor of them is made.
+        // Copying a few bytes in host memory takes less time than creating a tensor.
         let nbytes = self.nbytes as usize;
         if nbytes <= FEW
             && let Some(block) = &*self.taken.lock().ignore_poison()
@@ -308,7 +310,7 @@ impl TaskResult {
             return block.bind(py).call_method0(intern!(py, "close")).map(drop);
         }
         let taken = self.taken.lock().ignore_poison().take();
-        // Nobody was told where it is, so that there is nothing to wait for.
+        // No address was handed out, so there is nothing to wait for.
         taken.map_or(Ok(()), partywall::Block::release).or_raise(py)
     }
 
@@ -375,18 +377,18 @@ impl Drop for TaskResult {
     }
 }
 
-/// Returns a block as Python's class of blocks.
+/// Wraps a block in Python's class.
 fn python_block(py: Python<'_>, block: Block) -> PyResult<Py<PyAny>> {
     let class = py.import(intern!(py, "partywall._pool"))?.getattr(intern!(py, "Block"))?;
     class.call1((block,)).map(Bound::unbind)
 }
 
-/// The exception of reading the output of a task that has none.
+/// Returns the exception for reading the output of a task without one.
 pub(crate) fn without_output() -> PyErr {
     PyTypeError::new_err("the task was submitted without room for an output")
 }
 
-/// The output of a result, for type checkers.
+/// The output of a result; names its type for type checkers.
 pub(crate) struct Output<'py>(Bound<'py, PyAny>);
 
 impl<'py> IntoPyObject<'py> for Output<'py> {
@@ -401,7 +403,7 @@ impl<'py> IntoPyObject<'py> for Output<'py> {
     }
 }
 
-/// Why a task has failed, for type checkers.
+/// The reason why a task has failed; names its type for type checkers.
 pub(crate) struct Failure<'py>(Bound<'py, PyBaseException>);
 
 impl<'py> IntoPyObject<'py> for Failure<'py> {
@@ -416,7 +418,7 @@ impl<'py> IntoPyObject<'py> for Failure<'py> {
     }
 }
 
-/// What awaits a ticket.
+/// The generator that awaits a ticket; names its type for type checkers.
 pub(crate) struct Awaiting<'py>(Bound<'py, PyAny>);
 
 impl<'py> IntoPyObject<'py> for Awaiting<'py> {
@@ -436,5 +438,5 @@ impl<'py> IntoPyObject<'py> for Awaiting<'py> {
     }
 }
 
-/// The most bytes of a result that are copied with the GIL.
+/// The largest result that is copied without releasing the GIL, in bytes.
 const FEW: usize = 4096;

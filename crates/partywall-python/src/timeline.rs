@@ -1,4 +1,4 @@
-//! Timelines, and what tells of their values.
+//! Timelines, and descriptors that signal their values.
 
 use std::{
     ops::Deref,
@@ -22,11 +22,11 @@ use crate::{
     wait,
 };
 
-/// A handle on a timeline: one that waits, or the one that signals, too.
+/// A handle on a timeline, which waits, or also signals.
 #[pyclass(frozen, module = "partywall._native")]
 pub(crate) struct Timeline {
     role: Handle<Role>,
-    /// The stream that has signalled last; none if that was the host.
+    /// The stream that signalled last; `None` if the host did.
     last: Mutex<Option<(DeviceUuid, RawStream)>>,
     #[pyo3(get)]
     name: String,
@@ -64,7 +64,7 @@ impl Timeline {
         self.role.get(py, "timeline")
     }
 
-    /// What has signalled last.
+    /// Locks the record of the stream that signalled last.
     fn last(&self) -> MutexGuard<'_, Option<(DeviceUuid, RawStream)>> {
         self.last.lock().ignore_poison()
     }
@@ -76,7 +76,7 @@ impl Timeline {
         }
     }
 
-    /// Waits for something of the timeline. That it is closed meanwhile ends the wait.
+    /// Waits for an event of the timeline. Closing the timeline ends the wait.
     fn wait_for(
         &self,
         py: Python<'_>,
@@ -84,14 +84,14 @@ impl Timeline {
         attempt: impl Fn(&partywall::Timeline, Duration) -> partywall::Result<()> + Sync,
     ) -> PyResult<()> {
         let waited = wait::in_slices(py, wait::timeout(timeout)?, |slice| {
-            // Asked anew each time, so that nothing keeps it open for longer than a slice.
+            // Looked up again for each slice, so that a wait keeps the timeline open for one slice at most.
             let role = self.role.lock().clone();
             role.map(|role| attempt(&role, slice)).transpose()
         });
         waited?.ok_or_else(|| closed(py, "timeline"))
     }
 
-    /// Has a stream do something, once it is its turn.
+    /// Enqueues work on a stream, once the former stream's signals have arrived.
     fn enqueue(
         &self,
         py: Python<'_>,
@@ -107,8 +107,8 @@ impl Timeline {
         Ok(())
     }
 
-    /// Waits for what the stream owes that has signalled last, if `next` is another one or the host. The library waits for
-    /// that, too, and obeys no signal.
+    /// Waits for the promised values of the stream that signalled last, unless `next` is the same stream. The library would
+    /// wait, too, but ignores signals of the process.
     fn take_turns(
         &self,
         py: Python<'_>,
@@ -121,7 +121,7 @@ impl Timeline {
             return Ok(());
         }
         wait::in_slices(py, TURN, |slice| match writer.timeline().wait(owed, slice) {
-            // For the signal to say.
+            // The signal that follows reports this error.
             Err(Error::Gone(Gone::Timeline { .. })) => Ok(()),
             waited => waited,
         })
@@ -130,7 +130,7 @@ impl Timeline {
 
 #[pymethods]
 impl Timeline {
-    /// The last value that was really signalled.
+    /// The last value that was signalled.
     #[getter]
     fn value(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.role(py)?.value())
@@ -142,7 +142,7 @@ impl Timeline {
         Ok(self.role(py)?.announced())
     }
 
-    /// Why no further value will come, or `None` while one may.
+    /// Why no further value will come; `None` while one may.
     #[getter]
     fn ending(&self, py: Python<'_>) -> PyResult<Option<&'static str>> {
         Ok(self.role(py)?.ending().map(TimelineEnding::name))
@@ -157,25 +157,25 @@ impl Timeline {
         Ok(())
     }
 
-    /// Has a stream signal a value behind what is on it.
+    /// Has a stream signal a value behind its work.
     #[pyo3(signature = (value, device, stream))]
     fn signal_on(&self, py: Python<'_>, value: u64, device: &str, stream: Option<u64>) -> PyResult<()> {
         self.enqueue(py, device, stream, |writer, stream| writer.signal_on(stream, value))
     }
 
-    /// As `signal_on`, and has it wake who waits.
+    /// As `signal_on`, and wakes waiting hosts.
     #[pyo3(signature = (value, device, stream))]
     fn signal_on_and_wake(&self, py: Python<'_>, value: u64, device: &str, stream: Option<u64>) -> PyResult<()> {
         self.enqueue(py, device, stream, |writer, stream| writer.signal_on_and_wake(stream, value))
     }
 
-    /// Says that a kernel which is on a stream already will store a value.
+    /// Declares that a kernel, which is already on a stream, will store a value.
     #[pyo3(signature = (value, device, stream))]
     fn promise_on(&self, py: Python<'_>, value: u64, device: &str, stream: Option<u64>) -> PyResult<()> {
         self.enqueue(py, device, stream, |writer, stream| writer.promise_on(stream, value))
     }
 
-    /// Says that values from now on rest on what is waited for through another handle.
+    /// Declares that later values rest on the values that another handle waits for.
     fn rests_on(&self, py: Python<'_>, input: &Self) -> PyResult<()> {
         let writer = self.writer(py)?;
         let input = input.role(py)?;
@@ -203,7 +203,7 @@ impl Timeline {
         py.detach(|| role.wait_on(stream.borrow(), value)).or_raise(py)
     }
 
-    /// Has a stream wait for a value, for so many seconds at most.
+    /// Has a stream wait for a value, for at most so many seconds.
     #[pyo3(signature = (value, device, stream, limit))]
     fn wait_on_for(
         &self,
@@ -220,31 +220,31 @@ impl Timeline {
         Ok(LimitedWait { wait: Handle::new(wait) })
     }
 
-    /// A file descriptor that is readable once a value is reached, or known not to be.
+    /// Returns a file descriptor that is readable once a value is reached or can no longer be.
     fn event(&self, py: Python<'_>, value: u64) -> PyResult<TimelineEvent> {
         let role = self.role(py)?;
         let event = py.detach(|| role.event(value)).or_raise(py)?;
         Ok(TimelineEvent { event: Handle::new(event), name: self.name.clone(), value })
     }
 
-    /// Raises if what was waited for through this handle is not valid.
+    /// Raises if a value that this handle waited for is not valid.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         self.role(py)?.check().or_raise(py)
     }
 
-    /// Goes over to the next writer's values: whether there is one.
+    /// Follows the next writer. Returns whether there is one.
     fn follow(&self, py: Python<'_>) -> PyResult<bool> {
         let role = self.role(py)?;
         py.detach(|| role.follow()).or_raise(py)
     }
 
-    /// Ends all waits for what is not reached.
+    /// Ends all waits for values that are not reached.
     fn abandon(&self, py: Python<'_>) -> PyResult<()> {
         let role = self.role(py)?;
         py.detach(|| role.abandon()).or_raise(py)
     }
 
-    /// Where kernels on a GPU find the value.
+    /// The address at which kernels on a GPU read the value.
     fn device_ptr(&self, py: Python<'_>, device: &str) -> PyResult<u64> {
         let role = self.role(py)?;
         let gpu = gpu(py, role.domain(), device)?;
@@ -257,7 +257,7 @@ impl Timeline {
         self.role.is_closed()
     }
 
-    /// Gives the handle back; a writer's closes the timeline. Calling it again does nothing.
+    /// Closes the handle; a writer's handle closes the timeline. Calling it again does nothing.
     fn close(&self, py: Python<'_>) {
         self.role.close(py);
     }
@@ -281,7 +281,7 @@ impl LimitedWait {
     }
 }
 
-/// A file descriptor that tells of a value.
+/// A file descriptor that signals a value.
 #[pyclass(frozen, module = "partywall._native")]
 pub(crate) struct TimelineEvent {
     event: Handle<partywall::TimelineEvent>,
@@ -292,13 +292,13 @@ pub(crate) struct TimelineEvent {
 
 #[pymethods]
 impl TimelineEvent {
-    /// To be polled for reading.
+    /// The descriptor, to be polled for reading.
     fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
         let event = self.event.lock();
         event.as_ref().map(|event| event.as_fd().as_raw_fd()).ok_or_else(|| closed(py, "event"))
     }
 
-    /// Raises if the value will not be reached; `False` as long as that is open.
+    /// Raises if the value will not be reached. Returns `False` while that is undecided.
     fn check(&self, py: Python<'_>) -> PyResult<bool> {
         let outcome = self.event.lock().as_ref().map(partywall::TimelineEvent::outcome);
         match outcome.ok_or_else(|| closed(py, "event"))? {
@@ -307,7 +307,7 @@ impl TimelineEvent {
         }
     }
 
-    /// As `check`, at the end of a wait that has taken so many seconds: that the value is open still is an error now.
+    /// As `check`, at the end of a wait of so many seconds, so a value that is still undecided is an error.
     fn give_up(&self, py: Python<'_>, after: f64) -> PyResult<()> {
         if self.check(py)? {
             return Ok(());
@@ -328,5 +328,5 @@ impl TimelineEvent {
     }
 }
 
-/// How long a change between streams waits for what the former owes, as in the library.
+/// How long a change of streams waits for the former stream's signals, as in the library.
 const TURN: Duration = Duration::from_secs(10);

@@ -28,7 +28,7 @@ pub(crate) struct Topic {
     dtype: Option<&'static str>,
     #[pyo3(get)]
     shape: Option<Vec<Option<u64>>>,
-    /// Type and shape, for people.
+    /// Type and shape, for display.
     #[pyo3(get)]
     samples: String,
     #[pyo3(get)]
@@ -41,7 +41,7 @@ pub(crate) struct Topic {
     place: String,
 }
 
-/// It, with the GPU that this process uses it on.
+/// A topic, and the GPU on which this process uses it.
 #[derive(Clone)]
 pub(crate) struct Open {
     pub(crate) topic: Arc<partywall::Topic>,
@@ -50,22 +50,21 @@ pub(crate) struct Open {
 }
 
 impl Open {
-    /// The number of its GPU in this process; `None` for host memory.
+    /// Returns the number of the GPU in this process; `None` for host memory.
     pub(crate) fn ordinal(&self) -> Option<u32> {
         self.gpu.as_ref().map(|gpu| gpu.context().device().ordinal())
     }
 }
 
-/// Of a topic that is asked for: bytes of its largest sample; shape and type of all samples.
+/// Samples of a requested topic: bytes of the largest; shape and type of all.
 pub(crate) type Samples = (Option<u64>, Option<Vec<Option<u64>>>, Option<String>);
-/// Numbers of a topic that is asked for: depth, history, publishers, loans, subscribers,
-/// held, blocks.
+/// Limits of a requested topic: depth, history, publishers, loans, subscribers, held, blocks.
 pub(crate) type Numbers = (Option<u32>, Option<u32>, Option<u32>, Option<u32>, Option<u32>, Option<u32>, Option<u32>);
-/// Of a topic: what was published, blocks that are free, held, in the ring, read; how many publishers and subscribers.
+/// Counts of a topic: samples published; blocks free, held, in the ring, being read; publishers, subscribers.
 type Stats = (u64, u32, u32, u32, u32, usize, usize);
 
 impl Topic {
-    /// Opens it; if it is said how large its samples are, or of which shape, makes it if it is not there.
+    /// Opens a topic. If the size or shape of samples is given, creates it if it does not exist.
     pub(crate) fn open(
         py: Python<'_>,
         domain: &partywall::Domain,
@@ -120,14 +119,14 @@ impl Topic {
 
 #[pymethods]
 impl Topic {
-    /// Becomes a publisher.
+    /// Adds a publisher.
     fn publisher(&self, py: Python<'_>) -> PyResult<Publisher> {
         let open = self.inner.get(py, "topic")?;
         let publisher = py.detach(|| open.topic.publisher()).or_raise(py)?;
         Ok(Publisher::new(publisher, open))
     }
 
-    /// Becomes a subscriber, for whose samples hosts wait, or streams.
+    /// Adds a subscriber, whose samples hosts or streams wait for.
     fn subscriber(
         &self,
         py: Python<'_>,
@@ -153,7 +152,7 @@ impl Topic {
         Ok(Subscriber::new(subscriber, open))
     }
 
-    /// What is going on in it.
+    /// Counts the samples, blocks and members of the topic.
     fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
         let open = self.inner.get(py, "topic")?;
         let stats = py.detach(|| open.topic.stats());
@@ -162,7 +161,7 @@ impl Topic {
         Ok((stats.published, stats.free, stats.held, stats.in_ring, stats.read, publishers, subscribers))
     }
 
-    /// The number of its GPU in this process; `None` for host memory.
+    /// The number of the topic's GPU in this process; `None` for host memory.
     fn ordinal(&self, py: Python<'_>) -> PyResult<Option<u32>> {
         Ok(self.inner.get(py, "topic")?.ordinal())
     }
@@ -173,7 +172,7 @@ impl Topic {
         self.inner.is_closed()
     }
 
-    /// Gives the handle back. Publishers, subscribers and samples stay. Calling it again does nothing.
+    /// Closes the handle. Publishers, subscribers and samples stay. Calling it again does nothing.
     fn close(&self, py: Python<'_>) {
         self.inner.close(py);
     }

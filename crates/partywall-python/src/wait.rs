@@ -1,4 +1,4 @@
-//! Waits that release the GIL, and obey Ctrl-C and exceptions that other threads set.
+//! Waits that release the GIL, and end by Ctrl-C and by exceptions that other threads set.
 
 use std::{
     sync::{
@@ -18,14 +18,14 @@ use pyo3::{
 
 use crate::errors::{Raise, closed};
 
-/// How long a signal may have to wait.
+/// The longest delay of a signal.
 const MAX_SLEEP: Duration = Duration::from_millis(100);
 /// How long to poll for the result of a helper thread before sleeping.
 const MAX_SPIN: Duration = Duration::from_micros(20);
-/// Pauses between questions to a GPU: the first one, and the longest.
+/// Pauses between queries of a GPU: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_micros(10), Duration::from_millis(1));
 
-/// A time-out as Python gives it: seconds, or `None` for ever.
+/// Returns the duration of a timeout in seconds; `None` is for ever.
 pub(crate) fn timeout(seconds: Option<f64>) -> PyResult<Duration> {
     match seconds {
         None => Ok(Duration::MAX),
@@ -51,13 +51,13 @@ fn interrupted(py: Python<'_>) -> PyResult<()> {
     nothing.call0(py).map(drop)
 }
 
-/// Waits in slices: `attempt` is asked until it does something else than to time out, or until `timeout` is over.
+/// Waits in slices: calls `attempt` until it returns anything but a timeout, or until `timeout` has passed.
 pub(crate) fn in_slices<T: Send>(
     py: Python<'_>,
     timeout: Duration,
     attempt: impl Fn(Duration) -> partywall::Result<T> + Sync,
 ) -> PyResult<T> {
-    // A time-out too large for the clock is none.
+    // A timeout beyond the range of the clock is none.
     let deadline = Instant::now().checked_add(timeout);
     let mut slice = timeout.min(MAX_SLEEP);
     loop {
@@ -75,8 +75,8 @@ pub(crate) fn in_slices<T: Send>(
     }
 }
 
-/// Has `take` wait in one piece: a thread that waits for a turn and tries again loses its place. A signal, or that the handle
-/// is closed, cancels the wait and is raised.
+/// Has `take` wait in one piece: a thread that waits for its turn and tries again would lose its place. A signal, or closing
+/// the handle, cancels the wait and is raised.
 pub(crate) fn for_turn<T: Send>(
     py: Python<'_>,
     what: &str,
@@ -88,7 +88,7 @@ pub(crate) fn for_turn<T: Send>(
     taken.ok_or_else(|| PyRuntimeError::new_err("the interpreter ends"))
 }
 
-/// As [`for_turn`], but `stop` can cancel the wait, too: then it is `None`.
+/// As [`for_turn`], but `stop` can cancel the wait, too; returns `None` then.
 pub(crate) fn until<T: Send>(
     py: Python<'_>,
     what: &str,
@@ -100,7 +100,7 @@ pub(crate) fn until<T: Send>(
     let raised = Mutex::new(None);
     let taken = py.detach(|| {
         let is_cancelled = || {
-            // At the end of the interpreter there is nobody left to ask.
+            // At the end of the interpreter there is nothing to ask any more.
             Python::try_attach(|py| {
                 let asked = interrupted(py).and_then(|()| match stop {
                     _ if is_closed() => Err(closed(py, what)),
@@ -117,14 +117,14 @@ pub(crate) fn until<T: Send>(
         take(Wait::from(timeout).cancelled_by(&is_cancelled))
     });
     match (taken, raised.into_inner().ignore_poison()) {
-        // What was taken all the same goes back.
+        // A result that arrived all the same is dropped, which gives it back.
         (_, Some(error)) => Err(error),
         (Err(Error::Cancelled { .. }), None) => Ok(None),
         (taken, None) => taken.map(Some).or_raise(py),
     }
 }
 
-/// The next value of a channel, if it comes within `timeout`; the outer error is the signal's.
+/// Returns the next value of a channel, if it comes within `timeout`. The outer error is a signal's.
 pub(crate) fn receive<T: Send>(
     py: Python<'_>,
     channel: &mut Receiver<T>,
@@ -144,7 +144,7 @@ pub(crate) fn receive<T: Send>(
     }
 }
 
-/// Does on a helper thread what no signal can end. A signal ends the wait for it, and the thread goes on.
+/// Runs work that no signal can end on a helper thread. A signal ends the wait for it, and the thread continues.
 pub(crate) fn on_helper_thread<T: Send + 'static>(
     py: Python<'_>,
     work: impl FnOnce() -> T + Send + 'static,
@@ -152,13 +152,13 @@ pub(crate) fn on_helper_thread<T: Send + 'static>(
     let (done, mut outcome) = mpsc::channel();
     let job = move |is_free: &dyn Fn()| {
         let result = work();
-        // Before the result is known, so that the next caller finds this thread free.
+        // Before the result is sent, so that the next caller finds this thread free.
         is_free();
-        // After a signal nobody listens any more.
+        // After a signal the receiver is gone.
         _ = done.send(result);
     };
     py.detach(|| hand_over(Box::new(job)))?;
-    // Mostly the result is there at once: sleeping and being woken would take several times as long.
+    // The result usually comes at once. Sleeping and being woken would take several times as long.
     let results = &mut outcome;
     let soon = py.detach(move || {
         let end = Instant::now() + MAX_SPIN;
@@ -176,16 +176,16 @@ pub(crate) fn on_helper_thread<T: Send + 'static>(
     received.map_err(|_| PyRuntimeError::new_err("the thread that did the waiting has panicked"))
 }
 
-/// The work of a helper thread, which calls its argument when the thread could take the next job.
+/// The work of a helper thread. It calls its argument once the thread can take the next job.
 type Job = Box<dyn FnOnce(&dyn Fn()) + Send>;
 
 /// Free helper threads. Starting a thread takes longer than most waits.
 static FREE: PerProcess<Vec<Sender<Job>>> = PerProcess::new();
 
-/// Gives a job to a free helper thread, or a new one.
+/// Gives a job to a free helper thread, or to a new one.
 fn hand_over(job: Job) -> std::io::Result<()> {
     let free = FREE.lock().pop();
-    // A thread that has panicked takes no job.
+    // A thread that has panicked takes no jobs.
     let job = match free {
         Some(thread) => match thread.send(job) {
             Ok(()) => return Ok(()),
@@ -197,13 +197,13 @@ fn hand_over(job: Job) -> std::io::Result<()> {
     let itself = thread.clone();
     let work = move || jobs.into_iter().for_each(|job| job(&|| FREE.lock().push(itself.clone())));
     std::thread::Builder::new().name("partywall-wait".into()).spawn(work)?;
-    // The thread listens for as long as it holds its own sender.
+    // The thread keeps receiving, because it holds a sender of its own.
     _ = thread.send(job);
     Ok(())
 }
 
-/// Waits until everything on a stream is done, or a signal comes. What is wrong with the stream, or that it is being
-/// captured, is for whoever uses it next to say.
+/// Waits until all work on a stream is done, or a signal comes. An error of the stream, or that it is being captured, is left
+/// for its next user to report.
 pub(crate) fn for_stream(py: Python<'_>, stream: StreamRef<'_>) -> PyResult<()> {
     let (mut pause, longest) = PAUSES;
     loop {

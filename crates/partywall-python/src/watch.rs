@@ -1,4 +1,4 @@
-//! What happens to names.
+//! Events of names.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use crate::{
     wait,
 };
 
-/// How long one that waits leaves it to others now and then.
+/// Pause between two slices of a wait, in which other threads can lock the watch.
 const TURN: Duration = Duration::from_millis(1);
 
-/// The events of names that are like a pattern.
+/// The events of names that match a pattern.
 #[pyclass(frozen, module = "partywall._native")]
 pub(crate) struct Watch {
     watch: Handle<partywall::Watch>,
@@ -25,7 +25,7 @@ pub(crate) struct Watch {
     pattern: String,
 }
 
-/// An event, as Python's `Event` takes it.
+/// An event, in the form of Python's `Event`.
 #[derive(IntoPyObject)]
 pub(crate) struct Happening {
     event: &'static str,
@@ -67,7 +67,7 @@ impl Watch {
             if let Some(event) = watch.next(slice)? {
                 return Ok(Some((event, watch.point())));
             }
-            // A mutex is not fair: without a pause whoever wants to close it might never have its turn.
+            // A mutex is not fair: without a pause, a thread that wants to close the watch might never get the lock.
             drop(guard);
             std::thread::sleep(TURN);
             Err(Error::Timeout { what: format!("an event of a name like {:?}", self.pattern), after: slice })
@@ -76,10 +76,10 @@ impl Watch {
         Ok(Happening::new(event, point))
     }
 
-    /// Where another watch is to go on.
+    /// The point from which another watch can continue.
     #[getter]
     fn point(&self, py: Python<'_>) -> PyResult<String> {
-        // The lock is another thread's as long as that waits.
+        // Another thread has the lock while it waits.
         let point = py.detach(|| self.watch.lock().as_ref().map(partywall::Watch::point));
         point.map(|point| point.to_string()).ok_or_else(|| closed(py, "watch"))
     }
@@ -90,7 +90,7 @@ impl Watch {
         py.detach(|| self.watch.is_closed())
     }
 
-    /// Ends it. Calling it again does nothing.
+    /// Ends the watch. Calling it again does nothing.
     fn close(&self, py: Python<'_>) {
         self.watch.close(py);
     }
