@@ -147,7 +147,9 @@ class CudaCore(OnGpu):
             self._pool = DeviceMemoryResource(device, DeviceMemoryResourceOptions(ipc_enabled=True))
             reduction.send_handle(pipe, int(self._pool.allocation_handle), None)
         else:
-            self._pool = DeviceMemoryResource.from_allocation_handle(device, reduction.recv_handle(pipe))
+            fd = reduction.recv_handle(pipe)
+            self._pool = DeviceMemoryResource.from_allocation_handle(device, fd)
+            os.close(fd)
 
     def make(self, size: int, value: int) -> Any:
         buffer = self._pool.allocate(size, stream=self._stream)
@@ -194,10 +196,11 @@ class Cupy(Sized):
     """CuPy's `ipcGetMemHandle` and `ipcOpenMemHandle`, of memory of `cudaMalloc`."""
 
     def __init__(self, pipe: Any, first: bool) -> None:
-        import cupy
+        from cupy.cuda import runtime
 
-        cupy.zeros(1).sum().item()
-        self._runtime = cupy.cuda.runtime
+        # Makes the primary context current, without a kernel that CuPy would have to compile.
+        runtime.free(0)
+        self._runtime = runtime
         super().__init__(pipe, first)
 
     def allocate(self, size: int) -> Any:
