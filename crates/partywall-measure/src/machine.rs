@@ -96,7 +96,7 @@ fn total_memory(meminfo: &str) -> Option<u64> {
 ///
 /// Years are counted from 1 March, which puts the leap day last: the days before a month are then
 /// a linear function of the month, and 400 years always have 146,097 days.
-fn iso_date(days_since_1970: u64) -> String {
+pub fn iso_date(days_since_1970: u64) -> String {
     let day = days_since_1970 + 719_468; // 0000-03-01 to 1970-01-01
     let era = day / 146_097;
     let day_of_era = day % 146_097;
