@@ -22,7 +22,7 @@ pub struct Address {
     name: String,
     version: Option<u64>,
     tensor: Option<String>,
-    /// A version that may also be the end of the tensor's name, and the name without it.
+    /// In `NAME:TENSOR@V`: `TENSOR` and `V`, in case that `@V` is not part of the tensor's name.
     perhaps: Option<(String, u64)>,
 }
 
@@ -79,8 +79,8 @@ impl fmt::Display for Address {
 }
 
 impl Domain {
-    /// Opens the version of an address for reading, and returns the name of its tensor, if any. Waits for a version that does
-    /// not exist yet.
+    /// Opens the version that an address names, for reading. Returns the segment and the name of the tensor, if the address
+    /// names one. Waits for a version that does not exist yet.
     ///
     /// # Errors
     /// As [`Domain::open`]; [`NotFound::Tensor`](crate::error::NotFound::Tensor).
@@ -105,10 +105,10 @@ impl Domain {
 }
 
 impl Segment {
-    /// Writes all tensors or one to a file, in the format of the file's suffix; see [`files::write_to_path`]. Returns how
-    /// many bytes were written.
+    /// Writes all tensors, or only `tensor`, to a file in the format of the file's suffix; see [`files::write_to_path`].
+    /// Returns the number of bytes written.
     ///
-    /// `progress` is called with the number of bytes written since its last call; `cancel` ends the writing.
+    /// Calls `progress` with the number of bytes written since its last call. Setting `cancel` ends the writing.
     ///
     /// # Errors
     /// [`NotFound::Tensor`](crate::error::NotFound::Tensor), [`Error::File`], [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda).
@@ -122,7 +122,7 @@ impl Segment {
         files::write_to_path(&Tensors::of(self, tensor)?, tensor, path, progress, cancel).map_err(unwrap)
     }
 
-    /// Writes all tensors or one to a stream; see [`files::write_to`]. Returns how many bytes were written.
+    /// Writes all tensors, or only `tensor`, to a stream; see [`files::write_to`]. Returns the number of bytes written.
     ///
     /// # Errors
     /// As [`Segment::write_to_path`].
@@ -138,7 +138,7 @@ impl Segment {
     }
 }
 
-/// The contents of a segment for writers of files.
+/// The contents of a segment, as writers of files need them.
 struct Tensors<'a> {
     segment: &'a Segment,
     tensors: Vec<Tensor<'a>>,

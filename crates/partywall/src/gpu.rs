@@ -21,13 +21,13 @@ use crate::{
 
 /// One GPU: its primary context, a stream for host-synchronous copies, and Partywall's kernels.
 ///
-/// A [`Domain`](crate::Domain) opens each GPU once and keeps it; making a context takes 290 ms (measured on H200).
+/// A [`Domain`](crate::Domain) opens each GPU once and keeps it; creating a context takes 290 ms (measured on H200).
 pub struct Gpu {
     uuid: DeviceUuid,
     context: Context,
     stream: Stream,
     kernels: OnceLock<Kernels>,
-    /// Whether an MPS server does its work for this process.
+    /// Whether this process uses the GPU through an MPS server.
     mps: bool,
 }
 
@@ -41,7 +41,7 @@ impl Gpu {
         let cuda = |what: &str| cuda_error(format!("{what} on GPU {uuid}"));
         let context = Context::retain(device).map_err(cuda("making a context"))?;
         let stream = Stream::new(&context).map_err(cuda("making a stream"))?;
-        // Asked last: the driver becomes a client with its first context.
+        // Asked last: the driver becomes an MPS client when it creates its first context.
         Ok(Self { uuid, context, stream, kernels: OnceLock::new(), mps: mps::serves(&device) })
     }
 
@@ -55,12 +55,12 @@ impl Gpu {
         &self.context
     }
 
-    /// Returns the stream for host-synchronous copies. It does not wait for the default stream.
+    /// Returns the stream for host-synchronous copies. It does not synchronize with the default stream.
     pub fn stream(&self) -> StreamRef<'_> {
         self.stream.as_ref()
     }
 
-    /// Converts a stream of cudarc's for the calls of this library.
+    /// Converts a cudarc stream for the calls of this library.
     ///
     /// # Errors
     /// [`InvalidArgument::Range`] for a stream of another GPU, or of a context that is not the primary one.
@@ -69,8 +69,8 @@ impl Gpu {
         StreamRef::from_cudarc(&self.context, stream).map_err(access_error("taking cudarc's stream"))
     }
 
-    /// Returns Partywall's kernels, which are loaded and warmed up on first use. Call it before the first wait on a stream of
-    /// this GPU: behind such a wait, loading blocks until the wait ends.
+    /// Returns Partywall's kernels, which are loaded and warmed up on first use. Call this before a stream of this GPU waits
+    /// for the first time: while a stream waits, loading blocks until the wait ends.
     ///
     /// # Errors
     /// [`DeviceFault::Cuda`].
@@ -101,7 +101,7 @@ pub(crate) struct Gpus {
 #[derive(Debug, Default)]
 struct Open {
     gpus: Vec<Arc<Gpu>>,
-    /// Whether the broker knows that this process uses GPUs.
+    /// Whether the broker has been notified that this process uses GPUs.
     told: bool,
 }
 
@@ -117,7 +117,8 @@ impl Gpus {
             return Ok(gpu.clone());
         }
         let gpu = Arc::new(Gpu::open(uuid)?);
-        // Before this process uses memory of others on it: from then on its death may not prove that its work is over.
+        // Before this process uses memory of other processes on this GPU: from then on the death of this process may not
+        // prove that its GPU work is over.
         if !open.told {
             match self.link.call(Call::UsesGpu { mps: gpu.mps }) {
                 // Without a broker no proof is needed.
@@ -149,7 +150,7 @@ impl<'a> DeviceRange<'a> {
         self.slice.len()
     }
 
-    /// Returns whether the GPU may write the range. If not, a write ends the writer's context.
+    /// Returns whether this process's GPU work may write the range. Otherwise a write ends the process's CUDA context.
     pub fn is_writable(&self) -> bool {
         self.slice.access() == Access::ReadWrite
     }
@@ -163,16 +164,17 @@ impl<'a> DeviceRange<'a> {
         Ok(Self { gpu: self.gpu, slice })
     }
 
-    /// Returns the range as streams and kernels take it.
+    /// Returns the range as a [`DeviceSlice`], for streams and kernels.
     pub fn as_slice(&self) -> DeviceSlice<'a> {
         self.slice
     }
 
-    /// Returns the range as cudarc takes it, for its copies and launches: to read, and to write where
-    /// [`is_writable`](Self::is_writable). `stream` is any of cudarc's of this GPU.
+    /// Returns a cudarc view of the range, for cudarc's copies and launches. Writing through it is allowed only if
+    /// [`is_writable`](Self::is_writable). `stream` may be any cudarc stream of this GPU.
     ///
     /// # Errors
-    /// [`InvalidArgument::Range`] if the range is not of whole aligned elements, or the stream is of another context.
+    /// [`InvalidArgument::Range`] if the range does not consist of whole aligned elements, or the stream belongs to another
+    /// context.
     ///
     /// # Panics
     /// If cudarc cannot create its events, because the context is lost.
@@ -193,7 +195,7 @@ impl<'a> DeviceRange<'a> {
     /// Copies `source` into the range on `stream`, and waits for the copy.
     ///
     /// # Errors
-    /// [`InvalidArgument::Range`] if the lengths differ or it is read-only; [`DeviceFault::Cuda`].
+    /// [`InvalidArgument::Range`] if the lengths differ or the range is read-only; [`DeviceFault::Cuda`].
     pub fn copy_from_host(&self, stream: StreamRef<'_>, source: &[u8]) -> Result<()> {
         stream.copy_from_host(self.slice, source).map_err(access_error("copying to the GPU"))
     }
@@ -222,11 +224,11 @@ pub fn devices() -> Result<Vec<Device>> {
     Device::all(driver).map_err(|error| no_device(None, error.to_string()))
 }
 
-/// Returns the place that a choice means for the calling thread. [`DeviceChoice::Auto`] never fails: without a GPU it is
-/// host memory, and the second value says why.
+/// Returns the place that a choice stands for on the calling thread. [`DeviceChoice::Auto`] never fails: without a usable GPU
+/// it is host memory, and the second value is the reason.
 ///
 /// # Errors
-/// [`DeviceFault::NoDevice`] if the GPU is not there.
+/// [`DeviceFault::NoDevice`] if this process does not see the GPU.
 pub fn resolve(choice: DeviceChoice) -> Result<(Place, Option<String>)> {
     let by_ordinal = |ordinal: u32| -> Result<Place> {
         let wanted = format!("cuda:{ordinal}");
@@ -249,7 +251,7 @@ pub fn resolve(choice: DeviceChoice) -> Result<(Place, Option<String>)> {
     }
 }
 
-/// Returns where CUDA code of the calling thread would allocate: on the device of its current context, if it has one.
+/// Returns the GPU of the calling thread's current CUDA context, if there is one: CUDA code of the thread allocates there.
 fn current() -> Option<Place> {
     let device = Device::current(Driver::load().ok()?).ok()??;
     Some(Place::Gpu(device.uuid().ok()?))

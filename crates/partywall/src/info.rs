@@ -18,21 +18,21 @@ use crate::error::{Error, InvalidData, LimitReached, Result, Unreachable};
 pub struct Removed {
     /// The version that was the latest.
     pub version: u64,
-    /// Bytes that stay until their holders drop them.
+    /// Bytes that stay allocated until their holders drop them.
     pub bytes_kept: u64,
-    /// The members among those holders.
+    /// The members that hold those bytes.
     pub holders: Vec<HolderInfo>,
-    /// The queues among them.
+    /// The queues that hold those bytes.
     pub queues: Vec<QueueHolder>,
 }
 
-/// The promises of a kind of memory to readers, beyond those of all kinds.
+/// What a kind of memory promises to readers, in addition to what all kinds promise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Promises {
     /// What keeps readers from writing to a version that is not `mutable`.
     pub read_only: Enforcement,
-    /// Whether it can still be opened when the process that made it is dead.
+    /// Whether it can still be opened after the process that created it has died.
     pub outlives_publisher: bool,
     /// Whether readers can reach nothing but the version's own chunks.
     pub hides_neighbours: bool,
@@ -43,9 +43,9 @@ pub struct Promises {
 pub enum Enforcement {
     /// The kernel, for every process.
     Kernel,
-    /// The GPU, for each process as it has mapped the memory.
+    /// The GPU, according to how each process has mapped the memory.
     Hardware,
-    /// Only this library, which refuses calls.
+    /// Only this library, by refusing calls.
     Convention,
 }
 
@@ -71,7 +71,7 @@ pub struct SegmentInfo {
     pub version: VersionInfo,
     /// Bytes of each chunk, as allocated.
     pub chunks: Vec<u64>,
-    /// Its tensors. The chunks of a version that may grow are one chunk to them.
+    /// The tensors. For a version that may grow, the table treats all chunks as one.
     pub table: Table<TableBytes>,
     /// Whether it is the latest.
     pub is_latest: bool,
@@ -87,12 +87,12 @@ pub struct SegmentInfo {
     pub control: Option<ControlInfo>,
 }
 
-/// The bytes of a table, wherever they are. They never change.
+/// The bytes of a table, which never change.
 #[derive(Debug)]
 pub enum TableBytes {
-    /// Arrived in a message.
+    /// Bytes that arrived in a message.
     Inline(Vec<u8>),
-    /// In a sealed memfd.
+    /// A mapped, sealed memfd.
     Sealed(SealedMap),
 }
 
@@ -105,7 +105,7 @@ impl AsRef<[u8]> for TableBytes {
     }
 }
 
-/// The lengths of what a table calls chunks: those of a version that may grow lie one behind the other, and are one.
+/// Returns the lengths of the chunks as a table counts them: the consecutive chunks of a version that may grow are one.
 pub(crate) fn ranges(reserved: u64, chunks: &[u64]) -> Result<Vec<u64>> {
     if reserved == 0 {
         return Ok(chunks.to_vec());
@@ -151,7 +151,7 @@ pub(crate) fn segment(info: partywall_wire::SegmentInfo, fds: Vec<OwnedFd>) -> R
     })
 }
 
-/// `NAME` or `NAME@V`, quoted.
+/// Returns `NAME` or `NAME@V`, quoted.
 pub(crate) fn with_version(name: &str, version: Option<u64>) -> String {
     version.map_or_else(|| format!("{name:?}"), |v| format!("\"{name}@{v}\""))
 }

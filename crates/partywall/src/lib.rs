@@ -16,19 +16,19 @@
 //! let domain = Domain::connect()?; // starts the broker if none runs
 //! let mut build = domain.create("weights", Place::Host).tensor("w", DType::F32, &[2, 3]).allocate()?;
 //! build.as_mut_slice::<f32>("w")?.fill(0.5);
-//! let committed = build.commit()?; // now it has a name, for as long as `committed` lives, and is frozen
+//! let committed = build.commit()?; // frozen from now on; the name exists for as long as `committed` lives
 //!
-//! // Any other one, which may have been waiting:
+//! // Any other process, which may already be waiting:
 //! let weights = Domain::connect()?.open("weights", Duration::from_secs(10))?;
-//! assert_eq!(weights.tensor("w")?.as_slice::<f32>()?, [0.5; 6]); // read where it lies
+//! assert_eq!(weights.tensor("w")?.as_slice::<f32>()?, [0.5; 6]); // read in place
 //! # drop((domain, committed, weights));
 //! # stop.stop();
 //! # broker.join().expect("the broker does not panic")?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! On a GPU the place is [`Place::Gpu`], which [`gpu::resolve`] finds, and a tensor is a [`DeviceRange`]: an address for
-//! kernels of the caller's, on streams of the caller's.
+//! For GPU memory the place is [`Place::Gpu`], which [`gpu::resolve`] finds. A tensor is then a [`DeviceRange`]: an address
+//! for the caller's kernels, on the caller's streams.
 //!
 //! # The broker
 //!
@@ -36,35 +36,36 @@
 //! the background if none runs; it ends a minute after its last name and member are gone. The program must be installed:
 //! `cargo install --locked --path crates/partywall-cli` in a clone of the repository. It is looked for in this order:
 //!
-//! 1. the path in `PARTYWALL_BIN`, and then nowhere else;
+//! 1. the path in `PARTYWALL_BIN`; if it is set, no other place is tried;
 //! 2. the path that [`DomainOptions::program`] names;
 //! 3. `partywall` beside the running executable, and for Cargo's examples and tests one directory above it;
 //! 4. `partywall` on `PATH`.
 //!
-//! [`Unreachable::NoProgram`](crate::error::Unreachable::NoProgram) lists what was tried. With [`DomainOptions::start`]`(false)`, or where `partywall serve` runs
-//! under a service manager, nothing is started.
+//! [`Unreachable::NoProgram`](crate::error::Unreachable::NoProgram) lists the paths that were tried. With
+//! [`DomainOptions::start`]`(false)`, or where `partywall serve` already runs, for example under a service manager, no broker
+//! is started.
 //!
 //! # Environment
 //!
-//! What [`DomainOptions`] says counts before the environment.
+//! [`DomainOptions`] take precedence over the environment.
 //!
 //! | variable | meaning | default |
 //! |---|---|---|
-//! | `PARTYWALL_SOCKET` | the broker's socket; counts before `PARTYWALL_DOMAIN` | `DOMAIN.sock` in the directory below |
+//! | `PARTYWALL_SOCKET` | the broker's socket; takes precedence over `PARTYWALL_DOMAIN` | `DOMAIN.sock` in the directory below |
 //! | `PARTYWALL_DOMAIN` | the domain: processes that share names are in the same one | `default` |
 //! | `XDG_RUNTIME_DIR` | the socket is in `$XDG_RUNTIME_DIR/partywall` | `/tmp/partywall-UID`, or in `TMPDIR` |
-//! | `PARTYWALL_BIN` | the program to start as the broker | looked for, see above |
-//! | `PARTYWALL_LIBCUDA` | another library than `libcuda.so.1` | |
+//! | `PARTYWALL_BIN` | the program to start as the broker | searched for, see above |
+//! | `PARTYWALL_LIBCUDA` | the CUDA driver library | `libcuda.so.1` |
 //! | `CUDA_VISIBLE_DEVICES` | which GPUs the process sees, as in every CUDA program | all |
 //!
 //! # Features
 //!
-//! None is on by default, and none changes what is there without it.
+//! No feature is on by default, and no feature changes the behaviour of the rest.
 //!
 //! | feature | adds |
 //! |---|---|
 //! | `half` | `half::f16` and `half::bf16` as [`Element`]s |
-//! | `cudarc` | streams of cudarc go in, its views come out: `Tensor::to_cudarc`, `Gpu::cudarc_stream` |
+//! | `cudarc` | conversions from cudarc's streams and to its views: `Gpu::cudarc_stream`, `Tensor::to_cudarc` |
 //! | `experiment` | `cuda::experiment`: driver calls and kernels for the labs, which break the rules of sharing on purpose |
 //!
 //! # Errors
@@ -75,14 +76,14 @@
 //! # Tracing
 //!
 //! `open`, `publish`, `receive`, `wait`, `submit` and `claim` are spans of the crate `tracing`, at level `TRACE`, with the name of
-//! what they use. A program that installs a subscriber, for NVTX, Perfetto or Tracy, sees them on the time line of its threads.
-//! Without one a span costs the load of a word.
+//! the object that they use. A program that installs a subscriber, for NVTX, Perfetto or Tracy, sees them on the time line of
+//! its threads. Without a subscriber a span costs the load of a word.
 //!
 //! # Limits
 //!
-//! One machine, one user, Linux. Processes of that user trust each other: what is read-only is so against mistakes,
-//! not against attacks. Nothing is ever on disk. Processes that write one `mutable` segment order that themselves.
-//! This library launches nothing on a caller's stream.
+//! Partywall is for one machine, one user, and Linux. Processes of that user trust each other: read-only memory protects
+//! against mistakes, not against attacks. Nothing is written to disk. Processes that write the same `mutable` segment order
+//! their writes themselves. This library launches no kernels on a caller's stream.
 //!
 //! # Modules
 //!
@@ -90,18 +91,18 @@
 //! |---|---|
 //! | [`Domain`] | a connection to a broker, and everything that is shared through it |
 //! | [`Segment`], [`Builder`], [`Build`], [`Tensor`] | names with versions: building, committing, opening |
-//! | [`Growth`], [`Pinned`] | segments that become longer; host segments that a GPU reaches |
+//! | [`Growth`], [`Pinned`] | segments that grow; host segments that a GPU can access |
 //! | [`Timeline`], [`TimelineWriter`] | order between processes: values that hosts and streams wait for |
-//! | [`Semaphore`], [`Permit`] | at most so many processes at a time |
-//! | [`Pool`], [`Block`], [`BlockRef`] | equal blocks of memory that go round between processes |
+//! | [`Semaphore`], [`Permit`] | a limited number of permits that processes share |
+//! | [`Pool`], [`Block`], [`BlockRef`] | equal blocks of memory that processes take, give back and pass on |
 //! | [`Queue`], [`Task`], [`Ticket`], [`ClaimedTask`] | tasks for worker processes, each with one result |
 //! | [`Topic`], [`Publisher`], [`Subscriber`], [`Sample`] | streams of samples, written once and read in place |
-//! | [`IpcEvent`] | CUDA's interprocess events, for code that uses them already |
+//! | [`IpcEvent`] | CUDA's interprocess events, for code that already uses them |
 //! | [`gpu`] | GPUs as this process sees them, and memory on them |
-//! | [`doctor`] | finding out what works on this machine |
-//! | [`files`] | model files into segments and back |
-//! | [`info`] | what a domain tells about itself |
-//! | [`Watch`] | what happens to names, as it happens |
+//! | [`doctor`] | checks of what works on this machine |
+//! | [`files`] | reading and writing model files |
+//! | [`info`] | information about the names, members and broker of a domain |
+//! | [`Watch`] | events of names: committed, removed, ended |
 //! | [`Wait`] | how long a call waits, and what cancels it |
 //! | [`Error`] | everything that can go wrong, with advice |
 #![forbid(unsafe_code)]

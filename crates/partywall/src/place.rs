@@ -1,10 +1,10 @@
-//! Where memory is.
+//! Places of memory: host memory or a GPU.
 
 use std::{fmt, str::FromStr};
 
 use partywall_cuda::DeviceUuid;
 
-/// A place of memory.
+/// Where memory is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Place {
     /// Main memory.
@@ -40,10 +40,10 @@ impl From<Place> for partywall_wire::Place {
     }
 }
 
-/// A place as people name it: `auto`, `host`, `cuda`, `cuda:1`, or a GPU's UUID.
+/// A place as users name it: `auto`, `host`, `cuda`, `cuda:1`, or a GPU's UUID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum DeviceChoice {
-    /// The GPU whose context is current on the calling thread; else the first one, or host memory where there is none.
+    /// The GPU whose context is current on the calling thread; otherwise the first GPU, or host memory if there is no GPU.
     #[default]
     Auto,
     /// Host memory.
@@ -54,9 +54,9 @@ pub enum DeviceChoice {
     Uuid(DeviceUuid),
 }
 
-/// The error that a text names no place.
+/// The error that a text does not name a place.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no device: use auto, host, cuda, cuda:N or a GPU's UUID (GPU-…)")]
+#[error("{0:?} is not a device: use auto, host, cuda, cuda:N or a GPU's UUID (GPU-…)")]
 pub struct UnknownDevice(String);
 
 impl FromStr for DeviceChoice {

@@ -17,13 +17,13 @@ use crate::{
 
 /// Slots in shared memory that threads take, wait for and give back.
 pub(crate) trait Slots {
-    /// Takes one if one is free and no thread waits for one.
+    /// Takes a slot if one is free and no thread waits for one.
     fn try_take(&self, row: u16) -> Option<Held>;
 
-    /// Takes one, or begins to wait for one.
+    /// Takes a slot, or queues for one.
     fn take(&self, row: u16) -> Attempt<'_>;
 
-    /// Frees what a stopped process keeps from others. Callers that find no slot call it now and then.
+    /// Revokes slots that were handed to a stopped process. Callers that find no free slot call this from time to time.
     fn look_after(&self);
 }
 
@@ -42,7 +42,7 @@ impl<T: Deref<Target = semaphore::Slots>> Slots for T {
     }
 }
 
-/// Takes one if one is free and no thread waits for one.
+/// Takes a slot if one is free and no thread waits for one.
 pub(crate) fn try_take(slots: &impl Slots, domain: &Domain) -> Result<Option<Held>> {
     let link = domain.link();
     link.require_ours()?;
@@ -53,7 +53,7 @@ pub(crate) fn try_take(slots: &impl Slots, domain: &Domain) -> Result<Option<Hel
     Ok(held)
 }
 
-/// Takes a free slot, also one that a stream has finished with and no poll has found yet.
+/// Takes a free slot. If none is free, first polls for slots that streams have just finished with.
 fn take_free(slots: &impl Slots, domain: &Domain) -> Option<Held> {
     let row = domain.link().row();
     slots.try_take(row).or_else(|| {
@@ -62,8 +62,8 @@ fn take_free(slots: &impl Slots, domain: &Domain) -> Option<Held> {
     })
 }
 
-/// Takes a slot, waiting for one if none is free. The waiter keeps its place in the queue until the wait is over. `what`
-/// is the message of the error if it gets none.
+/// Takes a slot, and waits if none is free. The waiter keeps its place in the queue until the wait is over. `what` is the
+/// message of the timeout.
 pub(crate) fn take(
     slots: &impl Slots,
     domain: &Domain,
@@ -97,7 +97,7 @@ pub(crate) fn take(
     }
 }
 
-/// Waits for a turn. Returns nothing if the wait is over, or the turn was lost.
+/// Waits for a turn. Returns `None` if the wait is over or the turn was lost.
 fn await_turn(
     slots: &impl Slots,
     domain: &Domain,
@@ -110,7 +110,7 @@ fn await_turn(
         match waiter.poll() {
             Polled::Held(held) => return Ok(Some(held)),
             Polled::Waiting => {}
-            // This process was stopped for a while, or the broker revoked the slot: then the broker knows why.
+            // This process was stopped for a while, or the broker revoked the slot and then returns the reason.
             Polled::Lost => return domain.link().call(Call::Ping).map(|_| None),
         }
         let Some(left) = waiting.left(now.take().unwrap_or_else(Instant::now)) else {
@@ -124,5 +124,5 @@ fn await_turn(
     }
 }
 
-/// How long to wait if there is no room for another waiter.
+/// Pause between attempts if there is no room for another waiter.
 const CROWDED: Duration = Duration::from_millis(1);

@@ -60,13 +60,14 @@ pub(crate) struct Waiting<'a> {
 }
 
 impl<'a> Wait<'a> {
-    /// Ends the wait with [`Error::Cancelled`] as soon as `cancel` says so. A call that need not wait does not ask.
+    /// Ends the wait with [`Error::Cancelled`] as soon as `cancel` returns true. A call that does not have to wait does not
+    /// ask `cancel`.
     pub fn cancelled_by(mut self, cancel: &'a impl Cancel) -> Self {
         self.cancel = Some(cancel);
         self
     }
 
-    /// Begins to wait.
+    /// Starts the timeout.
     pub(crate) fn begin(self) -> Waiting<'a> {
         let now = Instant::now();
         let (start, timeout) = match self.limit {
@@ -85,27 +86,27 @@ impl<'a> Waiting<'a> {
         (!left.is_zero() && !self.is_cancelled()).then_some(left)
     }
 
-    /// The error of a wait that is over: `what` has not happened.
+    /// Returns the error of a wait that is over; `what` names the event that did not happen.
     pub(crate) fn error(&self, what: String) -> Error {
         if self.cancelled.get() { Error::Cancelled { what } } else { Error::Timeout { what, after: self.timeout } }
     }
 
-    /// Whether the wait was cancelled, as far as [`left`](Self::left) has asked.
+    /// Returns whether [`left`](Self::left) has found the wait cancelled.
     pub(crate) fn was_cancelled(&self) -> bool {
         self.cancelled.get()
     }
 
-    /// When the wait began.
+    /// Returns when the wait began.
     pub(crate) fn start(&self) -> Instant {
         self.start
     }
 
-    /// How long the whole wait may take.
+    /// Returns the timeout of the whole wait.
     pub(crate) fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// The rest of the wait, for the next call.
+    /// Returns the rest of the wait, for the next call.
     pub(crate) fn resume(self) -> Wait<'a> {
         Wait { limit: Limit::Begun(self.start, self.timeout), cancel: self.cancel }
     }
@@ -155,7 +156,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(100);
 
     #[test]
-    fn wait_ends_with_its_time() {
+    fn wait_ends_at_its_timeout() {
         let waiting = Wait::from(LONG).begin();
         assert!(waiting.left(waiting.start()).is_some_and(|left| left == LONG));
         assert!(waiting.left(waiting.start() + LONG).is_none());

@@ -101,7 +101,7 @@ def test_a_gpu_that_is_not_there_is_no_device(domain):
     for device in ("cuda:7", "GPU-00000000-0000-0000-0000-000000000000"):
         with pytest.raises(RuntimeError, match="no GPU"):
             domain.create("x", 1, "uint8", device)
-    with pytest.raises(ValueError, match="is no device"):
+    with pytest.raises(ValueError, match="is not a device"):
         domain.create("x", 1, "uint8", "tpu")
 
 

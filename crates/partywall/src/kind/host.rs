@@ -1,7 +1,7 @@
-//! Host memory: one sealed memfd a chunk.
+//! Host memory: one sealed memfd for each chunk.
 //!
 //! The kernel seals a frozen version against writing, so that its readers get plain slices. A mutable version can never be
-//! frozen, and is accessed by volatile operations only.
+//! frozen, so it is accessed by volatile operations only.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -88,7 +88,7 @@ fn out_of_memory(name: &str, bytes: u64) -> Error {
     LimitReached::memory(name, Place::Host, bytes, None)
 }
 
-/// Rounds up to whole pages: only then can the next chunk be mapped without a gap.
+/// Rounds up to whole pages, so that the next chunk can be mapped without a gap.
 fn whole_pages(bytes: u64) -> u64 {
     let page = rustix::param::page_size() as u64;
     bytes.max(1).checked_next_multiple_of(page).unwrap_or(u64::MAX)
@@ -97,7 +97,7 @@ fn whole_pages(bytes: u64) -> u64 {
 fn check_lengths(chunks: &[(u64, OwnedFd)]) -> Result<()> {
     for (bytes, fd) in chunks {
         if memfd::len(fd).map_err(|e| Error::system("asking for a chunk's length", e))? != *bytes {
-            return Err(Unreachable::protocol("a chunk has another length than it says"));
+            return Err(Unreachable::protocol("the length of a chunk differs from the announced length"));
         }
     }
     Ok(())
@@ -140,7 +140,7 @@ impl Draft for HostDraft {
             let sealed = if mutable { draft.share_in_place() } else { draft.freeze_in_place() };
             sealed.map_err(|errno| match errno {
                 Errno::BUSY => Error::Unreachable(Unreachable::Refused(
-                    "the memory cannot be frozen while somebody else has it mapped for writing (through /proc?)".into(),
+                    "the memory cannot be frozen while other code has it mapped for writing (through /proc?)".into(),
                 )),
                 Errno::NOENT => Error::system("opening the memory for reading through /proc (is it mounted?)", errno),
                 errno => Error::system(format!("committing {:?}", self.name), errno),
@@ -187,7 +187,7 @@ impl Uploads for HostUploads<'_> {
     }
 }
 
-/// Writes without mapping: the kernel then need not zero a page before it is overwritten.
+/// Writes with write calls instead of through a mapping: the kernel then does not zero a page that is overwritten.
 struct HostUpload<'a> {
     chunks: &'a [memfd::DraftWriter<'a>],
     buffer: Vec<u8>,
@@ -213,7 +213,7 @@ impl Upload for HostUpload<'_> {
 
 struct HostMemory {
     chunks: Vec<HostChunk>,
-    /// The registration of each chunk, while it is pinned.
+    /// The registration of each chunk while it is pinned.
     pins: Mutex<Vec<Weak<HostRegistration>>>,
     /// Whether the only map may grow.
     grows: bool,
@@ -309,7 +309,7 @@ impl Memory for HostMemory {
     }
 
     fn unpin(&self, registrations: Vec<Arc<HostRegistration>>) {
-        // Under the lock: else another thread could find a chunk that is neither pinned nor unregistered.
+        // Under the lock: otherwise another thread could find a chunk whose pin is gone but that is still registered.
         let _pins = self.pins.lock().ignore_poison();
         drop(registrations);
     }
@@ -325,7 +325,7 @@ impl Memory for HostMemory {
         check_lengths(chunks)?;
         let fds: Vec<_> = chunks.iter().map(|(_, fd)| fd).collect();
         let extension = self.shared(0)?.extend(fds);
-        Ok(Box::new(extension.map_err(|e| Error::system("mapping what a segment has grown by", e))?))
+        Ok(Box::new(extension.map_err(|e| Error::system("mapping the memory that a segment has grown by", e))?))
     }
 }
 

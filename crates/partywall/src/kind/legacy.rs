@@ -1,8 +1,8 @@
 //! GPU memory that its publisher allocated by other means, opened by the driver's 64-byte handles.
 //!
-//! Each chunk is one whole allocation, because a handle names an allocation. Only the publisher keeps it. Readers map it
-//! with the publisher's rights: it is not frozen, and only this library refuses writes. The driver refuses to open a handle
-//! in the process that published it (measured); there the memory is found by its origin.
+//! Each chunk is one whole allocation, because a handle names an allocation. Only the publisher keeps it alive. Readers map
+//! it with the publisher's rights: it is not frozen, and only this library refuses writes. The driver refuses to open a
+//! handle in the process that published it (measured); that process finds the memory by its origin.
 
 use std::{
     collections::HashMap,
@@ -37,7 +37,7 @@ impl Kind for Legacy {
         "legacy"
     }
 
-    /// Never: this library allocates no memory of this kind.
+    /// Returns false: this library allocates no memory of this kind.
     fn lives_at(&self, _: Place) -> bool {
         false
     }
@@ -59,7 +59,7 @@ impl Kind for Legacy {
         let gpu = reader(owner, &version)?;
         if !own.is_empty() && own.len() == version.handles.len() {
             if gpu.uuid() != owner {
-                let why = "the process that published it, where nothing can be mapped, uses it on its own GPU";
+                let why = "this process published it, and the publisher cannot map it on another GPU";
                 return Err(remote(owner, gpu.uuid(), &version, why.into()));
             }
             let chunks = own.into_iter().map(Chunk::Own).collect();
@@ -114,7 +114,7 @@ impl Drop for Own {
     }
 }
 
-/// The published allocations, by origin. Empty in a forked child: CUDA does not work there, so addresses are of no use.
+/// The published allocations, by origin. Empty in a forked child, where CUDA does not work and the addresses are invalid.
 static PUBLISHED: PerProcess<HashMap<[u8; 16], Weak<Own>>> = PerProcess::new();
 
 fn published(origin: &[u8; 16]) -> Option<Arc<Own>> {
@@ -158,7 +158,7 @@ impl Memory for LegacyChunks {
         Some(&self.gpu)
     }
 
-    /// What its publisher has allocated is as long as it is.
+    /// Refuses: memory that the publisher allocated has a fixed length.
     fn extend(&self, _: &[(u64, OwnedFd)]) -> Result<Box<dyn Extension + '_>> {
         Err(wrong_kind("legacy", "other", "growing"))
     }

@@ -28,7 +28,7 @@ pub(crate) trait Kind: Sync {
     /// Returns the kind of the protocol.
     fn wire(&self) -> WireKind;
 
-    /// Returns the name for people.
+    /// Returns the name for users.
     fn name(&self) -> &'static str;
 
     /// Returns whether this is the native kind at `place`.
@@ -66,7 +66,7 @@ pub(crate) struct Attach<'a> {
     /// Bytes of addresses for consecutive chunks; 0 if each chunk may lie anywhere.
     pub(crate) reserve: u64,
     pub(crate) write: bool,
-    /// The GPU that is to read, if it is not the owner's.
+    /// The GPU on which to use the memory; `None` for the default.
     pub(crate) device: Option<DeviceUuid>,
     pub(crate) allow_peer: bool,
     pub(crate) gpus: &'a Gpus,
@@ -134,8 +134,8 @@ pub(crate) struct Copy {
     pub(crate) offset: u64,
 }
 
-/// The mapped chunks of a committed version. The consecutive chunks of a version that may grow count as one. Calls answer for
-/// memory on a GPU that cannot grow, unless a kind overrides them.
+/// The mapped chunks of a committed version. The consecutive chunks of a version that may grow count as one. The default
+/// methods are for GPU memory that cannot grow.
 pub(crate) trait Memory: Send + Sync {
     /// Returns part of a chunk that never changes.
     fn bytes(&self, _chunk: usize, _offset: u64, _bytes: u64) -> Result<&[u8]> {
@@ -147,9 +147,9 @@ pub(crate) trait Memory: Send + Sync {
         Err(wrong_kind("GPU", "mutable host", "a shared slice"))
     }
 
-    /// Divides the first chunk, if the CPU can write it, into `count` blocks of `bytes` bytes, which start at `offset` and then every
-    /// `stride` bytes, to be borrowed one by one. Returns `None` on a GPU, if the blocks do not lie within the chunk, or if
-    /// the chunk is divided already.
+    /// Divides the first chunk, if the CPU can write it, into `count` blocks of `bytes` bytes that can be borrowed one by one.
+    /// The first begins at `offset`, the others follow every `stride` bytes. Returns `None` on a GPU, if the blocks do not
+    /// lie within the chunk, or if the chunk is already divided.
     fn block_borrows(&self, _offset: u64, _stride: u64, _bytes: u64, _count: u32) -> Option<BlockBorrows> {
         None
     }
@@ -174,7 +174,7 @@ pub(crate) trait Memory: Send + Sync {
         range.copy_from_host(range.gpu.stream(), bytes)
     }
 
-    /// Registers each chunk with CUDA, or shares its present registration.
+    /// Registers each chunk with CUDA, or shares its existing registration.
     fn pin(&self, _: &Gpu) -> Result<Vec<Arc<HostRegistration>>> {
         Err(wrong_kind("GPU", "host", "pinning"))
     }
@@ -182,7 +182,7 @@ pub(crate) trait Memory: Send + Sync {
     /// Drops registrations of [`Memory::pin`].
     fn unpin(&self, _: Vec<Arc<HostRegistration>>) {}
 
-    /// Returns how many bytes the memory can have here without moving; 0 if it cannot grow.
+    /// Returns how many bytes the memory can have in this process without moving; 0 if it cannot grow.
     fn reserved(&self) -> u64 {
         0
     }
@@ -191,15 +191,15 @@ pub(crate) trait Memory: Send + Sync {
     /// with chunks that fit into [`Memory::reserved`].
     fn extend(&self, chunks: &[(u64, OwnedFd)]) -> Result<Box<dyn Extension + '_>>;
 
-    /// Returns whether this is this process's own memory that others open, which must stay until its lease is given back.
+    /// Returns whether this process has published the memory, which must then stay until the lease is given back.
     fn is_published(&self) -> bool {
         false
     }
 }
 
-/// Chunks that are mapped, but not part of the memory yet. Dropping it unmaps them.
+/// Chunks that are mapped, but not part of the memory yet. Dropping this unmaps them.
 pub(crate) trait Extension {
-    /// Makes them part of the memory.
+    /// Makes the chunks part of the memory.
     fn publish(self: Box<Self>);
 }
 
@@ -218,7 +218,7 @@ pub(crate) fn by_wire(wire: WireKind) -> Result<&'static dyn Kind> {
     found.ok_or_else(|| Unreachable::protocol(format!("the kind {wire:?} is unknown")))
 }
 
-/// Returns the name of a kind for people.
+/// Returns the name of a kind for users.
 pub fn kind_name(kind: WireKind) -> &'static str {
     by_wire(kind).map_or("unknown", |kind| kind.name())
 }

@@ -93,7 +93,7 @@ impl Kind for Vmm {
         let reserved = round_up(version.reserve, granularity).unwrap_or(0).max(total);
         let mapping = Mapping::with_reservation(first, access, reserved).map_err(&failed)?;
         let rest: Vec<_> = memories.collect::<Result<_>>()?;
-        mapping.extend(rest).map_err(access_error("mapping what a segment has grown by"))?.publish();
+        mapping.extend(rest).map_err(access_error("mapping the memory that a segment has grown by"))?.publish();
         Ok(Box::new(VmmChunks::new(vec![mapping], reserved, gpu)))
     }
 }
@@ -141,11 +141,11 @@ impl<'a> Asked<'a> {
     }
 }
 
-/// Returns the GPU that is to use memory of `owner`.
+/// Returns the GPU on which this process uses memory of `owner`.
 pub(super) fn reader(owner: DeviceUuid, version: &Attach<'_>) -> Result<Arc<Gpu>> {
     let wanted = match version.device {
         Some(device) => device,
-        // The owner, if this process sees it. Else the first GPU: the driver maps memory of invisible GPUs, too.
+        // The owner, if this process sees it; otherwise the first GPU. The driver also maps memory of invisible GPUs.
         None => {
             let visible = gpu::uuids()?;
             let why = "this process sees no GPU at all".to_owned();
@@ -160,14 +160,14 @@ pub(super) fn reader(owner: DeviceUuid, version: &Attach<'_>) -> Result<Arc<Gpu>
     version.gpus.get(wanted)
 }
 
-/// Returns the error that memory of `owner` would be read on `reader`.
+/// Returns the error that the memory is on GPU `owner`, but would be used on GPU `reader`.
 pub(super) fn remote(owner: DeviceUuid, reader: DeviceUuid, version: &Attach<'_>, link: String) -> Error {
     let owner = owner.to_string();
     let reader = reader.to_string();
     Error::DeviceFault(DeviceFault::Remote { name: version.name.to_owned(), owner, reader, link })
 }
 
-/// Says how two GPUs reach each other, and the cost (measured on two H200 with NVLink).
+/// Describes how two GPUs reach each other, and the cost (measured on two H200 with NVLink).
 fn link(owner: DeviceUuid, reader: DeviceUuid) -> String {
     let reachable = gpu::find(owner).ok().zip(gpu::find(reader).ok()).map(|(a, b)| b.can_access_peer(&a));
     match reachable {
@@ -185,9 +185,9 @@ fn unsupported(uuid: DeviceUuid) -> impl Fn(CudaError) -> Error {
     cuda_error(format!("asking GPU {uuid} for its allocation granularity (is its driver 550 or later?)"))
 }
 
-/// Mapped chunks: a draft while this process alone has them, the memory of a version afterwards.
+/// Mapped chunks: a draft until they are committed, the memory of a version afterwards.
 struct VmmChunks {
-    // Unmapped before the context may be released.
+    // First, so that the chunks are unmapped before the context may be released.
     chunks: Vec<Mapping>,
     /// The reservation that was asked for, if the only mapping may grow. The actual one may be smaller.
     reserved: u64,
@@ -234,7 +234,7 @@ impl Draft for VmmChunks {
 
     fn freeze(&mut self, mutable: bool) -> Result<()> {
         let failed = |what: &str| cuda_error(format!("{what} on GPU {}", self.gpu.uuid()));
-        // Writes that the builder enqueued must be in memory before others may read it.
+        // Writes that the builder enqueued must be in memory before other processes may read it.
         self.gpu.context().synchronize().map_err(failed("finishing the builder's work"))?;
         if self.exported.is_empty() {
             let export = |chunk: &Mapping| chunk.memory().export().map_err(failed("exporting memory"));
@@ -305,7 +305,7 @@ impl Memory for VmmChunks {
     }
 
     fn extend(&self, chunks: &[(u64, OwnedFd)]) -> Result<Box<dyn Extension + '_>> {
-        let what = "mapping what a segment has grown by";
+        let what = "mapping the memory that a segment has grown by";
         let import = |(bytes, fd): &(u64, OwnedFd)| {
             PhysicalMemory::import(self.gpu.context(), fd.as_fd(), *bytes).map_err(cuda_error(what))
         };
