@@ -125,7 +125,7 @@ fn second_producer_is_refused_naming_the_first() {
     let mut first = sandbox.spawn(["demo", "producer", "--device", "host"]);
     while !first.line().starts_with("commit") {}
     let second = sandbox.run(["demo", "producer", "--device", "host"]).expect(5);
-    assert!(second.stderr.contains("\"demo/data\" exists already"), "{}", second.stderr);
+    assert!(second.stderr.contains("\"demo/data\" already exists"), "{}", second.stderr);
     assert!(second.stderr.contains("another producer"), "{}", second.stderr);
     first.kill();
 }

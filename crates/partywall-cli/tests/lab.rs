@@ -112,7 +112,7 @@ fn handles_in_files_are_too_early_stale_and_right_on_the_simulated_gpu() {
         assert_eq!(report.step(step)["values"][label], found, "{step}");
     }
     assert_eq!(report.step("stale-file")["refusal"], 400);
-    assert!(report.step("name-ends")["values"]["open"].as_str().unwrap().contains("went with its owner"));
+    assert!(report.step("name-ends")["values"]["open"].as_str().unwrap().contains("ended with its owner"));
 }
 
 #[test]

@@ -40,7 +40,7 @@ fn semaphores_are_listed_and_shown() {
     assert!(refused.stderr.contains("semaphore gate") && refused.stderr.contains("2 names"), "{refused:?}");
     assert_eq!(sandbox.run(["stop", "--json"]).expect(5).json()["semaphores"].as_array().unwrap().len(), 2);
     let refused = sandbox.run(["rm", "gate"]).expect(5);
-    let why = "semaphore \"gate\" cannot be removed: it goes with the last process that has it open";
+    let why = "semaphore \"gate\" cannot be removed: it ends with the last process that has it open";
     assert!(refused.stderr.contains(why) && refused.stderr.contains("partywall show gate"), "{refused:?}");
     drop((permits, gate, other));
     assert_eq!(sandbox.json(["ls"])["semaphores"], json!([]));

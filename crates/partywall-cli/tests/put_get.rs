@@ -456,7 +456,7 @@ fn if_absent_does_nothing_for_an_existing_name() {
     let first = put(&sandbox, &["f", "x", "--if-absent"]).expect(0);
     assert!(first.text().starts_with("x@1:"), "{first:?}");
     let second = put(&sandbox, &["g", "x", "--if-absent"]).expect(0);
-    assert!(second.text().contains("x@1 exists already; nothing was done"), "{second:?}");
+    assert!(second.text().contains("x@1 already exists; nothing was done"), "{second:?}");
     assert_eq!(
         sandbox.json(["put", "g", "x", "--if-absent", "--device", device()]),
         json!({ "name": "x", "version": 1, "existed": true })
@@ -464,7 +464,7 @@ fn if_absent_does_nothing_for_an_existing_name() {
     // Not even standard input is read.
     let mut stream = sandbox.spawn(["put", "-", "x", "--if-absent", "--device", device()]);
     let stdin = stream.stdin();
-    assert!(stream.line().contains("exists already"));
+    assert!(stream.line().contains("already exists"));
     drop(stdin);
     stream.wait().expect(0);
     assert_eq!(sandbox.run(["get", "x", "-"]).expect(0).stdout, b"first");

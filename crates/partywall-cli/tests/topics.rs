@@ -556,7 +556,7 @@ fn refused_recording_says_why() {
     assert!(!Path::new(file).exists(), "nothing is made for nothing");
     record("camera", file, &[]).expect(0);
     let there = record("camera", file, &[]).expect(5).stderr;
-    assert!(there.contains("exists already") && there.contains("--force"), "{there}");
+    assert!(there.contains("already exists") && there.contains("--force"), "{there}");
     record("camera", file, &["--force"]).expect(0);
     record("camera", "/nowhere/f", &[]).expect(3);
     record("camera", file, &["--count", "0"]).expect(2);

@@ -65,7 +65,7 @@ def test_a_block_is_written_once_and_read_elsewhere_in_place(frames, child, sock
     assert frames.stats() == pw.PoolStats(blocks=2, free=1, held=0, offered=1, waiting=0)
     taker.tell(str(reference))
     assert taker.says() == "1000 7 (2, 2)"
-    with pytest.raises(pw.StaleBlock, match="is not offered any more") as raised:
+    with pytest.raises(pw.StaleBlock, match="is no longer offered") as raised:
         frames.accept(reference)
     assert raised.value.anchor == "stale-block"
     taker.tell()
@@ -101,7 +101,7 @@ def test_blocks_as_arrays_of_all_sorts(frames):
     assert memoryview(block.tensor(dtype="float64")).shape == (125,)
     assert block.tobytes()[:24] == part.tobytes() == whole[:24].tobytes()
     assert block.tensor(3).shape == (3,)
-    with pytest.raises(pw.BlockTooSmall, match="1000 bytes, and 1004 are needed"):
+    with pytest.raises(pw.BlockTooSmall, match="1000 bytes, but 1004 are needed"):
         block.tensor(251, "int32")
     with pytest.raises(pw.BlockTooSmall):
         block.tensor((1 << 62, 1 << 62))
@@ -170,7 +170,7 @@ def test_pools_are_as_was_said(domain, frames):
             domain.pool("frames", blocks=numbers[0], block_bytes=numbers[1], device="host")
         assert isinstance(raised.value, pw.WrongPool) and raised.value.anchor == "wrong-pool"
     for blocks, block_bytes in ((0, 1), (65_537, 1), (1, 0), (1, None), (None, 1), ((1 << 32) - 1, 1), (2, 1 << 62)):
-        with pytest.raises(pw.WrongPool, match="cannot make pool") as raised:
+        with pytest.raises(pw.WrongPool, match="cannot create pool") as raised:
             domain.pool("x", blocks=blocks, block_bytes=block_bytes, device="host")
         assert raised.value.anchor == "bad-pool"
     for blocks in (-1, 1 << 32):

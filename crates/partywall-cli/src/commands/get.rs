@@ -82,7 +82,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     // Devices and pipes are opened and written. A file that another process creates while this command writes its
     // temporary file is replaced.
     if !stream && !arguments.force && std::fs::metadata(&arguments.file).is_ok_and(|file| file.is_file()) {
-        let message = format!("{} exists already", arguments.file.display());
+        let message = format!("{} already exists", arguments.file.display());
         return Err(Failure::new(ErrorKind::Refused, message, "name another file, or add --force to replace this one"));
     }
     let wait = arguments.wait.unwrap_or_default();

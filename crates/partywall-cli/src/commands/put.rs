@@ -30,7 +30,7 @@ pub(crate) struct Arguments {
     /// Where the memory is: auto (the first GPU, else host memory), host, cuda, cuda:N, or a GPU's UUID
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: DeviceChoice,
-    /// Do nothing if the name exists already; this is not a failure
+    /// Do nothing if the name already exists; this is not a failure
     #[arg(long)]
     if_absent: bool,
     /// Keep running and hold the name until Ctrl-C, SIGTERM or its removal; the name ends with this process. Without
@@ -93,11 +93,11 @@ fn bad_name(name: &str, error: Error) -> Failure {
     Failure::new(ErrorKind::Usage, message, format!("`partywall put FILE {name}` commits the next version"))
 }
 
-/// Handles a name that exists already, for `--if-absent`. Returns every other error.
+/// Handles a name that already exists, for `--if-absent`. Returns every other error.
 fn exists(context: &Context, arguments: &Arguments, error: Error) -> Result<(), Failure> {
     match error {
         Error::Denied(Denied::NameExists { name, version }) if arguments.if_absent => {
-            let text = format!("{name}@{version} exists already; nothing was done");
+            let text = format!("{name}@{version} already exists; nothing was done");
             context.output().announce(text, &json!({ "name": name, "version": version, "existed": true }));
             Ok(())
         }

@@ -149,7 +149,7 @@ fn explained(domain: &Domain, name: &str, error: Error) -> Failure {
         Some(kind @ "semaphore") => (kind, String::new()),
         _ => return error.into(),
     };
-    let message = format!("{kind} {name:?} cannot be removed: it goes with the last process that has it open");
+    let message = format!("{kind} {name:?} cannot be removed: it ends with the last process that has it open");
     Failure::new(ErrorKind::Refused, message, format!("`partywall show {name}` lists those processes{also}"))
 }
 

@@ -80,7 +80,7 @@ impl Error {
             Self::LimitReached(error) => error.help(language),
             Self::Busy(error) => error.help(),
             Self::Timeout { .. } => ErrorKind::TimedOut.help("timeout", "wait longer, or check the process that should have done it: `partywall ps` lists members, `partywall ls` names"),
-            Self::Cancelled { .. } => ErrorKind::TimedOut.help("cancelled", "call it again to wait further: what it waited for was neither taken nor lost"),
+            Self::Cancelled { .. } => ErrorKind::TimedOut.help("cancelled", "call it again to continue waiting: nothing was taken or lost"),
             Self::Gone(error) => error.help(language),
             Self::InvalidData(error) => error.help(),
             Self::Unreachable(error) => error.help(),
@@ -173,10 +173,10 @@ pub(super) fn after_the_end(ending: Ending, language: Language) -> &'static str 
             "let its process run, and its domain and segment open, for as long as others need the name; or pass kept=True"
         }
         (Ending::Withdrawn | Ending::OwnerDied, Language::Shell) => {
-            "let its owner run for as long as others need the name, or have it make the name as kept"
+            "keep its owner running for as long as others need the name, or create the name as kept"
         }
-        (Ending::Unused, _) => "keep it open in one process for as long as others need it, or make it as kept",
-        _ => "make it again if it is still needed",
+        (Ending::Unused, _) => "keep it open in one process for as long as others need it, or create it as kept",
+        _ => "create it again if it is still needed",
     }
 }
 

@@ -25,7 +25,7 @@ pub enum InvalidArgument {
         last: u64,
     },
     /// A semaphore cannot have this number of permits.
-    #[error("semaphore {name:?} cannot have {asked} permits: it has 1 to {}", crate::MAX_PERMITS)]
+    #[error("semaphore {name:?} cannot have {asked} permits: the number must be 1 to {}", crate::MAX_PERMITS)]
     Maximum {
         /// The semaphore.
         name: String,
@@ -33,7 +33,7 @@ pub enum InvalidArgument {
         asked: u32,
     },
     /// The options of a pool or topic are invalid.
-    #[error("cannot make {} {name:?}: {why}", of.name())]
+    #[error("cannot create {} {name:?}: {why}", of.name())]
     Options {
         /// Which of the two.
         of: Named,
@@ -130,13 +130,13 @@ impl InvalidArgument {
     /// Returns the class of the error, its entry of the documentation, and what to do about it.
     pub(super) fn help(&self) -> Help {
         match self {
-            Self::Value { .. } => ErrorKind::Usage.help("bad-value", "signal values that grow, up to 2^61"),
+            Self::Value { .. } => ErrorKind::Usage.help("bad-value", "signal increasing values, up to 2^61"),
             Self::Maximum { .. } => ErrorKind::Usage.help("bad-maximum", "open it with a number in that range"),
-            Self::Options { of: Named::Pool, .. } => ErrorKind::Usage.help("bad-pool", "give the number of blocks and their bytes, within that range"),
-            Self::Options { .. } => ErrorKind::Usage.help("bad-topic", "give dtype and shape, or max_bytes for samples that vary, and numbers within that range"),
-            Self::TooFewBlocks { needed, .. } => ErrorKind::Usage.help("pool-too-small", format!("leave the number of blocks out, or give at least {needed}; or promise less")),
+            Self::Options { of: Named::Pool, .. } => ErrorKind::Usage.help("bad-pool", "give the number of blocks and the bytes of each block, within the range"),
+            Self::Options { .. } => ErrorKind::Usage.help("bad-topic", "give dtype and shape, or max_bytes if samples vary, and numbers within the range"),
+            Self::TooFewBlocks { needed, .. } => ErrorKind::Usage.help("pool-too-small", format!("omit the number of blocks, or give at least {needed}, or reduce the other numbers")),
             Self::Version { name, .. } => ErrorKind::Usage.help("bad-version", format!("`partywall show {name}` lists its versions; without `@` it means the latest")),
-            Self::SocketPath { .. } => ErrorKind::Usage.help("path-too-long", "name a shorter socket (--socket, PARTYWALL_SOCKET); one that is derived from the domain's name lies in $XDG_RUNTIME_DIR, else in $TMPDIR: shorten that"),
+            Self::SocketPath { .. } => ErrorKind::Usage.help("path-too-long", "use a shorter path (--socket, PARTYWALL_SOCKET), or shorten $XDG_RUNTIME_DIR or $TMPDIR, which contain the default socket"),
             Self::Name { .. } => ErrorKind::Usage.help("bad-name", "choose a name of letters, digits and `._-`"),
             Self::Pattern { .. } => ErrorKind::Usage.help("bad-pattern", "`*` stands for any characters and `?` for one, the rest is as in a name"),
             Self::Table { source: TableError::ForeignLayout { .. }, .. } => ErrorKind::Refused.help("bad-table", "run the same Partywall release on both sides"),

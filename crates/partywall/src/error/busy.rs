@@ -50,9 +50,7 @@ pub enum Busy {
         tasks: u32,
     },
     /// There are tasks, but no output block is free.
-    #[error(
-        "queue {queue:?} has no free output block: {results} results that nobody has taken keep theirs, of {outputs}"
-    )]
+    #[error("queue {queue:?} has no free output block: {results} of {outputs} hold results that were not taken")]
     OutputsFull {
         /// The queue.
         queue: String,
@@ -112,15 +110,15 @@ impl Busy {
     pub(super) fn help(&self) -> Help {
         match self {
             Self::Writer { .. } => ErrorKind::Refused.help("writer-exists", "one writer at a time: use another name, close that writer, or end its waits with `partywall abandon NAME`"),
-            Self::TopicFull { pid: Some(pid), .. } => ErrorKind::Refused.help("topic-full", format!("wait for it, or end its part in the topic with `partywall evict {pid}`; a subscriber that may miss samples keeps nobody waiting")),
-            Self::TopicFull { topic, .. } => ErrorKind::Refused.help("topic-full", format!("`partywall show {topic}` says which; `partywall evict PID` ends its part in the topic; a subscriber that may miss samples keeps nobody waiting")),
+            Self::TopicFull { pid: Some(pid), .. } => ErrorKind::Refused.help("topic-full", format!("wait for it, or detach it with `partywall evict {pid}`; a subscriber that may miss samples never blocks publishers")),
+            Self::TopicFull { topic, .. } => ErrorKind::Refused.help("topic-full", format!("`partywall show {topic}` names the subscriber; `partywall evict PID` detaches it; a subscriber that may miss samples never blocks publishers")),
             Self::NotReady { .. } => ErrorKind::CheckFailed.help("not-ready", "wait() for it on the host, or order a stream behind it with device_on()"),
             Self::QueueFull { queue, .. } => ErrorKind::Refused.help("queue-full", format!("take results, start workers, or wait longer; `partywall show {queue}` says where the tasks are; a queue made with more tasks has more room")),
             Self::OutputsFull { queue, .. } => ErrorKind::Refused.help("outputs-full", format!("take results, or drop them with `partywall queue purge {queue}`; a queue made with more outputs has more room")),
             Self::TaskRunning { .. } => ErrorKind::Refused.help("task-running", "wait for its result; only a pending task can be cancelled"),
             Self::TaskState { .. } => ErrorKind::Refused.help("task-state", "only a dead letter can be retried, and only a dead letter or a result that was not taken can be purged; a pending task can be cancelled by its ticket"),
             Self::InputsNotReady { .. } => ErrorKind::CheckFailed.help("inputs-not-ready", "wait_inputs() on the host, or order a stream behind them with wait_inputs_on(), and complete the task after that"),
-            Self::AttachmentInUse { queue, .. } => ErrorKind::Refused.help("attachment-in-use", format!("detach it when they are done; `partywall queue ls {queue}` lists them; retry or purge dead letters")),
+            Self::AttachmentInUse { queue, .. } => ErrorKind::Refused.help("attachment-in-use", format!("wait for the tasks, or retry or purge dead letters (`partywall queue ls {queue}` lists them), then detach it")),
             Self::BrokerInUse { .. } => ErrorKind::Refused.help("in-use", "`partywall ls` and `partywall status` show them; `partywall stop --force` drops all"),
         }
     }

@@ -30,7 +30,7 @@ pub enum InvalidData {
         ending: TimelineEnding,
     },
     /// The sample was made of a sample that had failed: it contains garbage.
-    #[error("sample {position} of topic {topic:?} was made of a sample that has failed")]
+    #[error("sample {position} of topic {topic:?} was made from a sample that has failed")]
     SampleTainted {
         /// The topic.
         topic: String,
@@ -54,7 +54,7 @@ pub enum InvalidData {
         task: String,
     },
     /// The attempt whose output a stream was to read has failed.
-    #[error("attempt {attempt} of task {task} has no result: what a stream has read of its output is not valid")]
+    #[error("attempt {attempt} of task {task} has no result: data that a stream has read from its output is invalid")]
     TaskAttempt {
         /// The reference of the task.
         task: String,
@@ -76,11 +76,11 @@ impl InvalidData {
     pub(super) fn help(&self) -> Help {
         match self {
             Self::Tainted { .. } => ErrorKind::CheckFailed.help("tainted", "do the work again from its inputs; a new writer of the timeline starts without the mark"),
-            Self::SampleFailed { .. } => ErrorKind::CheckFailed.help("sample-failed", "drop it, and what was made of it; later samples of other publishers are not concerned"),
-            Self::SampleTainted { .. } => ErrorKind::CheckFailed.help("sample-tainted", "drop it; make it again from samples whose check() says that they are valid"),
-            Self::TaskFailed { .. } => ErrorKind::CheckFailed.help("task-failed", "mend what the reason says, then retry it or purge it: `partywall queue ls NAME` lists dead letters"),
-            Self::TaskInputs { .. } => ErrorKind::CheckFailed.help("inputs-never-complete", "drop the task; its submitter has to submit it again"),
-            Self::TaskAttempt { .. } => ErrorKind::CheckFailed.help("attempt-without-result", "drop what was made of its output, and wait for the task again: another worker does it"),
+            Self::SampleFailed { .. } => ErrorKind::CheckFailed.help("sample-failed", "drop the sample and everything made from it; later samples of other publishers are not affected"),
+            Self::SampleTainted { .. } => ErrorKind::CheckFailed.help("sample-tainted", "drop it, and make it again from samples that check() accepts"),
+            Self::TaskFailed { .. } => ErrorKind::CheckFailed.help("task-failed", "fix the reported cause, then retry or purge the task: `partywall queue ls NAME` lists dead letters"),
+            Self::TaskInputs { .. } => ErrorKind::CheckFailed.help("inputs-never-complete", "drop the task; its submitter must submit it again"),
+            Self::TaskAttempt { .. } => ErrorKind::CheckFailed.help("attempt-without-result", "drop everything made from its output, and wait for the task again: another worker runs it"),
             Self::Table { source: TableError::ForeignLayout { .. }, .. } => ErrorKind::Refused.help("damaged-table", "run the same Partywall release on both sides"),
             Self::Table { name, .. } => ErrorKind::Refused.help("damaged-table", format!("commit {name:?} again: the process that committed it wrote a bad table, this one only read it; `partywall show {name}` names that process")),
         }

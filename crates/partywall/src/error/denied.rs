@@ -12,7 +12,7 @@ use super::{
 #[non_exhaustive]
 pub enum Denied {
     /// The name exists, and the call was to create it only if it did not.
-    #[error("{name:?} exists already (version {version})")]
+    #[error("{name:?} already exists (version {version})")]
     NameExists {
         /// The name.
         name: String,
@@ -38,13 +38,13 @@ pub enum Denied {
         why: NoGrowth,
     },
     /// Published memory ends with its publisher, so its name cannot be kept.
-    #[error("{name:?} cannot be kept: its memory goes with this process")]
+    #[error("{name:?} cannot be kept: its memory ends with this process")]
     Keeping {
         /// The name.
         name: String,
     },
     /// Published memory ends with its publisher, so no queue can hold it.
-    #[error("no queue can hold {name:?} version {version}: its memory goes with its publisher")]
+    #[error("no queue can hold {name:?} version {version}: its memory ends with its publisher")]
     Attaching {
         /// The name.
         name: String,
@@ -52,16 +52,16 @@ pub enum Denied {
         version: u64,
     },
     /// The connection is not a member of the domain ([`DomainOptions::operator`](crate::DomainOptions::operator)).
-    #[error("this connection has no seat in the domain: it can only list, show, evict, remove, and end the broker")]
+    #[error("this connection is not a member of the domain: it can only list, show, evict, remove, and end the broker")]
     NoSeat,
     /// The member is dead, and its memory is in quarantine, because its work on a GPU may not be over.
-    #[error("pid {pid} is dead already, and what it held is in quarantine")]
+    #[error("pid {pid} is already dead, and its memory is in quarantine")]
     Unproven {
         /// The member's pid.
         pid: u32,
     },
     /// The member has nothing in quarantine, because it is not known to be dead.
-    #[error("nothing of pid {pid} is in quarantine: it {}", member_state(*state))]
+    #[error("pid {pid} has nothing in quarantine: it {}", member_state(*state))]
     NotUnproven {
         /// The member's pid.
         pid: u32,
@@ -82,8 +82,8 @@ impl Denied {
             Self::Keeping { .. } => ErrorKind::Refused.help("cannot-keep", "publish a copy (commit_copy(), in Python put()), which the broker keeps; or leave out kept()"),
             Self::Attaching { .. } => ErrorKind::Refused.help("cannot-attach", "publish a copy (commit_copy(), in Python put()), or commit a segment, and attach that"),
             Self::NoSeat => ErrorKind::Refused.help("needs-seat", "connect without operator(true)"),
-            Self::Unproven { pid } => ErrorKind::Refused.help("unproven", format!("`partywall rm --unproven {pid}` gives it back, once nothing of it runs on a GPU any more")),
-            Self::NotUnproven { pid, .. } => ErrorKind::Refused.help("not-unproven", format!("`partywall evict {pid} --kill` ends it; what it holds comes back when it is dead")),
+            Self::Unproven { pid } => ErrorKind::Refused.help("unproven", format!("`partywall rm --unproven {pid}` frees it; run this once no work of the process is left on a GPU")),
+            Self::NotUnproven { pid, .. } => ErrorKind::Refused.help("not-unproven", format!("`partywall evict {pid} --kill` ends it; its memory is freed once it is dead")),
         }
     }
 }

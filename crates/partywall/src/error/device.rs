@@ -66,7 +66,7 @@ pub enum DeviceFault {
         source: CudaError,
     },
     /// The stream is being captured into a CUDA graph, whose every launch would repeat the wait or signal.
-    #[error("{what}: the stream is being captured into a CUDA graph, which this cannot be part of")]
+    #[error("{what}: the stream is being captured into a CUDA graph, and this operation cannot be part of a graph")]
     Captured {
         /// The operation to enqueue.
         what: String,
@@ -101,7 +101,7 @@ impl DeviceFault {
                     "broken-context" => "the CUDA context of this process is broken: restart this process",
                     "cannot-page-lock" => "raise the limit of locked memory (`ulimit -l`), or pin less",
                     "event-not-shared" => {
-                        "both processes need one /dev/shm and one user, and the maker keeps the event; a timeline needs none of this"
+                        "run both processes as one user with one /dev/shm, and keep the event in the process that created it; or use a timeline"
                     }
                     _ => "`partywall doctor` checks the driver",
                 };

@@ -53,9 +53,9 @@ pub enum Gone {
         /// The semaphore.
         name: String,
     },
-    /// The referenced block is not offered any more: it was accepted, taken back, or freed after its holder's death. The
+    /// The referenced block is no longer offered: it was accepted, taken back, or freed after its holder's death. The
     /// block may contain data of another process now.
-    #[error("{block} is not offered any more")]
+    #[error("{block} is no longer offered")]
     Block {
         /// The reference.
         block: String,
@@ -117,33 +117,54 @@ impl Gone {
     /// Returns the class of the error, its entry of the documentation, and what to do about it.
     pub(super) fn help(&self, language: Language) -> Help {
         match self {
-            Self::OwnerDied { .. } => ErrorKind::NotFound.help("owner-died", "start its publisher again and wait for \
-                it with a timeout; memory that must outlive its process is committed or published as a copy"),
-            Self::Withdrawn { .. } => ErrorKind::NotFound.help("withdrawn", "wait with a timeout if it will be \
-                published again"),
+            Self::OwnerDied { .. } => ErrorKind::NotFound.help(
+                "owner-died",
+                "start its publisher again and wait for \
+                it with a timeout; memory that must outlive its process is committed or published as a copy",
+            ),
+            Self::Withdrawn { .. } => ErrorKind::NotFound.help(
+                "withdrawn",
+                "wait with a timeout if it will be \
+                published again",
+            ),
             Self::Timeline { ending, .. } => ended_timeline(*ending),
-            Self::Permit { .. } => ErrorKind::Refused.help("not-held", "give each permit back once, by the process that acquired it"),
-            Self::Block { .. } => ErrorKind::NotFound.help("stale-block", "accept each reference once, while the process that offered it lives and has the pool open"),
-            Self::HeldBlock { .. } => ErrorKind::Refused.help("block-not-held", "give each block back once, by the process that has it, and use it no more"),
+            Self::Permit { .. } => {
+                ErrorKind::Refused.help("not-held", "give each permit back once, by the process that acquired it")
+            }
+            Self::Block { .. } => ErrorKind::NotFound.help(
+                "stale-block",
+                "accept each reference once, while the process that offered it lives and has the pool open",
+            ),
+            Self::HeldBlock { .. } => ErrorKind::Refused.help(
+                "block-not-held",
+                "give each block back once, by the process that holds it, and do not use it afterwards",
+            ),
             Self::TopicIdle { .. } => {
                 let otherwise = match language {
                     Language::Rust => "subscribe without until_idle()",
                     Language::Python => "subscribe without until=\"idle\"",
                     Language::Shell => "leave out --until-idle",
                 };
-                ErrorKind::CheckFailed.help("topic-idle", format!("stop receiving; to wait for further publishers {otherwise}"))
+                ErrorKind::CheckFailed
+                    .help("topic-idle", format!("stop receiving; to wait for further publishers {otherwise}"))
             }
             Self::Detached { .. } => ErrorKind::Refused.help("detached", "join the topic again"),
-            Self::Claim { .. } => ErrorKind::Refused.help("claim-taken-back", "drop what was made of it and claim the next task; a worker that needs longer extends its lease in time"),
-            Self::Task { .. } => ErrorKind::NotFound.help("task-gone", "take each result once; `partywall show NAME` counts the tasks of the queue"),
-            Self::Attachment { .. } => ErrorKind::NotFound.help("attachment-gone", "attach the segment again, and name the part by the new attachment"),
-            Self::Evicted { .. } => ErrorKind::Refused.help("evicted", "restart this process, or connect anew: a new connection is a new member"),
+            Self::Claim { .. } => ErrorKind::Refused.help(
+                "claim-taken-back",
+                "drop its results and claim the next task; a worker that needs more time must extend its lease",
+            ),
+            Self::Task { .. } => ErrorKind::NotFound
+                .help("task-gone", "take each result once; `partywall show NAME` counts the tasks of the queue"),
+            Self::Attachment { .. } => ErrorKind::NotFound
+                .help("attachment-gone", "attach the segment again, and name the part by the new attachment"),
+            Self::Evicted { .. } => ErrorKind::Refused
+                .help("evicted", "restart this process, or connect anew: a new connection is a new member"),
         }
     }
 }
 
 fn ended_timeline(ending: TimelineEnding) -> Help {
-    let again = "start its writer again, then follow() the timeline: the next writer goes on from the last value; treat work enqueued behind this wait as garbage";
+    let again = "start its writer again, then follow() the timeline: the next writer continues from the last value; treat the results of work enqueued behind this wait as garbage";
     match ending {
         TimelineEnding::OwnerFaulted => ErrorKind::CheckFailed.help("writer-faulted", again),
         TimelineEnding::Evicted => ErrorKind::CheckFailed.help("writer-evicted", again),
@@ -153,10 +174,10 @@ fn ended_timeline(ending: TimelineEnding) -> Help {
         ),
         TimelineEnding::Abandoned => ErrorKind::CheckFailed.help(
             "timeline-abandoned",
-            "its writer opens it again to go on from the last value; waiters then follow()",
+            "open it again in its writer, which continues from the last value; waiters then follow()",
         ),
         TimelineEnding::BrokerGone => ErrorKind::CheckFailed
-            .help("timeline-lost", "connect again; timelines are made anew by the processes that open them"),
+            .help("timeline-lost", "connect again; the processes that open timelines create them again"),
         _ => ErrorKind::CheckFailed.help("writer-died", again),
     }
 }

@@ -132,8 +132,8 @@ impl TopicLimit {
         match self {
             Self::Publishers => format!("topic {topic:?} has {most} publishers, and no room for more"),
             Self::Subscribers => format!("topic {topic:?} has {most} subscribers, and no room for more"),
-            Self::Loans => format!("this publisher of topic {topic:?} has as many loans as it may, {most}"),
-            Self::Held => format!("this subscriber of topic {topic:?} holds as many samples as it may, {most}"),
+            Self::Loans => format!("this publisher of topic {topic:?} has {most} loans, which is its limit"),
+            Self::Held => format!("this subscriber of topic {topic:?} holds {most} samples, which is its limit"),
         }
     }
 

@@ -30,7 +30,7 @@ pub enum Mismatch {
         wanted: Named,
     },
     /// A pool or topic differs from the caller's options, or is not the one that was meant.
-    #[error("{} {name:?} is not as asked: {why}", of.name())]
+    #[error("{} {name:?} is not as requested: {why}", of.name())]
     Options {
         /// Which of the two.
         of: Named,
@@ -40,7 +40,7 @@ pub enum Mismatch {
         why: String,
     },
     /// The data does not fit into a block.
-    #[error("a block of {} {name:?} has {has} bytes, and {needed} are needed", of.name())]
+    #[error("a block of {} {name:?} has {has} bytes, but {needed} are needed", of.name())]
     BlockSize {
         /// The pool or topic.
         name: String,
@@ -98,14 +98,14 @@ impl Mismatch {
                 };
                 ErrorKind::Usage.help(anchor, format!("{}, or choose another name", use_as_it_is(name, *is, language)))
             }
-            Self::Maximum { .. } => ErrorKind::Usage.help("wrong-maximum", "open it with the number that it has, or use another name; it goes with the last process that has it open"),
+            Self::Maximum { .. } => ErrorKind::Usage.help("wrong-maximum", "open it with the number that it has, or use another name; it ends with the last process that has it open"),
             Self::Options { of, name, .. } => {
                 let anchor = match of {
                     Named::Pool => "wrong-pool",
                     Named::Queue => "wrong-queue",
                     _ => "wrong-topic",
                 };
-                ErrorKind::Usage.help(anchor, format!("open it as it is, or use another name; `partywall show {name}` says how it is"))
+                ErrorKind::Usage.help(anchor, format!("open it with its own options, which `partywall show {name}` lists, or use another name"))
             }
             Self::BlockSize { of: Named::Topic, .. } => ErrorKind::Usage.help("block-too-small", "make the topic with a larger max_bytes, or publish smaller samples"),
             Self::BlockSize { of: Named::Queue, .. } => ErrorKind::Usage.help("block-too-small", "make the queue with larger outputs, or ask for less room"),

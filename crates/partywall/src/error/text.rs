@@ -16,9 +16,9 @@ pub(super) fn ended_text(name: &str, ended: &Option<Box<Ended>>) -> String {
     let Some(ended) = ended else { return String::new() };
     let Ended { version, ending, pid, program, ago } = &**ended;
     let how = match ending {
-        Ending::Withdrawn | Ending::OwnerDied => "went with its owner",
+        Ending::Withdrawn | Ending::OwnerDied => "ended with its owner",
         Ending::Removed => "was removed by",
-        Ending::Unused => "went with its last user",
+        Ending::Unused => "ended with its last user",
         _ => "ended for a reason newer than this library, by",
     };
     let comma = if how.ends_with(" by") { "" } else { "," };
@@ -111,7 +111,7 @@ pub(super) fn limit_name(limit: Limit) -> &'static str {
         Limit::Clients => "members",
         Limit::ClientsOfProcess => "members of one process",
         Limit::HungUp => "members that one process has hung up on",
-        Limit::Operators => "connections without a seat",
+        Limit::Operators => "connections that are not members",
         Limit::Message => "message bytes",
         Limit::Waits => "waiting requests of one member",
         Limit::Leases => "leases of one member",
@@ -174,12 +174,12 @@ pub(super) fn bad_value(value: u64, last: u64) -> String {
 
 pub(super) fn no_growth(why: NoGrowth) -> String {
     match why {
-        NoGrowth::Fixed => "it is not mutable, or of a kind that cannot".into(),
+        NoGrowth::Fixed => "it is not mutable, or its kind of memory cannot grow".into(),
         NoGrowth::NotCommitter => "only the process that committed it can make it longer".into(),
         NoGrowth::CommitterGone => "its committer has dropped it".into(),
-        NoGrowth::Behind => "it has grown since this process last looked".into(),
+        NoGrowth::Behind => "it has grown since this process last refreshed it".into(),
         NoGrowth::Reserved { reserved, needed } => {
-            format!("it would have {} and {} are reserved for it", bytes(needed), bytes(reserved))
+            format!("it would have {}, but only {} are reserved", bytes(needed), bytes(reserved))
         }
         _ => "for a reason newer than this library".into(),
     }

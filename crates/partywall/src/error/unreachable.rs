@@ -130,7 +130,7 @@ impl Unreachable {
             Self::NotStarted { advice: Some(advice), .. } => ErrorKind::Unreachable.help("broker-not-started", advice.clone()),
             Self::NotStarted { .. } => ErrorKind::Unreachable.help("broker-not-started", "run `partywall serve` to see why, and `partywall doctor`"),
             Self::NoAnswer { .. } => ErrorKind::Unreachable.help("connection-refused", "start one with `partywall serve`, or check --domain and PARTYWALL_SOCKET"),
-            Self::Gone { .. } => ErrorKind::Unreachable.help("broker-gone", "connect again; names are made anew by their owners"),
+            Self::Gone { .. } => ErrorKind::Unreachable.help("broker-gone", "connect again; the owners of names must create them again"),
             Self::Version { .. } => ErrorKind::Unreachable.help("version-mismatch", "run `partywall stop --force` (it drops all names), then try again"),
             Self::UnsafeDirectory { path, .. } => ErrorKind::Unreachable.help("unsafe-directory", format!("make it yours alone (chmod 700 {}), or set PARTYWALL_SOCKET to a socket in another directory", path.display())),
             Self::User { .. } => ErrorKind::Unreachable.help("wrong-user", "run both as one user, or use another PARTYWALL_SOCKET"),

@@ -46,7 +46,7 @@ fn recently_ended_name_is_reported_with_its_ending() {
     drop(commit(&ours, "owned", 1, false));
     let (ending, text) = ended(theirs.open("owned", Duration::ZERO));
     assert_eq!(ending, Ending::Withdrawn);
-    let who = format!("owned@1 went with its owner, pid {} (domain-", std::process::id());
+    let who = format!("owned@1 ended with its owner, pid {} (domain-", std::process::id());
     assert!(text.contains(&who) && text.contains("s ago") && text.contains("kept(true)"), "{text}");
     assert!(matches!(theirs.remove("owned"), Err(Error::NotFound(NotFound::Name { ended: Some(_), .. }))));
     assert!(matches!(theirs.inspect("owned"), Err(Error::NotFound(NotFound::Name { ended: Some(_), .. }))));
@@ -60,7 +60,7 @@ fn recently_ended_name_is_reported_with_its_ending() {
     drop(ours.pool("pool").blocks(1).block_bytes(1).place(place()).create().unwrap());
     let (ending, text) = ended(theirs.open("pool", Duration::ZERO));
     assert_eq!(ending, Ending::Unused);
-    assert!(text.contains("went with its last user, pid"), "{text}");
+    assert!(text.contains("ended with its last user, pid"), "{text}");
     drop(commit(&ours, "owned", 1, false));
     let _again = commit(&ours, "owned", 2, false);
     assert_eq!(value(&theirs.open("owned", Duration::ZERO).unwrap()), 2);
@@ -139,7 +139,7 @@ fn open_times_out_and_leaves_nothing() {
     assert_eq!(late("never"), r#"cannot open "never": no process committed it within 0.0 s"#);
     drop(commit(&domain, "never", 1, false));
     let again = late("never");
-    assert!(again.starts_with(r#"cannot open "never": never@1 went with its owner, pid "#), "{again}");
+    assert!(again.starts_with(r#"cannot open "never": never@1 ended with its owner, pid "#), "{again}");
     assert!(again.ends_with(" ago, and no process committed it again within 0.0 s"), "{again}");
     let timeline = domain.timeline("line").unwrap();
     let missing = r#"cannot open "line": there is a timeline of that name, and no process committed a segment within"#;

@@ -507,7 +507,7 @@ fn dtype_and_shape_are_the_type_of_all_samples() {
     let error = images().dtype(DType::I8).open_or_create().unwrap_err().to_string();
     let asked = "int8 [4, 6, 3]";
     let has = "uint8 [4, 6, 3]";
-    assert_eq!(error, format!("topic \"images\" is not as asked: its samples are of {has}, not of {asked}"));
+    assert_eq!(error, format!("topic \"images\" is not as requested: its samples are of {has}, not of {asked}"));
     // What may be of any size needs one, and what is of one size has that.
     let other = || domain.topic("other").place(place());
     for bad in [

@@ -45,7 +45,7 @@ impl Recording {
         let file = options.open(path).map_err(|error| match error.kind() {
             IoErrorKind::AlreadyExists => Failure::new(
                 ErrorKind::Refused,
-                format!("{} exists already", path.display()),
+                format!("{} already exists", path.display()),
                 "name another file, or replace it with --force",
             ),
             _ => failed(path, "cannot be created", &error),
