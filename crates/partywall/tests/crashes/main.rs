@@ -1,5 +1,5 @@
-//! Processes that are killed, or stopped, between any two steps of what they do to memory that others share with them.
-//! Whatever they leave, nothing is lost, and the others go on.
+//! Processes that are killed or stopped between any two steps of an operation on shared memory. Nothing is lost, and the
+//! other processes continue.
 #![allow(clippy::unwrap_used, reason = "what is said of tests holds for their helpers")]
 
 mod points;
@@ -23,7 +23,7 @@ fn role(role: &str, fd: &OwnedFd) -> Command {
     command
 }
 
-/// Not a test: what the other processes are.
+/// Not a test: the body of the other processes.
 #[test]
 fn play() {
     let Ok(role) = std::env::var(ROLE) else { return };

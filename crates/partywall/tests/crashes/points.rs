@@ -1,4 +1,4 @@
-//! Which points are passed, by tests that say so with [`assert_passed`].
+//! Checks that tests pass all crash points. Tests report the points that they pass to [`assert_passed`].
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -151,7 +151,7 @@ const PASSED: &[&[&str]] = &[
     QUEUE_RECOVERED,
 ];
 
-/// That a test has passed these points.
+/// Checks that a test has passed these points.
 pub(crate) fn assert_passed(points: &BTreeSet<String>, expected: &[&[&str]]) {
     let missed: Vec<_> = expected.concat().into_iter().filter(|point| !points.contains(*point)).collect();
     assert!(missed.is_empty(), "{missed:?} are not among {points:?}");

@@ -1,5 +1,5 @@
-//! Pools: whoever crashes while a block changes hands leaves it with one of the two, and nobody loses it for ever. Taking
-//! blocks, waiting for them and giving them back is what semaphores do with permits.
+//! Pools: if a process crashes while it hands a block to another, one of the two has the block, and the block is not lost.
+//! Taking blocks, waiting for them and giving them back works as with the permits of semaphores, whose tests cover it.
 
 use std::{fs::File, os::fd::OwnedFd, sync::mpsc::channel, thread::JoinHandle, time::Duration};
 
@@ -14,11 +14,11 @@ use super::points::{SLOT_ACCEPTED, SLOT_OFFERED, SLOT_REVOKED, SLOTS_RECOVERED, 
 
 /// The row of the process that crashes.
 const CRASHING: u16 = 1;
-/// That of one that was dead before.
+/// The row of a process that was dead before.
 const DEAD: u16 = 7;
-/// That of the test.
+/// The row of the test.
 const OURS: u16 = 20;
-/// The role of who takes the first block over, and behind it the block's generation.
+/// The role of the process that accepts the first block; the block's generation follows it.
 const TAKES_OVER: &str = "takes over ";
 
 pub(crate) fn play(role: &str, memory: File) {
@@ -60,7 +60,7 @@ pub(crate) fn play(role: &str, memory: File) {
     crash::disarm();
 }
 
-/// Sleeps until it has a block, and looks after those who were given one, or leaves that to others.
+/// Sleeps until it has a block. Also revokes blocks handed to stopped processes, or leaves that to others.
 fn alloc(pool: &Pool, row: u16, looks_after: bool) -> Held {
     loop {
         let mut waiter = match pool.take(row) {
@@ -101,7 +101,7 @@ impl Other {
     }
 
     fn finish(self) {
-        self.0.recv_timeout(WATCHDOG).expect("watchdog: somebody waits in vain");
+        self.0.recv_timeout(WATCHDOG).expect("watchdog: a waiter got no block");
         self.1.join().unwrap();
     }
 }
@@ -112,7 +112,7 @@ fn start(what: &str, blocks: u32) -> (std::process::Command, OwnedFd, Pool) {
     (super::role(&format!("pool {what}"), &memory), memory, pool)
 }
 
-/// The generation of what the next process takes of a pool that nobody uses.
+/// The generation of the next block that is taken from an unused pool.
 fn next_generation(pool: &Pool) -> u64 {
     let held = pool.try_take(OURS).unwrap();
     assert!(pool.free(&held));
@@ -141,10 +141,10 @@ fn offering() {
                 (!is_offered as u32, is_offered as u32, 0),
                 "{what}: {now:?}"
             );
-            // Whoever has been told of it takes it over, whatever its giver is.
+            // A process that has the reference can accept the block, whether its giver is dead or paused.
             let taken = is_offered.then(|| pool.accept(OURS, 0, generation).expect("it is offered"));
             let is_dead = crashed.is_dead_in_the_end();
-            // It went on, and offered it by now, unless it was taken.
+            // A paused process has continued and offered the block by now, unless the block was accepted before.
             let taken = taken.or_else(|| (!is_dead).then(|| pool.accept(OURS, 0, generation).expect("it is offered")));
             assert_eq!(pool.recover(|row| row == CRASHING), taken.is_none() as u32, "{what}");
             taken.iter().for_each(|held| assert!(pool.free(held), "{what}"));
@@ -169,8 +169,8 @@ fn taking_over() {
         |crashed, (memory, pool, generation)| {
             let what = format!("{crashed:?}");
             let other = Other::wait(&memory);
-            assert_eq!(pool.accept(OURS, 0, generation), None, "{what}: it is the other's, or was");
-            assert_eq!(pool.recover(|row| row == OURS), 0, "{what}: it is not its giver's any more");
+            assert_eq!(pool.accept(OURS, 0, generation), None, "{what}: the other process has accepted it");
+            assert_eq!(pool.recover(|row| row == OURS), 0, "{what}: the giver no longer holds it");
             if crashed.is_dead_in_the_end() {
                 pool.recover(|row| row == CRASHING);
             }
@@ -204,7 +204,8 @@ fn taking_back() {
     );
 }
 
-/// The broker dies while it takes back what a dead member had and had offered. It, or the one after it, begins again.
+/// The broker dies while it reclaims the held and offered blocks of a dead member. The next attempt, by this or another
+/// broker, starts again.
 #[test]
 fn reclaim_of_offered_blocks() {
     let points = at_each_point(
@@ -221,10 +222,10 @@ fn reclaim_of_offered_blocks() {
             other.finish();
             assert!(!pool.free(&held), "it was taken back");
             assert_eq!(pool.accept(OURS, offered.index(), offered.generation()), None, "it is stale");
-            // One may have been handed to him who has the other: whoever looks for one takes it.
+            // A block may have been handed to the process that holds the other one: any process that looks for a block takes it.
             let end = pool.audit();
             assert_eq!((end.free + end.stale, end.waiting, end.granted, end.invalid), (2, 0, 0, 0), "{end:?}");
-            let all = [(); 2].map(|()| pool.try_take(OURS).expect("all are to be had"));
+            let all = [(); 2].map(|()| pool.try_take(OURS).expect("all blocks are available"));
             all.iter().for_each(|held| assert!(pool.free(held)));
             assert_eq!(pool.audit(), idle(&pool));
         },
@@ -232,15 +233,15 @@ fn reclaim_of_offered_blocks() {
     assert_passed(&points, &[SLOTS_RECOVERED]);
 }
 
-/// A block was given to one who is stopped and does not take it. Another process takes it from him after a while, for the
-/// next who waits, and crashes.
+/// A block was handed to a stopped process, which does not take it. After a while another process revokes it for the next
+/// waiter, and crashes.
 #[test]
 fn take_of_a_granted_block() {
     let points = at_each_point(
         || {
             let (command, memory, pool) = start("takes for another what that one does not take", 1);
             let held = pool.try_take(OURS).unwrap();
-            // Waits in the row of one who is stopped: neither looks nor gives up.
+            // Waits in the row of the stopped process, which neither polls nor cancels.
             let Attempt::Waiting(stopped) = pool.take(DEAD) else { panic!("there is no block") };
             std::mem::forget(stopped);
             let other = Other::wait_and(&memory, false);

@@ -1,5 +1,5 @@
 //! Queues: a process crashes between any two steps of submitting, claiming, completing, failing, taking, cancelling, tending and
-//! recovering. Each task has one result, or is a dead letter; no task and no block is lost; the others go on.
+//! recovering. Each task has one result or is a dead letter; no task and no block is lost; the other processes continue.
 
 use std::{
     collections::BTreeMap,
@@ -30,14 +30,14 @@ use super::points::{
 
 /// The row of the process that crashes.
 const CRASHING: u16 = 1;
-/// That of one that was dead, or hung, before.
+/// The row of a process that was dead, or hung, before.
 const DEAD: u16 = 7;
-/// That of the test.
+/// The row of the test.
 const OURS: u16 = 20;
 
 const SHAPE: Shape = Shape { tasks: 8, inputs: 12, outputs: 12, lease: 0 };
 
-/// What each task names.
+/// The part that each task names.
 const PART: Part = Part { attachment: 0, offset: 0, bytes: 1 };
 
 /// Tasks that the test submits before a crash.
@@ -77,7 +77,7 @@ impl World {
         }
     }
 
-    /// Claims and completes what is pending.
+    /// Claims and completes all pending tasks.
     fn work(&self, row: u16) {
         while let Some((claimed, output)) = self.claim(row) {
             if self.queue.complete(self.pools(), &claimed, Some(&output)).is_err() {
@@ -86,7 +86,7 @@ impl World {
         }
     }
 
-    /// Takes a result, and says which task's it is.
+    /// Takes a result. Returns the number of its task.
     fn take(&self, row: u16, id: TaskId) -> Option<u64> {
         let number = self.number(id)?;
         let taken = self.queue.take(self.pools(), row, id).ok()?;
@@ -125,7 +125,7 @@ pub(crate) fn play(role: &str, queue: File) {
             }
         }
         "submits late" => {
-            // Workers pass its place meanwhile.
+            // Meanwhile workers pass the place of the task.
             let reserved = queue.reserve(CRASHING).unwrap();
             world.work(CRASHING);
             crash::arm();
@@ -207,10 +207,10 @@ pub(crate) fn play(role: &str, queue: File) {
     crash::disarm();
 }
 
-/// What surrounds the one that crashes.
+/// The processes around the crashing one.
 struct Others {
     world: World,
-    /// The process opens them by their numbers here.
+    /// The crashing process opens these file descriptors by their numbers in this process.
     _memory: [OwnedFd; 3],
 }
 
@@ -229,7 +229,7 @@ impl Others {
         (command, Self { world, _memory: [queue, inputs, outputs] })
     }
 
-    /// Submits, completes and takes, as processes do that wait for nothing of the one that crashed.
+    /// Submits, completes and takes tasks without waiting for the crashed process.
     fn go_on(&self, first: u64) {
         let started = Instant::now();
         for number in first..first + 4 {
@@ -252,14 +252,14 @@ impl Others {
         }
     }
 
-    /// What follows a crash, wherever it was. Returns how often each task of the test, or of the one that crashed, has a result
-    /// that is left.
+    /// Checks what follows a crash at any point. Returns the number of remaining results of each task, of the test or of the
+    /// crashed process.
     fn finish(self, crashed: Crashed) -> BTreeMap<u64, u32> {
         let what = format!("{crashed:?}");
         let World { queue, inputs, outputs } = &self.world;
         let is_named = !queue.tasks(0, 1, |state| state != TaskState::Done).is_empty();
         if queue.begin_detach(PART.attachment).is_none() {
-            assert!(!is_named, "{what}: a task names what was detached");
+            assert!(!is_named, "{what}: a task names a detached segment");
             queue.attach(PART.attachment);
         }
         self.go_on(2000);
@@ -277,7 +277,7 @@ impl Others {
         for id in self.world.ids(TaskState::Dead) {
             queue.dispose(self.world.pools(), OURS, id, |_| true).unwrap();
         }
-        // By now all of them have ended, but one that was only paused has nothing left either.
+        // By now all processes have ended. One that was only paused has nothing left either.
         if !is_paused {
             queue.recover(self.world.pools(), |row| [CRASHING, DEAD, OURS].contains(&row));
         } else {
@@ -354,7 +354,7 @@ fn working() {
 fn notifying() {
     let sleeper = |world: &World| {
         submit(world);
-        // As a thread does that is about to sleep.
+        // As a thread that is about to sleep.
         for event in [Event::Work, Event::Space, Event::Result] {
             world.queue.prepare(event);
         }
@@ -428,7 +428,7 @@ fn tending() {
         |crashed, others| {
             let what = format!("{crashed:?}");
             let is_paused = crashed.fate == Fate::Paused;
-            // Others tend the queue, too, if the one that crashed does not.
+            // Other processes tend the queue if the crashed process does not.
             std::thread::sleep(2 * partywall_shm::queue::TEND_EVERY);
             others.world.queue.tend(others.world.pools());
             let results = others.finish(crashed);
@@ -438,13 +438,13 @@ fn tending() {
     assert_passed(&points, &[TENDING]);
 }
 
-/// The broker takes a dead process's part back, and crashes itself.
+/// The broker crashes while it recovers the queue after the death of a process.
 #[test]
 fn recovering() {
     let left = |world: &World| {
         submit(world);
         world.work(OURS);
-        // A result that it has begun to take, what it has submitted, a place, an attempt, and blocks.
+        // The dead process has begun to take a result, and has submitted tasks, a place, an attempt, and blocks.
         for number in 10..12 {
             world.submit(DEAD, number, number == 10).unwrap();
         }
@@ -456,7 +456,7 @@ fn recovering() {
         || Others::start("is the broker", SHAPE, left),
         |crashed, others| {
             let what = format!("{crashed:?}");
-            // Another broker begins anew.
+            // Another broker starts again.
             let is_paused = crashed.fate == Fate::Paused;
             if !is_paused {
                 others.world.queue.recover(others.world.pools(), |row| row == DEAD);
@@ -469,7 +469,7 @@ fn recovering() {
 
 static RETRIED: OnceLock<Others> = OnceLock::new();
 
-/// Claims what is pending as soon as a late worker has drained its attempt.
+/// Claims the pending task as soon as a late worker has drained its attempt.
 fn claim_at_once(point: &'static str) {
     if !point.starts_with("queue: attempt drained") {
         return points::arm(0, claim_at_once);

@@ -1,4 +1,4 @@
-//! Semaphores: whoever crashes holds what he held, is in nobody's way, and loses it once he is known to be dead.
+//! Semaphores: a process that crashes keeps its permits until its death is proved, and blocks no other process.
 
 use std::{
     fs::File,
@@ -19,7 +19,7 @@ use super::points::{SLOT_GIVEN_UP, SLOT_HANDED, SLOT_TAKEN, SLOT_WAITED_FOR, SLO
 
 /// The row of the process that crashes.
 const CRASHING: u16 = 1;
-/// That of one that was dead before.
+/// The row of a process that was dead before.
 const DEAD: u16 = 7;
 
 pub(crate) fn play(role: &str, memory: File) {
@@ -31,7 +31,7 @@ pub(crate) fn play(role: &str, memory: File) {
             let held = try_acquire();
             semaphore.free(&held);
         }
-        // The test holds the permit, and gives it back as soon as somebody waits.
+        // The test holds the permit, and gives it back as soon as a process waits.
         "waits" => {
             crash::arm();
             let held = acquire(&semaphore, CRASHING);
@@ -40,7 +40,7 @@ pub(crate) fn play(role: &str, memory: File) {
         "gives up waiting" => {
             crash::arm();
             let Attempt::Waiting(waiter) = semaphore.take(CRASHING) else { panic!("the test holds it") };
-            // If it was paused, the permit may have come meanwhile.
+            // If the process was paused, it may have got the permit meanwhile.
             if let Some(held) = waiter.cancel() {
                 semaphore.free(&held);
             }
@@ -101,7 +101,7 @@ impl Others {
 
     fn finish(self) {
         for _ in &self.1 {
-            self.0.recv_timeout(WATCHDOG).expect("watchdog: somebody waits in vain");
+            self.0.recv_timeout(WATCHDOG).expect("watchdog: a waiter got no permit");
         }
         for thread in self.1 {
             thread.join().unwrap();
@@ -109,21 +109,21 @@ impl Others {
     }
 }
 
-/// What follows a crash, wherever it was.
+/// Checks what follows a crash at any point.
 fn others_go_on(memory: &OwnedFd, semaphore: &Semaphore, crashed: Crashed, others: Others) {
     let what = format!("{:?} at {:?}", crashed.fate, crashed.point);
     let others = if crashed.point.contains("slot held") {
-        // Nobody else gets it before he is known to be dead.
+        // No other process gets the permit before the death is proved.
         let now = semaphore.audit();
         assert_eq!((now.held, now.free, now.stale, now.invalid), (1, 0, 0, 0), "{what}: {now:?}");
         Some(others)
     } else {
-        // Whether he waits or serves, not even one who is stopped for ever is in anybody's way.
+        // Whether it waits or hands permits on, even a process that is stopped for ever blocks no other.
         others.finish();
         Others::wait(memory, 3).finish();
         None
     };
-    // One that was only paused goes on as if nothing had been.
+    // A process that was only paused continues as if nothing had happened.
     if crashed.is_dead_in_the_end() {
         semaphore.recover(|row| row == CRASHING);
     }
@@ -160,11 +160,11 @@ fn wait_for_a_permit() {
     let points = at_each_point(
         || {
             let (command, memory, semaphore) = start("waits", 1);
-            // It comes once he waits; or once he is no more.
+            // The permit is given once the crashing process waits, or once it is dead.
             let held = semaphore.try_take(20).unwrap();
             let giver = Semaphore::map(&memory).unwrap();
             let giving = std::thread::spawn(move || {
-                eventually("somebody waits", || giver.audit().waiting == 1);
+                eventually("the other process waits", || giver.audit().waiting == 1);
                 assert!(giver.free(&held));
             });
             (command, (memory, semaphore, giving))
@@ -200,7 +200,7 @@ fn giving_a_permit_to_waiters() {
     let points = at_each_point(
         || {
             let (command, memory, semaphore) = start("gives a permit to those who wait", 1);
-            // They begin once he has it.
+            // The waiters begin once the crashing process has the permit.
             let theirs = Semaphore::map(&memory).unwrap();
             let own = memory.try_clone().unwrap();
             let others = std::thread::spawn(move || {
@@ -216,13 +216,13 @@ fn giving_a_permit_to_waiters() {
     assert_passed(&points, &[SLOT_HANDED]);
 }
 
-/// The broker dies while it takes back what a dead member had. It, or the one after it, begins again.
+/// The broker dies while it reclaims the permits of a dead member. The next attempt, by this or another broker, starts again.
 #[test]
 fn reclaim_of_a_dead_member() {
     let points = at_each_point(
         || {
             let (command, memory, semaphore) = start("is the broker", 2);
-            // Two permits are held, one of them by the dead, who also waits for another, before somebody who lives.
+            // Two permits are held, one of them by the dead process, which also waits for another, ahead of a living process.
             let dead = semaphore.try_take(DEAD).unwrap();
             let held = semaphore.try_take(20).unwrap();
             let Attempt::Waiting(waiter) = semaphore.take(DEAD) else { panic!("both are held") };

@@ -1,5 +1,5 @@
-//! Timelines: whoever crashes keeps nobody waiting for longer than it takes to prove his death, and all agree on what he
-//! had signalled.
+//! Timelines: a process that crashes delays waiters only until its death is proved, and all processes agree on the values
+//! that it had signalled.
 
 use std::{
     collections::BTreeSet,
@@ -21,7 +21,7 @@ pub(crate) fn play(role: &str, memory: File) {
     let slab = Slab::map(memory).unwrap();
     let cell = slab.cell(0).unwrap();
     cell.start(0, 1);
-    // Somebody sleeps, or is about to: else nobody would be woken.
+    // A waiter sleeps, or is about to: otherwise the crashing process would wake no thread.
     cell.sleep(cell.prepare(), Duration::from_nanos(1));
     crash::arm();
     match role {
@@ -56,7 +56,7 @@ fn wait(memory: &OwnedFd, v: u64) -> Receiver<Progress> {
     receiver
 }
 
-/// Has a writer crash at each point of what it does. Returns the points.
+/// Makes a writer crash at each point of an operation. Returns the points.
 fn each_point_of(what: &str, test: impl Fn(&Cell, &OwnedFd, &Crashed)) -> BTreeSet<String> {
     at_each_point(
         || {
@@ -70,7 +70,7 @@ fn each_point_of(what: &str, test: impl Fn(&Cell, &OwnedFd, &Crashed)) -> BTreeS
             test(cell, &memory, &crashed);
             let what = format!("{:?} at {:?}", crashed.fate, crashed.point);
             crashed.is_dead_in_the_end();
-            // The broker has the proof. However far the other was with it, there is one end.
+            // The broker has the proof of death. However far the writer got, the timeline has one ending.
             let ended = cell.end(TimelineEnding::OwnerDied);
             assert_eq!((cell.ending(), cell.value()), (Some(ended.ending), ended.last), "{what}");
             let decided = waiter.recv_timeout(WATCHDOG).expect("watchdog: a waiter sleeps for ever");
@@ -90,7 +90,7 @@ fn recv(waiter: &Receiver<Progress>) -> Progress {
 #[test]
 fn signalling() {
     let points = each_point_of("signals", |_, memory, crashed| {
-        // At each of these points the value is there: nobody waits for the writer's death to get it.
+        // At each of these points the value is stored, so no waiter needs the writer's death to get it.
         assert_eq!(recv(&wait(memory, 1)), Progress::Reached, "{crashed:?}");
     });
     assert_passed(&points, &[SIGNALLING]);
@@ -112,7 +112,7 @@ fn closing() {
     assert_passed(&points, &[CLOSING, ENDING]);
 }
 
-/// The broker dies while it ends a timeline; who looks meanwhile completes that.
+/// The broker dies while it ends a timeline. A process that reads the timeline meanwhile completes the ending.
 #[test]
 fn ending() {
     let points = each_point_of("ends", |_, memory, crashed| {

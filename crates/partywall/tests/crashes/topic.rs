@@ -1,6 +1,6 @@
-//! Topics: whoever crashes between any two steps of publishing, receiving, joining, leaving and recovering, what is published is
-//! received by all who are promised it, whole, once and in order; no block is lost; and nobody waits for a step of the
-//! other's, but for a subscriber that he is to wait for.
+//! Topics: a process crashes between any two steps of publishing, receiving, joining, leaving and recovering. Every subscriber
+//! with a promise still receives each published sample whole, once and in order; no block is lost; and no process waits for
+//! a step of another, except a publisher for a blocking subscriber.
 
 use std::{
     collections::BTreeMap,
@@ -36,19 +36,19 @@ use super::points::{
 
 /// The row of the process that crashes.
 const CRASHING: u16 = 1;
-/// That of one that was dead before.
+/// The row of a process that was dead before.
 const DEAD: u16 = 7;
-/// Those of the test.
+/// The rows of the test.
 const OURS: u16 = 20;
 const READER: u16 = 21;
 
-/// As few blocks as are promised to be enough.
+/// As few blocks as the documentation promises to be enough.
 const SHAPE: Shape = Shape { blocks: 2 + 2 * 3 + 3 * 2, depth: 2, publishers: 3, loans: 2, subscribers: 3, held: 2 };
 
-/// Samples that a process publishes or receives before it has come through.
+/// Samples that a process publishes or receives until its role is complete.
 const SAMPLES: u64 = 4;
 
-/// A topic, its pool, and what is in the blocks.
+/// A topic, its pool, and the contents of the blocks.
 struct World {
     topic: Topic,
     pool: Pool,
@@ -56,7 +56,7 @@ struct World {
 }
 
 impl World {
-    /// A block that is to be had: so many are promised.
+    /// Takes a block, which must be available soon: that many are promised.
     fn loan(&self, row: u16) -> Held {
         let started = Instant::now();
         loop {
@@ -68,7 +68,7 @@ impl World {
                 Some(held) => return held,
                 None => std::thread::yield_now(),
             }
-            assert!(started.elapsed() < WATCHDOG, "watchdog: it waits in vain");
+            assert!(started.elapsed() < WATCHDOG, "watchdog: the wait does not end");
         }
     }
 
@@ -91,13 +91,13 @@ impl World {
                     return None;
                 }
             }
-            assert!(started.elapsed() < WATCHDOG, "watchdog: it waits in vain");
+            assert!(started.elapsed() < WATCHDOG, "watchdog: the wait does not end");
         }
         self.topic.set_blocked(place.port(), None);
         Some(held)
     }
 
-    /// Waits for a sample. `None` if it was detached, or there is to be none any more.
+    /// Waits for a sample. Returns `None` if the subscriber was detached, or no further sample will come.
     fn receive(&self, place: &mut SubscriberPlace, is_over: impl Fn() -> bool) -> Option<Taken> {
         loop {
             let was_over = is_over();
@@ -113,7 +113,7 @@ impl World {
         }
     }
 
-    /// Reads a sample, which has to be whole.
+    /// Reads a sample, which must be whole.
     fn read(&self, taken: &Taken) -> u64 {
         let value = self.word(taken.block()).load(Ordering::Relaxed);
         assert_eq!(self.topic.header(taken), value.to_le_bytes());
@@ -134,8 +134,8 @@ impl World {
 /// The world of the process that crashes.
 static WORLD: OnceLock<World> = OnceLock::new();
 
-/// Has all that is in the ring overwritten while this process has a hold on it and has not looked again; from then on it
-/// crashes as the test has it.
+/// Lets the whole ring be overwritten while this process has a hold on a sample that it has not checked again. From then on
+/// the process crashes where the test wants it to.
 fn overwrite(point: &'static str) {
     if point != "topic: hold written, not known to be seen" {
         return points::arm(0, overwrite);
@@ -150,10 +150,11 @@ fn overwrite(point: &'static str) {
     crash::arm();
 }
 
-/// Where the first of two publications is when the second one begins.
+/// The point that the first of two publications has reached when the second one begins.
 static FIRST: OnceLock<String> = OnceLock::new();
 
-/// Once the first one is there, has another publisher publish, which crashes as the test has it. Each has another loan in hand.
+/// Once the first publication has reached that point, a second publisher publishes, and crashes where the test wants it to.
+/// Each of the two has another loan.
 fn publish_meanwhile(point: &'static str) {
     if FIRST.get().unwrap() != point {
         return points::arm(0, publish_meanwhile);
@@ -210,7 +211,7 @@ pub(crate) fn play(role: &str, topic: File) {
         }
         "joins as a subscriber and leaves" => {
             crash::arm();
-            // It may have been detached before it had joined.
+            // The process may have been detached before it had joined.
             if let Some(place) = topic.join_as_subscriber(CRASHING, None, 1) {
                 topic.detach_subscriber(place.port());
                 topic.leave_as_subscriber(place.port());
@@ -252,11 +253,11 @@ pub(crate) fn play(role: &str, topic: File) {
     crash::disarm();
 }
 
-/// What surrounds the one who crashes: a publisher, and a reader that is to miss nothing.
+/// The processes around the crashing one: a publisher, and a reader that must miss nothing.
 struct Others {
     world: Arc<World>,
     publisher: PublisherPlace,
-    /// The process opens them by their numbers here.
+    /// The crashing process opens these file descriptors by their numbers in this process.
     _memory: [OwnedFd; 3],
     over: Arc<AtomicBool>,
     reader: JoinHandle<Vec<(u64, u64, u64)>>,
@@ -287,14 +288,14 @@ impl Others {
         (command, Self { world, publisher, _memory: [topic, pool, data], over, reader })
     }
 
-    /// Publishes, as a thread does that waits for whoever is to be waited for.
+    /// Publishes in a thread that waits for blocking subscribers.
     fn publish(&mut self, samples: u64) {
         for value in 0..samples {
             self.world.publish(&mut self.publisher, OURS, value, Status::Ready);
         }
     }
 
-    /// What follows a crash, wherever it was. Returns how many samples the one who crashed has published.
+    /// Checks what follows a crash at any point. Returns how many samples the crashed process has published.
     fn go_on(mut self, crashed: Crashed) -> u64 {
         let what = format!("{crashed:?}");
         let is_paused = crashed.fate == Fate::Paused;
@@ -320,7 +321,7 @@ impl Others {
         let audit = self.world.audit();
         assert_eq!((audit.free, audit.in_ring), (SHAPE.blocks - 2, 2), "{what}: no block is lost: {audit:?}");
         assert!(self.world.topic.publishers().is_empty() && self.world.topic.subscribers().is_empty(), "{what}");
-        assert!(self.world.topic.is_idle(self.world.topic.published()), "{what}: nobody waits for another sample");
+        assert!(self.world.topic.is_idle(self.world.topic.published()), "{what}: the topic is idle");
         assert!(!is_paused || self.world.topic.published() == self.publisher.published() + theirs, "{what}");
         theirs
     }
@@ -345,7 +346,7 @@ fn publishing() {
     let points = at_each_point(
         || {
             let (command, mut others) = Others::start("publishes");
-            // All blocks have been used, and nobody has freed those that are in no use any more.
+            // All blocks have been used, and no process has freed the unused ones.
             others.publish(SHAPE.blocks.into());
             (command, others)
         },
@@ -358,7 +359,8 @@ fn publishing() {
     assert_passed(&points, &[PUBLISHING, NOTIFYING]);
 }
 
-/// Two publishers are stopped at once, wherever each is, and each with all that it is promised. The third goes on.
+/// Two publishers are stopped at the same time, each at any point and with all blocks that it is promised. The third
+/// continues.
 #[test]
 fn publishing_twice_at_once() {
     for first in PUBLISHING {
@@ -399,8 +401,8 @@ fn joining_and_leaving_as_a_publisher() {
     assert_passed(&points, &[TAKING_A_PORT, JOINING_TO_PUBLISH]);
 }
 
-/// Publishes; waits until that is done, or until the one who crashed is waited for; then parts that one, as the broker does with
-/// one that is dead or evicted.
+/// Publishes, and waits until that is done or waits for the crashed process. Then detaches that process, as the broker does
+/// when a process is dead or evicted.
 fn part_if_it_is_waited_for(mut others: Others) -> Others {
     let world = others.world.clone();
     let publishing = std::thread::spawn(move || {
@@ -414,7 +416,9 @@ fn part_if_it_is_waited_for(mut others: Others) -> Others {
 fn part_once_it_is_waited_for(world: &World, publishing: &JoinHandle<Others>) {
     let all = || world.topic.subscribers();
     let keeps_waiting = || all().iter().any(|state| state.row == CRASHING && state.stalled.is_some());
-    eventually("they go on, or it is to be waited for", || publishing.is_finished() || keeps_waiting());
+    eventually("publishing ends, or it waits for the crashed subscriber", || {
+        publishing.is_finished() || keeps_waiting()
+    });
     world.topic.detach(|row| row == CRASHING, TimelineEnding::Evicted, |_| None);
 }
 
@@ -450,8 +454,10 @@ fn receiving(role: &str) -> std::collections::BTreeSet<String> {
         |crashed, (world, publishing)| {
             let keeps_waiting =
                 || world.topic.subscribers().iter().any(|state| state.row == CRASHING && state.stalled.is_some());
-            eventually("they go on, or it is to be waited for", || publishing.is_finished() || keeps_waiting());
-            // One that may miss something keeps nobody waiting.
+            eventually("publishing ends, or it waits for the crashed subscriber", || {
+                publishing.is_finished() || keeps_waiting()
+            });
+            // A subscriber that may miss samples blocks no publisher.
             assert!(role == "receives" || publishing.is_finished());
             world.topic.detach(|row| row == CRASHING, TimelineEnding::Evicted, |_| None);
             publishing.join().unwrap().go_on(crashed);
@@ -477,7 +483,7 @@ fn receive_of_an_overwritten_sample() {
     assert_passed(&points, &[OVERTAKEN]);
 }
 
-/// The broker dies while it takes back what a dead member had. It, or the one after it, begins again.
+/// The broker dies while it reclaims the blocks of a dead member. The next attempt, by this or another broker, starts again.
 #[test]
 fn reclaim_of_a_dead_member() {
     let points = at_each_point(
@@ -501,7 +507,7 @@ fn reclaim_of_a_dead_member() {
     assert_passed(&points, &[TOPIC_RECOVERED]);
 }
 
-/// A role, and behind it the point at which the first of two publications is.
+/// A role, followed by the point that the first of two publications has reached.
 const PUBLISHES_TWICE: &str = "publishes twice at once: ";
 
 const POOL: &str = "PARTYWALL_TEST_POOL";

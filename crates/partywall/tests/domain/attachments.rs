@@ -271,7 +271,7 @@ fn peer_that_makes_up_parts_gets_an_error_for_the_worker() {
     for (attachment, offset, bytes) in
         [(77, 0, 1), (u32::MAX, 0, 1), (0, 0, MAX_PART - 1), (0, MAX_PART - 1, 1), (0, 1, 0)]
     {
-        // The words say that it is attached, and the broker says otherwise.
+        // The control memory says that the segment is attached, the broker that it is not.
         words.attach(attachment);
         let part = NewInput::Part(Part { attachment, offset, bytes });
         words.submit(&inputs, words.reserve(peer.welcome.row).unwrap(), &task, &[part]).unwrap();
@@ -289,7 +289,7 @@ fn peer_that_makes_up_parts_gets_an_error_for_the_worker() {
     }
 }
 
-/// On a GPU the inputs are elsewhere than the outputs.
+/// On a GPU the inputs are in other memory than the outputs.
 #[test]
 fn host_queue_names_parts_of_a_segment_elsewhere() {
     let world = World::new();
@@ -334,7 +334,7 @@ fn parts_of_a_mutable_segment_change_and_grow() {
     assert_eq!(sum_of(Task::new("sum").part(first.clone())), [1; 16]);
     segment.tensor("x").unwrap().write_at(0, &[2; 16]).unwrap();
     assert_eq!(sum_of(Task::new("sum").part(first)), [2; 16]);
-    // What it has grown by is known to those who attach it again, and to the worker.
+    // The new part is known to the worker, and to a submitter that attaches the segment again.
     segment.grow().tensor("y", DType::U32, &[1 << 20]).commit().unwrap();
     let grown = segment.tensor("y").unwrap();
     assert!(weights.tensor(&grown).is_err());

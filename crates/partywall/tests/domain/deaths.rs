@@ -14,7 +14,7 @@ use super::{
     world::{Actor, World, commit, eventually, value},
 };
 
-/// What the other processes of these tests do.
+/// The roles of the other processes.
 #[allow(clippy::print_stdout)] // it is how they talk to the test
 pub(crate) fn play(role: &str) {
     let domain = Domain::options().start(false).connect().unwrap();
@@ -73,7 +73,7 @@ fn inherit(fd: i32) {
 /// Runs what follows in PID, mount and user namespaces of its own, and kills it when the launcher is killed.
 const NAMESPACE: [&str; 6] = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"];
 
-/// Whether this machine lets us make namespaces; some forbid it to ordinary users.
+/// Whether this machine allows namespaces; some machines refuse them to ordinary users.
 fn can_make_namespaces() -> bool {
     let mut command = Command::new(NAMESPACE[0]);
     command.args(&NAMESPACE[1..]).arg("true").stderr(Stdio::null()).status().is_ok_and(|status| status.success())

@@ -15,7 +15,7 @@ use super::{
 /// Elements of one row of the tensor `rows`.
 const ROW: u64 = 256;
 
-/// What the other processes of these tests do.
+/// The roles of the other processes.
 #[allow(clippy::print_stdout)] // it is how they talk to the test
 pub(crate) fn play(role: &str) {
     let domain = Domain::options().start(false).connect().unwrap();
@@ -35,12 +35,12 @@ pub(crate) fn play(role: &str) {
         }
         "follower" => {
             println!("ready");
-            // Waits for the commit, and so has what it was before any growth.
+            // Waits for the commit, and so opens the version before any growth.
             let log = domain.open("log", TIMEOUT).unwrap();
             let first = rows(&log);
             while (rows(&log).len() as u64) < 100 * ROW {
                 assert_eq!(log.wait_growth(TIMEOUT).unwrap(), Refreshed::Grown);
-                // What was there before stays where it is, while it is longer.
+                // Existing bytes stay where they are while the version grows.
                 assert_eq!((first.len() as u64, first.get(0)), (3 * ROW, 1));
             }
             println!("followed");
@@ -290,7 +290,7 @@ fn killed_grower_leaves_the_old_or_the_new_length() {
         let reader = domain.open("log", TIMEOUT).unwrap();
         let said = 4 + round * 3;
         grower.expect(&format!("rows {said}"));
-        // A moment that differs from round to round: the grower is somewhere in its next steps.
+        // The moment differs from round to round, so that the grower is killed in different steps.
         for _ in 0..round * 40 {
             std::hint::black_box(domain.inspect("log").unwrap());
         }
@@ -300,7 +300,7 @@ fn killed_grower_leaves_the_old_or_the_new_length() {
         let whole = domain.open("log", Duration::ZERO).unwrap();
         let count = rows(&whole).len() as u64 / ROW;
         assert!(count >= said, "{count} rows, {said} were said");
-        // On a slow machine the reader may have opened it as late as that.
+        // On a slow machine the reader may have opened the version only after the growths.
         let behind = (rows(&reader).len() as u64) < count * ROW;
         assert_eq!(reader.refresh().unwrap(), if behind { Refreshed::Grown } else { Refreshed::Unchanged });
         assert_eq!((rows(&reader).len() as u64, reader.bytes()), (count * ROW, whole.bytes()));

@@ -1,4 +1,4 @@
-//! A sandbox that knows no pidfds, as some containers do: nobody can say when a process in it ends.
+//! A sandbox without pidfds, like some containers: the death of a process cannot be proved there.
 
 use std::io::Read;
 
@@ -16,7 +16,7 @@ use super::{
     world::{Actor, World, commit, eventually, value},
 };
 
-/// From now on neither this thread nor those that it starts get a pidfd, not from the other end of a socket either.
+/// Makes all system calls that return a pidfd fail, for this thread and the threads that it starts.
 pub(crate) fn forbid() {
     const SO_PEERPIDFD: u64 = 77;
     let option = SeccompCondition::new(2, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, SO_PEERPIDFD).unwrap();
@@ -29,7 +29,7 @@ pub(crate) fn forbid() {
     seccompiler::apply_filter(&program).unwrap();
 }
 
-/// What the other processes of these tests do.
+/// The roles of the other processes.
 #[allow(clippy::print_stdout)] // it is how they talk to the test
 pub(crate) fn play() {
     forbid();

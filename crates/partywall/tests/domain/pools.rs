@@ -20,7 +20,7 @@ use super::{
 
 const BYTES: usize = 1000;
 
-/// The roles of processes that are killed, or that are handed a block.
+/// The roles of processes that are killed, or that a block is handed to.
 #[allow(clippy::print_stdout)] // it is how a role talks to the test
 pub(crate) fn play(role: &str) {
     if role == "pool sandboxed" {
@@ -86,7 +86,7 @@ fn write(block: &mut Block, value: u8) {
     range.copy_from_host(range.gpu().stream(), &[value; BYTES]).unwrap();
 }
 
-/// What all bytes of a block are.
+/// The value of all bytes of a block.
 fn read(block: &Block) -> u8 {
     let mut bytes = vec![0; BYTES];
     if device() == "host" {
@@ -134,7 +134,7 @@ fn block_is_written_once_and_read_in_place() {
         block.release().unwrap();
     }
     eventually("all are free", || counts(&ours) == (3, 0, 0));
-    // What is left in a block stays there, unless it is zeroed.
+    // A block keeps its contents unless the pool zeroes it.
     let block = ours.alloc(TIMEOUT).unwrap();
     assert!((1..=3).contains(&read(&block)));
 }
@@ -162,7 +162,7 @@ fn elements_and_zeros_in_host_memory() {
     assert!(matches!(error.as_slice::<u64>(), Err(Error::Mismatch(Mismatch::BlockSize { has: 7, needed: 8, .. }))));
     block.zero().unwrap();
     assert_eq!(block.bytes().unwrap(), [0; 10]);
-    // From two threads at once, for the first time.
+    // The first use of the bytes, by two threads at the same time.
     let block = pool.alloc(Duration::ZERO).unwrap();
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -171,7 +171,7 @@ fn elements_and_zeros_in_host_memory() {
     });
 }
 
-/// Also of what the dead had in them, and with no other thread's work in between.
+/// This holds for the data of dead holders too, and without another thread's work in between.
 #[test]
 fn zeroed_block_has_no_data_of_earlier_holders() {
     let world = World::new();
@@ -184,7 +184,7 @@ fn zeroed_block_has_no_data_of_earlier_holders() {
     let mut block = pool.try_alloc().unwrap().unwrap();
     assert_eq!(read(&block), 0);
     write(&mut block, 7);
-    // Who takes a block over gets what is in it.
+    // A process that accepts a block gets its contents.
     let block = pool.accept(&block.offer().unwrap()).unwrap();
     assert_eq!(read(&block), 7);
     block.release().unwrap();
@@ -303,7 +303,7 @@ fn block_of_another_pool_is_refused() {
     let offered = pool.alloc(Duration::ZERO).unwrap().offer().unwrap();
     let other = domain.pool("other").blocks(1).block_bytes(1).place(partywall::Place::Host).create().unwrap();
     assert!(matches!(other.accept(&offered), Err(Error::Mismatch(Mismatch::Options { of: Named::Pool, .. }))));
-    // It goes with its pool, and another pool of the name has other blocks.
+    // The reference ends with its pool: another pool of the same name has other blocks.
     drop(pool);
     assert!(matches!(domain.pool("frames").open(), Err(Error::NotFound(NotFound::Name { .. }))));
     let keeper = frames(&domain, 1).kept(true).create().unwrap();
@@ -317,7 +317,7 @@ fn block_of_another_pool_is_refused() {
     assert!(matches!(keeper.accept(&reference), Err(Error::Gone(Gone::Block { .. }))));
 }
 
-/// Its version's number comes again when nobody has the pool any more.
+/// The version's number is used again once no process has the pool open.
 #[test]
 fn reference_does_not_match_the_next_pool_of_the_name() {
     let world = World::new();
@@ -408,7 +408,7 @@ fn accepted_block_survives_its_giver() {
     taker.tell(&offered);
     assert_eq!(taker.expect("byte "), "7");
     giver.kill();
-    // The giver's death is known when what it had is back: another block, which it has not offered.
+    // The giver's death is known once another block that it held, and had not offered, is free.
     let mut holder = world.play("pool holder");
     holder.kill();
     eventually("only what was taken over is held", || counts(&pool) == (1, 1, 0));

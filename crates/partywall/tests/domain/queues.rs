@@ -91,7 +91,7 @@ fn tasks_go_to_another_process_and_results_come_back() {
     assert_eq!((queue.stats().completed, queue.stats().returned), (6, 0));
 }
 
-/// Another thread of the submitter is as fast as can be: it does the task before the submitter knows that it is submitted.
+/// Another thread of the submitter does the task before `submit` has returned.
 #[test]
 fn submitter_can_work_itself_at_once() {
     static QUEUE: OnceLock<Queue> = OnceLock::new();
@@ -211,7 +211,7 @@ fn failed_task_becomes_a_dead_letter_that_says_why() {
     queue.retry(&info.task).unwrap();
     queue.claim(TIMEOUT).unwrap().complete().unwrap();
     assert!(ticket.wait(TIMEOUT).unwrap().output().is_none());
-    // A result that nobody wants.
+    // A result that is not taken.
     let ticket = queue.submit(Task::new("sqrt"), TIMEOUT).unwrap();
     assert!(matches!(queue.purge(&ticket.task()), Err(Error::Busy(Busy::TaskState { status: "pending", .. }))));
     queue.claim(TIMEOUT).unwrap().complete().unwrap();

@@ -1,4 +1,4 @@
-//! What a domain tells about itself.
+//! Information about the names and members of a domain, and names that are left to a connection.
 
 use std::time::Duration;
 
@@ -54,7 +54,7 @@ fn left_names_keep_one_version_each() {
     other.remove("x").unwrap();
     assert_eq!(domain.status().unwrap().versions, 0);
 
-    // A version that another process has committed since is not this connection's.
+    // A newer version that another process has committed does not belong to this connection.
     commit(&domain, "x", 1, false).leave_name().unwrap();
     let newer = commit(&other, "x", 2, false);
     drop(domain);
@@ -70,7 +70,7 @@ fn withdrawn_names_are_those_of_the_connection() {
     commit(&domain, "left", 1, false).leave_name().unwrap();
     drop(commit(&domain, "kept", 1, true));
     let theirs = commit(&other, "theirs", 1, false);
-    // One that is released by a reader, or whose name stays anyway, is left to nobody.
+    // If a reader leaves a name, or the name stays anyway, no connection gets it.
     domain.open("theirs", Duration::ZERO).unwrap().leave_name().unwrap();
     domain.open("kept", Duration::ZERO).unwrap().leave_name().unwrap();
     domain.withdraw_names().unwrap();
@@ -87,7 +87,7 @@ fn inspection_shows_a_version_without_opening_it() {
     let domain = world.connect();
     let mut builder = domain.create("model", place()).kept(true);
     for i in 0..3000 {
-        // More than fits a message, so that the table travels as a memfd.
+        // More tensors than fit into a message, so that the table is sent as a memfd.
         builder = builder.tensor(&format!("model.layers.{i}.mlp.weight"), DType::F16, &[3, 5]);
     }
     drop(builder.allocate().unwrap().commit().unwrap());

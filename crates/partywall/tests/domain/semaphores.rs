@@ -152,10 +152,10 @@ fn openers_state_the_same_number() {
     assert!(matches!(domain.semaphore("", 1), Err(Error::InvalidArgument(InvalidArgument::Name { .. }))));
     let long = domain.semaphore(&"é".repeat(10_000), 1).unwrap_err().to_string();
     assert!(long.len() < 500 && long.contains("éé\"… is not a name: a name has at most"), "{long}");
-    // It goes with the last handle.
+    // The semaphore ends with the last handle.
     drop(semaphore);
     assert_eq!(domain.semaphore("seats", MAX_PERMITS).unwrap().available(), MAX_PERMITS);
-    // And has nothing to do with what else is named so.
+    // It has nothing to do with objects of other kinds that have the same name.
     assert!(matches!(domain.open("seats", Duration::ZERO), Err(Error::NotFound(NotFound::Name { .. }))));
 }
 
@@ -200,7 +200,7 @@ fn dead_waiters_are_skipped() {
         let next = scope.spawn(|| world.connect().semaphore("seats", 1).unwrap().acquire(TIMEOUT).map(drop));
         eventually("two wait", || semaphore.waiting() == 2);
         waiter.kill();
-        // It is the dead one's turn, until that is known.
+        // It is the dead waiter's turn until its death is proved.
         drop(permit);
         next.join().unwrap().unwrap();
     });

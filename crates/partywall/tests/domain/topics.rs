@@ -214,11 +214,11 @@ fn each_subscriber_is_as_reliable_as_it_wants_to_be() {
     let sample = lossy.recv(TIMEOUT).unwrap();
     assert_eq!((value(&sample), sample.missed(), lossy.stats().dropped), (6, 6, 6));
     assert_eq!(lossy.iter().take(2).map(|sample| value(&sample.unwrap())).collect::<Vec<_>>(), [7, 8]);
-    // Who is to miss nothing and leaves keeps nobody waiting.
+    // A strict subscriber that leaves no longer blocks the publisher.
     assert!(filled(&publisher, 9).publish(SHORT).is_err());
     drop(strict);
     assert_eq!(publish(&publisher, 9).position, 9);
-    // Who comes later gets what it asks for.
+    // A late subscriber gets the history that it asks for.
     let late = topic.subscribe(Policy::DropOldest).history(2).queue(3).join().unwrap();
     assert_eq!((receive(&late), receive(&late)), (8, 9));
 }
