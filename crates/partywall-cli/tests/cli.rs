@@ -143,7 +143,7 @@ fn get_keeps_files_that_exist_and_terminals_readable() {
     commit(&sandbox.domain(), "x");
     let file = sandbox.file("precious", "precious");
     let refused = sandbox.run(["get", "x", "precious"]).expect(5);
-    assert!(refused.stderr.contains("precious exists") && refused.stderr.contains("--force"), "{refused:?}");
+    assert!(refused.stderr.contains("precious already exists") && refused.stderr.contains("--force"), "{refused:?}");
     assert_eq!(fs::read(&file).unwrap(), b"precious");
     sandbox.run(["get", "x", "precious", "--force"]).expect(0);
     assert_eq!(fs::read(&file).unwrap(), [0; 64]);
