@@ -1,5 +1,5 @@
-//! Loans, filled samples and published samples are three types: a half-written sample cannot be published, and a published
-//! one cannot be written.
+//! Loans, filled samples and published samples. They are three types, so that a half-written sample cannot be published and a
+//! published sample cannot be written.
 
 use std::{
     any::Any,
@@ -36,18 +36,18 @@ use crate::{
     wait::Wait,
 };
 
-/// A block of a topic, to be filled. No other process sees it. Dropping it gives it back.
+/// A block of a topic that this process fills and no other process sees. Dropping it gives the block back.
 ///
-/// If its GPU address was asked for, work that this process has enqueued may still use it. A dropped loan then comes back
-/// when everything is over that the process runs on that GPU at that moment.
+/// If [`device`](Self::device) was called, work that this process has enqueued may still use the block. Dropping the loan
+/// then frees the block once all work is done that the process has on that GPU at that moment.
 #[must_use = "what is not published comes back"]
 pub struct Loan {
     joined: Arc<Joined>,
-    /// The block's bytes, once they were asked for; given back before it.
+    /// The borrowed bytes, after the first call that uses them. Given back before the block.
     borrowed: Option<BorrowedBlockMut>,
     /// The block; `None` once it is given back, or published.
     held: Option<Held>,
-    /// Whether its GPU address was handed out: then work of this process may use it.
+    /// Whether the GPU address was handed out, so that work of this process may use the block.
     exposed: AtomicBool,
     dtype: DType,
     rank: usize,
@@ -58,34 +58,34 @@ pub struct Loan {
     used: Kept,
 }
 
-/// Values of the user. If dropping one panics, the others are dropped all the same.
+/// Values of the user. If dropping one of them panics, the others are still dropped.
 #[derive(Default)]
 pub(super) struct Kept(Vec<Box<dyn Any + Send + Sync>>);
 
-/// Shows other processes that a publisher waits for a subscriber, until this is dropped. A panic may end the wait, too.
+/// Shows other processes that a publisher waits for a subscriber. A guard, because a panic may end the wait, too.
 struct Blocked<'a> {
     joined: &'a Joined,
     since: u64,
 }
 
-/// A sample that is filled, or that a stream will have filled. Its bytes can be written no more.
+/// A sample that is filled, or that enqueued work of a stream will fill. Its bytes can no longer be written.
 #[must_use = "what is not published comes back"]
 pub struct Filled(Loan);
 
-/// What was published.
+/// The numbers of a published sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Published {
-    /// How many samples its publisher had published before.
+    /// The number of samples that its publisher had published before.
     pub sequence: u64,
-    /// How many samples there had been in the topic before.
+    /// The number of samples that had been published in the topic before.
     pub position: u64,
 }
 
 /// A sample that could not be published.
 #[derive(Debug)]
 pub struct UnpublishedSample {
-    /// Why.
+    /// The reason.
     pub error: Error,
     /// The sample, to be published again, or dropped.
     pub filled: Box<Filled>,
@@ -108,7 +108,7 @@ impl Loan {
         }
     }
 
-    /// As a loan for a tensor.
+    /// Makes this a loan for a tensor.
     pub(super) fn of(mut self, dtype: DType, extents: &[u64], bytes: u64) -> Self {
         self.dtype = dtype;
         self.rank = extents.len();
@@ -117,7 +117,7 @@ impl Loan {
         self
     }
 
-    /// The loan, if its block is still this process's.
+    /// Returns the loan, if this process still holds its block.
     pub(super) fn if_held(mut self, pool: &Pool) -> Option<Self> {
         let held = self.held();
         if pool.is_current(held.index(), held.generation()) {
@@ -127,7 +127,7 @@ impl Loan {
         None
     }
 
-    /// Becomes the reserve of its publisher, with another block. Its own is published.
+    /// Turns the loan into its publisher's reserve, with another block; its former block is published.
     fn refill(mut self) {
         let reserve = self.joined.reserve.clone();
         let Some(held) = self.joined.take_ahead() else { return };
@@ -139,15 +139,15 @@ impl Loan {
         reserve.put(self);
     }
 
-    /// Its bytes, to be written by the CPU. Host memory only.
+    /// Returns the bytes for writing by the CPU. Host memory only.
     ///
     /// # Errors
-    /// [`Mismatch::Kind`]; [`Gone::HeldBlock`] if the broker gave it to others, because it took this process for dead.
+    /// [`Mismatch::Kind`]; [`Gone::HeldBlock`] if the broker took this process for dead and freed the block.
     pub fn bytes_mut(&mut self) -> Result<&mut [u8]> {
         borrow(&mut self.borrowed, &self.joined, &self.held, self.bytes)
     }
 
-    /// Its elements, to be written by the CPU. Host memory only.
+    /// Returns the elements for writing by the CPU. Host memory only.
     ///
     /// # Errors
     /// As [`bytes_mut`](Self::bytes_mut); [`Mismatch::DType`].
@@ -158,7 +158,7 @@ impl Loan {
         elements_mut(bytes).map_err(|error| not_elements(topic(), error))
     }
 
-    /// Where it is on its GPU, for kernels and copies of the caller's.
+    /// Returns the block's range on its GPU, for the caller's kernels and copies.
     ///
     /// # Errors
     /// [`Mismatch::Kind`] for host memory.
@@ -168,10 +168,10 @@ impl Loan {
         range.slice(0, self.bytes)
     }
 
-    /// Puts up to [`MAX_HEADER`] bytes of the caller's beside the sample.
+    /// Adds a header of up to [`MAX_HEADER`] bytes to the sample.
     ///
     /// # Errors
-    /// [`InvalidArgument::Range`] for more of them.
+    /// [`InvalidArgument::Range`] for a longer header.
     pub fn header(&mut self, header: &[u8]) -> Result<()> {
         if header.len() > MAX_HEADER {
             return Err(InvalidArgument::range(
@@ -183,48 +183,49 @@ impl Loan {
         Ok(())
     }
 
-    /// Notes that the sample is made of `input`. If `input` turns out to have failed, because its publisher died before it was
-    /// complete, for instance, this sample has failed, too: [`check`](Sample::check) of its receivers is
-    /// [`InvalidData::SampleTainted`](crate::error::InvalidData::SampleTainted). The block of `input` is kept until that is
-    /// known.
+    /// Notes that the sample is made from `input`. If `input` turns out to have failed, for instance because its publisher died
+    /// before it was complete, this sample has failed, too: for its receivers, [`check`](Sample::check) returns
+    /// [`InvalidData::SampleTainted`](crate::error::InvalidData::SampleTainted). The block of `input` is kept until it is known
+    /// whether `input` is valid.
     ///
     /// # Errors
-    /// Those of learning by which timeline the other one is complete: of [`Domain::timeline`](crate::Domain::timeline).
+    /// As [`Domain::timeline`](crate::Domain::timeline), because this opens the timeline of the other sample.
     pub fn rests_on(&mut self, input: &Sample) -> Result<()> {
         self.inputs.push(input.input()?);
         Ok(())
     }
 
-    /// Keeps something that work on a stream uses to fill it, such as memory that it is copied from, until that is done.
+    /// Keeps a value that work on a stream needs to fill the sample, such as memory that is copied from, until that work is
+    /// done.
     ///
-    /// A thread of the connection that does nothing else drops it then. There it may block, and may be the last that keeps
-    /// the connection; things that are dropped after it wait for it.
+    /// A dedicated thread of the connection then drops the value. Dropping it may block, and the value may be the last owner
+    /// of the connection; values that are dropped later wait for it.
     pub fn keep(&mut self, thing: impl Any + Send + Sync) {
         self.used.0.push(Box::new(thing));
     }
 
-    /// Says that it is filled. Where a stream fills it, what that needs is enqueued by now.
+    /// Declares that the sample is filled. If a stream fills it, all work for that must already be enqueued.
     #[inline]
     pub fn filled(self) -> Filled {
         Filled(self)
     }
 
-    /// The type of its elements.
+    /// Returns the type of the elements.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Its shape.
+    /// Returns the shape.
     pub fn shape(&self) -> &[u64] {
         &self.shape[..self.rank]
     }
 
-    /// Its length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> u64 {
         self.bytes
     }
 
-    /// Whether it has no bytes.
+    /// Returns whether the sample has no bytes.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
@@ -238,7 +239,7 @@ impl Loan {
         std::mem::take(&mut self.used)
     }
 
-    /// Ends the use of its bytes, so that the next holder can use them.
+    /// Ends the borrow of the bytes, so that the next holder can borrow them.
     fn end_writing(&mut self) {
         self.joined.open.blocks.give_back_mut(self.borrowed.take());
     }
@@ -290,8 +291,8 @@ impl Drop for Blocked<'_> {
 }
 
 impl Filled {
-    /// Gives its block back without publishing it. If its address on the GPU was asked for, waits first until everything is over
-    /// that this process runs there, which dropping it does not.
+    /// Gives the block back without publishing it. If its GPU address was handed out, first waits until all work of this
+    /// process on that GPU is done; dropping the sample does not wait.
     ///
     /// # Errors
     /// As [`Block::release`].
@@ -299,8 +300,8 @@ impl Filled {
         self.0.take_back().map_or(Ok(()), Block::release)
     }
 
-    /// Publishes it, and waits for subscribers that are to miss nothing. The sample's contents were written by the CPU, or by
-    /// streams that were waited for.
+    /// Publishes the sample, and waits for blocking subscribers. The contents must be complete: written by the CPU, or by
+    /// streams that the caller has waited for.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -317,10 +318,13 @@ impl Filled {
     /// ```
     ///
     /// # Errors
-    /// The sample comes back with the error. [`Busy::TopicFull`](crate::error::Busy::TopicFull); [`Error::Timeout`] if other publishers were faster all the
-    /// time; [`Error::Cancelled`]; [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to wait;
-    /// [`Gone::HeldBlock`] if the broker gave its block to others, because it took this process for dead;
-    /// [`Gone::Evicted`], [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost), [`Gone::Detached`]; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
+    /// The error contains the sample.
+    /// - [`Busy::TopicFull`](crate::error::Busy::TopicFull); [`Error::Timeout`] if other publishers took every place;
+    ///   [`Error::Cancelled`];
+    /// - [`Unreachable::Gone`](crate::error::Unreachable::Gone) if it has to wait;
+    ///   [`Unreachable::Forked`](crate::error::Unreachable::Forked);
+    /// - [`Gone::HeldBlock`] if the broker took this process for dead and freed the block;
+    /// - [`Gone::Evicted`], [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost), [`Gone::Detached`].
     pub fn publish<'w>(self, wait: impl Into<Wait<'w>>) -> Result<Published, UnpublishedSample> {
         let _span = tracing::trace_span!("publish", topic = self.0.joined.open.name()).entered();
         self.publish_within(wait.into())
@@ -347,15 +351,14 @@ impl Filled {
         Ok(published)
     }
 
-    /// Publishes it as what it will be when everything is done that is on `stream` now. Returns without waiting for that: a
-    /// subscriber has a stream of its own wait for it ([`Sample::device_on`]). Waits for subscribers that are to miss
-    /// nothing.
+    /// Publishes the sample with the contents that it has once all work on `stream` is done. Does not wait for that work:
+    /// subscribers make their own streams wait for it ([`Sample::device_on`]). Waits for blocking subscribers.
     ///
-    /// Until the stream has come there its block is used for nothing else, whatever becomes of the sample.
+    /// Until the stream has completed that work, the block is not used for anything else, even if the sample is dropped.
     ///
     /// # Errors
-    /// As [`publish`](Self::publish) and [`TimelineWriter::signal_on`](crate::TimelineWriter::signal_on). The sample comes
-    /// back with the error.
+    /// As [`publish`](Self::publish) and [`TimelineWriter::signal_on`](crate::TimelineWriter::signal_on). The error contains
+    /// the sample.
     pub fn publish_on<'w>(
         self,
         stream: StreamRef<'_>,
@@ -385,16 +388,16 @@ impl Filled {
         Ok(published)
     }
 
-    /// Publishes it. Its block is then the caller's.
+    /// Publishes the sample. Returns its block, which the caller then holds.
     fn give(&mut self, status: Status, value: u64, wait: Wait<'_>) -> Result<(Published, Held)> {
         self.0.end_writing();
-        // Its own until it is published: should what cancels the wait panic, it comes back.
+        // The sample keeps its block until it is published: if the caller's cancel function panics, the block is freed.
         let published = self.put(self.0.held(), status, value, wait)?;
         let held = self.0.held.take().expect("a loan is held until it is published");
         Ok((published, held))
     }
 
-    /// Puts it into the ring.
+    /// Puts the sample into the ring.
     fn put(&self, held: &Held, status: Status, value: u64, wait: Wait<'_>) -> Result<Published> {
         let Loan { joined, dtype, bytes, header, .. } = &self.0;
         let ControlMemory { topic, pool, .. } = &*joined.open.control;
@@ -405,12 +408,12 @@ impl Filled {
         }
         let message = Message { status, value, dtype: dtype.code(), shape: self.0.shape(), bytes: *bytes, header };
         let try_it = || {
-            // By turns, and each for one attempt: another thread may not want to wait, or not as long.
+            // The lock is taken for one attempt at a time: another thread may have a shorter timeout, or none.
             let mut place = joined.place();
             let sequence = place.published();
             topic.publish(pool, &mut place, held, &message).map(|position| Published { sequence, position })
         };
-        // Most need not wait, and a look at the clock takes as long as a good part of all this.
+        // Most publications do not wait, and reading the clock would be a good part of their cost.
         if let Ok(published) = try_it() {
             return Ok(published);
         }
@@ -419,7 +422,7 @@ impl Filled {
         loop {
             let seen = match try_it() {
                 Ok(published) => return Ok(published),
-                // In a ring that a broken process has written it would be for ever.
+                // Bounded: in a ring that a broken process has damaged this would never end.
                 Err(Unpublished::Busy) if waiting.left(Instant::now()).is_none() => {
                     let name = joined.open.name();
                     let what = format!("cannot publish in topic {name:?}: other publishers took every place");
@@ -427,7 +430,7 @@ impl Filled {
                 }
                 Err(Unpublished::Busy) => continue,
                 Err(Unpublished::Detached) => return Err(joined.open.detached()),
-                // Announced before it is tried once more.
+                // Announced before the next attempt.
                 Err(Unpublished::Blocked { .. }) => topic.prepare_for_space(),
             };
             let id = match try_it() {
@@ -443,7 +446,7 @@ impl Filled {
         }
     }
 
-    /// What is known of its inputs.
+    /// Returns what is known about the inputs.
     fn validity(&self) -> Validity {
         Validity::of(&self.0.inputs)
     }
@@ -474,7 +477,7 @@ impl fmt::Display for UnpublishedSample {
     }
 }
 
-/// The first `bytes` bytes of a block, taken from the mapping when they are first asked for.
+/// Returns the first `bytes` bytes of a block, which the first call borrows from the mapping.
 fn borrow<'a>(
     borrowed: &'a mut Option<BorrowedBlockMut>,
     joined: &'a Joined,
@@ -487,11 +490,11 @@ fn borrow<'a>(
         *borrowed = blocks.borrow_mut(held.index());
     }
     let borrowed = borrowed.as_mut().ok_or_else(|| Error::Gone(Gone::HeldBlock { pool: blocks.name().to_owned() }))?;
-    // `Publisher::loan` has found it to fit.
+    // `Publisher::loan` has checked that it fits.
     Ok(&mut shown.bytes_mut(borrowed)[..bytes as usize])
 }
 
-/// That elements of a sample of a topic are such.
+/// Checks that the elements of a sample have type `T`.
 pub(super) fn check_dtype<'a, T: Element>(topic: impl FnOnce() -> &'a str, has: DType) -> Result<()> {
     if T::DTYPE == has {
         return Ok(());

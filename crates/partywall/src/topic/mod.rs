@@ -37,7 +37,7 @@ use crate::{
     pool::Blocks,
 };
 
-/// The most bytes of a header that a sample can have besides its data.
+/// The maximum number of bytes of a sample's header, which is separate from its data.
 pub const MAX_HEADER: usize = shm::MAX_HEADER;
 
 /// A named stream of samples: several publishers, several subscribers, joining and leaving at any time.
@@ -49,33 +49,33 @@ pub const MAX_HEADER: usize = shm::MAX_HEADER;
 ///
 /// # Order
 ///
-/// All subscribers see the samples of all publishers in one order, and those of one publisher in the order in which it
-/// published them. A sample says how many were [missed](Sample::missed) before it, and which of its publisher's it is
-/// ([`Sample::sequence`]).
+/// All subscribers see the samples of all publishers in the same order, and the samples of one publisher in the order of
+/// publication. A sample has the number of samples that were [missed](Sample::missed) before it, and its number among its
+/// publisher's samples ([`Sample::sequence`]).
 ///
 /// # Subscribers that are slow
 ///
-/// Each chooses a [`Policy`]. Publishers wait for those that *block*, once they are [depth](TopicOptions::depth) samples
-/// behind, and for no others. A sample that is held keeps one block, and each subscriber may hold as many as
-/// [agreed](TopicOptions::held); so a subscriber that is stopped, or hangs, takes nothing from the others, but for one that
-/// blocks: [`Busy::TopicFull`](crate::error::Busy::TopicFull) says whose process it is, and `partywall evict` ends the wait.
+/// Each subscriber chooses a [`Policy`]. Publishers wait only for subscribers that *block*, once those are
+/// [depth](TopicOptions::depth) samples behind. A held sample keeps one block, and each subscriber may hold only as many as
+/// [agreed](TopicOptions::held). A subscriber that is stopped or hangs therefore delays others only if it blocks:
+/// [`Busy::TopicFull`](crate::error::Busy::TopicFull) names its process, and `partywall evict` ends the wait.
 ///
 /// # Deaths
 ///
-/// Samples that a process had published before it was killed stay. Those that its GPU had not finished by then have
-/// [failed](crate::error::InvalidData::SampleFailed) for their receivers. Blocks that it was filling and samples that it held
-/// are free for others when its death is proved; no wait is for it from then on. A process that is stopped keeps what it has. When the
-/// broker is gone, samples are published and received as before, but waits end with [`Unreachable::Gone`], and with the
-/// timelines of publishers what streams complete.
+/// Samples that a process published before it was killed stay. If its GPU had not completed a sample by then, the sample has
+/// [failed](crate::error::InvalidData::SampleFailed) for its receivers. Blocks that the process was filling, and samples that
+/// it held, are free once its death is proved, and no publisher waits for it any longer. A stopped process keeps its blocks
+/// and samples. If the broker is gone, samples are still published and received, but waits end with [`Unreachable::Gone`],
+/// and samples that streams have not completed fail, because the timelines of publishers end.
 ///
-/// The topic goes with the last process that has it open, unless it is [kept](TopicOptions::kept). Cheap to clone; may be
+/// The topic ends with the last process that has it open, unless it is [kept](TopicOptions::kept). Cheap to clone; may be
 /// used from any thread.
 #[derive(Debug, Clone)]
 pub struct Topic {
     open: Arc<Open>,
 }
 
-/// A topic that is open.
+/// An open topic.
 #[derive(Debug)]
 struct Open {
     control: Arc<ControlMemory>,
@@ -85,30 +85,31 @@ struct Open {
     blocks: Arc<Blocks>,
 }
 
-/// The control memory of a topic, which may be used after the connection has ended, and by the library's own threads.
+/// The control memory of a topic. It may be used after the connection has ended, and by the library's own threads.
 #[derive(Debug)]
 struct ControlMemory {
     topic: Arc<shm::Topic>,
     pool: Arc<shm_pool::Pool>,
-    /// Without the lease the broker gives to others what this process has.
+    /// The lease, without which the broker frees this process's blocks.
     _keep: Option<Arc<LeaseGuard>>,
-    /// In a forked child all of it is the parent's.
+    /// The generation of the process that opened it: in a forked child everything belongs to the parent.
     generation: u64,
 }
 
-/// What is going on in a topic. While others use it the numbers are of no single moment.
+/// The state of a topic. While other threads use the topic, the numbers are not a consistent snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TopicStats {
-    /// Samples that have been published.
+    /// Samples published so far.
     pub published: u64,
-    /// Blocks that anybody may take for a new sample, or that are in no use any more.
+    /// Blocks that are free, or no longer in use.
     pub free: u32,
-    /// Blocks that publishers have: to fill them, in reserve for their next loan, or while a stream writes a published sample.
+    /// Blocks that publishers have: on loan, in reserve for the next loan, or in a published sample that a stream still
+    /// writes.
     pub held: u32,
     /// Blocks that are in the ring.
     pub in_ring: u32,
-    /// Blocks that have left the ring, and that subscribers hold.
+    /// Blocks that have left the ring but that subscribers still hold.
     pub read: u32,
     /// The publishers.
     pub publishers: Vec<PublisherState>,
@@ -117,7 +118,7 @@ pub struct TopicStats {
 }
 
 impl Domain {
-    /// Topic `name`: to make it, or to open what another process has made.
+    /// Returns options to create or open the topic `name`.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -142,7 +143,7 @@ impl Domain {
 }
 
 impl Topic {
-    /// Becomes a publisher.
+    /// Joins the topic as a publisher.
     ///
     /// # Errors
     /// [`TopicLimit::Publishers`](crate::error::TopicLimit::Publishers); [`Gone::Evicted`]; [`Unreachable::Forked`].
@@ -150,7 +151,7 @@ impl Topic {
         Publisher::join(self.open.clone())
     }
 
-    /// Becomes a subscriber, as the topic's [history](TopicOptions::history) says.
+    /// Joins the topic as a subscriber that first receives the topic's [history](TopicOptions::history).
     ///
     /// # Errors
     /// [`TopicLimit::Subscribers`](crate::error::TopicLimit::Subscribers); [`Gone::Evicted`]; [`Unreachable::Forked`].
@@ -158,12 +159,12 @@ impl Topic {
         self.subscribe(policy).join()
     }
 
-    /// Becomes a subscriber in another way.
+    /// Returns options to join the topic as a subscriber.
     pub fn subscribe(&self, policy: Policy) -> SubscriberOptions {
         SubscriberOptions::new(self.open.clone(), policy)
     }
 
-    /// What is going on in it. Takes as long as looking at all blocks.
+    /// Returns the topic's state. The time grows with the number of blocks.
     pub fn stats(&self) -> TopicStats {
         let ControlMemory { topic, pool, .. } = &*self.open.control;
         let audit = topic.audit(pool);
@@ -178,62 +179,63 @@ impl Topic {
         }
     }
 
-    /// Bytes of the largest sample.
+    /// Returns the bytes of the largest sample.
     pub fn max_bytes(&self) -> u64 {
         self.open.blocks.shape().block_bytes
     }
 
-    /// The type of all samples, if they have one.
+    /// Returns the type of all samples; `None` if samples may have any type.
     pub fn dtype(&self) -> Option<DType> {
         self.open.sample_type.dtype
     }
 
-    /// The shape of all samples, in each dimension a length or any, if they have one.
+    /// Returns the shape of all samples, where a dimension of `None` may have any length; `None` if samples may have any
+    /// shape.
     pub fn shape(&self) -> Option<&[Option<u64>]> {
         self.open.sample_type.shape.as_ref().map(SampleShape::extents)
     }
 
-    /// Type and shape together.
+    /// Returns the type and shape of all samples.
     pub fn sample_type(&self) -> SampleType {
         self.open.sample_type
     }
 
-    /// How many samples the ring keeps.
+    /// Returns how many samples the ring keeps.
     pub fn depth(&self) -> u32 {
         self.open.shape.depth
     }
 
-    /// How many loans each publisher may have at a time.
+    /// Returns how many loans each publisher may have at a time.
     pub fn loans(&self) -> u32 {
         self.open.shape.loans
     }
 
-    /// How many samples each subscriber may hold at a time.
+    /// Returns how many samples each subscriber may hold at a time.
     pub fn held(&self) -> u32 {
         self.open.shape.held
     }
 
-    /// Where its samples are.
+    /// Returns where the samples are.
     pub fn place(&self) -> Place {
         self.open.blocks.segment().place()
     }
 
-    /// The GPU that this process uses them on; `None` for host memory.
+    /// Returns the GPU on which this process uses the samples; `None` for host memory.
     pub fn gpu(&self) -> Option<&Gpu> {
         self.open.blocks.gpu()
     }
 
-    /// The name.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         self.open.name()
     }
 
-    /// Which topic of that name it is: of one that was removed and made again there is another.
+    /// Returns the version. A topic that is removed and created again has another version.
     pub fn version(&self) -> u64 {
         self.open.blocks.version()
     }
 
-    /// The domain.
+    /// Returns the domain.
     pub fn domain(&self) -> &Domain {
         self.open.blocks.domain()
     }

@@ -1,4 +1,4 @@
-//! Making topics, and finding those that others have made.
+//! Options to create and open topics.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,9 +18,9 @@ use crate::{
     pool::{Wanted, wanted_setters},
 };
 
-/// Which topic, and how it is to be; see [`Domain::topic`].
+/// Options to create or open a topic; see [`Domain::topic`].
 ///
-/// A topic that is there has to be as is said here; what is not said may be as it likes.
+/// An existing topic must agree with every option that is set.
 #[derive(Debug, Clone)]
 #[must_use = "options do nothing until create(), open() or open_or_create()"]
 pub struct TopicOptions {
@@ -54,27 +54,28 @@ impl TopicOptions {
         }
     }
 
-    /// Bytes of the largest sample. Needed to make a topic, unless [`dtype`](Self::dtype) and [`shape`](Self::shape) say
-    /// it. Alone it makes a topic whose samples may be of any type and shape.
+    /// Sets the bytes of the largest sample. Required to create a topic, unless [`dtype`](Self::dtype) and
+    /// [`shape`](Self::shape) determine it. Without those two, samples may have any type and shape.
     pub fn max_bytes(mut self, bytes: u64) -> Self {
         self.max_bytes = Some(bytes);
         self
     }
 
-    /// The type of the elements of all samples; publishing another one is [`Mismatch::Sample`](crate::error::Mismatch::Sample). By default each sample may
-    /// have another.
+    /// Sets the element type of all samples; publishing another type fails with
+    /// [`Mismatch::Sample`](crate::error::Mismatch::Sample). By default each sample may have its own type.
     pub fn dtype(mut self, dtype: DType) -> Self {
         self.dtype = Some(dtype);
         self
     }
 
-    /// The shape of all samples; publishing another one is [`Mismatch::Sample`](crate::error::Mismatch::Sample). By default each sample may have another.
+    /// Sets the shape of all samples; publishing another shape fails with
+    /// [`Mismatch::Sample`](crate::error::Mismatch::Sample). By default each sample may have its own shape.
     pub fn shape(mut self, shape: &[u64]) -> Self {
         self.shape = Some(shape.iter().copied().map(Some).collect());
         self
     }
 
-    /// The shape of all samples, where a dimension of `None` may have any length. Making such a topic needs
+    /// Sets the shape of all samples, where a dimension of `None` may have any length. Creating such a topic requires
     /// [`max_bytes`](Self::max_bytes), too.
     ///
     /// ```no_run
@@ -89,50 +90,51 @@ impl TopicOptions {
         self
     }
 
-    /// How many samples the ring keeps: how far subscribers may be behind. 4 by default; rounded up to a power of two that
-    /// is larger than the [history](Self::history).
+    /// Sets how many samples the ring keeps, which is how far subscribers may be behind. The default is 4. Rounded up to a
+    /// power of two that is larger than the [history](Self::history).
     pub fn depth(mut self, samples: u32) -> Self {
         self.depth = Some(samples);
         self
     }
 
-    /// How many samples a subscriber gets that had been published before it joined, unless it says otherwise. 0 by default.
+    /// Sets how many samples published before it joined a subscriber gets, unless its own options say otherwise. The default
+    /// is 0.
     pub fn history(mut self, samples: u32) -> Self {
         self.history = Some(samples);
         self
     }
 
-    /// How many publishers there may be at a time. 2 by default.
+    /// Sets how many publishers there may be at a time. The default is 2.
     pub fn publishers(mut self, most: u32) -> Self {
         self.publishers = Some(most);
         self
     }
 
-    /// How many loans each publisher may have at a time: blocks that it fills, or has filled, and has not published. 2 by
-    /// default: one that it fills while another waits for subscribers. More are [refused](crate::error::TopicLimit::Loans).
+    /// Sets how many blocks each publisher may have on loan at a time, which it has not published. The default is 2: one that
+    /// it fills while another waits for subscribers. More loans are [refused](crate::error::TopicLimit::Loans).
     pub fn loans(mut self, most: u32) -> Self {
         self.loans = Some(most);
         self
     }
 
-    /// How many subscribers there may be at a time. 4 by default.
+    /// Sets how many subscribers there may be at a time. The default is 4.
     pub fn subscribers(mut self, most: u32) -> Self {
         self.subscribers = Some(most);
         self
     }
 
-    /// How many samples each subscriber may hold at a time. 2 by default.
+    /// Sets how many samples each subscriber may hold at a time. The default is 2.
     pub fn held(mut self, samples: u32) -> Self {
         self.held = Some(samples);
         self
     }
 
-    /// How many blocks there are. By default as few as are needed so that nobody waits for one who keeps no more than is
-    /// promised: depth + publishers · loans + subscribers · held, which is 4 + 2 · 2 + 4 · 2 = 16 where nothing else is said.
+    /// Sets the number of blocks. The default, and the minimum, is depth + publishers · loans + subscribers · held:
+    /// 4 + 2 · 2 + 4 · 2 = 16 with all defaults. That is enough as long as every process keeps running.
     ///
-    /// A publisher may be depth + loans samples ahead of its GPU, whose blocks are nobody else's before the GPU is done. With
-    /// depth · (publishers − 1) more blocks there are enough for each even if all others are stopped then; those beyond let
-    /// each publisher be as many more samples ahead as its share of them.
+    /// A publisher may be depth + loans samples ahead of its GPU, and their blocks are in use until the GPU is done. With
+    /// depth · (publishers − 1) more blocks, one publisher can continue even if all others are stopped in that state. Each
+    /// publisher may be further ahead by its share of any blocks beyond those.
     pub fn blocks(mut self, blocks: u32) -> Self {
         self.blocks = Some(blocks);
         self
@@ -140,7 +142,7 @@ impl TopicOptions {
 
     wanted_setters!("topic", "samples");
 
-    /// Makes it.
+    /// Creates the topic.
     ///
     /// # Errors
     /// [`Denied::NameExists`](crate::error::Denied::NameExists); [`InvalidArgument::Options`], [`InvalidArgument::TooFewBlocks`]; as
@@ -149,36 +151,41 @@ impl TopicOptions {
         Topic::new(self.wanted.create(self.control()?)?)
     }
 
-    /// Makes it of memory on a GPU that other code allocated, as kind `legacy`: as
-    /// [`PoolOptions::create_in`](crate::PoolOptions::create_in), which says what such memory promises. It has room for all
-    /// blocks, each with [`max_bytes`](Self::max_bytes) rounded up to a multiple of 256 bytes.
+    /// Creates the topic in GPU memory that other code allocated, as kind `legacy`.
+    /// [`PoolOptions::create_in`](crate::PoolOptions::create_in) describes what such memory promises. The memory must have
+    /// room for all blocks, each with [`max_bytes`](Self::max_bytes) rounded up to a multiple of 256 bytes.
     ///
     /// # Errors
-    /// [`InvalidArgument::Options`], [`InvalidArgument::TooFewBlocks`]; else as there.
+    /// [`InvalidArgument::Options`], [`InvalidArgument::TooFewBlocks`]; as
+    /// [`PoolOptions::create_in`](crate::PoolOptions::create_in).
     pub fn create_in(&self, memory: &ForeignMemory) -> Result<Topic> {
         Topic::new(self.wanted.create_in(memory, self.control()?)?)
     }
 
-    /// Opens it.
+    /// Opens the topic.
     ///
     /// # Errors
-    /// [`NotFound::Name`](crate::error::NotFound::Name) without a time-out, [`Error::Timeout`](crate::Error::Timeout) with one; [`Mismatch::Object`](crate::error::Mismatch::Object); [`Mismatch::Options`](crate::error::Mismatch::Options) if it
-    /// is not as it was said to be; as [`OpenOptions::open`](crate::OpenOptions::open).
+    /// - [`NotFound::Name`](crate::error::NotFound::Name) without a timeout, [`Error::Timeout`](crate::Error::Timeout) with
+    ///   one;
+    /// - [`Mismatch::Object`](crate::error::Mismatch::Object) if the name is not a topic,
+    ///   [`Mismatch::Options`](crate::error::Mismatch::Options) if the topic differs from these options;
+    /// - as [`OpenOptions::open`](crate::OpenOptions::open).
     pub fn open(&self) -> Result<Topic> {
         Topic::new(self.wanted.open(|control| self.check(control))?)
     }
 
-    /// Opens it, or makes it if it is not there. Of several processes that want that at once one makes it, and if that one
-    /// dies, another.
+    /// Opens the topic, or creates it if it does not exist. If several processes call this at once, one of them creates the
+    /// topic; if it dies, another does.
     ///
     /// # Errors
-    /// [`Error::Timeout`](crate::Error::Timeout) while another process makes it; as [`create`](Self::create) and [`open`](Self::open), but for
-    /// [`Denied::NameExists`](crate::error::Denied::NameExists) and [`NotFound::Name`](crate::error::NotFound::Name).
+    /// [`Error::Timeout`](crate::Error::Timeout) while another process creates it; as [`create`](Self::create) and
+    /// [`open`](Self::open), except [`Denied::NameExists`](crate::error::Denied::NameExists) and
+    /// [`NotFound::Name`](crate::error::NotFound::Name).
     pub fn open_or_create(&self) -> Result<Topic> {
         Topic::new(self.wanted.open_or_create(self.control()?, |control| self.check(control))?)
     }
 
-    /// Returns the shape of the topic to make.
+    /// Returns the shape of the topic to create.
     fn control(&self) -> Result<Control> {
         let bad = |why: String| self.wanted.invalid(why);
         let sample_type = self.sample_type()?;
@@ -235,7 +242,7 @@ impl TopicOptions {
         }
     }
 
-    /// What is said of all samples.
+    /// Returns the type and shape that the options set for all samples.
     fn sample_type(&self) -> Result<SampleType> {
         let shape = self.shape.as_ref().map(|shape| {
             let why = || format!("samples have at most {MAX_RANK} dimensions, not {}", shape.len());
@@ -244,7 +251,7 @@ impl TopicOptions {
         Ok(SampleType { dtype: self.dtype, shape: shape.transpose()? })
     }
 
-    /// Bytes of a block, or why that is not known.
+    /// Returns the bytes of a block, or why they are unknown.
     fn block_bytes(&self, samples: &SampleType) -> Result<u64, String> {
         match (self.max_bytes, samples.bytes()) {
             (_, Some(None)) => Err(format!("a sample of {samples} does not fill a number of whole bytes")),
@@ -280,7 +287,7 @@ impl TopicOptions {
                 return differs(format!("it has {what} {has} {unit}, not {asked}"));
             }
         }
-        // As it is rounded when it is made.
+        // Rounded up as at the creation.
         if let Some(asked) = self.depth.filter(|asked| *asked > topic.depth) {
             return differs(format!("its ring keeps {} samples, not {asked}", topic.depth));
         }

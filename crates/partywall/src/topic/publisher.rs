@@ -1,4 +1,4 @@
-//! Publishers: they take blocks and publish samples in them.
+//! Publishers: they borrow blocks and publish samples in them.
 
 use std::{
     fmt,
@@ -28,10 +28,10 @@ use crate::{
 /// Publishes samples in a topic. Subscribers receive the samples of one publisher in the order of publication.
 ///
 /// A timeline of the publisher orders the samples that streams complete ([`Filled::publish_on`](super::Filled::publish_on)).
-/// So they come from one stream at a time, and a change of streams waits for the former stream. Make one publisher for each
-/// stream.
+/// Only one stream at a time can complete samples, and a change of streams waits for the former stream. Use one publisher
+/// for each stream.
 ///
-/// Dropping a publisher takes it out of the topic. Samples that its streams still write are completed all the same. May be
+/// Dropping a publisher detaches it from the topic. Samples that its streams still write are completed nevertheless. May be
 /// used from any thread.
 #[derive(Debug)]
 #[must_use = "a publisher that is dropped leaves the topic"]
@@ -41,11 +41,11 @@ pub struct Publisher {
     pub(super) turns: Turns,
 }
 
-/// What a publisher and its loans share.
+/// The state that a publisher and its loans share.
 pub(super) struct Joined {
     pub(super) port: Arc<PublisherPort>,
     place: Mutex<PublisherPlace>,
-    /// How streams complete samples, once one does.
+    /// The timeline on which streams complete samples, once a stream does.
     writer: Mutex<Option<Writer>>,
     pub(super) reserve: Arc<Reserve>,
     /// Last: the connection may end with it.
@@ -77,12 +77,12 @@ impl Publisher {
         Ok(Self { joined: Arc::new(joined), spin: AdaptiveSpin::on_memory(), turns: Turns::default() })
     }
 
-    /// Borrows a block for a tensor, and waits for one. The block contains what its last user left in it.
+    /// Borrows a block for a tensor, and waits if none is free. The block contains what its last user left in it.
     ///
-    /// A publisher holds at most as many loans as [agreed](super::TopicOptions::loans), in all its threads together; one more
-    /// fails at once, unless another thread is about to publish [in its turn](Self::loan_in_turn). A published sample is no
-    /// loan any more, even if a stream still writes it. `loan` blocks while in-flight samples plus
-    /// loans reach `depth + loans`, or more if the topic has [blocks for that](super::TopicOptions::blocks).
+    /// A publisher holds at most as many loans as [agreed](super::TopicOptions::loans), in all its threads together. One more
+    /// fails immediately, unless another thread is about to publish [in its turn](Self::loan_in_turn). A published sample no
+    /// longer counts as a loan, even if a stream still writes it. `loan` blocks while in-flight samples plus loans reach
+    /// `depth + loans`, or more if the topic has [blocks for that](super::TopicOptions::blocks).
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -117,7 +117,7 @@ impl Publisher {
     /// Borrows a block if one is free.
     ///
     /// # Errors
-    /// As [`loan`](Self::loan), but for those of waiting.
+    /// As [`loan`](Self::loan), except the errors of waiting.
     pub fn try_loan(&self, dtype: DType, shape: &[u64]) -> Result<Option<Loan>> {
         let bytes = self.joined.bytes(dtype, shape)?;
         if let Some(loan) = self.joined.take_reserve() {
@@ -143,18 +143,18 @@ impl Publisher {
         }
     }
 
-    /// Its number, which no other publisher or subscriber of the topic ever has.
+    /// Returns the publisher's number, which no other publisher or subscriber of the topic ever has.
     pub fn id(&self) -> u64 {
         self.joined.id()
     }
 
-    /// Samples that it has published.
+    /// Returns how many samples the publisher has published.
     pub fn published(&self) -> u64 {
         // In a forked child the lock on the place may be held by a thread that does not exist there.
         self.joined.open.control.topic.published_by(self.joined.port.id())
     }
 
-    /// The topic's name.
+    /// Returns the topic's name.
     pub fn topic(&self) -> &str {
         self.joined.open.name()
     }
@@ -170,7 +170,7 @@ impl Joined {
         self.place.lock().ignore_poison()
     }
 
-    /// Has `stream` signal once it is done with what is on it now. Returns the timeline and the value of that signal.
+    /// Makes `stream` signal once all work that is on it now is done. Returns the timeline and the value of that signal.
     pub(super) fn signal_on(&self, stream: StreamRef<'_>) -> Result<(Order, u64)> {
         let mut writer = self.writer();
         let Writer { signals, order, last } = match &mut *writer {
@@ -178,7 +178,7 @@ impl Joined {
             none => none.insert(self.begin_timeline()?),
         };
         signals.signal_on(stream, *last + 1).map_err(|error| match error {
-            // Nobody but us has begun it: it is our part in the topic that has ended.
+            // Only this process writes this timeline, so the broker has detached the publisher from the topic.
             Error::Gone(Gone::Timeline { .. }) => self.open.detached(),
             other => other,
         })?;
@@ -190,14 +190,14 @@ impl Joined {
         self.writer.lock().ignore_poison()
     }
 
-    /// Whether the publisher is not further ahead of its GPU than it may be.
+    /// Returns whether the publisher is no further ahead of its GPU than allowed.
     fn is_close(self: &Arc<Self>) -> Result<bool> {
         if self.port.in_flight() == 0 {
             return Ok(true);
         }
         let shape = self.open.control.topic.shape();
         let [depth, publishers, loans] = [shape.depth, shape.publishers, shape.loans].map(u64::from);
-        // All other publishers may be stopped that far ahead, with samples that the ring keeps no more.
+        // All other publishers may be stopped that far ahead, with samples that have left the ring.
         let needed = shape.needed_blocks() + (publishers - 1) * depth;
         let spare = u64::from(shape.blocks).saturating_sub(needed);
         let most = depth + loans + spare / publishers;
@@ -234,7 +234,7 @@ impl Joined {
         Ok(Writer { signals, order, last })
     }
 
-    /// Readies a block for the next loan, while receivers read what was just published.
+    /// Prepares a block for the next loan, while receivers read the sample that was just published.
     pub(super) fn look_ahead(&self) {
         let ControlMemory { topic, pool, .. } = &*self.open.control;
         let next = pool.next_free().or_else(|| {
@@ -247,7 +247,7 @@ impl Joined {
         }
     }
 
-    /// Takes the loan in reserve, unless the broker has given its block to others.
+    /// Takes the loan in reserve, unless the broker has freed its block.
     fn take_reserve(&self) -> Option<Loan> {
         let ControlMemory { pool, .. } = &*self.open.control;
         // In a forked child the lock may be held by a thread that does not exist there.
@@ -268,7 +268,7 @@ impl Joined {
         Some(held)
     }
 
-    /// Returns what one more loan needs, which counts as a loan while it lives.
+    /// Returns the reference that one more loan needs. It counts as a loan while it lives.
     #[inline]
     fn one_more(self: &Arc<Self>) -> Result<Arc<Self>> {
         let most = self.open.shape.loans as usize;
@@ -278,7 +278,8 @@ impl Joined {
                 return Ok(joined);
             }
             drop(joined);
-            // Threads that try at once may be too many together. The last one to drop its clone finds the others gone.
+            // Threads that try at the same time may exceed the limit together. The last one to drop its clone finds the
+            // others gone.
             if self.loans() >= most {
                 self.open.domain().link().require_ours()?;
                 return Err(self.open.at_limit(TopicLimit::Loans));
@@ -286,13 +287,13 @@ impl Joined {
         }
     }
 
-    /// How many loans there are, and attempts to get one.
+    /// Returns the number of loans, including attempts to get one.
     fn loans(self: &Arc<Self>) -> usize {
-        // Each has a reference, and so has the publisher: no further word that threads share is needed.
+        // Each loan has a reference, and so has the publisher. Counting references needs no further shared word.
         Arc::strong_count(self) - 1
     }
 
-    /// Bytes of a tensor, if the topic accepts it.
+    /// Returns the bytes of a tensor, if the topic accepts its type and shape.
     fn bytes(&self, dtype: DType, shape: &[u64]) -> Result<u64> {
         let topic = || self.open.name().to_owned();
         let has = self.open.sample_type;
@@ -314,8 +315,8 @@ impl Joined {
         Ok(needed)
     }
 
-    /// The error of a wait for a subscriber that is over. A publisher that does not wait for the subscriber does not wait
-    /// for the broker's answer about it either.
+    /// Returns the error of a wait for a blocking subscriber. A publisher without a timeout does not wait for the broker's
+    /// answer about the subscriber either.
     pub(super) fn full(&self, subscriber: u64, waiting: &Waiting<'_>) -> Error {
         let topic = self.open.name();
         if waiting.was_cancelled() {
@@ -376,7 +377,7 @@ impl Drop for Joined {
     fn drop(&mut self) {
         if self.open.control.are_ours() {
             self.open.control.topic.detach_publisher(self.port.id());
-            // What streams have completed keeps the port no longer.
+            // Samples that streams have completed no longer keep the port.
             self.open.domain().completions().poll();
         }
     }
