@@ -352,7 +352,7 @@ def test_bad_input_of_enqueued_results(domain, queue):
         ticket.cancel()
     gate, ticket = enqueued(queue)
     for wrong in ("stream", 1.5, object()):
-        with pytest.raises(TypeError, match="is no CUDA stream"):
+        with pytest.raises(TypeError, match="is not a CUDA stream"):
             ticket.wait_on(wrong, timeout=0)
     with pytest.raises(ValueError, match="timeout"):
         ticket.wait_on(opened(), timeout=-1)
