@@ -20,12 +20,12 @@ use crate::{
 
 /// The target of a copy. Each thread uses a lane of its own.
 pub trait Sink: Sync {
-    /// The lane of a thread, which never leaves it.
+    /// The lane of a thread, which is used only on that thread.
     type Lane<'a>: Lane
     where
         Self: 'a;
 
-    /// Makes a lane for the calling thread.
+    /// Creates a lane for the calling thread.
     ///
     /// # Errors
     /// Ends the copy as [`FileProblem::Sink`].

@@ -5,7 +5,7 @@ use std::{fmt, io, path::PathBuf};
 use partywall_os::Errno;
 use partywall_shm::{DType, TableError};
 
-/// What a [`Sink`](super::Sink) or a [`Content`](super::Content) reports.
+/// The error of a [`Sink`](super::Sink) or a [`Content`](super::Content).
 pub type SinkError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why a file could not be read or written. After a failed read, the sink may contain a part of the bytes. After a failed
@@ -31,7 +31,7 @@ pub enum FileProblem {
     /// The file is a pipe, a socket or a device.
     #[error("is {kind}, not a regular file")]
     NotRegular {
-        /// What it is.
+        /// The kind of file.
         kind: &'static str,
     },
     /// The folder has neither an index nor a file that ends in `.safetensors`.
@@ -51,15 +51,15 @@ pub enum FileProblem {
     /// The header declares a length above the limit.
     #[error("begins with a header of {bytes} bytes; at most {limit} are allowed")]
     HeaderTooLarge {
-        /// What it says.
+        /// The declared length.
         bytes: u64,
-        /// What the format or this library allows.
+        /// The limit of the format or of this library.
         limit: u64,
     },
     /// The file ends before its header or its last tensor does.
     #[error("is truncated: it has {found} bytes and must have {expected}")]
     Truncated {
-        /// Bytes that its header asks for, as far as that is known.
+        /// The number of bytes that its header requires, as far as it is known.
         expected: u64,
         /// Bytes that are there.
         found: u64,
@@ -78,7 +78,7 @@ pub enum FileProblem {
     /// The index names a shard outside its own folder.
     #[error("names the shard {shard:?}, which may lie outside its folder")]
     OutsideFolder {
-        /// The shard as it stands there.
+        /// The shard as the index names it.
         shard: String,
     },
     /// The index names a shard that does not exist.
@@ -118,9 +118,9 @@ pub enum FileProblem {
     /// The elements have a type that tensors cannot have.
     #[error("contains elements of type {dtype}: {why}")]
     UnsupportedElements {
-        /// The type as it stands in the file.
+        /// The type as the file names it.
         dtype: String,
-        /// Why not.
+        /// Why tensors cannot have this type.
         why: &'static str,
     },
     /// The tensors or the metadata do not fit into a tensor table.
@@ -147,7 +147,7 @@ pub enum FileProblem {
     /// No tensor has this name.
     #[error("cannot be written: there is no tensor {tensor:?}")]
     NoSuchTensor {
-        /// The name asked for.
+        /// The requested name.
         tensor: String,
     },
     /// The format holds one tensor, and there are several, or none.
@@ -180,8 +180,8 @@ pub enum FileProblem {
         /// The format.
         format: super::Format,
     },
-    /// The format keeps this name for itself.
-    #[error("cannot hold tensor {tensor:?}: {format} keeps this name for itself")]
+    /// The format reserves this name.
+    #[error("cannot hold tensor {tensor:?}: {format} reserves this name")]
     ReservedName {
         /// The tensor.
         tensor: String,
@@ -193,7 +193,7 @@ pub enum FileProblem {
     Content {
         /// The tensor.
         tensor: String,
-        /// What the content says.
+        /// The content's error.
         source: SinkError,
     },
     /// The target is a folder.
@@ -249,7 +249,7 @@ impl FileProblem {
             }
             Self::Table(_) => "rename, reshape or split what is named here",
             Self::TooLong { .. } => "raise the limit, or write the stream to a file and name that",
-            Self::Changed { .. } => "wait until nobody writes the file, then try again",
+            Self::Changed { .. } => "wait until no process writes the file, then try again",
             Self::Sink(_) | Self::Content { .. } => "see the cause",
             Self::Cancelled => "start again when you want it",
             Self::NoSuchTensor { .. } => "list the tensors with `partywall show NAME`",

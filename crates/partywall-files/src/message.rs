@@ -33,7 +33,7 @@ pub struct Message<'a> {
 pub fn safetensors_message(bytes: &[u8]) -> Result<Message<'_>, FileProblem> {
     let Header { tensors, metadata } = safetensors::parse_bytes(bytes)?;
     match <[_; 1]>::try_from(tensors) {
-        // Its place has been checked against the length.
+        // The position of the tensor was checked against the length.
         Ok([(tensor, at)]) => Ok(Message { tensor, metadata, bytes: &bytes[at as usize..] }),
         Err(tensors) => {
             Err(FileProblem::malformed(format!("a message has {} tensors, and should have one", tensors.len())))

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Reads the header of `file`, which has `length` bytes, and checks it against that length. Returns the tensor and the
-/// place of its first byte.
+/// offset of its first byte.
 pub(crate) fn read_header(file: &File, length: u64) -> Result<(TensorInfo, u64), FileProblem> {
     let truncated = |expected| FileProblem::Truncated { expected, found: length };
     let mut prefix = [0; 12];
@@ -107,7 +107,7 @@ fn parse(text: &[u8]) -> Result<TensorInfo, FileProblem> {
     fits.then(|| TensorInfo::dense(SINGLE_TENSOR, dtype, shape.clone(), order)).flatten().ok_or_else(large)
 }
 
-/// What a header says.
+/// The contents of a header.
 struct Dictionary<'a> {
     elements: Elements<'a>,
     order: Order,
@@ -132,7 +132,7 @@ impl fmt::Display for Elements<'_> {
     }
 }
 
-/// Reads a Python literal from its begin to its end.
+/// Parses a Python literal from its beginning to its end.
 struct Literal<'a> {
     text: &'a [u8],
     /// The byte that is next.
@@ -279,7 +279,7 @@ impl<'a> Literal<'a> {
         if self.take(byte) { Ok(()) } else { Err(self.expected(&format!("{:?}", char::from(byte)))) }
     }
 
-    /// Says that something else is next than `what`.
+    /// Returns the error that the next byte does not begin `what`.
     fn expected(&self, what: &str) -> String {
         let found = match self.text.get(self.at) {
             Some(byte) => format!("{:?}", char::from(*byte)),
@@ -289,7 +289,7 @@ impl<'a> Literal<'a> {
     }
 }
 
-/// Returns the type of the elements with this code, or why they cannot be taken as they are.
+/// Returns the type of the elements with this code, or why such elements are not supported.
 fn dtype(code: &str) -> Result<DType, &'static str> {
     let (byte_order, kind) = match code.chars().next() {
         Some(first @ ('<' | '>' | '|' | '=')) => (first, &code[1..]),

@@ -15,7 +15,7 @@ pub(crate) type AllocationHandle = u64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct IpcHandle(pub(crate) [u8; 64]);
 
-/// `CUresult`: a number, since a caller may ask about any.
+/// `CUresult`: a number, because a caller may pass any number.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Code(pub(crate) u32);
@@ -41,7 +41,7 @@ macro_rules! codes {
 impl Code {
     pub(crate) const SUCCESS: Self = Self(0);
 
-    /// As `Err` unless it is success.
+    /// Returns the code as an error unless it is success.
     pub(crate) fn ok(self) -> Result<(), Self> {
         if self == Self::SUCCESS { Ok(()) } else { Err(self) }
     }

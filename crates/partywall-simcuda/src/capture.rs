@@ -1,5 +1,5 @@
-//! Stream capture, as far as the calls outside a graph see it: which streams are captured, what that forbids, and how a
-//! forbidden call invalidates it. What is captured is dropped, and the graph cannot be launched.
+//! Stream capture, as far as calls outside a graph observe it: which streams are captured, which calls that forbids, and
+//! how a forbidden call invalidates the capture. Captured work is dropped, and the graph cannot be launched.
 
 use std::cell::Cell;
 use std::sync::{Arc, MutexGuard};
@@ -20,11 +20,11 @@ pub(crate) struct Capture {
 }
 
 thread_local! {
-    /// What `cuThreadExchangeStreamCaptureMode` exchanges.
+    /// The mode of this thread, which `cuThreadExchangeStreamCaptureMode` exchanges.
     static MODE: Cell<u32> = const { Cell::new(GLOBAL) };
 }
 
-/// A call that is "potentially unsafe" during a capture: one that allocates, frees, maps, or waits for the context.
+/// Checks a call that is "potentially unsafe" during a capture: one that allocates, frees, maps, or waits for the context.
 ///
 /// # Errors
 /// `STREAM_CAPTURE_UNSUPPORTED` if a capture of this thread, or a global one of another, forbids it in this thread's
@@ -44,7 +44,7 @@ pub(crate) fn unsafe_call() -> Result<(), Code> {
     if forbidden { Err(Code::STREAM_CAPTURE_UNSUPPORTED) } else { Ok(()) }
 }
 
-/// A call that waits for the stream, or asks about its work.
+/// Checks a call that waits for the stream or queries its work.
 pub(crate) fn forbid_on(stream: &Stream) -> Result<(), Code> {
     match lock(stream).as_mut() {
         Some(capture) => {
@@ -76,7 +76,7 @@ pub(crate) fn takes(stream: &Stream) -> Result<bool, Code> {
     }
 }
 
-/// Returns the captured streams that the legacy stream comes after.
+/// Returns the captured streams that the legacy stream is ordered after.
 fn implicitly_captured(legacy: &Stream) -> Vec<Arc<Stream>> {
     let captured = |stream: &Arc<Stream>| stream.kind() == StreamKind::Blocking && lock(stream).is_some();
     stream::all_of(legacy.context()).into_iter().filter(captured).collect()

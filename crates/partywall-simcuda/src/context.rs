@@ -17,18 +17,18 @@ pub(crate) struct Ctx {
     pub(crate) handle: Handle,
     /// The ordinal of its device.
     pub(crate) device: usize,
-    /// A code that every call in the context answers until the process ends; 0 while there is none. The device keeps
-    /// it: to release and retain the primary context does not cure it.
+    /// A code that every call in the context returns until the process ends; 0 if there is none. The device keeps the
+    /// code: releasing and retaining the primary context does not clear it.
     fault: Arc<AtomicU32>,
     destroyed: AtomicBool,
-    /// The most local memory, in bytes a thread, that a kernel needed so far.
+    /// The most local memory, in bytes per thread, that a kernel has needed so far.
     local_bytes: AtomicU64,
     /// Devices whose memory this context may use, by `cuCtxEnablePeerAccess`.
     peers: Mutex<BTreeSet<usize>>,
 }
 
 impl Ctx {
-    /// Notes a fault of work in this context. The first one stays.
+    /// Records a fault of work in this context. Only the first fault is kept.
     pub(crate) fn fault(&self, code: Code) {
         let _ = self.fault.compare_exchange(0, code.0, Ordering::AcqRel, Ordering::Acquire);
     }
@@ -39,7 +39,7 @@ impl Ctx {
         Code(self.fault.load(Ordering::Acquire)).ok()
     }
 
-    /// Waits for everything that was enqueued in the context. Not to be called with the state locked.
+    /// Waits for all work that was enqueued in the context. Do not call it with the state locked.
     ///
     /// # Errors
     /// The fault, if there is one.
@@ -48,8 +48,8 @@ impl Ctx {
         self.check()
     }
 
-    /// Waits for the context if a kernel needs more local memory than any before it: it has to grow, which nothing that
-    /// runs may see. Not to be called with the state locked.
+    /// Waits for the context if a kernel needs more local memory than any before it, because that memory cannot grow while
+    /// work runs. Do not call it with the state locked.
     ///
     /// # Errors
     /// The fault, if there is one.
@@ -62,7 +62,7 @@ impl Ctx {
         self.device == device || lock(&self.peers).contains(&device)
     }
 
-    /// Lets this context use the device's memory; whether it was new.
+    /// Lets this context use the device's memory. Returns whether that was not allowed before.
     pub(crate) fn enable_peer(&self, device: usize) -> bool {
         lock(&self.peers).insert(device)
     }
@@ -125,9 +125,9 @@ impl Contexts {
     }
 }
 
-/// Bytes of local memory a thread that a context has from the beginning: the default limit on a thread's stack.
+/// The local memory in bytes per thread that a context has at its creation: the default limit of a thread's stack.
 const LOCAL_BYTES: u64 = 1024;
-/// Handles look like nothing else: no pointer, no small number.
+/// Handles differ from pointers and from small numbers, so that a confusion shows.
 const FIRST_HANDLE: Handle = 0xC0DA_0000_0000;
 
 thread_local! {
@@ -148,7 +148,7 @@ pub(crate) fn current() -> Result<Arc<Ctx>, Code> {
     Ok(context)
 }
 
-/// For a call that needs no context, but fails where the current one has a fault.
+/// Checks for a call that needs no context, but fails if the current context has a fault.
 ///
 /// # Errors
 /// The fault.
@@ -176,7 +176,7 @@ entry_points! {
         let ended = state::lock().contexts.release(device)?;
         ledger::remove(CONTEXT, device as u64);
         if let Some(context) = ended {
-            // A fault is no reason to keep the memory.
+            // The memory is freed even after a fault.
             let _ = context.synchronize();
             context.destroyed.store(true, Ordering::Release);
             stream::end_context(&context);

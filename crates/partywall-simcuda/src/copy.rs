@@ -1,8 +1,8 @@
-//! Copies and fills, in pieces: a process that is killed leaves a prefix behind, as a device that is stopped does.
+//! Copies and fills, in pieces: a killed process leaves a prefix behind, as a stopped device does.
 //!
-//! Which copies the host waits for is the vendor's documentation ("API synchronization behavior"): whatever touches
-//! pageable memory, apart from a small source, which is staged during the call. Page-locked and registered memory is
-//! read and written when the stream gets there, so that a buffer that is used again too early shows.
+//! The host waits for the copies that the vendor's documentation names ("API synchronization behavior"): all copies of
+//! pageable memory, except from a small source, which is staged during the call. Page-locked and registered memory is read
+//! and written when the stream reaches the copy, so that reusing a buffer too early shows.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -14,11 +14,11 @@ use crate::memory::{self, HostRange, Want};
 use crate::queue::{Runner, Ticket};
 use crate::{state, stream};
 
-/// Where a copy begins.
+/// One end of a copy.
 enum Place {
-    /// What devices can address: their memory, and host memory that is page-locked or registered.
+    /// Memory that devices can address: device memory, and host memory that is page-locked or registered.
     Mapped { context: Arc<Ctx>, address: DevicePtr },
-    /// Memory of the host that the driver knows nothing of.
+    /// Host memory that is unknown to the driver.
     Pageable(usize),
     /// A copy that was made during the call.
     Staged(Vec<u8>),
@@ -32,10 +32,10 @@ struct Piece {
 }
 
 impl Place {
-    /// Memory of a device, by its address.
+    /// Returns memory of a device, by its address.
     ///
     /// # Errors
-    /// `INVALID_VALUE` if the context cannot read all of it. That it cannot write it is found out by doing.
+    /// `INVALID_VALUE` if the context cannot read all of it. If the context cannot write it, the copy itself fails.
     fn device(context: &Arc<Ctx>, address: DevicePtr, bytes: usize) -> Result<Self, Code> {
         let mut seen = 0;
         while seen < bytes {
@@ -45,7 +45,7 @@ impl Place {
         Ok(Self::Mapped { context: context.clone(), address })
     }
 
-    /// Memory of the host, or what a unified address stands for.
+    /// Returns host memory, or the memory of a unified address.
     fn any(context: &Arc<Ctx>, address: DevicePtr, bytes: usize) -> Result<Self, Code> {
         if address == 0 {
             Err(Code::INVALID_VALUE)
@@ -60,7 +60,7 @@ impl Place {
         matches!(self, Self::Pageable(_))
     }
 
-    /// As much as lies in one piece, at most `bytes` bytes, from `offset` on.
+    /// Returns the largest contiguous piece from `offset` on, at most `bytes` bytes.
     fn piece(&self, offset: usize, bytes: usize, want: Want) -> Result<Piece, Code> {
         Ok(match self {
             Self::Mapped { context, address } => {
@@ -73,7 +73,7 @@ impl Place {
     }
 }
 
-/// Enqueues a copy, and waits for it where the driver does.
+/// Enqueues a copy, and waits for it if the driver does.
 fn enqueue(stream: Handle, to: Place, from: Place, bytes: usize, synchronous: bool) -> Result<(), Code> {
     let stream = stream::find(stream)?;
     let from = match from {
@@ -105,7 +105,7 @@ fn copy(runner: &mut Runner, to: &Place, from: &Place, bytes: usize) -> Result<(
     })
 }
 
-/// Runs `step` with an offset and the most bytes to work on, until all are done; it says how many it worked on.
+/// Calls `step` with an offset and a maximum number of bytes until all bytes are done. `step` returns how many it has done.
 pub(crate) fn in_pieces(
     runner: &mut Runner,
     bytes: usize,
@@ -221,7 +221,7 @@ entry_points! {
     }
 }
 
-/// Of how many bytes a kill leaves all or nothing.
+/// The size of the pieces; a kill leaves each piece either complete or unchanged.
 pub(crate) const PIECE: usize = 64 << 10;
 
 /// The largest pageable source that the driver copies during the call (vendor's documentation: 64 KiB).

@@ -1,4 +1,4 @@
-//! The devices: how many there are, which the process sees, what they answer about themselves.
+//! The devices: their number, those that the process sees, and their attributes.
 
 use std::ffi::{CString, c_char, c_int};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -13,7 +13,7 @@ pub(crate) struct Device {
     pub(crate) physical: u8,
     /// Bytes of its memory.
     pub(crate) total: u64,
-    /// Bytes of it that this process has allocated.
+    /// Bytes of its memory that this process has allocated.
     used: AtomicU64,
 }
 
@@ -65,13 +65,13 @@ pub(crate) fn uuid(physical: u8) -> [u8; 16] {
     uuid
 }
 
-/// As `nvidia-smi -L` prints it.
+/// Returns a device's UUID as `nvidia-smi -L` prints it.
 fn uuid_text(physical: u8) -> String {
     let hex: String = uuid(physical).iter().map(|byte| format!("{byte:02x}")).collect();
     format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
-/// Sets how many devices there are where `SIMCUDA_DEVICES` says nothing. Call it before `cuInit`.
+/// Sets the number of devices for the case that `SIMCUDA_DEVICES` is not set. Call it before `cuInit`.
 pub(crate) fn set_default_count(count: u8) {
     DEFAULT_COUNT.store(count, Ordering::Relaxed);
 }
@@ -109,8 +109,8 @@ fn choose(list: &str, count: u8) -> Vec<u8> {
     chosen
 }
 
-/// `CUdevice_attribute`: what it is, for a device like the H200 that the facts were measured on. What is not named is
-/// 0, among it the first version of the stream memory operations (92, 93), although the second works.
+/// Returns a `CUdevice_attribute` of a device like the H200 on which the facts were measured. Other attributes are 0,
+/// including the first version of the stream memory operations (92, 93), although the second version works.
 fn attribute(device: &Device, attribute: u32) -> Result<c_int, Code> {
     Ok(match attribute {
         1..=3 => 1024,                          // threads a block, its x and y
@@ -206,12 +206,12 @@ unsafe fn store_text(to: *mut c_char, length: c_int, text: &str) -> Result<(), C
     Ok(())
 }
 
-/// `cuGetErrorName`: neither counted nor logged, since it only looks a text up.
+/// `cuGetErrorName`: neither counted nor logged, because it only looks up a text.
 pub unsafe extern "C" fn cuGetErrorName(code: Code, text: *mut *const c_char) -> Code {
     error_text(code.texts().map(|(name, _)| name), text)
 }
 
-/// `cuGetErrorString`: neither counted nor logged, since it only looks a text up.
+/// `cuGetErrorString`: neither counted nor logged, because it only looks up a text.
 pub unsafe extern "C" fn cuGetErrorString(code: Code, text: *mut *const c_char) -> Code {
     error_text(code.texts().map(|(_, sentence)| sentence), text)
 }
@@ -221,7 +221,7 @@ fn error_text(found: Option<&'static str>, to: *mut *const c_char) -> Code {
     if found.is_none() { Code::INVALID_VALUE } else { stored.err().unwrap_or(Code::SUCCESS) }
 }
 
-/// How many devices there are where `SIMCUDA_DEVICES` says nothing.
+/// The number of devices if `SIMCUDA_DEVICES` is not set.
 static DEFAULT_COUNT: AtomicU8 = AtomicU8::new(1);
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
-//! The one way into the simulation: every function goes through [`enter`].
+//! The entry of every call into the simulation: all functions go through [`enter`].
 //!
-//! A call is counted and written to the log that `SIMCUDA_CALLS` names, one line `PID INDEX FUNCTION CODE`, when it
-//! returns; a fault that `SIMCUDA_FAULTS` asks for takes its place. The name of a function is without its `_v2`. A call
-//! before `cuInit`, or in a child that forked after it, answers `NOT_INITIALIZED`, as the driver's do, and one of a
-//! host function `NOT_PERMITTED`. A panic is a fault of the simulation: it is printed and ends the process, since the
-//! caller is C.
+//! A call is counted, and when it returns it is written to the log that `SIMCUDA_CALLS` names, as one line
+//! `PID INDEX FUNCTION CODE`. A fault that `SIMCUDA_FAULTS` requests takes the place of a call. Names of functions are
+//! without their `_v2`. Like the vendor's driver, a call before `cuInit`, or in a child that forked after it, returns
+//! `NOT_INITIALIZED`, and a call in a host function `NOT_PERMITTED`. A panic is a bug of the simulation: it is printed and
+//! ends the process, because the caller is C.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -19,8 +19,8 @@ use crate::abi::Code;
 use crate::faults::{self, Action};
 use crate::{queue, state};
 
-/// Makes functions of the driver, which [`crate::functions`] lists. The body is that of a closure that gives
-/// `Result<(), Code>`; arguments are those of `cuda.h`. A name that `cuda.h` redirects to `_v2` is written with it.
+/// Defines functions of the driver, which [`crate::functions`] lists. The body is that of a closure that returns
+/// `Result<(), Code>`; the arguments are those of `cuda.h`. A name that `cuda.h` redirects to `_v2` has that suffix.
 macro_rules! entry_points {
     ($($(#[$attribute:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {
         $(
@@ -35,7 +35,7 @@ macro_rules! entry_points {
 }
 pub(crate) use entry_points;
 
-/// A call of this process: what the log, the faults and the ledger call it by.
+/// A call of this process, as the log, the faults and the ledger identify it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
     pub(crate) function: &'static str,
@@ -46,7 +46,7 @@ pub(crate) struct Call {
 thread_local! {
     /// Whether the calls of this thread are left out of the count.
     static APART: bool = {
-        // Asked of the kernel: the program's threads are named by its own library, which is not the simulation's.
+        // The name comes from the kernel, because the program and the simulation have separate copies of Rust's library.
         let own = rustix::thread::name().unwrap_or_default();
         std::env::var_os("SIMCUDA_APART").is_some_and(|name| name.as_encoded_bytes() == own.to_bytes())
     };
@@ -61,11 +61,11 @@ pub(crate) fn current() -> Call {
 /// Runs one function.
 pub(crate) fn enter(name: &'static str, body: impl FnOnce() -> Result<(), Code>) -> Code {
     let function = name.strip_suffix("_v2").unwrap_or(name);
-    // A child's copies of the locks may be held for ever by threads that it does not have: nothing is touched there.
+    // In a forked child, locks may be held for ever by threads that exist only in the parent, so no lock is used.
     if state::forked() {
         return Code::NOT_INITIALIZED;
     }
-    // Such a thread calls by the clock: counted, its calls would come between others' at another place in each run.
+    // Such a thread calls periodically. If its calls were counted, the numbers of other calls would differ in each run.
     let apart = APART.with(|apart| *apart);
     let (index, action) = if apart { (0, None) } else { count(function) };
     CURRENT.set(Call { function, index });
@@ -97,12 +97,12 @@ pub(crate) fn enter(name: &'static str, body: impl FnOnce() -> Result<(), Code>)
     code
 }
 
-/// Returns the version of the simulation. The vendor's driver has no such function: it tells the two apart.
+/// Returns the version of the simulation. The vendor's driver has no such function, which distinguishes the two.
 pub extern "C" fn simcuda_version() -> u32 {
     1
 }
 
-/// Stores a result where the caller asked for it.
+/// Stores a result at the caller's pointer.
 ///
 /// # Errors
 /// `INVALID_VALUE` for a null pointer.
@@ -116,7 +116,7 @@ pub(crate) fn store<T>(to: *mut T, value: T) -> Result<(), Code> {
     Ok(())
 }
 
-/// Counts a call; its index and what was asked to happen instead of it.
+/// Counts a call. Returns its index, and the requested fault, if any.
 fn count(function: &'static str) -> (u64, Option<Action>) {
     static COUNTS: LazyLock<Mutex<(u64, HashMap<&'static str, u64>)>> = LazyLock::new(Mutex::default);
     let mut counts = COUNTS.lock().ignore_poison();
@@ -127,7 +127,8 @@ fn count(function: &'static str) -> (u64, Option<Action>) {
     (index, faults::action(function, *of_function, index))
 }
 
-/// One write a line, at the end of the file: lines of several processes do not mix.
+/// Writes a line to the log. Each line is a single write at the end of the file, so that lines of several processes do not
+/// mix.
 fn log(index: u64, function: &str, code: impl std::fmt::Display) {
     static LOG: LazyLock<Option<File>> = LazyLock::new(|| {
         let path = std::env::var_os("SIMCUDA_CALLS")?;
@@ -140,8 +141,8 @@ fn log(index: u64, function: &str, code: impl std::fmt::Display) {
     }
 }
 
-/// Calls that do their work although a fault was asked for: the driver answers them with errors of earlier work, and
-/// what they give back is given back.
+/// Calls that do their work even if a fault is requested: the driver may return errors of earlier work from them, but the
+/// resource is released nevertheless.
 const GIVES_BACK: [&str; 13] = [
     "cuCtxPopCurrent",
     "cuDevicePrimaryCtxRelease",
@@ -158,5 +159,5 @@ const GIVES_BACK: [&str; 13] = [
     "cuThreadExchangeStreamCaptureMode",
 ];
 
-/// What the driver answers before `cuInit`.
+/// The functions that work before `cuInit`.
 const BEFORE_INIT: [&str; 2] = ["cuInit", "cuDriverGetVersion"];

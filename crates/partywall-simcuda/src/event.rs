@@ -1,8 +1,7 @@
-//! Events: points in streams for which other streams, other processes and the host wait.
+//! Events: points in streams for which other streams, other processes and the host can wait.
 //!
-//! All users of an event share its state: the number of the last record, and the numbers of the records that were
-//! reached. A record whose stream never gets there (its process was killed) is never reached: no other process can
-//! mark it as reached.
+//! All users of an event share its state: the number of the last record, and the numbers of the reached records. If the
+//! process of a record's stream is killed, the record is never reached, and no other process can mark it as reached.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -23,7 +22,7 @@ use crate::{ipc, ledger, queue, state, stream};
 pub(crate) struct Event {
     context: Arc<Ctx>,
     flags: u32,
-    /// Whether another process made it.
+    /// Whether another process created it.
     opened: bool,
     /// The handle that other processes open.
     exported: Mutex<Option<IpcHandle>>,
@@ -35,17 +34,17 @@ pub(crate) struct Event {
 /// The shared part of an event.
 struct Points {
     words: NonNull<Words>,
-    /// Of an event between processes; the words of any other are on the heap.
+    /// The file of an event between processes; the words of any other event are on the heap.
     file: Option<OwnedFd>,
 }
 
-/// In a new file all is zero: nothing recorded.
+/// The shared words. In a new file they are all zero, which means that nothing is recorded.
 #[repr(C)]
 struct Words {
     /// The number of the last record; 0 if there is none.
     recorded: AtomicU64,
-    /// Record `n` stores `n` in `reached[n % RECORDS]` when its stream gets there. A higher number there is that of a
-    /// record made so much later that the queue of no test is as long.
+    /// Record `n` stores `n` in `reached[n % RECORDS]` when its stream reaches it. A higher number there belongs to a later
+    /// record; no test has a queue so long that this could be wrong.
     reached: [AtomicU64; RECORDS],
 }
 
@@ -170,7 +169,7 @@ impl Event {
         if !Arc::ptr_eq(stream.context(), &self.context) {
             return Err(Code::INVALID_HANDLE);
         }
-        // Counted before it is enqueued, so that every process that learns of this record finds it.
+        // Counted before it is enqueued, so that every process that is notified of this record finds it.
         let number = self.points.words().recorded.fetch_add(1, Ordering::AcqRel) + 1;
         let event = self.clone();
         let submitted = stream.submit(move |_| {
@@ -181,7 +180,7 @@ impl Event {
             event.points.reach(number);
             Ok(())
         });
-        // What does not get into a queue is reached as soon as it is made.
+        // A record that is not put into a queue is reached immediately.
         if !matches!(submitted, Ok(Some(_))) {
             self.points.reach(number);
         }
@@ -278,7 +277,7 @@ entry_points! {
     }
 }
 
-/// So that the words fill a page.
+/// The number of records, chosen so that the words fill a page.
 const RECORDS: usize = 511;
 
 const BLOCKING_SYNC: u32 = 1;

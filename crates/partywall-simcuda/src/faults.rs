@@ -1,8 +1,8 @@
 //! `SIMCUDA_FAULTS`: a comma-separated list of faults, each `FUNCTION:N=CODE` or `FUNCTION:N=kill`.
 //!
-//! The Nth call of the function in this process (from 1) does nothing and answers the code, also 0, or kills its
-//! process. A call that gives something back does so before it answers the code. `*` stands for any function: the Nth
-//! call of all.
+//! The Nth call of the function in this process (from 1) does nothing and returns the code, which may be 0, or kills its
+//! process. A call that releases a resource does so before it returns the code. `*` stands for any function, so N counts
+//! all calls.
 
 use std::sync::LazyLock;
 
@@ -22,7 +22,7 @@ struct Fault {
     action: Action,
 }
 
-/// Returns what was asked for a call that is the `of_function`th of its function and the `of_all`th of the process.
+/// Returns the fault for a call that is the `of_function`th of its function and the `of_all`th of the process.
 pub(crate) fn action(function: &str, of_function: u64, of_all: u64) -> Option<Action> {
     static FAULTS: LazyLock<Vec<Fault>> = LazyLock::new(|| {
         let list = std::env::var("SIMCUDA_FAULTS").unwrap_or_default();

@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_void};
 use std::ptr;
 
-/// Makes the exports, [`find`] and [`for_each_function`](crate::for_each_function) from one list.
+/// Generates the exports, [`find`] and [`for_each_function`](crate::for_each_function) from one list.
 macro_rules! list {
     ($($($module:ident)::+ { $($function:ident)* })*) => {
         $(pub use crate::$($module)::+::{$($function),*};)*

@@ -1,7 +1,7 @@
 //! Handles of 64 bytes that any process of the machine can turn into a descriptor, for as long as the exporter lives.
 //!
-//! The exporter serves descriptors over an abstract socket whose name is in the handle; it is gone with the process, as
-//! a handle of the driver's is. The bytes of a handle: magic (8), process id (4), zero (4), name of the server (8),
+//! The exporter serves descriptors over an abstract socket whose name is in the handle. The socket ends with the process,
+//! as a handle of the driver does. The bytes of a handle: magic (8), process id (4), zero (4), name of the server (8),
 //! number of the descriptor (8), payload of the exporter (32).
 
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ use rustix::net::{
 use crate::abi::{Code, IpcHandle};
 use crate::threads;
 
-/// What the exporter says about the descriptor; its byte 8 says what it is.
+/// The exporter's description of the descriptor; byte 8 is the kind of object.
 pub(crate) type Payload = [u8; 32];
 pub(crate) const MEMORY: u8 = 1;
 pub(crate) const EVENT: u8 = 2;
@@ -47,7 +47,7 @@ struct Parts {
     payload: Payload,
 }
 
-/// Makes a handle of a descriptor. It can be opened until [`withdraw`] or the end of the process.
+/// Creates a handle of a descriptor. It can be opened until [`withdraw`] or the end of the process.
 ///
 /// # Errors
 /// `OPERATING_SYSTEM`: no socket.
@@ -74,11 +74,11 @@ pub(crate) fn withdraw(handle: &IpcHandle) {
     }
 }
 
-/// Returns the descriptor behind a handle of another process, and what that process said about it.
+/// Returns the descriptor of another process's handle, and that process's description of it.
 ///
 /// # Errors
-/// `INVALID_VALUE`: the bytes are no handle. `INVALID_CONTEXT`: it was made in this process. `INVALID_HANDLE`: the
-/// exporter is gone or has withdrawn it.
+/// `INVALID_VALUE`: the bytes are not a handle. `INVALID_CONTEXT`: the handle was created in this process.
+/// `INVALID_HANDLE`: the exporter has ended or has withdrawn the handle.
 pub(crate) fn fetch(handle: &IpcHandle) -> Result<(OwnedFd, Payload), Code> {
     let parts = handle.parts()?;
     if parts.process == std::process::id() {
@@ -88,7 +88,7 @@ pub(crate) fn fetch(handle: &IpcHandle) -> Result<(OwnedFd, Payload), Code> {
     Ok((descriptor.ok_or(Code::INVALID_HANDLE)?, parts.payload))
 }
 
-/// What this process serves.
+/// The descriptors that this process serves.
 struct Served {
     descriptors: BTreeMap<u64, OwnedFd>,
     last: u64,
@@ -99,7 +99,7 @@ fn served() -> MutexGuard<'static, Served> {
     SERVED.lock().ignore_poison()
 }
 
-/// Starts the thread that serves; the name of its socket.
+/// Starts the serving thread, and returns the name of its socket.
 fn start() -> Result<u64, Code> {
     let (name, listener) = open_listener().map_err(|_| Code::OPERATING_SYSTEM)?;
     threads::spawn("simcuda-ipc", move || {
@@ -122,7 +122,7 @@ fn open_listener() -> io::Result<(u64, OwnedFd)> {
     Ok((name, listener))
 }
 
-/// Sends what the client asks for: the descriptor beside one byte, or the byte alone.
+/// Answers a client: one byte with the requested descriptor, or only the byte if there is none.
 fn answer(client: &OwnedFd) -> io::Result<()> {
     set_timeouts(client)?;
     let mut number = [0; 8];
@@ -139,7 +139,7 @@ fn answer(client: &OwnedFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Asks the server of that name. An error: there is none.
+/// Requests a descriptor from the server of that name. It is an error if there is no such server.
 fn ask(server: u64, number: u64) -> io::Result<Option<OwnedFd>> {
     let client = new_socket()?;
     // A forked child keeps its dead parent's socket, which then has no server.
@@ -175,5 +175,5 @@ fn address(server: u64) -> io::Result<SocketAddrUnix> {
 }
 
 const MAGIC: [u8; 8] = *b"simcuda1";
-/// Far more than a process needs that is not stopped.
+/// Far longer than a process needs that is not stopped.
 const TIMEOUT: Duration = Duration::from_secs(10);

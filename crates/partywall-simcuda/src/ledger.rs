@@ -1,9 +1,10 @@
-//! What exists, and which call made it. Written when the process ends: whatever is there was not given back.
+//! The ledger: all existing objects, with the calls that created them. It is written when the process ends; the objects in
+//! it were not released.
 //!
 //! `SIMCUDA_LEDGER` names a directory; a process that ends by itself writes `PID.json` there, a list of objects with
-//! `kind`, `handle`, `bytes`, `call` and `index` (of the call in its process). What a context takes along when its last
-//! reference is released stays in the list: the program did not give it back. A process whose context has a fault can
-//! give nothing back but descriptors, and only they are in its list.
+//! `kind`, `handle`, `bytes`, `call` and `index` (of the call in its process). Objects that end with their context stay in
+//! the list, because the program did not release them. A process whose context has a fault can release only descriptors,
+//! so its list contains only descriptors.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -15,13 +16,13 @@ use partywall_os::lock::IgnorePoison;
 use crate::entry::{self, Call};
 use crate::state;
 
-/// The kind of an exported descriptor: the caller closes it, so that only a look at it tells whether it is left.
+/// The kind of an exported descriptor. The caller closes it, so only checking the descriptor shows whether it is left.
 pub(crate) const EXPORTED_FD: &str = "exported fd";
 
 struct Entry {
     bytes: u64,
     call: Call,
-    /// Of the file behind an exported descriptor.
+    /// The inode of an exported descriptor's file.
     inode: u64,
 }
 
@@ -29,14 +30,14 @@ type Entries = BTreeMap<(&'static str, u64), Vec<Entry>>;
 
 static ENTRIES: Mutex<Entries> = Mutex::new(BTreeMap::new());
 
-/// Notes that the present call made an object. One handle may be there several times (a context that is retained
-/// twice): each needs a [`remove`] of its own.
+/// Records that the current call created an object. One handle may be recorded several times (a context that is retained
+/// twice); each record needs its own [`remove`].
 pub(crate) fn record(kind: &'static str, handle: u64, bytes: u64) {
     let entry = Entry { bytes, call: entry::current(), inode: 0 };
     entries().entry((kind, handle)).or_default().push(entry);
 }
 
-/// Notes that an object was given back.
+/// Records that an object was released.
 pub(crate) fn remove(kind: &'static str, handle: u64) {
     let mut entries = entries();
     if let Some(of_handle) = entries.get_mut(&(kind, handle)) {
@@ -47,10 +48,10 @@ pub(crate) fn remove(kind: &'static str, handle: u64) {
     }
 }
 
-/// Notes a descriptor that the caller was given.
+/// Records a descriptor that the caller received.
 pub(crate) fn record_fd(descriptor: RawFd, bytes: u64) {
     let entry = Entry { bytes, call: entry::current(), inode: inode(descriptor).unwrap_or(0) };
-    // One that had this number before is closed.
+    // An earlier descriptor with this number must be closed.
     entries().insert((EXPORTED_FD, descriptor.unsigned_abs().into()), vec![entry]);
 }
 
@@ -86,16 +87,16 @@ fn to_json(entries: &Entries, lost: bool) -> String {
     text
 }
 
-/// Runs when the process ends by `exit` or a return from `main`; not when it is killed. Writes nothing where CUDA was
-/// not initialised: a program that contains this driver may have loaded it as a library.
+/// Runs when the process ends by `exit` or by returning from `main`, but not when it is killed. Writes nothing if CUDA was
+/// not initialised, because a program that contains this driver may have loaded it as a library.
 extern "C" fn write() {
-    // A child that forked is another process: what it copied is its parent's.
+    // The objects in a forked child belong to its parent.
     let Some(directory) = std::env::var_os("SIMCUDA_LEDGER").filter(|_| state::initialized() && !state::forked())
     else {
         return;
     };
     let path = std::path::Path::new(&directory).join(format!("{}.json", std::process::id()));
-    // Asked before the entries are locked: calls lock the state first.
+    // Read before the entries are locked, because calls lock the state first.
     let lost = state::initialized() && state::lock().contexts.any_fault();
     if let Err(error) = std::fs::write(&path, to_json(&entries(), lost)) {
         eprintln!("SIMCUDA_LEDGER: {}: {error}", path.display());

@@ -1,16 +1,16 @@
 //! A CUDA driver in software: the entry points of `libcuda.so.1` that Partywall uses, without a GPU.
 //!
-//! The program `partywall` contains it ([`link()`]) and uses it where `PARTYWALL_LIBCUDA` is `simulated`. Processes that
-//! do not contain it, in tests, choose it by `PARTYWALL_LIBCUDA=/path/to/libsimcuda.so`, which `testing/simcuda` makes
-//! of it. Nothing else ever does, and the library does not depend on it. No symbol of a program that contains it has a
-//! name of the vendor's driver.
+//! The program `partywall` contains it ([`link()`]) and uses it if `PARTYWALL_LIBCUDA` is `simulated`. In tests, processes
+//! that do not contain it choose it by `PARTYWALL_LIBCUDA=/path/to/libsimcuda.so`, the library that `testing/simcuda`
+//! builds from it. It is never used otherwise, and the library does not depend on it. A program that contains it has no
+//! symbol with a name of the vendor's driver.
 //!
-//! It answers as the vendor's driver does, error code by error code, as far as that was
-//! measured on an H200 with driver 580 or is the vendor's documentation; the driver facts hold both against one list.
+//! It returns the same error codes as the vendor's driver, as far as these were measured on an H200 with driver 580 or are
+//! documented by the vendor; the driver facts check both drivers against one list.
 //!
-//! Device memory is a memfd, so that it crosses processes as real device memory does. A device address is reserved
-//! without any access, so that a CPU that follows it crashes as it does with a GPU; the simulation maps the memory a
-//! second time for itself. What cannot be simulated honestly (time, time slices, MPS) is not.
+//! Device memory is a memfd, so that processes can share it like real device memory. A device address is reserved without
+//! access, so that a CPU that dereferences it crashes as with a GPU; the simulation uses a second mapping of the memory.
+//! Behaviour that cannot be simulated faithfully (time, time slices, MPS) is not simulated.
 //!
 //! | variable | what it sets |
 //! |---|---|
@@ -72,8 +72,8 @@ mod stream;
 mod tests;
 mod threads;
 
-/// Makes `PARTYWALL_LIBCUDA=simulated` choose this driver in the whole process, with two devices where
-/// `SIMCUDA_DEVICES` says nothing. Call it before anything asks for the driver.
+/// Makes `PARTYWALL_LIBCUDA=simulated` choose this driver in the whole process, with two devices if `SIMCUDA_DEVICES` is
+/// not set. Call it before any code loads the driver.
 pub fn link() {
     device::set_default_count(2);
     // SAFETY: the functions have the signatures of `cuda.h` and are part of the program.

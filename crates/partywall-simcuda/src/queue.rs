@@ -1,7 +1,7 @@
 //! The queue of a stream and the thread that runs its work: in order, and asynchronously to the enqueuing thread.
 //!
-//! `SIMCUDA_DELAY` (microseconds) is the longest pause before each operation and between the pieces of a large one, so
-//! that order which no call made shows as wrong data; `SIMCUDA_SEED` repeats the pauses.
+//! `SIMCUDA_DELAY` (microseconds) is the longest pause before each operation and between the pieces of a large one. The
+//! pauses make missing synchronization show as wrong data; `SIMCUDA_SEED` repeats the pauses.
 //!
 //! When the context is lost, the remaining work is removed without running: its waiters wake and see the
 //! context's error, and no work writes memory any more.
@@ -19,7 +19,7 @@ use crate::abi::Code;
 use crate::context::Ctx;
 use crate::threads;
 
-/// What a stream does at its turn.
+/// One operation of a stream.
 pub(crate) type Work = Box<dyn FnOnce(&mut Runner) -> Result<(), Code> + Send>;
 
 /// One stream's work. The thread ends when the queue is closed and empty.
@@ -37,7 +37,7 @@ struct QueueState {
     closed: bool,
 }
 
-/// A point in a queue: everything that was enqueued up to it.
+/// A point in a queue, reached when all work that was enqueued before it is done.
 #[derive(Clone)]
 pub(crate) struct Ticket {
     queue: Arc<Queue>,
@@ -79,7 +79,7 @@ impl Queue {
         Ticket { queue: self.clone(), number: state.enqueued }
     }
 
-    /// Returns the point behind all that is enqueued now.
+    /// Returns the point after all work that is enqueued now.
     pub(crate) fn tail(self: &Arc<Self>) -> Ticket {
         Ticket { queue: self.clone(), number: self.lock().enqueued }
     }
@@ -132,7 +132,7 @@ impl Ticket {
 }
 
 impl Runner {
-    /// Where others may get ahead: before each operation, and between the pieces of a large one.
+    /// Pauses before an operation or between the pieces of a large one, so that other streams may get ahead.
     pub(crate) fn pause(&mut self) {
         let longest = SETTINGS.delay;
         if longest > Duration::ZERO {
@@ -140,8 +140,8 @@ impl Runner {
         }
     }
 
-    /// Polls until `ready`: what is waited for may be changed by a plain store of another process, which wakes no thread.
-    /// Ends with the context's error when that is lost.
+    /// Polls until `ready` returns true, because a plain store by another process wakes no thread. Ends with the context's
+    /// error if the context is lost.
     pub(crate) fn poll(&self, mut ready: impl FnMut() -> Result<bool, Code>) -> Result<(), Code> {
         poll(|| {
             self.context().check()?;
@@ -171,7 +171,7 @@ impl Runner {
     }
 }
 
-/// Calls `ready` until it answers true, at first often.
+/// Calls `ready` until it returns true, at first in short intervals.
 pub(crate) fn poll(mut ready: impl FnMut() -> Result<bool, Code>) -> Result<(), Code> {
     let mut nap = SHORTEST_NAP;
     while !ready()? {

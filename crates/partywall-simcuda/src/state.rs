@@ -1,6 +1,6 @@
-//! What the process shares: whether and where CUDA was initialised, the devices, the tables of the other modules.
+//! The state of the process: whether and where CUDA was initialised, the devices, the tables of the other modules.
 //!
-//! One lock guards everything: calls are short, and a thread waits for a stream without the lock.
+//! One lock guards the whole state: calls are short, and a thread never waits for a stream while it holds the lock.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
@@ -12,7 +12,7 @@ use crate::context::Contexts;
 use crate::device::Device;
 use crate::memory::Tables;
 
-/// Everything behind the lock.
+/// The state that the lock guards.
 pub(crate) struct State {
     pub(crate) contexts: Contexts,
     pub(crate) memory: Tables,
@@ -23,7 +23,7 @@ static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
 /// The process that called `cuInit`; 0 before.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
-/// What `cuInit` does.
+/// Initialises CUDA, for `cuInit`.
 pub(crate) fn initialize() -> Result<(), Code> {
     let devices = DEVICES.get_or_init(Device::visible);
     if devices.is_empty() {
@@ -52,7 +52,7 @@ pub(crate) fn new_handle() -> Handle {
     LAST.fetch_add(0x10, Ordering::Relaxed)
 }
 
-/// Returns the tables. Not to be held while waiting for a stream.
+/// Locks the state. Do not hold the lock while waiting for a stream.
 pub(crate) fn lock() -> MutexGuard<'static, State> {
     STATE.get().expect("a call runs after cuInit").lock().ignore_poison()
 }

@@ -1,7 +1,7 @@
 //! Streams: their handles, the default streams, and which stream waits for which.
 //!
-//! The legacy default stream comes after all that is on the blocking streams of its context when work is enqueued on
-//! it, and they come after it in the same way (vendor's documentation, "Stream synchronization behavior").
+//! Work on the legacy default stream is ordered after all work that is on the blocking streams of its context when it is
+//! enqueued, and vice versa (vendor's documentation, "Stream synchronization behavior").
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ use crate::queue::{Queue, Runner, Ticket, Work};
 use crate::{event, ledger, state};
 
 pub(crate) struct Stream {
-    /// No other stream of the process has it.
+    /// A number that no other stream of the process has.
     id: u64,
     queue: Arc<Queue>,
     kind: StreamKind,
@@ -37,13 +37,13 @@ pub(crate) enum StreamKind {
 
 struct Streams {
     by_handle: BTreeMap<Handle, Arc<Stream>>,
-    /// All whose queue may still hold work: default streams, and destroyed ones until they are done.
+    /// All streams whose queue may hold work, including default streams, and destroyed streams until they are done.
     live: Vec<Arc<Stream>>,
 }
 
 static STREAMS: Mutex<Streams> = Mutex::new(Streams { by_handle: BTreeMap::new(), live: Vec::new() });
 
-/// The per-thread default streams of one thread, one a context. They end with the thread.
+/// The per-thread default streams of one thread, one for each context. They end with the thread.
 #[derive(Default)]
 struct OfThread(Vec<Arc<Stream>>);
 
@@ -60,7 +60,8 @@ impl Stream {
         self.kind
     }
 
-    /// Enqueues; on a captured stream the work goes into the graph, that is, nowhere, and there is no ticket.
+    /// Enqueues work and returns its ticket. Work on a captured stream would go into the graph; it is dropped, and there is no
+    /// ticket.
     pub(crate) fn submit(
         &self,
         work: impl FnOnce(&mut Runner) -> Result<(), Code> + Send + 'static,
@@ -68,7 +69,7 @@ impl Stream {
         if capture::takes(self)? {
             return Ok(None);
         }
-        // Locked until the work is in the queue, so that no two streams each take the other for the earlier one.
+        // Locked until the work is in the queue, so that two streams cannot each be ordered after the other.
         let mut streams = lock();
         let before = streams.before(self);
         let work: Work = Box::new(move |runner| {
@@ -79,7 +80,7 @@ impl Stream {
         Ok(Some(self.queue.enqueue(work)))
     }
 
-    /// Waits for all that is on the stream, and for what that comes after.
+    /// Waits for all work on the stream, and for the work that it is ordered after.
     pub(crate) fn synchronize(&self) -> Result<(), Code> {
         self.points().iter().for_each(Ticket::wait);
         self.context().check()
@@ -107,7 +108,7 @@ impl Streams {
         stream
     }
 
-    /// Returns what new work of `stream` comes after, apart from the work of that stream.
+    /// Returns the points on other streams that new work of `stream` is ordered after.
     fn before(&mut self, stream: &Stream) -> Vec<Ticket> {
         let others = match stream.kind {
             StreamKind::Legacy => StreamKind::Blocking,
@@ -159,17 +160,17 @@ pub(crate) fn all_of(context: &Ctx) -> Vec<Arc<Stream>> {
     lock().of(context).cloned().collect()
 }
 
-/// Those of all contexts.
+/// Returns the streams of all contexts that may hold work, or capture.
 pub(crate) fn all() -> Vec<Arc<Stream>> {
     lock().live.clone()
 }
 
-/// Returns what is on the streams of the context now and not yet done.
+/// Returns the points after all pending work on the streams of the context.
 pub(crate) fn pending(context: &Ctx) -> Vec<Ticket> {
     lock().of(context).map(|stream| stream.queue.tail()).filter(|point| !point.is_reached()).collect()
 }
 
-/// Waits until what is on the streams of the context now is done, or dropped because the context has a fault.
+/// Waits until all pending work on the streams of the context is done, or dropped because the context has a fault.
 pub(crate) fn drain(context: &Ctx) {
     pending(context).iter().for_each(Ticket::wait);
 }

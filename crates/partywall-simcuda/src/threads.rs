@@ -10,7 +10,7 @@ pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) {
             std::process::abort();
         }
     };
-    // A new thread begins with the mask of its maker: a handler of the program's never runs in it.
+    // A new thread inherits the signal mask of its creator, so signal handlers of the program never run in it.
     let before = set_mask(None);
     let started = std::thread::Builder::new().name(name.to_owned()).spawn(body);
     set_mask(Some(before));

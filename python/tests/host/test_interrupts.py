@@ -27,7 +27,7 @@ def full(d: pw.Domain) -> tuple[pw.Publisher, pw.Subscriber]:
     return publisher, subscriber
 
 
-# What is made before, and the wait.
+# Each with the objects that it needs, and the wait.
 WAITS: dict[str, tuple[Callable[[pw.Domain], object], Callable[[pw.Domain, object], object]]] = {
     "open": (lambda d: None, lambda d, _: d.open("never", None)),
     "open_or_build": (lambda d: d._native.open_or_build("taken", 0.0), lambda d, _: d.open_or_build("taken", print)),
@@ -66,7 +66,7 @@ def test_an_exception_of_another_thread_ends_a_wait(domain, wait):
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     assert waiting.wait(WATCHDOG)
-    # In the middle of the wait, most likely; before it, the exception comes at once.
+    # Most likely set during the wait; if it is set before, the wait ends immediately.
     time.sleep(0.2)
     assert thread.is_alive()
     assert ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(Stop)) == 1

@@ -259,7 +259,7 @@ asyncio.run(leave())""",
 @pytest.mark.parametrize("left", LEAVES)
 def test_an_interpreter_ends_well_whatever_is_left_open(socket, left):
     code = f"{PRELUDE}\nimport threading; lock = threading.Lock(); lock.acquire()\nd = pw.connect(socket=sys.argv[1])\n"
-    # As if the code ran for a while: threads are in the middle of what they do.
+    # Sleeps, so that the threads are in the middle of their work.
     code += f"{LEAVES[left]}\nimport time; time.sleep(0.2)"
     command = [sys.executable, "-X", "dev", "-X", "faulthandler", "-c", code, socket]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG, check=False)

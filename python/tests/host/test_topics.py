@@ -170,7 +170,7 @@ def test_dropping_a_sample_makes_room_at_once(domain):
         publisher, subscriber = topic.publisher(), topic.subscriber()
         for n in range(1000):
             publisher.send(np.array(n))
-            # The former one is gone, and nobody waits for another thread to have noticed.
+            # The former sample is released, and no thread has to notice that first.
             assert int(np.asarray(subscriber.recv(0))) == n
         publisher.close()
         subscriber.close()
@@ -659,7 +659,7 @@ def test_more_threads_than_a_publisher_has_loans_send_by_turns(frames):
             thread.join(WATCHDOG)
         assert failed == []
         assert sorted(received) == [(name, number) for name in range(names) for number in range(rounds)]
-        # Nobody else can end this one.
+        # Only the end of the process can end this wait.
         with publisher.loan((8,), "uint8"), publisher.loan((8,), "uint8"), pytest.raises(pw.TooManyLoans):
             publisher.send(b"one more")
 

@@ -89,7 +89,7 @@ def test_a_host_hears_of_a_stream(writer, timeline, wake):
 
 def test_stores_of_kernels_are_promised(writer, timeline):
     gate = driver.Gate()
-    # In place of a kernel.
+    # Takes the place of a kernel.
     word = ctypes.c_uint64(writer.device_ptr())
     driver.call("cuStreamWriteValue64_v2", ctypes.c_void_p(gate.stream), word, ctypes.c_uint64(3), 0)
     writer.promise_on(3, gate.stream)
@@ -107,7 +107,7 @@ def test_a_stream_is_whatever_names_one(writer, timeline):
     writer.signal_on(4, SimpleNamespace(__cuda_stream__=lambda: (0, gate.stream)), device="cuda:0")
     writer.signal_on(5, SimpleNamespace(cuda_stream=gate.stream, device_index=0))
     timeline.wait(5, WATCHDOG)
-    # What is there is not waited for.
+    # A value that is already reached needs no wait.
     timeline.wait_on(5)
     assert timeline.device_ptr() == timeline.device_ptr("cuda:0") != 0
     for call in (timeline.wait_on, writer.signal_on):
@@ -174,7 +174,7 @@ def test_results_behind_a_dead_writers_wait_are_tainted(domain, writer, timeline
         timeline.wait(1, WATCHDOG)
         a.check()
         dead.kill()
-        # The stream goes on, and signals what it has made of nothing.
+        # The stream continues, and signals although its input is invalid.
         timeline.wait(2, WATCHDOG)
         with pytest.raises(pw.WriterDied):
             a.check()
@@ -192,7 +192,7 @@ def test_a_lost_context_is_the_writers_end(domain, timeline, child):
 gate = driver.Gate()
 gate.open()
 with pw.connect(socket=sys.argv[1], start=False) as d, d.timeline("t", writer=True) as t:
-    # Nothing is enqueued, but from now on the context is looked after.
+    # Nothing is enqueued, but from now on the context is checked periodically.
     t.wait_on(0, gate.stream)
     try:
         while True:
@@ -202,11 +202,11 @@ with pw.connect(socket=sys.argv[1], start=False) as d, d.timeline("t", writer=Tr
     told()
 """,
         domain.socket,
-        # By whom it is looked after.
+        # The process that checks its context.
         SIMCUDA_FAULTS="cuStreamQuery:1=719",
     )
     assert faulty.says() == "broken-context True 719"
-    # Though the process lives.
+    # Although the process still lives.
     with pytest.raises(pw.WriterFaulted) as raised:
         timeline.wait(1 << 61, WATCHDOG)
     assert raised.value.anchor == "writer-faulted" and isinstance(raised.value, pw.TimelineEnded)

@@ -65,7 +65,7 @@ def filled(byte: int, stream: int) -> driver.DeviceBytes:
     """Returns a tensor on the device that `stream` fills."""
     address = driver.allocate(SIZE)
     driver.fill(address, byte, SIZE, stream)
-    # It does not keep itself for who has it, as libraries' tensors do.
+    # Unlike tensors of libraries, it does not keep itself alive for its consumers.
     KEPT.append(driver.DeviceBytes(address, [SIZE]))
     return KEPT[-1]
 
@@ -135,7 +135,7 @@ def test_it_is_asked_in_python_where_c_does_not_say_enough(publisher, subscriber
     tensor = in_library(library, 7, gate.stream, kind)
     publisher.send(tensor, stream=gate.stream)
     assert tensor.streams == [gate.stream]
-    # What was taken all the same goes back.
+    # A sample that was received nevertheless is released.
     assert library.released == (1 if why in ("another stream", "complex") else 0)
     assert subscriber.recv(WATCHDOG).tobytes() == b"\7" * SIZE
     eventually(lambda: tensor.released == 1)
@@ -204,7 +204,7 @@ def test_streams_are_ordered_if_that_is_asked_for(frames, publisher):
         sample = subscriber.recv(0, stream=reader.stream)
         source = sample.tensor.data_ptr
         assert sample.__cuda_array_interface__["stream"] == reader.stream
-        # A library that asks for it on a stream of its own reads it there.
+        # A library that requests the tensor for its own stream reads it on that stream.
         other = driver.Gate()
         other.open()
         array = pw._native.Source(sample.tensor, other.stream)

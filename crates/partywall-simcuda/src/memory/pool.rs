@@ -1,6 +1,6 @@
-//! Memory pools: memory whose allocation has a place in a stream's order.
+//! Memory pools: memory that is allocated and freed in the order of a stream.
 //!
-//! An address is valid at once; the memory is given back when the stream gets there.
+//! An address is valid immediately; the memory is freed when the stream reaches the operation.
 
 use std::collections::BTreeMap;
 
