@@ -236,7 +236,7 @@ fn socket_of_a_killed_broker_is_removed_by_stop() {
     serve.kill();
     assert!(sandbox.socket().exists());
     let refused = sandbox.run(["status"]).expect(4);
-    assert!(refused.stderr.contains("nobody listens"), "{refused:?}");
+    assert!(refused.stderr.contains("no process listens"), "{refused:?}");
     let output = sandbox.run(["stop"]).expect(0);
     assert!(output.text().contains("a stale socket was removed"), "{output:?}");
     assert!(!sandbox.socket().exists());

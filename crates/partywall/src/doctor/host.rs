@@ -180,7 +180,7 @@ pub(super) fn socket_directory(options: &DomainOptions) -> Finding {
             }
         }
         Err(why) => Finding::failed(format!("{shown}: {why}"))
-            .means("somebody else could reach or replace the broker's socket, so nothing is started there")
+            .means("another user could reach or replace the broker's socket, so no broker is started there")
             .fix(format!("chmod 700 {shown} if it is yours, {other}")),
     }
 }

@@ -146,7 +146,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let pipe = directory.path().join("pipe");
         let mut command = Command::new("sh");
-        // It keeps the output open until somebody writes into the pipe.
+        // It keeps the output open until the test writes into the pipe.
         command.args(["-c", "mkfifo \"$1\" && { cat \"$1\" & exit 4; }", "sh"]).arg(&pipe);
         let ended = run_within(&mut command, Duration::from_secs(60)).unwrap();
         assert_eq!(ended.status.unwrap().code(), Some(4));

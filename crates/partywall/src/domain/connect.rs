@@ -98,7 +98,7 @@ pub(super) fn open(location: &Location) -> Result<OwnedFd> {
             }
             _ => unreachable(errno.to_string()),
         },
-        Errno::CONNREFUSED => unreachable("connection refused, nobody listens".into()),
+        Errno::CONNREFUSED => unreachable("connection refused, no process listens".into()),
         Errno::NAMETOOLONG | Errno::INVAL => Error::InvalidArgument(InvalidArgument::SocketPath { path: path.clone() }),
         errno => unreachable(errno.to_string()),
     })?;

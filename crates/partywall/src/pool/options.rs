@@ -108,7 +108,7 @@ impl PoolOptions {
     /// Returns the shape of the pool to create.
     fn control(&self) -> Result<Control> {
         let (Some(blocks), Some(block_bytes)) = (self.blocks, self.block_bytes) else {
-            return Err(self.wanted.invalid("the number of its blocks, and how many bytes each has, are to be given"));
+            return Err(self.wanted.invalid("the number of blocks and the bytes of each block are required"));
         };
         if !(1..=MAX_BLOCKS).contains(&blocks) {
             return Err(self.wanted.invalid(format!("it has 1 to {MAX_BLOCKS} blocks, not {blocks}")));

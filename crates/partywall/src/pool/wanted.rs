@@ -58,7 +58,7 @@ impl Wanted {
             let device = memory.info().device.map(|device| device.uuid()).transpose();
             let there = device.map_err(cuda_error("asking for a GPU's UUID"))?;
             if there.map(Place::Gpu) != Some(asked) {
-                return Err(self.invalid(format!("the memory that it is to be made of is not on {asked}")));
+                return Err(self.invalid(format!("the given memory is not on {asked}")));
             }
         }
         if !address.is_multiple_of(BLOCK_ALIGNMENT) {

@@ -204,7 +204,7 @@ enum Found {
 }
 
 impl ClaimedTask {
-    /// Returns `None` if the task was taken back at once.
+    /// Returns `None` if the task was taken back immediately.
     fn new(open: Arc<Open>, claimed: Claimed, output: Option<Block>) -> Option<Self> {
         let Some(description) = open.queue().describe(claimed.id()) else {
             open.queue().drain(open.pools(), &claimed);
@@ -303,7 +303,7 @@ impl ClaimedTask {
         self.open.queue().extend(self.claimed(), until).map_err(|_| self.fenced())
     }
 
-    /// Waits until the submitter's stream has completed the inputs. Returns at once for inputs that hosts have written.
+    /// Waits until the submitter's stream has completed the inputs. Returns immediately for inputs that hosts have written.
     ///
     /// # Errors
     /// [`InvalidData::TaskInputs`] if the submitter ended before that; [`Error::Timeout`], [`Error::Cancelled`]; as
@@ -325,7 +325,7 @@ impl ClaimedTask {
         }
     }
 
-    /// Has `stream` wait until the submitter's stream has completed the inputs. Returns at once.
+    /// Makes `stream` wait until the submitter's stream has completed the inputs. Does not block the host.
     ///
     /// If the submitter ends before that, `stream` goes on, and the task cannot be completed.
     ///

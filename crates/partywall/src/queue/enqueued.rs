@@ -132,7 +132,7 @@ impl EnqueuedResult {
     ///
     /// # Errors
     /// [`InvalidData::TaskAttempt`]: the attempt has failed, and what streams have read of its output is not valid; the task goes
-    /// to another worker, whose output [`Ticket::wait_on`] returns. Otherwise as [`Ticket::wait`], and after a time-out it can be
+    /// to another worker, whose output [`Ticket::wait_on`] returns. Otherwise as [`Ticket::wait`], and after a timeout it can be
     /// called again.
     pub fn take<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<TaskResult> {
         self.ticket.await_result(wait.into(), || self.try_take())

@@ -88,8 +88,8 @@ impl QueueOptions {
         self.wanted.open(|control| self.check(control)).and_then(Queue::new)
     }
 
-    /// Opens it, or makes it if it does not exist. Of several processes that want that at once one makes it, and if that one
-    /// dies, another.
+    /// Opens the queue, or creates it if it does not exist. If several processes call this at once, one of them creates the
+    /// queue; if it dies, another does.
     ///
     /// # Errors
     /// As [`PoolOptions::open_or_create`](crate::PoolOptions::open_or_create).

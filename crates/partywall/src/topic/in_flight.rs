@@ -22,8 +22,8 @@ use crate::{
     timeline::Order,
 };
 
-/// A publisher's port. It is free for others once neither the publisher nor an in-flight sample has it. Nothing here has a
-/// connection.
+/// A publisher's port. It is free for others once neither the publisher nor an in-flight sample uses it. It contains no
+/// reference to a connection.
 pub(super) struct PublisherPort {
     control: Arc<ControlMemory>,
     id: PortId,
@@ -31,23 +31,23 @@ pub(super) struct PublisherPort {
     lost: AtomicBool,
 }
 
-/// A sample that was published and is not settled.
+/// A sample that was published and is not settled yet.
 pub(super) struct InFlight {
     port: Arc<PublisherPort>,
     block: u32,
     generation: u64,
-    /// The samples that it was made of.
+    /// The samples that it was made from.
     inputs: Vec<Arc<Reading>>,
 }
 
-/// What a stream still writes.
+/// The part of an in-flight sample that a stream still writes.
 pub(super) struct Written {
     /// The block, which is retired once the stream is done.
     pub(super) held: Held,
     pub(super) order: Order,
-    /// The value that the timeline reaches behind the stream's work.
+    /// The value that the timeline reaches after the stream's work.
     pub(super) value: u64,
-    /// What the stream uses.
+    /// Values that the stream's work needs.
     pub(super) used: Kept,
 }
 
@@ -60,7 +60,7 @@ impl PublisherPort {
         self.id
     }
 
-    /// How many samples are in flight. Each has the port, and so has the publisher.
+    /// Returns how many samples are in flight. Each has a reference to the port, and so has the publisher.
     pub(super) fn in_flight(self: &Arc<Self>) -> usize {
         Arc::strong_count(self) - 1
     }
@@ -90,7 +90,7 @@ impl InFlight {
                     self.port.control.topic.retire(&self.port.control.pool, &held);
                     self.settle(&completions);
                 }
-                // Nobody knows what the stream still does: the block stays held until this process ends.
+                // It is unknown what the stream still does, so the block stays held until this process ends.
                 (Completion::Unknown, Progress::Ended(ending)) => self.settle_as(Status::Failed(ending)),
                 (Completion::Unknown, _) => self.lose(),
             }
@@ -111,7 +111,7 @@ impl InFlight {
         });
     }
 
-    /// What the sample is, as far as its inputs say.
+    /// Returns the sample's status as far as its inputs determine it.
     fn status(&self) -> Option<Status> {
         match Validity::of(&self.inputs) {
             Validity::Valid => Some(Status::Done),
@@ -124,7 +124,7 @@ impl InFlight {
         self.port.control.topic.settle(self.block, self.generation, status);
     }
 
-    /// Leaves it to the broker to settle the sample.
+    /// Leaves the sample to the broker, which settles it.
     fn lose(&self) {
         self.port.lost.store(true, Ordering::Release);
     }

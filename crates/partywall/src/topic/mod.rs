@@ -44,8 +44,8 @@ pub const MAX_HEADER: usize = shm::MAX_HEADER;
 ///
 /// A sample is one tensor in a block of the topic's pool, of the topic's [type](TopicOptions::dtype) and
 /// [shape](TopicOptions::shape). Its publisher borrows a block ([`Publisher::loan`]), fills it, by
-/// the CPU or by a GPU, and publishes it; every subscriber receives it and reads it in place. Nothing is copied. All of it
-/// happens in shared memory: neither the broker nor, on the way from a stream to a stream, any host waits.
+/// the CPU or by a GPU, and publishes it; every subscriber receives it and reads it in place. Nothing is copied.
+/// Everything happens in shared memory: the broker is not involved, and from a stream to a stream no host waits.
 ///
 /// # Order
 ///

@@ -1,4 +1,4 @@
-//! Samples, as a subscriber receives them.
+//! Samples that a subscriber has received.
 
 use std::{
     fmt,
@@ -31,13 +31,13 @@ use crate::{
     wait::Wait,
 };
 
-/// A sample, read in place. It stays as it is, and its block is used for nothing else, until this is dropped.
+/// A sample, read in place. Until it is dropped, its contents do not change and its block is not used again.
 ///
-/// If its GPU address was asked for, work that this process has enqueued may still read it. The block of a dropped sample is
-/// then free when everything is over that the process runs on that GPU at that moment: a thread waits for the GPU. That is
-/// always right, and often later than necessary: [`release_on`](Self::release_on) waits for one stream.
+/// If [`device_on`](Self::device_on) was called, work that this process has enqueued may still read the sample. Dropping it
+/// then frees the block once all work is done that the process has on that GPU at that moment; a helper thread waits for the
+/// GPU. That is always correct but often later than necessary: [`release_on`](Self::release_on) waits for one stream only.
 ///
-/// In a forked child it is the parent's, and dropping it there does nothing.
+/// In a forked child the sample belongs to the parent, and dropping it does nothing.
 #[must_use = "a sample that is dropped is gone"]
 pub struct Sample {
     /// `None` once it is released.
@@ -45,20 +45,20 @@ pub struct Sample {
     /// The hold, once it is shared: the last owner releases it.
     shared: OnceLock<Arc<Reading>>,
     description: Description,
-    /// Its bytes in host memory. `None` on a GPU, and if this process writes them, which it must not.
+    /// The bytes in host memory. `None` on a GPU, and if this process writes them, which it must not.
     bytes: Option<BorrowedBlock>,
     /// The timeline that says when it is complete, once it was asked for.
     timeline: OnceLock<Arc<Timeline>>,
-    /// Whether its GPU address was handed out: then work of this process may use it.
+    /// Whether the GPU address was handed out, so that work of this process may read the sample.
     exposed: AtomicBool,
     /// Last: the connection may end with it.
     joined: Arc<Joined>,
 }
 
-/// A sample that could not be given to a stream.
+/// A sample that could not be released on a stream.
 #[derive(Debug)]
 pub struct UnreleasedSample {
-    /// Why.
+    /// The reason.
     pub error: Error,
     /// The sample.
     pub sample: Box<Sample>,
@@ -69,27 +69,27 @@ pub(super) struct Reading {
     /// The subscriber's port, to which the hold belongs.
     port: Arc<Port>,
     taken: Taken,
-    /// What the publisher's timeline has to reach.
+    /// The value that completes the sample on the publisher's timeline.
     value: u64,
     /// That timeline, once it was asked for.
     order: OnceLock<Order>,
-    /// It is unknown when the GPU is done with it.
+    /// It is unknown when the GPU is done with the block.
     lost: AtomicBool,
 }
 
-/// What is known of what a sample contains, from the best to the worst.
+/// What is known about a sample's contents, from the best to the worst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Validity {
-    /// It is as its publisher wanted it.
+    /// The sample is complete and valid.
     Valid,
-    /// It is not yet known.
+    /// It is not yet known whether the sample is valid.
     Undecided,
-    /// It is garbage, or made of garbage.
+    /// The sample is garbage, or made from garbage.
     Invalid,
 }
 
 impl Validity {
-    /// What is known of a sample that is made of these.
+    /// Returns what is known about a sample that is made from these.
     pub(super) fn of(inputs: &[Arc<Reading>]) -> Self {
         inputs.iter().map(|input| input.validity()).max().unwrap_or(Self::Valid)
     }
@@ -99,7 +99,7 @@ impl Sample {
     pub(super) fn new(joined: Arc<Joined>, taken: Taken) -> Self {
         let Open { control, blocks, .. } = &*joined.open;
         let description = control.topic.describe(&taken).checked(blocks.shape().block_bytes);
-        // Always, because most ask for them: doing it when the first does takes as long again.
+        // Borrows the bytes now, because most callers use them; doing that at the first use would cost as much again.
         let bytes = blocks.borrow(taken.block());
         let taken = Some(taken);
         let shared = OnceLock::new();
@@ -107,57 +107,57 @@ impl Sample {
         Self { joined, taken, shared, description, bytes, timeline, exposed: AtomicBool::new(false) }
     }
 
-    /// The type of its elements.
+    /// Returns the type of the elements.
     pub fn dtype(&self) -> DType {
         // A caller that reads bytes knows what they mean.
         DType::from_code(self.description.dtype).unwrap_or(DType::U8)
     }
 
-    /// Its shape.
+    /// Returns the shape.
     pub fn shape(&self) -> &[u64] {
         self.description.shape()
     }
 
-    /// Its length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> u64 {
         self.description.bytes
     }
 
-    /// Whether it has no bytes.
+    /// Returns whether the sample has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// What its publisher has put beside it.
+    /// Returns the header that the publisher has added.
     pub fn header(&self) -> Vec<u8> {
         self.open().control.topic.header(self.taken())
     }
 
-    /// Its publisher's number.
+    /// Returns the publisher's number.
     pub fn publisher(&self) -> u64 {
         self.description.publisher
     }
 
-    /// How many samples its publisher had published before.
+    /// Returns how many samples its publisher had published before.
     pub fn sequence(&self) -> u64 {
         self.description.sequence
     }
 
-    /// How many samples there had been in the topic before.
+    /// Returns how many samples had been published in the topic before.
     pub fn position(&self) -> u64 {
         self.taken().position()
     }
 
-    /// How many samples of the topic this subscriber has missed between the one before, or the time when it joined, and
-    /// this one.
+    /// Returns how many samples of the topic this subscriber has missed between the previous sample, or the time when it
+    /// joined, and this sample.
     pub fn missed(&self) -> u64 {
         self.taken().missed()
     }
 
-    /// Its bytes in host memory.
+    /// Returns the bytes in host memory.
     ///
     /// # Errors
-    /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for memory of a GPU; [`Busy::NotReady`] as long as a stream writes it;
+    /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for GPU memory; [`Busy::NotReady`] while a stream still writes it;
     /// [`InvalidData::SampleFailed`], [`InvalidData::SampleTainted`].
     pub fn bytes(&self) -> Result<&[u8]> {
         if self.is_empty() {
@@ -173,7 +173,7 @@ impl Sample {
         Ok(&shown.bytes(borrowed)[..self.len() as usize])
     }
 
-    /// Its elements in host memory.
+    /// Returns the elements in host memory.
     ///
     /// # Errors
     /// As [`bytes`](Self::bytes); [`Mismatch::DType`](crate::error::Mismatch::DType).
@@ -182,7 +182,7 @@ impl Sample {
         elements(self.bytes()?).map_err(|error| not_elements(self.topic(), error))
     }
 
-    /// Waits until it is complete. One that its publisher's CPU has written always is.
+    /// Waits until the sample is complete. A sample that the publisher's CPU has written is always complete.
     ///
     /// # Errors
     /// [`InvalidData::SampleFailed`], [`InvalidData::SampleTainted`]; [`Error::Timeout`], [`Error::Cancelled`].
@@ -194,10 +194,10 @@ impl Sample {
         }
     }
 
-    /// Where it is on its GPU, for what is enqueued on `stream` from now on, which waits for the publisher's stream. Nothing
-    /// is enqueued if the sample is complete already. Returns at once.
+    /// Returns the sample's range on its GPU, for work that is enqueued on `stream` from now on. Makes `stream` wait for the
+    /// publisher's stream; enqueues nothing if the sample is already complete. Does not block the host.
     ///
-    /// If the publisher dies before it has completed the sample, `stream` goes on, and [`check`](Self::check) says so.
+    /// If the publisher dies before it has completed the sample, `stream` continues, and [`check`](Self::check) reports that.
     ///
     /// # Errors
     /// [`InvalidData::SampleFailed`], [`InvalidData::SampleTainted`]; [`Mismatch::Kind`](crate::error::Mismatch::Kind) for host memory; as
@@ -214,14 +214,15 @@ impl Sample {
         Ok(range)
     }
 
-    /// Whether it is valid: to be asked when the work that has read it is done, before its results are used.
+    /// Checks that the sample is valid. Call this once the work that has read the sample is done, before you use its results.
     ///
-    /// If the sample was made of others ([`Loan::rests_on`](super::Loan::rests_on)), it waits up to 1 s until it is known
-    /// whether these were.
+    /// If the sample was made from others ([`Loan::rests_on`](super::Loan::rests_on)), this waits up to 1 s until it is known
+    /// whether those are valid.
     ///
     /// # Errors
-    /// [`InvalidData::SampleFailed`]: its publisher ended before it was complete. [`InvalidData::SampleTainted`]: it was made of one that
-    /// had failed. [`Busy::NotReady`] as long as a stream writes it. [`Error::Timeout`].
+    /// - [`InvalidData::SampleFailed`] if its publisher ended before it was complete;
+    /// - [`InvalidData::SampleTainted`] if it was made from a sample that has failed;
+    /// - [`Busy::NotReady`] while a stream still writes it; [`Error::Timeout`].
     pub fn check(&self) -> Result<()> {
         let what = || format!("cannot check {}: its inputs were not decided", self.named());
         await_settled(what, || {
@@ -232,8 +233,8 @@ impl Sample {
         })
     }
 
-    /// Lets go of it. If its address on the GPU was asked for, waits first until everything is over that this process runs
-    /// there.
+    /// Releases the sample. If [`device_on`](Self::device_on) was called, first waits until all work of this process on that
+    /// GPU is done.
     ///
     /// # Errors
     /// [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost), [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda): its block stays until this process ends.
@@ -249,15 +250,16 @@ impl Sample {
         Ok(())
     }
 
-    /// Lets go of it when everything that is on `stream` now is done. Returns at once.
+    /// Releases the sample once all work that is on `stream` now is done. Does not wait.
     ///
-    /// The stream writes a word behind its work, which the connection's service thread polls with pauses of up to 1 ms.
-    /// If the process is killed before, the block is free when its death is proved. If its CUDA context is lost, nobody
-    /// knows whether the work is over, and the block is free with the process's end.
+    /// After that work the stream writes a word, which the connection's service thread polls with pauses of up to 1 ms. If
+    /// the process is killed first, the block is free once its death is proved. If the CUDA context is lost, it is unknown
+    /// whether the work is over, and the block is free when the process ends.
     ///
     /// # Errors
-    /// The sample comes back with the error: [`DeviceFault::Captured`](crate::error::DeviceFault::Captured), [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost), [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda);
-    /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
+    /// The error contains the sample: [`DeviceFault::Captured`](crate::error::DeviceFault::Captured),
+    /// [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost),
+    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda); [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn release_on(mut self, stream: StreamRef<'_>) -> Result<(), UnreleasedSample> {
         let what = || format!("giving a sample of topic {:?} to a stream", self.topic());
         let fence = match self.open().domain().fence_on(stream, what) {
@@ -268,29 +270,29 @@ impl Sample {
         Ok(())
     }
 
-    /// The GPU that this process uses it on; `None` for host memory.
+    /// Returns the GPU on which this process uses the sample; `None` for host memory.
     pub fn gpu(&self) -> Option<&Gpu> {
         self.open().blocks.gpu()
     }
 
-    /// The topic's name.
+    /// Returns the topic's name.
     pub fn topic(&self) -> &str {
         self.open().name()
     }
 
-    /// The topic's version.
+    /// Returns the topic's version.
     pub fn version(&self) -> u64 {
         self.open().blocks.version()
     }
 
-    /// Returns the hold, for a sample that is made of this one. Finds out first by which timeline this one is complete, because
-    /// the other sample cannot.
+    /// Returns the hold, for a sample that is made from this one. First looks up the timeline that completes this sample,
+    /// because the other sample cannot do that.
     pub(super) fn input(&self) -> Result<Arc<Reading>> {
         self.timeline()?;
         Ok(self.shared.get_or_init(|| self.share(self.taken().again())).clone())
     }
 
-    /// The timeline that is to be waited for; `None` if the sample is complete.
+    /// Returns the timeline to wait for; `None` if the sample is complete.
     fn pending(&self) -> Result<Option<&Timeline>> {
         self.refuse_failed()?;
         let timeline = self.timeline()?;
@@ -315,7 +317,7 @@ impl Sample {
         }
     }
 
-    /// Whether it is complete, whatever it is made of.
+    /// Returns whether the sample is complete, regardless of its inputs.
     fn is_complete(&self) -> Result<bool> {
         if matches!(self.status(), Status::Ready | Status::Done) {
             return Ok(true);
@@ -328,7 +330,7 @@ impl Sample {
         }
     }
 
-    /// The timeline by which it is complete, if a stream writes it and that is not known to be over.
+    /// Returns the timeline that completes the sample, if a stream may still write it.
     fn timeline(&self) -> Result<Option<&Timeline>> {
         if self.description.value == 0 || self.status().is_final() {
             return Ok(None);
@@ -357,7 +359,7 @@ impl Sample {
     }
 
     fn status(&self) -> Status {
-        // Most samples are final when they are received, and the copy is closer.
+        // Most samples are settled when they are received, and the copy is closer in memory.
         if self.description.status.is_final() {
             return self.description.status;
         }
@@ -377,11 +379,11 @@ impl Sample {
     }
 
     fn taken(&self) -> &Taken {
-        // Only `let_go` takes it, and nothing can be called afterwards.
+        // Only `let_go` takes the hold, and nothing can be called afterwards.
         self.taken.as_ref().expect("a sample is held until it is released")
     }
 
-    /// Ends the use of its bytes.
+    /// Ends the borrow of the bytes.
     fn end_reading(&mut self) {
         let borrowed = self.bytes.take();
         self.open().blocks.give_back(borrowed);
@@ -393,7 +395,7 @@ impl Sample {
         Some(self.shared.take().unwrap_or_else(|| self.share(taken)))
     }
 
-    /// Lets go of it once `fence` is reached.
+    /// Releases the hold once `fence` is reached.
     fn let_go_after(&mut self, fence: Fence) {
         let Some(reading) = self.let_go() else { return };
         self.open().domain().completions().on(fence, move |completion| {
@@ -435,7 +437,7 @@ impl fmt::Debug for Sample {
 }
 
 impl Reading {
-    /// What is known of it. Does not wait.
+    /// Returns what is known about the sample. Does not wait.
     pub(super) fn validity(&self) -> Validity {
         match self.port.control.topic.status(&self.taken) {
             Status::Ready | Status::Done => Validity::Valid,
@@ -449,7 +451,7 @@ impl Reading {
         }
     }
 
-    /// Leaves its block as it is until the broker takes back what this process has.
+    /// Leaves the block held until the broker frees this process's blocks.
     fn lose(&self) {
         self.lost.store(true, Ordering::Release);
         self.port.lose();

@@ -1,17 +1,17 @@
-//! What all samples of a topic have in common.
+//! The type and shape that all samples of a topic have in common.
 
 use std::fmt;
 
 use partywall_shm::{DType, topic::MAX_RANK};
 use partywall_wire::{SampleShape, TopicShape};
 
-/// The element type and the shape that all samples of a topic have. Either may be any.
+/// The element type and the shape of all samples of a topic. Either may be unrestricted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SampleType {
-    /// The type of their elements; `None` is any.
+    /// The type of the elements; `None` allows any type.
     pub dtype: Option<DType>,
-    /// Their shape; `None` is any.
+    /// The shape; `None` allows any shape.
     pub shape: Option<SampleShape>,
 }
 
@@ -21,7 +21,7 @@ impl SampleType {
         Self { dtype: topic.dtype.and_then(DType::from_code), shape: topic.shape }
     }
 
-    /// Whether a sample may be of this type and shape.
+    /// Returns whether a sample may have this type and shape.
     pub fn accepts(&self, dtype: DType, shape: &[u64]) -> bool {
         self.dtype.is_none_or(|has| has == dtype) && self.shape.is_none_or(|has| has.accepts(shape))
     }

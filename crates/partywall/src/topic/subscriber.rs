@@ -26,18 +26,19 @@ use crate::{
 /// What happens to samples that a subscriber does not receive in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Policy {
-    /// Publishers wait for it: it misses nothing.
+    /// Publishers wait for the subscriber, so it misses nothing.
     Block,
-    /// It misses the oldest samples once it falls too far behind. No publisher waits for it.
+    /// A subscriber that falls too far behind misses the oldest samples. No publisher waits for it.
     DropOldest,
-    /// It receives the latest sample and misses those before. No publisher waits for it.
+    /// The subscriber receives the latest sample and misses earlier ones. No publisher waits for it.
     Latest,
 }
 
 /// Receives the samples of a topic.
 ///
-/// Dropping a subscriber takes it out of the topic: no publisher waits for it any more. Samples that it has received, and its
-/// port in the topic, stay until they are dropped. May be used from any thread; each sample is received once.
+/// Dropping a subscriber detaches it from the topic, and no publisher waits for it any longer. Samples that it has received
+/// stay valid until they are dropped, and keep its port in the topic until then. May be used from any thread; each sample is
+/// received once.
 #[derive(Debug)]
 #[must_use = "a subscriber that is dropped leaves the topic"]
 pub struct Subscriber {
@@ -45,7 +46,7 @@ pub struct Subscriber {
     spin: AdaptiveSpin,
 }
 
-/// What a subscriber and its samples share.
+/// The state that a subscriber and its samples share.
 pub(super) struct Joined {
     pub(super) port: Arc<Port>,
     pub(super) timelines: Timelines,
@@ -58,15 +59,15 @@ pub(super) struct Port {
     pub(super) control: Arc<ControlMemory>,
     id: PortId,
     place: Mutex<SubscriberPlace>,
-    /// A position before which everything was received, for polls without the lock.
+    /// A position before which all samples were received, for polls without the lock.
     next: AtomicU64,
     /// One of its holds stays until the broker takes it back.
     lost: AtomicBool,
-    /// Whether it ends once the topic is idle.
+    /// Whether receiving ends once the topic is idle.
     until_idle: bool,
 }
 
-/// How to subscribe; see [`Topic::subscribe`](super::Topic::subscribe).
+/// Options to join a topic as a subscriber; see [`Topic::subscribe`](super::Topic::subscribe).
 #[derive(Debug, Clone)]
 #[must_use = "options do nothing until join()"]
 pub struct SubscriberOptions {
@@ -77,17 +78,17 @@ pub struct SubscriberOptions {
     until_idle: bool,
 }
 
-/// What a subscriber has seen. While it receives, the numbers are of no single moment.
+/// Counts of a subscriber's samples. While it receives, they are not a consistent snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SubscriberStats {
-    /// Samples that it has received.
+    /// Samples received.
     pub received: u64,
-    /// Samples that passed it.
+    /// Samples missed.
     pub dropped: u64,
-    /// How many samples it is behind.
+    /// Published samples that it has not received yet.
     pub lag: u64,
-    /// Samples that it holds.
+    /// Samples held.
     pub held: u32,
 }
 
@@ -96,26 +97,28 @@ impl SubscriberOptions {
         Self { open, policy, history: None, queue: None, until_idle: false }
     }
 
-    /// How many samples to receive that were published before. By default as many as the topic says; never more than its
-    /// ring is sure to keep, which is one less than its depth.
+    /// Sets how many samples published before it joined the subscriber receives. The default is the topic's setting; the
+    /// maximum is what the ring is sure to keep, one less than its depth.
     pub fn history(mut self, samples: u32) -> Self {
         self.history = Some(samples);
         self
     }
 
-    /// How many samples it may be behind, with [`Policy::DropOldest`]. By default, and at most, as many as the ring keeps.
+    /// Sets how many samples the subscriber may be behind, with [`Policy::DropOldest`]. The default and maximum is the number
+    /// that the ring keeps.
     pub fn queue(mut self, samples: u32) -> Self {
         self.queue = Some(samples);
         self
     }
 
-    /// Ends receiving once the topic is idle: its last publisher has left, or its death is proved, and the subscriber has
-    /// received every sample that it was to receive. Then [`recv`](Subscriber::recv) and [`try_recv`](Subscriber::try_recv)
-    /// are [`Gone::TopicIdle`], and iteration ends. False by default: a subscriber waits for further publishers.
+    /// Sets whether receiving ends once the topic is idle: its last publisher has left, or that publisher's death is proved,
+    /// and the subscriber has received every sample due to it. Then [`recv`](Subscriber::recv) and
+    /// [`try_recv`](Subscriber::try_recv) return [`Gone::TopicIdle`], and iteration ends. The default is false: a subscriber
+    /// waits for further publishers.
     ///
-    /// A topic that has never had a publisher is not idle, so a subscriber may start first and waits for one. One that joins
-    /// after the last publisher has left receives the [history](Self::history) that it asks for, and ends. A publisher that is
-    /// dropped leaves with its last loan.
+    /// A topic that has never had a publisher is not idle, so a subscriber may start first and wait for one. A subscriber that
+    /// joins after the last publisher has left receives the [history](Self::history) that it asks for, and ends. A dropped
+    /// publisher leaves with its last loan.
     ///
     /// ```no_run
     /// # use partywall::{Domain, Policy};
@@ -132,7 +135,7 @@ impl SubscriberOptions {
         self
     }
 
-    /// Becomes a subscriber.
+    /// Joins the topic as a subscriber.
     ///
     /// # Errors
     /// [`TopicLimit::Subscribers`]; [`Gone::Evicted`]; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
@@ -164,7 +167,7 @@ impl SubscriberOptions {
 }
 
 impl Subscriber {
-    /// Receives the next sample, and waits for one.
+    /// Receives the next sample, and waits if there is none.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -229,7 +232,7 @@ impl Subscriber {
     /// and until it is known whether samples that are made of it are valid.
     ///
     /// # Errors
-    /// As [`recv`](Self::recv), but for those of waiting.
+    /// As [`recv`](Self::recv), except the errors of waiting.
     pub fn try_recv(&self) -> Result<Option<Sample>> {
         match self.take()? {
             None if self.joined.port.is_over() => Err(Gone::TopicIdle { topic: self.topic().to_owned() }.into()),
@@ -243,7 +246,7 @@ impl Subscriber {
         let port = &self.joined.port;
         let ControlMemory { topic, pool, .. } = &*open.control;
         open.require_ours()?;
-        // A loop that polls need not take the lock each time.
+        // A polling loop should not take the lock each time.
         match port.look() {
             Ahead::Nothing => return Ok(None),
             Ahead::Sample(block) => open.blocks.prefetch(block),
@@ -259,23 +262,23 @@ impl Subscriber {
         };
         let mut received = receive();
         if received == Received::Full {
-            // Streams may be done with some, which no poll has found yet. Not under the lock: callbacks run here.
+            // Streams may have finished with samples that no poll has found yet. Not under the lock: this runs callbacks.
             open.domain().completions().poll();
             received = receive();
         }
         match received {
             Received::Sample(taken) => Ok(Some(Sample::new(self.joined.clone(), taken))),
-            // In a ring that a broken process has written, more attempts would not help.
+            // In a ring that a broken process has damaged, more attempts would not help.
             Received::Empty | Received::Busy => Ok(None),
             Received::Full if is_full => Err(open.at_limit(TopicLimit::Held)),
-            // The dropped ones will make room.
+            // Dropped samples will make room.
             Received::Full => Ok(None),
             Received::Detached => Err(open.detached()),
         }
     }
 
-    /// Takes it out of the topic now, as dropping it does: no publisher waits for it any more. Receiving is [`Gone::Detached`]
-    /// then.
+    /// Detaches the subscriber from the topic now, as dropping it does: no publisher waits for it any longer. Receiving then
+    /// returns [`Gone::Detached`].
     pub fn detach(&self) {
         let port = &self.joined.port;
         if port.control.are_ours() {
@@ -283,13 +286,13 @@ impl Subscriber {
         }
     }
 
-    /// Samples as they come: each item is what [`recv`](Self::recv) says, with no limit of time. Without end, unless it was to
-    /// end once the topic is [idle](SubscriberOptions::until_idle).
+    /// Returns an iterator over samples as they arrive. Each item is the result of [`recv`](Self::recv) without a timeout. The
+    /// iterator only ends with [`until_idle`](SubscriberOptions::until_idle), once the topic is idle.
     pub fn iter(&self) -> Samples<'_> {
         Samples(self)
     }
 
-    /// A file descriptor for event loops: readable while there is something to receive, or receiving
+    /// Returns a file descriptor for event loops. It is readable while there is a sample to receive, or once receiving
     /// [has ended](SubscriberOptions::until_idle).
     ///
     /// # Errors
@@ -298,7 +301,7 @@ impl Subscriber {
         SubscriberEvent::new(&self.joined)
     }
 
-    /// What it has seen.
+    /// Returns counts of the subscriber's samples.
     pub fn stats(&self) -> SubscriberStats {
         let subscribers = self.open().control.topic.subscribers();
         let ours = subscribers.iter().find(|state| state.id == self.id());
@@ -310,12 +313,12 @@ impl Subscriber {
         })
     }
 
-    /// Its number, which no other publisher or subscriber of the topic ever has.
+    /// Returns the subscriber's number, which no other publisher or subscriber of the topic ever has.
     pub fn id(&self) -> u64 {
         self.joined.port.id.id()
     }
 
-    /// The topic's name.
+    /// Returns the topic's name.
     pub fn topic(&self) -> &str {
         self.open().name()
     }
@@ -338,12 +341,12 @@ impl Drop for Subscriber {
 }
 
 impl Port {
-    /// Leaves the port to the broker, which takes it back.
+    /// Leaves the port to the broker, which frees it after this process.
     pub(super) fn lose(&self) {
         self.lost.store(true, Ordering::Release);
     }
 
-    /// Lets go of a sample. Does nothing in a forked child.
+    /// Releases a sample's hold. Does nothing in a forked child.
     pub(super) fn release(&self, taken: &Taken) {
         let ControlMemory { topic, pool, .. } = &*self.control;
         if self.control.are_ours() {
@@ -351,12 +354,12 @@ impl Port {
         }
     }
 
-    /// Whether there is something to receive, or the broker has detached it.
+    /// Returns whether there is a sample to receive, or the broker has detached the subscriber.
     fn has_sample(&self) -> bool {
         self.look() != Ahead::Nothing
     }
 
-    /// Whether it was to end once the topic is idle, and that is so.
+    /// Returns whether receiving has ended because the topic is idle.
     fn is_over(&self) -> bool {
         self.until_idle && self.control.topic.is_idle(self.next.load(Ordering::Relaxed))
     }
@@ -379,7 +382,7 @@ impl Drop for Port {
     }
 }
 
-/// Samples of a [`Subscriber`], as they come.
+/// An iterator over the samples of a [`Subscriber`] as they arrive.
 #[derive(Debug)]
 pub struct Samples<'a>(&'a Subscriber);
 
@@ -403,10 +406,10 @@ impl<'a> IntoIterator for &'a Subscriber {
     }
 }
 
-/// A file descriptor that is readable while a subscriber has something to receive ([`Subscriber::event`]). Poll it for
-/// reading, then receive until there is nothing more, then [clear](Self::clear) it.
+/// A file descriptor that is readable while a subscriber has a sample to receive ([`Subscriber::event`]). Poll it for
+/// reading, [clear](Self::clear) it, then receive until there is no further sample.
 ///
-/// The connection's service thread polls for samples, with pauses of up to 1 ms. Dropping this ends that.
+/// The connection's service thread polls for samples, with pauses of up to 1 ms, until this is dropped.
 #[derive(Debug)]
 pub struct SubscriberEvent {
     fd: Arc<OwnedFd>,
@@ -426,7 +429,7 @@ impl SubscriberEvent {
             let fd = watched.upgrade()?;
             if port.has_sample() || port.is_over() || reason == PollReason::Closing {
                 backoff = Backoff::new();
-                // It fails only if it is readable already.
+                // The write fails only if the descriptor is already readable.
                 let _ = rustix::io::write(&fd, &1_u64.to_ne_bytes());
             }
             (reason == PollReason::Due).then(|| backoff.next())
@@ -434,7 +437,8 @@ impl SubscriberEvent {
         Ok(Self { fd })
     }
 
-    /// Makes it unreadable until there is something to receive. To be called before receiving, so that nothing is missed.
+    /// Makes the descriptor unreadable until there is a sample to receive. Call this before receiving, so that no sample is
+    /// missed.
     pub fn clear(&self) {
         let _ = rustix::io::read(&self.fd, &mut [0; 8]);
     }

@@ -23,8 +23,8 @@ pub(super) struct Timelines(Mutex<BTreeMap<u64, Arc<Timeline>>>);
 impl Timelines {
     /// Returns the timeline of a sample's publisher; `None` if the sample is settled by now.
     ///
-    /// If the publisher is gone, another process may have made a timeline of that name, which would never reach the value. So
-    /// this has to be the very incarnation that the publisher writes, and that ends with the publisher.
+    /// If the publisher is gone, another process may have created a timeline of that name, which would never reach the value.
+    /// So this must be the same incarnation that the publisher writes, which ends with the publisher.
     pub(super) fn of(&self, open: &Open, taken: &Taken, publisher: u64) -> Result<Option<Arc<Timeline>>> {
         let ControlMemory { topic, .. } = &*open.control;
         let what = || format!("sample {} of topic {:?} was not decided", taken.position(), open.name());
@@ -37,13 +37,13 @@ impl Timelines {
                 Some(known) => known,
                 None => Arc::new(open.domain().timeline(&name(open, publisher))?),
             };
-            // Otherwise its publisher is gone, and the broker is about to settle its samples.
+            // Otherwise the publisher is gone, and the broker is about to settle its samples.
             let is_its = topic.timeline_of(taken) == Some(Order::of(&timeline).cell());
             Ok(is_its.then(|| Some(self.keep(publisher, timeline))))
         })
     }
 
-    /// Keeps the timeline of a publisher, and forgets those of publishers that are gone, so that nobody finds them listed.
+    /// Keeps the timeline of a publisher, and drops those of publishers that are gone, so that they are no longer listed.
     fn keep(&self, publisher: u64, timeline: Arc<Timeline>) -> Arc<Timeline> {
         let is_gone = |_: &u64, known: &mut Arc<Timeline>| Arc::strong_count(known) == 1 && known.ending().is_some();
         let mut all = self.0.lock().ignore_poison();
@@ -52,14 +52,14 @@ impl Timelines {
             None => all.extract_if(.., is_gone).collect(),
         };
         drop(all);
-        // Blocks on the broker.
+        // Dropping them blocks on the broker.
         drop(gone);
         timeline
     }
 }
 
-/// Polls until the publisher or the broker has settled a sample whose publisher is gone, or about to go. `what` is the
-/// error of a broker that does not.
+/// Polls until the publisher or the broker has settled a sample whose publisher is gone or about to end. `what` is the
+/// message of the timeout.
 pub(super) fn await_settled<T>(
     what: impl FnOnce() -> String,
     mut poll: impl FnMut() -> Result<Option<T>>,
@@ -77,8 +77,8 @@ pub(super) fn await_settled<T>(
     }
 }
 
-/// The name of a publisher's timeline. It has the topic's version, since a removed topic that is still in use may have a
-/// publisher of the same number.
+/// Returns the name of a publisher's timeline. It contains the topic's version, because a removed topic that is still in use
+/// may have a publisher of the same number.
 pub(super) fn name(open: &Open, publisher: u64) -> String {
     format!("{}/{}/publisher-{publisher}", open.name(), open.blocks.version())
 }

@@ -1,6 +1,6 @@
-//! Turns: how more threads send by one publisher than it may have loans.
+//! Turns, which allow more threads to send through one publisher than it may have loans.
 //!
-//! A thread that sends needs a loan for a moment only. If all loans are taken, and turns among them, the next thread waits
+//! A thread that sends needs a loan only briefly. If all loans are taken and some of them are turns, the next thread waits
 //! for a turn to end instead of failing.
 
 use std::{
@@ -29,7 +29,7 @@ pub(super) struct Turns {
 }
 
 impl Publisher {
-    /// Borrows a block as [`loan`](Self::loan) does, for a sample that this thread publishes at once.
+    /// Borrows a block as [`loan`](Self::loan) does, for a sample that this thread publishes immediately.
     ///
     /// While the returned [`Turn`] lives, other threads that find all loans taken wait for it.
     ///

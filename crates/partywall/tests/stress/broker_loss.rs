@@ -21,7 +21,7 @@ fn is_loss(error: &Error) -> bool {
     matches!(error, Error::Unreachable(Unreachable::Gone { .. } | Unreachable::NoAnswer { .. }))
 }
 
-/// Uses a domain until the broker is lost, and says how that went.
+/// Uses a domain until the broker is lost. Returns the outcome.
 pub(crate) fn load() {
     let domain = Domain::options().start(false).connect().unwrap();
     let kept = commit(&domain, "held", 42, true).unwrap();
@@ -68,7 +68,7 @@ fn every_call_ends_when_the_broker_is_killed_at_any_moment() {
                 assert!(load.join().success());
             });
         }
-        // The dead one's socket is replaced.
+        // The socket of the dead broker is replaced.
         place.start_broker("");
         place.connect().ping().unwrap();
     }
@@ -110,7 +110,7 @@ fn every_call_ends_when_the_broker_is_stopped() {
     eprintln!("eight calls ended after {:?}", waiting.elapsed());
     assert_eq!(value(&segment), 1);
 
-    // It goes on: so do its members, and what it granted to those who had given up comes back.
+    // The broker continues, and so do its members. Leases that it granted to callers that had timed out are given back.
     place.broker().go_on();
     eventually("an answer", || domain.ping().is_ok());
     drop(segment);
@@ -274,7 +274,7 @@ fn connecting_never_fails_against_the_idle_exit() {
     eventually("the last one has left", || !place.socket().exists());
 }
 
-/// The pids of the brokers that serve at `socket`, whether anybody can reach them or not.
+/// The pids of the brokers that serve at `socket`, whether they can be reached or not.
 fn brokers_at(socket: &std::path::Path) -> Vec<i32> {
     let socket = socket.as_os_str().as_encoded_bytes();
     let processes = std::fs::read_dir("/proc").unwrap().flatten();

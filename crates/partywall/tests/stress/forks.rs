@@ -19,7 +19,7 @@ fn in_child(work: impl FnOnce() -> bool) -> bool {
     // what is tried here, and the child leaves without running anything of the parent's.
     match unsafe { libc::fork() } {
         0 => {
-            // A child that hangs is an answer, too.
+            // A child that hangs counts as a failure.
             // SAFETY: both calls only set what the kernel knows of this process.
             unsafe {
                 libc::signal(libc::SIGALRM, libc::SIG_DFL);
@@ -30,7 +30,7 @@ fn in_child(work: impl FnOnce() -> bool) -> bool {
             unsafe { libc::_exit(if good { 0 } else { 1 }) }
         }
         child => {
-            // What it owns is the child's to drop.
+            // The child drops its own copies.
             std::mem::forget(work);
             let mut status = -1;
             // SAFETY: waits for our own child and writes to `status`.

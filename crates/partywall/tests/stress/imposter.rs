@@ -1,4 +1,4 @@
-//! A broker that is none: the library gives errors, it neither hangs nor panics nor leaks.
+//! A false broker: the library returns errors, and neither hangs nor panics nor leaks.
 
 use std::{
     os::fd::{AsFd, OwnedFd},

@@ -1,7 +1,7 @@
-//! Attempts to break a domain: kills, stops, lies, floods and want of everything, at every point that can be reached.
+//! Attempts to break a domain: kills, stops, false messages, floods and exhausted resources, at every reachable point.
 //!
-//! What is checked is deterministic; when it happens is not. Each test takes seconds. `PARTYWALL_STRESS=100` makes
-//! those with rounds a hundred times as long.
+//! The checks are deterministic; the moments of the kills are not. Each test takes seconds. `PARTYWALL_STRESS=100` makes
+//! tests with rounds a hundred times as long.
 #![allow(clippy::unwrap_used)] // tests, their helpers included
 
 mod broker_loss;
@@ -28,7 +28,7 @@ fn rounds(n: usize) -> usize {
     n * std::env::var("PARTYWALL_STRESS").ok().and_then(|n| n.parse().ok()).unwrap_or(1)
 }
 
-/// What `work` returns, if it returns at all: a thread that hangs fails the test instead of hanging it.
+/// Returns the result of `work`. If `work` hangs, the test fails instead of hanging.
 fn within<T: Send + 'static>(limit: Duration, what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = std::sync::mpsc::channel();
     let start = Instant::now();

@@ -1,4 +1,4 @@
-//! Clients that are none of ours: nonsense, lies and floods.
+//! False clients: random bytes, false messages and floods.
 
 use std::{
     os::fd::OwnedFd,
@@ -132,7 +132,7 @@ fn files_of_every_wrong_kind_are_refused() {
         let good = memfd::frozen("partywall:stress", &[0; 4096]).unwrap();
         let outcome = client.ask_with(call(Table::Fd { bytes: 4096 }), &[&good, fd]).0;
         assert!(matches!(outcome, Err(Refusal::BadFd { index: 1, .. })), "{what}: {outcome:?}");
-        // Sealing it afterwards changes nothing: nobody has it.
+        // Sealing it afterwards changes nothing: no process has it.
         let _ = fcntl_add_seals(fd, fixed | SealFlags::WRITE);
     }
     assert!(matches!(client.ask(wire::open("wrong", false)), Err(Refusal::NotFound { .. })));
@@ -300,7 +300,7 @@ fn flooding_client_blocks_no_other() {
         let mut client = Client::join(&socket);
         let pings: Vec<u8> = (0..5000).flat_map(|_| client.request(Call::Ping, 0)).collect();
         drop(client.events);
-        // Does not wait while the broker reads on; nobody reads what it answers.
+        // Does not wait as long as the broker reads; nothing reads the broker's answers.
         while !done.load(Ordering::Relaxed) && client.call.send(&pings, &[]) {}
     });
 }
@@ -321,7 +321,7 @@ fn client_that_does_not_read_blocks_no_other() {
         while !done.load(Ordering::Relaxed) {
             // One process may hang up on a few members only, until the broker has read all that they asked.
             let Ok(mut client) = wire::shake_hands(&socket, None) else { continue };
-            // The dearest question that there is, as often as fits in between two others.
+            // The most expensive request, as often as possible between two others.
             let questions: Vec<u8> = (0..3000).flat_map(|_| client.request(Call::Status, 0)).collect();
             client.call.send(&questions, &[]);
         }
@@ -404,8 +404,8 @@ fn growth_that_moves_tensors_is_refused_by_readers() {
     assert_eq!(opened.tensor("x").unwrap().shared::<u32>().unwrap().len(), 2048);
 }
 
-/// It has the words of a pool mapped as everybody has, and writes there what it likes. Whatever others ask of the pool is
-/// answered; what they have of it may be gone.
+/// A member writes arbitrary values to the control memory of a pool. Every call of the other members on the pool still ends;
+/// the blocks that they hold may be lost.
 #[test]
 fn nonsense_in_the_words_of_a_pool_ends_no_call() {
     let place = Place::new();
@@ -445,7 +445,7 @@ fn nonsense_in_the_words_of_a_pool_ends_no_call() {
     other.alloc(Duration::ZERO).unwrap().release().unwrap();
 }
 
-/// Does what is done with pools, and takes whatever answer there is.
+/// Calls all operations of pools, and accepts any result.
 fn use_for_a_while(pool: &Pool) {
     for timeout in [Duration::ZERO, Duration::from_micros(200)] {
         pool.stats();
@@ -456,7 +456,7 @@ fn use_for_a_while(pool: &Pool) {
         };
         match block.bytes_mut() {
             Ok(bytes) => bytes.fill(1),
-            // Somebody else in this process was given it, too.
+            // Another thread of this process was given the block, too.
             Err(Error::Gone(Gone::HeldBlock { .. })) => {}
             Err(error) => panic!("{error}"),
         }
@@ -467,7 +467,7 @@ fn use_for_a_while(pool: &Pool) {
     }
 }
 
-/// The same with the words of a topic, and of its pool.
+/// The same with the control memory of a topic and of its pool.
 #[test]
 fn nonsense_in_the_words_of_a_topic_ends_no_call() {
     let place = Place::new();
@@ -565,7 +565,7 @@ fn damaged_ring_ends_calls_of_publishers_and_subscribers() {
     within(WATCHDOG, "publishing ends", move || assert!(matches!(publish(), Err(Error::Timeout { .. }))));
 }
 
-/// Who makes an array of a sample's type and shape reads that array, and nothing else.
+/// A reader that makes an array of a sample's type and shape reads only that array.
 #[test]
 fn sample_with_a_false_shape_has_no_elements() {
     let place = Place::new();
@@ -593,7 +593,7 @@ fn sample_with_a_false_shape_has_no_elements() {
     }
 }
 
-/// The role of one who is killed while it uses that topic.
+/// The role of a process that is killed while it uses that topic.
 pub(crate) fn guest() {
     let domain = Domain::options().start(false).connect().unwrap();
     let topic = domain.topic("frames").open().unwrap();
@@ -603,7 +603,7 @@ pub(crate) fn guest() {
     }
 }
 
-/// Does what is done with topics, and takes whatever answer there is.
+/// Calls all operations of topics, and accepts any result.
 fn use_topic_for_a_while(topic: &Topic) {
     topic.stats();
     let publisher = match topic.publisher() {
@@ -626,7 +626,7 @@ fn use_topic_for_a_while(topic: &Topic) {
         for subscriber in &subscribers {
             let Ok(sample) = subscriber.recv(timeout) else { continue };
             assert!(sample.header().len() <= 256 && sample.len() <= 64);
-            // Who reads as many elements as it says reads nothing else.
+            // A reader that reads the stated number of elements reads nothing else.
             let elements = sample.shape().iter().try_fold(1_u64, |all, extent| all.checked_mul(*extent));
             assert_eq!(elements.and_then(|elements| sample.dtype().bytes_for(elements)), Some(sample.len()));
             drop((sample.check(), sample.wait(timeout), sample.as_slice::<u64>().map(<[u64]>::to_vec)));

@@ -53,12 +53,12 @@ fn frames(domain: &Domain) -> PoolOptions {
     domain.pool("frames").blocks(BLOCKS).block_bytes(BYTES as u64).place(place()).timeout(WATCHDOG)
 }
 
-/// Somebody who does everything that is done with pools.
+/// A process that calls all operations of pools.
 struct Churn<'a> {
     pool: &'a Pool,
     mail: SharedSlice<'a, u64>,
     dice: Dice,
-    /// What nobody may have taken over: its giver takes it back.
+    /// Offered blocks that may not have been accepted: the giver takes them back.
     offered: Option<BlockRef>,
 }
 
@@ -82,7 +82,7 @@ impl Churn<'_> {
             _ => Some(self.pool.alloc(WATCHDOG).unwrap()),
         };
         let Some(mut block) = block else { return };
-        // Nobody else writes it meanwhile.
+        // No other process writes it meanwhile.
         let mark = self.dice.below(256) as u8;
         write(&mut block, &[mark; BYTES]);
         if self.dice.below(20) == 0 {
@@ -90,7 +90,7 @@ impl Churn<'_> {
         }
         assert_eq!(read(&block), [mark; BYTES]);
         match self.dice.below(3) {
-            // On a GPU it would come back some time later, so that one who is stopped might have all.
+            // On a GPU the block would be free only later, so that a stopped process might have all blocks.
             0 if device() == "host" => drop(block),
             0 | 1 => block.release().unwrap(),
             _ => {
@@ -137,7 +137,7 @@ pub(crate) fn copy(range: &DeviceRange<'_>) -> Vec<u8> {
     bytes
 }
 
-/// A domain with the pool and the mail, and so many who churn.
+/// A domain with the pool and the mail, and that many processes that use them.
 fn stage(place: &Place, count: usize) -> (Domain, Pool, partywall::Segment, Vec<Actor>) {
     let domain = place.connect();
     let pool = frames(&domain).create().unwrap();
@@ -147,8 +147,8 @@ fn stage(place: &Place, count: usize) -> (Domain, Pool, partywall::Segment, Vec<
     (domain, pool, mail, actors)
 }
 
-/// Holders, givers, takers, and those who wait: killed at any moment. Whatever they had comes back, and no block is ever two
-/// processes' at once.
+/// Holders, givers, takers and waiters are killed at any moment. All their blocks are freed, and no block ever belongs to two
+/// processes.
 #[test]
 fn processes_killed_at_any_moment_take_no_block_along() {
     let place = Place::new();
@@ -186,7 +186,7 @@ fn processes_killed_at_any_moment_take_no_block_along() {
     eprintln!("{kills} kills, {turns} turns of the survivor");
 }
 
-/// One at a time is stopped, with a block or two; the others go round.
+/// One process at a time is stopped, with a block or two; the others continue with the remaining blocks.
 #[test]
 fn processes_stopped_at_any_moment_block_no_other() {
     let place = Place::new();
@@ -206,7 +206,7 @@ fn processes_stopped_at_any_moment_block_no_other() {
             });
             receiver.recv_timeout(WATCHDOG).expect("the stopped one is in the way");
         });
-        // One is never let go on.
+        // One process is never continued.
         if round == 10 {
             actors[stopped].kill();
             actors[stopped] = place.play("pool churning 99");
@@ -218,7 +218,7 @@ fn processes_stopped_at_any_moment_block_no_other() {
     eventually("the blocks of the dead come back", || pool.stats().free == BLOCKS);
 }
 
-/// Makers are killed in the first milliseconds: the name is never left so that nobody can make the pool.
+/// Creators are killed in the first milliseconds: another process can always create the pool under that name.
 #[test]
 fn maker_killed_at_any_moment_leaves_a_usable_name() {
     let place = Place::new();

@@ -161,7 +161,7 @@ impl<'a> Submitter<'a> {
     }
 }
 
-/// Submits and checks while `disturb` does what it likes to others. Returns how many tasks had their answer.
+/// Submits and checks while `disturb` kills or stops others. Returns the number of tasks that were answered.
 fn submit_during(queue: &Queue, disturb: impl FnOnce()) -> u64 {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -197,7 +197,7 @@ fn start(place: &Place, role: &str, seed: usize) -> Actor {
     place.play(&format!("queue {role} {seed}"))
 }
 
-/// Workers and a submitter are killed, over and over. Each task of those that live has its answer, once.
+/// Workers and a submitter are killed again and again. Each task of a living submitter is answered exactly once.
 #[test]
 fn processes_killed_at_any_moment_lose_no_task() {
     let place = Place::new();
@@ -223,7 +223,8 @@ fn processes_killed_at_any_moment_lose_no_task() {
     eprintln!("{kills} kills, {answers} tasks with their answer, {} attempts in vain", stats.returned);
 }
 
-/// Workers are stopped for longer than their leases, and go on. Others do their tasks, and what they do themselves is void.
+/// Workers are stopped for longer than their leases, and continue. Other workers do their tasks, and their own results are
+/// discarded.
 #[test]
 fn workers_stopped_at_any_moment_lose_their_tasks_to_others() {
     let place = Place::new();
@@ -240,7 +241,7 @@ fn workers_stopped_at_any_moment_lose_their_tasks_to_others() {
             let stopped = dice.below(WORKERS as u64) as usize;
             workers[stopped].stop();
             std::thread::sleep(5 * lease);
-            // One is never let go on.
+            // One worker is never continued.
             if stop == 5 {
                 workers[stopped].kill();
                 workers[stopped] = start(&place, "working", 100);

@@ -87,7 +87,7 @@ fn many_operations_of_several_processes_lose_no_permit() {
     eventually("all gave back", || semaphore.available() == 1);
 }
 
-/// Holders, waiters, and those who were about to give back or to hand on: killed at any moment.
+/// Holders, waiters, and processes that are about to release or hand on a permit are killed at any moment.
 #[test]
 fn processes_killed_at_any_moment_take_no_permit_along() {
     let place = Place::new();
@@ -123,7 +123,7 @@ fn processes_killed_at_any_moment_take_no_permit_along() {
     eprintln!("{kills} kills, {turns} turns of the survivor");
 }
 
-/// One at a time is stopped, with at most one permit; the other permit goes round.
+/// One process at a time is stopped, with at most one permit; the others continue with the other permit.
 #[test]
 fn processes_stopped_at_any_moment_block_no_other() {
     let place = Place::new();
@@ -144,7 +144,7 @@ fn processes_stopped_at_any_moment_block_no_other() {
             });
             receiver.recv_timeout(WATCHDOG).expect("the stopped one is in the way");
         });
-        // One is never let go on.
+        // One process is never continued.
         if round == 10 {
             actors[stopped].kill();
             actors[stopped] = place.play("semaphore churning 99");

@@ -61,7 +61,7 @@ fn stopped_clients_block_no_other_and_cost_the_broker_little() {
         stopped.push(actor);
     }
     let before = place.broker().memory();
-    // A call that somebody else holds up ends as an error.
+    // A call that another process delays ends as an error.
     let many: String = "m".repeat(14_000);
     for i in 0..20 {
         // A table that is as large as a message takes, for each of those who wait and do not read.

@@ -63,7 +63,7 @@ fn sixteen_threads_share_a_connection() {
     assert!(domain.inspect("n0").is_err(), "no claim is left: {:?}", domain.inspect("n0"));
 }
 
-/// The time-out of an open and the commit that would end it come at the same moment, over and over.
+/// The timeout of an open and the commit that would end its wait happen at the same moment, again and again.
 #[test]
 fn opens_timing_out_while_granted_leave_no_lease() {
     let place = Place::new();
@@ -104,6 +104,6 @@ fn opens_timing_out_while_granted_leave_no_lease() {
     });
     eprintln!("{} opened, {} gave up", opened.into_inner(), gave_up.into_inner());
     eventually("the return of all leases", || theirs.status().unwrap().leases == 0);
-    // And of all claims: the next caller builds at once.
+    // No claim is left either: the next caller builds immediately.
     assert!(matches!(theirs.open_or_build("y", Duration::ZERO), Ok(OpenOrBuild::Build(_))));
 }

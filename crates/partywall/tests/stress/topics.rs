@@ -96,7 +96,7 @@ impl Reader {
         Ok(Self { subscriber, policy, seen: BTreeMap::new(), next: None })
     }
 
-    /// Nothing is torn, or comes twice or in another order; who is waited for misses nothing.
+    /// No sample is torn, received twice or out of order; a blocking subscriber misses nothing.
     fn receive(&mut self, timeout: Duration) -> Option<Sample> {
         let sample = match self.subscriber.recv(timeout) {
             Ok(sample) => sample,
@@ -122,7 +122,7 @@ impl Reader {
     }
 }
 
-/// It is whole, unless its publisher has died before its GPU had finished it.
+/// The sample is whole, unless its publisher died before its GPU had completed it.
 fn check(sample: &Sample) {
     let mark = sample.publisher() << 32 | sample.sequence();
     assert_eq!(sample.header(), mark.to_le_bytes());
@@ -143,7 +143,7 @@ fn read(sample: &Sample) -> Result<Vec<u64>, Error> {
     Ok(bytes.chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect())
 }
 
-/// Comes, does what is done with topics, and goes.
+/// Joins, calls all operations of topics, and leaves.
 fn visit(topic: &Topic, dice: &mut Dice) {
     let publisher = match topic.publisher() {
         Ok(publisher) => Some(publisher),
@@ -179,7 +179,7 @@ fn visit(topic: &Topic, dice: &mut Dice) {
     }
 }
 
-/// Nobody is there, and all blocks are somewhere.
+/// Checks that no publisher or subscriber is left, and that no block is lost.
 fn is_at_rest(topic: &Topic) -> bool {
     let stats = topic.stats();
     (stats.held, stats.read) == (0, 0)
@@ -188,7 +188,7 @@ fn is_at_rest(topic: &Topic) -> bool {
         && stats.subscribers.is_empty()
 }
 
-/// A domain with the topic, and so many who come and go.
+/// A domain with the topic, and that many processes that join and leave.
 fn stage(place: &Place, count: usize) -> (Domain, Topic, Vec<Actor>) {
     let domain = place.connect();
     let topic = frames(&domain).create().unwrap();
@@ -196,8 +196,8 @@ fn stage(place: &Place, count: usize) -> (Domain, Topic, Vec<Actor>) {
     (domain, topic, actors)
 }
 
-/// Publishers and subscribers of every kind are killed at any moment. One that is waited for receives everything that
-/// anybody has published meanwhile, and in the end all blocks are back.
+/// Publishers and subscribers of every kind are killed at any moment. A blocking subscriber receives everything that is
+/// published meanwhile, and in the end all blocks are free.
 #[test]
 fn publishers_and_subscribers_killed_at_any_moment_take_nothing_along() {
     let place = Place::new();
@@ -227,7 +227,7 @@ fn publishers_and_subscribers_killed_at_any_moment_take_nothing_along() {
             victims[victim] = place.play(&format!("topic churning {}", 100 + kill));
         }
         drop(victims);
-        // Somebody has to publish.
+        // At least one process has to publish.
         let publisher = {
             let mut publisher = None;
             eventually("a place", || {
@@ -287,7 +287,8 @@ fn subscriber_until_idle_receives_all_samples_of_killed_publishers() {
     }
 }
 
-/// One at a time is stopped, as publisher, as reader, with whatever it has. Nobody who does not wait for it is kept.
+/// One process at a time is stopped, as publisher or reader, with all its blocks. Only processes that wait for it are
+/// delayed.
 #[test]
 fn publishers_and_subscribers_stopped_at_any_moment_block_no_other() {
     let place = Place::new();
@@ -297,12 +298,12 @@ fn publishers_and_subscribers_stopped_at_any_moment_block_no_other() {
         std::thread::sleep(Duration::from_micros(dice.below(5_000)));
         let stopped = dice.below(2) as usize;
         actors[stopped].stop();
-        // One that is stopped while publishers wait for it keeps them for as long as it pleases: that is its right.
+        // A blocking subscriber that is stopped delays the publishers for as long as it is stopped; that is promised.
         let is_waited_for = topic.stats().subscribers.iter().any(|state| state.queue.is_none());
         if !is_waited_for {
             visit_in_time(&topic);
         }
-        // One is never let go on.
+        // One process is never continued.
         if round % 10 == 5 {
             actors[stopped].kill();
             actors[stopped] = place.play(&format!("topic churning {}", 1000 + round));
@@ -337,8 +338,8 @@ fn publish_with_full_hands(domain: &Domain) {
     }
 }
 
-/// All publishers but one are stopped at any moment and for ever, in a topic of no more blocks than it needs, whose only
-/// subscriber is waited for, and keeps what it may. The last publisher goes on.
+/// All publishers but one are stopped for ever, at any moment, in a topic with as few blocks as it needs. Its only subscriber
+/// blocks, and holds as many samples as it may. The last publisher continues.
 #[test]
 fn all_publishers_but_one_stopped_at_once_leave_enough_for_the_last() {
     let place = Place::new();
@@ -375,7 +376,7 @@ fn all_publishers_but_one_stopped_at_once_leave_enough_for_the_last() {
     }
 }
 
-/// Makers are killed in the first milliseconds: the name is never left so that nobody can make the topic.
+/// Creators are killed in the first milliseconds: another process can always create the topic under that name.
 #[test]
 fn topic_maker_killed_at_any_moment_leaves_a_usable_name() {
     let place = Place::new();
@@ -449,8 +450,8 @@ fn come_and_go(domain: &Domain) {
     }
 }
 
-/// A broker that is killed and started again knows nothing of the topic. Who has it goes on, beside one of the same name.
-/// (Streams do not: their timelines end with the broker.)
+/// A broker that is killed and started again knows nothing of the topic. Processes that have the topic open continue, beside
+/// a new topic of the same name. (Streams do not continue: their timelines end with the broker.)
 #[test]
 fn topic_in_host_memory_continues_beside_one_of_the_next_broker() {
     let mut place = Place::new();
@@ -472,7 +473,7 @@ fn topic_in_host_memory_continues_beside_one_of_the_next_broker() {
     eventually("all is back", || is_at_rest(&old) && is_at_rest(&new));
 }
 
-/// Whose process is taken for hung is taken out, in whatever it was; nothing is lost of that when it has ended.
+/// A publisher or subscriber is evicted at any moment. Nothing is lost once its process has ended.
 #[test]
 fn publishers_and_subscribers_evicted_at_any_moment_take_nothing_along() {
     let place = Place::new();
@@ -488,7 +489,7 @@ fn publishers_and_subscribers_evicted_at_any_moment_take_nothing_along() {
         std::thread::sleep(Duration::from_micros(dice.below(10_000)));
         let victim = dice.below(2) as usize;
         domain.evict(victims[victim].pid(), dice.below(2) == 0).unwrap();
-        // Nobody waits for it, and it keeps no more than it was promised.
+        // No process waits for it, and it keeps no more than it was promised.
         publish(&topic, &publisher, WATCHDOG).unwrap();
         victims[victim] = place.play(&format!("topic churning {}", 2000 + round));
     }

@@ -75,7 +75,7 @@ pub(in crate::doctor) fn legacy_memory(doctor: &Doctor) -> Finding {
         Ok(format!("{} of cuMemAlloc, opened by another process: {seen}", bytes(LEGACY_BYTES)))
     })
     .or(
-        "memory that somebody else allocated (torch's tensors) cannot be published in place; what falls back is a copy \
+        "memory that other code allocated (torch's tensors) cannot be published in place; what falls back is a copy \
          into a segment of its own",
         "WSL, Jetson, virtual GPUs (vGPU) and other instances of a MIG device lack this; in containers, share the PID \
          namespace",
