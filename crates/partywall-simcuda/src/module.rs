@@ -1,10 +1,10 @@
 //! Modules of PTX text, their functions, and launches.
 //!
-//! The text is not compiled: it gives the names of the kernels and the local memory that they need, and what a kernel
-//! does is looked up by its name.
+//! The text is not compiled: it only provides the names of the kernels and the local memory that they need. The emulation
+//! of a kernel is looked up by its name.
 //!
-//! What waits for pending work of the context, as measured: loading a module, always; a kernel whose function was first
-//! asked for while the work was pending, except with `CUDA_MODULE_LOADING=EAGER`; a launch, when the kernel needs more
+//! As measured, the following waits for pending work of the context: loading a module, always; a kernel whose function was
+//! first looked up while the work was pending, except with `CUDA_MODULE_LOADING=EAGER`; a launch, if the kernel needs more
 //! local memory than any before it.
 
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ use crate::queue::Ticket;
 use crate::{capture, ledger, state, stream};
 
 struct Module {
-    /// By name; each has its handle from the beginning.
+    /// The functions, by name; each has its handle from the beginning.
     functions: BTreeMap<String, Handle>,
 }
 
@@ -29,9 +29,9 @@ struct Function {
     context: Arc<Ctx>,
     name: String,
     kernel: Option<&'static Kernel>,
-    /// A thread's, in bytes.
+    /// The local memory of a thread, in bytes.
     local_bytes: u64,
-    /// When its code is on the device: behind the work that was pending when the function was first asked for.
+    /// The points after which its code is on the device: the work that was pending when the function was first looked up.
     loaded: OnceLock<Vec<Ticket>>,
 }
 

@@ -11,12 +11,12 @@ use rustix::mm::{MapFlags, ProtFlags};
 use crate::abi::Code;
 use crate::device::Device;
 
-/// Memory, and the mapping of it through which the simulation reads and writes. A user of the mapping keeps the
-/// `Arc`: memory that is freed while a stream still works on it stays until the stream is done.
+/// Memory, and the mapping through which the simulation reads and writes it. A user of the mapping holds the `Arc`, so
+/// memory that is freed while a stream works on it stays until the stream is done.
 pub(crate) struct Backing {
     map: *mut u8,
     bytes: usize,
-    /// False for memory of the caller's that could not be mapped a second time.
+    /// False for the caller's memory if it could not be mapped a second time.
     owned: bool,
     file: Option<OwnedFd>,
     /// The device whose budget it counts against.
@@ -30,7 +30,7 @@ unsafe impl Send for Backing {}
 unsafe impl Sync for Backing {}
 
 impl Backing {
-    /// New memory of a device, zeroed. `name` is that of its memfd.
+    /// Creates zeroed memory of a device. `name` is the name of its memfd.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY` if the device's budget does not hold it.
@@ -41,7 +41,7 @@ impl Backing {
         })
     }
 
-    /// Memory of another process, or of this one by another way.
+    /// Returns memory that another process, or this one, has exported.
     ///
     /// # Errors
     /// `INVALID_VALUE` if the file is no memory of the simulation.
@@ -54,7 +54,7 @@ impl Backing {
         Self::map_file(file, stat.st_size as usize, None)
     }
 
-    /// New memory of the host that the CPU may use.
+    /// Creates host memory that the CPU may use.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.
@@ -65,8 +65,8 @@ impl Backing {
         Ok(Arc::new(Self { map, bytes, owned: true, file: None, charged: None }))
     }
 
-    /// Memory that the caller has mapped. Where it is `shared`, it is mapped a second time, so that a caller that
-    /// unmaps it early takes nothing away from a stream; private memory has no second mapping.
+    /// Returns memory that the caller has mapped. `shared` memory is mapped a second time, so that streams can use it even
+    /// if the caller unmaps it early; private memory has no second mapping.
     ///
     /// # Safety
     /// The range is mapped, and if it is not shared stays so for as long as the value lives.

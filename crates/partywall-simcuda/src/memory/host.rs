@@ -1,4 +1,4 @@
-//! Memory of the host that a device may use: pinned, registered, managed. Its device address is its own address.
+//! Host memory that a device may use: pinned, registered, managed. Its device address equals its host address.
 
 use std::ffi::c_void;
 
@@ -11,7 +11,7 @@ pub(super) const PINNED: &str = "pinned memory";
 pub(super) const MANAGED: &str = "managed memory";
 const REGISTRATION: &str = "registration";
 
-/// New memory of the host that the program may use. It begins as anything: as bytes that are not zero.
+/// Allocates host memory that the program may use. Its initial contents are undefined, so its bytes are not zero.
 fn allocate(bytes: usize, kind: Kind, name: &'static str) -> Result<DevicePtr, Code> {
     let context = context::current()?;
     capture::unsafe_call()?;
@@ -31,7 +31,7 @@ fn allocate(bytes: usize, kind: Kind, name: &'static str) -> Result<DevicePtr, C
     Ok(address)
 }
 
-/// Registers memory of the caller's.
+/// Registers the caller's memory.
 fn register(pointer: *mut c_void, bytes: usize, flags: u32) -> Result<(), Code> {
     let context = context::current()?;
     capture::unsafe_call()?;
@@ -67,16 +67,16 @@ impl Tables {
     }
 }
 
-/// What the kernel says of a range of pages.
+/// The kernel's information about a range of pages.
 struct Pages {
     readable: bool,
     writable: bool,
-    /// Every page of it is shared, of one mapping: it can be mapped again.
+    /// Whether all pages belong to one shared mapping, so that they can be mapped again.
     shared: bool,
 }
 
 impl Pages {
-    /// None if part of the range is not mapped.
+    /// Returns `None` if part of the range is not mapped.
     fn of(start: u64, end: u64) -> Option<Self> {
         let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
         let mut found = Self { readable: true, writable: true, shared: true };

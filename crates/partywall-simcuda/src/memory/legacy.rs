@@ -11,16 +11,16 @@ use crate::{capture, context, ledger, state};
 
 /// A handle that this process has opened.
 pub(super) struct Opened {
-    /// The address of the block that it lies in.
+    /// The address of the block that contains the allocation.
     block: DevicePtr,
-    /// How often it was opened, less how often it was closed.
+    /// How often it was opened, minus how often it was closed.
     count: u32,
 }
 
-/// By the address that the caller was given.
+/// The opened handles, by the address that the caller received.
 pub(super) type Openings = BTreeMap<DevicePtr, Opened>;
 
-/// Returns what a handle says about memory: the device by its number on the machine, and where in the block it begins.
+/// Returns a handle's description of memory: the number of the device on the machine, and the offset in the block.
 fn payload(device: u8, offset: u64) -> Payload {
     let mut payload = [0; 32];
     payload[..8].copy_from_slice(&offset.to_ne_bytes());
@@ -29,7 +29,7 @@ fn payload(device: u8, offset: u64) -> Payload {
     payload
 }
 
-/// Makes a handle of the allocation that the address lies in.
+/// Creates a handle of the allocation that contains the address.
 fn export(address: DevicePtr) -> Result<IpcHandle, Code> {
     context::current()?;
     let memory = &mut state::lock().memory;
@@ -45,9 +45,10 @@ fn export(address: DevicePtr) -> Result<IpcHandle, Code> {
     Ok(handle)
 }
 
-/// Maps the block of another process's allocation, or counts that it is mapped; the address of the allocation.
+/// Maps the block of another process's allocation, or counts another open if it is mapped. Returns the address of the
+/// allocation.
 fn open(context: &Ctx, handle: IpcHandle) -> Result<DevicePtr, Code> {
-    // Also for what is mapped already: the exporter must live for every open.
+    // Also if the block is already mapped, because every open requires that the exporter lives.
     let (file, payload) = ipc::fetch(&handle)?;
     let offset = u64::from_ne_bytes(payload[..8].try_into().expect("eight bytes"));
     if payload[8] != ipc::MEMORY {

@@ -1,4 +1,4 @@
-//! Address ranges of the VMM interface, and what is mapped there.
+//! Address ranges of the VMM interface, and the memory that is mapped there.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,13 +10,13 @@ use crate::entry::{entry_points, store};
 use crate::{capture, context, ledger, state};
 
 impl Tables {
-    /// Returns the length of the reservation that the address lies in, and where it begins.
+    /// Returns the range of the reservation that contains the address.
     fn reservation(&self, address: DevicePtr) -> Option<Range<DevicePtr>> {
         let (start, bytes) = self.reserved.range(..=address).next_back()?;
         (address - start < *bytes).then_some(*start..start + bytes)
     }
 
-    /// Returns the mappings that lie side by side and fill the range exactly.
+    /// Returns the mappings that together fill the range exactly.
     ///
     /// # Errors
     /// `INVALID_VALUE`: part of it is not mapped, or a mapping only partly in it.
@@ -52,7 +52,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Where nothing is mapped there is nothing to do, and no error (measured).
+    /// Unmaps a range. Unmapped parts of the range are not an error (measured).
     fn unmap(&mut self, address: DevicePtr, bytes: u64) -> Result<(), Code> {
         let end = address.checked_add(bytes).filter(|_| bytes > 0).ok_or(Code::INVALID_VALUE)?;
         let reserved = self.reservation(address).is_some_and(|range| end <= range.end);
@@ -119,8 +119,8 @@ entry_points! {
         if flags != 0 { return Err(Code::INVALID_VALUE); }
         state::lock().memory.map(pointer, bytes as u64, offset, handle)
     }
-    // Waits for nothing: work that still uses the memory then meets a fault, which a driver may or may not spare it.
-    // Works after a fault as well (measured).
+    // Does not wait, so work that still uses the memory causes a fault; with a real driver it may or may not. Also works
+    // after a fault (measured).
     fn cuMemUnmap(pointer: DevicePtr, bytes: usize) {
         capture::unsafe_call()?;
         state::lock().memory.unmap(pointer, bytes as u64)

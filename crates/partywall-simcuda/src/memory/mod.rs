@@ -1,7 +1,7 @@
 //! Memory: the memory behind an address, and the devices that may access it.
 //!
-//! All addresses that a device may use are in one table of regions, as in the driver's unified address space: memory of
-//! a device at addresses of [`Space`], memory of the host at its own address.
+//! All addresses that a device may use are in one table of regions, as in the driver's unified address space: device memory
+//! at addresses of [`Space`], host memory at its own address.
 
 mod backing;
 pub(crate) mod host;
@@ -29,7 +29,7 @@ use crate::state;
 /// The memory of the process, behind the lock of [`state`].
 pub(crate) struct Tables {
     space: Space,
-    /// By first address; they do not overlap.
+    /// The regions, by first address; they do not overlap.
     regions: BTreeMap<DevicePtr, Region>,
     /// Ranges that allocations of a device share, by first address.
     blocks: BTreeMap<DevicePtr, plain::Block>,
@@ -40,7 +40,7 @@ pub(crate) struct Tables {
     /// `cuMemAddressReserve`: first address and length.
     reserved: BTreeMap<DevicePtr, u64>,
     pools: pool::Pools,
-    /// The last number given to an object.
+    /// The number of the newest object.
     last: u64,
 }
 
@@ -49,14 +49,14 @@ pub(crate) struct Tables {
 pub(crate) struct Region {
     pub(crate) bytes: u64,
     pub(crate) backing: Arc<Backing>,
-    /// Where the region begins in its backing.
+    /// The offset of the region in its backing.
     pub(crate) offset: u64,
     pub(crate) kind: Kind,
-    /// The ordinal of the device that it lives on; none for a device that this process does not see.
+    /// The ordinal of the device that has the memory; `None` if this process does not see the device.
     pub(crate) device: Option<usize>,
-    /// The context that it was made in, and that takes it along; 0 if it belongs to none.
+    /// The context in which it was created, and with which it ends; 0 if it belongs to no context.
     pub(crate) context: Handle,
-    /// Unique in the process, never given twice: `CU_POINTER_ATTRIBUTE_BUFFER_ID`.
+    /// A number that is unique in the process and never reused: `CU_POINTER_ATTRIBUTE_BUFFER_ID`.
     pub(crate) id: u64,
 }
 
@@ -79,7 +79,7 @@ pub(crate) enum Kind {
     Managed,
 }
 
-/// What a stream wants to do.
+/// The access that a stream needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Want {
     Read,
@@ -98,12 +98,12 @@ pub(crate) struct HostRange {
 unsafe impl Send for HostRange {}
 
 impl HostRange {
-    /// Returns the first byte. Other threads and processes may write there: no reference may be made to it.
+    /// Returns a pointer to the first byte. Other threads and processes may write the bytes, so create no reference to them.
     pub(crate) fn pointer(&self) -> *mut u8 {
         self.pointer
     }
 
-    /// Returns how many bytes, of those that were asked for, lie here.
+    /// Returns how many of the requested bytes are in this range.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -122,14 +122,14 @@ impl HostRange {
     }
 }
 
-/// Returns what lies behind the first of `bytes` bytes at an address, as work in the context may access it.
+/// Returns the memory at an address, up to `bytes` bytes, if work in the context may access it.
 ///
-/// The range ends where the region ends, though more was asked for (several allocations mapped side by side). A caller
-/// that needs all of it asks again behind the end.
+/// The range ends at the end of the region, even if more bytes were requested (several allocations may be mapped side by
+/// side). A caller that needs all bytes calls this again for the rest.
 ///
 /// # Errors
-/// `ILLEGAL_ADDRESS`: nothing is mapped there, or not for this device, or not for writing. When work that runs meets
-/// it, it is a fault of the context ([`Ctx::fault`]).
+/// `ILLEGAL_ADDRESS`: nothing is mapped at the address, or not for this device, or not for writing. If running work gets
+/// this error, it becomes a fault of the context ([`Ctx::fault`]).
 pub(crate) fn access(context: &Ctx, address: DevicePtr, bytes: usize, want: Want) -> Result<HostRange, Code> {
     let state = state::lock();
     let (start, region) = state.memory.region(address).ok_or(Code::ILLEGAL_ADDRESS)?;
@@ -179,7 +179,7 @@ impl Tables {
         }
     }
 
-    /// Returns the region that an address lies in, with its first address.
+    /// Returns the region that contains an address, with its first address.
     pub(crate) fn region(&self, address: DevicePtr) -> Option<(DevicePtr, &Region)> {
         let (start, region) = self.regions.range(..=address).next_back()?;
         (address - start < region.bytes).then_some((*start, region))
@@ -192,7 +192,7 @@ impl Tables {
     }
 }
 
-/// Frees what a context takes along. The ledger keeps it: the program did not give it back.
+/// Frees the memory that ends with a context. It stays in the ledger, because the program did not release it.
 pub(crate) fn end_of_context(context: Handle) {
     let memory = &mut state::lock().memory;
     let ends = |(address, region): (&DevicePtr, &Region)| {

@@ -1,6 +1,6 @@
 //! Physical memory of the VMM interface: `cuMemCreate` and the ways it crosses processes.
 //!
-//! An allocation is a memfd whose name says which device it lives on; an exported descriptor is a copy of its own.
+//! An allocation is a memfd whose name contains the device; an exported descriptor is a duplicate of the memfd's.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -20,7 +20,7 @@ pub(crate) struct Physical {
     /// The ordinal of the device that it lives on; none for a device that this process does not see.
     pub(super) device: Option<usize>,
     pub(super) properties: MemAllocationProp,
-    /// Made by another process, or by this one and imported again: it cannot be exported.
+    /// Whether it was imported, from another process or this one; imported memory cannot be exported.
     imported: bool,
 }
 
@@ -42,7 +42,7 @@ impl Tables {
     }
 }
 
-/// Returns the device and the properties that the caller asks for.
+/// Returns the device and the properties that the caller requests.
 fn asked(properties: *const MemAllocationProp) -> Result<(&'static Device, usize, MemAllocationProp), Code> {
     if properties.is_null() {
         return Err(Code::INVALID_VALUE);
@@ -103,12 +103,12 @@ entry_points! {
         let exportable = !physical.imported && physical.properties.requested_handle_types & kind != 0;
         if shareable.is_null() || kind != POSIX_FD || flags != 0 || !exportable { return Err(Code::INVALID_VALUE); }
         let file = physical.backing.file().expect("memory of a device is a file");
-        // Without close-on-exec, so that a program which forgets the flag is found out.
+        // Without close-on-exec, so that a program that forgets to set the flag is detected.
         let descriptor = rustix::io::dup(file).map_err(|_| Code::OPERATING_SYSTEM)?.into_raw_fd();
         ledger::record_fd(descriptor, physical.backing.bytes() as u64);
         store(shareable.cast(), descriptor)
     }
-    // The descriptor is given as a pointer, and stays the caller's. What is no memory of a device is `UNKNOWN`.
+    // The descriptor is passed as a pointer, and the caller keeps it. A descriptor that is not device memory is `UNKNOWN`.
     fn cuMemImportFromShareableHandle(handle: *mut AllocationHandle, shareable: usize, kind: u32) {
         context::healthy()?;
         capture::unsafe_call()?;

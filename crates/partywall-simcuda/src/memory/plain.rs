@@ -1,4 +1,4 @@
-//! `cuMemAlloc` and what a device says of its memory.
+//! `cuMemAlloc`, and a device's information about its memory.
 //!
 //! Small allocations share blocks of 2 MiB, as the driver's do: a handle of one opens the whole block, neighbours
 //! included.
@@ -35,7 +35,7 @@ impl Block {
     }
 }
 
-/// What an allocation is, apart from where it lies.
+/// The owner of an allocation.
 pub(super) struct Owner {
     pub(super) kind: Kind,
     /// The ordinal of the device.
@@ -76,7 +76,7 @@ impl Tables {
         Ok(block + offset)
     }
 
-    /// Frees what [`Self::allocate`] gave; the block goes with its last allocation.
+    /// Frees memory that [`Self::allocate`] returned. The block is freed with its last allocation.
     pub(super) fn free(&mut self, address: DevicePtr) {
         let region = self.regions.remove(&address).expect("the caller has looked it up");
         let block = address - region.offset;
@@ -154,7 +154,7 @@ entry_points! {
 }
 
 pub(super) const ALLOCATION: &str = "allocation";
-/// Of the start of an allocation within its block.
+/// The alignment of an allocation within its block.
 const ALIGNMENT: u64 = 512;
-/// What is larger has a block of its own.
+/// A larger allocation has a block of its own.
 const LARGEST_SHARED: u64 = 1 << 20;

@@ -1,4 +1,4 @@
-//! What the driver says of a pointer.
+//! The attributes of a pointer.
 
 use std::ffi::{c_int, c_void};
 

@@ -1,5 +1,5 @@
-//! The addresses of device memory: an area of their own, reserved without any access, so that a CPU that follows one
-//! crashes, now and after the memory is freed.
+//! The addresses of device memory: a separate area, reserved without access, so that a CPU that dereferences an address
+//! crashes, even after the memory is freed.
 
 use std::collections::BTreeMap;
 use std::ptr;
@@ -8,7 +8,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::abi::{Code, DevicePtr};
 
-/// Which addresses are taken.
+/// The addresses that are taken.
 pub(crate) struct Space {
     start: DevicePtr,
     /// Ranges that are taken: first address and length. All lengths are multiples of [`GRANULE`].
