@@ -194,7 +194,7 @@ impl Source {
         };
         let (shape, strides) = dlpack::extents(tensor)
             .filter(is_possible)
-            .ok_or_else(|| bad_source(py, "its shape makes no sense", "report it to the library that made it"))?;
+            .ok_or_else(|| bad_source(py, "its shape is invalid", "report it to the library that made it"))?;
         let address = (tensor.data as u64).wrapping_add(tensor.byte_offset);
         let device = tensor.device;
         Ok(Self { dtype, shape, strides, address, device, stream, keep: Arc::new(keep(taken)) })

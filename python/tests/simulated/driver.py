@@ -60,6 +60,10 @@ def is_done(stream: int) -> bool:
     return bool(code == 0)
 
 
+GATES: "list[Gate]" = []
+"""Those of the present test."""
+
+
 class Gate:
     """A stream whose work waits until the gate is opened."""
 
@@ -71,6 +75,7 @@ class Gate:
         assert stream.value is not None and word.value is not None
         self.stream, self._word = stream.value, ctypes.c_uint64.from_address(word.value)
         self._word.value = 0
+        GATES.append(self)
         call("cuStreamWaitValue64_v2", stream, word, ctypes.c_uint64(1), 0)
 
     def open(self) -> None:

@@ -132,7 +132,7 @@ impl Unreachable {
             Self::NoAnswer { .. } => ErrorKind::Unreachable.help("connection-refused", "start one with `partywall serve`, or check --domain and PARTYWALL_SOCKET"),
             Self::Gone { .. } => ErrorKind::Unreachable.help("broker-gone", "connect again; the owners of names must create them again"),
             Self::Version { .. } => ErrorKind::Unreachable.help("version-mismatch", "run `partywall stop --force` (it drops all names), then try again"),
-            Self::UnsafeDirectory { path, .. } => ErrorKind::Unreachable.help("unsafe-directory", format!("make it yours alone (chmod 700 {}), or set PARTYWALL_SOCKET to a socket in another directory", path.display())),
+            Self::UnsafeDirectory { path, .. } => ErrorKind::Unreachable.help("unsafe-directory", format!("give only your user access (chmod 700 {}), or set PARTYWALL_SOCKET to a socket in another directory", path.display())),
             Self::User { .. } => ErrorKind::Unreachable.help("wrong-user", "run both as one user, or use another PARTYWALL_SOCKET"),
             Self::Driver { simulated: true, .. } => ErrorKind::Refused.help("simulated-driver", "choose another --domain, or set PARTYWALL_LIBCUDA as its members have"),
             Self::Driver { .. } => ErrorKind::Refused.help("simulated-driver", "choose another --domain, or run without PARTYWALL_LIBCUDA and --simulated"),
