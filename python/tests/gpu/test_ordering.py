@@ -177,7 +177,7 @@ def test_two_processes_take_turns_without_a_host(domain, shared, writer, child):
     assert other.end() == 0
 
 
-def test_hosts_and_tasks_hear_of_a_slow_kernel(domain, shared, writer):
+def test_hosts_and_tasks_wait_for_a_slow_kernel(domain, shared, writer):
     async def main(t: pw.Timeline) -> None:
         await t.wait_async(2, WATCHDOG)
 

@@ -96,7 +96,7 @@ def test_segment_is_detached_once_no_task_names_it(queue, weights):
     assert array.tolist() == [1, 1, 1, 1]
 
 
-def test_parts_that_are_none_are_refused(queue, weights, domain):
+def test_values_that_are_not_parts_are_refused(queue, weights, domain):
     attached = queue.attach(weights)
     assert attached[-4:].nbytes == 4 and attached[:].nbytes == attached.nbytes
     with pytest.raises(pw.TensorNotFound):

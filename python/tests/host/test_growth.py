@@ -56,7 +56,7 @@ def test_tensors_are_added_with_room_for_more(domain):
             assert list(reader) == ["data", "second", "third"]
 
 
-def test_growths_that_cannot_be_are_refused_and_change_nothing(domain):
+def test_impossible_growths_are_refused_and_change_nothing(domain):
     with rows(domain) as log, domain.open("log", write=True) as other, domain.put("frozen", b"abc") as frozen:
         with pytest.raises(pw.CannotGrow, match="only the process that committed it|committed"):
             other.grow(10)

@@ -29,13 +29,13 @@ def test_a_shape_is_a_number_or_several(domain, shape, lengths):
 
 
 @pytest.mark.parametrize("shape", [-1, (2, -3), 1 << 63, (1 << 40, 1 << 40), (1,) * 65])
-def test_a_shape_that_cannot_be_is_a_value_error(domain, shape):
+def test_impossible_shape_is_a_value_error(domain, shape):
     with pytest.raises(ValueError, match="shape|dimensions"):
         domain.create("x", shape, "float32", device="host")
 
 
 @pytest.mark.parametrize("shape", ["12", 1.5, None, (1, "2"), (None,)])
-def test_a_shape_that_is_none_is_a_type_error(domain, shape):
+def test_value_that_is_not_a_shape_is_a_type_error(domain, shape):
     with pytest.raises(TypeError):
         domain.create("x", shape, "float32", device="host")
 
@@ -89,13 +89,13 @@ def test_a_dtype_is_taken_wherever_one_is(domain):
 
 
 @pytest.mark.parametrize("dtype", ["float3", None, object, np.dtype("S4"), np.dtype([("a", "f4")]), "", "S4", "<M8[s]"])
-def test_a_dtype_that_is_unknown_is_told_which_are_known(domain, dtype):
+def test_error_for_an_unknown_dtype_lists_the_known_ones(domain, dtype):
     with pytest.raises(ValueError, match="unknown dtype .* known are bool, uint8"):
         domain.create("x", 2, dtype, device="host")
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "FLOAT32"])
-def test_a_short_dtype_that_numpy_has_not_is_told_its_name(domain, dtype):
+def test_error_for_a_dtype_that_numpy_lacks_says_its_name(domain, dtype):
     with pytest.raises(ValueError, match="full name"):
         domain.create("x", 2, dtype, device="host")
 
@@ -109,7 +109,7 @@ def test_another_byte_order_is_refused(domain):
 
 
 @pytest.mark.parametrize("name", ["", "/", "a//b", "../x", "größe", "a\0b", "a b", "a@b", "a:b", "a" * 256])
-def test_a_name_that_breaks_the_rules_is_told_which(domain, name):
+def test_error_for_an_invalid_name_says_which_rule_it_breaks(domain, name):
     for use in (
         lambda: domain.create(name, 1, "int8", device="host"),
         lambda: domain.put(name, b"x"),
@@ -286,7 +286,7 @@ def fail() -> None:
     ],
     ids=str,
 )
-def test_libraries_that_break_the_protocol_are_told_so(domain, device, capsule, error):
+def test_error_names_the_library_that_breaks_the_protocol(domain, device, capsule, error):
     if error is None:
         with domain.put("x", Exporter(device, capsule), device="host") as put:
             assert np.array_equal(np.asarray(put), VALUES)
@@ -349,7 +349,7 @@ def test_without_a_gpu_memory_is_on_the_host_and_no_message_mentions_cuda(domain
         assert started.end() == 0
 
 
-def test_any_place_will_do_to_open_what_is_there(domain):
+def test_device_auto_opens_a_segment_wherever_it_is(domain):
     with domain.put("x", b"1") as put, domain.open("x", device="auto") as opened:
         assert opened.place == put.place == "host"
 

@@ -153,7 +153,7 @@ def test_forgotten_objects_come_back_with_a_warning(frames):
     eventually(lambda: frames.stats().free == 2)
 
 
-def test_pools_are_as_was_said(domain, frames):
+def test_pool_has_its_options_and_refuses_others(domain, frames):
     assert repr(frames) == "<partywall.Pool frames: 2 blocks of 1000 bytes on host, 2 free>"
     again = domain.pool("frames", blocks=2, block_bytes=1000, device="host")
     assert (again.name, again.version, again.blocks, again.block_bytes, again.place) == (
@@ -207,7 +207,7 @@ def test_a_zeroed_block_has_no_data_of_earlier_holders(domain, child, socket):
             domain.pool("frames", zeroed=False)
 
 
-def test_blocks_are_not_zeroed_unless_that_is_said(domain, frames):
+def test_blocks_are_zeroed_on_request_only(domain, frames):
     assert not frames.zeroed
     with pytest.raises(pw.WrongPool, match="are not zeroed"):
         domain.pool("frames", zeroed=True)

@@ -187,7 +187,7 @@ def test_a_build_is_committed_once_by_whichever_thread(domain):
         assert sum(pool.map(commit, range(8))) == 1
 
 
-def test_a_forked_child_is_told_to_connect_anew(domain):
+def test_error_in_a_forked_child_says_to_connect_again(domain):
     segment = domain.put("x", np.arange(3))
     with warnings.catch_warnings():
         # Python and jax warn of forks beside threads, which is what this is about.
@@ -394,7 +394,7 @@ def test_a_file_is_put(domain, tmp_path):
         assert put.shape == (3, 4)
 
 
-def test_a_broker_that_ends_is_said_to_be_gone(domain):
+def test_broker_that_ended_is_an_error(domain):
     with domain.put("x", np.arange(3)) as put:
         domain._native.stop_broker(True)
         with pytest.raises(ConnectionError):

@@ -35,7 +35,7 @@ def semaphore(domain):
     opened.close()
 
 
-def test_at_most_so_many_have_a_permit(domain, child):
+def test_no_more_permits_are_held_than_there_are(domain, child):
     s = domain.semaphore("s", 2)
     assert (s.name, s.maximum, s.available, s.waiting) == ("s", 2, 2, 0)
     other = domain.semaphore("s", 2)
@@ -105,7 +105,7 @@ def test_objects_left_open_warn(domain):
         gc.collect()
 
 
-def test_a_closed_one_says_so_and_ends_its_waits(domain, semaphore):
+def test_closed_semaphore_is_an_error_and_ends_its_waits(domain, semaphore):
     other, failed = domain.semaphore("s", 1), []
 
     def wait() -> None:

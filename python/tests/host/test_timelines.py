@@ -131,7 +131,7 @@ def test_any_process_abandons_it(domain):
         assert t.ending == "abandoned"
 
 
-def test_a_closed_one_says_so_and_ends_its_waits(domain):
+def test_closed_semaphore_is_an_error_and_ends_its_waits(domain):
     t = domain.timeline("t")
     failed = []
 
@@ -246,7 +246,7 @@ def test_tasks_wait_beside_each_other(domain):
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
-def test_a_task_hears_of_a_killed_writer(domain, child):
+def test_awaiting_task_gets_an_error_when_the_writer_is_killed(domain, child):
     async def main() -> None:
         with domain.timeline("t") as t:
             waiting = asyncio.create_task(t.wait_async(4, WATCHDOG))
@@ -322,7 +322,7 @@ def test_ctrl_c_ends_a_wait(socket, child, wait):
     assert waiter.end() == 0
 
 
-def test_a_forked_child_is_told_to_connect_anew(domain):
+def test_error_in_a_forked_child_says_to_connect_again(domain):
     writer, t, s = domain.timeline("t", writer=True), domain.timeline("t"), domain.semaphore("s", 2)
     permit, watch, event = s.acquire(), domain.watch(), t.event(1)
     uses = [

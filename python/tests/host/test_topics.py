@@ -417,7 +417,7 @@ def test_a_descriptor_is_readable_while_there_is_something(frames):
                 pass
 
 
-def test_topics_are_as_was_said(domain, frames):
+def test_topic_has_its_options_and_refuses_others(domain, frames):
     assert (frames.name, frames.max_bytes, frames.dtype, frames.depth, frames.held) == ("frames", 1000, None, 4, 4)
     assert (frames.place, frames.version) == ("host", 1)
     assert repr(frames) == "<partywall.Topic frames: samples of any dtype and shape, up to 1000 bytes on host, 0 publishers, 0 subscribers>"
@@ -482,7 +482,7 @@ def test_topics_are_as_was_said(domain, frames):
             frames.subscriber(**wrong)
 
 
-def test_there_is_room_for_so_many(domain):
+def test_limit_on_participants_is_an_error(domain):
     with domain.topic("small", max_bytes=1, publishers=1, subscribers=1, device="host") as small:
         with small.publisher() as publisher, small.subscriber() as subscriber:
             assert repr(publisher) == f"<partywall.Publisher {publisher.id} of small: 0 published>"
@@ -502,7 +502,7 @@ def test_there_is_room_for_so_many(domain):
             )
 
 
-def test_an_evicted_process_is_told(frames, child, socket, domain):
+def test_evicted_process_gets_an_error(frames, child, socket, domain):
     reader = child(
         """
 with pw.connect(socket=sys.argv[1], start=False) as d, d.topic("frames") as frames:
@@ -550,7 +550,7 @@ with pw.connect(socket=sys.argv[1], start=False) as d:
             assert reader.says().startswith("topic 'again' now has version 2, but version 1 was sent")
 
 
-def test_a_forked_child_is_told(frames, child, socket):
+def test_forked_child_gets_an_error(frames, child, socket):
     forker = child(
         """
 import os, warnings

@@ -123,7 +123,7 @@ def test_ps_lists_members_and_what_they_hold(domain, child):
         assert holder.end() == 0
 
 
-def test_an_evicted_process_gets_nothing_any_more(domain, child):
+def test_evicted_process_can_open_nothing(domain, child):
     with domain.put("x", np.zeros(9)) as put, domain.timeline("t") as t:
         holder = child(HOLDER, domain.socket)
         assert holder.says() == "ready"

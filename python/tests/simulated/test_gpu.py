@@ -105,7 +105,7 @@ def test_a_gpu_that_is_not_there_is_no_device(domain):
         domain.create("x", 1, "uint8", "tpu")
 
 
-def test_there_is_only_so_much_memory(domain):
+def test_allocation_beyond_the_memory_is_an_error(domain):
     with pytest.raises(MemoryError, match="cannot allocate 1 TiB") as raised:
         domain.create("x", 1 << 40, "uint8")
     assert (raised.value.cuda_error, raised.value.anchor) == (2, "out-of-memory")

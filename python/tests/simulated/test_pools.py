@@ -28,7 +28,7 @@ def eventually(is_so) -> None:
         time.sleep(0.001)
 
 
-def test_a_block_as_others_take_it(frames):
+def test_another_process_takes_a_block_that_was_sent(frames):
     assert frames.place.startswith("GPU-")
     block = frames.alloc()
     assert block.__dlpack_device__() == (2, 0)
@@ -100,7 +100,7 @@ def test_a_stream_of_a_host_pool(domain):
         eventually(lambda: pool.stats().free == 1)
 
 
-def test_the_gpu_that_is_to_use_it(domain, frames):
+def test_pool_is_on_the_gpu_that_was_named(domain, frames):
     with domain.pool("frames", device="cuda:0") as again:
         assert again.place == frames.place
     with pytest.raises(pw.WrongPool, match="not on host"):

@@ -22,7 +22,7 @@ def run(program: str, *arguments: str, requests: str) -> tuple[list[str], str]:
 
 
 @pytest.mark.parametrize("way", ["memfd", "shared_memory", "legacy", "fds", "partywall", "partywall-gpu"])
-def test_each_way_shares_what_was_written(domain, way):
+def test_every_rival_shares_what_was_written(domain, way):
     arguments = [domain.socket] if way.startswith("partywall") else []
     requests = "2 share 4096\n2 open 4096\n1 open 3000000\n2 share 3000000\n"
     (ready, *samples), errors = run("table.py", way, *arguments, requests=requests)

@@ -76,7 +76,7 @@ with pw.connect(socket=sys.argv[1], start=False) as d, d.open("x") as x, d.timel
 
 
 @pytest.mark.parametrize("wake", [False, True])
-def test_a_host_hears_of_a_stream(writer, timeline, wake):
+def test_host_waits_for_what_a_stream_signals(writer, timeline, wake):
     gate = driver.Gate()
     (writer.signal_on_and_wake if wake else writer.signal_on)(3, gate.stream)
     timeline.wait_announced(3, 0)
@@ -99,7 +99,7 @@ def test_stores_of_kernels_are_promised(writer, timeline):
     timeline.wait(3, WATCHDOG)
 
 
-def test_a_stream_is_whatever_names_one(writer, timeline):
+def test_streams_are_accepted_in_every_form(writer, timeline):
     gate = open_gate()
     writer.signal_on(1)
     writer.signal_on(2, 0)

@@ -121,7 +121,7 @@ def test_a_tensor_of_dlpacks_c_interface_is_taken_without_a_call_of_python(publi
 
 
 @pytest.mark.parametrize("why", ["another stream", "derived", "complex", "refused", "version"])
-def test_it_is_asked_in_python_where_c_does_not_say_enough(publisher, subscriber, why):
+def test_python_interface_is_used_where_the_c_interface_says_too_little(publisher, subscriber, why):
     gate, other = driver.Gate(), driver.Gate()
     for each in (gate, other):
         each.open()
@@ -194,7 +194,7 @@ def test_a_loan_is_published_behind_its_stream(frames, publisher, subscriber):
     eventually(lambda: frames.stats().held == 0)
 
 
-def test_streams_are_ordered_if_that_is_asked_for(frames, publisher):
+def test_streams_are_ordered_on_request(frames, publisher):
     with frames.subscriber(order="stream") as subscriber:
         gate, reader = driver.Gate(), driver.Gate()
         reader.open()
