@@ -215,7 +215,7 @@ fn under_mps_resources_of_killed_processes_are_unproven_until_released() {
     let text = sandbox.run(["status"]).expect(0).text();
     assert!(text.contains("unproven 2 MiB of 1 dead member"), "{text}");
     let gone = sandbox.run(["evict", &pid.to_string()]).expect(5);
-    assert!(gone.stderr.contains("is dead already") && gone.stderr.contains("rm --unproven"), "{gone:?}");
+    assert!(gone.stderr.contains("is already dead") && gone.stderr.contains("rm --unproven"), "{gone:?}");
 
     let freed = sandbox.run(["rm", "--unproven", &pid.to_string()]).expect(0).text();
     assert!(freed.contains(&format!("freed what pid {pid} (")) && freed.contains("1 lease on 2 MiB"), "{freed}");

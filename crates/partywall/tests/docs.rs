@@ -89,7 +89,7 @@ fn queues_of_segments(domain: &Domain, queue: &Queue, input: Block, second: Dura
 #[rustfmt::skip]
 fn queues_worker(domain: &Domain) -> Result<()> {
     let queue = domain.queue("work").timeout(Duration::from_secs(60)).open()?;
-    for task in queue.claims(Duration::from_secs(60)) {              // ends when none comes for so long
+    for task in queue.claims(Duration::from_secs(60)) {              // ends when no task comes for a minute
         let mut task = task?;
         let roots: Vec<f32> = task.inputs()[0].as_slice::<f32>()?.iter().map(|value| value.sqrt()).collect();
         task.output_mut()?.as_mut_slice::<f32>()?.copy_from_slice(&roots);

@@ -146,7 +146,7 @@ impl Topic {
     /// Joins the topic as a publisher.
     ///
     /// # Errors
-    /// [`TopicLimit::Publishers`](crate::error::TopicLimit::Publishers); [`Gone::Evicted`]; [`Unreachable::Forked`].
+    /// [`TopicLimit::Publishers`]; [`Gone::Evicted`]; [`Unreachable::Forked`].
     pub fn publisher(&self) -> Result<Publisher> {
         Publisher::join(self.open.clone())
     }
@@ -154,7 +154,7 @@ impl Topic {
     /// Joins the topic as a subscriber that first receives the topic's [history](TopicOptions::history).
     ///
     /// # Errors
-    /// [`TopicLimit::Subscribers`](crate::error::TopicLimit::Subscribers); [`Gone::Evicted`]; [`Unreachable::Forked`].
+    /// [`TopicLimit::Subscribers`]; [`Gone::Evicted`]; [`Unreachable::Forked`].
     pub fn subscriber(&self, policy: Policy) -> Result<Subscriber> {
         self.subscribe(policy).join()
     }
