@@ -17,8 +17,8 @@ use crate::{Context, failure::Failure};
 /// The arguments of the command.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Answer requests over HTTP at this address until Ctrl-C, instead of printing once; port 0 takes a free port
-    #[arg(long, value_name = "ADDRESS", num_args = 0..=1, require_equals = false, default_missing_value = "127.0.0.1:9464")]
+    /// Answer requests over HTTP until Ctrl-C, instead of printing once; port 0 takes a free port [default: 127.0.0.1:9464]
+    #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = "127.0.0.1:9464")]
     listen: Option<SocketAddr>,
     /// How many names and how many members have series of their own; the rest are in the sums only
     #[arg(long, value_name = "NUMBER", default_value_t = 1000)]
