@@ -132,10 +132,12 @@ pub(super) fn greet(call: OwnedFd, path: &Path, role: Role) -> Result<Greeted> {
     let hello = ClientHello { command: command_line(), operator, simulated: is_simulated(), resume };
     let hello = handshake::encode(&Speaker::new(VERSION), &hello, pidfds.len()).map_err(protocol)?;
     let gone = |_| Error::Unreachable(Unreachable::Gone { socket: path.to_owned() });
-    send(&call, &hello, &pidfds).map_err(|errno| match errno {
-        Errno::TOOMANYREFS => Error::descriptors_in_flight(),
-        errno => gone(errno),
-    })?;
+    match send(&call, &hello, &pidfds) {
+        // A broker that refuses a connection at once closes it without reading. The reason waits to be read.
+        Ok(_) | Err(Errno::PIPE | Errno::CONNRESET) => {}
+        Err(Errno::TOOMANYREFS) => return Err(Error::descriptors_in_flight()),
+        Err(errno) => return Err(gone(errno)),
+    }
 
     let deadline = Instant::now() + TIMEOUT;
     let mut inbox = Inbox::new();
@@ -273,4 +275,28 @@ fn run(command: &mut Command) -> Result<(), String> {
     }
     let said = said.trim();
     Err(if said.is_empty() { status.to_string() } else { said.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use partywall_wire::{BrokerHello, Limit};
+
+    use super::*;
+
+    #[test]
+    fn refusal_reaches_a_client_that_had_not_yet_sent() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("broker.sock");
+        let listener = socket::listen(&path).unwrap();
+        let location = Location { socket: path.clone(), domain: "test".into(), is_given: true };
+        let call = open(&location).unwrap();
+        let theirs = socket::accept(&listener).unwrap().unwrap();
+        let refusal = Refusal::Limit { limit: Limit::Fds, allowed: 7, needed: 8 };
+        let hello = BrokerHello { outcome: Err(refusal) };
+        socket::send(&theirs, &handshake::encode(&Speaker::new(VERSION), &hello, 0).unwrap(), &[]).unwrap();
+        drop(theirs);
+
+        let error = greet(call, &path, Role::Operator).unwrap_err();
+        assert!(matches!(error, Error::LimitReached(LimitReached::Broker { .. })), "{error}");
+    }
 }
