@@ -65,7 +65,7 @@ impl Registry {
         before: &mut Effects,
     ) -> Decision {
         let (queue, object) = self.queue_of(member, queue)?;
-        let held = self.leases.get(&segment).filter(|lease| lease.member == member).ok_or(STALE_LEASE)?;
+        let held = self.version_lease(member, segment)?;
         let name = held.name.clone();
         let version = held.version;
         let found = self.version(&name, version).ok_or(STALE_LEASE)?;
@@ -174,7 +174,7 @@ impl Registry {
 
     /// The queue that a member's lease is on, and its control memory.
     fn queue_of(&self, member: MemberId, lease: LeaseId) -> Result<(QueueId, FdId), Refused> {
-        let held = self.leases.get(&lease).filter(|lease| lease.member == member).ok_or(STALE_LEASE)?;
+        let held = self.version_lease(member, lease)?;
         let control = self.version(&held.name, held.version).and_then(|version| version.memory.control);
         match control.filter(|control| control.shape.queue.is_some()).and_then(|control| control.object) {
             Some(object) => Ok(((held.name.clone(), held.version), object.fd)),

@@ -8,7 +8,7 @@ use super::{
     effect::{Answer, Effect, Effects, Refused},
     event::Growth,
     segments::limit,
-    state::{Lease, Version, Want},
+    state::{Version, VersionLease, Want},
     types::{LeaseId, Limit, MemberId, Memory, Name, NoGrowth, RequestId},
 };
 
@@ -110,7 +110,7 @@ impl Registry {
     fn notify_growth_waiters(&mut self, name: &Name, version: u64, outcome: impl Fn() -> Decision, out: &mut Effects) {
         let Some(entry) = self.entries.get(name) else { return };
         let waiting = entry.waits.values().filter(|wait| match wait.want {
-            Want::Growth(lease) => self.leases.get(&lease).is_some_and(|lease| lease.version == version),
+            Want::Growth(lease) => self.version_leases.get(&lease).is_some_and(|lease| lease.version == version),
             _ => false,
         });
         for (member, ticket) in waiting.map(|wait| (wait.member, wait.ticket)).collect::<Vec<_>>() {
@@ -119,8 +119,8 @@ impl Registry {
     }
 
     /// Returns a member's lease and its version.
-    fn held(&self, member: MemberId, lease: LeaseId) -> Result<(&Lease, &Version), Refused> {
-        let lease = self.leases.get(&lease).filter(|lease| lease.member == member).ok_or(STALE_LEASE)?;
+    fn held(&self, member: MemberId, lease: LeaseId) -> Result<(&VersionLease, &Version), Refused> {
+        let lease = self.version_lease(member, lease)?;
         Ok((lease, self.version(&lease.name, lease.version).ok_or(STALE_LEASE)?))
     }
 }

@@ -59,10 +59,10 @@ pub(crate) use types::{Bounds, CloseId, FdId, MemberId, RequestId};
 
 use cells::Cells;
 use effect::Handle;
-use objects::Hold;
+use objects::ObjectLease;
 use segments::limit;
 use semaphores::Semaphore;
-use state::{Claim, Entry, Lease, Life, Member, PendingClose, Rows, Totals, Version};
+use state::{Claim, Entry, Life, Member, PendingClose, Rows, Totals, Version, VersionLease};
 use timelines::Timeline;
 use tombstones::Tombstones;
 use types::{ClaimId, Ending, LeaseId, Limit, Millis, Name, Place, TimelineEnding, WaitId};
@@ -76,12 +76,12 @@ pub(crate) struct Registry {
     rows: Rows,
     /// Entries with a version, a claim or a waiting request; others are removed ([`Registry::drop_unreferenced`]).
     entries: BTreeMap<Name, Entry>,
-    leases: BTreeMap<LeaseId, Lease>,
+    version_leases: BTreeMap<LeaseId, VersionLease>,
     claims: BTreeMap<ClaimId, Claim>,
     timelines: BTreeMap<Name, Timeline>,
     semaphores: BTreeMap<Name, Semaphore>,
     /// Leases on timelines and semaphores.
-    holds: BTreeMap<LeaseId, Hold>,
+    object_leases: BTreeMap<LeaseId, ObjectLease>,
     cells: Cells,
     /// Always equal to a recount.
     totals: Totals,
@@ -143,11 +143,11 @@ impl Registry {
             members: BTreeMap::new(),
             rows: Rows::default(),
             entries: BTreeMap::new(),
-            leases: BTreeMap::new(),
+            version_leases: BTreeMap::new(),
             claims: BTreeMap::new(),
             timelines: BTreeMap::new(),
             semaphores: BTreeMap::new(),
-            holds: BTreeMap::new(),
+            object_leases: BTreeMap::new(),
             cells: Cells::default(),
             totals: Totals::default(),
             deaths: 0,
@@ -351,11 +351,11 @@ impl Registry {
     /// grant a lease that the member never learns of, so the answer names what the first execution created. Requests
     /// that create nothing are simply executed again.
     fn outcome_of_repeated(&self, member: MemberId, request: RequestId, call: &Call) -> Option<Granted> {
-        let made = |lease: &&LeaseId| self.leases.get(lease).is_some_and(|l| l.origin == request);
+        let made = |lease: &&LeaseId| self.version_leases.get(lease).is_some_and(|l| l.origin == request);
         match call {
-            Call::Commit(_) => self.committed_by(*self.members.get(&member)?.leases.iter().find(made)?),
+            Call::Commit(_) => self.committed_by(*self.members.get(&member)?.version_leases.iter().find(made)?),
             Call::Open(_) | Call::OpenOrBuild { .. } | Call::OpenAttached { .. } => {
-                if let Some(id) = self.members.get(&member)?.leases.iter().find(made) {
+                if let Some(id) = self.members.get(&member)?.version_leases.iter().find(made) {
                     return self.opened(*id);
                 }
                 let claims = &self.members.get(&member)?.claims;
@@ -363,13 +363,13 @@ impl Registry {
                 claims.iter().find(made).map(|id| Answer::Build { claim: *id }.into())
             }
             Call::Grow(growth) => {
-                let lease = self.leases.get(&growth.lease).filter(|lease| lease.member == member)?;
+                let lease = self.version_leases.get(&growth.lease).filter(|lease| lease.member == member)?;
                 let version = self.version(&lease.name, lease.version)?;
                 (version.owner == Some(growth.lease) && version.grown_by == Some(request)).then(|| Answer::Done.into())
             }
             Call::Attach { queue, .. } => self.attached_by(member, request, *queue),
-            Call::OpenTimeline(open) => self.opened_timeline(self.held_since(member, request)?, open.slabs),
-            Call::OpenSemaphore(_) => self.opened_semaphore(self.held_since(member, request)?),
+            Call::OpenTimeline(open) => self.opened_timeline(self.object_lease_of(member, request)?, open.slabs),
+            Call::OpenSemaphore(_) => self.opened_semaphore(self.object_lease_of(member, request)?),
             Call::AbandonTimeline { .. } => {
                 (self.members.get(&member)?.abandoned == Some(request)).then(|| Answer::Done.into())
             }

@@ -17,18 +17,18 @@ use super::{
     types::{CellId, FdId, LeaseId, MemberId, Name, ObjectKind, RequestId, TimelineEnding},
 };
 
-/// A member's hold on a timeline or semaphore.
+/// A member's lease on a timeline or semaphore.
 #[derive(Debug)]
-pub(super) struct Hold {
+pub(super) struct ObjectLease {
     pub(super) member: MemberId,
     /// The request that created it.
     pub(super) origin: RequestId,
-    pub(super) what: What,
+    pub(super) object: LeasedObject,
 }
 
-/// The held object.
+/// The object of a lease.
 #[derive(Debug)]
-pub(super) enum What {
+pub(super) enum LeasedObject {
     /// A timeline, with the cells that this lease has led to. The last cell is the one that the member uses now.
     Timeline { name: Name, cells: Vec<CellId> },
     /// A semaphore.
@@ -62,53 +62,53 @@ impl Registry {
         }
     }
 
-    /// Gives a member a lease.
-    pub(super) fn hold(&mut self, member: MemberId, origin: RequestId, what: What) -> LeaseId {
+    /// Gives a member a lease on a timeline or semaphore.
+    pub(super) fn lease_object(&mut self, member: MemberId, origin: RequestId, object: LeasedObject) -> LeaseId {
         self.last_lease += 1;
         let id = LeaseId(self.last_lease);
         if let Some(record) = self.members.get_mut(&member) {
-            record.holds.insert(id);
+            record.object_leases.insert(id);
         }
-        self.holds.insert(id, Hold { member, origin, what });
+        self.object_leases.insert(id, ObjectLease { member, origin, object });
         id
     }
 
-    /// Gives a lease back.
-    pub(super) fn release_hold(&mut self, member: MemberId, lease: LeaseId, out: &mut Effects) -> Decision {
-        self.holds.get(&lease).filter(|hold| hold.member == member).ok_or(STALE_LEASE)?;
+    /// Gives back a lease on a timeline or semaphore.
+    pub(super) fn release_object_lease(&mut self, member: MemberId, lease: LeaseId, out: &mut Effects) -> Decision {
+        self.object_leases.get(&lease).filter(|held| held.member == member).ok_or(STALE_LEASE)?;
         if self.members.get(&member).is_some_and(|record| record.lost_context) {
             // As with a lease on memory, only the end of the process proves that its work is over.
             self.end_timeline_of(lease, TimelineEnding::Closed, out);
-        } else if let (Some(semaphore), Some(row)) = (self.drop_hold(lease, out), self.row(member)) {
+        } else if let (Some(semaphore), Some(row)) = (self.drop_object_lease(lease, out), self.row(member)) {
             out.push(Effect::Return { control: semaphore, row });
         }
         Ok(Answer::Done.into())
     }
 
-    /// Drops a lease. Returns the memory of the semaphore if the member's permits there have to be returned.
-    pub(super) fn drop_hold(&mut self, lease: LeaseId, out: &mut Effects) -> Option<FdId> {
-        let Hold { member, what, .. } = self.holds.remove(&lease)?;
+    /// Drops a lease on a timeline or semaphore. Returns the memory of the semaphore if the member's permits there have to be returned.
+    pub(super) fn drop_object_lease(&mut self, lease: LeaseId, out: &mut Effects) -> Option<FdId> {
+        let ObjectLease { member, object, .. } = self.object_leases.remove(&lease)?;
         if let Some(record) = self.members.get_mut(&member) {
-            record.holds.remove(&lease);
+            record.object_leases.remove(&lease);
         }
-        match what {
-            What::Timeline { name, cells } => {
+        match object {
+            LeasedObject::Timeline { name, cells } => {
                 self.drop_timeline_lease(member, lease, &name, cells, out);
                 None
             }
-            What::Semaphore { name } => self.drop_semaphore_lease(member, &name, out),
+            LeasedObject::Semaphore { name } => self.drop_semaphore_lease(member, &name, out),
         }
     }
 
-    /// Returns the lease that a request of a member created, if it created one.
-    pub(super) fn held_since(&self, member: MemberId, request: RequestId) -> Option<LeaseId> {
-        let made = |lease: &&LeaseId| self.holds.get(lease).is_some_and(|hold| hold.origin == request);
-        self.members.get(&member)?.holds.iter().find(made).copied()
+    /// Returns the lease on a timeline or semaphore that a request of a member created, if it created one.
+    pub(super) fn object_lease_of(&self, member: MemberId, request: RequestId) -> Option<LeaseId> {
+        let made = |lease: &&LeaseId| self.object_leases.get(lease).is_some_and(|held| held.origin == request);
+        self.members.get(&member)?.object_leases.iter().find(made).copied()
     }
 
     /// Returns the pid of the process that has a lease.
     pub(super) fn holder_pid(&self, lease: LeaseId) -> Option<u32> {
-        Some(self.members.get(&self.holds.get(&lease)?.member)?.identity.pid)
+        Some(self.members.get(&self.object_leases.get(&lease)?.member)?.identity.pid)
     }
 
     /// Returns a page of timelines, then of semaphores.

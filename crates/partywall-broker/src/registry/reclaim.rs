@@ -188,7 +188,7 @@ impl Registry {
     /// blocks.
     pub(super) fn detach_objects(&self, member: MemberId, ending: TimelineEnding, out: &mut Effects) {
         let Some(record) = self.members.get(&member) else { return };
-        let held = record.leases.iter().filter_map(|lease| self.leases.get(lease));
+        let held = record.version_leases.iter().filter_map(|lease| self.version_leases.get(lease));
         let objects = held.filter_map(|lease| self.version(&lease.name, lease.version)?.memory.control?.object);
         let objects: BTreeSet<_> = objects.map(|memory| memory.fd).collect();
         out.extend(objects.into_iter().map(|object| Effect::Detach { object, row: record.row, ending }));
@@ -197,10 +197,10 @@ impl Registry {
     fn drop_leases(&mut self, member: MemberId, out: &mut Effects) {
         let Some(record) = self.members.get(&member) else { return };
         let row = record.row;
-        let holds = record.holds.clone();
-        let leases = record.leases.clone();
-        let mut control: Vec<_> = holds.into_iter().filter_map(|lease| self.drop_hold(lease, out)).collect();
-        let pools = leases.into_iter().filter_map(|lease| self.drop_lease(lease, out));
+        let holds = record.object_leases.clone();
+        let leases = record.version_leases.clone();
+        let mut control: Vec<_> = holds.into_iter().filter_map(|lease| self.drop_object_lease(lease, out)).collect();
+        let pools = leases.into_iter().filter_map(|lease| self.drop_version_lease(lease, out));
         control.extend(pools.map(|control| control.slot_table()));
         if !control.is_empty() {
             self.uncleared += 1;

@@ -10,7 +10,7 @@ use super::{
     Decision, Granted, Registry,
     effect::{Answer, Counts, Holder, Info, MemberRow, NameRow, Refused, RowOwner, VersionRow},
     event::Identity,
-    objects::What,
+    objects::LeasedObject,
     state::{Entry, Life, Member, Version},
     types::{MemberId, MemberState, Millis, Name, Place},
 };
@@ -80,16 +80,19 @@ impl Registry {
     }
 
     fn member_row(&self, id: MemberId, member: &Member) -> MemberRow {
-        let held = || member.holds.iter().filter_map(|lease| Some((*lease, &self.holds.get(lease)?.what)));
-        let written = held().filter(|(lease, what)| match what {
-            What::Timeline { name, .. } => self.timelines.get(name).is_some_and(|line| line.writer == Some(*lease)),
-            What::Semaphore { .. } => false,
+        let held =
+            || member.object_leases.iter().filter_map(|lease| Some((*lease, &self.object_leases.get(lease)?.object)));
+        let written = held().filter(|(lease, object)| match object {
+            LeasedObject::Timeline { name, .. } => {
+                self.timelines.get(name).is_some_and(|line| line.writer == Some(*lease))
+            }
+            LeasedObject::Semaphore { .. } => false,
         });
-        let semaphores = held().filter_map(|(_, what)| match what {
-            What::Semaphore { name } => Some(self.semaphores.get(name)?.memory.fd),
-            What::Timeline { .. } => None,
+        let semaphores = held().filter_map(|(_, object)| match object {
+            LeasedObject::Semaphore { name } => Some(self.semaphores.get(name)?.memory.fd),
+            LeasedObject::Timeline { .. } => None,
         });
-        let versions = member.leases.iter().filter_map(|lease| self.leases.get(lease));
+        let versions = member.version_leases.iter().filter_map(|lease| self.version_leases.get(lease));
         let pools = versions.filter_map(|l| Some(self.version(&l.name, l.version)?.memory.control?.slot_table()));
         MemberRow {
             state: member.state(),
@@ -131,7 +134,7 @@ impl Registry {
             versions: self.totals.versions,
             timelines: self.timelines.len() as u64,
             semaphores: self.semaphores.len() as u64,
-            leases: (self.leases.len() + self.holds.len()) as u64,
+            leases: (self.version_leases.len() + self.object_leases.len()) as u64,
             unproven,
             unproven_bytes,
             deaths: self.deaths,

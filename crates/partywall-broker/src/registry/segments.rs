@@ -8,7 +8,7 @@ use super::{
     effect::{Answer, Effect, Effects, Opened, Refused},
     event::{Commit, Open},
     near::near,
-    state::{Entry, Lease, Member, PendingVersion, Version, Want},
+    state::{Entry, Member, PendingVersion, Version, VersionLease, Want},
     tombstones::Tombstone,
     types::{Access, BlockControl, Change, Ending, LeaseId, Lifetime, Limit, MemberId, Name, Named, RequestId},
 };
@@ -60,7 +60,7 @@ impl Registry {
             self.log(named, &name, Change::Created { pid: committer });
         }
         self.log(named, &name, Change::Committed { version: number, bytes, pid: committer });
-        let lease = self.lease(member, &name, number, request);
+        let lease = self.lease_version(member, &name, number, request);
         if let Some(version) = self.version_mut(&name, number) {
             version.owner = Some(lease);
         }
@@ -73,7 +73,7 @@ impl Registry {
 
     /// Returns the answer to a commit.
     pub(super) fn committed_by(&self, lease: LeaseId) -> Option<Granted> {
-        let held = self.leases.get(&lease)?;
+        let held = self.version_leases.get(&lease)?;
         let control = self.version(&held.name, held.version)?.memory.control;
         let fds = control.iter().flat_map(BlockControl::created).map(|created| created.fd).collect();
         Some(Granted(Answer::Committed { version: held.version, lease }, fds))
@@ -143,13 +143,13 @@ impl Registry {
             return Err(Refused::ReadOnly { name: name.clone(), version: number });
         }
         self.check_leases(member)?;
-        let lease = self.lease(member, name, number, request);
+        let lease = self.lease_version(member, name, number, request);
         self.opened(lease).ok_or(STALE_LEASE)
     }
 
     /// Returns the answer for a lease.
     pub(super) fn opened(&self, id: LeaseId) -> Option<Granted> {
-        let lease = self.leases.get(&id)?;
+        let lease = self.version_leases.get(&id)?;
         let version = self.version(&lease.name, lease.version)?;
         let memory = Arc::clone(&version.memory);
         let growths = version.growths;
@@ -167,16 +167,16 @@ impl Registry {
         leaves_name: bool,
         out: &mut Effects,
     ) -> Decision {
-        if self.holds.contains_key(&lease) {
-            return self.release_hold(member, lease, out);
+        if self.object_leases.contains_key(&lease) {
+            return self.release_object_lease(member, lease, out);
         }
-        self.leases.get(&lease).filter(|l| l.member == member).ok_or(STALE_LEASE)?;
+        self.version_lease(member, lease)?;
         if !(leaves_name && self.leave_name(member, lease)) {
             self.withdraw_if_owned_by(lease, Ending::Withdrawn, member, out);
         }
         // Without its context a process cannot know which of its work still runs. Only its end proves that none does.
         if self.members.get(&member).is_none_or(|record| !record.lost_context)
-            && let Some(control) = self.drop_lease(lease, out)
+            && let Some(control) = self.drop_version_lease(lease, out)
             && let Some(row) = self.row(member)
         {
             out.push(Effect::Return { control: control.slot_table(), row });
@@ -187,7 +187,7 @@ impl Registry {
     /// Makes the member itself keep the name of an owned version whose committer's lease it gives back. Returns false
     /// if the lease owns no name, or if the memory is legacy memory, which only its publisher keeps.
     fn leave_name(&mut self, member: MemberId, lease: LeaseId) -> bool {
-        let Some(held) = self.leases.get(&lease) else { return false };
+        let Some(held) = self.version_leases.get(&lease) else { return false };
         let name = held.name.clone();
         let number = held.version;
         let Some(entry) = self.entries.get_mut(&name).filter(|entry| entry.latest == Some(number)) else {
@@ -206,7 +206,7 @@ impl Registry {
     /// Withdraws all names that a member owns.
     pub(super) fn withdraw_names(&mut self, member: MemberId, ending: Ending, by: MemberId, out: &mut Effects) {
         let Some(record) = self.members.get(&member) else { return };
-        let leases = record.leases.clone();
+        let leases = record.version_leases.clone();
         let names = record.names.clone();
         for lease in leases {
             self.withdraw_if_owned_by(lease, ending, by, out);
@@ -258,7 +258,7 @@ impl Registry {
     /// Withdraws what the committer's lease owns: the name if this is its latest version; or an older version of legacy
     /// memory, because its publisher may free that memory from now on.
     pub(super) fn withdraw_if_owned_by(&mut self, lease: LeaseId, ending: Ending, by: MemberId, out: &mut Effects) {
-        let Some(held) = self.leases.get(&lease) else { return };
+        let Some(held) = self.version_leases.get(&lease) else { return };
         let name = held.name.clone();
         let number = held.version;
         let Some(entry) = self.entries.get_mut(&name) else { return };
@@ -274,7 +274,7 @@ impl Registry {
     }
 
     /// Gives `member` a lease on a version that exists.
-    fn lease(&mut self, member: MemberId, name: &Name, version: u64, origin: RequestId) -> LeaseId {
+    fn lease_version(&mut self, member: MemberId, name: &Name, version: u64, origin: RequestId) -> LeaseId {
         self.last_lease += 1;
         let id = LeaseId(self.last_lease);
         let mut bytes = 0;
@@ -287,17 +287,18 @@ impl Registry {
             }
         }
         if let Some(record) = self.members.get_mut(&member) {
-            record.leases.insert(id);
+            record.version_leases.insert(id);
             record.bytes = record.bytes.saturating_add(bytes);
         }
-        self.leases.insert(id, Lease { member, name: name.clone(), version, origin, awaited_by: Vec::new() });
+        self.version_leases
+            .insert(id, VersionLease { member, name: name.clone(), version, origin, awaited_by: Vec::new() });
         id
     }
 
     /// Ends a lease and refuses the requests that wait by it. Returns the control memory in which the member's blocks
     /// have to be returned.
-    pub(super) fn drop_lease(&mut self, id: LeaseId, out: &mut Effects) -> Option<BlockControl> {
-        let lease = self.leases.remove(&id)?;
+    pub(super) fn drop_version_lease(&mut self, id: LeaseId, out: &mut Effects) -> Option<BlockControl> {
+        let lease = self.version_leases.remove(&id)?;
         for ticket in &lease.awaited_by {
             self.conclude(lease.member, *ticket, Err(STALE_LEASE), out);
         }
@@ -319,7 +320,7 @@ impl Registry {
             is_last = version.leases == 0 && version.memory.lifetime == Lifetime::Shared;
         }
         if let Some(record) = self.members.get_mut(&lease.member) {
-            record.leases.remove(&id);
+            record.version_leases.remove(&id);
             record.bytes = record.bytes.saturating_sub(bytes);
         }
         if owned {
@@ -409,6 +410,11 @@ impl Registry {
 
     pub(super) fn version_mut(&mut self, name: &Name, number: u64) -> Option<&mut Version> {
         self.entries.get_mut(name)?.versions.get_mut(&number)
+    }
+
+    /// Returns a member's lease on a version.
+    pub(super) fn version_lease(&self, member: MemberId, lease: LeaseId) -> Result<&VersionLease, Refused> {
+        self.version_leases.get(&lease).filter(|held| held.member == member).ok_or(STALE_LEASE)
     }
 
     pub(super) fn check_leases(&self, member: MemberId) -> Result<(), Refused> {

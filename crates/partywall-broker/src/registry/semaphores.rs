@@ -7,7 +7,7 @@ use super::{
     Decision, Granted, Registry, STALE_LEASE,
     effect::{Answer, Effect, Effects, Refused},
     event::OpenSemaphore,
-    objects::What,
+    objects::LeasedObject,
     segments::limit,
     types::{Change, ControlMemory, FdId, LeaseId, Limit, MemberId, Name, Named, RequestId},
 };
@@ -45,7 +45,7 @@ impl Registry {
         if let Some(semaphore) = self.semaphores.get_mut(&name) {
             *semaphore.holders.entry(member).or_default() += 1;
         }
-        let lease = self.hold(member, request, What::Semaphore { name });
+        let lease = self.lease_object(member, request, LeasedObject::Semaphore { name });
         self.opened_semaphore(lease).ok_or(STALE_LEASE)
     }
 
@@ -96,7 +96,7 @@ impl Registry {
 
     /// Returns the answer for a lease on a semaphore.
     pub(super) fn opened_semaphore(&self, lease: LeaseId) -> Option<Granted> {
-        let What::Semaphore { name } = &self.holds.get(&lease)?.what else { return None };
+        let LeasedObject::Semaphore { name } = &self.object_leases.get(&lease)?.object else { return None };
         let semaphore = self.semaphores.get(name)?;
         Some(Granted(Answer::Semaphore { lease, maximum: semaphore.maximum }, vec![semaphore.memory.fd]))
     }

@@ -29,11 +29,11 @@ pub(super) struct Member {
     /// The highest request number seen. A request with this number or a lower one is a repetition.
     pub(super) last_request: RequestId,
     /// Leases on versions.
-    pub(super) leases: BTreeSet<LeaseId>,
+    pub(super) version_leases: BTreeSet<LeaseId>,
     /// Versions whose names it keeps without a lease, until the versions are closed.
     pub(super) names: BTreeSet<(Name, u64)>,
     /// Leases on timelines and semaphores.
-    pub(super) holds: BTreeSet<LeaseId>,
+    pub(super) object_leases: BTreeSet<LeaseId>,
     /// Cells that it and its streams may store in.
     pub(super) cells: BTreeSet<CellId>,
     /// The last request that abandoned a timeline.
@@ -55,9 +55,9 @@ impl Member {
             lost_context: false,
             eviction: None,
             last_request: RequestId(0),
-            leases: BTreeSet::new(),
+            version_leases: BTreeSet::new(),
             names: BTreeSet::new(),
-            holds: BTreeSet::new(),
+            object_leases: BTreeSet::new(),
             cells: BTreeSet::new(),
             abandoned: None,
             claims: BTreeSet::new(),
@@ -76,7 +76,7 @@ impl Member {
 
     /// Returns the number of leases of every kind.
     pub(super) fn all_leases(&self) -> u64 {
-        (self.leases.len() + self.holds.len()) as u64
+        (self.version_leases.len() + self.object_leases.len()) as u64
     }
 
     /// Returns the state that listings show.
@@ -234,9 +234,9 @@ impl Version {
     }
 }
 
-/// A member's hold on a version.
+/// A member's lease on a version.
 #[derive(Debug)]
-pub(super) struct Lease {
+pub(super) struct VersionLease {
     pub(super) member: MemberId,
     pub(super) name: Name,
     pub(super) version: u64,

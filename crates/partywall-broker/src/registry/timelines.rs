@@ -12,7 +12,7 @@ use super::{
     effect::{Answer, Effect, Effects, OpenedTimeline, Refused},
     event::OpenTimeline,
     near::near,
-    objects::What,
+    objects::LeasedObject,
     segments::limit,
     types::{
         CellAt, CellId, Change, ControlMemory, LeaseId, Limit, MemberId, Name, Named, ObjectKind, RequestId,
@@ -70,7 +70,8 @@ impl Registry {
         let present = timeline.present;
         *timeline.holders.entry(member).or_default() += 1;
         self.cells.add_use(present);
-        let lease = self.hold(member, request, What::Timeline { name: name.clone(), cells: vec![present] });
+        let lease =
+            self.lease_object(member, request, LeasedObject::Timeline { name: name.clone(), cells: vec![present] });
         if writer {
             self.begin_writing(present, member, lease);
             if let Some(timeline) = self.timelines.get_mut(&name) {
@@ -107,8 +108,8 @@ impl Registry {
 
     /// Returns the present incarnation of a timeline, for a member that may have seen the former one end.
     pub(super) fn follow_timeline(&mut self, member: MemberId, lease: LeaseId, slabs: u32) -> Decision {
-        let hold = self.holds.get_mut(&lease).filter(|hold| hold.member == member).ok_or(STALE_LEASE)?;
-        let What::Timeline { name, cells } = &mut hold.what else { return Err(STALE_LEASE) };
+        let held = self.object_leases.get_mut(&lease).filter(|held| held.member == member).ok_or(STALE_LEASE)?;
+        let LeasedObject::Timeline { name, cells } = &mut held.object else { return Err(STALE_LEASE) };
         let present = self.timelines.get(name).ok_or(STALE_LEASE)?.present;
         // The lease keeps the former cells, because enqueued work of the member may still wait for them.
         if cells.last() != Some(&present) {
@@ -141,14 +142,16 @@ impl Registry {
     /// Ends the incarnations that a member writes.
     pub(super) fn end_timelines_of(&mut self, member: MemberId, ending: TimelineEnding, out: &mut Effects) {
         let Some(record) = self.members.get(&member) else { return };
-        for lease in record.holds.iter().copied().collect::<Vec<_>>() {
+        for lease in record.object_leases.iter().copied().collect::<Vec<_>>() {
             self.end_timeline_of(lease, ending, out);
         }
     }
 
     /// Ends the incarnation that a lease signals, if it signals one.
     pub(super) fn end_timeline_of(&mut self, lease: LeaseId, ending: TimelineEnding, out: &mut Effects) {
-        let Some(What::Timeline { name, .. }) = self.holds.get(&lease).map(|hold| &hold.what) else { return };
+        let Some(LeasedObject::Timeline { name, .. }) = self.object_leases.get(&lease).map(|held| &held.object) else {
+            return;
+        };
         if self.timelines.get(name).is_some_and(|timeline| timeline.writer == Some(lease)) {
             let name = name.clone();
             self.end_timeline(&name, ending, out);
@@ -211,7 +214,7 @@ impl Registry {
 
     /// Returns the answer for a lease on a timeline, with the slabs that a member with `slabs` mapped slabs lacks.
     pub(super) fn opened_timeline(&self, lease: LeaseId, slabs: u32) -> Option<Granted> {
-        let What::Timeline { name, cells } = &self.holds.get(&lease)?.what else { return None };
+        let LeasedObject::Timeline { name, cells } = &self.object_leases.get(&lease)?.object else { return None };
         let id = *cells.last()?;
         let incarnation = self.cells.used.get(&id)?.incarnation;
         let writer = self.timelines.get(name)?.writer == Some(lease);

@@ -42,7 +42,7 @@ impl Registry {
 
     /// Answers as soon as the version behind a lease is withdrawn. A newer version does not count as a withdrawal.
     pub(super) fn await_withdrawal(&mut self, member: MemberId, request: RequestId, id: LeaseId) -> Decision {
-        let lease = self.leases.get(&id).filter(|lease| lease.member == member).ok_or(STALE_LEASE)?;
+        let lease = self.version_lease(member, id)?;
         if self.version(&lease.name, lease.version).is_none_or(|version| version.withdrawn) {
             return Ok(Answer::Withdrawn.into());
         }
@@ -51,9 +51,9 @@ impl Registry {
 
     /// Makes a request wait for a change of the version behind a lease, for as long as the lease exists.
     pub(super) fn wait_by(&mut self, member: MemberId, request: RequestId, id: LeaseId, want: Want) -> Decision {
-        let name = self.leases.get(&id).ok_or(STALE_LEASE)?.name.clone();
+        let name = self.version_leases.get(&id).ok_or(STALE_LEASE)?.name.clone();
         let pending = self.wait(member, request, &name, want)?;
-        if let Some(lease) = self.leases.get_mut(&id) {
+        if let Some(lease) = self.version_leases.get_mut(&id) {
             lease.awaited_by.push(request);
         }
         Ok(pending)
@@ -79,7 +79,7 @@ impl Registry {
     pub(super) fn notify_withdrawn(&mut self, name: &Name, out: &mut Effects) {
         let Some(entry) = self.entries.get(name) else { return };
         let withdrawn = |lease| {
-            let version = self.leases.get(&lease).and_then(|lease| entry.versions.get(&lease.version));
+            let version = self.version_leases.get(&lease).and_then(|lease| entry.versions.get(&lease.version));
             version.is_some_and(|version| version.withdrawn)
         };
         let waiting = entry.waits.values().filter(|w| matches!(w.want, Want::Withdrawal(lease) if withdrawn(lease)));
@@ -113,7 +113,7 @@ impl Registry {
         };
         let wait = self.entries.get_mut(&name)?.waits.remove(&id)?;
         if let Want::Withdrawal(lease) | Want::Growth(lease) = wait.want
-            && let Some(lease) = self.leases.get_mut(&lease)
+            && let Some(lease) = self.version_leases.get_mut(&lease)
         {
             lease.awaited_by.retain(|awaiting| *awaiting != ticket);
         }

@@ -61,11 +61,11 @@ pub(super) fn audit(
             let memory = &version.memory;
             assert!(version.growths == 0 || (memory.mutable && memory.bytes() <= memory.reserved));
             if let Some(owner) = version.owner {
-                let lease = registry.leases.get(&owner).expect("a lease that is given back owns nothing");
+                let lease = registry.version_leases.get(&owner).expect("a lease that is given back owns nothing");
                 assert!(lease.name == *name && lease.version == *number);
             }
             let mut holders = BTreeMap::new();
-            for lease in registry.leases.values().filter(|l| l.name == *name && l.version == *number) {
+            for lease in registry.version_leases.values().filter(|l| l.name == *name && l.version == *number) {
                 *holders.entry(lease.member).or_default() += 1;
             }
             assert_eq!(version.holders, holders);
@@ -91,13 +91,13 @@ pub(super) fn audit(
                 Want::Open { version: Some(version), .. } => assert!(version > entry.last),
                 Want::Build => assert!(entry.latest.is_none() && entry.claim.is_some()),
                 Want::Withdrawal(lease) => {
-                    let lease = &registry.leases[&lease];
+                    let lease = &registry.version_leases[&lease];
                     assert!(lease.member == wait.member && lease.name == *name);
                     assert!(lease.awaited_by.contains(&wait.ticket));
                     assert!(!entry.versions[&lease.version].withdrawn);
                 }
                 Want::Growth(lease) => {
-                    let lease = &registry.leases[&lease];
+                    let lease = &registry.version_leases[&lease];
                     assert!(lease.member == wait.member && lease.name == *name);
                     assert!(lease.awaited_by.contains(&wait.ticket));
                     let version = &entry.versions[&lease.version];
@@ -131,10 +131,10 @@ pub(super) fn audit(
     let mut claimed = 0;
     let mut waits = 0;
     for (id, member) in &registry.members {
-        leases += member.leases.len();
+        leases += member.version_leases.len();
         claimed += member.claims.len();
         waits += member.waits.len();
-        assert!(member.leases.iter().all(|lease| registry.leases[lease].member == *id));
+        assert!(member.version_leases.iter().all(|lease| registry.version_leases[lease].member == *id));
         assert!(member.claims.iter().all(|claim| registry.claims[claim].member == *id));
         assert!(
             !matches!(member.life, Life::Suspect | Life::Unproven) || member.waits.is_empty(),
@@ -145,28 +145,31 @@ pub(super) fn audit(
             assert!(member.doubt().is_some() && member.claims.is_empty());
         }
         let owns = |lease: &LeaseId| {
-            let held = &registry.leases[lease];
+            let held = &registry.version_leases[lease];
             let version = &registry.entries[&held.name].versions[&held.version];
             version.owner == Some(*lease) && version.is_owned() && !version.withdrawn
         };
         let is_latest = |lease: &LeaseId| {
-            let held = &registry.leases[lease];
+            let held = &registry.version_leases[lease];
             registry.entries[&held.name].latest == Some(held.version)
         };
         if member.eviction.is_some() || member.life == Life::Unproven {
-            assert!(!member.leases.iter().any(|lease| owns(lease) && is_latest(lease)), "it owns nothing any more");
+            assert!(
+                !member.version_leases.iter().any(|lease| owns(lease) && is_latest(lease)),
+                "it owns nothing any more"
+            );
         }
         let held: BTreeMap<_, _> = member
-            .leases
+            .version_leases
             .iter()
-            .map(|lease| &registry.leases[lease])
+            .map(|lease| &registry.version_leases[lease])
             .map(|l| ((&l.name, l.version), registry.entries[&l.name].versions[&l.version].memory.bytes()))
             .collect();
         assert_eq!(member.bytes, held.values().sum::<u64>());
     }
     // Every lease, claim and wait belongs to a member, because the numbers agree.
-    assert_eq!((leases, claimed, waits), (registry.leases.len(), registry.claims.len(), waiting.len()));
-    let awaited: usize = registry.leases.values().map(|lease| lease.awaited_by.len()).sum();
+    assert_eq!((leases, claimed, waits), (registry.version_leases.len(), registry.claims.len(), waiting.len()));
+    let awaited: usize = registry.version_leases.values().map(|lease| lease.awaited_by.len()).sum();
     let awaiting = registry
         .entries
         .values()

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::registry::{
     MemberId, Registry,
     cells::Writing,
-    objects::What,
+    objects::LeasedObject,
     types::{CellAt, CellId, Name},
 };
 
@@ -14,21 +14,21 @@ pub(super) fn audit(registry: &Registry, live_cells: &BTreeSet<CellAt>) {
     let mut uses = BTreeMap::<CellId, u64>::new();
     let mut timelines = BTreeMap::<&Name, BTreeMap<MemberId, u64>>::new();
     let mut semaphores = BTreeMap::<&Name, BTreeMap<MemberId, u64>>::new();
-    for (id, hold) in &registry.holds {
-        assert!(registry.members[&hold.member].holds.contains(id), "lease {id} has no holder");
-        assert!(!registry.leases.contains_key(id), "lease {id} is on two things");
-        let holders = match &hold.what {
-            What::Timeline { name, cells } => {
+    for (id, hold) in &registry.object_leases {
+        assert!(registry.members[&hold.member].object_leases.contains(id), "lease {id} has no holder");
+        assert!(!registry.version_leases.contains_key(id), "lease {id} is on two things");
+        let holders = match &hold.object {
+            LeasedObject::Timeline { name, cells } => {
                 assert!(!cells.is_empty() && cells.iter().collect::<BTreeSet<_>>().len() == cells.len());
                 cells.iter().for_each(|cell| *uses.entry(*cell).or_default() += 1);
                 timelines.entry(name).or_default()
             }
-            What::Semaphore { name } => semaphores.entry(name).or_default(),
+            LeasedObject::Semaphore { name } => semaphores.entry(name).or_default(),
         };
         *holders.entry(hold.member).or_default() += 1;
     }
-    let held: usize = registry.members.values().map(|member| member.holds.len()).sum();
-    assert_eq!(held, registry.holds.len());
+    let held: usize = registry.members.values().map(|member| member.object_leases.len()).sum();
+    assert_eq!(held, registry.object_leases.len());
 
     assert!(timelines.keys().copied().eq(registry.timelines.keys()), "a timeline is there as long as a lease is");
     for (name, timeline) in &registry.timelines {
@@ -38,9 +38,9 @@ pub(super) fn audit(registry: &Registry, live_cells: &BTreeSet<CellAt>) {
         assert_eq!(timeline.ended, present.ended);
         if let Some(writer) = timeline.writer {
             assert!(!timeline.ended);
-            let hold = &registry.holds[&writer];
+            let hold = &registry.object_leases[&writer];
             assert_eq!(present.writing, Writing::By(hold.member));
-            assert!(matches!(&hold.what, What::Timeline { cells, .. } if cells.contains(&timeline.present)));
+            assert!(matches!(&hold.object, LeasedObject::Timeline { cells, .. } if cells.contains(&timeline.present)));
         } else {
             assert!(timeline.ended || present.writing == Writing::Over, "{name} has no writer");
         }
@@ -71,7 +71,9 @@ pub(super) fn audit(registry: &Registry, live_cells: &BTreeSet<CellAt>) {
         }
         assert!(cell.ended || cell.writing != Writing::Unobserved);
         if let Some(lease) = cell.writer {
-            assert!(matches!(&registry.holds[&lease].what, What::Timeline { cells, .. } if cells.contains(id)));
+            assert!(
+                matches!(&registry.object_leases[&lease].object, LeasedObject::Timeline { cells, .. } if cells.contains(id))
+            );
         }
     }
     assert!(uses.keys().all(|id| cells.used.contains_key(id)));

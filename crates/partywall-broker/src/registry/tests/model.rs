@@ -104,7 +104,7 @@ impl Edition {
 }
 
 #[derive(Debug)]
-pub(super) struct Hold {
+pub(super) struct VersionLease {
     pub(super) id: LeaseId,
     pub(super) member: MemberId,
     name: Name,
@@ -112,7 +112,7 @@ pub(super) struct Hold {
     origin: RequestId,
 }
 
-/// A queue's hold on a segment.
+/// A segment that a queue holds.
 #[derive(Debug)]
 struct Tie {
     queue: (Name, u64),
@@ -172,8 +172,8 @@ pub(super) struct Model {
     pub(super) now: u64,
     /// The highest version number of each name that has an edition.
     numbers: BTreeMap<Name, u64>,
-    pub(super) holds: Vec<Hold>,
-    /// Segments that queues hold.
+    pub(super) version_leases: Vec<VersionLease>,
+    /// Segments that queues held.
     ties: Vec<Tie>,
     /// The numbers that each queue that exists has ever given.
     given: Vec<((Name, u64), u32)>,
@@ -203,7 +203,7 @@ impl Model {
             ends: Vec::new(),
             now: 0,
             numbers: BTreeMap::new(),
-            holds: Vec::new(),
+            version_leases: Vec::new(),
             ties: Vec::new(),
             given: Vec::new(),
             rights: Vec::new(),
@@ -362,20 +362,20 @@ impl Model {
                 Ok(Answer::Done)
             }
             Call::Release { lease } | Call::LeaveName { lease }
-                if self.objects.grips.iter().any(|g| g.id == *lease) =>
+                if self.objects.leases.iter().any(|g| g.id == *lease) =>
             {
-                if !self.objects.grips.iter().any(|g| g.id == *lease && g.member == member) {
+                if !self.objects.leases.iter().any(|g| g.id == *lease && g.member == member) {
                     return Err(Refused::Stale(Handle::Lease));
                 }
                 if self.person(member).lost_context {
                     self.end_line_of(*lease, TimelineEnding::Closed, said);
                 } else {
-                    self.loosen(*lease, said);
+                    self.drop_object_lease(*lease, said);
                 }
                 Ok(Answer::Done)
             }
             Call::Release { lease } | Call::LeaveName { lease } => {
-                if !self.holds.iter().any(|h| h.id == *lease && h.member == member) {
+                if !self.version_leases.iter().any(|h| h.id == *lease && h.member == member) {
                     return Err(Refused::Stale(Handle::Lease));
                 }
                 let left = self.editions.iter_mut().find(|e| {
@@ -399,10 +399,10 @@ impl Model {
                 Ok(Answer::Done)
             }
             Call::AwaitWithdrawal { lease } => {
-                let Some(hold) = self.holds.iter().find(|h| h.id == *lease && h.member == member) else {
+                let Some(held) = self.version_leases.iter().find(|h| h.id == *lease && h.member == member) else {
                     return Err(Refused::Stale(Handle::Lease));
                 };
-                let edition = self.editions.iter().find(|e| e.name == hold.name && e.number == hold.number).unwrap();
+                let edition = self.editions.iter().find(|e| e.name == held.name && e.number == held.number).unwrap();
                 if edition.withdrawn {
                     return Ok(Answer::Withdrawn);
                 }
@@ -445,7 +445,7 @@ impl Model {
                     return Err(self.unknown(name, None));
                 };
                 self.withdraw(name, Ending::Removed, member, said);
-                let held: Vec<_> = self.holds.iter().filter(|h| h.name == *name).collect();
+                let held: Vec<_> = self.version_leases.iter().filter(|h| h.name == *name).collect();
                 let is_held = |e: &&Edition| held.iter().any(|h| h.number == e.number) || self.is_tied(e);
                 let kept = self.editions.iter().filter(|e| e.name == *name).filter(is_held);
                 let bytes_kept = kept.map(|e| e.memory.bytes()).sum();
@@ -540,7 +540,7 @@ impl Model {
                     versions: self.editions.len() as u64,
                     timelines: self.object_counts().0,
                     semaphores: self.object_counts().1,
-                    leases: (self.holds.len() + self.objects.grips.len()) as u64,
+                    leases: (self.version_leases.len() + self.objects.leases.len()) as u64,
                     unproven: self.people.iter().filter(|p| p.life == Life::Unproven).count() as u64,
                     unproven_bytes: self.bytes_of(|holder| self.is_unproven(holder)),
                     deaths: self.deaths,
@@ -630,7 +630,7 @@ impl Model {
             Call::OpenTimeline(open) => self.open_line(member, request, open, said),
             Call::FollowTimeline { lease, .. } => self.follow(member, *lease),
             Call::AbandonTimeline { name } => self.abandon_line(member, request, name, said),
-            Call::OpenSemaphore(open) => self.open_gate(member, request, open, said),
+            Call::OpenSemaphore(open) => self.open_semaphore(member, request, open, said),
             Call::Attach { queue, segment } => self.attach(member, request, *queue, *segment, said),
             Call::DetachSegment(DetachSegment { queue, attachment, in_use }) => {
                 let (queue, _) = self.queue_of(member, *queue)?;
@@ -645,7 +645,7 @@ impl Model {
                 let (queue, _) = self.queue_of(member, *queue)?;
                 let (name, number) = self.tied(&queue, *attachment)?;
                 over(Limit::Leases, self.bounds.leases, self.leases_of(member) + 1)?;
-                let lease = self.hold(member, &name, number, request);
+                let lease = self.lease_version(member, &name, number, request);
                 let edition = self.edition(&name, number);
                 let growths = edition.growths;
                 let memory = Arc::clone(&edition.memory);
@@ -688,7 +688,7 @@ impl Model {
         }
         self.note(named, name, Change::Committed { version: number, bytes: memory.bytes(), pid });
         self.editions.iter_mut().filter(|e| e.name == *name).for_each(|e| e.latest = false);
-        let lease = self.hold(member, name, number, request);
+        let lease = self.lease_version(member, name, number, request);
         self.editions.push(Edition {
             name: name.clone(),
             number,
@@ -717,9 +717,9 @@ impl Model {
     }
 
     pub(super) fn held(&self, member: MemberId, lease: LeaseId) -> Result<&Edition, Refused> {
-        let hold = self.holds.iter().find(|h| h.id == lease && h.member == member);
-        let hold = hold.ok_or(Refused::Stale(Handle::Lease))?;
-        Ok(self.editions.iter().find(|e| e.name == hold.name && e.number == hold.number).unwrap())
+        let held = self.version_leases.iter().find(|h| h.id == lease && h.member == member);
+        let held = held.ok_or(Refused::Stale(Handle::Lease))?;
+        Ok(self.editions.iter().find(|e| e.name == held.name && e.number == held.number).unwrap())
     }
 
     fn attach(
@@ -781,7 +781,7 @@ impl Model {
 
     /// The leases of a member on versions that are meant.
     pub(super) fn holds_on(&self, member: MemberId, is_meant: impl Fn(&Edition) -> bool) -> Vec<LeaseId> {
-        let own = self.holds.iter().filter(|h| h.member == member);
+        let own = self.version_leases.iter().filter(|h| h.member == member);
         own.filter(|h| is_meant(self.edition(&h.name, h.number))).map(|h| h.id).collect()
     }
 
@@ -836,7 +836,7 @@ impl Model {
     fn notify_growth(&mut self, name: &Name, number: u64, outcome: &Outcome, said: &mut Said) {
         for waiting in self.queue.clone() {
             if let For::Growth(lease) = &waiting.for_what
-                && self.holds.iter().any(|h| h.id == *lease && h.name == *name && h.number == number)
+                && self.version_leases.iter().any(|h| h.id == *lease && h.name == *name && h.number == number)
             {
                 self.notify(&waiting, outcome.clone(), said);
             }
@@ -856,7 +856,7 @@ impl Model {
                 return Err(Refused::ReadOnly { name: name.clone(), version: number });
             }
             over(Limit::Leases, self.bounds.leases, self.leases_of(member) + 1)?;
-            let lease = self.hold(member, name, number, request);
+            let lease = self.lease_version(member, name, number, request);
             return Ok(Answer::Opened(Opened { lease, name: name.clone(), version: number, growths, memory }));
         }
         match (self.numbers.get(name), version) {
@@ -870,11 +870,11 @@ impl Model {
     }
 
     fn known(&self, member: MemberId, request: RequestId, call: &Call) -> Option<Answer> {
-        let hold = self.holds.iter().find(|h| h.member == member && h.origin == request);
+        let held = self.version_leases.iter().find(|h| h.member == member && h.origin == request);
         match call {
-            Call::Commit(_) => hold.map(|h| Answer::Committed { version: h.number, lease: h.id }),
+            Call::Commit(_) => held.map(|h| Answer::Committed { version: h.number, lease: h.id }),
             Call::Open(_) | Call::OpenOrBuild { .. } | Call::OpenAttached { .. } => {
-                if let Some(h) = hold {
+                if let Some(h) = held {
                     let edition = self.editions.iter().find(|e| e.name == h.name && e.number == h.number)?;
                     let name = h.name.clone();
                     let growths = edition.growths;
@@ -932,8 +932,8 @@ impl Model {
                 self.notify(&waiting, Err(Refused::Stale(Handle::Lease)), said);
             }
         }
-        let place = self.holds.iter().position(|h| h.id == lease).unwrap();
-        let Hold { member, name, number, .. } = self.holds.remove(place);
+        let place = self.version_leases.iter().position(|h| h.id == lease).unwrap();
+        let VersionLease { member, name, number, .. } = self.version_leases.remove(place);
         if let Some(edition) = self.editions.iter_mut().find(|e| e.owner == Some(lease)) {
             edition.owner = None;
             let name = edition.name.clone();
@@ -941,9 +941,9 @@ impl Model {
             let last = Err(edition.cannot_grow(NoGrowth::CommitterGone));
             self.notify_growth(&name, number, &last, said);
         }
-        let on_it = |h: &&Hold| h.name == name && h.number == number;
-        let is_held = self.holds.iter().any(|h| on_it(&h));
-        let holds_more = self.holds.iter().filter(on_it).any(|h| h.member == member);
+        let on_it = |h: &&VersionLease| h.name == name && h.number == number;
+        let is_held = self.version_leases.iter().any(|h| on_it(&h));
+        let holds_more = self.version_leases.iter().filter(on_it).any(|h| h.member == member);
         let edition = self.editions.iter().find(|e| e.name == name && e.number == number).unwrap();
         let control = edition.memory.control;
         let latest = edition.latest;
@@ -977,8 +977,8 @@ impl Model {
     fn notify_withdrawn(&mut self, said: &mut Said) {
         for waiting in self.queue.clone() {
             if let For::Withdrawal(lease) = &waiting.for_what
-                && let Some(hold) = self.holds.iter().find(|h| h.id == *lease)
-                && self.editions.iter().any(|e| e.name == hold.name && e.number == hold.number && e.withdrawn)
+                && let Some(held) = self.version_leases.iter().find(|h| h.id == *lease)
+                && self.editions.iter().any(|e| e.name == held.name && e.number == held.number && e.withdrawn)
             {
                 self.notify(&waiting, Ok(Answer::Withdrawn), said);
             }
@@ -1035,16 +1035,18 @@ impl Model {
     }
 
     fn pools_open_to(&self, member: MemberId) -> Vec<FdId> {
-        let is_open =
-            |e: &&Edition| self.holds.iter().any(|h| h.member == member && h.name == e.name && h.number == e.number);
+        let is_open = |e: &&Edition| {
+            self.version_leases.iter().any(|h| h.member == member && h.name == e.name && h.number == e.number)
+        };
         let pools = self.editions.iter().filter(is_open).filter_map(|e| Some(e.memory.control?.slot_table()));
         pools.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     fn detach(&mut self, member: MemberId, ending: TimelineEnding, said: &mut Said) {
         let row = self.person(member).row;
-        let is_held =
-            |e: &&Edition| self.holds.iter().any(|h| h.member == member && h.name == e.name && h.number == e.number);
+        let is_held = |e: &&Edition| {
+            self.version_leases.iter().any(|h| h.member == member && h.name == e.name && h.number == e.number)
+        };
         let objects = self.editions.iter().filter(is_held).filter_map(|e| e.memory.control?.object);
         let objects: BTreeSet<_> = objects.map(|memory| memory.fd).collect();
         said.control.extend(objects.into_iter().map(|object| Effect::Detach { object, row, ending }));
@@ -1067,17 +1069,18 @@ impl Model {
     }
 
     fn holds_of(&self, member: MemberId) -> Vec<LeaseId> {
-        self.holds.iter().filter(|h| h.member == member).map(|h| h.id).collect()
+        self.version_leases.iter().filter(|h| h.member == member).map(|h| h.id).collect()
     }
 
     fn is_unproven(&self, member: MemberId) -> bool {
         self.people.iter().any(|p| p.id == member && p.life == Life::Unproven)
     }
 
-    /// Returns the bytes of the versions that selected members hold, each counted once.
+    /// Returns the bytes of the versions that selected members held, each counted once.
     fn bytes_of(&self, is_meant: impl Fn(MemberId) -> bool) -> u64 {
-        let held =
-            |e: &&Edition| self.holds.iter().any(|h| is_meant(h.member) && h.name == e.name && h.number == e.number);
+        let held = |e: &&Edition| {
+            self.version_leases.iter().any(|h| is_meant(h.member) && h.name == e.name && h.number == e.number)
+        };
         self.editions.iter().filter(held).map(|e| e.memory.bytes()).sum()
     }
 
@@ -1118,17 +1121,17 @@ impl Model {
         Answer::Build { claim }
     }
 
-    fn hold(&mut self, member: MemberId, name: &Name, number: u64, origin: RequestId) -> LeaseId {
+    fn lease_version(&mut self, member: MemberId, name: &Name, number: u64, origin: RequestId) -> LeaseId {
         self.leases += 1;
         let id = LeaseId(self.leases);
-        self.holds.push(Hold { id, member, name: name.clone(), number, origin });
+        self.version_leases.push(VersionLease { id, member, name: name.clone(), number, origin });
         id
     }
 
     fn collect_garbage(&mut self, said: &mut Said) {
         // A queue that goes lets its segments go.
         loop {
-            let is_held = |e: &Edition| self.holds.iter().any(|h| h.name == e.name && h.number == e.number);
+            let is_held = |e: &Edition| self.version_leases.iter().any(|h| h.name == e.name && h.number == e.number);
             let is_needed = |e: &Edition| e.latest || is_held(e) || self.is_tied(e);
             let Some(place) = self.editions.iter().position(|e| !is_needed(e)) else { break };
             let Edition { name, number, memory, .. } = self.editions.remove(place);
@@ -1154,7 +1157,7 @@ impl Model {
             lifetime: e.memory.lifetime,
             control: e.memory.control,
             committer: e.committer,
-            leases: (self.holds.iter().filter(|h| h.name == e.name && h.number == e.number).count()
+            leases: (self.version_leases.iter().filter(|h| h.name == e.name && h.number == e.number).count()
                 + self.ties.iter().filter(|tie| tie.segment == (e.name.clone(), e.number)).count())
                 as u32,
             committed_at: e.at,
@@ -1184,8 +1187,8 @@ impl Model {
     }
 
     pub(super) fn leases_of(&self, member: MemberId) -> u64 {
-        let grips = self.objects.grips.iter().filter(|g| g.member == member).count();
-        (self.holds.iter().filter(|h| h.member == member).count() + grips) as u64
+        let objects = self.objects.leases.iter().filter(|g| g.member == member).count();
+        (self.version_leases.iter().filter(|h| h.member == member).count() + objects) as u64
     }
 }
 

@@ -17,10 +17,10 @@ pub(super) struct Objects {
     pub(super) uncleared: BTreeSet<u16>,
     /// The cell that the registry has taken for the current event.
     pub(super) chosen: Option<CellAt>,
-    pub(super) grips: Vec<Grip>,
+    pub(super) leases: Vec<ObjectLease>,
     pub(super) slabs: Vec<FdId>,
     lines: Vec<Line>,
-    gates: Vec<Gate>,
+    semaphores: Vec<Semaphore>,
     /// Cells, by number.
     cells: Vec<Spot>,
     abandoned: Vec<(MemberId, RequestId)>,
@@ -28,7 +28,7 @@ pub(super) struct Objects {
 
 /// A lease.
 #[derive(Debug)]
-pub(super) struct Grip {
+pub(super) struct ObjectLease {
     pub(super) id: LeaseId,
     pub(super) member: MemberId,
     origin: RequestId,
@@ -48,7 +48,7 @@ struct Line {
 
 /// A semaphore.
 #[derive(Debug)]
-struct Gate {
+struct Semaphore {
     name: Name,
     memory: ControlMemory,
     maximum: u32,
@@ -77,7 +77,7 @@ impl Model {
         let begun = self.begin_line(member, open, &mut unused, said);
         said.closed.extend(unused.map(|made| made.fd));
         begun?;
-        let lease = self.grip(member, request, ObjectKind::Timeline, &open.name);
+        let lease = self.lease_object(member, request, ObjectKind::Timeline, &open.name);
         let line = self.objects.lines.iter_mut().find(|line| line.name == open.name).unwrap();
         if open.writer {
             line.writer = Some(lease);
@@ -85,7 +85,7 @@ impl Model {
             (spot.writer, spot.by) = (Some(member), Some(lease));
         }
         let present = line.present;
-        self.objects.grips.last_mut().unwrap().cells.push(present);
+        self.objects.leases.last_mut().unwrap().cells.push(present);
         Ok(self.line_of(lease).unwrap())
     }
 
@@ -105,8 +105,8 @@ impl Model {
                 None
             }
             Some(Line { writer: Some(writer), .. }) if open.writer => {
-                let grip = self.objects.grips.iter().find(|grip| grip.id == *writer).unwrap();
-                return Err(Refused::WriterExists { name: open.name.clone(), pid: 100 + grip.member.0 as u32 });
+                let held = self.objects.leases.iter().find(|held| held.id == *writer).unwrap();
+                return Err(Refused::WriterExists { name: open.name.clone(), pid: 100 + held.member.0 as u32 });
             }
             Some(line) if open.writer && self.objects.cells[line.present as usize].ended => Some(line.present),
             Some(_) => return Ok(()),
@@ -156,25 +156,25 @@ impl Model {
     /// Returns whether a cell has neither readers nor a writer.
     fn is_idle(&self, number: u64) -> bool {
         let spot = self.objects.cells[number as usize];
-        let seen = self.objects.grips.iter().any(|grip| grip.cells.contains(&number));
+        let seen = self.objects.leases.iter().any(|held| held.cells.contains(&number));
         let stood_at = self.objects.lines.iter().any(|line| line.present == number);
         !seen && !stood_at && spot.writer.is_none() && !spot.unobserved
     }
 
     pub(super) fn follow(&mut self, member: MemberId, lease: LeaseId) -> Outcome {
         let stale = Refused::Stale(Handle::Lease);
-        let grip = self.objects.grips.iter_mut().find(|grip| grip.id == lease && grip.member == member);
-        let grip = grip.filter(|grip| grip.kind == ObjectKind::Timeline).ok_or(stale)?;
-        let present = self.objects.lines.iter().find(|line| line.name == grip.name).unwrap().present;
-        if !grip.cells.contains(&present) {
-            grip.cells.push(present);
+        let held = self.objects.leases.iter_mut().find(|held| held.id == lease && held.member == member);
+        let held = held.filter(|held| held.kind == ObjectKind::Timeline).ok_or(stale)?;
+        let present = self.objects.lines.iter().find(|line| line.name == held.name).unwrap().present;
+        if !held.cells.contains(&present) {
+            held.cells.push(present);
         }
         Ok(self.line_of(lease).unwrap())
     }
 
     pub(super) fn line_of(&self, lease: LeaseId) -> Option<Answer> {
-        let grip = self.objects.grips.iter().find(|grip| grip.id == lease)?;
-        let number = *grip.cells.last()?;
+        let held = self.objects.leases.iter().find(|held| held.id == lease)?;
+        let number = *held.cells.last()?;
         let writer = self.objects.lines.iter().any(|line| line.writer == Some(lease));
         Some(Answer::Timeline(OpenedTimeline {
             lease,
@@ -208,7 +208,7 @@ impl Model {
         let present = line.present;
         if !std::mem::replace(&mut self.objects.cells[present as usize].ended, true) {
             said.control.push(Effect::EndCell { at: self.at(present), ending });
-            let pid = writer.map_or(0, |lease| self.gripper(lease));
+            let pid = writer.map_or(0, |lease| self.holder_pid(lease));
             match ending {
                 TimelineEnding::OwnerDied => self.note(Named::Timeline, name, Change::OwnerDied { pid }),
                 TimelineEnding::OwnerFaulted => self.note(Named::Timeline, name, Change::OwnerFaulted { pid }),
@@ -232,7 +232,7 @@ impl Model {
         numbers.map(|number| self.at(number)).collect()
     }
 
-    pub(super) fn open_gate(
+    pub(super) fn open_semaphore(
         &mut self,
         member: MemberId,
         request: RequestId,
@@ -240,14 +240,14 @@ impl Model {
         said: &mut Said,
     ) -> Outcome {
         let mut unused = open.memory;
-        let made = self.make_gate(member, open, &mut unused);
+        let made = self.make_semaphore(member, open, &mut unused);
         said.closed.extend(unused.map(|made| made.fd));
         made?;
-        let lease = self.grip(member, request, ObjectKind::Semaphore, &open.name);
+        let lease = self.lease_object(member, request, ObjectKind::Semaphore, &open.name);
         Ok(Answer::Semaphore { lease, maximum: open.maximum })
     }
 
-    fn make_gate(
+    fn make_semaphore(
         &mut self,
         member: MemberId,
         open: &OpenSemaphore,
@@ -255,31 +255,31 @@ impl Model {
     ) -> Result<(), Refused> {
         over(Limit::Leases, self.bounds.leases, self.leases_of(member) + 1)?;
         let OpenSemaphore { name, maximum, .. } = open;
-        match self.objects.gates.iter().find(|gate| gate.name == *name) {
-            Some(gate) if gate.maximum == *maximum => return Ok(()),
-            Some(gate) => {
+        match self.objects.semaphores.iter().find(|semaphore| semaphore.name == *name) {
+            Some(semaphore) if semaphore.maximum == *maximum => return Ok(()),
+            Some(semaphore) => {
                 let asked = *maximum;
-                let maximum = gate.maximum;
+                let maximum = semaphore.maximum;
                 return Err(Refused::WrongMaximum { name: name.clone(), maximum, asked });
             }
             None => {}
         }
-        over(Limit::Semaphores, self.bounds.semaphores, self.objects.gates.len() as u64 + 1)?;
+        over(Limit::Semaphores, self.bounds.semaphores, self.objects.semaphores.len() as u64 + 1)?;
         over(Limit::Fds, self.bounds.fds, self.fds() + 1)?;
         over(Limit::Bytes, self.bounds.bytes, self.bytes() + made.map_or(0, |made| made.bytes))?;
-        self.objects.gates.push(Gate { name: name.clone(), memory: made.take().unwrap(), maximum: *maximum });
+        self.objects.semaphores.push(Semaphore { name: name.clone(), memory: made.take().unwrap(), maximum: *maximum });
         self.note(Named::Semaphore, name, Change::Created { pid: 100 + member.0 as u32 });
         Ok(())
     }
 
     pub(super) fn known_object(&self, member: MemberId, request: RequestId, kind: ObjectKind) -> Option<Answer> {
-        let since = |grip: &&Grip| grip.member == member && grip.origin == request && grip.kind == kind;
-        let grip = self.objects.grips.iter().find(since)?;
+        let since = |held: &&ObjectLease| held.member == member && held.origin == request && held.kind == kind;
+        let held = self.objects.leases.iter().find(since)?;
         match kind {
-            ObjectKind::Timeline => self.line_of(grip.id),
+            ObjectKind::Timeline => self.line_of(held.id),
             _ => {
-                let gate = self.objects.gates.iter().find(|gate| gate.name == grip.name)?;
-                Some(Answer::Semaphore { lease: grip.id, maximum: gate.maximum })
+                let semaphore = self.objects.semaphores.iter().find(|semaphore| semaphore.name == held.name)?;
+                Some(Answer::Semaphore { lease: held.id, maximum: semaphore.maximum })
             }
         }
     }
@@ -288,20 +288,20 @@ impl Model {
         self.objects.abandoned.contains(&(member, request))
     }
 
-    fn grip(&mut self, member: MemberId, origin: RequestId, kind: ObjectKind, name: &Name) -> LeaseId {
+    fn lease_object(&mut self, member: MemberId, origin: RequestId, kind: ObjectKind, name: &Name) -> LeaseId {
         self.leases += 1;
         let id = LeaseId(self.leases);
-        self.objects.grips.push(Grip { id, member, origin, kind, name: name.clone(), cells: Vec::new() });
+        self.objects.leases.push(ObjectLease { id, member, origin, kind, name: name.clone(), cells: Vec::new() });
         id
     }
 
     /// Gives a lease back.
-    pub(super) fn loosen(&mut self, lease: LeaseId, said: &mut Said) {
-        let index = self.objects.grips.iter().position(|grip| grip.id == lease).unwrap();
-        let kind = self.objects.grips[index].kind;
-        let name = self.objects.grips[index].name.clone();
+    pub(super) fn drop_object_lease(&mut self, lease: LeaseId, said: &mut Said) {
+        let index = self.objects.leases.iter().position(|held| held.id == lease).unwrap();
+        let kind = self.objects.leases[index].kind;
+        let name = self.objects.leases[index].name.clone();
         self.end_line_of(lease, TimelineEnding::Closed, said);
-        let Grip { member, cells, .. } = self.objects.grips.remove(index);
+        let ObjectLease { member, cells, .. } = self.objects.leases.remove(index);
         for number in cells {
             let spot = &mut self.objects.cells[number as usize];
             if spot.by == Some(lease) {
@@ -311,8 +311,8 @@ impl Model {
                 }
             }
         }
-        let on_it = |grip: &&Grip| grip.kind == kind && grip.name == name;
-        let anybody = self.objects.grips.iter().any(|grip| on_it(&grip));
+        let on_it = |held: &&ObjectLease| held.kind == kind && held.name == name;
+        let anybody = self.objects.leases.iter().any(|held| on_it(&held));
         match kind {
             ObjectKind::Timeline if !anybody => {
                 self.end_line(&name, TimelineEnding::Abandoned, said);
@@ -321,13 +321,13 @@ impl Model {
             }
             ObjectKind::Timeline => {}
             _ => {
-                let gate = self.objects.gates.iter().find(|gate| gate.name == name).unwrap();
-                let semaphore = gate.memory.fd;
+                let semaphore = self.objects.semaphores.iter().find(|semaphore| semaphore.name == name).unwrap();
+                let semaphore = semaphore.memory.fd;
                 if !anybody {
                     said.closed.push(semaphore);
-                    self.objects.gates.retain(|gate| gate.name != name);
+                    self.objects.semaphores.retain(|semaphore| semaphore.name != name);
                     self.note(Named::Semaphore, &name, Change::Withdrawn { pid: 100 + member.0 as u32 });
-                } else if !self.objects.grips.iter().filter(on_it).any(|grip| grip.member == member) {
+                } else if !self.objects.leases.iter().filter(on_it).any(|held| held.member == member) {
                     said.control.push(Effect::Return { control: semaphore, row: self.person(member).row });
                 }
             }
@@ -336,7 +336,7 @@ impl Model {
 
     /// Ends the timelines that a member writes.
     pub(super) fn end_lines_of(&mut self, member: MemberId, ending: TimelineEnding, said: &mut Said) {
-        for lease in self.grips_of(member) {
+        for lease in self.object_leases_of(member) {
             self.end_line_of(lease, ending, said);
         }
     }
@@ -355,7 +355,7 @@ impl Model {
             (spot.writer, spot.unobserved) = (None, !is_dead);
         }
         let before = said.control.len();
-        self.grips_of(member).into_iter().for_each(|lease| self.loosen(lease, said));
+        self.object_leases_of(member).into_iter().for_each(|lease| self.drop_object_lease(lease, said));
         self.objects.abandoned.retain(|(who, _)| *who != member);
         let is_return = |effect: &mut Effect| matches!(effect, Effect::Return { .. });
         let returns: Vec<_> = said.control.extract_if(before.., is_return).collect();
@@ -382,49 +382,51 @@ impl Model {
 
     pub(super) fn lines_written_by(&self, member: MemberId) -> u32 {
         let writers = self.objects.lines.iter().filter_map(|line| line.writer);
-        writers.filter(|lease| self.objects.grips.iter().any(|grip| grip.id == *lease && grip.member == member)).count()
-            as u32
+        writers
+            .filter(|lease| self.objects.leases.iter().any(|held| held.id == *lease && held.member == member))
+            .count() as u32
     }
 
     pub(super) fn gates_open_to(&self, member: MemberId) -> Vec<FdId> {
-        let open = |gate: &&Gate| {
-            let mut grips = self.grips_on(ObjectKind::Semaphore, &gate.name);
-            grips.any(|grip| grip.member == member)
+        let open = |semaphore: &&Semaphore| {
+            let mut leases = self.leases_on(ObjectKind::Semaphore, &semaphore.name);
+            leases.any(|held| held.member == member)
         };
-        let mut gates: Vec<_> = self.objects.gates.iter().filter(open).map(|gate| gate.memory.fd).collect();
-        gates.sort();
-        gates
+        let mut semaphores: Vec<_> =
+            self.objects.semaphores.iter().filter(open).map(|semaphore| semaphore.memory.fd).collect();
+        semaphores.sort();
+        semaphores
     }
 
-    fn gripper(&self, lease: LeaseId) -> u32 {
-        100 + self.objects.grips.iter().find(|grip| grip.id == lease).unwrap().member.0 as u32
+    fn holder_pid(&self, lease: LeaseId) -> u32 {
+        100 + self.objects.leases.iter().find(|held| held.id == lease).unwrap().member.0 as u32
     }
 
-    fn grips_of(&self, member: MemberId) -> Vec<LeaseId> {
-        self.objects.grips.iter().filter(|grip| grip.member == member).map(|grip| grip.id).collect()
+    fn object_leases_of(&self, member: MemberId) -> Vec<LeaseId> {
+        self.objects.leases.iter().filter(|held| held.member == member).map(|held| held.id).collect()
     }
 
     pub(super) fn objects_listed(&self) -> Vec<ObjectRow> {
         let mut timelines: Vec<_> = self.objects.lines.iter().collect();
         timelines.sort_by_key(|line| line.name.clone());
-        let mut semaphores: Vec<_> = self.objects.gates.iter().collect();
-        semaphores.sort_by_key(|gate| gate.name.clone());
+        let mut semaphores: Vec<_> = self.objects.semaphores.iter().collect();
+        semaphores.sort_by_key(|semaphore| semaphore.name.clone());
         let timelines = timelines.into_iter().map(|line| {
-            let writer = self.objects.grips.iter().find(|grip| line.writer == Some(grip.id));
+            let writer = self.objects.leases.iter().find(|held| line.writer == Some(held.id));
             ObjectRow::Timeline(TimelineRow {
                 name: line.name.clone(),
                 at: Some(self.at(line.present)),
                 incarnation: self.objects.cells[line.present as usize].incarnation,
-                writer: writer.map(|grip| 100 + grip.member.0 as u32),
-                leases: self.grips_on(ObjectKind::Timeline, &line.name).count() as u32,
+                writer: writer.map(|held| 100 + held.member.0 as u32),
+                leases: self.leases_on(ObjectKind::Timeline, &line.name).count() as u32,
             })
         });
-        let semaphores = semaphores.into_iter().map(|gate| {
+        let semaphores = semaphores.into_iter().map(|semaphore| {
             ObjectRow::Semaphore(SemaphoreRow {
-                name: gate.name.clone(),
-                memory: gate.memory.fd,
-                maximum: gate.maximum,
-                leases: self.grips_on(ObjectKind::Semaphore, &gate.name).count() as u32,
+                name: semaphore.name.clone(),
+                memory: semaphore.memory.fd,
+                maximum: semaphore.maximum,
+                leases: self.leases_on(ObjectKind::Semaphore, &semaphore.name).count() as u32,
             })
         });
         timelines.chain(semaphores).collect()
@@ -437,7 +439,7 @@ impl Model {
     pub(super) fn has_object(&self, kind: ObjectKind, name: &Name) -> bool {
         match kind {
             ObjectKind::Timeline => self.objects.lines.iter().any(|line| line.name == *name),
-            _ => self.objects.gates.iter().any(|gate| gate.name == *name),
+            _ => self.objects.semaphores.iter().any(|semaphore| semaphore.name == *name),
         }
     }
 
@@ -449,7 +451,7 @@ impl Model {
         let rows = self.objects_listed();
         let row = rows.iter().find(is_it).ok_or_else(|| self.no_object(kind, name))?.clone();
         let holders = self.people.iter().filter_map(|person| {
-            let leases = self.grips_on(kind, name).filter(|grip| grip.member == person.id).count() as u32;
+            let leases = self.leases_on(kind, name).filter(|held| held.member == person.id).count() as u32;
             let command = format!("member {}", person.id).into();
             let pid = 100 + person.id.0 as u32;
             let unproven = person.life == Life::Unproven;
@@ -458,20 +460,23 @@ impl Model {
         Ok(Answer::Object(Box::new((row, holders.collect()))))
     }
 
-    fn grips_on(&self, kind: ObjectKind, name: &Name) -> impl Iterator<Item = &Grip> {
-        self.objects.grips.iter().filter(move |grip| grip.kind == kind && grip.name == *name)
+    fn leases_on(&self, kind: ObjectKind, name: &Name) -> impl Iterator<Item = &ObjectLease> {
+        self.objects.leases.iter().filter(move |held| held.kind == kind && held.name == *name)
     }
 
     /// Returns the number of slabs and semaphores, and their bytes.
     pub(super) fn control_memory(&self) -> (u64, u64) {
         let slabs = self.objects.slabs.len() as u64;
-        let gates = &self.objects.gates;
-        (slabs + gates.len() as u64, slabs * SLAB_BYTES + gates.iter().map(|gate| gate.memory.bytes).sum::<u64>())
+        let semaphores = &self.objects.semaphores;
+        (
+            slabs + semaphores.len() as u64,
+            slabs * SLAB_BYTES + semaphores.iter().map(|semaphore| semaphore.memory.bytes).sum::<u64>(),
+        )
     }
 
     /// Returns the numbers of timelines and semaphores.
     pub(super) fn object_counts(&self) -> (u64, u64) {
-        (self.objects.lines.len() as u64, self.objects.gates.len() as u64)
+        (self.objects.lines.len() as u64, self.objects.semaphores.len() as u64)
     }
 
     fn at(&self, number: u64) -> CellAt {

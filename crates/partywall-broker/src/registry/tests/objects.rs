@@ -155,7 +155,7 @@ fn repeated_request_gives_the_same_lease_and_abandons_once() {
     let open = || Call::OpenSemaphore(OpenSemaphore { name: Name::new("s"), maximum: 3, memory: None });
     let (request, first, _) = w.ask(a, open());
     assert_eq!(w.ask_as(a, request, open()).0, first);
-    assert_eq!(w.registry.holds.len(), 2);
+    assert_eq!(w.registry.object_leases.len(), 2);
 
     let (request, _, effects) = w.ask(b, abandon("x"));
     assert_eq!(ends(&effects).len(), 1);
@@ -191,7 +191,7 @@ fn cell_is_reused_only_when_no_process_can_see_or_write_it() {
     assert_eq!(guarded(&w), [second]);
     w.apply(Event::CellSettled { at: second });
     assert_eq!((w.open_timeline(a, "more", false), guarded(&w)), (full, vec![]));
-    let lease = *w.registry.members[&c].holds.first().unwrap();
+    let lease = *w.registry.members[&c].object_leases.first().unwrap();
     w.release(c, lease);
     assert_eq!(w.timeline(a, "more", false).cell, 1);
 }
@@ -262,10 +262,10 @@ fn writers_eviction_or_lost_context_ends_waits() {
 
     // It cannot know whether its streams still wait; only its end proves that they do not.
     assert_eq!(w.ask(c, Call::Release { lease }).1, Ok(Answer::Done));
-    assert!(w.registry.holds.contains_key(&lease));
+    assert!(w.registry.object_leases.contains_key(&lease));
     w.apply(Event::Died { member: b });
     w.apply(Event::Died { member: c });
-    assert_eq!((guarded(&w), w.registry.holds.len()), (vec![], 1));
+    assert_eq!((guarded(&w), w.registry.object_leases.len()), (vec![], 1));
 }
 
 #[test]

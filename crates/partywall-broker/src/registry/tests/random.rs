@@ -374,8 +374,9 @@ impl Run {
         let name = |i: usize| Name::new(["a", "b", "a/b"][i]);
         // Mostly one of the member's own leases, sometimes another member's, sometimes one that does not exist.
         let lease = |model: &Model, i: usize| {
-            let mut own: Vec<_> = model.holds.iter().filter(|h| h.member == member || i == 7).map(|h| h.id).collect();
-            own.extend(model.objects.grips.iter().filter(|g| g.member == member || i == 7).map(|g| g.id));
+            let mut own: Vec<_> =
+                model.version_leases.iter().filter(|h| h.member == member || i == 7).map(|h| h.id).collect();
+            own.extend(model.objects.leases.iter().filter(|g| g.member == member || i == 7).map(|g| g.id));
             own.get(i % own.len().max(1)).copied().unwrap_or(LeaseId(999))
         };
         let claim = |model: &Model, i: usize| {
@@ -429,9 +430,9 @@ impl Run {
                 Call::OpenTimeline(OpenTimeline { name: name(*of), writer: *writer, slabs: 0, slab: None })
             }
             Ask::Follow(of) => {
-                let grips: Vec<_> =
-                    self.model.objects.grips.iter().filter(|g| g.member == member || *of == 7).collect();
-                let lease = grips.get(of % grips.len().max(1)).map_or(LeaseId(999), |grip| grip.id);
+                let leases: Vec<_> =
+                    self.model.objects.leases.iter().filter(|g| g.member == member || *of == 7).collect();
+                let lease = leases.get(of % leases.len().max(1)).map_or(LeaseId(999), |held| held.id);
                 Call::FollowTimeline { lease, slabs: 0 }
             }
             Ask::AbandonTimeline(of) => Call::AbandonTimeline { name: name(*of) },
@@ -526,7 +527,7 @@ fn check_fds(outcome: &Outcome, fds: &[FdId], model: &Model) {
         Ok(Answer::Semaphore { .. }) => assert_eq!(fds.len(), 1),
         Ok(Answer::Opened(opened)) => assert_eq!(fds, opened.memory.fds()),
         Ok(Answer::Committed { lease, .. }) => {
-            let member = model.holds.iter().find(|hold| hold.id == *lease).unwrap().member;
+            let member = model.version_leases.iter().find(|hold| hold.id == *lease).unwrap().member;
             let control = model.held(member, *lease).unwrap().memory.control;
             assert_eq!(
                 fds,
@@ -570,6 +571,6 @@ proptest! {
             run.both(Event::Closed { id });
         }
         let registry = &run.watched.registry;
-        prop_assert!(registry.leases.is_empty() && registry.claims.is_empty() && registry.holds.is_empty());
+        prop_assert!(registry.version_leases.is_empty() && registry.claims.is_empty() && registry.object_leases.is_empty());
     }
 }

@@ -28,7 +28,7 @@ fn versions_count_from_one_while_any_exists() {
     let _ = w.ask(a, Call::Remove { name: name("x") });
     assert_eq!(w.commit(a, "x", true).0, 3);
     let _ = w.ask(a, Call::Remove { name: name("x") });
-    let leases: Vec<_> = w.registry.members[&a].leases.iter().copied().collect();
+    let leases: Vec<_> = w.registry.members[&a].version_leases.iter().copied().collect();
     leases.into_iter().for_each(|lease| drop(w.release(a, lease)));
     w.release(b, held.lease);
     assert_eq!(w.commit(a, "x", true).0, 1, "nothing was left of it");
@@ -241,7 +241,7 @@ fn dead_members_keep_nothing_and_suspects_lose_only_waits() {
     let _ = w.open(a, "awaited", None, true);
     assert_eq!(w.apply(Event::Suspected { member: a }), []);
     assert_eq!(w.pending.len(), 0);
-    assert_eq!((w.registry.members[&a].leases.len(), w.registry.claims.len()), (2, 1));
+    assert_eq!((w.registry.members[&a].version_leases.len(), w.registry.claims.len()), (2, 1));
     assert!(w.open(b, "owned", None, false).is_ok());
     w.apply(Event::Died { member: a });
     assert!(not_found(w.open(b, "owned", None, false)));
@@ -635,7 +635,7 @@ fn wait_for_legacy_memory_survives_its_publisher() {
     assert_eq!(w.open(b, "x", None, true), Ok(Answer::Pending));
     assert!(matches!(w.open(c, "x", None, false), Err(Refused::Ended { .. })));
     publish(&mut w, c, "x");
-    assert_eq!(w.registry.leases.len(), 2, "one waiting member has got it");
+    assert_eq!(w.registry.version_leases.len(), 2, "one waiting member has got it");
 }
 
 #[test]
