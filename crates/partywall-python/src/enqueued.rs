@@ -9,9 +9,10 @@ use pyo3::{exceptions::PyTypeError, prelude::*, types::PyBytes};
 use crate::{
     arguments::{ElementType, Shape},
     errors::{Never, Raise},
+    exported::{Export, Exported},
     handle::Handle,
     owner::Owner,
-    tensor::{Capsule, CudaArray, Tensor},
+    tensor::Tensor,
     ticket::{TaskResult, without_output},
     wait,
 };
@@ -29,7 +30,7 @@ use crate::{
 /// `from_dlpack` and the like take the bytes; `tensor` gives them another shape and type. A stream that takes them by DLPack
 /// waits for the worker's stream, too. Until `take`, this object and its tensors keep only the mapping: if the attempt fails,
 /// the memory may be written again. Dropping the object leaves the result in the queue.
-#[pyclass(frozen, module = "partywall", weakref)]
+#[pyclass(frozen, extends = Exported, module = "partywall", weakref)]
 pub(crate) struct EnqueuedResult {
     /// `None` once the result was taken.
     held: Handle<Held>,
@@ -66,8 +67,10 @@ impl EnqueuedResult {
         let held = self.held.lock().clone();
         held.ok_or_else(|| Error::Gone(Gone::Task { task: self.task.clone() })).or_raise(py)
     }
+}
 
-    fn bytes(&self, py: Python<'_>) -> PyResult<Tensor> {
+impl Export for EnqueuedResult {
+    fn exported(&self, py: Python<'_>) -> PyResult<Tensor> {
         self.tensor(py, None, ElementType::BYTES)
     }
 }
@@ -94,49 +97,18 @@ impl EnqueuedResult {
     /// Raises `AttemptFailed` if the attempt has failed: drop what was made of the output, and call `Ticket.wait_on` again for
     /// the next worker's. Raises `TaskGone` if the result was taken.
     #[pyo3(signature = (timeout = None))]
-    fn take(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<TaskResult> {
+    fn take<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, TaskResult>> {
         let timeout = wait::timeout(timeout)?;
         let Held { owner, result, queue } = self.held(py)?;
         let taken = wait::for_turn(py, "enqueued result", timeout, || false, |wait| result.take(wait))?;
         self.held.close(py);
-        TaskResult::of_enqueued(py, queue, taken, owner)
+        TaskResult::of_enqueued(py, queue, taken, owner)?.into_object(py)
     }
 
     /// Returns a copy of the bytes, as `Tensor.tobytes`. They are the result if `take` succeeds afterwards.
     #[pyo3(signature = (stream = None))]
     fn tobytes<'py>(&self, py: Python<'py>, stream: Option<Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyBytes>> {
-        self.bytes(py)?.tobytes(py, stream)
-    }
-
-    fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
-        Ok(self.bytes(py)?.__dlpack_device__())
-    }
-
-    #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
-    fn __dlpack__<'py>(
-        &self,
-        py: Python<'py>,
-        stream: Option<i64>,
-        max_version: Option<(u32, u32)>,
-        dl_device: Option<(i32, i32)>,
-        copy: Option<bool>,
-    ) -> PyResult<Capsule<'py>> {
-        self.bytes(py)?.__dlpack__(py, stream, max_version, dl_device, copy)
-    }
-
-    #[getter]
-    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<CudaArray<'py>> {
-        self.bytes(py)?.__cuda_array_interface__(py)
-    }
-
-    #[pyo3(signature = (dtype = None, copy = None))]
-    fn __array__<'py>(
-        &self,
-        py: Python<'py>,
-        dtype: Option<Bound<'py, PyAny>>,
-        copy: Option<bool>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        Tensor::__array__(Bound::new(py, self.bytes(py)?)?, dtype, copy)
+        self.exported(py)?.tobytes(py, stream)
     }
 
     fn __reduce__(&self) -> PyResult<Never> {

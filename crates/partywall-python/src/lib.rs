@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `domain`, `build`, `segment`, `pool`, `queue`, `task`, `part`, `ticket`, `enqueued`, `topic`, `publisher`, `subscriber`, `sample`, `timeline`, `semaphore`, `watch` | handles of the library's objects; each Python object is one file here and one there |
 //! | `tensor` | a tensor of any of these, as other libraries take it |
+//! | `exported` | the base class of objects that other libraries take as an array |
 //! | `memory` | reading and writing what a tensor is of |
 //! | `owner` | what tensors keep alive |
 //! | `dlpack` | capsules out, and the C structs of DLPack |
@@ -28,6 +29,7 @@ mod domain;
 mod enqueued;
 mod errors;
 mod exchange;
+mod exported;
 mod handle;
 mod members;
 mod memory;
@@ -69,6 +71,8 @@ mod native {
     use crate::enqueued::EnqueuedResult;
     #[pymodule_export]
     use crate::exchange::work_stream;
+    #[pymodule_export]
+    use crate::exported::Exported;
     #[pymodule_export]
     use crate::part::TaskBytes;
     #[pymodule_export]

@@ -13,15 +13,16 @@ use pyo3::{
     inspect::{PyStaticConstant, PyStaticExpr},
     prelude::*,
     type_hint_identifier, type_hint_subscript,
-    types::{PyBytes, PyTuple},
+    types::PyTuple,
 };
 
 use crate::{
     arguments::{ElementType, Shape},
+    exported::{Export, Exported},
     memory::{Memory, Work},
     owner::{Owner, let_go},
     task::{Claim, ClaimedTask},
-    tensor::{Capsule, CudaArray, Tensor},
+    tensor::Tensor,
 };
 
 /// The memory of an input or the output of a claimed task.
@@ -104,7 +105,7 @@ impl Memory for Part {
 /// An input or the output of a claimed task, used in place.
 ///
 /// `from_dlpack`, `np.asarray` and the like take its bytes; `tensor` gives them another shape and type.
-#[pyclass(frozen, module = "partywall", weakref)]
+#[pyclass(frozen, extends = Exported, module = "partywall", weakref)]
 pub(crate) struct TaskBytes {
     task: Py<ClaimedTask>,
     /// The index of the input; `None` for the output.
@@ -112,11 +113,13 @@ pub(crate) struct TaskBytes {
 }
 
 impl TaskBytes {
-    pub(crate) fn new(task: &Bound<'_, ClaimedTask>, input: Option<usize>) -> Self {
-        Self { task: task.clone().unbind(), input }
+    pub(crate) fn of<'py>(task: &Bound<'py, ClaimedTask>, input: Option<usize>) -> PyResult<Bound<'py, Self>> {
+        Self { task: task.clone().unbind(), input }.into_object(task.py())
     }
+}
 
-    fn bytes(&self, py: Python<'_>) -> PyResult<Tensor> {
+impl Export for TaskBytes {
+    fn exported(&self, py: Python<'_>) -> PyResult<Tensor> {
         self.tensor(py, None, ElementType::BYTES)
     }
 }
@@ -135,43 +138,6 @@ impl TaskBytes {
         self.task.get().bytes_of(self.input)
     }
 
-    /// Returns a copy of the bytes, as `Tensor.tobytes`.
-    #[pyo3(signature = (stream = None))]
-    fn tobytes<'py>(&self, py: Python<'py>, stream: Option<Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyBytes>> {
-        self.bytes(py)?.tobytes(py, stream)
-    }
-
-    fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
-        Ok(self.bytes(py)?.__dlpack_device__())
-    }
-
-    #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
-    fn __dlpack__<'py>(
-        &self,
-        py: Python<'py>,
-        stream: Option<i64>,
-        max_version: Option<(u32, u32)>,
-        dl_device: Option<(i32, i32)>,
-        copy: Option<bool>,
-    ) -> PyResult<Capsule<'py>> {
-        self.bytes(py)?.__dlpack__(py, stream, max_version, dl_device, copy)
-    }
-
-    #[getter]
-    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<CudaArray<'py>> {
-        self.bytes(py)?.__cuda_array_interface__(py)
-    }
-
-    #[pyo3(signature = (dtype = None, copy = None))]
-    fn __array__<'py>(
-        &self,
-        py: Python<'py>,
-        dtype: Option<Bound<'py, PyAny>>,
-        copy: Option<bool>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        Tensor::__array__(Bound::new(py, self.bytes(py)?)?, dtype, copy)
-    }
-
     fn __repr__(&self) -> String {
         let what = name(self.input);
         format!("<partywall.TaskBytes: {what} of {}, {} bytes>", self.task.get().task(), self.nbytes())
@@ -179,9 +145,9 @@ impl TaskBytes {
 }
 
 /// The inputs of a task: a tuple.
-pub(crate) struct Inputs(pub(crate) Vec<TaskBytes>);
+pub(crate) struct Inputs<'py>(pub(crate) Vec<Bound<'py, TaskBytes>>);
 
-impl<'py> IntoPyObject<'py> for Inputs {
+impl<'py> IntoPyObject<'py> for Inputs<'py> {
     type Target = PyTuple;
     type Output = Bound<'py, PyTuple>;
     type Error = PyErr;

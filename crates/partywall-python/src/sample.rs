@@ -18,9 +18,10 @@ use pyo3::{
 
 use crate::{
     errors::{Never, Raise, closed, exception},
+    exported::{Export, Exported},
     owner::{Owner, let_go},
     stream::{self, Stream},
-    tensor::{Capsule, CudaArray, Lengths, Tensor},
+    tensor::{Lengths, Tensor},
     topic::Open,
     wait,
 };
@@ -30,7 +31,7 @@ use crate::{
 /// The block is used again when this object and all arrays of it are gone, and on a GPU when all work that this process has
 /// enqueued there by then is done. Closing is optional, and gives the block back at once. A sample must not be written, even if
 /// the library that takes it allows that.
-#[pyclass(frozen, module = "partywall", weakref)]
+#[pyclass(frozen, extends = Exported, module = "partywall", weakref)]
 pub(crate) struct Sample {
     /// `None` once the sample was released.
     held: Mutex<Option<Held>>,
@@ -70,9 +71,9 @@ impl Drop for Sample {
 }
 
 impl Sample {
-    pub(crate) fn of(py: Python<'_>, owner: Arc<Owner>, open: Open) -> PyResult<Self> {
+    pub(crate) fn of(py: Python<'_>, owner: Arc<Owner>, open: Open) -> PyResult<Bound<'_, Self>> {
         let sample = owner.sample().ok_or_else(|| closed(py, "sample"))?;
-        Ok(Self {
+        let this = Self {
             address: OnceLock::new(),
             shape: sample.shape().to_vec(),
             dtype: sample.dtype().name(),
@@ -82,7 +83,8 @@ impl Sample {
             missed: sample.missed(),
             topic: open.name.clone(),
             held: Mutex::new(Some(Held { owner, open })),
-        })
+        };
+        this.into_object(py)
     }
 
     /// Returns the owner and the sample.
@@ -152,6 +154,12 @@ impl Sample {
     }
 }
 
+impl Export for Sample {
+    fn exported(&self, py: Python<'_>) -> PyResult<Tensor> {
+        self.tensor(py)
+    }
+}
+
 #[pymethods]
 impl Sample {
     /// The sample as a tensor. `NotReady` while its publisher's stream writes it, unless a stream waits for that.
@@ -165,43 +173,11 @@ impl Sample {
         Ok(Tensor::of_sample(&owner, &sample, address))
     }
 
-    /// As `Tensor.tobytes` of its tensor.
-    #[pyo3(signature = (stream = None))]
-    fn tobytes<'py>(&self, py: Python<'py>, stream: Option<Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyBytes>> {
-        self.tensor(py)?.tobytes(py, stream)
-    }
-
+    /// Known also while the sample is incomplete.
     fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
         let (owner, _sample) = self.get(py)?;
         let device = owner.device();
         Ok((device.device_type, device.device_id))
-    }
-
-    #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
-    fn __dlpack__<'py>(
-        &self,
-        py: Python<'py>,
-        stream: Option<i64>,
-        max_version: Option<(u32, u32)>,
-        dl_device: Option<(i32, i32)>,
-        copy: Option<bool>,
-    ) -> PyResult<Capsule<'py>> {
-        self.tensor(py)?.__dlpack__(py, stream, max_version, dl_device, copy)
-    }
-
-    #[getter]
-    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<CudaArray<'py>> {
-        self.tensor(py)?.__cuda_array_interface__(py)
-    }
-
-    #[pyo3(signature = (dtype = None, copy = None))]
-    fn __array__<'py>(
-        &self,
-        py: Python<'py>,
-        dtype: Option<Bound<'py, PyAny>>,
-        copy: Option<bool>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        Tensor::__array__(Bound::new(py, self.tensor(py)?)?, dtype, copy)
     }
 
     /// Its shape.

@@ -77,7 +77,7 @@ impl Subscriber {
 impl Subscriber {
     /// Receives the next sample, and waits for one; with `complete`, also until it is complete. If the wait ends first, by its
     /// timeout or a signal, the next call receives this sample.
-    fn recv(&self, py: Python<'_>, timeout: Option<f64>, complete: bool) -> PyResult<Sample> {
+    fn recv<'py>(&self, py: Python<'py>, timeout: Option<f64>, complete: bool) -> PyResult<Bound<'py, Sample>> {
         let receiver = self.inner(py)?;
         let timeout = wait::timeout(timeout)?;
         let start = Instant::now();
@@ -86,15 +86,15 @@ impl Subscriber {
         if !complete {
             return Ok(received);
         }
-        let waited = received.complete(py, timeout.saturating_sub(start.elapsed()));
-        if waited.is_err() && received.may_come(py) {
-            self.give_up(&received);
+        let waited = received.get().complete(py, timeout.saturating_sub(start.elapsed()));
+        if waited.is_err() && received.get().may_come(py) {
+            self.give_up(received.get());
         }
         waited.map(|()| received)
     }
 
     /// Receives the next sample, complete or not, if there is one.
-    fn try_recv(&self, py: Python<'_>) -> PyResult<Option<Sample>> {
+    fn try_recv<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, Sample>>> {
         let receiver = self.inner(py)?;
         if let Some(owner) = self.unfinished().pop_front() {
             return Sample::of(py, owner, receiver.open).map(Some);

@@ -187,19 +187,19 @@ impl ClaimedTask {
 
     /// The inputs, read-only, in their order.
     #[getter]
-    fn inputs(slf: &Bound<'_, Self>) -> Inputs {
-        Inputs((0..slf.get().inputs.len()).map(|index| TaskBytes::new(slf, Some(index))).collect())
+    fn inputs<'py>(slf: &Bound<'py, Self>) -> PyResult<Inputs<'py>> {
+        (0..slf.get().inputs.len()).map(|index| TaskBytes::of(slf, Some(index))).collect::<PyResult<_>>().map(Inputs)
     }
 
     /// The room for the output, which only this attempt uses. It contains the bytes of its previous user.
     #[getter]
-    fn output(slf: &Bound<'_, Self>) -> PyResult<TaskBytes> {
+    fn output<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, TaskBytes>> {
         let this = slf.get();
         if this.output_bytes == 0 {
             let why = format!("task {} was submitted without room for an output", this.task);
             return Err(PyTypeError::new_err(why));
         }
-        Ok(TaskBytes::new(slf, None))
+        TaskBytes::of(slf, None)
     }
 
     /// Waits until the submitter's stream has completed the inputs. Raises `InputsLost` if the submitter ended before that.

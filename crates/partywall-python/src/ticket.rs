@@ -26,11 +26,12 @@ use crate::{
     arguments::{ElementType, Shape},
     enqueued::EnqueuedResult,
     errors::{Never, Raise, closed, exception, unclosed},
+    exported::{Export, Exported},
     handle::Handle,
     owner::{Owner, let_go},
     pool::Block,
     stream::Stream,
-    tensor::{Capsule, CudaArray, Tensor},
+    tensor::Tensor,
     wait,
 };
 
@@ -74,7 +75,7 @@ impl Ticket {
     /// Waits until the task is done, and takes its result. Raises `TaskFailed` for a dead letter, `TaskGone` if the task is
     /// over.
     #[pyo3(signature = (timeout = None))]
-    fn result(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<TaskResult> {
+    fn result<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, TaskResult>> {
         let (ticket, queue) = self.inner();
         let timeout = wait::timeout(timeout)?;
         // With the GIL: the call takes less time than handing the GIL over.
@@ -83,7 +84,7 @@ impl Ticket {
             None => wait::for_turn(py, "ticket", timeout, || false, |wait| ticket.wait(wait))?,
         };
         self.succeeded.store(true, Ordering::Relaxed);
-        Ok(TaskResult::new(queue.clone(), result))
+        TaskResult::new(queue.clone(), result).into_object(py)
     }
 
     /// Has a stream wait until the worker's stream has completed the task, and returns the output, to be read on that stream.
@@ -91,13 +92,13 @@ impl Ticket {
     /// The host waits only until a worker has called `complete_on`. `stream` and `device` as for a `Timeline`. If the worker
     /// dies before its stream is done, `stream` goes on: `EnqueuedResult.take` proves that it has read the result.
     #[pyo3(signature = (stream = None, *, device = None, timeout = None))]
-    fn wait_on(
+    fn wait_on<'py>(
         &self,
-        py: Python<'_>,
-        stream: Option<&Bound<'_, PyAny>>,
-        device: Option<&Bound<'_, PyAny>>,
+        py: Python<'py>,
+        stream: Option<&Bound<'py, PyAny>>,
+        device: Option<&Bound<'py, PyAny>>,
         timeout: Option<f64>,
-    ) -> PyResult<EnqueuedResult> {
+    ) -> PyResult<Bound<'py, EnqueuedResult>> {
         let (ticket, queue) = self.inner();
         if queue.gpu().is_none() {
             return Err(PyValueError::new_err("results in host memory are waited for by hosts: result()"));
@@ -105,7 +106,7 @@ impl Ticket {
         let timeout = wait::timeout(timeout)?;
         let stream = Stream::at(py, queue.domain(), stream, device)?;
         let result = wait::for_turn(py, "ticket", timeout, || false, |wait| ticket.wait_on(stream.borrow(), wait))?;
-        Ok(EnqueuedResult::new(queue, result, stream.id().1))
+        EnqueuedResult::new(queue, result, stream.id().1).into_object(py)
     }
 
     /// Waits until the task is done, and leaves its result. Returns `None` if the task has succeeded, and `TaskFailed` for a
@@ -202,7 +203,7 @@ impl QueueEvent {
 /// A result that was taken. The end of its `with`, or `release`, gives the output block back.
 ///
 /// `from_dlpack`, `np.asarray` and the like take its bytes; `tensor` gives them another shape and type.
-#[pyclass(frozen, module = "partywall", weakref)]
+#[pyclass(frozen, extends = Exported, module = "partywall", weakref)]
 pub(crate) struct TaskResult {
     /// The output, until it is released or becomes a Python object.
     taken: Mutex<Option<partywall::Block>>,
@@ -264,10 +265,11 @@ impl TaskResult {
         });
         block.map(|block| block.bind(py))
     }
+}
 
-    /// Returns the output as a tensor of bytes.
-    fn bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, Tensor>> {
-        Bound::new(py, self.tensor(py, None, ElementType::BYTES)?)
+impl Export for TaskResult {
+    fn exported(&self, py: Python<'_>) -> PyResult<Tensor> {
+        self.tensor(py, None, ElementType::BYTES)
     }
 }
 
@@ -301,7 +303,7 @@ impl TaskResult {
         {
             return Ok(PyBytes::new(py, &bytes[..nbytes]));
         }
-        self.bytes(py)?.get().tobytes(py, stream)
+        self.exported(py)?.tobytes(py, stream)
     }
 
     /// Gives the output block back. Calling it again does nothing.
@@ -312,37 +314,6 @@ impl TaskResult {
         let taken = self.taken.lock().ignore_poison().take();
         // No address was handed out, so there is nothing to wait for.
         taken.map_or(Ok(()), partywall::Block::release).or_raise(py)
-    }
-
-    fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
-        Ok(self.bytes(py)?.get().__dlpack_device__())
-    }
-
-    #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
-    fn __dlpack__<'py>(
-        &self,
-        py: Python<'py>,
-        stream: Option<i64>,
-        max_version: Option<(u32, u32)>,
-        dl_device: Option<(i32, i32)>,
-        copy: Option<bool>,
-    ) -> PyResult<Capsule<'py>> {
-        self.bytes(py)?.get().__dlpack__(py, stream, max_version, dl_device, copy)
-    }
-
-    #[getter]
-    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<CudaArray<'py>> {
-        self.bytes(py)?.get().__cuda_array_interface__(py)
-    }
-
-    #[pyo3(signature = (dtype = None, copy = None))]
-    fn __array__<'py>(
-        &self,
-        py: Python<'py>,
-        dtype: Option<Bound<'py, PyAny>>,
-        copy: Option<bool>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        Tensor::__array__(self.bytes(py)?, dtype, copy)
     }
 
     fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
