@@ -18,17 +18,13 @@ struct Client {
     fds: VecDeque<OwnedFd>,
 }
 
-/// Returns the size and the file descriptor of each chunk of the latest version of `name`. The lease ends immediately; the
-/// file descriptors keep the memory.
-pub(crate) fn chunks(path: &Path, name: &str) -> Result<Vec<(u64, OwnedFd)>, Failure> {
+/// Returns the size and the file descriptor of each chunk of the latest version of `name`, whose memory is on a simulated GPU or
+/// on a real one. The lease ends immediately; the file descriptors keep the memory.
+pub(crate) fn chunks(path: &Path, name: &str, simulated: bool) -> Result<Vec<(u64, OwnedFd)>, Failure> {
     let mut client =
         Client { call: socket::connect(path)?, frames: FrameReader::new(MAX_MESSAGE), fds: VecDeque::new() };
-    let hello = ClientHello {
-        command: "partywall-bench without the library".into(),
-        operator: false,
-        simulated: false,
-        resume: None,
-    };
+    let hello =
+        ClientHello { command: "partywall-bench without the library".into(), operator: false, simulated, resume: None };
     let hello = handshake::encode(&Speaker::new(partywall::VERSION), &hello, 1)?;
     let welcome = client.exchange(&hello, Some(process::own_pidfd()?))?;
     handshake::decode(&welcome.body)?.decode::<BrokerHello>()?.outcome.map_err(|refusal| format!("{refusal:?}"))?;

@@ -40,6 +40,8 @@ pub(crate) struct Tables {
     /// `cuMemAddressReserve`: first address and length.
     reserved: BTreeMap<DevicePtr, u64>,
     pools: pool::Pools,
+    /// `cuMemFreeAsync`: what no stream has come to.
+    freed: Vec<pool::Freed>,
     /// The number of the newest object.
     last: u64,
 }
@@ -175,6 +177,7 @@ impl Tables {
             handles: BTreeMap::new(),
             reserved: BTreeMap::new(),
             pools: pool::defaults(devices),
+            freed: Vec::new(),
             last: 0,
         }
     }

@@ -1,6 +1,7 @@
 //! Memory pools: memory that is allocated and freed in the order of a stream.
 //!
-//! An address is valid immediately; the memory is freed when the stream reaches the operation.
+//! An address is valid immediately; the memory is freed when the stream reaches the operation. Until then the same stream may
+//! have it again: its later work is behind the work that used the memory before.
 
 use std::collections::BTreeMap;
 
@@ -29,6 +30,14 @@ pub(super) struct Pool {
     pub(super) handle_types: u32,
 }
 
+/// Memory that a stream will free, and may have again before.
+pub(super) struct Freed {
+    stream: Handle,
+    address: DevicePtr,
+    /// The number of the region, which is another one once the memory is allocated again.
+    id: u64,
+}
+
 pub(super) type Pools = BTreeMap<Handle, Pool>;
 
 /// Returns the pools that devices have by themselves.
@@ -41,27 +50,46 @@ fn default_of(device: usize) -> Handle {
 }
 
 impl Tables {
-    fn allocate_from(&mut self, pool: Handle, bytes: u64) -> Result<DevicePtr, Code> {
+    fn allocate_from(&mut self, pool: Handle, bytes: u64, stream: Handle) -> Result<DevicePtr, Code> {
         let Pool { device, handle_types } = *self.pools.get(&pool).ok_or(Code::INVALID_VALUE)?;
+        if let Some(address) = self.again(pool, bytes, stream) {
+            return Ok(address);
+        }
         self.allocate(bytes, Owner { kind: Kind::Pool { pool, handle_types }, device, context: 0, sharing: pool })
+    }
+
+    /// Returns memory of this length that this stream will free, if there is some.
+    fn again(&mut self, pool: Handle, bytes: u64, stream: Handle) -> Option<DevicePtr> {
+        let regions = &self.regions;
+        let fits = |freed: &Freed| {
+            freed.stream == stream
+                && regions.get(&freed.address).is_some_and(|region| {
+                    region.bytes == bytes && matches!(region.kind, Kind::Pool { pool: of, .. } if of == pool)
+                })
+        };
+        let index = self.freed.iter().position(fits)?;
+        let Freed { address, .. } = self.freed.swap_remove(index);
+        let id = self.number();
+        self.regions.get_mut(&address)?.id = id;
+        Some(address)
     }
 }
 
 /// Allocates from a pool for work on a stream; without one from that of the stream's device.
-fn allocate(pointer: *mut DevicePtr, bytes: usize, pool: Option<Handle>, stream: Handle) -> Result<(), Code> {
-    let stream = stream::find(stream)?;
+fn allocate(pointer: *mut DevicePtr, bytes: usize, pool: Option<Handle>, handle: Handle) -> Result<(), Code> {
+    let stream = stream::find(handle)?;
     if pointer.is_null() {
         return Err(Code::INVALID_VALUE);
     }
     let pool = pool.unwrap_or_else(|| default_of(stream.context().device));
-    let address = state::lock().memory.allocate_from(pool, bytes as u64)?;
+    let address = state::lock().memory.allocate_from(pool, bytes as u64, handle)?;
     ledger::record(POOL_ALLOCATION, address, bytes as u64);
     store(pointer, address)
 }
 
-/// Returns whether the address is that of an allocation of a pool.
-fn holds(memory: &Tables, address: DevicePtr) -> bool {
-    memory.regions.get(&address).is_some_and(|region| matches!(region.kind, Kind::Pool { .. }))
+/// Returns the number of an allocation of a pool.
+fn number(memory: &Tables, address: DevicePtr) -> Option<u64> {
+    memory.regions.get(&address).filter(|region| matches!(region.kind, Kind::Pool { .. })).map(|region| region.id)
 }
 
 entry_points! {
@@ -73,16 +101,23 @@ entry_points! {
         allocate(pointer, bytes, Some(pool), stream)
     }
     fn cuMemFreeAsync(pointer: DevicePtr, stream: Handle) {
-        let stream = stream::find(stream)?;
-        if !holds(&state::lock().memory, pointer) { return Err(Code::INVALID_VALUE); }
+        let handle = stream;
+        let stream = stream::find(handle)?;
+        let id = number(&state::lock().memory, pointer).ok_or(Code::INVALID_VALUE)?;
         stream.submit(move |_| {
             let memory = &mut state::lock().memory;
-            // Another stream may have freed it as well.
-            if holds(memory, pointer) {
+            memory.freed.retain(|freed| freed.id != id);
+            // Another stream may have freed it as well, or this one has allocated it again.
+            if number(memory, pointer) == Some(id) {
                 memory.free(pointer);
             }
             Ok(())
         })?;
+        let memory = &mut state::lock().memory;
+        // The stream may have come so far.
+        if number(memory, pointer) == Some(id) {
+            memory.freed.push(Freed { stream: handle, address: pointer, id });
+        }
         ledger::remove(POOL_ALLOCATION, pointer);
         Ok(())
     }

@@ -9,11 +9,14 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use super::peer::in_a_process;
 use super::process::{create, export, exportable};
-use super::{answer, begin, context_handle, device_memory, make_current, must, new_stream, pinned, synchronize};
+use super::{
+    SharedWords, answer, begin, context_handle, device_memory, make_current, must, new_stream, pinned, synchronize,
+};
 use crate::abi::{Code, DevicePtr, MemAccessDesc, MemLocation};
 use crate::context::{
     self, cuCtxEnablePeerAccess, cuCtxSynchronize, cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxRetain,
 };
+use crate::memop::cuStreamWaitValue64_v2;
 use crate::memory::host::{
     cuMemAllocManaged, cuMemFreeHost, cuMemHostGetFlags, cuMemHostRegister_v2, cuMemHostUnregister,
 };
@@ -282,6 +285,33 @@ fn pointer_attributes_name_the_kind() {
     assert_eq!(answer!(cuMemFree_v2(pinned)), Code::INVALID_VALUE);
     must!(cuMemFreeHost(pinned as *mut c_void));
     assert_eq!(answer!(cuMemFreeHost(pinned as *mut c_void)), Code::INVALID_VALUE);
+}
+
+#[test]
+fn stream_has_memory_again_that_it_will_free() {
+    if !in_a_process("tests::memory::stream_has_memory_again_that_it_will_free", &[]) {
+        return;
+    }
+    begin();
+    let words = SharedWords::new(4096);
+    let stream = new_stream();
+    let allocate = |stream| {
+        let mut pointer = 0;
+        must!(cuMemAllocAsync(&mut pointer, 4 * GRANULE, stream));
+        pointer
+    };
+    let first = allocate(stream);
+    must!(cuStreamWaitValue64_v2(stream, words.device, 1, 0));
+    must!(cuMemFreeAsync(first, stream));
+    assert_ne!(allocate(new_stream()), first, "another stream is not behind the work that uses it");
+    assert_eq!(allocate(stream), first);
+    assert_ne!(allocate(stream), first, "once");
+    words.store(0, 1);
+    synchronize(stream);
+    assert_eq!(poke(first, 1), Ok(()), "it is allocated, although the stream has come to the first free");
+    must!(cuMemFreeAsync(first, stream));
+    synchronize(stream);
+    assert_eq!(poke(first, 1), Err(Code::ILLEGAL_ADDRESS));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Opening GPU memory in a process that has a context, against the driver's own calls on the same file descriptors:
 //! import, reserve, map, set access. Another process committed the memory and is gone.
 
-use partywall::{DeviceUuid, Segment};
+use partywall::DeviceUuid;
 use partywall_labs::bench::samplers::Half;
 use partywall_measure::{Case, Comparison, Failure, Unit};
 
@@ -24,7 +24,7 @@ pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
         }
         let name = format!("segment.{total}");
         commit(broker, &name, uuid, tensors, bytes)?;
-        let chunks = handout::chunks(broker.socket(), &name)?;
+        let chunks = handout::chunks(broker.socket(), &name, gpu.context().driver().is_simulated())?;
         let case = |what: &str| {
             Case::new(what, Unit::Microseconds).parameter("size", size(total)).parameter("chunks", chunks.len())
         };
@@ -60,13 +60,4 @@ pub(super) fn commit(broker: &Broker, name: &str, gpu: DeviceUuid, tensors: u64,
     } else {
         Err(format!("the process that was to commit {name:?} failed: {status}").into())
     }
-}
-
-/// Opens a segment for reading; `reader` names another GPU than the one that has the memory.
-pub(super) fn open(broker: &Broker, name: &str, reader: Option<DeviceUuid>) -> Result<Segment, Failure> {
-    let opener = broker.connect()?.opener(name);
-    Ok(match reader {
-        Some(reader) => opener.device(reader).allow_peer(true).open(),
-        None => opener.open(),
-    }?)
 }
