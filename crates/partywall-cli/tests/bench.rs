@@ -78,6 +78,7 @@ fn all_is_measured_on_the_simulated_gpu() {
         "copies within the GPU",
         "copies out of another GPU",
         "copies out of another GPU, which the reader does not see",
+        "bandwidth of a kernel that reads another GPU",
         "one process tells another, time-sliced",
         "a stream of one process tells one of another, time-sliced",
         "one process tells several by a topic, and each answers, time-sliced",
@@ -90,6 +91,8 @@ fn all_is_measured_on_the_simulated_gpu() {
         "cuIpcOpenMemHandle",
         "cuIpcOpenEventHandle",
         "topic in GPU memory",
+        "queue in GPU memory, from stream to stream",
+        "semaphore, from a stream to the host of the other one",
         "cuMemAllocAsync",
         "under MPS are left out",
     ] {

@@ -11,7 +11,7 @@ use std::{
 };
 
 use partywall_measure::Failure;
-use partywall_os::{futex, map::SharedMap, memfd};
+use partywall_os::{map::SharedMap, memfd};
 use rustix::{
     thread::futex as plain,
     time::{ClockId, clock_gettime},
@@ -81,7 +81,8 @@ pub(crate) fn yield_until(word: &AtomicU64, value: u64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Sleeps on `word` until it is at least `value`. It has no timeout, which would cost a timer for each sleep.
+/// Sleeps on `word` until it is at least `value`. It has no timeout, which would cost a timer for each sleep; with one it is
+/// [`turns::sleep_until`](partywall_labs::bench::turns::sleep_until).
 pub(crate) fn sleep_until(word: &AtomicU32, value: u32) {
     loop {
         let seen = word.load(Ordering::Acquire);
@@ -93,23 +94,6 @@ pub(crate) fn sleep_until(word: &AtomicU32, value: u32) {
     }
 }
 
-/// As [`sleep_until`], with a timeout, which the library's waits also need.
-pub(crate) fn sleep_until_within(word: &AtomicU32, value: u32) {
-    loop {
-        let seen = word.load(Ordering::Acquire);
-        if seen >= value {
-            return;
-        }
-        futex::wait(word, seen, TIMEOUT);
-    }
-}
-
-/// Stores `value` and wakes all sleepers on `word`.
-pub(crate) fn store_and_wake(word: &AtomicU32, value: u32) {
-    word.store(value, Ordering::Release);
-    futex::wake(word, 1);
-}
-
 /// Returns the clock that all processes share, in nanoseconds.
 pub(crate) fn now() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
@@ -118,6 +102,8 @@ pub(crate) fn now() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use partywall_labs::bench::turns::store_and_wake;
+
     use super::*;
 
     #[test]
@@ -129,7 +115,7 @@ mod tests {
                 sleep_until(other.futex(1), 1);
                 other.word(2).store(7, Ordering::Release);
             });
-            store_and_wake(board.futex(1), 1);
+            store_and_wake(board.futex(1), 1, 1);
             yield_until(board.word(2), 7).unwrap();
         });
         assert!(now() <= now());

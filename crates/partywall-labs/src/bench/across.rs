@@ -1,6 +1,6 @@
-//! Copies out of another GPU's memory, by a process that sees the owner's GPU and by one that does not.
+//! Copies and reads of another GPU's memory, by a process that sees the owner's GPU and by one that does not.
 //!
-//! This process owns the memory. The reader is another process, on another GPU, and times its copies by that GPU's clock.
+//! This process owns the memory. The reader is another process, on another GPU, and times its work by that GPU's clock.
 
 use std::{cell::RefCell, os::fd::AsFd};
 
@@ -13,7 +13,7 @@ use partywall_measure::{Comparison, Sampler, Unit};
 
 use super::{
     Bench, chain,
-    copies::{SPOILT, same},
+    copies::{Turns, rate, same_on, spoil_on},
     memory::{asked, open},
     peer::{Handle, Order, TENSOR, bytes_of},
     samplers::Timer,
@@ -60,17 +60,23 @@ pub(super) fn run(bench: &Bench<'_>, owner: &Gpu) -> Result<(), Failure> {
     for hidden in [false, true] {
         let environment: &[_] = if hidden { &[("CUDA_VISIBLE_DEVICES", seen.as_str())] } else { &[] };
         let what = match hidden {
-            false => "copies out of another GPU",
-            true => "copies out of another GPU, which the reader does not see",
+            false => "another GPU",
+            true => "another GPU, which the reader does not see",
         };
         let peer = RefCell::new(bench.peer_on(Place::Gpu(reader), environment)?);
-        for size in bench.sizes(what, 4, 4) {
-            by_size(bench, owner, &peer, what, size)?;
+        let sizes = bench.sizes(&format!("copies out of {what}"), BUFFERS, HOST_BUFFERS);
+        if let Some(largest) = sizes.last() {
+            let rotated = bench.rotated(*largest, BUFFERS, HOST_BUFFERS);
+            by_size(bench, owner, &peer, what, &sizes, rotated)?;
         }
         peer.into_inner().end();
     }
     Ok(())
 }
+
+/// Buffers on a GPU, and on the host beside them.
+const BUFFERS: u64 = 4;
+const HOST_BUFFERS: u64 = 4;
 
 /// Returns another GPU that reaches this one's memory, or why there is none.
 fn other(owner: &Gpu) -> Result<Result<DeviceUuid, &'static str>, Failure> {
@@ -88,39 +94,60 @@ fn other(owner: &Gpu) -> Result<Result<DeviceUuid, &'static str>, Failure> {
     Ok(Err(why))
 }
 
-fn by_size(bench: &Bench<'_>, gpu: &Gpu, peer: &RefCell<Peer>, what: &str, size: u64) -> Result<(), Failure> {
-    let words = chain::new(size);
+fn by_size(
+    bench: &Bench<'_>,
+    gpu: &Gpu,
+    peer: &RefCell<Peer>,
+    what: &str,
+    sizes: &[u64],
+    rotated: u64,
+) -> Result<(), Failure> {
+    let words = chain::new(rotated);
     let write = |memory: DeviceSlice<'_>| gpu.stream().copy_from_host(memory, bytes_of(&words)).doing("writing memory");
-    let plain = DeviceBuffer::new(gpu.context(), size).doing("allocating memory")?;
+    let plain = DeviceBuffer::new(gpu.context(), rotated).doing("allocating memory")?;
     write(plain.as_slice())?;
     let handle = IpcMemoryHandle::of(gpu.context(), plain.as_slice().device_ptr()).doing("making a handle")?;
-    let memory = PhysicalMemory::create(gpu.context(), whole(gpu, size)?).doing("making memory")?;
+    let memory = PhysicalMemory::create(gpu.context(), whole(gpu, rotated)?).doing("making memory")?;
     let descriptor = memory.export().doing("exporting memory")?;
     let mapping = Mapping::new(memory, Access::ReadWrite).doing("mapping memory")?;
-    write(mapping.as_slice().slice(0, size).doing("writing memory")?)?;
-    let build = bench.domain.create(SEGMENT, bench.place).tensor(TENSOR, partywall::DType::U64, &[size / 8]);
+    write(mapping.as_slice().slice(0, rotated).doing("writing memory")?)?;
+    let build = bench.domain.create(SEGMENT, bench.place).tensor(TENSOR, partywall::DType::U64, &[rotated / 8]);
     let mut build = build.allocate()?;
     build.write(TENSOR, bytes_of(&words))?;
     let segment = build.commit()?;
 
-    let offer = Order::Across(Offer { handle: handle.0.to_vec(), bytes: size });
+    let offer = Order::Across(Offer { handle: handle.0.to_vec(), bytes: rotated });
     peer.borrow_mut().say_with(offer, &[descriptor.as_fd()])?;
     let refusals: Vec<Option<String>> = peer.borrow_mut().hear()?;
     let mut opened = Vec::new();
     for (way, refusal) in WAYS.into_iter().zip(refusals) {
         match refusal {
             None => opened.push(way),
-            Some(why) => bench.note(format!("{what}: {} was refused: {why}", way.name())),
+            Some(why) => bench.note(format!("copies out of {what}: {} was refused: {why}", way.name())),
         }
     }
-    let copy = |way: Way| -> Sampler<'_> { Box::new(move || asked(peer.borrow_mut().ask(Order::CopyAcross(way)))) };
-    let case = |way: Way| bench.case(way.name(), Unit::GigabytesPerSecond, size).parameter("of", what);
-    if let Some((first, others)) = opened.split_first() {
-        let comparison = others.iter().fold(Comparison::new(case(*first), copy(*first)), |comparison, way| match way {
-            Way::Descriptor => comparison.floor(case(*way), copy(*way)),
-            _ => comparison.rival(case(*way), copy(*way)),
+    let Some((first, others)) = opened.split_first() else { return Ok(()) };
+    for size in sizes {
+        let case = |name: &str, of: &str| {
+            bench.case(name, Unit::GigabytesPerSecond, *size).parameter("of", format!("{of} {what}"))
+        };
+        let rate = |order: fn(Way, u64) -> Order, way: Way| -> Sampler<'_> {
+            Box::new(move || asked(peer.borrow_mut().ask(order(way, *size))))
+        };
+        let copy = |way| rate(|way, bytes| Order::CopyAcross { way, bytes }, way);
+        let of = |way: Way| case(way.name(), "copies out of");
+        let copies = others.iter().fold(Comparison::new(of(*first), copy(*first)), |copies, way| match way {
+            Way::Descriptor => copies.floor(of(*way), copy(*way)),
+            _ => copies.rival(of(*way), copy(*way)),
         });
-        bench.run(what, comparison)?;
+        bench.run("copies out of another GPU", copies)?;
+
+        let read = |way| rate(|way, bytes| Order::ReadAcross { way: Some(way), bytes }, way);
+        let of = |name: &str| case(name, "bandwidth of a kernel that reads");
+        let own: Sampler<'_> = Box::new(|| asked(peer.borrow_mut().ask(Order::ReadAcross { way: None, bytes: *size })));
+        let reads = Comparison::new(of(first.name()), read(*first)).floor(of("the reader's own memory"), own);
+        let reads = others.iter().fold(reads, |reads, way| reads.rival(of(way.name()), read(*way)));
+        bench.run("reads of another GPU", reads)?;
     }
     peer.borrow_mut().ask::<()>(Order::Free)?;
     segment.release()?;
@@ -144,6 +171,7 @@ pub(super) struct Reader {
     target: DeviceBuffer,
     expected: Vec<u64>,
     bytes: u64,
+    turns: Turns,
 }
 
 impl Reader {
@@ -163,6 +191,7 @@ impl Reader {
             expected: chain::new(bytes),
             gpu,
             bytes,
+            turns: Turns::new(bytes),
         })
     }
 
@@ -171,7 +200,7 @@ impl Reader {
         let refusals = [self.segment.as_ref().err(), self.descriptor.as_ref().err(), self.legacy.as_ref().err()];
         for (way, refusal) in WAYS.into_iter().zip(refusals) {
             if refusal.is_none() {
-                self.copy(way).map_err(super::failed)?;
+                self.copy(way, self.bytes).map_err(super::failed)?;
                 let mut copied = vec![0; self.bytes as usize];
                 self.gpu.stream().copy_to_host(&mut copied, self.target.as_slice()).doing("reading memory")?;
                 if copied != bytes_of(&self.expected) {
@@ -182,23 +211,43 @@ impl Reader {
         Ok(refusals.map(|refusal| refusal.cloned()).to_vec())
     }
 
-    /// Copies the owner's memory once. Returns GB/s.
-    pub(super) fn copy(&self, way: Way) -> Result<f64, partywall_measure::Failure> {
+    /// Copies the next part of so many bytes of the owner's memory. Returns GB/s.
+    pub(super) fn copy(&self, way: Way, bytes: u64) -> Result<f64, partywall_measure::Failure> {
         let stream = self.gpu.stream();
-        stream.enqueue_set(self.target.as_slice(), SPOILT)?;
-        let timer = Timer::new(&self.gpu)?;
-        let copied = |source: DeviceSlice<'_>| timer.time(|| Ok(stream.enqueue_copy(self.target.as_slice(), source)?));
+        let at = self.turns.part(bytes);
+        let target = self.target.slice(at, bytes)?;
+        spoil_on(stream, target)?;
+        let time = self.timed(way, |memory| Ok(stream.enqueue_copy(target, memory.slice(at, bytes)?)?))?;
+        let expected = &bytes_of(&self.expected)[at as usize..(at + bytes) as usize];
+        same_on(stream, target, expected)?;
+        Ok(rate(bytes, time))
+    }
+
+    /// Has a kernel read the next part of so many bytes of the owner's memory, or of this process's own. Returns GB/s.
+    pub(super) fn read(&self, way: Option<Way>, bytes: u64) -> Result<f64, partywall_measure::Failure> {
+        let at = self.turns.part(bytes);
+        let read = |memory: DeviceSlice<'_>| {
+            Ok(self.gpu.kernels()?.enqueue_read(self.gpu.stream(), memory.slice(at, bytes)?)?)
+        };
         let time = match way {
-            Way::Segment => copied(self.segment.as_ref().map_err(String::as_str)?.tensor(TENSOR)?.device()?.as_slice()),
-            Way::Descriptor => {
-                copied(self.descriptor.as_ref().map_err(String::as_str)?.as_slice().slice(0, self.bytes)?)
-            }
-            Way::Legacy => copied(self.legacy.as_ref().map_err(String::as_str)?.as_slice()),
-        }?;
-        let mut end = [0; 64];
-        let at = self.bytes - 64;
-        stream.copy_to_host(&mut end, self.target.slice(at, 64)?)?;
-        same(&end, &bytes_of(&self.expected)[at as usize..])?;
-        Ok(self.bytes as f64 / time.as_secs_f64() / 1e9)
+            Some(way) => self.timed(way, read)?,
+            None => Timer::new(&self.gpu)?.time(|| read(self.target.as_slice()))?,
+        };
+        Ok(rate(bytes, time))
+    }
+
+    /// Returns how long work on the owner's memory takes.
+    fn timed(
+        &self,
+        way: Way,
+        work: impl Fn(DeviceSlice<'_>) -> Result<(), partywall_measure::Failure>,
+    ) -> Result<Duration, partywall_measure::Failure> {
+        let timer = Timer::new(&self.gpu)?;
+        let timed = |memory| timer.time(|| work(memory));
+        match way {
+            Way::Segment => timed(self.segment.as_ref().map_err(String::as_str)?.tensor(TENSOR)?.device()?.as_slice()),
+            Way::Descriptor => timed(self.descriptor.as_ref().map_err(String::as_str)?.as_slice()),
+            Way::Legacy => timed(self.legacy.as_ref().map_err(String::as_str)?.as_slice()),
+        }
     }
 }

@@ -1,10 +1,10 @@
 //! Blocks of a pool beside allocations: what a process takes and gives back in its inner loop.
 
-use partywall_measure::{Comparison, Failure as Sampled, Unit};
+use partywall_measure::{Comparison, Unit};
 
 use super::{
     Bench,
-    samplers::{allocation, allocation_in_order, block, pairs},
+    samplers::{allocation, allocation_in_order, block, pairs, touched},
 };
 use crate::prelude::*;
 
@@ -38,16 +38,5 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<(), Failure> {
             free => return Err(unexpected(&format!("{free} of 4 blocks are free, and nobody has one"))),
         }
     }
-    Ok(())
-}
-
-/// Memory of this process alone. Without a byte written there would be none.
-fn touched(bytes: u64) -> Result<(), Sampled> {
-    let mut memory = Vec::<u8>::with_capacity(bytes as usize);
-    let pages = memory.spare_capacity_mut().iter_mut().step_by(4096);
-    pages.for_each(|byte| {
-        byte.write(1);
-    });
-    std::hint::black_box(&memory);
     Ok(())
 }

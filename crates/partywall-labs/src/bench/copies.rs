@@ -1,13 +1,17 @@
 //! Copies: into shared memory, out of it, and within a GPU, beside the same with memory of this process alone.
 
-use std::{cell::RefCell, hint::black_box, ops::Range};
+use std::{
+    cell::{Cell, RefCell},
+    hint::black_box,
+    ops::Range,
+};
 
 use partywall::cuda::{DeviceBuffer, DeviceSlice, PinnedBuffer};
 use partywall_measure::{Comparison, Sampler, Unit};
 
 use super::{
     Bench, across, chain,
-    memory::{ROTATED, open},
+    memory::open,
     peer::{Handle, Order, TENSOR, bytes_of},
     samplers::Timer,
 };
@@ -23,15 +27,15 @@ const COPIED: &str = "copied";
 
 pub(super) fn run(bench: &Bench<'_>) -> Result<(), Failure> {
     let mut peer = bench.peer()?;
-    // On the host: the segment, the block, the source, and three targets. A GPU has fewer, and both processes write from the host.
-    let sizes = bench.sizes("copy", 6, 5);
-    match &bench.gpu {
-        None => on_host(bench, &mut peer, &sizes)?,
-        Some(gpu) => {
-            for size in sizes {
-                peer.ask::<()>(Order::Commit { name: COPIED.into(), bytes: size, mutable: true })?;
-                let handle: Handle = peer.ask(Order::Legacy { bytes: size, chain: true })?;
-                on_gpu(bench, gpu, &handle, size)?;
+    let sizes = bench.sizes("copy", BUFFERS, HOST_BUFFERS);
+    if let Some(largest) = sizes.last() {
+        let rotated = bench.rotated(*largest, BUFFERS, HOST_BUFFERS);
+        match &bench.gpu {
+            None => on_host(bench, &mut peer, &sizes, rotated)?,
+            Some(gpu) => {
+                peer.ask::<()>(Order::Commit { name: COPIED.into(), bytes: rotated, mutable: true })?;
+                let handle: Handle = peer.ask(Order::Legacy { bytes: rotated, chain: true })?;
+                on_gpu(bench, gpu, &handle, &sizes, rotated)?;
                 peer.ask::<()>(Order::Free)?;
             }
         }
@@ -43,11 +47,14 @@ pub(super) fn run(bench: &Bench<'_>) -> Result<(), Failure> {
     }
 }
 
-/// Copies out of a frozen segment; into a block of a pool, which is what processes write. Small ones take turns among parts of
-/// larger buffers.
-fn on_host(bench: &Bench<'_>, peer: &mut Peer, sizes: &[u64]) -> Result<(), Failure> {
-    let Some(largest) = sizes.last() else { return Ok(()) };
-    let rotated = if bench.quick { *largest } else { ROTATED.max(*largest) };
+/// Buffers where the memory is: on the host the segment, the block, the source, and three targets. A GPU has fewer.
+const BUFFERS: u64 = 6;
+
+/// Buffers on the host beside those of a GPU, of both processes.
+const HOST_BUFFERS: u64 = 5;
+
+/// Copies out of a frozen segment; into a block of a pool, which is what processes write.
+fn on_host(bench: &Bench<'_>, peer: &mut Peer, sizes: &[u64], rotated: u64) -> Result<(), Failure> {
     peer.ask::<()>(Order::Commit { name: COPIED.into(), bytes: rotated, mutable: false })?;
     let segment = bench.domain.opener(COPIED).open()?;
     let shared = segment.tensor(TENSOR)?.as_bytes()?;
@@ -61,14 +68,16 @@ fn on_host(bench: &Bench<'_>, peer: &mut Peer, sizes: &[u64]) -> Result<(), Fail
     let mut block = pool.alloc(TIMEOUT)?;
     block.bytes_mut()?.fill(SPOILT);
     let mut targets = [(); 3].map(|()| vec![SPOILT; rotated as usize]);
+    let turns = Turns::new(rotated);
     for size in sizes {
         let case = |what: &str, name: &str| bench.case(name, Unit::GigabytesPerSecond, *size).parameter("of", what);
         let [first, second, third] = &mut targets;
-        let comparison = Comparison::new(case("copies out of", SHARED), copies(shared, first, own, *size))
-            .floor(case("copies out of", OWN), copies(own, second, own, *size));
+        let comparison = Comparison::new(case("copies out of", SHARED), copies(shared, first, own, *size, &turns))
+            .floor(case("copies out of", OWN), copies(own, second, own, *size, &turns));
         bench.run("copies", comparison)?;
-        let comparison = Comparison::new(case("copies into", SHARED), copies(own, block.bytes_mut()?, own, *size))
-            .floor(case("copies into", OWN), copies(own, third, own, *size));
+        let block = block.bytes_mut()?;
+        let comparison = Comparison::new(case("copies into", SHARED), copies(own, block, own, *size, &turns))
+            .floor(case("copies into", OWN), copies(own, third, own, *size, &turns));
         bench.run("copies", comparison)?;
     }
     drop(block);
@@ -78,15 +87,34 @@ fn on_host(bench: &Bench<'_>, peer: &mut Peer, sizes: &[u64]) -> Result<(), Fail
 
 const COPIED_POOL: &str = "copied/into";
 
+/// Has the samples of a comparison take turns among the parts of buffers. The cases share it: a part of a buffer that one of them
+/// has just used would be in a cache for the next one.
+pub(super) struct Turns {
+    bytes: u64,
+    next: Cell<u64>,
+}
+
+impl Turns {
+    pub(super) fn new(bytes: u64) -> Self {
+        Self { bytes, next: Cell::new(0) }
+    }
+
+    /// Returns where the next part of so many bytes begins. Each length divides that of the buffers.
+    pub(super) fn part(&self, bytes: u64) -> u64 {
+        let at = self.next.get().next_multiple_of(bytes) % self.bytes;
+        self.next.set(at + bytes);
+        at
+    }
+}
+
 /// Copies one part of so many bytes after the other to the same place of another buffer. A sample is at least a mebibyte: less
 /// would take no longer than a look at the clock.
-fn copies<'a>(source: &'a [u8], to: &'a mut [u8], expected: &'a [u8], size: u64) -> Sampler<'a> {
+fn copies<'a>(source: &'a [u8], to: &'a mut [u8], expected: &'a [u8], size: u64, turns: &'a Turns) -> Sampler<'a> {
     let size = size as usize;
     let sample = size.max(1 << 20).min(source.len());
-    let mut next = 0;
     Box::new(move || {
-        let at = next..next + sample;
-        next = at.end % source.len();
+        let start = turns.part(sample as u64) as usize;
+        let at = start..start + sample;
         let (source, to, expected) = (&source[at.clone()], &mut to[at.clone()], &expected[at]);
         to.chunks_exact_mut(size).for_each(spoil);
         let start = Instant::now();
@@ -115,54 +143,70 @@ fn spoil(bytes: &mut [u8]) {
 /// No chain has such bytes: a link leads less far.
 pub(super) const SPOILT: u8 = 0xFF;
 
+/// Bytes at either end that are compared.
+const END: usize = 64;
+
 fn ends(bytes: usize) -> [Range<usize>; 2] {
-    let part = bytes.min(64);
+    let part = bytes.min(END);
     [0..part, bytes - part..bytes]
 }
 
-fn rate(size: u64, elapsed: Duration) -> f64 {
+pub(super) fn rate(size: u64, elapsed: Duration) -> f64 {
     size as f64 / elapsed.as_secs_f64() / 1e9
 }
 
-fn on_gpu(bench: &Bench<'_>, gpu: &Gpu, handle: &Handle, size: u64) -> Result<(), Failure> {
+fn on_gpu(bench: &Bench<'_>, gpu: &Gpu, handle: &Handle, sizes: &[u64], rotated: u64) -> Result<(), Failure> {
     let segment = bench.domain.opener(COPIED).read_write().open()?;
     let shared = segment.tensor(TENSOR)?.device()?;
-    let legacy = open(gpu, handle, size)?;
-    let words = chain::new(size);
-    let device = || DeviceBuffer::new(gpu.context(), size).doing("allocating memory");
-    let (own, target) = (device()?, device()?);
-    gpu.stream().copy_from_host(own.as_slice(), bytes_of(&words)).doing("writing memory")?;
-    let mut pinned = PinnedBuffer::new(gpu.context(), size).doing("allocating host memory")?;
+    let legacy = open(gpu, handle, rotated)?;
+    let words = chain::new(rotated);
+    let device = || -> Result<DeviceBuffer, Failure> {
+        let memory = DeviceBuffer::new(gpu.context(), rotated).doing("allocating memory")?;
+        gpu.stream().copy_from_host(memory.as_slice(), bytes_of(&words)).doing("writing memory")?;
+        Ok(memory)
+    };
+    let own = device()?;
+    let target = device()?;
+    let mut pinned = PinnedBuffer::new(gpu.context(), rotated).doing("allocating host memory")?;
     pinned.copy_from_slice(bytes_of(&words));
     let pinned = RefCell::new(pinned);
     let timer = Timer::new(gpu).doing("making events")?;
-    let copy = Copies { gpu, timer: &timer, pinned: &pinned, expected: bytes_of(&words), size };
     let all = [shared.as_slice(), own.as_slice(), legacy.as_slice()];
-    let case = |what: &str, name: &str| bench.case(name, Unit::GigabytesPerSecond, size).parameter("of", what);
-    let what = [
-        "copies from page-locked host memory into",
-        "copies to page-locked host memory out of",
-        "copies within the GPU out of",
-    ];
-    for (what, samplers) in what.into_iter().zip([
-        all.map(|memory| copy.into_device(memory)),
-        all.map(|memory| copy.out_of_device(memory)),
-        all.map(|memory| copy.within(memory, target.as_slice())),
-    ]) {
-        let [ours, own, legacy] = samplers;
-        let comparison =
-            Comparison::new(case(what, SHARED), ours).floor(case(what, OWN), own).rival(case(what, LEGACY), legacy);
-        bench.run("copies", comparison)?;
+    let turns = Turns::new(rotated);
+    for size in sizes {
+        let copy =
+            Copies { gpu, timer: &timer, pinned: &pinned, expected: bytes_of(&words), size: *size, turns: &turns };
+        let case = |what: &str, name: &str| bench.case(name, Unit::GigabytesPerSecond, *size).parameter("of", what);
+        let what = [
+            "copies from page-locked host memory into",
+            "copies to page-locked host memory out of",
+            "copies within the GPU out of",
+        ];
+        for (what, samplers) in what.into_iter().zip([
+            all.map(|memory| copy.into_device(memory)),
+            all.map(|memory| copy.out_of_device(memory)),
+            all.map(|memory| copy.within(memory, target.as_slice())),
+        ]) {
+            let [ours, own, legacy] = samplers;
+            let comparison =
+                Comparison::new(case(what, SHARED), ours).floor(case(what, OWN), own).rival(case(what, LEGACY), legacy);
+            bench.run("copies", comparison)?;
+        }
     }
+    let mut pinned = pinned.borrow_mut();
     for (name, memory) in
         [SHARED, OWN, LEGACY, "the target"].into_iter().zip(all.into_iter().chain([target.as_slice()]))
     {
-        copy.check(name, memory)?;
+        spoil(&mut pinned);
+        gpu.stream().copy_to_host(&mut pinned, memory).doing("reading memory")?;
+        if **pinned != *bytes_of(&words) {
+            return Err(unexpected(&format!("{name}: a copy has changed bytes")));
+        }
     }
     Ok(())
 }
 
-/// Copies on a GPU's stream, by its own clock. The host's side is page-locked.
+/// Copies on a GPU's stream, by its own clock. The host's side is page-locked. All of the memory has the expected bytes before.
 #[derive(Clone, Copy)]
 struct Copies<'a> {
     gpu: &'a Gpu,
@@ -170,54 +214,76 @@ struct Copies<'a> {
     pinned: &'a RefCell<PinnedBuffer>,
     expected: &'a [u8],
     size: u64,
+    turns: &'a Turns,
 }
 
 impl<'a> Copies<'a> {
-    /// Overwrites device memory, so that a copy that does nothing is found.
-    fn spoil(&self, memory: DeviceSlice<'_>) -> Result<(), partywall_measure::Failure> {
-        Ok(self.gpu.stream().enqueue_set(memory, SPOILT)?)
+    /// Returns where the next part of each buffer is.
+    fn part(&self) -> Range<usize> {
+        let at = self.turns.part(self.size) as usize;
+        at..at + self.size as usize
     }
 
-    /// Refuses memory that differs anywhere from what was copied into it.
-    fn check(&self, name: &str, memory: DeviceSlice<'_>) -> Result<(), Failure> {
-        let mut pinned = self.pinned.borrow_mut();
-        spoil(&mut pinned);
-        self.gpu.stream().copy_to_host(&mut pinned, memory).doing("reading memory")?;
-        if **pinned == *self.expected { Ok(()) } else { Err(unexpected(&format!("{name}: a copy has changed bytes"))) }
-    }
-
-    fn into_device(self, to: DeviceSlice<'a>) -> Sampler<'a> {
+    fn into_device(self, memory: DeviceSlice<'a>) -> Sampler<'a> {
         Box::new(move || {
-            let mut pinned = self.pinned.borrow_mut();
-            self.spoil(to)?;
-            let time = self.timer.time(|| Ok(self.gpu.stream().copy_from_host(to, &pinned)?))?;
-            self.gpu.stream().copy_to_host(&mut pinned, to)?;
-            same(&pinned, self.expected)?;
+            let stream = self.gpu.stream();
+            let part = self.part();
+            let to = memory.slice(part.start as u64, self.size)?;
+            spoil_on(stream, to)?;
+            let pinned = self.pinned.borrow();
+            let time = self.timer.time(|| Ok(stream.copy_from_host(to, &pinned[part.clone()])?))?;
+            same_on(stream, to, &self.expected[part])?;
             Ok(rate(self.size, time))
         })
     }
 
-    fn out_of_device(self, from: DeviceSlice<'a>) -> Sampler<'a> {
+    fn out_of_device(self, memory: DeviceSlice<'a>) -> Sampler<'a> {
         Box::new(move || {
-            let mut pinned = self.pinned.borrow_mut();
-            spoil(&mut pinned);
-            let time = self.timer.time(|| Ok(self.gpu.stream().copy_to_host(&mut pinned, from)?))?;
-            same(&pinned, self.expected)?;
+            let part = self.part();
+            let from = memory.slice(part.start as u64, self.size)?;
+            let to = &mut self.pinned.borrow_mut()[part.clone()];
+            spoil(to);
+            let time = self.timer.time(|| Ok(self.gpu.stream().copy_to_host(to, from)?))?;
+            same(to, &self.expected[part])?;
             Ok(rate(self.size, time))
         })
     }
 
-    fn within(self, from: DeviceSlice<'a>, to: DeviceSlice<'a>) -> Sampler<'a> {
+    fn within(self, memory: DeviceSlice<'a>, target: DeviceSlice<'a>) -> Sampler<'a> {
         Box::new(move || {
-            self.spoil(to)?;
-            let time = self.timer.time(|| Ok(self.gpu.stream().enqueue_copy(to, from)?))?;
-            let mut end = [0; 64];
-            let at = self.size - 64;
-            self.gpu.stream().copy_to_host(&mut end, to.slice(at, 64)?)?;
-            same(&end, &self.expected[at as usize..])?;
+            let stream = self.gpu.stream();
+            let part = self.part();
+            let from = memory.slice(part.start as u64, self.size)?;
+            let to = target.slice(part.start as u64, self.size)?;
+            spoil_on(stream, to)?;
+            let time = self.timer.time(|| Ok(stream.enqueue_copy(to, from)?))?;
+            same_on(stream, to, &self.expected[part])?;
             Ok(rate(self.size, time))
         })
     }
+}
+
+/// As [`spoil`], on a GPU.
+pub(super) fn spoil_on(stream: StreamRef<'_>, memory: DeviceSlice<'_>) -> Result<(), partywall_measure::Failure> {
+    for part in ends(memory.len() as usize) {
+        stream.enqueue_set(memory.slice(part.start as u64, part.len() as u64)?, SPOILT)?;
+    }
+    Ok(())
+}
+
+/// As [`same`], on a GPU.
+pub(super) fn same_on(
+    stream: StreamRef<'_>,
+    memory: DeviceSlice<'_>,
+    expected: &[u8],
+) -> Result<(), partywall_measure::Failure> {
+    for part in ends(expected.len()) {
+        let mut bytes = [0; END];
+        let bytes = &mut bytes[..part.len()];
+        stream.copy_to_host(bytes, memory.slice(part.start as u64, part.len() as u64)?)?;
+        same(bytes, &expected[part])?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -239,14 +305,23 @@ mod tests {
     fn copies_take_turns_until_all_is_copied() {
         let source: Vec<u8> = (0..4 << 20).map(|byte: u32| byte as u8).collect();
         let mut to = vec![0; source.len()];
-        let mut copy = copies(&source, &mut to, &source, 4096);
+        let turns = Turns::new(4 << 20);
+        let mut copy = copies(&source, &mut to, &source, 4096, &turns);
         for _ in 0..4 {
             assert!(copy().unwrap() > 0.0);
         }
         drop(copy);
         assert!(to == source);
         let (zeros, expected) = (vec![0; 4096], vec![7; 4096]);
-        assert!(copies(&zeros, &mut vec![0; 4096], &expected, 4096)().is_err(), "other bytes than expected");
+        let turns = Turns::new(4096);
+        assert!(copies(&zeros, &mut vec![0; 4096], &expected, 4096, &turns)().is_err(), "other bytes than expected");
+    }
+
+    #[test]
+    fn parts_of_any_size_are_within_the_buffers_and_take_turns() {
+        let turns = Turns::new(64);
+        let parts = [16, 16, 32, 64, 16, 16, 32, 32].map(|bytes| turns.part(bytes));
+        assert_eq!(parts, [0, 16, 32, 0, 0, 16, 32, 0]);
     }
 
     #[test]

@@ -9,8 +9,9 @@ use partywall_measure::{Case, Comparison, Failure as Sampled, Unit};
 
 use super::{
     Bench,
-    group::{Group, Meeting, Sharing, Words, in_each_sharing, same},
+    group::{Group, Meeting, Sharing, Words, in_each_sharing},
     peer::Order,
+    turns::same,
 };
 use crate::prelude::*;
 

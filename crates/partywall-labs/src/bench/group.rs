@@ -3,13 +3,19 @@
 use std::{
     cell::{Cell, RefCell},
     os::fd::{AsFd, OwnedFd},
-    sync::atomic::{AtomicU32, Ordering},
+    sync::atomic::AtomicU32,
 };
 
 use partywall_measure::Sampler;
-use partywall_os::{futex, map::SharedMap, memfd};
+use partywall_os::{map::SharedMap, memfd};
 
-use super::{Bench, memory::asked, peer::Order, system};
+use super::{
+    Bench,
+    memory::asked,
+    peer::Order,
+    system,
+    turns::{sleep_until, store_and_wake},
+};
 use crate::{peer::Peer, prelude::*};
 
 /// How processes share a GPU.
@@ -157,28 +163,13 @@ impl Words {
 
     /// Writes the word of a member and wakes all who wait for it.
     pub(super) fn tell(&self, member: usize, value: u64) {
-        let word = self.of(member);
-        word.store(value as u32, Ordering::Release);
-        futex::wake_all(word);
+        store_and_wake(self.of(member), value as u32, u32::MAX);
     }
 
     /// Waits until a member has written a value. Returns what it has written, which is another value after the timeout.
     pub(super) fn hear(&self, member: usize, value: u64) -> u64 {
-        let word = self.of(member);
-        let deadline = Instant::now() + TIMEOUT;
-        loop {
-            let found = word.load(Ordering::Acquire);
-            if found == value as u32 || Instant::now() > deadline {
-                return u64::from(found);
-            }
-            futex::wait(word, found, TIMEOUT);
-        }
+        sleep_until(self.of(member), value as u32).into()
     }
-}
-
-/// Refuses another value than was told.
-pub(super) fn same(found: u64, value: u64) -> Result<(), partywall_measure::Failure> {
-    if found == value { Ok(()) } else { Err(format!("{found} was told instead of {value}").into()) }
 }
 
 /// For errors.

@@ -9,15 +9,16 @@ use std::{
     sync::atomic::Ordering,
 };
 
-use partywall::{DType, Permit, Policy, Publisher, Queue, Semaphore, Subscriber, Task, Timeline, TimelineWriter};
+use partywall::{Permit, Semaphore, Timeline, TimelineWriter};
 use partywall_measure::{Case, Comparison, Failure as Sampled, Sampler, Unit};
 
 use super::{
-    Bench,
-    group::{Group, MAKING, Meeting, Sharing, Words, in_each_sharing, same},
+    Bench, failed,
+    group::{Group, MAKING, Meeting, Sharing, Words, in_each_sharing},
     peer::Order,
-    relay::{Relay, Samples},
+    relay::{Relay, Samples, Tasks, Told},
     system,
+    turns::{self, Turn, same},
 };
 use crate::prelude::*;
 
@@ -49,6 +50,11 @@ pub(super) enum Behind {
     Event,
     /// A sample of a topic, in memory of the GPU. It says what to wait for.
     Topic,
+    /// A task of a queue, there, and its output, back, both in memory of the GPU. Hosts wait until they are enqueued, not until
+    /// they are written.
+    Queue,
+    /// A permit that a stream gives back behind its work. The host of the other stream waits for it.
+    Semaphore,
     /// Both hosts: one waits for its GPU and tells the other.
     Hosts,
 }
@@ -64,6 +70,8 @@ impl Way {
             Self::Semaphore => "semaphore",
             Self::Streams(Behind::Timeline) => "timeline, from stream to stream",
             Self::Streams(Behind::Topic) => "topic in GPU memory, from stream to stream",
+            Self::Streams(Behind::Queue) => "queue in GPU memory, from stream to stream",
+            Self::Streams(Behind::Semaphore) => "semaphore, from a stream to the host of the other one",
             Self::Streams(Behind::Event) => "IPC event (cuIpcOpenEventHandle), and a timeline to tell of its record",
             Self::Streams(Behind::Hosts) => "from stream to stream by both hosts: synchronise, and tell by a timeline",
         }
@@ -102,7 +110,7 @@ fn streams(bench: &Bench<'_>, group: &Group, sharing: Sharing) -> Result<(), Fai
         bench.note(format!("hand-offs by IPC events{} were refused: {}", sharing.suffix(), failure.message()));
     }
     let by_hosts = meet(group, hosts)?;
-    for way in [Behind::Timeline, Behind::Topic].map(Way::Streams) {
+    for way in [Behind::Timeline, Behind::Topic, Behind::Queue, Behind::Semaphore].map(Way::Streams) {
         let ours = meet(group, way)?;
         let mut comparison = Comparison::new(case(way), one_way(group, &ours));
         if let Ok(by_events) = &by_events {
@@ -138,11 +146,12 @@ enum By {
     Futex(Words),
     Socket(UnixStream),
     Timeline { ours: TimelineWriter, theirs: Timeline },
-    Topic { ours: Publisher, theirs: Subscriber },
-    Queue { ours: Queue, theirs: Queue },
-    Semaphores(Permits),
+    Topics(turns::Topics),
+    Queues(turns::Queues),
+    Semaphores { permits: Permits, words: Words },
     Streams(Box<Relay>),
     Samples(Samples),
+    Tasks(Box<Tasks>),
 }
 
 impl Ends {
@@ -156,8 +165,10 @@ impl Ends {
     ) -> Result<Self, Failure> {
         let first = meeting.index == 0;
         let name = |first: bool| format!("{}/{}", meeting.name, if first { "first" } else { "second" });
+        let names = [name(first), name(!first)];
+        let names = names.each_ref().map(String::as_str);
         let timelines =
-            || -> Result<_, Failure> { Ok((domain.timeline_writer(&name(first))?, domain.timeline(&name(!first))?)) };
+            || -> Result<_, Failure> { Ok((domain.timeline_writer(names[0])?, domain.timeline(names[1])?)) };
         let by = match way {
             Way::Futex => By::Futex(Words::map(words)?),
             Way::Socket => By::Socket(socket.into()),
@@ -165,22 +176,22 @@ impl Ends {
                 let (ours, theirs) = timelines()?;
                 By::Timeline { ours, theirs }
             }
-            Way::Topic => {
-                let topic = |first| {
-                    domain.topic(&name(first)).dtype(DType::U64).shape(&[1]).place(Place::Host).open_or_create()
-                };
-                By::Topic { theirs: topic(!first)?.subscribe(Policy::Block).join()?, ours: topic(first)?.publisher()? }
+            Way::Topic => By::Topics(turns::Topics::new(domain, names, Place::Host, 1, 8).map_err(failed)?),
+            Way::Queue => By::Queues(turns::Queues::new(domain, names).map_err(failed)?),
+            Way::Semaphore => {
+                By::Semaphores { permits: Permits::new(domain, &meeting.name, first)?, words: Words::map(words)? }
             }
-            Way::Queue => {
-                let queue = |first| domain.queue(&name(first)).tasks(8).place(Place::Host).open_or_create();
-                By::Queue { ours: queue(first)?, theirs: queue(!first)? }
-            }
-            Way::Semaphore => By::Semaphores(Permits::new(domain, &meeting.name, first, Words::map(words)?)?),
-            Way::Streams(Behind::Topic) => By::Samples(Samples::new(domain, place, [name(first), name(!first)])?),
+            Way::Streams(Behind::Topic) => By::Samples(Samples::new(domain, place, names)?),
+            Way::Streams(Behind::Queue) => By::Tasks(Box::new(Tasks::new(domain, place, &meeting.name, first)?)),
             Way::Streams(behind) => {
-                let (ours, theirs) = timelines()?;
-                let names = [name(first), name(!first)];
-                By::Streams(Box::new(Relay::new(domain, place, names, behind, ours, theirs, socket.into())?))
+                let told = match behind {
+                    Behind::Semaphore => Told::Permits(Permits::new(domain, &meeting.name, first)?),
+                    _ => {
+                        let (ours, theirs) = timelines()?;
+                        Told::Timelines { ours, theirs }
+                    }
+                };
+                By::Streams(Box::new(Relay::new(domain, place, names, behind, told, socket.into())?))
             }
         };
         Ok(Self { first, last: 0, by })
@@ -192,25 +203,23 @@ impl Ends {
             relay.begin()?;
         }
         let start = Instant::now();
-        for _ in 0..turns {
-            self.last += 1;
-            if self.first {
-                self.by.tell(self.last, self.first)?;
-                self.by.hear(self.last, self.first)?;
-            } else {
-                self.by.hear(self.last, self.first)?;
-                self.by.tell(self.last, self.first)?;
-            }
-        }
-        match &self.by {
+        let values = self.last + 1..=self.last + turns;
+        self.last += turns;
+        turns::in_turn(self.first, values, |turn, value| match turn {
+            Turn::Tell => self.by.tell(value, self.first),
+            Turn::Hear => self.by.hear(value, self.first),
+        })?;
+        match &mut self.by {
             By::Streams(relay) => relay.finish()?,
             By::Samples(samples) => samples.finish()?,
+            By::Tasks(tasks) => tasks.finish()?,
             _ => {}
         }
         let time = start.elapsed();
         match &mut self.by {
             By::Streams(relay) if self.first => relay.check(self.last)?,
             By::Samples(samples) if self.first => samples.check(self.last)?,
+            By::Tasks(tasks) if self.first => tasks.check(self.last)?,
             _ => {}
         }
         Ok(time)
@@ -223,19 +232,16 @@ impl By {
             Self::Futex(words) => words.tell(usize::from(!first), value),
             Self::Socket(socket) => (&*socket).write_all(&value.to_ne_bytes())?,
             Self::Timeline { ours, .. } => ours.signal(value)?,
-            Self::Topic { ours, .. } => {
-                let mut loan = ours.loan(DType::U64, &[1], TIMEOUT)?;
-                loan.as_mut_slice::<u64>()?[0] = value;
-                loan.filled().publish(TIMEOUT)?;
+            Self::Topics(topics) => topics.tell(value)?,
+            Self::Queues(queues) => queues.tell(value)?,
+            Self::Semaphores { permits, words } => {
+                // The permit orders this word for the other one.
+                words.of(usize::from(!first)).store(value as u32, Ordering::Relaxed);
+                permits.give(value, first)?.release()?;
             }
-            Self::Queue { ours, .. } => {
-                let task = Task::new("count").arguments(&value.to_ne_bytes()).cancel_with_submitter(true);
-                let ticket = ours.submit(task, TIMEOUT).map_err(|refused| refused.error)?;
-                ticket.wait(TIMEOUT)?;
-            }
-            Self::Semaphores(permits) => permits.tell(value, first)?,
             Self::Streams(relay) => relay.tell(value, first)?,
             Self::Samples(samples) => samples.tell(value)?,
+            Self::Tasks(tasks) => tasks.tell(value)?,
         }
         Ok(())
     }
@@ -249,16 +255,15 @@ impl By {
                 u64::from_ne_bytes(bytes)
             }
             Self::Timeline { theirs, .. } => theirs.wait(value, TIMEOUT).map(|()| value)?,
-            Self::Topic { theirs, .. } => theirs.recv(TIMEOUT)?.as_slice::<u64>()?[0],
-            Self::Queue { theirs, .. } => {
-                let task = theirs.claim(TIMEOUT)?;
-                let found = task.arguments().try_into().map_or(0, u64::from_ne_bytes);
-                task.complete()?;
-                found
+            Self::Topics(topics) => return topics.hear(value),
+            Self::Queues(queues) => return queues.hear(value),
+            Self::Semaphores { permits, words } => {
+                permits.take(value, first)?;
+                words.of(usize::from(first)).load(Ordering::Relaxed).into()
             }
-            Self::Semaphores(permits) => permits.hear(value, first)?,
-            Self::Streams(relay) => return relay.hear(value),
+            Self::Streams(relay) => return relay.hear(value, first),
             Self::Samples(samples) => return samples.hear(),
+            Self::Tasks(tasks) => return tasks.hear(value),
         };
         same(found, value)
     }
@@ -268,20 +273,19 @@ impl By {
 ///
 /// Three are the fewest with which each side has, when it is told, the permit that it tells by next: hand-off `n` is by the one
 /// of hand-off `n - 3`, which the side that tells now was told by.
-struct Permits {
+pub(super) struct Permits {
     semaphores: [Semaphore; 3],
     held: [Option<Permit>; 3],
-    words: Words,
 }
 
 impl Permits {
-    fn new(domain: &Domain, name: &str, first: bool, words: Words) -> Result<Self, Failure> {
+    fn new(domain: &Domain, name: &str, first: bool) -> Result<Self, Failure> {
         let open = |index| domain.semaphore(&format!("{name}/{index}"), 1);
         let semaphores = [open(0)?, open(1)?, open(2)?];
         let held = [first, !first, first];
         let take = |index: usize| held[index].then(|| semaphores[index].acquire(TIMEOUT)).transpose();
         let held = [take(0)?, take(1)?, take(2)?];
-        Ok(Self { semaphores, held, words })
+        Ok(Self { semaphores, held })
     }
 
     /// Returns which semaphore a hand-off is by. There are two for each value: of the first, then of the second.
@@ -289,16 +293,15 @@ impl Permits {
         ((2 * (value - 1) + u64::from(!of_the_first)) % 3) as usize
     }
 
-    fn tell(&mut self, value: u64, first: bool) -> Result<(), Sampled> {
-        // The permit orders this word for the other one.
-        self.words.of(usize::from(!first)).store(value as u32, Ordering::Relaxed);
-        let permit = self.held[Self::index(value, first)].take().ok_or("the permit is not here")?;
-        Ok(permit.release()?)
+    /// Returns the permit that the other side waits for, to be given back.
+    pub(super) fn give(&mut self, value: u64, first: bool) -> Result<Permit, Sampled> {
+        Ok(self.held[Self::index(value, first)].take().ok_or("the permit is not here")?)
     }
 
-    fn hear(&mut self, value: u64, first: bool) -> Result<u64, Sampled> {
+    /// Waits for the permit that the other side gives back.
+    pub(super) fn take(&mut self, value: u64, first: bool) -> Result<(), Sampled> {
         let index = Self::index(value, !first);
         self.held[index] = Some(self.semaphores[index].acquire(TIMEOUT)?);
-        Ok(self.words.of(usize::from(first)).load(Ordering::Relaxed).into())
+        Ok(())
     }
 }

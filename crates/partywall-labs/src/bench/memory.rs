@@ -207,14 +207,11 @@ impl<'a> Chases<'a> {
     }
 }
 
-/// Bytes among which reads and copies of small sizes take turns, so that no cache has them.
-pub(super) const ROTATED: u64 = 256 << 20;
-
 pub(super) fn bandwidth(bench: &Bench<'_>) -> Result<(), Failure> {
     let mut peer = bench.peer()?;
     let sizes = bench.sizes("bandwidth", 3, 0);
     let Some(largest) = sizes.last() else { return Ok(()) };
-    let rotated = if bench.quick { *largest } else { ROTATED.min(bench.room / 3).max(*largest) };
+    let rotated = bench.rotated(*largest, 3, 0);
     match &bench.gpu {
         None => {
             peer.ask::<()>(Order::Commit { name: DATA.into(), bytes: rotated, mutable: false })?;

@@ -12,6 +12,7 @@
 //! | `attach` | opening and closing by size, how often one segment can be opened |
 //! | `alloc` | blocks of a pool beside allocations |
 //! | [`samplers`] | what is timed, and how, for other benchmarks, too |
+//! | [`turns`] | hand-offs in turn, and what hosts hand over by, for other benchmarks, too |
 //!
 //! It has a broker, and with it a domain, of its own. What is shared is made by another process, a *peer*, that obeys the orders
 //! of this one. Every case is checked: the bytes that were read, copied or handed over are those that the peer has written.
@@ -29,6 +30,7 @@ mod overhead;
 mod peer;
 mod relay;
 pub mod samplers;
+pub mod turns;
 
 use std::{cell::RefCell, fs, io, sync::Arc, time::Duration};
 
@@ -213,6 +215,13 @@ impl<'a> Bench<'a> {
         fit
     }
 
+    /// Returns of how many bytes a buffer is whose parts small sizes take turns among, so that no cache has them; a power of two.
+    /// There are `copies` of it at once, and on a GPU `host_copies` on the host beside them.
+    fn rotated(&self, largest: u64, copies: u64, host_copies: u64) -> u64 {
+        let on_host = if self.gpu.is_some() { self.host_room / host_copies.max(1) } else { u64::MAX };
+        if self.quick { largest } else { rotation(largest, on_host.min(self.room / copies)) }
+    }
+
     fn note(&self, text: impl Into<String>) {
         self.report.borrow_mut().note(text);
     }
@@ -244,6 +253,15 @@ impl<'a> Bench<'a> {
 
 /// The largest size that is measured.
 const LARGEST: u64 = 4 << 30;
+
+/// Bytes of a buffer that no cache of a GPU or a processor has room for.
+const ROTATED: u64 = 256 << 20;
+
+/// Returns [`ROTATED`], or the power of two that there is room for, and at least `largest`, which is one.
+fn rotation(largest: u64, room: u64) -> u64 {
+    let fits = room.checked_ilog2().map_or(0, |power| 1 << power);
+    ROTATED.min(fits).max(largest)
+}
 
 fn new_report(gpu: Option<&Gpu>, quick: bool) -> Result<Report, Failure> {
     let name = gpu.map(|gpu| gpu.context().device().name().doing("asking for the GPU's name")).transpose()?;
@@ -298,6 +316,14 @@ fn system<E: Into<io::Error>>(what: &'static str) -> impl Fn(E) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn buffers_of_parts_have_room_and_take_the_largest() {
+        assert_eq!(rotation(1 << 20, u64::MAX), ROTATED);
+        assert_eq!(rotation(4 << 30, 5 << 30), 4 << 30, "a part is all of it");
+        assert_eq!(rotation(1 << 20, 100 << 20), 64 << 20, "a power of two, within the room");
+        assert_eq!(rotation(4096, 0), 4096);
+    }
 
     #[test]
     fn size_has_to_fit_into_each_memory() {

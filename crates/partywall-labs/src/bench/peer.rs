@@ -44,8 +44,10 @@ pub(super) enum Order {
     Open { name: String, bytes: u64 },
     /// Opens memory of another GPU in each way; answers with the reason for each that was refused.
     Across(across::Offer),
-    /// Copies from there once; answers with GB/s.
-    CopyAcross(across::Way),
+    /// Copies the next part of so many bytes from there; answers with GB/s.
+    CopyAcross { way: across::Way, bytes: u64 },
+    /// Has a kernel read the next part of so many bytes there, or of its own GPU's memory; answers with GB/s.
+    ReadAcross { way: Option<across::Way>, bytes: u64 },
     /// Makes a context on the GPU, if there is one; answers whether it is under MPS.
     UseGpu,
     /// Prepares hand-offs with another process; a file with words follows, and a socket.
@@ -103,9 +105,13 @@ fn play(session: &mut Session) -> Result<(), Failure> {
                 session.parent().say(opened.refusals()?)?;
                 reader = Some(opened);
             }
-            Order::CopyAcross(way) => {
+            Order::CopyAcross { way, bytes } => {
                 let reader = reader.as_ref().ok_or_else(|| unexpected("nothing to copy from"))?;
-                session.parent().say(reader.copy(way).map_err(super::failed)?)?;
+                session.parent().say(reader.copy(way, bytes).map_err(super::failed)?)?;
+            }
+            Order::ReadAcross { way, bytes } => {
+                let reader = reader.as_ref().ok_or_else(|| unexpected("nothing to read"))?;
+                session.parent().say(reader.read(way, bytes).map_err(super::failed)?)?;
             }
             Order::UseGpu => {
                 contexts.extend(session.gpu_if_any()?);

@@ -5,17 +5,20 @@ use std::{
     os::unix::net::UnixStream,
 };
 
+use partywall::cuda::DeviceSlice;
 use partywall::{
-    DType, IpcEvent, IpcEventHandle, Policy, Publisher, Sample, Segment, Subscriber, Timeline, TimelineWriter,
+    Block, ClaimedTask, DType, EnqueuedResult, IpcEvent, IpcEventHandle, Policy, Publisher, Queue, Sample, Segment,
+    Subscriber, Task, Ticket, Timeline, TimelineWriter,
 };
 use partywall_measure::Failure as Sampled;
 
 use super::{
     copies::SPOILT,
-    group::{MAKING, TURNS, same},
-    handoff::Behind,
+    group::{MAKING, TURNS},
+    handoff::{Behind, Permits},
     peer::TENSOR,
     system,
+    turns::same,
 };
 use crate::prelude::*;
 
@@ -23,13 +26,18 @@ use crate::prelude::*;
 /// [`SPOILT`], up to the end.
 pub(super) struct Relay {
     behind: Behind,
-    ours: TimelineWriter,
-    theirs: Timeline,
+    told: Told,
     /// Of this process, and of the other one.
     events: Option<[IpcEvent; 2]>,
     stream: Stream,
     /// One slot for each turn of an exchange, of this process and of the other one.
     slots: [Segment; 2],
+}
+
+/// What the hosts tell each other by, or the streams of each other's progress.
+pub(super) enum Told {
+    Timelines { ours: TimelineWriter, theirs: Timeline },
+    Permits(Permits),
 }
 
 /// Bytes of a slot.
@@ -39,10 +47,9 @@ impl Relay {
     pub(super) fn new(
         domain: &Domain,
         place: Place,
-        [name, other]: [String; 2],
+        [name, other]: [&str; 2],
         behind: Behind,
-        ours: TimelineWriter,
-        theirs: Timeline,
+        told: Told,
         mut socket: UnixStream,
     ) -> Result<Self, Failure> {
         let Place::Gpu(uuid) = place else { return Err(unexpected("host memory has no streams")) };
@@ -55,11 +62,11 @@ impl Relay {
                 socket.write_all(&handle.0).and_then(|()| socket.read_exact(&mut handle.0)).map_err(system(MAKING))?;
                 Some([event, IpcEvent::open(&gpu, &IpcEventHandle(handle.0))?])
             }
-            Behind::Timeline | Behind::Topic | Behind::Hosts => None,
+            Behind::Timeline | Behind::Topic | Behind::Queue | Behind::Semaphore | Behind::Hosts => None,
         };
-        let build = domain.create(&name, place).mutable(true).tensor(TENSOR, DType::U8, &[SLOT * TURNS]).allocate()?;
-        let slots = [build.commit()?, domain.opener(&other).timeout(TIMEOUT).open()?];
-        Ok(Self { behind, ours, theirs, events, stream, slots })
+        let build = domain.create(name, place).mutable(true).tensor(TENSOR, DType::U8, &[SLOT * TURNS]).allocate()?;
+        let slots = [build.commit()?, domain.opener(other).timeout(TIMEOUT).open()?];
+        Ok(Self { behind, told, events, stream, slots })
     }
 
     /// Spoils the slots of this process.
@@ -68,7 +75,7 @@ impl Relay {
         Ok(self.stream.synchronize()?)
     }
 
-    pub(super) fn tell(&self, value: u64, first: bool) -> Result<(), Sampled> {
+    pub(super) fn tell(&mut self, value: u64, first: bool) -> Result<(), Sampled> {
         let stream = self.stream.as_ref();
         let [ours, theirs] = [self.slots[0].tensor(TENSOR)?.device()?, self.slots[1].tensor(TENSOR)?.device()?];
         let turn = (value - 1) % TURNS;
@@ -78,19 +85,32 @@ impl Relay {
             (true, turn) => stream.enqueue_copy(slot, theirs.as_slice().slice((turn - 1) * SLOT, SLOT)?)?,
             (false, turn) => stream.enqueue_copy(slot, theirs.as_slice().slice(turn * SLOT, SLOT)?)?,
         }
-        match &self.events {
-            None if self.behind == Behind::Timeline => return Ok(self.ours.signal_on(stream, value)?),
-            None => self.stream.synchronize()?,
-            Some([event, _]) => event.record(stream)?,
+        match &mut self.told {
+            Told::Permits(permits) => {
+                let permit = permits.give(value, first)?;
+                permit.release_on(stream).map_err(|refused| refused.error)?;
+                Ok(())
+            }
+            Told::Timelines { ours, .. } => {
+                match &self.events {
+                    None if self.behind == Behind::Timeline => return Ok(ours.signal_on(stream, value)?),
+                    None => self.stream.synchronize()?,
+                    Some([event, _]) => event.record(stream)?,
+                }
+                Ok(ours.signal(value)?)
+            }
         }
-        Ok(self.ours.signal(value)?)
     }
 
-    pub(super) fn hear(&self, value: u64) -> Result<(), Sampled> {
+    pub(super) fn hear(&mut self, value: u64, first: bool) -> Result<(), Sampled> {
+        let theirs = match &mut self.told {
+            Told::Permits(permits) => return permits.take(value, first),
+            Told::Timelines { theirs, .. } => theirs,
+        };
         if self.behind == Behind::Timeline {
-            return Ok(self.theirs.wait_on(self.stream.as_ref(), value)?);
+            return Ok(theirs.wait_on(self.stream.as_ref(), value)?);
         }
-        self.theirs.wait(value, TIMEOUT)?;
+        theirs.wait(value, TIMEOUT)?;
         match &self.events {
             Some([_, event]) => Ok(event.wait(self.stream.as_ref())?),
             None => Ok(()),
@@ -100,7 +120,10 @@ impl Relay {
     /// Waits for the stream.
     pub(super) fn finish(&self) -> Result<(), Sampled> {
         self.stream.synchronize()?;
-        Ok(self.theirs.check()?)
+        match &self.told {
+            Told::Timelines { theirs, .. } => Ok(theirs.check()?),
+            Told::Permits(_) => Ok(()),
+        }
     }
 
     /// Refuses another byte than this side, the first one, has sent on its way.
@@ -126,11 +149,11 @@ pub(super) struct Samples {
 }
 
 impl Samples {
-    pub(super) fn new(domain: &Domain, place: Place, [name, other]: [String; 2]) -> Result<Self, Failure> {
+    pub(super) fn new(domain: &Domain, place: Place, [name, other]: [&str; 2]) -> Result<Self, Failure> {
         let stream = stream(domain, place)?;
         let topic = |name: &str| domain.topic(name).dtype(DType::U8).shape(&[SLOT]).place(place).open_or_create();
-        let theirs = topic(&other)?.subscribe(Policy::Block).join()?;
-        Ok(Self { stream, ours: topic(&name)?.publisher()?, theirs, received: None })
+        let theirs = topic(other)?.subscribe(Policy::Block).join()?;
+        Ok(Self { stream, ours: topic(name)?.publisher()?, theirs, received: None })
     }
 
     /// Publishes what was received last, or the byte of an exchange that begins.
@@ -165,6 +188,114 @@ impl Samples {
         self.stream.as_ref().copy_to_host(&mut slot, sample.device_on(self.stream.as_ref())?.as_slice())?;
         same(slot[0].into(), byte(last).into())
     }
+}
+
+/// The same by a queue: the first side submits the byte as the input of a task, and the other one copies it into the output. No
+/// host waits for a stream before an exchange ends.
+pub(super) struct Tasks {
+    stream: Stream,
+    queue: Queue,
+    side: Side,
+}
+
+/// What each of the two has under way.
+enum Side {
+    /// The task that was submitted last, the outputs of this exchange, and the last of them once it has ended.
+    Submitter {
+        ticket: Option<Ticket>,
+        results: Vec<EnqueuedResult>,
+        last: Option<Block>,
+    },
+    Worker {
+        task: Option<ClaimedTask>,
+    },
+}
+
+impl Tasks {
+    pub(super) fn new(domain: &Domain, place: Place, name: &str, first: bool) -> Result<Self, Failure> {
+        let stream = stream(domain, place)?;
+        // Blocks are given back by the streams: an exchange shall not wait for those of the one before.
+        let blocks = 2 * TURNS as u32;
+        let queue = domain.queue(name).tasks(blocks).inputs(blocks, SLOT).outputs(blocks, SLOT).place(place);
+        let side = match first {
+            true => Side::Submitter { ticket: None, results: Vec::new(), last: None },
+            false => Side::Worker { task: None },
+        };
+        Ok(Self { stream, queue: queue.open_or_create()?, side })
+    }
+
+    pub(super) fn tell(&mut self, value: u64) -> Result<(), Sampled> {
+        let stream = self.stream.as_ref();
+        match &mut self.side {
+            Side::Submitter { ticket, results, .. } => {
+                let block = self.queue.inputs().alloc(TIMEOUT)?;
+                match results.last() {
+                    None => stream.enqueue_set(slot(block.device()?.as_slice())?, byte(value))?,
+                    Some(result) => {
+                        let output = slot(result.device()?.as_slice())?;
+                        stream.enqueue_copy(slot(block.device()?.as_slice())?, output)?;
+                    }
+                }
+                let task = Task::new("pass on").arguments(&value.to_ne_bytes()).input(block).output(SLOT);
+                let submitted = self.queue.submit_on(task.cancel_with_submitter(true), stream, TIMEOUT);
+                *ticket = Some(submitted.map_err(|refused| refused.error)?);
+            }
+            Side::Worker { task } => {
+                let mut task = task.take().ok_or("no task is claimed")?;
+                let (inputs, output) = task.inputs_and_output()?;
+                let input = inputs.first().ok_or("the task has no input")?;
+                stream.enqueue_copy(slot(output.device()?.as_slice())?, slot(input.device()?.as_slice())?)?;
+                task.complete_on(stream).map_err(|refused| refused.0)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn hear(&mut self, value: u64) -> Result<(), Sampled> {
+        let stream = self.stream.as_ref();
+        match &mut self.side {
+            Side::Submitter { ticket, results, .. } => {
+                let ticket = ticket.take().ok_or("no task was submitted")?;
+                results.push(ticket.wait_on(stream, TIMEOUT)?);
+                Ok(())
+            }
+            Side::Worker { task } => {
+                let claimed = self.queue.claim(TIMEOUT)?;
+                let found = claimed.arguments().try_into().map_or(0, u64::from_ne_bytes);
+                claimed.wait_inputs_on(stream)?;
+                *task = Some(claimed);
+                same(found, value)
+            }
+        }
+    }
+
+    /// Waits for the stream and takes the results, which proves them.
+    pub(super) fn finish(&mut self) -> Result<(), Sampled> {
+        self.stream.synchronize()?;
+        let Side::Submitter { results, last, .. } = &mut self.side else { return Ok(()) };
+        for result in results.drain(..) {
+            let output = result.take(TIMEOUT)?.into_output().ok_or("a task has no output")?;
+            if let Some(before) = last.replace(output) {
+                before.release_on(self.stream.as_ref()).map_err(|refused| refused.error)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses another byte than this side, the first one, has sent on its way.
+    pub(super) fn check(&mut self, last: u64) -> Result<(), Sampled> {
+        let Side::Submitter { last: output, .. } = &mut self.side else { return Ok(()) };
+        let output = output.take().ok_or("no result came back")?;
+        let mut bytes = [SPOILT; SLOT as usize];
+        self.stream.as_ref().copy_to_host(&mut bytes, slot(output.device()?.as_slice())?)?;
+        output.release_on(self.stream.as_ref()).map_err(|refused| refused.error)?;
+        same(bytes[0].into(), byte(last).into())
+    }
+}
+
+/// Returns the bytes of a slot, of a block that may be larger.
+fn slot(block: DeviceSlice<'_>) -> Result<DeviceSlice<'_>, Sampled> {
+    Ok(block.slice(0, SLOT)?)
 }
 
 fn stream(domain: &Domain, place: Place) -> Result<Stream, Failure> {

@@ -141,3 +141,18 @@ pub fn allocation_in_order(gpu: &Gpu, bytes: u64) -> Result<(), Failure> {
 pub fn allocation(gpu: &Gpu, bytes: u64) -> Result<(), Failure> {
     Ok(DeviceBuffer::new(gpu.context(), bytes).map(drop)?)
 }
+
+/// Allocates memory of this process alone by the system's allocator, writes a byte of each page, and frees it. Without a byte
+/// written there would be no memory.
+///
+/// # Errors
+/// None.
+pub fn touched(bytes: u64) -> Result<(), Failure> {
+    let mut memory = Vec::<u8>::with_capacity(bytes as usize);
+    let pages = memory.spare_capacity_mut().iter_mut().step_by(4096);
+    pages.for_each(|byte| {
+        byte.write(1);
+    });
+    std::hint::black_box(&memory);
+    Ok(())
+}

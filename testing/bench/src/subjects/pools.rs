@@ -3,7 +3,7 @@
 use std::{cell::RefCell, path::Path, sync::atomic::Ordering};
 
 use partywall::{Place, Pool};
-use partywall_labs::bench::samplers::{allocation, allocation_in_order, block};
+use partywall_labs::bench::samplers::{allocation, allocation_in_order, block, touched};
 use partywall_measure::{Case, Comparison, Failure, Plan, Sampler, Unit};
 
 use super::{gpu_open, ordering::semaphore::pairs};
@@ -25,7 +25,10 @@ pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     for blocks in [1, 64, 4096] {
         let pool = create(broker, &format!("alone.{blocks}"), Place::Host, blocks, BYTES)?;
         let comparison = Comparison::new(case("alloc and free", Unit::Nanoseconds, blocks), pairs(|| block(&pool)))
-            .rival(case("POSIX malloc and free of as much, touched", Unit::Nanoseconds, blocks), malloc())
+            .rival(
+                case("POSIX malloc and free of as much, touched", Unit::Nanoseconds, blocks),
+                pairs(|| touched(BYTES)),
+            )
             .goal(GOAL.parse()?);
         let plan = bench.plan(2_000);
         bench.run(comparison, plan)?;
@@ -60,14 +63,6 @@ fn create(broker: &Broker, name: &str, place: Place, blocks: u32, bytes: u64) ->
 
 fn case(what: &str, unit: Unit, blocks: u32) -> Case {
     Case::new(what, unit).parameter("blocks", blocks)
-}
-
-/// Returns a sampler of private memory of which each page is written. Blocks avoid this work.
-fn malloc() -> Sampler<'static> {
-    pairs(|| {
-        std::hint::black_box(vec![1_u8; BYTES as usize]);
-        Ok(())
-    })
 }
 
 /// Measures pairs of operations per second, of two processes together.

@@ -3,7 +3,8 @@
 
 use std::{fs, time::Instant};
 
-use partywall::{DType, Domain, Place, Policy, Publisher, Sample, Subscriber};
+use partywall::{DType, Sample};
+use partywall_labs::bench::turns::{Topics, store_and_wake};
 use partywall_measure::Failure;
 use rustix::time::{ClockId, clock_gettime};
 
@@ -12,71 +13,7 @@ use super::{
     streams::SHORT,
     wakes::{exchange, wake},
 };
-use crate::{
-    board::{sleep_until, store_and_wake},
-    process::TIMEOUT,
-};
-
-/// One side's publisher and subscribers of two topics.
-pub(super) struct Ends {
-    publisher: Publisher,
-    subscribers: Vec<Subscriber>,
-}
-
-impl Ends {
-    pub(super) fn new(
-        domain: &Domain,
-        first: bool,
-        place: Place,
-        subscribers: usize,
-        bytes: u64,
-    ) -> Result<Self, Failure> {
-        let topic = |side: bool| {
-            let name = format!("{}.{subscribers}.{bytes}", if side { "first" } else { "second" });
-            let topic = domain.topic(&name).place(place).max_bytes(bytes).publishers(1);
-            topic.subscribers(subscribers as u32).open_or_create()
-        };
-        let ours = topic(first)?;
-        let theirs = topic(!first)?;
-        let subscribers = (0..subscribers).map(|_| theirs.subscriber(Policy::Block)).collect::<Result<_, _>>()?;
-        Ok(Self { publisher: ours.publisher()?, subscribers })
-    }
-
-    fn give(&self, value: u64) -> Result<(), Failure> {
-        let mut loan = self.publisher.loan(DType::U64, &[1], TIMEOUT)?;
-        loan.as_mut_slice()?[0] = value;
-        loan.filled().publish(TIMEOUT).map_err(|refused| refused.error)?;
-        Ok(())
-    }
-
-    /// Receives a message by each subscriber with `receive`, and checks its contents.
-    fn take(
-        &self,
-        value: u64,
-        receive: impl Fn(&Subscriber) -> partywall::Result<Option<Sample>>,
-    ) -> Result<(), Failure> {
-        for subscriber in &self.subscribers {
-            let sample = loop {
-                if let Some(sample) = receive(subscriber)? {
-                    break sample;
-                }
-            };
-            let found = sample.as_slice::<u64>()?[0];
-            if found != value {
-                return Err(format!("message {found} instead of {value}").into());
-            }
-        }
-        Ok(())
-    }
-
-    fn look(&self, value: u64) -> Result<(), Failure> {
-        self.take(value, Subscriber::try_recv)
-    }
-
-    fn wait(&self, value: u64) -> Result<(), Failure> {
-        self.take(value, |subscriber| subscriber.recv(TIMEOUT).map(Some))
-    }
-}
+use crate::{board::sleep_until, process::TIMEOUT};
 
 pub(super) const WAYS: &[Way] = &[
     ("topic-look-1", look::<1>),
@@ -108,17 +45,17 @@ const BYTES: u64 = 8;
 
 fn look<const SUBSCRIBERS: usize>(side: &Side, count: usize) -> Result<Vec<f64>, Failure> {
     let ends = side.ends(SUBSCRIBERS, BYTES)?;
-    exchange(side, count, |at| ends.give(at), |at| ends.look(at))
+    exchange(side, count, |at| ends.tell(at), |at| ends.poll(at))
 }
 
 fn wait<const SUBSCRIBERS: usize>(side: &Side, count: usize) -> Result<Vec<f64>, Failure> {
     let ends = side.ends(SUBSCRIBERS, BYTES)?;
-    exchange(side, count, |at| ends.give(at), |at| ends.wait(at))
+    exchange(side, count, |at| ends.tell(at), |at| ends.hear(at))
 }
 
 fn sleep<const SUBSCRIBERS: usize>(side: &Side, count: usize) -> Result<Vec<f64>, Failure> {
     let ends = side.ends(SUBSCRIBERS, BYTES)?;
-    wake(side, count, || Ok(()), |at| ends.give(at), |at| ends.wait(at))
+    wake(side, count, || Ok(()), |at| ends.tell(at), |at| ends.hear(at))
 }
 
 /// Returns the nanoseconds of one hand-off, half of a round trip. The first side enqueues a kernel and sends a message; the
@@ -162,7 +99,7 @@ fn kernels_raw<const SUBSCRIBERS: usize>(side: &Side, count: usize) -> Result<Ve
     let send = |at| {
         kernels.enqueue_fill(device.stream(), data.as_slice())?;
         device.stream().enqueue_write_u64(device.word(our_word)?, at)?;
-        store_and_wake(our_futex, at as u32);
+        store_and_wake(our_futex, at as u32, 1);
         Ok(())
     };
     let receive = |at| {
@@ -188,7 +125,7 @@ fn kernels_topic<const SUBSCRIBERS: usize>(side: &Side, count: usize) -> Result<
 }
 
 /// Publishes a message that a kernel writes.
-fn publish_on(side: &Side, ends: &Ends, words: u64) -> Result<(), Failure> {
+fn publish_on(side: &Side, ends: &Topics, words: u64) -> Result<(), Failure> {
     let device = side.device()?;
     let loan = ends.publisher.loan(DType::U32, &[words], TIMEOUT)?;
     device.gpu.kernels()?.enqueue_fill(device.stream(), loan.device()?.as_slice())?;
@@ -197,7 +134,7 @@ fn publish_on(side: &Side, ends: &Ends, words: u64) -> Result<(), Failure> {
 }
 
 /// Receives a message by each subscriber, and has a kernel read it.
-fn receive_on(side: &Side, ends: &Ends) -> Result<Vec<Sample>, Failure> {
+fn receive_on(side: &Side, ends: &Topics) -> Result<Vec<Sample>, Failure> {
     let device = side.device()?;
     let mut samples = Vec::with_capacity(ends.subscribers.len());
     for subscriber in &ends.subscribers {
@@ -254,8 +191,8 @@ fn many(side: &Side, count: usize, used: fn(&Used, &Used) -> f64) -> Result<Vec<
             match (side.first, on_gpu) {
                 (true, true) => publish_on(side, &ends, LARGE / 4)?,
                 (false, true) => release_on(side, receive_on(side, &ends)?)?,
-                (true, false) => ends.give(at)?,
-                (false, false) => ends.wait(at)?,
+                (true, false) => ends.tell(at)?,
+                (false, false) => ends.hear(at)?,
             }
         }
         samples.push(used(&before, &Used::now(side)?) / MANY as f64);

@@ -14,9 +14,10 @@ use std::{
 };
 
 use partywall::{DeviceUuid, Domain, Place, Timeline, TimelineWriter};
+use partywall_labs::bench::turns::{Queues, Topics};
 use partywall_measure::{Failure, Plan, Sampler, Unit};
 
-use super::{messages, messages::Ends, streams, streams::Device, tasks, tasks::Queues, wakes};
+use super::{messages, streams, streams::Device, tasks, wakes};
 use crate::{
     bench::Bench,
     board::{Board, yield_until},
@@ -123,8 +124,8 @@ pub(super) struct Side {
     domain: Domain,
     device: Option<Device>,
     /// The ends of topics, by the number of subscribers and the bytes of a sample.
-    ends: RefCell<BTreeMap<(usize, u64), Rc<Ends>>>,
-    queues: RefCell<Option<Rc<Queues>>>,
+    ends: RefCell<BTreeMap<(usize, u64), Rc<Topics>>>,
+    queues: RefCell<Option<Rc<RefCell<Queues>>>>,
     meetings: Cell<u64>,
 }
 
@@ -167,12 +168,14 @@ impl Side {
 
     /// Returns this side's ends of two topics, one each way, with the given number of subscribers on either side and
     /// of bytes of a sample.
-    pub(super) fn ends(&self, subscribers: usize, bytes: u64) -> Result<Rc<Ends>, Failure> {
+    pub(super) fn ends(&self, subscribers: usize, bytes: u64) -> Result<Rc<Topics>, Failure> {
         if let Some(ends) = self.ends.borrow().get(&(subscribers, bytes)) {
             return Ok(ends.clone());
         }
         let place = self.device.as_ref().map_or(Place::Host, Device::place);
-        let ends = Rc::new(Ends::new(&self.domain, self.first, place, subscribers, bytes)?);
+        let names = self.sides(["first", "second"]).map(|side| format!("{side}.{subscribers}.{bytes}"));
+        let names = names.each_ref().map(String::as_str);
+        let ends = Rc::new(Topics::new(&self.domain, names, place, subscribers, bytes)?);
         self.ends.borrow_mut().insert((subscribers, bytes), ends.clone());
         // The other side would miss messages that are published before it has subscribed.
         self.meet()?;
@@ -180,11 +183,12 @@ impl Side {
     }
 
     /// Returns this side's ends of two queues, one each way.
-    pub(super) fn queues(&self) -> Result<Rc<Queues>, Failure> {
+    pub(super) fn queues(&self) -> Result<Rc<RefCell<Queues>>, Failure> {
         if let Some(queues) = &*self.queues.borrow() {
             return Ok(queues.clone());
         }
-        let queues = Rc::new(Queues::new(&self.domain, self.first)?);
+        let queues = Queues::new(&self.domain, self.sides(["first", "second"]))?;
+        let queues = Rc::new(RefCell::new(queues));
         self.queues.replace(Some(queues.clone()));
         Ok(queues)
     }

@@ -9,6 +9,7 @@ use partywall::{
     DType, DeviceRange, DeviceUuid, Domain, Gpu, Place, Segment,
     cuda::{DeviceAttribute, DeviceBuffer, DeviceSlice, Event, HostRegistration, Stream, StreamRef},
 };
+use partywall_labs::bench::turns::store_and_wake;
 use partywall_measure::{Case, Comparison, Failure, Unit};
 
 use super::{
@@ -18,7 +19,7 @@ use super::{
 };
 use crate::{
     bench::Bench,
-    board::{Board, sleep_until, spin_until, store_and_wake},
+    board::{Board, sleep_until, spin_until},
     broker::Broker,
     mps::Mps,
     process::TIMEOUT,
@@ -317,7 +318,7 @@ fn completed(side: &Side, count: usize, kernel: Kernel, notice: Notice) -> Resul
         match notice {
             Notice::Futex => {
                 device.stream.synchronize()?;
-                store_and_wake(futex, at as u32);
+                store_and_wake(futex, at as u32, 1);
             }
             Notice::Line => {
                 device.stream.synchronize()?;
@@ -409,7 +410,7 @@ fn wait_on(side: &Side, by: By, at: u64) -> Result<(), Failure> {
 fn send(side: &Side, by: By, at: u64) -> Result<(), Failure> {
     signal_on(side, by, at)?;
     if let By::Driver = by {
-        store_and_wake(side.board.futex(side.sides(WAKE)[0]), at as u32);
+        store_and_wake(side.board.futex(side.sides(WAKE)[0]), at as u32, 1);
     }
     Ok(())
 }

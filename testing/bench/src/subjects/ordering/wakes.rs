@@ -3,15 +3,16 @@
 use std::{
     sync::atomic::{AtomicU32, Ordering},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
+use partywall_labs::bench::turns::{self, Turn, in_turn, store_and_wake};
 use partywall_measure::{Case, Comparison, Failure, Unit};
 
 use super::pair::{Pair, STAMP, Side, VALUE, WAKE, Way};
 use crate::{
     bench::Bench,
-    board::{now, sleep_until, sleep_until_within, spin_until, store_and_wake},
+    board::{now, sleep_until, spin_until},
     broker::Broker,
     placement::Placement,
     process::TIMEOUT,
@@ -84,23 +85,27 @@ pub(super) const WAYS: &[Way] = &[
         exchange(side, count, give, take)
     }),
     ("exchange-raw", |side, count| exchange_by_futex(side, count, sleep_until)),
-    ("exchange-limited", |side, count| exchange_by_futex(side, count, sleep_until_within)),
+    ("exchange-limited", |side, count| exchange_by_futex(side, count, sleep_until_within_limit)),
     ("exchange-timeline", |side, count| {
         let give = |at| Ok(side.ours.signal(at)?);
         let take = |at| Ok(side.theirs.wait(at, TIMEOUT)?);
         exchange(side, count, give, take)
     }),
     ("wake-raw", |side, count| wake_by_futex(side, count, sleep_until)),
-    ("wake-limited", |side, count| wake_by_futex(side, count, sleep_until_within)),
+    ("wake-limited", |side, count| wake_by_futex(side, count, sleep_until_within_limit)),
     ("wake-timeline", |side, count| {
         wake(side, count, || Ok(()), |at| Ok(side.ours.signal(at)?), |at| Ok(side.theirs.wait(at, TIMEOUT)?))
     }),
 ];
 
+fn sleep_until_within_limit(word: &AtomicU32, value: u32) {
+    turns::sleep_until(word, value);
+}
+
 fn exchange_by_futex(side: &Side, count: usize, sleep: fn(&AtomicU32, u32)) -> Result<Vec<f64>, Failure> {
     let [ours, theirs] = side.sides(WAKE).map(|line| side.board.futex(line));
     let give = |at| {
-        store_and_wake(ours, at as u32);
+        store_and_wake(ours, at as u32, 1);
         Ok(())
     };
     let take = |at| {
@@ -113,7 +118,7 @@ fn exchange_by_futex(side: &Side, count: usize, sleep: fn(&AtomicU32, u32)) -> R
 fn wake_by_futex(side: &Side, count: usize, sleep: fn(&AtomicU32, u32)) -> Result<Vec<f64>, Failure> {
     let word = side.board.futex(WAKE[0]);
     let give = |at| {
-        store_and_wake(word, at as u32);
+        store_and_wake(word, at as u32, 1);
         Ok(())
     };
     let take = |at| {
@@ -132,18 +137,12 @@ pub(super) fn exchange(
 ) -> Result<Vec<f64>, Failure> {
     let mut samples = Vec::with_capacity(count);
     for _ in 0..count {
-        let start = Instant::now();
-        for _ in 0..EXCHANGES / 2 {
-            let at = side.step();
-            if side.first {
-                give(at)?;
-                take(at)?;
-            } else {
-                take(at)?;
-                give(at)?;
-            }
-        }
-        samples.push(start.elapsed().as_nanos() as f64 / EXCHANGES as f64);
+        let steps = (0..EXCHANGES / 2).map(|_| side.step());
+        let time = in_turn(side.first, steps, |turn, at| match turn {
+            Turn::Tell => give(at),
+            Turn::Hear => take(at),
+        })?;
+        samples.push(time.as_nanos() as f64 / EXCHANGES as f64);
     }
     Ok(samples)
 }
