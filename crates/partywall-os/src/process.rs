@@ -4,7 +4,11 @@
 use std::{
     ffi::c_int,
     mem,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
+        unix::process::CommandExt,
+    },
+    process::Command,
     sync::{
         Once,
         atomic::{AtomicU64, Ordering},
@@ -131,6 +135,27 @@ pub fn fork_generation() -> u64 {
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     });
     GENERATION.load(Ordering::Relaxed)
+}
+
+/// Lets the process that `command` starts inherit duplicates of file descriptors. Returns their numbers, which are above 2.
+/// The duplicates close on exec in this process, so that no other child inherits them, and live as long as `command`.
+///
+/// # Errors
+/// `EMFILE`.
+pub fn inherit(command: &mut Command, fds: &[BorrowedFd<'_>]) -> io::Result<Vec<RawFd>> {
+    let duplicates: Vec<OwnedFd> = fds.iter().map(|fd| io::fcntl_dupfd_cloexec(fd, 3)).collect::<io::Result<_>>()?;
+    let numbers = duplicates.iter().map(AsRawFd::as_raw_fd).collect();
+    // SAFETY: between fork and exec the closure only makes system calls on descriptors that it owns. It takes no lock and
+    // allocates nothing: an errno becomes an error without a heap allocation.
+    unsafe {
+        command.pre_exec(move || {
+            for fd in &duplicates {
+                io::fcntl_setfd(fd, io::FdFlags::empty())?;
+            }
+            Ok(())
+        });
+    }
+    Ok(numbers)
 }
 
 /// Raises the soft limit of open files to the hard limit, and returns the limit now in force.

@@ -26,6 +26,7 @@ use pyo3::{
 
 use crate::{
     build::{Build, Claim, Planned, named_place, place},
+    descriptors::Descriptors,
     errors::{Raise, closed},
     members::{Evicted, Member},
     pool::Pool,
@@ -157,6 +158,14 @@ impl Domain {
         }
         let segment = wait::in_slices(py, timeout, |slice| opener.clone().timeout(slice).open())?;
         Ok(Segment::opened(segment))
+    }
+
+    /// A version's memory as file descriptors.
+    fn descriptors(&self, py: Python<'_>, name: Name<'_>, timeout: Option<f64>) -> PyResult<Descriptors> {
+        let domain = self.inner(py)?;
+        let timeout = wait::timeout(timeout)?;
+        let descriptors = wait::in_slices(py, timeout, |slice| domain.descriptors(name.0, slice))?;
+        Ok(Descriptors::new(descriptors))
     }
 
     /// Opens the latest version of a name, or makes the caller its builder.

@@ -3,7 +3,7 @@
 //!
 //! | module | contains |
 //! |---|---|
-//! | `domain`, `build`, `segment`, `pool`, `queue`, `task`, `part`, `ticket`, `enqueued`, `topic`, `publisher`, `subscriber`, `sample`, `timeline`, `semaphore`, `watch` | handles of the library's objects; each Python object is one file here and one there |
+//! | `domain`, `build`, `segment`, `descriptors`, `pool`, `queue`, `task`, `part`, `ticket`, `enqueued`, `topic`, `publisher`, `subscriber`, `sample`, `timeline`, `semaphore`, `watch` | handles of the library's objects; each Python object is one file here and one there |
 //! | `tensor` | a tensor of any of these, as other libraries take it |
 //! | `exported` | the base class of objects that other libraries take as an array |
 //! | `memory` | reading and writing what a tensor is of |
@@ -23,6 +23,7 @@
 mod arguments;
 mod attachment;
 mod build;
+mod descriptors;
 mod dlpack;
 mod doctor;
 mod domain;
@@ -63,6 +64,8 @@ mod native {
     use crate::attachment::{Attachment, SegmentPart};
     #[pymodule_export]
     use crate::build::{Build, Claim};
+    #[pymodule_export]
+    use crate::descriptors::Descriptors;
     #[pymodule_export]
     use crate::doctor::examine;
     #[pymodule_export]

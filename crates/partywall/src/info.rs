@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 
 use partywall_os::map::SealedMap;
-use partywall_shm::Table;
+pub use partywall_shm::Table;
 pub use partywall_wire::{
     AttachedInfo, BlockCounts, Change, Control, ControlInfo, Doubt, Evicted, Freed, HolderInfo, Kill, Kind, Lifetime,
     MemberInfo, MemberState, NameEvent, NameInfo, Named, ObjectDetail, ObjectHolder, ObjectInfo, ObjectKind,

@@ -91,6 +91,7 @@
 //! |---|---|
 //! | [`Domain`] | a connection to a broker, and everything that is shared through it |
 //! | [`Segment`], [`Builder`], [`Build`], [`Tensor`] | names with versions: building, committing, opening |
+//! | [`Descriptors`] | a segment's memory as file descriptors, for other APIs and languages |
 //! | [`Growth`], [`Pinned`] | segments that grow; host segments that a GPU can access |
 //! | [`Timeline`], [`TimelineWriter`] | order between processes: values that hosts and streams wait for |
 //! | [`Semaphore`], [`Permit`] | a limited number of permits that processes share |
@@ -156,8 +157,8 @@ pub use self::{
         Ticket, Unsubmitted,
     },
     segment::{
-        Build, Builder, Claim, Element, Growth, OpenOptions, OpenOrBuild, Pinned, Publication, Refreshed, Segment,
-        Tensor, Uncommitted, UploadLane, Uploader,
+        Build, Builder, ChunkDescriptor, Claim, Descriptors, Element, Growth, OpenOptions, OpenOrBuild, Pinned,
+        Publication, Refreshed, Segment, Tensor, Uncommitted, UploadLane, Uploader,
     },
     semaphore::{MAX_PERMITS, Permit, Semaphore, Unreleased},
     timeline::{LimitedWait, MAX_VALUE, Timeline, TimelineEvent, TimelineWriter},

@@ -2,7 +2,7 @@
 //! takes for given.
 #![allow(dead_code, reason = "it is compiled, not run: most of it needs a GPU or another process")]
 
-use std::{iter, time::Duration};
+use std::{iter, process::Command, time::Duration};
 
 use partywall::{
     Block, BlockRef, DType, Domain, Place, Policy, Publisher, Queue, Result, Subscriber, Task, Ticket, cuda::StreamRef,
@@ -115,6 +115,21 @@ fn pools_second(domain: &Domain, reference: BlockRef) -> Result<()> {
     Ok(())
 }
 
+#[rustfmt::skip]
+#[allow(unused_variables, clippy::print_stdout, reason = "an example")]
+fn descriptors(domain: &Domain) -> Result<(), Box<dyn std::error::Error>> {
+    let weights = domain.descriptors("weights", Duration::from_secs(10))?;
+    for tensor in weights.table().iter() {
+        println!("{}: chunk {}, byte {}", tensor.name(), tensor.chunk(), tensor.offset());
+    }
+    let mut program = Command::new("./renderer");
+    for (fd, chunk) in weights.pass_to(&mut program)?.into_iter().zip(weights.chunks()) {
+        program.arg(format!("{fd}:{}", chunk.bytes()));          // the child inherits the descriptor with this number
+    }
+    let status = program.status()?;                              // `weights`, and with it the lease, lives until then
+    Ok(())
+}
+
 /// The lines of each block of Rust code in a page.
 fn blocks(page: &str) -> Vec<Vec<&str>> {
     let mut lines = page.lines();
@@ -132,6 +147,7 @@ fn rust_code_of_the_pages_is_compiled() {
         ("topics.md", include_str!("../../../docs/topics.md"), 4),
         ("pools.md", include_str!("../../../docs/pools.md"), 2),
         ("queues.md", include_str!("../../../docs/queues.md"), 4),
+        ("descriptors.md", include_str!("../../../docs/descriptors.md"), 1),
         ("ordering.md", include_str!("../../../docs/ordering.md"), 0),
     ] {
         let blocks = blocks(text);

@@ -1,14 +1,15 @@
-//! The examples run, in host memory.
+//! The examples run, in host memory; the one in C also on the simulated GPU.
 #![allow(clippy::unwrap_used)] // tests
 
 use std::{
     io::{BufRead, BufReader},
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Command, Output, Stdio},
 };
 
-use partywall::{Domain, Result};
+use partywall::{DType, Domain, Place, Result, cuda::Driver};
 use partywall_broker::{Broker, Config};
+use partywall_harness::simulated_driver;
 use serde_json::Value;
 
 #[allow(dead_code, reason = "its `main` connects to the user's own domain")]
@@ -65,6 +66,92 @@ fn consumer_example_waits_for_its_producer() {
         assert!(consumer.wait().unwrap().success());
         drop(producer.stdin.take());
         assert!(producer.wait().unwrap().success());
+    });
+}
+
+/// Compiles the example in C.
+fn compiled(directory: &Path) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/descriptors.c");
+    let text = std::fs::read_to_string(&source).unwrap();
+    assert!(text.lines().count() <= 100, "an example to read at once");
+    let program = directory.join("descriptors");
+    let mut cc = Command::new("cc");
+    cc.args(["-std=c11", "-D_DEFAULT_SOURCE", "-Wall", "-Wextra", "-Werror", "-o"])
+        .arg(&program)
+        .arg(source)
+        .arg("-ldl");
+    assert!(cc.status().unwrap().success());
+    program
+}
+
+/// FNV-1a, as the example in C computes it.
+fn hash(bytes: &[u8]) -> String {
+    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+    format!("{:016x}\n", bytes.iter().fold(0xcbf2_9ce4_8422_2325, step))
+}
+
+/// Starts the producer at a place, and returns what a command prints beside it.
+fn beside_a_producer(socket: &Path, device: &str, driver: Option<&Path>, command: &mut Command) -> Output {
+    let set = |command: &mut Command| _ = driver.map(|driver| command.env(Driver::LIBRARY_VARIABLE, driver));
+    let mut producer = program("producer", socket);
+    set(&mut producer);
+    let mut producer = producer.arg(device).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(producer.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.starts_with("example@1 is there"), "{line}");
+    set(command);
+    let output = command.output().unwrap();
+    drop(producer.stdin.take());
+    assert!(producer.wait().unwrap().success());
+    output
+}
+
+#[test]
+fn program_in_c_reads_a_segment_of_host_memory_by_its_descriptors() {
+    let values: Vec<u8> = (0..1024 * 1024).flat_map(|i| (i as f32).to_ne_bytes()).collect();
+    with_broker(|socket| {
+        let c = compiled(socket.parent().unwrap());
+        let mut command = program("descriptors", socket);
+        let output = beside_a_producer(socket, "host", None, command.arg(&c).args(["example", "x"]));
+        assert_eq!(String::from_utf8_lossy(&output.stdout), hash(&values), "{output:?}");
+
+        // A tensor that is not in the first chunk.
+        let domain = Domain::options().socket(socket).start(false).connect().unwrap();
+        let builder = domain.create("chunks", Place::Host).chunk_bytes(4096);
+        let builder = ["a", "b"].into_iter().fold(builder, |builder, name| builder.tensor(name, DType::U8, &[4096]));
+        let mut build = builder.tensor("c", DType::U8, &[100]).allocate().unwrap();
+        build.as_mut_bytes("c").unwrap().fill(7);
+        let _segment = build.commit().unwrap();
+        let output = program("descriptors", socket).arg(&c).args(["chunks", "c"]).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), hash(&[7; 100]), "{output:?}");
+
+        // Descriptors that were not passed, and numbers that do not fit.
+        let not_passed = Command::new(&c).args(["host", "0", "0", "1", "77:4096"]).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&not_passed.stderr), "descriptors: mmap: Bad file descriptor\n");
+        let too_long = Command::new(&c).args(["host", "0", "4000", "97", "77:4096"]).output().unwrap();
+        assert!(String::from_utf8_lossy(&too_long.stderr).contains("97 bytes at 4000 are not within a chunk of 4096"));
+        assert_eq!(Command::new(&c).arg("host").status().unwrap().code(), Some(2));
+    });
+}
+
+#[test]
+fn program_in_c_reads_a_segment_of_a_simulated_gpu_by_its_descriptors() {
+    let values: Vec<u8> = (0..1024 * 1024).flat_map(|i| (i as f32).to_ne_bytes()).collect();
+    let driver = simulated_driver();
+    with_broker(|socket| {
+        let c = compiled(socket.parent().unwrap());
+        let mut command = program("descriptors", socket);
+        let output = beside_a_producer(socket, "cuda", Some(&driver), command.arg(&c).args(["example", "x"]));
+        assert_eq!(String::from_utf8_lossy(&output.stdout), hash(&values), "{output:?}");
+
+        let other = "GPU-00000000-0000-0000-0000-000000000000";
+        let words = [other, "0", "0", "1", "77:4096"];
+        let elsewhere = Command::new(&c).args(words).env(Driver::LIBRARY_VARIABLE, &driver).output().unwrap();
+        let said = String::from_utf8_lossy(&elsewhere.stderr).into_owned();
+        assert_eq!(said, format!("descriptors: none of the 1 GPUs that this process sees is {other}\n"));
+        let absent = Command::new(&c).args(words).env(Driver::LIBRARY_VARIABLE, "/nothing.so").output().unwrap();
+        let said = String::from_utf8_lossy(&absent.stderr).into_owned();
+        assert!(said.starts_with("descriptors: there is no CUDA driver: /nothing.so"), "{said}");
     });
 }
 

@@ -16,6 +16,7 @@ import atexit
 
 from partywall import _native
 from partywall._build import Build
+from partywall._descriptors import Chunk, Descriptors, TensorPlace
 from partywall._doctor import Finding, doctor
 from partywall._domain import Claim, Domain, Name, connect
 from partywall._errors import (
@@ -142,12 +143,14 @@ __all__ = [
     "CannotGrow",
     "CannotKeep",
     "Captured",
+    "Chunk",
     "Claim",
     "ClaimLost",
     "ClaimedTask",
     "Closed",
     "ContextLost",
     "CudaError",
+    "Descriptors",
     "Domain",
     "EnqueuedResult",
     "Error",
@@ -210,6 +213,7 @@ __all__ = [
     "TaskResult",
     "TaskRunning",
     "TensorNotFound",
+    "TensorPlace",
     "Ticket",
     "Timeline",
     "TimelineEnded",

@@ -9,6 +9,7 @@ from typing import Any, SupportsIndex, TypeVar
 from partywall import _arrays, _native
 from partywall._arrays import Shape
 from partywall._build import Build, fill
+from partywall._descriptors import Descriptors
 from partywall._errors import Closed, VersionNotFound
 from partywall._handle import Handle
 from partywall._members import EvictedMember, Member
@@ -141,6 +142,13 @@ class Domain(Handle[_native.Domain]):
         place = None if device is None else _arrays.device_name(device)
         native = self._native.open(name, version, timeout, write, place, allow_peer)
         return Segment(self, native)
+
+    def descriptors(self, name: str, timeout: float | None = 0.0) -> Descriptors:
+        """Returns the memory of the latest version of `name`, or `NAME@V`, as file descriptors for other APIs and programs.
+
+        Maps nothing and loads no driver. Waits as `open` does. Raises `WrongKind` for memory of `publish`, which has none.
+        """
+        return Descriptors(self, self._native.descriptors(name, timeout))
 
     def open_or_build(
         self, name: str, build: "Callable[[Claim], Segment]", *, timeout: float | None = None

@@ -9,6 +9,7 @@ import pytest
 
 import partywall as pw
 
+from . import driver
 from ..host.test_exchange import NUMPY, OTHERS, capsule_name
 
 pytestmark = pytest.mark.skipif("simcuda" not in os.environ.get("PARTYWALL_LIBCUDA", ""), reason="not simulated")
@@ -292,3 +293,15 @@ def test_numpy_is_told_how_to_take_a_tensor_of_a_gpu(domain):
             np.asarray(w["a"])
         with pytest.raises(BufferError, match="NumPy uses host memory only"):
             np.asarray(w)
+
+
+def test_descriptors_of_gpu_memory_name_their_gpu_and_those_of_published_memory_are_refused(domain):
+    with domain.put("x", np.arange(4, dtype="uint8"), "cuda") as segment, domain.descriptors("x") as x:
+        assert x.kind == "vmm" and x.place == segment.place and x.place.startswith("GPU-")
+        assert [chunk.nbytes for chunk in x.chunks] == [2 << 20] == [x.nbytes]
+        assert [(place.dtype, place.offset) for place in x.tensors.values()] == [("uint8", 0)]
+    driver.use()
+    with domain.publish("published", driver.DeviceBytes(driver.allocate(8), [8])):
+        with pytest.raises(pw.WrongKind, match="a file descriptor needs host or vmm memory") as caught:
+            domain.descriptors("published")
+        assert "put" in caught.value.advice

@@ -16,8 +16,9 @@ pub(super) const LIBCUDA: &str = "PARTYWALL_LIBCUDA";
 const PACKAGES: [&str; 3] = ["--workspace", "--exclude", "partywall-python"];
 
 /// The examples that tests start as processes.
-const EXAMPLES: [&str; 8] = [
+const EXAMPLES: [&str; 9] = [
     "consumer",
+    "descriptors",
     "exercise_crash",
     "exercise_early_consumer",
     "exercise_pattern",

@@ -112,6 +112,7 @@ impl Mismatch {
             Self::BlockSize { .. } => ErrorKind::Usage.help("block-too-small", "make the pool with larger blocks (block_bytes), or put in less"),
             Self::Sample { .. } => ErrorKind::Usage.help("wrong-sample", "publish samples of the topic's type, or make the topic with another dtype and shape; one that is made with max_bytes alone takes any"),
             Self::DType { has, .. } => ErrorKind::Usage.help("wrong-dtype", format!("use it as {has}, or use its bytes")),
+            Self::Kind { has: "legacy", wanted: "host or vmm", .. } => ErrorKind::Refused.help("wrong-kind", "its publisher allocated it, and the driver shares it by a handle that only CUDA takes: publish a copy of it (Publication::commit_copy, in Python put), which has file descriptors"),
             Self::Kind { wanted, .. } => ErrorKind::Refused.help("wrong-kind", format!("create it as {wanted} memory, or copy it with read(), in Python tobytes()")),
         }
     }

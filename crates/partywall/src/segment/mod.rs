@@ -2,6 +2,7 @@
 
 mod blocks;
 mod build;
+mod descriptors;
 mod growth;
 mod left;
 mod open;
@@ -23,6 +24,7 @@ use partywall_wire::{Answer, Call, Control, Lifetime};
 use self::growth::Stage;
 pub use self::{
     build::{Build, Builder, Claim, Uncommitted, UploadLane, Uploader},
+    descriptors::{ChunkDescriptor, Descriptors},
     growth::{Growth, Refreshed},
     open::{OpenOptions, OpenOrBuild},
     pin::Pinned,

@@ -6,13 +6,14 @@ use std::{
 };
 
 use partywall_cuda::{CuResult, DeviceUuid};
-use partywall_wire::{Access, Answer, Call, Kind, MemberState, Named, Opened};
+use partywall_shm::Table;
+use partywall_wire::{Access, Answer, Call, Kind, LegacyHandle, MemberState, Named, Opened, Table as WireTable};
 
 use super::{Claim, ControlMemory, Facts, Granted, Segment};
 use crate::{
     domain::{Domain, answered, check_name, split_version},
     error::{DeviceFault, Error, Gone, LimitReached, Mismatch, Result, Unreachable},
-    info,
+    info::{self, TableBytes},
     kind::{self, Attach},
     wait::Wait,
 };
@@ -115,7 +116,7 @@ impl OpenOptions {
         if is == wanted {
             return self.attach(opened, fds);
         }
-        self.give_back(opened.lease);
+        give_back(&self.domain, opened.lease);
         Err(Mismatch::Object { name: opened.name, is, wanted }.into())
     }
 
@@ -131,13 +132,7 @@ impl OpenOptions {
             }
             error => error,
         });
-        mapped.inspect_err(|_| self.give_back(lease))
-    }
-
-    fn give_back(&self, lease: u64) {
-        if let Err(error) = self.domain.link().call(Call::Release { lease }) {
-            tracing::debug!(%error, "a lease could not be given back");
-        }
+        mapped.inspect_err(|_| give_back(&self.domain, lease))
     }
 
     /// Returns why the driver cannot open published memory whose publisher may just have ended or dropped it. Waits until
@@ -154,38 +149,9 @@ impl OpenOptions {
         gone.then(|| Error::Gone(Gone::OwnerDied { name: name.to_owned(), pid, ago: Duration::ZERO }))
     }
 
-    fn map(&self, opened: Opened, mut fds: Vec<OwnedFd>) -> Result<Segment> {
-        let Opened {
-            lease,
-            name,
-            version,
-            kind,
-            place,
-            chunks,
-            handles,
-            table,
-            mutable,
-            reserved,
-            growths,
-            lifetime,
-            control,
-        } = opened;
-        if !handles.is_empty() && handles.len() != chunks.len() {
-            return Err(Unreachable::Protocol(format!(
-                "{name:?} has {} chunks, but {} handles",
-                chunks.len(),
-                handles.len()
-            ))
-            .into());
-        }
-        let chunk_fds = chunks.len() - handles.len();
-        let control_fds = control.map_or(0, |control| control.fds());
-        if fds.len() < chunk_fds + control_fds {
-            return Err(LimitReached::FileDescriptors(format!("the chunks of {name:?}")).into());
-        }
-        let control = control.map(|shape| ControlMemory { shape, fds: fds.split_off(fds.len() - control_fds) });
-        let ranges = info::ranges(reserved, &chunks)?;
-        let table = info::table(&name, table, fds.drain(chunk_fds..).next(), &ranges)?;
+    fn map(&self, mut opened: Opened, fds: Vec<OwnedFd>) -> Result<Segment> {
+        let Received { table, fds, handles, control } = Received::sort(&mut opened, fds)?;
+        let Opened { lease, name, version, kind, place, chunks, mutable, reserved, growths, lifetime, .. } = opened;
         let fd_numbers = fds.iter().map(AsRawFd::as_raw_fd).collect();
         let kind = kind::by_wire(kind)?;
         let memory = kind.attach(Attach {
@@ -206,6 +172,45 @@ impl OpenOptions {
         let facts = Facts { name, version, place, mutable, reserved, lifetime, writable, fd_numbers };
         let domain = self.domain.clone();
         Ok(Granted { domain, lease, kind, memory, facts, chunks, table, growths, control }.into())
+    }
+}
+
+/// The memory of a granted version, sorted by use.
+pub(super) struct Received {
+    pub(super) table: Table<TableBytes>,
+    /// One for each chunk, unless there are handles.
+    pub(super) fds: Vec<OwnedFd>,
+    pub(super) handles: Vec<LegacyHandle>,
+    pub(super) control: Option<ControlMemory>,
+}
+
+impl Received {
+    /// Sorts the file descriptors that came with an answer, and takes table and handles out of the answer.
+    pub(super) fn sort(opened: &mut Opened, mut fds: Vec<OwnedFd>) -> Result<Self> {
+        let Opened { name, chunks, reserved, control, .. } = &*opened;
+        let handles = opened.handles.len();
+        if handles > 0 && handles != chunks.len() {
+            return Err(
+                Unreachable::Protocol(format!("{name:?} has {} chunks, but {handles} handles", chunks.len())).into()
+            );
+        }
+        let chunk_fds = chunks.len() - handles;
+        let control_fds = control.map_or(0, |control| control.fds());
+        if fds.len() < chunk_fds + control_fds {
+            return Err(LimitReached::FileDescriptors(format!("the chunks of {name:?}")).into());
+        }
+        let control = control.map(|shape| ControlMemory { shape, fds: fds.split_off(fds.len() - control_fds) });
+        let ranges = info::ranges(*reserved, chunks)?;
+        let table = std::mem::replace(&mut opened.table, WireTable::Inline(Vec::new()));
+        let table = info::table(&opened.name, table, fds.drain(chunk_fds..).next(), &ranges)?;
+        Ok(Self { table, fds, handles: std::mem::take(&mut opened.handles), control })
+    }
+}
+
+/// Gives back the lease of a version that could not be used.
+pub(super) fn give_back(domain: &Domain, lease: u64) {
+    if let Err(error) = domain.link().call(Call::Release { lease }) {
+        tracing::debug!(%error, "a lease could not be given back");
     }
 }
 

@@ -5,6 +5,7 @@ mod attachments;
 mod broker_death;
 mod build;
 mod deaths;
+mod descriptors;
 mod growth;
 mod open;
 mod pidfds;
@@ -33,6 +34,7 @@ fn owners_go_to_any_thread() {
         anywhere::<Tensor<'_>>();
         anywhere::<SharedSlice<'_, u32>>();
         anywhere::<Claim>();
+        anywhere::<partywall::Descriptors>();
         anywhere::<partywall::Build>();
         anywhere::<partywall::Semaphore>();
         anywhere::<partywall::Permit>();
@@ -64,6 +66,7 @@ fn role() {
             role if role.starts_with("pool ") => pools::play(role),
             role if role.starts_with("queue ") => queues::play(role),
             role if role.starts_with("attachments ") => attachments::play(role),
+            role if role.starts_with("descriptors ") => descriptors::play(role),
             "sandboxed" => pidfds::play(),
             "watcher" => watch::play(),
             _ => deaths::play(&role),

@@ -52,22 +52,29 @@ pub(crate) fn play(words: &[&str]) {
                 partywall::OpenOrBuild::Build(claim) => claim,
                 other => panic!("{other:?}"),
             };
+            let descriptors = domain.descriptors("held", Duration::ZERO).unwrap();
             // What the child drops is its copy: `read` takes it out without the parent losing its own.
             // SAFETY: only the child, which has a copy of everything, uses and drops these.
-            let copies = unsafe { (std::ptr::read(&domain), std::ptr::read(&segment), std::ptr::read(&claim)) };
+            let copies = unsafe {
+                let objects = (std::ptr::read(&domain), std::ptr::read(&segment), std::ptr::read(&claim));
+                (objects, std::ptr::read(&descriptors))
+            };
             let good = in_child(move || {
-                let (domain, segment, claim) = copies;
+                let ((domain, segment, claim), descriptors) = copies;
                 let forked = |error| matches!(error, Error::Unreachable(Unreachable::Forked { parent }) if parent != std::process::id());
                 let good = value(&segment) == 7
                     && forked(domain.ping().unwrap_err())
                     && forked(domain.open("held", Duration::from_secs(9)).unwrap_err())
+                    && forked(domain.descriptors("held", Duration::from_secs(9)).unwrap_err())
+                    && partywall_os::memfd::len(&descriptors.chunks()[0]) == Ok(descriptors.bytes())
                     && forked(commit(&domain, "new", 1, true).unwrap_err());
-                drop((segment, claim, domain));
+                drop((segment, descriptors, claim, domain));
                 // A connection of its own is another member's.
                 good && Domain::options().start(false).connect().is_ok_and(|own| own.ping().is_ok())
             });
             assert!(good);
-            assert_eq!(domain.status().unwrap().leases, 1);
+            assert_eq!(domain.status().unwrap().leases, 2, "the segment's, and the descriptors'");
+            drop(descriptors);
             assert!(matches!(domain.open_or_build("building", Duration::from_millis(1)), Err(Error::Timeout { .. })));
             drop(claim);
             drop(domain.open("held", Duration::ZERO).unwrap());

@@ -39,6 +39,7 @@ pub(crate) fn play(words: &[&str]) {
                 if spare < 3 {
                     scarce("opening", domain.open("many", Duration::ZERO).unwrap_err());
                     scarce("waiting", domain.open("many", Duration::from_secs(5)).unwrap_err());
+                    scarce("descriptors", domain.descriptors("many", Duration::ZERO).unwrap_err());
                     let builder = domain.create("new", At::Host).chunk_bytes(256);
                     let builder = (0..4).fold(builder, |b, i| b.tensor(&format!("{i}"), DType::U8, &[256]));
                     scarce("allocating", builder.allocate().unwrap_err());
@@ -49,6 +50,14 @@ pub(crate) fn play(words: &[&str]) {
                 domain.ping().unwrap();
                 drop(files);
             }
+            let descriptors = domain.descriptors("many", Duration::ZERO).unwrap();
+            for spare in 0..3 {
+                let files = hoard(spare);
+                let mut command = std::process::Command::new("true");
+                scarce("duplicates", descriptors.pass_to(&mut command).unwrap_err());
+                drop(files);
+            }
+            drop(descriptors);
             // What has to come on the events socket.
             let files = hoard(0);
             say("ready");

@@ -1,0 +1,102 @@
+//! A version's memory as file descriptors.
+
+use std::{
+    collections::BTreeMap,
+    os::fd::{AsFd, AsRawFd},
+};
+
+use partywall::Place;
+use pyo3::prelude::*;
+
+use crate::{errors::closed, handle::Handle};
+
+/// A lease on a version, and the file descriptors of its memory.
+#[pyclass(frozen, module = "partywall._native")]
+pub(crate) struct Descriptors {
+    inner: Handle<partywall::Descriptors>,
+    #[pyo3(get)]
+    name: String,
+    #[pyo3(get)]
+    version: u64,
+    place: Place,
+    #[pyo3(get)]
+    kind: &'static str,
+    #[pyo3(get)]
+    mutable: bool,
+    #[pyo3(get)]
+    may_grow: bool,
+    #[pyo3(get)]
+    nbytes: u64,
+}
+
+/// A tensor's name, type, shape, strides, chunk, offset in the chunk, and bytes.
+type Placed = (String, &'static str, Vec<u64>, Vec<u64>, usize, u64, u64);
+
+impl Descriptors {
+    pub(crate) fn new(descriptors: partywall::Descriptors) -> Self {
+        Self {
+            name: descriptors.name().to_owned(),
+            version: descriptors.version(),
+            place: descriptors.place(),
+            kind: descriptors.kind(),
+            mutable: descriptors.is_mutable(),
+            may_grow: descriptors.may_grow(),
+            nbytes: descriptors.bytes(),
+            inner: Handle::new(descriptors),
+        }
+    }
+
+    fn look<T>(&self, py: Python<'_>, look: impl FnOnce(&partywall::Descriptors) -> T) -> PyResult<T> {
+        self.inner.lock().as_ref().map(look).ok_or_else(|| closed(py, "list of descriptors"))
+    }
+}
+
+#[pymethods]
+impl Descriptors {
+    /// Where the memory is.
+    #[getter]
+    fn place(&self) -> String {
+        self.place.to_string()
+    }
+
+    /// The number and the bytes of each chunk's file descriptor.
+    fn chunks(&self, py: Python<'_>) -> PyResult<Vec<(i32, u64)>> {
+        self.look(py, |descriptors| {
+            let chunks = descriptors.chunks().iter();
+            chunks.map(|chunk| (chunk.as_fd().as_raw_fd(), chunk.bytes())).collect()
+        })
+    }
+
+    /// All tensors, in the order in which they were added.
+    fn tensors(&self, py: Python<'_>) -> PyResult<Vec<Placed>> {
+        self.look(py, |descriptors| {
+            let tensors = descriptors.table().in_given_order().into_iter();
+            tensors
+                .map(|tensor| {
+                    let shape = tensor.shape().collect();
+                    let strides = tensor.strides().collect();
+                    let name = tensor.name().to_owned();
+                    (name, tensor.dtype().name(), shape, strides, tensor.chunk(), tensor.offset(), tensor.bytes())
+                })
+                .collect()
+        })
+    }
+
+    /// Its metadata.
+    #[getter]
+    fn metadata(&self, py: Python<'_>) -> PyResult<BTreeMap<String, String>> {
+        let pairs = |(key, value): (&str, &str)| (key.to_owned(), value.to_owned());
+        self.look(py, |descriptors| descriptors.table().metadata().map(pairs).collect())
+    }
+
+    /// Whether `close` was called.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.inner.is_closed()
+    }
+
+    /// Closes the descriptors and gives the lease back. Calling it again does nothing.
+    fn close(&self, py: Python<'_>) {
+        self.inner.close(py);
+    }
+}
