@@ -31,6 +31,17 @@ pub(crate) fn duration(duration: Duration) -> String {
     }
 }
 
+/// Formats a time in nanoseconds with three digits or so: `950 ns`, `31.2 µs`, `4.0 ms`, `1.5 s`.
+pub(crate) fn short_time(ns: u64) -> String {
+    let time = ns as f64;
+    match ns {
+        0..1_000 => format!("{ns} ns"),
+        1_000..1_000_000 => format!("{:.1} µs", time / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} ms", time / 1e6),
+        _ => format!("{:.1} s", time / 1e9),
+    }
+}
+
 /// Formats a point in time, given in milliseconds since 1970: `2026-11-20 11:32:05 UTC`.
 pub(crate) fn moment(ms: u64) -> String {
     let date = iso_date(ms / 86_400_000);

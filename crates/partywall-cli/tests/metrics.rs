@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use partywall::{DType, Place, Policy, Task};
+use partywall::{DType, Place, Policy, Task, info::Ages};
 use partywall_harness::{Running, Sandbox, Signal, eventually};
 use serde_json::Value;
 
@@ -31,8 +31,12 @@ fn parse(text: &str) -> BTreeMap<String, f64> {
         } else {
             let (key, value) = line.rsplit_once(' ').unwrap();
             let name = key.split('{').next().unwrap();
-            let suffix = if family.1 == "counter" { "_total" } else { "" };
-            assert_eq!(name, format!("{}{suffix}", family.0), "{line}");
+            let suffixes: &[&str] = match family.1.as_str() {
+                "counter" => &["_total"],
+                "histogram" => &["_bucket", "_count", "_sum"],
+                _ => &[""],
+            };
+            assert!(suffixes.iter().any(|suffix| name == format!("{}{suffix}", family.0)), "{line}");
             assert!(name.starts_with("partywall_"), "{line}");
             assert!(series.insert(key.to_owned(), value.parse().unwrap()).is_none(), "twice: {line}");
         }
@@ -121,6 +125,18 @@ fn every_object_has_its_series() {
     for (key, before) in first.iter().filter(|(key, _)| key.split('{').next().unwrap().ends_with("_total")) {
         assert!(second[key] >= *before, "{key} went back");
     }
+    // The first page was the first question about ages.
+    assert!(!first.keys().any(|key| key.contains("latency")), "{first:#?}");
+    drop(subscriber.recv(LONG).unwrap());
+    let third = metrics(&sandbox, &[]);
+    let ages: Vec<_> = third.iter().filter(|(key, _)| key.starts_with("partywall_topic_latency_seconds")).collect();
+    let value = |part: &str| {
+        let (key, value) = ages.iter().find(|(key, _)| key.contains(part)).expect("there are ages");
+        assert!(key.contains(&format!(r#"name="frames",version="1",subscriber="1",pid="{pid}""#)), "{key}");
+        **value
+    };
+    assert_eq!((value("_count{"), value("le=\"+Inf\"")), (1.0, 1.0), "{ages:?}");
+    assert!(value("_sum{") > 0.0 && ages.len() == Ages::BOUNDS + 3, "{ages:?}");
     assert_eq!(second[r#"partywall_queue_completed_total{name="work",version="1"}"#], 1.0);
 
     let few = metrics(&sandbox, &["--max-names", "1"]);
@@ -135,22 +151,31 @@ fn names_in(text: &str) -> BTreeSet<&str> {
     text.split(|c| !is_part(c)).filter(|word| word.starts_with("partywall_") && !word.ends_with('_')).collect()
 }
 
+/// Returns the name of the histogram to which a series belongs, or the series' own.
+fn family_of(series: &str) -> &str {
+    ["_bucket", "_count", "_sum"].iter().find_map(|suffix| series.strip_suffix(suffix)).unwrap_or(series)
+}
+
 #[test]
 fn dashboard_and_page_name_metrics_that_are_there() {
     let sandbox = Sandbox::new();
     let domain = sandbox.domain();
     let topic = domain.topic("frames").max_bytes(64).depth(4).place(Place::Host).create().unwrap();
-    let _subscriber = topic.subscriber(Policy::Latest).unwrap();
+    let subscriber = topic.subscribe(Policy::Latest).measure_ages(true).join().unwrap();
+    let publisher = topic.publisher().unwrap();
+    publisher.loan(DType::U8, &[1], LONG).unwrap().filled().publish(LONG).unwrap();
+    drop(subscriber.recv(LONG).unwrap());
     let _queue = domain.queue("work").tasks(8).inputs(1, 8).outputs(1, 8).place(Place::Host).create().unwrap();
     let _writer = domain.timeline_writer("steps").unwrap();
     let _gate = domain.semaphore("gate", 3).unwrap();
     let series = metrics(&sandbox, &[]);
-    let there: BTreeSet<_> = series.keys().map(|key| key.split('{').next().unwrap()).collect();
+    let there: BTreeSet<_> = series.keys().map(|key| family_of(key.split('{').next().unwrap())).collect();
     let documented = names_in(include_str!("../../../docs/metrics.md"));
     // A member on a GPU beats; this one does not.
     let beats = BTreeSet::from(["partywall_heartbeat_age_seconds"]);
     assert_eq!(documented, there.union(&beats).copied().collect());
     let shown = names_in(include_str!("../../../docs/grafana.json"));
+    let shown: BTreeSet<_> = shown.into_iter().map(family_of).collect();
     assert!(shown.len() > 10 && shown.is_subset(&documented), "{:?}", shown.difference(&documented));
 }
 

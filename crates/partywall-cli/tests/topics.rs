@@ -188,6 +188,22 @@ fn numbers_are_published_listed_shown_and_measured() {
     }
     drop(subscriber);
 
+    // A process that measures nothing until somebody asks.
+    let receiver = std::thread::spawn({
+        let subscriber = camera.subscribe(Policy::Latest).until_idle(true).join().unwrap();
+        move || {
+            for sample in &subscriber {
+                drop(sample.unwrap());
+            }
+        }
+    });
+    let shown = sandbox.json(["show", "camera"]);
+    let ages = &shown["detail"]["subscribers"][0]["ages"];
+    assert!(ages["count"].as_u64() > Some(0) && ages["max_ns"].as_u64() >= ages["p50_ns"].as_u64(), "{shown}");
+    let wide = Running::spawn(sandbox.command(["show", "camera"]).env("COLUMNS", "200"));
+    let text = wide.wait().expect(0).text();
+    assert!(text.contains("AGE P50") && text.contains("s  "), "{text}");
+
     let listed = sandbox.json(["topic", "ls", "cam*"]);
     let topic = &listed["topics"][0];
     for (key, value) in [
@@ -234,6 +250,7 @@ fn numbers_are_published_listed_shown_and_measured() {
     publisher.signal(Signal::INT);
     let told = publisher.wait().expect(0).text();
     assert!(told.contains("published ") && told.contains(" to camera"), "{told}");
+    receiver.join().unwrap();
 }
 
 #[test]
@@ -382,6 +399,10 @@ fn echo_prints_samples_as_they_arrive() {
     ] {
         assert_eq!(lines[0][key], value, "{key}");
     }
+    assert!(lines[0]["age_ns"].as_u64() > Some(0), "{}", lines[0]);
+    let ages = &lines[2]["ages"];
+    let [p50, p99, max] = ["p50_ns", "p99_ns", "max_ns"].map(|key| ages[key].as_u64().unwrap());
+    assert!(ages["count"] == 2 && p50 > 0 && p50 <= p99 && p99 <= max, "{ages}");
     assert_eq!((&lines[1]["position"], &lines[1]["values"]), (&json!(1), &json!([])));
     assert_eq!((&lines[2]["event"], &lines[2]["samples"], &lines[2]["failed"]), (&json!("end"), &json!(2), &json!(0)));
     echo.wait().expect(0);
@@ -392,9 +413,10 @@ fn echo_prints_samples_as_they_arrive() {
     for part in ["float32 [9]", "header \"left\"", "0.5, 0.5", "…", "lag 0"] {
         assert!(told.text().contains(part), "{part:?} is missing: {told:?}");
     }
-    assert!(told.stderr.contains("1 sample in"), "{told:?}");
+    assert!(told.stderr.contains("1 sample in") && told.stderr.contains("age when received: median "), "{told:?}");
     let nothing = sandbox.json(["topic", "echo", "camera", "--for", "0.1"]);
     assert_eq!((&nothing["event"], &nothing["samples"]), (&json!("end"), &json!(0)));
+    assert_eq!(nothing["ages"], Value::Null);
 
     let interrupted = listening(&sandbox, &camera, &["topic", "echo", "camera"]);
     interrupted.signal(Signal::INT);

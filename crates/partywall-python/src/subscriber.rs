@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall::Error;
+use partywall::{Error, info::Ages};
 use partywall_os::lock::IgnorePoison;
 use pyo3::prelude::*;
 
@@ -122,10 +122,12 @@ impl Subscriber {
         Ok(SubscriberEvent { event: Handle::new(Arc::new(event)) })
     }
 
-    /// Counts the samples that were received, missed, not yet received, and held.
-    fn stats(&self, py: Python<'_>) -> PyResult<(u64, u64, u64, u32)> {
+    /// Counts the samples that were received, missed, not yet received, and held; then the ages of those received, in
+    /// nanoseconds: their number, median, 99th percentile and maximum.
+    fn stats(&self, py: Python<'_>) -> PyResult<(u64, u64, u64, u32, [u64; 4])> {
         let stats = self.inner(py)?.subscriber.stats();
-        Ok((stats.received, stats.dropped, stats.lag, stats.held))
+        let Ages { count, p50, p99, max, .. } = stats.ages;
+        Ok((stats.received, stats.dropped, stats.lag, stats.held, [count, p50, p99, max]))
     }
 
     /// Whether `close` was called.

@@ -145,7 +145,8 @@ impl Topic {
             }
         };
         let open = self.inner.get(py, "topic")?;
-        let mut options = open.topic.subscribe(policy).until_idle(until_idle);
+        // Reading the clock is a small part of what receiving costs in Python.
+        let mut options = open.topic.subscribe(policy).until_idle(until_idle).measure_ages(true);
         options = history.into_iter().fold(options, partywall::SubscriberOptions::history);
         options = queue.into_iter().fold(options, partywall::SubscriberOptions::queue);
         let subscriber = py.detach(|| options.join()).or_raise(py)?;

@@ -79,6 +79,13 @@ pub fn now() -> u64 {
     now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }
 
+/// Returns `CLOCK_MONOTONIC` in nanoseconds, as [`now`].
+pub fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    // 2⁶⁴ ns are 584 years.
+    (now.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(now.tv_nsec as u64)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

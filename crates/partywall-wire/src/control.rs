@@ -314,8 +314,44 @@ pub struct SubscriberInfo {
     pub dropped: u64,
     /// Blocks that it holds, so that they are not reused.
     pub held: u32,
+    /// The ages of the samples that it received while ages were measured. Asking for this makes subscribers measure them for
+    /// the next minute.
+    pub ages: Ages,
     /// For how many milliseconds a publisher has waited for it, if one does.
     pub stalled: Option<u64>,
+}
+
+/// The ages of samples when a subscriber received them: the time since each was published, in nanoseconds. Samples that the
+/// subscriber received while ages were not measured do not count. While it receives, the numbers do not belong to a single
+/// moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ages {
+    /// The number of ages. The other numbers are 0 if there are none.
+    pub count: u64,
+    /// Their sum.
+    pub sum: u64,
+    /// The median, at most an eighth too large.
+    pub p50: u64,
+    /// The age that 99 of 100 samples do not exceed, at most an eighth too large.
+    pub p99: u64,
+    /// The greatest age.
+    pub max: u64,
+    /// How many ages were smaller than each [`bound`](Self::bound).
+    pub younger: [u64; Ages::BOUNDS],
+}
+
+impl Ages {
+    /// The number of bounds: powers of two from 1 µs to 1 s.
+    pub const BOUNDS: usize = 21;
+
+    /// Returns a bound of [`younger`](Self::younger), in nanoseconds.
+    ///
+    /// # Panics
+    /// If `index` is not below [`BOUNDS`](Self::BOUNDS).
+    pub fn bound(index: usize) -> u64 {
+        assert!(index < Self::BOUNDS, "there are {} bounds", Self::BOUNDS);
+        1024 << index
+    }
 }
 
 impl SubscriberInfo {

@@ -49,8 +49,8 @@ pub mod refusal;
 pub mod watch;
 
 pub use control::{
-    AttachedInfo, BLOCK_ALIGNMENT, BlockCounts, Control, ControlInfo, MAX_RANK, Participant, PublisherInfo, QueueInfo,
-    QueueShape, QueueUsage, SampleShape, SubscriberInfo, TopicInfo, TopicShape, TopicUsage, Usage,
+    Ages, AttachedInfo, BLOCK_ALIGNMENT, BlockCounts, Control, ControlInfo, MAX_RANK, Participant, PublisherInfo,
+    QueueInfo, QueueShape, QueueUsage, SampleShape, SubscriberInfo, TopicInfo, TopicShape, TopicUsage, Usage,
 };
 pub use frame::{Frame, FrameReader, WireError};
 pub use handshake::{BrokerHello, ClientHello, Resume, Welcome};

@@ -5,8 +5,8 @@ use std::os::fd::OwnedFd;
 use partywall_os::map::SealedMap;
 pub use partywall_shm::Table;
 pub use partywall_wire::{
-    AttachedInfo, BlockCounts, Change, Control, ControlInfo, Doubt, Evicted, Freed, HolderInfo, Kill, Kind, Lifetime,
-    MemberInfo, MemberState, NameEvent, NameInfo, Named, ObjectDetail, ObjectHolder, ObjectInfo, ObjectKind,
+    Ages, AttachedInfo, BlockCounts, Change, Control, ControlInfo, Doubt, Evicted, Freed, HolderInfo, Kill, Kind,
+    Lifetime, MemberInfo, MemberState, NameEvent, NameInfo, Named, ObjectDetail, ObjectHolder, ObjectInfo, ObjectKind,
     Participant, Point, PublisherInfo, QueueHolder, QueueInfo, QueueShape, QueueUsage, SampleShape, SemaphoreInfo,
     StatusInfo, SubscriberInfo, TimelineInfo, TopicInfo, TopicShape, TopicUsage, Usage, VersionInfo, Whom,
 };

@@ -117,7 +117,7 @@ from partywall._queue import Queue, QueueStats, Task, TaskInfo
 from partywall._segment import Pinned, Segment
 from partywall._semaphore import Permit, Semaphore
 from partywall._timeline import Timeline, TimelineEvent
-from partywall._topic import Loan, Publisher, Subscriber, SubscriberStats, Topic, TopicStats
+from partywall._topic import Ages, Loan, Publisher, Subscriber, SubscriberStats, Topic, TopicStats
 from partywall._watch import Event, Watch
 
 __version__ = _native.VERSION
@@ -125,6 +125,7 @@ __version__ = _native.VERSION
 __all__ = [
     "Abandoned",
     "AccessDenied",
+    "Ages",
     "Attachment",
     "AttemptFailed",
     "BadFile",

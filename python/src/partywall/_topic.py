@@ -42,6 +42,24 @@ class TopicStats:
 
 
 @dataclass(frozen=True)
+class Ages:
+    """The ages of samples when a subscriber received them, in seconds: the time since each was published.
+
+    A sample that is published behind a stream counts from `publish`, not from the end of the stream's work. Percentiles are
+    at most an eighth too large.
+    """
+
+    count: int
+    """The number of samples. The other numbers are 0 if there are none."""
+    p50: float
+    """The median."""
+    p99: float
+    """The age that 99 of 100 samples do not exceed."""
+    max: float
+    """The greatest age."""
+
+
+@dataclass(frozen=True)
 class SubscriberStats:
     """The state of a subscriber."""
 
@@ -53,6 +71,8 @@ class SubscriberStats:
     """How many samples it is behind."""
     held: int
     """Samples that it holds."""
+    ages: Ages
+    """The ages of the samples that it has received."""
 
 
 class Topic(Connected[_native.Topic]):
@@ -436,7 +456,9 @@ class Subscriber(Handle[_native.Subscriber], Iterator[Sample], AsyncIterator[Sam
 
     def stats(self) -> SubscriberStats:
         """Returns the state of the subscriber."""
-        return SubscriberStats(*self._native.stats())
+        received, dropped, lag, held, (count, *ages) = self._native.stats()
+        p50, p99, most = (age / 1e9 for age in ages)
+        return SubscriberStats(received, dropped, lag, held, Ages(count, p50, p99, most))
 
     def close(self) -> None:
         """Detaches the subscriber, so publishers stop waiting for it. Samples stay. Calling it again does nothing."""

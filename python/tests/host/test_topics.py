@@ -61,9 +61,24 @@ def test_samples_go_from_a_process_to_others(frames, child, socket):
                     assert (sample.header, sample.sequence, sample.position, sample.missed) == (b"n%d" % n, n, n, 0)
                     assert (sample.shape, sample.dtype, sample.topic, sample.ready) == ((2, 3), "int32", "frames", True)
                     sample.check()
-        assert first.stats() == pw.SubscriberStats(received=10, dropped=0, lag=0, held=0)
+        stats = first.stats()
+        assert stats == pw.SubscriberStats(received=10, dropped=0, lag=0, held=0, ages=stats.ages)
+        assert stats.ages.count == 10 and 0 < stats.ages.p50 <= stats.ages.p99 <= stats.ages.max < WATCHDOG
         publishers = {first.id, second.id, sample.publisher}
         assert len(publishers) == 3
+
+
+def test_ages_count_from_the_publication_of_each_sample(frames):
+    with frames.publisher() as publisher, frames.subscriber() as subscriber:
+        assert subscriber.stats().ages == pw.Ages(count=0, p50=0, p99=0, max=0)
+        start = time.monotonic()
+        for _ in range(3):
+            publisher.send(b"x")
+        time.sleep(0.02)
+        for _ in range(3):
+            subscriber.recv(0)
+        ages = subscriber.stats().ages
+        assert ages.count == 3 and 0.02 <= ages.p50 <= ages.p99 <= ages.max <= time.monotonic() - start
 
 
 def test_a_sample_is_read_in_place_and_only_read(frames):

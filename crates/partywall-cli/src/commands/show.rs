@@ -22,8 +22,8 @@ use partywall::{
     Domain, Error, SampleType, bytes,
     error::{Gone, NotFound},
     info::{
-        AttachedInfo, Control, ControlInfo, HolderInfo, Lifetime, ObjectDetail, ObjectInfo, ObjectKind, Participant,
-        PublisherInfo, QueueShape, SegmentInfo, SubscriberInfo, TopicInfo, TopicShape, VersionInfo,
+        Ages, AttachedInfo, Control, ControlInfo, HolderInfo, Lifetime, ObjectDetail, ObjectInfo, ObjectKind,
+        Participant, PublisherInfo, QueueShape, SegmentInfo, SubscriberInfo, TopicInfo, TopicShape, VersionInfo,
     },
     kind_name,
 };
@@ -78,6 +78,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     };
     let output = context.output();
     if output.is_json() {
+        let info = info.map(|info| with_ages(&domain, info)).transpose()?;
         let mut value = info.as_ref().map_or_else(|| json!({ "name": arguments.name }), value);
         value["socket"] = json!(domain.socket());
         for (key, object) in ["timeline", "semaphore"].into_iter().zip(&objects) {
@@ -110,10 +111,10 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
 }
 
 /// Shows a topic. `partywall topic info` calls it too.
-pub(crate) fn topic(context: &Context, domain: &Domain, info: &SegmentInfo) -> Result<(), Failure> {
+pub(crate) fn topic(context: &Context, domain: &Domain, info: SegmentInfo) -> Result<(), Failure> {
     let output = context.output();
     if output.is_json() {
-        let mut value = value(info);
+        let mut value = value(&with_ages(domain, info)?);
         value["socket"] = json!(domain.socket());
         output.value(&value);
         return Ok(());
@@ -121,7 +122,7 @@ pub(crate) fn topic(context: &Context, domain: &Domain, info: &SegmentInfo) -> R
     info.version
         .control
         .and_then(|control| control.topic)
-        .map_or(Ok(()), |shape| topic_facts(output, domain, info, &shape))
+        .map_or(Ok(()), |shape| topic_facts(output, domain, &info, &shape))
 }
 
 /// Prints a topic: its samples, its memory, its publishers and subscribers.
@@ -144,14 +145,21 @@ fn topic_facts(output: Output, domain: &Domain, info: &SegmentInfo, shape: &Topi
         fact(output, "memory", format!("{} on {place}: {blocks}", bytes(*allocated)));
         fact(output, "blocks", describe::control::sum(control, shape));
     }
+    // Later, because subscribers measure ages from the first question on.
+    let mut used = info.control.clone();
     if let Some(ControlInfo { blocks, topic: Some(topic), .. }) = &info.control {
         fact(output, "in use", describe::control::counts(blocks, "in the ring"));
         fact(output, "audit", describe::control::audit(blocks));
-        let rate = published_per_second(domain, info, topic)?;
+        let start = Instant::now();
+        let later = if topic.publishers.is_empty() { None } else { used_later(domain, info)? };
+        let published = later.as_ref().and_then(|later| later.topic.as_ref()).map(|topic| topic.usage.published);
+        let more = published.unwrap_or(topic.usage.published).saturating_sub(topic.usage.published);
+        let rate = more as f64 / start.elapsed().as_secs_f64().max(1e-9);
+        used = later.or(used);
         fact(output, "published", format!("{}, {rate:.1}/s", text::count(topic.usage.published, "sample")));
     }
     history(output, info);
-    if let Some(control) = &info.control {
+    if let Some(control) = &used {
         participants(output, control);
     }
     // The holders include the publishers and subscribers.
@@ -225,23 +233,31 @@ fn attached(output: Output, attached: &[AttachedInfo]) {
     output.table(&["  SEGMENT", ">SIZE", ">TASKS", ">NUMBER"], &rows, &["NUMBER"]);
 }
 
-/// Returns the current number of samples per second.
-fn published_per_second(domain: &Domain, info: &SegmentInfo, topic: &TopicInfo) -> Result<f64, Failure> {
-    if topic.publishers.is_empty() {
-        return Ok(0.0);
-    }
-    let start = Instant::now();
+/// Returns the state of a pool, topic or queue [`MEASURED`] later; `None` if it has ended.
+fn used_later(domain: &Domain, info: &SegmentInfo) -> Result<Option<ControlInfo>, Failure> {
     std::thread::sleep(MEASURED);
-    let later = match domain.inspect(&format!("{}@{}", info.name, info.version.version)) {
-        Ok(later) => later.control.and_then(|control| control.topic).map(|topic| topic.usage.published),
-        // The topic has ended meanwhile.
+    match domain.inspect(&format!("{}@{}", info.name, info.version.version)) {
+        Ok(later) => Ok(later.control),
         Err(
             Error::NotFound(NotFound::Name { .. } | NotFound::Version { .. }) | Error::Gone(Gone::Withdrawn { .. }),
-        ) => None,
-        Err(error) => return Err(error.into()),
+        ) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Returns the state of a topic later if it lacks ages of samples, because subscribers measure ages from the first question
+/// on.
+fn with_ages(domain: &Domain, mut info: SegmentInfo) -> Result<SegmentInfo, Failure> {
+    let topic = info.control.as_ref().and_then(|control| control.topic.as_ref());
+    let lacks = |topic: &TopicInfo| {
+        !topic.publishers.is_empty() && topic.subscribers.iter().any(|subscriber| subscriber.ages.count == 0)
     };
-    let more = later.unwrap_or(topic.usage.published).saturating_sub(topic.usage.published);
-    Ok(more as f64 / start.elapsed().as_secs_f64().max(1e-9))
+    if topic.is_some_and(lacks)
+        && let Some(later) = used_later(domain, &info)?
+    {
+        info.control = Some(later);
+    }
+    Ok(info)
 }
 
 fn lifetime(lifetime: Lifetime, committer: u32) -> String {
@@ -419,13 +435,27 @@ fn participants(output: Output, used: &ControlInfo) {
             let facts = [subscriber.lag, subscriber.received, subscriber.dropped, subscriber.held.into()];
             let mut row = [who(&subscriber.who), vec![policy]].concat();
             row.extend(facts.map(|number| number.to_string()));
+            let Ages { count, p50, p99, max, .. } = subscriber.ages;
+            row.extend([p50, p99, max].map(|age| if count == 0 { String::new() } else { text::short_time(age) }));
             row.push(subscriber.stalled.map_or_else(String::new, |ms| format!("for {}", ago(ms))));
             row
         };
-        let headings =
-            ["  PID", "STATE", ">NUMBER", "POLICY", ">LAG", ">RECEIVED", ">DROPPED", ">HELD", "HOLDS UP OTHERS"];
+        let headings = [
+            "  PID",
+            "STATE",
+            ">NUMBER",
+            "POLICY",
+            ">LAG",
+            ">RECEIVED",
+            ">DROPPED",
+            ">HELD",
+            ">AGE P50",
+            ">P99",
+            ">MAX",
+            "HOLDS UP OTHERS",
+        ];
         let rows: Vec<_> = topic.subscribers.iter().map(row).collect();
-        output.table(&headings, &rows, &["NUMBER", "RECEIVED", "STATE", "HELD"]);
+        output.table(&headings, &rows, &["NUMBER", "RECEIVED", "STATE", "HELD", "MAX", "P99"]);
     }
 }
 

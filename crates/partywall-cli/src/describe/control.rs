@@ -3,8 +3,8 @@
 use partywall::{
     DType, SampleType, bytes,
     info::{
-        BlockCounts, Control, ControlInfo, Named, Participant, PublisherInfo, QueueUsage, SampleShape, SubscriberInfo,
-        TopicShape, Usage,
+        Ages, BlockCounts, Control, ControlInfo, Named, Participant, PublisherInfo, QueueUsage, SampleShape,
+        SubscriberInfo, TopicShape, Usage,
     },
 };
 use serde_json::{Value, json};
@@ -147,7 +147,8 @@ fn publisher(publisher: &PublisherInfo) -> Value {
 
 /// Returns a subscriber: `id`, `pid`, `state`, `detached` as in [`publisher`]; `policy` (`block`, `drop-oldest` or
 /// `latest`), `queue` (how many samples it may be behind, or null), `lag` (how many samples it is behind), `received`,
-/// `dropped`, `held`, `stalled_ms` (for how long a publisher has waited for it, or null).
+/// `dropped`, `held`, `ages` (of the samples that it received, [`ages`]), `stalled_ms` (for how long a publisher has waited
+/// for it, or null).
 fn subscriber(subscriber: &SubscriberInfo) -> Value {
     let mut value = participant(&subscriber.who);
     value["policy"] = json!(subscriber.policy());
@@ -156,8 +157,18 @@ fn subscriber(subscriber: &SubscriberInfo) -> Value {
     value["received"] = json!(subscriber.received);
     value["dropped"] = json!(subscriber.dropped);
     value["held"] = json!(subscriber.held);
+    value["ages"] = ages(&subscriber.ages);
     value["stalled_ms"] = json!(subscriber.stalled);
     value
+}
+
+/// Returns the ages of samples, each the time from its publication until it was received: `count` (how many were measured),
+/// `p50_ns`, `p99_ns`, `max_ns`; or null if none was measured. Subscribers measure for a minute after each question.
+pub(crate) fn ages(ages: &Ages) -> Value {
+    match ages.count {
+        0 => Value::Null,
+        count => json!({ "count": count, "p50_ns": ages.p50, "p99_ns": ages.p99, "max_ns": ages.max }),
+    }
 }
 
 fn participant(who: &Participant) -> Value {

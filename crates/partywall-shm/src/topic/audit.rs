@@ -103,6 +103,7 @@ impl Topic {
                 received: subscriber.received.load(Ordering::Relaxed),
                 dropped: subscriber.dropped.load(Ordering::Relaxed),
                 held: holds.filter(|hold| hold.load(Ordering::Relaxed) != 0).count() as u32,
+                ages: self.ages[index].read(),
                 stalled: waited.filter(|(by, _)| *by == port.id()).map(|(_, since)| since).min(),
                 detached: port.occupancy() == Occupancy::Detached,
             });

@@ -8,7 +8,8 @@
 //! | 24 | `publisher` | its id |
 //! | 32 | `sequence` | the publisher's own count |
 //! | 40 | `bytes` | of the tensor |
-//! | 48 | `value` | of the publisher's timeline; then eight zero bytes |
+//! | 48 | `value` | of the publisher's timeline |
+//! | 56 | `stamp` | when the publisher put the sample into the ring; see `ages` |
 //! | 64 | `shape` | of the tensor, eight words |
 //! | 128 | `header` | the user's, 32 words |
 //!
@@ -56,7 +57,7 @@ pub(super) struct Descriptor {
     sequence: AtomicU64,
     bytes: AtomicU64,
     value: AtomicU64,
-    _zero: AtomicU64,
+    stamp: AtomicU64,
     shape: [AtomicU64; SHAPE_WORDS],
     header: [AtomicU64; HEADER_WORDS],
 }
@@ -172,6 +173,7 @@ impl Descriptor {
         set(&self.sequence, words.sequence);
         set(&self.bytes, words.message.bytes);
         set(&self.value, words.message.value);
+        set(&self.stamp, words.message.stamp);
         for (word, extent) in self.shape.iter().zip(words.message.shape) {
             set(word, *extent);
         }
@@ -212,6 +214,10 @@ impl Descriptor {
         self.value.load(Ordering::Relaxed)
     }
 
+    pub(super) fn stamp(&self) -> u64 {
+        self.stamp.load(Ordering::Relaxed)
+    }
+
     pub(super) fn describe(&self) -> Description {
         let origin = self.origin();
         let mut shape = [0; MAX_RANK];
@@ -227,6 +233,7 @@ impl Descriptor {
             shape,
             bytes: self.bytes.load(Ordering::Relaxed),
             value: self.value(),
+            stamp: self.stamp(),
             status: self.status().status(),
         }
     }
@@ -264,7 +271,7 @@ impl Descriptor {
             sequence: zero(),
             bytes: zero(),
             value: zero(),
-            _zero: zero(),
+            stamp: zero(),
             shape: std::array::from_fn(|_| zero()),
             header: std::array::from_fn(|_| zero()),
         }

@@ -54,6 +54,7 @@ impl Topic {
         us.queue.store(queue, Ordering::Relaxed);
         us.received.store(0, Ordering::Relaxed);
         us.dropped.store(0, Ordering::Relaxed);
+        self.ages[index].clear();
         point("topic: subscriber's words set, port not open");
         let port = self.open(&us.port, taken)?;
         point("topic: subscriber's port open, not counted");

@@ -10,6 +10,7 @@ use partywall_os::{map::SharedMap, memfd};
 
 use super::{
     Header, Shape, Topic,
+    ages::Histogram,
     descriptor::Descriptor,
     entry::RingEntry,
     members::{HOLDS, Holds, Publishing, Subscribing},
@@ -72,6 +73,7 @@ impl Topic {
             publishers: memory.part(places.publishers, shape.publishers as usize)?,
             subscribers: memory.part(places.subscribers, shape.subscribers as usize)?,
             holds: memory.part(places.holds, Places::holds(&shape))?,
+            ages: memory.part(places.ages, shape.subscribers as usize)?,
             descriptors: memory.part(places.descriptors, shape.blocks as usize)?,
         })
     }
@@ -83,6 +85,7 @@ struct Places {
     publishers: usize,
     subscribers: usize,
     holds: usize,
+    ages: usize,
     descriptors: usize,
     end: usize,
 }
@@ -92,9 +95,10 @@ impl Places {
         let publishers = size_of::<Header>() + shape.depth as usize * size_of::<RingEntry>();
         let subscribers = publishers + shape.publishers as usize * size_of::<Publishing>();
         let holds = subscribers + shape.subscribers as usize * size_of::<Subscribing>();
-        let descriptors = holds + Self::holds(shape) * size_of::<Holds>();
+        let ages = holds + Self::holds(shape) * size_of::<Holds>();
+        let descriptors = ages + shape.subscribers as usize * size_of::<Histogram>();
         let end = descriptors + shape.blocks as usize * size_of::<Descriptor>();
-        Self { publishers, subscribers, holds, descriptors, end }
+        Self { publishers, subscribers, holds, ages, descriptors, end }
     }
 
     fn holds(shape: &Shape) -> usize {
@@ -107,10 +111,11 @@ const MAGIC: u64 = u64::from_le_bytes(*b"PWTOPIC1");
 /// Change the text whenever the bytes change, and never for a name alone: `bell` is the eventcount, `seat` the port slot.
 const LAYOUT_HASH: u64 = crate::layout_hash(
     b"header 256: magic8 hash8 blocks4 depth4 publishers4 subscribers4 held4 loans4 0:24 tail8 samples:bell8 0:48 \
-    space:bell8 0:56 joins8 ids8 publishers_joined8 0:40; bell: rings4 sleepers4; ring128: block16 lap48 0:120; \
+    space:bell8 0:56 joins8 ids8 publishers_joined8 ages_until8 0:32; bell: rings4 sleepers4; ring128: block16 lap48 0:120; \
     publisher128: seat8 published8 cell8 incarnation8 blocked_since8 blocked_by8 0:80; \
     subscriber128: seat8 cursor8 queue8 received8 dropped8 0:88; seat: state2 row16 id46; holds128; \
-    descriptor384: generation8 position8 status8 place2 row2 dtype1 rank1 header2 publisher8 sequence8 bytes8 value8 \
+    ages2560: count8 sum8 max8 0:104 buckets304x8:8_per_octave_to_40; \
+    descriptor384: generation8 position8 status8 place2 row2 dtype1 rank1 header2 publisher8 sequence8 bytes8 value8 stamp8 \
     shape64 header256; status: state3 ending4 0:11 generation46",
 );
 

@@ -14,14 +14,16 @@
 //! | 192 | `joins: u64` counts subscribers that have joined | 8 | a member that joins |
 //! | 200 | `ids: u64` counts all members that have joined | 8 | a member that joins |
 //! | 208 | `publishers_joined: u64` counts publishers that have joined | 8 | a member that joins |
+//! | 216 | `ages_until: u64` until when subscribers measure ages, 0: they do not | 8 | observers, subscribers; see `ages` |
 //! | 256 | ring: `depth` entries | 128 each | publishers; see `entry` |
 //! | *P* | `publishers` ports of publishers | 128 each | their owners; see `members` and `port` |
 //! | *S* | `subscribers` ports of subscribers | 128 each | their owners |
 //! | *H* | holds: `held` words for each subscriber, filled up to whole 128 bytes | 8 each | their owners |
+//! | *A* | ages: a histogram for each subscriber | 2560 each | their owners; see `ages` |
 //! | *D* | descriptors: one for each of the `blocks` | 384 each | the block's holder; see `descriptor` |
 //!
 //! *P* = 256 + 128 · `depth`, *S* = *P* + 128 · `publishers`, *H* = *S* + 128 · `subscribers`,
-//! *D* = *H* + 128 · `subscribers` · ⌈`held` / 16⌉. All other bytes are 0.
+//! *A* = *H* + 128 · `subscribers` · ⌈`held` / 16⌉, *D* = *A* + 2560 · `subscribers`. All other bytes are 0.
 //!
 //! A port, an entry and a descriptor in full:
 //!
@@ -34,6 +36,7 @@
 //! | 32 | waiting since, in ms | 32 | samples missed | 32 | samples that it had published before |
 //! | 40 | waiting for this subscriber | | | 40 | bytes of the tensor |
 //! | | | | | 48 | value of the publisher's timeline that completes the sample |
+//! | | | | | 56 | stamp, in ns |
 //! | | | | | 64 | shape: 8 words |
 //! | | | | | 128 | the user's header |
 //!
@@ -41,6 +44,7 @@
 
 #![cfg_attr(loom, allow(dead_code, reason = "a model does what processes do at the same time, and no more"))]
 
+mod ages;
 mod audit;
 mod core;
 mod descriptor;
@@ -60,16 +64,20 @@ mod sweep;
 mod tests;
 
 use self::{
+    ages::Histogram,
     descriptor::Descriptor,
     entry::RingEntry,
     members::{Holds, Publishing, Subscribing},
 };
+use partywall_wire::Ages;
+
 use crate::{
     DType,
     eventcount::EventCount,
     sync::{AtomicU32, AtomicU64, Part},
 };
 
+pub use ages::AGES_LEASE;
 pub use descriptor::{MAX_HEADER, MAX_RANK, Status};
 pub use members::TimelineCell;
 pub use port::PortId;
@@ -107,6 +115,7 @@ pub struct Topic {
     subscribers: Part<Subscribing>,
     /// The same number of elements for each subscriber.
     holds: Part<Holds>,
+    ages: Part<Histogram>,
     descriptors: Part<Descriptor>,
 }
 
@@ -182,7 +191,8 @@ struct Header {
     joins: AtomicU64,
     ids: AtomicU64,
     publishers_joined: AtomicU64,
-    zero_192: [AtomicU64; 5],
+    ages_until: AtomicU64,
+    zero_192: [AtomicU64; 4],
 }
 
 #[cfg(not(loom))]
@@ -214,6 +224,8 @@ pub struct Description {
     pub bytes: u64,
     /// The value that the publisher's timeline has to reach, if the status depends on it.
     pub value: u64,
+    /// When its publisher put it into the ring ([`now_ns`](crate::members::now_ns)).
+    pub stamp: u64,
     /// Whether the sample was known to be valid when this was read.
     pub status: Status,
 }
@@ -268,6 +280,8 @@ pub struct SubscriberState {
     pub dropped: u64,
     /// Samples held.
     pub held: u32,
+    /// The ages of the samples that it received while ages were measured.
+    pub ages: Ages,
     /// Since when a publisher waits for it ([`members::now`](crate::members::now)).
     pub stalled: Option<u64>,
     /// Whether the broker has detached it, or it is about to leave. No process waits for it then.

@@ -14,6 +14,7 @@ use loom::{
 use partywall_wire::BlockCounts;
 
 use super::{
+    ages::Histogram,
     descriptor::Descriptor,
     entry::RingEntry,
     members::{Holds, Publishing, Subscribing},
@@ -59,6 +60,7 @@ impl World {
             joins: zero(),
             ids: zero(),
             publishers_joined: zero(),
+            ages_until: zero(),
             zero_192: std::array::from_fn(|_| zero()),
         };
         let shape =
@@ -70,6 +72,7 @@ impl World {
             publishers: (0..2).map(|_| Publishing::new()).collect(),
             subscribers: (0..2).map(|_| Subscribing::new()).collect(),
             holds: (0..2).map(|_| Holds::new()).collect(),
+            ages: (0..2).map(|_| Histogram::new()).collect(),
             descriptors: (0..blocks).map(|_| Descriptor::new()).collect(),
         };
         let memory = (0..blocks).map(|_| UnsafeCell::new(0)).collect();
@@ -122,7 +125,8 @@ impl World {
             unsafe { *memory }
         };
         let value = self.memory[taken.block() as usize].with(read);
-        assert_eq!(self.topic.descriptors[taken.block() as usize].describe().value, value);
+        let description = self.topic.descriptors[taken.block() as usize].describe();
+        assert_eq!((description.value, description.stamp), (value, value + 1));
         value
     }
 
@@ -191,7 +195,7 @@ impl World {
 }
 
 fn message(value: u64) -> Message<'static> {
-    Message { status: Status::Ready, value, dtype: 1, shape: &[], bytes: 8, header: &[] }
+    Message { status: Status::Ready, value, stamp: value + 1, dtype: 1, shape: &[], bytes: 8, header: &[] }
 }
 
 fn spawn(world: &Arc<World>, other: impl FnOnce(&World) + 'static) -> thread::JoinHandle<()> {

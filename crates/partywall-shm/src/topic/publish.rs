@@ -58,6 +58,8 @@ pub struct Message<'a> {
     pub status: Status,
     /// The value of the publisher's timeline that completes the sample.
     pub value: u64,
+    /// The time ([`now_ns`](crate::members::now_ns)): the age of the sample counts from here.
+    pub stamp: u64,
     /// The code of the elements' type.
     pub dtype: u8,
     /// The tensor's shape, of at most [`MAX_RANK`] dimensions.

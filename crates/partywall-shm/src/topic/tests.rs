@@ -50,7 +50,15 @@ impl World {
     fn publish_as(&self, place: &mut PublisherPlace, value: u64, status: Status) -> Result<(u64, Held), Unpublished> {
         let held = self.loan(place.port.row()).expect("enough blocks are free");
         self.memory[held.index() as usize].store(value, Ordering::Relaxed);
-        let message = Message { status, value, dtype: 12, shape: &[2, value], bytes: 8, header: &value.to_le_bytes() };
+        let message = Message {
+            status,
+            value,
+            stamp: value,
+            dtype: 12,
+            shape: &[2, value],
+            bytes: 8,
+            header: &value.to_le_bytes(),
+        };
         match self.topic.publish(&self.pool, place, &held, &message) {
             Ok(position) => Ok((position, held)),
             Err(error) => {
@@ -58,6 +66,13 @@ impl World {
                 Err(error)
             }
         }
+    }
+
+    /// Publishes an empty sample with a stamp.
+    fn publish_at(&self, place: &mut PublisherPlace, stamp: u64) -> Result<u64, Unpublished> {
+        let held = self.loan(place.port.row()).expect("enough blocks are free");
+        let message = Message { status: Status::Ready, value: 0, stamp, dtype: 1, shape: &[0], bytes: 0, header: &[] };
+        self.topic.publish(&self.pool, place, &held, &message)
     }
 
     fn publish(&self, place: &mut PublisherPlace, value: u64) -> Result<u64, Unpublished> {
@@ -135,6 +150,79 @@ fn a_sample_says_whose_it_is_and_which() {
         world.topic.release(&world.pool, &taken);
     }
     assert_eq!(world.topic.publishers().iter().map(|state| state.published).collect::<Vec<_>>(), [2, 2]);
+}
+
+/// Receives a sample at a time, and releases it.
+fn receive_at(world: &World, place: &mut SubscriberPlace, now: u64) {
+    let taken = world.take(place).unwrap();
+    world.topic.add_age(place, &taken, now);
+    world.topic.release(&world.pool, &taken);
+}
+
+fn ages_of(world: &World, place: &SubscriberPlace) -> Ages {
+    world.topic.subscribers().into_iter().find(|state| state.id == place.id()).unwrap().ages
+}
+
+#[test]
+fn each_subscriber_has_the_ages_of_its_samples_until_it_leaves() {
+    let world = World::new(SHAPE);
+    let mut publisher = world.publisher(1);
+    let mut subscribers = [3, 4].map(|row| world.subscriber(row, None));
+    // `publish` stamps a sample with its value.
+    for stamp in 1..=100 {
+        world.publish(&mut publisher, stamp).unwrap();
+        receive_at(&world, &mut subscribers[0], stamp + 1_500);
+        receive_at(&world, &mut subscribers[1], stamp + if stamp == 7 { 3_000_000_000 } else { 7 });
+    }
+    let [slow, fast] = [0, 1].map(|index| ages_of(&world, &subscribers[index]));
+    assert_eq!((slow.count, slow.sum, slow.p50, slow.p99, slow.max), (100, 150_000, 1_500, 1_500, 1_500));
+    assert_eq!((slow.younger[0], slow.younger[1], slow.younger[20]), (0, 100, 100));
+    assert_eq!((fast.count, fast.sum, fast.p50, fast.p99, fast.max), (100, 3_000_000_693, 7, 7, 3_000_000_000));
+    assert_eq!((fast.younger[0], fast.younger[20]), (99, 99));
+    // Its successor begins with none.
+    world.topic.leave_as_subscriber(subscribers[0].port());
+    let next = world.subscriber(5, None);
+    assert_eq!((next.index, ages_of(&world, &next)), (subscribers[0].index, Ages::default()));
+    assert_eq!(ages_of(&world, &subscribers[1]), fast);
+}
+
+#[test]
+fn clock_of_another_process_makes_no_age_negative() {
+    let world = World::new(SHAPE);
+    let mut publisher = world.publisher(1);
+    let mut subscriber = world.subscriber(3, None);
+    for (stamp, now, max) in [(1_000, 999, 0), (u64::MAX, 0, 0), (5, 12, 7), (0, u64::MAX, u64::MAX)] {
+        world.publish_at(&mut publisher, stamp).unwrap();
+        receive_at(&world, &mut subscriber, now);
+        assert_eq!(ages_of(&world, &subscriber).max, max);
+    }
+    let ages = ages_of(&world, &subscriber);
+    assert_eq!((ages.count, ages.p50, ages.younger[20]), (4, 0, 3));
+}
+
+#[test]
+fn question_about_ages_ends_with_its_lease() {
+    let world = World::new(SHAPE);
+    let mut publisher = world.publisher(1);
+    let mut subscriber = world.subscriber(3, None);
+    let mut receive = |now| {
+        world.publish(&mut publisher, 1).unwrap();
+        receive_at(&world, &mut subscriber, now);
+        world.topic.ages_are_wanted()
+    };
+    assert!(!world.topic.ages_are_wanted());
+    assert!(!receive(10), "a subscriber that measures on its own account asks no other");
+    world.topic.ask_for_ages(100);
+    assert!(receive(100) && receive(100 + AGES_LEASE));
+    // The observer may have been killed.
+    assert!(!receive(101 + AGES_LEASE));
+    world.topic.ask_for_ages(1_000);
+    world.topic.ask_for_ages(2_000);
+    assert!(receive(1_500 + AGES_LEASE), "the second question counts");
+    assert!(!receive(2_001 + AGES_LEASE));
+    // No observer asks for longer.
+    world.topic.ask_for_ages(u64::MAX);
+    assert!(!receive(5_000));
 }
 
 #[test]
@@ -435,7 +523,8 @@ fn waiter_gets_a_released_or_overwritten_block() {
         other => panic!("{other:?}"),
     };
     let publish = |publisher: &mut PublisherPlace, held| {
-        let message = Message { status: Status::Ready, value: 0, dtype: 1, shape: &[], bytes: 1, header: &[] };
+        let message =
+            Message { status: Status::Ready, value: 0, stamp: 1, dtype: 1, shape: &[], bytes: 1, header: &[] };
         world.topic.publish(&world.pool, publisher, &held, &message).unwrap();
     };
     let mut waiter = wait();
@@ -477,6 +566,7 @@ fn many_publish_and_receive_at_once() {
                     let message = Message {
                         status: Status::Ready,
                         value,
+                        stamp: value,
                         dtype: 12,
                         shape: &[2, value],
                         bytes: 8,
@@ -746,7 +836,7 @@ proptest! {
             let all = if ring { &all[0][..40] } else { all[usize::from(word & 1 == 1)] };
             all[index.index(all.len())].store(word, Ordering::Relaxed);
         }
-        let message = Message { status: Status::Timeline, value: 1, dtype: 1, shape: &[1; 8], bytes: 8, header: &[1; 256] };
+        let message = Message { status: Status::Timeline, value: 1, stamp: 1, dtype: 1, shape: &[1; 8], bytes: 8, header: &[1; 256] };
         let use_all = |publisher: &mut PublisherPlace, reader: &mut SubscriberPlace| {
             if let Some(held) = world.loan(1)
                 && world.topic.publish(&world.pool, publisher, &held, &message).is_ok()

@@ -406,11 +406,14 @@ impl Filled {
         if !pool.is_current(held.index(), held.generation()) {
             return Err(Gone::HeldBlock { pool: joined.open.name().to_owned() }.into());
         }
-        let message = Message { status, value, dtype: dtype.code(), shape: self.0.shape(), bytes: *bytes, header };
+        let dtype = dtype.code();
+        let shape = self.0.shape();
         let try_it = || {
             // The lock is taken for one attempt at a time: another thread may have a shorter timeout, or none.
             let mut place = joined.place();
             let sequence = place.published();
+            // Stamped again at each attempt: the time in which the publisher waits is not the sample's age.
+            let message = Message { status, value, stamp: members::now_ns(), dtype, shape, bytes: *bytes, header };
             topic.publish(pool, &mut place, held, &message).map(|position| Published { sequence, position })
         };
         // Most publications do not wait, and reading the clock would be a good part of their cost.

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use partywall_os::process::fork_generation;
 use partywall_shm::{
-    DType, pool as shm_pool,
+    DType, members, pool as shm_pool,
     topic::{self as shm, PublisherState, SubscriberState},
 };
 use partywall_wire::{Control, SampleShape, TopicShape};
@@ -164,8 +164,10 @@ impl Topic {
         SubscriberOptions::new(self.open.clone(), policy)
     }
 
-    /// Returns the topic's state. The time grows with the number of blocks.
+    /// Returns the topic's state. The time grows with the number of blocks. Makes subscribers
+    /// [measure ages](SubscriberOptions::measure_ages) for the next minute.
     pub fn stats(&self) -> TopicStats {
+        self.open.control.ask_for_ages();
         let ControlMemory { topic, pool, .. } = &*self.open.control;
         let audit = topic.audit(pool);
         TopicStats {
@@ -287,6 +289,13 @@ impl Open {
 }
 
 impl ControlMemory {
+    /// Makes subscribers measure ages for a while. Does nothing in a forked child.
+    fn ask_for_ages(&self) {
+        if self.are_ours() {
+            self.topic.ask_for_ages(members::now_ns());
+        }
+    }
+
     /// Not in a forked child.
     fn are_ours(&self) -> bool {
         self.generation == fork_generation()

@@ -6,12 +6,13 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 
 use partywall_cuda::StreamRef;
 use partywall_os::borrow::BorrowedBlock;
 use partywall_shm::{
-    DType,
+    DType, members,
     timeline::Progress,
     topic::{Description, Status, Taken},
 };
@@ -152,6 +153,14 @@ impl Sample {
     /// joined, and this sample.
     pub fn missed(&self) -> u64 {
         self.taken().missed()
+    }
+
+    /// Returns the time since the sample was published. For a sample that a stream fills, this is the time since
+    /// [`publish_on`](super::Filled::publish_on), not since the stream was done. Reads the clock.
+    ///
+    /// Processes in different time namespaces (time_namespaces(7)) have different clocks; an age is never negative.
+    pub fn age(&self) -> Duration {
+        Duration::from_nanos(members::now_ns().saturating_sub(self.description.stamp))
     }
 
     /// Returns the bytes in host memory.

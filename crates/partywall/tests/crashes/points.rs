@@ -60,6 +60,7 @@ pub(crate) const RECEIVING: &[&str] = &[
     "eventcount: marked as a sleeper, not asleep",
     "topic: hold written, not known to be seen",
     "topic: sample held, nobody notified",
+    "topic: age counted, not in its bucket",
     "topic: sample released, nobody notified",
 ];
 pub(crate) const MAKING_SPACE: &[&str] = &["topic: cursor moved, hold not known to be seen"];

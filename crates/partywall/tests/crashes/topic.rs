@@ -27,7 +27,7 @@ use partywall_shm::{
     timeline::TimelineEnding,
     topic::{Message, PublisherPlace, Received, Shape, Status, SubscriberPlace, Taken, Topic, Unpublished},
 };
-use partywall_wire::BlockCounts;
+use partywall_wire::{Ages, BlockCounts};
 
 use super::points::{
     JOINING_TO_PUBLISH, MAKING_SPACE, NOTIFYING, OVERTAKEN, PUBLISHING, RECEIVING, RETIRING, SUBSCRIBING,
@@ -76,7 +76,8 @@ impl World {
         let held = self.loan(row);
         let started = Instant::now();
         self.word(held.index()).store(value, Ordering::Relaxed);
-        let message = Message { status, value: 1, dtype: 1, shape: &[8], bytes: 8, header: &value.to_le_bytes() };
+        let message =
+            Message { status, value: 1, stamp: 1, dtype: 1, shape: &[8], bytes: 8, header: &value.to_le_bytes() };
         loop {
             let seen = self.topic.prepare_for_space();
             match self.topic.publish(&self.pool, place, &held, &message) {
@@ -224,6 +225,7 @@ pub(crate) fn play(role: &str, topic: File) {
             let mut before = None;
             for _ in 0..SAMPLES {
                 let Some(taken) = world.receive(&mut place, || false) else { break };
+                topic.add_age(&place, &taken, 100);
                 world.read(&taken);
                 if let Some(before) = before.replace(taken) {
                     topic.release(pool, &before);
@@ -301,6 +303,9 @@ impl Others {
         let is_paused = crashed.fate == Fate::Paused;
         self.publish(10);
         self.world.audit();
+        for Ages { count, younger, .. } in self.world.topic.subscribers().into_iter().map(|state| state.ages) {
+            assert!((younger[0]..=younger[0] + 1).contains(&count), "{what}: at most the last age is half counted");
+        }
         if crashed.is_dead_in_the_end() {
             self.world.topic.recover(&self.world.pool, |row| row == CRASHING);
         }

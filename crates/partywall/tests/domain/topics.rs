@@ -9,13 +9,13 @@ use std::{
         atomic::{AtomicU32, Ordering},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use partywall::{
     DType, Domain, Error, Loan, Place, Policy, Published, Publisher, Sample, Subscriber, Topic, TopicOptions, Wait,
     error::{Busy, Denied, Gone, InvalidArgument, LimitReached, Mismatch, NotFound, TopicLimit, Unreachable},
-    info::{MemberState, Named},
+    info::{Ages, MemberState, Named},
 };
 use partywall_harness::{device, place};
 use rustix::{
@@ -731,6 +731,79 @@ fn dead_subscriber_is_not_waited_for_and_its_samples_are_freed() {
     full.filled.publish(TIMEOUT).unwrap();
     eventually("its seat is free", || topic.stats().subscribers.is_empty());
     unused(&topic);
+}
+
+#[test]
+fn ages_are_measured_once_a_process_asks() {
+    let world = World::new();
+    let domain = world.connect();
+    let topic = frames(&domain).create().unwrap();
+    let publisher = topic.publisher().unwrap();
+    let subscriber = topic.subscriber(Policy::Block).unwrap();
+    let measuring = topic.subscribe(Policy::Block).measure_ages(true).join().unwrap();
+    let exchange = || {
+        let published = Instant::now();
+        publish(&publisher, 1);
+        thread::sleep(SHORT);
+        let sample = measuring.recv(TIMEOUT).unwrap();
+        assert!(sample.age() >= SHORT && sample.age() <= published.elapsed());
+        drop(sample);
+        receive(&subscriber);
+        published.elapsed()
+    };
+    let first = exchange();
+    let ages = measuring.stats().ages;
+    assert_eq!((ages.count, ages.younger[Ages::BOUNDS - 1]), (1, 1));
+    assert!(ages.max >= SHORT.as_nanos() as u64 && ages.max <= first.as_nanos() as u64, "{ages:?}");
+    assert!((ages.p50, ages.p99, ages.sum) == (ages.max, ages.max, ages.max) && ages.younger[10] == 0, "{ages:?}");
+    // That was the first question.
+    exchange();
+    let ages = subscriber.stats().ages;
+    assert!(ages.count == 1 && ages.max >= SHORT.as_nanos() as u64, "{ages:?}");
+    assert_eq!(measuring.stats().ages.count, 2);
+    // As an observer sees it through the broker.
+    let shown = domain.inspect("frames").unwrap().control.unwrap().topic.unwrap();
+    assert_eq!(shown.subscribers.iter().map(|shown| shown.ages.count).collect::<Vec<_>>(), [1, 2]);
+    assert_eq!(shown.subscribers[0].ages, ages);
+}
+
+#[test]
+fn question_of_another_process_makes_subscribers_measure() {
+    let world = World::new();
+    let domain = world.connect();
+    let topic = frames(&domain).create().unwrap();
+    let publisher = topic.publisher().unwrap();
+    let subscriber = topic.subscriber(Policy::Block).unwrap();
+    let count = || {
+        publish(&publisher, 1);
+        receive(&subscriber);
+        let shown = domain.inspect("frames").unwrap().control.unwrap().topic.unwrap();
+        shown.subscribers[0].ages.count
+    };
+    assert_eq!([count(), count(), count()], [0, 1, 2]);
+}
+
+#[test]
+fn age_leaves_out_the_wait_for_room() {
+    let world = World::new();
+    let domain = world.connect();
+    let topic = frames(&domain).create().unwrap();
+    let publisher = topic.publisher().unwrap();
+    let subscriber = topic.subscribe(Policy::Block).measure_ages(true).join().unwrap();
+    for value in 0..topic.depth() {
+        publish(&publisher, value);
+    }
+    thread::scope(|scope| {
+        scope.spawn(|| publish(&publisher, 9));
+        eventually("the publisher waits", || topic.stats().publishers[0].blocked.is_some());
+        let blocked = Instant::now();
+        // Longer than an attempt that had begun before.
+        thread::sleep(10 * SHORT);
+        (0..topic.depth()).for_each(|value| assert_eq!(receive(&subscriber), value));
+        let last = subscriber.recv(TIMEOUT).unwrap();
+        assert!(last.age() < blocked.elapsed());
+        assert_eq!(value(&last), 9);
+    });
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{Arc, mpsc},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use partywall::{
@@ -53,6 +53,33 @@ fn topics_of_one_name_do_not_disturb_each_other() {
             goes_round(&gpu, &old, &publisher);
             goes_round(&gpu, &new, &other);
         }
+    });
+}
+
+#[test]
+fn age_of_a_sample_on_a_stream_counts_from_its_publication() {
+    simulated("topics::age_of_a_sample_on_a_stream_counts_from_its_publication", |world| {
+        let domain = world.connect();
+        let gpu = gpu(&domain);
+        let topic = frames(&domain, "frames").create().unwrap();
+        let publisher = topic.publisher().unwrap();
+        let subscriber = topic.subscribe(Policy::Block).measure_ages(true).join().unwrap();
+        // Loaded before a stream waits.
+        gpu.kernels().unwrap();
+        let gate = domain.timeline_writer("gate").unwrap();
+        domain.timeline("gate").unwrap().wait_on(gpu.stream(), 1).unwrap();
+        publish_on(&gpu, &publisher);
+        let published = Instant::now();
+        std::thread::sleep(Duration::from_millis(20));
+        // The age is known before the stream has written the sample.
+        let sample = subscriber.recv(TIMEOUT).unwrap();
+        let passed = published.elapsed();
+        let ages = subscriber.stats().ages;
+        assert!(ages.count == 1 && ages.max >= 20_000_000, "{ages:?}");
+        gate.signal(1).unwrap();
+        sample.wait(TIMEOUT).unwrap();
+        assert!(sample.age() >= passed && subscriber.stats().ages == ages);
+        sample.release().unwrap();
     });
 }
 

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use partywall::{DType, Place, Policy};
+use partywall::{DType, Place, Policy, Publisher, Subscriber};
 use partywall_measure::{Case, Comparison, Failure, Plan, Sampler, Unit};
 use tracing::{span::EnteredSpan, trace_span};
 
@@ -36,6 +36,7 @@ const HOSTS: [(&str, &str, &str, Mode, Option<&str>); 3] = [
 
 pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     spans(bench, broker)?;
+    ages(bench, broker)?;
     let pair = Pair::start(broker, None, |_| ())?;
     let placement = Placement::TwoProcessors;
     if !pair.place(placement)? {
@@ -78,13 +79,7 @@ fn spans(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
         pairs(move || {
             value += 1;
             let _spans = around(name);
-            let mut loan = publisher.loan(DType::U64, &[1], TIMEOUT)?;
-            loan.as_mut_slice()?[0] = value;
-            loan.filled().publish(TIMEOUT).map_err(|refused| refused.error)?;
-            match subscriber.recv(TIMEOUT)?.as_slice::<u64>()?[0] {
-                found if found == value => Ok(()),
-                found => Err(format!("message {found} instead of {value}").into()),
-            }
+            message(publisher, subscriber, value)
         })
     };
     let case = |what| Case::new(what, Unit::Nanoseconds);
@@ -99,6 +94,39 @@ fn spans(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
             .floor(case("publish and receive in one process"), messages(|_| None))
             .goal("<= 1.02x floor".parse()?);
     bench.run(comparison, plan)
+}
+
+/// What a subscriber pays for measuring the ages of samples.
+fn ages(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
+    let domain = broker.connect()?;
+    let messages = |name, measures: bool| -> Result<Sampler<'_>, Failure> {
+        let topic = domain.topic(name).dtype(DType::U64).shape(&[1]).place(Place::Host).create()?;
+        let publisher = topic.publisher()?;
+        let subscriber = topic.subscribe(Policy::Block).measure_ages(measures).join()?;
+        let mut value = 0;
+        Ok(pairs(move || {
+            value += 1;
+            message(&publisher, &subscriber, value)
+        }))
+    };
+    let case = |what| Case::new(what, Unit::Nanoseconds);
+    let plan = bench.plan(1_000);
+    let ours = case("publish and receive in one process, measuring ages");
+    let comparison = Comparison::new(ours, messages("measured", true)?)
+        .floor(case("publish and receive in one process"), messages("unmeasured", false)?)
+        .goal("<= floor + 50 ns".parse()?);
+    bench.run(comparison, plan)
+}
+
+/// Publishes and receives a message within this process.
+fn message(publisher: &Publisher, subscriber: &Subscriber, value: u64) -> Result<(), Failure> {
+    let mut loan = publisher.loan(DType::U64, &[1], TIMEOUT)?;
+    loan.as_mut_slice()?[0] = value;
+    loan.filled().publish(TIMEOUT).map_err(|refused| refused.error)?;
+    match subscriber.recv(TIMEOUT)?.as_slice::<u64>()?[0] {
+        found if found == value => Ok(()),
+        found => Err(format!("message {found} instead of {value}").into()),
+    }
 }
 
 fn two_spans(topic: &str) -> Option<[EnteredSpan; 2]> {

@@ -65,6 +65,7 @@ pub(super) fn info(table: &SlotTable, info: &Info, control: &Control) -> Option<
 
 fn topic_info(topic: &Topic, rows: &BTreeMap<u16, RowOwner>, control: &Control) -> wire::TopicInfo {
     let now = members::now();
+    topic.ask_for_ages(members::now_ns());
     let publishers = topic.publishers();
     let subscribers = topic.subscribers();
     let usage = topic_usage(topic, publishers.len(), subscribers.len());
@@ -89,6 +90,7 @@ fn topic_info(topic: &Topic, rows: &BTreeMap<u16, RowOwner>, control: &Control) 
         received: subscriber.received,
         dropped: subscriber.dropped,
         held: subscriber.held,
+        ages: subscriber.ages,
         stalled: subscriber.stalled.map(|since| now.saturating_sub(since)),
     });
     wire::TopicInfo { usage, publishers: publishers.collect(), subscribers: subscribers.collect() }

@@ -147,6 +147,7 @@ struct Used {
     lag: Family,
     received: Family,
     missed: Family,
+    latency: Family,
     tasks: Family,
     completed: Family,
     returned: Family,
@@ -162,6 +163,7 @@ impl Default for Used {
             lag: Family::gauge("topic_lag", "Samples that a subscriber is behind"),
             received: Family::counter("topic_received", "Samples that a subscriber received"),
             missed: Family::counter("topic_missed", "Samples that a subscriber missed"),
+            latency: Family::histogram("topic_latency_seconds", "Ages of samples when a subscriber received them"),
             tasks: Family::gauge("queue_tasks", "Tasks by state"),
             completed: Family::counter("queue_completed", "Results"),
             returned: Family::counter("queue_returned", "Attempts without a result"),
@@ -182,7 +184,10 @@ impl Used {
                 let who = with(&[label("subscriber", subscriber.who.id)]).into_iter().chain(pid).collect::<Vec<_>>();
                 self.lag.push(who.clone(), subscriber.lag);
                 self.received.push(who.clone(), subscriber.received);
-                self.missed.push(who, subscriber.dropped);
+                self.missed.push(who.clone(), subscriber.dropped);
+                if subscriber.ages.count > 0 {
+                    self.latency.push_ages(who, subscriber.ages);
+                }
             }
         }
         if let Some(queue) = &info.queue {
@@ -221,8 +226,20 @@ impl Used {
     }
 
     fn families(self) -> Vec<Family> {
-        let Self { blocks, waiting, published, subscribers, lag, received, missed, tasks, completed, returned } = self;
-        vec![blocks, waiting, published, subscribers, lag, received, missed, tasks, completed, returned]
+        let Self {
+            blocks,
+            waiting,
+            published,
+            subscribers,
+            lag,
+            received,
+            missed,
+            latency,
+            tasks,
+            completed,
+            returned,
+        } = self;
+        vec![blocks, waiting, published, subscribers, lag, received, missed, latency, tasks, completed, returned]
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use partywall::info::Ages;
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet, text},
@@ -19,7 +20,7 @@ pub(super) struct Family {
     name: &'static str,
     /// What it means, without a full stop at the end.
     help: &'static str,
-    counts: bool,
+    of_type: MetricType,
     series: Vec<(Vec<Label>, Value)>,
 }
 
@@ -30,17 +31,23 @@ pub(super) type Label = (&'static str, String);
 enum Value {
     Whole(u64),
     Seconds(f64),
+    Ages(Ages),
 }
 
 impl Family {
     /// A value that may rise and fall.
     pub(super) fn gauge(name: &'static str, help: &'static str) -> Self {
-        Self { name, help, counts: false, series: Vec::new() }
+        Self { name, help, of_type: MetricType::Gauge, series: Vec::new() }
     }
 
     /// A number that never falls while its series exists.
     pub(super) fn counter(name: &'static str, help: &'static str) -> Self {
-        Self { counts: true, ..Self::gauge(name, help) }
+        Self { of_type: MetricType::Counter, ..Self::gauge(name, help) }
+    }
+
+    /// A histogram, whose counts never fall while its series exists.
+    pub(super) fn histogram(name: &'static str, help: &'static str) -> Self {
+        Self { of_type: MetricType::Histogram, ..Self::gauge(name, help) }
     }
 
     /// Adds a series.
@@ -53,6 +60,11 @@ impl Family {
         self.series.push((labels.into_iter().collect(), Value::Seconds(milliseconds as f64 / 1e3)));
     }
 
+    /// Adds a series of a histogram.
+    pub(super) fn push_ages(&mut self, labels: impl IntoIterator<Item = Label>, ages: Ages) {
+        self.series.push((labels.into_iter().collect(), Value::Ages(ages)));
+    }
+
     /// Returns it with one series that has no labels.
     pub(super) fn of(mut self, value: u64) -> Self {
         self.push([], value);
@@ -60,8 +72,7 @@ impl Family {
     }
 
     fn encode(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let of_type = if self.counts { MetricType::Counter } else { MetricType::Gauge };
-        let mut metric = encoder.encode_descriptor(self.name, &format!("{}.", self.help), None, of_type)?;
+        let mut metric = encoder.encode_descriptor(self.name, &format!("{}.", self.help), None, self.of_type)?;
         for (labels, value) in &self.series {
             if labels.is_empty() {
                 self.encode_value(&mut metric, *value)?;
@@ -74,11 +85,27 @@ impl Family {
 
     fn encode_value(&self, series: &mut MetricEncoder<'_>, value: Value) -> fmt::Result {
         match value {
-            Value::Whole(value) if self.counts => series.encode_counter::<NoLabelSet, _, u64>(&value, None),
+            Value::Whole(value) if matches!(self.of_type, MetricType::Counter) => {
+                series.encode_counter::<NoLabelSet, _, u64>(&value, None)
+            }
             Value::Whole(value) => series.encode_gauge(&value),
             Value::Seconds(value) => series.encode_gauge(&value),
+            Value::Ages(ages) => encode_ages(series, &ages),
         }
     }
+}
+
+fn encode_ages(series: &mut MetricEncoder<'_>, ages: &Ages) -> fmt::Result {
+    let mut buckets = Vec::with_capacity(Ages::BOUNDS + 1);
+    let mut below = 0;
+    for (bound, younger) in ages.younger.iter().enumerate() {
+        buckets.push((Ages::bound(bound) as f64 / 1e9, younger.saturating_sub(below)));
+        below = *younger;
+    }
+    // An age may be counted in a bucket and not yet, or never, in the sum.
+    let count = ages.count.max(below);
+    buckets.push((f64::INFINITY, count - below));
+    series.encode_histogram::<NoLabelSet>(ages.sum as f64 / 1e9, count, &buckets, None)
 }
 
 /// Returns the families in the text format of OpenMetrics, which Prometheus and its node exporter read.
@@ -111,7 +138,20 @@ mod tests {
         let mut age = Family::gauge("heartbeat_age_seconds", "Time since the last heartbeat");
         age.push_seconds([("pid", "7".to_owned())], 1_500);
         let deaths = Family::counter("deaths", "Members that died").of(3);
-        let text = to_text(vec![bytes, age, deaths, Family::gauge("nothing", "It has no series")]);
+        let mut ages = Family::histogram("topic_latency_seconds", "Ages of samples");
+        let mut younger = [3; Ages::BOUNDS];
+        younger[0] = 1;
+        ages.push_ages([("pid", "7".to_owned())], Ages { count: 4, sum: 2_500_000_000, younger, ..Ages::default() });
+        let text = to_text(vec![bytes, age, deaths, Family::gauge("nothing", "It has no series"), ages]);
+        let buckets = Vec::from_iter(text.lines().filter(|line| line.contains("_bucket")));
+        assert_eq!(buckets.len(), Ages::BOUNDS + 1);
+        assert_eq!(buckets[0], r#"partywall_topic_latency_seconds_bucket{le="0.000001024",pid="7"} 1"#);
+        assert_eq!(buckets[20], r#"partywall_topic_latency_seconds_bucket{le="1.073741824",pid="7"} 3"#);
+        let text: String = text
+            .lines()
+            .filter(|line| !line.contains("_bucket") || line.contains("Inf"))
+            .map(|line| format!("{line}\n"))
+            .collect();
         let expected = r##"# HELP partywall_bytes Bytes of all names.
 # TYPE partywall_bytes gauge
 partywall_bytes{place="host",kind="memfd"} 1152921504606846976
@@ -122,6 +162,11 @@ partywall_heartbeat_age_seconds{pid="7"} 1.5
 # HELP partywall_deaths Members that died.
 # TYPE partywall_deaths counter
 partywall_deaths_total 3
+# HELP partywall_topic_latency_seconds Ages of samples.
+# TYPE partywall_topic_latency_seconds histogram
+partywall_topic_latency_seconds_sum{pid="7"} 2.5
+partywall_topic_latency_seconds_count{pid="7"} 4
+partywall_topic_latency_seconds_bucket{le="+Inf",pid="7"} 4
 # EOF
 "##;
         assert_eq!(text, expected);

@@ -1,9 +1,10 @@
 //! `partywall topic echo`. With `--json` each line is an object:
 //!
-//! - for a sample `event` (`sample`), `position`, `publisher`, `sequence`, `missed`, `lag`, `dtype`, `shape`, `bytes`,
+//! - for a sample `event` (`sample`), `position`, `publisher`, `sequence`, `age_ns`, `missed`, `lag`, `dtype`, `shape`, `bytes`,
 //!   `header` (in hexadecimal digits), `values` (the first ones; bytes if JSON has no numbers for the type), `error` (why
 //!   the sample is not complete, or null), `rate` (recent samples per second);
-//! - at the end `event` (`end`), `samples`, `missed`, `failed`, `bytes`, `seconds`, `rate`.
+//! - at the end `event` (`end`), `samples`, `missed`, `failed`, `bytes`, `seconds`, `rate`, `ages` (of the samples, see
+//!   [`describe::control::ages`]).
 
 use std::{
     collections::VecDeque,
@@ -15,7 +16,12 @@ use partywall::{Sample, Subscriber, bytes};
 use serde_json::{Value, json};
 
 use super::{Receiver, Receiving, bytes_of, is_lost, values};
-use crate::{Context, failure::Failure, output::Output, text::count};
+use crate::{
+    Context, describe,
+    failure::Failure,
+    output::Output,
+    text::{count, short_time},
+};
 
 /// The arguments of the command.
 #[derive(Debug, clap::Args)]
@@ -31,6 +37,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let output = context.output();
     let mut echo = Echo { output, lately: VecDeque::new(), samples: 0, missed: 0, failed: 0, bytes: 0 };
     let took = arguments.receiving.receive(context, &topic, &receiving, &mut echo)?.as_secs_f64();
+    let ages = receiving.0.stats().ages;
     let Echo { samples, missed, failed, bytes: total, .. } = echo;
     let rate = samples as f64 / took.max(1e-9);
     output.value(&json!({
@@ -41,9 +48,14 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
         "bytes": total,
         "seconds": took,
         "rate": rate,
+        "ages": describe::control::ages(&ages),
     }));
     let samples = count(samples, "sample");
     let each_second = bytes((total as f64 / took.max(1e-9)) as u64);
+    if ages.count > 0 {
+        let [p50, p99, max] = [ages.p50, ages.p99, ages.max].map(short_time);
+        output.note(format!("age when received: median {p50}, p99 {p99}, at most {max}"));
+    }
     output.note(format!("{samples} in {took:.1} s: {rate:.1}/s, {each_second}/s; {missed} missed, {failed} failed"));
     Ok(())
 }
@@ -60,6 +72,7 @@ struct Echo {
 
 impl Receiver for Echo {
     fn sample(&mut self, sample: Sample, subscriber: &Subscriber) -> Result<(), Failure> {
+        let age = sample.age();
         let mut head = Vec::new();
         let error = match bytes_of(&sample, values::head(sample.dtype()), &mut head) {
             Ok(()) => None,
@@ -71,6 +84,7 @@ impl Receiver for Echo {
         self.failed += u64::from(error.is_some());
         self.bytes += sample.len();
         let details = Details {
+            age,
             lag: subscriber.stats().lag,
             header: sample.header(),
             values: if error.is_some() { Vec::new() } else { values::first(sample.dtype(), &head) },
@@ -100,6 +114,7 @@ impl Echo {
 
 /// The facts of a sample beyond its own fields.
 struct Details {
+    age: Duration,
     lag: u64,
     header: Vec<u8>,
     values: Vec<Value>,
@@ -109,7 +124,7 @@ struct Details {
 
 fn line(sample: &Sample, details: &Details) -> String {
     let mut line = format!(
-        "{:>8}  publisher {} #{}  {} {:?}  {:>5.1}/s  lag {}",
+        "{:>8}  publisher {} #{}  {} {:?}  {:>5.1}/s  lag {}  age {}",
         sample.position(),
         sample.publisher(),
         sample.sequence(),
@@ -117,6 +132,7 @@ fn line(sample: &Sample, details: &Details) -> String {
         sample.shape(),
         details.rate,
         details.lag,
+        short_time(details.age.as_nanos() as u64),
     );
     // Writing to a string cannot fail.
     if sample.missed() > 0 {
@@ -137,6 +153,7 @@ fn value(sample: &Sample, details: &Details) -> Value {
         "position": sample.position(),
         "publisher": sample.publisher(),
         "sequence": sample.sequence(),
+        "age_ns": details.age.as_nanos() as u64,
         "missed": sample.missed(),
         "lag": details.lag,
         "dtype": sample.dtype().name(),

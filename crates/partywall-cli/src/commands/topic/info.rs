@@ -19,7 +19,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let info = domain.inspect(name)?;
     let is = Named::of(info.version.control.as_ref());
     if is == Named::Topic {
-        return show::topic(context, &domain, &info);
+        return show::topic(context, &domain, info);
     }
     Err(Error::Mismatch(Mismatch::Object { name: name.clone(), is, wanted: Named::Topic }).into())
 }

@@ -126,7 +126,9 @@ impl Receiving {
     fn subscribe(&self, topic: &Topic) -> Result<(Subscriber, Arc<AtomicBool>), Failure> {
         let stop = signals::cancel_flag()?;
         let policy = if self.block { partywall::Policy::Block } else { partywall::Policy::DropOldest };
-        Ok((topic.subscribe(policy).until_idle(self.until_idle).join()?, stop))
+        // The clock costs less than anything else that these commands do with a sample.
+        let options = topic.subscribe(policy).until_idle(self.until_idle).measure_ages(true);
+        Ok((options.join()?, stop))
     }
 
     /// Passes samples to `receiver` as they arrive, until the count is reached, the time is over, the topic is idle, or
