@@ -665,7 +665,7 @@ fn roles_meet_in_two_terminals_on_the_simulated_gpu() {
             assert!(report.steps.iter().all(|step| step["role"] != first), "each terminal has its own steps");
             assert_eq!(report.with("not-tried"), [""; 0], "claims rest on the steps of both");
             let told = waiting.wait().expect(0).text().to_owned();
-            assert!(told.contains(&format!("{first:<8} │ ")), "{told}");
+            assert!(told.contains(&format!("{first:<10} │ ")), "{told}");
         }
         let left = sandbox.path().join(format!("run/partywall/default.lab-{name}"));
         assert!(!left.exists());
@@ -705,6 +705,7 @@ labs_run_without_a_gpu!(
     pool,
     ring,
     pipeline,
+    render,
     work_queue
 );
 

@@ -18,7 +18,12 @@ impl Moment {
         Self(Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32).as_nanos() as u64)
     }
 
-    #[cfg(test)]
+    /// Returns the nanoseconds since the machine started.
+    pub(super) fn nanos(self) -> u64 {
+        self.0
+    }
+
+    /// Returns the moment this many nanoseconds after the machine started.
     pub(super) fn at(nanoseconds: u64) -> Self {
         Self(nanoseconds)
     }

@@ -27,6 +27,11 @@ pub struct Context {
 }
 
 impl Context {
+    /// Returns the same with a console on standard error.
+    pub(crate) fn on_standard_error(&self) -> Self {
+        Self { console: self.console.on_standard_error(), ..self.clone() }
+    }
+
     /// Returns the path of a lab's directory, next to the socket of the user's broker.
     pub(crate) fn lab_directory(&self, lab: &str) -> Result<PathBuf, Failure> {
         let location = Location::find(self.domain.as_deref(), self.socket.as_deref())?;
@@ -57,6 +62,9 @@ pub trait Console: fmt::Debug {
 
     /// Prints aligned rows for people. A narrow terminal leaves out the columns of `spare`.
     fn table(&self, headings: &[&str], rows: &[Vec<String>], spare: &[&str]);
+
+    /// Returns a console like this one that prints on standard error, for labs whose result is on standard output.
+    fn on_standard_error(&self) -> Rc<dyn Console>;
 
     /// Returns the place that `--device` means here. Prints a remark if it is host memory only because no GPU exists.
     ///

@@ -43,6 +43,8 @@ pub(crate) struct Lab {
     pub(crate) broker: bool,
     /// Adds the lab's own options.
     pub(crate) options: fn(Command) -> Command,
+    /// Returns whether standard output is for what the lab makes, so that its report goes to standard error.
+    pub(crate) takes_standard_output: fn(&ArgMatches) -> bool,
     /// Every role but the observer. The first one is the observer's partner if it can be started in a terminal.
     pub(crate) roles: &'static [Role],
     pub(crate) observer: Role,
@@ -78,6 +80,8 @@ pub(crate) struct Session {
     parent: Option<Peer>,
     /// The first role, if this process plays the observer.
     partner: Option<Peer>,
+    /// Whether the first role has a terminal of its own, so that others may have one, too.
+    in_terminals: bool,
     /// The child that this process forked before it opened CUDA.
     forked: Option<Forked>,
 }
@@ -162,10 +166,12 @@ impl Lab {
             asked.map_err(|errno| Error::System { what: "asking for a signal".into(), source: errno.into() })?;
         }
         let forked = role.unwrap_or(&self.observer).child.map(Forked::start).transpose()?;
+        let context =
+            &if (self.takes_standard_output)(arguments) { context.on_standard_error() } else { context.clone() };
         let reporter = Reporter::new(context, self, role.unwrap_or(&self.observer).name, name.is_none());
         let own = if self.on_host { None } else { read::<Gpus>(arguments)?.device };
         let partner = match (name, role, self.partner()) {
-            (Some(_), None, Some(partner)) => Some(Peer::find(context, self.name, partner.name, &reporter)?),
+            (Some(_), None, Some(partner)) => Some(Peer::find(context, self, partner.name, &reporter)?),
             _ => None,
         };
         let theirs = partner.as_ref().map(|partner| partner.place);
@@ -190,12 +196,21 @@ impl Lab {
             domain: None,
             broker: None,
             parent,
+            in_terminals: partner.is_some(),
             partner,
             forked,
         };
         match role {
             Some(role) => session.play(role),
             None => session.observe(),
+        }
+    }
+
+    /// Returns the name of the directory in which a role waits for the observer.
+    pub(crate) fn meeting_point(&self, role: &str) -> String {
+        match self.partner() {
+            Some(partner) if partner.name != role => format!("{}-{role}", self.name),
+            _ => self.name.to_owned(),
         }
     }
 
@@ -235,7 +250,7 @@ impl Session {
         if self.parent.is_none() {
             self.reporter.header(self.place, self.gpu.as_deref())?;
             let observer = self.lab.observer.name;
-            self.parent = Some(Peer::wait(&self.context, self.lab.name, observer, &self.reporter)?);
+            self.parent = Some(Peer::wait(&self.context, self.lab, role.name, observer, &self.reporter)?);
         }
         self.play_for_parent(role).map_err(|failure| self.parent().give_up(failure))?;
         self.reporter.remark(role.farewell);
@@ -301,6 +316,15 @@ impl Session {
         self.parent.as_mut().expect("only roles that are not the observer have a parent")
     }
 
+    /// Returns a role that waits in another terminal, or starts it as a child process. The first role is
+    /// [`partner`](Self::partner).
+    pub(crate) fn enlist(&self, role: &'static str) -> Result<Peer, Failure> {
+        let waiting =
+            if self.in_terminals { Peer::waiting(&self.context, self.lab, role, &self.reporter)? } else { None };
+        let Some(peer) = waiting else { return self.spawn(role) };
+        self.introduce_broker(peer)
+    }
+
     /// Starts another role as a child process.
     pub(crate) fn spawn(&self, role: &'static str) -> Result<Peer, Failure> {
         self.spawn_with(role, &[])
@@ -318,7 +342,10 @@ impl Session {
         place: Place,
         environment: &[(&str, &str)],
     ) -> Result<Peer, Failure> {
-        let peer = Peer::spawn(self.lab.name, role, place, environment, &self.reporter)?;
+        self.introduce_broker(Peer::spawn(self.lab.name, role, place, environment, &self.reporter)?)
+    }
+
+    fn introduce_broker(&self, peer: Peer) -> Result<Peer, Failure> {
         self.broker.as_ref().map_or(Ok(()), |broker| peer.say(broker.socket()))?;
         Ok(peer)
     }

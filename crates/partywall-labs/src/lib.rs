@@ -30,6 +30,7 @@ mod peer;
 mod pipeline;
 mod pool;
 mod prelude;
+mod render;
 mod reporter;
 mod ring;
 mod semaphore;
@@ -119,7 +120,7 @@ fn list(context: &Context) {
 }
 
 /// Every lab, in the order of the documentation.
-static LABS: [&Lab; 13] = [
+static LABS: [&Lab; 14] = [
     &errors::LAB,
     &handle_file::LAB,
     &fork::LAB,
@@ -132,5 +133,6 @@ static LABS: [&Lab; 13] = [
     &pool::LAB,
     &ring::LAB,
     &pipeline::LAB,
+    &render::LAB,
     &work_queue::LAB,
 ];

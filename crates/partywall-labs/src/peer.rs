@@ -19,10 +19,13 @@ use partywall_os::{
     process,
     socket::{self, Ready},
 };
-use rustix::process::{Signal, getpid, kill_process, set_parent_process_death_signal};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Signal, getpid, kill_process, set_parent_process_death_signal},
+};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::{Context, context::open_directory, failure::Failure, reporter::Reporter, step::Step};
+use crate::{Context, context::open_directory, failure::Failure, lab::Lab, reporter::Reporter, step::Step};
 
 /// How long the other role may take for one message. Starting the driver takes longest.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -125,8 +128,15 @@ impl Peer {
     }
 
     /// Waits in this terminal until the other role has been started in another one.
-    pub(super) fn wait(context: &Context, lab: &str, role: &'static str, reporter: &Reporter) -> Result<Self, Failure> {
-        let place = Rendezvous::new(context, lab)?;
+    pub(super) fn wait(
+        context: &Context,
+        lab: &Lab,
+        own_role: &str,
+        role: &'static str,
+        reporter: &Reporter,
+    ) -> Result<Self, Failure> {
+        let place = Rendezvous::new(context, &lab.meeting_point(own_role))?;
+        let lab = lab.name;
         reporter.remark(&format!("Waiting for `partywall lab {lab} {role}{}` in another terminal.", context.flag));
         let deadline = Instant::now() + TIMEOUT_FOR_PEOPLE;
         let system = |errno: Errno| Error::System { what: format!("waiting for the {role}"), source: errno.into() };
@@ -148,9 +158,10 @@ impl Peer {
     }
 
     /// Connects to the other role, which waits in another terminal.
-    pub(super) fn find(context: &Context, lab: &str, role: &'static str, reporter: &Reporter) -> Result<Self, Failure> {
-        let path = context.lab_directory(lab)?.join(SOCKET);
+    pub(super) fn find(context: &Context, lab: &Lab, role: &'static str, reporter: &Reporter) -> Result<Self, Failure> {
+        let path = context.lab_directory(&lab.meeting_point(role))?.join(SOCKET);
         let socket = socket::connect(&path).map_err(|errno| {
+            let lab = lab.name;
             Failure::new(
                 ErrorKind::NotFound,
                 format!("no {role} waits at {}: {errno}", path.display()),
@@ -162,6 +173,17 @@ impl Peer {
             )
         })?;
         Self::new(role, reporter, socket).met()
+    }
+
+    /// Connects to a role that waits in another terminal, if there is one.
+    pub(super) fn waiting(
+        context: &Context,
+        lab: &Lab,
+        role: &'static str,
+        reporter: &Reporter,
+    ) -> Result<Option<Self>, Failure> {
+        let path = context.lab_directory(&lab.meeting_point(role))?.join(SOCKET);
+        socket::connect(&path).ok().map(|socket| Self::new(role, reporter, socket).met()).transpose()
     }
 
     /// Sends the process id and the place of this process.
@@ -195,6 +217,22 @@ impl Peer {
     pub(super) fn has_spoken(&self) -> Result<bool, Failure> {
         let is_readable = || socket::wait(&self.socket, Ready::Read, Some(Instant::now()));
         Ok(!self.received.is_empty() || is_readable().map_err(|errno| self.broken(errno.to_string()))?)
+    }
+
+    /// Waits until a peer has an unread message or has ended. Returns the places of all such peers, none after the limit.
+    pub(super) fn wait_any(peers: &[&Self], limit: Duration) -> Result<Vec<usize>, Failure> {
+        let is_waiting = |place: &usize| !peers[*place].received.is_empty();
+        let waiting: Vec<usize> = (0..peers.len()).filter(is_waiting).collect();
+        if !waiting.is_empty() {
+            return Ok(waiting);
+        }
+        let mut polled: Vec<_> = peers.iter().map(|peer| PollFd::new(&peer.socket, PollFlags::IN)).collect();
+        let limit = Timespec { tv_sec: limit.as_secs().cast_signed(), tv_nsec: limit.subsec_nanos().into() };
+        match poll(&mut polled, Some(&limit)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(Error::System { what: "waiting for roles".into(), source: errno.into() }.into()),
+        }
+        Ok((0..peers.len()).filter(|place| !polled[*place].revents().is_empty()).collect())
     }
 
     /// Tells the role to end. Waits for the end of a child.

@@ -173,7 +173,7 @@ impl Reporter {
 
     fn show(&self, step: &Step) {
         let gutter = " ".repeat(ROLE_WIDTH);
-        self.console.line(&format!("{:<ROLE_WIDTH$} │ {:<20} {}", step.role, step.id, self.bold(&step.title)));
+        self.console.line(&format!("{:<ROLE_WIDTH$} │ {:<18} {}", step.role, step.id, self.bold(&step.title)));
         let room = WIDTH - ROLE_WIDTH - 5;
         let label_width = step.values.iter().map(|(label, _)| label.chars().count()).max().unwrap_or(0);
         for (label, value) in &step.values {
@@ -220,7 +220,7 @@ fn wrapped(text: &str, width: usize) -> Vec<String> {
 const WIDTH: usize = 100;
 
 /// The width of the longest role name.
-const ROLE_WIDTH: usize = 8;
+const ROLE_WIDTH: usize = 10;
 
 /// The width before a claim: two spaces, its validity, two spaces.
 const VALIDITY_WIDTH: usize = 16;

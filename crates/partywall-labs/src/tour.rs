@@ -203,6 +203,7 @@ impl Tour<'_> {
 fn kill(lab: &Lab) -> &'static [&'static str] {
     match lab.name {
         "pipeline" => &["--kill", "filter", "--frames", "40"],
+        "render" => &["--kill", "renderer", "--frames", "24", "--size", "160x90", "--scene", "torus:2000"],
         "work-queue" => &["--kill"],
         _ => &[],
     }

@@ -46,7 +46,43 @@ impl Console for Output {
         Output::table(*self, headings, rows, spare);
     }
 
+    fn on_standard_error(&self) -> Rc<dyn Console> {
+        Rc::new(StandardError(*self))
+    }
+
     fn place(&self, choice: DeviceChoice) -> partywall::Result<Place> {
         device::place(*self, choice)
+    }
+}
+
+/// The console of a lab whose result is on standard output.
+#[derive(Debug)]
+struct StandardError(Output);
+
+impl Console for StandardError {
+    fn line(&self, text: &str) {
+        if !self.0.is_json() {
+            self.0.relay(text);
+        }
+    }
+
+    fn value(&self, value: &Value) {
+        if self.0.is_json() {
+            self.0.relay(value.to_string());
+        }
+    }
+
+    fn table(&self, headings: &[&str], rows: &[Vec<String>], _spare: &[&str]) {
+        for row in std::iter::once(headings.join("  ")).chain(rows.iter().map(|row| row.join("  "))) {
+            self.line(&row);
+        }
+    }
+
+    fn on_standard_error(&self) -> Rc<dyn Console> {
+        Rc::new(Self(self.0))
+    }
+
+    fn place(&self, choice: DeviceChoice) -> partywall::Result<Place> {
+        device::place(self.0, choice)
     }
 }

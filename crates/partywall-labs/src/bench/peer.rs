@@ -21,6 +21,7 @@ pub(crate) static LAB: Lab = Lab {
     on_host: true,
     broker: true,
     options: |command| command,
+    takes_standard_output: |_| false,
     roles: &[Role::hidden(ROLE, play)],
     observer: Role::hidden("bench", |_| {
         Err(Failure::new(ErrorKind::Usage, "`bench` is no lab", "run `partywall bench`"))

@@ -23,6 +23,7 @@ pub(super) static LAB: Lab = Lab {
     on_host: false,
     broker: false,
     options: |command| command,
+    takes_standard_output: |_| false,
     roles: &[
         Role::new(
             "writer",

@@ -32,6 +32,7 @@ pub(super) static LAB: Lab = Lab {
     on_host: true,
     broker: true,
     options: |command| command,
+    takes_standard_output: |_| false,
     roles: &[
         Role::new(
             "waiter",

@@ -22,6 +22,7 @@ pub(super) static LAB: Lab = Lab {
     on_host: false,
     broker: false,
     options: Kept::augment_args,
+    takes_standard_output: |_| false,
     roles: &[
         Role::new(
             "exporter",

@@ -22,6 +22,7 @@ pub(super) static LAB: Lab = Lab {
     on_host: false,
     broker: true,
     options: |command| command,
+    takes_standard_output: |_| false,
     roles: &[Role::new(
         "recorder",
         "Run slow kernels, then record events and signal values",

@@ -20,6 +20,7 @@ pub(super) static LAB: Lab = Lab {
     on_host: false,
     broker: false,
     options: |command| command,
+    takes_standard_output: |_| false,
     roles: &[],
     observer: Role::forking("parent", child::run, parent::play),
     claims: CLAIMS,

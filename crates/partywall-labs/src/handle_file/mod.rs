@@ -24,6 +24,7 @@ pub(super) static LAB: Lab = Lab {
     on_host: false,
     broker: true,
     options: |command| command,
+    takes_standard_output: |_| false,
     roles: &[Role::new(
         "producer",
         "Allocate memory, and write its handle to a file",

@@ -30,6 +30,7 @@ pub(super) static LAB: Lab = Lab {
     on_host: true,
     broker: true,
     options: Order::augment_args,
+    takes_standard_output: |_| false,
     roles: &[
         Role::hidden("decode", |session| stages::play(Stage::Decode, session)),
         Role::hidden("filter", |session| stages::play(Stage::Filter, session)),

@@ -21,6 +21,7 @@ pub(super) static LAB: Lab = Lab {
     on_host: true,
     broker: true,
     options: |command| command,
+    takes_standard_output: |_| false,
     roles: &[Role::new(
         "holder",
         "Take blocks, write into them, and hand them over",

@@ -20,6 +20,7 @@ pub(super) static LAB: Lab = Lab {
     on_host: true,
     broker: true,
     options: Workers::augment_args,
+    takes_standard_output: |_| false,
     roles: &[Role::new(
         "worker",
         "Acquire permits, work while holding them, and release them",

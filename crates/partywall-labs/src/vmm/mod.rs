@@ -19,6 +19,7 @@ pub(super) static LAB: Lab = Lab {
     on_host: false,
     broker: false,
     options: |command| command,
+    takes_standard_output: |_| false,
     roles: &[Role::new(
         "export",
         "Create memory, map it twice, send its file descriptor, and end",

@@ -23,6 +23,7 @@ pub(super) static LAB: Lab = Lab {
     on_host: true,
     broker: true,
     options: Order::augment_args,
+    takes_standard_output: |_| false,
     roles: &[
         Role::new(
             "worker",

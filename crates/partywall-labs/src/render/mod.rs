@@ -1,0 +1,223 @@
+//! `partywall lab render`: processes render one picture into shared memory, and one of them is killed.
+//!
+//! | role | process | does |
+//! |---|---|---|
+//! | geometry | child | commits the mesh; turns it, and publishes the vertices of each frame |
+//! | renderer | child, one for each tile | draws its tile of each frame |
+//! | compositor | child | puts the tiles of a frame together |
+//! | writer | child | checks each frame and encodes it |
+//! | viewer | child | sees the latest frame, and no process waits for it |
+//! | watcher | `partywall lab render` | starts a broker and the others, kills one and restarts it; keeps the movie; concludes |
+//!
+//! ```text
+//!              segment mesh (kept)
+//!                   │ read in place
+//! geometry ─scene─► renderers ─tiles─► compositor ─frames─► writer (Block), viewers (Latest)
+//!    ▲                                                        │
+//!    └───────────────── timeline written ◄────────────────────┘
+//! ```
+//!
+//! At most [`IN_FLIGHT`] frames are published and not written, and each topic keeps as many for a late subscriber. So the
+//! successor of any killed process finds everything that its predecessor had not finished.
+//!
+//! A tile is a block of its own, although one picture that all renderers write into would save the compositor's copy. A
+//! killed renderer may still be writing, under MPS: its block then waits in quarantine, and a picture could not.
+
+mod compositor;
+mod geometry;
+mod label;
+mod mesh;
+mod movie;
+mod objects;
+mod player;
+mod raster;
+mod renderer;
+mod viewer;
+mod watcher;
+mod writer;
+
+use std::{collections::HashMap, fs, path::PathBuf, str::FromStr};
+
+use clap::{ArgMatches, Args, ValueEnum, value_parser};
+use partywall::{DType, Loan, Policy, Publisher, Sample, Segment, Subscriber, Topic};
+
+use self::{
+    mesh::{Mesh, Source},
+    movie::Output,
+    player::Player,
+    raster::{Look, Raster, Scene, Size, Tile},
+};
+use crate::prelude::*;
+
+pub(super) static LAB: Lab = Lab {
+    name: "render",
+    about: "Processes render one picture into shared memory, and one may be killed",
+    title: "processes render one picture into shared memory, and one may be killed",
+    on_host: true,
+    broker: true,
+    options: Order::augment_args,
+    takes_standard_output,
+    roles: &[
+        Role::new("geometry", "Commit the mesh, and publish the vertices of each frame", ENDED, geometry::play),
+        Role::new("renderer", "Draw one tile of each frame", ENDED, renderer::play),
+        Role::new("compositor", "Put the tiles of each frame together", ENDED, compositor::play),
+        Role::new("writer", "Check each frame and encode it", ENDED, writer::play),
+        Role::new("viewer", "See the latest frame; no process waits for it", ENDED, viewer::play),
+    ],
+    observer: Role::new("watcher", "Start the missing roles, kill one, and report what held", "", watcher::play),
+    claims: CLAIMS,
+};
+
+const ENDED: &str = "The watcher has all frames, and reports which claims held.";
+
+#[derive(Debug, Args)]
+struct Order {
+    /// How many frames to render
+    #[arg(long, global = true, value_name = "N", default_value_t = 30, value_parser = value_parser!(u32).range(1..=1_000_000))]
+    frames: u32,
+    /// The size of the picture, in pixels, 16x16 to 4096x4096
+    #[arg(long, global = true, value_name = "WxH", default_value = "480x270")]
+    size: Size,
+    /// The number of renderers, 1 to 16; each draws a tile
+    #[arg(long, global = true, value_name = "N", default_value_t = 4, value_parser = value_parser!(u32).range(1..=MOST_RENDERERS))]
+    renderers: u32,
+    /// A Wavefront OBJ file, or the bundled torus with N triangles
+    #[arg(long, global = true, value_name = "FILE|torus:N", default_value = "torus:8192")]
+    scene: Source,
+    /// A folder for frame-00000.png and so on, FILE.gif, FILE.y4m, or - for Y4M on standard output [default: the frames
+    /// are checked and not kept]
+    #[arg(long, global = true, value_name = "PATH", allow_hyphen_values = true)]
+    out: Option<Output>,
+    /// Frames a second, 1 to 240 [default: as fast as possible; with --live 30; a movie plays with 25]
+    #[arg(long, global = true, value_name = "N", value_parser = value_parser!(u32).range(1..=240))]
+    fps: Option<u32>,
+    /// Compose at a fixed rate, whatever is there: a tile that is late is grey, and each tile has the pid of its process
+    #[arg(long, global = true)]
+    live: bool,
+    /// Kill this role (SIGKILL) in the middle of a frame, when it has finished a third of the frames, and restart it
+    #[arg(long, global = true, value_name = "ROLE")]
+    kill: Option<Victim>,
+}
+
+/// A process that can be killed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Victim {
+    /// The renderer of the last tile
+    Renderer,
+    /// The source of the vertices
+    Geometry,
+    /// The process between renderers and writer
+    Compositor,
+    /// The process that encodes
+    Writer,
+    /// Refused: no lab survives its broker
+    Broker,
+}
+
+impl FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let side = |text: &str| text.parse().ok().filter(|side| (SHORTEST..=raster::LONGEST).contains(side));
+        let sides = text.split_once('x').and_then(|(width, height)| Some((side(width)?, side(height)?)));
+        let (width, height) = sides.ok_or_else(|| {
+            format!("use WIDTHxHEIGHT in pixels, each from {SHORTEST} to {}: 480x270", raster::LONGEST)
+        })?;
+        Ok(Self { width, height })
+    }
+}
+
+/// Returns whether standard output is for the movie, so that the report goes to standard error.
+fn takes_standard_output(arguments: &ArgMatches) -> bool {
+    matches!(arguments.try_get_one::<Output>("out"), Ok(Some(Output::Stream)))
+}
+
+/// The task of a role.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Job {
+    source: Source,
+    size: Size,
+    frames: u64,
+    renderers: u32,
+    /// Which tile a renderer draws.
+    tile: u32,
+    /// Frames a second, if the rate is fixed.
+    rate: Option<u32>,
+    live: bool,
+    output: Output,
+    /// Frames a second of a movie.
+    fps: u32,
+    /// The first frame that is not written yet.
+    unwritten: u64,
+    /// The frames whose hashes the writer sends.
+    compared: Vec<u64>,
+    /// In the middle of the frame after this many the process says so, and waits to be killed.
+    strike: Option<u64>,
+}
+
+impl Job {
+    fn tiles(&self) -> Vec<Tile> {
+        Tile::all(self.size, self.renderers)
+    }
+
+    /// Returns how a renderer's tile looks: in `--live` each has a colour.
+    fn look(&self, tile: u32, frame: u64) -> Look {
+        let colour = || mesh::COLOURS[tile as usize % mesh::COLOURS.len()];
+        Look { tint: self.live.then(colour), tag: frame as u8 }
+    }
+}
+
+/// What a role says to the watcher.
+#[derive(Debug, Serialize, Deserialize)]
+enum Report {
+    /// It has everything that it needs.
+    Ready,
+    /// It is in the middle of a frame and waits to be killed.
+    Struck,
+    /// The writer has a frame. The descriptor of its part of the movie comes with it.
+    Written(Written),
+    /// It has ended, and reported its step.
+    Done,
+}
+
+/// A frame that the writer has checked.
+#[derive(Debug, Serialize, Deserialize)]
+struct Written {
+    frame: u64,
+    /// Whether pixels of another frame were in it.
+    torn: bool,
+    /// For each tile the frame in which it was drawn, and the process.
+    tiles: Vec<Drawn>,
+    /// Tiles that are grey.
+    stale: u32,
+    /// Frames before it that rested on a killed process and were not written.
+    tainted: u64,
+    /// If the watcher compares it.
+    hash: Option<u64>,
+    /// When the geometry published its scene.
+    published: Moment,
+    has_part: bool,
+}
+
+/// When and by which process a tile was drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct Drawn {
+    frame: u32,
+    pid: u32,
+}
+
+/// The shortest side of a picture: every tile has pixels.
+const SHORTEST: u32 = 16;
+
+const MOST_RENDERERS: i64 = 16;
+
+/// How many frames are published and not written: what a topic of depth 8 keeps for a late subscriber. One more is in
+/// the making.
+const IN_FLIGHT: u32 = 7;
+
+claims! {
+    FALLS = "falls": "A rendering pipeline ends with any of its processes.",
+    LOST = "lost": "The frames that a killed process was working on are lost.",
+    TORN = "torn": "A half-written frame of a killed process can be seen.",
+    TILES = "tiles": "Pictures that several processes draw differ from those that one process draws.",
+}

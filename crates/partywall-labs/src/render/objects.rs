@@ -1,0 +1,148 @@
+//! The names, sizes and headers of what the processes share.
+
+use super::*;
+
+const MESH: &str = "mesh";
+const SCENE: &str = "scene";
+const TILES: &str = "tiles";
+const FRAMES: &str = "frames";
+
+/// The timeline of the writer: how many frames are written.
+pub(super) const WRITTEN: &str = "written";
+
+/// How many tiles of each renderer the ring of tiles keeps. A renderer may be [`IN_FLIGHT`] frames ahead of another one, so
+/// between its tile of a frame that is not written and the newest tile may lie those of as many frames before and behind.
+pub(super) const TILES_BEFORE: u32 = 2 * IN_FLIGHT;
+
+/// The topics, as the watcher creates them.
+pub(super) struct Topics {
+    _scene: Topic,
+    _tiles: Topic,
+    _frames: Topic,
+}
+
+impl Topics {
+    /// Creates them. Each has room for a killed process and its successor at a time.
+    pub(super) fn create(session: &Session, job: &Job, vertices: u64) -> Result<Self, Failure> {
+        let topic = |name| session.domain().topic(name).place(session.place);
+        let renderers = job.renderers + 1;
+        let scene = topic(SCENE).dtype(DType::I32).shape(&[vertices, raster::VERTEX as u64]).depth(IN_FLIGHT + 1);
+        let scene = scene.publishers(2).subscribers(renderers).create()?;
+        let largest = job.tiles().iter().map(|tile| tile.size.pixels()).max().unwrap_or_default();
+        let tiles =
+            topic(TILES).dtype(DType::U32).max_bytes(largest as u64 * 4).depth(TILES_BEFORE * job.renderers + 1);
+        // The compositor keeps the tiles of each frame until it is written.
+        let tiles = tiles.publishers(renderers).subscribers(2).held((IN_FLIGHT + 1) * job.renderers + 2).create()?;
+        let shape = [u64::from(job.size.height), u64::from(job.size.width)];
+        let frames = topic(FRAMES).dtype(DType::U32).shape(&shape).depth(IN_FLIGHT + 1);
+        let frames = frames.publishers(2).subscribers(3).held(IN_FLIGHT + 2).create()?;
+        Ok(Self { _scene: scene, _tiles: tiles, _frames: frames })
+    }
+}
+
+pub(super) fn scene(domain: &Domain) -> Result<Topic, Failure> {
+    Ok(domain.topic(SCENE).timeout(TIMEOUT).open()?)
+}
+
+pub(super) fn tiles(domain: &Domain) -> Result<Topic, Failure> {
+    Ok(domain.topic(TILES).timeout(TIMEOUT).open()?)
+}
+
+pub(super) fn frames(domain: &Domain) -> Result<Topic, Failure> {
+    Ok(domain.topic(FRAMES).timeout(TIMEOUT).open()?)
+}
+
+/// Opens the mesh, or makes it. It is `kept`, so that the successor of a killed geometry finds it.
+pub(super) fn mesh(domain: &Domain, place: Place, source: &Source) -> Result<Segment, Failure> {
+    let claim = match domain.open_or_build(MESH, TIMEOUT)? {
+        partywall::OpenOrBuild::Opened(segment) => return Ok(segment),
+        partywall::OpenOrBuild::Build(claim) => claim,
+    };
+    let mesh = Mesh::load(source)?;
+    let triangles = mesh.colours.len() as u64;
+    let vertices = (mesh.vertices.len() / raster::VERTEX) as u64;
+    let builder = claim.create(place).kept(true).tensor("vertices", DType::I32, &[vertices, raster::VERTEX as u64]);
+    let builder = builder.tensor("indices", DType::U32, &[triangles, 3]).tensor("colours", DType::U32, &[triangles]);
+    let mut build = builder.allocate()?;
+    build.write("vertices", bytemuck::cast_slice(&mesh.vertices))?;
+    build.write("indices", bytemuck::cast_slice(&mesh.indices))?;
+    build.write("colours", bytemuck::cast_slice(&mesh.colours))?;
+    Ok(build.commit()?)
+}
+
+/// Opens the mesh once the geometry has committed it.
+pub(super) fn committed_mesh(domain: &Domain) -> Result<Segment, Failure> {
+    Ok(domain.open(MESH, TIMEOUT)?)
+}
+
+/// The header of a sample: words of 64 bits, the first of which are the number of the frame and the time at which its
+/// scene was published.
+#[derive(Debug, Clone)]
+pub(super) struct Header {
+    pub(super) frame: u64,
+    pub(super) published: Moment,
+    /// The camera of a scene; the tile and the process of a tile; those of each tile of a frame.
+    pub(super) more: Vec<u32>,
+}
+
+impl Header {
+    pub(super) fn write(&self, loan: &mut Loan) -> Result<(), Failure> {
+        let words = [self.frame.to_le_bytes(), self.published.nanos().to_le_bytes()];
+        let more = self.more.iter().flat_map(|word| word.to_le_bytes());
+        Ok(loan.header(&words.into_iter().flatten().chain(more).collect::<Vec<_>>())?)
+    }
+
+    /// Reads the header of a sample, which has `more` further words at least.
+    pub(super) fn of(sample: &Sample, more: usize) -> Result<Self, Failure> {
+        let header = sample.header();
+        let read = header.split_first_chunk().and_then(|(frame, rest)| {
+            let (published, rest) = rest.split_first_chunk()?;
+            let words: Vec<u32> = rest.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect();
+            let published = Moment::at(u64::from_le_bytes(*published));
+            (words.len() >= more).then(|| Self { frame: u64::from_le_bytes(*frame), published, more: words })
+        });
+        read.ok_or_else(|| unexpected("the header of a sample is too short"))
+    }
+}
+
+/// Returns the elements of a sample. Those on a GPU are copied.
+pub(super) fn elements<T: partywall::Element>(sample: &Sample) -> Result<std::borrow::Cow<'_, [T]>, Failure> {
+    let Some(gpu) = sample.gpu() else { return Ok(sample.as_slice()?.into()) };
+    let range = sample.device_on(gpu.stream())?;
+    let bytes = device::bytes_of(gpu, range.as_slice()).doing("reading a sample")?;
+    sample.check()?;
+    Ok(bytemuck::pod_collect_to_vec(&bytes).into())
+}
+
+/// Returns the elements of a tensor. Those on a GPU are copied.
+pub(super) fn tensor<'a, T: partywall::Element>(
+    segment: &'a Segment,
+    name: &str,
+) -> Result<std::borrow::Cow<'a, [T]>, Failure> {
+    let tensor = segment.tensor(name)?;
+    match segment.gpu() {
+        None => Ok(tensor.as_slice()?.into()),
+        Some(_) => Ok(bytemuck::pod_collect_to_vec(&tensor.to_vec()?).into()),
+    }
+}
+
+/// Fills a loan: in place in host memory, by a copy on a GPU.
+pub(super) fn fill<T: partywall::Element>(
+    loan: &mut Loan,
+    make: impl FnOnce(&mut [T]) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    if loan.device().is_err() {
+        return make(loan.as_mut_slice()?);
+    }
+    let mut elements = vec![T::zeroed(); loan.shape().iter().product::<u64>() as usize];
+    make(&mut elements)?;
+    let range = loan.device()?;
+    let copied = range.gpu().stream().copy_from_host(range.as_slice(), bytemuck::cast_slice(&elements));
+    copied.doing("writing a sample")
+}
+
+/// Borrows a loan of a sample of whole elements, and publishes it once `fill` has filled it.
+pub(super) fn publish(loan: Loan) -> Result<(), Failure> {
+    loan.filled().publish(TIMEOUT).map_err(|refused| refused.error)?;
+    Ok(())
+}

@@ -1,0 +1,120 @@
+//! What all roles have in common: a job, frames that they count, and an end that the watcher announces.
+
+use super::*;
+
+/// A process that plays a role.
+pub(super) struct Player<'a> {
+    session: &'a mut Session,
+    pub(super) job: Job,
+    /// How long the host took for each frame that is done.
+    times: Vec<Duration>,
+    since: Instant,
+}
+
+impl<'a> Player<'a> {
+    pub(super) fn new(session: &'a mut Session) -> Result<Self, Failure> {
+        let job = session.parent().hear()?;
+        Ok(Self { session, job, times: Vec::new(), since: Instant::now() })
+    }
+
+    pub(super) fn domain(&self) -> Domain {
+        self.session.domain().clone()
+    }
+
+    /// Says that everything is open and joined.
+    pub(super) fn ready(&mut self) -> Result<(), Failure> {
+        self.session.parent().say(Report::Ready)
+    }
+
+    /// Returns whether the watcher wants the role to end.
+    pub(super) fn is_over(&mut self) -> Result<bool, Failure> {
+        self.session.parent().has_spoken()
+    }
+
+    /// Returns the next sample, or `None` if the role must end.
+    pub(super) fn next(&mut self, subscriber: &Subscriber) -> Result<Option<Sample>, Failure> {
+        while !self.is_over()? {
+            if let Some(sample) = within(subscriber, TURN)? {
+                return Ok(Some(sample));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Begins to work on a frame.
+    pub(super) fn begin(&mut self) {
+        self.since = Instant::now();
+    }
+
+    /// Is in the middle of a frame: the place where the watcher kills this process, if it does.
+    pub(super) fn middle(&mut self) -> Result<(), Failure> {
+        if self.job.strike != Some(self.times.len() as u64) {
+            return Ok(());
+        }
+        self.session.parent().say(Report::Struck)?;
+        thread::sleep(TIMEOUT);
+        Err(unexpected("the watcher did not kill this process"))
+    }
+
+    /// Has finished a frame.
+    pub(super) fn end(&mut self) {
+        self.times.push(self.since.elapsed());
+    }
+
+    /// Reports a frame of the writer, and waits until the watcher has it.
+    pub(super) fn written(&mut self, written: Written, part: Option<Vec<u8>>) -> Result<(), Failure> {
+        let failed = |errno: partywall_os::Errno| Error::System {
+            what: "passing on a part of the movie".into(),
+            source: errno.into(),
+        };
+        let part =
+            part.map(|part| partywall_os::memfd::frozen("partywall:movie", &part)).transpose().map_err(failed)?;
+        let fds: Vec<_> = part.iter().map(std::os::fd::AsFd::as_fd).collect();
+        let watcher = self.session.parent();
+        watcher.say_with(Report::Written(written), &fds)?;
+        watcher.hear()
+    }
+
+    /// Ends the role with its step.
+    pub(super) fn finish(self, title: &str, why: &str, describe: impl FnOnce(Step) -> Step) -> Result<(), Failure> {
+        let step = Step::new(self.session.reporter().role(), title, why).value("frames", self.times.len().to_string());
+        let step = describe(step.value("host time per frame", spread(&self.times)));
+        self.session.report(step.judge(true, "finished", ""))?;
+        self.leave()
+    }
+
+    /// Ends the role without a step: another process of the same role reports one.
+    pub(super) fn leave(self) -> Result<(), Failure> {
+        self.session.parent().say(Report::Done)
+    }
+}
+
+/// Returns the next sample if it comes in time.
+pub(super) fn within(subscriber: &Subscriber, limit: Duration) -> Result<Option<Sample>, Failure> {
+    match subscriber.recv(limit) {
+        Ok(sample) => Ok(Some(sample)),
+        Err(Error::Timeout { .. }) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Keeps a rate.
+pub(super) struct Pace {
+    next: Instant,
+    interval: Duration,
+}
+
+impl Pace {
+    pub(super) fn new(rate: u32) -> Self {
+        Self { next: Instant::now(), interval: Duration::from_secs(1) / rate }
+    }
+
+    /// Returns when the next frame is due. A frame that is late does not hasten those after it.
+    pub(super) fn due(&mut self) -> Instant {
+        self.next = (self.next + self.interval).max(Instant::now());
+        self.next
+    }
+}
+
+/// How often a role checks whether it must end.
+pub(super) const TURN: Duration = Duration::from_millis(100);
