@@ -11,7 +11,7 @@
 //!   shown: the tasks that it works on), `unproven` (whether it is dead and what it holds is in quarantine);
 //! - a [`MemberInfo`]: `member`, `pid`, `uid`, `command`, `state` (`alive`, `hung`, `lost_context`, `suspect`, `evicted`,
 //!   `held_by_child`, `unproven`, `dead`), `doubt` (why its death does not prove that its work has ended: `mps`,
-//!   `no_pidfd` or null), `quiet_ms` (since its last heartbeat; null if none is expected), `leases`, `timelines` (that it
+//!   `no_pidfd` or null), `mps` (the directory of the MPS daemon whose client it is, or null), `quiet_ms` (since its last heartbeat; null if none is expected), `leases`, `timelines` (that it
 //!   writes), `permits` (of semaphores) and `blocks` (of pools and topics; each null if there are too many to count),
 //!   `bytes`, `since_ms` (since 1970), `simulated` (whether it runs on the simulated CUDA driver).
 
@@ -310,6 +310,26 @@ pub(crate) fn member_line(member: &MemberInfo) -> String {
     format!("{who}, {}{state}", count(member.leases.into(), "lease"))
 }
 
+/// Returns the MPS daemons of members, each with the pids of its clients, in the order of the members.
+pub(crate) fn mps_daemons<'a>(members: impl IntoIterator<Item = &'a MemberInfo>) -> Vec<(&'a str, Vec<u32>)> {
+    let mut daemons: Vec<(&str, Vec<u32>)> = Vec::new();
+    for member in members {
+        let Some(pipes) = &member.mps else { continue };
+        match daemons.iter_mut().find(|(known, _)| known == pipes) {
+            Some((_, pids)) if pids.contains(&member.pid) => {}
+            Some((_, pids)) => pids.push(member.pid),
+            None => daemons.push((pipes, vec![member.pid])),
+        }
+    }
+    daemons
+}
+
+/// Returns the sentence about a daemon of [`mps_daemons`].
+pub(crate) fn mps_line((pipes, pids): &(&str, Vec<u32>)) -> String {
+    let pids = pids.iter().map(|pid| format!("pid {pid}")).collect::<Vec<_>>().join(", ");
+    format!("under the MPS daemon at {pipes}: {pids}")
+}
+
 /// Returns at most `width` characters of a text, on one line.
 pub(crate) fn shorten(text: &str, width: usize) -> String {
     let mut text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
@@ -334,6 +354,26 @@ mod tests {
     use partywall::info::{AttachedInfo, Doubt, Freed, QueueUsage};
 
     use super::*;
+
+    fn member() -> MemberInfo {
+        MemberInfo {
+            member: 1,
+            pid: 2,
+            uid: 3,
+            command: "c".into(),
+            state: MemberState::Alive,
+            doubt: None,
+            mps: Some("/m".into()),
+            quiet: Some(4),
+            leases: 5,
+            timelines: 6,
+            permits: Some(7),
+            blocks: None,
+            bytes: 8,
+            since: 9,
+            simulated: false,
+        }
+    }
 
     fn holder(pid: u32, command: &str) -> HolderInfo {
         HolderInfo { pid, command: command.into(), leases: 1, blocks: 0, tasks: 0, unproven: false }
@@ -413,25 +453,10 @@ mod tests {
             expected["ending"] = json!(ending.name());
             assert_eq!(json!(timeline), expected);
         }
-        let mut member = MemberInfo {
-            member: 1,
-            pid: 2,
-            uid: 3,
-            command: "c".into(),
-            state: MemberState::Alive,
-            doubt: None,
-            quiet: Some(4),
-            leases: 5,
-            timelines: 6,
-            permits: Some(7),
-            blocks: None,
-            bytes: 8,
-            since: 9,
-            simulated: false,
-        };
+        let mut member = member();
         let mut expected = json!({
-            "member": 1, "pid": 2, "uid": 3, "command": "c", "state": "alive", "doubt": null, "quiet_ms": 4, "leases": 5,
-            "timelines": 6, "permits": 7, "blocks": null, "bytes": 8, "since_ms": 9, "simulated": false,
+            "member": 1, "pid": 2, "uid": 3, "command": "c", "state": "alive", "doubt": null, "mps": "/m", "quiet_ms": 4,
+            "leases": 5, "timelines": 6, "permits": 7, "blocks": null, "bytes": 8, "since_ms": 9, "simulated": false,
         });
         assert_eq!(json!(member), expected);
         use MemberState::{Alive, Dead, HeldByChild, Hung, LostContext, Suspect, Unproven};
@@ -445,6 +470,21 @@ mod tests {
             expected["doubt"] = json!(doubt.name());
             assert_eq!(json!(member), expected);
         }
+    }
+
+    #[test]
+    fn daemons_are_listed_with_each_process_once() {
+        let member = |pid, mps: Option<&str>| MemberInfo { pid, mps: mps.map(str::to_owned), ..member() };
+        let members = [
+            member(1, Some("/a")),
+            member(2, None),
+            member(3, Some("/b")),
+            member(1, Some("/a")),
+            member(4, Some("/a")),
+        ];
+        let daemons = mps_daemons(&members);
+        assert_eq!(daemons, [("/a", vec![1, 4]), ("/b", vec![3])]);
+        assert_eq!(mps_line(&daemons[0]), "under the MPS daemon at /a: pid 1, pid 4");
     }
 
     #[test]

@@ -116,6 +116,10 @@ enum Command {
     Queue(commands::queue::Arguments),
     /// Print metrics for Prometheus, or answer its requests
     Metrics(commands::metrics::Arguments),
+    /// Run NVIDIA's MPS daemon for this domain, so that kernels of several processes run at the same time
+    Mps(commands::mps::Arguments),
+    /// Run a command in this domain, under MPS on request
+    Run(commands::run::Arguments),
     /// Print the broker's log
     Logs(commands::logs::Arguments),
     /// Test what works on this machine, and say how to fix the rest
@@ -138,8 +142,8 @@ fn main() -> ExitCode {
         Err(error) => return usage(&error),
     };
     // Each name takes a file descriptor. Nothing in this program uses `select`, which stops at 1,024. The doctor
-    // reports the limit that other programs have.
-    if !matches!(command, Command::Doctor(_)) {
+    // reports the limit that other programs have, and `run` becomes another program.
+    if !matches!(command, Command::Doctor(_) | Command::Run(_)) {
         partywall_os::process::raise_fd_limit();
     }
     // Without a handler, SIGXFSZ ends the process at the file size limit without a reason. With a handler, the write
@@ -165,6 +169,8 @@ fn main() -> ExitCode {
         Command::Doctor(arguments) => commands::doctor::run(&context, &arguments),
         Command::Bench(arguments) => commands::bench::run(&context, &arguments),
         Command::Lab(arguments) => commands::lab::run(&context, &arguments),
+        Command::Mps(arguments) => commands::mps::run(&context, &arguments),
+        Command::Run(arguments) => commands::run::run(&context, &arguments),
         Command::Logs(arguments) => commands::logs::run(&context, &arguments),
         Command::Completions(arguments) => commands::completions::run(&context, &arguments),
         Command::Man(arguments) => commands::man::run(&context, &arguments),

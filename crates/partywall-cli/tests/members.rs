@@ -56,6 +56,7 @@ fn ps_lists_members_and_what_they_hold() {
         ("uid", json!(rustix::process::getuid().as_raw())),
         ("state", json!("alive")),
         ("doubt", Value::Null),
+        ("mps", Value::Null),
         ("leases", json!(1)),
         ("timelines", json!(0)),
         ("permits", json!(0)),
@@ -197,6 +198,14 @@ fn under_mps_resources_of_killed_processes_are_unproven_until_released() {
     assert_eq!(member(&sandbox, pid).unwrap()["doubt"], "mps");
     let text = sandbox.run(["ps"]).expect(0).text();
     assert!(text.contains("under MPS a client's death does not prove"), "{text}");
+    // Its driver says that it is a client, and it has looked where the environment says.
+    let pipes = std::env::var("CUDA_MPS_PIPE_DIRECTORY").unwrap_or_else(|_| "/tmp/nvidia-mps".into());
+    assert_eq!(member(&sandbox, pid).unwrap()["mps"], pipes);
+    assert_eq!(sandbox.json(["show", "held"])["mps"], json!([{ "pipes": pipes, "pids": [pid] }]));
+    let line = format!("under the MPS daemon at {pipes}: pid {pid}");
+    for text in [text, sandbox.run(["show", "held"]).expect(0).text()] {
+        assert!(text.lines().any(|it| it == line), "{text}");
+    }
     let alive = sandbox.run(["rm", "--unproven", &pid.to_string()]).expect(5);
     assert!(alive.stderr.contains("it is alive") && alive.stderr.contains("partywall evict"), "{alive:?}");
 

@@ -212,7 +212,7 @@ pub unsafe fn daemonize() -> io::Result<Starter> {
                     std::process::exit(i32::from(*code))
                 }
                 None => {
-                    let _ = std::io::Write::write_all(&mut std::io::stderr(), b"the broker died while starting\n");
+                    let _ = std::io::Write::write_all(&mut std::io::stderr(), b"the daemon died while starting\n");
                     std::process::exit(1)
                 }
             }

@@ -68,6 +68,8 @@ pub struct MemberInfo {
     pub state: MemberState,
     /// Why the end of its process will not prove that its work is over, if so.
     pub doubt: Option<Doubt>,
+    /// The directory of the MPS daemon whose client it is, as the member reports it.
+    pub mps: Option<String>,
     /// Milliseconds since its last heartbeat; absent without one.
     // Names of fields and variants are the keys of the command's JSON; messages contain none.
     #[serde(rename = "quiet_ms")]

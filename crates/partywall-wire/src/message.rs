@@ -219,8 +219,9 @@ pub enum Call {
     },
     /// Reports that the member has opened a GPU. Answer: [`Answer::Done`].
     UsesGpu {
-        /// Whether it is a client of MPS. The end of its process then does not prove the end of its work.
-        mps: bool,
+        /// The directory of its MPS daemon, if it is a client of MPS. The end of its process then does not prove the end of
+        /// its work.
+        mps: Option<String>,
     },
     /// Reports that the member's CUDA context is broken. Its leases stay until its process ends, even if it releases
     /// them. Answer: [`Answer::Done`].

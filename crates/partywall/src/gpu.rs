@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    path::PathBuf,
     sync::{Arc, Mutex, OnceLock},
 };
 
@@ -27,8 +28,8 @@ pub struct Gpu {
     context: Context,
     stream: Stream,
     kernels: OnceLock<Kernels>,
-    /// Whether this process uses the GPU through an MPS server.
-    mps: bool,
+    /// The directory of the MPS daemon through whose server this process uses the GPU.
+    mps: Option<PathBuf>,
 }
 
 impl Gpu {
@@ -42,7 +43,7 @@ impl Gpu {
         let context = Context::retain(device).map_err(cuda("making a context"))?;
         let stream = Stream::new(&context).map_err(cuda("making a stream"))?;
         // Asked last: the driver becomes an MPS client when it creates its first context.
-        Ok(Self { uuid, context, stream, kernels: OnceLock::new(), mps: mps::serves(&device) })
+        Ok(Self { uuid, context, stream, kernels: OnceLock::new(), mps: mps::serves(&device).then(mps::pipes) })
     }
 
     /// Returns the UUID.
@@ -120,7 +121,8 @@ impl Gpus {
         // Before this process uses memory of other processes on this GPU: from then on the death of this process may not
         // prove that its GPU work is over.
         if !open.told {
-            match self.link.call(Call::UsesGpu { mps: gpu.mps }) {
+            let mps = gpu.mps.as_ref().map(|pipes| pipes.display().to_string());
+            match self.link.call(Call::UsesGpu { mps }) {
                 // Without a broker no proof is needed.
                 Ok(_) | Err(Error::Unreachable(Unreachable::Gone { .. })) => open.told = true,
                 Err(error) => return Err(error),

@@ -101,6 +101,7 @@
 //! | [`IpcEvent`] | CUDA's interprocess events, for code that already uses them |
 //! | [`gpu`] | GPUs as this process sees them, and memory on them |
 //! | [`doctor`] | checks of what works on this machine |
+//! | [`mps`] | NVIDIA's MPS: a daemon for each domain |
 //! | [`files`] | reading and writing model files |
 //! | [`info`] | information about the names, members and broker of a domain |
 //! | [`Watch`] | events of names: committed, removed, ended |
@@ -119,7 +120,7 @@ pub mod gpu;
 pub mod info;
 mod ipc_event;
 mod kind;
-mod mps;
+pub mod mps;
 mod place;
 mod pool;
 mod put;

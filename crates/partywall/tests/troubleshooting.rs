@@ -4,11 +4,11 @@
 use std::{path::PathBuf, time::Duration};
 
 use partywall::{
-    DType, Domain, Ended, Ending, Error, MemoryLimit, Place,
+    DType, Domain, Ended, Ending, Error, ErrorKind, MemoryLimit, Place,
     cuda::PointerKind,
     error::{
-        Busy, Denied, DeviceFault, Gone, InvalidArgument, InvalidData, LimitReached, Mismatch, NotFound, TopicLimit,
-        Unreachable,
+        Busy, Denied, DeviceFault, Gone, InvalidArgument, InvalidData, LimitReached, Mismatch, MpsFault, NotFound,
+        TopicLimit, Unreachable,
     },
     files::FileProblem,
     info::Named,
@@ -197,6 +197,14 @@ fn every_error() -> Vec<Error> {
             link: "NVLink".into(),
         }),
         Error::DeviceFault(DeviceFault::Captured { what: "waiting for timeline \"x\"".into() }),
+        Error::Mps(MpsFault::NoProgram { program: "nvidia-cuda-mps-control" }),
+        Error::Mps(MpsFault::NotStarted { why: "no".into(), advice: None, kind: ErrorKind::Device }),
+        Error::Mps(MpsFault::NoAnswer { pipes: "/run/x.mps/pipe".into(), after: Duration::from_secs(10) }),
+        Error::Mps(MpsFault::NoDaemon { pipes: "/tmp/nvidia-mps".into() }),
+        Error::Mps(MpsFault::User { pipes: "/tmp/nvidia-mps".into(), theirs: 1, ours: 2 }),
+        Error::Mps(MpsFault::Initialized),
+        Error::Mps(MpsFault::InUse { pipes: "/run/x.mps/pipe".into(), clients: vec![7], held: true }),
+        Error::Mps(MpsFault::PathTooLong { pipes: "/run/x.mps/pipe".into(), most: 107 }),
         Error::Timeout { what: "cannot open \"x\": no process committed it".into(), after: Duration::from_secs(1) },
         Error::Cancelled { what: "cannot open \"x\": no process committed it".into() },
         Error::Unreachable(Unreachable::NoProgram { tried: vec!["/bin/partywall".into()] }),

@@ -20,6 +20,8 @@ class Member:
     """The state of the member."""
     doubt: Literal["mps", "no_pidfd"] | None
     """Why its death will not prove that its work has ended: `mps`, `no_pidfd`, or `None`."""
+    mps: str | None
+    """The directory of the MPS daemon whose client it is; `None` if it is none, or has used no GPU yet."""
     quiet: float | None
     """Seconds since its last heartbeat; `None` if none is expected."""
     leases: int

@@ -364,6 +364,7 @@ pub(crate) struct MemberRow {
     pub(crate) command: Arc<str>,
     pub(crate) state: MemberState,
     pub(crate) doubt: Option<Doubt>,
+    pub(crate) mps: Option<Arc<str>>,
     /// Its row, which locates its heartbeat and identifies its permits. Absent for a dead member.
     pub(crate) row: Option<u16>,
     pub(crate) leases: u32,

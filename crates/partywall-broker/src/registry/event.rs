@@ -72,7 +72,7 @@ pub(crate) enum Call {
     Inspect { name: Name, version: Option<u64> },
     List { after: Option<Name> },
     Members { after: Option<MemberId> },
-    UsesGpu { mps: bool },
+    UsesGpu { mps: Option<Arc<str>> },
     ContextLost,
     Watch(Watch),
     Evict { whom: Whom, kill: bool },

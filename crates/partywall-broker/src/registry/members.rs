@@ -14,9 +14,11 @@ use super::{
 
 impl Registry {
     /// Records that the member has opened a GPU.
-    pub(super) fn uses_gpu(&mut self, member: MemberId, mps: bool) -> Answer {
-        if let Some(record) = self.members.get_mut(&member) {
-            record.mps |= mps;
+    pub(super) fn uses_gpu(&mut self, member: MemberId, mps: Option<Arc<str>>) -> Answer {
+        if let Some(record) = self.members.get_mut(&member)
+            && mps.is_some()
+        {
+            record.mps = mps;
         }
         Answer::Done
     }

@@ -97,6 +97,7 @@ impl Registry {
         MemberRow {
             state: member.state(),
             doubt: member.doubt(),
+            mps: member.mps.clone(),
             row: Some(member.row),
             leases: count(member.all_leases()),
             timelines: count(written.count() as u64),
@@ -220,6 +221,7 @@ fn bare_row(id: MemberId, identity: &Identity, since: Millis, bytes: u64) -> Mem
         command: Arc::clone(&identity.command),
         state: MemberState::Dead,
         doubt: None,
+        mps: None,
         row: None,
         leases: 0,
         timelines: 0,

@@ -22,8 +22,8 @@ pub(super) struct Member {
     pub(super) row: u16,
     pub(super) since: Millis,
     pub(super) life: Life,
-    /// Whether it is a client of MPS.
-    pub(super) mps: bool,
+    /// The directory of the MPS daemon whose client it is.
+    pub(super) mps: Option<Arc<str>>,
     pub(super) lost_context: bool,
     pub(super) eviction: Option<Eviction>,
     /// The highest request number seen. A request with this number or a lower one is a repetition.
@@ -51,7 +51,7 @@ impl Member {
             row,
             since,
             life: Life::Alive,
-            mps: false,
+            mps: None,
             lost_context: false,
             eviction: None,
             last_request: RequestId(0),
@@ -70,7 +70,7 @@ impl Member {
     pub(super) fn doubt(&self) -> Option<Doubt> {
         match self.identity.has_pidfd {
             false => Some(Doubt::NoPidfd),
-            true => self.mps.then_some(Doubt::Mps),
+            true => self.mps.is_some().then_some(Doubt::Mps),
         }
     }
 

@@ -122,7 +122,7 @@ impl Server {
         let mut token = Token([0; 16]);
         random(&mut token.0).map_err(|_| Refusal::ShuttingDown)?;
         let (ours, theirs) = self.events_pair(id)?;
-        let command = presentable(hello);
+        let command = presentable(&hello.command);
         let pid = client.pid;
         let uid = client.uid;
         let has_pidfd = client.pidfd.is_some();

@@ -18,7 +18,7 @@ use partywall_os::{
     process::{self, PidfdInfo},
     socket,
 };
-use partywall_wire::{ClientHello, Refusal, Resume, Token, handshake::Speaker, limits::MAX_COMMAND};
+use partywall_wire::{Refusal, Resume, Token, handshake::Speaker, limits::MAX_COMMAND};
 
 use crate::{
     registry::MemberId,
@@ -261,12 +261,12 @@ pub(super) fn identify(call: BorrowedFd<'_>, speaker: &Speaker, sent: Option<Own
     Ok(Identified { pid: peer.pid.unwrap_or(speaker.pid), uid: peer.uid, pidfd })
 }
 
-/// Returns a command line that is safe to show: shortened, and without control characters.
-pub(super) fn presentable(hello: &ClientHello) -> String {
-    let mut command: String = hello.command.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    let end = (0..=MAX_COMMAND.min(command.len())).rev().find(|end| command.is_char_boundary(*end));
-    command.truncate(end.unwrap_or(0));
-    command
+/// Returns a member's text that is safe to show, such as its command line: shortened, and without control characters.
+pub(super) fn presentable(text: &str) -> String {
+    let mut text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let end = (0..=MAX_COMMAND.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+    text.truncate(end.unwrap_or(0));
+    text
 }
 
 /// Former connections of one member that are watched, because a child may hold them.
@@ -347,9 +347,7 @@ mod tests {
 
     #[test]
     fn commands_are_shortened_and_escaped() {
-        let shown = |command: &str| {
-            presentable(&ClientHello { command: command.into(), operator: false, simulated: false, resume: None })
-        };
+        let shown = |command: &str| presentable(command);
         assert_eq!(shown("a\x1b[31mb\nc"), "a [31mb c");
         assert_eq!(shown(&"ä".repeat(MAX_COMMAND)), "ä".repeat(MAX_COMMAND / 2));
     }

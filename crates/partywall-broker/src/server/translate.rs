@@ -26,6 +26,7 @@ use crate::{
     server::{
         control::{Control, SlotTable, queue_shape, topic_shape},
         fds::{Expected, FdStore},
+        membership::presentable,
         reclaimer::Donated,
         runner::{Kills, Runner},
     },
@@ -83,7 +84,7 @@ pub(super) fn call(
         wire::Call::List { after } => Call::List { after: after.map(Name::new) },
         wire::Call::Members { after } => Call::Members { after: after.map(MemberId) },
         wire::Call::Watch { pattern, after } => Call::Watch(watch::watch(pattern, after, instance)?),
-        wire::Call::UsesGpu { mps } => Call::UsesGpu { mps },
+        wire::Call::UsesGpu { mps } => Call::UsesGpu { mps: mps.map(|pipes| presentable(&pipes).into()) },
         wire::Call::ContextLost { .. } => Call::ContextLost,
         wire::Call::Evict { whom, kill } => Call::Evict { whom, kill },
         wire::Call::FreeUnproven { pid } => Call::FreeUnproven { pid },

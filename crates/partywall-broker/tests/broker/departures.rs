@@ -88,7 +88,11 @@ fn evicted_member_is_refused_everything() {
     let chunk = partywall_os::memfd::frozen("partywall:test", b"x").unwrap();
     let commit = Call::Commit(crate::common::host_commit("more", &[1]));
     assert!(is_evicted(&victim.ask_with(commit, &[&chunk]).0));
-    assert_eq!(victim.ask(Call::UsesGpu { mps: true }), Ok(Answer::Done), "calls that make others safer are accepted");
+    assert_eq!(
+        victim.ask(Call::UsesGpu { mps: Some("/pipe".into()) }),
+        Ok(Answer::Done),
+        "calls that make others safer are accepted"
+    );
 
     // Its `Bye` proves nothing: the process lives, and was evicted.
     assert_eq!(victim.ask(Call::Bye), Ok(Answer::Done));
@@ -248,7 +252,7 @@ fn goodbye_releases_leases_under_mps() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
     let mut member = broker.client();
-    member.ask(Call::UsesGpu { mps: true }).unwrap();
+    member.ask(Call::UsesGpu { mps: Some("/pipe".into()) }).unwrap();
     member.commit("mine", b"x", false);
     assert_eq!(member.ask(Call::Bye), Ok(Answer::Done));
     let status = watcher.status();

@@ -199,7 +199,7 @@ fn wait_for_nudge() {
 /// Holds one of every kind of object.
 fn holder(socket: &Path, mps: bool) {
     let mut client = Client::join(socket);
-    client.ask(Call::UsesGpu { mps }).unwrap();
+    client.ask(Call::UsesGpu { mps: mps.then(|| "/pipe".into()) }).unwrap();
     client.commit("owned", b"owned", false);
     client.commit("kept", b"kept", true);
     client.open("theirs").0.unwrap();
@@ -212,7 +212,7 @@ fn holder(socket: &Path, mps: bool) {
 /// Has opened a GPU and holds nothing.
 fn idler(socket: &Path) {
     let mut client = Client::join(socket);
-    client.ask(Call::UsesGpu { mps: true }).unwrap();
+    client.ask(Call::UsesGpu { mps: Some("/pipe".into()) }).unwrap();
     say(client.welcome.member);
     wait_for_nudge();
 }

@@ -96,6 +96,7 @@ fn remarks(members: &[MemberInfo]) -> Vec<String> {
     let meanings = states.iter().filter_map(|state| Some((*state, describe::meaning(*state)?)));
     let mut remarks: Vec<_> =
         meanings.map(|(state, meaning)| format!("{}: {meaning}", describe::state(state))).collect();
+    remarks.extend(describe::mps_daemons(members).iter().map(describe::mps_line));
     let in_doubt = |doubt| members.iter().any(|m| m.doubt == Some(doubt) && m.state != MemberState::Unproven);
     if in_doubt(Doubt::Mps) {
         remarks.push(

@@ -3,7 +3,7 @@
 //! In the foreground it prints one line when it is ready, or with `--json` an object: `pid`, `socket`, `domain`,
 //! `version`, `log` (a path or null). `--background` prints the same once the daemon is ready, and ends.
 
-mod daemon;
+pub(super) mod daemon;
 
 use std::{
     os::unix::fs::DirBuilderExt,
@@ -82,12 +82,12 @@ pub(crate) struct Arguments {
 
 /// When an idle broker exits.
 #[derive(Debug, Clone, Copy)]
-enum Idle {
+pub(super) enum Idle {
     After(Duration),
     Never,
 }
 
-fn parse_idle(text: &str) -> Result<Idle, String> {
+pub(super) fn parse_idle(text: &str) -> Result<Idle, String> {
     if text == "never" { Ok(Idle::Never) } else { parse_seconds(text).map(Idle::After) }
 }
 

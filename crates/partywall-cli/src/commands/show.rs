@@ -2,7 +2,8 @@
 //!
 //! - `name`, `socket`;
 //! - `timeline` and `semaphore` of that name ([`describe`], each with `holders`), or
-//!   null.
+//!   null;
+//! - `mps`: the MPS daemons whose clients hold any of these, each with `pipes` (its directory) and `pids`.
 //!
 //! For a segment, pool, topic or queue the object also has:
 //!
@@ -77,6 +78,11 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
         }
     };
     let output = context.output();
+    let of_info = info.iter().flat_map(|info| &info.holders);
+    let of_objects = objects.iter().flatten().flat_map(|object| object.holders.iter().map(|held| &held.holder));
+    let holders: Vec<u32> = of_info.chain(of_objects).map(|holder| holder.pid).collect();
+    let members = if holders.is_empty() { Vec::new() } else { domain.members()? };
+    let daemons = describe::mps_daemons(members.iter().filter(|member| holders.contains(&member.pid)));
     if output.is_json() {
         let info = info.map(|info| with_ages(&domain, info)).transpose()?;
         let mut value = info.as_ref().map_or_else(|| json!({ "name": arguments.name }), value);
@@ -84,6 +90,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
         for (key, object) in ["timeline", "semaphore"].into_iter().zip(&objects) {
             value[key] = object.as_ref().map_or(Value::Null, object_value);
         }
+        value["mps"] = daemons.iter().map(|(pipes, pids)| json!({ "pipes": pipes, "pids": pids })).collect();
         output.value(&value);
         return Ok(());
     }
@@ -106,6 +113,12 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
             output.line("");
         }
         object_facts(output, object);
+    }
+    if !daemons.is_empty() {
+        output.line("");
+    }
+    for daemon in &daemons {
+        output.line(describe::mps_line(daemon));
     }
     Ok(())
 }

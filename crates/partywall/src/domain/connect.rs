@@ -238,20 +238,26 @@ fn start_broker(location: &Location, program: Option<&Path>) -> Result<OwnedFd> 
     if location.is_given {
         command.arg("--socket").arg(&location.socket);
     }
-    run(command.stdin(shared)).map_err(|said| {
-        // A broker that does not start prints the reason on the first line and the advice on the second.
-        let (why, advice) = said.split_once('\n').unwrap_or((&said, ""));
-        let advice = Some(advice.to_owned()).filter(|advice| !advice.is_empty());
+    run_starter(command.stdin(shared), TIMEOUT).map_err(|StarterFailed { why, advice, .. }| {
         Error::Unreachable(Unreachable::NotStarted { why: format!("{} serve: {why}", binary.display()), advice })
     })?;
     open(location)
 }
 
+/// Why a starter failed: the first line that it wrote to standard error, the others, and its exit code.
+#[derive(Debug)]
+pub(crate) struct StarterFailed {
+    pub(crate) why: String,
+    pub(crate) advice: Option<String>,
+    pub(crate) code: Option<i32>,
+}
+
 /// Runs a starter, which exits when its daemon is ready.
-fn run(command: &mut Command) -> Result<(), String> {
+pub(crate) fn run_starter(command: &mut Command, timeout: Duration) -> Result<(), StarterFailed> {
+    let without_code = |why: String| StarterFailed { why, advice: None, code: None };
     let command = command.stdout(Stdio::null()).stderr(Stdio::piped());
-    let mut child = command.spawn().map_err(|e| e.to_string())?;
-    let deadline = Instant::now() + TIMEOUT;
+    let mut child = command.spawn().map_err(|e| without_code(e.to_string()))?;
+    let deadline = Instant::now() + timeout;
     let status = loop {
         match child.try_wait() {
             Ok(Some(status)) => break status,
@@ -259,9 +265,9 @@ fn run(command: &mut Command) -> Result<(), String> {
             Ok(None) => {
                 let _ = child.kill();
                 let _ = child.wait();
-                return Err(format!("it was not ready within {} s", TIMEOUT.as_secs()));
+                return Err(without_code(format!("it was not ready within {} s", timeout.as_secs())));
             }
-            // This process ignores SIGCHLD, so the exit status is unknown. Connecting shows whether the start
+            // This process ignores SIGCHLD, so the exit status is unknown. The caller finds out whether the start
             // succeeded.
             Err(_) => return Ok(()),
         }
@@ -274,7 +280,9 @@ fn run(command: &mut Command) -> Result<(), String> {
         let _ = stderr.read_to_string(&mut said);
     }
     let said = said.trim();
-    Err(if said.is_empty() { status.to_string() } else { said.to_owned() })
+    let (why, advice) = said.split_once('\n').unwrap_or((said, ""));
+    let why = if why.is_empty() { status.to_string() } else { why.to_owned() };
+    Err(StarterFailed { why, advice: Some(advice.to_owned()).filter(|it| !it.is_empty()), code: status.code() })
 }
 
 #[cfg(test)]

@@ -32,9 +32,11 @@ pub use self::{
     watch::{Watch, WatchEvent},
 };
 pub(crate) use self::{
+    connect::{StarterFailed, run_starter},
     health::{Health, Lost},
     lease::LeaseGuard,
     link::Link,
+    locate::broker_binary,
     poll_tasks::{PollReason, PollTasks},
     stream_waits::StreamWaits,
     timeline_memory::{MappedSlab, PrivateWord, TimelineMemory, Word},
@@ -92,6 +94,7 @@ pub struct DomainOptions {
     start: bool,
     operator: bool,
     program: Option<PathBuf>,
+    mps: bool,
 }
 
 impl DomainOptions {
@@ -131,6 +134,15 @@ impl DomainOptions {
         self
     }
 
+    /// Sets whether to connect only if this process would become a client of an MPS daemon. False by default.
+    ///
+    /// This only checks that a daemon listens in the directory that `CUDA_MPS_PIPE_DIRECTORY` names: a program with threads
+    /// cannot set the variable safely. `partywall run --mps COMMAND` sets it. See [`mps`](crate::mps).
+    pub fn mps(mut self, mps: bool) -> Self {
+        self.mps = mps;
+        self
+    }
+
     /// Returns the location that these options select.
     ///
     /// # Errors
@@ -144,8 +156,13 @@ impl DomainOptions {
     /// # Errors
     /// [`Unreachable::NoAnswer`] if no broker runs and none may be started, [`Unreachable::NoProgram`] or
     /// [`Unreachable::NotStarted`] if none can be started, [`Unreachable::Version`], [`Unreachable::User`],
-    /// [`Unreachable::UnsafeDirectory`], [`LimitReached::Broker`](crate::error::LimitReached::Broker).
+    /// [`Unreachable::UnsafeDirectory`], [`LimitReached::Broker`](crate::error::LimitReached::Broker);
+    /// [`MpsFault::NoDaemon`](crate::error::MpsFault::NoDaemon) and [`MpsFault::User`](crate::error::MpsFault::User) with
+    /// [`mps`](Self::mps).
     pub fn connect(&self) -> Result<Domain> {
+        if self.mps {
+            crate::mps::check(&crate::mps::pipes())?;
+        }
         let location = self.location()?;
         let greeted = connect::connect(&location, self.start, self.program.as_deref(), self.operator)?;
         let (link, events, members) = Link::new(location, greeted);
@@ -182,7 +199,7 @@ impl Domain {
 
     /// Returns options to connect to another domain, or without starting a broker.
     pub fn options() -> DomainOptions {
-        DomainOptions { domain: None, socket: None, start: true, operator: false, program: None }
+        DomainOptions { domain: None, socket: None, start: true, operator: false, program: None, mps: false }
     }
 
     /// Begins the next version of `name`, in memory at `place`. Other processes do not see the version before

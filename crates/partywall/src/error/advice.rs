@@ -85,6 +85,7 @@ impl Error {
             Self::InvalidData(error) => error.help(),
             Self::Unreachable(error) => error.help(),
             Self::DeviceFault(error) => error.help(),
+            Self::Mps(error) => error.help(),
             // Not an error of the kernel: mapping control memory of another layout returns it.
             Self::System { source, .. } if source.kind() == io::ErrorKind::InvalidData => ErrorKind::Refused.help("system-call", "run the same Partywall release on both sides"),
             Self::System { .. } => ErrorKind::Refused.help("system-call", "see the kernel's error"),

@@ -13,6 +13,7 @@ mod gone;
 mod limit;
 mod memory;
 mod mismatch;
+mod mps;
 mod not_found;
 mod refusal;
 mod text;
@@ -23,8 +24,8 @@ use std::{path::Path, time::Duration};
 use partywall_os::{Errno, dir::Unsafe};
 use partywall_wire::Ending;
 
-pub(crate) use self::text::nothing_came;
-use self::{advice::Help, text::seconds};
+use self::advice::Help;
+pub(crate) use self::text::{nothing_came, seconds};
 pub use self::{
     advice::{ErrorKind, Language, cuda_anchor},
     argument::InvalidArgument,
@@ -36,6 +37,7 @@ pub use self::{
     limit::{LimitReached, TopicLimit},
     memory::MemoryLimit,
     mismatch::Mismatch,
+    mps::MpsFault,
     not_found::NotFound,
     text::bytes,
     unreachable::Unreachable,
@@ -134,6 +136,9 @@ pub enum Error {
     /// The GPU or its driver cannot perform the operation.
     #[error(transparent)]
     DeviceFault(#[from] DeviceFault),
+    /// This process is not under MPS, or the domain's MPS daemon did not start or stop.
+    #[error(transparent)]
+    Mps(#[from] MpsFault),
     /// The kernel refused a call.
     #[error("{what}: {source}")]
     System {

@@ -208,7 +208,7 @@ pub(super) fn fd_fault(fault: &FdFault) -> String {
     }
 }
 
-pub(super) fn seconds(duration: Duration) -> String {
+pub(crate) fn seconds(duration: Duration) -> String {
     format!("{:.1} s", duration.as_secs_f64())
 }
 

@@ -261,6 +261,7 @@ fn endless(request: &Request, id: u64) -> Vec<u8> {
                 command: "same".into(),
                 state: MemberState::Alive,
                 doubt: None,
+                mps: None,
                 quiet: None,
                 timelines: 0,
                 permits: Some(0),

@@ -34,7 +34,7 @@ pub(super) struct Person {
     pub(super) id: MemberId,
     pub(super) life: Life,
     has_pidfd: bool,
-    mps: bool,
+    mps: Option<Arc<str>>,
     lost_context: bool,
     pub(super) evicted: Option<(u32, u64)>,
     pub(super) row: u16,
@@ -60,7 +60,7 @@ impl Person {
     }
 
     fn doubt(&self) -> Option<Doubt> {
-        match (self.has_pidfd, self.mps) {
+        match (self.has_pidfd, self.mps.is_some()) {
             (false, _) => Some(Doubt::NoPidfd),
             (true, true) => Some(Doubt::Mps),
             (true, false) => None,
@@ -240,7 +240,7 @@ impl Model {
                     row,
                     life: Life::Alive,
                     has_pidfd: identity.has_pidfd,
-                    mps: false,
+                    mps: None,
                     lost_context: false,
                     evicted: None,
                     simulated: identity.simulated,
@@ -484,6 +484,7 @@ impl Model {
                     command: format!("member {}", p.id).into(),
                     state: p.state(),
                     doubt: p.doubt(),
+                    mps: p.mps.clone(),
                     row: Some(p.row),
                     timelines: self.lines_written_by(p.id),
                     semaphores: self.gates_open_to(p.id),
@@ -500,6 +501,7 @@ impl Model {
                     command: format!("member {}", corpse.id).into(),
                     state: MemberState::Dead,
                     doubt: None,
+                    mps: None,
                     row: None,
                     timelines: 0,
                     semaphores: Vec::new(),
@@ -572,7 +574,9 @@ impl Model {
             }
             Call::Watch(watch) => self.watch(member, request, watch),
             Call::UsesGpu { mps } => {
-                self.person(member).mps |= mps;
+                if mps.is_some() {
+                    self.person(member).mps.clone_from(mps);
+                }
                 Ok(Answer::Done)
             }
             Call::ContextLost => {

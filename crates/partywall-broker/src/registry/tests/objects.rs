@@ -273,7 +273,7 @@ fn unproven_death_quarantines_cells_and_permits() {
     let (mut w, [a, b]) = Watched::with_members();
     w.timeline(a, "x", false);
     w.semaphore(a, "s", 2);
-    w.ask(b, Call::UsesGpu { mps: true }).1.unwrap();
+    w.ask(b, Call::UsesGpu { mps: Some("/pipe".into()) }).1.unwrap();
     w.timeline(b, "x", true);
     w.semaphore(b, "s", 2);
     let row = w.registry.row(b).unwrap();

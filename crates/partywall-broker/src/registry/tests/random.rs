@@ -478,7 +478,7 @@ impl Run {
                 };
                 Call::Watch(Watch { pattern: Pattern::new(["*", "a", "a/*", "?"][*pattern]).unwrap(), after })
             }
-            Ask::UsesGpu(mps) => Call::UsesGpu { mps: *mps },
+            Ask::UsesGpu(mps) => Call::UsesGpu { mps: mps.then(|| "/pipe".into()) },
             Ask::ContextLost => Call::ContextLost,
             Ask::Evict(who, by_pid) => {
                 // A present member, or one that never existed.

@@ -36,6 +36,7 @@ fn row(row: &MemberRow, now: u64, slots: &mut Slots<'_>) -> wire::MemberInfo {
         command: row.command.to_string(),
         state: state_by(row.state, quiet),
         doubt: row.doubt,
+        mps: row.mps.as_deref().map(str::to_owned),
         quiet,
         leases: row.leases,
         timelines: row.timelines,

@@ -195,7 +195,7 @@ fn every_answer_fits_the_smallest_message() {
         matches!(ask(&mut registry, &runner.control, 1, open(9999)), Err(Refusal::NotFound { near, .. }) if !near.is_empty())
     );
     for member in 2..=300 {
-        ask(&mut registry, &runner.control, member, Call::UsesGpu { mps: true }).unwrap();
+        ask(&mut registry, &runner.control, member, Call::UsesGpu { mps: Some("/tmp/nvidia-mps".into()) }).unwrap();
         registry.apply(Event::Died { member: MemberId(member) }, u64::MAX);
     }
     for call in [Call::Members { after: None }, Call::FreeUnproven { pid: None }] {

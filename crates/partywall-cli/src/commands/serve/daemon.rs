@@ -1,4 +1,4 @@
-//! The broker as a daemon.
+//! The broker, and the watcher of an MPS daemon, as daemons.
 #![allow(unsafe_code)] // one call, for a process that has done nothing yet
 
 use std::process::{Command, Stdio};
@@ -8,22 +8,22 @@ use partywall_os::process::Starter;
 
 use crate::failure::{self, Failure};
 
-/// Detaches this process from its starter; see [`partywall_os::process::daemonize`]. Only `serve` may call it, before
-/// everything else.
-pub(super) fn daemonize() -> Result<Starter, Failure> {
+/// Detaches this process from its starter; see [`partywall_os::process::daemonize`]. Only `serve` and `mps watch` may call
+/// it, before everything else.
+pub(in crate::commands) fn daemonize() -> Result<Starter, Failure> {
     let threads = std::fs::read_dir("/proc/self/task").map(Iterator::count);
     if !matches!(threads, Ok(1) | Err(_)) {
         return Err(Failure::new(ErrorKind::Refused, "a process with several threads cannot become a daemon", ""));
     }
     // SAFETY:
-    // - The process has one thread: only `main` and `serve::run` have run, and parsing arguments and reading the
+    // - The process has one thread: only `main` and `run` of the command have run, and parsing arguments and reading the
     //   environment starts no thread. Where /proc is mounted, the threads were counted above.
     // - Nothing in the process owns a file descriptor above 2: none was opened except for that count, which closed it.
     unsafe { partywall_os::process::daemonize() }.map_err(|errno| Failure::system("becoming a daemon", errno))
 }
 
 /// Reports to the starter why the daemon cannot start.
-pub(super) fn report(starter: Starter, failure: &Failure) {
+pub(in crate::commands) fn report(starter: Starter, failure: &Failure) {
     starter.failed(failure.code(), &format!("{}\n{}\n", failure.message(), failure.advice()));
 }
 

@@ -159,7 +159,7 @@ pub(in crate::doctor) fn mps(scope: Scope) -> Finding {
     match chosen(scope) {
         Ok(devices) => {
             let is_client = devices.iter().any(|device| mps::is_client(device) == Some(true));
-            sharing(mps::listens(&pipes), is_client, &pipes)
+            sharing(mps::is_served(&pipes), is_client, &pipes)
         }
         Err(trouble) => silent(&trouble),
     }

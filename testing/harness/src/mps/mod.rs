@@ -1,4 +1,6 @@
-//! A temporary MPS control daemon, in directories of its own.
+//! A temporary MPS control daemon, in directories of its own, and a stand-in for the vendor's.
+
+mod stand_in;
 
 use std::{
     fs,
@@ -8,6 +10,8 @@ use std::{
 };
 
 use rustix::process::{WaitOptions, getpid, set_child_subreaper, wait};
+
+pub use stand_in::{Manner, StandIn, play};
 
 /// The environment variable with the directory in which clients find their daemon.
 pub const PIPES: &str = "CUDA_MPS_PIPE_DIRECTORY";
