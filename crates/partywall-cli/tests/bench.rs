@@ -39,17 +39,17 @@ fn all_is_measured_in_host_memory() {
         [
             "a segment of 2 MiB",
             "bandwidth of reading, one thread",
-            "closing",
-            "copies into",
-            "copies out of",
+            "closing shared memory",
+            "copies on the host into",
+            "copies on the host out of",
             "latency of a dependent load, one thread",
             "latency of a write, a fence and a dependent load, one thread",
             "memory that a further process, and a further mapping, takes",
             "one process tells another",
             "one process tells several by a timeline, and each answers",
             "one process tells several by a topic, and each answers",
-            "opening",
-            "taking and giving back",
+            "opening shared memory",
+            "taking a block and giving it back",
             "the harness itself",
         ]
     );

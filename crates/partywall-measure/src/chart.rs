@@ -11,7 +11,7 @@ use plotters::{
     prelude::*,
 };
 
-use crate::{Case, Error, Measurement, Report, Unit};
+use crate::{Case, ComparisonResult, Error, Measurement, Report, Unit};
 
 /// A plot.
 #[derive(Clone, Debug, PartialEq)]
@@ -51,6 +51,33 @@ pub struct Point {
 /// Parameters that are the horizontal axis of a plot.
 const VARIED: [&str; 4] = ["bytes", "subscribers", "processes", "tensors"];
 
+/// The parameter that names the question which a case answers, and the title of its plot.
+pub(crate) const OF: &str = "of";
+
+fn singular(name: &str) -> &str {
+    if name == "processes" { "process" } else { name.strip_suffix('s').unwrap_or(name) }
+}
+
+impl Case {
+    /// Returns the name without the parameters that vary from one point of a plot to the next, and without the question.
+    pub fn line(&self) -> String {
+        let mut rest = self.clone();
+        rest.parameters.retain(|name, _| name != OF && !VARIED.contains(&name.as_str()));
+        rest.to_string()
+    }
+
+    /// Returns the value of the parameter that varies, for people: `4 KiB`, `8 processes`. It is empty if there is none.
+    pub fn point(&self) -> String {
+        let found = VARIED.iter().find_map(|name| Some((*name, self.parameters.get(*name)?)));
+        match found {
+            None => String::new(),
+            Some(("bytes", count)) => count.parse().map_or_else(|_| count.clone(), bytes),
+            Some((name, count)) if count == "1" => format!("1 {}", singular(name)),
+            Some((name, count)) => format!("{count} {name}"),
+        }
+    }
+}
+
 impl Report {
     /// Returns the plots of the report, in the order in which their cases were measured. A case without a varying parameter
     /// has no plot.
@@ -79,7 +106,7 @@ fn varied(case: &Case) -> Option<(&'static str, f64, String)> {
     let mut rest = case.clone();
     rest.parameters.remove(name);
     // Some cases name the title of their plot in the parameter `of`.
-    let what = rest.parameters.remove("of");
+    let what = rest.parameters.remove(OF);
     if let Some(what) = what.filter(|_| rest.parameters.is_empty()) {
         return Some((name, value.parse().ok()?, what));
     }
@@ -149,8 +176,8 @@ impl Chart {
         chart
             .configure_mesh()
             .label_style(("sans-serif", LETTER_SIZE))
-            .x_desc(self.varied)
-            .y_desc(if counts_bytes { "1 B: none" } else { self.unit.symbol() })
+            .x_desc(if is_bytes { "size" } else { self.varied })
+            .y_desc(if counts_bytes { "bytes (none: at 1 B)" } else { self.unit.symbol() })
             .x_labels(8)
             .y_labels(8)
             .x_label_formatter(&|value| if is_bytes { bytes(*value) } else { short(*value) })
@@ -172,10 +199,99 @@ impl Chart {
             };
             chart.draw_series(line.points.iter().map(|point| Circle::new((point.x, point.p50), 3, colour.filled())))?;
             let top = 44 + 40 * index as i32;
-            legend.draw(&PathElement::new([(4, top), (24, top)], colour.stroke_width(2)))?;
+            // Dashed as the line is, as far as there is room.
+            let dashes = if index == 0 { vec![(4, 24)] } else { vec![(4, 8), (12, 16), (20, 24)] };
+            for (from, to) in dashes {
+                legend.draw(&PathElement::new([(from, top), (to, top)], colour.stroke_width(2)))?;
+            }
             for (row, words) in wrapped(&line.name, LETTERS).into_iter().enumerate() {
                 let style = ("sans-serif", LETTER_SIZE).into_font().color(&BLACK);
                 legend.draw(&Text::new(words, (30, top - 7 + 14 * row as i32), style))?;
+            }
+        }
+        root.present()?;
+        Ok(())
+    }
+}
+
+/// A plot of cases that vary in nothing: a row for each, with its median and the range from p25 to p75 on a logarithmic axis.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rows {
+    /// The unit of the samples.
+    pub unit: Unit,
+    /// The rows, from top to bottom: each measured case, then its floor and its rivals. The number of a point is 0 for the
+    /// measured case, 1 for a floor and 2 for a rival.
+    pub lines: Vec<Line>,
+}
+
+impl Rows {
+    /// Returns the plot of some results, unless one of them varies, has another kind of unit, or stands alone.
+    pub fn of(results: &[&ComparisonResult]) -> Option<Self> {
+        let unit = results.first()?.measured.case.unit;
+        let mut lines = Vec::new();
+        for result in results {
+            let beside = result.floor.iter().map(|floor| (1.0, floor));
+            let beside = beside.chain(result.rivals.iter().map(|rival| (2.0, rival)));
+            for (x, Measurement { case, percentiles }) in [(0.0, &result.measured)].into_iter().chain(beside) {
+                let value = |value: f64| case.unit.convert(value, unit).ok().filter(|value| *value > 0.0);
+                let point = Point {
+                    x,
+                    p25: value(percentiles.p25)?,
+                    p50: value(percentiles.p50)?,
+                    p75: value(percentiles.p75)?,
+                };
+                lines.push(Line { name: case.line(), points: vec![point] });
+            }
+        }
+        let varies = results.iter().any(|result| varied(&result.measured.case).is_some());
+        (results.len() > 1 && !varies).then_some(Self { unit, lines })
+    }
+
+    /// Draws the plot: measured cases in the first colour, floors in the second, rivals in the third.
+    ///
+    /// # Errors
+    /// [`Error::Plot`] if it cannot be drawn: a value is not finite.
+    pub fn svg(&self) -> Result<String, Error> {
+        let mut svg = String::new();
+        let failed = |why: Box<dyn std::error::Error>| Error::Plot { title: "rows".to_owned(), why: why.to_string() };
+        self.draw(&mut svg).map_err(failed)?;
+        Ok(svg.replace(" xmlns=\"http://www.w3.org/2000/svg\"", ""))
+    }
+
+    fn draw(&self, svg: &mut String) -> Result<(), Box<dyn std::error::Error>> {
+        let points = || self.lines.iter().flat_map(|line| &line.points);
+        let values: Vec<_> = points().flat_map(|point| [point.p25, point.p75]).collect();
+        let rows = self.lines.len() as f64;
+        let height = 60 + ROW * self.lines.len() as u32;
+        let root = SVGBackend::with_string(svg, (SIZE.0, height)).into_drawing_area();
+        root.fill(&WHITE)?;
+        let (names, plot) = root.split_horizontally(NAMES);
+        let mut chart = ChartBuilder::on(&plot)
+            .margin(12)
+            .x_label_area_size(40)
+            .build_cartesian_2d(Log::around(&values, 10.0, 1.3), rows..0.0)?;
+        chart
+            .configure_mesh()
+            .label_style(("sans-serif", LETTER_SIZE))
+            .x_desc(self.unit.symbol())
+            .x_labels(8)
+            .y_labels(0)
+            .x_label_formatter(&|value| short(*value))
+            .light_line_style(TRANSPARENT)
+            .bold_line_style(GRID)
+            .draw()?;
+        for (row, line) in self.lines.iter().enumerate() {
+            let middle = row as f64 + 0.5;
+            for point in &line.points {
+                let colour = COLOURS[point.x as usize % COLOURS.len()];
+                let range = [(point.p25, middle), (point.p75, middle)];
+                chart.draw_series([PathElement::new(range, colour.mix(0.4).stroke_width(6))])?;
+                chart.draw_series([Circle::new((point.p50, middle), 4, colour.filled())])?;
+                let at = chart.backend_coord(&(point.p50, middle)).1;
+                let role = ["", "floor: ", "beside it: "][point.x as usize % 3];
+                let name = format!("{role}{}", line.name);
+                let style = ("sans-serif", LETTER_SIZE).into_font().color(&BLACK);
+                names.draw(&Text::new(name, (if role.is_empty() { 8 } else { 20 }, at - 6), style))?;
             }
         }
         root.present()?;
@@ -278,6 +394,10 @@ const SIZE: (u32, u32) = (900, 380);
 /// The width of the legend, which is beside the plot so that it hides no points.
 const LEGEND: u32 = 220;
 
+/// The height of a row, and the width of the names of rows.
+const ROW: u32 = 22;
+const NAMES: u32 = 530;
+
 /// The size of letters; plotters writes four fifths of it into the SVG.
 const LETTER_SIZE: i32 = 15;
 
@@ -374,7 +494,7 @@ mod tests {
         assert!(none.len() == 2 && some.len() == 2 && none[0] == none[1] && none[0] > some[0], "{none:?} {some:?}");
         let labels: Vec<_> = svg.lines().filter(|line| line.ends_with(" B") || line.ends_with("iB")).collect();
         assert_eq!(labels, ["1 B", "1 KiB", "1 MiB", "4 KiB", "64 KiB", "1 MiB"]);
-        assert!(svg.contains("1 B: none"));
+        assert!(svg.contains("bytes (none: at 1 B)"));
     }
 
     #[test]
@@ -383,6 +503,51 @@ mod tests {
         let case = Case::new("copy", Unit::Microseconds).parameter("bytes", 4096);
         report.push(Comparison::new(case, Box::new(|| Ok(1.0))).run(Plan::new(1)).unwrap());
         assert_eq!(report.charts(), [], "one point is no line");
+    }
+
+    #[test]
+    fn cases_that_do_not_vary_are_rows() {
+        let case = |name: &str| Case::new(name, Unit::Microseconds).parameter(OF, "hand-offs");
+        let result = |name: &str, value: f64| {
+            let result = Comparison::new(case(name), Box::new(move || Ok(value)));
+            result.floor(case("futex"), Box::new(|| Ok(10.0))).run(Plan::new(3)).unwrap()
+        };
+        let one = result("timeline", 100.0);
+        let other = result("topic", 1000.0);
+        let rows = Rows::of(&[&one, &other]).unwrap();
+        assert_eq!(
+            rows.lines.iter().map(|line| line.name.as_str()).collect::<Vec<_>>(),
+            ["timeline", "futex", "topic", "futex"]
+        );
+        let svg = rows.svg().unwrap();
+        let measured = circles(&svg, COLOURS[0]);
+        let floors = circles(&svg, COLOURS[1]);
+        assert_eq!((measured.len(), floors.len()), (2, 2));
+        let decade = measured[1].0 - measured[0].0;
+        assert!((measured[0].0 - floors[0].0 - decade).abs() <= 1.5, "as far for each factor of ten");
+        assert!(measured[0].1 < floors[0].1 && floors[0].1 < measured[1].1, "from top to bottom");
+        assert_eq!(Rows::of(&[&one]), None, "one result is told by its table");
+        let varying = Case::new("copy", Unit::Microseconds).parameter("bytes", 4096);
+        let varying = Comparison::new(varying, Box::new(|| Ok(1.0))).run(Plan::new(1)).unwrap();
+        assert_eq!(Rows::of(&[&one, &varying]), None);
+    }
+
+    #[test]
+    fn case_has_a_name_and_a_point_for_people() {
+        let case = |name: &str, value: u64| {
+            let case = Case::new("a topic", Unit::Microseconds).parameter(OF, "fan-out").parameter("gpu", "none");
+            case.parameter(name, value)
+        };
+        assert_eq!(case("bytes", 4096).line(), "a topic [gpu=none]");
+        for (name, value, text) in [
+            ("bytes", 4096, "4 KiB"),
+            ("processes", 1, "1 process"),
+            ("processes", 8, "8 processes"),
+            ("subscribers", 1, "1 subscriber"),
+            ("other", 7, ""),
+        ] {
+            assert_eq!(case(name, value).point(), text);
+        }
     }
 
     #[test]

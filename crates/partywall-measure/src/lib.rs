@@ -68,11 +68,12 @@ mod percentiles;
 mod report;
 
 pub use case::{Case, Plan, Sampler, Unit, timed};
-pub use chart::{Chart, Line, Point, bytes};
+pub use chart::{Chart, Line, Point, Rows, bytes};
 pub use compare::{Change, Differences};
 pub use comparison::{Comparison, ComparisonResult, Measurement};
 pub use error::{Error, Failure};
 pub use goal::{Bound, Goal, Verdict};
 pub use machine::{Machine, commit, iso_date, kernel_release, today};
+pub use page::capital;
 pub use percentiles::Percentiles;
 pub use report::{Report, figure};

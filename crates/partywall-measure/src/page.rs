@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::{Error, Measurement, Report};
+use crate::{Chart, ComparisonResult, Error, Measurement, Report, Rows, Unit, bytes, report::figure};
 
 impl Report {
     /// Returns the report as a page: the machine, the plots, all numbers, and the JSON. The page has no script and no address,
@@ -22,19 +22,32 @@ impl Report {
         for note in &self.notes {
             let _ = writeln!(page, "<p class=\"note\">{}</p>", text(note));
         }
-        for chart in self.charts() {
-            let _ = writeln!(page, "<figure>\n{}</figure>", chart.svg()?);
+        page.push_str(
+            "<p>In a plot over sizes or processes, a line connects the medians, and the band around it contains half of all samples. The measured case \
+             is a solid line, its floor and rivals are dashed lines. Both axes are logarithmic. All cases of a plot were \
+             measured in turns. In a plot of rows, a point is a median and its bar contains half of all samples.</p>\n\
+             <p>In a table, n is the number of samples; p25 and p75 enclose half of them, p50 is the median. <i>Of floor</i>: the \
+             median of the case over that of its floor, the same without sharing. <i>Of case</i>: the median of a floor, or of \
+             what stands beside a case, over that of the case.</p>\n",
+        );
+        let charts = self.charts();
+        let questions = self.questions();
+        let is_asked = |chart: &Chart| questions.iter().any(|(question, _)| *question == Some(chart.title.as_str()));
+        for chart in charts.iter().filter(|chart| !is_asked(chart)) {
+            figure_of_the_page(&mut page, &chart.svg()?);
         }
-        page.push_str(
-            "<p>A line connects the medians; the band around it contains half of all samples. The measured case is a solid \
-             line, its floor and rivals are dashed lines. Both axes are logarithmic. All cases of a plot were measured in \
-             turns.</p>\n",
-        );
-        page.push_str(
-            "<p><i>Of case</i>: the median of a floor, or of what stands beside a case, over that of the case. <i>Of floor</i>: \
-             the median of the case over that of its floor.</p>\n",
-        );
-        self.numbers_of_the_page(&mut page);
+        for (question, results) in &questions {
+            if let Some(question) = question {
+                let _ = writeln!(page, "<h2>{}</h2>", text(&capital(question)));
+            }
+            for chart in charts.iter().filter(|chart| Some(chart.title.as_str()) == *question) {
+                figure_of_the_page(&mut page, &chart.svg()?);
+            }
+            if let Some(rows) = question.and_then(|_| Rows::of(results)) {
+                figure_of_the_page(&mut page, &rows.svg()?);
+            }
+            numbers_of_the_page(&mut page, results, question.is_some());
+        }
         let json = serde_json::to_string_pretty(self).unwrap_or_default();
         let _ = write!(
             page,
@@ -66,36 +79,56 @@ impl Report {
         }
         page.push_str("</table>\n");
     }
-
-    fn numbers_of_the_page(&self, page: &mut String) {
-        page.push_str("<table>\n<tr><th>case</th>");
-        for heading in ["n", "min", "p25", "p50", "p75", "p90", "p99", "max", "unit", "of case", "of floor"] {
-            let _ = write!(page, "<th>{heading}</th>");
-        }
-        page.push_str("</tr>\n");
-        for result in &self.comparisons {
-            row(page, "", &result.measured, [None, result.ratio]);
-            if let Some(floor) = &result.floor {
-                row(page, "floor: ", floor, [result.of_case(floor), None]);
-            }
-            for rival in &result.rivals {
-                row(page, "beside it: ", rival, [result.of_case(rival), None]);
-            }
-        }
-        page.push_str("</table>\n");
-    }
 }
 
-fn row(page: &mut String, role: &str, measurement: &Measurement, ratios: [Option<f64>; 2]) {
+fn figure_of_the_page(page: &mut String, svg: &str) {
+    let _ = writeln!(page, "<figure>\n{svg}</figure>");
+}
+
+/// Appends the table of some results; `for` has a column of its own if they answer one question.
+fn numbers_of_the_page(page: &mut String, results: &[&ComparisonResult], of_a_question: bool) {
+    page.push_str("<table>\n<tr><th>case</th>");
+    let headings = ["for", "n", "min", "p25", "p50", "p75", "p90", "p99", "max", "unit", "of case", "of floor"];
+    for heading in headings.iter().skip(usize::from(!of_a_question)) {
+        let _ = write!(page, "<th>{heading}</th>");
+    }
+    page.push_str("</tr>\n");
+    for result in results {
+        row(page, "", &result.measured, [None, result.ratio], of_a_question);
+        if let Some(floor) = &result.floor {
+            row(page, "floor: ", floor, [result.of_case(floor), None], of_a_question);
+        }
+        for rival in &result.rivals {
+            row(page, "beside it: ", rival, [result.of_case(rival), None], of_a_question);
+        }
+    }
+    page.push_str("</table>\n");
+}
+
+fn row(page: &mut String, role: &str, measurement: &Measurement, ratios: [Option<f64>; 2], of_a_question: bool) {
     let Measurement { case, percentiles: p } = measurement;
     let class = if role.is_empty() { "" } else { " class=\"beside\"" };
-    let _ = write!(page, "<tr{class}><td>{role}{}</td><td>{}</td>", text(&case.to_string()), p.n);
-    for value in [p.min, p.p25, p.p50, p.p75, p.p90, p.p99, p.max] {
-        let _ = write!(page, "<td>{}</td>", crate::report::figure(value));
+    let name = if of_a_question { case.line() } else { case.to_string() };
+    let _ = write!(page, "<tr{class}><td>{role}{}</td>", text(&name));
+    if of_a_question {
+        let _ = write!(page, "<td>{}</td>", text(&case.point()));
     }
-    let of_case = ratios[0].map_or(String::new(), crate::report::figure);
+    let _ = write!(page, "<td>{}</td>", p.n);
+    // Bytes have a unit by their number.
+    let in_bytes = case.unit == Unit::Bytes;
+    for value in [p.min, p.p25, p.p50, p.p75, p.p90, p.p99, p.max] {
+        let _ = write!(page, "<td>{}</td>", if in_bytes { bytes(value) } else { figure(value) });
+    }
+    let unit = if in_bytes { "" } else { case.unit.symbol() };
+    let of_case = ratios[0].map_or(String::new(), figure);
     let of_floor = ratios[1].map_or(String::new(), |ratio| format!("{ratio:.3}"));
-    let _ = writeln!(page, "<td>{}</td><td>{of_case}</td><td>{of_floor}</td></tr>", case.unit);
+    let _ = writeln!(page, "<td>{unit}</td><td>{of_case}</td><td>{of_floor}</td></tr>");
+}
+
+/// Returns a text with a capital letter at its beginning.
+pub fn capital(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
 }
 
 /// Returns a text with HTML's special characters escaped.
@@ -109,11 +142,12 @@ const STYLE: &str = "<style>
 :root { color-scheme: light dark; --line: #d1d5db; --dim: #6b7280; --card: #ffffff }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2rem auto; padding: 0 1rem }
 figure { margin: 1.5rem 0; background: var(--card); border: 1px solid var(--line); border-radius: 6px; overflow-x: auto }
-svg { display: block; max-width: 100%; height: auto }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 1rem 0; display: block; overflow-x: auto }
+svg { display: block; width: 100%; height: auto }
+h2 { margin-top: 2.5rem; font-size: 1.2rem }
+table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; margin: 1rem 0; display: block; overflow-x: auto }
 th, td { padding: 2px 10px 2px 0; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line) }
-th:first-child, td:first-child { text-align: left }
-.machine td { text-align: left; border: 0 } .machine th { font-weight: normal; color: var(--dim); border: 0 }
+th:first-child, td:first-child { text-align: left; white-space: normal; min-width: 15em }
+.machine { font-size: 15px } .machine td { text-align: left; border: 0 } .machine tr > th { font-weight: normal; color: var(--dim); border: 0; min-width: 0 }
 .beside td { color: var(--dim) } .note { color: var(--dim); margin: 0 }
 @media (prefers-color-scheme: dark) {
 :root { --line: #3f3f46; --dim: #a1a1aa; --card: #1c1c1f }
@@ -155,6 +189,11 @@ mod tests {
             let result = Comparison::new(case("open"), Box::new(|| Ok(7.5))).floor(case("mmap"), Box::new(|| Ok(2.5)));
             report.push(result.run(Plan::new(4)).unwrap());
         }
+        for name in ["timeline", "topic"] {
+            let case = |name: &str| Case::new(name, Unit::Microseconds).parameter("of", "who tells whom");
+            let result = Comparison::new(case(name), Box::new(|| Ok(7.5))).floor(case("futex"), Box::new(|| Ok(2.5)));
+            report.push(result.run(Plan::new(4)).unwrap());
+        }
         report.note("a \"note\"");
         let page = report.page().unwrap();
         for part in [
@@ -165,6 +204,8 @@ mod tests {
             "floor: mmap",
             "7.50",
             "3.000",
+            "<h2>Who tells whom</h2>\n<figure>",
+            "<td>topic</td>",
             "0.3333",
             "&quot;p25&quot;: 7.5",
         ] {

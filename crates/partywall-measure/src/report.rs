@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ComparisonResult, Error, Machine, Measurement, Unit, Verdict, commit, today};
+use crate::{ComparisonResult, Error, Machine, Measurement, Unit, Verdict, chart::OF, commit, today};
 
 /// All results of one run of a benchmark, with the machine that it ran on.
 ///
@@ -58,6 +58,20 @@ impl Report {
     /// Adds a remark for the reader.
     pub fn note(&mut self, note: impl Into<String>) {
         self.notes.push(note.into());
+    }
+
+    /// Returns the results by the question that they answer, the parameter `of` of the measured case, in the order in which the
+    /// questions were first asked. Results without one are a group, too.
+    pub fn questions(&self) -> Vec<(Option<&str>, Vec<&ComparisonResult>)> {
+        let mut questions: Vec<(Option<&str>, Vec<&ComparisonResult>)> = Vec::new();
+        for result in &self.comparisons {
+            let question = result.measured.case.parameters.get(OF).map(String::as_str);
+            match questions.iter_mut().find(|(known, _)| *known == question) {
+                Some((_, results)) => results.push(result),
+                None => questions.push((question, vec![result])),
+            }
+        }
+        questions
     }
 
     /// Returns whether all goals were met.

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use partywall::{DeviceChoice, ErrorKind};
 use partywall_labs::bench::{self, Options, Subject};
-use partywall_measure::{ComparisonResult, Measurement, Report, bytes, figure};
+use partywall_measure::{Measurement, Report, capital, figure};
 use serde_json::json;
 
 use crate::{Context, failure::Failure, output::Output, simulation};
@@ -142,17 +142,10 @@ fn bar(output: Output) -> ProgressBar {
 
 /// Prints the numbers for people, a table for each question: the measured case, its floor and its rivals below it.
 fn show(output: Output, report: &Report) {
-    let of = |result: &ComparisonResult| result.measured.case.parameters.get("of").cloned().unwrap_or_default();
-    let mut questions: Vec<String> = Vec::new();
-    for question in report.comparisons.iter().map(of) {
-        if !questions.contains(&question) {
-            questions.push(question);
-        }
-    }
-    for question in questions {
-        output.line(capital(&question));
+    for (question, results) in report.questions() {
+        output.line(capital(question.unwrap_or_default()));
         let mut rows = Vec::new();
-        for result in report.comparisons.iter().filter(|result| of(result) == question) {
+        for result in results {
             let ratio = result.ratio.map_or(String::new(), |ratio| format!("{ratio:.2} x"));
             rows.push(row("", &result.measured, ratio));
             let beside = result.floor.iter().map(|floor| ("  floor: ", floor));
@@ -171,21 +164,10 @@ fn show(output: Output, report: &Report) {
 
 fn row(role: &str, measurement: &Measurement, ratio: String) -> Vec<String> {
     let Measurement { case, percentiles: p } = measurement;
-    let size = case.parameters.get("bytes").and_then(|size| size.parse().ok()).map(bytes);
-    let processes = case.parameters.get("processes").map(|count| match count.as_str() {
-        "1" => "1 process".to_owned(),
-        _ => format!("{count} processes"),
-    });
-    let mut row = vec![format!("{role}{}", case.name), size.or(processes).unwrap_or_default()];
+    let mut row = vec![format!("{role}{}", case.name), case.point()];
     row.extend([p.p25, p.p50, p.p75, p.p90, p.p99, p.max].map(figure));
     row.extend([p.n.to_string(), case.unit.to_string(), ratio]);
     row
-}
-
-/// Returns a text with a capital letter at its beginning.
-fn capital(text: &str) -> String {
-    let mut letters = text.chars();
-    letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
 }
 
 fn compare(output: Output, before: &std::path::Path, after: &std::path::Path, force: bool) -> Result<(), Failure> {

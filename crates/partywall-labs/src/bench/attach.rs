@@ -45,8 +45,8 @@ fn name(bytes: u64) -> String {
 
 fn name_of(half: Half) -> &'static str {
     match half {
-        Half::Opening => "opening",
-        Half::Closing => "closing",
+        Half::Opening => "opening shared memory",
+        Half::Closing => "closing shared memory",
     }
 }
 

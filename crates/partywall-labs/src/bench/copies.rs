@@ -72,12 +72,14 @@ fn on_host(bench: &Bench<'_>, peer: &mut Peer, sizes: &[u64], rotated: u64) -> R
     for size in sizes {
         let case = |what: &str, name: &str| bench.case(name, Unit::GigabytesPerSecond, *size).parameter("of", what);
         let [first, second, third] = &mut targets;
-        let comparison = Comparison::new(case("copies out of", SHARED), copies(shared, first, own, *size, &turns))
-            .floor(case("copies out of", OWN), copies(own, second, own, *size, &turns));
+        let comparison =
+            Comparison::new(case("copies on the host out of", SHARED), copies(shared, first, own, *size, &turns))
+                .floor(case("copies on the host out of", OWN), copies(own, second, own, *size, &turns));
         bench.run("copies", comparison)?;
         let block = block.bytes_mut()?;
-        let comparison = Comparison::new(case("copies into", SHARED), copies(own, block, own, *size, &turns))
-            .floor(case("copies into", OWN), copies(own, third, own, *size, &turns));
+        let comparison =
+            Comparison::new(case("copies on the host into", SHARED), copies(own, block, own, *size, &turns))
+                .floor(case("copies on the host into", OWN), copies(own, third, own, *size, &turns));
         bench.run("copies", comparison)?;
     }
     drop(block);
