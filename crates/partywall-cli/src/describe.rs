@@ -327,17 +327,25 @@ pub(crate) fn mps_daemons<'a>(members: impl IntoIterator<Item = &'a MemberInfo>)
 /// Returns the sentence about a daemon of [`mps_daemons`].
 pub(crate) fn mps_line((pipes, pids): &(&str, Vec<u32>)) -> String {
     let pids = pids.iter().map(|pid| format!("pid {pid}")).collect::<Vec<_>>().join(", ");
-    format!("under the MPS daemon at {pipes}: {pids}")
+    // The path is what a member says.
+    format!("under the MPS daemon at {}: {pids}", shorten(pipes, LONG))
 }
 
-/// Returns at most `width` characters of a text, on one line.
+/// Returns at most `width` characters of a text, on one line, without characters that would steer a terminal or reorder
+/// what follows them.
 pub(crate) fn shorten(text: &str, width: usize) -> String {
-    let mut text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let mut text: String = text.chars().map(|c| if c.is_control() || is_invisible(c) { ' ' } else { c }).collect();
     if let Some((end, _)) = text.char_indices().nth(width) {
         text.truncate(end);
         text.push('…');
     }
     text
+}
+
+/// Returns whether a character has no width of its own but changes how others are shown: zero-width characters, and those
+/// that turn the direction of writing.
+fn is_invisible(c: char) -> bool {
+    matches!(c, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
 /// How many holders a sentence names.
@@ -490,6 +498,7 @@ mod tests {
     #[test]
     fn long_commands_are_shortened() {
         assert_eq!(shorten("a\nb", 5), "a b");
+        assert_eq!(shorten("\u{1b}[2J\u{202e}\u{200b}x", 9), " [2J  x", "nothing steers a terminal or turns its line");
         assert_eq!(shorten("äöüß", 2), "äö…");
         assert_eq!(command("/usr/bin/python /srv/train.py", 12), "python /srv/…");
     }

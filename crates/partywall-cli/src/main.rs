@@ -9,6 +9,7 @@ mod progress;
 mod repeat;
 mod signals;
 mod simulation;
+mod snapshot;
 mod text;
 
 use std::{path::PathBuf, process::ExitCode, sync::Arc};
@@ -114,6 +115,8 @@ enum Command {
     Topic(commands::topic::Arguments),
     /// List, retry and purge the tasks of a queue
     Queue(commands::queue::Arguments),
+    /// Watch members, names, topics and queues live, and evict processes
+    Top(commands::top::Arguments),
     /// Print metrics for Prometheus, or answer its requests
     Metrics(commands::metrics::Arguments),
     /// Run NVIDIA's MPS daemon for this domain, so that kernels of several processes run at the same time
@@ -165,6 +168,7 @@ fn main() -> ExitCode {
         Command::Abandon(arguments) => commands::abandon::run(&context, &arguments),
         Command::Topic(arguments) => commands::topic::run(&context, &arguments),
         Command::Queue(arguments) => commands::queue::run(&context, &arguments),
+        Command::Top(arguments) => commands::top::run(&context, &arguments),
         Command::Metrics(arguments) => commands::metrics::run(&context, &arguments),
         Command::Doctor(arguments) => commands::doctor::run(&context, &arguments),
         Command::Bench(arguments) => commands::bench::run(&context, &arguments),

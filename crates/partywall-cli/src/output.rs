@@ -143,41 +143,79 @@ fn line_width() -> usize {
 
 /// Returns the lines of a table, see [`Output::table`].
 fn table(headings: &[&str], rows: &[Vec<String>], spare: &[&str], limit: usize) -> Vec<String> {
-    let name = |column: usize| headings[column].trim_start_matches('>');
-    let widest = |column: usize| {
-        let cells = rows.iter().map(|row| row[column].chars().count());
-        cells.chain([name(column).chars().count()]).max().unwrap_or(0)
-    };
-    let mut widths: Vec<usize> = (0..headings.len()).map(widest).collect();
-    let mut shown: Vec<usize> = (0..headings.len()).collect();
-    let last = headings.len() - 1;
-    let total = |shown: &[usize], widths: &[usize]| {
-        shown.iter().map(|column| widths[*column] + GAP.len()).sum::<usize>() - GAP.len()
-    };
-    let shortest = widths[last].min(SHORT);
-    let mut spare = spare.iter();
-    // Even if the last column is cut off, the others have to fit.
-    while total(&shown, &widths) > limit.saturating_add(widths[last] - shortest) {
-        let Some(next) = spare.next() else { break };
-        shown.retain(|column| name(*column).trim_start() != *next);
+    let columns = Columns::fit(headings, widest(headings, rows.iter().map(Vec::as_slice)), spare, limit);
+    [columns.head()].into_iter().chain(rows.iter().map(|row| columns.line(row))).collect()
+}
+
+/// Returns the width of each column, in characters: that of its widest cell or its heading.
+pub(crate) fn widest<'a, C: AsRef<str> + 'a>(headings: &[&str], rows: impl Iterator<Item = &'a [C]>) -> Vec<usize> {
+    let mut widths: Vec<usize> = headings.iter().map(|heading| title(heading).chars().count()).collect();
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.as_ref().chars().count());
+        }
     }
-    let excess = total(&shown, &widths).saturating_sub(limit);
-    let cut = widths[last].saturating_sub(excess).max(shortest);
-    let is_cut = cut < widths[last];
-    widths[last] = cut;
-    let line = |cell: &dyn Fn(usize) -> String| {
-        let cells = shown.iter().map(|column| {
-            let width = widths[*column];
+    widths
+}
+
+/// The columns of a table that fit into a line, see [`Output::table`].
+#[derive(Debug)]
+pub(crate) struct Columns<'a> {
+    headings: &'a [&'a str],
+    shown: Vec<usize>,
+    widths: Vec<usize>,
+    is_cut: bool,
+}
+
+impl<'a> Columns<'a> {
+    /// Chooses from columns of these widths the ones that fit into `limit` characters.
+    pub(crate) fn fit(headings: &'a [&'a str], mut widths: Vec<usize>, spare: &[&str], limit: usize) -> Self {
+        let mut shown: Vec<usize> = (0..headings.len()).collect();
+        let last = headings.len() - 1;
+        let total = |shown: &[usize], widths: &[usize]| {
+            shown.iter().map(|column| widths[*column] + GAP.len()).sum::<usize>() - GAP.len()
+        };
+        let shortest = widths[last].min(SHORT);
+        let mut spare = spare.iter();
+        // Even if the last column is cut off, the others have to fit.
+        while total(&shown, &widths) > limit.saturating_add(widths[last] - shortest) {
+            let Some(next) = spare.next() else { break };
+            shown.retain(|column| title(headings[*column]).trim_start() != *next);
+        }
+        let excess = total(&shown, &widths).saturating_sub(limit);
+        let cut = widths[last].saturating_sub(excess).max(shortest);
+        let is_cut = cut < widths[last];
+        widths[last] = cut;
+        Self { headings, shown, widths, is_cut }
+    }
+
+    /// Returns the line of the headings.
+    pub(crate) fn head(&self) -> String {
+        self.join(|column| title(self.headings[column]).to_owned())
+    }
+
+    /// Returns the line of a row.
+    pub(crate) fn line<C: AsRef<str>>(&self, row: &[C]) -> String {
+        let last = self.headings.len() - 1;
+        self.join(|column| match row[column].as_ref() {
+            cell if column == last && self.is_cut => shorten(cell, self.widths[last] - 1),
+            cell => cell.to_owned(),
+        })
+    }
+
+    fn join(&self, cell: impl Fn(usize) -> String) -> String {
+        let cells = self.shown.iter().map(|column| {
+            let width = self.widths[*column];
             let cell = cell(*column);
-            if headings[*column].starts_with('>') { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
+            if self.headings[*column].starts_with('>') { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
         });
         cells.collect::<Vec<_>>().join(GAP).trim_end().to_owned()
-    };
-    let cell = |row: &[String], column: usize| {
-        if column == last && is_cut { shorten(&row[column], cut - 1) } else { row[column].clone() }
-    };
-    let head = line(&|column| name(column).to_owned());
-    [head].into_iter().chain(rows.iter().map(|row| line(&|column| cell(row, column)))).collect()
+    }
+}
+
+/// Returns a heading without the mark that aligns its column.
+pub(crate) fn title(heading: &str) -> &str {
+    heading.trim_start_matches('>')
 }
 
 /// The space between two columns.

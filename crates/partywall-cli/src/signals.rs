@@ -3,7 +3,7 @@
 use std::sync::{Arc, atomic::AtomicBool};
 
 use signal_hook::{
-    consts::{SIGINT, SIGTERM},
+    consts::{SIGHUP, SIGINT, SIGTERM},
     flag,
 };
 
@@ -22,4 +22,17 @@ pub(crate) fn cancel_flag() -> Result<Arc<AtomicBool>, Failure> {
         flag::register(signal, stop.clone()).map_err(refused)?;
     }
     Ok(stop)
+}
+
+/// Returns a flag that Ctrl-C, SIGTERM and the end of the terminal set. No number of signals ends the process: it has the
+/// terminal to restore first.
+///
+/// # Errors
+/// If the kernel refuses the handler.
+pub(crate) fn end_flag() -> Result<Arc<AtomicBool>, Failure> {
+    let end = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        flag::register(signal, end.clone()).map_err(|error| Failure::system("handling signals", error))?;
+    }
+    Ok(end)
 }

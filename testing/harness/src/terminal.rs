@@ -17,7 +17,7 @@ use partywall_os::{
 use rustix::{
     process::Signal,
     pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
-    termios::{Winsize, tcsetwinsize},
+    termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize},
 };
 
 use crate::{WATCHDOG, eventually, signals::reset_in_children};
@@ -41,7 +41,7 @@ impl Terminal {
         let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         grantpt(&ours).unwrap();
         unlockpt(&ours).unwrap();
-        tcsetwinsize(&ours, Winsize { ws_col: columns, ws_row: 24, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+        tcsetwinsize(&ours, size(columns, 24)).unwrap();
         let path = ptsname(&ours, Vec::new()).unwrap();
         let theirs = File::options().read(true).write(true).open(path.to_str().unwrap()).unwrap();
         let stream = || Stdio::from(theirs.try_clone().unwrap());
@@ -90,6 +90,28 @@ impl Terminal {
         eventually(&format!("{part:?} is printed"), || self.screen().contains(part));
     }
 
+    /// Returns whether the terminal echoes keys and collects them to lines, as a shell expects it.
+    ///
+    /// # Panics
+    /// If the terminal cannot be asked.
+    pub fn is_cooked(&self) -> bool {
+        let modes = tcgetattr(&self.keyboard).unwrap().local_modes;
+        modes.contains(LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG)
+    }
+
+    /// Gives it another size, in characters.
+    ///
+    /// # Panics
+    /// If the terminal takes no size.
+    pub fn resize(&self, columns: u16, rows: u16) {
+        tcsetwinsize(&self.keyboard, size(columns, rows)).unwrap();
+    }
+
+    /// Returns its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Sends it a signal.
     pub fn signal(&self, signal: Signal) {
         let _ = process::kill(&self.pidfd, signal);
@@ -113,4 +135,8 @@ impl Drop for Terminal {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+fn size(columns: u16, rows: u16) -> Winsize {
+    Winsize { ws_col: columns, ws_row: rows, ws_xpixel: 0, ws_ypixel: 0 }
 }

@@ -10,7 +10,7 @@ use partywall::{
 };
 use serde_json::{Value, json};
 
-use crate::{Context, describe, failure::Failure, output::Output, text};
+use crate::{Context, describe, failure::Failure, text};
 
 /// The arguments of the command.
 #[derive(Debug, Args)]
@@ -36,7 +36,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let evicted = domain.evict(whom, arguments.kill)?;
     let output = context.output();
     for member in &evicted {
-        tell(output, member);
+        output.line(sentence(member));
     }
     let values = json!({ "evicted": evicted.iter().map(value).collect::<Vec<_>>() });
     match evicted.iter().find_map(obstacle) {
@@ -52,7 +52,8 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     }
 }
 
-fn tell(output: Output, evicted: &Evicted) {
+/// Returns what happened to a member, for people.
+pub(crate) fn sentence(evicted: &Evicted) -> String {
     let Evicted { pid, command, leases, .. } = evicted;
     let who = describe::process(*pid, command, describe::SHORT);
     let ends = match evicted.kill {
@@ -60,10 +61,10 @@ fn tell(output: Output, evicted: &Evicted) {
         _ => "",
     };
     match leases {
-        0 => output.line(format!("evicted {who}; it held nothing{ends}")),
+        0 => format!("evicted {who}; it held nothing{ends}"),
         _ => {
             let held = format!("{} ({})", bytes(evicted.bytes), text::count((*leases).into(), "lease"));
-            output.line(format!("evicted {who}; {held} in quarantine until it is dead{ends}"));
+            format!("evicted {who}; {held} in quarantine until it is dead{ends}")
         }
     }
 }
@@ -81,8 +82,8 @@ fn value(evicted: &Evicted) -> Value {
     })
 }
 
-/// Returns why the process was not killed.
-fn obstacle(evicted: &Evicted) -> Option<(u32, String)> {
+/// Returns the pid of a process that could not be killed, and why.
+pub(crate) fn obstacle(evicted: &Evicted) -> Option<(u32, String)> {
     let why = match evicted.kill {
         Kill::Exited => "it has exited already, and a forked child holds its connection".to_owned(),
         Kill::NoPidfd => "it has no pidfd, and its pid may belong to another process by now".to_owned(),

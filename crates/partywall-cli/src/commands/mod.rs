@@ -22,5 +22,6 @@ pub(crate) mod serve;
 pub(crate) mod show;
 pub(crate) mod status;
 pub(crate) mod stop;
+pub(crate) mod top;
 pub(crate) mod topic;
 pub(crate) mod watch;

@@ -43,7 +43,8 @@ pub(crate) fn run(context: &Context, _: &Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
-fn value(status: &StatusInfo, members: &[MemberInfo], location: &partywall::Location) -> Value {
+/// Returns what the command prints with `--json`.
+pub(crate) fn value(status: &StatusInfo, members: &[MemberInfo], location: &partywall::Location) -> Value {
     let place = |place: partywall::Place| describe::place(place);
     let bytes = status.bytes.iter().map(|(at, bytes)| json!({ "place": place((*at).into()), "bytes": bytes }));
     let largest = status

@@ -7,30 +7,31 @@
 use std::collections::BTreeMap;
 
 use partywall::{
-    Domain, Error, Place, Result,
-    info::{BlockCounts, Control, ControlInfo, MemberState, NameInfo, Named, ObjectInfo, VersionInfo},
+    Place,
+    info::{BlockCounts, MemberInfo, MemberState, NameInfo, Named, ObjectInfo, StatusInfo, VersionInfo},
     kind_name,
 };
 
 use super::family::{Family, Label};
-use crate::describe;
+use crate::{
+    describe,
+    snapshot::{Snapshot, Used},
+};
 
-/// Asks for everything. At most `most` names, timelines, semaphores and members of each kind have series of their own.
-pub(super) fn families(domain: &Domain, most: usize) -> Result<Vec<Family>> {
+/// Returns a domain's metrics. At most `most` names, timelines, semaphores and members of each kind have series of their
+/// own.
+pub(super) fn families(snapshot: &Snapshot, most: usize) -> Vec<Family> {
+    let Snapshot { status, members, names, objects, used, left_out, .. } = snapshot;
     let mut families = vec![Family::gauge("up", "Whether the broker answers").of(1)];
-    families.extend(broker(domain)?);
-    families.extend(members(domain, most)?);
-    let names = domain.names()?;
-    families.extend(memory(&names));
-    let controlled = names.iter().filter(|name| name.latest.as_ref().is_some_and(|latest| latest.control.is_some()));
-    let controlled: Vec<_> = controlled.collect();
-    let objects = domain.objects()?;
-    let left_out = [controlled.len(), objects.len()].iter().map(|all| all.saturating_sub(most) as u64).sum();
+    families.extend(broker(status));
+    families.extend(self::members(members, most));
+    families.extend(memory(names));
+    let left_out = left_out + objects.len().saturating_sub(most);
     let help = "Pools, topics, queues, timelines and semaphores without series of their own (--max-names)";
-    families.push(Family::gauge("names_left_out", help).of(left_out));
-    families.extend(in_use(domain, &controlled[..controlled.len().min(most)])?);
+    families.push(Family::gauge("names_left_out", help).of(left_out as u64));
+    families.extend(in_use(used));
     families.extend(ordering(&objects[..objects.len().min(most)]));
-    Ok(families)
+    families
 }
 
 /// Returns what is there when no broker answers.
@@ -42,8 +43,7 @@ fn label(name: &'static str, value: impl ToString) -> Label {
     (name, value.to_string())
 }
 
-fn broker(domain: &Domain) -> Result<Vec<Family>> {
-    let status = domain.status()?;
+fn broker(status: &StatusInfo) -> Vec<Family> {
     let mut held = Family::gauge("held_bytes", "Bytes that the broker holds, older versions included");
     for (place, bytes) in &status.bytes {
         held.push([label("place", describe::place(Place::from(*place)))], *bytes);
@@ -57,7 +57,7 @@ fn broker(domain: &Domain) -> Result<Vec<Family>> {
     deaths.push([label("proof", "none")], status.unproven_deaths);
     let mut start = Family::gauge("broker_start_time_seconds", "When the broker started, since 1970");
     start.push_seconds([], status.started_at);
-    Ok(vec![
+    vec![
         start,
         held,
         limits,
@@ -66,13 +66,12 @@ fn broker(domain: &Domain) -> Result<Vec<Family>> {
         Family::gauge("quarantine_members", "Dead members whose work on GPUs may go on").of(status.unproven),
         Family::gauge("quarantine_bytes", "Bytes that these members hold").of(status.unproven_bytes),
         deaths,
-    ])
+    ]
 }
 
-fn members(domain: &Domain, most: usize) -> Result<Vec<Family>> {
-    let members = domain.members()?;
+fn members(members: &[MemberInfo], most: usize) -> Vec<Family> {
     let mut by_state: BTreeMap<&str, u64> = BTreeMap::new();
-    for member in &members {
+    for member in members {
         *by_state.entry(describe::state(member.state)).or_default() += 1;
     }
     let mut count = Family::gauge("members", "Members by state");
@@ -88,7 +87,7 @@ fn members(domain: &Domain, most: usize) -> Result<Vec<Family>> {
         }
         held.push(labels(), member.bytes);
     }
-    Ok(vec![count, age, held])
+    vec![count, age, held]
 }
 
 /// Sums over all names, whatever their number.
@@ -120,26 +119,16 @@ fn labels_of(version: &VersionInfo) -> Vec<Label> {
 }
 
 /// Pools, topics and queues.
-fn in_use(domain: &Domain, names: &[&NameInfo]) -> Result<Vec<Family>> {
-    let mut used = Used::default();
-    for name in names {
-        let Some(version) = name.latest.as_ref().map(|latest| latest.version) else { continue };
-        match domain.inspect(&name.name) {
-            // Another version would be other series.
-            Ok(info) if info.version.version == version => {
-                if let (Some(control), Some(info)) = (info.version.control, info.control) {
-                    used.add([label("name", &name.name), label("version", version)], &control, &info);
-                }
-            }
-            Ok(_) | Err(Error::NotFound { .. }) => {}
-            Err(error) => return Err(error),
-        }
+fn in_use(used: &BTreeMap<String, Used>) -> Vec<Family> {
+    let mut families = InUse::default();
+    for (name, used) in used {
+        families.add(&[label("name", name), label("version", used.version)], used);
     }
-    Ok(used.families())
+    families.families()
 }
 
 /// The families of pools, topics and queues.
-struct Used {
+struct InUse {
     blocks: Family,
     waiting: Family,
     published: Family,
@@ -153,7 +142,7 @@ struct Used {
     returned: Family,
 }
 
-impl Default for Used {
+impl Default for InUse {
     fn default() -> Self {
         Self {
             blocks: Family::gauge("pool_blocks", "Blocks of pools, topics and queues by state"),
@@ -171,8 +160,8 @@ impl Default for Used {
     }
 }
 
-impl Used {
-    fn add(&mut self, of: [Label; 2], control: &Control, info: &ControlInfo) {
+impl InUse {
+    fn add(&mut self, of: &[Label; 2], Used { control, info, .. }: &Used) {
         let with = |more: &[Label]| of.iter().chain(more).cloned().collect::<Vec<_>>();
         let inputs = if control.queue.is_some() { "inputs" } else { "blocks" };
         self.add_blocks(with(&[label("of", inputs)]), &info.blocks);

@@ -10,9 +10,12 @@ mod listen;
 use std::net::SocketAddr;
 
 use clap::Args;
-use partywall::Domain;
 
-use crate::{Context, failure::Failure};
+use crate::{
+    Context,
+    failure::Failure,
+    snapshot::{Observer, Snapshot},
+};
 
 /// The arguments of the command.
 #[derive(Debug, Args)]
@@ -28,30 +31,16 @@ pub(crate) struct Arguments {
 /// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let most = arguments.max_names;
+    let mut observer = Observer::new(context);
+    let mut families = || Ok(collect::families(&Snapshot::take(observer.domain()?, most)?, most));
     match arguments.listen {
         None => {
-            let families = collect::families(&connect(context)?, most)?;
+            let families = families().map_err(|error: partywall::Error| Failure::from(error))?;
             context.output().document(&family::to_text(families));
             Ok(())
         }
-        Some(address) => {
-            let mut domain = None;
-            listen::serve(context.output(), address, || page(context, &mut domain, most))
-        }
+        Some(address) => listen::serve(context.output(), address, || {
+            family::to_text(families().unwrap_or_else(|_| collect::without_broker()))
+        }),
     }
-}
-
-fn connect(context: &Context) -> partywall::Result<Domain> {
-    context.options().start(false).operator(true).connect()
-}
-
-/// Returns the metrics of now. The broker may have ended or another one started since the last request.
-fn page(context: &Context, domain: &mut Option<Domain>, most: usize) -> String {
-    let connected = domain.take().filter(|domain| domain.ping().is_ok()).map_or_else(|| connect(context), Ok);
-    let families = connected.and_then(|connected| {
-        let families = collect::families(&connected, most)?;
-        *domain = Some(connected);
-        Ok(families)
-    });
-    family::to_text(families.unwrap_or_else(|_| collect::without_broker()))
 }

@@ -1,0 +1,193 @@
+//! `partywall top`: a live view of a domain.
+//!
+//! With `--json` it prints an object a line, one for each repetition, or a single one with `--once`:
+//!
+//! - `seconds`: the time over which rates were measured;
+//! - `broker`: what `partywall status --json` prints, with the members;
+//! - `names`: those of `partywall ls --json`, each with `rate` (samples of a topic or results of a queue per second; else,
+//!   and for a new name, null) and `detail` (of a pool, topic or queue what `partywall show --json` prints, else null);
+//! - `left_out`: pools, topics and queues without `detail`, because there are more than [`MOST`];
+//! - `timelines` (each with `rate`, values per second) and `semaphores` as in `partywall ls --json`;
+//! - `waits`: publishers that wait for a subscriber, a list of `topic`, `pid`, `waits_for` (pids, or null for a process
+//!   that is gone) and `ms` (for how long).
+
+mod app;
+mod draw;
+#[cfg(test)]
+mod example;
+mod picture;
+mod rates;
+mod screen;
+mod tables;
+mod worker;
+
+use std::{
+    io::IsTerminal,
+    sync::{
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    time::Duration,
+};
+
+use clap::Args;
+use partywall::{ErrorKind, Location};
+use ratatui::crossterm::event::{self, Event};
+use serde_json::json;
+
+use self::{app::App, picture::Picture, rates::Rates, screen::Screen, tables::View};
+use crate::{
+    Context,
+    failure::Failure,
+    output::Output,
+    repeat::{parse_interval, pause},
+    signals,
+    snapshot::{Observer, Snapshot},
+};
+
+/// The arguments of the command.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// Print everything once, as text or with --json as an object, and end
+    #[arg(long)]
+    once: bool,
+    /// Look at the domain every SECONDS
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_interval)]
+    every: Duration,
+}
+
+/// Pools, topics and queues that are asked about in detail, as `partywall metrics` does by default.
+const MOST: usize = 1000;
+
+/// How long numbers are counted for the first rates that are printed.
+const MEASURED: Duration = Duration::from_millis(250);
+
+/// How long the program sleeps while no key is pressed.
+const POLL: Duration = Duration::from_millis(50);
+
+/// Runs the command.
+pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
+    let output = context.output();
+    let is_live = !arguments.once && !output.is_json();
+    if is_live {
+        check_terminal()?;
+    }
+    let location = context.options().location()?;
+    let mut observer = Observer::new(context);
+    let first = Snapshot::take(observer.domain()?, MOST)?;
+    if is_live {
+        return live(observer, first, location, arguments.every);
+    }
+    print(output, &mut observer, first, &location, arguments)
+}
+
+/// Refuses a live view of what no person sees or types into.
+fn check_terminal() -> Result<(), Failure> {
+    let refused = |why: &str| {
+        let advice = "run it in a terminal, or use --once for text or --json for a program";
+        Err(Failure::new(ErrorKind::Usage, format!("cannot show a live view: {why}"), advice))
+    };
+    if !std::io::stdout().is_terminal() {
+        return refused("standard output is not a terminal");
+    }
+    if !std::io::stdin().is_terminal() {
+        return refused("standard input is not a terminal");
+    }
+    if std::env::var_os("TERM").is_some_and(|term| term == "dumb") {
+        return refused("the terminal cannot move its cursor (TERM is dumb)");
+    }
+    Ok(())
+}
+
+/// Prints pictures: one, or one after each interval until Ctrl-C or the end of the reader.
+fn print(
+    output: Output,
+    observer: &mut Observer,
+    first: Snapshot,
+    location: &Location,
+    arguments: &Arguments,
+) -> Result<(), Failure> {
+    let stop = if arguments.once { AtomicBool::new(false).into() } else { signals::cancel_flag()? };
+    let mut rates = Rates::default().next(&first);
+    let mut before = first.taken;
+    if !pause(output, MEASURED, &stop) {
+        return Ok(());
+    }
+    loop {
+        let picture = Picture::new(Snapshot::take(observer.domain()?, MOST)?, &rates);
+        let seconds = (picture.snapshot.taken - before).as_secs_f64();
+        let mut value = json!({ "seconds": seconds });
+        if let (Some(value), serde_json::Value::Object(all)) = (value.as_object_mut(), picture.to_json(location)) {
+            value.extend(all);
+        }
+        output.value(&value);
+        text(output, &picture, location);
+        if arguments.once || !pause(output, arguments.every, &stop) {
+            return Ok(());
+        }
+        before = picture.snapshot.taken;
+        rates = picture.rates;
+    }
+}
+
+/// Prints all tables that have rows.
+fn text(output: Output, picture: &Picture, location: &Location) {
+    if output.is_json() {
+        return;
+    }
+    for line in draw::summary(picture, location) {
+        output.line(line);
+    }
+    for view in [View::Members].into_iter().chain(tables::LOWER) {
+        let mut rows = view.rows(picture);
+        if rows.is_empty() {
+            continue;
+        }
+        tables::order(&mut rows, view.first_order(), false);
+        let cells = |row: tables::Row| row.cells.iter().map(|cell| cell.as_ref().to_owned()).collect();
+        output.line(format!("\n{}", view.name()));
+        output.table(view.headings(), &rows.into_iter().map(cells).collect::<Vec<_>>(), view.spare());
+    }
+}
+
+/// Shows the live view until a key or a signal ends it.
+fn live(observer: Observer, first: Snapshot, location: Location, every: Duration) -> Result<(), Failure> {
+    let end = signals::end_flag()?;
+    let (ask, asked) = mpsc::channel();
+    let (tell, told) = mpsc::channel();
+    let worker = std::thread::Builder::new().name("top".into());
+    let worker = worker.spawn(move || worker::run(observer, every, &asked, &tell));
+    let worker = worker.map_err(|error| Failure::system("starting a thread", error))?;
+    let mut app = App::new(Picture::new(first, &Rates::default()), location, every, ask);
+    let failed = |error| Failure::system("using the terminal", error);
+    let mut screen = Screen::enter().map_err(failed)?;
+    while !end.load(Ordering::Relaxed) && !app.is_over() {
+        loop {
+            match told.try_recv() {
+                Ok(report) => app.hear(report),
+                Err(mpsc::TryRecvError::Empty) => break,
+                Err(mpsc::TryRecvError::Disconnected) => {
+                    drop(screen);
+                    // It ends by itself only when it panics, which has been printed.
+                    let Err(panic) = worker.join() else { return Ok(()) };
+                    std::panic::resume_unwind(panic);
+                }
+            }
+        }
+        screen.draw(|frame| app.draw(frame)).map_err(failed)?;
+        if app.suspends() {
+            screen.suspend().map_err(failed)?;
+        }
+        // The first event is waited for, the others that are there are taken along.
+        let mut patience = POLL;
+        while event::poll(patience).map_err(failed)? {
+            match event::read().map_err(failed)? {
+                Event::Key(key) => app.key(key),
+                Event::Resize(..) => {}
+                _ => {}
+            }
+            patience = Duration::ZERO;
+        }
+    }
+    Ok(())
+}
