@@ -15,8 +15,8 @@ pub(super) fn label(pixels: &mut [u32], size: Size, tile: Tile, pid: u32, stale:
         }
     }
     let text = format!("pid {pid}{}", if stale { " gone" } else { "" });
-    // A fifth of the tile's height, in whole pixels of a letter.
-    let scale = (tile.size.height / (5 * (HEIGHT + 2))).clamp(1, 8);
+    // A sixth of the tile's height, in whole pixels of a letter.
+    let scale = (tile.size.height / (6 * (HEIGHT + 2))).clamp(1, 8);
     let mut left = tile.x + 4 * scale;
     for letter in text.chars() {
         for (row, bits) in (0..).zip(glyph(letter)) {
@@ -40,7 +40,7 @@ fn fill(pixels: &mut [u32], size: Size, tile: Tile, [left, top]: [u32; 2], side:
 fn grey(pixel: u32) -> u32 {
     let [red, green, blue, _] = pixel.to_le_bytes().map(u32::from);
     // In 16 levels, which leaves room for colours in a palette.
-    (((red * 3 + green * 6 + blue) / 20) & 0xf8) * 0x0001_0101
+    (((red * 3 + green * 6 + blue) / 14) & 0xf0) * 0x0001_0101
 }
 
 const fn glyph(letter: char) -> [u8; HEIGHT as usize] {

@@ -247,7 +247,7 @@ pub(super) fn turn(vertices: &[i32], frame: u64, turned: &mut [i32]) {
 }
 
 /// The camera, which looks at the origin.
-pub(super) const CAMERA: Camera = [65536, 0, 0, 0, 0, 65536, 0, 0, 0, 0, 65536, 3 * 65536];
+pub(super) const CAMERA: Camera = [65536, 0, 0, 0, 0, 65536, 0, 0, 0, 0, 65536, 225_000];
 
 /// Frames of a whole turn.
 const TURN: u64 = 120;
