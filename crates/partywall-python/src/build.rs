@@ -72,14 +72,14 @@ impl Build {
         owner.ok_or_else(|| closed(py, "build"))
     }
 
-    /// Calls `look` with the build.
-    fn look<T: Send>(
+    /// Calls `action` with the build.
+    fn with<T: Send>(
         &self,
         py: Python<'_>,
-        look: impl FnOnce(&Arc<Owner>, &mut partywall::Build) -> partywall::Result<T> + Send,
+        action: impl FnOnce(&Arc<Owner>, &mut partywall::Build) -> partywall::Result<T> + Send,
     ) -> PyResult<T> {
         let owner = self.owner(py)?;
-        py.detach(|| owner.with_build(|build| look(&owner, build))).ok_or_else(|| closed(py, "build"))?.or_raise(py)
+        py.detach(|| owner.with_build(|build| action(&owner, build))).ok_or_else(|| closed(py, "build"))?.or_raise(py)
     }
 }
 
@@ -92,7 +92,7 @@ impl Build {
 
     /// All tensors in that order, to be written.
     fn tensors(&self, py: Python<'_>) -> PyResult<Vec<Tensor>> {
-        self.look(py, |owner, build| {
+        self.with(py, |owner, build| {
             let all = self.tensors.iter();
             all.map(|(name, dtype, shape)| Tensor::of_build(owner, build, name, *dtype, shape)).collect()
         })
@@ -103,7 +103,7 @@ impl Build {
         // If there is no such tensor, the build reports the error.
         let found = self.places.get(name).map(|at| &self.tensors[*at]);
         let (dtype, shape) = found.map_or((DType::U8, &[][..]), |(_, dtype, shape)| (*dtype, &shape[..]));
-        self.look(py, |owner, build| Tensor::of_build(owner, build, name, dtype, shape))
+        self.with(py, |owner, build| Tensor::of_build(owner, build, name, dtype, shape))
     }
 
     /// Commits the build as the next version of its name. Waits for all work of this process on the GPU.
@@ -132,7 +132,7 @@ impl Build {
     }
 
     /// As `close`, but leaves all waiting to the reaper.
-    fn let_go(&self) {
+    fn close_later(&self) {
         drop(self.owner.lock().ignore_poison().take());
     }
 }

@@ -87,7 +87,7 @@ impl EnqueuedResult {
             return Err(without_output());
         }
         let shape = shape.map_or_else(|| vec![dtype.elements_in(self.nbytes)], |Shape(lengths)| lengths);
-        owner.note_named();
+        owner.expose();
         let address = py.detach(|| result.device().map(|range| range.device_ptr() as usize)).or_raise(py)?;
         Tensor::of_part(&owner, (queue.name(), "output".into(), self.nbytes), address, dtype.0, &shape).or_raise(py)
     }

@@ -14,10 +14,10 @@
 //! | `members` | rows of listings |
 //! | `arguments` | types, shapes and numbers as Python writes them |
 //! | `stream` | streams of other libraries |
-//! | `handle` | what Python closes, or only lets go of |
+//! | `handle` | what Python closes, or only drops |
 //! | `errors` | the library's errors as Python's |
 //! | `wait` | waits that release the GIL and obey Ctrl-C |
-//! | `reaper` | a thread for releases that nobody should have to wait for |
+//! | `reaper` | a thread for releases that may block |
 //! | `doctor` | `partywall.doctor` |
 
 mod arguments;

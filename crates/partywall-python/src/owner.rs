@@ -37,7 +37,7 @@ pub(crate) struct Owner {
     state: Mutex<State>,
     writable: AtomicBool,
     /// Whether an address was handed out. If not, no work can use the memory, so its release need not wait for the GPU.
-    named: AtomicBool,
+    exposed: AtomicBool,
     /// Segments only: `close` was called, so the end of the segment also removes the name that it committed. A segment that is
     /// only dropped leaves its name to the connection.
     closed: AtomicBool,
@@ -126,7 +126,7 @@ impl Owner {
         let former = std::mem::replace(&mut *self.lock(), State::Taken(block));
         self.writable.store(true, Ordering::Release);
         if let State::Enqueued(enqueued) = former {
-            enqueued.let_go();
+            enqueued.release();
         }
     }
 
@@ -141,8 +141,9 @@ impl Owner {
     }
 
     fn of(state: State, writable: bool, context: Option<Context>) -> Arc<Self> {
-        let [named, closed] = [(); 2].map(|()| AtomicBool::new(false));
-        Arc::new(Self { state: Mutex::new(state), writable: writable.into(), named, closed, context })
+        let exposed = AtomicBool::new(false);
+        let closed = AtomicBool::new(false);
+        Arc::new(Self { state: Mutex::new(state), writable: writable.into(), exposed, closed, context })
     }
 
     /// Takes the loan, unless it was taken before. From then on this keeps only the mapping.
@@ -233,52 +234,52 @@ impl Owner {
         }
     }
 
-    /// Calls `look` with the build, if this is one.
-    pub(crate) fn with_build<T>(&self, look: impl FnOnce(&mut Build) -> T) -> Option<T> {
+    /// Calls `action` with the build, if this is one.
+    pub(crate) fn with_build<T>(&self, action: impl FnOnce(&mut Build) -> T) -> Option<T> {
         match &mut *self.lock() {
-            State::Building(build) => Some(look(build)),
+            State::Building(build) => Some(action(build)),
             _ => None,
         }
     }
 
-    /// Calls `look` with the loan, if this is one.
-    pub(crate) fn with_loan<T>(&self, look: impl FnOnce(&mut Loan) -> T) -> Option<T> {
+    /// Calls `action` with the loan, if this is one.
+    pub(crate) fn with_loan<T>(&self, action: impl FnOnce(&mut Loan) -> T) -> Option<T> {
         match &mut *self.lock() {
-            State::Lent(loan, _) => Some(look(loan)),
+            State::Lent(loan, _) => Some(action(loan)),
             _ => None,
         }
     }
 
-    /// Calls `look` with the block, if this is one.
-    pub(crate) fn with_block<T>(&self, look: impl FnOnce(&mut Block) -> T) -> Option<T> {
+    /// Calls `action` with the block, if this is one.
+    pub(crate) fn with_block<T>(&self, action: impl FnOnce(&mut Block) -> T) -> Option<T> {
         match &mut *self.lock() {
-            State::Taken(block) => Some(look(block)),
+            State::Taken(block) => Some(action(block)),
             _ => None,
         }
     }
 
-    /// Calls `look` with the memory, whatever its kind.
-    pub(crate) fn with<T>(&self, look: impl FnOnce(&mut dyn Memory) -> partywall::Result<T>) -> partywall::Result<T> {
+    /// Calls `action` with the memory, whatever its kind.
+    pub(crate) fn with<T>(&self, action: impl FnOnce(&mut dyn Memory) -> partywall::Result<T>) -> partywall::Result<T> {
         let mut state = self.lock();
         match &mut *state {
-            State::Building(build) => look(&mut **build),
-            State::Taken(block) => look(block),
-            State::Lent(loan, _) => look(&mut **loan),
+            State::Building(build) => action(&mut **build),
+            State::Taken(block) => action(block),
+            State::Lent(loan, _) => action(&mut **loan),
             State::Committed(segment) => {
                 let mut segment = segment.clone();
                 drop(state);
-                look(&mut segment)
+                action(&mut segment)
             }
             State::Received(Received { sample, .. }) => {
                 let mut sample = sample.clone();
                 drop(state);
-                look(&mut sample)
+                action(&mut sample)
             }
-            State::Claimed(part) => look(part),
+            State::Claimed(part) => action(part),
             State::Enqueued(Enqueued { result, .. }) => {
                 let mut result = result.clone();
                 drop(state);
-                look(&mut result)
+                action(&mut result)
             }
             State::Spent(topic) => Err(Error::Gone(Gone::HeldBlock { pool: topic.name().to_owned() })),
             // Unreachable in practice: a caller has the owner, so it is not closed.
@@ -329,7 +330,7 @@ impl Owner {
     /// memory, and for the broker. A signal ends the wait and leaves the release to the reaper.
     pub(crate) fn close(self: Arc<Self>, py: Python<'_>) -> PyResult<()> {
         let Some(mut owner) = Arc::into_inner(self) else { return Ok(()) };
-        if *owner.named.get_mut() && !owner.drain(py)? {
+        if *owner.exposed.get_mut() && !owner.drain(py)? {
             return Ok(());
         }
         let released = py.detach(move || {
@@ -358,13 +359,13 @@ impl Owner {
     }
 
     /// Records that an address is handed out.
-    pub(crate) fn note_named(&self) {
-        self.named.store(true, Ordering::Release);
+    pub(crate) fn expose(&self) {
+        self.exposed.store(true, Ordering::Release);
     }
 
     /// Returns whether an address was handed out.
-    pub(crate) fn is_named(&self) -> bool {
-        self.named.load(Ordering::Acquire)
+    pub(crate) fn is_exposed(&self) -> bool {
+        self.exposed.load(Ordering::Acquire)
     }
 
     /// Returns the context of memory on a GPU.
@@ -375,14 +376,14 @@ impl Owner {
 
 impl Enqueued {
     /// Releases the result, and leaves the end of the queue to the reaper.
-    fn let_go(self) {
+    fn release(self) {
         drop(self.result);
-        let_go(self.queue);
+        drop_later(self.queue);
     }
 }
 
 /// Drops a shared object. The reaper drops the last reference; other references do not wake the reaper.
-pub(crate) fn let_go<T: Send + 'static>(shared: Arc<T>) {
+pub(crate) fn drop_later<T: Send + 'static>(shared: Arc<T>) {
     if let Some(last) = Arc::into_inner(shared) {
         reaper::later(move || drop(last));
     }
@@ -397,15 +398,15 @@ impl Drop for Owner {
             // Dropped at once, to free the block for the next sample. The sample itself waits for whatever still uses it.
             State::Received(Received { sample, subscriber, .. }) => {
                 drop(sample);
-                return let_go(subscriber);
+                return drop_later(subscriber);
             }
-            State::Spent(topic) => return let_go(topic),
-            State::Claimed(part) => return part.let_go(),
-            State::Enqueued(enqueued) => return enqueued.let_go(),
+            State::Spent(topic) => return drop_later(topic),
+            State::Claimed(part) => return part.release(),
+            State::Enqueued(enqueued) => return enqueued.release(),
             state => state,
         };
         // A block also waits for its users by itself.
-        let waits = *self.named.get_mut() && matches!(state, State::Building(_) | State::Committed(_));
+        let waits = *self.exposed.get_mut() && matches!(state, State::Building(_) | State::Committed(_));
         let context = self.context.take().filter(|_| waits);
         let leaves_name = !*self.closed.get_mut();
         reaper::later(move || {

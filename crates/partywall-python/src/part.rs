@@ -20,7 +20,7 @@ use crate::{
     arguments::{ElementType, Shape},
     exported::{Export, Exported},
     memory::{Memory, Work},
-    owner::{Owner, let_go},
+    owner::{Owner, drop_later},
     task::{Claim, ClaimedTask},
     tensor::Tensor,
 };
@@ -43,11 +43,11 @@ impl Part {
     }
 
     /// Releases the part, and leaves to the reaper what may have to wait for the broker.
-    pub(crate) fn let_go(self) {
-        self.segment.into_iter().for_each(let_go);
+    pub(crate) fn release(self) {
+        self.segment.into_iter().for_each(drop_later);
         // The claim has no task any more: the task's object held the claim too, and was dropped first.
         if let Some(claim) = Arc::into_inner(self.claim) {
-            let_go(claim.queue);
+            drop_later(claim.queue);
         }
     }
 
@@ -56,16 +56,16 @@ impl Part {
         self.input.map(|_| &self.claim)
     }
 
-    fn look<T>(&self, look: impl FnOnce(&mut partywall::ClaimedTask) -> Result<T>) -> Result<T> {
+    fn with<T>(&self, action: impl FnOnce(&mut partywall::ClaimedTask) -> Result<T>) -> Result<T> {
         let over = || Error::Gone(Gone::HeldBlock { pool: self.claim.queue.name().to_owned() });
-        self.claim.lock().as_mut().map_or_else(|| Err(over()), look)
+        self.claim.lock().as_mut().map_or_else(|| Err(over()), action)
     }
 }
 
 impl Memory for Part {
     /// Has the stream wait first until the submitter's stream has completed the inputs.
     fn on_device(&self, _: &str, bytes: u64, stream: RawStream, work: Work<'_>) -> Result<()> {
-        self.look(|task| {
+        self.with(|task| {
             let range = match self.input {
                 Some(index) => {
                     let range = task.inputs()[index].device()?;
@@ -82,7 +82,7 @@ impl Memory for Part {
 
     fn read(&mut self, _: &str, out: &mut [u8]) -> Result<()> {
         let input = self.input;
-        self.look(|task| match input {
+        self.with(|task| match input {
             Some(index) => task.inputs()[index].read_at(0, out),
             None => task.output()?.bytes().map(|bytes| out.copy_from_slice(&bytes[..out.len()])),
         })
@@ -91,7 +91,7 @@ impl Memory for Part {
     fn write(&mut self, name: &str, bytes: &[u8], on_host: bool) -> Result<()> {
         let version = self.claim.queue.version();
         let is_input = self.input.is_some();
-        self.look(|task| match (is_input, on_host) {
+        self.with(|task| match (is_input, on_host) {
             (true, _) => Err(Error::Denied(Denied::ReadOnly { name: name.to_owned(), version })),
             (false, true) => task.output_mut()?.bytes_mut().map(|all| all[..bytes.len()].copy_from_slice(bytes)),
             (false, false) => {

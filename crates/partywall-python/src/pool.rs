@@ -226,7 +226,7 @@ impl Block {
 
     fn give_back(py: Python<'_>, Held { owner, domain }: Held) -> PyResult<()> {
         // The library would wait for the GPU, too, but a signal ends this wait and leaves the release to the library.
-        let drained = if Arc::strong_count(&owner) == 1 && owner.is_named() { owner.drain(py) } else { Ok(true) };
+        let drained = if Arc::strong_count(&owner) == 1 && owner.is_exposed() { owner.drain(py) } else { Ok(true) };
         let released = py.detach(move || {
             let released = match drained {
                 Ok(true) => owner.into_block().map_or(Ok(()), partywall::Block::release),
@@ -240,13 +240,13 @@ impl Block {
         released.0.or_raise(py)
     }
 
-    /// Calls `look` with the block.
-    fn look<T>(
+    /// Calls `action` with the block.
+    fn with<T>(
         &self,
         owner: &Owner,
-        look: impl FnOnce(&mut partywall::Block) -> partywall::Result<T>,
+        action: impl FnOnce(&mut partywall::Block) -> partywall::Result<T>,
     ) -> partywall::Result<T> {
-        owner.with_block(look).unwrap_or_else(|| Err(self.not_held()))
+        owner.with_block(action).unwrap_or_else(|| Err(self.not_held()))
     }
 }
 
@@ -257,13 +257,13 @@ impl Block {
     pub(crate) fn tensor(&self, py: Python<'_>, shape: Option<Shape>, dtype: ElementType) -> PyResult<Tensor> {
         let Held { owner, .. } = self.get(py)?;
         let shape = shape.map_or_else(|| vec![dtype.elements_in(self.nbytes)], |Shape(lengths)| lengths);
-        py.detach(|| self.look(&owner, |block| Tensor::of_block(&owner, block, dtype.0, &shape))).or_raise(py)
+        py.detach(|| self.with(&owner, |block| Tensor::of_block(&owner, block, dtype.0, &shape))).or_raise(py)
     }
 
     /// Sets all bytes to zero, in host memory.
     fn zero(&self, py: Python<'_>) -> PyResult<()> {
         let Held { owner, .. } = self.get(py)?;
-        py.detach(|| self.look(&owner, partywall::Block::zero)).or_raise(py)
+        py.detach(|| self.with(&owner, partywall::Block::zero)).or_raise(py)
     }
 
     /// Enqueues setting all bytes to zero.
@@ -271,8 +271,8 @@ impl Block {
         let Held { owner, domain } = self.get(py)?;
         let stream = Stream::find(py, &domain, device, stream)?;
         // From now on work of this process may use the block.
-        owner.note_named();
-        py.detach(|| self.look(&owner, |block| block.zero_on(stream.borrow()))).or_raise(py)
+        owner.expose();
+        py.detach(|| self.with(&owner, |block| block.zero_on(stream.borrow()))).or_raise(py)
     }
 
     /// Offers the block to any process, and returns its reference.

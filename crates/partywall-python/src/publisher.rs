@@ -122,7 +122,7 @@ impl Publisher {
         let sender = self.inner.get(py, "publisher")?;
         let timeout = wait::timeout(timeout)?;
         let start = Instant::now();
-        reaper::help();
+        reaper::run_gil_jobs();
         let source = source.get();
         if !source.is_copyable() {
             return Err(bad_source(py, "it has strides", "make it contiguous first"));
@@ -209,14 +209,14 @@ impl Loan {
         py.detach(|| owner.and_then(|owner| owner.take_loan())).ok_or_else(|| closed(py, "loan"))
     }
 
-    fn look<T: Send>(
+    fn with<T: Send>(
         &self,
         py: Python<'_>,
-        look: impl FnOnce(&Arc<Owner>, &mut partywall::Loan) -> partywall::Result<T> + Send,
+        action: impl FnOnce(&Arc<Owner>, &mut partywall::Loan) -> partywall::Result<T> + Send,
     ) -> PyResult<T> {
         let owner = self.owner(py)?;
-        let looked = py.detach(|| owner.with_loan(|loan| look(&owner, loan)));
-        looked.ok_or_else(|| closed(py, "loan"))?.or_raise(py)
+        let result = py.detach(|| owner.with_loan(|loan| action(&owner, loan)));
+        result.ok_or_else(|| closed(py, "loan"))?.or_raise(py)
     }
 }
 
@@ -225,18 +225,18 @@ impl Loan {
     /// The block as a tensor, to be written.
     #[getter]
     fn tensor(&self, py: Python<'_>) -> PyResult<Tensor> {
-        self.look(py, |owner, loan| Tensor::of_loan(owner, loan, format!("{} (loan)", self.topic)))
+        self.with(py, |owner, loan| Tensor::of_loan(owner, loan, format!("{} (loan)", self.topic)))
     }
 
     /// Sets the header of the sample.
     fn header(&self, py: Python<'_>, header: &[u8]) -> PyResult<()> {
-        self.look(py, |_, loan| loan.header(header))
+        self.with(py, |_, loan| loan.header(header))
     }
 
     /// Declares that the sample is made of another sample.
     fn rests_on(&self, py: Python<'_>, sample: &Sample) -> PyResult<()> {
         let (_input, input) = sample.get(py)?;
-        self.look(py, |_, loan| loan.rests_on(&input))
+        self.with(py, |_, loan| loan.rests_on(&input))
     }
 
     /// Publishes the sample, on a GPU behind the work on a stream.

@@ -309,7 +309,7 @@ impl Queue {
     /// Has the queue hold a segment, so that tasks can name parts of it.
     fn attach(&self, py: Python<'_>, segment: &Segment) -> PyResult<Attachment> {
         let queue = self.inner(py)?;
-        segment.look(py, |_, segment| Attachment::new(&queue, segment))
+        segment.with(py, |_, segment| Attachment::new(&queue, segment))
     }
 
     /// As `attach`, of a name or `NAME@V`.

@@ -21,17 +21,17 @@ type Job = Box<dyn FnOnce() + Send>;
 static REAPER: PerProcess<Option<Sender<Job>>> = PerProcess::new();
 
 /// Jobs that any thread with the GIL may run, too.
-static SPARE: PerProcess<Spare> = PerProcess::new();
+static GIL_JOBS: PerProcess<GilJobs> = PerProcess::new();
 
 #[derive(Default)]
-struct Spare {
+struct GilJobs {
     jobs: Vec<Job>,
     /// Whether the thread is scheduled to run the jobs.
-    watched: bool,
+    scheduled: bool,
 }
 
 /// How long the thread leaves jobs to threads that have the GIL anyway.
-const SPARE_FOR: Duration = Duration::from_millis(5);
+const GIL_JOB_DELAY: Duration = Duration::from_millis(5);
 
 thread_local! {
     static IS_REAPER: Cell<bool> = const { Cell::new(false) };
@@ -61,28 +61,28 @@ pub(crate) fn later(job: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Has `job`, which needs the GIL, run by the next call of [`help`], or by the thread if there is none within [`SPARE_FOR`].
+/// Has `job`, which needs the GIL, run by the next call of [`run_gil_jobs`], or by the thread if there is none within [`GIL_JOB_DELAY`].
 /// For frequent jobs: a thread that takes the GIL for each of them would delay the threads that use it.
-pub(crate) fn soon(job: impl FnOnce() + Send + 'static) {
+pub(crate) fn with_gil(job: impl FnOnce() + Send + 'static) {
     if IS_REAPER.get() {
         return job();
     }
-    let mut spare = SPARE.lock();
-    spare.jobs.push(Box::new(job));
-    if std::mem::replace(&mut spare.watched, true) {
+    let mut gil_jobs = GIL_JOBS.lock();
+    gil_jobs.jobs.push(Box::new(job));
+    if std::mem::replace(&mut gil_jobs.scheduled, true) {
         return;
     }
-    drop(spare);
+    drop(gil_jobs);
     later(|| {
-        std::thread::sleep(SPARE_FOR);
-        SPARE.lock().watched = false;
-        help();
+        std::thread::sleep(GIL_JOB_DELAY);
+        GIL_JOBS.lock().scheduled = false;
+        run_gil_jobs();
     });
 }
 
-/// Runs the jobs given to [`soon`]. The caller has the GIL.
-pub(crate) fn help() {
-    let jobs = std::mem::take(&mut SPARE.lock().jobs);
+/// Runs the jobs given to [`with_gil`]. The caller has the GIL.
+pub(crate) fn run_gil_jobs() {
+    let jobs = std::mem::take(&mut GIL_JOBS.lock().jobs);
     jobs.into_iter().for_each(|job| job());
 }
 

@@ -19,7 +19,7 @@ use pyo3::{
 use crate::{
     errors::{Never, Raise, closed, exception},
     exported::{Export, Exported},
-    owner::{Owner, let_go},
+    owner::{Owner, drop_later},
     stream::{self, Stream},
     tensor::{Lengths, Tensor},
     topic::Open,
@@ -97,7 +97,7 @@ impl Sample {
     /// Takes the owner: from now on this object does not hold the sample.
     pub(crate) fn take(&self) -> Option<Arc<Owner>> {
         let Held { owner, open } = self.lock().take()?;
-        let_go(open.topic);
+        drop_later(open.topic);
         Some(owner)
     }
 
@@ -264,8 +264,8 @@ impl Sample {
         let Some((sample, subscriber)) = self.take().and_then(Owner::into_sample) else { return Ok(()) };
         match py.detach(|| sample.release_on(stream.borrow())) {
             Ok(()) => {
-                let_go(subscriber);
-                let_go(open.topic);
+                drop_later(subscriber);
+                drop_later(open.topic);
                 Ok(())
             }
             Err(unreleased) => {
@@ -309,7 +309,7 @@ impl Sample {
 
     fn __repr__(&self) -> String {
         let Self { position, dtype, shape, .. } = self;
-        let state = if self.closed() { ", let go" } else { "" };
+        let state = if self.closed() { ", released" } else { "" };
         format!("<partywall.Sample {position} of {}: {dtype}{shape:?}{state}>", self.topic())
     }
 }

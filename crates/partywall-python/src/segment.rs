@@ -79,15 +79,15 @@ impl Segment {
         self.owner.lock().ignore_poison().clone()
     }
 
-    /// Calls `look` with the segment, which stays open meanwhile.
-    pub(crate) fn look<T: Send>(
+    /// Calls `action` with the segment, which stays open meanwhile.
+    pub(crate) fn with<T: Send>(
         &self,
         py: Python<'_>,
-        look: impl FnOnce(&Arc<Owner>, &Arc<partywall::Segment>) -> partywall::Result<T> + Send,
+        action: impl FnOnce(&Arc<Owner>, &Arc<partywall::Segment>) -> partywall::Result<T> + Send,
     ) -> PyResult<T> {
         let owner = self.open().ok_or_else(|| closed(py, "segment"))?;
-        let looked = py.detach(|| owner.segment().map(|segment| look(&owner, &segment)));
-        looked.ok_or_else(|| closed(py, "segment"))?.or_raise(py)
+        let result = py.detach(|| owner.segment().map(|segment| action(&owner, &segment)));
+        result.ok_or_else(|| closed(py, "segment"))?.or_raise(py)
     }
 
     /// Waits for an event of the segment. Closing the segment ends the wait.
@@ -128,44 +128,44 @@ impl Segment {
     /// Mapped bytes, including alignment.
     #[getter]
     fn nbytes(&self, py: Python<'_>) -> PyResult<u64> {
-        self.look(py, |_, segment| Ok(segment.bytes()))
+        self.with(py, |_, segment| Ok(segment.bytes()))
     }
 
     /// The most bytes that the segment can have in this process without moving; 0 if it cannot grow.
     #[getter]
     fn reserved(&self, py: Python<'_>) -> PyResult<u64> {
-        self.look(py, |_, segment| Ok(segment.reserved()))
+        self.with(py, |_, segment| Ok(segment.reserved()))
     }
 
     /// Its metadata.
     #[getter]
     fn metadata(&self, py: Python<'_>) -> PyResult<BTreeMap<String, String>> {
         let pairs = |(key, value): (&str, &str)| (key.to_owned(), value.to_owned());
-        self.look(py, |_, segment| Ok(segment.metadata().map(pairs).collect()))
+        self.with(py, |_, segment| Ok(segment.metadata().map(pairs).collect()))
     }
 
     /// The names of the tensors, in the order in which they were added.
     fn names(&self, py: Python<'_>) -> PyResult<Vec<String>> {
-        self.look(py, |_, segment| Ok(segment.tensors().iter().map(|tensor| tensor.name().to_owned()).collect()))
+        self.with(py, |_, segment| Ok(segment.tensors().iter().map(|tensor| tensor.name().to_owned()).collect()))
     }
 
     /// All tensors, in that order.
     fn tensors(&self, py: Python<'_>) -> PyResult<Vec<Tensor>> {
-        self.look(py, |owner, segment| {
+        self.with(py, |owner, segment| {
             segment.tensors().iter().map(|tensor| Tensor::of_segment(owner, tensor)).collect()
         })
     }
 
     /// The tensor of this name.
     fn tensor(&self, py: Python<'_>, name: &str) -> PyResult<Tensor> {
-        self.look(py, |owner, segment| Tensor::of_segment(owner, &segment.tensor(name)?))
+        self.with(py, |owner, segment| Tensor::of_segment(owner, &segment.tensor(name)?))
     }
 
     /// Grows a version that this process committed: the last tensor to `length` along its first dimension, and by `tensors`,
     /// with `spare` bytes behind them for later growth.
     fn grow(&self, py: Python<'_>, length: Option<u64>, tensors: Vec<Planned>, spare: u64) -> PyResult<()> {
         let tensors = typed(tensors)?;
-        self.look(py, |_, segment| {
+        self.with(py, |_, segment| {
             let mut growth = segment.grow().spare(spare);
             if let Some(length) = length {
                 // If the segment has no tensors, the growth itself reports that none can be longer.
@@ -181,7 +181,7 @@ impl Segment {
 
     /// Maps what the segment has grown by. Returns whether it has grown.
     fn refresh(&self, py: Python<'_>) -> PyResult<bool> {
-        let refreshed = self.look(py, |_, segment| segment.refresh())?;
+        let refreshed = self.with(py, |_, segment| segment.refresh())?;
         self.refreshed(py, refreshed)
     }
 
@@ -201,7 +201,7 @@ impl Segment {
         let Place::Gpu(uuid) = place(py, device)? else {
             return Err(PyValueError::new_err("memory is pinned for a GPU: device is cuda, cuda:N or a GPU's UUID"));
         };
-        self.look(py, |owner, segment| {
+        self.with(py, |owner, segment| {
             let pinned = partywall::Pinned::new(segment.clone(), segment.domain().gpu(uuid)?)?;
             let nbytes = pinned.bytes();
             Ok(Pinned { held: Handle::new(Held { pinned, _owner: owner.clone() }), nbytes })
@@ -221,7 +221,7 @@ impl Segment {
     }
 
     /// As `close`, but leaves all waiting to the reaper.
-    fn let_go(&self) {
+    fn close_later(&self) {
         drop(self.take_closed());
     }
 }
@@ -261,7 +261,7 @@ impl Pinned {
     }
 
     /// As `close`, but leaves all waiting to the reaper.
-    fn let_go(&self) {
+    fn close_later(&self) {
         let held = self.held.lock().take();
         drop(held.map(Handle::new));
     }

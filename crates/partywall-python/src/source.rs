@@ -301,7 +301,7 @@ impl Source {
 
     /// Returns a guard that keeps the memory. The reaper releases it.
     pub(crate) fn held(&self) -> impl Send + Sync + 'static {
-        LetGo(Some(self.keep.clone()))
+        DropWithGil(Some(self.keep.clone()))
     }
 
     /// Returns the stream on which the library has the tensor ready.
@@ -344,12 +344,12 @@ impl Source {
 }
 
 /// A tensor of another library that a service thread may drop. The drop must not wait for the GIL.
-struct LetGo(Option<Arc<Keep>>);
+struct DropWithGil(Option<Arc<Keep>>);
 
-impl Drop for LetGo {
+impl Drop for DropWithGil {
     fn drop(&mut self) {
         if let Some(keep) = self.0.take() {
-            reaper::soon(move || drop(keep));
+            reaper::with_gil(move || drop(keep));
         }
     }
 }

@@ -106,7 +106,7 @@ impl ClaimedTask {
         dtype: ElementType,
     ) -> PyResult<Tensor> {
         let on_host = self.on_host();
-        let found = self.look(|task| {
+        let found = self.with(|task| {
             let Some(index) = input else {
                 let output = task.output()?;
                 let address = if on_host { output.as_ptr()? as usize } else { output.device()?.device_ptr() as usize };
@@ -156,8 +156,8 @@ impl ClaimedTask {
         task.ok_or_else(|| self.over()).or_raise(py)
     }
 
-    fn look<T>(&self, look: impl FnOnce(&mut partywall::ClaimedTask) -> Result<T>) -> Result<T> {
-        self.claim.lock().as_mut().map_or_else(|| Err(self.over()), look)
+    fn with<T>(&self, action: impl FnOnce(&mut partywall::ClaimedTask) -> Result<T>) -> Result<T> {
+        self.claim.lock().as_mut().map_or_else(|| Err(self.over()), action)
     }
 
     fn over(&self) -> Error {
@@ -205,7 +205,7 @@ impl ClaimedTask {
     /// Waits until the submitter's stream has completed the inputs. Raises `InputsLost` if the submitter ended before that.
     #[pyo3(signature = (timeout = None))]
     fn wait_inputs(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        wait::in_slices(py, wait::timeout(timeout)?, |slice| self.look(|task| task.wait_inputs(slice)))
+        wait::in_slices(py, wait::timeout(timeout)?, |slice| self.with(|task| task.wait_inputs(slice)))
     }
 
     /// Has a stream wait until the inputs are complete. Returns at once. `stream` and `device` as for a `Timeline`.
@@ -219,7 +219,7 @@ impl ClaimedTask {
         device: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let stream = Stream::at(py, self.claim.queue.domain(), stream, device)?;
-        py.detach(|| self.look(|task| task.wait_inputs_on(stream.borrow()))).or_raise(py)?;
+        py.detach(|| self.with(|task| task.wait_inputs_on(stream.borrow()))).or_raise(py)?;
         *self.claim.stream.lock().ignore_poison() = Some(stream.id().1);
         Ok(())
     }
@@ -263,7 +263,7 @@ impl ClaimedTask {
     /// Moves the end of the lease to so many seconds from now.
     fn extend(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
         let seconds = wait::timeout(Some(seconds))?;
-        self.look(|task| task.extend(seconds)).or_raise(py)
+        self.with(|task| task.extend(seconds)).or_raise(py)
     }
 
     /// Whether the task is still this worker's. If not, further work on it is wasted.

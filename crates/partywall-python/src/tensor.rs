@@ -54,7 +54,7 @@ impl Tensor {
         let dtype = tensor.dtype();
         let bytes = tensor.bytes();
         let device = owner.device();
-        owner.note_named();
+        owner.expose();
         let address = match (bytes, device == HOST) {
             (0, _) => 0,
             (_, true) => tensor.as_ptr()? as usize,
@@ -79,7 +79,7 @@ impl Tensor {
             (_, true) => build.as_mut_bytes(name)?.as_mut_ptr() as usize,
             (_, false) => build.device(name)?.device_ptr() as usize,
         };
-        owner.note_named();
+        owner.expose();
         Ok(Self::dense(owner, name.to_owned(), dtype, shape, address, bytes))
     }
 
@@ -96,7 +96,7 @@ impl Tensor {
             true => block.as_ptr()? as usize,
             false => block.device()?.device_ptr() as usize,
         };
-        owner.note_named();
+        owner.expose();
         Ok(Self::dense(owner, format!("{pool}#{}", block.index()), dtype, shape, address, needed))
     }
 

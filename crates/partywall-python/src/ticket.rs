@@ -28,7 +28,7 @@ use crate::{
     errors::{Never, Raise, closed, exception, unclosed},
     exported::{Export, Exported},
     handle::Handle,
-    owner::{Owner, let_go},
+    owner::{Owner, drop_later},
     pool::Block,
     stream::Stream,
     tensor::Tensor,
@@ -171,7 +171,7 @@ impl Drop for Ticket {
     fn drop(&mut self) {
         if let Some((ticket, queue)) = self.inner.take() {
             drop(ticket);
-            let_go(queue);
+            drop_later(queue);
         }
     }
 }
@@ -343,7 +343,7 @@ impl Drop for TaskResult {
         }
         drop(taken);
         if let Some(queue) = self.queue.take() {
-            let_go(queue);
+            drop_later(queue);
         }
     }
 }

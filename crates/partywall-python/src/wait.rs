@@ -165,7 +165,7 @@ pub(crate) fn on_helper_thread<T: Send + 'static>(
         loop {
             match results.try_recv() {
                 Err(TryRecvError::Empty) if Instant::now() < end => std::thread::yield_now(),
-                looked => return looked.ok(),
+                result => return result.ok(),
             }
         }
     });

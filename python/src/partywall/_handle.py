@@ -27,7 +27,7 @@ class Closable(Endable, Protocol):
 class Droppable(Closable, Protocol):
     """A compiled object that can also leave all waiting to a background thread."""
 
-    def let_go(self) -> None:
+    def close_later(self) -> None:
         """Releases the object without waiting."""
 
 
@@ -85,7 +85,7 @@ class Interruptible(Handle[I], Generic[I]):
     """A handle whose `close` waits for the GPU. If Ctrl-C ends its `with`, that wait is skipped."""
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._native.let_go() if kind is KeyboardInterrupt else self.close()
+        self._native.close_later() if kind is KeyboardInterrupt else self.close()
 
 
 async def readable(fd: int) -> None:

@@ -167,7 +167,7 @@ def test_arrays_keep_their_sample(frames):
         sample = subscriber.recv()
         array = np.asarray(sample)
         sample.close()
-        assert sample.closed and repr(sample) == "<partywall.Sample 0 of frames: uint8[100], let go>"
+        assert sample.closed and repr(sample) == "<partywall.Sample 0 of frames: uint8[100], released>"
         for use in (lambda: sample.tensor, lambda: sample.header, sample.check, sample.wait, lambda: sample.ready):
             with pytest.raises(pw.Closed):
                 use()
