@@ -23,7 +23,6 @@ use partywall::{
         Enforcement, HolderInfo, Kind, MemberInfo, MemberState, NameInfo, Named, ObjectHolder, ObjectInfo, Promises,
         QueueHolder, SemaphoreInfo, TimelineInfo, VersionInfo,
     },
-    kind_name,
 };
 use serde_json::{Value, json};
 
@@ -34,21 +33,10 @@ use crate::text::count;
 /// `shared`), `committer` (a pid), `leases`, `committed_at_ms` (since 1970), `control` (of a pool, topic or queue
 /// [`control::shape`], else null).
 pub(crate) fn version(version: &VersionInfo) -> Value {
-    json!({
-        "version": version.version,
-        "kind": kind_name(version.kind),
-        "place": place(version.place.into()),
-        "bytes": version.bytes,
-        "tensors": version.tensors,
-        "mutable": version.mutable,
-        "reserved": version.reserved,
-        "growths": version.growths,
-        "lifetime": version.lifetime.name(),
-        "committer": version.committer,
-        "leases": version.leases,
-        "committed_at_ms": version.committed_at,
-        "control": version.control.as_ref().map(control::shape),
-    })
+    let mut value = json!(version);
+    value["place"] = json!(place(version.place.into()));
+    value["control"] = version.control.as_ref().map_or(Value::Null, control::shape);
+    value
 }
 
 /// Returns what a version's kind of memory promises: `read_only` (enforced by `kernel`, `hardware`, or only by

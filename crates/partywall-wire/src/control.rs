@@ -75,6 +75,8 @@ pub struct QueueShape {
     /// Usable bytes of an output block.
     pub output_bytes: u64,
     /// Milliseconds that an attempt may take; 0 means no limit.
+    // Names of fields are the keys of the command's JSON; messages contain none.
+    #[serde(rename = "lease_ms")]
     pub lease: u64,
 }
 
@@ -92,12 +94,17 @@ pub struct TopicShape {
     /// Samples that a late subscriber still receives.
     pub history: u32,
     /// Maximum number of publishers at a time.
+    // Names of fields are the keys of the command's JSON; messages contain none.
+    #[serde(rename = "max_publishers")]
     pub publishers: u32,
     /// Maximum number of samples that a publisher has borrowed and not yet published.
+    #[serde(rename = "max_loans")]
     pub loans: u32,
     /// Maximum number of subscribers at a time.
+    #[serde(rename = "max_subscribers")]
     pub subscribers: u32,
     /// Maximum number of samples that a subscriber holds at a time.
+    #[serde(rename = "max_held")]
     pub held: u32,
     /// The number of the element type of all samples; absent if samples may differ.
     pub dtype: Option<u8>,

@@ -257,6 +257,7 @@ pub enum Call {
 /// The kind of memory of a version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
+#[serde(rename_all = "snake_case")]
 pub enum Kind {
     /// Sealed memfds.
     Host,
@@ -278,6 +279,7 @@ pub enum Place {
 
 /// When a name ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Lifetime {
     /// It ends with its committer.
     Owned,
@@ -567,6 +569,8 @@ pub struct VersionInfo {
     /// Leases on it, of members and of queues.
     pub leases: u32,
     /// When it was committed, in milliseconds since 1970.
+    // Names of fields and variants are the keys of the command's JSON; messages contain none.
+    #[serde(rename = "committed_at_ms")]
     pub committed_at: u64,
 }
 

@@ -3,8 +3,8 @@
 use partywall::{
     DType, SampleType, bytes,
     info::{
-        Ages, BlockCounts, Control, ControlInfo, Named, Participant, PublisherInfo, QueueUsage, SampleShape,
-        SubscriberInfo, TopicShape, Usage,
+        Ages, BlockCounts, Control, ControlInfo, Named, Participant, PublisherInfo, QueueUsage, SubscriberInfo,
+        TopicShape, Usage,
     },
 };
 use serde_json::{Value, json};
@@ -21,32 +21,17 @@ use crate::text::count;
 /// - of a queue: `tasks` (its capacity), `outputs` (blocks), `output_bytes` (of one), `lease_ms` (0 if attempts have no
 ///   time limit).
 pub(crate) fn shape(control: &Control) -> Value {
-    let mut value = json!({
-        "kind": Named::of(Some(control)).name(),
-        "blocks": control.blocks,
-        "block_bytes": control.block_bytes,
-    });
-    match &control.topic {
-        None => match &control.queue {
-            None => value["zeroed"] = json!(control.zeroed),
-            Some(queue) => {
-                value["tasks"] = json!(queue.tasks);
-                value["outputs"] = json!(queue.outputs);
-                value["output_bytes"] = json!(queue.output_bytes);
-                value["lease_ms"] = json!(queue.lease);
-            }
-        },
-        Some(topic @ TopicShape { depth, history, publishers, loans, subscribers, held, shape, .. }) => {
-            value["depth"] = json!(depth);
-            value["history"] = json!(history);
-            value["max_publishers"] = json!(publishers);
-            value["max_loans"] = json!(loans);
-            value["max_subscribers"] = json!(subscribers);
-            value["max_held"] = json!(held);
-            value["dtype"] = json!(SampleType::of(topic).dtype.map(DType::name));
-            value["shape"] = json!(shape.as_ref().map(SampleShape::extents));
-        }
+    let mut value = match (&control.topic, &control.queue) {
+        (Some(topic), _) => json!(topic),
+        (None, Some(queue)) => json!(queue),
+        (None, None) => json!({ "zeroed": control.zeroed }),
+    };
+    if let Some(topic) = &control.topic {
+        value["dtype"] = json!(SampleType::of(topic).dtype.map(DType::name));
     }
+    value["kind"] = json!(Named::of(Some(control)).name());
+    value["blocks"] = json!(control.blocks);
+    value["block_bytes"] = json!(control.block_bytes);
     value
 }
 
@@ -55,12 +40,8 @@ pub(crate) fn shape(control: &Control) -> Value {
 /// that were not taken), `dead` (dead letters), `ending` (over, with attempts that may still use their blocks); `free` (how
 /// many more fit); `completed` (results so far), `returned` (attempts without a result so far).
 pub(crate) fn usage(usage: &Usage) -> Value {
-    let mut value = json!({ "free": usage.free });
-    if let Some(topic) = &usage.topic {
-        value["publishers"] = json!(topic.publishers);
-        value["subscribers"] = json!(topic.subscribers);
-        value["published"] = json!(topic.published);
-    }
+    let mut value = usage.topic.map_or_else(|| json!({}), |topic| json!(topic));
+    value["free"] = json!(usage.free);
     if let Some(queue) = &usage.queue {
         value["tasks"] = json!(queue);
     }
