@@ -1,8 +1,8 @@
 //! Segments that the tasks of a queue name as inputs.
 //!
-//! The broker keeps an attached segment for the queue. A submitter needs only its number and length. A worker asks the broker for the
-//! segment when it first uses an input that names it, and keeps it open for later tasks. Each claim closes segments that were
-//! detached since.
+//! The broker keeps an attached segment for the queue. A submitter needs only its number and length. A worker asks the
+//! broker for the segment at the first use of an input that names it, and keeps it open for later tasks. Each claim
+//! closes segments that were detached meanwhile.
 
 use std::{
     collections::BTreeMap,
@@ -28,24 +28,25 @@ use crate::{
     wait::Wait,
 };
 
-/// A segment that is attached to a queue: tasks of the queue name [parts](Self::part) of it. See [`Queue::attach`].
+/// A segment that is attached to a queue: tasks of the queue name [parts](Self::part) of it as inputs. See
+/// [`Queue::attach`].
 ///
-/// Clones are the same attachment; so is the one that another process gets for the same version. Dropping it changes nothing: the
-/// queue keeps the segment until it is [detached](Queue::detach) or the queue goes.
+/// Clones refer to the same attachment, and so does the attachment that another process gets for the same version.
+/// Dropping it changes nothing: the queue keeps the segment until it is [detached](Queue::detach) or the queue ends.
 #[derive(Clone)]
 pub struct Attachment(Arc<Attached>);
 
 struct Attached {
-    /// The queue's.
+    /// The input blocks of the queue.
     inputs: Arc<Blocks>,
     number: u32,
     name: String,
     version: u64,
-    /// The lengths of its pieces of memory, when it was attached.
+    /// The lengths of the segment's chunks at the time of the attachment, in bytes.
     ranges: Vec<u64>,
 }
 
-/// A part of an attached segment, as an input of tasks. It may be used for many.
+/// A part of an attached segment, as an input of any number of tasks.
 #[derive(Debug, Clone)]
 pub struct SegmentPart {
     of: Attachment,
@@ -62,12 +63,13 @@ pub(crate) struct Attachments {
 }
 
 impl Queue {
-    /// Attaches a segment, so that tasks can name [parts](Attachment::part) of it as inputs. The queue keeps the segment until it is
-    /// [detached](Self::detach) or the queue goes, even if this process dies or the segment's name is removed. A version that is
-    /// attached already gets the same attachment. At most 32 segments are attached at a time.
+    /// Attaches a segment, so that tasks can name [parts](Attachment::part) of it as inputs. The queue keeps the
+    /// segment until it is [detached](Self::detach) or the queue ends, even if this process dies or the segment's name
+    /// is removed. Attaching a version again returns the same attachment. At most 32 segments are attached at a time.
     ///
-    /// Each worker opens the segment once, for reading, and reads it in place. It may be frozen or mutable, in host memory or on a
-    /// GPU. Nothing orders a worker's reads of a mutable segment with the writes of other processes.
+    /// Each worker opens the segment once, for reading, and reads it in place. The segment may be frozen or mutable, in
+    /// host memory or on a GPU. Nothing orders a worker's reads of a mutable segment with the writes of other
+    /// processes.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -87,9 +89,9 @@ impl Queue {
     /// ```
     ///
     /// # Errors
-    /// [`Denied::Attaching`](crate::error::Denied::Attaching) for memory that goes with its publisher;
-    /// [`LimitReached::Broker`](crate::error::LimitReached::Broker); [`Mismatch::Options`] for a segment of another connection;
-    /// those of every call.
+    /// [`Denied::Attaching`](crate::error::Denied::Attaching) for memory that ends with its publisher;
+    /// [`LimitReached::Broker`](crate::error::LimitReached::Broker); [`Mismatch::Options`] for a segment of another
+    /// connection; those of every call.
     pub fn attach(&self, segment: &Segment) -> Result<Attachment> {
         self.open.require_ours()?;
         let ours = std::ptr::eq(self.domain().link(), segment.domain().link());
@@ -107,8 +109,9 @@ impl Queue {
         })))
     }
 
-    /// Detaches a segment once no task names it. Waits until all tasks that name it are done, cancelled or purged, and until no
-    /// attempt that was taken back may still read it. Dead letters name it, too. The segment goes if nothing else keeps it.
+    /// Detaches a segment once no task names it. Waits until all tasks that name it are done, cancelled or purged, and
+    /// until no attempt that was taken back may still read it. Dead letters name it, too. The segment's memory is freed
+    /// if nothing else keeps it.
     ///
     /// # Errors
     /// [`Busy::AttachmentInUse`] if tasks still name it at the end of the wait; [`Error::Cancelled`];
@@ -129,7 +132,7 @@ impl Queue {
                     return detached;
                 }
             };
-            // The broker alone may say that no task names it: this is a hint.
+            // Only a hint: the broker decides whether a task still names the segment.
             let unused = || Ok((!self.open.queue().is_named(number)).then_some(()));
             if self.open.await_event(Event::Result, &self.spin, &waiting, unused)?.is_none() {
                 let what = || format!("cannot detach {attachment:?}: tasks name it");
@@ -140,11 +143,12 @@ impl Queue {
 }
 
 impl Attachment {
-    /// A part of the segment, by bytes from the beginning of its memory. It lies within one chunk; a tensor does.
+    /// Returns a part of the segment, as a range of bytes from the beginning of its memory. A part lies within one
+    /// chunk, as every tensor does.
     ///
     /// # Errors
-    /// [`InvalidArgument::Range`](crate::error::InvalidArgument::Range) for an empty part, and one that is not within the segment
-    /// as long as it was when it was attached.
+    /// [`InvalidArgument::Range`](crate::error::InvalidArgument::Range) for an empty range, and for one that is not
+    /// within the segment as it was at the time of the attachment.
     pub fn part(&self, range: impl RangeBounds<u64>) -> Result<SegmentPart> {
         let start = match range.start_bound() {
             Bound::Included(start) => *start,
@@ -159,7 +163,8 @@ impl Attachment {
         self.part_at(start, end.saturating_sub(start))
     }
 
-    /// A tensor of the segment. The worker gets its bytes; what they are it has to know from the arguments.
+    /// Returns a tensor of the segment as a part. The worker gets its bytes, and has to know their type and shape from
+    /// the arguments.
     ///
     /// # Errors
     /// As [`part`](Self::part); [`Mismatch::Options`] for a tensor of another segment.
@@ -180,17 +185,17 @@ impl Attachment {
         }
     }
 
-    /// The segment's name.
+    /// Returns the segment's name.
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// The segment's version.
+    /// Returns the segment's version.
     pub fn version(&self) -> u64 {
         self.0.version
     }
 
-    /// The segment's bytes, including alignment, when it was attached.
+    /// Returns the segment's bytes, including alignment, at the time of the attachment.
     pub fn bytes(&self) -> u64 {
         self.0.ranges.iter().sum()
     }
@@ -204,12 +209,12 @@ impl fmt::Debug for Attachment {
 }
 
 impl SegmentPart {
-    /// The attachment.
+    /// Returns the attachment.
     pub fn attachment(&self) -> &Attachment {
         &self.of
     }
 
-    /// Its bytes.
+    /// Returns the number of bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -231,7 +236,8 @@ impl Open {
         Err(self.refuses(format!("{attachment:?} is attached to another queue; attach it to this one")))
     }
 
-    /// Returns whether a task may name an attachment. The broker may be about to refuse a detach: then waits for that.
+    /// Returns whether a task may name an attachment. If the broker may be about to refuse a detach, waits for its
+    /// decision.
     pub(super) fn is_attached(&self, number: u32) -> Result<bool> {
         if self.queue().is_attached(number) {
             return Ok(true);
@@ -244,7 +250,7 @@ impl Open {
     pub(super) fn attached(&self, number: u32) -> Result<Arc<Segment>> {
         self.require_ours()?;
         self.close_detached();
-        // Locked until it is mapped: else two threads could both map it.
+        // Locked until the segment is mapped. Otherwise two threads could both map it.
         let mut open = self.attachments().open.lock().ignore_poison();
         if let Some(segment) = open.get(&number) {
             return Ok(segment.clone());
@@ -261,7 +267,7 @@ impl Open {
     pub(super) fn close_detached(&self) {
         let Attachments { open, detached } = self.attachments();
         let now = self.queue().detached();
-        // Each claim comes here: mostly there is nothing to do, and nothing is written.
+        // Each claim calls this. Usually there is nothing to do, and nothing is written.
         if detached.load(Ordering::Relaxed) == now {
             return;
         }
@@ -270,12 +276,14 @@ impl Open {
         let closed: Vec<_> = open.extract_if(.., |number, _| !self.queue().is_attached(*number)).collect();
         drop(open);
         if !closed.is_empty() {
-            // Memory of a GPU is unmapped when all streams are done, and one may wait for what the caller is about to do.
+            // GPU memory is unmapped once all streams are done. One of them may wait for what the caller is about to
+            // do.
             self.domain().workers().gpu.run(move || drop(closed));
         }
     }
 
-    /// How this process opens an attached segment: on the GPU on which it uses the queue, if that is another than the queue's.
+    /// Returns how this process opens an attached segment: on the GPU on which it uses the queue, if the segment is on
+    /// another one.
     fn opener(&self, name: &str) -> OpenOptions {
         let opener = self.domain().opener(name);
         let gpu = self.inputs.gpu().map(|gpu| gpu.uuid());
@@ -289,7 +297,7 @@ impl Open {
         self.inputs.attachments().expect("a queue has them")
     }
 
-    /// The error that something does not belong to this queue.
+    /// Returns the error that an object does not belong to this queue.
     pub(super) fn refuses(&self, why: String) -> Error {
         Mismatch::Options { of: Named::Queue, name: self.name().to_owned(), why }.into()
     }

@@ -31,29 +31,29 @@ use crate::{
     wait::{Wait, Waiting},
 };
 
-/// A task that this process has, for one attempt. Dropping it gives the task back, which counts as an attempt.
+/// A task that this process has claimed, for one attempt. Dropping it gives the task back, which counts as an attempt.
 ///
-/// If a GPU address of its blocks was asked for, work that this process has enqueued may still use them. A dropped task then
-/// keeps its blocks until everything is over that the process runs on that GPU at that moment.
+/// Once a GPU address of its blocks was handed out, enqueued work of this process may use them. A task that is dropped
+/// then keeps its blocks until all work that the process has on that GPU at that moment is done.
 ///
-/// In a forked child it is the parent's, and dropping it there does nothing.
+/// In a forked child the task belongs to the parent, and dropping it does nothing.
 #[must_use = "a task that is dropped goes to another worker"]
 pub struct ClaimedTask {
     open: Arc<Open>,
-    /// `None` once it is over.
+    /// `None` once the attempt is over.
     claimed: Option<Claimed>,
     description: Description,
     inputs: Vec<TaskInput>,
-    /// The room for the output, if it needs any.
+    /// The block for the output, if the task has an output.
     output: Option<Block>,
-    /// The timeline of the submitter, once it was needed.
+    /// The timeline of the submitter, once it is needed.
     submitter: OnceLock<Arc<Timeline>>,
 }
 
 /// An input of a claimed task, read in place: a block of the queue, or a part of an attached segment.
 pub struct TaskInput {
     source: Source,
-    /// Whether its GPU address was handed out: then work of this process may use it.
+    /// Whether its GPU address was handed out, so that enqueued work of this process may use it.
     exposed: AtomicBool,
 }
 
@@ -66,17 +66,17 @@ enum Source {
     Part {
         open: Arc<Open>,
         part: Part,
-        /// Once it was used.
+        /// Set at the first use.
         found: OnceLock<(Arc<Segment>, PartPlace)>,
     },
 }
 
 impl Queue {
-    /// Claims the oldest task, and waits for one. A task that came back from another worker goes first.
+    /// Claims the oldest task, and waits for one if there is none. Tasks that other workers gave back or lost go first.
     ///
     /// # Errors
     /// [`Error::Timeout`], [`Error::Cancelled`]; [`Busy::OutputsFull`] if there are tasks, but no output block is free;
-    /// [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to wait;
+    /// [`Unreachable::Gone`](crate::error::Unreachable::Gone) if it has to wait without a broker;
     /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn claim<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<ClaimedTask> {
         let _span = tracing::trace_span!("claim", queue = self.name()).entered();
@@ -102,7 +102,7 @@ impl Queue {
         }
     }
 
-    /// Claims the oldest task, if there is one and an output block for it is free.
+    /// Claims the oldest task if there is one, and if an output block for it is free.
     ///
     /// # Errors
     /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
@@ -113,14 +113,14 @@ impl Queue {
         }
     }
 
-    /// Claims the oldest task, if there is one and an output block for it: `room`, or one that is free.
+    /// Claims the oldest task if there is one, with `room` or a free block for its output.
     fn try_claim_into(&self, room: &mut Option<Block>) -> Result<Found> {
         self.open.require_ours()?;
         self.open.close_detached();
         let row = self.domain().link().row();
         let outputs = &self.open.outputs;
         while let Some(candidate) = self.open.queue().next() {
-            // Taken first: a task that is claimed and finds no room would have to be given back.
+            // The block is taken first: otherwise a task that was claimed without room would have to be given back.
             if candidate.output > 0 && room.is_none() {
                 let Some(held) = slots::try_take(&**outputs.control(), self.domain())? else {
                     return Ok(Found::NoRoom);
@@ -137,7 +137,7 @@ impl Queue {
         Ok(Found::Nothing)
     }
 
-    /// Waits for a free output block, for a moment, among others that do. Returns `None` if there was none.
+    /// Waits briefly for a free output block, in line with other waiters. Returns `None` if there was none.
     fn await_room(&self, waiting: &Waiting<'_>) -> Result<Option<Block>> {
         let outputs = &self.open.outputs;
         let Some(left) = waiting.left(Instant::now()) else {
@@ -157,7 +157,7 @@ impl Queue {
         }
     }
 
-    /// Waits for a task, and claims up to `most`: as many as there are then.
+    /// Waits for a task, and claims all tasks that are there by then, up to `most`.
     ///
     /// # Errors
     /// As [`claim`](Self::claim).
@@ -171,8 +171,8 @@ impl Queue {
         Ok(tasks)
     }
 
-    /// Claims one task after another, each within `timeout`, until one wait ends without a task. A worker that is to work for
-    /// ever gives [`Duration::MAX`].
+    /// Returns an iterator that claims one task after another. It ends when no task comes within `timeout`;
+    /// [`Duration::MAX`] never ends it.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -195,16 +195,16 @@ impl Queue {
     }
 }
 
-/// What a worker found.
+/// The outcome of an attempt to claim.
 enum Found {
     Task(Box<ClaimedTask>),
     Nothing,
-    /// A task, but no block for its output.
+    /// There is a task, but no block for its output.
     NoRoom,
 }
 
 impl ClaimedTask {
-    /// Returns `None` if the task was taken back immediately.
+    /// Returns `None` if the task has been taken back already.
     fn new(open: Arc<Open>, claimed: Claimed, output: Option<Block>) -> Option<Self> {
         let Some(description) = open.queue().describe(claimed.id()) else {
             open.queue().drain(open.pools(), &claimed);
@@ -214,22 +214,22 @@ impl ClaimedTask {
         Some(Self { open, claimed: Some(claimed), description, inputs, output, submitter: OnceLock::new() })
     }
 
-    /// The kind of work.
+    /// Returns the kind of work.
     pub fn kind(&self) -> String {
         String::from_utf8_lossy(&self.description.kind).into_owned()
     }
 
-    /// The arguments.
+    /// Returns the arguments.
     pub fn arguments(&self) -> &[u8] {
         &self.description.arguments
     }
 
-    /// The inputs, in the order in which they were given.
+    /// Returns the inputs, in the order in which they were added.
     pub fn inputs(&self) -> &[TaskInput] {
         &self.inputs
     }
 
-    /// The room for the output, which this attempt alone uses. It contains what its last user left in it.
+    /// Returns the block for the output, which only this attempt uses. It contains the bytes of its last user.
     ///
     /// # Errors
     /// [`InvalidArgument::Range`] for a task without output.
@@ -237,7 +237,7 @@ impl ClaimedTask {
         self.inputs_and_output().map(|(_, output)| output)
     }
 
-    /// The inputs and the room for the output, to write one while the others are read.
+    /// Returns the inputs and the block for the output, so that one can be written while the others are read.
     ///
     /// ```no_run
     /// # fn work(task: &mut partywall::ClaimedTask) -> partywall::Result<()> {
@@ -258,7 +258,7 @@ impl ClaimedTask {
         Ok((&self.inputs, self.output.as_mut().ok_or_else(without)?))
     }
 
-    /// As [`output_mut`](Self::output_mut), for its address on a GPU.
+    /// Returns the block for the output, for its address on a GPU.
     ///
     /// # Errors
     /// As [`output_mut`](Self::output_mut).
@@ -268,32 +268,32 @@ impl ClaimedTask {
         self.output.as_ref().ok_or_else(without)
     }
 
-    /// Bytes of the output that the submitter asked for.
+    /// Returns the bytes of output that the submitter asked for.
     pub fn output_bytes(&self) -> u64 {
         self.description.output
     }
 
-    /// The number of the attempt, from 1.
+    /// Returns the number of the attempt, from 1.
     pub fn attempt(&self) -> u8 {
         self.claimed().attempt()
     }
 
-    /// How often the task may be attempted.
+    /// Returns how often the task may be attempted.
     pub fn max_attempts(&self) -> u8 {
         self.description.max_attempts
     }
 
-    /// The task, for other processes.
+    /// Returns the reference of the task, for other processes.
     pub fn task(&self) -> TaskRef {
         self.open.reference(self.claimed().id())
     }
 
-    /// Whether the claim still stands: if it has been taken back, the rest of the work is in vain.
+    /// Returns whether the claim still stands. If it has been taken back, further work on the task is wasted.
     pub fn is_claimed(&self) -> bool {
         self.claimed.as_ref().is_some_and(|claimed| self.open.queue().is_claimed(claimed))
     }
 
-    /// Has the lease end `from_now` on, instead of when it was to.
+    /// Moves the end of the lease to `from_now` from now.
     ///
     /// # Errors
     /// [`Gone::Claim`] if the claim has been taken back; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
@@ -327,7 +327,7 @@ impl ClaimedTask {
 
     /// Makes `stream` wait until the submitter's stream has completed the inputs. Does not block the host.
     ///
-    /// If the submitter ends before that, `stream` goes on, and the task cannot be completed.
+    /// If the submitter ends before that, `stream` continues, and the task cannot be completed.
     ///
     /// # Errors
     /// As [`wait_inputs`](Self::wait_inputs) and [`Timeline::wait_on`](crate::Timeline::wait_on).
@@ -340,13 +340,15 @@ impl ClaimedTask {
         }
     }
 
-    /// Completes the task: its output is the result. If an address on the GPU was asked for, waits first until everything is
-    /// over that this process runs there.
+    /// Completes the task: its output is the result. If a GPU address was handed out, first waits for all work of this
+    /// process on that GPU.
     ///
     /// # Errors
     /// [`Gone::Claim`] if the claim has been taken back: the task goes to another worker, or has ended.
-    /// [`InvalidData::TaskInputs`] if the inputs were never complete. [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost),
-    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda); [`Unreachable::Forked`](crate::error::Unreachable::Forked).
+    /// [`InvalidData::TaskInputs`] if the inputs were never completed.
+    /// [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost),
+    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda);
+    /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn complete(mut self) -> Result<()> {
         self.open.require_ours()?;
         self.check_inputs()?;
@@ -364,11 +366,11 @@ impl ClaimedTask {
         })
     }
 
-    /// Completes the task when everything is done that is on `stream` now. Returns at once. Until then the task is
-    /// [enqueued](super::TaskStatus::Enqueued); if this process dies before, it goes to another worker.
+    /// Completes the task once all work that is on `stream` now is done. Returns immediately. Until then the task is
+    /// [enqueued](super::TaskStatus::Enqueued); if this process dies before that, the task goes to another worker.
     ///
     /// # Errors
-    /// The task comes back with the error: as [`complete`](Self::complete) and
+    /// Returns the task with the error, which is as for [`complete`](Self::complete) and
     /// [`TimelineWriter::signal_on`](crate::TimelineWriter::signal_on).
     pub fn complete_on(mut self, stream: StreamRef<'_>) -> Result<(), Box<(Error, Self)>> {
         let prepared = self.open.require_ours().and_then(|()| Ok((self.inputs_order()?, self.open.signal_on(stream)?)));
@@ -376,7 +378,7 @@ impl ClaimedTask {
             Ok(prepared) => prepared,
             Err(error) => return Err(Box::new((error, self))),
         };
-        // A stream that waited for the inputs goes on if they are never complete.
+        // A stream that waited for the inputs continues even if they are never completed.
         let has_inputs =
             move || !inputs.is_some_and(|(order, value)| matches!(order.progress(value), Progress::Ended(_)));
         let claimed = *self.claimed();
@@ -393,7 +395,8 @@ impl ClaimedTask {
         let (claimed, held) = self.end();
         let control = self.open.control.clone();
         self.open.domain().completions().on(Fence::Timeline(order.word.clone(), point.value), move |completion| {
-            // Otherwise it is unknown what the stream still does: the broker decides when this process ends.
+            // Otherwise it is unknown whether the stream still uses the blocks. The broker decides that when this
+            // process ends.
             if completion == Completion::Done {
                 let is_done = if has_inputs() {
                     control.queue.finish(control.pools(), &claimed, held.as_ref()).is_ok()
@@ -410,7 +413,8 @@ impl ClaimedTask {
         Ok(())
     }
 
-    /// Fails the attempt, for a reason of at most 127 bytes: the task goes to another worker, or is a dead letter.
+    /// Fails the attempt: the task goes to another worker, or becomes a dead letter. Keeps at most 127 bytes of the
+    /// reason.
     ///
     /// # Errors
     /// [`Gone::Claim`] if the claim has been taken back; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
@@ -441,7 +445,8 @@ impl ClaimedTask {
         Ok(found.map(|timeline| self.submitter.get_or_init(|| timeline).clone()))
     }
 
-    /// Returns whether the inputs are complete of a task whose submitter has gone: false as long as the broker has not said so.
+    /// Returns whether the inputs of a task are complete whose submitter has ended. Returns false until the broker has
+    /// decided that.
     fn has_inputs(&self) -> Result<bool> {
         match self.open.queue().describe(self.claimed().id()) {
             Some(now) if now.ready.is_none() => Ok(true),
@@ -460,7 +465,7 @@ impl ClaimedTask {
         }
     }
 
-    /// That the submitter's stream has completed the inputs, as far as is known without waiting.
+    /// Checks that the submitter's stream has completed the inputs, without waiting.
     fn check_inputs(&self) -> Result<()> {
         let Some((order, value)) = self.inputs_order()? else { return Ok(()) };
         match order.progress(value) {
@@ -479,14 +484,14 @@ impl ClaimedTask {
             || self.inputs.iter().any(|input| input.exposed.load(Ordering::Relaxed))
     }
 
-    /// Ends the use of the bytes. The output is the caller's then.
+    /// Ends the use of the inputs, and returns the output block, which the caller must free or hand on.
     fn end(&mut self) -> (Claimed, Option<Held>) {
         self.inputs.iter_mut().for_each(TaskInput::end);
         let held = self.output.take().and_then(Block::into_held);
         (self.claimed.take().expect("a task ends once"), held)
     }
 
-    /// Ends the attempt without a result. Returns false if it had been taken back.
+    /// Ends the attempt without a result. Returns false if the claim had been taken back.
     fn give_up(&mut self, reason: Reason, text: &str) -> bool {
         let is_exposed = self.is_exposed();
         let (claimed, held) = self.end();
@@ -542,11 +547,13 @@ impl TaskInput {
         Some(Self { source, exposed: AtomicBool::new(false) })
     }
 
-    /// Its bytes. Host memory only. A submitter's stream may still write them: [`ClaimedTask::wait_inputs`] waits for that.
+    /// Returns the bytes. Host memory only. A submitter's stream may still write them: [`ClaimedTask::wait_inputs`]
+    /// waits for that.
     ///
     /// # Errors
-    /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for memory of a GPU, and for a part of a mutable segment;
-    /// [`Gone::HeldBlock`] if this process writes the block, which it must not. For a part of a segment as [`segment`](Self::segment).
+    /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for GPU memory, and for a part of a mutable segment;
+    /// [`Gone::HeldBlock`] if this process writes the block, which it must not; for a part of a segment those of
+    /// [`segment`](Self::segment).
     pub fn bytes(&self) -> Result<&[u8]> {
         match &self.source {
             Source::Block { blocks, index, bytes } => {
@@ -563,10 +570,10 @@ impl TaskInput {
         }
     }
 
-    /// Its elements of a type, as many as fit. Host memory only.
+    /// Returns as many elements of a type as fit. Host memory only.
     ///
     /// # Errors
-    /// As [`bytes`](Self::bytes); [`InvalidArgument::Range`] if the bytes are no such elements.
+    /// As [`bytes`](Self::bytes); [`InvalidArgument::Range`] if length or alignment do not fit the type.
     pub fn as_slice<T: Element>(&self) -> Result<&[T]> {
         let bytes = self.bytes()?;
         let whole = bytes.len() - bytes.len() % size_of::<T>().max(1);
@@ -576,10 +583,11 @@ impl TaskInput {
         bytemuck::try_cast_slice(&bytes[..whole]).map_err(not_elements)
     }
 
-    /// Its first address in host memory, for code in other languages, which must only read it. Valid while the task is claimed.
+    /// Returns the address in host memory, for code in other languages, which must only read it. Valid while the task
+    /// is claimed.
     ///
     /// # Errors
-    /// As [`bytes`](Self::bytes), but not for a mutable segment, which any process may change at any time.
+    /// As [`bytes`](Self::bytes), except for a mutable segment, which any process may change at any time.
     pub fn as_ptr(&self) -> Result<*const u8> {
         match &self.source {
             Source::Block { .. } => self.bytes().map(<[u8]>::as_ptr),
@@ -590,11 +598,12 @@ impl TaskInput {
         }
     }
 
-    /// Where it is on its GPU, to be read by kernels and copies of the caller's. A submitter's stream may still write it:
+    /// Returns the range on its GPU, for kernels and copies that only read it. A submitter's stream may still write it:
     /// [`ClaimedTask::wait_inputs_on`] orders a stream behind that.
     ///
     /// # Errors
-    /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for host memory. For a part of a segment as [`segment`](Self::segment).
+    /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for host memory; for a part of a segment those of
+    /// [`segment`](Self::segment).
     pub fn device(&self) -> Result<DeviceRange<'_>> {
         let range = match &self.source {
             Source::Block { blocks, index, .. } => blocks.device(*index)?,
@@ -607,11 +616,12 @@ impl TaskInput {
         Ok(range)
     }
 
-    /// Copies its bytes from `offset` on into `out`, wherever they are. Host-synchronous: returns when they are there.
+    /// Copies bytes from `offset` on into `out`, from any kind of memory. Blocks the host until the copy is complete.
     ///
     /// # Errors
-    /// [`InvalidArgument::Range`] for more bytes than it has; [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda). For a part of a
-    /// segment as [`segment`](Self::segment).
+    /// [`InvalidArgument::Range`] for more bytes than the input has;
+    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda); for a part of a segment those of
+    /// [`segment`](Self::segment).
     pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         let bytes = out.len() as u64;
         if offset.checked_add(bytes).is_none_or(|end| end > self.len()) {
@@ -634,11 +644,12 @@ impl TaskInput {
         }
     }
 
-    /// The segment that it is a part of, opened for reading; `None` for a block. This process opens an attached segment once.
+    /// Returns the segment that the input is a part of, opened for reading; `None` for a block. This process opens an
+    /// attached segment once.
     ///
     /// # Errors
-    /// [`Gone::Attachment`] if the queue does not hold it; [`InvalidArgument::Range`] if it has no such part; those of mapping memory,
-    /// and of every call.
+    /// [`Gone::Attachment`] if the queue does not hold the segment; [`InvalidArgument::Range`] if the segment has no
+    /// such part; those of mapping memory, and of every call.
     pub fn segment(&self) -> Result<Option<Arc<Segment>>> {
         match &self.source {
             Source::Block { .. } => Ok(None),
@@ -646,10 +657,10 @@ impl TaskInput {
         }
     }
 
-    /// The GPU that this process uses it on; `None` for host memory.
+    /// Returns the GPU on which this process uses the input; `None` for host memory.
     ///
     /// # Errors
-    /// For a part of a segment as [`segment`](Self::segment).
+    /// For a part of a segment those of [`segment`](Self::segment).
     pub fn gpu(&self) -> Result<Option<&Gpu>> {
         match &self.source {
             Source::Block { blocks, .. } => Ok(blocks.gpu()),
@@ -657,8 +668,8 @@ impl TaskInput {
         }
     }
 
-    /// Its bytes: those of the block, or of the part. Of a part it is what the submitter has written, until another method has
-    /// found that the segment has so many.
+    /// Returns the bytes of the block, or of the part. For a part this is what the submitter has written, until another
+    /// method has checked it against the segment.
     pub fn len(&self) -> u64 {
         match &self.source {
             Source::Block { blocks, .. } => blocks.shape().block_bytes,
@@ -666,7 +677,7 @@ impl TaskInput {
         }
     }
 
-    /// Never: a block or part has at least one byte.
+    /// Returns false: a block or part has at least one byte.
     pub fn is_empty(&self) -> bool {
         false
     }
@@ -695,7 +706,7 @@ impl TaskInput {
     }
 }
 
-/// Returns the segment of a part, and where the part is in it. The numbers are what the submitter wrote.
+/// Returns the segment of a part, and where the part is in it. The submitter wrote the numbers, so they are checked.
 fn find<'a>(
     open: &Open,
     part: Part,
@@ -726,5 +737,5 @@ impl fmt::Debug for TaskInput {
     }
 }
 
-/// How often a worker asks whether inputs are complete whose submitter has gone.
+/// The interval at which a worker checks whether inputs are complete whose submitter has ended.
 const DECIDED: Duration = Duration::from_millis(1);

@@ -1,9 +1,10 @@
-//! Results in the order of a stream: read behind the worker's stream, before any host knows that the task is done.
+//! Results that a stream reads behind the worker's stream, before any host knows that the task is done.
 //!
-//! The reader's stream waits for the worker's timeline. The reader has no hold on the output block meanwhile: the block stays
-//! the worker's until the task is done, and the queue's until the result is taken. If [`EnqueuedResult::take`] takes the block
-//! that was read, of the same attempt, the block has contained nothing else in between. Otherwise the attempt has failed, or
-//! another process has taken the result, and `take` says so. A reader that is killed leaves nothing behind.
+//! The reader's stream waits for the worker's timeline. Meanwhile the reader has no hold on the output block: the block
+//! belongs to the worker until the task is done, and to the queue until the result is taken. If
+//! [`EnqueuedResult::take`] takes the same block of the same attempt, no other process has written the block in
+//! between. Otherwise the attempt has failed, or another process has taken the result, and `take` returns an error. A
+//! reader that is killed leaves nothing behind.
 
 use std::{
     fmt,
@@ -21,28 +22,30 @@ use crate::{
     wait::Wait,
 };
 
-/// The output of a task that a stream reads behind the worker's stream.
+/// The output of a task, which streams read behind the worker's stream.
 ///
-/// [`take`](Self::take) says afterwards whether it was the result. Dropping this changes nothing: the result stays in the queue.
+/// [`take`](Self::take) returns afterwards whether that output was the result. Dropping this object changes nothing:
+/// the result stays in the queue.
 #[must_use = "whether what a stream has read is the result is known once it is taken"]
 pub struct EnqueuedResult {
     ticket: Ticket,
     output: shm::Output,
-    /// [`EXPOSED`] and [`TAKEN`]. One word, so that a block is either taken as exposed, or its address is refused.
+    /// [`EXPOSED`] and [`TAKEN`], in one atomic: either the block is taken as exposed, or its address is refused.
     uses: AtomicU8,
 }
 
-/// The GPU address was handed out: work of this process may use the output.
+/// Set once the GPU address was handed out, so that enqueued work of this process may use the output.
 const EXPOSED: u8 = 1;
-/// This process has taken the result: the address is the block's to give.
+/// Set once this process has taken the result. From then on only the block gives out its address.
 const TAKEN: u8 = 2;
 
 impl Ticket {
-    /// Has `stream` wait until the worker's stream has completed the task, and returns the output, which later work on `stream`
-    /// may read. The host waits only until a worker has [completed the task on its stream](super::ClaimedTask::complete_on).
-    /// Nothing is enqueued if the task is done.
+    /// Makes `stream` wait until the worker's stream has completed the task, and returns the output, which later work
+    /// on `stream` may read. The host waits only until a worker has called
+    /// [`complete_on`](super::ClaimedTask::complete_on). Enqueues nothing if the task is done.
     ///
-    /// If the worker dies before its stream has completed the task, `stream` goes on, and [`EnqueuedResult::take`] says so.
+    /// If the worker dies before its stream has completed the task, `stream` continues, and [`EnqueuedResult::take`]
+    /// reports the failure.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -78,8 +81,8 @@ impl Ticket {
 }
 
 impl Open {
-    /// Has `stream` wait until the output is complete. Returns false if the worker's timeline has ended: the broker is about to
-    /// say whether the worker's stream came so far.
+    /// Makes `stream` wait until the output is complete. Returns false if the worker's timeline has ended: the broker
+    /// will decide whether the worker's stream got that far.
     fn order(&self, output: &shm::Output, stream: StreamRef<'_>) -> Result<bool> {
         let Some((row, point)) = output.pending else { return Ok(true) };
         let Some(timeline) = self.timeline_of(row, point)? else { return Ok(false) };
@@ -91,11 +94,12 @@ impl Open {
 }
 
 impl EnqueuedResult {
-    /// Returns where the output is on its GPU, to be read on the streams that wait. The range may be longer than the output.
+    /// Returns the range of the output on its GPU, for streams that wait for it. The range may be longer than the
+    /// output.
     ///
     /// # Errors
-    /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for host memory; [`InvalidArgument::Range`] for a task without output;
-    /// [`Gone::Task`] once the result was taken by this.
+    /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for host memory; [`InvalidArgument::Range`] for a task without
+    /// output; [`Gone::Task`] once [`take`](Self::take) has taken the result.
     pub fn device(&self) -> Result<DeviceRange<'_>> {
         let outputs = &self.ticket.open.outputs;
         let block = self.output.block.filter(|block| block.index < outputs.shape().blocks);
@@ -107,8 +111,8 @@ impl EnqueuedResult {
         Ok(range)
     }
 
-    /// Has another stream wait for the output, as [`Ticket::wait_on`] did. Returns at once, and enqueues nothing if the task is
-    /// done.
+    /// Makes another stream wait for the output, as [`Ticket::wait_on`] does. Returns immediately, and enqueues nothing
+    /// if the task is done.
     ///
     /// # Errors
     /// [`InvalidData::TaskAttempt`] if the attempt has failed; [`Gone::Task`] once the result was taken;
@@ -118,7 +122,8 @@ impl EnqueuedResult {
         let Ticket { open, id, .. } = &self.ticket;
         open.require_ours()?;
         match open.queue().output(*id) {
-            // If the worker's timeline has ended, no stream has anything to wait for: `take` says what became of the attempt.
+            // If the worker's timeline has ended, a stream has nothing to wait for. `take` reports the outcome of the
+            // attempt.
             Ok(now) if (now.attempt, now.block) == (self.output.attempt, self.output.block) => {
                 open.order(&now, stream).map(drop)
             }
@@ -127,13 +132,14 @@ impl EnqueuedResult {
         }
     }
 
-    /// Takes the result, once the worker's stream has completed it. This proves that what streams have read behind
-    /// [`wait_on`](Ticket::wait_on) was the result. They may go on to read the block until it is given back.
+    /// Waits until the worker's stream has completed the result, and takes it. Success proves that the output that
+    /// streams have read behind [`wait_on`](Ticket::wait_on) was the result. Streams may read the block until it is
+    /// given back.
     ///
     /// # Errors
-    /// [`InvalidData::TaskAttempt`]: the attempt has failed, and what streams have read of its output is not valid; the task goes
-    /// to another worker, whose output [`Ticket::wait_on`] returns. Otherwise as [`Ticket::wait`], and after a timeout it can be
-    /// called again.
+    /// [`InvalidData::TaskAttempt`] if the attempt has failed: what streams have read of its output is not valid, and
+    /// the task goes to another worker, whose output [`Ticket::wait_on`] returns. Otherwise as [`Ticket::wait`]. After
+    /// a timeout it can be called again.
     pub fn take<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<TaskResult> {
         self.ticket.await_result(wait.into(), || self.try_take())
     }
@@ -158,17 +164,17 @@ impl EnqueuedResult {
         InvalidData::TaskAttempt { task: self.task().to_string(), attempt: self.output.attempt }.into()
     }
 
-    /// Bytes of the output that the submitter asked for.
+    /// Returns the bytes of output that the submitter asked for.
     pub fn bytes(&self) -> u64 {
         self.output.bytes
     }
 
-    /// The number of the attempt whose output it is, from 1.
+    /// Returns the number of the attempt whose output this is, from 1.
     pub fn attempt(&self) -> u8 {
         self.output.attempt
     }
 
-    /// The task, for other processes.
+    /// Returns the reference of the task, for other processes.
     pub fn task(&self) -> TaskRef {
         self.ticket.task()
     }

@@ -1,4 +1,4 @@
-//! Ends of tasks in event loops.
+//! File descriptors that report the ends of tasks to event loops.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -17,10 +17,10 @@ use crate::{
 };
 
 /// A file descriptor that becomes readable when tasks of a queue have ended ([`Queue::event`]). Poll it for reading,
-/// [clear](Self::clear) it, then look at the tickets.
+/// [clear](Self::clear) it, then check the tickets.
 ///
-/// The connection's service thread polls for ends, with pauses of up to 1 ms, and looks for leases that have ended. Dropping
-/// this ends that.
+/// While this exists, the connection's service thread polls for ended tasks, with pauses of up to 1 ms, and for leases
+/// that have ended.
 #[derive(Debug)]
 pub struct QueueEvent {
     fd: Arc<OwnedFd>,
@@ -28,8 +28,9 @@ pub struct QueueEvent {
 }
 
 impl Queue {
-    /// A file descriptor for event loops: readable when tasks have a result, are dead letters or are gone since it was cleared.
-    /// It may be readable without any of that, and is not when the broker has gone: call [`QueueEvent::clear`] now and then.
+    /// Returns a file descriptor for event loops: it is readable when tasks have got a result, have become dead letters
+    /// or are over since it was cleared. It may be readable without such a task. When the broker has gone it does not
+    /// become readable, so call [`QueueEvent::clear`] now and then.
     ///
     /// # Errors
     /// [`LimitReached::FileDescriptors`](crate::error::LimitReached::FileDescriptors),
@@ -42,7 +43,7 @@ impl Queue {
         let watched = Arc::downgrade(&fd);
         let control = self.open.control.clone();
         let mut backoff = Backoff::new();
-        // From now on it counts ends.
+        // From now on the counter counts ended tasks.
         let mut seen = control.queue.prepare(Event::Result);
         self.domain().poll_tasks().add(Duration::ZERO, move |reason| {
             let fd = watched.upgrade()?;
@@ -51,7 +52,7 @@ impl Queue {
             if now != seen || reason == PollReason::Closing {
                 seen = now;
                 backoff = Backoff::new();
-                // It fails only if it is readable already.
+                // The write fails only if the descriptor is readable already.
                 let _ = rustix::io::write(&fd, &1_u64.to_ne_bytes());
             }
             (reason == PollReason::Due).then(|| backoff.next())
@@ -61,10 +62,12 @@ impl Queue {
 }
 
 impl QueueEvent {
-    /// Makes it unreadable until further tasks end. To be called before the tickets are looked at, so that nothing is missed.
+    /// Makes the descriptor unreadable until further tasks end. Call it before you check the tickets, so that none is
+    /// missed.
     ///
     /// # Errors
-    /// [`Unreachable::Gone`](crate::error::Unreachable::Gone): the broker has gone, and the tasks of dead workers stay theirs.
+    /// [`Unreachable::Gone`](crate::error::Unreachable::Gone) if the broker has gone: tasks of dead workers then stay
+    /// claimed.
     pub fn clear(&self) -> Result<()> {
         let _ = rustix::io::read(&self.fd, &mut [0; 8]);
         self.open.domain().link().require_broker()

@@ -1,4 +1,4 @@
-//! Queues: tasks that processes submit and workers claim, over shared memory; none is lost, and each has one result.
+//! Queues: tasks that processes submit and workers claim, in shared memory. No task is lost, and each has one result.
 
 mod attachments;
 mod claimed;
@@ -42,26 +42,26 @@ use crate::{
 
 pub use partywall_shm::queue::{MAX_ARGUMENTS, MAX_INPUTS, MAX_KIND, MAX_TASKS, Reason as TaskFailure};
 
-/// A named queue of tasks: several submitters, several workers, joining and leaving at any time.
+/// A named queue of tasks, with several submitters and workers that join and leave at any time.
 ///
-/// A submitter puts a [`Task`] in: a kind of work, arguments, blocks of input, room for an output. The queue gives it to one
-/// worker at a time ([`claim`](Self::claim)), the oldest task first. The worker reads the inputs in place, writes its own
-/// output block, and completes the task; a process that has the [`Ticket`] takes the result, once. All of it happens in shared memory,
-/// without the broker and without copies.
+/// A submitter submits a [`Task`]: a kind of work, arguments, input blocks, and the size of the output. The queue gives
+/// it to one worker at a time ([`claim`](Self::claim)), the oldest task first. The worker reads the inputs in place,
+/// writes its own output block, and completes the task. A process that has the [`Ticket`] takes the result, once. All
+/// of this happens in shared memory, without the broker and without copies.
 ///
 /// # Deaths
 ///
-/// A task that a worker had when it died, or when its [lease](QueueOptions::lease) ended, is pending again, and goes first. A
-/// worker that has lost a task in that way and goes on is *fenced*: it cannot complete the task ([`Gone::Claim`]), and it writes
-/// a block that no other attempt uses. So work may be done twice, and each task has exactly one result. After
-/// [`max_attempts`](Task::max_attempts) the task is a dead letter, which keeps its inputs until it is [retried](Self::retry) or
-/// [purged](Self::purge).
+/// If a worker dies, or the [lease](QueueOptions::lease) of its attempt ends, its task is pending again and goes first.
+/// A worker that has lost a task in this way and continues is *fenced*: it cannot complete the task ([`Gone::Claim`]),
+/// and it writes a block that no other attempt uses. Work may therefore be done twice, but each task has exactly one
+/// result. After [`max_attempts`](Task::max_attempts) the task is a dead letter, which keeps its inputs until it is
+/// [retried](Self::retry) or [purged](Self::purge).
 ///
-/// A result stays until it is taken, by any process, or purged. The tasks of a submitter that dies stay, too, unless they were
-/// to [end with it](Task::cancel_with_submitter).
+/// A result stays until a process takes or purges it. The tasks of a submitter that dies stay, too, unless they were
+/// submitted to [end with it](Task::cancel_with_submitter).
 ///
-/// The queue goes with the last process that has it open, unless it is [kept](QueueOptions::kept). May be used from any
-/// thread.
+/// The queue ends with the last process that has it open, unless it is [kept](QueueOptions::kept). It may be used from
+/// any thread.
 #[derive(Debug)]
 pub struct Queue {
     open: Arc<Open>,
@@ -69,29 +69,29 @@ pub struct Queue {
     spin: AdaptiveSpin,
 }
 
-/// The counts of a queue. While others use it, the numbers are of no single moment.
+/// The counts of a queue. While processes use it, the numbers do not belong to a single moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QueueStats {
     /// Tasks that wait for a worker.
     pub pending: u32,
-    /// Tasks that workers have.
+    /// Tasks that workers have claimed.
     pub claimed: u32,
-    /// Tasks that streams of workers complete.
+    /// Tasks that streams of workers will complete.
     pub enqueued: u32,
-    /// Results that no process has read.
+    /// Results that no process has taken.
     pub done: u32,
     /// Dead letters.
     pub dead: u32,
-    /// Tasks that may be submitted now.
+    /// How many more tasks fit.
     pub free: u32,
-    /// Results, ever.
+    /// Results since the queue was created.
     pub completed: u64,
-    /// Attempts without a result, ever.
+    /// Attempts without a result since the queue was created.
     pub returned: u64,
-    /// Input blocks that may be allocated.
+    /// Free input blocks.
     pub free_inputs: u32,
-    /// Output blocks that no attempt and no result has.
+    /// Output blocks that belong to no attempt and no result.
     pub free_outputs: u32,
     /// Segments that are [attached](Queue::attach).
     pub attached: u32,
@@ -102,23 +102,23 @@ pub struct QueueStats {
 pub(crate) struct Open {
     control: Arc<ControlMemory>,
     inputs: Arc<Blocks>,
-    /// Last: the connection may end with it.
+    /// Declared last, because dropping it may end the connection.
     outputs: Arc<Blocks>,
 }
 
-/// The control memory of a queue. It has no connection, so that the service thread may be the last that uses it.
+/// The control memory of a queue. It holds no connection, so the service thread may be its last user.
 #[derive(Debug)]
 struct ControlMemory {
     queue: Arc<shm::Queue>,
     inputs: Arc<shm_pool::Pool>,
     outputs: Arc<shm_pool::Pool>,
-    /// So that the broker leaves to this process what it has.
+    /// Keeps the broker from reclaiming what this process holds.
     _keep: Option<Arc<LeaseGuard>>,
     generation: u64,
 }
 
 impl Domain {
-    /// Queue `name`: to make it, or to open what another process has made.
+    /// Returns options to create queue `name`, or to open it.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -160,7 +160,7 @@ impl Queue {
         Ok(Self { open: Arc::new(open), inputs, spin: AdaptiveSpin::on_memory() })
     }
 
-    /// The pool of input blocks. A block that is not submitted comes back when it is dropped.
+    /// Returns the pool of input blocks. A block that is not submitted returns to the pool when it is dropped.
     pub fn inputs(&self) -> &Pool {
         &self.inputs
     }
@@ -168,9 +168,9 @@ impl Queue {
     /// Makes a dead letter pending again, as if it had not been attempted.
     ///
     /// # Errors
-    /// [`Busy::TaskState`] if it is no dead letter; [`Gone::Task`] if it is over; [`InvalidData::TaskInputs`] if its submitter
-    /// ended before its inputs were complete; [`Mismatch::Options`](crate::error::Mismatch::Options) for a task of another
-    /// queue; [`Unreachable::Forked`].
+    /// [`Busy::TaskState`] if the task is not a dead letter; [`Gone::Task`] if it is over; [`InvalidData::TaskInputs`]
+    /// if its submitter ended before its inputs were complete; [`Mismatch::Options`](crate::error::Mismatch::Options)
+    /// for a task of another queue; [`Unreachable::Forked`].
     pub fn retry(&self, task: &TaskRef) -> Result<()> {
         self.open.require_ours()?;
         let id = self.open.id(task)?;
@@ -193,7 +193,7 @@ impl Queue {
         purged.map_err(|state| self.open.not_in(id, state, "done or dead"))
     }
 
-    /// Counts what is in the queue. Takes as long as looking at all tasks and blocks.
+    /// Counts tasks and blocks by their states. The time is proportional to the numbers of tasks and blocks.
     pub fn stats(&self) -> QueueStats {
         let audit = self.open.queue().audit();
         let (completed, returned) = self.open.queue().totals();
@@ -216,47 +216,47 @@ impl Queue {
         }
     }
 
-    /// How many tasks it has room for.
+    /// Returns the maximum number of tasks.
     pub fn capacity(&self) -> u32 {
         self.open.queue().shape().tasks
     }
 
-    /// Bytes of an input block.
+    /// Returns the bytes of an input block.
     pub fn input_bytes(&self) -> u64 {
         self.open.inputs.shape().block_bytes
     }
 
-    /// Bytes of the largest output.
+    /// Returns the bytes of the largest output.
     pub fn output_bytes(&self) -> u64 {
         self.open.outputs.shape().block_bytes
     }
 
-    /// How long an attempt may take, unless it is [extended](ClaimedTask::extend); `None`: as long as it likes.
+    /// Returns how long an attempt may take unless it is [extended](ClaimedTask::extend); `None` means no limit.
     pub fn lease(&self) -> Option<Duration> {
         Some(self.open.queue().shape().lease).filter(|lease| *lease != 0).map(Duration::from_millis)
     }
 
-    /// Where the blocks are.
+    /// Returns where the blocks are.
     pub fn place(&self) -> Place {
         self.open.inputs.segment().place()
     }
 
-    /// The GPU that this process uses them on; `None` for host memory.
+    /// Returns the GPU on which this process uses the blocks; `None` for host memory.
     pub fn gpu(&self) -> Option<&Gpu> {
         self.open.inputs.gpu()
     }
 
-    /// The name.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         self.open.name()
     }
 
-    /// Which queue of that name it is: of one that was removed and made again there is another.
+    /// Returns the version, which differs between queues that were created under one name after each other.
     pub fn version(&self) -> u64 {
         self.open.inputs.version()
     }
 
-    /// The domain.
+    /// Returns the domain.
     pub fn domain(&self) -> &Domain {
         self.open.domain()
     }
@@ -285,14 +285,14 @@ impl Open {
         self.inputs.domain()
     }
 
-    /// The lease on the queue.
+    /// Returns the number of the lease on the queue.
     fn lease(&self) -> Result<u64> {
         let keep = self.inputs.keep();
         let gone = || Unreachable::protocol(format!("it gave {:?} without a lease", self.name()));
         Ok(keep.ok_or_else(gone)?.lease())
     }
 
-    /// Not in a forked child.
+    /// Returns false in a forked child.
     fn is_ours(&self) -> bool {
         self.control.generation == fork_generation()
     }
@@ -305,7 +305,7 @@ impl Open {
         TaskRef::new(self.name(), self.inputs.version(), id)
     }
 
-    /// The error that a task is not in a state that the caller needs.
+    /// Returns the error that a task is not in a state that the caller needs.
     fn not_in(&self, id: shm::TaskId, state: shm::TaskState, wanted: &'static str) -> Error {
         match TaskStatus::of(state) {
             TaskStatus::Gone => self.gone(id),
@@ -313,18 +313,18 @@ impl Open {
         }
     }
 
-    /// The error that a claim has been taken back.
+    /// Returns the error that a claim has been taken back.
     fn fenced(&self, claimed: &shm::Claimed) -> Error {
         Gone::Claim { task: self.reference(claimed.id()).to_string(), attempt: claimed.attempt() }.into()
     }
 
-    /// The error that a task is over.
+    /// Returns the error that a task is over.
     fn gone(&self, id: shm::TaskId) -> Error {
         Error::Gone(Gone::Task { task: self.reference(id).to_string() })
     }
 
-    /// Polls until there is something, or the wait is over; sleeps in between, and looks for leases that have ended. Returns
-    /// `None` if the wait is over.
+    /// Polls until `poll` returns a value or the wait ends; sleeps in between, and ends overdue leases. Returns `None`
+    /// if the wait has ended.
     fn await_event<T>(
         &self,
         event: Event,
@@ -333,7 +333,7 @@ impl Open {
         mut poll: impl FnMut() -> Result<Option<T>>,
     ) -> Result<Option<T>> {
         let mut found = None;
-        // Polling may do more than look: what it finds is the caller's.
+        // Polling may have effects, so its value must not be lost.
         let now = spin.spin(waiting.start(), waiting.timeout(), || {
             found = poll().transpose();
             found.is_some()
@@ -346,7 +346,7 @@ impl Open {
         found
     }
 
-    /// As [`await_event`](Self::await_event), without polling at first. Reads the clock if it is not told the time.
+    /// As [`await_event`](Self::await_event), without spinning first. Reads the clock if the caller passes no time.
     fn sleep_until<T>(
         &self,
         event: Event,
@@ -355,7 +355,7 @@ impl Open {
         mut poll: impl FnMut() -> Result<Option<T>>,
     ) -> Result<Option<T>> {
         loop {
-            // Before the time is looked at: a caller that never waits looks after the leases, too.
+            // Done before the clock is read, so that a caller that never waits ends overdue leases, too.
             self.queue().tend(self.pools());
             let Some(left) = waiting.left(now.take().unwrap_or_else(Instant::now)) else { return Ok(None) };
             self.domain().link().require_broker()?;

@@ -1,4 +1,4 @@
-//! Making queues, and finding those that others have made.
+//! Options to create a queue, or to open an existing one.
 
 use std::time::Duration;
 
@@ -14,9 +14,9 @@ use crate::{
     pool::{Wanted, wanted_setters},
 };
 
-/// Which queue, and how it is to be; see [`Domain::queue`].
+/// The name and the options of a queue; see [`Domain::queue`].
 ///
-/// A queue that exists has to be as is said here; what is not said may be as it likes.
+/// An existing queue must agree with the options that are set. It may have any value for the others.
 #[derive(Debug, Clone)]
 #[must_use = "options do nothing until create(), open() or open_or_create()"]
 pub struct QueueOptions {
@@ -33,29 +33,30 @@ impl QueueOptions {
         Self { wanted, tasks: None, inputs: None, outputs: None, lease: None }
     }
 
-    /// How many tasks there may be at a time, with those that have an unread result: 1 to 131,072. 1024 by
-    /// default.
+    /// Sets the maximum number of tasks at a time, including those with a result that was not taken: 1 to 131,072. By
+    /// default 1024.
     pub fn tasks(mut self, tasks: u32) -> Self {
         self.tasks = Some(tasks);
         self
     }
 
-    /// The pool of input blocks: how many, and bytes of each. By default the queue has none for use, and its tasks have
-    /// arguments only.
+    /// Sets the number of input blocks, and the bytes of each. By default the queue has none, and its tasks have only
+    /// arguments.
     pub fn inputs(mut self, blocks: u32, block_bytes: u64) -> Self {
         self.inputs = Some((blocks, block_bytes));
         self
     }
 
-    /// The pool of output blocks: how many, and bytes of each. Each attempt takes one, each result that was not taken keeps
-    /// one. By default the queue has none for use.
+    /// Sets the number of output blocks, and the bytes of each. Each attempt takes one, and each result keeps one until
+    /// it is taken. By default the queue has none.
     pub fn outputs(mut self, blocks: u32, block_bytes: u64) -> Self {
         self.outputs = Some((blocks, block_bytes));
         self
     }
 
-    /// How long an attempt may take, at least a millisecond, before its task goes to another worker. For workers that may hang;
-    /// one that needs longer [extends](super::ClaimedTask::extend) its lease. By default an attempt ends with its worker only.
+    /// Sets how long an attempt may take before its task goes to another worker, at least 1 ms. This is for workers
+    /// that may hang; a worker that needs longer [extends](super::ClaimedTask::extend) its lease. By default an attempt
+    /// has no time limit, and ends only with its worker.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = Some(lease);
         self
@@ -63,7 +64,7 @@ impl QueueOptions {
 
     wanted_setters!("queue", "blocks");
 
-    /// Makes it.
+    /// Creates the queue.
     ///
     /// # Errors
     /// [`Denied::NameExists`](crate::error::Denied::NameExists); [`InvalidArgument::Options`](crate::error::InvalidArgument::Options);
@@ -72,7 +73,8 @@ impl QueueOptions {
         self.wanted.create(self.control()?).and_then(Queue::new)
     }
 
-    /// Makes it of memory that other code allocated, as [`PoolOptions::create_in`](crate::PoolOptions::create_in).
+    /// Creates the queue in memory that other code has allocated, as
+    /// [`PoolOptions::create_in`](crate::PoolOptions::create_in).
     ///
     /// # Errors
     /// As [`PoolOptions::create_in`](crate::PoolOptions::create_in).
@@ -80,7 +82,7 @@ impl QueueOptions {
         self.wanted.create_in(memory, self.control()?).and_then(Queue::new)
     }
 
-    /// Opens it.
+    /// Opens the queue.
     ///
     /// # Errors
     /// As [`PoolOptions::open`](crate::PoolOptions::open).
@@ -97,7 +99,7 @@ impl QueueOptions {
         self.wanted.open_or_create(self.control()?, |control| self.check(control)).and_then(Queue::new)
     }
 
-    /// Returns the shape of the queue to make.
+    /// Returns the shape of the queue to create.
     fn control(&self) -> Result<Control> {
         let invalid = |why: String| self.wanted.invalid(why);
         if self.wanted.name.len() > MAX_NAME {
@@ -108,7 +110,7 @@ impl QueueOptions {
         if !(1..=MAX_TASKS).contains(&tasks) {
             return Err(invalid(format!("it has room for 1 to {MAX_TASKS} tasks, not {tasks}")));
         }
-        // A pool has at least one block, also an unused one.
+        // A pool has at least one block, even if it is not used.
         let pool = |what: &str, asked: Option<(u32, u64)>| match asked.unwrap_or((1, 1)) {
             (blocks, _) if !(1..=MAX_BLOCKS).contains(&blocks) => {
                 Err(invalid(format!("it has 1 to {MAX_BLOCKS} blocks of {what}, not {blocks}")))
@@ -127,7 +129,7 @@ impl QueueOptions {
         }
         let queue = QueueShape { tasks, outputs, output_bytes, lease };
         let control = Control { blocks, block_bytes, zeroed: false, topic: None, queue: Some(queue) };
-        // As many as a file can have.
+        // No more bytes than a file can have.
         match control.data_bytes().filter(|bytes| i64::try_from(*bytes).is_ok()) {
             Some(_) => Ok(control),
             None => Err(invalid("its blocks have more than 2^63 bytes together".into())),
@@ -154,6 +156,7 @@ impl QueueOptions {
     }
 }
 
-/// Bytes of a name. Those of [`signals`](super::signals) are longer by less than the rest of what a name can have.
+/// The most bytes of a name. The names of [`signals`](super::signals) are longer, but still within the limit of all
+/// names.
 const MAX_NAME: usize = 200;
 const TASKS: u32 = 1024;

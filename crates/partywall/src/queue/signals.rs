@@ -1,4 +1,4 @@
-//! The timelines by which streams say that inputs and outputs are complete.
+//! The timelines by which streams signal that inputs and outputs are complete.
 
 use std::{
     collections::BTreeMap,
@@ -15,24 +15,24 @@ use crate::{
     timeline::{Order, Timeline, TimelineWriter},
 };
 
-/// The timelines of this process in a queue, once streams need them, and those of others, once they were asked for. All handles
-/// of the queue share them.
+/// The timelines of this process in a queue, created when streams need them, and those of other processes, once opened.
+/// All handles of the queue share them.
 #[derive(Debug, Default)]
 pub(crate) struct Signals {
-    /// By their lanes.
+    /// The timelines of this process, by lane.
     writers: Mutex<Vec<Writer>>,
-    /// By the rows and lanes of their writers.
+    /// The timelines of other processes, by the rows and lanes of their writers.
     others: Mutex<BTreeMap<(u16, u8), Arc<Timeline>>>,
 }
 
-/// The values of one timeline come in the order of one stream, so streams that work at the same time have one each.
+/// The values of one timeline follow the order of one stream, so each stream that works at the same time needs its own.
 #[derive(Debug)]
 struct Writer {
     signals: TimelineWriter,
     order: Order,
-    /// The last value that was promised.
+    /// The last promised value.
     last: u64,
-    /// The stream that stores it.
+    /// The stream that stores the value.
     stream: RawStream,
 }
 
@@ -43,9 +43,9 @@ impl Writer {
 }
 
 impl Open {
-    /// Has `stream` signal once it is done with what is on it now.
+    /// Makes `stream` signal once all work that is on it now is done.
     pub(super) fn signal_on(&self, stream: StreamRef<'_>) -> Result<(Order, StreamPoint)> {
-        // Should another stream have the handle of a former one by now, it waits for the former one's signals at most.
+        // If a new stream has got the handle of a former one, it only waits for signals of the former one.
         let stream_of = |writer: &Writer| writer.stream == stream.raw();
         let mut writers = self.signals().writers.lock().ignore_poison();
         let its = writers.iter().position(stream_of).or_else(|| writers.iter().position(Writer::is_idle));
@@ -56,7 +56,7 @@ impl Open {
                 writers.push(writer);
                 writers.len() - 1
             }
-            // Waits for the signals of its former stream.
+            // The stream then waits for the signals of that lane's former stream.
             None => (0..MOST_LANES).min_by_key(|lane| writers[*lane].last).unwrap_or_default(),
         };
         let writer = &mut writers[lane];
@@ -80,14 +80,14 @@ impl Open {
             return Ok(known);
         }
         match self.domain().timeline(&self.timeline_name(row, point.lane)) {
-            // Another process may have the row by now, and a timeline of that name.
+            // Another process may have got the row meanwhile, and a timeline of that name.
             Ok(timeline) => Ok(Some(Arc::new(timeline)).filter(is_it).map(|timeline| self.keep(its, timeline))),
             Err(Error::Gone(_)) => Ok(None),
             Err(other) => Err(other),
         }
     }
 
-    /// Keeps the timeline of a member, and forgets those that have ended, so that they are not listed.
+    /// Keeps the timeline of a member, and drops those that have ended, so that listings no longer show them.
     fn keep(&self, its: (u16, u8), timeline: Arc<Timeline>) -> Arc<Timeline> {
         let mut others = self.signals().others.lock().ignore_poison();
         let former = others.insert(its, timeline.clone());
@@ -109,5 +109,5 @@ impl Open {
     }
 }
 
-/// Streams of one process that signal at the same time without waiting for each other.
+/// The number of streams of one process that signal without waiting for each other.
 const MOST_LANES: usize = 32;

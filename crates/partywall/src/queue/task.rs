@@ -19,7 +19,7 @@ use crate::{
     wait::{Wait, Waiting},
 };
 
-/// A task to submit: what is to be done, with which inputs, and how much room its output needs.
+/// A task to submit: the kind of work, its inputs, and the size of its output.
 #[derive(Debug)]
 #[must_use = "a task does nothing until it is submitted"]
 pub struct Task {
@@ -41,9 +41,9 @@ enum NamedInput {
 /// A task that could not be submitted.
 #[derive(Debug)]
 pub struct Unsubmitted {
-    /// Why.
+    /// The reason.
     pub error: Error,
-    /// The tasks that were not submitted, with their blocks. Those before them were: their tickets are in
+    /// The tasks that were not submitted, with their blocks. The tasks before them were submitted: their tickets are in
     /// [`submitted`](Self::submitted).
     pub tasks: Vec<Task>,
     /// The tickets of the tasks that were submitted.
@@ -51,47 +51,47 @@ pub struct Unsubmitted {
 }
 
 impl Task {
-    /// A task of a kind that workers know, such as `sqrt`: at most 32 bytes. It has no inputs, no arguments and no output, and
-    /// may be attempted 3 times.
+    /// Returns a task of a kind that workers know, such as `sqrt`: at most 32 bytes. It has no inputs, no arguments and
+    /// no output, and may be attempted 3 times.
     pub fn new(kind: &str) -> Self {
         let kind = kind.to_owned();
         Self { kind, arguments: Vec::new(), inputs: Vec::new(), output: 0, max_attempts: ATTEMPTS, cancel: false }
     }
 
-    /// Adds an input: a block of the queue's [inputs](Queue::inputs), at most 8. Workers read it in place; it is free when the
-    /// task is done and no attempt may read it any more.
+    /// Adds an input: a block of the queue's [inputs](Queue::inputs). A task has at most 8 inputs. Workers read the
+    /// block in place. It is free again once the task is done and no attempt may read it any more.
     pub fn input(mut self, block: Block) -> Self {
         self.inputs.push(NamedInput::Block(block));
         self
     }
 
-    /// Adds an input: a part of a segment that is [attached](Queue::attach) to the queue. Blocks and parts are at most 8 together,
-    /// in the order in which they are added. Workers read it in place.
+    /// Adds an input: a part of a segment that is [attached](Queue::attach) to the queue. Blocks and parts keep the
+    /// order in which they are added, and are at most 8 together. Workers read the part in place.
     pub fn part(mut self, part: SegmentPart) -> Self {
         self.inputs.push(NamedInput::Part(part));
         self
     }
 
-    /// Arguments for the worker, at most 512 bytes.
+    /// Sets the arguments for the worker, at most 512 bytes.
     pub fn arguments(mut self, bytes: &[u8]) -> Self {
         self.arguments = bytes.to_vec();
         self
     }
 
-    /// Bytes of the output that each attempt gets room for; 0: the task has no output.
+    /// Sets the bytes of output that each attempt gets room for; 0 means no output.
     pub fn output(mut self, bytes: u64) -> Self {
         self.output = bytes;
         self
     }
 
-    /// How often the task may be attempted before it is a dead letter: 1 to 255.
+    /// Sets how often the task may be attempted before it becomes a dead letter: 1 to 255.
     pub fn max_attempts(mut self, attempts: u8) -> Self {
         self.max_attempts = attempts;
         self
     }
 
-    /// Whether the task ends when its submitter dies or closes the queue: it is cancelled if it is pending, and its result is
-    /// dropped otherwise. By default it stays.
+    /// Sets whether the task ends when its submitter dies or closes the queue: a pending task is cancelled, and the
+    /// result of any other is dropped. False by default.
     pub fn cancel_with_submitter(mut self, cancel: bool) -> Self {
         self.cancel = cancel;
         self
@@ -102,7 +102,7 @@ impl Task {
         self.inputs.into_iter().filter_map(NamedInput::into_block).collect()
     }
 
-    /// Refuses a task that no queue takes, or not this one.
+    /// Refuses a task that is invalid, or that does not fit this queue.
     fn check(&self, open: &Open) -> Result<()> {
         let Self { kind, arguments, inputs, output, .. } = self;
         let name = || format!("task {kind:?} for queue {:?}", open.name());
@@ -136,30 +136,31 @@ impl Task {
 }
 
 impl Queue {
-    /// Submits a task, and waits for a place. The inputs were written by the CPU, or by streams that were waited for.
+    /// Submits a task, and waits until the queue has room for it. The inputs were written by the CPU, or by streams
+    /// that were waited for.
     ///
     /// # Errors
-    /// The task comes back with the error. [`Busy::QueueFull`]; [`Error::Cancelled`]; [`InvalidArgument::Range`] for a task that
-    /// is too long; [`Mismatch::BlockSize`] for a larger output than the queue's; [`Mismatch::Options`] for blocks of another
-    /// pool or queue; [`Gone::Attachment`] for a part of a segment that was detached;
-    /// [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to wait;
-    /// [`Gone::HeldBlock`] if the broker gave a block to others, because it took this process
-    /// for dead; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
+    /// The error contains the task. [`Busy::QueueFull`]; [`Error::Cancelled`]; [`InvalidArgument::Range`] for a task
+    /// that is too long; [`Mismatch::BlockSize`] for an output larger than the queue's; [`Mismatch::Options`] for
+    /// blocks of another pool or queue; [`Gone::Attachment`] for a part of a segment that was detached;
+    /// [`Unreachable::Gone`](crate::error::Unreachable::Gone) if it has to wait without a broker; [`Gone::HeldBlock`]
+    /// if the broker took this process for dead and gave a block to another process;
+    /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn submit<'w>(&self, task: Task, wait: impl Into<Wait<'w>>) -> Result<Ticket, Box<Unsubmitted>> {
         self.submit_at([task], None, Some(wait.into())).map(|mut tickets| tickets.swap_remove(0))
     }
 
-    /// Submits a task if there is a place for it.
+    /// Submits a task if the queue has room for it. Does not wait.
     ///
     /// # Errors
-    /// As [`submit`](Self::submit), but for those of waiting.
+    /// As [`submit`](Self::submit), except those of waiting.
     pub fn try_submit(&self, task: Task) -> Result<Ticket, Box<Unsubmitted>> {
         self.submit_at([task], None, None).map(|mut tickets| tickets.swap_remove(0))
     }
 
-    /// Submits a task whose inputs are complete when everything is done that is on `stream` now. Does not wait for that:
-    /// workers order their streams behind it ([`ClaimedTask::wait_inputs_on`](super::ClaimedTask::wait_inputs_on)). If this
-    /// process dies before, the task is a dead letter.
+    /// Submits a task whose inputs are complete once all work that is on `stream` now is done. Does not wait for that:
+    /// workers order their streams behind it ([`ClaimedTask::wait_inputs_on`](super::ClaimedTask::wait_inputs_on)). If
+    /// this process dies before that, the task becomes a dead letter.
     ///
     /// # Errors
     /// As [`submit`](Self::submit) and [`TimelineWriter::signal_on`](crate::TimelineWriter::signal_on).
@@ -176,7 +177,7 @@ impl Queue {
         self.submit_at([task], Some(ready), Some(wait.into())).map(|mut tickets| tickets.swap_remove(0))
     }
 
-    /// Submits several tasks in their order, and wakes workers once.
+    /// Submits several tasks in order, and wakes workers once.
     ///
     /// # Errors
     /// As [`submit`](Self::submit). The tasks before the one that failed are submitted.
@@ -196,13 +197,14 @@ impl Queue {
     ) -> Result<Vec<Ticket>, Box<Unsubmitted>> {
         let _span = tracing::trace_span!("submit", queue = self.name()).entered();
         let mut tasks = tasks.into_iter();
-        // Waking takes several times as long as submitting: a worker that is woken now has its task when it runs.
+        // Waking a worker takes several times as long as submitting a task, and the tasks are there by the time the
+        // worker runs.
         self.open.queue().notify_workers(tasks.len());
         let mut submitted = Vec::with_capacity(tasks.len());
         let mut waiting = None;
         let mut failed = None;
         for mut task in tasks.by_ref() {
-            // More than once while other processes try to detach what it names.
+            // Repeated only while other processes try to detach a segment that the task names.
             let put = loop {
                 let place = self.reserve(&task, wait, &mut waiting);
                 match place.and_then(|place| self.put(place, &mut task, ready)) {
@@ -231,7 +233,7 @@ impl Queue {
         }
     }
 
-    /// Takes a place for a task, and waits for one if there is a wait; `waiting` once that has begun.
+    /// Reserves a place for a task. Waits for one if there is a `wait`; `waiting` is set once that has begun.
     fn reserve<'w>(&self, task: &Task, wait: Option<Wait<'w>>, waiting: &mut Option<Waiting<'w>>) -> Result<Reserved> {
         self.open.require_ours()?;
         task.check(&self.open)?;
@@ -240,7 +242,7 @@ impl Queue {
             return Ok(place);
         }
         let Some(wait) = wait else { return Err(self.full()) };
-        // Tasks of this call that workers do not know of may fill the queue.
+        // Workers must know of the earlier tasks of this call, because those may fill the queue.
         self.open.queue().notify_workers(usize::MAX);
         let waiting = waiting.get_or_insert_with(|| wait.begin());
         let place = self.open.await_event(Event::Space, &self.spin, waiting, || Ok(self.open.queue().reserve(row)))?;
@@ -252,7 +254,7 @@ impl Queue {
 
     /// Puts a task into a place. Returns `None` if another place is needed.
     fn put(&self, place: Reserved, task: &mut Task, ready: Option<StreamPoint>) -> Result<Option<Ticket>> {
-        // Once the task is pending, other threads of this process may read the blocks, or have them.
+        // Once the task is pending, other threads of this process may read the blocks or own them.
         task.inputs.iter_mut().for_each(NamedInput::end_use);
         let held = task.inputs.iter().map(NamedInput::as_new).collect::<Result<Vec<_>>>();
         let held = match held {
@@ -277,7 +279,7 @@ impl Queue {
             Ok(id) => {
                 drop(held);
                 for block in task.inputs.drain(..).filter_map(NamedInput::into_block) {
-                    // It is the queue's now.
+                    // The block belongs to the queue now.
                     let _ = block.into_held();
                 }
                 Ok(Some(Ticket::new(self.open.clone(), id)))
@@ -286,7 +288,7 @@ impl Queue {
                 true => Ok(None),
                 false => Err(Gone::Attachment { queue: self.name().to_owned(), attachment }.into()),
             },
-            // The broker has taken the place back: it knows why.
+            // The broker has taken the place back, so its answer gives the reason.
             Err(NotSubmitted::Lost) => {
                 self.domain().ping()?;
                 Err(self.full())

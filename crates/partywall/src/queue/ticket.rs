@@ -1,4 +1,4 @@
-//! Tickets: what became of a task, and its result.
+//! Tickets: the state of submitted tasks, and their results.
 
 use std::{fmt, str::FromStr, sync::Arc, time::Duration};
 
@@ -17,8 +17,8 @@ use crate::{
     wait::Wait,
 };
 
-/// A task that was submitted. Dropping it changes nothing: the task goes on, and any process can take its result by the
-/// [reference](Self::task).
+/// A submitted task. Dropping the ticket changes nothing: the task continues, and any process can take its result by
+/// the [reference](Self::task).
 #[derive(Debug)]
 pub struct Ticket {
     pub(super) open: Arc<Open>,
@@ -26,7 +26,8 @@ pub struct Ticket {
     spin: AdaptiveSpin,
 }
 
-/// Names a task of a queue, for any process: to be sent through any channel, as text or as bytes. It keeps nothing alive.
+/// The reference of a task, for any process. It can be sent through any channel, as text or as bytes. It keeps nothing
+/// alive.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct TaskRef {
     queue: String,
@@ -35,7 +36,7 @@ pub struct TaskRef {
     generation: u64,
 }
 
-/// A result that was taken. Its output is the taker's, and comes back to the queue when it is dropped.
+/// A result that was taken. Its output belongs to this process, and returns to the queue when it is dropped.
 #[derive(Debug)]
 pub struct TaskResult {
     output: Option<Block>,
@@ -43,47 +44,47 @@ pub struct TaskResult {
     attempt: u8,
 }
 
-/// A task that is in a queue.
+/// A task in a listing of a queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TaskInfo {
-    /// The task.
+    /// The reference of the task.
     pub task: TaskRef,
-    /// How far it is.
+    /// Its state.
     pub status: TaskStatus,
     /// The kind of work.
     pub kind: String,
-    /// How often it was claimed.
+    /// How often it has been claimed.
     pub attempts: u8,
-    /// How often it may be.
+    /// How often it may be claimed.
     pub max_attempts: u8,
     /// How long ago it was submitted.
     pub age: Duration,
-    /// Why its last attempts had no result, with their numbers, at most 4.
+    /// Why its last attempts had no result, with their numbers; at most 4.
     pub failures: Vec<(u8, TaskFailure)>,
-    /// What the last worker said that failed it; empty if it said nothing.
+    /// The reason that the last worker gave for failing it; empty if none did.
     pub text: String,
 }
 
-/// How far a task is.
+/// The state of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum TaskStatus {
     /// It waits for a worker.
     Pending,
-    /// A worker has it.
+    /// A worker has claimed it.
     Claimed {
         /// The number of the attempt, from 1.
         attempt: u8,
     },
-    /// A stream of its worker completes it.
+    /// A stream of its worker will complete it.
     Enqueued {
         /// The number of the attempt, from 1.
         attempt: u8,
     },
     /// It has a result that no process has taken.
     Done,
-    /// It is a dead letter: it was attempted as often as it may be.
+    /// It is a dead letter: all its attempts have failed.
     Dead,
     /// Its result was taken, or it was cancelled or purged.
     Gone,
@@ -97,15 +98,15 @@ impl Ticket {
     /// Waits until the task is done, and takes its result.
     ///
     /// # Errors
-    /// [`InvalidData::TaskFailed`] for a dead letter, which stays; [`Gone::Task`](crate::error::Gone::Task) if the result was
-    /// taken, or the task was cancelled or purged; [`Error::Timeout`], [`Error::Cancelled`];
-    /// [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to wait;
-    /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
+    /// [`InvalidData::TaskFailed`] for a dead letter, which stays in the queue;
+    /// [`Gone::Task`](crate::error::Gone::Task) if the result was taken, or the task was cancelled or purged;
+    /// [`Error::Timeout`], [`Error::Cancelled`]; [`Unreachable::Gone`](crate::error::Unreachable::Gone) if it has to
+    /// wait without a broker; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn wait<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<TaskResult> {
         self.await_result(wait.into(), || self.try_take())
     }
 
-    /// Polls until there is something to return. Only a call that has to wait looks at the time.
+    /// Polls until `poll` returns a value. Only a call that has to wait reads the clock.
     pub(super) fn await_result<T>(&self, wait: Wait<'_>, poll: impl Fn() -> Result<Option<T>>) -> Result<T> {
         if let Some(found) = poll()? {
             return Ok(found);
@@ -118,7 +119,7 @@ impl Ticket {
     /// Takes the result if the task is done.
     ///
     /// # Errors
-    /// As [`wait`](Self::wait), but for those of waiting.
+    /// As [`wait`](Self::wait), except those of waiting.
     pub fn try_take(&self) -> Result<Option<TaskResult>> {
         self.open.require_ours()?;
         let row = self.open.domain().link().row();
@@ -132,7 +133,7 @@ impl Ticket {
         Ok(Some(TaskResult::new(output, taken.bytes, taken.attempt)))
     }
 
-    /// Waits until the task is done, and leaves its result.
+    /// Waits until the task is done, and leaves its result in the queue.
     ///
     /// # Errors
     /// As [`wait`](Self::wait).
@@ -148,15 +149,15 @@ impl Ticket {
         })
     }
 
-    /// How far the task is.
+    /// Returns the state of the task.
     pub fn status(&self) -> TaskStatus {
         TaskStatus::of(self.open.queue().state(self.id))
     }
 
-    /// Cancels the task if no worker has it.
+    /// Cancels the task unless a worker has claimed it.
     ///
     /// # Errors
-    /// [`Busy::TaskRunning`] if a worker has it; [`Gone::Task`](crate::error::Gone::Task) if it is over;
+    /// [`Busy::TaskRunning`] if a worker has claimed it; [`Gone::Task`](crate::error::Gone::Task) if it is over;
     /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn cancel(&self) -> Result<()> {
         self.open.require_ours()?;
@@ -170,7 +171,7 @@ impl Ticket {
         Err(Busy::TaskRunning { task: self.task().to_string(), attempt }.into())
     }
 
-    /// The task, for other processes.
+    /// Returns the reference of the task, for other processes.
     pub fn task(&self) -> TaskRef {
         self.open.reference(self.id)
     }
@@ -188,7 +189,7 @@ impl Ticket {
 }
 
 impl Queue {
-    /// Lists the tasks that are in the queue and that `of` accepts, at most `most`.
+    /// Returns up to `most` tasks of the queue whose state satisfies `of`.
     pub fn tasks(&self, most: usize, of: impl Fn(TaskStatus) -> bool) -> Vec<TaskInfo> {
         let now = members::now();
         let tasks = self.open.queue().tasks(0, most, |state| of(TaskStatus::of(state)));
@@ -205,7 +206,7 @@ impl Queue {
         tasks.collect()
     }
 
-    /// The ticket of a task that another process has submitted.
+    /// Returns a ticket for a task that another process has submitted.
     ///
     /// # Errors
     /// [`Mismatch::Options`] for a task of another queue.
@@ -215,7 +216,7 @@ impl Queue {
 }
 
 impl Open {
-    /// Returns which task of this queue is meant.
+    /// Returns the number of a task of this queue.
     pub(super) fn id(&self, task: &TaskRef) -> Result<TaskId> {
         let TaskRef { queue, version, index, generation } = task;
         if (queue.as_str(), *version) == (self.name(), self.inputs.version()) {
@@ -231,22 +232,23 @@ impl TaskResult {
         Self { output, bytes, attempt }
     }
 
-    /// The block that the worker has written; `None` if the task has no output. It may be longer than the output.
+    /// Returns the block that the worker has written; `None` if the task has no output. It may be longer than the
+    /// output.
     pub fn output(&self) -> Option<&Block> {
         self.output.as_ref()
     }
 
-    /// As [`output`](Self::output), the caller's.
+    /// Returns the block that the worker has written, and gives it to the caller.
     pub fn into_output(self) -> Option<Block> {
         self.output
     }
 
-    /// Bytes of the output that the submitter asked for.
+    /// Returns the bytes of output that the submitter asked for.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The number of the attempt that succeeded, from 1.
+    /// Returns the number of the attempt that succeeded, from 1.
     pub fn attempt(&self) -> u8 {
         self.attempt
     }
@@ -264,7 +266,7 @@ impl TaskStatus {
         }
     }
 
-    /// Its name for programs.
+    /// Returns the name that programs see.
     pub fn name(self) -> &'static str {
         match self {
             Self::Pending => "pending",
@@ -282,12 +284,12 @@ impl TaskRef {
         Self { queue: queue.to_owned(), version, index: id.index, generation: id.generation }
     }
 
-    /// The queue's name.
+    /// Returns the queue's name.
     pub fn queue(&self) -> &str {
         &self.queue
     }
 
-    /// The queue's version: of a name that was removed and made again there is another.
+    /// Returns the queue's version, which differs between queues that were created under one name after each other.
     pub fn version(&self) -> u64 {
         self.version
     }
