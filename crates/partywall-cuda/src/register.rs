@@ -1,4 +1,4 @@
-//! Shared host memory that the GPU reaches directly: a mapping, page-locked and registered with the driver.
+//! Host memory that the GPU accesses directly: a mapping that is page-locked and registered with the driver.
 #![allow(unsafe_code)] // driver calls
 
 use std::ffi::c_void;
@@ -10,17 +10,17 @@ use partywall_os::map::{SealedMap, SharedMap};
 use crate::abi::{DevicePtr, MEMHOSTREGISTER_DEVICEMAP, MEMHOSTREGISTER_PORTABLE, MEMHOSTREGISTER_READ_ONLY};
 use crate::{Access, AccessError, Context, CuResult, CudaError, DeviceSlice, StreamRef};
 
-/// A mapping of a memfd that is registered with CUDA (`cuMemHostRegister`): copies from and to it are asynchronous and
-/// run at full speed, streams may wait for its words and write them, kernels may use it in place. Valid for every
-/// context of the process.
+/// A mapping of a memfd that is registered with CUDA (`cuMemHostRegister`). Copies from and to it are asynchronous and
+/// run at full speed, streams may wait for its words and write them, and kernels may use it in place. It is valid for
+/// every context of the process.
 ///
-/// Keeps the mapping alive. Dropping it unregisters, which may wait for running work; a failure goes to
-/// [`Context::take_drop_error`]. Drain the streams that use it first. `Send` and `Sync`: it gives out addresses and
-/// checked ranges only.
+/// Keeps the mapping alive. Dropping it unregisters the memory, which may wait for running work; a failure goes to
+/// [`Context::take_drop_error`]. Drain the streams that use it first. `Send` and `Sync`: it gives out only addresses
+/// and checked ranges.
 pub struct HostRegistration {
     context: Context,
     map: Map,
-    /// The length of the map at registration. A shared map may grow; its new part is not registered.
+    /// The length of the map at registration, in bytes. A shared map may grow; its new part is not registered.
     bytes: usize,
     device_ptr: DevicePtr,
 }
@@ -34,17 +34,17 @@ enum Map {
 impl HostRegistration {
     /// Registers frozen memory, for reading.
     ///
-    /// Page-locks it: 0.4 ms per MiB (measured). Host-synchronous.
+    /// Page-locks the memory, which takes 0.4 ms per MiB (measured). Blocks the host meanwhile.
     ///
     /// # Errors
     /// `CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED` if any page of the mapping is registered in this process;
-    /// `CUDA_ERROR_OUT_OF_MEMORY` if the pages cannot be locked; `CUDA_ERROR_NOT_SUPPORTED` where the device cannot
-    /// have read-only registrations; `CUDA_ERROR_INVALID_VALUE` for a mapping of no bytes.
+    /// `CUDA_ERROR_OUT_OF_MEMORY` if the pages cannot be locked; `CUDA_ERROR_NOT_SUPPORTED` if the device does not
+    /// support read-only registrations; `CUDA_ERROR_INVALID_VALUE` for an empty mapping.
     pub fn frozen(context: &Context, map: Arc<SealedMap>) -> Result<Self, CudaError> {
         Self::new(context, Map::Frozen(map))
     }
 
-    /// Registers memory that processes write, with the access that the mapping has and as long as it is now.
+    /// Registers memory that processes write, with the access and the length that the mapping has now.
     ///
     /// # Errors
     /// As [`HostRegistration::frozen`].
@@ -68,7 +68,7 @@ impl HostRegistration {
         let mut device_ptr = 0;
         // SAFETY: the pointer is to a live address; the range was just registered; flags must be 0.
         let found = unsafe { driver.mem_host_get_device_pointer(&mut device_ptr, map.address(), 0) };
-        // From here on dropping it unregisters.
+        // From here on, dropping the registration unregisters the memory.
         let registration = Self { context: context.clone(), map, bytes, device_ptr };
         found?;
         Ok(registration)
@@ -82,19 +82,19 @@ impl HostRegistration {
         self.as_slice().slice(offset, len)
     }
 
-    /// Returns all of it, as streams and kernels take it.
+    /// Returns the whole memory, as streams and kernels take it.
     #[must_use]
     pub fn as_slice(&self) -> DeviceSlice<'_> {
         // SAFETY: the range stays registered with this access while `self` is borrowed.
         unsafe { DeviceSlice::from_raw(self.device_ptr, self.len(), self.map.access()) }
     }
 
-    /// Enqueues a copy of its bytes from `offset` on to device memory. Returns at once: page-locked memory is read by
-    /// the copy engine itself. The registration must not be dropped before the stream has done it.
+    /// Enqueues a copy of bytes from `offset` on to device memory. Returns immediately, because the copy engine reads
+    /// page-locked memory itself. Do not drop the registration before the stream has completed the copy.
     ///
     /// # Errors
-    /// The bytes are not inside it, the destination is read-only, the stream is captured (a graph may be launched when
-    /// the registration is gone), or the driver refuses; nothing is then enqueued.
+    /// The range is out of bounds, the destination is read-only, the stream is captured (a graph may be launched after
+    /// the registration is dropped), or the driver refuses. Nothing is enqueued then.
     pub fn enqueue_copy_to(
         &self,
         stream: StreamRef<'_>,
@@ -114,11 +114,11 @@ impl HostRegistration {
         })
     }
 
-    /// Enqueues a copy of device memory to its bytes from `offset` on, as [`HostRegistration::enqueue_copy_to`].
+    /// Enqueues a copy of device memory to the bytes from `offset` on, as [`HostRegistration::enqueue_copy_to`].
     ///
     /// # Errors
-    /// The bytes are not inside it, it is read-only, the stream is captured, or the driver refuses; nothing is then
-    /// enqueued.
+    /// The range is out of bounds, the memory is read-only, the stream is captured, or the driver refuses. Nothing is
+    /// enqueued then.
     pub fn enqueue_copy_from(
         &self,
         stream: StreamRef<'_>,
@@ -219,7 +219,7 @@ impl Drop for HostRegistration {
     }
 }
 
-/// Adds the usual meaning of a refusal.
+/// Adds the usual cause to an error of the registration.
 fn explain(error: CudaError, bytes: usize) -> CudaError {
     let meaning = match error.code {
         CuResult::HOST_MEMORY_ALREADY_REGISTERED => {

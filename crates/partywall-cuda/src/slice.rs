@@ -7,9 +7,9 @@ use crate::{Access, CudaError};
 
 /// A range of device memory that was checked against its owner: `len` bytes from `device_ptr`.
 ///
-/// A number pair with a lifetime, free to copy, `Send` and `Sync`. It gives no access to the bytes from the host, and
-/// no exclusiveness: other processes may read and write the same memory at any time, and so may other slices here.
-/// Order is made by streams, events and timelines, never by borrows.
+/// A pair of numbers with a lifetime: `Copy`, `Send` and `Sync`. It gives the host no access to the bytes, and it is
+/// not exclusive: other processes and other slices may read and write the same memory at any time. Streams, events and
+/// timelines create order; borrows do not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceSlice<'a> {
     device_ptr: u64,
@@ -18,8 +18,8 @@ pub struct DeviceSlice<'a> {
     owner: PhantomData<&'a ()>,
 }
 
-/// A request on device memory that was refused or failed. Everything but [`AccessError::Driver`] is found before
-/// anything is enqueued, and is a mistake of the caller.
+/// A request on device memory that was refused or failed. Every variant except [`AccessError::Driver`] is a mistake of
+/// the caller that is found before anything is enqueued.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AccessError {
@@ -41,7 +41,7 @@ pub enum AccessError {
         /// Bytes of the destination.
         destination_len: u64,
     },
-    /// The operation works on elements, and the range does not begin or end at one.
+    /// The operation works on elements, and the range does not begin and end at element boundaries.
     #[error("{len} bytes at {device_ptr:#x} are not a range of {element}-byte elements")]
     Misaligned {
         /// First address.
@@ -51,17 +51,17 @@ pub enum AccessError {
         /// Bytes of one element.
         element: u64,
     },
-    /// A write to memory that is mapped read-only here: on the GPU it would end the context.
+    /// A write to memory that is mapped read-only in this process. On the GPU such a write would end the context.
     #[error("the device memory is mapped read-only in this process")]
     ReadOnly,
-    /// A stream that is being captured into a graph, given to an operation that waits for it or that uses host memory,
-    /// whose address would stay in the graph.
+    /// A stream that is being captured into a graph, in an operation that waits for the stream or whose host address
+    /// would stay in the graph.
     #[error("the stream is being captured into a CUDA graph, which this call cannot be part of")]
     Capturing,
-    /// A stream of another CUDA context than the memory's.
+    /// A stream of a CUDA context other than the memory's.
     #[error("the stream is of another CUDA context than the memory, which is of its device's primary one")]
     OtherContext,
-    /// The driver refused, or an earlier operation failed.
+    /// The driver refused the call, or an earlier operation failed.
     #[error(transparent)]
     Driver(#[from] CudaError),
 }
@@ -77,7 +77,7 @@ impl<'a> DeviceSlice<'a> {
         Self { device_ptr, len, access, owner: PhantomData }
     }
 
-    /// Returns a part of it.
+    /// Returns a part of the range.
     ///
     /// # Errors
     /// [`AccessError::OutOfRange`].
@@ -112,7 +112,7 @@ impl<'a> DeviceSlice<'a> {
         self.access
     }
 
-    /// Returns how many elements of `element` bytes it is, all aligned to their size.
+    /// Returns the number of elements of `element` bytes, if the range is aligned to them.
     pub(crate) fn elements(&self, element: u64) -> Result<u64, AccessError> {
         if self.device_ptr.is_multiple_of(element) && self.len.is_multiple_of(element) {
             Ok(self.len / element)
@@ -128,8 +128,8 @@ impl<'a> DeviceSlice<'a> {
         }
     }
 
-    /// Returns its length as the driver counts it. Device addresses are 64 bits wide, and so is `usize` on every
-    /// platform that the driver exists for.
+    /// Returns the length as the driver takes it. Device addresses have 64 bits, and so has `usize` on every platform
+    /// of the driver.
     pub(crate) fn size(&self) -> usize {
         self.len as usize
     }
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     fn slice(device_ptr: u64, len: u64) -> DeviceSlice<'static> {
-        // SAFETY: the address is only calculated with.
+        // SAFETY: the address is used only in calculations.
         unsafe { DeviceSlice::from_raw(device_ptr, len, Access::ReadOnly) }
     }
 

@@ -11,13 +11,13 @@ use crate::abi::{Handle, HostFunction, STREAM_CAPTURE_STATUS_NONE, STREAM_NON_BL
 use crate::result::none_if;
 use crate::{AccessError, Context, ContextGuard, CuResult, CudaError, DeviceSlice, Driver};
 
-/// The driver's handle of a stream (`CUstream`, `cudaStream_t`) as a number: what frameworks hand over.
+/// The driver's handle of a stream (`CUstream`, `cudaStream_t`) as a number, the form in which frameworks pass it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RawStream(pub u64);
 
 impl RawStream {
-    /// The default stream as code compiled in the usual way names it; the same stream as [`RawStream::LEGACY_DEFAULT`]
-    /// for every call of this crate.
+    /// The default stream as most compiled code names it. For every call of this crate it is the same stream as
+    /// [`RawStream::LEGACY_DEFAULT`].
     pub const NULL: Self = Self(0);
     /// The default stream that waits for all blocking streams of the context (`CU_STREAM_LEGACY`).
     pub const LEGACY_DEFAULT: Self = Self(1);
@@ -40,10 +40,11 @@ impl fmt::Debug for RawStream {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StreamId(u64);
 
-/// A stream of our own, which does not wait for the default stream nor it for this one (`CU_STREAM_NON_BLOCKING`).
+/// A stream that this crate created. It does not wait for the default stream, and the default stream does not wait for
+/// it (`CU_STREAM_NON_BLOCKING`).
 ///
-/// Dropping it does not wait: the driver finishes the work that is enqueued and then frees it (driver docs of
-/// `cuStreamDestroy`). `Send` and `Sync`: several threads may enqueue, in an order of their own making.
+/// Dropping it does not wait: the driver completes the enqueued work and then frees the stream (driver documentation of
+/// `cuStreamDestroy`). `Send` and `Sync`: several threads may enqueue, and order their calls themselves.
 #[derive(Debug)]
 pub struct Stream {
     context: Context,
@@ -87,7 +88,7 @@ impl Drop for Stream {
     }
 }
 
-/// A borrowed stream of the caller's framework, or of a [`Stream`]. Free to copy, `Send` and `Sync`.
+/// A borrowed stream of the caller's framework, or of a [`Stream`]. `Copy`, `Send` and `Sync`.
 ///
 /// The per-thread default stream differs from thread to thread.
 #[derive(Clone, Copy, Debug)]
@@ -96,8 +97,8 @@ pub struct StreamRef<'a> {
     raw: RawStream,
 }
 
-/// A stream whose context is current on this thread for as long as this lives: where several calls follow each other,
-/// the driver is asked only once which context is current. Not `Send`, as the guard in it.
+/// A stream whose context is current on this thread for as long as this object lives. A sequence of calls then asks the
+/// driver only once which context is current. Not `Send`, because of its guard.
 #[derive(Debug)]
 pub struct CurrentStream<'a> {
     stream: StreamRef<'a>,
@@ -115,13 +116,14 @@ impl<'a> StreamRef<'a> {
         Self { context, raw }
     }
 
-    /// Returns the default stream of the context, which waits for all its blocking streams: simple, and slow.
+    /// Returns the default stream of the context. It waits for all blocking streams of the context, which is simple but
+    /// slow.
     #[must_use]
     pub const fn legacy_default(context: &'a Context) -> Self {
         Self { context, raw: RawStream::LEGACY_DEFAULT }
     }
 
-    /// Returns the stream with its context made current, for several calls.
+    /// Makes the context of the stream current for several calls.
     ///
     /// # Errors
     /// As [`Context::guard`].
@@ -129,26 +131,26 @@ impl<'a> StreamRef<'a> {
         Ok(CurrentStream { stream: self, _guard: self.context.guard()? })
     }
 
-    /// Waits until everything on the stream is done. Blocks for as long as the stream waits for another process.
+    /// Waits until all work on the stream is done. Blocks for as long as the stream waits for another process.
     ///
     /// # Errors
-    /// What that work failed with; `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` while the stream is captured.
+    /// The error of that work; `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` while the stream is captured.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         let wait = || {
             let _guard = self.context.guard()?;
             // SAFETY: the stream is live; a context is current.
             unsafe { self.context.driver().stream_synchronize(self.handle()) }
         };
-        // A caller frees the memory of the work after an error. So the driver is asked twice: if the
-        // work failed, the second call reports it again, and if only the first call failed, the work has ended after
-        // it.
+        // After an error a caller frees the memory that the work uses, so the driver is asked twice. If the work
+        // failed, the second call reports that again. If only the first call failed, the work has ended after the
+        // second.
         wait().inspect_err(|_| drop(wait()))
     }
 
-    /// Returns whether everything on the stream is done. Does not wait.
+    /// Returns whether all work on the stream is done. Does not wait.
     ///
     /// # Errors
-    /// What that work failed with: a cheap way to see whether the context is still alive.
+    /// The error of that work. This is a cheap test of whether the context is still usable.
     pub fn is_done(&self) -> Result<bool, CudaError> {
         let _guard = self.context.guard()?;
         // SAFETY: the stream is live; a context is current.
@@ -183,8 +185,7 @@ impl<'a> StreamRef<'a> {
     /// Copies host bytes to the device, in stream order, and waits for it.
     ///
     /// # Errors
-    /// The lengths differ, the destination is read-only, the stream is captured, or what the stream's work failed
-    /// with.
+    /// The lengths differ, the destination is read-only, the stream is captured, or work on the stream failed.
     pub fn copy_from_host(&self, destination: DeviceSlice<'_>, source: &[u8]) -> Result<(), AccessError> {
         self.require_not_capturing()?;
         // SAFETY: `source` is borrowed until the copy is waited for, below. If that wait fails, the context is lost
@@ -196,8 +197,8 @@ impl<'a> StreamRef<'a> {
     /// Copies device memory to host bytes, in stream order, and waits for it.
     ///
     /// # Errors
-    /// The lengths differ, the stream is captured, or what the stream's work failed with; the destination's contents
-    /// are then undefined.
+    /// The lengths differ, the stream is captured, or work on the stream failed. The contents of the destination are
+    /// undefined then.
     pub fn copy_to_host(&self, destination: &mut [u8], source: DeviceSlice<'_>) -> Result<(), AccessError> {
         self.require_not_capturing()?;
         // SAFETY: `destination` is borrowed until the copy is waited for; see `copy_from_host` for a failing wait.
@@ -237,14 +238,14 @@ impl<'a> StreamRef<'a> {
         Ok(())
     }
 
-    /// Enqueues a copy of host bytes to the device. From ordinary memory the call itself may block behind what the
-    /// stream waits for; from a [`PinnedBuffer`](crate::PinnedBuffer) it does not.
+    /// Enqueues a copy of host bytes to the device. From pageable memory, the call itself may block until the stream
+    /// has finished what it waits for; from a [`PinnedBuffer`](crate::PinnedBuffer) it does not.
     ///
     /// # Errors
     /// The lengths differ, the destination is read-only, or the driver refuses; nothing is then enqueued.
     ///
     /// # Safety
-    /// `source` stays allocated and unchanged until the stream has done the copy; if the stream is being captured,
+    /// `source` stays allocated and unchanged until the stream has completed the copy; if the stream is being captured,
     /// until the last launch of that graph has.
     pub unsafe fn enqueue_copy_from_host(
         &self,
@@ -260,15 +261,15 @@ impl<'a> StreamRef<'a> {
         })
     }
 
-    /// Enqueues a copy of device memory to host bytes; blocking as for
-    /// [`enqueue_copy_from_host`](Self::enqueue_copy_from_host).
+    /// Enqueues a copy of device memory to host bytes. It may block as
+    /// [`enqueue_copy_from_host`](Self::enqueue_copy_from_host) may.
     ///
     /// # Errors
     /// The lengths differ, or the driver refuses; nothing is then enqueued.
     ///
     /// # Safety
-    /// `destination` stays allocated, unread and unwritten until the stream has done the copy; if the stream is being
-    /// captured, until the last launch of that graph has.
+    /// `destination` stays allocated, unread and unwritten until the stream has completed the copy; if the stream is
+    /// being captured, until the last launch of that graph has.
     pub unsafe fn enqueue_copy_to_host(
         &self,
         destination: &mut [u8],
@@ -282,7 +283,7 @@ impl<'a> StreamRef<'a> {
         })
     }
 
-    /// Counts and enqueues a copy of `bytes` bytes, unless there are none.
+    /// Counts and enqueues a copy of `bytes` bytes. Does nothing for 0 bytes.
     pub(crate) fn copy(
         &self,
         bytes: u64,
@@ -312,14 +313,15 @@ impl<'a> StreamRef<'a> {
         self.raw.handle()
     }
 
-    /// Refuses a captured stream: a host-synchronous call would leave its host addresses in the graph.
+    /// Refuses a captured stream, because a host-synchronous call would leave its host addresses in the graph.
     pub(crate) fn require_not_capturing(&self) -> Result<(), AccessError> {
         if self.is_capturing()? { Err(AccessError::Capturing) } else { Ok(()) }
     }
 }
 
 impl CurrentStream<'_> {
-    /// Returns whether the stream is being captured into a graph, or its capture was invalidated and is not ended yet.
+    /// Returns whether the stream is being captured into a graph, also if the capture was invalidated and has not ended
+    /// yet.
     ///
     /// # Errors
     /// `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT` for the legacy default stream while a stream that it waits for is
@@ -331,8 +333,8 @@ impl CurrentStream<'_> {
         Ok(status != STREAM_CAPTURE_STATUS_NONE)
     }
 
-    /// Returns which stream it is. Unlike the handle, which the driver gives out again, no other stream of the process
-    /// ever has the same identity; and default streams of two threads have different identities.
+    /// Returns the identity of the stream. The driver reuses handles, but no other stream of the process ever has the
+    /// same identity. The default streams of two threads have different identities.
     ///
     /// # Errors
     /// `CUDA_ERROR_NOT_FOUND` from a driver older than CUDA 12.
@@ -343,15 +345,17 @@ impl CurrentStream<'_> {
         Ok(StreamId(id))
     }
 
-    /// Has the driver call `function` once, on a thread of its own, when everything that is on the stream now is done;
-    /// what is enqueued later waits until it has returned. Every stream of the context may have to wait for it, so it
-    /// is short, and waits for nothing.
+    /// Makes the driver call `function` once, on a thread of the driver, when all work that is on the stream now is
+    /// done. Work that is enqueued later waits until it has returned. Every stream of the context may have to wait for
+    /// it, so it must be short and must not wait for anything.
     ///
-    /// It must not call CUDA, nor drop what does: such calls are refused (`CUDA_ERROR_NOT_PERMITTED`). A panic in it
-    /// ends the process. If the context is lost before, it is never called, and what it owns is never dropped.
+    /// It must not call CUDA, nor drop an object that does: such calls are refused (`CUDA_ERROR_NOT_PERMITTED`). A
+    /// panic in it ends the process. If the context is lost before the call, the function is never called, and its
+    /// captures are never dropped.
     ///
     /// # Errors
-    /// The stream is captured (a graph might call it more than once), or the driver refuses; nothing is then enqueued.
+    /// The stream is captured (a graph might call the function more than once), or the driver refuses. Nothing is
+    /// enqueued then.
     pub fn enqueue_host_function(&self, function: impl FnOnce() + Send + 'static) -> Result<(), AccessError> {
         if self.is_capturing()? {
             return Err(AccessError::Capturing);

@@ -1,8 +1,8 @@
-//! The driver's entry points: found once in `libcuda.so.1` at run time, called through thin checked methods.
+//! The driver's entry points, looked up once in `libcuda.so.1` at run time, and called through thin checked methods.
 //!
-//! The lowest of the crate's three levels, and its middle one: each entry point is a function pointer in [`Entries`]
-//! and a method of [`Driver`] of the same meaning that turns the driver's number into a `Result` which names the call.
-//! The methods stay unsafe and private to the crate; the safe owners are the other modules.
+//! These are the lower two of the crate's three levels: each entry point is a function pointer in [`Entries`] and a
+//! method of [`Driver`] that turns the driver's code into a `Result` whose error names the call. The methods are unsafe
+//! and private to the crate; the other modules are the safe owners.
 //!
 //! Where `cuda.h` redirects a name to a `_v2` symbol, the `_v2` symbol is bound: the plain one is an older function.
 #![allow(unsafe_code)] // loads the driver, calls through its function pointers
@@ -27,29 +27,28 @@ pub struct Driver {
     entries: Entries,
     library: String,
     simulated: bool,
-    /// Copies that were asked for.
+    /// The number of requested copies.
     copies: AtomicU64,
     /// Keeps the function pointers valid; `None` if they are the program's own.
     _keep: Option<Library>,
 }
 
-/// Why there is no usable CUDA driver in this process.
+/// The reason why this process has no usable CUDA driver.
 ///
-/// Not a fault of the caller: on a machine without a GPU this is the normal result.
+/// This is not a fault of the caller: it is the normal result on a machine without a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
     /// The dynamic linker did not find or could not load the library: no driver is installed, or a container was
-    /// started without one.
+    /// started without it.
     #[error("cannot load the CUDA driver library {tried}: {reason}")]
     Library {
         /// The name or path that was tried.
         tried: String,
-        /// What `dlerror` said, without the name.
+        /// The text of `dlerror`, without the name.
         reason: String,
     },
-    /// The library lacks a required entry point: it is older than this crate
-    /// supports, or a stub.
+    /// The library lacks a required entry point: it is older than this crate supports, or it is a stub.
     #[error("the CUDA driver library {library} has no entry point {symbol}")]
     MissingSymbol {
         /// The name or path of the library.
@@ -66,7 +65,7 @@ pub enum LoadError {
     NotLinked,
 }
 
-/// The version of the CUDA driver API, as the installed driver counts it (driver 550 says 12.4).
+/// The version of the CUDA driver API (12.4 for driver 550).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DriverVersion {
     /// 12 in 12.4.
@@ -82,16 +81,16 @@ impl fmt::Display for DriverVersion {
 }
 
 impl Driver {
-    /// The environment variable that chooses another driver than `libcuda.so.1`: the path of a library, or
+    /// The environment variable that selects a driver other than `libcuda.so.1`: the path of a library, or
     /// [`SIMULATED`](Self::SIMULATED).
     pub const LIBRARY_VARIABLE: &'static str = "PARTYWALL_LIBCUDA";
 
-    /// The value of [`LIBRARY_VARIABLE`](Self::LIBRARY_VARIABLE) that chooses the simulated driver which is part of the
-    /// program `partywall`.
+    /// The value of [`LIBRARY_VARIABLE`](Self::LIBRARY_VARIABLE) that selects the simulated driver, which is a part of
+    /// the program `partywall`.
     pub const SIMULATED: &'static str = "simulated";
 
-    /// Makes [`SIMULATED`](Self::SIMULATED) choose the driver whose functions `find` knows. The first call counts. Call
-    /// it before [`load`](Self::load).
+    /// Makes [`SIMULATED`](Self::SIMULATED) select the driver whose functions `find` returns. Only the first call
+    /// counts. Call it before [`load`](Self::load).
     ///
     /// # Safety
     /// For each name `find` returns null, or the address of a function with the signature that `cuda.h` gives to the
@@ -100,8 +99,8 @@ impl Driver {
         LINKED.get_or_init(|| find);
     }
 
-    /// Returns the driver of this process. The first call loads it (a few milliseconds; it does not initialise CUDA),
-    /// later calls return what the first one found, the failure included.
+    /// Returns the driver of this process. The first call loads it, which takes a few milliseconds and does not
+    /// initialise CUDA. Later calls return the same result, also if it is an error.
     ///
     /// # Errors
     /// The library or one of its entry points is missing.
@@ -115,11 +114,11 @@ impl Driver {
             .map_err(Clone::clone)
     }
 
-    /// Initialises CUDA in this process: about 210 ms the first time (measured), next to nothing later. [`Device`]'s
-    /// constructors call it.
+    /// Initialises CUDA in this process, which takes about 210 ms the first time (measured) and almost no time later.
+    /// The constructors of [`Device`] call it.
     ///
-    /// A process that forked after this call has no CUDA in the child: every call there fails with
-    /// `CUDA_ERROR_NOT_INITIALIZED`, and the child's copies of the GPU files keep the parent's memory alive.
+    /// In a child that was forked after this call, every call fails with `CUDA_ERROR_NOT_INITIALIZED`, and the child's
+    /// copies of the GPU files keep the parent's memory alive.
     ///
     /// # Errors
     /// `CUDA_ERROR_NO_DEVICE`, or a kernel driver that does not match the library.
@@ -142,19 +141,20 @@ impl Driver {
         Ok(DriverVersion { major: version / 1000, minor: version % 1000 / 10 })
     }
 
-    /// Returns the library that was loaded, as it was named to the dynamic linker, or [`SIMULATED`](Self::SIMULATED).
+    /// Returns the library that was loaded, as the dynamic linker was given it, or [`SIMULATED`](Self::SIMULATED).
     #[must_use]
     pub fn library(&self) -> &str {
         &self.library
     }
 
-    /// Returns whether it is Partywall's simulated driver, which says so by a function that the vendor's lacks.
+    /// Returns whether this is Partywall's simulated driver, which has a function that the vendor's lacks.
     #[must_use]
     pub fn is_simulated(&self) -> bool {
         self.simulated
     }
 
-    /// Returns how many copies this crate has asked it for in this process: to show that something is done without any.
+    /// Returns how many copies this crate has requested in this process. Tests use it to show that an operation makes
+    /// no copy.
     #[must_use]
     pub fn copies(&self) -> u64 {
         self.copies.load(Ordering::Relaxed)
@@ -165,7 +165,7 @@ impl Driver {
         self.copies.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Loads one library; apart from [`Driver::load`] so that a test can fail without spoiling the process.
+    /// Loads one library. Separate from [`Driver::load`], so that a test of a failure does not affect the process.
     fn open(library: &OsStr) -> Result<Self, LoadError> {
         let name = library.to_string_lossy().into_owned();
         // SAFETY: running the library's initialisers is what loading the driver means. The name is that of the
@@ -223,7 +223,7 @@ impl fmt::Debug for Driver {
     }
 }
 
-/// Returns the driver, if this process has loaded it; loads nothing.
+/// Returns the driver if this process has loaded it. Does not load it.
 pub(crate) fn loaded() -> Option<&'static Driver> {
     LOADED.get()?.as_ref().ok()
 }
@@ -240,7 +240,7 @@ unsafe fn static_text(look_up: impl FnOnce(*mut *const c_char) -> Result<(), Cud
     unsafe { CStr::from_ptr(text) }.to_str().ok()
 }
 
-/// Returns what `dlerror` said, which libloading keeps as the source of its own error.
+/// Returns the text of `dlerror`, which libloading keeps as the source of its own error.
 fn linker_text(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
@@ -249,7 +249,7 @@ fn check(call: &'static str, code: CuResult) -> Result<(), CudaError> {
     if code.is_success() { Ok(()) } else { Err(CudaError::new(call, code)) }
 }
 
-/// Returns the name of a call in errors: the symbol without the suffix of its version.
+/// Returns the name of a call for errors: the symbol without the suffix of its version.
 const fn unversioned(symbol: &'static str) -> &'static str {
     match symbol.as_bytes() {
         [name @ .., b'_', b'v', b'2'] => symbol.split_at(name.len()).0,
@@ -257,10 +257,10 @@ const fn unversioned(symbol: &'static str) -> &'static str {
     }
 }
 
-/// One list makes the struct of function pointers, its lookup, and the checked methods of [`Driver`].
+/// Generates the struct of function pointers, its lookup, and the checked methods of [`Driver`] from one list.
 ///
-/// A line reads: need, method, symbol, arguments. `required` symbols must exist; an `optional` one that is missing fails
-/// at its call with `CUDA_ERROR_NOT_FOUND`.
+/// A line contains: need, method, symbol, arguments. `required` symbols must exist. A call of an `optional` one that is
+/// missing fails with `CUDA_ERROR_NOT_FOUND`.
 macro_rules! entry_points {
     (@pointer required ($($type:ty),*)) => { unsafe extern "C" fn($($type),*) -> CuResult };
     (@pointer optional ($($type:ty),*)) => { Option<unsafe extern "C" fn($($type),*) -> CuResult> };
@@ -289,13 +289,13 @@ macro_rules! entry_points {
     ($($page:literal { $(
         $(#[$only:meta])* $need:ident $method:ident = $symbol:literal ($($argument:ident: $type:ty),* $(,)?);
     )* })*) => {
-        /// The function pointers; what the vendor documents on one page stands together.
+        /// The function pointers, grouped as in the vendor's documentation.
         struct Entries {
             $($($(#[$only])* $method: entry_points!(@pointer $need ($($type),*)),)*)*
         }
 
         impl Entries {
-            /// Looks every symbol up; the error is the first required one that is missing.
+            /// Looks up every symbol. The error is the first required symbol that is missing.
             ///
             /// # Safety
             /// `find` returns null or the address of a function with the signature that `cuda.h` gives to the name,
@@ -499,7 +499,7 @@ entry_points! {
     }
 }
 
-/// The versioned name: the unversioned one is only there where a toolkit is installed, and may be its stub.
+/// The versioned name. The unversioned one exists only where a toolkit is installed, and may be the toolkit's stub.
 const LIBRARY: &str = "libcuda.so.1";
 
 static LOADED: OnceLock<Result<Driver, LoadError>> = OnceLock::new();

@@ -1,12 +1,12 @@
-//! Filling device memory from the host at full speed, piece by piece.
+//! Copies from the host to device memory at full speed, piece by piece.
 #![allow(unsafe_code)] // asynchronous copies
 
 use crate::{AccessError, Context, CudaError, DeviceSlice, Event, PinnedBuffer, Stream};
 
-/// Copies host bytes to the device through two page-locked buffers on a stream of its own: while one is copied out,
-/// the other is filled. `Send`, for one thread at a time.
+/// Copies host bytes to the device through two page-locked buffers, on a stream of its own: while the device copies
+/// from one, the host fills the other. `Send`, for one thread at a time.
 ///
-/// Dropping it waits for the copies that are under way, which end by themselves.
+/// Dropping it waits for the copies that are under way, which complete without help.
 #[derive(Debug)]
 pub struct Upload {
     stream: Stream,
@@ -21,19 +21,19 @@ struct UploadSlot {
 }
 
 impl Upload {
-    /// Two buffers of `bytes` bytes.
+    /// Creates two buffers of `bytes` bytes each.
     ///
     /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY` if the host has no memory to lock; `CUDA_ERROR_INVALID_VALUE` for 0 bytes.
+    /// `CUDA_ERROR_OUT_OF_MEMORY` if the host cannot lock so much memory; `CUDA_ERROR_INVALID_VALUE` for 0 bytes.
     pub fn new(context: &Context, bytes: u64) -> Result<Self, CudaError> {
         let slot = || Ok(UploadSlot { buffer: PinnedBuffer::new(context, bytes)?, copied: Event::new(context)? });
         Ok(Self { slots: [slot()?, slot()?], stream: Stream::new(context)?, current: 0 })
     }
 
-    /// Returns the buffer for the next pieces. Waits until it has been copied out.
+    /// Returns the buffer for the next pieces. Waits until its last copy is complete.
     ///
     /// # Errors
-    /// What an earlier copy failed with.
+    /// The error of an earlier copy.
     pub fn buffer(&mut self) -> Result<&mut [u8], CudaError> {
         let slot = &mut self.slots[self.current];
         // An event that was never recorded counts as reached.
@@ -41,11 +41,11 @@ impl Upload {
         Ok(&mut slot.buffer)
     }
 
-    /// Copies parts of the buffer to the device: from each start, as many bytes as the destination has. Returns
-    /// before they are there; the next [`Upload::buffer`] is the other one.
+    /// Enqueues copies of parts of the buffer to the device: from each offset, as many bytes as the destination has.
+    /// Returns before they are complete; the next [`Upload::buffer`] is the other one.
     ///
     /// # Errors
-    /// A part outside the buffer, a read-only destination, or what the driver says.
+    /// A part is outside the buffer, a destination is read-only, or the driver refuses.
     pub fn submit(&mut self, parts: &[(usize, DeviceSlice<'_>)]) -> Result<(), AccessError> {
         let slot = &self.slots[self.current];
         for (start, destination) in parts {
@@ -65,10 +65,10 @@ impl Upload {
         Ok(())
     }
 
-    /// Waits until everything is there.
+    /// Waits until all copies are complete.
     ///
     /// # Errors
-    /// What a copy failed with.
+    /// The error of a copy.
     pub fn finish(self) -> Result<(), CudaError> {
         self.stream.synchronize()
     }
@@ -76,7 +76,7 @@ impl Upload {
 
 impl Drop for Upload {
     fn drop(&mut self) {
-        // If waiting fails, the context is lost and the copies with it.
+        // If the wait fails, the context is lost, and the copies with it.
         let waited = self.stream.synchronize();
         self.stream.as_ref().context().record_drop(waited);
     }

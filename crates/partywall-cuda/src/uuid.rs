@@ -1,16 +1,16 @@
-//! The identity of a GPU that is the same in every process: its UUID.
+//! The UUID of a GPU: an identity that is the same in every process.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// The UUID of a device, as `cuDeviceGetUuid` version 2 gives it: of the MIG instance where the device is one.
+/// The UUID of a device, as `cuDeviceGetUuid` version 2 returns it. For a MIG instance it is the UUID of the instance.
 ///
-/// The ordinal of a device depends on `CUDA_VISIBLE_DEVICES` and the process; this does not. Prints like
-/// `nvidia-smi -L`: `GPU-2b6a1c34-…`. Parses that, the same with `MIG-` before it, and the bare UUID.
+/// The ordinal of a device depends on `CUDA_VISIBLE_DEVICES` and on the process; the UUID does not. It is formatted as
+/// in `nvidia-smi -L`: `GPU-2b6a1c34-…`. It is parsed in that form, in the same form with `MIG-`, and as a bare UUID.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeviceUuid(pub [u8; 16]);
 
-/// An error: the text is not the UUID of a device.
+/// The error that a text is not the UUID of a device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not a device UUID: expected GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx in hexadecimal")]
 pub struct ParseUuidError {
@@ -42,7 +42,7 @@ impl FromStr for DeviceUuid {
 fn parse(text: &str) -> Option<DeviceUuid> {
     let bare = text.strip_prefix("GPU-").or_else(|| text.strip_prefix("MIG-")).unwrap_or(text);
     let mut groups = bare.split('-');
-    // Digits only: `from_str_radix` would take a sign.
+    // Only digits are accepted: `from_str_radix` would also accept a sign.
     let mut fits = |length| {
         let group = groups.next()?.as_bytes();
         (group.len() == length && group.iter().all(u8::is_ascii_hexdigit)).then_some(())
@@ -53,7 +53,7 @@ fn parse(text: &str) -> Option<DeviceUuid> {
     Some(DeviceUuid(number.to_be_bytes()))
 }
 
-/// Digits between the hyphens.
+/// The number of digits in each group.
 const DIGITS: [usize; 5] = [8, 4, 4, 4, 12];
 
 #[cfg(test)]

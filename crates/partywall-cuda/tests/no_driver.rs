@@ -1,7 +1,7 @@
-//! A process without a CUDA driver: every question has an answer, nothing panics.
+//! A process without a CUDA driver: every call returns an error, and none panics.
 //!
-//! The driver table of a process is loaded once, and the environment variable is read then; so each case is a process
-//! of its own, this test program started again.
+//! The driver table of a process is loaded once, and reads the environment variable then. Each case therefore runs in a
+//! process of its own, which runs this test program again.
 
 use std::process::Command;
 

@@ -1,5 +1,5 @@
-//! Stream memory operations: a stream writes a word, or waits until a word has a value. The word may be written by any
-//! stream, by a plain store of a CPU, and by other processes: a waiting stream polls it.
+//! Stream memory operations: a stream writes a word, or waits until a word has a value. Any stream, a plain store of a
+//! CPU, and other processes may write the word, so a waiting stream polls it.
 //!
 //! The names without `_v2` are the older interface, which drivers refuse (vendor's documentation).
 
@@ -18,10 +18,10 @@ use crate::stream;
 pub struct BatchOperation {
     operation: u32,
     address: DevicePtr,
-    /// 32-bit values stand in the low half.
+    /// 32-bit values are in the low half.
     value: u64,
     flags: u32,
-    /// The driver's own, and room for members that are longer.
+    /// A field of the driver's, and padding for members that are longer.
     rest: [u64; 2],
 }
 
@@ -48,7 +48,7 @@ enum Operation {
         word: Word,
         value: u64,
     },
-    /// All work of a stream is in order and visible as soon as it is done: a barrier has nothing left to do.
+    /// All work of a stream is ordered, and visible when it is done, so a barrier does nothing.
     Barrier,
 }
 
@@ -75,8 +75,8 @@ impl Word {
         stored.ok_or(Code::ILLEGAL_ADDRESS)
     }
 
-    /// Returns whether a wait for `value` ends at `now`. "At least" is cyclic: the difference, wrapped to the width of
-    /// the word, is not negative.
+    /// Returns whether a wait for `value` ends at `now`. The comparison "at least" is cyclic: it holds if the
+    /// difference, wrapped to the width of the word, is not negative.
     fn meets(self, condition: u32, now: u64, value: u64) -> bool {
         let mask = if self.width == Width::W32 { u64::from(u32::MAX) } else { u64::MAX };
         let sign = mask ^ (mask >> 1);
@@ -92,7 +92,7 @@ impl Word {
 impl Operation {
     fn wait(address: DevicePtr, width: Width, value: u64, flags: u32) -> Result<Self, Code> {
         if flags & FLUSH != 0 {
-            // The device attribute 98 says no, as on the H200.
+            // Device attribute 98 is 0, as on the H200.
             return Err(Code::NOT_SUPPORTED);
         }
         if flags > NOR {
@@ -123,7 +123,7 @@ impl Operation {
         }
     }
 
-    /// An address that no memory is behind is refused when the operation is enqueued.
+    /// An address without memory is refused when the operation is enqueued.
     fn check(self, context: &Ctx) -> Result<(), Code> {
         match self {
             Self::Wait { word, .. } | Self::Write { word, .. } => {

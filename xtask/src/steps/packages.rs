@@ -13,8 +13,8 @@ const FIELDS: [&str; 7] =
     ["description", "license", "readme", "keywords", "categories", "documentation", "rust_version"];
 const LICENCES: [&str; 2] = ["LICENSE-APACHE", "LICENSE-MIT"];
 
-/// Packs all crates that are published, after checking what cargo does not: that they describe themselves, and that the
-/// oldest supported Rust is the one that every test runs on.
+/// Packs all published crates, after two checks that cargo does not make: the crates describe themselves, and the
+/// oldest supported Rust is the one that every test uses.
 pub(super) fn pack(workspace: &Workspace) -> Outcome {
     let check = || {
         for package in &workspace.packages {
@@ -31,8 +31,8 @@ pub(super) fn pack(workspace: &Workspace) -> Outcome {
 
 /// Compiles each crate from its package.
 ///
-/// Cargo takes a package of the same name and version for the same package: it would compile, or use, what it unpacked of an
-/// earlier state of this checkout. So nothing of that is there before, or left afterwards.
+/// Cargo treats packages with the same name and version as the same package: it would compile, or use, the unpacked
+/// package of an earlier state of this checkout. Unpacked packages are therefore removed before and afterwards.
 pub(super) fn compile(workspace: &Workspace) -> Outcome {
     let target = workspace.root.join("target/packages");
     let clean = || unpacked()?.iter().chain([&target]).try_for_each(|folder| remove(folder));
@@ -44,7 +44,8 @@ pub(super) fn compile(workspace: &Workspace) -> Outcome {
     check().into()
 }
 
-/// Returns where cargo has unpacked packages of this project: it names the folder of a registry without a host by a hash alone.
+/// Returns the folders into which cargo has unpacked packages of this project. Cargo names the folder of a registry
+/// without a host by a hash alone.
 fn unpacked() -> Result<Vec<PathBuf>, String> {
     let home = env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| env::home_dir().map(|home| home.join(".cargo")));
@@ -71,13 +72,13 @@ fn remove(folder: &Path) -> Result<(), String> {
     }
 }
 
-/// A dry run uploads nothing. Changes that are not committed are what somebody wants to test.
+/// A dry run uploads nothing. Uncommitted changes are allowed, because a developer may want to test them.
 fn publish(workspace: &Workspace, options: &[&str]) -> Result<(), String> {
     let mut command = workspace.cargo(["publish", "--workspace", "--dry-run", "--allow-dirty"]);
     workspace.run(command.args(options))
 }
 
-/// Returns what a package lacks that is to be published: one that does not say `publish = false`.
+/// Returns the missing fields of a package that will be published: one that does not set `publish = false`.
 fn missing(root: &Path, package: &Value) -> Vec<String> {
     if package["publish"].as_array().is_some_and(Vec::is_empty) {
         return Vec::new();
@@ -115,7 +116,7 @@ fn pinned(text: &str) -> Option<&str> {
     })
 }
 
-/// Whether `1.95.0` is `1.95`.
+/// Returns whether two versions are the same, such as `1.95.0` and `1.95`.
 fn is_release_of(release: &str, version: &str) -> bool {
     let rest = release.strip_prefix(version);
     !version.is_empty() && rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))

@@ -82,7 +82,7 @@ pub(crate) struct Environment<'a> {
 }
 
 impl<'a> Environment<'a> {
-    /// Makes it anew with everything that tests need but the package itself, from the package index.
+    /// Creates it anew with everything that tests need except the package itself, from the package index.
     pub(crate) fn fresh(workspace: &'a Workspace) -> Result<Self, String> {
         let this = Self::of(workspace);
         workspace.run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&this.folder))?;
@@ -106,7 +106,7 @@ impl<'a> Environment<'a> {
     /// Builds the wheel for other machines into `folder`.
     pub(crate) fn wheel(&self, profile: &str, folder: &Path) -> Result<(), String> {
         let words = "-m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps ./python -w";
-        // Named after the oldest C library that it works with, which maturin finds out.
+        // The wheel is named after the oldest C library that it works with, which maturin determines.
         let mut command = self.python(words);
         command.arg(folder).env("PARTYWALL_PROFILE", profile).env("MATURIN_PEP517_ARGS", "--compatibility pypi");
         self.workspace.run(&mut command)
@@ -119,7 +119,8 @@ impl<'a> Environment<'a> {
         self.workspace.run(self.python(words).arg("--find-links").arg(folder))
     }
 
-    /// Checks types, those of the stubs that the build has made included, and these against what was built.
+    /// Checks the types of the package, including the stubs that the build has generated, and compares the stubs with
+    /// the built module.
     fn check_types(&self) -> Result<(), String> {
         self.workspace.run(&mut self.python("-m mypy --config-file python/pyproject.toml -p partywall"))?;
         self.workspace
@@ -135,7 +136,7 @@ impl<'a> Environment<'a> {
         self.workspace.run(&mut command)
     }
 
-    /// Its Python. Tests meet the program that the package brings along, and no broker of the user's.
+    /// Returns a command of its Python. Tests use the program in the package, and no broker of the user.
     fn python(&self, words: &str) -> Command {
         let programs = self.folder.join("bin");
         let mut command = Command::new(programs.join("python"));

@@ -9,7 +9,7 @@ use super::Outcome;
 use crate::changes;
 use crate::tools::{self, Workspace};
 
-/// Names the library that stands in for the vendor's driver.
+/// The variable that names the library in place of the vendor's driver.
 pub(super) const LIBCUDA: &str = "PARTYWALL_LIBCUDA";
 
 /// The packages that are built for tests in Rust. The compiled half of the Python package has none: maturin builds it.
@@ -28,17 +28,17 @@ const EXAMPLES: [&str; 9] = [
     "spans",
 ];
 
-/// Parts of the names of tests that need what a machine may lack.
+/// Parts of the names of tests that need a feature that a machine may lack.
 const NEEDS: [&str; 3] = ["needs_namespaces", "needs_python", "needs_no_gpu"];
 
-/// Which tests run.
+/// A selection of tests.
 #[derive(Default)]
 struct Selection<'a> {
-    /// The test programs; all of them if there is none.
+    /// The test programs; empty for all.
     programs: &'a [&'a str],
-    /// A part of the name of each test.
+    /// A part of the name of every selected test.
     with: Option<&'a str>,
-    /// Parts that no name of a test has.
+    /// Parts that the names of selected tests do not have.
     without: &'a [&'a str],
 }
 
@@ -100,7 +100,7 @@ fn run_those_that(part: &str, workspace: &Workspace) -> Outcome {
     run(workspace, &Selection { with: Some(part), ..Selection::default() }, &[]).into()
 }
 
-/// Leaves out the tests of host memory alone, and those whose members are made by hand out of bytes.
+/// Leaves out the tests of host memory alone, and the tests whose members are made of bytes by hand.
 pub(super) fn on_simulated_gpu(workspace: &Workspace) -> Outcome {
     let selection = Selection {
         programs: &["domain", "stress", "put_get", "names", "members", "watch"],
@@ -110,7 +110,7 @@ pub(super) fn on_simulated_gpu(workspace: &Workspace) -> Outcome {
     let variables = [
         (LIBCUDA, workspace.simulated_driver()),
         ("PARTYWALL_TEST_DEVICE", PathBuf::from("cuda")),
-        // Each of thousands of small segments takes 2 MiB of it and touches a page or two.
+        // Each of thousands of small segments takes 2 MiB of address space and touches a page or two.
         ("SIMCUDA_MEMORY", PathBuf::from("64G")),
     ];
     run(workspace, &selection, &variables).into()
@@ -145,8 +145,8 @@ pub(super) fn unit_tests_of_changes(workspace: &Workspace) -> Outcome {
     workspace.run(in_test_environment(workspace, &mut command)).into()
 }
 
-/// Runs the models of shared words, whose names contain `models`. Everything is compiled with another flag, so that it
-/// has a target directory of its own.
+/// Runs the models of shared words, whose names contain `models`. All code is compiled with another flag, so they have
+/// a target directory of their own.
 pub(super) fn loom(workspace: &Workspace) -> Outcome {
     let which = ["-p", "partywall-shm", "--lib", "--target-dir"];
     let mut command = if tools::has_nextest(workspace) {
@@ -158,9 +158,9 @@ pub(super) fn loom(workspace: &Workspace) -> Outcome {
     workspace.run(&mut command).into()
 }
 
-/// Runs the tests of the crates whose `unsafe` is about memory alone, with every access checked. Miri has no toolchain of
-/// its own here and knows no memfds. The sanitizer is behind an unstable flag, which a stable compiler accepts with
-/// `RUSTC_BOOTSTRAP`; build scripts are compiled without it because a target is named.
+/// Runs the tests of the crates whose `unsafe` concerns only memory, with every access checked. Miri has no toolchain
+/// here and does not support memfds. The sanitizer needs an unstable flag, which a stable compiler accepts with
+/// `RUSTC_BOOTSTRAP`. Build scripts are compiled without it, because a target is named.
 pub(super) fn address_sanitizer(workspace: &Workspace) -> Outcome {
     const TARGET: &str = "x86_64-unknown-linux-gnu";
     if !cfg!(all(target_arch = "x86_64", target_env = "gnu")) {
@@ -196,15 +196,15 @@ fn run(workspace: &Workspace, selection: &Selection<'_>, variables: &[(&str, Pat
 
 /// Builds, once a run, all tests and every program that they start.
 ///
-/// Cargo builds the `partywall` program for its own package's tests only, and the simulated driver for none; neither may be
-/// an old one. The packages are always the same, because other ones would choose other features of their dependencies, and
-/// compile most of them once more.
+/// Cargo builds the `partywall` program only for the tests of its own package, and the simulated driver for none.
+/// Neither may be outdated. The packages are always the same, because others would select other features of their
+/// dependencies, and compile most of them again.
 pub(super) fn build_what_tests_run(workspace: &Workspace) -> Result<(), String> {
     let build = || {
         let examples = EXAMPLES.iter().flat_map(|example| ["--example", example]);
         workspace.run(workspace.cargo(["build", "--lib", "--bins", "--tests"]).args(examples).args(PACKAGES))?;
         if tools::has_nextest(workspace) {
-            // With this list nextest asks cargo for nothing, and does not wait for another step's compilation.
+            // With this list nextest does not call cargo, and does not wait for another step's compilation.
             let path = test_programs(workspace);
             let file = File::create(&path).map_err(|error| format!("cannot create {}: {error}", path.display()))?;
             let words = "nextest list --list-type binaries-only --message-format json --lib --bins --tests";
@@ -220,12 +220,12 @@ fn test_programs(workspace: &Workspace) -> PathBuf {
     workspace.target.join("test-programs.json")
 }
 
-/// Makes tests start the program that was just built, and meet no broker of the user's.
+/// Makes tests start the program that was just built, and use no broker of the user.
 pub(super) fn in_test_environment<'a>(workspace: &Workspace, command: &'a mut Command) -> &'a mut Command {
     command.env("PARTYWALL_BIN", workspace.debug_binary()).env_remove("PARTYWALL_SOCKET").env_remove("PARTYWALL_DOMAIN")
 }
 
-/// Runs more tests at once than nextest would: most of them wait, above all for proofs that processes have ended.
+/// Runs more tests at once than nextest would: most of them wait, mainly for proofs that processes have ended.
 fn nextest_threads() -> [String; 2] {
     let processors = thread::available_parallelism().map_or(1, usize::from);
     ["--test-threads".to_owned(), (2 * processors).to_string()]

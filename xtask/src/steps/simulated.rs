@@ -6,11 +6,11 @@ use super::Outcome;
 use super::rust::{LIBCUDA, build_what_tests_run, in_test_environment};
 use crate::tools::Workspace;
 
-/// Names the seed of the pauses of simulated streams.
+/// The variable with the seed for the pauses of simulated streams.
 const SEED: &str = "SIMCUDA_SEED";
 
-/// Runs the program that tests real GPUs on two simulated ones. Their streams pause at random, so that work that is only
-/// ordered by luck fails; the printed seed repeats a run.
+/// Runs the program that tests real GPUs on two simulated GPUs. Their streams pause at random, so that work without a
+/// proper order fails. The printed seed repeats a run.
 pub(super) fn gpu_tests(workspace: &Workspace) -> Outcome {
     let run = || {
         build_what_tests_run(workspace)?;

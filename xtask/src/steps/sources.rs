@@ -7,7 +7,7 @@ use super::{Outcome, python::OPTIMISED};
 use crate::tools::{self, Workspace};
 use crate::{pages, ptx};
 
-/// The time after which the advisory database counts as out of reach.
+/// The timeout for downloading the advisory database.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(120);
 
 pub(super) fn format(workspace: &Workspace) -> Outcome {
@@ -19,8 +19,8 @@ pub(super) fn clippy(workspace: &Workspace) -> Outcome {
     workspace.run(&mut workspace.cargo(words.split(' '))).into()
 }
 
-/// The program has the name of the library, so that both write their pages to the same place. They are built in turn, and
-/// the pages of the library remain.
+/// The program and the library have the same name, so both write their pages to the same place. They are built one
+/// after the other, and the pages of the library remain.
 pub(super) fn rustdoc(workspace: &Workspace) -> Outcome {
     let build = |targets| {
         let words = format!("doc --workspace {targets} --no-deps --document-private-items");
@@ -34,8 +34,8 @@ pub(super) fn licences(workspace: &Workspace) -> Outcome {
     check().into()
 }
 
-/// Fetches the database and checks against it in two commands, because only a failure of the second says anything about
-/// the dependencies.
+/// Fetches the database and checks against it in two commands, because only a failure of the second concerns the
+/// dependencies.
 pub(super) fn advisories(workspace: &Workspace) -> Outcome {
     let commands = deny(workspace).and_then(|fetch| Ok((fetch, deny(workspace)?)));
     let (mut fetch, mut check) = match commands {
@@ -88,7 +88,7 @@ pub(super) fn kernels(workspace: &Workspace) -> Outcome {
     }
 }
 
-/// Builds the program as `cargo install` does, but for what makes that slow, and checks its size: with debugging
+/// Builds the program as `cargo install` does, without the slow options, and checks its size. With debugging
 /// information it would be several times as large.
 pub(super) fn optimised_binary(workspace: &Workspace) -> Outcome {
     const MAX_BYTES: u64 = 24 << 20;

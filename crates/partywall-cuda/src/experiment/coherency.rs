@@ -1,13 +1,14 @@
-//! Words that kernels of two processes poll and change, in each way that CUDA has for a load and a store.
+//! Words that kernels of two processes poll and change, with each kind of load and store that CUDA has.
 //!
-//! Their source is `kernels/lab.cu`. They spin, which nothing else of this crate does; each ends at a limit.
+//! The source of the kernels is `kernels/lab.cu`. They spin, unlike all others of this crate, and each ends after a
+//! limit.
 
 use std::time::Duration;
 
 use super::launch;
 use crate::{AccessError, Context, CudaError, DeviceBuffer, DeviceSlice, Function, StreamRef};
 
-/// Bytes of the memory in which two processes make an experiment. All are 0 before it.
+/// Bytes of the memory that two processes use for an experiment. All bytes are 0 before it.
 pub const WORDS_BYTES: u64 = PAIRS_DATA + 2 * PAIRS * LINE;
 
 /// The threads for which an operation is ordered: those of a block, of a GPU, or of the system.
@@ -49,51 +50,51 @@ pub enum Store {
     Release(Scope),
 }
 
-/// How data and then a flag are stored, and the flag and then the data loaded.
+/// How data and then a flag are stored, and how the flag and then the data are loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Handover {
-    /// All of it plain.
+    /// Plain data and a plain flag.
     Weak,
-    /// The flag volatile, the data plain.
+    /// A volatile flag and plain data.
     VolatileFlag,
-    /// Both volatile.
+    /// Volatile data and a volatile flag.
     Volatile,
-    /// Both relaxed, for the GPU.
+    /// Relaxed data and a relaxed flag, at GPU scope.
     Relaxed,
     /// As `Fence(Gpu)`, without the reader's fence.
     WriterFence,
-    /// The flag volatile, the data plain, and a fence between them on both sides.
+    /// A volatile flag and plain data, with a fence between them on both sides.
     Fence(Scope),
-    /// The flag released and acquired, the data plain.
+    /// A flag that is released and acquired, and plain data.
     ReleaseAcquire(Scope),
 }
 
-/// The result of a poll. Times are of the GPU's clock, in nanoseconds, the same in all processes.
+/// The result of a poll. Times are nanoseconds of the GPU's clock, which all processes share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PollReport {
-    /// How often it loaded the word.
+    /// How often the kernel loaded the word.
     pub looks: u64,
-    /// When the value was seen, if it was.
+    /// When the kernel saw the value, if it did.
     pub seen: Option<u64>,
-    /// How long it polled without seeing the value.
+    /// How long the kernel polled without seeing the value.
     pub vain: Duration,
 }
 
-/// A store and the answer to it.
+/// The result of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreReport {
-    /// When it was made.
+    /// When the kernel stored the value.
     pub at: u64,
-    /// When its kernel, which still ran, saw the poll's answer; if it did.
+    /// When the kernel, while it still ran, saw the answer of the poll, if it did.
     pub answered: Option<u64>,
 }
 
-/// The result of two kernels that take turns.
+/// The result of two kernels that alternate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TurnsReport {
-    /// How many were taken.
+    /// The number of turns.
     pub taken: u64,
-    /// From the end of the first one to the end of the last one.
+    /// The time from the end of the first turn to the end of the last one.
     pub time: Duration,
 }
 
@@ -102,11 +103,11 @@ pub struct TurnsReport {
 pub struct PairsReport {
     /// How often a flag and its data were read.
     pub looks: u64,
-    /// How often a flag had another value than the time before.
+    /// How often a flag had changed since the previous read.
     pub changes: u64,
     /// How often the data was older than the flag.
     pub old: u64,
-    /// By how many steps, at most.
+    /// The most steps by which the data was older.
     pub worst: u64,
 }
 
@@ -122,7 +123,7 @@ pub struct Coherency {
     result: DeviceBuffer,
 }
 
-/// A poll that runs.
+/// A running poll.
 #[derive(Debug)]
 pub struct Polling<'a> {
     kernels: &'a mut Coherency,
@@ -151,7 +152,8 @@ impl Coherency {
     /// word `started` first. [`Load::Compiled`] cannot look at a clock: it makes a number of rounds.
     ///
     /// # Errors
-    /// `words` is shorter than [`WORDS_BYTES`], `started` is no word, or one of them is read-only; the driver refuses.
+    /// `words` is shorter than [`WORDS_BYTES`], `started` is not one word, or one of them is read-only; the driver
+    /// refuses.
     pub fn poll<'a>(
         &'a mut self,
         stream: StreamRef<'a>,
@@ -183,10 +185,11 @@ impl Coherency {
         Ok(Polling { kernels: self, stream })
     }
 
-    /// Lets a kernel store `value` to the word in `words`, and run on until a poll has answered, or for `limit`. Waits.
+    /// Runs a kernel that stores `value` to the word in `words` and continues until a poll has answered, at most for
+    /// `limit`. Waits for it.
     ///
     /// # Errors
-    /// As [`poll`](Self::poll), and what the stream's work failed with.
+    /// As [`poll`](Self::poll), and the error of the stream's work.
     pub fn store(
         &mut self,
         stream: StreamRef<'_>,
@@ -205,7 +208,8 @@ impl Coherency {
         Ok(StoreReport { at, answered: (answered != 0).then_some(answered) })
     }
 
-    /// Lets a kernel take turns with one of the other process: one of the two follows. Waits; for `limit` at most.
+    /// Runs a kernel that takes turns with a kernel of the other process. One of the two has to pass `follows`. Waits
+    /// for it, at most for `limit`.
     ///
     /// # Errors
     /// As [`store`](Self::store).
@@ -228,7 +232,7 @@ impl Coherency {
         Ok(TurnsReport { taken, time: Duration::from_nanos(end.saturating_sub(first)) })
     }
 
-    /// Lets each thread of a kernel write data and then its flag, again and again for `limit`. Waits.
+    /// Runs a kernel whose threads write data and then a flag, repeatedly for `limit`. Waits for it.
     ///
     /// # Errors
     /// As [`store`](Self::store).
@@ -245,7 +249,7 @@ impl Coherency {
         Ok(stream.synchronize()?)
     }
 
-    /// Lets each thread of a kernel read a flag and then its data, again and again for `limit`. Waits.
+    /// Runs a kernel whose threads read a flag and then its data, repeatedly for `limit`. Waits for it.
     ///
     /// # Errors
     /// As [`store`](Self::store).
@@ -265,7 +269,7 @@ impl Coherency {
         Ok(PairsReport { looks, changes, old, worst })
     }
 
-    /// Sets the result to zeros; its address.
+    /// Sets the result to zero, and returns its address.
     fn clear(&self, stream: StreamRef<'_>) -> Result<u64, AccessError> {
         stream.enqueue_set(self.result.as_slice(), 0)?;
         Ok(self.result.as_slice().device_ptr())
@@ -280,10 +284,10 @@ impl Coherency {
 }
 
 impl Polling<'_> {
-    /// Waits for its end.
+    /// Waits for the end of the poll.
     ///
     /// # Errors
-    /// What the stream's work failed with.
+    /// The error of the stream's work.
     pub fn finish(self) -> Result<PollReport, AccessError> {
         let [looks, began, seen, end, ..] = self.kernels.outcome(self.stream)?;
         Ok(PollReport {
@@ -295,7 +299,7 @@ impl Polling<'_> {
 }
 
 impl Load {
-    /// As `pw_poll` counts them; nothing for the one that has a kernel of its own.
+    /// The number of a load in `pw_poll`; `None` for the load that has a kernel of its own.
     fn code(self) -> Option<u32> {
         Some(match self {
             Self::Compiled => return None,
@@ -308,7 +312,7 @@ impl Load {
 }
 
 impl Store {
-    /// As `pw_store` counts them.
+    /// The number of a store in `pw_store`.
     fn code(self) -> u32 {
         match self {
             Self::Weak => 0,
@@ -320,7 +324,7 @@ impl Store {
 }
 
 impl Handover {
-    /// As `pw_write_pairs` and `pw_read_pairs` count them.
+    /// The number of a combination in `pw_write_pairs` and `pw_read_pairs`.
     fn code(self) -> u32 {
         match self {
             Self::Weak => 0,
@@ -344,13 +348,14 @@ impl Scope {
     }
 }
 
-/// Returns the parameters that both kernels of pairs have: data, flags, words between two of them, how many, how, limit.
+/// Returns the parameters of both kernels of pairs: data, flags, distance between two of them, their number, the
+/// combination, the limit.
 fn pairs(words: DeviceSlice<'_>, handover: Handover, limit: Duration) -> Result<[u64; 6], AccessError> {
     let data = place(words, PAIRS_DATA)?;
     Ok([data, data + PAIRS * LINE, LINE / 8, PAIRS, handover.code().into(), nanoseconds(limit)])
 }
 
-/// The address of a place in the words, which are as long as they ought to be.
+/// Returns the address of a place in the words, after a check of their length.
 fn place(words: DeviceSlice<'_>, offset: u64) -> Result<u64, AccessError> {
     words.require_writable()?;
     let words = words.slice(0, WORDS_BYTES)?;
@@ -362,24 +367,24 @@ fn nanoseconds(limit: Duration) -> u64 {
     u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Bytes between two words: each has a line of every cache for itself.
+/// Bytes between two words: each has a cache line of its own in every cache.
 const LINE: u64 = 128;
 const WORD: u64 = 0;
 const ANSWER: u64 = LINE;
 const LEADER: u64 = 2 * LINE;
 const FOLLOWER: u64 = 3 * LINE;
-/// The words of data, each on a line; behind them the flags.
+/// The number of data words, each on a cache line. The flags follow them.
 const PAIRS_DATA: u64 = 4 * LINE;
 const PAIRS: u64 = 128;
 
 const ONE_THREAD: [u32; 2] = [1, 1];
-/// Blocks and threads: several of both.
+/// The numbers of blocks and threads: several of each.
 const A_THREAD_A_PAIR: [u32; 2] = [4, 32];
 
-/// Some ten milliseconds of multiplying.
+/// A few tens of milliseconds of multiplications.
 const COMPILED_ROUNDS: u64 = 1 << 22;
 
-/// Words of the result; no kernel writes more.
+/// Words of the result. No kernel writes more.
 const RESULTS: usize = 8;
 const RESULT_BYTES: usize = RESULTS * 8;
 

@@ -1,6 +1,6 @@
-//! Images that kernels make smaller and blur.
+//! Kernels that shrink and blur images.
 //!
-//! Their source is `kernels/images.cu`. A pixel is a word of four channels of 8 bits.
+//! The source of the kernels is `kernels/images.cu`. A pixel is a word of four channels of 8 bits.
 
 use std::ffi::CStr;
 
@@ -8,10 +8,10 @@ use super::launch;
 use crate::kernels::ptx;
 use crate::{AccessError, Context, CudaError, DeviceSlice, Function, Module, StreamRef};
 
-/// An image on a device: rows of pixels, one behind the other.
+/// An image on a device: rows of pixels, one after another.
 #[derive(Clone, Copy, Debug)]
 pub struct Image<'a> {
-    /// Its first bytes are the image.
+    /// Memory that begins with the image.
     pub pixels: DeviceSlice<'a>,
     /// In pixels.
     pub width: u32,
@@ -27,10 +27,10 @@ pub struct Images {
 }
 
 impl Images {
-    /// The farthest that a blur reaches.
+    /// The largest radius of a blur, in pixels.
     pub const MOST_RADIUS: u32 = 64;
 
-    /// Loads them. Before any stream waits for another process.
+    /// Loads the kernels. Call it before any stream waits for another process.
     ///
     /// # Errors
     /// As for [`Kernels::load`](crate::Kernels::load).
@@ -39,12 +39,11 @@ impl Images {
         Ok(Self { resize: module.function(c"pw_resize")?, blur: module.function(c"pw_blur")? })
     }
 
-    /// Enqueues making `to` of `from`, in the size of `to`: each pixel is the mean of those that it covers, of one at
-    /// least.
+    /// Enqueues scaling `from` to the size of `to`: each pixel becomes the mean of the pixels that it covers, at least
+    /// one.
     ///
     /// # Errors
-    /// Memory that is too short, not aligned to 4 bytes or, of `to`, read-only; an image without pixels; the driver
-    /// refuses.
+    /// Memory is too short or not aligned to 4 bytes; `to` is read-only; an image has no pixels; the driver refuses.
     pub fn enqueue_resize(&self, stream: StreamRef<'_>, from: Image<'_>, to: Image<'_>) -> Result<(), AccessError> {
         let read = from.readable()?;
         let written = to.writable()?;
@@ -55,11 +54,11 @@ impl Images {
         Ok(unsafe { launch(&self.resize, stream, shape(width * height), parameters) }?)
     }
 
-    /// Enqueues making `to` of `from`, which is as large and other memory: each pixel is the mean of the square around it
-    /// that reaches `radius` pixels far, at most [`Images::MOST_RADIUS`].
+    /// Enqueues blurring `from` into `to`, an image of the same size in other memory: each pixel becomes the mean of
+    /// the square of pixels up to `radius` away, at most [`Images::MOST_RADIUS`].
     ///
     /// # Errors
-    /// As for [`Images::enqueue_resize`]; images of different sizes.
+    /// As for [`Images::enqueue_resize`]; the sizes of the images differ.
     pub fn enqueue_blur(
         &self,
         stream: StreamRef<'_>,
@@ -89,7 +88,7 @@ impl Image<'_> {
         (u64::from(self.width) * u64::from(self.height)).saturating_mul(4)
     }
 
-    /// Its address, if all of it is there.
+    /// Returns the address, if the memory contains the whole image.
     fn readable(&self) -> Result<u64, AccessError> {
         let image = self.pixels.slice(0, self.bytes())?;
         match image.elements(4)? {
@@ -104,7 +103,7 @@ impl Image<'_> {
     }
 }
 
-/// Returns the blocks and threads of a kernel that strides over so many pixels.
+/// Returns the blocks and threads of a kernel that strides over this many pixels.
 fn shape(pixels: u64) -> [u32; 2] {
     // At most `MOST_BLOCKS`, which is 32 bits wide.
     [pixels.div_ceil(u64::from(THREADS)).min(MOST_BLOCKS) as u32, THREADS]

@@ -1,8 +1,7 @@
-//! The calls that sharing code must not make, made on purpose, with the driver's answer as the result.
+//! Calls that sharing code must not make, made on purpose. Each returns the driver's answer.
 //!
-//! For labs that show how sharing fails, and for the tests that hold the facts which this crate relies on. None of them
-//! can harm the host's memory; some of them can end CUDA in the process, which is why labs make those in a process of
-//! their own.
+//! They are for labs that show how sharing fails, and for the tests of facts that this crate relies on. None of them
+//! can harm host memory. Some of them can end CUDA in the process, so labs make those in a separate process.
 #![allow(unsafe_code)] // driver calls
 
 mod coherency;
@@ -24,8 +23,8 @@ use crate::{
     Kernels, LaunchConfig, Module, PhysicalMemory, StreamRef,
 };
 
-/// Device memory of the kinds that have no 64-byte handle and that nothing else in this crate makes. Dropping frees; a
-/// failure goes to [`Context::take_drop_error`].
+/// Device memory of kinds that have no 64-byte handle and that nothing else in this crate allocates. Dropping it frees
+/// it; a failure goes to [`Context::take_drop_error`].
 #[derive(Debug)]
 pub struct UnshareableMemory {
     context: Context,
@@ -33,10 +32,10 @@ pub struct UnshareableMemory {
 }
 
 impl UnshareableMemory {
-    /// Managed memory (`cuMemAllocManaged`).
+    /// Allocates managed memory (`cuMemAllocManaged`).
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE` for 0 bytes, `CUDA_ERROR_NOT_SUPPORTED` where there is none.
+    /// `CUDA_ERROR_INVALID_VALUE` for 0 bytes, `CUDA_ERROR_NOT_SUPPORTED` if the device has no managed memory.
     pub fn managed(context: &Context, bytes: usize) -> Result<Self, CudaError> {
         let _guard = context.guard_relaxed()?;
         let mut pointer = 0;
@@ -45,10 +44,10 @@ impl UnshareableMemory {
         Ok(Self { context: context.clone(), pointer })
     }
 
-    /// Memory of the device's own pool (`cuMemAllocAsync`).
+    /// Allocates memory of the device's own pool (`cuMemAllocAsync`).
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE` for 0 bytes, `CUDA_ERROR_NOT_SUPPORTED` where there are no pools.
+    /// `CUDA_ERROR_INVALID_VALUE` for 0 bytes, `CUDA_ERROR_NOT_SUPPORTED` if the device has no pools.
     pub fn pooled(context: &Context, bytes: usize) -> Result<Self, CudaError> {
         let stream = StreamRef::legacy_default(context);
         let _guard = context.guard_relaxed()?;
@@ -60,7 +59,7 @@ impl UnshareableMemory {
         Ok(memory)
     }
 
-    /// Its address.
+    /// Returns the address.
     #[must_use]
     pub fn device_ptr(&self) -> u64 {
         self.pointer
@@ -76,8 +75,8 @@ impl Drop for UnshareableMemory {
     }
 }
 
-/// Allocates memory of the device's own pool and gives it back, both in the order of `stream` (`cuMemAllocAsync`,
-/// `cuMemFreeAsync`): what a pool of the driver's takes, to be measured.
+/// Allocates memory of the device's own pool and frees it, both in the order of `stream` (`cuMemAllocAsync`,
+/// `cuMemFreeAsync`), to measure how long a pool of the driver takes.
 ///
 /// # Errors
 /// As for [`UnshareableMemory::pooled`].
@@ -92,7 +91,7 @@ pub fn allocate_and_free_on(stream: StreamRef<'_>, bytes: usize) -> Result<(), C
 }
 
 /// Frees the memory behind a mapping of another process's allocation (`cuMemFree`), which only its owner may do. After
-/// a success the mapping may name nothing: work on it may then end CUDA in this process.
+/// a success the mapping may be invalid: work on it may then end CUDA in this process.
 ///
 /// # Errors
 /// The driver's answer.
@@ -103,7 +102,7 @@ pub fn free_mapping(mapping: &IpcMapping) -> Result<(), CudaError> {
     unsafe { context.driver().mem_free(mapping.device_ptr()) }
 }
 
-/// Closes a mapping and then closes its address once more: the answer is that to the second call, which takes the
+/// Closes a mapping, then closes its address again, and returns the answer to the second call. That call takes the
 /// memory from any other mapping of the same handle in this process.
 ///
 /// # Errors
@@ -117,8 +116,9 @@ pub fn close_twice(mapping: IpcMapping) -> Result<(), CudaError> {
     unsafe { context.driver().ipc_close_mem_handle(pointer) }
 }
 
-/// A range of the 2 MiB block that a mapping begins in, beyond what was shared: where a kernel goes that runs past the
-/// end. `offset` counts from the mapping's first byte. Work on it may end CUDA in this process.
+/// Returns a range of the 2 MiB block in which a mapping begins, beyond the shared memory: the memory that a kernel
+/// reaches if it runs past the end. `offset` counts from the mapping's first byte. Work on it may end CUDA in this
+/// process.
 ///
 /// # Errors
 /// [`AccessError::OutOfRange`] beyond the block.
@@ -130,7 +130,7 @@ pub fn beyond(mapping: &IpcMapping, offset: u64, len: u64) -> Result<DeviceSlice
     block.slice(offset, len)
 }
 
-/// Maps a part of an allocation, or from an offset on, which the driver documents as impossible.
+/// Maps a part of an allocation, or maps it from an offset on. The driver documents that as impossible.
 ///
 /// # Errors
 /// The driver's answer. `CUDA_ERROR_NOT_SUPPORTED` (measured).
@@ -145,18 +145,18 @@ pub fn map_part(memory: &PhysicalMemory, offset: usize, bytes: u64) -> Result<()
     unsafe { driver.mem_unmap(range.pointer, range.bytes) }
 }
 
-/// Makes an event with or without the two flags that sharing needs, asks for its handle, and destroys it: the handle
-/// is void.
+/// Creates an event with or without the two flags that sharing needs, requests its handle, and destroys the event, so
+/// the handle is invalid.
 ///
 /// # Errors
-/// The driver's answer to whichever call refused; [`CudaError::call`] tells.
+/// The answer of the call that failed; [`CudaError::call`] names it.
 pub fn event_handle(context: &Context, interprocess: bool, timing: bool) -> Result<IpcEventHandle, CudaError> {
     let flags = if interprocess { EVENT_INTERPROCESS } else { 0 } | if timing { 0 } else { EVENT_DISABLE_TIMING };
     IpcEventHandle::of(&Event::with_flags(context, flags)?)
 }
 
-/// Calls the driver in children that are forked now, while CUDA is initialised in this process: each call with the
-/// driver's answer, `CUDA_ERROR_NOT_INITIALIZED` (measured).
+/// Forks children now, while CUDA is initialised in this process, and calls the driver in them. Returns each call with
+/// the driver's answer, `CUDA_ERROR_NOT_INITIALIZED` (measured).
 ///
 /// # Errors
 /// As fork(2).
@@ -190,14 +190,14 @@ pub fn calls_in_forked_children(context: &Context) -> std::io::Result<[(&'static
     Ok(answers)
 }
 
-/// A kernel that takes its time, as one that has much to do.
+/// A kernel that runs for a given time, like one that has much to do.
 #[derive(Debug)]
 pub struct Delay {
     kernel: Function,
 }
 
 impl Delay {
-    /// Loads it. Before any stream waits for another process.
+    /// Loads the kernel. Call it before any stream waits for another process.
     ///
     /// # Errors
     /// As for [`Kernels::load`].
@@ -205,7 +205,7 @@ impl Delay {
         Ok(Self { kernel: lab_module(context)?.function(c"pw_delay")? })
     }
 
-    /// Enqueues it, for so long; for a minute at most.
+    /// Enqueues the kernel for this time, at most a minute.
     ///
     /// # Errors
     /// The driver refuses.
@@ -222,7 +222,7 @@ pub struct SquareRoots {
 }
 
 impl SquareRoots {
-    /// Loads it. Before any stream waits for another process.
+    /// Loads the kernel. Call it before any stream waits for another process.
     ///
     /// # Errors
     /// As for [`Kernels::load`].
@@ -230,11 +230,12 @@ impl SquareRoots {
         Ok(Self { kernel: lab_module(context)?.function(c"pw_square_roots")? })
     }
 
-    /// Enqueues writing the square roots of all floats of `from`, 32 bits each and rounded to the nearest, to the beginning
-    /// of `to`.
+    /// Enqueues a computation of the square roots of all floats of `from`, 32 bits each and rounded to nearest, into
+    /// the beginning of `to`.
     ///
     /// # Errors
-    /// `to` is shorter or read-only; memory that is not aligned to 4 bytes or has a part of a float; the driver refuses.
+    /// `to` is shorter or read-only; memory is not aligned to 4 bytes or contains a part of a float; the driver
+    /// refuses.
     pub fn enqueue(
         &self,
         stream: StreamRef<'_>,
@@ -251,9 +252,9 @@ impl SquareRoots {
     }
 }
 
-/// Kernels of one thread that follow a chain through memory, for the time that a load or a write takes.
+/// Kernels of one thread that follow a chain through memory, to measure the time of a load or a store.
 ///
-/// Each link of the chain is a word of 64 bits that says which word the next one is.
+/// Each link of the chain is a word of 64 bits that contains the index of the next word.
 #[derive(Debug)]
 pub struct Chains {
     reading: Function,
@@ -261,7 +262,7 @@ pub struct Chains {
 }
 
 impl Chains {
-    /// Loads them.
+    /// Loads the kernels.
     ///
     /// # Errors
     /// As for [`Kernels::load`].
@@ -270,12 +271,12 @@ impl Chains {
         Ok(Self { reading: module.function(c"pw_follow")?, writing: module.function(c"pw_follow_writing")? })
     }
 
-    /// Enqueues following so many links of `chain`, from the word that `at` names. Where it ends is in `at` afterwards: a link
-    /// that leads out of the chain ends it. With `writing`, the word behind each link is written, and a fence executed, before
-    /// the link is read.
+    /// Enqueues following this many links of `chain`, from the word whose index is in `at`. Afterwards `at` contains
+    /// the index at the end; a link that leads out of the chain ends it. With `writing`, the kernel writes the word
+    /// behind each link and executes a fence before it reads the link.
     ///
     /// # Errors
-    /// `at` is shorter than a word or read-only, and so is `chain` with `writing`; memory that is not aligned to 8 bytes; the
+    /// `at` is shorter than a word or read-only, or `chain` is with `writing`; memory is not aligned to 8 bytes; the
     /// driver refuses.
     pub fn enqueue(
         &self,
@@ -287,7 +288,7 @@ impl Chains {
     ) -> Result<(), AccessError> {
         at.require_writable()?;
         at.slice(0, 8)?.elements(8)?;
-        // A link has a word behind it.
+        // Each link is followed by a word.
         chain.slice(0, 16)?;
         let last = chain.elements(8)? - 2;
         let kernel = if writing {
@@ -302,11 +303,11 @@ impl Chains {
     }
 }
 
-/// Enqueues a kernel that writes where nothing is mapped. It ends CUDA in this process (under MPS in every client of the
-/// server).
+/// Enqueues a kernel that writes to an address without a mapping. It ends CUDA in this process, and under MPS in every
+/// client of the server.
 ///
 /// # Errors
-/// The driver refuses the launch; the fault itself shows at a later call.
+/// The driver refuses the launch. The fault itself is reported by a later call.
 pub fn fault(kernels: &Kernels, stream: StreamRef<'_>) -> Result<(), AccessError> {
     // SAFETY: nothing is mapped there, which is the experiment: it concerns the device alone.
     let nowhere = unsafe { DeviceSlice::from_raw(NOWHERE, 4, Access::ReadWrite) };
@@ -317,7 +318,8 @@ fn lab_module(context: &Context) -> Result<Module, CudaError> {
     Module::from_ptx(context, LAB_PTX)
 }
 
-/// Launches a kernel on `blocks` of `threads`. Its parameters are numbers and addresses of 32 or 64 bits.
+/// Launches a kernel with `blocks` blocks of `threads` threads. Its parameters are numbers and addresses of 32 or 64
+/// bits.
 ///
 /// # Safety
 /// As for [`Function::launch`]. A parameter of 32 bits is the low half of its value.
@@ -335,7 +337,7 @@ unsafe fn launch<const N: usize>(
 
 const LAB_PTX: &CStr = ptx(concat!(include_str!("../../kernels/lab.ptx"), "\0"));
 
-/// In the first pages, where the driver never maps anything.
+/// An address in the first pages, where the driver never maps anything.
 const NOWHERE: u64 = 4096;
 
 /// The device maps memory of `cuMemAlloc` in blocks of this size (vendor's documentation of inter-process

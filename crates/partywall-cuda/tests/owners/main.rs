@@ -1,7 +1,7 @@
-//! The owners on the simulated driver, with its calls made to fail.
+//! The owners on the simulated driver, whose calls are made to fail.
 //!
-//! Each case is a process of its own, this program started again, because the settings of the simulation are those of a
-//! process, and because the simulation says what a process leaves behind when that ends.
+//! Each case runs in a process of its own, which runs this program again: the settings of the simulation belong to a
+//! process, and at the end of a process the simulation reports what is left.
 #![allow(clippy::unwrap_used, clippy::print_stdout, unsafe_code)] // tests, their helpers included; driver calls
 
 mod memory;
@@ -19,8 +19,8 @@ const ROLE: &str = "PARTYWALL_TEST_ROLE";
 /// The granularity of exportable memory.
 const GRANULARITY: u64 = 2 << 20;
 
-/// Runs the body of a test once for each list of faults (`SIMCUDA_FAULTS`), which it is given. Afterwards the process
-/// must have given everything back but what it is said to leave, by kind.
+/// Runs the body of a test once for each list of faults (`SIMCUDA_FAULTS`), and passes it the list. Afterwards the
+/// process must have freed everything except the listed objects, by kind.
 #[track_caller]
 fn on_the_simulated_gpu<F: Fn(&Context, &str)>(faults: &[&str], left: &[&str], body: F) {
     if std::env::var_os(ROLE).is_some() {
@@ -52,7 +52,7 @@ fn context() -> Context {
     Context::retain(Device::by_ordinal(Driver::load().unwrap(), 0).unwrap()).unwrap()
 }
 
-/// The call that a list of one fault is about.
+/// Returns the call that a list of one fault names.
 fn call_of(faults: &str) -> &str {
     faults.split(':').next().unwrap()
 }
@@ -61,8 +61,8 @@ fn is_failed(error: &CudaError, call: &str, code: CuResult) -> bool {
     error.call == call && error.code == code
 }
 
-/// Does something while a stream captures, in the mode that forbids unsafe calls to every thread; whether the capture
-/// is whole afterwards.
+/// Calls `action` while a stream is being captured, in the mode that forbids unsafe calls to every thread. Returns
+/// whether the capture is still valid afterwards.
 fn while_capturing(context: &Context, stream: &Stream, action: impl FnOnce()) -> bool {
     // SAFETY: loaded already: it is the driver of this process.
     let library = unsafe { Library::new(std::env::var_os(Driver::LIBRARY_VARIABLE).unwrap()) }.unwrap();

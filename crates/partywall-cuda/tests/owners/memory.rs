@@ -1,4 +1,4 @@
-//! Memory, mappings, modules: all of it goes back, whatever fails.
+//! Memory, mappings and modules: everything is freed, whichever call fails.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -76,7 +76,7 @@ fn memory_is_mapped_behind_other_memory_or_not_at_all_on_the_simulated_gpu() {
         stream.as_ref().copy_to_host(&mut bytes, across).unwrap();
         assert_eq!(bytes, [7; 8]);
 
-        // One fits, the second does not, and takes the first away again.
+        // The first one fits. The second does not, and the first is then unmapped again.
         let refused = mapping.extend([memory(), memory()]).unwrap_err();
         let offset = 4 * GRANULARITY;
         let available = 4 * GRANULARITY;

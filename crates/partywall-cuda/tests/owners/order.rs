@@ -1,4 +1,4 @@
-//! Streams, kernels, and what they wait for.
+//! Streams, kernels, and their waits.
 
 use std::sync::mpsc::{RecvError, channel};
 use std::time::Duration;
@@ -20,7 +20,7 @@ fn kernels_run_behind_a_wait_and_check_their_ranges_on_the_simulated_gpu() {
         let stream = Stream::new(context).unwrap();
         let waiting = Stream::new(context).unwrap();
         waiting.as_ref().enqueue_set(word.as_slice(), 0).unwrap();
-        // Or the word might be set to 0 after it was written, on another stream.
+        // Otherwise the word might be set to 0 on another stream after it was written.
         waiting.synchronize().unwrap();
         waiting.as_ref().enqueue_wait_u64(word.as_slice(), 1).unwrap();
         kernels.enqueue_fill(stream.as_ref(), buffer.as_slice()).unwrap();

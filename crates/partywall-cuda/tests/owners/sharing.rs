@@ -1,4 +1,4 @@
-//! Handles of another process, registrations, and what a pointer is.
+//! Handles of another process, registrations, and kinds of pointers.
 
 use std::os::fd::OwnedFd;
 use std::process::{ChildStdin, Command};
@@ -15,9 +15,9 @@ use partywall_os::memfd;
 
 use crate::{GRANULARITY, ROLE, call_of, context, is_failed, on_the_simulated_gpu, while_capturing};
 
-/// Another process, which has allocated memory and said its handles.
+/// Another process, which has allocated memory and printed its handles.
 struct Exporter {
-    /// It ends with its input.
+    /// The process ends when this input is closed.
     _input: ChildStdin,
     process: Running,
 }
@@ -37,7 +37,7 @@ fn exporter() {
 }
 
 impl Exporter {
-    /// On the machine's device of this number.
+    /// Starts it on the device of the machine with this number.
     fn start(device: &str) -> (Self, [IpcMemoryHandle; 2]) {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "sharing::exporter", "--nocapture"]).env(ROLE, "exporter");

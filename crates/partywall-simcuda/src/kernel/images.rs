@@ -35,7 +35,7 @@ pub(super) static KERNELS: [Kernel; 2] = [
     },
 ];
 
-/// An image that a kernel reads or writes: all of it lies in one allocation.
+/// An image that a kernel reads or writes. It lies within one allocation.
 struct Image {
     range: HostRange,
     width: u64,

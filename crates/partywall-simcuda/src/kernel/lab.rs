@@ -1,5 +1,5 @@
-//! The kernels of `partywall-cuda/kernels/lab.cu`. Every load and store here is a processor's: what it sees is always
-//! new, and in order. Only the loop that a compiler loads once for loads once.
+//! The kernels of `partywall-cuda/kernels/lab.cu`. Every load and store here is one of the CPU, so its values are
+//! always recent and in order. Only the loop that a compiler turns into one load loads once.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -97,7 +97,7 @@ pub(super) static KERNELS: [Kernel; 10] = [
     },
 ];
 
-/// A launch reads as many parameters as a kernel has.
+/// A launch reads as many parameters as the kernel has.
 const BAD_CALL: Result<(), Code> = Err(Code::INVALID_VALUE);
 
 /// A word that a kernel uses.
@@ -130,7 +130,7 @@ fn report(runner: &Runner, result: DevicePtr, words: &[u64]) -> Result<(), Code>
     Ok(())
 }
 
-/// Polls until `ready`, or for `limit`; how often it looked.
+/// Polls until `ready` returns true, at most for `limit`. Returns the number of polls.
 fn poll_within(runner: &Runner, limit: Duration, mut ready: impl FnMut() -> Result<bool, Code>) -> Result<u64, Code> {
     let began = Instant::now();
     let mut looks = 0;
@@ -246,7 +246,7 @@ fn turns(runner: &Runner, addresses: [DevicePtr; 3], last: u64, follows: bool, l
     report(runner, result, &[turn, first, now()])
 }
 
-/// Words of data and their flags.
+/// Data words and their flags.
 struct Pairs(Vec<[LabWord; 2]>);
 
 impl Pairs {

@@ -1,8 +1,9 @@
-//! Partywall's kernels and one of the driver facts, emulated by their names: `partywall-cuda/kernels/partywall.cu`
-//! here, those of `partywall-cuda/kernels/lab.cu` in [`lab`], those of `partywall-cuda/kernels/images.cu` in
-//! [`images`].
+//! Emulates Partywall's kernels, and one of the driver facts, by their names: those of
+//! `partywall-cuda/kernels/partywall.cu` here, those of `partywall-cuda/kernels/lab.cu` in [`lab`], those of
+//! `partywall-cuda/kernels/images.cu` in [`images`].
 //!
-//! Their results do not depend on the grid's shape: they stride over it, or take the amount of work as an argument.
+//! Their results do not depend on the shape of the grid: they stride over it, or take the amount of work as a
+//! parameter.
 
 mod images;
 mod lab;
@@ -14,12 +15,12 @@ use crate::copy::in_pieces;
 use crate::memory::{self, Want};
 use crate::queue::Runner;
 
-/// What a launch needs of a kernel.
+/// A kernel, as a launch needs it.
 pub(crate) struct Kernel {
     name: &'static str,
     /// The sizes of its parameters in bytes.
     pub(crate) parameters: &'static [usize],
-    /// Gets the parameters, each widened to 64 bits.
+    /// Receives the parameters, each widened to 64 bits.
     pub(crate) run: fn(&mut Runner, &[u64]) -> Result<(), Code>,
 }
 
@@ -93,7 +94,7 @@ fn verify(runner: &mut Runner, p: DevicePtr, n: u64, factor: u32, first_bad: Dev
     Ok(())
 }
 
-/// Reads everything; the sum would go to a word that nothing reads.
+/// Reads all bytes. The sum would go to a word that nothing reads.
 fn read(runner: &mut Runner, p: DevicePtr, n: u64) -> Result<(), Code> {
     aligned(p, 16)?;
     let words = n.checked_mul(4).ok_or(Code::ILLEGAL_ADDRESS)?;
@@ -102,12 +103,12 @@ fn read(runner: &mut Runner, p: DevicePtr, n: u64) -> Result<(), Code> {
     })
 }
 
-/// The facts' kernel, with its second parameter 0; with another one the word is undefined.
+/// The kernel of the driver facts, with 0 as its second parameter. With another value the word is undefined.
 fn through_local_memory(runner: &mut Runner, p: DevicePtr) -> Result<(), Code> {
     for_words(runner, p, 1, Want::Write, |_, words| words[0].store(7, Ordering::Relaxed))
 }
 
-/// Calls `each` with the index of the first word of a piece and the words.
+/// Calls `each` for each piece, with the index of its first word and its words.
 fn for_words(
     runner: &mut Runner,
     p: DevicePtr,

@@ -11,10 +11,10 @@ use crate::event::{
 use crate::memop::cuStreamWaitValue64_v2;
 use crate::stream::cuStreamWaitEvent;
 
-/// Interprocess, without timing.
+/// Flags of an interprocess event, without timing.
 const SHARED: u32 = 4 | 2;
 
-/// Where in the words the handle of an event lies.
+/// The index of the words with the handle of an event.
 const HANDLE: usize = 8;
 
 fn new_event() -> Handle {
@@ -29,8 +29,8 @@ fn export(event: Handle) -> IpcHandle {
     handle
 }
 
-/// Records an event behind a wait for word 0, and tells of it in word 1 and behind [`HANDLE`]. Destroys it
-/// at word 2, tells of that in word 3, and ends at word 4.
+/// Records an event behind a wait for word 0, and reports that in word 1, with its handle behind [`HANDLE`]. Destroys
+/// the event when word 2 is set, reports that in word 3, and ends when word 4 is set.
 fn record_behind_a_wait() {
     begin();
     let words = SharedWords::inherited(4096);
@@ -48,7 +48,7 @@ fn record_behind_a_wait() {
     words.wait(4);
 }
 
-/// Returns the handle that it told.
+/// Returns the handle that the other process reported.
 fn told(words: &SharedWords) -> IpcHandle {
     let mut handle = [0; 64];
     for (index, bytes) in handle.chunks_mut(8).enumerate() {
@@ -57,7 +57,7 @@ fn told(words: &SharedWords) -> IpcHandle {
     IpcHandle(handle)
 }
 
-/// Returns the event of another process that plays [`record_behind_a_wait`], and a stream that waits for it.
+/// Returns the event of another process in the role [`record_behind_a_wait`], and a stream that waits for it.
 fn wait_for_it(words: &SharedWords) -> (Handle, Handle) {
     words.wait(1);
     let stream = new_stream();
@@ -95,7 +95,7 @@ fn a_wait_for_the_event_of_a_killed_process_never_ends() {
     const TEST: &str = "tests::events::a_wait_for_the_event_of_a_killed_process_never_ends";
     match role().as_deref() {
         None => Peer::start(TEST, "waiter", &[]).succeeds(),
-        // A process of its own: its stream waits for ever.
+        // Runs in a process of its own, because its stream waits forever.
         Some("waiter") => {
             begin();
             let words = SharedWords::new(4096);

@@ -1,4 +1,5 @@
-//! Faults of work: the context is lost, for good. Each in a process of its own, since it would take the others along.
+//! Faults of enqueued work, which lose the context for good. Each test runs in a process of its own, because a fault
+//! would affect the other tests.
 
 use super::memory::{GRANULE, READ, READ_WRITE, map};
 use super::peer::in_a_process;
@@ -29,7 +30,7 @@ fn out_of_bounds_kernel_loses_the_context() {
     must!(cuStreamWaitValue64_v2(waiting, words.device, 1, 0));
     must!(cuEventRecord(event, waiting));
     assert!(!is_done(waiting));
-    // Far behind the memory, where no other is.
+    // Far beyond the memory, where no other memory is.
     assert_eq!(launch(fill, stream, &mut [memory, 1 << 40]), Code::SUCCESS, "found out later");
     assert_eq!(answer!(cuStreamSynchronize(stream)), Code::ILLEGAL_ADDRESS);
     assert_eq!(answer!(cuStreamSynchronize(waiting)), Code::ILLEGAL_ADDRESS, "waits end too");

@@ -1,4 +1,4 @@
-//! What one process does with memory, and what work on a device may access.
+//! Memory within one process, and what work on a device may access.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -36,7 +36,7 @@ pub(super) const GRANULE: usize = 2 << 20;
 pub(super) const READ: u32 = 1;
 pub(super) const READ_WRITE: u32 = 3;
 
-/// Maps a whole allocation; `flags` is what device 0 may do.
+/// Maps a whole allocation; `flags` are the rights of device 0.
 pub(super) fn map(handle: u64, bytes: usize, flags: u32) -> DevicePtr {
     let mut pointer = 0;
     must!(cuMemAddressReserve(&mut pointer, bytes, 0, 0, 0));
@@ -96,7 +96,7 @@ fn physical_memory_comes_in_granules_and_is_mapped_whole() {
     assert_eq!(answer!(cuMemRelease(handle)), Code::INVALID_VALUE);
     poke(pointer, 9).unwrap();
     assert_eq!(answer!(cuMemUnmap(pointer, GRANULE)), Code::INVALID_VALUE, "a part");
-    // What a stream has in hand stays until it is done with it.
+    // Memory that a stream uses stays until the stream is done with it.
     let held = access(&context::current().unwrap(), pointer, 1, Want::Read).unwrap();
     must!(cuMemUnmap(pointer, 2 * GRANULE));
     // SAFETY: one byte, kept by `held`.
@@ -187,7 +187,7 @@ fn another_device_needs_leave() {
     poke(mapped, 1).unwrap();
 }
 
-/// Shared memory, mapped with these rights.
+/// Maps shared memory with these rights.
 fn shared(bytes: usize, rights: ProtFlags) -> *mut c_void {
     let file = rustix::fs::memfd_create("test", MemfdFlags::empty()).unwrap();
     rustix::fs::ftruncate(&file, bytes as u64).unwrap();
@@ -211,8 +211,7 @@ fn host_memory_is_registered_once() {
     poke(part as u64, 7).unwrap();
     // SAFETY: mapped above; nothing else writes.
     assert_eq!(unsafe { part.cast::<u8>().read_volatile() }, 7);
-    // A program that unmaps too early takes nothing away from the device, whose memory is pinned.
-    // SAFETY: mapped above; no reference was made to it.
+    // A program that unmaps too early takes no memory from the device, because the memory is pinned.
     unsafe { rustix::mm::munmap(memory, 8192) }.unwrap();
     assert_eq!(peek(part as u64), Ok(7));
     must!(cuMemHostUnregister(memory));
@@ -265,7 +264,7 @@ fn pointer_attributes_name_the_kind() {
     let host = Box::new(0_u8);
     for unknown in [plain + 1000, 0, &raw const *host as u64] {
         assert_eq!(one(2, unknown), Code::INVALID_VALUE);
-        // -2 is the device of none.
+        // -2 means no device.
         let nothing =
             BTreeMap::from([(2, 0), (8, 0), (9, u64::from(u32::MAX - 1)), (10, 0), (11, 0), (12, 0), (14, 0)]);
         assert_eq!(attributes(unknown), nothing);

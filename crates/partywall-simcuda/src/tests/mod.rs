@@ -1,5 +1,5 @@
-//! The entry points, called as a program calls them. What needs other settings, or ends in a fault, runs in a process
-//! of its own: this binary again, with one test and a role.
+//! The entry points, called as a program calls them. A test that needs other settings, or that ends in a fault, runs in
+//! a process of its own: this binary again, with one test and a role.
 
 mod events;
 mod faults;
@@ -30,7 +30,7 @@ macro_rules! must {
         assert_eq!(code, $crate::abi::Code::SUCCESS, "{}", stringify!($call));
     }};
 }
-/// What a call answers.
+/// Returns the result of a call.
 macro_rules! answer {
     ($call:expr) => {{
         // SAFETY: as for `must`.
@@ -47,7 +47,7 @@ fn begin() {
     must!(cuCtxSetCurrent(context));
 }
 
-/// Returns the context of this thread, for another.
+/// Returns the context of this thread, for use on another thread.
 fn context_handle() -> Handle {
     let mut context = 0;
     must!(cuCtxGetCurrent(&mut context));
@@ -58,7 +58,7 @@ fn make_current(context: Handle) {
     must!(cuCtxSetCurrent(context));
 }
 
-/// Looks for a while that something does not happen which nothing but a fault of the simulation makes happen.
+/// Checks for a while that `happens` stays false. Only a fault of the simulation could make it true.
 fn never(happens: impl Fn() -> bool) {
     for _ in 0..100 {
         assert!(!happens());
@@ -78,7 +78,7 @@ fn device_memory(bytes: usize) -> DevicePtr {
     pointer
 }
 
-/// Page-locked memory, zeroed.
+/// Allocates page-locked memory, zeroed.
 fn pinned(bytes: usize) -> *mut u8 {
     let mut pointer: *mut c_void = ptr::null_mut();
     must!(cuMemHostAlloc(&mut pointer, bytes, 0));
@@ -99,7 +99,7 @@ fn synchronize(stream: Handle) {
     must!(cuStreamSynchronize(stream));
 }
 
-/// Partywall's kernels, loaded once more.
+/// Loads Partywall's kernels once more.
 fn load() -> Handle {
     let text = CString::new(include_str!("../../../partywall-cuda/kernels/partywall.ptx")).expect("text");
     let mut module = 0;
@@ -137,7 +137,7 @@ impl SharedWords {
         Self::map(file, bytes)
     }
 
-    /// Those of the process that passed its descriptor in `WORDS`.
+    /// Maps the words of the process that passed its descriptor in `WORDS`.
     fn inherited(bytes: usize) -> Self {
         let number = std::env::var("WORDS").unwrap().parse().unwrap();
         // SAFETY: inherited for this.
@@ -164,7 +164,7 @@ impl SharedWords {
         self.file.as_raw_fd().to_string()
     }
 
-    /// Waits until a word is not zero any more.
+    /// Waits until a word is no longer zero.
     fn wait(&self, index: usize) {
         while self.word(index).load(Ordering::Acquire) == 0 {
             thread::yield_now();

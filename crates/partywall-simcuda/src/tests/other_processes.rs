@@ -1,4 +1,4 @@
-//! What other processes do to a stream, and what a killed one leaves.
+//! Effects of other processes on a stream, and what a killed process leaves.
 
 use super::peer::{Peer, in_a_process};
 use super::{SharedWords, begin, is_done, must, new_stream, pinned, role, synchronize};
@@ -54,7 +54,7 @@ fn a_kill_in_the_middle_of_a_copy_leaves_a_prefix() {
     }
     begin();
     let words = SharedWords::new(BYTES);
-    // On average 10 s for the whole copy.
+    // The whole copy would take 10 s on average.
     let mut copier = Peer::start(TEST, "copy", &[("SIMCUDA_DELAY", "20000"), ("WORDS", &words.descriptor())]);
     words.wait(0);
     copier.kill();

@@ -1,4 +1,4 @@
-//! A process that plays a role of a test and talks to it, line by line.
+//! A process that plays a role of a test and exchanges lines with it.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -12,7 +12,7 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    /// This binary, in a role of one test, with settings of its own.
+    /// Starts this binary in a role of one test, with settings of its own.
     pub(super) fn start(test: &str, role: &str, environment: &[(&str, &str)]) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args([test, "--exact", "--nocapture"]).env(ROLE, role).envs(environment.iter().copied());
@@ -25,7 +25,7 @@ impl Peer {
         self.child.id()
     }
 
-    /// Returns the next thing that it says. The test harness prints around it.
+    /// Returns the next line that it sends. The test harness prints other lines around it.
     #[track_caller]
     pub(super) fn hear(&mut self) -> String {
         let mut line = String::new();
@@ -38,7 +38,7 @@ impl Peer {
         }
     }
 
-    /// Tells it something that [`heard`] gives there.
+    /// Sends it a line, which [`heard`] returns there.
     pub(super) fn tell(&mut self, words: &str) {
         writeln!(self.child.stdin.as_ref().unwrap(), "{words}").unwrap();
     }
@@ -48,7 +48,7 @@ impl Peer {
         self.child.wait().unwrap();
     }
 
-    /// Waits for its end, which must be a success.
+    /// Waits for its end, and asserts that it succeeded.
     #[track_caller]
     pub(super) fn succeeds(mut self) {
         drop(self.child.stdin.take());
@@ -57,7 +57,7 @@ impl Peer {
         assert!(status.success(), "{status}");
     }
 
-    /// Waits for its end, which must be by this signal.
+    /// Waits for its end, and asserts that this signal caused it.
     #[track_caller]
     pub(super) fn dies_of(mut self, signal: i32) {
         std::io::copy(&mut self.lines, &mut std::io::sink()).unwrap();
@@ -72,9 +72,10 @@ impl Drop for Peer {
     }
 }
 
-/// Returns whether this process plays a role; else it plays one, with these settings, and waits for its success.
+/// Returns true in a process that plays a role. Otherwise starts such a process with these settings, waits for its
+/// success, and returns false.
 ///
-/// For tests of what is one for a whole process.
+/// For tests of state that belongs to a whole process.
 pub(super) fn in_a_process(test: &str, environment: &[(&str, &str)]) -> bool {
     if role().is_none() {
         Peer::start(test, "alone", environment).succeeds();
@@ -82,14 +83,14 @@ pub(super) fn in_a_process(test: &str, environment: &[(&str, &str)]) -> bool {
     role().is_some()
 }
 
-/// Says something to the test that started this role.
+/// Sends a line to the test that started this role.
 pub(super) fn say(words: impl std::fmt::Display) {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{MARK}{words}").unwrap();
     out.flush().unwrap();
 }
 
-/// Returns what the test tells this role next.
+/// Returns the next line that the test sends to this role.
 pub(super) fn heard() -> String {
     let mut line = String::new();
     assert_ne!(std::io::stdin().read_line(&mut line).unwrap(), 0, "the test has ended");

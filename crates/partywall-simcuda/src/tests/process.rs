@@ -1,4 +1,4 @@
-//! What holds for a whole process: its settings, its start and its end.
+//! State of a whole process: its settings, its start and its end.
 
 use std::ffi::{CStr, c_int};
 use std::fs;
@@ -17,7 +17,7 @@ use crate::memory::plain::{cuMemAlloc_v2, cuMemFree_v2, cuMemGetInfo_v2};
 
 const MIB: usize = 1 << 20;
 
-/// `cuMemCreate` on device 0, exportable.
+/// Calls `cuMemCreate` on device 0, for exportable memory.
 pub(super) fn create(bytes: usize) -> Result<u64, Code> {
     let mut handle = 0;
     answer!(cuMemCreate(&mut handle, bytes, &exportable(), 0)).ok().map(|()| handle)
@@ -176,7 +176,7 @@ fn ending_process_writes_its_ledger() {
         if role == "untidy" {
             device_memory(3 * MIB);
             export(handle);
-            // Takes the allocation along, which is a leak all the same.
+            // Frees the allocation, too, which is nevertheless a leak.
             must!(cuDevicePrimaryCtxRelease_v2(0));
             return;
         }

@@ -19,7 +19,7 @@ fn a_descriptor_keeps_the_memory_of_a_killed_process() {
     match role().as_deref() {
         None => {
             let mut maker = Peer::start(TEST, "make", &[]);
-            // What passing it over a socket gives, without the socket.
+            // The result of passing it over a socket, without the socket.
             let held = File::options().read(true).write(true).open(maker.hear()).unwrap();
             maker.kill();
             let mut reader = Peer::start(TEST, "read", &[]);

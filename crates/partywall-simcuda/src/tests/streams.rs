@@ -18,7 +18,7 @@ use crate::event::{cuEventCreate, cuEventElapsedTime, cuEventQuery, cuEventRecor
 use crate::memop::{cuStreamWaitValue32, cuStreamWaitValue64_v2, cuStreamWriteValue64_v2};
 use crate::stream::{cuLaunchHostFunc, cuStreamCreate, cuStreamDestroy_v2, cuStreamWaitEvent};
 
-/// One stream writes a byte and another copies it out: how often the copy was too early.
+/// One stream writes a byte and another copies it out. Returns how often the copy was too early.
 fn stale_copies(rounds: u8, writer: Handle, reader: Handle, event: Option<Handle>) -> u32 {
     let memory = device_memory(64);
     let copy = pinned(64);
@@ -90,7 +90,7 @@ fn an_event_stands_for_the_record_at_the_time_of_the_call() {
     must!(cuEventRecord(event, slow));
     assert_eq!(answer!(cuEventQuery(event)), Code::NOT_READY);
     must!(cuStreamWaitEvent(fast, event, 0));
-    // A later record elsewhere changes nothing for existing waits.
+    // A later record elsewhere does not affect existing waits.
     must!(cuEventRecord(event, new_stream()));
     must!(cuEventSynchronize(event));
     assert!(!is_done(fast));
@@ -119,7 +119,7 @@ fn events_have_times_unless_they_were_made_without() {
     assert_eq!(answer!(cuEventCreate(&mut 0, 4)), Code::INVALID_VALUE, "between processes there is no time");
 }
 
-/// Sends its name, and what the driver answers to a call from here.
+/// Sends the thread's name, and the driver's answer to a call on this thread.
 unsafe extern "C" fn tell(data: *mut c_void) {
     // SAFETY: leaked by the test for this call.
     let told = unsafe { Box::from_raw(data.cast::<(u32, Sender<(u32, Code)>)>()) };
@@ -232,7 +232,7 @@ fn a_stream_writes_words_for_another() {
 
 #[test]
 fn a_capture_forbids_waiting_and_is_spoilt_by_it() {
-    // It forbids that to every thread of the process.
+    // The capture forbids that to every thread of the process.
     if !in_a_process("tests::streams::a_capture_forbids_waiting_and_is_spoilt_by_it", &[]) {
         return;
     }

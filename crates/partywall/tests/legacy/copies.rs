@@ -1,4 +1,4 @@
-//! Copies of what other code allocated, which need nobody any more.
+//! Copies of memory that other code allocated, which no longer depend on that memory.
 
 use std::time::Duration;
 

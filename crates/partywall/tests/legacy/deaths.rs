@@ -1,4 +1,4 @@
-//! Publishers that drop what they publish, die, and fork.
+//! Publishers that drop their publications, die, and fork.
 
 use std::{io::Read, time::Duration};
 
@@ -10,7 +10,7 @@ use partywall_harness::{Signal, eventually};
 
 use super::world::{TIMEOUT, publication, publish, simulated, value_of};
 
-/// What the other processes of these tests do.
+/// The roles of the other processes.
 #[allow(clippy::print_stdout)] // it is how they talk to the test
 pub(crate) fn play(role: &str) {
     let domain = Domain::options().start(false).connect().unwrap();
@@ -48,7 +48,7 @@ pub(crate) fn play(role: &str) {
             let _published = publish(&domain, "theirs", 5);
             ready();
             let outcome = in_a_child(|| {
-                // CUDA does not work here: what must not happen is that the parent's address is taken for ours.
+                // CUDA does not work in the child. The test is that it does not use the parent's address as its own.
                 let domain = Domain::options().start(false).connect().map_err(|e| e.to_string())?;
                 match domain.open("theirs", Duration::ZERO) {
                     Ok(_) => Err("the child has opened it".into()),
@@ -64,7 +64,7 @@ pub(crate) fn play(role: &str) {
     }
 }
 
-/// Whether `body` succeeds in a forked child, which ends then.
+/// Returns whether `body` succeeds in a forked child, which then ends.
 #[allow(unsafe_code)]
 fn in_a_child(body: impl FnOnce() -> Result<(), String>) -> bool {
     // SAFETY: the locks that the child needs are its own; it ends without unwinding into the parent's code.
@@ -91,13 +91,13 @@ fn open_reports_a_dead_publisher_on_the_simulated_gpu() {
         let opened = domain.open("theirs", TIMEOUT).unwrap();
         let pid = publisher.pid();
         publisher.kill();
-        // At once, before the broker can have proof: the driver refuses, the library finds out why.
+        // Immediately, before the broker has proof: the driver refuses, and the library finds the reason.
         let other = world.connect();
         match other.open("theirs", Duration::ZERO) {
             Err(Error::Gone(Gone::OwnerDied { name, pid: dead, .. })) => {
                 assert_eq!((name.as_str(), dead), ("theirs", pid))
             }
-            // The mapping that is open here is shared.
+            // The mapping that this process has open is shared.
             Ok(shared) => assert_eq!(value_of(&shared, "x"), 5),
             Err(other) => panic!("{other}"),
         }
@@ -121,7 +121,7 @@ fn open_racing_with_the_publishers_death_reports_it_on_the_simulated_gpu() {
         let domain = world.connect();
         for _ in 0..10 {
             let mut publisher = world.play("publisher");
-            // Gone, and the broker has no proof of it yet: it still gives the handle away.
+            // The publisher is gone, but the broker has no proof of that yet, so it still passes the handle on.
             publisher.kill();
             let refused = domain.open("theirs", Duration::ZERO);
             assert!(matches!(refused, Err(Error::Gone(Gone::OwnerDied { .. }))), "{refused:?}");

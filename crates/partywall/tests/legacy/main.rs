@@ -1,4 +1,4 @@
-//! Memory that other code allocated, published between real processes over a real broker, on the simulated driver.
+//! Memory that other code allocated, published between real processes with a real broker, on the simulated driver.
 #![allow(clippy::unwrap_used)] // tests, their helpers included
 
 mod copies;

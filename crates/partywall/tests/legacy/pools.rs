@@ -13,21 +13,21 @@ use super::world::{TIMEOUT, World, buffer, gpu, kept_by_the_test, simulated};
 
 const BLOCKS: u32 = 4;
 const BYTES: u64 = 1000;
-/// Where the blocks begin in their allocation.
+/// The offset of the blocks in their allocation.
 const BEGIN: u64 = 512;
-/// Of all blocks, each at a multiple of 256 bytes.
+/// The bytes of all blocks, each at a multiple of 256 bytes.
 const LENGTH: u64 = BLOCKS as u64 * 1024;
 
 fn blocks(domain: &Domain) -> PoolOptions {
     domain.pool("blocks").blocks(BLOCKS).block_bytes(BYTES)
 }
 
-/// A pool in the middle of an allocation.
+/// Creates a pool in the middle of an allocation.
 fn make(domain: &Domain) -> Pool {
     let gpu = gpu(domain);
     let memory = buffer(&gpu, BEGIN + LENGTH, 1);
     let begin = memory.as_slice().device_ptr() + BEGIN;
-    // For as long as the process lives.
+    // Kept for as long as the process lives.
     std::mem::forget(memory);
     blocks(domain).create_in(&kept_by_the_test(&gpu, begin)).unwrap()
 }

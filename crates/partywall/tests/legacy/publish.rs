@@ -1,4 +1,4 @@
-//! What is published is read where it lies.
+//! Publications are read in place.
 
 use std::{sync::Arc, time::Duration};
 

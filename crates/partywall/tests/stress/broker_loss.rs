@@ -1,4 +1,4 @@
-//! The broker is killed or stopped while it is needed.
+//! Kills or stops the broker while members need it.
 
 use std::{
     process::Command,
@@ -14,7 +14,7 @@ use super::{
     rounds, within,
 };
 
-/// Longer than the library waits for a broker, twice: for the call, and for what is dropped after it.
+/// Longer than two broker timeouts of the library: one for the call, one for the drops after it.
 const TIMEOUT: Duration = Duration::from_secs(35);
 
 fn is_loss(error: &Error) -> bool {
@@ -125,7 +125,7 @@ fn calls_end_although_nothing_fits_into_the_socket_of_a_stopped_broker() {
     let domain = place.connect();
     place.broker().stop();
     let large = "m".repeat(16_000);
-    // Each is sent and not answered, until the socket is full; then sending ends the connection.
+    // Each request is sent and not answered until the socket is full. Then sending ends the connection.
     let threads: Vec<_> = (0..4)
         .map(|_| {
             let domain = domain.clone();
@@ -149,7 +149,7 @@ fn connecting_to_a_stopped_broker_ends_although_its_backlog_is_full() {
     place.broker().stop();
     let mut waiting = Vec::new();
     let socket = place.socket();
-    // More than a backlog; each without a wait, as far as that goes.
+    // More connections than the backlog holds, each without waiting, as far as possible.
     for _ in 0..1100 {
         let address = rustix::net::SocketAddrUnix::new(&socket).unwrap();
         let flags = rustix::net::SocketFlags::CLOEXEC | rustix::net::SocketFlags::NONBLOCK;
@@ -182,7 +182,7 @@ fn members_learn_immediately_that_their_broker_was_replaced() {
     });
 }
 
-/// The program, which has to be built before.
+/// Returns the path of the program, which has to be built before.
 fn program() -> std::path::PathBuf {
     let beside = std::env::current_exe().unwrap().parent().unwrap().parent().unwrap().join("partywall");
     let program = std::env::var_os("PARTYWALL_BIN").map(Into::into).unwrap_or(beside);
@@ -190,7 +190,7 @@ fn program() -> std::path::PathBuf {
     program
 }
 
-/// Connects, starting a broker if there is none, and tells which one it got.
+/// Connects, starting a broker if none runs, and prints which broker it got.
 pub(crate) fn starter(words: &[&str]) {
     let rounds: u32 = words[0].parse().unwrap();
     say("ready");
@@ -200,7 +200,7 @@ pub(crate) fn starter(words: &[&str]) {
         let domain = Domain::options().connect().unwrap();
         let status = domain.status().unwrap();
         say(format!("got {} {}", status.pid, status.instance));
-        // Until all have said so: the broker must not leave meanwhile.
+        // The connection stays until all processes have reported, because the broker must not exit earlier.
         std::io::stdin().read_line(&mut line).unwrap();
         drop(domain);
         say("left");
@@ -240,7 +240,7 @@ fn many_starters_at_once_get_one_broker() {
 fn connecting_never_fails_against_the_idle_exit() {
     let program = program();
     let place = Place::empty();
-    // A broker that leaves as soon as it may, again and again, while others look for one.
+    // The broker exits as soon as it may, repeatedly, while other processes look for one.
     let wrapper = place.directory().join("partywall");
     let script = format!("#!/bin/sh\nexec {} \"$@\" --idle-exit 0.01\n", program.display());
     std::fs::write(&wrapper, script).unwrap();
@@ -274,7 +274,7 @@ fn connecting_never_fails_against_the_idle_exit() {
     eventually("the last one has left", || !place.socket().exists());
 }
 
-/// The pids of the brokers that serve at `socket`, whether they can be reached or not.
+/// Returns the pids of the brokers that serve at `socket`, whether they can be reached or not.
 fn brokers_at(socket: &std::path::Path) -> Vec<i32> {
     let socket = socket.as_os_str().as_encoded_bytes();
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
@@ -311,7 +311,7 @@ fn starter_killed_at_any_moment_leaves_at_most_one_broker() {
         let pid = domain.status().unwrap().pid;
         assert_eq!(brokers_at(&place.socket()), [pid as i32]);
         drop(actors);
-        // Next time over the socket of one that was killed.
+        // The next round replaces the socket of a killed broker.
         let pidfd = partywall_os::process::pidfd(pid).unwrap();
         partywall_os::process::kill(&pidfd, rustix::process::Signal::KILL).unwrap();
         eventually("its end", || brokers_at(&place.socket()).is_empty());

@@ -13,7 +13,7 @@ use super::{
     place::{Place, commit, say, value},
 };
 
-/// Runs `work` in a forked child; whether it returned `true`.
+/// Runs `work` in a forked child, and returns whether it returned `true`.
 fn in_child(work: impl FnOnce() -> bool) -> bool {
     // SAFETY: the child calls nothing that waits for another thread of the parent: `work` uses the library, which is
     // what is tried here, and the child leaves without running anything of the parent's.
@@ -53,7 +53,7 @@ pub(crate) fn play(words: &[&str]) {
                 other => panic!("{other:?}"),
             };
             let descriptors = domain.descriptors("held", Duration::ZERO).unwrap();
-            // What the child drops is its copy: `read` takes it out without the parent losing its own.
+            // The child drops its copy: `read` takes it out, and the parent keeps its own.
             // SAFETY: only the child, which has a copy of everything, uses and drops these.
             let copies = unsafe {
                 let objects = (std::ptr::read(&domain), std::ptr::read(&segment), std::ptr::read(&claim));
@@ -69,7 +69,7 @@ pub(crate) fn play(words: &[&str]) {
                     && partywall_os::memfd::len(&descriptors.chunks()[0]) == Ok(descriptors.bytes())
                     && forked(commit(&domain, "new", 1, true).unwrap_err());
                 drop((segment, descriptors, claim, domain));
-                // A connection of its own is another member's.
+                // A connection of the child's own belongs to another member.
                 good && Domain::options().start(false).connect().is_ok_and(|own| own.ping().is_ok())
             });
             assert!(good);
@@ -208,7 +208,7 @@ pub(crate) fn play(words: &[&str]) {
                 let loan = publisher.loan(DType::U8, &[1], Duration::from_secs(9)).unwrap();
                 loan.filled().publish(Duration::ZERO).unwrap();
             };
-            // The first child may be there before any of the threads runs.
+            // The first child may exist before any of the threads runs.
             publish();
             let done = AtomicBool::new(false);
             std::thread::scope(|scope| {
@@ -320,7 +320,7 @@ fn forked_child_unmaps_nothing_when_it_drops_a_build() {
     Place::new().start("fork building").expect("good");
 }
 
-/// What is executed in between inherits nothing.
+/// A program that is executed meanwhile inherits nothing.
 #[test]
 fn executed_program_inherits_no_file_of_a_domain() {
     let before = files_of_an_executed_program();
@@ -333,7 +333,7 @@ fn executed_program_inherits_no_file_of_a_domain() {
     drop((segment, build));
 }
 
-/// Returns the numbers of the files that an executed program finds open.
+/// Returns the numbers of the files that an executed program has open.
 fn files_of_an_executed_program() -> String {
     let listing = std::process::Command::new("ls").arg("/proc/self/fd").output().unwrap();
     String::from_utf8(listing.stdout).unwrap()

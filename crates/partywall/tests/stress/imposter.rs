@@ -1,4 +1,4 @@
-//! A false broker: the library returns errors, and neither hangs nor panics nor leaks.
+//! A false broker: the library returns errors, and does not hang, panic or leak.
 
 use std::{
     os::fd::{AsFd, OwnedFd},
@@ -26,7 +26,7 @@ use super::{
     within,
 };
 
-/// What kind of imposter.
+/// The kinds of imposters.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Lie {
     HangsUp,
@@ -100,7 +100,7 @@ fn memory() -> OwnedFd {
     memfd::frozen("partywall:lie", &[0; 8]).unwrap()
 }
 
-/// One connection, served by a liar until it is over.
+/// Serves one connection with false answers until it ends.
 fn serve(call: OwnedFd, lie: Lie, done: &AtomicBool) -> Option<()> {
     let mut call = Framed::new(call);
     if lie == Lie::HangsUp {
@@ -135,7 +135,7 @@ fn serve(call: OwnedFd, lie: Lie, done: &AtomicBool) -> Option<()> {
     };
     let rows = match lie {
         Lie::RowsOf("memfd") => memory(),
-        // Fewer than our number; what is not there is not written.
+        // Fewer rows than our number. Missing rows are not written.
         Lie::RowsOf("none") => Members::create(0).unwrap(),
         Lie::RowsOf(_) => std::fs::File::open("/dev/zero").unwrap().into(),
         _ => Members::create(16).unwrap(),
@@ -246,7 +246,7 @@ fn opened(chunks: usize) -> Opened {
     }
 }
 
-/// The same page, over and over.
+/// Sends the same page again and again.
 fn endless(request: &Request, id: u64) -> Vec<u8> {
     let answer = match request.call {
         partywall_wire::Call::List { .. } => Answer::Names {
@@ -278,7 +278,7 @@ fn endless(request: &Request, id: u64) -> Vec<u8> {
     frame::encode(&Reply { id, outcome: Ok(answer) }, 0, MAX_MESSAGE).unwrap()
 }
 
-/// The role of a process that falls for an imposter.
+/// The role of a process that connects to an imposter.
 pub(crate) fn victim() {
     let files = || std::fs::read_dir("/proc/self/fd").unwrap().count();
     let before = files();

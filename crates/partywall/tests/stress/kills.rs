@@ -1,4 +1,4 @@
-//! Clients that are killed: between any two bytes that they send, and at any moment.
+//! Kills clients: between any two bytes that they send, and at any moment.
 
 use std::{
     collections::BTreeSet,
@@ -17,16 +17,16 @@ use super::{
     wire::{self, Client, Framed, encoded, greeted, hello},
 };
 
-/// The messages of the session that is cut off.
+/// The messages of the session that is interrupted.
 const MESSAGES: usize = 8;
 
-/// Which of them make the kept and the owned name.
+/// The indexes of the messages that commit the kept and the owned name.
 const KEPT: usize = 1;
 
-/// Plays the session up to `bytes` bytes of message `last`, then waits to be killed.
+/// Sends the session up to `bytes` bytes of message `last`, then waits to be killed.
 pub(crate) fn fragment(words: &[&str]) {
     let (last, bytes): (usize, usize) = (words[0].parse().unwrap(), words[1].parse().unwrap());
-    // All names are equally long, so that all sessions are.
+    // All names have the same length, so that all sessions have.
     let id = format!("{last}-{bytes:04}");
     let path = std::env::var("PARTYWALL_SOCKET").unwrap();
     let call = Framed::new(partywall_os::socket::connect(path.as_ref()).unwrap());
@@ -70,7 +70,8 @@ pub(crate) fn fragment(words: &[&str]) {
     }
 }
 
-/// Every message is there or is not; what comes before the kill stays or goes as its kind says, nothing else is left.
+/// Every message takes effect as a whole or not at all. Effects before the kill stay or end according to their kinds,
+/// and nothing else is left.
 #[test]
 fn client_killed_between_any_two_bytes_leaves_a_whole_message_or_none() {
     let mut place = Place::new();
@@ -82,7 +83,7 @@ fn client_killed_between_any_two_bytes_leaves_a_whole_message_or_none() {
             actor.expect("ready ").parse().unwrap()
         })
         .collect();
-    // Every byte with PARTYWALL_STRESS, else the ends, the head and some in between.
+    // With PARTYWALL_STRESS every byte, otherwise the ends, the head and some bytes in between.
     let step = 40_usize.div_ceil(rounds(1));
     let mut cuts = Vec::new();
     for (message, length) in lengths.iter().enumerate() {
@@ -117,7 +118,7 @@ fn client_killed_between_any_two_bytes_leaves_a_whole_message_or_none() {
     eprintln!("{} clients were killed", cuts.len() + MESSAGES);
 }
 
-/// Does everything that a client can do, for ever.
+/// Calls all operations of a client, forever.
 pub(crate) fn churn(words: &[&str]) {
     let mut dice = Dice(words[0].parse().unwrap());
     say("ready");

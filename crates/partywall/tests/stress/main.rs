@@ -1,4 +1,5 @@
-//! Attempts to break a domain: kills, stops, false messages, floods and exhausted resources, at every reachable point.
+//! Attempts to break a domain with kills, stops, false messages, floods and exhausted resources, at every reachable
+//! point.
 //!
 //! The checks are deterministic; the moments of the kills are not. Each test takes seconds. `PARTYWALL_STRESS=100` makes
 //! tests with rounds a hundred times as long.
@@ -23,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use partywall_harness::{WATCHDOG, eventually};
 
-/// `n` rounds, or as many times more as the environment asks for.
+/// Returns `n`, multiplied as the environment demands.
 fn rounds(n: usize) -> usize {
     n * std::env::var("PARTYWALL_STRESS").ok().and_then(|n| n.parse().ok()).unwrap_or(1)
 }
@@ -39,7 +40,7 @@ fn within<T: Send + 'static>(limit: Duration, what: &str, work: impl FnOnce() ->
     }
 }
 
-/// Numbers that are the same in every run.
+/// Random numbers that are the same in every run.
 struct Dice(u64);
 
 impl Dice {

@@ -45,7 +45,7 @@ fn send_nonsense(dice: &mut Dice) {
         let fds: Vec<&OwnedFd> = fds.iter().collect();
         if round % 4 == 0 {
             let call = wire::Framed::new(socket::connect(&place.socket()).unwrap());
-            // Without a seat, so that none is left to a process that lives on.
+            // As an operator, so that the living process leaves no members behind.
             let mut bytes = encoded(&hello(true, None));
             let at = dice.below(bytes.len() as u64) as usize;
             bytes[at] ^= 1 << dice.below(8);
@@ -66,7 +66,7 @@ fn send_nonsense(dice: &mut Dice) {
         client.call.send(&bytes, &[]);
         suspects += 1;
         if suspects > 10 {
-            // A living process may hang up on a few members without a good-bye.
+            // A living process may leave only a few members behind without a good-bye.
             let Welcome { instance, member, token, .. } = client.welcome;
             let mut again = wire::shake_hands(&place.socket(), Some(Resume { instance, member, token })).unwrap();
             again.last = client.last + 1;
@@ -75,10 +75,10 @@ fn send_nonsense(dice: &mut Dice) {
         }
     }
     domain.ping().unwrap();
-    // All of them were this process, which lives on: they are suspects.
+    // All of them belonged to this process, which still runs, so they are suspects.
     let suspects = domain.members().unwrap().len();
     assert!(suspects > 1);
-    // A commit whose name was damaged into another good one is a commit; nothing else has made a name.
+    // A commit whose name was damaged into another valid one is a commit. Nothing else has created a name.
     assert!(domain.names().unwrap().iter().all(|name| name.name.len() <= "damaged".len()));
     place.broker().await_files(before + 2 * suspects + 2);
 }
@@ -90,7 +90,7 @@ fn files_of_every_wrong_kind_are_refused() {
     let before = place.broker().open_files_at_rest();
     let sealed = |flags: MemfdFlags, seals: SealFlags| {
         let fd = memfd_create("partywall:stress", MemfdFlags::CLOEXEC | flags).ok()?;
-        // Memory in large pages has a length of many of them.
+        // Memory in large pages has a length of several of them.
         ftruncate(&fd, if flags.contains(MemfdFlags::HUGETLB) { 2 << 20 } else { 4096 }).ok()?;
         if !seals.is_empty() {
             fcntl_add_seals(&fd, seals).ok()?;
@@ -132,7 +132,7 @@ fn files_of_every_wrong_kind_are_refused() {
         let good = memfd::frozen("partywall:stress", &[0; 4096]).unwrap();
         let outcome = client.ask_with(call(Table::Fd { bytes: 4096 }), &[&good, fd]).0;
         assert!(matches!(outcome, Err(Refusal::BadFd { index: 1, .. })), "{what}: {outcome:?}");
-        // Sealing it afterwards changes nothing: no process has it.
+        // Sealing the file afterwards has no effect, because no process got it.
         let _ = fcntl_add_seals(fd, fixed | SealFlags::WRITE);
     }
     assert!(matches!(client.ask(wire::open("wrong", false)), Err(Refusal::NotFound { .. })));
@@ -147,7 +147,7 @@ fn hundreds_of_files_at_once_hurt_only_their_sender() {
     let before = place.broker().open_files_at_rest();
     let one = memfd::frozen("partywall:stress", &[0; 8]).unwrap();
     let many = vec![&one; socket::MAX_FDS];
-    // With a first message, with a request, with each byte of one.
+    // With a first message, with a request, and with each byte of a request.
     let call = wire::Framed::new(socket::connect(&place.socket()).unwrap());
     call.send(&encoded(&hello(false, None)), &many);
     let mut client = Client::join(&place.socket());
@@ -191,7 +191,7 @@ fn member_cannot_resume_as_another() {
     assert!(shake_hands(&place.socket(), Some(right)).is_ok());
 }
 
-/// Uses everything that a segment tells, and every byte of it.
+/// Uses all information about a segment, and every byte of it.
 fn touch(domain: &Domain, name: &str) -> bool {
     let _ = domain.inspect(name).map(|info| format!("{info:?}"));
     let Ok(segment) = domain.open(name, Duration::ZERO) else { return false };
@@ -238,7 +238,7 @@ fn lying_tables_are_errors_of_the_opener() {
     };
     assert!(tell(layout.table.clone(), layout.chunks.clone(), false));
     assert!(tell(layout.table.clone(), layout.chunks.clone(), true));
-    // Fewer chunks than it tells of, none, and a table that is none.
+    // Fewer chunks than the table states, no chunks, and an invalid table.
     assert!(!tell(layout.table.clone(), layout.chunks[..1].to_vec(), false));
     assert!(!tell(layout.table.clone(), Vec::new(), false));
     assert!(!tell(Vec::new(), layout.chunks.clone(), false));
@@ -274,7 +274,7 @@ fn shape_with_a_zero_has_no_elements() {
     assert!(segment.tensor("x").unwrap().is_contiguous());
 }
 
-/// Round trips are answered while `flood` goes on in another thread.
+/// Checks that round trips are answered while `flood` continues on another thread.
 fn pings_go_on_during(place: &Place, flood: impl Fn(&AtomicBool) + Send + Sync + 'static) {
     let domain = place.connect();
     let done = Arc::new(AtomicBool::new(false));
@@ -283,7 +283,7 @@ fn pings_go_on_during(place: &Place, flood: impl Fn(&AtomicBool) + Send + Sync +
         move || flood(&done)
     });
     std::thread::sleep(Duration::from_millis(50));
-    // Each fails after the time that any call may take.
+    // Each round trip fails after the timeout of any call.
     for _ in 0..20 {
         domain.ping().unwrap();
         std::thread::sleep(Duration::from_millis(1));
@@ -300,7 +300,7 @@ fn flooding_client_blocks_no_other() {
         let mut client = Client::join(&socket);
         let pings: Vec<u8> = (0..5000).flat_map(|_| client.request(Call::Ping, 0)).collect();
         drop(client.events);
-        // Does not wait as long as the broker reads; nothing reads the broker's answers.
+        // A send does not wait as long as the broker reads. Nothing reads the broker's answers.
         while !done.load(Ordering::Relaxed) && client.call.send(&pings, &[]) {}
     });
 }
@@ -319,7 +319,7 @@ fn client_that_does_not_read_blocks_no_other() {
     let socket = place.socket();
     pings_go_on_during(&place, move |done| {
         while !done.load(Ordering::Relaxed) {
-            // One process may hang up on a few members only, until the broker has read all that they asked.
+            // One process may leave only a few members behind until the broker has read all their requests.
             let Ok(mut client) = wire::shake_hands(&socket, None) else { continue };
             // The most expensive request, as often as possible between two others.
             let questions: Vec<u8> = (0..3000).flat_map(|_| client.request(Call::Status, 0)).collect();
@@ -395,7 +395,7 @@ fn growth_that_moves_tensors_is_refused_by_readers() {
         );
         assert_eq!((opened.len(), opened.bytes(), opened.tensor("x").unwrap().elements()), (1, 4096, 1024));
     }
-    // The truth in the end is taken.
+    // In the end the correct table is accepted.
     let kind = partywall_wire::Kind::Host;
     let table = table(&[("x", 2048)]);
     let grow = partywall_wire::Grow { lease, growths: 5, kind, chunks: vec![], table, tensors: 1 };
@@ -415,7 +415,7 @@ fn nonsense_in_the_words_of_a_pool_ends_no_call() {
     let (answer, fds) = hostile.ask_with(wire::open("frames", false), &[]);
     assert!(matches!(answer, Ok(Answer::Opened(_))));
     let words = SharedMap::writable(fds.last().unwrap()).unwrap();
-    // All but what is only looked at when it is mapped.
+    // All words except those that are read only at mapping.
     let words = words.slice::<u64>(64, words.len() / 8 - 8).unwrap();
     let pool = Arc::new(pool);
     let done = Arc::new(AtomicBool::new(false));
@@ -440,7 +440,7 @@ fn nonsense_in_the_words_of_a_pool_ends_no_call() {
     }
     done.store(true, Ordering::Relaxed);
     within(WATCHDOG, "all calls end", move || users.map(|user| user.join().unwrap()));
-    // And the domain is as it was.
+    // The domain is unchanged.
     let other = domain.pool("others").blocks(1).block_bytes(64).place(partywall::Place::Host).create().unwrap();
     other.alloc(Duration::ZERO).unwrap().release().unwrap();
 }
@@ -480,7 +480,7 @@ fn nonsense_in_the_words_of_a_topic_ends_no_call() {
     let (answer, fds) = hostile.ask_with(wire::open("frames", false), &[]);
     assert!(matches!(answer, Ok(Answer::Opened(_))));
     let maps: Vec<_> = fds[fds.len() - 2..].iter().map(|fd| SharedMap::writable(fd).unwrap()).collect();
-    // All but what is only looked at when it is mapped.
+    // All words except those that are read only at mapping.
     let words: Vec<_> = maps.iter().map(|map| map.slice::<u64>(64, map.len() / 8 - 8).unwrap()).collect();
     let topic = Arc::new(topic);
     let done = Arc::new(AtomicBool::new(false));
@@ -493,7 +493,7 @@ fn nonsense_in_the_words_of_a_topic_ends_no_call() {
             }
         })
     });
-    // Others come and die, so that the broker recovers what there is; and it is asked what it sees.
+    // Other processes join and die, so that the broker recovers; and the broker is asked for its counts.
     let asker = {
         let other = place.connect();
         let done = done.clone();
@@ -523,7 +523,7 @@ fn nonsense_in_the_words_of_a_topic_ends_no_call() {
     within(WATCHDOG, "all calls end", move || {
         users.into_iter().chain([asker]).for_each(|user| user.join().unwrap());
     });
-    // And the domain is as it was.
+    // The domain is unchanged.
     let other = options("others").create().unwrap();
     let subscriber = other.subscriber(Policy::Block).unwrap();
     let loan = other.publisher().unwrap().loan(DType::U8, &[4], Duration::ZERO).unwrap();
@@ -531,7 +531,7 @@ fn nonsense_in_the_words_of_a_topic_ends_no_call() {
     drop(subscriber.recv(Duration::ZERO).unwrap());
 }
 
-/// Positions that never come: entries of laps far ahead, and behind them some of the first one.
+/// Positions that never occur: entries of laps far ahead, followed by entries of the first lap.
 #[test]
 fn damaged_ring_ends_calls_of_publishers_and_subscribers() {
     let place = Place::new();
@@ -578,7 +578,7 @@ fn sample_with_a_false_shape_has_no_elements() {
     let publisher = topic.publisher().unwrap();
     let subscriber = topic.subscriber(Policy::Block).unwrap();
     let stats = topic.stats();
-    // The first block's, which are the last words. In them the shape begins at byte 64.
+    // The words of the first block, which are the last words. In them the shape begins at byte 64.
     let shape = words.len() - 48 * stats.free as usize + 8;
     for lie in [1 << 60, 65, 7, 8] {
         let loan = publisher.loan(DType::U8, &[8], Duration::ZERO).unwrap();

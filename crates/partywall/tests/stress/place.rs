@@ -13,7 +13,7 @@ use rustix::process::{Resource, Rlimit};
 
 pub(crate) use partywall_harness::{Actor, ROLE};
 
-/// A socket of a test's own, and a broker behind it.
+/// The socket of one test, and a broker behind it.
 pub(crate) struct Place {
     directory: tempfile::TempDir,
     broker: Option<Actor>,
@@ -24,14 +24,14 @@ impl Place {
         Self::with("")
     }
 
-    /// A place whose broker is started with `options`; see [`serve`].
+    /// Creates a place whose broker is started with `options`; see [`serve`].
     pub(crate) fn with(options: &str) -> Self {
         let mut place = Self::empty();
         place.start_broker(options);
         place
     }
 
-    /// A place without a broker.
+    /// Creates a place without a broker.
     pub(crate) fn empty() -> Self {
         let directory = tempfile::tempdir().unwrap();
         Self { directory, broker: None }
@@ -106,7 +106,7 @@ pub(crate) fn serve(options: &[&str]) {
         limit_files(files);
     }
     let stop = broker.stop_handle().unwrap();
-    // Ends with the test.
+    // The broker ends with the test.
     std::thread::spawn(move || {
         let _ = std::io::stdin().read(&mut [0]);
         stop.stop();
@@ -115,12 +115,12 @@ pub(crate) fn serve(options: &[&str]) {
     broker.run().unwrap();
 }
 
-/// Lets this process have only so many files open.
+/// Limits the open files of this process.
 pub(crate) fn limit_files(n: u64) {
     rustix::process::setrlimit(Resource::Nofile, Rlimit { current: Some(n), maximum: Some(n) }).unwrap();
 }
 
-/// Tells the test something.
+/// Sends a line to the test.
 pub(crate) fn say(what: impl std::fmt::Display) {
     use std::io::Write;
     let mut out = std::io::stdout().lock();
@@ -133,7 +133,7 @@ pub(crate) fn linger() {
     let _ = std::io::stdin().read(&mut [0]);
 }
 
-/// How many elements a test's tensor has.
+/// The number of elements in the tensor of a test.
 pub(crate) const ELEMENTS: u64 = 1024;
 
 /// Commits one tensor `x` whose elements are all `value`.
@@ -144,7 +144,7 @@ pub(crate) fn commit(domain: &Domain, name: &str, value: u32, kept: bool) -> Res
     build.commit()
 }
 
-/// The value that [`commit`] wrote, once and not torn.
+/// Returns the value that [`commit`] wrote, after checking that it is not torn.
 pub(crate) fn value(segment: &Segment) -> u32 {
     let bytes = segment.tensor("x").unwrap().to_vec().unwrap();
     let value = bytes[..4].try_into().map(u32::from_ne_bytes).unwrap();

@@ -1,5 +1,5 @@
-//! Pools among processes that are killed and stopped: while they take blocks, write them, hand them over and give them back,
-//! and while they make the pool.
+//! Pools whose processes are killed and stopped while they take blocks, write them, hand them over, give them back, and
+//! create the pool.
 
 use std::{
     sync::{
@@ -20,10 +20,10 @@ use super::{
     rounds,
 };
 
-/// Blocks of the pool here.
+/// The number of blocks in the pool.
 const BLOCKS: u32 = 4;
 pub(crate) const BYTES: usize = 512;
-/// Places where references to offered blocks are left for others.
+/// The number of places where processes leave references to offered blocks for each other.
 const MAIL: usize = 3;
 
 pub(crate) fn play(words: &[&str]) {
@@ -58,7 +58,7 @@ struct Churn<'a> {
     pool: &'a Pool,
     mail: SharedSlice<'a, u64>,
     dice: Dice,
-    /// Offered blocks that may not have been accepted: the giver takes them back.
+    /// Offered blocks that may not have been accepted. The giver takes them back.
     offered: Option<BlockRef>,
 }
 
@@ -82,7 +82,7 @@ impl Churn<'_> {
             _ => Some(self.pool.alloc(WATCHDOG).unwrap()),
         };
         let Some(mut block) = block else { return };
-        // No other process writes it meanwhile.
+        // No other process writes the block meanwhile.
         let mark = self.dice.below(256) as u8;
         write(&mut block, &[mark; BYTES]);
         if self.dice.below(20) == 0 {
@@ -125,19 +125,19 @@ pub(crate) fn write(block: &mut Block, bytes: &[u8]) {
     range.copy_from_host(range.gpu().stream(), bytes).unwrap();
 }
 
-/// The bytes of a block of host memory or of a GPU.
+/// Returns the bytes of a block of host memory or of a GPU.
 pub(crate) fn read(block: &Block) -> Vec<u8> {
     if device() == "host" { block.bytes().unwrap().to_vec() } else { copy(&block.device().unwrap()) }
 }
 
-/// The bytes of a block on a GPU.
+/// Returns the bytes of a block on a GPU.
 pub(crate) fn copy(range: &DeviceRange<'_>) -> Vec<u8> {
     let mut bytes = vec![0; BYTES];
     range.copy_to_host(range.gpu().stream(), &mut bytes).unwrap();
     bytes
 }
 
-/// A domain with the pool and the mail, and that many processes that use them.
+/// Returns a domain with the pool and the mail, and this many processes that use them.
 fn stage(place: &Place, count: usize) -> (Domain, Pool, partywall::Segment, Vec<Actor>) {
     let domain = place.connect();
     let pool = frames(&domain).create().unwrap();

@@ -1,4 +1,4 @@
-//! Queues among processes that are killed and stopped, at any moment: while they submit, claim, work, complete and take.
+//! Queues whose processes are killed and stopped at any moment: while they submit, claim, work, complete and take.
 
 use std::{
     collections::VecDeque,
@@ -19,12 +19,12 @@ use super::{
     rounds,
 };
 
-/// What the segment that all tasks name contains.
+/// The number in the segment that all tasks name.
 const WEIGHTS: u64 = 77;
 const TASKS: u32 = 16;
 const INPUTS: u32 = 20;
 const OUTPUTS: u32 = 24;
-/// Tasks that a submitter has in the queue at once.
+/// The number of tasks that a submitter has in the queue at once.
 const AHEAD: usize = 4;
 const WORKERS: usize = 3;
 
@@ -66,12 +66,12 @@ fn commit_weights(domain: &Domain) -> Segment {
     build.commit().unwrap()
 }
 
-/// What a worker makes of a number.
+/// Returns the answer of a worker for a number.
 fn answer(number: u64) -> u64 {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17)
 }
 
-/// Does a task, gives it up, or fails it. The task may be another worker's by then.
+/// Completes a task, drops it, or fails it. The task may belong to another worker by then.
 fn work(mut task: ClaimedTask, dice: &mut Dice) {
     let number = u64::from_le_bytes(task.arguments().try_into().unwrap());
     if dice.below(10) == 0 {
@@ -79,7 +79,8 @@ fn work(mut task: ClaimedTask, dice: &mut Dice) {
     }
     let input = &task.inputs()[0];
     let input = if device() == "host" { input.bytes().unwrap().to_vec() } else { copy(&input.device().unwrap()) };
-    // Also if the claim has been taken back, for the inputs are held as long as this attempt may read them.
+    // The inputs are valid even if the claim has been taken back, because they are held as long as this attempt may
+    // read them.
     assert!(input == pattern(number), "the input of {number} is another's");
     let mut weights = vec![0; BYTES];
     task.inputs()[1].read_at(0, &mut weights).expect("it is attached as long as a task names it");
@@ -142,7 +143,7 @@ impl<'a> Submitter<'a> {
             let task = task.arguments(&number.to_le_bytes()).max_attempts(u8::MAX).cancel_with_submitter(self.cancel);
             match self.queue.submit(task, WATCHDOG) {
                 Ok(ticket) => return ticket,
-                // Another process has detached it, or this one.
+                // Another process has detached the segment, or this one has.
                 Err(mut refused) if matches!(refused.error, Error::Gone(Gone::Attachment { .. })) => {
                     self.weights = self.queue.attach(&self.segment).unwrap();
                     input = refused.tasks.remove(0).into_inputs().remove(0);

@@ -1,4 +1,4 @@
-//! Processes that have run out of something.
+//! Processes that have run out of a resource.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use super::{
     within,
 };
 
-/// Takes all file descriptors that are left, but `spare`.
+/// Takes all remaining file descriptors except `spare`.
 fn hoard(spare: usize) -> Vec<std::fs::File> {
     let mut files = Vec::new();
     while let Ok(file) = std::fs::File::open("/dev/null") {
@@ -58,7 +58,7 @@ pub(crate) fn play(words: &[&str]) {
                 drop(files);
             }
             drop(descriptors);
-            // What has to come on the events socket.
+            // Messages that must arrive on the events socket.
             let files = hoard(0);
             say("ready");
             scarce("a verdict", domain.open("later", WATCHDOG).unwrap_err());
@@ -126,7 +126,7 @@ fn broker_without_file_descriptors_refuses_and_recovers() {
         }
     };
     assert!(matches!(error, Error::LimitReached(LimitReached::Broker { .. })), "{error}");
-    // Commits of those who are in.
+    // Commits of existing members.
     for (i, member) in members.iter().enumerate() {
         match commit(member, &format!("n{i}"), 1, true) {
             Ok(_)

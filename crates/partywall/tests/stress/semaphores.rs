@@ -16,13 +16,13 @@ use super::{
     rounds,
 };
 
-/// Permits of the semaphores here, unless a test says otherwise.
+/// The number of permits of the semaphores, unless a test states another.
 const PERMITS: u32 = 2;
 
 pub(crate) fn play(words: &[&str]) {
     let domain = Domain::options().start(false).connect().unwrap();
     match words[0] {
-        // Adds 1 to a number that only one may touch at a time, so many times.
+        // Repeatedly adds 1 to a number that only one process may access at a time.
         "adding" => {
             let semaphore = domain.semaphore("one", 1).unwrap();
             let counter = domain.opener("counter").read_write().open().unwrap();
@@ -47,7 +47,7 @@ pub(crate) fn play(words: &[&str]) {
     }
 }
 
-/// One of all the things that are done with semaphores.
+/// Calls one of all operations of semaphores.
 fn churn(semaphore: &Semaphore, dice: &mut Dice) {
     let permit = match dice.below(4) {
         0 => semaphore.try_acquire().unwrap(),

@@ -1,4 +1,4 @@
-//! Clients that are stopped for ever.
+//! Clients that are stopped and never continued.
 
 use std::time::Duration;
 
@@ -61,10 +61,10 @@ fn stopped_clients_block_no_other_and_cost_the_broker_little() {
         stopped.push(actor);
     }
     let before = place.broker().memory();
-    // A call that another process delays ends as an error.
+    // A call that another process delays ends with an error.
     let many: String = "m".repeat(14_000);
     for i in 0..20 {
-        // A table that is as large as a message takes, for each of those who wait and do not read.
+        // A table as large as a message allows, for each client that waits and does not read.
         let builder = domain.create("big", partywall_harness::place()).metadata("text", &many);
         drop(builder.tensor("x", partywall::DType::U32, &[1]).kept(true).allocate().unwrap().commit().unwrap());
         drop(commit(&domain, &format!("other-{i}"), i, false).unwrap());

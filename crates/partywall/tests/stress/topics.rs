@@ -1,5 +1,5 @@
-//! Topics among processes that are killed and stopped: while they join and leave, publish, receive and hold, and while they
-//! make the topic.
+//! Topics whose processes are killed and stopped while they join and leave, publish, receive and hold, and create the
+//! topic.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -21,7 +21,7 @@ use super::{
 };
 
 const BYTES: u64 = 512;
-/// How many of each there may be at a time.
+/// The maximum numbers of publishers and subscribers at a time.
 const PUBLISHERS: u32 = 3;
 const SUBSCRIBERS: u32 = 4;
 const HELD: u32 = 2;
@@ -66,7 +66,7 @@ fn frames(domain: &Domain) -> TopicOptions {
     options.publishers(PUBLISHERS).subscribers(SUBSCRIBERS).timeout(WATCHDOG)
 }
 
-/// A sample that says in all its words whose it is, and which.
+/// A sample whose words all name its publisher and its number.
 fn publish(topic: &Topic, publisher: &Publisher, timeout: Duration) -> Result<u64, Error> {
     let mut loan = publisher.loan(DType::U64, &[BYTES / 8], timeout)?;
     let mark = publisher.id() << 32 | publisher.published();
@@ -82,7 +82,7 @@ fn publish(topic: &Topic, publisher: &Publisher, timeout: Duration) -> Result<u6
     published.map(|published| published.sequence).map_err(|unpublished| unpublished.error)
 }
 
-/// One subscriber, and what it has seen of each publisher.
+/// One subscriber, and the samples that it has seen of each publisher.
 struct Reader {
     subscriber: Subscriber,
     policy: Policy,
@@ -122,7 +122,7 @@ impl Reader {
     }
 }
 
-/// The sample is whole, unless its publisher died before its GPU had completed it.
+/// Checks that the sample is whole, unless its publisher died before its GPU had completed it.
 fn check(sample: &Sample) {
     let mark = sample.publisher() << 32 | sample.sequence();
     assert_eq!(sample.header(), mark.to_le_bytes());
@@ -188,7 +188,7 @@ fn is_at_rest(topic: &Topic) -> bool {
         && stats.subscribers.is_empty()
 }
 
-/// A domain with the topic, and that many processes that join and leave.
+/// Returns a domain with the topic, and this many processes that join and leave.
 fn stage(place: &Place, count: usize) -> (Domain, Topic, Vec<Actor>) {
     let domain = place.connect();
     let topic = frames(&domain).create().unwrap();
@@ -206,7 +206,7 @@ fn publishers_and_subscribers_killed_at_any_moment_take_nothing_along() {
     let kills = rounds(60);
     std::thread::scope(|scope| {
         let survivor = scope.spawn(|| {
-            // There may be no room for a moment.
+            // There may briefly be no room.
             let mut reader = None;
             eventually("room", || {
                 reader = Reader::join(&topic, Policy::Block, 0).ok();
@@ -315,7 +315,7 @@ fn publishers_and_subscribers_stopped_at_any_moment_block_no_other() {
     eventually("all that the dead had comes back", || is_at_rest(&topic));
 }
 
-/// Publishes some samples, for which there is time, and room.
+/// Publishes some samples, if there are time and room.
 fn visit_in_time(topic: &Topic) {
     let Ok(publisher) = topic.publisher() else { return };
     for _ in 0..20 {
@@ -326,13 +326,13 @@ fn visit_in_time(topic: &Topic) {
     }
 }
 
-/// Publishes for ever, and has all the blocks that it is promised all the time.
+/// Publishes forever, and always uses all the blocks that it is promised.
 fn publish_with_full_hands(domain: &Domain) {
     let topic = domain.topic("frames").open().unwrap();
     let publisher = topic.publisher().unwrap();
     say("ready");
     loop {
-        // Others are filled when the next one is published.
+        // The other blocks are filled when the next sample is published.
         let _others: Vec<_> = (1..LOANS).map(|_| publisher.loan(DType::U8, &[1], WATCHDOG).unwrap()).collect();
         publish(&topic, &publisher, WATCHDOG).unwrap();
     }
@@ -352,7 +352,7 @@ fn all_publishers_but_one_stopped_at_once_leave_enough_for_the_last() {
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                // It reads none: one of who is stopped may never be complete.
+                // It reads no sample, because the sample of a stopped publisher may never be complete.
                 let mut held = VecDeque::new();
                 while !done.load(Ordering::Relaxed) {
                     if held.len() == HELD as usize {
@@ -422,13 +422,13 @@ fn closed_handles_leave_nothing_behind() {
     }
 }
 
-/// How many timelines the guest may still have: those that its stream has waited for, as long as it does nothing else
-/// behind them that would show that it has passed them.
+/// Returns how many timelines the guest may still have open: those that its stream has waited for, as long as it
+/// enqueues nothing behind them that would show that it has passed them.
 fn kept_for_streams() -> u64 {
     if device() == "host" { 0 } else { 9 }
 }
 
-/// Comes and goes as often as it takes, each time that it is told to.
+/// Opens and closes the topic as often as necessary, each time on request.
 fn come_and_go(domain: &Domain) {
     say("ready");
     while std::io::stdin().lock().read_line(&mut String::new()).unwrap() > 0 {
@@ -489,7 +489,7 @@ fn publishers_and_subscribers_evicted_at_any_moment_take_nothing_along() {
         std::thread::sleep(Duration::from_micros(dice.below(10_000)));
         let victim = dice.below(2) as usize;
         domain.evict(victims[victim].pid(), dice.below(2) == 0).unwrap();
-        // No process waits for it, and it keeps no more than it was promised.
+        // No process waits for the evicted one, and it keeps no more blocks than it was promised.
         publish(&topic, &publisher, WATCHDOG).unwrap();
         victims[victim] = place.play(&format!("topic churning {}", 2000 + round));
     }
@@ -497,12 +497,12 @@ fn publishers_and_subscribers_evicted_at_any_moment_take_nothing_along() {
     eventually("all that the dead had comes back", || is_at_rest(&topic));
 }
 
-/// Each sample is received once, whatever threads publish and receive with the same publisher and subscriber.
+/// Each sample is received once, whichever threads publish and receive with the same publisher and subscriber.
 #[test]
 fn threads_share_publishers_and_subscribers() {
     let place = Place::new();
     let domain = place.connect();
-    // A loan for each thread, in as many blocks.
+    // A loan for each thread, with as many blocks.
     let topic = frames(&domain).publishers(1).loans(LOANS * PUBLISHERS).create().unwrap();
     let publisher = topic.publisher().unwrap();
     let subscriber = topic.subscriber(Policy::Block).unwrap();
@@ -520,7 +520,7 @@ fn threads_share_publishers_and_subscribers() {
                 while positions.lock().unwrap().len() < 3 * each as usize {
                     match subscriber.recv(Duration::from_millis(1)) {
                         Ok(sample) => assert!(positions.lock().unwrap().insert(sample.position())),
-                        // The others hold as many as there may be.
+                        // The other threads hold as many samples as allowed.
                         Err(
                             Error::Timeout { .. }
                             | Error::LimitReached(LimitReached::Topic { limit: TopicLimit::Held, .. }),

@@ -1,4 +1,4 @@
-//! What raw clients of these tests commit.
+//! The commits of the raw clients of these tests.
 
 use std::os::fd::OwnedFd;
 
@@ -8,7 +8,7 @@ use partywall_wire::{Commit, Lifetime, Table};
 
 pub(crate) use partywall_harness::wire::{Client, Framed, encoded, greeted, hello, host_commit, open, shake_hands};
 
-/// A commit of one chunk of 4096 bytes with a table that tells of one tensor `x`, in the message or in a memfd.
+/// Returns a commit of one chunk of 4096 bytes with a table of one tensor `x`, in the message or in a memfd.
 pub(crate) fn commit(name: &str, kept: bool, table_apart: bool) -> (Commit, Vec<OwnedFd>) {
     let mut builder = TableBuilder::new();
     builder.add("x", DType::U32, &[1024]).unwrap();
@@ -23,7 +23,7 @@ pub(crate) fn commit(name: &str, kept: bool, table_apart: bool) -> (Commit, Vec<
     (host(name, kept, chunks, table), fds)
 }
 
-/// A commit of host memory.
+/// Returns a commit of host memory.
 pub(crate) fn host(name: &str, kept: bool, chunks: Vec<u64>, table: Table) -> Commit {
     host_commit(name, if kept { Lifetime::Kept } else { Lifetime::Owned }, chunks, table)
 }

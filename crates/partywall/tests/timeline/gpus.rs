@@ -1,4 +1,4 @@
-//! Timelines among streams, on the simulated driver.
+//! Timelines between streams, on the simulated driver.
 
 use partywall::{Domain, cuda::Stream};
 
@@ -9,7 +9,7 @@ use super::{
     world::{World, gpu, next_order, say, simulated},
 };
 
-/// Each scene in a process of its own.
+/// Runs each scene in a process of its own.
 macro_rules! tests {
     ($($module:ident::{$($scene:ident),* $(,)?})*) => {
         $($(
@@ -85,7 +85,7 @@ tests! {
     }
 }
 
-/// What only a simulated driver does.
+/// Cases that only a simulated driver can produce.
 mod alone {
     use super::*;
 
@@ -96,7 +96,7 @@ mod alone {
             ("cuMemHostGetDevicePointer:1=999", "driver-error"),
             ("cuStreamWriteValue64:1=801", "stream-waits-refused"),
             ("cuStreamWaitValue64:1=801", "stream-waits-refused"),
-            // It does nothing, and says that it did.
+            // The call does nothing, and reports success.
             ("cuStreamWaitValue64:2=0", "stream-waits-refused"),
         ] {
             let mut refused = world.play_with("gpu unprepared", |command| {
@@ -116,7 +116,7 @@ mod alone {
         assert_eq!(role.have("signal"), format!("{asked} cuStreamWriteValue64"));
         assert_eq!(role.have("wait"), format!("{asked} cuStreamWaitValue64"));
         assert_eq!(role.have("wait for what is there"), "");
-        // Changed, and changed back.
+        // Changed, then changed back.
         let asked = "cuCtxGetCurrent cuCtxPushCurrent cuStreamIsCapturing cuStreamGetId";
         role.have("another device");
         assert_eq!(role.have("signal"), format!("{asked} cuStreamWriteValue64 cuCtxPopCurrent"));
@@ -126,7 +126,7 @@ mod alone {
 
 const CALLS: &str = "SIMCUDA_CALLS";
 
-/// The body of a process that says which calls of the driver an order took.
+/// The body of a process that reports which driver calls an operation made.
 pub(super) fn tell_calls() {
     let domain = Domain::options().start(false).connect().unwrap();
     let gpu = gpu(&domain);

@@ -1,4 +1,4 @@
-//! Timelines among hosts.
+//! Timelines between hosts.
 
 use std::{
     os::fd::AsFd,
@@ -17,7 +17,7 @@ use super::{
     world::{TIMEOUT, World, eventually, next_order, say},
 };
 
-/// A process that writes or waits as it is told.
+/// A process that signals or waits on request.
 pub(crate) fn play(name: &str) {
     let domain = Domain::options().start(false).connect().unwrap();
     let mut writer = None;
@@ -53,14 +53,14 @@ fn signal_ends_a_wait_of_another_process() {
     let world = World::new();
     let domain = world.connect();
     let mut waiter = world.play("host steps");
-    // It waits before there is a writer, and longer than a look.
+    // It waits before there is a writer, and longer than a spin.
     waiter.tell("wait 1");
     thread::sleep(Duration::from_millis(20));
     let writer = domain.timeline_writer("steps").unwrap();
     assert_eq!((writer.timeline().value(), writer.timeline().announced(), writer.timeline().ending()), (0, 0, None));
     writer.signal(1).unwrap();
     assert_eq!(waiter.expect("done"), "");
-    // A jump by 2^32, which leaves half of the word as it was.
+    // A jump by 2^32, which leaves the lower half of the word unchanged.
     waiter.tell(&format!("wait {}", (1_u64 << 32) + 1));
     thread::sleep(Duration::from_millis(20));
     writer.signal((1 << 32) + 1).unwrap();
@@ -82,7 +82,7 @@ fn wait_for_a_signal_of_another_process() {
     let mut writer = world.play("host steps");
     writer.have("write");
     thread::scope(|scope| {
-        // Many at a time, each until its own value.
+        // Many waits at a time, each for a value of its own.
         let waiters: Vec<_> = (1..=8)
             .map(|v| {
                 scope.spawn({
@@ -160,7 +160,7 @@ fn there_is_one_writer_at_a_time() {
     assert!(is_pending(&timeline, 4));
     writer.signal(4).unwrap();
     timeline.wait(4, TIMEOUT).unwrap();
-    // The name goes with its last handle.
+    // The name ends with its last handle.
     drop((timeline, writer));
     assert_eq!(domain.timeline("x").unwrap().value(), 0);
 }
@@ -170,7 +170,7 @@ fn follower_keeps_a_constant_number_of_cells() {
     let world = World::new();
     let domain = world.connect();
     let timeline = domain.timeline("x").unwrap();
-    // More than a slab has.
+    // More incarnations than a slab has cells.
     for v in 1..=1100 {
         let writer = domain.timeline_writer("x").unwrap();
         timeline.follow().unwrap();
@@ -272,7 +272,7 @@ fn killed_writer_is_reported_and_its_successor_continues() {
     let domain = world.connect();
     let timeline = domain.timeline("x").unwrap();
     let mut last = 0;
-    // A second death works as the first.
+    // A second death has the same effect as the first.
     for round in 1..=3 {
         let mut writer = world.play("host x");
         writer.have("write");
@@ -351,7 +351,7 @@ fn forked_child_has_no_timelines() {
             forked(timeline.abandon()),
             forked(domain.timeline("y").map(drop)),
         ];
-        // Dropping there gives nothing back, and closes nothing.
+        // A drop in the child gives nothing back, and closes nothing.
         drop(writer);
         calls.iter().all(|refused| *refused)
     });

@@ -10,7 +10,7 @@ use partywall::{
 
 use super::world::{TIMEOUT, gpu, next_order, say, simulated};
 
-/// Another process, which makes an event and records it when told to, behind work that waits until it is told more.
+/// Another process, which creates an event and records it on request, behind work that waits for another request.
 pub(crate) fn play() {
     let domain = Domain::options().start(false).connect().unwrap();
     let gpu = gpu(&domain);
@@ -48,7 +48,7 @@ fn ipc_event_orders_streams_of_two_processes_on_the_simulated_gpu() {
         let gpu = gpu(&domain);
         let mut recorder = world.play("event");
         let event = IpcEvent::open(&gpu, &handle(&recorder.have("handle"))).unwrap();
-        // A wait without a record waits for nothing: the first trap.
+        // A wait without a record does not wait: the first trap.
         event.wait(gpu.stream()).unwrap();
         event.synchronize(Duration::ZERO).unwrap();
         gpu.stream().synchronize().unwrap();

@@ -1,4 +1,4 @@
-//! Order between real processes over a real broker: on hosts, and on the simulated driver.
+//! Order between real processes with a real broker: on hosts, and on the simulated driver.
 #![allow(clippy::unwrap_used)] // tests, their helpers included
 
 #[path = "../../../../testing/gpu/src/tests/timelines/blocks.rs"]

@@ -1,4 +1,4 @@
-//! Topics on the simulated driver, where something goes wrong.
+//! Topics on the simulated driver, and their failures.
 
 use std::{
     sync::{Arc, mpsc},
@@ -34,7 +34,7 @@ fn goes_round(gpu: &Gpu, topic: &Topic, publisher: &Publisher) {
     assert!(gpu.kernels().unwrap().verify(gpu.stream(), range.as_slice(), 1).unwrap().is_none());
     sample.wait(TIMEOUT).unwrap();
     sample.check().unwrap();
-    // Dropped, it would keep the subscriber's place until another thread had waited for the GPU.
+    // If it were dropped, it would keep the subscriber's place until another thread has waited for the GPU.
     sample.release().unwrap();
 }
 
@@ -90,13 +90,13 @@ fn subscriber_forgets_gone_publishers() {
         let gpu = gpu(&domain);
         let topic = frames(&domain, "frames").create().unwrap();
         let subscriber = topic.subscriber(Policy::Block).unwrap();
-        // Loaded before a stream waits.
+        // Loaded before any stream waits.
         gpu.kernels().unwrap();
         let gate = domain.timeline_writer("gate").unwrap();
         let waiting = domain.timeline("gate").unwrap();
         for turn in 1..=5 {
             let publisher = topic.publisher().unwrap();
-            // So that whoever receives has to ask by which timeline it is complete.
+            // A receiver then has to ask which timeline completes the sample.
             waiting.wait_on(gpu.stream(), turn).unwrap();
             publish_on(&gpu, &publisher);
             let sample = subscriber.recv(TIMEOUT).unwrap();
@@ -131,7 +131,7 @@ fn resources_of_a_stream_may_contain_its_publisher() {
     });
 }
 
-/// What a stream uses, of which something is to be said when it is dropped.
+/// A resource of a stream that calls a function when it is dropped.
 struct Used(Option<Box<dyn FnOnce() + Send + Sync>>);
 
 impl Used {
@@ -148,7 +148,7 @@ impl Drop for Used {
     }
 }
 
-/// Publishes what a stream completes that uses all that.
+/// Publishes a sample that a stream completes and that uses these resources.
 fn publish_using(gpu: &Gpu, publisher: &Publisher, all: impl IntoIterator<Item = Used>) {
     let mut loan = publisher.loan(DType::U32, &[1024], TIMEOUT).unwrap();
     all.into_iter().for_each(|used| loan.keep(used));
@@ -166,7 +166,7 @@ fn resources_of_a_stream_may_wait_for_the_service_thread_when_dropped() {
         let asking = domain.clone();
         let used = Used::until(move || {
             told.send("begins").unwrap();
-            // The service thread hears that it is there.
+            // The event shows that the service thread runs.
             let opened = asking.open("later", TIMEOUT);
             told.send(if opened.is_ok() { "opened" } else { "late" }).unwrap();
         });
@@ -250,7 +250,7 @@ fn longest_topic_name_has_room_for_its_publishers() {
     });
 }
 
-/// Another process, which receives a sample, has its GPU read it, loses its context, and drops it.
+/// Another process, which receives a sample, lets its GPU read it, loses its context, and drops the sample.
 pub(crate) fn play() {
     let domain = Domain::options().start(false).connect().unwrap();
     let gpu = gpu(&domain);
@@ -297,7 +297,7 @@ fn sample_dropped_with_a_lost_context_stays_held() {
         publish_on(&gpu, &publisher);
         reader.have("read");
         gpu.stream().synchronize().unwrap();
-        // Out of the ring.
+        // Removes the sample from the ring.
         for _ in 0..2 {
             publish_on(&gpu, &publisher);
         }

@@ -1,4 +1,4 @@
-//! What roles and tests share.
+//! Helpers that roles and tests share.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ pub(crate) fn gpu(domain: &Domain) -> Arc<Gpu> {
     domain.gpu(partywall::gpu::devices().unwrap()[0].uuid().unwrap()).unwrap()
 }
 
-/// Whether `body` is true in a forked child, which ends then.
+/// Returns whether `body` returns true in a forked child, which then ends.
 #[allow(unsafe_code)]
 pub(crate) fn in_a_child(body: impl FnOnce() -> bool) -> bool {
     // SAFETY: the locks that the child needs are its own; it ends without unwinding into the parent's code.
