@@ -31,7 +31,7 @@ fn questions(report: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn all_is_measured_in_host_memory() {
+fn all_cases_are_measured_in_host_memory() {
     let sandbox = Sandbox::new();
     let report = sandbox.json(["bench", "all", "--device", "host", "--quick"]);
     assert_eq!(
@@ -67,7 +67,7 @@ fn all_is_measured_in_host_memory() {
 }
 
 #[test]
-fn all_is_measured_on_the_simulated_gpu() {
+fn all_cases_are_measured_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
     let report = sandbox.json(["bench", "--simulated", "--quick"]);
     let questions = questions(&report).join("\n");

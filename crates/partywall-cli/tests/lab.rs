@@ -756,7 +756,7 @@ fn tour_shows_the_claims_of_every_lab_on_the_simulated_gpu() {
 }
 
 #[test]
-fn tour_goes_on_after_a_lab_that_fails() {
+fn tour_continues_after_a_lab_that_fails() {
     let sandbox = Sandbox::new();
     let mut tour = sandbox.spawn(["lab", "tour", "--device", "host"]);
     while !tour.line().starts_with("pool ") {}

@@ -222,7 +222,7 @@ fn removing_a_held_name_ends_its_holder() {
 }
 
 #[test]
-fn held_name_goes_with_its_holder() {
+fn held_name_ends_with_its_holder() {
     let sandbox = Sandbox::new();
     sandbox.file("f", "x");
     sandbox.broker();

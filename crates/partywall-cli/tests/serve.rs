@@ -141,7 +141,7 @@ fn unsafe_directory_is_named() {
 }
 
 #[test]
-fn broker_without_a_log_directory_says_so_and_serves() {
+fn broker_without_a_log_directory_reports_it_and_serves() {
     let sandbox = Sandbox::new();
     let blocked = sandbox.file("blocked", "");
     let mut serve = Running::spawn(sandbox.command(["serve"]).env("XDG_STATE_HOME", blocked));

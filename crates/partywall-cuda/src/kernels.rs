@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pattern_on_the_host() {
+    fn pattern_is_checked_on_the_host() {
         assert_eq!(expected(0), 1337 ^ 0xDEAD_BEEF);
         assert_eq!(expected(1), 1339 ^ 0xDEAD_BEEF);
         assert_eq!(expected(1 << 31), expected(0), "the pattern repeats after 2^31 words");

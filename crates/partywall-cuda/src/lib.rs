@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn owners_go_anywhere() {
+    fn owners_are_send_and_sync() {
         const fn anywhere<T: Send + Sync>() {}
         const {
             anywhere::<Context>();

@@ -165,7 +165,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_part_lies_inside_or_is_refused(len in 0..1_u64 << 50, offset: u64, part: u64) {
+        fn part_out_of_bounds_is_refused(len in 0..1_u64 << 50, offset: u64, part: u64) {
             let whole = slice(1 << 40, len);
             match whole.slice(offset, part) {
                 Ok(inner) => {

@@ -546,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_without_the_simulated_driver_says_so() {
+    fn program_without_the_simulated_driver_reports_it() {
         let error = Driver::linked().unwrap_err();
         assert_eq!(error, LoadError::NotLinked);
         assert!(

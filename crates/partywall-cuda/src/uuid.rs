@@ -104,7 +104,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn text_and_bytes_go_round(bytes: [u8; 16]) {
+        fn text_and_bytes_round_trip(bytes: [u8; 16]) {
             let uuid = DeviceUuid(bytes);
             prop_assert_eq!(uuid.to_string().parse(), Ok(uuid));
         }

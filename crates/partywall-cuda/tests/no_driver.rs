@@ -10,9 +10,9 @@ use partywall_cuda::{Driver, LoadError};
 const NOWHERE: &str = "/nonexistent/libcuda.so.1";
 
 #[test]
-fn the_environment_names_the_library_and_its_absence_is_an_answer() {
+fn missing_library_is_an_error() {
     let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "in_a_process_of_its_own"])
+        .args(["--exact", "in_child_process"])
         .env(Driver::LIBRARY_VARIABLE, NOWHERE)
         .output()
         .unwrap();
@@ -21,7 +21,7 @@ fn the_environment_names_the_library_and_its_absence_is_an_answer() {
 
 /// Not a test: the body of the process that the test above starts.
 #[test]
-fn in_a_process_of_its_own() {
+fn in_child_process() {
     if std::env::var_os(Driver::LIBRARY_VARIABLE).is_none_or(|library| library != NOWHERE) {
         return;
     }

@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn every_type_goes_there_and_back() {
+    fn every_type_round_trips() {
         for ours in DType::ALL {
             let tensor = TensorInfo::dense(SINGLE_TENSOR, *ours, vec![4, 3, 8], Order::Fortran).unwrap();
             match header(&tensor) {
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_say_what_is_there() {
+    fn errors_list_what_exists() {
         for (text, says) in [
             ("", "its header has nothing at byte 0 in place of '{'"),
             ("{'descr': '<f4', 'fortran_order': 0, 'shape': (1,)}", "has '0' at byte 34 in place of True or False"),

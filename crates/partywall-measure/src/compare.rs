@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn machines_are_told_apart_by_what_makes_them_fast() {
+    fn machines_are_distinguished_by_what_makes_them_fast() {
         let one = report(&[]);
         let mut other = one.clone();
         other.machine.driver = Some("590.1".to_owned());

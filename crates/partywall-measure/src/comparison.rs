@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drifting_machine_leaves_the_ratio_alone() {
+    fn drifting_machine_does_not_change_the_ratio() {
         // A machine that gets ten times slower from the first sample to the last.
         let clock = RefCell::new(0.0);
         let costing = |cost: f64| -> Sampler<'_> {

@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_codes_go_there_and_back() {
+    fn names_and_codes_round_trip() {
         for dtype in DType::ALL {
             assert_eq!(DType::from_code(dtype.code()), Some(*dtype));
             assert_eq!(dtype.name().parse(), Ok(*dtype));

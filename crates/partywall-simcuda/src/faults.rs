@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_of_faults_is_read() {
+    fn list_of_faults_is_parsed() {
         let fault = |function: &str, call, action| Fault { function: function.to_owned(), call, action };
         assert_eq!(
             parse("cuMemMap:3=2,*:17=kill,").unwrap(),

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn the_other_comparisons_look_at_the_word_alone() {
+    fn other_comparisons_use_the_word_alone() {
         let meets = |width, condition, now, value| Word { address: 0, width }.meets(condition, now, value);
         assert!(meets(Width::W32, EQ, 7, 7) && !meets(Width::W32, EQ, 8, 7));
         assert!(meets(Width::W64, AND, 6, 2) && !meets(Width::W64, AND, 5, 2));

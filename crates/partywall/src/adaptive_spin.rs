@@ -86,7 +86,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(100);
 
     #[test]
-    fn spinning_in_vain_stops_and_is_tried_again() {
+    fn useless_spinning_stops_and_is_retried() {
         let adaptive = AdaptiveSpin::on_memory();
         let polled = |_: &u32| {
             let mut polled = false;

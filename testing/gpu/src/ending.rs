@@ -53,7 +53,7 @@ mod unit {
     use super::*;
 
     #[test]
-    fn a_thread_is_found_by_its_whole_name_until_it_ends() {
+    fn thread_is_found_by_its_whole_name_until_it_ends() {
         let (end, ended) = mpsc::channel::<()>();
         let (start, started) = mpsc::channel();
         let named = thread::Builder::new().name("partywall-find".into());

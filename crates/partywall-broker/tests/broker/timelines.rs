@@ -239,7 +239,7 @@ fn child_that_holds_the_writers_connection_may_keep_writing() {
 }
 
 #[test]
-fn writer_held_by_a_child_is_dead_when_the_child_is() {
+fn writer_held_by_a_child_dies_with_the_child() {
     let broker = TestBroker::start();
     let mut reader = User::join(&broker.socket);
     let opened = reader.open("t", false).unwrap();

@@ -133,7 +133,7 @@ fn hogs(broker: &TestBroker) -> Vec<Role> {
 }
 
 #[test]
-fn at_the_common_bound_calls_wait_then_name_processes_that_do_not_read() {
+fn calls_at_the_common_bound_wait_then_name_processes_that_do_not_read() {
     let broker = TestBroker::start();
     let mut other = broker.client();
     publish(&mut other);

@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn the_codes_are_those_of_the_kernels() {
+    fn codes_match_the_kernels() {
         let poll = |load: Load, name: &str| assert_case(load.code().unwrap(), &format!("return pw_poll_by<{name}>("));
         let store = |store: Store, name: &str| assert_case(store.code(), &format!("{name}::store("));
         let pairs = |handover: Handover, writer: &str, reader: &str| {

@@ -30,7 +30,7 @@ fn devices_are_found_by_their_identity_on_the_simulated_gpu() {
 }
 
 #[test]
-fn everything_goes_back_on_the_simulated_gpu() {
+fn all_memory_is_freed_on_the_simulated_gpu() {
     on_the_simulated_gpu(&[""], &[], |context, _| {
         let memory = PhysicalMemory::create(context, GRANULARITY).unwrap();
         let mapping = Mapping::new(memory, Access::ReadOnly).unwrap();
@@ -57,7 +57,7 @@ fn failed_mapping_leaves_nothing_on_the_simulated_gpu() {
 }
 
 #[test]
-fn memory_is_mapped_behind_other_memory_or_not_at_all_on_the_simulated_gpu() {
+fn memory_is_mapped_contiguously_or_not_at_all_on_the_simulated_gpu() {
     on_the_simulated_gpu(&["cuMemMap:2=2", "cuMemSetAccess:2=2"], &[], |context, step| {
         let memory = || PhysicalMemory::create(context, GRANULARITY).unwrap();
         let mapping = Mapping::with_reservation(memory(), Access::ReadWrite, 4 * GRANULARITY).unwrap();
@@ -130,7 +130,7 @@ fn failed_drop_is_reported_once_without_panic_on_the_simulated_gpu() {
 }
 
 #[test]
-fn out_of_memory_says_how_much_there_is_on_the_simulated_gpu() {
+fn out_of_memory_error_states_the_total_on_the_simulated_gpu() {
     on_the_simulated_gpu(&[""], &[], |context, _| {
         let error = PhysicalMemory::create(context, 1 << 40).unwrap_err();
         assert_eq!(error.memory, Some(context.memory_info().unwrap()));
@@ -145,7 +145,7 @@ fn out_of_memory_says_how_much_there_is_on_the_simulated_gpu() {
 }
 
 #[test]
-fn sharing_calls_spoil_no_capture_on_the_simulated_gpu() {
+fn sharing_calls_do_not_invalidate_captures_on_the_simulated_gpu() {
     on_the_simulated_gpu(&[""], &[], |context, _| {
         let stream = Stream::new(context).unwrap();
         let whole = while_capturing(context, &stream, || {

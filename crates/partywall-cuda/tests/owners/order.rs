@@ -84,7 +84,7 @@ fn memory_operations_take_aligned_writable_words_on_the_simulated_gpu() {
 }
 
 #[test]
-fn a_probe_of_memory_operations_tells_refusals_on_the_simulated_gpu() {
+fn probe_of_memory_operations_reports_refusals_on_the_simulated_gpu() {
     on_the_simulated_gpu(&["cuStreamWriteValue32:1=801", "cuStreamWaitValue64:1=801"], &[], |context, step| {
         let Err(ProbeError::Refused(error)) = memop::probe_device_word(context, WATCHDOG) else { panic!("{step}") };
         assert_eq!(error.to_string(), format!("{} failed: CUDA_ERROR_NOT_SUPPORTED (801)", call_of(step)));
@@ -117,7 +117,7 @@ fn memory_behind_a_streams_wait_is_never_freed_on_the_simulated_gpu() {
 }
 
 #[test]
-fn a_host_function_runs_once_in_order_or_is_dropped_on_the_simulated_gpu() {
+fn host_function_runs_once_in_order_or_is_dropped_on_the_simulated_gpu() {
     on_the_simulated_gpu(&["", "cuLaunchHostFunc:1=801"], &[], |context, step| {
         let stream = Stream::new(context).unwrap();
         let word = DeviceBuffer::new(context, 8).unwrap();
@@ -145,7 +145,7 @@ fn a_host_function_runs_once_in_order_or_is_dropped_on_the_simulated_gpu() {
 }
 
 #[test]
-fn streams_are_told_apart_on_the_simulated_gpu() {
+fn streams_have_distinct_ids_on_the_simulated_gpu() {
     on_the_simulated_gpu(&[""], &[], |context, _| {
         let one = Stream::new(context).unwrap();
         let other = Stream::new(context).unwrap();

@@ -58,7 +58,7 @@ impl Exporter {
 }
 
 #[test]
-fn a_second_open_shares_the_first_and_the_last_drop_closes_on_the_simulated_gpu() {
+fn second_open_shares_the_mapping_and_last_drop_closes_it_on_the_simulated_gpu() {
     on_the_simulated_gpu(&[""], &[], |context, _| {
         let (exporter, [first_handle, other_handle]) = Exporter::start("0");
         let open = |handle, bytes, access| IpcMapping::open(context, handle, bytes, access).unwrap();
@@ -132,7 +132,7 @@ fn failed_close_is_stored_in_the_context_on_the_simulated_gpu() {
 }
 
 #[test]
-fn experiments_on_a_mapping_leave_its_owner_in_order_on_the_simulated_gpu() {
+fn experiments_on_a_mapping_do_not_affect_its_owner_on_the_simulated_gpu() {
     on_the_simulated_gpu(&[""], &[], |context, _| {
         let (exporter, [handle, _]) = Exporter::start("0");
         let open = || IpcMapping::open(context, handle, 4096, Access::ReadOnly).unwrap();
@@ -176,7 +176,7 @@ fn registration_keeps_its_mapping_and_access_on_the_simulated_gpu() {
 }
 
 #[test]
-fn a_graph_never_gets_the_address_of_a_registration_on_the_simulated_gpu() {
+fn graph_never_captures_a_registration_on_the_simulated_gpu() {
     on_the_simulated_gpu(&[""], &[], |context, _| {
         let map = Arc::new(SharedMap::writable(shared_memfd()).unwrap());
         let registration = HostRegistration::shared(context, map).unwrap();
@@ -255,7 +255,7 @@ fn memory_of_a_hidden_device_has_no_device_on_the_simulated_gpu() {
 }
 
 #[test]
-fn a_lost_context_is_no_classification_on_the_simulated_gpu() {
+fn pointer_kind_is_an_error_in_a_lost_context_on_the_simulated_gpu() {
     on_the_simulated_gpu(&["cuPointerGetAttributes:1=700", "cuMemRetainAllocationHandle:1=700"], &[], |context, _| {
         assert_eq!(PointerInfo::of(context, 1).unwrap_err().code, CuResult::ILLEGAL_ADDRESS);
     });

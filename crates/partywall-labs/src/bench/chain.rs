@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chain_goes_through_all_links_once() {
+    fn chain_visits_each_link_once() {
         for bytes in [4096, 8192, 1 << 20] {
             let words = new(bytes);
             let mut seen = vec![false; words.len()];
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn distances_between_links_are_as_many_as_in_a_random_order() {
+    fn links_of_a_chain_are_in_random_order() {
         let words = new(1 << 20);
         let links = words.iter().step_by(STRIDE).enumerate();
         let distances: BTreeSet<_> = links.map(|(link, next)| next.wrapping_sub((link * STRIDE) as u64)).collect();

@@ -405,7 +405,7 @@ fn worker_that_stops_before_its_lease_gets_one() {
 }
 
 #[test]
-fn one_of_those_who_wait_tends_the_queue() {
+fn one_waiter_at_a_time_tends_the_queue() {
     let world = World::new(SHAPE);
     assert!(world.queue.tend(world.pools()));
     assert!(!world.queue.tend(world.pools()));
@@ -630,7 +630,7 @@ fn slow_submitter_loses_no_task() {
 }
 
 #[test]
-fn tasks_are_listed_with_what_became_of_them() {
+fn tasks_are_listed_with_their_outcomes() {
     let world = World::new(SHAPE);
     let dead = world.submit_with(0, &NewTask { max_attempts: 1, ..TASK }).unwrap();
     let pending = world.submit().unwrap();

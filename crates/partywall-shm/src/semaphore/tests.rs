@@ -100,7 +100,7 @@ fn a_permit_granted_as_its_waiter_gives_up_goes_to_it_or_the_next() {
 }
 
 #[test]
-fn the_dead_hold_nothing_and_wait_for_nothing() {
+fn dead_processes_hold_nothing_and_wait_for_nothing() {
     let semaphore = semaphore(2);
     let [dead, alive] = [7, 8].map(|row| semaphore.try_take(row).unwrap());
     let mut dead_waiter = waiter(&semaphore, 7);
@@ -186,7 +186,7 @@ fn wrong_hints_cost_time_and_no_permit() {
 }
 
 #[test]
-fn positions_come_again_without_confusion() {
+fn positions_may_wrap_around() {
     let fd = Semaphore::create(1).unwrap();
     let semaphore = Semaphore::map(&fd).unwrap();
     let map = SharedMap::writable(&fd).unwrap();
@@ -246,7 +246,7 @@ fn threads_of_all_sorts_lose_no_permit() {
 
 /// An attempt that overtakes a waiter had begun before the waiter was in the queue.
 #[test]
-fn no_more_overtake_a_waiter_than_were_acquiring_when_it_came() {
+fn waiter_is_overtaken_only_by_earlier_acquirers() {
     const THREADS: u64 = 8;
     let fd = Semaphore::create(1).unwrap();
     // Counts attempts in the order in which a waiter sees them.
@@ -334,7 +334,7 @@ fn foreign_memory_is_refused_as_a_semaphore() {
 }
 
 #[test]
-fn the_last_of_many_permits_is_found() {
+fn last_of_many_permits_is_found() {
     let semaphore = semaphore(MAX_PERMITS);
     let held: Vec<_> = (0..MAX_PERMITS).map(|i| semaphore.try_take(i as u16).unwrap()).collect();
     let mut waiter = waiter(&semaphore, 0);

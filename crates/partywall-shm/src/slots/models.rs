@@ -111,7 +111,7 @@ fn together(world: &Arc<World>, others: impl IntoIterator<Item = fn(&World)>, ou
 }
 
 #[test]
-fn one_permit_is_one_at_a_time_and_is_passed_on() {
+fn single_permit_has_one_holder_and_is_passed_on() {
     check(3, || {
         let world = World::new(1, 2);
         together(&world, [(|world| world.acquire_and_use(1)) as fn(&World)], |world| world.acquire_and_use(2));
@@ -186,7 +186,7 @@ fn blocks_of_the_dead_go_to_waiters() {
 
 /// A waiter died. The slot that it was handed, and its place, are passed on, whatever other members were about to do.
 #[test]
-fn a_dead_waiter_blocks_no_other() {
+fn dead_waiter_does_not_block_others() {
     check(2, || {
         let world = World::new(1, 2);
         let held = world.acquire(2).unwrap();

@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_comes_out_as_it_went_in() {
+    fn table_round_trips() {
         let Layout { table, chunks } = model().layout(1 << 20, 8).unwrap();
         let table = Table::parse(table, &chunks).unwrap();
         assert_eq!(table.len(), 5);

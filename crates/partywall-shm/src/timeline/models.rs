@@ -123,7 +123,7 @@ fn all_observers_agree_on_the_last_value() {
 }
 
 #[test]
-fn it_ends_once_for_one_reason() {
+fn timeline_ends_once_with_one_reason() {
     check(2, || {
         let cell = Arc::new(Cell::new());
         let enders = [TimelineEnding::OwnerDied, TimelineEnding::BrokerGone].map(|ending| {
@@ -139,7 +139,7 @@ fn it_ends_once_for_one_reason() {
 }
 
 #[test]
-fn a_late_store_of_a_stream_changes_no_verdict() {
+fn late_store_of_a_stream_does_not_change_the_outcome() {
     check(2, || {
         let cell = Arc::new(Cell::new());
         cell.announce(1);

@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn the_borders() {
+    fn values_at_the_limits() {
         assert_eq!(read(0), Reading::Live(0));
         assert_eq!(read(MAX_VALUE), Reading::Live(MAX_VALUE));
         assert_eq!(read(MAX_VALUE + 1), Reading::Invalid);

@@ -206,7 +206,7 @@ fn spawn(world: &Arc<World>, other: impl FnOnce(&World) + 'static) -> thread::Jo
 /// The ring has one entry, which is overwritten while it is read. The reader gets the complete old sample or the
 /// complete new one.
 #[test]
-fn a_block_being_read_is_not_written() {
+fn block_that_is_read_is_not_written() {
     check(3, || {
         let world = World::new(1, 3);
         let mut publisher = world.publisher(1);
@@ -228,7 +228,7 @@ fn a_block_being_read_is_not_written() {
 
 /// As above, with as few blocks as possible: the publisher gets no block instead of one that is being read.
 #[test]
-fn there_may_be_no_block() {
+fn subscriber_handles_missing_block() {
     check(3, || {
         let world = World::new(1, 2);
         let mut publisher = world.publisher(1);
@@ -471,7 +471,7 @@ fn detached_reader_sees_no_partial_write() {
 }
 
 #[test]
-fn two_publish_at_once_and_all_see_one_order() {
+fn concurrent_publications_have_one_order() {
     check(3, || {
         let world = World::new(2, 4);
         let publishers = [1, 2].map(|row| world.publisher(row));
@@ -498,7 +498,7 @@ fn two_publish_at_once_and_all_see_one_order() {
 /// A member waits for a block, which becomes free when its reader has released it and it has been overwritten,
 /// whichever is last.
 #[test]
-fn a_waiter_for_a_block_is_served() {
+fn waiter_for_a_block_is_served() {
     check(2, || {
         let world = World::new(1, 2);
         let mut publisher = world.publisher(1);

@@ -135,7 +135,7 @@ fn samples_come_in_their_order_to_all() {
 }
 
 #[test]
-fn a_sample_says_whose_it_is_and_which() {
+fn sample_identifies_its_publisher_and_position() {
     let world = World::new(SHAPE);
     let mut publishers = [1, 2].map(|row| world.publisher(row));
     let mut subscriber = world.subscriber(3, None);
@@ -226,7 +226,7 @@ fn question_about_ages_ends_with_its_lease() {
 }
 
 #[test]
-fn a_topic_is_idle_once_its_publishers_have_left_and_all_is_received() {
+fn topic_is_idle_once_publishers_left_and_all_is_received() {
     let world = World::new(SHAPE);
     let mut subscriber = world.subscriber(3, None);
     let is_idle = |subscriber: &SubscriberPlace| world.topic.is_idle(subscriber.next());
@@ -307,7 +307,7 @@ fn publishers_do_not_wait_for_lossy_subscribers() {
 }
 
 #[test]
-fn a_ring_of_one_entry_holds_the_last_sample() {
+fn ring_of_one_entry_holds_the_last_sample() {
     let world = World::new(Shape { depth: 1, ..SHAPE });
     let mut publisher = world.publisher(1);
     let mut latest = world.subscriber(2, Some(1));
@@ -328,7 +328,7 @@ fn a_ring_of_one_entry_holds_the_last_sample() {
 }
 
 #[test]
-fn a_late_subscriber_begins_with_the_history_it_wants() {
+fn late_subscriber_begins_with_the_requested_history() {
     let world = World::new(SHAPE);
     let mut publisher = world.publisher(1);
     let mut early = world.topic.join_as_subscriber(2, None, 3).unwrap();
@@ -375,7 +375,7 @@ fn reader_keeps_its_holds_up_to_its_limit() {
 }
 
 #[test]
-fn there_are_as_many_ports_as_agreed_and_each_is_used_again() {
+fn ports_are_limited_and_reused() {
     let world = World::new(SHAPE);
     let publishers = [1, 2].map(|row| world.publisher(row));
     let subscribers = [1, 2, 3, 4].map(|row| world.subscriber(row, None));

@@ -68,8 +68,8 @@ fn wait_for_it(words: &SharedWords) -> (Handle, Handle) {
 }
 
 #[test]
-fn a_stream_waits_for_the_record_of_another_process() {
-    const TEST: &str = "tests::events::a_stream_waits_for_the_record_of_another_process";
+fn stream_waits_for_the_record_of_another_process() {
+    const TEST: &str = "tests::events::stream_waits_for_the_record_of_another_process";
     if role().is_some() {
         return record_behind_a_wait();
     }
@@ -91,8 +91,8 @@ fn a_stream_waits_for_the_record_of_another_process() {
 }
 
 #[test]
-fn a_wait_for_the_event_of_a_killed_process_never_ends() {
-    const TEST: &str = "tests::events::a_wait_for_the_event_of_a_killed_process_never_ends";
+fn wait_for_the_event_of_a_killed_process_never_ends() {
+    const TEST: &str = "tests::events::wait_for_the_event_of_a_killed_process_never_ends";
     match role().as_deref() {
         None => Peer::start(TEST, "waiter", &[]).succeeds(),
         // Runs in a process of its own, because its stream waits forever.

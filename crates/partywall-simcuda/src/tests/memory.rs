@@ -140,8 +140,8 @@ fn an_import_is_the_same_memory_and_cannot_be_exported() {
 }
 
 #[test]
-fn a_fault_stays_until_the_process_ends() {
-    if !in_a_process("tests::memory::a_fault_stays_until_the_process_ends", &[("SIMCUDA_DEVICES", "2")]) {
+fn fault_stays_until_the_process_ends() {
+    if !in_a_process("tests::memory::fault_stays_until_the_process_ends", &[("SIMCUDA_DEVICES", "2")]) {
         return;
     }
     begin();
@@ -166,8 +166,8 @@ fn a_fault_stays_until_the_process_ends() {
 }
 
 #[test]
-fn another_device_needs_leave() {
-    if !in_a_process("tests::memory::another_device_needs_leave", &[("SIMCUDA_DEVICES", "2")]) {
+fn another_device_needs_access_rights() {
+    if !in_a_process("tests::memory::another_device_needs_access_rights", &[("SIMCUDA_DEVICES", "2")]) {
         return;
     }
     begin();
@@ -212,6 +212,7 @@ fn host_memory_is_registered_once() {
     // SAFETY: mapped above; nothing else writes.
     assert_eq!(unsafe { part.cast::<u8>().read_volatile() }, 7);
     // A program that unmaps too early takes no memory from the device, because the memory is pinned.
+    // SAFETY: mapped above; no reference was made to it.
     unsafe { rustix::mm::munmap(memory, 8192) }.unwrap();
     assert_eq!(peek(part as u64), Ok(7));
     must!(cuMemHostUnregister(memory));
@@ -340,7 +341,7 @@ fn addresses_are_reserved_where_they_fit() {
 }
 
 #[test]
-fn a_stream_crosses_from_one_mapping_into_the_next() {
+fn stream_copies_across_adjacent_mappings() {
     begin();
     let mut pointer = 0;
     must!(cuMemAddressReserve(&mut pointer, 2 * GRANULE, 0, 0, 0));

@@ -6,8 +6,8 @@ use crate::copy::{PIECE, cuMemcpyAsync};
 use crate::memop::cuStreamWaitValue64_v2;
 
 #[test]
-fn a_plain_store_of_another_process_ends_a_wait() {
-    const TEST: &str = "tests::other_processes::a_plain_store_of_another_process_ends_a_wait";
+fn plain_store_of_another_process_ends_a_wait() {
+    const TEST: &str = "tests::other_processes::plain_store_of_another_process_ends_a_wait";
     if role().is_some() {
         begin();
         SharedWords::inherited(4096).store(0, 5 + (1 << 62) + 1);
@@ -25,8 +25,8 @@ fn a_plain_store_of_another_process_ends_a_wait() {
 }
 
 #[test]
-fn a_process_ends_though_a_stream_waits() {
-    const TEST: &str = "tests::other_processes::a_process_ends_though_a_stream_waits";
+fn process_exits_while_a_stream_waits() {
+    const TEST: &str = "tests::other_processes::process_exits_while_a_stream_waits";
     if !in_a_process(TEST, &[]) {
         return;
     }
@@ -38,8 +38,8 @@ fn a_process_ends_though_a_stream_waits() {
 }
 
 #[test]
-fn a_kill_in_the_middle_of_a_copy_leaves_a_prefix() {
-    const TEST: &str = "tests::other_processes::a_kill_in_the_middle_of_a_copy_leaves_a_prefix";
+fn kill_during_a_copy_leaves_a_prefix() {
+    const TEST: &str = "tests::other_processes::kill_during_a_copy_leaves_a_prefix";
     const BYTES: usize = 1024 * PIECE;
     if role().is_some() {
         begin();

@@ -49,8 +49,8 @@ fn nothing_works_before_init() {
 }
 
 #[test]
-fn a_forked_child_has_no_driver() {
-    if !in_a_process("tests::process::a_forked_child_has_no_driver", &[]) {
+fn forked_child_has_no_driver() {
+    if !in_a_process("tests::process::forked_child_has_no_driver", &[]) {
         return;
     }
     begin();
@@ -73,8 +73,8 @@ fn a_forked_child_has_no_driver() {
 }
 
 #[test]
-fn the_environment_chooses_the_devices() {
-    const TEST: &str = "tests::process::the_environment_chooses_the_devices";
+fn environment_selects_the_devices() {
+    const TEST: &str = "tests::process::environment_selects_the_devices";
     if role().is_some() {
         let code = answer!(cuInit(0));
         let mut count = 0;
@@ -101,8 +101,8 @@ fn the_environment_chooses_the_devices() {
 }
 
 #[test]
-fn a_device_has_no_more_memory_than_it_was_given() {
-    if !in_a_process("tests::process::a_device_has_no_more_memory_than_it_was_given", &[("SIMCUDA_MEMORY", "8M")]) {
+fn device_has_only_its_configured_memory() {
+    if !in_a_process("tests::process::device_has_only_its_configured_memory", &[("SIMCUDA_MEMORY", "8M")]) {
         return;
     }
     begin();
@@ -130,8 +130,8 @@ fn a_device_has_no_more_memory_than_it_was_given() {
 }
 
 #[test]
-fn calls_fail_and_kill_as_they_are_told_and_are_logged() {
-    const TEST: &str = "tests::process::calls_fail_and_kill_as_they_are_told_and_are_logged";
+fn calls_fail_and_kill_as_configured_and_are_logged() {
+    const TEST: &str = "tests::process::calls_fail_and_kill_as_configured_and_are_logged";
     if role().is_some() {
         begin();
         let answers: Vec<_> = (0..3).map(|_| create(2 * MIB).map(drop)).collect();
@@ -220,8 +220,8 @@ fn ending_process_writes_its_ledger() {
 }
 
 #[test]
-fn the_host_crashes_on_a_device_address() {
-    const TEST: &str = "tests::process::the_host_crashes_on_a_device_address";
+fn host_access_to_a_device_address_crashes() {
+    const TEST: &str = "tests::process::host_access_to_a_device_address_crashes";
     if role().is_some() {
         begin();
         let pointer = device_memory(4096);

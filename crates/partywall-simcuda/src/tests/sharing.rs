@@ -14,8 +14,8 @@ use crate::memory::physical::cuMemImportFromShareableHandle;
 use crate::memory::plain::cuMemFree_v2;
 
 #[test]
-fn a_descriptor_keeps_the_memory_of_a_killed_process() {
-    const TEST: &str = "tests::sharing::a_descriptor_keeps_the_memory_of_a_killed_process";
+fn descriptor_keeps_the_memory_of_a_killed_process() {
+    const TEST: &str = "tests::sharing::descriptor_keeps_the_memory_of_a_killed_process";
     match role().as_deref() {
         None => {
             let mut maker = Peer::start(TEST, "make", &[]);
@@ -87,8 +87,8 @@ fn export_legacy() {
 }
 
 #[test]
-fn a_legacy_handle_opens_the_block_of_another_process() {
-    const TEST: &str = "tests::sharing::a_legacy_handle_opens_the_block_of_another_process";
+fn legacy_handle_opens_the_block_of_another_process() {
+    const TEST: &str = "tests::sharing::legacy_handle_opens_the_block_of_another_process";
     match role().as_deref() {
         None => {
             let mut exporter = Peer::start(TEST, "export", &[]);
@@ -136,8 +136,8 @@ fn a_legacy_handle_opens_the_block_of_another_process() {
 }
 
 #[test]
-fn memory_of_a_hidden_device_is_shared_all_the_same() {
-    const TEST: &str = "tests::sharing::memory_of_a_hidden_device_is_shared_all_the_same";
+fn memory_of_a_hidden_device_can_be_shared() {
+    const TEST: &str = "tests::sharing::memory_of_a_hidden_device_can_be_shared";
     match role().as_deref() {
         None => {
             let seen = |device| [("SIMCUDA_DEVICES", "2"), ("CUDA_VISIBLE_DEVICES", device)];

@@ -47,8 +47,8 @@ fn with_delays(test: &str) -> bool {
 }
 
 #[test]
-fn without_an_event_streams_overtake_each_other() {
-    if !with_delays("tests::streams::without_an_event_streams_overtake_each_other") {
+fn streams_without_an_event_overtake_each_other() {
+    if !with_delays("tests::streams::streams_without_an_event_overtake_each_other") {
         return;
     }
     begin();
@@ -56,8 +56,8 @@ fn without_an_event_streams_overtake_each_other() {
 }
 
 #[test]
-fn with_an_event_they_never_do() {
-    if !with_delays("tests::streams::with_an_event_they_never_do") {
+fn streams_with_an_event_never_overtake_each_other() {
+    if !with_delays("tests::streams::streams_with_an_event_never_overtake_each_other") {
         return;
     }
     begin();
@@ -79,7 +79,7 @@ fn the_legacy_default_stream_and_blocking_streams_wait_for_each_other() {
 }
 
 #[test]
-fn an_event_stands_for_the_record_at_the_time_of_the_call() {
+fn event_means_the_record_at_the_time_of_the_call() {
     begin();
     let words = SharedWords::new(4096);
     let slow = new_stream();
@@ -147,7 +147,7 @@ fn host_functions_run_in_order_and_may_not_call_the_driver() {
 }
 
 #[test]
-fn a_destroyed_stream_finishes_its_work() {
+fn destroyed_stream_finishes_its_work() {
     begin();
     let (sender, told) = channel();
     let stream = new_stream();
@@ -162,7 +162,7 @@ fn a_destroyed_stream_finishes_its_work() {
 }
 
 #[test]
-fn pinned_memory_is_read_when_the_stream_gets_there_and_small_pageable_memory_at_once() {
+fn pinned_memory_is_read_by_the_stream_and_small_pageable_memory_by_the_call() {
     begin();
     let stream = new_stream();
     let words = SharedWords::new(4096);
@@ -214,7 +214,7 @@ fn loading_and_late_functions_wait_for_the_whole_context() {
 }
 
 #[test]
-fn a_stream_writes_words_for_another() {
+fn stream_writes_words_for_another_stream() {
     begin();
     let writer = new_stream();
     let waiter = new_stream();
@@ -231,9 +231,9 @@ fn a_stream_writes_words_for_another() {
 }
 
 #[test]
-fn a_capture_forbids_waiting_and_is_spoilt_by_it() {
+fn capture_forbids_waiting_and_is_invalidated_by_it() {
     // The capture forbids that to every thread of the process.
-    if !in_a_process("tests::streams::a_capture_forbids_waiting_and_is_spoilt_by_it", &[]) {
+    if !in_a_process("tests::streams::capture_forbids_waiting_and_is_invalidated_by_it", &[]) {
         return;
     }
     begin();

@@ -127,7 +127,7 @@ fn panicking_callback_does_not_stop_others() {
 }
 
 #[test]
-fn callback_may_hand_in_another_fence() {
+fn callback_may_add_a_fence() {
     let world = World::new();
     let (first, store_first) = private_word();
     let (second, store_second) = private_word();

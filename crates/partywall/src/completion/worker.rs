@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn panicking_job_does_not_stop_others() {
+    fn panicking_job_does_not_stop_other_jobs() {
         for worker in [worker(Duration::ZERO), worker(LINGER)] {
             let (sender, receiver) = mpsc::channel();
             for number in 0..10 {

@@ -124,7 +124,7 @@ fn idle(pool: &Pool) -> Audit {
 }
 
 #[test]
-fn offering() {
+fn crash_in_offer_loses_no_block() {
     let points = at_each_point(
         || {
             let (command, memory, pool) = start("takes a block and offers it", 1);
@@ -156,7 +156,7 @@ fn offering() {
 }
 
 #[test]
-fn taking_over() {
+fn crash_in_accept_loses_no_block() {
     let points = at_each_point(
         || {
             let memory = Pool::create(1).unwrap();
@@ -182,7 +182,7 @@ fn taking_over() {
 }
 
 #[test]
-fn taking_back() {
+fn crash_in_withdrawal_of_an_offer_loses_no_block() {
     at_each_point(
         || {
             let (command, memory, pool) = start("takes back what it has offered", 1);
@@ -207,7 +207,7 @@ fn taking_back() {
 /// The broker dies while it reclaims the held and offered blocks of a dead member. The next attempt, by this or another
 /// broker, starts again.
 #[test]
-fn reclaim_of_offered_blocks() {
+fn crash_in_reclaim_of_offered_blocks_loses_no_block() {
     let points = at_each_point(
         || {
             let (command, memory, pool) = start("is the broker", 2);
@@ -236,7 +236,7 @@ fn reclaim_of_offered_blocks() {
 /// A block was handed to a stopped process, which does not take it. After a while another process revokes it for the next
 /// waiter, and crashes.
 #[test]
-fn take_of_a_granted_block() {
+fn crash_in_take_of_a_granted_block_loses_no_block() {
     let points = at_each_point(
         || {
             let (command, memory, pool) = start("takes for another what that one does not take", 1);

@@ -311,7 +311,7 @@ fn submit(world: &World) {
 }
 
 #[test]
-fn submitting() {
+fn crash_in_submit_loses_no_place() {
     let points = at_each_point(
         || Others::start("submits", SHAPE, |_| {}),
         |crashed, others| {
@@ -332,7 +332,7 @@ fn submitting() {
 }
 
 #[test]
-fn working() {
+fn crash_in_claim_or_completion_loses_no_task() {
     for (role, expected) in [
         ("works", &[CLAIMING, COMPLETING][..]),
         ("is woken", &[WAKING]),
@@ -351,7 +351,7 @@ fn working() {
 }
 
 #[test]
-fn notifying() {
+fn crash_in_notify_loses_no_wake() {
     let sleeper = |world: &World| {
         submit(world);
         // As a thread that is about to sleep.
@@ -370,7 +370,7 @@ fn notifying() {
 }
 
 #[test]
-fn taking() {
+fn crash_in_take_loses_no_result() {
     let done = |world: &World| {
         submit(world);
         world.work(OURS);
@@ -381,7 +381,7 @@ fn taking() {
 }
 
 #[test]
-fn cancelling_and_purging() {
+fn crash_in_cancel_or_purge_frees_everything() {
     let mixed = |world: &World| {
         submit(world);
         world.work(OURS);
@@ -397,7 +397,7 @@ fn cancelling_and_purging() {
 }
 
 #[test]
-fn retrying() {
+fn crash_in_retry_loses_no_task() {
     let dead = |world: &World| {
         submit(world);
         for _ in 0..5 * TASKS {
@@ -413,7 +413,7 @@ fn retrying() {
 
 /// A worker hangs, and its leases have ended.
 #[test]
-fn tending() {
+fn crash_in_tend_loses_no_task() {
     let hung = |world: &World| {
         submit(world);
         for _ in 0..2 {
@@ -440,7 +440,7 @@ fn tending() {
 
 /// The broker crashes while it recovers the queue after the death of a process.
 #[test]
-fn recovering() {
+fn crash_in_recovery_loses_no_task() {
     let left = |world: &World| {
         submit(world);
         world.work(OURS);

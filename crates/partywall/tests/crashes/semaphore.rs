@@ -141,7 +141,7 @@ fn start(what: &str, maximum: u32) -> (std::process::Command, OwnedFd, Semaphore
 }
 
 #[test]
-fn permit_is_taken_and_released() {
+fn crash_in_acquire_or_release_loses_no_permit() {
     let points = at_each_point(
         || {
             let (command, memory, semaphore) = start("takes a permit and gives it back", 1);
@@ -156,7 +156,7 @@ fn permit_is_taken_and_released() {
 }
 
 #[test]
-fn wait_for_a_permit() {
+fn crash_in_wait_loses_no_permit() {
     let points = at_each_point(
         || {
             let (command, memory, semaphore) = start("waits", 1);
@@ -179,7 +179,7 @@ fn wait_for_a_permit() {
 }
 
 #[test]
-fn giving_up() {
+fn crash_in_abandoned_wait_loses_no_permit() {
     let points = at_each_point(
         || {
             let (command, memory, semaphore) = start("gives up waiting", 1);
@@ -196,7 +196,7 @@ fn giving_up() {
 }
 
 #[test]
-fn giving_a_permit_to_waiters() {
+fn crash_in_hand_over_loses_no_permit() {
     let points = at_each_point(
         || {
             let (command, memory, semaphore) = start("gives a permit to those who wait", 1);
@@ -218,7 +218,7 @@ fn giving_a_permit_to_waiters() {
 
 /// The broker dies while it reclaims the permits of a dead member. The next attempt, by this or another broker, starts again.
 #[test]
-fn reclaim_of_a_dead_member() {
+fn crash_in_reclaim_of_a_dead_member_loses_no_permit() {
     let points = at_each_point(
         || {
             let (command, memory, semaphore) = start("is the broker", 2);

@@ -88,7 +88,7 @@ fn recv(waiter: &Receiver<Progress>) -> Progress {
 }
 
 #[test]
-fn signalling() {
+fn crash_in_signal_leaves_the_value_readable() {
     let points = each_point_of("signals", |_, memory, crashed| {
         // At each of these points the value is stored, so no waiter needs the writer's death to get it.
         assert_eq!(recv(&wait(memory, 1)), Progress::Reached, "{crashed:?}");
@@ -97,7 +97,7 @@ fn signalling() {
 }
 
 #[test]
-fn promising() {
+fn crash_in_promise_leaves_the_value_announced() {
     let points = each_point_of("promises", |cell, _, crashed| {
         assert_eq!((cell.progress(1), cell.value()), (Progress::Announced, 0), "{crashed:?}");
     });
@@ -105,7 +105,7 @@ fn promising() {
 }
 
 #[test]
-fn closing() {
+fn crash_in_close_keeps_signalled_values() {
     let points = each_point_of("closes", |_, memory, crashed| {
         assert_eq!(recv(&wait(memory, 1)), Progress::Reached, "{crashed:?}");
     });
@@ -114,7 +114,7 @@ fn closing() {
 
 /// The broker dies while it ends a timeline. A process that reads the timeline meanwhile completes the ending.
 #[test]
-fn ending() {
+fn crash_of_the_broker_in_end_still_ends_waits() {
     let points = each_point_of("ends", |_, memory, crashed| {
         assert_eq!(recv(&wait(memory, 1)), Progress::Ended(TimelineEnding::OwnerDied), "{crashed:?}");
     });
@@ -122,7 +122,7 @@ fn ending() {
 }
 
 #[test]
-fn sleeping() {
+fn crash_of_a_sleeper_does_not_delay_others() {
     let points = each_point_of("waits", |cell, memory, _| {
         cell.signal(1).unwrap();
         assert_eq!(recv(&wait(memory, 1)), Progress::Reached);

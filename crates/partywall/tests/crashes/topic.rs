@@ -347,7 +347,7 @@ fn read_all(world: &World, mut place: SubscriberPlace, over: &AtomicBool) -> Vec
 }
 
 #[test]
-fn publishing() {
+fn crash_in_publish_loses_no_block() {
     let points = at_each_point(
         || {
             let (command, mut others) = Others::start("publishes");
@@ -367,7 +367,7 @@ fn publishing() {
 /// Two publishers are stopped at the same time, each at any point and with all blocks that it is promised. The third
 /// continues.
 #[test]
-fn publishing_twice_at_once() {
+fn two_publishers_stopped_in_publish_do_not_stop_a_third() {
     for first in PUBLISHING {
         at_each_point(
             || {
@@ -385,7 +385,7 @@ fn publishing_twice_at_once() {
 }
 
 #[test]
-fn publish_on_a_stream() {
+fn crash_in_publish_on_a_stream_loses_no_block() {
     let points = at_each_point(
         || Others::start("publishes what a stream writes"),
         |crashed, others| {
@@ -396,7 +396,7 @@ fn publish_on_a_stream() {
 }
 
 #[test]
-fn joining_and_leaving_as_a_publisher() {
+fn crash_in_join_or_leave_of_a_publisher_frees_its_port() {
     let points = at_each_point(
         || Others::start("joins as a publisher and leaves"),
         |crashed, others| {
@@ -408,27 +408,32 @@ fn joining_and_leaving_as_a_publisher() {
 
 /// Publishes, and waits until that is done or waits for the crashed process. Then detaches that process, as the broker does
 /// when a process is dead or evicted.
-fn part_if_it_is_waited_for(mut others: Others) -> Others {
+fn detach_when_waited_for(mut others: Others) -> Others {
     let world = others.world.clone();
     let publishing = std::thread::spawn(move || {
         others.publish(10);
         others
     });
-    part_once_it_is_waited_for(&world, &publishing);
+    await_end_or_stall(&world, &publishing);
+    detach(&world);
     publishing.join().unwrap()
 }
 
-fn part_once_it_is_waited_for(world: &World, publishing: &JoinHandle<Others>) {
-    let all = || world.topic.subscribers();
-    let keeps_waiting = || all().iter().any(|state| state.row == CRASHING && state.stalled.is_some());
+/// Waits until the publication is done or waits for the crashed subscriber.
+fn await_end_or_stall(world: &World, publishing: &JoinHandle<Others>) {
+    let keeps_waiting =
+        || world.topic.subscribers().iter().any(|state| state.row == CRASHING && state.stalled.is_some());
     eventually("publishing ends, or it waits for the crashed subscriber", || {
         publishing.is_finished() || keeps_waiting()
     });
+}
+
+fn detach(world: &World) {
     world.topic.detach(|row| row == CRASHING, TimelineEnding::Evicted, |_| None);
 }
 
 #[test]
-fn joining_and_leaving_as_a_subscriber() {
+fn crash_in_join_or_leave_of_a_subscriber_frees_its_port() {
     let points = at_each_point(
         || {
             let (command, mut others) = Others::start("joins as a subscriber and leaves");
@@ -436,7 +441,7 @@ fn joining_and_leaving_as_a_subscriber() {
             (command, others)
         },
         |crashed, others| {
-            part_if_it_is_waited_for(others).go_on(crashed);
+            detach_when_waited_for(others).go_on(crashed);
         },
     );
     assert_passed(&points, &[TAKING_A_PORT, SUBSCRIBING]);
@@ -457,40 +462,36 @@ fn receiving(role: &str) -> std::collections::BTreeSet<String> {
             (command, (world, publishing))
         },
         |crashed, (world, publishing)| {
-            let keeps_waiting =
-                || world.topic.subscribers().iter().any(|state| state.row == CRASHING && state.stalled.is_some());
-            eventually("publishing ends, or it waits for the crashed subscriber", || {
-                publishing.is_finished() || keeps_waiting()
-            });
+            await_end_or_stall(&world, &publishing);
             // A subscriber that may miss samples blocks no publisher.
             assert!(role == "receives" || publishing.is_finished());
-            world.topic.detach(|row| row == CRASHING, TimelineEnding::Evicted, |_| None);
+            detach(&world);
             publishing.join().unwrap().go_on(crashed);
         },
     )
 }
 
 #[test]
-fn receiving_everything() {
+fn crash_in_receive_of_all_samples_loses_no_block() {
     let points = receiving("receives");
     assert_passed(&points, &[RECEIVING, MAKING_SPACE]);
 }
 
 #[test]
-fn receiving_the_latest() {
+fn crash_in_receive_of_the_latest_loses_no_block() {
     let points = receiving("receives the latest");
     assert_passed(&points, &[RECEIVING]);
 }
 
 #[test]
-fn receive_of_an_overwritten_sample() {
+fn crash_in_receive_of_an_overwritten_sample_loses_no_block() {
     let points = receiving("receives what is overwritten");
     assert_passed(&points, &[OVERTAKEN]);
 }
 
 /// The broker dies while it reclaims the blocks of a dead member. The next attempt, by this or another broker, starts again.
 #[test]
-fn reclaim_of_a_dead_member() {
+fn crash_in_reclaim_of_a_dead_member_loses_no_block() {
     let points = at_each_point(
         || {
             let (command, others) = Others::start("is the broker");

@@ -191,7 +191,7 @@ fn removed_segment_stays_with_its_readers() {
 }
 
 #[test]
-fn owned_names_go_with_their_segment_and_kept_ones_stay() {
+fn owned_names_end_with_their_segment_and_kept_names_stay() {
     let world = World::new();
     let domain = world.connect();
     drop(commit(&domain, "owned", 1, false));

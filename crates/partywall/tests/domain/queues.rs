@@ -136,7 +136,7 @@ fn task_of_a_killed_worker_goes_to_another() {
 
 /// As under MPS: the death is no proof that the worker's kernels have ended.
 #[test]
-fn without_a_proof_of_death_the_task_goes_on_with_another_output() {
+fn task_without_proof_of_death_gets_another_output() {
     let world = World::prepared(|_| (), super::pidfds::forbid);
     let domain = world.connect();
     let queue = options(&domain).create().unwrap();
@@ -366,7 +366,7 @@ fn bad_tasks_are_refused_with_a_reason() {
 }
 
 #[test]
-fn queue_differs_from_what_was_asked_for() {
+fn queue_with_other_options_is_refused() {
     let world = World::new();
     let domain = world.connect();
     let _queue = options(&domain).lease(Duration::from_secs(1)).create().unwrap();
@@ -404,7 +404,7 @@ fn queue_differs_from_what_was_asked_for() {
 }
 
 #[test]
-fn broker_tells_what_is_in_a_queue() {
+fn broker_lists_the_contents_of_a_queue() {
     let world = World::new();
     let domain = world.connect();
     let queue = options(&domain).create().unwrap();

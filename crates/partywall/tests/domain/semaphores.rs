@@ -53,7 +53,7 @@ fn linger() {
 }
 
 #[test]
-fn at_most_so_many_have_one() {
+fn semaphore_grants_at_most_its_maximum() {
     let world = World::new();
     let one = world.connect();
     let other = world.connect();

@@ -355,7 +355,7 @@ fn subscriber_until_idle_ends_with_the_last_publisher() {
 
 /// There are as many blocks as were promised, and not one more.
 #[test]
-fn promised_blocks_of_publishers_are_kept_for_them() {
+fn promised_blocks_stay_reserved_for_their_publisher() {
     let world = World::new();
     let topic = frames(&world.connect()).loans(3).create().unwrap();
     assert_eq!((topic.loans(), world.connect().topic("frames").loans(3).open().unwrap().loans()), (3, 3));
@@ -871,7 +871,7 @@ fn hung_blocking_subscriber_is_named_and_can_be_evicted() {
 }
 
 #[test]
-fn without_a_broker_samples_go_round_and_waits_end() {
+fn samples_are_exchanged_and_waits_end_without_a_broker() {
     let mut world = World::new();
     let domain = world.connect();
     let topic = frames(&domain).create().unwrap();

@@ -48,8 +48,8 @@ fn second_open_in_a_process_shares_the_mapping_on_the_simulated_gpu() {
 }
 
 #[test]
-fn opening_it_where_it_was_made_finds_the_same_addresses_on_the_simulated_gpu() {
-    simulated("publish::opening_it_where_it_was_made_finds_the_same_addresses_on_the_simulated_gpu", |world| {
+fn publisher_opens_its_publication_at_the_same_addresses_on_the_simulated_gpu() {
+    simulated("publish::publisher_opens_its_publication_at_the_same_addresses_on_the_simulated_gpu", |world| {
         let domain = world.connect();
         let other = world.connect();
         let memory = buffer(&gpu(&domain), 4096, 7);
@@ -97,8 +97,8 @@ fn left_publication_keeps_its_memory_while_it_is_the_latest_on_the_simulated_gpu
 }
 
 #[test]
-fn where_it_was_made_it_is_used_on_its_own_gpu_alone_on_the_simulated_gpu() {
-    simulated("publish::where_it_was_made_it_is_used_on_its_own_gpu_alone_on_the_simulated_gpu", |world| {
+fn publisher_uses_its_publication_on_its_own_gpu_only_on_the_simulated_gpu() {
+    simulated("publish::publisher_uses_its_publication_on_its_own_gpu_only_on_the_simulated_gpu", |world| {
         let domain = world.connect();
         let _published = publish(&domain, "ours", 7);
         let other = partywall::gpu::devices().unwrap()[1].uuid().unwrap();
@@ -110,8 +110,8 @@ fn where_it_was_made_it_is_used_on_its_own_gpu_alone_on_the_simulated_gpu() {
 }
 
 #[test]
-fn tensors_are_where_they_were_on_the_simulated_gpu() {
-    simulated("publish::tensors_are_where_they_were_on_the_simulated_gpu", |world| {
+fn tensors_keep_their_addresses_on_the_simulated_gpu() {
+    simulated("publish::tensors_keep_their_addresses_on_the_simulated_gpu", |world| {
         let domain = world.connect();
         let gpu = gpu(&domain);
         let one = buffer(&gpu, 8192, 1);
@@ -181,8 +181,8 @@ fn memory_without_a_handle_is_refused_by_its_kind_on_the_simulated_gpu() {
 }
 
 #[test]
-fn nonsense_is_refused_and_publishes_nothing_on_the_simulated_gpu() {
-    simulated("publish::nonsense_is_refused_and_publishes_nothing_on_the_simulated_gpu", |world| {
+fn invalid_publication_is_refused_on_the_simulated_gpu() {
+    simulated("publish::invalid_publication_is_refused_on_the_simulated_gpu", |world| {
         let domain = world.connect();
         let memory = ForeignMemory::try_from(buffer(&gpu(&domain), 4096, 1)).unwrap();
         let tensor = |bytes| domain.publish("x").tensor("t", DType::U8, &[bytes], &memory);

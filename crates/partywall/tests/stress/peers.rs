@@ -407,7 +407,7 @@ fn growth_that_moves_tensors_is_refused_by_readers() {
 /// A member writes arbitrary values to the control memory of a pool. Every call of the other members on the pool still ends;
 /// the blocks that they hold may be lost.
 #[test]
-fn nonsense_in_the_words_of_a_pool_ends_no_call() {
+fn corrupt_control_memory_of_a_pool_hangs_no_call() {
     let place = Place::new();
     let domain = place.connect();
     let pool = domain.pool("frames").blocks(4).block_bytes(64).place(partywall::Place::Host).create().unwrap();
@@ -469,7 +469,7 @@ fn use_for_a_while(pool: &Pool) {
 
 /// The same with the control memory of a topic and of its pool.
 #[test]
-fn nonsense_in_the_words_of_a_topic_ends_no_call() {
+fn corrupt_control_memory_of_a_topic_hangs_no_call() {
     let place = Place::new();
     let domain = place.connect();
     let options = |name| {

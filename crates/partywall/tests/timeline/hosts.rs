@@ -136,7 +136,7 @@ fn values_only_grow_and_end_at_their_limit() {
 }
 
 #[test]
-fn there_is_one_writer_at_a_time() {
+fn timeline_has_one_writer_at_a_time() {
     let world = World::new();
     let domain = world.connect();
     let timeline = domain.timeline("x").unwrap();
@@ -201,7 +201,7 @@ fn early_close_ends_waits_immediately() {
 }
 
 #[test]
-fn to_abandon_a_timeline_ends_all_waits_and_its_writer() {
+fn abandoning_a_timeline_ends_all_waits_and_its_writer() {
     let world = World::new();
     let domain = world.connect();
     let timeline = domain.timeline("x").unwrap();
@@ -292,7 +292,7 @@ fn killed_writer_is_reported_and_its_successor_continues() {
 }
 
 #[test]
-fn without_a_broker_waits_end_and_so_do_signals() {
+fn loss_of_the_broker_ends_waits_and_signals() {
     let mut world = World::new();
     let domain = world.connect();
     let timeline = domain.timeline("x").unwrap();
@@ -314,7 +314,7 @@ fn without_a_broker_waits_end_and_so_do_signals() {
 }
 
 #[test]
-fn two_domains_of_one_process_know_nothing_of_each_other() {
+fn two_domains_of_one_process_are_independent() {
     let one = World::new();
     let other = World::new();
     let one = one.connect();
@@ -362,7 +362,7 @@ fn forked_child_has_no_timelines() {
 }
 
 #[test]
-fn two_hundred_thousand_values_go_to_and_fro() {
+fn two_processes_exchange_two_hundred_thousand_values() {
     let world = World::new();
     let here = world.connect();
     let there = world.connect();

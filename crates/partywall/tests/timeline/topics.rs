@@ -179,8 +179,8 @@ fn resources_of_a_stream_may_wait_for_the_service_thread_when_dropped() {
 }
 
 #[test]
-fn resources_of_a_stream_may_be_the_last_of_their_connection() {
-    simulated("topics::resources_of_a_stream_may_be_the_last_of_their_connection", |world| {
+fn resources_of_a_stream_may_end_their_connection() {
+    simulated("topics::resources_of_a_stream_may_end_their_connection", |world| {
         let other = world.connect();
         let gate = other.timeline_writer("gate").unwrap();
         let (told, heard) = mpsc::channel();

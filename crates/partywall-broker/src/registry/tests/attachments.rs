@@ -86,7 +86,7 @@ fn segment_is_attached_once_and_each_attachment_has_a_number_of_its_own() {
 }
 
 #[test]
-fn detached_segment_goes_unless_something_else_keeps_it() {
+fn detached_segment_is_freed_unless_something_else_keeps_it() {
     let (mut w, [a]) = Watched::with_members();
     let queue = create_queue(&mut w, a, "q");
     let (_, lease) = w.commit(a, "x", false);

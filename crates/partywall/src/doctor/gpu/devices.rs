@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn mps_is_told_from_time_slices_and_from_a_daemon_of_others() {
+    fn mps_is_distinguished_from_time_slices_and_foreign_daemons() {
         let pipes = Path::new("/tmp/nvidia-mps");
         assert!(sharing(false, false, pipes).detail.contains("time slicing"));
         assert!(sharing(true, true, pipes).meaning.contains("5 to 12 µs"));
