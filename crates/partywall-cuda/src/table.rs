@@ -129,6 +129,28 @@ impl Driver {
         unsafe { self.init(0) }
     }
 
+    /// Returns whether CUDA is initialised in this process, by this crate or by another library. Loads no driver and
+    /// initialises nothing.
+    ///
+    /// A forked child of a process that has initialised CUDA counts as not initialised; it cannot use CUDA.
+    #[must_use]
+    pub fn is_initialized() -> bool {
+        if loaded().is_none() {
+            let library = std::env::var_os(Self::LIBRARY_VARIABLE).unwrap_or_else(|| OsString::from(LIBRARY));
+            // SAFETY: with this flag the linker only looks for a library that is loaded already: no initialiser runs.
+            if unsafe { Library::open(Some(&library), RTLD_NOW | RTLD_NOLOAD) }.is_err() {
+                return false;
+            }
+        }
+        let mut count: c_int = 0;
+        // The library is loaded, so this only looks up its entry points.
+        Self::load().is_ok_and(|driver| {
+            // SAFETY: the pointer is to a live c_int.
+            let counted = unsafe { driver.device_get_count(&mut count) };
+            counted.err().is_none_or(|error| error.code != CuResult::NOT_INITIALIZED)
+        })
+    }
+
     /// Returns the version of the driver API that this driver offers.
     ///
     /// # Errors
@@ -501,6 +523,9 @@ entry_points! {
 
 /// The versioned name. The unversioned one exists only where a toolkit is installed, and may be the toolkit's stub.
 const LIBRARY: &str = "libcuda.so.1";
+
+/// The flag of dlopen(3) with which it loads nothing, on Linux.
+const RTLD_NOLOAD: c_int = 4;
 
 static LOADED: OnceLock<Result<Driver, LoadError>> = OnceLock::new();
 

@@ -16,6 +16,7 @@ use partywall::{
     error::{Gone, NotFound},
     info::Lifetime,
     kind_name,
+    mps::{self, MpsDaemon},
 };
 use partywall_os::lock::IgnorePoison;
 use pyo3::{
@@ -83,17 +84,38 @@ impl Domain {
 
 #[pymethods]
 impl Domain {
+    /// Makes ready that this process becomes a client of the domain's MPS daemon. Returns the variable to set and its
+    /// value, or `None` if it is set.
+    #[staticmethod]
+    fn join_mps(
+        py: Python<'_>,
+        domain: Option<String>,
+        socket: Option<PathBuf>,
+        start: bool,
+        program: Option<PathBuf>,
+    ) -> PyResult<Option<(&'static str, PathBuf)>> {
+        let options = options(domain, socket);
+        let join = move || {
+            let daemon = MpsDaemon::of(&options.location()?)?;
+            program.into_iter().fold(daemon, MpsDaemon::program).join(start)
+        };
+        // Starting a daemon takes a while.
+        let pipes = wait::on_helper_thread(py, join)?.or_raise(py)?;
+        Ok(pipes.map(|pipes| (mps::PIPES, pipes)))
+    }
+
     /// Connects, to the domain's own socket unless another is given.
     #[staticmethod]
-    #[pyo3(signature = (domain, socket, *, start, program))]
+    #[pyo3(signature = (domain, socket, *, start, program, mps))]
     fn connect(
         py: Python<'_>,
         domain: Option<String>,
         socket: Option<PathBuf>,
         start: bool,
         program: Option<PathBuf>,
+        mps: bool,
     ) -> PyResult<Self> {
-        let options = options(domain, socket).start(start);
+        let options = options(domain, socket).start(start).mps(mps);
         let options = program.into_iter().fold(options, partywall::DomainOptions::program);
         // Starting a broker takes a while.
         let inner = wait::on_helper_thread(py, move || options.connect())?.or_raise(py)?;

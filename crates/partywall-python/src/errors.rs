@@ -193,6 +193,7 @@ fn class(error: &Error) -> &'static str {
         Error::DeviceFault(DeviceFault::Remote { .. }) => "RemoteDevice",
         Error::DeviceFault(DeviceFault::Cuda { .. }) => "CudaError",
         Error::DeviceFault(DeviceFault::ContextLost { .. }) => "ContextLost",
+        Error::Mps(_) => "NotUnderMps",
         Error::Timeout { .. } | Error::Cancelled { .. } => "TimeoutError",
         Error::Unreachable(Unreachable::Gone { .. }) => "BrokerGone",
         Error::Unreachable(

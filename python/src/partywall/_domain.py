@@ -504,15 +504,30 @@ class Claim:
 
 
 def connect(
-    domain: str | None = None, start: bool = True, *, socket: "str | os.PathLike[str] | None" = None
+    domain: str | None = None,
+    start: bool = True,
+    *,
+    socket: "str | os.PathLike[str] | None" = None,
+    mps: bool = False,
 ) -> Domain:
     """Connects to a domain; with `start`, starts its broker if there is none.
 
     Without a name or a `socket`, the environment variables `PARTYWALL_SOCKET` or `PARTYWALL_DOMAIN` choose the domain;
     without them it is `default`.
+
+    With `mps`, this process and its children become clients of the domain's MPS daemon, which is started if it does not
+    run (not with `start=False`): `CUDA_MPS_PIPE_DIRECTORY` is set in `os.environ`, unless it names a daemon already. Connect
+    before any library uses the GPU: once the CUDA driver is initialised, this raises `NotUnderMps`. Under MPS kernels of
+    several processes run at the same time; a fault in one process ends CUDA in all of them.
     """
     path = None if socket is None else os.fspath(socket)
-    return Domain(_native.Domain.connect(domain, path, start=start, program=str(PROGRAM)))
+    program = str(PROGRAM)
+    if mps:
+        variable = _native.Domain.join_mps(domain, path, start, program)
+        if variable is not None:
+            name, pipes = variable
+            os.environ[name] = os.fspath(pipes)
+    return Domain(_native.Domain.connect(domain, path, start=start, program=program, mps=mps))
 
 
 def reopen(socket: str, name: str, version: int) -> Segment:
@@ -539,7 +554,7 @@ def _through(socket: str, opened: "Callable[[Domain], _Opened]") -> "_Opened":
             except Closed:
                 # Another thread has just closed it.
                 continue
-    return opened(Domain(_native.Domain.connect(None, socket, start=False, program=None), is_own=False))
+    return opened(Domain(_native.Domain.connect(None, socket, start=False, program=None, mps=False), is_own=False))
 
 
 _Opened = TypeVar("_Opened")

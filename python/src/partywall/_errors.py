@@ -104,6 +104,10 @@ class BrokerUnreachable(Error, ConnectionError):
     """No broker answers, and none could be started."""
 
 
+class NotUnderMps(Error, RuntimeError):
+    """This process cannot become a client of an MPS daemon, or the daemon cannot be started."""
+
+
 class VersionMismatch(Error, ConnectionError):
     """The broker comes from another build and uses another protocol."""
 

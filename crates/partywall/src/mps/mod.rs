@@ -17,11 +17,13 @@
 //!
 //! | module | content |
 //! |---|---|
+//! | `client` | this process becomes a client |
 //! | `control` | the vendor's control program: one request and its answer |
 //! | `directory` | the daemon's directory, and the locks in it |
 //! | `daemon` | [`MpsDaemon`]: start, stop, status |
 //! | `watcher` | the process that starts the daemon, and stops it |
 
+mod client;
 mod control;
 mod daemon;
 mod directory;

@@ -1,0 +1,57 @@
+"""`connect(mps=True)` with NVIDIA's daemon: torch becomes a client of it."""
+
+import json
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from partywall._program import PROGRAM
+
+from ..conftest import WATCHDOG
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available() or "PARTYWALL_LIBCUDA" in os.environ:
+    pytest.skip("no GPU", allow_module_level=True)
+if shutil.which("nvidia-cuda-mps-control") is None:
+    pytest.skip("no nvidia-cuda-mps-control", allow_module_level=True)
+
+CLIENT = """
+import torch
+with pw.connect(socket=sys.argv[1], mps=True) as d:
+    with d.put("x", torch.ones(8, device="cuda")):
+        say(next(member.mps for member in d.members()))
+        told()
+"""
+
+LATE = """
+import torch
+torch.ones(1, device="cuda").sum().item()
+try:
+    pw.connect(socket=sys.argv[1], mps=True)
+except pw.NotUnderMps as error:
+    say(error.anchor)
+"""
+
+
+def test_torch_becomes_a_client_of_the_domains_daemon(socket, child, monkeypatch):
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    program = [PROGRAM, "--json", "--socket", socket, "mps"]
+    try:
+        client = child(CLIENT, socket)
+        pipes = client.says()
+        assert pipes == socket.removesuffix(".sock") + ".mps/pipe"
+        status = json.loads(subprocess.run([*program, "status"], capture_output=True, timeout=WATCHDOG, check=True).stdout)
+        assert [client.process.pid] == [pid for server in status["servers"] for pid in server["clients"]]
+        client.tell()
+        assert client.end() == 0
+    finally:
+        subprocess.run([*program, "stop", "--force"], capture_output=True, timeout=WATCHDOG, check=True)
+
+
+def test_process_whose_torch_has_used_the_gpu_is_refused(socket, child, monkeypatch):
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    late = child(LATE, socket)
+    assert late.says() == "mps-too-late"
+    assert late.end() == 0
