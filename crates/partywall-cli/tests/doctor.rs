@@ -73,7 +73,9 @@ fn doctor_tries_one_gpu_unless_all_are_requested_on_the_simulated_gpu() {
         [("auto", &["cuda:0 "][..]), ("cuda:1", &["cuda:1 "]), (second, &["cuda:1 "]), ("all", &["cuda:0 ", "cuda:1 "])]
     {
         let report = simulated(&sandbox, "", &["--json", "--device", device]).expect(0).json();
-        for name in ["GPUs", "GPU kernels", "GPU memory", "stream waits, GPU", "legacy memory"] {
+        let handed = probe(&report, "hand-off")["detail"].as_str().unwrap();
+        assert!(handed.contains("takes ") && handed.contains(" µs, on the simulated driver"), "{handed}");
+        for name in ["GPUs", "GPU kernels", "GPU memory", "stream waits, GPU", "hand-off", "legacy memory"] {
             let detail = probe(&report, name)["detail"].as_str().unwrap();
             let heads: Vec<_> = detail.lines().map(|line| &line[..7]).collect();
             assert_eq!(heads, tried, "{name} with {device}");
@@ -107,6 +109,7 @@ fn driver_refusal_is_a_finding_and_the_rest_continues_on_the_simulated_gpu() {
         &report,
         &[
             ("stream waits, host", "cuMemHostRegister failed: CUDA_ERROR_OUT_OF_MEMORY (2)"),
+            ("hand-off", "cuMemHostRegister failed: CUDA_ERROR_OUT_OF_MEMORY (2)"),
             ("legacy memory", "cuIpcOpenMemHandle failed: CUDA_ERROR_INVALID_HANDLE (400)"),
             ("legacy events", "cuIpcGetEventHandle failed: CUDA_ERROR_NOT_SUPPORTED (801)"),
         ],
@@ -124,6 +127,7 @@ fn driver_crash_in_a_probe_or_the_other_process_is_a_finding_on_the_simulated_gp
         &[
             ("stream waits, GPU", "its process ended with signal: 9"),
             ("stream waits, host", "its process ended with signal: 9"),
+            ("hand-off", "the other process gave no answer and ended with signal: 9"),
             ("legacy memory", "the other process gave no answer and ended with signal: 9"),
         ],
     );
@@ -150,7 +154,8 @@ fn machine_without_a_driver_does_the_main_job_in_host_memory() {
     for name in ["kernel", "processes", "host memory", "socket directory", "broker", "main job, host"] {
         assert_eq!(probe(&report, name)["outcome"], "ok", "{name}: {report}");
     }
-    for name in ["GPUs", "MPS", "peers", "GPU kernels", "GPU memory", "stream waits, GPU", "legacy memory"] {
+    for name in ["GPUs", "MPS", "peers", "GPU kernels", "GPU memory", "stream waits, GPU", "hand-off", "legacy memory"]
+    {
         assert_eq!(probe(&report, name)["outcome"], "skipped", "{name}: {report}");
     }
     let driver = probe(&report, "GPU driver");

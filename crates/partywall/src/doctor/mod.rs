@@ -127,6 +127,8 @@ probes! {
         DeviceWords = "stream waits, GPU",
         /// Stream memory operations on words in registered host memory.
         HostWords = "stream waits, host",
+        /// What a hand-off from a kernel of one process to a kernel of another takes.
+        HandOff = "hand-off",
         /// Memory of `cuMemAlloc`, opened by another process.
         LegacyMemory = "legacy memory",
         /// An event, opened by another process.
@@ -137,6 +139,8 @@ probes! {
         TakeHostMemory = "take host memory",
         /// The other side of [`Probe::Vmm`].
         TakeVmm = "take GPU memory",
+        /// The other side of [`Probe::HandOff`].
+        TakeHandOff = "take hand-off",
         /// The other side of [`Probe::LegacyMemory`].
         TakeLegacyMemory = "take legacy memory",
         /// The other side of [`Probe::LegacyEvents`].
@@ -243,11 +247,13 @@ impl Doctor {
             Probe::Kernels => gpu::work::kernels(self.scope),
             Probe::DeviceWords => gpu::work::device_words(self.scope),
             Probe::HostWords => gpu::work::host_words(self.scope),
+            Probe::HandOff => gpu::hand_off::hand_off(self),
             Probe::Vmm => gpu::sharing::vmm(self),
             Probe::LegacyMemory => gpu::sharing::legacy_memory(self),
             Probe::LegacyEvents => gpu::sharing::legacy_events(self),
             Probe::TakeHostMemory => return exchange::answer(host::take),
             Probe::TakeVmm => return exchange::answer(gpu::sharing::take_vmm),
+            Probe::TakeHandOff => return exchange::answer(gpu::hand_off::take_hand_off),
             Probe::TakeLegacyMemory => return exchange::answer(gpu::sharing::take_legacy_memory),
             Probe::TakeLegacyEvent => return exchange::answer(gpu::sharing::take_legacy_event),
         };

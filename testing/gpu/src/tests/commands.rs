@@ -10,7 +10,7 @@ use super::{
     world::{World, ensure, say, tell},
 };
 
-fn partywall(world: &World, arguments: &[&str]) -> Result<String, String> {
+pub(super) fn partywall(world: &World, arguments: &[&str]) -> Result<String, String> {
     partywall_with(world, arguments, &[])
 }
 

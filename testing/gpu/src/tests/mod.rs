@@ -6,6 +6,7 @@ mod driver;
 pub(crate) mod facts;
 mod growth;
 pub(crate) mod legacy;
+mod mps;
 mod needs;
 mod owners;
 pub(crate) mod segments;
@@ -81,6 +82,11 @@ static TESTS: &[Test] = &[
     test("command_lab_crash", 1, commands::lab_crash),
     Test { timeout: Duration::from_secs(480), ..test("command_bench", 1, commands::bench) },
     real("command_bench_under_mps", Needs::Mps, commands::bench_under_mps),
+    real("command_mps_serves_clients_and_stops", Needs::Mps, mps::daemon_serves_clients_and_stops),
+    real("command_mps_daemon_outlives_its_watcher", Needs::Mps, mps::daemon_outlives_its_watcher),
+    real("command_mps_killed_daemon_is_replaced", Needs::Mps, mps::killed_daemon_is_replaced),
+    real("command_mps_stop_spares_clients", Needs::Mps, mps::stop_spares_clients),
+    real("command_mps_doctor_measures_a_shorter_hand_off", Needs::Mps, mps::doctor_measures_a_shorter_hand_off),
     test("command_lab_work_queue", 1, commands::lab_work_queue),
     real("command_lab_work_queue_under_mps", Needs::Mps, commands::lab_work_queue_under_mps),
     test("command_lab_tour", 1, commands::lab_tour),

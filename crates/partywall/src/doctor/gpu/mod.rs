@@ -2,6 +2,7 @@
 
 pub(super) mod devices;
 pub(super) mod driver;
+pub(super) mod hand_off;
 pub(super) mod sharing;
 pub(super) mod work;
 

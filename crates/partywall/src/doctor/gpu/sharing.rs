@@ -129,7 +129,10 @@ pub(in crate::doctor) fn take_legacy_event(parcel: &Parcel, _: Option<OwnedFd>) 
 }
 
 /// Does something in the context of the GPU that a parcel names.
-fn look(parcel: &Parcel, action: impl FnOnce(&Context) -> Result<String, Trouble>) -> Result<String, String> {
+pub(super) fn look(
+    parcel: &Parcel,
+    action: impl FnOnce(&Context) -> Result<String, Trouble>,
+) -> Result<String, String> {
     let look = || {
         let uuid = parcel.gpu.parse::<DeviceUuid>().map_err(|error| Trouble::Wrong(error.to_string()))?;
         let device = Device::by_uuid(Driver::load()?, uuid)?;
