@@ -51,6 +51,9 @@ pub(crate) fn parse_interval(argument: &str) -> Result<Duration, String> {
     if interval < POLL {
         return Err(format!("{argument:?} is too short: use 0.1 seconds or more"));
     }
+    if interval > LONGEST {
+        return Err(format!("{argument:?} is too long: use {} seconds or less", LONGEST.as_secs()));
+    }
     Ok(interval)
 }
 
@@ -64,6 +67,9 @@ pub(crate) const INTERVAL: &str = "2";
 
 /// How often the end conditions are polled.
 const POLL: Duration = Duration::from_millis(100);
+
+/// The longest interval, a day. Far longer ones would be beyond what the clock counts.
+const LONGEST: Duration = Duration::from_secs(86_400);
 
 /// Moves to the upper left corner of a terminal and clears the screen.
 const CLEAR: &str = "\x1b[H\x1b[J";

@@ -1,10 +1,19 @@
 //! `partywall top`, as text, as JSON, and in a terminal.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are outside #[test]")]
 
-use std::{process::Command, time::Duration};
+use std::{
+    fs::File,
+    io::Read,
+    process::{Command, Stdio},
+    time::Duration,
+};
 
 use partywall::{DType, Domain, Place, Policy, Publisher, Subscriber, Topic};
 use partywall_harness::{Running, Sandbox, Signal, Terminal, WATCHDOG, device, eventually};
+use rustix::{
+    pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
+    termios::{Winsize, tcsetwinsize},
+};
 use serde_json::{Value, json};
 
 const LONG: Duration = Duration::from_secs(60);
@@ -199,13 +208,13 @@ fn live_view_evicts_after_a_question() {
     wait_for(&top, &pid);
     top.type_in("\te");
     wait_for(&top, "evict pid");
-    top.type_in("n");
+    top.type_in("y");
     wait_for(&top, "nothing was evicted");
     assert_eq!(sandbox.json(["ps"])["members"][0]["state"], "alive");
-    top.type_in("ey");
+    top.type_in("eY");
     let ended = holder.wait().expect(5);
     assert!(ended.stderr.contains("was evicted by pid"), "{ended:?}");
-    wait_for(&top, "in quarantine until");
+    wait_for(&top, "evicted pid");
     top.type_in("q");
     end(top, 0);
 }
@@ -244,6 +253,27 @@ fn live_view_outlives_its_broker() {
 }
 
 #[test]
+fn eviction_confirmed_after_a_new_broker_started_evicts_nobody() {
+    let sandbox = Sandbox::new();
+    let first = holder(&sandbox, "first");
+    let mut top = start(&sandbox);
+    wait_for(&top, "first");
+    top.type_in("\te");
+    wait_for(&top, &format!("evict pid {}", first.pid()));
+    first.kill();
+    sandbox.run(["stop", "--force"]).expect(0);
+    wait_for(&top, "no broker for");
+    // Numbers of members begin anew, so this one may have the number of the first.
+    let second = holder(&sandbox, "second");
+    wait_for(&top, &format!("{}", second.pid()));
+    top.type_in("Y");
+    wait_for(&top, "nothing was evicted: another broker has started since");
+    assert_eq!(sandbox.json(["ps"])["members"][0]["state"], "alive");
+    top.type_in("q");
+    end(top, 0);
+}
+
+#[test]
 fn stopped_broker_does_not_stop_the_keys() {
     let sandbox = Sandbox::new();
     let broker = sandbox.broker();
@@ -254,6 +284,36 @@ fn stopped_broker_does_not_stop_the_keys() {
     top.type_in("q");
     end(top, 0);
     partywall_os::process::kill(&broker, Signal::CONT).unwrap();
+}
+
+#[test]
+fn live_view_ends_with_its_terminal() {
+    let sandbox = Sandbox::new();
+    sandbox.broker();
+    let mut ours = File::from(openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap());
+    grantpt(&ours).unwrap();
+    unlockpt(&ours).unwrap();
+    tcsetwinsize(&ours, Winsize { ws_col: 80, ws_row: 24, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+    let path = ptsname(&ours, Vec::new()).unwrap();
+    let theirs = File::options().read(true).write(true).open(path.to_str().unwrap()).unwrap();
+    let stream = || Stdio::from(theirs.try_clone().unwrap());
+    let mut command = sandbox.command(["top"]);
+    let mut top = command.stdin(stream()).stdout(stream()).stderr(stream()).spawn().unwrap();
+    drop((command, theirs));
+    let mut screen = Vec::new();
+    while !shown(&String::from_utf8_lossy(&screen)).contains("1Names") {
+        let mut part = [0; 4096];
+        let n = ours.read(&mut part).unwrap();
+        screen.extend_from_slice(&part[..n]);
+    }
+    // It is not the controlling terminal of the process, so no signal comes with its end.
+    drop(ours);
+    let mut ended = None;
+    eventually("it ends", || {
+        ended = top.try_wait().unwrap();
+        ended.is_some()
+    });
+    assert_eq!(ended.unwrap().code(), Some(0));
 }
 
 #[test]
@@ -293,7 +353,9 @@ fn what_cannot_be_done_is_an_error_with_advice() {
     dumb.env("TERM", "dumb");
     let (code, screen) = Terminal::spawn(dumb, 80).wait();
     assert!(code == Some(2) && screen.contains("TERM is dumb"), "{screen:?}");
-    sandbox.run(["top", "--every", "0"]).expect(2);
+    for every in ["0", "1e15", "x"] {
+        sandbox.run(["top", "--every", every]).expect(2);
+    }
 
     // A stream of objects ends with its broker.
     let mut top = sandbox.spawn(["top", "--json", "--every", "0.1"]);

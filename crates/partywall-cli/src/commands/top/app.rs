@@ -60,6 +60,8 @@ pub(super) enum Mode {
 pub(super) struct Victim {
     pub(super) who: String,
     pub(super) members: Vec<u64>,
+    /// The broker that has given them their numbers.
+    instance: u64,
 }
 
 /// A table on the screen.
@@ -200,7 +202,8 @@ impl App {
                 let victim = victim.clone();
                 self.mode = Mode::Tables;
                 match key.code {
-                    KeyCode::Char('y') => self.evict(victim, false),
+                    // Not a small letter: words that are pasted or meant for another window contain `e` and `y`.
+                    KeyCode::Char('Y') => self.evict(victim, false),
                     KeyCode::Char('K') => self.evict(victim, true),
                     _ => self.message = Some("nothing was evicted".into()),
                 }
@@ -346,13 +349,14 @@ impl App {
             Some(first) => {
                 let who = describe::process(first.pid, &first.command, SHORT);
                 let members = chosen.iter().map(|member| member.member).collect();
-                self.mode = Mode::Evict(Victim { who, members });
+                let instance = self.picture.snapshot.status.instance;
+                self.mode = Mode::Evict(Victim { who, members, instance });
             }
         }
     }
 
-    fn evict(&mut self, Victim { who, members }: Victim, kill: bool) {
-        let _ = self.ask.send(Ask::Evict { members, kill });
+    fn evict(&mut self, Victim { who, members, instance }: Victim, kill: bool) {
+        let _ = self.ask.send(Ask::Evict { members, instance, kill });
         self.message = Some(format!("evicting {who} …"));
     }
 

@@ -103,6 +103,9 @@ pub(super) fn summary(picture: &Picture, location: &Location) -> [String; 2] {
     if status.deaths > 0 {
         held.push(count(status.deaths, "death"));
     }
+    for (_, pids) in describe::mps_daemons(&picture.snapshot.members) {
+        held.push(format!("{} under MPS", pids.len()));
+    }
     held.push(count(status.fds, "fd"));
     if picture.snapshot.left_out > 0 {
         held.push(format!("{} without detail", count(picture.snapshot.left_out as u64, "name")));
@@ -152,7 +155,7 @@ impl App {
             let time = text::duration(since.elapsed());
             write(buffer, first, &format!("no broker for {time}, waiting for one; below is what was there"), ALARM);
             write(buffer, second, why, ALARM);
-        } else if silent > (self.every * intervals).max(least) {
+        } else if silent > self.every.saturating_mul(intervals).max(least) {
             write(buffer, first, &format!("the broker has not answered for {}", text::duration(silent)), ALARM);
             write(buffer, second, &held, Style::new());
         } else {
@@ -164,7 +167,7 @@ impl App {
     /// Draws what the keys do, a question or an answer. A long one takes lines of the table above.
     fn foot(&self, area: Rect, buffer: &mut Buffer) {
         let (text, style) = match (&self.mode, &self.message) {
-            (Mode::Evict(victim), _) => (format!("evict {}? y: yes  K: and kill it  other: no", victim.who), ALARM),
+            (Mode::Evict(victim), _) => (format!("evict {}? Y: yes  K: and kill it  other: no", victim.who), ALARM),
             (Mode::Filter, _) => ("type a filter; Enter keeps it, Esc removes it".into(), BOLD),
             (_, Some(message)) => (message.clone(), BOLD),
             (_, None) if self.paused => ("paused: p goes on".into(), BOLD),
@@ -369,7 +372,7 @@ mod tests {
     fn frame_of_80_columns_shows_who_holds_what_and_who_waits() {
         let expected = "\
 domain default, broker 4700 up 2 h 3 min; 3 members (1 unproven)
-host 4 GiB, quarantine 3 GiB of 1 dead member, 4 deaths, 212 fds
+host 4 GiB, quarantine 3 GiB of 1 dead member, 4 deaths, 1 under MPS, 212 fds
 Members 3 by HOLDS
  PID  STATE      BEAT  HOLDS  LEASES  WAITS FOR             COMMAND
 4900  unproven         9 GiB       2                        render
@@ -501,8 +504,8 @@ old          removed  0 bytes  1 (2 GiB)                 removed, and still helâ
         assert!(shown.screen().contains("select a process first"), "a name cannot be evicted: {}", shown.screen());
         shown.press(KeyCode::Tab).press(KeyCode::Home).type_in("e");
         let question = shown.lines().pop().unwrap();
-        assert_eq!(question, "evict pid 4900 (render)? y: yes  K: and kill it  other: no");
-        shown.type_in("n");
+        assert_eq!(question, "evict pid 4900 (render)? Y: yes  K: and kill it  other: no");
+        shown.type_in("y");
         assert!(shown.screen().contains("nothing was evicted") && shown.asked.try_recv().is_err());
 
         // A snapshot that comes in between moves rows, but not the question.
@@ -510,13 +513,13 @@ old          removed  0 bytes  1 (2 GiB)                 removed, and still helâ
         let mut other = example::snapshot();
         other.members.reverse();
         shown.app.hear(Report::Snapshot(Box::new(other)));
-        shown.type_in("y");
-        let Ok(Ask::Evict { members, kill }) = shown.asked.try_recv() else { panic!("nothing was asked") };
+        shown.type_in("Y");
+        let Ok(Ask::Evict { members, kill, .. }) = shown.asked.try_recv() else { panic!("nothing was asked") };
         assert_eq!((members, kill), (vec![9], false));
 
         // A publisher or subscriber stands for its process.
         shown.type_in("2").press(KeyCode::Home).type_in("eK");
-        let Ok(Ask::Evict { members, kill }) = shown.asked.try_recv() else { panic!("nothing was asked") };
+        let Ok(Ask::Evict { members, kill, .. }) = shown.asked.try_recv() else { panic!("nothing was asked") };
         assert_eq!((members, kill), (vec![1], true));
         shown.app.hear(Report::Evicted("evicted pid 4711".into()));
         assert_eq!(shown.lines().pop().unwrap(), "evicted pid 4711");

@@ -119,6 +119,10 @@ pub(super) fn snapshot() -> Snapshot {
         simulated: false,
         mps: None,
     };
+    let trainer = MemberInfo {
+        mps: Some("/run/user/1000/partywall/default.mps".into()),
+        ..member(2, 4822, MemberState::Alive, "python train.py --batch 32")
+    };
     let unproven = MemberInfo {
         doubt: Some(Doubt::Mps),
         quiet: None,
@@ -149,11 +153,7 @@ pub(super) fn snapshot() -> Snapshot {
             largest: Vec::new(),
             limits: Vec::new(),
         },
-        members: vec![
-            member(1, 4711, MemberState::Alive, "/usr/bin/python camera.py --fps 600"),
-            member(2, 4822, MemberState::Alive, "python train.py --batch 32"),
-            unproven,
-        ],
+        members: vec![member(1, 4711, MemberState::Alive, "/usr/bin/python camera.py --fps 600"), trainer, unproven],
         names: vec![
             NameInfo { older: 2, older_bytes: 1 << 30, ..name("llm/weights", Some(version(14 << 30, None)), None) },
             name("blocks", Some(version(64 << 20, Some(blocks))), Some(usage(0))),

@@ -27,7 +27,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
         mpsc,
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use clap::Args;
@@ -35,7 +35,13 @@ use partywall::{ErrorKind, Location};
 use ratatui::crossterm::event::{self, Event};
 use serde_json::json;
 
-use self::{app::App, picture::Picture, rates::Rates, screen::Screen, tables::View};
+use self::{
+    app::App,
+    picture::Picture,
+    rates::Rates,
+    screen::{Keyboard, Screen},
+    tables::View,
+};
 use crate::{
     Context,
     failure::Failure,
@@ -62,8 +68,11 @@ const MOST: usize = 1000;
 /// How long numbers are counted for the first rates that are printed.
 const MEASURED: Duration = Duration::from_millis(250);
 
-/// How long the program sleeps while no key is pressed.
+/// How long the program sleeps while no key is pressed. Reports of the worker and signals wait for this long.
 const POLL: Duration = Duration::from_millis(50);
+
+/// How old a frame may be: times on it grow, and the terminal may have another size.
+const REDRAW: Duration = Duration::from_millis(500);
 
 /// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
@@ -161,10 +170,15 @@ fn live(observer: Observer, first: Snapshot, location: Location, every: Duration
     let mut app = App::new(Picture::new(first, &Rates::default()), location, every, ask);
     let failed = |error| Failure::system("using the terminal", error);
     let mut screen = Screen::enter().map_err(failed)?;
+    let mut drawn: Option<Instant> = None;
     while !end.load(Ordering::Relaxed) && !app.is_over() {
+        let mut changed = drawn.is_none_or(|drawn| drawn.elapsed() >= REDRAW);
         loop {
             match told.try_recv() {
-                Ok(report) => app.hear(report),
+                Ok(report) => {
+                    app.hear(report);
+                    changed = true;
+                }
                 Err(mpsc::TryRecvError::Empty) => break,
                 Err(mpsc::TryRecvError::Disconnected) => {
                     drop(screen);
@@ -174,19 +188,26 @@ fn live(observer: Observer, first: Snapshot, location: Location, every: Duration
                 }
             }
         }
-        screen.draw(|frame| app.draw(frame)).map_err(failed)?;
+        match screen::wait_for_key(if changed { Duration::ZERO } else { POLL }).map_err(failed)? {
+            Keyboard::Silent => {}
+            Keyboard::Gone => return Ok(()),
+            Keyboard::Interrupted => changed = true,
+            // Several keys may have arrived at once, or only a part of one.
+            Keyboard::Pressed => {
+                while event::poll(Duration::ZERO).map_err(failed)? {
+                    if let Event::Key(key) = event::read().map_err(failed)? {
+                        app.key(key);
+                        changed = true;
+                    }
+                }
+            }
+        }
         if app.suspends() {
             screen.suspend().map_err(failed)?;
         }
-        // The first event is waited for, the others that are there are taken along.
-        let mut patience = POLL;
-        while event::poll(patience).map_err(failed)? {
-            match event::read().map_err(failed)? {
-                Event::Key(key) => app.key(key),
-                Event::Resize(..) => {}
-                _ => {}
-            }
-            patience = Duration::ZERO;
+        if changed {
+            screen.draw(|frame| app.draw(frame)).map_err(failed)?;
+            drawn = Some(Instant::now());
         }
     }
     Ok(())

@@ -1,8 +1,10 @@
 //! The terminal while the live view has it: raw, on its other screen, without a cursor.
 
 use std::{
-    io::{self, Stdout, stdout},
+    io::{self, Stdout, stdin, stdout},
+    mem::ManuallyDrop,
     sync::Once,
+    time::Duration,
 };
 
 use ratatui::{
@@ -13,11 +15,16 @@ use ratatui::{
         terminal::{EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode},
     },
 };
-use rustix::process::{Signal, getpid, kill_process};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+    process::{Signal, getpid, kill_process},
+};
 
 /// A terminal that shows the live view. It is as before once this is dropped, and before a panic prints its message.
 pub(super) struct Screen {
-    terminal: Terminal<CrosstermBackend<Stdout>>,
+    /// Never dropped: it would show the cursor once more, and panic where the terminal is gone and standard error with it.
+    terminal: ManuallyDrop<Terminal<CrosstermBackend<Stdout>>>,
 }
 
 impl Screen {
@@ -27,7 +34,7 @@ impl Screen {
     /// If it cannot be taken; it is then as before.
     pub(super) fn enter() -> io::Result<Self> {
         restore_before_panics();
-        let screen = Self { terminal: Terminal::new(CrosstermBackend::new(stdout()))? };
+        let screen = Self { terminal: ManuallyDrop::new(Terminal::new(CrosstermBackend::new(stdout()))?) };
         take()?;
         Ok(screen)
     }
@@ -49,6 +56,38 @@ impl Screen {
         kill_process(getpid(), Signal::TSTP)?;
         take()?;
         self.terminal.clear()
+    }
+}
+
+/// What the keyboard has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Keyboard {
+    Silent,
+    /// A key.
+    Pressed,
+    /// Nothing, but a signal has arrived, perhaps because the terminal has another size.
+    Interrupted,
+    /// Nothing any more: the terminal is gone.
+    Gone,
+}
+
+/// Waits for a key.
+///
+/// Events may be read only after [`Keyboard::Pressed`]: asked about a terminal that is gone, crossterm reads its end again
+/// and again and never returns.
+///
+/// # Errors
+/// Those of the kernel.
+pub(super) fn wait_for_key(patience: Duration) -> io::Result<Keyboard> {
+    let stdin = stdin();
+    let mut fds = [PollFd::new(&stdin, PollFlags::IN)];
+    let patience = Timespec::try_from(patience).map_err(|_| Errno::INVAL)?;
+    match poll(&mut fds, Some(&patience)) {
+        Ok(0) => Ok(Keyboard::Silent),
+        Ok(_) if fds[0].revents() == PollFlags::IN => Ok(Keyboard::Pressed),
+        Ok(_) => Ok(Keyboard::Gone),
+        Err(Errno::INTR) => Ok(Keyboard::Interrupted),
+        Err(error) => Err(error.into()),
     }
 }
 

@@ -60,6 +60,7 @@ impl View {
                 ">PERMITS",
                 ">WRITES",
                 ">SINCE",
+                "MPS",
                 "WAITS FOR",
                 "COMMAND",
             ],
@@ -93,7 +94,7 @@ impl View {
     /// Returns the columns that a narrow terminal leaves out, in this order.
     pub(super) fn spare(self) -> &'static [&'static str] {
         match self {
-            Self::Members => &["SINCE", "WRITES", "PERMITS", "BLOCKS", "LEASES"],
+            Self::Members => &["SINCE", "WRITES", "PERMITS", "BLOCKS", "MPS", "LEASES"],
             Self::Names => &["AGE", "VERSION", "PLACE", "OLDER", "LEASES"],
             Self::Topics => &["SAMPLES", "HELD", "POLICY", "STATE", "P99"],
             Self::Queues => &["PLACE", "RETURNED", "RESULTS", "ROOM", "DONE"],
@@ -286,11 +287,12 @@ fn member(picture: &Picture, member: &MemberInfo) -> Row {
             Cell::some(member.permits),
             Cell::number(member.timelines),
             Cell::since(picture, member.since),
+            Cell::name(member.mps.as_deref().unwrap_or_default()),
             Cell::text(waits.join(", ")),
             Cell::text(describe::command(&member.command, describe::LONG)),
         ],
         alert,
-        whole: member.command.clone(),
+        whole: format!("{} {}", member.command, member.mps.as_deref().unwrap_or_default()),
     }
 }
 

@@ -23,8 +23,8 @@ use crate::{
 /// What the thread is asked for.
 #[derive(Debug)]
 pub(super) enum Ask {
-    /// Evict these members, and kill them if asked.
-    Evict { members: Vec<u64>, kill: bool },
+    /// Evict these members of a broker, and kill them if asked.
+    Evict { members: Vec<u64>, instance: u64, kill: bool },
     /// Tell more about this with each snapshot, from now on.
     Look(Option<Target>),
 }
@@ -58,10 +58,11 @@ pub(super) fn run(mut observer: Observer, every: Duration, asked: &Receiver<Ask>
     let mut next = Instant::now() + every;
     loop {
         let report = match asked.recv_timeout(next.saturating_duration_since(Instant::now())) {
-            Ok(Ask::Evict { members, kill }) => {
+            Ok(Ask::Evict { members, instance, kill }) => {
                 // What it changed should be seen at once.
                 next = Instant::now();
-                Report::Evicted(self::evict(&mut observer, &members, kill))
+                let evicted = self::evict(&mut observer, &members, instance, kill);
+                Report::Evicted(evicted.unwrap_or_else(|error| sentence(&error.into())))
             }
             Ok(Ask::Look(wanted)) => {
                 target = wanted;
@@ -93,20 +94,20 @@ pub(super) fn run(mut observer: Observer, every: Duration, asked: &Receiver<Ask>
 }
 
 /// Evicts members. Returns what happened.
-fn evict(observer: &mut Observer, members: &[u64], kill: bool) -> String {
+fn evict(observer: &mut Observer, members: &[u64], instance: u64, kill: bool) -> Result<String> {
+    let domain = observer.domain()?;
+    if domain.status()?.instance != instance {
+        // Its members have numbers of their own.
+        return Ok("nothing was evicted: another broker has started since".into());
+    }
     let mut sentences = Vec::new();
     for member in members {
-        let evicted = observer.domain().and_then(|domain| domain.evict(Whom::Member(*member), kill));
-        match evicted {
-            Ok(evicted) => {
-                sentences.extend(evicted.iter().map(evict::sentence));
-                let kept = evicted.iter().filter_map(evict::obstacle);
-                sentences.extend(kept.map(|(pid, why)| format!("cannot kill pid {pid}: {why}")));
-            }
-            Err(error) => sentences.push(sentence(&error.into())),
-        }
+        let evicted = domain.evict(Whom::Member(*member), kill)?;
+        sentences.extend(evicted.iter().map(evict::sentence));
+        let kept = evicted.iter().filter_map(evict::obstacle);
+        sentences.extend(kept.map(|(pid, why)| format!("cannot kill pid {pid}: {why}")));
     }
-    sentences.join("; ")
+    Ok(sentences.join("; "))
 }
 
 /// Returns a failure and what to do in one sentence.
@@ -128,11 +129,14 @@ fn look(observer: &mut Observer, target: Option<&Target>) -> Option<Report> {
     Some(Report::Detail(target.clone(), lines))
 }
 
-/// Returns what a process holds, among the largest names.
+/// Returns the MPS daemon of a process, and what it holds among the largest names.
 fn held_by(domain: &Domain, pid: u32) -> Result<Vec<String>> {
+    let members = domain.members()?;
+    let daemons = describe::mps_daemons(members.iter().filter(|member| member.pid == pid));
     let mut names = domain.names()?;
     names.sort_by_key(|name| std::cmp::Reverse(name.latest.as_ref().map_or(0, |latest| latest.bytes)));
-    let mut lines = Vec::new();
+    let mut lines: Vec<_> = daemons.iter().map(describe::mps_line).collect();
+    let daemons = lines.len();
     for name in names.iter().take(MOST).filter(|name| name.latest.is_some()) {
         let info = match domain.inspect(&name.name) {
             Ok(info) => info,
@@ -142,7 +146,7 @@ fn held_by(domain: &Domain, pid: u32) -> Result<Vec<String>> {
         let Some(holder) = info.holders.iter().find(|holder| holder.pid == pid) else { continue };
         lines.push(format!("{}{}", describe::name_line(name), share(holder)));
     }
-    if lines.is_empty() {
+    if lines.len() == daemons {
         lines.push("it holds no latest version of a name".into());
     }
     if names.len() > MOST {
