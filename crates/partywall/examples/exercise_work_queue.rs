@@ -52,7 +52,7 @@ fn work(queue: &Queue, dies: bool) -> Result<()> {
     for task in queue.claims(TIMEOUT) {
         let mut task = task?;
         if dies {
-            process::abort(); // change it: `task.fail("…")?` instead, and find it with `partywall queue ls`
+            process::abort(); // change it: `return task.fail("too hard");`, also with `.max_attempts(1)` above
         }
         let (inputs, output) = task.inputs_and_output()?;
         output.as_mut_slice::<f32>()?[0] = inputs[0].as_slice::<f32>()?[0].sqrt();
