@@ -11,7 +11,7 @@ use std::{
 
 /// Decides for one kind of wait whether to spin, from how often spinning has paid off.
 ///
-/// After [`MOST_CREDIT`] waits in a row without success spinning stops, and only every [`RETRY`]th wait spins again.
+/// After [`MOST_CREDIT`] useless spins in a row it stops spinning, and then only every [`RETRY`]th wait spins.
 #[derive(Debug)]
 pub(crate) struct AdaptiveSpin {
     credit: AtomicU32,
@@ -69,7 +69,7 @@ impl AdaptiveSpin {
     }
 }
 
-/// How long to spin: a few times as long as a wake-up (3.4 µs, measured) or an answer of the broker (6 µs) takes.
+/// The longest spin: a few times as long as a wake-up (3.4 µs, measured) or an answer of the broker (6 µs) takes.
 const MAX_SPIN: Duration = Duration::from_micros(20);
 
 /// Number of waits in a row without success before spinning stops.

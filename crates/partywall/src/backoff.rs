@@ -6,18 +6,18 @@ use std::time::Duration;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Backoff {
     next: Duration,
-    /// Each pause grows by this fraction of itself, so a poll is late by at most about this fraction of the time
+    /// Each pause grows by one part in this many. A poll is therefore late by at most about this fraction of the time
     /// waited.
     part: u32,
 }
 
 impl Backoff {
-    /// Returns pauses for polls that are not urgent.
+    /// Returns the pauses for polls that are not urgent.
     pub(crate) const fn new() -> Self {
         Self { next: SHORTEST, part: 2 }
     }
 
-    /// Returns pauses for a thread that only waits for this.
+    /// Returns the pauses for a thread that only waits.
     pub(crate) const fn attentive() -> Self {
         Self { next: SHORTEST, part: 8 }
     }
@@ -33,7 +33,7 @@ impl Backoff {
 /// A few times the duration of a poll.
 const SHORTEST: Duration = Duration::from_micros(20);
 
-/// A thousand polls a second take less than a hundredth of a processor.
+/// A thousand polls per second take less than a hundredth of a processor.
 const LONGEST: Duration = Duration::from_millis(1);
 
 #[cfg(test)]

@@ -14,24 +14,25 @@ use serde::{Deserialize, Serialize};
 
 use super::{Doctor, Probe, runner};
 
-/// How long the other process may take: less than a probe, so that the probe can still report it.
+/// The timeout for the other process: shorter than that of a probe, so that the probe can still report it.
 const TIMEOUT: Duration = Duration::from_secs(15);
 
-/// A message or an answer has at most so many bytes.
+/// The most bytes of a message or an answer.
 const MAX: usize = 4096;
 
 /// The message to the other process.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Parcel {
-    /// Bytes of memory, all of them the test pattern.
+    /// Bytes of memory, all with the test pattern.
     pub(super) bytes: u64,
-    /// The GPU that has it.
+    /// The GPU that has the memory.
     pub(super) gpu: String,
     /// The driver's handle of the memory, if it is not sent as a file descriptor.
     pub(super) handle: Vec<u8>,
 }
 
-/// Starts a process that runs `probe`, sends it the parcel and the memory's file descriptor, and returns what it saw.
+/// Starts a process that runs `probe`, sends it the parcel and the memory's file descriptor, and returns its
+/// observation.
 pub(super) fn hand_over(
     doctor: &Doctor,
     probe: Probe,
@@ -43,7 +44,7 @@ pub(super) fn hand_over(
     let mut command = doctor.command(probe);
     command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).stderr(Stdio::null());
     let mut child = command.spawn().map_err(system("starting another process"))?;
-    // The command owns the other end of the socket, too, which would hide the child's death.
+    // The command keeps the other end of the socket open, too, which would hide the child's death.
     drop(command);
 
     let deadline = Instant::now() + TIMEOUT;
@@ -64,7 +65,7 @@ pub(super) fn answer(look: fn(&Parcel, Option<OwnedFd>) -> Result<String, String
     let stdin = io::stdin();
     let answer = take(stdin.as_fd()).and_then(|(parcel, memory)| look(&parcel, memory));
     let bytes = serde_json::to_vec(&answer).unwrap_or_default();
-    // If the probe is gone, the answer is not needed.
+    // If the probe has ended, the answer is not needed.
     let _ = socket::send(stdin.as_fd(), &bytes, &[]);
 }
 
@@ -82,7 +83,7 @@ pub(super) fn check(bytes: &[u8]) -> Result<(), String> {
 
 fn send(socket: &OwnedFd, parcel: &Parcel, memory: Option<BorrowedFd<'_>>) -> io::Result<()> {
     let bytes = serde_json::to_vec(parcel)?;
-    // A message this small goes out whole into an empty buffer.
+    // A message this small is sent as a whole if the buffer is empty.
     let sent = socket::send(socket, &bytes, memory.as_slice())?;
     if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
@@ -93,7 +94,8 @@ fn take(socket: BorrowedFd<'_>) -> Result<(Parcel, Option<OwnedFd>), String> {
     Ok((parcel, fds.into_iter().next()))
 }
 
-/// One message, whole in one read since it was sent in one piece; nothing if the other end hung up.
+/// Reads one message, which arrives in one read because it was sent in one piece. Returns nothing if the other end was
+/// closed.
 fn receive(socket: impl AsFd, deadline: Instant) -> io::Result<(Vec<u8>, VecDeque<OwnedFd>)> {
     if !socket::wait(&socket, Ready::Read, Some(deadline))? {
         return Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {} s", TIMEOUT.as_secs())));

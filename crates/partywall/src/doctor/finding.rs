@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 pub enum Outcome {
     /// It works.
     Ok,
-    /// It works, with something to know.
+    /// It works, with a remark.
     Warning,
     /// It does not work.
     Failed,
@@ -37,15 +37,15 @@ impl fmt::Display for Outcome {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Finding {
-    /// How the probe went.
+    /// The outcome of the probe.
     pub outcome: Outcome,
-    /// What was seen; may have several lines.
+    /// The observation; may have several lines.
     pub detail: String,
-    /// What that means, if it needs explaining; may have several lines.
+    /// The meaning, if the observation needs an explanation; may have several lines.
     pub meaning: String,
-    /// What to do about it; may have several lines, or none.
+    /// The advice; may have several lines, or none.
     pub fix: String,
-    /// Whether the driver is the simulated one, so that the finding says nothing about a GPU.
+    /// Whether it was made with the simulated driver, so that it says nothing about a GPU.
     pub simulated: bool,
 }
 
@@ -55,7 +55,7 @@ impl Finding {
         Self::new(Outcome::Ok, detail)
     }
 
-    /// Returns a finding that it works, with something to know.
+    /// Returns a finding that it works, with a remark.
     pub fn warning(detail: impl Into<String>) -> Self {
         Self::new(Outcome::Warning, detail)
     }
@@ -102,7 +102,7 @@ impl Finding {
 
     /// Sends the finding to the process that started the probe.
     pub(super) fn send(&self) {
-        // If the parent is gone, the finding is not needed.
+        // If the parent has ended, the finding is not needed.
         let _ = serde_json::to_string(self).map(|line| writeln!(std::io::stdout(), "{line}"));
     }
 
@@ -115,11 +115,11 @@ impl Finding {
 /// The finding of a named probe, and how long it took.
 #[derive(Debug)]
 pub struct Report {
-    /// What was examined.
+    /// The subject of the probe.
     pub title: &'static str,
-    /// What was found.
+    /// The finding.
     pub finding: Finding,
-    /// How long the probe took.
+    /// The duration of the probe.
     pub took: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! Probes of what every machine needs.
+//! Probes of the features that every machine needs.
 
 use std::{
     fs::OpenOptions,
@@ -36,13 +36,13 @@ use crate::{
 /// The oldest kernel that is supported.
 const KERNEL: (u32, u32) = (5, 10);
 
-/// Fewer open files than this are used up by a handful of models and members.
+/// A limit on open files below this is reached by a handful of models and members.
 const FEW_FILES: u64 = 4096;
 
 /// The longest path of a Unix socket.
 const SOCKET_PATH: usize = 107;
 
-/// The kernel's version.
+/// Probes the kernel's version.
 pub(super) fn kernel() -> Finding {
     let uname = rustix::system::uname();
     let release = uname.release().to_string_lossy();
@@ -64,7 +64,7 @@ pub(super) fn kernel() -> Finding {
     Finding::ok(detail)
 }
 
-/// Whether the end of a process can be proved.
+/// Probes whether the end of a process can be proved.
 pub(super) fn processes() -> Finding {
     let fix = "mount /proc; if this is a sandbox (gVisor, an old seccomp profile), allow pidfd_open";
     let means = "without pidfds the broker cannot prove that a process died, and takes nothing back from it";
@@ -97,7 +97,7 @@ pub(super) fn processes() -> Finding {
     Finding::ok(format!("a pidfd tells of the end of its process; /proc is mounted{peer}"))
 }
 
-/// Limits of this process.
+/// Probes the limits of this process.
 pub(super) fn limits() -> Finding {
     let limit = rustix::process::getrlimit(Resource::Nofile);
     let text = |value: Option<u64>| value.map_or_else(|| "unlimited".to_owned(), |value| value.to_string());
@@ -113,7 +113,7 @@ pub(super) fn limits() -> Finding {
     Finding::ok(detail)
 }
 
-/// Memory of this process, seen by another.
+/// Probes whether another process can use memory of this process.
 pub(super) fn memory(doctor: &Doctor) -> Finding {
     const BYTES: u64 = 1 << 20;
     let share = || -> Result<String, String> {
@@ -135,7 +135,7 @@ pub(super) fn memory(doctor: &Doctor) -> Finding {
     }
 }
 
-/// The other side of [`memory`].
+/// Plays the other process of [`memory`].
 pub(super) fn take(parcel: &Parcel, memory: Option<OwnedFd>) -> Result<String, String> {
     let memory = memory.ok_or("no file descriptor came along")?;
     let map = SealedMap::new(&memory).map_err(|errno| format!("mapping what came: {errno}"))?;
@@ -154,7 +154,7 @@ pub(super) fn take(parcel: &Parcel, memory: Option<OwnedFd>) -> Result<String, S
     }
 }
 
-/// The directory of the broker's socket.
+/// Probes the directory of the broker's socket.
 pub(super) fn socket_directory(options: &DomainOptions) -> Finding {
     let location = match options.location() {
         Ok(location) => location,
@@ -185,7 +185,7 @@ pub(super) fn socket_directory(options: &DomainOptions) -> Finding {
     }
 }
 
-/// The broker that the user's commands would use. Starts none.
+/// Probes the broker that the user's commands would use. Starts none.
 pub(super) fn broker(options: &DomainOptions) -> Finding {
     let status = options.clone().start(false).operator(true).connect().and_then(|domain| {
         let socket = domain.socket().display().to_string();

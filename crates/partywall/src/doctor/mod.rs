@@ -25,12 +25,12 @@ use crate::{domain::DomainOptions, place::DeviceChoice};
 /// The GPUs to examine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Scope {
-    /// The first that this process sees.
+    /// The first GPU that this process sees.
     #[default]
     First,
-    /// The one with this ordinal or UUID.
+    /// The GPU with this ordinal or UUID.
     One(DeviceChoice),
-    /// All that this process sees.
+    /// All GPUs that this process sees.
     All,
 }
 
@@ -68,7 +68,7 @@ macro_rules! probes {
         examined { $($(#[$doc:meta])* $name:ident = $title:literal,)* }
         others { $($(#[$other_doc:meta])* $other:ident = $other_title:literal,)* }
     ) => {
-        /// One thing to examine, in the order of an examination. Parsed from its title.
+        /// The subject of one probe, in the order of an examination. Parsed from its title.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[non_exhaustive]
         pub enum Probe {
@@ -165,11 +165,11 @@ impl FromStr for Probe {
 /// Whether a GPU can be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GpuState {
-    /// There is none.
+    /// This machine has no GPU.
     Absent,
-    /// There is one, and its driver does not work.
+    /// There is a GPU, but its driver does not work.
     Broken,
-    /// There is one, and it answers.
+    /// There is a GPU, and it answers.
     Present,
 }
 
@@ -189,14 +189,14 @@ impl Doctor {
         Self { child, options, scope: Scope::First, limit: Duration::from_secs(20) }
     }
 
-    /// Sets the GPUs to examine. By default the first.
+    /// Sets the GPUs to examine. The default is the first.
     #[must_use]
     pub fn scope(mut self, scope: Scope) -> Self {
         self.scope = scope;
         self
     }
 
-    /// Sets how long each probe may take before it is killed. By default 20 s.
+    /// Sets the timeout after which a probe is killed. The default is 20 s.
     #[must_use]
     pub fn limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
@@ -214,7 +214,7 @@ impl Doctor {
             });
             tell(&report);
             state = match (state, probe, report.finding.outcome) {
-                // A driver that does not work means a GPU that does not work.
+                // Without a working driver, no GPU works.
                 (GpuState::Present, Probe::Driver, Outcome::Failed) => GpuState::Broken,
                 (GpuState::Present, Probe::Driver, Outcome::Warning | Outcome::Skipped)
                 | (GpuState::Present, Probe::Devices, Outcome::Skipped) => GpuState::Absent,

@@ -10,20 +10,20 @@ use std::{
 use super::finding::Finding;
 use crate::error::bytes;
 
-/// Less free memory in `/dev/shm` than this fails users of events between processes and of torch's data loaders.
+/// With less free memory in `/dev/shm`, events between processes and torch's data loaders fail.
 const LITTLE: u64 = 16 << 20;
 
-/// The environment of this process.
+/// Probes the environment of this process.
 pub(super) fn platform() -> Finding {
     Platform::read(Path::new("/")).finding()
 }
 
-/// Which namespaces separate this process from the rest of the machine.
+/// Probes which namespaces separate this process from the rest of the machine.
 pub(super) fn namespaces() -> Finding {
     separate(Path::new("/proc"))
 }
 
-/// The memory behind `/dev/shm`.
+/// Probes the memory behind `/dev/shm`.
 pub(super) fn shared_memory() -> Finding {
     shm(Path::new("/dev/shm"))
 }
@@ -42,7 +42,7 @@ impl Platform {
         let exists = |path: &str| root.join(path).exists();
         let control_group = read("proc/1/cgroup");
         Self {
-            // The GPU of WSL 2 is a device of its own; WSL 1 has none.
+            // WSL 2 has a device of its own for the GPU; WSL 1 has none.
             wsl: exists("dev/dxg") || read("proc/sys/kernel/osrelease").to_lowercase().contains("microsoft"),
             jetson: exists("etc/nv_tegra_release") || read("proc/device-tree/compatible").contains("nvidia,tegra"),
             container: exists(".dockerenv")
@@ -103,7 +103,8 @@ fn separate(proc: &Path) -> Finding {
     let mut means = Vec::new();
     for (name, first, meaning) in NAMESPACES {
         let mine = number(proc.join("self/ns").join(name));
-        // Only the owner of the first process may read it; in a PID namespace of our own it is another process.
+        // Only the owner of the first process may read it. In another PID namespace the first process is a different
+        // one.
         let first = first.or_else(|| number(proc.join("1/ns").join(name)));
         match (mine, first) {
             (Some(mine), Some(first)) if mine == first => {}

@@ -18,16 +18,16 @@ use super::{Doctor, Probe, finding::Finding};
 /// How a child ended.
 #[derive(Debug)]
 pub struct Ended {
-    /// `None` if the time was over and the child was killed.
+    /// `None` if the child exceeded the time limit and was killed.
     pub status: Option<ExitStatus>,
     /// Its standard output.
     pub stdout: Vec<u8>,
     stderr: Vec<u8>,
-    /// Whether the child still runs, although it was killed.
+    /// Whether the child still runs after it was killed.
     immortal: bool,
 }
 
-/// Runs a command without input for at most `limit`, and then kills it. A child that does not die is left to the system.
+/// Runs a command without input, and kills it after `limit`. A child that does not die is left to the system.
 ///
 /// # Errors
 /// The child could not be started or waited for.
@@ -90,7 +90,7 @@ pub(super) fn wait(child: &mut Child, deadline: Instant) -> std::io::Result<Opti
     let status = ends_by(child, deadline);
     if !matches!(status, Ok(Some(_))) {
         let _ = child.kill();
-        // A child that sleeps inside the driver does not die before it wakes up, which may be never.
+        // A child that sleeps inside the driver does not die before it wakes, which may never happen.
         let _ = ends_by(child, Instant::now() + FAREWELL);
     }
     status

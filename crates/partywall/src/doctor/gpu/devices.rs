@@ -153,7 +153,7 @@ fn judge(facts: &[(u32, Result<Facts, CudaError>)]) -> Finding {
     Finding::new(outcome, lines.join("\n")).means(means.join("\n")).fix(fixes.join("\n"))
 }
 
-/// Whether GPUs are shared by time slices or by MPS.
+/// Probes whether GPUs are shared by time slices or by MPS.
 pub(in crate::doctor) fn mps(scope: Scope) -> Finding {
     let pipes = mps::pipes();
     match chosen(scope) {
@@ -183,7 +183,7 @@ fn sharing(listens: bool, client: bool, pipes: &Path) -> Finding {
     }
 }
 
-/// Finds which GPU reaches the memory of which. Only asks the driver; allocates no memory.
+/// Probes which GPU reaches the memory of which. Only asks the driver; allocates no memory.
 pub(in crate::doctor) fn peers(scope: Scope) -> Finding {
     let ask = || -> Result<Finding, Trouble> {
         let from = chosen(scope)?;

@@ -42,7 +42,7 @@ pub(in crate::doctor) fn driver() -> Finding {
     Finding::ok(detail)
 }
 
-/// Judges a missing library: on a machine without a GPU it is right.
+/// Returns the finding for a missing library, which is normal on a machine without a GPU.
 fn no_driver(error: &LoadError) -> Finding {
     let detail = error.to_string();
     if Path::new("/dev/nvidiactl").exists() {

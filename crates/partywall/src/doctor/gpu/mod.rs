@@ -17,7 +17,7 @@ use crate::{error::Error, gpu, place::DeviceChoice};
 /// Bytes that the tests of a GPU use, rounded up to what it can allocate.
 const BYTES: u64 = 1 << 20;
 
-/// Tries something on every GPU of the scope, also after a failure.
+/// Runs a probe on every GPU of the scope, also after a failure.
 fn on_each(scope: Scope, try_it: impl Fn(Device) -> Result<String, Trouble>) -> Finding {
     let devices = match chosen(scope) {
         Ok(devices) => devices,
@@ -55,7 +55,7 @@ fn chosen(scope: Scope) -> Result<Vec<Device>, Trouble> {
     Ok(all)
 }
 
-/// Why a GPU cannot be examined.
+/// The reason why a GPU cannot be examined.
 #[derive(Debug, thiserror::Error)]
 enum Trouble {
     #[error(transparent)]

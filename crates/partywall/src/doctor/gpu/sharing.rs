@@ -20,13 +20,14 @@ use crate::{
     error::bytes,
 };
 
-/// How long a stream of the other process may wait for a record that has happened.
+/// The timeout for a stream of the other process that waits for a record that has happened.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The least that a legacy handle shares: a smaller allocation lies in a block with others, which would be shared too.
+/// The smallest unit that a legacy handle shares: a smaller allocation lies in a block with others, which would be
+/// shared too.
 const LEGACY_BYTES: u64 = 2 << 20;
 
-/// Whether memory of one process can be used by another.
+/// Probes whether another process can use exported memory.
 pub(in crate::doctor) fn vmm(doctor: &Doctor) -> Finding {
     on_each(doctor.scope, |device| {
         if !device.supports_vmm()? || !device.supports_posix_fd()? {
@@ -49,7 +50,7 @@ pub(in crate::doctor) fn vmm(doctor: &Doctor) -> Finding {
     )
 }
 
-/// The other side of [`vmm`].
+/// Plays the other process of [`vmm`].
 pub(in crate::doctor) fn take_vmm(parcel: &Parcel, memory: Option<OwnedFd>) -> Result<String, String> {
     let memory = memory.ok_or("no file descriptor came along")?;
     look(parcel, |context| {
@@ -63,7 +64,7 @@ pub(in crate::doctor) fn take_vmm(parcel: &Parcel, memory: Option<OwnedFd>) -> R
     })
 }
 
-/// Whether memory of `cuMemAlloc` can be opened by another process.
+/// Probes whether another process can open memory of `cuMemAlloc`.
 pub(in crate::doctor) fn legacy_memory(doctor: &Doctor) -> Finding {
     on_each(doctor.scope, |device| {
         let context = Context::retain(device)?;
@@ -82,7 +83,7 @@ pub(in crate::doctor) fn legacy_memory(doctor: &Doctor) -> Finding {
     )
 }
 
-/// The other side of [`legacy_memory`].
+/// Plays the other process of [`legacy_memory`].
 pub(in crate::doctor) fn take_legacy_memory(parcel: &Parcel, _: Option<OwnedFd>) -> Result<String, String> {
     look(parcel, |context| {
         let handle = IpcMemoryHandle(bytes_of(parcel)?);
@@ -92,14 +93,14 @@ pub(in crate::doctor) fn take_legacy_memory(parcel: &Parcel, _: Option<OwnedFd>)
     })
 }
 
-/// Whether an event can be opened by another process.
+/// Probes whether another process can open an event.
 pub(in crate::doctor) fn legacy_events(doctor: &Doctor) -> Finding {
     on_each(doctor.scope, |device| {
         let context = Context::retain(device)?;
         let stream = Stream::new(&context)?;
         let event = IpcEvent::new(&context)?;
         let handle = event.export()?;
-        // Recorded before the other process waits: a wait is for the last record.
+        // Recorded before the other process waits, because a wait is for the last record.
         event.record(stream.as_ref())?;
         let parcel = Parcel { bytes: 0, gpu: device.uuid()?.to_string(), handle: handle.0.to_vec() };
         let seen = exchange::hand_over(doctor, Probe::TakeLegacyEvent, &parcel, None).map_err(Trouble::Wrong)?;
@@ -111,7 +112,7 @@ pub(in crate::doctor) fn legacy_events(doctor: &Doctor) -> Finding {
     )
 }
 
-/// The other side of [`legacy_events`].
+/// Plays the other process of [`legacy_events`].
 pub(in crate::doctor) fn take_legacy_event(parcel: &Parcel, _: Option<OwnedFd>) -> Result<String, String> {
     look(parcel, |context| {
         let event = IpcEvent::open(context, &IpcEventHandle(bytes_of(parcel)?))?;
@@ -128,7 +129,7 @@ pub(in crate::doctor) fn take_legacy_event(parcel: &Parcel, _: Option<OwnedFd>) 
     })
 }
 
-/// Does something in the context of the GPU that a parcel names.
+/// Calls `action` in the context of the GPU that a parcel names.
 pub(super) fn look(
     parcel: &Parcel,
     action: impl FnOnce(&Context) -> Result<String, Trouble>,

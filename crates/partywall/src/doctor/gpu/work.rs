@@ -12,13 +12,14 @@ use crate::{
     error::bytes,
 };
 
-/// How long a stream may take to see a word: a wait ends within 20 µs (measured on H200).
+/// The timeout for a stream to see a word. A wait ends within 20 µs (measured on H200).
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Bytes of registered host memory: more than 8 MiB, the usual limit of locked memory, to find out whether it counts.
+/// Bytes of registered host memory: more than 8 MiB, the usual limit of locked memory, to find out whether the limit
+/// applies.
 const REGISTERED: u64 = 16 << 20;
 
-/// Whether the embedded kernels run.
+/// Probes whether the embedded kernels run.
 pub(in crate::doctor) fn kernels(scope: Scope) -> Finding {
     on_each(scope, |device| {
         let context = Context::retain(device)?;
@@ -34,7 +35,7 @@ pub(in crate::doctor) fn kernels(scope: Scope) -> Finding {
     .or("kernels cannot run on that GPU", "the driver must be 550 or newer, and no other process may have hung the GPU")
 }
 
-/// Whether streams wait for words in GPU memory.
+/// Probes whether streams wait for words in GPU memory.
 pub(in crate::doctor) fn device_words(scope: Scope) -> Finding {
     on_each(scope, |device| {
         memop::probe_device_word(&Context::retain(device)?, TIMEOUT)?;
@@ -44,7 +45,7 @@ pub(in crate::doctor) fn device_words(scope: Scope) -> Finding {
     .or(WAITS_MEAN, WAITS_FIX)
 }
 
-/// Whether streams wait for words in registered host memory, and the host can release them.
+/// Probes whether streams wait for words in registered host memory, and whether the host can release them.
 pub(in crate::doctor) fn host_words(scope: Scope) -> Finding {
     let finding = on_each(scope, |device| {
         let context = Context::retain(device)?;
