@@ -15,6 +15,7 @@
 //! | `arguments` | types, shapes and numbers as Python writes them |
 //! | `stream` | streams of other libraries |
 //! | `handle` | what Python closes, or only drops |
+//! | `hint` | types of objects, for type checkers |
 //! | `errors` | the library's errors as Python's |
 //! | `wait` | waits that release the GIL and obey Ctrl-C |
 //! | `reaper` | a thread for releases that may block |
@@ -32,6 +33,7 @@ mod errors;
 mod exchange;
 mod exported;
 mod handle;
+mod hint;
 mod members;
 mod memory;
 mod owner;

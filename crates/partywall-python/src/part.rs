@@ -13,12 +13,12 @@ use pyo3::{
     inspect::{PyStaticConstant, PyStaticExpr},
     prelude::*,
     type_hint_identifier, type_hint_subscript,
-    types::PyTuple,
 };
 
 use crate::{
     arguments::{ElementType, Shape},
     exported::{Export, Exported},
+    hint::Hint,
     memory::{Memory, Work},
     owner::{Owner, drop_later},
     task::{Claim, ClaimedTask},
@@ -145,22 +145,14 @@ impl TaskBytes {
 }
 
 /// The inputs of a task: a tuple.
-pub(crate) struct Inputs<'py>(pub(crate) Vec<Bound<'py, TaskBytes>>);
+pub(crate) enum Inputs {}
 
-impl<'py> IntoPyObject<'py> for Inputs<'py> {
-    type Target = PyTuple;
-    type Output = Bound<'py, PyTuple>;
-    type Error = PyErr;
-
-    const OUTPUT_TYPE: PyStaticExpr = type_hint_subscript!(
+impl Hint for Inputs {
+    const TYPE: PyStaticExpr = type_hint_subscript!(
         type_hint_identifier!("builtins", "tuple"),
         <TaskBytes as PyTypeInfo>::TYPE_HINT,
         PyStaticExpr::Constant { value: PyStaticConstant::Ellipsis }
     );
-
-    fn into_pyobject(self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, self.0)
-    }
 }
 
 /// Returns the name of a part's tensors.

@@ -11,12 +11,13 @@ use partywall_os::{lock::IgnorePoison, process::fork_generation};
 use pyo3::{
     exceptions::{PyRuntimeError, PyTypeError},
     prelude::*,
-    types::PyBytes,
+    types::{PyBytes, PyTuple},
 };
 
 use crate::{
     arguments::{ElementType, Shape},
     errors::{Never, Raise, unclosed},
+    hint::Hinted,
     owner::Owner,
     part::{self, Inputs, Part, TaskBytes},
     reaper,
@@ -187,8 +188,9 @@ impl ClaimedTask {
 
     /// The inputs, read-only, in their order.
     #[getter]
-    fn inputs<'py>(slf: &Bound<'py, Self>) -> PyResult<Inputs<'py>> {
-        (0..slf.get().inputs.len()).map(|index| TaskBytes::of(slf, Some(index))).collect::<PyResult<_>>().map(Inputs)
+    fn inputs<'py>(slf: &Bound<'py, Self>) -> PyResult<Hinted<'py, Inputs>> {
+        let inputs = (0..slf.get().inputs.len()).map(|index| TaskBytes::of(slf, Some(index)));
+        PyTuple::new(slf.py(), inputs.collect::<PyResult<Vec<_>>>()?).map(Hinted::new)
     }
 
     /// The room for the output, which only this attempt uses. It contains the bytes of its previous user.

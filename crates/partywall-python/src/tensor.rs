@@ -22,13 +22,14 @@ use pyo3::{
     inspect::{PyStaticConstant, PyStaticExpr},
     prelude::*,
     type_hint_identifier, type_hint_subscript,
-    types::{PyBytes, PyCapsule, PyMemoryView, PyTuple},
+    types::{PyBytes, PyMemoryView, PyTuple},
 };
 
 use crate::{
     arguments::ElementType,
     dlpack::{self, Device, Export, Managed, ManagedVersioned, contiguous, data_type},
     errors::{Never, Raise, no_such_view},
+    hint::{Hint, Hinted},
     owner::Owner,
     source::{self, Source},
     stream, wait,
@@ -431,8 +432,8 @@ impl Tensor {
         let export =
             Export { owner, address, device, dtype: self.data_type(py)?, shape: &self.shape, strides: &self.strides };
         match max_version {
-            Some((major, _)) if major >= 1 => export.capsule::<ManagedVersioned>(py).map(Capsule),
-            _ => export.capsule::<Managed>(py).map(Capsule),
+            Some((major, _)) if major >= 1 => export.capsule::<ManagedVersioned>(py).map(Hinted::new),
+            _ => export.capsule::<Managed>(py).map(Hinted::new),
         }
     }
 
@@ -527,19 +528,14 @@ impl Tensor {
 pub(crate) type CudaArray<'py> = BTreeMap<&'static str, Bound<'py, PyAny>>;
 
 /// A capsule. Type checkers know it by this name also before Python 3.13.
-pub(crate) struct Capsule<'py>(Bound<'py, PyCapsule>);
+pub(crate) enum CapsuleType {}
 
-impl<'py> IntoPyObject<'py> for Capsule<'py> {
-    type Target = PyCapsule;
-    type Output = Bound<'py, PyCapsule>;
-    type Error = PyErr;
-
-    const OUTPUT_TYPE: PyStaticExpr = type_hint_identifier!("typing_extensions", "CapsuleType");
-
-    fn into_pyobject(self, _: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
-        Ok(self.0)
-    }
+impl Hint for CapsuleType {
+    const TYPE: PyStaticExpr = type_hint_identifier!("typing_extensions", "CapsuleType");
 }
+
+/// A capsule of DLPack.
+pub(crate) type Capsule<'py> = Hinted<'py, CapsuleType>;
 
 /// One number for each dimension: a tuple.
 pub(crate) struct Lengths(pub(crate) Vec<i64>);

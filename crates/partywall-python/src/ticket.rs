@@ -1,7 +1,6 @@
 //! Tickets of submitted tasks, and results. Python uses these classes themselves, as it does [`Sample`](crate::sample::Sample).
 
 use std::{
-    convert::Infallible,
     os::fd::{AsFd, AsRawFd},
     sync::{
         Arc, Mutex,
@@ -13,7 +12,7 @@ use partywall::{Error, Queue, error::InvalidData};
 use partywall_os::{lock::IgnorePoison, process::fork_generation};
 use pyo3::{
     PyTypeInfo,
-    exceptions::{PyBaseException, PyTypeError, PyValueError},
+    exceptions::{PyTypeError, PyValueError},
     inspect::PyStaticExpr,
     intern,
     prelude::*,
@@ -28,6 +27,7 @@ use crate::{
     errors::{Never, Raise, closed, exception, unclosed},
     exported::{Export, Exported},
     handle::Handle,
+    hint::{Hint, Hinted},
     owner::{Owner, drop_later},
     pool::Block,
     stream::Stream,
@@ -112,7 +112,7 @@ impl Ticket {
     /// Waits until the task is done, and leaves its result. Returns `None` if the task has succeeded, and `TaskFailed` for a
     /// dead letter. Raises `TaskGone` if the task was cancelled or purged, or another process has taken its result.
     #[pyo3(signature = (timeout = None))]
-    fn exception<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Option<Failure<'py>>> {
+    fn exception<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Option<Hinted<'py, Failure>>> {
         let timeout = wait::timeout(timeout)?;
         if self.succeeded.load(Ordering::Relaxed) {
             return Ok(None);
@@ -127,7 +127,7 @@ impl Ticket {
                 done => done.map(|()| None),
             },
         )?;
-        Ok(done.map(|failed| Failure(exception(py, &failed).into_value(py).into_bound(py))))
+        Ok(done.map(|failed| Hinted::new(exception(py, &failed).into_value(py).into_bound(py))))
     }
 
     /// Whether the task has a result, is a dead letter, or is over.
@@ -152,10 +152,10 @@ impl Ticket {
         Ok(QueueEvent { event: Handle::new(Arc::new(event)) })
     }
 
-    fn __await__(slf: Bound<'_, Self>) -> PyResult<Awaiting<'_>> {
+    fn __await__(slf: Bound<'_, Self>) -> PyResult<Hinted<'_, Awaiting>> {
         let py = slf.py();
         let awaited = py.import(intern!(py, "partywall._queue"))?.call_method1(intern!(py, "awaited"), (slf,))?;
-        awaited.call_method0(intern!(py, "__await__")).map(Awaiting)
+        awaited.call_method0(intern!(py, "__await__")).map(Hinted::new)
     }
 
     fn __reduce__(&self) -> PyResult<Never> {
@@ -277,8 +277,8 @@ impl Export for TaskResult {
 impl TaskResult {
     /// The block that the worker has written; `None` for a task without output.
     #[getter]
-    fn output<'py>(&self, py: Python<'py>) -> PyResult<Option<Output<'py>>> {
-        self.has_output.then(|| Ok(Output(self.block(py)?.clone()))).transpose()
+    fn output<'py>(&self, py: Python<'py>) -> PyResult<Option<Hinted<'py, OutputBlock>>> {
+        self.has_output.then(|| Ok(Hinted::new(self.block(py)?.clone()))).transpose()
     }
 
     /// Returns the beginning of the output as a tensor; without a shape, of as many elements as fit into `nbytes`.
@@ -359,54 +359,30 @@ pub(crate) fn without_output() -> PyErr {
     PyTypeError::new_err("the task was submitted without room for an output")
 }
 
-/// The output of a result; names its type for type checkers.
-pub(crate) struct Output<'py>(Bound<'py, PyAny>);
+/// The block with the output of a result.
+pub(crate) enum OutputBlock {}
 
-impl<'py> IntoPyObject<'py> for Output<'py> {
-    type Target = PyAny;
-    type Output = Bound<'py, PyAny>;
-    type Error = Infallible;
-
-    const OUTPUT_TYPE: PyStaticExpr = type_hint_identifier!("partywall._pool", "Block");
-
-    fn into_pyobject(self, _: Python<'py>) -> Result<Self::Output, Infallible> {
-        Ok(self.0)
-    }
+impl Hint for OutputBlock {
+    const TYPE: PyStaticExpr = type_hint_identifier!("partywall._pool", "Block");
 }
 
-/// The reason why a task has failed; names its type for type checkers.
-pub(crate) struct Failure<'py>(Bound<'py, PyBaseException>);
+/// The exception of a task that has failed.
+pub(crate) enum Failure {}
 
-impl<'py> IntoPyObject<'py> for Failure<'py> {
-    type Target = PyBaseException;
-    type Output = Bound<'py, PyBaseException>;
-    type Error = Infallible;
-
-    const OUTPUT_TYPE: PyStaticExpr = type_hint_identifier!("partywall._errors", "TaskFailed");
-
-    fn into_pyobject(self, _: Python<'py>) -> Result<Self::Output, Infallible> {
-        Ok(self.0)
-    }
+impl Hint for Failure {
+    const TYPE: PyStaticExpr = type_hint_identifier!("partywall._errors", "TaskFailed");
 }
 
-/// The generator that awaits a ticket; names its type for type checkers.
-pub(crate) struct Awaiting<'py>(Bound<'py, PyAny>);
+/// The generator that awaits a ticket.
+pub(crate) enum Awaiting {}
 
-impl<'py> IntoPyObject<'py> for Awaiting<'py> {
-    type Target = PyAny;
-    type Output = Bound<'py, PyAny>;
-    type Error = Infallible;
-
-    const OUTPUT_TYPE: PyStaticExpr = type_hint_subscript!(
+impl Hint for Awaiting {
+    const TYPE: PyStaticExpr = type_hint_subscript!(
         type_hint_identifier!("collections.abc", "Generator"),
         type_hint_identifier!("typing", "Any"),
         <() as IntoPyObject<'static>>::OUTPUT_TYPE,
         <TaskResult as PyTypeInfo>::TYPE_HINT
     );
-
-    fn into_pyobject(self, _: Python<'py>) -> Result<Self::Output, Infallible> {
-        Ok(self.0)
-    }
 }
 
 /// The largest result that is copied without releasing the GIL, in bytes.
