@@ -65,7 +65,7 @@ impl Actor {
     ///
     /// # Panics
     /// If it takes none.
-    pub fn tell(&mut self, line: &str) {
+    pub fn send(&mut self, line: &str) {
         writeln!(self.input, "{line}").unwrap();
     }
 
@@ -73,16 +73,16 @@ impl Actor {
     ///
     /// # Panics
     /// If it takes no line.
-    pub fn nudge(&mut self) {
-        self.tell("");
+    pub fn proceed(&mut self) {
+        self.send("");
     }
 
     /// Writes a line to its standard input, and returns the text after `done` in its answer.
     ///
     /// # Panics
     /// If the process ends before it answers.
-    pub fn have(&mut self, order: &str) -> String {
-        self.tell(order);
+    pub fn request(&mut self, order: &str) -> String {
+        self.send(order);
         self.expect("done")
     }
 
@@ -127,7 +127,7 @@ impl Actor {
     }
 
     /// Lets it go on after [`stop`](Self::stop).
-    pub fn go_on(&self) {
+    pub fn resume(&self) {
         self.signal(Signal::CONT);
     }
 

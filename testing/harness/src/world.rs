@@ -202,6 +202,16 @@ pub fn say(text: &str) {
     println!("\n{text}");
 }
 
+/// Reports that a role is ready, and waits for the test's next line, or to be killed.
+///
+/// # Panics
+/// As [`next_order`].
+#[allow(clippy::print_stdout, reason = "it is how roles talk to the test")]
+pub fn linger() {
+    println!("ready");
+    next_order();
+}
+
 /// Returns a role's next command, or `None` when the test sends no more. Reads no further than the end of the line.
 ///
 /// # Panics

@@ -6,6 +6,7 @@ mod points;
 mod pool;
 mod queue;
 mod semaphore;
+mod slots;
 mod timeline;
 mod topic;
 

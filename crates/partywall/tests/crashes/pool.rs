@@ -1,16 +1,18 @@
 //! Pools: if a process crashes while it hands a block to another, one of the two has the block, and the block is not lost.
 //! Taking blocks, waiting for them and giving them back works as with the permits of semaphores, whose tests cover it.
 
-use std::{fs::File, os::fd::OwnedFd, sync::mpsc::channel, thread::JoinHandle, time::Duration};
+use std::{fs::File, os::fd::OwnedFd};
 
 use partywall_harness::{
-    WATCHDOG,
     crash::{self, at_each_point},
     eventually,
 };
-use partywall_shm::pool::{Attempt, Audit, Held, OVERDUE, Polled, Pool};
+use partywall_shm::pool::{Attempt, Audit, OVERDUE, Pool};
 
-use super::points::{SLOT_ACCEPTED, SLOT_OFFERED, SLOT_REVOKED, SLOTS_RECOVERED, assert_passed};
+use super::{
+    points::{SLOT_ACCEPTED, SLOT_OFFERED, SLOT_REVOKED, SLOTS_RECOVERED, assert_passed},
+    slots::Takers,
+};
 
 /// The row of the process that crashes.
 const CRASHING: u16 = 1;
@@ -60,50 +62,9 @@ pub(crate) fn play(role: &str, memory: File) {
     crash::disarm();
 }
 
-/// Sleeps until it has a block. Also revokes blocks handed to stopped processes, or leaves that to others.
-fn alloc(pool: &Pool, row: u16, looks_after: bool) -> Held {
-    loop {
-        let mut waiter = match pool.take(row) {
-            Attempt::Held(held) => return held,
-            Attempt::Waiting(waiter) => waiter,
-            Attempt::Crowded => panic!("there is room"),
-        };
-        loop {
-            match waiter.poll() {
-                Polled::Held(held) => return held,
-                Polled::Waiting => waiter.sleep(Duration::MAX),
-                Polled::Lost => break,
-            }
-            if looks_after {
-                pool.revoke_overdue();
-            }
-        }
-    }
-}
-
-/// A thread of the test that waits for a block, and gives it back when it has it.
-struct Other(std::sync::mpsc::Receiver<()>, JoinHandle<()>);
-
-impl Other {
-    fn wait(memory: &OwnedFd) -> Self {
-        Self::wait_and(memory, true)
-    }
-
-    fn wait_and(memory: &OwnedFd, looks_after: bool) -> Self {
-        let pool = Pool::map(memory).unwrap();
-        let (sender, receiver) = channel();
-        let thread = std::thread::spawn(move || {
-            let held = alloc(&pool, OURS + 1, looks_after);
-            assert!(pool.free(&held));
-            sender.send(()).unwrap();
-        });
-        Self(receiver, thread)
-    }
-
-    fn finish(self) {
-        self.0.recv_timeout(WATCHDOG).expect("watchdog: a waiter got no block");
-        self.1.join().unwrap();
-    }
+/// Starts a thread that waits for a block.
+fn taker(memory: &OwnedFd, tends: bool) -> Takers {
+    Takers::start(OURS + 1..OURS + 2, tends, || Pool::map(memory).unwrap())
 }
 
 fn start(what: &str, blocks: u32) -> (std::process::Command, OwnedFd, Pool) {
@@ -133,7 +94,7 @@ fn crash_in_offer_loses_no_block() {
         },
         |crashed, (memory, pool, generation)| {
             let what = format!("{crashed:?}");
-            let other = Other::wait(&memory);
+            let other = taker(&memory, true);
             let is_offered = crashed.point.contains("offered");
             let now = pool.audit();
             assert_eq!(
@@ -168,7 +129,7 @@ fn crash_in_accept_loses_no_block() {
         },
         |crashed, (memory, pool, generation)| {
             let what = format!("{crashed:?}");
-            let other = Other::wait(&memory);
+            let other = taker(&memory, true);
             assert_eq!(pool.accept(OURS, 0, generation), None, "{what}: the other process has accepted it");
             assert_eq!(pool.recover(|row| row == OURS), 0, "{what}: the giver no longer holds it");
             if crashed.is_dead_in_the_end() {
@@ -191,7 +152,7 @@ fn crash_in_withdrawal_of_an_offer_loses_no_block() {
         },
         |crashed, (memory, pool, generation)| {
             let what = format!("{crashed:?}");
-            let other = Other::wait(&memory);
+            let other = taker(&memory, true);
             let taken = pool.accept(OURS, 0, generation);
             assert_eq!(taken.is_some(), crashed.point.contains("offered"), "{what}");
             if crashed.is_dead_in_the_end() {
@@ -213,7 +174,7 @@ fn crash_in_reclaim_of_offered_blocks_loses_no_block() {
             let (command, memory, pool) = start("is the broker", 2);
             let [held, offered] = [(); 2].map(|()| pool.try_take(DEAD).unwrap());
             assert!(pool.offer(&offered));
-            let other = Other::wait(&memory);
+            let other = taker(&memory, true);
             (command, (memory, pool, held, offered, other))
         },
         |crashed, (_memory, pool, held, offered, other)| {
@@ -244,7 +205,7 @@ fn crash_in_take_of_a_granted_block_loses_no_block() {
             // Waits in the row of the stopped process, which neither polls nor cancels.
             let Attempt::Waiting(stopped) = pool.take(DEAD) else { panic!("there is no block") };
             std::mem::forget(stopped);
-            let other = Other::wait_and(&memory, false);
+            let other = taker(&memory, false);
             eventually("another waits behind it", || pool.audit().waiting == 2);
             assert!(pool.free(&held));
             (command, (memory, pool, other))

@@ -1,21 +1,17 @@
 //! Semaphores: a process that crashes keeps its permits until its death is proved, and blocks no other process.
 
-use std::{
-    fs::File,
-    os::fd::OwnedFd,
-    sync::mpsc::{Receiver, channel},
-    thread::JoinHandle,
-    time::Duration,
-};
+use std::{fs::File, os::fd::OwnedFd};
 
 use partywall_harness::{
-    WATCHDOG,
     crash::{self, Crashed, at_each_point},
     eventually,
 };
-use partywall_shm::semaphore::{Attempt, Audit, Held, Polled, Semaphore};
+use partywall_shm::semaphore::{Attempt, Audit, Semaphore};
 
-use super::points::{SLOT_GIVEN_UP, SLOT_HANDED, SLOT_TAKEN, SLOT_WAITED_FOR, SLOTS_RECOVERED, assert_passed};
+use super::{
+    points::{SLOT_GIVEN_UP, SLOT_HANDED, SLOT_TAKEN, SLOT_WAITED_FOR, SLOTS_RECOVERED, assert_passed},
+    slots::{Takers, take},
+};
 
 /// The row of the process that crashes.
 const CRASHING: u16 = 1;
@@ -34,7 +30,7 @@ pub(crate) fn play(role: &str, memory: File) {
         // The test holds the permit, and gives it back as soon as a process waits.
         "waits" => {
             crash::arm();
-            let held = acquire(&semaphore, CRASHING);
+            let held = take(&semaphore, CRASHING, true);
             semaphore.free(&held);
         }
         "gives up waiting" => {
@@ -61,56 +57,13 @@ pub(crate) fn play(role: &str, memory: File) {
     crash::disarm();
 }
 
-/// Sleeps until it has a permit.
-fn acquire(semaphore: &Semaphore, row: u16) -> Held {
-    loop {
-        let mut waiter = match semaphore.take(row) {
-            Attempt::Held(held) => return held,
-            Attempt::Waiting(waiter) => waiter,
-            Attempt::Crowded => panic!("there is room"),
-        };
-        loop {
-            match waiter.poll() {
-                Polled::Held(held) => return held,
-                Polled::Waiting => waiter.sleep(Duration::MAX),
-                // It was stopped when its turn came.
-                Polled::Lost => break,
-            }
-            semaphore.revoke_overdue();
-        }
-    }
-}
-
-/// Threads of the test that each wait for a permit, and give it back when they have it.
-struct Others(Receiver<()>, Vec<JoinHandle<()>>);
-
-impl Others {
-    fn wait(memory: &OwnedFd, count: u16) -> Self {
-        let (sender, receiver) = channel();
-        let threads = (0..count).map(|number| {
-            let semaphore = Semaphore::map(memory).unwrap();
-            let sender = sender.clone();
-            std::thread::spawn(move || {
-                let held = acquire(&semaphore, 20 + number);
-                assert!(semaphore.free(&held));
-                sender.send(()).unwrap();
-            })
-        });
-        Self(receiver, threads.collect())
-    }
-
-    fn finish(self) {
-        for _ in &self.1 {
-            self.0.recv_timeout(WATCHDOG).expect("watchdog: a waiter got no permit");
-        }
-        for thread in self.1 {
-            thread.join().unwrap();
-        }
-    }
+/// Starts threads that wait for a permit.
+fn takers(memory: &OwnedFd, count: u16) -> Takers {
+    Takers::start(20..20 + count, true, || Semaphore::map(memory).unwrap())
 }
 
 /// Checks what follows a crash at any point.
-fn others_go_on(memory: &OwnedFd, semaphore: &Semaphore, crashed: Crashed, others: Others) {
+fn others_go_on(memory: &OwnedFd, semaphore: &Semaphore, crashed: Crashed, others: Takers) {
     let what = format!("{:?} at {:?}", crashed.fate, crashed.point);
     let others = if crashed.point.contains("slot held") {
         // No other process gets the permit before the death is proved.
@@ -120,7 +73,7 @@ fn others_go_on(memory: &OwnedFd, semaphore: &Semaphore, crashed: Crashed, other
     } else {
         // Whether it waits or hands permits on, even a process that is stopped for ever blocks no other.
         others.finish();
-        Others::wait(memory, 3).finish();
+        takers(memory, 3).finish();
         None
     };
     // A process that was only paused continues as if nothing had happened.
@@ -148,7 +101,7 @@ fn crash_in_acquire_or_release_loses_no_permit() {
             (command, (memory, semaphore))
         },
         |crashed, (memory, semaphore)| {
-            let others = Others::wait(&memory, 2);
+            let others = takers(&memory, 2);
             others_go_on(&memory, &semaphore, crashed, others);
         },
     );
@@ -171,7 +124,7 @@ fn crash_in_wait_loses_no_permit() {
         },
         |crashed, (memory, semaphore, giving)| {
             giving.join().unwrap();
-            let others = Others::wait(&memory, 2);
+            let others = takers(&memory, 2);
             others_go_on(&memory, &semaphore, crashed, others);
         },
     );
@@ -187,7 +140,7 @@ fn crash_in_abandoned_wait_loses_no_permit() {
             (command, (memory, semaphore, held))
         },
         |crashed, (memory, semaphore, held)| {
-            let others = Others::wait(&memory, 2);
+            let others = takers(&memory, 2);
             assert!(semaphore.free(&held));
             others_go_on(&memory, &semaphore, crashed, others);
         },
@@ -205,7 +158,7 @@ fn crash_in_hand_over_loses_no_permit() {
             let own = memory.try_clone().unwrap();
             let others = std::thread::spawn(move || {
                 eventually("the permit is taken", || theirs.audit().held == 1);
-                Others::wait(&own, 2)
+                takers(&own, 2)
             });
             (command, (memory, semaphore, others))
         },
@@ -227,7 +180,7 @@ fn crash_in_reclaim_of_a_dead_member_loses_no_permit() {
             let held = semaphore.try_take(20).unwrap();
             let Attempt::Waiting(waiter) = semaphore.take(DEAD) else { panic!("both are held") };
             std::mem::forget(waiter);
-            let others = Others::wait(&memory, 1);
+            let others = takers(&memory, 1);
             (command, (memory, semaphore, dead, held, others))
         },
         |crashed, (_memory, semaphore, dead, held, others)| {

@@ -308,7 +308,7 @@ fn evicted_process_keeps_its_descriptors_and_gets_no_more() {
     let _segment = commit(&domain, "x", 7, true);
     let mut holder = world.play("descriptors evicted");
     domain.evict(holder.pid(), false).unwrap();
-    holder.nudge();
+    holder.proceed();
     holder.expect("done");
     holder.finish();
 }

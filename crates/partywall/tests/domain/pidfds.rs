@@ -86,7 +86,7 @@ fn without_a_pidfd_a_death_is_unproven() {
 fn good_bye_suffices_without_a_pidfd() {
     let (world, domain) = world();
     let mut actor = world.play("sandboxed");
-    actor.nudge();
+    actor.proceed();
     actor.expect("gone");
     assert_eq!(states(&domain, &actor), None);
     assert_eq!(domain.status().unwrap().leases, 0);

@@ -11,7 +11,7 @@ use partywall::{
     error::{Denied, Gone, InvalidArgument, LimitReached, Mismatch, NotFound, Unreachable},
     info::{MemberState, Named},
 };
-use partywall_harness::{device, place};
+use partywall_harness::{device, linger, place};
 
 use super::{
     TIMEOUT, pidfds,
@@ -64,13 +64,6 @@ pub(crate) fn play(role: &str) {
         }
         _ => panic!("{role}"),
     }
-}
-
-/// Waits for the test's nudge, or to be killed.
-#[allow(clippy::print_stdout)] // it is how a role talks to the test
-fn linger() {
-    println!("ready");
-    let _ = std::io::stdin().read(&mut [0]);
 }
 
 fn frames(domain: &Domain, blocks: u32) -> PoolOptions {
@@ -384,7 +377,7 @@ fn blocks_of_the_dead_come_back() {
         pool.alloc(TIMEOUT).unwrap().release().unwrap();
     }
     let mut loser = world.play("pool loser");
-    loser.nudge();
+    loser.proceed();
     pool.alloc(TIMEOUT).unwrap().release().unwrap();
 }
 
@@ -405,7 +398,7 @@ fn accepted_block_survives_its_giver() {
     let pool = frames(&world.connect(), 2).create().unwrap();
     let (mut giver, offered) = world.play_after("pool giver", "offer ");
     let mut taker = world.play("pool taker");
-    taker.tell(&offered);
+    taker.send(&offered);
     assert_eq!(taker.expect("byte "), "7");
     giver.kill();
     // The giver's death is known once another block that it held, and had not offered, is free.

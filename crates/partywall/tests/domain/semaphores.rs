@@ -2,7 +2,6 @@
 
 use std::{
     collections::VecDeque,
-    io::Read,
     sync::{
         atomic::{AtomicU32, Ordering},
         mpsc::channel,
@@ -14,6 +13,7 @@ use partywall::{
     Domain, Error, MAX_PERMITS, Permit, Semaphore, Wait,
     error::{InvalidArgument, Mismatch, NotFound, Unreachable},
 };
+use partywall_harness::linger;
 use partywall_wire::ObjectKind;
 
 use super::{
@@ -43,13 +43,6 @@ pub(crate) fn play(role: &str) {
         }
         _ => panic!("{role}"),
     }
-}
-
-/// Waits for the test's nudge, or to be killed.
-#[allow(clippy::print_stdout)] // it is how a role talks to the test
-fn linger() {
-    println!("ready");
-    let _ = std::io::stdin().read(&mut [0]);
 }
 
 #[test]
@@ -214,7 +207,7 @@ fn good_bye_releases_all_permits() {
     let semaphore = world.connect().semaphore("seats", 1).unwrap();
     let mut loser = world.play("permit loser");
     eventually("it has it", || semaphore.available() == 0);
-    loser.nudge();
+    loser.proceed();
     semaphore.acquire(TIMEOUT).unwrap().release().unwrap();
 }
 

@@ -1,7 +1,7 @@
 //! Topics: samples that several processes publish and receive, and what becomes of them when one of those goes.
 
 use std::{
-    io::{BufRead, Read},
+    io::BufRead,
     os::fd::AsFd,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
@@ -17,7 +17,7 @@ use partywall::{
     error::{Busy, Denied, Gone, InvalidArgument, LimitReached, Mismatch, NotFound, TopicLimit, Unreachable},
     info::{Ages, MemberState, Named},
 };
-use partywall_harness::{device, place};
+use partywall_harness::{device, linger, place};
 use rustix::{
     event::{PollFd, PollFlags, poll},
     process::{Pid, Signal, kill_process},
@@ -59,13 +59,6 @@ pub(crate) fn play(role: &str) {
         }
         _ => panic!("{role}"),
     }
-}
-
-/// Waits for the test's nudge, or to be killed.
-#[allow(clippy::print_stdout)] // it is how a role talks to the test
-fn linger() {
-    println!("ready");
-    let _ = std::io::stdin().read(&mut [0]);
 }
 
 fn frames(domain: &Domain) -> TopicOptions {
@@ -729,7 +722,7 @@ fn dead_subscriber_is_not_waited_for_and_its_samples_are_freed() {
     assert_eq!((topic.stats().read, topic.stats().subscribers.len()), (2, 1));
     dead.kill();
     full.filled.publish(TIMEOUT).unwrap();
-    eventually("its seat is free", || topic.stats().subscribers.is_empty());
+    eventually("its port is free", || topic.stats().subscribers.is_empty());
     unused(&topic);
 }
 
@@ -822,7 +815,7 @@ fn stopped_lossy_subscriber_slows_no_publisher() {
     assert_eq!(topic.stats().read, 2, "it holds what it held");
     signal(&stopped, Signal::CONT);
     drop(ours);
-    stopped.nudge();
+    stopped.proceed();
     assert_eq!(stopped.expect("verdict"), "Err(LimitReached(Topic { topic: \"frames\", limit: Held, most: 2 }))");
     assert_eq!(stopped.expect("still"), "[1, 2]");
 }
@@ -863,7 +856,7 @@ fn hung_blocking_subscriber_is_named_and_can_be_evicted() {
     }
     assert_eq!(topic.stats().read, 2, "nobody can take away what it reads");
     signal(&hung, Signal::CONT);
-    hung.nudge();
+    hung.proceed();
     assert!(hung.expect("verdict").contains("Evicted"));
     assert_eq!(hung.expect("still"), "[1, 2]");
     hung.kill();

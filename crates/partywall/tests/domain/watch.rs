@@ -87,10 +87,10 @@ fn nothing_is_lost_with_a_connection() {
     for round in 0..5_u64 {
         drop(commit(&domain, &format!("name{round}"), 1, true));
         assert_eq!(actor.expect("told "), format!("{} name{round}", 2 * round + 1));
-        actor.nudge();
+        actor.proceed();
         actor.expect("cut");
         assert_eq!(actor.expect("told "), format!("{} name{round}", 2 * round + 2));
-        actor.nudge();
+        actor.proceed();
         actor.expect("cut");
     }
 }

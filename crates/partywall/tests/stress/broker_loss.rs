@@ -111,7 +111,7 @@ fn every_call_ends_when_the_broker_is_stopped() {
     assert_eq!(value(&segment), 1);
 
     // The broker continues, and so do its members. Leases that it granted to callers that had timed out are given back.
-    place.broker().go_on();
+    place.broker().resume();
     eventually("an answer", || domain.ping().is_ok());
     drop(segment);
     eventually("the return of all leases", || domain.status().unwrap().leases == 0);
@@ -174,7 +174,7 @@ fn members_learn_immediately_that_their_broker_was_replaced() {
     member.stop();
     place.broker().kill();
     place.start_broker("");
-    member.go_on();
+    member.resume();
     // Less than the ten seconds for which a lost connection is renewed.
     within(Duration::from_secs(8), "the end of a client", move || {
         member.expect("lost");
@@ -208,10 +208,6 @@ pub(crate) fn starter(words: &[&str]) {
     linger();
 }
 
-fn nudge(actor: &mut Actor) {
-    actor.nudge();
-}
-
 #[test]
 fn many_starters_at_once_get_one_broker() {
     let program = program();
@@ -226,10 +222,10 @@ fn many_starters_at_once_get_one_broker() {
         .collect();
     actors.iter_mut().for_each(|actor| drop(actor.expect("ready")));
     for _ in 0..3 {
-        actors.iter_mut().for_each(nudge);
+        actors.iter_mut().for_each(Actor::proceed);
         let got: Vec<String> = actors.iter_mut().map(|actor| actor.expect("got ")).collect();
         assert!(got.iter().all(|one| *one == got[0]), "{got:?}");
-        actors.iter_mut().for_each(nudge);
+        actors.iter_mut().for_each(Actor::proceed);
         actors.iter_mut().for_each(|actor| drop(actor.expect("left")));
         let domain = place.connect();
         domain.stop_broker(true).unwrap();
@@ -261,11 +257,11 @@ fn connecting_never_fails_against_the_idle_exit() {
     for _ in 0..each {
         for actor in &mut actors {
             std::thread::sleep(Duration::from_micros(dice.below(8000)));
-            nudge(actor);
+            actor.proceed();
         }
         for actor in &mut actors {
             brokers.insert(actor.expect("got "));
-            nudge(actor);
+            actor.proceed();
         }
         actors.iter_mut().for_each(|actor| drop(actor.expect("left")));
         std::thread::sleep(Duration::from_micros(dice.below(20_000)));
@@ -299,7 +295,7 @@ fn starter_killed_at_any_moment_leaves_at_most_one_broker() {
     };
     for _ in 0..rounds(10) {
         let mut actors: Vec<Actor> = (0..4).map(|_| start()).collect();
-        actors.iter_mut().for_each(nudge);
+        actors.iter_mut().for_each(Actor::proceed);
         // All but the last are killed while one of them starts a broker and the others wait for it.
         for victim in &mut actors[..3] {
             std::thread::sleep(Duration::from_micros(dice.below(6000)));

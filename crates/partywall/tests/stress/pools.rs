@@ -211,7 +211,7 @@ fn processes_stopped_at_any_moment_block_no_other() {
             actors[stopped].kill();
             actors[stopped] = place.play("pool churning 99");
         } else {
-            actors[stopped].go_on();
+            actors[stopped].resume();
         }
     }
     drop(actors);

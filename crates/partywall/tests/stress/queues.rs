@@ -247,7 +247,7 @@ fn workers_stopped_at_any_moment_lose_their_tasks_to_others() {
                 workers[stopped].kill();
                 workers[stopped] = start(&place, "working", 100);
             } else {
-                workers[stopped].go_on();
+                workers[stopped].resume();
             }
         }
     });

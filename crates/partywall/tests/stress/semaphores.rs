@@ -76,7 +76,7 @@ fn many_operations_of_several_processes_lose_no_permit() {
     let mut adders: Vec<_> = (0..PROCESSES).map(|_| place.play(&format!("semaphore adding {each}"))).collect();
     let start = Instant::now();
     for adder in &mut adders {
-        adder.nudge();
+        adder.proceed();
     }
     for adder in &mut adders {
         assert!(adder.join().success());
@@ -149,7 +149,7 @@ fn processes_stopped_at_any_moment_block_no_other() {
             actors[stopped].kill();
             actors[stopped] = place.play("semaphore churning 99");
         } else {
-            actors[stopped].go_on();
+            actors[stopped].resume();
         }
     }
     drop(actors);

@@ -308,7 +308,7 @@ fn publishers_and_subscribers_stopped_at_any_moment_block_no_other() {
             actors[stopped].kill();
             actors[stopped] = place.play(&format!("topic churning {}", 1000 + round));
         } else {
-            actors[stopped].go_on();
+            actors[stopped].resume();
         }
     }
     drop(actors);
@@ -406,7 +406,7 @@ fn closed_handles_leave_nothing_behind() {
     let mut guest = place.play("topic coming and going");
     let mut first = None;
     for _ in 0..3 {
-        guest.nudge();
+        guest.proceed();
         guest.expect("gone");
         eventually("all leases are back", || domain.status().unwrap().leases <= 1 + kept_for_streams());
         let broker = place.broker();

@@ -102,8 +102,8 @@ mod alone {
             let mut refused = world.play_with("gpu unprepared", |command| {
                 command.env("SIMCUDA_FAULTS", faults);
             });
-            assert_eq!(refused.have("try-wait 1"), anchor, "{faults}");
-            assert_eq!(refused.have("try-wait 1"), "enqueued", "{faults}");
+            assert_eq!(refused.request("try-wait 1"), anchor, "{faults}");
+            assert_eq!(refused.request("try-wait 1"), "enqueued", "{faults}");
         }
         stage.domain.timeline("in").unwrap().abandon().unwrap();
     }
@@ -113,14 +113,14 @@ mod alone {
             command.env(CALLS, log.path()).env("SIMCUDA_APART", "partywall-gpu");
         });
         let asked = "cuCtxGetCurrent cuStreamIsCapturing cuStreamGetId";
-        assert_eq!(role.have("signal"), format!("{asked} cuStreamWriteValue64"));
-        assert_eq!(role.have("wait"), format!("{asked} cuStreamWaitValue64"));
-        assert_eq!(role.have("wait for what is there"), "");
+        assert_eq!(role.request("signal"), format!("{asked} cuStreamWriteValue64"));
+        assert_eq!(role.request("wait"), format!("{asked} cuStreamWaitValue64"));
+        assert_eq!(role.request("wait for what is there"), "");
         // Changed, then changed back.
         let asked = "cuCtxGetCurrent cuCtxPushCurrent cuStreamIsCapturing cuStreamGetId";
-        role.have("another device");
-        assert_eq!(role.have("signal"), format!("{asked} cuStreamWriteValue64 cuCtxPopCurrent"));
-        assert_eq!(role.have("wait"), format!("{asked} cuStreamWaitValue64 cuCtxPopCurrent"));
+        role.request("another device");
+        assert_eq!(role.request("signal"), format!("{asked} cuStreamWriteValue64 cuCtxPopCurrent"));
+        assert_eq!(role.request("wait"), format!("{asked} cuStreamWaitValue64 cuCtxPopCurrent"));
     }
 }
 

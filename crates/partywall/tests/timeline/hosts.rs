@@ -54,21 +54,21 @@ fn signal_ends_a_wait_of_another_process() {
     let domain = world.connect();
     let mut waiter = world.play("host steps");
     // It waits before there is a writer, and longer than a spin.
-    waiter.tell("wait 1");
+    waiter.send("wait 1");
     thread::sleep(Duration::from_millis(20));
     let writer = domain.timeline_writer("steps").unwrap();
     assert_eq!((writer.timeline().value(), writer.timeline().announced(), writer.timeline().ending()), (0, 0, None));
     writer.signal(1).unwrap();
     assert_eq!(waiter.expect("done"), "");
     // A jump by 2^32, which leaves the lower half of the word unchanged.
-    waiter.tell(&format!("wait {}", (1_u64 << 32) + 1));
+    waiter.send(&format!("wait {}", (1_u64 << 32) + 1));
     thread::sleep(Duration::from_millis(20));
     writer.signal((1 << 32) + 1).unwrap();
     assert_eq!(waiter.expect("done"), "");
-    assert_eq!(waiter.have("wait 7"), "", "what is below has been reached, too");
+    assert_eq!(waiter.request("wait 7"), "", "what is below has been reached, too");
 
-    waiter.have("close");
-    waiter.tell(&format!("wait {MAX_VALUE}"));
+    waiter.request("close");
+    waiter.send(&format!("wait {MAX_VALUE}"));
     thread::sleep(Duration::from_millis(20));
     drop(writer);
     assert_eq!(waiter.expect("done"), "timeline-closed");
@@ -80,7 +80,7 @@ fn wait_for_a_signal_of_another_process() {
     let domain = world.connect();
     let timeline = domain.timeline("steps").unwrap();
     let mut writer = world.play("host steps");
-    writer.have("write");
+    writer.request("write");
     thread::scope(|scope| {
         // Many waits at a time, each for a value of its own.
         let waiters: Vec<_> = (1..=8)
@@ -93,7 +93,7 @@ fn wait_for_a_signal_of_another_process() {
             .collect();
         for v in 1..=8 {
             assert!(is_pending(&timeline, v));
-            writer.have(&format!("signal {v}"));
+            writer.request(&format!("signal {v}"));
         }
         for waiter in waiters {
             waiter.join().unwrap().unwrap();
@@ -275,10 +275,10 @@ fn killed_writer_is_reported_and_its_successor_continues() {
     // A second death has the same effect as the first.
     for round in 1..=3 {
         let mut writer = world.play("host x");
-        writer.have("write");
+        writer.request("write");
         timeline.follow().unwrap();
         assert_eq!(timeline.value(), last);
-        writer.have(&format!("signal {}", 10 * round));
+        writer.request(&format!("signal {}", 10 * round));
         last = 10 * round;
         thread::scope(|scope| {
             let waiter = scope.spawn(|| timeline.wait(last + 1, TIMEOUT));
@@ -300,7 +300,7 @@ fn loss_of_the_broker_ends_waits_and_signals() {
     writer.signal(1).unwrap();
     let event = timeline.event(2).unwrap();
     let mut other = world.play("host x");
-    other.tell("wait 2");
+    other.send("wait 2");
     thread::scope(|scope| {
         let waiter = scope.spawn(|| timeline.wait(2, TIMEOUT));
         thread::sleep(Duration::from_millis(20));

@@ -47,19 +47,19 @@ fn ipc_event_orders_streams_of_two_processes_on_the_simulated_gpu() {
         let domain = world.connect();
         let gpu = gpu(&domain);
         let mut recorder = world.play("event");
-        let event = IpcEvent::open(&gpu, &handle(&recorder.have("handle"))).unwrap();
+        let event = IpcEvent::open(&gpu, &handle(&recorder.request("handle"))).unwrap();
         // A wait without a record does not wait: the first trap.
         event.wait(gpu.stream()).unwrap();
         event.synchronize(Duration::ZERO).unwrap();
         gpu.stream().synchronize().unwrap();
 
-        recorder.have("record");
+        recorder.request("record");
         event.wait(gpu.stream()).unwrap();
         assert!(!event.query().unwrap());
         let late = event.synchronize(Duration::from_millis(1));
         assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
         assert_eq!(gpu.stream().is_done(), Ok(false));
-        recorder.have("release");
+        recorder.request("release");
         event.synchronize(TIMEOUT).unwrap();
         assert!(event.query().unwrap());
         gpu.stream().synchronize().unwrap();
@@ -72,7 +72,7 @@ fn unshareable_memory_is_refused_with_a_hint_on_the_simulated_gpu() {
         let domain = world.connect();
         let gpu = gpu(&domain);
         let mut recorder = world.play("event");
-        let opened = IpcEvent::open(&gpu, &handle(&recorder.have("handle"))).unwrap();
+        let opened = IpcEvent::open(&gpu, &handle(&recorder.request("handle"))).unwrap();
         let ours = IpcEvent::create(&gpu).unwrap();
         let own_handle = ours.export().unwrap();
         for (refused, code) in [
@@ -95,8 +95,8 @@ fn event_of_a_killed_recorder_is_never_reached_on_the_simulated_gpu() {
         let domain = world.connect();
         let gpu = gpu(&domain);
         let mut recorder = world.play("event");
-        let event = IpcEvent::open(&gpu, &handle(&recorder.have("handle"))).unwrap();
-        recorder.have("record");
+        let event = IpcEvent::open(&gpu, &handle(&recorder.request("handle"))).unwrap();
+        recorder.request("record");
         recorder.kill();
         assert!(!event.query().unwrap(), "nobody will ever say that it is");
         let late = event.synchronize(Duration::from_millis(50));

@@ -295,15 +295,15 @@ fn sample_dropped_with_a_lost_context_stays_held() {
         let publisher = topic.publisher().unwrap();
         let mut reader = world.play("topic");
         publish_on(&gpu, &publisher);
-        reader.have("read");
+        reader.request("read");
         gpu.stream().synchronize().unwrap();
         // Removes the sample from the ring.
         for _ in 0..2 {
             publish_on(&gpu, &publisher);
         }
         eventually("only the reader has it", || read(&topic) == 1);
-        reader.have("fault");
-        reader.have("drop");
+        reader.request("fault");
+        reader.request("drop");
         std::thread::sleep(Duration::from_millis(100));
         assert_eq!(read(&topic), 1, "who knows what its GPU still reads");
         reader.kill();

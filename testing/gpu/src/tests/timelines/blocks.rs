@@ -98,7 +98,7 @@ pub(crate) fn a_dropped_block_comes_back_when_the_gpu_is_done_with_it(world: &Wo
     let (domain, pool, gate) = stage(world, 1);
     let mut other = world.play("block");
     for order in ["alloc", "stop 1", "fill", "drop"] {
-        other.have(order);
+        other.request(order);
     }
     assert!(is_taken(&pool), "a kernel will still write it");
     gate.signal(1).unwrap();
@@ -107,7 +107,7 @@ pub(crate) fn a_dropped_block_comes_back_when_the_gpu_is_done_with_it(world: &Wo
     block.release().unwrap();
     // A block that no kernel can use is freed immediately, whatever streams do.
     for order in ["alloc", "stop 2", "drop"] {
-        other.have(order);
+        other.request(order);
     }
     pool.alloc(TIMEOUT).unwrap().release().unwrap();
     gate.signal(2).unwrap();
@@ -134,21 +134,21 @@ pub(crate) fn a_block_goes_back_behind_the_work_of_its_stream(world: &World) {
     let mut other = world.play("block");
     // Another stream is stopped, which does not matter.
     for order in ["stop-other 2", "alloc", "stop 1", "fill", "give"] {
-        other.have(order);
+        other.request(order);
     }
     assert!(is_taken(&pool));
     gate.signal(1).unwrap();
     pool.alloc(TIMEOUT).unwrap().release().unwrap();
     for _ in 0..20 {
         for order in ["alloc", "fill", "give"] {
-            other.have(order);
+            other.request(order);
         }
         pool.alloc(TIMEOUT).unwrap().release().unwrap();
     }
     gate.signal(2).unwrap();
     // A block that is released by the host waits for the GPU.
     for order in ["alloc", "fill", "release"] {
-        other.have(order);
+        other.request(order);
     }
     assert_eq!(pool.stats().free, 1);
 }
@@ -157,7 +157,7 @@ pub(crate) fn blocks_of_the_gpu_come_back_when_their_process_is_killed(world: &W
     let (_domain, pool, _gate) = stage(world, 2);
     let mut other = world.play("block");
     for order in ["alloc", "stop 1", "fill", "give", "alloc", "fill", "drop"] {
-        other.have(order);
+        other.request(order);
     }
     assert!(is_taken(&pool));
     other.kill();
@@ -192,9 +192,9 @@ pub(crate) fn blocks_of_a_lost_context_come_back_with_the_end_of_their_process(w
     let mut other = world.play("block");
     // The blocks: released on a stream; dropped; still held, and no longer releasable on a stream.
     for order in ["alloc", "stop 1", "fill", "give", "alloc", "fill", "drop", "alloc", "fault"] {
-        other.have(order);
+        other.request(order);
     }
-    assert_eq!(other.have("refused"), "broken-context");
+    assert_eq!(other.request("refused"), "broken-context");
     eventually("the loss is reported", || states().contains(&MemberState::LostContext));
     assert!(is_taken(&pool));
     assert_eq!(pool.stats().held, 3);
@@ -209,9 +209,9 @@ pub(crate) fn a_block_is_handed_over_while_a_kernel_is_still_to_fill_it(world: &
     let gpu = gpu(&domain);
     let mut other = world.play("block");
     for order in ["alloc", "stop 1", "fill", "signal"] {
-        other.have(order);
+        other.request(order);
     }
-    let block = pool.accept(&other.have("offer").parse().unwrap()).unwrap();
+    let block = pool.accept(&other.request("offer").parse().unwrap()).unwrap();
     let stream = Stream::new(gpu.context()).unwrap();
     let doubled = block.device().unwrap().as_slice();
     domain.timeline("filled").unwrap().wait_on(stream.as_ref(), 1).unwrap();
@@ -243,13 +243,13 @@ pub(crate) fn a_zeroed_block_has_no_data_of_earlier_holders(world: &World) {
     let gpu = gpu(&domain);
     let mut other = world.play("block");
     for order in ["alloc", "fill", "release"] {
-        other.have(order);
+        other.request(order);
     }
     let block = pool.alloc(TIMEOUT).unwrap();
     assert!(is_zero(&gpu, &block));
     block.release().unwrap();
     for order in ["alloc", "fill"] {
-        other.have(order);
+        other.request(order);
     }
     other.kill();
     let stream = Stream::new(gpu.context()).unwrap();

@@ -81,7 +81,7 @@ pub(crate) fn a_writer_killed_in_an_endless_kernel_ends_every_wait(world: &World
     let timeline = stage.domain.timeline("out").unwrap();
     let mut writer = world.play("kernels");
     for order in ["signal 1", "endless", "signal 2"] {
-        writer.have(order);
+        writer.request(order);
     }
     timeline.wait(1, TIMEOUT).unwrap();
     timeline.wait_on(stage.stream.as_ref(), 2).unwrap();
@@ -102,7 +102,7 @@ pub(crate) fn kernels_wait_and_signal_by_themselves(world: &World) {
     let writer = stage.domain.timeline_writer("in").unwrap();
     let mut other = world.play("kernels");
     for v in 1..=3 {
-        other.have(&format!("hand-over {v}"));
+        other.request(&format!("hand-over {v}"));
         input.wait_announced(v, TIMEOUT).unwrap();
         assert!(is_pending(&input, v));
         if v == 2 {
@@ -111,12 +111,12 @@ pub(crate) fn kernels_wait_and_signal_by_themselves(world: &World) {
             writer.signal_on(stage.stream.as_ref(), v).unwrap()
         }
         input.wait(v, TIMEOUT).unwrap();
-        assert_eq!(other.have("counted"), v.to_string());
+        assert_eq!(other.request("counted"), v.to_string());
     }
     // Poison ends the kernel, which then neither counts nor signals.
-    other.have("hand-over 4");
+    other.request("hand-over 4");
     drop(writer);
-    assert_eq!(other.have("counted"), "3");
+    assert_eq!(other.request("counted"), "3");
     assert_eq!(input.value(), 3);
 }
 

@@ -60,19 +60,19 @@ pub(crate) fn a_permit_goes_back_behind_the_work_of_its_stream(world: &World) {
     let semaphore = world.connect().semaphore("seats", 1).unwrap();
     let mut other = world.play("permit");
     for order in ["acquire", "stop", "give"] {
-        other.have(order);
+        other.request(order);
     }
     assert!(is_taken(&semaphore));
     assert!(matches!(semaphore.acquire(Duration::from_millis(50)), Err(Error::Timeout { .. })));
     thread::scope(|scope| {
         let next = scope.spawn(|| semaphore.acquire(TIMEOUT).map(drop));
-        other.have("go");
+        other.request("go");
         next.join().unwrap().unwrap();
     });
     // On an empty stream it is released immediately, every time.
     for _ in 0..20 {
-        other.have("acquire");
-        other.have("give");
+        other.request("acquire");
+        other.request("give");
         semaphore.acquire(TIMEOUT).unwrap().release().unwrap();
     }
 }
@@ -81,7 +81,7 @@ pub(crate) fn a_permit_of_a_stream_comes_back_when_its_process_is_killed(world: 
     let semaphore = world.connect().semaphore("seats", 1).unwrap();
     let mut other = world.play("permit");
     for order in ["acquire", "stop", "give"] {
-        other.have(order);
+        other.request(order);
     }
     other.kill();
     semaphore.acquire(TIMEOUT).unwrap().release().unwrap();
@@ -113,7 +113,7 @@ pub(crate) fn a_permit_of_a_lost_context_comes_back_with_the_end_of_its_process(
     let states = || domain.members().unwrap().iter().map(|member| member.state).collect::<Vec<_>>();
     let mut other = world.play("permit");
     for order in ["acquire", "stop", "give", "fault"] {
-        other.have(order);
+        other.request(order);
     }
     assert!(matches!(semaphore.acquire(Duration::from_millis(500)), Err(Error::Timeout { .. })));
     eventually("the loss is told", || states() == [MemberState::Alive, MemberState::LostContext]);
@@ -123,9 +123,9 @@ pub(crate) fn a_permit_of_a_lost_context_comes_back_with_the_end_of_its_process(
     // A refused release leaves the permit where it is.
     let mut another = world.play("permit");
     permit.release().unwrap();
-    another.have("acquire");
-    another.have("fault");
-    let refused = another.have("refused");
+    another.request("acquire");
+    another.request("fault");
+    let refused = another.request("refused");
     assert!(refused.starts_with("broken-context: restart this process"), "{refused}");
     eventually("the loss is told", || states() == [MemberState::Alive, MemberState::LostContext]);
     assert!(is_taken(&semaphore));

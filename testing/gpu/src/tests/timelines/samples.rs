@@ -117,7 +117,7 @@ pub(crate) fn a_sample_is_received_before_it_is_written_and_read_behind_that(wor
     let mut other = world.play("sample");
     let stream = Stream::new(gpu.context()).unwrap();
     for order in ["join", "stop 1", "publish"] {
-        other.have(order);
+        other.request(order);
     }
     let sample = receive(&subscriber);
     assert_eq!((sample.dtype(), sample.shape(), sample.sequence()), (DType::U32, &[ELEMENTS][..], 0));
@@ -136,7 +136,7 @@ pub(crate) fn a_sample_is_received_before_it_is_written_and_read_behind_that(wor
     sample.release_on(stream.as_ref()).unwrap();
     let _gate = opening.join().unwrap();
     for sequence in 1..50 {
-        other.have("publish");
+        other.request("publish");
         let sample = receive(&subscriber);
         assert_eq!((sample.sequence(), sample.missed()), (sequence, 0));
         assert!(is_filled(&gpu, &stream, &sample));
@@ -147,7 +147,7 @@ pub(crate) fn a_sample_is_received_before_it_is_written_and_read_behind_that(wor
             _ => sample.release_on(stream.as_ref()).unwrap(),
         }
     }
-    other.have("leave");
+    other.request("leave");
     unused(&topic);
     eventually("its place is free", || topic.stats().publishers.is_empty());
 }
@@ -157,7 +157,7 @@ pub(crate) fn blocks_that_streams_write_are_not_used_again(world: &World) {
     let gpu = gpu(&domain);
     let mut other = world.play("sample");
     for order in ["join", "stop 1", "publish", "publish", "leave"] {
-        other.have(order);
+        other.request(order);
     }
     // They are overwritten in the ring, and no subscriber has received them.
     let publisher = topic.publisher().unwrap();
@@ -180,7 +180,7 @@ pub(crate) fn a_publisher_that_is_ahead_of_its_gpu_leaves_blocks_for_others(worl
     let gpu = gpu(&domain);
     let mut other = world.play("sample");
     for order in ["join", "stop 1", "publish", "publish", "publish", "publish", "full"] {
-        other.have(order);
+        other.request(order);
     }
     let publisher = topic.publisher().unwrap();
     let stream = Stream::new(gpu.context()).unwrap();
@@ -190,7 +190,7 @@ pub(crate) fn a_publisher_that_is_ahead_of_its_gpu_leaves_blocks_for_others(worl
     }
     gate.signal(1).unwrap();
     for order in ["publish", "leave"] {
-        other.have(order);
+        other.request(order);
     }
     unused(&topic);
 }
@@ -208,7 +208,7 @@ pub(crate) fn all_publishers_but_one_ahead_of_their_gpus_leave_blocks_for_the_la
     let subscriber = topic.subscriber(Policy::Latest).unwrap();
     let mut others = [(); 2].map(|()| world.play("sample"));
     for order in ["join", "stop 1", "publish", "publish", "publish", "publish", "full"] {
-        others.iter_mut().for_each(|other| _ = other.have(order));
+        others.iter_mut().for_each(|other| _ = other.request(order));
     }
     let _held = receive(&subscriber);
     let publisher = topic.publisher().unwrap();
@@ -218,7 +218,7 @@ pub(crate) fn all_publishers_but_one_ahead_of_their_gpus_leave_blocks_for_the_la
         stream.synchronize().unwrap();
     }
     gate.signal(1).unwrap();
-    others.iter_mut().for_each(|other| _ = other.have("leave"));
+    others.iter_mut().for_each(|other| _ = other.request("leave"));
 }
 
 /// The publisher is killed before its stream has written the sample. Its receivers are notified, and so are the
@@ -231,7 +231,7 @@ pub(crate) fn unfinished_samples_of_a_dead_publisher_have_failed_and_taint_deriv
     let stream = Stream::new(gpu.context()).unwrap();
     let publisher = topic.publisher().unwrap();
     for order in ["join", "publish", "synchronise", "stop 1", "publish"] {
-        other.have(order);
+        other.request(order);
     }
     let [finished, unfinished] = [(); 2].map(|()| receive(&subscriber));
     // Derived from both, by a stream that waits for the second one.
@@ -273,7 +273,7 @@ pub(crate) fn check_waits_for_the_inputs_of_a_sample(world: &World) {
     let stream = Stream::new(gpu.context()).unwrap();
     let publisher = topic.publisher().unwrap();
     for order in ["join", "stop 1", "publish"] {
-        other.have(order);
+        other.request(order);
     }
     let input = receive(&subscriber);
     // Its own stream does not wait for the input, and finishes first.
@@ -303,11 +303,11 @@ pub(crate) fn samples_come_back_when_the_gpu_is_done_or_the_process_is_dead(worl
         thread::sleep(MOMENT);
         topic.stats().subscribers.iter().map(|subscriber| subscriber.held).sum::<u32>()
     };
-    other.have("subscribe");
+    other.request("subscribe");
     for (round, how) in [(1, "drop"), (2, "give")] {
         publish(&gpu, &stream, &publisher, &[]);
         for order in [&format!("stop {round}"), "receive", how] {
-            other.have(order);
+            other.request(order);
         }
         assert_eq!(is_read(), 1, "one of its streams will still read it");
         gate.signal(round).unwrap();
@@ -315,7 +315,7 @@ pub(crate) fn samples_come_back_when_the_gpu_is_done_or_the_process_is_dead(worl
     }
     publish(&gpu, &stream, &publisher, &[]);
     for order in ["stop 3", "receive", "give"] {
-        other.have(order);
+        other.request(order);
     }
     assert_eq!(is_read(), 1);
     other.kill();
@@ -330,7 +330,7 @@ pub(crate) fn unfinished_samples_of_a_publisher_with_a_lost_context_have_failed(
     let subscriber = topic.subscriber(Policy::Block).unwrap();
     let mut other = world.play("sample");
     for order in ["join", "stop 1", "publish", "fault"] {
-        other.have(order);
+        other.request(order);
     }
     let sample = receive(&subscriber);
     eventually("it has failed", || {

@@ -178,9 +178,9 @@ pub(crate) fn kernels_of_two_processes_come_one_after_the_other(world: &World) {
     let order = domain.timeline_writer("in").unwrap();
     let mut other = world.play("gpu");
     // All work is enqueued in advance, and the other process waits before its first command.
-    other.have("write");
+    other.request("write");
     for order in ["wait 1", "double", "signal 1", "wait 2", "double", "signal 2"] {
-        other.have(order);
+        other.request(order);
     }
     gpu.kernels().unwrap().enqueue_fill(stream.as_ref(), slice(data)).unwrap();
     answer.wait_announced(2, TIMEOUT).unwrap();
@@ -204,7 +204,7 @@ pub(crate) fn a_wait_may_come_before_its_writer(world: &World) {
     assert!(stage.still_waits());
     let mut writer = world.play("gpu");
     for order in ["write", "fill", "signal 1"] {
-        writer.have(order);
+        writer.request(order);
     }
     assert_eq!(found(&stage.gpu, &stage.stream, &stage.data), 1);
 }
@@ -244,8 +244,8 @@ pub(crate) fn launch_blocking_is_found_before_a_wait_is_enqueued(world: &World) 
         let mut other = world.play_with("gpu", |command| {
             command.env("CUDA_LAUNCH_BLOCKING", value);
         });
-        assert_eq!(other.have("try-wait 3"), "enqueued", "a wait for a reached value blocks nothing");
-        assert_eq!(other.have("try-wait 4"), refused);
+        assert_eq!(other.request("try-wait 3"), "enqueued", "a wait for a reached value blocks nothing");
+        assert_eq!(other.request("try-wait 4"), refused);
     }
 }
 
@@ -357,7 +357,7 @@ pub(crate) fn a_killed_waiter_harms_no_other_process(world: &World) {
     let writer = stage.domain.timeline_writer("in").unwrap();
     let mut victim = world.play("gpu");
     for order in ["wait 1", "double"] {
-        victim.have(order);
+        victim.request(order);
     }
     timeline.wait_on(stage.stream.as_ref(), 1).unwrap();
     victim.kill();
@@ -374,7 +374,7 @@ pub(crate) fn a_killed_writer_with_signals_under_way_ends_every_wait(world: &Wor
     let timeline = stage.domain.timeline("out").unwrap();
     let mut writer = world.play("gpu");
     for order in ["write", "fill", "signal 1", "stop", "fill", "signal 2"] {
-        writer.have(order);
+        writer.request(order);
     }
     timeline.wait(1, TIMEOUT).unwrap();
     timeline.wait_announced(2, TIMEOUT).unwrap();
@@ -397,12 +397,12 @@ pub(crate) fn a_killed_writer_with_signals_under_way_ends_every_wait(world: &Wor
     timeline.wait_on(stage.stream.as_ref(), 1).unwrap();
     // The next writer continues after the last value that was really signalled.
     let mut writer = world.play("gpu");
-    writer.have("write");
+    writer.request("write");
     assert!(timeline.follow().unwrap());
     timeline.check().unwrap();
     timeline.wait_on(stage.stream.as_ref(), 2).unwrap();
     for order in ["fill", "signal 2"] {
-        writer.have(order);
+        writer.request(order);
     }
     assert_eq!(found(&stage.gpu, &stage.stream, &stage.data), 1);
     timeline.check().unwrap();
@@ -413,7 +413,7 @@ pub(crate) fn a_writer_that_closes_keeps_what_its_streams_promised(world: &World
     let timeline = stage.domain.timeline("out").unwrap();
     let mut writer = world.play("gpu");
     for order in ["write", "stop", "fill", "signal 1"] {
-        writer.have(order);
+        writer.request(order);
     }
     let beyond = Stream::new(stage.gpu.context()).unwrap();
     timeline.wait_on(stage.stream.as_ref(), 1).unwrap();
@@ -421,11 +421,11 @@ pub(crate) fn a_writer_that_closes_keeps_what_its_streams_promised(world: &World
     thread::scope(|scope| {
         let promised = scope.spawn(|| timeline.wait(1, TIMEOUT));
         let more = scope.spawn(|| timeline.wait(2, TIMEOUT));
-        writer.have("close");
+        writer.request("close");
         assert_eq!(ended(more.join().unwrap()), (TimelineEnding::Closed, 2, 0));
         assert!(stage.still_waits() && !promised.is_finished());
         assert!(!beyond.as_ref().is_done().unwrap(), "a stream sees the end only when all promised values are stored");
-        writer.have("go");
+        writer.request("go");
         promised.join().unwrap().unwrap();
     });
     assert_eq!(found(&stage.gpu, &stage.stream, &stage.data), 1);
@@ -460,17 +460,17 @@ pub(crate) fn a_lost_context_is_found_and_told(world: &World) {
     let timeline = stage.domain.timeline("out").unwrap();
     let mut writer = world.play("gpu");
     for order in ["write", "signal 1", "stop", "signal 2"] {
-        writer.have(order);
+        writer.request(order);
     }
     timeline.wait(1, TIMEOUT).unwrap();
     timeline.wait_on(stage.stream.as_ref(), 2).unwrap();
-    writer.have("fault");
+    writer.request("fault");
     // It makes no further call; its service threads detect the loss.
     assert_eq!(ended(timeline.wait(2, TIMEOUT)), (TimelineEnding::OwnerFaulted, 2, 1));
     stage.stream.synchronize().unwrap();
     assert_eq!(ended(timeline.check()), (TimelineEnding::OwnerFaulted, 2, 1));
-    assert_eq!(writer.have("try-signal 3"), "broken-context");
-    assert_eq!(writer.have("try-wait 3"), "broken-context");
+    assert_eq!(writer.request("try-signal 3"), "broken-context");
+    assert_eq!(writer.request("try-wait 3"), "broken-context");
     writer.kill();
 }
 
@@ -480,7 +480,7 @@ pub(crate) fn dead_stage_taints_values_down_the_chain(world: &World) {
     let [second, third] = [(), ()].map(|()| world.connect());
     let [on_second, on_third] = [&second, &third].map(|domain| Stream::new(gpu(domain).context()).unwrap());
     let mut first = world.play("gpu");
-    first.have("write");
+    first.request("write");
     let input = second.timeline("out").unwrap();
     let middle = second.timeline_writer("middle").unwrap();
     let output = third.timeline("middle").unwrap();
@@ -495,7 +495,7 @@ pub(crate) fn dead_stage_taints_values_down_the_chain(world: &World) {
         end.signal_on(on_third.as_ref(), 100 * v).unwrap();
     }
     for order in ["fill", "signal 1", "stop", "fill", "signal 2"] {
-        first.have(order);
+        first.request(order);
     }
     last.wait(100, TIMEOUT).unwrap();
     last.check().unwrap();
@@ -516,7 +516,7 @@ pub(crate) fn dead_stage_taints_values_down_the_chain(world: &World) {
     // Values that do not rest on it stay valid, and the chain restarts from the first stage.
     third.timeline("middle").unwrap().check().unwrap();
     let mut first = world.play("gpu");
-    first.have("write");
+    first.request("write");
     assert!(input.follow().unwrap());
     drop(middle);
     let middle = second.timeline_writer("middle").unwrap();
@@ -524,7 +524,7 @@ pub(crate) fn dead_stage_taints_values_down_the_chain(world: &World) {
     assert!(output.follow().unwrap());
     input.wait_on(on_second.as_ref(), 2).unwrap();
     middle.signal_on(on_second.as_ref(), 40).unwrap();
-    first.have("signal 2");
+    first.request("signal 2");
     output.wait(40, TIMEOUT).unwrap();
     output.check().unwrap();
 }
@@ -537,7 +537,7 @@ pub(crate) fn an_input_counts_though_its_handle_is_gone(world: &World) {
     let writer = domain.timeline_writer("own").unwrap();
     let mut first = world.play("gpu");
     for order in ["write", "stop", "signal 1"] {
-        first.have(order);
+        first.request(order);
     }
     writer.rests_on(&input);
     writer.signal(1).unwrap();
@@ -693,7 +693,7 @@ pub(crate) fn a_domain_that_is_dropped_lives_on_for_streams_that_wait(world: &Wo
         let stream = Stream::new(gpu.context()).unwrap();
         let mut writer = Some(world.play("gpu"));
         for order in ["write", "stop", "signal 1"] {
-            writer.as_mut().unwrap().have(order);
+            writer.as_mut().unwrap().request(order);
         }
         domain.timeline("out").unwrap().wait_on(stream.as_ref(), 1).unwrap();
         drop(domain);
@@ -701,7 +701,7 @@ pub(crate) fn a_domain_that_is_dropped_lives_on_for_streams_that_wait(world: &Wo
         if killed {
             writer.take().unwrap().kill();
         } else {
-            writer.as_mut().unwrap().have("go");
+            writer.as_mut().unwrap().request("go");
         }
         stream.synchronize().unwrap();
         eventually("the end of the connection", || members() == 2 - usize::from(killed));

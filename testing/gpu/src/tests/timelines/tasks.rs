@@ -111,7 +111,7 @@ pub(crate) fn task_goes_from_stream_to_stream(world: &World) {
     let ticket = submit(&gpu, &queue, &stream);
     let mut worker = world.play("task");
     for order in ["claim", "double", "complete"] {
-        worker.have(order);
+        worker.request(order);
     }
     assert_eq!(ticket.status(), TaskStatus::Enqueued { attempt: 1 });
     assert!(matches!(ticket.wait(MOMENT), Err(Error::Timeout { .. })));
@@ -149,8 +149,8 @@ pub(crate) fn part_of_a_segment_is_read_after_the_process_that_attached_it_was_k
     let gpu = gpu(&domain);
     let stream = Stream::new(gpu.context()).unwrap();
     let mut attacher = world.play("task");
-    attacher.have("attach");
-    let ticket = queue.ticket(&attacher.have("ticket").parse().unwrap()).unwrap();
+    attacher.request("attach");
+    let ticket = queue.ticket(&attacher.request("ticket").parse().unwrap()).unwrap();
     attacher.kill();
     eventually("its name is gone", || domain.open("weights", Duration::ZERO).is_err());
     let task = queue.claim(TIMEOUT).unwrap();
@@ -173,7 +173,7 @@ pub(crate) fn result_is_read_behind_the_stream_of_its_worker(world: &World) {
     let ticket = submit(&gpu, &queue, &writing);
     let mut worker = world.play("task");
     for order in ["claim", "double", "complete"] {
-        worker.have(order);
+        worker.request(order);
     }
     let result = ticket.wait_on(reading.as_ref(), TIMEOUT).unwrap();
     reading.as_ref().enqueue_copy(copy.device().unwrap().as_slice(), result.device().unwrap().as_slice()).unwrap();
@@ -202,7 +202,7 @@ pub(crate) fn result_of_a_worker_killed_with_its_stream_standing_is_not_valid(wo
     let ticket = submit(&gpu, &queue, &stream);
     let mut worker = world.play("task");
     for order in ["claim", "stop 1", "double", "complete"] {
-        worker.have(order);
+        worker.request(order);
     }
     let result = ticket.wait_on(stream.as_ref(), TIMEOUT).unwrap();
     worker.kill();
@@ -245,7 +245,7 @@ pub(crate) fn task_of_a_worker_killed_with_its_stream_standing_goes_to_another(w
     let ticket = submit(&gpu, &queue, &stream);
     let mut worker = world.play("task");
     for order in ["claim", "stop 1", "double", "complete"] {
-        worker.have(order);
+        worker.request(order);
     }
     assert_eq!(ticket.status(), TaskStatus::Enqueued { attempt: 1 });
     worker.kill();
@@ -262,9 +262,9 @@ pub(crate) fn task_of_a_submitter_killed_with_its_stream_standing_has_failed(wor
     let (_domain, queue, _gate) = stage(world);
     let mut submitter = world.play("task");
     for order in ["stop 1", "submit"] {
-        submitter.have(order);
+        submitter.request(order);
     }
-    let ticket = queue.ticket(&submitter.have("ticket").parse().unwrap()).unwrap();
+    let ticket = queue.ticket(&submitter.request("ticket").parse().unwrap()).unwrap();
     let task = queue.claim(TIMEOUT).unwrap();
     assert!(matches!(task.wait_inputs(MOMENT), Err(Error::Timeout { .. })));
     submitter.kill();
@@ -284,9 +284,9 @@ pub(crate) fn task_completed_on_a_stream_without_its_inputs_has_failed(world: &W
     let stream = Stream::new(gpu.context()).unwrap();
     let mut submitter = world.play("task");
     for order in ["stop 1", "submit"] {
-        submitter.have(order);
+        submitter.request(order);
     }
-    let ticket = queue.ticket(&submitter.have("ticket").parse().unwrap()).unwrap();
+    let ticket = queue.ticket(&submitter.request("ticket").parse().unwrap()).unwrap();
     let task = queue.claim(TIMEOUT).unwrap();
     double(&gpu, &stream, &task);
     task.complete_on(stream.as_ref()).map_err(|refused| refused.0).unwrap();
@@ -301,8 +301,8 @@ pub(crate) fn task_whose_inputs_are_complete_outlives_its_submitter(world: &Worl
     let gpu = gpu(&domain);
     let stream = Stream::new(gpu.context()).unwrap();
     let mut submitter = world.play("task");
-    submitter.have("submit");
-    let ticket = queue.ticket(&submitter.have("ticket").parse().unwrap()).unwrap();
+    submitter.request("submit");
+    let ticket = queue.ticket(&submitter.request("ticket").parse().unwrap()).unwrap();
     let task = queue.claim(TIMEOUT).unwrap();
     task.wait_inputs(TIMEOUT).unwrap();
     drop(task);
@@ -324,7 +324,7 @@ pub(crate) fn input_of_a_dropped_task_is_kept_until_the_gpu_is_done(world: &Worl
     let ticket = submit(&gpu, &queue, &stream);
     let mut worker = world.play("task");
     for order in ["claim", "stop 1", "double", "drop"] {
-        worker.have(order);
+        worker.request(order);
     }
     let task = queue.claim(TIMEOUT).unwrap();
     assert_eq!(task.attempt(), 2);
