@@ -131,7 +131,7 @@ pub(crate) struct Resolved {
 /// File descriptors of a client: the call socket, the events socket, the pidfd.
 const FDS_PER_CLIENT: u64 = 3;
 
-/// Connections for operators, which have no seat: enough for a few `ps` and `stop` while all seats are taken.
+/// Connections for operators, which are not members: enough for a few `ps` and `stop` while no further member is admitted.
 pub(crate) const OPERATORS: u64 = 16;
 
 /// Other files: standard streams, listener, epoll, log, descriptors of a message, operators, and unauthenticated

@@ -37,8 +37,8 @@ impl Speaker {
 pub struct ClientHello {
     /// Its command line, shortened, for `show` and `ps`.
     pub command: String,
-    /// Whether it takes no seat: it can only list, inspect, evict, remove and end the broker. A few such connections stay
-    /// possible when all seats are taken.
+    /// Whether it is an operator, not a member: it can only list, inspect, evict, remove and end the broker. The broker
+    /// admits a few operators even when it admits no further member.
     pub operator: bool,
     /// Whether it runs on the simulated CUDA driver. Such members and others never share a domain.
     pub simulated: bool,

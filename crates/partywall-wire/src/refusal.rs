@@ -182,8 +182,8 @@ pub enum Refusal {
         /// A few pids of members.
         near: Vec<u32>,
     },
-    /// The connection has no seat, so it can only list, inspect and remove.
-    NeedsSeat,
+    /// The connection is an operator's, so it can only list, inspect and remove.
+    NotMember,
     /// A member cannot evict itself.
     NotYourself,
     /// The member is dead, and its leases are in quarantine. They can only be freed.
@@ -329,7 +329,7 @@ pub enum Limit {
     ClientsOfProcess,
     /// Members whose connections one process has closed without [`crate::Call::Bye`].
     HungUp,
-    /// Connections without a seat, of one process.
+    /// Operators of one process.
     Operators,
     /// Bytes of a message.
     Message,

@@ -243,7 +243,7 @@ fn every_error() -> Vec<Error> {
         Error::LimitReached(LimitReached::Broker { limit: Limit::Names, allowed: 1, needed: 2 }),
         Error::Unreachable(Unreachable::FileDescriptor { index: 0, fault: FdFault::Missing }),
         Error::NotFound(NotFound::Member { whom: Whom::Pid(7), near: vec![70] }),
-        Error::Denied(Denied::NoSeat),
+        Error::Denied(Denied::NotMember),
         Error::InvalidArgument(InvalidArgument::Yourself),
         Error::Denied(Denied::Unproven { pid: 7 }),
         Error::Denied(Denied::NotUnproven { pid: 7, state: MemberState::Alive }),

@@ -107,7 +107,7 @@ impl Registry {
     /// only there it is known whether tasks name it. `None` if the request is another, or would be refused.
     pub(crate) fn to_detach(&self, member: MemberId, call: &Call) -> Option<(FdId, u32)> {
         let Call::DetachSegment(DetachSegment { queue, attachment, .. }) = call else { return None };
-        self.check_evicted(member, call).and_then(|()| self.check_seat(member, call)).ok()?;
+        self.check_evicted(member, call).and_then(|()| self.check_membership(member, call)).ok()?;
         let (queue, object) = self.queue_of(member, *queue).ok()?;
         self.attachment(&queue, *attachment).ok().map(|_| (object, *attachment))
     }

@@ -227,7 +227,7 @@ pub(crate) enum Refused {
         near: Vec<u32>,
     },
     NotYourself,
-    NeedsSeat,
+    NotMember,
     IsUnproven {
         pid: u32,
     },

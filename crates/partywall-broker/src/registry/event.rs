@@ -46,7 +46,7 @@ pub(crate) struct Identity {
     pub(crate) uid: u32,
     pub(crate) command: Arc<str>,
     pub(crate) simulated: bool,
-    /// Whether it has no seat: it can only list, inspect, and remove what others hold.
+    /// Whether it is an operator, which can only list, inspect, and remove what members hold.
     pub(crate) operator: bool,
     /// Whether the broker can see the end of its process.
     pub(crate) has_pidfd: bool,
@@ -92,8 +92,8 @@ pub(crate) enum Call {
 }
 
 impl Call {
-    /// Returns whether the call needs a seat: it grants something, or may wait.
-    pub(super) fn needs_seat(&self) -> bool {
+    /// Returns whether only members may make the call: it grants something, or may wait.
+    pub(super) fn needs_member(&self) -> bool {
         match self {
             Self::Ping
             | Self::Remove { .. }

@@ -216,13 +216,13 @@ impl Registry {
         out
     }
 
-    /// Refuses another member if all seats are taken. A member has a seat while it, or a child that it forked, is
-    /// connected. Operators have none. Members that have hung up or are in quarantine no longer have one, but they keep
-    /// their row.
-    pub(crate) fn check_seats(&self) -> Result<(), Refused> {
-        let has_seat = |member: &&Member| matches!(member.life, Life::Alive | Life::HeldByChild);
-        let seats = self.sharing_members().map(|(_, member)| member).filter(has_seat).count();
-        limit(Limit::Clients, self.bounds.members, seats as u64 + 1)?;
+    /// Refuses another member if the maximum number is connected. A member counts while it, or a child that it forked,
+    /// is connected. Operators do not count, nor do members that have hung up or are in quarantine, but those keep their
+    /// row.
+    pub(crate) fn check_room(&self) -> Result<(), Refused> {
+        let is_connected = |member: &&Member| matches!(member.life, Life::Alive | Life::HeldByChild);
+        let connected = self.sharing_members().map(|(_, member)| member).filter(is_connected).count();
+        limit(Limit::Clients, self.bounds.members, connected as u64 + 1)?;
         self.check_rows()
     }
 
@@ -236,7 +236,7 @@ impl Registry {
         self.members.iter().filter(|(_, member)| !member.identity.operator)
     }
 
-    /// Returns whether a member is an operator, which has no seat.
+    /// Returns whether a connection is an operator's.
     fn is_operator(&self, member: MemberId) -> bool {
         self.members.get(&member).is_some_and(|record| record.identity.operator)
     }
@@ -274,7 +274,7 @@ impl Registry {
         // reply reports as done come before it.
         let mut before = Vec::new();
         let mut rest = Vec::new();
-        let settled = match self.check_evicted(member, &call).and_then(|()| self.check_seat(member, &call)) {
+        let settled = match self.check_evicted(member, &call).and_then(|()| self.check_membership(member, &call)) {
             Ok(()) => repeated.then(|| self.outcome_of_repeated(member, request, &call)).flatten().map(Ok),
             Err(refused) => Some(Err(refused)),
         };
@@ -393,9 +393,9 @@ impl Registry {
         self.sharing_members().filter(|(id, _)| **id != member).count() as u64
     }
 
-    /// Refuses calls of an operator that need a seat.
-    fn check_seat(&self, member: MemberId, call: &Call) -> Result<(), Refused> {
-        if self.is_operator(member) && call.needs_seat() { Err(Refused::NeedsSeat) } else { Ok(()) }
+    /// Refuses calls of an operator that only members may make.
+    fn check_membership(&self, member: MemberId, call: &Call) -> Result<(), Refused> {
+        if self.is_operator(member) && call.needs_member() { Err(Refused::NotMember) } else { Ok(()) }
     }
 
     fn set_life(&mut self, member: MemberId, life: Life) {

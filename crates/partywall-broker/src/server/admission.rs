@@ -25,8 +25,8 @@ use crate::{
 };
 
 impl Server {
-    /// Refuses a seat if the process has its share already, or if all seats are taken.
-    fn check_seats(&self, process: ProcessKey) -> Result<(), Refusal> {
+    /// Refuses another member if the process has its share of members already, or if the maximum number is connected.
+    fn check_room(&self, process: ProcessKey) -> Result<(), Refusal> {
         let share = self.peers.members.share_of(process);
         let allowed = (self.limits.clients / PROCESS_SHARE).max(MIN_PROCESS_SHARE);
         if share.connected >= allowed {
@@ -35,10 +35,10 @@ impl Server {
         if share.hung_up >= MAX_HUNG_UP {
             return Err(Refusal::Limit { limit: Limit::HungUp, allowed: MAX_HUNG_UP, needed: share.hung_up + 1 });
         }
-        self.registry.check_seats().map_err(translate::refusal)
+        self.registry.check_room().map_err(translate::refusal)
     }
 
-    /// Makes room for a connection without a seat; if necessary, dismisses the one that has been idle for longest.
+    /// Makes room for another operator; if necessary, dismisses the one that has been idle for longest.
     fn check_operators(&mut self, process: ProcessKey) -> Result<(), Refusal> {
         let share = self.peers.members.share_of(process).operators;
         let allowed = OPERATORS / PROCESS_SHARE;
@@ -114,7 +114,7 @@ impl Server {
         if hello.operator {
             self.check_operators(process.key)?;
         } else {
-            self.check_seats(process.key)?;
+            self.check_room(process.key)?;
         }
         if !hello.operator && !self.registry.admits(hello.simulated) {
             return Err(Refusal::OtherDriver { simulated: self.registry.is_simulated() });
@@ -196,13 +196,13 @@ impl Server {
     }
 }
 
-/// The divisor for the share of all seats that one process may take.
+/// The divisor for the share of all members that one process may have.
 const PROCESS_SHARE: u64 = 4;
 
-/// Seats that every process may take.
+/// Members that every process may have.
 const MIN_PROCESS_SHARE: u64 = 4;
 
-/// Members that a living process may leave behind without `Bye` before it gets no more seats.
+/// Members that a living process may leave behind without `Bye` before no more of its members are admitted.
 const MAX_HUNG_UP: u64 = 16;
 
 /// An operator that has been idle for this long may be dismissed to admit another one.

@@ -61,7 +61,7 @@ pub(super) struct Share {
     pub(super) connected: u64,
     /// Members whose connections it has closed without `Bye`.
     pub(super) hung_up: u64,
-    /// Operators, which have no seat.
+    /// Its operators.
     pub(super) operators: u64,
 }
 
@@ -105,7 +105,7 @@ impl Membership {
         member
     }
 
-    /// Returns how many seats and operators' places a process has taken.
+    /// Returns how many members and operators a process has.
     pub(super) fn share_of(&self, process: ProcessKey) -> Share {
         let mut share = Share::default();
         for record in self.records.values().filter(|record| record.process == process && record.exited.is_none()) {

@@ -8,7 +8,7 @@
 //! | [`event_loop`] | the loop and its setup |
 //! | `reactor`, `timers` | events of the kernel, and timers |
 //! | `acceptor` | the listening socket and unauthenticated connections |
-//! | `admission` | handshakes: seats, operators, members that resume |
+//! | `admission` | handshakes: members, operators, members that resume |
 //! | `peers` | connections, members, and their pending messages |
 //! | `connection` | bytes and file descriptors of one client, in and out, within bounds |
 //! | `membership` | the identity of clients, and the proof of their deaths |

@@ -452,7 +452,7 @@ pub(super) fn refusal(refused: Refused) -> Refusal {
         Refused::InUse { names, members } => Refusal::InUse { names, members },
         Refused::NoSuchMember { whom, near } => Refusal::NoSuchMember { whom, near },
         Refused::NotYourself => Refusal::NotYourself,
-        Refused::NeedsSeat => Refusal::NeedsSeat,
+        Refused::NotMember => Refusal::NotMember,
         Refused::IsUnproven { pid } => Refusal::IsUnproven { pid },
         Refused::NotUnproven { pid, state } => Refusal::NotUnproven { pid, state },
         Refused::Evicted { by, at } => Refusal::Evicted { by, at },

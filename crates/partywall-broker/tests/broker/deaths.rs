@@ -63,7 +63,7 @@ fn lost_connection_is_no_death() {
     let mut watcher = broker.client();
     let mut leaver = Role::start("leaver", &broker.socket);
     let member: u64 = leaver.says().parse().unwrap();
-    leaver.nudge();
+    leaver.proceed();
     leaver.says();
     eventually("it is a suspect", || watcher.state_of(member) == Some(MemberState::Suspect));
     assert!(watcher.open("owned").0.is_ok());

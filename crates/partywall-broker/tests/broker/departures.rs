@@ -276,11 +276,11 @@ fn process_with_lost_context_keeps_its_holdings_until_it_ends() {
     let mut faulty = Role::start("faulty", &broker.socket);
     let member: u64 = faulty.says().parse().unwrap();
     assert!(watcher.open("owned").0.is_ok());
-    faulty.nudge();
+    faulty.proceed();
     faulty.says();
     assert_eq!(row(&mut watcher, member).map(|row| (row.state, row.leases)), Some((MemberState::LostContext, 1)));
     assert!(matches!(watcher.open("owned").0, Err(Refusal::NotFound { .. })), "what it released is withdrawn");
-    faulty.nudge();
+    faulty.proceed();
     faulty.says();
     assert_eq!(row(&mut watcher, member).map(|row| row.leases), Some(1), "its `Bye` is no proof");
     faulty.kill();

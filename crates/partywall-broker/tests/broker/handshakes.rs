@@ -160,7 +160,7 @@ fn full_broker_refuses_clients_until_a_goodbye() {
     let b = broker.client();
     let expected = Refusal::Limit { limit: Limit::Clients, allowed: 2, needed: 3 };
     assert_eq!(shake_hands(&broker.socket, None).err(), Some(expected));
-    assert!(shake_hands(&broker.socket, Some(b.identity())).is_ok(), "a member that has a seat may resume");
+    assert!(shake_hands(&broker.socket, Some(b.identity())).is_ok(), "an admitted member may resume");
     a.ask(Call::Bye).unwrap();
     Client::join(&broker.socket);
 }
@@ -169,7 +169,7 @@ fn full_broker_refuses_clients_until_a_goodbye() {
 fn thousand_members_are_served() {
     let open_files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
     let count = (open_files / 16).min(1000) as usize;
-    // One process gets a quarter of the seats.
+    // One process may have a quarter of the members.
     let broker = TestBroker::with(|config| config.limits.clients = Some(4 * count as u64));
     let mut members: Vec<_> = (0..count).map(|_| broker.client()).collect();
     members[0].commit("shared", b"x", true);

@@ -1,6 +1,7 @@
 //! Tests of the broker over real sockets, with real processes and real deaths.
 #![allow(clippy::unwrap_used, reason = "test helpers may unwrap, as tests may")]
 
+mod admission;
 mod attachments;
 mod bad_input;
 mod common;
@@ -11,7 +12,6 @@ mod legacy;
 mod places;
 mod pools;
 mod roles;
-mod seats;
 mod semaphores;
 mod serving;
 mod simulation;

@@ -15,9 +15,9 @@ use partywall_wire::{Answer, Call, ObjectInfo, ObjectKind};
 use rustix::process::{Resource, Rlimit, Signal};
 
 use crate::{
-    attachments,
+    admission, attachments,
     common::{Client, open},
-    pools, seats, semaphores,
+    pools, semaphores,
     timelines::User,
     unread,
 };
@@ -103,7 +103,7 @@ impl Role {
     }
 
     /// Lets the child continue with its next step.
-    pub(crate) fn nudge(&mut self) {
+    pub(crate) fn proceed(&mut self) {
         std::io::Write::write_all(self.child.stdin.as_mut().unwrap(), b"\n").unwrap();
     }
 
@@ -168,10 +168,10 @@ fn role() {
         "forked permit holder" => forked_permit_holder(&socket),
         "acquirer" => acquirer(&socket),
         "acquirer once" => acquirer_once(&socket),
-        "joiner" => seats::joiner(&socket, |what| say(what)),
-        "operators" => seats::operators(&socket, |what| say(what), wait_for_nudge),
-        "hog" => unread::hog(&socket, |what| say(what), wait_for_nudge),
-        "deserter" => unread::deserter(&socket, |what| say(what), wait_for_nudge),
+        "joiner" => admission::joiner(&socket, |what| say(what)),
+        "operators" => admission::operators(&socket, |what| say(what), wait_to_proceed),
+        "hog" => unread::hog(&socket, |what| say(what), wait_to_proceed),
+        "deserter" => unread::deserter(&socket, |what| say(what), wait_to_proceed),
         "one connection" => {
             limit_open_files(1024);
             unread::others_are_served_beside_unread_answers();
@@ -189,8 +189,8 @@ fn say(what: impl std::fmt::Display) {
     out.flush().unwrap();
 }
 
-/// Waits for the parent's nudge, or for its end.
-fn wait_for_nudge() {
+/// Waits for a line from the parent, or for its end.
+fn wait_to_proceed() {
     if std::io::stdin().read(&mut [0]).unwrap() == 0 {
         std::process::exit(0);
     }
@@ -206,7 +206,7 @@ fn holder(socket: &Path, mps: bool) {
     client.ask(Call::OpenOrBuild { name: "building".into() }).unwrap();
     client.ask(open("never", true)).unwrap();
     say(client.welcome.member);
-    wait_for_nudge();
+    wait_to_proceed();
 }
 
 /// Has opened a GPU and holds nothing.
@@ -214,7 +214,7 @@ fn idler(socket: &Path) {
     let mut client = Client::join(socket);
     client.ask(Call::UsesGpu { mps: Some("/pipe".into()) }).unwrap();
     say(client.welcome.member);
-    wait_for_nudge();
+    wait_to_proceed();
 }
 
 /// Loses its context, and then releases its leases.
@@ -222,15 +222,15 @@ fn faulty(socket: &Path) {
     let mut client = Client::join(socket);
     let (_, lease) = client.commit("owned", b"owned", false);
     say(client.welcome.member);
-    wait_for_nudge();
+    wait_to_proceed();
     client.ask(Call::ContextLost { gpu: None }).unwrap();
     client.ask(Call::Release { lease }).unwrap();
     say("released");
-    wait_for_nudge();
+    wait_to_proceed();
     client.ask(Call::Bye).unwrap();
     drop(client);
     say("left");
-    wait_for_nudge();
+    wait_to_proceed();
 }
 
 /// Has a child that holds its connection.
@@ -241,7 +241,7 @@ fn parent(socket: &Path) {
     let child = child_that_holds(&client);
     say(client.welcome.member);
     say(child);
-    wait_for_nudge();
+    wait_to_proceed();
 }
 
 /// Closes its connection and keeps running.
@@ -249,10 +249,10 @@ fn leaver(socket: &Path) {
     let mut client = Client::join(socket);
     client.commit("owned", b"owned", false);
     say(client.welcome.member);
-    wait_for_nudge();
+    wait_to_proceed();
     drop(client);
     say("hung up");
-    wait_for_nudge();
+    wait_to_proceed();
 }
 
 /// Publishes legacy memory, which only this process keeps.
@@ -260,16 +260,16 @@ fn publisher(socket: &Path) {
     let mut client = Client::join(socket);
     client.ask(Call::Commit(crate::legacy::commit("theirs"))).unwrap();
     say("published");
-    wait_for_nudge();
+    wait_to_proceed();
 }
 
-/// Signals the next value at each nudge.
+/// Signals the next value at each line.
 fn writer(socket: &Path) {
     let mut user = User::join(socket);
     let opened = user.open("t", true).unwrap();
     say(opened.cell().value());
     loop {
-        wait_for_nudge();
+        wait_to_proceed();
         opened.cell().signal(opened.cell().value() + 1).unwrap();
     }
 }
@@ -299,7 +299,7 @@ fn forked_writer(socket: &Path) {
     let child = child_that_holds(&user.client);
     say(user.client.welcome.member);
     say(child);
-    wait_for_nudge();
+    wait_to_proceed();
 }
 
 /// Takes all permits of a semaphore.
@@ -307,7 +307,7 @@ fn permit_holder(socket: &Path) {
     let user = semaphores::User::open(socket, "s", 3);
     (0..3).for_each(|_| drop(user.acquire()));
     say("held");
-    wait_for_nudge();
+    wait_to_proceed();
 }
 
 /// Takes a permit, and has a child that holds its connection.
@@ -317,14 +317,14 @@ fn forked_permit_holder(socket: &Path) {
     let child = child_that_holds(&user.client);
     say(user.client.welcome.member);
     say(child);
-    wait_for_nudge();
+    wait_to_proceed();
 }
 
 /// Attaches a segment to the queue `q`.
 fn attacher(socket: &Path) {
     let mut client = Client::join(socket);
     say(attachments::attach_weights(&mut client));
-    wait_for_nudge();
+    wait_to_proceed();
 }
 
 /// Takes three blocks of a pool. If `forks`, has a child that holds its connection.
@@ -342,7 +342,7 @@ fn block_holder(socket: &Path, forks: bool) {
     } else {
         say("held");
     }
-    wait_for_nudge();
+    wait_to_proceed();
 }
 
 /// Takes and gives back permits as fast as it can.
@@ -368,7 +368,7 @@ fn acquirer_once(socket: &Path) {
     let user = semaphores::User::open(socket, "s", maximum);
     let _held = user.acquire();
     say("held");
-    wait_for_nudge();
+    wait_to_proceed();
 }
 
 /// Starts a process that outlives this one and keeps its connection open.

@@ -122,7 +122,7 @@ fn waits_for_a_killed_writer_end_and_the_next_writer_continues() {
         let opened = reader.follow(&first);
         assert_eq!((opened.answer.incarnation, opened.answer.writer), (incarnation, false));
         for v in 1..=3 {
-            writer.nudge();
+            writer.proceed();
             assert_eq!(opened.wait(start + v), Progress::Reached);
         }
         let sleeper = std::thread::spawn({

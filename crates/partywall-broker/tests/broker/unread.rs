@@ -109,15 +109,15 @@ fn process_at_its_own_bound_is_refused_at_once() {
     let mut hog = Role::start("hog", &broker.socket);
     assert_eq!(hog.says(), "4 connections have unread answers");
     // Its next call and its next connection are refused.
-    hog.nudge();
+    hog.proceed();
     assert_eq!(hog.says(), "Some(Unread { unread: 64, allowed: 64, pids: [] })");
     assert_eq!(hog.says(), "Some(Unread { unread: 64, allowed: 64, pids: [] })");
     open_all(&mut other);
     open_all(&mut broker.client());
     // Calls without descriptors are answered, and so is everything after it has read.
-    hog.nudge();
+    hog.proceed();
     assert_eq!(hog.says(), "Ok(Done)");
-    hog.nudge();
+    hog.proceed();
     assert_eq!(hog.says(), "all is well");
 }
 
@@ -200,7 +200,7 @@ fn killed_client_whose_call_waited_is_forgotten() {
     assert_eq!(deserter.says(), "ready");
     let _hogs = hogs(&broker);
     let member = client.members().into_iter().find(|row| row.pid == deserter.pid()).unwrap().member;
-    deserter.nudge();
+    deserter.proceed();
     assert_eq!(deserter.says(), "has closed its events socket");
     eventually("the broker hangs up", || client.state_of(member) != Some(MemberState::Alive));
     // By then its call would have waited for too long.

@@ -50,9 +50,9 @@ pub(super) struct Greeted {
 /// The role in which a process connects.
 #[derive(Debug)]
 pub(super) enum Role {
-    /// With a seat, to share memory.
+    /// As a member, to share memory.
     Member,
-    /// Without a seat.
+    /// As an operator, to list and to tidy up.
     Operator,
     /// As the member that it was.
     Resumed(Resume),

@@ -120,7 +120,7 @@ impl DomainOptions {
     /// Sets whether to connect as an operator, which is not a member of the domain. False by default.
     ///
     /// Such a connection can list, show, evict, remove, and end the broker; every other call returns
-    /// [`Denied::NoSeat`](crate::error::Denied::NoSeat). The broker keeps room for a few operators even when it accepts
+    /// [`Denied::NotMember`](crate::error::Denied::NotMember). The broker keeps room for a few operators even when it accepts
     /// no more members. Operators are not listed among the members.
     pub fn operator(mut self, operator: bool) -> Self {
         self.operator = operator;

@@ -53,7 +53,7 @@ pub enum Denied {
     },
     /// The connection is not a member of the domain ([`DomainOptions::operator`](crate::DomainOptions::operator)).
     #[error("this connection is not a member of the domain: it can only list, show, evict, remove, and end the broker")]
-    NoSeat,
+    NotMember,
     /// The member is dead, and its memory is in quarantine, because its work on a GPU may not be over.
     #[error("pid {pid} is already dead, and its memory is in quarantine")]
     Unproven {
@@ -81,7 +81,7 @@ impl Denied {
             Self::Growth { .. } => ErrorKind::Refused.help("cannot-grow", "create it as mutable and let its committer grow it, or commit a new version"),
             Self::Keeping { .. } => ErrorKind::Refused.help("cannot-keep", "publish a copy (commit_copy(), in Python put()), which the broker keeps; or leave out kept()"),
             Self::Attaching { .. } => ErrorKind::Refused.help("cannot-attach", "publish a copy (commit_copy(), in Python put()), or commit a segment, and attach that"),
-            Self::NoSeat => ErrorKind::Refused.help("needs-seat", "connect without operator(true)"),
+            Self::NotMember => ErrorKind::Refused.help("not-a-member", "connect without operator(true)"),
             Self::Unproven { pid } => ErrorKind::Refused.help("unproven", format!("`partywall rm --unproven {pid}` frees it; run this once no work of the process is left on a GPU")),
             Self::NotUnproven { pid, .. } => ErrorKind::Refused.help("not-unproven", format!("`partywall evict {pid} --kill` ends it; its memory is freed once it is dead")),
         }

@@ -52,7 +52,7 @@ impl Error {
                 Self::System { what: format!("the broker, {what}"), source: std::io::Error::from_raw_os_error(errno) }
             }
             Refusal::NoSuchMember { whom, near } => NotFound::Member { whom, near }.into(),
-            Refusal::NeedsSeat => Denied::NoSeat.into(),
+            Refusal::NotMember => Denied::NotMember.into(),
             Refusal::NotYourself => InvalidArgument::Yourself.into(),
             Refusal::IsUnproven { pid } => Denied::Unproven { pid }.into(),
             Refusal::NotUnproven { pid, state } => Denied::NotUnproven { pid, state }.into(),

@@ -243,7 +243,7 @@ impl Run {
         match step {
             Step::Join(simulated, has_pidfd) => {
                 let has_room = self.model.has_room();
-                assert_eq!(self.watched.registry.check_seats().is_ok(), has_room);
+                assert_eq!(self.watched.registry.check_room().is_ok(), has_room);
                 let admitted = self.model.admits(*simulated);
                 assert_eq!(self.watched.registry.admits(*simulated), admitted);
                 if !has_room || !admitted {

@@ -26,23 +26,23 @@ fn refused(result: Result<Client, Refusal>) -> (Limit, u64) {
     }
 }
 
-/// Says whether another process gets a seat.
+/// Reports whether another process is admitted.
 pub(crate) fn joiner(socket: &Path, say: impl Fn(&str)) {
     match join(socket) {
         Ok(mut client) => {
             client.commit("joiner", b"x", false);
-            say("has a seat");
+            say("is admitted");
         }
         Err(refusal) => say(&format!("{refusal:?}")),
     }
 }
 
-fn other_process_has_a_seat(broker: &TestBroker) {
-    assert_eq!(Role::start("joiner", &broker.socket).says(), "has a seat");
+fn other_process_is_admitted(broker: &TestBroker) {
+    assert_eq!(Role::start("joiner", &broker.socket).says(), "is admitted");
 }
 
 #[test]
-fn operators_need_no_seat() {
+fn operators_are_admitted_beside_all_members() {
     let mut broker = TestBroker::with(|config| config.limits.clients = Some(2));
     let mut a = broker.client();
     let b = broker.client();
@@ -56,7 +56,7 @@ fn operators_need_no_seat() {
     assert!(operator.ask(Call::Inspect { name: "name".into(), version: None }).is_ok());
     let refusals = [open("name", false), Call::Watch { pattern: "*".into(), after: None }]
         .map(|call| operator.ask(call).unwrap_err());
-    assert_eq!(refusals, [Refusal::NeedsSeat, Refusal::NeedsSeat]);
+    assert_eq!(refusals, [Refusal::NotMember, Refusal::NotMember]);
     match operator.ask(Call::Evict { whom: Whom::Member(b.welcome.member), kill: false }) {
         Ok(Answer::Evicted(evicted)) => assert_eq!((evicted.len(), evicted[0].kill), (1, Kill::NotAsked)),
         other => panic!("{other:?}"),
@@ -93,7 +93,7 @@ fn idle_operators_make_room_for_others() {
     assert!(idle.iter_mut().all(|client| client.call.receive().is_none()), "they are dismissed");
 }
 
-/// Opens four connections without seats as soon as there is room.
+/// Opens four operators' connections as soon as there is room.
 pub(crate) fn operators(socket: &Path, say: impl Fn(&str), wait: impl Fn()) {
     let mut clients = Vec::new();
     eventually("there is room", || {
@@ -105,17 +105,17 @@ pub(crate) fn operators(socket: &Path, say: impl Fn(&str), wait: impl Fn()) {
 }
 
 #[test]
-fn one_process_gets_a_quarter_of_the_seats() {
+fn one_process_gets_a_quarter_of_the_members() {
     let broker = TestBroker::with(|config| config.limits.clients = Some(24));
     let mut members: Vec<_> = (0..6).map(|_| join(&broker.socket).unwrap()).collect();
     assert_eq!(refused(join(&broker.socket)), (Limit::ClientsOfProcess, 6));
-    other_process_has_a_seat(&broker);
+    other_process_is_admitted(&broker);
     members.pop().unwrap().ask(Call::Bye).unwrap();
     assert!(join(&broker.socket).is_ok());
 }
 
 #[test]
-fn process_that_hangs_up_takes_no_seat_from_others() {
+fn process_that_hangs_up_does_not_keep_others_out() {
     let broker = TestBroker::with(|config| config.limits.clients = Some(20));
     let mut watcher = broker.client();
     let hung_up = |watcher: &mut Client| watcher.members().len() - 1;
@@ -126,7 +126,7 @@ fn process_that_hangs_up_takes_no_seat_from_others() {
     eventually("all have hung up", || {
         matches!(join(&broker.socket), Err(Refusal::Limit { limit: Limit::HungUp, allowed: 16, .. }))
     });
-    other_process_has_a_seat(&broker);
+    other_process_is_admitted(&broker);
     assert!(operator(&broker.socket).is_ok());
 }
 
@@ -145,11 +145,11 @@ fn needs_namespaces_processes_of_other_pid_namespaces_are_distinguished() {
     if partywall_os::process::pidfd_inode(partywall_os::process::own_pidfd().unwrap()).is_some() {
         eventually("all have hung up", || join(&socket).is_err());
     }
-    assert_eq!(Role::start("joiner", &socket).says(), "has a seat");
+    assert_eq!(Role::start("joiner", &socket).says(), "is admitted");
 }
 
 #[test]
-fn silent_connections_take_no_seat() {
+fn silent_connections_do_not_count_as_members() {
     let broker = TestBroker::with(|config| config.handshake_timeout = std::time::Duration::from_secs(600));
     let mut silent = Vec::new();
     for _ in 0..1100 {
@@ -158,7 +158,7 @@ fn silent_connections_take_no_seat() {
             Err(errno) => panic!("{errno} after {}", silent.len()),
         }
     }
-    other_process_has_a_seat(&broker);
+    other_process_is_admitted(&broker);
     let mut client = broker.client();
     assert_eq!(client.ask(Call::Ping), Ok(Answer::Done));
     assert!(silent[0].receive().is_none(), "the oldest had to go");
