@@ -123,6 +123,8 @@ enum Command {
     Mps(commands::mps::Arguments),
     /// Run a command in this domain, under MPS on request
     Run(commands::run::Arguments),
+    /// Write a trace of samples and timelines, across processes, for ui.perfetto.dev
+    Trace(commands::trace::Arguments),
     /// Print the broker's log
     Logs(commands::logs::Arguments),
     /// Test what works on this machine, and say how to fix the rest
@@ -170,6 +172,7 @@ fn main() -> ExitCode {
         Command::Queue(arguments) => commands::queue::run(&context, &arguments),
         Command::Top(arguments) => commands::top::run(&context, &arguments),
         Command::Metrics(arguments) => commands::metrics::run(&context, &arguments),
+        Command::Trace(arguments) => commands::trace::run(&context, &arguments),
         Command::Doctor(arguments) => commands::doctor::run(&context, &arguments),
         Command::Bench(arguments) => commands::bench::run(&context, &arguments),
         Command::Lab(arguments) => commands::lab::run(&context, &arguments),

@@ -9,6 +9,7 @@
 //! | [`semaphore`] | permits: which members hold them, and wait for one |
 //! | [`table`] | the tensor table of a version: name → dtype, shape, strides, place |
 //! | [`timeline`] | a value that only grows: signalling it, sleeping until it does, its end |
+//! | [`trace`] | what members publish, receive, signal and wait for, while an observer asks |
 //! | [`topic`] | the blocks of a topic: which are in its ring, what they contain, which members read them |
 //!
 //! Shared words are atomics from `sync`, which are those of a model checker with `--cfg loom`. A process may be killed,
@@ -29,6 +30,8 @@ mod sync;
 pub mod table;
 pub mod timeline;
 pub mod topic;
+#[cfg_attr(loom, allow(dead_code, reason = "a model does what processes do at the same time, and no more"))]
+pub mod trace;
 
 pub use dtype::DType;
 pub use eventcount::EventKey;

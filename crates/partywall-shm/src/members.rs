@@ -1,4 +1,5 @@
-//! The rows of members: one cache line per possible member of a domain, written by that member alone.
+//! The rows of members: one cache line per possible member of a domain, written by that member alone. The domain's
+//! [traces](crate::trace) follow them.
 //!
 //! | offset | field | written by |
 //! |---|---|---|
@@ -8,11 +9,16 @@
 //! words are hints: a late heartbeat is reported and has no other effect. A member that breaks the rules and writes
 //! another's row only makes that member seem hung or alive.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::{
+    os::fd::{AsFd, OwnedFd},
+    sync::Arc,
+};
 
+#[cfg(not(loom))]
+use crate::trace;
 use partywall_os::{
     Errno,
-    map::SharedMap,
+    map::{SharedMap, SharedSlice},
     memfd::{self, Draft},
 };
 
@@ -25,33 +31,46 @@ pub const MAX_ROWS: usize = NOBODY as usize;
 /// Bytes of a row.
 pub const ROW_BYTES: usize = 64;
 
+#[cfg(not(loom))]
+const TRACES: usize = trace::BYTES;
+/// Models have no mapped memory.
+#[cfg(loom)]
+const TRACES: usize = 0;
+
 /// The mapped rows of members.
 #[derive(Debug)]
-pub struct Members(SharedMap);
+pub struct Members(Arc<SharedMap>);
 
 impl Members {
-    /// Creates the memory of `rows` rows, zeroed.
+    /// Creates the memory of `rows` rows and of the traces, zeroed.
     ///
     /// # Errors
     /// As [`Draft::create`].
     pub fn create(rows: usize) -> Result<OwnedFd, Errno> {
-        Draft::create("partywall:members", rows as u64 * ROW_BYTES as u64)?.share()
+        Draft::create("partywall:members", (rows * ROW_BYTES + TRACES) as u64)?.share()
     }
 
     /// Maps rows that [`Members::create`] has created.
     ///
     /// # Errors
-    /// `EINVAL` if it is not a whole number of rows; otherwise as [`SharedMap::writable`].
+    /// `EINVAL` if it is not the traces and a whole number of rows; otherwise as [`SharedMap::writable`].
     pub fn map(fd: impl AsFd) -> Result<Self, Errno> {
-        if !memfd::len(&fd)?.is_multiple_of(ROW_BYTES as u64) {
+        let rows = memfd::len(&fd)?.checked_sub(TRACES as u64);
+        if !rows.is_some_and(|rows| rows.is_multiple_of(ROW_BYTES as u64)) {
             return Err(Errno::INVAL);
         }
-        SharedMap::writable(fd).map(Self)
+        SharedMap::writable(fd).map(Arc::new).map(Self)
     }
 
     /// Returns the number of rows.
     pub fn len(&self) -> usize {
-        self.0.len() / ROW_BYTES
+        self.0.len().saturating_sub(TRACES) / ROW_BYTES
+    }
+
+    /// Returns the traces of the domain.
+    #[cfg(not(loom))]
+    pub fn traces(&self) -> trace::Traces {
+        trace::Traces::at(&self.0, self.len() * ROW_BYTES).expect("mapping has checked the length")
     }
 
     /// Returns whether there are no rows.
@@ -61,14 +80,19 @@ impl Members {
 
     /// Stores a heartbeat of the member of `row` at [`now`]. Does nothing if the row does not exist.
     pub fn beat(&self, row: u16, now: u64) {
-        if let Some(word) = self.0.slice(usize::from(row) * ROW_BYTES, 1) {
+        if let Some(word) = self.word(row) {
             word.set(0, now);
         }
     }
 
     /// Returns the time of the last heartbeat of `row`.
     pub fn heartbeat(&self, row: u16) -> Option<u64> {
-        Some(self.0.slice(usize::from(row) * ROW_BYTES, 1)?.get(0))
+        Some(self.word(row)?.get(0))
+    }
+
+    fn word(&self, row: u16) -> Option<SharedSlice<'_, u64>> {
+        let row = usize::from(row);
+        if row < self.len() { self.0.slice(row * ROW_BYTES, 1) } else { None }
     }
 }
 

@@ -104,6 +104,7 @@
 //! | [`mps`] | NVIDIA's MPS: a daemon for each domain |
 //! | [`files`] | reading and writing model files |
 //! | [`info`] | information about the names, members and broker of a domain |
+//! | [`Tracer`] | what processes publish, receive, signal and wait for, as it happens |
 //! | [`Watch`] | events of names: committed, removed, ended |
 //! | [`Wait`] | how long a call waits, and what cancels it |
 //! | [`Error`] | everything that can go wrong, with advice |
@@ -130,6 +131,7 @@ mod semaphore;
 mod slots;
 mod timeline;
 mod topic;
+mod trace;
 mod wait;
 
 pub use partywall_cuda as cuda;
@@ -168,5 +170,6 @@ pub use self::{
         SubscriberEvent, SubscriberOptions, SubscriberStats, Topic, TopicOptions, TopicStats, Turn, UnpublishedSample,
         UnreleasedSample,
     },
+    trace::{Action, TraceEvent, Tracer},
     wait::{Cancel, Wait},
 };

@@ -24,4 +24,5 @@ pub(crate) mod status;
 pub(crate) mod stop;
 pub(crate) mod top;
 pub(crate) mod topic;
+pub(crate) mod trace;
 pub(crate) mod watch;

@@ -49,6 +49,7 @@ use crate::{
     place::Place,
     pool::Pools,
     segment::{Builder, Claim, OpenOptions, OpenOrBuild, Publication, Segment},
+    trace::Recorder,
     wait::Wait,
 };
 
@@ -369,6 +370,10 @@ impl Domain {
 
     pub(crate) fn timeline_memory(&self) -> &TimelineMemory {
         &self.connection.service.shared().timeline_memory
+    }
+
+    pub(crate) fn recorder(&self) -> &Recorder {
+        &self.connection.service.shared().recorder
     }
 
     pub(crate) fn stream_waits(&self) -> &StreamWaits {

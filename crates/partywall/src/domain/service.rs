@@ -34,6 +34,7 @@ use super::{
 use crate::{
     completion::{Completions, Workers},
     error::{Error, Result},
+    trace::Recorder,
 };
 
 /// The interval of heartbeats and of polls that are not urgent.
@@ -61,6 +62,7 @@ pub(super) struct Shared {
     pub(super) workers: Workers,
     pub(super) timeline_memory: TimelineMemory,
     pub(super) stream_waits: StreamWaits,
+    pub(super) recorder: Recorder,
     stop: AtomicBool,
     /// The events of a connection that was renewed, for the service thread.
     renewed: Mutex<Option<OwnedFd>>,
@@ -75,6 +77,7 @@ impl Service {
         lost: Arc<OnceLock<Lost>>,
     ) -> Result<Self> {
         let members = Members::map(members).map_err(|e| Error::system("mapping the members' rows", e))?;
+        let recorder = Recorder::new(Arc::new(members.traces()), link.row());
         let poll_tasks = Arc::new(PollTasks::new()?);
         let workers = Workers::new();
         let completions = Completions::new(poll_tasks.clone(), workers.gpu.clone(), lost);
@@ -85,6 +88,7 @@ impl Service {
             workers,
             timeline_memory: TimelineMemory::default(),
             stream_waits: StreamWaits::default(),
+            recorder,
             stop: AtomicBool::new(false),
             renewed: Mutex::default(),
         });

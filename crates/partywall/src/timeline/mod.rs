@@ -26,6 +26,7 @@ use crate::{
     domain::{Domain, LeaseGuard, Word},
     error::{Error, Gone, InvalidArgument, InvalidData, Result},
     gpu::Gpu,
+    trace::{Action, timeline_object},
     wait::Wait,
 };
 
@@ -165,7 +166,11 @@ impl Timeline {
     /// [`InvalidArgument::Value`] for a value above [`MAX_VALUE`]; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn wait<'w>(&self, v: u64, wait: impl Into<Wait<'w>>) -> Result<()> {
         let _span = tracing::trace_span!("wait", timeline = self.name(), value = v).entered();
-        self.wait_for(v, Progress::Reached, wait.into())
+        let recorder = self.domain.recorder();
+        let since = recorder.begin();
+        self.wait_for(v, Progress::Reached, wait.into())?;
+        recorder.record_since(Action::Wait, || timeline_object(self.name()), v, since);
+        Ok(())
     }
 
     /// Waits until `v` is promised: the work that `v` stands for is enqueued. Call [`wait_on`](Self::wait_on) or
@@ -187,7 +192,9 @@ impl Timeline {
     /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda); [`InvalidArgument::Value`], [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn wait_on(&self, stream: StreamRef<'_>, v: u64) -> Result<()> {
         let _span = tracing::trace_span!("wait", timeline = self.name(), value = v, on_stream = true).entered();
-        enqueue::wait(self, stream, v)
+        enqueue::wait(self, stream, v)?;
+        self.domain.recorder().record(Action::WaitOn, || timeline_object(self.name()), v);
+        Ok(())
     }
 
     /// Makes `stream` wait as [`wait_on`](Self::wait_on) does, but for at most `limit`.

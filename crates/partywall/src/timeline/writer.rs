@@ -19,6 +19,7 @@ use crate::{
     completion::Fence,
     domain::{LeaseGuard, PollReason, Word},
     error::{Error, InvalidArgument, InvalidData, Result},
+    trace::{Action, timeline_object},
 };
 
 /// The only writer of a timeline. To wait for values, use its [`timeline`](Self::timeline).
@@ -82,8 +83,10 @@ impl TimelineWriter {
     /// ([`rests_on`](Self::rests_on)); [`Error::Timeout`] if a stream does not store its promised value in time; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn signal(&self, v: u64) -> Result<()> {
         self.timeline.domain.link().require_ours()?;
+        let recorder = self.timeline.domain.recorder();
         let mut state = self.writer.lock();
         self.writer.check(&mut state, v)?;
+        let since = recorder.begin();
         loop {
             match self.cell().signal(v) {
                 Ok(()) => break,
@@ -92,6 +95,7 @@ impl TimelineWriter {
             }
         }
         state.signalled(v, None);
+        recorder.record_since(Action::Signal, || timeline_object(self.timeline.name()), v, since);
         Ok(())
     }
 
@@ -197,8 +201,10 @@ impl TimelineWriter {
             Ok(id)
         })?;
         state.signalled(v, Some(id));
+        let since = domain.recorder().begin();
         // Last: a process that sees the announcement may rely on it.
         self.cell().announce(v);
+        domain.recorder().record_since(Action::SignalOn, || timeline_object(self.timeline.name()), v, since);
         Ok(())
     }
 

@@ -33,6 +33,7 @@ use crate::{
     gpu::DeviceRange,
     pool::Block,
     segment::{Element, elements_mut},
+    trace::Action,
     wait::Wait,
 };
 
@@ -400,7 +401,8 @@ impl Filled {
     /// Puts the sample into the ring.
     fn put(&self, held: &Held, status: Status, value: u64, wait: Wait<'_>) -> Result<Published> {
         let Loan { joined, dtype, bytes, header, .. } = &self.0;
-        let ControlMemory { topic, pool, .. } = &*joined.open.control;
+        let control = &*joined.open.control;
+        let ControlMemory { topic, pool, .. } = control;
         let domain = joined.open.domain();
         joined.open.require_ours()?;
         if !pool.is_current(held.index(), held.generation()) {
@@ -411,10 +413,13 @@ impl Filled {
         let try_it = || {
             // The lock is taken for one attempt at a time: another thread may have a shorter timeout, or none.
             let mut place = joined.place();
+            let since = control.recorder.begin();
             let sequence = place.published();
             // Stamped again at each attempt: the time in which the publisher waits is not the sample's age.
             let message = Message { status, value, stamp: members::now_ns(), dtype, shape, bytes: *bytes, header };
-            topic.publish(pool, &mut place, held, &message).map(|position| Published { sequence, position })
+            let position = topic.publish(pool, &mut place, held, &message)?;
+            control.recorder.record_since(Action::Publish, || control.object, position, since);
+            Ok(Published { sequence, position })
         };
         // Most publications do not wait, and reading the clock would be a good part of their cost.
         if let Ok(published) = try_it() {

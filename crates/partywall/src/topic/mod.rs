@@ -35,6 +35,7 @@ use crate::{
     gpu::Gpu,
     place::Place,
     pool::Blocks,
+    trace::{Action, Recorder, topic_object},
 };
 
 /// The maximum number of bytes of a sample's header, which is separate from its data.
@@ -90,6 +91,9 @@ struct Open {
 struct ControlMemory {
     topic: Arc<shm::Topic>,
     pool: Arc<shm_pool::Pool>,
+    recorder: Recorder,
+    /// The topic's number in traces.
+    object: u64,
     /// The lease, without which the broker frees this process's blocks.
     _keep: Option<Arc<LeaseGuard>>,
     /// The generation of the process that opened it: in a forked child everything belongs to the parent.
@@ -252,7 +256,10 @@ impl Open {
         let topic = blocks.topic().ok_or_else(foreign)?;
         let topic = topic.clone();
         let pool = blocks.control().clone();
-        let control = ControlMemory { topic, pool, _keep: blocks.keep(), generation: fork_generation() };
+        let recorder = blocks.domain().recorder().clone();
+        let object = topic_object(blocks.name(), blocks.version());
+        let generation = fork_generation();
+        let control = ControlMemory { topic, pool, recorder, object, _keep: blocks.keep(), generation };
         Ok(Self { control: Arc::new(control), sample_type: SampleType::of(&shape), shape, blocks })
     }
 
@@ -289,6 +296,12 @@ impl Open {
 }
 
 impl ControlMemory {
+    /// Records what this process does with the sample at a position, while somebody traces.
+    #[inline]
+    fn record(&self, action: Action, position: u64) {
+        self.recorder.record(action, || self.object, position);
+    }
+
     /// Makes subscribers measure ages for a while. Does nothing in a forked child.
     fn ask_for_ages(&self) {
         if self.are_ours() {

@@ -24,6 +24,7 @@ use crate::{
     backoff::Backoff,
     domain::PollReason,
     error::{Error, Gone, Result, TopicLimit},
+    trace::Action,
     wait::Wait,
 };
 
@@ -290,10 +291,11 @@ impl Subscriber {
             let mut place = port.place();
             let received = topic.receive(pool, &mut place);
             port.next.store(place.next(), Ordering::Relaxed);
-            if let Received::Sample(taken) = &received
-                && (port.measures_ages || topic.ages_are_wanted())
-            {
-                topic.add_age(&place, taken, members::now_ns());
+            if let Received::Sample(taken) = &received {
+                if port.measures_ages || topic.ages_are_wanted() {
+                    topic.add_age(&place, taken, members::now_ns());
+                }
+                open.control.record(Action::Receive, taken.position());
             }
             received
         };
@@ -391,6 +393,7 @@ impl Port {
         let ControlMemory { topic, pool, .. } = &*self.control;
         if self.control.are_ours() {
             topic.release(pool, taken);
+            self.control.record(Action::Release, taken.position());
         }
     }
 

@@ -1,0 +1,282 @@
+//! A trace in Chrome's format ("Trace Event Format"), which Perfetto and `chrome://tracing` open.
+//!
+//! Each event is a slice of its thread. Arrows (flow events) lead from a publication to each receipt and on to the release
+//! of the sample, and from the signal of a value to the ends of the waits for it.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    io::{self, Write},
+};
+
+use partywall::{Action, TraceEvent};
+use serde_json::{Value, json};
+
+/// The events of a trace, in the order of their beginnings, and the arrows between them.
+#[derive(Debug)]
+pub(super) struct Trace<'a> {
+    events: Vec<TraceEvent>,
+    arrows: Vec<Arrow>,
+    names: BTreeMap<u64, String>,
+    /// The command lines of processes.
+    commands: &'a BTreeMap<u32, String>,
+    lost: u64,
+}
+
+impl<'a> Trace<'a> {
+    /// Arranges events. `name` names objects, and `commands` are the command lines of processes.
+    pub(super) fn new(
+        mut events: Vec<TraceEvent>,
+        name: impl Fn(u64) -> String,
+        commands: &'a BTreeMap<u32, String>,
+        lost: u64,
+    ) -> Self {
+        // A wait comes before the events within it.
+        events.sort_by_key(|event| (event.since, Reverse(event.at)));
+        let objects: BTreeSet<u64> = events.iter().map(|event| event.object).collect();
+        let names = objects.into_iter().map(|object| (object, name(object))).collect();
+        let arrows = arrows(&events);
+        Self { events, arrows, names, commands, lost }
+    }
+
+    /// Writes the file's contents, one event a line.
+    ///
+    /// # Errors
+    /// Those of the writer.
+    pub(super) fn write(&self, out: &mut impl Write) -> io::Result<()> {
+        write!(out, "{{\"displayTimeUnit\":\"ns\",\"otherData\":{{\"lost\":{}}},\"traceEvents\":[", self.lost)?;
+        let heads = self.pids().into_iter().map(|pid| self.head(pid));
+        let slices = self.events.iter().map(|event| self.slice(event));
+        let points = self.arrows.iter().enumerate().flat_map(|(number, arrow)| self.points(number, arrow));
+        for (index, value) in heads.chain(slices).chain(points).enumerate() {
+            let comma = if index == 0 { "" } else { "," };
+            write!(out, "{comma}\n{value}")?;
+        }
+        writeln!(out, "\n]}}")
+    }
+
+    /// Returns the number of events.
+    pub(super) fn events(&self) -> usize {
+        self.events.len()
+    }
+
+    /// Returns the number of arrows.
+    pub(super) fn arrows(&self) -> usize {
+        self.arrows.len()
+    }
+
+    /// Returns the processes.
+    pub(super) fn pids(&self) -> BTreeSet<u32> {
+        self.events.iter().map(|event| event.pid).collect()
+    }
+
+    fn head(&self, pid: u32) -> Value {
+        let command = self.commands.get(&pid).map_or("", String::as_str);
+        json!({ "ph": "M", "name": "process_name", "pid": pid, "args": { "name": command } })
+    }
+
+    fn slice(&self, event: &TraceEvent) -> Value {
+        let name = &self.names[&event.object];
+        json!({
+            "ph": "X",
+            "name": format!("{} {name} {}", event.action.name(), event.value),
+            "cat": category(event.action),
+            "ts": self.time(event.since),
+            "dur": length(event) as f64 / 1e3,
+            "pid": event.pid,
+            "tid": event.tid,
+            "args": { "object": name, "value": event.value },
+        })
+    }
+
+    fn points(&self, number: usize, arrow: &'a Arrow) -> impl Iterator<Item = Value> {
+        let Arrow { category, points } = arrow;
+        let last = points.len() - 1;
+        points.iter().enumerate().map(move |(index, Point { at, pid, tid })| {
+            let kind = match index {
+                0 => "s",
+                _ if index == last => "f",
+                _ => "t",
+            };
+            let mut value = json!({
+                "ph": kind,
+                "id": number,
+                "name": category,
+                "cat": category,
+                "ts": self.time(*at),
+                "pid": pid,
+                "tid": tid,
+            });
+            if index == last {
+                // The arrow ends at the slice around it, not at the next one.
+                value["bp"] = json!("e");
+            }
+            value
+        })
+    }
+
+    /// Returns a time in microseconds since the first event.
+    fn time(&self, ns: u64) -> f64 {
+        let start = self.events.first().map_or(0, |event| event.since);
+        ns.saturating_sub(start) as f64 / 1e3
+    }
+}
+
+/// Points of slices that belong together, in order.
+#[derive(Debug, PartialEq)]
+struct Arrow {
+    category: &'static str,
+    points: Vec<Point>,
+}
+
+/// A time within a slice of a thread.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Point {
+    at: u64,
+    pid: u32,
+    tid: u32,
+}
+
+impl Point {
+    fn start(event: &TraceEvent) -> Self {
+        Self { at: event.since, pid: event.pid, tid: event.tid }
+    }
+
+    fn end(event: &TraceEvent) -> Self {
+        // Within the slice, and not where the next one begins.
+        Self { at: event.since.max(event.at.saturating_sub(1)), ..Self::start(event) }
+    }
+}
+
+/// Returns the arrows between events that are sorted by their beginnings. No arrow leads back in time.
+fn arrows(events: &[TraceEvent]) -> Vec<Arrow> {
+    let of = |actions: &'static [Action]| events.iter().filter(move |event| actions.contains(&event.action));
+    let sample = |event: &TraceEvent| (event.object, event.value);
+    let published: BTreeMap<_, _> = of(&[Action::Publish]).map(|event| (sample(event), event)).collect();
+    let mut released: BTreeMap<_, VecDeque<&TraceEvent>> = BTreeMap::new();
+    for event in of(&[Action::Release]) {
+        released.entry((sample(event), event.pid)).or_default().push_back(event);
+    }
+    let mut arrows = Vec::new();
+    for receipt in of(&[Action::Receive]) {
+        let publication = published.get(&sample(receipt)).filter(|publication| publication.since <= receipt.since);
+        let releases = released.get_mut(&(sample(receipt), receipt.pid));
+        let release = releases.and_then(VecDeque::pop_front).filter(|release| release.since >= receipt.since);
+        let points: Vec<_> =
+            publication.into_iter().copied().chain([receipt]).chain(release).map(Point::start).collect();
+        if points.len() > 1 {
+            arrows.push(Arrow { category: "sample", points });
+        }
+    }
+    let mut signalled: BTreeMap<u64, BTreeMap<u64, &TraceEvent>> = BTreeMap::new();
+    for event in of(&[Action::Signal, Action::SignalOn]) {
+        signalled.entry(event.object).or_default().entry(event.value).or_insert(event);
+    }
+    for wait in of(&[Action::Wait, Action::WaitOn]) {
+        // The first value that ends the wait.
+        let signals = signalled.get(&wait.object).and_then(|signals| signals.range(wait.value..).next());
+        if let Some((_, signal)) = signals.filter(|(_, signal)| signal.since <= wait.at) {
+            arrows.push(Arrow { category: "timeline", points: vec![Point::start(signal), Point::end(wait)] });
+        }
+    }
+    arrows
+}
+
+fn length(event: &TraceEvent) -> u64 {
+    event.at.saturating_sub(event.since).max(MOMENT)
+}
+
+/// The length of a slice for an event of one moment, in nanoseconds: two events of a thread are further apart.
+const MOMENT: u64 = 50;
+
+fn category(action: Action) -> &'static str {
+    match action {
+        Action::Publish | Action::Receive | Action::Release => "topic",
+        _ => "timeline",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(action: Action, pid: u32, since: u64, at: u64, object: u64, value: u64) -> TraceEvent {
+        TraceEvent { since, at, pid, tid: pid + 1, action, object, value }
+    }
+
+    fn written(events: Vec<TraceEvent>) -> (Vec<Value>, Trace<'static>) {
+        static COMMANDS: BTreeMap<u32, String> = BTreeMap::new();
+        let trace = Trace::new(events, |object| format!("object {object} \"\n"), &COMMANDS, 7);
+        let mut bytes = Vec::new();
+        trace.write(&mut bytes).unwrap();
+        let document: Value = serde_json::from_slice(&bytes).unwrap();
+        assert_eq!(document["otherData"]["lost"], 7);
+        (document["traceEvents"].as_array().unwrap().clone(), trace)
+    }
+
+    #[test]
+    fn arrows_lead_from_a_publication_over_each_receipt_to_its_release() {
+        use Action::{Publish, Receive, Release};
+        let (events, trace) = written(vec![
+            event(Release, 30, 9_000, 9_000, 1, 5),
+            event(Publish, 10, 1_000, 1_200, 1, 5),
+            event(Receive, 20, 2_000, 2_000, 1, 5),
+            event(Receive, 30, 3_000, 3_000, 1, 5),
+            // Held until the end of the trace, of another topic, and published before the trace.
+            event(Publish, 10, 4_000, 4_000, 2, 5),
+            event(Receive, 20, 5_000, 5_000, 3, 5),
+        ]);
+        assert_eq!((trace.events(), trace.arrows(), trace.pids().len()), (6, 2, 3));
+        let flows: Vec<_> = events.iter().filter(|event| event["cat"] == "sample").collect();
+        let seen: Vec<_> = flows.iter().map(|flow| (&flow["id"], flow["ph"].as_str().unwrap(), &flow["pid"])).collect();
+        let expected = [(0, "s", 10), (0, "f", 20), (1, "s", 10), (1, "t", 30), (1, "f", 30)];
+        let expected: Vec<_> = expected.iter().map(|(id, kind, pid)| (json!(id), *kind, json!(pid))).collect();
+        assert!(seen.iter().copied().eq(expected.iter().map(|(id, kind, pid)| (id, *kind, pid))), "{seen:?}");
+        // Each point lies in a slice of its thread.
+        for flow in flows {
+            let at = flow["ts"].as_f64().unwrap();
+            let is_around = |slice: &Value| {
+                let from = slice["ts"].as_f64().unwrap();
+                slice["pid"] == flow["pid"]
+                    && slice["tid"] == flow["tid"]
+                    && from <= at
+                    && at < from + slice["dur"].as_f64().unwrap()
+            };
+            assert!(events.iter().filter(|slice| slice["ph"] == "X").any(is_around), "{flow}");
+        }
+        let first = events.iter().find(|event| event["ph"] == "X").unwrap();
+        assert_eq!((&first["ts"], &first["dur"]), (&json!(0.0), &json!(0.2)));
+    }
+
+    #[test]
+    fn arrows_lead_from_the_signal_that_ends_a_wait_and_never_back_in_time() {
+        use Action::{Signal, SignalOn, Wait, WaitOn};
+        let (events, trace) = written(vec![
+            event(Wait, 20, 100, 900, 1, 4),
+            event(Signal, 10, 700, 800, 1, 5),
+            event(Signal, 10, 950, 960, 1, 6),
+            event(WaitOn, 20, 970, 970, 1, 6),
+            // Signalled later, by an event that was lost, and by none.
+            event(WaitOn, 20, 980, 980, 1, 7),
+            event(SignalOn, 10, 990, 999, 1, 7),
+            event(Wait, 20, 100, 900, 2, 4),
+        ]);
+        assert_eq!(trace.arrows(), 2);
+        let times = |kind| {
+            let points = events.iter().filter(move |event| event["ph"] == kind);
+            points.map(|point| (point["pid"].as_u64().unwrap(), point["ts"].as_f64().unwrap())).collect::<Vec<_>>()
+        };
+        assert_eq!((times("s"), times("f")), (vec![(10, 0.6), (10, 0.85)], vec![(20, 0.799), (20, 0.87)]));
+    }
+
+    #[test]
+    fn events_of_any_contents_are_written() {
+        let (events, _) = written(vec![
+            event(Action::Wait, 0, 0, u64::MAX, u64::MAX, u64::MAX),
+            event(Action::Signal, 7, u64::MAX, u64::MAX, u64::MAX, u64::MAX),
+            event(Action::Receive, 7, 5, 3, 0, 0),
+        ]);
+        assert_eq!(events.iter().filter(|event| event["ph"] == "X").count(), 3);
+        assert_eq!(written(Vec::new()).0, Vec::<Value>::new());
+    }
+}

@@ -1,0 +1,159 @@
+//! `partywall trace`, as its user sees it.
+#![allow(clippy::unwrap_used, reason = "helpers of tests are outside #[test]")]
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+    time::Duration,
+};
+
+use partywall::{DType, Domain, Place, Policy, Publisher};
+use partywall_harness::{Sandbox, Signal, eventually};
+use serde_json::Value;
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// The events of a file.
+fn events(path: &Path) -> Vec<Value> {
+    let document: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+    document["traceEvents"].as_array().unwrap().clone()
+}
+
+fn publish(publisher: &Publisher) {
+    publisher.loan(DType::U8, &[1], LONG).unwrap().filled().publish(LONG).unwrap();
+}
+
+/// Returns a publisher, once a process of its own receives its samples.
+fn topic(domain: &Domain) -> (partywall::Topic, Publisher) {
+    let topic = domain.topic("frames").max_bytes(64).depth(4).place(Place::Host).create().unwrap();
+    let publisher = topic.publisher().unwrap();
+    (topic, publisher)
+}
+
+#[test]
+fn arrows_connect_the_events_of_processes() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let (topic, publisher) = topic(&domain);
+    let echo = sandbox.spawn(["topic", "echo", "frames", "--block", "--until-idle", "--quiet"]);
+    eventually("it subscribes", || topic.stats().subscribers.len() == 1);
+    let ours = topic.subscriber(Policy::Latest).unwrap();
+    let writer = domain.timeline_writer("steps").unwrap();
+    let steps = domain.timeline("steps").unwrap();
+    let file = sandbox.path().join("t.json");
+    let path = file.to_str().unwrap();
+    let tracer = sandbox.spawn(["trace", "--seconds", "60", "--out", path, "--json"]);
+    eventually("it traces", || domain.is_traced());
+    let waiter = std::thread::spawn(move || steps.wait(5, LONG));
+    for value in 1..=5 {
+        publish(&publisher);
+        drop(ours.recv(LONG).unwrap());
+        writer.signal(value).unwrap();
+    }
+    waiter.join().unwrap().unwrap();
+    eventually("the other process has received all", || topic.stats().subscribers[0].received == 5);
+    drop(publisher);
+    let peer = echo.pid();
+    echo.wait().expect(0);
+    // What it has recorded is read by the tracer's last reading.
+    tracer.signal(Signal::INT);
+    let told: Value = serde_json::from_str(&tracer.wait().expect(0).text()).unwrap();
+    assert_eq!((&told["lost"], &told["processes"]), (&Value::from(0), &Value::from(2)), "{told}");
+    assert!(!domain.is_traced());
+
+    let events = events(&file);
+    let pid = std::process::id();
+    let slices: Vec<_> = events.iter().filter(|event| event["ph"] == "X").collect();
+    for part in ["publish frames 0", "receive frames 4", "release frames 4", "signal steps 5", "wait steps 5"] {
+        assert!(slices.iter().any(|slice| slice["name"] == part), "{part} is missing: {slices:#?}");
+    }
+    let mut arrows: BTreeMap<u64, Vec<&Value>> = BTreeMap::new();
+    for event in &events {
+        if let Some(number) = event["id"].as_u64() {
+            arrows.entry(number).or_default().push(event);
+        }
+    }
+    assert_eq!(told["arrows"], arrows.len());
+    // Each has one start and one end, and leads through time; each point is in a slice of its thread.
+    let mut from_us_to = BTreeSet::new();
+    for points in arrows.values() {
+        let kinds: String = points.iter().map(|point| point["ph"].as_str().unwrap()).collect();
+        assert!(["sf", "stf"].contains(&kinds.as_str()), "{points:?}");
+        assert!(points.is_sorted_by_key(|point| point["ts"].as_f64()), "{points:?}");
+        for point in points {
+            let at = point["ts"].as_f64().unwrap();
+            let is_around = |slice: &&&Value| {
+                let [from, dur] = ["ts", "dur"].map(|key| slice[key].as_f64().unwrap());
+                (&slice["pid"], &slice["tid"]) == (&point["pid"], &point["tid"]) && from <= at && at <= from + dur
+            };
+            assert!(slices.iter().find(is_around).is_some(), "{point}");
+        }
+        let cat = points[0]["cat"].as_str().unwrap();
+        assert_eq!(points[0]["pid"], pid);
+        from_us_to.insert((cat, points[1]["pid"].as_u64().unwrap() as u32, kinds));
+    }
+    let sample = |pid| ("sample", pid, "stf".to_owned());
+    let expected = BTreeSet::from([sample(pid), sample(peer), ("timeline", pid, "sf".to_owned())]);
+    assert_eq!(from_us_to, expected);
+    assert_eq!(arrows.len(), 5 + 5 + 1);
+    let heads: Vec<_> = events.iter().filter(|event| event["ph"] == "M").collect();
+    let head = heads.iter().find(|head| head["pid"] == peer).unwrap();
+    assert!(head["args"]["name"].as_str().unwrap().contains("topic echo frames"), "{heads:?}");
+}
+
+#[test]
+fn only_names_that_match_are_traced_and_no_more_events_than_wanted() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let (_topic, publisher) = topic(&domain);
+    let writer = domain.timeline_writer("steps").unwrap();
+    let file = sandbox.path().join("t.json");
+    let path = file.to_str().unwrap();
+    let trace = |more: &[&str], action: &dyn Fn()| -> Value {
+        let tracer = sandbox.spawn([&["trace", "--seconds", "60", "--out", path, "--json"][..], more].concat());
+        eventually("it traces", || domain.is_traced());
+        action();
+        tracer.signal(Signal::INT);
+        serde_json::from_str(&tracer.wait().expect(0).text()).unwrap()
+    };
+    let told = trace(&["fra*", "x"], &|| {
+        publish(&publisher);
+        writer.signal(1).unwrap();
+    });
+    assert_eq!((&told["events"], &told["lost"]), (&Value::from(1), &Value::from(0)), "{told}");
+    let told = trace(&["--force", "--max-events", "3"], &|| (0..5).for_each(|_| publish(&publisher)));
+    assert_eq!((&told["events"], &told["lost"]), (&Value::from(3), &Value::from(2)), "{told}");
+}
+
+#[test]
+fn killed_tracer_leaves_nothing_on() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let (_topic, publisher) = topic(&domain);
+    let tracer = sandbox.spawn(["trace", "--seconds", "60", "--out", sandbox.path().join("t.json").to_str().unwrap()]);
+    eventually("it traces", || domain.is_traced());
+    tracer.kill();
+    assert!(domain.is_traced(), "its lease lasts longer");
+    eventually("nobody records any more", || {
+        publish(&publisher);
+        !domain.is_traced()
+    });
+}
+
+#[test]
+fn wrong_file_is_refused_before_anything_is_traced() {
+    let sandbox = Sandbox::new();
+    let file = sandbox.path().join("t.json");
+    let path = file.to_str().unwrap();
+    sandbox.run(["trace", "--out", path]).expect(3);
+    assert!(!file.exists(), "there is no domain");
+    sandbox.broker();
+    fs::write(&file, "mine").unwrap();
+    let refused = sandbox.run(["trace", "--out", path]).expect(5);
+    assert!(refused.stderr.contains("already exists") && refused.stderr.contains("--force"), "{refused:?}");
+    assert_eq!(fs::read_to_string(&file).unwrap(), "mine");
+    let lost = sandbox.run(["trace", "--out", "/missing/t.json"]).expect(6);
+    assert!(lost.stderr.contains("cannot creat") || lost.stderr.contains("creating /missing/t.json"), "{lost:?}");
+    sandbox.run(["trace", "a b"]).expect(2);
+}
