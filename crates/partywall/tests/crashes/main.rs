@@ -9,6 +9,7 @@ mod semaphore;
 mod slots;
 mod timeline;
 mod topic;
+mod trace;
 
 use std::{
     fs::{File, OpenOptions},
@@ -35,6 +36,7 @@ fn play() {
         ("semaphore", role) => semaphore::play(role, memory),
         ("timeline", role) => timeline::play(role, memory),
         ("topic", role) => topic::play(role, memory),
+        ("trace", _) => trace::play(memory),
         _ => panic!("{role}"),
     }
 }

@@ -114,7 +114,10 @@ pub(crate) const QUEUE_RECOVERED: &[&str] = &[
     "queue: blocks of the dead taken, not free",
 ];
 
+pub(crate) const RECORDING: &[&str] = &["trace: number taken, slot not", "trace: slot half written"];
+
 const PASSED: &[&[&str]] = &[
+    RECORDING,
     SLOT_TAKEN,
     SLOT_WAITED_FOR,
     SLOT_GIVEN_UP,
