@@ -78,6 +78,30 @@ fn no_frame_is_missing_when_a_role_is_killed_on_the_simulated_gpu() {
 }
 
 #[test]
+fn kernels_and_the_cpu_draw_the_same_pixels_on_the_simulated_gpu() {
+    let sandbox = Sandbox::new();
+    let ledger = sandbox.path().join("ledger");
+    std::fs::create_dir(&ledger).unwrap();
+    let [first, second, third] = [("host", "cpu"), ("cuda", "cuda"), ("cuda", "cpu")].map(|(device, by)| {
+        let out = sandbox.path().join(format!("{device}-{by}"));
+        let arguments = ["lab", "render", "--size", "100x70", "--scene", "torus:2000", "--frames", "8", "--json"];
+        let mut command = sandbox.command(arguments);
+        command.args(["--device", device, "--renderer", by, "--out"]).arg(&out);
+        command.env("PARTYWALL_LIBCUDA", simulated_driver()).env("SIMCUDA_LEDGER", &ledger);
+        let report = lines(&Running::spawn(&mut command).wait().expect(0).text());
+        let claims = report.last().unwrap()["claims"].as_array().unwrap();
+        let pixels = claims.iter().find(|claim| claim["claim"] == "pixels").unwrap();
+        assert_eq!(pixels["verdict"], if by == "cuda" { "did-not-hold" } else { "not-tried" });
+        files(&out)
+    });
+    assert!(first == second && first == third && first.len() == 8);
+    for file in std::fs::read_dir(&ledger).unwrap() {
+        let left = std::fs::read_to_string(file.unwrap().path()).unwrap();
+        assert_eq!(serde_json::from_str::<Value>(&left).unwrap(), Value::Array(Vec::new()), "{left}");
+    }
+}
+
+#[test]
 fn run_of_one_frame_has_its_death() {
     let sandbox = Sandbox::new();
     for role in ["renderer", "geometry", "compositor", "writer"] {
@@ -143,6 +167,7 @@ fn bad_input_is_refused_by_a_sentence_and_a_code() {
         (&["--size", "0x0"][..], 2, "use WIDTHxHEIGHT in pixels, each from 16 to 4096"),
         (&["--size", "480"], 2, "use WIDTHxHEIGHT"),
         (&["--renderers", "100"], 2, "100 is not in 1..=16"),
+        (&["--renderer", "cuda"], 2, "cannot draw by kernels in host memory"),
         (&["--frames", "0"], 2, "0 is not in 1..="),
         (&["--fps", "0"], 2, "0 is not in 1..=240"),
         (&["--kill", "nobody"], 2, "possible values: renderer, geometry, compositor, writer, broker"),

@@ -6,6 +6,7 @@
 
 mod coherency;
 mod images;
+mod render;
 
 use std::ffi::CStr;
 use std::time::Duration;
@@ -14,6 +15,7 @@ pub use coherency::{
     Coherency, Handover, Load, PairsReport, PollReport, Polling, Scope, Store, StoreReport, TurnsReport, WORDS_BYTES,
 };
 pub use images::{Image, Images};
+pub use render::{Drawing, Rasteriser};
 
 use crate::abi::{DevicePtr, EVENT_DISABLE_TIMING, EVENT_INTERPROCESS, MEM_ATTACH_GLOBAL};
 use crate::kernels::ptx;

@@ -47,8 +47,12 @@ struct Received {
 }
 
 impl Received {
-    fn new(sample: Sample) -> Result<Self, Failure> {
-        Ok(Self { header: Header::of(&sample, 2)?, sample })
+    /// Returns a tile once it is drawn, or `None` if its renderer died before the GPU had drawn it.
+    fn new(sample: Sample) -> Result<Option<Self>, Failure> {
+        if objects::has_failed(sample.wait(TIMEOUT).and_then(|()| sample.check()))? {
+            return Ok(None);
+        }
+        Ok(Some(Self { header: Header::of(&sample, 2)?, sample }))
     }
 
     fn number(&self) -> usize {
@@ -66,7 +70,7 @@ impl Compositor {
         let mut frames: BTreeMap<u64, Vec<Option<Received>>> = BTreeMap::new();
         let mut unwritten = player.job.unwritten;
         while let Some(sample) = player.next(tiles)? {
-            let tile = Received::new(sample)?;
+            let Some(tile) = Received::new(sample)? else { continue };
             if written.ending().is_some() {
                 written.follow()?;
             }
@@ -99,9 +103,9 @@ impl Compositor {
         while frame < player.job.frames && !player.is_over()? {
             let due = pace.due();
             while let Some(sample) = within(tiles, due.saturating_duration_since(Instant::now()))? {
-                let tile = Received::new(sample)?;
-                let number = tile.number();
-                if let Some(place) = latest.get_mut(number) {
+                if let Some(tile) = Received::new(sample)?
+                    && let Some(place) = latest.get_mut(tile.number())
+                {
                     *place = Some(tile);
                 }
                 if Instant::now() >= due {

@@ -81,6 +81,9 @@ struct Order {
     /// The number of renderers, 1 to 16; each draws a tile
     #[arg(long, global = true, value_name = "N", default_value_t = 4, value_parser = value_parser!(u32).range(1..=MOST_RENDERERS))]
     renderers: u32,
+    /// What draws: kernels or the CPU, to the same pixels [default: cuda on a GPU, cpu in host memory]
+    #[arg(long, global = true, value_name = "BY")]
+    renderer: Option<Brush>,
     /// A Wavefront OBJ file, or the bundled torus with N triangles
     #[arg(long, global = true, value_name = "FILE|torus:N", default_value = "torus:8192")]
     scene: Source,
@@ -97,6 +100,15 @@ struct Order {
     /// Kill this role (SIGKILL) in the middle of a frame, when it has finished a third of the frames, and restart it
     #[arg(long, global = true, value_name = "ROLE")]
     kill: Option<Victim>,
+}
+
+/// What draws the tiles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+enum Brush {
+    /// Kernels on a GPU
+    Cuda,
+    /// The CPU, which copies scenes and tiles if they are on a GPU
+    Cpu,
 }
 
 /// A process that can be killed.
@@ -141,6 +153,7 @@ struct Job {
     renderers: u32,
     /// Which tile a renderer draws.
     tile: u32,
+    brush: Brush,
     /// Frames a second, if the rate is fixed.
     rate: Option<u32>,
     live: bool,
@@ -219,5 +232,6 @@ claims! {
     FALLS = "falls": "A rendering pipeline ends with any of its processes.",
     LOST = "lost": "The frames that a killed process was working on are lost.",
     TORN = "torn": "A half-written frame of a killed process can be seen.",
+    PIXELS = "pixels": "A GPU and a CPU draw different pixels.",
     TILES = "tiles": "Pictures that several processes draw differ from those that one process draws.",
 }

@@ -141,7 +141,17 @@ pub(super) fn fill<T: partywall::Element>(
     copied.doing("writing a sample")
 }
 
-/// Borrows a loan of a sample of whole elements, and publishes it once `fill` has filled it.
+/// Returns whether a sample, or one that it rests on, is of a process that died before its GPU had finished.
+pub(super) fn has_failed(result: partywall::Result<()>) -> Result<bool, Failure> {
+    use partywall::error::InvalidData::{SampleFailed, SampleTainted};
+    match result {
+        Ok(()) => Ok(false),
+        Err(Error::InvalidData(SampleFailed { .. } | SampleTainted { .. })) => Ok(true),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Publishes a loan that is filled.
 pub(super) fn publish(loan: Loan) -> Result<(), Failure> {
     loan.filled().publish(TIMEOUT).map_err(|refused| refused.error)?;
     Ok(())

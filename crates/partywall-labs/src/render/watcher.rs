@@ -16,7 +16,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let mesh = Mesh::load(&order.scene)?;
     let output = order.out.clone().unwrap_or(Output::Nothing);
     let movie = Sink::open(&output)?;
-    let job = job(&order, output)?;
+    let job = job(&order, output, session.place)?;
     let topics = objects::Topics::create(session, &job, (mesh.vertices.len() / raster::VERTEX) as u64)?;
     let geometry = session.partner();
     let mut watcher = Watcher {
@@ -38,6 +38,11 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     session.report(killed_step(killed.as_ref(), &count))?;
     session.report(count.step(&job, time))?;
     session.report(count.compared(&job))?;
+    if job.brush == Brush::Cpu {
+        let step =
+            Step::new("kernels", "The same pixels by kernels", "Kernels compute what the CPU has computed here.");
+        session.report(step.untried(Some(PIXELS), "the CPU has drawn: --device cuda draws by kernels"))?;
+    }
     session.report(latency(&frames))?;
     session.report(alone(&job, &mesh, frames.len() as f64 / time.as_secs_f64()))?;
     let mut result = count.to_json();
@@ -72,7 +77,15 @@ fn refuse_broker(kill: Option<Victim>) -> Result<(), Failure> {
     ))
 }
 
-fn job(order: &Order, output: Output) -> Result<Job, Failure> {
+fn job(order: &Order, output: Output, place: Place) -> Result<Job, Failure> {
+    let brush = order.renderer.unwrap_or(if place == Place::Host { Brush::Cpu } else { Brush::Cuda });
+    if brush == Brush::Cuda && place == Place::Host {
+        return Err(Failure::new(
+            ErrorKind::Usage,
+            "cannot draw by kernels in host memory",
+            "put the memory on a GPU with --device cuda, or draw with --renderer cpu",
+        ));
+    }
     let frames = u64::from(order.frames);
     let rate = order.fps.or(order.live.then_some(LIVE_RATE));
     Ok(Job {
@@ -81,6 +94,7 @@ fn job(order: &Order, output: Output) -> Result<Job, Failure> {
         frames,
         renderers: order.renderers,
         tile: 0,
+        brush,
         rate,
         live: order.live,
         output,
@@ -484,8 +498,13 @@ impl Count {
             "Coverage, depth and light are integers, so that tiles of several processes fit together to the bit.",
         );
         if job.live {
-            return step.untried(Some(TILES), "with --live the tiles of a frame may be of different scenes");
+            let why = "with --live the tiles of a frame may be of different scenes";
+            return step.untried(Some(TILES), why).untried(Some(PIXELS), why);
         }
+        let step = match job.brush {
+            Brush::Cuda => step.says(PIXELS, self.different > 0),
+            Brush::Cpu => step,
+        };
         step.value("frames", format!("{} equal, {} different", self.compared - self.different, self.different))
             .says(TILES, self.different > 0)
             .judge(self.different == 0 && self.compared > 0, "the same pixels", "different pixels")

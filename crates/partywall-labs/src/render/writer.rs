@@ -3,10 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use partywall::{
-    TimelineWriter,
-    error::{Busy, InvalidData},
-};
+use partywall::{TimelineWriter, error::Busy};
 
 use super::{label::label, movie::Movie, objects::Header, *};
 
@@ -34,8 +31,8 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     }
     player.finish(
         "Frames into files",
-        "The writer is the only process that waits for a GPU. It checks the number of the frame in each pixel, encodes \
-         the frame, and says how many are written: the geometry waits for that.",
+        "The writer checks the number of the frame in each pixel, encodes the frame, and says how many are written: the \
+         geometry waits for that.",
         |step| step,
     )
 }
@@ -90,7 +87,7 @@ impl Writer {
     fn write(&mut self, player: &mut Player<'_>, header: &Header, sample: Sample) -> Result<bool, Failure> {
         player.begin();
         let mut pixels = match objects::elements::<u32>(&sample) {
-            Err(_) if has_failed(&sample) => {
+            Err(_) if objects::has_failed(sample.check())? => {
                 self.tainted += 1;
                 return Ok(false);
             }
@@ -141,11 +138,6 @@ fn is_torn(pixels: &[u32], size: Size, tile: Tile, tag: u8) -> bool {
         let first = (row * size.width + tile.x) as usize;
         pixels[first..first + tile.size.width as usize].iter().any(|pixel| (pixel >> 24) as u8 != tag)
     })
-}
-
-fn has_failed(sample: &Sample) -> bool {
-    use InvalidData::{SampleFailed, SampleTainted};
-    matches!(sample.check(), Err(Error::InvalidData(SampleFailed { .. } | SampleTainted { .. })))
 }
 
 /// By how many frames a tile may be behind the newest one before it is grey.

@@ -1,12 +1,13 @@
-//! Emulates Partywall's kernels, and one of the driver facts, by their names: those of
-//! `partywall-cuda/kernels/partywall.cu` here, those of `partywall-cuda/kernels/lab.cu` in [`lab`], those of
-//! `partywall-cuda/kernels/images.cu` in [`images`].
+//! Emulates, by their names, Partywall's kernels and that of one driver fact. Those of
+//! `partywall-cuda/kernels/partywall.cu` are here, those of `lab.cu` in [`lab`], those of `images.cu` in [`images`], and
+//! those of `render.cu` in [`render`].
 //!
 //! Their results do not depend on the shape of the grid: they stride over it, or take the amount of work as a
 //! parameter.
 
 mod images;
 mod lab;
+mod render;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -26,7 +27,12 @@ pub(crate) struct Kernel {
 
 /// Returns the emulation of the kernel with this name, if there is one.
 pub(crate) fn find(name: &str) -> Option<&'static Kernel> {
-    KERNELS.iter().chain(&lab::KERNELS).chain(&images::KERNELS).find(|kernel| kernel.name == name)
+    KERNELS
+        .iter()
+        .chain(&lab::KERNELS)
+        .chain(&images::KERNELS)
+        .chain(&render::KERNELS)
+        .find(|kernel| kernel.name == name)
 }
 
 static KERNELS: [Kernel; 5] = [

@@ -1,0 +1,180 @@
+//! The kernels of `partywall-cuda/kernels/render.cu`.
+
+use std::sync::atomic::Ordering;
+
+use super::{Kernel, aligned};
+use crate::abi::{Code, DevicePtr};
+use crate::memory::{self, HostRange, Want};
+use crate::queue::Runner;
+
+pub(super) static KERNELS: [Kernel; 3] = [
+    Kernel {
+        name: "pw_project",
+        parameters: &[8, 8, 8, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4],
+        run: |runner, parameters| {
+            let [vertices, corners, count, width, height, camera @ ..] = parameters else {
+                return Err(Code::INVALID_VALUE);
+            };
+            let vertices = words(runner, *vertices, *count, 24, Want::Read)?;
+            let corners = words(runner, *corners, *count, 16, Want::Write)?;
+            let camera: Vec<i64> = camera.iter().map(|element| signed(*element as u32)).collect();
+            for (vertex, corner) in vertices.words32().chunks_exact(6).zip(corners.words32().chunks_exact(4)) {
+                let vertex: Vec<i64> = vertex.iter().map(|word| signed(word.load(Ordering::Relaxed))).collect();
+                let projected = project(&vertex, &camera, *width as i64, *height as i64).unwrap_or([0; 4]);
+                for (word, value) in corner.iter().zip(projected) {
+                    word.store(value as u32, Ordering::Relaxed);
+                }
+            }
+            Ok(())
+        },
+    },
+    Kernel {
+        name: "pw_cover",
+        parameters: &[8, 8, 8, 8, 8, 4, 4, 4, 4],
+        run: |runner, parameters| {
+            let [corners, count, indices, triangles, fragments, x, y, width, height] = *parameters else {
+                return Err(Code::INVALID_VALUE);
+            };
+            let corners = words(runner, corners, count, 16, Want::Read)?;
+            let indices = words(runner, indices, triangles, 12, Want::Read)?;
+            let pixels = width.checked_mul(height).ok_or(Code::ILLEGAL_ADDRESS)?;
+            let fragments = words(runner, fragments, pixels, 8, Want::Write)?;
+            let [x, y, width, height] = [x, y, width, height].map(|side| side as i64);
+            let corner = |index: u32| {
+                let words = corners.words32().get(index as usize * 4..index as usize * 4 + 4)?;
+                Some([0, 1, 2, 3].map(|word: usize| signed(words[word].load(Ordering::Relaxed))))
+            };
+            for (number, triangle) in (0_u64..).zip(indices.words32().chunks_exact(3)) {
+                if number % 1024 == 0 {
+                    runner.pause();
+                    runner.context().check()?;
+                }
+                let [a, b, c] = [0, 1, 2].map(|index: usize| corner(triangle[index].load(Ordering::Relaxed)));
+                let (Some(a), Some(b), Some(c)) = (a, b, c) else { continue };
+                let Some(triangle) = Triangle::new(a, b, c) else { continue };
+                for row in triangle.span(1, y, height) {
+                    for column in triangle.span(0, x, width) {
+                        if let Some(fragment) = triangle.fragment(column * 256 + 128, row * 256 + 128) {
+                            let fragment = fragment | number << 8;
+                            let place = ((row - y) * width + column - x) as usize;
+                            fragments.words64()[place].fetch_max(fragment, Ordering::Relaxed);
+                        }
+                    }
+                }
+            }
+            Ok(())
+        },
+    },
+    Kernel {
+        name: "pw_shade",
+        parameters: &[8, 8, 8, 8, 8, 4, 4, 4],
+        run: |runner, parameters| {
+            let [fragments, colours, triangles, pixels, count, tinted, tint, tag] = *parameters else {
+                return Err(Code::INVALID_VALUE);
+            };
+            let fragments = words(runner, fragments, count, 8, Want::Read)?;
+            let colours = words(runner, colours, triangles, 4, Want::Read)?;
+            let pixels = words(runner, pixels, count, 4, Want::Write)?;
+            for (fragment, pixel) in fragments.words64().iter().zip(pixels.words32()) {
+                let fragment = fragment.load(Ordering::Relaxed);
+                let own = || colours.words32().get((fragment >> 8) as usize & 0x00ff_ffff);
+                let own = || own().map_or(BACKGROUND, |colour| colour.load(Ordering::Relaxed));
+                let colour = match fragment {
+                    0 => BACKGROUND,
+                    _ => lit(if tinted == 0 { own() } else { tint as u32 }, (fragment & 255) as u32),
+                };
+                pixel.store(colour & 0x00ff_ffff | (tag as u32) << 24, Ordering::Relaxed);
+            }
+            Ok(())
+        },
+    },
+];
+
+fn signed(word: u32) -> i64 {
+    word.cast_signed().into()
+}
+
+/// Returns `count` elements of `bytes` bytes, which must lie in one allocation.
+fn words(runner: &Runner, address: DevicePtr, count: u64, bytes: u64, want: Want) -> Result<HostRange, Code> {
+    aligned(address, if bytes == 8 { 8 } else { 4 })?;
+    let bytes = count.checked_mul(bytes).and_then(|bytes| usize::try_from(bytes).ok()).ok_or(Code::ILLEGAL_ADDRESS)?;
+    let range = memory::access(runner.context(), address, bytes, want)?;
+    if range.bytes() < bytes { Err(Code::ILLEGAL_ADDRESS) } else { Ok(range) }
+}
+
+/// Returns where a vertex is on the screen, its depth and its light.
+fn project(vertex: &[i64], camera: &[i64], width: i64, height: i64) -> Option<[i64; 4]> {
+    let row = |row: usize| {
+        let product = |column: usize| camera[4 * row + column].wrapping_mul(vertex[column]);
+        (product(0).wrapping_add(product(1)).wrapping_add(product(2)) >> 16) + camera[4 * row + 3]
+    };
+    let [right, up, away] = [row(0), row(1), row(2)];
+    if !(1 << 15..=FAR).contains(&away) || right.abs() > FAR || up.abs() > FAR {
+        return None;
+    }
+    let x = width * 128 + right * height * 384 / away;
+    let y = height * 128 - up * height * 384 / away;
+    let cosine = ((vertex[3] * 6144 + vertex[4] * 9216 - vertex[5] * 11_878) >> 14).clamp(0, 1 << 14);
+    let light = AMBIENT + ((cosine * (BRIGHTEST - AMBIENT)) >> 14);
+    (x.abs() <= GUARD && y.abs() <= GUARD).then_some([x, y, (1 << 39) / away, light])
+}
+
+/// A triangle with its corners in clockwise order.
+struct Triangle {
+    corners: [[i64; 4]; 3],
+    area: i64,
+}
+
+impl Triangle {
+    fn new(a: [i64; 4], b: [i64; 4], c: [i64; 4]) -> Option<Self> {
+        let area = (b[0] - a[0]) * (c[1] - a[1]) - (c[0] - a[0]) * (b[1] - a[1]);
+        let corners = if area < 0 { [a, c, b] } else { [a, b, c] };
+        let is_seen = corners.iter().all(|corner| corner[2] != 0);
+        (is_seen && area != 0).then_some(Self { corners, area: area.abs() })
+    }
+
+    /// Returns the pixels of a tile, along an axis, whose centres may lie within.
+    fn span(&self, axis: usize, start: i64, length: i64) -> std::ops::Range<i64> {
+        let along = self.corners.map(|corner| corner[axis]);
+        let least = along[0].min(along[1]).min(along[2]);
+        let most = along[0].max(along[1]).max(along[2]);
+        ((least + 127) >> 8).max(start)..(((most - 128) >> 8) + 1).min(start + length)
+    }
+
+    /// Returns depth and level at a place, if the triangle covers it.
+    fn fragment(&self, x: i64, y: i64) -> Option<u64> {
+        let is_inside = |edge: usize| {
+            let [from, to] = [self.corners[edge], self.corners[(edge + 1) % 3]];
+            let [dx, dy] = [to[0] - from[0], to[1] - from[1]];
+            let side = dx * (y - from[1]) - dy * (x - from[0]);
+            side > 0 || side == 0 && (dy < 0 || dy == 0 && dx > 0)
+        };
+        if !(is_inside(0) && is_inside(1) && is_inside(2)) {
+            return None;
+        }
+        Some(self.value(2, x, y) << 32 | self.value(3, x, y) >> 8)
+    }
+
+    /// Returns a value of the corners at a place, with 14 fractional bits in between.
+    fn value(&self, which: usize, x: i64, y: i64) -> u64 {
+        let [a, b, c] = self.corners;
+        let [second, third] = [b[which] - a[which], c[which] - a[which]];
+        let right = ((second * (c[1] - a[1]) - third * (b[1] - a[1])) << 14) / self.area;
+        let down = ((third * (b[0] - a[0]) - second * (c[0] - a[0])) << 14) / self.area;
+        let change = right.wrapping_mul(x - a[0]).wrapping_add(down.wrapping_mul(y - a[1]));
+        let value = (a[which] << 14).wrapping_add(change) >> 14;
+        let [least, most] = [a[which].min(b[which]).min(c[which]), a[which].max(b[which]).max(c[which])];
+        value.clamp(least, most) as u64
+    }
+}
+
+fn lit(colour: u32, level: u32) -> u32 {
+    let channel = |shift: u32| ((((colour >> shift) & 255) * (3 * level + 34)) >> 7) << shift;
+    channel(0) | channel(8) | channel(16)
+}
+
+const BACKGROUND: u32 = 0x0022_1812;
+const FAR: i64 = 1 << 22;
+const GUARD: i64 = 1 << 21;
+const AMBIENT: i64 = 2 << 8;
+const BRIGHTEST: i64 = (32 << 8) - 1;
