@@ -112,6 +112,12 @@ const TEST: &[Step] = &[
     },
     Step { name: "namespaces", about: "tests in namespaces of Linux", lane: Lane::Main, run: rust::in_namespaces },
     Step { name: "with-python", about: "tests in Rust that start Python", lane: Lane::Main, run: rust::with_python },
+    Step {
+        name: "vulkan",
+        about: "segments and timelines in Vulkan, on a CPU's driver under the validation layer",
+        lane: Lane::Main,
+        run: rust::with_vulkan,
+    },
     Step { name: "without-gpu", about: "tests for machines without a GPU", lane: Lane::Main, run: rust::without_gpu },
     Step {
         name: "simulated-gpu",

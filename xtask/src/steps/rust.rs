@@ -29,7 +29,7 @@ const EXAMPLES: [&str; 9] = [
 ];
 
 /// Parts of the names of tests that need a feature that a machine may lack.
-const NEEDS: [&str; 3] = ["needs_namespaces", "needs_python", "needs_no_gpu"];
+const NEEDS: [&str; 4] = ["needs_namespaces", "needs_python", "needs_no_gpu", "needs_vulkan"];
 
 /// A selection of tests.
 #[derive(Default)]
@@ -87,6 +87,28 @@ pub(super) fn with_python(workspace: &Workspace) -> Outcome {
         return Outcome::Skipped("there is no Python 3.9 or later here".to_owned());
     }
     run_those_that("needs_python", workspace)
+}
+
+/// The tests run on lavapipe, Vulkan's driver for CPUs, under the validation layer.
+pub(super) fn with_vulkan(workspace: &Workspace) -> Outcome {
+    let manifests = |variable: &str, folder: &str, name: &str| {
+        let places = std::env::var_os(variable);
+        let places = places.iter().flat_map(|places| std::env::split_paths(places));
+        let standard =
+            ["/usr/share/vulkan", "/usr/local/share/vulkan", "/etc/vulkan"].map(|at| Path::new(at).join(folder));
+        // The variable names files or folders.
+        places.chain(standard).any(|place| {
+            let is_it = |path: &Path| path.file_name().is_some_and(|file| file.to_string_lossy().contains(name));
+            let mut entries = place.read_dir().into_iter().flatten().flatten();
+            is_it(&place) || entries.any(|entry| is_it(&entry.path()))
+        })
+    };
+    let driver = manifests("VK_DRIVER_FILES", "icd.d", "lvp");
+    if !driver || !manifests("VK_LAYER_PATH", "explicit_layer.d", "VkLayer_khronos_validation") {
+        let what = "there is no Vulkan driver for CPUs, or no validation layer";
+        return Outcome::Skipped(format!("{what}: apt-get install mesa-vulkan-drivers vulkan-validationlayers"));
+    }
+    run_those_that("needs_vulkan", workspace)
 }
 
 pub(super) fn without_gpu(workspace: &Workspace) -> Outcome {
