@@ -45,7 +45,7 @@ impl<'a> Trace<'a> {
     /// Those of the writer.
     pub(super) fn write(&self, out: &mut impl Write) -> io::Result<()> {
         write!(out, "{{\"displayTimeUnit\":\"ns\",\"otherData\":{{\"lost\":{}}},\"traceEvents\":[", self.lost)?;
-        let heads = self.pids().into_iter().map(|pid| self.head(pid));
+        let heads = self.pids().into_iter().filter_map(|pid| self.head(pid));
         let slices = self.events.iter().map(|event| self.slice(event));
         let points = self.arrows.iter().enumerate().flat_map(|(number, arrow)| self.points(number, arrow));
         for (index, value) in heads.chain(slices).chain(points).enumerate() {
@@ -70,9 +70,10 @@ impl<'a> Trace<'a> {
         self.events.iter().map(|event| event.pid).collect()
     }
 
-    fn head(&self, pid: u32) -> Value {
-        let command = self.commands.get(&pid).map_or("", String::as_str);
-        json!({ "ph": "M", "name": "process_name", "pid": pid, "args": { "name": command } })
+    /// Returns the record that names a process, if its command line is known. Viewers show the pid of any other.
+    fn head(&self, pid: u32) -> Option<Value> {
+        let command = self.commands.get(&pid).filter(|command| !command.is_empty())?;
+        Some(json!({ "ph": "M", "name": "process_name", "pid": pid, "args": { "name": command } }))
     }
 
     fn slice(&self, event: &TraceEvent) -> Value {

@@ -16,7 +16,7 @@ use std::{
 };
 
 use clap::Args;
-use partywall::{ErrorKind, Pattern, TraceEvent, Tracer};
+use partywall::{Domain, ErrorKind, Pattern, TraceEvent, Tracer};
 use serde_json::json;
 
 use crate::{Context, failure::Failure, signals, text};
@@ -41,10 +41,17 @@ pub(crate) struct Arguments {
     max_events: usize,
 }
 
+/// Returns the command lines of the domain's processes.
+fn command_lines(domain: &Domain) -> Result<BTreeMap<u32, String>, Failure> {
+    Ok(domain.members()?.into_iter().map(|member| (member.pid, member.command)).collect())
+}
+
 /// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let stop = signals::cancel_flag()?;
     let domain = context.options().start(false).operator(true).connect()?;
+    // Asked before the first event: a process may record one and be gone at the next reading.
+    let mut commands = command_lines(&domain)?;
     let file = create(arguments)?;
     let mut tracer = domain.trace();
     let start = Instant::now();
@@ -52,13 +59,12 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     output.note(format!("tracing the domain at {}; Ctrl-C ends it", domain.socket().display()));
     let mut events: Vec<TraceEvent> = Vec::new();
     let mut left_out = 0_u64;
-    let mut commands = BTreeMap::new();
     loop {
         let is_over = start.elapsed() >= arguments.seconds || stop.load(Ordering::Relaxed);
         let read = tracer.read()?;
         // Asked while the processes are still there.
         if read.iter().any(|event| !commands.contains_key(&event.pid)) {
-            commands.extend(domain.members()?.into_iter().map(|member| (member.pid, member.command)));
+            commands.extend(command_lines(&domain)?);
             for event in &read {
                 commands.entry(event.pid).or_default();
             }
