@@ -78,11 +78,11 @@ pub(super) enum Keyboard {
 ///
 /// # Errors
 /// Those of the kernel.
-pub(super) fn wait_for_key(patience: Duration) -> io::Result<Keyboard> {
+pub(super) fn wait_for_key(timeout: Duration) -> io::Result<Keyboard> {
     let stdin = stdin();
     let mut fds = [PollFd::new(&stdin, PollFlags::IN)];
-    let patience = Timespec::try_from(patience).map_err(|_| Errno::INVAL)?;
-    match poll(&mut fds, Some(&patience)) {
+    let timeout = Timespec::try_from(timeout).map_err(|_| Errno::INVAL)?;
+    match poll(&mut fds, Some(&timeout)) {
         Ok(0) => Ok(Keyboard::Silent),
         Ok(_) if fds[0].revents() == PollFlags::IN => Ok(Keyboard::Pressed),
         Ok(_) => Ok(Keyboard::Gone),
