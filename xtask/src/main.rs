@@ -7,15 +7,19 @@
 //! | [`tools`] | the workspace, child processes, and tools that are not part of Rust |
 //! | [`lines`] | `lines`: the code lines of each crate |
 //! | [`ptx`] | `ptx`: the GPU kernels, compiled and compared |
+//! | [`spirv`] | `spirv`: the shaders, compiled and compared |
+//! | [`fuzz`] | `fuzz`: the fuzz targets, and a short run of each |
 //! | [`gpu_bundle`] | `gpu-bundle`: what a machine with a GPU needs to run the tests there |
 
 #![allow(clippy::print_stdout, reason = "a program that people run and read; the lint is meant for libraries")]
 
 mod changes;
+mod fuzz;
 mod gpu_bundle;
 mod lines;
 mod pages;
 mod ptx;
+mod spirv;
 mod steps;
 mod tools;
 
@@ -32,8 +36,10 @@ usage: cargo xtask COMMAND
   test --long     what takes too long for that, and nothing else; CI runs both
   test --list     the steps of both, with their names
   test --only STEP...   these steps alone
+  fuzz TARGET SECONDS   run a target of fuzz/ for so long, and keep inputs that reach new code
   ptx             compile crates/*/kernels/*.cu to PTX, which is checked in
   ptx --check     compile them and compare with what is checked in
+  spirv           compile */*/kernels/*.comp to SPIR-V, which is checked in
   gpu-bundle      pack the binary, the GPU tests and the benchmarks into target/gpu-bundle/, to be
                   run on a machine that has an NVIDIA driver and nothing else
   lines           count the code lines in crates/*/src, without tests, comments and blank lines
@@ -55,8 +61,10 @@ fn main() -> ExitCode {
         ["test", "--only", names @ ..] if !names.is_empty() => {
             Workspace::locate().and_then(|workspace| steps::only(&workspace, names))
         }
+        ["fuzz", target, seconds] => Workspace::locate().and_then(|workspace| fuzz::run(&workspace, target, seconds)),
         ["ptx"] => ptx::regenerate(),
         ["ptx", "--check"] => check_ptx(),
+        ["spirv"] => Workspace::locate().and_then(|workspace| spirv::regenerate(&workspace)),
         ["gpu-bundle"] => Workspace::locate().and_then(|workspace| gpu_bundle::build(&workspace)),
         ["lines"] => Workspace::locate().and_then(|workspace| print_lines(&workspace.root)),
         ["lines", root] => print_lines(Path::new(root)),

@@ -14,7 +14,7 @@ const CARGO_DENY: Tool = Tool { name: "cargo-deny", version: "0.20.2", oldest: (
 /// Older versions cannot read our `book.toml`. The default features, a server and search, need most of its dependencies.
 const MDBOOK: Tool = Tool { name: "mdbook", version: "0.5.4", oldest: (0, 5), options: &["--no-default-features"] };
 
-/// A program of crates.io.
+/// A program that cargo can install.
 struct Tool {
     name: &'static str,
     /// The version that is built when none is found.
@@ -33,6 +33,8 @@ pub(crate) struct Workspace {
     pub(crate) packages: Vec<Package>,
     pub(crate) once: Arc<Once>,
     cargo: OsString,
+    /// True if cargo keeps what speeds up the next compilation.
+    incremental: bool,
     /// The file that receives the output, if it is not the terminal.
     log: Option<Arc<File>>,
 }
@@ -79,7 +81,19 @@ impl Workspace {
         };
         let packages = metadata["packages"].as_array().ok_or_else(lacks("packages"))?;
         let packages = packages.iter().map(package).collect::<Option<_>>().ok_or_else(lacks("packages"))?;
-        Ok(Self { target: path("target_directory")?, root, packages, once: Arc::default(), cargo, log: None })
+        let target = path("target_directory")?;
+        Ok(Self { target, root, packages, once: Arc::default(), cargo, incremental: true, log: None })
+    }
+
+    /// Returns the same workspace for a run that compiles everything once, if this clone is not developed in.
+    ///
+    /// To keep what speeds up the next compilation costs a fifth of the first one. Cargo keeps the builds with and without
+    /// it apart, so a clone in which something was built incrementally stays incremental. This program does not count.
+    pub(crate) fn compiling_once(&self) -> Self {
+        let kept = entries(&self.target.join("debug/incremental")).unwrap_or_default();
+        let is_ours =
+            |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("xtask-"));
+        Self { incremental: !kept.iter().all(is_ours), ..self.clone() }
     }
 
     /// Returns the same workspace with its output in a file.
@@ -91,7 +105,15 @@ impl Workspace {
     pub(crate) fn cargo<'a>(&self, arguments: impl IntoIterator<Item = &'a str>) -> Command {
         let mut command = Command::new(&self.cargo);
         command.args(arguments).current_dir(&self.root);
+        self.compile_as_chosen(&mut command);
         command
+    }
+
+    /// Makes a command, and every cargo that it starts, build incrementally or not. A choice of the user prevails.
+    pub(crate) fn compile_as_chosen(&self, command: &mut Command) {
+        if !self.incremental && std::env::var_os("CARGO_INCREMENTAL").is_none() {
+            command.env("CARGO_INCREMENTAL", "0");
+        }
     }
 
     /// Returns the command of a program that cargo has built, in the root of the workspace. `cargo run` could select other
@@ -127,7 +149,7 @@ impl Workspace {
         judge(command, status)
     }
 
-    /// Like [`run`](Self::run), but writes what the command prints to a file.
+    /// Runs a command as [`run`](Self::run) does, and writes its output to a file.
     pub(crate) fn run_into(&self, file: File, command: &mut Command) -> Result<(), String> {
         self.announce(command);
         let status =
@@ -135,7 +157,7 @@ impl Workspace {
         judge(command, status)
     }
 
-    /// Like [`run`](Self::run), but ends the command when it takes longer than `limit`.
+    /// Runs a command as [`run`](Self::run) does, and ends it after `limit`.
     pub(crate) fn run_within(&self, limit: Duration, command: &mut Command) -> Result<(), String> {
         let mut child = self.start(command)?;
         let start = Instant::now();
@@ -293,6 +315,19 @@ mod tests {
             let text = format!("{} {}", tool.name, tool.version);
             assert!(version(&text).unwrap() >= tool.oldest);
         }
+    }
+
+    #[test]
+    fn clone_that_nobody_develops_in_is_compiled_once() {
+        let target = std::env::temp_dir().join(format!("xtask-incremental-{}", std::process::id()));
+        let kept = target.join("debug/incremental");
+        let workspace = Workspace { target: target.clone(), ..Workspace::locate().unwrap() };
+        assert!(workspace.incremental && !workspace.compiling_once().incremental);
+        std::fs::create_dir_all(kept.join("xtask-1a2b")).unwrap();
+        assert!(!workspace.compiling_once().incremental);
+        std::fs::create_dir(kept.join("partywall-1a2b")).unwrap();
+        assert!(workspace.compiling_once().incremental);
+        std::fs::remove_dir_all(target).unwrap();
     }
 
     #[test]

@@ -1,20 +1,22 @@
 //! Binds and removes the socket at which members look for the broker.
 
 use std::{
+    ffi::OsStr,
     io,
-    os::fd::OwnedFd,
+    os::{fd::OwnedFd, unix::ffi::OsStrExt},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
+use crate::Config;
 use partywall_os::{
     Errno,
     dir::{DirLock, PrivateDir, Unsafe},
     socket,
 };
 use rustix::{
-    fs::{self, FileType},
-    net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
+    fs::{self, Access, FileType},
+    net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt},
 };
 
 /// Why a broker did not start. A failed start changes nothing.
@@ -53,6 +55,18 @@ pub enum StartError {
         /// The kind of file found there.
         found: String,
     },
+    /// The socket that a service manager has passed is not the one that members look for.
+    #[error("the socket that the service manager has passed cannot be used: {why}")]
+    Inherited {
+        /// What is wrong with it.
+        why: String,
+    },
+    /// What the former process of a supervised broker knew cannot be restored.
+    #[error("the journal of the broker cannot be read: {why}")]
+    Journal {
+        /// What is wrong with it.
+        why: String,
+    },
     /// The path exceeds the maximum length of a socket address.
     #[error("the socket's path {} has {} bytes, and the limit is 107", path.display(), path.as_os_str().len())]
     PathTooLong {
@@ -61,7 +75,7 @@ pub enum StartError {
     },
     /// The process may open too few files for the requested number of members.
     #[error(
-        "cannot serve {clients} members with {open_files} open files: {needed} are needed, 3 for each member, \
+        "cannot serve {clients} members with {open_files} open files: {needed} are needed, 4 for each member, \
          {memory} for memory and the rest for the broker itself"
     )]
     TooFewFiles {
@@ -111,17 +125,83 @@ pub(crate) struct Place {
 }
 
 impl Place {
+    /// Listens where `config` says, or takes `listener` from a service manager.
+    pub(crate) fn for_broker(config: &Config, listener: Option<OwnedFd>) -> Result<Self, StartError> {
+        match listener {
+            Some(listener) => Self::inherit(&config.socket, listener),
+            None => Self::take(&config.socket, config.starter_holds_lock),
+        }
+    }
+
     /// Listens at `path`. Replaces only the socket file of a dead broker.
-    pub(crate) fn take(path: &Path, starter_holds_lock: bool) -> Result<Self, StartError> {
-        let path = std::path::absolute(path)
-            .map_err(|errno| StartError::Errno { what: format!("resolve {}", path.display()), errno })?;
+    fn take(path: &Path, starter_holds_lock: bool) -> Result<Self, StartError> {
+        let path = absolute(path)?;
         // The lock makes the second of two brokers that start at once find the first one's socket.
         let directory = open_directory(&path, true)?;
         let _lock = if starter_holds_lock { None } else { Some(lock(directory)?) };
         clear(&path)?;
         let listener = socket::listen(&path).map_err(StartError::at("listen at", &path))?;
-        let file = SocketFile::of(path)?;
+        let file = SocketFile::of(path, false)?;
         Ok(Self { listener, file })
+    }
+
+    /// Serves a socket that a service manager has bound to `path`.
+    fn inherit(path: &Path, listener: OwnedFd) -> Result<Self, StartError> {
+        let path = absolute(path)?;
+        open_directory(&path, false)?;
+        let why = |why: String| StartError::Inherited { why };
+        let bound = bound_to(&listener).map_err(why)?;
+        if bound != path {
+            return Err(why(format!(
+                "it listens at {}, and this broker's socket is {}",
+                bound.display(),
+                path.display()
+            )));
+        }
+        // Members learn from the kernel which process called `listen` last: that must be this one.
+        net::listen(&listener, socket::BACKLOG).map_err(StartError::at("listen at", &path))?;
+        socket::set_nonblocking(&listener).map_err(StartError::at("listen at", &path))?;
+        let file = SocketFile::of(path, true)?;
+        Ok(Self { listener, file })
+    }
+}
+
+/// Returns the path of a listening Unix stream socket, or why it is none.
+fn bound_to(listener: &OwnedFd) -> Result<PathBuf, String> {
+    let kind = |errno: Errno| match errno {
+        Errno::NOTSOCK => "it is not a socket".to_owned(),
+        errno => errno.to_string(),
+    };
+    if sockopt::socket_domain(listener).map_err(kind)? != AddressFamily::UNIX
+        || sockopt::socket_type(listener).map_err(kind)? != SocketType::STREAM
+    {
+        return Err("it is not a Unix stream socket".into());
+    }
+    if !sockopt::socket_acceptconn(listener).map_err(kind)? {
+        return Err("it does not listen".into());
+    }
+    let address = net::getsockname(listener).and_then(SocketAddrUnix::try_from).map_err(kind)?;
+    let path = address.path_bytes().ok_or("it has no path in the file system")?;
+    Ok(PathBuf::from(OsStr::from_bytes(path)))
+}
+
+/// Checks whether [`Place::take`] can succeed at `path`, and changes nothing.
+pub(crate) fn check(path: &Path) -> Result<(), StartError> {
+    let path = absolute(path)?;
+    SocketAddrUnix::new(&path).map_err(StartError::at("listen at", &path))?;
+    match open_directory(&path, false) {
+        // A missing directory is created, but not its parent.
+        Err(StartError::Directory { path: directory, why: Unsafe::Errno(Errno::NOENT) }) => {
+            let parent = directory.parent().unwrap_or(Path::new("/"));
+            let why = match fs::access(parent, Access::EXISTS | Access::WRITE_OK | Access::EXEC_OK) {
+                Ok(()) => return Ok(()),
+                Err(Errno::NOENT) => Unsafe::NoParent(parent.to_owned()),
+                Err(errno) => Unsafe::Errno(errno),
+            };
+            Err(StartError::Directory { path: directory, why })
+        }
+        Err(error) => Err(error),
+        Ok(_) => stale(&path).map(drop),
     }
 }
 
@@ -129,21 +209,26 @@ impl Place {
 #[derive(Debug)]
 pub(crate) struct Sought;
 
-/// The file of a socket that this process created.
-#[derive(Debug)]
+/// The file of the socket that this process listens on.
+#[derive(Debug, Clone)]
 pub(crate) struct SocketFile {
     path: PathBuf,
     identity: (u64, u64),
+    /// Whether the file belongs to a service manager, which keeps listening.
+    inherited: bool,
 }
 
 impl SocketFile {
-    fn of(path: PathBuf) -> Result<Self, StartError> {
+    fn of(path: PathBuf, inherited: bool) -> Result<Self, StartError> {
         let stat = fs::lstat(&path).map_err(StartError::at("stat", &path))?;
-        Ok(Self { identity: (stat.st_dev, stat.st_ino), path })
+        Ok(Self { identity: (stat.st_dev, stat.st_ino), path, inherited })
     }
 
-    /// Removes the file, unless another process has replaced it.
+    /// Removes the file, unless another process has created or replaced it.
     pub(crate) fn remove(&self) {
+        if self.inherited {
+            return;
+        }
         let ours = |stat: fs::Stat| (stat.st_dev, stat.st_ino) == self.identity;
         if fs::lstat(&self.path).is_ok_and(ours)
             && let Err(error) = fs::unlink(&self.path)
@@ -167,6 +252,10 @@ impl SocketFile {
     }
 }
 
+fn absolute(path: &Path) -> Result<PathBuf, StartError> {
+    std::path::absolute(path).map_err(|errno| StartError::Errno { what: format!("resolve {}", path.display()), errno })
+}
+
 fn open_directory(socket: &Path, create: bool) -> Result<PrivateDir, StartError> {
     let path = socket.parent().unwrap_or(Path::new("/"));
     PrivateDir::open(path, create).map_err(|why| StartError::Directory { path: path.to_owned(), why })
@@ -183,9 +272,24 @@ fn lock(directory: PrivateDir) -> Result<DirLock, StartError> {
 
 /// Removes the socket at `path` if no process listens on it.
 fn clear(path: &Path) -> Result<(), StartError> {
+    if !stale(path)? {
+        return Ok(());
+    }
+    tracing::info!(path = %path.display(), "replacing the socket of a dead broker");
+    match fs::unlink(path) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(errno) => Err(StartError::at("unlink", path)(errno)),
+    }
+}
+
+/// Returns whether there is a socket at `path` on which no process listens.
+///
+/// # Errors
+/// [`StartError`] if a process listens there, or if the path names something else.
+fn stale(path: &Path) -> Result<bool, StartError> {
     let found = match fs::lstat(path) {
         Ok(stat) => FileType::from_raw_mode(stat.st_mode),
-        Err(Errno::NOENT) => return Ok(()),
+        Err(Errno::NOENT) => return Ok(false),
         Err(errno) => return Err(StartError::at("stat", path)(errno)),
     };
     if found != FileType::Socket {
@@ -193,13 +297,7 @@ fn clear(path: &Path) -> Result<(), StartError> {
     }
     match probe(path) {
         Ok(pid) => Err(StartError::AlreadyRunning { socket: path.to_owned(), pid }),
-        Err(Errno::CONNREFUSED | Errno::NOENT) => {
-            tracing::info!(path = %path.display(), "replacing the socket of a dead broker");
-            match fs::unlink(path) {
-                Ok(()) | Err(Errno::NOENT) => Ok(()),
-                Err(errno) => Err(StartError::at("unlink", path)(errno)),
-            }
-        }
+        Err(Errno::CONNREFUSED | Errno::NOENT) => Ok(true),
         Err(errno) => Err(StartError::at("connect to", path)(errno)),
     }
 }

@@ -128,8 +128,9 @@ pub(crate) struct Resolved {
     pub(crate) given: Limits,
 }
 
-/// File descriptors of a client: the call socket, the events socket, the pidfd.
-const FDS_PER_CLIENT: u64 = 3;
+/// File descriptors of a client: the call socket, the events socket, the pidfd; and its former call socket, for a moment after
+/// a restart of the broker.
+const FDS_PER_CLIENT: u64 = 4;
 
 /// Connections for operators, which are not members: enough for a few `ps` and `stop` while no further member is admitted.
 pub(crate) const OPERATORS: u64 = 16;
@@ -154,9 +155,9 @@ mod tests {
     #[test]
     fn clients_and_versions_share_the_fd_limit() {
         let few = Limits::default().resolve(1024).unwrap();
-        assert_eq!((few.clients, few.fds), (128, 1024 - 3 * 128 - FDS_OF_OURS));
+        assert_eq!((few.clients, few.fds), (128, 1024 - 4 * 128 - FDS_OF_OURS));
         let many = Limits::default().resolve(1 << 30).unwrap();
-        assert_eq!((many.clients, many.fds), (4096, (1 << 30) - 3 * 4096 - FDS_OF_OURS));
+        assert_eq!((many.clients, many.fds), (4096, (1 << 30) - 4 * 4096 - FDS_OF_OURS));
         let rows = Limits { clients: Some(1 << 20), ..Limits::default() }.resolve(1 << 30).unwrap();
         assert_eq!(rows.clients, (1 << 16) - 1);
         let given = Limits { fds: Some(7), clients: Some(5), message: 1, ..Limits::default() }.resolve(1024).unwrap();
@@ -175,7 +176,7 @@ mod tests {
     fn limits_without_room_for_memory_are_refused_with_sufficient_numbers() {
         let crowded = Limits { clients: Some(12_000), ..Limits::default() };
         let (needed, room) = refused(&crowded, 20_000);
-        assert_eq!((needed, room), (36_240, 6586));
+        assert_eq!((needed, room), (48_256, 4936));
         assert_eq!(crowded.resolve(needed).unwrap().fds, MIN_FDS_FOR_MEMORY);
         assert!(Limits { clients: Some(room), ..Limits::default() }.resolve(20_000).is_ok());
 

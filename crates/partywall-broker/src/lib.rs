@@ -10,11 +10,14 @@
 //! |---|---|---|
 //! | `registry` | names, versions, leases, claims, waiting requests, timelines, semaphores, members | pure: events in, effects out |
 //! | `server` | sockets, file descriptors, control memory, clocks, proofs of death | no decision that the registry could make |
+//! | [`supervisor`] | the process that restarts a broker which dies | one thread; allocates and opens nothing once the worker runs |
+//! | `journal` | what a restarted broker continues with | knows neither the registry nor the server |
 //! | `bind` | the place where members look for the broker | replaces only what is provably dead |
 //! | [`log`] | a log file of bounded size | independent of the rest |
 //!
 //! One thread does everything except closing file descriptors. Closing may stall in the GPU's driver, so a second
-//! thread does it.
+//! thread does it. A broker that is served by [`Broker::bind`] ends with its process. Under a
+//! [`Supervisor`](supervisor::Supervisor) another process continues what a dead one did.
 //!
 //! ```no_run
 //! use partywall_broker::{Broker, Config};
@@ -28,14 +31,18 @@
 
 mod bind;
 mod config;
+mod journal;
 pub mod log;
 mod registry;
 mod server;
+pub mod supervisor;
 
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
+
+use partywall_os::supervision::LeftOpen;
 
 pub use bind::StartError;
 pub use config::{Config, Limits};
@@ -53,7 +60,30 @@ impl Broker {
     /// # Errors
     /// [`StartError`] if another broker listens there or the place is unsafe. A failed bind changes nothing.
     pub fn bind(config: Config) -> Result<Self, StartError> {
-        Ok(Self { server: server::event_loop::Server::bind(config)? })
+        let limits = config.limits.resolve(partywall_os::process::raise_fd_limit())?;
+        let place = bind::Place::for_broker(&config, None)?;
+        Ok(Self { server: server::event_loop::Server::new(config, limits, place, None)? })
+    }
+
+    /// Serves what a supervisor has bound.
+    fn of_worker(
+        config: Config,
+        limits: config::Resolved,
+        place: bind::Place,
+        supervised: server::Supervised,
+        left: LeftOpen,
+    ) -> Result<Self, StartError> {
+        let server = server::event_loop::Server::new(config, limits, place, Some((supervised, left)))?;
+        Ok(Self { server })
+    }
+
+    /// Checks whether [`Broker::bind`] can succeed, and changes nothing except the limit of open files.
+    ///
+    /// # Errors
+    /// As [`Broker::bind`].
+    pub fn check(config: &Config) -> Result<(), StartError> {
+        config.limits.resolve(partywall_os::process::raise_fd_limit())?;
+        bind::check(&config.socket)
     }
 
     /// Serves until a member or a [`StopHandle`] ends the broker, or until it has been idle for [`Config::idle_exit`].
@@ -102,6 +132,15 @@ impl From<StopHandle> for OwnedFd {
     fn from(handle: StopHandle) -> Self {
         handle.0
     }
+}
+
+/// Does what the bytes of a fuzzer stand for to the registry and to its model.
+///
+/// # Panics
+/// If the two differ: the fuzzer has found something.
+#[cfg(fuzzing)]
+pub fn fuzz_registry(input: &[u8]) {
+    registry::fuzz(input);
 }
 
 /// Why a broker ended.

@@ -8,7 +8,7 @@
 //! - a [`QueueHolder`], a queue that holds a segment: `name`, `version`, `attachment` (the number by which its tasks name
 //!   the segment);
 //! - a [`HolderInfo`]: `pid`, `command`, `leases`, `blocks` (if a pool, topic or queue is shown), `tasks` (if a queue is
-//!   shown: the tasks that it works on), `unproven` (whether it is dead and what it holds is in quarantine);
+//!   shown: the tasks that it works on), `waiting` (its threads that wait for a block or permit), `unproven` (whether it is dead and what it holds is in quarantine);
 //! - a [`MemberInfo`]: `member`, `pid`, `uid`, `command`, `state` (`alive`, `hung`, `lost_context`, `suspect`, `evicted`,
 //!   `held_by_child`, `unproven`, `dead`), `doubt` (why its death does not prove that its work has ended: `mps`,
 //!   `no_pidfd` or null), `mps` (the directory of the MPS daemon whose client it is, or null), `quiet_ms` (since its last heartbeat; null if none is expected), `leases`, `timelines` (that it
@@ -18,20 +18,21 @@
 pub(crate) mod control;
 
 use partywall::{
-    Domain, Limit, Place, TimelineEnding, bytes,
+    Domain, Limit, Place, Then, TimelineEnding, bytes,
     info::{
-        Enforcement, HolderInfo, Kind, MemberInfo, MemberState, NameInfo, Named, ObjectHolder, ObjectInfo, Promises,
-        QueueHolder, SemaphoreInfo, TimelineInfo, VersionInfo,
+        Enforcement, HolderInfo, Kind, MemberInfo, MemberState, NameInfo, Named, Notice, ObjectHolder, ObjectInfo,
+        Promises, QueueHolder, SemaphoreInfo, TimelineInfo, VersionInfo,
     },
 };
 use serde_json::{Value, json};
 
-use crate::text::count;
+use crate::text::{self, count};
 
 /// Returns a version: `version`, `kind`, `place`, `bytes`, `tensors`, `mutable`, `reserved`
 /// (bytes that it may grow to, 0 if it cannot grow), `growths` (how often it has grown), `lifetime` (`kept`, `owned` or
-/// `shared`), `committer` (a pid), `leases`, `committed_at_ms` (since 1970), `control` (of a pool, topic or queue
-/// [`control::shape`], else null).
+/// `shared`), `committer` (a pid), `leases`, `committed_at_ms` (since 1970), `notice` (of its withdrawal, if that has a
+/// deadline: `pid` of the process that withdrew it, `at_ms`, `until_ms`, `then`: `wait`, `stale` or `evict`; else null),
+/// `control` (of a pool, topic or queue [`control::shape`], else null).
 pub(crate) fn version(version: &VersionInfo) -> Value {
     let mut value = json!(version);
     value["place"] = json!(place(version.place.into()));
@@ -71,15 +72,35 @@ pub(crate) fn promises(kind: Kind, mutable: bool) -> String {
 }
 
 /// Returns a name in a listing: `name`, `latest` (a version, or null for a removed name whose versions are still held),
-/// `older_versions`, `older_bytes`, `usage` (of a pool, topic or queue [`control::usage`], else null).
+/// `older_versions`, `older_bytes`, `notice` (as of a version), `usage` (of a pool, topic or queue [`control::usage`], else
+/// null).
 pub(crate) fn name(name: &NameInfo) -> Value {
     json!({
         "name": name.name,
         "latest": name.latest.as_ref().map(version),
         "older_versions": name.older,
         "older_bytes": name.older_bytes,
+        "notice": name.notice,
         "usage": name.usage.as_ref().map(control::usage),
     })
+}
+
+/// Returns a withdrawal with a deadline: `its readers have 9 s to drop it, then they are evicted`.
+pub(crate) fn notice(notice: &Notice) -> String {
+    let left = text::until(notice.until);
+    match (notice.then, left.is_zero()) {
+        (then, false) => {
+            let then = match then {
+                Then::Wait => "its memory stays until the last of them does",
+                Then::Stale => "they get no new view of it",
+                Then::Evict => "they are evicted",
+            };
+            format!("its readers have {} to drop it, then {then}", text::duration(left))
+        }
+        (Then::Wait, true) => "its readers had to drop it by now".into(),
+        (Then::Stale, true) => "its readers get no new view of it".into(),
+        (Then::Evict, true) => "its readers were evicted".into(),
+    }
 }
 
 /// Returns the writer of a timeline, or why it has none.
@@ -283,10 +304,11 @@ pub(crate) fn name_line(name: &NameInfo) -> String {
             )
         }
         None => format!(
-            "{} (removed), {} in {} still held",
+            "{} (removed), {} in {} still held{}",
             name.name,
             bytes(name.older_bytes),
-            count(name.older.into(), "version")
+            count(name.older.into(), "version"),
+            name.notice.map_or_else(String::new, |notice| format!("; {}", self::notice(&notice)))
         ),
     }
 }
@@ -318,6 +340,11 @@ pub(crate) fn mps_line((pipes, pids): &(&str, Vec<u32>)) -> String {
     // The path is what a member says.
     format!("under the MPS daemon at {}: {pids}", shorten(pipes, LONG))
 }
+
+/// The price of MPS, for those whose members are under a daemon of [`mps_daemons`].
+pub(crate) const MPS_PRICE: &str = "under MPS a fault, or a kill in a long kernel, can end CUDA in all clients of a daemon; \
+    a client's death does not prove that its GPU work has ended, so what it held goes to quarantine unless it disconnected \
+    cleanly (`partywall rm --unproven` frees it)";
 
 /// Returns at most `width` characters of a text, on one line, without characters that would steer a terminal or reorder
 /// what follows them.
@@ -372,7 +399,7 @@ mod tests {
     }
 
     fn holder(pid: u32, command: &str) -> HolderInfo {
-        HolderInfo { pid, command: command.into(), leases: 1, blocks: 0, tasks: 0, unproven: false }
+        HolderInfo { pid, command: command.into(), leases: 1, blocks: 0, tasks: 0, waiting: 0, unproven: false }
     }
 
     #[test]
@@ -402,7 +429,8 @@ mod tests {
     #[test]
     fn info_types_have_the_keys_of_the_documentation() {
         let holder = HolderInfo { blocks: 2, tasks: 3, unproven: true, ..holder(1, "a") };
-        let expected = json!({ "pid": 1, "command": "a", "leases": 1, "blocks": 2, "tasks": 3, "unproven": true });
+        let expected =
+            json!({ "pid": 1, "command": "a", "leases": 1, "blocks": 2, "tasks": 3, "waiting": 0, "unproven": true });
         assert_eq!(json!(holder), expected);
         let queue = QueueHolder { name: "q".into(), version: 2, attachment: 3 };
         assert_eq!(json!(queue), json!({ "name": "q", "version": 2, "attachment": 3 }));

@@ -15,7 +15,7 @@ pub(crate) struct Failure {
     advice: String,
     /// The entry in `docs/troubleshooting.md`; only errors of the library have one.
     entry: Option<&'static str>,
-    /// Whether the output has shown the failure already, so that only the exit code remains.
+    /// True if the output has shown the failure already, so that only the exit code remains.
     silent: bool,
     /// Further members of the JSON object, beside `error`.
     details: Option<Box<Value>>,

@@ -123,7 +123,7 @@ enum Command {
     Mps(commands::mps::Arguments),
     /// Run a command in this domain, under MPS on request
     Run(commands::run::Arguments),
-    /// Write a trace of samples and timelines, across processes, for ui.perfetto.dev
+    /// Write a trace of samples, tasks and timelines, across processes, for ui.perfetto.dev
     Trace(commands::trace::Arguments),
     /// Print the broker's log
     Logs(commands::logs::Arguments),

@@ -10,7 +10,7 @@ use std::{
 
 use partywall::{
     Domain, Error, Result,
-    info::{Control, ControlInfo, HolderInfo, MemberInfo, NameInfo, ObjectInfo, StatusInfo},
+    info::{Control, ControlInfo, HolderInfo, MemberInfo, NameInfo, ObjectHolder, ObjectInfo, StatusInfo},
 };
 
 use crate::Context;
@@ -26,6 +26,8 @@ pub(crate) struct Snapshot {
     pub(crate) members: Vec<MemberInfo>,
     pub(crate) names: Vec<NameInfo>,
     pub(crate) objects: Vec<ObjectInfo>,
+    /// The members that have a semaphore open for which others wait, by its name: for at most as many as were asked for.
+    pub(crate) contended: BTreeMap<String, Vec<ObjectHolder>>,
     /// How pools, topics and queues are used, by name: at most as many as were asked for.
     pub(crate) used: BTreeMap<String, Used>,
     /// Pools, topics and queues that are not in `used` because there are too many.
@@ -45,7 +47,7 @@ impl Snapshot {
     /// Asks for everything, in detail for at most `most` pools, topics and queues.
     ///
     /// # Errors
-    /// Those of the calls. A name that ends meanwhile is no error.
+    /// The errors of the calls. A name that ends meanwhile is no error.
     pub(crate) fn take(domain: &Domain, most: usize) -> Result<Self> {
         let status = domain.status()?;
         let members = domain.members()?;
@@ -70,10 +72,23 @@ impl Snapshot {
                 Err(error) => return Err(error),
             }
         }
+        let mut contended = BTreeMap::new();
+        for object in objects.iter().filter(|object| is_contended(object)).take(most) {
+            match domain.inspect_object(object.kind(), object.name()) {
+                Ok(detail) => _ = contended.insert(object.name().to_owned(), detail.holders),
+                Err(Error::NotFound { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
         let taken = Instant::now();
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        Ok(Self { taken, now, status, members, names, objects, used, left_out })
+        Ok(Self { taken, now, status, members, names, objects, contended, used, left_out })
     }
+}
+
+/// Returns whether members wait for a permit.
+fn is_contended(object: &ObjectInfo) -> bool {
+    matches!(object, ObjectInfo::Semaphore(semaphore) if semaphore.waiting > 0)
 }
 
 /// Returns the names and latest versions of pools, topics and queues.

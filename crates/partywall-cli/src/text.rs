@@ -20,6 +20,12 @@ pub(crate) fn since(ms: u64) -> Duration {
     SystemTime::now().duration_since(then).unwrap_or_default()
 }
 
+/// Returns the time until a point in time, which is given in milliseconds since 1970; zero once it has passed.
+pub(crate) fn until(ms: u64) -> Duration {
+    let then = SystemTime::UNIX_EPOCH + Duration::from_millis(ms);
+    then.duration_since(SystemTime::now()).unwrap_or_default()
+}
+
 /// Formats a duration in its two largest units: `3 h 12 min`.
 pub(crate) fn duration(duration: Duration) -> String {
     let seconds = duration.as_secs();

@@ -45,9 +45,9 @@ fn all_cases_are_measured_in_host_memory() {
             "latency of a dependent load, one thread",
             "latency of a write, a fence and a dependent load, one thread",
             "memory that a further process, and a further mapping, takes",
-            "one process tells another",
-            "one process tells several by a timeline, and each answers",
-            "one process tells several by a topic, and each answers",
+            "one process notifies another",
+            "one process notifies several by a timeline, and each answers",
+            "one process notifies several by a topic, and each answers",
             "opening shared memory",
             "taking a block and giving it back",
             "the harness itself",
@@ -57,6 +57,12 @@ fn all_cases_are_measured_in_host_memory() {
         let beside = result["rivals"].as_array().into_iter().flatten().chain(result.get("floor"));
         beside.chain([&result["measured"]]).for_each(assert_ordered);
     }
+    let hand_offs: Vec<_> =
+        report["comparisons"].as_array().unwrap().iter().map(|result| &result["measured"]).collect();
+    let hand_offs = hand_offs.iter().filter(|case| case["parameters"]["of"] == "one process notifies another");
+    let ways: Vec<_> = hand_offs.map(|case| case["name"].as_str().unwrap()).collect();
+    let block = "block of a pool, and its reference through a Unix socket";
+    assert_eq!(ways, ["timeline", "topic", "queue", block, "semaphore"]);
     let notes = report["notes"].to_string();
     assert!(notes.contains("host memory: no GPU has a part in it"), "{notes}");
     assert!(notes.contains("one segment was opened 200 times"), "{notes}");
@@ -79,9 +85,9 @@ fn all_cases_are_measured_on_the_simulated_gpu() {
         "copies out of another GPU",
         "copies out of another GPU, which the reader does not see",
         "bandwidth of a kernel that reads another GPU",
-        "one process tells another, time-sliced",
-        "a stream of one process tells one of another, time-sliced",
-        "one process tells several by a topic, and each answers, time-sliced",
+        "one process notifies another, time-sliced",
+        "a stream of one process notifies a stream of another, time-sliced",
+        "one process notifies several by a topic, and each answers, time-sliced",
     ] {
         assert!(questions.contains(part), "{part}: {questions}");
     }
@@ -92,6 +98,8 @@ fn all_cases_are_measured_on_the_simulated_gpu() {
         "cuIpcOpenEventHandle",
         "topic in GPU memory",
         "queue in GPU memory, from stream to stream",
+        "block of a pool, and its reference through a Unix socket",
+        "block of a pool in GPU memory, from stream to stream",
         "semaphore, from a stream to the host of the other one",
         "cuMemAllocAsync",
         "under MPS are left out",

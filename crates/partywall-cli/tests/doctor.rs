@@ -240,3 +240,27 @@ fn hanging_probe_is_killed() {
     assert_eq!(report["main_job"]["host"], false);
     sandbox.broker();
 }
+
+#[test]
+fn doctor_says_in_one_line_that_vulkan_has_no_driver() {
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.command(["doctor", "--json"]);
+    command.env("PARTYWALL_LIBCUDA", simulated_driver()).env("VK_DRIVER_FILES", "/nonexistent/icd.json");
+    let report = Running::spawn(&mut command).wait().expect(0).json();
+    let vulkan = probe(&report, "Vulkan");
+    assert_eq!(vulkan["outcome"], "skipped", "{vulkan}");
+    let detail = vulkan["detail"].as_str().unwrap();
+    assert!(detail.starts_with("cannot load Vulkan: ") && detail.contains("apt-get install"), "{detail}");
+    assert_eq!(detail.lines().count(), 1);
+    sandbox.broker();
+}
+
+#[test]
+fn needs_vulkan_doctor_tries_host_memory() {
+    let sandbox = Sandbox::new();
+    let report = without_a_driver(&sandbox, &["doctor", "--json"]).json();
+    let vulkan = probe(&report, "Vulkan");
+    assert_eq!(vulkan["outcome"], "ok", "{vulkan}");
+    assert!(vulkan["detail"].as_str().unwrap().starts_with("host memory, read and written by "), "{vulkan}");
+    sandbox.broker();
+}

@@ -120,8 +120,8 @@ fn evicted_member_loses_its_names_and_is_notified() {
         assert_eq!(row[key], value, "{key}");
     }
     sandbox.run(["get", "theirs", "out"]).expect(3);
-    let told = victim.ping().unwrap_err();
-    assert!(matches!(told, Error::Gone(Gone::Evicted { .. })) && told.advice().contains("restart"), "{told}");
+    let printed = victim.ping().unwrap_err();
+    assert!(matches!(printed, Error::Gone(Gone::Evicted { .. })) && printed.advice().contains("restart"), "{printed}");
     assert_eq!(segment.tensor("x").unwrap().to_vec().unwrap(), vec![0; 1 << 20], "what is mapped stays");
 
     assert_eq!(state(&sandbox, pid).as_deref(), Some("evicted"));
@@ -197,7 +197,13 @@ fn under_mps_resources_of_killed_processes_are_unproven_until_released() {
     let pid = holder.pid();
     assert_eq!(member(&sandbox, pid).unwrap()["doubt"], "mps");
     let text = sandbox.run(["ps"]).expect(0).text();
-    assert!(text.contains("under MPS a client's death does not prove"), "{text}");
+    let price =
+        "under MPS a fault, or a kill in a long kernel, can end CUDA in all clients of a daemon; a client's death";
+    assert!(text.contains(price), "{text}");
+    for asked in [&["show", "held"][..], &["top", "--once"]] {
+        let text = sandbox.run(asked).expect(0).text();
+        assert!(text.contains(price), "{asked:?}: {text}");
+    }
     // Its driver says that it is a client, and it has looked where the environment says.
     let pipes = std::env::var("CUDA_MPS_PIPE_DIRECTORY").unwrap_or_else(|_| "/tmp/nvidia-mps".into());
     assert_eq!(member(&sandbox, pid).unwrap()["mps"], pipes);
@@ -319,8 +325,42 @@ fn operators_are_served_at_the_member_limit() {
     for command in [&["status"][..], &["ls"], &["show", "kept"], &["rm", "kept"], &["evict", &pid.to_string()]] {
         sandbox.run(command).expect(0);
     }
+    let worker = sandbox.json(["status"])["pid"].as_u64().unwrap();
     let doctor = sandbox.run(["doctor"]).text();
-    assert!(doctor.contains(&format!("process {} runs release", serve.pid())), "{doctor}");
+    assert!(doctor.contains(&format!("process {worker} runs release")), "{doctor}");
     sandbox.run(["stop", "--force"]).expect(0);
     serve.wait().expect(0);
+}
+
+#[test]
+fn readers_of_a_withdrawn_name_have_until_the_deadline() {
+    let sandbox = Sandbox::new();
+    sandbox.broker();
+    sandbox.file("f", vec![7; 1 << 20]);
+    sandbox.run(["put", "f", "held", "--device", device()]).expect(0);
+    let domain = sandbox.domain_of_running();
+    let reader = domain.open("held", std::time::Duration::ZERO).unwrap();
+    for (wrong, why) in [
+        (&["--deadline=-1"][..], "not a number of seconds"),
+        (&["--deadline", "soon"], "not a number of seconds"),
+        (&["--then", "stale"], "--deadline"),
+        (&["--deadline", "1", "--then", "die"], "not wait, stale or evict"),
+        (&["--deadline", "1e9"], "the limit is a year"),
+    ] {
+        let refused = sandbox.run([&["rm", "held"], wrong].concat()).expect(2);
+        assert!(refused.stderr.contains(why), "{refused:?}");
+    }
+    let removed = sandbox.run(["rm", "held", "--deadline", "3600", "--then", "stale"]).expect(0).text();
+    assert!(removed.contains("min") && removed.contains("no new view"), "{removed}");
+    let again = sandbox.run(["rm", "held", "--deadline", "1"]).expect(5);
+    assert!(again.stderr.contains("is being withdrawn by pid"), "{again:?}");
+    let shown = sandbox.run(["show", "held"]).expect(0).text();
+    assert!(shown.contains("withdrawn") && shown.contains("no new view"), "{shown}");
+    let listed = sandbox.run(["ls"]).expect(0).text();
+    assert!(listed.contains("removed") && listed.contains("stale in"), "{listed}");
+    let notice = &sandbox.json(["ls"])["names"][0]["notice"];
+    assert_eq!((&notice["then"], &notice["pid"]), (&json!("stale"), &sandbox.json(["show", "held"])["notice"]["pid"]));
+    let top = sandbox.run(["top", "--once"]).text();
+    assert!(top.contains("no new view"), "{top}");
+    assert!(reader.check().is_ok(), "the deadline is far away");
 }

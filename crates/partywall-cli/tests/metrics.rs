@@ -171,9 +171,9 @@ fn dashboard_and_page_name_metrics_that_are_there() {
     let series = metrics(&sandbox, &[]);
     let there: BTreeSet<_> = series.keys().map(|key| family_of(key.split('{').next().unwrap())).collect();
     let documented = names_in(include_str!("../../../docs/metrics.md"));
-    // A member on a GPU beats; this one does not.
-    let beats = BTreeSet::from(["partywall_heartbeat_age_seconds"]);
-    assert_eq!(documented, there.union(&beats).copied().collect());
+    // A member on a GPU beats; this one does not. Idle times need a page before.
+    let others = BTreeSet::from(["partywall_heartbeat_age_seconds", "partywall_timeline_idle_seconds"]);
+    assert_eq!(documented, there.union(&others).copied().collect());
     let shown = names_in(include_str!("../../../docs/grafana.json"));
     let shown: BTreeSet<_> = shown.into_iter().map(family_of).collect();
     assert!(shown.len() > 10 && shown.is_subset(&documented), "{:?}", shown.difference(&documented));
@@ -219,6 +219,30 @@ fn requests_are_answered_before_and_after_the_broker() {
 }
 
 #[test]
+fn time_for_which_a_timeline_stands_still_is_counted_from_page_to_page() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let writer = domain.timeline_writer("steps").unwrap();
+    let (_server, address) = serve(&sandbox);
+    let idle = || {
+        let answer = get(&address, "GET /metrics HTTP/1.1\r\n\r\n");
+        let (_, body) = answer.split_once("\r\n\r\n").unwrap();
+        parse(body)[r#"partywall_timeline_idle_seconds{name="steps",incarnation="1"}"#]
+    };
+    writer.signal(1).unwrap();
+    assert_eq!(idle(), 0.0, "no page was before");
+    let mut last = 0.0;
+    eventually("it stands still", || {
+        let now = idle();
+        assert!(now >= last, "{now} after {last}");
+        last = now;
+        now > 0.0
+    });
+    writer.signal(2).unwrap();
+    assert_eq!(idle(), 0.0);
+}
+
+#[test]
 fn what_cannot_be_done_is_an_error_with_advice() {
     let sandbox = Sandbox::new();
     let output = sandbox.run(["metrics"]);
@@ -228,7 +252,7 @@ fn what_cannot_be_done_is_an_error_with_advice() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let output = sandbox.run(["metrics", "--listen", &address]);
-    assert!(output.code != Some(0) && output.stderr.contains(&address), "{output:?}");
+    assert!(output.code == Some(5) && output.stderr.contains(&address), "{output:?}");
     assert!(output.stderr.contains("port 0"), "{output:?}");
     sandbox.run(["metrics", "--listen", "nowhere"]).expect(2);
 }

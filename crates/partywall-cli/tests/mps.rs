@@ -19,7 +19,7 @@ use partywall_harness::{
 use partywall_os::process;
 use serde_json::{Value, json};
 
-/// Not a test: the entry point of the stand-in.
+/// Runs the stand-in for the daemon. It is no test itself.
 #[test]
 fn mps_control() {
     mps::play();
@@ -80,7 +80,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // What is left otherwise fails the test, when the sandbox is dropped.
+        // A daemon that is left would fail the test when the sandbox is dropped.
         let stopped = self.run(["mps", "stop", "--force"]);
         assert!(std::thread::panicking() || stopped.code == Some(0), "{stopped:?}");
     }

@@ -251,8 +251,8 @@ fn removed_names_and_other_kinds_are_distinguished() {
     sandbox.run(["rm", "--yes", "x"]).expect(0);
     for arguments in [&["get", "x", "out"][..], &["show", "x"], &["rm", "--yes", "x"]] {
         let missing = sandbox.run(arguments).expect(3);
-        let told = missing.stderr.contains("x@1 was removed by pid") && missing.stderr.contains("(partywall), 0.");
-        assert!(told && missing.stderr.contains("s ago"), "{arguments:?}: {missing:?}");
+        let printed = missing.stderr.contains("x@1 was removed by pid") && missing.stderr.contains("(partywall), ");
+        assert!(printed && missing.stderr.contains("s ago"), "{arguments:?}: {missing:?}");
     }
     let _topic = domain.topic("frames").max_bytes(1).place(partywall::Place::Host).create().unwrap();
     let refused = sandbox.run(["get", "frames", "out"]).expect(2);

@@ -53,7 +53,7 @@ fn pools_are_listed_shown_and_removed() {
     let removed = sandbox.run(["rm", "frames"]).expect(0).text();
     assert!(removed.contains("until pid") && removed.contains(&pid.to_string()), "{removed}");
     assert!(matches!(domain.pool("frames").open(), Err(Error::NotFound(NotFound::Name { .. }))));
-    assert_eq!(pool.stats().held, 1, "who has it open goes on");
+    assert_eq!(pool.stats().held, 1, "a process that has it open goes on");
     let gone = sandbox.json(["ls"])["names"][0].clone();
     assert_eq!((&gone["latest"], &gone["usage"]), (&Value::Null, &Value::Null));
     drop((held, offered, pool));

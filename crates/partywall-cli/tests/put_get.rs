@@ -427,23 +427,21 @@ fn ctrl_c_during_a_put_leaves_nothing() {
 #[test]
 fn broker_killed_midway_is_a_clear_error_without_a_hang() {
     let sandbox = Sandbox::new();
-    let mut serve = sandbox.spawn(["serve"]);
-    serve.line();
+    sandbox.broker();
     large(&sandbox);
     let running = sandbox.spawn(["put", "large.bin", "x", "--device", device()]);
     until_it_copies(&running);
-    serve.kill();
+    sandbox.kill_broker();
     let ended = running.wait().expect(4);
     assert!(ended.stderr.contains("is gone") && ended.stderr.contains("→"), "{ended:?}");
 
-    let mut serve = sandbox.spawn(["serve"]);
-    serve.line();
+    sandbox.broker();
     sandbox.file("f", "x");
     let mut holder = sandbox.spawn(["put", "f", "held", "--hold", "--device", device()]);
     holder.line();
     let waiting = sandbox.spawn(["get", "never", "out", "--wait", "100"]);
     eventually("both are there", || sandbox.json(["status"])["members"].as_array().unwrap().len() == 2);
-    serve.kill();
+    sandbox.kill_broker();
     assert!(holder.wait().expect(4).stderr.contains("is gone"));
     assert!(waiting.wait().expect(4).stderr.contains("is gone"));
 }

@@ -108,7 +108,7 @@ fn queues_are_listed_and_shown() {
         assert!(text.contains(part), "{part:?} is missing: {text}");
     }
     sandbox.run(["rm", "work"]).expect(0);
-    assert_eq!(queue.stats().pending, 1, "who has it open goes on");
+    assert_eq!(queue.stats().pending, 1, "a process that has it open goes on");
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn workers_are_shown_with_their_tasks_and_blocks() {
     assert_eq!(tasks, [(0, 0), (2, 2)], "the worker has the output of each attempt");
     let text = sandbox.run(["show", "work"]).expect(0).text();
     assert!(
-        text.lines().any(|line| line.split_whitespace().eq(["PID", "LEASES", "BLOCKS", "TASKS", "COMMAND"])),
+        text.lines().any(|line| line.split_whitespace().eq(["PID", "LEASES", "BLOCKS", "WAITING", "TASKS", "COMMAND"])),
         "{text}"
     );
     let mut blocks: Vec<_> = sandbox.json(["ps"])["members"]
@@ -180,6 +180,23 @@ fn tasks_are_listed_retried_and_purged() {
     assert_eq!(sandbox.json(["queue", "purge", "work", "--dead"]), json!({ "purged": [] }));
     assert_eq!(sandbox.json(["queue", "purge", "work"])["purged"].as_array().unwrap().len(), 1);
     assert_eq!((queue.stats().done, queue.stats().pending), (0, 3), "pending tasks stay");
+}
+
+#[test]
+fn show_says_that_unread_results_block_a_queue() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let queue = create(&domain);
+    let advice = "take them, or drop them with `partywall queue purge work --results`";
+    for blocked in [false, true] {
+        queue.submit(Task::new("sqrt").output(8), SECOND).unwrap();
+        queue.claim(SECOND).unwrap().complete().unwrap();
+        let text = sandbox.run(["show", "work"]).expect(0).text();
+        assert_eq!(text.contains(advice), blocked, "{text}");
+    }
+    sandbox.run(["queue", "purge", "work", "--results"]).expect(0);
+    let text = sandbox.run(["show", "work"]).expect(0).text();
+    assert!(!text.contains(advice), "{text}");
 }
 
 #[test]

@@ -49,10 +49,17 @@ fn no_frame_is_missing(device: &str) {
     let folder = |name: &str| sandbox.path().join(name);
     let undisturbed = run(&folder("none"), &[]);
     assert_eq!((&undisturbed["frames"], &undisturbed["killed"]), (&24.into(), &Value::Array(Vec::new())));
+    let by = if device == "host" { "host" } else { "gpu" };
+    for (number, tile) in undisturbed["tiles"].as_array().unwrap().iter().enumerate() {
+        assert_eq!((&tile["tile"], &tile["time_of"]), (&number.into(), &by.into()));
+        let times = [&tile["p50_us"], &tile["p99_us"]].map(|time| time.as_f64().unwrap());
+        assert!(tile["samples"].as_u64() > Some(0) && 0.0 < times[0] && times[0] <= times[1], "{tile}");
+    }
+    assert_eq!(undisturbed["tiles"].as_array().unwrap().len(), 4);
     let expected = files(&folder("none"));
     let names: Vec<_> = (0..24).map(|frame| PathBuf::from(format!("frame-{frame:05}.png"))).collect();
     assert_eq!(expected.keys().collect::<Vec<_>>(), names.iter().collect::<Vec<_>>());
-    for role in ["renderer", "geometry", "compositor", "writer"] {
+    for role in ["renderer", "geometry", "compositor", "writer", "broker"] {
         let report = run(&folder(role), &["--kill", role]);
         for (count, value) in [("frames", 24), ("missing", 0), ("twice", 0), ("torn", 0)] {
             assert_eq!(report[count], value, "{role}: {count}");
@@ -101,6 +108,104 @@ fn kernels_and_the_cpu_draw_the_same_pixels_on_the_simulated_gpu() {
     }
 }
 
+/// Draws by Vulkan under the validation layer, which must have nothing to say, and by the CPU.
+#[test]
+fn needs_vulkan_vulkan_draws_the_pixels_of_the_cpu() {
+    let sandbox = Sandbox::new();
+    let said = sandbox.path().join("validation");
+    let settings = ["debug_action = VK_DBG_LAYER_ACTION_LOG_MSG", "report_flags = error,warn"];
+    let settings = settings.map(|setting| format!("khronos_validation.{setting}\n")).concat();
+    let log = format!("khronos_validation.log_filename = {}\n", said.display());
+    let settings = sandbox.file("vk_layer_settings.txt", settings + &log);
+    let run = |by: &str, out: &Path, more: &[&str]| {
+        let mut command = sandbox.command(["lab", "render", "--device", "host", "--renderer", by, "--json"]);
+        command.args(["--size", "100x70", "--frames", "9", "--out"]).arg(out).args(more);
+        if !more.contains(&"--scene") {
+            command.args(["--scene", "torus:2000"]);
+        }
+        if by == "vulkan" {
+            command.env("VK_INSTANCE_LAYERS", "VK_LAYER_KHRONOS_validation").env("VK_LAYER_SETTINGS_PATH", &settings);
+        }
+        let output = Running::spawn(command.env("PARTYWALL_LIBCUDA", simulated_driver())).wait().expect(0);
+        (last(&output), files(out))
+    };
+    let folder = |name: &str| sandbox.path().join(name);
+    let (_, expected) = run("cpu", &folder("cpu"), &[]);
+    for (name, more) in [("four", &[][..]), ("one", &["--renderers", "1"]), ("killed", &["--kill", "renderer"])] {
+        let (report, drawn) = run("vulkan", &folder(name), more);
+        assert!(drawn == expected && drawn.len() == 9, "{name}");
+        for (count, value) in [("frames", 9), ("missing", 0), ("twice", 0), ("torn", 0)] {
+            assert_eq!(report[count], value, "{name}: {count}");
+        }
+        assert_eq!(report["killed"].as_array().unwrap().len(), usize::from(name == "killed"));
+    }
+    // A workgroup draws a large triangle together.
+    let obj = "v -9 -9 0\nv 9 -9 0\nv 0 9 0\nf 1 2 3\n";
+    let scene = sandbox.file("large.obj", obj);
+    let large = ["--scene", scene.to_str().unwrap()];
+    assert!(run("cpu", &folder("large-cpu"), &large).1 == run("vulkan", &folder("large-vulkan"), &large).1);
+    let said = std::fs::read_to_string(said).unwrap_or_default();
+    assert!(said.trim().is_empty(), "{said}");
+}
+
+#[test]
+fn missing_vulkan_is_a_sentence_and_a_code() {
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.command(["lab", "render", "--device", "host", "--renderer", "vulkan"]);
+    command.env("VK_DRIVER_FILES", "/nothing.json").env("VK_ICD_FILENAMES", "/nothing.json");
+    let output = Running::spawn(&mut command).wait().expect(6);
+    assert!(output.stderr.contains("cannot draw by Vulkan: "), "{}", output.stderr);
+    assert!(output.stderr.contains("--renderer cpu"), "{}", output.stderr);
+}
+
+#[test]
+fn needs_vulkan_simulated_gpu_is_no_device_of_vulkan() {
+    let sandbox = Sandbox::new();
+    let output = render(&sandbox, &["--device", "cuda", "--renderer", "vulkan"]).expect(6);
+    assert!(output.stderr.contains("cannot draw by Vulkan: no Vulkan device is GPU-"), "{}", output.stderr);
+}
+
+#[test]
+fn pipelines_without_the_library_draw_the_same_frames_on_the_simulated_gpu() {
+    let sandbox = Sandbox::new();
+    let output = render(&sandbox, &["--device", "cuda", "--frames", "20", "--json"]).expect(0);
+    let report = last(&output);
+    for pipeline in ["one_process", "driver", "textbook"] {
+        assert!(report["baselines"][pipeline].as_f64() > Some(0.0), "{pipeline}: {report}");
+    }
+    assert_eq!(report["different"], 0, "{}", output.text());
+    assert_eq!(report["pipeline"]["size"], "96x64");
+}
+
+#[test]
+fn renderers_on_another_gpu_than_the_memory_draw_the_same_pixels_on_the_simulated_gpu() {
+    let sandbox = Sandbox::simulated(2);
+    let run = |name: &str, more: &[&str]| {
+        let out = sandbox.path().join(name);
+        let arguments = ["--device", "cuda:0", "--frames", "9", "--json", "--out", out.to_str().unwrap()];
+        let lines = lines(&render(&sandbox, &[&arguments[..], more].concat()).expect(0).text());
+        let report = lines.last().unwrap();
+        for (count, value) in [("frames", 9), ("missing", 0), ("twice", 0), ("torn", 0)] {
+            assert_eq!(report[count], value, "{more:?}: {count}");
+        }
+        let first = lines.iter().find(|line| line["step"] == "renderer").unwrap();
+        let is_on_the_memorys = first["values"]["drawn by"] == lines[0]["uuid"];
+        assert_eq!(is_on_the_memorys, more != ["--devices", "1"], "{first} {}", lines[0]);
+        (report["pipeline"]["devices"].as_array().unwrap().len(), files(&out))
+    };
+    let (_, expected) = run("one", &[]);
+    for (name, more, gpus) in [
+        ("two", &["--devices", "0,1"][..], 2),
+        ("other", &["--devices", "1"], 1),
+        ("killed", &["--devices", "0,1", "--kill", "renderer"], 2),
+    ] {
+        let (chosen, drawn) = run(name, more);
+        assert!(chosen == gpus && drawn == expected, "{name}");
+    }
+    let missing = render(&sandbox, &["--device", "cuda:0", "--devices", "0,5"]).expect(6);
+    assert!(missing.stderr.contains("5"), "{}", missing.stderr);
+}
+
 #[test]
 fn run_of_one_frame_has_its_death() {
     let sandbox = Sandbox::new();
@@ -108,6 +213,17 @@ fn run_of_one_frame_has_its_death() {
         let report =
             last(&render(&sandbox, &["--device", "host", "--frames", "1", "--kill", role, "--json"]).expect(0));
         assert_eq!((&report["frames"], &report["killed"][0]["role"]), (&1.into(), &role.into()));
+    }
+}
+
+#[test]
+fn tile_of_a_killed_renderer_is_grey_at_any_rate_in_host_memory() {
+    let sandbox = Sandbox::new();
+    for [rate, frames] in [["3", "7"], ["240", "480"]] {
+        let arguments =
+            ["--device", "host", "--live", "--fps", rate, "--frames", frames, "--kill", "renderer", "--json"];
+        let report = last(&render(&sandbox, &arguments).expect(0));
+        assert!(report["killed"][0]["grey_after_ms"].is_f64(), "{rate}: {report}");
     }
 }
 
@@ -124,8 +240,48 @@ fn tile_of_a_killed_renderer_is_grey_until_its_successor_draws_in_host_memory() 
     let killed = steps.iter().find(|step| step["step"] == "killed").unwrap();
     let grey: u32 = killed["values"]["frames with a grey tile"].as_str().unwrap().parse().unwrap();
     assert!((1..60).contains(&grey), "{killed}");
+    // Of times that the frames carry; how long each is, is a matter of the machine.
+    let killed = &report["killed"][0];
+    assert!(
+        killed["grey_after_ms"].as_f64() <= killed["gap_ms"].as_f64() && killed["grey_after_ms"].is_f64(),
+        "{killed}"
+    );
+    assert!(killed["others_drew_meanwhile"].as_u64() > Some(0), "{killed}");
     let bytes = std::fs::read(&movie).unwrap();
     assert!(bytes.starts_with(b"GIF89a") && bytes.ends_with(&[0x3b]));
+}
+
+#[test]
+fn viewer_goes_on_while_the_writer_is_dead_in_host_memory() {
+    let sandbox = Sandbox::new();
+    let movie = sandbox.path().join("movie.gif");
+    let arguments = ["--device", "host", "--live", "--frames", "24", "--kill", "writer", "--json", "--out"];
+    let report = last(&render(&sandbox, &[&arguments[..], &[movie.to_str().unwrap()]].concat()).expect(0));
+    for (count, value) in [("frames", 24), ("missing", 0), ("twice", 0), ("torn", 0)] {
+        assert_eq!(report[count], value, "{count}");
+    }
+    let killed = &report["killed"][0];
+    assert_ne!(killed["pid"], killed["new_pid"]);
+    assert!(killed["viewed_meanwhile"].as_u64() > Some(0), "{killed}");
+    assert!(std::fs::read(&movie).unwrap().ends_with(&[0x3b]));
+}
+
+#[test]
+fn viewers_come_leave_and_are_killed_while_frames_are_written_in_host_memory() {
+    let sandbox = Sandbox::new();
+    for more in [&[][..], &["--live"], &["--kill", "writer"], &["--kill", "broker"]] {
+        let arguments = [&["--device", "host", "--frames", "24", "--json"], more].concat();
+        let report = last(&render(&sandbox, &arguments).expect(0));
+        for (count, value) in [("frames", 24), ("missing", 0), ("twice", 0), ("torn", 0)] {
+            assert_eq!(report[count], value, "{more:?}: {count}");
+        }
+        let [left, killed] = report["viewers"].as_array().unwrap().as_slice() else { panic!("{report}") };
+        assert_eq!((&left["killed"], &killed["killed"]), (&false.into(), &true.into()));
+        assert_ne!(left["pid"], killed["pid"]);
+        let times = [&left["came"], &left["went"], &killed["came"], &killed["went"]].map(|at| at.as_u64().unwrap());
+        assert!(times.is_sorted() && times[0] >= 8 && times[1] >= 12 && times[3] >= 16, "{times:?}");
+        assert!(left["seen"].is_u64() && killed["seen"].is_null(), "{left} {killed}");
+    }
 }
 
 #[test]
@@ -168,13 +324,15 @@ fn bad_input_is_refused_by_a_sentence_and_a_code() {
         (&["--size", "480"], 2, "use WIDTHxHEIGHT"),
         (&["--renderers", "100"], 2, "100 is not in 1..=16"),
         (&["--renderer", "cuda"], 2, "cannot draw by kernels in host memory"),
+        (&["--devices", "0,1"], 2, "cannot choose GPUs with --devices: nothing is drawn by kernels"),
+        (&["--devices", "0,host"], 2, "use the number of a GPU in this process (0)"),
         (&["--frames", "0"], 2, "0 is not in 1..="),
         (&["--fps", "0"], 2, "0 is not in 1..=240"),
         (&["--kill", "nobody"], 2, "possible values: renderer, geometry, compositor, writer, broker"),
-        (&["--kill", "broker"], 2, "cannot kill the broker of this lab"),
         (&["--out", "movie.mp4"], 2, "no movie has the extension .mp4 here"),
         (&["--out", "/dev/null/folder"], 5, "cannot write /dev/null/folder"),
         (&["--out", "/dev/null/movie.gif"], 5, "cannot write /dev/null/movie.gif"),
+        (&["--renderer", "opengl"], 2, "possible values: cuda, cpu, vulkan"),
         (&["--scene", "/nonexistent.obj"], 3, "cannot draw /nonexistent.obj"),
         (&["--scene", "torus:1"], 2, "a torus has 18 to 4000000 triangles"),
         (&["--scene", lies], 1, "face vertex index out of bounds"),

@@ -27,7 +27,7 @@ fn foreground_broker_prints_its_socket_and_ends_at_sigterm() {
         assert_eq!(fs::metadata(socket.parent().unwrap()).unwrap().permissions().mode() & 0o777, 0o700);
 
         let status = sandbox.json(["status"]);
-        assert_eq!(status["pid"], serve.pid());
+        assert_eq!(status["supervisor"], serve.pid());
         assert_eq!(status["socket"], socket.to_str().unwrap());
         assert_eq!(status["log"], sandbox.log().to_str().unwrap());
         assert_eq!((&status["members"], &status["names"]), (&json!([]), &json!(0)));
@@ -48,7 +48,8 @@ fn foreground_broker_prints_json() {
     let sandbox = Sandbox::new();
     let mut serve = sandbox.spawn(["serve", "--json"]);
     let ready: Value = serde_json::from_str(&serve.line()).unwrap();
-    assert_eq!(ready["pid"], serve.pid());
+    assert_eq!(ready["supervisor"], serve.pid());
+    assert_eq!(ready["pid"], sandbox.json(["status"])["pid"]);
     assert_eq!(ready["socket"], sandbox.socket().to_str().unwrap());
     assert_eq!(ready["log"], sandbox.log().to_str().unwrap());
     assert_eq!((&ready["domain"], &ready["version"]), (&json!("default"), &json!(env!("CARGO_PKG_VERSION"))));
@@ -69,7 +70,8 @@ fn closed_pipe_does_not_end_the_broker() {
 #[test]
 fn second_broker_is_refused_with_the_pid_of_the_first() {
     let sandbox = Sandbox::new();
-    let pid = sandbox.broker();
+    sandbox.broker();
+    let pid = sandbox.json(["status"])["supervisor"].as_u64().unwrap();
     for arguments in [&["serve"][..], &["serve", "--background"]] {
         let refused = sandbox.run(arguments).expect(5);
         let stderr = &refused.stderr;
@@ -79,15 +81,15 @@ fn second_broker_is_refused_with_the_pid_of_the_first() {
         assert!(refused["error"]["message"].as_str().unwrap().contains(&format!("pid {pid}")), "{refused}");
         assert!(refused["error"]["advice"].as_str().unwrap().contains("stop"), "{refused}");
     }
-    assert_eq!(sandbox.json(["status"])["pid"], pid);
+    assert_eq!(sandbox.json(["status"])["supervisor"], pid);
 }
 
 #[test]
 fn daemon_is_ready_when_its_starter_returns() {
     let sandbox = Sandbox::new();
     let started = sandbox.json(["serve", "--background"]);
-    let pid = started["pid"].as_u64().unwrap();
-    assert_eq!(sandbox.json(["status"])["pid"], pid);
+    let pid = started["supervisor"].as_u64().unwrap();
+    assert_eq!(sandbox.json(["status"])["supervisor"], pid);
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let session: u64 = stat.rsplit(')').next().unwrap().split_whitespace().nth(3).unwrap().parse().unwrap();
     assert_eq!(session, pid, "a session of its own");
@@ -231,9 +233,8 @@ fn stopping_nothing_is_no_failure() {
 #[test]
 fn socket_of_a_killed_broker_is_removed_by_stop() {
     let sandbox = Sandbox::new();
-    let mut serve = sandbox.spawn(["serve"]);
-    serve.line();
-    serve.kill();
+    sandbox.broker();
+    sandbox.kill_broker();
     assert!(sandbox.socket().exists());
     let refused = sandbox.run(["status"]).expect(4);
     assert!(refused.stderr.contains("no process listens"), "{refused:?}");
@@ -289,19 +290,22 @@ fn stop_refuses_for_a_member_alone() {
 #[test]
 fn unresponsive_broker_is_named_and_survives() {
     let sandbox = Sandbox::new();
-    let mut serve = sandbox.spawn(["serve"]);
-    serve.line();
-    // A stopped broker answers no handshake and does not react to SIGTERM.
-    serve.signal(Signal::STOP);
+    let mut serve = sandbox.spawn(["--json", "serve"]);
+    let ready: Value = serde_json::from_str(&serve.line()).unwrap();
     let pid = serve.pid();
-    for arguments in [&["stop"][..], &["stop", "--force"]] {
-        let refused = sandbox.run(arguments).expect(4);
+    assert_eq!(ready["supervisor"], pid);
+    // A stopped worker answers no handshake and does not react to SIGTERM.
+    let worker = pidfd_of(u32::try_from(ready["pid"].as_u64().unwrap()).unwrap());
+    process::kill(&worker, Signal::STOP).unwrap();
+    // At the same time, because the supervisor replaces a worker that has been silent for long enough.
+    for stop in [&["stop"][..], &["stop", "--force"]].map(|arguments| sandbox.spawn(arguments)) {
+        let refused = stop.wait().expect(4);
         for part in ["did not answer", &format!("(pid {pid})"), &format!("`kill {pid}`"), "loses all its names"] {
             assert!(refused.stderr.contains(part), "{part}: {refused:?}");
         }
         assert!(!serve.has_ended());
     }
-    serve.signal(Signal::CONT);
+    process::kill(&worker, Signal::CONT).unwrap();
     eventually("it answers again", || sandbox.run(["status"]).code == Some(0));
     assert_eq!(sandbox.json(["stop", "--force"])["pid"], pid);
     serve.wait().expect(0);
@@ -354,7 +358,7 @@ s.connect(sys.argv[1])
 pidfd = os.pidfd_open(os.getpid())
 version = b"test"
 body = b"PARTYWAL" + struct.pack("<II", int(sys.argv[2]), os.getpid()) + bytes([len(version)]) + version
-body += bytes([5]) + b"forky" + b"\0\0\0"  # no operator, not simulated, nothing to resume
+body += bytes([5]) + b"forky" + b"\0\0\0\0"  # no operator, not simulated, nothing to resume or to repeat
 s.sendmsg([struct.pack("<II", len(body), 1) + body],
           [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [pidfd]))])
 hello = s.recvmsg(4096, socket.CMSG_SPACE(16))
@@ -430,10 +434,10 @@ fn broker_with_too_few_files_for_memory_does_not_start_and_names_the_numbers() {
     };
     // A put starts the broker by itself.
     for (files, arguments, numbers) in [
-        (10_000, "serve --max-clients 6000", &["6000 members", "10000 open files", "18240", "--max-clients 3253"][..]),
-        (10_000, "serve --background --max-clients 6000", &["10000 open files", "--max-clients 3253"]),
-        (32, "serve", &["32 open files", "ulimit -Hn", "288"]),
-        (32, "put f x --device host", &["could not be started", "32 open files", "ulimit -Hn", "288"]),
+        (10_000, "serve --max-clients 6000", &["6000 members", "10000 open files", "24256", "--max-clients 2436"][..]),
+        (10_000, "serve --background --max-clients 6000", &["10000 open files", "--max-clients 2436"]),
+        (32, "serve", &["32 open files", "ulimit -Hn", "320"]),
+        (32, "put f x --device host", &["could not be started", "32 open files", "ulimit -Hn", "320"]),
     ] {
         let refused = limited(files, arguments);
         assert!(matches!(refused.code, Some(4 | 5)), "{arguments}: {refused:?}");
@@ -442,7 +446,7 @@ fn broker_with_too_few_files_for_memory_does_not_start_and_names_the_numbers() {
         }
     }
     assert!(!sandbox.socket().exists());
-    limited(288, "put f x --device host").expect(0);
+    limited(320, "put f x --device host").expect(0);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use serde_json::json;
 
 const ROLE: &str = "PARTYWALL_TEST_ROLE";
 
-/// Not a test: the body of the other program.
+/// Runs the other program. It is no test itself.
 #[test]
 #[allow(clippy::print_stdout)] // it is how it talks to the test
 fn role() {

@@ -162,8 +162,9 @@ fn json_has_rates_details_and_waits() {
         last = next();
         last["waits"][0]["ms"].is_u64()
     });
-    assert_eq!((&last["waits"][0]["topic"], &last["waits"][0]["pid"]), (&json!("frames"), &json!(pid)), "{last}");
-    assert_eq!(last["waits"][0]["waits_for"], pid, "{last}");
+    let ms = last["waits"][0]["ms"].clone();
+    let wait = json!({ "on": "subscriber", "name": "frames", "pid": pid, "waits_for": [pid], "ms": ms });
+    assert_eq!(last["waits"], json!([wait]), "{last}");
     assert_eq!(frames(&last)["detail"]["subscribers"][0]["lag"], 2, "{last}");
     assert_eq!((&last["left_out"], &last["timelines"]), (&json!(0), &json!([])));
     assert!(last["seconds"].as_f64().unwrap() > 0.0 && last["broker"]["members"].is_array(), "{last}");
@@ -174,6 +175,34 @@ fn json_has_rates_details_and_waits() {
     assert!(once["names"].is_array(), "{once}");
     top.signal(Signal::TERM);
     top.wait().expect(0);
+}
+
+#[test]
+fn waits_for_blocks_and_permits_name_their_holders() {
+    let sandbox = Sandbox::new();
+    let [holder, waiter] = [sandbox.domain(), sandbox.domain()];
+    let pool = |domain: &Domain| domain.pool("blocks").blocks(1).block_bytes(8).place(Place::Host).open_or_create();
+    let [held, wanted] = [&holder, &waiter].map(|domain| pool(domain).unwrap());
+    let [open, shut] = [&holder, &waiter].map(|domain| domain.semaphore("gate", 1).unwrap());
+    let block = held.alloc(LONG).unwrap();
+    let permit = open.acquire(LONG).unwrap();
+    let pid = std::process::id();
+    let waits = |sandbox: &Sandbox| sandbox.json(["top", "--once"])["waits"].clone();
+    assert_eq!(waits(&sandbox), json!([]));
+    std::thread::scope(|scope| {
+        scope.spawn(|| wanted.alloc(LONG).map(drop).unwrap());
+        scope.spawn(|| shut.acquire(LONG).map(drop).unwrap());
+        let wait = |on, name| json!({ "on": on, "name": name, "pid": pid, "waits_for": [pid], "ms": null });
+        let expected = json!([wait("block", "blocks"), wait("permit", "gate")]);
+        eventually("both wait", || waits(&sandbox) == expected);
+        let text = sandbox.run(["top", "--once"]).expect(0).text();
+        assert!(text.contains(&format!("{pid}: blocks, {pid}: gate")), "{text}");
+        let shown = sandbox.json(["show", "blocks"]);
+        let numbers = |key| shown["holders"].as_array().unwrap().iter().map(|held| held[key].as_u64().unwrap()).sum();
+        assert_eq!((numbers("blocks"), numbers("waiting")), (1_u64, 1_u64), "{shown}");
+        drop((block, permit));
+    });
+    eventually("no process waits", || waits(&sandbox) == json!([]));
 }
 
 #[test]

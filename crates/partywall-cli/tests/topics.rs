@@ -109,9 +109,9 @@ fn recording_is_played_unchanged() {
     for (values, header) in samples {
         publish(&publisher, &camera, values, header);
     }
-    let told = recording.wait().expect(0).json();
+    let printed = recording.wait().expect(0).json();
     for (key, value) in [("name", json!("camera")), ("samples", json!(3)), ("missed", json!(0)), ("bytes", json!(24))] {
-        assert_eq!(told[key], value, "{key}");
+        assert_eq!(printed[key], value, "{key}");
     }
 
     // The file as any MCAP reader sees it.
@@ -188,7 +188,7 @@ fn numbers_are_published_listed_shown_and_measured() {
     }
     drop(subscriber);
 
-    // A process that measures nothing until somebody asks.
+    // A process that measures nothing until another one asks.
     let receiver = std::thread::spawn({
         let subscriber = camera.subscribe(Policy::Latest).until_idle(true).join().unwrap();
         move || {
@@ -248,8 +248,8 @@ fn numbers_are_published_listed_shown_and_measured() {
     let text = sandbox.run(["topic", "hz", "camera", "--for", "0.2"]).expect(0).text();
     assert!(text.contains("GAP MEAN") && text.contains(" ms") && text.contains("all "), "{text}");
     publisher.signal(Signal::INT);
-    let told = publisher.wait().expect(0).text();
-    assert!(told.contains("published ") && told.contains(" to camera"), "{told}");
+    let printed = publisher.wait().expect(0).text();
+    assert!(printed.contains("published ") && printed.contains(" to camera"), "{printed}");
     receiver.join().unwrap();
 }
 
@@ -262,8 +262,8 @@ fn files_and_standard_input_are_published_as_samples() {
     let floats: Vec<u8> = (0..6).flat_map(|number| (number as f32).to_le_bytes()).collect();
     let path = sandbox.file("three.raw", &floats);
     let path = path.to_str().unwrap();
-    let told = sandbox.run(publishing(&["two", path, "--count", "4", "--json"])).expect(0).json();
-    assert_eq!((&told["samples"], &told["bytes"]), (&json!(4), &json!(32)));
+    let printed = sandbox.run(publishing(&["two", path, "--count", "4", "--json"])).expect(0).json();
+    assert_eq!((&printed["samples"], &printed["bytes"]), (&json!(4), &json!(32)));
     for sample in [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [0.0, 1.0]] {
         assert_eq!(receive(&subscriber, &two).0, sample);
     }
@@ -368,10 +368,14 @@ fn name_of_another_kind_is_refused_with_the_command_for_it() {
             ("pool", 2, "is a pool, not a topic", "partywall show pool"),
             ("clock", 3, "timeline", "partywall show clock"),
         ] {
-            let told = sandbox.run(["topic", command, name]).expect(code).stderr;
-            assert!(told.contains(is) && told.contains(advice), "{command}: {told}");
+            let printed = sandbox.run(["topic", command, name]).expect(code).stderr;
+            assert!(printed.contains(is) && printed.contains(advice), "{command}: {printed}");
         }
-        sandbox.run(["topic", command, "missing"]).expect(3);
+        let printed = sandbox.run(["topic", command, "missing"]).expect(3).stderr;
+        assert!(
+            printed.contains("is named \"missing\"") && printed.contains("`partywall ls` lists"),
+            "{command}: {printed}"
+        );
     }
 }
 
@@ -409,11 +413,14 @@ fn echo_prints_samples_as_they_arrive() {
 
     let echo = listening(&sandbox, &camera, &["topic", "echo", "camera", "--count", "1"]);
     publish(&publisher, &camera, &[0.5; 9], b"left");
-    let told = echo.wait().expect(0);
+    let printed = echo.wait().expect(0);
     for part in ["float32 [9]", "header \"left\"", "0.5, 0.5", "…", "lag 0"] {
-        assert!(told.text().contains(part), "{part:?} is missing: {told:?}");
+        assert!(printed.text().contains(part), "{part:?} is missing: {printed:?}");
     }
-    assert!(told.stderr.contains("1 sample in") && told.stderr.contains("age when received: median "), "{told:?}");
+    assert!(
+        printed.stderr.contains("1 sample in") && printed.stderr.contains("age when received: median "),
+        "{printed:?}"
+    );
     let nothing = sandbox.json(["topic", "echo", "camera", "--for", "0.1"]);
     assert_eq!((&nothing["event"], &nothing["samples"]), (&json!("end"), &json!(0)));
     assert_eq!(nothing["ages"], Value::Null);
@@ -529,8 +536,8 @@ fn files_that_cannot_be_played_say_why() {
     let whole = fs::read(&two).unwrap();
     for end in (0..whole.len()).step_by(23) {
         fs::write(sandbox.path().join("cut"), &whole[..end]).unwrap();
-        let told = sandbox.run(play(&sandbox.path().join("cut"), &["screen", "--channel", "a"]));
-        assert!([Some(0), Some(3), Some(5)].contains(&told.code), "cut off at {end}: {told:?}");
+        let printed = sandbox.run(play(&sandbox.path().join("cut"), &["screen", "--channel", "a"]));
+        assert!([Some(0), Some(3), Some(5)].contains(&printed.code), "cut off at {end}: {printed:?}");
     }
     let chunk = whole.windows(4).position(|bytes| bytes == 1.0_f32.to_le_bytes()).unwrap();
     let mut damaged = whole.clone();
@@ -548,8 +555,11 @@ fn files_that_cannot_be_played_say_why() {
     ] {
         let path = sandbox.path().join("odd");
         messages(&path, &[("a", 0, message)]);
-        let told = refused(&path, &["screen"], code);
-        assert!(told.contains(why) && (code == 2 || told.contains("sample 1 of")), "{why:?} is missing: {told}");
+        let printed = refused(&path, &["screen"], code);
+        assert!(
+            printed.contains(why) && (code == 2 || printed.contains("sample 1 of")),
+            "{why:?} is missing: {printed}"
+        );
     }
 
     let small = domain.topic("small").max_bytes(2).place(place()).create().unwrap();
@@ -659,6 +669,6 @@ fn blocking_subscriber_is_listed_shown_and_evicted() {
         assert!(text.contains(part), "{part:?} is missing: {text}");
     }
     sandbox.run(["evict", &pid.to_string(), "--kill"]).expect(0);
-    assert!(waiting.join().unwrap().is_ok(), "nobody waits for it any more");
+    assert!(waiting.join().unwrap().is_ok(), "no process waits for it any more");
     stopped.kill();
 }

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use partywall::{DType, Domain, Place, Policy, Publisher};
+use partywall::{DType, Domain, Place, Policy, Publisher, Task};
 use partywall_harness::{Sandbox, Signal, eventually};
 use serde_json::Value;
 
@@ -58,8 +58,8 @@ fn arrows_connect_the_events_of_processes() {
     echo.wait().expect(0);
     // What it has recorded is read by the tracer's last reading.
     tracer.signal(Signal::INT);
-    let told: Value = serde_json::from_str(&tracer.wait().expect(0).text()).unwrap();
-    assert_eq!((&told["lost"], &told["processes"]), (&Value::from(0), &Value::from(2)), "{told}");
+    let printed: Value = serde_json::from_str(&tracer.wait().expect(0).text()).unwrap();
+    assert_eq!((&printed["lost"], &printed["processes"]), (&Value::from(0), &Value::from(2)), "{printed}");
     assert!(!domain.is_traced());
 
     let events = events(&file);
@@ -74,7 +74,7 @@ fn arrows_connect_the_events_of_processes() {
             arrows.entry(number).or_default().push(event);
         }
     }
-    assert_eq!(told["arrows"], arrows.len());
+    assert_eq!(printed["arrows"], arrows.len());
     // Each has one start and one end, and leads through time; each point is in a slice of its thread.
     let mut from_us_to = BTreeSet::new();
     for points in arrows.values() {
@@ -103,6 +103,40 @@ fn arrows_connect_the_events_of_processes() {
 }
 
 #[test]
+fn arrow_leads_a_task_through_its_attempts() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let queue = domain.queue("jobs").tasks(4).inputs(1, 64).outputs(2, 64).place(Place::Host).open_or_create().unwrap();
+    let file = sandbox.path().join("t.json");
+    let path = file.to_str().unwrap();
+    let tracer = sandbox.spawn(["trace", "jobs", "--seconds", "60", "--out", path, "--json"]);
+    eventually("it traces", || domain.is_traced());
+    let ticket = queue.submit(Task::new("true"), LONG).unwrap();
+    queue.claim(LONG).unwrap().fail("not today").unwrap();
+    queue.claim(LONG).unwrap().complete().unwrap();
+    ticket.wait(LONG).unwrap();
+    tracer.signal(Signal::INT);
+    let printed: Value = serde_json::from_str(&tracer.wait().expect(0).text()).unwrap();
+    assert_eq!((&printed["lost"], &printed["arrows"]), (&0.into(), &1.into()), "{printed}");
+
+    let events = events(&file);
+    let names = |event: &Value| event["name"].as_str().unwrap().split_once(' ').unwrap().0.to_owned();
+    let slices: Vec<_> = events.iter().filter(|event| event["ph"] == "X").collect();
+    let seen: Vec<_> = slices.iter().map(|slice| (names(slice), slice["args"]["attempt"].as_u64().unwrap())).collect();
+    let expected = [("submit", 0), ("claim", 1), ("fail", 1), ("claim", 2), ("complete", 2), ("take", 2)];
+    assert!(seen.iter().map(|(name, attempt)| (name.as_str(), *attempt)).eq(expected), "{seen:?}");
+    let points: Vec<_> = events.iter().filter(|event| event["cat"] == "task").collect();
+    let kinds: String = points.iter().map(|point| point["ph"].as_str().unwrap()).collect();
+    assert_eq!(kinds, "sttttf");
+    // Each point is in the slice of its event.
+    for (point, slice) in points.iter().zip(&slices) {
+        let [from, dur] = ["ts", "dur"].map(|key| slice[key].as_f64().unwrap());
+        let at = point["ts"].as_f64().unwrap();
+        assert!(point["pid"] == slice["pid"] && from <= at && at < from + dur, "{point} {slice}");
+    }
+}
+
+#[test]
 fn only_names_that_match_are_traced_and_no_more_events_than_wanted() {
     let sandbox = Sandbox::new();
     let domain = sandbox.domain();
@@ -117,13 +151,13 @@ fn only_names_that_match_are_traced_and_no_more_events_than_wanted() {
         tracer.signal(Signal::INT);
         serde_json::from_str(&tracer.wait().expect(0).text()).unwrap()
     };
-    let told = trace(&["fra*", "x"], &|| {
+    let printed = trace(&["fra*"], &|| {
         publish(&publisher);
         writer.signal(1).unwrap();
     });
-    assert_eq!((&told["events"], &told["lost"]), (&Value::from(1), &Value::from(0)), "{told}");
-    let told = trace(&["--force", "--max-events", "3"], &|| (0..5).for_each(|_| publish(&publisher)));
-    assert_eq!((&told["events"], &told["lost"]), (&Value::from(3), &Value::from(2)), "{told}");
+    assert_eq!((&printed["events"], &printed["lost"]), (&Value::from(1), &Value::from(0)), "{printed}");
+    let printed = trace(&["--force", "--max-events", "3"], &|| (0..5).for_each(|_| publish(&publisher)));
+    assert_eq!((&printed["events"], &printed["lost"]), (&Value::from(3), &Value::from(2)), "{printed}");
 }
 
 #[test]
@@ -135,7 +169,7 @@ fn killed_tracer_leaves_nothing_on() {
     eventually("it traces", || domain.is_traced());
     tracer.kill();
     assert!(domain.is_traced(), "its lease lasts longer");
-    eventually("nobody records any more", || {
+    eventually("no process records any more", || {
         publish(&publisher);
         !domain.is_traced()
     });
@@ -156,4 +190,22 @@ fn wrong_file_is_refused_before_anything_is_traced() {
     let lost = sandbox.run(["trace", "--out", "/missing/t.json"]).expect(5);
     assert!(lost.stderr.contains("creating /missing/t.json") && lost.stderr.contains("--out"), "{lost:?}");
     sandbox.run(["trace", "a b"]).expect(2);
+}
+
+#[test]
+fn name_of_nothing_is_refused_before_anything_is_traced() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let (_topic, _publisher) = topic(&domain);
+    let _line = domain.timeline_writer("steps").unwrap();
+    let _pool = domain.pool("pool").blocks(1).block_bytes(8).place(partywall::Place::Host).create().unwrap();
+    let file = sandbox.path().join("t.json");
+    let path = file.to_str().unwrap();
+    for (names, unknown) in [(&["frmes"][..], "frmes"), (&["frames", "step", "steps"], "step"), (&["p*"], "p*")] {
+        let refused = sandbox.run([&["trace", "--out", path][..], names].concat()).expect(3);
+        let sentence = format!("no topic, queue or timeline matches {unknown:?}");
+        assert!(refused.stderr.contains(&sentence) && refused.stderr.contains("partywall ls"), "{refused:?}");
+        assert!(!file.exists() && !domain.is_traced());
+    }
+    sandbox.run(["trace", "frames", "steps", "--seconds", "0.01", "--out", path]).expect(0);
 }

@@ -109,7 +109,7 @@ PW_FENCE(FenceBlock, __threadfence_block());
 PW_FENCE(FenceGpu, __threadfence());
 PW_FENCE(FenceSystem, __threadfence_system());
 
-// What a poll tells: how often it looked, when it began, when it saw the value (0 if it did not), and when it ended.
+// The result of a poll: the number of reads, its start, when it saw the value (0 if it did not), and its end.
 static __device__ void pw_report(uint64_t* result, uint64_t rounds, uint64_t began, uint64_t seen) {
     result[0] = rounds;
     result[1] = began;
@@ -157,7 +157,7 @@ extern "C" __global__ void pw_poll(const uint64_t* word, uint64_t value, uint64_
     }
 }
 
-// The same with the loop that one writes at first, between whose looks there is something to do: no volatile, no atomic.
+// The same with the loop that one writes at first, with other work between its reads: no volatile, no atomic.
 // The compiler may read the word once for all rounds, and does.
 extern "C" __global__ void pw_poll_compiled(const uint64_t* word, uint64_t value, uint64_t* started, uint64_t* answer,
                                             uint64_t most_rounds, uint64_t* result) {
@@ -291,8 +291,8 @@ static __device__ void pw_read_by(const uint64_t* data, const uint64_t* flag, ui
     atomicMax(result + 3, worst);
 }
 
-// Each thread reads a flag and then its word of data, until the time is over. Tells how often it looked, how often the
-// flag had changed, how often the data was older than the flag, and by how many steps at most.
+// Each thread reads a flag and then its word of data until the time is over. Counts the reads, the changes of the flag, and
+// the reads that found data older than the flag; keeps the largest number of steps by which it was older.
 extern "C" __global__ void pw_read_pairs(const uint64_t* data, const uint64_t* flags, uint64_t stride, uint64_t pairs,
                                          uint32_t how, uint64_t limit, uint64_t* result) {
     uint64_t pair = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x;

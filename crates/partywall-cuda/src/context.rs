@@ -38,7 +38,7 @@ struct Inner {
 #[derive(Debug)]
 pub struct ContextGuard<'a> {
     context: &'a Context,
-    /// Whether the guard made the context current; otherwise it was current before.
+    /// True if the guard made the context current; otherwise it was current before.
     pushed: bool,
     /// The stream-capture mode of the thread to restore, if it was changed.
     capture_mode: Option<u32>,
@@ -78,8 +78,8 @@ impl Context {
         Ok(ContextGuard { context: self, pushed, capture_mode: None, _not_send: PhantomData })
     }
 
-    /// Like [`Context::guard`], and the thread is in relaxed stream-capture mode meanwhile: allocating, importing and
-    /// mapping under the default mode invalidates a capture that another thread of the process has under way.
+    /// Makes the context current as [`Context::guard`] does, and sets the thread to relaxed stream-capture mode meanwhile. In
+    /// the default mode, allocating, importing and mapping invalidate a capture that another thread of the process has begun.
     ///
     /// # Errors
     /// As [`Context::guard`].
@@ -110,7 +110,7 @@ impl Context {
     /// another process.
     ///
     /// # Errors
-    /// What that work failed with.
+    /// The error of that work.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         let wait = || {
             let _guard = self.guard()?;
@@ -178,8 +178,9 @@ impl Context {
         self.record_drop(self.give_back(call));
     }
 
-    /// Waits for what this process runs in the context, before memory goes that it may use. Before it frees or
-    /// unregisters, the driver waits by itself; before it unmaps it does not (both measured on H200, driver 580).
+    /// Waits for the work of this process in the context, before memory is unmapped that the work may use. The driver
+    /// waits by itself before it frees or unregisters memory, but not before it unmaps it (both measured on H200, driver
+    /// 580).
     pub(crate) fn settle(&self) -> Result<(), CudaError> {
         self.give_back(|driver| {
             // SAFETY: no arguments; that no context is current would be an error code.
@@ -222,8 +223,8 @@ impl fmt::Debug for Context {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: retained once in `Context::retain`, released once here. A failure has nobody left to be told: it
-        // means that CUDA is shutting down or the context is lost, and both free it.
+        // SAFETY: retained once in `Context::retain`, released once here. A failure cannot be
+        // reported, and needs no report: CUDA is shutting down or the context is lost, and both free it.
         let _ = unsafe { self.device.driver().primary_ctx_release(self.device.raw()) };
     }
 }

@@ -218,8 +218,8 @@ impl Device {
         Ok(can != 0)
     }
 
-    /// How fast the link from this device to the memory of `peer` is, as the driver ranks the links of one machine: 0
-    /// is the fastest, higher is slower (`CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK`).
+    /// Returns the rank of the link from this device to the memory of `peer` among the links of the machine: 0 is the
+    /// fastest, higher is slower (`CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK`).
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_DEVICE` for a device and itself.

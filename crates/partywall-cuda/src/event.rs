@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::abi::{EVENT_DEFAULT, Handle};
+use crate::abi::{EVENT_DEFAULT, EVENT_WAIT_DEFAULT, Handle};
 use crate::{Context, CudaError, StreamRef};
 
 /// A point in a stream, with the device's time (`cuEventCreate`). For benchmarks; order between processes is made by
@@ -43,10 +43,20 @@ impl Event {
         unsafe { self.context.driver().event_record(self.handle, stream.handle()) }
     }
 
+    /// Enqueues a wait for the recorded point. If nothing was recorded, the wait ends immediately.
+    ///
+    /// # Errors
+    /// The driver's error.
+    pub fn enqueue_wait(&self, stream: StreamRef<'_>) -> Result<(), CudaError> {
+        let _guard = self.context.guard()?;
+        // SAFETY: event and stream are live.
+        unsafe { self.context.driver().stream_wait_event(stream.handle(), self.handle, EVENT_WAIT_DEFAULT) }
+    }
+
     /// Waits until the recorded point is reached (busily; an event that nothing was recorded in counts as reached).
     ///
     /// # Errors
-    /// What the work before it failed with.
+    /// The error of earlier work.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         let _guard = self.context.guard()?;
         // SAFETY: the event is live.

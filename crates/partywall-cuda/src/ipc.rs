@@ -88,8 +88,8 @@ impl IpcMapping {
         };
         drop(registry);
         if bytes == 0 || bytes > open.bytes {
-            let told = format!("the owner states {bytes} bytes of memory, but the driver reports {}", open.bytes);
-            return Err(CudaError::new(OPEN, CuResult::INVALID_VALUE).with_context(told));
+            let sizes = format!("the owner states {bytes} bytes of memory, but the driver reports {}", open.bytes);
+            return Err(CudaError::new(OPEN, CuResult::INVALID_VALUE).with_context(sizes));
         }
         Ok(Self { open, bytes, access })
     }

@@ -18,7 +18,7 @@
 
 use std::fmt;
 
-use crate::abi::{EVENT_DISABLE_TIMING, EVENT_INTERPROCESS, EVENT_WAIT_DEFAULT, IpcHandle};
+use crate::abi::{EVENT_DISABLE_TIMING, EVENT_INTERPROCESS, IpcHandle};
 use crate::result::none_if;
 use crate::{Context, CuResult, CudaError, Event, StreamRef};
 
@@ -96,15 +96,13 @@ impl IpcEvent {
     /// # Errors
     /// The driver's error.
     pub fn enqueue_wait(&self, stream: StreamRef<'_>) -> Result<(), CudaError> {
-        let _guard = self.0.context.guard()?;
-        // SAFETY: event and stream are live.
-        unsafe { self.0.context.driver().stream_wait_event(stream.handle(), self.0.handle, EVENT_WAIT_DEFAULT) }
+        self.0.enqueue_wait(stream)
     }
 
     /// Returns whether the last record is reached, or no record exists. Does not wait.
     ///
     /// # Errors
-    /// What the work before it failed with.
+    /// The error of earlier work.
     pub fn is_done(&self) -> Result<bool, CudaError> {
         let _guard = self.0.context.guard()?;
         // SAFETY: the event is live.

@@ -17,7 +17,7 @@ use crate::{
 /// The embedded kernels, loaded into one context and launched once each. `Send` and `Sync`.
 ///
 /// **Load before any stream waits for another process.** Loading behind such a wait blocks until it ends (measured).
-/// What is loaded runs at once, whatever other streams wait for.
+/// A loaded kernel runs at once, whatever other streams wait for.
 ///
 /// The pattern is one 32-bit word an element, [`expected`]. Ranges are therefore multiples of 4 bytes at multiples of
 /// 4, of 16 for [`Kernels::enqueue_read`].

@@ -27,9 +27,9 @@
 //!
 //! # Modules
 //!
-//! Three levels. At the bottom the table of entry points and the numbers of the binary interface; then each entry
-//! point as a checked method that returns a [`CudaError`] with the name of the call; on top, one module a noun, the
-//! owners, which are the public interface.
+//! There are three levels. At the bottom are the table of entry points and the numbers of the binary interface. Above it,
+//! each entry point is a checked method that returns a [`CudaError`] with the name of the call. On top are the owners, one
+//! module a noun, which are the public interface.
 //!
 //! | module | owns |
 //! |---|---|

@@ -49,7 +49,7 @@ pub struct Mapping {
     /// (acquire) by [`Mapping::len`] before they are used.
     len: AtomicU64,
     access: Access,
-    /// Whether the address was ever given out. If not, no work can use the mapping.
+    /// True if the address was ever given out. If not, no work can use the mapping.
     named: AtomicBool,
     range: AddressRange,
 }
@@ -68,9 +68,9 @@ impl Mapping {
         Self::with_reservation(memory, access, 0)
     }
 
-    /// As [`Mapping::new`], at the beginning of a range of `reserved` addresses, a multiple of
-    /// [`PhysicalMemory::granularity`]: further memory can be mapped behind it. It is no more than the memory takes
-    /// where `reserved` is less, or where the process has no range so long.
+    /// Maps memory as [`Mapping::new`] does, at the beginning of a range of `reserved` addresses, so that further memory can
+    /// be mapped behind it. `reserved` is a multiple of [`PhysicalMemory::granularity`]. The range is only as long as the
+    /// memory if `reserved` is less, or if the process has no free range of that length.
     ///
     /// # Errors
     /// As [`Mapping::new`].
@@ -248,7 +248,7 @@ impl Extension<'_> {
 struct MappedPart {
     pointer: DevicePtr,
     memory: Arc<PhysicalMemory>,
-    /// Whether it is still mapped; false only between [`MappedPart::unmap`] and the drop of the fields.
+    /// True if it is still mapped; false only between [`MappedPart::unmap`] and the drop of the fields.
     mapped: bool,
 }
 

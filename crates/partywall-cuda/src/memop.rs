@@ -5,8 +5,8 @@
 //! can release a stream that waits for it.
 //!
 //! Bound to the `_v2` entry points. The plain ones are an older interface, which drivers refuse unless their kernel
-//! module was loaded with an option; the device attributes 92 and 93 speak of that one. Whether the operations work
-//! here is found out by doing: [`probe_device_word`], [`probe_host_word`].
+//! module was loaded with an option; the device attributes 92 and 93 are about that one. [`probe_device_word`]
+//! and [`probe_host_word`] find out by trying whether the operations work here.
 //!
 //! # Traps
 //!
@@ -16,10 +16,11 @@
 //! - **A wait cannot be cancelled.** Only the value ends it, or the end of the process. A wait is therefore enqueued
 //!   only on words that another process can still write when the expected writer is gone.
 //! - **Device code that arrives behind a pending wait waits as well**, whatever stream it is for (measured, driver
-//!   580): loading a module blocks, a kernel whose function was first asked for then does not run, a launch blocks if
-//!   the kernel needs more local memory than any before it, and so does any kernel's first launch by the runtime API. A
-//!   function got before the wait is launched and runs at once. Everything that synchronises a device blocks too:
-//!   freeing, copies of pageable memory, allocating (field reports). Load and warm up before the first wait.
+//!   580). Loading a module blocks. A kernel whose function is first requested behind the wait does not run. A launch
+//!   blocks if the kernel needs more local memory than any before it, and so does any kernel's first launch by the
+//!   runtime API. A function that was requested before the wait is launched and runs at once. Everything that
+//!   synchronises a device blocks too: freeing, copies of pageable memory, allocating (field reports). Load and warm up
+//!   before the first wait.
 //! - **The driver does not know this order.** A wait may stand in front of the very write that would end it if both are
 //!   enqueued on one stream in that order, or on streams that share a hardware queue (vendor's documentation). Enqueue
 //!   the write first, or have another process or the host do it.
@@ -169,7 +170,7 @@ impl From<CudaError> for ProbeError {
 
 /// Proves by doing that streams of this context can write words in device memory and wait for them, in both widths.
 ///
-/// Each wait is ended by the probe itself, and none of them is looked at for longer than `limit`. A stream that waits
+/// Each wait is ended by the probe itself, and none of them is polled for longer than `limit`. A stream that waits
 /// for ever all the same stays allocated with its word, because freeing them would wait too. The probe allocates, so it
 /// belongs before the first wait for another process.
 ///

@@ -77,7 +77,7 @@ impl PhysicalMemory {
     }
 
     /// Imports memory that another process (or this one) exported. `bytes` is the size it was created with, which the
-    /// descriptor does not tell; a wrong size is found out when the memory is mapped.
+    /// descriptor does not have; a wrong size is found when the memory is mapped.
     ///
     /// The descriptor is not consumed and may be closed at once. The memory may lie on another device than the
     /// context's: see [`PhysicalMemory::device_ordinal`]. Host-synchronous: with mapping 42 µs for 2 MiB, 0.14 ms for

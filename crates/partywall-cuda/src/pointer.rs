@@ -30,8 +30,8 @@ pub enum PointerKind {
     Managed,
     /// Page-locked host memory of the driver (`cuMemHostAlloc`, `cudaMallocHost`): belongs to this process alone.
     Pinned,
-    /// Host memory that the program made and registered (`cuMemHostRegister`). Told from [`PointerKind::Pinned`] by
-    /// `cuMemHostGetFlags`, which the vendor documents to refuse it.
+    /// Host memory that the program made and registered (`cuMemHostRegister`). Distinguished from [`PointerKind::Pinned`] by
+    /// `cuMemHostGetFlags`, which refuses it by the vendor's documentation.
     Registered,
     /// Unknown to the driver: ordinary host memory, freed memory, or an arbitrary number.
     Unknown,
@@ -51,12 +51,12 @@ pub struct PointerInfo {
     pub bytes: u64,
     /// The device that the memory lies on; nothing for host memory, and where `CUDA_VISIBLE_DEVICES` hides it.
     pub device: Option<Device>,
-    /// A number that no other allocation of this process ever has: tells an allocation from a later one at the same
+    /// A number that no other allocation of this process ever has: distinguishes an allocation from a later one at the same
     /// address. 0 where the driver has none.
     pub buffer_id: u64,
-    /// Whether the driver would make a 64-byte handle of it ([`IpcMemoryHandle`](crate::IpcMemoryHandle)).
+    /// True if the driver would make a 64-byte handle of it ([`IpcMemoryHandle`](crate::IpcMemoryHandle)).
     pub legacy_ipc: bool,
-    /// Whether it was made to be exported as a file descriptor.
+    /// True if it was made to be exported as a file descriptor.
     pub posix_fd: bool,
 }
 
@@ -76,7 +76,7 @@ impl PointerInfo {
         } else if pool != 0 {
             PointerKind::Pool
         } else if mapped.is_some() {
-            // Its attributes are those of cuMemAlloc memory (measured): only that it has a handle to retain tells.
+            // Its attributes are those of cuMemAlloc memory (measured); it differs only in that a handle can be retained.
             PointerKind::Vmm
         } else {
             match memory_type as u32 {

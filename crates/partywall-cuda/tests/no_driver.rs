@@ -19,7 +19,7 @@ fn missing_library_is_an_error() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }
 
-/// Not a test: the body of the process that the test above starts.
+/// Runs the process that the test above starts. It is no test itself.
 #[test]
 fn in_child_process() {
     if std::env::var_os(Driver::LIBRARY_VARIABLE).is_none_or(|library| library != NOWHERE) {

@@ -6,7 +6,7 @@ use crate::{
     tensor::TensorInfo,
 };
 
-/// What stands before the bytes of a tensor, so that together they are a safetensors file.
+/// Returns a header that makes a safetensors file together with the bytes of a tensor behind it.
 ///
 /// # Errors
 /// [`FileProblem::FormatLacksElements`], [`FileProblem::FormatLacksStrides`], [`FileProblem::ReservedName`].
@@ -25,7 +25,7 @@ pub struct Message<'a> {
     pub bytes: &'a [u8],
 }
 
-/// What `bytes` say, which are a safetensors file of one tensor.
+/// Reads a safetensors file of one tensor.
 ///
 /// # Errors
 /// [`FileProblem::Malformed`] if there is not exactly one; [`FileProblem::Truncated`], [`FileProblem::TrailingBytes`],

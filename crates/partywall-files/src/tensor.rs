@@ -33,12 +33,12 @@ impl TensorInfo {
         Some(Self { name: name.to_owned(), dtype, shape, strides, bytes })
     }
 
-    /// Whether its elements follow each other without gaps, last dimension fastest.
+    /// Returns whether its elements follow each other without gaps, last dimension fastest.
     pub fn is_contiguous(&self) -> bool {
         self.lies_in(Order::C)
     }
 
-    /// Whether its elements follow each other without gaps in `order`. Strides that are never taken do not count.
+    /// Returns whether its elements follow each other without gaps in `order`. Strides that are never taken do not count.
     pub(crate) fn lies_in(&self, order: Order) -> bool {
         let Some(expected) = order.strides(&self.shape) else {
             return false;

@@ -2,20 +2,28 @@
 
 use std::{
     io::{BufRead, BufReader},
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
 use partywall::{Domain, Error, ErrorKind, cuda::Stream};
-use partywall_os::socket::{self, Ready};
+use partywall_os::{
+    Errno, process,
+    socket::{self, Ready},
+};
+use rustix::process::Signal;
 
 use crate::{Context, context::open_directory, failure::Failure};
 
 /// A broker that ends when this value is dropped, or when this process ends.
 #[derive(Debug)]
 pub(super) struct Broker {
+    /// The supervisor.
     child: Child,
+    /// The first worker, once it is ready.
+    worker: Option<OwnedFd>,
     directory: PathBuf,
     socket: PathBuf,
 }
@@ -28,17 +36,22 @@ impl Broker {
         let socket = directory.join("broker.sock");
         let system = |source| Error::System { what: "starting a broker for the lab".into(), source };
         let mut command = Command::new(std::env::current_exe().map_err(system)?);
-        command.args(["serve", "--of-a-lab", &std::process::id().to_string(), "--socket"]).arg(&socket);
+        command.args(["--json", "serve", "--of-a-lab", &std::process::id().to_string(), "--socket"]).arg(&socket);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         let child = command.spawn().map_err(system)?;
         // From here on, dropping it removes the process and its directory.
-        let mut broker = Self { child, directory, socket };
+        let mut broker = Self { child, worker: None, directory, socket };
         let ready = broker.child.stdout.take().filter(|output| {
             let deadline = Instant::now() + TIMEOUT;
             matches!(socket::wait(output, Ready::Read, Some(deadline)), Ok(true))
         });
         match ready.and_then(|output| BufReader::new(output).lines().next()).transpose().map_err(system)? {
-            Some(_) => Ok(broker),
+            Some(line) => {
+                let ready: serde_json::Value = serde_json::from_str(&line).unwrap_or_default();
+                let pid = ready["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
+                broker.worker = pid.and_then(|pid| process::pidfd(pid).ok());
+                Ok(broker)
+            }
             None => Err(Failure::new(
                 ErrorKind::Unreachable,
                 "the lab's broker did not become ready",
@@ -57,16 +70,34 @@ impl Broker {
         &self.directory
     }
 
-    /// Kills the broker (SIGKILL).
+    /// Kills the broker's present worker (SIGKILL), which its supervisor replaces. Returns its pid.
+    pub(super) fn kill_worker(&mut self, domain: &Domain) -> Result<u32, Failure> {
+        let pid = domain.status()?.pid;
+        let system = |errno: Errno| Error::System { what: "killing the broker's worker".into(), source: errno.into() };
+        let worker = process::pidfd(pid).map_err(system)?;
+        process::kill(&worker, Signal::KILL).map_err(system)?;
+        Ok(pid)
+    }
+
+    /// Kills the broker for good (SIGKILL): the supervisor, which would restart the worker, and then the worker.
     pub(super) fn kill(&mut self) {
         // The pid stays valid until the child has been waited for; `Child` sends nothing afterwards.
         let _ = self.child.kill();
         let _ = self.child.wait();
+        if let Some(worker) = self.worker.take() {
+            let _ = process::kill(worker, Signal::KILL);
+        }
     }
 }
 
 impl Drop for Broker {
     fn drop(&mut self) {
+        // The supervisor ends its present worker, which is not the first one if that was killed.
+        if let Ok(supervisor) = process::pidfd(self.child.id())
+            && process::kill(&supervisor, Signal::TERM).is_ok()
+        {
+            let _ = socket::wait(&supervisor, Ready::Read, Some(Instant::now() + TIMEOUT));
+        }
         self.kill();
         let _ = std::fs::remove_dir_all(&self.directory);
     }

@@ -20,7 +20,7 @@ pub(super) type Child = fn(&[AtomicU64]) -> Result<(), Failure>;
 pub(super) struct Forked {
     pid: Pid,
     map: SharedMap,
-    /// Whether its end was waited for.
+    /// True if its end was waited for.
     ended: bool,
 }
 

@@ -26,6 +26,7 @@ use crate::{
     peer::Peer,
     reporter::Reporter,
     step::{Claim, Step},
+    trace::TraceFile,
 };
 
 /// The description of a lab.
@@ -37,9 +38,9 @@ pub(crate) struct Lab {
     pub(crate) about: &'static str,
     /// What it shows, in the list of labs and at the beginning of its output.
     pub(crate) title: &'static str,
-    /// Whether it also runs in host memory.
+    /// True if it also runs in host memory.
     pub(crate) on_host: bool,
-    /// Whether the observer starts a broker that all roles connect to.
+    /// True if the observer starts a broker that all roles connect to.
     pub(crate) broker: bool,
     /// Adds the lab's own options.
     pub(crate) options: fn(Command) -> Command,
@@ -80,7 +81,7 @@ pub(crate) struct Session {
     parent: Option<Peer>,
     /// The first role, if this process plays the observer.
     partner: Option<Peer>,
-    /// Whether the first role has a terminal of its own, so that others may have one, too.
+    /// True if the first role has a terminal of its own, so that others may have one, too.
     in_terminals: bool,
     /// The child that this process forked before it opened CUDA.
     forked: Option<Forked>,
@@ -102,6 +103,14 @@ pub(crate) struct Places {
     /// GPU
     #[arg(long, global = true, value_name = "DEVICE", default_value_t)]
     pub(crate) device: DeviceChoice,
+}
+
+/// The options of labs with a broker.
+#[derive(Debug, Args)]
+struct Traced {
+    /// Write what the processes hand to each other into this file, for ui.perfetto.dev
+    #[arg(long, global = true, value_name = "FILE")]
+    trace: Option<PathBuf>,
 }
 
 /// The option of child processes.
@@ -143,6 +152,7 @@ impl Lab {
     pub(crate) fn command(&self) -> Command {
         let command = Command::new(self.name);
         let command = if self.on_host { Places::augment_args(command) } else { Gpus::augment_args(command) };
+        let command = if self.broker { Traced::augment_args(command) } else { command };
         // Adding the options replaces the description, so it is set last.
         let command = (self.options)(Child::augment_args(command)).about(self.about);
         if self.partner().is_none() {
@@ -166,6 +176,7 @@ impl Lab {
             asked.map_err(|errno| Error::System { what: "asking for a signal".into(), source: errno.into() })?;
         }
         let forked = role.unwrap_or(&self.observer).child.map(Forked::start).transpose()?;
+        let trace = self.trace(arguments, role)?;
         let context =
             &if (self.takes_standard_output)(arguments) { context.on_standard_error() } else { context.clone() };
         let reporter = Reporter::new(context, self, role.unwrap_or(&self.observer).name, name.is_none());
@@ -202,8 +213,21 @@ impl Lab {
         };
         match role {
             Some(role) => session.play(role),
-            None => session.observe(),
+            None => session.observe(trace),
         }
+    }
+
+    /// Creates the file of `--trace`.
+    fn trace(&self, arguments: &ArgMatches, role: Option<&Role>) -> Result<Option<TraceFile>, Failure> {
+        let Some(path) = (if self.broker { read::<Traced>(arguments)?.trace } else { None }) else { return Ok(None) };
+        if let Some(role) = role {
+            let observer = self.observer.name;
+            let role = role.name;
+            let why = format!("--trace is an option of the role {observer}, not of {role}");
+            let command = format!("partywall lab {} {observer} --trace {}", self.name, path.display());
+            return Err(Failure::new(ErrorKind::Usage, why, format!("start the other terminal with `{command}`")));
+        }
+        TraceFile::create(path).map(Some)
     }
 
     /// Returns the name of the directory in which a role waits for the observer.
@@ -230,7 +254,7 @@ impl Lab {
 }
 
 impl Session {
-    fn observe(&mut self) -> Result<(), Failure> {
+    fn observe(&mut self, trace: Option<TraceFile>) -> Result<(), Failure> {
         if let (None, Some(partner)) = (&self.partner, self.lab.partner()) {
             self.partner = Some(self.spawn(partner.name)?);
         }
@@ -241,9 +265,13 @@ impl Session {
             self.partner.as_ref().map_or(Ok(()), |partner| partner.say(broker.socket()))?;
             self.broker = Some(broker);
         }
-        (self.lab.observer.play)(self)?;
+        let tracing = trace.map(|trace| trace.record(self.domain()));
+        let played = (self.lab.observer.play)(self);
+        // Also of a lab that fails: the trace may show why.
+        let traced = tracing.map_or(Ok(()), |tracing| tracing.write(&self.reporter));
+        played?;
         self.reporter.conclude(self.lab.claims);
-        Ok(())
+        traced
     }
 
     fn play(&mut self, role: &Role) -> Result<(), Failure> {

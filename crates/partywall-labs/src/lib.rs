@@ -11,8 +11,11 @@
 //! and for some labs counts. A failure is a line with `error`, as for every command. A claim that did not hold is a
 //! result with exit code 0.
 
+#![forbid(unsafe_code)]
+
 pub mod bench;
 mod broker;
+mod chaos;
 mod clock;
 mod coherency;
 mod context;
@@ -37,7 +40,9 @@ mod semaphore;
 mod step;
 pub mod text;
 mod tour;
+mod trace;
 mod vmm;
+mod weights;
 mod work_queue;
 
 use clap::{ArgMatches, Args, Command, FromArgMatches};
@@ -120,7 +125,7 @@ fn list(context: &Context) {
 }
 
 /// Every lab, in the order of the documentation.
-static LABS: [&Lab; 14] = [
+static LABS: [&Lab; 16] = [
     &errors::LAB,
     &handle_file::LAB,
     &fork::LAB,
@@ -135,4 +140,6 @@ static LABS: [&Lab; 14] = [
     &pipeline::LAB,
     &render::LAB,
     &work_queue::LAB,
+    &weights::LAB,
+    &chaos::LAB,
 ];

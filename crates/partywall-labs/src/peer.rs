@@ -62,7 +62,7 @@ pub(super) struct Peer {
     socket: OwnedFd,
     received: Vec<u8>,
     fds: VecDeque<OwnedFd>,
-    /// Whether it is the parent process, which reports the failure of this one.
+    /// True if it is the parent process, which reports the failure of this one.
     is_parent: bool,
     /// The child process that plays it, unless it has its own terminal. Dropping the peer kills the child.
     child: Option<Running>,
@@ -235,7 +235,7 @@ impl Peer {
         Ok((0..peers.len()).filter(|place| !polled[*place].revents().is_empty()).collect())
     }
 
-    /// Tells the role to end. Waits for the end of a child.
+    /// Ends the role. Waits for the end of a child.
     pub(super) fn end(self) {
         // A role that has ended needs no message.
         let _ = self.send(&Message::<()>::End, &[]);
@@ -303,7 +303,10 @@ impl Peer {
         let deadline = Instant::now() + TIMEOUT;
         while !rest.is_empty() {
             match socket::send(&self.socket, rest, fds) {
-                Ok(sent) => (rest, fds) = (&rest[sent..], &[]),
+                Ok(sent) => {
+                    rest = &rest[sent..];
+                    fds = &[];
+                }
                 Err(Errno::AGAIN) => match socket::wait(&self.socket, Ready::Write, Some(deadline)) {
                     Ok(true) => {}
                     Ok(false) => return Err(self.broken(format!("it received nothing for {} s", TIMEOUT.as_secs()))),

@@ -24,7 +24,7 @@ pub(super) struct Reporter {
     lab: &'static str,
     title: &'static str,
     role: &'static str,
-    /// Whether this process also reports the steps of the other roles. If not, each role has its own terminal.
+    /// True if this process also reports the steps of the other roles. If not, each role has its own terminal.
     reports_all: bool,
     colour: bool,
     shared: Rc<Shared>,
@@ -32,7 +32,7 @@ pub(super) struct Reporter {
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// Whether the driver is simulated. If it is, each step is marked so.
+    /// True if the driver is simulated. If it is, each step is marked so.
     simulated: Cell<bool>,
     steps: RefCell<Vec<Step>>,
     /// Additional values of the last line for programs.

@@ -34,7 +34,7 @@ pub(super) enum Outcome {
     NotTried,
 }
 
-/// A common belief about shared memory, tested by steps.
+/// A common claim about shared memory, which steps test.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Claim {
     /// The name by which steps refer to it.
@@ -132,7 +132,8 @@ impl Step {
     /// Ends a step that cannot be tried on this machine.
     pub(super) fn untried(mut self, claim: Option<Claim>, why: impl Into<String>) -> Self {
         self.claims.extend(claim.map(|claim| (claim.id.into(), None)));
-        (self.outcome, self.finding) = (Outcome::NotTried, why.into());
+        self.outcome = Outcome::NotTried;
+        self.finding = why.into();
         self
     }
 

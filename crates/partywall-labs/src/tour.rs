@@ -51,9 +51,9 @@ pub(super) fn run(context: &Context, arguments: &ArgMatches) -> Result<(), Failu
 struct Tour<'a> {
     context: &'a Context,
     place: Place,
-    /// Whether labs kill processes that work on the GPU.
+    /// True if labs kill processes that work on the GPU.
     kills: bool,
-    /// Whether the machine was described.
+    /// True if the machine was described.
     described: bool,
     reports: Vec<Report>,
 }

@@ -5,6 +5,8 @@
 //! plot. Both axes are logarithmic; zero bytes are drawn as one byte. A line connects the medians; the band around it
 //! reaches from p25 to p75.
 
+use std::borrow::Cow;
+
 use plotters::{
     coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged},
     coord::types::RangedCoordf64,
@@ -160,10 +162,8 @@ impl Chart {
         let is_bytes = self.varied == "bytes";
         // Sizes grow by factors of 16 from 4 KiB, so that each has its label.
         let counts_bytes = self.unit == Unit::Bytes;
-        let (x, y) = (
-            Log::around(&xs, if is_bytes { 16.0 } else { 2.0 }, 1.1),
-            Log::around(&ys, if counts_bytes { 1024.0 } else { 10.0 }, 1.3),
-        );
+        let x = Log::around(&xs, if is_bytes { 16.0 } else { 2.0 }, 1.1);
+        let y = Log::around(&ys, if counts_bytes { 1024.0 } else { 10.0 }, 1.3);
         let root = SVGBackend::with_string(svg, SIZE).into_drawing_area();
         root.fill(&WHITE)?;
         let (plot, legend) = root.split_horizontally(SIZE.0 - LEGEND);
@@ -324,7 +324,8 @@ impl Ranged for Log {
 
     fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
         let range = self.linear.range();
-        let (first, last) = (range.start.ceil() as i32, range.end.floor() as i32);
+        let first = range.start.ceil() as i32;
+        let last = range.end.floor() as i32;
         if self.base == 10.0 && last - first < 1 {
             return even(self.range());
         }
@@ -372,20 +373,9 @@ fn short(value: f64) -> String {
 }
 
 /// Breaks a text between words into lines of at most `letters` letters.
-fn wrapped(text: &str, letters: usize) -> Vec<String> {
-    let mut lines = vec![String::new()];
-    for word in text.split_whitespace() {
-        let last = lines.last_mut().expect("there is a first line");
-        if !last.is_empty() && last.chars().count() + 1 + word.chars().count() > letters {
-            lines.push(word.to_owned());
-        } else {
-            if !last.is_empty() {
-                last.push(' ');
-            }
-            last.push_str(word);
-        }
-    }
-    lines
+fn wrapped(text: &str, letters: usize) -> Vec<Cow<'_, str>> {
+    let whole_words = textwrap::WordSplitter::NoHyphenation;
+    textwrap::wrap(text, textwrap::Options::new(letters).word_splitter(whole_words).break_words(false))
 }
 
 /// Width and height, in pixels.

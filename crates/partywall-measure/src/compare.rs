@@ -33,7 +33,8 @@ pub struct Change {
 impl Report {
     /// Returns how this report, the later one, differs from an earlier one.
     pub fn differences(&self, earlier: &Self) -> Differences {
-        let (before, after) = (earlier.measurements(), self.measurements());
+        let before = earlier.measurements();
+        let after = self.measurements();
         let mut differences = Differences { changed: Vec::new(), unchanged: 0, missing: Vec::new() };
         for (case, now) in &after {
             match before.get(case) {
@@ -61,7 +62,8 @@ impl Report {
             let memory = (machine.memory as f64 / f64::from(1 << 30)).round();
             format!("{}, {} cores, {memory} GiB, {gpu}", machine.cpu, machine.cores)
         };
-        let (one, two) = (described(self), described(other));
+        let one = described(self);
+        let two = described(other);
         (one != two).then(|| format!("one is of {one}, the other of {two}"))
     }
 

@@ -37,7 +37,7 @@ pub struct Verdict {
     pub goal: String,
     /// The limit in this run, in the unit of the measured case.
     pub limit: f64,
-    /// Whether the median is within the limit.
+    /// True if the median is within the limit.
     pub met: bool,
 }
 

@@ -190,7 +190,7 @@ mod tests {
             report.push(result.run(Plan::new(4)).unwrap());
         }
         for name in ["timeline", "topic"] {
-            let case = |name: &str| Case::new(name, Unit::Microseconds).parameter("of", "who tells whom");
+            let case = |name: &str| Case::new(name, Unit::Microseconds).parameter("of", "from stream to stream");
             let result = Comparison::new(case(name), Box::new(|| Ok(7.5))).floor(case("futex"), Box::new(|| Ok(2.5)));
             report.push(result.run(Plan::new(4)).unwrap());
         }
@@ -204,7 +204,7 @@ mod tests {
             "floor: mmap",
             "7.50",
             "3.000",
-            "<h2>Who tells whom</h2>\n<figure>",
+            "<h2>From stream to stream</h2>\n<figure>",
             "<td>topic</td>",
             "0.3333",
             "&quot;p25&quot;: 7.5",
@@ -214,13 +214,13 @@ mod tests {
         for part in ["http", "<script", "src=", "href="] {
             assert!(!page.contains(part), "{part} is in {page}");
         }
-        // The rules for the dark find what they are for.
+        // Each rule of the dark colours matches an element.
         let rules = page.split("svg [").skip(1).filter_map(|rule| rule.split(']').next());
         assert!(rules.clone().count() > 0);
         for rule in rules {
             assert!(page.contains(&format!(" {rule}")), "nothing in a plot has {rule}");
         }
-        // Each tag is closed that has to be.
+        // Every tag that needs an end has one.
         for tag in ["html", "body", "figure", "svg", "table", "tr", "td", "th", "details", "pre", "p"] {
             let opened = page.matches(&format!("<{tag}>")).count() + page.matches(&format!("<{tag} ")).count();
             assert_eq!(opened, page.matches(&format!("</{tag}>")).count(), "{tag}");

@@ -122,7 +122,7 @@ impl BlockBorrows {
         self.slice(&block.0)
     }
 
-    /// As [`bytes`](Self::bytes), of a block that is borrowed for writing.
+    /// Returns the bytes of a block that is borrowed for writing, for reading.
     ///
     /// # Panics
     /// As [`bytes`](Self::bytes).
@@ -130,7 +130,7 @@ impl BlockBorrows {
         self.slice(&block.0)
     }
 
-    /// As [`bytes`](Self::bytes), for writing.
+    /// Returns the bytes of a block that is borrowed for writing.
     ///
     /// # Panics
     /// As [`bytes`](Self::bytes).
@@ -157,7 +157,7 @@ impl BlockBorrows {
         }
     }
 
-    /// As [`prefetch`](Self::prefetch), for a block that will be written soon.
+    /// Has the processor fetch the first bytes of a block that will be written soon.
     pub fn prefetch_to_write(&self, index: usize) {
         if index < self.borrows.len() {
             cpu::fetch_to_write(self.start(index));
@@ -290,7 +290,7 @@ mod tests {
     }
 
     proptest! {
-        /// In every order of requests, a block with several borrowers is only read.
+        /// Checks, for any order of requests, that a block with several borrowers is only read.
         #[test]
         fn concurrent_borrows_do_not_conflict(
             asked in proptest::collection::vec((0..8_usize, any::<bool>(), any::<prop::sample::Index>()), 1..100),

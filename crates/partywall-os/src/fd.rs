@@ -13,6 +13,9 @@ use crate::memfd::Seals;
 const NVIDIA_MAJOR: u32 = 195;
 const NVIDIA_CTL_MINOR: u32 = 255;
 
+/// The type of the file system of large pages (statfs(2)).
+const HUGETLBFS_MAGIC: fs::FsWord = 0x9584_58f6;
+
 /// The kind of file behind a file descriptor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FdKind {
@@ -40,9 +43,10 @@ pub fn classify(fd: impl AsFd) -> io::Result<FdKind> {
     Ok(match FileType::from_raw_mode(stat.st_mode) {
         FileType::CharacterDevice if (major, minor) == (NVIDIA_MAJOR, NVIDIA_CTL_MINOR) => FdKind::NvidiaControl,
         FileType::CharacterDevice => FdKind::Other(format!("a character device {major}:{minor}")),
-        // Files of hugetlbfs and tmpfs can carry seals too, and count as memfds here: only the promise of the seals
-        // matters.
+        // Files of tmpfs can carry seals too, and count as memfds here: only the promise of the seals matters. No seal
+        // keeps large pages there: a hole in them, and no free page left, kills the process that reads it.
         FileType::RegularFile => match Seals::of(&fd) {
+            Ok(_) if fs::fstatfs(&fd)?.f_type == HUGETLBFS_MAGIC => FdKind::Other("memory in large pages".into()),
             Ok(seals) => FdKind::Memfd { seals, bytes: stat.st_size as u64 },
             Err(_) => FdKind::Other("an ordinary file".into()),
         },
@@ -76,5 +80,33 @@ mod tests {
         assert_eq!(describe(&|| std::fs::File::open("/").unwrap()), "a directory");
         let (a, _b) = crate::socket::pair().unwrap();
         assert_eq!(classify(&a), Ok(FdKind::Other("a socket".into())));
+    }
+
+    #[test]
+    fn memory_that_no_seal_keeps_is_no_memfd() {
+        use rustix::fs::{MemfdFlags, SealFlags};
+        let sealable = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        match fs::memfd_create("partywall:test", sealable | MemfdFlags::HUGETLB) {
+            Ok(large) => {
+                fs::ftruncate(&large, 2 << 20).unwrap();
+                fs::fcntl_add_seals(&large, SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE).unwrap();
+                assert_eq!(classify(&large), Ok(FdKind::Other("memory in large pages".into())));
+            }
+            Err(errno) => eprintln!("not tested: large pages ({errno})"),
+        }
+        match secret() {
+            Some(secret) => assert_eq!(classify(&secret), Ok(FdKind::Other("an ordinary file".into()))),
+            None => eprintln!("not tested: secret memory"),
+        }
+    }
+
+    /// Memory that the kernel cannot read either (memfd_secret(2)).
+    #[allow(unsafe_code)]
+    fn secret() -> Option<std::os::fd::OwnedFd> {
+        use std::os::fd::{FromRawFd, OwnedFd};
+        // SAFETY: the call takes flags alone and touches no memory of ours.
+        let fd = unsafe { libc::syscall(libc::SYS_memfd_secret, libc::O_CLOEXEC) };
+        // SAFETY: the kernel has just created the descriptor for us, and nothing else owns it.
+        (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd as i32) })
     }
 }

@@ -11,6 +11,7 @@
 //! | [`lock`] | locks whose data stays valid when a thread panics |
 //! | [`socket`] | Unix stream sockets that carry file descriptors and identify their peer |
 //! | [`process`] | pidfds, daemons, resource limits |
+//! | [`supervision`] | processes that share their file descriptors, and signals to wait for |
 //! | [`timer_slack`] | short sleeps that end in time |
 //! | [`per_process`] | global state that a forked child begins anew |
 //! | [`fd`] | what a received file descriptor really is |
@@ -30,6 +31,7 @@ pub mod memfd;
 pub mod per_process;
 pub mod process;
 pub mod socket;
+pub mod supervision;
 pub mod timer_slack;
 
 pub use rustix::io::Errno;

@@ -3,9 +3,9 @@
 //! | type | who may write the bytes | access |
 //! |---|---|---|
 //! | [`Draft`](crate::memfd::Draft) | its owner alone: no other process has the file yet | `&mut [u8]` |
-//! | [`SealedMap`] | nobody, the kernel refuses | `&[u8]` |
+//! | [`SealedMap`] | no process: the kernel refuses | `&[u8]` |
 //! | [`SharedMap`] | any process, at any time | [`SharedSlice`], by volatile accesses; [`Atomics`], by atomic accesses |
-//! | [`BorrowedBlock`](crate::borrow::BorrowedBlock), [`BorrowedBlockMut`](crate::borrow::BorrowedBlockMut) | by agreement, nobody; the holder | `&[u8]`; `&mut [u8]` |
+//! | [`BorrowedBlock`](crate::borrow::BorrowedBlock), [`BorrowedBlockMut`](crate::borrow::BorrowedBlockMut) | by agreement, no process; the holder | `&[u8]`; `&mut [u8]` |
 #![allow(unsafe_code)]
 
 use std::{

@@ -3,6 +3,9 @@
 //! A memfd is created at its final length and sealed against shrinking and growing before any other process gets it. No
 //! peer can therefore make a reader's mapping fault. Freezing adds `F_SEAL_WRITE`: from then on the kernel refuses
 //! every write and every writable mapping by any process.
+//!
+//! The file has mode 0600. A process of another user that is handed a read-only descriptor therefore cannot open the file
+//! again for writing through `/proc`. The kernel's default for memfds, 0777, lets any user do so.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -45,6 +48,7 @@ impl Draft {
             end -= 1;
         }
         let fd = fs::memfd_create(&name[..end], MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
         io::retry_on_intr(|| fs::ftruncate(&fd, bytes))?;
         fs::fcntl_add_seals(&fd, FIXED_LENGTH)?;
         Ok(Self { map: None, frozen: None, fd, bytes })
@@ -249,6 +253,10 @@ pub fn len(fd: impl AsFd) -> io::Result<u64> {
 mod tests {
     use super::*;
     use crate::map::{SealedMap, SharedMap};
+    use std::{
+        os::unix::process::CommandExt,
+        process::{Command, Stdio},
+    };
 
     #[test]
     fn memfd_can_neither_shrink_nor_grow() {
@@ -313,6 +321,28 @@ mod tests {
         let fd = Draft::create("partywall:test", 4096).unwrap().share().unwrap();
         assert_eq!(fs::fcntl_add_seals(&fd, SealFlags::WRITE), Err(io::Errno::PERM));
         assert!(SealedMap::new(&fd).is_err());
+    }
+
+    /// Runs a shell as another user, whose standard input is `fd`, opened for reading alone. Returns whether it could
+    /// open the file again in the given way.
+    fn other_user_reopens(fd: &OwnedFd, how: &str) -> bool {
+        let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+        let reading = fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        let mut shell = Command::new("/bin/sh");
+        shell.args(["-c", &format!("exec 3{how}/proc/self/fd/0")]).stdin(reading).stderr(Stdio::null());
+        shell.uid(65534).gid(65534).current_dir("/").status().unwrap().success()
+    }
+
+    #[test]
+    fn needs_root_other_user_cannot_reopen_memory_for_writing() {
+        let draft = Draft::create("partywall:test", 4096).unwrap();
+        let shared = Draft::create("partywall:test", 4096).unwrap().share().unwrap();
+        for fd in [&draft.fd, &shared] {
+            assert!(!other_user_reopens(fd, "<>"), "for writing");
+            assert!(!other_user_reopens(fd, "<"), "nor for reading: it has the descriptor");
+        }
+        let unprotected = fs::memfd_create("partywall:test", MemfdFlags::CLOEXEC).unwrap();
+        assert!(other_user_reopens(&unprotected, "<>"), "with the kernel's own mode it can");
     }
 
     #[test]

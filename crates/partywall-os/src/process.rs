@@ -158,6 +158,21 @@ pub fn inherit(command: &mut Command, fds: &[BorrowedFd<'_>]) -> io::Result<Vec<
     Ok(numbers)
 }
 
+/// Returns a duplicate of a file descriptor that this process has inherited, and makes both close-on-exec.
+///
+/// # Errors
+/// `EBADF` if it is not open.
+pub fn inherited(fd: RawFd) -> io::Result<OwnedFd> {
+    if fd < 0 {
+        return Err(Errno::BADF);
+    }
+    // SAFETY: the number is not -1. The descriptor is only duplicated and marked, neither read, written nor closed, so an
+    // owner elsewhere in this process is not disturbed; if no file is open under the number, both calls fail.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+    io::fcntl_setfd(borrowed, io::FdFlags::CLOEXEC)?;
+    io::fcntl_dupfd_cloexec(borrowed, 3)
+}
+
 /// Raises the soft limit of open files to the hard limit, and returns the limit now in force.
 pub fn raise_fd_limit() -> u64 {
     let limit = process::getrlimit(Resource::Nofile);
@@ -271,6 +286,12 @@ pub unsafe fn in_fork(child: impl FnOnce() -> u8) -> io::Result<u8> {
 #[derive(Debug)]
 pub struct Starter {
     pipe: OwnedFd,
+}
+
+impl AsFd for Starter {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pipe.as_fd()
+    }
 }
 
 impl Starter {

@@ -21,6 +21,9 @@ use rustix::{
 /// The most file descriptors in one message (`SCM_MAX_FD` of the kernel; unix(7)).
 pub const MAX_FDS: usize = 253;
 
+/// The most connections that wait to be accepted.
+pub const BACKLOG: i32 = 1024;
+
 /// Listens at `path`, which must not exist. The socket file gets mode 0600.
 ///
 /// # Errors
@@ -30,7 +33,7 @@ pub fn listen(path: &Path) -> io::Result<OwnedFd> {
     // The file takes the mode of the socket's inode at bind time, so other users can never connect, not even briefly.
     rustix::fs::fchmod(&socket, rustix::fs::Mode::from(0o600))?;
     net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    net::listen(&socket, 1024)?;
+    net::listen(&socket, BACKLOG)?;
     Ok(socket)
 }
 
@@ -123,7 +126,7 @@ pub fn is_drained(socket: impl AsFd) -> bool {
 pub struct Received {
     /// Number of bytes; 0 at the end of the connection.
     pub bytes: usize,
-    /// Whether file descriptors were lost because this process has none free.
+    /// True if file descriptors were lost because this process has none free.
     pub fds_lost: bool,
 }
 
@@ -270,7 +273,7 @@ mod tests {
         assert_eq!(recv(&b, &mut [0; 1], &mut received).unwrap().bytes, 1);
         assert_eq!(send(&a, b"x", &[]), Ok(1));
         drop((received, b));
-        assert!(is_drained(&a), "nobody reads it any more");
+        assert!(is_drained(&a), "no process reads it any more");
     }
 
     #[test]

@@ -34,7 +34,7 @@ impl Drop for LeastSlack {
     }
 }
 
-/// In nanoseconds.
+/// The least slack that a thread can have: 1 ns.
 const LEAST: NonZeroU64 = NonZeroU64::MIN;
 
 #[cfg(test)]

@@ -131,7 +131,7 @@ impl Build {
         owner.map_or(Ok(()), |owner| owner.close(py))
     }
 
-    /// As `close`, but leaves all waiting to the reaper.
+    /// Closes as `close` does, but leaves all waiting to the reaper.
     fn close_later(&self) {
         drop(self.owner.lock().ignore_poison().take());
     }

@@ -46,8 +46,8 @@ impl Descriptors {
         }
     }
 
-    fn look<T>(&self, py: Python<'_>, look: impl FnOnce(&partywall::Descriptors) -> T) -> PyResult<T> {
-        self.inner.lock().as_ref().map(look).ok_or_else(|| closed(py, "list of descriptors"))
+    fn with<T>(&self, py: Python<'_>, read: impl FnOnce(&partywall::Descriptors) -> T) -> PyResult<T> {
+        self.inner.lock().as_ref().map(read).ok_or_else(|| closed(py, "list of descriptors"))
     }
 }
 
@@ -61,7 +61,7 @@ impl Descriptors {
 
     /// The number and the bytes of each chunk's file descriptor.
     fn chunks(&self, py: Python<'_>) -> PyResult<Vec<(i32, u64)>> {
-        self.look(py, |descriptors| {
+        self.with(py, |descriptors| {
             let chunks = descriptors.chunks().iter();
             chunks.map(|chunk| (chunk.as_fd().as_raw_fd(), chunk.bytes())).collect()
         })
@@ -69,7 +69,7 @@ impl Descriptors {
 
     /// All tensors, in the order in which they were added.
     fn tensors(&self, py: Python<'_>) -> PyResult<Vec<Placed>> {
-        self.look(py, |descriptors| {
+        self.with(py, |descriptors| {
             let tensors = descriptors.table().in_given_order().into_iter();
             tensors
                 .map(|tensor| {
@@ -86,7 +86,7 @@ impl Descriptors {
     #[getter]
     fn metadata(&self, py: Python<'_>) -> PyResult<BTreeMap<String, String>> {
         let pairs = |(key, value): (&str, &str)| (key.to_owned(), value.to_owned());
-        self.look(py, |descriptors| descriptors.table().metadata().map(pairs).collect())
+        self.with(py, |descriptors| descriptors.table().metadata().map(pairs).collect())
     }
 
     /// Whether `close` was called.

@@ -22,7 +22,7 @@ pub(crate) const CUDA: i32 = 2;
 /// Page-locked host memory.
 pub(crate) const CUDA_HOST: i32 = 3;
 
-/// Tells the consumer not to write.
+/// Says that the consumer must not write.
 const FLAG_READ_ONLY: u64 = 1;
 const VERSION: Version = Version { major: 1, minor: 1 };
 
@@ -193,9 +193,9 @@ unsafe extern "C" fn destroy<M: Exchanged>(capsule: *mut ffi::PyObject) {
 /// Another library's tensor, taken out of its capsule.
 pub(crate) struct Taken<M: Exchanged>(NonNull<M>);
 
-// SAFETY: whoever holds a managed tensor may use and delete it on any thread (DLPack's rule); `drop` takes the GIL.
+// SAFETY: by DLPack's rules the holder of a managed tensor may use and delete it on any thread; `drop` takes the GIL.
 unsafe impl<M: Exchanged> Send for Taken<M> {}
-// SAFETY: it is only read.
+// SAFETY: a shared reference only reads it.
 unsafe impl<M: Exchanged> Sync for Taken<M> {}
 
 impl<M: Exchanged> Taken<M> {

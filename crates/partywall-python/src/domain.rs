@@ -12,7 +12,7 @@ use std::{
 };
 
 use partywall::{
-    Builder, Error, OpenOrBuild, Place,
+    Builder, Error, OpenOrBuild, Place, Then,
     error::{Gone, NotFound},
     info::Lifetime,
     kind_name,
@@ -308,7 +308,7 @@ impl Domain {
     }
 
     /// Opens a topic, or creates it.
-    #[pyo3(signature = (name, samples, numbers, device, *, kept, allow_peer, timeout))]
+    #[pyo3(signature = (name, samples, numbers, device, *, kept, allow_peer, stamps, timeout))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
     fn topic(
         &self,
@@ -319,12 +319,14 @@ impl Domain {
         device: Option<&str>,
         kept: bool,
         allow_peer: bool,
+        stamps: bool,
         timeout: Option<f64>,
     ) -> PyResult<Topic> {
-        Topic::open(py, &self.inner(py)?, name.0, (samples, numbers), device, (kept, allow_peer), timeout)
+        let flags = (kept, allow_peer, stamps);
+        Topic::open(py, &self.inner(py)?, name.0, (samples, numbers), device, flags, timeout)
     }
 
-    /// Whether a name has a latest version; for `NAME@V`, whether that is the latest.
+    /// Returns whether a name has a latest version; for `NAME@V`, whether that is the latest.
     fn exists(&self, py: Python<'_>, name: Name<'_>) -> PyResult<bool> {
         let domain = self.inner(py)?;
         match py.detach(|| domain.inspect(name.0)) {
@@ -359,10 +361,22 @@ impl Domain {
         Ok(names.into_iter().filter_map(row).collect())
     }
 
-    /// Removes a name. Returns the version that was the latest, and the bytes that stay until their holders drop them.
-    fn remove(&self, py: Python<'_>, name: Name<'_>) -> PyResult<(u64, u64)> {
+    /// Removes a name, with a deadline for its readers if one is given. Returns the version that was the latest, and the bytes
+    /// that stay until their holders drop them.
+    #[pyo3(signature = (name, deadline, then))]
+    fn remove(&self, py: Python<'_>, name: Name<'_>, deadline: Option<f64>, then: &str) -> PyResult<(u64, u64)> {
         let domain = self.inner(py)?;
-        let removed = py.detach(|| domain.remove(name.0)).or_raise(py)?;
+        let then = [Then::Wait, Then::Stale, Then::Evict].into_iter().find(|known| known.name() == then);
+        let then = then.ok_or_else(|| PyValueError::new_err("then is \"wait\", \"stale\" or \"evict\""))?;
+        let deadline = deadline.map(|seconds| {
+            let bad = |_| PyValueError::new_err(format!("a deadline is a number of seconds from 0, not {seconds}"));
+            Duration::try_from_secs_f64(seconds).map_err(bad)
+        });
+        let removed = match deadline.transpose()? {
+            None => py.detach(|| domain.remove(name.0)),
+            Some(deadline) => py.detach(|| domain.withdraw(name.0, deadline, then)),
+        };
+        let removed = removed.or_raise(py)?;
         Ok((removed.version, removed.bytes_kept))
     }
 
@@ -420,7 +434,7 @@ fn end(domain: partywall::Domain) {
     _ = domain.withdraw_names();
 }
 
-/// How to reach a domain.
+/// Returns options to connect to a domain.
 pub(crate) fn options(domain: Option<String>, socket: Option<PathBuf>) -> partywall::DomainOptions {
     let options = domain.into_iter().fold(partywall::Domain::options(), partywall::DomainOptions::domain);
     socket.into_iter().fold(options, partywall::DomainOptions::socket)

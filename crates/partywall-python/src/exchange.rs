@@ -67,10 +67,10 @@ impl<'py> Library<'py> {
     /// `object` has exactly the type that this library was found by.
     pub(crate) unsafe fn take(&self, object: &Bound<'py, PyAny>) -> Option<Taken<ManagedVersioned>> {
         let mut taken = std::ptr::null_mut();
-        // SAFETY: with the GIL, an object of its own, and a place for what is taken.
+        // SAFETY: the GIL is held, the object belongs to this library, and `taken` is a place for the tensor.
         let code = unsafe { self.table.from_object?(object.as_ptr().cast(), &raw mut taken) };
         self.succeeded(code)?;
-        // SAFETY: it was given away to us.
+        // SAFETY: the library has given the tensor away to this process.
         let taken = NonNull::new(taken).map(|taken| unsafe { Taken::from_raw(taken) })?;
         (taken.get().version.major == 1).then_some(taken)
     }

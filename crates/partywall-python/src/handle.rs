@@ -1,11 +1,14 @@
 //! Objects that Python closes, or only drops.
 
-use std::sync::{Mutex, MutexGuard};
+use std::{
+    sync::{Mutex, MutexGuard},
+    time::Duration,
+};
 
 use partywall_os::lock::IgnorePoison;
 use pyo3::prelude::*;
 
-use crate::{errors::closed, reaper};
+use crate::{errors::closed, reaper, wait};
 
 /// An object of the library until it is closed. The reaper releases an object that was dropped without a close: the release
 /// may have to wait for a broker or for threads, and Python drops objects in the middle of anything.
@@ -33,6 +36,25 @@ impl<T: Send + 'static> Handle<T> {
         T: Clone,
     {
         self.lock().clone().ok_or_else(|| closed(py, what))
+    }
+
+    /// Waits for an event of the object. Closing the handle ends the wait.
+    pub(crate) fn wait<R: Send>(
+        &self,
+        py: Python<'_>,
+        what: &str,
+        timeout: Option<f64>,
+        attempt: impl Fn(&T, Duration) -> partywall::Result<R> + Sync,
+    ) -> PyResult<R>
+    where
+        T: Clone,
+    {
+        let waited = wait::in_slices(py, wait::timeout(timeout)?, |slice| {
+            // Cloned again for each slice, so that a wait keeps the object for one slice at most.
+            let object = self.lock().clone();
+            object.map(|object| attempt(&object, slice)).transpose()
+        });
+        waited?.ok_or_else(|| closed(py, what))
     }
 
     pub(crate) fn is_closed(&self) -> bool {

@@ -3,7 +3,7 @@
 //!
 //! | module | contains |
 //! |---|---|
-//! | `domain`, `build`, `segment`, `descriptors`, `pool`, `queue`, `task`, `part`, `ticket`, `enqueued`, `topic`, `publisher`, `subscriber`, `sample`, `timeline`, `semaphore`, `watch` | handles of the library's objects; each Python object is one file here and one there |
+//! | `domain`, `build`, `segment`, `descriptors`, `pool`, `queue`, `task`, `attachment`, `part`, `ticket`, `enqueued`, `topic`, `publisher`, `subscriber`, `sample`, `timeline`, `semaphore`, `watch` | handles of the library's objects; each Python object is one file here and one there |
 //! | `tensor` | a tensor of any of these, as other libraries take it |
 //! | `exported` | the base class of objects that other libraries take as an array |
 //! | `memory` | reading and writing what a tensor is of |

@@ -36,7 +36,7 @@ const CAPTURE: Duration = Duration::from_millis(10);
 pub(crate) struct Owner {
     state: Mutex<State>,
     writable: AtomicBool,
-    /// Whether an address was handed out. If not, no work can use the memory, so its release need not wait for the GPU.
+    /// True if an address was handed out. If not, no work can use the memory, so its release need not wait for the GPU.
     exposed: AtomicBool,
     /// Segments only: `close` was called, so the end of the segment also removes the name that it committed. A segment that is
     /// only dropped leaves its name to the connection.
@@ -424,7 +424,8 @@ impl Drop for Owner {
     }
 }
 
-/// As [`is_drained`], but a signal ends the wait. The driver's own wait cannot be ended and continues on a helper thread.
+/// Waits as [`is_drained`] does, until a signal ends the wait. The driver's own wait cannot be ended and continues on a
+/// helper thread.
 pub(crate) fn drain(py: Python<'_>, context: &Context) -> PyResult<bool> {
     let context = context.clone();
     wait::on_helper_thread(py, move || is_drained(&context))

@@ -11,6 +11,7 @@ use crate::{
     errors::{Raise, still_used},
     handle::Handle,
     owner::Owner,
+    segment::{self, Notice},
     stream::Stream,
     tensor::Tensor,
     wait,
@@ -131,6 +132,17 @@ impl Pool {
         let pool = self.inner(py)?;
         let stats = py.detach(|| pool.stats());
         Ok((stats.blocks, stats.free, stats.held, stats.offered, stats.waiting))
+    }
+
+    /// Waits until the pool is removed. Returns the notice as for a segment.
+    fn wait_withdrawn(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Notice>> {
+        let notice = self.inner.wait(py, "pool", timeout, |pool, slice| pool.wait_withdrawn(slice))?;
+        Ok(notice.map(segment::notice))
+    }
+
+    /// Raises if the pool is stale.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        self.inner(py)?.check().or_raise(py)
     }
 
     /// Whether `close` was called.
@@ -288,7 +300,7 @@ impl Block {
         Self::give_back(py, held)
     }
 
-    /// As `release`, but does nothing if the block was released before.
+    /// Releases the block, unless it was released before.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let held = self.held.lock().take();
         held.map_or(Ok(()), |held| Self::give_back(py, held))

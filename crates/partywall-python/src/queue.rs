@@ -12,7 +12,7 @@ use crate::{
     errors::{Raise, closed},
     handle::Handle,
     pool::{self, Block, Pool},
-    segment::Segment,
+    segment::{self, Notice, Segment},
     stream::Stream,
     task::{ClaimedTask, Claims},
     ticket::Ticket,
@@ -371,6 +371,17 @@ impl Queue {
             s.free_outputs,
             s.attached,
         ))
+    }
+
+    /// Waits until the queue is removed. Returns the notice as for a segment.
+    fn wait_withdrawn(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Notice>> {
+        let notice = self.inner.wait(py, "queue", timeout, |queue, slice| queue.wait_withdrawn(slice))?;
+        Ok(notice.map(segment::notice))
+    }
+
+    /// Raises if the queue is stale.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        self.inner(py)?.check().or_raise(py)
     }
 
     /// Whether `close` was called.

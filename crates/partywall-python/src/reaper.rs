@@ -26,7 +26,7 @@ static GIL_JOBS: PerProcess<GilJobs> = PerProcess::new();
 #[derive(Default)]
 struct GilJobs {
     jobs: Vec<Job>,
-    /// Whether the thread is scheduled to run the jobs.
+    /// True if the thread is scheduled to run the jobs.
     scheduled: bool,
 }
 

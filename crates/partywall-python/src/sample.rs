@@ -200,6 +200,14 @@ impl Sample {
         Ok(PyBytes::new(py, &sample.header()))
     }
 
+    /// The seconds since the sample was published, or for a sample that a stream fills since `publish_on`. Never negative.
+    /// `None` if its publisher does not stamp samples.
+    #[getter]
+    fn age(&self, py: Python<'_>) -> PyResult<Option<f64>> {
+        let (_owner, sample) = self.get(py)?;
+        Ok(sample.age().map(|age| age.as_secs_f64()))
+    }
+
     /// Whether the sample is complete. Raises as `wait` does if it never will be.
     #[getter]
     fn ready(&self, py: Python<'_>) -> PyResult<bool> {

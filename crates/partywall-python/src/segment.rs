@@ -19,6 +19,14 @@ use crate::{
     wait,
 };
 
+/// The process that withdrew a name, when it did, the deadline, and what happens then.
+pub(crate) type Notice = (u32, f64, f64, &'static str);
+
+pub(crate) fn notice(notice: partywall::info::Notice) -> Notice {
+    let seconds = |ms: u64| ms as f64 / 1e3;
+    (notice.pid, seconds(notice.at), seconds(notice.until), notice.then.name())
+}
+
 /// An open version of a name, which holds a lease on it.
 #[pyclass(frozen, module = "partywall._native")]
 pub(crate) struct Segment {
@@ -34,7 +42,7 @@ pub(crate) struct Segment {
     mutable: bool,
     #[pyo3(get)]
     kept: bool,
-    /// Whether it was committed through this object rather than opened.
+    /// True if it was committed through this object rather than opened.
     #[pyo3(get)]
     committed: bool,
 }
@@ -191,9 +199,16 @@ impl Segment {
         self.refreshed(py, refreshed).map(drop)
     }
 
-    /// Waits until the name is removed or goes with its owner.
-    fn wait_withdrawn(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        self.wait(py, timeout, |segment, slice| segment.wait_withdrawn(slice))
+    /// Waits until the name is removed or goes with its owner. Returns the notice if there is a deadline: the process, the times
+    /// in seconds since 1970, and what happens then.
+    fn wait_withdrawn(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Notice>> {
+        let notice = self.wait(py, timeout, |segment, slice| segment.wait_withdrawn(slice))?;
+        Ok(notice.map(self::notice))
+    }
+
+    /// Raises if the segment is stale.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, |_, segment| segment.check())
     }
 
     /// Registers host memory with CUDA, for asynchronous copies of a GPU.
@@ -220,7 +235,7 @@ impl Segment {
         self.take_closed().map_or(Ok(()), |owner| owner.close(py))
     }
 
-    /// As `close`, but leaves all waiting to the reaper.
+    /// Closes as `close` does, but leaves all waiting to the reaper.
     fn close_later(&self) {
         drop(self.take_closed());
     }
@@ -260,7 +275,7 @@ impl Pinned {
         Ok(())
     }
 
-    /// As `close`, but leaves all waiting to the reaper.
+    /// Closes as `close` does, but leaves all waiting to the reaper.
     fn close_later(&self) {
         let held = self.held.lock().take();
         drop(held.map(Handle::new));

@@ -36,12 +36,12 @@ pub(crate) struct Source {
     device: Device,
     /// On a GPU: the stream on which the library has the tensor ready.
     stream: RawStream,
-    keep: Arc<Keep>,
+    keep: Arc<ForeignTensor>,
 }
 
-/// What keeps the memory alive.
+/// The tensor of the other library, which owns the memory.
 #[allow(dead_code, reason = "held, not read")]
-enum Keep {
+enum ForeignTensor {
     Capsule(Taken<Managed>),
     Versioned(Taken<ManagedVersioned>),
     Buffer(Held),
@@ -136,7 +136,7 @@ impl Source {
             // torch may still have to conjugate the tensor, and only `__dlpack__` refuses such tensors.
             return Ok(None);
         }
-        Self::of_tensor(py, taken, ready, Keep::Versioned).map(Some)
+        Self::of_tensor(py, taken, ready, ForeignTensor::Versioned).map(Some)
     }
 
     fn of_dlpack(py: Python<'_>, object: &Bound<'_, PyAny>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
@@ -164,10 +164,10 @@ impl Source {
                     "use a release of both that agree",
                 ));
             }
-            return Self::of_tensor(py, taken, ready, Keep::Versioned);
+            return Self::of_tensor(py, taken, ready, ForeignTensor::Versioned);
         }
         match Taken::<Managed>::take(&capsule) {
-            Some(taken) => Self::of_tensor(py, taken, ready, Keep::Capsule),
+            Some(taken) => Self::of_tensor(py, taken, ready, ForeignTensor::Capsule),
             None => {
                 Err(bad_source(py, "its __dlpack__ gave no DLPack capsule", "report it to the library that made it"))
             }
@@ -178,7 +178,7 @@ impl Source {
         py: Python<'_>,
         taken: Taken<M>,
         stream: RawStream,
-        keep: impl FnOnce(Taken<M>) -> Keep,
+        keep: impl FnOnce(Taken<M>) -> ForeignTensor,
     ) -> PyResult<Self> {
         let tensor = taken.get().tensor();
         if ![CPU, CUDA, CUDA_HOST].contains(&tensor.device.device_type) {
@@ -217,7 +217,7 @@ impl Source {
         let address = buffer.buf_ptr() as u64;
         let device = Device { device_type: CPU, device_id: 0 };
         let stream = RawStream::LEGACY_DEFAULT;
-        let keep = Arc::new(Keep::Buffer(Held(Some(buffer))));
+        let keep = Arc::new(ForeignTensor::Buffer(Held(Some(buffer))));
         Ok(Self { dtype, shape, strides, address, device, stream, keep })
     }
 
@@ -344,7 +344,7 @@ impl Source {
 }
 
 /// A tensor of another library that a service thread may drop. The drop must not wait for the GIL.
-struct DropWithGil(Option<Arc<Keep>>);
+struct DropWithGil(Option<Arc<ForeignTensor>>);
 
 impl Drop for DropWithGil {
     fn drop(&mut self) {
@@ -360,7 +360,7 @@ pub(crate) fn copy_on_device(source: &Source, range: DeviceRange<'_>, stream: St
     stream.synchronize().map_err(|source| copy_error(source.into()))
 }
 
-/// As [`copy_on_device`], but does not wait: the caller keeps the source until the copy is made.
+/// Enqueues the copy of [`copy_on_device`] without waiting for it. The caller keeps the source until the copy is made.
 pub(crate) fn enqueue_copy(source: &Source, range: DeviceRange<'_>, stream: StreamRef<'_>) -> partywall::Result<()> {
     let ordinal = range.gpu().context().device().ordinal();
     if i64::from(source.device.device_id) != i64::from(ordinal) {
@@ -403,7 +403,7 @@ pub(crate) fn publish(mut publication: Publication, tensors: Vec<(String, Source
         }
         let strides = source.strides.iter().map(|n| n.unsigned_abs()).collect::<Vec<_>>();
         let context = source.context()?;
-        let keep: Arc<Keep> = source.keep.clone();
+        let keep: Arc<ForeignTensor> = source.keep.clone();
         // SAFETY: `keep` holds the other library's tensor, whose memory stays until it is deleted, by DLPack's rules.
         let memory = unsafe { ForeignMemory::new(&context, source.address, keep) }.map_err(cuda)?;
         publication = publication.tensor_strided(&name, source.dtype, &source.shape, &strides, &memory);

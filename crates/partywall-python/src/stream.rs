@@ -23,7 +23,7 @@ impl Stream {
         Ok(Self::of(gpu(py, domain, device)?, handle))
     }
 
-    /// As [`find`](Self::find), for a known GPU.
+    /// Returns the stream with this handle, or the legacy default stream, of a known GPU.
     pub(crate) fn of(gpu: Arc<Gpu>, handle: Option<u64>) -> Self {
         Self { gpu, raw: raw(handle) }
     }

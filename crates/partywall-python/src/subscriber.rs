@@ -109,7 +109,7 @@ impl Subscriber {
         self.unfinished().extend(sample.take());
     }
 
-    /// Returns the error of a wait that has ended after so many seconds.
+    /// Returns the error of a wait that has ended after a number of seconds.
     fn late(&self, py: Python<'_>, after: f64) -> PyResult<()> {
         let what = format!("no sample of topic {:?} was published", self.topic);
         Err(Error::Timeout { what, after: wait::timeout(Some(after))? }).or_raise(py)

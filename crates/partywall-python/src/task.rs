@@ -262,7 +262,7 @@ impl ClaimedTask {
         self.give_up(py, &text(reason))
     }
 
-    /// Moves the end of the lease to so many seconds from now.
+    /// Moves the end of the lease to a number of seconds from now.
     fn extend(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
         let seconds = wait::timeout(Some(seconds))?;
         self.with(|task| task.extend(seconds)).or_raise(py)
@@ -352,7 +352,7 @@ struct Iteration {
     current: Option<Py<ClaimedTask>>,
     /// The thread that asked for the current task.
     thread: Option<ThreadId>,
-    /// Whether that thread is still waiting.
+    /// True if that thread is still waiting.
     is_waiting: bool,
 }
 

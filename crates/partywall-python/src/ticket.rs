@@ -40,7 +40,7 @@ use crate::{
 pub(crate) struct Ticket {
     /// `None` only while the ticket is being dropped.
     inner: Option<(partywall::Ticket, Arc<Queue>)>,
-    /// Whether the result was taken through this ticket.
+    /// True if the result was taken through this ticket.
     succeeded: AtomicBool,
 }
 
@@ -130,7 +130,7 @@ impl Ticket {
         Ok(done.map(|failed| Hinted::new(exception(py, &failed).into_value(py).into_bound(py))))
     }
 
-    /// Whether the task has a result, is a dead letter, or is over.
+    /// Returns whether the task has a result, is a dead letter, or is over.
     fn done(&self) -> bool {
         matches!(self.status(), "done" | "dead" | "gone")
     }

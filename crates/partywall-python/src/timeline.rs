@@ -163,7 +163,7 @@ impl Timeline {
         self.enqueue(py, device, stream, |writer, stream| writer.signal_on(stream, value))
     }
 
-    /// As `signal_on`, and wakes waiting hosts.
+    /// Has a stream signal a value behind its work, and wakes waiting hosts.
     #[pyo3(signature = (value, device, stream))]
     fn signal_on_and_wake(&self, py: Python<'_>, value: u64, device: &str, stream: Option<u64>) -> PyResult<()> {
         self.enqueue(py, device, stream, |writer, stream| writer.signal_on_and_wake(stream, value))
@@ -203,7 +203,7 @@ impl Timeline {
         py.detach(|| role.wait_on(stream.borrow(), value)).or_raise(py)
     }
 
-    /// Has a stream wait for a value, for at most so many seconds.
+    /// Has a stream wait for a value, for at most a number of seconds.
     #[pyo3(signature = (value, device, stream, limit))]
     fn wait_on_for(
         &self,
@@ -307,7 +307,7 @@ impl TimelineEvent {
         }
     }
 
-    /// As `check`, at the end of a wait of so many seconds, so a value that is still undecided is an error.
+    /// Checks as `check` does, at the end of a wait of `after` seconds: an undecided value is an error.
     fn give_up(&self, py: Python<'_>, after: f64) -> PyResult<()> {
         if self.check(py)? {
             return Ok(());

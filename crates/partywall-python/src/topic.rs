@@ -10,6 +10,7 @@ use crate::{
     errors::{Raise, parse_dtype},
     handle::Handle,
     publisher::Publisher,
+    segment::{self, Notice},
     subscriber::Subscriber,
     wait,
 };
@@ -71,14 +72,14 @@ impl Topic {
         name: &str,
         (samples, numbers): (Samples, Numbers),
         device: Option<&str>,
-        (kept, allow_peer): (bool, bool),
+        (kept, allow_peer, stamps): (bool, bool, bool),
         timeout: Option<f64>,
     ) -> PyResult<Self> {
         let (max_bytes, shape, dtype) = samples;
         let dtype = dtype.as_deref().map(parse_dtype).transpose()?;
         let makes = max_bytes.is_some() || shape.is_some();
         let timeout = wait::creation(timeout, makes)?;
-        let mut options = domain.topic(name).kept(kept).allow_peer(allow_peer);
+        let mut options = domain.topic(name).kept(kept).allow_peer(allow_peer).stamps(stamps);
         options = max_bytes.into_iter().fold(options, partywall::TopicOptions::max_bytes);
         options = dtype.into_iter().fold(options, partywall::TopicOptions::dtype);
         options = shape.iter().fold(options, |options, shape| options.varying_shape(shape));
@@ -165,6 +166,17 @@ impl Topic {
     /// The number of the topic's GPU in this process; `None` for host memory.
     fn ordinal(&self, py: Python<'_>) -> PyResult<Option<u32>> {
         Ok(self.inner.get(py, "topic")?.ordinal())
+    }
+
+    /// Waits until the topic is removed. Returns the notice as for a segment.
+    fn wait_withdrawn(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Notice>> {
+        let notice = self.inner.wait(py, "topic", timeout, |open, slice| open.topic.wait_withdrawn(slice))?;
+        Ok(notice.map(segment::notice))
+    }
+
+    /// Raises if the topic is stale.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        self.inner.get(py, "topic")?.topic.check().or_raise(py)
     }
 
     /// Whether `close` was called.

@@ -88,7 +88,7 @@ pub(crate) fn for_turn<T: Send>(
     taken.ok_or_else(|| PyRuntimeError::new_err("the interpreter ends"))
 }
 
-/// As [`for_turn`], but `stop` can cancel the wait, too; returns `None` then.
+/// Waits as [`for_turn`] does. `stop` can cancel the wait, too; this returns `None` then.
 pub(crate) fn until<T: Send>(
     py: Python<'_>,
     what: &str,

@@ -22,7 +22,7 @@ use crate::{ipc, ledger, queue, state, stream};
 pub(crate) struct Event {
     context: Arc<Ctx>,
     flags: u32,
-    /// Whether another process created it.
+    /// True if another process created it.
     opened: bool,
     /// The handle that other processes open.
     exported: Mutex<Option<IpcHandle>>,
@@ -67,7 +67,7 @@ impl Points {
         Self { words: NonNull::from(Box::leak(Box::new(words))), file: None }
     }
 
-    /// For events between processes, in a new file.
+    /// Creates the words of an event between processes, in a new file.
     fn shared() -> Result<Self, Code> {
         let file =
             rustix::fs::memfd_create("simcuda-event", MemfdFlags::CLOEXEC).map_err(|_| Code::OPERATING_SYSTEM)?;
@@ -75,7 +75,7 @@ impl Points {
         Self::open(file)
     }
 
-    /// In the file of the process that made the event.
+    /// Maps the words of an event from the file of the process that created it.
     fn open(file: OwnedFd) -> Result<Self, Code> {
         let stat = rustix::fs::fstat(&file).map_err(|_| Code::MAP_FAILED)?;
         if stat.st_size != size_of::<Words>() as i64 {
@@ -193,7 +193,7 @@ impl Event {
         Ok(reached)
     }
 
-    /// When the last record was reached.
+    /// Returns when the last record was reached.
     fn reached_at(&self) -> Result<Instant, Code> {
         let last = self.last_record();
         if last.number == 0 || self.flags & DISABLE_TIMING != 0 {

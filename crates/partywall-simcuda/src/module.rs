@@ -143,7 +143,7 @@ impl Function {
     }
 }
 
-/// Whether the device takes a launch of this shape; limits as its attributes have them.
+/// Returns whether the device takes a launch of this shape; limits as its attributes have them.
 fn check_shape(grid: [u32; 3], block: [u32; 3], shared_bytes: u32) -> Result<(), Code> {
     let within = |shape: [u32; 3], most: [u32; 3]| (0..3).all(|i| (1..=most[i]).contains(&shape[i]));
     let threads: u64 = block.iter().map(|&threads| u64::from(threads)).product();
@@ -225,7 +225,7 @@ entry_points! {
     }
 }
 
-/// That of CUDA 13.0.
+/// The version of PTX that CUDA 13.0 has.
 const PTX_VERSION: (u32, u32) = (9, 0);
 
 const LEDGER: &str = "module";
@@ -242,7 +242,12 @@ mod tests {
         assert_eq!(labs.len(), 10);
         let images = entries(&without_comments(include_str!("../../partywall-cuda/kernels/images.ptx"))).unwrap();
         assert_eq!(images, ["pw_resize", "pw_blur"]);
-        assert!(names.iter().chain(&labs).chain(&images).all(|name| kernel::find(name).is_some()), "each is emulated");
+        let render = entries(&without_comments(include_str!("../../partywall-cuda/kernels/render.ptx"))).unwrap();
+        assert_eq!(render, ["pw_turn", "pw_project", "pw_cover", "pw_shade", "pw_place", "pw_check"]);
+        assert!(
+            names.iter().chain(&labs).chain(&images).chain(&render).all(|name| kernel::find(name).is_some()),
+            "each is emulated"
+        );
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! The errors of this crate.
 
 use ash::vk;
 use partywall::DeviceUuid;
@@ -36,7 +36,7 @@ pub enum Error {
         device: String,
         /// The extension or feature.
         missing: &'static str,
-        /// What needs it.
+        /// The operation that needs it.
         what: &'static str,
     },
     /// The memory is on another GPU than the device.
@@ -51,16 +51,16 @@ pub enum Error {
         /// Its UUID.
         uuid: DeviceUuid,
     },
-    /// A buffer for writing of a version that is frozen.
+    /// A buffer for writing was requested of a frozen version or of a sample.
     #[error(
-        "{name:?} is frozen, and a buffer as a target of transfers is written; leave TRANSFER_DST and transform feedback out, or \
-         commit the version as mutable"
+        "{name:?} is frozen or a sample of it is only read, and a buffer as a target of transfers is written; leave TRANSFER_DST \
+         and transform feedback out, commit the version as mutable, or use a loan"
     )]
     ReadOnly {
-        /// The segment.
+        /// The segment or topic.
         name: String,
     },
-    /// A buffer that cannot be where it was asked for.
+    /// A buffer cannot be at the requested place.
     #[error("cannot make a buffer of {name:?}: {why}")]
     Buffer {
         /// The segment.
@@ -81,15 +81,23 @@ pub enum Error {
     /// A call of Vulkan failed.
     #[error("{what}: {code:?} ({code})")]
     Vulkan {
-        /// What was to be done.
+        /// The operation.
         what: String,
         /// Vulkan's result.
         code: vk::Result,
     },
+    /// A probe found wrong bytes.
+    #[error("{what}, on {device}; its driver must not be used for shared memory")]
+    Wrong {
+        /// The device.
+        device: String,
+        /// The difference.
+        what: String,
+    },
     /// A call of the operating system failed.
     #[error("{what}: {source}")]
     System {
-        /// What was to be done.
+        /// The operation.
         what: String,
         /// Why it failed.
         source: std::io::Error,
@@ -99,7 +107,7 @@ pub enum Error {
     Partywall(#[from] partywall::Error),
 }
 
-/// Returns a function that adds what was to be done to a result of Vulkan.
+/// Returns a function that adds the operation to a result of Vulkan.
 pub(crate) fn failed(what: impl Into<String>) -> impl FnOnce(vk::Result) -> Error {
     move |code| Error::Vulkan { what: what.into(), code }
 }

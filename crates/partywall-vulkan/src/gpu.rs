@@ -3,26 +3,27 @@
 use std::{
     ffi::CStr,
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, OnceLock},
 };
 
 use ash::{ext, khr, vk};
 use partywall::DeviceUuid;
-use partywall_os::process::fork_generation;
+use partywall_os::{lock::IgnorePoison, process::fork_generation};
 
 use crate::error::{Error, Result, failed};
 
-/// A Vulkan device with what is needed to import memory. Everything that is made of it keeps it.
+/// A Vulkan device, and the functions that import memory. Every object made from it keeps it alive.
 pub struct Gpu {
+    physical: vk::PhysicalDevice,
     device: ash::Device,
     name: String,
     uuid: DeviceUuid,
     memory_types: vk::PhysicalDeviceMemoryProperties,
     /// `None` if the device was created without `VK_EXT_external_memory_host`.
     host_import: Option<HostImport>,
-    /// Whether the device was created with `VK_KHR_external_memory_fd`.
+    /// True if the device was created with `VK_KHR_external_memory_fd`.
     has_memory_fd: bool,
-    /// By how much a timeline semaphore may be behind a value that is waited for or signalled.
+    /// The most by which a timeline semaphore may be behind a value that is waited for or signalled.
     max_difference: u64,
     /// Semaphores of timelines that were dropped. Work may still refer to them, and only the end of the device proves that
     /// none does.
@@ -36,7 +37,7 @@ pub struct Gpu {
 /// The functions of `VK_EXT_external_memory_host`.
 pub(crate) struct HostImport {
     pub(crate) functions: ext::external_memory_host::Device,
-    /// Pointers and lengths must be multiples of it.
+    /// The alignment of imported pointers and lengths.
     pub(crate) alignment: u64,
 }
 
@@ -44,19 +45,45 @@ pub(crate) struct HostImport {
 struct Own {
     instance: ash::Instance,
     queue_family: u32,
-    /// Keeps the library loaded.
-    _entry: ash::Entry,
+    has_wide_shaders: bool,
+}
+
+/// The system's Vulkan loader. It stays loaded, and the drivers with it: a process that unloaded NVIDIA's driver (580.159.04)
+/// and opened its GPU again ended with SIGSEGV.
+static LOADER: OnceLock<ash::Entry> = OnceLock::new();
+
+/// The file name of the loader, which the dynamic linker finds.
+const LIBRARY: &str = "libvulkan.so.1";
+
+fn loader() -> Result<&'static ash::Entry> {
+    if let Some(loaded) = LOADER.get() {
+        return Ok(loaded);
+    }
+    let entry = load(LIBRARY)?;
+    Ok(LOADER.get_or_init(|| entry))
+}
+
+fn load(library: &str) -> Result<ash::Entry> {
+    // SAFETY: the library is the system's Vulkan loader, whose initialisation has no preconditions.
+    unsafe { ash::Entry::load_from(library) }.map_err(|error| Error::NoLoader(error.to_string()))
+}
+
+/// Returns whether a device takes memory by its descriptor, as a result.
+fn require_memory_fd(has_memory_fd: bool, device: &str) -> Result<()> {
+    let missing = "VK_KHR_external_memory_fd";
+    let what = "an import of GPU memory";
+    if has_memory_fd { Ok(()) } else { Err(Error::Unsupported { device: device.to_owned(), missing, what }) }
 }
 
 impl Gpu {
     /// Creates a device of its own on the GPU with this UUID, or on the first one that imports host memory. It has one queue,
-    /// number 0 of [`queue_family`](Self::queue_family), for compute and transfers, and graphics if the family has it.
+    /// number 0 of [`queue_family`](Self::queue_family), for compute and transfers, and graphics if the family has it. 64-bit
+    /// integers and their atomic operations are enabled in shaders if the device has both.
     ///
     /// # Errors
     /// [`Error::NoLoader`], [`Error::NoDevice`], [`Error::Unsupported`], [`Error::Vulkan`].
     pub fn open(uuid: Option<DeviceUuid>) -> Result<Arc<Self>> {
-        // SAFETY: the library is the system's Vulkan loader, whose initialisation has no preconditions.
-        let entry = unsafe { ash::Entry::load() }.map_err(|error| Error::NoLoader(error.to_string()))?;
+        let entry = loader()?;
         let application =
             vk::ApplicationInfo::default().application_name(c"partywall").api_version(vk::API_VERSION_1_2);
         let create = vk::InstanceCreateInfo::default().application_info(&application);
@@ -68,13 +95,13 @@ impl Gpu {
             }
             Err(code) => return Err(failed("creating a Vulkan instance")(code)),
         };
-        Self::create(entry, instance.clone(), uuid).inspect_err(|_| {
+        Self::create(instance.clone(), uuid).inspect_err(|_| {
             // SAFETY: `create` has destroyed what it made of the instance.
             unsafe { instance.destroy_instance(None) };
         })
     }
 
-    fn create(entry: ash::Entry, instance: ash::Instance, uuid: Option<DeviceUuid>) -> Result<Arc<Self>> {
+    fn create(instance: ash::Instance, uuid: Option<DeviceUuid>) -> Result<Arc<Self>> {
         let failed_list = failed("listing Vulkan devices");
         // SAFETY: the instance is alive.
         let devices = unsafe { instance.enumerate_physical_devices() }.map_err(failed_list)?;
@@ -101,10 +128,14 @@ impl Gpu {
         let extensions: Vec<_> =
             [host, khr::external_memory_fd::NAME].into_iter().filter(|name| described.has(name)).collect();
         let extensions: Vec<_> = extensions.iter().map(|name| name.as_ptr()).collect();
+        let wide = described.has_wide_shaders;
         let mut features = vk::PhysicalDeviceVulkan12Features::default().timeline_semaphore(true);
+        features = features.shader_buffer_int64_atomics(wide);
+        let core = vk::PhysicalDeviceFeatures::default().shader_int64(wide);
         let create = vk::DeviceCreateInfo::default()
             .queue_create_infos(&queues)
             .enabled_extension_names(&extensions)
+            .enabled_features(&core)
             .push_next(&mut features);
         let failed = failed(format!("creating a device on {}", described.name));
         // SAFETY: the structures are valid and refer to nothing that ends before the call; the extensions and the feature
@@ -112,7 +143,7 @@ impl Gpu {
         let device = unsafe { instance.create_device(*physical, &create, None) }.map_err(failed)?;
         // SAFETY: as `adopt` asks; `own` destroys the device and then the instance, after everything that was made of them.
         let mut gpu = unsafe { Self::of(&instance, *physical, device) };
-        gpu.own = Some(Own { instance, queue_family, _entry: entry });
+        gpu.own = Some(Own { instance, queue_family, has_wide_shaders: wide });
         Ok(Arc::new(gpu))
     }
 
@@ -128,7 +159,7 @@ impl Gpu {
         Arc::new(unsafe { Self::of(instance, physical, device) })
     }
 
-    /// As [`adopt`](Self::adopt).
+    /// Takes a device; see [`adopt`](Self::adopt), whose safety requirements it has.
     unsafe fn of(instance: &ash::Instance, physical: vk::PhysicalDevice, device: ash::Device) -> Self {
         let described = Described::of(instance, physical);
         // Vulkan returns no function of an extension that the device was created without.
@@ -143,6 +174,7 @@ impl Gpu {
         // SAFETY: the device belongs to the instance, which is alive.
         let memory_types = unsafe { instance.get_physical_device_memory_properties(physical) };
         Self {
+            physical,
             device,
             name: described.name,
             uuid: described.uuid,
@@ -176,9 +208,20 @@ impl Gpu {
         self.own.as_ref().map(|own| own.queue_family)
     }
 
-    #[cfg(test)]
-    pub(crate) fn instance(&self) -> Option<ash::Instance> {
-        self.own.as_ref().map(|own| own.instance.clone())
+    /// Returns the instance that [`open`](Self::open) created, for functions of extensions; `None` for a caller's device.
+    pub fn instance(&self) -> Option<&ash::Instance> {
+        self.own.as_ref().map(|own| &own.instance)
+    }
+
+    /// Returns the physical device.
+    pub fn physical(&self) -> vk::PhysicalDevice {
+        self.physical
+    }
+
+    /// Returns whether shaders may use 64-bit integers and their atomic operations: on a device that [`open`](Self::open)
+    /// created, if it has both. False for a caller's device.
+    pub fn has_wide_shaders(&self) -> bool {
+        self.own.as_ref().is_some_and(|own| own.has_wide_shaders)
     }
 
     pub(crate) fn host_import(&self) -> Result<&HostImport> {
@@ -188,9 +231,7 @@ impl Gpu {
     }
 
     pub(crate) fn require_memory_fd(&self) -> Result<()> {
-        let missing = "VK_KHR_external_memory_fd";
-        let what = "an import of GPU memory";
-        if self.has_memory_fd { Ok(()) } else { Err(Error::Unsupported { device: self.name.clone(), missing, what }) }
+        require_memory_fd(self.has_memory_fd, &self.name)
     }
 
     /// Returns the index of the best memory type for an import among those of `bits`: memory of the GPU that the CPU does not
@@ -215,7 +256,7 @@ impl Gpu {
 
     /// Destroys a semaphore with the device.
     pub(crate) fn retire(&self, semaphore: vk::Semaphore) {
-        self.retired.lock().unwrap_or_else(PoisonError::into_inner).push(semaphore);
+        self.retired.lock().ignore_poison().push(semaphore);
     }
 }
 
@@ -224,7 +265,7 @@ impl Drop for Gpu {
         if !self.is_ours() {
             return;
         }
-        let retired = std::mem::take(self.retired.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let retired = std::mem::take(self.retired.get_mut().ignore_poison());
         // SAFETY: this is the last use of the semaphores and of an own device. Work on an own device is over after
         // `device_wait_idle`, which no other thread can disturb, as nothing else refers to this value; for a caller's device
         // the caller of `adopt` promises that no work refers to the semaphores.
@@ -250,11 +291,12 @@ impl fmt::Debug for Gpu {
     }
 }
 
-/// What a physical device says of itself.
+/// The properties of a physical device.
 struct Described {
     name: String,
     uuid: DeviceUuid,
     has_timelines: bool,
+    has_wide_shaders: bool,
     host_alignment: u64,
     max_difference: u64,
     extensions: Vec<vk::ExtensionProperties>,
@@ -277,17 +319,19 @@ impl Described {
         let properties = all.properties;
         let name =
             properties.device_name_as_c_str().map_or_else(|_| "?".into(), |name| name.to_string_lossy().into_owned());
-        let mut timeline = vk::PhysicalDeviceTimelineSemaphoreFeatures::default();
-        let mut features = vk::PhysicalDeviceFeatures2::default().push_next(&mut timeline);
+        let mut newer = vk::PhysicalDeviceVulkan12Features::default();
+        let mut features = vk::PhysicalDeviceFeatures2::default().push_next(&mut newer);
         let is_new = properties.api_version >= vk::API_VERSION_1_2;
         if is_new {
             // SAFETY: as above.
             unsafe { instance.get_physical_device_features2(physical, &mut features) };
         }
+        let has_int64 = features.features.shader_int64 == vk::TRUE;
         Self {
             name,
             uuid: DeviceUuid(ids.device_uuid),
-            has_timelines: is_new && timeline.timeline_semaphore == vk::TRUE,
+            has_timelines: is_new && newer.timeline_semaphore == vk::TRUE,
+            has_wide_shaders: has_int64 && newer.shader_buffer_int64_atomics == vk::TRUE,
             host_alignment: host.min_imported_host_pointer_alignment,
             max_difference: timelines.max_timeline_semaphore_value_difference,
             extensions,
@@ -300,5 +344,29 @@ impl Described {
 
     fn unsupported(&self, missing: &'static str, what: &'static str) -> Error {
         Error::Unsupported { device: self.name.clone(), missing, what }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_loader_is_a_sentence_that_says_what_to_install() {
+        let error = load("libvulkan-that-is-nowhere.so.1").map(drop).unwrap_err();
+        let said = error.to_string();
+        assert!(matches!(error, Error::NoLoader(_)), "{said}");
+        assert!(said.starts_with("cannot load Vulkan: ") && said.contains("libvulkan-that-is-nowhere.so.1"), "{said}");
+        assert!(said.contains("apt-get install libvulkan1"), "{said}");
+    }
+
+    #[test]
+    fn device_that_takes_no_descriptors_is_a_sentence() {
+        assert!(require_memory_fd(true, "a device").is_ok());
+        let said = require_memory_fd(false, "a device").unwrap_err().to_string();
+        assert!(
+            said.starts_with("a device has no VK_KHR_external_memory_fd, which an import of GPU memory needs; "),
+            "{said}"
+        );
     }
 }

@@ -4,6 +4,9 @@
 //! [`ImportedMemory::buffer`] makes a `VkBuffer` at a tensor. GPU memory of CUDA arrives as `OPAQUE_FD`, host memory by
 //! `VK_EXT_external_memory_host`. No CUDA is needed in the process.
 //!
+//! A pool or topic that is open is imported once in the same way, from `pool.descriptors()`. A buffer of one of its blocks
+//! borrows the block ([`ImportedMemory::block`]), so the block stays with its holder as long as the buffer lives.
+//!
 //! [`FollowedTimeline`] is a timeline semaphore of this process that follows a timeline, so that enqueued work of Vulkan waits
 //! for other processes. [`SignalledTimeline`] signals a timeline once enqueued work of Vulkan is done. No semaphore crosses a
 //! process: a wait for one ends when its writer is killed, as every wait of Partywall does.
@@ -29,7 +32,8 @@
 //!   it is done. An import unmaps its memory and then gives the lease back.
 //! - **GPU memory is imported on its own GPU**, matched by UUID. Host memory is imported on any.
 //! - **A frozen version is for reading.** Vulkan has no read-only import: buffers that only serve for writing are refused, and
-//!   shaders must not write. In host memory a write crashes the process.
+//!   shaders must not write. In host memory a write crashes the process. A driver that imports no read-only mapping,
+//!   as NVIDIA's, gets a copy of frozen host memory instead.
 //! - After a fork, the child's objects do nothing, and Vulkan cannot be used there.
 //!
 //! Khronos does not promise that Vulkan imports what CUDA exports, and NVIDIA's driver does it (measured on an H200 with driver
@@ -38,10 +42,15 @@
 #![deny(unsafe_code)]
 
 mod error;
+#[cfg(feature = "experiment")]
+#[allow(unsafe_code, reason = "calls of Vulkan")]
+pub mod experiment;
 #[allow(unsafe_code, reason = "calls of Vulkan")]
 mod gpu;
 #[allow(unsafe_code, reason = "calls of Vulkan")]
 mod memory;
+#[allow(unsafe_code, reason = "calls of Vulkan")]
+pub mod probe;
 #[allow(unsafe_code, reason = "calls of Vulkan")]
 mod timeline;
 
@@ -50,6 +59,6 @@ pub use ash;
 pub use self::{
     error::{Error, Result},
     gpu::Gpu,
-    memory::{Buffer, ImportedMemory},
+    memory::{BlockBuffer, Buffer, ImportedMemory},
     timeline::{FollowedTimeline, SignalledTimeline},
 };

@@ -3,7 +3,8 @@
 use std::{
     ffi::c_void,
     fmt,
-    ops::Range,
+    marker::PhantomData,
+    ops::{Deref, Range},
     os::{
         fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd},
         unix::fs::MetadataExt,
@@ -12,10 +13,10 @@ use std::{
 };
 
 use ash::vk;
-use partywall::{ChunkDescriptor, Descriptors, Place};
+use partywall::{Block, ChunkDescriptor, Descriptors, HeldBlock, Loan, Place, Sample};
 use partywall_os::{
     map::{SealedMap, SharedMap},
-    memfd,
+    memfd::{self, Draft},
 };
 
 use crate::{
@@ -41,7 +42,11 @@ const WRITING: vk::BufferUsageFlags = vk::BufferUsageFlags::from_raw(
         | vk::BufferUsageFlags::TRANSFORM_FEEDBACK_COUNTER_BUFFER_EXT.as_raw(),
 );
 
-/// A segment's memory in Vulkan: one `VkDeviceMemory` for each chunk, and the lease. [`Gpu::import`] returns one.
+/// The memory of a segment, pool or topic in Vulkan: one `VkDeviceMemory` for each chunk, and the lease. [`Gpu::import`]
+/// returns one.
+///
+/// Buffers of a segment are made by [`buffer`](Self::buffer). In a pool or topic a process uses only the blocks that it holds:
+/// [`block`](Self::block), [`loan`](Self::loan) and [`sample`](Self::sample) make buffers of these, and no other call does.
 ///
 /// Dropping it frees the imports, unmaps host memory and gives the lease back. Buffers keep it.
 pub struct ImportedMemory {
@@ -51,22 +56,24 @@ pub struct ImportedMemory {
     gpu: Arc<Gpu>,
 }
 
-struct Chunk {
-    memory: vk::DeviceMemory,
-    bytes: u64,
+pub(crate) struct Chunk {
+    pub(crate) memory: vk::DeviceMemory,
+    pub(crate) bytes: u64,
     memory_type: u32,
     /// The mapping that host memory was imported from.
     _map: Option<HostMap>,
 }
 
 /// A mapping of host memory, which must stay as long as the import.
-enum HostMap {
+pub(crate) enum HostMap {
     Frozen(SealedMap),
-    Mutable(SharedMap),
+    /// A mutable chunk, or a copy of a frozen one for a driver that imports no read-only mapping. NVIDIA's imports neither
+    /// that nor a private mapping (580.159.04).
+    Writable(SharedMap),
 }
 
 impl Gpu {
-    /// Imports a segment: each chunk once. See [`ImportedMemory`].
+    /// Imports a segment, pool or topic: each chunk once. See [`ImportedMemory`].
     ///
     /// # Errors
     /// [`Error::WrongGpu`] for memory of another GPU; [`Error::Unsupported`] if the device was created without the extension
@@ -83,7 +90,13 @@ impl Gpu {
         let mut imported = ImportedMemory { chunks: Vec::new(), descriptors, gpu: self.clone() };
         for chunk in imported.descriptors.chunks() {
             let chunk = if is_host {
-                self.import_host(HostMap::new(&imported.descriptors, chunk)?, chunk.bytes())?
+                let map = |copy| HostMap::new(&imported.descriptors, chunk, copy);
+                match self.import_host(map(false)?, chunk.bytes()) {
+                    Err(Error::Vulkan { .. }) if !imported.descriptors.is_mutable() => {
+                        self.import_host(map(true)?, chunk.bytes())?
+                    }
+                    imported => imported?,
+                }
             } else {
                 self.import_fd(chunk.as_fd(), chunk.bytes())?
             };
@@ -93,19 +106,20 @@ impl Gpu {
     }
 
     /// Imports a chunk that a driver exported.
-    fn import_fd(&self, fd: BorrowedFd<'_>, bytes: u64) -> Result<Chunk> {
+    pub(crate) fn import_fd(&self, fd: BorrowedFd<'_>, bytes: u64) -> Result<Chunk> {
         self.require_memory_fd()?;
         let kind = vk::ExternalMemoryHandleTypeFlags::OPAQUE_FD;
         let memory_type = self.type_of_import(kind, u32::MAX)?;
         let failed = |source| Error::System { what: "duplicating a descriptor for Vulkan".to_owned(), source };
-        let duplicate = fd.try_clone_to_owned().map_err(failed)?;
+        let duplicate = far_duplicate(fd).map_err(|errno| failed(errno.into()))?;
         // Vulkan owns a descriptor that it has imported, and only that.
         let number = duplicate.into_raw_fd();
         let mut import = vk::ImportMemoryFdInfoKHR::default().handle_type(kind).fd(number);
         let memory = self.allocate(bytes, memory_type, &mut import).inspect_err(|_| {
-            // lavapipe (Mesa 22.3) closes a descriptor that it refuses, and its number may already be another file's.
+            // lavapipe (Mesa 22.3) and NVIDIA's driver (580.159.04) close a descriptor that they refuse. Khronos documents the
+            // contrary.
             if is_same_file(number, fd) {
-                // SAFETY: the number still stands for the duplicate, which nothing else owns.
+                // SAFETY: the number still refers to the duplicate, which has no other owner.
                 drop(unsafe { OwnedFd::from_raw_fd(number) });
             }
         })?;
@@ -113,7 +127,7 @@ impl Gpu {
     }
 
     /// Imports a mapping of host memory, the last page included.
-    fn import_host(&self, map: HostMap, bytes: u64) -> Result<Chunk> {
+    pub(crate) fn import_host(&self, map: HostMap, bytes: u64) -> Result<Chunk> {
         let host = self.host_import()?;
         let address = map.address();
         let size = bytes.next_multiple_of(host.alignment);
@@ -165,7 +179,7 @@ impl Gpu {
         memory.map_err(failed(format!("importing {bytes} bytes on {}", self.name())))
     }
 
-    fn create_buffer(
+    pub(crate) fn create_buffer(
         &self,
         kind: vk::ExternalMemoryHandleTypeFlags,
         bytes: u64,
@@ -210,6 +224,65 @@ impl ImportedMemory {
     /// # Errors
     /// As [`buffer`](Self::buffer); [`Error::Buffer`] for a range outside of the chunk.
     pub fn buffer_at(self: &Arc<Self>, chunk: usize, range: Range<u64>, usage: vk::BufferUsageFlags) -> Result<Buffer> {
+        if self.descriptors.has_blocks() {
+            let why = "it has blocks, and only those that this process holds may be used: call block, loan or sample";
+            return Err(self.not_possible(why.to_owned()));
+        }
+        self.make(chunk, range, usage)
+    }
+
+    /// Makes a buffer of a block of the imported pool. The block cannot be given back, offered or read by the CPU before the
+    /// buffer is dropped; drop it when the work that uses it is done.
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    /// use partywall::Domain;
+    /// use partywall_vulkan::{Gpu, ash::vk};
+    ///
+    /// let domain = Domain::connect()?;
+    /// let pool = domain.pool("frames").open()?;
+    /// let memory = Gpu::open(None)?.import(pool.descriptors()?)?; // once: about 25 ms for each GiB on an H200
+    /// let mut block = pool.alloc(Duration::from_secs(1))?;
+    /// let buffer = memory.block(&mut block, vk::BufferUsageFlags::STORAGE_BUFFER)?;
+    /// // … submit work on `buffer.handle()`, and wait for it …
+    /// drop(buffer); // before that the block can be neither offered nor freed
+    /// let reference = block.offer()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Partywall`] with [`Mismatch::Options`](partywall::error::Mismatch::Options) for a block of another pool;
+    /// [`Error::Buffer`], [`Error::Vulkan`].
+    pub fn block<'b>(self: &Arc<Self>, block: &'b mut Block, usage: vk::BufferUsageFlags) -> Result<BlockBuffer<'b>> {
+        self.held(block, usage)
+    }
+
+    /// Makes a buffer of a loan of the imported topic, as [`block`](Self::block) does.
+    ///
+    /// # Errors
+    /// As [`block`](Self::block).
+    pub fn loan<'b>(self: &Arc<Self>, loan: &'b mut Loan, usage: vk::BufferUsageFlags) -> Result<BlockBuffer<'b>> {
+        self.held(loan, usage)
+    }
+
+    /// Makes a buffer of a sample of the imported topic, for reading. The sample cannot be given back before the buffer is
+    /// dropped. The buffer does not wait for the stream of a publisher: call [`Sample::wait`] first.
+    ///
+    /// # Errors
+    /// As [`block`](Self::block); [`Error::ReadOnly`].
+    pub fn sample<'b>(self: &Arc<Self>, sample: &'b Sample, usage: vk::BufferUsageFlags) -> Result<BlockBuffer<'b>> {
+        if usage.intersects(WRITING) {
+            return Err(Error::ReadOnly { name: self.descriptors.name().to_owned() });
+        }
+        self.held(sample, usage)
+    }
+
+    fn held<'b>(self: &Arc<Self>, block: &impl HeldBlock, usage: vk::BufferUsageFlags) -> Result<BlockBuffer<'b>> {
+        let buffer = self.make(0, block.range_in(&self.descriptors)?, usage)?;
+        Ok(BlockBuffer { buffer, block: PhantomData })
+    }
+
+    fn make(self: &Arc<Self>, chunk: usize, range: Range<u64>, usage: vk::BufferUsageFlags) -> Result<Buffer> {
         if !self.descriptors.is_mutable() && usage.intersects(WRITING) {
             return Err(Error::ReadOnly { name: self.descriptors.name().to_owned() });
         }
@@ -247,7 +320,7 @@ impl ImportedMemory {
         Ok(buffer)
     }
 
-    /// Returns where the tensors are.
+    /// Returns the table of the tensors.
     pub fn descriptors(&self) -> &Descriptors {
         &self.descriptors
     }
@@ -366,6 +439,28 @@ impl fmt::Debug for Buffer {
     }
 }
 
+/// Duplicates a descriptor to a high number. If the driver closes it, no other thread gets the number: the kernel opens
+/// files under the lowest free one.
+fn far_duplicate(fd: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
+    let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(1 << 20);
+    rustix::io::fcntl_dupfd_cloexec(fd, i32::try_from(most / 2).unwrap_or(1 << 20))
+}
+
+/// A `VkBuffer` of a block, which its holder can neither give back nor use otherwise until this is dropped.
+#[derive(Debug)]
+pub struct BlockBuffer<'b> {
+    buffer: Buffer,
+    block: PhantomData<&'b ()>,
+}
+
+impl Deref for BlockBuffer<'_> {
+    type Target = Buffer;
+
+    fn deref(&self) -> &Buffer {
+        &self.buffer
+    }
+}
+
 /// Returns whether a number of this process stands for the same file as a descriptor.
 fn is_same_file(number: RawFd, fd: BorrowedFd<'_>) -> bool {
     let file =
@@ -374,14 +469,17 @@ fn is_same_file(number: RawFd, fd: BorrowedFd<'_>) -> bool {
 }
 
 impl HostMap {
-    fn new(descriptors: &Descriptors, chunk: &ChunkDescriptor) -> Result<Self> {
+    /// Maps a chunk, or with `copy` a copy of it.
+    fn new(descriptors: &Descriptors, chunk: &ChunkDescriptor, copy: bool) -> Result<Self> {
         // Vulkan would read beyond the end of a shorter file.
         if memfd::len(chunk).ok() != Some(chunk.bytes()) {
             let why = "the length of a chunk differs from the announced length".to_owned();
             return Err(Error::Buffer { name: descriptors.name().to_owned(), why });
         }
         let map = if descriptors.is_mutable() {
-            SharedMap::new([chunk], 0, true).map(Self::Mutable)
+            SharedMap::writable(chunk).map(Self::Writable)
+        } else if copy {
+            SealedMap::new(chunk).and_then(|frozen| Self::copy_of(&frozen))
         } else {
             SealedMap::new(chunk).map(Self::Frozen)
         };
@@ -389,11 +487,18 @@ impl HostMap {
         map.map_err(|errno| Error::System { what: what(), source: errno.into() })
     }
 
-    /// Returns the address. Vulkan takes it as writable; the kernel decides.
+    /// Returns other memory with the same bytes, which the driver may write.
+    fn copy_of(frozen: &SealedMap) -> rustix::io::Result<Self> {
+        let mut copy = Draft::create("partywall:vulkan", frozen.bytes().len() as u64)?;
+        copy.bytes_mut()?.copy_from_slice(frozen.bytes());
+        SharedMap::writable(copy.share()?).map(Self::Writable)
+    }
+
+    /// Returns the address, as writable as Vulkan wants it. The kernel refuses writes to a read-only mapping.
     fn address(&self) -> *mut c_void {
         match self {
             Self::Frozen(map) => map.bytes().as_ptr().cast_mut().cast(),
-            Self::Mutable(map) => map.as_ptr().cast(),
+            Self::Writable(map) => map.as_ptr().cast(),
         }
     }
 }
@@ -407,12 +512,12 @@ mod tests {
     const OPAQUE: vk::ExternalMemoryHandleTypeFlags = vk::ExternalMemoryHandleTypeFlags::OPAQUE_FD;
     const BYTES: u64 = 2 << 20;
 
-    /// lavapipe takes no descriptor but its own, so this is how the path of GPU memory runs without a GPU.
+    /// Tests the import of GPU memory without a GPU: lavapipe imports its own descriptors, and no others.
     #[test]
     fn needs_vulkan_exported_memory_is_imported_by_its_descriptor() {
         let gpu = Gpu::open(None).unwrap();
         let device = gpu.device();
-        let instance = &gpu.instance().unwrap();
+        let instance = gpu.instance().unwrap();
         let mut export = vk::ExportMemoryAllocateInfo::default().handle_types(OPAQUE);
         // SAFETY: all handles are alive, and freed at the end.
         unsafe {
@@ -433,6 +538,24 @@ mod tests {
             device.free_memory(imported.memory, None);
             device.free_memory(memory, None);
         }
+    }
+
+    /// Tests the way in which frozen memory is imported by a driver that takes no read-only mapping.
+    #[test]
+    fn needs_vulkan_copy_of_frozen_memory_is_imported_with_its_bytes() {
+        let gpu = Gpu::open(None).unwrap();
+        let file = memfd::frozen("partywall:test", &[7; 8192]).unwrap();
+        let map = HostMap::copy_of(&SealedMap::new(&file).unwrap()).unwrap();
+        let chunk = gpu.import_host(map, 8192).unwrap();
+        // SAFETY: the memory is alive, host-visible on this driver, and freed at the end.
+        unsafe {
+            let there = gpu.device().map_memory(chunk.memory, 0, 8192, vk::MemoryMapFlags::empty()).unwrap();
+            let there: *mut u8 = there.cast();
+            assert_eq!(there.add(5000).read_volatile(), 7);
+            there.add(5000).write_volatile(8);
+            gpu.device().free_memory(chunk.memory, None);
+        }
+        assert_eq!(SealedMap::new(&file).unwrap().bytes(), [7; 8192]);
     }
 
     #[test]

@@ -1,25 +1,26 @@
 //! Order between enqueued work of Vulkan and other processes.
 //!
 //! A semaphore of Vulkan stays in its process. A thread carries values from a timeline to a semaphore, or back: hosts can wait
-//! for both, and a wait for a timeline ends with its writer, which a semaphore of a dead process would not tell.
+//! for both, and a wait for a timeline ends with its writer, while nothing would end a wait for the semaphore of a dead process.
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard},
     thread::{self, JoinHandle},
     time::Duration,
 };
 
 use ash::vk;
 use partywall::{Error as PartywallError, MAX_VALUE, Timeline, TimelineWriter, Wait};
+use partywall_os::lock::IgnorePoison;
 
 use crate::{
     error::{Error, Result, failed},
     gpu::Gpu,
 };
 
-/// How long a thread waits before it looks whether it should end.
-const SLICE: Duration = Duration::from_millis(100);
+/// The longest wait of a thread before it checks whether it should end.
+const MAX_SLEEP: Duration = Duration::from_millis(100);
 
 /// A timeline semaphore of this process that follows a [`Timeline`]: [`Gpu::follow`] returns one.
 ///
@@ -42,9 +43,9 @@ struct Followed {
 
 #[derive(Debug, Default)]
 struct Wanted {
-    /// The highest value that anyone wants.
+    /// The highest value that is wanted.
     highest: u64,
-    /// What the semaphore has.
+    /// The value of the semaphore.
     signalled: u64,
     stop: bool,
     /// The timeline has ended, and the semaphore has all values that were wanted.
@@ -73,9 +74,9 @@ struct Signalled {
 struct Promised {
     /// The highest value that a submission was given.
     highest: u64,
-    /// Those that the timeline does not have yet, in order.
+    /// The promised values that the timeline does not have yet, in order.
     pending: VecDeque<u64>,
-    /// What the timeline has.
+    /// The value of the timeline.
     signalled: u64,
     stop: bool,
 }
@@ -164,12 +165,12 @@ impl FollowedTimeline {
 }
 
 impl Followed {
-    /// The thread: as long as a value is wanted, waits for the next one.
+    /// Runs the thread: as long as a value is wanted, waits for the next one.
     fn run(&self) {
         let mut wanted = self.lock();
         while !wanted.stop {
             if wanted.highest <= wanted.signalled {
-                wanted = self.changed.wait(wanted).unwrap_or_else(PoisonError::into_inner);
+                wanted = self.changed.wait(wanted).ignore_poison();
                 continue;
             }
             let next = wanted.signalled + 1;
@@ -192,14 +193,14 @@ impl Followed {
                 }
             }
         }
-        // Work that waits would keep the device busy for ever.
+        // Otherwise work that waits would keep the device busy for ever.
         if wanted.highest > wanted.signalled {
             self.semaphore.signal(wanted.highest);
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, Wanted> {
-        self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
+        self.wanted.lock().ignore_poison()
     }
 }
 
@@ -210,7 +211,7 @@ impl Drop for FollowedTimeline {
         }
         self.shared.lock().stop = true;
         self.shared.changed.notify_one();
-        // Ends within a slice of a wait.
+        // Ends within `MAX_SLEEP`.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
@@ -249,7 +250,7 @@ impl SignalledTimeline {
         let promised = self.shared.lock();
         let is_behind = |promised: &mut Promised| !promised.pending.is_empty() && !promised.stop;
         let waited = self.shared.changed.wait_timeout_while(promised, timeout, is_behind);
-        let (promised, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        let (promised, waited) = waited.ignore_poison();
         drop(promised);
         match self.end() {
             Some(error) => Err(error),
@@ -267,13 +268,13 @@ impl SignalledTimeline {
 }
 
 impl Signalled {
-    /// The thread: as long as a value is promised, waits for the next one.
+    /// Runs the thread: as long as a value is promised, waits for the next one.
     fn run(&self, writer: &TimelineWriter) -> Result<()> {
         let mut promised = self.lock();
         while !promised.stop {
             // The very values of submissions: version 1.3.239 of the validation layer waits for no other.
             let Some(next) = promised.pending.front().copied() else {
-                promised = self.changed.wait(promised).unwrap_or_else(PoisonError::into_inner);
+                promised = self.changed.wait(promised).ignore_poison();
                 continue;
             };
             drop(promised);
@@ -301,7 +302,7 @@ impl Signalled {
     }
 
     fn lock(&self) -> MutexGuard<'_, Promised> {
-        self.promised.lock().unwrap_or_else(PoisonError::into_inner)
+        self.promised.lock().ignore_poison()
     }
 }
 
@@ -333,14 +334,14 @@ impl Semaphore {
         }
     }
 
-    /// Waits for a value for one slice. Returns the value that the semaphore has, or `None` if it is not there yet.
+    /// Waits for a value for at most [`MAX_SLEEP`]. Returns the semaphore's value, or `None` after a timeout.
     fn wait(&self, value: u64) -> Result<Option<u64>> {
         let semaphores = [self.handle];
         let values = [value];
         let wait = vk::SemaphoreWaitInfo::default().semaphores(&semaphores).values(&values);
         // SAFETY: the semaphore is alive; neither call needs synchronisation.
         unsafe {
-            match self.gpu.device().wait_semaphores(&wait, SLICE.as_nanos() as u64) {
+            match self.gpu.device().wait_semaphores(&wait, MAX_SLEEP.as_nanos() as u64) {
                 Ok(()) => self.gpu.device().get_semaphore_counter_value(self.handle).map(Some),
                 Err(vk::Result::TIMEOUT) => Ok(None),
                 Err(code) => Err(code),

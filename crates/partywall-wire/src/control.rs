@@ -24,7 +24,7 @@ pub struct Control {
     pub blocks: u32,
     /// Usable bytes of a block.
     pub block_bytes: u64,
-    /// Whether a process that takes a block sets it to zero first. Always false for a topic or queue.
+    /// True if a process that takes a block sets it to zero first. Always false for a topic or queue.
     pub zeroed: bool,
     /// The topic's own shape.
     pub topic: Option<TopicShape>,
@@ -171,7 +171,7 @@ pub struct Usage {
     pub free: u32,
     /// Absent for a pool.
     pub topic: Option<TopicUsage>,
-    /// Of a queue.
+    /// The tasks of a queue; `None` for other objects.
     pub queue: Option<QueueUsage>,
 }
 
@@ -241,7 +241,7 @@ pub struct ControlInfo {
     pub blocks: BlockCounts,
     /// Absent for a pool.
     pub topic: Option<TopicInfo>,
-    /// Of a queue.
+    /// The tasks of a queue; `None` for other objects.
     pub queue: Option<QueueInfo>,
 }
 
@@ -291,7 +291,7 @@ pub struct Participant {
     pub pid: Option<u32>,
     /// The member's state, if its row is a member's.
     pub state: Option<MemberState>,
-    /// Whether it is detached from the topic, so that no process waits for it any more.
+    /// True if it is detached from the topic, so that no process waits for it any more.
     pub detached: bool,
 }
 
@@ -324,7 +324,7 @@ pub struct SubscriberInfo {
     /// The ages of the samples that it received while ages were measured. Asking for this makes subscribers measure them for
     /// the next minute.
     pub ages: Ages,
-    /// For how many milliseconds a publisher has waited for it, if one does.
+    /// Milliseconds for which a publisher has waited for it, if one does.
     pub stalled: Option<u64>,
 }
 

@@ -37,13 +37,15 @@ impl Speaker {
 pub struct ClientHello {
     /// Its command line, shortened, for `show` and `ps`.
     pub command: String,
-    /// Whether it is an operator, not a member: it can only list, inspect, evict, remove and end the broker. The broker
+    /// True if it is an operator, not a member: it can only list, inspect, evict, remove and end the broker. The broker
     /// admits a few operators even when it admits no further member.
     pub operator: bool,
-    /// Whether it runs on the simulated CUDA driver. Such members and others never share a domain.
+    /// True if it runs on the simulated CUDA driver. Such members and others never share a domain.
     pub simulated: bool,
     /// Set by a member that lost its connection and continues as the same member.
     pub resume: Option<Resume>,
+    /// Drawn at random for each attempt to join, and repeated if the connection ends before the welcome; 0 if none.
+    pub attempt: u64,
 }
 
 /// The identity of a member, as in its [`Welcome`].
@@ -76,7 +78,7 @@ pub struct Welcome {
     pub row: u16,
     /// The proof to send when resuming.
     pub token: Token,
-    /// Whether the client continues as the member that it was.
+    /// True if the client continues as the member that it was.
     pub resumed: bool,
     /// Bytes of the largest message body that the broker accepts.
     pub max_message: u32,

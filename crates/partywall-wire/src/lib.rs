@@ -13,6 +13,7 @@
 //! | [`object`] | timelines and semaphores in messages |
 //! | [`member`] | members in messages |
 //! | [`watch`] | events of names in messages |
+//! | [`withdrawal`] | the deadlines of withdrawals |
 //! | [`refusal`] | every reason for which a broker refuses a request |
 //! | [`pattern`] | patterns of names |
 //! | [`limits`] | limits that both sides enforce |
@@ -47,6 +48,7 @@ pub mod object;
 pub mod pattern;
 pub mod refusal;
 pub mod watch;
+pub mod withdrawal;
 
 pub use control::{
     Ages, AttachedInfo, BLOCK_ALIGNMENT, BlockCounts, Control, ControlInfo, MAX_RANK, Participant, PublisherInfo,
@@ -65,3 +67,4 @@ pub use object::{
 pub use pattern::Pattern;
 pub use refusal::{Ending, FdFault, Limit, NameEnd, NoGrowth, Refusal};
 pub use watch::{Change, Gap, Happened, NameEvent, Named, Point};
+pub use withdrawal::{Deadline, Notice, Then};

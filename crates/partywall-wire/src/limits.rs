@@ -1,7 +1,10 @@
 //! Limits that both sides of a connection enforce.
 
 /// The version of the protocol. Two processes with different numbers refuse each other in the handshake.
-pub const PROTOCOL: u32 = 7;
+pub const PROTOCOL: u32 = 9;
+
+/// The farthest deadline of a withdrawal, in milliseconds: a year.
+pub const MAX_DEADLINE: u64 = 365 * 24 * 3_600_000;
 
 /// File descriptors in one message: the limit of Linux for one `SCM_RIGHTS` (`SCM_MAX_FD`, unix(7)).
 pub const MAX_FDS: usize = 253;

@@ -87,7 +87,7 @@ pub struct MemberInfo {
     /// When it joined, in milliseconds since 1970.
     #[serde(rename = "since_ms")]
     pub since: u64,
-    /// Whether it runs on the simulated CUDA driver.
+    /// True if it runs on the simulated CUDA driver.
     pub simulated: bool,
 }
 

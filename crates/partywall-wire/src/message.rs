@@ -8,6 +8,7 @@ use crate::{
     object::{ObjectDetail, ObjectInfo, ObjectKind, OpenedTimeline},
     refusal::Refusal,
     watch::{Happened, Point},
+    withdrawal::{Deadline, Notice},
 };
 
 /// A random proof of identity. Its `Debug` does not show it.
@@ -48,6 +49,12 @@ pub enum Event {
         ticket: u64,
         /// The result, as if the request had arrived only now.
         outcome: Result<Answer, Refusal>,
+    },
+    /// Versions that the member has open are stale: the deadline of their withdrawal has passed with
+    /// [`Then::Stale`](crate::Then::Stale). Sent again when the member resumes.
+    Stale {
+        /// The member's leases on them, each with the withdrawal.
+        leases: Vec<(u64, Notice)>,
     },
 }
 
@@ -125,6 +132,8 @@ pub enum Call {
     Remove {
         /// The name.
         name: String,
+        /// When its readers are to have dropped it. Without a deadline they may keep it.
+        deadline: Option<Deadline>,
     },
     /// Asks for everything about one name. Answer: [`Answer::Info`] with the table as in [`Opened`], but no lease and no chunks.
     Inspect {
@@ -148,7 +157,7 @@ pub enum Call {
     OpenTimeline {
         /// The name.
         name: String,
-        /// Whether to become its writer. Refused while it has one.
+        /// True to become its writer. Refused while it has one.
         writer: bool,
         /// Number of slabs that the member has mapped.
         slabs: u32,
@@ -234,7 +243,7 @@ pub enum Call {
     Evict {
         /// Which members.
         whom: Whom,
-        /// Whether to send their processes SIGKILL.
+        /// True to send their processes SIGKILL.
         kill: bool,
     },
     /// Frees the leases of dead members, although there is no proof that their work on the memory is over. Answer:
@@ -247,7 +256,7 @@ pub enum Call {
     Status,
     /// Ends the broker. Answer: [`Answer::Done`], after which the connection ends.
     Stop {
-        /// Whether to end it even if names and members exist.
+        /// True to end it even if names and members exist.
         force: bool,
     },
     /// Ends the membership and drops all that it holds. Answer: [`Answer::Done`], after which the connection ends.
@@ -320,7 +329,7 @@ pub struct LegacyHandle {
 /// How a version's tensor table travels. The broker does not read it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Table {
-    /// In the message; at most [`crate::limits::MAX_INLINE_TABLE`] bytes.
+    /// The table is in the message; at most [`crate::limits::MAX_INLINE_TABLE`] bytes.
     Inline(#[serde(with = "crate::bytes")] Vec<u8>),
     /// A memfd, sealed against every change, as the last file descriptor of the message.
     Fd {
@@ -346,7 +355,7 @@ pub struct Commit {
     pub table: Table,
     /// Tensors in the table, for listings.
     pub tensors: u64,
-    /// Whether it may be opened for writing.
+    /// True if it may be opened for writing.
     pub mutable: bool,
     /// Bytes that it may grow to, all chunks together; 0 if it cannot grow.
     pub reserved: u64,
@@ -355,7 +364,7 @@ pub struct Commit {
     /// Makes it a pool, topic or queue. Refused with [`Refusal::NameExists`] if the name exists; the version is mutable
     /// and does not grow.
     pub control: Option<Control>,
-    /// Whether to refuse with [`Refusal::NameExists`] instead of making the next version.
+    /// True to refuse with [`Refusal::NameExists`] instead of making the next version.
     pub if_absent: bool,
     /// The claim that this commit fulfils.
     pub claim: Option<u64>,
@@ -387,7 +396,7 @@ pub struct Open {
     pub version: Option<u64>,
     /// The access that is needed.
     pub access: Access,
-    /// Whether to wait for a name or version that does not exist yet.
+    /// True to wait for a name or version that does not exist yet.
     pub wait: bool,
 }
 
@@ -411,7 +420,7 @@ pub struct Opened {
     pub handles: Vec<LegacyHandle>,
     /// The tensor table.
     pub table: Table,
-    /// Whether it may be written.
+    /// True if it may be written.
     pub mutable: bool,
     /// As in [`Commit`].
     pub reserved: u64,
@@ -460,7 +469,10 @@ pub enum Answer {
         claim: u64,
     },
     /// The lease's version has been withdrawn.
-    Withdrawn,
+    Withdrawn {
+        /// When its readers are to have dropped it, if the withdrawal has a deadline.
+        notice: Option<Notice>,
+    },
     /// The name is gone.
     Removed {
         /// The latest version at that moment.
@@ -471,6 +483,8 @@ pub enum Answer {
         holders: Vec<HolderInfo>,
         /// The queues that hold them.
         queues: Vec<QueueHolder>,
+        /// As readers learn of it, if there is a deadline.
+        notice: Option<Notice>,
     },
     /// Everything about a name.
     Info(Box<SegmentInfo>),
@@ -478,14 +492,14 @@ pub enum Answer {
     Names {
         /// The names.
         names: Vec<NameInfo>,
-        /// Whether there are more after the last.
+        /// True if there are more after the last.
         more: bool,
     },
     /// Some members, in order.
     Members {
         /// The members.
         members: Vec<MemberInfo>,
-        /// Whether there are more after the last.
+        /// True if there are more after the last.
         more: bool,
     },
     /// An opened timeline.
@@ -506,7 +520,7 @@ pub enum Answer {
     Objects {
         /// The objects.
         objects: Vec<ObjectInfo>,
-        /// Whether there are more after the last.
+        /// True if there are more after the last.
         more: bool,
     },
     /// Everything about a timeline or semaphore.
@@ -519,7 +533,7 @@ pub enum Answer {
     Freed {
         /// At most a hundred of them.
         members: Vec<Freed>,
-        /// Whether there are more, for the next request.
+        /// True if there are more, for the next request.
         more: bool,
     },
     /// The broker itself.
@@ -539,6 +553,8 @@ pub struct NameInfo {
     pub older: u32,
     /// Bytes of these versions.
     pub older_bytes: u64,
+    /// The latest withdrawal with a deadline of versions that members still hold.
+    pub notice: Option<Notice>,
 }
 
 /// A version in a listing.
@@ -554,7 +570,7 @@ pub struct VersionInfo {
     pub bytes: u64,
     /// Tensors in its table.
     pub tensors: u64,
-    /// Whether it may be written.
+    /// True if it may be written.
     pub mutable: bool,
     /// As in [`Commit`].
     pub reserved: u64,
@@ -568,6 +584,8 @@ pub struct VersionInfo {
     pub committer: u32,
     /// Leases on it, of members and of queues.
     pub leases: u32,
+    /// Its withdrawal, if that has a deadline.
+    pub notice: Option<Notice>,
     /// When it was committed, in milliseconds since 1970.
     // Names of fields and variants are the keys of the command's JSON; messages contain none.
     #[serde(rename = "committed_at_ms")]
@@ -585,7 +603,7 @@ pub struct SegmentInfo {
     pub chunks: ChunkBytes,
     /// Its table; a memfd is the message's only file descriptor.
     pub table: Table,
-    /// Whether it is the latest.
+    /// True if it is the latest.
     pub is_latest: bool,
     /// All versions that exist, in order.
     pub versions: Vec<VersionInfo>,
@@ -612,7 +630,9 @@ pub struct HolderInfo {
     pub blocks: u32,
     /// Tasks that it works on, if a queue is inspected.
     pub tasks: u32,
-    /// Whether it is dead, and its leases are in quarantine.
+    /// Its threads that wait for a block or permit, if what has these is inspected.
+    pub waiting: u32,
+    /// True if it is dead, and its leases are in quarantine.
     pub unproven: bool,
 }
 
@@ -630,8 +650,12 @@ pub struct QueueHolder {
 /// The broker itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StatusInfo {
-    /// Its pid.
+    /// Its pid: that of the worker, if it is supervised.
     pub pid: u32,
+    /// The pid of the supervisor, which restarts it if it dies. Absent if it has none, or if the supervisor is dead.
+    pub supervisor: Option<u32>,
+    /// How often it was restarted.
+    pub restarts: u64,
     /// Its release.
     pub version: String,
     /// Drawn at random when it started.
@@ -640,7 +664,7 @@ pub struct StatusInfo {
     pub started_at: u64,
     /// Its log file.
     pub log: Option<String>,
-    /// Whether its members run on the simulated CUDA driver.
+    /// True if its members run on the simulated CUDA driver.
     pub simulated: bool,
     /// Members, without the one that asked.
     pub members: u64,
@@ -660,7 +684,7 @@ pub struct StatusInfo {
     pub unproven_bytes: u64,
     /// Members that died since the broker started.
     pub deaths: u64,
-    /// Those of them whose death did not prove that their work was over.
+    /// Deaths among them that did not prove that the work of the process was over.
     pub unproven_deaths: u64,
     /// File descriptors held for versions and for control memory.
     pub fds: u64,

@@ -28,7 +28,7 @@ pub struct OpenedTimeline {
     pub cell: u32,
     /// The number of that incarnation. Members that open the name before its first writer share incarnation 1 with it.
     pub incarnation: u32,
-    /// Whether this lease is the writer's.
+    /// True if this lease is the writer's.
     pub writer: bool,
 }
 

@@ -45,11 +45,15 @@ impl Pattern {
                     retry = Some((p, n + 1));
                     p += 1;
                 }
-                Some(c) if *c == b'?' || *c == name[n] => (p, n) = (p + 1, n + 1),
+                Some(c) if *c == b'?' || *c == name[n] => {
+                    p += 1;
+                    n += 1;
+                }
                 _ => match retry {
                     Some((star, next)) => {
                         retry = Some((star, next + 1));
-                        (p, n) = (star + 1, next);
+                        p = star + 1;
+                        n = next;
                     }
                     None => return false,
                 },

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::member::{MemberState, Whom};
 use crate::object::ObjectKind;
 use crate::watch::Named;
+use crate::withdrawal::Notice;
 
 /// Why a request was refused. The broker's state is as it was before the request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,6 +39,22 @@ pub enum Refusal {
         version: u64,
         /// The latest one, if the name still has one.
         latest: Option<u64>,
+    },
+    /// The name is being withdrawn: its readers are to drop it by a deadline, which cannot be changed.
+    Withdrawing {
+        /// The name.
+        name: String,
+        /// The withdrawal.
+        notice: Notice,
+    },
+    /// The deadline of the version's withdrawal has passed, so no member gets another view of it.
+    Withdrawn {
+        /// The name.
+        name: String,
+        /// The version.
+        version: u64,
+        /// The withdrawal.
+        notice: Notice,
     },
     /// The name exists, and the commit required that it did not.
     NameExists {
@@ -220,7 +237,7 @@ pub enum Refusal {
     /// Members on the simulated CUDA driver and members on the real one never share a domain. The first member decides
     /// the kind of the domain, for as long as the domain has a member or GPU memory.
     OtherDriver {
-        /// Whether the domain's members run on the simulated driver.
+        /// True if the domain's members run on the simulated driver.
         simulated: bool,
     },
     /// The two processes speak different protocols. Both versions are in the fixed heads.
@@ -268,7 +285,7 @@ pub struct NameEnd {
     pub ending: Ending,
     /// The process that ended it: its owner, its remover or its last user.
     pub pid: u32,
-    /// That process's command line.
+    /// The command line of that process.
     pub command: String,
     /// When, in milliseconds since 1970.
     pub at: u64,

@@ -4,7 +4,10 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::Control;
+use crate::{
+    Control,
+    withdrawal::{Notice, Then},
+};
 
 /// A point in a broker's sequence of events: after the event with this number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -96,6 +99,18 @@ pub enum Change {
         /// The process that ended it.
         pid: u32,
     },
+    /// Its readers are to drop it by a deadline. Follows [`Change::Withdrawn`].
+    DeadlineSet {
+        /// The process that withdrew it, the deadline, and what happens then.
+        notice: Notice,
+    },
+    /// The deadline has passed.
+    DeadlinePassed {
+        /// What happens to the readers.
+        then: Then,
+        /// Members that still have it open.
+        readers: u32,
+    },
     /// Its owner is dead. An owned segment no longer exists; a timeline still does, without a writer.
     OwnerDied {
         /// The owner.
@@ -119,6 +134,8 @@ names!(Change {
     Created => "created",
     Committed => "committed",
     Withdrawn => "withdrawn",
+    DeadlineSet => "deadline_set",
+    DeadlinePassed => "deadline_passed",
     OwnerDied => "owner_died",
     OwnerFaulted => "owner_faulted",
     Reclaimed => "reclaimed",
@@ -141,7 +158,8 @@ impl Change {
             | Self::Withdrawn { pid }
             | Self::OwnerDied { pid }
             | Self::OwnerFaulted { pid } => Some(pid),
-            Self::Reclaimed { .. } => None,
+            Self::DeadlineSet { notice } => Some(notice.pid),
+            Self::DeadlinePassed { .. } | Self::Reclaimed { .. } => None,
         }
     }
 }

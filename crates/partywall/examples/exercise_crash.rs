@@ -47,7 +47,7 @@ fn serve(dies_loading: bool) -> Result<()> {
         }
         OpenOrBuild::Build(claim) => {
             println!("server {}: loading", process::id());
-            // kept: the name outlives this process; change it: do not keep it
+            // kept: the name outlives this process; change it: do not keep it, and sleep a second before the third server
             let draft = claim.create(Place::Host).kept(true);
             let mut build = draft.tensor("w", DType::F32, &[ELEMENTS]).allocate()?;
             let (first_half, rest) = build.as_mut_slice::<f32>("w")?.split_at_mut(ELEMENTS as usize / 2);

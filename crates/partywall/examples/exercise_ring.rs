@@ -26,7 +26,7 @@ fn main() -> std::result::Result<(), Box<dyn Error>> {
     // The loop ends when the producer has left, even if it was killed.
     for sample in &consumer {
         let sample = sample?; // its slot is not overwritten as long as this exists
-        thread::sleep(Duration::from_millis(2)); // change it: print in the producer how long each `loan` takes
+        thread::sleep(Duration::from_millis(2)); // change it: print in the producer how long each `publish` takes
         let numbers = sample.as_slice::<u64>()?; // in the slot: nothing is copied
         received += 1;
         missed += sample.missed();
@@ -37,7 +37,7 @@ fn main() -> std::result::Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Both processes create the ring, so that either may start first.
+/// Opens the ring, or creates it: either process may start first.
 fn ring(domain: &Domain) -> Result<Topic> {
     domain.topic(NAME).dtype(DType::U64).shape(&[NUMBERS]).depth(SLOTS).place(Place::Host).open_or_create()
 }
@@ -45,9 +45,9 @@ fn ring(domain: &Domain) -> Result<Topic> {
 fn produce(ring: &Topic) -> Result<()> {
     let producer = ring.publisher()?;
     for number in 0..SAMPLES {
-        let mut slot = producer.loan(DType::U64, &[NUMBERS], TIMEOUT)?; // waits while the ring is full
+        let mut slot = producer.loan(DType::U64, &[NUMBERS], TIMEOUT)?;
         slot.as_mut_slice::<u64>()?.fill(number); // change it: abort here, and see what the consumer gets
-        slot.filled().publish(TIMEOUT)?;
+        slot.filled().publish(TIMEOUT)?; // waits while the ring is full
     }
     Ok(())
 }

@@ -20,7 +20,7 @@ fn main() -> Result<()> {
     }
 }
 
-/// Both roles, each with a connection of its own.
+/// Runs both roles, each with a connection of its own.
 pub(crate) fn run(first: &Domain, second: &Domain) -> Result<()> {
     thread::scope(|scope| {
         let worker = scope.spawn(move || worker(first));
@@ -29,7 +29,7 @@ pub(crate) fn run(first: &Domain, second: &Domain) -> Result<()> {
     })
 }
 
-/// Both sides create it, so that either may start first.
+/// Opens the queue, or creates it: either side may start first.
 fn open(domain: &Domain) -> Result<Queue> {
     let queue = domain.queue("examples/square_roots").tasks(64).inputs(64, BYTES).outputs(64, BYTES);
     queue.place(Place::Host).open_or_create()

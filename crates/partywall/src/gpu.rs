@@ -102,8 +102,8 @@ pub(crate) struct Gpus {
 #[derive(Debug, Default)]
 struct Open {
     gpus: Vec<Arc<Gpu>>,
-    /// Whether the broker has been notified that this process uses GPUs.
-    told: bool,
+    /// True once the broker knows that this process uses GPUs.
+    reported: bool,
 }
 
 impl Gpus {
@@ -120,11 +120,11 @@ impl Gpus {
         let gpu = Arc::new(Gpu::open(uuid)?);
         // Before this process uses memory of other processes on this GPU: from then on the death of this process may not
         // prove that its GPU work is over.
-        if !open.told {
+        if !open.reported {
             let mps = gpu.mps.as_ref().map(|pipes| pipes.display().to_string());
             match self.link.call(Call::UsesGpu { mps }) {
                 // Without a broker no proof is needed.
-                Ok(_) | Err(Error::Unreachable(Unreachable::Gone { .. })) => open.told = true,
+                Ok(_) | Err(Error::Unreachable(Unreachable::Gone { .. })) => open.reported = true,
                 Err(error) => return Err(error),
             }
         }

@@ -6,9 +6,10 @@ use partywall_os::map::SealedMap;
 pub use partywall_shm::Table;
 pub use partywall_wire::{
     Ages, AttachedInfo, BlockCounts, Change, Control, ControlInfo, Doubt, Evicted, Freed, HolderInfo, Kill, Kind,
-    Lifetime, MemberInfo, MemberState, NameEvent, NameInfo, Named, ObjectDetail, ObjectHolder, ObjectInfo, ObjectKind,
-    Participant, Point, PublisherInfo, QueueHolder, QueueInfo, QueueShape, QueueUsage, SampleShape, SemaphoreInfo,
-    StatusInfo, SubscriberInfo, TimelineInfo, TopicInfo, TopicShape, TopicUsage, Usage, VersionInfo, Whom,
+    Lifetime, MemberInfo, MemberState, NameEvent, NameInfo, Named, Notice, ObjectDetail, ObjectHolder, ObjectInfo,
+    ObjectKind, Participant, Point, PublisherInfo, QueueHolder, QueueInfo, QueueShape, QueueUsage, SampleShape,
+    SemaphoreInfo, StatusInfo, SubscriberInfo, TimelineInfo, TopicInfo, TopicShape, TopicUsage, Usage, VersionInfo,
+    Whom,
 };
 
 use crate::error::{Error, InvalidData, LimitReached, Result, Unreachable};
@@ -24,6 +25,8 @@ pub struct Removed {
     pub holders: Vec<HolderInfo>,
     /// The queues that hold those bytes.
     pub queues: Vec<QueueHolder>,
+    /// The deadline of the readers, if they have [one](crate::Domain::withdraw).
+    pub notice: Option<Notice>,
 }
 
 /// What a kind of memory promises to readers, in addition to what all kinds promise.
@@ -32,9 +35,9 @@ pub struct Removed {
 pub struct Promises {
     /// What keeps readers from writing to a version that is not `mutable`.
     pub read_only: Enforcement,
-    /// Whether it can still be opened after the process that created it has died.
+    /// True if it can still be opened after the process that created it has died.
     pub outlives_publisher: bool,
-    /// Whether readers can reach nothing but the version's own chunks.
+    /// True if readers can reach nothing but the version's own chunks.
     pub hides_neighbours: bool,
 }
 
@@ -45,7 +48,7 @@ pub enum Enforcement {
     Kernel,
     /// The GPU, according to how each process has mapped the memory.
     Hardware,
-    /// Only this library, by refusing calls.
+    /// This library alone, which refuses calls.
     Convention,
 }
 
@@ -73,7 +76,7 @@ pub struct SegmentInfo {
     pub chunks: Vec<u64>,
     /// The tensors. For a version that may grow, the table treats all chunks as one.
     pub table: Table<TableBytes>,
-    /// Whether it is the latest.
+    /// True if it is the latest.
     pub is_latest: bool,
     /// All versions that exist, in order.
     pub versions: Vec<VersionInfo>,

@@ -34,7 +34,7 @@
 //!
 //! Names live in a *broker*, a process of the program `partywall`, one for each domain. [`Domain::connect`] starts it in
 //! the background if none runs; it ends a minute after its last name and member are gone. The program must be installed:
-//! `cargo install --locked --path crates/partywall-cli` in a clone of the repository. It is looked for in this order:
+//! `cargo install --locked --path crates/partywall-cli` in a clone of the repository. It is searched for in this order:
 //!
 //! 1. the path in `PARTYWALL_BIN`; if it is set, no other place is tried;
 //! 2. the path that [`DomainOptions::program`] names;
@@ -104,7 +104,7 @@
 //! | [`mps`] | NVIDIA's MPS: a daemon for each domain |
 //! | [`files`] | reading and writing model files |
 //! | [`info`] | information about the names, members and broker of a domain |
-//! | [`Tracer`] | what processes publish, receive, signal and wait for, as it happens |
+//! | [`Tracer`], [`Recording`] | what processes publish, receive, signal and wait for, as it happens and as a file |
 //! | [`Watch`] | events of names: committed, removed, ended |
 //! | [`Wait`] | how long a call waits, and what cancels it |
 //! | [`Error`] | everything that can go wrong, with advice |
@@ -142,7 +142,7 @@ pub use partywall_shm::{
     DType, TableBuilder,
     topic::{PublisherState, SubscriberState},
 };
-pub use partywall_wire::{Ending, FdFault, Limit, NoGrowth, Pattern, TimelineEnding};
+pub use partywall_wire::{Ending, FdFault, Limit, NoGrowth, Pattern, Then, TimelineEnding};
 
 pub use self::{
     domain::{DEFAULT_DOMAIN, Domain, DomainOptions, Location, VERSION, Watch, WatchEvent, broker_pid},
@@ -160,8 +160,8 @@ pub use self::{
         Ticket, Unsubmitted,
     },
     segment::{
-        Build, Builder, ChunkDescriptor, Claim, Descriptors, Element, Growth, OpenOptions, OpenOrBuild, Pinned,
-        Publication, Refreshed, Segment, Tensor, Uncommitted, UploadLane, Uploader,
+        Build, Builder, ChunkDescriptor, Claim, Descriptors, Element, Growth, HeldBlock, OpenOptions, OpenOrBuild,
+        Pinned, Publication, Refreshed, Segment, Tensor, Uncommitted, UploadLane, Uploader,
     },
     semaphore::{MAX_PERMITS, Permit, Semaphore, Unreleased},
     timeline::{LimitedWait, MAX_VALUE, Timeline, TimelineEvent, TimelineWriter},
@@ -170,6 +170,6 @@ pub use self::{
         SubscriberEvent, SubscriberOptions, SubscriberStats, Topic, TopicOptions, TopicStats, Turn, UnpublishedSample,
         UnreleasedSample,
     },
-    trace::{Action, TraceEvent, Tracer},
+    trace::{Action, ChromeTrace, Recording, TraceEvent, Tracer},
     wait::{Cancel, Wait},
 };

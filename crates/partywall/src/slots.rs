@@ -24,7 +24,7 @@ pub(crate) trait Slots {
     fn take(&self, row: u16) -> Attempt<'_>;
 
     /// Revokes slots that were handed to a stopped process. Callers that find no free slot call this from time to time.
-    fn look_after(&self);
+    fn rescue(&self);
 }
 
 /// A semaphore, or a pool.
@@ -37,7 +37,7 @@ impl<T: Deref<Target = semaphore::Slots>> Slots for T {
         (**self).take(row)
     }
 
-    fn look_after(&self) {
+    fn rescue(&self) {
         self.revoke_overdue();
     }
 }
@@ -48,7 +48,7 @@ pub(crate) fn try_take(slots: &impl Slots, domain: &Domain) -> Result<Option<Hel
     link.require_ours()?;
     let held = take_free(slots, domain);
     if held.is_none() {
-        slots.look_after();
+        slots.rescue();
     }
     Ok(held)
 }
@@ -62,13 +62,14 @@ fn take_free(slots: &impl Slots, domain: &Domain) -> Option<Held> {
     })
 }
 
-/// Takes a slot, and waits if none is free. The waiter keeps its place in the queue until the wait is over. `what` is the
-/// message of the timeout.
+/// Takes a slot, and waits if none is free. The waiter keeps its place in the queue until the wait is over. `live` fails once
+/// waiting makes no sense any more; `what` is the message of the timeout.
 pub(crate) fn take(
     slots: &impl Slots,
     domain: &Domain,
     spin: &AdaptiveSpin,
     wait: Wait<'_>,
+    live: impl Fn() -> Result<()>,
     what: impl FnOnce() -> String,
 ) -> Result<Held> {
     let link = domain.link();
@@ -81,17 +82,17 @@ pub(crate) fn take(
         match slots.take(link.row()) {
             Attempt::Held(held) => return Ok(held),
             Attempt::Waiting(waiter) => {
-                if let Some(held) = await_turn(slots, domain, spin, waiter, &waiting)? {
+                if let Some(held) = await_turn(slots, domain, spin, waiter, &waiting, &live)? {
                     return Ok(held);
                 }
             }
             Attempt::Crowded => {
-                link.require_broker()?;
+                live()?;
                 std::thread::sleep(CROWDED.min(waiting.left(Instant::now()).unwrap_or_default()));
             }
         }
         if waiting.left(Instant::now()).is_none() {
-            slots.look_after();
+            slots.rescue();
             return Err(waiting.error(what()));
         }
     }
@@ -104,6 +105,7 @@ fn await_turn(
     spin: &AdaptiveSpin,
     mut waiter: Waiter<'_>,
     waiting: &Waiting<'_>,
+    live: impl Fn() -> Result<()>,
 ) -> Result<Option<Held>> {
     let mut now = spin.spin(waiting.start(), waiting.timeout(), || !waiter.is_waiting());
     loop {
@@ -116,11 +118,11 @@ fn await_turn(
         let Some(left) = waiting.left(now.take().unwrap_or_else(Instant::now)) else {
             return Ok(waiter.cancel());
         };
-        if let Err(gone) = domain.link().require_broker() {
+        if let Err(gone) = live() {
             return waiter.cancel().map(Some).ok_or(gone);
         }
         waiter.sleep(left);
-        slots.look_after();
+        slots.rescue();
     }
 }
 

@@ -144,7 +144,7 @@ fn noise(len: usize, seed: u64) -> Vec<u8> {
     (0..len as u64).map(|i| ((i + seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8).collect()
 }
 
-/// What the safetensors crate makes of these.
+/// Returns a file of these tensors as the safetensors crate writes it.
 fn crate_bytes(tensors: &[(&str, Dtype, &[usize])], metadata: &[(&str, &str)]) -> Vec<u8> {
     let data: Vec<_> = tensors
         .iter()
@@ -188,12 +188,12 @@ fn forged(json: &str, data: usize) -> Vec<u8> {
 fn load(path: &Path) -> Memory {
     let plan = Plan::from_path(path).unwrap();
     let memory = Memory::of(&plan);
-    let told = AtomicU64::new(0);
+    let reported = AtomicU64::new(0);
     let progress = |bytes| {
-        told.fetch_add(bytes, Ordering::Relaxed);
+        reported.fetch_add(bytes, Ordering::Relaxed);
     };
     plan.copy_to(&memory, 3, &progress, &go()).unwrap();
-    assert_eq!(told.into_inner(), plan.total_bytes());
+    assert_eq!(reported.into_inner(), plan.total_bytes());
     for (index, tensor) in plan.tensors().iter().enumerate() {
         assert_eq!(plan.read_tensor(index).unwrap(), memory.bytes_of(&tensor.name));
     }
@@ -212,9 +212,9 @@ fn problem(path: &Path) -> FileProblem {
 
 fn get(memory: &Memory, selection: Option<&str>, format: Format) -> Result<Vec<u8>, FileError> {
     let mut out = Vec::new();
-    let told = Cell::new(0);
-    let written = write_to(memory, selection, format, &mut out, &|bytes| told.set(told.get() + bytes), &go())?;
-    assert_eq!((written, told.get()), (out.len() as u64, out.len() as u64));
+    let reported = Cell::new(0);
+    let written = write_to(memory, selection, format, &mut out, &|bytes| reported.set(reported.get() + bytes), &go())?;
+    assert_eq!((written, reported.get()), (out.len() as u64, out.len() as u64));
     Ok(out)
 }
 
@@ -919,7 +919,7 @@ fn needs_namespaces_full_file_system_leaves_only_the_target() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }
 
-/// Not a test: the body of the process that the test above starts.
+/// Runs the process that the test above starts. It is no test itself.
 #[test]
 fn in_a_namespace() {
     if std::env::var_os(IN_NAMESPACE).is_none() {
@@ -936,7 +936,7 @@ fn in_a_namespace() {
     assert_eq!((&fs::read(&target).unwrap()[..], names(&dir)), (&b"precious"[..], vec!["t.bin".to_owned()]));
 }
 
-/// A writer that is slow to notice must not be told that everything is written.
+/// A writer that notices a failure late must not get the report that everything is written.
 #[test]
 fn failed_flush_is_an_error() {
     struct Late;

@@ -14,7 +14,7 @@ use partywall_harness::{ROLE, Running, World, simulated_driver};
 /// Elements of 2 MiB, the granularity.
 const CHUNK: u64 = 1 << 19;
 
-/// Not a test: the body of the other processes.
+/// Runs the other processes of the tests. It is no test itself.
 #[test]
 fn role() {
     let Ok(role) = std::env::var(ROLE) else { return };

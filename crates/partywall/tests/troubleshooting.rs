@@ -23,7 +23,7 @@ fn quoted(anchor: &str) -> &'static str {
     entry.lines().find_map(|line| line.strip_prefix("    ")).unwrap_or_else(|| panic!("{anchor} quotes nothing"))
 }
 
-/// Whether `text` reads like `pattern`, in which `…` stands for anything.
+/// Returns whether `text` reads like `pattern`, in which `…` stands for anything.
 fn reads_like(text: &str, pattern: &str) -> bool {
     let mut parts = pattern.split('…');
     let Some(mut rest) = parts.next().and_then(|first| text.strip_prefix(first)) else { return false };
@@ -248,7 +248,8 @@ fn every_error() -> Vec<Error> {
         Error::Denied(Denied::Unproven { pid: 7 }),
         Error::Denied(Denied::NotUnproven { pid: 7, state: MemberState::Alive }),
         Error::Gone(Gone::Evicted { by: 7, ago: Duration::from_secs(1) }),
-        Error::Busy(Busy::QueueFull { queue: name.clone(), tasks: 8 }),
+        Error::Busy(Busy::QueueFull { queue: name.clone(), tasks: 8, results: 0, outputs_full: false }),
+        Error::Busy(Busy::QueueFull { queue: name.clone(), tasks: 8, results: 8, outputs_full: true }),
         Error::Busy(Busy::OutputsFull { queue: name.clone(), outputs: 4, results: 4 }),
         Error::Busy(Busy::TaskRunning { task: name.clone(), attempt: 1 }),
         Error::Busy(Busy::TaskState { task: name.clone(), status: "pending", wanted: "a dead letter" }),
@@ -268,6 +269,8 @@ fn every_error() -> Vec<Error> {
         }),
         Error::Gone(Gone::Attachment { queue: name.clone(), attachment: 0 }),
         Error::Denied(Denied::Attaching { name: name.clone(), version: 1 }),
+        Error::Busy(Busy::Withdrawing { name: name.clone(), pid: 7, ago: Duration::from_secs(3) }),
+        Error::InvalidArgument(InvalidArgument::Deadline { after: Duration::from_secs(1 << 40) }),
         Error::Busy(Busy::BrokerInUse { names: 1, members: 2 }),
         Error::Unreachable(Unreachable::Forked { parent: 7 }),
         Error::Unreachable(Unreachable::Protocol("nonsense".into())),
@@ -307,10 +310,11 @@ fn reader_is_not_blamed_for_a_damaged_table() {
 #[test]
 fn each_entry_belongs_to_an_error() {
     let anchors: Vec<_> = every_error().iter().map(|error| error.anchor()).collect();
-    // Those that need a driver, and those of other programs than the library, the Python package among them.
+    // Entries for errors that need a driver, or that other programs than the library report, such as the Python package.
     let elsewhere = [
         "socket-exists",
         "too-few-files",
+        "socket-not-taken",
         "driver-error",
         "broken-context",
         "not-supported",
@@ -354,6 +358,17 @@ fn broker_with_too_few_files_is_quoted() {
     config.limits.fds = Some(u64::MAX);
     let message = partywall_broker::Broker::bind(config).unwrap_err().to_string();
     assert!(reads_like(&message, quoted("too-few-files")), "{message}");
+}
+
+#[test]
+fn socket_that_is_not_taken_is_quoted() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = partywall_broker::Config::new(directory.path().join("pw.sock"), "test", partywall::VERSION);
+    let private = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+    std::fs::set_permissions(directory.path(), private).unwrap();
+    let file = std::fs::File::open("/dev/null").unwrap();
+    let message = partywall_broker::supervisor::Supervisor::bind(config, Some(file.into())).unwrap_err().to_string();
+    assert!(reads_like(&message, quoted("socket-not-taken")), "{message}");
 }
 
 #[test]

@@ -18,9 +18,6 @@ class Build(Interruptible[_native.Build], Connected[_native.Build], Tensors):
     `commit` publishes the memory; `close` frees it.
     """
 
-    def __init__(self, domain: "Domain", native: _native.Build) -> None:
-        super().__init__(domain, native)
-
     @property
     def name(self) -> str:
         """The name that `commit` publishes."""

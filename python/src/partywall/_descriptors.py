@@ -1,13 +1,9 @@
 """A version's memory as file descriptors, for code that maps it by other means."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from partywall import _native
 from partywall._handle import Connected
-
-if TYPE_CHECKING:
-    from partywall._domain import Domain
 
 
 @dataclass(frozen=True)
@@ -56,9 +52,6 @@ class Descriptors(Connected[_native.Descriptors]):
     The descriptors close on exec; `pass_fds` of `subprocess` hands them to a child. Closing this object closes them and gives
     the lease back. Memory that was mapped before stays usable.
     """
-
-    def __init__(self, domain: "Domain", native: _native.Descriptors) -> None:
-        super().__init__(domain, native)
 
     @property
     def name(self) -> str:

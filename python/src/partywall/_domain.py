@@ -4,7 +4,7 @@ import os
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, SupportsIndex, TypeVar
+from typing import Any, Literal, SupportsIndex, TypeVar
 
 from partywall import _arrays, _native
 from partywall._arrays import Shape
@@ -335,6 +335,7 @@ class Domain(Handle[_native.Domain]):
         device: Any = None,
         kept: bool = False,
         allow_peer: bool = False,
+        stamps: bool = True,
         timeout: float | None = None,
     ) -> Topic:
         """Opens a topic. With a `shape`, or the `max_bytes` of its largest sample, creates it if it does not exist.
@@ -348,7 +349,8 @@ class Domain(Handle[_native.Domain]):
         has as many `blocks` as these need: 4 + 2 · 2 + 4 · 2 = 16. An existing topic must match the request, else `WrongTopic`
         is raised; options that are not given are not compared.
 
-        `device`, `kept`, `allow_peer` and `timeout` are as for `pool`.
+        `device`, `kept`, `allow_peer` and `timeout` are as for `pool`. With `stamps=False` the publishers of this object do not
+        stamp samples with the time: such samples have no `age`.
         """
         native = self._native.topic(
             name,
@@ -369,6 +371,7 @@ class Domain(Handle[_native.Domain]):
             None if device is None else _arrays.device_name(device),
             kept=kept,
             allow_peer=allow_peer,
+            stamps=stamps,
             timeout=timeout,
         )
         return Topic(self, native)
@@ -403,9 +406,22 @@ class Domain(Handle[_native.Domain]):
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self.exists(name)
 
-    def rm(self, name: str) -> int:
-        """Removes a name. Returns how many bytes stay allocated because segments of it are open."""
-        return self._native.remove(name)[1]
+    def rm(
+        self,
+        name: str,
+        *,
+        deadline: float | None = None,
+        then: Literal["wait", "stale", "evict"] | None = None,
+    ) -> int:
+        """Removes a name. Returns how many bytes stay allocated because segments of it are open.
+
+        With a `deadline` its readers have that many seconds to drop it: `Segment.wait_withdrawn` tells them. `then` says what
+        happens to those that are left. `"wait"`, the default: nothing. `"stale"`: they can take no other tensor of it, and
+        `Segment.check` raises `Withdrawn`; what they have stays valid. `"evict"`: they are evicted, except this process.
+        """
+        if then is not None and deadline is None:
+            raise ValueError("then= says what happens at a deadline: give deadline=, too")
+        return self._native.remove(name, deadline, then or "wait")[1]
 
     def close(self) -> None:
         """Withdraws the names that were committed through this domain, except `kept` ones.

@@ -37,7 +37,16 @@ class VersionNotFound(NameNotFound):
 
 
 class Withdrawn(NameNotFound):
-    """The publisher has withdrawn the name; open segments stay readable."""
+    """The name was withdrawn. Arrays that were taken before stay readable; after the deadline of a withdrawal with
+    `then="stale"` no other can be taken."""
+
+
+class BeingWithdrawn(Error, RuntimeError):
+    """The name is being withdrawn, and its readers have a deadline that cannot be changed."""
+
+
+class BadDeadline(Error, ValueError):
+    """The deadline of a withdrawal is more than a year away."""
 
 
 class NoSuchMember(Error, LookupError):
@@ -245,7 +254,7 @@ class WrongQueue(Error, ValueError):
 
 
 class QueueFull(TimeoutError):
-    """The queue had no room for the task in time."""
+    """The queue had no room for the task in time; the message counts the results that were not taken."""
 
 
 class OutputsFull(TimeoutError):
@@ -312,7 +321,7 @@ class SampleFailed(Error, ConnectionError):
     """The sample's publisher ended before a stream had completed it."""
 
 
-class Parted(Error, ConnectionError):
+class Detached(Error, ConnectionError):
     """The broker has detached this publisher or subscriber from the topic."""
 
 

@@ -3,7 +3,9 @@
 import asyncio
 import os
 import warnings
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar, cast
+
+from partywall._members import Withdrawal
 
 if TYPE_CHECKING:
     from partywall._domain import Domain
@@ -31,9 +33,24 @@ class Droppable(Closable, Protocol):
         """Releases the object without waiting."""
 
 
+class Withdrawable(Closable, Protocol):
+    """A compiled object with a name that can be withdrawn."""
+
+    @property
+    def name(self) -> str:
+        """The name."""
+
+    def wait_withdrawn(self, timeout: float | None) -> tuple[int, float, float, str] | None:
+        """Waits until the name is withdrawn."""
+
+    def check(self) -> None:
+        """Raises if it is stale."""
+
+
 E = TypeVar("E", bound=Endable)
 N = TypeVar("N", bound=Closable)
 I = TypeVar("I", bound=Droppable)
+W = TypeVar("W", bound=Withdrawable)
 
 
 class Held(Generic[E]):
@@ -79,6 +96,30 @@ class Connected(Handle[N], Generic[N]):
         """Closes it. Calling it again does nothing."""
         super().close()
         self._domain = None
+
+
+class Named(Connected[W], Generic[W]):
+    """A handle of an object with a name that can be withdrawn."""
+
+    @property
+    def name(self) -> str:
+        """The name."""
+        return self._native.name
+
+    def wait_withdrawn(self, timeout: float | None = None) -> Withdrawal | None:
+        """Waits up to `timeout` seconds, or for ever, until the name is removed or its owner ends.
+
+        A newer version does not end the wait. Returns the withdrawal if this process has a deadline to drop the object.
+        """
+        notice = self._native.wait_withdrawn(timeout)
+        if notice is None:
+            return None
+        pid, at, until, then = notice
+        return Withdrawal(pid, at, until, cast("Literal['wait', 'stale', 'evict']", then))
+
+    def check(self) -> None:
+        """Raises `Withdrawn` once the deadline of a withdrawal with `then="stale"` has passed."""
+        self._native.check()
 
 
 class Interruptible(Handle[I], Generic[I]):

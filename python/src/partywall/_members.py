@@ -58,3 +58,17 @@ class EvictedMember:
     """Whether SIGKILL was requested and sent, or why it could not be sent."""
     errno: int | None
     """The error number, if the kernel refused to send SIGKILL."""
+
+
+@dataclass(frozen=True)
+class Withdrawal:
+    """A withdrawal with a deadline."""
+
+    pid: int
+    """The process that withdrew the name."""
+    at: float
+    """When it did, in seconds since 1970."""
+    until: float
+    """Until when readers are to have dropped it, in seconds since 1970."""
+    then: Literal["wait", "stale", "evict"]
+    """What happens to readers that are left then."""

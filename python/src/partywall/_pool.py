@@ -2,15 +2,12 @@
 
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import Any, SupportsIndex
 
 from partywall import _native, _streams
 from partywall._arrays import Shape
 from partywall._exchange import Exported
-from partywall._handle import Connected, Held
-
-if TYPE_CHECKING:
-    from partywall._domain import Domain
+from partywall._handle import Held, Named
 
 
 @dataclass(frozen=True)
@@ -49,7 +46,7 @@ class PoolStats:
     """The number of threads, in all processes, that wait for a block."""
 
 
-class Pool(Connected[_native.Pool]):
+class Pool(Named[_native.Pool]):
     """A named set of equal blocks of memory, which any process can take and give back. `Domain.pool` returns one.
 
         with pool.alloc() as block:             # waits for a block, and gives it back
@@ -59,14 +56,6 @@ class Pool(Connected[_native.Pool]):
     process accepts it. Waiters are served in the order of their arrival. The blocks of a process that dies return to the
     pool. Threads may share a handle.
     """
-
-    def __init__(self, domain: "Domain", native: _native.Pool) -> None:
-        super().__init__(domain, native)
-
-    @property
-    def name(self) -> str:
-        """The name."""
-        return self._native.name
 
     @property
     def version(self) -> int:
@@ -145,9 +134,6 @@ class Block(Held[_native.Block], Exported):
     block hold it: the block returns to the pool when the last of them is dropped. On a GPU it returns once all work of this
     process on that GPU is done.
     """
-
-    def __init__(self, native: _native.Block) -> None:
-        super().__init__(native)
 
     @property
     def pool(self) -> str:

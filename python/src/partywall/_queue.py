@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from partywall import _arrays, _native, _streams
 from partywall._arrays import Shape
 from partywall._errors import Error, TimeoutError
-from partywall._handle import Connected
+from partywall._handle import Named
 from partywall._native import Attachment, ClaimedTask, SegmentPart, TaskResult, Ticket
 from partywall._pool import Block, Pool
 from partywall._segment import Segment
@@ -91,7 +91,7 @@ class Task:
     """Whether the task and its result are kept or cancelled when this process dies."""
 
 
-class Queue(Connected[_native.Queue]):
+class Queue(Named[_native.Queue]):
     """A named queue of tasks; `Domain.queue` returns one.
 
         ticket = queue.submit("sqrt", [numbers], output=numbers.nbytes)     # one process
@@ -113,11 +113,6 @@ class Queue(Connected[_native.Queue]):
         if hasattr(self, "_inputs"):
             self._inputs.close()
         super().close()
-
-    @property
-    def name(self) -> str:
-        """The name."""
-        return self._native.name
 
     @property
     def version(self) -> int:
@@ -161,7 +156,8 @@ class Queue(Connected[_native.Queue]):
         stream: Any = None,
         timeout: float | None = None,
     ) -> Ticket:
-        """Submits a task. Waits for room up to `timeout` seconds, or for ever; then raises `QueueFull`.
+        """Submits a task. Waits for a free place up to `timeout` seconds, or for ever; then raises `QueueFull`, which counts
+        the results that were not taken.
 
         `inputs` are blocks of the queue's `inputs`, which then belong to the task; parts of segments that were attached
         (`attach`); or arrays as `Domain.put` takes them, which are copied into such blocks. `output` is the number of bytes

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 from partywall import _arrays, _native
 from partywall._arrays import Shape
 from partywall._exchange import Tensors
-from partywall._handle import Connected, Interruptible
+from partywall._handle import Interruptible, Named
 
 if TYPE_CHECKING:
     from partywall._domain import Domain
 
 
-class Segment(Interruptible[_native.Segment], Connected[_native.Segment], Tensors):
+class Segment(Interruptible[_native.Segment], Named[_native.Segment], Tensors):
     """An open version of a name: a lease on it, and a mapping of names to its tensors, in place.
 
     `from_dlpack`, `memoryview` and similar functions also take a segment with one tensor. Closing the segment that committed
@@ -22,11 +22,6 @@ class Segment(Interruptible[_native.Segment], Connected[_native.Segment], Tensor
     def __init__(self, domain: "Domain", native: _native.Segment) -> None:
         self._socket = domain.socket
         super().__init__(domain, native)
-
-    @property
-    def name(self) -> str:
-        """The name."""
-        return self._native.name
 
     @property
     def version(self) -> int:
@@ -97,13 +92,6 @@ class Segment(Interruptible[_native.Segment], Connected[_native.Segment], Tensor
         Raises `CannotGrow` if no process can grow it any more.
         """
         self._native.wait_growth(timeout)
-
-    def wait_withdrawn(self, timeout: float | None = None) -> None:
-        """Waits up to `timeout` seconds, or for ever, until the name is removed or its owner ends.
-
-        A newer version does not end the wait.
-        """
-        self._native.wait_withdrawn(timeout)
 
     def pin(self, device: Any = "cuda") -> "Pinned":
         """Registers host memory with CUDA until the returned object is closed, so that a GPU can copy it asynchronously.

@@ -131,9 +131,6 @@ def permits(number: SupportsIndex) -> int:
 class Permit(Held[_native.Permit]):
     """A permit of a semaphore. Give it back with `release`, `release_on` or the end of its `with`."""
 
-    def __init__(self, native: _native.Permit) -> None:
-        super().__init__(native)
-
     @property
     def held(self) -> bool:
         """Whether the permit must still be given back."""

@@ -3,15 +3,12 @@
 import asyncio
 import builtins
 import operator
-from typing import TYPE_CHECKING, Any, SupportsIndex, overload
+from typing import Any, SupportsIndex, overload
 
 from partywall import _native, _streams
 from partywall._arrays import device_name
 from partywall._handle import Connected, Handle, readable
 from partywall._native import LimitedWait
-
-if TYPE_CHECKING:
-    from partywall._domain import Domain
 
 
 class Timeline(Connected[_native.Timeline]):
@@ -26,9 +23,6 @@ class Timeline(Connected[_native.Timeline]):
     stream of torch, else of cupy. `device` is the stream's GPU if the stream does not name it; by default the current one of
     torch or cupy.
     """
-
-    def __init__(self, domain: "Domain", native: _native.Timeline) -> None:
-        super().__init__(domain, native)
 
     @property
     def name(self) -> str:
@@ -181,9 +175,6 @@ class Timeline(Connected[_native.Timeline]):
 
 class TimelineEvent(Handle[_native.TimelineEvent]):
     """A file descriptor for one value; `Timeline.event` returns one. Poll it for reading, but do not read from it."""
-
-    def __init__(self, native: _native.TimelineEvent) -> None:
-        super().__init__(native)
 
     def fileno(self) -> int:
         """Returns the descriptor, which this object owns."""

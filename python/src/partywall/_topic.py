@@ -11,7 +11,7 @@ from partywall import _arrays, _native, _streams
 from partywall._arrays import Shape
 from partywall._errors import Closed, TopicIdle
 from partywall._exchange import OneTensor
-from partywall._handle import Connected, Handle, readable
+from partywall._handle import Handle, Named, readable
 from partywall._native import Sample
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class SubscriberStats:
     """The ages of the samples that it has received."""
 
 
-class Topic(Connected[_native.Topic]):
+class Topic(Named[_native.Topic]):
     """A named stream of samples from its publishers to its subscribers; `Domain.topic` returns one.
 
         publisher, subscriber = topic.publisher(), topic.subscriber()
@@ -91,11 +91,6 @@ class Topic(Connected[_native.Topic]):
     def __init__(self, domain: "Domain", native: _native.Topic) -> None:
         self._socket = domain.socket
         super().__init__(domain, native)
-
-    @property
-    def name(self) -> str:
-        """The name."""
-        return self._native.name
 
     @property
     def version(self) -> int:

@@ -2,20 +2,27 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from partywall import _native
 from partywall._handle import Connected
-
-if TYPE_CHECKING:
-    from partywall._domain import Domain
 
 
 @dataclass(frozen=True)
 class Event:
     """Something that happened to a name."""
 
-    event: Literal["created", "committed", "withdrawn", "owner_died", "owner_faulted", "reclaimed", "missed"]
+    event: Literal[
+        "created",
+        "committed",
+        "withdrawn",
+        "deadline_set",
+        "deadline_passed",
+        "owner_died",
+        "owner_faulted",
+        "reclaimed",
+        "missed",
+    ]
     """What happened.
 
     `missed` means that the broker has discarded events. A program that keeps a list of names then lists the names again.
@@ -46,9 +53,6 @@ class Watch(Connected[_native.Watch]):
 
     A broker keeps one mebibyte of events. A watch that falls further behind receives `missed`; otherwise none is lost.
     """
-
-    def __init__(self, domain: "Domain", native: _native.Watch) -> None:
-        super().__init__(domain, native)
 
     @property
     def pattern(self) -> str:

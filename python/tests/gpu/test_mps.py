@@ -21,7 +21,7 @@ CLIENT = """
 import torch
 with pw.connect(socket=sys.argv[1], mps=True) as d:
     with d.put("x", torch.ones(8, device="cuda")):
-        say(next(member.mps for member in d.members()))
+        say(next(member.mps for member in d.ps()))
         told()
 """
 

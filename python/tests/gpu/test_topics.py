@@ -65,7 +65,7 @@ def test_samples_are_read_after_they_are_written(frames, child, socket, order, h
             else:
                 with publisher.loan(BYTES, torch.uint8) as out:
                     torch.from_dlpack(out).fill_(n)
-        assert not torch.cuda.current_stream().query(), "nobody has waited for it"
+        assert not torch.cuda.current_stream().query(), "no process has waited for it"
         assert reader.says() == "enqueued"
         assert reader.says() == f"{BYTES} {2 * BYTES} {3 * BYTES}"
         assert reader.says() == "valid"

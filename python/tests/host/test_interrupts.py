@@ -44,6 +44,10 @@ WAITS: dict[str, tuple[Callable[[pw.Domain], object], Callable[[pw.Domain, objec
     "send": (full, lambda d, ends: ends[0].send(b"2")),
     "growth": (growing, lambda d, log: log.wait_growth()),
     "withdrawal": (growing, lambda d, log: log.wait_withdrawn()),
+    "withdrawal of a pool": (
+        lambda d: d.pool("p", blocks=1, block_bytes=8, device="host"),
+        lambda d, pool: pool.wait_withdrawn(),
+    ),
     "event": (lambda d: d.watch("never"), lambda d, watch: watch.next()),
 }
 

@@ -109,17 +109,35 @@ def test_daemon_that_is_named_already_is_used(control, child):
     subprocess.run([PROGRAM, "--socket", control + ".other", "stop", "--force"], capture_output=True, check=True)
 
 
-def test_refusals_say_why(control, monkeypatch):
-    with pytest.raises(pw.NotUnderMps, match="no MPS daemon listens at .*test.mps/pipe") as raised:
-        pw.connect(socket=control, start=False, mps=True)
-    assert raised.value.anchor == "mps-no-daemon" and "partywall run --mps" in raised.value.advice
-    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/nonexistent")
-    with pytest.raises(pw.NotUnderMps, match="no MPS daemon listens at /nonexistent"):
-        pw.connect(socket=control, mps=True)
-    assert os.environ["CUDA_MPS_PIPE_DIRECTORY"] == "/nonexistent"
-    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY")
-    monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(pw.NotUnderMps, match="there is no such program on PATH"):
-        pw.connect(socket=control, mps=True)
-    assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
+REFUSED = """
+import os
+def refused(**options):
+    try:
+        pw.connect(socket=sys.argv[1], mps=True, **options)
+    except pw.NotUnderMps as error:
+        return error
+error = refused(start=False)
+say(error)
+say(error.anchor)
+say(error.advice)
+os.environ["CUDA_MPS_PIPE_DIRECTORY"] = "/nonexistent"
+say(refused())
+say(os.environ.pop("CUDA_MPS_PIPE_DIRECTORY"))
+os.environ["PATH"] = "/nonexistent"
+say(refused())
+say("CUDA_MPS_PIPE_DIRECTORY" in os.environ)
+"""
+
+
+def test_refusals_say_why(control, child):
+    # In a child, because no process whose earlier tests used a GPU becomes a client any more.
+    refused = child(REFUSED, control)
+    assert "no MPS daemon listens at" in (said := refused.says()) and "test.mps/pipe" in said
+    assert refused.says() == "mps-no-daemon"
+    assert "partywall run --mps" in refused.says()
+    assert "no MPS daemon listens at /nonexistent" in refused.says()
+    assert refused.says() == "/nonexistent"
+    assert "there is no such program on PATH" in refused.says()
+    assert refused.says() == "False"
+    assert refused.end() == 0
     assert not Path(control.removesuffix(".sock") + ".mps").exists()

@@ -250,6 +250,22 @@ def test_several_tasks_are_claimed_and_submitted_at_once(queue):
     assert [ticket.status for ticket in full.value.submitted] == ["pending"]
 
 
+def test_unread_results_are_named_by_both_sides(domain):
+    with domain.queue("narrow", tasks=3, outputs=(1, 4), device="host") as queue:
+        tickets = [queue.submit("fill", output=4, timeout=0)]
+        queue.claim(0).complete()
+        tickets += [queue.submit("fill", output=4, timeout=0) for _ in range(2)]
+        with pytest.raises(pw.QueueFull, match="1 place holds a result that was not taken; no output block is free"):
+            queue.submit("fill", output=4, timeout=0)
+        with pytest.raises(pw.OutputsFull, match="1 of 1 hold"):
+            queue.claim(0)
+        with pytest.raises(pw.TimeoutError, match="pending, and no output block is free"):
+            tickets[1].result(timeout=0)
+        tickets[0].result().release()
+        queue.claim(0).complete()
+        tickets[1].result().release()
+
+
 def test_pending_task_is_cancelled_and_full_queue_refuses(queue):
     tickets = [submit(queue), submit(queue), queue.submit("third")]
     block = queue.inputs.alloc(0)
@@ -546,7 +562,7 @@ def test_threads_do_not_share_an_iteration(queue):
     claimed[0].complete()
     second = submit(queue)
     with next(tasks) as task:
-        assert task.task == second.task, "nobody has a task of the iteration any more"
+        assert task.task == second.task, "no variable has a task of the iteration any more"
 
 
 def test_threads_do_not_wait_in_one_iteration(queue):

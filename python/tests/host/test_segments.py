@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from multiprocessing.connection import Connection
 
@@ -409,3 +410,68 @@ def test_the_doctor_tells_what_works(socket):
     assert found["host memory"].outcome == "ok", found["host memory"]
     assert str(found["kernel"]).startswith("kernel: ")
     assert PROGRAM.exists()
+
+
+@pytest.mark.parametrize("kind", ["pool", "topic", "queue"])
+def test_users_of_withdrawn_pools_topics_and_queues_have_until_the_deadline(domain, kind):
+    made = {
+        "pool": lambda: domain.pool("x", blocks=1, block_bytes=8, device="host"),
+        "topic": lambda: domain.topic("x", max_bytes=8, device="host"),
+        "queue": lambda: domain.queue("x", tasks=1, inputs=(1, 8), outputs=(1, 8), device="host"),
+    }[kind]()
+    use = {"pool": lambda: made.alloc(0), "topic": lambda: made.publisher(), "queue": lambda: made.submit("t")}[kind]
+    with made:
+        made.check()
+        with pytest.raises(TimeoutError, match="was not withdrawn"):
+            made.wait_withdrawn(0)
+        domain.rm("x", deadline=0, then="stale")
+        withdrawal = made.wait_withdrawn(WATCHDOG)
+        assert (withdrawal.pid, withdrawal.then) == (os.getpid(), "stale")
+        end = time.monotonic() + WATCHDOG
+        with pytest.raises(pw.Withdrawn, match="was withdrawn by pid"):
+            while time.monotonic() < end:
+                made.check()
+                time.sleep(0.01)
+        with pytest.raises(pw.Withdrawn):
+            use()
+    for call in (made.check, made.wait_withdrawn):
+        with pytest.raises(pw.Closed):
+            call()
+
+
+def test_close_ends_a_wait_for_a_withdrawal(domain):
+    made = domain.topic("x", max_bytes=8, device="host")
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(made.wait_withdrawn)
+        made.close()
+        with pytest.raises(pw.Closed):
+            waiting.result(WATCHDOG)
+
+
+def test_readers_of_a_withdrawn_name_have_until_the_deadline(domain):
+    with domain.put("x", b"abc", kept=True) as segment:
+        (tensor,) = segment
+        array = np.asarray(segment[tensor])
+        with pytest.raises(ValueError, match="give deadline="):
+            domain.rm("x", then="stale")
+        for wrong in (-1, float("nan"), float("inf")):
+            with pytest.raises(ValueError, match="a number of seconds"):
+                domain.rm("x", deadline=wrong)
+        with pytest.raises(ValueError, match="then is"):
+            domain.rm("x", deadline=1, then="die")
+        with pytest.raises(pw.BadDeadline):
+            domain.rm("x", deadline=1e9)
+        assert domain.rm("x", deadline=0, then="stale") > 0
+        withdrawal = segment.wait_withdrawn(WATCHDOG)
+        assert (withdrawal.pid, withdrawal.then) == (os.getpid(), "stale")
+        assert withdrawal.at <= withdrawal.until
+        end = time.monotonic() + WATCHDOG
+        with pytest.raises(pw.Withdrawn, match="was withdrawn by pid"):
+            while time.monotonic() < end:
+                segment.check()
+                time.sleep(0.01)
+        with pytest.raises(pw.Withdrawn):
+            segment[tensor]
+        assert array.tobytes() == b"abc", "what was taken before stays"
+        with pytest.raises(pw.BeingWithdrawn):
+            domain.rm("x")

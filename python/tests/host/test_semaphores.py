@@ -65,7 +65,7 @@ def test_a_permit_is_given_back_once(semaphore):
     with pytest.raises(RuntimeError, match="is not held") as raised:
         permit.release()
     assert isinstance(raised.value, pw.NotHeld) and raised.value.anchor == "not-held"
-    # What has happened inside of it counts.
+    # A release inside the block counts.
     with semaphore.acquire() as permit:
         permit.release()
     assert semaphore.available == 1

@@ -81,6 +81,30 @@ def test_ages_count_from_the_publication_of_each_sample(frames):
         assert ages.count == 3 and 0.02 <= ages.p50 <= ages.p99 <= ages.max <= time.monotonic() - start
 
 
+def test_the_age_of_a_sample_counts_from_its_publication(frames):
+    with frames.publisher() as publisher, frames.subscriber() as subscriber:
+        start = time.monotonic()
+        publisher.send(b"x")
+        time.sleep(0.02)
+        with subscriber.recv(0) as sample:
+            first, second = sample.age, sample.age
+            assert 0.02 <= first <= second <= time.monotonic() - start
+        with pytest.raises(pw.Closed):
+            _ = sample.age
+
+
+def test_a_sample_without_a_stamp_has_no_age(domain, frames):
+    with (
+        domain.topic("frames", stamps=False) as silent,
+        silent.publisher() as publisher,
+        frames.subscriber() as subscriber,
+    ):
+        publisher.send(b"x")
+        with subscriber.recv(0) as sample:
+            assert sample.age is None
+        assert subscriber.stats().ages.count == 0
+
+
 def test_a_sample_is_read_in_place_and_only_read(frames):
     with frames.publisher() as publisher, frames.subscriber() as subscriber:
         assert publisher.send(np.arange(4, dtype=np.float64)) == 0

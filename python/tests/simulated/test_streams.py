@@ -91,7 +91,7 @@ def test_published_memory_is_held_until_the_name_is_withdrawn(domain):
     assert (published.kind, published["whole"].data_ptr) == ("legacy", published["again"].data_ptr)
     view = published["whole"]
     published.close()
-    # Somebody still looks at it.
+    # Another reference still uses it.
     assert tensor.released == 0 and [name.name for name in domain.ls()] == ["x"]
     del view
     assert pw._native.flush(WATCHDOG)
@@ -138,7 +138,7 @@ def test_ctrl_c_ends_a_wait_for_the_gpu(socket, child, wait):
             build, segment = d.create("x", 9, "uint8"), d.put("z", b"123456789", "cuda")
             host, timeline = d.put("host", b"123"), d.timeline("t", writer=True)
             pin = host.pin()
-            # Nothing runs in memory of which nobody has asked for a tensor, and nobody waits for it.
+            # No work can use memory of which no tensor was requested, so closing does not wait for it.
             tensors = build.tensor, segment.tensor
             del tensors
             driver.use()

@@ -11,7 +11,7 @@ use partywall_measure::{Comparison, Failure, Plan, Report};
 #[derive(Debug)]
 pub(crate) struct Bench {
     pub(crate) quick: bool,
-    /// Whether rivals are measured too.
+    /// True if rivals are measured too.
     pub(crate) peers: bool,
     pub(crate) report: Report,
 }

@@ -12,6 +12,8 @@ use std::{
 
 use partywall::Domain;
 use partywall_measure::Failure;
+use partywall_os::process;
+use rustix::process::Signal;
 use tempfile::TempDir;
 
 /// How long the broker may take to start, and to end.
@@ -20,7 +22,11 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// A running `partywall serve`. Dropping it kills it.
 #[derive(Debug)]
 pub(crate) struct Broker {
+    /// Its supervisor.
     child: Child,
+    binary: PathBuf,
+    /// The pid of its worker.
+    worker: u32,
     socket: PathBuf,
     directory: TempDir,
 }
@@ -41,10 +47,10 @@ impl Broker {
             .stderr(File::create(directory.path().join("stderr"))?)
             .spawn()
             .map_err(|error| format!("{}: {error}", binary.display()))?;
-        let mut broker = Self { child, socket, directory };
+        let mut broker = Self { child, binary, worker: 0, socket, directory };
         broker.await_start().map_err(|why| {
             let said = fs::read_to_string(broker.directory.path().join("stderr")).unwrap_or_default();
-            format!("{} serve {why}: {}", binary.display(), said.trim())
+            format!("{} serve {why}: {}", broker.binary.display(), said.trim())
         })?;
         Ok(broker)
     }
@@ -55,16 +61,27 @@ impl Broker {
             if let Ok(Some(status)) = self.child.try_wait() {
                 return Err(format!("ended at once ({status})"));
             }
-            match self.connect() {
-                Ok(_) => return Ok(()),
+            match self.connect().and_then(|domain| Ok(domain.status()?.pid)) {
+                Ok(worker) => {
+                    self.worker = worker;
+                    return Ok(());
+                }
                 Err(error) if Instant::now() > deadline => return Err(format!("does not answer ({error})")),
                 Err(_) => thread::sleep(Duration::from_millis(2)),
             }
         }
     }
 
+    /// Returns the pid of the process that serves.
     pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
+        self.worker
+    }
+
+    /// Returns a command of the same program that uses this broker.
+    pub(crate) fn command(&self, subcommand: &str) -> Command {
+        let mut command = Command::new(&self.binary);
+        command.arg(subcommand).arg("--socket").arg(&self.socket).stdin(Stdio::null());
+        command
     }
 
     pub(crate) fn socket(&self) -> &Path {
@@ -92,8 +109,11 @@ impl Broker {
 
 impl Drop for Broker {
     fn drop(&mut self) {
-        // After `stop` there is nothing to kill. Without `stop`, a subject has failed, and its failure was reported.
-        let _ = self.child.kill();
+        // After `stop` there is nothing to end. Without `stop`, a subject has failed, and its failure was reported. The
+        // supervisor passes the signal on to its worker, which a kill would leave alone.
+        if let Ok(None) = self.child.try_wait() {
+            let _ = process::pidfd(self.child.id()).and_then(|pidfd| process::kill(pidfd, Signal::TERM));
+        }
         let _ = self.child.wait();
     }
 }

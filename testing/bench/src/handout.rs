@@ -23,8 +23,13 @@ struct Client {
 pub(crate) fn chunks(path: &Path, name: &str, simulated: bool) -> Result<Vec<(u64, OwnedFd)>, Failure> {
     let mut client =
         Client { call: socket::connect(path)?, frames: FrameReader::new(MAX_MESSAGE), fds: VecDeque::new() };
-    let hello =
-        ClientHello { command: "partywall-bench without the library".into(), operator: false, simulated, resume: None };
+    let hello = ClientHello {
+        command: "partywall-bench without the library".into(),
+        operator: false,
+        simulated,
+        resume: None,
+        attempt: 0,
+    };
     let hello = handshake::encode(&Speaker::new(partywall::VERSION), &hello, 1)?;
     let welcome = client.exchange(&hello, Some(process::own_pidfd()?))?;
     handshake::decode(&welcome.body)?.decode::<BrokerHello>()?.outcome.map_err(|refusal| format!("{refusal:?}"))?;

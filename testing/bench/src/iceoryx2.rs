@@ -27,9 +27,9 @@ pub(crate) struct Iceoryx2 {
 /// How its two processes exchange messages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Mode {
-    /// Both poll for messages.
+    /// Both sides poll for messages.
     Look,
-    /// Both wait for messages, in turn.
+    /// Both sides wait for messages, in turn.
     Exchange,
     /// One of them sleeps.
     Wake,

@@ -29,7 +29,7 @@ impl Mps {
         let mut command = role::command(role::MPS, [directory.path()])?;
         // In a process group of its own: if the benchmark is interrupted, this process survives and ends the daemon.
         let mut keeper = Process::start(command.process_group(0))?;
-        keeper.hear()?;
+        keeper.receive()?;
         Ok(Self { _keeper: keeper, directory })
     }
 
@@ -43,8 +43,8 @@ impl Mps {
 pub(crate) fn keep(directory: PathBuf) -> Result<(), Failure> {
     let mut line = Line::of_this_process_that_ends_itself()?;
     let until = || {
-        line.tell("started").map_err(|error| error.to_string())?;
-        line.hear(None).map(drop).map_err(|error| error.to_string())
+        line.send("started").map_err(|error| error.to_string())?;
+        line.receive(None).map(drop).map_err(|error| error.to_string())
     };
     mps::keep(&pipes(directory.clone()), &directory.join("log"), until)?;
     Ok(())

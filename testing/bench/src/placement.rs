@@ -16,7 +16,7 @@ pub(crate) enum Placement {
     OneProcessor,
     /// This thread on one processor, its peers on another, which includes the cost of waking a processor.
     TwoProcessors,
-    /// On any processors, as the scheduler decides.
+    /// Any processors, as the scheduler decides.
     Free,
 }
 

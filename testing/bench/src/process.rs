@@ -54,19 +54,19 @@ impl Process {
         self.pidfd.as_fd()
     }
 
-    pub(crate) fn tell(&self, text: impl Display) -> Result<(), Failure> {
-        self.line.as_ref().ok_or("the process was ended")?.tell(text)
+    pub(crate) fn send(&self, text: impl Display) -> Result<(), Failure> {
+        self.line.as_ref().ok_or("the process was ended")?.send(text)
     }
 
     /// Sends a line of text and a file descriptor.
-    pub(crate) fn give(&self, text: impl Display, fd: impl AsFd) -> Result<(), Failure> {
-        self.line.as_ref().ok_or("the process was ended")?.send(text, &[fd.as_fd()])
+    pub(crate) fn send_with(&self, text: impl Display, fd: impl AsFd) -> Result<(), Failure> {
+        self.line.as_ref().ok_or("the process was ended")?.send_with(text, &[fd.as_fd()])
     }
 
     /// Returns its next message.
-    pub(crate) fn hear(&mut self) -> Result<String, Failure> {
-        let heard = self.line.as_mut().ok_or("the process was ended")?.hear(Some(TIMEOUT));
-        match heard {
+    pub(crate) fn receive(&mut self) -> Result<String, Failure> {
+        let received = self.line.as_mut().ok_or("the process was ended")?.receive(Some(TIMEOUT));
+        match received {
             Ok(Some(text)) => Ok(text),
             Ok(None) => Err(format!("process {} has ended: {}", self.pid(), self.finish()?).into()),
             Err(error) => Err(format!("process {}: {error}", self.pid()).into()),
@@ -113,7 +113,8 @@ impl Line {
         Ok(Self::new(std::io::stdin().as_fd().try_clone_to_owned()?))
     }
 
-    /// As [`Line::of_this_process`], but the process is not killed: it has to clean up when the other end is closed.
+    /// Returns the line of this process as [`Line::of_this_process`] does, for a process that is not killed: it has to clean up
+    /// when the other end is closed.
     pub(crate) fn of_this_process_that_ends_itself() -> Result<Self, Failure> {
         Ok(Self::new(std::io::stdin().as_fd().try_clone_to_owned()?))
     }
@@ -122,17 +123,20 @@ impl Line {
         Self { socket, unread: Vec::new(), fds: VecDeque::new() }
     }
 
-    pub(crate) fn tell(&self, text: impl Display) -> Result<(), Failure> {
-        self.send(text, &[])
+    pub(crate) fn send(&self, text: impl Display) -> Result<(), Failure> {
+        self.send_with(text, &[])
     }
 
-    fn send(&self, text: impl Display, mut fds: &[BorrowedFd<'_>]) -> Result<(), Failure> {
+    fn send_with(&self, text: impl Display, mut fds: &[BorrowedFd<'_>]) -> Result<(), Failure> {
         let text = format!("{text}\n");
         let mut left = text.as_bytes();
         let deadline = Instant::now() + TIMEOUT;
         while !left.is_empty() {
             match socket::send(&self.socket, left, fds) {
-                Ok(sent) => (left, fds) = (&left[sent..], &[]),
+                Ok(sent) => {
+                    left = &left[sent..];
+                    fds = &[];
+                }
                 Err(Errno::AGAIN) if socket::wait(&self.socket, Ready::Write, Some(deadline))? => {}
                 Err(errno) => return Err(errno.into()),
             }
@@ -141,7 +145,7 @@ impl Line {
     }
 
     /// Returns the next line of text, or `None` if the other end is closed. Without a limit it waits for ever.
-    pub(crate) fn hear(&mut self, limit: Option<Duration>) -> Result<Option<String>, Failure> {
+    pub(crate) fn receive(&mut self, limit: Option<Duration>) -> Result<Option<String>, Failure> {
         let deadline = limit.map(|limit| Instant::now() + limit);
         loop {
             if let Some(end) = self.unread.iter().position(|byte| *byte == b'\n') {

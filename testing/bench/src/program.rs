@@ -81,7 +81,7 @@ impl Program {
         self.sampler_of("", block)
     }
 
-    /// As [`Program::sampler`], of one of several things that it measures.
+    /// Returns a sampler as [`Program::sampler`] does, of one of several things that the program measures.
     pub(crate) fn sampler_of<'a>(&'a mut self, what: &'a str, block: usize) -> Sampler<'a> {
         self.taken.clear();
         Box::new(move || self.sample_of(what, block))

@@ -100,7 +100,7 @@ impl<'a> Programs<'a> {
         Self::await_rival(bench, self.spawn(program, arguments))
     }
 
-    /// As [`start_rival`](Self::start_rival), for a rival that was spawned before.
+    /// Waits for a rival as [`start_rival`](Self::start_rival) does; it was spawned before.
     pub(crate) fn await_rival(bench: &mut Bench, spawned: Result<Program, Failure>) -> Option<Program> {
         let ready = spawned.and_then(|mut rival| {
             rival.await_ready()?;

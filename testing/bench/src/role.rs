@@ -42,7 +42,7 @@ pub(crate) const WORKER: &str = "worker";
 /// Takes blocks and gives them back: `SOCKET WORKERS`.
 pub(crate) const ALLOCATOR: &str = "allocator";
 
-/// Completes the tasks of a queue: `SOCKET NAME`.
+/// Completes the tasks of a queue, with the square root of the argument as the output: `SOCKET NAME`.
 pub(crate) const TASK_WORKER: &str = "task-worker";
 
 /// Opens and reads a segment each time that it is asked to: `SOCKET NAME`.
@@ -130,7 +130,8 @@ fn gpu_segment(
     let domain = connect(socket)?;
     let name = text(name)?;
     let gpu = text(gpu)?.parse::<DeviceUuid>()?;
-    let (tensors, bytes): (usize, u64) = (parse(tensors)?, parse(bytes)?);
+    let tensors: usize = parse(tensors)?;
+    let bytes: u64 = parse(bytes)?;
     let tensor = |index: usize| format!("tensor.{index}");
     let builder = domain.create(name, Place::Gpu(gpu)).kept(true);
     let builder = (0..tensors).fold(builder, |builder, index| builder.tensor(&tensor(index), DType::U8, &[bytes]));

@@ -92,8 +92,8 @@ fn kept(domain: &Domain) -> Vec<String> {
 
 fn bystander(socket: &Path, directory: PathBuf) -> Result<(), String> {
     let setting = setting("bystander", socket, directory, Before::Kernels)?;
-    let (segments, _pool, _timeline) = operations::hold(&setting.domain).map_err(|error| tell(&error).text)?;
-    let holdings = || holdings(&setting.domain).map_err(|error| tell(&error).text);
+    let (segments, _pool, _timeline) = operations::hold(&setting.domain).map_err(|error| reported(&error).text)?;
+    let holdings = || holdings(&setting.domain).map_err(|error| reported(&error).text);
     say(&holdings()?);
     for line in std::io::stdin().lock().lines() {
         let order = line.map_err(|error| error.to_string())?;
@@ -115,7 +115,7 @@ fn holdings(domain: &Domain) -> Result<Holdings, Error> {
 }
 
 fn setting(name: &str, socket: &Path, directory: PathBuf, before: Before) -> Result<Setting, String> {
-    let domain = Domain::options().socket(socket).start(false).connect().map_err(|error| tell(&error).text)?;
+    let domain = Domain::options().socket(socket).start(false).connect().map_err(|error| reported(&error).text)?;
     let prepare = || match before {
         Before::Nothing => Ok(()),
         Before::Gpu => domain.gpu(operations::FIRST_GPU).map(drop),
@@ -130,7 +130,7 @@ fn setting(name: &str, socket: &Path, directory: PathBuf, before: Before) -> Res
             })
         }
     };
-    prepare().map_err(|error| tell(&error).text)?;
+    prepare().map_err(|error| reported(&error).text)?;
     let name = format!("{}/{}", name.replace(' ', "-"), std::process::id());
     Ok(Setting { domain, name, directory })
 }
@@ -141,7 +141,7 @@ fn attempt(operation: &Operation, setting: &Setting) -> Result<(), ReportedError
 
 fn caught(run: impl FnOnce() -> operations::Outcome) -> Result<(), ReportedError> {
     match catch_unwind(AssertUnwindSafe(run)) {
-        Ok(outcome) => outcome.map_err(|error| tell(&error)),
+        Ok(outcome) => outcome.map_err(|error| reported(&error)),
         Err(panic) => {
             let text = panic.downcast_ref::<String>().cloned();
             let text = text.or_else(|| panic.downcast_ref::<&str>().map(|&text| text.to_owned()));
@@ -150,7 +150,7 @@ fn caught(run: impl FnOnce() -> operations::Outcome) -> Result<(), ReportedError
     }
 }
 
-fn tell(error: &Error) -> ReportedError {
+fn reported(error: &Error) -> ReportedError {
     let mut text = error.to_string();
     let mut source = std::error::Error::source(error);
     while let Some(cause) = source {

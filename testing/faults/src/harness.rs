@@ -136,7 +136,7 @@ impl World {
             Err(error) => check_error(operation.name, function, &error).map(|()| true)?,
             Ok(()) if kept.iter().any(|text| text.contains(function) && text.contains(FAULT_NAME)) => true,
             Ok(()) if operations::MAY_GO_UNNOTICED.iter().any(|(name, _)| *name == function) => false,
-            Ok(()) => return Err("nobody noticed".to_owned()),
+            Ok(()) => return Err("the failure went unnoticed".to_owned()),
         };
         self.check_rest(operation)?;
         Ok(reported)

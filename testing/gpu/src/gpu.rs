@@ -31,7 +31,7 @@ pub(crate) struct GpuFacts {
     pub(crate) count: usize,
     /// The version of the kernel driver, or `unknown`.
     pub(crate) driver: String,
-    /// Whether the driver is simulated.
+    /// True if the driver is simulated.
     pub(crate) simulated: bool,
 }
 

@@ -9,6 +9,7 @@
 //! | [`ledger`] | what the processes of a test left behind in the simulated driver |
 //! | [`ending`] | the wait for connections that end on other threads |
 //! | [`raw`] | the driver's raw entry points |
+//! | [`vulkan`] | imports and commands of Vulkan |
 //!
 //! A test that crashes or hangs in the driver, or breaks its context, ends only its own process. Without a GPU all
 //! tests are *skipped*, with the reason, and never *passed*.
@@ -22,6 +23,7 @@ mod ledger;
 mod raw;
 mod runner;
 mod tests;
+mod vulkan;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -94,7 +94,7 @@ pub(crate) const CAPTURE_GLOBAL: u32 = 0;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`
 pub(crate) const CAPTURE_RELAXED: u32 = 2;
 
-/// What the driver answered to a call.
+/// The driver's answer to a call.
 #[must_use]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Answer {
@@ -103,7 +103,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// An error unless the call succeeded: for the steps that lead to what a fact asks.
+    /// Returns an error unless the call succeeded, for the steps that prepare the question of a fact.
     pub(crate) fn ok(self) -> Result<(), String> {
         if self.code.is_success() { Ok(()) } else { Err(format!("{self}, on the way to the fact")) }
     }
@@ -308,10 +308,19 @@ impl Words {
 
     /// Maps all of `file`, for reading only if not `writable`.
     pub(crate) fn map(file: impl AsFd, writable: bool) -> Result<Self, String> {
-        let bytes = rustix::fs::fstat(&file).map_err(|error| error.to_string())?.st_size as usize;
         let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        Self::map_as(file, protection, MapFlags::SHARED)
+    }
+
+    /// Maps all of `file` so that what is written to the mapping stays there.
+    pub(crate) fn map_private(file: impl AsFd) -> Result<Self, String> {
+        Self::map_as(file, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
+    }
+
+    fn map_as(file: impl AsFd, protection: ProtFlags, flags: MapFlags) -> Result<Self, String> {
+        let bytes = rustix::fs::fstat(&file).map_err(|error| error.to_string())?.st_size as usize;
         // SAFETY: a new mapping at an address that the kernel chooses.
-        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, file, 0) }
+        let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, flags, file, 0) }
             .map_err(|error| error.to_string())?;
         let base = NonNull::new(base.cast()).ok_or("mmap returned null")?;
         Ok(Self { base, count: bytes / 8 })

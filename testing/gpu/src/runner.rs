@@ -14,6 +14,7 @@ use crate::child::{self, End, Finished};
 use crate::gpu::{self, Found, GpuFacts};
 use crate::ledger::{self, Ledger};
 use crate::tests::{self, Test};
+use crate::vulkan::show_driver;
 
 /// The option that makes this program run one test in its child process.
 pub(crate) const RUN_ONE: &str = "--run";
@@ -160,6 +161,7 @@ fn ourselves(arguments: &[&str]) -> Command {
     // The link works even if the file was replaced meanwhile, unlike its path.
     let mut command = Command::new("/proc/self/exe");
     command.args(arguments);
+    show_driver(&mut command);
     command
 }
 
@@ -212,7 +214,7 @@ struct Results {
     gpu: Option<String>,
     gpus: usize,
     driver: Option<String>,
-    /// Whether the driver is simulated, so that the results prove nothing about a GPU.
+    /// True if the driver is simulated, so that the results prove nothing about a GPU.
     simulated: bool,
     date: String,
     kernel: String,

@@ -28,7 +28,7 @@ pub use process::{Output, Running, pidfd_of};
 pub use rustix::process::Signal;
 pub use sandbox::{Sandbox, binary, simulated_driver};
 pub use terminal::Terminal;
-pub use world::{ROLE, World, linger, next_order, say, simulated};
+pub use world::{ROLE, World, cut_connections, linger, next_order, say, simulated};
 
 /// The time after which a test counts as hanging.
 pub const WATCHDOG: Duration = Duration::from_secs(120);

@@ -14,8 +14,11 @@ use partywall_os::{process, socket};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::place::device;
-use crate::process::{Output, Running};
+use crate::{
+    WATCHDOG,
+    place::device,
+    process::{Output, Running, pidfd_of},
+};
 
 /// A temporary directory, mode 0700, with a domain in it. Programs that are started through it see no other domain.
 #[derive(Debug)]
@@ -95,6 +98,8 @@ impl Sandbox {
         command.env("XDG_RUNTIME_DIR", self.path().join("run"));
         command.env("XDG_STATE_HOME", self.path().join("state"));
         command.env("HOME", self.path().join("home"));
+        // What a program leaves there by intent, as a lab its history, goes with the sandbox.
+        command.env("TMPDIR", self.path());
         if let Some(gpus) = self.gpus {
             command.env("PARTYWALL_LIBCUDA", simulated_driver()).env("SIMCUDA_DEVICES", gpus.to_string());
         }
@@ -135,6 +140,24 @@ impl Sandbox {
         let started = self.run(["serve", "--background"]);
         assert!(matches!(started.code, Some(0 | 5)), "{started:?}");
         self.json(["status"])["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).expect("a pid")
+    }
+
+    /// Kills the running broker for good: its supervisor, which would restart it, and then its worker.
+    ///
+    /// # Panics
+    /// If it does not run, or does not end.
+    pub fn kill_broker(&self) {
+        let status = self.json(["status"]);
+        let pidfds = ["supervisor", "pid"].map(|role| {
+            let pid = status[role].as_u64().and_then(|pid| u32::try_from(pid).ok());
+            pidfd_of(pid.unwrap_or_else(|| panic!("no {role} in {status}")))
+        });
+        for pidfd in &pidfds {
+            process::kill(pidfd, Signal::KILL).unwrap();
+        }
+        for pidfd in &pidfds {
+            assert_eq!(socket::wait(pidfd, socket::Ready::Read, Some(Instant::now() + WATCHDOG)), Ok(true));
+        }
     }
 
     /// Returns a connection of this process to the sandbox's broker, which is started if it does not run.

@@ -105,7 +105,7 @@ pub struct Client {
 
 /// Returns a first message that asks to be a member, or an operator.
 pub fn hello(operator: bool, resume: Option<Resume>) -> ClientHello {
-    ClientHello { command: "test client".into(), operator, simulated: device() != "host", resume }
+    ClientHello { command: "test client".into(), operator, simulated: device() != "host", resume, attempt: 0 }
 }
 
 /// Returns the bytes of a first message.

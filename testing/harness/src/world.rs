@@ -202,6 +202,26 @@ pub fn say(text: &str) {
     println!("\n{text}");
 }
 
+/// Shuts down every socket of this process.
+///
+/// # Panics
+/// If the kernel does not duplicate a process's own descriptors.
+pub fn cut_connections() {
+    let pidfd = partywall_os::process::own_pidfd().unwrap();
+    for entry in std::fs::read_dir("/proc/self/fd").unwrap() {
+        let fd: i32 = entry.unwrap().file_name().to_str().unwrap().parse().unwrap();
+        let link = std::fs::read_link(format!("/proc/self/fd/{fd}")).unwrap_or_default();
+        if link.to_str().is_some_and(|link| link.starts_with("socket:")) {
+            let socket = match rustix::process::pidfd_getfd(&pidfd, fd, rustix::process::PidfdGetfdFlags::empty()) {
+                // Another thread has closed it since.
+                Err(rustix::io::Errno::BADF) => continue,
+                socket => socket.unwrap(),
+            };
+            let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+        }
+    }
+}
+
 /// Reports that a role is ready, and waits for the test's next line, or to be killed.
 ///
 /// # Panics

@@ -7,7 +7,7 @@ use super::lexer::{self, Token};
 /// The code lines and modules of one file.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Source {
-    /// Lines with code outside of `cfg(test)` and `cfg(loom)`.
+    /// Lines with code outside of `cfg(test)`, `cfg(loom)` and `cfg(fuzzing)`.
     pub(super) lines: usize,
     /// The declared modules that have files of their own.
     pub(super) modules: Vec<Module>,
@@ -18,7 +18,7 @@ pub(super) struct Source {
 pub(super) struct Module {
     /// The names of the inline modules around it, then its own name.
     pub(super) path: Vec<String>,
-    /// Whether only tests and models compile it.
+    /// True if only tests and models compile it.
     pub(super) test: bool,
 }
 
@@ -71,7 +71,7 @@ pub(super) fn read(text: &str) -> Source {
 /// An attribute `#[cfg(…)]` or `#![cfg(…)]`.
 struct Cfg {
     inner: bool,
-    /// Whether no build without `test` and `loom` meets its condition.
+    /// True if no build without `test` and `loom` meets its condition.
     tests_only: bool,
     /// The index behind its last token.
     end: usize,
@@ -100,7 +100,7 @@ fn condition(tokens: &[Token<'_>], next: &mut usize) -> Option<bool> {
         if text_at(tokens, *next) == "=" {
             *next += 2;
         }
-        return if matches!(name, "test" | "loom") { Some(false) } else { None };
+        return if matches!(name, "test" | "loom" | "fuzzing") { Some(false) } else { None };
     }
     let end = end_of_group(tokens, *next);
     *next += 1;
@@ -196,6 +196,7 @@ mod tests {
 
     #[test]
     fn test_items_are_not_counted() {
+        assert_eq!(lines("#[cfg(any(test, fuzzing))]\nmod tests {\n    fn a() {}\n}\nfn b() {}\n"), 1);
         assert_eq!(lines("#[cfg(test)]\nmod tests {\n    fn a() {}\n}\nfn b() {}\n"), 1);
         assert_eq!(lines("#[cfg(test)]\n#[allow(unused)]\nuse a::{\n    b,\n};\nfn b() {}\n"), 1);
         assert_eq!(lines("#[cfg(test)]\npub(crate) const fn a() {\n}\nfn b() {}\n"), 1);

@@ -83,7 +83,7 @@ const CHECK: &[Step] = &[
     },
 ];
 
-/// In the order in which each lane runs them.
+/// The steps of `test`, in the order in which each lane runs them.
 const TEST: &[Step] = &[
     Step { name: "format", about: "rustfmt", lane: Lane::Side, run: sources::format },
     Step {
@@ -110,6 +110,7 @@ const TEST: &[Step] = &[
         lane: Lane::Main,
         run: rust::tests,
     },
+    Step { name: "users", about: "tests with processes of other users", lane: Lane::Main, run: rust::as_root },
     Step { name: "namespaces", about: "tests in namespaces of Linux", lane: Lane::Main, run: rust::in_namespaces },
     Step { name: "with-python", about: "tests in Rust that start Python", lane: Lane::Main, run: rust::with_python },
     Step {
@@ -164,6 +165,12 @@ const TEST: &[Step] = &[
         lane: Lane::Side,
         run: sources::kernels,
     },
+    Step {
+        name: "shaders",
+        about: "the shaders' SPIR-V is what they compile to",
+        lane: Lane::Side,
+        run: sources::shaders,
+    },
     Step { name: "clippy", about: "clippy, with warnings as errors", lane: Lane::Side, run: sources::clippy },
     Step {
         name: "rustdoc",
@@ -186,6 +193,12 @@ const LONG: &[Step] = &[
         lane: Lane::Side,
         run: sources::advisories,
     },
+    Step {
+        name: "fuzz",
+        about: "each fuzz target for a few seconds, under the address sanitizer",
+        lane: Lane::Main,
+        run: rust::fuzz,
+    },
     Step { name: "book", about: "the pages as a book, and the links in it", lane: Lane::Side, run: sources::book },
     Step {
         name: "binary",
@@ -199,6 +212,7 @@ const LONG: &[Step] = &[
         lane: Lane::Main,
         run: python::wheel,
     },
+    Step { name: "minutes", about: "tests in Rust that take minutes", lane: Lane::Main, run: rust::in_minutes },
     Step {
         name: "packages-compiled",
         about: "each crate compiles from its package",
@@ -214,12 +228,12 @@ pub(crate) fn check(workspace: &Workspace) -> Result<(), String> {
 
 /// Runs all steps that a change must pass before it lands.
 pub(crate) fn test(workspace: &Workspace) -> Result<(), String> {
-    report(workspace, &TEST.iter().collect::<Vec<_>>())
+    report(&workspace.compiling_once(), &TEST.iter().collect::<Vec<_>>())
 }
 
 /// Runs only the steps that take too long for [`fn@test`].
 pub(crate) fn test_long(workspace: &Workspace) -> Result<(), String> {
-    report(workspace, &LONG.iter().collect::<Vec<_>>())
+    report(&workspace.compiling_once(), &LONG.iter().collect::<Vec<_>>())
 }
 
 /// Runs the named steps of [`fn@test`] and [`test_long`].
@@ -228,14 +242,15 @@ pub(crate) fn only(workspace: &Workspace, names: &[&str]) -> Result<(), String> 
         let step = TEST.iter().chain(LONG).find(|step| step.name == *name);
         step.ok_or_else(|| format!("there is no step '{name}'; run: cargo xtask test --list"))
     };
-    report(workspace, &names.iter().map(find).collect::<Result<Vec<_>, _>>()?)
+    report(&workspace.compiling_once(), &names.iter().map(find).collect::<Result<Vec<_>, _>>()?)
 }
 
 /// Returns a table of the steps of [`fn@test`] and [`test_long`].
 pub(crate) fn list() -> String {
     let width = TEST.iter().chain(LONG).map(|step| step.name.len()).max().unwrap_or(0);
     let rows = |steps: &[Step]| steps.iter().map(|step| format!("  {:<width$}  {}\n", step.name, step.about)).collect();
-    let (test, long): (String, String) = (rows(TEST), rows(LONG));
+    let test: String = rows(TEST);
+    let long: String = rows(LONG);
     format!("cargo xtask test\n{test}\ncargo xtask test --long\n{long}")
 }
 

@@ -35,7 +35,6 @@ pub(super) fn package(workspace: &Workspace) -> Outcome {
         build_what_tests_run(workspace)?;
         environment.install()?;
         environment.check_types()?;
-        workspace.run(&mut workspace.cargo("build -p partywall --example square_roots".split(' ')))?;
         let examples = [("PARTYWALL_EXAMPLES", workspace.target.join("debug/examples"))];
         environment.test("python/tests/host", &examples)?;
         environment.test("python/tests/simulated", &simulated)
@@ -146,6 +145,7 @@ impl<'a> Environment<'a> {
         if let Ok(path) = path {
             command.env("PATH", path);
         }
+        self.workspace.compile_as_chosen(&mut command);
         for variable in ["PARTYWALL_BIN", "PARTYWALL_SOCKET", "PARTYWALL_DOMAIN"] {
             command.env_remove(variable);
         }

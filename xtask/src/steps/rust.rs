@@ -7,16 +7,17 @@ use std::thread;
 
 use super::Outcome;
 use crate::changes;
+use crate::fuzz;
 use crate::tools::{self, Workspace};
 
 /// The variable that names the library in place of the vendor's driver.
 pub(super) const LIBCUDA: &str = "PARTYWALL_LIBCUDA";
 
 /// The packages that are built for tests in Rust. The compiled half of the Python package has none: maturin builds it.
-const PACKAGES: [&str; 3] = ["--workspace", "--exclude", "partywall-python"];
+pub(super) const PACKAGES: [&str; 3] = ["--workspace", "--exclude", "partywall-python"];
 
 /// The examples that tests start as processes.
-const EXAMPLES: [&str; 9] = [
+const EXAMPLES: [&str; 10] = [
     "consumer",
     "descriptors",
     "exercise_crash",
@@ -26,10 +27,12 @@ const EXAMPLES: [&str; 9] = [
     "exercise_work_queue",
     "producer",
     "spans",
+    "square_roots",
 ];
 
-/// Parts of the names of tests that need a feature that a machine may lack.
-const NEEDS: [&str; 4] = ["needs_namespaces", "needs_python", "needs_no_gpu", "needs_vulkan"];
+/// Parts of the names of tests that need a feature that a machine may lack, or minutes.
+const NEEDS: [&str; 6] =
+    ["needs_namespaces", "needs_python", "needs_no_gpu", "needs_root", "needs_vulkan", "needs_minutes"];
 
 /// A selection of tests.
 #[derive(Default)]
@@ -82,6 +85,15 @@ pub(super) fn in_namespaces(workspace: &Workspace) -> Outcome {
     run_those_that("needs_namespaces", workspace)
 }
 
+/// Tests that start processes of other users.
+pub(super) fn as_root(workspace: &Workspace) -> Outcome {
+    let id = Command::new("id").arg("-u").output();
+    if !id.is_ok_and(|id| id.stdout == b"0\n") {
+        return Outcome::Skipped("only root may start processes of other users".to_owned());
+    }
+    run_those_that("needs_root", workspace)
+}
+
 pub(super) fn with_python(workspace: &Workspace) -> Outcome {
     if !succeeds(["python3", "-c", "import os; os.pidfd_open"].into_iter()) {
         return Outcome::Skipped("there is no Python 3.9 or later here".to_owned());
@@ -116,6 +128,10 @@ pub(super) fn without_gpu(workspace: &Workspace) -> Outcome {
         return Outcome::Skipped("there is a GPU here".to_owned());
     }
     run_those_that("needs_no_gpu", workspace)
+}
+
+pub(super) fn in_minutes(workspace: &Workspace) -> Outcome {
+    run_those_that("needs_minutes", workspace)
 }
 
 fn run_those_that(part: &str, workspace: &Workspace) -> Outcome {
@@ -197,6 +213,14 @@ pub(super) fn address_sanitizer(workspace: &Workspace) -> Outcome {
     command.arg(workspace.target.join("asan"));
     command.env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", "-Zsanitizer=address");
     workspace.run(&mut command).into()
+}
+
+/// Runs each fuzz target for a few seconds.
+pub(super) fn fuzz(workspace: &Workspace) -> Outcome {
+    match fuzz::lacks() {
+        Some(advice) => Outcome::Skipped(advice),
+        None => fuzz::run_all(workspace).into(),
+    }
 }
 
 /// Runs a selection of the workspace's tests.

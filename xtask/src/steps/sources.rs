@@ -3,30 +3,42 @@
 use std::process::Command;
 use std::time::Duration;
 
-use super::{Outcome, python::OPTIMISED};
+use super::{Outcome, python::OPTIMISED, rust::PACKAGES};
 use crate::tools::{self, Workspace};
-use crate::{pages, ptx};
+use crate::{pages, ptx, spirv};
 
 /// The timeout for downloading the advisory database.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(120);
 
+/// The package that [`PACKAGES`] leaves out. It is checked by commands of its own: the packages of a command choose the
+/// features of macros and build scripts. Apart, both commands use those that the tests and maturin need anyway.
+const PYTHON_PACKAGE: [&str; 2] = ["--package", "partywall-python"];
+
 pub(super) fn format(workspace: &Workspace) -> Outcome {
-    workspace.run(&mut workspace.cargo(["fmt", "--all", "--check"])).into()
+    let fuzz = ["fmt", "--manifest-path", "fuzz/Cargo.toml", "--check"];
+    let checked = workspace.run(&mut workspace.cargo(["fmt", "--all", "--check"]));
+    checked.and_then(|()| workspace.run(&mut workspace.cargo(fuzz))).into()
 }
 
 pub(super) fn clippy(workspace: &Workspace) -> Outcome {
-    let words = "clippy --workspace --all-targets -- -D warnings";
-    workspace.run(&mut workspace.cargo(words.split(' '))).into()
+    let lint = |packages: &[&str]| {
+        let mut command = workspace.cargo(["clippy", "--all-targets"]);
+        workspace.run(command.args(packages).args(["--", "-D", "warnings"]))
+    };
+    lint(&PACKAGES).and_then(|()| lint(&PYTHON_PACKAGE)).into()
 }
 
 /// The program and the library have the same name, so both write their pages to the same place. They are built one
 /// after the other, and the pages of the library remain.
 pub(super) fn rustdoc(workspace: &Workspace) -> Outcome {
-    let build = |targets| {
-        let words = format!("doc --workspace {targets} --no-deps --document-private-items");
-        workspace.run(workspace.cargo(words.split(' ')).env("RUSTDOCFLAGS", "-D warnings"))
+    let build = |targets, packages: &[&str]| {
+        let mut command = workspace.cargo(["doc", targets, "--no-deps", "--document-private-items"]);
+        workspace.run(command.args(packages).env("RUSTDOCFLAGS", "-D warnings"))
     };
-    build("--bins").and_then(|()| build("--lib")).into()
+    build("--bins", &PACKAGES)
+        .and_then(|()| build("--lib", &PACKAGES))
+        .and_then(|()| build("--lib", &PYTHON_PACKAGE))
+        .into()
 }
 
 pub(super) fn licences(workspace: &Workspace) -> Outcome {
@@ -88,6 +100,21 @@ pub(super) fn kernels(workspace: &Workspace) -> Outcome {
     }
 }
 
+pub(super) fn shaders(workspace: &Workspace) -> Outcome {
+    match spirv::check(workspace) {
+        Ok(spirv::CheckOutcome::Passed(files)) => {
+            workspace.say(&format!("{files} shaders compile to the SPIR-V that is checked in"));
+            Outcome::Passed
+        }
+        Ok(spirv::CheckOutcome::Differs(files)) => {
+            files.iter().for_each(|file| workspace.say(&format!("{} compiles to other SPIR-V", file.display())));
+            Outcome::Failed("the SPIR-V is not what the shaders compile to; run: cargo xtask spirv".to_owned())
+        }
+        Ok(spirv::CheckOutcome::Skipped(reason)) => Outcome::Skipped(reason),
+        Err(message) => Outcome::Failed(message),
+    }
+}
+
 /// Builds the program as `cargo install` does, without the slow options, and checks its size. With debugging
 /// information it would be several times as large.
 pub(super) fn optimised_binary(workspace: &Workspace) -> Outcome {
@@ -97,7 +124,8 @@ pub(super) fn optimised_binary(workspace: &Workspace) -> Outcome {
         let program = workspace.target.join(OPTIMISED).join("partywall");
         let bytes = std::fs::metadata(&program).map_err(|error| tools::cannot_read(&program, &error))?.len();
         if bytes > MAX_BYTES {
-            let (mib, allowed) = (bytes >> 20, MAX_BYTES >> 20);
+            let mib = bytes >> 20;
+            let allowed = MAX_BYTES >> 20;
             return Err(format!("{} has {mib} MiB, {allowed} are allowed: is it stripped?", program.display()));
         }
         Ok(())

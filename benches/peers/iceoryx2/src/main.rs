@@ -49,7 +49,7 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<(), Failure> {
-    // It may look for a message that nobody sends any more.
+    // It may poll for a message that is not sent any more.
     set_parent_process_death_signal(Some(Signal::KILL))?;
     set_log_level(LogLevel::Error);
     let arguments: Vec<_> = env::args().skip(1).collect();

@@ -11,9 +11,10 @@
 use std::collections::BTreeMap;
 
 use partywall_shm::queue::{MAX_ATTACHMENTS, attachment_number};
+use serde::{Deserialize, Serialize};
 
 use super::{
-    Decision, Granted, Registry, STALE_LEASE,
+    Decision, Registry, STALE_LEASE,
     effect::{Answer, Effect, Effects, HeldSegment, HoldingQueue, Refused},
     event::{Call, DetachSegment},
     segments::limit,
@@ -24,21 +25,19 @@ use super::{
 pub(super) type QueueId = (Name, u64);
 
 /// The segments that a queue holds.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Attached {
-    /// By the numbers that tasks name them by.
+    /// The attachments by their numbers, which tasks name.
     pub(super) segments: BTreeMap<u32, Attachment>,
     /// How many attachments each entry of the table in control memory has had.
     given: Vec<u32>,
 }
 
 /// A queue's hold on a segment.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Attachment {
     pub(super) name: Name,
     pub(super) version: u64,
-    /// The request that it was made for.
-    origin: (MemberId, RequestId),
 }
 
 impl Attached {
@@ -59,7 +58,6 @@ impl Registry {
     pub(super) fn attach(
         &mut self,
         member: MemberId,
-        request: RequestId,
         queue: LeaseId,
         segment: LeaseId,
         before: &mut Effects,
@@ -86,21 +84,12 @@ impl Registry {
         let Some(attachment) = holder.attached.take_number(entries) else {
             return Err(Refused::Limit { limit: Limit::Attachments, allowed: present, needed: present + 1 });
         };
-        let origin = (member, request);
-        holder.attached.segments.insert(attachment, Attachment { name: name.clone(), version, origin });
+        holder.attached.segments.insert(attachment, Attachment { name: name.clone(), version });
         if let Some(found) = self.version_mut(&name, version) {
             found.queues.insert(queue, attachment);
         }
         before.push(Effect::Attach { object, attachment });
         Ok(Answer::Attached { attachment }.into())
-    }
-
-    /// Returns what a member's request attached.
-    pub(super) fn attached_by(&self, member: MemberId, request: RequestId, queue: LeaseId) -> Option<Granted> {
-        let (queue, _) = self.queue_of(member, queue).ok()?;
-        let segments = &self.version(&queue.0, queue.1)?.attached.segments;
-        let (attachment, _) = segments.iter().find(|(_, held)| held.origin == (member, request))?;
-        Some(Answer::Attached { attachment: *attachment }.into())
     }
 
     /// Returns the control memory in which the server has to end an attachment before it applies a request, and the attachment:

@@ -9,6 +9,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use serde::{Deserialize, Serialize};
+
 use super::{
     Registry,
     effect::{Effect, Effects, Refused},
@@ -17,7 +19,7 @@ use super::{
 };
 
 /// All cells.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Cells {
     /// The slabs, in the order of their numbers. Never removed, because members have them mapped.
     pub(super) slabs: Vec<FdId>,
@@ -31,7 +33,7 @@ pub(super) struct Cells {
 }
 
 /// A cell that a process may read or write.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Cell {
     pub(super) incarnation: u32,
     /// The number of leases that led to it, plus one while it is a timeline's present incarnation.
@@ -46,12 +48,12 @@ pub(super) struct Cell {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Guarded {
     pub(crate) at: CellAt,
-    /// Whether its writer's lease was given back.
+    /// True if its writer's lease was given back.
     pub(crate) given_back: bool,
 }
 
 /// The member that may store in a cell.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Writing {
     /// No member: the cell has no writer, or its writer has finished.
     Over,

@@ -3,11 +3,13 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use partywall_shm::queue::InUse;
+use serde::{Deserialize, Serialize};
 
 use super::tombstones::Tombstone;
 use super::types::{
     BlockControl, CellAt, Change, ClaimId, CloseId, Doubt, FdId, Gap, Kind, LeaseId, Lifetime, Limit, MemberId,
-    MemberState, Memory, Millis, Name, Named, NoGrowth, ObjectKind, Place, RequestId, TimelineEnding, Whom,
+    MemberState, Memory, Millis, Name, Named, NoGrowth, Notice, ObjectKind, Place, RequestId, TimelineEnding, Whom,
+    WithdrawalId,
 };
 
 /// An action for the server. Effects are carried out in the order in which the registry returns them.
@@ -47,6 +49,10 @@ pub(crate) enum Effect {
     HangUp(MemberId),
     /// The member is dead, and its leases are in quarantine until an operator or a timer frees them.
     Quarantined(MemberId),
+    /// Report when this many milliseconds have passed ([`Event::DeadlinePassed`](super::Event::DeadlinePassed)).
+    AwaitDeadline { id: WithdrawalId, after: Millis },
+    /// Notify a member that these leases of it are stale.
+    Stale { member: MemberId, leases: Vec<(LeaseId, Notice)> },
     /// Send SIGKILL to a member's process. The result goes into the reply that follows.
     Kill(MemberId),
     /// Remove the socket's file. A process that learns that this broker ends may start the next one immediately.
@@ -62,7 +68,7 @@ pub(crate) type Effects = Vec<Effect>;
 pub(crate) type Outcome = Result<Answer, Refused>;
 
 /// A request that was granted.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Answer {
     Done,
     Pending,
@@ -80,12 +86,15 @@ pub(crate) enum Answer {
         chunks: usize,
         memory: Arc<Memory>,
     },
-    Withdrawn,
+    Withdrawn {
+        notice: Option<Notice>,
+    },
     Removed {
         version: u64,
         bytes_kept: u64,
         holders: Vec<Holder>,
         queues: Vec<HoldingQueue>,
+        notice: Option<Notice>,
     },
     Info(Box<Info>),
     Names {
@@ -118,8 +127,19 @@ pub(crate) enum Answer {
     Status(Box<Counts>),
 }
 
+impl Answer {
+    /// Returns whether the answer to a repeated request cannot be found again in the registry's state. Answers that
+    /// carry leases and claims can, and the others describe the present state.
+    pub(super) fn is_found_only_here(&self) -> bool {
+        matches!(
+            self,
+            Self::Done | Self::Removed { .. } | Self::Evicted(_) | Self::Freed { .. } | Self::Attached { .. }
+        )
+    }
+}
+
 /// The events of names since a point.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Happened {
     pub(crate) gap: Option<Gap>,
     pub(crate) events: Vec<Happening>,
@@ -128,7 +148,7 @@ pub(crate) struct Happened {
 }
 
 /// An event of a name.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Happening {
     pub(crate) sequence: u64,
     pub(crate) at: Millis,
@@ -145,7 +165,7 @@ impl Happening {
 }
 
 /// A version with the lease that was given on it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Opened {
     pub(crate) lease: LeaseId,
     pub(crate) name: Name,
@@ -155,7 +175,7 @@ pub(crate) struct Opened {
 }
 
 /// A timeline as a lease sees it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct OpenedTimeline {
     pub(crate) lease: LeaseId,
     pub(crate) slab: u32,
@@ -178,6 +198,15 @@ pub(crate) enum Refused {
     Ended {
         name: Name,
         tombstone: Tombstone,
+    },
+    Withdrawing {
+        name: Name,
+        notice: Notice,
+    },
+    Withdrawn {
+        name: Name,
+        version: u64,
+        notice: Notice,
     },
     VersionNotFound {
         name: Name,
@@ -266,19 +295,19 @@ pub(crate) enum Handle {
 }
 
 /// A member that holds leases on something.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Holder {
     pub(crate) pid: u32,
     pub(crate) command: Arc<str>,
     pub(crate) leases: u32,
-    /// Whether it is dead, with these leases in quarantine.
+    /// True if it is dead, with these leases in quarantine.
     pub(crate) unproven: bool,
     /// Identifies the member in control memory.
     pub(crate) row: u16,
 }
 
 /// A queue that holds a segment.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct HoldingQueue {
     pub(crate) name: Name,
     pub(crate) version: u64,
@@ -286,7 +315,7 @@ pub(crate) struct HoldingQueue {
 }
 
 /// A segment that a queue holds.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct HeldSegment {
     pub(crate) attachment: u32,
     pub(crate) name: Name,
@@ -295,7 +324,7 @@ pub(crate) struct HeldSegment {
 }
 
 /// A member that was evicted or freed by a request.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Departed {
     pub(crate) member: MemberId,
     pub(crate) pid: u32,
@@ -305,16 +334,17 @@ pub(crate) struct Departed {
 }
 
 /// A name in a listing.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct NameRow {
     pub(crate) name: Name,
     pub(crate) latest: Option<VersionRow>,
     pub(crate) older: u32,
     pub(crate) older_bytes: u64,
+    pub(crate) notice: Option<Notice>,
 }
 
 /// A version in a listing.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct VersionRow {
     pub(crate) version: u64,
     pub(crate) kind: Kind,
@@ -328,11 +358,12 @@ pub(crate) struct VersionRow {
     pub(crate) control: Option<BlockControl>,
     pub(crate) committer: u32,
     pub(crate) leases: u32,
+    pub(crate) notice: Option<Notice>,
     pub(crate) committed_at: Millis,
 }
 
 /// Everything about one name.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Info {
     pub(crate) name: Name,
     pub(crate) version: VersionRow,
@@ -341,7 +372,7 @@ pub(crate) struct Info {
     pub(crate) versions: Vec<VersionRow>,
     pub(crate) holders: Vec<Holder>,
     pub(crate) queues: Vec<HoldingQueue>,
-    /// Of a queue.
+    /// The segments that a queue holds; empty for other objects.
     pub(crate) attached: Vec<HeldSegment>,
     pub(crate) builder: Option<u32>,
     /// The members whose rows may appear in its control memory, if it has any.
@@ -349,14 +380,14 @@ pub(crate) struct Info {
 }
 
 /// The member of a row.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RowOwner {
     pub(crate) pid: u32,
     pub(crate) state: MemberState,
 }
 
 /// A member in a listing.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MemberRow {
     pub(crate) member: MemberId,
     pub(crate) pid: u32,
@@ -380,7 +411,7 @@ pub(crate) struct MemberRow {
 }
 
 /// A timeline or semaphore in a listing.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum ObjectRow {
     Timeline(TimelineRow),
     Semaphore(SemaphoreRow),
@@ -396,7 +427,7 @@ impl ObjectRow {
 }
 
 /// A timeline in a listing. Its value is in its cell.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TimelineRow {
     pub(crate) name: Name,
     pub(crate) at: Option<CellAt>,
@@ -406,7 +437,7 @@ pub(crate) struct TimelineRow {
 }
 
 /// A semaphore in a listing. Its memory records which rows hold its permits.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SemaphoreRow {
     pub(crate) name: Name,
     pub(crate) memory: FdId,
@@ -415,9 +446,9 @@ pub(crate) struct SemaphoreRow {
 }
 
 /// The numbers of a status.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Counts {
-    /// Whether the members run on the simulated driver.
+    /// True if the members run on the simulated driver.
     pub(crate) simulated: bool,
     /// Members, without the one that asked.
     pub(crate) members: u64,
@@ -432,7 +463,7 @@ pub(crate) struct Counts {
     pub(crate) unproven_bytes: u64,
     /// Members that died since the start.
     pub(crate) deaths: u64,
-    /// Those of them whose death did not prove that their work was over.
+    /// Deaths among them that did not prove that the work of the process was over.
     pub(crate) unproven_deaths: u64,
     pub(crate) fds: u64,
     pub(crate) bytes: Vec<(Place, u64)>,

@@ -4,14 +4,15 @@ use std::sync::Arc;
 
 use partywall_shm::queue::InUse;
 use partywall_wire::Pattern;
+use serde::{Deserialize, Serialize};
 
 use super::types::{
-    Access, CellAt, Chunk, ClaimId, CloseId, ControlMemory, FdId, Kind, LeaseId, MemberId, Memory, Name, ObjectKind,
-    RequestId, Table, Whom, fds,
+    Access, CellAt, Chunk, ClaimId, CloseId, ControlMemory, Deadline, FdId, Kind, LeaseId, MemberId, Memory, Name,
+    ObjectKind, RequestId, Table, Whom, WithdrawalId, fds,
 };
 
 /// Something that happened at the server.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) enum Event {
     /// A process became a member.
     Joined { member: MemberId, identity: Identity },
@@ -27,6 +28,8 @@ pub(crate) enum Event {
     Died { member: MemberId },
     /// A dead member's leases have been in quarantine for the configured time.
     Expired { member: MemberId },
+    /// The deadline of a withdrawal has passed.
+    DeadlinePassed { id: WithdrawalId },
     /// Everything that was to be closed before this confirmation is closed.
     Closed { id: CloseId },
     /// Everything promised in an ended cell has been stored, so nothing more will be written there.
@@ -40,20 +43,20 @@ pub(crate) enum Event {
 }
 
 /// A member's process, as people see it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Identity {
     pub(crate) pid: u32,
     pub(crate) uid: u32,
     pub(crate) command: Arc<str>,
     pub(crate) simulated: bool,
-    /// Whether it is an operator, which can only list, inspect, and remove what members hold.
+    /// True if it is an operator, which can only list, inspect, and remove what members hold.
     pub(crate) operator: bool,
-    /// Whether the broker can see the end of its process.
+    /// True if the broker can see the end of its process.
     pub(crate) has_pidfd: bool,
 }
 
 /// The operation that a member requests.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) enum Call {
     Ping,
     Commit(Commit),
@@ -68,7 +71,7 @@ pub(crate) enum Call {
     Grow(Growth),
     Refresh { lease: LeaseId, growths: u64, chunks: u64 },
     AwaitGrowth { lease: LeaseId, growths: u64 },
-    Remove { name: Name },
+    Remove { name: Name, deadline: Option<Deadline> },
     Inspect { name: Name, version: Option<u64> },
     List { after: Option<Name> },
     Members { after: Option<MemberId> },
@@ -92,6 +95,46 @@ pub(crate) enum Call {
 }
 
 impl Call {
+    /// Returns whether the call changes nothing, also if it is granted.
+    pub(crate) fn only_asks(&self) -> bool {
+        match self {
+            Self::Ping
+            | Self::Refresh { .. }
+            | Self::Inspect { .. }
+            | Self::List { .. }
+            | Self::Members { .. }
+            | Self::Objects { .. }
+            | Self::InspectObject { .. }
+            | Self::Status => true,
+            Self::Commit(_)
+            | Self::Open(_)
+            | Self::OpenOrBuild { .. }
+            | Self::AbandonBuild { .. }
+            | Self::Cancel { .. }
+            | Self::Release { .. }
+            | Self::LeaveName { .. }
+            | Self::WithdrawNames
+            | Self::AwaitWithdrawal { .. }
+            | Self::Grow(_)
+            | Self::AwaitGrowth { .. }
+            | Self::Remove { .. }
+            | Self::UsesGpu { .. }
+            | Self::ContextLost
+            | Self::Watch(_)
+            | Self::Evict { .. }
+            | Self::FreeUnproven { .. }
+            | Self::OpenTimeline(_)
+            | Self::FollowTimeline { .. }
+            | Self::AbandonTimeline { .. }
+            | Self::OpenSemaphore(_)
+            | Self::Attach { .. }
+            | Self::DetachSegment(_)
+            | Self::OpenAttached { .. }
+            | Self::Stop { .. }
+            | Self::Leave => false,
+        }
+    }
+
     /// Returns whether only members may make the call: it grants something, or may wait.
     pub(super) fn needs_member(&self) -> bool {
         match self {
@@ -146,7 +189,7 @@ impl Call {
 
 /// A built version. The server has checked its file descriptors and given each a number of its own. The control memory
 /// of a pool or topic depends on the request alone, so the server has created it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Commit {
     pub(crate) name: Name,
     pub(crate) memory: Arc<Memory>,
@@ -155,7 +198,7 @@ pub(crate) struct Commit {
 }
 
 /// The growth of a version. File descriptors as in [`Commit`].
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Growth {
     pub(crate) lease: LeaseId,
     pub(crate) growths: u64,
@@ -173,7 +216,7 @@ impl Growth {
 }
 
 /// Which version to open.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Open {
     pub(crate) name: Name,
     pub(crate) version: Option<u64>,
@@ -182,24 +225,28 @@ pub(crate) struct Open {
 }
 
 /// Which attachment is to end.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct DetachSegment {
     /// The lease on the queue.
     pub(crate) queue: LeaseId,
     pub(crate) attachment: u32,
     /// Tasks that name it, if the server has found any ([`Registry::to_detach`](super::Registry::to_detach)).
+    ///
+    /// The request is then refused, and refused requests are not recorded.
+    #[serde(skip)]
     pub(crate) in_use: Option<InUse>,
 }
 
 /// A request for events of names.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Watch {
+    #[serde(with = "super::coding::pattern")]
     pub(crate) pattern: Pattern,
     pub(crate) after: After,
 }
 
 /// A point in the sequence of events.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum After {
     /// After the last event.
     Now,
@@ -210,7 +257,7 @@ pub(crate) enum After {
 }
 
 /// Which timeline to open.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct OpenTimeline {
     pub(crate) name: Name,
     pub(crate) writer: bool,
@@ -221,7 +268,7 @@ pub(crate) struct OpenTimeline {
 }
 
 /// Which semaphore to open.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct OpenSemaphore {
     pub(crate) name: Name,
     pub(crate) maximum: u32,

@@ -15,7 +15,7 @@ use super::{
 impl Registry {
     /// Adds chunks to a version and replaces its table. The version keeps its number, and its holders keep their
     /// mappings.
-    pub(super) fn grow(&mut self, member: MemberId, request: RequestId, growth: Growth, out: &mut Effects) -> Decision {
+    pub(super) fn grow(&mut self, member: MemberId, growth: Growth, out: &mut Effects) -> Decision {
         let (name, number, memory) = match self.grown(member, &growth) {
             Ok(grown) => grown,
             Err(refused) => {
@@ -26,7 +26,6 @@ impl Registry {
         let Some(version) = self.version_mut(&name, number) else { return Err(STALE_LEASE) };
         let before = std::mem::replace(&mut version.memory, Arc::clone(&memory));
         version.growths += 1;
-        version.grown_by = Some(request);
         let holders: Vec<_> = version.holders.keys().copied().collect();
         for holder in holders {
             if let Some(record) = self.members.get_mut(&holder) {
@@ -76,10 +75,11 @@ impl Registry {
     /// Returns the new chunks and table of a version, for a member that has its first `chunks` chunks and knows of
     /// `growths` growths.
     pub(super) fn refresh(&self, member: MemberId, lease: LeaseId, growths: u64, chunks: u64) -> Decision {
-        let (_, version) = self.held(member, lease)?;
+        let (held, version) = self.held(member, lease)?;
         if version.growths <= growths {
             return Ok(Answer::Done.into());
         }
+        version.check_stale(&held.name, held.version)?;
         let memory = Arc::clone(&version.memory);
         let chunks = usize::try_from(chunks).ok().filter(|chunks| *chunks <= memory.chunks.len());
         let chunks = chunks.ok_or(Refused::Invalid("the version never had so many chunks"))?;

@@ -8,7 +8,7 @@ use super::{
     near::near_numbers,
     reclaim::Departure,
     report::count,
-    state::{Eviction, Life},
+    state::{Ender, Eviction, Life, Member},
     types::{MemberId, TimelineEnding, Whom},
 };
 
@@ -57,20 +57,25 @@ impl Registry {
         if here.is_empty() {
             return Err(Refused::IsUnproven { pid: self.pid_of(meant[0]) });
         }
-        let by = self.pid_of(member);
+        let by = self.ender(member);
         let mut evicted = Vec::new();
         for id in here {
-            let eviction = Eviction { by, at: self.now };
-            let Some(record) = self.members.get_mut(&id) else { continue };
-            if record.eviction.replace(eviction).is_none() {
-                self.notify(id, Departure::Evicted { by: member }, out);
-            }
+            self.evict_one(id, &by, out);
             if evicted.len() < ROWS {
                 evicted.extend(self.departed(id));
                 before.extend(kill.then_some(Effect::Kill(id)));
             }
         }
         Ok(Answer::Evicted(evicted).into())
+    }
+
+    /// Evicts a member, or replaces the reason of its eviction.
+    pub(super) fn evict_one(&mut self, member: MemberId, by: &Ender, out: &mut Effects) {
+        let eviction = Eviction { by: by.pid, at: self.now };
+        let Some(record) = self.members.get_mut(&member) else { return };
+        if record.eviction.replace(eviction).is_none() {
+            self.notify(member, Departure::Evicted { by: by.clone() }, out);
+        }
     }
 
     /// Frees the leases of dead members, trusting the caller that their work is over. Frees as many members as fit into
@@ -142,6 +147,14 @@ impl Registry {
             leases: count(record.all_leases()),
             bytes: record.bytes,
         })
+    }
+
+    /// Returns a member as others learn of it when it ends something.
+    pub(super) fn ender(&self, member: MemberId) -> Ender {
+        match self.members.get(&member) {
+            Some(Member { identity, .. }) => Ender { pid: identity.pid, command: Arc::clone(&identity.command) },
+            None => Ender { pid: 0, command: "".into() },
+        }
     }
 
     pub(super) fn pid_of(&self, member: MemberId) -> u32 {

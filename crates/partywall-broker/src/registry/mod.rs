@@ -5,6 +5,11 @@
 //! clock, no randomness, no I/O and no file descriptors. Time comes with the events, and descriptors are numbers
 //! ([`FdId`]) that the server keeps and closes by an effect.
 //!
+//! The state can be written and read again (serde). Applying the same events at the same times leads to the same state
+//! and the same effects, so a journal of events restores it. Requests that only ask need no record, nor do refused ones
+//! that brought no descriptors. A new event or call needs `Serialize` and a step in `tests::random`, where registries are
+//! restored between any two events.
+//!
 //! | module | contains |
 //! |---|---|
 //! | [`types`] | ids, names, memory, bounds |
@@ -12,6 +17,7 @@
 //! | [`effect`] | the output: effects and answers |
 //! | `state` | the objects and the sums over them |
 //! | `segments` | commit, open, release, withdrawal, and the one place where memory is released |
+//! | `withdrawals` | withdrawals with a deadline |
 //! | `growth` | versions that grow, and requests that wait for growth |
 //! | `claims` | the right to build a name that does not exist |
 //! | `waits` | requests that wait, and their completion |
@@ -22,8 +28,10 @@
 //! | `reclaim` | reclaims what a member held that is gone |
 //! | `members` | members in trouble: evicted, with a broken CUDA context, or dead while their work may continue |
 //! | `report` | listings |
+//! | `restart` | what a server needs to continue after a restart |
 //! | `watch` | the log of events of names, and requests that wait for events |
 //! | [`tombstones`] | how names ended in the last minute |
+//! | `coding` | encodings of values in the journal |
 //! | `near` | suggestions for names that were not found |
 
 pub(crate) mod effect;
@@ -34,27 +42,35 @@ pub(crate) mod types;
 mod attachments;
 mod cells;
 mod claims;
+mod coding;
 mod growth;
 mod members;
 mod near;
 mod objects;
 mod reclaim;
 mod report;
+mod restart;
 mod segments;
 mod semaphores;
 mod state;
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
+#[cfg_attr(fuzzing, allow(dead_code, unused_imports, reason = "a fuzzer uses the model and the random steps alone"))]
 mod tests;
 mod timelines;
 mod waits;
 mod watch;
+mod withdrawals;
 
 use std::collections::{BTreeMap, VecDeque};
+
+use serde::{Deserialize, Serialize};
 
 pub(crate) use cells::Guarded;
 pub(crate) use effect::{Answer, Effect, Effects, Outcome, Refused};
 pub(crate) use event::{Call, Event};
 pub(crate) use objects::ControlNeeded;
+#[cfg(fuzzing)]
+pub(crate) use tests::fuzz;
 pub(crate) use types::{Bounds, CloseId, FdId, MemberId, RequestId};
 
 use cells::Cells;
@@ -62,14 +78,15 @@ use effect::Handle;
 use objects::ObjectLease;
 use segments::limit;
 use semaphores::Semaphore;
-use state::{Claim, Entry, Life, Member, PendingClose, Rows, Totals, Version, VersionLease};
+use state::{Claim, Entry, HeldBack, Life, Member, PendingClose, Rows, Totals, Version, VersionLease};
 use timelines::Timeline;
 use tombstones::Tombstones;
-use types::{ClaimId, Ending, LeaseId, Limit, Millis, Name, Place, TimelineEnding, WaitId};
+use types::{ClaimId, Ending, LeaseId, Limit, Millis, Name, Place, TimelineEnding, WaitId, WithdrawalId};
 use watch::{Log, Watcher};
+use withdrawals::Withdrawal;
 
 /// All state of a broker that is not tied to its process.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Registry {
     bounds: Bounds,
     members: BTreeMap<MemberId, Member>,
@@ -87,7 +104,7 @@ pub(crate) struct Registry {
     totals: Totals,
     /// Members that died.
     deaths: u64,
-    /// Those of them whose death did not prove that their work was over.
+    /// Deaths among them that did not prove that the work of the process was over.
     unproven_deaths: u64,
     /// Versions that may have lost their last reference. Empty between events.
     maybe_unreferenced: VecDeque<(Name, u64)>,
@@ -98,20 +115,24 @@ pub(crate) struct Registry {
     /// Number of rows that are being cleared.
     uncleared: usize,
     /// Closes and confirmations that wait until no row is being cleared.
-    held_back: Vec<Effect>,
+    held_back: HeldBack,
     /// The events of names.
     log: Log,
     watchers: BTreeMap<WaitId, Watcher>,
     /// The ends of names that have no latest version now.
     tombstones: Tombstones,
+    /// Withdrawals whose deadline has not passed, and of which a version is left.
+    withdrawals: BTreeMap<WithdrawalId, Withdrawal>,
     /// The time of the current event.
+    #[serde(skip)]
     now: Millis,
-    /// Whether the members run on the simulated driver. If there is no member, this is true of the last one.
+    /// True if the members run on the simulated driver, or the last member did if there is none now.
     simulated: bool,
     last_lease: u64,
     last_claim: u64,
     last_wait: u64,
     last_close: u64,
+    last_withdrawal: u64,
 }
 
 /// A granted request and the file descriptors that go with the answer.
@@ -156,16 +177,18 @@ impl Registry {
             pending_close: PendingClose::default(),
             closing: BTreeMap::new(),
             uncleared: 0,
-            held_back: Vec::new(),
+            held_back: HeldBack::default(),
             log: Log::default(),
             watchers: BTreeMap::new(),
             tombstones: Tombstones::default(),
+            withdrawals: BTreeMap::new(),
             now: 0,
             simulated: false,
             last_lease: 0,
             last_claim: 0,
             last_wait: 0,
             last_close: 0,
+            last_withdrawal: 0,
         }
     }
 
@@ -189,7 +212,10 @@ impl Registry {
                 self.drop_waits(member);
                 self.set_life(member, Life::Suspect);
             }
-            Event::Resumed { member } => self.set_life(member, Life::Alive),
+            Event::Resumed { member } => {
+                self.set_life(member, Life::Alive);
+                self.remind(member, &mut out);
+            }
             Event::HeldByChild { member } => {
                 // The process that would read completions and build is gone. Only memory that the child may still have
                 // mapped is kept: the leases, and the names that they own.
@@ -200,6 +226,7 @@ impl Registry {
             Event::Dismissed { member } => self.leave(member, &mut out),
             Event::Died { member } => self.bury(member, &mut out),
             Event::Expired { member } => self.expire(member, &mut out),
+            Event::DeadlinePassed { id } => self.deadline_passed(id, &mut out),
             Event::Closed { id } => self.closed(id),
             Event::CellSettled { at } => self.settle_cell(at),
             Event::RowCleared { row } => {
@@ -255,7 +282,7 @@ impl Registry {
                 && !self.entries.values().flat_map(|e| e.versions.values()).any(on_a_gpu)
     }
 
-    /// Whether the members run on the simulated driver.
+    /// Returns whether the members run on the simulated driver.
     pub(crate) fn is_simulated(&self) -> bool {
         self.simulated
     }
@@ -266,9 +293,9 @@ impl Registry {
     }
 
     fn request(&mut self, member: MemberId, request: RequestId, call: Call, out: &mut Effects) {
-        let Some(record) = self.members.get_mut(&member) else { return };
-        let repeated = request <= record.last_request;
-        record.last_request = record.last_request.max(request);
+        let Some(record) = self.members.get(&member) else { return };
+        let only_asks = call.only_asks();
+        let repeated = !only_asks && request <= record.last_request;
 
         // Most effects of a call come after its reply, because the caller waits for the answer. Only effects that the
         // reply reports as done come before it.
@@ -289,6 +316,15 @@ impl Registry {
             None => self.call(member, request, call, &mut before, &mut rest),
         };
         let (outcome, fds) = split(granted);
+        if !only_asks
+            && let Ok(answer) = &outcome
+            && let Some(record) = self.members.get_mut(&member)
+        {
+            record.last_request = record.last_request.max(request);
+            if answer.is_found_only_here() {
+                record.answered = Some((request, answer.clone()));
+            }
+        }
         out.append(&mut before);
         out.push(Effect::Reply { member, request, outcome, fds });
         out.append(&mut rest);
@@ -312,22 +348,22 @@ impl Registry {
             Call::Release { lease } => self.release(member, lease, false, out),
             Call::LeaveName { lease } => self.release(member, lease, true, out),
             Call::WithdrawNames => {
-                self.withdraw_names(member, Ending::Withdrawn, member, out);
+                self.withdraw_names(member, Ending::Withdrawn, &self.ender(member), out);
                 Ok(Answer::Done.into())
             }
             Call::AwaitWithdrawal { lease } => self.await_withdrawal(member, request, lease),
-            Call::Grow(growth) => self.grow(member, request, growth, out),
+            Call::Grow(growth) => self.grow(member, growth, out),
             Call::Refresh { lease, growths, chunks } => self.refresh(member, lease, growths, chunks),
             Call::AwaitGrowth { lease, growths } => self.await_growth(member, request, lease, growths),
-            Call::Remove { name } => self.remove(member, &name, out),
+            Call::Remove { name, deadline } => self.remove(member, &name, deadline, out),
             Call::Inspect { name, version } => self.inspect(&name, version),
             Call::List { after } => Ok(self.list(after.as_ref()).into()),
             Call::Members { after } => Ok(self.list_members(after).into()),
             Call::OpenTimeline(open) => self.open_timeline(member, request, open, before, out),
             Call::FollowTimeline { lease, slabs } => self.follow_timeline(member, lease, slabs),
-            Call::AbandonTimeline { name } => self.abandon_timeline(member, request, &name, before),
+            Call::AbandonTimeline { name } => self.abandon_timeline(&name, before),
             Call::OpenSemaphore(open) => self.open_semaphore(member, request, open, out),
-            Call::Attach { queue, segment } => self.attach(member, request, queue, segment, before),
+            Call::Attach { queue, segment } => self.attach(member, queue, segment, before),
             Call::DetachSegment(detach) => self.detach_segment(member, detach),
             Call::OpenAttached { queue, attachment } => self.open_attached(member, request, queue, attachment),
             Call::Objects { after } => Ok(self.list_objects(after).into()),
@@ -346,33 +382,32 @@ impl Registry {
         }
     }
 
-    /// Returns the answer to a repeated request that was already carried out. A member that lost its connection repeats
-    /// its last request under the same number. If only the answer was lost, a second execution would commit twice or
-    /// grant a lease that the member never learns of, so the answer names what the first execution created. Requests
-    /// that create nothing are simply executed again.
+    /// Returns the answer to a repeated request that was already carried out. A member that lost its connection, or whose
+    /// broker was restarted, repeats its last request and those that wait, each under its number. If only the answer was
+    /// lost, a second execution would commit twice or grant a lease that the member never learns of.
+    ///
+    /// Leases and claims are found by the request that created them, other answers are kept until the member's next
+    /// request. Requests that were refused are simply executed again: they changed nothing.
     fn outcome_of_repeated(&self, member: MemberId, request: RequestId, call: &Call) -> Option<Granted> {
+        let record = self.members.get(&member)?;
+        if record.waits.contains_key(&request) {
+            return Some(Answer::Pending.into());
+        }
+        if let Some((_, answer)) = record.answered.as_ref().filter(|(answered, _)| *answered == request) {
+            return Some(answer.clone().into());
+        }
         let made = |lease: &&LeaseId| self.version_leases.get(lease).is_some_and(|l| l.origin == request);
         match call {
-            Call::Commit(_) => self.committed_by(*self.members.get(&member)?.version_leases.iter().find(made)?),
+            Call::Commit(_) => self.committed_by(*record.version_leases.iter().find(made)?),
             Call::Open(_) | Call::OpenOrBuild { .. } | Call::OpenAttached { .. } => {
-                if let Some(id) = self.members.get(&member)?.version_leases.iter().find(made) {
+                if let Some(id) = record.version_leases.iter().find(made) {
                     return self.opened(*id);
                 }
-                let claims = &self.members.get(&member)?.claims;
                 let made = |id: &&ClaimId| self.claims.get(id).is_some_and(|c| c.origin == request);
-                claims.iter().find(made).map(|id| Answer::Build { claim: *id }.into())
+                record.claims.iter().find(made).map(|id| Answer::Build { claim: *id }.into())
             }
-            Call::Grow(growth) => {
-                let lease = self.version_leases.get(&growth.lease).filter(|lease| lease.member == member)?;
-                let version = self.version(&lease.name, lease.version)?;
-                (version.owner == Some(growth.lease) && version.grown_by == Some(request)).then(|| Answer::Done.into())
-            }
-            Call::Attach { queue, .. } => self.attached_by(member, request, *queue),
             Call::OpenTimeline(open) => self.opened_timeline(self.object_lease_of(member, request)?, open.slabs),
             Call::OpenSemaphore(_) => self.opened_semaphore(self.object_lease_of(member, request)?),
-            Call::AbandonTimeline { .. } => {
-                (self.members.get(&member)?.abandoned == Some(request)).then(|| Answer::Done.into())
-            }
             _ => None,
         }
     }

@@ -5,6 +5,8 @@ use std::{
     ops::Bound::{Excluded, Unbounded},
 };
 
+use serde::{Deserialize, Serialize};
+
 use super::{
     Decision, Registry, STALE_LEASE,
     cells::Source,
@@ -18,7 +20,7 @@ use super::{
 };
 
 /// A member's lease on a timeline or semaphore.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct ObjectLease {
     pub(super) member: MemberId,
     /// The request that created it.
@@ -27,7 +29,7 @@ pub(super) struct ObjectLease {
 }
 
 /// The object of a lease.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) enum LeasedObject {
     /// A timeline, with the cells that this lease has led to. The last cell is the one that the member uses now.
     Timeline { name: Name, cells: Vec<CellId> },

@@ -9,12 +9,12 @@ use std::collections::BTreeSet;
 use super::{
     Registry,
     effect::{Effect, Effects, Refused},
-    state::{Dead, Eviction, Life, Member, PendingClose, PendingVersion},
+    state::{Dead, Ender, Eviction, HeldBack, Life, Member, PendingClose, PendingVersion},
     types::{Change, CloseId, Ending, MemberId, TimelineEnding},
 };
 
 /// How a member ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Departure {
     /// It left the domain itself.
     Left,
@@ -22,13 +22,13 @@ pub(super) enum Departure {
     Died,
     /// Another member evicted it. Its process may still run.
     Evicted {
-        /// The member that asked for it.
-        by: MemberId,
+        /// The process that asked for it.
+        by: Ender,
     },
 }
 
-impl From<Departure> for TimelineEnding {
-    fn from(departure: Departure) -> Self {
+impl From<&Departure> for TimelineEnding {
+    fn from(departure: &Departure) -> Self {
         match departure {
             Departure::Left => Self::Closed,
             Departure::Died => Self::OwnerDied,
@@ -38,7 +38,7 @@ impl From<Departure> for TimelineEnding {
 }
 
 /// Reclaims one kind of object from a member that is gone.
-type Hook = fn(&mut Registry, MemberId, Departure, &mut Effects);
+type Hook = fn(&mut Registry, MemberId, &Departure, &mut Effects);
 
 /// The first step: one hook per kind of object, in the order in which they run. A new kind of object adds its hooks
 /// here and below.
@@ -59,7 +59,7 @@ const NOTIFY: [(&str, Hook); 5] = [
 /// The second step. Names were withdrawn before the leases go, because an owned name is found by its owner's lease.
 /// Memory goes last, when nothing refers to it.
 const GIVE_BACK: [(&str, Hook); 3] = [
-    ("cells", |registry, member, departure, _| registry.settle_cells_of(member, departure == Departure::Died)),
+    ("cells", |registry, member, departure, _| registry.settle_cells_of(member, *departure == Departure::Died)),
     ("leases", |registry, member, _, out| registry.drop_leases(member, out)),
     ("memory", |registry, _, _, out| registry.drop_unreferenced(out)),
 ];
@@ -100,14 +100,14 @@ impl Registry {
 
     /// Runs the first step: ends everything that other members may wait for from this member.
     pub(super) fn notify(&mut self, member: MemberId, departure: Departure, out: &mut Effects) {
-        self.run(&NOTIFY, member, departure, out);
+        self.run(&NOTIFY, member, &departure, out);
     }
 
     /// Runs the second step: frees what a member held, and forgets the member.
     pub(super) fn give_back(&mut self, member: MemberId, departure: Departure, out: &mut Effects) {
         let before = self.pending_close.versions.len();
         let begun = out.len();
-        self.run(&GIVE_BACK, member, departure, out);
+        self.run(&GIVE_BACK, member, &departure, out);
         let Some(Member { identity, since, row, .. }) = self.members.remove(&member) else { return };
         // A row that is being cleared is freed by `RowCleared`; the row's next member would lose its own permits and blocks
         // otherwise.
@@ -136,10 +136,20 @@ impl Registry {
     /// afterwards.
     pub(super) fn hold_back_closes(&mut self, out: &mut Effects) {
         if self.uncleared == 0 {
-            out.append(&mut self.held_back);
+            let HeldBack { closes, confirms } = std::mem::take(&mut self.held_back);
+            if !closes.is_empty() {
+                out.push(Effect::Close(closes));
+            }
+            out.extend(confirms.into_iter().map(Effect::Confirm));
         } else {
             let is_close = |effect: &mut Effect| matches!(effect, Effect::Close(_) | Effect::Confirm(_));
-            self.held_back.extend(out.extract_if(.., is_close));
+            for effect in out.extract_if(.., is_close) {
+                match effect {
+                    Effect::Close(fds) => self.held_back.closes.extend(fds),
+                    Effect::Confirm(id) => self.held_back.confirms.push(id),
+                    _ => {}
+                }
+            }
         }
     }
 
@@ -155,24 +165,24 @@ impl Registry {
         }
     }
 
-    fn run(&mut self, hooks: &[(&str, Hook)], member: MemberId, departure: Departure, out: &mut Effects) {
+    fn run(&mut self, hooks: &[(&str, Hook)], member: MemberId, departure: &Departure, out: &mut Effects) {
         for (kind, hook) in hooks {
             tracing::trace!(%member, kind, "reclaiming");
             hook(self, member, departure, out);
         }
     }
 
-    fn drop_owned_names(&mut self, member: MemberId, departure: Departure, out: &mut Effects) {
+    fn drop_owned_names(&mut self, member: MemberId, departure: &Departure, out: &mut Effects) {
         let (ending, by) = match departure {
-            Departure::Left => (Ending::Withdrawn, member),
-            Departure::Died => (Ending::OwnerDied, member),
-            Departure::Evicted { by } => (Ending::Removed, by),
+            Departure::Left => (Ending::Withdrawn, self.ender(member)),
+            Departure::Died => (Ending::OwnerDied, self.ender(member)),
+            Departure::Evicted { by } => (Ending::Removed, by.clone()),
         };
-        self.withdraw_names(member, ending, by, out);
+        self.withdraw_names(member, ending, &by, out);
     }
 
     /// Drops a member's waits. An evicted member lives on, so its waits are completed with the refusal.
-    fn end_waits(&mut self, member: MemberId, departure: Departure, out: &mut Effects) {
+    fn end_waits(&mut self, member: MemberId, departure: &Departure, out: &mut Effects) {
         if matches!(departure, Departure::Evicted { .. })
             && let Some(record) = self.members.get(&member)
             && let Some(Eviction { by, at }) = record.eviction

@@ -254,6 +254,7 @@ fn name_row(name: &Name, entry: &Entry) -> NameRow {
         latest: entry.latest().map(|(number, version)| row(number, version)),
         older: count(older.clone().count() as u64),
         older_bytes: older.fold(0, |sum, (_, version)| sum.saturating_add(version.memory.bytes())),
+        notice: entry.notice(),
     }
 }
 
@@ -271,6 +272,7 @@ fn row(number: u64, version: &Version) -> VersionRow {
         control: version.memory.control,
         committer: version.committer,
         leases: count(version.all_leases()),
+        notice: version.notice.map(|(_, notice)| notice),
         committed_at: version.committed_at,
     }
 }

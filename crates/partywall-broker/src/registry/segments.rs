@@ -8,9 +8,12 @@ use super::{
     effect::{Answer, Effect, Effects, Opened, Refused},
     event::{Commit, Open},
     near::near,
-    state::{Entry, Member, PendingVersion, Version, VersionLease, Want},
+    state::{Ender, Entry, Member, PendingVersion, Version, VersionLease, Want},
     tombstones::Tombstone,
-    types::{Access, BlockControl, Change, Ending, LeaseId, Lifetime, Limit, MemberId, Name, Named, RequestId},
+    types::{
+        Access, BlockControl, Change, Deadline, Ending, LeaseId, Lifetime, Limit, MemberId, Name, Named, Notice,
+        RequestId, WithdrawalId,
+    },
 };
 
 impl Registry {
@@ -48,12 +51,13 @@ impl Registry {
             owner: None,
             left_to: None,
             growths: 0,
-            grown_by: None,
             leases: 0,
             holders: BTreeMap::new(),
             attached: Attached::default(),
             queues: BTreeMap::new(),
             withdrawn: false,
+            notice: None,
+            stale: false,
         };
         entry.versions.insert(number, version);
         if before.is_none() {
@@ -138,7 +142,9 @@ impl Registry {
         number: u64,
         access: Access,
     ) -> Decision {
-        let mutable = self.version(name, number).is_some_and(|version| version.memory.mutable);
+        let version = self.version(name, number).ok_or(STALE_LEASE)?;
+        version.check_stale(name, number)?;
+        let mutable = version.memory.mutable;
         if access == Access::Write && !mutable {
             return Err(Refused::ReadOnly { name: name.clone(), version: number });
         }
@@ -172,7 +178,7 @@ impl Registry {
         }
         self.version_lease(member, lease)?;
         if !(leaves_name && self.leave_name(member, lease)) {
-            self.withdraw_if_owned_by(lease, Ending::Withdrawn, member, out);
+            self.withdraw_if_owned_by(lease, Ending::Withdrawn, &self.ender(member), out);
         }
         // Without its context a process cannot know which of its work still runs. Only its end proves that none does.
         if self.members.get(&member).is_none_or(|record| !record.lost_context)
@@ -204,7 +210,7 @@ impl Registry {
     }
 
     /// Withdraws all names that a member owns.
-    pub(super) fn withdraw_names(&mut self, member: MemberId, ending: Ending, by: MemberId, out: &mut Effects) {
+    pub(super) fn withdraw_names(&mut self, member: MemberId, ending: Ending, by: &Ender, out: &mut Effects) {
         let Some(record) = self.members.get(&member) else { return };
         let leases = record.version_leases.clone();
         let names = record.names.clone();
@@ -213,29 +219,44 @@ impl Registry {
         }
         for (name, number) in names {
             if self.entries.get(&name).is_some_and(|entry| entry.latest == Some(number)) {
-                self.withdraw(&name, ending, by, out);
+                self.withdraw(&name, ending, by, None, out);
             }
         }
     }
 
     /// Removes a name. Its memory stays while any member holds a lease.
-    pub(super) fn remove(&mut self, member: MemberId, name: &Name, out: &mut Effects) -> Decision {
-        let Some(version) = self.entries.get(name).and_then(|entry| entry.latest) else {
-            return Err(self.not_found(name.clone(), None));
+    pub(super) fn remove(
+        &mut self,
+        member: MemberId,
+        name: &Name,
+        deadline: Option<Deadline>,
+        out: &mut Effects,
+    ) -> Decision {
+        let entry = self.entries.get(name);
+        let Some(version) = entry.and_then(|entry| entry.latest) else {
+            return Err(match entry.and_then(Entry::notice) {
+                Some(notice) => Refused::Withdrawing { name: name.clone(), notice },
+                None => self.not_found(name.clone(), None),
+            });
         };
-        self.withdraw(name, Ending::Removed, member, out);
+        let notice = deadline.map(|deadline| self.begin_withdrawal(member, name, deadline, out));
+        self.withdraw(name, Ending::Removed, &self.ender(member), notice, out);
         let (bytes_kept, holders) = self.holders(name, None);
         let queues = self.holding_queues(name, None);
-        Ok(Answer::Removed { version, bytes_kept, holders, queues }.into())
+        Ok(Answer::Removed { version, bytes_kept, holders, queues, notice: notice.map(|(_, notice)| notice) }.into())
     }
 
     /// Withdraws a name: it has no latest version until the next commit, and none of its versions can be opened any
-    /// more.
-    fn withdraw(&mut self, name: &Name, ending: Ending, by: MemberId, out: &mut Effects) {
-        let (pid, command) = match self.members.get(&by) {
-            Some(record) => (record.identity.pid, Arc::clone(&record.identity.command)),
-            None => (0, "".into()),
-        };
+    /// more. The readers of versions that were not withdrawn before get the notice.
+    fn withdraw(
+        &mut self,
+        name: &Name,
+        ending: Ending,
+        by: &Ender,
+        notice: Option<(WithdrawalId, Notice)>,
+        out: &mut Effects,
+    ) {
+        let Ender { pid, command } = by.clone();
         let Some(entry) = self.entries.get_mut(name) else { return };
         let Some(number) = entry.latest.take() else { return };
         self.totals.names -= 1;
@@ -244,7 +265,9 @@ impl Registry {
         let legacy = latest.is_some_and(Version::is_legacy);
         self.tombstones.put(name, Tombstone { ending, version: number, pid, command, at: self.now, legacy });
         for (number, version) in &mut entry.versions {
-            version.withdrawn = true;
+            if !std::mem::replace(&mut version.withdrawn, true) {
+                version.notice = notice;
+            }
             self.maybe_unreferenced.push_back((name.clone(), *number));
         }
         let change = match ending {
@@ -252,12 +275,15 @@ impl Registry {
             _ => Change::Withdrawn { pid },
         };
         self.log(named, name, change);
+        if let Some((_, notice)) = notice {
+            self.log(named, name, Change::DeadlineSet { notice });
+        }
         self.notify_withdrawn(name, out);
     }
 
     /// Withdraws what the committer's lease owns: the name if this is its latest version; or an older version of legacy
     /// memory, because its publisher may free that memory from now on.
-    pub(super) fn withdraw_if_owned_by(&mut self, lease: LeaseId, ending: Ending, by: MemberId, out: &mut Effects) {
+    pub(super) fn withdraw_if_owned_by(&mut self, lease: LeaseId, ending: Ending, by: &Ender, out: &mut Effects) {
         let Some(held) = self.version_leases.get(&lease) else { return };
         let name = held.name.clone();
         let number = held.version;
@@ -266,7 +292,7 @@ impl Registry {
         let owned = |version: &&mut Version| version.owner == Some(lease) && version.is_owned();
         let Some(version) = entry.versions.get_mut(&number).filter(owned) else { return };
         if is_latest {
-            self.withdraw(&name, ending, by, out);
+            self.withdraw(&name, ending, by, None, out);
         } else if version.is_legacy() {
             version.withdrawn = true;
             self.notify_withdrawn(&name, out);
@@ -327,7 +353,7 @@ impl Registry {
             self.notify_last_length(&lease.name, lease.version, out);
         }
         if is_last && self.entries.get(&lease.name).is_some_and(|entry| entry.latest == Some(lease.version)) {
-            self.withdraw(&lease.name, Ending::Unused, lease.member, out);
+            self.withdraw(&lease.name, Ending::Unused, &self.ender(lease.member), None, out);
         }
         let control = control.filter(|_| self.is_needed(&lease.name, lease.version));
         self.maybe_unreferenced.push_back((lease.name, lease.version));
@@ -348,11 +374,13 @@ impl Registry {
         while let Some((name, number)) = self.maybe_unreferenced.pop_front() {
             let is_needed = self.is_needed(&name, number);
             let mut attached = Attached::default();
+            let mut notice = None;
             let Some(entry) = self.entries.get_mut(&name) else { continue };
             if !is_needed && let Some(version) = entry.versions.remove(&number) {
                 if let Some(record) = version.left_to.and_then(|member| self.members.get_mut(&member)) {
                     record.names.remove(&(name.clone(), number));
                 }
+                notice = version.notice;
                 self.totals.subtract(&version.memory);
                 let named = version.memory.named();
                 let bytes = version.memory.held_bytes();
@@ -368,6 +396,9 @@ impl Registry {
             }
             if entry.is_empty() {
                 self.entries.remove(&name);
+            }
+            if let Some((id, _)) = notice {
+                self.forget_withdrawal_without_versions(id);
             }
             let queue = (name, number);
             for Attachment { name, version, .. } in attached.segments.into_values() {

@@ -3,6 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use super::{
     Decision, Granted, Registry, STALE_LEASE,
     effect::{Answer, Effect, Effects, Refused},
@@ -13,7 +15,7 @@ use super::{
 };
 
 /// A semaphore that a member has open.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Semaphore {
     pub(super) memory: ControlMemory,
     pub(super) maximum: u32,

@@ -5,17 +5,20 @@ use std::{
     sync::Arc,
 };
 
+use serde::{Deserialize, Serialize};
+
 use super::{
     attachments::{Attached, QueueId},
+    effect::Answer,
     event::Identity,
     types::{
-        Access, CellId, ClaimId, ControlMemory, Doubt, Kind, LeaseId, Lifetime, MemberId, MemberState, Memory, Millis,
-        Name, Named, Place, RequestId, WaitId,
+        Access, CellId, ClaimId, CloseId, ControlMemory, Doubt, FdId, Kind, LeaseId, Lifetime, MemberId, MemberState,
+        Memory, Millis, Name, Named, Notice, Place, RequestId, WaitId, WithdrawalId,
     },
 };
 
 /// A process that has completed the handshake.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Member {
     pub(super) identity: Identity,
     /// Its row in the members' memory, which also identifies it in semaphores.
@@ -26,7 +29,8 @@ pub(super) struct Member {
     pub(super) mps: Option<Arc<str>>,
     pub(super) lost_context: bool,
     pub(super) eviction: Option<Eviction>,
-    /// The highest request number seen. A request with this number or a lower one is a repetition.
+    /// The highest number of a granted request that did more than ask. A request with this number or a lower one is a
+    /// repetition, if it does more than ask.
     pub(super) last_request: RequestId,
     /// Leases on versions.
     pub(super) version_leases: BTreeSet<LeaseId>,
@@ -36,8 +40,8 @@ pub(super) struct Member {
     pub(super) object_leases: BTreeSet<LeaseId>,
     /// Cells that it and its streams may store in.
     pub(super) cells: BTreeSet<CellId>,
-    /// The last request that abandoned a timeline.
-    pub(super) abandoned: Option<RequestId>,
+    /// The last request that was granted, if it created neither lease nor claim, and its answer.
+    pub(super) answered: Option<(RequestId, Answer)>,
     pub(super) claims: BTreeSet<ClaimId>,
     pub(super) waits: BTreeMap<RequestId, (WaitId, Waiting)>,
     /// Bytes of the versions it holds leases on, each counted once.
@@ -59,7 +63,7 @@ impl Member {
             names: BTreeSet::new(),
             object_leases: BTreeSet::new(),
             cells: BTreeSet::new(),
-            abandoned: None,
+            answered: None,
             claims: BTreeSet::new(),
             waits: BTreeMap::new(),
             bytes: 0,
@@ -93,7 +97,7 @@ impl Member {
 }
 
 /// The stage of a member's life.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Life {
     /// Connected.
     Alive,
@@ -105,8 +109,15 @@ pub(super) enum Life {
     Unproven,
 }
 
+/// The process that ends a name or a membership, as others learn of it. It may be gone by then.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Ender {
+    pub(super) pid: u32,
+    pub(super) command: Arc<str>,
+}
+
 /// The eviction of a member, whose requests are refused from then on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Eviction {
     /// The pid of the member that asked for it.
     pub(super) by: u32,
@@ -114,15 +125,23 @@ pub(super) struct Eviction {
 }
 
 /// Memory that one event released, until the server reports that it is closed.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct PendingClose {
     pub(super) versions: Vec<PendingVersion>,
     /// Dead members whose end released some of the versions.
     pub(super) dead: BTreeMap<MemberId, Dead>,
 }
 
+/// Closes and confirmations that wait until no row is being cleared.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct HeldBack {
+    pub(super) closes: Vec<FdId>,
+    /// Confirmations of these closes and of earlier ones.
+    pub(super) confirms: Vec<CloseId>,
+}
+
 /// A version whose memory is being closed.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct PendingVersion {
     pub(super) name: Name,
     pub(super) version: u64,
@@ -131,7 +150,7 @@ pub(super) struct PendingVersion {
 }
 
 /// A dead member whose memory is being closed.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Dead {
     pub(super) identity: Identity,
     pub(super) since: Millis,
@@ -139,7 +158,7 @@ pub(super) struct Dead {
 }
 
 /// The members' rows. A row is free again only when nothing of its member is left.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Rows {
     free: BTreeSet<u16>,
     /// Number of rows that were ever taken.
@@ -167,7 +186,7 @@ impl Rows {
 }
 
 /// A name and all that belongs to it.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Entry {
     /// The highest version number used; 0 again once no version is left.
     pub(super) last: u64,
@@ -194,7 +213,7 @@ impl Entry {
 }
 
 /// One version.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Version {
     pub(super) memory: Arc<Memory>,
     pub(super) committer: u32,
@@ -204,17 +223,19 @@ pub(super) struct Version {
     /// The member that keeps the name after it gave back its lease.
     pub(super) left_to: Option<MemberId>,
     pub(super) growths: u64,
-    /// The request of the last growth.
-    pub(super) grown_by: Option<RequestId>,
     pub(super) leases: u64,
     /// Leases by member; their sum is `leases`.
     pub(super) holders: BTreeMap<MemberId, u64>,
-    /// Of a queue: the segments that it holds.
+    /// The segments that a queue holds; empty for other objects.
     pub(super) attached: Attached,
-    /// Of a segment: the queues that hold it.
+    /// The queues that hold a segment.
     pub(super) queues: BTreeMap<QueueId, u32>,
-    /// Whether its name was withdrawn. Its holders keep it, and no other member can open it.
+    /// True if its name was withdrawn. Its holders keep it, and no other member can open it.
     pub(super) withdrawn: bool,
+    /// The withdrawal, if it has a deadline.
+    pub(super) notice: Option<(WithdrawalId, Notice)>,
+    /// True if that deadline has passed, and ends new views of the version.
+    pub(super) stale: bool,
 }
 
 impl Version {
@@ -235,7 +256,7 @@ impl Version {
 }
 
 /// A member's lease on a version.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct VersionLease {
     pub(super) member: MemberId,
     pub(super) name: Name,
@@ -247,7 +268,7 @@ pub(super) struct VersionLease {
 }
 
 /// The right to build a name's version.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Claim {
     pub(super) member: MemberId,
     pub(super) name: Name,
@@ -256,7 +277,7 @@ pub(super) struct Claim {
 }
 
 /// Where a request waits.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Waiting {
     /// In the entry of this name.
     For(Name),
@@ -265,7 +286,7 @@ pub(super) enum Waiting {
 }
 
 /// A waiting request.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Wait {
     pub(super) member: MemberId,
     pub(super) ticket: RequestId,
@@ -273,7 +294,7 @@ pub(super) struct Wait {
 }
 
 /// What a request waits for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Want {
     /// A version that does not exist yet; any version, if no number is given.
     Open { version: Option<u64>, access: Access },
@@ -286,7 +307,7 @@ pub(super) enum Want {
 }
 
 /// Sums over all entries and control memory. Limits are checked against them.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Totals {
     /// Entries with a latest version.
     pub(super) names: u64,

@@ -6,6 +6,8 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+
 use super::{
     Decision, Granted, Registry, STALE_LEASE,
     cells::Source,
@@ -21,11 +23,11 @@ use super::{
 };
 
 /// A timeline that a member has open.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Timeline {
     /// The cell of its present incarnation.
     pub(super) present: CellId,
-    /// Whether that incarnation has ended. It then has no writer.
+    /// True if that incarnation has ended. It then has no writer.
     pub(super) ended: bool,
     /// The lease that signals.
     pub(super) writer: Option<LeaseId>,
@@ -54,7 +56,10 @@ impl Registry {
             let started = self.start_cell(source, slab, former, incarnation.wrapping_add(1), before);
             let present = started.ok_or(Refused::Invalid("no cell was created for the timeline"))?;
             match self.timelines.get_mut(&name) {
-                Some(timeline) => (timeline.present, timeline.ended) = (present, false),
+                Some(timeline) => {
+                    timeline.present = present;
+                    timeline.ended = false;
+                }
                 None => {
                     let timeline = Timeline { present, ended: false, writer: None, holders: BTreeMap::new() };
                     self.timelines.insert(name.clone(), timeline);
@@ -120,22 +125,13 @@ impl Registry {
     }
 
     /// Ends all waits for values that a timeline has not reached.
-    pub(super) fn abandon_timeline(
-        &mut self,
-        member: MemberId,
-        request: RequestId,
-        name: &Name,
-        before: &mut Effects,
-    ) -> Decision {
+    pub(super) fn abandon_timeline(&mut self, name: &Name, before: &mut Effects) -> Decision {
         if !self.timelines.contains_key(name) {
             let near = near(&self.timelines, name, |_| true);
             let is = self.kinds_of(name);
             return Err(Refused::ObjectNotFound { kind: ObjectKind::Timeline, name: name.clone(), near, is });
         }
         self.end_timeline(name, TimelineEnding::Abandoned, before);
-        if let Some(record) = self.members.get_mut(&member) {
-            record.abandoned = Some(request);
-        }
         Ok(Answer::Done.into())
     }
 

@@ -3,25 +3,27 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use serde::{Deserialize, Serialize};
+
 use super::types::{Ending, Millis, Name};
 
 /// The end of a name.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Tombstone {
     pub(crate) ending: Ending,
     /// The version that was the latest.
     pub(crate) version: u64,
     /// The process that ended it: its owner, its remover, the evicting member or its last user.
     pub(crate) pid: u32,
-    /// That process's command line.
+    /// The command line of that process.
     pub(crate) command: Arc<str>,
     pub(crate) at: Millis,
-    /// Whether its memory was legacy memory, which is gone for all members.
+    /// True if its memory was legacy memory, which is gone for all members.
     pub(crate) legacy: bool,
 }
 
 /// The tombstones of the last minute, at most [`MOST`], of names that do not exist now.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Tombstones {
     by_name: BTreeMap<Name, (u64, Tombstone)>,
     by_age: BTreeMap<u64, Name>,

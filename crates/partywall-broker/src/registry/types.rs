@@ -5,15 +5,17 @@
 
 use std::{fmt, sync::Arc};
 
+use serde::{Deserialize, Serialize};
+
 pub(crate) use partywall_wire::{
-    Access, Change, Doubt, Ending, Gap, Kind, LegacyHandle, Lifetime, Limit, MemberState, Named, NoGrowth, ObjectKind,
-    Place, TimelineEnding, Whom,
+    Access, Change, Deadline, Doubt, Ending, Gap, Kind, LegacyHandle, Lifetime, Limit, MemberState, Named, NoGrowth,
+    Notice, ObjectKind, Place, Then, TimelineEnding, Whom,
 };
 
 macro_rules! ids {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {$(
         $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         pub(crate) struct $name(pub(crate) u64);
 
         impl fmt::Display for $name {
@@ -33,6 +35,8 @@ ids! {
     LeaseId,
     /// The right to build a name's version.
     ClaimId,
+    /// A withdrawal with a deadline.
+    WithdrawalId,
     /// Something that was released and is being closed.
     CloseId,
     /// A file descriptor that the server keeps. The registry never sees the descriptor itself.
@@ -47,7 +51,7 @@ ids! {
 pub(crate) type Millis = u64;
 
 /// The name of a segment, timeline or semaphore. The caller of [`Name::new`] has checked it with the rules of the wire.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct Name(Arc<str>);
 
 impl Name {
@@ -73,7 +77,7 @@ impl fmt::Display for Name {
 }
 
 /// One allocation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Chunk {
     /// Its length.
     pub(crate) bytes: u64,
@@ -82,10 +86,10 @@ pub(crate) struct Chunk {
 }
 
 /// A tensor table, which the registry keeps and never reads.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Table {
     /// A small table.
-    Inline(Arc<[u8]>),
+    Inline(#[serde(with = "super::coding::bytes")] Arc<[u8]>),
     /// A large table, in a memfd.
     Fd {
         /// Its length.
@@ -110,7 +114,7 @@ pub(super) fn fds(chunks: &[Chunk], table: &Table) -> Vec<FdId> {
 }
 
 /// The memory of a version. Immutable: growth replaces it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Memory {
     pub(crate) kind: Kind,
     pub(crate) place: Place,
@@ -177,7 +181,7 @@ impl Memory {
 }
 
 /// The control memory of a pool, topic or queue.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BlockControl {
     /// The shape that its creator chose.
     pub(crate) shape: partywall_wire::Control,
@@ -201,21 +205,21 @@ impl BlockControl {
 }
 
 /// Control memory that the server has created.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ControlMemory {
     pub(crate) fd: FdId,
     pub(crate) bytes: u64,
 }
 
 /// The location of a cell, for the server.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct CellAt {
     pub(crate) slab: FdId,
     pub(crate) index: u32,
 }
 
 /// The limits that the registry enforces.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Bounds {
     /// Members, without those in quarantine.
     pub(crate) members: u64,

@@ -24,9 +24,6 @@ impl Registry {
     /// Records a request among the waits of its member.
     pub(super) fn enlist(&mut self, member: MemberId, ticket: RequestId, what: Waiting) -> Result<WaitId, Refused> {
         let Some(record) = self.members.get_mut(&member) else { return Err(STALE_TICKET) };
-        if record.waits.contains_key(&ticket) {
-            return Err(Refused::Invalid("a request with this number is already waiting"));
-        }
         limit(Limit::Waits, self.bounds.waits, record.waits.len() as u64 + 1)?;
         self.last_wait += 1;
         let id = WaitId(self.last_wait);
@@ -43,8 +40,9 @@ impl Registry {
     /// Answers as soon as the version behind a lease is withdrawn. A newer version does not count as a withdrawal.
     pub(super) fn await_withdrawal(&mut self, member: MemberId, request: RequestId, id: LeaseId) -> Decision {
         let lease = self.version_lease(member, id)?;
-        if self.version(&lease.name, lease.version).is_none_or(|version| version.withdrawn) {
-            return Ok(Answer::Withdrawn.into());
+        let version = self.version(&lease.name, lease.version).ok_or(STALE_LEASE)?;
+        if version.withdrawn {
+            return Ok(version.withdrawn_answer().into());
         }
         self.wait_by(member, request, id, Want::Withdrawal(id))
     }
@@ -78,13 +76,13 @@ impl Registry {
     /// Completes the requests that wait for the withdrawal of a name, or of a version of it.
     pub(super) fn notify_withdrawn(&mut self, name: &Name, out: &mut Effects) {
         let Some(entry) = self.entries.get(name) else { return };
-        let withdrawn = |lease| {
-            let version = self.version_leases.get(&lease).and_then(|lease| entry.versions.get(&lease.version));
-            version.is_some_and(|version| version.withdrawn)
+        let withdrawn = |wait: &Wait| {
+            let Want::Withdrawal(lease) = wait.want else { return None };
+            let version = entry.versions.get(&self.version_leases.get(&lease)?.version)?;
+            version.withdrawn.then(|| (wait.member, wait.ticket, version.withdrawn_answer()))
         };
-        let waiting = entry.waits.values().filter(|w| matches!(w.want, Want::Withdrawal(lease) if withdrawn(lease)));
-        for (member, ticket) in waiting.map(|wait| (wait.member, wait.ticket)).collect::<Vec<_>>() {
-            self.conclude(member, ticket, Ok(Answer::Withdrawn.into()), out);
+        for (member, ticket, answer) in entry.waits.values().filter_map(withdrawn).collect::<Vec<_>>() {
+            self.conclude(member, ticket, Ok(answer.into()), out);
         }
     }
 

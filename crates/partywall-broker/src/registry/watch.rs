@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 
 use partywall_wire::Pattern;
+use serde::{Deserialize, Serialize};
 
 use super::{
     Decision, Registry,
@@ -18,7 +19,7 @@ use super::{
 };
 
 /// The most recent events.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Log {
     kept: VecDeque<Happening>,
     bytes: u64,
@@ -29,10 +30,11 @@ pub(super) struct Log {
 }
 
 /// A request that waits for events.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Watcher {
     pub(super) member: MemberId,
     pub(super) ticket: RequestId,
+    #[serde(with = "super::coding::pattern")]
     pattern: Pattern,
     /// The point that it sent, and from which it would ask again.
     asked: u64,

@@ -46,10 +46,17 @@ pub(super) struct Acceptor {
 }
 
 impl Acceptor {
-    pub(super) fn new(place: Place, timeout: Duration, version: &str) -> Result<Self, Errno> {
+    /// `last` is the number of the last connection of former processes, or more.
+    pub(super) fn new(place: Place, timeout: Duration, version: &str, last: u64) -> Result<Self, Errno> {
         let unauthenticated = BTreeMap::new();
         let version = version.to_owned();
-        Ok(Self { place, spare: Some(spare()?), accepting: true, unauthenticated, last: 0, timeout, version })
+        Ok(Self { place, spare: Some(spare()?), accepting: true, unauthenticated, last, timeout, version })
+    }
+
+    /// Returns the number of the next connection.
+    pub(super) fn next_id(&mut self) -> ConnectionId {
+        self.last += 1;
+        ConnectionId(self.last)
     }
 
     /// Forgets a connection that is authenticated, or gone.
@@ -134,8 +141,7 @@ impl Server {
             Ok(peer) => peer.pid,
             Err(errno) => return tracing::warn!(%errno, "dropped a connection whose peer is unknown"),
         };
-        self.acceptor.last += 1;
-        let id = ConnectionId(self.acceptor.last);
+        let id = self.acceptor.next_id();
         let process = Process::of(call.as_fd(), pid, id);
         while self.acceptor.of_process(process.key) >= MAX_HANDSHAKES_OF_PROCESS && self.drop_silent(Some(process.key))
         {

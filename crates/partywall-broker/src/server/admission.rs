@@ -1,6 +1,9 @@
 //! Handshakes: members and operators that join, and members that resume.
 
-use std::{os::fd::OwnedFd, time::Duration};
+use std::{
+    os::fd::{AsRawFd, OwnedFd},
+    time::Duration,
+};
 
 use partywall_os::socket;
 use partywall_wire::{
@@ -20,6 +23,7 @@ use crate::{
         in_flight::{ProcessKey, Room},
         membership::{Identified, identify, presentable},
         reactor::Source,
+        supervised::Record,
         translate,
     },
 };
@@ -83,7 +87,11 @@ impl Server {
                         Some(member) => self.resume(id, member),
                         None => Err(Refusal::CannotResume),
                     },
-                    None => self.join(id, client, &hello),
+                    // A broker that died before it could send the welcome has recorded the member.
+                    None => match self.peers.members.joined_by(hello.attempt, &client) {
+                        Some(member) => self.resume(id, member),
+                        None => self.join(id, client, &hello),
+                    },
                 };
                 if let Err(refusal) = admitted {
                     self.send_away(id, refusal);
@@ -126,7 +134,7 @@ impl Server {
         let pid = client.pid;
         let uid = client.uid;
         let has_pidfd = client.pidfd.is_some();
-        let member = self.peers.members.join(client, token, id, process.key, hello.operator);
+        let member = self.peers.members.join(client, token, id, process.key, hello);
         let watched = match self.peers.members.pidfd(member) {
             Some(pidfd) => self.reactor.watch(pidfd, Source::Exit(member), EventFlags::IN),
             None => Ok(()),
@@ -135,6 +143,9 @@ impl Server {
             tracing::warn!(%errno, "a member's pidfd cannot be watched");
             self.peers.members.remove(member);
             return Err(no_fds());
+        }
+        if let Some(files) = self.peers.files_of(member) {
+            self.record(&Record::Joined(files));
         }
         let ClientHello { operator, simulated, .. } = *hello;
         tracing::info!(%member, pid, command, simulated, operator, has_pidfd, "joined");
@@ -153,6 +164,9 @@ impl Server {
             self.hang_up(old, "its member continues on another connection");
         }
         self.peers.members.resume(member, id);
+        if let Some(call) = self.peers.connections.get(&id).map(|connection| connection.call().as_raw_fd()) {
+            self.record(&Record::Connected { member, call });
+        }
         tracing::info!(%member, "resumed");
         self.apply(Event::Resumed { member });
         if let Some(row) = self.registry.row(member) {
@@ -173,6 +187,9 @@ impl Server {
         let (Some(token), Some(row)) = (self.peers.members.token(member), self.registry.row(member)) else { return };
         let Some(connection) = self.peers.connections.get_mut(&id) else { return };
         connection.admit(member, ours, self.limits.given.message);
+        if let Some(supervised) = &self.supervised {
+            supervised.page.answered();
+        }
         self.acceptor.forget(id);
         let welcome = Welcome {
             instance: self.about.instance,

@@ -16,6 +16,7 @@ use rustix::{
     event::epoll::EventFlags,
     net::{Shutdown, shutdown},
 };
+use serde::{Deserialize, Serialize};
 
 use crate::{
     registry::MemberId,
@@ -26,7 +27,7 @@ use crate::{
 };
 
 /// The number of a connection; never reused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(super) struct ConnectionId(pub(super) u64);
 
 /// The phase of a connection.

@@ -7,7 +7,7 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     io,
-    os::fd::OwnedFd,
+    os::fd::{BorrowedFd, OwnedFd, RawFd},
     sync::Arc,
 };
 
@@ -21,10 +21,11 @@ use partywall_shm::{
     topic::{self, TimelineCell, Topic},
 };
 use partywall_wire as wire;
+use serde::{Deserialize, Serialize};
 
 use crate::{
     registry::{
-        ControlNeeded, FdId,
+        ControlNeeded, FdId, Registry,
         types::{BlockControl, CellAt, ControlMemory},
     },
     server::{fds::FdStore, ids::IdMap, reclaimer::Donated},
@@ -69,8 +70,8 @@ impl MappedQueue {
 }
 
 /// A step for a departed member, done in bounded turns.
-#[derive(Debug)]
-enum Clearing {
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) enum Clearing {
     /// Detach the row from a topic or queue.
     Detach { object: FdId, row: u16, ending: TimelineEnding },
     /// Return the row's slots in these tables.
@@ -118,6 +119,21 @@ impl SlotTable {
         }
         holders.retain(|_, slots| *slots > 0);
         holders
+    }
+
+    /// Counts the threads of each row that wait for a permit or block.
+    pub(super) fn waiters(&self) -> BTreeMap<u16, u32> {
+        match self {
+            Self::Semaphore(semaphore) => semaphore.waiters().into_iter().collect(),
+            Self::Pool(pool) | Self::Topic(_, pool) => pool.waiters().into_iter().collect(),
+            Self::Queue(mapped) => {
+                let mut waiters: BTreeMap<_, _> = mapped.inputs.waiters().into_iter().collect();
+                for (row, number) in mapped.outputs.waiters() {
+                    *waiters.entry(row).or_default() += number;
+                }
+                waiters
+            }
+        }
     }
 
     /// Returns the number of slots that such a step reads.
@@ -168,6 +184,59 @@ impl Control {
     /// Returns the memory of the members' rows.
     pub(super) fn rows_fd(&self) -> Arc<Donated> {
         Arc::clone(&self.rows_fd)
+    }
+
+    /// Maps the control memory that a former process has left. An object whose memory its members have damaged is not
+    /// mapped: it stays broken, as it was.
+    pub(super) fn restore(
+        rows: OwnedFd,
+        registry: &Registry,
+        store: &FdStore,
+        undone: BTreeMap<CellAt, u64>,
+    ) -> Result<Self, Errno> {
+        let mut control = Self {
+            rows: Members::map(&rows)?,
+            rows_fd: Arc::new(store.adopt(rows)),
+            slabs: IdMap::default(),
+            tables: IdMap::default(),
+            undone,
+            clearing: VecDeque::new(),
+            slots_read: 0,
+        };
+        for slab in registry.slabs() {
+            if let Some(mapped) = map(*slab, store, |fd| Slab::map(fd)) {
+                control.slabs.insert(*slab, mapped);
+            }
+        }
+        for memory in registry.semaphore_memory() {
+            if let Some(mapped) = map(memory, store, |fd| Semaphore::map(fd)) {
+                control.tables.insert(memory, SlotTable::Semaphore(mapped));
+            }
+        }
+        for blocks in registry.block_controls() {
+            if let Some(table) = map_blocks(&blocks, store) {
+                control.tables.insert(blocks.slot_table(), table);
+            }
+        }
+        Ok(control)
+    }
+
+    /// Returns the number of the descriptor of the members' rows.
+    pub(super) fn rows_number(&self) -> RawFd {
+        self.rows_fd.number().unwrap_or(-1)
+    }
+
+    pub(super) fn undone(&self) -> &BTreeMap<CellAt, u64> {
+        &self.undone
+    }
+
+    pub(super) fn clearing(&self) -> &VecDeque<Clearing> {
+        &self.clearing
+    }
+
+    /// Continues with the steps that a former process has left.
+    pub(super) fn set_clearing(&mut self, clearing: VecDeque<Clearing>) {
+        self.clearing = clearing;
     }
 
     /// Creates and maps control memory that a request needs.
@@ -266,13 +335,13 @@ impl Control {
         }
     }
 
-    /// Undoes stores to a cell after its end.
-    pub(super) fn guard(&mut self, at: CellAt) {
-        if let Some(value) = self.cell(at).and_then(Cell::guard) {
-            tracing::debug!(slab = %at.slab, cell = at.index, value, "undid a store to a timeline that has ended");
-            let highest = self.undone.entry(at).or_default();
-            *highest = value.max(*highest);
-        }
+    /// Undoes stores to a cell after its end. Returns the value that was stored.
+    pub(super) fn guard(&mut self, at: CellAt) -> Option<u64> {
+        let value = self.cell(at).and_then(Cell::guard)?;
+        tracing::debug!(slab = %at.slab, cell = at.index, value, "undid a store to a timeline that has ended");
+        let highest = self.undone.entry(at).or_default();
+        *highest = value.max(*highest);
+        Some(value)
     }
 
     /// Returns whether all promised values of a cell have been stored, before its end or after it.
@@ -350,8 +419,9 @@ impl Control {
     }
 
     /// Runs scheduled steps, as many as one turn of the loop allows. `slabs` are the slabs of timelines, in the order
-    /// of their numbers. Returns the rows that have been cleared.
-    pub(super) fn clear(&mut self, slabs: &[FdId]) -> Vec<u16> {
+    /// of their numbers. Returns the detachments that were done, and the rows that have been cleared.
+    pub(super) fn clear(&mut self, slabs: &[FdId]) -> (u32, Vec<u16>) {
+        let mut detached = 0;
         let mut cleared = Vec::new();
         while self.slots_read < SLOTS_IN_TURN
             && let Some(clearing) = self.clearing.pop_front()
@@ -360,6 +430,7 @@ impl Control {
                 Clearing::Detach { object, row, ending } => {
                     self.slots_read += self.slots(object) + MAX_WAITERS;
                     self.detach(object, row, ending, slabs);
+                    detached += 1;
                 }
                 Clearing::Row { row, mut tables } => match tables.pop() {
                     Some(table) => {
@@ -371,7 +442,7 @@ impl Control {
                 },
             }
         }
-        cleared
+        (detached, cleared)
     }
 
     /// Begins another turn of the loop.
@@ -421,6 +492,27 @@ pub(super) fn topic_shape(control: &wire::Control) -> Option<topic::Shape> {
 pub(super) fn queue_shape(control: &wire::Control) -> Option<queue::Shape> {
     let wire::QueueShape { tasks, outputs, lease, .. } = control.queue?;
     Some(queue::Shape { tasks, inputs: control.blocks, outputs, lease })
+}
+
+/// Maps an object that a former process has left; `None` if its memory is damaged.
+fn map<T, E: std::fmt::Display>(
+    fd: FdId,
+    store: &FdStore,
+    map: impl FnOnce(BorrowedFd<'_>) -> Result<T, E>,
+) -> Option<T> {
+    let held = store.share(&[fd]).pop()?;
+    map(held.fd()?).inspect_err(|error| tracing::warn!(%fd, %error, "control memory cannot be mapped again")).ok()
+}
+
+fn map_blocks(blocks: &BlockControl, store: &FdStore) -> Option<SlotTable> {
+    let pool = map(blocks.pool.fd, store, |fd| Pool::map(fd))?;
+    let Some(object) = blocks.object else { return Some(SlotTable::Pool(pool)) };
+    let Some(outputs) = blocks.outputs else {
+        return Some(SlotTable::Topic(Box::new(map(object.fd, store, |fd| Topic::map(fd))?), pool));
+    };
+    let outputs = map(outputs.fd, store, |fd| Pool::map(fd))?;
+    let queue = map(object.fd, store, |fd| Queue::map(fd))?;
+    Some(SlotTable::Queue(Box::new(MappedQueue { queue, inputs: pool, outputs })))
 }
 
 fn create_pool(blocks: u32) -> io::Result<(OwnedFd, Pool)> {

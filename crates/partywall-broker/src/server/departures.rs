@@ -1,14 +1,17 @@
 //! Ends of connections and exits of processes, and the proof of death that they give together.
 
+use std::os::fd::AsRawFd;
+
 use rustix::event::epoll::EventFlags;
 
 use crate::{
     registry::{Effect, Event, MemberId},
     server::{
         connection::{Channel, ConnectionId, Phase},
-        event_loop::{Server, now},
+        event_loop::Server,
         membership::Proof,
         reactor::Source,
+        supervised::Record,
         timers::Timer,
     },
 };
@@ -34,6 +37,7 @@ impl Server {
     /// Handles the exit of a member's process.
     pub(super) fn on_exit(&mut self, member: MemberId) {
         if let Some(pidfd) = self.peers.members.exited(member) {
+            self.record(&Record::Exited { member });
             self.reactor.unwatch(&pidfd);
         }
         // The ends of its sockets may be reported in the same batch or a moment later, so the timer checks the proof.
@@ -42,6 +46,9 @@ impl Server {
 
     /// Acts on the proof about a member's end.
     pub(super) fn weigh(&mut self, member: MemberId) {
+        if self.peers.members.is_lost_operator(member) {
+            return self.apply(Event::Suspected { member });
+        }
         match self.peers.members.proof(member, self.settle) {
             Proof::None => {}
             Proof::HeldByChild if self.peers.members.note_child(member) => {
@@ -51,8 +58,9 @@ impl Server {
             Proof::HeldByChild => {}
             Proof::Dead => {
                 tracing::info!(%member, "is proved dead");
-                self.forget(member);
+                // Recorded before its descriptors are closed.
                 self.apply(Event::Died { member });
+                self.forget(member);
             }
         }
     }
@@ -97,12 +105,19 @@ impl Server {
             self.drop_connection(oldest);
             self.peers.members.closed(member, oldest);
         }
-        if suspended { self.registry.apply(Event::Suspected { member }, now()) } else { Vec::new() }
+        if suspended { self.decide(Event::Suspected { member }) } else { Vec::new() }
     }
 
     /// Drops a connection.
     pub(super) fn drop_connection(&mut self, id: ConnectionId) {
         self.acceptor.forget(id);
+        if let Some(connection) = self.peers.connections.get(&id)
+            && let Phase::Member(member) | Phase::Lingering(member) = connection.phase()
+            && self.peers.members.holds(member, id)
+        {
+            let call = connection.call().as_raw_fd();
+            self.record(&Record::Disconnected { member, call });
+        }
         self.peers.drop_connection(&self.reactor, &self.runner.store, id);
     }
 }

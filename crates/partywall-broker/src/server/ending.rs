@@ -45,6 +45,7 @@ impl Server {
         if !self.peers.connections.is_empty() {
             return;
         }
+        self.set_ending();
         self.acceptor.place.file.remove();
         tracing::info!("ending: the broker is idle");
         self.exit = Some(Exit::Idle);
@@ -52,6 +53,7 @@ impl Server {
 
     /// Removes the socket, sends pending output and closes everything.
     pub(super) fn finish(mut self) {
+        self.set_ending();
         self.acceptor.place.file.remove();
         for cell in self.registry.live_cells() {
             self.runner.control.end(cell, TimelineEnding::BrokerGone);
@@ -79,6 +81,13 @@ impl Server {
         drop((peers, acceptor));
         runner.finish(TIMEOUT);
         tracing::info!("ended");
+    }
+
+    /// Notes that the domain ends: no worker follows this one, even if it is killed before the end.
+    pub(super) fn set_ending(&self) {
+        if let Some(supervised) = &self.supervised {
+            supervised.page.set_ending();
+        }
     }
 
     /// Refuses the connections that wait to be accepted, because the broker is about to end.

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use partywall_os::{Errno, process::raise_fd_limit};
+use partywall_os::{Errno, supervision::LeftOpen};
 use partywall_shm::{members::MAX_ROWS, queue::MAX_ATTACHMENTS, timeline::CELLS};
 use partywall_wire::{
     Limit,
@@ -24,12 +24,16 @@ use crate::{
     server::{
         acceptor::Acceptor,
         connection::{Channel, ConnectionId, Phase},
+        control::Control,
         fds::FdStore,
+        membership::Membership,
         peers::Peers,
         reactor::{Reactor, Source},
         reclaimer::Reclaimer,
         requests::UNPARK,
+        restart::Past,
         runner::Runner,
+        supervised::{State, Supervised},
         timers::Timer,
         translate::About,
     },
@@ -52,6 +56,10 @@ pub(crate) struct Server {
     pub(super) limits: Resolved,
     /// What the broker reports about itself.
     pub(super) about: About,
+    /// Present if a supervisor restarts the broker when it dies.
+    pub(super) supervised: Option<Supervised>,
+    /// Whether effects are being carried out.
+    pub(super) is_carrying_out: bool,
     /// The settle time: how long a process and its connections must have been gone before that counts as proof.
     pub(super) settle: Duration,
     /// How long the broker must have been idle before it ends; absent if it never ends by itself.
@@ -65,34 +73,88 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    pub(crate) fn bind(config: Config) -> Result<Self, StartError> {
+    /// Returns a server that listens at `place`: for a new domain, or for the one that a former process has served.
+    pub(crate) fn new(
+        config: Config,
+        limits: Resolved,
+        place: Place,
+        supervised: Option<(Supervised, LeftOpen)>,
+    ) -> Result<Self, StartError> {
+        let file = place.file.clone();
+        let is_supervised = supervised.is_some();
+        Self::start(config, limits, place, supervised).inspect_err(|_| {
+            if !is_supervised {
+                file.remove();
+            }
+        })
+    }
+
+    fn start(
+        config: Config,
+        limits: Resolved,
+        place: Place,
+        supervised: Option<(Supervised, LeftOpen)>,
+    ) -> Result<Self, StartError> {
         let failed = StartError::errno;
-        let limits = config.limits.resolve(raise_fd_limit())?;
+        let (mut supervised, left) = supervised.unzip();
+        let contents = match &mut supervised {
+            Some(supervised) => supervised.journal.read().map_err(failed("read the journal"))?,
+            None => None,
+        };
+        let past = match (contents, left) {
+            (Some(contents), Some(left)) => Some(Past::read(&contents, left)?),
+            _ => None,
+        };
         let reactor = Reactor::create().map_err(failed("make an epoll instance"))?;
         let (stop, stopper) =
             pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).map_err(failed("make a pipe for the stop signal"))?;
-        let mut instance = [0; 8];
-        random(&mut instance).map_err(failed("draw random numbers"))?;
         let reclaimer = Reclaimer::start()
             .map_err(|errno| StartError::Errno { what: "start the reclaimer thread".into(), errno })?;
-        let runner =
-            Runner::new(FdStore::new(reclaimer), config.unproven_after).map_err(failed("make the members' rows"))?;
-        let place = Place::take(&config.socket, config.starter_holds_lock)?;
-        let acceptor = Acceptor::new(place, config.handshake_timeout, &config.version)
+        let rows = failed("make the members' rows");
+        let restarts = supervised.as_ref().map_or(0, |supervised| supervised.page.restarts().0);
+        let (beginning, unfinished) = match past {
+            Some(past) => {
+                let (state, rows_fd, fds, unfinished) = past.split();
+                let store = FdStore::restore(reclaimer, fds, state.last_fd);
+                let control = Control::restore(rows_fd, &state.registry, &store, state.undone).map_err(rows)?;
+                if let Some(supervised) = &mut supervised {
+                    supervised.fatal = state.fatal;
+                }
+                let members = Membership::after(state.last_member);
+                let State { instance, started_at, registry, .. } = state;
+                (Beginning { instance, started_at, registry, store, control, members }, Some(unfinished))
+            }
+            None => {
+                let store = FdStore::new(reclaimer);
+                let control = Control::create(&store).map_err(rows)?;
+                let mut instance = [0; 8];
+                random(&mut instance).map_err(failed("draw random numbers"))?;
+                let instance = u64::from_le_bytes(instance);
+                let registry = Registry::new(bounds(&limits));
+                let members = Membership::default();
+                (Beginning { instance, started_at: now(), registry, store, control, members }, None)
+            }
+        };
+        let Beginning { instance, started_at, registry, store, control, members } = beginning;
+        let acceptor = Acceptor::new(place, config.handshake_timeout, &config.version, restarts << RESTART_SHIFT)
             .map_err(failed("open a spare file descriptor"))?;
-        let watched = reactor
+        let runner = Runner::new(store, control, config.unproven_after);
+        reactor
             .watch(&acceptor.place.listener, Source::Listener, EventFlags::IN)
             .and_then(|()| reactor.watch(&stop, Source::Stop, EventFlags::IN))
-            .and_then(|()| reactor.watch(runner.store.reclaimer().reports(), Source::Closed, EventFlags::IN));
-        if let Err(errno) = watched {
-            acceptor.place.file.remove();
-            return Err(failed("watch the listening socket")(errno));
-        }
+            .and_then(|()| reactor.watch(runner.store.reclaimer().reports(), Source::Closed, EventFlags::IN))
+            .and_then(|()| match &supervised {
+                Some(supervised) => reactor.watch(supervised.poke(), Source::Poke, EventFlags::IN | EventFlags::ET),
+                None => Ok(()),
+            })
+            .map_err(failed("watch the listening socket"))?;
         let about = About {
             pid: std::process::id(),
+            supervisor: None,
+            restarts,
             version: config.version,
-            instance: u64::from_le_bytes(instance),
-            started_at: now(),
+            instance,
+            started_at,
             log: config.log_path.map(|path| path.display().to_string()),
             limits: vec![
                 (Limit::Bytes, limits.given.bytes),
@@ -110,39 +172,32 @@ impl Server {
             domain = config.domain, socket = %acceptor.place.file.path().display(), pid = about.pid, version = about.version,
             instance = about.instance, clients = limits.clients, fds = limits.fds, "listening"
         );
-        Ok(Self {
+        let mut server = Self {
             reactor,
             _stop: stop,
             stopper,
-            registry: Registry::new(Bounds {
-                members: limits.clients,
-                rows: MAX_ROWS as u64,
-                bytes: limits.given.bytes,
-                names: limits.given.names,
-                fds: limits.fds,
-                waits: limits.given.waits,
-                log: WATCH_LOG,
-                leases: limits.given.leases,
-                chunks: MAX_CHUNKS as u64,
-                growths: MAX_GROWTHS,
-                timelines: limits.given.timelines,
-                slabs: u64::from(MAX_SLABS),
-                cells: u64::from(CELLS),
-                rest: REST,
-                semaphores: limits.given.semaphores,
-                attachments: MAX_ATTACHMENTS,
-            }),
+            registry,
             acceptor,
-            peers: Peers::default(),
+            peers: Peers::new(members),
             runner,
             limits,
             about,
+            supervised,
+            is_carrying_out: false,
             settle: config.settle,
             idle_exit: config.idle_exit,
             idle_since: None,
             exit: None,
             buffer: vec![0; READ_BYTES],
-        })
+        };
+        if let Some(unfinished) = unfinished {
+            server.resume_service(unfinished);
+        }
+        server.write_snapshot(true);
+        if let Some(supervised) = &server.supervised {
+            supervised.page.set_ready();
+        }
+        Ok(server)
     }
 
     /// Serves until the broker is stopped or has been idle for long enough.
@@ -150,10 +205,14 @@ impl Server {
         let mut events = Vec::with_capacity(EVENTS);
         let outcome = loop {
             self.note_idleness();
+            if let Some(supervised) = &self.supervised {
+                supervised.page.turn();
+            }
             if let Some(exit) = self.exit {
                 break Ok(exit);
             }
             self.discard_timers();
+            self.write_snapshot(false);
             self.runner.control.begin_turn();
             let limit = if self.runner.control.is_clearing() || !self.peers.unfinished.is_empty() {
                 Some(Duration::ZERO)
@@ -196,6 +255,8 @@ impl Server {
                 tracing::info!("asked to stop by a signal");
                 self.exit = Some(Exit::Signalled);
             }
+            // The turn of the loop is the sign of life that the supervisor wants.
+            Source::Poke => {}
             Source::Exit(member) => self.on_exit(member),
             Source::Closed => {
                 for id in self.runner.store.reclaimer().closed() {
@@ -218,12 +279,14 @@ impl Server {
         }
     }
 
-    /// Discards timers of completed handshakes, and the idle timer if the broker is not idle any more.
+    /// Discards timers of completed handshakes and of withdrawals that are over, and the idle timer if the broker is not idle any more.
     fn discard_timers(&mut self) {
         let connections = &self.peers.connections;
         let idle = self.idle_since.is_some();
+        let registry = &self.registry;
         self.reactor.discard_timers(|timer| match timer {
             Timer::Handshake(id) => connections.get(&id).is_none_or(|c| c.phase() != Phase::Handshake),
+            Timer::Deadline(id) => !registry.awaits(id),
             Timer::Idle => !idle,
             Timer::Settle(_)
             | Timer::Quarantine(_)
@@ -244,6 +307,7 @@ impl Server {
             }
             Timer::Settle(member) => self.weigh(member),
             Timer::Quarantine(member) => self.apply(Event::Expired { member }),
+            Timer::Deadline(id) => self.apply(Event::DeadlinePassed { id }),
             Timer::Flush(id) => {
                 if let Some(connection) = self.peers.connections.get_mut(&id) {
                     connection.awaits_retry = false;
@@ -272,6 +336,37 @@ impl Server {
     }
 }
 
+/// What a server begins with.
+struct Beginning {
+    instance: u64,
+    started_at: u64,
+    registry: Registry,
+    store: FdStore,
+    control: Control,
+    members: Membership,
+}
+
+fn bounds(limits: &Resolved) -> Bounds {
+    Bounds {
+        members: limits.clients,
+        rows: MAX_ROWS as u64,
+        bytes: limits.given.bytes,
+        names: limits.given.names,
+        fds: limits.fds,
+        waits: limits.given.waits,
+        log: WATCH_LOG,
+        leases: limits.given.leases,
+        chunks: MAX_CHUNKS as u64,
+        growths: MAX_GROWTHS,
+        timelines: limits.given.timelines,
+        slabs: u64::from(MAX_SLABS),
+        cells: u64::from(CELLS),
+        rest: REST,
+        semaphores: limits.given.semaphores,
+        attachments: MAX_ATTACHMENTS,
+    }
+}
+
 /// Fills `bytes` with random bytes.
 pub(super) fn random(bytes: &mut [u8]) -> Result<(), Errno> {
     // A request for up to 256 bytes is never cut short, once the kernel has gathered entropy at boot (getrandom(2)).
@@ -283,6 +378,9 @@ pub(super) fn now() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
+
+/// Numbers of connections are never used twice, not even by different workers: each has 2^32 of them.
+const RESTART_SHIFT: u32 = 32;
 
 /// Bytes of one read. Nearly every message fits.
 const READ_BYTES: usize = 64 * 1024;

@@ -1,7 +1,8 @@
 //! Donated file descriptors: their checks and their storage.
 
 use std::{
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    collections::BTreeMap,
+    os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd},
     sync::Arc,
     time::Duration,
 };
@@ -33,12 +34,41 @@ pub(super) struct FdStore {
     held: IdMap<FdId, Arc<Donated>>,
     /// The last number that was used.
     last: u64,
+    /// Numbers above this one are not recorded yet.
+    recorded: u64,
     reclaimer: Reclaimer,
 }
 
 impl FdStore {
     pub(super) fn new(reclaimer: Reclaimer) -> Self {
-        Self { held: IdMap::default(), last: 0, reclaimer }
+        Self { held: IdMap::default(), last: 0, recorded: 0, reclaimer }
+    }
+
+    /// Restores the store of a former process, which had used the numbers up to `last`.
+    pub(super) fn restore(reclaimer: Reclaimer, fds: BTreeMap<FdId, OwnedFd>, last: u64) -> Self {
+        let held = fds.into_iter().map(|(id, fd)| (id, Arc::new(reclaimer.keep(fd)))).collect();
+        Self { held, last, recorded: last, reclaimer }
+    }
+
+    /// Returns the registry's and the kernel's numbers of all descriptors.
+    pub(super) fn numbers(&self) -> BTreeMap<FdId, RawFd> {
+        self.held.iter().filter_map(|(id, fd)| Some((*id, fd.number()?))).collect()
+    }
+
+    /// Returns the numbers of the descriptors that came since the last record.
+    pub(super) fn unrecorded(&self) -> Vec<(FdId, RawFd)> {
+        let new = (self.recorded + 1..=self.last).map(FdId);
+        new.filter_map(|id| Some((id, self.held.get(&id)?.number()?))).collect()
+    }
+
+    /// Notes that all descriptors are recorded.
+    pub(super) fn set_recorded(&mut self) {
+        self.recorded = self.last;
+    }
+
+    /// Returns the last number that was used.
+    pub(super) fn last(&self) -> u64 {
+        self.last
     }
 
     /// Takes ownership of a file descriptor. When the result is dropped, the reclaimer closes the descriptor.

@@ -18,6 +18,7 @@ use std::{
 
 use partywall_os::{process, socket};
 use partywall_wire::{Refusal, limits::FDS_AT_ONCE};
+use serde::{Deserialize, Serialize};
 
 use crate::server::connection::{Channel, ConnectionId};
 
@@ -40,7 +41,7 @@ pub(super) struct Process {
     pub(super) pid: Option<u32>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) enum ProcessKey {
     Pid(u32),
     /// The inode of its pidfds, for a process without a pid in our PID namespace. The pid that it reports itself does

@@ -10,7 +10,7 @@
 
 use std::{
     collections::BTreeSet,
-    os::fd::{BorrowedFd, OwnedFd},
+    os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd},
     time::{Duration, Instant},
 };
 
@@ -18,7 +18,8 @@ use partywall_os::{
     process::{self, PidfdInfo},
     socket,
 };
-use partywall_wire::{Refusal, Resume, Token, handshake::Speaker, limits::MAX_COMMAND};
+use partywall_wire::{ClientHello, Refusal, Resume, Token, handshake::Speaker, limits::MAX_COMMAND};
+use serde::{Deserialize, Serialize};
 
 use crate::{
     registry::MemberId,
@@ -36,6 +37,8 @@ pub(super) struct Membership {
 #[derive(Debug)]
 pub(super) struct MemberRecord {
     pub(super) token: Token,
+    /// The number that its process drew for this attempt to join; 0 if it drew none.
+    attempt: u64,
     pub(super) pid: u32,
     process: ProcessKey,
     operator: bool,
@@ -53,6 +56,23 @@ pub(super) struct MemberRecord {
     hung_up: Option<Instant>,
     /// Whether the registry knows that a child holds its connection.
     held_by_child: bool,
+    /// When it was restored after a restart, until it resumes. Its process closes its former connection first.
+    restored: Option<Instant>,
+}
+
+/// A member, as the journal describes it: its identity, and the kernel's numbers of its descriptors.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct MemberFiles {
+    pub(super) member: MemberId,
+    pub(super) token: Token,
+    attempt: u64,
+    pub(super) pid: u32,
+    pub(super) process: ProcessKey,
+    operator: bool,
+    provable: bool,
+    pub(super) pidfd: Option<RawFd>,
+    /// The call sockets of its connections.
+    pub(super) calls: Vec<RawFd>,
 }
 
 /// The numbers of members of one process.
@@ -83,15 +103,16 @@ impl Membership {
         token: Token,
         connection: ConnectionId,
         process: ProcessKey,
-        operator: bool,
+        hello: &ClientHello,
     ) -> MemberId {
         self.last += 1;
         let member = MemberId(self.last);
         let record = MemberRecord {
             token,
             pid: client.pid,
+            attempt: hello.attempt,
             process,
-            operator,
+            operator: hello.operator,
             last_request: Instant::now(),
             current: Some(connection),
             held: BTreeSet::from([connection]),
@@ -100,9 +121,75 @@ impl Membership {
             exited: None,
             hung_up: None,
             held_by_child: false,
+            restored: None,
         };
         self.records.insert(member, record);
         member
+    }
+
+    /// Restores a member that a former process knew. It has no current connection; `held` are its former ones.
+    pub(super) fn restore(&mut self, files: &MemberFiles, pidfd: Option<OwnedFd>, held: Vec<ConnectionId>) {
+        let gone = Instant::now();
+        let record = MemberRecord {
+            token: files.token,
+            attempt: files.attempt,
+            pid: files.pid,
+            process: files.process,
+            operator: files.operator,
+            last_request: gone,
+            current: None,
+            hung_up: held.is_empty().then_some(gone),
+            held: held.into_iter().collect(),
+            exited: (files.provable && pidfd.is_none()).then_some(gone),
+            provable: files.provable,
+            pidfd,
+            held_by_child: false,
+            restored: Some(gone),
+        };
+        self.records.insert(files.member, record);
+    }
+
+    /// Continues with the numbers after that of the last member of a former process.
+    pub(super) fn after(last: u64) -> Self {
+        Self { records: IdMap::default(), last }
+    }
+
+    /// Returns the number of the last member.
+    pub(super) fn last(&self) -> u64 {
+        self.last
+    }
+
+    /// Describes a member for the journal. `call` returns the number of a connection's call socket.
+    pub(super) fn files(&self, member: MemberId, call: impl Fn(&ConnectionId) -> Option<RawFd>) -> Option<MemberFiles> {
+        let record = self.records.get(&member)?;
+        Some(MemberFiles {
+            member,
+            token: record.token,
+            attempt: record.attempt,
+            pid: record.pid,
+            process: record.process,
+            operator: record.operator,
+            provable: record.provable,
+            pidfd: record.pidfd.as_ref().map(AsRawFd::as_raw_fd),
+            calls: record.held.iter().filter_map(call).collect(),
+        })
+    }
+
+    /// Returns all members.
+    pub(super) fn ids(&self) -> impl Iterator<Item = MemberId> {
+        self.records.keys().copied()
+    }
+
+    /// Returns whether this is a connection of the member, present or former.
+    pub(super) fn holds(&self, member: MemberId, connection: ConnectionId) -> bool {
+        self.records.get(&member).is_some_and(|record| record.held.contains(&connection))
+    }
+
+    /// Returns whether a member is an operator that has not resumed in time after a restart.
+    pub(super) fn is_lost_operator(&self, member: MemberId) -> bool {
+        self.records
+            .get(&member)
+            .is_some_and(|record| record.operator && record.restored.is_some_and(|since| since.elapsed() >= TO_RESUME))
     }
 
     /// Returns how many members and operators a process has.
@@ -112,6 +199,7 @@ impl Membership {
             match record {
                 MemberRecord { operator: true, .. } => share.operators += 1,
                 MemberRecord { current: Some(_), .. } => share.connected += 1,
+                MemberRecord { restored: Some(since), .. } if since.elapsed() < TO_RESUME => {}
                 MemberRecord { current: None, .. } => share.hung_up += 1,
             }
         }
@@ -140,11 +228,20 @@ impl Membership {
         (same && record.exited.is_none()).then_some(member)
     }
 
+    /// Returns the member that a client has become by an earlier connection of the same attempt: the welcome was lost.
+    pub(super) fn joined_by(&self, attempt: u64, client: &Identified) -> Option<MemberId> {
+        let is_same = |record: &MemberRecord| {
+            attempt != 0 && record.attempt == attempt && record.pid == client.pid && record.exited.is_none()
+        };
+        self.records.iter().find(|(_, record)| is_same(record)).map(|(member, _)| *member)
+    }
+
     /// Moves a member to another connection. Returns its previous one.
     pub(super) fn resume(&mut self, member: MemberId, connection: ConnectionId) -> Option<ConnectionId> {
         let record = self.records.get_mut(&member)?;
         record.held.insert(connection);
         record.hung_up = None;
+        record.restored = None;
         record.current.replace(connection)
     }
 
@@ -214,7 +311,7 @@ impl Membership {
         match (record.exited, record.hung_up) {
             (Some(exited), Some(hung_up)) if settled(exited) && settled(hung_up) => Proof::Dead,
             (Some(exited), None) if settled(exited) => Proof::HeldByChild,
-            (None, Some(hung_up)) if !record.provable && settled(hung_up) => Proof::Dead,
+            (None, Some(hung_up)) if !record.provable && settled(hung_up) && record.has_had_time() => Proof::Dead,
             _ => Proof::None,
         }
     }
@@ -269,6 +366,16 @@ pub(super) fn presentable(text: &str) -> String {
     text
 }
 
+impl MemberRecord {
+    /// Returns whether it could have resumed after a restart.
+    fn has_had_time(&self) -> bool {
+        self.restored.is_none_or(|since| since.elapsed() >= TO_RESUME)
+    }
+}
+
+/// How long members have to resume after a restart: as long as the library tries.
+pub(super) const TO_RESUME: Duration = Duration::from_secs(10);
+
 /// Former connections of one member that are watched, because a child may hold them.
 const MAX_LINGERING: usize = 4;
 
@@ -281,7 +388,8 @@ mod tests {
     }
 
     fn join(members: &mut Membership, client: Identified, connection: ConnectionId) -> MemberId {
-        members.join(client, Token([7; 16]), connection, ProcessKey::Pid(1), false)
+        let hello = ClientHello { command: "".into(), operator: false, simulated: false, resume: None, attempt: 5 };
+        members.join(client, Token([7; 16]), connection, ProcessKey::Pid(1), &hello)
     }
 
     fn member() -> (Membership, MemberId, ConnectionId) {
@@ -343,6 +451,17 @@ mod tests {
         assert_eq!(members.resumable(&right, 5, &Identified { pid: 1, ..client() }), None);
         members.exited(member);
         assert_eq!(members.resumable(&right, 5, &client()), None);
+    }
+
+    #[test]
+    fn client_that_repeats_its_attempt_is_the_same_member() {
+        let (mut members, member, _) = member();
+        assert_eq!(members.joined_by(5, &client()), Some(member));
+        assert_eq!(members.joined_by(6, &client()), None);
+        assert_eq!(members.joined_by(5, &Identified { pid: 1, ..client() }), None, "a forked child");
+        assert_eq!(members.joined_by(0, &client()), None);
+        members.exited(member);
+        assert_eq!(members.joined_by(5, &client()), None);
     }
 
     #[test]

@@ -21,6 +21,8 @@
 //! | `reclaimer` | closes file descriptors off the loop |
 //! | `departures` | ends of connections and exits of processes |
 //! | `ending` | the end of the broker: idle, or on request |
+//! | `supervised` | the records of a supervised broker |
+//! | `restart` | continues what a former process did |
 //! | `translate` | conversion between the wire's messages and the registry's |
 //! | `ids` | tables keyed by the broker's own numbers |
 
@@ -39,7 +41,11 @@ mod peers;
 mod reactor;
 mod reclaimer;
 mod requests;
+mod restart;
 mod runner;
+mod supervised;
 mod timers;
 mod translate;
 mod turns;
+
+pub(crate) use supervised::Supervised;

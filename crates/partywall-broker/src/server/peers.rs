@@ -1,7 +1,8 @@
 //! Connections, their members, and their pending messages.
 
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    os::fd::AsRawFd,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -15,7 +16,7 @@ use crate::{
         fds::FdStore,
         ids::IdMap,
         in_flight::InFlight,
-        membership::Membership,
+        membership::{MemberFiles, Membership},
         reactor::{Reactor, Source},
         reclaimer::Donated,
         timers::Timer,
@@ -54,6 +55,10 @@ pub(super) struct Parked {
 }
 
 impl Peers {
+    pub(super) fn new(members: Membership) -> Self {
+        Self { members, ..Self::default() }
+    }
+
     /// Sends a message to a member over its current connection. A suspect gets nothing; it will repeat its request.
     pub(super) fn send<T: serde::Serialize>(
         &mut self,
@@ -118,6 +123,16 @@ impl Peers {
         if self.watching_unread {
             reactor.set_timer(SETTLE_UNREAD, Timer::Unread);
         }
+    }
+
+    /// Describes all members for the journal.
+    pub(super) fn files(&self) -> BTreeMap<MemberId, MemberFiles> {
+        self.members.ids().filter_map(|member| Some((member, self.files_of(member)?))).collect()
+    }
+
+    /// Describes a member for the journal.
+    pub(super) fn files_of(&self, member: MemberId) -> Option<MemberFiles> {
+        self.members.files(member, |id| Some(self.connections.get(id)?.call().as_raw_fd()))
     }
 
     /// Forgets a connection.

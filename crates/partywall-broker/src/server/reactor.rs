@@ -80,6 +80,8 @@ pub(super) enum Source {
     Stop,
     /// The reclaimer has closed something.
     Closed,
+    /// The supervisor wants a sign of life.
+    Poke,
     Socket(Channel, ConnectionId),
     Exit(MemberId),
 }
@@ -93,7 +95,8 @@ impl Source {
             2 => Self::Exit(MemberId(id)),
             _ if id == 0 => Self::Listener,
             _ if id == 1 => Self::Stop,
-            _ => Self::Closed,
+            _ if id == 2 => Self::Closed,
+            _ => Self::Poke,
         }
     }
 
@@ -105,6 +108,7 @@ impl Source {
             Self::Listener => 3,
             Self::Stop => 1 << 2 | 3,
             Self::Closed => 2 << 2 | 3,
+            Self::Poke => 3 << 2 | 3,
         })
     }
 }

@@ -5,7 +5,7 @@
 
 use std::{
     io,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
     sync::{
         Arc, Mutex,
         mpsc::{Receiver, Sender, channel},
@@ -113,6 +113,11 @@ pub(super) struct Donated {
 impl Donated {
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.fd.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Returns the kernel's number.
+    pub(super) fn number(&self) -> Option<RawFd> {
+        self.fd.as_ref().map(AsRawFd::as_raw_fd)
     }
 }
 

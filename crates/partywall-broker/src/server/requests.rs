@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use partywall_shm::crash::point;
 use partywall_wire::{self as wire, Refusal, Reply, Request};
 
 use crate::{
@@ -28,6 +29,20 @@ impl Server {
             // The client would not read the answer, and computing it costs time.
             return;
         }
+        match self.begin_request(member, request.id) {
+            Ok(()) => self.handle_request(id, member, request, message),
+            Err(refusal) => self.refuse_request(id, member, request.id, refusal),
+        }
+        if let Some(supervised) = &self.supervised {
+            supervised.page.end_request();
+        }
+    }
+
+    fn handle_request(&mut self, id: ConnectionId, member: MemberId, request: Request, message: Message) {
+        let Some(connection) = self.peers.connections.get(&id) else { return };
+        if let (wire::Call::Status, Some(supervised)) = (&request.call, &self.supervised) {
+            self.about.supervisor = supervised.supervisor();
+        }
         let operator = self.peers.members.note_request(member);
         if may_bring_descriptors(&request.call) {
             match self.peers.in_flight.room(connection.process(), operator) {
@@ -48,6 +63,7 @@ impl Server {
             translate::call(request.call, fds, &mut self.runner, self.registry.is_simulated(), self.about.instance)
         };
         let call = call.and_then(|call| self.provide(member, call));
+        point("broker: control memory created, request not decided");
         match call {
             Ok(call) => self.apply(Event::Request { member, request: RequestId(request.id), call }),
             Err(refusal) => self.refuse_request(id, member, request.id, refusal),

@@ -7,6 +7,7 @@ use std::{
 };
 
 use partywall_os::{Errno, process};
+use partywall_shm::crash::point;
 use partywall_wire::{self as wire, Kill, Refusal, Reply};
 use rustix::process::Signal;
 
@@ -14,14 +15,8 @@ use crate::{
     Exit,
     registry::{Call, Effect, Event, FdId, Guarded, MemberId, types::BlockControl},
     server::{
-        acceptor::no_fds,
-        connection::Channel,
-        control::Control,
-        event_loop::{Server, now},
-        fds::FdStore,
-        membership::Membership,
-        timers::Timer,
-        translate,
+        acceptor::no_fds, connection::Channel, control::Control, event_loop::Server, fds::FdStore,
+        membership::Membership, supervised::Record, timers::Timer, translate,
     },
 };
 
@@ -35,7 +30,7 @@ pub(super) struct Runner {
     /// The results of [`Effect::Kill`], until the reply that reports them.
     kills: Kills,
     /// Whether a timer is set for guarded cells. It is set while there are any.
-    guarding: bool,
+    pub(super) guarding: bool,
     /// How long a dead member's leases stay in quarantine; without a limit if absent.
     unproven_after: Option<Duration>,
 }
@@ -44,9 +39,8 @@ pub(super) struct Runner {
 pub(super) type Kills = BTreeMap<MemberId, Kill>;
 
 impl Runner {
-    pub(super) fn new(store: FdStore, unproven_after: Option<Duration>) -> Result<Self, Errno> {
-        let control = Control::create(&store)?;
-        Ok(Self { store, control, kills: Kills::new(), guarding: false, unproven_after })
+    pub(super) fn new(store: FdStore, control: Control, unproven_after: Option<Duration>) -> Self {
+        Self { store, control, kills: Kills::new(), guarding: false, unproven_after }
     }
 
     /// Creates the control memory of a pool, topic or queue.
@@ -109,20 +103,25 @@ impl Server {
 
     /// Applies an event to the registry and carries out the effects.
     pub(super) fn apply(&mut self, event: Event) {
-        let effects = self.registry.apply(event, now());
+        let effects = self.decide(event);
         self.carry_out(effects);
     }
 
     /// Carries out effects in order, then the effects that result from them.
     pub(super) fn carry_out(&mut self, effects: Vec<Effect>) {
+        let was_carrying_out = std::mem::replace(&mut self.is_carrying_out, true);
         let mut effects = VecDeque::from(effects);
         while let Some(effect) = effects.pop_front() {
+            point("broker: effect not carried out");
             match effect {
                 Effect::Reply { member, request, outcome, fds } => {
                     let outcome = translate::outcome(outcome, &self.about, &self.runner.control, &self.runner.kills);
                     self.runner.kills.clear();
                     let reply = Reply { id: request.0, outcome };
                     effects.extend(self.send(member, Channel::Call, &reply, &fds));
+                    if let Some(supervised) = &self.supervised {
+                        supervised.page.answered();
+                    }
                 }
                 Effect::Notify { member, ticket, outcome, fds } => {
                     let outcome = translate::outcome(outcome, &self.about, &self.runner.control, &self.runner.kills);
@@ -131,7 +130,8 @@ impl Server {
                 }
                 Effect::Close(fds) => self.runner.close(&fds),
                 Effect::Confirm(id) => self.runner.store.reclaimer().report(id),
-                Effect::StartCell { at, from, incarnation } => self.runner.control.start(at, from, incarnation),
+                // Done before the event was recorded.
+                Effect::StartCell { .. } => {}
                 Effect::EndCell { at, ending } => {
                     self.runner.control.end(at, ending);
                     if !self.runner.guarding {
@@ -139,7 +139,7 @@ impl Server {
                     }
                 }
                 Effect::SettleCell(at) if self.runner.control.is_complete(at) => {
-                    effects.extend(self.registry.apply(Event::CellSettled { at }, now()));
+                    effects.extend(self.decide(Event::CellSettled { at }));
                 }
                 // The cell is guarded, and each guard timer checks whether it is complete.
                 Effect::SettleCell(_) => {}
@@ -167,34 +167,53 @@ impl Server {
                         );
                     }
                 }
-                Effect::Quarantined(member) => {
-                    if let Some(timeout) = self.runner.unproven_after {
-                        self.reactor.set_timer(timeout, Timer::Quarantine(member));
-                    }
+                Effect::Quarantined(member) => self.await_end_of_quarantine(member),
+                Effect::AwaitDeadline { id, after } => {
+                    self.reactor.set_timer(Duration::from_millis(after), Timer::Deadline(id));
+                }
+                Effect::Stale { member, leases } => {
+                    let leases = leases.into_iter().map(|(lease, notice)| (lease.0, notice)).collect();
+                    effects.extend(self.send(member, Channel::Events, &wire::Event::Stale { leases }, &[]));
                 }
                 Effect::Kill(member) => self.runner.kill(member, &self.peers.members),
-                Effect::RemoveSocket => self.acceptor.place.file.remove(),
+                Effect::RemoveSocket => {
+                    self.set_ending();
+                    self.acceptor.place.file.remove();
+                }
                 Effect::Stop => {
                     tracing::info!("asked to stop by a member");
                     self.exit = Some(Exit::Stopped);
                 }
             }
         }
+        self.is_carrying_out = was_carrying_out;
+    }
+
+    /// Sets the timer that frees the leases of a dead member, if they are freed by a timer.
+    pub(super) fn await_end_of_quarantine(&mut self, member: MemberId) {
+        if let Some(timeout) = self.runner.unproven_after {
+            self.reactor.set_timer(timeout, Timer::Quarantine(member));
+        }
     }
 
     /// Returns permits and blocks of departed members, as many as this turn of the loop allows.
     pub(super) fn clear(&mut self) -> Vec<Effect> {
-        let cleared = self.runner.control.clear(self.registry.slabs()).into_iter();
-        cleared.flat_map(|row| self.registry.apply(Event::RowCleared { row }, now())).collect()
+        let (detached, cleared) = self.runner.control.clear(self.registry.slabs());
+        for _ in 0..detached {
+            self.record(&Record::Detached);
+        }
+        cleared.into_iter().flat_map(|row| self.decide(Event::RowCleared { row })).collect()
     }
 
     /// Undoes stores to cells after their end.
     pub(super) fn guard_cells(&mut self) -> Vec<Effect> {
         let mut effects = Vec::new();
         for Guarded { at, given_back } in self.registry.guarded() {
-            self.runner.control.guard(at);
+            if let Some(value) = self.runner.control.guard(at) {
+                self.record(&Record::Undone { at, value });
+            }
             if given_back && self.runner.control.is_complete(at) {
-                effects.extend(self.registry.apply(Event::CellSettled { at }, now()));
+                effects.extend(self.decide(Event::CellSettled { at }));
             }
         }
         self.runner.guarding = !self.registry.guarded().is_empty();

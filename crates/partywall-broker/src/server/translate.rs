@@ -5,7 +5,7 @@ use std::sync::Arc;
 use partywall_shm::{DType, queue::InUse};
 use partywall_wire::{
     self as wire, Answer, Refusal,
-    limits::{MAX_BLOCKS, MAX_PERMITS, check_name},
+    limits::{MAX_BLOCKS, MAX_DEADLINE, MAX_PERMITS, check_name},
 };
 
 mod control;
@@ -36,6 +36,9 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct About {
     pub(super) pid: u32,
+    /// The process that restarts the broker, while it lives, and how often it has.
+    pub(super) supervisor: Option<u32>,
+    pub(super) restarts: u64,
     pub(super) version: String,
     pub(super) instance: u64,
     pub(super) started_at: u64,
@@ -76,7 +79,10 @@ pub(super) fn call(
         wire::Call::Grow(grow) => Call::Grow(self::grow(grow, fds, &mut runner.store, simulated)?),
         wire::Call::Refresh { lease, growths, chunks } => Call::Refresh { lease: LeaseId(lease), growths, chunks },
         wire::Call::AwaitGrowth { lease, growths } => Call::AwaitGrowth { lease: LeaseId(lease), growths },
-        wire::Call::Remove { name } => Call::Remove { name: self::name(name)? },
+        wire::Call::Remove { deadline: Some(wire::Deadline { after, .. }), .. } if after > MAX_DEADLINE => {
+            return Err(invalid(format!("a deadline is at most {MAX_DEADLINE} ms away, not {after} ms")));
+        }
+        wire::Call::Remove { name, deadline } => Call::Remove { name: self::name(name)?, deadline },
         wire::Call::Inspect { name, version } => {
             Call::Inspect { name: self::name(name)?, version: self::version(version)? }
         }
@@ -242,12 +248,13 @@ fn answer(granted: registry::Answer, about: &About, control: &Control, kills: &K
             chunks: self::chunks(&memory).split_off(chunks),
             table: table(&memory.table),
         }),
-        registry::Answer::Withdrawn => Answer::Withdrawn,
-        registry::Answer::Removed { version, bytes_kept, holders, queues } => Answer::Removed {
+        registry::Answer::Withdrawn { notice } => Answer::Withdrawn { notice },
+        registry::Answer::Removed { version, bytes_kept, holders, queues, notice } => Answer::Removed {
             version,
             bytes_kept,
             holders: holders.iter().map(holder).collect(),
             queues: queues.iter().map(holding_queue).collect(),
+            notice,
         },
         registry::Answer::Info(info) => Answer::Info(Box::new(self::info(&info, control))),
         registry::Answer::Names { names, more } => {
@@ -300,9 +307,11 @@ fn info(info: &Info, control: &Control) -> wire::SegmentInfo {
     let slots = info.memory.control.and_then(|words| control.slot_table(words.slot_table()));
     let blocks = slots.map(SlotTable::holders).unwrap_or_default();
     let tasks = slots.map(SlotTable::workers).unwrap_or_default();
+    let waiters = slots.map(SlotTable::waiters).unwrap_or_default();
     let holder = |holder: &Holder| wire::HolderInfo {
         blocks: blocks.get(&holder.row).copied().unwrap_or(0),
         tasks: tasks.get(&holder.row).copied().unwrap_or(0),
+        waiting: waiters.get(&holder.row).copied().unwrap_or(0),
         ..self::holder(holder)
     };
     wire::SegmentInfo {
@@ -322,6 +331,8 @@ fn info(info: &Info, control: &Control) -> wire::SegmentInfo {
 fn status(counts: &Counts, about: &About) -> wire::StatusInfo {
     wire::StatusInfo {
         pid: about.pid,
+        supervisor: about.supervisor,
+        restarts: about.restarts,
         version: about.version.clone(),
         instance: about.instance,
         started_at: about.started_at,
@@ -353,6 +364,7 @@ fn name_row(row: &NameRow, control: &Control) -> wire::NameInfo {
         usage: slots.and_then(control::usage),
         older: row.older,
         older_bytes: row.older_bytes,
+        notice: row.notice,
     }
 }
 
@@ -370,6 +382,7 @@ fn version_row(row: &VersionRow) -> wire::VersionInfo {
         control: row.control.map(|control| control.shape),
         committer: row.committer,
         leases: row.leases,
+        notice: row.notice,
         committed_at: row.committed_at,
     }
 }
@@ -381,6 +394,7 @@ fn holder(holder: &Holder) -> wire::HolderInfo {
         leases: holder.leases,
         blocks: 0,
         tasks: 0,
+        waiting: 0,
         unproven: holder.unproven,
     }
 }
@@ -416,6 +430,8 @@ pub(super) fn refusal(refused: Refused) -> Refusal {
         Refused::VersionNotFound { name, version, latest } => {
             Refusal::VersionNotFound { name: name.to_string(), version, latest }
         }
+        Refused::Withdrawing { name, notice } => Refusal::Withdrawing { name: name.to_string(), notice },
+        Refused::Withdrawn { name, version, notice } => Refusal::Withdrawn { name: name.to_string(), version, notice },
         Refused::NameExists { name, version } => Refusal::NameExists { name: name.to_string(), version },
         Refused::ReadOnly { name, version } => Refusal::ReadOnly { name: name.to_string(), version },
         Refused::CannotGrow { name, version, why } => Refusal::CannotGrow { name: name.to_string(), version, why },

@@ -1,4 +1,4 @@
-//! Seats: which processes get one, and what works without one.
+//! Admission: which processes become members, and what works without being one.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ fn join(socket: &Path) -> Result<Client, Refusal> {
 }
 
 fn operator(socket: &Path) -> Result<Client, Refusal> {
-    let hello = ClientHello { command: "operator".into(), operator: true, simulated: true, resume: None };
+    let hello = ClientHello { command: "operator".into(), operator: true, simulated: true, resume: None, attempt: 0 };
     shake_hands_as(socket, &hello)
 }
 
@@ -61,7 +61,7 @@ fn operators_are_admitted_beside_all_members() {
         Ok(Answer::Evicted(evicted)) => assert_eq!((evicted.len(), evicted[0].kill), (1, Kill::NotAsked)),
         other => panic!("{other:?}"),
     }
-    assert!(matches!(operator.ask(Call::Remove { name: "name".into() }), Ok(Answer::Removed { .. })));
+    assert!(matches!(operator.ask(Call::Remove { name: "name".into(), deadline: None }), Ok(Answer::Removed { .. })));
     assert_eq!(operator.ask(Call::Stop { force: true }), Ok(Answer::Done));
     broker.exit();
 }

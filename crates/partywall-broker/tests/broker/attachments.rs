@@ -11,7 +11,7 @@ use partywall_wire::{Answer, Call, Control, Limit, QueueHolder, QueueShape, Refu
 
 use crate::{
     common::{Client, TestBroker, eventually, opened},
-    pools::{self, create, inspect},
+    pools::{self, create, inspect, survive_any_control_memory},
     roles::Role,
 };
 
@@ -163,4 +163,18 @@ fn invalid_attachments_are_refused() {
     assert_eq!(queue.attach(&mut one, segment), Err(full));
     queue.detach(&mut one, 5).unwrap();
     assert_eq!(queue.attach(&mut one, segment), Ok(5 + MAX_ATTACHMENTS));
+}
+
+#[test]
+fn broker_survives_any_control_memory_of_queues() {
+    let shape = QueueShape { tasks: 8, outputs: 3, output_bytes: 100, lease: 1 };
+    let control = Control { blocks: 4, block_bytes: 100, zeroed: false, topic: None, queue: Some(shape) };
+    survive_any_control_memory(control, |client, lease| {
+        let (_, segment) = client.commit(&format!("weights-{}", client.welcome.member), b"weights", false);
+        // The control memory may say that all entries are taken, or that tasks name this one.
+        if let Ok(Answer::Attached { attachment }) = client.ask(Call::Attach { queue: lease, segment }) {
+            let _ = client.ask(Call::DetachSegment { queue: lease, attachment });
+        }
+        let _ = client.ask(Call::Attach { queue: lease, segment });
+    });
 }

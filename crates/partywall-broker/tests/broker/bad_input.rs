@@ -275,7 +275,7 @@ fn served_requests_leak_nothing() {
         let _ = client.ask_with(Call::Commit(host_commit("bad", &[9])), &[&chunk]);
         let _ = client.ask_with(Call::Commit(Commit { if_absent: true, ..host_commit("a", &[8]) }), &[&chunk]);
         for name in ["a", "b"] {
-            client.ask(Call::Remove { name: name.into() }).unwrap();
+            client.ask(Call::Remove { name: name.into(), deadline: None }).unwrap();
         }
         // An unfinished message with a file descriptor, then the end of the connection or of the membership.
         if round % 3 == 0 {

@@ -27,7 +27,7 @@ fn resources_of_a_killed_process_are_reclaimed() {
     let mut completions =
         [watcher.completion(), watcher.completion()].map(|(ticket, outcome, _)| (ticket, outcome.unwrap()));
     completions.sort_by_key(|(ticket, _)| *ticket);
-    assert_eq!(completions[0], (withdrawal, Answer::Withdrawn));
+    assert_eq!(completions[0], (withdrawal, Answer::Withdrawn { notice: None }));
     assert!(matches!(completions[1], (ticket, Answer::Build { .. }) if ticket == build));
 
     eventually("it is gone", || watcher.state_of(member).is_none());

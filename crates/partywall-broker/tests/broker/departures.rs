@@ -52,7 +52,7 @@ fn evicted_member_gets_nothing_and_keeps_its_memory_until_death() {
     assert!(matches!(&evicted[..], [one] if one.member == member && one.leases == 3 && one.kill == Kill::NotAsked));
     let completions =
         [watcher.completion(), watcher.completion()].map(|(ticket, outcome, _)| (ticket, outcome.unwrap()));
-    assert!(completions.contains(&(withdrawal, Answer::Withdrawn)));
+    assert!(completions.contains(&(withdrawal, Answer::Withdrawn { notice: None })));
     assert!(
         completions.iter().any(|(_, answer)| matches!(answer, Answer::Build { .. })),
         "its claim goes to the member that waits"
@@ -201,7 +201,7 @@ fn under_mps_holdings_of_the_dead_are_quarantined() {
 
     holder.kill();
     let (_, outcome, _) = watcher.completion();
-    assert_eq!(outcome, Ok(Answer::Withdrawn), "others are notified of the death all the same");
+    assert_eq!(outcome, Ok(Answer::Withdrawn { notice: None }), "others are notified of the death all the same");
     assert_eq!(watcher.ask(Call::Release { lease }), Ok(Answer::Done));
     let dead = row(&mut watcher, member).unwrap();
     assert_eq!((dead.state, dead.leases, dead.bytes), (MemberState::Unproven, 3, 13));

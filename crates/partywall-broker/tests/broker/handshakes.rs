@@ -20,7 +20,7 @@ fn hello() -> Vec<u8> {
 fn hello_of(speaker: &Speaker, fds: usize) -> Vec<u8> {
     handshake::encode(
         speaker,
-        &ClientHello { command: "test".into(), operator: false, simulated: false, resume: None },
+        &ClientHello { command: "test".into(), operator: false, simulated: false, resume: None, attempt: 0 },
         fds,
     )
     .unwrap()

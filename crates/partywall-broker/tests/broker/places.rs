@@ -104,7 +104,7 @@ fn idle_broker_exits() {
     client.ask(Call::Bye).unwrap();
     std::thread::sleep(Duration::from_millis(200));
     let mut client = broker.client();
-    client.ask(Call::Remove { name: "kept".into() }).unwrap();
+    client.ask(Call::Remove { name: "kept".into(), deadline: None }).unwrap();
     std::thread::sleep(Duration::from_millis(200));
     assert_eq!(client.ask(Call::Ping), Ok(Answer::Done), "a member is there");
     client.ask(Call::Bye).unwrap();

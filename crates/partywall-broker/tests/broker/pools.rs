@@ -357,15 +357,23 @@ fn control_memory_is_bounded() {
 
 #[test]
 fn broker_survives_any_control_memory_of_pools() {
+    survive_any_control_memory(TOPIC, |_, _| {});
+}
+
+/// Creates an object, and overwrites its control memory again and again. Others open it, are asked about, evicted, and leave
+/// meanwhile. `open_more` is called with each of them and with the lease of the object.
+pub(crate) fn survive_any_control_memory(control: Control, open_more: impl Fn(&mut Client, u64)) {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
-    let (_, words) = create(&mut watcher, "t", TOPIC).unwrap();
+    let (lease, words) = create(&mut watcher, "t", control).unwrap();
+    open_more(&mut watcher, lease);
     let maps: Vec<_> = words.iter().map(|fd| SharedMap::writable(fd).unwrap()).collect();
     let mut others = Vec::new();
     let mut seed = 7_u64;
     for round in 0..30 {
         let mut other = broker.client();
         let (opened, _) = open(&mut other, "t").unwrap();
+        open_more(&mut other, opened.lease);
         for words in maps.iter().map(|map| map.slice::<u64>(0, map.len() / 8).unwrap()) {
             for at in 0..words.len() {
                 seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);

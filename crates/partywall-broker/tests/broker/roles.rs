@@ -144,7 +144,7 @@ impl Drop for Orphan {
     }
 }
 
-/// Not a test: the entry point of the child processes.
+/// Runs a child process of the tests. It is no test itself.
 #[test]
 fn role() {
     let Ok(role) = std::env::var(ROLE) else { return };

@@ -153,7 +153,7 @@ fn permits_return_with_a_holders_last_lease() {
     assert_eq!(release(&mut user, lease), Ok(Answer::Done));
     user.client.ask(Call::Ping).unwrap();
     assert!(watcher.semaphore.audit().is_idle());
-    assert!(!user.semaphore.free(&held), "it is nobody's");
+    assert!(!user.semaphore.free(&held), "no member holds it");
 
     let mut leaver = User::open(&broker.socket, "s", 3);
     let _held = leaver.acquire();

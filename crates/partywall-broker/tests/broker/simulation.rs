@@ -8,7 +8,7 @@ use partywall_wire::{Answer, Call, ClientHello, Commit, FdFault, Kind, Lifetime,
 use crate::common::{Client, TestBroker, host_commit, open, shake_hands, shake_hands_as};
 
 fn join(broker: &TestBroker, simulated: bool) -> Result<Client, Refusal> {
-    let hello = ClientHello { command: "test client".into(), operator: false, simulated, resume: None };
+    let hello = ClientHello { command: "test client".into(), operator: false, simulated, resume: None, attempt: 0 };
     shake_hands_as(&broker.socket, &hello)
 }
 
@@ -50,7 +50,7 @@ fn gpu_memory_keeps_a_domain_simulated_and_host_memory_does_not() {
     is_refused(&broker, false);
 
     let mut member = join(&broker, true).unwrap();
-    member.ask(Call::Remove { name: "gpu".into() }).unwrap();
+    member.ask(Call::Remove { name: "gpu".into(), deadline: None }).unwrap();
     member.ask(Call::Bye).unwrap();
     let mut member = join(&broker, false).unwrap();
     assert!(matches!(member.ask(open("host", false)), Ok(Answer::Opened(_))));

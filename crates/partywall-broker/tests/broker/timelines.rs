@@ -379,7 +379,7 @@ fn broker_without_fds_refuses_timelines_by_name() {
     };
     assert!(chunks > 5 && matches!(failed, Refusal::BadFd { .. }), "{failed:?}");
     assert!(matches!(user.open("t", true).err(), Some(Refusal::Limit { limit: Limit::Fds, .. })));
-    assert!(matches!(user.client.ask(Call::Remove { name: "0".into() }), Ok(Answer::Removed { .. })));
+    assert!(matches!(user.client.ask(Call::Remove { name: "0".into(), deadline: None }), Ok(Answer::Removed { .. })));
     for lease in 1..=3 {
         user.client.ask(Call::Release { lease }).unwrap();
     }

@@ -118,7 +118,8 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     show(output, &report);
     output.value(&serde_json::to_value(&report).unwrap_or_default());
     if let Some(out) = &arguments.out {
-        let (data, page) = (out.join("report.json"), out.join("report.html"));
+        let data = out.join("report.json");
+        let page = out.join("report.html");
         report.write_json(&data).map_err(|error| Failure::new(ErrorKind::Refused, error.to_string(), WRITING))?;
         let text = report.page().map_err(|error| Failure::new(ErrorKind::Refused, error.to_string(), WRITING))?;
         fs::write(&page, text).map_err(|error| Failure::system(&format!("cannot write {}", page.display()), error))?;
@@ -177,7 +178,8 @@ fn compare(output: Output, before: &std::path::Path, after: &std::path::Path, fo
             Failure::new(kind, error.to_string(), "name a report.json that `partywall bench --out DIR` has written")
         })
     };
-    let (before, after) = (read(before)?, read(after)?);
+    let before = read(before)?;
+    let after = read(after)?;
     if let Some(why) = before.other_machine(&after).filter(|_| !force) {
         let advice = "measure both on one machine, or add --force if the machines are what you compare";
         return Err(Failure::new(ErrorKind::Refused, format!("the reports are of two machines: {why}"), advice));

@@ -1,8 +1,7 @@
 //! `partywall ls`. With `--json` it prints one object, with `--watch` one object a line for each repetition:
 //!
 //! - `socket`;
-//! - `names`: a list of `name`, `latest` (the keys of [`describe::version`], or null), `older_versions`, `older_bytes`,
-//!   and `usage` (of a pool, topic or queue [`describe::control::usage`], else null);
+//! - `names`: a list of [`describe::name`];
 //! - `timelines` and `semaphores` ([`describe`]): their names are independent of
 //!   those in `names`.
 
@@ -192,6 +191,11 @@ fn row(name: &NameInfo) -> Vec<String> {
         let mut row = vec![name.name.clone(), "removed".into()];
         row.resize(10, String::new());
         row[8] = older;
+        if let Some(notice) = &name.notice {
+            let left = text::until(notice.until);
+            let now = if left.is_zero() { "over".into() } else { format!("in {}", text::duration(left)) };
+            row[6] = format!("{} {now}", notice.then.name());
+        }
         return row;
     };
     let mutable = match (latest.mutable, latest.reserved) {

@@ -99,10 +99,7 @@ fn remarks(members: &[MemberInfo]) -> Vec<String> {
     remarks.extend(describe::mps_daemons(members).iter().map(describe::mps_line));
     let in_doubt = |doubt| members.iter().any(|m| m.doubt == Some(doubt) && m.state != MemberState::Unproven);
     if in_doubt(Doubt::Mps) {
-        remarks.push(
-            "under MPS a client's death does not prove that its GPU work has ended: its memory goes to quarantine unless it disconnected cleanly"
-                .into(),
-        );
+        remarks.push(describe::MPS_PRICE.into());
     }
     if in_doubt(Doubt::NoPidfd) {
         remarks.push(

@@ -144,7 +144,7 @@ fn hold(context: &Context, segment: &Segment, stop: &AtomicBool) -> Result<(), F
         // The broker reports the removal. A signal does not end the wait, so its flag is polled.
         match segment.wait_withdrawn(Duration::from_millis(250)) {
             Err(Error::Timeout { .. }) => {}
-            Ok(()) => {
+            Ok(_) => {
                 context.output().remark(format!("{} has been removed", segment.name()));
                 break;
             }

@@ -1,16 +1,16 @@
 //! `partywall rm NAME…`. With `--json`: `removed`, a list of `name`, `version`, `bytes_kept`, `holders`
-//! ([`describe`]), `queues` ([`describe`]), and `failed`, a list of `name`, `error` (`code`, `kind`, `message`, `advice`).
+//! ([`describe`]), `queues` ([`describe`]), `notice` (with `--deadline` as of [`describe::version`], else null), and `failed`, a list of `name`, `error` (`code`, `kind`, `message`, `advice`).
 //!
 //! Every name is tried. The exit code is that of the first failure. Before it removes the matches of a pattern, the
 //! command asks for confirmation unless `--yes` is given. Without a terminal to ask at, it refuses.
 //!
 //! `partywall rm --unproven [PID]`. With `--json`: `freed`, a list of `member`, `pid`, `command`, `leases`, `bytes`.
 
-use std::io::IsTerminal;
+use std::{io::IsTerminal, time::Duration};
 
 use clap::Args;
 use partywall::{
-    Domain, Error, ErrorKind, Pattern, bytes,
+    Domain, Error, ErrorKind, Pattern, Then, bytes,
     error::{InvalidArgument, NotFound},
     info::Freed,
 };
@@ -27,9 +27,16 @@ pub(crate) struct Arguments {
     /// Do not ask before removing the matches of a pattern
     #[arg(short, long)]
     yes: bool,
+    /// Give the readers SECONDS to drop the names. The names cannot be opened any more
+    #[arg(long, value_name = "SECONDS", value_parser = text::parse_seconds, allow_negative_numbers = true)]
+    deadline: Option<Duration>,
+    /// What happens to readers that are left at the deadline. wait: nothing; stale: they get no new view of the memory;
+    /// evict: they are evicted, as by `partywall evict` [default: wait]
+    #[arg(long, value_name = "POLICY", value_parser = parse_then, requires = "deadline")]
+    then: Option<Then>,
     /// Free the memory of unproven dead processes (`partywall ps`), of all or of one, although their GPU work may still
     /// run. Use it only when none of their GPU work runs any more
-    #[arg(long, value_name = "PID", num_args = 0..=1, value_parser = text::parse_pid, conflicts_with_all = ["names", "yes"])]
+    #[arg(long, value_name = "PID", num_args = 0..=1, value_parser = text::parse_pid, conflicts_with_all = ["names", "yes", "deadline"])]
     unproven: Option<Option<u32>>,
 }
 
@@ -48,19 +55,26 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
         return Err(Failure::silent(ErrorKind::CheckFailed));
     }
     for name in &names {
-        match domain.remove(name) {
+        let done = match arguments.deadline {
+            None => domain.remove(name),
+            Some(deadline) => domain.withdraw(name, deadline, arguments.then.unwrap_or(Then::Wait)),
+        };
+        match done {
             Ok(done) => {
                 let rest = match describe::what_stays(done.bytes_kept, &done.holders, &done.queues) {
                     Some(stays) => stays,
                     None => "its memory is free".into(),
                 };
-                output.line(format!("removed {name:?} (version {}); {rest}", done.version));
+                let notice = done.notice.filter(|_| !done.holders.is_empty() || !done.queues.is_empty());
+                let notice = notice.map_or_else(String::new, |notice| format!("; {}", describe::notice(&notice)));
+                output.line(format!("removed {name:?} (version {}); {rest}{notice}", done.version));
                 removed.push(json!({
                     "name": name,
                     "version": done.version,
                     "bytes_kept": done.bytes_kept,
                     "holders": done.holders,
                     "queues": done.queues,
+                    "notice": done.notice,
                 }));
             }
             Err(error) => {
@@ -75,6 +89,11 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     }
     output.value(&json!({ "removed": removed, "failed": failed }));
     first.map_or(Ok(()), |kind| Err(Failure::silent(kind)))
+}
+
+fn parse_then(text: &str) -> Result<Then, String> {
+    let then = [Then::Wait, Then::Stale, Then::Evict].into_iter().find(|then| then.name() == text);
+    then.ok_or_else(|| format!("{text:?} is not wait, stale or evict"))
 }
 
 /// Returns the given names and the matches of the patterns, each once.

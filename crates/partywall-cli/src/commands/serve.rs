@@ -1,12 +1,21 @@
 //! `partywall serve`: the broker, in the foreground or as a daemon.
 //!
-//! In the foreground it prints one line when it is ready, or with `--json` an object: `pid`, `socket`, `domain`,
-//! `version`, `log` (a path or null). `--background` prints the same once the daemon is ready, and ends.
+//! The command itself is the supervisor, which starts the broker's worker again if it dies.
+//!
+//! In the foreground it prints one line when it is ready, or with `--json` an object: `pid` (of the worker), `supervisor`
+//! (its own pid), `socket`, `domain`, `version`, `log` (a path or null). `--background` prints the same once the daemon is ready, and ends. `--check` prints
+//! `socket`, `domain`, `version`, `log`.
+//!
+//! In the foreground it is a service of systemd, if systemd has started it; see [`manager`].
 
 pub(super) mod daemon;
+mod manager;
 
 use std::{
-    os::unix::fs::DirBuilderExt,
+    os::{
+        fd::{AsFd, AsRawFd, OwnedFd, RawFd},
+        unix::fs::DirBuilderExt,
+    },
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -14,8 +23,12 @@ use std::{
 
 use clap::Args;
 use partywall::{ErrorKind, Location};
-use partywall_broker::{Broker, Config, Limits, StartError, log::RotatingLog};
-use partywall_os::dir::Unsafe;
+use partywall_broker::{
+    Broker, Config, Exit, Limits, StartError,
+    log::RotatingLog,
+    supervisor::{Supervisor, Worker, exit_code},
+};
+use partywall_os::{dir::Unsafe, supervision::LeftOpen};
 use rustix::process::{Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -33,6 +46,9 @@ pub(crate) struct Arguments {
     /// Leave the terminal: return as soon as the broker is ready
     #[arg(long)]
     background: bool,
+    /// Check the directory, the limits and whether another broker runs; start nothing
+    #[arg(long, conflicts_with = "background")]
+    check: bool,
     /// The starter holds the lock on the socket's directory until the broker is ready. Used only with
     /// --background and by the library: the process itself becomes the daemon, and prints a failure on standard error
     #[arg(long, hide = true, requires = "background")]
@@ -96,17 +112,25 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let location = context.options().location()?;
     // Absolute, because a daemon leaves its working directory.
     let log = std::path::absolute(location.log()).unwrap_or_else(|_| location.log());
+    if arguments.check {
+        return check(context, arguments, &location, &log);
+    }
     if arguments.background && !arguments.detach && !arguments.starter_holds_lock {
         return daemon::start();
     }
     if !arguments.background {
-        return serve(context, arguments, &location, log, |ready| {
-            context.output().announce(ready.text(), &ready.json())
+        let listener = manager::listener(context.output())?;
+        let served = serve(context, arguments, &location, log, listener, None, |ready| {
+            context.output().announce(ready.text(), &ready.json());
+            manager::notify(context.output(), &format!("READY=1\nSTATUS={}", ready.text()));
         });
+        manager::notify(context.output(), "STOPPING=1");
+        return served;
     }
     let starter = daemon::daemonize()?;
+    let pipe = starter.as_fd().as_raw_fd();
     let mut starter = Some(starter);
-    let served = serve(context, arguments, &location, log, |ready| {
+    let served = serve(context, arguments, &location, log, None, Some(pipe), |ready| {
         if let Some(starter) = starter.take() {
             starter.ready(&context.output().announcement(ready.text(), &ready.json()));
         }
@@ -126,32 +150,38 @@ fn serve(
     arguments: &Arguments,
     location: &Location,
     log: PathBuf,
+    listener: Option<OwnedFd>,
+    starter: Option<RawFd>,
     when_ready: impl FnOnce(&Ready<'_>),
 ) -> Result<(), Failure> {
+    // The supervisor only makes sure that a log can be written. Each worker opens it for itself.
     let log = if arguments.of_a_lab.is_some() { None } else { try_log(context, log) };
-    let broker = Broker::bind(config(arguments, location, log.clone())).map_err(failure)?;
-    for signal in [SIGINT, SIGTERM] {
-        let stop = broker.stop_handle().map_err(|error| Failure::system("making a stop handle", error))?;
-        let registered = signal_hook::low_level::pipe::register(signal, stop);
-        registered.map_err(|error| Failure::system("handling signals", error))?;
-    }
+    let config = config(arguments, location, log.clone());
+    let supervisor = Supervisor::bind(config, listener).map_err(failure)?;
     if let Some(lab) = arguments.of_a_lab {
         let refused = |errno| Failure::system("asking for a signal", errno);
         set_parent_process_death_signal(Some(Signal::TERM)).map_err(refused)?;
-        // The lab may have been killed before the request; then no signal arrives.
+        // The lab may have been killed before the request; then no signal arrives. This one waits until the worker runs.
         if Pid::as_raw(getppid()) != lab {
             kill_process(getpid(), Signal::TERM).map_err(refused)?;
         }
     }
-    when_ready(&Ready { pid: std::process::id(), location, log: log.as_deref() });
-    let exit = broker.run().map_err(|error| {
-        Failure::new(
-            ErrorKind::Refused,
-            format!("the broker cannot continue: {error}"),
-            "start it again; names are lost",
-        )
-    })?;
-    tracing::info!(?exit, "the broker has ended");
+    let worker_log = log.clone();
+    let served = daemon::supervise(
+        supervisor,
+        |worker, left| work(worker, left, worker_log.as_deref()),
+        |pid| when_ready(&Ready { pid, location, log: log.as_deref() }),
+        starter,
+    );
+    if let Err(error) = served {
+        if let Some(log) = &log {
+            let _ = start_log(log);
+        }
+        tracing::error!(%error, "the domain has ended");
+        let advice =
+            "start it again: names are lost, and mapped memory stays mapped; `partywall logs` may show the reason";
+        return Err(Failure::new(ErrorKind::Refused, error.to_string(), advice));
+    }
     if let (Some(_), Some(directory)) = (arguments.of_a_lab, location.socket.parent()) {
         // Fails if the directory is not empty, or if the lab has removed it already.
         let _ = std::fs::remove_dir(directory);
@@ -159,10 +189,47 @@ fn serve(
     Ok(())
 }
 
-/// Starts the log and returns its path, or `None` with a remark if no log can be written.
+/// Serves, in a process of its own, until the domain ends. Returns the exit code.
+fn work(worker: Worker, left: LeftOpen, log: Option<&Path>) -> u8 {
+    if let Some(log) = log {
+        // The supervisor has checked that it can be written.
+        let _ = start_log(log);
+    }
+    // A panic must not unwind: dropping the broker would close the memory that the next worker continues with.
+    std::panic::set_hook(Box::new(|panic| {
+        tracing::error!(%panic, "a bug: please report it");
+        std::process::abort();
+    }));
+    let run = || -> Result<Exit, String> {
+        let broker = worker.start(left).map_err(|error| error.to_string())?;
+        for signal in [SIGINT, SIGTERM] {
+            let stop = broker.stop_handle().map_err(|error| error.to_string())?;
+            signal_hook::low_level::pipe::register(signal, stop).map_err(|error| error.to_string())?;
+        }
+        broker.run().map_err(|error| error.to_string())
+    };
+    let exit = run();
+    match &exit {
+        Ok(exit) => tracing::info!(?exit, "the broker has ended"),
+        Err(error) => tracing::error!(error, "the broker cannot continue"),
+    }
+    exit_code(exit.ok())
+}
+
+/// Says whether a broker can start.
+fn check(context: &Context, arguments: &Arguments, location: &Location, log: &Path) -> Result<(), Failure> {
+    Broker::check(&config(arguments, location, None)).map_err(failure)?;
+    let Location { domain, socket, .. } = location;
+    let text = format!("a broker of domain {domain:?} can listen at {}; log in {}", socket.display(), log.display());
+    let value = json!({ "socket": socket, "domain": domain, "version": partywall::VERSION, "log": log });
+    context.output().announce(text, &value);
+    Ok(())
+}
+
+/// Checks that the log can be written and returns its path, or `None` with a remark if no log can be written.
 fn try_log(context: &Context, log: PathBuf) -> Option<PathBuf> {
     // The broker starts without a log too: many containers have a read-only home directory.
-    if let Err(error) = start_log(&log) {
+    if let Err(error) = open_log(&log) {
         context.output().remark(format!("no log is written: {}: {error}", log.display()));
         return None;
     }
@@ -180,12 +247,18 @@ impl Ready<'_> {
     fn text(&self) -> String {
         let log = self.log.map_or_else(|| "no log".into(), |log| format!("log in {}", log.display()));
         let Location { domain, socket, .. } = self.location;
-        format!("broker of domain {domain:?} with pid {} listens at {}; {log}", self.pid, socket.display())
+        format!(
+            "broker of domain {domain:?} with pid {}, supervised by pid {}, listens at {}; {log}",
+            self.pid,
+            std::process::id(),
+            socket.display()
+        )
     }
 
     fn json(&self) -> serde_json::Value {
         json!({
             "pid": self.pid,
+            "supervisor": std::process::id(),
             "socket": self.location.socket,
             "domain": self.location.domain,
             "version": partywall::VERSION,
@@ -230,12 +303,16 @@ fn config(arguments: &Arguments, location: &Location, log: Option<PathBuf>) -> C
     }
 }
 
-/// Writes the events of `tracing` and panics to the log.
-fn start_log(path: &Path) -> std::io::Result<()> {
+fn open_log(path: &Path) -> std::io::Result<RotatingLog> {
     let directory = path.parent().unwrap_or(Path::new("/"));
     // The mode applies to the directories created here. The log may be in the socket's directory, which must be 0700.
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
-    let log = RotatingLog::open(path)?;
+    RotatingLog::open(path)
+}
+
+/// Writes the events of `tracing` to the log.
+fn start_log(path: &Path) -> std::io::Result<()> {
+    let log = open_log(path)?;
     let level = std::env::var("PARTYWALL_LOG").ok().filter(|level| !level.is_empty());
     let filter = level.as_deref().map(EnvFilter::try_new);
     let refused = matches!(filter, Some(Err(_)));
@@ -245,7 +322,6 @@ fn start_log(path: &Path) -> std::io::Result<()> {
     if refused {
         tracing::warn!(level, "PARTYWALL_LOG is not a level (error, warn, info, debug, trace): using info");
     }
-    std::panic::set_hook(Box::new(|panic| tracing::error!(%panic, "a bug: please report it")));
     Ok(())
 }
 
@@ -267,6 +343,10 @@ fn failure(error: StartError) -> Failure {
         }
         StartError::NotASocket { path, .. } => {
             (ErrorKind::Refused, format!("remove {}, or name another --socket", path.display()))
+        }
+        StartError::Inherited { .. } => {
+            let advice = "set ListenStream= of the socket unit to the socket that `partywall status` prints";
+            (ErrorKind::Refused, format!("{advice}, or --socket to the path of ListenStream="))
         }
         StartError::TooFewFiles { needed, room, .. } => {
             let fewer = if *room > 0 { format!(", or serve with --max-clients {room}") } else { String::new() };

@@ -23,7 +23,7 @@ use partywall::{
     Domain, Error, SampleType, bytes,
     error::{Gone, NotFound},
     info::{
-        Ages, AttachedInfo, Control, ControlInfo, HolderInfo, Lifetime, ObjectDetail, ObjectInfo, ObjectKind,
+        Ages, AttachedInfo, Control, ControlInfo, HolderInfo, Lifetime, Notice, ObjectDetail, ObjectInfo, ObjectKind,
         Participant, PublisherInfo, QueueShape, SegmentInfo, SubscriberInfo, TopicInfo, TopicShape, VersionInfo,
     },
     kind_name,
@@ -120,6 +120,9 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     for daemon in &daemons {
         output.line(describe::mps_line(daemon));
     }
+    if !daemons.is_empty() {
+        output.line(describe::MPS_PRICE);
+    }
     Ok(())
 }
 
@@ -180,7 +183,7 @@ fn topic_facts(output: Output, domain: &Domain, info: &SegmentInfo, shape: &Topi
     Ok(())
 }
 
-/// Prints how long a topic or queue stays, and who created it.
+/// Prints how long a topic or queue stays, and which process created it.
 fn history(output: Output, info: &SegmentInfo) {
     let VersionInfo { version, lifetime, committer, committed_at, .. } = &info.version;
     fact(output, "lifetime", self::lifetime(*lifetime, *committer));
@@ -188,6 +191,16 @@ fn history(output: Output, info: &SegmentInfo) {
     fact(output, "made", format!("{} ({ago} ago) by pid {committer}, version {version}", text::moment(*committed_at)));
     if !info.is_latest {
         fact(output, "removed", "it can no longer be opened, and goes with the last process that has it open");
+    }
+    withdrawal(output, &info.version);
+}
+
+/// Prints the deadline of a withdrawal, if it has one.
+fn withdrawal(output: Output, version: &VersionInfo) {
+    if let Some(notice) = &version.notice {
+        let Notice { pid, at, until, .. } = notice;
+        let when = format!("by pid {pid} {} ago, until {}", text::duration(text::since(*at)), text::moment(*until));
+        fact(output, "withdrawn", format!("{when}: {}", describe::notice(notice)));
     }
 }
 
@@ -216,6 +229,14 @@ fn queue_facts(output: Output, info: &SegmentInfo, shape: &QueueShape) {
         let Some(blocks) = blocks else { continue };
         let counts = counts.map(|counts| format!(": {}", describe::control::counts(counts, "with tasks")));
         fact(output, what, format!("{}{}", describe::control::blocks(blocks), counts.unwrap_or_default()));
+    }
+    if let Some((_, queue)) = used
+        && queue.usage.done > 0
+        && queue.outputs.free == 0
+        && queue.outputs.in_ring > 0
+    {
+        let advice = format!("take them, or drop them with `partywall queue purge {} --results`", info.name);
+        fact(output, "blocked", format!("results that were not taken occupy the output blocks: {advice}"));
     }
     if let Some((used, queue)) = used {
         let wrong = used.blocks.invalid + queue.outputs.invalid;
@@ -308,8 +329,8 @@ fn object_facts(output: Output, object: &ObjectDetail) {
         }
         _ => {}
     }
-    let counted: &[_] = if matches!(object.info, ObjectInfo::Semaphore(_)) { &[">PERMITS"] } else { &[] };
-    holders(output, object.holders.iter().map(|held| (&held.holder, [held.permits])), counted);
+    let counted: &[_] = if matches!(object.info, ObjectInfo::Semaphore(_)) { &[">PERMITS", ">WAITING"] } else { &[] };
+    holders(output, object.holders.iter().map(|held| (&held.holder, [held.permits, held.holder.waiting])), counted);
 }
 
 /// Prints the holders, each with as many of its numbers as there are headings for them in `counted`.
@@ -389,6 +410,7 @@ fn facts(output: Output, info: &SegmentInfo) {
     if control.is_none() || !info.is_latest {
         fact(output, "version", format!("{version} ({latest})"));
     }
+    withdrawal(output, &info.version);
     fact(output, "kind", kind_name(*kind));
     fact(output, "place", describe::place((*place).into()));
     if control.is_some() {
@@ -512,11 +534,11 @@ fn people(output: Output, info: &SegmentInfo) {
         return;
     }
     let counted: &[_] = match &info.control {
-        Some(ControlInfo { queue: Some(_), .. }) => &[">BLOCKS", ">TASKS"],
-        Some(_) => &[">BLOCKS"],
+        Some(ControlInfo { queue: Some(_), .. }) => &[">BLOCKS", ">WAITING", ">TASKS"],
+        Some(_) => &[">BLOCKS", ">WAITING"],
         None => &[],
     };
-    holders(output, info.holders.iter().map(|holder| (holder, [holder.blocks, holder.tasks])), counted);
+    holders(output, info.holders.iter().map(|holder| (holder, [holder.blocks, holder.waiting, holder.tasks])), counted);
 }
 
 fn versions(output: Output, info: &SegmentInfo) {

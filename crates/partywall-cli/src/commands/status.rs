@@ -1,4 +1,5 @@
-//! `partywall status`. With `--json`: `pid`, `version`, `instance` (in hexadecimal), `domain`, `socket`, `log` (a path
+//! `partywall status`. With `--json`: `pid` (of the worker, which serves), `supervisor` (the pid of the process that
+//! restarts the worker if it dies; null if that is dead, or if there is none), `restarts` (a number), `version`, `instance` (in hexadecimal), `domain`, `socket`, `log` (a path
 //! or null), `simulated` (whether its members run on the simulated CUDA driver), `started_at_ms` (since 1970),
 //! `uptime_seconds`, `names`, `versions`, `timelines`, `semaphores`, `leases`, `fds` (numbers), `unproven` (what is in
 //! quarantine: `members`, `bytes`), `deaths` (of members since the start: `all`, and `unproven`, whose work on GPUs may
@@ -54,6 +55,8 @@ pub(crate) fn value(status: &StatusInfo, members: &[MemberInfo], location: &part
     let limits = status.limits.iter().map(|(limit, value)| (describe::limit(*limit).to_owned(), json!(value)));
     json!({
         "pid": status.pid,
+        "supervisor": status.supervisor,
+        "restarts": status.restarts,
         "version": status.version,
         "instance": format!("{:016x}", status.instance),
         "domain": location.domain,
@@ -79,7 +82,12 @@ pub(crate) fn value(status: &StatusInfo, members: &[MemberInfo], location: &part
 
 fn broker(output: Output, status: &StatusInfo, location: &partywall::Location) {
     let fact = |what: &str, value: String| output.line(format!("{what:<8} {value}"));
-    fact("broker", format!("pid {}, partywall {}", status.pid, status.version));
+    let supervisor = match (status.supervisor, status.restarts) {
+        (None, _) => "without a supervisor: it will not be restarted if it dies".to_owned(),
+        (Some(pid), 0) => format!("supervised by pid {pid}"),
+        (Some(pid), restarts) => format!("restarted {} by its supervisor, pid {pid}", count(restarts, "time")),
+    };
+    fact("broker", format!("pid {}, partywall {}; {supervisor}", status.pid, status.version));
     fact("domain", location.domain.clone());
     fact("socket", location.socket.display().to_string());
     fact("log", status.log.clone().unwrap_or_else(|| "none".into()));

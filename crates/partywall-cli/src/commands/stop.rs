@@ -56,8 +56,10 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
         }
         Err(error) => return Err(error.into()),
     };
-    let stale = remove_stale(&location)?;
     let Ended { pid, how } = how;
+    // A broker that ends by itself has removed its socket, unless it is a socket of systemd: looking for a listener there
+    // would start the next broker.
+    let stale = how != "asked" && remove_stale(&location)?;
     let who = pid.map_or_else(String::new, |pid| format!(" with pid {pid}"));
     context.output().line(format!("the broker{who} at {} has ended", location.socket.display()));
     context.output().value(&json!({
@@ -77,7 +79,15 @@ fn unresponsive(location: &Location, error: Error) -> Failure {
     // The kernel knows the pid of the listener, unless the queue of connections is full.
     let pid = partywall::broker_pid(location).ok().flatten();
     let (who, end) = match pid {
-        Some(pid) => (format!(" (pid {pid})"), format!("`kill {pid}` ends it, or `kill -9 {pid}` if it is stopped")),
+        // The service manager listens for a broker that has not started: a signal would end the user's session.
+        Some(pid) if std::fs::read(format!("/proc/{pid}/comm")).is_ok_and(|name| name == b"systemd\n") => {
+            (String::new(), "systemd listens for it: `systemctl stop` ends its service and its socket unit".to_owned())
+        }
+        // The listener is the supervisor. Without it nothing replaces a worker that is stopped.
+        Some(pid) => {
+            let end = format!("its supervisor replaces it after 30 s; `kill {pid}` ends it");
+            (format!(" (pid {pid})"), end)
+        }
         None => (String::new(), "end it where it was started".to_owned()),
     };
     let message = format!("{error}{who}; it was not stopped, because it may hold kept names");
@@ -91,8 +101,10 @@ fn ask(context: &Context, location: &Location, domain: &Domain, force: bool) -> 
     let said = domain.status().ok().map(|status| status.pid);
     // The pid of a broker in another PID namespace means nothing here.
     let seen = partywall::broker_pid(location).ok().flatten();
-    // Opened now, while the pid certainly belongs to the broker: it just answered.
+    // Opened now, while the pids certainly belong to the broker: it just answered. The listener is the supervisor; the
+    // process that answers is its worker, or the broker itself if it has no supervisor.
     let pidfd = seen.and_then(|pid| process::pidfd(pid).ok());
+    let worker = said.filter(|_| seen.is_some()).and_then(|pid| process::pidfd(pid).ok());
     let pid = seen.or(said);
     match domain.stop_broker(force) {
         Ok(()) => {}
@@ -111,23 +123,28 @@ fn ask(context: &Context, location: &Location, domain: &Domain, force: bool) -> 
         TIMEOUT.as_secs()
     );
     match pidfd {
-        Some(pidfd) if force => kill(context, location, &pidfd, pid, &message),
+        Some(pidfd) if force => kill(context, location, &pidfd, worker.as_ref(), pid, &message),
         _ => Err(Failure::new(ErrorKind::Refused, message, "`partywall stop --force` kills it")),
     }
 }
 
-/// Kills a broker that has not ended, for the reason that `message` gives.
+/// Kills a broker that has not ended, for the reason that `message` gives: its supervisor first, which would restart the
+/// worker.
 fn kill(
     context: &Context,
     location: &Location,
     pidfd: &OwnedFd,
+    worker: Option<&OwnedFd>,
     pid: Option<u32>,
     message: &str,
 ) -> Result<Ended, Failure> {
     context.output().remark(format!("{message}; it is killed (SIGKILL)"));
     // A process that has ended meanwhile cannot be killed any more; the wait shows it.
     let _ = process::kill(pidfd, Signal::KILL);
-    if wait(Some(pidfd), location, TIMEOUT) {
+    if let Some(worker) = worker {
+        let _ = process::kill(worker, Signal::KILL);
+    }
+    if wait(Some(pidfd), location, TIMEOUT) && wait(None, location, TIMEOUT) {
         return Ok(Ended { pid, how: "killed" });
     }
     Err(Failure::new(ErrorKind::Refused, message, "the kernel does not end it: see `dmesg`"))
@@ -202,7 +219,7 @@ fn signal(context: &Context, location: &Location) -> Result<Ended, Failure> {
         return Ok(Ended { pid: Some(pid), how: "terminated" });
     }
     let message = format!("the broker with pid {pid} has not ended within {} s of SIGTERM", TERM_TIMEOUT.as_secs());
-    kill(context, location, &pidfd, Some(pid), &message)
+    kill(context, location, &pidfd, None, Some(pid), &message)
 }
 
 /// Returns whether the socket is missing or has no listener. Returns false if that cannot be determined.

@@ -4,9 +4,10 @@
 //! With `--json` each line is an object.
 //!
 //! - The first one has `event` (`watching`), `pattern`, `socket`, `point`.
-//! - An event has `event` (`created`, `committed`, `withdrawn`, `owner_died`, `owner_faulted`, `reclaimed`), `named`
-//!   (`segment`, `timeline`, `semaphore`, `pool`, `topic`, `queue`), `name`, `at_ms` (since 1970), `point`; `version` and
-//!   `bytes` if it concerns a version; `pid` if a process caused it.
+//! - An event has `event` (`created`, `committed`, `withdrawn`, `deadline_set`, `deadline_passed`, `owner_died`,
+//!   `owner_faulted`, `reclaimed`), `named` (`segment`, `timeline`, `semaphore`, `pool`, `topic`, `queue`), `name`, `at_ms`
+//!   (since 1970), `point`; `version` and `bytes` if it concerns a version; `pid` if a process caused it; `then` (`wait`,
+//!   `stale`, `evict`) with `until_ms` or `readers` (their number) if it concerns the deadline of a withdrawal.
 //! - After missed events, an object has `event` (`missed`), `events` (their number, or null if it is unknown), `point`.
 //! - When the broker ends, the last one has `error` and `point`.
 
@@ -22,7 +23,7 @@ use partywall::{
 };
 use serde_json::{Value, json};
 
-use crate::{Context, failure::Failure, output::Output, signals, text};
+use crate::{Context, describe, failure::Failure, output::Output, signals, text};
 
 /// The arguments of the command.
 #[derive(Debug, Args)]
@@ -53,12 +54,12 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     }));
     let which = if pattern == "*" { "all names".to_owned() } else { format!("names like {pattern}") };
     output.note(format!("watching {which} in the domain at {}; Ctrl-C ends it", domain.socket().display()));
-    tell(output, &mut watch, &stop)?;
+    print_events(output, &mut watch, &stop)?;
     output.note(format!("`--after {}` continues from here", watch.point()));
     Ok(())
 }
 
-fn tell(output: Output, watch: &mut Watch, stop: &AtomicBool) -> Result<(), Failure> {
+fn print_events(output: Output, watch: &mut Watch, stop: &AtomicBool) -> Result<(), Failure> {
     while !stop.load(Ordering::Relaxed) && output.is_read() {
         // Neither a signal nor a closed pipe ends the wait, so both are polled.
         match watch.next(Duration::from_millis(250)) {
@@ -102,6 +103,14 @@ fn line(event: &WatchEvent) -> String {
             format!("committed      {what}@{version}, {}, by pid {pid}", bytes(*size))
         }
         Change::Withdrawn { pid } => format!("withdrawn      {what} by pid {pid}"),
+        Change::DeadlineSet { notice } => format!("deadline set   {what}: {}", describe::notice(notice)),
+        Change::DeadlinePassed { then, readers: 0 } => {
+            format!("deadline over  {what}: no reader is left ({})", then.name())
+        }
+        Change::DeadlinePassed { then, readers } => {
+            let readers = text::count((*readers).into(), "reader");
+            format!("deadline over  {what}: {readers} left ({})", then.name())
+        }
         Change::OwnerDied { pid } => format!("owner died     {what}: pid {pid}"),
         Change::OwnerFaulted { pid } => format!("owner faulted  {what}: pid {pid} has lost its CUDA context"),
         Change::Reclaimed { version, bytes: size } => format!("reclaimed      {what}@{version}, {}", bytes(*size)),
@@ -117,10 +126,22 @@ fn value(event: &WatchEvent, point: Point) -> Value {
             let named = named.name();
             let mut value = json!({ "event": event, "named": named, "name": name, "at_ms": at });
             if let Some((version, bytes)) = change.version() {
-                (value["version"], value["bytes"]) = (json!(version), json!(bytes));
+                value["version"] = json!(version);
+                value["bytes"] = json!(bytes);
             }
             if let Some(pid) = change.pid() {
                 value["pid"] = json!(pid);
+            }
+            match change {
+                Change::DeadlineSet { notice } => {
+                    value["until_ms"] = json!(notice.until);
+                    value["then"] = json!(notice.then);
+                }
+                Change::DeadlinePassed { then, readers } => {
+                    value["then"] = json!(then);
+                    value["readers"] = json!(readers);
+                }
+                _ => {}
             }
             value
         }

@@ -13,9 +13,9 @@ use crate::{AccessError, Context, CudaError, DeviceSlice, Function, Module, Stre
 pub struct Image<'a> {
     /// Memory that begins with the image.
     pub pixels: DeviceSlice<'a>,
-    /// In pixels.
+    /// The width in pixels.
     pub width: u32,
-    /// In pixels.
+    /// The height in pixels.
     pub height: u32,
 }
 

@@ -15,7 +15,7 @@ pub use coherency::{
     Coherency, Handover, Load, PairsReport, PollReport, Polling, Scope, Store, StoreReport, TurnsReport, WORDS_BYTES,
 };
 pub use images::{Image, Images};
-pub use render::{Drawing, Rasteriser};
+pub use render::{Checked, Checks, Drawing, Picture, Rasteriser};
 
 use crate::abi::{DevicePtr, EVENT_DISABLE_TIMING, EVENT_INTERPROCESS, MEM_ATTACH_GLOBAL};
 use crate::kernels::ptx;

@@ -22,7 +22,7 @@ struct Exporter {
     process: Running,
 }
 
-/// Not a test: the body of that process.
+/// Runs that process. It is no test itself.
 #[test]
 fn exporter() {
     if std::env::var(ROLE).is_ok_and(|role| role == "exporter") {

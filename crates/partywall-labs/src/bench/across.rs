@@ -1,6 +1,6 @@
 //! Copies and reads of another GPU's memory, by a process that sees the owner's GPU and by one that does not.
 //!
-//! This process owns the memory. The reader is another process, on another GPU, and times its work by that GPU's clock.
+//! This process owns the memory. The reader is another process on another GPU, whose clock times the work.
 
 use std::{cell::RefCell, os::fd::AsFd};
 
@@ -41,7 +41,7 @@ impl Way {
     }
 }
 
-/// What a reader is to open. The descriptor comes with it.
+/// The memory that a reader opens. The descriptor comes with it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Offer {
     handle: Handle,
@@ -74,7 +74,7 @@ pub(super) fn run(bench: &Bench<'_>, owner: &Gpu) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Buffers on a GPU, and on the host beside them.
+/// The number of buffers on a GPU, and on the host.
 const BUFFERS: u64 = 4;
 const HOST_BUFFERS: u64 = 4;
 
@@ -156,7 +156,7 @@ fn by_size(
 
 const SEGMENT: &str = "across";
 
-/// Returns the bytes of an allocation that has room for so many.
+/// Returns the size of an allocation that has room for `bytes` bytes.
 fn whole(gpu: &Gpu, bytes: u64) -> Result<u64, Failure> {
     let granule = PhysicalMemory::granularity(gpu.context()).doing("asking for the granularity")?;
     Ok(bytes.next_multiple_of(granule))
@@ -195,7 +195,7 @@ impl Reader {
         })
     }
 
-    /// Returns for each way why it was refused, if it was. Compares all bytes of those that were not.
+    /// Returns for each way why it was refused, if it was. Compares all bytes of the memory that was opened.
     pub(super) fn refusals(&self) -> Result<Vec<Option<String>>, Failure> {
         let refusals = [self.segment.as_ref().err(), self.descriptor.as_ref().err(), self.legacy.as_ref().err()];
         for (way, refusal) in WAYS.into_iter().zip(refusals) {
@@ -211,7 +211,7 @@ impl Reader {
         Ok(refusals.map(|refusal| refusal.cloned()).to_vec())
     }
 
-    /// Copies the next part of so many bytes of the owner's memory. Returns GB/s.
+    /// Copies the next `bytes` bytes of the owner's memory. Returns GB/s.
     pub(super) fn copy(&self, way: Way, bytes: u64) -> Result<f64, partywall_measure::Failure> {
         let stream = self.gpu.stream();
         let at = self.turns.part(bytes);
@@ -223,7 +223,7 @@ impl Reader {
         Ok(rate(bytes, time))
     }
 
-    /// Has a kernel read the next part of so many bytes of the owner's memory, or of this process's own. Returns GB/s.
+    /// Has a kernel read the next `bytes` bytes of the owner's memory, or of this process's own. Returns GB/s.
     pub(super) fn read(&self, way: Option<Way>, bytes: u64) -> Result<f64, partywall_measure::Failure> {
         let at = self.turns.part(bytes);
         let read = |memory: DeviceSlice<'_>| {

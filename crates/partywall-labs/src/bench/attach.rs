@@ -16,7 +16,7 @@ use super::{
 };
 use crate::prelude::*;
 
-/// Openings of one segment, at most.
+/// The largest number of openings of one segment.
 const OPENINGS: usize = 20_000;
 
 pub(super) fn run(bench: &Bench<'_>) -> Result<(), Failure> {
@@ -103,17 +103,18 @@ fn half_by_size(bench: &Bench<'_>, half: Half, size: u64, handle: Option<&Handle
     }
 }
 
-/// Refuses a segment that begins with another word than its committer has written.
+/// Fails if a segment begins with another word than its committer has written.
 pub(super) fn check(segment: &Segment, size: u64) -> Result<(), Sampled> {
     let mut first = [0; 8];
     segment.tensor(TENSOR)?.read_at(0, &mut first)?;
-    let (first, words) = (u64::from_ne_bytes(first), size / 8);
+    let first = u64::from_ne_bytes(first);
+    let words = size / 8;
     // A chain begins at word 0, and leads elsewhere.
     let is_link = first != 0 && first < words && first.is_multiple_of(chain::STRIDE as u64);
     if is_link { Ok(()) } else { Err(format!("the segment begins with {first}").into()) }
 }
 
-/// Opens one segment again and again, until something refuses.
+/// Opens one segment repeatedly until an opening fails.
 fn until_refused(bench: &Bench<'_>) -> Result<(), Failure> {
     let most = if bench.quick { OPENINGS / 100 } else { OPENINGS };
     let mut opened = Vec::new();
@@ -140,7 +141,7 @@ fn until_refused(bench: &Bench<'_>) -> Result<(), Failure> {
     bench.count(Case::new("openings in one process", Unit::Count).parameter("of", "a segment of 2 MiB"), &[count])
 }
 
-/// How much this process uses of what the kernel limits.
+/// How much this process uses of the resources that the kernel limits.
 struct Usage {
     files: u64,
     most_files: u64,
@@ -160,8 +161,8 @@ impl Usage {
         }
     }
 
-    /// Names the limit that made an opening fail. The driver opens files and maps memory, too, and says little about a refusal
-    /// of the kernel: the kernel's limits therefore come first.
+    /// Names the limit that made an opening fail. The kernel's limits come first: the driver opens files and maps memory, too,
+    /// and says little when the kernel refuses.
     fn limit_behind(&self, error: &Error) -> &'static str {
         match error {
             Error::LimitReached(LimitReached::FileDescriptors(_)) => FILES,
@@ -179,7 +180,7 @@ impl Usage {
 
 const FILES: &str = "the limit of open files (`ulimit -n`)";
 
-/// What is left of a limit when a call that needs several at once fails.
+/// How much of a limit may be left when a call that needs several at once fails.
 const CLOSE: u64 = 16;
 
 #[cfg(test)]

@@ -1,17 +1,17 @@
-//! A chain of words through memory: each link says which word the next one is, so that a load cannot begin before the one before
-//! it has ended. The order looks random, so that no hardware foresees it.
+//! A chain of words through memory. Each link names the word of the next one, so that a load cannot begin before the previous
+//! load has ended. The order looks random, so that no hardware can predict it.
 
 /// Words from one link to the next in memory: 128 bytes, a line of the caches of GPUs and two of those of processors.
 pub(super) const STRIDE: usize = 16;
 
-/// Returns memory of so many bytes, a power of two, with one chain through all of it, from word 0 back to word 0.
+/// Returns memory with one chain through all of it, from word 0 back to word 0. `bytes` is a power of two.
 pub(super) fn new(bytes: u64) -> Vec<u64> {
     let mut words = vec![0; (bytes / 8) as usize];
     fill(&mut words);
     words
 }
 
-/// Writes a chain into words that are zero. Their number is a power of two.
+/// Writes a chain into zeroed words, whose number is a power of two.
 pub(super) fn fill(words: &mut [u64]) {
     let order = Order::of(words.len() as u64 * 8);
     for link in 0..words.len() / STRIDE {
@@ -19,19 +19,19 @@ pub(super) fn fill(words: &mut [u64]) {
     }
 }
 
-/// Returns how many links a chain of so many bytes has.
+/// Returns the number of links of a chain through `bytes` bytes.
 pub(super) fn links(bytes: u64) -> u64 {
     bytes / 8 / STRIDE as u64
 }
 
-/// Returns the word that a chain through so many bytes leads to from word 0.
+/// Returns the word that a chain through `bytes` bytes reaches from word 0 after `links` links.
 pub(super) fn end(bytes: u64, links: u64) -> u64 {
     let order = Order::of(bytes);
     (0..links).fold(0, |link, _| order.after(link)) * STRIDE as u64
 }
 
-/// The order of the links, as a function: a table of it would be as large as what is measured. A permutation gives each link its
-/// place, and the next link is that of the next place, so that there is one cycle through all.
+/// The order of the links, as a function: a table would be as large as the measured memory. A permutation gives each link a
+/// place, and the link at the next place follows it, so that one cycle contains all links.
 struct Order {
     bits: u32,
 }
@@ -41,7 +41,7 @@ const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 
 const INVERSE: u64 = inverse(FACTOR);
 
-/// With fewer, the same distances come again and again.
+/// With fewer rounds the same distances would repeat.
 const ROUNDS: usize = 4;
 
 impl Order {
@@ -55,7 +55,7 @@ impl Order {
         (0..ROUNDS).fold(next, |value, _| self.mixed(value).wrapping_mul(INVERSE) & self.mask())
     }
 
-    /// Is its own inverse: what is shifted in is at most half of the bits.
+    /// Mixes the bits of a value. The function is its own inverse, because it leaves the upper half of the bits unchanged.
     fn mixed(&self, value: u64) -> u64 {
         value ^ (value >> self.bits.div_ceil(2))
     }
@@ -67,7 +67,7 @@ impl Order {
 
 /// Returns the inverse of an odd number modulo 2⁶⁴.
 const fn inverse(factor: u64) -> u64 {
-    // Each step of Newton's doubles the bits that are right, of which an odd number has three as its own inverse.
+    // An odd number is its own inverse in the lowest three bits. Each step of Newton's method doubles the correct bits.
     let mut inverse = factor;
     let mut step = 0;
     while step < 5 {

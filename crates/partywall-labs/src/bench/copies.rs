@@ -1,4 +1,4 @@
-//! Copies: into shared memory, out of it, and within a GPU, beside the same with memory of this process alone.
+//! Copies into shared memory, out of it, and within a GPU, compared with private memory.
 
 use std::{
     cell::{Cell, RefCell},
@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{peer::Peer, prelude::*};
 
-/// What is copied from or to.
+/// The memories that bytes are copied from or to.
 const OWN: &str = "own memory";
 const SHARED: &str = "a Partywall segment of another process";
 const LEGACY: &str = "a legacy handle (cuIpcOpenMemHandle) of another process";
@@ -60,7 +60,7 @@ fn on_host(bench: &Bench<'_>, peer: &mut Peer, sizes: &[u64], rotated: u64) -> R
     let shared = segment.tensor(TENSOR)?.as_bytes()?;
     let words = chain::new(rotated);
     let own = bytes_of(&words);
-    // Each page of a mapping is there once it has been used, which the samples shall not count.
+    // The kernel provides a page when it is first used. The samples must not include that.
     if shared != own {
         return Err(unexpected("the peer has written another chain"));
     }
@@ -89,8 +89,8 @@ fn on_host(bench: &Bench<'_>, peer: &mut Peer, sizes: &[u64], rotated: u64) -> R
 
 const COPIED_POOL: &str = "copied/into";
 
-/// Has the samples of a comparison take turns among the parts of buffers. The cases share it: a part of a buffer that one of them
-/// has just used would be in a cache for the next one.
+/// Makes the samples of a comparison take turns among the parts of buffers. All cases share it, because a part that one case has
+/// just used would be in a cache for the next case.
 pub(super) struct Turns {
     bytes: u64,
     next: Cell<u64>,
@@ -101,7 +101,7 @@ impl Turns {
         Self { bytes, next: Cell::new(0) }
     }
 
-    /// Returns where the next part of so many bytes begins. Each length divides that of the buffers.
+    /// Returns where the next part of this length begins. The length divides that of the buffers.
     pub(super) fn part(&self, bytes: u64) -> u64 {
         let at = self.next.get().next_multiple_of(bytes) % self.bytes;
         self.next.set(at + bytes);
@@ -109,15 +109,17 @@ impl Turns {
     }
 }
 
-/// Copies one part of so many bytes after the other to the same place of another buffer. A sample is at least a mebibyte: less
-/// would take no longer than a look at the clock.
+/// Copies one part after the other to the same place of another buffer. A sample is at least a mebibyte, because less would take
+/// no longer than reading the clock.
 fn copies<'a>(source: &'a [u8], to: &'a mut [u8], expected: &'a [u8], size: u64, turns: &'a Turns) -> Sampler<'a> {
     let size = size as usize;
     let sample = size.max(1 << 20).min(source.len());
     Box::new(move || {
         let start = turns.part(sample as u64) as usize;
         let at = start..start + sample;
-        let (source, to, expected) = (&source[at.clone()], &mut to[at.clone()], &expected[at]);
+        let source = &source[at.clone()];
+        let to = &mut to[at.clone()];
+        let expected = &expected[at];
         to.chunks_exact_mut(size).for_each(spoil);
         let start = Instant::now();
         for (part, to) in source.chunks_exact(size).zip(to.chunks_exact_mut(size)) {
@@ -129,20 +131,20 @@ fn copies<'a>(source: &'a [u8], to: &'a mut [u8], expected: &'a [u8], size: u64,
     })
 }
 
-/// Refuses other bytes. Compares the ends only, so that it takes no longer than the copy; see [`spoil`].
+/// Fails if the bytes differ. Compares only the ends, so that it takes no longer than the copy; see [`spoil`].
 pub(super) fn same(bytes: &[u8], expected: &[u8]) -> Result<(), partywall_measure::Failure> {
     let differs = ends(bytes.len()).into_iter().any(|part| bytes[part.clone()] != expected[part]);
     if differs { Err("the copy differs".into()) } else { Ok(()) }
 }
 
-/// Overwrites what [`same`] compares. Without it, a copy that does nothing would find the bytes of the copy before.
+/// Overwrites the bytes that [`same`] compares. Otherwise a copy that does nothing would find the bytes of an earlier copy.
 fn spoil(bytes: &mut [u8]) {
     for part in ends(bytes.len()) {
         bytes[part].fill(SPOILT);
     }
 }
 
-/// No chain has such bytes: a link leads less far.
+/// A byte that no chain contains, because no link leads so far.
 pub(super) const SPOILT: u8 = 0xFF;
 
 /// Bytes at either end that are compared.
@@ -208,7 +210,8 @@ fn on_gpu(bench: &Bench<'_>, gpu: &Gpu, handle: &Handle, sizes: &[u64], rotated:
     Ok(())
 }
 
-/// Copies on a GPU's stream, by its own clock. The host's side is page-locked. All of the memory has the expected bytes before.
+/// Copies on a GPU's stream, timed by its own clock. The host's side is page-locked. All memory contains the expected bytes
+/// beforehand.
 #[derive(Clone, Copy)]
 struct Copies<'a> {
     gpu: &'a Gpu,
@@ -265,7 +268,7 @@ impl<'a> Copies<'a> {
     }
 }
 
-/// As [`spoil`], on a GPU.
+/// Like [`spoil`], on a GPU.
 pub(super) fn spoil_on(stream: StreamRef<'_>, memory: DeviceSlice<'_>) -> Result<(), partywall_measure::Failure> {
     for part in ends(memory.len() as usize) {
         stream.enqueue_set(memory.slice(part.start as u64, part.len() as u64)?, SPOILT)?;
@@ -273,7 +276,7 @@ pub(super) fn spoil_on(stream: StreamRef<'_>, memory: DeviceSlice<'_>) -> Result
     Ok(())
 }
 
-/// As [`same`], on a GPU.
+/// Like [`same`], on a GPU.
 pub(super) fn same_on(
     stream: StreamRef<'_>,
     memory: DeviceSlice<'_>,

@@ -1,4 +1,4 @@
-//! Processes that hand over to each other, and how they share a GPU.
+//! Groups of processes that hand over to each other, and how they share a GPU.
 
 use std::{
     cell::{Cell, RefCell},
@@ -30,7 +30,7 @@ pub(super) enum Sharing {
 }
 
 impl Sharing {
-    /// Returns the end of a sentence on what is measured.
+    /// Returns the end of a sentence that says what is measured.
     pub(super) fn suffix(self) -> &'static str {
         match self {
             Self::None => "",
@@ -57,12 +57,12 @@ pub(super) fn in_each_sharing(
     let Some(gpu) = &bench.gpu else {
         return measure(&Group::start(bench, members, Sharing::None)?, Sharing::None);
     };
-    // A GPU that one process alone may use refuses clients of no server.
+    // A GPU in exclusive mode admits only clients of an MPS server.
     match Group::start(bench, members, Sharing::TimeSliced) {
         Ok(group) => measure(&group, Sharing::TimeSliced)?,
         Err(failure) => bench.note(format!("time-sliced {what} are left out, refused: {}", failure.message())),
     }
-    // A driver that does not know the question has no server.
+    // A driver that cannot answer has no server.
     if device::under_mps(gpu).unwrap_or(false) {
         return measure(&Group::start(bench, members, Sharing::Mps)?, Sharing::Mps);
     }
@@ -70,16 +70,16 @@ pub(super) fn in_each_sharing(
     Ok(())
 }
 
-/// What the members of a group agree on: the prefix of names, and how many members take part.
+/// What the members of a group agree on: the prefix of names, and the number of members.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Meeting {
     pub(super) name: String,
     pub(super) members: usize,
-    /// Which of them this one is. Member 0 tells first, and its clock counts.
+    /// The number of this member. Member 0 sends first, and its clock counts.
     pub(super) index: usize,
 }
 
-/// Processes that hand over to each other. Dropping it ends them.
+/// Processes that hand over to each other. Dropping this ends them.
 pub(super) struct Group {
     members: Vec<RefCell<Peer>>,
     meetings: Cell<usize>,
@@ -89,7 +89,7 @@ pub(super) struct Group {
 pub(super) const TURNS: u64 = 100;
 
 impl Group {
-    /// Starts processes. On a GPU each has a context, also if only their hosts hand over.
+    /// Starts processes. On a GPU each has a context, even if only their hosts hand over.
     pub(super) fn start(bench: &Bench<'_>, members: usize, sharing: Sharing) -> Result<Self, Failure> {
         let mut members =
             (0..members).map(|_| bench.peer_on(bench.place, sharing.environment())).collect::<Result<Vec<_>, _>>()?;
@@ -104,7 +104,7 @@ impl Group {
         Ok(Self { members: members.into_iter().map(RefCell::new).collect(), meetings: Cell::new(0) })
     }
 
-    /// Has the first members make what they hand over by. `files` are those of each member.
+    /// Makes the first members prepare their hand-offs. `files` has the files of each member.
     pub(super) fn meet<const N: usize>(
         &self,
         files: Vec<[OwnedFd; N]>,
@@ -113,7 +113,7 @@ impl Group {
         self.meetings.set(self.meetings.get() + 1);
         let name = format!("hand-off/{}/{}", self.members[0].borrow().pid, self.meetings.get());
         let meeting = Meeting { name, members: files.len(), index: 0 };
-        // Each opens what others make, so all are told before one is heard.
+        // Each member opens what others create, so all get their orders before the first answer is awaited.
         for (index, files) in files.iter().enumerate() {
             let order = order(Meeting { index, ..meeting.clone() });
             self.members[index].borrow().say_with(order, &files.each_ref().map(AsFd::as_fd))?;
@@ -124,7 +124,7 @@ impl Group {
         Ok(meeting)
     }
 
-    /// Returns microseconds of a turn, there and back, by the clock of member 0.
+    /// Returns a sampler of the microseconds of a turn, there and back, by the clock of member 0.
     pub(super) fn sampler<'a>(&'a self, meeting: &'a Meeting) -> Sampler<'a> {
         let members = &self.members[..meeting.members];
         Box::new(move || {
@@ -133,18 +133,18 @@ impl Group {
                 asked(member.borrow().say(Order::HandOff { name: meeting.name.clone(), turns: TURNS }))?;
             }
             let mut times = members.iter().map(|member| asked(member.borrow_mut().hear::<Duration>()));
-            let time = times.next().ok_or("nobody tells")??;
+            let time = times.next().ok_or("the group has no members")??;
             times.try_for_each(|time| time.map(drop))?;
             Ok(time.as_secs_f64() * 1e6 / TURNS as f64)
         })
     }
 }
 
-/// Words that processes share, one for each member of a group: the least that a hand-off takes.
+/// Shared words, one for each member of a group: the floor of a hand-off.
 pub(super) struct Words(SharedMap);
 
 impl Words {
-    /// Returns a file for so many processes.
+    /// Returns `count` descriptors of one new file of words.
     pub(super) fn files(count: usize) -> Result<Vec<OwnedFd>, Failure> {
         let file = memfd::Draft::create("partywall-bench:words", 4096).and_then(memfd::Draft::share);
         let file = file.map_err(system(MAKING))?;
@@ -155,19 +155,19 @@ impl Words {
         Ok(Self(SharedMap::writable(file).map_err(system(MAKING))?))
     }
 
-    /// Returns the word of a member, in two cache lines of its own.
+    /// Returns the word of a member, which has two cache lines to itself.
     pub(super) fn of(&self, member: usize) -> &AtomicU32 {
         let words: &[AtomicU32] = self.0.atomics(0, 1024).expect("a page has room for 1024 words");
         &words[member * 32]
     }
 
-    /// Writes the word of a member and wakes all who wait for it.
-    pub(super) fn tell(&self, member: usize, value: u64) {
+    /// Writes the word of a member and wakes all that wait for it.
+    pub(super) fn write(&self, member: usize, value: u64) {
         store_and_wake(self.of(member), value as u32, u32::MAX);
     }
 
-    /// Waits until a member has written a value. Returns what it has written, which is another value after the timeout.
-    pub(super) fn hear(&self, member: usize, value: u64) -> u64 {
+    /// Waits until a member has written a value. Returns the present value, which is another one after the timeout.
+    pub(super) fn wait(&self, member: usize, value: u64) -> u64 {
         sleep_until(self.of(member), value as u32).into()
     }
 }

@@ -1,4 +1,4 @@
-//! Reading and writing own and shared memory: the field's first question.
+//! Reading and writing private and shared memory.
 
 use std::{
     cell::{Cell, RefCell},
@@ -23,7 +23,7 @@ use crate::{peer::Peer, prelude::*};
 /// Links that one sample follows.
 const LINKS: u64 = 4096;
 
-/// What a chain leads through, and how long a link takes in it.
+/// The memories with a chain through them.
 const OWN: &str = "own memory";
 const SHARED: &str = "a Partywall segment of another process";
 const LEGACY: &str = "a legacy handle (cuIpcOpenMemHandle) of another process";
@@ -76,7 +76,7 @@ fn host_latency(bench: &Bench<'_>, size: u64, frozen: &Segment, mutable: &Segmen
     bench.run("latency of loads", comparison)?;
 
     let shared = mutable.tensor(TENSOR)?.shared::<u64>()?;
-    // Each page of a mapping is there once it has been written, which the samples shall not count.
+    // The kernel provides a page when it is first written. The samples must not include that.
     for link in (0..own.len()).step_by(chain::STRIDE) {
         if shared.get(link) != own[link] {
             return Err(unexpected("the peer has written another chain"));
@@ -151,12 +151,12 @@ pub(super) fn open(gpu: &Gpu, handle: &Handle, bytes: u64) -> Result<IpcMapping,
     IpcMapping::open(gpu.context(), IpcMemoryHandle(handle), bytes, Access::ReadWrite).doing("opening a handle")
 }
 
-/// Follows chains by a kernel, and times it by the GPU's own clock.
+/// Follows chains with a kernel, timed by the GPU's own clock.
 struct Chases<'a> {
     gpu: &'a Gpu,
     kernels: Chains,
     timer: Timer<'a>,
-    /// Where the chain begins, and has ended.
+    /// Where the chain begins, and where it ended.
     at: DeviceBuffer,
 }
 
@@ -170,7 +170,7 @@ impl<'a> Chases<'a> {
         })
     }
 
-    /// Follows so many links from a word. Returns where the chain ends, and how long a link takes in nanoseconds.
+    /// Follows `links` links from a word. Returns where the chain ends, and the nanoseconds of a link.
     fn follow(
         &self,
         chain: DeviceSlice<'_>,
@@ -187,7 +187,7 @@ impl<'a> Chases<'a> {
         Ok((u64::from_ne_bytes(end), time.as_nanos() as f64 / links as f64))
     }
 
-    /// Refuses memory that has another chain than it should.
+    /// Fails if the memory contains another chain than expected.
     fn check(&self, name: &str, chain: DeviceSlice<'_>, bytes: u64) -> Result<(), Failure> {
         let links = chain::links(bytes).min(1 << 16);
         let end = chain::end(bytes, links);
@@ -265,14 +265,14 @@ pub(super) fn bandwidth(bench: &Bench<'_>) -> Result<(), Failure> {
 /// The segment that is read.
 const DATA: &str = "data";
 
-/// Reads one part of so many bytes after the other, and checks their sums.
+/// Reads one part after the other and checks the sums.
 fn host_reads(words: &[u64], size: u64) -> Sampler<'_> {
     let sum = |part: &[u64]| part.iter().fold(0_u64, |sum, word| sum.wrapping_add(*word));
     let parts: Vec<_> = words.chunks_exact((size / 8) as usize).map(|part| (part, sum(part))).collect();
     let next = RefCell::new(parts.into_iter().cycle());
     Box::new(move || {
         let mut next = next.borrow_mut();
-        // A part alone may take no longer than a look at the clock.
+        // A single part may take no longer than reading the clock.
         let count = ((1 << 20) / size).max(1);
         let start = Instant::now();
         for (part, expected) in next.by_ref().take(count as usize) {

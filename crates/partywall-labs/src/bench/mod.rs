@@ -1,25 +1,27 @@
-//! `partywall bench`: what sharing costs on this machine, beside the same without sharing, in the same run.
+//! `partywall bench`: what sharing costs on this machine, compared with private memory in the same run.
 //!
 //! | module | measures |
 //! |---|---|
 //! | `memory` | latency of dependent loads and writes, and bandwidth of reads, in own and in shared memory |
 //! | `copies` | copies into and out of shared memory |
-//! | `handoff` | how long one process takes to tell another, by each way there is |
-//! | `relay` | the same between their streams |
-//! | `fanout` | how long one process takes to tell several |
-//! | `group` | the processes of these, and how they share a GPU |
-//! | `overhead` | memory that a further process and a further mapping cost |
+//! | `handoff` | how long one process takes to notify another, in each available way |
+//! | `relay` | the same between streams of two processes |
+//! | `blocks` | hand-offs by blocks of a pool, of hosts and of streams |
+//! | `fanout` | how long one process takes to notify several |
+//! | `group` | groups of processes, and how they share a GPU |
+//! | `overhead` | the memory that another process or another mapping costs |
 //! | `attach` | opening and closing by size, how often one segment can be opened |
 //! | `alloc` | blocks of a pool beside allocations |
-//! | [`samplers`] | what is timed, and how, for other benchmarks, too |
-//! | [`turns`] | hand-offs in turn, and what hosts hand over by, for other benchmarks, too |
+//! | [`samplers`] | samplers, also for the project's own benchmarks |
+//! | [`turns`] | hand-offs in turn and the objects of hosts, also for the project's own benchmarks |
 //!
-//! It has a broker, and with it a domain, of its own. What is shared is made by another process, a *peer*, that obeys the orders
-//! of this one. Every case is checked: the bytes that were read, copied or handed over are those that the peer has written.
+//! It has a broker and a domain of its own. Another process, a *peer*, creates the shared objects and follows the orders of this
+//! one. Every case is checked: the bytes that were read, copied or handed over are the bytes that the peer has written.
 
 mod across;
 mod alloc;
 mod attach;
+mod blocks;
 mod chain;
 mod copies;
 mod fanout;
@@ -51,7 +53,7 @@ pub enum Subject {
     Bandwidth,
     /// Copies into and out of shared memory
     Copy,
-    /// How long one process takes to tell another
+    /// How long one process takes to notify another
     Handoff,
     /// Opening and closing segments
     Attach,
@@ -72,13 +74,13 @@ pub struct Options {
     pub quick: bool,
 }
 
-/// Is told what is measured next, and how much has been measured, from 0 to 1.
+/// Receives the name of the next measurement and the completed part of the run, from 0 to 1.
 pub type Progress<'a> = &'a dyn Fn(&str, f64);
 
 /// Measures, and returns the report.
 ///
 /// # Errors
-/// If a subject cannot be measured: memory of the chosen device cannot be had, or a process does not answer.
+/// A subject cannot be measured: memory of the chosen device cannot be allocated, or a process does not answer.
 pub fn run(context: &Context, options: &Options, progress: Progress<'_>) -> Result<Report, Failure> {
     let place = context.console.place(options.device)?;
     let mut bench = Bench::new(context, place, options.quick)?;
@@ -98,7 +100,7 @@ pub fn run(context: &Context, options: &Options, progress: Progress<'_>) -> Resu
             Subject::Alloc => alloc::run(&bench),
             Subject::Fanout => fanout::run(&bench),
         }?;
-        // Beside the plots of the time that sharing takes, those of the memory.
+        // The report then shows the memory that sharing takes after the time.
         if with_overhead == Some(*subject) {
             overhead::run(&bench)?;
         }
@@ -107,11 +109,11 @@ pub fn run(context: &Context, options: &Options, progress: Progress<'_>) -> Resu
     Ok(bench.report.into_inner())
 }
 
-/// What the harness itself takes, which is a part of each sample.
+/// The time of the harness itself, which is a part of each sample.
 fn of_the_harness(bench: &Bench<'_>) -> Result<(), Failure> {
     let case = |name: &str, unit| Case::new(name, unit).parameter("of", "the harness itself");
     let nothing = timed(Unit::Nanoseconds, || Ok(()));
-    bench.run("the harness itself", Comparison::new(case("two looks at the clock", Unit::Nanoseconds), nothing))?;
+    bench.run("the harness itself", Comparison::new(case("two reads of the clock", Unit::Nanoseconds), nothing))?;
     if let Some(gpu) = &bench.gpu {
         let timer = Timer::new(gpu).doing("making events")?;
         let nothing = Box::new(|| Ok(timer.time(|| Ok(()))?.as_secs_f64() * 1e6));
@@ -127,22 +129,22 @@ struct Bench<'a> {
     /// `None` in host memory.
     gpu: Option<Arc<Gpu>>,
     quick: bool,
-    /// Bytes that a subject may have at once, where the memory is.
+    /// How many bytes a subject may allocate at once in the chosen place.
     room: u64,
-    /// Bytes of host memory that it may have beside that on a GPU.
+    /// How many bytes of host memory it may allocate beside its memory on a GPU.
     host_room: u64,
     report: RefCell<Report>,
-    /// Whom to tell, and how far the run is.
+    /// Receives the progress of the run.
     progress: (Progress<'a>, f64),
     reporter: Reporter,
     domain: Domain,
-    /// Last: the connection ends before its broker.
+    /// The last field, so that the connection is dropped before its broker.
     broker: Broker,
 }
 
 impl<'a> Bench<'a> {
     fn new(context: &Context, place: Place, quick: bool) -> Result<Self, Failure> {
-        // 20,000 mappings may be as many files.
+        // Each of 20,000 mappings may need a file.
         partywall_os::process::raise_fd_limit();
         let broker = Broker::start(context, PEER.name)?;
         let domain = broker::connect(broker.socket())?;
@@ -180,22 +182,22 @@ impl<'a> Bench<'a> {
         self.peer_on(self.place, &[])
     }
 
-    /// Starts another process with memory elsewhere, and with variables of its environment.
+    /// Starts another process with memory at another place, and with environment variables.
     fn peer_on(&self, place: Place, environment: &[(&str, &str)]) -> Result<Peer, Failure> {
         let peer = Peer::spawn(PEER.name, peer::ROLE, place, environment, &self.reporter)?;
         peer.say(self.broker.socket())?;
         Ok(peer)
     }
 
-    /// Returns the sizes that a subject varies, of which it has `copies` at once, and on a GPU `host_copies` on the host beside
-    /// them. Those that there is no room for are noted.
+    /// Returns the sizes that a subject varies. It has `copies` buffers of a size at once, and on a GPU `host_copies` more on the
+    /// host. Sizes that do not fit are noted.
     fn sizes(&self, what: &str, copies: u64, host_copies: u64) -> Vec<u64> {
         let most = if self.gpu.is_some() { LARGEST } else { 256 << 20 };
         let steps = (0..).map(|step| 4096 << (4 * step)).take_while(|size| *size < most);
         self.that_fit(what, steps.chain([most]), copies, host_copies)
     }
 
-    /// Returns those of some sizes that there is room for, as [`Bench::sizes`].
+    /// Returns the given sizes that fit, as [`Bench::sizes`].
     fn that_fit(&self, what: &str, sizes: impl Iterator<Item = u64>, copies: u64, host_copies: u64) -> Vec<u64> {
         let sizes = sizes.filter(|size| !self.quick || *size <= 1 << 20);
         let needs = match &self.gpu {
@@ -215,8 +217,8 @@ impl<'a> Bench<'a> {
         fit
     }
 
-    /// Returns of how many bytes a buffer is whose parts small sizes take turns among, so that no cache has them; a power of two.
-    /// There are `copies` of it at once, and on a GPU `host_copies` on the host beside them.
+    /// Returns the size of a buffer, a power of two. Samples of small sizes take turns among its parts, so that no cache contains
+    /// them. There are `copies` buffers at once, and on a GPU `host_copies` more on the host.
     fn rotated(&self, largest: u64, copies: u64, host_copies: u64) -> u64 {
         let on_host = if self.gpu.is_some() { self.host_room / host_copies.max(1) } else { u64::MAX };
         if self.quick { largest } else { rotation(largest, on_host.min(self.room / copies)) }
@@ -236,7 +238,7 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Keeps numbers that were counted, each once.
+    /// Keeps numbers that were counted once each.
     fn count(&self, case: Case, values: &[f64]) -> Result<(), Failure> {
         let mut counted = values.iter().copied();
         let next = Box::new(move || counted.next().ok_or_else(|| "there is no further number".into()));
@@ -245,7 +247,7 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Returns a case of some bytes.
+    /// Returns a case with a size in bytes.
     fn case(&self, name: &str, unit: Unit, size: u64) -> Case {
         Case::new(name, unit).parameter("bytes", size)
     }
@@ -254,10 +256,10 @@ impl<'a> Bench<'a> {
 /// The largest size that is measured.
 const LARGEST: u64 = 4 << 30;
 
-/// Bytes of a buffer that no cache of a GPU or a processor has room for.
+/// Bytes of a buffer that fits into no cache of a GPU or a processor.
 const ROTATED: u64 = 256 << 20;
 
-/// Returns [`ROTATED`], or the power of two that there is room for, and at least `largest`, which is one.
+/// Returns [`ROTATED`], or the largest power of two that fits, but at least `largest`, which is a power of two.
 fn rotation(largest: u64, room: u64) -> u64 {
     let fits = room.checked_ilog2().map_or(0, |power| 1 << power);
     ROTATED.min(fits).max(largest)
@@ -269,7 +271,7 @@ fn new_report(gpu: Option<&Gpu>, quick: bool) -> Result<Report, Failure> {
     let machine = Machine::detect(name, driver.map(|version| version.trim().to_owned()));
     let title = format!("What sharing memory costs on this machine, with Partywall {}", env!("CARGO_PKG_VERSION"));
     let mut report = Report::new(title, machine);
-    // The commit of the folder that the user stands in would be that of something else.
+    // The user's current folder may belong to another repository, whose commit would be misleading.
     report.commit = std::env::var("PARTYWALL_COMMIT").ok().filter(|commit| !commit.is_empty());
     match gpu {
         None => report.note("host memory: no GPU has a part in it"),
@@ -284,8 +286,8 @@ fn new_report(gpu: Option<&Gpu>, quick: bool) -> Result<Report, Failure> {
     Ok(report)
 }
 
-/// Returns of which memory, and how many times, there is no room for a size. Each need is a memory, how many times the size is in
-/// it, and the room there.
+/// Returns the first memory that is too small, and how many times it would have to hold `size`. Each need is a
+/// memory, a number of copies, and the free bytes.
 fn lacking<'a>(size: u64, needs: &[(&'a str, u64, u64)]) -> Option<(&'a str, u64)> {
     let lacks = |(_, copies, room): &&(&str, u64, u64)| size.saturating_mul(*copies) > *room;
     needs.iter().find(lacks).map(|(whose, copies, _)| (*whose, *copies))

@@ -1,14 +1,14 @@
-//! The memory that a further process, and a further mapping, costs, beside a copy of its own.
+//! The memory that another process or another mapping costs, compared with a private copy.
 
 use partywall_measure::{Case, Unit};
 
 use super::{Bench, peer::Order};
 use crate::prelude::*;
 
-/// Processes of which each number is taken.
+/// The number of processes that are counted for each size.
 const PROCESSES: usize = 3;
 
-/// Further mappings of each process: some share a page of host memory.
+/// Additional mappings of each process. Several are counted, because some share a page of host memory.
 const MAPPINGS: u64 = 64;
 
 /// The segment.
@@ -16,7 +16,7 @@ const COUNTED: &str = "counted";
 
 pub(super) fn run(bench: &Bench<'_>) -> Result<(), Failure> {
     let mut owner = bench.peer()?;
-    // Every second size: what is counted does not grow with it, and each process takes long to start on a GPU.
+    // Every second size: the counts do not depend on the size, and a process takes long to start on a GPU.
     for size in bench.sizes("memory overhead", 1, 1).into_iter().step_by(2) {
         owner.ask::<()>(Order::Commit { name: COUNTED.into(), bytes: size, mutable: false })?;
         by_size(bench, size)?;
@@ -36,7 +36,7 @@ fn by_size(bench: &Bench<'_>, size: u64) -> Result<(), Failure> {
         let before = free()?;
         let mut peer = bench.peer()?;
         let mut open = || peer.ask::<u64>(Order::Open { name: COUNTED.into(), bytes: size });
-        // A process makes its context with the first memory that it maps.
+        // A process creates its context when it first maps memory.
         let with_one = open()?;
         let free_with_one = free()?;
         let with_more = (0..MAPPINGS).map(|_| open()).last().transpose()?.unwrap_or(with_one);

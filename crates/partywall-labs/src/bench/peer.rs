@@ -1,4 +1,4 @@
-//! The other process of a benchmark: makes what is shared, and answers what it is told.
+//! The other process of a benchmark: creates the shared objects, and follows orders.
 
 use std::{collections::BTreeMap, fs, os::fd::OwnedFd};
 
@@ -13,7 +13,7 @@ use crate::prelude::*;
 /// The name of the role.
 pub(super) const ROLE: &str = "peer";
 
-/// Starts peers as labs start their roles. It is not a lab, and not listed among them.
+/// Starts peers as labs start their roles. It is no lab and is not listed as one.
 pub(crate) static LAB: Lab = Lab {
     name: "bench",
     about: "The other processes of `partywall bench`",
@@ -29,40 +29,39 @@ pub(crate) static LAB: Lab = Lab {
     claims: &[],
 };
 
-/// What a peer is told. It answers each order when it is done.
+/// An order to a peer, which answers when it is done.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Order {
-    /// Commits a segment: a chain through so many bytes.
+    /// Commits a segment that contains a chain.
     Commit { name: String, bytes: u64, mutable: bool },
     /// Commits a segment that a kernel has filled.
     Fill { name: String, bytes: u64 },
-    /// Allocates memory by the driver, with a chain in it or filled by a kernel; answers with the handle for other processes.
+    /// Allocates memory from the driver, with a chain in it or filled by a kernel; answers with the handle for other processes.
     Legacy { bytes: u64, chain: bool },
-    /// Gives all of those back.
+    /// Frees all memory allocated by [`Legacy`](Self::Legacy).
     Free,
-    /// Opens a segment of so many bytes once more and keeps it; answers with the bytes of host memory that this process alone
-    /// has.
+    /// Opens a segment once more and keeps it; answers with the bytes of host memory that are private to this process.
     Open { name: String, bytes: u64 },
     /// Opens memory of another GPU in each way; answers with the reason for each that was refused.
     Across(across::Offer),
-    /// Copies the next part of so many bytes from there; answers with GB/s.
+    /// Copies the next `bytes` bytes from the other GPU's memory; answers with GB/s.
     CopyAcross { way: across::Way, bytes: u64 },
-    /// Has a kernel read the next part of so many bytes there, or of its own GPU's memory; answers with GB/s.
+    /// Has a kernel read the next `bytes` bytes of the other GPU's memory, or of its own if `way` is `None`; answers with GB/s.
     ReadAcross { way: Option<across::Way>, bytes: u64 },
-    /// Makes a context on the GPU, if there is one; answers whether it is under MPS.
+    /// Creates a context on the GPU, if there is one; answers whether it is under MPS.
     UseGpu,
-    /// Prepares hand-offs with another process; a file with words follows, and a socket.
+    /// Prepares hand-offs with another process; a file of shared words and a socket follow.
     Meet { way: handoff::Way, meeting: Meeting },
-    /// Prepares hand-offs to several processes; a file with words follows.
+    /// Prepares hand-offs to several processes; a file of shared words follows.
     FanOut { way: fanout::Way, meeting: Meeting },
-    /// Hands over so many times, there and back, by what was prepared for a meeting; answers with how long it took.
+    /// Hands over `turns` times, there and back, as prepared for a meeting; answers with the time that it took.
     HandOff { name: String, turns: u64 },
 }
 
-/// Tells others, or is told by them, so many times.
+/// Hands over a number of times and returns how long that took.
 type Exchange = Box<dyn FnMut(u64) -> Result<Duration, partywall_measure::Failure>>;
 
-/// A handle of the driver's, which is an array that is too long for serde.
+/// A handle of the driver. Serde does not support arrays of its length.
 pub(super) type Handle = Vec<u8>;
 
 fn play(session: &mut Session) -> Result<(), Failure> {

@@ -1,4 +1,4 @@
-//! Hand-offs between streams that pass a byte on, so that a stream that did not wait is found.
+//! Hand-offs between streams that pass a byte on, which reveals a stream that did not wait.
 
 use std::{
     io::{Read, Write},
@@ -22,26 +22,26 @@ use super::{
 };
 use crate::prelude::*;
 
-/// Streams that pass a byte on: each copies, once it may, what the other one has copied. One that came too early would pass on
-/// [`SPOILT`], up to the end.
+/// Streams that pass a byte on: each copies the byte that the other one has copied. A stream that does not wait would pass on
+/// [`SPOILT`] to the end.
 pub(super) struct Relay {
     behind: Behind,
-    told: Told,
-    /// Of this process, and of the other one.
+    signals: Signals,
+    /// The event of this process, and of the other one.
     events: Option<[IpcEvent; 2]>,
     stream: Stream,
     /// One slot for each turn of an exchange, of this process and of the other one.
     slots: [Segment; 2],
 }
 
-/// What the hosts tell each other by, or the streams of each other's progress.
-pub(super) enum Told {
+/// The objects by which the hosts or the streams notify each other.
+pub(super) enum Signals {
     Timelines { ours: TimelineWriter, theirs: Timeline },
     Permits(Permits),
 }
 
 /// Bytes of a slot.
-const SLOT: u64 = 8;
+pub(super) const SLOT: u64 = 8;
 
 impl Relay {
     pub(super) fn new(
@@ -49,7 +49,7 @@ impl Relay {
         place: Place,
         [name, other]: [&str; 2],
         behind: Behind,
-        told: Told,
+        signals: Signals,
         mut socket: UnixStream,
     ) -> Result<Self, Failure> {
         let Place::Gpu(uuid) = place else { return Err(unexpected("host memory has no streams")) };
@@ -62,11 +62,11 @@ impl Relay {
                 socket.write_all(&handle.0).and_then(|()| socket.read_exact(&mut handle.0)).map_err(system(MAKING))?;
                 Some([event, IpcEvent::open(&gpu, &IpcEventHandle(handle.0))?])
             }
-            Behind::Timeline | Behind::Topic | Behind::Queue | Behind::Semaphore | Behind::Hosts => None,
+            Behind::Timeline | Behind::Topic | Behind::Queue | Behind::Pool | Behind::Semaphore | Behind::Hosts => None,
         };
         let build = domain.create(name, place).mutable(true).tensor(TENSOR, DType::U8, &[SLOT * TURNS]).allocate()?;
         let slots = [build.commit()?, domain.opener(other).timeout(TIMEOUT).open()?];
-        Ok(Self { behind, told, events, stream, slots })
+        Ok(Self { behind, signals, events, stream, slots })
     }
 
     /// Spoils the slots of this process.
@@ -75,7 +75,7 @@ impl Relay {
         Ok(self.stream.synchronize()?)
     }
 
-    pub(super) fn tell(&mut self, value: u64, first: bool) -> Result<(), Sampled> {
+    pub(super) fn send(&mut self, value: u64, first: bool) -> Result<(), Sampled> {
         let stream = self.stream.as_ref();
         let [ours, theirs] = [self.slots[0].tensor(TENSOR)?.device()?, self.slots[1].tensor(TENSOR)?.device()?];
         let turn = (value - 1) % TURNS;
@@ -85,13 +85,13 @@ impl Relay {
             (true, turn) => stream.enqueue_copy(slot, theirs.as_slice().slice((turn - 1) * SLOT, SLOT)?)?,
             (false, turn) => stream.enqueue_copy(slot, theirs.as_slice().slice(turn * SLOT, SLOT)?)?,
         }
-        match &mut self.told {
-            Told::Permits(permits) => {
+        match &mut self.signals {
+            Signals::Permits(permits) => {
                 let permit = permits.give(value, first)?;
                 permit.release_on(stream).map_err(|refused| refused.error)?;
                 Ok(())
             }
-            Told::Timelines { ours, .. } => {
+            Signals::Timelines { ours, .. } => {
                 match &self.events {
                     None if self.behind == Behind::Timeline => return Ok(ours.signal_on(stream, value)?),
                     None => self.stream.synchronize()?,
@@ -102,10 +102,10 @@ impl Relay {
         }
     }
 
-    pub(super) fn hear(&mut self, value: u64, first: bool) -> Result<(), Sampled> {
-        let theirs = match &mut self.told {
-            Told::Permits(permits) => return permits.take(value, first),
-            Told::Timelines { theirs, .. } => theirs,
+    pub(super) fn receive(&mut self, value: u64, first: bool) -> Result<(), Sampled> {
+        let theirs = match &mut self.signals {
+            Signals::Permits(permits) => return permits.take(value, first),
+            Signals::Timelines { theirs, .. } => theirs,
         };
         if self.behind == Behind::Timeline {
             return Ok(theirs.wait_on(self.stream.as_ref(), value)?);
@@ -120,13 +120,13 @@ impl Relay {
     /// Waits for the stream.
     pub(super) fn finish(&self) -> Result<(), Sampled> {
         self.stream.synchronize()?;
-        match &self.told {
-            Told::Timelines { theirs, .. } => Ok(theirs.check()?),
-            Told::Permits(_) => Ok(()),
+        match &self.signals {
+            Signals::Timelines { theirs, .. } => Ok(theirs.check()?),
+            Signals::Permits(_) => Ok(()),
         }
     }
 
-    /// Refuses another byte than this side, the first one, has sent on its way.
+    /// Fails if the byte is not the one that this side, the first one, has sent.
     pub(super) fn check(&self, last: u64) -> Result<(), Sampled> {
         let mut slot = [0; SLOT as usize];
         let theirs = self.slots[1].tensor(TENSOR)?.device()?;
@@ -135,12 +135,12 @@ impl Relay {
     }
 }
 
-/// Returns the byte of an exchange. It differs from that of the exchange before.
-fn byte(value: u64) -> u8 {
+/// Returns the byte of an exchange. It differs from the byte of the previous exchange.
+pub(super) fn byte(value: u64) -> u8 {
     ((value - 1) / TURNS % u64::from(SPOILT)) as u8
 }
 
-/// The same by samples of two topics: each stream copies the byte of the sample that it has received into the next.
+/// A relay by samples of two topics: each stream copies the byte of the received sample into the next one.
 pub(super) struct Samples {
     stream: Stream,
     ours: Publisher,
@@ -156,8 +156,8 @@ impl Samples {
         Ok(Self { stream, ours: topic(name)?.publisher()?, theirs, received: None })
     }
 
-    /// Publishes what was received last, or the byte of an exchange that begins.
-    pub(super) fn tell(&mut self, value: u64) -> Result<(), Sampled> {
+    /// Publishes the byte that was received last, or the byte of a new exchange.
+    pub(super) fn send(&mut self, value: u64) -> Result<(), Sampled> {
         let stream = self.stream.as_ref();
         let loan = self.ours.loan(DType::U8, &[SLOT], TIMEOUT)?;
         match self.received.take() {
@@ -171,7 +171,7 @@ impl Samples {
         Ok(())
     }
 
-    pub(super) fn hear(&mut self) -> Result<(), Sampled> {
+    pub(super) fn receive(&mut self) -> Result<(), Sampled> {
         self.received = Some(self.theirs.recv(TIMEOUT)?);
         Ok(())
     }
@@ -181,7 +181,7 @@ impl Samples {
         Ok(self.stream.synchronize()?)
     }
 
-    /// Refuses another byte than this side, the first one, has sent on its way.
+    /// Fails if the byte is not the one that this side, the first one, has sent.
     pub(super) fn check(&mut self, last: u64) -> Result<(), Sampled> {
         let sample = self.received.take().ok_or("no sample came back")?;
         let mut slot = [SPOILT; SLOT as usize];
@@ -190,7 +190,7 @@ impl Samples {
     }
 }
 
-/// The same by a queue: the first side submits the byte as the input of a task, and the other one copies it into the output. No
+/// A relay by a queue: the first side submits the byte as the input of a task, and the other side copies it into the output. No
 /// host waits for a stream before an exchange ends.
 pub(super) struct Tasks {
     stream: Stream,
@@ -198,7 +198,7 @@ pub(super) struct Tasks {
     side: Side,
 }
 
-/// What each of the two has under way.
+/// The pending objects of each side.
 enum Side {
     /// The task that was submitted last, the outputs of this exchange, and the last of them once it has ended.
     Submitter {
@@ -214,7 +214,7 @@ enum Side {
 impl Tasks {
     pub(super) fn new(domain: &Domain, place: Place, name: &str, first: bool) -> Result<Self, Failure> {
         let stream = stream(domain, place)?;
-        // Blocks are given back by the streams: an exchange shall not wait for those of the one before.
+        // The streams give blocks back later: an exchange must not wait for blocks of the previous one.
         let blocks = 2 * TURNS as u32;
         let queue = domain.queue(name).tasks(blocks).inputs(blocks, SLOT).outputs(blocks, SLOT).place(place);
         let side = match first {
@@ -224,7 +224,7 @@ impl Tasks {
         Ok(Self { stream, queue: queue.open_or_create()?, side })
     }
 
-    pub(super) fn tell(&mut self, value: u64) -> Result<(), Sampled> {
+    pub(super) fn send(&mut self, value: u64) -> Result<(), Sampled> {
         let stream = self.stream.as_ref();
         match &mut self.side {
             Side::Submitter { ticket, results, .. } => {
@@ -251,7 +251,7 @@ impl Tasks {
         Ok(())
     }
 
-    pub(super) fn hear(&mut self, value: u64) -> Result<(), Sampled> {
+    pub(super) fn receive(&mut self, value: u64) -> Result<(), Sampled> {
         let stream = self.stream.as_ref();
         match &mut self.side {
             Side::Submitter { ticket, results, .. } => {
@@ -269,7 +269,7 @@ impl Tasks {
         }
     }
 
-    /// Waits for the stream and takes the results, which proves them.
+    /// Waits for the stream and takes the results, which proves that they are valid.
     pub(super) fn finish(&mut self) -> Result<(), Sampled> {
         self.stream.synchronize()?;
         let Side::Submitter { results, last, .. } = &mut self.side else { return Ok(()) };
@@ -282,7 +282,7 @@ impl Tasks {
         Ok(())
     }
 
-    /// Refuses another byte than this side, the first one, has sent on its way.
+    /// Fails if the byte is not the one that this side, the first one, has sent.
     pub(super) fn check(&mut self, last: u64) -> Result<(), Sampled> {
         let Side::Submitter { last: output, .. } = &mut self.side else { return Ok(()) };
         let output = output.take().ok_or("no result came back")?;
@@ -293,12 +293,12 @@ impl Tasks {
     }
 }
 
-/// Returns the bytes of a slot, of a block that may be larger.
-fn slot(block: DeviceSlice<'_>) -> Result<DeviceSlice<'_>, Sampled> {
+/// Returns the first bytes of a block, as many as a slot has.
+pub(super) fn slot(block: DeviceSlice<'_>) -> Result<DeviceSlice<'_>, Sampled> {
     Ok(block.slice(0, SLOT)?)
 }
 
-fn stream(domain: &Domain, place: Place) -> Result<Stream, Failure> {
+pub(super) fn stream(domain: &Domain, place: Place) -> Result<Stream, Failure> {
     let Place::Gpu(uuid) = place else { return Err(unexpected("host memory has no streams")) };
     let stream = Stream::new(domain.gpu(uuid)?.context()).doing("making a stream")?;
     broker::prepare(domain, &stream);

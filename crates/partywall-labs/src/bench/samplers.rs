@@ -1,5 +1,4 @@
-//! What is timed, and how: `partywall bench` and the project's own benchmarks, which have other floors, rivals and goals, use the
-//! same samplers.
+//! The samplers that `partywall bench` and the project's own benchmarks share. Their floors, rivals and goals differ.
 
 use std::{
     cell::Cell,
@@ -13,10 +12,10 @@ use partywall::{
 };
 use partywall_measure::{Failure, Sampler, Unit};
 
-/// How long a sampler waits for what is free.
+/// How long a sampler waits for a free block.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Times what is enqueued on the stream of a [`Gpu`], by the GPU's own clock.
+/// Times work on the stream of a [`Gpu`] by the GPU's own clock.
 #[derive(Debug)]
 pub struct Timer<'a> {
     gpu: &'a Gpu,
@@ -25,18 +24,18 @@ pub struct Timer<'a> {
 }
 
 impl<'a> Timer<'a> {
-    /// Makes two events.
+    /// Creates two events.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver refuses.
     pub fn new(gpu: &'a Gpu) -> Result<Self, CudaError> {
         Ok(Self { gpu, before: Event::new(gpu.context())?, after: Event::new(gpu.context())? })
     }
 
-    /// Returns how long that takes which `enqueue` enqueues.
+    /// Returns how long the work that `enqueue` enqueues takes.
     ///
     /// # Errors
-    /// Those of `enqueue`, and the driver's.
+    /// `enqueue` fails, or the driver refuses.
     pub fn time(&self, enqueue: impl FnOnce() -> Result<(), Failure>) -> Result<Duration, Failure> {
         let stream = self.gpu.stream();
         self.before.record(stream)?;
@@ -46,7 +45,7 @@ impl<'a> Timer<'a> {
         Ok(self.after.elapsed_since(&self.before)?)
     }
 
-    /// Returns GB/s of a kernel that reads one part of so many bytes after the other.
+    /// Returns a sampler of the GB/s of a kernel that reads one part of `size` bytes after the other.
     pub fn reads<'s>(&'s self, memory: DeviceSlice<'s>, size: u64) -> Sampler<'s> {
         let parts = memory.len() / size;
         let next = Cell::new(0);
@@ -59,17 +58,17 @@ impl<'a> Timer<'a> {
     }
 }
 
-/// What of an attachment is timed.
+/// The half of an attachment that is timed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Half {
-    /// Until it can be used.
+    /// Until the memory can be used.
     Opening,
-    /// Until it is given back.
+    /// Until the memory is given back.
     Closing,
 }
 
 impl Half {
-    /// Returns microseconds of this half. `open` returns what `close` ends; `check` looks at it between the two.
+    /// Returns a sampler of the microseconds of this half. `open` returns a value, which `check` checks and `close` closes.
     pub fn sampler<'a, T>(
         self,
         open: impl Fn() -> Result<T, Failure> + 'a,
@@ -92,8 +91,8 @@ impl Half {
         })
     }
 
-    /// Returns microseconds of this half, of memory that others have exported: what the driver takes for it. Each file has so many
-    /// bytes, and stays open.
+    /// Returns a sampler of the microseconds that the driver alone takes for this half, with memory that another process has
+    /// exported. Each file comes with its number of bytes, and stays open.
     pub fn of_the_driver<'a>(self, context: &'a Context, files: &'a [(u64, OwnedFd)]) -> Sampler<'a> {
         let map = |(bytes, file): &(u64, OwnedFd)| {
             Mapping::new(PhysicalMemory::import(context, file.as_fd(), *bytes)?, Access::ReadOnly)
@@ -106,7 +105,8 @@ impl Half {
     }
 }
 
-/// Returns the time of one pair of calls in `unit`, in the mean of `count`: one alone would take no longer than a look at the clock.
+/// Returns a sampler of the time of one pair of calls in `unit`, the mean of `count`: a single pair would take no longer than
+/// reading the clock.
 pub fn pairs<'a>(unit: Unit, count: u32, mut pair: impl FnMut() -> Result<(), Failure> + 'a) -> Sampler<'a> {
     Box::new(move || {
         let start = Instant::now();
@@ -129,7 +129,7 @@ pub fn block(pool: &Pool) -> Result<(), Failure> {
 /// Allocates memory and frees it in the order of a stream: `cuMemAllocAsync`, `cuMemFreeAsync`. The context is current.
 ///
 /// # Errors
-/// The driver's.
+/// The driver refuses.
 pub fn allocation_in_order(gpu: &Gpu, bytes: u64) -> Result<(), Failure> {
     Ok(experiment::allocate_and_free_on(gpu.stream(), bytes as usize)?)
 }
@@ -137,13 +137,13 @@ pub fn allocation_in_order(gpu: &Gpu, bytes: u64) -> Result<(), Failure> {
 /// Allocates memory and frees it: `cuMemAlloc`, `cuMemFree`.
 ///
 /// # Errors
-/// The driver's.
+/// The driver refuses.
 pub fn allocation(gpu: &Gpu, bytes: u64) -> Result<(), Failure> {
     Ok(DeviceBuffer::new(gpu.context(), bytes).map(drop)?)
 }
 
-/// Allocates memory of this process alone by the system's allocator, writes a byte of each page, and frees it. Without a byte
-/// written there would be no memory.
+/// Allocates private memory from the system's allocator, writes a byte of each page, and frees it. The kernel provides a page
+/// only once it is written.
 ///
 /// # Errors
 /// None.

@@ -1,5 +1,4 @@
-//! Hand-offs in turn, and what hosts hand over by: `partywall bench` and the project's own benchmarks, which have other floors,
-//! rivals and goals, use the same.
+//! Hand-offs in turn, and the objects by which hosts hand over. `partywall bench` and the project's own benchmarks share them.
 
 use std::{
     fmt,
@@ -16,13 +15,13 @@ use crate::prelude::TIMEOUT;
 /// What one of two processes does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Turn {
-    /// It tells the other one a value.
-    Tell,
-    /// It waits until it is told the value.
-    Hear,
+    /// It sends the other process a value.
+    Send,
+    /// It waits for the value.
+    Receive,
 }
 
-/// Tells and is told each of some values. The first process tells first. Returns how long it took.
+/// Sends and receives each value. The first process sends first. Returns how long it took.
 ///
 /// # Errors
 /// Those of `act`.
@@ -31,7 +30,7 @@ pub fn in_turn(
     values: impl IntoIterator<Item = u64>,
     mut act: impl FnMut(Turn, u64) -> Result<(), Failure>,
 ) -> Result<Duration, Failure> {
-    let order = if first { [Turn::Tell, Turn::Hear] } else { [Turn::Hear, Turn::Tell] };
+    let order = if first { [Turn::Send, Turn::Receive] } else { [Turn::Receive, Turn::Send] };
     let start = Instant::now();
     for value in values {
         act(order[0], value)?;
@@ -40,14 +39,14 @@ pub fn in_turn(
     Ok(start.elapsed())
 }
 
-/// Writes a value and wakes at most so many sleepers.
+/// Writes a value and wakes at most `sleepers` threads.
 pub fn store_and_wake(word: &AtomicU32, value: u32, sleepers: u32) {
     word.store(value, Ordering::Release);
     futex::wake(word, sleepers);
 }
 
-/// Sleeps until a word is at least `value`, with a time limit, as the library's waits have. Returns what was found, which is less
-/// after the limit.
+/// Sleeps until a word is at least `value`, with a timeout, as the library's waits do. Returns the present value, which is lower
+/// after the timeout.
 pub fn sleep_until(word: &AtomicU32, value: u32) -> u32 {
     let mut waits = true;
     loop {
@@ -59,15 +58,26 @@ pub fn sleep_until(word: &AtomicU32, value: u32) -> u32 {
     }
 }
 
-/// Refuses another value than was told.
+/// Checks that the received value is the one that was sent.
 ///
 /// # Errors
-/// It is another one.
+/// It is another value.
 pub fn same(found: u64, value: u64) -> Result<(), Failure> {
-    if found == value { Ok(()) } else { Err(format!("{found} was told instead of {value}").into()) }
+    if found == value { Ok(()) } else { Err(format!("{found} was received instead of {value}").into()) }
 }
 
-/// One side's ends of two topics whose samples have one number each: its publisher, and its subscribers of the other one.
+/// Publishes a number, the one element of a sample.
+///
+/// # Errors
+/// Those of the library.
+pub fn publish(publisher: &Publisher, value: u64) -> Result<(), Failure> {
+    let mut loan = publisher.loan(DType::U64, &[1], TIMEOUT)?;
+    loan.as_mut_slice()?[0] = value;
+    loan.filled().publish(TIMEOUT).map_err(|refused| refused.error)?;
+    Ok(())
+}
+
+/// One side's ends of two topics: its publisher, and its subscribers of the other topic. Each sample is a number.
 #[derive(Debug)]
 pub struct Topics {
     /// Of this side's topic.
@@ -77,7 +87,7 @@ pub struct Topics {
 }
 
 impl Topics {
-    /// Opens both topics, or creates them. A sample has at most `bytes` bytes, and there are so many subscribers on either side.
+    /// Opens both topics, or creates them. A sample has at most `bytes` bytes, and each side has `subscribers` subscribers.
     ///
     /// # Errors
     /// Those of the library.
@@ -102,30 +112,27 @@ impl Topics {
     ///
     /// # Errors
     /// Those of the library.
-    pub fn tell(&self, value: u64) -> Result<(), Failure> {
-        let mut loan = self.publisher.loan(DType::U64, &[1], TIMEOUT)?;
-        loan.as_mut_slice()?[0] = value;
-        loan.filled().publish(TIMEOUT).map_err(|refused| refused.error)?;
-        Ok(())
+    pub fn send(&self, value: u64) -> Result<(), Failure> {
+        publish(&self.publisher, value)
     }
 
-    /// Waits for a number by each subscriber.
+    /// Waits until each subscriber has received a number.
     ///
     /// # Errors
     /// Those of the library, or it is another number.
-    pub fn hear(&self, value: u64) -> Result<(), Failure> {
-        self.receive(value, |subscriber| subscriber.recv(TIMEOUT).map(Some))
+    pub fn receive(&self, value: u64) -> Result<(), Failure> {
+        self.receive_by(value, |subscriber| subscriber.recv(TIMEOUT).map(Some))
     }
 
-    /// Polls for a number by each subscriber.
+    /// Polls until each subscriber has received a number.
     ///
     /// # Errors
     /// Those of the library, or it is another number.
     pub fn poll(&self, value: u64) -> Result<(), Failure> {
-        self.receive(value, Subscriber::try_recv)
+        self.receive_by(value, Subscriber::try_recv)
     }
 
-    fn receive(
+    fn receive_by(
         &self,
         value: u64,
         receive: impl Fn(&Subscriber) -> partywall::Result<Option<Sample>>,
@@ -142,13 +149,13 @@ impl Topics {
     }
 }
 
-/// One side's ends of two queues in host memory: it submits to one and works on the other. The arguments of a task are a number.
+/// One side's ends of two queues in host memory: it submits to one and works on the other. The argument of a task is a number.
 pub struct Queues {
     ours: Queue,
     theirs: Queue,
-    /// The last task of this side, whose result has not been taken.
+    /// The last task of this side, if its result has not been taken.
     last: Option<Ticket>,
-    /// The last task of the other side, which is not complete.
+    /// The last task of the other side, if it is not complete.
     claimed: Option<ClaimedTask>,
 }
 
@@ -202,20 +209,20 @@ impl Queues {
         Ok(())
     }
 
-    /// Submits a task by which the other side is told, and takes the result of the one before, which is complete by then.
+    /// Submits a task for the other side, and takes the result of the previous task, which is complete by then.
     ///
     /// # Errors
     /// As [`submit`](Self::submit) and [`take`](Self::take).
-    pub fn tell(&mut self, value: u64) -> Result<(), Failure> {
+    pub fn send(&mut self, value: u64) -> Result<(), Failure> {
         self.take()?;
         self.submit(value)
     }
 
-    /// Claims the task by which this side is told, and completes it.
+    /// Claims the task of the other side, and completes it.
     ///
     /// # Errors
     /// As [`claim`](Self::claim) and [`complete`](Self::complete).
-    pub fn hear(&mut self, value: u64) -> Result<(), Failure> {
+    pub fn receive(&mut self, value: u64) -> Result<(), Failure> {
         self.claim(value)?;
         self.complete()
     }
@@ -239,11 +246,11 @@ mod tests {
         let play = |first: bool| {
             let side = usize::from(!first);
             in_turn(first, 1..=100, |turn, value| match turn {
-                Turn::Tell => {
+                Turn::Send => {
                     store_and_wake(&words[side], value as u32, 1);
                     Ok(())
                 }
-                Turn::Hear => same(sleep_until(&words[1 - side], value as u32).into(), value),
+                Turn::Receive => same(sleep_until(&words[1 - side], value as u32).into(), value),
             })
         };
         thread::scope(|scope| {
@@ -256,10 +263,10 @@ mod tests {
 
     #[test]
     fn failure_ends_the_turns() {
-        let told = in_turn(false, 1..=3, |turn, value| match (turn, value) {
-            (Turn::Hear, 2) => same(1, value),
+        let received = in_turn(false, 1..=3, |turn, value| match (turn, value) {
+            (Turn::Receive, 2) => same(1, value),
             _ => Ok(()),
         });
-        assert_eq!(told.unwrap_err().to_string(), "1 was told instead of 2");
+        assert_eq!(received.unwrap_err().to_string(), "1 was received instead of 2");
     }
 }

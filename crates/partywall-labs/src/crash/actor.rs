@@ -162,7 +162,8 @@ impl Actor {
         resting.signal_on(stream, 1)?;
         careless.signal_on(stream, 1)?;
         self.keep.push(Box::new((batch, careless)));
-        (self.input, self.writer) = (Some(input), Some(resting));
+        self.input = Some(input);
+        self.writer = Some(resting);
         Ok(())
     }
 

@@ -183,7 +183,7 @@ fn broker(session: &mut Session, domain: &Domain, waiter: &mut Peer) -> Result<S
     let signal = ending(&line.signal(1));
     Ok(Step::new(
         scene,
-        "The broker is killed (SIGKILL)",
+        "The broker and its supervisor are killed (SIGKILL)",
         "Each mapping is its own reference. Without the broker nothing notices deaths, so each process ends its own \
          waits for timelines when the broker's socket no longer answers.",
     )

@@ -267,7 +267,7 @@ pub(super) fn broker(observer: &mut Observer<'_>) -> Result<(), Failure> {
     let went_on = woken.stream_at.is_some();
     let step = Step::new(
         scene,
-        "The broker is killed (SIGKILL)",
+        "The broker and its supervisor are killed (SIGKILL)",
         "Each mapping is its own reference, and an event needs only the drivers of two processes. Without the broker \
          nothing notices deaths, so each process ends its own waits for timelines when the broker's socket no longer \
          answers. Memory that no process has mapped is gone with the broker's descriptors.",

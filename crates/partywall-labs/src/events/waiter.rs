@@ -43,9 +43,9 @@ struct Waiter<'a> {
 struct Waited {
     /// How long the host took to enqueue the wait.
     enqueuing: Duration,
-    /// From the start of that until the stream had done the work behind the wait.
+    /// The time from that start until the stream had done the work behind the wait.
     waited: Duration,
-    /// Whether that work found the output of the recorder's work.
+    /// True if that work found the output of the recorder's work.
     new_bytes: bool,
 }
 

@@ -32,7 +32,7 @@ struct Consumer<'a> {
     gpu: Arc<Gpu>,
     domain: Domain,
     file: PathBuf,
-    /// It may run in its own terminal, and is not killed.
+    /// The other process, which may run in its own terminal, and is not killed.
     producer: Peer,
 }
 

@@ -19,7 +19,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
 struct Taker<'a> {
     session: &'a Session,
     pool: Pool,
-    /// It may run in its own terminal, and is not killed.
+    /// The other process, which may run in its own terminal, and is not killed.
     holder: Peer,
 }
 

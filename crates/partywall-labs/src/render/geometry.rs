@@ -13,21 +13,30 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let domain = player.domain();
     let scene = objects::scene(&domain)?;
     let mesh = objects::mesh(&domain, scene.place(), &player.job.source)?;
-    let vertices = objects::tensor::<i32>(&mesh, "vertices")?;
+    let vertices = mesh.tensor("vertices")?;
+    let kernels = Kernels::of(&domain, scene.place())?;
     let written = domain.timeline(objects::WRITTEN)?;
     let publisher = scene.publisher()?;
     let first = next_frame(&scene)?;
     player.ready()?;
+    player.await_start()?;
     let mut pace = player.job.rate.map(Pace::new);
-    let shape = [(vertices.len() / raster::VERTEX) as u64, raster::VERTEX as u64];
+    let shape = [scene.max_bytes() / (4 * raster::VERTEX as u64), raster::VERTEX as u64];
     let last = if player.job.live { u64::MAX } else { player.job.frames };
     for frame in first..last {
         player.begin();
         let mut loan = publisher.loan(DType::I32, &shape, TIMEOUT)?;
-        objects::fill(&mut loan, |turned| {
-            mesh::turn(&vertices, frame, turned);
-            player.middle()
-        })?;
+        match &kernels {
+            None => mesh::turn(vertices.as_slice()?, frame, loan.as_mut_slice()?),
+            Some(kernels) => {
+                let turned = loan.device()?.as_slice();
+                let vertices = vertices.device()?.as_slice();
+                let rotation = mesh::rotation(frame);
+                let enqueued = kernels.rasteriser.enqueue_turn(kernels.stream(), vertices, &rotation, turned);
+                enqueued.doing("launching a kernel")?;
+            }
+        }
+        player.middle()?;
         player.end();
         if let Some(pace) = &mut pace {
             thread::sleep(pace.due().saturating_duration_since(Instant::now()));
@@ -38,7 +47,10 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
         }
         let camera = mesh::CAMERA.map(i32::cast_unsigned).to_vec();
         Header { frame, published: Moment::now(), more: camera }.write(&mut loan)?;
-        objects::publish(loan)?;
+        match &kernels {
+            None => objects::publish(loan)?,
+            Some(kernels) => kernels.publish(loan)?,
+        }
     }
     while !player.is_over()? {
         thread::sleep(TURN / 10);
@@ -52,10 +64,19 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     )
 }
 
-/// Returns the frame after the newest one.
+/// Returns the first frame without a scene: the one after the newest, or one that the GPU of a killed geometry has not
+/// finished.
 fn next_frame(scene: &Topic) -> Result<u64, Failure> {
-    let newest = scene.subscribe(Policy::Latest).history(1).join()?.try_recv()?;
-    newest.map_or(Ok(0), |sample| Ok(Header::of(&sample, 0)?.frame + 1))
+    let kept = scene.subscribe(Policy::Block).history(IN_FLIGHT).join()?;
+    let mut next = 0;
+    while let Some(sample) = kept.try_recv()? {
+        let frame = Header::of(&sample, 0)?.frame;
+        if objects::valid(sample.wait(TIMEOUT))?.is_none() {
+            return Ok(frame);
+        }
+        next = frame + 1;
+    }
+    Ok(next)
 }
 
 /// Waits until so many frames are written that this one may be published. Returns false if the role must end.

@@ -231,13 +231,18 @@ fn sine_and_cosine(part: u32, whole: u32) -> [f64; 2] {
     }
 }
 
-/// Writes the vertices of a frame: the mesh, turned.
-pub(super) fn turn(vertices: &[i32], frame: u64, turned: &mut [i32]) {
+/// Returns the matrix that turns the mesh of a frame, in 1/2^30.
+pub(super) fn rotation(frame: u64) -> [[i64; 3]; 3] {
     // Half a turn in 60 frames, at the end of which a torus looks as at its beginning.
     let [sine, cosine] = sine_and_cosine((frame % TURN) as u32, TURN as u32);
     let [lean, upright] = sine_and_cosine(1, 10);
     let rows = [[cosine, 0.0, sine], [lean * sine, upright, -lean * cosine], [-upright * sine, lean, upright * cosine]];
-    let rows = rows.map(|row| row.map(|element| (element * f64::from(1 << 30)).round() as i64));
+    rows.map(|row| row.map(|element| (element * f64::from(1 << 30)).round() as i64))
+}
+
+/// Writes the vertices of a frame: the mesh, turned.
+pub(super) fn turn(vertices: &[i32], frame: u64, turned: &mut [i32]) {
+    let rows = rotation(frame);
     for (vertex, turned) in vertices.chunks_exact(3).zip(turned.chunks_exact_mut(3)) {
         let [x, y, z] = [0, 1, 2].map(|axis| i64::from(vertex[axis]));
         for (row, turned) in rows.iter().zip(turned) {
@@ -249,8 +254,8 @@ pub(super) fn turn(vertices: &[i32], frame: u64, turned: &mut [i32]) {
 /// The camera, which looks at the origin.
 pub(super) const CAMERA: Camera = [65536, 0, 0, 0, 0, 65536, 0, 0, 0, 0, 65536, 225_000];
 
-/// Frames of a whole turn.
-const TURN: u64 = 120;
+/// Frames of a whole turn, after which the mesh is drawn as before.
+pub(super) const TURN: u64 = 120;
 
 /// The colours of renderers, and of parts of a mesh: blue, orange, green, purple.
 pub(super) const COLOURS: [u32; 4] = [0x00ff_a040, 0x0030_90ff, 0x0070_d050, 0x00ff_70c0];

@@ -6,7 +6,7 @@
 //! | renderer | child, one for each tile | draws its tile of each frame |
 //! | compositor | child | puts the tiles of a frame together |
 //! | writer | child | checks each frame and encodes it |
-//! | viewer | child | sees the latest frame, and no process waits for it |
+//! | viewer | child | sees the latest frame, and no process waits for it; others come and go in mid-run |
 //! | watcher | `partywall lab render` | starts a broker and the others, kills one and restarts it; keeps the movie; concludes |
 //!
 //! ```text
@@ -25,13 +25,16 @@
 
 mod compositor;
 mod geometry;
+mod kernels;
 mod label;
 mod mesh;
 mod movie;
 mod objects;
+mod plain;
 mod player;
 mod raster;
 mod renderer;
+mod shaders;
 mod viewer;
 mod watcher;
 mod writer;
@@ -39,9 +42,10 @@ mod writer;
 use std::{collections::HashMap, fs, path::PathBuf, str::FromStr};
 
 use clap::{ArgMatches, Args, ValueEnum, value_parser};
-use partywall::{DType, Loan, Policy, Publisher, Sample, Segment, Subscriber, Topic};
+use partywall::{DType, DeviceChoice, DeviceUuid, Loan, Policy, Publisher, Sample, Segment, Subscriber, Topic};
 
 use self::{
+    kernels::Kernels,
     mesh::{Mesh, Source},
     movie::Output,
     player::Player,
@@ -63,6 +67,7 @@ pub(super) static LAB: Lab = Lab {
         Role::new("compositor", "Put the tiles of each frame together", ENDED, compositor::play),
         Role::new("writer", "Check each frame and encode it", ENDED, writer::play),
         Role::new("viewer", "See the latest frame; no process waits for it", ENDED, viewer::play),
+        Role::new("plain", "Play a stage of the pipelines that the lab is compared with", ENDED, plain::play),
     ],
     observer: Role::new("watcher", "Start the missing roles, kill one, and report what held", "", watcher::play),
     claims: CLAIMS,
@@ -81,9 +86,13 @@ struct Order {
     /// The number of renderers, 1 to 16; each draws a tile
     #[arg(long, global = true, value_name = "N", default_value_t = 4, value_parser = value_parser!(u32).range(1..=MOST_RENDERERS))]
     renderers: u32,
-    /// What draws: kernels or the CPU, to the same pixels [default: cuda on a GPU, cpu in host memory]
+    /// What draws: kernels, the CPU or Vulkan, to the same pixels [default: cuda on a GPU, cpu in host memory]
     #[arg(long, global = true, value_name = "BY")]
     renderer: Option<Brush>,
+    /// The GPUs that draw by kernels, in turn: tile 0 the first one, tile 1 the next one [default: the GPU that has the
+    /// memory]
+    #[arg(long, global = true, value_name = "N|UUID,…", value_delimiter = ',', value_parser = device::parse_gpu)]
+    devices: Vec<DeviceChoice>,
     /// A Wavefront OBJ file, or the bundled torus with N triangles
     #[arg(long, global = true, value_name = "FILE|torus:N", default_value = "torus:8192")]
     scene: Source,
@@ -94,7 +103,7 @@ struct Order {
     /// Frames a second, 1 to 240 [default: as fast as possible; with --live 30; a movie plays with 25]
     #[arg(long, global = true, value_name = "N", value_parser = value_parser!(u32).range(1..=240))]
     fps: Option<u32>,
-    /// Compose at a fixed rate, whatever is there: a tile that is late is grey, and each tile has the pid of its process
+    /// Compose at a fixed rate, whatever is there: a tile that is late by 0.4 s is grey, and each has the pid of its process
     #[arg(long, global = true)]
     live: bool,
     /// Kill this role (SIGKILL) in the middle of a frame, when it has finished a third of the frames, and restart it
@@ -109,6 +118,8 @@ enum Brush {
     Cuda,
     /// The CPU, which copies scenes and tiles if they are on a GPU
     Cpu,
+    /// Vulkan's compute shaders, on the GPU that has the memory; in host memory on any device that imports it
+    Vulkan,
 }
 
 /// A process that can be killed.
@@ -122,7 +133,7 @@ enum Victim {
     Compositor,
     /// The process that encodes
     Writer,
-    /// Refused: no lab survives its broker
+    /// The broker, which its supervisor restarts
     Broker,
 }
 
@@ -154,6 +165,8 @@ struct Job {
     /// Which tile a renderer draws.
     tile: u32,
     brush: Brush,
+    /// The GPUs that draw, in turn, as UUIDs. Empty for the one that has the memory.
+    devices: Vec<String>,
     /// Frames a second, if the rate is fixed.
     rate: Option<u32>,
     live: bool,
@@ -162,8 +175,8 @@ struct Job {
     fps: u32,
     /// The first frame that is not written yet.
     unwritten: u64,
-    /// The frames whose hashes the writer sends.
-    compared: Vec<u64>,
+    /// Whether a viewer joins when the watcher says so, and not at once.
+    joins_late: bool,
     /// In the middle of the frame after this many the process says so, and waits to be killed.
     strike: Option<u64>,
 }
@@ -171,6 +184,12 @@ struct Job {
 impl Job {
     fn tiles(&self) -> Vec<Tile> {
         Tile::all(self.size, self.renderers)
+    }
+
+    /// Returns the GPU that draws a tile, if it was chosen.
+    fn device(&self, tile: u32) -> Result<Option<DeviceUuid>, Failure> {
+        let Some(chosen) = self.devices.get(tile as usize % self.devices.len().max(1)) else { return Ok(None) };
+        chosen.parse().map(Some).map_err(|_| unexpected("the UUID of a GPU cannot be read"))
     }
 
     /// Returns how a renderer's tile looks: in `--live` each has a colour.
@@ -187,6 +206,10 @@ enum Report {
     Ready,
     /// It is in the middle of a frame and waits to be killed.
     Struck,
+    /// A viewer has seen another frame. Only with `--live`, whose rate is limited.
+    Viewed,
+    /// A viewer that joined late leaves. It has seen this many frames.
+    Left(u64),
     /// The writer has a frame. The descriptor of its part of the movie comes with it.
     Written(Written),
     /// It has ended, and reported its step.
@@ -201,22 +224,27 @@ struct Written {
     torn: bool,
     /// For each tile the frame in which it was drawn, and the process.
     tiles: Vec<Drawn>,
-    /// Tiles that are grey.
-    stale: u32,
+    /// Which tiles are late, and therefore grey, as bits.
+    late: u32,
     /// Frames before it that rested on a killed process and were not written.
     tainted: u64,
-    /// If the watcher compares it.
-    hash: Option<u64>,
+    /// A number that differs for different pictures.
+    hash: u64,
     /// When the geometry published its scene.
     published: Moment,
+    /// When it was written.
+    at: Moment,
     has_part: bool,
 }
 
-/// When and by which process a tile was drawn.
+/// When, by which process and how fast a tile was drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 struct Drawn {
     frame: u32,
     pid: u32,
+    /// How long it took: the kernels on the GPU by events, else the host. Of kernels it is the time of the last tile before
+    /// that was finished, or 0.
+    nanos: u32,
 }
 
 /// The shortest side of a picture: every tile has pixels.

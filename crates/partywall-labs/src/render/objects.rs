@@ -27,25 +27,45 @@ impl Topics {
         let topic = |name| session.domain().topic(name).place(session.place);
         let renderers = job.renderers + 1;
         let scene = topic(SCENE).dtype(DType::I32).shape(&[vertices, raster::VERTEX as u64]).depth(IN_FLIGHT + 1);
-        let scene = scene.publishers(2).subscribers(renderers).create()?;
+        // A renderer holds the scene of each frame that its GPU has not drawn.
+        let scene = scene.publishers(2).subscribers(renderers).held(IN_FLIGHT + 2).create()?;
         let largest = job.tiles().iter().map(|tile| tile.size.pixels()).max().unwrap_or_default();
         let tiles =
             topic(TILES).dtype(DType::U32).max_bytes(largest as u64 * 4).depth(TILES_BEFORE * job.renderers + 1);
-        // The compositor keeps the tiles of each frame until it is written.
-        let tiles = tiles.publishers(renderers).subscribers(2).held((IN_FLIGHT + 1) * job.renderers + 2).create()?;
+        // The compositor keeps the tiles of each frame until it is written, and then until its GPU is done with later frames.
+        let tiles =
+            tiles.publishers(renderers).subscribers(2).held(2 * (IN_FLIGHT + 1) * job.renderers + 2).create()?;
         let shape = [u64::from(job.size.height), u64::from(job.size.width)];
         let frames = topic(FRAMES).dtype(DType::U32).shape(&shape).depth(IN_FLIGHT + 1);
-        let frames = frames.publishers(2).subscribers(3).held(IN_FLIGHT + 2).create()?;
+        // The writer holds frames that it checks, and frames that wait for one before them. Subscribers are the writer, its
+        // successor, a viewer, and another one that comes and goes.
+        let frames = frames.publishers(2).subscribers(4).held(2 * IN_FLIGHT + 2).create()?;
         Ok(Self { _scene: scene, _tiles: tiles, _frames: frames })
     }
 }
 
 pub(super) fn scene(domain: &Domain) -> Result<Topic, Failure> {
-    Ok(domain.topic(SCENE).timeout(TIMEOUT).open()?)
+    scene_on(domain, None)
+}
+
+/// Opens the scenes for use on a GPU, which may be another one than that of the memory.
+pub(super) fn scene_on(domain: &Domain, gpu: Option<DeviceUuid>) -> Result<Topic, Failure> {
+    open_on(domain, SCENE, gpu)
 }
 
 pub(super) fn tiles(domain: &Domain) -> Result<Topic, Failure> {
-    Ok(domain.topic(TILES).timeout(TIMEOUT).open()?)
+    tiles_on(domain, None)
+}
+
+/// Opens the tiles as [`scene_on`] does.
+pub(super) fn tiles_on(domain: &Domain, gpu: Option<DeviceUuid>) -> Result<Topic, Failure> {
+    open_on(domain, TILES, gpu)
+}
+
+fn open_on(domain: &Domain, name: &str, gpu: Option<DeviceUuid>) -> Result<Topic, Failure> {
+    let topic = domain.topic(name).timeout(TIMEOUT);
+    let topic = gpu.into_iter().fold(topic, |topic, gpu| topic.device(gpu).allow_peer(true));
+    Ok(topic.open()?)
 }
 
 pub(super) fn frames(domain: &Domain) -> Result<Topic, Failure> {
@@ -70,9 +90,16 @@ pub(super) fn mesh(domain: &Domain, place: Place, source: &Source) -> Result<Seg
     Ok(build.commit()?)
 }
 
-/// Opens the mesh once the geometry has committed it.
-pub(super) fn committed_mesh(domain: &Domain) -> Result<Segment, Failure> {
-    Ok(domain.open(MESH, TIMEOUT)?)
+/// Opens the mesh once the geometry has committed it, for use on a GPU as [`scene_on`] does.
+pub(super) fn committed_mesh(domain: &Domain, gpu: Option<DeviceUuid>) -> Result<Segment, Failure> {
+    let mesh = domain.opener(MESH).timeout(TIMEOUT);
+    let mesh = gpu.into_iter().fold(mesh, |mesh, gpu| mesh.device(gpu).allow_peer(true));
+    Ok(mesh.open()?)
+}
+
+/// Returns the memory of the mesh once the geometry has committed it, for an API other than CUDA.
+pub(super) fn mesh_memory(domain: &Domain) -> Result<partywall::Descriptors, Failure> {
+    Ok(domain.descriptors(MESH, TIMEOUT)?)
 }
 
 /// The header of a sample: words of 64 bits, the first of which are the number of the frame and the time at which its
@@ -81,7 +108,8 @@ pub(super) fn committed_mesh(domain: &Domain) -> Result<Segment, Failure> {
 pub(super) struct Header {
     pub(super) frame: u64,
     pub(super) published: Moment,
-    /// The camera of a scene; the tile and the process of a tile; those of each tile of a frame.
+    /// The camera of a scene; the number, the process and the time of a tile; which tiles of a frame are late, as
+    /// bits, and the frame, the process and the time of each of them. Times are in nanoseconds.
     pub(super) more: Vec<u32>,
 }
 
@@ -141,12 +169,12 @@ pub(super) fn fill<T: partywall::Element>(
     copied.doing("writing a sample")
 }
 
-/// Returns whether a sample, or one that it rests on, is of a process that died before its GPU had finished.
-pub(super) fn has_failed(result: partywall::Result<()>) -> Result<bool, Failure> {
+/// Returns `None` if a sample, or one that it rests on, is of a process that died before its GPU had finished.
+pub(super) fn valid<T>(result: partywall::Result<T>) -> Result<Option<T>, Failure> {
     use partywall::error::InvalidData::{SampleFailed, SampleTainted};
     match result {
-        Ok(()) => Ok(false),
-        Err(Error::InvalidData(SampleFailed { .. } | SampleTainted { .. })) => Ok(true),
+        Ok(value) => Ok(Some(value)),
+        Err(Error::InvalidData(SampleFailed { .. } | SampleTainted { .. })) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }

@@ -26,6 +26,11 @@ impl<'a> Player<'a> {
         self.session.parent().say(Report::Ready)
     }
 
+    /// Waits until all roles are ready.
+    pub(super) fn await_start(&mut self) -> Result<(), Failure> {
+        self.session.parent().hear()
+    }
+
     /// Returns whether the watcher wants the role to end.
     pub(super) fn is_over(&mut self) -> Result<bool, Failure> {
         self.session.parent().has_spoken()
@@ -61,7 +66,7 @@ impl<'a> Player<'a> {
         self.times.push(self.since.elapsed());
     }
 
-    /// Reports a frame of the writer, and waits until the watcher has it.
+    /// Reports a frame of the writer, and waits until the watcher has its part of the movie, if there is one.
     pub(super) fn written(&mut self, written: Written, part: Option<Vec<u8>>) -> Result<(), Failure> {
         let failed = |errno: partywall_os::Errno| Error::System {
             what: "passing on a part of the movie".into(),
@@ -72,7 +77,17 @@ impl<'a> Player<'a> {
         let fds: Vec<_> = part.iter().map(std::os::fd::AsFd::as_fd).collect();
         let watcher = self.session.parent();
         watcher.say_with(Report::Written(written), &fds)?;
-        watcher.hear()
+        if part.is_some() { watcher.hear() } else { Ok(()) }
+    }
+
+    /// Says that a frame was seen.
+    pub(super) fn viewed(&mut self) -> Result<(), Failure> {
+        self.session.parent().say(Report::Viewed)
+    }
+
+    /// Ends a role that joined late, before the others.
+    pub(super) fn depart(self) -> Result<(), Failure> {
+        self.session.parent().say(Report::Left(self.times.len() as u64))
     }
 
     /// Ends the role with its step.

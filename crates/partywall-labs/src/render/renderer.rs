@@ -1,25 +1,28 @@
-//! A renderer: draws one tile of each frame, by kernels on a GPU or by the CPU.
+//! A renderer: draws one tile of each frame, by kernels on a GPU, by the CPU, or by Vulkan.
 
 use std::borrow::Cow;
 
 use partywall::cuda::{
-    DeviceBuffer,
+    CuResult, DeviceBuffer, DeviceSlice, Event,
     experiment::{Drawing, Rasteriser},
 };
 
-use super::{objects::Header, raster::Camera, *};
+use super::{objects::Header, raster::Camera, shaders::Shaders, *};
 
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let mut player = Player::new(session)?;
     let domain = player.domain();
-    let mesh = objects::committed_mesh(&domain)?;
-    let scenes = objects::scene(&domain)?;
-    let publisher = objects::tiles(&domain)?.publisher()?;
     let number = player.job.tile;
+    let device = player.job.device(number)?;
+    let mesh = objects::committed_mesh(&domain, device)?;
+    let scenes = objects::scene_on(&domain, device)?;
+    let tiles = objects::tiles_on(&domain, device)?;
+    let publisher = tiles.publisher()?;
     let tile = player.job.tiles()[number as usize];
-    let mut painter = match mesh.gpu().filter(|_| player.job.brush == Brush::Cuda) {
-        Some(gpu) => Painter::Device(Device::new(&domain, gpu, &scenes, player.job.size, tile)?),
-        None => Painter::Cpu {
+    let mut painter = match (player.job.brush, mesh.gpu()) {
+        (Brush::Vulkan, _) => Painter::Shaders(Box::new(Shaders::new(&domain, &scenes, &tiles, tile)?)),
+        (Brush::Cuda, Some(gpu)) => Painter::Device(Device::new(&domain, gpu, &scenes, player.job.size, tile)?),
+        _ => Painter::Cpu {
             indices: objects::tensor(&mesh, "indices")?,
             colours: objects::tensor(&mesh, "colours")?,
             raster: Raster::default(),
@@ -39,34 +42,52 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
         let look = player.job.look(number, header.frame);
         let size = player.job.size;
         let mut loan = publisher.loan(DType::U32, &[tile.size.height.into(), tile.size.width.into()], TIMEOUT)?;
-        match &mut painter {
-            Painter::Cpu { indices, colours, raster } => objects::fill(&mut loan, |pixels| {
-                let vertices = objects::elements(&sample)?;
-                let scene = Scene { indices, colours, vertices: &vertices, camera: &camera };
-                raster.draw(&scene, size, tile, look, pixels);
-                Ok(())
-            })?,
-            Painter::Device(device) => device.draw(&mesh, &sample, &loan, &camera, look)?,
-        }
+        // A scene that a killed geometry had not finished comes again.
+        let time = match &mut painter {
+            Painter::Cpu { indices, colours, raster } => {
+                if objects::valid(sample.wait(TIMEOUT).and_then(|()| sample.check()))?.is_none() {
+                    continue;
+                }
+                let mut time = Duration::ZERO;
+                objects::fill(&mut loan, |pixels| {
+                    let vertices = objects::elements(&sample)?;
+                    let scene = Scene { indices, colours, vertices: &vertices, camera: &camera };
+                    let start = Instant::now();
+                    raster.draw(&scene, size, tile, look, pixels);
+                    time = start.elapsed();
+                    Ok(())
+                })?;
+                time
+            }
+            Painter::Shaders(shaders) => {
+                if objects::valid(sample.wait(TIMEOUT).and_then(|()| sample.check()))?.is_none() {
+                    continue;
+                }
+                let start = Instant::now();
+                shaders.draw(&sample, &mut loan, &camera, size, tile, look)?;
+                start.elapsed()
+            }
+            Painter::Device(device) => {
+                let vertices = sample.device_on(device.kernels.stream());
+                let Some(vertices) = objects::valid(vertices)? else { continue };
+                device.draw(&mesh, vertices.as_slice(), &loan, &camera, look)?
+            }
+        };
         player.middle()?;
-        Header { more: vec![number, std::process::id()], ..header }.write(&mut loan)?;
+        let nanos = u32::try_from(time.as_nanos()).unwrap_or(u32::MAX);
+        Header { more: vec![number, std::process::id(), nanos], ..header }.write(&mut loan)?;
         loan.rests_on(&sample)?;
         match &painter {
-            Painter::Cpu { .. } => {
+            Painter::Cpu { .. } | Painter::Shaders(_) => {
                 drop(sample);
                 objects::publish(loan)?;
             }
-            // No host waits for the GPU here. The tile is drawn when the stream reaches this point.
             Painter::Device(device) => {
-                let stream = device.stream.as_ref();
-                loan.filled().publish_on(stream, TIMEOUT).map_err(|refused| refused.error)?;
-                sample.release_on(stream).map_err(|refused| refused.error)?;
+                device.kernels.publish(loan)?;
+                device.kernels.release(sample)?;
             }
         }
         player.end();
-    }
-    if let Painter::Device(device) = &painter {
-        device.stream.synchronize().doing("drawing")?;
     }
     if number > 0 {
         return player.leave();
@@ -76,59 +97,130 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
         "A renderer reads mesh and vertices in place, and draws into a block of its own. Its arithmetic is that of \
          integers, so that every machine draws the same pixels. The number of the frame is in the fourth byte of each \
          pixel: the writer finds a tile that is torn.",
-        |step| step.value("tile", format!("{} x {} pixels", tile.size.width, tile.size.height)),
+        |step| {
+            let step = step.value("tile", format!("{} x {} pixels", tile.size.width, tile.size.height));
+            step.value("drawn by", painter.name())
+        },
     )
 }
 
 /// What draws a tile.
 enum Painter<'a> {
     Cpu { indices: Cow<'a, [u32]>, colours: Cow<'a, [u32]>, raster: Raster },
+    Shaders(Box<Shaders>),
     Device(Device),
+}
+
+impl Painter<'_> {
+    /// Returns what draws: a GPU by its UUID.
+    fn name(&self) -> String {
+        match self {
+            Self::Cpu { .. } => "the CPU".to_owned(),
+            Self::Shaders(_) => "Vulkan".to_owned(),
+            Self::Device(device) => device.gpu.to_string(),
+        }
+    }
 }
 
 /// The resources of the kernels.
 struct Device {
+    gpu: DeviceUuid,
     size: Size,
     tile: Tile,
-    stream: Stream,
-    rasteriser: Rasteriser,
+    /// Before the buffers: dropping it waits for its stream.
+    kernels: Kernels,
     corners: DeviceBuffer,
     fragments: DeviceBuffer,
+    /// The time of the kernels.
+    clock: Clock,
+}
+
+/// Measures how long the kernels of a tile take, by events around them. No host waits for the events.
+struct Clock {
+    pairs: Vec<[Event; 2]>,
+    /// How many tiles were measured or are being measured, and how many of them are finished.
+    begun: usize,
+    finished: usize,
+    /// The time of the last finished tile.
+    last: Duration,
+}
+
+impl Clock {
+    fn new(gpu: &Gpu) -> Result<Self, Failure> {
+        let event = || Event::new(gpu.context()).doing("creating an event");
+        let pairs = (0..=IN_FLIGHT).map(|_| Ok::<_, Failure>([event()?, event()?])).collect::<Result<_, _>>()?;
+        Ok(Self { pairs, begun: 0, finished: 0, last: Duration::ZERO })
+    }
+
+    /// Enqueues work and measures it, unless as many measurements as there are pairs of events are under way.
+    fn measure(&mut self, stream: StreamRef<'_>, work: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
+        if self.begun - self.finished == self.pairs.len() {
+            return work();
+        }
+        let [start, end] = &self.pairs[self.begun % self.pairs.len()];
+        start.record(stream).doing("recording an event")?;
+        work()?;
+        end.record(stream).doing("recording an event")?;
+        self.begun += 1;
+        Ok(())
+    }
+
+    /// Returns the time of the last tile whose kernels have ended, or zero.
+    fn last(&mut self) -> Result<Duration, Failure> {
+        while self.finished < self.begun {
+            let [start, end] = &self.pairs[self.finished % self.pairs.len()];
+            match end.elapsed_since(start) {
+                Err(error) if error.code == CuResult::NOT_READY => break,
+                time => self.last = time.doing("measuring kernels")?,
+            }
+            self.finished += 1;
+        }
+        Ok(self.last)
+    }
 }
 
 impl Device {
     fn new(domain: &Domain, gpu: &Gpu, scenes: &Topic, size: Size, tile: Tile) -> Result<Self, Failure> {
-        let stream = Stream::new(gpu.context()).doing("creating a stream")?;
-        broker::prepare(domain, &stream);
         let buffer = |bytes| DeviceBuffer::new(gpu.context(), bytes).doing("allocating");
         let vertices = scenes.max_bytes() / (4 * raster::VERTEX as u64);
         Ok(Self {
+            gpu: gpu.uuid(),
             size,
             tile,
-            stream,
-            rasteriser: Rasteriser::load(gpu.context()).doing("loading kernels")?,
+            kernels: Kernels::new(domain, gpu)?,
             corners: buffer(vertices * Rasteriser::CORNER_BYTES)?,
             fragments: buffer(tile.size.pixels() as u64 * Rasteriser::FRAGMENT_BYTES)?,
+            clock: Clock::new(gpu)?,
         })
     }
 
-    /// Enqueues the kernels of one tile.
-    fn draw(&self, mesh: &Segment, sample: &Sample, loan: &Loan, camera: &Camera, look: Look) -> Result<(), Failure> {
-        let stream = self.stream.as_ref();
-        let tile = self.tile;
+    /// Enqueues the kernels of one tile. Returns the time of the last tile that the GPU has finished: that of this one is not
+    /// known before its header is published.
+    fn draw(
+        &mut self,
+        mesh: &Segment,
+        vertices: DeviceSlice<'_>,
+        loan: &Loan,
+        camera: &Camera,
+        look: Look,
+    ) -> Result<Duration, Failure> {
+        let time = self.clock.last()?;
         let drawing = Drawing {
             indices: mesh.tensor("indices")?.device()?.as_slice(),
             colours: mesh.tensor("colours")?.device()?.as_slice(),
-            vertices: sample.device_on(stream)?.as_slice(),
+            vertices,
             camera,
             size: [self.size.width, self.size.height],
-            tile: [tile.x, tile.y, tile.size.width, tile.size.height],
+            tile: self.tile.sides(),
             tint: look.tint,
             tag: look.tag,
             corners: self.corners.as_slice(),
             fragments: self.fragments.as_slice(),
             pixels: loan.device()?.as_slice(),
         };
-        self.rasteriser.enqueue(stream, &drawing).doing("launching a kernel")
+        let Self { kernels, clock, .. } = self;
+        let launch = || kernels.rasteriser.enqueue(kernels.stream(), &drawing).doing("launching a kernel");
+        clock.measure(kernels.stream(), launch)?;
+        Ok(time)
     }
 }

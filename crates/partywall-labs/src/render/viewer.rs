@@ -4,7 +4,12 @@ use super::{objects::Header, *};
 
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let mut player = Player::new(session)?;
-    let frames = objects::frames(&player.domain())?.subscribe(Policy::Latest).join()?;
+    let topic = objects::frames(&player.domain())?;
+    if player.job.joins_late {
+        player.ready()?;
+        player.await_start()?;
+    }
+    let frames = topic.subscribe(Policy::Latest).join()?;
     player.ready()?;
     let mut missed = 0;
     let mut newest = None;
@@ -14,6 +19,13 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
         newest = Some(Header::of(&sample, 0)?.frame);
         drop(sample);
         player.end();
+        if player.job.live && !player.job.joins_late {
+            player.viewed()?;
+        }
+    }
+    drop(frames);
+    if player.job.joins_late {
+        return player.depart();
     }
     player.finish(
         "Frames that are looked at",

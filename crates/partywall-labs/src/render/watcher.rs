@@ -1,6 +1,7 @@
 //! The watcher: starts the roles, kills one and restarts it, keeps the movie, and counts the frames.
 
 use std::{
+    collections::hash_map::Entry,
     fs::File,
     io::{Read, Write},
     path::Path,
@@ -12,7 +13,6 @@ use super::*;
 
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let order: Order = session.options()?;
-    refuse_broker(order.kill)?;
     let mesh = Mesh::load(&order.scene)?;
     let output = order.out.clone().unwrap_or(Output::Nothing);
     let movie = Sink::open(&output)?;
@@ -22,33 +22,47 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let mut watcher = Watcher {
         session,
         job,
-        victim: order.kill.map(|kill| kill.place(order.renderers)),
+        victim: order.kill.and_then(|kill| kill.place(order.renderers)),
+        kills_broker: order.kill == Some(Victim::Broker),
         stages: Vec::new(),
         movie,
         frames: Vec::new(),
         twice: 0,
+        written: Instant::now(),
         killed: None,
+        visitors: Vec::new(),
+        visits: Vec::new(),
     };
     let time = watcher.run(geometry)?;
-    let Watcher { session, job, movie, frames, twice, killed, .. } = watcher;
+    let Watcher { session, job, movie, frames, twice, killed, visits, .. } = watcher;
     drop(topics);
     movie.finish()?;
     let count = Count::new(&job, &frames, twice, &mesh);
     let killed = killed.map(|killed| killed.describe(&job, &frames));
     session.report(killed_step(killed.as_ref(), &count))?;
+    session.report(visits_step(&visits, &count))?;
     session.report(count.step(&job, time))?;
     session.report(count.compared(&job))?;
-    if job.brush == Brush::Cpu {
-        let step =
-            Step::new("kernels", "The same pixels by kernels", "Kernels compute what the CPU has computed here.");
-        session.report(step.untried(Some(PIXELS), "the CPU has drawn: --device cuda draws by kernels"))?;
+    if job.brush != Brush::Cuda {
+        let step = Step::new(
+            "kernels",
+            "The same pixels by kernels",
+            "Kernels compute what has been computed without them here.",
+        );
+        session.report(step.untried(Some(PIXELS), "no kernel has drawn: --device cuda draws by kernels"))?;
     }
+    session.report(tiles_step(&job, &frames))?;
     session.report(latency(&frames))?;
-    session.report(alone(&job, &mesh, frames.len() as f64 / time.as_secs_f64()))?;
+    let rate = frames.len() as f64 / time.as_secs_f64();
+    let baselines = baselines(session, &job, &mesh, &frames, order.kill, rate)?;
     let mut result = count.to_json();
-    result.insert("frames_per_second".into(), json!(rounded(frames.len() as f64 / time.as_secs_f64())));
+    result.insert("frames_per_second".into(), json!(rounded(rate)));
+    result.insert("baselines".into(), baselines.into());
+    result.insert("pipeline".into(), described(session, &job, &mesh)?);
+    result.insert("tiles".into(), tiles_json(&job, &frames));
     result.insert("latency_us".into(), latency_json(&frames));
     result.insert("killed".into(), killed.iter().map(Killed::to_json).collect());
+    result.insert("viewers".into(), visits.iter().map(Visit::to_json).collect());
     session.reporter().result(result);
     let not_killed = order.kill.filter(|_| killed.is_none());
     if count.is_right() && not_killed.is_none() {
@@ -65,18 +79,6 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     }))
 }
 
-fn refuse_broker(kill: Option<Victim>) -> Result<(), Failure> {
-    if kill != Some(Victim::Broker) {
-        return Ok(());
-    }
-    Err(Failure::new(
-        ErrorKind::Usage,
-        "cannot kill the broker of this lab: the timeline of written frames ends with its broker, and a domain cannot be \
-         taken over by another broker",
-        "kill another role; `partywall lab crash` shows the death of a broker",
-    ))
-}
-
 fn job(order: &Order, output: Output, place: Place) -> Result<Job, Failure> {
     let brush = order.renderer.unwrap_or(if place == Place::Host { Brush::Cpu } else { Brush::Cuda });
     if brush == Brush::Cuda && place == Place::Host {
@@ -86,6 +88,10 @@ fn job(order: &Order, output: Output, place: Place) -> Result<Job, Failure> {
             "put the memory on a GPU with --device cuda, or draw with --renderer cpu",
         ));
     }
+    if brush == Brush::Vulkan {
+        shaders::require(place)?;
+    }
+    let devices = devices(order, brush)?;
     let frames = u64::from(order.frames);
     let rate = order.fps.or(order.live.then_some(LIVE_RATE));
     Ok(Job {
@@ -95,14 +101,28 @@ fn job(order: &Order, output: Output, place: Place) -> Result<Job, Failure> {
         renderers: order.renderers,
         tile: 0,
         brush,
+        devices,
         rate,
         live: order.live,
         output,
         fps: rate.unwrap_or(MOVIE_RATE),
         unwritten: 0,
-        compared: if order.live { Vec::new() } else { vec![0, frames / 2, frames - 1] },
+        joins_late: false,
         strike: None,
     })
+}
+
+/// Returns the UUIDs of the GPUs that draw.
+fn devices(order: &Order, brush: Brush) -> Result<Vec<String>, Failure> {
+    if !order.devices.is_empty() && brush != Brush::Cuda {
+        return Err(Failure::new(
+            ErrorKind::Usage,
+            "cannot choose GPUs with --devices: nothing is drawn by kernels",
+            "put the memory on a GPU with --device cuda, and draw with --renderer cuda; or leave out --devices",
+        ));
+    }
+    // Opened here, so that a missing one is reported once and before a process starts.
+    order.devices.iter().map(|choice| Ok(device::open(*choice)?.uuid().to_string())).collect()
 }
 
 /// Returns a source that means the same in a process that runs elsewhere.
@@ -194,38 +214,58 @@ struct Stage {
 }
 
 impl Victim {
-    /// Returns the place of the victim among the stages: geometry, compositor, writer, viewer, renderers.
-    fn place(self, renderers: u32) -> usize {
+    /// Returns the place of the victim among the stages: geometry, compositor, writer, viewer, renderers. The broker is none.
+    fn place(self, renderers: u32) -> Option<usize> {
         match self {
-            Self::Geometry => 0,
-            Self::Compositor => 1,
-            Self::Writer => WRITER,
-            Self::Renderer | Self::Broker => RENDERERS + renderers as usize - 1,
+            Self::Geometry => Some(GEOMETRY),
+            Self::Compositor => Some(1),
+            Self::Writer => Some(WRITER),
+            Self::Renderer => Some(RENDERERS + renderers as usize - 1),
+            Self::Broker => None,
         }
     }
 }
 
+fn await_ready(peer: &mut Peer) -> Result<(), Failure> {
+    match peer.hear()? {
+        Report::Ready => Ok(()),
+        _ => Err(unexpected("a role works before it is ready")),
+    }
+}
+
+const GEOMETRY: usize = 0;
 const WRITER: usize = 2;
 const RENDERERS: usize = 4;
-
-/// A frame that was written, and when the watcher heard of it.
-struct Arrived {
-    written: Written,
-    at: Moment,
-}
 
 struct Watcher<'a> {
     session: &'a mut Session,
     job: Job,
     /// The stage that is killed.
     victim: Option<usize>,
+    /// Whether the broker is killed.
+    kills_broker: bool,
     stages: Vec<Stage>,
     movie: Sink,
     /// In the order of their arrival.
-    frames: Vec<Arrived>,
+    frames: Vec<Written>,
     /// Frames that arrived again.
     twice: u64,
+    /// When the last frame arrived.
+    written: Instant,
     killed: Option<Death>,
+    /// Viewers that have not come, or have not gone yet.
+    visitors: Vec<Peer>,
+    visits: Vec<Visit>,
+}
+
+/// A viewer that came and went while frames were written.
+struct Visit {
+    pid: u32,
+    /// How many frames were written when it came and when it went.
+    came: u64,
+    went: u64,
+    /// How many frames it has seen. `None` if it was killed.
+    seen: Option<u64>,
 }
 
 /// The death of a stage.
@@ -238,6 +278,10 @@ struct Death {
     at: Moment,
     /// When its successor is started.
     restart: Instant,
+    /// Frames that a viewer has seen since, before its successor was started. Only with `--live`.
+    viewed: u64,
+    /// Whether its absence was seen: for a renderer in a grey tile, for a writer by a viewer.
+    is_seen: bool,
 }
 
 impl Watcher<'_> {
@@ -259,15 +303,34 @@ impl Watcher<'_> {
                 "end it, so that the watcher starts this role itself",
             ));
         }
-        // The mesh is committed when the geometry is ready.
         for stage in 0..self.stages.len() {
             self.send_job(stage, self.victim == Some(stage))?;
         }
+        for stage in &mut self.stages {
+            await_ready(&mut stage.peer)?;
+        }
+        for _ in 0..2 {
+            let mut visitor = self.session.spawn("viewer")?;
+            visitor.say(Job { joins_late: true, ..self.job.clone() })?;
+            await_ready(&mut visitor)?;
+            self.visitors.push(visitor);
+        }
+        self.stages[GEOMETRY].peer.say(())?;
         let start = Moment::now();
+        self.written = Instant::now();
         while self.job.unwritten < self.job.frames {
             self.hear()?;
             self.restart()?;
+            self.kill_broker()?;
+            self.visit()?;
         }
+        while self.visit()? {}
+        // The last frame may come before the successor of a killed role is due.
+        while self.killed.as_ref().is_some_and(|death| death.new_pid.is_none()) {
+            thread::sleep(MOMENT);
+            self.restart()?;
+        }
+        self.name_next_broker()?;
         let time = self.frames.last().map_or(Duration::ZERO, |last| last.at.since(start));
         for stage in &self.stages {
             stage.peer.say(())?;
@@ -282,22 +345,20 @@ impl Watcher<'_> {
     fn send_job(&mut self, stage: usize, strikes: bool) -> Result<(), Failure> {
         let strike = strikes.then_some(self.job.frames / 3);
         let stage = &mut self.stages[stage];
-        let job = Job { tile: stage.tile, strike, ..self.job.clone() };
-        match stage.peer.ask(job)? {
-            Report::Ready => Ok(()),
-            _ => Err(unexpected("a role works before it is ready")),
-        }
+        stage.peer.say(Job { tile: stage.tile, strike, ..self.job.clone() })
     }
 
     /// Waits for the next reports.
     fn hear(&mut self) -> Result<(), Failure> {
         let peers: Vec<&Peer> = self.stages.iter().map(|stage| &stage.peer).collect();
         let limit = match &self.killed {
-            Some(Death { new_pid: None, restart, .. }) => restart.saturating_duration_since(Instant::now()),
+            Some(Death { new_pid: None, restart, .. }) => {
+                restart.saturating_duration_since(Instant::now()).max(SHORTEST_WAIT)
+            }
             _ => TIMEOUT,
         };
         let ready = Peer::wait_any(&peers, limit)?;
-        if ready.is_empty() && limit == TIMEOUT {
+        if self.written.elapsed() >= TIMEOUT {
             return Err(unexpected("no frame was written for 20 s"));
         }
         for stage in ready {
@@ -307,7 +368,15 @@ impl Watcher<'_> {
             match self.stages[stage].peer.hear()? {
                 Report::Written(written) => self.take(written)?,
                 Report::Struck => self.kill(stage)?,
-                Report::Ready | Report::Done => return Err(unexpected("a role reports out of turn")),
+                Report::Viewed => {
+                    if let Some(death @ Death { new_pid: None, .. }) = &mut self.killed {
+                        death.viewed += 1;
+                        death.is_seen |= death.role == "writer";
+                    }
+                }
+                Report::Ready | Report::Left(_) | Report::Done => {
+                    return Err(unexpected("a role reports out of turn"));
+                }
             }
         }
         Ok(())
@@ -317,9 +386,14 @@ impl Watcher<'_> {
         self.victim == Some(stage) && self.killed.as_ref().is_some_and(|death| death.new_pid.is_none())
     }
 
-    /// Takes a frame from the writer, which goes on then.
+    /// Takes a frame from the writer, which waits until its part of the movie is here.
     fn take(&mut self, written: Written) -> Result<(), Failure> {
+        self.written = Instant::now();
+        if let Some(death) = &mut self.killed {
+            death.is_seen |= death.is_seen_in(&written);
+        }
         let part = written.has_part.then(|| self.stages[WRITER].peer.take_fd()).transpose()?;
+        let has_part = part.is_some();
         if written.frame != self.job.unwritten {
             self.twice += 1;
         } else {
@@ -327,9 +401,9 @@ impl Watcher<'_> {
                 self.movie.append(part)?;
             }
             self.job.unwritten += 1;
-            self.frames.push(Arrived { written, at: Moment::now() });
+            self.frames.push(written);
         }
-        self.stages[WRITER].peer.say(())
+        if has_part { self.stages[WRITER].peer.say(()) } else { Ok(()) }
     }
 
     fn kill(&mut self, stage: usize) -> Result<(), Failure> {
@@ -346,16 +420,79 @@ impl Watcher<'_> {
             new_pid: None,
             at: Moment::now(),
             restart: Instant::now() + pause,
+            viewed: 0,
+            is_seen: false,
         });
+        Ok(())
+    }
+
+    /// Lets a viewer come or go, if it is time: the first one comes at a third of the frames and leaves at half of them, then
+    /// the second one comes, and is killed at two thirds. Returns whether one did.
+    fn visit(&mut self) -> Result<bool, Failure> {
+        let Job { frames, unwritten, .. } = self.job;
+        let is_first = self.visitors.len() == 2;
+        let is_here = self.visits.len() + self.visitors.len() > 2;
+        let parts = if is_first { [(1, 3), (1, 2)] } else { [(1, 2), (2, 3)] };
+        let (dividend, divisor) = parts[usize::from(is_here)];
+        let Some(visitor) = self.visitors.first_mut().filter(|_| unwritten >= frames * dividend / divisor) else {
+            return Ok(false);
+        };
+        if !is_here {
+            visitor.say(())?;
+            await_ready(visitor)?;
+            self.visits.push(Visit { pid: visitor.pid, came: unwritten, went: unwritten, seen: None });
+            return Ok(true);
+        }
+        let mut visitor = self.visitors.remove(0);
+        let seen = if is_first {
+            visitor.say(())?;
+            let Report::Left(seen) = visitor.hear()? else { return Err(unexpected("a viewer did not leave")) };
+            visitor.end();
+            Some(seen)
+        } else {
+            visitor.kill();
+            None
+        };
+        if let Some(visit) = self.visits.last_mut() {
+            visit.went = unwritten;
+            visit.seen = seen;
+        }
+        Ok(true)
+    }
+
+    /// Kills the broker when a third of the frames are written.
+    fn kill_broker(&mut self) -> Result<(), Failure> {
+        if !self.kills_broker || self.killed.is_some() || self.job.unwritten < self.job.frames / 3 {
+            return Ok(());
+        }
+        let domain = self.session.domain().clone();
+        let pid = self.session.broker().kill_worker(&domain)?;
+        // Its successor is named at the end: no frame waits for it, and asking would.
+        let restart = Instant::now();
+        let at = Moment::now();
+        self.killed =
+            Some(Death { role: "broker", tile: None, pid, new_pid: Some(0), at, restart, viewed: 0, is_seen: false });
+        Ok(())
+    }
+
+    fn name_next_broker(&mut self) -> Result<(), Failure> {
+        if let Some(death) = self.killed.as_mut().filter(|_| self.kills_broker) {
+            death.new_pid = Some(self.session.domain().status()?.pid);
+        }
         Ok(())
     }
 
     /// Starts the successor of a killed stage when it is time.
     fn restart(&mut self) -> Result<(), Failure> {
-        let due = |death: &Death| death.new_pid.is_none() && Instant::now() >= death.restart;
+        let is_live = self.job.live;
+        let due = |death: &Death| death.new_pid.is_none() && death.is_due(is_live);
         let Some(victim) = self.victim.filter(|_| self.killed.as_ref().is_some_and(due)) else { return Ok(()) };
         self.stages[victim].peer = self.session.spawn(self.stages[victim].role)?;
         self.send_job(victim, false)?;
+        await_ready(&mut self.stages[victim].peer)?;
+        if victim == GEOMETRY {
+            self.stages[victim].peer.say(())?;
+        }
         let pid = self.stages[victim].peer.pid;
         if let Some(death) = &mut self.killed {
             death.new_pid = Some(pid);
@@ -375,17 +512,37 @@ struct Killed {
     after: usize,
     /// Frames with a grey tile.
     stale: usize,
+    /// Frames that a viewer saw before its successor was started.
+    viewed: u64,
+    /// After what time a killed renderer's tile was grey. `None` if it never was.
+    grey: Option<Duration>,
+    /// Of a killed renderer: how many scenes the slowest other one drew before its successor was back.
+    others: Option<u32>,
 }
 
 impl Death {
-    fn describe(self, job: &Job, frames: &[Arrived]) -> Killed {
+    /// Returns whether its successor should be started: in `--live` once the absence could be seen.
+    fn is_due(&self, is_live: bool) -> bool {
+        let now = Instant::now();
+        let can_be_seen = is_live && matches!(self.role, "renderer" | "writer");
+        now >= self.restart && (!can_be_seen || self.is_seen || now >= self.restart + LONGEST_PAUSE)
+    }
+
+    /// Returns whether the tile of a killed renderer is grey in a frame.
+    fn is_seen_in(&self, frame: &Written) -> bool {
+        self.tile.is_some_and(|tile| frame.late >> tile & 1 == 1)
+    }
+
+    fn describe(self, job: &Job, frames: &[Written]) -> Killed {
         let new_pid = self.new_pid.unwrap_or_default();
         let before = frames.iter().filter(|frame| frame.at <= self.at).count();
+        let after = &frames[before..];
+        let grey = after.iter().find(|frame| self.is_seen_in(frame)).map(|frame| frame.at.since(self.at));
         let gap = match self.tile.filter(|_| job.live) {
             // The time until its tile was drawn again.
             Some(tile) => {
                 let is_back =
-                    |frame: &&Arrived| frame.written.tiles.get(tile as usize).is_some_and(|drawn| drawn.pid == new_pid);
+                    |frame: &&Written| frame.tiles.get(tile as usize).is_some_and(|drawn| drawn.pid == new_pid);
                 let back = frames[before..].iter().find(is_back).or(frames.last());
                 back.map_or(Duration::ZERO, |frame| frame.at.since(self.at))
             }
@@ -401,23 +558,43 @@ impl Death {
             frame: job.frames / 3,
             gap,
             after: frames.len() - before,
-            stale: frames.iter().filter(|frame| frame.written.stale > 0).count(),
+            stale: frames.iter().filter(|frame| frame.late > 0).count(),
+            viewed: self.viewed,
+            grey,
+            others: self.tile.map(|tile| scenes_of_others(after, tile, new_pid)),
         }
     }
 }
 
 impl Killed {
     fn to_json(&self) -> Value {
-        let Self { role, pid, new_pid, frame, gap, .. } = self;
-        json!({ "role": role, "pid": pid, "new_pid": new_pid, "frame": frame, "gap_ms": rounded(gap.as_secs_f64() * 1000.0) })
+        let Self { role, pid, new_pid, frame, gap, viewed, grey, others, .. } = self;
+        let ms = |time: Duration| rounded(time.as_secs_f64() * 1000.0);
+        json!({
+            "role": role, "pid": pid, "new_pid": new_pid, "frame": frame, "gap_ms": ms(*gap),
+            "viewed_meanwhile": viewed, "grey_after_ms": grey.map(ms), "others_drew_meanwhile": others,
+        })
     }
+}
+
+/// Returns how many scenes each tile but one advanced at least, until the process `new_pid` had drawn that one.
+fn scenes_of_others(frames: &[Written], tile: u32, new_pid: u32) -> u32 {
+    let is_back = |frame: &&Written| frame.tiles.get(tile as usize).is_some_and(|drawn| drawn.pid == new_pid);
+    let Some((first, last)) = frames.first().zip(frames.iter().find(is_back).or(frames.last())) else { return 0 };
+    let pairs = (0..).zip(first.tiles.iter().zip(&last.tiles)).filter(|(number, _)| *number != tile);
+    pairs.map(|(_, (first, last))| last.frame.saturating_sub(first.frame)).min().unwrap_or_default()
 }
 
 fn killed_step(killed: Option<&Killed>, count: &Count) -> Step {
     let title = "A process is killed in the middle of a frame, and restarted";
-    let why = "What it had not published does not exist for others. The broker proves the death (100 ms), and no process \
+    let why = if killed.is_some_and(|killed| killed.role == "broker") {
+        "Samples do not pass through the broker, so no process waits for it. Its supervisor starts the next one, which \
+         continues with the journal and with the memory that is still open."
+    } else {
+        "What it had not published does not exist for others. The broker proves the death (100 ms), and no process \
                waits for it any more. Its successor asks the topics for what they keep, and draws again what was not \
-               written.";
+               written."
+    };
     let step = Step::new("killed", title, why);
     let Some(killed) = killed else {
         return [FALLS, LOST, TORN]
@@ -430,11 +607,35 @@ fn killed_step(killed: Option<&Killed>, count: &Count) -> Step {
     )
     .value("frames after that", killed.after.to_string())
     .value("frames with a grey tile", killed.stale.to_string())
+    .value("its tile was grey after", killed.grey.map_or("never".to_owned(), millis))
+    .value("frames that a viewer saw meanwhile, with --live", killed.viewed.to_string())
     .value("longest gap", millis(killed.gap))
     .says(FALLS, killed.after == 0)
     .says(LOST, count.missing > 0)
     .says(TORN, count.torn > 0)
     .judge(killed.after > 0, "the pipeline continues", "the pipeline has stopped")
+}
+
+impl Visit {
+    fn to_json(&self) -> Value {
+        let Self { pid, came, went, seen, .. } = self;
+        json!({ "pid": pid, "came": came, "went": went, "killed": seen.is_none(), "seen": seen })
+    }
+}
+
+fn visits_step(visits: &[Visit], count: &Count) -> Step {
+    let step = Step::new(
+        "viewers",
+        "Viewers that come and go while frames are written",
+        "They subscribe with the policy `Latest`, so that no process waits for them, in life or death. Each comes to a topic \
+         that is in use, and the place of the killed one is free again once its death is proved.",
+    );
+    let step = visits.iter().fold(step, |step, Visit { pid, came, went, seen }| {
+        let label = if seen.is_some() { "came and left" } else { "came and was killed" };
+        let seen = seen.map_or(String::new(), |seen| format!(", {seen} frames seen"));
+        step.value(label, format!("{pid}, after {came} and {went} frames{seen}"))
+    });
+    step.judge(count.missing == 0, "no frame is missing for them", "frames are missing")
 }
 
 /// The outcome of the frames.
@@ -450,19 +651,32 @@ struct Count {
 }
 
 impl Count {
-    fn new(job: &Job, frames: &[Arrived], twice: u64, mesh: &Mesh) -> Self {
-        let written = |frame: &Arrived| Some((frame.written.frame, frame.written.hash?));
-        let compared: Vec<(u64, u64)> = frames.iter().filter_map(written).collect();
+    fn new(job: &Job, frames: &[Written], twice: u64, mesh: &Mesh) -> Self {
+        // With `--live` a frame is of several scenes.
+        let drawn = if job.live { Vec::new() } else { vec![0, job.frames / 2, job.frames - 1] };
         let mut whole = Whole::new(job, mesh, 1);
-        let differs = |(frame, hash): &&(u64, u64)| raster::hash(whole.draw(*frame)) != *hash;
+        let mut expected: HashMap<u64, u64> =
+            drawn.iter().map(|frame| (frame % mesh::TURN, raster::hash(whole.draw(*frame)))).collect();
+        // A frame without an expected picture is what later frames of the same scene are compared with.
+        let compared: Vec<bool> = frames
+            .iter()
+            .filter(|_| !job.live)
+            .filter_map(|frame| match expected.entry(frame.frame % mesh::TURN) {
+                Entry::Occupied(expected) => Some(*expected.get() == frame.hash),
+                Entry::Vacant(place) => {
+                    place.insert(frame.hash);
+                    None
+                }
+            })
+            .collect();
         Self {
             frames: frames.len() as u64,
             missing: job.frames - frames.len() as u64,
             twice,
-            torn: frames.iter().filter(|frame| frame.written.torn).count() as u64,
-            tainted: frames.iter().map(|frame| frame.written.tainted).max().unwrap_or_default(),
+            torn: frames.iter().filter(|frame| frame.torn).count() as u64,
+            tainted: frames.iter().map(|frame| frame.tainted).max().unwrap_or_default(),
             compared: compared.len() as u64,
-            different: compared.iter().filter(differs).count() as u64,
+            different: compared.iter().filter(|is_equal| !**is_equal).count() as u64,
         }
     }
 
@@ -494,8 +708,9 @@ impl Count {
     fn compared(&self, job: &Job) -> Step {
         let step = Step::new(
             "compare",
-            "Three frames, compared with what this process draws alone",
-            "Coverage, depth and light are integers, so that tiles of several processes fit together to the bit.",
+            "Frames, compared with those that this process draws alone, and with those of the same scene",
+            "This process draws three frames. The mesh is back after 120 frames, and each frame is compared with the one \
+             before. Coverage, depth and light are integers, so that tiles of several processes fit together to the bit.",
         );
         if job.live {
             let why = "with --live the tiles of a frame may be of different scenes";
@@ -503,7 +718,7 @@ impl Count {
         }
         let step = match job.brush {
             Brush::Cuda => step.says(PIXELS, self.different > 0),
-            Brush::Cpu => step,
+            Brush::Cpu | Brush::Vulkan => step,
         };
         step.value("frames", format!("{} equal, {} different", self.compared - self.different, self.different))
             .says(TILES, self.different > 0)
@@ -551,32 +766,130 @@ impl<'a> Whole<'a> {
     }
 }
 
-/// Draws the same frames in this process alone, for comparison.
-fn alone(job: &Job, mesh: &Mesh, rate: f64) -> Step {
-    let step = Step::new(
-        "one-process",
-        "The same frames by one process with threads",
-        "It shares nothing and nothing of it survives a death. Its threads wait for each other after each frame; the \
-         processes do not.",
-    );
-    if job.rate.is_some() {
-        return step.untried(None, "the frames above came at a fixed rate");
+/// Draws the same frames without the library, for comparison. Returns the frames a second.
+fn baselines(
+    session: &Session,
+    job: &Job,
+    mesh: &Mesh,
+    frames: &[Written],
+    kills: Option<Victim>,
+    rate: f64,
+) -> Result<Map<String, Value>, Failure> {
+    let gpu = session.gpu_if_any()?.filter(|_| job.brush == Brush::Cuda);
+    let mut rates = Map::new();
+    let mut measured = |id: &str, step: Step, done: Option<f64>, is_right: bool| {
+        let Some(done) = done else {
+            let why = "frames were kept, came at a fixed rate, or were drawn by chosen GPUs, or a process was killed";
+            return session.report(step.untried(None, why));
+        };
+        rates.insert(id.replace('-', "_"), json!(rounded(done)));
+        let step = step.value("frames a second", format!("{done:.1}"));
+        let step = step.value("the library's, as a part of it", format!("{:.0} %", 100.0 * rate / done));
+        session.report(step.judge(is_right, "measured", "its frames differ"))
+    };
+    let Some(gpu) = gpu else {
+        let title = "The same frames by one process with threads";
+        let why = "It shares nothing and nothing of it survives a death. Its threads wait for each other after each frame; \
+                   the processes do not.";
+        let done = job.rate.is_none().then(|| threads(job, mesh));
+        measured("one-process", Step::new("one-process", title, why), done, true)?;
+        return Ok(rates);
+    };
+    let is_comparable =
+        job.rate.is_none() && job.output == Output::Nothing && kills.is_none() && job.devices.is_empty();
+    let title = "The same kernels by one process, on as many streams";
+    let why = "It shares nothing, and nothing of it survives a death. One thread enqueues everything.";
+    let done = is_comparable.then(|| plain::alone(&gpu, job, mesh)).transpose()?;
+    let is_right = done.as_ref().is_none_or(|done| done.is_right(frames));
+    let step = Step::new("one-process", title, why);
+    measured("one-process", step, done.map(|done| done.rate()), is_right)?;
+    for (id, design, title, why) in [
+        (
+            "driver",
+            plain::Design::Driver,
+            "The same kernels by as many processes that call the driver themselves",
+            "They share one allocation by its descriptor, and their streams write words in it and wait for them. A killed \
+             process stops all others for ever.",
+        ),
+        (
+            "textbook",
+            plain::Design::Textbook,
+            "The same kernels by as many processes in the textbook's design",
+            "Legacy handles, interprocess events, words in shared host memory, and a synchronisation for each frame. A \
+             killed process stops all others for ever.",
+        ),
+    ] {
+        let done = is_comparable.then(|| plain::together(session, &gpu, job, mesh, design)).transpose()?;
+        let is_right = done.as_ref().is_none_or(|done| done.is_right(frames));
+        measured(id, Step::new(id, title, why), done.map(|done| done.rate()), is_right)?;
     }
+    Ok(rates)
+}
+
+/// Returns what was rendered, for a measurement that is kept.
+fn described(session: &Session, job: &Job, mesh: &Mesh) -> Result<Value, Failure> {
+    let under_mps = session.gpu_if_any()?.map(|gpu| device::under_mps(&gpu)).transpose()?;
+    let Size { width, height } = job.size;
+    let size = format!("{width}x{height}");
+    Ok(json!({
+        "size": size, "triangles": mesh.colours.len(), "renderers": job.renderers, "devices": job.devices,
+        "under_mps": under_mps.unwrap_or(false),
+    }))
+}
+
+/// Draws frames in this process alone, by a thread for each tile. Returns the frames a second.
+fn threads(job: &Job, mesh: &Mesh) -> f64 {
     let mut whole = Whole::new(job, mesh, job.renderers);
     let start = Instant::now();
     let frames = (0..job.frames).take_while(|frame| {
         whole.draw(*frame);
         start.elapsed() < ALONE
     });
-    let alone = (frames.count() + 1) as f64 / start.elapsed().as_secs_f64();
-    step.value("frames a second", format!("{alone:.1}"))
-        .value("of it with processes", format!("{:.0} %", 100.0 * rate / alone))
-        .judge(true, "measured", "")
+    (frames.count() + 1) as f64 / start.elapsed().as_secs_f64()
+}
+
+/// Returns how long each tile took, sorted, in the order of the tiles.
+fn tile_times(job: &Job, frames: &[Written]) -> Vec<Vec<Duration>> {
+    let times = |tile: usize| {
+        let drawn = frames.iter().filter_map(|frame| frame.tiles.get(tile)).filter(|drawn| drawn.nanos > 0);
+        let mut times: Vec<_> = drawn.map(|drawn| Duration::from_nanos(drawn.nanos.into())).collect();
+        times.sort_unstable();
+        times
+    };
+    (0..job.renderers as usize).map(times).collect()
+}
+
+fn tiles_step(job: &Job, frames: &[Written]) -> Step {
+    let why = match job.brush {
+        Brush::Cuda => {
+            "The header of a tile has its frame, number and process, and the time of its renderer's kernels, by events around \
+             them. A tile is published before its kernels have run, so the time is that of the last finished tile before it."
+        }
+        Brush::Cpu | Brush::Vulkan => {
+            "The header of a tile has its frame, number and process, and the time in which its renderer has drawn it."
+        }
+    };
+    let step = Step::new("tiles", "How long renderers draw a tile", why);
+    let times = tile_times(job, frames);
+    let step = times.iter().enumerate().fold(step, |step, (tile, times)| {
+        let percentiles = [50, 99].map(|percent| short(percentile(times, percent))).join(", ");
+        step.value(format!("tile {tile}: p50, p99"), if times.is_empty() { "unknown".to_owned() } else { percentiles })
+    });
+    step.judge(true, "measured", "")
+}
+
+fn tiles_json(job: &Job, frames: &[Written]) -> Value {
+    let by = if job.brush == Brush::Cuda { "gpu" } else { "host" };
+    let times = tile_times(job, frames).into_iter().enumerate().map(|(tile, times)| {
+        let micros = |percent| rounded(percentile(&times, percent).as_secs_f64() * 1e6);
+        json!({ "tile": tile, "time_of": by, "samples": times.len(), "p50_us": micros(50), "p99_us": micros(99) })
+    });
+    times.collect()
 }
 
 /// Returns the times from the publication of a scene to its written frame, sorted.
-fn latencies(frames: &[Arrived]) -> Vec<Duration> {
-    let mut times: Vec<_> = frames.iter().map(|frame| frame.at.since(frame.written.published)).collect();
+fn latencies(frames: &[Written]) -> Vec<Duration> {
+    let mut times: Vec<_> = frames.iter().map(|frame| frame.at.since(frame.published)).collect();
     times.sort_unstable();
     times
 }
@@ -598,7 +911,7 @@ fn histogram(sorted: &[Duration]) -> Vec<(u64, usize)> {
     bins
 }
 
-fn latency(frames: &[Arrived]) -> Step {
+fn latency(frames: &[Written]) -> Step {
     let sorted = latencies(frames);
     let bins = histogram(&sorted);
     let bins = bins.iter().map(|(below, count)| format!("{count} below {}", short(Duration::from_micros(*below))));
@@ -612,7 +925,7 @@ fn latency(frames: &[Arrived]) -> Step {
     .judge(true, "measured", "")
 }
 
-fn latency_json(frames: &[Arrived]) -> Value {
+fn latency_json(frames: &[Written]) -> Value {
     let sorted = latencies(frames);
     let micros = |percent| percentile(&sorted, percent).as_micros() as u64;
     let bins: Vec<Value> =
@@ -631,6 +944,12 @@ const MOVIE_RATE: u32 = 25;
 
 /// How long the tile of a killed renderer stays without its successor in `--live`.
 const PAUSE: Duration = Duration::from_millis(600);
+
+/// How much longer a successor waits until the absence was seen.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// How long to wait at least for a report, while a successor is due.
+const SHORTEST_WAIT: Duration = Duration::from_millis(5);
 
 /// How long one process draws alone.
 const ALONE: Duration = Duration::from_secs(2);

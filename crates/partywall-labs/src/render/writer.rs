@@ -1,38 +1,52 @@
 //! The writer: checks each frame and encodes it. Whole frames go to files or to the watcher, so that a killed writer
 //! leaves no half of one.
+//!
+//! On a GPU a kernel checks a frame, and 16 bytes come back. The pixels are copied only if they are kept. Checks of several
+//! frames are enqueued at a time, so that the GPU need not come back to this process for each of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
-use partywall::{TimelineWriter, error::Busy};
+use partywall::{
+    TimelineWriter,
+    cuda::experiment::{Checked, Checks, Picture},
+    error::Busy,
+};
 
-use super::{label::label, movie::Movie, objects::Header, *};
+use super::{label::label, movie::Movie, objects::Header, player::TURN, *};
 
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let mut player = Player::new(session)?;
     let domain = player.domain();
-    let frames = objects::frames(&domain)?.subscribe(Policy::Block).history(IN_FLIGHT).join()?;
-    let mut writer = Writer::new(&player.job, timeline(&domain)?);
+    let topic = objects::frames(&domain)?;
+    let kernels = Kernels::of(&domain, topic.place())?;
+    let mut writer = Writer::new(&player.job, kernels, timeline(&domain)?)?;
+    // In `--live` no frame comes again.
+    let history = if player.job.live { 0 } else { IN_FLIGHT };
+    let frames = topic.subscribe(Policy::Block).history(history).join()?;
     if writer.written.timeline().value() < writer.next {
         writer.written.signal(writer.next)?;
     }
     player.ready()?;
-    // Frames that came before one that is not written yet.
-    let mut waiting = BTreeMap::new();
-    while let Some(sample) = player.next(&frames)? {
-        let header = Header::of(&sample, 2 * writer.tiles.len())?;
-        if header.frame >= writer.next {
-            waiting.insert(header.frame, (header, sample));
+    while writer.next < player.job.frames {
+        let sample = match writer.pending.len() {
+            0 => player.next(&frames)?,
+            1..PLACES => frames.try_recv()?,
+            _ => None,
+        };
+        match sample {
+            Some(sample) => writer.receive(&mut player, sample)?,
+            None if writer.pending.is_empty() => break,
+            None => writer.finish(&mut player)?,
         }
-        while let Some((header, sample)) = waiting.remove(&writer.next) {
-            if !writer.write(&mut player, &header, sample)? {
-                break;
-            }
-        }
+    }
+    drop(frames);
+    while !player.is_over()? {
+        thread::sleep(TURN / 10);
     }
     player.finish(
         "Frames into files",
         "The writer checks the number of the frame in each pixel, encodes the frame, and says how many are written: the \
-         geometry waits for that.",
+         geometry waits for that. On a GPU a kernel checks, and pixels come to the host only if they are kept.",
         |step| step,
     )
 }
@@ -51,13 +65,18 @@ fn timeline(domain: &Domain) -> Result<TimelineWriter, Failure> {
 }
 
 struct Writer {
+    gpu: Option<Device>,
+    /// Frames whose checks are enqueued, in that order.
+    pending: VecDeque<Pending>,
+    /// Checked frames that came before one that is not written yet.
+    checked: BTreeMap<u64, Frame>,
+    renderers: u32,
     tiles: Vec<Tile>,
     size: Size,
     output: Output,
     /// `None` if there is none.
     movie: Option<Movie>,
     live: bool,
-    compared: Vec<u64>,
     written: TimelineWriter,
     /// The next frame.
     next: u64,
@@ -65,48 +84,129 @@ struct Writer {
     tainted: u64,
 }
 
+/// The resources of checks on a GPU.
+struct Device {
+    kernels: Kernels,
+    checks: Checks,
+    /// The place of the next check.
+    place: usize,
+}
+
+/// A frame whose check is enqueued.
+struct Pending {
+    header: Header,
+    sample: Sample,
+    place: usize,
+}
+
+/// A frame that is checked.
+struct Frame {
+    header: Header,
+    sample: Sample,
+    found: Checked,
+}
+
 impl Writer {
-    fn new(job: &Job, written: TimelineWriter) -> Self {
+    fn new(job: &Job, kernels: Option<Kernels>, written: TimelineWriter) -> Result<Self, Failure> {
         let is_gif = matches!(job.output, Output::Gif(_));
         let movie = (is_gif || matches!(job.output, Output::Y4m(_) | Output::Stream))
             .then(|| Movie::new(job.size, job.fps, is_gif));
-        Self {
+        let device = |kernels: Kernels| {
+            let checks = Checks::new(kernels.stream().context(), PLACES).doing("loading kernels")?;
+            Ok::<_, Failure>(Device { kernels, checks, place: 0 })
+        };
+        Ok(Self {
+            gpu: kernels.map(device).transpose()?,
+            pending: VecDeque::new(),
+            checked: BTreeMap::new(),
+            renderers: job.renderers,
             tiles: job.tiles(),
             size: job.size,
             output: job.output.clone(),
             movie,
             live: job.live,
-            compared: job.compared.clone(),
             written,
             next: job.unwritten,
             tainted: 0,
-        }
+        })
     }
 
-    /// Writes a frame. Returns false if it rests on a killed process: another one comes in its place.
-    fn write(&mut self, player: &mut Player<'_>, header: &Header, sample: Sample) -> Result<bool, Failure> {
+    /// Receives a frame. On a GPU its check is enqueued.
+    fn receive(&mut self, player: &mut Player<'_>, sample: Sample) -> Result<(), Failure> {
         player.begin();
-        let mut pixels = match objects::elements::<u32>(&sample) {
-            Err(_) if objects::has_failed(sample.check())? => {
+        let header = Header::of(&sample, 1 + 3 * self.tiles.len())?;
+        if !self.live && header.frame < self.next {
+            return Ok(());
+        }
+        let tags = drawn(&header).map(|drawn| drawn.frame as u8);
+        let Some(Device { kernels, checks, place }) = &mut self.gpu else {
+            let Some(pixels) = objects::valid(sample.check().and_then(|()| sample.as_slice()))? else {
                 self.tainted += 1;
-                return Ok(false);
-            }
-            pixels => pixels?.into_owned(),
+                return Ok(());
+            };
+            let torn = self.tiles.iter().zip(tags).map(|(tile, tag)| torn(pixels, self.size, *tile, tag)).sum();
+            let found = Checked { torn, sum: raster::hash(pixels) };
+            return self.take(player, Frame { header, sample, found });
         };
-        drop(sample);
-        let drawn = header.more.as_chunks().0.iter().map(|[frame, pid]| Drawn { frame: *frame, pid: *pid });
-        let tiles: Vec<Drawn> = drawn.take(self.tiles.len()).collect();
-        let torn =
-            self.tiles.iter().zip(&tiles).any(|(tile, drawn)| is_torn(&pixels, self.size, *tile, drawn.frame as u8));
-        let hash = self.compared.contains(&header.frame).then(|| raster::hash(&pixels));
-        let newest = tiles.iter().map(|drawn| drawn.frame).max().unwrap_or_default();
-        let is_stale = |drawn: &Drawn| self.live && newest - drawn.frame > STALE;
+        let Some(pixels) = objects::valid(sample.device_on(kernels.stream()))? else {
+            self.tainted += 1;
+            return Ok(());
+        };
+        let mut picture = Picture {
+            pixels: pixels.as_slice(),
+            size: [self.size.width, self.size.height],
+            tiles: Tile::grid(self.renderers),
+            tags: [0; 16],
+        };
+        picture.tags.iter_mut().zip(tags).for_each(|(own, tag)| *own = tag);
+        checks.enqueue(kernels.stream(), &picture, *place).doing("launching a kernel")?;
+        self.pending.push_back(Pending { header, sample, place: *place });
+        *place = (*place + 1) % PLACES;
+        Ok(())
+    }
+
+    /// Waits for the oldest check.
+    fn finish(&mut self, player: &mut Player<'_>) -> Result<(), Failure> {
+        player.begin();
+        let Some(Device { kernels, checks, .. }) = &mut self.gpu else { return Ok(()) };
+        let Some(Pending { header, sample, place }) = self.pending.pop_front() else { return Ok(()) };
+        let found = checks.finish(place).doing("checking a frame")?;
+        if objects::valid(sample.check())?.is_none() {
+            self.tainted += 1;
+            return kernels.release(sample);
+        }
+        self.take(player, Frame { header, sample, found })
+    }
+
+    /// Takes a checked frame, and writes those whose turn it is. In place of a frame that rests on a killed process comes
+    /// another one. In `--live` frames are written as they come, and numbered here.
+    fn take(&mut self, player: &mut Player<'_>, mut frame: Frame) -> Result<(), Failure> {
         if self.live {
-            for (tile, drawn) in self.tiles.iter().zip(&tiles) {
-                label(&mut pixels, self.size, *tile, drawn.pid, is_stale(drawn));
+            frame.header.frame = self.next;
+            return self.write(player, frame);
+        }
+        self.checked.insert(frame.header.frame, frame);
+        while let Some(frame) = self.checked.remove(&self.next) {
+            self.write(player, frame)?;
+        }
+        self.checked = self.checked.split_off(&self.next);
+        Ok(())
+    }
+
+    fn write(&mut self, player: &mut Player<'_>, Frame { header, sample, found }: Frame) -> Result<(), Failure> {
+        let tiles: Vec<Drawn> = drawn(&header).take(self.tiles.len()).collect();
+        let late = header.more[0];
+        let is_kept = self.movie.is_some() || matches!(self.output, Output::Folder(_));
+        let mut pixels = if is_kept { objects::elements(&sample)?.into_owned() } else { Vec::new() };
+        match &self.gpu {
+            Some(Device { kernels, .. }) => kernels.release(sample)?,
+            None => drop(sample),
+        }
+        if self.live && is_kept {
+            for (number, (tile, drawn)) in self.tiles.iter().zip(&tiles).enumerate() {
+                label(&mut pixels, self.size, *tile, drawn.pid, late >> number & 1 == 1);
             }
         }
-        let stale = tiles.iter().filter(|drawn| is_stale(drawn)).count() as u32;
         player.middle()?;
         let part = match &mut self.movie {
             Some(movie) => {
@@ -121,24 +221,31 @@ impl Writer {
                 None
             }
         };
-        let has_part = part.is_some();
-        let [frame, published, tainted] = [header.frame, header.published.nanos(), self.tainted];
-        let published = Moment::at(published);
-        player.written(Written { frame, torn, tiles, stale, tainted, hash, published, has_part }, part)?;
-        self.next = header.frame + 1;
+        let Header { frame, published, .. } = header;
+        let (torn, hash, tainted, has_part) = (found.torn > 0, found.sum, self.tainted, part.is_some());
+        let at = Moment::now();
+        player.written(Written { frame, torn, tiles, late, tainted, hash, published, at, has_part }, part)?;
+        self.next = frame + 1;
         self.written.signal(self.next)?;
         player.end();
-        Ok(true)
+        Ok(())
     }
 }
 
-/// Returns whether pixels of a tile are of another frame than its process says.
-fn is_torn(pixels: &[u32], size: Size, tile: Tile, tag: u8) -> bool {
-    (tile.y..tile.y + tile.size.height).any(|row| {
-        let first = (row * size.width + tile.x) as usize;
-        pixels[first..first + tile.size.width as usize].iter().any(|pixel| (pixel >> 24) as u8 != tag)
-    })
+/// Returns when, by which process and how fast each tile of a frame was drawn.
+fn drawn(header: &Header) -> impl Iterator<Item = Drawn> {
+    header.more[1..].as_chunks().0.iter().map(|[frame, pid, nanos]| Drawn { frame: *frame, pid: *pid, nanos: *nanos })
 }
 
-/// By how many frames a tile may be behind the newest one before it is grey.
-const STALE: u32 = 3;
+/// Returns how many pixels of a tile are of another frame than its process says.
+fn torn(pixels: &[u32], size: Size, tile: Tile, tag: u8) -> u64 {
+    let row = |row: u32| {
+        let first = (row * size.width + tile.x) as usize;
+        &pixels[first..first + tile.size.width as usize]
+    };
+    let rows = (tile.y..tile.y + tile.size.height).flat_map(row);
+    rows.filter(|pixel| (**pixel >> 24) as u8 != tag).count() as u64
+}
+
+/// How many checks are enqueued at most.
+const PLACES: usize = IN_FLIGHT as usize;

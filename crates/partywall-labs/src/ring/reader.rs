@@ -20,7 +20,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
 struct Reader<'a> {
     session: &'a Session,
     topic: Topic,
-    /// It may run in its own terminal, and is not killed.
+    /// The other process, which may run in its own terminal, and is not killed.
     writer: Peer,
     pattern: Pattern,
     messages: u64,

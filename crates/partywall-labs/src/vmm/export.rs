@@ -40,7 +40,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
 
     // The importer has written.
     while session.parent().next::<()>()?.is_some() {
-        session.report(look(&gpu, &first)?)?;
+        session.report(after_the_import(&gpu, &first)?)?;
         session.parent().say(())?;
     }
     Ok(())
@@ -176,7 +176,7 @@ fn parts(memory: &PhysicalMemory) -> [Step; 2] {
     ]
 }
 
-fn look(gpu: &Gpu, mapping: &Mapping) -> Result<Step, Failure> {
+fn after_the_import(gpu: &Gpu, mapping: &Mapping) -> Result<Step, Failure> {
     let found = first_byte(gpu, mapping.as_slice()).doing("reading memory")?;
     Ok(Step::new(
         "look",

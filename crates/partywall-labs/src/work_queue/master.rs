@@ -5,7 +5,10 @@ use std::hash::{BuildHasher, RandomState};
 use super::*;
 
 pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
-    let order: Order = session.options()?;
+    let mut order: Order = session.options()?;
+    let under_mps = session.gpu_if_any()?.as_ref().map_or(Ok(false), |gpu| device::under_mps(gpu))?;
+    let spared = spared(&order, under_mps);
+    order.kill &= spared.is_none();
     let blocks = WINDOW + SPARE + u32::from(order.workers);
     let queue = session.domain().queue(QUEUE).tasks(blocks).inputs(blocks, BYTES).outputs(blocks, BYTES);
     let queue = queue.place(session.place).create()?;
@@ -30,10 +33,9 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     session.report(count.step(order.tasks, time, order.kill))?;
     let textbook = textbook::run(session, &order)?;
     session.report(textbook.step())?;
-    if !order.kill {
+    if let Some(why) = spared {
         let step =
             Step::new("killed", "Workers are killed in the middle of tasks", "Other workers repeat their tasks.");
-        let why = "nothing was killed: --kill does it";
         session.report([LOST, TWICE, HALF].iter().fold(step, |step, claim| step.untried(Some(*claim), why)))?;
     }
     let mut result = count.to_json(order.tasks);
@@ -44,6 +46,21 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     }
     session.reporter().conclude(CLAIMS);
     Err(Failure::Reported(ErrorKind::CheckFailed))
+}
+
+/// Returns why no worker is killed, if none is.
+///
+/// Under MPS the death of a client with work on the GPU may end the server, and with it the other clients. A death there
+/// does not prove that the GPU has finished, either, so each one would leave blocks in quarantine until none are left.
+fn spared(order: &Order, under_mps: bool) -> Option<&'static str> {
+    match (order.kill, under_mps) {
+        (false, _) => Some("nothing was killed: --kill does it"),
+        (true, true) => Some(
+            "nothing was killed: under MPS a killed worker may end the MPS server, and its blocks would stay in \
+             quarantine; stop the daemon, or run with --device host",
+        ),
+        (true, false) => None,
+    }
 }
 
 struct Master<'a> {
@@ -90,7 +107,9 @@ impl Master<'_> {
             self.workers.push(self.start(Job::Work { reports: false })?);
         }
         let every = if self.stream.is_some() { KILL_EVERY_ON_GPU } else { KILL_EVERY };
-        let (mut kills, mut killed_at, mut answered) = (0, Instant::now(), 0);
+        let mut kills = 0;
+        let mut killed_at = Instant::now();
+        let mut answered = 0;
         while self.count.answered() < self.tasks {
             self.submit()?;
             self.take()?;
@@ -284,3 +303,18 @@ const KILL_EVERY_ON_GPU: Duration = Duration::from_secs(1);
 
 /// The maximum number of attempts: so large that a task survives even if every worker that claims it is killed.
 const MAX_ATTEMPTS: u8 = 100;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_worker_is_killed_under_mps() {
+        let order = |kill| Order { workers: 1, tasks: 1, kill };
+        assert_eq!(spared(&order(true), false), None);
+        assert!(spared(&order(true), true).is_some_and(|why| why.contains("MPS")));
+        for under_mps in [false, true] {
+            assert!(spared(&order(false), under_mps).is_some_and(|why| why.contains("--kill")));
+        }
+    }
+}

@@ -45,7 +45,7 @@ struct Order {
     /// The number of arrays, 1 to 1,000,000
     #[arg(long, global = true, value_name = "M", default_value_t = 400, value_parser = value_parser!(u32).range(1..=1_000_000))]
     tasks: u32,
-    /// Kill workers (SIGKILL) throughout, the first one in the middle of a task, and replace them
+    /// Kill workers (SIGKILL) throughout, the first one in the middle of a task, and replace them; not under MPS
     #[arg(long, global = true)]
     kill: bool,
 }

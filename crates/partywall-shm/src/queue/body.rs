@@ -191,22 +191,25 @@ pub struct Description {
     pub submitted: u64,
 }
 
-/// Why an attempt ended without a result.
+/// Why an attempt ended without a result. The numbers are those in the record of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
     /// Its worker said so.
-    Failed,
+    Failed = 0,
     /// Its worker died.
-    Died,
+    Died = 1,
     /// Its lease ended.
-    Lease,
+    Lease = 2,
     /// Its worker's GPU context is broken, or the broker evicted the worker.
-    Detached,
+    Detached = 3,
     /// Its worker gave it up without a reason.
-    Dropped,
+    Dropped = 4,
     /// The submitter died before its stream had written the inputs.
-    Inputs,
+    Inputs = 5,
 }
+
+const REASONS: [Reason; 6] =
+    [Reason::Failed, Reason::Died, Reason::Lease, Reason::Detached, Reason::Dropped, Reason::Inputs];
 
 /// Says why an attempt had no result.
 impl fmt::Display for Reason {
@@ -238,7 +241,8 @@ impl RecordWord {
     }
 
     fn new(state: u64, reason: u64, attempt: Word) -> Self {
-        let (attempts, row) = (u64::from(attempt.attempts()), u64::from(attempt.row()));
+        let attempts = u64::from(attempt.attempts());
+        let row = u64::from(attempt.row());
         Self(state | reason << REASON | attempts << ATTEMPT | row << ROW | attempt.generation() << GENERATION)
     }
 
@@ -264,16 +268,14 @@ impl RecordWord {
 
     /// Returns why the attempt has no result, unless it has one.
     pub(super) fn reason(self) -> Option<Reason> {
-        Some(match self.0 >> REASON & 7 {
-            0 => Reason::Failed,
-            1 => Reason::Died,
-            2 => Reason::Lease,
-            4 => Reason::Dropped,
-            5 => Reason::Inputs,
-            COMPLETED => return None,
-            // 3, and what a process that breaks the rules has written.
-            _ => Reason::Detached,
-        })
+        match self.0 >> REASON & 7 {
+            COMPLETED => None,
+            number => {
+                let named = REASONS.into_iter().find(|reason| *reason as u64 == number);
+                // Only a process that breaks the rules writes another number.
+                Some(named.unwrap_or(Reason::Detached))
+            }
+        }
     }
 }
 
@@ -347,7 +349,8 @@ impl NewInput<'_> {
         match self {
             Self::Block(held) => [u64::from(held.index()) | held.generation() << INPUT_GENERATION, 0],
             Self::Part(Part { attachment, offset, bytes }) => {
-                let (low, high) = (u64::from(attachment & 0xffff), u64::from(attachment >> 16));
+                let low = u64::from(attachment & 0xffff);
+                let high = u64::from(attachment >> 16);
                 [PART | offset | low << PART_NUMBER, bytes | high << PART_NUMBER]
             }
         }

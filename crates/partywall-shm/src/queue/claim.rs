@@ -1,10 +1,10 @@
 //! Claiming: how a worker gets a task, and how the task is taken back.
 //!
-//! 1. The worker looks for the oldest pending task: among all places if `late` is ahead of `late_claimed`, else at `head`.
+//! 1. The worker searches for the oldest pending task: among all places if `late` is ahead of `late_claimed`, else at `head`.
 //! 2. It makes the place *claimed* by one compare-and-swap, which counts the attempt. A claim is a generation, an attempt and a
 //!    row; the word says all three.
 //! 3. It writes the lease. The lease names the attempt, so an older one means nothing. If the worker is stopped before it, the
-//!    member that looks for ended leases writes one on its behalf.
+//!    member that checks for ended leases writes one on its behalf.
 //!
 //! **Taking back.** When a worker is gone, or its lease ends, another member records the attempt as open and makes the place
 //! *pending* or *dead*, by one compare-and-swap from the word of that attempt. From then on no change that the old worker tries
@@ -15,6 +15,8 @@
 //! its lease ends or the worker is proved dead. A member that is killed or stopped while it takes a task back leaves an open
 //! record of an attempt that goes on: that attempt's end drains it.
 
+use std::time::Duration;
+
 use super::{
     Pools, Queue, Row, TEND_EVERY, TaskId,
     body::{Reason, RecordWord},
@@ -22,6 +24,7 @@ use super::{
     word::{State, Word},
 };
 use crate::{
+    MAX_SLEEP,
     crash::point,
     members::now,
     sync::{AtomicU64, Ordering, fence},
@@ -93,7 +96,7 @@ impl Queue {
     /// [`Fenced`] if the claim has been taken back.
     pub fn extend(&self, claimed: &Claimed, until: u64) -> Result<(), Fenced> {
         if self.is_claimed(claimed) {
-            // If a later attempt has begun since, it loses its lease to this one, and gets another one when a member looks.
+            // If a later attempt has begun since, it loses its lease to this one, and gets another one from the next check.
             self.bodies[claimed.index].lease.store(Lease::of(claimed.word, until).0, Ordering::Release);
             if self.is_claimed(claimed) {
                 return Ok(());
@@ -102,20 +105,38 @@ impl Queue {
         Err(Fenced)
     }
 
-    /// Looks for what no hint names: leases that have ended, tasks that are pending and were not counted, and places whose tasks
-    /// are over. Members that wait for something call this now and then; one of them looks every [`TEND_EVERY`]. Returns whether
-    /// this one did.
+    /// Searches for what no hint names: leases that have ended, tasks that are pending and were not counted, and places whose
+    /// tasks are over. Members that wait call this repeatedly; one of them searches every [`TEND_EVERY`]. Returns whether the
+    /// caller did.
     pub fn tend(&self, pools: Pools<'_>) -> bool {
         let now = now();
         let tended = &self.control().tended;
         let seen = tended.load(Ordering::Relaxed);
-        // A time in the future is none that a member may write.
+        // No member that follows the rules writes a time in the future.
         let is_recent = seen <= now && now - seen < TEND_EVERY.as_millis() as u64;
         if is_recent || tended.compare_exchange(seen, now, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             return false;
         }
         self.tend_at(pools, now);
         true
+    }
+
+    /// Returns how long a member that waits may sleep before it calls [`tend`](Self::tend) again. In a queue whose attempts have
+    /// a lease this is the rest of [`TEND_EVERY`], so that the end of a lease is acted on soon after that.
+    pub fn sleep_limit(&self) -> Duration {
+        self.sleep_limit_at(now())
+    }
+
+    /// As [`sleep_limit`](Self::sleep_limit), at a certain time.
+    pub(super) fn sleep_limit_at(&self, now: u64) -> Duration {
+        if self.shape.lease == 0 {
+            return MAX_SLEEP;
+        }
+        let seen = self.control().tended.load(Ordering::Relaxed);
+        // The next call tends at once if the time is in the future.
+        let passed = now.checked_sub(seen).map_or(TEND_EVERY, Duration::from_millis);
+        // Otherwise members would spin while another one tends.
+        TEND_EVERY.saturating_sub(passed).max(Duration::from_millis(1))
     }
 
     /// As [`tend`](Self::tend), at a certain time.

@@ -207,7 +207,9 @@ impl Queue {
                 (State::Enqueued, Some(point)) => Some((seen.row(), point)),
                 _ => return Err(task_state(seen)),
             };
-            let (attempt, block, bytes) = (seen.attempts(), record.output(), body.output());
+            let attempt = seen.attempts();
+            let block = record.output();
+            let bytes = body.output();
             // Pairs with the fence in `set_output`: what was read of a later attempt shows that attempt here.
             fence(Ordering::Acquire);
             if place.load() == seen {
@@ -250,7 +252,7 @@ impl Queue {
                 return Err(task_state(seen));
             }
             let ending = seen.with(State::Ending, row);
-            // What was read of the record is the result's if this succeeds.
+            // The record that was read belongs to the result if this change succeeds.
             if !place.change(seen, ending) {
                 continue;
             }

@@ -12,7 +12,7 @@
 //! | 136 | `space` the eventcount of submitters that wait for a place | 8 | all |
 //! | 192 | `late: u64` counts tasks that became pending behind `head` | 8 | all |
 //! | 200 | `late_claimed: u64` a hint: of these, all up to this count have been claimed | 8 | workers |
-//! | 208 | `tended: u64` when a member last looked for leases that have ended, in ms | 8 | members that wait |
+//! | 208 | `tended: u64` when a member last checked for leases that have ended, in ms | 8 | members that wait |
 //! | 216 | `results` the eventcount of members that wait for a result | 8 | all |
 //! | 224 | `completed: u64` results, ever | 8 | workers |
 //! | 232 | `returned: u64` attempts that ended without a result, ever | 8 | all |
@@ -31,11 +31,11 @@
 //!    the positions from `head` to `tail` contain each place once at most, in the order in which the tasks were submitted.
 //! 2. `head` passes positions that are not pending. If one becomes pending afterwards, because its submitter was slow or its
 //!    attempt was taken back, the member that made it pending adds to `late`. A worker that finds `late` ahead of
-//!    `late_claimed` looks at all places first, so that a task that came back goes first; also one of a slow submitter,
+//!    `late_claimed` checks all places first, so that a task that came back goes first; also one of a slow submitter,
 //!    unless the ring has come round to its place.
 //! 3. A member that was killed or stopped between making a task pending and adding to `late` leaves a task that no hint names.
-//!    Whoever waits looks for such tasks every [`TEND_EVERY`], together with leases that have ended, and the broker does so when
-//!    it recovers what the dead had.
+//!    The members that wait search for such tasks, and for leases that have ended, every [`TEND_EVERY`]. The broker does so when
+//!    it recovers the holdings of dead members.
 //!
 //! The protocols: `submit`, `claim`, `finish`, `attachments` and `recovery`.
 
@@ -85,7 +85,7 @@ pub use word::MAX_ATTEMPTS;
 /// The most tasks that a queue can have at once.
 pub const MAX_TASKS: u32 = 1 << 17;
 
-/// How often the members that wait, all together, look for leases that have ended.
+/// The interval at which the members that wait, together, check for leases that have ended.
 pub const TEND_EVERY: Duration = Duration::from_millis(50);
 
 /// A member's row.
@@ -143,6 +143,18 @@ pub struct TaskId {
     pub index: u32,
     /// How many tasks the place has held.
     pub generation: u64,
+}
+
+impl TaskId {
+    /// Returns place and generation as one number, which no other task of the queue has.
+    pub fn number(self) -> u64 {
+        self.generation << MAX_TASKS.trailing_zeros() | u64::from(self.index)
+    }
+
+    /// Returns the task of a [number](Self::number).
+    pub fn of_number(number: u64) -> Self {
+        Self { index: number as u32 % MAX_TASKS, generation: number >> MAX_TASKS.trailing_zeros() }
+    }
 }
 
 /// What threads of several processes wait for.
@@ -259,7 +271,8 @@ impl Queue {
     /// Returns a task's place and body, and the place's word, if the place still has the task.
     fn task(&self, id: TaskId) -> Option<(&PlaceWord, &Body, Word)> {
         let index = id.index as usize;
-        let (place, body) = (self.places.get(index)?, self.bodies.get(index)?);
+        let place = self.places.get(index)?;
+        let body = self.bodies.get(index)?;
         let seen = place.load();
         let exists = !matches!(seen.state(), State::Free | State::Writing | State::Draining | State::Invalid);
         (exists && seen.generation() == id.generation).then_some((place, body, seen))

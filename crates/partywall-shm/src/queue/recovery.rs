@@ -116,14 +116,15 @@ impl Queue {
         reason: Reason,
         reached: impl Fn(TimelineCell) -> Option<u64>,
     ) -> Detached {
-        let (place, body) = (&self.places[index], &self.bodies[index]);
+        let place = &self.places[index];
+        let body = &self.bodies[index];
         let state = task_state(seen);
         if state == TaskState::Gone {
             return Detached::Nothing;
         }
         let came = |point: super::StreamPoint| reached(point.cell).is_some_and(|value| value >= point.value);
         let done = |is_done| if is_done { Detached::Ended } else { Detached::Changed };
-        // What is read of the body is the task's if a change from `seen` succeeds.
+        // The body that is read belongs to the task if a change from `seen` succeeds.
         if seen.is_attempted() && gone(seen.row()) {
             let record = body.record(seen.attempts());
             if seen.state() == State::Enqueued && record.point().is_some_and(came) {

@@ -11,6 +11,7 @@ use proptest::{collection::vec, prelude::*};
 
 use super::*;
 use crate::{
+    MAX_SLEEP,
     members::now,
     pool::{Held, Pool},
     topic::TimelineCell,
@@ -411,6 +412,19 @@ fn one_waiter_at_a_time_tends_the_queue() {
     assert!(!world.queue.tend(world.pools()));
     world.queue.control().tended.store(u64::MAX, Ordering::Relaxed);
     assert!(world.queue.tend(world.pools()), "no member writes a time in the future");
+}
+
+#[test]
+fn sleep_of_a_waiter_ends_when_leases_have_to_be_checked() {
+    let every = TEND_EVERY.as_millis() as u64;
+    let leased = World::new(Shape { lease: 1000, ..SHAPE });
+    let tended = 7000;
+    leased.queue.control().tended.store(tended, Ordering::Relaxed);
+    let limit = |now| leased.queue.sleep_limit_at(now).as_millis() as u64;
+    assert_eq!((limit(tended), limit(tended + 20), limit(tended + every - 1)), (every, every - 20, 1));
+    assert_eq!((limit(tended + every), limit(tended + 10 * every), limit(tended - 1)), (1, 1, 1), "a check is due");
+    let unlimited = World::new(Shape { lease: 0, ..SHAPE });
+    assert_eq!(unlimited.queue.sleep_limit_at(tended), MAX_SLEEP);
 }
 
 #[test]

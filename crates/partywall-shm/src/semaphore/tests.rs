@@ -69,11 +69,15 @@ fn waiters_are_served_in_order() {
     let mut held = semaphore.try_take(0).unwrap();
     let mut waiters: VecDeque<_> = (1..=5).map(|row| waiter(&semaphore, row)).collect();
     assert_eq!(semaphore.audit().waiting, 5);
+    assert_eq!(semaphore.waiters(), [(1, 1), (2, 1), (3, 1), (4, 1), (5, 1)]);
+    let again = waiter(&semaphore, 2);
+    assert_eq!(semaphore.waiters()[1], (2, 2));
+    assert_eq!(again.cancel(), None);
     // The third waiter cancels, and no later one overtakes the others.
     assert_eq!(waiters.remove(2).unwrap().cancel(), None);
     for row in [1, 2, 4, 5] {
         assert!(semaphore.free(&held));
-        assert_eq!(semaphore.try_take(9), None, "it is for somebody");
+        assert_eq!(semaphore.try_take(9), None, "it is handed to a waiter");
         let mut first = waiters.pop_front().unwrap();
         assert!(waiters.iter_mut().all(|waiter| waiter.poll() == Polled::Waiting));
         let Polled::Held(permit) = first.poll() else { panic!("row {row} is first") };
@@ -83,6 +87,7 @@ fn waiters_are_served_in_order() {
     }
     assert!(semaphore.free(&held));
     assert_eq!(semaphore.audit(), idle(1));
+    assert_eq!(semaphore.waiters(), []);
 }
 
 #[test]

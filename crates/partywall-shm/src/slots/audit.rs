@@ -69,6 +69,18 @@ impl Slots {
         audit
     }
 
+    /// Returns the number of waiters of each row, without rows that have none.
+    pub fn waiters(&self) -> Vec<(Row, u32)> {
+        let mut counts = std::collections::BTreeMap::new();
+        for entry in self.ring.iter() {
+            let seen = entry.load();
+            if let Turn::Waiting(row) = seen.place(seen.lap()) {
+                *counts.entry(row).or_insert(0) += 1;
+            }
+        }
+        counts.into_iter().collect()
+    }
+
     /// Returns the number of slots that each row holds or offers, without rows that have none.
     pub fn holders(&self) -> Vec<(Row, u32)> {
         let mut counts = std::collections::BTreeMap::new();

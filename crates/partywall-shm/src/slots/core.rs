@@ -103,7 +103,7 @@ pub enum Attempt<'a> {
     Crowded,
 }
 
-/// For the broker.
+/// Operations of the broker.
 impl Slots {
     /// Frees the slots that `dead` rows hold or offer, and their places in the queue, and slots in an invalid state.
     /// Returns the number of slots.
@@ -117,7 +117,7 @@ impl Slots {
     }
 }
 
-/// For members.
+/// Operations of members.
 impl Slots {
     /// Returns the number of slots.
     pub fn count(&self) -> u32 {
@@ -126,7 +126,7 @@ impl Slots {
 
     /// Takes a slot for a row if one is free and no member waits.
     pub fn try_take(&self, row: Row) -> Option<Held> {
-        if self.somebody_waits() { None } else { self.take_for(row) }
+        if self.has_waiters() { None } else { self.take_for(row) }
     }
 
     /// Takes a slot for a row, or begins to wait for one.
@@ -160,7 +160,7 @@ impl Slots {
         for (index, seen) in all {
             if self.slots.get(index as usize).is_some_and(|slot| slot.free(seen)) {
                 freed += 1;
-                self.set_look(index);
+                self.set_search_start(index);
                 point("slots: slot freed, nobody served");
             }
         }
@@ -212,7 +212,7 @@ impl Slots {
     }
 
     /// Returns whether a member waits for a slot, by the hints.
-    pub(crate) fn somebody_waits(&self) -> bool {
+    pub(crate) fn has_waiters(&self) -> bool {
         self.first_waiting().is_some()
     }
 
@@ -317,21 +317,21 @@ impl Slots {
     }
 
     /// Returns the index at which the search for a free slot starts.
-    fn look(&self) -> usize {
+    fn search_start(&self) -> usize {
         // A model does not need this hint: the search is correct from any start.
-        let look = if cfg!(loom) { 0 } else { self.header().look.load(Ordering::Relaxed) as usize };
-        if look < self.slots.len() { look } else { 0 }
+        let start = if cfg!(loom) { 0 } else { self.header().look.load(Ordering::Relaxed) as usize };
+        if start < self.slots.len() { start } else { 0 }
     }
 
     /// Returns a free slot that [`try_take`](Self::try_take) is likely to take next.
     pub fn next_free(&self) -> Option<u32> {
-        let start = self.look();
+        let start = self.search_start();
         let slots = || self.slots.iter().enumerate();
         let mut all = slots().skip(start).chain(slots().take(start));
         all.find(|(_, slot)| slot.load().state() == State::Free).map(|(index, _)| index as u32)
     }
 
-    fn set_look(&self, slot: u32) {
+    fn set_search_start(&self, slot: u32) {
         if !cfg!(loom) {
             self.header().look.store(slot, Ordering::Relaxed);
         }
@@ -350,7 +350,7 @@ impl Slots {
 
     /// Changes the word of a slot without a holder to `taken`.
     fn take_as(&self, taken: SlotWord) -> Option<u32> {
-        let start = self.look();
+        let start = self.search_start();
         let slots = || self.slots.iter().enumerate();
         for (index, slot) in slots().skip(start).chain(slots().take(start)) {
             for _ in 0..MOST_ATTEMPTS {
@@ -369,7 +369,7 @@ impl Slots {
                     break;
                 }
                 if slot.take(seen, taken) {
-                    self.set_look((index + 1) as u32);
+                    self.set_search_start((index + 1) as u32);
                     return Some(index as u32);
                 }
                 // Another member took the slot, or freed it and relied on this member to hand it to a waiter, so the

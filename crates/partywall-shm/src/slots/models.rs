@@ -363,7 +363,7 @@ fn a_published_block_is_freed_once_and_reaches_a_waiter() {
         let held = world.acquire(1).unwrap();
         let seen = world.slots.publish(0, held.word()).unwrap();
         assert_eq!(world.slots.publish(0, held.word()), None, "it is published");
-        assert_eq!(world.slots.recover(|row| row == 1), 0, "it is nobody's");
+        assert_eq!(world.slots.recover(|row| row == 1), 0, "no member holds it");
         let freed = world.clone();
         let freed = thread::spawn(move || freed.slots.free_seen(0, seen));
         let waiter = world.clone();

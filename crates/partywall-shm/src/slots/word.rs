@@ -26,7 +26,7 @@
 //! | [`Slot::offer`] | the holder | held → offered, with the same ticket |
 //! | [`Slot::accept`] | a member that knows the ticket | offered → held, with another ticket |
 //! | [`Slot::take_over`] | the reader of a result in a queue | held → held by another row, with another ticket |
-//! | [`Slot::publish`] | the holder; a member that completes that; the broker for the dead | held → held by nobody |
+//! | [`Slot::publish`] | the holder; a member that completes that; the broker for the dead | held → held by no member |
 //! | [`Slot::free`] | the holder; a member that handed in vain, or proves a published one unused; the broker for the dead | held, handed, offered → free |
 //! | [`QueueEntry::wait`] | a member that begins to wait | empty → waiting |
 //! | [`QueueEntry::grant`] | any member that meets the slot handed | waiting → granted |

@@ -81,7 +81,8 @@ impl TableBuilder {
         }
         let grown = [&[first_axis], &shape[1..]].concat();
         let bytes = extent(last.dtype, &grown, strides).map_err(bad)?;
-        (last.dims[0], last.bytes) = (first_axis, bytes);
+        last.dims[0] = first_axis;
+        last.bytes = bytes;
         Ok(())
     }
 

@@ -47,8 +47,12 @@ impl<B: AsRef<[u8]>> Table<B> {
         }
         table.check_texts()?;
         let mut previous = None;
+        let mut positions = vec![false; table.tensors];
         for index in 0..table.tensors {
             let tensor = table.check_entry(index, &used)?;
+            if std::mem::replace(&mut positions[tensor.position as usize], true) {
+                return Err(TableError::Damaged("two tensors have the same position"));
+            }
             if previous.is_some_and(|p| p >= tensor.name) {
                 return Err(TableError::Damaged("its names are not in order"));
             }
@@ -128,7 +132,8 @@ impl<B: AsRef<[u8]>> Table<B> {
             return Err(TableError::Damaged("a tensor's size is not that of its shape"));
         }
         let inside = match used.get(tensor.chunk) {
-            _ if tensor.bytes == 0 => true,
+            // So that no reader adds a made-up offset to an address.
+            _ if tensor.bytes == 0 => (tensor.chunk, tensor.offset) == (0, 0),
             Some(used) => tensor.offset.checked_add(tensor.bytes).is_some_and(|end| end <= *used),
             None => false,
         };
@@ -434,6 +439,27 @@ mod tests {
         assert!(table.add_strided("s", DType::F64, &[2, 2], &[u64::MAX, 1]).is_err());
         assert!(table.add_strided("s", DType::F64, &[2, 2], &[1]).is_err());
         assert!(table.add("odd", DType::F4, &[3]).unwrap_err().to_string().contains("whole bytes"));
+    }
+
+    #[test]
+    fn tensors_have_positions_of_their_own_and_empty_ones_no_place() {
+        let Layout { table, chunks } = model().layout(1 << 20, 8).unwrap();
+        let entry = |name: &str| {
+            let table = Table::parse(&table[..], &chunks).unwrap();
+            HEADER + table.iter().position(|tensor| tensor.name() == name).unwrap() * ENTRY
+        };
+        // Offsets in an entry: the chunk at 12, the offset in it at 24, the position at 40.
+        for (name, at, value, why) in [
+            ("bias", 40, 0, "same position"),
+            ("bias", 40, 5, "position is none"),
+            ("empty", 24, 512, "outside its chunk"),
+            ("empty", 12, 1, "outside its chunk"),
+        ] {
+            let mut table = table.clone();
+            table[entry(name) + at..][..4].copy_from_slice(&u32::to_le_bytes(value));
+            let error = Table::parse(table, &chunks).unwrap_err();
+            assert!(error.to_string().contains(why), "{name}: {error}");
+        }
     }
 
     #[test]

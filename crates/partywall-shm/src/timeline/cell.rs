@@ -139,7 +139,7 @@ pub struct Ended {
     pub last: u64,
 }
 
-/// For the broker.
+/// Operations of the broker.
 impl Cell {
     /// Begins a new incarnation at the value `from`.
     ///
@@ -179,7 +179,7 @@ impl Cell {
     }
 }
 
-/// For the writer's host.
+/// Operations of the writer's host.
 impl Cell {
     /// Signals `v`.
     ///
@@ -258,7 +258,7 @@ impl Cell {
     }
 }
 
-/// For all.
+/// Operations of every process.
 impl Cell {
     /// Returns the last value that was really signalled.
     pub fn value(&self) -> u64 {

@@ -20,10 +20,10 @@ fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
 }
 
 /// Sleeps until `look` returns a value.
-fn wait<T>(cell: &Cell, look: impl Fn(&Cell) -> Option<T>) -> T {
+fn wait<T>(cell: &Cell, poll: impl Fn(&Cell) -> Option<T>) -> T {
     loop {
         let key = cell.prepare();
-        if let Some(found) = look(cell) {
+        if let Some(found) = poll(cell) {
             return found;
         }
         cell.sleep(key, MAX_SLEEP);

@@ -40,6 +40,9 @@ use crate::{
 /// How long an observer's question lasts, in nanoseconds: subscribers measure ages for one minute.
 pub const AGES_LEASE: u64 = 60_000_000_000;
 
+/// The stamp of a sample that has none. The clock has left it behind when the machine starts.
+pub const NO_STAMP: u64 = 0;
+
 /// See the head of this file.
 #[derive(Debug)]
 #[repr(C, align(128))]
@@ -110,11 +113,13 @@ impl Topic {
         self.control().ages_until.load(Ordering::Relaxed) != 0
     }
 
-    /// Adds the age of a sample that `place` received at `now` ([`now_ns`](crate::members::now_ns)). Ends an observer's
+    /// Adds the age of a stamped sample that `place` received at `now` ([`now_ns`](crate::members::now_ns)). Ends an observer's
     /// question that has expired.
     pub fn add_age(&self, place: &SubscriberPlace, taken: &Taken, now: u64) {
         let stamp = self.descriptors[taken.block() as usize].stamp();
-        self.ages[place.index].add(now.saturating_sub(stamp));
+        if stamp != NO_STAMP {
+            self.ages[place.index].add(now.saturating_sub(stamp));
+        }
         let until = &self.control().ages_until;
         let seen = until.load(Ordering::Relaxed);
         // A later end than an observer can have asked for was written by a process that breaks the rules.

@@ -9,7 +9,7 @@
 //! | 32 | `sequence` | the publisher's own count |
 //! | 40 | `bytes` | of the tensor |
 //! | 48 | `value` | of the publisher's timeline |
-//! | 56 | `stamp` | when the publisher put the sample into the ring; see `ages` |
+//! | 56 | `stamp` | when the publisher put the sample into the ring, or 0; see `ages` |
 //! | 64 | `shape` | of the tensor, eight words |
 //! | 128 | `header` | the user's, 32 words |
 //!
@@ -162,7 +162,7 @@ impl Status {
     }
 }
 
-/// For the holder of the block.
+/// Operations of the block's holder.
 impl Descriptor {
     pub(super) fn write(&self, words: &Written<'_>) {
         let set = |word: &AtomicU64, value| word.store(value, Ordering::Relaxed);
@@ -188,7 +188,7 @@ impl Descriptor {
     }
 }
 
-/// For all.
+/// Operations of every process.
 impl Descriptor {
     /// Prefetches the words that every reader reads.
     pub(super) fn prefetch(&self) {

@@ -36,7 +36,7 @@
 //! | 32 | waiting since, in ms | 32 | samples missed | 32 | samples that it had published before |
 //! | 40 | waiting for this subscriber | | | 40 | bytes of the tensor |
 //! | | | | | 48 | value of the publisher's timeline that completes the sample |
-//! | | | | | 56 | stamp, in ns |
+//! | | | | | 56 | stamp, in ns; 0 for none |
 //! | | | | | 64 | shape: 8 words |
 //! | | | | | 128 | the user's header |
 //!
@@ -77,7 +77,7 @@ use crate::{
     sync::{AtomicU32, AtomicU64, Part},
 };
 
-pub use ages::AGES_LEASE;
+pub use ages::{AGES_LEASE, NO_STAMP};
 pub use descriptor::{MAX_HEADER, MAX_RANK, Status};
 pub use members::TimelineCell;
 pub use port::PortId;
@@ -242,7 +242,9 @@ impl Description {
         let elements = self.shape().iter().try_fold(1_u64, |all, extent| all.checked_mul(*extent));
         let bytes = elements.and_then(|elements| DType::from_code(self.dtype)?.bytes_for(elements));
         if bytes != Some(self.bytes) || self.bytes > block_bytes {
-            (self.rank, self.shape, self.bytes) = (1, [0; MAX_RANK], 0);
+            self.rank = 1;
+            self.shape = [0; MAX_RANK];
+            self.bytes = 0;
         }
         self
     }
@@ -259,7 +261,7 @@ pub struct PublisherState {
     pub published: u64,
     /// The id of the subscriber that it waits for, if it does, and since when ([`members::now`](crate::members::now)).
     pub blocked: Option<(u64, u64)>,
-    /// Whether the broker has detached it, or it is about to leave.
+    /// True if the broker has detached it, or it is about to leave.
     pub detached: bool,
 }
 
@@ -284,6 +286,6 @@ pub struct SubscriberState {
     pub ages: Ages,
     /// Since when a publisher waits for it ([`members::now`](crate::members::now)).
     pub stalled: Option<u64>,
-    /// Whether the broker has detached it, or it is about to leave. No process waits for it then.
+    /// True if the broker has detached it, or it is about to leave. No process waits for it then.
     pub detached: bool,
 }

@@ -151,8 +151,8 @@ impl World {
 
     /// Receives as a subscriber of the library does: it polls before it receives, and again before it announces another
     /// sleep.
-    fn look_and_sleep(&self, place: &mut SubscriberPlace) -> u64 {
-        let mut receive = || match self.topic.look(place.port(), place.next()) {
+    fn poll_and_sleep(&self, place: &mut SubscriberPlace) -> u64 {
+        let mut receive = || match self.topic.peek(place.port(), place.next()) {
             Ahead::Nothing => None,
             Ahead::Sample(_) | Ahead::Other => self.receive(place),
         };
@@ -337,7 +337,7 @@ fn sleeping_reader_is_woken_for_each_sample() {
             }
         });
         for expected in 0..2 {
-            assert_eq!(world.look_and_sleep(&mut reader), expected);
+            assert_eq!(world.poll_and_sleep(&mut reader), expected);
         }
         other.join().unwrap();
     });
@@ -349,7 +349,7 @@ fn all_sleeping_readers_are_woken() {
         let world = World::new(1, 4);
         let mut publisher = world.publisher(1);
         let readers = [2, 3].map(|row| world.subscriber(row, None, 0));
-        let readers = readers.map(|mut reader| spawn(&world, move |world| _ = world.look_and_sleep(&mut reader)));
+        let readers = readers.map(|mut reader| spawn(&world, move |world| _ = world.poll_and_sleep(&mut reader)));
         world.publish(&mut publisher, 0).unwrap();
         readers.into_iter().for_each(|reader| reader.join().unwrap());
     });
@@ -368,7 +368,7 @@ fn an_unannounced_sample_is_received_with_the_next_one() {
             world.publish(&mut publisher, 1).unwrap();
         });
         for expected in 0..2 {
-            assert_eq!(world.look_and_sleep(&mut reader), expected);
+            assert_eq!(world.poll_and_sleep(&mut reader), expected);
         }
         other.join().unwrap();
     });
@@ -385,7 +385,7 @@ fn unannounced_sample_is_received_when_its_publisher_is_detached() {
             world.publish_and_die(&mut dead, 0);
             world.topic.detach(|row| row == 1, crate::timeline::TimelineEnding::OwnerDied, |_| None);
         });
-        assert_eq!(world.look_and_sleep(&mut reader), 0);
+        assert_eq!(world.poll_and_sleep(&mut reader), 0);
         other.join().unwrap();
     });
 }

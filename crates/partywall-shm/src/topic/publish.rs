@@ -14,11 +14,11 @@
 //! [`MAX_SLEEP`](crate::MAX_SLEEP), and the publisher keeps the block until it continues or is proved dead. The ring
 //! and subscribers may use the block, too; it becomes free when all have released it.
 //!
-//! **Why a subscriber that joins is not overrun.** The subscriber counts itself in `joins`, and behind a fence looks for the
-//! tail. A publisher sees position `p` unfilled, and behind a fence looks at `joins`. If it does not see the subscriber
+//! **Why a subscriber that joins is not overrun.** The subscriber counts itself in `joins`, and behind a fence reads the
+//! tail. A publisher sees position `p` unfilled, and behind a fence reads `joins`. If it does not see the subscriber
 //! there, its fence came first: the subscriber finds the positions before `p` filled, begins at `p` − depth + 1 or later, and
 //! does not need the sample that the publisher overwrites at `p`. If the publisher comes later with another position, it
-//! looks at `joins` again. The fence has to come after the positions before `p` were filled; if they were filled before the
+//! reads `joins` again. The fence has to come after the positions before `p` were filled; if they were filled before the
 //! publisher's last fence, that fence serves.
 
 use std::time::Duration;
@@ -214,10 +214,11 @@ impl Topic {
             if port.occupancy() != Occupancy::Active || subscriber.queue.load(Ordering::Relaxed) != 0 {
                 continue;
             }
-            // Pairs with the store in `receive`: a publisher that sees the cursor sees the hold when it looks for holds.
+            // Pairs with the store in `receive`: a publisher that sees the cursor sees the hold when it searches for holds.
             let cursor = subscriber.cursor.load(Ordering::Acquire);
             if cursor < place.floor {
-                (slowest, place.floor) = (Some(port), cursor);
+                slowest = Some(port);
+                place.floor = cursor;
             }
         }
         place.joins = Some(joins);

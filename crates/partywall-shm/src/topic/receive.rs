@@ -1,6 +1,6 @@
 //! Receiving: how a reader gets a block and releases it.
 //!
-//! 1. The subscriber looks at the entry of its cursor, and finds a block.
+//! 1. The subscriber reads the entry at its cursor, and finds a block.
 //! 2. It writes the block into one of its holds. If publishers wait for it, it moves its cursor.
 //! 3. Behind a fence it makes sure that its hold is seen. If publishers wait for it, it checks that its port is still
 //!    its own; otherwise, that the entry is unchanged.
@@ -177,7 +177,8 @@ impl Topic {
             }
             point("topic: sample held, nobody notified");
             let taken = Taken { subscriber: place.index, hold, block, position: place.cursor, missed: place.missed };
-            (place.cursor, place.missed) = (place.cursor + 1, 0);
+            place.cursor += 1;
+            place.missed = 0;
             us.received.store(us.received.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
             if waited_for {
                 self.control().space.notify_after_fence();
@@ -192,7 +193,7 @@ impl Topic {
     /// Returns what [`receive`](Self::receive) would find for a subscriber whose [`SubscriberPlace::next`] is `next`,
     /// for callers that poll. Prefetches the sample's description.
     #[inline]
-    pub fn look(&self, place: PortId, next: u64) -> Ahead {
+    pub fn peek(&self, place: PortId, next: u64) -> Ahead {
         let (at, _, seen) = self.at(next);
         match seen.filling(at) {
             Filling::Filled(block) => {

@@ -30,7 +30,7 @@ use crate::{
 impl Topic {
     /// Sweeps if a member waits for a block. Call this behind a fence.
     pub(super) fn collect(&self, slots: &Slots) {
-        if slots.somebody_waits() {
+        if slots.has_waiters() {
             self.sweep(slots);
         }
     }

@@ -1,4 +1,5 @@
-//! Traces: what members publish, receive, release, signal and wait for, while an observer asks.
+//! Traces: what members publish, receive and release, which tasks they submit, claim and complete, and what they signal and wait
+//! for, while an observer asks.
 //!
 //! The memory belongs to the domain and follows the [rows](crate::members) of its members.
 //!
@@ -15,9 +16,9 @@
 //! | 8 | `at` | the time of the event, in nanoseconds |
 //! | 16 | `since` | when it began |
 //! | 24 | `who` | the process in the upper half, the thread in the lower one |
-//! | 32 | `what` | the code of an [`Action`] |
-//! | 40 | `object` | the [number](object) of the topic or timeline |
-//! | 48 | `value` | the sample's position or the timeline's value |
+//! | 32 | `what` | the code of an [`Action`] in the lowest byte, the number of a task's attempt in the next one |
+//! | 40 | `object` | the [number](object) of the topic, queue or timeline |
+//! | 48 | `value` | the sample's position, the task's [number](TaskId::number) or the timeline's value |
 //!
 //! **Switching on.** A tracer renews `until`, a little ahead of now ([`LEASE`]). Members read the word before each event. The
 //! member that first finds the lease expired clears the word. A tracer that is killed therefore costs members a read of the
@@ -45,6 +46,8 @@ mod models;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
+#[cfg(doc)]
+use crate::queue::TaskId;
 use crate::{
     crash::point,
     sync::{AtomicU64, Ordering, Part, fence},
@@ -87,6 +90,18 @@ pub enum Action {
     Wait,
     /// It enqueued a wait for a value on a stream.
     WaitOn,
+    /// It submitted a task.
+    Submit,
+    /// It claimed a task.
+    Claim,
+    /// It completed a task.
+    Complete,
+    /// It enqueued the completion of a task on a stream.
+    CompleteOn,
+    /// It failed a task, or gave it back.
+    Fail,
+    /// It took the result of a task.
+    Take,
 }
 
 /// An event.
@@ -102,10 +117,12 @@ pub struct Event {
     pub tid: u32,
     /// What the process did.
     pub action: Action,
-    /// The [number](object) of the topic or timeline.
+    /// The [number](object) of the topic, queue or timeline.
     pub object: u64,
-    /// The sample's position or the timeline's value.
+    /// The sample's position, the task's [number](TaskId::number) or the timeline's value.
     pub value: u64,
+    /// The number of a task's attempt; 0 for anything else, and for a task that was not attempted.
+    pub attempt: u8,
 }
 
 /// The position of a tracer in all rings.
@@ -120,7 +137,7 @@ pub struct Reader {
 struct Position {
     /// How many events have been read or lost.
     read: u64,
-    /// Whether the next event was not written at the reading before.
+    /// True if the next event was not written at the reading before.
     is_late: bool,
 }
 
@@ -155,7 +172,7 @@ struct Slot {
 /// The state of a slot in which an event is being written.
 const WRITING: u64 = 1;
 
-/// For members.
+/// Operations of members.
 impl Traces {
     /// Returns whether members are to record events.
     #[inline]
@@ -182,7 +199,7 @@ impl Traces {
     }
 }
 
-/// For tracers.
+/// Operations of tracers.
 impl Traces {
     /// Makes members record for [`LEASE`] from `now` ([`now_ns`](crate::members::now_ns)).
     pub fn renew(&self, now: u64) {
@@ -271,7 +288,7 @@ impl Slot {
         set(&self.since, event.since);
         set(&self.who, u64::from(event.pid) << 32 | u64::from(event.tid));
         point("trace: slot half written");
-        set(&self.what, event.action.code());
+        set(&self.what, event.action.code() | u64::from(event.attempt) << 8);
         set(&self.object, event.object);
         set(&self.value, event.value);
         // Pairs with the first load in `read`.
@@ -289,7 +306,8 @@ impl Slot {
         }
         let get = |word: &AtomicU64| word.load(Ordering::Relaxed);
         let who = get(&self.who);
-        let action = Action::of(get(&self.what));
+        let what = get(&self.what);
+        let action = Action::of(what & 0xFF).filter(|_| what >> 16 == 0);
         let at = get(&self.at);
         let event = |action| Event {
             at,
@@ -299,6 +317,7 @@ impl Slot {
             action,
             object: get(&self.object),
             value: get(&self.value),
+            attempt: (what >> 8) as u8,
         };
         let event = action.map(event);
         // Pairs with the fence in `write`.
@@ -314,8 +333,21 @@ fn state_of(number: u64) -> u64 {
 
 impl Action {
     /// All actions, in the order of their codes.
-    pub const ALL: [Self; 7] =
-        [Self::Publish, Self::Receive, Self::Release, Self::Signal, Self::SignalOn, Self::Wait, Self::WaitOn];
+    pub const ALL: [Self; 13] = [
+        Self::Publish,
+        Self::Receive,
+        Self::Release,
+        Self::Signal,
+        Self::SignalOn,
+        Self::Wait,
+        Self::WaitOn,
+        Self::Submit,
+        Self::Claim,
+        Self::Complete,
+        Self::CompleteOn,
+        Self::Fail,
+        Self::Take,
+    ];
 
     /// Returns its name in traces.
     pub fn name(self) -> &'static str {
@@ -327,6 +359,12 @@ impl Action {
             Self::SignalOn => "signal_on",
             Self::Wait => "wait",
             Self::WaitOn => "wait_on",
+            Self::Submit => "submit",
+            Self::Claim => "claim",
+            Self::Complete => "complete",
+            Self::CompleteOn => "complete_on",
+            Self::Fail => "fail",
+            Self::Take => "take",
         }
     }
 
@@ -339,7 +377,7 @@ impl Action {
     }
 }
 
-/// Returns the number of a topic, of one version, or of a timeline, of version 0. Two objects could have one number by
+/// Returns the number of a topic or queue, of one version, or of a timeline, of version 0. Two objects could have one number by
 /// chance, in about one of 2³² traces of a domain with 65,536 objects.
 pub fn object(name: &str, version: u64) -> u64 {
     let hash = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);

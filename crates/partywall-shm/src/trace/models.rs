@@ -21,7 +21,16 @@ fn ring() -> Ring {
 }
 
 fn event(n: u64) -> Event {
-    Event { since: n, at: n, pid: n as u32, tid: n as u32, action: Action::Publish, object: n, value: n }
+    Event {
+        since: n,
+        at: n,
+        pid: n as u32,
+        tid: n as u32,
+        action: Action::Publish,
+        object: n,
+        value: n,
+        attempt: n as u8,
+    }
 }
 
 /// Two threads write into the only slot while a third one reads it: no event is torn.

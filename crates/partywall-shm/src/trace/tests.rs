@@ -17,7 +17,16 @@ fn traces() -> Traces {
 /// An event whose words depend on one number, so that a torn one is noticed.
 fn event(n: u64) -> Event {
     let action = Action::ALL[n as usize % Action::ALL.len()];
-    Event { since: n, at: n + 1, pid: n as u32, tid: !n as u32, action, object: n * 3, value: n << 20 }
+    Event {
+        since: n,
+        at: n + 1,
+        pid: n as u32,
+        tid: !n as u32,
+        action,
+        object: n * 3,
+        value: n << 20,
+        attempt: !n as u8,
+    }
 }
 
 fn events(reader: &mut Reader, traces: &Traces) -> Vec<Event> {
@@ -119,7 +128,7 @@ fn no_event_of_threads_that_write_at_once_is_torn_or_read_twice() {
                     read += 1;
                 });
                 if is_over {
-                    // What is not written by now never will be.
+                    // No event is written any more.
                     reader.read(&traces, |_| read += 1);
                     return (read, reader.lost());
                 }

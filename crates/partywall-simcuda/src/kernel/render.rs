@@ -7,7 +7,8 @@ use crate::abi::{Code, DevicePtr};
 use crate::memory::{self, HostRange, Want};
 use crate::queue::Runner;
 
-pub(super) static KERNELS: [Kernel; 3] = [
+pub(super) static KERNELS: [Kernel; 6] = [
+    Kernel { name: "pw_turn", parameters: &[8; 12], run: turn },
     Kernel {
         name: "pw_project",
         parameters: &[8, 8, 8, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4],
@@ -88,7 +89,66 @@ pub(super) static KERNELS: [Kernel; 3] = [
             Ok(())
         },
     },
+    Kernel { name: "pw_place", parameters: &[8, 8, 4, 4, 4, 4, 4], run: place },
+    Kernel { name: "pw_check", parameters: &[8, 4, 4, 4, 4, 8, 8, 8], run: check },
 ];
+
+/// Turns vectors of three words by a matrix.
+fn turn(runner: &mut Runner, parameters: &[u64]) -> Result<(), Code> {
+    let [vectors, turned, count, matrix @ ..] = parameters else { return Err(Code::INVALID_VALUE) };
+    let vectors = words(runner, *vectors, *count, 12, Want::Read)?;
+    let turned = words(runner, *turned, *count, 12, Want::Write)?;
+    for (vector, turned) in vectors.words32().chunks_exact(3).zip(turned.words32().chunks_exact(3)) {
+        let vector = [0, 1, 2].map(|axis: usize| signed(vector[axis].load(Ordering::Relaxed)));
+        for (row, word) in matrix.chunks_exact(3).zip(turned) {
+            let product = |axis: usize| row[axis].cast_signed().wrapping_mul(vector[axis]);
+            let sum = product(0).wrapping_add(product(1)).wrapping_add(product(2));
+            word.store((sum >> 30) as u32, Ordering::Relaxed);
+        }
+    }
+    Ok(())
+}
+
+/// Copies a tile to its place in a picture.
+fn place(runner: &mut Runner, parameters: &[u64]) -> Result<(), Code> {
+    let [pixels, picture, picture_width, x, y, width, height] = *parameters else { return Err(Code::INVALID_VALUE) };
+    let count = width.checked_mul(height).ok_or(Code::ILLEGAL_ADDRESS)?;
+    let pixels = words(runner, pixels, count, 4, Want::Read)?;
+    let picture = words(runner, picture, picture_width * (y + height), 4, Want::Write)?;
+    for (row, pixels) in (y..).zip(pixels.words32().chunks_exact(width as usize)) {
+        let first = (row * picture_width + x) as usize;
+        let places = picture.words32().get(first..first + pixels.len()).ok_or(Code::ILLEGAL_ADDRESS)?;
+        for (pixel, place) in pixels.iter().zip(places) {
+            place.store(pixel.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
+    Ok(())
+}
+
+/// Counts the pixels that have not the fourth byte of their tile, and sums up the picture.
+fn check(runner: &mut Runner, parameters: &[u64]) -> Result<(), Code> {
+    let [picture, width, height, columns, rows, tags_low, tags_high, result] = *parameters else {
+        return Err(Code::INVALID_VALUE);
+    };
+    let picture = words(runner, picture, width * height, 4, Want::Read)?;
+    let result = words(runner, result, 2, 8, Want::Write)?;
+    let tags = [tags_low, tags_high].map(u64::to_le_bytes).concat();
+    let part = |place: u64, parts: u64, length: u64| ((place + 1) * parts - 1) / length;
+    let [mut torn, mut sum] = [0_u64; 2];
+    for (index, pixel) in (0_u64..).zip(picture.words32()) {
+        let pixel = pixel.load(Ordering::Relaxed);
+        let tile = part(index / width, rows, height) * columns + part(index % width, columns, width);
+        let tag = tags.get(tile as usize).copied().ok_or(Code::INVALID_VALUE)?;
+        torn += u64::from((pixel >> 24) as u8 != tag);
+        let mixed = (index << 24 | u64::from(pixel & 0x00ff_ffff)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mixed = (mixed ^ mixed >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
+        sum = sum.wrapping_add(mixed ^ mixed >> 29);
+    }
+    for (word, value) in result.words64().iter().zip([torn, sum]) {
+        word.fetch_add(value, Ordering::Relaxed);
+    }
+    Ok(())
+}
 
 fn signed(word: u32) -> i64 {
     word.cast_signed().into()

@@ -71,7 +71,7 @@ impl Tables {
 struct Pages {
     readable: bool,
     writable: bool,
-    /// Whether all pages belong to one shared mapping, so that they can be mapped again.
+    /// True if all pages belong to one shared mapping, so that they can be mapped again.
     shared: bool,
 }
 

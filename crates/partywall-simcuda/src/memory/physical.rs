@@ -20,7 +20,7 @@ pub(crate) struct Physical {
     /// The ordinal of the device that it lives on; none for a device that this process does not see.
     pub(super) device: Option<usize>,
     pub(super) properties: MemAllocationProp,
-    /// Whether it was imported, from another process or this one; imported memory cannot be exported.
+    /// True if it was imported, from another process or this one; imported memory cannot be exported.
     imported: bool,
 }
 
@@ -61,7 +61,7 @@ fn asked(properties: *const MemAllocationProp) -> Result<(&'static Device, usize
     }
 }
 
-/// Returns the name of the memfd, which tells an importer what it holds.
+/// Returns the name of the memfd, which says what it holds to an importer.
 fn file_name(physical: u8) -> String {
     format!("{FILE_NAME}{physical}")
 }

@@ -11,7 +11,7 @@ use crate::abi::{Code, DevicePtr, Handle, MemLocation, RawDevice};
 use crate::entry::{entry_points, store};
 use crate::{context, ledger, state, stream};
 
-/// `CUmemPoolProps`, as far as it is looked at.
+/// `CUmemPoolProps`, as far as it is read.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct MemPoolProps {

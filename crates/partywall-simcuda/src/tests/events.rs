@@ -49,7 +49,7 @@ fn record_behind_a_wait() {
 }
 
 /// Returns the handle that the other process reported.
-fn told(words: &SharedWords) -> IpcHandle {
+fn handle_in(words: &SharedWords) -> IpcHandle {
     let mut handle = [0; 64];
     for (index, bytes) in handle.chunks_mut(8).enumerate() {
         bytes.copy_from_slice(&words.word(HANDLE + index).load(Ordering::Acquire).to_ne_bytes());
@@ -62,7 +62,7 @@ fn wait_for_it(words: &SharedWords) -> (Handle, Handle) {
     words.wait(1);
     let stream = new_stream();
     let mut event = 0;
-    must!(cuIpcOpenEventHandle(&mut event, told(words)));
+    must!(cuIpcOpenEventHandle(&mut event, handle_in(words)));
     must!(cuStreamWaitEvent(stream, event, 0));
     (event, stream)
 }
@@ -85,7 +85,7 @@ fn stream_waits_for_the_record_of_another_process() {
     assert_eq!(answer!(cuIpcGetEventHandle(&mut IpcHandle([0; 64]), event)), Code::INVALID_HANDLE, "not its maker");
     words.store(2, 1);
     words.wait(3);
-    assert_eq!(answer!(cuIpcOpenEventHandle(&mut 0, told(&words))), Code::INVALID_VALUE, "destroyed");
+    assert_eq!(answer!(cuIpcOpenEventHandle(&mut 0, handle_in(&words))), Code::INVALID_VALUE, "destroyed");
     words.store(4, 1);
     recorder.succeeds();
 }

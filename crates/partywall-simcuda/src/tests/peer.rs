@@ -39,7 +39,7 @@ impl Peer {
     }
 
     /// Sends it a line, which [`heard`] returns there.
-    pub(super) fn tell(&mut self, words: &str) {
+    pub(super) fn send(&mut self, words: &str) {
         writeln!(self.child.stdin.as_ref().unwrap(), "{words}").unwrap();
     }
 

@@ -235,7 +235,7 @@ fn host_access_to_a_device_address_crashes() {
     }
     for state in ["live", "freed"] {
         let mut peer = Peer::start(TEST, "follow", &[]);
-        peer.tell(state);
+        peer.send(state);
         peer.dies_of(libc::SIGSEGV);
     }
 }

@@ -23,7 +23,7 @@ fn descriptor_keeps_the_memory_of_a_killed_process() {
             let held = File::options().read(true).write(true).open(maker.hear()).unwrap();
             maker.kill();
             let mut reader = Peer::start(TEST, "read", &[]);
-            reader.tell(&format!("/proc/{}/fd/{}", std::process::id(), held.as_raw_fd()));
+            reader.send(&format!("/proc/{}/fd/{}", std::process::id(), held.as_raw_fd()));
             assert_eq!(reader.hear(), "77");
             reader.succeeds();
         }
@@ -95,15 +95,15 @@ fn legacy_handle_opens_the_block_of_another_process() {
             let handle = exporter.hear();
             let distance = exporter.hear();
             let mut importer = Peer::start(TEST, "import", &[]);
-            importer.tell(&handle);
-            importer.tell(&distance);
+            importer.send(&handle);
+            importer.send(&distance);
             assert_eq!(importer.hear(), "open");
-            exporter.tell("free it");
+            exporter.send("free it");
             assert_eq!(exporter.hear(), "freed");
-            importer.tell("freed");
+            importer.send("freed");
             assert_eq!(importer.hear(), "readable");
             exporter.kill();
-            importer.tell("killed");
+            importer.send("killed");
             importer.succeeds();
         }
         Some("export") => export_legacy(),
@@ -144,7 +144,7 @@ fn memory_of_a_hidden_device_can_be_shared() {
             let mut exporter = Peer::start(TEST, "export", &seen("0"));
             let handle = exporter.hear();
             let mut importer = Peer::start(TEST, "import", &seen("1"));
-            importer.tell(&handle);
+            importer.send(&handle);
             importer.succeeds();
         }
         Some("export") => export_legacy(),

@@ -75,7 +75,7 @@ fn the_legacy_default_stream_and_blocking_streams_wait_for_each_other() {
     assert_eq!(stale_copies(30, 0, blocking, None), 0);
     assert_eq!(stale_copies(30, blocking, 1, None), 0);
     assert_eq!(stale_copies(30, 2, 0, None), 0, "the default stream of a thread is a blocking one");
-    assert!(stale_copies(60, 0, new_stream(), None) > 0, "a non-blocking one waits for nobody");
+    assert!(stale_copies(60, 0, new_stream(), None) > 0, "a non-blocking stream does not wait");
 }
 
 #[test]
@@ -120,45 +120,45 @@ fn events_have_times_unless_they_were_made_without() {
 }
 
 /// Sends the thread's name, and the driver's answer to a call on this thread.
-unsafe extern "C" fn tell(data: *mut c_void) {
+unsafe extern "C" fn report(data: *mut c_void) {
     // SAFETY: leaked by the test for this call.
-    let told = unsafe { Box::from_raw(data.cast::<(u32, Sender<(u32, Code)>)>()) };
-    told.1.send((told.0, answer!(cuCtxGetDevice(&mut 0)))).unwrap();
+    let request = unsafe { Box::from_raw(data.cast::<(u32, Sender<(u32, Code)>)>()) };
+    request.1.send((request.0, answer!(cuCtxGetDevice(&mut 0)))).unwrap();
 }
 
-fn enqueue_tell(stream: Handle, name: u32, sender: &Sender<(u32, Code)>) {
-    must!(cuLaunchHostFunc(stream, Some(tell), Box::into_raw(Box::new((name, sender.clone()))).cast()));
+fn enqueue_report(stream: Handle, name: u32, sender: &Sender<(u32, Code)>) {
+    must!(cuLaunchHostFunc(stream, Some(report), Box::into_raw(Box::new((name, sender.clone()))).cast()));
 }
 
 #[test]
 fn host_functions_run_in_order_and_may_not_call_the_driver() {
     begin();
-    let (sender, told): (_, Receiver<(u32, Code)>) = channel();
+    let (sender, receiver): (_, Receiver<(u32, Code)>) = channel();
     let stream = new_stream();
     let words = SharedWords::new(4096);
     must!(cuStreamWaitValue64_v2(stream, words.device, 1, 0));
     for name in 0..10 {
-        enqueue_tell(stream, name, &sender);
+        enqueue_report(stream, name, &sender);
     }
-    assert!(told.try_recv().is_err(), "the stream waits");
+    assert!(receiver.try_recv().is_err(), "the stream waits");
     words.store(0, 1);
     let expected: Vec<_> = (0..10).map(|name| (name, Code::NOT_PERMITTED)).collect();
-    assert_eq!(told.iter().take(10).collect::<Vec<_>>(), expected);
+    assert_eq!(receiver.iter().take(10).collect::<Vec<_>>(), expected);
 }
 
 #[test]
 fn destroyed_stream_finishes_its_work() {
     begin();
-    let (sender, told) = channel();
+    let (sender, receiver) = channel();
     let stream = new_stream();
     let words = SharedWords::new(4096);
     must!(cuStreamWaitValue64_v2(stream, words.device, 1, 0));
-    enqueue_tell(stream, 0, &sender);
+    enqueue_report(stream, 0, &sender);
     must!(cuStreamDestroy_v2(stream));
     assert_eq!(answer!(cuStreamDestroy_v2(stream)), Code::INVALID_HANDLE);
-    assert!(told.try_recv().is_err());
+    assert!(receiver.try_recv().is_err());
     words.store(0, 1);
-    told.recv().unwrap();
+    receiver.recv().unwrap();
 }
 
 #[test]

@@ -187,7 +187,7 @@ impl Drop for Fixture {
     }
 }
 
-/// If this is silent, so are all other tests whatever they do.
+/// Tests that mistakes are reported, without which the other tests would prove nothing.
 #[test]
 fn needs_vulkan_the_layer_reports_a_mistake() {
     let fixture = Fixture::new();

@@ -10,7 +10,7 @@ mod timelines;
 use partywall::{DType, Domain};
 use partywall_harness::{ROLE, next_order, say};
 
-/// Not a test: the body of other processes that tests start, see [`partywall_harness::World::play`].
+/// Runs the other processes that tests start. It is no test itself; see [`partywall_harness::World::play`].
 #[test]
 fn role() {
     let Ok(role) = std::env::var(ROLE) else { return };

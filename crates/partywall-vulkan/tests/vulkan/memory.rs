@@ -138,6 +138,111 @@ fn needs_vulkan_tensor_of_a_version_that_has_grown_is_found_in_its_chunk() {
 }
 
 #[test]
+fn needs_vulkan_blocks_of_a_pool_are_copied_while_they_are_held() {
+    let world = World::new();
+    let domain = world.connect();
+    let fixture = Fixture::new();
+    let pool = domain.pool("frames").place(Place::Host).blocks(3).block_bytes(1000).create().unwrap();
+    let leases = domain.status().unwrap().leases;
+    let imported = fixture.gpu.import(pool.descriptors().unwrap()).unwrap();
+    assert_eq!(domain.status().unwrap().leases, leases + 1);
+    let mut held: Vec<_> = (0..3).map(|_| pool.alloc(TIMEOUT).unwrap()).collect();
+    for block in &mut held {
+        let index = block.index() as u8;
+        block.bytes_mut().unwrap().fill(10 + index);
+    }
+    let [first, second, third] = held.as_mut_slice() else { unreachable!() };
+    let from = imported.block(first, READ).unwrap();
+    let to = imported.block(third, WRITE).unwrap();
+    assert_eq!((from.bytes(), to.bytes()), (1000, 1000));
+    fixture.copy(&from, &to, None, None);
+    fixture.finish();
+    drop((from, to));
+    assert_eq!(third.bytes().unwrap(), first.bytes().unwrap());
+    assert_eq!(second.bytes().unwrap(), [10 + second.index() as u8; 1000]);
+
+    // The block goes to another holder, and its bytes with it.
+    let reference = held.pop().unwrap().offer().unwrap();
+    let mut accepted = pool.accept(&reference).unwrap();
+    let again = imported.block(&mut accepted, READ).unwrap();
+    let target = target(&domain, "copy", 1000);
+    let copy = import(&fixture.gpu, &domain, "copy");
+    let to = copy.buffer("x", WRITE).unwrap();
+    fixture.copy(&again, &to, None, None);
+    fixture.finish();
+    assert_eq!(target.tensor("x").unwrap().to_vec().unwrap(), held[0].bytes().unwrap());
+    drop((again, to, copy, target));
+    drop((accepted, held));
+
+    // The import keeps the pool, and its end gives the lease back.
+    drop(pool);
+    assert!(domain.pool("frames").open().is_ok());
+    drop(imported);
+    eventually("the pool ended with its import", || domain.pool("frames").open().is_err());
+}
+
+#[test]
+fn needs_vulkan_only_blocks_of_the_imported_pool_become_buffers() {
+    let world = World::new();
+    let domain = world.connect();
+    let fixture = Fixture::new();
+    let pool = |name: &str| domain.pool(name).place(Place::Host).blocks(2).block_bytes(512).create().unwrap();
+    let (frames, others) = (pool("frames"), pool("others"));
+    let imported = fixture.gpu.import(frames.descriptors().unwrap()).unwrap();
+    for refused in [imported.buffer("blocks", READ), imported.buffer_at(0, 0..512, READ)] {
+        let error = refused.unwrap_err();
+        assert!(matches!(&error, Error::Buffer { name, .. } if name == "frames"), "{error}");
+        assert!(error.to_string().contains("only those that this process holds may be used"), "{error}");
+    }
+    let mut foreign = others.alloc(TIMEOUT).unwrap();
+    let error = imported.block(&mut foreign, READ).unwrap_err();
+    let said = error.to_string();
+    assert!(matches!(error, Error::Partywall(partywall::Error::Mismatch(_))), "{said}");
+    assert!(said.contains("\"others\"") && said.contains("\"frames\""), "{said}");
+    let segment = target(&domain, "x", 512);
+    let plain = import(&fixture.gpu, &domain, "x");
+    assert!(matches!(plain.block(&mut foreign, READ).unwrap_err(), Error::Partywall(_)));
+    let error = domain.descriptors("frames", TIMEOUT).unwrap_err();
+    assert!(matches!(error, partywall::Error::Mismatch(_)), "{error}");
+    drop((plain, segment, imported, foreign));
+}
+
+#[test]
+fn needs_vulkan_sample_becomes_another_topics_sample() {
+    let world = World::new();
+    let domain = world.connect();
+    let fixture = Fixture::new();
+    let topic = |name: &str| {
+        let topic = domain.topic(name).place(Place::Host).dtype(DType::U8).max_bytes(300).depth(4).publishers(1);
+        topic.subscribers(1).create().unwrap()
+    };
+    let (scenes, tiles) = (topic("scenes"), topic("tiles"));
+    let subscriber = scenes.subscribe(partywall::Policy::Block).join().unwrap();
+    let seen = tiles.subscribe(partywall::Policy::Block).join().unwrap();
+    let from = fixture.gpu.import(scenes.descriptors().unwrap()).unwrap();
+    let to = fixture.gpu.import(tiles.descriptors().unwrap()).unwrap();
+    let (source, target) = (scenes.publisher().unwrap(), tiles.publisher().unwrap());
+    for round in 0..20_u8 {
+        let mut loan = source.loan(DType::U8, &[300], TIMEOUT).unwrap();
+        loan.bytes_mut().unwrap().fill(round);
+        loan.filled().publish(TIMEOUT).unwrap();
+        let sample = subscriber.recv(TIMEOUT).unwrap();
+        let mut loan = target.loan(DType::U8, &[300], TIMEOUT).unwrap();
+        let error = from.sample(&sample, READ | WRITE).unwrap_err();
+        assert!(matches!(error, Error::ReadOnly { .. }), "{error}");
+        let read = from.sample(&sample, READ).unwrap();
+        let written = to.loan(&mut loan, WRITE).unwrap();
+        fixture.copy(&read, &written, None, None);
+        fixture.finish();
+        drop((read, written));
+        drop(sample);
+        loan.filled().publish(TIMEOUT).unwrap();
+        assert_eq!(seen.recv(TIMEOUT).unwrap().bytes().unwrap(), [round; 300]);
+    }
+    drop((from, to));
+}
+
+#[test]
 fn needs_vulkan_device_without_the_extension_is_named() {
     let world = World::new();
     let domain = world.connect();

@@ -90,9 +90,9 @@ pub(crate) struct Completions {
 #[derive(Default)]
 struct Polled {
     pending: Vec<Pending>,
-    /// Whether fences were added since the service thread polled last.
+    /// True if fences were added since the service thread polled last.
     is_fresh: bool,
-    /// Whether the service thread polls them.
+    /// True if the service thread polls them.
     is_watched: bool,
 }
 

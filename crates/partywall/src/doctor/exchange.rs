@@ -61,9 +61,9 @@ pub(super) fn hand_over(
 }
 
 /// Runs the other process: receives the parcel, examines the memory, answers.
-pub(super) fn answer(look: fn(&Parcel, Option<OwnedFd>) -> Result<String, String>) {
+pub(super) fn answer(examine: fn(&Parcel, Option<OwnedFd>) -> Result<String, String>) {
     let stdin = io::stdin();
-    let answer = take(stdin.as_fd()).and_then(|(parcel, memory)| look(&parcel, memory));
+    let answer = take(stdin.as_fd()).and_then(|(parcel, memory)| examine(&parcel, memory));
     let bytes = serde_json::to_vec(&answer).unwrap_or_default();
     // If the probe has ended, the answer is not needed.
     let _ = socket::send(stdin.as_fd(), &bytes, &[]);

@@ -45,7 +45,7 @@ pub struct Finding {
     pub meaning: String,
     /// The advice; may have several lines, or none.
     pub fix: String,
-    /// Whether it was made with the simulated driver, so that it says nothing about a GPU.
+    /// True if it was made with the simulated driver, so that it says nothing about a GPU.
     pub simulated: bool,
 }
 

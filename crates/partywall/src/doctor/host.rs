@@ -59,7 +59,7 @@ pub(super) fn kernel() -> Finding {
     if machine != "x86_64" {
         return Finding::warning(detail)
             .means("Partywall is tested on x86-64 only")
-            .fix("try `partywall demo`, and tell us how it went");
+            .fix("try `partywall demo`, and report how it went");
     }
     Finding::ok(detail)
 }
@@ -89,12 +89,12 @@ pub(super) fn processes() -> Finding {
     let _ = child.wait();
     match seen {
         Ok(true) => {}
-        Ok(false) => return failed("a pidfd", "it did not tell of its process's end".into()),
+        Ok(false) => return failed("a pidfd", "it did not report the end of its process".into()),
         Err(errno) => return failed("a pidfd", errno.to_string()),
     }
     let peer = socket::pair().ok().and_then(|(a, _b)| process::peer_pidfd(a));
     let peer = if peer.is_some() { "; the kernel gives the pidfd of a socket's peer" } else { "" };
-    Finding::ok(format!("a pidfd tells of the end of its process; /proc is mounted{peer}"))
+    Finding::ok(format!("a pidfd reports the end of its process; /proc is mounted{peer}"))
 }
 
 /// Probes the limits of this process.
@@ -192,10 +192,18 @@ pub(super) fn broker(options: &DomainOptions) -> Finding {
         domain.status().map(|status| (status, socket))
     });
     match status {
-        Ok((status, socket)) => Finding::ok(format!(
-            "process {} runs release {} at {socket}: {} names, {} members",
-            status.pid, status.version, status.names, status.members
-        )),
+        Ok((status, socket)) => {
+            let what = format!(
+                "process {} runs release {} at {socket}: {} names, {} members",
+                status.pid, status.version, status.names, status.members
+            );
+            match status.supervisor {
+                Some(_) => Finding::ok(what),
+                None => Finding::warning(format!("{what}; it has no supervisor, or its supervisor is dead"))
+                    .means("all names are lost if this process dies")
+                    .fix("end it with `partywall stop` when its names are not needed any more, and start it again"),
+            }
+        }
         Err(Error::Unreachable(Unreachable::NoAnswer { socket, .. })) => {
             Finding::ok(format!("none runs at {}; the first command that needs one starts it", socket.display()))
         }

@@ -13,12 +13,14 @@ mod gpu;
 mod host;
 mod platform;
 mod runner;
+mod vulkan;
 
 use std::{ffi::OsString, fmt, str::FromStr, time::Duration};
 
 pub use self::{
     finding::{Finding, Outcome, Report},
     runner::{Ended, run_within},
+    vulkan::{Exported, NotUsable, TryVulkan},
 };
 use crate::{domain::DomainOptions, place::DeviceChoice};
 
@@ -133,6 +135,8 @@ probes! {
         LegacyMemory = "legacy memory",
         /// An event, opened by another process.
         LegacyEvents = "legacy events",
+        /// Memory in Vulkan, which the front end tries ([`Doctor::vulkan`]).
+        Vulkan = "Vulkan",
     }
     others {
         /// The other side of [`Probe::HostMemory`].
@@ -180,13 +184,14 @@ pub struct Doctor {
     options: DomainOptions,
     scope: Scope,
     limit: Duration,
+    vulkan: Option<TryVulkan>,
 }
 
 impl Doctor {
     /// Returns a doctor for the domain of `options`. `child` is a command line to which the title of a probe is appended; it
     /// must call [`Doctor::answer`] of a `Doctor` with the same options.
     pub fn new(child: Vec<OsString>, options: DomainOptions) -> Self {
-        Self { child, options, scope: Scope::First, limit: Duration::from_secs(20) }
+        Self { child, options, scope: Scope::First, limit: Duration::from_secs(20), vulkan: None }
     }
 
     /// Sets the GPUs to examine. The default is the first.
@@ -203,16 +208,26 @@ impl Doctor {
         self
     }
 
-    /// Runs all probes, one after the other, and calls `tell` with each report. Blocks until the last one, each probe for at
+    /// Sets how [`Probe::Vulkan`] tries Vulkan. This library has no bindings of it, so that the front end brings them. Only
+    /// [`answer`](Self::answer) needs it.
+    #[must_use]
+    pub fn vulkan(mut self, try_it: TryVulkan) -> Self {
+        self.vulkan = Some(try_it);
+        self
+    }
+
+    /// Runs all probes, one after the other, and calls `show` with each report. Blocks until the last one, each probe for at
     /// most the limit.
-    pub fn examine(&self, mut tell: impl FnMut(&Report)) -> GpuState {
+    pub fn examine(&self, mut show: impl FnMut(&Report)) -> GpuState {
         let mut state = GpuState::Present;
         for &probe in Probe::EXAMINED {
             let report = Report::new(probe.title(), || match state {
+                // Vulkan has host memory to try.
+                _ if probe == Probe::Vulkan => self.probe(probe),
                 GpuState::Present => self.probe(probe),
                 GpuState::Absent | GpuState::Broken => Finding::skipped("there is no GPU to try it on"),
             });
-            tell(&report);
+            show(&report);
             state = match (state, probe, report.finding.outcome) {
                 // Without a working driver, no GPU works.
                 (GpuState::Present, Probe::Driver, Outcome::Failed) => GpuState::Broken,
@@ -251,6 +266,7 @@ impl Doctor {
             Probe::Vmm => gpu::sharing::vmm(self),
             Probe::LegacyMemory => gpu::sharing::legacy_memory(self),
             Probe::LegacyEvents => gpu::sharing::legacy_events(self),
+            Probe::Vulkan => vulkan::vulkan(self),
             Probe::TakeHostMemory => return exchange::answer(host::take),
             Probe::TakeVmm => return exchange::answer(gpu::sharing::take_vmm),
             Probe::TakeHandOff => return exchange::answer(gpu::hand_off::take_hand_off),

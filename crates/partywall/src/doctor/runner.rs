@@ -23,7 +23,7 @@ pub struct Ended {
     /// Its standard output.
     pub stdout: Vec<u8>,
     stderr: Vec<u8>,
-    /// Whether the child still runs after it was killed.
+    /// True if the child still runs after it was killed.
     immortal: bool,
 }
 
@@ -114,14 +114,14 @@ fn ends_by(child: &mut Child, deadline: Instant) -> std::io::Result<Option<ExitS
 
 /// Reads to the end on a thread, and then sends the bytes.
 fn drain(mut from: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
-    let (tell, told) = channel();
+    let (sender, receiver) = channel();
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
         // Bytes before an error still count. If the receiver is gone, they are not needed.
         let _ = from.read_to_end(&mut bytes);
-        let _ = tell.send(bytes);
+        let _ = sender.send(bytes);
     });
-    told
+    receiver
 }
 
 /// How long a killed process may take to end.

@@ -51,32 +51,40 @@ pub(super) struct Greeted {
 #[derive(Debug)]
 pub(super) enum Role {
     /// As a member, to share memory.
-    Member,
+    Member { attempt: u64 },
     /// As an operator, to list and to tidy up.
-    Operator,
+    Operator { attempt: u64 },
     /// As the member that it was.
     Resumed(Resume),
 }
 
 /// Connects to the broker at `location`. With `start`, starts one if none runs, preferably `program`.
 pub(super) fn connect(location: &Location, start: bool, program: Option<&Path>, operator: bool) -> Result<Greeted> {
-    // A broker that ends because it is idle may close this connection. The next attempt then starts a new broker. More
-    // than a few such coincidences in a row have another cause.
+    // A broker that ends because it is idle may close this connection, and the next attempt then starts a new broker. A
+    // broker that is killed closes it, too, and its supervisor has started the next one by then. More than a few such
+    // coincidences in a row have another cause.
+    let attempt = attempt()?;
     for _ in 0..4 {
         let call = match open(location) {
             Ok(call) => call,
             Err(error) if start && is_absent(&error) => start_broker(location, program)?,
             Err(error) => return Err(error),
         };
-        match greet(call, &location.socket, if operator { Role::Operator } else { Role::Member }) {
-            Err(Error::Unreachable(Unreachable::Gone { .. })) if start => {}
-            Err(Error::Unreachable(Unreachable::Gone { socket })) => {
-                return Err(Unreachable::NoAnswer { socket, why: "it closed the connection".into() }.into());
-            }
+        let role = if operator { Role::Operator { attempt } } else { Role::Member { attempt } };
+        match greet(call, &location.socket, role) {
+            Err(Error::Unreachable(Unreachable::Gone { .. })) => {}
             other => return other,
         }
     }
-    Err(Unreachable::Gone { socket: location.socket.clone() }.into())
+    Err(Unreachable::NoAnswer { socket: location.socket.clone(), why: "it closed the connection".into() }.into())
+}
+
+/// Draws a number by which the broker recognises this attempt to join, if it has to be repeated.
+fn attempt() -> Result<u64> {
+    let mut bytes = [0; 8];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|errno| Error::system("drawing a random number", errno))?;
+    Ok(u64::from_ne_bytes(bytes).max(1))
 }
 
 fn is_absent(error: &Error) -> bool {
@@ -124,12 +132,12 @@ pub(super) fn greet(call: OwnedFd, path: &Path, role: Role) -> Result<Greeted> {
         Err(errno) => return Err(Error::system("opening a pidfd of this process", errno)),
     };
     let pidfds: Vec<_> = pidfd.iter().map(AsFd::as_fd).collect();
-    let (operator, resume) = match role {
-        Role::Member => (false, None),
-        Role::Operator => (true, None),
-        Role::Resumed(resume) => (false, Some(resume)),
+    let (operator, resume, attempt) = match role {
+        Role::Member { attempt } => (false, None, attempt),
+        Role::Operator { attempt } => (true, None, attempt),
+        Role::Resumed(resume) => (false, Some(resume), 0),
     };
-    let hello = ClientHello { command: command_line(), operator, simulated: is_simulated(), resume };
+    let hello = ClientHello { command: command_line(), operator, simulated: is_simulated(), resume, attempt };
     let hello = handshake::encode(&Speaker::new(VERSION), &hello, pidfds.len()).map_err(protocol)?;
     let gone = |_| Error::Unreachable(Unreachable::Gone { socket: path.to_owned() });
     match send(&call, &hello, &pidfds) {
@@ -304,7 +312,7 @@ mod tests {
         socket::send(&theirs, &handshake::encode(&Speaker::new(VERSION), &hello, 0).unwrap(), &[]).unwrap();
         drop(theirs);
 
-        let error = greet(call, &path, Role::Operator).unwrap_err();
+        let error = greet(call, &path, Role::Operator { attempt: 0 }).unwrap_err();
         assert!(matches!(error, Error::LimitReached(LimitReached::Broker { .. })), "{error}");
     }
 }

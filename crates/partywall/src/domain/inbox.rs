@@ -22,7 +22,7 @@ use crate::adaptive_spin::AdaptiveSpin;
 pub(super) struct Inbox {
     frames: FrameReader,
     fds: VecDeque<OwnedFd>,
-    /// Whether the kernel dropped file descriptors since the last complete message because this process had none free.
+    /// True if the kernel dropped file descriptors since the last complete message because this process had none free.
     fds_lost: bool,
     /// Reused by every read, because zeroing a new buffer would cost more than reading.
     buffer: Vec<u8>,

@@ -19,7 +19,7 @@ pub struct Location {
     pub domain: String,
     /// Its socket.
     pub socket: PathBuf,
-    /// Whether the socket was given rather than derived from the domain.
+    /// True if the socket was given rather than derived from the domain.
     pub(super) is_given: bool,
 }
 

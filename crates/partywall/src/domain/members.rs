@@ -12,7 +12,7 @@ impl Domain {
     /// Returns all members, including this process, in the order in which they joined.
     ///
     /// # Errors
-    /// Those of every call.
+    /// The errors of every call.
     pub fn members(&self) -> Result<Vec<MemberInfo>> {
         let ask = |after| answered!(self.link().call(Call::Members { after })?, Answer::Members { members, more } => (members, more));
         pages("members", |row: &MemberInfo| row.member, ask)

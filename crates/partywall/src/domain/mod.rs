@@ -17,11 +17,12 @@ mod watch;
 use std::{
     path::{Path, PathBuf},
     sync::{Arc, OnceLock},
+    time::Duration,
 };
 
 use partywall_cuda::DeviceUuid;
 use partywall_os::socket;
-use partywall_wire::{Access, Answer, Call, limits};
+use partywall_wire::{Access, Answer, Call, Deadline, Then, limits};
 
 #[cfg(test)]
 pub(crate) use self::poll_tasks::Schedule;
@@ -35,7 +36,7 @@ pub(crate) use self::{
     connect::{StarterFailed, run_starter},
     health::{Health, Lost},
     lease::LeaseGuard,
-    link::Link,
+    link::{Link, withdrawn},
     locate::broker_binary,
     poll_tasks::{PollReason, PollTasks},
     stream_waits::StreamWaits,
@@ -152,7 +153,14 @@ impl DomainOptions {
         Location::find(self.domain.as_deref(), self.socket.as_deref())
     }
 
-    /// Connects.
+    /// Connects to the domain's broker, and starts one if none runs and [`start`](Self::start) allows it.
+    ///
+    /// ```no_run
+    /// # use partywall::Domain;
+    /// let domain = Domain::options().domain("training").start(false).connect()?;
+    /// println!("connected at {}", domain.socket().display());
+    /// # Ok::<(), partywall::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Unreachable::NoAnswer`] if no broker runs and none may be started, [`Unreachable::NoProgram`] or
@@ -192,6 +200,15 @@ impl DomainOptions {
 impl Domain {
     /// Connects to the default domain, starting its broker if there is none.
     ///
+    /// ```no_run
+    /// # use partywall::Domain;
+    /// let domain = Domain::connect()?;
+    /// for name in domain.names()? {
+    ///     println!("{}", name.name);
+    /// }
+    /// # Ok::<(), partywall::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As [`DomainOptions::connect`].
     pub fn connect() -> Result<Self> {
@@ -205,16 +222,44 @@ impl Domain {
 
     /// Begins the next version of `name`, in memory at `place`. Other processes do not see the version before
     /// [`Build::commit`](crate::Build::commit).
+    ///
+    /// ```no_run
+    /// # use partywall::{DType, Domain, Place};
+    /// # let domain = Domain::connect()?;
+    /// let mut build = domain.create("weights", Place::Host).tensor("w", DType::F32, &[1024]).allocate()?;
+    /// build.as_mut_slice::<f32>("w")?.fill(0.5);
+    /// let segment = build.commit()?; // from here on other processes can open it, and it cannot change
+    /// # drop(segment);
+    /// # Ok::<(), partywall::Error>(())
+    /// ```
     pub fn create(&self, name: &str, place: Place) -> Builder {
         Builder::new(self.clone(), name, place)
     }
 
     /// Begins the next version of `name` from tensors in GPU memory that other code has allocated. See [`Publication`].
+    ///
+    /// ```no_run
+    /// # use partywall::{DType, Domain, Result, Segment, cuda::ForeignMemory};
+    /// # fn publish(domain: &Domain, memory: &ForeignMemory) -> Result<Segment> {
+    /// // The name ends with the returned segment; `commit_copy` publishes a copy that may outlive this process.
+    /// domain.publish("activations").tensor("x", DType::F32, &[1024], memory).commit()
+    /// # }
+    /// ```
     pub fn publish(&self, name: &str) -> Publication {
         Publication::new(self.clone(), name)
     }
 
     /// Opens the latest version of `name`, or `NAME@V`, for reading. Waits for a version that does not exist yet.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use partywall::Domain;
+    /// # let domain = Domain::connect()?;
+    /// let weights = domain.open("weights", Duration::from_secs(60))?; // waits for the first commit
+    /// let w: &[f32] = weights.tensor("w")?.as_slice()?; // host memory, read in place
+    /// println!("{}@{}: {} elements", weights.name(), weights.version(), w.len());
+    /// # Ok::<(), partywall::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`NotFound::Name`] if it does not exist and the timeout is zero, [`Error::Timeout`] if it is not committed in time;
@@ -270,9 +315,37 @@ impl Domain {
     /// # Errors
     /// [`NotFound::Name`].
     pub fn remove(&self, name: &str) -> Result<Removed> {
-        let removed = self.link().call(Call::Remove { name: name.to_owned() })?;
-        answered!(removed, Answer::Removed { version, bytes_kept, holders, queues } => {
-            Removed { version, bytes_kept, holders, queues }
+        self.remove_by(name, None)
+    }
+
+    /// Removes `name`, and sets its readers a deadline to drop it. The name cannot be opened any more, as after
+    /// [`remove`](Self::remove). Readers learn of the deadline by [`Segment::wait_withdrawn`]; `then` says what happens to
+    /// those that are left at the deadline. A version that is committed under the name meanwhile is not affected.
+    ///
+    /// The deadline holds even if this process ends before it. A deadline cannot be changed.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use partywall::{Domain, Then};
+    /// # let domain = Domain::connect()?;
+    /// // Readers that still have it open after ten seconds are evicted.
+    /// domain.withdraw("weights", Duration::from_secs(10), Then::Evict)?;
+    /// # Ok::<(), partywall::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`NotFound::Name`]; [`Busy::Withdrawing`](crate::error::Busy::Withdrawing) if readers of the withdrawn name already
+    /// have a deadline; [`InvalidArgument::Deadline`] if it is more than a year away.
+    pub fn withdraw(&self, name: &str, deadline: Duration, then: Then) -> Result<Removed> {
+        let after = u64::try_from(deadline.as_millis()).ok().filter(|after| *after <= limits::MAX_DEADLINE);
+        let after = after.ok_or(InvalidArgument::Deadline { after: deadline })?;
+        self.remove_by(name, Some(Deadline { after, then }))
+    }
+
+    fn remove_by(&self, name: &str, deadline: Option<Deadline>) -> Result<Removed> {
+        let removed = self.link().call(Call::Remove { name: name.to_owned(), deadline })?;
+        answered!(removed, Answer::Removed { version, bytes_kept, holders, queues, notice } => {
+            Removed { version, bytes_kept, holders, queues, notice }
         })
     }
 
@@ -280,7 +353,7 @@ impl Domain {
     /// segments stay usable.
     ///
     /// # Errors
-    /// Those of every call.
+    /// The errors of every call.
     pub fn withdraw_names(&self) -> Result<()> {
         self.link().call(Call::WithdrawNames).map(drop)
     }
@@ -298,7 +371,7 @@ impl Domain {
     /// Returns all names, in order.
     ///
     /// # Errors
-    /// Those of every call: [`Unreachable::Gone`], [`Unreachable::Forked`].
+    /// The errors of every call: [`Unreachable::Gone`], [`Unreachable::Forked`].
     pub fn names(&self) -> Result<Vec<NameInfo>> {
         let ask =
             |after| answered!(self.link().call(Call::List { after })?, Answer::Names { names, more } => (names, more));
@@ -308,7 +381,7 @@ impl Domain {
     /// Returns the state of the broker: its holdings, its limits, its log.
     ///
     /// # Errors
-    /// Those of every call.
+    /// The errors of every call.
     pub fn status(&self) -> Result<StatusInfo> {
         answered!(self.link().call(Call::Status)?, Answer::Status(status) => *status)
     }
@@ -316,7 +389,7 @@ impl Domain {
     /// Makes a call that does nothing, to check or measure the connection to the broker.
     ///
     /// # Errors
-    /// Those of every call.
+    /// The errors of every call.
     pub fn ping(&self) -> Result<()> {
         self.link().call(Call::Ping).map(drop)
     }
@@ -479,5 +552,5 @@ fn pages<T, K: PartialOrd>(
 /// [`Unreachable::NoAnswer`] if no process listens there, [`Unreachable::User`].
 pub fn broker_pid(location: &Location) -> Result<Option<u32>> {
     let call = connect::open(location)?;
-    socket::peer(&call).map(|peer| peer.pid).map_err(|e| Error::system("asking who the broker is", e))
+    socket::peer(&call).map(|peer| peer.pid).map_err(|e| Error::system("asking for the pid of the broker", e))
 }

@@ -11,7 +11,7 @@ impl Domain {
     /// Returns all timelines, then all semaphores, each in order of their names.
     ///
     /// # Errors
-    /// Those of every call.
+    /// The errors of every call.
     pub fn objects(&self) -> Result<Vec<ObjectInfo>> {
         let ask = |after| answered!(self.link().call(Call::Objects { after })?, Answer::Objects { objects, more } => (objects, more));
         pages("timelines and semaphores", |row: &ObjectInfo| (row.kind(), row.name().to_owned()), ask)

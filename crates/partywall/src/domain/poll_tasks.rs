@@ -40,7 +40,7 @@ pub(crate) struct PollTasks {
 #[derive(Default)]
 struct Added {
     tasks: Vec<Scheduled>,
-    /// Whether the service thread has ended, or will end without reading this again.
+    /// True if the service thread has ended, or will end without reading this again.
     is_over: bool,
 }
 

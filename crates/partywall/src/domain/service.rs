@@ -64,6 +64,8 @@ pub(super) struct Shared {
     pub(super) stream_waits: StreamWaits,
     pub(super) recorder: Recorder,
     stop: AtomicBool,
+    /// True if a background job that ends the connection waits for its turn, which a renewal before it may have.
+    ending: AtomicBool,
     /// The events of a connection that was renewed, for the service thread.
     renewed: Mutex<Option<OwnedFd>>,
 }
@@ -90,6 +92,7 @@ impl Service {
             stream_waits: StreamWaits::default(),
             recorder,
             stop: AtomicBool::new(false),
+            ending: AtomicBool::new(false),
             renewed: Mutex::default(),
         });
         let row = shared.link.row();
@@ -136,20 +139,15 @@ impl Service {
                     if reason == PollReason::Due && (is_owed || !lost && shared.stream_waits.may_wait()) {
                         return Some(TICK);
                     }
-                    let ending = shared.clone();
-                    shared.workers.broker.run(move || ending.detach());
+                    shared.detach_later(|| ());
                     None
                 }
             });
             return;
         }
         let (done, wait) = mpsc::channel();
-        shared.workers.broker.run({
-            let shared = shared.clone();
-            move || {
-                shared.detach();
-                let _ = done.send(());
-            }
+        shared.detach_later(move || {
+            let _ = done.send(());
         });
         if wait.recv_timeout(TIMEOUT).is_ok() {
             self.stop();
@@ -187,7 +185,8 @@ impl Reader {
         let mut schedule = Schedule::default();
         while !shared.stop.load(Ordering::Acquire) {
             if let Some(events) = shared.take_renewed() {
-                (self.events, self.inbox) = (Some(events), Inbox::new());
+                self.events = Some(events);
+                self.inbox = Inbox::new();
             }
             let next = schedule.run(&shared.poll_tasks);
             let events = match self.sleep(next) {
@@ -248,8 +247,10 @@ impl Reader {
 
 impl Shared {
     fn handle(&self, event: Event, fds: Vec<OwnedFd>) {
-        let Event::Completion { ticket, outcome } = event else {
-            return;
+        let (ticket, outcome) = match event {
+            Event::Completion { ticket, outcome } => (ticket, outcome),
+            Event::Stale { leases } => return self.link.set_stale(leases),
+            _ => return,
         };
         // If the waiter no longer waits, the grant is given back.
         if let Some(Completion::Ended(outcome, _)) =
@@ -272,7 +273,7 @@ impl Shared {
                 return link.set_gone();
             }
             link.lost();
-            let Greeted { call, events, .. } = match link.renew(&shared.stop) {
+            let Greeted { call, events, .. } = match link.renew(&shared.stop, &shared.ending) {
                 Ok(greeted) => greeted,
                 Err(NoBroker { gone }) => {
                     link.set_gone();
@@ -312,6 +313,16 @@ impl Shared {
         self.timeline_memory.places().iter().chain(&self.stream_waits.places()).for_each(act);
     }
 
+    /// Has a background job [detach](Self::detach), and then call `done`.
+    fn detach_later(self: &Arc<Self>, done: impl FnOnce() + Send + 'static) {
+        self.ending.store(true, Ordering::Release);
+        let shared = self.clone();
+        self.workers.broker.run(move || {
+            shared.detach();
+            done();
+        });
+    }
+
     /// Unregisters memory from the driver, leaves the domain, and ends the service thread.
     fn detach(&self) {
         // Waits for running work, because no stream may still be about to wait for a word whose lease is given back.
@@ -347,15 +358,15 @@ mod tests {
         let connect = || Domain::options().socket(&socket).start(false).connect().unwrap();
         let domain = connect();
         let other = connect();
-        let (told, heard) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let shared = domain.connection.service.shared().clone();
         let mut last = Some(domain);
         shared.poll_tasks.add(Duration::ZERO, move |_| {
             drop(last.take());
-            told.send(()).unwrap();
+            sender.send(()).unwrap();
             None
         });
-        heard.recv().unwrap();
+        receiver.recv().unwrap();
         partywall_harness::eventually("it is closed", || other.members().unwrap().len() == 1);
         drop(other);
         stop.stop();

@@ -118,7 +118,8 @@ impl Waits {
         let place = place.clone();
         if let Some(wait) = self.unmarked().find(|wait| Arc::ptr_eq(&wait.keep, keep)) {
             // A stream that has passed the later wait has passed the earlier one.
-            (wait.place, wait.value) = (place, value);
+            wait.place = place;
+            wait.value = value;
             return;
         }
         self.noted.push_back(Wait { keep: keep.clone(), place, value, mark: None });

@@ -69,7 +69,8 @@ impl Domain {
         let mut watch = self.watch_after(pattern, Point { instance: 0, sequence: 0 })?;
         // The present point.
         let Happened { next, .. } = happened(self.link().call(watch.question(None))?)?;
-        (watch.asked, watch.taken) = (next, next);
+        watch.asked = next;
+        watch.taken = next;
         Ok(watch)
     }
 

@@ -1,4 +1,7 @@
 //! The class of an error, the advice about it, and its entry in the documentation.
+//!
+//! A match on an enum of this module has no `_` arm, so that a new variant does not compile without advice. An enum of a
+//! crate below is `non_exhaustive`, so a match on it needs one, which serves variants of later releases.
 
 use std::{borrow::Cow, fmt, fs, io};
 
@@ -141,7 +144,7 @@ pub(super) fn open_files() -> String {
         (Some(open), Some(limit)) => {
             format!("this process has {open} files open of {limit}: close some, or raise the limit (`ulimit -n`)")
         }
-        _ => "close files, or raise the limit (`ulimit -n`)".into(),
+        (None, _) | (_, None) => "close files, or raise the limit (`ulimit -n`)".into(),
     }
 }
 
@@ -156,12 +159,19 @@ pub(super) fn use_as_it_is(name: &str, is: Named, language: Language) -> String 
         (Language::Rust, Named::Semaphore) => format!("open it with Domain::semaphore({name:?}, maximum)"),
         (Language::Python, Named::Semaphore) => format!("open it with d.semaphore({name:?}, maximum)"),
         (Language::Python, Named::Segment) => format!("open it with d.open({name:?})"),
-        (Language::Python, _) => format!("open it with d.{}({name:?})", is.name()),
+        (Language::Python, Named::Pool | Named::Topic | Named::Queue | Named::Timeline) => {
+            format!("open it with d.{}({name:?})", is.name())
+        }
         (Language::Shell, Named::Segment) => format!("copy it to a file with `partywall get {name} FILE`"),
         (Language::Shell, Named::Queue) => format!("list its dead letters with `partywall queue ls {name}`"),
         (Language::Shell, Named::Topic) => format!("read its samples with `partywall topic echo {name}`"),
-        _ => format!("look at it with `partywall show {name}`"),
+        (Language::Shell, Named::Pool | Named::Timeline | Named::Semaphore) => show(name),
+        _ => show(name),
     }
+}
+
+fn show(name: &str) -> String {
+    format!("look at it with `partywall show {name}`")
 }
 
 /// Returns the advice that keeps a name from ending in this way.
@@ -177,7 +187,8 @@ pub(super) fn after_the_end(ending: Ending, language: Language) -> &'static str 
             "keep its owner running for as long as others need the name, or create the name as kept"
         }
         (Ending::Unused, _) => "keep it open in one process for as long as others need it, or create it as kept",
-        _ => "create it again if it is still needed",
+        (Ending::Removed, _) => CREATE_AGAIN,
+        _ => CREATE_AGAIN,
     }
 }
 
@@ -200,3 +211,5 @@ fn file_help(problem: &FileProblem) -> Help {
     };
     kind.help("file", problem.advice())
 }
+
+const CREATE_AGAIN: &str = "create it again if it is still needed";

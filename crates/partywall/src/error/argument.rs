@@ -1,6 +1,6 @@
 //! Arguments that no call accepts.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use partywall_shm::TableError;
 use partywall_wire::Named;
@@ -31,6 +31,12 @@ pub enum InvalidArgument {
         name: String,
         /// Permits that were asked for.
         asked: u32,
+    },
+    /// The deadline of a withdrawal is too far away.
+    #[error("a deadline in {} s is too far away: the limit is a year", after.as_secs())]
+    Deadline {
+        /// How far away it is.
+        after: Duration,
     },
     /// The options of a pool or topic are invalid.
     #[error("cannot create {} {name:?}: {why}", of.name())]
@@ -132,6 +138,7 @@ impl InvalidArgument {
         match self {
             Self::Value { .. } => ErrorKind::Usage.help("bad-value", "signal increasing values, up to 2^61"),
             Self::Maximum { .. } => ErrorKind::Usage.help("bad-maximum", "open it with a number in that range"),
+            Self::Deadline { .. } => ErrorKind::Usage.help("bad-deadline", "give a number of seconds from 0 to a year, or no deadline"),
             Self::Options { of: Named::Pool, .. } => ErrorKind::Usage.help("bad-pool", "give the number of blocks and the bytes of each block, within the range"),
             Self::Options { .. } => ErrorKind::Usage.help("bad-topic", "give dtype and shape, or max_bytes if samples vary, and numbers within the range"),
             Self::TooFewBlocks { needed, .. } => ErrorKind::Usage.help("pool-too-small", format!("omit the number of blocks, or give at least {needed}, or reduce the other numbers")),

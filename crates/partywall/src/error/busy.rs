@@ -30,7 +30,7 @@ pub enum Busy {
         pid: Option<u32>,
         /// The state of that process.
         state: Option<MemberState>,
-        /// For how long the publisher has waited.
+        /// The time for which the publisher has waited.
         after: Duration,
     },
     /// The sample is not complete yet: a stream of its publisher still writes it.
@@ -42,12 +42,17 @@ pub enum Busy {
         position: u64,
     },
     /// The queue has no place for another task: all places have a task, or a result that was not taken.
-    #[error("queue {queue:?} is full: it has room for {tasks} tasks")]
+    #[error("queue {queue:?} is full: it has room for {tasks} tasks{}", unread(*results, *outputs_full))]
     QueueFull {
         /// The queue.
         queue: String,
         /// How many tasks it has room for.
         tasks: u32,
+        /// How many of its places hold results that were not taken.
+        results: u32,
+        /// Whether results occupy output blocks and no output block is free. Workers then cannot claim tasks that have
+        /// an output, so that only taking or purging results makes room.
+        outputs_full: bool,
     },
     /// There are tasks, but no output block is free.
     #[error("queue {queue:?} has no free output block: {results} of {outputs} hold results that were not taken")]
@@ -95,6 +100,16 @@ pub enum Busy {
         /// The reference of one of them.
         first: String,
     },
+    /// The name is being withdrawn, and its readers have a deadline that cannot be changed.
+    #[error("{name:?} is being withdrawn by pid {pid}, which was {} ago", seconds(*ago))]
+    Withdrawing {
+        /// The name.
+        name: String,
+        /// The process that withdrew it.
+        pid: u32,
+        /// How long ago.
+        ago: Duration,
+    },
     /// The broker was to stop without force, but has names or members.
     #[error("the broker still has {} and {}", counted(*names, "name"), counted(*members, "member"))]
     BrokerInUse {
@@ -113,12 +128,14 @@ impl Busy {
             Self::TopicFull { pid: Some(pid), .. } => ErrorKind::Refused.help("topic-full", format!("wait for it, or detach it with `partywall evict {pid}`; a subscriber that may miss samples never blocks publishers")),
             Self::TopicFull { topic, .. } => ErrorKind::Refused.help("topic-full", format!("`partywall show {topic}` names the subscriber; `partywall evict PID` detaches it; a subscriber that may miss samples never blocks publishers")),
             Self::NotReady { .. } => ErrorKind::CheckFailed.help("not-ready", "wait() for it on the host, or order a stream behind it with device_on()"),
-            Self::QueueFull { queue, .. } => ErrorKind::Refused.help("queue-full", format!("take results, start workers, or wait longer; `partywall show {queue}` says where the tasks are; a queue made with more tasks has more room")),
-            Self::OutputsFull { queue, .. } => ErrorKind::Refused.help("outputs-full", format!("take results, or drop them with `partywall queue purge {queue}`; a queue made with more outputs has more room")),
+            Self::QueueFull { queue, results: 1.., .. } => ErrorKind::Refused.help("queue-full", format!("take results, or drop them with `partywall queue purge {queue} --results`; a queue made with more tasks and outputs has more room")),
+            Self::QueueFull { queue, .. } => ErrorKind::Refused.help("queue-full", format!("start workers, or wait longer; `partywall show {queue}` says where the tasks are; a queue made with more tasks has more room")),
+            Self::OutputsFull { queue, .. } => ErrorKind::Refused.help("outputs-full", format!("take results, or drop them with `partywall queue purge {queue} --results`; a queue made with more outputs has more room")),
             Self::TaskRunning { .. } => ErrorKind::Refused.help("task-running", "wait for its result; only a pending task can be cancelled"),
             Self::TaskState { .. } => ErrorKind::Refused.help("task-state", "only a dead letter can be retried, and only a dead letter or a result that was not taken can be purged; a pending task can be cancelled by its ticket"),
             Self::InputsNotReady { .. } => ErrorKind::CheckFailed.help("inputs-not-ready", "wait_inputs() on the host, or order a stream behind them with wait_inputs_on(), and complete the task after that"),
             Self::AttachmentInUse { queue, .. } => ErrorKind::Refused.help("attachment-in-use", format!("wait for the tasks, or retry or purge dead letters (`partywall queue ls {queue}` lists them), then detach it")),
+            Self::Withdrawing { name, .. } => ErrorKind::Refused.help("withdrawing", format!("`partywall show {name}` lists its readers and the deadline; `partywall evict PID` takes it from one of them now")),
             Self::BrokerInUse { .. } => ErrorKind::Refused.help("in-use", "`partywall ls` and `partywall status` show them; `partywall stop --force` drops all"),
         }
     }
@@ -126,4 +143,13 @@ impl Busy {
 
 fn names(tasks: u32) -> String {
     format!("{} {}", counted(tasks.into(), "task"), if tasks == 1 { "names" } else { "name" })
+}
+
+fn unread(results: u32, outputs_full: bool) -> String {
+    let held = match results {
+        0 => return String::new(),
+        1 => "1 place holds a result that was not taken".to_owned(),
+        results => format!("{results} places hold results that were not taken"),
+    };
+    format!(", and {held}{}", if outputs_full { "; no output block is free" } else { "" })
 }

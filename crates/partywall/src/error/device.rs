@@ -134,10 +134,14 @@ fn not_shareable(kind: PointerKind) -> Help {
         }
         PointerKind::Pinned => ("pinned-memory", IN_HOST_MEMORY),
         PointerKind::Registered => ("registered-memory", IN_HOST_MEMORY),
-        _ => ("unknown-pointer", "check the address: the memory must be on a GPU and not yet freed"),
+        PointerKind::Unknown => UNKNOWN_POINTER,
+        _ => UNKNOWN_POINTER,
     };
     ErrorKind::Refused.help(anchor, advice)
 }
+
+const UNKNOWN_POINTER: (&str, &str) =
+    ("unknown-pointer", "check the address: the memory must be on a GPU and not yet freed");
 
 const IN_HOST_MEMORY: &str =
     "build a segment in host memory (create() at Place::Host, device `host`), or copy it to the GPU first";

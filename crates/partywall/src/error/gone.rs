@@ -24,8 +24,8 @@ pub enum Gone {
         /// How long ago that was proved.
         ago: Duration,
     },
-    /// The published memory can no longer be opened: the publisher dropped it, or a process removed the name. Segments that
-    /// were open before stay readable.
+    /// The memory can no longer be opened, because its publisher dropped it or a process removed the name; or no new view of
+    /// it is allowed, because the [deadline](crate::Domain::withdraw) for dropping it has passed. Views that exist stay valid.
     #[error("{name:?} was withdrawn by pid {pid} {} ago", seconds(*ago))]
     Withdrawn {
         /// The name.
@@ -122,11 +122,8 @@ impl Gone {
                 "start its publisher again and wait for \
                 it with a timeout; memory that must outlive its process is committed or published as a copy",
             ),
-            Self::Withdrawn { .. } => ErrorKind::NotFound.help(
-                "withdrawn",
-                "wait with a timeout if it will be \
-                published again",
-            ),
+            Self::Withdrawn { .. } => ErrorKind::NotFound
+                .help("withdrawn", "drop it; open the name again with a timeout if it will be published again"),
             Self::Timeline { ending, .. } => ended_timeline(*ending),
             Self::Permit { .. } => {
                 ErrorKind::Refused.help("not-held", "give each permit back once, by the process that acquired it")
@@ -178,6 +175,7 @@ fn ended_timeline(ending: TimelineEnding) -> Help {
         ),
         TimelineEnding::BrokerGone => ErrorKind::CheckFailed
             .help("timeline-lost", "connect again; the processes that open timelines create them again"),
+        TimelineEnding::OwnerDied => ErrorKind::CheckFailed.help("writer-died", again),
         _ => ErrorKind::CheckFailed.help("writer-died", again),
     }
 }

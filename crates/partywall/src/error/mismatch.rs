@@ -94,6 +94,7 @@ impl Mismatch {
                     Named::Pool => "not-a-pool",
                     Named::Topic => "not-a-topic",
                     Named::Queue => "not-a-queue",
+                    Named::Segment | Named::Timeline | Named::Semaphore => "not-a-segment",
                     _ => "not-a-segment",
                 };
                 ErrorKind::Usage.help(anchor, format!("{}, or choose another name", use_as_it_is(name, *is, language)))
@@ -103,6 +104,8 @@ impl Mismatch {
                 let anchor = match of {
                     Named::Pool => "wrong-pool",
                     Named::Queue => "wrong-queue",
+                    Named::Topic => "wrong-topic",
+                    Named::Segment | Named::Timeline | Named::Semaphore => "wrong-topic", // have no options
                     _ => "wrong-topic",
                 };
                 ErrorKind::Usage.help(anchor, format!("open it with its own options, which `partywall show {name}` lists, or use another name"))

@@ -25,7 +25,6 @@ use partywall_os::{Errno, dir::Unsafe};
 use partywall_wire::Ending;
 
 use self::advice::Help;
-pub(crate) use self::text::{nothing_came, seconds};
 pub use self::{
     advice::{ErrorKind, Language, cuda_anchor},
     argument::InvalidArgument,
@@ -41,6 +40,10 @@ pub use self::{
     not_found::NotFound,
     text::bytes,
     unreachable::Unreachable,
+};
+pub(crate) use self::{
+    refusal::ago,
+    text::{nothing_came, seconds},
 };
 use crate::{
     files::FileError,
@@ -174,7 +177,7 @@ pub struct Ended {
     pub ending: Ending,
     /// The process that ended it: the owner, the remover or the last user.
     pub pid: u32,
-    /// That process's program, without its folder.
+    /// The program of that process, without its folder.
     pub program: String,
     /// How long ago.
     pub ago: Duration,

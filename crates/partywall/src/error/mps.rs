@@ -68,7 +68,7 @@ pub enum MpsFault {
         pipes: PathBuf,
         /// The pids of its clients.
         clients: Vec<u32>,
-        /// Whether a command of `partywall run --mps` or a process that connected with `mps=True` still runs.
+        /// True if a command of `partywall run --mps` or a process that connected with `mps=True` still runs.
         held: bool,
     },
     /// The path of the directory is too long for the sockets that the daemon makes in it.

@@ -9,7 +9,7 @@ use partywall_shm::queue::TaskId;
 use partywall_wire::{Ending, NameEnd, Refusal};
 
 use super::{Busy, Denied, Ended, Error, Gone, InvalidArgument, LimitReached, Mismatch, NotFound, Unreachable};
-use crate::{TaskRef, info::with_version};
+use crate::{TaskRef, domain::withdrawn, info::with_version};
 
 impl Error {
     pub(crate) fn refused(refusal: Refusal, socket: &Path) -> Self {
@@ -21,8 +21,15 @@ impl Error {
             Refusal::VersionNotFound { name, version, latest } => NotFound::Version { name, version, latest }.into(),
             Refusal::Ended { name, end: NameEnd { ending, pid, at, .. } } => match ending {
                 Ending::OwnerDied => Gone::OwnerDied { name, pid, ago: ago(at) }.into(),
+                Ending::Withdrawn | Ending::Removed | Ending::Unused => {
+                    Gone::Withdrawn { name, pid, ago: ago(at) }.into()
+                }
                 _ => Gone::Withdrawn { name, pid, ago: ago(at) }.into(),
             },
+            Refusal::Withdrawing { name, notice } => {
+                Busy::Withdrawing { name, pid: notice.pid, ago: ago(notice.at) }.into()
+            }
+            Refusal::Withdrawn { name, version, notice } => withdrawn(&with_version(&name, Some(version)), &notice),
             Refusal::NameExists { name, version } => Denied::NameExists { name, version }.into(),
             Refusal::ReadOnly { name, version } => Denied::ReadOnly { name, version }.into(),
             Refusal::CannotGrow { name, version, why } => Denied::Growth { name, version, why }.into(),
@@ -71,7 +78,7 @@ fn ended_of(end: NameEnd) -> Ended {
     Ended { version, ending, pid, program, ago: ago(at) }
 }
 
-/// How long ago a moment was, given in milliseconds since 1970.
-fn ago(at: u64) -> Duration {
+/// Returns the time since a moment, which is given in milliseconds since 1970.
+pub(crate) fn ago(at: u64) -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH + Duration::from_millis(at)).unwrap_or_default()
 }

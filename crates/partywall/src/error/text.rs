@@ -65,6 +65,7 @@ pub(super) fn member_state(state: MemberState) -> &'static str {
         MemberState::Evicted => "was evicted and is alive",
         MemberState::HeldByChild => "has exited, but a child that it forked is alive",
         MemberState::Dead => "is proved dead, and its memory is being given back",
+        MemberState::Unproven => "is not known to be dead",
         _ => "is not known to be dead",
     }
 }
@@ -194,7 +195,8 @@ pub(super) fn pointer_kind(kind: PointerKind) -> &'static str {
         PointerKind::Managed => "managed memory (cuMemAllocManaged)",
         PointerKind::Pinned => "page-locked host memory (cuMemHostAlloc)",
         PointerKind::Registered => "registered host memory (cuMemHostRegister)",
-        _ => "nothing that the driver knows: ordinary host memory, freed memory, or no address at all",
+        PointerKind::Unknown => UNKNOWN_POINTER,
+        _ => UNKNOWN_POINTER,
     }
 }
 
@@ -208,7 +210,11 @@ pub(super) fn fd_fault(fault: &FdFault) -> String {
     }
 }
 
+/// Returns a duration for people: `2.5 s`, or `50 ms` where tenths of a second would say too little.
 pub(crate) fn seconds(duration: Duration) -> String {
+    if duration < Duration::from_millis(100) {
+        return format!("{} ms", duration.as_millis());
+    }
     format!("{:.1} s", duration.as_secs_f64())
 }
 
@@ -239,3 +245,5 @@ pub fn bytes(n: u64) -> String {
 
 /// Characters of an invalid name that are shown.
 const MOST_SHOWN: usize = 80;
+
+const UNKNOWN_POINTER: &str = "nothing that the driver knows: ordinary host memory, freed memory, or no address at all";

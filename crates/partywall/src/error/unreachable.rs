@@ -91,7 +91,7 @@ pub enum Unreachable {
     Driver {
         /// The socket.
         socket: PathBuf,
-        /// Whether the domain is the simulated one.
+        /// True if the domain is the simulated one.
         simulated: bool,
     },
     /// The broker refused a file descriptor of a commit.

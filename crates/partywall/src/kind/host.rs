@@ -215,7 +215,7 @@ struct HostMemory {
     chunks: Vec<HostChunk>,
     /// The registration of each chunk while it is pinned.
     pins: Mutex<Vec<Weak<HostRegistration>>>,
-    /// Whether the only map may grow.
+    /// True if the only map may grow.
     grows: bool,
     /// The builder's mappings, whose addresses may still be in use.
     _written: Vec<memfd::Written>,

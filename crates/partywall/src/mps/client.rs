@@ -27,7 +27,7 @@ impl MpsDaemon {
         if chosen.as_ref() == Some(&pipes) && held.iter().any(|(known, _)| *known == pipes) {
             return Ok(None);
         }
-        if Driver::is_initialized() && !looked_for_a_daemon(chosen.as_deref().map(AsRef::as_ref)) {
+        if Driver::is_initialized() && !found_daemon(chosen.as_deref().map(AsRef::as_ref)) {
             return Err(MpsFault::Initialized.into());
         }
         match chosen {
@@ -43,7 +43,7 @@ impl MpsDaemon {
 }
 
 /// Returns whether the driver, which is initialised, found the daemon that the variable names now.
-fn looked_for_a_daemon(pipes: Option<&OsStr>) -> bool {
+fn found_daemon(pipes: Option<&OsStr>) -> bool {
     is_any_client() || pipes.is_some_and(|pipes| first_value(PIPES).as_deref() == Some(pipes.as_bytes()))
 }
 

@@ -44,7 +44,7 @@ pub struct MpsDaemon {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MpsStarted {
-    /// Whether the daemon ran before, with a watcher.
+    /// True if the daemon ran before, with a watcher.
     pub already: bool,
     /// The pid of the watcher.
     pub watcher: Option<u32>,
@@ -54,13 +54,13 @@ pub struct MpsStarted {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MpsStatus {
-    /// Whether a daemon listens.
+    /// True if a daemon listens.
     pub runs: bool,
-    /// Whether it answers.
+    /// True if it answers.
     pub answers: bool,
     /// The pid of the watcher. Without one, the daemon runs until it is stopped.
     pub watcher: Option<u32>,
-    /// Whether a process holds it ([`MpsHold`]).
+    /// True if a process holds it ([`MpsHold`]).
     pub held: bool,
     /// Its servers. A daemon starts one when its first client comes, and keeps it.
     pub servers: Vec<MpsServer>,
@@ -174,7 +174,7 @@ impl MpsDaemon {
                 if !is_served(&self.pipes())
                     && let Ok(Some(_lock)) = self.directory.try_lock(Instant::now())
                 {
-                    // What the hold has made. The first error counts.
+                    // Removes the directory that the hold has created. The first error is the one to report.
                     let _ = self.directory.remove();
                 }
                 Err(error)

@@ -117,7 +117,7 @@ impl Directory {
         }
     }
 
-    /// As [`Self::try_lock`]; the deadline is a failure.
+    /// Takes the lock as [`Self::try_lock`] does. A passed deadline is an error.
     pub(super) fn lock(&self, deadline: Instant) -> Result<DirLock> {
         self.try_lock(deadline)?.ok_or_else(busy)
     }
@@ -323,7 +323,8 @@ mod tests {
         let lock = directory.lock(soon()).unwrap();
         std::thread::scope(|threads| {
             let waiting = threads.spawn(|| directory.lock(soon()));
-            // Whether it waits already or comes later, it must not return with the lock of what is removed here.
+            // The other thread may wait already or come later. In neither case may it return with the lock of the removed
+            // directory.
             directory.remove().unwrap();
             drop(lock);
             let held = waiting.join().unwrap().unwrap();

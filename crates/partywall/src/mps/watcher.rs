@@ -1,7 +1,7 @@
 //! The watcher: the process that starts a domain's MPS daemon, and stops it when no process needs it any more.
 //!
 //! It stops the daemon once the daemon has had no client and no [hold](super::MpsHold) for a while. To stop it, the watcher
-//! takes the lock of the directory and the one that excludes holds, and looks once more: a process that holds the daemon
+//! takes the lock of the directory and the one that excludes holds, and checks once more: a process that holds the daemon
 //! afterwards waits, finds no daemon, and starts one.
 //!
 //! A watcher that is killed leaves the daemon running, with all its clients. The next start finds a daemon without a watcher
@@ -193,8 +193,8 @@ fn children() -> Vec<Pid> {
     pids.filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()
 }
 
-/// How often the watcher looks whether its daemon is there.
+/// How often the watcher checks that its daemon runs.
 const STEP: Duration = Duration::from_millis(100);
 
-/// How often it asks whether the daemon is idle.
+/// How often it asks the daemon for its clients.
 const POLL: Duration = Duration::from_secs(1);

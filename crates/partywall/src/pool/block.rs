@@ -36,7 +36,7 @@ pub struct Block {
     held: Option<Held>,
     /// The borrowed bytes, after the first call that uses them.
     bytes: OnceLock<Option<BorrowedBlockMut>>,
-    /// Whether the GPU address was handed out, so that work of this process may use the block.
+    /// True if the GPU address was handed out, so that work of this process may use the block.
     exposed: AtomicBool,
 }
 
@@ -207,6 +207,17 @@ impl Block {
     /// Does not wait for the GPU. If GPU work still uses the block, the process that accepts it must wait for that work, for
     /// example with a [`Timeline`](crate::Timeline).
     ///
+    /// ```no_run
+    /// # use std::{io::Write, time::Duration};
+    /// # use partywall::Pool;
+    /// # fn send(frames: &Pool, mut peer: impl Write) -> Result<(), Box<dyn std::error::Error>> {
+    /// let mut frame = frames.alloc(Duration::from_secs(1))?;
+    /// frame.bytes_mut()?.fill(7);
+    /// writeln!(peer, "{}", frame.offer()?)?; // by a pipe, a socket or a queue: a reference is text
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`Gone::HeldBlock`], [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn offer(mut self) -> Result<BlockRef> {
@@ -264,6 +275,10 @@ impl Block {
             return Err(Mismatch::BlockSize { name: self.pool().to_owned(), of: Named::Pool, has, needed }.into());
         }
         Ok((has - has % needed) as usize)
+    }
+
+    pub(crate) fn memory(&self) -> &Arc<Blocks> {
+        &self.blocks
     }
 
     /// Returns whether this is one of these blocks.

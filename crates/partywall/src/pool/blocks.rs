@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use partywall_os::borrow::{BlockBorrows, BorrowedBlock, BorrowedBlockMut};
 use partywall_shm::{pool as shm, queue, topic};
-use partywall_wire::Control;
+use partywall_wire::{Control, Named, Notice};
 
 use crate::{
     domain::{Domain, LeaseGuard},
@@ -12,6 +12,7 @@ use crate::{
     gpu::{DeviceRange, Gpu},
     queue::{Attachments, Signals},
     segment::Segment,
+    wait::Wait,
 };
 
 /// The blocks of an open pool or topic, or the inputs or outputs of a queue. Every block in use has a reference to this.
@@ -81,7 +82,8 @@ impl Blocks {
                 return Err(wrong());
             }
             let outputs = Self::part(&memory, pool, Object::Pool, outputs, base + bytes).ok_or_else(wrong)?;
-            let (signals, attachments) = (Signals::default(), Attachments::default());
+            let signals = Signals::default();
+            let attachments = Attachments::default();
             Object::Queue { queue: Arc::new(queue), outputs: Arc::new(outputs), signals, attachments }
         } else {
             Object::Pool
@@ -106,6 +108,15 @@ impl Blocks {
 
     pub(crate) fn domain(&self) -> &Domain {
         self.segment().domain()
+    }
+
+    /// Returns what the blocks belong to.
+    pub(crate) fn named(&self) -> Named {
+        match &self.object {
+            Object::Pool => Named::Pool,
+            Object::Topic(_) => Named::Topic,
+            Object::Queue { .. } => Named::Queue,
+        }
     }
 
     /// Returns the segment that contains the blocks.
@@ -136,6 +147,27 @@ impl Blocks {
     /// Returns the segments attached to that queue that this process has open.
     pub(crate) fn attachments(&self) -> Option<&Attachments> {
         if let Object::Queue { attachments, .. } = &self.object { Some(attachments) } else { None }
+    }
+
+    /// Refuses another use of blocks of a stale version.
+    #[inline]
+    pub(crate) fn check(&self) -> Result<()> {
+        let keep = self.memory.keep.as_ref();
+        keep.map_or(Ok(()), |keep| self.domain().link().check_lease(keep.lease(), self.name()))
+    }
+
+    /// Fails if a wait for something of these blocks would not end: the broker is gone, or the version is stale.
+    pub(crate) fn require_live(&self) -> Result<()> {
+        self.domain().link().require_broker()?;
+        self.check()
+    }
+
+    /// Waits until the version is withdrawn.
+    pub(crate) fn wait_withdrawn(&self, wait: Wait<'_>) -> Result<Option<Notice>> {
+        match &self.memory.keep {
+            Some(keep) => self.domain().link().wait_withdrawn(keep.lease(), self.name(), wait),
+            None => Ok(None),
+        }
     }
 
     pub(crate) fn shape(&self) -> &Control {
@@ -210,7 +242,8 @@ impl Blocks {
         }
     }
 
-    fn offset(&self, index: u32) -> u64 {
+    /// Returns where a block begins in the first chunk.
+    pub(crate) fn offset(&self, index: u32) -> u64 {
         // `new` has checked that all blocks lie within the memory, so this does not overflow.
         self.base + u64::from(index) * self.stride
     }

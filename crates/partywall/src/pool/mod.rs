@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use partywall_cuda::StreamRef;
 use partywall_shm::pool::{Held, MAX_BLOCKS as MOST};
-use partywall_wire::Named;
+use partywall_wire::{Named, Notice};
 
 pub use self::{
     block::{Block, UnreleasedBlock},
@@ -156,6 +156,7 @@ impl Pool {
     /// # Errors
     /// [`Unreachable::Forked`](crate::error::Unreachable::Forked); if zeroing fails, as [`alloc`](Self::alloc).
     pub fn try_alloc(&self) -> Result<Option<Block>> {
+        self.blocks.check()?;
         let held = slots::try_take(&**self.blocks.control(), self.blocks.domain())?;
         held.map(|held| self.fresh(self.block(held))).transpose()
     }
@@ -165,6 +166,15 @@ impl Pool {
     /// this way, too. This does not wait for GPU work of the offering process that still uses the block; use a
     /// [`Timeline`](crate::Timeline) for that.
     ///
+    /// ```no_run
+    /// # use partywall::{Pool, Result};
+    /// # fn receive(frames: &Pool, message: &str) -> Result<()> {
+    /// let frame = frames.accept(&message.parse()?)?; // the reference that the other process has sent as text
+    /// println!("{} bytes", frame.len());
+    /// frame.release() // the block is free again
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// - [`Mismatch::Options`] for a block of another pool, or of another version of this one;
     /// - [`Gone::Block`] if the block is not offered, or no longer;
@@ -173,6 +183,7 @@ impl Pool {
         let Self { blocks, .. } = self;
         let link = blocks.domain().link();
         link.require_ours()?;
+        blocks.check()?;
         if (block.pool(), block.version()) != (blocks.name(), blocks.version()) {
             let why = format!("it is version {} of its name, and {block} is a block of another pool", blocks.version());
             return Err(Mismatch::Options { of: Named::Pool, name: blocks.name().to_owned(), why }.into());
@@ -181,6 +192,24 @@ impl Pool {
             Some(held) => Ok(self.block(held)),
             None => Err(Error::Gone(Gone::Block { block: block.to_string() })),
         }
+    }
+
+    /// Waits until the pool is removed. Returns the notice if that has a [deadline](Domain::withdraw): until when this
+    /// process is to drop the pool, and what happens then.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`], [`Error::Cancelled`]; those of every call.
+    pub fn wait_withdrawn<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<Option<Notice>> {
+        self.blocks.wait_withdrawn(wait.into())
+    }
+
+    /// Returns whether the pool may still be used. Takes nanoseconds.
+    ///
+    /// # Errors
+    /// [`Gone::Withdrawn`] once the deadline of a withdrawal with [`Then::Stale`](crate::Then::Stale) has passed. Blocks
+    /// that this process holds stay valid; no other can be taken or accepted.
+    pub fn check(&self) -> Result<()> {
+        self.blocks.check()
     }
 
     /// Returns how many blocks are in which state. The time grows with the number of blocks.
@@ -235,10 +264,16 @@ impl Pool {
         self.blocks.domain()
     }
 
+    pub(crate) fn memory(&self) -> &Arc<Blocks> {
+        &self.blocks
+    }
+
     fn take(&self, wait: Wait<'_>) -> Result<Block> {
         let Self { blocks, spin } = self;
         let what = || format!("cannot take a block of pool {:?}: none became free", self.name());
-        slots::take(&**blocks.control(), blocks.domain(), spin, wait, what).map(|held| self.block(held))
+        blocks.check()?;
+        slots::take(&**blocks.control(), blocks.domain(), spin, wait, || blocks.require_live(), what)
+            .map(|held| self.block(held))
     }
 
     /// Zeroes a block that was just taken, if the pool promises that. The previous holder cannot do it when giving the block

@@ -28,6 +28,7 @@ use crate::{
     segment::{Element, PartPlace, Segment},
     slots,
     timeline::{Order, Timeline},
+    trace::Action,
     wait::{Wait, Waiting},
 };
 
@@ -74,6 +75,20 @@ enum Source {
 impl Queue {
     /// Claims the oldest task, and waits for one if there is none. Tasks that other workers gave back or lost go first.
     ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # fn work(queue: &partywall::Queue) -> partywall::Result<()> {
+    /// let mut task = queue.claim(Duration::from_secs(10))?;
+    /// let (inputs, output) = task.inputs_and_output()?;
+    /// let roots = output.as_mut_slice::<f32>()?;
+    /// for (root, number) in roots.iter_mut().zip(inputs[0].as_slice::<f32>()?) {
+    ///     *root = number.sqrt();
+    /// }
+    /// task.complete()?; // dropped instead, the task goes to another worker
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Timeout`], [`Error::Cancelled`]; [`Busy::OutputsFull`] if there are tasks, but no output block is free;
     /// [`Unreachable::Gone`](crate::error::Unreachable::Gone) if it has to wait without a broker;
@@ -116,6 +131,7 @@ impl Queue {
     /// Claims the oldest task if there is one, with `room` or a free block for its output.
     fn try_claim_into(&self, room: &mut Option<Block>) -> Result<Found> {
         self.open.require_ours()?;
+        self.open.inputs.check()?;
         self.open.close_detached();
         let row = self.domain().link().row();
         let outputs = &self.open.outputs;
@@ -127,7 +143,10 @@ impl Queue {
                 };
                 *room = Some(Block::new(outputs.clone(), held));
             }
-            let Some(claimed) = self.open.queue().claim(row, &candidate) else { continue };
+            let control = &self.open.control;
+            let since = control.recorder.begin();
+            let Some(claimed) = control.queue.claim(row, &candidate) else { continue };
+            control.record(Action::Claim, claimed.id(), claimed.attempt(), since);
             let output = room.take_if(|_| candidate.output > 0);
             if let Some(task) = ClaimedTask::new(self.open.clone(), claimed, output) {
                 return Ok(Found::Task(Box::new(task)));
@@ -141,16 +160,18 @@ impl Queue {
     fn await_room(&self, waiting: &Waiting<'_>) -> Result<Option<Block>> {
         let outputs = &self.open.outputs;
         let Some(left) = waiting.left(Instant::now()) else {
-            let (queue, blocks) = (self.name().to_owned(), outputs.shape().blocks);
+            let queue = self.name().to_owned();
+            let blocks = outputs.shape().blocks;
             if waiting.was_cancelled() {
                 return Err(waiting.error(format!("cannot claim a task of queue {queue:?}: no output block is free")));
             }
-            let results = self.open.queue().audit().done;
+            let results = self.open.queue().unread();
             return Err(Busy::OutputsFull { queue, outputs: blocks, results }.into());
         };
         self.open.queue().tend(self.open.pools());
-        let wait = left.min(TEND_EVERY).into();
-        match slots::take(&**outputs.control(), self.domain(), &self.spin, wait, String::new) {
+        let wait = left.min(TEND_EVERY).min(self.open.queue().sleep_limit()).into();
+        match slots::take(&**outputs.control(), self.domain(), &self.spin, wait, || outputs.require_live(), String::new)
+        {
             Ok(held) => Ok(Some(Block::new(outputs.clone(), held))),
             Err(Error::Timeout { .. }) => Ok(None),
             Err(error) => Err(error),
@@ -357,13 +378,17 @@ impl ClaimedTask {
             self.inputs.iter().try_for_each(TaskInput::wait_idle)?;
         }
         let (claimed, held) = self.end();
-        let completed = self.open.queue().complete(self.open.pools(), &claimed, held.as_ref());
+        let control = &self.open.control;
+        let since = control.recorder.begin();
+        let completed = control.queue.complete(control.pools(), &claimed, held.as_ref());
         completed.map_err(|_| {
             if let Some(held) = held {
-                self.open.control.outputs.free(&held);
+                control.outputs.free(&held);
             }
             self.open.fenced(&claimed)
-        })
+        })?;
+        control.record(Action::Complete, claimed.id(), claimed.attempt(), since);
+        Ok(())
     }
 
     /// Completes the task once all work that is on `stream` now is done. Returns immediately. Until then the task is
@@ -383,6 +408,7 @@ impl ClaimedTask {
             move || !inputs.is_some_and(|(order, value)| matches!(order.progress(value), Progress::Ended(_)));
         let claimed = *self.claimed();
         let held = self.output.as_ref().map(Block::held).transpose();
+        let since = self.open.control.recorder.begin();
         let enqueued = held.map(|held| self.open.queue().enqueue(&claimed, held, point));
         match enqueued {
             Ok(Ok(())) => {}
@@ -394,6 +420,7 @@ impl ClaimedTask {
         }
         let (claimed, held) = self.end();
         let control = self.open.control.clone();
+        control.record(Action::CompleteOn, claimed.id(), claimed.attempt(), since);
         self.open.domain().completions().on(Fence::Timeline(order.word.clone(), point.value), move |completion| {
             // Otherwise it is unknown whether the stream still uses the blocks. The broker decides that when this
             // process ends.
@@ -496,7 +523,11 @@ impl ClaimedTask {
         let is_exposed = self.is_exposed();
         let (claimed, held) = self.end();
         let control = self.open.control.clone();
+        let since = control.recorder.begin();
         let stands = control.queue.fail(control.pools(), &claimed, reason, text, !is_exposed).is_ok();
+        if stands {
+            control.record(Action::Fail, claimed.id(), claimed.attempt(), since);
+        }
         let free = move |control: &ControlMemory| {
             if let Some(held) = held {
                 control.outputs.free(&held);

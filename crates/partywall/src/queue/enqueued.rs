@@ -19,6 +19,7 @@ use crate::{
     error::{Error, Gone, InvalidArgument, InvalidData, Result},
     gpu::DeviceRange,
     pool::Block,
+    trace::Action,
     wait::Wait,
 };
 
@@ -149,12 +150,15 @@ impl EnqueuedResult {
         open.require_ours()?;
         let row = open.domain().link().row();
         let attempt = self.output.attempt;
-        let taken = match open.queue().take_output(open.pools(), row, &self.output) {
+        let control = &open.control;
+        let since = control.recorder.begin();
+        let taken = match control.queue.take_output(control.pools(), row, &self.output) {
             Ok(taken) => taken,
             Err(shm::TaskState::Enqueued { attempt: now, .. }) if now == attempt => return Ok(None),
             Err(shm::TaskState::Gone) => return Err(open.gone(*id)),
             Err(_) => return Err(self.failed()),
         };
+        control.record(Action::Take, *id, taken.attempt, since);
         let exposed = self.uses.fetch_or(TAKEN, Ordering::AcqRel) & EXPOSED != 0;
         let output = taken.output.map(|held| Block::exposed(open.outputs.clone(), held, exposed));
         Ok(Some(TaskResult::new(output, taken.bytes, taken.attempt)))

@@ -70,7 +70,7 @@ impl QueueEvent {
     /// claimed.
     pub fn clear(&self) -> Result<()> {
         let _ = rustix::io::read(&self.fd, &mut [0; 8]);
-        self.open.domain().link().require_broker()
+        self.open.inputs.require_live()
     }
 }
 

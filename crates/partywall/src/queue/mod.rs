@@ -19,6 +19,7 @@ use partywall_shm::{
     pool as shm_pool,
     queue::{self as shm, Event, Pools, TEND_EVERY},
 };
+use partywall_wire::Notice;
 
 pub(crate) use self::{attachments::Attachments, signals::Signals};
 pub use self::{
@@ -37,7 +38,8 @@ use crate::{
     gpu::Gpu,
     place::Place,
     pool::{Blocks, Pool},
-    wait::Waiting,
+    trace::{Action, Recorder, version_object},
+    wait::{Wait, Waiting},
 };
 
 pub use partywall_shm::queue::{MAX_ARGUMENTS, MAX_INPUTS, MAX_KIND, MAX_TASKS, Reason as TaskFailure};
@@ -112,6 +114,9 @@ struct ControlMemory {
     queue: Arc<shm::Queue>,
     inputs: Arc<shm_pool::Pool>,
     outputs: Arc<shm_pool::Pool>,
+    recorder: Recorder,
+    /// The queue's number in traces.
+    object: u64,
     /// Keeps the broker from reclaiming what this process holds.
     _keep: Option<Arc<LeaseGuard>>,
     generation: u64,
@@ -153,6 +158,8 @@ impl Queue {
             queue: queue.clone(),
             inputs: blocks.control().clone(),
             outputs: outputs.control().clone(),
+            recorder: blocks.domain().recorder().clone(),
+            object: version_object(blocks.name(), blocks.version()),
             _keep: blocks.keep(),
             generation: fork_generation(),
         };
@@ -163,6 +170,24 @@ impl Queue {
     /// Returns the pool of input blocks. A block that is not submitted returns to the pool when it is dropped.
     pub fn inputs(&self) -> &Pool {
         &self.inputs
+    }
+
+    /// Waits until the queue is removed. Returns the notice if that has a [deadline](Domain::withdraw): until when this
+    /// process is to drop the queue, and what happens then.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`], [`Error::Cancelled`]; those of every call.
+    pub fn wait_withdrawn<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<Option<Notice>> {
+        self.open.inputs.wait_withdrawn(wait.into())
+    }
+
+    /// Returns whether the queue may still be used. Takes nanoseconds.
+    ///
+    /// # Errors
+    /// [`Gone::Withdrawn`] once the deadline of a withdrawal with [`Then::Stale`](crate::Then::Stale) has passed. Tasks
+    /// that this process works on can be completed; no other can be claimed or submitted.
+    pub fn check(&self) -> Result<()> {
+        self.open.inputs.check()
     }
 
     /// Makes a dead letter pending again, as if it had not been attempted.
@@ -266,6 +291,12 @@ impl ControlMemory {
     fn pools(&self) -> Pools<'_> {
         Pools { inputs: &self.inputs, outputs: &self.outputs }
     }
+
+    /// Records what this process does with a task, which began at `since`; nothing if nobody traced then.
+    #[inline]
+    fn record(&self, action: Action, task: shm::TaskId, attempt: u8, since: Option<u64>) {
+        self.recorder.record_task(action, self.object, task, attempt, since);
+    }
 }
 
 impl Open {
@@ -303,6 +334,12 @@ impl Open {
 
     fn reference(&self, id: shm::TaskId) -> TaskRef {
         TaskRef::new(self.name(), self.inputs.version(), id)
+    }
+
+    /// Returns whether results that were not taken occupy output blocks, and no output block is free.
+    fn results_fill_outputs(&self) -> bool {
+        let audit = self.outputs.control().audit();
+        audit.published > 0 && audit.free + audit.stale == 0
     }
 
     /// Returns the error that a task is not in a state that the caller needs.
@@ -358,12 +395,12 @@ impl Open {
             // Done before the clock is read, so that a caller that never waits ends overdue leases, too.
             self.queue().tend(self.pools());
             let Some(left) = waiting.left(now.take().unwrap_or_else(Instant::now)) else { return Ok(None) };
-            self.domain().link().require_broker()?;
+            self.inputs.require_live()?;
             let key = self.queue().prepare(event);
             if let Some(found) = poll()? {
                 return Ok(Some(found));
             }
-            self.queue().sleep(event, key, left);
+            self.queue().sleep(event, key, left.min(self.queue().sleep_limit()));
             if let Some(found) = poll()? {
                 return Ok(Some(found));
             }

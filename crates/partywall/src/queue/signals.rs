@@ -61,13 +61,15 @@ impl Open {
         };
         let writer = &mut writers[lane];
         writer.signals.signal_on(stream, writer.last + 1)?;
-        (writer.last, writer.stream) = (writer.last + 1, stream.raw());
+        writer.last += 1;
+        writer.stream = stream.raw();
         Ok((writer.order.clone(), StreamPoint { lane: lane as u8, cell: writer.order.cell(), value: writer.last }))
     }
 
     fn writer(&self, lane: u8, stream: RawStream) -> Result<Writer> {
         let signals = self.domain().timeline_writer(&self.timeline_name(self.domain().link().row(), lane))?;
-        let (order, last) = (Order::of(signals.timeline()), signals.timeline().announced());
+        let order = Order::of(signals.timeline());
+        let last = signals.timeline().announced();
         Ok(Writer { signals, order, last, stream })
     }
 

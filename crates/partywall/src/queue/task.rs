@@ -16,6 +16,7 @@ use super::{Open, Queue, SegmentPart, Ticket};
 use crate::{
     error::{Busy, Error, Gone, InvalidArgument, Mismatch, Result},
     pool::Block,
+    trace::Action,
     wait::{Wait, Waiting},
 };
 
@@ -139,8 +140,33 @@ impl Queue {
     /// Submits a task, and waits until the queue has room for it. The inputs were written by the CPU, or by streams
     /// that were waited for.
     ///
+    /// A free place is enough, also while results that were not taken occupy all output blocks: the task needs an output
+    /// block only when a worker claims it.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// use partywall::{Error, Queue, Task, error::Busy};
+    ///
+    /// # fn submit(queue: &Queue, second: Duration) -> partywall::Result<()> {
+    /// let mut input = queue.inputs().alloc(second)?;
+    /// input.as_mut_slice::<f32>()?.fill(49.0);
+    /// let task = Task::new("sqrt").input(input).output(queue.input_bytes());
+    /// match queue.submit(task, second) {
+    ///     Ok(ticket) => println!("submitted {}", ticket.task()),
+    ///     Err(refused) => match refused.error {
+    ///         // The task has come back with its input, to be submitted later.
+    ///         Error::Busy(Busy::QueueFull { results, .. }) => {
+    ///             println!("{results} results were not taken; {} task waits", refused.tasks.len());
+    ///         }
+    ///         error => return Err(error),
+    ///     },
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
-    /// The error contains the task. [`Busy::QueueFull`]; [`Error::Cancelled`]; [`InvalidArgument::Range`] for a task
+    /// The error contains the task. [`Busy::QueueFull`], which counts the results that were not taken; [`Error::Cancelled`]; [`InvalidArgument::Range`] for a task
     /// that is too long; [`Mismatch::BlockSize`] for an output larger than the queue's; [`Mismatch::Options`] for
     /// blocks of another pool or queue; [`Gone::Attachment`] for a part of a segment that was detached;
     /// [`Unreachable::Gone`](crate::error::Unreachable::Gone) if it has to wait without a broker; [`Gone::HeldBlock`]
@@ -236,6 +262,7 @@ impl Queue {
     /// Reserves a place for a task. Waits for one if there is a `wait`; `waiting` is set once that has begun.
     fn reserve<'w>(&self, task: &Task, wait: Option<Wait<'w>>, waiting: &mut Option<Waiting<'w>>) -> Result<Reserved> {
         self.open.require_ours()?;
+        self.open.inputs.check()?;
         task.check(&self.open)?;
         let row = self.domain().link().row();
         if let Some(place) = self.open.queue().reserve(row) {
@@ -274,9 +301,11 @@ impl Queue {
             cancel: *cancel,
             now: members::now(),
         };
-        let control = self.open.inputs.control();
-        match self.open.queue().submit(control, place, &described, &held) {
+        let control = &self.open.control;
+        let since = control.recorder.begin();
+        match control.queue.submit(&control.inputs, place, &described, &held) {
             Ok(id) => {
+                control.record(Action::Submit, id, 0, since);
                 drop(held);
                 for block in task.inputs.drain(..).filter_map(NamedInput::into_block) {
                     // The block belongs to the queue now.
@@ -297,7 +326,10 @@ impl Queue {
     }
 
     fn full(&self) -> Error {
-        Busy::QueueFull { queue: self.name().to_owned(), tasks: self.capacity() }.into()
+        let queue = self.name().to_owned();
+        let results = self.open.queue().unread();
+        Busy::QueueFull { queue, tasks: self.capacity(), results, outputs_full: self.open.results_fill_outputs() }
+            .into()
     }
 }
 

@@ -14,6 +14,7 @@ use crate::{
     adaptive_spin::AdaptiveSpin,
     error::{Busy, Error, InvalidArgument, InvalidData, Mismatch, Result},
     pool::Block,
+    trace::Action,
     wait::Wait,
 };
 
@@ -95,7 +96,27 @@ impl Ticket {
         Self { open, id, spin: AdaptiveSpin::on_memory() }
     }
 
-    /// Waits until the task is done, and takes its result.
+    /// Waits until the task is done, and takes its result. The result keeps the output block until it is dropped.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// use partywall::{Error, Ticket, error::InvalidData};
+    ///
+    /// # fn take(ticket: &Ticket) -> partywall::Result<()> {
+    /// match ticket.wait(Duration::from_secs(10)) {
+    ///     Ok(result) => {
+    ///         let output = result.output().expect("the task was submitted with room for an output");
+    ///         println!("{}", output.as_slice::<f32>()?[0]);
+    ///     }
+    ///     Err(Error::InvalidData(InvalidData::TaskFailed { attempts, reason, .. })) => {
+    ///         println!("a dead letter after {attempts} attempts: {reason}");
+    ///     }
+    ///     Err(Error::Timeout { .. }) => println!("not done yet: {}", ticket.status().name()),
+    ///     Err(error) => return Err(error),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`InvalidData::TaskFailed`] for a dead letter, which stays in the queue;
@@ -113,7 +134,7 @@ impl Ticket {
         }
         let waiting = wait.begin();
         let found = self.open.await_event(Event::Result, &self.spin, &waiting, poll)?;
-        found.ok_or_else(|| waiting.error(format!("task {} is not done: {}", self.task(), self.status().name())))
+        found.ok_or_else(|| waiting.error(self.not_done()))
     }
 
     /// Takes the result if the task is done.
@@ -123,12 +144,15 @@ impl Ticket {
     pub fn try_take(&self) -> Result<Option<TaskResult>> {
         self.open.require_ours()?;
         let row = self.open.domain().link().row();
-        let taken = match self.open.queue().take(self.open.pools(), row, self.id) {
+        let control = &self.open.control;
+        let since = control.recorder.begin();
+        let taken = match control.queue.take(control.pools(), row, self.id) {
             Ok(taken) => taken,
             Err(shm::TaskState::Gone) => return Err(self.open.gone(self.id)),
             Err(shm::TaskState::Dead) => return Err(self.failed()),
             Err(_) => return Ok(None),
         };
+        control.record(Action::Take, self.id, taken.attempt, since);
         let output = taken.output.map(|held| Block::new(self.open.outputs.clone(), held));
         Ok(Some(TaskResult::new(output, taken.bytes, taken.attempt)))
     }
@@ -174,6 +198,18 @@ impl Ticket {
     /// Returns the reference of the task, for other processes.
     pub fn task(&self) -> TaskRef {
         self.open.reference(self.id)
+    }
+
+    /// Returns how far the task is, and the reason if no worker can claim it.
+    fn not_done(&self) -> String {
+        let status = self.status();
+        let needs_output = || self.open.queue().describe(self.id).is_some_and(|task| task.output > 0);
+        let blocked = if status == TaskStatus::Pending && needs_output() && self.open.results_fill_outputs() {
+            ", and no output block is free: results that were not taken occupy them"
+        } else {
+            ""
+        };
+        format!("task {} is not done: {}{blocked}", self.task(), status.name())
     }
 
     pub(super) fn failed(&self) -> Error {
@@ -311,7 +347,9 @@ impl FromStr for TaskRef {
             let (name, task) = text.rsplit_once('#')?;
             let (queue, version) = name.rsplit_once('@')?;
             let (index, generation) = task.split_once('.')?;
-            let (version, index, generation) = (version.parse().ok()?, index.parse().ok()?, generation.parse().ok()?);
+            let version = version.parse().ok()?;
+            let index = index.parse().ok()?;
+            let generation = generation.parse().ok()?;
             Some(Self { queue: queue.to_owned(), version, index, generation })
         };
         parse().ok_or_else(|| InvalidArgument::name(text, "a task of a queue is NAME@VERSION#PLACE.GENERATION"))

@@ -312,7 +312,8 @@ impl Build {
             let len = bytes.len().min(buffer.len());
             buffer[..len].copy_from_slice(&bytes[..len]);
             upload.submit(&[Copy { start: 0, len, chunk, offset }]).map_err(failed)?;
-            (bytes, offset) = (&bytes[len..], offset + len as u64);
+            bytes = &bytes[len..];
+            offset += len as u64;
         }
         upload.finish().map_err(failed)
     }

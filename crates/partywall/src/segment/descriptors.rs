@@ -2,8 +2,11 @@
 
 use std::{
     fmt,
+    ops::Range,
     os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd},
     process::Command,
+    sync::Arc,
+    time::Duration,
 };
 
 use partywall_os::process::inherit;
@@ -17,6 +20,8 @@ use crate::{
     info::TableBytes,
     kind::kind_name,
     place::Place,
+    pool::{Block, Blocks, Pool},
+    topic::{Loan, Sample, Topic},
     wait::Wait,
 };
 
@@ -36,6 +41,9 @@ use crate::{
 /// was mapped or imported stays usable afterwards. Without a lease, however, the broker forgets a version that is not the
 /// latest, and its memory is no longer counted; keep this object for as long as the memory is in use. In a forked child the
 /// descriptors work, and dropping closes the child's copies only.
+///
+/// The memory of a pool or topic that is open ([`Pool::descriptors`], [`Topic::descriptors`]) is one chunk with all blocks.
+/// [`HeldBlock::range_in`] returns where a block is that this process holds. Use no other block.
 ///
 /// ```no_run
 /// # use std::{process::Command, time::Duration};
@@ -66,6 +74,24 @@ pub struct Descriptors {
     mutable: bool,
     may_grow: bool,
     table: Table<TableBytes>,
+    /// The open pool or topic whose memory this is. Keeps it open.
+    blocks: Option<Arc<Blocks>>,
+}
+
+/// A block that this process holds: a [`Block`] of a pool, or a [`Loan`] or [`Sample`] of a topic. Only these implement it.
+pub trait HeldBlock: sealed::Sealed {
+    /// Returns where the bytes of the block are in the first chunk of the memory of its pool or topic.
+    ///
+    /// # Errors
+    /// [`Mismatch::Options`] for the memory of anything else, or of the same pool or topic opened for another GPU.
+    fn range_in(&self, memory: &Descriptors) -> Result<Range<u64>>;
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for crate::Block {}
+    impl Sealed for crate::Loan {}
+    impl Sealed for crate::Sample {}
 }
 
 /// One chunk of a version's memory.
@@ -102,14 +128,44 @@ impl Domain {
         let (answer, fds) = self.ask_to_open(&name, version, Access::Read, wait.into())?;
         let opened = answered!(answer, Answer::Opened(opened) => opened)?;
         let lease = opened.lease;
-        Descriptors::new(self, opened, fds).inspect_err(|_| give_back(self, lease))
+        Descriptors::new(self, opened, fds, None).inspect_err(|_| give_back(self, lease))
+    }
+}
+
+impl Pool {
+    /// Returns the memory of all blocks as file descriptors, for other APIs. The pool stays open as long as the result.
+    ///
+    /// # Errors
+    /// As [`Domain::descriptors`]; [`NotFound::Name`](crate::error::NotFound::Name) or
+    /// [`NotFound::Version`](crate::error::NotFound::Version) once the pool is removed.
+    pub fn descriptors(&self) -> Result<Descriptors> {
+        Descriptors::of_blocks(self.memory())
+    }
+}
+
+impl Topic {
+    /// Returns the memory of all blocks as file descriptors, for other APIs. The topic stays open as long as the result.
+    ///
+    /// # Errors
+    /// As [`Pool::descriptors`].
+    pub fn descriptors(&self) -> Result<Descriptors> {
+        Descriptors::of_blocks(self.memory())
     }
 }
 
 impl Descriptors {
-    fn new(domain: &Domain, mut opened: Opened, fds: Vec<OwnedFd>) -> Result<Self> {
+    fn of_blocks(blocks: &Arc<Blocks>) -> Result<Self> {
+        let domain = blocks.domain();
+        let version = Some(blocks.version());
+        let (answer, fds) = domain.ask_to_open(blocks.name(), version, Access::Read, Duration::ZERO.into())?;
+        let opened = answered!(answer, Answer::Opened(opened) => opened)?;
+        let lease = opened.lease;
+        Self::new(domain, opened, fds, Some(blocks.clone())).inspect_err(|_| give_back(domain, lease))
+    }
+
+    fn new(domain: &Domain, mut opened: Opened, fds: Vec<OwnedFd>, blocks: Option<Arc<Blocks>>) -> Result<Self> {
         let is = Named::of(opened.control.as_ref());
-        if is != Named::Segment {
+        if blocks.is_none() && is != Named::Segment {
             return Err(Mismatch::Object { name: opened.name, is, wanted: Named::Segment }.into());
         }
         let Received { table, fds, handles, .. } = Received::sort(&mut opened, fds)?;
@@ -130,7 +186,13 @@ impl Descriptors {
             mutable: opened.mutable,
             may_grow: opened.reserved > 0,
             table,
+            blocks,
         })
+    }
+
+    /// Returns whether this is the memory of a pool or topic, of which only [held blocks](HeldBlock::range_in) may be used.
+    pub fn has_blocks(&self) -> bool {
+        self.blocks.is_some()
     }
 
     /// Lets the process that `command` starts inherit the chunks' descriptors. Returns the number that each has there, in
@@ -147,7 +209,7 @@ impl Descriptors {
     /// Closes the descriptors and gives the lease back. Waits for the broker's answer.
     ///
     /// # Errors
-    /// Those of every call. The descriptors are closed even then.
+    /// The errors of every call. The descriptors are closed even then.
     pub fn release(mut self) -> Result<()> {
         self.close()
     }
@@ -202,6 +264,16 @@ impl Descriptors {
         &self.domain
     }
 
+    fn range_of(&self, blocks: &Arc<Blocks>, index: u32, bytes: u64) -> Result<Range<u64>> {
+        if self.blocks.as_ref().is_none_or(|own| !Arc::ptr_eq(own, blocks)) {
+            let of = blocks.named();
+            let why = format!("a block of it is not in the imported memory, which is that of {:?}", self.name);
+            return Err(Mismatch::Options { of, name: blocks.name().to_owned(), why }.into());
+        }
+        let start = blocks.offset(index);
+        Ok(start..start + bytes)
+    }
+
     fn close(&mut self) -> Result<()> {
         self.chunks.clear();
         match self.lease.take() {
@@ -218,6 +290,24 @@ impl Drop for Descriptors {
             Ok(()) | Err(Error::Unreachable(Unreachable::Forked { .. } | Unreachable::Gone { .. })) => {}
             Err(error) => tracing::warn!(name = self.name, %error, "a lease could not be given back"),
         }
+    }
+}
+
+impl HeldBlock for Block {
+    fn range_in(&self, memory: &Descriptors) -> Result<Range<u64>> {
+        memory.range_of(self.memory(), self.index(), self.len())
+    }
+}
+
+impl HeldBlock for Loan {
+    fn range_in(&self, memory: &Descriptors) -> Result<Range<u64>> {
+        memory.range_of(self.memory(), self.index(), self.len())
+    }
+}
+
+impl HeldBlock for Sample {
+    fn range_in(&self, memory: &Descriptors) -> Result<Range<u64>> {
+        memory.range_of(self.memory(), self.index(), self.len())
     }
 }
 

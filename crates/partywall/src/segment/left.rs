@@ -16,7 +16,7 @@ impl Segment {
     /// the name ends. If this segment was opened, or its name remains anyway, this only releases the segment.
     ///
     /// # Errors
-    /// Those of every call. The memory is unmapped even then.
+    /// The errors of every call. The memory is unmapped even then.
     pub fn leave_name(mut self) -> Result<()> {
         if !self.is_published() {
             return self.close(|lease| Call::LeaveName { lease });

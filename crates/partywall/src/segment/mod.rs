@@ -19,12 +19,12 @@ use std::{
 };
 
 use partywall_shm::Table;
-use partywall_wire::{Answer, Call, Control, Lifetime};
+use partywall_wire::{Call, Control, Lifetime, Notice};
 
 use self::growth::Stage;
 pub use self::{
     build::{Build, Builder, Claim, Uncommitted, UploadLane, Uploader},
-    descriptors::{ChunkDescriptor, Descriptors},
+    descriptors::{ChunkDescriptor, Descriptors, HeldBlock},
     growth::{Growth, Refreshed},
     open::{OpenOptions, OpenOrBuild},
     pin::Pinned,
@@ -37,7 +37,7 @@ pub(crate) use self::{
     tensor::{elements, elements_mut},
 };
 use crate::{
-    domain::{Domain, unexpected},
+    domain::Domain,
     error::{DeviceFault, Error, Mismatch, NotFound, Result, Unreachable},
     gpu::Gpu,
     info::{Promises, TableBytes},
@@ -223,24 +223,35 @@ impl Segment {
         self.control.take()
     }
 
-    /// Waits until the name is removed or ends with its owner. A newer version does not end the wait.
+    /// Waits until the name is removed or ends with its owner. A newer version does not end the wait. Returns the notice
+    /// if the withdrawal has a [deadline](Domain::withdraw): the time until which to drop this segment, and what happens then.
     ///
     /// # Errors
     /// [`Error::Timeout`], [`Error::Cancelled`]; those of every call.
-    pub fn wait_withdrawn<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<()> {
-        let Some(lease) = self.lease else { return Ok(()) };
-        let waiting = wait.into().begin();
-        match self.domain.link().call_waiting(|| Call::AwaitWithdrawal { lease }, &waiting)? {
-            Some((Answer::Withdrawn, _)) => Ok(()),
-            Some((other, _)) => Err(unexpected(&other)),
-            None => Err(waiting.error(format!("{:?} was not withdrawn", self.facts.name))),
-        }
+    pub fn wait_withdrawn<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<Option<Notice>> {
+        let Some(lease) = self.lease else { return Ok(None) };
+        self.domain.link().wait_withdrawn(lease, &self.facts.name, wait.into())
+    }
+
+    /// Returns whether the segment may still be used. Takes nanoseconds: the broker reports the end by itself.
+    ///
+    /// # Errors
+    /// [`Gone::Withdrawn`](crate::error::Gone::Withdrawn) once the deadline of a withdrawal with
+    /// [`Then::Stale`](crate::Then::Stale) has passed. New views of tensors then fail with the same error; slices,
+    /// addresses and arrays that exist stay valid until the segment is dropped.
+    pub fn check(&self) -> Result<()> {
+        self.lease.map_or(Ok(()), |lease| self.domain.link().check_lease(lease, &self.facts.name))
+    }
+
+    /// Returns the memory for another view of it.
+    fn view(&self) -> Result<&dyn Memory> {
+        self.check().map(|()| self.memory())
     }
 
     /// Unmaps the memory and gives the lease back.
     ///
     /// # Errors
-    /// Those of every call. The memory is unmapped even then.
+    /// The errors of every call. The memory is unmapped even then.
     pub fn release(mut self) -> Result<()> {
         self.close(|lease| Call::Release { lease })
     }

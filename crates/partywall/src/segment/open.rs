@@ -139,8 +139,8 @@ impl OpenOptions {
     /// the broker knows. `None` if the publisher seems to be alive.
     fn reason(&self, name: &str, version: u64, lease: u64) -> Option<Error> {
         let waiting = Wait::from(PROOF).begin();
-        let told = self.domain.link().call_waiting(|| Call::AwaitWithdrawal { lease }, &waiting);
-        if matches!(told, Ok(Some((Answer::Withdrawn, _)))) {
+        let answer = self.domain.link().call_waiting(|| Call::AwaitWithdrawal { lease }, &waiting);
+        if matches!(answer, Ok(Some((Answer::Withdrawn { .. }, _)))) {
             return self.domain.ask_to_open(name, Some(version), Access::Read, Duration::ZERO.into()).err();
         }
         let pid = self.domain.inspect(&format!("{name}@{version}")).ok()?.version.committer;

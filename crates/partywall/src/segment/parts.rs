@@ -53,7 +53,7 @@ impl Segment {
 
     /// Returns the bytes of a part of frozen host memory.
     pub(crate) fn part_bytes(&self, place: PartPlace) -> Result<&[u8]> {
-        self.memory().bytes(place.chunk, place.offset, place.bytes).map_err(|e| self.named(e))
+        self.view()?.bytes(place.chunk, place.offset, place.bytes).map_err(|e| self.named(e))
     }
 
     /// Returns the first address of a part of host memory.
@@ -61,7 +61,7 @@ impl Segment {
         if !self.facts.mutable {
             return self.part_bytes(place).map(<[u8]>::as_ptr);
         }
-        let map = self.memory().shared(place.chunk).map_err(|e| self.named(e))?;
+        let map = self.view()?.shared(place.chunk).map_err(|e| self.named(e))?;
         // In bounds: the place was found within the present length.
         Ok(map.as_ptr().wrapping_add(place.offset as usize))
     }
@@ -71,12 +71,12 @@ impl Segment {
         if out.is_empty() {
             return Ok(());
         }
-        self.memory().read(place.chunk, place.offset + offset, out).map_err(|e| self.named(e))
+        self.view()?.read(place.chunk, place.offset + offset, out).map_err(|e| self.named(e))
     }
 
     /// Returns a part on its GPU.
     pub(crate) fn part_device(&self, place: PartPlace) -> Result<DeviceRange<'_>> {
-        self.memory().device(place.chunk, place.offset, place.bytes).map_err(|e| self.named(e))
+        self.view()?.device(place.chunk, place.offset, place.bytes).map_err(|e| self.named(e))
     }
 }
 

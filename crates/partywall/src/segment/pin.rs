@@ -43,7 +43,8 @@ impl Segment {
     /// # fn main() -> Result<()> {
     /// let domain = Domain::connect()?;
     /// let (Place::Gpu(uuid), _) = gpu::resolve("cuda:0".parse().expect("a device"))? else { return Ok(()) };
-    /// let (gpu, weights) = (domain.gpu(uuid)?, domain.open("weights", Duration::ZERO)?);
+    /// let gpu = domain.gpu(uuid)?;
+    /// let weights = domain.open("weights", Duration::ZERO)?;
     /// let build = domain.create("copy", Place::Gpu(uuid)).tensor("w", DType::F32, &[1024]).allocate()?;
     /// let pinned = weights.pin(&gpu)?;
     /// pinned.enqueue_copy_to("w", gpu.stream(), build.device("w")?.as_slice())?; // does not wait
@@ -72,7 +73,7 @@ impl<S: Deref<Target = Segment>> Pinned<S> {
         // The caller may have opened the GPU without the domain, but the broker must know that this process uses it.
         segment.domain.gpu(gpu.uuid())?;
         let growths = segment.stage().growths;
-        let registrations = segment.memory().pin(&gpu).map_err(|e| segment.named(e))?;
+        let registrations = segment.view()?.pin(&gpu).map_err(|e| segment.named(e))?;
         Ok(Self { segment, growths, registrations, gpu })
     }
 

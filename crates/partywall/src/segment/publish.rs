@@ -143,7 +143,8 @@ impl Publication {
         let Self { domain, name, table, memory, commit, control, .. } = self;
         let CommitOptions { mutable, if_absent, .. } = commit;
         let bad_table = |source| Error::InvalidArgument(InvalidArgument::Table { name: name.clone(), source });
-        let (mut allocations, mut places): (Vec<Vec<ForeignMemory>>, _) = (Vec::new(), Vec::new());
+        let mut allocations: Vec<Vec<ForeignMemory>> = Vec::new();
+        let mut places = Vec::new();
         for memory in memory {
             let info = *memory.info();
             let found = allocations.iter().position(|chunk| chunk[0].info().base == info.base);

@@ -112,7 +112,7 @@ impl<'a> Tensor<'a> {
         if self.entry.bytes() == 0 {
             return Ok(&[]);
         }
-        let bytes = self.segment.memory().bytes(self.entry.chunk(), self.entry.offset(), self.entry.bytes());
+        let bytes = self.segment.view()?.bytes(self.entry.chunk(), self.entry.offset(), self.entry.bytes());
         bytes.map_err(|e| self.segment.named(e))
     }
 
@@ -126,7 +126,7 @@ impl<'a> Tensor<'a> {
         if self.entry.bytes() == 0 {
             return Err(self.range("it has no bytes to share".into()));
         }
-        let map = self.segment.memory().shared(self.entry.chunk()).map_err(|e| self.segment.named(e))?;
+        let map = self.segment.view()?.shared(self.entry.chunk()).map_err(|e| self.segment.named(e))?;
         let count = self.entry.bytes() as usize / size_of::<T>();
         map.slice(self.entry.offset() as usize, count)
             .ok_or_else(|| self.range("it lies outside its chunk or is not aligned".into()))
@@ -144,7 +144,7 @@ impl<'a> Tensor<'a> {
         if !self.segment.facts.mutable {
             return self.as_bytes().map(|bytes| bytes.as_ptr().cast_mut());
         }
-        let map = self.segment.memory().shared(self.entry.chunk()).map_err(|e| self.segment.named(e))?;
+        let map = self.segment.view()?.shared(self.entry.chunk()).map_err(|e| self.segment.named(e))?;
         // In bounds: the table was checked when the segment was opened.
         Ok(map.as_ptr().wrapping_add(self.entry.offset() as usize))
     }
@@ -157,7 +157,7 @@ impl<'a> Tensor<'a> {
         if self.entry.bytes() == 0 {
             return Err(self.range("it has no bytes, and so no address".into()));
         }
-        let range = self.segment.memory().device(self.entry.chunk(), self.entry.offset(), self.entry.bytes());
+        let range = self.segment.view()?.device(self.entry.chunk(), self.entry.offset(), self.entry.bytes());
         range.map_err(|e| self.segment.named(e))
     }
 
@@ -186,7 +186,7 @@ impl<'a> Tensor<'a> {
         if out.is_empty() {
             return Ok(());
         }
-        self.segment.memory().read(self.entry.chunk(), start, out).map_err(|e| self.segment.named(e))
+        self.segment.view()?.read(self.entry.chunk(), start, out).map_err(|e| self.segment.named(e))
     }
 
     /// Returns a copy of all bytes. Host-synchronous.
@@ -212,7 +212,7 @@ impl<'a> Tensor<'a> {
         if bytes.is_empty() {
             return Ok(());
         }
-        self.segment.memory().write(self.entry.chunk(), start, bytes).map_err(|e| self.segment.named(e))
+        self.segment.view()?.write(self.entry.chunk(), start, bytes).map_err(|e| self.segment.named(e))
     }
 
     /// Returns where `len` bytes, from `offset` on, begin in the chunk.

@@ -118,7 +118,8 @@ impl Semaphore {
     pub fn acquire<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<Permit> {
         let Open { name, memory, domain, .. } = &*self.open;
         let what = || format!("cannot acquire a permit of semaphore {name:?}: none was given back");
-        slots::take(&**memory, domain, &self.spin, wait.into(), what).map(|held| self.permit(held))
+        let live = || domain.link().require_broker();
+        slots::take(&**memory, domain, &self.spin, wait.into(), live, what).map(|held| self.permit(held))
     }
 
     /// Takes a permit if one is free and no thread waits for it.

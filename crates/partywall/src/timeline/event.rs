@@ -8,7 +8,7 @@ use std::{
 use partywall_shm::timeline::Progress;
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::{Hold, Timeline, waiting::Lookout};
+use super::{Hold, Timeline, waiting::Poller};
 use crate::{
     domain::PollReason,
     error::{Error, Result},
@@ -54,16 +54,16 @@ pub(super) fn watch(timeline: &Timeline, v: u64) -> Result<TimelineEvent> {
     let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
         .map_err(|errno| Error::system(format!("an event of timeline {:?}", at.name), errno))?;
     let fd = Arc::new(fd);
-    let mut lookout = Lookout::new(&hold.word, v);
+    let mut poller = Poller::new(&hold.word, v);
     let watched = Arc::downgrade(&fd);
-    let Some(pause) = lookout.look() else {
+    let Some(pause) = poller.poll() else {
         ring(&fd);
         return Ok(TimelineEvent { hold, v, fd });
     };
     // The event holds a lease, so the cell belongs to the timeline for as long as the event exists.
     domain.poll_tasks().add(pause, move |reason| {
         let fd = watched.upgrade()?;
-        let pause = lookout.look();
+        let pause = poller.poll();
         if pause.is_none() || reason == PollReason::Closing {
             ring(&fd);
             return None;

@@ -9,7 +9,7 @@ use crate::domain::{LeaseGuard, Word};
 #[derive(Debug)]
 pub(super) struct Input {
     /// The lease, without which the word may become another timeline's.
-    _keep: Arc<LeaseGuard>,
+    _lease: Arc<LeaseGuard>,
     at: Arc<At>,
     /// The incarnation that values rest on.
     word: Arc<Word>,
@@ -31,8 +31,8 @@ pub(super) enum Fate {
 
 impl Input {
     pub(super) fn new(input: &Timeline) -> Self {
-        let (word, keep) = input.at.now();
-        Self { _keep: keep, word, at: input.at.clone(), history: VecDeque::new() }
+        let (word, lease) = input.at.now();
+        Self { _lease: lease, word, at: input.at.clone(), history: VecDeque::new() }
     }
 
     /// Notes that the writer has signalled `v`.
@@ -46,14 +46,17 @@ impl Input {
         }
     }
 
-    pub(super) fn look(&mut self) -> Fate {
+    /// Returns the present state of the input. Moves on to the handle's present incarnation if the former has not failed.
+    pub(super) fn check(&mut self) -> Fate {
         let fate = self.fate();
-        let (present, keep) = self.at.now();
+        let (present, lease) = self.at.now();
         if matches!(fate, Fate::Failed(_)) || Arc::ptr_eq(&present, &self.word) {
             return fate;
         }
         // The handle follows another writer now, and no value rests on the former writer's failure.
-        (self.word, self._keep, self.history) = (present, keep, VecDeque::new());
+        self.word = present;
+        self._lease = lease;
+        self.history = VecDeque::new();
         self.fate()
     }
 

@@ -11,7 +11,7 @@ use partywall_shm::timeline::Progress;
 use super::{
     Hold, Timeline,
     enqueue::{self, Work},
-    waiting::Lookout,
+    waiting::Poller,
 };
 use crate::{
     domain::PollReason,
@@ -74,22 +74,22 @@ pub(super) fn wait(timeline: &Timeline, stream: StreamRef<'_>, v: u64, limit: Du
         Ok(private)
     })?;
     word.note_wait(v);
-    let told = end.clone();
-    let mut lookout = Lookout::new(&word, v);
+    let outcome = end.clone();
+    let mut poller = Poller::new(&word, v);
     // A timeout that the clock cannot represent never ends.
     let deadline = Instant::now().checked_add(limit);
     let mut private = Some(private);
     domain.poll_tasks().add(Duration::ZERO, move |reason| {
         let _kept = &keep;
         let left = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
-        let pause = lookout.look();
+        let pause = poller.poll();
         if let Some(pause) = pause
             && reason == PollReason::Due
             && !left.is_zero()
         {
             return Some(pause.min(left));
         }
-        let _ = told.set(if pause.is_some() { End::Over } else { End::Decided });
+        let _ = outcome.set(if pause.is_some() { End::Over } else { End::Decided });
         if let Some(private) = private.take() {
             private.store();
         }

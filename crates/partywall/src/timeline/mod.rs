@@ -249,7 +249,7 @@ impl Timeline {
     /// [`check`](Self::check) then refer to the values of that writer.
     ///
     /// # Errors
-    /// Those of every call.
+    /// The errors of every call.
     pub fn follow(&self) -> Result<bool> {
         let (word, keep) = self.at.now();
         let (present, _) = self.domain.follow_timeline(keep.lease(), u32::MAX)?;
@@ -268,7 +268,7 @@ impl Timeline {
     /// must open the timeline again.
     ///
     /// # Errors
-    /// Those of every call.
+    /// The errors of every call.
     pub fn abandon(&self) -> Result<()> {
         self.domain.abandon_timeline(&self.at.name)
     }

@@ -24,7 +24,7 @@ impl Timeline {
             Progress::Announced => goal == Progress::Announced,
             Progress::Reached | Progress::Ended(_) => true,
         };
-        let verdict = |progress| match progress {
+        let outcome = |progress| match progress {
             Progress::Ended(ending) => Err(self.at.ended(&word, ending, v)),
             Progress::Reached => {
                 word.note_wait(v);
@@ -35,16 +35,16 @@ impl Timeline {
         };
         let mut progress = word.progress(v);
         if is_over(progress) {
-            return verdict(progress);
+            return outcome(progress);
         }
         let waiting = wait.begin();
-        let look = || {
+        let poll = || {
             progress = word.progress(v);
             is_over(progress)
         };
-        let mut now = self.spin.spin(waiting.start(), waiting.timeout(), look);
+        let mut now = self.spin.spin(waiting.start(), waiting.timeout(), poll);
         if now.is_none() {
-            return verdict(progress);
+            return outcome(progress);
         }
         let mut backoff = Backoff::attentive();
         let mut slack = None;
@@ -53,7 +53,7 @@ impl Timeline {
             let key = cell.prepare();
             let progress = word.progress(v);
             if is_over(progress) {
-                return verdict(progress);
+                return outcome(progress);
             }
             // A woken waiter checks the value before it reads the clock.
             let Some(left) = waiting.left(now.take().unwrap_or_else(Instant::now)) else {
@@ -70,7 +70,7 @@ impl Timeline {
             // Before the next `prepare`, whose mark would cost the next notifier a system call for nothing.
             let progress = word.progress(v);
             if is_over(progress) {
-                return verdict(progress);
+                return outcome(progress);
             }
         }
     }
@@ -78,24 +78,27 @@ impl Timeline {
 
 /// Polls for a value, for callers that cannot sleep until it is reached.
 #[derive(Debug)]
-pub(super) struct Lookout {
+pub(super) struct Poller {
     word: Arc<Word>,
     v: u64,
     announced: bool,
     backoff: Backoff,
 }
 
-impl Lookout {
+impl Poller {
     pub(super) fn new(word: &Arc<Word>, v: u64) -> Self {
         Self { word: word.clone(), v, announced: false, backoff: Backoff::new() }
     }
 
     /// Returns how long to wait before the next poll; `None` once the value is reached or the timeline has ended.
-    pub(super) fn look(&mut self) -> Option<Duration> {
+    pub(super) fn poll(&mut self) -> Option<Duration> {
         match self.word.progress(self.v) {
             Progress::Reached | Progress::Ended(_) => return None,
             // The timeline has progressed.
-            Progress::Announced if !self.announced => (self.announced, self.backoff) = (true, Backoff::new()),
+            Progress::Announced if !self.announced => {
+                self.announced = true;
+                self.backoff = Backoff::new();
+            }
             Progress::Announced | Progress::Pending => {}
         }
         Some(self.backoff.next())

@@ -13,7 +13,7 @@ use super::{
     At, Timeline,
     enqueue::Work,
     inputs::{Fate, Input},
-    waiting::Lookout,
+    waiting::Poller,
 };
 use crate::{
     completion::Fence,
@@ -160,9 +160,9 @@ impl TimelineWriter {
         drop(state);
         if first {
             let writer = Arc::downgrade(&self.writer);
-            self.timeline.domain.poll_tasks().add(LOOK, move |reason| {
-                writer.upgrade()?.look_at_inputs();
-                (reason == PollReason::Due).then_some(LOOK)
+            self.timeline.domain.poll_tasks().add(CHECK_INTERVAL, move |reason| {
+                writer.upgrade()?.check_inputs();
+                (reason == PollReason::Due).then_some(CHECK_INTERVAL)
             });
         }
     }
@@ -211,8 +211,8 @@ impl TimelineWriter {
     /// Waits until a stream has stored the promised value `owed`.
     fn drain(&self, owed: u64) -> Result<()> {
         let start = Instant::now();
-        let mut lookout = Lookout::new(&self.writer.word, owed);
-        while let Some(pause) = lookout.look() {
+        let mut poller = Poller::new(&self.writer.word, owed);
+        while let Some(pause) = poller.poll() {
             if start.elapsed() > DRAIN {
                 return Err(Error::Timeout { what: self.writer.at.not_come(owed, Progress::Reached), after: DRAIN });
             }
@@ -267,12 +267,12 @@ impl Drop for TimelineWriter {
 impl Writer {
     /// Ends the timeline as closed, unless it has ended.
     fn end(&self) {
-        self.look_at_inputs();
+        self.check_inputs();
         self.word.cell().end(TimelineEnding::Closed);
     }
 
     /// Taints values that rest on failed inputs. Skips a locked writer: a signal that holds the lock does the same.
-    fn look_at_inputs(&self) {
+    fn check_inputs(&self) {
         if let Ok(mut state) = self.state.try_lock() {
             self.taint(&mut state);
         }
@@ -298,7 +298,7 @@ impl Writer {
     fn taint(&self, state: &mut State) -> bool {
         let mut suspect = false;
         for input in &mut state.inputs {
-            match input.look() {
+            match input.check() {
                 Fate::Sound => {}
                 Fate::Suspect => suspect = true,
                 Fate::Failed(from) => self.word.cell().taint(from),
@@ -324,4 +324,4 @@ impl State {
 const DRAIN: Duration = Duration::from_secs(10);
 
 /// How often the service thread checks the inputs.
-const LOOK: Duration = Duration::from_millis(250);
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);

@@ -18,7 +18,7 @@ use partywall_shm::{
     DType, members,
     pool::Pool,
     semaphore::Held,
-    topic::{MAX_RANK, Message, Status, Unpublished},
+    topic::{MAX_RANK, Message, NO_STAMP, Status, Unpublished},
 };
 
 use super::{
@@ -31,7 +31,7 @@ use crate::{
     completion::{Completion, Fence, contained},
     error::{Error, Gone, InvalidArgument, Mismatch, Result},
     gpu::DeviceRange,
-    pool::Block,
+    pool::{Block, Blocks},
     segment::{Element, elements_mut},
     trace::Action,
     wait::Wait,
@@ -48,7 +48,7 @@ pub struct Loan {
     borrowed: Option<BorrowedBlockMut>,
     /// The block; `None` once it is given back, or published.
     held: Option<Held>,
-    /// Whether the GPU address was handed out, so that work of this process may use the block.
+    /// True if the GPU address was handed out, so that work of this process may use the block.
     exposed: AtomicBool,
     dtype: DType,
     rank: usize,
@@ -231,6 +231,14 @@ impl Loan {
         self.bytes == 0
     }
 
+    pub(crate) fn memory(&self) -> &Arc<Blocks> {
+        &self.joined.open.blocks
+    }
+
+    pub(crate) fn index(&self) -> u32 {
+        self.held().index()
+    }
+
     fn held(&self) -> &Held {
         // Only publishing and giving back take it, and nothing can be called afterwards.
         self.held.as_ref().expect("a loan is held until it is published")
@@ -357,6 +365,17 @@ impl Filled {
     ///
     /// Until the stream has completed that work, the block is not used for anything else, even if the sample is dropped.
     ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use partywall::{Filled, Gpu, Result};
+    /// # fn publish(filled: Filled, gpu: &Gpu) -> Result<()> {
+    /// let stream = gpu.stream(); // or a stream of the caller's own
+    /// // … kernels that write the sample are enqueued on `stream` …
+    /// filled.publish_on(stream, Duration::from_millis(10)).map_err(|unpublished| unpublished.error)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// As [`publish`](Self::publish) and [`TimelineWriter::signal_on`](crate::TimelineWriter::signal_on). The error contains
     /// the sample.
@@ -385,7 +404,7 @@ impl Filled {
         let Joined { open, port, .. } = &*self.0.joined;
         let sample = InFlight::new(port.clone(), &held, inputs);
         sample.settle_after(Written { held, order, value, used }, open.domain());
-        self.0.joined.look_ahead();
+        self.0.joined.prefetch_next();
         Ok(published)
     }
 
@@ -403,7 +422,6 @@ impl Filled {
         let Loan { joined, dtype, bytes, header, .. } = &self.0;
         let control = &*joined.open.control;
         let ControlMemory { topic, pool, .. } = control;
-        let domain = joined.open.domain();
         joined.open.require_ours()?;
         if !pool.is_current(held.index(), held.generation()) {
             return Err(Gone::HeldBlock { pool: joined.open.name().to_owned() }.into());
@@ -416,7 +434,8 @@ impl Filled {
             let since = control.recorder.begin();
             let sequence = place.published();
             // Stamped again at each attempt: the time in which the publisher waits is not the sample's age.
-            let message = Message { status, value, stamp: members::now_ns(), dtype, shape, bytes: *bytes, header };
+            let stamp = if joined.open.stamps { members::now_ns() } else { NO_STAMP };
+            let message = Message { status, value, stamp, dtype, shape, bytes: *bytes, header };
             let position = topic.publish(pool, &mut place, held, &message)?;
             control.recorder.record_since(Action::Publish, || control.object, position, since);
             Ok(Published { sequence, position })
@@ -447,7 +466,7 @@ impl Filled {
                 Err(Unpublished::Busy | Unpublished::Detached) => continue,
             };
             let Some(left) = waiting.left(Instant::now()) else { return Err(joined.full(id, &waiting)) };
-            domain.link().require_broker()?;
+            joined.open.blocks.require_live()?;
             let blocked = blocked.get_or_insert_with(|| Blocked { joined, since: members::now() });
             topic.set_blocked(joined.port.id(), Some((id, blocked.since)));
             topic.sleep_for_space(seen, left);

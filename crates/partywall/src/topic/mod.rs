@@ -11,14 +11,14 @@ mod subscriber;
 mod timelines;
 mod turns;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use partywall_os::process::fork_generation;
 use partywall_shm::{
     DType, members, pool as shm_pool,
     topic::{self as shm, PublisherState, SubscriberState},
 };
-use partywall_wire::{Control, SampleShape, TopicShape};
+use partywall_wire::{Control, Notice, SampleShape, Then, TopicShape};
 
 pub use self::{
     loan::{Filled, Loan, Published, UnpublishedSample},
@@ -30,12 +30,13 @@ pub use self::{
     turns::Turn,
 };
 use crate::{
-    domain::{Domain, LeaseGuard},
+    domain::{Domain, LeaseGuard, withdrawn},
     error::{Error, Gone, LimitReached, Result, TopicLimit, Unreachable},
     gpu::Gpu,
     place::Place,
     pool::Blocks,
-    trace::{Action, Recorder, topic_object},
+    trace::{Action, Recorder, version_object},
+    wait::Wait,
 };
 
 /// The maximum number of bytes of a sample's header, which is separate from its data.
@@ -82,6 +83,8 @@ struct Open {
     control: Arc<ControlMemory>,
     shape: TopicShape,
     sample_type: SampleType,
+    /// Whether publishers stamp samples.
+    stamps: bool,
     /// Last: the connection may end with it.
     blocks: Arc<Blocks>,
 }
@@ -168,6 +171,24 @@ impl Topic {
         SubscriberOptions::new(self.open.clone(), policy)
     }
 
+    /// Waits until the topic is removed. Returns the notice if that has a [deadline](Domain::withdraw): until when this
+    /// process is to drop the topic, and what happens then.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`], [`Error::Cancelled`]; those of every call.
+    pub fn wait_withdrawn<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<Option<Notice>> {
+        self.open.blocks.wait_withdrawn(wait.into())
+    }
+
+    /// Returns whether the topic may still be used. Takes nanoseconds.
+    ///
+    /// # Errors
+    /// [`Gone::Withdrawn`] once the deadline of a withdrawal with [`Then::Stale`] has passed. Samples
+    /// and loans that this process holds stay valid; its publishers and subscribers get the same error.
+    pub fn check(&self) -> Result<()> {
+        self.open.blocks.check()
+    }
+
     /// Returns the topic's state. The time grows with the number of blocks. Makes subscribers
     /// [measure ages](SubscriberOptions::measure_ages) for the next minute.
     pub fn stats(&self) -> TopicStats {
@@ -245,10 +266,14 @@ impl Topic {
     pub fn domain(&self) -> &Domain {
         self.open.blocks.domain()
     }
+
+    pub(crate) fn memory(&self) -> &Arc<Blocks> {
+        &self.open.blocks
+    }
 }
 
 impl Open {
-    fn new(blocks: Arc<Blocks>) -> Result<Self> {
+    fn new(blocks: Arc<Blocks>, stamps: bool) -> Result<Self> {
         let name = blocks.name();
         let foreign = || Unreachable::protocol(format!("it gave {name:?} without the control memory of a topic"));
         let &Control { topic: shape, .. } = blocks.shape();
@@ -257,10 +282,10 @@ impl Open {
         let topic = topic.clone();
         let pool = blocks.control().clone();
         let recorder = blocks.domain().recorder().clone();
-        let object = topic_object(blocks.name(), blocks.version());
+        let object = version_object(blocks.name(), blocks.version());
         let generation = fork_generation();
         let control = ControlMemory { topic, pool, recorder, object, _keep: blocks.keep(), generation };
-        Ok(Self { control: Arc::new(control), sample_type: SampleType::of(&shape), shape, blocks })
+        Ok(Self { control: Arc::new(control), sample_type: SampleType::of(&shape), shape, stamps, blocks })
     }
 
     fn name(&self) -> &str {
@@ -279,7 +304,13 @@ impl Open {
     /// Returns why this process is no longer a publisher or subscriber. Asks the broker for the reason.
     fn detached(&self) -> Error {
         let domain = self.domain();
-        let asked = domain.ping().and_then(|()| domain.health().check());
+        let asked = domain.ping().and_then(|()| domain.health().check()).and_then(|()| {
+            // The broker detaches before its report of the withdrawal is read.
+            match self.blocks.wait_withdrawn(Duration::ZERO.into()) {
+                Ok(Some(notice)) if notice.then == Then::Stale => Err(withdrawn(self.name(), &notice)),
+                _ => Ok(()),
+            }
+        });
         asked.err().unwrap_or_else(|| Error::Gone(Gone::Detached { topic: self.name().to_owned() }))
     }
 
@@ -296,7 +327,7 @@ impl Open {
 }
 
 impl ControlMemory {
-    /// Records what this process does with the sample at a position, while somebody traces.
+    /// Records what this process does with the sample at a position, while a tracer reads.
     #[inline]
     fn record(&self, action: Action, position: u64) {
         self.recorder.record(action, || self.object, position);
@@ -309,7 +340,7 @@ impl ControlMemory {
         }
     }
 
-    /// Not in a forked child.
+    /// Returns whether this is the process that opened the topic, not a forked child.
     fn are_ours(&self) -> bool {
         self.generation == fork_generation()
     }

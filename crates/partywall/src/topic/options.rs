@@ -35,6 +35,7 @@ pub struct TopicOptions {
     subscribers: Option<u32>,
     held: Option<u32>,
     blocks: Option<u32>,
+    stamps: bool,
 }
 
 impl TopicOptions {
@@ -51,6 +52,7 @@ impl TopicOptions {
             subscribers: None,
             held: None,
             blocks: None,
+            stamps: true,
         }
     }
 
@@ -140,6 +142,14 @@ impl TopicOptions {
         self
     }
 
+    /// Sets whether publishers of this handle stamp samples with the time, which costs one reading of the clock. The default is
+    /// true. Samples without a stamp have no [age](super::Sample::age) and are in no statistics of ages. Other handles of the
+    /// same topic, in this process or in others, are not affected.
+    pub fn stamps(mut self, stamps: bool) -> Self {
+        self.stamps = stamps;
+        self
+    }
+
     wanted_setters!("topic", "samples");
 
     /// Creates the topic.
@@ -148,7 +158,7 @@ impl TopicOptions {
     /// [`Denied::NameExists`](crate::error::Denied::NameExists); [`InvalidArgument::Options`], [`InvalidArgument::TooFewBlocks`]; as
     /// [`Builder::allocate`](crate::Builder::allocate) and [`Build::commit`](crate::Build::commit).
     pub fn create(&self) -> Result<Topic> {
-        Topic::new(self.wanted.create(self.control()?)?)
+        Topic::new(self.wanted.create(self.control()?)?, self.stamps)
     }
 
     /// Creates the topic in GPU memory that other code allocated, as kind `legacy`.
@@ -159,7 +169,7 @@ impl TopicOptions {
     /// [`InvalidArgument::Options`], [`InvalidArgument::TooFewBlocks`]; as
     /// [`PoolOptions::create_in`](crate::PoolOptions::create_in).
     pub fn create_in(&self, memory: &ForeignMemory) -> Result<Topic> {
-        Topic::new(self.wanted.create_in(memory, self.control()?)?)
+        Topic::new(self.wanted.create_in(memory, self.control()?)?, self.stamps)
     }
 
     /// Opens the topic.
@@ -171,7 +181,7 @@ impl TopicOptions {
     ///   [`Mismatch::Options`](crate::error::Mismatch::Options) if the topic differs from these options;
     /// - as [`OpenOptions::open`](crate::OpenOptions::open).
     pub fn open(&self) -> Result<Topic> {
-        Topic::new(self.wanted.open(|control| self.check(control))?)
+        Topic::new(self.wanted.open(|control| self.check(control))?, self.stamps)
     }
 
     /// Opens the topic, or creates it if it does not exist. If several processes call this at once, one of them creates the
@@ -182,7 +192,7 @@ impl TopicOptions {
     /// [`open`](Self::open), except [`Denied::NameExists`](crate::error::Denied::NameExists) and
     /// [`NotFound::Name`](crate::error::NotFound::Name).
     pub fn open_or_create(&self) -> Result<Topic> {
-        Topic::new(self.wanted.open_or_create(self.control()?, |control| self.check(control))?)
+        Topic::new(self.wanted.open_or_create(self.control()?, |control| self.check(control))?, self.stamps)
     }
 
     /// Returns the shape of the topic to create.
@@ -296,12 +306,13 @@ impl TopicOptions {
 }
 
 impl Topic {
-    fn new(blocks: Arc<crate::pool::Blocks>) -> Result<Self> {
-        Open::new(blocks).map(|open| Self { open: Arc::new(open) })
+    fn new(blocks: Arc<crate::pool::Blocks>, stamps: bool) -> Result<Self> {
+        Open::new(blocks, stamps).map(|open| Self { open: Arc::new(open) })
     }
 }
 
-/// Bytes of a name. Those of [`timelines`](super::timelines) are longer by less than the rest of what a name can have.
+/// The most bytes of a topic's name. The names of its [`timelines`](super::timelines) are longer, and still within the limit
+/// for names.
 const MAX_NAME: usize = 200;
 const DEPTH: u32 = 4;
 const PUBLISHERS: u32 = 2;

@@ -64,6 +64,7 @@ impl Publisher {
     pub(super) fn join(open: Arc<Open>) -> Result<Self> {
         let link = open.domain().link();
         link.require_ours()?;
+        open.blocks.check()?;
         let ControlMemory { topic, .. } = &*open.control;
         let Some(place) = topic.join_as_publisher(link.row()) else {
             // An evicted process finds no place either.
@@ -110,7 +111,8 @@ impl Publisher {
         }
         let joined = self.joined.one_more()?;
         let wait = joined.await_in_flight(wait)?;
-        let held = slots::take(&*joined, joined.open.domain(), &self.spin, wait, || joined.no_block())?;
+        let live = || joined.open.blocks.require_live();
+        let held = slots::take(&*joined, joined.open.domain(), &self.spin, wait, live, || joined.no_block())?;
         Ok(Loan::new(joined, held).of(dtype, shape, bytes))
     }
 
@@ -235,7 +237,7 @@ impl Joined {
     }
 
     /// Prepares a block for the next loan, while receivers read the sample that was just published.
-    pub(super) fn look_ahead(&self) {
+    pub(super) fn prefetch_next(&self) {
         let ControlMemory { topic, pool, .. } = &*self.open.control;
         let next = pool.next_free().or_else(|| {
             topic.sweep(pool);
@@ -268,7 +270,7 @@ impl Joined {
         Some(held)
     }
 
-    /// Returns the reference that one more loan needs. It counts as a loan while it lives.
+    /// Returns the reference for one more loan. It counts as a loan while it lives.
     #[inline]
     fn one_more(self: &Arc<Self>) -> Result<Arc<Self>> {
         let most = self.open.shape.loans as usize;
@@ -358,7 +360,7 @@ impl Slots for Joined {
         attempt
     }
 
-    fn look_after(&self) {
+    fn rescue(&self) {
         let ControlMemory { topic, pool, .. } = &*self.open.control;
         pool.revoke_overdue();
         topic.sweep(pool);

@@ -14,7 +14,7 @@ use partywall_os::borrow::BorrowedBlock;
 use partywall_shm::{
     DType, members,
     timeline::Progress,
-    topic::{Description, Status, Taken},
+    topic::{Description, NO_STAMP, Status, Taken},
 };
 
 use super::{
@@ -27,6 +27,7 @@ use crate::{
     completion::{Completion, Fence},
     error::{Busy, Error, Gone, InvalidData, Result},
     gpu::{DeviceRange, Gpu},
+    pool::Blocks,
     segment::{Element, elements},
     timeline::{Order, Timeline},
     wait::Wait,
@@ -50,7 +51,7 @@ pub struct Sample {
     bytes: Option<BorrowedBlock>,
     /// The timeline that says when it is complete, once it was asked for.
     timeline: OnceLock<Arc<Timeline>>,
-    /// Whether the GPU address was handed out, so that work of this process may read the sample.
+    /// True if the GPU address was handed out, so that work of this process may read the sample.
     exposed: AtomicBool,
     /// Last: the connection may end with it.
     joined: Arc<Joined>,
@@ -72,7 +73,7 @@ pub(super) struct Reading {
     taken: Taken,
     /// The value that completes the sample on the publisher's timeline.
     value: u64,
-    /// That timeline, once it was asked for.
+    /// The timeline of the publisher, once it was asked for.
     order: OnceLock<Order>,
     /// It is unknown when the GPU is done with the block.
     lost: AtomicBool,
@@ -158,9 +159,12 @@ impl Sample {
     /// Returns the time since the sample was published. For a sample that a stream fills, this is the time since
     /// [`publish_on`](super::Filled::publish_on), not since the stream was done. Reads the clock.
     ///
+    /// Returns `None` if the publisher did not [stamp](super::TopicOptions::stamps) it.
+    ///
     /// Processes in different time namespaces (time_namespaces(7)) have different clocks; an age is never negative.
-    pub fn age(&self) -> Duration {
-        Duration::from_nanos(members::now_ns().saturating_sub(self.description.stamp))
+    pub fn age(&self) -> Option<Duration> {
+        let stamp = Some(self.description.stamp).filter(|stamp| *stamp != NO_STAMP);
+        stamp.map(|stamp| Duration::from_nanos(members::now_ns().saturating_sub(stamp)))
     }
 
     /// Returns the bytes in host memory.
@@ -381,6 +385,14 @@ impl Sample {
 
     fn is_exposed(&self) -> bool {
         self.exposed.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn memory(&self) -> &Arc<Blocks> {
+        &self.open().blocks
+    }
+
+    pub(crate) fn index(&self) -> u32 {
+        self.taken().block()
     }
 
     fn open(&self) -> &Open {

@@ -16,7 +16,7 @@ pub struct SampleType {
 }
 
 impl SampleType {
-    /// That of a topic in a listing.
+    /// Returns the type of the samples of a topic in a listing.
     pub fn of(topic: &TopicShape) -> Self {
         Self { dtype: topic.dtype.and_then(DType::from_code), shape: topic.shape }
     }

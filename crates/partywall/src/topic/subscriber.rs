@@ -68,9 +68,9 @@ pub(super) struct Port {
     next: AtomicU64,
     /// One of its holds stays until the broker takes it back.
     lost: AtomicBool,
-    /// Whether receiving ends once the topic is idle.
+    /// True if receiving ends once the topic is idle.
     until_idle: bool,
-    /// Whether it measures ages without being asked.
+    /// True if it measures ages without being asked.
     measures_ages: bool,
 }
 
@@ -146,9 +146,9 @@ impl SubscriberOptions {
     }
 
     /// Sets whether the subscriber measures the [age](Sample::age) of each sample when it receives it, from the first sample
-    /// on. The default is false: it measures while somebody asks, which is for a minute after each call of
+    /// on. The default is false: it measures on request, for a minute after each call of
     /// [`Subscriber::stats`] or [`Topic::stats`](super::Topic::stats) for its topic in any process, and after each
-    /// `partywall show` or request for metrics. To measure costs one reading of the clock for each sample, 20 to 30 ns.
+    /// `partywall show` or request for metrics. Measuring reads the clock once for each sample: 20 to 30 ns.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -175,6 +175,7 @@ impl SubscriberOptions {
         let open = &self.open;
         let link = open.domain().link();
         link.require_ours()?;
+        open.blocks.check()?;
         let depth = open.shape.depth;
         let queue = match self.policy {
             Policy::Block => None,
@@ -247,7 +248,7 @@ impl Subscriber {
             let Some(left) = waiting.left(now.take().unwrap_or_else(Instant::now)) else {
                 return Err(waiting.error(format!("no sample of topic {:?} was published", self.topic())));
             };
-            self.open().domain().link().require_broker()?;
+            self.open().blocks.require_live()?;
             // There is no room: a GPU that is done with a sample wakes no thread.
             if port.has_sample() {
                 std::thread::sleep(backoff.next().min(left));
@@ -280,7 +281,7 @@ impl Subscriber {
         let ControlMemory { topic, pool, .. } = &*open.control;
         open.require_ours()?;
         // A polling loop should not take the lock each time.
-        match port.look() {
+        match port.peek() {
             Ahead::Nothing => return Ok(None),
             Ahead::Sample(block) => open.blocks.prefetch(block),
             Ahead::Other => {}
@@ -369,8 +370,8 @@ impl Subscriber {
         &self.joined.open
     }
 
-    /// Whether there are as many samples as may be held at a time, which share what it has joined with it. There may be more
-    /// holds: of what a GPU still reads, and of what others are made of.
+    /// Returns whether the subscriber holds its maximum of samples. Each sample shares `joined` with it. There may be more holds
+    /// than samples: a GPU may still read one, or another sample may rest on it.
     fn is_full(&self) -> bool {
         Arc::strong_count(&self.joined) > self.open().shape.held as usize
     }
@@ -399,7 +400,7 @@ impl Port {
 
     /// Returns whether there is a sample to receive, or the broker has detached the subscriber.
     fn has_sample(&self) -> bool {
-        self.look() != Ahead::Nothing
+        self.peek() != Ahead::Nothing
     }
 
     /// Returns whether receiving has ended because the topic is idle.
@@ -407,9 +408,9 @@ impl Port {
         self.until_idle && self.control.topic.is_idle(self.next.load(Ordering::Relaxed))
     }
 
-    fn look(&self) -> Ahead {
+    fn peek(&self) -> Ahead {
         // If another thread has received since, this may find what is gone already; receiving finds out.
-        self.control.topic.look(self.id, self.next.load(Ordering::Relaxed))
+        self.control.topic.peek(self.id, self.next.load(Ordering::Relaxed))
     }
 
     fn place(&self) -> MutexGuard<'_, SubscriberPlace> {

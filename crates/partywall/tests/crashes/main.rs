@@ -2,6 +2,7 @@
 //! other processes continue.
 #![allow(clippy::unwrap_used, reason = "what is said of tests holds for their helpers")]
 
+mod broker;
 mod points;
 mod pool;
 mod queue;
@@ -25,10 +26,13 @@ fn role(role: &str, fd: &OwnedFd) -> Command {
     command
 }
 
-/// Not a test: the body of the other processes.
+/// Runs the other processes of the tests. It is no test itself.
 #[test]
 fn play() {
     let Ok(role) = std::env::var(ROLE) else { return };
+    if role == broker::ROLE {
+        return broker::play();
+    }
     let memory: File = OpenOptions::new().read(true).write(true).open(std::env::var(MEMORY).unwrap()).unwrap();
     match role.split_once(' ').unwrap() {
         ("pool", role) => pool::play(role, memory),

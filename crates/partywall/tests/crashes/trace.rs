@@ -1,4 +1,4 @@
-//! Traces: a process that crashes while it records loses one event, tears none, and keeps nobody from recording.
+//! Traces: a process that crashes while it records loses one event, tears none, and keeps no other process from recording.
 
 use std::fs::File;
 
@@ -16,7 +16,16 @@ const ROW: u16 = 3;
 const THEIRS: u64 = 3;
 
 fn event(n: u64) -> Event {
-    Event { since: n, at: n + 1, pid: n as u32, tid: !n as u32, action: Action::Signal, object: n * 3, value: n << 20 }
+    Event {
+        since: n,
+        at: n + 1,
+        pid: n as u32,
+        tid: !n as u32,
+        action: Action::Signal,
+        object: n * 3,
+        value: n << 20,
+        attempt: !n as u8,
+    }
 }
 
 pub(crate) fn play(memory: File) {

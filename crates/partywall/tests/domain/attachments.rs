@@ -95,7 +95,7 @@ fn result(queue: &Queue, task: Task) -> u64 {
     u64::from_ne_bytes(bytes)
 }
 
-/// Submits a task that names a part, and nobody claims.
+/// Submits a task that names a part. No worker claims it.
 fn name(queue: &Queue, part: &SegmentPart) -> partywall::Ticket {
     queue.submit(Task::new("sum").part(part.clone()).output(8), TIMEOUT).unwrap()
 }
@@ -289,7 +289,7 @@ fn peer_that_makes_up_parts_gets_an_error_for_the_worker() {
     }
 }
 
-/// On a GPU the inputs are in other memory than the outputs.
+/// Tests inputs in other memory than the outputs, as on a GPU.
 #[test]
 fn host_queue_names_parts_of_a_segment_elsewhere() {
     let world = World::new();

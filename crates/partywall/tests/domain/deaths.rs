@@ -35,7 +35,7 @@ pub(crate) fn play(role: &str) {
         }
         "builder" => {
             let OpenOrBuild::Build(claim) = domain.open_or_build("model", TIMEOUT).unwrap() else {
-                panic!("somebody else builds");
+                panic!("another process builds");
             };
             let _build = claim.create(place()).allocate().unwrap();
             wait();
@@ -73,7 +73,7 @@ fn inherit(fd: i32) {
 /// Runs what follows in PID, mount and user namespaces of its own, and kills it when the launcher is killed.
 const NAMESPACE: [&str; 6] = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"];
 
-/// Whether this machine allows namespaces; some machines refuse them to ordinary users.
+/// Returns whether this machine allows namespaces; some machines refuse them to ordinary users.
 fn can_make_namespaces() -> bool {
     let mut command = Command::new(NAMESPACE[0]);
     command.args(&NAMESPACE[1..]).arg("true").stderr(Stdio::null()).status().is_ok_and(|status| status.success())
@@ -152,4 +152,31 @@ fn needs_namespaces_a_process_of_another_one_is_proved_dead_too() {
     owner.kill();
     reader.wait_withdrawn(TIMEOUT).unwrap();
     eventually("the end of the owner", || domain.members().unwrap().len() == 1);
+}
+
+/// What `unshare` makes anew for a process, besides the user namespace that permits it.
+const KINDS: [&[&str]; 6] = [
+    &[],
+    &["--pid", "--fork", "--kill-child"],
+    &["--ipc"],
+    &["--mount"],
+    &["--net"],
+    &["--pid", "--ipc", "--mount", "--net", "--fork", "--kill-child"],
+];
+
+#[test]
+fn needs_namespaces_readers_of_each_kind_are_served_and_their_leases_return() {
+    assert!(can_make_namespaces(), "this machine does not let us make namespaces");
+    for kinds in KINDS {
+        let world = World::new();
+        let domain = world.connect();
+        drop(commit(&domain, "kept", 2, true));
+        let launcher = [&["unshare", "--user", "--map-root-user"], kinds].concat();
+        let mut reader = world.play_through("reader", &launcher);
+        domain.remove("kept").unwrap();
+        assert_eq!(domain.status().unwrap().versions, 1, "{kinds:?}: the reader holds it");
+        reader.kill();
+        eventually("the return of the lease", || domain.status().unwrap().versions == 0);
+        eventually("the end of the reader", || domain.members().unwrap().len() == 1);
+    }
 }

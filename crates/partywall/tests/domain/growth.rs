@@ -136,8 +136,8 @@ fn reader_without_room_keeps_the_old_length() {
     assert_eq!(reader.reserved(), reader.bytes());
     log.grow().extend("rows", 30).commit().unwrap();
     (3..30).for_each(|row| write(&log, row));
-    let told = Refreshed::DoesNotFit { bytes: log.bytes(), reserved: reader.bytes() };
-    assert_eq!((reader.refresh().unwrap(), reader.wait_growth(TIMEOUT).unwrap()), (told, told));
+    let expected = Refreshed::DoesNotFit { bytes: log.bytes(), reserved: reader.bytes() };
+    assert_eq!((reader.refresh().unwrap(), reader.wait_growth(TIMEOUT).unwrap()), (expected, expected));
     assert_rows(&reader, 3);
     assert_rows(&domain.opener("log").reserve(0).open().unwrap(), 30);
 }

@@ -16,6 +16,7 @@ mod semaphores;
 mod spans;
 mod topics;
 mod watch;
+mod withdrawals;
 mod world;
 
 use std::time::Duration;
@@ -55,7 +56,7 @@ fn owners_go_to_any_thread() {
     };
 }
 
-/// Not a test: the body of other processes that tests start, see [`world::World::play`].
+/// Runs the other processes that tests start. It is no test itself; see [`world::World::play`].
 #[test]
 fn role() {
     if let Ok(role) = std::env::var(world::ROLE) {
@@ -66,6 +67,7 @@ fn role() {
             role if role.starts_with("pool ") => pools::play(role),
             role if role.starts_with("queue ") => queues::play(role),
             role if role.starts_with("attachments ") => attachments::play(role),
+            role if role.starts_with("withdrawals ") => withdrawals::play(role),
             role if role.starts_with("descriptors ") => descriptors::play(role),
             "sandboxed" => pidfds::play(),
             "watcher" => watch::play(),

@@ -47,7 +47,7 @@ pub(crate) fn play(role: &str) {
             println!("offer {}", block.offer().unwrap());
             linger();
         }
-        // Takes what it is told over, and holds it.
+        // Accepts the block whose reference it receives, and holds it.
         "pool taker" => {
             let pool = pool();
             println!("ready");
@@ -111,7 +111,7 @@ fn block_is_written_once_and_read_in_place() {
     let mut blocks = Vec::new();
     for value in 1..=3 {
         let mut block = ours.alloc(Duration::ZERO).unwrap();
-        assert_eq!(read(&block), 0, "nobody has had it yet");
+        assert_eq!(read(&block), 0, "no process has had it yet");
         write(&mut block, value);
         blocks.push(block.offer().unwrap());
     }
@@ -215,7 +215,7 @@ fn waiters_are_served_in_order() {
                 sender.send(number).unwrap();
                 drop(block);
             });
-            eventually("he waits", || world.connect().pool("frames").open().unwrap().stats().waiting == number + 1);
+            eventually("it waits", || world.connect().pool("frames").open().unwrap().stats().waiting == number + 1);
         }
         let wait = Wait::from(TIMEOUT).cancelled_by(&|| true);
         assert!(matches!(pool.alloc(wait), Err(Error::Cancelled { .. })));

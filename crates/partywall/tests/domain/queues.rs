@@ -286,7 +286,11 @@ fn full_queue_makes_submitters_wait() {
     let queue = options(&world.connect()).create().unwrap();
     let task = || Task::new("sqrt");
     let refused = queue.submit_all((0..10).map(|_| task()), Duration::ZERO).unwrap_err();
-    assert!(matches!(refused.error, Error::Busy(Busy::QueueFull { tasks: 8, .. })), "{}", refused.error);
+    assert!(
+        matches!(refused.error, Error::Busy(Busy::QueueFull { tasks: 8, results: 0, outputs_full: false, .. })),
+        "{}",
+        refused.error
+    );
     assert_eq!((refused.submitted.len(), refused.tasks.len()), (8, 2));
     let at_once = queue.try_submit(task()).unwrap_err();
     assert!(matches!(at_once.error, Error::Busy(Busy::QueueFull { .. })), "{}", at_once.error);
@@ -311,21 +315,50 @@ fn full_queue_makes_submitters_wait() {
 fn unread_results_that_fill_the_outputs_are_named() {
     let world = World::new();
     let queue = options(&world.connect()).create().unwrap();
-    let tickets: Vec<_> = (0..5).map(|_| submit(&queue, 1.0)).collect();
+    let mut tickets: Vec<_> = (0..4).map(|_| submit(&queue, 1.0)).collect();
     for _ in 0..4 {
         work(queue.claim(TIMEOUT).unwrap()).unwrap();
     }
+    // A free place is enough for a task, although no output block is free.
+    tickets.push(submit(&queue, 1.0));
     assert!(queue.try_claim().unwrap().is_none());
     match queue.claim(Duration::from_millis(1)) {
         Err(Error::Busy(Busy::OutputsFull { outputs: 4, results: 4, .. })) => {}
         other => panic!("{other:?}"),
     }
+    let late = tickets[4].wait(Duration::from_millis(1)).unwrap_err().to_string();
+    assert!(late.contains("pending, and no output block is free"), "{late}");
     // It is not lost, and not counted as an attempt.
     assert_eq!(root(&tickets[0]), 1.0);
     let task = queue.claim(TIMEOUT).unwrap();
     assert_eq!(task.attempt(), 1);
     work(task).unwrap();
     tickets[1..].iter().for_each(|ticket| assert_eq!(root(ticket), 1.0));
+    assert_idle(&queue);
+}
+
+#[test]
+fn submitting_to_a_full_queue_counts_the_unread_results() {
+    let world = World::new();
+    let queue = options(&world.connect()).create().unwrap();
+    let fails = |wait| match queue.submit(Task::new("sqrt").output(64), wait).unwrap_err().error {
+        Error::Busy(full @ Busy::QueueFull { .. }) => full,
+        other => panic!("{other:?}"),
+    };
+    let mut tickets: Vec<_> = (0..2).map(|_| submit(&queue, 1.0)).collect();
+    (0..2).for_each(|_| work(queue.claim(TIMEOUT).unwrap()).unwrap());
+    tickets.extend((0..6).map(|_| submit(&queue, 1.0)));
+    let some = fails(Duration::from_millis(1));
+    assert!(matches!(some, Busy::QueueFull { tasks: 8, results: 2, outputs_full: false, .. }), "{some}");
+    (0..2).for_each(|_| work(queue.claim(TIMEOUT).unwrap()).unwrap());
+    let all = fails(Duration::from_millis(1));
+    assert!(matches!(all, Busy::QueueFull { tasks: 8, results: 4, outputs_full: true, .. }), "{all}");
+    let text = Error::from(all).to_string();
+    assert!(text.ends_with("and 4 places hold results that were not taken; no output block is free"), "{text}");
+
+    tickets[..4].iter().for_each(|ticket| assert_eq!(root(ticket), 1.0));
+    (0..4).for_each(|_| work(queue.claim(TIMEOUT).unwrap()).unwrap());
+    tickets[4..].iter().for_each(|ticket| assert_eq!(root(ticket), 1.0));
     assert_idle(&queue);
 }
 
@@ -413,9 +446,9 @@ fn broker_lists_the_contents_of_a_queue() {
     let _task = queue.claim(TIMEOUT).unwrap();
     let info = domain.inspect("work").unwrap();
     let control = info.control.unwrap();
-    let told = control.queue.unwrap();
-    assert_eq!((told.usage.pending, told.usage.claimed, told.usage.done, told.usage.free), (1, 1, 1, 5));
+    let info = control.queue.unwrap();
+    assert_eq!((info.usage.pending, info.usage.claimed, info.usage.done, info.usage.free), (1, 1, 1, 5));
     assert_eq!((control.blocks.free, control.blocks.in_ring), (6, 2));
-    assert_eq!((told.outputs.free, told.outputs.held, told.outputs.in_ring), (2, 1, 1));
+    assert_eq!((info.outputs.free, info.outputs.held, info.outputs.in_ring), (2, 1, 1));
     assert_eq!(queue.stats().done, 1);
 }

@@ -59,7 +59,7 @@ fn semaphore_grants_at_most_its_maximum() {
     assert!(ours.try_acquire().unwrap().is_none());
     assert!(matches!(theirs.acquire(Duration::ZERO), Err(Error::Timeout { .. })));
     assert!(matches!(theirs.acquire(Duration::from_millis(20)), Err(Error::Timeout { .. })));
-    assert_eq!(ours.waiting(), 0, "who gives up waits no more");
+    assert_eq!(ours.waiting(), 0, "a waiter that timed out is not counted");
     permits.pop().unwrap().release().unwrap();
     let again = theirs.acquire(Duration::ZERO).unwrap();
     drop((again, permits));
@@ -82,7 +82,7 @@ fn waiters_are_served_in_order() {
                 sender.send(number).unwrap();
                 drop(permit);
             });
-            eventually("he waits", || domain.semaphore("seats", 1).unwrap().waiting() == number + 1);
+            eventually("it waits", || domain.semaphore("seats", 1).unwrap().waiting() == number + 1);
         }
         drop(permit);
     });
@@ -121,7 +121,7 @@ fn interrupted_waiter_keeps_its_place() {
         eventually("the first one was asked", || asked.load(Ordering::Relaxed) > 3);
         let cancelled = semaphore.acquire(Wait::from(TIMEOUT).cancelled_by(&|| true));
         assert!(matches!(cancelled, Err(Error::Cancelled { .. })));
-        assert_eq!(semaphore.waiting(), 2, "who is stopped waits no more");
+        assert_eq!(semaphore.waiting(), 2, "a cancelled waiter is not counted");
         drop(permit);
     });
     assert!(order.try_iter().eq([1, 2]));
@@ -219,7 +219,7 @@ fn without_a_broker_waits_end_and_free_permits_are_passed_on() {
     let mut permits: VecDeque<_> = (0..2).map(|_| semaphore.acquire(Duration::ZERO).unwrap()).collect();
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| semaphore.acquire(TIMEOUT).map(drop));
-        eventually("he waits", || semaphore.waiting() == 1);
+        eventually("it waits", || semaphore.waiting() == 1);
         world.end_broker();
         assert!(matches!(waiter.join().unwrap(), Err(Error::Unreachable(Unreachable::Gone { .. }))));
     });

@@ -75,7 +75,7 @@ fn write(loan: &mut Loan, value: u32) {
     range.copy_from_host(range.gpu().stream(), &bytes).unwrap();
 }
 
-/// What all elements of a sample are.
+/// Returns the value that all elements of a sample have.
 fn value(sample: &Sample) -> u32 {
     let mut bytes = vec![0; sample.len() as usize];
     if device() == "host" {
@@ -299,7 +299,7 @@ fn subscriber_event_wakes_an_event_loop() {
         assert!(is_readable(true) && is_readable(true), "it stays so");
         assert_eq!(receive(&subscriber), value);
         event.clear();
-        // It may have been told once more while the sample was being received.
+        // It may have been notified once more while the sample was being received.
         while is_readable(false) {
             event.clear();
         }
@@ -331,10 +331,10 @@ fn subscriber_until_idle_ends_with_the_last_publisher() {
     assert_eq!(poll(&mut polled, None).unwrap(), 1, "an event loop learns of the end");
     assert!(matches!(subscriber.recv(Duration::MAX), Err(Error::Gone(Gone::TopicIdle { topic })) if topic == "frames"));
     assert!(matches!(subscriber.try_recv(), Err(Error::Gone(Gone::TopicIdle { .. }))));
-    // One that comes late reads what is left, and ends.
+    // A late subscriber receives what is left, and ends.
     let late = until_idle(Policy::DropOldest).history(1).join().unwrap();
     assert_eq!(late.iter().map(|sample| value(&sample.unwrap())).collect::<Vec<_>>(), [2]);
-    // A further publisher ends the end.
+    // With another publisher the topic is no longer idle.
     let third = topic.publisher().unwrap();
     assert!(subscriber.try_recv().unwrap().is_none());
     publish(&third, 3);
@@ -374,15 +374,15 @@ fn promised_blocks_stay_reserved_for_their_publisher() {
     }
     let others = [(); 3].map(|()| modest.try_loan(DType::U32, &[1]).unwrap().unwrap());
     assert!(too_many(loan(&modest).map(drop)));
-    assert_eq!(topic.stats().free, 0, "all keep what they may");
+    assert_eq!(topic.stats().free, 0, "every publisher holds its maximum");
     drop((others, kept));
-    // What is published or dropped is its own no more.
+    // A loan that was published or dropped no longer counts.
     filled.publish(TIMEOUT).unwrap();
     loans.push(loan(&greedy).unwrap());
     assert!(too_many(loan(&greedy).map(drop)));
     drop(loans.pop());
     loan(&greedy).unwrap().filled().publish(TIMEOUT).unwrap();
-    // Of a sample that is not published in time, too.
+    // A sample that is not published in time still counts as a loan.
     drop((loans, keepers));
     let blocking = topic.subscriber(Policy::Block).unwrap();
     for value in 0..4 {
@@ -396,7 +396,7 @@ fn promised_blocks_stay_reserved_for_their_publisher() {
     publish(&greedy, 4);
 }
 
-/// Both are too many together, and each for the other.
+/// Two threads that loan at the same time exceed the limit together, and one of them gets the loan.
 #[test]
 fn last_loan_goes_to_one_thread() {
     let world = World::new();
@@ -448,7 +448,7 @@ fn threads_send_in_turns() {
     drop(loans);
 }
 
-/// What a topic is made of is the type of all its samples, for publishers and for who opens it.
+/// The dtype and shape of a topic hold for publishers and for processes that open it.
 #[test]
 fn dtype_and_shape_are_the_type_of_all_samples() {
     let world = World::new();
@@ -501,7 +501,7 @@ fn dtype_and_shape_are_the_type_of_all_samples() {
     let asked = "int8 [4, 6, 3]";
     let has = "uint8 [4, 6, 3]";
     assert_eq!(error, format!("topic \"images\" is not as requested: its samples are of {has}, not of {asked}"));
-    // What may be of any size needs one, and what is of one size has that.
+    // Samples of any size need `max_bytes`, and samples of a fixed size must not have it.
     let other = || domain.topic("other").place(place());
     for bad in [
         other(),
@@ -739,7 +739,7 @@ fn ages_are_measured_once_a_process_asks() {
         publish(&publisher, 1);
         thread::sleep(SHORT);
         let sample = measuring.recv(TIMEOUT).unwrap();
-        assert!(sample.age() >= SHORT && sample.age() <= published.elapsed());
+        assert!(sample.age().unwrap() >= SHORT && sample.age().unwrap() <= published.elapsed());
         drop(sample);
         receive(&subscriber);
         published.elapsed()
@@ -777,6 +777,22 @@ fn question_of_another_process_makes_subscribers_measure() {
 }
 
 #[test]
+fn sample_without_a_stamp_has_no_age() {
+    let world = World::new();
+    let domain = world.connect();
+    let stamping = frames(&domain).create().unwrap();
+    let topic = frames(&domain).stamps(false).open().unwrap();
+    let [silent, stamped] = [&topic, &stamping].map(|topic| topic.publisher().unwrap());
+    let subscriber = topic.subscribe(Policy::Block).measure_ages(true).join().unwrap();
+    let is_aged = |publisher| {
+        publish(publisher, 1);
+        subscriber.recv(TIMEOUT).unwrap().age().is_some()
+    };
+    assert_eq!([is_aged(&silent), is_aged(&stamped), is_aged(&silent)], [false, true, false]);
+    assert_eq!(subscriber.stats().ages.count, 1);
+}
+
+#[test]
 fn age_leaves_out_the_wait_for_room() {
     let world = World::new();
     let domain = world.connect();
@@ -794,7 +810,7 @@ fn age_leaves_out_the_wait_for_room() {
         thread::sleep(10 * SHORT);
         (0..topic.depth()).for_each(|value| assert_eq!(receive(&subscriber), value));
         let last = subscriber.recv(TIMEOUT).unwrap();
-        assert!(last.age() < blocked.elapsed());
+        assert!(last.age().unwrap() < blocked.elapsed());
         assert_eq!(value(&last), 9);
     });
 }
@@ -854,7 +870,7 @@ fn hung_blocking_subscriber_is_named_and_can_be_evicted() {
     for value in 8..100 {
         publish(&publisher, value);
     }
-    assert_eq!(topic.stats().read, 2, "nobody can take away what it reads");
+    assert_eq!(topic.stats().read, 2, "a sample that it reads stays");
     signal(&hung, Signal::CONT);
     hung.proceed();
     assert!(hung.expect("verdict").contains("Evicted"));

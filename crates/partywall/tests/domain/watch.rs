@@ -7,13 +7,14 @@ use partywall::{
     error::{InvalidArgument, Unreachable},
     info::{Change, NameEvent, Named, Point},
 };
+use partywall_harness::cut_connections;
 
 use super::{
     TIMEOUT,
     world::{World, commit},
 };
 
-/// What the other process of these tests does: it watches, and between two events its connection is cut.
+/// Runs the other process of these tests: it watches, and between two events its connection is cut.
 #[allow(clippy::print_stdout)] // it is how it talks to the test
 pub(crate) fn play() {
     let domain = Domain::options().start(false).connect().unwrap();
@@ -28,24 +29,6 @@ pub(crate) fn play() {
         cut_connections();
         println!("cut");
     }
-}
-
-fn cut_connections() {
-    for entry in std::fs::read_dir("/proc/self/fd").unwrap() {
-        let fd: i32 = entry.unwrap().file_name().to_str().unwrap().parse().unwrap();
-        let link = std::fs::read_link(format!("/proc/self/fd/{fd}")).unwrap_or_default();
-        if link.to_str().is_some_and(|link| link.starts_with("socket:")) {
-            shut(fd);
-        }
-    }
-}
-
-#[allow(unsafe_code)]
-fn shut(fd: i32) {
-    // SAFETY: the file descriptor was open a moment ago and is only used for one call; if it has been closed since, the
-    // call fails.
-    let borrowed = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
-    let _ = rustix::net::shutdown(borrowed, rustix::net::Shutdown::Both);
 }
 
 fn next(watch: &mut partywall::Watch) -> (String, Change) {
@@ -83,7 +66,7 @@ fn nothing_is_lost_with_a_connection() {
     let world = World::new();
     let domain = world.connect();
     let mut actor = world.play("watcher");
-    // Each time it has been told of the first of two events, and is cut off from the second.
+    // In each round it has received the first of two events, and is cut off from the second.
     for round in 0..5_u64 {
         drop(commit(&domain, &format!("name{round}"), 1, true));
         assert_eq!(actor.expect("told "), format!("{} name{round}", 2 * round + 1));
@@ -110,14 +93,14 @@ fn watch_from_long_ago_reports_missed_events_of_host_memory() {
         panic!("a mebibyte of events is kept, not more")
     };
     assert!(late.point().sequence == begin.sequence + missed && missed > 1000, "{missed}");
-    let mut told = 0;
+    let mut reported = 0;
     while let Some(event) = late.next(Duration::ZERO).unwrap() {
         let WatchEvent::Name(event) = event else { panic!("{event:?}") };
-        told += 1;
-        assert_eq!(event.sequence, begin.sequence + missed + told, "no hole after the one that was told");
+        reported += 1;
+        assert_eq!(event.sequence, begin.sequence + missed + reported, "no hole after the one that was reported");
         assert_eq!(late.point().sequence, event.sequence);
     }
-    assert_eq!(missed + told, 6000);
+    assert_eq!(missed + reported, 6000);
     // Another watch goes on where this one is.
     let mut next = domain.watch_after("*", late.point()).unwrap();
     assert_eq!(next.next(Duration::ZERO).unwrap(), None);

@@ -7,7 +7,7 @@ mod pools;
 mod publish;
 mod world;
 
-/// Not a test: the body of other processes that tests start, see [`world::World::play`].
+/// Runs the other processes that tests start. It is no test itself; see [`world::World::play`].
 #[test]
 fn role() {
     if let Ok(role) = std::env::var(world::ROLE) {

@@ -113,8 +113,8 @@ fn held_blocks_outlive_their_creator_on_the_simulated_gpu() {
         assert_eq!((pool.stats().held, pool.stats().free), (2, 2));
         let pid = maker.pid();
         maker.kill();
-        eventually("what its maker held comes back", || pool.stats().free == BLOCKS - 1);
-        assert_eq!(read(&taken), 8, "who has the pool has its memory");
+        eventually("the blocks that its creator held come back", || pool.stats().free == BLOCKS - 1);
+        assert_eq!(read(&taken), 8, "a process that has the pool open keeps its memory");
         drop(taken);
         let all = [(); BLOCKS as usize].map(|()| pool.alloc(TIMEOUT).unwrap());
         all.iter().for_each(|block| write(block, 3));
@@ -152,7 +152,7 @@ fn pool_in_foreign_memory_ends_with_its_makers_last_handle_on_the_simulated_gpu(
             assert!(matches!(blocks(&domain).open(), Err(Error::Gone(Gone::Withdrawn { .. }))));
             assert!(freed.upgrade().is_some(), "the other handle keeps the memory");
             drop(again);
-            eventually("nobody keeps it", || freed.upgrade().is_none());
+            eventually("no owner is left", || freed.upgrade().is_none());
         },
     );
 }

@@ -64,7 +64,7 @@ fn publisher_opens_its_publication_at_the_same_addresses_on_the_simulated_gpu() 
         assert_eq!(value_of(&opened, "x"), 7, "a reader in this process keeps it too");
         assert!(freed.upgrade().is_some());
         drop(opened);
-        assert!(freed.upgrade().is_none(), "nobody keeps it any more");
+        assert!(freed.upgrade().is_none(), "no owner is left");
     });
 }
 

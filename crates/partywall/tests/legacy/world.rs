@@ -44,7 +44,7 @@ pub(crate) fn value_of(segment: &Segment, tensor: &str) -> u8 {
 /// Returns memory at an address that the test itself keeps valid.
 #[allow(unsafe_code)]
 pub(crate) fn kept_by_the_test(gpu: &Gpu, address: u64) -> ForeignMemory {
-    // SAFETY: the tests let go of what they publish before they free the memory, and of nothing before.
+    // SAFETY: the tests drop the publication before they free the memory.
     unsafe { ForeignMemory::new(gpu.context(), address, Arc::new(())) }.unwrap()
 }
 

@@ -1,12 +1,14 @@
 //! Kills or stops the broker while members need it.
 
 use std::{
+    collections::BTreeSet,
     process::Command,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use partywall::{Domain, Error, error::Unreachable};
+use partywall::{Domain, Error, TimelineEnding, error::Unreachable};
+use partywall_harness::cut_connections;
 
 use super::{
     Dice, eventually,
@@ -143,6 +145,56 @@ fn calls_end_although_nothing_fits_into_the_socket_of_a_stopped_broker() {
     within(TIMEOUT, "dropping", move || drop(domain));
 }
 
+/// Follows a timeline, and loses its connection whenever the broker is stopped.
+pub(crate) fn follower() {
+    let proceed = || assert_ne!(std::io::stdin().read_line(&mut String::new()).unwrap(), 0);
+    let domain = Domain::options().start(false).connect().unwrap();
+    let timeline = domain.timeline("steps").unwrap();
+    say("ready");
+    proceed();
+    cut_connections();
+    let cut = Instant::now();
+    // Longer than a broker has for an answer.
+    while cut.elapsed() < Duration::from_secs(13) {
+        let error = domain.ping().unwrap_err();
+        assert!(matches!(error, Error::Unreachable(Unreachable::NoAnswer { .. })), "{error}");
+    }
+    say("unanswered");
+    timeline.wait(1, TIMEOUT).unwrap();
+    say("reached");
+    eventually("an answer", || domain.ping().is_ok());
+    say("back");
+    proceed();
+    cut_connections();
+    say("cut");
+    timeline.wait(2, TIMEOUT).unwrap_err();
+    assert_eq!(timeline.ending(), Some(TimelineEnding::BrokerGone));
+    say("ended");
+}
+
+#[test]
+fn stopped_broker_ends_no_timeline_and_killed_one_does() {
+    let mut place = Place::new();
+    let domain = place.connect();
+    let writer = domain.timeline_writer("steps").unwrap();
+    let mut follower = place.play("follower");
+    place.broker().stop();
+    follower.proceed();
+    follower.expect("unanswered");
+    assert_eq!(writer.timeline().ending(), None);
+    writer.signal(1).unwrap();
+    follower.expect("reached");
+    place.broker().resume();
+    follower.expect("back");
+
+    place.broker().stop();
+    follower.proceed();
+    follower.expect("cut");
+    place.broker().kill();
+    follower.expect("ended");
+    assert!(follower.join().success());
+}
+
 #[test]
 fn connecting_to_a_stopped_broker_ends_although_its_backlog_is_full() {
     let mut place = Place::new();
@@ -270,7 +322,8 @@ fn connecting_never_fails_against_the_idle_exit() {
     eventually("the last one has left", || !place.socket().exists());
 }
 
-/// Returns the pids of the brokers that serve at `socket`, whether they can be reached or not.
+/// Returns the pids of the processes that serve at `socket`, whether they can be reached or not: a supervisor and a worker for
+/// each broker.
 fn brokers_at(socket: &std::path::Path) -> Vec<i32> {
     let socket = socket.as_os_str().as_encoded_bytes();
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
@@ -302,14 +355,18 @@ fn starter_killed_at_any_moment_leaves_at_most_one_broker() {
             victim.kill();
         }
         actors[3].expect("got ");
-        eventually("one broker", || brokers_at(&place.socket()).len() == 1);
+        eventually("one broker", || brokers_at(&place.socket()).len() == 2);
         let domain = place.connect();
-        let pid = domain.status().unwrap().pid;
-        assert_eq!(brokers_at(&place.socket()), [pid as i32]);
+        let status = domain.status().unwrap();
+        let pids = [status.supervisor.unwrap(), status.pid];
+        let found: BTreeSet<_> = brokers_at(&place.socket()).into_iter().collect();
+        assert_eq!(found, pids.map(|pid| pid as i32).into());
         drop(actors);
         // The next round replaces the socket of a killed broker.
-        let pidfd = partywall_os::process::pidfd(pid).unwrap();
-        partywall_os::process::kill(&pidfd, rustix::process::Signal::KILL).unwrap();
+        for pid in pids {
+            let pidfd = partywall_os::process::pidfd(pid).unwrap();
+            partywall_os::process::kill(&pidfd, rustix::process::Signal::KILL).unwrap();
+        }
         eventually("its end", || brokers_at(&place.socket()).is_empty());
     }
 }

@@ -250,7 +250,14 @@ fn opened(chunks: usize) -> Opened {
 fn endless(request: &Request, id: u64) -> Vec<u8> {
     let answer = match request.call {
         partywall_wire::Call::List { .. } => Answer::Names {
-            names: vec![NameInfo { name: "same".into(), latest: None, usage: None, older: 0, older_bytes: 0 }],
+            names: vec![NameInfo {
+                name: "same".into(),
+                latest: None,
+                usage: None,
+                older: 0,
+                older_bytes: 0,
+                notice: None,
+            }],
             more: true,
         },
         partywall_wire::Call::Members { .. } => Answer::Members {

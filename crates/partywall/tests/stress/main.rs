@@ -54,7 +54,7 @@ impl Dice {
     }
 }
 
-/// Not a test: the body of other processes that tests start, see [`place::Place::play`].
+/// Runs the other processes that tests start. It is no test itself; see [`place::Place::play`].
 #[test]
 fn role() {
     let Ok(role) = std::env::var(place::ROLE) else { return };
@@ -65,6 +65,7 @@ fn role() {
         "churn" => kills::churn(&words[1..]),
         "stopped" => stops::play(&words[1..]),
         "load" => broker_loss::load(),
+        "follower" => broker_loss::follower(),
         "starter" => broker_loss::starter(&words[1..]),
         "fork" => forks::play(&words[1..]),
         "victim" => imposter::victim(),

@@ -88,16 +88,6 @@ fn files_of_every_wrong_kind_are_refused() {
     let mut place = Place::new();
     let mut client = Client::join(&place.socket());
     let before = place.broker().open_files_at_rest();
-    let sealed = |flags: MemfdFlags, seals: SealFlags| {
-        let fd = memfd_create("partywall:stress", MemfdFlags::CLOEXEC | flags).ok()?;
-        // Memory in large pages has a length of several of them.
-        ftruncate(&fd, if flags.contains(MemfdFlags::HUGETLB) { 2 << 20 } else { 4096 }).ok()?;
-        if !seals.is_empty() {
-            fcntl_add_seals(&fd, seals).ok()?;
-        }
-        Some(fd)
-    };
-    let fixed = SealFlags::SHRINK | SealFlags::GROW;
     let (closed, _) = socket::pair().unwrap();
     let (pipe, _write) = rustix::pipe::pipe().unwrap();
     let open = |path: &str| Some(OwnedFd::from(std::fs::File::open(path).unwrap()));
@@ -105,38 +95,100 @@ fn files_of_every_wrong_kind_are_refused() {
         ("an eventfd", Some(rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap())),
         ("zeroes", open("/dev/zero")),
         ("a directory", open("/")),
-        ("a file", Some(tempfile::tempfile().unwrap().into())),
         ("a file of proc", open("/proc/self/maps")),
         ("a socket whose peer is gone", Some(closed)),
         ("a pipe", Some(pipe)),
         ("a pidfd", Some(partywall_os::process::own_pidfd().unwrap())),
-        ("memory without seals", sealed(MemfdFlags::ALLOW_SEALING, SealFlags::empty())),
-        ("memory that cannot be sealed", sealed(MemfdFlags::empty(), SealFlags::empty())),
-        ("memory that may shrink", sealed(MemfdFlags::ALLOW_SEALING, SealFlags::GROW | SealFlags::WRITE)),
-        ("memory that may grow", sealed(MemfdFlags::ALLOW_SEALING, SealFlags::SHRINK | SealFlags::WRITE)),
-        ("memory that may be written", sealed(MemfdFlags::ALLOW_SEALING, fixed)),
+        ("memory that may be written", sealed(MemfdFlags::ALLOW_SEALING, FIXED)),
         (
             "memory that may still be written where it is mapped",
-            sealed(MemfdFlags::ALLOW_SEALING, fixed | SealFlags::FUTURE_WRITE),
+            sealed(MemfdFlags::ALLOW_SEALING, FIXED | SealFlags::FUTURE_WRITE),
         ),
-        ("large pages", sealed(MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB, fixed)),
     ];
+    let wrong: Vec<_> = wrong.into_iter().chain(files_whose_memory_could_go()).collect();
     for (what, fd) in &wrong {
         let Some(fd) = fd else {
             eprintln!("not tested: {what}");
             continue;
         };
-        let call = |table| Call::Commit(wire::host("wrong", true, vec![4096], table));
+        let call = |table| Call::Commit(wire::host("wrong", true, vec![length(fd)], table));
         let outcome = client.ask_with(call(Table::Inline(Vec::new())), &[fd]).0;
         assert!(matches!(outcome, Err(Refusal::BadFd { index: 0, .. })), "{what}: {outcome:?}");
         let good = memfd::frozen("partywall:stress", &[0; 4096]).unwrap();
-        let outcome = client.ask_with(call(Table::Fd { bytes: 4096 }), &[&good, fd]).0;
+        let call = Call::Commit(wire::host("wrong", true, vec![4096], Table::Fd { bytes: length(fd) }));
+        let outcome = client.ask_with(call, &[&good, fd]).0;
         assert!(matches!(outcome, Err(Refusal::BadFd { index: 1, .. })), "{what}: {outcome:?}");
         // Sealing the file afterwards has no effect, because no process got it.
-        let _ = fcntl_add_seals(fd, fixed | SealFlags::WRITE);
+        let _ = fcntl_add_seals(fd, FIXED | SealFlags::WRITE);
     }
     assert!(matches!(client.ask(wire::open("wrong", false)), Err(Refusal::NotFound { .. })));
     drop(wrong);
+    place.broker().await_files(before);
+}
+
+/// Files whose bytes may go away under a process that has mapped them, whether it may write them or not.
+fn files_whose_memory_could_go() -> Vec<(&'static str, Option<OwnedFd>)> {
+    let tmpfs = tempfile::tempfile_in("/dev/shm").ok().map(|file| file.set_len(4096).map(|()| file).unwrap().into());
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(4096).unwrap();
+    let sealable = MemfdFlags::ALLOW_SEALING;
+    vec![
+        ("a file", Some(file.into())),
+        ("a file of a tmpfs", tmpfs),
+        ("memory without seals", sealed(sealable, SealFlags::empty())),
+        ("memory that cannot be sealed", sealed(MemfdFlags::empty(), SealFlags::empty())),
+        ("memory that may shrink", sealed(sealable, SealFlags::GROW | SealFlags::WRITE)),
+        ("memory that may grow", sealed(sealable, SealFlags::SHRINK | SealFlags::WRITE)),
+        ("large pages", sealed(sealable | MemfdFlags::HUGETLB, FIXED | SealFlags::WRITE)),
+    ]
+}
+
+/// Returns `None` where the machine has no such memory.
+fn sealed(flags: MemfdFlags, seals: SealFlags) -> Option<OwnedFd> {
+    let fd = memfd_create("partywall:stress", MemfdFlags::CLOEXEC | flags).ok()?;
+    // Memory in large pages has a length of several of them.
+    ftruncate(&fd, if flags.contains(MemfdFlags::HUGETLB) { 2 << 20 } else { 4096 }).ok()?;
+    if !seals.is_empty() {
+        fcntl_add_seals(&fd, seals).ok()?;
+    }
+    Some(fd)
+}
+
+const FIXED: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
+
+/// The length that a liar states, so that nothing but the kind of the file is wrong.
+fn length(fd: &OwnedFd) -> u64 {
+    memfd::len(fd).unwrap().max(1)
+}
+
+#[test]
+fn growth_by_memory_that_could_go_is_refused() {
+    let mut place = Place::new();
+    let mut client = Client::join(&place.socket());
+    let chunk = memfd::Draft::create("partywall:stress", 4096).unwrap().share().unwrap();
+    let (mut commit, _fds) = wire::commit("x", true, false);
+    (commit.mutable, commit.reserved) = (true, 1 << 30);
+    let Ok(Answer::Committed { lease, .. }) = client.ask_with(Call::Commit(commit), &[&chunk]).0 else {
+        panic!("committed")
+    };
+    let before = place.broker().open_files_at_rest();
+    let kind = partywall_wire::Kind::Host;
+    let grow = |chunks, table| partywall_wire::Grow { lease, growths: 0, kind, chunks, table, tensors: 1 };
+    for (what, fd) in files_whose_memory_could_go() {
+        let Some(fd) = fd else {
+            eprintln!("not tested: {what}");
+            continue;
+        };
+        let call = Call::Grow(grow(vec![length(&fd)], Table::Inline(Vec::new())));
+        let outcome = client.ask_with(call, &[&fd]).0;
+        assert!(matches!(outcome, Err(Refusal::BadFd { index: 0, .. })), "{what}: {outcome:?}");
+        let call = Call::Grow(grow(vec![4096], Table::Fd { bytes: length(&fd) }));
+        let outcome = client.ask_with(call, &[&chunk, &fd]).0;
+        assert!(matches!(outcome, Err(Refusal::BadFd { index: 1, .. })), "{what}: {outcome:?}");
+    }
+    // A table, unlike the memory, may not be written either.
+    let outcome = client.ask_with(Call::Grow(grow(vec![4096], Table::Fd { bytes: 4096 })), &[&chunk, &chunk]).0;
+    assert!(matches!(outcome, Err(Refusal::BadFd { index: 1, .. })), "{outcome:?}");
     place.broker().await_files(before);
 }
 
@@ -220,7 +272,7 @@ fn lying_tables_are_errors_of_the_opener() {
     let fds: Vec<_> =
         layout.chunks.iter().map(|n| memfd::frozen("partywall:lies", &vec![1; *n as usize]).unwrap()).collect();
     let fds: Vec<&OwnedFd> = fds.iter().collect();
-    let mut tell = |table: Vec<u8>, chunks: Vec<u64>, apart: bool| {
+    let mut is_believed = |table: Vec<u8>, chunks: Vec<u64>, apart: bool| {
         let mut fds = fds[..chunks.len()].to_vec();
         let mut apart_fd = None;
         let table = if apart {
@@ -236,20 +288,20 @@ fn lying_tables_are_errors_of_the_opener() {
         client.ask(Call::Release { lease }).unwrap();
         believed
     };
-    assert!(tell(layout.table.clone(), layout.chunks.clone(), false));
-    assert!(tell(layout.table.clone(), layout.chunks.clone(), true));
+    assert!(is_believed(layout.table.clone(), layout.chunks.clone(), false));
+    assert!(is_believed(layout.table.clone(), layout.chunks.clone(), true));
     // Fewer chunks than the table states, no chunks, and an invalid table.
-    assert!(!tell(layout.table.clone(), layout.chunks[..1].to_vec(), false));
-    assert!(!tell(layout.table.clone(), Vec::new(), false));
-    assert!(!tell(Vec::new(), layout.chunks.clone(), false));
-    assert!(!tell(vec![0; 8192], layout.chunks.clone(), true));
+    assert!(!is_believed(layout.table.clone(), layout.chunks[..1].to_vec(), false));
+    assert!(!is_believed(layout.table.clone(), Vec::new(), false));
+    assert!(!is_believed(Vec::new(), layout.chunks.clone(), false));
+    assert!(!is_believed(vec![0; 8192], layout.chunks.clone(), true));
     let mut dice = Dice(31);
     let mut believed = 0;
     for at in 0..layout.table.len() {
         for value in [0, 1, 0x7f, 0x80, 0xff] {
             let mut table = layout.table.clone();
             table[at] = value;
-            believed += usize::from(tell(table, layout.chunks.clone(), at % 16 == 0));
+            believed += usize::from(is_believed(table, layout.chunks.clone(), at % 16 == 0));
         }
     }
     for _ in 0..rounds(300) {
@@ -259,7 +311,7 @@ fn lying_tables_are_errors_of_the_opener() {
             let words = [0, 1, u64::MAX, u64::MAX / 2, 1 << 32, 1 << 62, dice.below(1000)];
             table[at..at + 8].copy_from_slice(&words[dice.below(7) as usize].to_le_bytes());
         }
-        believed += usize::from(tell(table, layout.chunks.clone(), false));
+        believed += usize::from(is_believed(table, layout.chunks.clone(), false));
     }
     eprintln!("{believed} changed tables were believed");
 }
@@ -587,9 +639,9 @@ fn sample_with_a_false_shape_has_no_elements() {
             words.set(shape + 48 * block, lie);
         }
         let sample = subscriber.recv(Duration::ZERO).unwrap();
-        let told = if lie == 8 { 8 } else { 0 };
-        assert_eq!((sample.dtype(), sample.shape(), sample.len()), (DType::U8, &[told][..], told));
-        assert_eq!(sample.bytes().unwrap().len() as u64, told);
+        let expected = if lie == 8 { 8 } else { 0 };
+        assert_eq!((sample.dtype(), sample.shape(), sample.len()), (DType::U8, &[expected][..], expected));
+        assert_eq!(sample.bytes().unwrap().len() as u64, expected);
     }
 }
 

@@ -75,7 +75,7 @@ impl Place {
         self.start_with(role, |_| ())
     }
 
-    /// As [`Place::start`], with another environment.
+    /// Starts a role as [`Place::start`] does, in another environment.
     pub(crate) fn start_with(&self, role: &str, change: impl FnOnce(&mut Command)) -> Actor {
         let mut command = Command::new(std::env::current_exe().unwrap());
         change(&mut command);

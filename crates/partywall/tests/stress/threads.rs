@@ -40,7 +40,7 @@ fn sixteen_threads_share_a_connection() {
                         },
                         5 => match domain.open(&name, Duration::ZERO) {
                             Ok(segment) => match segment.wait_withdrawn(Duration::from_micros(200)) {
-                                Ok(()) | Err(Error::Timeout { .. }) => {}
+                                Ok(_) | Err(Error::Timeout { .. }) => {}
                                 Err(error) => panic!("{error}"),
                             },
                             Err(Error::NotFound(NotFound::Name { .. })) => {}

@@ -413,7 +413,7 @@ fn closed_handles_leave_nothing_behind() {
         first.get_or_insert_with(|| [&guest, &*broker].map(|actor| (actor.open_files_at_rest(), actor.memory())));
     }
     drop(publisher);
-    eventually("nobody is there", || is_at_rest(&kept));
+    eventually("no process is left", || is_at_rest(&kept));
     let broker = place.broker();
     for (actor, (files, memory)) in [&guest, &*broker].into_iter().zip(first.unwrap()) {
         actor.await_files(files);

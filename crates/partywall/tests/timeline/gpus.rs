@@ -35,7 +35,7 @@ tests! {
         a_killed_writer_with_signals_under_way_ends_every_wait,
         a_writer_that_closes_keeps_what_its_streams_promised,
         the_end_of_a_connection_waits_for_what_its_streams_promised,
-        a_lost_context_is_found_and_told,
+        a_lost_context_is_found_and_reported,
         dead_stage_taints_values_down_the_chain,
         an_input_counts_though_its_handle_is_gone,
         a_failed_input_that_nothing_rests_on_yet_only_refuses,
@@ -127,7 +127,7 @@ mod alone {
 const CALLS: &str = "SIMCUDA_CALLS";
 
 /// The body of a process that reports which driver calls an operation made.
-pub(super) fn tell_calls() {
+pub(super) fn report_calls() {
     let domain = Domain::options().start(false).connect().unwrap();
     let gpu = gpu(&domain);
     let stream = Stream::new(gpu.context()).unwrap();

@@ -15,13 +15,13 @@ mod tasks;
 mod topics;
 mod world;
 
-/// Not a test: the body of other processes that tests start, see [`world::World::play`].
+/// Runs the other processes that tests start. It is no test itself; see [`world::World::play`].
 #[test]
 fn role() {
     if let Ok(role) = std::env::var(world::ROLE) {
         match role.split_once(' ').unwrap_or((&role, "")) {
             ("event", _) => ipc_events::play(),
-            ("calls", _) => gpus::tell_calls(),
+            ("calls", _) => gpus::report_calls(),
             ("gpu", how) => scenes::play(how != "unprepared"),
             ("topic", _) => topics::play(),
             ("permit", _) => permits::play(),

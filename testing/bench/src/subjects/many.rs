@@ -1,12 +1,17 @@
-//! Requests to a broker with many names and many members.
+//! Requests to a broker with many names and many members, and its restart.
 
 use std::{
     io::{BufRead, BufReader},
     process::{Child, Stdio},
+    thread,
+    time::Duration,
 };
 
-use partywall::{DType, Domain, Limit, Place};
+use partywall::{DType, Domain, Limit, Place, info::MemberState};
 use partywall_measure::{Case, Comparison, Failure, Plan, Sampler, Unit, timed};
+
+use partywall_os::process;
+use rustix::process::Signal;
 
 use crate::{
     bench::{Bench, clocked, microseconds},
@@ -23,11 +28,13 @@ const RESERVE: u64 = 32;
 
 pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     let _placed = Placement::OneProcessor.apply(&[broker.pid()])?;
-    names(bench, &broker.connect()?)?;
-    members(bench, broker)
+    names(bench, broker)?;
+    members(bench, broker)?;
+    restarts(bench, broker)
 }
 
-fn names(bench: &mut Bench, domain: &Domain) -> Result<(), Failure> {
+fn names(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
+    let domain = &broker.connect()?;
     let wanted = bench.fewer(10_000);
     let count = within(bench, domain, Limit::Fds, wanted)?;
     let case = |what: &str, unit| Placement::OneProcessor.of(Case::new(what, unit).parameter("names", count));
@@ -61,6 +68,18 @@ fn names(bench: &mut Bench, domain: &Domain) -> Result<(), Failure> {
     });
     let plan = bench.plan(100);
     bench.run(Comparison::new(case("list all", Unit::Milliseconds), list), plan)?;
+
+    let metrics: Sampler<'_> = Box::new(|| {
+        let (elapsed, printed) = clocked(|| Ok::<_, Failure>(broker.command("metrics").output()?))?;
+        let page = String::from_utf8_lossy(&printed.stdout);
+        match printed.status.success() && page.ends_with("# EOF\n") {
+            true => Ok(crate::bench::milliseconds(elapsed)),
+            false => Err(format!("no page of metrics: {}", String::from_utf8_lossy(&printed.stderr)).into()),
+        }
+    });
+    let page = Comparison::new(case("a page of metrics, its process included", Unit::Milliseconds), metrics);
+    let plan = bench.plan(100);
+    bench.run(page.goal("<= 100 ms".parse()?), plan)?;
 
     let mut removed = 0;
     let remove = timed(Unit::Microseconds, || {
@@ -100,6 +119,43 @@ fn members(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     });
     let plan = bench.plan(100);
     bench.run(Comparison::new(case("list all", Unit::Milliseconds), list), plan)
+}
+
+/// Measures how long the broker is away after it was killed, with many names and many members, all of which resume.
+fn restarts(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
+    let domain = broker.connect()?;
+    let wanted = bench.fewer(10_000);
+    let names = within(bench, &domain, Limit::Fds, wanted)?;
+    for index in 0..names {
+        let builder = domain.create(&format!("kept/{index:05}"), Place::Host).kept(true);
+        drop(builder.tensor("data", DType::U8, &[1]).allocate()?.commit()?);
+    }
+    let wanted = bench.fewer(1_000);
+    let members = within(bench, &domain, Limit::Clients, wanted)? / PROCESSES * PROCESSES;
+    let mut crowd = Crowd(Vec::new());
+    for _ in 0..PROCESSES {
+        crowd.join(broker, members / PROCESSES)?;
+    }
+    let away: Sampler<'_> = Box::new(|| {
+        let before = domain.status()?;
+        let worker = process::pidfd(before.pid)?;
+        let (elapsed, after) = clocked(|| {
+            process::kill(&worker, Signal::KILL)?;
+            Ok::<_, Failure>(domain.status()?)
+        })?;
+        if after.pid == before.pid || after.names != before.names || after.instance != before.instance {
+            return Err("the broker was not restarted with what it had".into());
+        }
+        // The other members resume meanwhile.
+        while domain.members()?.iter().any(|member| member.state != MemberState::Alive) {
+            thread::sleep(Duration::from_millis(1));
+        }
+        Ok(crate::bench::milliseconds(elapsed))
+    });
+    let case = Case::new("killed, until the next call is answered", Unit::Milliseconds);
+    let case = case.parameter("names", names).parameter("members", members);
+    let plan = bench.plan(20);
+    bench.run(Comparison::new(case, away).goal("<= 1000 ms".parse()?), plan)
 }
 
 /// Returns the wanted number, or the largest that the broker's limit allows.

@@ -30,7 +30,7 @@ pub(crate) struct Subject {
     pub(crate) name: &'static str,
     pub(crate) about: &'static str,
     pub(crate) needs_gpu: bool,
-    /// Whether it needs programs of `benches/peers`.
+    /// True if it needs programs of `benches/peers`.
     pub(crate) needs_peers: bool,
     pub(crate) run: Run,
 }

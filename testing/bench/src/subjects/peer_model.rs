@@ -36,7 +36,8 @@ pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     let gpu = gpu_open::first()?;
     let file = ModelFile::large(bench, domain.gpu(gpu)?.context().memory_info()?.free)?;
     domain.put(NAME, Place::Gpu(gpu)).kept(true).path(file.path())?.release()?;
-    let (socket, path): (&Path, &Path) = (broker.socket(), file.path());
+    let socket: &Path = broker.socket();
+    let path: &Path = file.path();
     let open: Call<'_> = (OURS, &[&"model", &socket, &NAME]);
     let load: Call<'_> = (SAFETENSORS, &[&path]);
     let ours = "open as torch tensors";

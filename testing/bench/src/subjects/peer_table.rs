@@ -211,8 +211,8 @@ impl Rust {
         let mut reader = self.reader.borrow_mut();
         let start = now();
         let segment = build.commit()?;
-        reader.tell(value)?;
-        let end: u64 = reader.hear()?.parse()?;
+        reader.send(value)?;
+        let end: u64 = reader.receive()?.parse()?;
         Ok((end.saturating_sub(start) as f64 / 1e3, segment))
     }
 
@@ -222,8 +222,8 @@ impl Rust {
             *kept = Some((bytes, self.shared(bytes)?.1));
         }
         let mut reader = self.reader.borrow_mut();
-        reader.tell(OPEN)?;
-        Ok(reader.hear()?.parse()?)
+        reader.send(OPEN)?;
+        Ok(reader.receive()?.parse()?)
     }
 }
 
@@ -235,11 +235,11 @@ pub(crate) fn read(socket: &Path, name: &str) -> Result<(), Failure> {
     let domain = connect(socket)?;
     let mut line = Line::of_this_process()?;
     let mut value = 0;
-    while let Some(request) = line.hear(None)? {
+    while let Some(request) = line.receive(None)? {
         if request == OPEN {
             let (elapsed, ()) = clocked(|| domain.opener(name).open()?.release())?;
             check(&domain.opener(name).open()?, value)?;
-            line.tell(microseconds(elapsed))?;
+            line.send(microseconds(elapsed))?;
         } else {
             value = request.parse()?;
             let segment = domain.opener(name).open()?;
@@ -248,7 +248,7 @@ pub(crate) fn read(socket: &Path, name: &str) -> Result<(), Failure> {
             let end = now();
             check(&segment, value)?;
             segment.release()?;
-            line.tell(end)?;
+            line.send(end)?;
         }
     }
     Ok(())
@@ -264,7 +264,7 @@ fn check(segment: &Segment, value: u8) -> Result<(), Failure> {
 
 const MESSAGE: &str = "a message there and back, both waiting";
 
-/// From one Python process to another.
+/// Measures messages from one Python process to another.
 fn messages(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     let programs = Programs::unpack()?;
     for (bytes, samples) in MESSAGE_SIZES {
@@ -282,7 +282,7 @@ fn messages(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     Ok(())
 }
 
-/// From one process in Rust to another, on two processors.
+/// Measures messages from one process in Rust to another, on two processors.
 fn messages_from_rust(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     let pair = Pair::start(broker, None, |_| ())?;
     let placement = Placement::TwoProcessors;
@@ -304,7 +304,7 @@ fn messages_from_rust(bench: &mut Bench, broker: &Broker) -> Result<(), Failure>
     bench.run(comparison, plan)
 }
 
-/// Of samples of one way.
+/// Returns a sampler of round trips, made of samples of one way.
 fn there_and_back(mut one_way: Sampler<'_>) -> Sampler<'_> {
     Box::new(move || Ok(2.0 * one_way()?))
 }

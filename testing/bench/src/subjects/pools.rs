@@ -73,8 +73,8 @@ fn contended(bench: &mut Bench, broker: &Broker, blocks: u32) -> Result<(), Fail
     let start = |_| {
         let mut command = role::command(role::ALLOCATOR, [broker.socket()])?;
         let mut worker = Process::start(command.arg(WORKERS.to_string()))?;
-        worker.give("board", &fd)?;
-        worker.hear()?;
+        worker.send_with("board", &fd)?;
+        worker.receive()?;
         Ok(worker)
     };
     let workers = RefCell::new((0..WORKERS).map(start).collect::<Result<Vec<_>, Failure>>()?);
@@ -83,14 +83,15 @@ fn contended(bench: &mut Bench, broker: &Broker, blocks: u32) -> Result<(), Fail
         let mut workers = workers.borrow_mut();
         board.word(ARRIVED).store(0, Ordering::Release);
         for worker in &*workers {
-            worker.tell(each)?;
+            worker.send(each)?;
         }
         let mut from = u64::MAX;
         let mut to = 0_u64;
         for worker in &mut *workers {
-            let answer = worker.hear()?;
+            let answer = worker.receive()?;
             let (start, end) = answer.split_once(' ').ok_or("a worker sent an unexpected answer")?;
-            (from, to) = (from.min(start.parse()?), to.max(end.parse()?));
+            from = from.min(start.parse()?);
+            to = to.max(end.parse()?);
         }
         Ok((each * WORKERS) as f64 * 1e9 / to.saturating_sub(from) as f64)
     });
@@ -112,11 +113,11 @@ const ARRIVED: usize = 1;
 /// The role of a process that takes blocks and gives them back: obeys commands until its line ends.
 pub(crate) fn allocate(socket: &Path, workers: u64) -> Result<(), Failure> {
     let mut line = Line::of_this_process()?;
-    line.hear(Some(TIMEOUT))?;
+    line.receive(Some(TIMEOUT))?;
     let board = Board::open(&line.fd()?)?;
     let pool = connect(socket)?.pool(CONTENDED).open()?;
-    line.tell("ready")?;
-    while let Some(order) = line.hear(None)? {
+    line.send("ready")?;
+    while let Some(order) = line.receive(None)? {
         let pairs: usize = order.parse()?;
         board.word(ARRIVED).fetch_add(1, Ordering::AcqRel);
         yield_until(board.word(ARRIVED), workers)?;
@@ -124,7 +125,7 @@ pub(crate) fn allocate(socket: &Path, workers: u64) -> Result<(), Failure> {
         for _ in 0..pairs {
             pool.alloc(TIMEOUT)?.release()?;
         }
-        line.tell(format_args!("{start} {}", now()))?;
+        line.send(format_args!("{start} {}", now()))?;
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::{path::Path, time::Duration, time::Instant};
 
-use partywall::{Place, Queue, Task};
+use partywall::{ClaimedTask, Place, Queue, Task};
 use partywall_measure::{Case, Comparison, Failure, Plan, Sampler, Unit};
 
 use super::ordering::{pair::Pair, semaphore::pairs};
@@ -55,13 +55,7 @@ fn wakes(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
 fn cycles(bench: &mut Bench, broker: &Broker, workers: usize) -> Result<(), Failure> {
     let name = format!("cycles.{workers}");
     let queue = broker.connect()?.queue(&name).tasks(TASKS).place(Place::Host).create()?;
-    let start = |_| {
-        let mut worker =
-            Process::start(&mut role::command(role::TASK_WORKER, [broker.socket().as_os_str(), name.as_ref()])?)?;
-        worker.hear()?;
-        Ok::<_, Failure>(worker)
-    };
-    let _workers = (0..workers).map(start).collect::<Result<Vec<_>, _>>()?;
+    let _workers = start_workers(broker, &name, workers)?;
     let case = Case::new("submit, claim, complete and take, a task", Unit::Nanoseconds).parameter("workers", workers);
     let sampler: Sampler<'_> = Box::new(|| {
         let start = Instant::now();
@@ -105,19 +99,39 @@ fn among(bench: &mut Bench, broker: &Broker, pending: u32) -> Result<(), Failure
     bench.run(comparison, plan)
 }
 
+/// Starts processes that complete the tasks of a queue, and waits until they are ready.
+pub(super) fn start_workers(broker: &Broker, name: &str, workers: usize) -> Result<Vec<Process>, Failure> {
+    let start = |_| {
+        let mut worker =
+            Process::start(&mut role::command(role::TASK_WORKER, [broker.socket().as_os_str(), name.as_ref()])?)?;
+        worker.receive()?;
+        Ok(worker)
+    };
+    (0..workers).map(start).collect()
+}
+
 /// The role of a worker: completes every task until its line ends.
 pub(crate) fn work(socket: &Path, name: &str) -> Result<(), Failure> {
     let mut line = Line::of_this_process()?;
     let queue = connect(socket)?.queue(name).open()?;
-    line.tell("ready")?;
+    line.send("ready")?;
     std::thread::spawn(move || {
         for task in queue.claims(Duration::MAX) {
-            if let Err(error) = task.and_then(partywall::ClaimedTask::complete) {
+            if let Err(error) = task.and_then(complete) {
                 eprintln!("a worker ends: {error}");
                 return;
             }
         }
     });
-    line.hear(None)?;
+    line.receive(None)?;
     Ok(())
+}
+
+/// Completes a task. If it has an output, that is the square root of its argument.
+fn complete(mut task: ClaimedTask) -> partywall::Result<()> {
+    if task.output_bytes() > 0 {
+        let number = task.arguments().try_into().map_or(f64::NAN, f64::from_ne_bytes);
+        task.output_mut()?.as_mut_slice::<f64>()?[0] = number.sqrt();
+    }
+    task.complete()
 }

@@ -1,8 +1,14 @@
 //! Messages from one process to another by topics and by iceoryx2, against the least time that the machine needs.
 
-use std::process::Command;
+use std::{
+    process::Command,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::Duration,
+};
 
-use partywall::{DType, Place, Policy, Publisher, Subscriber};
+use partywall::{DType, Domain, Place, Policy, Publisher, Subscriber};
+use partywall_labs::bench::turns::{publish, same};
 use partywall_measure::{Case, Comparison, Failure, Plan, Sampler, Unit};
 use tracing::{span::EnteredSpan, trace_span};
 
@@ -29,14 +35,18 @@ const SUBSCRIBERS: [(usize, [&str; 3], [&str; 2]); 4] = [
 
 /// The cases of hosts: name, the floor's name and way, iceoryx2's mode, the goal for one subscriber.
 const HOSTS: [(&str, &str, &str, Mode, Option<&str>); 3] = [
-    ("publish to receive, both looking", "shared cache line", "look-raw", Mode::Look, Some("<= 2.5x floor")),
+    ("publish to receive, both polling", "shared cache line", "look-raw", Mode::Look, Some("<= 2.5x floor")),
     ("publish to receive, both waiting, in turn", "futex, both ways in turn", "exchange-raw", Mode::Exchange, None),
     ("publish to a sleeper", "futex to wake of a sleeper", "wake-raw", Mode::Wake, Some("<= 1.1x floor")),
 ];
 
+/// How often `partywall trace` reads.
+const TRACER_PAUSE: Duration = Duration::from_millis(5);
+
 pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     spans(bench, broker)?;
     ages(bench, broker)?;
+    traces(bench, broker)?;
     let pair = Pair::start(broker, None, |_| ())?;
     let placement = Placement::TwoProcessors;
     if !pair.place(placement)? {
@@ -67,15 +77,17 @@ pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     many(bench, &pair, "host")
 }
 
-/// What spans cost that no subscriber of `tracing` wants: alone, and around messages within one process, which have nothing else
-/// to hide them. The library enters two for each message and cannot do without, so these are compared with as many again.
+/// Measures spans that no subscriber of `tracing` records: alone, and around messages within one process, where no other cost
+/// hides them. The library enters two spans for each message and cannot leave them out, so the comparison adds two more.
 fn spans(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     let topic = broker.connect()?.topic("spans").dtype(DType::U64).shape(&[1]).place(Place::Host).create()?;
-    let (publisher, subscriber) = (topic.publisher()?, topic.subscriber(Policy::Block)?);
+    let publisher = topic.publisher()?;
+    let subscriber = topic.subscriber(Policy::Block)?;
     let name = topic.name();
     let messages = |around: fn(&str) -> Option<[EnteredSpan; 2]>| -> Sampler<'_> {
         let mut value = 0;
-        let (publisher, subscriber) = (&publisher, &subscriber);
+        let publisher = &publisher;
+        let subscriber = &subscriber;
         pairs(move || {
             value += 1;
             let _spans = around(name);
@@ -88,7 +100,7 @@ fn spans(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
         drop(trace_span!("publish", topic = std::hint::black_box(name)).entered());
         Ok(())
     });
-    bench.run(Comparison::new(case("entering and leaving a span that nobody wants"), alone), plan)?;
+    bench.run(Comparison::new(case("entering and leaving a span that no subscriber records"), alone), plan)?;
     let comparison =
         Comparison::new(case("publish and receive in one process, with two more spans"), messages(two_spans))
             .floor(case("publish and receive in one process"), messages(|_| None))
@@ -96,7 +108,7 @@ fn spans(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     bench.run(comparison, plan)
 }
 
-/// What a subscriber pays for measuring the ages of samples.
+/// Measures the cost of measuring the ages of samples.
 fn ages(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     let domain = broker.connect()?;
     let messages = |name, measures: bool| -> Result<Sampler<'_>, Failure> {
@@ -118,15 +130,60 @@ fn ages(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     bench.run(comparison, plan)
 }
 
+/// Measures what tracing costs a message. While no process traces, the library checks a flag three times for a message: when it
+/// is published, received and released. The library cannot leave the checks out, so the comparison adds as many again. While a
+/// process traces, the messages are compared with those of a domain without tracing.
+fn traces(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
+    let other = Broker::start()?;
+    let domain = broker.connect()?;
+    let traced = other.connect()?;
+    let messages = |domain: &Domain, name, checks| -> Result<Sampler<'_>, Failure> {
+        let topic = domain.topic(name).dtype(DType::U64).shape(&[1]).place(Place::Host).create()?;
+        let publisher = topic.publisher()?;
+        let subscriber = topic.subscribe(Policy::Block).join()?;
+        let domain = domain.clone();
+        let mut value = 0;
+        Ok(pairs(move || {
+            value += 1;
+            for _ in 0..checks {
+                std::hint::black_box(domain.is_traced());
+            }
+            message(&publisher, &subscriber, value)
+        }))
+    };
+    let case = |what| Case::new(what, Unit::Nanoseconds);
+    let plan = bench.plan(1_000);
+    let ours = case("publish and receive in one process, with three more checks for a tracer");
+    let comparison = Comparison::new(ours, messages(&domain, "checked", 3)?)
+        .floor(case("publish and receive in one process"), messages(&domain, "untraced", 0)?)
+        .goal("<= floor + 10 ns".parse()?);
+    bench.run(comparison, plan)?;
+    let ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let mut tracer = traced.trace();
+        let ended = &ended;
+        scope.spawn(move || {
+            while !ended.load(Ordering::Relaxed) {
+                thread::sleep(TRACER_PAUSE);
+                drop(tracer.read());
+            }
+        });
+        let measured = (|| {
+            let ours = case("publish and receive in one process while a process traces: three events");
+            let comparison = Comparison::new(ours, messages(&traced, "traced", 0)?)
+                .floor(case("publish and receive in one process"), messages(&domain, "quiet", 0)?)
+                .goal("<= floor + 180 ns".parse()?);
+            bench.run(comparison, plan)
+        })();
+        ended.store(true, Ordering::Relaxed);
+        measured
+    })
+}
+
 /// Publishes and receives a message within this process.
 fn message(publisher: &Publisher, subscriber: &Subscriber, value: u64) -> Result<(), Failure> {
-    let mut loan = publisher.loan(DType::U64, &[1], TIMEOUT)?;
-    loan.as_mut_slice()?[0] = value;
-    loan.filled().publish(TIMEOUT).map_err(|refused| refused.error)?;
-    match subscriber.recv(TIMEOUT)?.as_slice::<u64>()?[0] {
-        found if found == value => Ok(()),
-        found => Err(format!("message {found} instead of {value}").into()),
-    }
+    publish(publisher, value)?;
+    same(subscriber.recv(TIMEOUT)?.as_slice::<u64>()?[0], value)
 }
 
 fn two_spans(topic: &str) -> Option<[EnteredSpan; 2]> {

@@ -7,7 +7,7 @@ use partywall_measure::{ComparisonResult, Report};
 
 use super::{
     facts::Mps,
-    world::{World, ensure, say, tell},
+    world::{World, ensure, error_text, say},
 };
 
 pub(super) fn partywall(world: &World, arguments: &[&str]) -> Result<String, String> {
@@ -21,7 +21,7 @@ fn partywall_with(world: &World, arguments: &[&str], environment: &[(&str, &Path
         .envs(environment.iter().copied())
         .env("PARTYWALL_SOCKET", world.socket())
         .output()
-        .map_err(tell)?;
+        .map_err(error_text)?;
     let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     ensure(output.status.success(), || {
         format!("partywall {} failed ({}):\n{text}", arguments.join(" "), output.status)
@@ -55,7 +55,7 @@ pub(crate) fn lab_errors() -> Result<(), String> {
     lab("errors", &[]).map(drop)
 }
 
-/// What the driver answers for memory that was freed meanwhile is not known.
+/// Runs the lab `handle-file`. The driver's answer about memory that was freed meanwhile is not known.
 pub(crate) fn lab_handle_file() -> Result<(), String> {
     lab("handle-file", &[]).map(drop)
 }
@@ -105,6 +105,54 @@ pub(crate) fn lab_crash() -> Result<(), String> {
     promised("crash", &[])
 }
 
+/// Renders, and returns the last line of the report.
+fn render(arguments: &[&str], environment: &[(&str, &Path)]) -> Result<serde_json::Value, String> {
+    let world = World::new()?;
+    let arguments = [&["lab", "render", "--device", "cuda", "--json"], arguments].concat();
+    let text = partywall_with(&world, &arguments, environment)?;
+    say(&text);
+    let last = text.lines().rfind(|line| line.starts_with('{')).ok_or("the report is empty")?;
+    let report: serde_json::Value = serde_json::from_str(last).map_err(error_text)?;
+    for count in ["missing", "twice", "torn", "different"] {
+        ensure(report[count] == 0, || format!("{count}: {report}"))?;
+    }
+    Ok(report)
+}
+
+/// A scene for a GPU, or for a simulated one.
+fn scene() -> Result<[&'static str; 6], String> {
+    let is_simulated = Driver::load().map_err(error_text)?.is_simulated();
+    Ok(match is_simulated {
+        false => ["--size", "1920x1080", "--scene", "torus:131072", "--frames", "2000"],
+        true => ["--size", "96x64", "--scene", "torus:500", "--frames", "40"],
+    })
+}
+
+/// Runs the lab `render`. The frame rate is printed and not judged. All frames are compared with the CPU's, or with those of the same scene.
+pub(crate) fn lab_render() -> Result<(), String> {
+    let report = render(&scene()?, &[])?;
+    for pipeline in ["one_process", "driver", "textbook"] {
+        ensure(report["baselines"][pipeline].as_f64() > Some(0.0), || format!("{pipeline} was not measured"))?;
+    }
+    // Triangles that a warp covers, and one that fills tiles.
+    render(&["--size", "1280x720", "--scene", "torus:18", "--frames", "3", "--renderers", "1"], &[]).map(drop)
+}
+
+pub(crate) fn lab_render_under_mps() -> Result<(), String> {
+    let mps = Mps::start()?;
+    let report = render(&scene()?, &[mps.environment()])?;
+    ensure(report["pipeline"]["under_mps"] == true, || "it did not run under MPS".to_owned())
+}
+
+/// Each role is killed once.
+pub(crate) fn lab_render_survives_deaths() -> Result<(), String> {
+    for role in ["renderer", "geometry", "compositor", "writer", "broker"] {
+        let report = render(&[&scene()?[..], &["--kill", role]].concat(), &[])?;
+        ensure(report["killed"][0]["role"] == role, || format!("the {role} was not killed"))?;
+    }
+    Ok(())
+}
+
 /// All labs in one command. What differs on this machine is in the output.
 pub(crate) fn lab_tour() -> Result<(), String> {
     let world = World::new()?;
@@ -128,6 +176,50 @@ pub(crate) fn lab_work_queue_under_mps() -> Result<(), String> {
     promised("work-queue", &[mps.environment()])
 }
 
+/// Writers are killed half-way while kernels of readers check every word.
+pub(crate) fn lab_weights() -> Result<(), String> {
+    promised("weights", &[])
+}
+
+/// The killed trainers have no work on the GPU at that moment, so the MPS server survives.
+pub(crate) fn lab_weights_under_mps() -> Result<(), String> {
+    let mps = Mps::start()?;
+    promised("weights", &[mps.environment()])
+}
+
+/// Members of every kind are killed while they work on the GPU, time-sliced: at least 200 on a real one.
+pub(crate) fn lab_chaos() -> Result<(), String> {
+    let is_simulated = Driver::load().map_err(error_text)?.is_simulated();
+    let (enough, mut kills) = (if is_simulated { 10 } else { 200 }, 0);
+    for seed in 1.. {
+        let world = World::new()?;
+        let history = world.directory().join("history.jsonl").display().to_string();
+        let seed = seed.to_string();
+        let arguments = [
+            "lab",
+            "chaos",
+            "--device",
+            "cuda",
+            "--seed",
+            &seed,
+            "--duration",
+            if is_simulated { "5" } else { "30" },
+            "--history",
+            &history,
+        ];
+        let text = partywall(&world, &arguments)?;
+        say(&text);
+        ensure(text.contains(" steps, 0 of them not as expected."), || "not all is as expected".to_owned())?;
+        let more = text.lines().find_map(|line| line.split_once("kills ")?.1.trim().parse::<u32>().ok()).unwrap_or(0);
+        ensure(more > 0, || "no member was killed".to_owned())?;
+        kills += more;
+        if kills >= enough {
+            break;
+        }
+    }
+    Ok(())
+}
+
 /// Measures everything and reads the report. How long that took is printed and not judged: other work may be running.
 pub(crate) fn bench() -> Result<(), String> {
     let world = World::new()?;
@@ -135,7 +227,7 @@ pub(crate) fn bench() -> Result<(), String> {
     let folder = out.display().to_string();
     let mut arguments = vec!["bench", "all", "--device", "cuda", "--out", &folder];
     // A simulated GPU copies gigabytes no faster than a host.
-    let is_simulated = Driver::load().map_err(tell)?.is_simulated();
+    let is_simulated = Driver::load().map_err(error_text)?.is_simulated();
     if is_simulated {
         arguments.push("--quick");
     }
@@ -144,7 +236,7 @@ pub(crate) fn bench() -> Result<(), String> {
     say(&text);
     say(&format!("measured in {:.0} s", start.elapsed().as_secs_f64()));
 
-    let report = Report::read_json(&out.join("report.json")).map_err(tell)?;
+    let report = Report::read_json(&out.join("report.json")).map_err(error_text)?;
     ensure(report.machine.gpu.is_some(), || "the GPU is not named".to_owned())?;
     ensure(is_simulated || report.machine.driver.is_some(), || "the driver is not named".to_owned())?;
     for result in &report.comparisons {
@@ -159,25 +251,25 @@ pub(crate) fn bench() -> Result<(), String> {
         let answered = report.comparisons.iter().any(|result| of(result).contains(question));
         ensure(answered, || format!("nothing answers {question:?}"))?;
     }
-    let page = std::fs::read_to_string(out.join("report.html")).map_err(tell)?;
+    let page = std::fs::read_to_string(out.join("report.html")).map_err(error_text)?;
     let charts = report.charts();
     ensure(!charts.is_empty(), || "nothing varies".to_owned())?;
     for chart in charts {
-        let svg = chart.svg().map_err(tell)?;
+        let svg = chart.svg().map_err(error_text)?;
         ensure(page.contains(&svg), || format!("the page has no plot of {:?}", chart.title))?;
     }
     ensure(page.len() < 1_000_000 && !page.contains("http"), || format!("the page has {} bytes", page.len()))
 }
 
-/// Streams tell each other under MPS, and time-sliced beside it.
+/// Measures hand-offs from stream to stream under MPS, and time-sliced beside it.
 pub(crate) fn bench_under_mps() -> Result<(), String> {
     let mps = Mps::start()?;
     let world = World::new()?;
     let arguments = ["bench", "handoff", "--device", "cuda", "--quick"];
     let text = partywall_with(&world, &arguments, &[mps.environment()])?;
     say(&text);
-    ensure(text.contains("tells one of another, under MPS"), || "nothing was measured under MPS".to_owned())?;
-    let is_answered = ["one of another, time-sliced", "time-sliced hand-offs are left out, refused"]
+    ensure(text.contains("notifies a stream of another, under MPS"), || "nothing was measured under MPS".to_owned())?;
+    let is_answered = ["notifies a stream of another, time-sliced", "time-sliced hand-offs are left out, refused"]
         .iter()
         .any(|part| text.contains(part));
     ensure(is_answered, || "nothing is said about time slices".to_owned())
@@ -192,13 +284,13 @@ const QUESTIONS: [&str; 14] = [
     "copies from page-locked host memory into",
     "copies to page-locked host memory out of",
     "copies within the GPU out of",
-    "one process tells another",
-    "a stream of one process tells one of another, time-sliced",
+    "one process notifies another",
+    "a stream of one process notifies a stream of another, time-sliced",
     "memory that a further process, and a further mapping, takes",
     "opening shared memory",
     "closing shared memory",
     "taking a block and giving it back",
-    "one process tells several by a topic",
+    "one process notifies several by a topic",
 ];
 
 /// The doctor finds everything in order.
@@ -211,7 +303,7 @@ pub(crate) fn the_doctor_is_content() -> Result<(), String> {
 pub(crate) fn weights_outlive_their_process() -> Result<(), String> {
     let world = World::new()?;
     let folder = world.socket().with_file_name("model");
-    std::fs::create_dir_all(&folder).map_err(tell)?;
+    std::fs::create_dir_all(&folder).map_err(error_text)?;
     let contents: Vec<Vec<u8>> = (0..3_u32)
         .map(|shard| (0..(8_u32 << 20) + shard).map(|i| (i.wrapping_mul(shard + 3) >> 3) as u8).collect())
         .collect();
@@ -225,7 +317,7 @@ pub(crate) fn weights_outlive_their_process() -> Result<(), String> {
         let file = world.socket().with_file_name("out.bin");
         let from = format!("weights:tensor.{shard}");
         partywall(&world, &["get", &from, &file.display().to_string(), "--force"])?;
-        ensure(std::fs::read(&file).map_err(tell)? == *bytes, || format!("{from} differs"))?;
+        ensure(std::fs::read(&file).map_err(error_text)? == *bytes, || format!("{from} differs"))?;
     }
     partywall(&world, &["rm", "weights"]).map(drop)
 }
@@ -238,5 +330,5 @@ fn write_safetensors(path: &Path, name: &str, bytes: &[u8]) -> Result<(), String
     let mut file = (header.len() as u64).to_le_bytes().to_vec();
     file.extend_from_slice(header.as_bytes());
     file.extend_from_slice(bytes);
-    std::fs::write(path, file).map_err(tell)
+    std::fs::write(path, file).map_err(error_text)
 }

@@ -8,14 +8,14 @@ use partywall::{
     error::{DeviceFault, Gone},
 };
 
-use super::world::{TIMEOUT, World, ensure, first_gpu, ready_and_wait, tell};
+use super::world::{TIMEOUT, World, ensure, error_text, first_gpu, ready_and_wait};
 
 /// Large enough to share no block of the driver with another allocation.
 const BYTES: u64 = 4 << 20;
 
 /// The roles that this module's tests give to other processes.
 pub(crate) fn play(role: &str) -> Result<(), String> {
-    let domain = Domain::options().start(false).connect().map_err(tell)?;
+    let domain = Domain::options().start(false).connect().map_err(error_text)?;
     match role {
         "legacy_publish" => {
             let _published = publish(&domain)?;
@@ -28,25 +28,25 @@ pub(crate) fn play(role: &str) -> Result<(), String> {
 
 fn gpu(domain: &Domain) -> Result<Arc<Gpu>, String> {
     let Place::Gpu(uuid) = first_gpu()? else { return Err("no GPU".into()) };
-    domain.gpu(uuid).map_err(tell)
+    domain.gpu(uuid).map_err(error_text)
 }
 
 fn publish(domain: &Domain) -> Result<Segment, String> {
     let gpu = gpu(domain)?;
-    let buffer = Arc::new(DeviceBuffer::new(gpu.context(), BYTES).map_err(tell)?);
-    gpu.kernels().map_err(tell)?.enqueue_fill(gpu.stream(), buffer.as_slice()).map_err(tell)?;
-    let memory = ForeignMemory::try_from(buffer).map_err(tell)?;
-    domain.publish("test/legacy").tensor("x", DType::U8, &[BYTES], &memory).commit().map_err(tell)
+    let buffer = Arc::new(DeviceBuffer::new(gpu.context(), BYTES).map_err(error_text)?);
+    gpu.kernels().map_err(error_text)?.enqueue_fill(gpu.stream(), buffer.as_slice()).map_err(error_text)?;
+    let memory = ForeignMemory::try_from(buffer).map_err(error_text)?;
+    domain.publish("test/legacy").tensor("x", DType::U8, &[BYTES], &memory).commit().map_err(error_text)
 }
 
 fn address(segment: &Segment) -> Result<u64, String> {
-    Ok(segment.tensor("x").map_err(tell)?.device().map_err(tell)?.device_ptr())
+    Ok(segment.tensor("x").map_err(error_text)?.device().map_err(error_text)?.device_ptr())
 }
 
 fn verify(segment: &Segment) -> Result<(), String> {
-    let range = segment.tensor("x").map_err(tell)?.device().map_err(tell)?;
+    let range = segment.tensor("x").map_err(error_text)?.device().map_err(error_text)?;
     let gpu = range.gpu();
-    match gpu.kernels().map_err(tell)?.verify(gpu.stream(), range.as_slice(), 1).map_err(tell)? {
+    match gpu.kernels().map_err(error_text)?.verify(gpu.stream(), range.as_slice(), 1).map_err(error_text)? {
         None => Ok(()),
         Some(index) => Err(format!("word {index} is wrong")),
     }
@@ -57,15 +57,15 @@ fn verify(segment: &Segment) -> Result<(), String> {
 pub(super) fn published_memory_goes_with_its_publisher() -> Result<(), String> {
     let world = World::new()?;
     let mut publisher = world.play("legacy_publish", &[]);
-    let first = world.domain.open("test/legacy", TIMEOUT).map_err(tell)?;
+    let first = world.domain.open("test/legacy", TIMEOUT).map_err(error_text)?;
     verify(&first)?;
-    let second = world.domain.open("test/legacy", TIMEOUT).map_err(tell)?;
+    let second = world.domain.open("test/legacy", TIMEOUT).map_err(error_text)?;
     let one = address(&first)?;
     let two = address(&second)?;
     ensure(one == two, || format!("it is mapped twice: {one:#x} and {two:#x}"))?;
     drop(first);
     publisher.kill();
-    second.wait_withdrawn(TIMEOUT).map_err(tell)?;
+    second.wait_withdrawn(TIMEOUT).map_err(error_text)?;
     verify(&second)?;
     drop(second);
     let refused = world.domain.open("test/legacy", Duration::ZERO);
@@ -90,7 +90,7 @@ pub(super) fn race_with_death_is_named() -> Result<(), String> {
 pub(super) fn published_memory_opens_where_it_was_made() -> Result<(), String> {
     let world = World::new()?;
     let published = publish(&world.domain)?;
-    let opened = world.domain.open("test/legacy", Duration::ZERO).map_err(tell)?;
+    let opened = world.domain.open("test/legacy", Duration::ZERO).map_err(error_text)?;
     drop(published);
     verify(&opened)?;
     let refused = world.domain.open("test/legacy", Duration::ZERO);
@@ -101,11 +101,11 @@ pub(super) fn published_memory_opens_where_it_was_made() -> Result<(), String> {
 pub(super) fn memory_without_a_handle_is_refused_by_its_kind() -> Result<(), String> {
     let world = World::new()?;
     let gpu = gpu(&world.domain)?;
-    let granularity = PhysicalMemory::granularity(gpu.context()).map_err(tell)?;
-    let vmm = PhysicalMemory::create(gpu.context(), granularity).map_err(tell)?;
-    let vmm = Mapping::new(vmm, Access::ReadWrite).map_err(tell)?;
-    gpu.kernels().map_err(tell)?.enqueue_fill(gpu.stream(), vmm.as_slice()).map_err(tell)?;
-    let pinned = PinnedBuffer::new(gpu.context(), 4096).map_err(tell)?;
+    let granularity = PhysicalMemory::granularity(gpu.context()).map_err(error_text)?;
+    let vmm = PhysicalMemory::create(gpu.context(), granularity).map_err(error_text)?;
+    let vmm = Mapping::new(vmm, Access::ReadWrite).map_err(error_text)?;
+    gpu.kernels().map_err(error_text)?.enqueue_fill(gpu.stream(), vmm.as_slice()).map_err(error_text)?;
+    let pinned = PinnedBuffer::new(gpu.context(), 4096).map_err(error_text)?;
     let plain = vec![0_u8; 4096];
     for (address, kind) in [
         (vmm.device_ptr(), PointerKind::Vmm),
@@ -119,11 +119,11 @@ pub(super) fn memory_without_a_handle_is_refused_by_its_kind() -> Result<(), Str
     }
     let memory = kept_by_the_test(&gpu, vmm.device_ptr())?;
     let copy = world.domain.publish("test/copy").tensor("x", DType::U8, &[granularity], &memory);
-    verify(&copy.commit_copy().map_err(tell)?)
+    verify(&copy.commit_copy().map_err(error_text)?)
 }
 
 #[allow(unsafe_code)]
 fn kept_by_the_test(gpu: &Gpu, address: u64) -> Result<ForeignMemory, String> {
     // SAFETY: the test frees the memory only after everything that uses it is dropped.
-    unsafe { ForeignMemory::new(gpu.context(), address, Arc::new(())) }.map_err(tell)
+    unsafe { ForeignMemory::new(gpu.context(), address, Arc::new(())) }.map_err(error_text)
 }

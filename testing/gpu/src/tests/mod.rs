@@ -13,6 +13,7 @@ pub(crate) mod segments;
 pub(crate) mod stage;
 mod timelines;
 mod troubleshooting;
+mod vulkan;
 pub(crate) mod world;
 
 use std::time::Duration;
@@ -66,6 +67,13 @@ static TESTS: &[Test] = &[
     test("segment_cudarc_works_in_place", 1, cudarc::works_in_place),
     test("segment_another_gpu_needs_permission", 2, segments::another_gpu_needs_permission),
     test("segment_ordinals_may_differ", 2, segments::ordinals_may_differ),
+    real("vulkan_reads_a_segment_without_cuda", Needs::Vulkan(1), vulkan::segment_is_read_without_cuda),
+    real("vulkan_writes_are_read_by_kernels", Needs::Vulkan(1), vulkan::writes_are_read_by_kernels),
+    real("vulkan_uses_blocks_of_a_pool_in_place", Needs::Vulkan(1), vulkan::blocks_of_a_pool_are_used_in_place),
+    real("vulkan_takes_turns_with_kernels", Needs::Vulkan(1), vulkan::takes_turns_with_kernels),
+    real("vulkan_of_another_gpu_is_refused", Needs::Vulkan(2), vulkan::another_gpu_is_refused),
+    real("vulkan_shares_host_memory", Needs::VulkanOnHost, vulkan::host_memory_is_shared),
+    real("vulkan_waits_end_with_their_writer", Needs::VulkanOnHost, vulkan::waits_end_with_their_writer),
     test("command_demo_passes", 1, commands::the_demo_passes),
     test("command_doctor_is_content", 1, commands::the_doctor_is_content),
     test("command_lab_errors", 1, commands::lab_errors),
@@ -89,6 +97,12 @@ static TESTS: &[Test] = &[
     real("command_mps_doctor_measures_a_shorter_hand_off", Needs::Mps, mps::doctor_measures_a_shorter_hand_off),
     test("command_lab_work_queue", 1, commands::lab_work_queue),
     real("command_lab_work_queue_under_mps", Needs::Mps, commands::lab_work_queue_under_mps),
+    test("command_lab_weights", 1, commands::lab_weights),
+    real("command_lab_weights_under_mps", Needs::Mps, commands::lab_weights_under_mps),
+    Test { timeout: Duration::from_secs(480), ..test("command_lab_chaos", 1, commands::lab_chaos) },
+    test("command_lab_render", 1, commands::lab_render),
+    real("command_lab_render_under_mps", Needs::Mps, commands::lab_render_under_mps),
+    test("command_lab_render_survives_deaths", 1, commands::lab_render_survives_deaths),
     test("command_lab_tour", 1, commands::lab_tour),
     test("command_weights_outlive_their_process", 1, commands::weights_outlive_their_process),
 ];
@@ -99,6 +113,7 @@ pub(crate) fn play(role: &str, arguments: &[String]) -> Result<(), String> {
         [fact_role] if role == facts::ROLE => facts::play(fact_role),
         _ if role == cudarc::ROLE => cudarc::play(),
         _ if role.starts_with("legacy_") => legacy::play(role),
+        _ if role.starts_with("vulkan_") => vulkan::play(role, arguments),
         _ if role.starts_with(timelines::ROLE) => timelines::play(role),
         _ => segments::play(role, arguments),
     }

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::{
     commands::partywall,
-    world::{TIMEOUT, World, ensure, say, tell},
+    world::{TIMEOUT, World, ensure, error_text, say},
 };
 
 /// Ends the domain's daemon when it is dropped, also after a failure.
@@ -32,7 +32,7 @@ pub(crate) fn daemon_serves_clients_and_stops() -> Result<(), String> {
     let pid = client.pid();
     let status = status(&world)?;
     ensure(clients(&status) == [pid], || format!("{pid} is the only client: {status}"))?;
-    let members = world.domain.members().map_err(tell)?;
+    let members = world.domain.members().map_err(error_text)?;
     let member = members.iter().find(|member| member.pid == pid).ok_or("it is no member")?;
     let pipes = root(&world).join("pipe").display().to_string();
     ensure(member.mps.as_deref() == Some(&*pipes), || format!("{:?} is not {pipes}", member.mps))?;
@@ -63,9 +63,9 @@ pub(crate) fn killed_daemon_is_replaced() -> Result<(), String> {
     let _ended = Ended(&world);
     partywall(&world, &["mps", "start"])?;
     let watcher = status(&world)?["watcher"].as_u64().ok_or("there is no watcher")?;
-    let daemon = fs::read_to_string(root(&world).join("pipe/nvidia-cuda-mps-control.pid")).map_err(tell)?;
+    let daemon = fs::read_to_string(root(&world).join("pipe/nvidia-cuda-mps-control.pid")).map_err(error_text)?;
     kill(watcher)?;
-    kill(daemon.trim().parse().map_err(tell)?)?;
+    kill(daemon.trim().parse().map_err(error_text)?)?;
     until("the daemon is gone", || status(&world).is_ok_and(|status| status["runs"] == false))?;
     let client = client(&world)?;
     let status = status(&world)?;
@@ -101,7 +101,7 @@ pub(crate) fn doctor_measures_a_shorter_hand_off() -> Result<(), String> {
 /// Starts a process under MPS that holds memory of the GPU.
 fn client(world: &World) -> Result<Running, String> {
     let file = world.directory().join("bytes");
-    fs::write(&file, vec![7; 1 << 20]).map_err(tell)?;
+    fs::write(&file, vec![7; 1 << 20]).map_err(error_text)?;
     let binary = binary()?;
     let mut command = Command::new(&binary);
     command.args(["run", "--mps", &binary, "put"]).arg(&file).args(["held", "--hold", "--device", "cuda"]);
@@ -116,7 +116,7 @@ fn binary() -> Result<String, String> {
 }
 
 fn status(world: &World) -> Result<Value, String> {
-    serde_json::from_str(&partywall(world, &["--json", "mps", "status"])?).map_err(tell)
+    serde_json::from_str(&partywall(world, &["--json", "mps", "status"])?).map_err(error_text)
 }
 
 fn clients(status: &Value) -> Vec<u32> {
@@ -130,8 +130,8 @@ fn root(world: &World) -> PathBuf {
 }
 
 fn kill(pid: u64) -> Result<(), String> {
-    let pidfd = process::pidfd(u32::try_from(pid).map_err(tell)?).map_err(tell)?;
-    process::kill(&pidfd, Signal::KILL).map_err(tell)
+    let pidfd = process::pidfd(u32::try_from(pid).map_err(error_text)?).map_err(error_text)?;
+    process::kill(&pidfd, Signal::KILL).map_err(error_text)
 }
 
 fn until(what: &str, mut condition: impl FnMut() -> bool) -> Result<(), String> {

@@ -6,9 +6,11 @@ use std::process::{Command, Stdio};
 
 use partywall_harness::mps;
 
-use super::world::tell;
+use super::vulkan;
+use super::world::{ROLE, error_text};
 use crate::gpu::{Found, GpuFacts};
 use crate::runner::PROBE;
+use crate::vulkan::show_driver;
 
 /// The requirement of a test on the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +25,10 @@ pub(crate) enum Needs {
     Namespaces,
     /// A GPU that another user may use, and permission to become that user.
     OtherUser,
+    /// This many real GPUs that Vulkan shows, too.
+    Vulkan(usize),
+    /// A device of Vulkan that imports host memory.
+    VulkanOnHost,
 }
 
 impl Needs {
@@ -39,6 +45,14 @@ impl Needs {
                 Some(format!("needs {self}, this machine does not permit that"))
             }
             Self::OtherUser => other_user_has_a_gpu().err().map(|reason| format!("needs {self}: {reason}")),
+            Self::Vulkan(_) if found.simulated => Some(format!(
+                "needs {self}: memory of a simulated GPU is a memfd, which no Vulkan driver takes for a GPU's"
+            )),
+            Self::Vulkan(needed) if found.count < needed => {
+                Some(format!("needs {self}, this machine shows {}", found.count))
+            }
+            Self::Vulkan(needed) => vulkan_lacks(needed).map(|reason| format!("needs {self}: {reason}")),
+            Self::VulkanOnHost => vulkan_lacks(0).map(|reason| format!("needs {self}: {reason}")),
             _ => None,
         }
     }
@@ -53,6 +67,9 @@ impl fmt::Display for Needs {
             Self::Mps => write!(f, "a real GPU with MPS"),
             Self::Namespaces => write!(f, "a GPU and permission to create namespaces"),
             Self::OtherUser => write!(f, "a GPU and permission to become another user who may use it"),
+            Self::Vulkan(1) => write!(f, "a real GPU with Vulkan"),
+            Self::Vulkan(number) => write!(f, "{number} real GPUs with Vulkan"),
+            Self::VulkanOnHost => write!(f, "a Vulkan device that imports host memory"),
         }
     }
 }
@@ -82,13 +99,24 @@ pub(crate) fn other_user() -> Command {
 }
 
 fn other_user_has_a_gpu() -> Result<(), String> {
-    let output = other_user().arg(PROBE).stdin(Stdio::null()).output().map_err(tell)?;
+    let output = other_user().arg(PROBE).stdin(Stdio::null()).output().map_err(error_text)?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
     match serde_json::from_str(text(&output.stdout).lines().last().unwrap_or_default()) {
         Ok(Found::Gpu(_)) => Ok(()),
         Ok(Found::Nothing(reason)) => Err(reason),
         Err(_) => Err(format!("{} {}", output.status, text(&output.stderr))),
     }
+}
+
+/// Asks a child process, because a driver may crash, which this number of GPUs Vulkan lacks, or, for none, a device for
+/// host memory. A driver that fails otherwise is not missing: the tests run and report it.
+fn vulkan_lacks(gpus: usize) -> Option<String> {
+    let mut command = Command::new("/proc/self/exe");
+    command.args([ROLE, vulkan::PROBE, &gpus.to_string()]).stdin(Stdio::null());
+    show_driver(&mut command);
+    let output = command.output().ok()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.lines().find_map(|line| line.strip_prefix(vulkan::LACKS)).map(str::to_owned)
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use partywall::cuda::{CuResult, kernels};
 use partywall_os::socket::{self, Ready};
 
 use super::facts;
-use super::world::{ROLE, TIMEOUT, ensure, say, tell};
+use super::world::{ROLE, TIMEOUT, ensure, error_text, say};
 use crate::raw::{
     self, AccessRule, Address, Answer, Cuda, Handle, IpcHandle, LAZY_PEER, Properties, READ_WRITE, Words,
 };
@@ -331,16 +331,16 @@ pub(crate) struct Line(OwnedFd);
 impl Line {
     /// Returns the line of a process that plays a role, which is its standard input.
     pub(crate) fn of_role() -> Result<Self, String> {
-        rustix::stdio::stdin().try_clone_to_owned().map(Self).map_err(tell)
+        rustix::stdio::stdin().try_clone_to_owned().map(Self).map_err(error_text)
     }
 
-    pub(crate) fn tell(&self, bytes: impl AsRef<[u8]>) -> Result<(), String> {
-        socket::send(&self.0, bytes.as_ref(), &[]).map(drop).map_err(tell)
+    pub(crate) fn send(&self, bytes: impl AsRef<[u8]>) -> Result<(), String> {
+        socket::send(&self.0, bytes.as_ref(), &[]).map(drop).map_err(error_text)
     }
 
     pub(crate) fn give(&self, bytes: impl AsRef<[u8]>, descriptor: impl AsFd) -> Result<(), String> {
         let descriptor: BorrowedFd<'_> = descriptor.as_fd();
-        socket::send(&self.0, bytes.as_ref(), &[descriptor]).map(drop).map_err(tell)
+        socket::send(&self.0, bytes.as_ref(), &[descriptor]).map(drop).map_err(error_text)
     }
 
     /// Returns the next message; nothing when the other end is closed.
@@ -351,7 +351,7 @@ impl Line {
         let received = match socket::recv(&self.0, &mut bytes, &mut descriptors) {
             Ok(received) => received.bytes,
             Err(partywall_os::Errno::CONNRESET) => 0,
-            Err(error) => return Err(tell(error)),
+            Err(error) => return Err(error_text(error)),
         };
         bytes.truncate(received);
         Ok((received > 0).then(|| Message { bytes, descriptor: descriptors.pop_front() }))
@@ -359,7 +359,7 @@ impl Line {
 
     /// Returns whether a message or the end of the line arrives within `limit`.
     pub(crate) fn speaks_within(&self, limit: Duration) -> Result<bool, String> {
-        socket::wait(&self.0, Ready::Read, Some(Instant::now() + limit)).map_err(tell)
+        socket::wait(&self.0, Ready::Read, Some(Instant::now() + limit)).map_err(error_text)
     }
 }
 
@@ -384,13 +384,13 @@ impl Peer {
             rustix::net::SocketFlags::CLOEXEC,
             None,
         )
-        .map_err(tell)?;
+        .map_err(error_text)?;
         command.args([ROLE, facts::ROLE, role]).stdin(Stdio::from(theirs));
-        Ok(Self { child: command.spawn().map_err(tell)?, line: Line(ours), role })
+        Ok(Self { child: command.spawn().map_err(error_text)?, line: Line(ours), role })
     }
 
-    pub(crate) fn tell(&self, bytes: impl AsRef<[u8]>) -> Result<(), String> {
-        self.line.tell(bytes)
+    pub(crate) fn send(&self, bytes: impl AsRef<[u8]>) -> Result<(), String> {
+        self.line.send(bytes)
     }
 
     pub(crate) fn give(&self, bytes: impl AsRef<[u8]>, descriptor: impl AsFd) -> Result<(), String> {
@@ -400,7 +400,7 @@ impl Peer {
     pub(crate) fn hear(&mut self) -> Result<Message, String> {
         match self.line.hear() {
             Ok(Some(message)) => Ok(message),
-            Ok(None) => Err(format!("{} ended too early: {}", self.role, self.child.wait().map_err(tell)?)),
+            Ok(None) => Err(format!("{} ended too early: {}", self.role, self.child.wait().map_err(error_text)?)),
             Err(error) => Err(format!("{}: {error}", self.role)),
         }
     }
@@ -412,7 +412,7 @@ impl Peer {
 
     /// Sends a command and waits until it is done.
     pub(crate) fn order(&mut self, word: &str) -> Result<(), String> {
-        self.tell(word)?;
+        self.send(word)?;
         self.expect("done")
     }
 
@@ -422,14 +422,14 @@ impl Peer {
 
     /// Kills the process and waits for its end.
     pub(crate) fn kill(&mut self) -> Result<(), String> {
-        self.child.kill().map_err(tell)?;
-        self.child.wait().map(drop).map_err(tell)
+        self.child.kill().map_err(error_text)?;
+        self.child.wait().map(drop).map_err(error_text)
     }
 
     /// Closes the line, and waits until the process ends successfully.
     pub(crate) fn finish(mut self) -> Result<(), String> {
-        rustix::net::shutdown(&self.line.0, rustix::net::Shutdown::Write).map_err(tell)?;
-        let status = self.child.wait().map_err(tell)?;
+        rustix::net::shutdown(&self.line.0, rustix::net::Shutdown::Write).map_err(error_text)?;
+        let status = self.child.wait().map_err(error_text)?;
         ensure(status.success(), || format!("{} failed: {status}", self.role))
     }
 }

@@ -37,7 +37,7 @@ impl Broker {
 
     /// Connects this process. The first connection starts the broker, which survives for a while without members.
     pub(crate) fn connect(&self) -> Result<Domain, String> {
-        Domain::options().socket(self.socket()).connect().map_err(tell)
+        Domain::options().socket(self.socket()).connect().map_err(error_text)
     }
 
     /// Starts a process that plays `role`, after a change to the command, and waits until it is ready.
@@ -80,12 +80,12 @@ impl World {
         self.broker.socket()
     }
 
-    /// As [`Broker::play`].
+    /// Starts a role; see [`Broker::play`].
     pub(crate) fn play(&self, role: &str, arguments: &[&str]) -> Actor {
         self.play_with(role, arguments, |_| ())
     }
 
-    /// As [`Broker::play`].
+    /// Starts a role after a change to its command; see [`Broker::play`].
     pub(crate) fn play_with(&self, role: &str, arguments: &[&str], change: impl FnOnce(&mut Command)) -> Actor {
         self.broker.play(role, arguments, change)
     }
@@ -106,16 +106,16 @@ pub(crate) fn say(line: &str) {
 
 /// Returns the first GPU of this process.
 pub(crate) fn first_gpu() -> Result<Place, String> {
-    let device = gpu::devices().map_err(tell)?.into_iter().next().ok_or("no GPU")?;
-    Ok(Place::Gpu(device.uuid().map_err(tell)?))
+    let device = gpu::devices().map_err(error_text)?.into_iter().next().ok_or("no GPU")?;
+    Ok(Place::Gpu(device.uuid().map_err(error_text)?))
 }
 
 /// Returns the free bytes of the first GPU.
 pub(crate) fn free_bytes() -> Result<u64, String> {
-    let driver = cuda::Driver::load().map_err(tell)?;
-    let device = cuda::Device::by_ordinal(driver, 0).map_err(tell)?;
-    let context = cuda::Context::retain(device).map_err(tell)?;
-    Ok(context.memory_info().map_err(tell)?.free)
+    let driver = cuda::Driver::load().map_err(error_text)?;
+    let device = cuda::Device::by_ordinal(driver, 0).map_err(error_text)?;
+    let context = cuda::Context::retain(device).map_err(error_text)?;
+    Ok(context.memory_info().map_err(error_text)?.free)
 }
 
 /// Polls `ask` until it returns true, or fails after the timeout.
@@ -133,7 +133,7 @@ pub(crate) fn eventually(what: &str, mut ask: impl FnMut() -> Result<bool, Strin
 }
 
 /// Returns an error as text, with its causes.
-pub(crate) fn tell(error: impl std::error::Error) -> String {
+pub(crate) fn error_text(error: impl std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {

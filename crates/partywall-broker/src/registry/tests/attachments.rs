@@ -8,7 +8,7 @@ use crate::registry::{
     event::DetachSegment,
 };
 
-/// A queue that nobody keeps, opened by its maker.
+/// Creates a queue that is not kept, and returns the lease of its creator.
 fn create_queue(w: &mut Watched, member: MemberId, name: &str) -> LeaseId {
     let memory = w.memory(&[10], false, true, Lifetime::Shared);
     let memory = w.with_control(&memory, queue());
@@ -93,7 +93,7 @@ fn detached_segment_is_freed_unless_something_else_keeps_it() {
     let memory = w.opened(a, "x").memory;
     attached(&mut w, a, queue, lease);
     let again = w.opened(a, "x").lease;
-    let removed = w.ask(a, Call::Remove { name: Name::new("x") }).1;
+    let removed = w.ask(a, Call::Remove { name: Name::new("x"), deadline: None }).1;
     let Ok(Answer::Removed { bytes_kept: 10, queues, .. }) = removed else { panic!("{removed:?}") };
     assert_eq!((queues.len(), &queues[0].name), (1, &Name::new("q")));
     let held: Vec<_> = w.registry.members[&a].version_leases.iter().copied().filter(|held| *held != queue).collect();

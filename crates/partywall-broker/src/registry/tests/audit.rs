@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::SLAB_BYTES;
 use crate::registry::{
-    CloseId, Effect, FdId, MemberId, Registry, RequestId,
+    CloseId, FdId, MemberId, Registry, RequestId,
     state::{Life, Totals, Waiting, Want},
     types::{ControlMemory, LeaseId, Lifetime},
 };
@@ -18,21 +18,18 @@ pub(super) fn audit(
 ) {
     assert!(registry.maybe_unreferenced.is_empty());
     assert!(registry.pending_close.versions.is_empty() && registry.pending_close.dead.is_empty());
-    let mut held_back = BTreeSet::new();
+    let held_back: BTreeSet<_> = registry.held_back.closes.iter().copied().collect();
     let mut unconfirmed = unclosed.clone();
-    for effect in &registry.held_back {
-        match effect {
-            Effect::Close(fds) => held_back.extend(fds.iter().copied()),
-            Effect::Confirm(id) => assert!(unconfirmed.insert(*id)),
-            other => panic!("{other:?} is held back"),
-        }
+    for id in &registry.held_back.confirms {
+        assert!(unconfirmed.insert(*id));
     }
-    assert!(registry.uncleared > 0 || registry.held_back.is_empty());
+    assert!(registry.uncleared > 0 || held_back.is_empty() && registry.held_back.confirms.is_empty());
     assert_eq!(registry.closing.keys().copied().collect::<BTreeSet<_>>(), unconfirmed);
     let mut totals = Totals::default();
     let mut fds = BTreeSet::new();
     let mut waiting = BTreeSet::new();
     let mut claims = BTreeSet::new();
+    let mut noticed = BTreeSet::new();
     for (name, entry) in &registry.entries {
         assert!(!entry.is_empty(), "{name} holds nothing");
         assert!(entry.latest.is_none_or(|latest| entry.versions.contains_key(&latest) && latest == entry.last));
@@ -54,6 +51,10 @@ pub(super) fn audit(
                 assert_eq!((&held.name, held.version), (name, *number));
             }
             assert!(entry.latest != Some(*number) || !version.withdrawn);
+            assert!(version.withdrawn || version.notice.is_none());
+            if let Some((id, _)) = version.notice {
+                noticed.insert(id);
+            }
             totals.add(&version.memory);
             for fd in version.memory.fds() {
                 assert!(fds.insert(fd), "{fd} belongs to two versions");
@@ -118,9 +119,10 @@ pub(super) fn audit(
         assert!(waiting.insert((watcher.member, watcher.ticket)));
         assert_eq!(registry.members[&watcher.member].waits[&watcher.ticket], (*id, Waiting::Watching));
     }
+    assert!(registry.withdrawals.keys().all(|id| noticed.contains(id)), "a withdrawal ends with its last version");
     assert_eq!(registry.totals, totals);
     assert!(fds.is_disjoint(&held_back));
-    fds.append(&mut held_back);
+    fds.extend(held_back);
     assert_eq!(fds, *open_fds, "file descriptors in versions and control memory, and those that the server holds");
     assert_eq!(waiting, *pending, "requests that wait, and requests that were answered with `Pending`");
     assert_eq!(registry.claims.keys().copied().collect::<BTreeSet<_>>(), claims, "one claim per name");

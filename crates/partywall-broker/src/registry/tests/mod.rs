@@ -1,5 +1,7 @@
 //! Tests of the registry: rule by rule, and at random against a model.
 
+#![allow(clippy::unwrap_used, reason = "as in other tests: a fuzzer runs some of these")]
+
 mod attachments;
 mod audit;
 mod control;
@@ -26,6 +28,16 @@ use super::{
         Limit, MemberState, Memory, Name, Named, NoGrowth, ObjectKind, Place, Table, TimelineEnding, Whom,
     },
 };
+
+/// Runs the registry against its model by the bytes of a fuzzer: mostly steps, otherwise what a journal holds.
+#[cfg(fuzzing)]
+pub(crate) fn fuzz(input: &[u8]) {
+    match input.split_first() {
+        Some((0..32, journal)) => random::read_journal(journal),
+        Some((_, steps)) => random::run_steps(steps),
+        None => {}
+    }
+}
 
 const UNBOUNDED: Bounds = Bounds {
     members: 1 << 16,
@@ -64,11 +76,13 @@ struct Watched {
     live_cells: BTreeSet<CellAt>,
     pending: BTreeSet<(MemberId, RequestId)>,
     unclosed: BTreeSet<CloseId>,
-    /// Whether the test itself sends the events that clear rows; otherwise they are sent immediately.
+    /// True if the test itself sends the events that clear rows; otherwise they are sent immediately.
     clears_later: bool,
     last_fd: u64,
     last_request: u64,
     now: u64,
+    /// A registry that learns only what a journal records.
+    twin: Option<Registry>,
 }
 
 impl Watched {
@@ -83,7 +97,17 @@ impl Watched {
             last_fd: 0,
             last_request: 0,
             now: 0,
+            twin: None,
         }
+    }
+
+    /// Continues with a registry that was written and read again.
+    fn restart(&mut self) {
+        let written = postcard::to_stdvec(&self.registry).unwrap();
+        if let Some(twin) = &self.twin {
+            assert_eq!(postcard::to_stdvec(twin).unwrap(), written, "the records lead to the same state");
+        }
+        self.registry = postcard::from_bytes(&written).unwrap();
     }
 
     /// Confirms that all released memory is closed.
@@ -116,11 +140,27 @@ impl Watched {
             Event::Request { member, call: Call::Leave, .. } => self.pending.retain(|(waiting, _)| waiting != member),
             _ => {}
         }
+        let is_repeated = match &event {
+            Event::Request { member, request, .. } => {
+                self.registry.members.get(member).is_some_and(|record| *request <= record.last_request)
+            }
+            _ => false,
+        };
         let cancelled = match &event {
             Event::Request { member, call: Call::Cancel { ticket }, .. } => Some((*member, *ticket)),
             _ => None,
         };
+        let only_asks = matches!(&event, Event::Request { call, .. } if call.only_asks());
+        let brings = matches!(&event, Event::Request { call, .. } if !call.fds().is_empty());
+        let record = postcard::to_stdvec(&event).unwrap();
         let mut effects = self.registry.apply(event, self.now);
+        let refused = |effect: &Effect| matches!(effect, Effect::Reply { outcome: Err(_), .. });
+        if let Some(twin) = &mut self.twin
+            && !only_asks
+            && (brings || !effects.iter().any(refused))
+        {
+            assert_eq!(twin.apply(postcard::from_bytes(&record).unwrap(), self.now), effects);
+        }
         if !self.clears_later {
             let rows: Vec<_> = effects
                 .iter()
@@ -134,9 +174,10 @@ impl Watched {
         for effect in &effects {
             match effect {
                 Effect::Reply { member, request, outcome: Ok(Answer::Pending), .. } => {
-                    assert!(self.pending.insert((*member, *request)), "pending twice");
+                    let is_new = self.pending.insert((*member, *request));
+                    assert!(is_new || is_repeated, "pending twice");
                 }
-                Effect::Reply { outcome: Ok(Answer::Done), .. } if cancelled.is_some() => {
+                Effect::Reply { outcome: Ok(Answer::Done), .. } if cancelled.is_some() && !is_repeated => {
                     assert!(cancelled.is_some_and(|ticket| self.pending.remove(&ticket)), "cancelled without waiting");
                 }
                 Effect::Notify { member, ticket, outcome, .. } => {
@@ -344,8 +385,15 @@ fn queue() -> Control {
 }
 
 fn identity(member: MemberId, simulated: bool, has_pidfd: bool) -> Identity {
-    let pid = 100 + member.0 as u32;
-    Identity { pid, uid: 0, command: format!("member {member}").into(), simulated, operator: false, has_pidfd }
+    Identity { pid: pid(member), uid: 0, command: command(member), simulated, operator: false, has_pidfd }
+}
+
+fn pid(member: MemberId) -> u32 {
+    100 + member.0 as u32
+}
+
+fn command(member: MemberId) -> Arc<str> {
+    format!("member {member}").into()
 }
 
 /// Returns the completions, in order.

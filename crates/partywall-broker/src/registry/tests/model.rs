@@ -10,12 +10,15 @@ use crate::registry::{
     event::DetachSegment,
     state::Life,
     tombstones::{REMEMBERED, Tombstone},
-    types::{BlockControl, Change, Doubt, Ending, Limit, MemberState, Named, NoGrowth, Whom},
+    types::{
+        BlockControl, Change, Deadline, Doubt, Ending, Limit, MemberState, Named, NoGrowth, Notice, Then, Whom,
+        WithdrawalId,
+    },
 };
 
 /// The result of one event: the reply to a request, completions of others, and closes. Suggested names are left out.
 #[derive(Debug, PartialEq, Default)]
-pub(super) struct Said {
+pub(super) struct ModelEffects {
     pub(super) reply: Option<Outcome>,
     pub(super) notices: Vec<(MemberId, RequestId, Outcome)>,
     pub(super) closed: Vec<FdId>,
@@ -30,7 +33,7 @@ pub(super) struct Said {
 }
 
 #[derive(Debug)]
-pub(super) struct Person {
+pub(super) struct ModelMember {
     pub(super) id: MemberId,
     pub(super) life: Life,
     has_pidfd: bool,
@@ -41,11 +44,12 @@ pub(super) struct Person {
     simulated: bool,
     since: u64,
     last_request: u64,
+    answered: Option<(RequestId, Answer)>,
 }
 
-impl Person {
+impl ModelMember {
     fn pid(&self) -> u32 {
-        100 + self.id.0 as u32
+        pid(self.id)
     }
 
     fn state(&self) -> MemberState {
@@ -73,7 +77,7 @@ type PendingClose = Vec<(Name, u64, Named, u64)>;
 
 /// A dead member whose memory is being closed.
 #[derive(Debug)]
-struct Corpse {
+struct DeadMember {
     id: MemberId,
     since: u64,
     simulated: bool,
@@ -83,7 +87,7 @@ struct Corpse {
 }
 
 #[derive(Debug)]
-pub(super) struct Edition {
+pub(super) struct ModelVersion {
     name: Name,
     number: u64,
     pub(super) memory: Arc<Memory>,
@@ -92,12 +96,25 @@ pub(super) struct Edition {
     owner: Option<LeaseId>,
     left_to: Option<MemberId>,
     pub(super) growths: u64,
-    grown_by: Option<RequestId>,
     latest: bool,
     withdrawn: bool,
+    /// The withdrawal with a deadline that it belongs to, and whether that ends new views of it.
+    notice: Option<(WithdrawalId, Notice)>,
+    stale: bool,
 }
 
-impl Edition {
+impl ModelVersion {
+    fn withdrawn_answer(&self) -> Answer {
+        Answer::Withdrawn { notice: self.notice.map(|(_, notice)| notice) }
+    }
+
+    fn check_stale(&self) -> Result<(), Refused> {
+        match self.notice.filter(|_| self.stale) {
+            Some((_, notice)) => Err(Refused::Withdrawn { name: self.name.clone(), version: self.number, notice }),
+            None => Ok(()),
+        }
+    }
+
     fn cannot_grow(&self, why: NoGrowth) -> Refused {
         Refused::CannotGrow { name: self.name.clone(), version: self.number, why }
     }
@@ -112,17 +129,22 @@ pub(super) struct VersionLease {
     origin: RequestId,
 }
 
+impl VersionLease {
+    fn is_on(&self, version: &ModelVersion) -> bool {
+        self.name == version.name && self.number == version.number
+    }
+}
+
 /// A segment that a queue holds.
 #[derive(Debug)]
-struct Tie {
+struct ModelAttachment {
     queue: (Name, u64),
     number: u32,
     segment: (Name, u64),
-    origin: (MemberId, RequestId),
 }
 
 #[derive(Debug)]
-pub(super) struct Right {
+pub(super) struct ModelClaim {
     pub(super) id: ClaimId,
     pub(super) member: MemberId,
     name: Name,
@@ -130,14 +152,14 @@ pub(super) struct Right {
 }
 
 #[derive(Debug, Clone)]
-pub(super) struct Queued {
+pub(super) struct Waiting {
     pub(super) member: MemberId,
     pub(super) ticket: RequestId,
-    pub(super) for_what: For,
+    pub(super) waits_for: WaitFor,
 }
 
 #[derive(Debug, Clone)]
-pub(super) enum For {
+pub(super) enum WaitFor {
     Open(Open),
     Build(Name),
     Withdrawal(LeaseId),
@@ -149,12 +171,12 @@ pub(super) enum For {
 #[derive(Debug)]
 pub(super) struct Model {
     pub(super) bounds: Bounds,
-    /// Whether the member that joined last is simulated.
+    /// True if the member that joined last is simulated.
     simulated: bool,
-    pub(super) people: Vec<Person>,
+    pub(super) members: Vec<ModelMember>,
     deaths: u64,
     unproven_deaths: u64,
-    corpses: Vec<Corpse>,
+    dead_members: Vec<DeadMember>,
     /// The versions that this event has released so far, with their bytes.
     pending_close: PendingClose,
     /// Closes and confirmations that wait until no row is being cleared.
@@ -166,22 +188,25 @@ pub(super) struct Model {
     pub(super) history: Vec<Happening>,
     /// The event up to which watchers have been notified.
     pub(super) notified: u64,
-    editions: Vec<Edition>,
+    versions: Vec<ModelVersion>,
     /// The ends of names that do not exist any more.
     ends: Vec<(Name, Tombstone)>,
+    /// Withdrawals whose deadlines have not passed, with the members that withdrew the names.
+    pub(super) withdrawals: Vec<(WithdrawalId, MemberId)>,
+    noticed: u64,
     pub(super) now: u64,
-    /// The highest version number of each name that has an edition.
+    /// The highest version number of each name that has a version.
     numbers: BTreeMap<Name, u64>,
     pub(super) version_leases: Vec<VersionLease>,
     /// Segments that queues held.
-    ties: Vec<Tie>,
+    attachments: Vec<ModelAttachment>,
     /// The numbers that each queue that exists has ever given.
     given: Vec<((Name, u64), u32)>,
-    pub(super) rights: Vec<Right>,
-    pub(super) queue: Vec<Queued>,
+    pub(super) claims: Vec<ModelClaim>,
+    pub(super) waits: Vec<Waiting>,
     pub(super) objects: Objects,
     pub(super) leases: u64,
-    claims: u64,
+    granted_claims: u64,
 }
 
 impl Model {
@@ -189,53 +214,55 @@ impl Model {
         Self {
             bounds,
             simulated: false,
-            people: Vec::new(),
+            members: Vec::new(),
             deaths: 0,
             unproven_deaths: 0,
-            corpses: Vec::new(),
+            dead_members: Vec::new(),
             pending_close: Vec::new(),
             held_back: Default::default(),
             closings: 0,
             unclosed: Vec::new(),
             history: Vec::new(),
             notified: 0,
-            editions: Vec::new(),
+            versions: Vec::new(),
             ends: Vec::new(),
+            withdrawals: Vec::new(),
+            noticed: 0,
             now: 0,
             numbers: BTreeMap::new(),
             version_leases: Vec::new(),
-            ties: Vec::new(),
+            attachments: Vec::new(),
             given: Vec::new(),
-            rights: Vec::new(),
-            queue: Vec::new(),
+            claims: Vec::new(),
+            waits: Vec::new(),
             objects: Objects::default(),
             leases: 0,
-            claims: 0,
+            granted_claims: 0,
         }
     }
 
     /// Returns whether another member may join.
     pub(super) fn has_room(&self) -> bool {
-        let there = self.people.iter().filter(|p| matches!(p.life, Life::Alive | Life::HeldByChild)).count() as u64;
-        there < self.bounds.members && ((self.people.len() + self.objects.uncleared.len()) as u64) < self.bounds.rows
+        let there = self.members.iter().filter(|m| matches!(m.life, Life::Alive | Life::HeldByChild)).count() as u64;
+        there < self.bounds.members && ((self.members.len() + self.objects.uncleared.len()) as u64) < self.bounds.rows
     }
 
     /// Returns whether no member or GPU memory uses the other driver.
     pub(super) fn admits(&self, simulated: bool) -> bool {
-        let anything = !self.people.is_empty() || self.editions.iter().any(|e| e.memory.place != Place::Host);
+        let anything = !self.members.is_empty() || self.versions.iter().any(|v| v.memory.place != Place::Host);
         !anything || self.simulated == simulated
     }
 
-    pub(super) fn apply(&mut self, event: &Event, at: u64) -> Said {
+    pub(super) fn apply(&mut self, event: &Event, at: u64) -> ModelEffects {
         self.now = at;
-        let mut said = Said::default();
+        let mut effects = ModelEffects::default();
         match event {
             Event::Joined { member, identity } => {
                 self.simulated = identity.simulated;
                 let is_free =
-                    |row: &u16| !self.objects.uncleared.contains(row) && self.people.iter().all(|p| p.row != *row);
+                    |row: &u16| !self.objects.uncleared.contains(row) && self.members.iter().all(|m| m.row != *row);
                 let row = (0..).find(is_free).unwrap();
-                self.people.push(Person {
+                self.members.push(ModelMember {
                     id: *member,
                     row,
                     life: Life::Alive,
@@ -246,37 +273,42 @@ impl Model {
                     simulated: identity.simulated,
                     since: at,
                     last_request: 0,
+                    answered: None,
                 });
             }
             Event::Suspected { member } => {
-                self.queue.retain(|q| q.member != *member);
-                self.person(*member).life = Life::Suspect;
+                self.waits.retain(|q| q.member != *member);
+                self.member(*member).life = Life::Suspect;
             }
             Event::Dismissed { .. } => unreachable!("the model has no operators"),
-            Event::Resumed { member } => self.person(*member).life = Life::Alive,
+            Event::Resumed { member } => {
+                self.member(*member).life = Life::Alive;
+                self.notify_stale(*member, None, &mut effects);
+            }
+            Event::DeadlinePassed { id } => self.deadline_passed(*id, &mut effects),
             Event::HeldByChild { member } => {
-                self.queue.retain(|q| q.member != *member);
-                self.give_up_claims(*member, &mut said);
-                self.person(*member).life = Life::HeldByChild;
+                self.waits.retain(|q| q.member != *member);
+                self.abandon_claims(*member, &mut effects);
+                self.member(*member).life = Life::HeldByChild;
             }
             Event::Died { member } => {
-                self.notify_of(*member, Ending::OwnerDied, *member, &mut said);
+                self.notify_of(*member, Ending::OwnerDied, *member, &mut effects);
                 self.deaths += 1;
-                if self.person(*member).doubt().is_some() && (self.leases_of(*member) > 0 || self.writes(*member)) {
-                    self.person(*member).life = Life::Unproven;
+                if self.member(*member).doubt().is_some() && (self.leases_of(*member) > 0 || self.writes(*member)) {
+                    self.member(*member).life = Life::Unproven;
                     self.unproven_deaths += 1;
-                    said.quarantined.push(*member);
+                    effects.quarantined.push(*member);
                 } else {
-                    self.give_back(*member, true, &mut said);
+                    self.give_back(*member, true, &mut effects);
                 }
             }
             Event::Expired { member } => {
-                if self.people.iter().any(|p| p.id == *member && p.life == Life::Unproven) {
-                    self.give_back(*member, true, &mut said);
+                if self.members.iter().any(|m| m.id == *member && m.life == Life::Unproven) {
+                    self.give_back(*member, true, &mut effects);
                 }
             }
             Event::Closed { id } => {
-                self.corpses.retain(|corpse| corpse.until != *id);
+                self.dead_members.retain(|dead| dead.until != *id);
                 let place = self.unclosed.iter().position(|(unclosed, _)| unclosed == id).unwrap();
                 let mut closed = self.unclosed.remove(place).1;
                 closed.sort_by_key(|(name, version, ..)| (name.clone(), *version));
@@ -286,52 +318,70 @@ impl Model {
             }
             Event::CellSettled { at } => self.settle(*at),
             Event::RowCleared { row } => assert!(self.objects.uncleared.remove(row)),
-            Event::TimelineEnded { name } => self.end_line(name, TimelineEnding::Abandoned, &mut said),
+            Event::TimelineEnded { name } => self.end_timeline(name, TimelineEnding::Abandoned, &mut effects),
             Event::Request { member, request, call } => {
-                let person = self.person(*member);
-                let repeated = request.0 <= person.last_request;
-                person.last_request = person.last_request.max(request.0);
+                let record = self.member(*member);
+                let asks = call.only_asks();
+                let repeated = !asks && request.0 <= record.last_request;
                 let spared = matches!(call, Call::Leave | Call::UsesGpu { .. } | Call::ContextLost);
-                let refused = person.evicted.filter(|_| !spared).map(|(by, at)| Err(Refused::Evicted { by, at }));
+                let refused = record.evicted.filter(|_| !spared).map(|(by, at)| Err(Refused::Evicted { by, at }));
                 let known = if repeated { self.known(*member, *request, call).map(Ok) } else { None };
                 let settled = refused.or(known);
                 if settled.is_some() {
-                    said.closed.extend(call.fds());
+                    effects.closed.extend(call.fds());
                 }
-                let outcome = settled.unwrap_or_else(|| self.call(*member, *request, call, &mut said));
-                said.reply = Some(outcome);
+                let outcome = settled.unwrap_or_else(|| self.call(*member, *request, call, &mut effects));
+                if !asks
+                    && let Ok(answer) = &outcome
+                    && let Some(record) = self.members.iter_mut().find(|record| record.id == *member)
+                {
+                    record.last_request = record.last_request.max(request.0);
+                    let is_grant = matches!(
+                        answer,
+                        Answer::Committed { .. }
+                            | Answer::Opened(_)
+                            | Answer::Build { .. }
+                            | Answer::Timeline(_)
+                            | Answer::Semaphore { .. }
+                    );
+                    let is_present = matches!(answer, Answer::Pending | Answer::Happened(_) | Answer::Withdrawn { .. });
+                    if !is_grant && !is_present {
+                        record.answered = Some((*request, answer.clone()));
+                    }
+                }
+                effects.reply = Some(outcome);
             }
         }
-        self.collect_garbage(&mut said);
+        self.collect_garbage(&mut effects);
         let pending_close = std::mem::take(&mut self.pending_close);
         if !pending_close.is_empty() {
             self.closings += 1;
-            said.confirm.push(CloseId(self.closings));
+            effects.confirm.push(CloseId(self.closings));
             self.unclosed.push((CloseId(self.closings), pending_close));
         }
-        for corpse in self.corpses.iter_mut().filter(|corpse| corpse.until == CloseId(0)) {
-            corpse.until = CloseId(self.closings);
+        for dead in self.dead_members.iter_mut().filter(|dead| dead.until == CloseId(0)) {
+            dead.until = CloseId(self.closings);
         }
-        self.notify_watchers(&mut said);
+        self.notify_watchers(&mut effects);
         let held_back = &mut self.held_back;
-        held_back.0.append(&mut said.closed);
-        held_back.1.append(&mut said.confirm);
+        held_back.0.append(&mut effects.closed);
+        held_back.1.append(&mut effects.confirm);
         if self.objects.uncleared.is_empty() {
-            (said.closed, said.confirm) = std::mem::take(held_back);
+            (effects.closed, effects.confirm) = std::mem::take(held_back);
         }
-        said.closed.sort();
-        said.confirm.sort();
+        effects.closed.sort();
+        effects.confirm.sort();
         // The order among them is not promised, only the content of each.
-        said.notices.sort_by_key(|(member, ticket, _)| (*member, *ticket));
-        said
+        effects.notices.sort_by_key(|(member, ticket, _)| (*member, *ticket));
+        effects
     }
 
-    fn call(&mut self, member: MemberId, request: RequestId, call: &Call, said: &mut Said) -> Outcome {
+    fn call(&mut self, member: MemberId, request: RequestId, call: &Call, effects: &mut ModelEffects) -> Outcome {
         match call {
             Call::Commit(commit) => {
-                let outcome = self.commit(member, request, commit, said);
+                let outcome = self.commit(member, request, commit, effects);
                 if outcome.is_err() {
-                    said.closed.extend(commit.memory.fds());
+                    effects.closed.extend(commit.memory.fds());
                 }
                 outcome
             }
@@ -340,25 +390,25 @@ impl Model {
                 if self.latest(name).is_some() {
                     let open = Open { name: name.clone(), version: None, access: Access::Read, wait: false };
                     self.open(member, request, &open)
-                } else if self.rights.iter().any(|r| r.name == *name) {
-                    self.enqueue(member, request, For::Build(name.clone()))
+                } else if self.claims.iter().any(|c| c.name == *name) {
+                    self.enqueue(member, request, WaitFor::Build(name.clone()))
                 } else {
-                    over(Limit::Names, self.bounds.names, self.names() + self.rights.len() as u64 + 1)?;
-                    Ok(self.entitle(member, request, name))
+                    over(Limit::Names, self.bounds.names, self.names() + self.claims.len() as u64 + 1)?;
+                    Ok(self.grant_claim(member, request, name))
                 }
             }
             Call::AbandonBuild { claim } => {
-                let Some(i) = self.rights.iter().position(|r| r.id == *claim && r.member == member) else {
+                let Some(i) = self.claims.iter().position(|c| c.id == *claim && c.member == member) else {
                     return Err(Refused::Stale(Handle::Claim));
                 };
-                self.pass_on(i, said);
+                self.pass_claim_on(i, effects);
                 Ok(Answer::Done)
             }
             Call::Cancel { ticket } => {
-                let Some(i) = self.queue.iter().position(|q| q.member == member && q.ticket == *ticket) else {
+                let Some(i) = self.waits.iter().position(|q| q.member == member && q.ticket == *ticket) else {
                     return Err(Refused::Stale(Handle::Ticket));
                 };
-                self.queue.remove(i);
+                self.waits.remove(i);
                 Ok(Answer::Done)
             }
             Call::Release { lease } | Call::LeaveName { lease }
@@ -367,10 +417,10 @@ impl Model {
                 if !self.objects.leases.iter().any(|g| g.id == *lease && g.member == member) {
                     return Err(Refused::Stale(Handle::Lease));
                 }
-                if self.person(member).lost_context {
-                    self.end_line_of(*lease, TimelineEnding::Closed, said);
+                if self.member(member).lost_context {
+                    self.end_timeline_of(*lease, TimelineEnding::Closed, effects);
                 } else {
-                    self.drop_object_lease(*lease, said);
+                    self.drop_object_lease(*lease, effects);
                 }
                 Ok(Answer::Done)
             }
@@ -378,127 +428,140 @@ impl Model {
                 if !self.version_leases.iter().any(|h| h.id == *lease && h.member == member) {
                     return Err(Refused::Stale(Handle::Lease));
                 }
-                let left = self.editions.iter_mut().find(|e| {
-                    let is_owned = e.memory.lifetime == Lifetime::Owned && e.memory.kind != Kind::Legacy;
-                    matches!(call, Call::LeaveName { .. }) && e.owner == Some(*lease) && e.latest && is_owned
+                let left = self.versions.iter_mut().find(|v| {
+                    let is_owned = v.memory.lifetime == Lifetime::Owned && v.memory.kind != Kind::Legacy;
+                    matches!(call, Call::LeaveName { .. }) && v.owner == Some(*lease) && v.latest && is_owned
                 });
                 match left {
                     Some(left) => left.left_to = Some(member),
-                    None => self.disown(*lease, Ending::Withdrawn, member, said),
+                    None => self.withdraw_owned(*lease, Ending::Withdrawn, member, effects),
                 }
-                if !self.person(member).lost_context
-                    && let Some(control) = self.let_go(*lease, said)
+                if !self.member(member).lost_context
+                    && let Some(control) = self.drop_version_lease(*lease, effects)
                 {
-                    let row = self.person(member).row;
-                    said.control.push(Effect::Return { control: control.slot_table(), row });
+                    let row = self.member(member).row;
+                    effects.control.push(Effect::Return { control: control.slot_table(), row });
                 }
                 Ok(Answer::Done)
             }
             Call::WithdrawNames => {
-                self.disown_all(member, Ending::Withdrawn, member, said);
+                self.withdraw_all_owned(member, Ending::Withdrawn, member, effects);
                 Ok(Answer::Done)
             }
             Call::AwaitWithdrawal { lease } => {
                 let Some(held) = self.version_leases.iter().find(|h| h.id == *lease && h.member == member) else {
                     return Err(Refused::Stale(Handle::Lease));
                 };
-                let edition = self.editions.iter().find(|e| e.name == held.name && e.number == held.number).unwrap();
-                if edition.withdrawn {
-                    return Ok(Answer::Withdrawn);
+                let version = self.version(&held.name, held.number);
+                if version.withdrawn {
+                    return Ok(version.withdrawn_answer());
                 }
-                self.enqueue(member, request, For::Withdrawal(*lease))
+                self.enqueue(member, request, WaitFor::Withdrawal(*lease))
             }
             Call::Grow(growth) => {
-                let outcome = self.grow(member, request, growth, said);
+                let outcome = self.grow(member, growth, effects);
                 if outcome.is_err() {
-                    said.closed.extend(growth.fds());
+                    effects.closed.extend(growth.fds());
                 }
                 outcome
             }
             Call::Refresh { lease, growths, chunks } => {
-                let edition = self.held(member, *lease)?;
-                if edition.growths <= *growths {
+                let version = self.held(member, *lease)?;
+                if version.growths <= *growths {
                     return Ok(Answer::Done);
                 }
-                if *chunks > edition.memory.chunks.len() as u64 {
+                version.check_stale()?;
+                if *chunks > version.memory.chunks.len() as u64 {
                     return Err(Refused::Invalid("the version never had so many chunks"));
                 }
                 let chunks = *chunks as usize;
-                let memory = Arc::clone(&edition.memory);
-                Ok(Answer::Grown { growths: edition.growths, chunks, memory })
+                let memory = Arc::clone(&version.memory);
+                Ok(Answer::Grown { growths: version.growths, chunks, memory })
             }
             Call::AwaitGrowth { lease, growths } => {
-                let edition = self.held(member, *lease)?;
-                if edition.growths > *growths {
+                let version = self.held(member, *lease)?;
+                if version.growths > *growths {
                     return Ok(Answer::Done);
                 }
-                if edition.memory.reserved == 0 {
-                    return Err(edition.cannot_grow(NoGrowth::Fixed));
+                if version.memory.reserved == 0 {
+                    return Err(version.cannot_grow(NoGrowth::Fixed));
                 }
-                if edition.owner.is_none() {
-                    return Err(edition.cannot_grow(NoGrowth::CommitterGone));
+                if version.owner.is_none() {
+                    return Err(version.cannot_grow(NoGrowth::CommitterGone));
                 }
-                self.enqueue(member, request, For::Growth(*lease))
+                self.enqueue(member, request, WaitFor::Growth(*lease))
             }
-            Call::Remove { name } => {
-                let Some(version) = self.latest(name).map(|e| e.number) else {
-                    return Err(self.unknown(name, None));
+            Call::Remove { name, deadline } => {
+                let Some(version) = self.latest(name).map(|v| v.number) else {
+                    return Err(match self.notice_of(name) {
+                        Some(notice) => Refused::Withdrawing { name: name.clone(), notice },
+                        None => self.unknown(name, None),
+                    });
                 };
-                self.withdraw(name, Ending::Removed, member, said);
+                let notice = deadline.map(|Deadline { after, then }| {
+                    self.noticed += 1;
+                    let id = WithdrawalId(self.noticed);
+                    self.withdrawals.push((id, member));
+                    effects.control.push(Effect::AwaitDeadline { id, after });
+                    (id, Notice { pid: pid(member), at: self.now, until: self.now + after, then })
+                });
+                self.withdraw_by(name, Ending::Removed, member, notice, effects);
                 let held: Vec<_> = self.version_leases.iter().filter(|h| h.name == *name).collect();
-                let is_held = |e: &&Edition| held.iter().any(|h| h.number == e.number) || self.is_tied(e);
-                let kept = self.editions.iter().filter(|e| e.name == *name).filter(is_held);
-                let bytes_kept = kept.map(|e| e.memory.bytes()).sum();
-                let holders = self.people.iter().filter_map(|p| {
-                    let leases = held.iter().filter(|h| h.member == p.id).count() as u32;
-                    let command = format!("member {}", p.id).into();
-                    let unproven = p.life == Life::Unproven;
-                    (leases > 0).then_some(Holder { pid: p.pid(), command, leases, unproven, row: p.row })
+                let is_held = |v: &&ModelVersion| held.iter().any(|h| h.number == v.number) || self.is_attached(v);
+                let kept = self.versions.iter().filter(|v| v.name == *name).filter(is_held);
+                let bytes_kept = kept.map(|v| v.memory.bytes()).sum();
+                let holders = self.members.iter().filter_map(|m| {
+                    let leases = held.iter().filter(|h| h.member == m.id).count() as u32;
+                    let command = command(m.id);
+                    let unproven = m.life == Life::Unproven;
+                    (leases > 0).then_some(Holder { pid: m.pid(), command, leases, unproven, row: m.row })
                 });
-                let mut queues: Vec<_> = self.ties.iter().filter(|tie| tie.segment.0 == *name).collect();
-                queues.sort_by_key(|tie| (tie.segment.1, tie.queue.clone()));
-                let queues = queues.into_iter().map(|tie| HoldingQueue {
-                    name: tie.queue.0.clone(),
-                    version: tie.queue.1,
-                    attachment: tie.number,
+                let mut queues: Vec<_> = self.attachments.iter().filter(|a| a.segment.0 == *name).collect();
+                queues.sort_by_key(|a| (a.segment.1, a.queue.clone()));
+                let queues = queues.into_iter().map(|a| HoldingQueue {
+                    name: a.queue.0.clone(),
+                    version: a.queue.1,
+                    attachment: a.number,
                 });
-                Ok(Answer::Removed { version, bytes_kept, holders: holders.collect(), queues: queues.collect() })
+                let (holders, queues) = (holders.collect(), queues.collect());
+                Ok(Answer::Removed { version, bytes_kept, holders, queues, notice: notice.map(|(_, notice)| notice) })
             }
             Call::List { after: None } => {
                 let names = self.numbers.keys().map(|name| {
-                    let older: Vec<_> = self.editions.iter().filter(|e| e.name == *name && !e.latest).collect();
+                    let older: Vec<_> = self.versions.iter().filter(|v| v.name == *name && !v.latest).collect();
                     NameRow {
                         name: name.clone(),
-                        latest: self.latest(name).map(|e| self.row(e)),
+                        latest: self.latest(name).map(|v| self.row(v)),
                         older: older.len() as u32,
-                        older_bytes: older.iter().map(|e| e.memory.bytes()).sum(),
+                        older_bytes: older.iter().map(|v| v.memory.bytes()).sum(),
+                        notice: self.notice_of(name),
                     }
                 });
                 Ok(Answer::Names { names: names.collect(), more: false })
             }
             Call::Members { after: None } => {
-                let rows = self.people.iter().map(|p| MemberRow {
-                    member: p.id,
-                    pid: p.pid(),
+                let rows = self.members.iter().map(|m| MemberRow {
+                    member: m.id,
+                    pid: m.pid(),
                     uid: 0,
-                    command: format!("member {}", p.id).into(),
-                    state: p.state(),
-                    doubt: p.doubt(),
-                    mps: p.mps.clone(),
-                    row: Some(p.row),
-                    timelines: self.lines_written_by(p.id),
-                    semaphores: self.gates_open_to(p.id),
-                    pools: self.pools_open_to(p.id),
-                    leases: self.leases_of(p.id) as u32,
-                    bytes: self.bytes_of(|holder| holder == p.id),
-                    since: p.since,
-                    simulated: p.simulated,
+                    command: command(m.id),
+                    state: m.state(),
+                    doubt: m.doubt(),
+                    mps: m.mps.clone(),
+                    row: Some(m.row),
+                    timelines: self.timelines_written_by(m.id),
+                    semaphores: self.semaphores_open_to(m.id),
+                    pools: self.pools_open_to(m.id),
+                    leases: self.leases_of(m.id) as u32,
+                    bytes: self.bytes_of(|holder| holder == m.id),
+                    since: m.since,
+                    simulated: m.simulated,
                 });
-                let dead = self.corpses.iter().map(|corpse| MemberRow {
-                    member: corpse.id,
-                    pid: 100 + corpse.id.0 as u32,
+                let dead = self.dead_members.iter().map(|dead| MemberRow {
+                    member: dead.id,
+                    pid: pid(dead.id),
                     uid: 0,
-                    command: format!("member {}", corpse.id).into(),
+                    command: command(dead.id),
                     state: MemberState::Dead,
                     doubt: None,
                     mps: None,
@@ -507,9 +570,9 @@ impl Model {
                     semaphores: Vec::new(),
                     pools: Vec::new(),
                     leases: 0,
-                    bytes: corpse.bytes,
-                    since: corpse.since,
-                    simulated: corpse.simulated,
+                    bytes: dead.bytes,
+                    since: dead.since,
+                    simulated: dead.simulated,
                 });
                 let mut members: Vec<_> = rows.chain(dead).collect();
                 members.sort_by_key(|row| row.member);
@@ -518,8 +581,8 @@ impl Model {
             Call::Status => {
                 let at = |place| {
                     let chunks =
-                        self.editions.iter().filter(|e| e.memory.place == place).map(|e| e.memory.held_bytes());
-                    let others = self.editions.iter().filter(|_| place == Place::Host).map(|e| e.memory.other_bytes());
+                        self.versions.iter().filter(|v| v.memory.place == place).map(|v| v.memory.held_bytes());
+                    let others = self.versions.iter().filter(|_| place == Place::Host).map(|v| v.memory.other_bytes());
                     let control = if place == Place::Host { self.control_memory().1 } else { 0 };
                     (place, chunks.chain(others).sum::<u64>() + control)
                 };
@@ -529,21 +592,21 @@ impl Model {
                     .numbers
                     .keys()
                     .map(|name| {
-                        let of_name = self.editions.iter().filter(|e| e.name == *name);
-                        let newest = of_name.clone().max_by_key(|e| e.number).unwrap();
-                        (name.clone(), newest.memory.place, of_name.map(|e| e.memory.held_bytes()).sum::<u64>())
+                        let of_name = self.versions.iter().filter(|v| v.name == *name);
+                        let newest = of_name.clone().max_by_key(|v| v.number).unwrap();
+                        (name.clone(), newest.memory.place, of_name.map(|v| v.memory.held_bytes()).sum::<u64>())
                     })
                     .collect();
                 largest.sort_by_key(|(name, _, bytes)| (std::cmp::Reverse(*bytes), name.clone()));
                 Ok(Answer::Status(Box::new(Counts {
                     simulated: self.simulated,
-                    members: self.people.iter().filter(|p| p.id != member).count() as u64,
+                    members: self.members.iter().filter(|m| m.id != member).count() as u64,
                     names: self.names(),
-                    versions: self.editions.len() as u64,
+                    versions: self.versions.len() as u64,
                     timelines: self.object_counts().0,
                     semaphores: self.object_counts().1,
                     leases: (self.version_leases.len() + self.objects.leases.len()) as u64,
-                    unproven: self.people.iter().filter(|p| p.life == Life::Unproven).count() as u64,
+                    unproven: self.members.iter().filter(|m| m.life == Life::Unproven).count() as u64,
                     unproven_bytes: self.bytes_of(|holder| self.is_unproven(holder)),
                     deaths: self.deaths,
                     unproven_deaths: self.unproven_deaths,
@@ -555,38 +618,38 @@ impl Model {
             Call::Stop { force } => {
                 let (timelines, semaphores) = self.object_counts();
                 let names = self.names() + timelines + semaphores;
-                let members = self.people.len() as u64 - 1;
+                let members = self.members.len() as u64 - 1;
                 if !force && names + members > 0 {
                     return Err(Refused::InUse { names, members });
                 }
-                said.stop = true;
+                effects.stop = true;
                 Ok(Answer::Done)
             }
             Call::Leave => {
-                let person = self.person(member);
-                let is_believed = person.evicted.is_none() && !person.lost_context;
-                self.notify_of(member, Ending::Withdrawn, member, said);
+                let record = self.member(member);
+                let is_believed = record.evicted.is_none() && !record.lost_context;
+                self.notify_of(member, Ending::Withdrawn, member, effects);
                 if is_believed {
-                    self.give_back(member, false, said);
+                    self.give_back(member, false, effects);
                 }
-                (said.disconnect, said.hang_up) = (is_believed, !is_believed);
+                (effects.disconnect, effects.hang_up) = (is_believed, !is_believed);
                 Ok(Answer::Done)
             }
             Call::Watch(watch) => self.watch(member, request, watch),
             Call::UsesGpu { mps } => {
                 if mps.is_some() {
-                    self.person(member).mps.clone_from(mps);
+                    self.member(member).mps.clone_from(mps);
                 }
                 Ok(Answer::Done)
             }
             Call::ContextLost => {
-                self.person(member).lost_context = true;
-                self.end_lines_of(member, TimelineEnding::OwnerFaulted, said);
-                self.detach(member, TimelineEnding::OwnerFaulted, said);
+                self.member(member).lost_context = true;
+                self.end_timelines_of(member, TimelineEnding::OwnerFaulted, effects);
+                self.detach(member, TimelineEnding::OwnerFaulted, effects);
                 Ok(Answer::Done)
             }
             Call::Evict { whom, kill } => {
-                let meant: Vec<_> = self.people.iter().filter(|p| is_meant(p, *whom)).map(|p| p.id).collect();
+                let meant: Vec<_> = self.members.iter().filter(|m| is_meant(m, *whom)).map(|m| m.id).collect();
                 if meant.is_empty() {
                     return Err(Refused::NoSuchMember { whom: *whom, near: Vec::new() });
                 }
@@ -594,65 +657,59 @@ impl Model {
                     return Err(Refused::NotYourself);
                 }
                 if meant.iter().all(|id| self.is_unproven(*id)) {
-                    return Err(Refused::IsUnproven { pid: 100 + meant[0].0 as u32 });
+                    return Err(Refused::IsUnproven { pid: pid(meant[0]) });
                 }
-                let by = 100 + member.0 as u32;
-                let at = self.now;
                 let mut members = Vec::new();
                 for id in meant.into_iter().filter(|id| !self.is_unproven(*id)).collect::<Vec<_>>() {
-                    if self.person(id).evicted.replace((by, at)).is_none() {
-                        for waiting in self.queue.clone().iter().filter(|q| q.member == id) {
-                            self.notify(waiting, Err(Refused::Evicted { by, at }), said);
-                        }
-                        self.notify_of(id, Ending::Removed, member, said);
-                    }
+                    self.evict_one(id, member, effects);
                     members.push(self.departed(id));
                 }
                 if *kill {
                     let kills = members.iter().map(|departed| Effect::Kill(departed.member));
-                    said.control.splice(0..0, kills.collect::<Vec<_>>());
+                    effects.control.splice(0..0, kills.collect::<Vec<_>>());
                 }
                 Ok(Answer::Evicted(members))
             }
             Call::FreeUnproven { pid } => {
                 let meant: Vec<_> =
-                    self.people.iter().filter(|p| pid.is_none_or(|pid| is_meant(p, Whom::Pid(pid)))).collect();
-                let unproven: Vec<_> = meant.iter().filter(|p| p.life == Life::Unproven).map(|p| p.id).collect();
+                    self.members.iter().filter(|m| pid.is_none_or(|pid| is_meant(m, Whom::Pid(pid)))).collect();
+                let unproven: Vec<_> = meant.iter().filter(|m| m.life == Life::Unproven).map(|m| m.id).collect();
                 match (pid, meant.first()) {
                     (Some(pid), None) => {
                         return Err(Refused::NoSuchMember { whom: Whom::Pid(*pid), near: Vec::new() });
                     }
-                    (Some(pid), Some(person)) if unproven.is_empty() => {
-                        return Err(Refused::NotUnproven { pid: *pid, state: person.state() });
+                    (Some(pid), Some(record)) if unproven.is_empty() => {
+                        return Err(Refused::NotUnproven { pid: *pid, state: record.state() });
                     }
                     _ => {}
                 }
                 let members = unproven.iter().map(|id| self.departed(*id)).collect();
-                unproven.into_iter().for_each(|id| self.give_back(id, true, said));
+                unproven.into_iter().for_each(|id| self.give_back(id, true, effects));
                 Ok(Answer::Freed { members, more: false })
             }
-            Call::OpenTimeline(open) => self.open_line(member, request, open, said),
+            Call::OpenTimeline(open) => self.open_timeline(member, request, open, effects),
             Call::FollowTimeline { lease, .. } => self.follow(member, *lease),
-            Call::AbandonTimeline { name } => self.abandon_line(member, request, name, said),
-            Call::OpenSemaphore(open) => self.open_semaphore(member, request, open, said),
-            Call::Attach { queue, segment } => self.attach(member, request, *queue, *segment, said),
+            Call::AbandonTimeline { name } => self.abandon_timeline(name, effects),
+            Call::OpenSemaphore(open) => self.open_semaphore(member, request, open, effects),
+            Call::Attach { queue, segment } => self.attach(member, *queue, *segment, effects),
             Call::DetachSegment(DetachSegment { queue, attachment, in_use }) => {
                 let (queue, _) = self.queue_of(member, *queue)?;
-                let (name, version) = self.tied(&queue, *attachment)?;
+                let (name, version) = self.attached_segment(&queue, *attachment)?;
                 if let Some(in_use) = *in_use {
                     return Err(Refused::AttachmentInUse { queue, name, version, in_use });
                 }
-                self.ties.retain(|tie| (&tie.queue, tie.number) != (&queue, *attachment));
+                self.attachments.retain(|a| (&a.queue, a.number) != (&queue, *attachment));
                 Ok(Answer::Done)
             }
             Call::OpenAttached { queue, attachment } => {
                 let (queue, _) = self.queue_of(member, *queue)?;
-                let (name, number) = self.tied(&queue, *attachment)?;
+                let (name, number) = self.attached_segment(&queue, *attachment)?;
+                self.version(&name, number).check_stale()?;
                 over(Limit::Leases, self.bounds.leases, self.leases_of(member) + 1)?;
                 let lease = self.lease_version(member, &name, number, request);
-                let edition = self.edition(&name, number);
-                let growths = edition.growths;
-                let memory = Arc::clone(&edition.memory);
+                let version = self.version(&name, number);
+                let growths = version.growths;
+                let memory = Arc::clone(&version.memory);
                 Ok(Answer::Opened(Opened { lease, name, version: number, growths, memory }))
             }
             Call::Objects { after: None } => Ok(Answer::Objects { objects: self.objects_listed(), more: false }),
@@ -662,10 +719,10 @@ impl Model {
         }
     }
 
-    fn commit(&mut self, member: MemberId, request: RequestId, commit: &Commit, said: &mut Said) -> Outcome {
+    fn commit(&mut self, member: MemberId, request: RequestId, commit: &Commit, effects: &mut ModelEffects) -> Outcome {
         let Commit { name, memory, if_absent, claim } = commit;
         if let Some(claim) = claim
-            && !self.rights.iter().any(|r| r.id == *claim && r.member == member && r.name == *name)
+            && !self.claims.iter().any(|c| c.id == *claim && c.member == member && c.name == *name)
         {
             return Err(Refused::Stale(Handle::Claim));
         }
@@ -685,55 +742,51 @@ impl Model {
         let number = self.numbers.entry(name.clone()).or_default();
         *number += 1;
         let number = *number;
-        let pid = 100 + member.0 as u32;
+        let pid = pid(member);
         let named = named(&memory);
         if self.latest(name).is_none() {
             self.note(named, name, Change::Created { pid });
         }
         self.note(named, name, Change::Committed { version: number, bytes: memory.bytes(), pid });
-        self.editions.iter_mut().filter(|e| e.name == *name).for_each(|e| e.latest = false);
+        self.versions.iter_mut().filter(|v| v.name == *name).for_each(|v| v.latest = false);
         let lease = self.lease_version(member, name, number, request);
-        self.editions.push(Edition {
+        self.versions.push(ModelVersion {
             name: name.clone(),
             number,
             memory,
-            committer: 100 + member.0 as u32,
+            committer: pid,
             at: self.now,
             owner: Some(lease),
             left_to: None,
             growths: 0,
-            grown_by: None,
             latest: true,
             withdrawn: false,
+            notice: None,
+            stale: false,
         });
-        self.rights.retain(|r| Some(r.id) != *claim);
-        for waiting in self.queue.clone() {
-            let open = match waiting.for_what {
-                For::Open(open) if open.name == *name && open.version.is_none_or(|v| v == number) => open,
-                For::Build(of) if of == *name => Open { name: of, version: None, access: Access::Read, wait: false },
+        self.claims.retain(|r| Some(r.id) != *claim);
+        for waiting in self.waits.clone() {
+            let open = match waiting.waits_for {
+                WaitFor::Open(open) if open.name == *name && open.version.is_none_or(|v| v == number) => open,
+                WaitFor::Build(of) if of == *name => {
+                    Open { name: of, version: None, access: Access::Read, wait: false }
+                }
                 _ => continue,
             };
-            self.queue.retain(|q| (q.member, q.ticket) != (waiting.member, waiting.ticket));
+            self.waits.retain(|q| (q.member, q.ticket) != (waiting.member, waiting.ticket));
             let outcome = self.open(waiting.member, waiting.ticket, &open);
-            said.notices.push((waiting.member, waiting.ticket, outcome));
+            effects.notices.push((waiting.member, waiting.ticket, outcome));
         }
         Ok(Answer::Committed { version: number, lease })
     }
 
-    pub(super) fn held(&self, member: MemberId, lease: LeaseId) -> Result<&Edition, Refused> {
+    pub(super) fn held(&self, member: MemberId, lease: LeaseId) -> Result<&ModelVersion, Refused> {
         let held = self.version_leases.iter().find(|h| h.id == lease && h.member == member);
         let held = held.ok_or(Refused::Stale(Handle::Lease))?;
-        Ok(self.editions.iter().find(|e| e.name == held.name && e.number == held.number).unwrap())
+        Ok(self.version(&held.name, held.number))
     }
 
-    fn attach(
-        &mut self,
-        member: MemberId,
-        request: RequestId,
-        queue: LeaseId,
-        segment: LeaseId,
-        said: &mut Said,
-    ) -> Outcome {
+    fn attach(&mut self, member: MemberId, queue: LeaseId, segment: LeaseId, effects: &mut ModelEffects) -> Outcome {
         let (queue, object) = self.queue_of(member, queue)?;
         let found = self.held(member, segment)?;
         let segment = (found.name.clone(), found.number);
@@ -743,74 +796,74 @@ impl Model {
         if found.memory.kind == Kind::Legacy {
             return Err(Refused::CannotHold { name: segment.0, version: segment.1 });
         }
-        let own: Vec<_> = self.ties.iter().filter(|tie| tie.queue == queue).collect();
-        if let Some(tie) = own.iter().find(|tie| tie.segment == segment) {
-            return Ok(Answer::Attached { attachment: tie.number });
+        let own: Vec<_> = self.attachments.iter().filter(|a| a.queue == queue).collect();
+        if let Some(existing) = own.iter().find(|a| a.segment == segment) {
+            return Ok(Answer::Attached { attachment: existing.number });
         }
         over(Limit::Attachments, self.bounds.attachments.into(), own.len() as u64 + 1)?;
-        let entry = (0..).find(|entry| own.iter().all(|tie| tie.number % 32 != *entry)).unwrap();
+        let entry = (0..).find(|entry| own.iter().all(|a| a.number % 32 != *entry)).unwrap();
         let before = self.given.iter().filter(|(of, number)| *of == queue && number % 32 == entry).count() as u32;
         let number = entry + 32 * before;
         self.given.push((queue.clone(), number));
-        self.ties.push(Tie { queue, number, segment, origin: (member, request) });
-        said.control.push(Effect::Attach { object, attachment: number });
+        self.attachments.push(ModelAttachment { queue, number, segment });
+        effects.control.push(Effect::Attach { object, attachment: number });
         Ok(Answer::Attached { attachment: number })
     }
 
     fn queue_of(&self, member: MemberId, lease: LeaseId) -> Result<((Name, u64), FdId), Refused> {
-        let edition = self.held(member, lease)?;
-        match edition.memory.control {
+        let version = self.held(member, lease)?;
+        match version.memory.control {
             Some(BlockControl { shape: Control { queue: Some(_), .. }, object: Some(object), .. }) => {
-                Ok(((edition.name.clone(), edition.number), object.fd))
+                Ok(((version.name.clone(), version.number), object.fd))
             }
             _ => Err(Refused::Invalid("only a queue has segments attached")),
         }
     }
 
-    fn tied(&self, queue: &(Name, u64), attachment: u32) -> Result<(Name, u64), Refused> {
-        let tie = self.ties.iter().find(|tie| tie.queue == *queue && tie.number == attachment);
+    fn attached_segment(&self, queue: &(Name, u64), attachment: u32) -> Result<(Name, u64), Refused> {
+        let found = self.attachments.iter().find(|a| a.queue == *queue && a.number == attachment);
         let gone = || Refused::NotAttached { queue: queue.0.clone(), attachment };
-        tie.map(|tie| tie.segment.clone()).ok_or_else(gone)
+        found.map(|a| a.segment.clone()).ok_or_else(gone)
     }
 
-    fn is_tied(&self, edition: &Edition) -> bool {
-        self.ties.iter().any(|tie| tie.segment.0 == edition.name && tie.segment.1 == edition.number)
+    fn is_attached(&self, version: &ModelVersion) -> bool {
+        self.attachments.iter().any(|a| a.segment.0 == version.name && a.segment.1 == version.number)
     }
 
-    /// The numbers of what is attached to the queue that a member's lease is on.
+    /// Returns the numbers of the attachments of the queue that a member's lease is on.
     pub(super) fn attached_to(&self, member: MemberId, lease: LeaseId) -> Vec<u32> {
         let Ok((queue, _)) = self.queue_of(member, lease) else { return Vec::new() };
-        self.ties.iter().filter(|tie| tie.queue == queue).map(|tie| tie.number).collect()
+        self.attachments.iter().filter(|a| a.queue == queue).map(|a| a.number).collect()
     }
 
-    /// The leases of a member on versions that are meant.
-    pub(super) fn holds_on(&self, member: MemberId, is_meant: impl Fn(&Edition) -> bool) -> Vec<LeaseId> {
+    /// Returns the leases of a member on versions for which `is_meant` is true.
+    pub(super) fn holds_on(&self, member: MemberId, is_meant: impl Fn(&ModelVersion) -> bool) -> Vec<LeaseId> {
         let own = self.version_leases.iter().filter(|h| h.member == member);
-        own.filter(|h| is_meant(self.edition(&h.name, h.number))).map(|h| h.id).collect()
+        own.filter(|h| is_meant(self.version(&h.name, h.number))).map(|h| h.id).collect()
     }
 
-    fn edition(&self, name: &Name, number: u64) -> &Edition {
-        self.editions.iter().find(|e| e.name == *name && e.number == number).unwrap()
+    fn version(&self, name: &Name, number: u64) -> &ModelVersion {
+        self.versions.iter().find(|v| v.name == *name && v.number == number).unwrap()
     }
 
-    fn grow(&mut self, member: MemberId, request: RequestId, growth: &Growth, said: &mut Said) -> Outcome {
-        let edition = self.held(member, growth.lease)?;
-        let name = edition.name.clone();
-        let number = edition.number;
-        let before = Arc::clone(&edition.memory);
+    fn grow(&mut self, member: MemberId, growth: &Growth, effects: &mut ModelEffects) -> Outcome {
+        let version = self.held(member, growth.lease)?;
+        let name = version.name.clone();
+        let number = version.number;
+        let before = Arc::clone(&version.memory);
         let why = if before.reserved == 0 {
             Some(NoGrowth::Fixed)
-        } else if edition.owner.is_none() {
+        } else if version.owner.is_none() {
             Some(NoGrowth::CommitterGone)
-        } else if edition.owner != Some(growth.lease) {
+        } else if version.owner != Some(growth.lease) {
             Some(NoGrowth::NotCommitter)
-        } else if edition.growths != growth.growths {
+        } else if version.growths != growth.growths {
             Some(NoGrowth::Behind)
         } else {
             None
         };
         if let Some(why) = why {
-            return Err(edition.cannot_grow(why));
+            return Err(version.cannot_grow(why));
         }
         if before.kind != growth.kind {
             return Err(Refused::Invalid("a version has one kind of memory"));
@@ -819,43 +872,42 @@ impl Model {
         memory.chunks.extend(&growth.chunks);
         if memory.bytes() > before.reserved {
             let why = NoGrowth::Reserved { reserved: before.reserved, needed: memory.bytes() };
-            return Err(edition.cannot_grow(why));
+            return Err(version.cannot_grow(why));
         }
-        over(Limit::Growths, self.bounds.growths, edition.growths + 1)?;
+        over(Limit::Growths, self.bounds.growths, version.growths + 1)?;
         over(Limit::Chunks, self.bounds.chunks, memory.chunks.len() as u64)?;
         let bytes = |memory: &Memory| memory.bytes() + memory.other_bytes();
         over(Limit::Bytes, self.bounds.bytes, self.bytes() - bytes(&before) + bytes(&memory))?;
         over(Limit::Fds, self.bounds.fds, self.fds() - before.fds().len() as u64 + memory.fds().len() as u64)?;
 
-        said.closed.extend(before.table_fd());
-        for edition in self.editions.iter_mut().filter(|e| e.name == name && e.number == number) {
-            edition.memory = Arc::new(memory.clone());
-            edition.growths += 1;
-            edition.grown_by = Some(request);
+        effects.closed.extend(before.table_fd());
+        for version in self.versions.iter_mut().filter(|v| v.name == name && v.number == number) {
+            version.memory = Arc::new(memory.clone());
+            version.growths += 1;
         }
-        self.notify_growth(&name, number, &Ok(Answer::Done), said);
+        self.notify_growth(&name, number, &Ok(Answer::Done), effects);
         Ok(Answer::Done)
     }
 
-    fn notify_growth(&mut self, name: &Name, number: u64, outcome: &Outcome, said: &mut Said) {
-        for waiting in self.queue.clone() {
-            if let For::Growth(lease) = &waiting.for_what
+    fn notify_growth(&mut self, name: &Name, number: u64, outcome: &Outcome, effects: &mut ModelEffects) {
+        for waiting in self.waits.clone() {
+            if let WaitFor::Growth(lease) = &waiting.waits_for
                 && self.version_leases.iter().any(|h| h.id == *lease && h.name == *name && h.number == number)
             {
-                self.notify(&waiting, outcome.clone(), said);
+                self.notify(&waiting, outcome.clone(), effects);
             }
         }
     }
 
     fn open(&mut self, member: MemberId, request: RequestId, open: &Open) -> Outcome {
         let Open { name, version, access, wait } = open;
-        let latest = self.latest(name).map(|e| e.number);
+        let latest = self.latest(name).map(|v| v.number);
         let wanted = version.or(latest);
-        let found = self.editions.iter().find(|e| e.name == *name && Some(e.number) == wanted && !e.withdrawn);
-        if let Some(edition) = found {
-            let number = edition.number;
-            let growths = edition.growths;
-            let memory = Arc::clone(&edition.memory);
+        let found = self.versions.iter().find(|v| v.name == *name && Some(v.number) == wanted && !v.withdrawn);
+        if let Some(version) = found {
+            let number = version.number;
+            let growths = version.growths;
+            let memory = Arc::clone(&version.memory);
             if *access == Access::Write && !memory.mutable {
                 return Err(Refused::ReadOnly { name: name.clone(), version: number });
             }
@@ -868,124 +920,202 @@ impl Model {
                 let not_found = Refused::VersionNotFound { name: name.clone(), version: *v, latest };
                 Err(self.end_of(name, *version).map_or(not_found, |_| self.unknown(name, *version)))
             }
-            _ if *wait => self.enqueue(member, request, For::Open(open.clone())),
+            _ if *wait => self.enqueue(member, request, WaitFor::Open(open.clone())),
             _ => Err(self.unknown(name, *version)),
         }
     }
 
     fn known(&self, member: MemberId, request: RequestId, call: &Call) -> Option<Answer> {
+        if self.waits.iter().any(|q| q.member == member && q.ticket == request) {
+            return Some(Answer::Pending);
+        }
+        let record = self.members.iter().find(|record| record.id == member)?;
+        if let Some((_, answer)) = record.answered.as_ref().filter(|(answered, _)| *answered == request) {
+            return Some(answer.clone());
+        }
         let held = self.version_leases.iter().find(|h| h.member == member && h.origin == request);
         match call {
             Call::Commit(_) => held.map(|h| Answer::Committed { version: h.number, lease: h.id }),
             Call::Open(_) | Call::OpenOrBuild { .. } | Call::OpenAttached { .. } => {
                 if let Some(h) = held {
-                    let edition = self.editions.iter().find(|e| e.name == h.name && e.number == h.number)?;
+                    let version = self.version(&h.name, h.number);
                     let name = h.name.clone();
-                    let growths = edition.growths;
-                    let memory = Arc::clone(&edition.memory);
+                    let growths = version.growths;
+                    let memory = Arc::clone(&version.memory);
                     return Some(Answer::Opened(Opened { lease: h.id, name, version: h.number, growths, memory }));
                 }
-                let right = self.rights.iter().find(|r| r.member == member && r.origin == request)?;
-                Some(Answer::Build { claim: right.id })
-            }
-            Call::Grow(growth) => {
-                let edition = self.held(member, growth.lease).ok()?;
-                (edition.grown_by == Some(request)).then_some(Answer::Done)
-            }
-            Call::Attach { queue, .. } => {
-                let (queue, _) = self.queue_of(member, *queue).ok()?;
-                let tie = self.ties.iter().find(|tie| tie.queue == queue && tie.origin == (member, request))?;
-                Some(Answer::Attached { attachment: tie.number })
+                let claim = self.claims.iter().find(|c| c.member == member && c.origin == request)?;
+                Some(Answer::Build { claim: claim.id })
             }
             Call::OpenTimeline(_) => self.known_object(member, request, ObjectKind::Timeline),
             Call::OpenSemaphore(_) => self.known_object(member, request, ObjectKind::Semaphore),
-            Call::AbandonTimeline { .. } => self.has_abandoned(member, request).then_some(Answer::Done),
             _ => None,
         }
     }
 
-    pub(super) fn enqueue(&mut self, member: MemberId, ticket: RequestId, for_what: For) -> Outcome {
-        if self.queue.iter().any(|q| q.member == member && q.ticket == ticket) {
-            return Err(Refused::Invalid("a request with this number is already waiting"));
-        }
-        let waits = self.queue.iter().filter(|q| q.member == member).count() as u64;
+    pub(super) fn enqueue(&mut self, member: MemberId, ticket: RequestId, waits_for: WaitFor) -> Outcome {
+        let waits = self.waits.iter().filter(|q| q.member == member).count() as u64;
         over(Limit::Waits, self.bounds.waits, waits + 1)?;
-        self.queue.push(Queued { member, ticket, for_what });
+        self.waits.push(Waiting { member, ticket, waits_for });
         Ok(Answer::Pending)
     }
 
     /// Withdraws the names that this lease owns.
-    fn disown(&mut self, lease: LeaseId, ending: Ending, by: MemberId, said: &mut Said) {
-        if let Some(edition) =
-            self.editions.iter_mut().find(|e| e.owner == Some(lease) && e.memory.lifetime == Lifetime::Owned)
+    fn withdraw_owned(&mut self, lease: LeaseId, ending: Ending, by: MemberId, effects: &mut ModelEffects) {
+        if let Some(version) =
+            self.versions.iter_mut().find(|v| v.owner == Some(lease) && v.memory.lifetime == Lifetime::Owned)
         {
-            if edition.latest {
-                let name = edition.name.clone();
-                self.withdraw(&name, ending, by, said);
-            } else if edition.memory.kind == Kind::Legacy {
-                edition.withdrawn = true;
-                self.notify_withdrawn(said);
+            if version.latest {
+                let name = version.name.clone();
+                self.withdraw(&name, ending, by, effects);
+            } else if version.memory.kind == Kind::Legacy {
+                version.withdrawn = true;
+                self.notify_withdrawn(effects);
             }
         }
     }
 
     /// Drops a lease. Returns the control memory in which the member's blocks have to be returned.
-    fn let_go(&mut self, lease: LeaseId, said: &mut Said) -> Option<BlockControl> {
-        for waiting in self.queue.clone() {
-            if matches!(waiting.for_what, For::Withdrawal(l) | For::Growth(l) if l == lease) {
-                self.notify(&waiting, Err(Refused::Stale(Handle::Lease)), said);
+    fn drop_version_lease(&mut self, lease: LeaseId, effects: &mut ModelEffects) -> Option<BlockControl> {
+        for waiting in self.waits.clone() {
+            if matches!(waiting.waits_for, WaitFor::Withdrawal(l) | WaitFor::Growth(l) if l == lease) {
+                self.notify(&waiting, Err(Refused::Stale(Handle::Lease)), effects);
             }
         }
         let place = self.version_leases.iter().position(|h| h.id == lease).unwrap();
         let VersionLease { member, name, number, .. } = self.version_leases.remove(place);
-        if let Some(edition) = self.editions.iter_mut().find(|e| e.owner == Some(lease)) {
-            edition.owner = None;
-            let name = edition.name.clone();
-            let number = edition.number;
-            let last = Err(edition.cannot_grow(NoGrowth::CommitterGone));
-            self.notify_growth(&name, number, &last, said);
+        if let Some(version) = self.versions.iter_mut().find(|v| v.owner == Some(lease)) {
+            version.owner = None;
+            let name = version.name.clone();
+            let number = version.number;
+            let last = Err(version.cannot_grow(NoGrowth::CommitterGone));
+            self.notify_growth(&name, number, &last, effects);
         }
         let on_it = |h: &&VersionLease| h.name == name && h.number == number;
         let is_held = self.version_leases.iter().any(|h| on_it(&h));
         let holds_more = self.version_leases.iter().filter(on_it).any(|h| h.member == member);
-        let edition = self.editions.iter().find(|e| e.name == name && e.number == number).unwrap();
-        let control = edition.memory.control;
-        let latest = edition.latest;
-        let shared = edition.memory.lifetime == Lifetime::Shared;
+        let version = self.version(&name, number);
+        let control = version.memory.control;
+        let latest = version.latest;
+        let shared = version.memory.lifetime == Lifetime::Shared;
         if !is_held && latest && shared {
-            self.withdraw(&name, Ending::Unused, member, said);
+            self.withdraw(&name, Ending::Unused, member, effects);
         }
         control.filter(|_| !holds_more && (is_held || latest && !shared))
     }
 
-    fn withdraw(&mut self, name: &Name, ending: Ending, by: MemberId, said: &mut Said) {
+    fn withdraw(&mut self, name: &Name, ending: Ending, by: MemberId, effects: &mut ModelEffects) {
+        self.withdraw_by(name, ending, by, None, effects);
+    }
+
+    fn withdraw_by(
+        &mut self,
+        name: &Name,
+        ending: Ending,
+        by: MemberId,
+        notice: Option<(WithdrawalId, Notice)>,
+        effects: &mut ModelEffects,
+    ) {
         let latest = self.latest(name).unwrap();
         let named = named(&latest.memory);
         let version = latest.number;
         let legacy = latest.memory.kind == Kind::Legacy;
-        let pid = 100 + by.0 as u32;
-        let command = format!("member {}", by.0).into();
+        let pid = pid(by);
+        let command = command(by);
         self.ends.push((name.clone(), Tombstone { ending, version, pid, command, at: self.now, legacy }));
-        for edition in self.editions.iter_mut().filter(|e| e.name == *name) {
-            (edition.latest, edition.withdrawn) = (false, true);
+        for version in self.versions.iter_mut().filter(|v| v.name == *name) {
+            if !version.withdrawn {
+                version.notice = notice;
+            }
+            (version.latest, version.withdrawn) = (false, true);
         }
-        let pid = 100 + by.0 as u32;
         let change = match ending {
             Ending::OwnerDied => Change::OwnerDied { pid },
             _ => Change::Withdrawn { pid },
         };
         self.note(named, name, change);
-        self.notify_withdrawn(said);
+        if let Some((_, notice)) = notice {
+            self.note(named, name, Change::DeadlineSet { notice });
+        }
+        self.notify_withdrawn(effects);
     }
 
-    fn notify_withdrawn(&mut self, said: &mut Said) {
-        for waiting in self.queue.clone() {
-            if let For::Withdrawal(lease) = &waiting.for_what
+    fn notify_withdrawn(&mut self, effects: &mut ModelEffects) {
+        for waiting in self.waits.clone() {
+            if let WaitFor::Withdrawal(lease) = &waiting.waits_for
                 && let Some(held) = self.version_leases.iter().find(|h| h.id == *lease)
-                && self.editions.iter().any(|e| e.name == held.name && e.number == held.number && e.withdrawn)
+                && let Some(version) = self.versions.iter().find(|v| held.is_on(v) && v.withdrawn)
             {
-                self.notify(&waiting, Ok(Answer::Withdrawn), said);
+                let answer = version.withdrawn_answer();
+                self.notify(&waiting, Ok(answer), effects);
             }
+        }
+    }
+
+    fn notice_of(&self, name: &Name) -> Option<Notice> {
+        let noticed = self.versions.iter().filter(|v| v.name == *name && v.notice.is_some());
+        noticed.max_by_key(|v| v.number).and_then(|v| v.notice).map(|(_, notice)| notice)
+    }
+
+    fn deadline_passed(&mut self, id: WithdrawalId, effects: &mut ModelEffects) {
+        let of = |v: &ModelVersion| v.notice.is_some_and(|(noticed, _)| noticed == id);
+        let Some(place) = self.withdrawals.iter().position(|(withdrawal, _)| *withdrawal == id) else { return };
+        let (_, by) = self.withdrawals.remove(place);
+        let Some(version) = self.versions.iter().rfind(|v| of(v)) else { return };
+        let (_, notice) = version.notice.unwrap();
+        let name = version.name.clone();
+        let last = self.versions.iter().filter(|v| of(v)).max_by_key(|v| v.number).unwrap();
+        let named = named(&last.memory);
+        self.versions.iter_mut().filter(|v| of(v)).for_each(|v| v.stale = notice.then != Then::Wait);
+        let reads = |m: &&ModelMember| !self.holds_on(m.id, of).is_empty();
+        let mut readers: Vec<_> = self.members.iter().filter(reads).map(|m| m.id).collect();
+        readers.sort();
+        self.note(named, &name, Change::DeadlinePassed { then: notice.then, readers: readers.len() as u32 });
+        match notice.then {
+            Then::Wait => {}
+            Then::Stale => {
+                for reader in readers {
+                    self.notify_stale(reader, Some(id), effects);
+                    let row = self.member(reader).row;
+                    let held = self.version_leases.iter().filter(|h| h.member == reader);
+                    let topics = held.map(|h| self.version(&h.name, h.number)).filter(|v| of(v));
+                    let topics = topics.filter_map(|v| v.memory.control.filter(|c| c.shape.topic.is_some())?.object);
+                    let topics: BTreeSet<_> = topics.map(|memory| memory.fd).collect();
+                    let ending = TimelineEnding::Closed;
+                    effects.control.extend(topics.into_iter().map(|object| Effect::Detach { object, row, ending }));
+                }
+            }
+            Then::Evict => {
+                for reader in readers {
+                    if reader != by && !self.is_unproven(reader) {
+                        self.evict_one(reader, by, effects);
+                    }
+                }
+            }
+        }
+    }
+
+    fn notify_stale(&mut self, member: MemberId, only: Option<WithdrawalId>, effects: &mut ModelEffects) {
+        let own = self.version_leases.iter().filter(|h| h.member == member);
+        let stale = own.filter_map(|h| {
+            let version = self.version(&h.name, h.number);
+            let (id, notice) = version.notice.filter(|(_, notice)| version.stale && notice.then == Then::Stale)?;
+            only.is_none_or(|only| only == id).then_some((h.id, notice))
+        });
+        let leases: Vec<_> = stale.collect();
+        if !leases.is_empty() {
+            effects.control.push(Effect::Stale { member, leases });
+        }
+    }
+
+    fn evict_one(&mut self, id: MemberId, by: MemberId, effects: &mut ModelEffects) {
+        let pid = pid(by);
+        let at = self.now;
+        if self.member(id).evicted.replace((pid, at)).is_none() {
+            for waiting in self.waits.clone().iter().filter(|q| q.member == id) {
+                self.notify(waiting, Err(Refused::Evicted { by: pid, at }), effects);
+            }
+            self.notify_of(id, Ending::Removed, by, effects);
         }
     }
 
@@ -1012,63 +1142,59 @@ impl Model {
     }
 
     /// Withdraws the names that this member owns.
-    fn disown_all(&mut self, member: MemberId, ending: Ending, by: MemberId, said: &mut Said) {
-        self.holds_of(member).into_iter().for_each(|lease| self.disown(lease, ending, by, said));
+    fn withdraw_all_owned(&mut self, member: MemberId, ending: Ending, by: MemberId, effects: &mut ModelEffects) {
+        self.holds_of(member).into_iter().for_each(|lease| self.withdraw_owned(lease, ending, by, effects));
         let mut left: Vec<_> =
-            self.editions.iter().filter(|e| e.left_to == Some(member)).map(|e| e.name.clone()).collect();
+            self.versions.iter().filter(|v| v.left_to == Some(member)).map(|v| v.name.clone()).collect();
         left.sort();
         left.dedup();
         for name in left {
-            if self.latest(&name).is_some_and(|e| e.left_to == Some(member)) {
-                self.withdraw(&name, ending, by, said);
+            if self.latest(&name).is_some_and(|v| v.left_to == Some(member)) {
+                self.withdraw(&name, ending, by, effects);
             }
         }
     }
 
-    fn notify_of(&mut self, member: MemberId, ending: Ending, by: MemberId, said: &mut Said) {
-        self.queue.retain(|q| q.member != member);
-        self.give_up_claims(member, said);
-        self.disown_all(member, ending, by, said);
+    fn notify_of(&mut self, member: MemberId, ending: Ending, by: MemberId, effects: &mut ModelEffects) {
+        self.waits.retain(|q| q.member != member);
+        self.abandon_claims(member, effects);
+        self.withdraw_all_owned(member, ending, by, effects);
         let ending = match ending {
             Ending::OwnerDied => TimelineEnding::OwnerDied,
             Ending::Withdrawn => TimelineEnding::Closed,
             _ => TimelineEnding::Evicted,
         };
-        self.end_lines_of(member, ending, said);
-        self.detach(member, ending, said);
+        self.end_timelines_of(member, ending, effects);
+        self.detach(member, ending, effects);
     }
 
     fn pools_open_to(&self, member: MemberId) -> Vec<FdId> {
-        let is_open = |e: &&Edition| {
-            self.version_leases.iter().any(|h| h.member == member && h.name == e.name && h.number == e.number)
-        };
-        let pools = self.editions.iter().filter(is_open).filter_map(|e| Some(e.memory.control?.slot_table()));
+        let is_open = |v: &&ModelVersion| self.version_leases.iter().any(|h| h.member == member && h.is_on(v));
+        let pools = self.versions.iter().filter(is_open).filter_map(|v| Some(v.memory.control?.slot_table()));
         pools.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    fn detach(&mut self, member: MemberId, ending: TimelineEnding, said: &mut Said) {
-        let row = self.person(member).row;
-        let is_held = |e: &&Edition| {
-            self.version_leases.iter().any(|h| h.member == member && h.name == e.name && h.number == e.number)
-        };
-        let objects = self.editions.iter().filter(is_held).filter_map(|e| e.memory.control?.object);
+    fn detach(&mut self, member: MemberId, ending: TimelineEnding, effects: &mut ModelEffects) {
+        let row = self.member(member).row;
+        let is_held = |v: &&ModelVersion| self.version_leases.iter().any(|h| h.member == member && h.is_on(v));
+        let objects = self.versions.iter().filter(is_held).filter_map(|v| v.memory.control?.object);
         let objects: BTreeSet<_> = objects.map(|memory| memory.fd).collect();
-        said.control.extend(objects.into_iter().map(|object| Effect::Detach { object, row, ending }));
+        effects.control.extend(objects.into_iter().map(|object| Effect::Detach { object, row, ending }));
     }
 
-    fn give_back(&mut self, member: MemberId, is_dead: bool, said: &mut Said) {
-        let mut control = self.give_objects_back(member, is_dead, said);
+    fn give_back(&mut self, member: MemberId, is_dead: bool, effects: &mut ModelEffects) {
+        let mut control = self.give_objects_back(member, is_dead, effects);
         for lease in self.holds_of(member) {
-            control.extend(self.let_go(lease, said).map(|control| control.slot_table()));
+            control.extend(self.drop_version_lease(lease, effects).map(|control| control.slot_table()));
         }
-        self.clear_row(member, control, said);
+        self.clear_row(member, control, effects);
         let before = self.pending_close.len();
-        self.collect_garbage(said);
-        let place = self.people.iter().position(|p| p.id == member).unwrap();
-        let Person { id, since, simulated, .. } = self.people.remove(place);
+        self.collect_garbage(effects);
+        let place = self.members.iter().position(|m| m.id == member).unwrap();
+        let ModelMember { id, since, simulated, .. } = self.members.remove(place);
         if is_dead && self.pending_close.len() > before {
             let bytes = self.pending_close[before..].iter().map(|(.., bytes)| bytes).sum();
-            self.corpses.push(Corpse { id, since, simulated, bytes, until: CloseId(0) });
+            self.dead_members.push(DeadMember { id, since, simulated, bytes, until: CloseId(0) });
         }
     }
 
@@ -1077,51 +1203,49 @@ impl Model {
     }
 
     fn is_unproven(&self, member: MemberId) -> bool {
-        self.people.iter().any(|p| p.id == member && p.life == Life::Unproven)
+        self.members.iter().any(|m| m.id == member && m.life == Life::Unproven)
     }
 
     /// Returns the bytes of the versions that selected members held, each counted once.
     fn bytes_of(&self, is_meant: impl Fn(MemberId) -> bool) -> u64 {
-        let held = |e: &&Edition| {
-            self.version_leases.iter().any(|h| is_meant(h.member) && h.name == e.name && h.number == e.number)
-        };
-        self.editions.iter().filter(held).map(|e| e.memory.bytes()).sum()
+        let held = |v: &&ModelVersion| self.version_leases.iter().any(|h| is_meant(h.member) && h.is_on(v));
+        self.versions.iter().filter(held).map(|v| v.memory.bytes()).sum()
     }
 
     fn departed(&self, member: MemberId) -> Departed {
         Departed {
             member,
-            pid: 100 + member.0 as u32,
-            command: format!("member {member}").into(),
+            pid: pid(member),
+            command: command(member),
             leases: self.leases_of(member) as u32,
             bytes: self.bytes_of(|holder| holder == member),
         }
     }
 
-    fn give_up_claims(&mut self, member: MemberId, said: &mut Said) {
-        while let Some(i) = self.rights.iter().position(|r| r.member == member) {
-            self.pass_on(i, said);
+    fn abandon_claims(&mut self, member: MemberId, effects: &mut ModelEffects) {
+        while let Some(i) = self.claims.iter().position(|c| c.member == member) {
+            self.pass_claim_on(i, effects);
         }
     }
 
-    fn pass_on(&mut self, right: usize, said: &mut Said) {
-        let name = self.rights.remove(right).name;
-        let next = self.queue.iter().find(|q| matches!(&q.for_what, For::Build(of) if *of == name)).cloned();
+    fn pass_claim_on(&mut self, claim: usize, effects: &mut ModelEffects) {
+        let name = self.claims.remove(claim).name;
+        let next = self.waits.iter().find(|q| matches!(&q.waits_for, WaitFor::Build(of) if *of == name)).cloned();
         if let Some(next) = next {
-            let answer = self.entitle(next.member, next.ticket, &name);
-            self.notify(&next, Ok(answer), said);
+            let answer = self.grant_claim(next.member, next.ticket, &name);
+            self.notify(&next, Ok(answer), effects);
         }
     }
 
-    pub(super) fn notify(&mut self, waiting: &Queued, outcome: Outcome, said: &mut Said) {
-        self.queue.retain(|q| (q.member, q.ticket) != (waiting.member, waiting.ticket));
-        said.notices.push((waiting.member, waiting.ticket, outcome));
+    pub(super) fn notify(&mut self, waiting: &Waiting, outcome: Outcome, effects: &mut ModelEffects) {
+        self.waits.retain(|q| (q.member, q.ticket) != (waiting.member, waiting.ticket));
+        effects.notices.push((waiting.member, waiting.ticket, outcome));
     }
 
-    fn entitle(&mut self, member: MemberId, origin: RequestId, name: &Name) -> Answer {
-        self.claims += 1;
-        let claim = ClaimId(self.claims);
-        self.rights.push(Right { id: claim, member, name: name.clone(), origin });
+    fn grant_claim(&mut self, member: MemberId, origin: RequestId, name: &Name) -> Answer {
+        self.granted_claims += 1;
+        let claim = ClaimId(self.granted_claims);
+        self.claims.push(ModelClaim { id: claim, member, name: name.clone(), origin });
         Answer::Build { claim }
     }
 
@@ -1132,61 +1256,63 @@ impl Model {
         id
     }
 
-    fn collect_garbage(&mut self, said: &mut Said) {
-        // A queue that goes lets its segments go.
+    fn collect_garbage(&mut self, effects: &mut ModelEffects) {
+        // A closed queue gives up the segments that it holds.
         loop {
-            let is_held = |e: &Edition| self.version_leases.iter().any(|h| h.name == e.name && h.number == e.number);
-            let is_needed = |e: &Edition| e.latest || is_held(e) || self.is_tied(e);
-            let Some(place) = self.editions.iter().position(|e| !is_needed(e)) else { break };
-            let Edition { name, number, memory, .. } = self.editions.remove(place);
+            let is_held = |v: &ModelVersion| self.version_leases.iter().any(|h| h.is_on(v));
+            let is_needed = |v: &ModelVersion| v.latest || is_held(v) || self.is_attached(v);
+            let Some(place) = self.versions.iter().position(|v| !is_needed(v)) else { break };
+            let ModelVersion { name, number, memory, .. } = self.versions.remove(place);
             self.pending_close.push((name.clone(), number, named(&memory), memory.held_bytes()));
-            said.closed.extend(memory.fds());
-            self.ties.retain(|tie| tie.queue != (name.clone(), number));
+            effects.closed.extend(memory.fds());
+            self.attachments.retain(|a| a.queue != (name.clone(), number));
             self.given.retain(|(queue, _)| *queue != (name.clone(), number));
         }
-        let editions = &self.editions;
-        self.numbers.retain(|name, _| editions.iter().any(|e| e.name == *name));
+        let versions = &self.versions;
+        self.withdrawals.retain(|(id, _)| versions.iter().any(|v| v.notice.is_some_and(|(of, _)| of == *id)));
+        self.numbers.retain(|name, _| versions.iter().any(|v| v.name == *name));
     }
 
-    fn row(&self, e: &Edition) -> VersionRow {
+    fn row(&self, v: &ModelVersion) -> VersionRow {
         VersionRow {
-            version: e.number,
-            kind: e.memory.kind,
-            place: e.memory.place,
-            bytes: e.memory.bytes(),
+            version: v.number,
+            kind: v.memory.kind,
+            place: v.memory.place,
+            bytes: v.memory.bytes(),
             tensors: 1,
-            mutable: e.memory.mutable,
-            reserved: e.memory.reserved,
-            growths: e.growths,
-            lifetime: e.memory.lifetime,
-            control: e.memory.control,
-            committer: e.committer,
-            leases: (self.version_leases.iter().filter(|h| h.name == e.name && h.number == e.number).count()
-                + self.ties.iter().filter(|tie| tie.segment == (e.name.clone(), e.number)).count())
+            mutable: v.memory.mutable,
+            reserved: v.memory.reserved,
+            growths: v.growths,
+            lifetime: v.memory.lifetime,
+            control: v.memory.control,
+            committer: v.committer,
+            leases: (self.version_leases.iter().filter(|h| h.is_on(v)).count()
+                + self.attachments.iter().filter(|a| a.segment == (v.name.clone(), v.number)).count())
                 as u32,
-            committed_at: e.at,
+            notice: v.notice.map(|(_, notice)| notice),
+            committed_at: v.at,
         }
     }
 
-    pub(super) fn person(&mut self, member: MemberId) -> &mut Person {
-        self.people.iter_mut().find(|p| p.id == member).unwrap()
+    pub(super) fn member(&mut self, member: MemberId) -> &mut ModelMember {
+        self.members.iter_mut().find(|m| m.id == member).unwrap()
     }
 
-    fn latest(&self, name: &Name) -> Option<&Edition> {
-        self.editions.iter().find(|e| e.name == *name && e.latest)
+    fn latest(&self, name: &Name) -> Option<&ModelVersion> {
+        self.versions.iter().find(|v| v.name == *name && v.latest)
     }
 
     fn names(&self) -> u64 {
-        self.editions.iter().filter(|e| e.latest).count() as u64
+        self.versions.iter().filter(|v| v.latest).count() as u64
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        let held = self.editions.iter().map(|e| e.memory.held_bytes() + e.memory.other_bytes());
+        let held = self.versions.iter().map(|v| v.memory.held_bytes() + v.memory.other_bytes());
         held.sum::<u64>() + self.control_memory().1
     }
 
     pub(super) fn fds(&self) -> u64 {
-        let held = self.editions.iter().map(|e| e.memory.fds().len() as u64);
+        let held = self.versions.iter().map(|v| v.memory.fds().len() as u64);
         held.sum::<u64>() + self.control_memory().0
     }
 
@@ -1205,10 +1331,10 @@ fn named(memory: &Memory) -> Named {
     }
 }
 
-fn is_meant(person: &Person, whom: Whom) -> bool {
+fn is_meant(record: &ModelMember, whom: Whom) -> bool {
     match whom {
-        Whom::Pid(pid) => person.pid() == pid,
-        Whom::Member(id) => person.id.0 == id,
+        Whom::Pid(pid) => record.pid() == pid,
+        Whom::Member(id) => record.id.0 == id,
     }
 }
 

@@ -2,7 +2,7 @@
 //! allowed.
 
 use super::{
-    model::{Model, Said, over},
+    model::{Model, ModelEffects, over},
     *,
 };
 use crate::registry::{
@@ -19,11 +19,10 @@ pub(super) struct Objects {
     pub(super) chosen: Option<CellAt>,
     pub(super) leases: Vec<ObjectLease>,
     pub(super) slabs: Vec<FdId>,
-    lines: Vec<Line>,
+    timelines: Vec<ModelTimeline>,
     semaphores: Vec<Semaphore>,
     /// Cells, by number.
-    cells: Vec<Spot>,
-    abandoned: Vec<(MemberId, RequestId)>,
+    cells: Vec<ModelCell>,
 }
 
 /// A lease.
@@ -40,7 +39,7 @@ pub(super) struct ObjectLease {
 
 /// A timeline.
 #[derive(Debug)]
-struct Line {
+struct ModelTimeline {
     name: Name,
     present: u64,
     writer: Option<LeaseId>,
@@ -55,60 +54,62 @@ struct Semaphore {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Spot {
+struct ModelCell {
     incarnation: u32,
     ended: bool,
     writer: Option<MemberId>,
-    /// Whether its writer has left, so that the end of its stores is unknown.
+    /// True if its writer has left, so that the end of its stores is unknown.
     unobserved: bool,
     /// The lease that signals or signalled the timeline, until it is given back.
     by: Option<LeaseId>,
 }
 
 impl Model {
-    pub(super) fn open_line(
+    pub(super) fn open_timeline(
         &mut self,
         member: MemberId,
         request: RequestId,
         open: &OpenTimeline,
-        said: &mut Said,
+        effects: &mut ModelEffects,
     ) -> Outcome {
         let mut unused = open.slab;
-        let begun = self.begin_line(member, open, &mut unused, said);
-        said.closed.extend(unused.map(|made| made.fd));
+        let begun = self.begin_timeline(member, open, &mut unused, effects);
+        effects.closed.extend(unused.map(|created| created.fd));
         begun?;
         let lease = self.lease_object(member, request, ObjectKind::Timeline, &open.name);
-        let line = self.objects.lines.iter_mut().find(|line| line.name == open.name).unwrap();
+        let timeline = self.objects.timelines.iter_mut().find(|timeline| timeline.name == open.name).unwrap();
         if open.writer {
-            line.writer = Some(lease);
-            let spot = &mut self.objects.cells[line.present as usize];
-            (spot.writer, spot.by) = (Some(member), Some(lease));
+            timeline.writer = Some(lease);
+            let cell = &mut self.objects.cells[timeline.present as usize];
+            (cell.writer, cell.by) = (Some(member), Some(lease));
         }
-        let present = line.present;
+        let present = timeline.present;
         self.objects.leases.last_mut().unwrap().cells.push(present);
-        Ok(self.line_of(lease).unwrap())
+        Ok(self.timeline_of(lease).unwrap())
     }
 
     /// Begins an incarnation of a timeline in a cell that the registry has chosen.
-    fn begin_line(
+    fn begin_timeline(
         &mut self,
         member: MemberId,
         open: &OpenTimeline,
         slab: &mut Option<ControlMemory>,
-        said: &mut Said,
+        effects: &mut ModelEffects,
     ) -> Result<(), Refused> {
         over(Limit::Leases, self.bounds.leases, self.leases_of(member) + 1)?;
-        let line = self.objects.lines.iter().find(|line| line.name == open.name);
-        let former = match line {
+        let timeline = self.objects.timelines.iter().find(|timeline| timeline.name == open.name);
+        let former = match timeline {
             None => {
-                over(Limit::Timelines, self.bounds.timelines, self.objects.lines.len() as u64 + 1)?;
+                over(Limit::Timelines, self.bounds.timelines, self.objects.timelines.len() as u64 + 1)?;
                 None
             }
-            Some(Line { writer: Some(writer), .. }) if open.writer => {
+            Some(ModelTimeline { writer: Some(writer), .. }) if open.writer => {
                 let held = self.objects.leases.iter().find(|held| held.id == *writer).unwrap();
-                return Err(Refused::WriterExists { name: open.name.clone(), pid: 100 + held.member.0 as u32 });
+                return Err(Refused::WriterExists { name: open.name.clone(), pid: pid(held.member) });
             }
-            Some(line) if open.writer && self.objects.cells[line.present as usize].ended => Some(line.present),
+            Some(timeline) if open.writer && self.objects.cells[timeline.present as usize].ended => {
+                Some(timeline.present)
+            }
             Some(_) => return Ok(()),
         };
         let idle = (0..self.objects.cells.len() as u64).filter(|number| self.is_idle(*number)).count() as u64;
@@ -125,21 +126,21 @@ impl Model {
         let slab = self.objects.slabs.iter().position(|slab| *slab == at.slab).unwrap() as u64;
         let number = slab * self.bounds.cells + u64::from(at.index);
         let incarnation = former.map_or(0, |former| self.objects.cells[former as usize].incarnation) + 1;
-        let spot = Spot { incarnation, ended: false, writer: None, unobserved: false, by: None };
+        let cell = ModelCell { incarnation, ended: false, writer: None, unobserved: false, by: None };
         if idle > self.bounds.rest || !is_fresh(&self.objects) {
             assert!(self.is_idle(number), "cell {number} is in use");
-            self.objects.cells[number as usize] = spot;
+            self.objects.cells[number as usize] = cell;
         } else {
             assert_eq!(number, self.objects.cells.len() as u64, "fresh cells are taken in order");
-            self.objects.cells.push(spot);
+            self.objects.cells.push(cell);
         }
         let from = former.map(|former| self.at(former));
-        said.control.push(Effect::StartCell { at, from, incarnation });
-        match self.objects.lines.iter_mut().find(|line| line.name == open.name) {
-            Some(line) => line.present = number,
+        effects.control.push(Effect::StartCell { at, from, incarnation });
+        match self.objects.timelines.iter_mut().find(|timeline| timeline.name == open.name) {
+            Some(timeline) => timeline.present = number,
             None => {
-                self.objects.lines.push(Line { name: open.name.clone(), present: number, writer: None });
-                self.note(Named::Timeline, &open.name, Change::Created { pid: 100 + member.0 as u32 });
+                self.objects.timelines.push(ModelTimeline { name: open.name.clone(), present: number, writer: None });
+                self.note(Named::Timeline, &open.name, Change::Created { pid: pid(member) });
             }
         }
         Ok(())
@@ -155,27 +156,27 @@ impl Model {
 
     /// Returns whether a cell has neither readers nor a writer.
     fn is_idle(&self, number: u64) -> bool {
-        let spot = self.objects.cells[number as usize];
-        let seen = self.objects.leases.iter().any(|held| held.cells.contains(&number));
-        let stood_at = self.objects.lines.iter().any(|line| line.present == number);
-        !seen && !stood_at && spot.writer.is_none() && !spot.unobserved
+        let cell = self.objects.cells[number as usize];
+        let is_seen = self.objects.leases.iter().any(|held| held.cells.contains(&number));
+        let is_current = self.objects.timelines.iter().any(|timeline| timeline.present == number);
+        !is_seen && !is_current && cell.writer.is_none() && !cell.unobserved
     }
 
     pub(super) fn follow(&mut self, member: MemberId, lease: LeaseId) -> Outcome {
         let stale = Refused::Stale(Handle::Lease);
         let held = self.objects.leases.iter_mut().find(|held| held.id == lease && held.member == member);
         let held = held.filter(|held| held.kind == ObjectKind::Timeline).ok_or(stale)?;
-        let present = self.objects.lines.iter().find(|line| line.name == held.name).unwrap().present;
+        let present = self.objects.timelines.iter().find(|timeline| timeline.name == held.name).unwrap().present;
         if !held.cells.contains(&present) {
             held.cells.push(present);
         }
-        Ok(self.line_of(lease).unwrap())
+        Ok(self.timeline_of(lease).unwrap())
     }
 
-    pub(super) fn line_of(&self, lease: LeaseId) -> Option<Answer> {
+    pub(super) fn timeline_of(&self, lease: LeaseId) -> Option<Answer> {
         let held = self.objects.leases.iter().find(|held| held.id == lease)?;
         let number = *held.cells.last()?;
-        let writer = self.objects.lines.iter().any(|line| line.writer == Some(lease));
+        let writer = self.objects.timelines.iter().any(|timeline| timeline.writer == Some(lease));
         Some(Answer::Timeline(OpenedTimeline {
             lease,
             slab: (number / self.bounds.cells) as u32,
@@ -185,29 +186,21 @@ impl Model {
         }))
     }
 
-    pub(super) fn abandon_line(
-        &mut self,
-        member: MemberId,
-        request: RequestId,
-        name: &Name,
-        said: &mut Said,
-    ) -> Outcome {
-        if !self.objects.lines.iter().any(|line| line.name == *name) {
+    pub(super) fn abandon_timeline(&mut self, name: &Name, effects: &mut ModelEffects) -> Outcome {
+        if !self.objects.timelines.iter().any(|timeline| timeline.name == *name) {
             let kind = ObjectKind::Timeline;
             return Err(self.no_object(kind, name));
         }
-        self.end_line(name, TimelineEnding::Abandoned, said);
-        self.objects.abandoned.retain(|(who, _)| *who != member);
-        self.objects.abandoned.push((member, request));
+        self.end_timeline(name, TimelineEnding::Abandoned, effects);
         Ok(Answer::Done)
     }
 
-    pub(super) fn end_line(&mut self, name: &Name, ending: TimelineEnding, said: &mut Said) {
-        let Some(line) = self.objects.lines.iter_mut().find(|line| line.name == *name) else { return };
-        let writer = line.writer.take();
-        let present = line.present;
+    pub(super) fn end_timeline(&mut self, name: &Name, ending: TimelineEnding, effects: &mut ModelEffects) {
+        let Some(timeline) = self.objects.timelines.iter_mut().find(|timeline| timeline.name == *name) else { return };
+        let writer = timeline.writer.take();
+        let present = timeline.present;
         if !std::mem::replace(&mut self.objects.cells[present as usize].ended, true) {
-            said.control.push(Effect::EndCell { at: self.at(present), ending });
+            effects.control.push(Effect::EndCell { at: self.at(present), ending });
             let pid = writer.map_or(0, |lease| self.holder_pid(lease));
             match ending {
                 TimelineEnding::OwnerDied => self.note(Named::Timeline, name, Change::OwnerDied { pid }),
@@ -219,16 +212,16 @@ impl Model {
 
     pub(super) fn settle(&mut self, at: CellAt) {
         let slab = self.objects.slabs.iter().position(|slab| *slab == at.slab).unwrap() as u64;
-        let spot = &mut self.objects.cells[(slab * self.bounds.cells + u64::from(at.index)) as usize];
-        if spot.ended {
-            (spot.writer, spot.unobserved) = (None, false);
+        let cell = &mut self.objects.cells[(slab * self.bounds.cells + u64::from(at.index)) as usize];
+        if cell.ended {
+            (cell.writer, cell.unobserved) = (None, false);
         }
     }
 
     /// Returns the ended cells that may still be written.
     pub(super) fn restless(&self) -> Vec<CellAt> {
-        let restless = |spot: &Spot| spot.ended && (spot.writer.is_some() || spot.unobserved);
-        let numbers = (0..).zip(&self.objects.cells).filter(|(_, spot)| restless(spot)).map(|(number, _)| number);
+        let restless = |cell: &ModelCell| cell.ended && (cell.writer.is_some() || cell.unobserved);
+        let numbers = (0..).zip(&self.objects.cells).filter(|(_, cell)| restless(cell)).map(|(number, _)| number);
         numbers.map(|number| self.at(number)).collect()
     }
 
@@ -237,21 +230,21 @@ impl Model {
         member: MemberId,
         request: RequestId,
         open: &OpenSemaphore,
-        said: &mut Said,
+        effects: &mut ModelEffects,
     ) -> Outcome {
         let mut unused = open.memory;
-        let made = self.make_semaphore(member, open, &mut unused);
-        said.closed.extend(unused.map(|made| made.fd));
-        made?;
+        let created = self.create_semaphore(member, open, &mut unused);
+        effects.closed.extend(unused.map(|created| created.fd));
+        created?;
         let lease = self.lease_object(member, request, ObjectKind::Semaphore, &open.name);
         Ok(Answer::Semaphore { lease, maximum: open.maximum })
     }
 
-    fn make_semaphore(
+    fn create_semaphore(
         &mut self,
         member: MemberId,
         open: &OpenSemaphore,
-        made: &mut Option<ControlMemory>,
+        created: &mut Option<ControlMemory>,
     ) -> Result<(), Refused> {
         over(Limit::Leases, self.bounds.leases, self.leases_of(member) + 1)?;
         let OpenSemaphore { name, maximum, .. } = open;
@@ -266,9 +259,13 @@ impl Model {
         }
         over(Limit::Semaphores, self.bounds.semaphores, self.objects.semaphores.len() as u64 + 1)?;
         over(Limit::Fds, self.bounds.fds, self.fds() + 1)?;
-        over(Limit::Bytes, self.bounds.bytes, self.bytes() + made.map_or(0, |made| made.bytes))?;
-        self.objects.semaphores.push(Semaphore { name: name.clone(), memory: made.take().unwrap(), maximum: *maximum });
-        self.note(Named::Semaphore, name, Change::Created { pid: 100 + member.0 as u32 });
+        over(Limit::Bytes, self.bounds.bytes, self.bytes() + created.map_or(0, |created| created.bytes))?;
+        self.objects.semaphores.push(Semaphore {
+            name: name.clone(),
+            memory: created.take().unwrap(),
+            maximum: *maximum,
+        });
+        self.note(Named::Semaphore, name, Change::Created { pid: pid(member) });
         Ok(())
     }
 
@@ -276,16 +273,12 @@ impl Model {
         let since = |held: &&ObjectLease| held.member == member && held.origin == request && held.kind == kind;
         let held = self.objects.leases.iter().find(since)?;
         match kind {
-            ObjectKind::Timeline => self.line_of(held.id),
+            ObjectKind::Timeline => self.timeline_of(held.id),
             _ => {
                 let semaphore = self.objects.semaphores.iter().find(|semaphore| semaphore.name == held.name)?;
                 Some(Answer::Semaphore { lease: held.id, maximum: semaphore.maximum })
             }
         }
-    }
-
-    pub(super) fn has_abandoned(&self, member: MemberId, request: RequestId) -> bool {
-        self.objects.abandoned.contains(&(member, request))
     }
 
     fn lease_object(&mut self, member: MemberId, origin: RequestId, kind: ObjectKind, name: &Name) -> LeaseId {
@@ -296,69 +289,73 @@ impl Model {
     }
 
     /// Gives a lease back.
-    pub(super) fn drop_object_lease(&mut self, lease: LeaseId, said: &mut Said) {
+    pub(super) fn drop_object_lease(&mut self, lease: LeaseId, effects: &mut ModelEffects) {
         let index = self.objects.leases.iter().position(|held| held.id == lease).unwrap();
         let kind = self.objects.leases[index].kind;
         let name = self.objects.leases[index].name.clone();
-        self.end_line_of(lease, TimelineEnding::Closed, said);
+        self.end_timeline_of(lease, TimelineEnding::Closed, effects);
         let ObjectLease { member, cells, .. } = self.objects.leases.remove(index);
         for number in cells {
-            let spot = &mut self.objects.cells[number as usize];
-            if spot.by == Some(lease) {
-                spot.by = None;
-                if spot.writer.is_some() || spot.unobserved {
-                    said.control.push(Effect::SettleCell(self.at(number)));
+            let cell = &mut self.objects.cells[number as usize];
+            if cell.by == Some(lease) {
+                cell.by = None;
+                if cell.writer.is_some() || cell.unobserved {
+                    effects.control.push(Effect::SettleCell(self.at(number)));
                 }
             }
         }
         let on_it = |held: &&ObjectLease| held.kind == kind && held.name == name;
-        let anybody = self.objects.leases.iter().any(|held| on_it(&held));
+        let is_open = self.objects.leases.iter().any(|held| on_it(&held));
         match kind {
-            ObjectKind::Timeline if !anybody => {
-                self.end_line(&name, TimelineEnding::Abandoned, said);
-                self.objects.lines.retain(|line| line.name != name);
-                self.note(Named::Timeline, &name, Change::Withdrawn { pid: 100 + member.0 as u32 });
+            ObjectKind::Timeline if !is_open => {
+                self.end_timeline(&name, TimelineEnding::Abandoned, effects);
+                self.objects.timelines.retain(|timeline| timeline.name != name);
+                self.note(Named::Timeline, &name, Change::Withdrawn { pid: pid(member) });
             }
             ObjectKind::Timeline => {}
             _ => {
                 let semaphore = self.objects.semaphores.iter().find(|semaphore| semaphore.name == name).unwrap();
                 let semaphore = semaphore.memory.fd;
-                if !anybody {
-                    said.closed.push(semaphore);
+                if !is_open {
+                    effects.closed.push(semaphore);
                     self.objects.semaphores.retain(|semaphore| semaphore.name != name);
-                    self.note(Named::Semaphore, &name, Change::Withdrawn { pid: 100 + member.0 as u32 });
+                    self.note(Named::Semaphore, &name, Change::Withdrawn { pid: pid(member) });
                 } else if !self.objects.leases.iter().filter(on_it).any(|held| held.member == member) {
-                    said.control.push(Effect::Return { control: semaphore, row: self.person(member).row });
+                    effects.control.push(Effect::Return { control: semaphore, row: self.member(member).row });
                 }
             }
         }
     }
 
     /// Ends the timelines that a member writes.
-    pub(super) fn end_lines_of(&mut self, member: MemberId, ending: TimelineEnding, said: &mut Said) {
+    pub(super) fn end_timelines_of(&mut self, member: MemberId, ending: TimelineEnding, effects: &mut ModelEffects) {
         for lease in self.object_leases_of(member) {
-            self.end_line_of(lease, ending, said);
+            self.end_timeline_of(lease, ending, effects);
         }
     }
 
     /// Ends the timeline that a lease writes.
-    pub(super) fn end_line_of(&mut self, lease: LeaseId, ending: TimelineEnding, said: &mut Said) {
-        let written = self.objects.lines.iter().find(|line| line.writer == Some(lease));
-        if let Some(name) = written.map(|line| line.name.clone()) {
-            self.end_line(&name, ending, said);
+    pub(super) fn end_timeline_of(&mut self, lease: LeaseId, ending: TimelineEnding, effects: &mut ModelEffects) {
+        let written = self.objects.timelines.iter().find(|timeline| timeline.writer == Some(lease));
+        if let Some(name) = written.map(|timeline| timeline.name.clone()) {
+            self.end_timeline(&name, ending, effects);
         }
     }
 
     /// Drops the leases of a member that is gone. Returns the semaphores in which its permits have to be returned.
-    pub(super) fn give_objects_back(&mut self, member: MemberId, is_dead: bool, said: &mut Said) -> Vec<FdId> {
-        for spot in self.objects.cells.iter_mut().filter(|spot| spot.writer == Some(member)) {
-            (spot.writer, spot.unobserved) = (None, !is_dead);
+    pub(super) fn give_objects_back(
+        &mut self,
+        member: MemberId,
+        is_dead: bool,
+        effects: &mut ModelEffects,
+    ) -> Vec<FdId> {
+        for cell in self.objects.cells.iter_mut().filter(|cell| cell.writer == Some(member)) {
+            (cell.writer, cell.unobserved) = (None, !is_dead);
         }
-        let before = said.control.len();
-        self.object_leases_of(member).into_iter().for_each(|lease| self.drop_object_lease(lease, said));
-        self.objects.abandoned.retain(|(who, _)| *who != member);
+        let before = effects.control.len();
+        self.object_leases_of(member).into_iter().for_each(|lease| self.drop_object_lease(lease, effects));
         let is_return = |effect: &mut Effect| matches!(effect, Effect::Return { .. });
-        let returns: Vec<_> = said.control.extract_if(before.., is_return).collect();
+        let returns: Vec<_> = effects.control.extract_if(before.., is_return).collect();
         let semaphores = returns.into_iter().filter_map(|effect| match effect {
             Effect::Return { control, .. } => Some(control),
             _ => None,
@@ -367,27 +364,27 @@ impl Model {
     }
 
     /// Records that the permits and blocks of a departed member in this memory are being returned.
-    pub(super) fn clear_row(&mut self, member: MemberId, control: Vec<FdId>, said: &mut Said) {
-        let row = self.person(member).row;
+    pub(super) fn clear_row(&mut self, member: MemberId, control: Vec<FdId>, effects: &mut ModelEffects) {
+        let row = self.member(member).row;
         if !control.is_empty() {
             self.objects.uncleared.insert(row);
-            said.control.push(Effect::ClearRow { row, control });
+            effects.control.push(Effect::ClearRow { row, control });
         }
     }
 
     /// Returns whether a member may still store in some cell.
     pub(super) fn writes(&self, member: MemberId) -> bool {
-        self.objects.cells.iter().any(|spot| spot.writer == Some(member))
+        self.objects.cells.iter().any(|cell| cell.writer == Some(member))
     }
 
-    pub(super) fn lines_written_by(&self, member: MemberId) -> u32 {
-        let writers = self.objects.lines.iter().filter_map(|line| line.writer);
+    pub(super) fn timelines_written_by(&self, member: MemberId) -> u32 {
+        let writers = self.objects.timelines.iter().filter_map(|timeline| timeline.writer);
         writers
             .filter(|lease| self.objects.leases.iter().any(|held| held.id == *lease && held.member == member))
             .count() as u32
     }
 
-    pub(super) fn gates_open_to(&self, member: MemberId) -> Vec<FdId> {
+    pub(super) fn semaphores_open_to(&self, member: MemberId) -> Vec<FdId> {
         let open = |semaphore: &&Semaphore| {
             let mut leases = self.leases_on(ObjectKind::Semaphore, &semaphore.name);
             leases.any(|held| held.member == member)
@@ -399,7 +396,7 @@ impl Model {
     }
 
     fn holder_pid(&self, lease: LeaseId) -> u32 {
-        100 + self.objects.leases.iter().find(|held| held.id == lease).unwrap().member.0 as u32
+        pid(self.objects.leases.iter().find(|held| held.id == lease).unwrap().member)
     }
 
     fn object_leases_of(&self, member: MemberId) -> Vec<LeaseId> {
@@ -407,18 +404,18 @@ impl Model {
     }
 
     pub(super) fn objects_listed(&self) -> Vec<ObjectRow> {
-        let mut timelines: Vec<_> = self.objects.lines.iter().collect();
-        timelines.sort_by_key(|line| line.name.clone());
+        let mut timelines: Vec<_> = self.objects.timelines.iter().collect();
+        timelines.sort_by_key(|timeline| timeline.name.clone());
         let mut semaphores: Vec<_> = self.objects.semaphores.iter().collect();
         semaphores.sort_by_key(|semaphore| semaphore.name.clone());
-        let timelines = timelines.into_iter().map(|line| {
-            let writer = self.objects.leases.iter().find(|held| line.writer == Some(held.id));
+        let timelines = timelines.into_iter().map(|timeline| {
+            let writer = self.objects.leases.iter().find(|held| timeline.writer == Some(held.id));
             ObjectRow::Timeline(TimelineRow {
-                name: line.name.clone(),
-                at: Some(self.at(line.present)),
-                incarnation: self.objects.cells[line.present as usize].incarnation,
-                writer: writer.map(|held| 100 + held.member.0 as u32),
-                leases: self.leases_on(ObjectKind::Timeline, &line.name).count() as u32,
+                name: timeline.name.clone(),
+                at: Some(self.at(timeline.present)),
+                incarnation: self.objects.cells[timeline.present as usize].incarnation,
+                writer: writer.map(|held| pid(held.member)),
+                leases: self.leases_on(ObjectKind::Timeline, &timeline.name).count() as u32,
             })
         });
         let semaphores = semaphores.into_iter().map(|semaphore| {
@@ -438,7 +435,7 @@ impl Model {
 
     pub(super) fn has_object(&self, kind: ObjectKind, name: &Name) -> bool {
         match kind {
-            ObjectKind::Timeline => self.objects.lines.iter().any(|line| line.name == *name),
+            ObjectKind::Timeline => self.objects.timelines.iter().any(|timeline| timeline.name == *name),
             _ => self.objects.semaphores.iter().any(|semaphore| semaphore.name == *name),
         }
     }
@@ -450,12 +447,12 @@ impl Model {
         };
         let rows = self.objects_listed();
         let row = rows.iter().find(is_it).ok_or_else(|| self.no_object(kind, name))?.clone();
-        let holders = self.people.iter().filter_map(|person| {
-            let leases = self.leases_on(kind, name).filter(|held| held.member == person.id).count() as u32;
-            let command = format!("member {}", person.id).into();
-            let pid = 100 + person.id.0 as u32;
-            let unproven = person.life == Life::Unproven;
-            (leases > 0).then_some(Holder { pid, command, leases, unproven, row: person.row })
+        let holders = self.members.iter().filter_map(|record| {
+            let leases = self.leases_on(kind, name).filter(|held| held.member == record.id).count() as u32;
+            let command = command(record.id);
+            let pid = pid(record.id);
+            let unproven = record.life == Life::Unproven;
+            (leases > 0).then_some(Holder { pid, command, leases, unproven, row: record.row })
         });
         Ok(Answer::Object(Box::new((row, holders.collect()))))
     }
@@ -476,7 +473,7 @@ impl Model {
 
     /// Returns the numbers of timelines and semaphores.
     pub(super) fn object_counts(&self) -> (u64, u64) {
-        (self.objects.lines.len() as u64, self.objects.semaphores.len() as u64)
+        (self.objects.timelines.len() as u64, self.objects.semaphores.len() as u64)
     }
 
     fn at(&self, number: u64) -> CellAt {

@@ -1,7 +1,7 @@
 //! Watching in the model: all events in one list.
 
 use super::{
-    model::{For, Model, Said},
+    model::{Model, ModelEffects, WaitFor},
     *,
 };
 use crate::registry::{
@@ -30,20 +30,20 @@ impl Model {
         if gap.is_some() || !events.is_empty() {
             return Ok(Answer::Happened(Happened { gap, events, next: last }));
         }
-        self.enqueue(member, ticket, For::Watch(pattern.clone(), after))
+        self.enqueue(member, ticket, WaitFor::Watch(pattern.clone(), after))
     }
 
     /// Notifies watchers of what this event has logged.
-    pub(super) fn notify_watchers(&mut self, said: &mut Said) {
+    pub(super) fn notify_watchers(&mut self, effects: &mut ModelEffects) {
         let notified = std::mem::replace(&mut self.notified, self.history.len() as u64);
         let last = self.history.len() as u64;
         let begin = self.begin();
-        for waiting in self.queue.clone() {
-            let For::Watch(pattern, asked) = &waiting.for_what else { continue };
+        for waiting in self.waits.clone() {
+            let WaitFor::Watch(pattern, asked) = &waiting.waits_for else { continue };
             let gap = (notified < begin).then(|| Gap::Behind { events: begin - notified });
             let events = self.since(notified.max(begin), pattern);
             if notified < last && (gap.is_some() || !events.is_empty() || *asked < begin) {
-                self.notify(&waiting, Ok(Answer::Happened(Happened { gap, events, next: last })), said);
+                self.notify(&waiting, Ok(Answer::Happened(Happened { gap, events, next: last })), effects);
             }
         }
     }

@@ -129,7 +129,7 @@ fn pools_and_segments_share_one_namespace() {
 
     let fixed = Refused::CannotGrow { name: Name::new("p"), version: 1, why: NoGrowth::Fixed };
     assert_eq!(w.grow(a, lease, 0, &[1]).0, Err(fixed));
-    let _ = w.ask(b, Call::Remove { name: Name::new("p") });
+    let _ = w.ask(b, Call::Remove { name: Name::new("p"), deadline: None });
     assert_eq!(w.commit(b, "p", false).0, 2, "a member that has the pool open keeps it, and the name is free");
 }
 

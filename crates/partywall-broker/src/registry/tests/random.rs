@@ -4,7 +4,7 @@ use partywall_shm::queue::{InUse, TaskId};
 use proptest::prelude::*;
 
 use super::{
-    model::{Model, Said},
+    model::{Model, ModelEffects},
     *,
 };
 use crate::registry::{
@@ -12,7 +12,7 @@ use crate::registry::{
     event::{After, DetachSegment, Watch},
     state::Life,
     tombstones::REMEMBERED,
-    types::{BlockControl, Whom},
+    types::{BlockControl, Deadline, Then, Whom},
 };
 
 /// An event whose objects are positions in lists, so that their meaning depends on earlier events.
@@ -30,12 +30,16 @@ enum Step {
     Ask(usize, Ask),
     /// The connection is lost with the last answer; the member resumes and repeats its request.
     AskAgain(usize),
+    /// The broker is restarted; the member repeats its last request if it can.
+    Restart(usize),
     /// The permits of a departed member's row have been returned.
     Clear(usize),
     /// Everything promised in an ended cell has been stored.
     Settle(usize),
     /// A member has ended a timeline by itself.
     EndLine(usize),
+    /// The deadline of a withdrawal passes.
+    Overdue(usize),
     /// This many milliseconds pass.
     Pass(u64),
 }
@@ -75,7 +79,7 @@ enum Ask {
     },
     Refresh(usize, u64, u64),
     AwaitGrowth(usize, u64),
-    Remove(usize),
+    Remove(usize, Option<(u64, Then)>),
     OpenTimeline(usize, bool),
     Follow(usize),
     AbandonTimeline(usize),
@@ -110,8 +114,10 @@ fn step() -> impl Strategy<Value = Step> {
         1 => who.clone().prop_map(Step::HeldByChild),
         2 => who.clone().prop_map(Step::Die),
         1 => who.clone().prop_map(Step::Expire),
+        2 => who.clone().prop_map(Step::Overdue),
         3 => Just(Step::Closed),
         3 => who.clone().prop_map(Step::AskAgain),
+        3 => who.clone().prop_map(Step::Restart),
         3 => who.clone().prop_map(Step::Settle),
         2 => who.clone().prop_map(Step::Clear),
         1 => (0..3_usize).prop_map(Step::EndLine),
@@ -122,6 +128,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 fn ask() -> impl Strategy<Value = Ask> {
     let name = 0..3_usize;
+    let then = prop_oneof![Just(Then::Wait), Just(Then::Stale), Just(Then::Evict)];
     let pick = 0..8_usize;
     let version = prop_oneof![2 => Just(None), 1 => (1..5_u64).prop_map(Some)];
     let commit = (
@@ -167,7 +174,7 @@ fn ask() -> impl Strategy<Value = Ask> {
         4 => (pick.clone(), 0..3_usize, prop::bool::weighted(0.2)).prop_map(|(queue, which, used)| Ask::Detach(queue, which, used)),
         4 => (pick.clone(), 0..3_usize).prop_map(|(queue, which)| Ask::OpenAttached(queue, which)),
         4 => (pick, 0..3_u64).prop_map(|(lease, growths)| Ask::AwaitGrowth(lease, growths)),
-        2 => name.clone().prop_map(Ask::Remove),
+        3 => (name.clone(), prop::option::weighted(0.8, (0..9_u64, then))).prop_map(|(of, deadline)| Ask::Remove(of, deadline)),
         12 => (name.clone(), any::<bool>()).prop_map(|(name, writer)| Ask::OpenTimeline(name, writer)),
         4 => (0..8_usize).prop_map(Ask::Follow),
         3 => name.clone().prop_map(Ask::AbandonTimeline),
@@ -235,7 +242,8 @@ impl Run {
             attachments: 2,
             log: 500,
         };
-        let watched = Watched { clears_later: true, ..Watched::new(bounds) };
+        let twin = Some(Registry::new(bounds));
+        let watched = Watched { clears_later: true, twin, ..Watched::new(bounds) };
         Self { watched, model: Model::new(bounds), last_member: 0, last_asked: Vec::new() }
     }
 
@@ -257,14 +265,14 @@ impl Run {
             Step::Resume(who) => self.if_in(*who, Life::Suspect, |member| Event::Resumed { member }),
             Step::HeldByChild(who) => self.if_in(*who, Life::Alive, |member| Event::HeldByChild { member }),
             Step::Die(who) => {
-                if let Some((member, life)) = self.person(*who)
+                if let Some((member, life)) = self.member(*who)
                     && life != Life::Unproven
                 {
                     self.both(Event::Died { member });
                 }
             }
             Step::Expire(who) => {
-                if let Some((member, _)) = self.person(*who) {
+                if let Some((member, _)) = self.member(*who) {
                     self.both(Event::Expired { member });
                 }
             }
@@ -274,7 +282,7 @@ impl Run {
                 }
             }
             Step::Ask(who, ask) => {
-                if let Some((member, life)) = self.person(*who)
+                if let Some((member, life)) = self.member(*who)
                     && !matches!(life, Life::Suspect | Life::Unproven)
                 {
                     self.watched.last_request += 1;
@@ -282,12 +290,26 @@ impl Run {
                 }
             }
             Step::AskAgain(who) => {
-                if let Some((member, Life::Alive)) = self.person(*who)
+                if let Some((member, Life::Alive)) = self.member(*who)
                     && let Some((_, request, ask)) = self.last_asked.iter().rfind(|(m, ..)| *m == member).cloned()
                 {
                     self.both(Event::Suspected { member });
                     self.both(Event::Resumed { member });
                     self.ask(member, request, ask);
+                }
+            }
+            Step::Restart(who) => {
+                self.watched.restart();
+                if let Some((member, Life::Alive)) = self.member(*who)
+                    && let Some((_, request, ask)) = self.last_asked.iter().rfind(|(m, ..)| *m == member).cloned()
+                {
+                    self.ask(member, request, ask);
+                }
+            }
+            Step::Overdue(pick) => {
+                let withdrawals = &self.model.withdrawals;
+                if let Some((id, _)) = withdrawals.get(pick % withdrawals.len().max(1)) {
+                    self.both(Event::DeadlinePassed { id: *id });
                 }
             }
             Step::Pass(time) => self.watched.now += time,
@@ -326,31 +348,31 @@ impl Run {
             _ => None,
         });
         let expected = self.model.apply(&event, self.watched.now);
-        let mut said = Said::default();
+        let mut actual = ModelEffects::default();
         for effect in effects {
             match effect {
                 Effect::Reply { member, request: of, outcome, fds } => {
-                    assert_eq!((Some((member, of)), &said.reply), (request, &None));
+                    assert_eq!((Some((member, of)), &actual.reply), (request, &None));
                     check_fds(&outcome, &fds, &self.model);
-                    said.reply = Some(without_near(outcome));
+                    actual.reply = Some(without_near(outcome));
                 }
                 Effect::Notify { member, ticket, outcome, fds } => {
                     check_fds(&outcome, &fds, &self.model);
-                    said.notices.push((member, ticket, outcome));
+                    actual.notices.push((member, ticket, outcome));
                 }
-                Effect::Close(fds) => said.closed.extend(fds),
+                Effect::Close(fds) => actual.closed.extend(fds),
                 // Always together with `Stop`.
                 Effect::RemoveSocket => {}
-                Effect::Stop => said.stop = true,
-                Effect::Confirm(id) => said.confirm.push(id),
-                Effect::Quarantined(member) => said.quarantined.push(member),
+                Effect::Stop => actual.stop = true,
+                Effect::Confirm(id) => actual.confirm.push(id),
+                Effect::Quarantined(member) => actual.quarantined.push(member),
                 Effect::Disconnect(member) => {
                     assert_eq!(request.map(|(asker, _)| asker), Some(member));
-                    said.disconnect = true;
+                    actual.disconnect = true;
                 }
                 Effect::HangUp(member) => {
                     assert_eq!(request.map(|(asker, _)| asker), Some(member));
-                    said.hang_up = true;
+                    actual.hang_up = true;
                 }
                 Effect::Attach { .. }
                 | Effect::StartCell { .. }
@@ -358,16 +380,18 @@ impl Run {
                 | Effect::SettleCell(_)
                 | Effect::Return { .. }
                 | Effect::Detach { .. }
+                | Effect::AwaitDeadline { .. }
+                | Effect::Stale { .. }
                 | Effect::Kill(_)
                 | Effect::ClearRow { .. } => {
-                    said.control.push(effect);
+                    actual.control.push(effect);
                 }
             }
         }
-        said.closed.sort();
-        said.confirm.sort();
-        said.notices.sort_by_key(|(member, ticket, _)| (*member, *ticket));
-        assert_eq!(said, expected);
+        actual.closed.sort();
+        actual.confirm.sort();
+        actual.notices.sort_by_key(|(member, ticket, _)| (*member, *ticket));
+        assert_eq!(actual, expected);
     }
 
     fn call(&mut self, member: MemberId, ask: &Ask) -> Call {
@@ -380,7 +404,7 @@ impl Run {
             own.get(i % own.len().max(1)).copied().unwrap_or(LeaseId(999))
         };
         let claim = |model: &Model, i: usize| {
-            let own: Vec<_> = model.rights.iter().filter(|r| r.member == member || i == 7).map(|r| r.id).collect();
+            let own: Vec<_> = model.claims.iter().filter(|r| r.member == member || i == 7).map(|r| r.id).collect();
             own.get(i % own.len().max(1)).copied().unwrap_or(ClaimId(999))
         };
         self.watched.now += 1;
@@ -407,7 +431,7 @@ impl Run {
             Ask::OpenOrBuild(of) => Call::OpenOrBuild { name: name(*of) },
             Ask::Abandon(i) => Call::AbandonBuild { claim: claim(&self.model, *i) },
             Ask::Cancel(i) => {
-                let own: Vec<_> = self.model.queue.iter().filter(|q| q.member == member || *i == 7).collect();
+                let own: Vec<_> = self.model.waits.iter().filter(|q| q.member == member || *i == 7).collect();
                 Call::Cancel { ticket: own.get(i % own.len().max(1)).map_or(RequestId(999_999), |q| q.ticket) }
             }
             Ask::Release(i) => Call::Release { lease: lease(&self.model, *i) },
@@ -425,7 +449,10 @@ impl Run {
                 Call::Refresh { lease: lease(&self.model, *of), growths: *growths, chunks: *chunks }
             }
             Ask::AwaitGrowth(of, growths) => Call::AwaitGrowth { lease: lease(&self.model, *of), growths: *growths },
-            Ask::Remove(of) => Call::Remove { name: name(*of) },
+            Ask::Remove(of, deadline) => {
+                let deadline = deadline.map(|(after, then)| Deadline { after, then });
+                Call::Remove { name: name(*of), deadline }
+            }
             Ask::OpenTimeline(of, writer) => {
                 Call::OpenTimeline(OpenTimeline { name: name(*of), writer: *writer, slabs: 0, slab: None })
             }
@@ -482,12 +509,12 @@ impl Run {
             Ask::ContextLost => Call::ContextLost,
             Ask::Evict(who, by_pid) => {
                 // A present member, or one that never existed.
-                let member = self.person(*who).filter(|_| *who < 6).map_or(MemberId(999), |(member, _)| member);
-                let whom = if *by_pid { Whom::Pid(100 + member.0 as u32) } else { Whom::Member(member.0) };
+                let member = self.member(*who).filter(|_| *who < 6).map_or(MemberId(999), |(member, _)| member);
+                let whom = if *by_pid { Whom::Pid(pid(member)) } else { Whom::Member(member.0) };
                 Call::Evict { whom, kill: *by_pid }
             }
             Ask::FreeUnproven(who) => {
-                let pid = |who: usize| self.person(who).map_or(999, |(member, _)| 100 + member.0 as u32);
+                let pid = |who: usize| self.member(who).map_or(999, |(member, _)| pid(member));
                 Call::FreeUnproven { pid: who.map(pid) }
             }
             Ask::Status => Call::Status,
@@ -505,16 +532,32 @@ impl Run {
     }
 
     fn if_in(&mut self, who: usize, wanted: Life, event: impl FnOnce(MemberId) -> Event) {
-        if let Some((member, life)) = self.person(who)
+        if let Some((member, life)) = self.member(who)
             && life == wanted
         {
             self.both(event(member));
         }
     }
 
-    fn person(&self, who: usize) -> Option<(MemberId, Life)> {
-        let people = &self.model.people;
-        people.get(who % people.len().max(1)).map(|p| (p.id, p.life))
+    fn member(&self, who: usize) -> Option<(MemberId, Life)> {
+        let members = &self.model.members;
+        members.get(who % members.len().max(1)).map(|p| (p.id, p.life))
+    }
+
+    /// Ends a run: all members die, and everything that is not kept must be gone.
+    fn end(mut self) {
+        while let Some((member, life)) = self.member(0) {
+            self.both(if life == Life::Unproven { Event::Expired { member } } else { Event::Died { member } });
+        }
+        while let Some(row) = self.model.objects.uncleared.first().copied() {
+            self.both(Event::RowCleared { row });
+        }
+        while let Some(id) = self.watched.unclosed.first().copied() {
+            self.both(Event::Closed { id });
+        }
+        self.watched.restart();
+        let registry = &self.watched.registry;
+        assert!(registry.version_leases.is_empty() && registry.claims.is_empty() && registry.object_leases.is_empty());
     }
 }
 
@@ -550,6 +593,44 @@ fn without_near(outcome: Outcome) -> Outcome {
     }
 }
 
+/// Does what the bytes of a fuzzer stand for: each two are the seed of one step, so that a fuzzer can add, drop and
+/// repeat steps.
+#[cfg(fuzzing)]
+pub(crate) fn run_steps(input: &[u8]) {
+    use proptest::{
+        strategy::ValueTree,
+        test_runner::{RngAlgorithm, TestRng, TestRunner},
+    };
+
+    // A sequence takes time by the square of its length, because each event is audited.
+    const MOST_STEPS: usize = 200;
+    let steps = step();
+    let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::default() };
+    let mut run = Run::new();
+    for bytes in input.chunks_exact(2).take(MOST_STEPS) {
+        let mut seed = [0; 32];
+        seed[..2].copy_from_slice(bytes);
+        let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &seed);
+        let step = steps.new_tree(&mut TestRunner::new_with_rng(config.clone(), rng));
+        run.step(&step.expect("no step is filtered out").current());
+    }
+    run.end();
+}
+
+/// Reads bytes as the contents of a journal: an event, or a whole registry. Its encoding must be decoded to the same value.
+#[cfg(fuzzing)]
+pub(crate) fn read_journal(input: &[u8]) {
+    fn again<T: serde::Serialize + serde::de::DeserializeOwned>(input: &[u8]) {
+        if let Ok(read) = postcard::from_bytes::<T>(input) {
+            let written = postcard::to_stdvec(&read).unwrap();
+            let read: T = postcard::from_bytes(&written).expect("our own encoding is decoded");
+            assert_eq!(postcard::to_stdvec(&read).unwrap(), written);
+        }
+    }
+    again::<Event>(input);
+    again::<Registry>(input);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -560,17 +641,6 @@ proptest! {
         for step in begin.iter().chain(&steps) {
             run.step(step);
         }
-        // In the end all members die, and everything that is not kept must be gone.
-        while let Some((member, life)) = run.person(0) {
-            run.both(if life == Life::Unproven { Event::Expired { member } } else { Event::Died { member } });
-        }
-        while let Some(row) = run.model.objects.uncleared.first().copied() {
-            run.both(Event::RowCleared { row });
-        }
-        while let Some(id) = run.watched.unclosed.first().copied() {
-            run.both(Event::Closed { id });
-        }
-        let registry = &run.watched.registry;
-        prop_assert!(registry.version_leases.is_empty() && registry.claims.is_empty() && registry.object_leases.is_empty());
+        run.end();
     }
 }

@@ -25,9 +25,9 @@ fn versions_count_from_one_while_any_exists() {
     let held = w.opened(b, "x");
     assert_eq!(w.commit(a, "x", true).0, 2);
     // Version 2 is gone, but version 1 is still held, so numbers continue.
-    let _ = w.ask(a, Call::Remove { name: name("x") });
+    let _ = w.ask(a, Call::Remove { name: name("x"), deadline: None });
     assert_eq!(w.commit(a, "x", true).0, 3);
-    let _ = w.ask(a, Call::Remove { name: name("x") });
+    let _ = w.ask(a, Call::Remove { name: name("x"), deadline: None });
     let leases: Vec<_> = w.registry.members[&a].version_leases.iter().copied().collect();
     leases.into_iter().for_each(|lease| drop(w.release(a, lease)));
     w.release(b, held.lease);
@@ -213,13 +213,20 @@ fn withdrawal_notifies_holders_of_every_version() {
     assert_eq!(outcome, Ok(Answer::Pending), "a newer version is no withdrawal");
     let (second, ..) = w.ask(c, Call::AwaitWithdrawal { lease: new });
     assert_eq!(w.ask(c, Call::AwaitWithdrawal { lease: old }).1, stale(Handle::Lease), "not theirs");
-    let (_, outcome, effects) = w.ask(a, Call::Remove { name: name("x") });
+    let (_, outcome, effects) = w.ask(a, Call::Remove { name: name("x"), deadline: None });
     assert!(
         matches!(outcome, Ok(Answer::Removed { version: 2, bytes_kept: 20, ref holders, .. }) if holders.len() == 3)
     );
-    assert_eq!(notices(&effects), [(b, first, Ok(Answer::Withdrawn)), (c, second, Ok(Answer::Withdrawn))]);
+    assert_eq!(
+        notices(&effects),
+        [(b, first, Ok(Answer::Withdrawn { notice: None })), (c, second, Ok(Answer::Withdrawn { notice: None }))]
+    );
     w.commit(a, "x", true);
-    assert_eq!(w.ask(b, Call::AwaitWithdrawal { lease: old }).1, Ok(Answer::Withdrawn), "it was, before that");
+    assert_eq!(
+        w.ask(b, Call::AwaitWithdrawal { lease: old }).1,
+        Ok(Answer::Withdrawn { notice: None }),
+        "it was, before that"
+    );
 }
 
 #[test]
@@ -325,10 +332,21 @@ fn repeated_request_is_carried_out_once() {
     let (request, outcome, _) = w.ask(a, Call::OpenOrBuild { name: name("z") });
     assert_eq!(w.ask_as(a, request, Call::OpenOrBuild { name: name("z") }).0, outcome);
 
+    let (request, outcome, _) = w.ask(a, Call::Remove { name: name("x"), deadline: None });
+    assert!(matches!(outcome, Ok(Answer::Removed { .. })));
+    let commit = w.commit_call("x", false, true);
+    assert!(w.ask(b, Call::Commit(commit)).1.is_ok());
+    assert_eq!(
+        w.ask_as(a, request, Call::Remove { name: name("x"), deadline: None }).0,
+        outcome,
+        "the new name is not meant"
+    );
+    assert!(w.ask(a, Call::Inspect { name: name("x"), version: None }).1.is_ok());
+
     // A repeated request that was never carried out is carried out.
     let open = Call::Open(Open { name: name("q"), version: None, access: Access::Read, wait: true });
     let (ticket, ..) = w.ask(a, open.clone());
-    assert!(matches!(w.ask_as(a, ticket, open.clone()).0, Err(Refused::Invalid(_))), "it is waiting already");
+    assert_eq!(w.ask_as(a, ticket, open.clone()).0, Ok(Answer::Pending), "it is waiting already");
     w.apply(Event::Suspected { member: a });
     w.apply(Event::Resumed { member: a });
     assert_eq!(w.ask_as(a, ticket, open).0, Ok(Answer::Pending));
@@ -342,7 +360,7 @@ fn stop_is_refused_while_anything_is_in_use() {
     w.apply(Event::Died { member: b });
     assert_eq!(w.ask(a, Call::Stop { force: false }).1, Err(Refused::InUse { names: 1, members: 0 }));
     assert_eq!(w.ask(a, Call::Stop { force: true }).2, [Effect::RemoveSocket, Effect::Stop]);
-    let _ = w.ask(a, Call::Remove { name: name("x") });
+    let _ = w.ask(a, Call::Remove { name: name("x"), deadline: None });
     assert_eq!(w.ask(a, Call::Stop { force: false }).2, [Effect::RemoveSocket, Effect::Stop]);
 }
 
@@ -558,7 +576,7 @@ fn open_of_ended_legacy_memory_says_how_it_ended() {
     let withdrawn = tombstone(Ending::Withdrawn, 1, 7, true);
     assert_eq!(ended(w.open(b, "x", None, false)), withdrawn);
     assert_eq!(ended(w.open(b, "x", Some(1), true)), withdrawn, "version 1 never returns");
-    assert_eq!(ended(w.ask(b, Call::Remove { name: name("x") }).1), withdrawn);
+    assert_eq!(ended(w.ask(b, Call::Remove { name: name("x"), deadline: None }).1), withdrawn);
     assert_eq!(closed(&w.release(b, held.lease)), [], "nothing was kept for it");
     assert_eq!(ended(w.ask(b, Call::Inspect { name: name("x"), version: None }).1), withdrawn);
     assert!(not_found(w.open(b, "x", Some(2), false)));
@@ -568,7 +586,7 @@ fn open_of_ended_legacy_memory_says_how_it_ended() {
     assert_eq!(ended(w.open(b, "x", None, false)), tombstone(Ending::OwnerDied, 1, 7, true));
 
     publish(&mut w, b, "x");
-    let _ = w.ask(c, Call::Remove { name: name("x") });
+    let _ = w.ask(c, Call::Remove { name: name("x"), deadline: None });
     assert_eq!(ended(w.open(b, "x", None, false)), tombstone(Ending::Removed, 3, 7, true));
     publish(&mut w, c, "x");
     let _ = w.ask(c, Call::Leave);
@@ -576,7 +594,7 @@ fn open_of_ended_legacy_memory_says_how_it_ended() {
     assert_eq!(ended(w.open(b, "x", None, false)), second, "b holds 1");
 
     w.commit(b, "x", false);
-    let _ = w.ask(b, Call::Remove { name: name("x") });
+    let _ = w.ask(b, Call::Remove { name: name("x"), deadline: None });
     let third = ended(w.open(b, "x", None, false));
     assert!(!third.legacy, "it was of another kind the last time: {third:?}");
 }
@@ -591,7 +609,7 @@ fn open_within_a_minute_says_how_the_name_ended() {
     w.now = 7 + REMEMBERED - 1;
     assert_eq!(ended(w.open(b, "x", None, false)), withdrawn);
     assert_eq!(ended(w.open(b, "x", Some(1), false)), withdrawn);
-    assert_eq!(ended(w.ask(b, Call::Remove { name: name("x") }).1), withdrawn);
+    assert_eq!(ended(w.ask(b, Call::Remove { name: name("x"), deadline: None }).1), withdrawn);
     assert_eq!(ended(w.ask(b, Call::Inspect { name: name("x"), version: None }).1), withdrawn);
     assert_eq!(w.open(b, "x", None, true), Ok(Answer::Pending), "it may come again");
     w.now += 1;
@@ -603,7 +621,7 @@ fn open_within_a_minute_says_how_the_name_ended() {
     w.now = 9;
     let held = w.opened(c, "kept");
     w.apply(Event::Died { member: a });
-    let _ = w.ask(c, Call::Remove { name: name("kept") });
+    let _ = w.ask(c, Call::Remove { name: name("kept"), deadline: None });
     assert_eq!(ended(w.open(c, "owned", None, false)), tombstone(Ending::OwnerDied, 1, 9, false));
     assert_eq!(ended(w.open(c, "kept", Some(1), false)), tombstone(Ending::Removed, 3, 9, false), "c has it open");
     w.release(c, held.lease);
@@ -620,7 +638,7 @@ fn refusal_names_what_has_the_name_instead() {
         other => panic!("{other:?}"),
     };
     assert_eq!(is(w.open(b, "x", None, false)), [Named::Timeline]);
-    assert_eq!(is(w.ask(b, Call::Remove { name: name("x") }).1), [Named::Timeline]);
+    assert_eq!(is(w.ask(b, Call::Remove { name: name("x"), deadline: None }).1), [Named::Timeline]);
     assert_eq!(is(w.open(b, "y", None, false)), []);
     w.commit(b, "y", false);
     assert_eq!(is(w.ask(a, Call::AbandonTimeline { name: name("y") }).1), [Named::Segment]);
@@ -647,7 +665,7 @@ fn older_legacy_version_ends_with_its_publisher() {
     assert_eq!(outcome, Ok(Answer::Pending));
     w.commit(b, "x", false);
     let effects = w.release(a, lease);
-    assert_eq!(notices(&effects), [(b, awaits, Ok(Answer::Withdrawn))]);
+    assert_eq!(notices(&effects), [(b, awaits, Ok(Answer::Withdrawn { notice: None }))]);
     assert!(matches!(w.open(a, "x", Some(1), false), Err(Refused::VersionNotFound { latest: Some(2), .. })));
     assert_eq!(w.opened(a, "x").version, 2);
 }

@@ -42,7 +42,7 @@ fn watcher_sees_a_name_and_each_version_come_and_go() {
     let (_, first) = w.commit(a, "x", false);
     w.commit(b, "x", true);
     w.release(a, first);
-    let _ = w.ask(a, Call::Remove { name: Name::new("x") });
+    let _ = w.ask(a, Call::Remove { name: Name::new("x"), deadline: None });
     w.apply(Event::Died { member: b });
     let name = || "x".to_owned();
     let by_a = 101;

@@ -1,12 +1,13 @@
 //! Timelines and semaphores in answers. The numbers are read from control memory.
 
-use std::collections::BTreeMap;
-
 use partywall_wire as wire;
 
 use crate::{
     registry::effect::{Holder, ObjectRow, OpenedTimeline},
-    server::{control::Control, translate::holder},
+    server::{
+        control::{Control, SlotTable},
+        translate::holder,
+    },
 };
 
 pub(super) fn opened(opened: OpenedTimeline) -> wire::OpenedTimeline {
@@ -43,12 +44,15 @@ pub(super) fn row(row: &ObjectRow, control: &Control) -> wire::ObjectInfo {
 }
 
 pub(super) fn detail(row: &ObjectRow, holders: &[Holder], control: &Control) -> wire::ObjectDetail {
-    let permits = match row {
-        ObjectRow::Semaphore(row) => control.holders(row.memory),
-        ObjectRow::Timeline(_) => BTreeMap::new(),
+    let slots = match row {
+        ObjectRow::Semaphore(row) => control.slot_table(row.memory),
+        ObjectRow::Timeline(_) => None,
     };
-    let holders = holders
-        .iter()
-        .map(|held| wire::ObjectHolder { holder: holder(held), permits: permits.get(&held.row).copied().unwrap_or(0) });
+    let permits = slots.map(SlotTable::holders).unwrap_or_default();
+    let waiters = slots.map(SlotTable::waiters).unwrap_or_default();
+    let holders = holders.iter().map(|held| wire::ObjectHolder {
+        holder: wire::HolderInfo { waiting: waiters.get(&held.row).copied().unwrap_or(0), ..holder(held) },
+        permits: permits.get(&held.row).copied().unwrap_or(0),
+    });
     wire::ObjectDetail { info: self::row(row, control), holders: holders.collect() }
 }

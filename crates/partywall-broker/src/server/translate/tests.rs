@@ -22,6 +22,8 @@ use crate::{
 fn about() -> About {
     About {
         pid: 1,
+        supervisor: Some(u32::MAX),
+        restarts: u64::MAX,
         version: "0".into(),
         instance: u64::MAX,
         started_at: 0,
@@ -54,7 +56,9 @@ fn every_answer_fits_the_smallest_message() {
         log: u64::MAX,
     };
     let mut registry = Registry::new(bounds);
-    let mut runner = Runner::new(FdStore::new(Reclaimer::start().unwrap()), None).unwrap();
+    let store = FdStore::new(Reclaimer::start().unwrap());
+    let control = Control::create(&store).unwrap();
+    let mut runner = Runner::new(store, control, None);
     let mut last = 0;
     let mut ask = |registry: &mut Registry, control: &Control, member: u64, call: Call| {
         last += 1;
@@ -174,7 +178,7 @@ fn every_answer_fits_the_smallest_message() {
     for call in [
         Call::Inspect { name: name(6000), version: None },
         Call::Inspect { name: name(7000), version: None },
-        Call::Remove { name: name(6000) },
+        Call::Remove { name: name(6000), deadline: None },
         Call::Inspect { name: name(5000), version: None },
         Call::List { after: Some(name(4999)) },
         Call::Objects { after: None },
@@ -186,7 +190,7 @@ fn every_answer_fits_the_smallest_message() {
         Call::Members { after: None },
         Call::Status,
         Call::Watch(event::Watch { pattern: wire::Pattern::new("*").unwrap(), after: event::After::Event(0) }),
-        Call::Remove { name: name(0) },
+        Call::Remove { name: name(0), deadline: None },
         Call::Evict { whom: wire::Whom::Pid(u32::MAX), kill: false },
     ] {
         ask(&mut registry, &runner.control, 1, call).unwrap();

@@ -25,7 +25,8 @@ impl Narrator {
         let mut time = took.map_or_else(String::new, micros);
         for line in text.lines() {
             self.output.line(format!("{head:<12}{time:>12}   {line}"));
-            (head, time) = ("", String::new());
+            head = "";
+            time = String::new();
         }
         self.value(step, took, fields);
     }

@@ -150,7 +150,8 @@ mod tests {
         assert_eq!(first_bad(right.iter().copied(), 1), None);
         assert_eq!(first_bad(right.iter().map(|it| it.wrapping_mul(2)), 2), None);
         let mut wrong = right.clone();
-        (wrong[41], wrong[77]) = (0, 0);
+        wrong[41] = 0;
+        wrong[77] = 0;
         assert_eq!(first_bad(wrong.into_iter(), 1), Some(Bad { index: 41, expected: right[41], found: 0 }));
     }
 }

@@ -268,7 +268,7 @@ pub(super) fn host_address(name: &str) -> Option<u64> {
 /// Waits up to `timeout` for the withdrawal of a segment. Returns whether it was withdrawn.
 fn ended(segment: &Segment, timeout: Duration) -> partywall::Result<bool> {
     match segment.wait_withdrawn(timeout) {
-        Ok(()) => Ok(true),
+        Ok(_) => Ok(true),
         Err(Error::Timeout { .. }) => Ok(false),
         Err(error) => Err(error),
     }

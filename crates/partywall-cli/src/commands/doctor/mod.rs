@@ -7,6 +7,7 @@
 //! Hidden flags: `--probe TITLE` is a probe in its child, `--limit SECONDS` is the time limit of each.
 
 mod main_job;
+mod vulkan;
 
 use std::{ffi::OsString, io::IsTerminal, time::Duration};
 
@@ -43,7 +44,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let doctor = Doctor::new(child, context.options()).scope(arguments.device).limit(arguments.limit);
     match arguments.probe {
         Some(probe) => {
-            doctor.answer(probe);
+            doctor.vulkan(vulkan::try_it).answer(probe);
             Ok(())
         }
         None => examine(context.output(), &doctor, arguments),
@@ -54,16 +55,16 @@ fn examine(output: Output, doctor: &Doctor, arguments: &Arguments) -> Result<(),
     output.line(format!("partywall {VERSION}: testing what works on this machine\n"));
     let mut probes = Vec::new();
     let mut simulated = false;
-    let mut tell = |report: &Report| {
+    let mut add = |report: &Report| {
         show(output, report);
         simulated |= report.finding.simulated;
         probes.push(to_json(report));
         report.finding.outcome == Outcome::Ok
     };
     let state = doctor.examine(|report| {
-        tell(report);
+        add(report);
     });
-    let mut main_job = |title, device: &str| tell(&Report::new(title, || main_job::run(arguments.limit, device)));
+    let mut main_job = |title, device: &str| add(&Report::new(title, || main_job::run(arguments.limit, device)));
     let host = main_job("main job, host", "host");
     let device = match arguments.device {
         Scope::One(choice) => choice.to_string(),
@@ -89,7 +90,7 @@ fn examine(output: Output, doctor: &Doctor, arguments: &Arguments) -> Result<(),
     if host && gpu != Some(false) { Ok(()) } else { Err(Failure::silent(ErrorKind::CheckFailed)) }
 }
 
-/// For people.
+/// Prints a report as lines of text.
 fn show(output: Output, report: &Report) {
     let finding = &report.finding;
     let colour = match finding.outcome {
@@ -110,7 +111,7 @@ fn show(output: Output, report: &Report) {
     }
 }
 
-/// For programs.
+/// Returns a report as JSON.
 fn to_json(report: &Report) -> Value {
     let finding = &report.finding;
     json!({

@@ -4,7 +4,7 @@
 //! broker's or shared memory's. Each has a label for what it belongs to, such as the version of a topic, so that it never
 //! falls while its series exists.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Instant};
 
 use partywall::{
     Place,
@@ -12,16 +12,19 @@ use partywall::{
     kind_name,
 };
 
-use super::family::{Family, Label};
+use super::{
+    family::{Family, Label},
+    idle::Idle,
+};
 use crate::{
     describe,
     snapshot::{Snapshot, Used},
 };
 
 /// Returns a domain's metrics. At most `most` names, timelines, semaphores and members of each kind have series of their
-/// own.
-pub(super) fn families(snapshot: &Snapshot, most: usize) -> Vec<Family> {
-    let Snapshot { status, members, names, objects, used, left_out, .. } = snapshot;
+/// own. `idle` remembers earlier pages.
+pub(super) fn families(snapshot: &Snapshot, most: usize, idle: Option<&mut Idle>) -> Vec<Family> {
+    let Snapshot { taken, status, members, names, objects, used, left_out, .. } = snapshot;
     let mut families = vec![Family::gauge("up", "Whether the broker answers").of(1)];
     families.extend(broker(status));
     families.extend(self::members(members, most));
@@ -30,7 +33,12 @@ pub(super) fn families(snapshot: &Snapshot, most: usize) -> Vec<Family> {
     let help = "Pools, topics, queues, timelines and semaphores without series of their own (--max-names)";
     families.push(Family::gauge("names_left_out", help).of(left_out as u64));
     families.extend(in_use(used));
-    families.extend(ordering(&objects[..objects.len().min(most)]));
+    let objects = &objects[..objects.len().min(most)];
+    families.extend(ordering(objects));
+    if let Some(idle) = idle {
+        idle.note(objects, *taken);
+        families.push(standing(objects, idle, *taken));
+    }
     families
 }
 
@@ -59,6 +67,7 @@ fn broker(status: &StatusInfo) -> Vec<Family> {
     start.push_seconds([], status.started_at);
     vec![
         start,
+        Family::counter("broker_restarts", "How often the broker died and was started again").of(status.restarts),
         held,
         limits,
         Family::gauge("fds", "File descriptors that the broker holds for memory").of(status.fds),
@@ -255,4 +264,18 @@ fn ordering(objects: &[ObjectInfo]) -> Vec<Family> {
         }
     }
     vec![value, promised, permits, waiting]
+}
+
+/// Returns how long timelines have stood still.
+fn standing(objects: &[ObjectInfo], idle: &Idle, now: Instant) -> Family {
+    let mut family = Family::gauge("timeline_idle_seconds", "Time since a page first had the value of a timeline");
+    for object in objects {
+        if let ObjectInfo::Timeline(timeline) = object
+            && let Some(time) = idle.of(timeline, now)
+        {
+            let labels = [label("name", &timeline.name), label("incarnation", timeline.incarnation)];
+            family.push_seconds(labels, time.as_millis() as u64);
+        }
+    }
+    family
 }

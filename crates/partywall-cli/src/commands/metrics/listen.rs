@@ -1,6 +1,6 @@
 //! Answers requests over HTTP, one after the other.
 //!
-//! A request is read for [`PATIENCE`] at most, and only its first line counts. Prometheus asks every few seconds, so there is
+//! A request is read for [`REQUEST_TIMEOUT`] at most, and only its first line counts. Prometheus asks every few seconds, so there is
 //! nothing to gain from answering several at once, and a client that sends slowly takes a moment from others, not more.
 
 use std::{
@@ -16,9 +16,9 @@ use super::family::CONTENT_TYPE;
 use crate::{failure::Failure, output::Output, signals};
 
 /// How long a request may take to arrive, and an answer to leave.
-const PATIENCE: Duration = Duration::from_secs(1);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How often Ctrl-C is looked for.
+/// How often the loop polls for a request and for Ctrl-C.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// The longest request that is read. The first line of each fits many times.
@@ -50,7 +50,7 @@ pub(super) fn serve(output: Output, address: SocketAddr, mut page: impl FnMut() 
 
 fn answer(mut stream: TcpStream, page: &mut impl FnMut() -> String) -> io::Result<()> {
     stream.set_nonblocking(false)?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(REQUEST_TIMEOUT))?;
     let request = read_request(&mut stream)?;
     let (status, kind, body) = match respond(&request) {
         Response::Metrics => ("200 OK", CONTENT_TYPE, page()),
@@ -66,7 +66,7 @@ fn answer(mut stream: TcpStream, page: &mut impl FnMut() -> String) -> io::Resul
 
 /// Reads to the empty line that ends a request's head.
 fn read_request(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + REQUEST_TIMEOUT;
     let mut request = Vec::new();
     let mut piece = [0; 1024];
     while !request.windows(4).any(|end| end == b"\r\n\r\n") && request.len() < LONGEST {
@@ -92,7 +92,9 @@ enum Response {
 fn respond(request: &[u8]) -> Response {
     let line = request.split(|byte| *byte == b'\r').next().unwrap_or_default();
     let mut words = line.split(|byte| *byte == b' ');
-    let (method, target, version) = (words.next(), words.next(), words.next());
+    let method = words.next();
+    let target = words.next();
+    let version = words.next();
     let path = target.and_then(|target| target.split(|byte| *byte == b'?').next());
     match (method, path, version) {
         (Some(b"GET"), Some(b"/metrics" | b"/"), Some(version)) if version.starts_with(b"HTTP/1.") => Response::Metrics,

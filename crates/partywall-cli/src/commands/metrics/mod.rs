@@ -5,6 +5,7 @@
 
 mod collect;
 mod family;
+mod idle;
 mod listen;
 
 use std::net::SocketAddr;
@@ -32,15 +33,18 @@ pub(crate) struct Arguments {
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let most = arguments.max_names;
     let mut observer = Observer::new(context);
-    let mut families = || Ok(collect::families(&Snapshot::take(observer.domain()?, most)?, most));
+    let mut snapshot = || Snapshot::take(observer.domain()?, most);
     match arguments.listen {
         None => {
-            let families = families().map_err(|error: partywall::Error| Failure::from(error))?;
-            context.output().document(&family::to_text(families));
+            context.output().document(&family::to_text(collect::families(&snapshot()?, most, None)));
             Ok(())
         }
-        Some(address) => listen::serve(context.output(), address, || {
-            family::to_text(families().unwrap_or_else(|_| collect::without_broker()))
-        }),
+        Some(address) => {
+            let mut idle = idle::Idle::default();
+            listen::serve(context.output(), address, || {
+                let families = snapshot().map(|snapshot| collect::families(&snapshot, most, Some(&mut idle)));
+                family::to_text(families.unwrap_or_else(|_| collect::without_broker()))
+            })
+        }
     }
 }

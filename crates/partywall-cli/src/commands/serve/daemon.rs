@@ -1,10 +1,20 @@
 //! The broker, and the watcher of an MPS daemon, as daemons.
-#![allow(unsafe_code)] // one call, for a process that has done nothing yet
+#![allow(unsafe_code)] // calls for processes that have one thread and own nothing yet
 
-use std::process::{Command, Stdio};
+use std::{
+    os::fd::RawFd,
+    process::{Command, Stdio},
+};
 
 use partywall::ErrorKind;
-use partywall_os::process::Starter;
+use partywall_broker::{
+    Exit,
+    supervisor::{Supervisor, SupervisorError, Worker, exit_code},
+};
+use partywall_os::{
+    process::Starter,
+    supervision::{LeftOpen, fork_sharing_files},
+};
 
 use crate::failure::{self, Failure};
 
@@ -20,6 +30,32 @@ pub(in crate::commands) fn daemonize() -> Result<Starter, Failure> {
     //   environment starts no thread. Where /proc is mounted, the threads were counted above.
     // - Nothing in the process owns a file descriptor above 2: none was opened except for that count, which closed it.
     unsafe { partywall_os::process::daemonize() }.map_err(|errno| Failure::system("becoming a daemon", errno))
+}
+
+/// Runs a supervisor in this process, which must have one thread. `ready` closes the descriptor `starter`.
+pub(super) fn supervise(
+    supervisor: Supervisor,
+    work: impl Fn(Worker, LeftOpen) -> u8,
+    ready: impl FnOnce(u32),
+    starter: Option<RawFd>,
+) -> Result<Exit, SupervisorError> {
+    let serve = |worker: Worker| {
+        if worker.restarts().0 == 0 {
+            return work(worker, LeftOpen::none());
+        }
+        // SAFETY:
+        // - This is a process that has just been cloned from the supervisor. It uses what the supervisor has open, which is
+        //   excepted, and nothing else yet.
+        // - No other process has the table: the former worker is dead, as the supervisor waits for its end.
+        let left = unsafe { LeftOpen::except(worker.of_supervisor()) };
+        left.map_or(exit_code(None), |left| work(worker, left))
+    };
+    // SAFETY:
+    // - The process has one thread: `serve` starts none before, and the supervisor starts none.
+    // - The worker and the supervisor share the socket, the journal and the supervisor's page. The supervisor drops none of
+    //   them while a worker lives; the worker drops them at the end of the domain only, when the supervisor uses them no
+    //   more.
+    supervisor.run(|child| unsafe { fork_sharing_files(child) }, serve, ready, starter)
 }
 
 /// Reports to the starter why the daemon cannot start.

@@ -242,7 +242,7 @@ impl App {
             }
             KeyCode::Char('p') => self.paused = !self.paused,
             KeyCode::Char('e') => self.propose(),
-            KeyCode::Enter => self.look(),
+            KeyCode::Enter => self.open_details(),
             _ => {}
         }
     }
@@ -272,7 +272,7 @@ impl App {
             KeyCode::PageDown => *top = (*top + 10).min(last),
             _ => {
                 self.mode = Mode::Tables;
-                let _ = self.ask.send(Ask::Look(None));
+                let _ = self.ask.send(Ask::Details(None));
             }
         }
     }
@@ -310,7 +310,7 @@ impl App {
     }
 
     /// Shows more about the selected row.
-    fn look(&mut self) {
+    fn open_details(&mut self) {
         let Some(row) = self.selected() else { return };
         let (target, title) = match &row.id {
             Id::Member(member) => {
@@ -324,7 +324,7 @@ impl App {
             Id::Object(kind, name) => (Target::Object(*kind, name.clone()), name.clone()),
         };
         let lines = vec!["asking the broker …".to_owned()];
-        let _ = self.ask.send(Ask::Look(Some(target.clone())));
+        let _ = self.ask.send(Ask::Details(Some(target.clone())));
         self.mode = Mode::More { target: Some(target), title, lines, top: 0 };
     }
 

@@ -7,7 +7,7 @@
 //! one line: the keys, a question or an answer
 //! ```
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{borrow::Cow, collections::BTreeMap, time::Duration};
 
 use partywall::{Location, bytes, info::MemberState};
 use ratatui::{
@@ -183,21 +183,10 @@ impl App {
     }
 }
 
-/// Returns a text in lines of at most `width` characters, broken at blanks where there are some.
-fn wrapped(text: &str, width: usize) -> Vec<String> {
-    let mut lines = Vec::new();
-    let mut line = String::new();
-    for word in text.split(' ') {
-        let used = line.chars().count();
-        if used > 0 && used + 1 + word.chars().count() > width {
-            lines.push(std::mem::take(&mut line));
-        } else if used > 0 {
-            line.push(' ');
-        }
-        line.push_str(word);
-    }
-    lines.push(line);
-    lines
+/// Breaks a text between words into lines of at most `width` characters.
+fn wrapped(text: &str, width: usize) -> Vec<Cow<'_, str>> {
+    let whole_words = textwrap::WordSplitter::NoHyphenation;
+    textwrap::wrap(text, textwrap::Options::new(width).word_splitter(whole_words).break_words(false))
 }
 
 /// Returns the lines of the members' table: what it needs, at most two fifths, and at least one row.
@@ -271,7 +260,7 @@ fn popup<'a>(area: Rect, buffer: &mut Buffer, title: &str, lines: impl Iterator<
     let room = usize::from(area.width.saturating_sub(FRAME));
     let lines: Vec<_> = lines.flat_map(|line| wrapped(line, room)).collect();
     let widest =
-        lines.iter().map(String::as_str).chain([title]).map(|line| line.chars().count()).max().unwrap_or_default();
+        lines.iter().map(AsRef::as_ref).chain([title]).map(|line| line.chars().count()).max().unwrap_or_default();
     let fitting = |wanted: usize, room: u16| u16::try_from(wanted).unwrap_or(u16::MAX).min(room.saturating_sub(2));
     let width = fitting(widest + 4, area.width);
     let height = fitting(lines.len() + 2, area.height);
@@ -297,7 +286,7 @@ fn popup<'a>(area: Rect, buffer: &mut Buffer, title: &str, lines: impl Iterator<
 
 /// Writes a line, cut off where the area ends.
 fn write(buffer: &mut Buffer, area: Rect, line: &str, style: Style) {
-    // What comes from other processes is on one line here, whatever it contains.
+    // Text of other processes may contain control characters: here it becomes one line without them.
     let line = describe::shorten(line, usize::from(area.width));
     buffer.set_stringn(area.x, area.y, line, usize::from(area.width), style);
 }
@@ -374,10 +363,10 @@ mod tests {
 domain default, broker 4700 up 2 h 3 min; 3 members (1 unproven)
 host 4 GiB, quarantine 3 GiB of 1 dead member, 4 deaths, 1 under MPS, 212 fds
 Members 3 by HOLDS
- PID  STATE      BEAT  HOLDS  LEASES  WAITS FOR             COMMAND
-4900  unproven         9 GiB       2                        render
-4822  alive     0.1 s  2 GiB       2                        python train.py --bâ€¦
-4711  alive     0.1 s  1 GiB       2  4822: frames (1.2 s)  python camera.py --â€¦
+ PID  STATE      BEAT  HOLDS  WAITS FOR                 COMMAND
+4900  unproven         9 GiB                            render
+4822  alive     0.1 s  2 GiB  4711: blocks, 4711: gate  python train.py --batchâ€¦
+4711  alive     0.1 s  1 GiB  4822: frames (1.2 s)      python camera.py --fps â€¦
 1Names 2Topics 3Queues 4Blocks 5Ordering  5 by SIZE
 NAME         KIND        SIZE      OLDER  LEASES  PER S  USE
 llm/weights  segment   14 GiB  2 (1 GiB)       3         kept
@@ -427,7 +416,7 @@ old          removed  0 bytes  1 (2 GiB)                 removed, and still helâ
     }
 
     #[test]
-    fn terminal_that_is_too_small_is_told_so_and_can_grow() {
+    fn too_small_terminal_shows_a_message_and_can_grow() {
         for (columns, rows) in [(39, 24), (80, 11), (1, 1), (10, 1)] {
             let mut shown = Shown::new(columns, rows);
             let screen = shown.screen();
@@ -529,7 +518,7 @@ old          removed  0 bytes  1 (2 GiB)                 removed, and still helâ
     fn holders_are_shown_until_a_key() {
         let mut shown = Shown::new(80, 24);
         shown.press(KeyCode::Home).press(KeyCode::Enter);
-        let Ok(Ask::Look(Some(target))) = shown.asked.try_recv() else { panic!("nothing was asked") };
+        let Ok(Ask::Details(Some(target))) = shown.asked.try_recv() else { panic!("nothing was asked") };
         assert_eq!(target, Target::Name("llm/weights".into()));
         shown.app.hear(Report::Detail(Target::Name("another".into()), vec!["wrong".into()]));
         let lines: Vec<_> = (0..100).map(|i| format!("holder {i}")).collect();
@@ -545,7 +534,7 @@ old          removed  0 bytes  1 (2 GiB)                 removed, and still helâ
         assert!(shown.screen().contains("holder 99") && !shown.screen().contains("holder 98"));
         shown.press(KeyCode::Esc);
         assert!(!shown.screen().contains("holder 99"));
-        assert!(matches!(shown.asked.try_recv(), Ok(Ask::Look(None))));
+        assert!(matches!(shown.asked.try_recv(), Ok(Ask::Details(None))));
     }
 
     #[test]

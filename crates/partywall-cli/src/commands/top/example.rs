@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use partywall::info::{
     Ages, BlockCounts, Control, ControlInfo, Doubt, HolderInfo, Kind, Lifetime, MemberInfo, MemberState, NameInfo,
-    ObjectInfo, Participant, PublisherInfo, QueueInfo, QueueShape, QueueUsage, SemaphoreInfo, StatusInfo,
+    ObjectHolder, ObjectInfo, Participant, PublisherInfo, QueueInfo, QueueShape, QueueUsage, SemaphoreInfo, StatusInfo,
     SubscriberInfo, TimelineInfo, TopicInfo, TopicShape, TopicUsage, Usage, VersionInfo,
 };
 
@@ -48,6 +48,7 @@ pub(super) fn snapshot() -> Snapshot {
         control,
         committer: 4711,
         leases: 3,
+        notice: None,
         committed_at: NOW - 3_700_000,
     };
     let name = |name: &str, latest: Option<VersionInfo>, usage: Option<Usage>| NameInfo {
@@ -56,6 +57,7 @@ pub(super) fn snapshot() -> Snapshot {
         usage,
         older: 0,
         older_bytes: 0,
+        notice: None,
     };
     let blocks = Control { blocks: 16, block_bytes: 4 << 20, zeroed: false, topic: None, queue: None };
     let shape =
@@ -85,8 +87,11 @@ pub(super) fn snapshot() -> Snapshot {
         leases: 1,
         blocks,
         tasks,
+        waiting: 0,
         unproven: false,
     };
+    let waiter = |pid, tasks, waiting| HolderInfo { waiting, ..holder(pid, 0, tasks) };
+    let permits = |permits, holder| ObjectHolder { holder, permits };
     let used = |control, topic, queue, holders| Used {
         version: 1,
         control,
@@ -99,7 +104,7 @@ pub(super) fn snapshot() -> Snapshot {
             topic: None,
             queue: None,
         },
-        ..used(blocks, None, None, vec![holder(4711, 12, 0), holder(4822, 4, 0)])
+        ..used(blocks, None, None, vec![holder(4711, 16, 0), waiter(4822, 0, 2)])
     };
     let queue_info = QueueInfo { usage: queue_usage, outputs: counts, attached: Vec::new() };
     let member = |member, pid, state, command: &str| MemberInfo {
@@ -135,6 +140,8 @@ pub(super) fn snapshot() -> Snapshot {
             pid: 4700,
             version: "0.1.0".into(),
             instance: 1,
+            supervisor: Some(4100),
+            restarts: 0,
             started_at: NOW - 7_380_000,
             log: None,
             simulated: false,
@@ -173,6 +180,7 @@ pub(super) fn snapshot() -> Snapshot {
             }),
             ObjectInfo::Semaphore(SemaphoreInfo { name: "gate".into(), maximum: 3, held: 3, waiting: 1, leases: 4 }),
         ],
+        contended: [("gate".to_owned(), vec![permits(3, holder(4711, 0, 0)), permits(0, waiter(4822, 0, 1))])].into(),
         used: [
             ("blocks".to_owned(), waiting),
             ("frames".to_owned(), used(topic, Some(topic_info), None, vec![holder(4822, 2, 0)])),

@@ -8,8 +8,10 @@
 //!   and for a new name, null) and `detail` (of a pool, topic or queue what `partywall show --json` prints, else null);
 //! - `left_out`: pools, topics and queues without `detail`, because there are more than [`MOST`];
 //! - `timelines` (each with `rate`, values per second) and `semaphores` as in `partywall ls --json`;
-//! - `waits`: publishers that wait for a subscriber, a list of `topic`, `pid`, `waits_for` (pids, or null for a process
-//!   that is gone) and `ms` (for how long).
+//! - `waits`: members that wait for others, a list of `on` (`subscriber`: that it takes a sample; `block`, `permit`; of a
+//!   queue `room`: for the input of a task, `result`: for its result, `block`: for either), `name` (of the topic, pool, queue
+//!   or semaphore), `pid`, `waits_for` (the pids of those that can end the wait) and `ms` (for how long; null if that is not
+//!   known).
 
 mod app;
 mod draw;
@@ -43,7 +45,7 @@ use self::{
     tables::View,
 };
 use crate::{
-    Context,
+    Context, describe,
     failure::Failure,
     output::Output,
     repeat::{parse_interval, pause},
@@ -57,7 +59,7 @@ pub(crate) struct Arguments {
     /// Print everything once, as text or with --json as an object, and end
     #[arg(long)]
     once: bool,
-    /// Look at the domain every SECONDS
+    /// Update the view every SECONDS
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_interval)]
     every: Duration,
 }
@@ -90,7 +92,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     print(output, &mut observer, first, &location, arguments)
 }
 
-/// Refuses a live view of what no person sees or types into.
+/// Refuses a live view unless output and input are terminals.
 fn check_terminal() -> Result<(), Failure> {
     let refused = |why: &str| {
         let advice = "run it in a terminal, or use --once for text or --json for a program";
@@ -157,15 +159,18 @@ fn text(output: Output, picture: &Picture, location: &Location) {
         output.line(format!("\n{}", view.name()));
         output.table(view.headings(), &rows.into_iter().map(cells).collect::<Vec<_>>(), view.spare());
     }
+    if !describe::mps_daemons(&picture.snapshot.members).is_empty() {
+        output.line(format!("\n{}", describe::MPS_PRICE));
+    }
 }
 
 /// Shows the live view until a key or a signal ends it.
 fn live(observer: Observer, first: Snapshot, location: Location, every: Duration) -> Result<(), Failure> {
     let end = signals::end_flag()?;
     let (ask, asked) = mpsc::channel();
-    let (tell, told) = mpsc::channel();
+    let (sender, reports) = mpsc::channel();
     let worker = std::thread::Builder::new().name("top".into());
-    let worker = worker.spawn(move || worker::run(observer, every, &asked, &tell));
+    let worker = worker.spawn(move || worker::run(observer, every, &asked, &sender));
     let worker = worker.map_err(|error| Failure::system("starting a thread", error))?;
     let mut app = App::new(Picture::new(first, &Rates::default()), location, every, ask);
     let failed = |error| Failure::system("using the terminal", error);
@@ -174,7 +179,7 @@ fn live(observer: Observer, first: Snapshot, location: Location, every: Duration
     while !end.load(Ordering::Relaxed) && !app.is_over() {
         let mut changed = drawn.is_none_or(|drawn| drawn.elapsed() >= REDRAW);
         loop {
-            match told.try_recv() {
+            match reports.try_recv() {
                 Ok(report) => {
                     app.hear(report);
                     changed = true;

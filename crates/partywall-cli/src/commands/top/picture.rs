@@ -2,14 +2,14 @@
 
 use partywall::{
     Location,
-    info::{Named, ObjectInfo},
+    info::{ControlInfo, HolderInfo, Named, ObjectInfo},
 };
 use serde_json::{Value, json};
 
 use super::rates::{Counter, Rates};
-use crate::{commands::status, describe, snapshot::Snapshot};
+use crate::{commands::status, describe, snapshot::Snapshot, text};
 
-/// A snapshot with what follows from it and the one before.
+/// A snapshot, with the rates and waits that follow from it and from the one before.
 #[derive(Debug)]
 pub(super) struct Picture {
     pub(super) snapshot: Snapshot,
@@ -17,16 +17,46 @@ pub(super) struct Picture {
     pub(super) waits: Vec<Wait>,
 }
 
-/// A publisher that waits for a subscriber.
+/// A member that waits for others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Wait {
-    pub(super) topic: String,
-    /// The pid of the publisher, if its row is a member's.
-    pub(super) publisher: Option<u32>,
-    /// The pid of the subscriber, if it is there and its row is a member's.
-    pub(super) subscriber: Option<u32>,
-    /// For how many milliseconds.
-    pub(super) ms: u64,
+    pub(super) on: On,
+    /// The name of the topic, pool, queue or semaphore.
+    pub(super) name: String,
+    /// The pid of the member, if its row is a member's.
+    pub(super) pid: Option<u32>,
+    /// The pids of the members that can end the wait, as far as they are known.
+    pub(super) by: Vec<u32>,
+    /// The milliseconds for which it waits, if that is known.
+    pub(super) ms: Option<u64>,
+}
+
+/// What a member waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum On {
+    /// A publisher: that a subscriber takes the oldest sample.
+    Subscriber,
+    /// A block of a pool, topic or queue.
+    Block,
+    /// Room for the input of a task: that a task of a queue ends.
+    Room,
+    /// Room for the result of a task: that a result of a queue is taken.
+    Result,
+    /// A permit of a semaphore.
+    Permit,
+}
+
+impl On {
+    /// Returns its name in JSON.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Subscriber => "subscriber",
+            Self::Block => "block",
+            Self::Room => "room",
+            Self::Result => "result",
+            Self::Permit => "permit",
+        }
+    }
 }
 
 impl Picture {
@@ -61,8 +91,8 @@ impl Picture {
             objects.collect::<Vec<_>>()
         };
         let waits = waits.iter().map(|wait| {
-            let Wait { topic, publisher, subscriber, ms } = wait;
-            json!({ "topic": topic, "pid": publisher, "waits_for": subscriber, "ms": ms })
+            let Wait { on, name, pid, by, ms } = wait;
+            json!({ "on": on.name(), "name": name, "pid": pid, "waits_for": by, "ms": ms })
         });
         json!({
             "broker": status::value(&snapshot.status, &snapshot.members, location),
@@ -76,9 +106,23 @@ impl Picture {
 }
 
 impl Wait {
-    /// Returns the time in seconds.
+    /// Returns the members that can end the wait: `4822`, `4822, 4900 and 7 others`, or what is missing.
+    pub(super) fn whom(&self) -> String {
+        match (&self.by[..], self.on) {
+            ([], On::Subscriber) => "a subscriber that is gone".into(),
+            ([], On::Block) => "a block".into(),
+            ([], On::Room) => "room for a task".into(),
+            ([], On::Result) => "room for a result".into(),
+            ([], On::Permit) => "a permit".into(),
+            ([one], _) => one.to_string(),
+            ([one, two], _) => format!("{one}, {two}"),
+            ([one, two, others @ ..], _) => format!("{one}, {two} and {}", text::count(others.len() as u64, "other")),
+        }
+    }
+
+    /// Returns the time in seconds, in parentheses and with a blank in front, if it is known.
     pub(super) fn time(&self) -> String {
-        seconds(self.ms)
+        self.ms.map_or_else(String::new, |ms| format!(" ({})", seconds(ms)))
     }
 }
 
@@ -87,26 +131,83 @@ pub(super) fn seconds(ms: u64) -> String {
     format!("{:.1} s", ms as f64 / 1000.0)
 }
 
-/// Returns the publishers that wait for a subscriber.
+/// Returns what waiting members wait for. A member does not say for which blocks of a queue it waits, but their numbers tell
+/// if all wait for the same.
+fn on_block(info: &ControlInfo) -> On {
+    let results = info.queue.as_ref().map(|queue| queue.outputs.waiting);
+    match (results, info.blocks.waiting) {
+        (Some(0), 1..) => On::Room,
+        (Some(1..), 0) => On::Result,
+        _ => On::Block,
+    }
+}
+
+/// Returns the members that wait for a subscriber, a block or a permit.
 fn waits(snapshot: &Snapshot) -> Vec<Wait> {
     let mut waits = Vec::new();
     for (name, used) in &snapshot.used {
-        let Some(topic) = &used.info.topic else { continue };
-        for publisher in &topic.publishers {
+        for publisher in used.info.topic.iter().flat_map(|topic| &topic.publishers) {
             let Some((by, ms)) = publisher.blocked else { continue };
-            let subscriber = topic.subscribers.iter().find(|subscriber| subscriber.who.id == by);
+            let subscribers = used.info.topic.iter().flat_map(|topic| &topic.subscribers);
+            let by =
+                subscribers.filter(|subscriber| subscriber.who.id == by).filter_map(|subscriber| subscriber.who.pid);
             waits.push(Wait {
-                topic: name.clone(),
-                publisher: publisher.who.pid,
-                subscriber: subscriber.and_then(|subscriber| subscriber.who.pid),
-                ms,
+                on: On::Subscriber,
+                name: name.clone(),
+                pid: publisher.who.pid,
+                by: by.collect(),
+                ms: Some(ms),
             });
         }
+        waits.extend(waits_for_slots(
+            on_block(&used.info),
+            name,
+            used.holders.iter().map(|holder| (holder, holder.blocks)),
+        ));
+    }
+    for (name, holders) in &snapshot.contended {
+        let held = holders.iter().map(|held| (&held.holder, held.permits));
+        waits.extend(waits_for_slots(On::Permit, name, held));
     }
     waits
+}
+
+/// Returns the members that wait for a block or permit, and those that hold some.
+fn waits_for_slots<'a>(
+    on: On,
+    name: &str,
+    holders: impl Iterator<Item = (&'a HolderInfo, u32)> + Clone,
+) -> impl Iterator<Item = Wait> {
+    let by: Vec<_> = holders.clone().filter(|(_, held)| *held > 0).map(|(holder, _)| holder.pid).collect();
+    let waiting = holders.filter(|(holder, _)| holder.waiting > 0).map(|(holder, _)| holder.pid);
+    waiting.map(move |pid| Wait { on, name: name.to_owned(), pid: Some(pid), by: by.clone(), ms: None })
 }
 
 /// Returns `segment`, `pool`, `topic`, `queue`, or `removed` for a name of which only older versions are left.
 pub(super) fn kind(name: &partywall::info::NameInfo) -> &'static str {
     name.latest.as_ref().map_or("removed", |latest| Named::of(latest.control.as_ref()).name())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::example, *};
+
+    #[test]
+    fn waits_for_a_queue_say_whether_tasks_or_results_have_no_room() {
+        for ([inputs, outputs], expected) in [
+            ([1, 0], Some((On::Room, "room", "room for a task"))),
+            ([0, 1], Some((On::Result, "result", "room for a result"))),
+            ([1, 1], Some((On::Block, "block", "a block"))),
+            ([0, 0], None),
+        ] {
+            let mut snapshot = example::snapshot();
+            let used = snapshot.used.get_mut("work").unwrap();
+            used.info.blocks.waiting = inputs;
+            used.info.queue.as_mut().unwrap().outputs.waiting = outputs;
+            used.holders[0].waiting = inputs + outputs;
+            let wait = waits(&snapshot).into_iter().find(|wait| wait.name == "work");
+            let found = wait.as_ref().map(|wait| (wait.on, wait.on.name(), wait.whom()));
+            assert_eq!(found, expected.map(|(on, name, whom)| (on, name, whom.to_owned())));
+        }
+    }
 }

@@ -42,7 +42,7 @@ impl Screen {
     /// Shows a frame.
     ///
     /// # Errors
-    /// Those of the terminal.
+    /// The errors of the terminal.
     pub(super) fn draw(&mut self, draw: impl FnOnce(&mut Frame<'_>)) -> io::Result<()> {
         self.terminal.draw(draw).map(drop)
     }
@@ -50,7 +50,7 @@ impl Screen {
     /// Returns the terminal to the shell and stops this process, as Ctrl-Z does elsewhere, until the shell continues it.
     ///
     /// # Errors
-    /// Those of the terminal.
+    /// The errors of the terminal.
     pub(super) fn suspend(&mut self) -> io::Result<()> {
         restore();
         kill_process(getpid(), Signal::TSTP)?;
@@ -59,7 +59,7 @@ impl Screen {
     }
 }
 
-/// What the keyboard has.
+/// The state of the keyboard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Keyboard {
     Silent,
@@ -77,7 +77,7 @@ pub(super) enum Keyboard {
 /// and again and never returns.
 ///
 /// # Errors
-/// Those of the kernel.
+/// The errors of the kernel.
 pub(super) fn wait_for_key(timeout: Duration) -> io::Result<Keyboard> {
     let stdin = stdin();
     let mut fds = [PollFd::new(&stdin, PollFlags::IN)];
@@ -108,8 +108,8 @@ fn restore() {
     let _ = disable_raw_mode();
 }
 
-/// Restores the terminal before the message of a panic, on whatever thread, because the other screen goes with what is on
-/// it.
+/// Restores the terminal before the message of a panic of any thread. The message would disappear together with the
+/// alternate screen.
 fn restore_before_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

@@ -11,7 +11,7 @@ use partywall::{
 };
 
 use super::{
-    picture::{self, Picture, seconds},
+    picture::{self, On, Picture, seconds},
     rates::Counter,
 };
 use crate::{
@@ -20,7 +20,7 @@ use crate::{
     text::{count, duration, short_time},
 };
 
-/// Something to look at.
+/// A table to show.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum View {
     Members,
@@ -157,7 +157,7 @@ pub(super) enum Id {
     Object(ObjectKind, String),
 }
 
-/// How urgently a row should be looked at.
+/// How urgent a row is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Alert {
     None,
@@ -261,14 +261,9 @@ pub(super) fn matches(row: &Row, lower_case: &str) -> bool {
 }
 
 fn member(picture: &Picture, member: &MemberInfo) -> Row {
-    let waits = picture.waits.iter().filter(|wait| wait.publisher == Some(member.pid));
-    let waits: Vec<_> = waits
-        .map(|wait| {
-            let whom = wait.subscriber.map_or_else(|| "one that is gone".to_owned(), |pid| pid.to_string());
-            format!("{whom}: {} ({})", ends(&wait.topic), wait.time())
-        })
-        .collect();
-    let holds_up = picture.waits.iter().any(|wait| wait.subscriber == Some(member.pid));
+    let waits = picture.waits.iter().filter(|wait| wait.pid == Some(member.pid));
+    let waits: Vec<_> = waits.map(|wait| format!("{}: {}{}", wait.whom(), ends(&wait.name), wait.time())).collect();
+    let holds_up = picture.waits.iter().any(|wait| wait.by.contains(&member.pid));
     let alert = match member.state {
         MemberState::Alive if holds_up || !waits.is_empty() => Alert::Slow,
         MemberState::Alive => Alert::None,
@@ -322,16 +317,18 @@ fn name(picture: &Picture, name: &NameInfo) -> Row {
     Row { id: Id::Name(name.name.clone()), cells, alert, whole: name.name.clone() }
 }
 
-/// Returns how a name is used. What a person should look at is at the beginning.
+/// Returns how a name is used, the most urgent fact first.
 fn use_of(picture: &Picture, name: &NameInfo) -> (String, Alert) {
-    let Some(latest) = &name.latest else { return ("removed, and still held".into(), Alert::None) };
+    let Some(latest) = &name.latest else {
+        let notice = name.notice.map_or_else(String::new, |notice| format!(": {}", describe::notice(&notice)));
+        return (format!("removed, and still held{notice}"), Alert::None);
+    };
     let used = picture.snapshot.used.get(&name.name).filter(|used| used.version == latest.version);
     let mut facts = Vec::new();
     let mut alert = Alert::None;
     if let Some(usage) = name.usage.and_then(|usage| usage.topic) {
-        for wait in picture.waits.iter().filter(|wait| wait.topic == name.name) {
-            let whom = wait.subscriber.map_or_else(|| "a subscriber".to_owned(), |pid| pid.to_string());
-            facts.push(format!("waits for {whom} ({})", wait.time()));
+        for wait in picture.waits.iter().filter(|wait| wait.on == On::Subscriber && wait.name == name.name) {
+            facts.push(format!("waits for {}{}", wait.whom(), wait.time()));
             alert = Alert::Slow;
         }
         let topic = used.and_then(|used| used.info.topic.as_ref());
@@ -606,13 +603,13 @@ mod tests {
     }
 
     #[test]
-    fn waiting_publisher_and_its_subscriber_are_named() {
+    fn members_that_wait_and_those_they_wait_for_are_named() {
         let picture = example::picture();
         let rows = View::Members.rows(&picture);
         let column = View::Members.headings().iter().position(|heading| *heading == "WAITS FOR").unwrap();
         let row = |pid: &str| rows.iter().find(|row| row.cells[0].as_ref() == pid).unwrap();
         assert_eq!((row("4711").cells[column].as_ref(), row("4711").alert), ("4822: frames (1.2 s)", Alert::Slow));
-        assert_eq!((row("4822").cells[column].as_ref(), row("4822").alert), ("", Alert::Slow));
+        assert_eq!((row("4822").cells[column].as_ref(), row("4822").alert), ("4711: blocks, 4711: gate", Alert::Slow));
         assert_eq!(row("4900").alert, Alert::Lost, "it is unproven");
         let names = View::Names.rows(&picture);
         let frames = names.iter().find(|row| row.id == Id::Name("frames".into())).unwrap();

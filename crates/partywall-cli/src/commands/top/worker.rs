@@ -20,16 +20,16 @@ use crate::{
     text::count,
 };
 
-/// What the thread is asked for.
+/// A request to the thread.
 #[derive(Debug)]
 pub(super) enum Ask {
     /// Evict these members of a broker, and kill them if asked.
     Evict { members: Vec<u64>, instance: u64, kill: bool },
-    /// Tell more about this with each snapshot, from now on.
-    Look(Option<Target>),
+    /// Send details of this with each snapshot from now on, or of nothing.
+    Details(Option<Target>),
 }
 
-/// Something to tell more about.
+/// An object whose details the thread sends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Target {
     /// The names that a process holds.
@@ -40,20 +40,20 @@ pub(super) enum Target {
     Object(ObjectKind, String),
 }
 
-/// What the thread reports.
+/// A report of the thread.
 #[derive(Debug)]
 pub(super) enum Report {
     Snapshot(Box<Snapshot>),
     /// No broker answers.
     Lost(Failure),
-    /// More about the target.
+    /// Details of the target.
     Detail(Target, Vec<String>),
-    /// What an eviction did, in a sentence.
+    /// The outcome of an eviction, in a sentence.
     Evicted(String),
 }
 
-/// Looks at the domain after each interval, and does what it is asked for, until nobody asks any more.
-pub(super) fn run(mut observer: Observer, every: Duration, asked: &Receiver<Ask>, tell: &Sender<Report>) {
+/// Takes a snapshot of the domain after each interval and serves requests, until the other end is dropped.
+pub(super) fn run(mut observer: Observer, every: Duration, asked: &Receiver<Ask>, reports: &Sender<Report>) {
     let mut target = None;
     let mut next = Instant::now() + every;
     loop {
@@ -64,9 +64,9 @@ pub(super) fn run(mut observer: Observer, every: Duration, asked: &Receiver<Ask>
                 let evicted = self::evict(&mut observer, &members, instance, kill);
                 Report::Evicted(evicted.unwrap_or_else(|error| sentence(&error.into())))
             }
-            Ok(Ask::Look(wanted)) => {
+            Ok(Ask::Details(wanted)) => {
                 target = wanted;
-                match look(&mut observer, target.as_ref()) {
+                match details(&mut observer, target.as_ref()) {
                     Some(report) => report,
                     None => continue,
                 }
@@ -77,8 +77,8 @@ pub(super) fn run(mut observer: Observer, every: Duration, asked: &Receiver<Ask>
                 next = Instant::now() + every;
                 match taken {
                     Ok(snapshot) => {
-                        let more = look(&mut observer, target.as_ref());
-                        if more.is_some_and(|more| tell.send(more).is_err()) {
+                        let more = details(&mut observer, target.as_ref());
+                        if more.is_some_and(|more| reports.send(more).is_err()) {
                             return;
                         }
                         Report::Snapshot(Box::new(snapshot))
@@ -87,7 +87,7 @@ pub(super) fn run(mut observer: Observer, every: Duration, asked: &Receiver<Ask>
                 }
             }
         };
-        if tell.send(report).is_err() {
+        if reports.send(report).is_err() {
             return;
         }
     }
@@ -118,7 +118,7 @@ pub(super) fn sentence(failure: &Failure) -> String {
     }
 }
 
-fn look(observer: &mut Observer, target: Option<&Target>) -> Option<Report> {
+fn details(observer: &mut Observer, target: Option<&Target>) -> Option<Report> {
     let target = target?;
     let lines = observer.domain().and_then(|domain| match target {
         Target::Process(pid) => held_by(domain, *pid),
@@ -136,7 +136,10 @@ fn held_by(domain: &Domain, pid: u32) -> Result<Vec<String>> {
     let mut names = domain.names()?;
     names.sort_by_key(|name| std::cmp::Reverse(name.latest.as_ref().map_or(0, |latest| latest.bytes)));
     let mut lines: Vec<_> = daemons.iter().map(describe::mps_line).collect();
-    let daemons = lines.len();
+    if !daemons.is_empty() {
+        lines.push(describe::MPS_PRICE.into());
+    }
+    let about_mps = lines.len();
     for name in names.iter().take(MOST).filter(|name| name.latest.is_some()) {
         let info = match domain.inspect(&name.name) {
             Ok(info) => info,
@@ -146,11 +149,11 @@ fn held_by(domain: &Domain, pid: u32) -> Result<Vec<String>> {
         let Some(holder) = info.holders.iter().find(|holder| holder.pid == pid) else { continue };
         lines.push(format!("{}{}", describe::name_line(name), share(holder)));
     }
-    if lines.len() == daemons {
+    if lines.len() == about_mps {
         lines.push("it holds no latest version of a name".into());
     }
     if names.len() > MOST {
-        lines.push(format!("(only the {MOST} largest of {} names were looked at)", names.len()));
+        lines.push(format!("(only the {MOST} largest of {} names were checked)", names.len()));
     }
     Ok(lines)
 }
@@ -179,7 +182,7 @@ fn holders_of(domain: &Domain, name: &str) -> Result<Vec<String>> {
     );
     lines.extend(info.holders.iter().map(held));
     if info.holders.is_empty() && info.queues.is_empty() {
-        lines.push("nobody holds it".into());
+        lines.push("no process holds it".into());
     }
     Ok(lines)
 }
@@ -197,7 +200,7 @@ fn users_of(domain: &Domain, kind: ObjectKind, name: &str) -> Result<Vec<String>
         permits => format!("{}, {}", held(&user.holder), count(permits.into(), "permit")),
     }));
     if detail.holders.is_empty() {
-        lines.push("nobody has it open".into());
+        lines.push("no process has it open".into());
     }
     Ok(lines)
 }
@@ -211,6 +214,6 @@ fn held(holder: &HolderInfo) -> String {
 
 /// Returns the blocks and tasks of a holder.
 fn share(holder: &HolderInfo) -> String {
-    let all = [(holder.blocks, "block"), (holder.tasks, "task")];
+    let all = [(holder.blocks, "block"), (holder.tasks, "task"), (holder.waiting, "waiter")];
     all.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!(", {}", count((*n).into(), what))).collect()
 }

@@ -114,7 +114,7 @@ impl Echo {
 
 /// The facts of a sample beyond its own fields.
 struct Details {
-    age: Duration,
+    age: Option<Duration>,
     lag: u64,
     header: Vec<u8>,
     values: Vec<Value>,
@@ -132,7 +132,7 @@ fn line(sample: &Sample, details: &Details) -> String {
         sample.shape(),
         details.rate,
         details.lag,
-        short_time(details.age.as_nanos() as u64),
+        details.age.map_or("unknown".to_owned(), |age| short_time(age.as_nanos() as u64)),
     );
     // Writing to a string cannot fail.
     if sample.missed() > 0 {
@@ -153,7 +153,7 @@ fn value(sample: &Sample, details: &Details) -> Value {
         "position": sample.position(),
         "publisher": sample.publisher(),
         "sequence": sample.sequence(),
-        "age_ns": details.age.as_nanos() as u64,
+        "age_ns": details.age.map(|age| age.as_nanos() as u64),
         "missed": sample.missed(),
         "lag": details.lag,
         "dtype": sample.dtype().name(),

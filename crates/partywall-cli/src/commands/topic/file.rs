@@ -134,7 +134,7 @@ pub(super) struct Playback {
     reader: LinearReader,
     /// The channels whose messages are samples, by number: the topic of each and its metadata.
     channels: BTreeMap<u16, (String, BTreeMap<String, String>)>,
-    /// Whether any record of the file was valid.
+    /// True if any record of the file was valid.
     is_mcap: bool,
 }
 

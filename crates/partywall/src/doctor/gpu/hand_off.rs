@@ -13,7 +13,7 @@ use std::{
 use partywall_cuda::{Context, Device, DeviceBuffer, Driver, HostRegistration, Kernels, Stream};
 use partywall_os::{map::SharedMap, memfd};
 
-use super::{Trouble, on_each, sharing::look};
+use super::{Trouble, on_each, sharing::in_context};
 use crate::{
     doctor::{
         Doctor, Probe,
@@ -70,7 +70,7 @@ fn measure(doctor: &Doctor, device: &Device) -> Result<String, Trouble> {
 /// The other side of [`hand_off`].
 pub(in crate::doctor) fn take_hand_off(parcel: &Parcel, memory: Option<OwnedFd>) -> Result<String, String> {
     let memory = memory.ok_or("no file descriptor came along")?;
-    look(parcel, |context| {
+    in_context(parcel, |context| {
         Side::new(context, &memory)?.second()?;
         Ok("every turn taken".into())
     })

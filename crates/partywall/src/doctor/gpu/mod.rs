@@ -15,7 +15,7 @@ use super::{
 use crate::{error::Error, gpu, place::DeviceChoice};
 
 /// Bytes that the tests of a GPU use, rounded up to what it can allocate.
-const BYTES: u64 = 1 << 20;
+pub(super) const BYTES: u64 = 1 << 20;
 
 /// Runs a probe on every GPU of the scope, also after a failure.
 fn on_each(scope: Scope, try_it: impl Fn(Device) -> Result<String, Trouble>) -> Finding {
@@ -39,7 +39,7 @@ fn on_each(scope: Scope, try_it: impl Fn(Device) -> Result<String, Trouble>) -> 
 }
 
 /// Returns the GPUs of the scope.
-fn chosen(scope: Scope) -> Result<Vec<Device>, Trouble> {
+pub(super) fn chosen(scope: Scope) -> Result<Vec<Device>, Trouble> {
     let mut all = Device::all(Driver::load()?)?;
     match scope {
         Scope::All => {}
@@ -57,7 +57,7 @@ fn chosen(scope: Scope) -> Result<Vec<Device>, Trouble> {
 
 /// The reason why a GPU cannot be examined.
 #[derive(Debug, thiserror::Error)]
-enum Trouble {
+pub(super) enum Trouble {
     #[error(transparent)]
     Load(#[from] LoadError),
     #[error(transparent)]

@@ -33,12 +33,8 @@ pub(in crate::doctor) fn vmm(doctor: &Doctor) -> Finding {
         if !device.supports_vmm()? || !device.supports_posix_fd()? {
             return Err(Trouble::Wrong("it says that it cannot export memory as file descriptors".into()));
         }
-        let context = Context::retain(device)?;
-        let granularity = PhysicalMemory::granularity(&context)?;
-        let size = round_up(BYTES, granularity).ok_or_else(|| Trouble::Wrong("its granularity is 0".into()))?;
-        let mapping = Mapping::new(PhysicalMemory::create(&context, size)?, Access::ReadWrite)?;
-        fill(&context, mapping.as_slice())?;
-        let descriptor = mapping.memory().export()?;
+        let (mapping, descriptor) = exported(device)?;
+        let size = mapping.as_slice().len();
         let parcel = Parcel { bytes: size, gpu: device.uuid()?.to_string(), handle: Vec::new() };
         let seen = exchange::hand_over(doctor, Probe::TakeVmm, &parcel, Some(descriptor.as_fd()));
         Ok(format!("{} exported, imported by another process: {}", bytes(size), seen.map_err(Trouble::Wrong)?))
@@ -50,10 +46,21 @@ pub(in crate::doctor) fn vmm(doctor: &Doctor) -> Finding {
     )
 }
 
+/// Allocates memory with the test pattern, and exports it.
+pub(in crate::doctor) fn exported(device: Device) -> Result<(Mapping, OwnedFd), Trouble> {
+    let context = Context::retain(device)?;
+    let granularity = PhysicalMemory::granularity(&context)?;
+    let size = round_up(BYTES, granularity).ok_or_else(|| Trouble::Wrong("its granularity is 0".into()))?;
+    let mapping = Mapping::new(PhysicalMemory::create(&context, size)?, Access::ReadWrite)?;
+    fill(&context, mapping.as_slice())?;
+    let descriptor = mapping.memory().export()?;
+    Ok((mapping, descriptor))
+}
+
 /// Plays the other process of [`vmm`].
 pub(in crate::doctor) fn take_vmm(parcel: &Parcel, memory: Option<OwnedFd>) -> Result<String, String> {
     let memory = memory.ok_or("no file descriptor came along")?;
-    look(parcel, |context| {
+    in_context(parcel, |context| {
         let imported = PhysicalMemory::import(context, memory.as_fd(), parcel.bytes)?;
         let mapping = Mapping::new(imported, Access::ReadOnly)?;
         verify(context, mapping.as_slice())?;
@@ -85,7 +92,7 @@ pub(in crate::doctor) fn legacy_memory(doctor: &Doctor) -> Finding {
 
 /// Plays the other process of [`legacy_memory`].
 pub(in crate::doctor) fn take_legacy_memory(parcel: &Parcel, _: Option<OwnedFd>) -> Result<String, String> {
-    look(parcel, |context| {
+    in_context(parcel, |context| {
         let handle = IpcMemoryHandle(bytes_of(parcel)?);
         let mapping = IpcMapping::open(context, handle, parcel.bytes, Access::ReadOnly)?;
         verify(context, mapping.as_slice())?;
@@ -114,7 +121,7 @@ pub(in crate::doctor) fn legacy_events(doctor: &Doctor) -> Finding {
 
 /// Plays the other process of [`legacy_events`].
 pub(in crate::doctor) fn take_legacy_event(parcel: &Parcel, _: Option<OwnedFd>) -> Result<String, String> {
-    look(parcel, |context| {
+    in_context(parcel, |context| {
         let event = IpcEvent::open(context, &IpcEventHandle(bytes_of(parcel)?))?;
         let stream = Stream::new(context)?;
         event.enqueue_wait(stream.as_ref())?;
@@ -130,17 +137,17 @@ pub(in crate::doctor) fn take_legacy_event(parcel: &Parcel, _: Option<OwnedFd>) 
 }
 
 /// Calls `action` in the context of the GPU that a parcel names.
-pub(super) fn look(
+pub(super) fn in_context(
     parcel: &Parcel,
     action: impl FnOnce(&Context) -> Result<String, Trouble>,
 ) -> Result<String, String> {
-    let look = || {
+    let run = || {
         let uuid = parcel.gpu.parse::<DeviceUuid>().map_err(|error| Trouble::Wrong(error.to_string()))?;
         let device = Device::by_uuid(Driver::load()?, uuid)?;
         let device = device.ok_or_else(|| Trouble::Wrong(format!("{uuid} is not visible there")))?;
         action(&Context::retain(device)?)
     };
-    look().map_err(|trouble| trouble.to_string())
+    run().map_err(|trouble| trouble.to_string())
 }
 
 fn fill(context: &Context, memory: DeviceSlice<'_>) -> Result<(), Trouble> {

@@ -71,6 +71,6 @@ pub(in crate::doctor) fn host_words(scope: Scope) -> Finding {
 }
 
 const WAITS_MEAN: &str = "streams of different processes cannot wait for each other; what falls back is the host: \
-    synchronize the stream, then tell the other process";
+    synchronize the stream, then notify the other process";
 
 const WAITS_FIX: &str = "update the driver to 550 or newer; WSL and some virtual GPUs (vGPU) lack it";

@@ -9,10 +9,12 @@
 //! | this one | calls, one at a time |
 //! | `socket` | one request and its reply |
 //! | `waits` | calls that wait for a completion |
+//! | `stale` | leases that allow no new views |
 //! | `renewal` | the renewal of a lost connection |
 
 mod renewal;
 mod socket;
+mod stale;
 mod waits;
 
 use std::{
@@ -27,15 +29,20 @@ use std::{
 
 use partywall_os::{lock::IgnorePoison, process::fork_generation};
 use partywall_shm::MAX_SLEEP;
-use partywall_wire::{Answer, Call, Refusal, Request, Resume, frame};
+use partywall_wire::{Answer, Call, Notice, Refusal, Request, Resume, frame};
 
+pub(crate) use self::stale::withdrawn;
 pub(super) use self::{renewal::NoBroker, socket::giving_back, waits::Completion};
 use self::{
     socket::{CallSocket, Lost},
+    stale::StaleLeases,
     waits::Waits,
 };
-use super::{connect::Greeted, locate::Location};
-use crate::error::{Error, Result, Unreachable};
+use super::{connect::Greeted, locate::Location, unexpected};
+use crate::{
+    error::{Error, Result, Unreachable},
+    wait::Wait,
+};
 
 /// How long a broker may take to answer a call. It answers within microseconds, unless it is stopped.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -79,6 +86,7 @@ pub(crate) struct Link {
     /// Locked only by the thread that has the turn, so it never waits.
     calls: Mutex<CallSocket>,
     waits: Waits,
+    stale: StaleLeases,
     leaving: AtomicBool,
 }
 
@@ -87,7 +95,12 @@ struct Queue {
     in_use: bool,
     /// Number of threads that wait for their turn. A needless wake would cost a system call.
     waiting: usize,
+    /// Whether a request has to be sent again before any other: the broker knows the answer to the last request only.
+    repeating: bool,
 }
+
+/// Keeps other requests of this process behind one that has to be sent again.
+struct Repeating<'a>(&'a Link);
 
 /// The use of the call socket, by one thread at a time.
 struct Turn<'a> {
@@ -114,6 +127,7 @@ impl Link {
             freed: Condvar::new(),
             calls: Mutex::new(CallSocket::new(call)),
             waits: Waits::default(),
+            stale: StaleLeases::default(),
             leaving: AtomicBool::new(false),
         };
         (link, events, members)
@@ -131,6 +145,27 @@ impl Link {
     /// Checks that the broker is not gone for good, as far as is known.
     pub(crate) fn require_broker(&self) -> Result<()> {
         if self.waits.is_gone() { Err(self.gone()) } else { Ok(()) }
+    }
+
+    /// Records that versions which this process has open are stale.
+    pub(super) fn set_stale(&self, leases: Vec<(u64, Notice)>) {
+        self.stale.add(leases);
+    }
+
+    /// Refuses another view of the version `name` that a lease is on, if it is stale.
+    #[inline]
+    pub(crate) fn check_lease(&self, lease: u64, name: &str) -> Result<()> {
+        self.stale.check(lease, name)
+    }
+
+    /// Waits until the version that a lease is on is withdrawn. Returns the notice, if it has a deadline.
+    pub(crate) fn wait_withdrawn(&self, lease: u64, name: &str, wait: Wait<'_>) -> Result<Option<Notice>> {
+        let waiting = wait.begin();
+        match self.call_waiting(|| Call::AwaitWithdrawal { lease }, &waiting)? {
+            Some((Answer::Withdrawn { notice }, _)) => Ok(notice),
+            Some((other, _)) => Err(unexpected(&other)),
+            None => Err(waiting.error(format!("{name:?} was not withdrawn"))),
+        }
     }
 
     /// This process's row in the memory of all members, which also identifies it in semaphores.
@@ -158,7 +193,10 @@ impl Link {
             call,
             Call::Release { .. } | Call::LeaveName { .. } | Call::AbandonBuild { .. } | Call::DetachSegment { .. }
         );
-        let Asked { outcome, twice } = self.ask(call, fds, |_| ())?;
+        if let Call::Release { lease } | Call::LeaveName { lease } = call {
+            self.stale.forget(lease);
+        }
+        let Asked { outcome, twice } = self.ask(None, call, fds, |_| ())?;
         let is_gone = matches!(outcome, (Err(Refusal::Stale { .. } | Refusal::NotAttached { .. }), _));
         if gives_back && twice && is_gone {
             return Ok((Answer::Done, Vec::new()));
@@ -166,37 +204,41 @@ impl Link {
         self.accept(outcome)
     }
 
-    /// Leaves the domain. The connection ends and is not renewed, even if it is lost already.
-    pub(super) fn leave(&self) -> Result<()> {
-        self.leaving.store(true, Ordering::Relaxed);
-        let mut turn = self.turn()?;
-        match self.ask_once(&mut turn, Call::Bye)? {
-            Some(outcome) => self.accept(outcome).map(drop),
-            None => Err(self.gone()),
-        }
-    }
-
     /// Returns whether the connection is being closed.
     pub(super) fn is_leaving(&self) -> bool {
         self.leaving.load(Ordering::Relaxed)
     }
 
-    /// Sends a request, and sends it again if the connection was lost before the answer came. For a repeated number the
-    /// broker answers with the first result, and does not perform the call twice. `before` is called with the number before
-    /// each request.
-    fn ask(&self, call: Call, fds: &[BorrowedFd<'_>], mut before: impl FnMut(u64)) -> Result<Asked> {
-        let mut turn = self.connected_turn()?;
-        let id = turn.calls().next_id();
+    /// Sends a request, and sends it again as often as the connection is lost before the answer comes: the broker may be
+    /// restarted meanwhile. For a repeated number the broker answers with the first result, and does not perform the call
+    /// twice. `before` is called with the number before each request.
+    ///
+    /// `again` is the number of an earlier request that is repeated on a renewed connection.
+    fn ask(
+        &self,
+        again: Option<u64>,
+        call: Call,
+        fds: &[BorrowedFd<'_>],
+        mut before: impl FnMut(u64),
+    ) -> Result<Asked> {
+        let mut turn = self.connected_turn(false)?;
+        let id = again.unwrap_or_else(|| turn.calls().next_id());
         let message = self.encode(id, call, fds.len())?;
-        before(id);
-        if let Some(outcome) = self.exchange(&mut turn, id, &message, fds)? {
-            return Ok(Asked { outcome, twice: false });
+        let mut lost = None;
+        let mut repeating = None;
+        loop {
+            before(id);
+            if let Some(outcome) = self.exchange(&mut turn, id, &message, fds)? {
+                return Ok(Asked { outcome, twice: lost.is_some() });
+            }
+            if lost.get_or_insert_with(Instant::now).elapsed() >= TIMEOUT {
+                return Err(self.unreachable("it was restarted again and again"));
+            }
+            // While this thread still has the turn.
+            repeating.get_or_insert_with(|| Repeating::begin(self));
+            drop(turn);
+            turn = self.connected_turn(true)?;
         }
-        drop(turn);
-        turn = self.connected_turn()?;
-        before(id);
-        let outcome = self.exchange(&mut turn, id, &message, fds)?.ok_or_else(|| self.gone())?;
-        Ok(Asked { outcome, twice: true })
     }
 
     /// Sends a request once. Returns `None` if the connection is lost.
@@ -262,15 +304,16 @@ impl Link {
         }
     }
 
-    /// Waits for a turn to use the call socket.
-    fn turn(&self) -> Result<Turn<'_>> {
+    /// Waits for a turn to use the call socket, behind a request that has to be repeated unless `is_first` is set.
+    fn turn(&self, is_first: bool) -> Result<Turn<'_>> {
         self.require_ours()?;
         let mut queue = self.queue.lock().ignore_poison();
-        if queue.in_use {
+        let must_wait = |queue: &Queue| queue.in_use || queue.repeating && !is_first;
+        if must_wait(&queue) {
             queue.waiting += 1;
-            queue = self.freed.wait_timeout_while(queue, TIMEOUT, |queue| queue.in_use).ignore_poison().0;
+            queue = self.freed.wait_timeout_while(queue, TIMEOUT, |queue| must_wait(queue)).ignore_poison().0;
             queue.waiting -= 1;
-            if queue.in_use {
+            if must_wait(&queue) {
                 return Err(self.unreachable("other calls of this process have been waiting for it for too long"));
             }
         }
@@ -280,10 +323,10 @@ impl Link {
     }
 
     /// Waits for a turn to use a connected call socket, even while the connection is being renewed.
-    fn connected_turn(&self) -> Result<Turn<'_>> {
+    fn connected_turn(&self, is_first: bool) -> Result<Turn<'_>> {
         let mut deadline = None;
         loop {
-            let mut turn = self.turn()?;
+            let mut turn = self.turn(is_first)?;
             let calls = turn.calls();
             if calls.is_connected() {
                 return Ok(turn);
@@ -325,9 +368,27 @@ impl Drop for Turn<'_> {
         let mut queue = self.link.queue.lock().ignore_poison();
         queue.in_use = false;
         let waiting = queue.waiting > 0;
+        let repeating = queue.repeating;
         drop(queue);
-        if waiting {
+        if waiting && repeating {
+            // Only one of them may have the next turn.
+            self.link.freed.notify_all();
+        } else if waiting {
             self.link.freed.notify_one();
         }
+    }
+}
+
+impl<'a> Repeating<'a> {
+    fn begin(link: &'a Link) -> Self {
+        link.queue.lock().ignore_poison().repeating = true;
+        Self(link)
+    }
+}
+
+impl Drop for Repeating<'_> {
+    fn drop(&mut self) {
+        self.0.queue.lock().ignore_poison().repeating = false;
+        self.0.freed.notify_all();
     }
 }

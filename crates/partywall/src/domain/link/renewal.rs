@@ -1,4 +1,9 @@
-//! Renewal of a lost connection, unless the broker is gone.
+//! Renewal of a lost connection, unless the broker is gone; and the good-bye, which may need one.
+//!
+//! Only three observations prove that the broker is gone: no process listens at its socket, another broker answers
+//! there, or a process of another protocol does. A broker that does not answer may be stopped, and continues with all its
+//! members. A time-out therefore fails calls and proves nothing: a process that ended the waits for its timelines after
+//! one would end those of all other processes too.
 
 use std::{
     os::fd::OwnedFd,
@@ -7,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall_os::socket;
+use partywall_os::{Errno, lock::IgnorePoison, socket};
 use partywall_wire::Call;
 
 use super::{
@@ -16,11 +21,14 @@ use super::{
 };
 use crate::error::{Error, Unreachable};
 
-/// For how long a lost connection is renewed before the broker counts as gone.
+/// A broker that takes longer than this to renew a connection is probably stopped.
 const RENEWAL: Duration = Duration::from_secs(10);
 
 /// Pause between two attempts.
 const RETRY: Duration = Duration::from_millis(20);
+
+/// Pause between two attempts after [`RENEWAL`].
+const LATE_RETRY: Duration = Duration::from_millis(250);
 
 /// A connection cannot be renewed.
 pub(in super::super) struct NoBroker {
@@ -29,40 +37,79 @@ pub(in super::super) struct NoBroker {
 }
 
 impl Link {
-    /// Connects again as the same member. Gives up when `stop` is set.
-    pub(in super::super) fn renew(&self, stop: &AtomicBool) -> Result<Greeted, NoBroker> {
+    /// Connects again as the same member, as often as necessary. Gives up without a proof when `stop` is set, or after
+    /// [`RENEWAL`] when `ending` is set.
+    pub(in super::super) fn renew(&self, stop: &AtomicBool, ending: &AtomicBool) -> Result<Greeted, NoBroker> {
         let deadline = Instant::now() + RENEWAL;
-        let gone = NoBroker { gone: true };
         loop {
-            let greeted = connect::open(&self.location)
-                .and_then(|call| connect::greet(call, self.socket_path(), Role::Resumed(self.resume.clone())));
-            match greeted {
-                Ok(greeted) if greeted.welcome.instance == self.resume.instance && greeted.welcome.resumed => {
-                    return Ok(greeted);
-                }
-                // Another broker, or none listens any more.
-                Ok(_) | Err(Error::Unreachable(Unreachable::NoAnswer { .. } | Unreachable::Version { .. })) => {
-                    return Err(gone);
-                }
-                // Another broker, or this broker has dropped this member. In the latter case it still ends the waits of
-                // other members.
-                Err(Error::Unreachable(Unreachable::Refused(_))) => {
-                    return Err(NoBroker { gone: !self.is_our_broker() });
-                }
-                Err(_) => {}
+            match self.try_renew() {
+                Ok(greeted) => return Ok(greeted),
+                Err(Some(no_broker)) => return Err(no_broker),
+                Err(None) => {}
             }
-            // The broker is alive or starting, so the loop retries, but stops immediately when asked to.
-            if Instant::now() >= deadline || stop.load(Ordering::Acquire) {
-                return Err(gone);
+            // The broker is alive, stopped, ending or being restarted.
+            let is_late = Instant::now() >= deadline;
+            if stop.load(Ordering::Acquire) || is_late && ending.load(Ordering::Acquire) {
+                return Err(NoBroker { gone: false });
             }
-            thread::sleep(RETRY);
+            thread::sleep(if is_late { LATE_RETRY } else { RETRY });
+        }
+    }
+
+    /// Tries once to connect again as the same member. Returns `Err(None)` if nothing is proved, and another attempt may
+    /// succeed.
+    fn try_renew(&self) -> Result<Greeted, Option<NoBroker>> {
+        let gone = Some(NoBroker { gone: true });
+        let greeted = match connect::open(&self.location) {
+            Ok(call) => connect::greet(call, self.socket_path(), Role::Resumed(self.resume.clone())),
+            Err(_) if self.nobody_listens() => return Err(gone),
+            Err(error) => Err(error),
+        };
+        match greeted {
+            Ok(greeted) if greeted.welcome.instance == self.resume.instance && greeted.welcome.resumed => Ok(greeted),
+            // Another broker.
+            Ok(_) | Err(Error::Unreachable(Unreachable::Version { .. })) => Err(gone),
+            // Another broker, or this broker has dropped this member. In the latter case it still ends the waits of other
+            // members.
+            Err(Error::Unreachable(Unreachable::Refused(_))) => Err(Some(NoBroker { gone: !self.is_our_broker() })),
+            Err(_) => Err(None),
+        }
+    }
+
+    /// Leaves the domain. A connection that is lost is renewed for that alone: without the good-bye, a broker that was
+    /// restarted would keep the member until its process ends.
+    pub(in super::super) fn leave(&self) -> Result<(), Error> {
+        // Only before: the service thread may notice the loss at the same time, and then ends the remaining waits.
+        self.require_broker()?;
+        self.leaving.store(true, Ordering::Relaxed);
+        let mut turn = self.turn(false)?;
+        let deadline = Instant::now() + turn.calls().timeout();
+        // The broker ends a connection whose events socket is closed, even before it has read the good-bye.
+        let mut events = None;
+        loop {
+            if turn.calls().is_connected()
+                && let Some(outcome) = self.ask_once(&mut turn, Call::Bye)?
+            {
+                drop(events);
+                return self.accept(outcome).map(drop);
+            }
+            match self.try_renew() {
+                Ok(greeted) => {
+                    turn.calls().renew(greeted.call);
+                    events = Some(greeted.events);
+                }
+                // An earlier good-bye has arrived, or there is nothing to leave.
+                Err(Some(_)) => return Err(self.gone()),
+                Err(None) if Instant::now() >= deadline => return Err(self.gone()),
+                Err(None) => thread::sleep(RETRY),
+            }
         }
     }
 
     /// Gives back a grant to a caller that no longer waits. Not by an ordinary call, which would wait for the renewal
     /// of the connection: that is a later job of the same worker.
     pub(in super::super) fn give_back(&self, call: Call) {
-        match self.turn() {
+        match self.turn(false) {
             Ok(mut turn) => {
                 let calls = turn.calls();
                 if calls.owed().len() < MAX_OWED {
@@ -80,7 +127,7 @@ impl Link {
     /// Notes that the connection is lost: calls wait until it is renewed.
     pub(in super::super) fn lost(&self) {
         // Without a turn, another thread is in a call and notices the loss by itself.
-        if let Ok(mut turn) = self.turn() {
+        if let Ok(mut turn) = self.turn(true) {
             turn.calls().close();
         }
     }
@@ -88,11 +135,14 @@ impl Link {
     /// Uses the renewed connection. The broker has forgotten all waits. Returns false if a thread does not release the old
     /// connection.
     pub(in super::super) fn renewed(&self, call: OwnedFd) -> bool {
-        let Ok(mut turn) = self.turn() else { return false };
+        let Ok(mut turn) = self.turn(true) else { return false };
         let calls = turn.calls();
         calls.renew(call);
         self.waits.ask_again();
-        self.return_owed(calls);
+        // A request that has to be repeated comes first; its answer is followed by them.
+        if !self.queue.lock().ignore_poison().repeating {
+            self.return_owed(calls);
+        }
         drop(turn);
         self.waits.wake();
         true
@@ -103,6 +153,12 @@ impl Link {
         self.waits.set_gone();
         self.lost();
         self.waits.wake();
+    }
+
+    /// Returns whether it is certain that no process listens where the broker did.
+    fn nobody_listens(&self) -> bool {
+        let connected = socket::connect_within(self.socket_path(), RETRY);
+        matches!(connected, Err(Errno::NOENT | Errno::NOTDIR | Errno::CONNREFUSED))
     }
 
     /// Returns whether the process that listens now is the broker of this connection; false if it cannot be identified.

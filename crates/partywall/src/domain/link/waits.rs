@@ -93,12 +93,12 @@ impl Waits {
 
 impl Link {
     /// Makes a call that may have to wait. Returns `None` once the wait is over. `call` builds the request, again if it
-    /// has to be repeated.
+    /// has to be repeated: under its number, so that the broker recognises it if it has granted it meanwhile.
     pub(crate) fn call_waiting(&self, call: impl Fn() -> Call, waiting: &Waiting<'_>) -> Result<Option<Answered>> {
+        let mut ticket = None;
         loop {
-            let mut ticket = None;
             // Registered before the request is sent, so that the completion cannot come first.
-            let asked = self.ask(call(), &[], |id| {
+            let asked = self.ask(ticket, call(), &[], |id| {
                 self.waits.register(id);
                 ticket = Some(id);
             });
@@ -126,12 +126,12 @@ impl Link {
             return Ok(Some(completion));
         }
         let cancelled =
-            self.connected_turn().and_then(|mut turn| self.ask_once(&mut turn, Call::Cancel { ticket: id }));
+            self.connected_turn(false).and_then(|mut turn| self.ask_once(&mut turn, Call::Cancel { ticket: id }));
         let completion = match cancelled {
             // The completion was sent before the call was cancelled, so this caller owns it and its lease.
             Ok(Some((Err(Refusal::Stale { .. }), _))) => self.completion_within(id, &Wait::from(TIMEOUT).begin())?,
-            // The broker has forgotten the call with the connection.
-            Ok(None) => None,
+            // The broker has forgotten the wait with the connection, but it may have granted the call before.
+            Ok(None) => Some(Completion::AskAgain),
             Ok(Some(outcome)) => self.accept(outcome).map(|_| None)?,
             Err(error) => {
                 self.waits.forget(id);

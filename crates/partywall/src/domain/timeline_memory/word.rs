@@ -18,7 +18,7 @@ pub(crate) struct Word {
     pub(crate) incarnation: u32,
     /// The highest value that was waited for by any means.
     waited: AtomicU64,
-    /// Whether kernels know its address, and may wait for any value.
+    /// True if kernels know its address, and may wait for any value.
     polled: AtomicBool,
     /// Whether the broker is gone, which would end the timeline if its writer died.
     gone: Arc<AtomicBool>,

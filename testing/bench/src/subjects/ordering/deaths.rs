@@ -100,12 +100,12 @@ impl<'a> Scene<'a> {
         builder.allocate()?.commit()?.release()?;
         let mut command = role::command(role::HOLDER, [self.broker.socket()])?;
         let mut holder = Process::start(command.arg(&memory).args(self.gpu.map(|gpu| gpu.to_string())))?;
-        holder.hear()?;
+        holder.receive()?;
         // From now on only the lease of the process keeps the memory.
         self.domain.remove(&memory)?;
         if let Some(bystander) = &mut self.bystander {
-            bystander.tell("wait")?;
-            bystander.hear()?;
+            bystander.send("wait")?;
+            bystander.receive()?;
         }
         let semaphore = self.domain.semaphore(PERMIT, 1)?;
         let timeline = self.domain.timeline(WORD)?;
@@ -135,7 +135,7 @@ impl<'a> Scene<'a> {
             });
             let stream = bystander.as_mut().map(|bystander| {
                 scope.spawn(|| {
-                    bystander.hear()?;
+                    bystander.receive()?;
                     Ok::<_, Failure>(killed.elapsed())
                 })
             });
@@ -170,8 +170,8 @@ pub(crate) fn hold(socket: &Path, memory: &str, gpu: Option<DeviceUuid>) -> Resu
         // A promise that is never kept.
         writer.signal_on(stream.as_ref(), at + 1)?;
     }
-    line.tell("holding")?;
-    line.hear(None)?;
+    line.send("holding")?;
+    line.receive(None)?;
     Ok(())
 }
 
@@ -181,17 +181,17 @@ pub(crate) fn stand_by(socket: &Path, gpu: DeviceUuid) -> Result<(), Failure> {
     let domain = connect(socket)?;
     let gpu = domain.gpu(gpu)?;
     let stream = Stream::new(gpu.context())?;
-    while line.hear(None)?.is_some() {
+    while line.receive(None)?.is_some() {
         let timeline = domain.timeline(WORD)?;
         timeline.wait_on(stream.as_ref(), timeline.value() + 1)?;
-        line.tell("waiting")?;
+        line.send("waiting")?;
         while !stream.as_ref().is_done()? {
             thread::sleep(Duration::from_micros(200));
         }
         if timeline.check().is_ok() {
             return Err("a stream continued, but its timeline reports no death".into());
         }
-        line.tell("it goes on")?;
+        line.send("it goes on")?;
     }
     Ok(())
 }

@@ -45,17 +45,17 @@ const BYTES: u64 = 8;
 
 fn look<const SUBSCRIBERS: usize>(side: &Side, count: usize) -> Result<Vec<f64>, Failure> {
     let ends = side.ends(SUBSCRIBERS, BYTES)?;
-    exchange(side, count, |at| ends.tell(at), |at| ends.poll(at))
+    exchange(side, count, |at| ends.send(at), |at| ends.poll(at))
 }
 
 fn wait<const SUBSCRIBERS: usize>(side: &Side, count: usize) -> Result<Vec<f64>, Failure> {
     let ends = side.ends(SUBSCRIBERS, BYTES)?;
-    exchange(side, count, |at| ends.tell(at), |at| ends.hear(at))
+    exchange(side, count, |at| ends.send(at), |at| ends.receive(at))
 }
 
 fn sleep<const SUBSCRIBERS: usize>(side: &Side, count: usize) -> Result<Vec<f64>, Failure> {
     let ends = side.ends(SUBSCRIBERS, BYTES)?;
-    wake(side, count, || Ok(()), |at| ends.tell(at), |at| ends.hear(at))
+    wake(side, count, || Ok(()), |at| ends.send(at), |at| ends.receive(at))
 }
 
 /// Returns the nanoseconds of one hand-off, half of a round trip. The first side enqueues a kernel and sends a message; the
@@ -191,8 +191,8 @@ fn many(side: &Side, count: usize, used: fn(&Used, &Used) -> f64) -> Result<Vec<
             match (side.first, on_gpu) {
                 (true, true) => publish_on(side, &ends, LARGE / 4)?,
                 (false, true) => release_on(side, receive_on(side, &ends)?)?,
-                (true, false) => ends.tell(at)?,
-                (false, false) => ends.hear(at)?,
+                (true, false) => ends.send(at)?,
+                (false, false) => ends.receive(at)?,
             }
         }
         samples.push(used(&before, &Used::now(side)?) / MANY as f64);

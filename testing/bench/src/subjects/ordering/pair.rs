@@ -61,11 +61,11 @@ impl Pair {
             }
             prepare(&mut command);
             let process = Process::start(&mut command)?;
-            process.give("board", &fd)?;
+            process.send_with("board", &fd)?;
             Ok::<_, Failure>(process)
         };
         let mut processes = [start("first")?, start("second")?];
-        let [first, second] = [processes[0].hear()?, processes[1].hear()?];
+        let [first, second] = [processes[0].receive()?, processes[1].receive()?];
         if first != second {
             return Err("one of two processes is a client of an MPS server, and the other is not".into());
         }
@@ -105,10 +105,10 @@ impl Pair {
     fn take(&self, way: &str, batch: usize) -> Result<Vec<f64>, Failure> {
         let mut processes = self.processes.borrow_mut();
         for process in &*processes {
-            process.tell(format_args!("{way} {batch}"))?;
+            process.send(format_args!("{way} {batch}"))?;
         }
-        let samples = processes[0].hear()?;
-        processes[1].hear()?;
+        let samples = processes[0].receive()?;
+        processes[1].receive()?;
         samples.split_whitespace().map(|sample| Ok(sample.parse()?)).collect()
     }
 }
@@ -136,7 +136,8 @@ impl Side {
         let ours = domain.timeline_writer(ours)?;
         let theirs = domain.timeline(theirs)?;
         let ends = RefCell::default();
-        let (queues, meetings) = (RefCell::default(), Cell::new(0));
+        let queues = RefCell::default();
+        let meetings = Cell::new(0);
         let side = Self { first, board, ours, theirs, at: Cell::new(1), domain, device, ends, queues, meetings };
         side.ours.signal(1)?;
         side.theirs.wait(1, TIMEOUT)?;
@@ -203,19 +204,19 @@ const UNDER_MPS: &str = "ready, under MPS";
 /// The role of one side: obeys commands until its line ends.
 pub(crate) fn play(socket: &Path, side: &str, gpu: Option<(DeviceUuid, u64)>) -> Result<(), Failure> {
     let mut line = Line::of_this_process()?;
-    line.hear(Some(TIMEOUT))?;
+    line.receive(Some(TIMEOUT))?;
     let board = Board::open(&line.fd()?)?;
     let side = Side::new(connect(socket)?, side == "first", board, gpu)?;
     let under_mps = side.device.as_ref().map(Device::is_under_mps).transpose()?.unwrap_or(false);
-    line.tell(if under_mps { UNDER_MPS } else { "ready" })?;
-    while let Some(order) = line.hear(None)? {
+    line.send(if under_mps { UNDER_MPS } else { "ready" })?;
+    while let Some(order) = line.receive(None)? {
         let (name, count) = order.split_once(' ').ok_or("no order")?;
         let mut ways = wakes::WAYS.iter().chain(streams::WAYS).chain(messages::WAYS).chain(tasks::WAYS);
         let (_, run) = ways.find(|(known, _)| *known == name).ok_or_else(|| format!("no way {name:?}"))?;
         side.meet()?;
         let samples = run(&side, count.parse()?)?;
         let samples: Vec<_> = samples.iter().map(f64::to_string).collect();
-        line.tell(samples.join(" "))?;
+        line.send(samples.join(" "))?;
     }
     Ok(())
 }

@@ -133,8 +133,8 @@ impl Crowd {
         let start = |_| {
             let mut command = role::command(role::WORKER, [broker.socket()])?;
             let mut worker = Process::start(command.args([workers.to_string(), permits.to_string()]))?;
-            worker.give("board", &fd)?;
-            worker.hear()?;
+            worker.send_with("board", &fd)?;
+            worker.receive()?;
             Ok(worker)
         };
         let workers = (0..workers).map(start).collect::<Result<_, Failure>>()?;
@@ -148,15 +148,16 @@ impl Crowd {
             let each = pairs / workers.len();
             self.board.word(ARRIVED).store(0, Ordering::Release);
             for worker in &*workers {
-                worker.tell(format_args!("{} {each}", way.name()))?;
+                worker.send(format_args!("{} {each}", way.name()))?;
             }
             let mut from = u64::MAX;
             let mut to = 0;
             for worker in &mut *workers {
-                let answer = worker.hear()?;
+                let answer = worker.receive()?;
                 let numbers = answer.split(' ').map(str::parse).collect::<Result<Vec<u64>, _>>()?;
                 let [start, end, waited] = numbers[..] else { return Err("a worker sent an unexpected answer".into()) };
-                (from, to) = (from.min(start), to.max(end));
+                from = from.min(start);
+                to = to.max(end);
                 if matches!(way, Way::Semaphore | Way::Crowded) {
                     let (all, before) = self.taken.get();
                     self.taken.set((all + each, before + waited as usize));
@@ -198,13 +199,13 @@ const INSIDE: usize = 4;
 /// The role of a worker: obeys commands until its line ends.
 pub(crate) fn work(socket: &Path, workers: u64, permits: u32) -> Result<(), Failure> {
     let mut line = Line::of_this_process()?;
-    line.hear(Some(TIMEOUT))?;
+    line.receive(Some(TIMEOUT))?;
     let board = Board::open(&line.fd()?)?;
     let semaphore = connect(socket)?.semaphore(&name(permits), permits)?;
     let mutex = FutexMutex(board.futex(MUTEX));
     let posix = PosixSemaphore::open(&board, POSIX);
-    line.tell("ready")?;
-    while let Some(order) = line.hear(None)? {
+    line.send("ready")?;
+    while let Some(order) = line.receive(None)? {
         let (way, pairs) = order.split_once(' ').ok_or("no order")?;
         let (_, way) = Way::ALL.into_iter().find(|(name, _)| *name == way).ok_or("no way")?;
         let pairs: usize = pairs.parse()?;
@@ -237,7 +238,7 @@ pub(crate) fn work(socket: &Path, workers: u64, permits: u32) -> Result<(), Fail
                 }
             }
         }
-        line.tell(format_args!("{start} {} {waited}", now()))?;
+        line.send(format_args!("{start} {} {waited}", now()))?;
     }
     Ok(())
 }

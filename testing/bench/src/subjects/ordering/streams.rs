@@ -76,7 +76,7 @@ fn measure(bench: &mut Bench, pair: &Pair, sharing: &str) -> Result<(), Failure>
         let case = |what| case(what).parameter("kernel", kernel);
         let comparison = Comparison::new(case("kernel to a host that waits for its end"), sampler(ours))
             .floor(case("host sync, then a futex"), sampler(floor))
-            .rival(case("host sync, then a cache line that the waiter looks at"), sampler(looking))
+            .rival(case("host sync, then a cache line that the waiter polls"), sampler(looking))
             .rival(case("signal and wake by a host function"), sampler(asked));
         bench.run(comparison, plan)?;
     }

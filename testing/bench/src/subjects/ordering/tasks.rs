@@ -11,7 +11,7 @@ pub(super) const WAYS: &[Way] = &[("task-exchange", in_turn), ("task-wake", asle
 
 fn in_turn(side: &Side, count: usize) -> Result<Vec<f64>, Failure> {
     let queues = side.queues()?;
-    exchange(side, count, |at| queues.borrow_mut().tell(at), |at| queues.borrow_mut().hear(at))
+    exchange(side, count, |at| queues.borrow_mut().send(at), |at| queues.borrow_mut().receive(at))
 }
 
 fn asleep(side: &Side, count: usize) -> Result<Vec<f64>, Failure> {

@@ -26,9 +26,9 @@ pub(crate) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
         let (plan, batch) = Pair::plan(bench, 2_000);
         let unit = Unit::Nanoseconds;
         let comparison =
-            Comparison::new(placement.of(Case::new(LOOKING, unit)), pair.sampler("look-timeline", unit, batch))
+            Comparison::new(placement.of(Case::new(POLLING, unit)), pair.sampler("look-timeline", unit, batch))
                 .floor(placement.of(Case::new("shared cache line", unit)), pair.sampler("look-raw", unit, batch))
-                .rival(placement.of(Case::new("wait instead of looking", unit)), pair.sampler(EXCHANGE, unit, batch))
+                .rival(placement.of(Case::new("wait instead of polling", unit)), pair.sampler(EXCHANGE, unit, batch))
                 .goal("<= 3x floor".parse()?);
         bench.run(comparison, plan)?;
     }
@@ -54,7 +54,7 @@ pub(crate) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     Ok(())
 }
 
-const LOOKING: &str = "hand-off of the host, both looking at the value";
+const POLLING: &str = "hand-off of the host, both polling the value";
 const EXCHANGE: &str = "exchange-timeline";
 
 /// Hand-offs in one sample. A single one would be too short: reading the clock takes as long.
@@ -139,8 +139,8 @@ pub(super) fn exchange(
     for _ in 0..count {
         let steps = (0..EXCHANGES / 2).map(|_| side.step());
         let time = in_turn(side.first, steps, |turn, at| match turn {
-            Turn::Tell => give(at),
-            Turn::Hear => take(at),
+            Turn::Send => give(at),
+            Turn::Receive => take(at),
         })?;
         samples.push(time.as_nanos() as f64 / EXCHANGES as f64);
     }

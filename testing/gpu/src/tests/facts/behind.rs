@@ -8,7 +8,7 @@ use super::neighbours::ourselves;
 use super::{BYTES, MIB, OK, wait_for};
 use crate::raw::{Cuda, GEQ, READ_WRITE, Words};
 use crate::tests::stage::{Check, Line, Peer};
-use crate::tests::world::{TIMEOUT, tell};
+use crate::tests::world::{TIMEOUT, error_text};
 
 /// Makes a call while a stream of the context waits, and reports whether it returned before the wait was released.
 pub(super) fn caller_behind_a_wait(check: &Check, line: &Line) -> Result<(), String> {
@@ -22,7 +22,7 @@ pub(super) fn caller_behind_a_wait(check: &Check, line: &Line) -> Result<(), Str
     let mut allocated = 0;
     check.cuda.mem_alloc(&mut allocated, BYTES).ok()?;
     check.cuda.stream_wait_value64(waiting, word, 1, GEQ).ok()?;
-    line.tell("waiting")?;
+    line.send("waiting")?;
     match call.as_str() {
         "cuMemAlloc" => check.alloc(64 * MIB).map(drop)?,
         "cuMemCreate and cuMemMap" => check.map(check.create(BYTES)?, BYTES, READ_WRITE).map(drop)?,
@@ -39,7 +39,7 @@ pub(super) fn caller_behind_a_wait(check: &Check, line: &Line) -> Result<(), Str
         }
         other => return Err(format!("unknown call {other}")),
     }
-    line.tell(if words.load(0) == 0 { "before" } else { "after" })?;
+    line.send(if words.load(0) == 0 { "before" } else { "after" })?;
     line.hear()?;
     check.cuda.stream_synchronize(waiting).ok()?;
     if allocated == 0 { Ok(()) } else { check.cuda.mem_free(allocated).ok() }
@@ -78,7 +78,7 @@ pub(super) fn freeing_behind_a_wait_blocks(check: &Check) -> Result<(), String> 
 /// was released from outside.
 pub(super) fn crowd_behind_a_wait(check: &Check, line: &Line) -> Result<(), String> {
     let message = line.hear()?.ok_or("the test sent nothing")?;
-    let waiting: usize = message.text().parse().map_err(tell)?;
+    let waiting: usize = message.text().parse().map_err(error_text)?;
     let words = Words::map(message.descriptor()?, true)?;
     check.start()?;
     let writer = check.stream()?;
@@ -88,9 +88,9 @@ pub(super) fn crowd_behind_a_wait(check: &Check, line: &Line) -> Result<(), Stri
         check.cuda.stream_wait_value64(*stream, word, 1, GEQ).ok()?;
     }
     check.cuda.stream_write_value64(writer, word + 8, 1, 0).ok()?;
-    line.tell("waiting")?;
+    line.send("waiting")?;
     check.cuda.stream_synchronize(writer).ok()?;
-    line.tell(if words.load(0) == 0 { "before" } else { "after" })?;
+    line.send(if words.load(0) == 0 { "before" } else { "after" })?;
     line.hear()?;
     check.cuda.ctx_synchronize().ok()
 }

@@ -3,7 +3,7 @@
 use partywall::cuda::CuResult;
 
 use super::neighbours::{self, At, Victim, ourselves};
-use super::{BYTES, OK, look_twice, outlived};
+use super::{BYTES, OK, outlived, query_twice};
 use crate::raw::{GEQ, READ, READ_WRITE, Words};
 use crate::tests::stage::{Check, Line, Peer};
 use crate::tests::world::eventually;
@@ -17,9 +17,9 @@ pub(super) fn waiter_for_an_event(check: &Check, line: &Line) -> Result<(), Stri
     let mut event = 0;
     check.cuda.ipc_open_event_handle(&mut event, handle).ok()?;
     check.cuda.stream_wait_event(stream, event, 0).ok()?;
-    line.tell("waiting")?;
+    line.send("waiting")?;
     while line.hear()?.is_some() {
-        line.tell(look_twice(check, stream)?.code.to_string())?;
+        line.send(query_twice(check, stream)?.code.to_string())?;
     }
     outlived()
 }
@@ -28,10 +28,10 @@ pub(super) fn waiter_for_an_event(check: &Check, line: &Line) -> Result<(), Stri
 fn stays_blocked(check: &Check, at: At) -> Result<(), String> {
     let mut recorder = Victim::start(at, ourselves())?;
     let mut waiter = Peer::start("waiter_for_an_event")?;
-    waiter.tell(recorder.event.0)?;
+    waiter.send(recorder.event.0)?;
     waiter.expect("waiting")?;
     let mut ask = |question: &str| -> Result<(), String> {
-        waiter.tell("how is it?")?;
+        waiter.send("how is it?")?;
         check.same(question, waiter.hear()?.text(), CuResult::NOT_READY.to_string());
         Ok(())
     };
@@ -64,7 +64,7 @@ pub(super) fn a_process_can_be_killed_while_its_stream_waits(check: &Check) -> R
     writer.kill()?;
     // The process is gone, and its enqueued work is gone with it.
     words.store(0, 1);
-    check.answers("a stream here works on", look_twice(check, check.stream()?)?, OK);
+    check.answers("a stream here works on", query_twice(check, check.stream()?)?, OK);
     check.same("its work behind the wait", check.holds_pattern(address, BYTES, 1)?, true);
     check.same("its value behind that", words.load(1), 0);
     Ok(())
@@ -82,7 +82,7 @@ pub(super) fn writer_behind_a_wait(check: &Check, line: &Line) -> Result<(), Str
     check.cuda.stream_wait_value64(stream, word, 1, GEQ).ok()?;
     check.enqueue_double(stream, address, BYTES)?;
     check.cuda.stream_write_value64(stream, word + 8, 1, 0).ok()?;
-    line.tell("waiting")?;
+    line.send("waiting")?;
     line.hear().map(drop)?;
     outlived()
 }
@@ -99,7 +99,7 @@ pub(super) fn endless_writer(check: &Check, line: &Line) -> Result<(), String> {
             check.cuda.stream_synchronize(stream).ok()?;
         }
         if round == 31 {
-            line.tell("writing")?;
+            line.send("writing")?;
         }
     }
     Ok(())

@@ -64,7 +64,7 @@ pub(super) fn writer_into_host_memory(check: &Check, line: &Line) -> Result<(), 
     check.start()?;
     let device = check.register(&words)?;
     check.fill(device, words.bytes())?;
-    line.tell("written")
+    line.send("written")
 }
 
 pub(super) fn registered_memory_is_shared_between_processes(check: &Check) -> Result<(), String> {

@@ -8,7 +8,7 @@ use partywall::cuda::CuResult;
 use super::neighbours::ourselves;
 use crate::raw::{GEQ, Words};
 use crate::tests::stage::{Check, Line, PTX, Peer};
-use crate::tests::world::{TIMEOUT, tell};
+use crate::tests::world::{TIMEOUT, error_text};
 
 /// The step of a first launch that is made only after a stream of the context has begun to wait.
 #[derive(Clone, Copy, Debug)]
@@ -56,40 +56,40 @@ pub(super) fn launcher_behind_a_wait(check: &Check, line: &Line) -> Result<(), S
     let address = check.alloc(8)?;
     let wait = || {
         check.cuda.stream_wait_value64(waiting, word, 1, GEQ).ok()?;
-        line.tell("waiting")
+        line.send("waiting")
     };
-    let tell = || line.tell(if words.load(0) == 0 { "before" } else { "after" });
+    let answer = || line.send(if words.load(0) == 0 { "before" } else { "after" });
     let launch = |function, stream| check.cuda.launch(function, stream, &[address, 0]).ok();
     let fill = |module| check.function(module, c"pw_fill");
     match late.as_str() {
         "Load" => {
             wait()?;
             let module = check.module(PTX)?;
-            tell()?;
+            answer()?;
             launch(fill(module)?, other)?;
         }
         "GetFunction" => {
             let module = check.module(PTX)?;
             wait()?;
             launch(fill(module)?, other)?;
-            tell()?;
+            answer()?;
         }
         "Launch" => {
             let function = fill(check.module(PTX)?)?;
             wait()?;
             launch(function, waiting)?;
             launch(function, other)?;
-            tell()?;
+            answer()?;
         }
         _ => {
             let function = check.function(check.module(LOCAL_MEMORY)?, c"through_local_memory")?;
             wait()?;
             launch(function, other)?;
-            tell()?;
+            answer()?;
         }
     }
     check.cuda.stream_synchronize(other).ok()?;
-    tell()?;
+    answer()?;
     line.hear()?;
     check.cuda.stream_synchronize(waiting).ok()
 }
@@ -141,8 +141,8 @@ pub(super) fn modules_refuse_what_they_cannot_read(check: &Check) -> Result<(), 
     let mut module = 0;
     let mut function = 0;
     check.answers("no code at all", check.cuda.load_module(&mut module, c"no code at all"), CuResult::INVALID_IMAGE);
-    let new = PTX.to_str().map_err(tell)?.replacen(".version 8.4", ".version 99.9", 1);
-    let new = std::ffi::CString::new(new).map_err(tell)?;
+    let new = PTX.to_str().map_err(error_text)?.replacen(".version 8.4", ".version 99.9", 1);
+    let new = std::ffi::CString::new(new).map_err(error_text)?;
     let loaded = check.cuda.load_module(&mut module, &new);
     check.answers("PTX of a version to come", loaded, CuResult::UNSUPPORTED_PTX_VERSION);
     let broken = c".version 8.4\n.target sm_70\n.address_size 64\nnonsense";

@@ -55,21 +55,21 @@ pub(super) fn owner_of_legacy_memory(check: &Check, line: &Line) -> Result<(), S
     check.start()?;
     let address = check.alloc(BYTES)?;
     check.fill(address, BYTES)?;
-    line.tell(check.legacy_handle(address)?.0)?;
-    line.tell(check.legacy_handle(address + BYTES as u64 / 2)?.0)?;
+    line.send(check.legacy_handle(address)?.0)?;
+    line.send(check.legacy_handle(address + BYTES as u64 / 2)?.0)?;
     // Two allocations that share a block, with their distance.
     let small = check.alloc(1024)?;
     let neighbour = check.alloc(1024)?;
     check.fill(neighbour, 1024)?;
-    line.tell(check.legacy_handle(small)?.0)?;
-    line.tell(neighbour.wrapping_sub(small).to_ne_bytes())?;
+    line.send(check.legacy_handle(small)?.0)?;
+    line.send(neighbour.wrapping_sub(small).to_ne_bytes())?;
     while let Some(order) = line.hear()? {
         match order.text().as_str() {
             "double" => check.double(address, BYTES)?.ok()?,
             "verify" => check.same("the owner's bytes", check.holds_pattern(address, BYTES, 1)?, true),
             other => return Err(format!("unknown command {other:?}")),
         }
-        line.tell("done")?;
+        line.send("done")?;
     }
     Ok(())
 }
@@ -188,7 +188,7 @@ pub(super) fn a_legacy_mapping_survives_its_exporter(check: &Check) -> Result<()
 /// Makes a process that `command` starts open a handle, and returns the result.
 pub(super) fn open(command: Command, handle: IpcHandle) -> Result<String, String> {
     let mut reader = Peer::start_with("reader_of_legacy_memory", command)?;
-    reader.tell(handle.0)?;
+    reader.send(handle.0)?;
     let opened = reader.hear()?.text();
     reader.finish()?;
     Ok(opened)
@@ -204,7 +204,7 @@ pub(super) fn reader_of_legacy_memory(check: &Check, line: &Line) -> Result<(), 
         check.undo(move |cuda| cuda.ipc_close_mem_handle(address));
         check.same("the reader finds the bytes", check.holds_pattern(address, BYTES, 1)?, true);
     }
-    line.tell(answer.code.to_string())
+    line.send(answer.code.to_string())
 }
 
 /// `CUpointer_attribute` by number, as `cuda.h` has them.

@@ -11,7 +11,7 @@ use super::neighbours::ourselves;
 use super::{BYTES, INVALID, MIB, OK};
 use crate::raw::{self, AccessRule, POSIX_FD, Properties, READ, READ_WRITE, Words};
 use crate::tests::stage::{Check, Line, Peer, pattern};
-use crate::tests::world::{ensure, eventually, tell};
+use crate::tests::world::{ensure, error_text, eventually};
 
 pub(super) fn exportable_memory_comes_in_whole_granules(check: &Check) -> Result<(), String> {
     check.start()?;
@@ -100,7 +100,7 @@ pub(super) fn owner_of_exported_memory(check: &Check, line: &Line) -> Result<(),
             "verify" => check.same("the owner's bytes", check.holds_pattern(address, BYTES, 1)?, true),
             other => return Err(format!("unknown command {other:?}")),
         }
-        line.tell("done")?;
+        line.send("done")?;
     }
     Ok(())
 }
@@ -108,11 +108,11 @@ pub(super) fn owner_of_exported_memory(check: &Check, line: &Line) -> Result<(),
 /// Maps the memory whose descriptor it receives, on the given device, and checks the test pattern.
 pub(super) fn reader_of_exported_memory(check: &Check, line: &Line) -> Result<(), String> {
     let message = line.hear()?.ok_or("the test sent nothing")?;
-    check.start_on(message.text().parse().map_err(tell)?)?;
+    check.start_on(message.text().parse().map_err(error_text)?)?;
     let handle = check.import(message.descriptor()?)?;
     let address = check.map(handle, BYTES, READ_WRITE)?;
     check.same("the reader finds the bytes", check.holds_pattern(address, BYTES, 1)?, true);
-    line.tell("read")
+    line.send("read")
 }
 
 /// Makes a process that `command` starts read exported memory on its device with this ordinal.
@@ -154,7 +154,7 @@ pub(super) fn an_import_leaves_the_descriptor_open(check: &Check) -> Result<(), 
     let (handle, address) = check.mapped(BYTES)?;
     check.fill(address, BYTES)?;
     let descriptor = check.export(handle)?;
-    let copy = descriptor.try_clone().map_err(tell)?;
+    let copy = descriptor.try_clone().map_err(error_text)?;
     check.import(&descriptor)?;
     check.import(&descriptor)?;
     drop(descriptor);
@@ -169,7 +169,7 @@ pub(super) fn only_exported_descriptors_can_be_imported(check: &Check) -> Result
     check.start()?;
     let mut handle = 0;
     let mut import = |descriptor| check.cuda.mem_import(&mut handle, descriptor, POSIX_FD);
-    let null = File::open("/dev/null").map_err(tell)?;
+    let null = File::open("/dev/null").map_err(error_text)?;
     check.answers("/dev/null", import(raw::number(null.as_fd())), CuResult::UNKNOWN);
     let memfd = Words::file(BYTES)?;
     check.answers("a memfd", import(raw::number(memfd.as_fd())), CuResult::UNKNOWN);
@@ -181,7 +181,7 @@ pub(super) fn only_exported_descriptors_can_be_imported(check: &Check) -> Result
 pub(super) fn an_exported_descriptor_is_the_control_device(check: &Check) -> Result<(), String> {
     check.start()?;
     let descriptor = check.export(check.create(BYTES)?)?;
-    let kind = classify(&descriptor).map_err(tell)?;
+    let kind = classify(&descriptor).map_err(error_text)?;
     check.same("the descriptor is the control device's", kind == FdKind::NvidiaControl, true);
     Ok(())
 }
@@ -227,7 +227,7 @@ pub(super) fn writer_of_much_memory(check: &Check, line: &Line) -> Result<(), St
     let stream = check.stream()?;
     check.cuda.memset_d8_async(address, 0xFF, 64 * MIB, stream).ok()?;
     check.cuda.stream_synchronize(stream).ok()?;
-    line.tell("written")
+    line.send("written")
 }
 
 pub(super) fn fresh_memory_reads_zero_after_another_process(check: &Check) -> Result<(), String> {
@@ -381,7 +381,7 @@ pub(super) fn faulting_writer(check: &Check, line: &Line) -> Result<(), String> 
     check.answers("an allocation after that", check.cuda.mem_alloc(&mut other, BYTES), fault);
     check.answers("waiting after that", check.cuda.ctx_synchronize(), fault);
     check.answers("unmapping after that", check.cuda.mem_unmap(address, BYTES), OK);
-    line.tell("faulted")
+    line.send("faulted")
 }
 
 pub(super) fn a_write_through_a_read_only_mapping_ends_the_writer_alone(check: &Check) -> Result<(), String> {

@@ -25,6 +25,7 @@ mod neighbours;
 mod order;
 mod process;
 mod streams;
+mod vulkan;
 
 use std::time::{Duration, Instant};
 
@@ -55,6 +56,8 @@ const QUEUES: Needs = Needs::RealGpu("on a simulated GPU each stream has its own
 const MPS: Needs = Needs::Mps;
 const NAMESPACES: Needs = Needs::Namespaces;
 const OTHER_USER: Needs = Needs::OtherUser;
+const VULKAN: Needs = Needs::Vulkan(1);
+const VULKAN_ON_HOST: Needs = Needs::VulkanOnHost;
 
 /// How long a fact may take.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -184,6 +187,15 @@ facts! {
         Measured TWO memory_of_another_gpu_can_be_mapped
         Measured TWO memory_of_a_hidden_gpu_can_be_mapped
     }
+    vulkan {
+        Documented VULKAN vulkan_names_a_gpu_as_cuda_does
+        Measured VULKAN vulkan_imports_exported_memory
+        Measured VULKAN vulkan_buffers_begin_at_multiples_of_256
+        Measured VULKAN vulkan_keeps_the_memory_of_a_killed_creator
+        Measured VULKAN vulkan_refuses_more_than_was_exported
+        Measured VULKAN_ON_HOST vulkan_imports_host_memory_that_cuda_has_registered
+        Found VULKAN vulkan_imports_no_frozen_host_memory
+    }
 }
 
 /// The value of `--role` for [`ROLES`].
@@ -246,7 +258,7 @@ fn wait_for(check: &Check, stream: Handle) -> Result<raw::Answer, String> {
 
 /// Queries a stream after another stream had time to do its work. A blocked stream is always found blocked; a stream
 /// that is not blocked is found so unless it is very slow.
-fn look_twice(check: &Check, stream: Handle) -> Result<raw::Answer, String> {
+fn query_twice(check: &Check, stream: Handle) -> Result<raw::Answer, String> {
     let other = check.stream()?;
     let scratch = check.alloc(BYTES)?;
     for _ in 0..3 {

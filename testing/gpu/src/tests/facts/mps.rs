@@ -62,7 +62,7 @@ impl Drop for Mps {
 /// logs.
 pub(super) fn keeper(_: &Check, line: &Line) -> Result<(), String> {
     let directory = |variable| std::env::var_os(variable).map(PathBuf::from).ok_or(format!("there is no {variable}"));
-    let until = || line.tell("started").and_then(|()| line.speaks_within(LIMIT)).map(drop);
+    let until = || line.send("started").and_then(|()| line.speaks_within(LIMIT)).map(drop);
     say(&mps::keep(&directory(mps::PIPES)?, &directory(mps::LOGS)?, until)?);
     Ok(())
 }

@@ -8,7 +8,7 @@ use super::{BYTES, OK};
 use crate::raw::{INTERPROCESS, IpcHandle, LAZY_PEER, NO_TIMING, READ};
 use crate::tests::needs::{other_user, own_namespaces};
 use crate::tests::stage::{Check, Line, Peer};
-use crate::tests::world::tell;
+use crate::tests::world::error_text;
 
 /// Checks the test pattern in the memory that it receives, opens the handles of memory and of an event, and reports
 /// each result.
@@ -26,12 +26,12 @@ pub(super) fn foreigner(check: &Check, line: &Line) -> Result<(), String> {
         check.undo(move |cuda| cuda.ipc_close_mem_handle(address));
         check.same("the memory of the legacy handle", check.holds_pattern(address, BYTES, 1)?, true);
     }
-    line.tell(opened.code.to_string())?;
+    line.send(opened.code.to_string())?;
     let opened = check.cuda.ipc_open_event_handle(&mut event, handle);
     if opened.code.is_success() {
         check.undo(move |cuda| cuda.event_destroy(event));
     }
-    line.tell(opened.code.to_string())
+    line.send(opened.code.to_string())
 }
 
 /// Checks that memory of both kinds opens in a process that `command` starts, and an event as expected.
@@ -46,8 +46,8 @@ fn cross(check: &Check, command: Command, event_opens: CuResult) -> Result<(), S
     check.cuda.ipc_get_event_handle(&mut handle, event).ok()?;
     let mut foreigner = Peer::start_with("foreigner", command)?;
     foreigner.give("memory", check.export(memory)?)?;
-    foreigner.tell(check.legacy_handle(legacy)?.0)?;
-    foreigner.tell(handle.0)?;
+    foreigner.send(check.legacy_handle(legacy)?.0)?;
+    foreigner.send(handle.0)?;
     check.same("a legacy memory handle", foreigner.hear()?.text(), OK.to_string());
     check.same("an event handle", foreigner.hear()?.text(), event_opens.to_string());
     foreigner.finish()
@@ -55,14 +55,14 @@ fn cross(check: &Check, command: Command, event_opens: CuResult) -> Result<(), S
 
 pub(super) fn handles_cross_pid_and_ipc_namespaces(check: &Check) -> Result<(), String> {
     let mut command = own_namespaces().ok_or("no namespaces")?;
-    command.arg(std::env::current_exe().map_err(tell)?);
+    command.arg(std::env::current_exe().map_err(error_text)?);
     cross(check, command, OK)
 }
 
 pub(super) fn events_alone_need_the_same_dev_shm(check: &Check) -> Result<(), String> {
     let mut command = own_namespaces().ok_or("no namespaces")?;
     command.args(["sh", "-c", "mount -t tmpfs tmpfs /dev/shm && exec \"$@\"", "sh"]);
-    command.arg(std::env::current_exe().map_err(tell)?);
+    command.arg(std::env::current_exe().map_err(error_text)?);
     cross(check, command, CuResult::MAP_FAILED)
 }
 

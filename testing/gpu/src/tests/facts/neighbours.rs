@@ -11,7 +11,7 @@ use partywall_harness::mps;
 use super::{BYTES, OK, outlived, wait_for};
 use crate::raw::{GEQ, Handle, INTERPROCESS, IpcHandle, NO_TIMING, READ_WRITE, Words};
 use crate::tests::stage::{Check, Line, PTX, Peer};
-use crate::tests::world::{eventually, tell};
+use crate::tests::world::{error_text, eventually};
 
 /// Returns a command that starts this program.
 pub(super) fn ourselves() -> Command {
@@ -98,13 +98,13 @@ pub(super) fn start(command: Command) -> Result<Peer, String> {
 
 /// Ends a neighbour's work. Returns the driver's last answer.
 pub(super) fn enough(neighbour: &mut Peer) -> Result<CuResult, String> {
-    neighbour.tell("enough")?;
+    neighbour.send("enough")?;
     last_answer(neighbour)
 }
 
 /// Returns the driver's answer to a neighbour's last work, which arrives after [`enough`] or after a failure.
 pub(super) fn last_answer(neighbour: &mut Peer) -> Result<CuResult, String> {
-    neighbour.hear()?.text().parse().map(CuResult).map_err(tell)
+    neighbour.hear()?.text().parse().map(CuResult).map_err(error_text)
 }
 
 /// The role of the process that [`start`] starts.
@@ -120,7 +120,7 @@ pub(super) fn neighbour(check: &Check, line: &Line) -> Result<(), String> {
         if launched.code.is_success() { check.cuda.stream_synchronize(stream) } else { launched }
     };
     work().ok()?;
-    line.tell("working")?;
+    line.send("working")?;
     let mut last_rounds = 100;
     let answer = loop {
         let answer = work();
@@ -136,7 +136,7 @@ pub(super) fn neighbour(check: &Check, line: &Line) -> Result<(), String> {
     } else {
         check.give_nothing_back();
     }
-    line.tell(answer.code.0.to_string())
+    line.send(answer.code.0.to_string())
 }
 
 /// Checks that two processes are unaffected when a third one is killed. `command` starts all of them.
@@ -158,8 +158,8 @@ pub(super) fn take_turns(command: impl Fn() -> Command) -> Result<(), String> {
     second.give("second", Words::file(4096)?)?;
     second.give("memory", memory)?;
     second.expect("ready")?;
-    first.tell("go")?;
-    second.tell("go")?;
+    first.send("go")?;
+    second.send("go")?;
     first.expect("done")?;
     second.expect("done")?;
     first.finish()?;
@@ -185,7 +185,7 @@ pub(super) fn turn_taker(check: &Check, line: &Line) -> Result<(), String> {
     } else {
         let memory = line.hear()?.ok_or("the test sent nothing")?.descriptor()?;
         let address = check.map(check.import(memory)?, BYTES, READ_WRITE)?;
-        line.tell("ready")?;
+        line.send("ready")?;
         (address + 128, address)
     };
     line.hear()?;
@@ -197,7 +197,7 @@ pub(super) fn turn_taker(check: &Check, line: &Line) -> Result<(), String> {
         check.cuda.stream_synchronize(stream).ok()?;
     }
     check.same("turns", check.bytes(mine).map(u64::from_ne_bytes)?, TURNS);
-    line.tell("done")
+    line.send("done")
 }
 
 /// Counts in one word up to a limit, each number after another word has reached the previous number. A third word ends

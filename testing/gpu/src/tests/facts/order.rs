@@ -3,7 +3,7 @@
 use partywall::cuda::CuResult;
 
 use super::neighbours::{self, ourselves};
-use super::{BYTES, INVALID, OK, look_twice, wait_for};
+use super::{BYTES, INVALID, OK, query_twice, wait_for};
 use crate::raw::{GEQ, INTERPROCESS, IpcHandle, NO_TIMING, READ_WRITE, Words};
 use crate::tests::stage::{Check, Line, Peer};
 
@@ -27,7 +27,7 @@ pub(super) fn producer(check: &Check, line: &Line) -> Result<(), String> {
                 words.store(0, 1);
             }
         }
-        line.tell("done")?;
+        line.send("done")?;
     }
     Ok(())
 }
@@ -51,7 +51,7 @@ fn orders_two_processes(check: &Check, ways: &[&str]) -> Result<(), String> {
         let flag = if *way == "GPU memory" { address + BYTES as u64 } else { word };
         check.cuda.stream_wait_value64(stream, flag, 1, GEQ).ok()?;
         check.enqueue_double(stream, address, BYTES)?;
-        check.answers(&format!("{way}: before it"), look_twice(check, stream)?, CuResult::NOT_READY);
+        check.answers(&format!("{way}: before it"), query_twice(check, stream)?, CuResult::NOT_READY);
         producer.order(way)?;
         check.answers(&format!("{way}: the stream goes on"), wait_for(check, stream)?, OK);
         check.same(&format!("{way}: after the other's work"), check.holds_pattern(address, BYTES, 2)?, true);
@@ -82,7 +82,7 @@ pub(super) fn recorder(check: &Check, line: &Line) -> Result<(), String> {
     check.cuda.stream_wait_value64(stream, word, 1, GEQ).ok()?;
     check.enqueue_fill(stream, address, BYTES)?;
     check.cuda.event_record(event, stream).ok()?;
-    line.tell(handle.0)?;
+    line.send(handle.0)?;
     line.hear().map(drop)
 }
 
@@ -103,7 +103,7 @@ pub(super) fn an_event_orders_two_processes(check: &Check) -> Result<(), String>
     check.answers("it has not happened", check.cuda.event_query(event), CuResult::NOT_READY);
     check.answers("a stream waits for it", check.cuda.stream_wait_event(stream, event, 0), OK);
     check.enqueue_double(stream, address, BYTES)?;
-    check.answers("and is blocked", look_twice(check, stream)?, CuResult::NOT_READY);
+    check.answers("and is blocked", query_twice(check, stream)?, CuResult::NOT_READY);
     words.store(0, 1);
     check.answers("until it happens", wait_for(check, stream)?, OK);
     check.same("after the other's work", check.holds_pattern(address, BYTES, 2)?, true);

@@ -60,13 +60,13 @@ pub(super) fn the_environment_chooses_the_devices(check: &Check) -> Result<(), S
 pub(super) fn counter_of_devices(check: &Check, line: &Line) -> Result<(), String> {
     let init = check.cuda.init(0);
     if !init.code.is_success() {
-        return line.tell(init.code.to_string());
+        return line.send(init.code.to_string());
     }
     let mut number = 0;
     let mut uuid = [0; 16];
     check.cuda.device_get_count(&mut number).ok()?;
     check.cuda.device_get_uuid(&mut uuid, 0).ok()?;
-    line.tell(format!("{number} {uuid:?}"))
+    line.send(format!("{number} {uuid:?}"))
 }
 
 pub(super) fn devices_are_found_by_ordinal(check: &Check) -> Result<(), String> {

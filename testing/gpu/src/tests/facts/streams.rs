@@ -6,7 +6,7 @@ use std::time::Instant;
 use partywall::cuda::CuResult;
 
 use super::legacy::Legacy;
-use super::{BYTES, INVALID, MIB, OK, look_twice, wait_for};
+use super::{BYTES, INVALID, MIB, OK, query_twice, wait_for};
 use crate::raw::{CAPTURE_GLOBAL, CAPTURE_RELAXED, Cuda, GEQ, NO_TIMING, NON_BLOCKING, READ_WRITE, Words};
 use crate::tests::stage::{Check, Line, Peer, pattern};
 use crate::tests::world::{TIMEOUT, ensure};
@@ -65,7 +65,7 @@ pub(super) fn a_wait_compares_signed_differences(check: &Check) -> Result<(), St
         if passes {
             check.answers(&question, wait_for(check, stream)?, OK);
         } else {
-            check.answers(&question, look_twice(check, stream)?, CuResult::NOT_READY);
+            check.answers(&question, query_twice(check, stream)?, CuResult::NOT_READY);
         }
         words.store(0, value);
         check.answers("the value itself always does", wait_for(check, stream)?, OK);
@@ -76,7 +76,7 @@ pub(super) fn a_wait_compares_signed_differences(check: &Check) -> Result<(), St
         let stream = check.stream()?;
         words.store(0, found.into());
         check.cuda.stream_wait_value32(stream, word, value, GEQ).ok()?;
-        let answer = if passes { wait_for(check, stream)? } else { look_twice(check, stream)? };
+        let answer = if passes { wait_for(check, stream)? } else { query_twice(check, stream)? };
         let expected = if passes { OK } else { CuResult::NOT_READY };
         check.answers(&format!("32 bits: {found:#x} reaches {value:#x}"), answer, expected);
         words.store(0, value.into());
@@ -166,11 +166,11 @@ pub(super) fn waiter_for_a_store(check: &Check, line: &Line) -> Result<(), Strin
     let address = check.alloc(BYTES)?;
     check.cuda.stream_wait_value64(stream, word, 5, GEQ).ok()?;
     check.enqueue_fill(stream, address, BYTES)?;
-    check.answers("before the store", look_twice(check, stream)?, CuResult::NOT_READY);
-    line.tell("waiting")?;
+    check.answers("before the store", query_twice(check, stream)?, CuResult::NOT_READY);
+    line.send("waiting")?;
     check.answers("after the store", check.cuda.stream_synchronize(stream), OK);
     check.same("what was behind it is done", check.holds_pattern(address, BYTES, 1)?, true);
-    line.tell("released")
+    line.send("released")
 }
 
 pub(super) fn a_plain_store_of_another_process_releases_a_stream(_: &Check) -> Result<(), String> {
@@ -206,7 +206,7 @@ pub(super) fn host_functions_run_in_order_and_may_not_call_the_driver(check: &Ch
     let (words, word) = check.words()?;
     check.cuda.stream_wait_value64(stream, word, 1, GEQ).ok()?;
     check.answers("enqueue", check.cuda.launch_host_function(stream, count, &CALLS), OK);
-    check.answers("what is before it is not done", look_twice(check, stream)?, CuResult::NOT_READY);
+    check.answers("what is before it is not done", query_twice(check, stream)?, CuResult::NOT_READY);
     check.same("calls before what is before them is done", CALLS.load(Ordering::SeqCst), 0);
     words.store(0, 1);
     check.cuda.stream_synchronize(stream).ok()?;

@@ -45,7 +45,7 @@ scenes! {
     ONE scenes::a_killed_writer_with_signals_under_way_ends_every_wait
     ONE scenes::a_writer_that_closes_keeps_what_its_streams_promised
     ONE scenes::the_end_of_a_connection_waits_for_what_its_streams_promised
-    ONE scenes::a_lost_context_is_found_and_told
+    ONE scenes::a_lost_context_is_found_and_reported
     ONE scenes::dead_stage_taints_values_down_the_chain
     ONE scenes::an_input_counts_though_its_handle_is_gone
     ONE scenes::a_failed_input_that_nothing_rests_on_yet_only_refuses

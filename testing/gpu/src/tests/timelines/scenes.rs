@@ -455,7 +455,7 @@ pub(crate) fn the_end_of_a_connection_waits_for_what_its_streams_promised(world:
     assert_eq!(stage.domain.members().unwrap().len(), 1);
 }
 
-pub(crate) fn a_lost_context_is_found_and_told(world: &World) {
+pub(crate) fn a_lost_context_is_found_and_reported(world: &World) {
     let stage = Stage::new(world);
     let timeline = stage.domain.timeline("out").unwrap();
     let mut writer = world.play("gpu");

@@ -194,7 +194,7 @@ pub(crate) fn result_is_read_behind_the_stream_of_its_worker(world: &World) {
     eventually("all is free", || is_idle(&queue));
 }
 
-/// When the worker dies, the reader's stream continues with an incomplete output.
+/// Kills a worker: the reader's stream continues with an incomplete output.
 pub(crate) fn result_of_a_worker_killed_with_its_stream_standing_is_not_valid(world: &World) {
     let (domain, queue, gate) = stage(world);
     let gpu = gpu(&domain);
@@ -222,7 +222,7 @@ pub(crate) fn result_of_a_worker_killed_with_its_stream_standing_is_not_valid(wo
     eventually("all is free", || is_idle(&queue));
 }
 
-/// If two readers read one output, the first that takes it gets the result.
+/// Lets two readers read one output: the first that takes it gets the result.
 pub(crate) fn result_that_another_reader_has_taken_is_gone(world: &World) {
     let (domain, queue, _gate) = stage(world);
     let gpu = gpu(&domain);
@@ -277,7 +277,7 @@ pub(crate) fn task_of_a_submitter_killed_with_its_stream_standing_has_failed(wor
     eventually("all is free", || is_idle(&queue));
 }
 
-/// When the submitter dies, the worker's stream continues with incomplete inputs.
+/// Kills a submitter: the worker's stream continues with incomplete inputs.
 pub(crate) fn task_completed_on_a_stream_without_its_inputs_has_failed(world: &World) {
     let (domain, queue, _gate) = stage(world);
     let gpu = gpu(&domain);

@@ -1,4 +1,7 @@
-//! Traces: what the processes of a domain publish, receive, release, signal and wait for, as it happens.
+//! Traces: what the processes of a domain publish, receive, submit, claim, signal and wait for, as it happens.
+
+mod chrome;
+mod recording;
 
 use std::{
     cell::Cell,
@@ -9,9 +12,11 @@ use std::{
 
 use partywall_shm::{
     members::now_ns,
+    queue::TaskId,
     trace::{Event, Reader, Traces, object},
 };
 
+pub use self::{chrome::ChromeTrace, recording::Recording};
 pub use partywall_shm::trace::Action;
 
 use crate::{
@@ -20,7 +25,7 @@ use crate::{
     info::{Named, ObjectInfo},
 };
 
-/// Records what this process does, while somebody traces the domain.
+/// Records what this process does while a tracer reads the domain.
 #[derive(Debug, Clone)]
 pub(crate) struct Recorder {
     traces: Arc<Traces>,
@@ -33,7 +38,7 @@ impl Recorder {
         Self { traces, row, pid: std::process::id() }
     }
 
-    /// Returns the time if somebody traces, as the beginning of an action that takes time.
+    /// Returns the time at which an action begins, or `None` if no process traces.
     #[inline]
     pub(crate) fn begin(&self) -> Option<u64> {
         if self.traces.are_on() { Some(now_ns()) } else { None }
@@ -43,20 +48,29 @@ impl Recorder {
     #[inline]
     pub(crate) fn record(&self, action: Action, object: impl FnOnce() -> u64, value: u64) {
         if let Some(now) = self.begin() {
-            self.record_at(action, object(), value, now, now);
+            self.record_at(action, object(), value, 0, now, now);
         }
     }
 
-    /// Records an action that began at `since`; nothing if nobody traced then.
+    /// Records what this process does with an attempt of a task, which began at `since`. Records nothing if no process traced
+    /// then.
+    #[inline]
+    pub(crate) fn record_task(&self, action: Action, queue: u64, task: TaskId, attempt: u8, since: Option<u64>) {
+        if let Some(since) = since {
+            self.record_at(action, queue, task.number(), attempt, since, now_ns());
+        }
+    }
+
+    /// Records an action that began at `since`. Records nothing if no process traced then.
     #[inline]
     pub(crate) fn record_since(&self, action: Action, object: impl FnOnce() -> u64, value: u64, since: Option<u64>) {
         if let Some(since) = since {
-            self.record_at(action, object(), value, since, now_ns());
+            self.record_at(action, object(), value, 0, since, now_ns());
         }
     }
 
     #[cold]
-    fn record_at(&self, action: Action, object: u64, value: u64, since: u64, at: u64) {
+    fn record_at(&self, action: Action, object: u64, value: u64, attempt: u8, since: u64, at: u64) {
         thread_local! {
             static THREAD: Cell<u32> = const { Cell::new(0) };
         }
@@ -66,7 +80,7 @@ impl Recorder {
             }
             thread.get()
         });
-        let event = Event { since, at, pid: self.pid, tid: tid.unwrap_or(0), action, object, value };
+        let event = Event { since, at, pid: self.pid, tid: tid.unwrap_or(0), action, object, value, attempt };
         self.traces.record(self.row, &event);
     }
 }
@@ -76,16 +90,17 @@ pub(crate) fn timeline_object(name: &str) -> u64 {
     object(name, 0)
 }
 
-/// Returns the number of a topic in traces.
-pub(crate) fn topic_object(name: &str, version: u64) -> u64 {
+/// Returns the number of a topic or queue in traces.
+pub(crate) fn version_object(name: &str, version: u64) -> u64 {
     object(name, version)
 }
 
 /// Reads what the processes of a domain do, from [`Domain::trace`] until it is dropped.
 ///
-/// Processes record only while a tracer reads: [`read`](Self::read) must be called at least every 2 s, and every few
-/// milliseconds if nothing is to be lost. A tracer that is killed ends the recording 2 s later. While nobody traces, a message
-/// costs one load of a shared word more; while somebody does, each event costs 30 to 60 ns.
+/// Processes record only while a tracer reads: call [`read`](Self::read) at least every 2 s, or every few milliseconds to lose
+/// no event. A tracer that is killed ends the recording 2 s later.
+///
+/// While no process traces, a message costs one more load of a shared word. While one does, each event costs 30 to 60 ns.
 ///
 /// Several tracers may run at a time. 64 members record into rings of their own, of 4,096 events each; further members share
 /// these.
@@ -103,7 +118,7 @@ pub struct Tracer {
 pub struct TraceEvent {
     /// When it began: `CLOCK_MONOTONIC` in nanoseconds.
     pub since: u64,
-    /// When it was over. The same as `since` for everything but waits.
+    /// When it was over. The same as `since` for an event of one moment.
     pub at: u64,
     /// The process.
     pub pid: u32,
@@ -111,14 +126,27 @@ pub struct TraceEvent {
     pub tid: u32,
     /// What the process did.
     pub action: Action,
-    /// The number of the topic or timeline; see [`Tracer::name`].
+    /// The number of the topic, queue or timeline; see [`Tracer::name`].
     pub object: u64,
-    /// The position of the sample, or the value of the timeline.
+    /// The position of the sample, the value of the timeline, or the number of the task.
     pub value: u64,
+    /// The number of the attempt of a task, from 1; 0 for a task that was submitted, and for anything else.
+    pub attempt: u8,
+}
+
+impl TraceEvent {
+    /// Returns the task's place in its queue and its generation, as in the text of a [`TaskRef`](crate::TaskRef). Returns `None`
+    /// for a sample and for a value of a timeline.
+    pub fn task(&self) -> Option<(u32, u64)> {
+        use Action::{Claim, Complete, CompleteOn, Fail, Submit, Take};
+        let TaskId { index, generation } = TaskId::of_number(self.value);
+        matches!(self.action, Submit | Claim | Complete | CompleteOn | Fail | Take).then_some((index, generation))
+    }
 }
 
 impl Domain {
-    /// Begins to trace: from now on the domain's processes record what they publish, receive, release, signal and wait for.
+    /// Begins to trace: from now on the domain's processes record what they publish, receive and release, which tasks they
+    /// submit, claim and complete, and what they signal and wait for.
     ///
     /// ```no_run
     /// # use std::{thread::sleep, time::Duration};
@@ -126,7 +154,7 @@ impl Domain {
     /// let mut tracer = Domain::connect()?.trace();
     /// for _ in 0..1000 {
     ///     sleep(Duration::from_millis(5));
-    ///     for event in tracer.read()? {
+    ///     for event in tracer.read() {
     ///         println!("{} {:?} {}", event.pid, event.action, event.value);
     ///     }
     /// }
@@ -139,30 +167,30 @@ impl Domain {
         Tracer { domain: self.clone(), traces, reader, names: BTreeMap::new(), asked: None }
     }
 
-    /// Returns whether processes of this domain record for a [`Tracer`]. After a tracer was killed, this is true until the
-    /// first process that has something to record finds that nobody reads.
+    /// Returns whether processes of this domain record for a [`Tracer`]. After a tracer was killed, this stays true until the
+    /// first process that has something to record finds that no tracer reads.
     pub fn is_traced(&self) -> bool {
         self.recorder().traces.are_on()
     }
 }
 
 impl Tracer {
-    /// Returns the events since the last call, in no particular order. Never waits for processes that record.
-    ///
-    /// # Errors
-    /// Those of every call: asks the broker for the names of objects that are new.
-    pub fn read(&mut self) -> Result<Vec<TraceEvent>> {
+    /// Returns the events since the last call, in no particular order. Never waits for processes that record, but asks the
+    /// broker for the names of new objects.
+    pub fn read(&mut self) -> Vec<TraceEvent> {
         self.traces.renew(now_ns());
         let mut events = Vec::new();
         self.reader.read(&self.traces, |event| {
-            let Event { since, at, pid, tid, action, object, value } = event;
-            events.push(TraceEvent { since, at, pid, tid, action, object, value });
+            let Event { since, at, pid, tid, action, object, value, attempt } = event;
+            events.push(TraceEvent { since, at, pid, tid, action, object, value, attempt });
         });
         let is_due = self.asked.is_none_or(|asked| asked.elapsed() >= PAUSE);
         if is_due && events.iter().any(|event| !self.names.contains_key(&event.object)) {
-            self.learn_names()?;
+            self.asked = Some(Instant::now());
+            // Without a broker the names stay unknown. The processes go on, and so does the trace.
+            let _ = self.learn_names();
         }
-        Ok(events)
+        events
     }
 
     /// Returns how many events were lost, because they were overwritten before they were read or their process was killed
@@ -172,16 +200,17 @@ impl Tracer {
     }
 
     /// Returns the kind and the name of an object. Returns `None` if it is not known: it has ended before the tracer could ask
-    /// for its name, or a process that breaks the rules has recorded the event.
+    /// for its name, the broker is gone, or a process that breaks the rules has recorded the event.
     pub fn name(&self, object: u64) -> Option<(Named, &str)> {
         self.names.get(&object).map(|(named, name)| (*named, name.as_str()))
     }
 
     fn learn_names(&mut self) -> Result<()> {
-        self.asked = Some(Instant::now());
         for info in self.domain.names()? {
-            if let Some(latest) = info.latest.filter(|latest| Named::of(latest.control.as_ref()) == Named::Topic) {
-                self.names.insert(topic_object(&info.name, latest.version), (Named::Topic, info.name));
+            let Some(latest) = info.latest else { continue };
+            let named = Named::of(latest.control.as_ref());
+            if matches!(named, Named::Topic | Named::Queue) {
+                self.names.insert(version_object(&info.name, latest.version), (named, info.name));
             }
         }
         for info in self.domain.objects()? {

@@ -1,22 +1,22 @@
-//! `partywall trace`: writes what the processes of a domain publish, receive, release, signal and wait for, as a file for
-//! <https://ui.perfetto.dev>.
+//! `partywall trace`: writes what the processes of a domain publish, receive, submit, claim, signal and wait for, as a file
+//! for <https://ui.perfetto.dev>.
 //!
 //! With `--json` it prints an object with `out` (the file), `events`, `arrows` (between events), `processes`, `lost` (events
 //! that were not read in time) and `seconds`.
 
-mod chrome;
-
 use std::{
-    collections::BTreeMap,
     fs::{File, OpenOptions},
-    io::{BufWriter, ErrorKind as IoErrorKind, Write},
+    io::{BufWriter, ErrorKind as IoErrorKind},
     path::PathBuf,
     sync::atomic::Ordering,
     time::{Duration, Instant},
 };
 
 use clap::Args;
-use partywall::{Domain, ErrorKind, Pattern, TraceEvent, Tracer};
+use partywall::{
+    Domain, ErrorKind, Pattern,
+    info::{NameInfo, Named, ObjectInfo, ObjectKind},
+};
 use serde_json::json;
 
 use crate::{Context, failure::Failure, signals, text};
@@ -24,7 +24,7 @@ use crate::{Context, failure::Failure, signals, text};
 /// The arguments of the command.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Trace only topics and timelines whose names match; `*` stands for any characters, also `/`, and `?` for one
+    /// Trace only topics, queues and timelines whose names match; `*` stands for any characters, also `/`, and `?` for one
     #[arg(value_name = "NAME", value_parser = Pattern::new)]
     names: Vec<Pattern>,
     /// How long to trace; Ctrl-C ends it earlier
@@ -41,58 +41,28 @@ pub(crate) struct Arguments {
     max_events: usize,
 }
 
-/// Returns the command lines of the domain's processes.
-fn command_lines(domain: &Domain) -> Result<BTreeMap<u32, String>, Failure> {
-    Ok(domain.members()?.into_iter().map(|member| (member.pid, member.command)).collect())
-}
-
 /// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let stop = signals::cancel_flag()?;
     let domain = context.options().start(false).operator(true).connect()?;
-    // Asked before the first event: a process may record one and be gone at the next reading.
-    let mut commands = command_lines(&domain)?;
+    check_names(&domain, &arguments.names)?;
     let file = create(arguments)?;
-    let mut tracer = domain.trace();
+    let mut recording = domain.record_trace(arguments.max_events);
     let start = Instant::now();
     let output = context.output();
     output.note(format!("tracing the domain at {}; Ctrl-C ends it", domain.socket().display()));
-    let mut events: Vec<TraceEvent> = Vec::new();
-    let mut left_out = 0_u64;
-    loop {
-        let is_over = start.elapsed() >= arguments.seconds || stop.load(Ordering::Relaxed);
-        let read = tracer.read()?;
-        // Asked while the processes are still there.
-        if read.iter().any(|event| !commands.contains_key(&event.pid)) {
-            commands.extend(command_lines(&domain)?);
-            for event in &read {
-                commands.entry(event.pid).or_default();
-            }
-        }
-        for event in read {
-            if events.len() < arguments.max_events {
-                events.push(event);
-            } else {
-                left_out += 1;
-            }
-        }
-        if is_over {
-            break;
-        }
-        std::thread::sleep(PAUSE);
+    while start.elapsed() < arguments.seconds && !stop.load(Ordering::Relaxed) {
+        recording.poll();
     }
     let took = start.elapsed().as_secs_f64();
-    let lost = tracer.lost() + left_out;
-    events.retain(|event| is_wanted(&tracer, &arguments.names, event));
-    let name = |object| tracer.name(object).map_or_else(|| format!("{object:016x}"), |(_, name)| name.to_owned());
-    let trace = chrome::Trace::new(events, name, &commands, lost);
-    let failed = |error: std::io::Error| Failure::system(&format!("writing {}", arguments.out.display()), error);
-    let mut out = BufWriter::new(file);
-    trace.write(&mut out).and_then(|()| out.flush()).map_err(failed)?;
-    let out = arguments.out.display();
-    let processes = trace.pids().len();
+    let Arguments { names, out, .. } = arguments;
+    let trace = recording.finish(|name| names.is_empty() || names.iter().any(|pattern| pattern.matches(name)));
+    let failed = |error: std::io::Error| Failure::system(&format!("writing {}", out.display()), error);
+    trace.write(&mut BufWriter::new(file)).map_err(failed)?;
+    let processes = trace.processes();
+    let lost = trace.lost();
     output.value(&json!({
-        "out": arguments.out,
+        "out": out,
         "events": trace.events(),
         "arrows": trace.arrows(),
         "processes": processes,
@@ -101,8 +71,33 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     }));
     let what = text::count(trace.events() as u64, "event");
     let of = if processes == 1 { "1 process".to_owned() } else { format!("{processes} processes") };
+    let out = out.display();
     output.line(format!("{what} of {of} in {took:.1} s are in {out}, {lost} lost; open it at https://ui.perfetto.dev"));
     Ok(())
+}
+
+/// Refuses a name that nothing has: it is more likely to be misspelt than to appear within seconds.
+fn check_names(domain: &Domain, wanted: &[Pattern]) -> Result<(), Failure> {
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    let names = domain.names()?;
+    let objects = domain.objects()?;
+    // Older versions of a name that was removed may be in use.
+    let is_traced = |name: &&NameInfo| {
+        let named = name.latest.as_ref().map(|latest| Named::of(latest.control.as_ref()));
+        named.is_none_or(|named| matches!(named, Named::Topic | Named::Queue))
+    };
+    let timelines = objects.iter().filter(|object| object.kind() == ObjectKind::Timeline).map(ObjectInfo::name);
+    let there: Vec<_> = names.iter().filter(is_traced).map(|name| name.name.as_str()).chain(timelines).collect();
+    match wanted.iter().find(|wanted| !there.iter().any(|name| wanted.matches(name))) {
+        None => Ok(()),
+        Some(unknown) => Err(Failure::new(
+            ErrorKind::NotFound,
+            format!("no topic, queue or timeline matches {:?}", unknown.as_str()),
+            "partywall ls lists what is there; leave the names out to trace also what is created later",
+        )),
+    }
 }
 
 /// Creates the file before anything is traced, so that a wrong name costs no time.
@@ -125,11 +120,3 @@ fn create(arguments: &Arguments) -> Result<File, Failure> {
             .with_advice("name a file in a folder that you may write to with --out"),
     })
 }
-
-fn is_wanted(tracer: &Tracer, names: &[Pattern], event: &TraceEvent) -> bool {
-    names.is_empty()
-        || tracer.name(event.object).is_some_and(|(_, name)| names.iter().any(|pattern| pattern.matches(name)))
-}
-
-/// The pause between readings. A process that records less than 800,000 events a second loses none meanwhile.
-const PAUSE: Duration = Duration::from_millis(5);

@@ -1,7 +1,9 @@
 //! A trace in Chrome's format ("Trace Event Format"), which Perfetto and `chrome://tracing` open.
 //!
-//! Each event is a slice of its thread. Arrows (flow events) lead from a publication to each receipt and on to the release
-//! of the sample, and from the signal of a value to the ends of the waits for it.
+//! Each event is a slice of its thread. Arrows (flow events) lead
+//! - from a publication to each receipt, and on to the release of the sample;
+//! - from the submission of a task over all its attempts to the taking of its result;
+//! - from the signal of a value to the ends of the waits for it.
 
 use std::{
     cmp::Reverse,
@@ -9,26 +11,28 @@ use std::{
     io::{self, Write},
 };
 
-use partywall::{Action, TraceEvent};
 use serde_json::{Value, json};
 
-/// The events of a trace, in the order of their beginnings, and the arrows between them.
+use super::{Action, TraceEvent};
+
+/// A trace for <https://ui.perfetto.dev> and `chrome://tracing`: events, and the arrows between them.
 #[derive(Debug)]
-pub(super) struct Trace<'a> {
+pub struct ChromeTrace {
+    /// The events, in the order of their beginnings.
     events: Vec<TraceEvent>,
     arrows: Vec<Arrow>,
     names: BTreeMap<u64, String>,
     /// The command lines of processes.
-    commands: &'a BTreeMap<u32, String>,
+    commands: BTreeMap<u32, String>,
     lost: u64,
 }
 
-impl<'a> Trace<'a> {
+impl ChromeTrace {
     /// Arranges events. `name` names objects, and `commands` are the command lines of processes.
     pub(super) fn new(
         mut events: Vec<TraceEvent>,
         name: impl Fn(u64) -> String,
-        commands: &'a BTreeMap<u32, String>,
+        commands: BTreeMap<u32, String>,
         lost: u64,
     ) -> Self {
         // A wait comes before the events within it.
@@ -39,11 +43,11 @@ impl<'a> Trace<'a> {
         Self { events, arrows, names, commands, lost }
     }
 
-    /// Writes the file's contents, one event a line.
+    /// Writes the trace as JSON, one event a line, in small pieces: `out` should be buffered. Flushes `out`.
     ///
     /// # Errors
-    /// Those of the writer.
-    pub(super) fn write(&self, out: &mut impl Write) -> io::Result<()> {
+    /// The errors of `out`.
+    pub fn write(&self, out: &mut impl Write) -> io::Result<()> {
         write!(out, "{{\"displayTimeUnit\":\"ns\",\"otherData\":{{\"lost\":{}}},\"traceEvents\":[", self.lost)?;
         let heads = self.pids().into_iter().filter_map(|pid| self.head(pid));
         let slices = self.events.iter().map(|event| self.slice(event));
@@ -52,21 +56,31 @@ impl<'a> Trace<'a> {
             let comma = if index == 0 { "" } else { "," };
             write!(out, "{comma}\n{value}")?;
         }
-        writeln!(out, "\n]}}")
+        writeln!(out, "\n]}}")?;
+        out.flush()
     }
 
     /// Returns the number of events.
-    pub(super) fn events(&self) -> usize {
+    pub fn events(&self) -> usize {
         self.events.len()
     }
 
     /// Returns the number of arrows.
-    pub(super) fn arrows(&self) -> usize {
+    pub fn arrows(&self) -> usize {
         self.arrows.len()
     }
 
-    /// Returns the processes.
-    pub(super) fn pids(&self) -> BTreeSet<u32> {
+    /// Returns the number of processes.
+    pub fn processes(&self) -> usize {
+        self.pids().len()
+    }
+
+    /// Returns how many events were lost or left out.
+    pub fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    fn pids(&self) -> BTreeSet<u32> {
         self.events.iter().map(|event| event.pid).collect()
     }
 
@@ -78,19 +92,28 @@ impl<'a> Trace<'a> {
 
     fn slice(&self, event: &TraceEvent) -> Value {
         let name = &self.names[&event.object];
+        let (what, details) = match event.task() {
+            // As in the text of the task's reference.
+            Some((place, generation)) => {
+                let attempt = if event.attempt > 1 { format!(" attempt {}", event.attempt) } else { String::new() };
+                let task = format!("#{place}.{generation}");
+                (format!("{name}{task}{attempt}"), json!({ "object": name, "task": task, "attempt": event.attempt }))
+            }
+            None => (format!("{name} {}", event.value), json!({ "object": name, "value": event.value })),
+        };
         json!({
             "ph": "X",
-            "name": format!("{} {name} {}", event.action.name(), event.value),
-            "cat": category(event.action),
+            "name": format!("{} {what}", event.action.name()),
+            "cat": category(event),
             "ts": self.time(event.since),
             "dur": length(event) as f64 / 1e3,
             "pid": event.pid,
             "tid": event.tid,
-            "args": { "object": name, "value": event.value },
+            "args": details,
         })
     }
 
-    fn points(&self, number: usize, arrow: &'a Arrow) -> impl Iterator<Item = Value> {
+    fn points(&self, number: usize, arrow: &Arrow) -> impl Iterator<Item = Value> {
         let Arrow { category, points } = arrow;
         let last = points.len() - 1;
         points.iter().enumerate().map(move |(index, Point { at, pid, tid })| {
@@ -169,6 +192,19 @@ fn arrows(events: &[TraceEvent]) -> Vec<Arrow> {
             arrows.push(Arrow { category: "sample", points });
         }
     }
+    let mut tasks: BTreeMap<_, Vec<Point>> = BTreeMap::new();
+    for event in events.iter().filter(|event| event.task().is_some()) {
+        // A claim ends after the submission has begun, and may begin before it. So with results.
+        let point = match event.action {
+            Action::Claim | Action::Take => Point::end(event),
+            _ => Point::start(event),
+        };
+        tasks.entry(sample(event)).or_default().push(point);
+    }
+    for mut points in tasks.into_values().filter(|points| points.len() > 1) {
+        points.sort_by_key(|point| point.at);
+        arrows.push(Arrow { category: "task", points });
+    }
     let mut signalled: BTreeMap<u64, BTreeMap<u64, &TraceEvent>> = BTreeMap::new();
     for event in of(&[Action::Signal, Action::SignalOn]) {
         signalled.entry(event.object).or_default().entry(event.value).or_insert(event);
@@ -190,9 +226,10 @@ fn length(event: &TraceEvent) -> u64 {
 /// The length of a slice for an event of one moment, in nanoseconds: two events of a thread are further apart.
 const MOMENT: u64 = 50;
 
-fn category(action: Action) -> &'static str {
-    match action {
+fn category(event: &TraceEvent) -> &'static str {
+    match event.action {
         Action::Publish | Action::Receive | Action::Release => "topic",
+        _ if event.task().is_some() => "queue",
         _ => "timeline",
     }
 }
@@ -202,12 +239,11 @@ mod tests {
     use super::*;
 
     fn event(action: Action, pid: u32, since: u64, at: u64, object: u64, value: u64) -> TraceEvent {
-        TraceEvent { since, at, pid, tid: pid + 1, action, object, value }
+        TraceEvent { since, at, pid, tid: pid + 1, action, object, value, attempt: 0 }
     }
 
-    fn written(events: Vec<TraceEvent>) -> (Vec<Value>, Trace<'static>) {
-        static COMMANDS: BTreeMap<u32, String> = BTreeMap::new();
-        let trace = Trace::new(events, |object| format!("object {object} \"\n"), &COMMANDS, 7);
+    fn written(events: Vec<TraceEvent>) -> (Vec<Value>, ChromeTrace) {
+        let trace = ChromeTrace::new(events, |object| format!("object {object} \"\n"), BTreeMap::new(), 7);
         let mut bytes = Vec::new();
         trace.write(&mut bytes).unwrap();
         let document: Value = serde_json::from_slice(&bytes).unwrap();
@@ -227,7 +263,7 @@ mod tests {
             event(Publish, 10, 4_000, 4_000, 2, 5),
             event(Receive, 20, 5_000, 5_000, 3, 5),
         ]);
-        assert_eq!((trace.events(), trace.arrows(), trace.pids().len()), (6, 2, 3));
+        assert_eq!((trace.events(), trace.arrows(), trace.processes()), (6, 2, 3));
         let flows: Vec<_> = events.iter().filter(|event| event["cat"] == "sample").collect();
         let seen: Vec<_> = flows.iter().map(|flow| (&flow["id"], flow["ph"].as_str().unwrap(), &flow["pid"])).collect();
         let expected = [(0, "s", 10), (0, "f", 20), (1, "s", 10), (1, "t", 30), (1, "f", 30)];
@@ -268,6 +304,36 @@ mod tests {
             points.map(|point| (point["pid"].as_u64().unwrap(), point["ts"].as_f64().unwrap())).collect::<Vec<_>>()
         };
         assert_eq!((times("s"), times("f")), (vec![(10, 0.6), (10, 0.85)], vec![(20, 0.799), (20, 0.87)]));
+    }
+
+    #[test]
+    fn one_arrow_leads_over_all_attempts_of_a_task() {
+        use Action::{Claim, Complete, Fail, Submit, Take};
+        let task = 3 << 17 | 9;
+        let of = |action, pid, since, at, attempt| TraceEvent { attempt, ..event(action, pid, since, at, 1, task) };
+        let (events, trace) = written(vec![
+            of(Submit, 10, 1_000, 1_200, 0),
+            of(Claim, 20, 1_100, 1_300, 1),
+            of(Fail, 20, 2_000, 2_100, 1),
+            // Of a worker that was killed, and so did not say how its attempt ended.
+            of(Claim, 30, 2_050, 2_200, 2),
+            of(Claim, 20, 3_000, 3_010, 3),
+            of(Complete, 20, 4_000, 4_100, 3),
+            // The call has begun before the worker completed the task.
+            of(Take, 10, 3_990, 4_200, 3),
+            // Claimed after the trace.
+            event(Submit, 10, 5_000, 5_100, 1, task + 1),
+        ]);
+        assert_eq!((trace.events(), trace.arrows()), (8, 1));
+        let points: Vec<_> = events.iter().filter(|event| event["cat"] == "task").collect();
+        let kinds: String = points.iter().map(|point| point["ph"].as_str().unwrap()).collect();
+        let pids: Vec<_> = points.iter().map(|point| point["pid"].as_u64().unwrap()).collect();
+        assert_eq!((kinds.as_str(), pids), ("stttttf", vec![10, 20, 20, 30, 20, 20, 10]));
+        assert!(points.is_sorted_by_key(|point| point["ts"].as_f64()), "{points:?}");
+        assert!(points.iter().all(|point| point["id"] == 0), "{points:?}");
+        let slice = events.iter().find(|event| event["name"] == "complete object 1 \"\n#9.3 attempt 3").unwrap();
+        assert_eq!(slice["args"], json!({ "object": "object 1 \"\n", "task": "#9.3", "attempt": 3 }));
+        assert!(events.iter().any(|event| event["name"] == "submit object 1 \"\n#10.3"), "{events:?}");
     }
 
     #[test]

@@ -1,0 +1,158 @@
+//! Withdrawals with a deadline.
+//!
+//! The name ends at once, as with every withdrawal. Readers may go on until the deadline. Then the requested policy applies
+//! to those that still have a withdrawn version open. A withdrawal belongs to the versions that it withdrew, and ends with
+//! the last of them: a version that is committed under the name later is not affected.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Registry,
+    effect::{Answer, Effect, Effects, Refused},
+    report::count,
+    state::{Ender, Entry, Life, Version},
+    types::{Change, Deadline, LeaseId, MemberId, Millis, Name, Named, Notice, Then, TimelineEnding, WithdrawalId},
+};
+
+/// A withdrawal whose deadline has not passed.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Withdrawal {
+    pub(super) name: Name,
+    /// The member that withdrew the name. It is not evicted at the deadline, and may have left.
+    by: MemberId,
+    ender: Ender,
+    notice: Notice,
+}
+
+impl Withdrawal {
+    pub(super) fn until(&self) -> Millis {
+        self.notice.until
+    }
+}
+
+impl Version {
+    /// Returns whether the version belongs to a withdrawal.
+    pub(super) fn is_part_of(&self, id: WithdrawalId) -> bool {
+        self.notice.is_some_and(|(of, _)| of == id)
+    }
+
+    /// Returns the answer to a reader that waits for its withdrawal.
+    pub(super) fn withdrawn_answer(&self) -> Answer {
+        Answer::Withdrawn { notice: self.notice.map(|(_, notice)| notice) }
+    }
+
+    /// Refuses a further view if the version is stale.
+    pub(super) fn check_stale(&self, name: &Name, version: u64) -> Result<(), Refused> {
+        match self.notice.filter(|_| self.stale) {
+            Some((_, notice)) => Err(Refused::Withdrawn { name: name.clone(), version, notice }),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Entry {
+    /// Returns the notice of the latest withdrawal with a deadline that still has a version.
+    pub(super) fn notice(&self) -> Option<Notice> {
+        self.versions.values().rev().find_map(|version| version.notice).map(|(_, notice)| notice)
+    }
+}
+
+impl Registry {
+    /// Sets a deadline. The caller withdraws the versions in the same event.
+    pub(super) fn begin_withdrawal(
+        &mut self,
+        by: MemberId,
+        name: &Name,
+        deadline: Deadline,
+        out: &mut Effects,
+    ) -> (WithdrawalId, Notice) {
+        self.last_withdrawal += 1;
+        let id = WithdrawalId(self.last_withdrawal);
+        let ender = self.ender(by);
+        let Deadline { after, then } = deadline;
+        let notice = Notice { pid: ender.pid, at: self.now, until: self.now.saturating_add(after), then };
+        self.withdrawals.insert(id, Withdrawal { name: name.clone(), by, ender, notice });
+        out.push(Effect::AwaitDeadline { id, after });
+        (id, notice)
+    }
+
+    /// Returns whether a withdrawal still waits for its deadline.
+    pub(crate) fn awaits(&self, id: WithdrawalId) -> bool {
+        self.withdrawals.contains_key(&id)
+    }
+
+    /// Forgets a withdrawal if none of its versions is left.
+    pub(super) fn forget_withdrawal_without_versions(&mut self, id: WithdrawalId) {
+        let Some(withdrawal) = self.withdrawals.get(&id) else { return };
+        let entry = self.entries.get(&withdrawal.name);
+        if !entry.is_some_and(|entry| entry.versions.values().any(|version| version.is_part_of(id))) {
+            self.withdrawals.remove(&id);
+        }
+    }
+
+    /// Applies the policy of a withdrawal to its readers.
+    pub(super) fn deadline_passed(&mut self, id: WithdrawalId, out: &mut Effects) {
+        let Some(Withdrawal { name, by, ender, notice }) = self.withdrawals.remove(&id) else { return };
+        let Some(entry) = self.entries.get_mut(&name) else { return };
+        let mut named = Named::Segment;
+        let mut readers = BTreeSet::new();
+        for version in entry.versions.values_mut().filter(|version| version.is_part_of(id)) {
+            named = version.memory.named();
+            version.stale = notice.then != Then::Wait;
+            readers.extend(version.holders.keys().copied());
+        }
+        let left = count(readers.len() as u64);
+        self.log(named, &name, Change::DeadlinePassed { then: notice.then, readers: left });
+        match notice.then {
+            Then::Wait => {}
+            Then::Stale => {
+                for reader in readers {
+                    self.report_stale(reader, |of| of == id, out);
+                    self.detach_from_topics(reader, id, out);
+                }
+            }
+            Then::Evict => {
+                let is_there = |id: &MemberId| self.members.get(id).is_some_and(|record| record.life != Life::Unproven);
+                for reader in readers.into_iter().filter(|id| *id != by && is_there(id)).collect::<Vec<_>>() {
+                    self.evict_one(reader, &ender, out);
+                }
+            }
+        }
+    }
+
+    /// Reports its stale leases again to a member that has resumed, because it may have missed the first report.
+    pub(super) fn remind(&self, member: MemberId, out: &mut Effects) {
+        self.report_stale(member, |_| true, out);
+    }
+
+    /// Detaches a member from the topics of a withdrawal, so that no process waits for it there.
+    fn detach_from_topics(&self, member: MemberId, id: WithdrawalId, out: &mut Effects) {
+        let Some(record) = self.members.get(&member) else { return };
+        let topic = |lease: &LeaseId| {
+            let held = self.version_leases.get(lease)?;
+            let version = self.version(&held.name, held.version).filter(|version| version.is_part_of(id))?;
+            version.memory.control.filter(|control| control.shape.topic.is_some())?.object
+        };
+        let topics: BTreeSet<_> = record.version_leases.iter().filter_map(topic).map(|memory| memory.fd).collect();
+        let detach = |object| Effect::Detach { object, row: record.row, ending: TimelineEnding::Closed };
+        out.extend(topics.into_iter().map(detach));
+    }
+
+    /// Reports stale leases of the withdrawals for which `is_meant` is true.
+    fn report_stale(&self, member: MemberId, is_meant: impl Fn(WithdrawalId) -> bool, out: &mut Effects) {
+        let Some(record) = self.members.get(&member) else { return };
+        let stale = |lease: &LeaseId| {
+            let held = self.version_leases.get(lease)?;
+            let version = self.version(&held.name, held.version)?;
+            let (id, notice) = version.notice.filter(|(_, notice)| version.stale && notice.then == Then::Stale)?;
+            is_meant(id).then_some((*lease, notice))
+        };
+        let leases: Vec<_> = record.version_leases.iter().filter_map(stale).collect();
+        out.extend(leases.chunks(LEASES).map(|leases| Effect::Stale { member, leases: leases.to_vec() }));
+    }
+}
+
+/// The most leases in one message, so that it stays far below the smallest message limit.
+const LEASES: usize = 1024;

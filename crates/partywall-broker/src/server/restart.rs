@@ -1,0 +1,270 @@
+//! Continues what a former worker did.
+//!
+//! The state of that worker is read from the journal, and the descriptors are found by their numbers. All else that it
+//! had open is closed. Then what it may not have finished is done again, all members count as disconnected, and each
+//! of them resumes when it notices that its connection has ended.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    os::fd::{OwnedFd, RawFd},
+    time::{Duration, Instant},
+};
+
+use partywall_os::{
+    fd::{FdKind, classify},
+    supervision::LeftOpen,
+};
+use partywall_shm::crash::point;
+use rustix::event::epoll::EventFlags;
+
+use crate::{
+    StartError,
+    journal::Contents,
+    registry::{Effect, Event, FdId, MemberId, Registry},
+    server::{
+        connection::{Channel, Connection, ConnectionId},
+        control::Clearing,
+        event_loop::{Server, now},
+        in_flight::Process,
+        membership::{MemberFiles, TO_RESUME},
+        reactor::Source,
+        supervised::{Record, State},
+        timers::Timer,
+    },
+};
+
+/// What a former worker knew, and its descriptors.
+#[derive(Debug)]
+pub(super) struct Past {
+    pub(super) state: State<Registry>,
+    /// Effects that it may not have carried out.
+    redo: Vec<Effect>,
+    pub(super) rows: OwnedFd,
+    pub(super) fds: BTreeMap<FdId, OwnedFd>,
+    /// The pidfd and the call sockets of each member.
+    members: BTreeMap<MemberId, (Option<OwnedFd>, Vec<OwnedFd>)>,
+    /// What belongs to nothing that the journal names.
+    rest: Vec<OwnedFd>,
+}
+
+impl Past {
+    /// Reads a journal, and takes the descriptors that it names.
+    pub(super) fn read(contents: &Contents, mut left: LeftOpen) -> Result<Self, StartError> {
+        let broken = |why: String| StartError::Journal { why };
+        let unreadable = |error: postcard::Error| broken(error.to_string());
+        let mut state: State<Registry> = contents.snapshot().map_err(unreadable)?;
+        let mut redo = Vec::new();
+        for record in contents.records() {
+            state.replay(record.map_err(unreadable)?, &mut redo);
+        }
+        let lost = |number: RawFd| broken(format!("descriptor {number}, which it names, is not open"));
+        let rows = left.take(state.rows).ok_or_else(|| lost(state.rows))?;
+        let taken = state.fds.iter().map(|(id, number)| Ok((*id, left.take(*number).ok_or_else(|| lost(*number))?)));
+        let fds = taken.collect::<Result<_, _>>()?;
+        state.members.retain(|member, _| state.registry.has_process(*member));
+        let files = state.members.iter().map(|(member, files)| {
+            let pidfd = files.pidfd.and_then(|number| left.take(number));
+            (*member, (pidfd, files.calls.iter().filter_map(|number| left.take(*number)).collect()))
+        });
+        let members = files.collect();
+        Ok(Self { redo, rows, fds, members, rest: left.take_rest(), state })
+    }
+}
+
+impl State<Registry> {
+    /// Repeats what a record says. `redo` collects the effects of the events since the former worker was last done.
+    fn replay(&mut self, record: Record<Event>, redo: &mut Vec<Effect>) {
+        match record {
+            Record::Event { at, begins, fds, event } => {
+                if begins {
+                    redo.clear();
+                }
+                for (id, number) in fds {
+                    self.fds.insert(id, number);
+                    self.last_fd = self.last_fd.max(id.0);
+                }
+                match &event {
+                    Event::Died { member } => _ = self.members.remove(member),
+                    Event::RowCleared { row } => {
+                        self.clearing.retain(|step| !matches!(step, Clearing::Row { row: of, .. } if of == row));
+                    }
+                    _ => {}
+                }
+                let effects = self.registry.apply(event, at);
+                effects.into_iter().for_each(|effect| self.repeat(effect, redo));
+            }
+            Record::Joined(files) => {
+                self.last_member = self.last_member.max(files.member.0);
+                self.members.insert(files.member, files);
+            }
+            Record::Connected { member, call } => {
+                if let Some(files) = self.members.get_mut(&member) {
+                    files.calls.push(call);
+                }
+            }
+            Record::Disconnected { member, call } => {
+                if let Some(files) = self.members.get_mut(&member) {
+                    files.calls.retain(|other| *other != call);
+                }
+            }
+            Record::Exited { member } => {
+                if let Some(files) = self.members.get_mut(&member) {
+                    files.pidfd = None;
+                }
+            }
+            Record::Detached => {
+                let first = self.clearing.iter().position(|step| matches!(step, Clearing::Detach { .. }));
+                first.map(|index| self.clearing.remove(index));
+            }
+            Record::Undone { at, value } => {
+                let highest = self.undone.entry(at).or_default();
+                *highest = value.max(*highest);
+            }
+        }
+    }
+
+    /// Repeats what an effect does to this state.
+    fn repeat(&mut self, effect: Effect, redo: &mut Vec<Effect>) {
+        match effect {
+            Effect::Close(fds) => fds.iter().for_each(|fd| _ = self.fds.remove(fd)),
+            Effect::Detach { object, row, ending } => self.clearing.push_back(Clearing::Detach { object, row, ending }),
+            Effect::ClearRow { row, control } => self.clearing.push_back(Clearing::Row { row, tables: control }),
+            Effect::Disconnect(member) => _ = self.members.remove(&member),
+            Effect::StartCell { at, .. } => _ = self.undone.remove(&at),
+            Effect::EndCell { .. }
+            | Effect::Attach { .. }
+            | Effect::Return { .. }
+            | Effect::Kill(_)
+            | Effect::RemoveSocket
+            | Effect::Stop => redo.push(effect),
+            // Members repeat their requests and waits. Timers and confirmations follow from the registry's state, and all
+            // connections end.
+            Effect::Reply { .. }
+            | Effect::Notify { .. }
+            | Effect::Confirm(_)
+            | Effect::SettleCell(_)
+            | Effect::HangUp(_)
+            | Effect::Quarantined(_)
+            | Effect::AwaitDeadline { .. }
+            | Effect::Stale { .. } => {}
+        }
+    }
+}
+
+/// What a former worker has left to do, once the server has its state.
+#[derive(Debug)]
+pub(super) struct Unfinished {
+    redo: Vec<Effect>,
+    clearing: VecDeque<Clearing>,
+    members: Vec<(MemberFiles, Option<OwnedFd>, Vec<OwnedFd>)>,
+    rest: Vec<OwnedFd>,
+}
+
+impl Past {
+    /// Separates the state that the server is made of from what is left to do.
+    pub(super) fn split(mut self) -> (State<Registry>, OwnedFd, BTreeMap<FdId, OwnedFd>, Unfinished) {
+        let clearing = std::mem::take(&mut self.state.clearing);
+        let of_members = std::mem::take(&mut self.state.members).into_values().map(|files| {
+            let (pidfd, calls) = self.members.remove(&files.member).unwrap_or_default();
+            (files, pidfd, calls)
+        });
+        let members = of_members.collect();
+        let unfinished = Unfinished { redo: self.redo, clearing, members, rest: self.rest };
+        (self.state, self.rows, self.fds, unfinished)
+    }
+}
+
+impl Server {
+    /// Continues where a former worker was killed.
+    pub(super) fn resume_service(&mut self, unfinished: Unfinished) {
+        let begun = Instant::now();
+        let Unfinished { redo, clearing, members, rest } = unfinished;
+        point("broker: former state read, rest still open");
+        self.close_the_rest(rest);
+        point("broker: rest closed, members not restored");
+        let number = members.len();
+        for (files, pidfd, calls) in members {
+            self.restore_member(&files, pidfd, calls);
+        }
+        self.runner.control.set_clearing(clearing);
+        for (queue, attachment) in self.registry.attachments() {
+            // The former worker may have begun to detach it, for a request that its member repeats.
+            self.runner.control.attach(queue, attachment);
+        }
+        point("broker: members restored, effects not repeated");
+        self.carry_out(redo);
+        for id in self.registry.unconfirmed() {
+            self.runner.store.reclaimer().report(id);
+        }
+        for member in self.registry.in_quarantine() {
+            self.await_end_of_quarantine(member);
+        }
+        for (id, until) in self.registry.deadlines() {
+            self.reactor.set_timer(Duration::from_millis(until.saturating_sub(now())), Timer::Deadline(id));
+        }
+        if !self.runner.guarding {
+            let effects = self.guard_cells();
+            self.carry_out(effects);
+        }
+        for member in self.registry.connected() {
+            self.apply(Event::Suspected { member });
+        }
+        if let Some(supervised) = &mut self.supervised {
+            let (restarts, death) = supervised.page.restarts();
+            if let Some((member, request)) = supervised.page.twice_fatal() {
+                tracing::error!(
+                    member,
+                    request,
+                    "two brokers died while they handled this request: it is refused from now on"
+                );
+                supervised.fatal = Some((MemberId(member), crate::registry::RequestId(request)));
+            }
+            let death = death.map_or_else(String::new, |death| death.to_string());
+            let took = begun.elapsed();
+            tracing::warn!(restarts, death, members = number, ?took, "continuing after the death of the former worker");
+        }
+    }
+
+    /// Closes what the former worker had open beside what the journal names: epoll, sockets of clients that had not
+    /// introduced themselves, events sockets, descriptors of requests that were not decided, memory that was released.
+    fn close_the_rest(&self, rest: Vec<OwnedFd>) {
+        for fd in rest {
+            // Memory may take long to be freed. Everything else, locks among it, must not wait for that.
+            match classify(&fd) {
+                Ok(FdKind::Memfd { .. } | FdKind::NvidiaControl) => drop(self.runner.store.adopt(fd)),
+                Ok(FdKind::Other(_)) | Err(_) => drop(fd),
+            }
+        }
+    }
+
+    /// Restores a member. Its connections have ended for the library, which sees that and resumes; they stay open here,
+    /// because the end of a process is proved by their ends.
+    fn restore_member(&mut self, files: &MemberFiles, pidfd: Option<OwnedFd>, calls: Vec<OwnedFd>) {
+        let member = files.member;
+        let mut held = Vec::new();
+        for call in calls {
+            let id = self.acceptor.next_id();
+            let process = Process { key: files.process, pid: Some(files.pid) };
+            if let Err(errno) = self.reactor.watch(&call, Source::Socket(Channel::Call, id), EventFlags::IN) {
+                tracing::warn!(%errno, %member, "a connection of a member cannot be watched");
+                continue;
+            }
+            self.peers.connections.insert(id, self.lingering(id, call, process, member));
+            held.push(id);
+        }
+        if let Some(pidfd) = &pidfd
+            && let Err(errno) = self.reactor.watch(pidfd, Source::Exit(member), EventFlags::IN)
+        {
+            tracing::warn!(%errno, %member, "a member's pidfd cannot be watched");
+        }
+        self.peers.members.restore(files, pidfd, held);
+        self.reactor.set_timer(self.settle, Timer::Settle(member));
+        self.reactor.set_timer(TO_RESUME + self.settle, Timer::Settle(member));
+    }
+
+    fn lingering(&self, id: ConnectionId, call: OwnedFd, process: Process, member: MemberId) -> Connection {
+        let mut connection = Connection::new(id, call, process);
+        connection.linger(member, &mut Default::default());
+        connection
+    }
+}

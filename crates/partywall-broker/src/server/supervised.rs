@@ -1,0 +1,219 @@
+//! What a supervised broker records, so that the next process can continue.
+//!
+//! The registry's state follows from its events, so the events are recorded, with the numbers of the file descriptors
+//! that came with them. What the server knows beyond the registry has records of its own.
+//!
+//! | order | step | killed before the next step |
+//! |---|---|---|
+//! | 1 | a request's control memory is created | it belongs to nothing, and is closed at the restart |
+//! | 2 | the registry decides; fresh cells of timelines are started | the member repeats the request, and the cells are started again: no process has them |
+//! | 3 | the event is recorded | the remaining effects are carried out at the restart |
+//! | 4 | the other effects, such as ends of timelines, closes, the reply | as above; each may happen twice |
+//!
+//! A cell is started before the record because a second start would set its timeline back. A decision that panics is not
+//! recorded, so no restart repeats it.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd},
+    sync::Arc,
+};
+
+use partywall_os::Errno;
+use partywall_shm::crash::point;
+use partywall_wire::Refusal;
+use rustix::process::{Pid, getppid};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    journal::Journal,
+    registry::{
+        Effect, Event, FdId, MemberId, RequestId,
+        types::{CellAt, Millis},
+    },
+    server::{
+        control::Clearing,
+        event_loop::{Server, now},
+        membership::MemberFiles,
+    },
+    supervisor::Page,
+};
+
+/// The connection of a worker to its supervisor.
+#[derive(Debug)]
+pub(crate) struct Supervised {
+    pub(super) journal: Journal,
+    pub(crate) page: Page,
+    /// Readable when the supervisor wants a sign of life.
+    poke: Arc<OwnedFd>,
+    supervisor: u32,
+    /// A request that was being handled at two deaths: it is not handled again.
+    pub(super) fatal: Option<(MemberId, RequestId)>,
+    /// Whether an event could not be recorded. A restart would then continue from a wrong state.
+    is_behind: bool,
+}
+
+/// An entry of the journal. Events and registries are written by reference.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Record<E> {
+    Event {
+        at: Millis,
+        /// Whether all effects of earlier events had been carried out.
+        begins: bool,
+        /// New descriptors: the registry's number and the kernel's.
+        fds: Vec<(FdId, RawFd)>,
+        event: E,
+    },
+    /// A client became a member. The event follows.
+    Joined(MemberFiles),
+    /// A member continues on another connection.
+    Connected { member: MemberId, call: RawFd },
+    /// A connection of a member is about to be closed.
+    Disconnected { member: MemberId, call: RawFd },
+    /// A member's process has exited, and its pidfd is about to be closed.
+    Exited { member: MemberId },
+    /// The first pending step for a departed member is done. It was a detachment.
+    Detached,
+    /// A store to a cell after its end was undone.
+    Undone { at: CellAt, value: u64 },
+}
+
+/// Everything that a worker knows.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct State<R> {
+    pub(super) instance: u64,
+    pub(super) started_at: Millis,
+    pub(super) registry: R,
+    /// The memory of the members' rows.
+    pub(super) rows: RawFd,
+    pub(super) fds: BTreeMap<FdId, RawFd>,
+    pub(super) last_fd: u64,
+    pub(super) members: BTreeMap<MemberId, MemberFiles>,
+    pub(super) last_member: u64,
+    pub(super) clearing: VecDeque<Clearing>,
+    pub(super) undone: BTreeMap<CellAt, u64>,
+    pub(super) fatal: Option<(MemberId, RequestId)>,
+}
+
+impl Supervised {
+    pub(crate) fn new(journal: Journal, page: Page, poke: Arc<OwnedFd>, supervisor: u32) -> Self {
+        Self { journal, page, poke, supervisor, fatal: None, is_behind: false }
+    }
+
+    pub(super) fn poke(&self) -> BorrowedFd<'_> {
+        self.poke.as_fd()
+    }
+
+    /// Returns the supervisor's pid, unless it has died.
+    pub(super) fn supervisor(&self) -> Option<u32> {
+        let parent = u32::try_from(Pid::as_raw(getppid())).ok();
+        parent.filter(|parent| *parent == self.supervisor)
+    }
+
+    /// Stops recording: the supervisor must not start another worker.
+    fn give_up(&mut self, errno: Errno) {
+        if !std::mem::replace(&mut self.is_behind, true) {
+            tracing::error!(%errno, "the journal cannot be written: names are lost if this process dies");
+            self.page.set_unrecorded();
+        }
+    }
+}
+
+impl Server {
+    /// Applies an event to the registry and records it. Starts the cells that it needs; returns the other effects.
+    pub(super) fn decide(&mut self, event: Event) -> Vec<Effect> {
+        let at = now();
+        // Requests that only ask change nothing, nor do refused ones, except for descriptors that came with them.
+        let (only_asks, brings) = match &event {
+            Event::Request { call, .. } => (call.only_asks(), !call.fds().is_empty()),
+            _ => (false, true),
+        };
+        let mut recording = self.supervised.as_mut().filter(|supervised| !only_asks && !supervised.is_behind);
+        if let Some(supervised) = &mut recording {
+            let fds = self.runner.store.unrecorded();
+            let record = Record::Event { at, begins: !self.is_carrying_out, fds, event: &event };
+            if let Err(errno) = supervised.journal.prepare(&record) {
+                supervised.give_up(errno);
+                recording = None;
+            }
+        }
+        let mut effects = self.registry.apply(event, at);
+        effects.retain(|effect| match effect {
+            Effect::StartCell { at, from, incarnation } => {
+                self.runner.control.start(*at, *from, *incarnation);
+                false
+            }
+            _ => true,
+        });
+        point("broker: decided, not recorded");
+        let is_refused = |effect: &Effect| matches!(effect, Effect::Reply { outcome: Err(_), .. });
+        if let Some(supervised) = recording
+            && (brings || !effects.iter().any(is_refused))
+        {
+            self.runner.store.set_recorded();
+            if let Err(errno) = supervised.journal.commit() {
+                supervised.give_up(errno);
+            }
+            point("broker: recorded, effects not carried out");
+        }
+        effects
+    }
+
+    /// Records something that the registry does not know.
+    pub(super) fn record(&mut self, record: &Record<()>) {
+        if let Some(supervised) = self.supervised.as_mut().filter(|supervised| !supervised.is_behind)
+            && let Err(errno) = supervised.journal.append(record)
+        {
+            supervised.give_up(errno);
+        }
+        point("broker: recorded beside the registry");
+    }
+
+    /// Prepares for a request: refuses it if it cannot be recorded, or was fatal twice.
+    pub(super) fn begin_request(&mut self, member: MemberId, request: u64) -> Result<(), Refusal> {
+        let Some(supervised) = &mut self.supervised else { return Ok(()) };
+        if supervised.fatal == Some((member, RequestId(request))) {
+            let why = "the broker has died twice while it handled this request, and does not try a third time";
+            return Err(Refusal::Invalid { why: why.into() });
+        }
+        supervised.page.begin_request(member.0, request);
+        if supervised.is_behind {
+            return Ok(());
+        }
+        let bytes = self.limits.given.message as u64;
+        supervised.journal.reserve(bytes).map_err(|errno| Refusal::System {
+            what: "making room in the broker's journal".into(),
+            errno: errno.raw_os_error(),
+        })
+    }
+
+    /// Begins the journal anew with a snapshot, if that saves much memory or `always` is set.
+    pub(super) fn write_snapshot(&mut self, always: bool) {
+        let Some(supervised) = self.supervised.as_mut().filter(|supervised| !supervised.is_behind) else { return };
+        if !always && !supervised.journal.is_long() {
+            return;
+        }
+        let state = State {
+            instance: self.about.instance,
+            started_at: self.about.started_at,
+            registry: &self.registry,
+            rows: self.runner.control.rows_number(),
+            fds: self.runner.store.numbers(),
+            last_fd: self.runner.store.last(),
+            members: self.peers.files(),
+            last_member: self.peers.members.last(),
+            clearing: self.runner.control.clearing().clone(),
+            undone: self.runner.control.undone().clone(),
+            fatal: supervised.fatal,
+        };
+        point("broker: state collected, no snapshot");
+        if let Err(errno) = supervised.journal.begin(&state) {
+            tracing::warn!(%errno, "no snapshot was written; the journal goes on");
+            if supervised.journal.is_empty() {
+                supervised.give_up(errno);
+            }
+            return;
+        }
+        self.runner.store.set_recorded();
+    }
+}

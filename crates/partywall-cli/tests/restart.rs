@@ -1,0 +1,274 @@
+//! The broker dies, and its supervisor starts it again: names, memory, waits and connections go on.
+#![allow(clippy::unwrap_used)] // tests, their helpers included
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use partywall::{
+    DType, Domain, Error, Place, Policy, Publisher, Task, WatchEvent,
+    error::Unreachable,
+    info::{Change, NameEvent, StatusInfo},
+};
+use partywall_harness::{Sandbox, Signal, WATCHDOG, eventually, pidfd_of};
+use partywall_os::process;
+use serde_json::Value;
+
+fn commit(domain: &Domain, name: &str, value: u8) -> partywall::Segment {
+    let mut build = domain.create(name, Place::Host).tensor("x", DType::U8, &[4096]).kept(true).allocate().unwrap();
+    build.write("x", &[value; 4096]).unwrap();
+    build.commit().unwrap()
+}
+
+fn send(publisher: &Publisher, value: u8) {
+    let mut loan = publisher.loan(DType::U8, &[8], WATCHDOG).unwrap();
+    loan.bytes_mut().unwrap().fill(value);
+    loan.filled().publish(WATCHDOG).unwrap();
+}
+
+fn assert_contains(segment: &partywall::Segment, value: u8) {
+    assert!(segment.tensor("x").unwrap().to_vec().unwrap().iter().all(|byte| *byte == value));
+}
+
+fn kill(pid: u32) {
+    process::kill(pidfd_of(pid), Signal::KILL).unwrap();
+}
+
+/// The worker of a supervisor, without asking the broker.
+fn worker_of(supervisor: u32) -> Option<u32> {
+    let children = fs::read_to_string(format!("/proc/{supervisor}/task/{supervisor}/children")).ok()?;
+    children.split_whitespace().next()?.parse().ok()
+}
+
+/// What exists, apart from the process that serves.
+fn contents(domain: &Domain) -> StatusInfo {
+    StatusInfo { pid: 0, restarts: 0, ..domain.status().unwrap() }
+}
+
+#[test]
+fn killed_broker_is_restarted_and_everything_goes_on() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let other = sandbox.domain();
+    let old = commit(&domain, "weights", 1);
+    let new = commit(&domain, "weights", 2);
+    let writer = domain.timeline_writer("line").unwrap();
+    let line = other.timeline("line").unwrap();
+    writer.signal(1).unwrap();
+    let semaphore = domain.semaphore("s", 1).unwrap();
+    let permit = semaphore.acquire(WATCHDOG).unwrap();
+    let theirs = other.semaphore("s", 1).unwrap();
+    let pool = domain.pool("blocks").blocks(2).block_bytes(64).place(Place::Host).create().unwrap();
+    let block = pool.alloc(WATCHDOG).unwrap();
+    let topic = domain.topic("frames").max_bytes(64).depth(2).place(Place::Host).create().unwrap();
+    let subscriber = topic.subscriber(Policy::Block).unwrap();
+    let publisher = other.topic("frames").timeout(WATCHDOG).open().unwrap().publisher().unwrap();
+    send(&publisher, 1);
+    let queue = domain.queue("work").tasks(4).inputs(2, 64).outputs(2, 64).place(Place::Host).create().unwrap();
+    let attached = queue.attach(&new).unwrap();
+    let ticket = queue.submit(Task::new("sum").part(attached.part(..64).unwrap()).output(8), WATCHDOG).unwrap();
+    let mut watch = other.watch("later").unwrap();
+    assert_eq!(watch.next(Duration::ZERO).unwrap(), None);
+    let before = contents(&domain);
+    let status = domain.status().unwrap();
+
+    thread::scope(|scope| {
+        let waits_for_value = scope.spawn(|| line.wait(2, WATCHDOG));
+        let waits_for_permit = scope.spawn(|| theirs.acquire(WATCHDOG).map(drop));
+        let waits_for_name = scope.spawn(|| other.open("later", WATCHDOG).map(|segment| assert_contains(&segment, 3)));
+        eventually("all wait", || semaphore.waiting() == 1);
+
+        kill(status.pid);
+        // These do not ask the broker.
+        send(&publisher, 2);
+        for expected in [1, 2] {
+            assert_eq!(subscriber.recv(WATCHDOG).unwrap().bytes().unwrap(), [expected; 8]);
+        }
+        drop(block);
+        let now = domain.status().unwrap();
+        assert_eq!((now.instance, now.supervisor, now.restarts), (status.instance, status.supervisor, 1));
+        assert_ne!(now.pid, status.pid);
+        assert_eq!(contents(&domain), before);
+
+        writer.signal(2).unwrap();
+        drop(permit);
+        drop(commit(&domain, "later", 3));
+        waits_for_value.join().unwrap().unwrap();
+        waits_for_permit.join().unwrap().unwrap();
+        waits_for_name.join().unwrap().unwrap();
+    });
+    match watch.next(WATCHDOG).unwrap() {
+        Some(WatchEvent::Name(NameEvent { change: Change::Created { .. } | Change::Committed { .. }, .. })) => {}
+        unexpected => panic!("{unexpected:?}"),
+    }
+    assert_contains(&old, 1);
+    assert_contains(&domain.open("weights", WATCHDOG).unwrap(), 2);
+    assert_eq!(commit(&domain, "weights", 4).version(), 3);
+    assert_eq!(pool.stats().free, 2);
+    let mut task = queue.claim(WATCHDOG).unwrap();
+    task.output_mut().unwrap().as_mut_slice::<u64>().unwrap()[0] = 7;
+    task.complete().unwrap();
+    drop(ticket.wait(WATCHDOG).unwrap());
+    queue.detach(&attached, WATCHDOG).unwrap();
+    let json = sandbox.json(["status"]);
+    assert_eq!((&json["restarts"], &json["supervisor"]), (&1.into(), &status.supervisor.into()));
+    assert!(sandbox.run(["status"]).expect(0).text().contains("restarted 1 time by its supervisor"));
+    let log = fs::read_to_string(sandbox.log()).unwrap();
+    assert!(log.contains("was killed by signal 9"), "{log}");
+}
+
+#[test]
+fn dead_members_are_found_dead_by_the_next_worker() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    sandbox.file("f", "contents");
+    let mut holder = sandbox.spawn(["put", "f", "owned", "--hold", "--device", "host"]);
+    holder.line();
+    let status = domain.status().unwrap();
+    // The holder dies while no worker runs.
+    let supervisor = pidfd_of(status.supervisor.unwrap());
+    process::kill(&supervisor, Signal::STOP).unwrap();
+    kill(status.pid);
+    holder.kill();
+    process::kill(&supervisor, Signal::CONT).unwrap();
+    eventually("its name is withdrawn", || domain.names().unwrap().is_empty());
+    eventually("it is gone", || domain.members().unwrap().len() == 1);
+    assert_eq!(domain.status().unwrap().deaths, 1);
+}
+
+/// Each call is made while the worker may be killed at any moment, and has the result that it has without kills.
+#[test]
+fn calls_take_effect_once_however_often_the_broker_is_killed() {
+    const THREADS: u8 = 4;
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let before = contents(&domain);
+    let supervisor = domain.status().unwrap().supervisor.unwrap();
+    let descriptors = || fs::read_dir(format!("/proc/{supervisor}/fd")).unwrap().count();
+    let open = descriptors();
+    let over = AtomicBool::new(false);
+    // Two threads share a connection, so a call of one may come between those of the other.
+    let domains = [sandbox.domain(), sandbox.domain()];
+    let calls: usize = thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS)
+            .map(|number| {
+                let domain = &domains[usize::from(number) % domains.len()];
+                let over = &over;
+                let sandbox = &sandbox;
+                scope.spawn(move || {
+                    let name = format!("name/{number}");
+                    let mut calls = 0;
+                    while !over.load(Ordering::Relaxed) {
+                        // A member that joins and leaves.
+                        drop(sandbox.domain_of_running());
+                        let segment = commit(domain, &name, number);
+                        assert_eq!(segment.version(), 1, "a commit was repeated");
+                        let second = commit(domain, &name, number + 100);
+                        assert_eq!(second.version(), 2, "a commit was repeated");
+                        assert_contains(&domain.open(&name, WATCHDOG).unwrap(), number + 100);
+                        drop(segment);
+                        let semaphore = domain.semaphore("all", 1).unwrap();
+                        let permit = semaphore.acquire(WATCHDOG).unwrap();
+                        drop((permit, semaphore));
+                        let writer = domain.timeline_writer(&format!("line/{number}")).unwrap();
+                        writer.signal(1).unwrap();
+                        drop(writer);
+                        assert_eq!(domain.remove(&name).unwrap().version, 2);
+                        drop(second);
+                        calls += 1;
+                    }
+                    calls
+                })
+            })
+            .collect();
+        for _ in 0..20 {
+            thread::sleep(Duration::from_millis(30));
+            eventually("a worker runs", || worker_of(supervisor).is_some());
+            let worker = domain.status().unwrap().pid;
+            kill(worker);
+        }
+        over.store(true, Ordering::Relaxed);
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    });
+    drop(domains);
+    assert!(calls > 0);
+    assert_eq!(domain.status().unwrap().restarts, 20);
+    let counts = |status: &StatusInfo| {
+        let StatusInfo { names, versions, leases, timelines, semaphores, members, .. } = *status;
+        [names, versions, leases, timelines, semaphores, members]
+    };
+    let deadline = Instant::now() + Duration::from_secs(12);
+    while counts(&contents(&domain)) != counts(&before) {
+        let (status, members) = (domain.status().unwrap(), domain.members().unwrap());
+        assert!(Instant::now() < deadline, "not all is given back: {status:?} {members:?}");
+        thread::sleep(Duration::from_millis(5));
+    }
+    eventually("no descriptor is left open", || descriptors() <= open + 2);
+}
+
+#[test]
+fn broker_goes_on_without_its_supervisor_and_ends_when_it_dies_too() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let kept = commit(&domain, "kept", 1);
+    let status = domain.status().unwrap();
+    kill(status.supervisor.unwrap());
+    eventually("the supervisor is gone", || domain.status().unwrap().supervisor.is_none());
+    assert_eq!(sandbox.json(["status"])["supervisor"], Value::Null);
+    assert!(sandbox.run(["status"]).expect(0).text().contains("without a supervisor"));
+    let doctor = sandbox.run(["doctor"]);
+    assert!(doctor.text().contains("supervisor is dead"), "{doctor:?}");
+    assert_eq!(commit(&domain, "kept", 2).version(), 2);
+
+    kill(status.pid);
+    eventually("members know that it is gone", || {
+        matches!(domain.status(), Err(Error::Unreachable(Unreachable::Gone { .. })))
+    });
+    // What was mapped stays valid.
+    assert_contains(&kept, 1);
+    drop(kept);
+}
+
+#[test]
+fn five_deaths_in_a_row_end_the_domain() {
+    let sandbox = Sandbox::new();
+    let mut serve = sandbox.spawn(["--json", "serve"]);
+    let ready: Value = serde_json::from_str(&serve.line()).unwrap();
+    let mut killed = BTreeSet::new();
+    let mut worker = u32::try_from(ready["pid"].as_u64().unwrap()).unwrap();
+    loop {
+        killed.insert(worker);
+        kill(worker);
+        let mut next = None;
+        eventually("it is replaced, or the domain ends", || {
+            next = worker_of(serve.pid()).filter(|pid| !killed.contains(pid));
+            next.is_some() || serve.has_ended()
+        });
+        match next {
+            Some(pid) => worker = pid,
+            None => break,
+        }
+    }
+    assert_eq!(killed.len(), 5);
+    let ended = serve.wait().expect(5);
+    assert!(ended.text().contains("5 workers of the broker died in a row"), "{ended:?}");
+    let log = fs::read_to_string(sandbox.log()).unwrap();
+    assert!(log.contains("5 workers of the broker died in a row"), "{log}");
+    assert!(!sandbox.socket().exists());
+}
+
+#[test]
+fn needs_minutes_broker_that_is_stopped_is_replaced() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let kept = commit(&domain, "kept", 1);
+    let status = domain.status().unwrap();
+    process::kill(pidfd_of(status.pid), Signal::STOP).unwrap();
+    eventually("it is replaced", || domain.status().is_ok_and(|now| now.restarts == 1));
+    assert_contains(&sandbox.domain().open("kept", WATCHDOG).unwrap(), 1);
+    drop(kept);
+}

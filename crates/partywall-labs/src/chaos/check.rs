@@ -1,0 +1,317 @@
+//! The checker: judges a history, and reads nothing else.
+//!
+//! A member that is killed between a call and the line about it leaves open whether the call took effect. A promise is
+//! therefore checked only where lines on both sides prove it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{history::Record, *};
+
+/// The result of a check.
+pub(super) struct Check {
+    pub(super) id: &'static str,
+    pub(super) title: &'static str,
+    pub(super) why: &'static str,
+    pub(super) claim: Option<Claim>,
+    pub(super) counted: String,
+    pub(super) violations: Vec<String>,
+}
+
+/// Runs all checks on a history.
+pub(super) fn check(records: &[Record]) -> Vec<Check> {
+    let mut records = records.to_vec();
+    // Stable: the lines of one member are in order.
+    records.sort_by_key(|record| record.at);
+    let ends = Ends::of(&records);
+    vec![
+        versions(&records, &ends),
+        messages(&records, &ends),
+        tasks(&records, &ends),
+        holders(&records, &ends),
+        calls(&records),
+        counts(&records, &ends),
+    ]
+}
+
+/// The ends of members.
+struct Ends {
+    started: BTreeSet<u32>,
+    killed: BTreeMap<u32, Moment>,
+    left: BTreeSet<u32>,
+}
+
+impl Ends {
+    fn of(records: &[Record]) -> Self {
+        let with = |wanted: fn(&What) -> bool| records.iter().filter(move |record| wanted(&record.what));
+        Self {
+            started: with(|what| matches!(what, What::Started { .. })).map(|record| record.member).collect(),
+            killed: with(|what| matches!(what, What::Killed)).map(|record| (record.member, record.at)).collect(),
+            left: with(|what| matches!(what, What::Left)).map(|record| record.member).collect(),
+        }
+    }
+}
+
+fn versions(records: &[Record], ends: &Ends) -> Check {
+    let mut violations = Vec::new();
+    // The number of each version, as its writer or a reader says.
+    let mut numbers: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut writing = BTreeSet::new();
+    // The newest version that was surely committed before each moment.
+    let mut committed: Vec<(Moment, u64)> = Vec::new();
+    let mut seen: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
+    let mut reads = 0;
+    for Record { at, member, what } in records {
+        let (number, version) = match what {
+            What::Writing { number } => {
+                writing.insert(*number);
+                continue;
+            }
+            What::Saw { version } => {
+                seen.entry(*member).or_default().push(*version);
+                continue;
+            }
+            What::Committed { number, version, .. } => {
+                let newest = committed.last().map_or(0, |(_, newest)| *newest);
+                committed.push((*at, newest.max(*version)));
+                (number, version)
+            }
+            What::Read { number, version, whole, began } => {
+                reads += 1;
+                if !whole {
+                    violations.push(format!("reader {member} read a mix: version {version}, number {number}"));
+                }
+                let before = committed.partition_point(|(at, _)| at < began);
+                let newest = before.checked_sub(1).map_or(0, |last| committed[last].1);
+                if *version < newest {
+                    violations.push(format!("reader {member} got version {version} after {newest} was committed"));
+                }
+                (number, version)
+            }
+            _ => continue,
+        };
+        if !writing.contains(number) {
+            violations.push(format!("nobody wrote the number {number} of version {version}"));
+        }
+        if *numbers.entry(*version).or_insert(*number) != *number {
+            violations.push(format!("version {version} is {} and {number}", numbers[version]));
+        }
+    }
+    for Record { at, member, what } in records {
+        if !matches!(what, What::Watching) || !ends.left.contains(member) {
+            continue;
+        }
+        let gap = |record: &Record| record.member == *member && matches!(record.what, What::Gap);
+        let seen = seen.remove(member).unwrap_or_default();
+        if !seen.is_sorted_by(|one, next| one < next) {
+            violations.push(format!("watcher {member} saw versions twice, or out of order"));
+        }
+        if records.iter().any(gap) {
+            continue;
+        }
+        for record in records {
+            if let What::Committed { version, began, .. } = record.what
+                && began > *at
+                && seen.binary_search(&version).is_err()
+            {
+                violations.push(format!("watcher {member} did not see version {version}"));
+            }
+        }
+    }
+    let counted = format!("{} versions, {reads} reads", committed.len());
+    let why = "A reader gets all of one version, and none that is older than one whose commit had returned. A watcher that \
+               lives sees every commit.";
+    Check { id: "versions", title: "Versions of one kept name", why, claim: Some(MIXED), counted, violations }
+}
+
+fn messages(records: &[Record], ends: &Ends) -> Check {
+    let mut violations = Vec::new();
+    let mut publishing: BTreeMap<u64, Moment> = BTreeMap::new();
+    let mut published = BTreeSet::new();
+    let mut subscribed: BTreeMap<u32, Moment> = BTreeMap::new();
+    let mut got: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
+    for Record { at, member, what } in records {
+        match what {
+            What::Publishing { message } => drop(publishing.insert(*message, *at)),
+            What::Published { message } => drop(published.insert(*message)),
+            What::Subscribed => drop(subscribed.insert(*member, *at)),
+            What::Got { message, whole: true } => got.entry(*member).or_default().push(*message),
+            What::Got { .. } => violations.push(format!("subscriber {member} got a mix of messages")),
+            _ => {}
+        }
+    }
+    let total: usize = got.values().map(Vec::len).sum();
+    for (member, messages) in &got {
+        // The last message of each publisher: messages of one publisher are numbered without gaps.
+        let mut last: BTreeMap<u64, u64> = BTreeMap::new();
+        for message in messages {
+            if !publishing.contains_key(message) {
+                violations.push(format!("subscriber {member} got message {message:#x}, which nobody published"));
+            }
+            match last.insert(message >> 32, *message) {
+                Some(before) if *message <= before => {
+                    violations.push(format!("subscriber {member} got message {message:#x} after {before:#x}"));
+                }
+                Some(before) if *message > before + 1 => {
+                    violations.push(format!("subscriber {member} lost a message before {message:#x}"));
+                }
+                _ => {}
+            }
+        }
+    }
+    let mut owed = 0;
+    for (member, since) in subscribed.iter().filter(|(member, _)| ends.left.contains(member)) {
+        let got: BTreeSet<u64> = got.get(member).into_iter().flatten().copied().collect();
+        for message in published.iter().filter(|message| publishing.get(message).is_some_and(|at| at > since)) {
+            owed += 1;
+            if !got.contains(message) {
+                violations.push(format!("subscriber {member} lost message {message:#x}"));
+            }
+        }
+    }
+    let counted = format!("{} messages, {total} times received, {owed} of these owed", published.len());
+    let why = "A `block` subscriber gets the messages of each publisher in order, without a gap and once. If it lives, it gets \
+               every message that was published after it had subscribed.";
+    Check {
+        id: "messages",
+        title: "Messages of a topic with `block` subscribers",
+        why,
+        claim: Some(MESSAGE),
+        counted,
+        violations,
+    }
+}
+
+fn tasks(records: &[Record], ends: &Ends) -> Check {
+    let mut violations = Vec::new();
+    let mut submitting = BTreeSet::new();
+    let mut submitted: BTreeMap<u64, u32> = BTreeMap::new();
+    let mut results = BTreeSet::new();
+    for Record { member, what, .. } in records {
+        match what {
+            What::Submitting { task } => drop(submitting.insert(*task)),
+            What::Submitted { task } => drop(submitted.insert(*task, *member)),
+            What::Result { task, right } => {
+                if !right {
+                    violations.push(format!("the result of task {task:#x} is wrong"));
+                }
+                if !submitting.contains(task) {
+                    violations.push(format!("nobody submitted task {task:#x}, which has a result"));
+                }
+                if !results.insert(*task) {
+                    violations.push(format!("task {task:#x} has two results"));
+                }
+            }
+            _ => {}
+        }
+    }
+    for (task, member) in &submitted {
+        if ends.left.contains(member) && !results.contains(task) {
+            violations.push(format!("task {task:#x} of submitter {member} is lost"));
+        }
+    }
+    let counted = format!("{} tasks, {} results", submitted.len(), results.len());
+    let why = "Each task of a submitter that lives has one result, and it is right, however many workers were killed.";
+    Check { id: "tasks", title: "Tasks of a queue", why, claim: Some(TASK), counted, violations }
+}
+
+/// Checks permits and blocks. A member surely had one from the line after taking it to the line before giving it back, or to
+/// its kill.
+fn holders(records: &[Record], ends: &Ends) -> Check {
+    let mut violations = Vec::new();
+    let mut permits: BTreeSet<u32> = BTreeSet::new();
+    let mut blocks: BTreeMap<u32, u32> = BTreeMap::new();
+    let mut acquired = 0;
+    let mut took = 0;
+    for Record { at, member, what } in records {
+        let is_dead = ends.killed.get(member).is_some_and(|killed| killed <= at);
+        match what {
+            What::Killed => {
+                permits.remove(member);
+                blocks.retain(|_, holder| holder != member);
+            }
+            What::Acquired if !is_dead => {
+                acquired += 1;
+                permits.insert(*member);
+                if permits.len() > PERMITS_MOST as usize {
+                    violations
+                        .push(format!("{} members had one of {PERMITS_MOST} permits: {permits:?}", permits.len()));
+                }
+            }
+            What::Releasing => drop(permits.remove(member)),
+            What::Took { block } if !is_dead => {
+                took += 1;
+                if let Some(other) = blocks.insert(*block, *member) {
+                    violations.push(format!("members {other} and {member} had block {block}"));
+                }
+            }
+            What::Giving { block, whole } => {
+                blocks.remove(block);
+                if !whole {
+                    violations.push(format!("block {block} changed while member {member} had it"));
+                }
+            }
+            _ => {}
+        }
+    }
+    let counted = format!("{acquired} permits acquired, {took} blocks taken");
+    let why = "No more members have a permit than there are permits, and only one has a block and writes it.";
+    Check {
+        id: "holders",
+        title: "Permits of a semaphore, blocks of a pool",
+        why,
+        claim: Some(PERMIT),
+        counted,
+        violations,
+    }
+}
+
+fn calls(records: &[Record]) -> Check {
+    let told = |Record { member, what, .. }: &Record| match what {
+        What::Late { call, ms } => Some(format!("`{call}` of member {member} took {ms} ms")),
+        What::Failed { call, why } => Some(format!("`{call}` of member {member} failed: {why}")),
+        _ => None,
+    };
+    let violations = records.iter().filter_map(told).collect();
+    let counted = format!("{} lines", records.len());
+    let why = "Each call returns within its time-out and the time that its process was stopped, and none fails because another \
+               process was killed.";
+    Check { id: "calls", title: "Calls of members", why, claim: None, counted, violations }
+}
+
+fn counts(records: &[Record], ends: &Ends) -> Check {
+    let mut violations = Vec::new();
+    for member in &ends.started {
+        if !ends.killed.contains_key(member) && !ends.left.contains(member) {
+            violations.push(format!("member {member} did not come to its end"));
+        }
+    }
+    let mut counted = 0;
+    for record in records {
+        match &record.what {
+            What::Counted { of, least, most, found } => {
+                counted += 1;
+                if !(least..=most).contains(&found) {
+                    violations.push(format!("{of}: {found}, not {least} to {most}"));
+                }
+            }
+            What::End { kills } if *kills != ends.killed.len() as u64 => {
+                violations.push(format!("{} of {kills} kills are in the history", ends.killed.len()));
+            }
+            _ => {}
+        }
+    }
+    if counted == 0 {
+        violations.push("nothing was counted at the end".to_owned());
+    }
+    let counted = format!("{} members, {counted} counts at the end", ends.started.len());
+    let why = "After all members have left, permits, blocks and tasks are all there, and the broker has as many descriptors as \
+               before the first member.";
+    Check {
+        id: "counts",
+        title: "What is left when all members have left",
+        why,
+        claim: Some(RESOURCES),
+        counted,
+        violations,
+    }
+}

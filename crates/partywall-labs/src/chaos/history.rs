@@ -1,0 +1,185 @@
+//! The history: one JSON object a line, appended by every process of the lab.
+//!
+//! Each line is padded to [`LINE`] bytes, so that it never crosses a page: the kernel copies a page at a time, and a signal
+//! ends a write only between two pages. A killed process therefore leaves a whole line, or none.
+
+use std::{
+    fs::File,
+    io::{BufRead, BufReader, Write},
+    path::Path,
+};
+
+use super::*;
+
+/// The history file, open for appending, and the member that writes.
+#[derive(Debug)]
+pub(super) struct History {
+    file: File,
+    member: u32,
+}
+
+/// A line of the history.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Record {
+    pub(super) at: Moment,
+    /// The process that wrote it, or that it is about. The observer is 0.
+    pub(super) member: u32,
+    #[serde(flatten)]
+    pub(super) what: What,
+}
+
+/// What happened. `began` is a moment before the call.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(tag = "what", rename_all = "kebab-case")]
+pub(super) enum What {
+    Plan {
+        seed: u64,
+        seconds: u64,
+    },
+    Started {
+        role: String,
+    },
+    /// Written before the signal.
+    Killed,
+    /// As for a member.
+    BrokerKilled,
+    /// The member has ended by itself, and has received everything that it expected.
+    Left,
+    Writing {
+        number: u64,
+    },
+    Committed {
+        number: u64,
+        version: u64,
+        began: Moment,
+    },
+    Read {
+        number: u64,
+        version: u64,
+        whole: bool,
+        began: Moment,
+    },
+    Publishing {
+        message: u64,
+    },
+    Published {
+        message: u64,
+    },
+    Subscribed,
+    Got {
+        message: u64,
+        whole: bool,
+    },
+    Submitting {
+        task: u64,
+    },
+    Submitted {
+        task: u64,
+    },
+    Result {
+        task: u64,
+        right: bool,
+    },
+    Acquired,
+    Releasing,
+    Took {
+        block: u32,
+    },
+    Giving {
+        block: u32,
+        whole: bool,
+    },
+    Watching,
+    Saw {
+        version: u64,
+    },
+    /// The watch reported a gap.
+    Gap,
+    Late {
+        call: String,
+        ms: u64,
+    },
+    Failed {
+        call: String,
+        why: String,
+    },
+    /// The state that was found at the end, and the one that is allowed.
+    Counted {
+        of: String,
+        least: u64,
+        most: u64,
+        found: u64,
+    },
+    End {
+        kills: u64,
+    },
+}
+
+impl History {
+    /// Creates the file.
+    pub(super) fn create(path: &Path) -> Result<Self, Failure> {
+        let file = File::options().append(true).create_new(true).open(path);
+        Ok(Self { file: file.map_err(|why| unusable(path, &why))?, member: 0 })
+    }
+
+    /// Opens the file of a member's job.
+    pub(super) fn open(job: &Job) -> Result<Self, Failure> {
+        let file = File::options().append(true).open(&job.history);
+        Ok(Self { file: file.map_err(|why| unusable(&job.history, &why))?, member: job.number })
+    }
+
+    pub(super) fn add(&self, what: What) -> Result<(), Failure> {
+        self.add_about(self.member, what)
+    }
+
+    /// Appends a line about another member.
+    pub(super) fn add_about(&self, member: u32, what: What) -> Result<(), Failure> {
+        let record = Record { at: Moment::now(), member, what };
+        let mut line = serde_json::to_vec(&record).map_err(|error| unexpected(&error.to_string()))?;
+        if line.len() >= LINE {
+            return Err(unexpected("a line of the history is too long"));
+        }
+        line.resize(LINE - 1, b' ');
+        line.push(b'\n');
+        let written = (&self.file).write_all(&line);
+        Ok(written.map_err(|source| Error::System { what: "writing the history".into(), source })?)
+    }
+}
+
+/// Returns the beginning of a text that fits into a line.
+pub(super) fn shortened(text: &str) -> String {
+    text.chars()
+        .map(|c| if c == '"' || c == '\\' { '\'' } else { c })
+        .filter(|c| matches!(c, ' '..='~'))
+        .take(120)
+        .collect()
+}
+
+/// Reads a history. Every line must be whole, and the last one must be its end.
+pub(super) fn read(path: &Path) -> Result<Vec<Record>, Failure> {
+    let file = File::open(path).map_err(|why| unusable(path, &why))?;
+    let mut records: Vec<Record> = Vec::new();
+    for (index, line) in BufReader::new(file).split(b'\n').enumerate() {
+        let line = line.map_err(|why| unusable(path, &why))?;
+        let record = serde_json::from_slice(&line);
+        records.push(record.map_err(|why| damaged(path, &format!("line {}: {why}", index + 1)))?);
+    }
+    match records.last().map(|record| &record.what) {
+        Some(What::End { .. }) => Ok(records),
+        _ => Err(damaged(path, "its last line is not the end of a run")),
+    }
+}
+
+fn unusable(path: &Path, why: &std::io::Error) -> Failure {
+    let kind = if why.kind() == std::io::ErrorKind::NotFound { ErrorKind::NotFound } else { ErrorKind::Refused };
+    let advice = "give a path that can be used; `partywall lab chaos` prints that of its history";
+    Failure::new(kind, format!("cannot use the history {}: {why}", path.display()), advice)
+}
+
+fn damaged(path: &Path, why: &str) -> Failure {
+    let message = format!("the history {} is damaged: {why}", path.display());
+    Failure::new(ErrorKind::CheckFailed, message, "run `partywall lab chaos` again for another history")
+}
+
+/// Bytes of a line: a power of two below the size of a page.
+const LINE: usize = 256;

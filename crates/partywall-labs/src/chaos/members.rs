@@ -1,0 +1,339 @@
+//! The members: each repeats one operation until it is killed or asked to end.
+
+use std::collections::VecDeque;
+
+use partywall::{
+    DType, Policy, Task, Ticket, WatchEvent,
+    error::{Busy, Gone},
+    info::Change,
+};
+
+use super::*;
+use crate::weights::tensors;
+
+/// Fills memory that this process holds with one word.
+macro_rules! fill {
+    ($memory:expr, $place:expr, $word:expr) => {
+        if $place == Place::Host {
+            $memory.as_mut_slice::<u64>()?.fill($word);
+        } else {
+            let range = $memory.device()?;
+            range.copy_from_host(range.gpu().stream(), &$word.to_le_bytes().repeat(WORDS as usize))?;
+        }
+    };
+}
+
+/// Returns the word that fills memory, or `None` if its words differ.
+macro_rules! word {
+    ($memory:expr, $place:expr, $range:expr) => {
+        if $place == Place::Host {
+            same($memory.as_slice::<u64>()?.iter().copied())
+        } else {
+            let range = $range;
+            let bytes = device::bytes_of(range.gpu(), range.as_slice()).doing("reading memory")?;
+            same(bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes"))))
+        }
+    };
+}
+
+fn same(mut words: impl Iterator<Item = u64>) -> Option<u64> {
+    let first = words.next()?;
+    words.all(|word| word == first).then_some(first)
+}
+
+struct Member<'a> {
+    session: &'a mut Session,
+    history: History,
+    /// Returns the next number, which no other member uses.
+    next: u64,
+}
+
+impl<'a> Member<'a> {
+    fn new(session: &'a mut Session) -> Result<Self, Failure> {
+        let job: Job = session.parent().hear()?;
+        Ok(Self { history: History::open(&job)?, next: u64::from(job.number) << 32, session })
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    /// Makes a call. Returns `None` if it timed out, which other members may cause.
+    fn call<T, E: Into<Failure>>(&self, name: &str, call: impl FnOnce() -> Result<T, E>) -> Result<Option<T>, Failure> {
+        let start = Instant::now();
+        let answer = call().map_err(Into::into);
+        let took = start.elapsed();
+        if took > LATE {
+            self.history.add(What::Late { call: name.into(), ms: took.as_millis() as u64 })?;
+        }
+        match answer {
+            Ok(value) => Ok(Some(value)),
+            Err(Failure::Library { error, .. })
+                if matches!(*error, Error::Timeout { .. } | Error::Busy(Busy::TopicFull { .. })) =>
+            {
+                Ok(None)
+            }
+            Err(failure) => {
+                self.history.add(What::Failed { call: name.into(), why: history::shortened(&failure.message()) })?;
+                Err(failure)
+            }
+        }
+    }
+
+    /// Rests a little. Returns false once the observer has asked the member to end.
+    fn goes_on(&mut self) -> Result<bool, Failure> {
+        thread::sleep(PAUSE);
+        Ok(!self.session.parent().has_spoken()? || self.session.parent().next::<()>()?.is_some())
+    }
+
+    fn left(&self) -> Result<(), Failure> {
+        self.history.add(What::Left)
+    }
+}
+
+pub(super) fn writer(session: &mut Session) -> Result<(), Failure> {
+    let mut member = Member::new(session)?;
+    let mut patterns = tensors::Patterns::default();
+    while member.goes_on()? {
+        let number = member.number();
+        commit(&member, &mut patterns, number)?;
+    }
+    member.left()
+}
+
+fn commit(member: &Member<'_>, patterns: &mut tensors::Patterns, number: u64) -> Result<(), Failure> {
+    member.history.add(What::Writing { number })?;
+    let mut build = match member.call("allocate", || tensors::create(member.session, number, 1).allocate())? {
+        Some(build) => build,
+        None => return Ok(()),
+    };
+    member.call("write", || patterns.write(&mut build, number, tensors::TENSORS))?;
+    let began = Moment::now();
+    if let Some(segment) = member.call("commit", || build.commit())? {
+        member.history.add(What::Committed { number, version: segment.version(), began })?;
+        member.call("release", || segment.release())?;
+    }
+    Ok(())
+}
+
+pub(super) fn reader(session: &mut Session) -> Result<(), Failure> {
+    let mut member = Member::new(session)?;
+    let mut patterns = tensors::Patterns::default();
+    while member.goes_on()? {
+        let began = Moment::now();
+        let Some(segment) = member.call("open", || member.session.domain().open(WEIGHTS, LIMIT))? else { continue };
+        if let Some((number, whole)) = member.call("check", || patterns.check(&segment))? {
+            member.history.add(What::Read { number, version: segment.version(), whole, began })?;
+        }
+        member.call("release", || segment.release())?;
+    }
+    member.left()
+}
+
+pub(super) fn publisher(session: &mut Session) -> Result<(), Failure> {
+    let mut member = Member::new(session)?;
+    let place = member.session.place;
+    let Some(topic) = member.call("open", || member.session.domain().topic(MESSAGES).timeout(LIMIT).open())? else {
+        return member.left();
+    };
+    // A place is free again once the death of its last holder is proved.
+    let joined = Instant::now();
+    let publisher = loop {
+        match topic.publisher() {
+            Err(Error::LimitReached(_)) if joined.elapsed() < TIMEOUT => {
+                if !member.goes_on()? {
+                    return member.left();
+                }
+            }
+            publisher => break member.call("publisher", || publisher)?,
+        }
+    };
+    let Some(publisher) = publisher else { return member.left() };
+    let mut message = member.number();
+    while member.goes_on()? {
+        let Some(mut loan) = member.call("loan", || publisher.loan(DType::U64, &[WORDS], LIMIT))? else { continue };
+        fill!(loan, place, message);
+        member.history.add(What::Publishing { message })?;
+        let publish = || loan.filled().publish(LIMIT).map_err(|refused| refused.error);
+        // A message that was refused is published again.
+        if member.call("publish", publish)?.is_some() {
+            member.history.add(What::Published { message })?;
+            message = member.number();
+        }
+    }
+    member.left()
+}
+
+pub(super) fn subscriber(session: &mut Session) -> Result<(), Failure> {
+    let mut member = Member::new(session)?;
+    let Some(topic) = member.call("open", || member.session.domain().topic(MESSAGES).timeout(LIMIT).open())? else {
+        return member.left();
+    };
+    let joined = Instant::now();
+    let subscriber = loop {
+        match topic.subscriber(Policy::Block) {
+            Err(Error::LimitReached(_)) if joined.elapsed() < TIMEOUT => {
+                if !member.goes_on()? {
+                    return member.left();
+                }
+            }
+            subscriber => break member.call("subscriber", || subscriber)?,
+        }
+    };
+    let Some(subscriber) = subscriber else { return member.left() };
+    member.history.add(What::Subscribed)?;
+    let mut ends = false;
+    loop {
+        ends = ends || (member.session.parent().has_spoken()? && member.session.parent().next::<()>()?.is_none());
+        // All publishers have left before the subscribers are asked to end.
+        let limit = if ends { Duration::ZERO } else { MOMENT };
+        match member.call("recv", || subscriber.recv(limit))? {
+            None if ends => break,
+            None => {}
+            Some(sample) => {
+                let gpu = sample.gpu();
+                let word = word!(sample, member.session.place, {
+                    sample.device_on(gpu.ok_or_else(|| unexpected("a message is not on a GPU"))?.stream())?
+                });
+                // Words of two messages are torn, and are no message.
+                member.history.add(What::Got { message: word.unwrap_or(0), whole: word.is_some() })?;
+                member.call("release", || sample.release())?;
+            }
+        }
+    }
+    member.left()
+}
+
+pub(super) fn submitter(session: &mut Session) -> Result<(), Failure> {
+    let mut member = Member::new(session)?;
+    let place = member.session.place;
+    let Some(queue) = member.call("open", || member.session.domain().queue(TASKS).timeout(LIMIT).open())? else {
+        return member.left();
+    };
+    let mut tickets: VecDeque<(u64, Ticket)> = VecDeque::new();
+    let mut ends = Instant::now() + TIMEOUT;
+    let mut goes_on = true;
+    while goes_on || !tickets.is_empty() {
+        if goes_on && !member.goes_on()? {
+            goes_on = false;
+            ends = Instant::now() + ENDS;
+        }
+        if goes_on && tickets.len() < 4 {
+            let task = member.number();
+            if let Some(mut input) = member.call("alloc", || queue.inputs().alloc(LIMIT))? {
+                fill!(input, place, task);
+                member.history.add(What::Submitting { task })?;
+                let order = Task::new("add").input(input).output(WORDS * 8).max_attempts(u8::MAX);
+                let submit = || queue.submit(order.cancel_with_submitter(true), LIMIT).map_err(|refused| refused.error);
+                if let Some(ticket) = member.call("submit", submit)? {
+                    member.history.add(What::Submitted { task })?;
+                    tickets.push_back((task, ticket));
+                }
+            }
+        }
+        let Some((task, ticket)) = tickets.pop_front() else { continue };
+        let Some(result) = member.call("result", || ticket.wait(MOMENT))? else {
+            tickets.push_front((task, ticket));
+            if !goes_on && Instant::now() > ends {
+                break;
+            }
+            continue;
+        };
+        let output = result.into_output().ok_or_else(|| unexpected("a result has no output"))?;
+        let word = word!(output, place, output.device()?);
+        member.history.add(What::Result { task, right: word == Some(task | DONE) })?;
+        member.call("release", || output.release())?;
+    }
+    member.left()
+}
+
+pub(super) fn worker(session: &mut Session) -> Result<(), Failure> {
+    let mut member = Member::new(session)?;
+    let place = member.session.place;
+    let Some(queue) = member.call("open", || member.session.domain().queue(TASKS).timeout(LIMIT).open())? else {
+        return member.left();
+    };
+    while member.goes_on()? {
+        let Some(mut task) = member.call("claim", || queue.claim(MOMENT))? else { continue };
+        let input = &task.inputs()[0];
+        let word = word!(input, place, input.device()?);
+        let done = word.map_or(0, |word| word | DONE);
+        fill!(task.output_mut()?, place, done);
+        match task.complete() {
+            // Its submitter was killed.
+            Err(Error::Gone(Gone::Claim { .. })) => {}
+            completed => drop(member.call("complete", || completed)?),
+        }
+    }
+    member.left()
+}
+
+pub(super) fn holder(session: &mut Session) -> Result<(), Failure> {
+    let mut member = Member::new(session)?;
+    let Some(permits) = member.call("open", || member.session.domain().semaphore(PERMITS, PERMITS_MOST))? else {
+        return member.left();
+    };
+    while member.goes_on()? {
+        let Some(permit) = member.call("acquire", || permits.acquire(LIMIT))? else { continue };
+        member.history.add(What::Acquired)?;
+        thread::sleep(PAUSE);
+        member.history.add(What::Releasing)?;
+        member.call("release", || permit.release())?;
+    }
+    member.left()
+}
+
+pub(super) fn taker(session: &mut Session) -> Result<(), Failure> {
+    let mut member = Member::new(session)?;
+    let place = member.session.place;
+    let Some(pool) = member.call("open", || member.session.domain().pool(BLOCKS).timeout(LIMIT).open())? else {
+        return member.left();
+    };
+    while member.goes_on()? {
+        let mark = member.number();
+        let Some(mut block) = member.call("alloc", || pool.alloc(LIMIT))? else { continue };
+        member.history.add(What::Took { block: block.index() })?;
+        fill!(block, place, mark);
+        thread::sleep(PAUSE);
+        let whole = word!(block, place, block.device()?) == Some(mark);
+        member.history.add(What::Giving { block: block.index(), whole })?;
+        member.call("release", || block.release())?;
+    }
+    member.left()
+}
+
+pub(super) fn watcher(session: &mut Session) -> Result<(), Failure> {
+    let member = Member::new(session)?;
+    let Some(mut watch) = member.call("watch", || member.session.domain().watch(WEIGHTS))? else {
+        return member.left();
+    };
+    member.history.add(What::Watching)?;
+    let mut ends = false;
+    loop {
+        ends = ends || (member.session.parent().has_spoken()? && member.session.parent().next::<()>()?.is_none());
+        // All writers have left before the watchers are asked to end.
+        let limit = if ends { Duration::ZERO } else { MOMENT };
+        match member.call("next", || watch.next(limit))?.flatten() {
+            Some(WatchEvent::Name(event)) => {
+                if let Change::Committed { version, .. } = event.change {
+                    member.history.add(What::Saw { version })?;
+                }
+            }
+            Some(_) => member.history.add(What::Gap)?,
+            None if ends => break,
+            None => {}
+        }
+    }
+    member.left()
+}
+
+/// How long a member rests between two operations, and holds a permit or a block.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// How long a submitter waits for its last results.
+const ENDS: Duration = Duration::from_secs(8);
+
+/// The time after which a call counts as one that did not return within its timeout. On a slow machine, its process may have
+/// been stopped meanwhile.
+const LATE: Duration = Duration::from_secs(7);

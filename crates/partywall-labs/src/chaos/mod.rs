@@ -1,0 +1,103 @@
+//! `partywall lab chaos`: members of every kind, killed and stopped at random moments, and a record of what they were promised.
+//!
+//! | role | process | does |
+//! |---|---|---|
+//! | writer, reader | child | commits versions of one kept name; opens the latest and checks every word |
+//! | publisher, subscriber | child | publishes numbered messages; receives each (`block`) |
+//! | submitter, worker | child | submits tasks and takes their results; does them |
+//! | holder | child | acquires a permit, and releases it |
+//! | taker | child | takes a block of a pool, marks it, and gives it back |
+//! | watcher | child | notes each version that the broker reports |
+//! | observer | `partywall lab chaos` | starts a broker and the others, kills and stops them by a plan, checks the history |
+//!
+//! Each process appends what it begins and what it was promised to one file, the history (`history.rs`). Only the checker
+//! (`check.rs`) judges it, and only by that file.
+
+mod check;
+mod history;
+mod members;
+mod observer;
+mod plan;
+
+use std::path::PathBuf;
+
+use clap::{Args, value_parser};
+
+use self::history::{History, What};
+use crate::prelude::*;
+
+pub(super) static LAB: Lab = Lab {
+    name: "chaos",
+    about: "Members of every kind are killed at random moments, and a record of what was promised is checked",
+    title: "members of every kind are killed and stopped at random moments, and nothing is lost",
+    on_host: true,
+    broker: true,
+    options: Order::augment_args,
+    takes_standard_output: |_| false,
+    roles: &[
+        Role::hidden("writer", members::writer),
+        Role::hidden("reader", members::reader),
+        Role::hidden("publisher", members::publisher),
+        Role::hidden("subscriber", members::subscriber),
+        Role::hidden("submitter", members::submitter),
+        Role::hidden("worker", members::worker),
+        Role::hidden("holder", members::holder),
+        Role::hidden("taker", members::taker),
+        Role::hidden("watcher", members::watcher),
+    ],
+    observer: Role::new("observer", "Kill and stop the members, and check the history", "", observer::play),
+    claims: CLAIMS,
+};
+
+#[derive(Debug, Args)]
+struct Order {
+    /// The plan of kills and stops follows from this number
+    #[arg(long, value_name = "S", default_value_t = 1)]
+    seed: u64,
+    /// How long members are killed, 1 to 400
+    #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = value_parser!(u64).range(1..=400))]
+    duration: u64,
+    /// Write the history to this file, which must not exist [default: a new file beside other temporary files]
+    #[arg(long, value_name = "FILE")]
+    history: Option<PathBuf>,
+    /// Start nothing, and check this history again
+    #[arg(long, value_name = "HISTORY", conflicts_with_all = ["seed", "duration", "history"])]
+    check: Option<PathBuf>,
+}
+
+/// The observer's instructions to a member.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Job {
+    /// Its number, which no other process of the lab has.
+    number: u32,
+    history: PathBuf,
+}
+
+/// The names of the objects.
+const WEIGHTS: &str = crate::weights::NAME;
+const MESSAGES: &str = "messages";
+const TASKS: &str = "tasks";
+const PERMITS: &str = "permits";
+const BLOCKS: &str = "blocks";
+
+/// How many permits, blocks, and tasks exist.
+const PERMITS_MOST: u32 = 2;
+const BLOCKS_MOST: u32 = 8;
+const TASKS_MOST: u32 = 32;
+
+/// The words of a message, a block, an input and an output.
+const WORDS: u64 = 512;
+
+/// What a worker adds to each word of its input.
+const DONE: u64 = 1 << 63;
+
+/// The limit of every wait of a member.
+const LIMIT: Duration = Duration::from_secs(2);
+
+claims! {
+    MIXED = "mixed": "A reader can see data of a version that a killed writer had not finished.",
+    MESSAGE = "message": "A message is lost, or arrives twice, when processes are killed.",
+    TASK = "task": "A task is lost, or has two results, when processes are killed.",
+    PERMIT = "permit": "Permits and blocks of killed processes are lost, or have two holders.",
+    RESOURCES = "resources": "The broker grows with every member that is killed.",
+}

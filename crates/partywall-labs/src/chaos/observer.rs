@@ -1,0 +1,304 @@
+//! The observer: starts the members, kills and stops them by the plan, counts the resources that are left, and runs the checker.
+
+use std::{fs, path::Path};
+
+use partywall::DType;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Map, json};
+
+use super::{
+    check::{Check, check},
+    plan::{Action, Plan, Strike},
+    *,
+};
+use crate::weights::tensors;
+
+pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
+    let order: Order = session.options()?;
+    let path = match &order.check {
+        Some(path) => path.clone(),
+        None => {
+            let default = || std::env::temp_dir().join(format!("partywall-chaos-{}.jsonl", std::process::id()));
+            let path = order.history.clone().unwrap_or_else(default);
+            let history = History::create(&path)?;
+            // A reader of the report may have another working directory.
+            let path = fs::canonicalize(&path).unwrap_or(path);
+            run(session, &order, history, &path)?;
+            path
+        }
+    };
+    let records = history::read(&path)?;
+    let checks = check(&records);
+    let violations: usize = checks.iter().map(|check| check.violations.len()).sum();
+    let kills = records.iter().filter(|record| matches!(record.what, What::Killed)).count();
+    let broker_kills = records.iter().filter(|record| matches!(record.what, What::BrokerKilled)).count();
+    session.report(
+        Step::new(
+            "killed",
+            "Members of every kind, and the broker, are killed (SIGKILL) and stopped (SIGSTOP) at random moments",
+            "The plan follows from the seed: the same seed strikes the same members in the same order. How far a run gets \
+             depends on the machine.",
+        )
+        .value("kills", kills.to_string())
+        .value("kills of the broker", broker_kills.to_string())
+        .value("history", path.display().to_string())
+        .judge(true, "the history is whole", ""),
+    )?;
+    for check in checks {
+        session.report(check.step())?;
+    }
+    let mut result = Map::new();
+    result.insert("kills".into(), json!(kills));
+    result.insert("broker_kills".into(), json!(broker_kills));
+    result.insert("violations".into(), json!(violations));
+    result.insert("history".into(), json!(path));
+    session.reporter().result(result);
+    if violations == 0 {
+        return Ok(());
+    }
+    session.reporter().conclude(CLAIMS);
+    Err(Failure::Reported(ErrorKind::CheckFailed))
+}
+
+/// A member at its place in the population.
+struct Place {
+    role: &'static str,
+    number: u32,
+    peer: Peer,
+    /// When a stopped member continues.
+    continues: Option<Instant>,
+}
+
+struct Observer<'a> {
+    session: &'a mut Session,
+    history: History,
+    path: &'a Path,
+    places: Vec<Place>,
+    started: u32,
+    kills: u64,
+}
+
+/// The resources of a broker, as the kernel counts them.
+struct Resources {
+    descriptors: u64,
+    kib: u64,
+}
+
+fn run(session: &mut Session, order: &Order, history: History, path: &Path) -> Result<(), Failure> {
+    history.add(What::Plan { seed: order.seed, seconds: order.duration })?;
+    // The death of a client with work on the GPU may end the MPS server, and with it the other clients.
+    let kills = !session.gpu_if_any()?.as_ref().map_or(Ok(false), |gpu| device::under_mps(gpu))?;
+    let domain = session.domain().clone();
+    let place = session.place;
+    let bytes = WORDS * 8;
+    let topic = domain.topic(MESSAGES).max_bytes(bytes).dtype(DType::U64).depth(16).publishers(16).subscribers(16);
+    let topic = topic.place(place).create()?;
+    let queue = domain.queue(TASKS).tasks(TASKS_MOST).inputs(TASKS_MOST, bytes).outputs(TASKS_MOST, bytes);
+    let queue = queue.place(place).create()?;
+    let permits = domain.semaphore(PERMITS, PERMITS_MOST)?;
+    let pool = domain.pool(BLOCKS).blocks(BLOCKS_MOST).block_bytes(bytes).place(place).create()?;
+    history.add(What::Writing { number: 0 })?;
+    let mut build = tensors::create(session, 0, 1).allocate()?;
+    tensors::Patterns::default().write(&mut build, 0, tensors::TENSORS)?;
+    let began = Moment::now();
+    let first = build.commit()?;
+    history.add(What::Committed { number: 0, version: first.version(), began })?;
+    first.release()?;
+    let blocks = u64::from(topic.stats().free);
+    let before = Resources::of_broker(&domain)?;
+
+    let mut observer = Observer { session, history, path, places: Vec::new(), started: 0, kills: 0 };
+    for role in POPULATION {
+        let place = observer.start(role)?;
+        observer.places.push(place);
+    }
+    let mut plan = Plan::new(order.seed);
+    let end = Instant::now() + Duration::from_secs(order.duration);
+    while Instant::now() < end {
+        observer.strike(plan.next(POPULATION.len()), kills)?;
+    }
+    observer.end()?;
+    let Observer { history, kills, .. } = observer;
+
+    // The broker proves deaths, and reclaims the resources of the dead, within moments.
+    let count = || -> Result<_, Failure> {
+        let topic = topic.stats();
+        let queue = queue.stats();
+        let pool = pool.stats();
+        let unfinished = queue.pending + queue.claimed + queue.enqueued + queue.done + queue.dead;
+        let older: u32 = domain.names()?.iter().map(|name| name.older).sum();
+        let after = Resources::of_broker(&domain)?;
+        let exactly = |of, count: u64, found: u64| (of, count, count, found);
+        Ok(vec![
+            exactly("members", 1, domain.members()?.len() as u64),
+            exactly("names", 4, domain.names()?.len() as u64),
+            exactly("old versions", 0, older.into()),
+            exactly("permits", PERMITS_MOST.into(), permits.available().into()),
+            exactly("free blocks of the pool", BLOCKS_MOST.into(), pool.free.into()),
+            exactly("blocks of the topic, free or in the ring", blocks, u64::from(topic.free + topic.in_ring)),
+            exactly("publishers", 0, topic.publishers.len() as u64),
+            exactly("subscribers", 0, topic.subscribers.len() as u64),
+            exactly("unfinished tasks", 0, unfinished.into()),
+            exactly("free inputs", TASKS_MOST.into(), queue.free_inputs.into()),
+            exactly("free outputs", TASKS_MOST.into(), queue.free_outputs.into()),
+            exactly("descriptors of the broker", before.descriptors, after.descriptors),
+            ("KiB of the broker", 0, before.kib + GROWTH_KIB, after.kib),
+        ])
+    };
+    let deadline = Instant::now() + SETTLES;
+    let found = loop {
+        let found = count()?;
+        let is_settled = found.iter().all(|(_, least, most, found)| (least..=most).contains(&found));
+        if is_settled || Instant::now() > deadline {
+            break found;
+        }
+        thread::sleep(MOMENT);
+    };
+    for (of, least, most, found) in found {
+        history.add(What::Counted { of: of.into(), least, most, found })?;
+    }
+    history.add(What::End { kills })
+}
+
+impl Observer<'_> {
+    fn start(&mut self, role: &'static str) -> Result<Place, Failure> {
+        self.started += 1;
+        let number = self.started;
+        self.history.add_about(number, What::Started { role: role.into() })?;
+        let peer = self.session.spawn(role)?;
+        peer.say(Job { number, history: self.path.to_owned() })?;
+        Ok(Place { role, number, peer, continues: None })
+    }
+
+    fn strike(&mut self, strike: Strike, kills: bool) -> Result<(), Failure> {
+        thread::sleep(strike.pause);
+        let now = Instant::now();
+        for place in &mut self.places {
+            if place.continues.is_some_and(|at| at <= now) {
+                place.resume();
+            }
+        }
+        let index = strike.place;
+        match strike.action {
+            Action::Kill if kills && !SPARED.contains(&index) => {
+                self.history.add_about(self.places[index].number, What::Killed)?;
+                self.note_end(index)?;
+                self.places[index].peer.kill();
+                self.kills += 1;
+                self.places[index] = self.start(POPULATION[index])?;
+            }
+            Action::Kill => {}
+            Action::KillBroker => {
+                self.history.add(What::BrokerKilled)?;
+                let domain = self.session.domain().clone();
+                self.session.broker().kill_worker(&domain)?;
+            }
+            Action::Stop(time) => {
+                let place = &mut self.places[index];
+                place.signal(Signal::STOP);
+                place.continues = Some(now + time);
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends all members: those that make something before those that wait for it.
+    fn end(&mut self) -> Result<(), Failure> {
+        self.places.iter_mut().for_each(Place::resume);
+        for role in ["writer", "publisher", "submitter", "worker", "subscriber", "reader", "holder", "taker", "watcher"]
+        {
+            for index in (0..self.places.len()).rev().filter(|index| POPULATION[*index] == role).collect::<Vec<_>>() {
+                self.note_end(index)?;
+            }
+            let (ending, others) = std::mem::take(&mut self.places).into_iter().partition(|place| place.role == role);
+            self.places = others;
+            let ending: Vec<Place> = ending;
+            ending.into_iter().for_each(|place| place.peer.end());
+        }
+        Ok(())
+    }
+
+    /// Records that a member has ended by itself, which is an error.
+    fn note_end(&mut self, index: usize) -> Result<(), Failure> {
+        let Place { number, peer, .. } = &mut self.places[index];
+        if peer.has_spoken()? {
+            let why = peer.next::<()>().err().map_or_else(|| "it speaks".to_owned(), |failure| failure.message());
+            let what = What::Failed { call: "the process".into(), why: history::shortened(&why) };
+            self.history.add_about(*number, what)?;
+        }
+        Ok(())
+    }
+}
+
+impl Place {
+    fn resume(&mut self) {
+        if self.continues.take().is_some() {
+            self.signal(Signal::CONT);
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        // The pid is ours until the child has been waited for, and no process waits for it before it is killed here.
+        if let Some(pid) = Pid::from_raw(self.peer.pid.cast_signed()) {
+            let _ = kill_process(pid, signal);
+        }
+    }
+}
+
+impl Resources {
+    fn of_broker(domain: &Domain) -> Result<Self, Failure> {
+        let pid = domain.status()?.pid;
+        let system = |source| Error::System { what: format!("inspecting the broker, pid {pid}"), source };
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).map_err(system)?;
+        let kib =
+            status.lines().find_map(|line| line.strip_prefix("RssAnon:")?.trim().strip_suffix(" kB")?.parse().ok());
+        let kib = kib.ok_or_else(|| unexpected("the kernel does not say how much memory the broker has"))?;
+        let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).map_err(system)?.count() as u64;
+        Ok(Self { descriptors, kib })
+    }
+}
+
+impl Check {
+    fn step(self) -> Step {
+        let Self { id, title, why, claim, counted, violations } = self;
+        let step = Step::new(id, title, why).value("checked", counted);
+        let step = violations.iter().take(SHOWN).fold(step, |step, violation| step.value("violation", violation));
+        let step = if violations.is_empty() { step } else { step.value("violations", violations.len().to_string()) };
+        let step = claim.into_iter().fold(step, |step, claim| step.says(claim, !violations.is_empty()));
+        step.judge(violations.is_empty(), "as promised", "a promise was broken")
+    }
+}
+
+/// The members, by their places.
+const POPULATION: [&str; 18] = [
+    "submitter",
+    "subscriber",
+    "watcher",
+    "writer",
+    "writer",
+    "reader",
+    "reader",
+    "publisher",
+    "publisher",
+    "subscriber",
+    "submitter",
+    "worker",
+    "worker",
+    "holder",
+    "holder",
+    "holder",
+    "taker",
+    "taker",
+];
+
+/// The places of members that are stopped, but never killed, so that they must receive everything.
+const SPARED: std::ops::Range<usize> = 0..3;
+
+/// How much the broker's own memory may grow, in KiB: allocators keep some of what is freed.
+const GROWTH_KIB: u64 = 4096;
+
+/// How long the broker may take to reclaim the resources of the last members.
+const SETTLES: Duration = Duration::from_secs(5);
+
+/// How many violations a step shows.
+const SHOWN: usize = 5;

@@ -1,0 +1,72 @@
+//! The plan: which member is killed or stopped after which pause. It follows from the seed alone.
+
+use super::*;
+
+/// The state of SplitMix64, a generator of pseudorandom numbers.
+#[derive(Debug, Clone)]
+pub(super) struct Plan(u64);
+
+/// One line of the plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Strike {
+    /// The longest wait before it.
+    pub(super) pause: Duration,
+    /// The place of the member in the population.
+    pub(super) place: usize,
+    pub(super) action: Action,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Action {
+    /// SIGKILL, whatever the member does.
+    Kill,
+    /// SIGSTOP, and SIGCONT after this time. A kill may come before.
+    Stop(Duration),
+    /// SIGKILL for the broker, whichever member it is the turn of.
+    KillBroker,
+}
+
+impl Plan {
+    pub(super) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// Returns the next strike against a population of this size.
+    pub(super) fn next(&mut self, population: usize) -> Strike {
+        let pause = Duration::from_micros(self.below(10_000));
+        let place = self.below(population as u64) as usize;
+        let action = match self.below(100) {
+            0..3 => Action::KillBroker,
+            3..20 => Action::Stop(Duration::from_millis(self.below(200))),
+            _ => Action::Kill,
+        };
+        Strike { pause, place, action }
+    }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % limit
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn strikes(seed: u64) -> Vec<Strike> {
+        let mut plan = Plan::new(seed);
+        (0..1000).map(|_| plan.next(16)).collect()
+    }
+
+    #[test]
+    fn same_seed_gives_the_same_plan() {
+        assert_eq!(strikes(7), strikes(7));
+        assert_ne!(strikes(7), strikes(8));
+        let kills = strikes(7).iter().filter(|strike| strike.action == Action::Kill).count();
+        assert!((700..900).contains(&kills), "{kills}");
+        assert!((0..16).all(|place| strikes(7).iter().any(|strike| strike.place == place)));
+    }
+}

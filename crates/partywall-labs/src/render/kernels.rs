@@ -1,0 +1,49 @@
+//! The stream of a role, and its kernels.
+
+use partywall::cuda::experiment::Rasteriser;
+
+use super::*;
+
+pub(super) struct Kernels {
+    stream: Stream,
+    pub(super) rasteriser: Rasteriser,
+}
+
+impl Kernels {
+    /// Loads the kernels before the stream waits for another process.
+    pub(super) fn new(domain: &Domain, gpu: &Gpu) -> Result<Self, Failure> {
+        let stream = Stream::new(gpu.context()).doing("creating a stream")?;
+        broker::prepare(domain, &stream);
+        Ok(Self { stream, rasteriser: Rasteriser::load(gpu.context()).doing("loading kernels")? })
+    }
+
+    /// Returns the kernels for objects at this place, if it is a GPU.
+    pub(super) fn of(domain: &Domain, place: Place) -> Result<Option<Self>, Failure> {
+        match place {
+            Place::Gpu(uuid) => Self::new(domain, &*domain.gpu(uuid)?).map(Some),
+            Place::Host => Ok(None),
+        }
+    }
+
+    pub(super) fn stream(&self) -> StreamRef<'_> {
+        self.stream.as_ref()
+    }
+
+    /// Publishes a loan that the stream fills. No host waits for that.
+    pub(super) fn publish(&self, loan: Loan) -> Result<(), Failure> {
+        loan.filled().publish_on(self.stream(), TIMEOUT).map_err(|refused| refused.error)?;
+        Ok(())
+    }
+
+    /// Releases a sample once the stream has done what was enqueued.
+    pub(super) fn release(&self, sample: Sample) -> Result<(), Failure> {
+        Ok(sample.release_on(self.stream()).map_err(|refused| refused.error)?)
+    }
+}
+
+impl Drop for Kernels {
+    fn drop(&mut self) {
+        // Buffers that belong to a role may be in use. A failure is that of work that has failed before.
+        let _ = self.stream.synchronize();
+    }
+}

@@ -1,0 +1,33 @@
+//! A file with the weights, for comparison.
+
+use std::{
+    fs::{self, File},
+    os::fd::AsRawFd,
+    path::PathBuf,
+    sync::atomic::AtomicBool,
+};
+
+use partywall::files::Format;
+
+use super::*;
+
+/// A file in the page cache. It has no name, so that it disappears if this process is killed.
+pub(super) struct Cached(File);
+
+impl Cached {
+    /// Writes the weights to a file beside other temporary files.
+    pub(super) fn write(session: &Session) -> Result<Self, Failure> {
+        let segment = session.domain().open(NAME, TIMEOUT)?;
+        let path = std::env::temp_dir().join(format!("partywall-lab-weights-{}", std::process::id()));
+        let system = |source| Error::System { what: format!("writing {}", path.display()), source };
+        let mut file = File::options().read(true).write(true).create_new(true).open(&path).map_err(system)?;
+        fs::remove_file(&path).map_err(system)?;
+        segment.write_to(None, Format::SafeTensors, &mut file, &|_| (), &AtomicBool::new(false))?;
+        Ok(Self(file))
+    }
+
+    /// Returns a path by which processes of this machine open the file.
+    pub(super) fn path(&self) -> PathBuf {
+        format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd()).into()
+    }
+}

@@ -1,0 +1,236 @@
+//! Two processes that share one table of file descriptors, and signals that one of them waits for.
+//!
+//! What one process of a table opens, the other has open under the same number, and what one closes is closed for both.
+//! The kernel drops a table with its last process. Descriptors therefore survive the death of the process that opened
+//! them: its supervisor has them too, and the next worker finds them by number.
+#![allow(unsafe_code)]
+
+use std::{
+    collections::BTreeSet,
+    mem::MaybeUninit,
+    os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd},
+    time::Duration,
+};
+
+use rustix::{
+    io::{self, Errno},
+    process::{self, Pid, Resource, Signal},
+};
+
+/// Starts a copy of this process that shares its table of file descriptors (clone(2) with `CLONE_FILES`). The copy runs
+/// `child` and exits with its result, without dropping what it has inherited. Returns its pid; the caller has to wait
+/// for its end.
+///
+/// # Safety
+/// - This process has one thread.
+/// - What the copy drops, this process does not use afterwards, and the reverse: each would close the other's
+///   descriptors.
+///
+/// # Errors
+/// As clone(2).
+pub unsafe fn fork_sharing_files(child: &mut dyn FnMut() -> u8) -> io::Result<Pid> {
+    let flags = libc::c_long::from(libc::CLONE_FILES | libc::SIGCHLD);
+    // SAFETY: without a stack of its own and without `CLONE_VM` the copy continues here in a copy of this memory, as after
+    // fork(2). The process has one thread (the caller's promise), so the copy inherits no lock that another thread holds,
+    // and the C library has nothing to prepare. The remaining arguments are unused with these flags, in any order.
+    match unsafe { libc::syscall(libc::SYS_clone, flags, 0_usize, 0_usize, 0_usize, 0_usize) } {
+        -1 => Err(last_errno()),
+        0 => {
+            let code = child();
+            // SAFETY: ends the copy without running destructors or handlers of the process that it is a copy of.
+            unsafe { libc::_exit(i32::from(code)) }
+        }
+        pid => i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH),
+    }
+}
+
+/// Returns the numbers of this process's open file descriptors.
+///
+/// # Errors
+/// As getdents64(2).
+pub fn open_numbers() -> io::Result<BTreeSet<RawFd>> {
+    // SAFETY: the number is only asked for; if no file is open under it, the call fails.
+    let is_open = |number: &RawFd| *number >= 0 && io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(*number) }).is_ok();
+    let listed = match std::fs::read_dir("/proc/self/fd") {
+        Ok(entries) => entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect::<Vec<_>>(),
+        // Without /proc each possible number is tried.
+        Err(_) => {
+            let limit = process::getrlimit(Resource::Nofile).current.unwrap_or(MOST_NUMBERS).min(MOST_NUMBERS);
+            (0..RawFd::try_from(limit).unwrap_or(RawFd::MAX)).collect()
+        }
+    };
+    // The descriptor by which the folder was read is closed by now.
+    Ok(listed.into_iter().filter(is_open).collect())
+}
+
+/// The file descriptors that the former process of a table has left open.
+#[derive(Debug)]
+pub struct LeftOpen(BTreeSet<RawFd>);
+
+impl LeftOpen {
+    /// Takes possession of all open file descriptors except `others`.
+    ///
+    /// # Safety
+    /// Nothing in this process owns or uses a descriptor that is not among `others`, and no other process of the table
+    /// does.
+    ///
+    /// # Errors
+    /// As [`open_numbers`].
+    pub unsafe fn except(others: &BTreeSet<RawFd>) -> io::Result<Self> {
+        Ok(Self(open_numbers()?.difference(others).copied().collect()))
+    }
+
+    /// Returns no descriptors, for the first process of a table.
+    pub fn none() -> Self {
+        Self(BTreeSet::new())
+    }
+
+    /// Returns the descriptor with this number; `None` if it is not among those, or was taken before.
+    pub fn take(&mut self, number: RawFd) -> Option<OwnedFd> {
+        // SAFETY: open, and owned by nothing else: the promise of whoever made this set. It leaves the set, so it has one
+        // owner.
+        self.0.remove(&number).then(|| unsafe { OwnedFd::from_raw_fd(number) })
+    }
+
+    /// Returns all remaining descriptors.
+    pub fn take_rest(&mut self) -> Vec<OwnedFd> {
+        let numbers: Vec<_> = self.0.iter().copied().collect();
+        numbers.into_iter().filter_map(|number| self.take(number)).collect()
+    }
+}
+
+/// Signals that the calling thread blocks, in order to wait for them.
+#[derive(Debug)]
+pub struct WaitedSignals {
+    signals: libc::sigset_t,
+    /// The mask before.
+    mask: libc::sigset_t,
+}
+
+impl WaitedSignals {
+    /// Blocks `signals` in the calling thread, and gives them their default action, so that the end of a child is
+    /// reported even if the parent of this process ignored `SIGCHLD`. Child processes inherit both; see
+    /// [`WaitedSignals::unblock`].
+    ///
+    /// # Errors
+    /// As pthread_sigmask(3).
+    pub fn block(signals: &[Signal]) -> io::Result<Self> {
+        let mut set = MaybeUninit::uninit();
+        // SAFETY: `sigemptyset` initializes the set.
+        let mut set = unsafe {
+            libc::sigemptyset(set.as_mut_ptr());
+            set.assume_init()
+        };
+        for signal in signals {
+            // SAFETY: the set is initialized, and the default action runs no code of ours. A number that is none only makes
+            // the calls fail.
+            unsafe {
+                libc::sigaddset(&raw mut set, signal.as_raw());
+                libc::signal(signal.as_raw(), libc::SIG_DFL);
+            }
+        }
+        let mut mask = set;
+        // SAFETY: both sets are initialized, and outlive the call.
+        match unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, &raw mut mask) } {
+            0 => Ok(Self { signals: set, mask }),
+            errno => Err(Errno::from_raw_os_error(errno)),
+        }
+    }
+
+    /// Restores the mask that was in force before, as a child process does that handles these signals itself.
+    pub fn unblock(&self) {
+        // SAFETY: the set is initialized and outlives the call, which fails only for an unknown action.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.mask, std::ptr::null_mut()) };
+    }
+
+    /// Returns the next of the signals; `None` if none arrives within `timeout`.
+    ///
+    /// # Errors
+    /// As sigtimedwait(2), without `EAGAIN` and `EINTR`.
+    pub fn wait(&self, timeout: Duration) -> io::Result<Option<i32>> {
+        let timeout = libc::timespec {
+            tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
+            tv_nsec: libc::c_long::from(timeout.subsec_nanos()),
+        };
+        // SAFETY: the set and the time are initialized and outlive the call, which stores nothing.
+        match unsafe { libc::sigtimedwait(&raw const self.signals, std::ptr::null_mut(), &raw const timeout) } {
+            -1 => match last_errno() {
+                Errno::AGAIN | Errno::INTR => Ok(None),
+                errno => Err(errno),
+            },
+            signal => Ok(Some(signal)),
+        }
+    }
+}
+
+fn last_errno() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
+}
+
+/// More descriptors than a process may have by default (`fs.nr_open`).
+const MOST_NUMBERS: u64 = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{AsFd, AsRawFd};
+
+    use super::*;
+    use crate::memfd;
+
+    /// Runs a test in a process with one thread.
+    fn alone(test: impl FnOnce() -> u8) {
+        // The threads of the test program do not exist in a fork, which may do little; this test allocates, which the C
+        // library permits after its own fork.
+        // SAFETY: the child takes no lock of this program except the allocator's, which fork(2) of the C library makes
+        // usable in the child.
+        assert_eq!(unsafe { crate::process::in_fork(test) }, Ok(0));
+    }
+
+    fn wait(pid: Pid) -> Option<i32> {
+        let status = io::retry_on_intr(|| process::waitpid(Some(pid), process::WaitOptions::empty())).ok()??;
+        status.1.exit_status()
+    }
+
+    #[test]
+    fn descriptor_survives_the_process_that_opened_it() {
+        alone(|| {
+            let Ok(ours) = open_numbers() else { return 1 };
+            // SAFETY: one thread; the child drops nothing of this process.
+            let child = unsafe {
+                fork_sharing_files(&mut || {
+                    let Ok(file) = memfd::frozen("partywall:test", b"kept") else { return 0 };
+                    let number = file.as_raw_fd();
+                    std::mem::forget(file);
+                    u8::try_from(number).unwrap_or(0)
+                })
+            };
+            let Some(number) = child.ok().and_then(wait).filter(|number| *number != 0) else { return 2 };
+            // SAFETY: this process opened nothing since, and the child is gone.
+            let Ok(mut left) = (unsafe { LeftOpen::except(&ours) }) else { return 3 };
+            let Some(file) = left.take(number) else { return 4 };
+            if left.take(number).is_some() || !left.take_rest().is_empty() {
+                return 5;
+            }
+            u8::from(memfd::len(file.as_fd()) != Ok(4))
+        });
+    }
+
+    #[test]
+    fn blocked_signals_are_waited_for() {
+        alone(|| {
+            let Ok(signals) = WaitedSignals::block(&[Signal::TERM, Signal::CHILD]) else { return 1 };
+            // SAFETY: one thread; the child drops nothing.
+            let Ok(child) = (unsafe { fork_sharing_files(&mut || 0) }) else { return 2 };
+            if signals.wait(Duration::from_secs(60)) != Ok(Some(Signal::CHILD.as_raw())) || wait(child) != Some(0) {
+                return 3;
+            }
+            if process::kill_process(process::getpid(), Signal::TERM).is_err() {
+                return 4;
+            }
+            if signals.wait(Duration::from_secs(60)) != Ok(Some(Signal::TERM.as_raw())) {
+                return 5;
+            }
+            u8::from(signals.wait(Duration::ZERO) != Ok(None)) * 6
+        });
+    }
+}

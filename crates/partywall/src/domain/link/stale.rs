@@ -1,0 +1,59 @@
+//! Leases on versions whose withdrawal allows no new views.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use partywall_os::lock::IgnorePoison;
+use partywall_wire::Notice;
+
+use crate::error::{Error, Gone, Result, ago};
+
+/// The stale leases of a connection. The broker reports them on the events socket, perhaps before the caller that opened
+/// the version has read its answer; so they are kept by number.
+#[derive(Debug, Default)]
+pub(super) struct StaleLeases {
+    /// Whether there may be any. Views read nothing but this as long as there are none.
+    any: AtomicBool,
+    leases: Mutex<HashMap<u64, Notice>>,
+}
+
+impl StaleLeases {
+    pub(super) fn add(&self, leases: Vec<(u64, Notice)>) {
+        let mut known = self.leases.lock().ignore_poison();
+        known.extend(leases);
+        self.any.store(!known.is_empty(), Ordering::Release);
+    }
+
+    /// Forgets a lease that is given back.
+    pub(super) fn forget(&self, lease: u64) {
+        if self.any.load(Ordering::Relaxed) {
+            let mut known = self.leases.lock().ignore_poison();
+            known.remove(&lease);
+            self.any.store(!known.is_empty(), Ordering::Release);
+        }
+    }
+
+    /// Refuses another view of the version `name` that a lease is on, if it is stale.
+    #[inline]
+    pub(super) fn check(&self, lease: u64, name: &str) -> Result<()> {
+        if self.any.load(Ordering::Acquire) { self.check_slow(lease, name) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn check_slow(&self, lease: u64, name: &str) -> Result<()> {
+        match self.leases.lock().ignore_poison().get(&lease) {
+            Some(notice) => Err(withdrawn(name, notice)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Returns the error that a version is stale.
+pub(crate) fn withdrawn(name: &str, notice: &Notice) -> Error {
+    Gone::Withdrawn { name: name.to_owned(), pid: notice.pid, ago: ago(notice.at) }.into()
+}

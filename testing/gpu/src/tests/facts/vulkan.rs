@@ -1,0 +1,192 @@
+//! Vulkan beside CUDA. Khronos does not promise that Vulkan imports what CUDA exports.
+
+use std::os::fd::AsFd;
+
+use partywall::DeviceUuid;
+use partywall_vulkan::ash::vk;
+use rustix::fs::{MemfdFlags, SealFlags};
+
+use super::{BYTES, MIB};
+use crate::raw::Words;
+use crate::tests::stage::{Check, Peer, pattern};
+use crate::tests::world::{ensure, error_text};
+use crate::vulkan::{Buffer, Memory, Vulkan};
+
+/// Host memory, imported into Vulkan: where the facts read and write what Vulkan copies.
+struct Desk {
+    // Dropped in this order.
+    buffer: Buffer,
+    _memory: Memory,
+    words: Words,
+}
+
+impl Desk {
+    fn new(vulkan: &Vulkan, bytes: usize) -> Result<Self, String> {
+        let words = Words::map(Words::file(bytes)?, true)?;
+        let memory = vulkan.import_host(words.address(), bytes as u64).map_err(|refused| refused.text())?;
+        let buffer = vulkan.buffer(&memory, 0, bytes as u64)?;
+        Ok(Self { buffer, _memory: memory, words })
+    }
+
+    /// Writes the test pattern.
+    fn fill(&self) {
+        (0..self.words.bytes() / 8).for_each(|index| self.words.store(index, word(index, 1)));
+    }
+
+    /// Returns whether Vulkan finds the test pattern, each word `factor` times, in all of a buffer.
+    fn finds_pattern(&self, vulkan: &Vulkan, from: &Buffer, factor: u32) -> Result<bool, String> {
+        (0..self.words.bytes() / 8).for_each(|index| self.words.store(index, 0));
+        vulkan.copy(from, &self.buffer)?;
+        Ok(holds_pattern(&self.words, factor))
+    }
+}
+
+/// Returns two words of the test pattern, each `factor` times.
+fn word(index: usize, factor: u32) -> u64 {
+    let half = |index: usize| u64::from(pattern(index as u64).wrapping_mul(factor));
+    half(2 * index) | half(2 * index + 1) << 32
+}
+
+fn holds_pattern(words: &Words, factor: u32) -> bool {
+    (0..words.bytes() / 8).all(|index| words.load(index) == word(index, factor))
+}
+
+/// Returns the UUID by which CUDA names its first GPU.
+fn first_uuid(check: &Check) -> Result<DeviceUuid, String> {
+    let mut uuid = [0; 16];
+    check.cuda.init(0).ok()?;
+    check.cuda.device_get_uuid(&mut uuid, 0).ok()?;
+    Ok(DeviceUuid(uuid))
+}
+
+fn open(check: &Check) -> Result<Vulkan, String> {
+    Vulkan::open(Some(first_uuid(check)?))
+}
+
+pub(super) fn vulkan_names_a_gpu_as_cuda_does(check: &Check) -> Result<(), String> {
+    let uuid = first_uuid(check)?;
+    check.same("the device of this UUID", Vulkan::open(Some(uuid))?.gpu.uuid() == uuid, true);
+    check.same("a UUID that is no GPU's", Vulkan::open(Some(DeviceUuid([0xA5; 16]))).is_err(), true);
+    Ok(())
+}
+
+pub(super) fn vulkan_imports_exported_memory(check: &Check) -> Result<(), String> {
+    let mut owner = Peer::start("owner_of_exported_memory")?;
+    let descriptor = owner.hear()?.descriptor()?;
+    let vulkan = open(check)?;
+    let desk = Desk::new(&vulkan, BYTES)?;
+    let memory = vulkan.import(descriptor.as_fd(), BYTES as u64).map_err(|refused| refused.text())?;
+    let buffer = vulkan.buffer(&memory, 0, BYTES as u64)?;
+    check.same("what a kernel wrote before", desk.finds_pattern(&vulkan, &buffer, 1)?, true);
+    owner.order("double")?;
+    check.same("what a kernel changed", desk.finds_pattern(&vulkan, &buffer, 2)?, true);
+    desk.fill();
+    vulkan.copy(&desk.buffer, &buffer)?;
+    // The owner checks it by a kernel.
+    owner.order("verify")?;
+    owner.finish()
+}
+
+pub(super) fn vulkan_buffers_begin_at_multiples_of_256(check: &Check) -> Result<(), String> {
+    check.start()?;
+    let (handle, address) = check.mapped(BYTES)?;
+    check.fill(address, BYTES)?;
+    let descriptor = check.export(handle)?;
+    let vulkan = open(check)?;
+    let memory = vulkan.import(descriptor.as_fd(), BYTES as u64).map_err(|refused| refused.text())?;
+    let places = [(256, 1024), (4 * 1024 + 768, 256), (2 * MIB, 4096), (BYTES - 256, 256)];
+    let mut expected: Vec<u8> = (0..BYTES as u64 / 4).flat_map(|index| pattern(index).to_ne_bytes()).collect();
+    // All at a time, so that a driver that confuses them is found.
+    let buffers: Result<Vec<_>, _> =
+        places.iter().map(|(offset, bytes)| vulkan.buffer(&memory, *offset as u64, *bytes as u64)).collect();
+    for ((buffer, (offset, bytes)), value) in buffers?.iter().zip(places).zip(1..) {
+        vulkan.fill(buffer, u32::from_ne_bytes([value; 4]))?;
+        expected[offset..offset + bytes].fill(value);
+    }
+    let mut found = vec![0; BYTES];
+    check.cuda.read(&mut found, address).ok()?;
+    let wrong = found.iter().zip(&expected).filter(|(found, expected)| found != expected).count();
+    check.same("wrong bytes", wrong, 0);
+    Ok(())
+}
+
+pub(super) fn vulkan_keeps_the_memory_of_a_killed_creator(check: &Check) -> Result<(), String> {
+    let mut owner = Peer::start("owner_of_exported_memory")?;
+    let descriptor = owner.hear()?.descriptor()?;
+    let vulkan = open(check)?;
+    let desk = Desk::new(&vulkan, BYTES)?;
+    let before = vulkan.import(descriptor.as_fd(), BYTES as u64).map_err(|refused| refused.text())?;
+    let buffer = vulkan.buffer(&before, 0, BYTES as u64)?;
+    owner.kill()?;
+    check.same("an import from before the death", desk.finds_pattern(&vulkan, &buffer, 1)?, true);
+    let after = vulkan.import(descriptor.as_fd(), BYTES as u64).map_err(|refused| refused.text())?;
+    drop(descriptor);
+    let again = vulkan.buffer(&after, 0, BYTES as u64)?;
+    check.same("an import from after it", desk.finds_pattern(&vulkan, &again, 1)?, true);
+    vulkan.fill(&again, 7)?;
+    vulkan.copy(&buffer, &desk.buffer)?;
+    check.same("is the same memory", desk.words.load(BYTES / 16), 7 << 32 | 7);
+    Ok(())
+}
+
+pub(super) fn vulkan_refuses_more_than_was_exported(check: &Check) -> Result<(), String> {
+    check.start()?;
+    let descriptor = check.export(check.create(BYTES)?)?;
+    let vulkan = open(check)?;
+    for (question, bytes) in [("twice the size", 2 * BYTES), ("a page more", BYTES + 4096)] {
+        match vulkan.import(descriptor.as_fd(), bytes as u64) {
+            Ok(_) => check.same(question, "imported", "refused"),
+            Err(refused) => {
+                check.same(question, refused.code, vk::Result::ERROR_OUT_OF_DEVICE_MEMORY);
+                // Khronos documents the contrary: a descriptor that was not imported is still its caller's.
+                check.same("its descriptor is still this process's", refused.ours, false);
+            }
+        }
+    }
+    let whole = vulkan.import(descriptor.as_fd(), BYTES as u64);
+    check.same("the right size", whole.is_ok(), true);
+    Ok(())
+}
+
+pub(super) fn vulkan_imports_host_memory_that_cuda_has_registered(check: &Check) -> Result<(), String> {
+    check.start()?;
+    let vulkan = Vulkan::open(None)?;
+    let file = Words::file(BYTES)?;
+    let words = Words::map(&file, true)?;
+    let other = Words::map(&file, true)?;
+    let device = check.register(&words)?;
+    let memory = vulkan.import_host(words.address(), BYTES as u64).map_err(|refused| refused.text())?;
+    let buffer = vulkan.buffer(&memory, 0, BYTES as u64)?;
+    let desk = Desk::new(&vulkan, BYTES)?;
+    check.fill(device, BYTES)?;
+    check.same("what a kernel wrote", desk.finds_pattern(&vulkan, &buffer, 1)?, true);
+    check.double(device, BYTES)?.ok()?;
+    check.same("what a kernel changed", desk.finds_pattern(&vulkan, &buffer, 2)?, true);
+    (0..BYTES / 8).for_each(|index| other.store(index, 0));
+    check.same("what another mapping wrote", desk.finds_pattern(&vulkan, &buffer, 1)?, false);
+    desk.fill();
+    vulkan.copy(&desk.buffer, &buffer)?;
+    check.same("Vulkan's bytes in another mapping", holds_pattern(&other, 1), true);
+    check.same("and in a kernel", check.holds_pattern(device, BYTES, 1)?, true);
+    Ok(())
+}
+
+/// lavapipe imports both.
+pub(super) fn vulkan_imports_no_frozen_host_memory(check: &Check) -> Result<(), String> {
+    let vulkan = open(check)?;
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = rustix::fs::memfd_create("frozen", flags).map_err(error_text)?;
+    let bytes: Vec<u8> = (0..BYTES as u64 / 4).flat_map(|index| pattern(index).to_ne_bytes()).collect();
+    let written = rustix::io::pwrite(&file, &bytes, 0).map_err(error_text)?;
+    ensure(written == BYTES, || format!("{written} bytes written"))?;
+    let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK;
+    rustix::fs::fcntl_add_seals(&file, seals).map_err(error_text)?;
+    // Partywall copies a frozen segment for a driver that refuses both.
+    for (what, words) in
+        [("a read-only mapping", Words::map(&file, false)?), ("a private mapping", Words::map_private(&file)?)]
+    {
+        let refused = vulkan.import_host(words.address(), BYTES as u64).err().map(|refused| refused.code);
+        check.same(what, refused, Some(vk::Result::ERROR_OUT_OF_DEVICE_MEMORY));
+    }
+    Ok(())
+}
