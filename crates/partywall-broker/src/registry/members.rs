@@ -35,14 +35,14 @@ impl Registry {
     }
 
     /// Evicts members: takes from them everything that others may wait for, and keeps their leases, because only the
-    /// end of a process ends its use of memory.
+    /// end of a process ends its use of memory. All of it is done before the reply, so that whoever evicted a member never
+    /// sees a message of it that was published later.
     pub(super) fn evict(
         &mut self,
         member: MemberId,
         whom: Whom,
         kill: bool,
         before: &mut Effects,
-        out: &mut Effects,
     ) -> Decision {
         let meant = self.meant(whom);
         if meant.is_empty() {
@@ -60,11 +60,13 @@ impl Registry {
         let by = self.ender(member);
         let mut evicted = Vec::new();
         for id in here {
-            self.evict_one(id, &by, out);
+            self.evict_one(id, &by, before);
             if evicted.len() < ROWS {
                 evicted.extend(self.departed(id));
-                before.extend(kill.then_some(Effect::Kill(id)));
             }
+        }
+        if kill {
+            before.extend(evicted.iter().map(|departed| Effect::Kill(departed.member)));
         }
         Ok(Answer::Evicted(evicted).into())
     }

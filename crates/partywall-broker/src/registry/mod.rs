@@ -373,7 +373,7 @@ impl Registry {
             Call::UsesGpu { mps } => Ok(self.uses_gpu(member, mps).into()),
             Call::ContextLost => Ok(self.context_lost(member, out).into()),
             Call::Watch(watch) => self.watch(member, request, watch),
-            Call::Evict { whom, kill } => self.evict(member, whom, kill, before, out),
+            Call::Evict { whom, kill } => self.evict(member, whom, kill, before),
             Call::FreeUnproven { pid } => self.free_unproven(pid, out),
             Call::Leave => {
                 self.leave(member, out);

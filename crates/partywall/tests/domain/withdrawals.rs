@@ -37,8 +37,12 @@ pub(crate) fn play(role: &str) {
                 println!("done told {} {}", notice.pid, notice.then.name());
             }
             ("check", Some(segment)) => {
-                assert_eq!(is_stale(&segment.check()), is_stale(&segment.tensor("x").unwrap().to_vec()));
-                println!("done {}", if is_stale(&segment.check()) { "stale" } else { "fine" });
+                // The deadline may pass between two of these.
+                let before = is_stale(&segment.check());
+                let reading = is_stale(&segment.tensor("x").unwrap().to_vec());
+                let after = is_stale(&segment.check());
+                assert!(before <= reading && reading <= after, "{before} {reading} {after}");
+                println!("done {}", if after { "stale" } else { "fine" });
             }
             ("ping", _) => println!("done {}", if domain.ping().is_ok() { "fine" } else { "refused" }),
             ("drop", _) => {

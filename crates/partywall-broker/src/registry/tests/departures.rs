@@ -93,6 +93,15 @@ fn eviction_notifies_at_once_and_returns_holdings_at_death() {
 }
 
 #[test]
+fn eviction_is_answered_after_it_has_taken_effect() {
+    let (mut w, victim, survivor) = busy(true);
+    let call = Call::Evict { whom: Whom::Member(victim.0), kill: true };
+    let effects = w.apply(Event::Request { member: survivor, request: RequestId(1000), call });
+    assert_eq!(steps(&effects), NOTIFIED);
+    assert!(matches!(&effects[..], [.., Effect::Kill(_), Effect::Reply { .. }]), "{effects:?}");
+}
+
+#[test]
 fn lost_context_ends_timelines_at_once_and_the_rest_at_death() {
     let (mut w, victim, _) = busy(true);
     let (.., effects) = w.ask(victim, Call::ContextLost);

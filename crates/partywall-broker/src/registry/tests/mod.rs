@@ -264,12 +264,14 @@ impl Watched {
 
     fn ask_as(&mut self, member: MemberId, request: RequestId, call: Call) -> (Outcome, Vec<Effect>) {
         let call = self.provide(member, call);
+        let evicts = matches!(call, Call::Evict { .. });
         let mut effects = self.apply(Event::Request { member, request, call });
-        let in_control = |effect: &Effect| {
-            use Effect::{Attach, EndCell, Kill, RemoveSocket, StartCell};
-            matches!(effect, Attach { .. } | StartCell { .. } | EndCell { .. } | Kill(_) | RemoveSocket)
+        let is_reported = |effect: &Effect| match effect {
+            Effect::Attach { .. } | Effect::StartCell { .. } | Effect::EndCell { .. } | Effect::RemoveSocket => true,
+            Effect::Notify { .. } | Effect::Detach { .. } | Effect::Kill(_) => evicts,
+            _ => false,
         };
-        let first = effects.iter().position(|effect| !in_control(effect)).unwrap_or(0);
+        let first = effects.iter().position(|effect| !is_reported(effect)).unwrap_or(0);
         match effects.remove(first) {
             Effect::Reply { member: to, request: of, outcome, .. } if to == member && of == request => {
                 (outcome, effects)

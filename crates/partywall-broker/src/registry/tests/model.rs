@@ -666,7 +666,7 @@ impl Model {
                 }
                 if *kill {
                     let kills = members.iter().map(|departed| Effect::Kill(departed.member));
-                    effects.control.splice(0..0, kills.collect::<Vec<_>>());
+                    effects.control.extend(kills);
                 }
                 Ok(Answer::Evicted(members))
             }
