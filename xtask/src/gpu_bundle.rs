@@ -22,6 +22,8 @@ const PYTHON: [&str; 4] = ["tests", "tests/host", "tests/gpu", "examples"];
 /// Programs that are left out, because they need the repository. The others run there with another Python, and with torch
 /// and jax on the CPU.
 const STAYS: [&str; 3] = ["tests/host/test_errors.py", "tests/host/test_examples.py", "tests/host/test_package.py"];
+/// The program in C that one of them compiles.
+const C_EXAMPLE: &str = "crates/partywall/examples/descriptors.c";
 const RUN: &str = include_str!("gpu_bundle_run.sh");
 
 /// The profile of its programs, which leaves out debugging information.
@@ -73,6 +75,7 @@ fn pack_python(workspace: &Workspace, bundle: &Path) -> std::io::Result<()> {
             }
         }
     }
+    fs::copy(workspace.root.join(C_EXAMPLE), bundle.join("examples/descriptors.c"))?;
     Ok(())
 }
 

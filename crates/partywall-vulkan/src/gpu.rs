@@ -39,6 +39,9 @@ pub(crate) struct HostImport {
     pub(crate) functions: ext::external_memory_host::Device,
     /// The alignment of imported pointers and lengths.
     pub(crate) alignment: u64,
+    /// Whether read-only mappings are imported. Trying it would not do: after NVIDIA's driver (580.159.04) has refused one, it
+    /// refuses writable ones, too.
+    pub(crate) takes_read_only: bool,
 }
 
 /// A device that this crate has created.
@@ -169,6 +172,7 @@ impl Gpu {
         let host_import = has(c"vkGetMemoryHostPointerPropertiesEXT").then(|| HostImport {
             functions: ext::external_memory_host::Device::new(instance, &device),
             alignment: described.host_alignment,
+            takes_read_only: described.is_cpu,
         });
         let has_memory_fd = has(c"vkGetMemoryFdKHR");
         // SAFETY: the device belongs to the instance, which is alive.
@@ -297,6 +301,8 @@ struct Described {
     uuid: DeviceUuid,
     has_timelines: bool,
     has_wide_shaders: bool,
+    /// True for a driver that draws by the CPU, as lavapipe.
+    is_cpu: bool,
     host_alignment: u64,
     max_difference: u64,
     extensions: Vec<vk::ExtensionProperties>,
@@ -332,6 +338,7 @@ impl Described {
             uuid: DeviceUuid(ids.device_uuid),
             has_timelines: is_new && newer.timeline_semaphore == vk::TRUE,
             has_wide_shaders: has_int64 && newer.shader_buffer_int64_atomics == vk::TRUE,
+            is_cpu: properties.device_type == vk::PhysicalDeviceType::CPU,
             host_alignment: host.min_imported_host_pointer_alignment,
             max_difference: timelines.max_timeline_semaphore_value_difference,
             extensions,

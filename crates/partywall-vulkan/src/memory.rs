@@ -68,7 +68,7 @@ pub(crate) struct Chunk {
 pub(crate) enum HostMap {
     Frozen(SealedMap),
     /// A mutable chunk, or a copy of a frozen one for a driver that imports no read-only mapping. NVIDIA's imports neither
-    /// that nor a private mapping (580.159.04).
+    /// that nor a private mapping (580.159.04, a driver fact).
     Writable(SharedMap),
 }
 
@@ -90,13 +90,8 @@ impl Gpu {
         let mut imported = ImportedMemory { chunks: Vec::new(), descriptors, gpu: self.clone() };
         for chunk in imported.descriptors.chunks() {
             let chunk = if is_host {
-                let map = |copy| HostMap::new(&imported.descriptors, chunk, copy);
-                match self.import_host(map(false)?, chunk.bytes()) {
-                    Err(Error::Vulkan { .. }) if !imported.descriptors.is_mutable() => {
-                        self.import_host(map(true)?, chunk.bytes())?
-                    }
-                    imported => imported?,
-                }
+                let map = HostMap::new(&imported.descriptors, chunk, !self.host_import()?.takes_read_only)?;
+                self.import_host(map, chunk.bytes())?
             } else {
                 self.import_fd(chunk.as_fd(), chunk.bytes())?
             };
@@ -469,7 +464,7 @@ fn is_same_file(number: RawFd, fd: BorrowedFd<'_>) -> bool {
 }
 
 impl HostMap {
-    /// Maps a chunk, or with `copy` a copy of it.
+    /// Maps a chunk, or with `copy` a copy of it if it is frozen.
     fn new(descriptors: &Descriptors, chunk: &ChunkDescriptor, copy: bool) -> Result<Self> {
         // Vulkan would read beyond the end of a shorter file.
         if memfd::len(chunk).ok() != Some(chunk.bytes()) {

@@ -37,13 +37,7 @@ impl Registry {
     /// Evicts members: takes from them everything that others may wait for, and keeps their leases, because only the
     /// end of a process ends its use of memory. All of it is done before the reply, so that whoever evicted a member never
     /// sees a message of it that was published later.
-    pub(super) fn evict(
-        &mut self,
-        member: MemberId,
-        whom: Whom,
-        kill: bool,
-        before: &mut Effects,
-    ) -> Decision {
+    pub(super) fn evict(&mut self, member: MemberId, whom: Whom, kill: bool, before: &mut Effects) -> Decision {
         let meant = self.meant(whom);
         if meant.is_empty() {
             let near = if let Whom::Pid(pid) = whom { self.near_pids(pid, |_| true) } else { Vec::new() };
