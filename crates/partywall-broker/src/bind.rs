@@ -18,6 +18,7 @@ use rustix::{
     fs::{self, Access, FileType},
     net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt},
 };
+use serde::{Deserialize, Serialize};
 
 /// Why a broker did not start. A failed start changes nothing.
 #[derive(Debug, thiserror::Error)]
@@ -210,7 +211,7 @@ pub(crate) fn check(path: &Path) -> Result<(), StartError> {
 pub(crate) struct Sought;
 
 /// The file of the socket that this process listens on.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct SocketFile {
     path: PathBuf,
     identity: (u64, u64),

@@ -15,7 +15,7 @@
 
 use std::{
     ops::Range,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, OwnedFd, RawFd},
 };
 
 use partywall_os::Errno;
@@ -53,10 +53,10 @@ pub(crate) struct Contents {
 }
 
 impl Contents {
-    /// Decodes the snapshot.
-    pub(crate) fn snapshot<T: DeserializeOwned>(&self) -> Result<T, postcard::Error> {
+    /// Returns the encoding of the snapshot.
+    pub(crate) fn snapshot(&self) -> &[u8] {
         let frame = self.frames.first().and_then(|frame| self.bytes.get(frame.start + NUMBER..frame.end));
-        postcard::from_bytes(frame.unwrap_or_default())
+        frame.unwrap_or_default()
     }
 
     /// Decodes the records, in the order in which they were written.
@@ -70,8 +70,13 @@ impl Journal {
     /// Creates an empty journal.
     pub(crate) fn create() -> Result<Self, Errno> {
         let file = || memfd_create("partywall:journal", MemfdFlags::CLOEXEC);
-        Ok(Self {
-            files: [file()?, file()?],
+        Ok(Self::of([file()?, file()?]))
+    }
+
+    /// Returns the journal in these files, to be read.
+    pub(crate) fn of(files: [OwnedFd; 2]) -> Self {
+        Self {
+            files,
             current: 0,
             snapshot: 0,
             snapshot_bytes: 0,
@@ -79,7 +84,12 @@ impl Journal {
             end: 0,
             allocated: 0,
             frame: Vec::new(),
-        })
+        }
+    }
+
+    /// Returns the numbers of the files.
+    pub(crate) fn numbers(&self) -> [RawFd; 2] {
+        self.files.each_ref().map(AsRawFd::as_raw_fd)
     }
 
     /// Reads what an earlier process has written. The next record goes behind it. Returns `None` if there is nothing.
@@ -269,13 +279,13 @@ mod tests {
 
     fn records(journal: &mut Journal) -> Option<(u64, Vec<u64>)> {
         let contents = journal.read().unwrap()?;
-        Some((contents.snapshot().unwrap(), contents.records().map(Result::unwrap).collect()))
+        Some((postcard::from_bytes(contents.snapshot()).unwrap(), contents.records().map(Result::unwrap).collect()))
     }
 
     /// Returns the journal as the next process sees it.
     fn reopened(journal: &Journal) -> Journal {
         let file = |index: usize| journal.files[index].try_clone().unwrap();
-        Journal { files: [file(0), file(1)], ..Journal::create().unwrap() }
+        Journal::of([file(0), file(1)])
     }
 
     #[test]

@@ -11,6 +11,7 @@
 //! | `registry` | names, versions, leases, claims, waiting requests, timelines, semaphores, members | pure: events in, effects out |
 //! | `server` | sockets, file descriptors, control memory, clocks, proofs of death | no decision that the registry could make |
 //! | [`supervisor`] | the process that restarts a broker which dies | one thread; allocates and opens nothing once the worker runs |
+//! | [`replacement`] | another program continues as the broker | refused before anything changes, or the former program can still go on |
 //! | `journal` | what a restarted broker continues with | knows neither the registry nor the server |
 //! | `bind` | the place where members look for the broker | replaces only what is provably dead |
 //! | [`log`] | a log file of bounded size | independent of the rest |
@@ -34,6 +35,7 @@ mod config;
 mod journal;
 pub mod log;
 mod registry;
+pub mod replacement;
 mod server;
 pub mod supervisor;
 
@@ -153,6 +155,8 @@ pub enum Exit {
     Signalled,
     /// It had neither members nor names for [`Config::idle_exit`].
     Idle,
+    /// Another program continues for it. Everything is still open, and the socket's file exists.
+    HandedOver,
 }
 
 /// Waiting for events failed, so the broker cannot continue.

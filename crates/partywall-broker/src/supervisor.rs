@@ -4,12 +4,13 @@
 //! descriptors and does everything else. If the worker is killed, panics or hangs, the supervisor starts the next one. The
 //! descriptors that the former worker held are still open, and the journal (`journal`) says what they are.
 //!
-//! The supervisor has one thread. Once the worker runs, it opens, closes and allocates nothing: a copy of it is what the
-//! next worker begins as.
+//! The supervisor has one thread. While a worker runs, it opens and allocates nothing: a copy of it is what the next worker
+//! begins as. It closes a descriptor only if the worker does not use that number. The supervisor is also the process in
+//! which another program continues ([`replacement`]).
 
 use std::{
     collections::BTreeSet,
-    os::fd::{OwnedFd, RawFd},
+    os::fd::{AsRawFd, OwnedFd, RawFd},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -24,13 +25,21 @@ use partywall_os::{
     process::raise_fd_limit,
     supervision::{LeftOpen, WaitedSignals, open_numbers},
 };
+use partywall_shm::crash::point;
 use rustix::{
     event::{EventfdFlags, eventfd},
     io,
     process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, waitpid},
 };
 
-use crate::{Broker, Config, Exit, StartError, bind::Place, config::Resolved, journal::Journal, server::Supervised};
+use crate::{
+    Broker, Config, Exit, StartError,
+    bind::Place,
+    config::Resolved,
+    journal::Journal,
+    replacement::{self, Continuation, Handover},
+    server::Supervised,
+};
 
 /// A domain whose broker is restarted when it dies.
 #[derive(Debug)]
@@ -41,6 +50,21 @@ pub struct Supervisor {
     /// Wakes the worker's loop.
     poke: Arc<OwnedFd>,
     signals: WaitedSignals,
+    /// Whether this program continues for another one, which had a worker.
+    continues: bool,
+    /// The file of that program, until the first worker of this one serves.
+    former: Option<OwnedFd>,
+}
+
+/// What a supervisor calls because it is unsafe, or because a test does it in another way.
+#[derive(Debug)]
+pub struct Calls<F, S, E> {
+    /// [`fork_sharing_files`](partywall_os::supervision::fork_sharing_files).
+    pub fork: F,
+    /// Runs in a worker: calls [`Worker::start`] and [`Broker::run`], and returns [`exit_code`] of the result.
+    pub serve: S,
+    /// [`replacement::execute`].
+    pub execute: E,
 }
 
 /// A process that is to serve a domain, before it starts to.
@@ -83,6 +107,11 @@ pub enum SupervisorError {
     },
 }
 
+/// Blocks the signals that a supervisor waits for.
+fn block_signals() -> Result<WaitedSignals, StartError> {
+    WaitedSignals::block(&[Signal::CHILD, Signal::TERM, Signal::INT]).map_err(StartError::errno("block signals"))
+}
+
 /// How a worker ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Death {
@@ -114,41 +143,87 @@ impl Supervisor {
         let journal = Journal::create().map_err(failed("make the journal"))?;
         let poke = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed("make an eventfd"))?;
         let poke = Arc::new(poke);
-        let signals = WaitedSignals::block(&[Signal::CHILD, Signal::TERM, Signal::INT]);
-        let signals = signals.map_err(failed("block signals"))?;
+        let signals = block_signals()?;
         let place = Place::for_broker(&config, listener)?;
         let supervised = Supervised::new(journal, page.clone(), Arc::clone(&poke), std::process::id());
         let worker = Worker { config, limits, place, supervised, of_supervisor: BTreeSet::new() };
-        Ok(Self { worker: Some(worker), page, poke, signals })
+        Ok(Self { worker: Some(worker), page, poke, signals, continues: false, former: None })
+    }
+
+    /// Continues in the process of a supervisor that has executed this program. `left` is what that had open. If this
+    /// program cannot continue, `execute` executes the former one again.
+    ///
+    /// # Errors
+    /// [`StartError`] if neither program can continue.
+    pub fn resume(
+        config: Config,
+        continuation: Continuation,
+        mut left: LeftOpen,
+        execute: impl FnOnce(RawFd, Continuation) -> Errno,
+    ) -> Result<Self, StartError> {
+        let handover = Handover::read(continuation, &mut left)?;
+        replacement::close_on_exec(open_numbers().map_err(StartError::errno("list the open files"))?);
+        point("supervisor: handover read, nothing taken");
+        let Handover { former, listener, ref file, journal: [first, second], page, poke, ref of_supervisor } = handover;
+        let mut take = |number: RawFd| {
+            let why = || format!("descriptor {number}, which the former program has left, is not open");
+            left.take(number).ok_or_else(|| StartError::Journal { why: why() })
+        };
+        let place = Place { listener: take(listener)?, file: file.clone() };
+        let journal = Journal::of([take(first)?, take(second)?]);
+        let page = take(page)?;
+        let poke = Arc::new(take(poke)?);
+        let former_file = former.map(take).transpose()?;
+        // Called while all of them are open.
+        let mut execute = Some(execute);
+        let mut failed = |error: StartError| {
+            if let (Some(former), Some(execute)) = (former, execute.take()) {
+                // Returns only if it fails, too.
+                let _ = Handover { former: None, ..handover.clone() }.execute(former, execute);
+            }
+            error
+        };
+        let limits = config.limits.resolve(raise_fd_limit()).map_err(&mut failed)?;
+        let signals = block_signals().map_err(&mut failed)?;
+        let page = match Page::of(&page) {
+            Ok(words) => Page { words, file: Arc::new(page) },
+            Err(errno) => return Err(failed(StartError::errno("map the page of the supervisor")(errno))),
+        };
+        let mut of_supervisor = of_supervisor.clone();
+        of_supervisor.extend(former);
+        let supervised = Supervised::new(journal, page.clone(), Arc::clone(&poke), std::process::id());
+        let worker = Worker { config, limits, place, supervised, of_supervisor };
+        page.clear_ready();
+        Ok(Self { worker: Some(worker), page, poke, signals, continues: true, former: former_file })
     }
 
     /// Starts workers until one of them ends the domain.
     ///
-    /// `fork` is [`fork_sharing_files`](partywall_os::supervision::fork_sharing_files), which the caller calls because it
-    /// is unsafe. `serve` runs in a worker: it calls [`Worker::start`] and [`Broker::run`], and returns
-    /// [`exit_code`] of the result. `ready` runs in the supervisor with the first worker's pid, once that serves. It may close
-    /// the descriptor `until_ready`, whose number the worker may then use.
+    /// `ready` runs in the supervisor with the first worker's pid, once that serves. It may close the descriptor
+    /// `until_ready`, whose number the worker may then use.
     ///
     /// # Errors
     /// [`SupervisorError`]. The socket's file is removed then, too.
     pub fn run(
         mut self,
-        fork: impl Fn(&mut dyn FnMut() -> u8) -> Result<Pid, Errno>,
-        mut serve: impl FnMut(Worker) -> u8,
+        calls: Calls<
+            impl Fn(&mut dyn FnMut() -> u8) -> Result<Pid, Errno>,
+            impl FnMut(Worker) -> u8,
+            impl Fn(RawFd, Continuation) -> Errno,
+        >,
         ready: impl FnOnce(u32),
         until_ready: Option<RawFd>,
     ) -> Result<Exit, SupervisorError> {
         let failed = |what| move |errno: Errno| SupervisorError::System { what, errno: errno.into() };
-        let mut numbers = open_numbers().map_err(failed("list the open files"))?;
-        if let Some(closed) = until_ready {
-            numbers.remove(&closed);
-        }
-        if let Some(worker) = &mut self.worker {
-            worker.of_supervisor = numbers;
+        let Calls { fork, mut serve, execute } = calls;
+        if let Some(worker) = self.worker.as_mut().filter(|_| !self.continues) {
+            worker.of_supervisor = open_numbers().map_err(failed("list the open files"))?;
+            worker.of_supervisor.retain(|number| Some(*number) != until_ready);
         }
         let mut ready = Some(ready);
         let mut stop = None;
         let ended = loop {
+            self.page.add_worker();
             let worker = &mut self.worker;
             let signals = &self.signals;
             let started = fork(&mut || {
@@ -160,7 +235,17 @@ impl Supervisor {
                 Ok(pid) => pid,
                 Err(errno) => break Err(failed("start the worker")(errno)),
             };
-            let death = match self.watch(pid, &mut stop, &mut ready) {
+            let ended = self.watch(pid, &mut stop, &mut ready);
+            if self.page.is_ready() {
+                self.forget_former();
+            }
+            let death = match ended {
+                Ok(WorkerEnd::Exited(HANDED_OVER)) if stop.is_none() => {
+                    point("supervisor: worker has handed over, nothing executed");
+                    let refused = self.page.program().map(|program| self.replace(program, true, &execute));
+                    self.page.set_refused(refused.unwrap_or(Errno::BADF));
+                    continue;
+                }
                 // It has removed the socket's file.
                 Ok(WorkerEnd::Exited(code)) => match decode(code) {
                     Some(outcome @ Ok(_)) => {
@@ -176,8 +261,17 @@ impl Supervisor {
             if self.page.is_ending() || stop.is_some() {
                 break Ok(Exit::Signalled);
             }
+            self.page.clear_program();
             if ready.is_some() {
-                break Err(SupervisorError::NotStarted(death));
+                if !self.continues {
+                    break Err(SupervisorError::NotStarted(death));
+                }
+                // Absent if a worker has served.
+                if let Some(former) = self.former.as_ref().map(AsRawFd::as_raw_fd) {
+                    self.page.set_refused(Errno::CANCELED);
+                    // Returns only if it fails; then another worker of this program may serve.
+                    let _ = self.replace(former, false, &execute);
+                }
             }
             if self.page.is_unrecorded() {
                 break Err(SupervisorError::CannotContinue);
@@ -202,9 +296,41 @@ impl Supervisor {
         ended
     }
 
+    /// Executes a program in this process, with everything open; `may_return` leaves it a way back. Returns only if that
+    /// fails, and then why.
+    fn replace(
+        &self,
+        program: RawFd,
+        may_return: bool,
+        execute: impl FnOnce(RawFd, Continuation) -> Errno,
+    ) -> Errno {
+        let Some(worker) = &self.worker else { return Errno::INVAL };
+        // Without /proc there is no way back.
+        let former = if may_return { replacement::this_program().ok() } else { None };
+        let mut of_supervisor = worker.of_supervisor.clone();
+        of_supervisor.remove(&program);
+        let handover = Handover {
+            listener: worker.place.listener.as_raw_fd(),
+            file: worker.place.file.clone(),
+            journal: worker.supervised.journal.numbers(),
+            page: self.page.file.as_raw_fd(),
+            poke: self.poke.as_raw_fd(),
+            former: former.as_ref().map(AsRawFd::as_raw_fd),
+            of_supervisor,
+        };
+        handover.execute(program, execute)
+    }
+
+    /// Closes the file of the former program, because a worker of this one has served.
+    fn forget_former(&mut self) {
+        if let (Some(former), Some(worker)) = (self.former.take(), &mut self.worker) {
+            worker.of_supervisor.remove(&former.as_raw_fd());
+        }
+    }
+
     /// Waits until the worker has ended. Passes signals on, and kills a worker that has been silent for too long.
     fn watch(
-        &self,
+        &mut self,
         pid: Pid,
         stop: &mut Option<Signal>,
         ready: &mut Option<impl FnOnce(u32)>,
@@ -231,6 +357,7 @@ impl Supervisor {
             if self.page.is_ready()
                 && let Some(ready) = ready.take()
             {
+                self.forget_former();
                 ready(u32::try_from(pid.as_raw_nonzero().get()).unwrap_or_default());
             }
             if ready.is_none() && signal.is_none() && silence.is_too_long(&self.page) {
@@ -250,9 +377,14 @@ impl Worker {
         &self.of_supervisor
     }
 
-    /// Returns how often the broker was restarted, and how the last worker ended.
+    /// Returns how often the broker was restarted after a death, and how the last worker that died ended.
     pub fn restarts(&self) -> (u64, Option<Death>) {
         self.supervised.page.restarts()
+    }
+
+    /// Returns how many workers the domain had before this one, those of former programs included.
+    pub fn former_workers(&self) -> u64 {
+        self.supervised.page.former_workers()
     }
 
     /// Starts to serve: the domain as it begins, or as the former worker left it. `left` is what that worker had open.
@@ -271,6 +403,7 @@ pub fn exit_code(exit: Option<Exit>) -> u8 {
         Some(Exit::Stopped) => 0,
         Some(Exit::Signalled) => 1,
         Some(Exit::Idle) => 2,
+        Some(Exit::HandedOver) => HANDED_OVER,
         None => CANNOT_CONTINUE,
     }
 }
@@ -329,9 +462,13 @@ impl Silence {
 }
 
 /// A page that the supervisor shares with its workers. Each word has one writer at a time, and none guards other memory,
-/// so all accesses are relaxed: the next process sees them because fork(2) and waitpid(2) order them.
+/// so all accesses are relaxed: the next process sees them because fork(2) and waitpid(2) order them. Another program finds
+/// the same words ([`replacement::STATE_VERSION`]).
 #[derive(Debug, Clone)]
-pub(crate) struct Page(Arc<Part<AtomicU64>>);
+pub(crate) struct Page {
+    words: Arc<Part<AtomicU64>>,
+    file: Arc<OwnedFd>,
+}
 
 /// The words of the page.
 #[derive(Debug, Clone, Copy)]
@@ -355,21 +492,32 @@ enum Word {
     Ending,
     /// Whether something happened that the journal has no record of.
     Unrecorded,
+    /// Workers that were started.
+    Workers,
+    /// The number of the program's file that the last worker has handed over to, plus one; 0 if it died.
+    Program,
+    /// Why that program was not executed, as an errno; `ECANCELED` if its worker ended before it served.
+    Refused,
 }
 
 impl Page {
     fn create() -> Result<Self, Errno> {
-        let file = Draft::create("partywall:supervisor", 4096)?.share()?;
+        let file = Draft::create("partywall:supervisor", PAGE_BYTES as u64)?.share()?;
+        Ok(Self { words: Self::of(&file)?, file: Arc::new(file) })
+    }
+
+    /// Maps the words of a page.
+    fn of(file: &OwnedFd) -> Result<Arc<Part<AtomicU64>>, Errno> {
         let map = Arc::new(SharedMap::writable(file)?);
-        map.part(0, 4096 / size_of::<AtomicU64>()).map(|words| Self(Arc::new(words))).ok_or(Errno::INVAL)
+        map.part(0, PAGE_BYTES / size_of::<AtomicU64>()).map(Arc::new).ok_or(Errno::INVAL)
     }
 
     fn load(&self, word: Word) -> u64 {
-        self.0[word as usize].load(Ordering::Relaxed)
+        self.words[word as usize].load(Ordering::Relaxed)
     }
 
     fn store(&self, word: Word, value: u64) {
-        self.0[word as usize].store(value, Ordering::Relaxed);
+        self.words[word as usize].store(value, Ordering::Relaxed);
     }
 
     fn is_ready(&self) -> bool {
@@ -378,6 +526,49 @@ impl Page {
 
     pub(crate) fn set_ready(&self) {
         self.store(Word::Ready, 1);
+    }
+
+    /// Notes that no worker of this program has served.
+    fn clear_ready(&self) {
+        self.store(Word::Ready, 0);
+    }
+
+    /// Notes that a worker is about to be started.
+    fn add_worker(&self) {
+        self.store(Word::Workers, self.load(Word::Workers) + 1);
+    }
+
+    pub(crate) fn former_workers(&self) -> u64 {
+        self.load(Word::Workers).saturating_sub(1)
+    }
+
+    /// Notes the file of the program that the worker hands over to.
+    pub(crate) fn set_program(&self, number: RawFd) {
+        self.store(Word::Program, u64::try_from(number).map_or(0, |number| number + 1));
+    }
+
+    fn program(&self) -> Option<RawFd> {
+        self.load(Word::Program).checked_sub(1).and_then(|number| RawFd::try_from(number).ok())
+    }
+
+    fn clear_program(&self) {
+        self.store(Word::Program, 0);
+    }
+
+    fn set_refused(&self, errno: Errno) {
+        self.store(Word::Refused, u64::from(errno.raw_os_error().unsigned_abs()));
+    }
+
+    /// Returns whether the former worker has handed over, or else why the program that it handed over to does not serve.
+    pub(crate) fn take_handover(&self) -> Option<Result<(), Errno>> {
+        let refused = i32::try_from(self.load(Word::Refused)).unwrap_or_default();
+        let handed_over = self.program().is_some();
+        self.store(Word::Refused, 0);
+        self.clear_program();
+        match refused {
+            0 => handed_over.then_some(Ok(())),
+            errno => Some(Err(Errno::from_raw_os_error(errno))),
+        }
     }
 
     fn turns(&self) -> u64 {
@@ -455,6 +646,12 @@ impl Page {
 
 /// The exit code of a worker that cannot continue.
 const CANNOT_CONTINUE: u8 = 3;
+
+/// The exit code of a worker that has handed over to another program.
+const HANDED_OVER: u8 = 4;
+
+/// Bytes of the page.
+const PAGE_BYTES: usize = 4096;
 
 /// Deaths in a row, without an answered request, that end the domain.
 const MAX_DEATHS: u64 = 5;

@@ -1,9 +1,12 @@
-//! The broker dies, and its supervisor starts it again: names, memory, waits and connections go on.
+//! The broker dies, and its supervisor starts it again; or another program continues for it (`serve --replace`). Names,
+//! memory, waits and connections go on.
 #![allow(clippy::unwrap_used)] // tests, their helpers included
+#![allow(unsafe_code)] // a process of another user
 
 use std::{
     collections::BTreeSet,
-    fs,
+    fs::{self, File, Permissions},
+    os::{fd::AsFd, unix::fs::PermissionsExt},
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
@@ -11,11 +14,14 @@ use std::{
 
 use partywall::{
     DType, Domain, Error, Place, Policy, Publisher, Task, WatchEvent,
-    error::Unreachable,
+    NoReplacement,
+    error::{Denied, Unreachable},
     info::{Change, NameEvent, StatusInfo},
 };
-use partywall_harness::{Sandbox, Signal, WATCHDOG, eventually, pidfd_of};
-use partywall_os::process;
+use partywall_harness::{Running, Sandbox, Signal, WATCHDOG, binary, eventually, pidfd_of, wire::Framed};
+use partywall_os::{process, socket};
+use partywall_wire::{BrokerHello, Refusal, handshake};
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::Value;
 
 fn commit(domain: &Domain, name: &str, value: u8) -> partywall::Segment {
@@ -44,14 +50,27 @@ fn worker_of(supervisor: u32) -> Option<u32> {
     children.split_whitespace().next()?.parse().ok()
 }
 
+/// Has another file of the program continue for the broker.
+fn replace(sandbox: &Sandbox) {
+    let copy = sandbox.path().join("partywall-copy");
+    if !copy.exists() {
+        fs::copy(binary(), &copy).unwrap();
+    }
+    let before = sandbox.json(["status"]);
+    let replaced = Running::spawn(sandbox.program(&copy).args(["--json", "serve", "--replace"])).wait().expect(0).json();
+    assert_eq!(replaced["supervisor"], before["supervisor"]);
+    assert_ne!(replaced["pid"], before["pid"]);
+    let program = fs::read_link(format!("/proc/{}/exe", replaced["pid"])).unwrap();
+    assert_eq!(program, copy);
+}
+
 /// What exists, apart from the process that serves.
 fn contents(domain: &Domain) -> StatusInfo {
     StatusInfo { pid: 0, restarts: 0, ..domain.status().unwrap() }
 }
 
-#[test]
-fn killed_broker_is_restarted_and_everything_goes_on() {
-    let sandbox = Sandbox::new();
+/// Interrupts the service while all kinds of objects are in use. `interrupt` is called once.
+fn everything_goes_on(sandbox: &Sandbox, restarts: u64, interrupt: impl FnOnce(&StatusInfo)) {
     let domain = sandbox.domain();
     let other = sandbox.domain();
     let old = commit(&domain, "weights", 1);
@@ -82,7 +101,7 @@ fn killed_broker_is_restarted_and_everything_goes_on() {
         let waits_for_name = scope.spawn(|| other.open("later", WATCHDOG).map(|segment| assert_contains(&segment, 3)));
         eventually("all wait", || semaphore.waiting() == 1);
 
-        kill(status.pid);
+        interrupt(&status);
         // These do not ask the broker.
         send(&publisher, 2);
         for expected in [1, 2] {
@@ -90,7 +109,7 @@ fn killed_broker_is_restarted_and_everything_goes_on() {
         }
         drop(block);
         let now = domain.status().unwrap();
-        assert_eq!((now.instance, now.supervisor, now.restarts), (status.instance, status.supervisor, 1));
+        assert_eq!((now.instance, now.supervisor, now.restarts), (status.instance, status.supervisor, restarts));
         assert_ne!(now.pid, status.pid);
         assert_eq!(contents(&domain), before);
 
@@ -115,7 +134,16 @@ fn killed_broker_is_restarted_and_everything_goes_on() {
     drop(ticket.wait(WATCHDOG).unwrap());
     queue.detach(&attached, WATCHDOG).unwrap();
     let json = sandbox.json(["status"]);
-    assert_eq!((&json["restarts"], &json["supervisor"]), (&1.into(), &status.supervisor.into()));
+    assert_eq!((&json["restarts"], &json["supervisor"]), (&restarts.into(), &status.supervisor.into()));
+    for name in ["weights", "later"] {
+        domain.remove(name).unwrap();
+    }
+}
+
+#[test]
+fn killed_broker_is_restarted_and_everything_goes_on() {
+    let sandbox = Sandbox::new();
+    everything_goes_on(&sandbox, 1, |status| kill(status.pid));
     assert!(sandbox.run(["status"]).expect(0).text().contains("restarted 1 time by its supervisor"));
     let log = fs::read_to_string(sandbox.log()).unwrap();
     assert!(log.contains("was killed by signal 9"), "{log}");
@@ -140,11 +168,40 @@ fn dead_members_are_found_dead_by_the_next_worker() {
     assert_eq!(domain.status().unwrap().deaths, 1);
 }
 
-/// Each call is made while the worker may be killed at any moment, and has the result that it has without kills.
+#[test]
+fn replaced_broker_goes_on_with_everything() {
+    let sandbox = Sandbox::new();
+    everything_goes_on(&sandbox, 0, |_| replace(&sandbox));
+    let log = fs::read_to_string(sandbox.log()).unwrap();
+    assert!(log.contains("handing over to another program") && log.contains("continuing for another program"), "{log}");
+    // The program that continues is one that can be killed and replaced, too.
+    everything_goes_on(&sandbox, 0, |_| replace(&sandbox));
+    everything_goes_on(&sandbox, 1, |status| kill(status.pid));
+}
+
 #[test]
 fn calls_take_effect_once_however_often_the_broker_is_killed() {
-    const THREADS: u8 = 4;
     let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    calls_take_effect_once(&sandbox, 20, |supervisor| {
+        eventually("a worker runs", || worker_of(supervisor).is_some());
+        let worker = domain.status().unwrap().pid;
+        kill(worker);
+    });
+    assert_eq!(domain.status().unwrap().restarts, 20);
+}
+
+#[test]
+fn calls_take_effect_once_however_often_the_broker_is_replaced() {
+    let sandbox = Sandbox::new();
+    calls_take_effect_once(&sandbox, 10, |_| replace(&sandbox));
+    assert_eq!(sandbox.json(["status"])["restarts"], 0);
+}
+
+/// Each call is made while the service may be interrupted at any moment, and has the result that it has otherwise.
+/// `interrupt` is called so many times, with the pid of the supervisor.
+fn calls_take_effect_once(sandbox: &Sandbox, times: u32, interrupt: impl Fn(u32)) {
+    const THREADS: u8 = 4;
     let domain = sandbox.domain();
     let before = contents(&domain);
     let supervisor = domain.status().unwrap().supervisor.unwrap();
@@ -158,7 +215,6 @@ fn calls_take_effect_once_however_often_the_broker_is_killed() {
             .map(|number| {
                 let domain = &domains[usize::from(number) % domains.len()];
                 let over = &over;
-                let sandbox = &sandbox;
                 scope.spawn(move || {
                     let name = format!("name/{number}");
                     let mut calls = 0;
@@ -185,18 +241,15 @@ fn calls_take_effect_once_however_often_the_broker_is_killed() {
                 })
             })
             .collect();
-        for _ in 0..20 {
+        for _ in 0..times {
             thread::sleep(Duration::from_millis(30));
-            eventually("a worker runs", || worker_of(supervisor).is_some());
-            let worker = domain.status().unwrap().pid;
-            kill(worker);
+            interrupt(supervisor);
         }
         over.store(true, Ordering::Relaxed);
         threads.into_iter().map(|thread| thread.join().unwrap()).sum()
     });
     drop(domains);
     assert!(calls > 0);
-    assert_eq!(domain.status().unwrap().restarts, 20);
     let counts = |status: &StatusInfo| {
         let StatusInfo { names, versions, leases, timelines, semaphores, members, .. } = *status;
         [names, versions, leases, timelines, semaphores, members]
@@ -271,4 +324,148 @@ fn needs_minutes_broker_that_is_stopped_is_replaced() {
     eventually("it is replaced", || domain.status().is_ok_and(|now| now.restarts == 1));
     assert_contains(&sandbox.domain().open("kept", WATCHDOG).unwrap(), 1);
     drop(kept);
+}
+
+/// The reason for which the broker goes on as it was.
+fn refusal(error: Error) -> NoReplacement {
+    match error {
+        Error::Denied(Denied::Replacement { why }) => why,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn program_said(domain: &Domain, program: &str) -> String {
+    let refused = domain.replace_broker(File::open(program).unwrap().as_fd()).unwrap_err();
+    match refusal(refused) {
+        NoReplacement::Program { said } => said,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn program_that_cannot_continue_changes_nothing() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let kept = commit(&domain, "kept", 1);
+    let before = domain.status().unwrap();
+    assert!(program_said(&domain, "/bin/true").contains("not a program that can be a broker"));
+    assert!(program_said(&domain, "/etc/hostname").contains("could not be executed"));
+    // The worker is served by what it has open, and a broker could not start.
+    let worker = Pid::from_raw(i32::try_from(before.pid).unwrap());
+    let few = Rlimit { current: Some(200), maximum: Some(200) };
+    prlimit(worker, Resource::Nofile, few).unwrap();
+    let refused = sandbox.run(["serve", "--replace"]).expect(5);
+    assert!(refused.stderr.contains("the new program cannot continue: cannot serve"), "{refused:?}");
+    assert!(refused.stderr.contains("not-replaced"), "{refused:?}");
+    assert_eq!(domain.status().unwrap(), before);
+    assert_contains(&kept, 1);
+}
+
+#[test]
+fn one_program_at_a_time_is_checked_and_a_silent_one_is_refused() {
+    let sandbox = Sandbox::new();
+    // `yes serve` writes to nobody, without end.
+    let mut serve = sandbox.spawn(["serve"]);
+    serve.line();
+    let domain = sandbox.domain_of_running();
+    let before = domain.status().unwrap();
+    thread::scope(|scope| {
+        let silent = scope.spawn(|| program_said(&domain, "/usr/bin/yes"));
+        eventually("it is checked", || worker_of(before.pid).is_some());
+        let other = sandbox.domain_of_running();
+        let refused = other.replace_broker(File::open(binary()).unwrap().as_fd()).unwrap_err();
+        assert_eq!(refusal(refused), NoReplacement::InProgress);
+        assert!(silent.join().unwrap().contains("did not answer within"));
+    });
+    eventually("it is killed", || worker_of(before.pid).is_none());
+    assert_eq!(domain.status().unwrap(), before);
+    drop(domain);
+    replace(&sandbox);
+    serve.signal(Signal::TERM);
+    serve.wait().expect(0);
+}
+
+#[test]
+fn kills_during_a_check_change_nothing() {
+    let sandbox = Sandbox::new();
+    let mut serve = sandbox.spawn(["serve"]);
+    serve.line();
+    let domain = sandbox.domain_of_running();
+    let kept = commit(&domain, "kept", 1);
+    let other = sandbox.domain_of_running();
+    thread::scope(|scope| {
+        let asking = scope.spawn(|| program_said(&other, "/usr/bin/yes"));
+        let first = domain.status().unwrap().pid;
+        let mut checked = None;
+        eventually("it is checked", || {
+            checked = worker_of(first);
+            checked.is_some()
+        });
+        let orphan = pidfd_of(checked.unwrap());
+        kill(first);
+        assert_eq!(socket::wait(&orphan, socket::Ready::Read, Some(Instant::now() + WATCHDOG)), Ok(true));
+        // The request is repeated.
+        let second = domain.status().unwrap().pid;
+        eventually("it is checked again", || {
+            checked = worker_of(second);
+            checked.is_some()
+        });
+        kill(checked.unwrap());
+        assert!(asking.join().unwrap().contains("crashed"));
+        assert_eq!(domain.status().unwrap().pid, second);
+    });
+    assert_eq!(domain.status().unwrap().restarts, 1);
+    assert_contains(&kept, 1);
+    drop((domain, other));
+    serve.signal(Signal::TERM);
+    serve.wait().expect(0);
+}
+
+#[test]
+fn replacing_needs_a_broker_with_a_supervisor() {
+    let sandbox = Sandbox::new();
+    let refused = sandbox.run(["serve", "--replace"]).expect(4);
+    assert!(refused.stderr.contains("no broker answers") && refused.stderr.contains("`partywall serve`"), "{refused:?}");
+    assert!(!sandbox.socket().exists());
+    sandbox.run(["serve", "--replace", "--max-names", "5"]).expect(2);
+    let domain = sandbox.domain();
+    kill(domain.status().unwrap().supervisor.unwrap());
+    eventually("the supervisor is gone", || domain.status().unwrap().supervisor.is_none());
+    let refused = sandbox.run(["serve", "--replace"]).expect(5);
+    assert!(refused.stderr.contains("it has no supervisor"), "{refused:?}");
+}
+
+#[test]
+fn needs_namespaces_process_in_a_container_cannot_replace_the_broker() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let before = domain.status().unwrap();
+    for kinds in [&["--pid", "--fork", "--kill-child", "--mount-proc"][..], &["--user", "--map-root-user"]] {
+        let mut unshare = sandbox.program("unshare");
+        unshare.args(["--user", "--map-root-user"]).args(kinds).arg(binary()).args(["serve", "--replace"]);
+        let refused = Running::spawn(&mut unshare).wait().expect(5);
+        assert!(refused.stderr.contains("namespace"), "{kinds:?}: {refused:?}");
+    }
+    assert_eq!(domain.status().unwrap(), before);
+}
+
+#[test]
+fn needs_root_process_of_another_user_is_refused_before_it_is_heard() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let socket = sandbox.socket();
+    for path in socket.ancestors().take(4) {
+        fs::set_permissions(path, Permissions::from_mode(0o777)).unwrap();
+    }
+    let refused = || {
+        let nobody = rustix::process::Uid::from_raw(65534);
+        rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+        let (body, _) = Framed::new(socket::connect(&socket).unwrap()).receive().unwrap();
+        let hello: BrokerHello = handshake::decode(&body).unwrap().decode().unwrap();
+        u8::from(!matches!(hello.outcome, Err(Refusal::WrongUser { broker: 0, peer: 65534 })))
+    };
+    // SAFETY: the child allocates, which the C library permits after its own fork, and takes no other lock.
+    assert_eq!(unsafe { process::in_fork(refused) }, Ok(0));
+    fs::set_permissions(socket.parent().unwrap(), Permissions::from_mode(0o700)).unwrap();
+    domain.ping().unwrap();
 }

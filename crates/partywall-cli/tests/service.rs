@@ -66,6 +66,8 @@ fn activated_brokers_serve_the_managers_socket_and_leave_it() {
     assert!(serve.line().contains(&format!("pid {}", serve.pid())));
     early.wait().expect(0);
     assert_eq!(sandbox.json(["status"])["supervisor"], serve.pid());
+    sandbox.run(["serve", "--replace"]).expect(0);
+    assert_eq!(sandbox.json(["status"])["supervisor"], serve.pid());
     let refused = sandbox.run(["serve"]).expect(5);
     assert!(refused.stderr.contains(&format!("pid {}", serve.pid())), "{refused:?}");
 
@@ -148,6 +150,11 @@ fn broker_notifies_its_manager() {
         let ready = receive();
         assert!(ready.starts_with("READY=1\nSTATUS=broker of domain \"default\""), "{ready}");
         sandbox.run(["status"]).expect(0);
+        // A program that continues is ready again, as the same process.
+        sandbox.run(["serve", "--replace"]).expect(0);
+        let ready = receive();
+        assert!(ready.starts_with("READY=1\n") && ready.contains(&format!("pid {}", serve.pid())), "{ready}");
+        assert_eq!(fs::read_to_string(format!("/proc/{}/comm", serve.pid())).unwrap(), "partywall\n");
         serve.signal(Signal::TERM);
         assert_eq!(receive(), "STOPPING=1");
         serve.wait().expect(0);

@@ -68,6 +68,20 @@ pub fn kill(pidfd: impl AsFd, signal: Signal) -> io::Result<()> {
     process::pidfd_send_signal(pidfd, signal)
 }
 
+/// Returns whether a process is in the PID namespace and in the user namespace of this process. A process in a container
+/// is not. Its mount namespace may be another one: service managers give one to each service.
+///
+/// # Errors
+/// As stat(2): `EACCES` if it has more privileges than this process, `ENOENT` without /proc.
+pub fn shares_namespaces(pid: u32) -> io::Result<bool> {
+    let identity = |process: &str, name: &str| {
+        fs::stat(format!("/proc/{process}/ns/{name}")).map(|stat| (stat.st_dev, stat.st_ino))
+    };
+    let pid = pid.to_string();
+    let shares = |name: &str| Ok(identity("self", name)? == identity(&pid, name)?);
+    Ok(shares("pid")? && shares("user")?)
+}
+
 /// Returns the credentials that the kernel recorded when the peer of a Unix socket connected.
 pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
     let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };

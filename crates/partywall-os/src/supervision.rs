@@ -1,14 +1,22 @@
-//! Two processes that share one table of file descriptors, and signals that one of them waits for.
+//! Two processes that share one table of file descriptors, signals that one of them waits for, and its replacement by
+//! another program.
 //!
 //! What one process of a table opens, the other has open under the same number, and what one closes is closed for both.
 //! The kernel drops a table with its last process. Descriptors therefore survive the death of the process that opened
-//! them: its supervisor has them too, and the next worker finds them by number.
+//! them: its supervisor has them too, and the next worker finds them by number. A process that executes another program
+//! keeps its table, apart from the descriptors that close on exec.
 #![allow(unsafe_code)]
 
 use std::{
     collections::BTreeSet,
+    ffi::{CString, OsString, c_char},
     mem::MaybeUninit,
-    os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd},
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
+        unix::{ffi::OsStringExt, process::CommandExt},
+    },
+    process::{Child, Command, Stdio},
+    ptr,
     time::Duration,
 };
 
@@ -63,6 +71,89 @@ pub fn open_numbers() -> io::Result<BTreeSet<RawFd>> {
     Ok(listed.into_iter().filter(is_open).collect())
 }
 
+/// Sets whether a program that this process executes has these file descriptors. Numbers under which no file is open are
+/// skipped.
+pub fn set_inherited(numbers: &BTreeSet<RawFd>, inherited: bool) {
+    let flags = if inherited { io::FdFlags::empty() } else { io::FdFlags::CLOEXEC };
+    for number in numbers.iter().filter(|number| **number >= 0) {
+        // SAFETY: only a flag of the number is set; if no file is open under it, the call fails.
+        let _ = io::fcntl_setfd(unsafe { BorrowedFd::borrow_raw(*number) }, flags);
+    }
+}
+
+/// The arguments and the environment of this process, for another program.
+#[derive(Debug)]
+pub struct Invocation {
+    /// Null-terminated arrays of pointers into `strings`, as execve(2) takes them.
+    arguments: Vec<*const c_char>,
+    environment: Vec<*const c_char>,
+    _strings: Vec<CString>,
+}
+
+// SAFETY: the pointers lead into strings that the value owns and that nothing changes.
+unsafe impl Send for Invocation {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Invocation {}
+
+impl Invocation {
+    /// Copies the arguments and the environment of this process, in which `variable` is `value`.
+    pub fn of_this_process(variable: &str, value: &str) -> Self {
+        // Neither can contain a zero byte.
+        let string = |text: OsString| CString::new(text.into_vec()).unwrap_or_default();
+        let arguments: Vec<_> = std::env::args_os().map(string).collect();
+        let others = std::env::vars_os().filter(|(name, _)| name != variable);
+        let pair = |(name, value): (OsString, OsString)| string([name, value].join("=".as_ref()));
+        let environment: Vec<_> = others.chain([(variable.into(), value.into())]).map(pair).collect();
+        let pointers = |strings: &[CString]| strings.iter().map(|text| text.as_ptr()).chain([ptr::null()]).collect();
+        Self {
+            arguments: pointers(&arguments),
+            environment: pointers(&environment),
+            // Moved: the bytes stay where they are.
+            _strings: arguments.into_iter().chain(environment).collect(),
+        }
+    }
+
+    /// Executes the file `program` in this process. Returns only if that fails, and then why. Makes one system call.
+    pub fn execute(&self, program: RawFd) -> Errno {
+        let arguments = self.arguments.as_ptr();
+        let environment = self.environment.as_ptr();
+        // SAFETY: both arrays end with a null pointer and lead to strings that `self` owns. The kernel copies them before
+        // it replaces the memory of this process.
+        unsafe {
+            libc::syscall(libc::SYS_execveat, program, c"".as_ptr(), arguments, environment, libc::AT_EMPTY_PATH);
+        }
+        last_errno()
+    }
+}
+
+/// Starts the file `program` in a child process with the arguments and the environment of this process, except that
+/// `variable` has the value that `value` returns for the numbers of `fds` in the child. The child has no standard streams
+/// and no other file descriptor, and is killed when the calling thread ends.
+///
+/// # Errors
+/// As fork(2) and execveat(2).
+pub fn start_program(
+    program: impl AsFd,
+    fds: &[BorrowedFd<'_>],
+    variable: &str,
+    value: impl FnOnce(&[RawFd]) -> String,
+) -> std::io::Result<Child> {
+    let mut command = Command::new("");
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let numbers = crate::process::inherit(&mut command, fds)?;
+    let invocation = Invocation::of_this_process(variable, &value(&numbers));
+    let program = io::fcntl_dupfd_cloexec(program, 3)?;
+    // SAFETY: the closure only makes system calls on values that it owns. It takes no lock and allocates nothing: an errno
+    // becomes an error without a heap allocation.
+    unsafe {
+        command.pre_exec(move || {
+            process::set_parent_process_death_signal(Some(Signal::KILL))?;
+            Err(invocation.execute(program.as_raw_fd()).into())
+        });
+    }
+    command.spawn()
+}
+
 /// The file descriptors that the former process of a table has left open.
 #[derive(Debug)]
 pub struct LeftOpen(BTreeSet<RawFd>);
@@ -110,7 +201,7 @@ pub struct WaitedSignals {
 impl WaitedSignals {
     /// Blocks `signals` in the calling thread, and gives them their default action, so that the end of a child is
     /// reported even if the parent of this process ignored `SIGCHLD`. Child processes inherit both; see
-    /// [`WaitedSignals::unblock`].
+    /// [`WaitedSignals::unblock`]. So does a program that this process executes: signals that are pending stay pending.
     ///
     /// # Errors
     /// As pthread_sigmask(3).
@@ -132,12 +223,18 @@ impl WaitedSignals {
         let mut mask = set;
         // SAFETY: both sets are initialized, and outlive the call.
         match unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, &raw mut mask) } {
-            0 => Ok(Self { signals: set, mask }),
-            errno => Err(Errno::from_raw_os_error(errno)),
+            0 => {}
+            errno => return Err(Errno::from_raw_os_error(errno)),
         }
+        for signal in signals {
+            // The program that this one replaces may have blocked them.
+            // SAFETY: the set is initialized.
+            unsafe { libc::sigdelset(&raw mut mask, signal.as_raw()) };
+        }
+        Ok(Self { signals: set, mask })
     }
 
-    /// Restores the mask that was in force before, as a child process does that handles these signals itself.
+    /// Restores the mask that was in force before, without these signals, as a child process does that handles them itself.
     pub fn unblock(&self) {
         // SAFETY: the set is initialized and outlives the call, which fails only for an unknown action.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.mask, std::ptr::null_mut()) };

@@ -64,9 +64,36 @@ fn invalid(text: String) -> std::io::Error {
     std::io::Error::new(std::io::ErrorKind::InvalidData, text)
 }
 
+/// A hash of the layouts of all control memory. Builds with the same number map each other's control memory.
+#[cfg(not(loom))]
+pub const LAYOUTS: u64 = {
+    let layouts = [
+        members::ROW_BYTES as u64,
+        trace::BYTES as u64,
+        slots::mapped::LAYOUT_HASH,
+        timeline::mapped::LAYOUT_HASH,
+        topic::mapped::LAYOUT_HASH,
+        queue::mapped::LAYOUT_HASH,
+    ];
+    let mut hash = FNV_OFFSET;
+    let mut i = 0;
+    while i < layouts.len() {
+        hash = hashed(hash, &layouts[i].to_le_bytes());
+        i += 1;
+    }
+    hash
+};
+
 /// Returns the FNV-1a hash of the description of a layout.
 const fn layout_hash(text: &[u8]) -> u64 {
-    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    hashed(FNV_OFFSET, text)
+}
+
+/// The FNV-1a hash of nothing.
+const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+
+/// Continues an FNV-1a hash.
+const fn hashed(mut hash: u64, text: &[u8]) -> u64 {
     let mut i = 0;
     while i < text.len() {
         hash = (hash ^ text[i] as u64).wrapping_mul(0x0000_0100_0000_01b3);

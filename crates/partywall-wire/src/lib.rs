@@ -65,6 +65,6 @@ pub use object::{
     ObjectDetail, ObjectHolder, ObjectInfo, ObjectKind, OpenedTimeline, SemaphoreInfo, TimelineEnding, TimelineInfo,
 };
 pub use pattern::Pattern;
-pub use refusal::{Ending, FdFault, Limit, NameEnd, NoGrowth, Refusal};
+pub use refusal::{Ending, FdFault, Limit, NameEnd, NoGrowth, NoReplacement, Refusal};
 pub use watch::{Change, Gap, Happened, NameEvent, Named, Point};
 pub use withdrawal::{Deadline, Notice, Then};

@@ -261,6 +261,10 @@ pub enum Call {
     },
     /// Ends the membership and drops all that it holds. Answer: [`Answer::Done`], after which the connection ends.
     Bye,
+    /// Has the program whose file is the message's only file descriptor continue as the broker, with everything that the
+    /// broker knows and holds. Refused with [`Refusal::NotReplaced`] if the program says that it cannot. Answer:
+    /// [`Answer::Done`], after which all connections end; members resume.
+    Replace,
 }
 
 /// The kind of memory of a version.

@@ -253,6 +253,32 @@ pub enum Refusal {
     },
     /// The broker is ending. A new one can be started.
     ShuttingDown,
+    /// The broker goes on as it was, and no other program continues for it.
+    NotReplaced {
+        /// Why.
+        why: NoReplacement,
+    },
+}
+
+/// Why no other program continues for a broker.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum NoReplacement {
+    /// It has no supervisor that could execute the program, or its journal cannot be written.
+    Unsupervised,
+    /// Another process is replacing it at this moment.
+    InProgress,
+    /// The asking process cannot be shown to be in the namespaces of the broker. A process in a container must not start
+    /// programs outside.
+    Elsewhere {
+        /// What was found.
+        found: String,
+    },
+    /// The program cannot continue.
+    Program {
+        /// What it said, or why it said nothing.
+        said: String,
+    },
 }
 
 /// Why a version does not grow.

@@ -142,7 +142,7 @@ pub use partywall_shm::{
     DType, TableBuilder,
     topic::{PublisherState, SubscriberState},
 };
-pub use partywall_wire::{Ending, FdFault, Limit, NoGrowth, Pattern, Then, TimelineEnding};
+pub use partywall_wire::{Ending, FdFault, Limit, NoGrowth, NoReplacement, Pattern, Then, TimelineEnding};
 
 pub use self::{
     domain::{DEFAULT_DOMAIN, Domain, DomainOptions, Location, VERSION, Watch, WatchEvent, broker_pid},

@@ -13,7 +13,7 @@ use partywall::{
     files::FileProblem,
     info::Named,
 };
-use partywall_wire::{FdFault, Limit, MemberState, ObjectKind, TimelineEnding, Whom};
+use partywall_wire::{FdFault, Limit, MemberState, NoReplacement, ObjectKind, TimelineEnding, Whom};
 
 const DOCUMENT: &str = include_str!("../../../docs/troubleshooting.md");
 
@@ -244,6 +244,7 @@ fn every_error() -> Vec<Error> {
         Error::Unreachable(Unreachable::FileDescriptor { index: 0, fault: FdFault::Missing }),
         Error::NotFound(NotFound::Member { whom: Whom::Pid(7), near: vec![70] }),
         Error::Denied(Denied::NotMember),
+        Error::Denied(Denied::Replacement { why: NoReplacement::InProgress }),
         Error::InvalidArgument(InvalidArgument::Yourself),
         Error::Denied(Denied::Unproven { pid: 7 }),
         Error::Denied(Denied::NotUnproven { pid: 7, state: MemberState::Alive }),

@@ -30,6 +30,7 @@ use crate::{
         peers::Peers,
         reactor::{Reactor, Source},
         reclaimer::Reclaimer,
+        replacement::Replacement,
         requests::UNPARK,
         restart::Past,
         runner::Runner,
@@ -58,6 +59,8 @@ pub(crate) struct Server {
     pub(super) about: About,
     /// Present if a supervisor restarts the broker when it dies.
     pub(super) supervised: Option<Supervised>,
+    /// A request that another program continues.
+    pub(super) replacement: Option<Replacement>,
     /// Whether effects are being carried out.
     pub(super) is_carrying_out: bool,
     /// The settle time: how long a process and its connections must have been gone before that counts as proof.
@@ -112,6 +115,7 @@ impl Server {
             .map_err(|errno| StartError::Errno { what: "start the reclaimer thread".into(), errno })?;
         let rows = failed("make the members' rows");
         let restarts = supervised.as_ref().map_or(0, |supervised| supervised.page.restarts().0);
+        let former_workers = supervised.as_ref().map_or(0, |supervised| supervised.page.former_workers());
         let (beginning, unfinished) = match past {
             Some(past) => {
                 let (state, rows_fd, fds, unfinished) = past.split();
@@ -136,7 +140,7 @@ impl Server {
             }
         };
         let Beginning { instance, started_at, registry, store, control, members } = beginning;
-        let acceptor = Acceptor::new(place, config.handshake_timeout, &config.version, restarts << RESTART_SHIFT)
+        let acceptor = Acceptor::new(place, config.handshake_timeout, &config.version, former_workers << WORKER_SHIFT)
             .map_err(failed("open a spare file descriptor"))?;
         let runner = Runner::new(store, control, config.unproven_after);
         reactor
@@ -183,6 +187,7 @@ impl Server {
             limits,
             about,
             supervised,
+            replacement: None,
             is_carrying_out: false,
             settle: config.settle,
             idle_exit: config.idle_exit,
@@ -193,7 +198,7 @@ impl Server {
         if let Some(unfinished) = unfinished {
             server.resume_service(unfinished);
         }
-        server.write_snapshot(true);
+        server.write_snapshot();
         if let Some(supervised) = &server.supervised {
             supervised.page.set_ready();
         }
@@ -211,8 +216,13 @@ impl Server {
             if let Some(exit) = self.exit {
                 break Ok(exit);
             }
+            if self.hand_over() {
+                // What is open stays open.
+                std::mem::forget(self);
+                return Ok(Exit::HandedOver);
+            }
             self.discard_timers();
-            self.write_snapshot(false);
+            self.shorten_journal();
             self.runner.control.begin_turn();
             let limit = if self.runner.control.is_clearing() || !self.peers.unfinished.is_empty() {
                 Some(Duration::ZERO)
@@ -257,6 +267,7 @@ impl Server {
             }
             // The turn of the loop is the sign of life that the supervisor wants.
             Source::Poke => {}
+            Source::Answer => self.on_answer(),
             Source::Exit(member) => self.on_exit(member),
             Source::Closed => {
                 for id in self.runner.store.reclaimer().closed() {
@@ -293,6 +304,7 @@ impl Server {
             | Timer::Flush(_)
             | Timer::Accept
             | Timer::Guard
+            | Timer::Answer
             | Timer::Unread => false,
         });
     }
@@ -325,6 +337,7 @@ impl Server {
                 self.carry_out(effects);
             }
             Timer::Idle => self.leave_if_idle(),
+            Timer::Answer => self.end_late_check(),
         }
     }
 
@@ -380,7 +393,7 @@ pub(super) fn now() -> u64 {
 }
 
 /// Numbers of connections are never used twice, not even by different workers: each has 2^32 of them.
-const RESTART_SHIFT: u32 = 32;
+const WORKER_SHIFT: u32 = 32;
 
 /// Bytes of one read. Nearly every message fits.
 const READ_BYTES: usize = 64 * 1024;

@@ -23,6 +23,7 @@
 //! | `ending` | the end of the broker: idle, or on request |
 //! | `supervised` | the records of a supervised broker |
 //! | `restart` | continues what a former process did |
+//! | `replacement` | hands over to another program |
 //! | `translate` | conversion between the wire's messages and the registry's |
 //! | `ids` | tables keyed by the broker's own numbers |
 
@@ -40,6 +41,7 @@ mod membership;
 mod peers;
 mod reactor;
 mod reclaimer;
+mod replacement;
 mod requests;
 mod restart;
 mod runner;
@@ -48,4 +50,4 @@ mod timers;
 mod translate;
 mod turns;
 
-pub(crate) use supervised::Supervised;
+pub(crate) use supervised::{Supervised, check_state};

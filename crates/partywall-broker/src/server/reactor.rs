@@ -82,6 +82,8 @@ pub(super) enum Source {
     Closed,
     /// The supervisor wants a sign of life.
     Poke,
+    /// A program says whether it can continue, or has ended.
+    Answer,
     Socket(Channel, ConnectionId),
     Exit(MemberId),
 }
@@ -96,7 +98,8 @@ impl Source {
             _ if id == 0 => Self::Listener,
             _ if id == 1 => Self::Stop,
             _ if id == 2 => Self::Closed,
-            _ => Self::Poke,
+            _ if id == 3 => Self::Poke,
+            _ => Self::Answer,
         }
     }
 
@@ -109,6 +112,7 @@ impl Source {
             Self::Stop => 1 << 2 | 3,
             Self::Closed => 2 << 2 | 3,
             Self::Poke => 3 << 2 | 3,
+            Self::Answer => 4 << 2 | 3,
         })
     }
 }

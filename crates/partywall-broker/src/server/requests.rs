@@ -56,6 +56,12 @@ impl Server {
         let arrived = fds.len();
         // If the request is refused, the reclaimer closes the descriptors, because closing GPU memory may stall.
         let fds: Vec<_> = fds.into_iter().map(|fd| self.runner.store.adopt(fd)).collect();
+        if let wire::Call::Replace = request.call {
+            if let Err(refusal) = self.begin_replacement(id, member, request.id, fds) {
+                self.refuse_request(id, member, request.id, refusal);
+            }
+            return;
+        }
         let call = if arrived < frame.fds {
             tracing::warn!(%member, arrived, sent = frame.fds, "file descriptors were lost because no descriptor was free");
             Err(missing(arrived))
@@ -70,7 +76,7 @@ impl Server {
         }
     }
 
-    fn refuse_request(&mut self, id: ConnectionId, member: MemberId, request: u64, refusal: Refusal) {
+    pub(super) fn refuse_request(&mut self, id: ConnectionId, member: MemberId, request: u64, refusal: Refusal) {
         let reply = Reply { id: request, outcome: Err(refusal) };
         if let Err(broken) = self.peers.send(&mut self.reactor, member, Channel::Call, &reply, Vec::new()) {
             self.hang_up(id, &broken.to_string());

@@ -1,4 +1,4 @@
-//! Continues what a former worker did.
+//! Continues what a former worker did, of this program or of another one.
 //!
 //! The state of that worker is read from the journal, and the descriptors are found by their numbers. All else that it
 //! had open is closed. Then what it may not have finished is done again, all members count as disconnected, and each
@@ -11,6 +11,7 @@ use std::{
 };
 
 use partywall_os::{
+    Errno,
     fd::{FdKind, classify},
     supervision::LeftOpen,
 };
@@ -52,7 +53,7 @@ impl Past {
     pub(super) fn read(contents: &Contents, mut left: LeftOpen) -> Result<Self, StartError> {
         let broken = |why: String| StartError::Journal { why };
         let unreadable = |error: postcard::Error| broken(error.to_string());
-        let mut state: State<Registry> = contents.snapshot().map_err(unreadable)?;
+        let mut state = State::decode(contents.snapshot()).map_err(broken)?;
         let mut redo = Vec::new();
         for record in contents.records() {
             state.replay(record.map_err(unreadable)?, &mut redo);
@@ -210,7 +211,6 @@ impl Server {
             self.apply(Event::Suspected { member });
         }
         if let Some(supervised) = &mut self.supervised {
-            let (restarts, death) = supervised.page.restarts();
             if let Some((member, request)) = supervised.page.twice_fatal() {
                 tracing::error!(
                     member,
@@ -219,9 +219,27 @@ impl Server {
                 );
                 supervised.fatal = Some((MemberId(member), crate::registry::RequestId(request)));
             }
-            let death = death.map_or_else(String::new, |death| death.to_string());
             let took = begun.elapsed();
-            tracing::warn!(restarts, death, members = number, ?took, "continuing after the death of the former worker");
+            match supervised.page.take_handover() {
+                None => {
+                    let (restarts, death) = supervised.page.restarts();
+                    let death = death.map_or_else(String::new, |death| death.to_string());
+                    tracing::warn!(
+                        restarts,
+                        death,
+                        members = number,
+                        ?took,
+                        "continuing after the death of the former worker"
+                    );
+                }
+                Some(Ok(())) => tracing::info!(members = number, ?took, "continuing for another program"),
+                Some(Err(Errno::CANCELED)) => {
+                    tracing::error!("continuing again: the program that was to replace this one ended before it served");
+                }
+                Some(Err(errno)) => {
+                    tracing::error!(%errno, "continuing: the program that was to replace this one was not executed");
+                }
+            }
         }
     }
 

@@ -28,9 +28,10 @@ use serde::{Deserialize, Serialize};
 use crate::{
     journal::Journal,
     registry::{
-        Effect, Event, FdId, MemberId, RequestId,
+        Effect, Event, FdId, MemberId, Registry, RequestId,
         types::{CellAt, Millis},
     },
+    replacement::Format,
     server::{
         control::Clearing,
         event_loop::{Server, now},
@@ -42,7 +43,7 @@ use crate::{
 /// The connection of a worker to its supervisor.
 #[derive(Debug)]
 pub(crate) struct Supervised {
-    pub(super) journal: Journal,
+    pub(crate) journal: Journal,
     pub(crate) page: Page,
     /// Readable when the supervisor wants a sign of life.
     poke: Arc<OwnedFd>,
@@ -78,9 +79,10 @@ pub(super) enum Record<E> {
     Undone { at: CellAt, value: u64 },
 }
 
-/// Everything that a worker knows.
+/// Everything that a worker knows. Raise [`STATE_VERSION`](crate::replacement::STATE_VERSION) whenever the encoding changes.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct State<R> {
+    pub(super) format: Format,
     pub(super) instance: u64,
     pub(super) started_at: Millis,
     pub(super) registry: R,
@@ -93,6 +95,29 @@ pub(super) struct State<R> {
     pub(super) clearing: VecDeque<Clearing>,
     pub(super) undone: BTreeMap<CellAt, u64>,
     pub(super) fatal: Option<(MemberId, RequestId)>,
+}
+
+impl State<Registry> {
+    /// Decodes a state, unless it has another format.
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, String> {
+        Format::check(bytes)?;
+        postcard::from_bytes(bytes).map_err(|error| format!("the state is unreadable: {error}"))
+    }
+}
+
+/// Checks that a state is one of this program: encoding it again leads to the same bytes.
+pub(crate) fn check_state(bytes: &[u8]) -> Result<(), String> {
+    let state = State::decode(bytes)?;
+    if encode(&state).is_ok_and(|again| again == bytes) {
+        Ok(())
+    } else {
+        Err("this release would read another state than was written".into())
+    }
+}
+
+/// Encodes a state.
+pub(super) fn encode(state: &impl Serialize) -> Result<Vec<u8>, postcard::Error> {
+    postcard::to_extend(state, Vec::new())
 }
 
 impl Supervised {
@@ -108,6 +133,11 @@ impl Supervised {
     pub(super) fn supervisor(&self) -> Option<u32> {
         let parent = u32::try_from(Pid::as_raw(getppid())).ok();
         parent.filter(|parent| *parent == self.supervisor)
+    }
+
+    /// Returns whether another program could continue.
+    pub(super) fn can_be_replaced(&self) -> bool {
+        self.supervisor().is_some() && !self.is_behind
     }
 
     /// Stops recording: the supervisor must not start another worker.
@@ -187,13 +217,37 @@ impl Server {
         })
     }
 
-    /// Begins the journal anew with a snapshot, if that saves much memory or `always` is set.
-    pub(super) fn write_snapshot(&mut self, always: bool) {
-        let Some(supervised) = self.supervised.as_mut().filter(|supervised| !supervised.is_behind) else { return };
-        if !always && !supervised.journal.is_long() {
-            return;
+    /// Begins the journal anew with a snapshot, if its records take much memory.
+    pub(super) fn shorten_journal(&mut self) {
+        if self.supervised.as_ref().is_some_and(|supervised| !supervised.is_behind && supervised.journal.is_long()) {
+            self.write_snapshot();
         }
-        let state = State {
+    }
+
+    /// Begins the journal anew with a snapshot. Returns whether it consists of that alone.
+    pub(super) fn write_snapshot(&mut self) -> bool {
+        // Taken out for as long as the state borrows the server.
+        let Some(mut supervised) = self.supervised.take_if(|supervised| !supervised.is_behind) else { return false };
+        let state = self.state(&supervised);
+        point("broker: state collected, no snapshot");
+        let written = supervised.journal.begin(&state);
+        if let Err(errno) = written {
+            tracing::warn!(%errno, "no snapshot was written; the journal goes on");
+            if supervised.journal.is_empty() {
+                supervised.give_up(errno);
+            }
+        }
+        self.supervised = Some(supervised);
+        if written.is_ok() {
+            self.runner.store.set_recorded();
+        }
+        written.is_ok()
+    }
+
+    /// Collects everything that this worker knows.
+    pub(super) fn state(&self, supervised: &Supervised) -> State<&Registry> {
+        State {
+            format: Format::OURS,
             instance: self.about.instance,
             started_at: self.about.started_at,
             registry: &self.registry,
@@ -205,15 +259,6 @@ impl Server {
             clearing: self.runner.control.clearing().clone(),
             undone: self.runner.control.undone().clone(),
             fatal: supervised.fatal,
-        };
-        point("broker: state collected, no snapshot");
-        if let Err(errno) = supervised.journal.begin(&state) {
-            tracing::warn!(%errno, "no snapshot was written; the journal goes on");
-            if supervised.journal.is_empty() {
-                supervised.give_up(errno);
-            }
-            return;
         }
-        self.runner.store.set_recorded();
     }
 }

@@ -32,6 +32,8 @@ pub(super) enum Timer {
     Guard,
     /// The broker may have been idle for long enough.
     Idle,
+    /// A program that is to continue may have had enough time to say whether it can.
+    Answer,
 }
 
 /// Timers by time.

@@ -7,9 +7,13 @@
 //! `socket`, `domain`, `version`, `log`.
 //!
 //! In the foreground it is a service of systemd, if systemd has started it; see [`manager`].
+//!
+//! `--replace` has the running broker continue as this program; see [`replace`]. That broker then executes this program
+//! with its own arguments, and [`Purpose`] says what for.
 
 pub(super) mod daemon;
 mod manager;
+mod replace;
 
 use std::{
     os::{
@@ -26,6 +30,7 @@ use partywall::{ErrorKind, Location};
 use partywall_broker::{
     Broker, Config, Exit, Limits, StartError,
     log::RotatingLog,
+    replacement::{Check, Purpose, execute},
     supervisor::{Supervisor, Worker, exit_code},
 };
 use partywall_os::{dir::Unsafe, supervision::LeftOpen};
@@ -49,6 +54,11 @@ pub(crate) struct Arguments {
     /// Check the directory, the limits and whether another broker runs; start nothing
     #[arg(long, conflicts_with = "background")]
     check: bool,
+    /// Have the running broker continue as this program, with everything open: members notice only that a call takes
+    /// longer. It keeps its settings. This program first reads a copy of the broker's state, and nothing changes if it
+    /// cannot continue with it
+    #[arg(long, conflicts_with_all = SETTINGS)]
+    replace: bool,
     /// The starter holds the lock on the socket's directory until the broker is ready. Used only with
     /// --background and by the library: the process itself becomes the daemon, and prints a failure on standard error
     #[arg(long, hide = true, requires = "background")]
@@ -96,6 +106,23 @@ pub(crate) struct Arguments {
     max_message: Option<u64>,
 }
 
+/// The arguments that a broker keeps when another program continues for it.
+const SETTINGS: [&str; 13] = [
+    "background",
+    "check",
+    "idle_exit",
+    "settle_ms",
+    "unproven_after",
+    "handshake_timeout_ms",
+    "max_bytes",
+    "max_names",
+    "max_fds",
+    "max_clients",
+    "max_timelines",
+    "max_semaphores",
+    "max_message",
+];
+
 /// When an idle broker exits.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Idle {
@@ -112,14 +139,22 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let location = context.options().location()?;
     // Absolute, because a daemon leaves its working directory.
     let log = std::path::absolute(location.log()).unwrap_or_else(|_| location.log());
+    if arguments.replace {
+        return replace::run(context, &location);
+    }
+    let purpose = Purpose::of_this_process();
+    if let Some(Purpose::Check(check)) = purpose {
+        return answer(arguments, &location, check);
+    }
     if arguments.check {
         return check(context, arguments, &location, &log);
     }
-    if arguments.background && !arguments.detach && !arguments.starter_holds_lock {
+    let continues = purpose.is_some();
+    if arguments.background && !continues && !arguments.detach && !arguments.starter_holds_lock {
         return daemon::start();
     }
     if !arguments.background {
-        let listener = manager::listener(context.output())?;
+        let listener = if continues { None } else { manager::listener(context.output())? };
         let served = serve(context, arguments, &location, log, listener, None, |ready| {
             context.output().announce(ready.text(), &ready.json());
             manager::notify(context.output(), &format!("READY=1\nSTATUS={}", ready.text()));
@@ -127,10 +162,9 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
         manager::notify(context.output(), "STOPPING=1");
         return served;
     }
-    let starter = daemon::daemonize()?;
-    let pipe = starter.as_fd().as_raw_fd();
-    let mut starter = Some(starter);
-    let served = serve(context, arguments, &location, log, None, Some(pipe), |ready| {
+    let mut starter = if continues { None } else { Some(daemon::daemonize()?) };
+    let pipe = starter.as_ref().map(|starter| starter.as_fd().as_raw_fd());
+    let served = serve(context, arguments, &location, log, None, pipe, |ready| {
         if let Some(starter) = starter.take() {
             starter.ready(&context.output().announcement(ready.text(), &ready.json()));
         }
@@ -154,10 +188,19 @@ fn serve(
     starter: Option<RawFd>,
     when_ready: impl FnOnce(&Ready<'_>),
 ) -> Result<(), Failure> {
+    let left = match Purpose::of_this_process() {
+        // Before anything is opened.
+        Some(Purpose::Continue(continuation)) => Some((continuation, daemon::left_open()?)),
+        _ => None,
+    };
     // The supervisor only makes sure that a log can be written. Each worker opens it for itself.
     let log = if arguments.of_a_lab.is_some() { None } else { try_log(context, log) };
     let config = config(arguments, location, log.clone());
-    let supervisor = Supervisor::bind(config, listener).map_err(failure)?;
+    let supervisor = match left {
+        Some((continuation, left)) => Supervisor::resume(config, continuation, left, execute),
+        None => Supervisor::bind(config, listener),
+    };
+    let supervisor = supervisor.map_err(failure)?;
     if let Some(lab) = arguments.of_a_lab {
         let refused = |errno| Failure::system("asking for a signal", errno);
         set_parent_process_death_signal(Some(Signal::TERM)).map_err(refused)?;
@@ -170,7 +213,7 @@ fn serve(
     let served = daemon::supervise(
         supervisor,
         |worker, left| work(worker, left, worker_log.as_deref()),
-        |pid| when_ready(&Ready { pid, location, log: log.as_deref() }),
+        |pid| when_ready(&Ready { pid, supervisor: std::process::id(), location, log: log.as_deref() }),
         starter,
     );
     if let Err(error) = served {
@@ -216,6 +259,12 @@ fn work(worker: Worker, left: LeftOpen, log: Option<&Path>) -> u8 {
     exit_code(exit.ok())
 }
 
+/// Says to the broker that has executed this program whether this program can continue for it.
+fn answer(arguments: &Arguments, location: &Location, check: Check) -> Result<(), Failure> {
+    let answered = check.answer(&config(arguments, location, None), |_| ());
+    answered.map(drop).map_err(|errno| Failure::system("answering the broker", errno))
+}
+
 /// Says whether a broker can start.
 fn check(context: &Context, arguments: &Arguments, location: &Location, log: &Path) -> Result<(), Failure> {
     Broker::check(&config(arguments, location, None)).map_err(failure)?;
@@ -239,6 +288,7 @@ fn try_log(context: &Context, log: PathBuf) -> Option<PathBuf> {
 /// The message of a broker that is ready.
 struct Ready<'a> {
     pid: u32,
+    supervisor: u32,
     location: &'a Location,
     log: Option<&'a Path>,
 }
@@ -250,7 +300,7 @@ impl Ready<'_> {
         format!(
             "broker of domain {domain:?} with pid {}, supervised by pid {}, listens at {}; {log}",
             self.pid,
-            std::process::id(),
+            self.supervisor,
             socket.display()
         )
     }
@@ -258,7 +308,7 @@ impl Ready<'_> {
     fn json(&self) -> serde_json::Value {
         json!({
             "pid": self.pid,
-            "supervisor": std::process::id(),
+            "supervisor": self.supervisor,
             "socket": self.location.socket,
             "domain": self.location.domain,
             "version": partywall::VERSION,

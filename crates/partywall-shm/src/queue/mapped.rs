@@ -87,7 +87,7 @@ const CACHE_LINE: usize = 64;
 const MAGIC: u64 = u64::from_le_bytes(*b"PWQUEUE1");
 
 /// Change the text whenever the bytes change, and never for a name alone.
-const LAYOUT_HASH: u64 = crate::layout_hash(
+pub(crate) const LAYOUT_HASH: u64 = crate::layout_hash(
     b"header 512: magic8 hash8 tasks4 inputs4 outputs4 0:4 lease8 0:24 tail8 work:eventcount8 0:48 head8 \
     space:eventcount8 0:48 late8 late_claimed8 tended8 results:eventcount8 completed8 returned8 detached8 0:8 \
     attachments32x8 (number32 attached1); \

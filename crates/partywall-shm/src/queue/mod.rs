@@ -47,7 +47,7 @@ mod body;
 mod claim;
 mod finish;
 #[cfg(not(loom))]
-mod mapped;
+pub(crate) mod mapped;
 #[cfg(all(test, loom))]
 mod models;
 mod recovery;

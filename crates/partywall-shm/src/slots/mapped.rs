@@ -110,7 +110,7 @@ pub(crate) fn bytes(maximum: u32) -> usize {
 }
 
 /// Change the text whenever the bytes change, and never for a name alone.
-const LAYOUT_HASH: u64 = crate::layout_hash(
+pub(crate) const LAYOUT_HASH: u64 = crate::layout_hash(
     b"header 256: magic8 hash8 maximum4 ring4 0:40 tickets8 look4 0:52 head8 0:56 tail8 0:56; \
     slots8: state2 (free held handed offered) row16 tag46; ring64: state2 slot16 row16 lap30 0:56",
 );

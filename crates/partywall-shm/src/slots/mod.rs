@@ -18,7 +18,7 @@
 mod audit;
 mod core;
 #[cfg(not(loom))]
-mod mapped;
+pub(crate) mod mapped;
 #[cfg(all(test, loom))]
 pub(crate) mod models;
 mod word;

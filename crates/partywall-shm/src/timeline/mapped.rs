@@ -81,7 +81,7 @@ impl Slab {
 const MAGIC: [u8; 8] = *b"PWTIMELN";
 
 /// Change the text whenever the bytes change.
-const LAYOUT_HASH: u64 = crate::layout_hash(
+pub(crate) const LAYOUT_HASH: u64 = crate::layout_hash(
     b"header 64: magic8 hash8 0:48; cells64 1023: value8 announced8 wakes4 sleepers4 ending4 incarnation4 closing8 \
     tainted8 last8 0:8; poison last+2^62+1",
 );

@@ -6,7 +6,7 @@
 
 mod cell;
 #[cfg(not(loom))]
-mod mapped;
+pub(crate) mod mapped;
 #[cfg(all(test, loom))]
 mod models;
 #[cfg(all(test, not(loom)))]

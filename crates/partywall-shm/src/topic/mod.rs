@@ -51,7 +51,7 @@ mod descriptor;
 mod entry;
 mod join;
 #[cfg(not(loom))]
-mod mapped;
+pub(crate) mod mapped;
 mod members;
 #[cfg(all(test, loom))]
 mod models;

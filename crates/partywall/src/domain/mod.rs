@@ -15,6 +15,7 @@ mod timeline_memory;
 mod watch;
 
 use std::{
+    os::fd::BorrowedFd,
     path::{Path, PathBuf},
     sync::{Arc, OnceLock},
     time::Duration,
@@ -400,6 +401,18 @@ impl Domain {
     /// [`Busy::BrokerInUse`](crate::error::Busy::BrokerInUse) without `force` while something exists.
     pub fn stop_broker(&self, force: bool) -> Result<()> {
         self.link().call(Call::Stop { force }).map(drop)
+    }
+
+    /// Has another program continue as the broker, with everything that the broker knows and holds. Members notice only
+    /// that a call takes longer. `program` is the file of a `partywall` program.
+    ///
+    /// Returns once the program has said that it can continue. The next call is answered by it; or by the former program,
+    /// if the new one ends before it serves.
+    ///
+    /// # Errors
+    /// [`Denied::Replacement`](crate::error::Denied::Replacement) if the broker goes on as it was.
+    pub fn replace_broker(&self, program: BorrowedFd<'_>) -> Result<()> {
+        self.link().call_with(Call::Replace, &[program]).map(drop)
     }
 
     /// The broker's socket.

@@ -1,10 +1,10 @@
 //! Operations that are not allowed.
 
-use partywall_wire::{MemberState, NoGrowth};
+use partywall_wire::{MemberState, NoGrowth, NoReplacement};
 
 use super::{
     ErrorKind, Help,
-    text::{member_state, no_growth},
+    text::{member_state, no_growth, no_replacement},
 };
 
 /// The operation is not allowed on this object or for this process.
@@ -68,6 +68,12 @@ pub enum Denied {
         /// The member's state.
         state: MemberState,
     },
+    /// The broker goes on as it was, and no other program continues for it.
+    #[error("the broker was not replaced: {}", no_replacement(why))]
+    Replacement {
+        /// Why.
+        why: NoReplacement,
+    },
 }
 
 impl Denied {
@@ -83,6 +89,9 @@ impl Denied {
             Self::Attaching { .. } => ErrorKind::Refused.help("cannot-attach", "publish a copy (commit_copy(), in Python put()), or commit a segment, and attach that"),
             Self::NotMember => ErrorKind::Refused.help("not-a-member", "connect without operator(true)"),
             Self::Unproven { pid } => ErrorKind::Refused.help("unproven", format!("`partywall rm --unproven {pid}` frees it; run this once no work of the process is left on a GPU")),
+            Self::Replacement { why: NoReplacement::InProgress } => ErrorKind::Refused.help("not-replaced", "`partywall status` shows the release that serves; try again if it is not the one you want"),
+            Self::Replacement { why: NoReplacement::Elsewhere { .. } } => ErrorKind::Refused.help("not-replaced", "run `partywall serve --replace` where the broker runs, not in another container"),
+            Self::Replacement { .. } => ErrorKind::Refused.help("not-replaced", "everything goes on as before; to start the other program anew, end this broker with `partywall stop`, which drops all names"),
             Self::NotUnproven { pid, .. } => ErrorKind::Refused.help("not-unproven", format!("`partywall evict {pid} --kill` ends it; its memory is freed once it is dead")),
         }
     }

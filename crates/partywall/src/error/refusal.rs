@@ -64,6 +64,7 @@ impl Error {
             Refusal::IsUnproven { pid } => Denied::Unproven { pid }.into(),
             Refusal::NotUnproven { pid, state } => Denied::NotUnproven { pid, state }.into(),
             Refusal::Evicted { by, at } => Gone::Evicted { by, ago: ago(at) }.into(),
+            Refusal::NotReplaced { why } => Denied::Replacement { why }.into(),
             Refusal::InUse { names, members } => Busy::BrokerInUse { names, members }.into(),
             Refusal::ShuttingDown | Refusal::CannotResume => Unreachable::Gone { socket: socket.to_owned() }.into(),
             other => Unreachable::Refused(format!("{other:?}")).into(),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use partywall_cuda::PointerKind;
-use partywall_wire::{Ending, FdFault, Limit, MemberState, Named, NoGrowth, ObjectKind, TimelineEnding, Whom};
+use partywall_wire::{Ending, FdFault, Limit, MemberState, Named, NoGrowth, NoReplacement, ObjectKind, TimelineEnding, Whom};
 
 use super::{Ended, Error, Held, NotFound};
 
@@ -53,6 +53,20 @@ pub(super) fn which_member(whom: Whom) -> String {
     match whom {
         Whom::Pid(pid) => format!("pid {pid}"),
         Whom::Member(member) => format!("the number {member}"),
+    }
+}
+
+pub(super) fn no_replacement(why: &NoReplacement) -> String {
+    match why {
+        NoReplacement::Unsupervised => {
+            "it has no supervisor that could execute another program, or no memory for its journal".into()
+        }
+        NoReplacement::InProgress => "another process is replacing it at this moment".into(),
+        NoReplacement::Elsewhere { found } => {
+            format!("it executes no program of a process that may be in another container: {found}")
+        }
+        NoReplacement::Program { said } => format!("the new program cannot continue: {said}"),
+        _ => "for a reason newer than this library".into(),
     }
 }
 

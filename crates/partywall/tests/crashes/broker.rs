@@ -4,63 +4,109 @@
 
 use std::{
     collections::BTreeSet,
+    fs::File,
+    os::fd::{AsFd, RawFd},
     path::PathBuf,
     process::Command,
     time::{Duration, Instant},
 };
 
 use partywall::{
-    DType, Domain, Error, OpenOrBuild, Place, Policy, Publisher, Task, Then, WatchEvent,
-    error::Unreachable,
+    DType, Domain, Error, NoReplacement, OpenOrBuild, Place, Policy, Publisher, Task, Then, WatchEvent,
+    error::{Denied, Unreachable},
     info::{Change, NameEvent, StatusInfo},
 };
 use partywall_broker::{
     Config,
-    supervisor::{Supervisor, Worker, exit_code},
+    replacement::{Continuation, Purpose},
+    supervisor::{Calls, Supervisor, Worker, exit_code},
 };
-use partywall_harness::{WATCHDOG, crash};
-use partywall_os::supervision::{LeftOpen, fork_sharing_files};
+use partywall_harness::{WATCHDOG, crash, eventually};
+use partywall_os::{
+    Errno,
+    supervision::{LeftOpen, fork_sharing_files},
+};
 
-use super::points::{CONTINUING, SERVING, assert_passed};
+use super::points::{CONTINUING, EXECUTING, HANDING_OVER, SERVING, assert_passed};
 
-/// The role of a supervisor, whose worker is killed at a crash point.
+/// The role of a supervisor, whose worker is killed at a crash point, or which is.
 pub(crate) const ROLE: &str = "broker supervised";
 
-/// The socket, and which worker is killed: the first one, or the one after it.
+/// The socket, and which process is killed: the supervisor, or one of its workers, by its number from 0.
 const SOCKET: &str = "PARTYWALL_SOCKET";
 const VICTIM: &str = "PARTYWALL_TEST_VICTIM";
+const SUPERVISOR: &str = "supervisor";
 
-/// Supervises until the test closes standard input.
-#[allow(clippy::print_stdout, reason = "it is how a role talks to the test")]
-pub(crate) fn play() {
+/// How another program behaves that is to continue.
+const OTHER: &str = "PARTYWALL_TEST_OTHER";
+const OTHER_FORMAT: &str = "reads another format";
+const NOT_EXECUTED: &str = "is not executed";
+
+fn is_other(how: &str) -> bool {
+    std::env::var(OTHER).is_ok_and(|other| other == how)
+}
+
+fn config() -> Config {
     let mut config = Config::new(std::env::var_os(SOCKET).unwrap(), "test", partywall::VERSION);
     config.idle_exit = None;
     config.settle = Duration::from_millis(1);
-    let victim: u64 = std::env::var(VICTIM).unwrap().parse().unwrap();
-    let supervise = move || {
-        let supervisor = Supervisor::bind(config, None).unwrap();
-        let work = |worker: Worker| {
-            // SAFETY: the process was just cloned from the supervisor, and uses nothing but what that has open.
-            let left = unsafe { LeftOpen::except(worker.of_supervisor()) }.unwrap();
-            let is_victim = worker.restarts().0 == victim;
-            // A broker that dies before it has served at all is not restarted.
-            if is_victim && victim > 0 {
-                crash::arm();
-            }
-            let broker = worker.start(left).unwrap();
-            if is_victim && victim == 0 {
-                crash::arm();
-            }
-            exit_code(broker.run().ok())
-        };
-        // SAFETY: this process has one thread, and its workers end before it.
-        let ended =
-            supervisor.run(|child| unsafe { fork_sharing_files(child) }, work, |pid| println!("ready {pid}"), None);
-        u8::from(ended.is_err())
+    config
+}
+
+/// Supervises until the broker is stopped; or checks whether this program can continue.
+pub(crate) fn play() {
+    if let Some(Purpose::Check(check)) = Purpose::of_this_process() {
+        let change = |state: &mut Vec<u8>| state[0] += u8::from(is_other(OTHER_FORMAT));
+        check.answer(&config(), change).unwrap();
+        return;
+    }
+    let start = || {
+        let supervisor = Supervisor::bind(config(), None).unwrap();
+        if std::env::var(VICTIM).unwrap() == SUPERVISOR {
+            crash::arm();
+        }
+        supervise(supervisor)
     };
     // SAFETY: a supervisor has one thread, and this program has others; they hold no lock that it needs, as they wait for
     // this test.
-    assert_eq!(unsafe { partywall_os::process::in_fork(supervise) }, Ok(0));
+    assert_eq!(unsafe { partywall_os::process::in_fork(start) }, Ok(0));
+}
+
+#[allow(clippy::print_stdout, reason = "it is how a role talks to the test")]
+fn supervise(supervisor: Supervisor) -> u8 {
+    let work = |worker: Worker| {
+        partywall_shm::crash::disarm();
+        // SAFETY: the process was just cloned from the supervisor, and uses nothing but what that has open.
+        let left = unsafe { LeftOpen::except(worker.of_supervisor()) }.unwrap();
+        let number = worker.former_workers();
+        let is_victim = std::env::var(VICTIM).unwrap() == number.to_string();
+        // A broker that dies before it has served at all is not restarted.
+        if is_victim && number > 0 {
+            crash::arm();
+        }
+        let broker = worker.start(left).unwrap();
+        if is_victim && number == 0 {
+            crash::arm();
+        }
+        exit_code(broker.run().ok())
+    };
+    // SAFETY: this process has one thread, and its workers end before it.
+    let fork = |child: &mut dyn FnMut() -> u8| unsafe { fork_sharing_files(child) };
+    let ended = supervisor.run(Calls { fork, serve: work, execute }, |pid| println!("ready {pid}"), None);
+    u8::from(ended.is_err())
+}
+
+/// Continues in this process as another program would.
+#[allow(clippy::print_stdout, reason = "it is how a role talks to the test")]
+fn execute(_program: RawFd, continuation: Continuation) -> Errno {
+    if is_other(NOT_EXECUTED) {
+        return Errno::NOEXEC;
+    }
+    println!("executed");
+    // SAFETY: the former supervisor does nothing any more, as if this were another program.
+    let left = unsafe { LeftOpen::except(&(0..3).collect()) }.unwrap();
+    let supervisor = Supervisor::resume(config(), continuation, left, execute).unwrap();
+    std::process::exit(supervise(supervisor).into())
 }
 
 /// A supervised broker for one run.
@@ -72,10 +118,14 @@ struct Broker {
 impl Broker {
     /// Starts a broker whose worker `victim` is killed after it has passed `points` crash points.
     fn start(victim: u64, points: u64) -> Self {
+        Self::start_with(&victim.to_string(), points, "")
+    }
+
+    fn start_with(victim: &str, points: u64, other: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "play", "--nocapture"]).env(super::ROLE, ROLE);
-        command.env(SOCKET, socket(&directory)).env(VICTIM, victim.to_string());
+        command.env(SOCKET, socket(&directory)).env(VICTIM, victim).env(OTHER, other);
         command.env("PARTYWALL_TEST_CRASH", format!("{points} killed"));
         let mut broker = Self { process: partywall_harness::Running::spawn(&mut command), directory };
         broker.expect("ready ");
@@ -99,13 +149,24 @@ impl Broker {
         partywall_os::process::kill(pidfd, partywall_harness::Signal::KILL).unwrap();
     }
 
-    fn end(self, domain: Domain) {
+    /// Ends the broker. Returns what it has said since it was ready.
+    fn end(self, domain: Domain) -> String {
         // The crash may strike only here. Then the next worker ends the domain, and no broker is left to say so.
         let stopped = domain.stop_broker(true);
         assert!(matches!(stopped, Ok(()) | Err(Error::Unreachable(Unreachable::Gone { .. }))), "{stopped:?}");
         drop(domain);
-        self.process.wait().expect(0);
+        self.process.wait().expect(0).text()
     }
+}
+
+/// Has this program continue for the broker.
+fn replace(domain: &Domain) -> Result<(), Error> {
+    domain.replace_broker(File::open(std::env::current_exe().unwrap()).unwrap().as_fd())
+}
+
+/// The crash point at which a process was killed, as the output says.
+fn struck(said: &str) -> Option<String> {
+    said.lines().find_map(|line| line.strip_prefix("crash point: ")).map(str::to_owned)
 }
 
 fn socket(directory: &tempfile::TempDir) -> PathBuf {
@@ -272,4 +333,96 @@ fn worker_killed_between_any_two_steps_loses_and_repeats_nothing() {
 #[test]
 fn worker_killed_while_it_continues_is_replaced_too() {
     assert_passed(&killed_at_each_point(1), &[SERVING, CONTINUING]);
+}
+
+/// Checks that a broker knows what it knew before, and goes on.
+fn assert_goes_on(broker: &Broker, domain: &Domain, instance: u64, kept: &partywall::Segment) {
+    assert_contains(kept, 9);
+    assert_contains(&broker.connect().open("kept", WATCHDOG).unwrap(), 9);
+    let next = commit(domain, "next", 1);
+    assert_eq!(next.version(), 1);
+    assert_eq!(domain.remove("next").unwrap().version, 1);
+    assert_eq!(domain.status().unwrap().instance, instance);
+}
+
+/// Replaces a broker whose worker `victim` is killed at each point in turn. Returns the points' names.
+fn replaced_and_killed_at_each_point(victim: u64) -> BTreeSet<String> {
+    let mut points = BTreeSet::new();
+    for number in 0.. {
+        let broker = Broker::start(victim, number);
+        let domain = broker.connect();
+        let instance = domain.status().unwrap().instance;
+        let kept = commit(&domain, "kept", 9);
+        replace(&domain).unwrap();
+        assert_goes_on(&broker, &domain, instance, &kept);
+        let said = broker.end(domain);
+        let Some(point) = struck(&said) else {
+            assert_eq!(said.matches("executed").count(), 1, "{said}");
+            return points;
+        };
+        points.insert(point);
+    }
+    unreachable!("there are not that many points")
+}
+
+#[test]
+fn worker_killed_while_it_hands_over_is_replaced_by_either_program() {
+    assert_passed(&replaced_and_killed_at_each_point(0), &[HANDING_OVER]);
+}
+
+#[test]
+fn program_whose_worker_is_killed_before_it_serves_leaves_the_former_one() {
+    assert_passed(&replaced_and_killed_at_each_point(1), &[CONTINUING]);
+}
+
+#[test]
+fn supervisor_killed_while_no_worker_runs_ends_the_domain() {
+    let mut points = BTreeSet::new();
+    for number in 0.. {
+        let mut broker = Broker::start_with(SUPERVISOR, number, "");
+        let domain = broker.connect();
+        let kept = commit(&domain, "kept", 9);
+        let _ = replace(&domain);
+        if domain.status().is_ok() {
+            broker.end(domain);
+            break;
+        }
+        points.insert(broker.expect("crash point: "));
+        eventually("members know that it is gone", || {
+            matches!(domain.status(), Err(Error::Unreachable(Unreachable::Gone { .. })))
+        });
+        assert_contains(&kept, 9);
+    }
+    assert_passed(&points, &[EXECUTING]);
+}
+
+#[test]
+fn program_that_is_not_executed_leaves_the_former_one() {
+    let broker = Broker::start_with("none", 0, NOT_EXECUTED);
+    let domain = broker.connect();
+    let instance = domain.status().unwrap().instance;
+    let kept = commit(&domain, "kept", 9);
+    for _ in 0..2 {
+        replace(&domain).unwrap();
+        assert_goes_on(&broker, &domain, instance, &kept);
+    }
+    assert_eq!(domain.status().unwrap().restarts, 0);
+    broker.end(domain);
+}
+
+#[test]
+fn program_that_reads_another_format_is_refused() {
+    let broker = Broker::start_with("none", 0, OTHER_FORMAT);
+    let domain = broker.connect();
+    let kept = commit(&domain, "kept", 9);
+    let before = domain.status().unwrap();
+    match replace(&domain) {
+        Err(Error::Denied(Denied::Replacement { why: NoReplacement::Program { said } })) => {
+            assert!(said.contains("the state has format 2, and this release reads format 1"), "{said}");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(domain.status().unwrap(), before);
+    assert_goes_on(&broker, &domain, before.instance, &kept);
+    assert!(!broker.end(domain).contains("executed"));
 }

@@ -128,11 +128,23 @@ pub(crate) const CONTINUING: &[&str] = &[
     "broker: state collected, no snapshot",
 ];
 
+pub(crate) const HANDING_OVER: &[&str] = &[
+    "broker: check prepared, not started",
+    "broker: check started, not answered",
+    "broker: snapshot for another program written, request not answered",
+    "broker: replacement answered, not noted",
+    "broker: replacement noted, not handed over",
+];
+pub(crate) const EXECUTING: &[&str] =
+    &["supervisor: worker has handed over, nothing executed", "supervisor: handover read, nothing taken"];
+
 pub(crate) const RECORDING: &[&str] = &["trace: number taken, slot not", "trace: slot half written"];
 
 const PASSED: &[&[&str]] = &[
     SERVING,
     CONTINUING,
+    HANDING_OVER,
+    EXECUTING,
     RECORDING,
     SLOT_TAKEN,
     SLOT_WAITED_FOR,

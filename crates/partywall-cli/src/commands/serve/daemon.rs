@@ -9,7 +9,8 @@ use std::{
 use partywall::ErrorKind;
 use partywall_broker::{
     Exit,
-    supervisor::{Supervisor, SupervisorError, Worker, exit_code},
+    replacement::execute,
+    supervisor::{Calls, Supervisor, SupervisorError, Worker, exit_code},
 };
 use partywall_os::{
     process::Starter,
@@ -32,6 +33,16 @@ pub(in crate::commands) fn daemonize() -> Result<Starter, Failure> {
     unsafe { partywall_os::process::daemonize() }.map_err(|errno| Failure::system("becoming a daemon", errno))
 }
 
+/// Returns what the program that has executed this one has left open. Must be called before anything is opened.
+pub(super) fn left_open() -> Result<LeftOpen, Failure> {
+    // The kernel may have named the process after a number.
+    let _ = rustix::thread::set_name(c"partywall");
+    // SAFETY: this process has just executed its program, which owns nothing beside the standard streams yet. The worker of
+    // the former program has ended, and no other process has the table.
+    let left = unsafe { LeftOpen::except(&(0..3).collect()) };
+    left.map_err(|errno| Failure::system("listing the open files", errno))
+}
+
 /// Runs a supervisor in this process, which must have one thread. `ready` closes the descriptor `starter`.
 pub(super) fn supervise(
     supervisor: Supervisor,
@@ -40,7 +51,7 @@ pub(super) fn supervise(
     starter: Option<RawFd>,
 ) -> Result<Exit, SupervisorError> {
     let serve = |worker: Worker| {
-        if worker.restarts().0 == 0 {
+        if worker.former_workers() == 0 {
             return work(worker, LeftOpen::none());
         }
         // SAFETY:
@@ -55,7 +66,8 @@ pub(super) fn supervise(
     // - The worker and the supervisor share the socket, the journal and the supervisor's page. The supervisor drops none of
     //   them while a worker lives; the worker drops them at the end of the domain only, when the supervisor uses them no
     //   more.
-    supervisor.run(|child| unsafe { fork_sharing_files(child) }, serve, ready, starter)
+    let fork = |child: &mut dyn FnMut() -> u8| unsafe { fork_sharing_files(child) };
+    supervisor.run(Calls { fork, serve, execute }, ready, starter)
 }
 
 /// Reports to the starter why the daemon cannot start.
