@@ -75,16 +75,7 @@ impl Journal {
 
     /// Returns the journal in these files, to be read.
     pub(crate) fn of(files: [OwnedFd; 2]) -> Self {
-        Self {
-            files,
-            current: 0,
-            snapshot: 0,
-            snapshot_bytes: 0,
-            retry_at: 0,
-            end: 0,
-            allocated: 0,
-            frame: Vec::new(),
-        }
+        Self { files, current: 0, snapshot: 0, snapshot_bytes: 0, retry_at: 0, end: 0, allocated: 0, frame: Vec::new() }
     }
 
     /// Returns the numbers of the files.

@@ -271,6 +271,7 @@ impl Supervisor {
                     self.page.set_refused(Errno::CANCELED);
                     // Returns only if it fails; then another worker of this program may serve.
                     let _ = self.replace(former, false, &execute);
+                    let _ = self.page.take_handover();
                 }
             }
             if self.page.is_unrecorded() {
@@ -298,12 +299,7 @@ impl Supervisor {
 
     /// Executes a program in this process, with everything open; `may_return` leaves it a way back. Returns only if that
     /// fails, and then why.
-    fn replace(
-        &self,
-        program: RawFd,
-        may_return: bool,
-        execute: impl FnOnce(RawFd, Continuation) -> Errno,
-    ) -> Errno {
+    fn replace(&self, program: RawFd, may_return: bool, execute: impl FnOnce(RawFd, Continuation) -> Errno) -> Errno {
         let Some(worker) = &self.worker else { return Errno::INVAL };
         // Without /proc there is no way back.
         let former = if may_return { replacement::this_program().ok() } else { None };

@@ -13,8 +13,7 @@ use std::{
 };
 
 use partywall::{
-    DType, Domain, Error, Place, Policy, Publisher, Task, WatchEvent,
-    NoReplacement,
+    DType, Domain, Error, NoReplacement, Place, Policy, Publisher, Task, WatchEvent,
     error::{Denied, Unreachable},
     info::{Change, NameEvent, StatusInfo},
 };
@@ -57,7 +56,8 @@ fn replace(sandbox: &Sandbox) {
         fs::copy(binary(), &copy).unwrap();
     }
     let before = sandbox.json(["status"]);
-    let replaced = Running::spawn(sandbox.program(&copy).args(["--json", "serve", "--replace"])).wait().expect(0).json();
+    let replaced =
+        Running::spawn(sandbox.program(&copy).args(["--json", "serve", "--replace"])).wait().expect(0).json();
     assert_eq!(replaced["supervisor"], before["supervisor"]);
     assert_ne!(replaced["pid"], before["pid"]);
     let program = fs::read_link(format!("/proc/{}/exe", replaced["pid"])).unwrap();
@@ -425,7 +425,10 @@ fn kills_during_a_check_change_nothing() {
 fn replacing_needs_a_broker_with_a_supervisor() {
     let sandbox = Sandbox::new();
     let refused = sandbox.run(["serve", "--replace"]).expect(4);
-    assert!(refused.stderr.contains("no broker answers") && refused.stderr.contains("`partywall serve`"), "{refused:?}");
+    assert!(
+        refused.stderr.contains("no broker answers") && refused.stderr.contains("`partywall serve`"),
+        "{refused:?}"
+    );
     assert!(!sandbox.socket().exists());
     sandbox.run(["serve", "--replace", "--max-names", "5"]).expect(2);
     let domain = sandbox.domain();

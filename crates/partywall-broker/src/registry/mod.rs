@@ -71,6 +71,8 @@ pub(crate) use event::{Call, Event};
 pub(crate) use objects::ControlNeeded;
 #[cfg(fuzzing)]
 pub(crate) use tests::fuzz;
+#[cfg(test)]
+pub(crate) use tests::sample;
 pub(crate) use types::{Bounds, CloseId, FdId, MemberId, RequestId};
 
 use cells::Cells;

@@ -197,8 +197,7 @@ impl Server {
     /// Leaves everything to the program that was accepted, if there is one. Returns whether this process has to end now,
     /// without closing anything.
     pub(super) fn hand_over(&mut self) -> bool {
-        let Some(replacement) =
-            self.replacement.take_if(|replacement| matches!(replacement.stage, Stage::Accepted(_)))
+        let Some(replacement) = self.replacement.take_if(|replacement| matches!(replacement.stage, Stage::Accepted(_)))
         else {
             return false;
         };

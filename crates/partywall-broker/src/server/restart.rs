@@ -234,7 +234,9 @@ impl Server {
                 }
                 Some(Ok(())) => tracing::info!(members = number, ?took, "continuing for another program"),
                 Some(Err(Errno::CANCELED)) => {
-                    tracing::error!("continuing again: the program that was to replace this one ended before it served");
+                    tracing::error!(
+                        "continuing again: the program that was to replace this one ended before it served"
+                    );
                 }
                 Some(Err(errno)) => {
                     tracing::error!(%errno, "continuing: the program that was to replace this one was not executed");

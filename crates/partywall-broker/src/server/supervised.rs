@@ -262,3 +262,67 @@ impl Server {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use partywall_wire::{ClientHello, TimelineEnding, Token};
+
+    use super::*;
+    use crate::{
+        registry,
+        replacement::STATE_VERSION,
+        server::{
+            connection::ConnectionId,
+            in_flight::ProcessKey,
+            membership::{Identified, Membership},
+        },
+    };
+
+    fn sample() -> State<Registry> {
+        let mut members = Membership::default();
+        let hello = ClientHello { command: "".into(), operator: false, simulated: false, resume: None, attempt: 5 };
+        let client = Identified { pid: 7, uid: 0, pidfd: None };
+        let member = members.join(client, Token([7; 16]), ConnectionId(1), ProcessKey::Pid(7), &hello);
+        let files = members.files(member, |_| Some(20)).unwrap();
+        let detach = Clearing::Detach { object: FdId(3), row: 2, ending: TimelineEnding::Closed };
+        let row = Clearing::Row { row: 2, tables: vec![FdId(3)] };
+        State {
+            format: Format::OURS,
+            instance: 1,
+            started_at: 2,
+            registry: registry::sample(),
+            rows: 10,
+            fds: BTreeMap::from([(FdId(1), 11)]),
+            last_fd: 3,
+            members: BTreeMap::from([(member, files)]),
+            last_member: 1,
+            clearing: VecDeque::from([detach, row]),
+            undone: BTreeMap::from([(CellAt { slab: FdId(1), index: 4 }, 9)]),
+            fatal: Some((member, RequestId(8))),
+        }
+    }
+
+    #[test]
+    fn state_has_the_form_of_its_version() {
+        let state = encode(&sample()).unwrap();
+        assert_eq!(check_state(&state), Ok(()));
+        // Layouts have a number of their own.
+        let form = state.strip_prefix(&encode(&Format::OURS).unwrap()[..]).unwrap();
+        let found = (STATE_VERSION, crc32fast::hash(form));
+        assert_eq!(
+            found,
+            (1, 3_098_214_573),
+            "the state has another form: raise STATE_VERSION, and note the new numbers here"
+        );
+    }
+
+    #[test]
+    fn state_that_is_cut_off_or_longer_is_refused() {
+        let mut state = encode(&sample()).unwrap();
+        for end in 0..state.len() {
+            assert!(check_state(&state[..end]).is_err(), "{end}");
+        }
+        state.push(0);
+        assert!(check_state(&state).is_err());
+    }
+}

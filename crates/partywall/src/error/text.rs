@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use partywall_cuda::PointerKind;
-use partywall_wire::{Ending, FdFault, Limit, MemberState, Named, NoGrowth, NoReplacement, ObjectKind, TimelineEnding, Whom};
+use partywall_wire::{
+    Ending, FdFault, Limit, MemberState, Named, NoGrowth, NoReplacement, ObjectKind, TimelineEnding, Whom,
+};
 
 use super::{Ended, Error, Held, NotFound};
 

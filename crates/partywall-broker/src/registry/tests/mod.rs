@@ -13,6 +13,8 @@ mod objects;
 mod pools;
 mod random;
 mod rules;
+#[cfg(test)]
+mod sample;
 mod watching;
 
 use std::{collections::BTreeSet, sync::Arc};
@@ -28,6 +30,9 @@ use super::{
         Limit, MemberState, Memory, Name, Named, NoGrowth, ObjectKind, Place, Table, TimelineEnding, Whom,
     },
 };
+
+#[cfg(test)]
+pub(crate) use sample::sample;
 
 /// Runs the registry against its model by the bytes of a fuzzer: mostly steps, otherwise what a journal holds.
 #[cfg(fuzzing)]

@@ -26,7 +26,8 @@ pub(super) fn run(context: &Context, location: &Location) -> Result<(), Failure>
     domain.replace_broker(program.as_fd())?;
     // The worker that has answered reads no further request.
     let status = domain.status()?;
-    let is_ours = status.supervisor.is_some_and(|pid| identity(format!("/proc/{pid}/exe")) == identity("/proc/self/exe"));
+    let is_ours =
+        status.supervisor.is_some_and(|pid| identity(format!("/proc/{pid}/exe")) == identity("/proc/self/exe"));
     if !is_ours {
         let message = "the broker was not replaced: this program did not serve, and the former one goes on";
         return Err(Failure::new(ErrorKind::Refused, message, "`partywall logs` shows the reason"));
