@@ -143,11 +143,16 @@ pub fn start_program(
     let numbers = crate::process::inherit(&mut command, fds)?;
     let invocation = Invocation::of_this_process(variable, &value(&numbers));
     let program = io::fcntl_dupfd_cloexec(program, 3)?;
+    let parent = process::getpid();
     // SAFETY: the closure only makes system calls on values that it owns. It takes no lock and allocates nothing: an errno
     // becomes an error without a heap allocation.
     unsafe {
         command.pre_exec(move || {
             process::set_parent_process_death_signal(Some(Signal::KILL))?;
+            // It may have ended before the request; then no signal comes.
+            if process::getppid() != Some(parent) {
+                return Err(Errno::SRCH.into());
+            }
             Err(invocation.execute(program.as_raw_fd()).into())
         });
     }
