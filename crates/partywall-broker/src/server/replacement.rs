@@ -105,8 +105,12 @@ impl Server {
     /// runs. A process in a container that has been given the broker's socket could not.
     fn may_replace(&self, id: ConnectionId, member: MemberId) -> Result<(), String> {
         let connection = self.peers.connections.get(&id).ok_or("its connection has ended")?;
+        let peer = socket::peer(connection.call()).map_err(|errno| format!("its user is unknown: {errno}"))?;
+        if peer.uid != rustix::process::geteuid().as_raw() {
+            return Err(format!("its user is {}", peer.uid));
+        }
         // Not the pid that it has told, which is checked only if the kernel knows one.
-        let pid = socket::peer(connection.call()).ok().and_then(|peer| peer.pid).ok_or("it is not visible here")?;
+        let pid = peer.pid.ok_or("it is not visible here")?;
         match shares_namespaces(pid) {
             Ok(true) => {}
             Ok(false) => return Err(format!("process {pid} is in another namespace")),
