@@ -151,11 +151,20 @@ impl World {
     /// # Panics
     /// If it ends before it says `ready`.
     pub fn play_through(&self, role: &str, launcher: &[&str]) -> Actor {
-        let mut command = Command::new(launcher[0]);
-        command.args(&launcher[1..]).arg(this_program());
-        let mut actor = self.start(role, command);
+        let mut actor = self.start(role, launched(launcher));
         actor.expect("ready");
         actor
+    }
+
+    /// As [`play_through`](Self::play_through). Also returns the text that the role printed after `word` before it was ready.
+    ///
+    /// # Panics
+    /// If it ends before it says `ready`.
+    pub fn play_through_after(&self, role: &str, launcher: &[&str], word: &str) -> (Actor, String) {
+        let mut actor = self.start(role, launched(launcher));
+        let said = actor.expect(word);
+        actor.expect("ready");
+        (actor, said)
     }
 
     fn start(&self, role: &str, mut command: Command) -> Actor {
@@ -247,6 +256,12 @@ pub fn next_order() -> Option<String> {
             _ => line.extend(byte),
         }
     }
+}
+
+fn launched(launcher: &[&str]) -> Command {
+    let mut command = Command::new(launcher[0]);
+    command.args(&launcher[1..]).arg(this_program());
+    command
 }
 
 fn this_program() -> PathBuf {

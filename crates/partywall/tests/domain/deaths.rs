@@ -71,10 +71,10 @@ fn inherit(fd: i32) {
 }
 
 /// Runs what follows in PID, mount and user namespaces of its own, and kills it when the launcher is killed.
-const NAMESPACE: [&str; 6] = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"];
+pub(crate) const NAMESPACE: [&str; 6] = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"];
 
 /// Returns whether this machine allows namespaces; some machines refuse them to ordinary users.
-fn can_make_namespaces() -> bool {
+pub(crate) fn can_make_namespaces() -> bool {
     let mut command = Command::new(NAMESPACE[0]);
     command.args(&NAMESPACE[1..]).arg("true").stderr(Stdio::null()).status().is_ok_and(|status| status.success())
 }

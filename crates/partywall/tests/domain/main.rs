@@ -7,6 +7,7 @@ mod build;
 mod deaths;
 mod descriptors;
 mod growth;
+mod known_failures;
 mod open;
 mod pidfds;
 mod pools;
@@ -69,6 +70,7 @@ fn role() {
             role if role.starts_with("attachments ") => attachments::play(role),
             role if role.starts_with("withdrawals ") => withdrawals::play(role),
             role if role.starts_with("descriptors ") => descriptors::play(role),
+            role if role.starts_with("known ") => known_failures::play(role),
             "sandboxed" => pidfds::play(),
             "watcher" => watch::play(),
             _ => deaths::play(&role),
