@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use partywall_harness::{Running, Sandbox, Signal};
+use partywall_harness::{Output, Running, Sandbox, Signal, binary};
 use rustix::{
     io::{FdFlags, fcntl_setfd},
     net::{AddressFamily, SocketType},
@@ -53,7 +53,7 @@ fn activated(sandbox: &Sandbox, file: &OwnedFd, pid: &str, count: &str) -> Comma
     // The shell keeps its pid when it becomes the broker.
     let script = format!("exec 3<&{}; export LISTEN_PID={pid} LISTEN_FDS={count}; exec \"$0\" serve", file.as_raw_fd());
     let mut command = sandbox.program("bash");
-    command.args(["-c", &script]).arg(partywall_harness::binary());
+    command.args(["-c", &script]).arg(binary());
     command
 }
 
@@ -112,7 +112,7 @@ fn sockets_that_cannot_be_served_are_refused_with_the_reason() {
     }
     let closed = "exec 3<&-; export LISTEN_PID=$$ LISTEN_FDS=1; exec \"$0\" serve";
     let mut command = sandbox.program("bash");
-    let refused = Running::spawn(command.args(["-c", closed]).arg(partywall_harness::binary())).wait().expect(5);
+    let refused = Running::spawn(command.args(["-c", closed]).arg(binary())).wait().expect(5);
     assert!(refused.stderr.contains("no socket as descriptor 3"), "{refused:?}");
 }
 
@@ -214,4 +214,54 @@ fn stop_advises_no_signal_to_systemd() {
     let refused = sandbox.run(["stop"]).expect(4);
     fs::write(&name, before).unwrap();
     assert!(refused.stderr.contains("systemctl stop") && !refused.stderr.contains("kill"), "{refused:?}");
+}
+
+/// The units as they are installed, in a directory of the sandbox: `ExecStart=` names the program that was built.
+fn installed_units(sandbox: &Sandbox) -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/systemd");
+    let units = fs::read_dir(folder).unwrap().map(|unit| unit.unwrap().path());
+    let install = |unit: PathBuf| {
+        let text = fs::read_to_string(&unit).unwrap();
+        let text = text.replace("/usr/local/bin/partywall", binary().to_str().unwrap());
+        sandbox.file(unit.file_name().unwrap().to_str().unwrap(), text)
+    };
+    units.map(install).collect()
+}
+
+fn analyze(sandbox: &Sandbox, words: &[&str], units: &[&Path]) -> Output {
+    Running::spawn(sandbox.program("systemd-analyze").args(words).args(units)).wait()
+}
+
+#[test]
+fn needs_systemd_units_are_verified_by_systemd_itself() {
+    let sandbox = Sandbox::new();
+    let units = installed_units(&sandbox);
+    assert_eq!(units.len(), 3);
+    let verify = |unit: &Path| {
+        let manager = if unit.ends_with("partywall-system.service") { "--system" } else { "--user" };
+        // The manual pages are those of an installation.
+        analyze(&sandbox, &[manager, "verify", "--man=no", "--recursive-errors=no"], &[unit])
+    };
+    for unit in &units {
+        let verified = verify(unit).expect(0);
+        assert_eq!((verified.text().as_str(), verified.stderr.as_str()), ("", ""), "{}", unit.display());
+    }
+    let text = fs::read_to_string(sandbox.path().join("partywall.service")).unwrap();
+    let damaged = sandbox.file("damaged.service", text.replace("LimitNOFILE=524288", "LimitNOFILE=many"));
+    assert!(verify(&damaged).stderr.contains("Failed to parse"));
+}
+
+/// Most of what this judges is possible for the system manager alone, so the user manager's unit has no limit.
+#[test]
+fn needs_systemd_system_unit_is_exposed_little() {
+    let sandbox = Sandbox::new();
+    installed_units(&sandbox);
+    let unit = sandbox.path().join("partywall-system.service");
+    // In tenths: systemd calls 4.0 and less "OK".
+    let judge =
+        |unit: &Path| analyze(&sandbox, &["security", "--offline=true", "--threshold=40", "--no-pager"], &[unit]);
+    judge(&unit).expect(0);
+    let text = fs::read_to_string(unit).unwrap();
+    let exposed = sandbox.file("exposed.service", text.replace("CapabilityBoundingSet=\n", ""));
+    judge(&exposed).expect(1);
 }

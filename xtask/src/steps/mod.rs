@@ -114,6 +114,12 @@ const TEST: &[Step] = &[
     Step { name: "namespaces", about: "tests in namespaces of Linux", lane: Lane::Main, run: rust::in_namespaces },
     Step { name: "with-python", about: "tests in Rust that start Python", lane: Lane::Main, run: rust::with_python },
     Step {
+        name: "systemd",
+        about: "the units, judged by systemd's own tools",
+        lane: Lane::Main,
+        run: rust::with_systemd,
+    },
+    Step {
         name: "vulkan",
         about: "segments and timelines in Vulkan, on a CPU's driver under the validation layer",
         lane: Lane::Main,

@@ -31,8 +31,15 @@ const EXAMPLES: [&str; 10] = [
 ];
 
 /// Parts of the names of tests that need a feature that a machine may lack, or minutes.
-const NEEDS: [&str; 6] =
-    ["needs_namespaces", "needs_python", "needs_no_gpu", "needs_root", "needs_vulkan", "needs_minutes"];
+const NEEDS: [&str; 7] = [
+    "needs_namespaces",
+    "needs_python",
+    "needs_no_gpu",
+    "needs_root",
+    "needs_systemd",
+    "needs_vulkan",
+    "needs_minutes",
+];
 
 /// A selection of tests.
 #[derive(Default)]
@@ -99,6 +106,20 @@ pub(super) fn with_python(workspace: &Workspace) -> Outcome {
         return Outcome::Skipped("there is no Python 3.9 or later here".to_owned());
     }
     run_those_that("needs_python", workspace)
+}
+
+/// Tests that have systemd judge the units. It need not run.
+pub(super) fn with_systemd(workspace: &Workspace) -> Outcome {
+    // Before 250 it judges no unit that is not loaded.
+    let version = Command::new("systemd-analyze").arg("--version").output().ok().and_then(|output| {
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        text.split_whitespace().nth(1)?.parse::<u32>().ok()
+    });
+    match version {
+        Some(250..) => run_those_that("needs_systemd", workspace),
+        Some(older) => Outcome::Skipped(format!("systemd-analyze here is of version {older}, not 250 or later")),
+        None => Outcome::Skipped("there is no systemd-analyze here: apt-get install systemd".to_owned()),
+    }
 }
 
 /// The tests run on lavapipe, Vulkan's driver for CPUs, under the validation layer.
