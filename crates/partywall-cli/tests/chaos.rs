@@ -88,6 +88,16 @@ fn nothing_is_lost_in_host_memory_and_damaged_histories_are_found() {
     };
     let between = lines.iter().find(is_between).unwrap();
     let between = lines.iter().position(|line| line == between).unwrap();
+    let lacking = |of: &str| {
+        let mut lines = lines.clone();
+        let acquired = find("acquired");
+        let line = json!({
+            "at": lines[acquired]["at"], "began": lines[acquired]["at"], "member": lines[acquired]["member"],
+            "what": "lacked", "call": "acquire", "of": of,
+        });
+        lines.insert(acquired, line);
+        lines
+    };
     let is_permits = |line: &Value| line["what"] == "counted" && line["of"] == "permits";
     let permits = lines.iter().position(is_permits).unwrap();
     for (damaged, said) in [
@@ -103,6 +113,7 @@ fn nothing_is_lost_in_host_memory_and_damaged_histories_are_found() {
         (changed(find("result"), "right", json!(false)), "is wrong"),
         (changed(find("giving"), "whole", json!(false)), "changed while member"),
         (doubled(find("took")), "had block"),
+        (lacking("memory"), "had no Memory, which it was not left without"),
         (without(find("left")), "did not come to its end"),
         (without(find("killed")), "did not come to its end"),
         (changed(permits, "found", json!(1)), "permits: 1, not 2 to 2"),
@@ -139,7 +150,7 @@ fn needs_minutes_nothing_is_lost_by_a_thousand_kills() {
     let sandbox = Sandbox::new();
     for device in ["host", "cuda"] {
         let mut kills = 0;
-        let mut broker_kills = 0;
+        let mut others = [0; 4];
         for seed in 1.. {
             let arguments = ["--device", device, "--seed", &seed.to_string(), "--duration", "30", "--json"];
             let output = chaos(&sandbox, &arguments).expect(0);
@@ -148,11 +159,13 @@ fn needs_minutes_nothing_is_lost_by_a_thousand_kills() {
             let more = last["kills"].as_u64().unwrap();
             assert!(more > 0, "{last}");
             kills += more;
-            broker_kills += last["broker_kills"].as_u64().unwrap();
+            let strikes = ["broker_kills", "sockets_closed", "descriptors_filled", "memory_taken"];
+            others.iter_mut().zip(strikes).for_each(|(sum, strike)| *sum += last[strike].as_u64().unwrap());
             if kills >= 1000 {
                 break;
             }
         }
-        assert!(broker_kills > 0);
+        // Memory is taken in host memory alone.
+        assert!(others[..3].iter().all(|sum| *sum > 0) && (others[3] > 0) == (device == "host"), "{others:?}");
     }
 }

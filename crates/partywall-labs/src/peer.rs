@@ -6,7 +6,7 @@ use std::{
     io::{self, Write},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::PathBuf,
-    process::{Child, Command, Stdio},
+    process::{Child, Command, ExitStatus, Stdio},
     sync::Once,
     thread,
     time::{Duration, Instant},
@@ -211,6 +211,11 @@ impl Peer {
     /// Kills the child that plays the role (SIGKILL) and waits for its end.
     pub(super) fn kill(&mut self) {
         self.child = None;
+    }
+
+    /// Returns how the child that plays the role has ended, or `None` if it runs.
+    pub(super) fn ending(&mut self) -> Option<ExitStatus> {
+        self.child.as_mut()?.0.try_wait().ok()?
     }
 
     /// Returns whether an unread message has arrived, or the role has ended.

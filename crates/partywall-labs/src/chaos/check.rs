@@ -266,15 +266,34 @@ fn holders(records: &[Record], ends: &Ends) -> Check {
 }
 
 fn calls(records: &[Record]) -> Check {
-    let told = |Record { member, what, .. }: &Record| match what {
-        What::Late { call, ms } => Some(format!("`{call}` of member {member} took {ms} ms")),
-        What::Failed { call, why } => Some(format!("`{call}` of member {member} failed: {why}")),
-        _ => None,
-    };
-    let violations = records.iter().filter_map(told).collect();
-    let counted = format!("{} lines", records.len());
-    let why = "Each call returns within its time-out and the time that its process was stopped, and none fails because another \
-               process was killed.";
+    let mut violations = Vec::new();
+    // For each member and resource: whether it is limited, and when the last limit ended.
+    let mut limits: Vec<(u32, Resource, Option<Moment>)> = Vec::new();
+    let mut lacked = 0;
+    for Record { at, member, what } in records {
+        match what {
+            What::Late { call, ms } => violations.push(format!("`{call}` of member {member} took {ms} ms")),
+            What::Failed { call, why } => violations.push(format!("`{call}` of member {member} failed: {why}")),
+            What::Limited { of } => limits.push((*member, *of, None)),
+            What::Lifted { of } => {
+                let theirs = limits.iter_mut().filter(|limit| (limit.0, limit.1) == (*member, *of));
+                theirs.filter(|limit| limit.2.is_none()).for_each(|limit| limit.2 = Some(*at));
+            }
+            What::Lacked { call, of, began } => {
+                lacked += 1;
+                let limit = |limit: &&(u32, Resource, Option<Moment>)| (limit.0, limit.1) == (*member, *of);
+                if !limits.iter().filter(limit).any(|(_, _, ended)| ended.is_none_or(|ended| ended >= *began)) {
+                    violations
+                        .push(format!("`{call}` of member {member} had no {of:?}, which it was not left without"));
+                }
+            }
+            _ => {}
+        }
+    }
+    let counted = format!("{} lines, {lacked} calls that lacked something", records.len());
+    let why = "Each call returns within its time-out and the time that its process was stopped. None fails because of what \
+               happened to another process, or to a connection. A process that gets no further descriptors or memory is told \
+               so, and only then.";
     Check { id: "calls", title: "Calls of members", why, claim: None, counted, violations }
 }
 

@@ -43,6 +43,16 @@ pub(super) enum What {
     Killed,
     /// As for a member.
     BrokerKilled,
+    /// The member's connections were shut down.
+    SocketsClosed,
+    /// Written before the member gets no more of a resource.
+    Limited {
+        of: Resource,
+    },
+    /// Written after the limit has ended.
+    Lifted {
+        of: Resource,
+    },
     /// The member has ended by itself, and has received everything that it expected.
     Left,
     Writing {
@@ -103,6 +113,12 @@ pub(super) enum What {
         call: String,
         why: String,
     },
+    /// A call failed for want of a resource.
+    Lacked {
+        call: String,
+        of: Resource,
+        began: Moment,
+    },
     /// The state that was found at the end, and the one that is allowed.
     Counted {
         of: String,
@@ -113,6 +129,14 @@ pub(super) enum What {
     End {
         kills: u64,
     },
+}
+
+/// What a process can be left without.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Resource {
+    Descriptors,
+    Memory,
 }
 
 impl History {
@@ -134,7 +158,12 @@ impl History {
 
     /// Appends a line about another member.
     pub(super) fn add_about(&self, member: u32, what: What) -> Result<(), Failure> {
-        let record = Record { at: Moment::now(), member, what };
+        self.add_at(Moment::now(), member, what)
+    }
+
+    /// Appends a line about a moment before now.
+    pub(super) fn add_at(&self, at: Moment, member: u32, what: What) -> Result<(), Failure> {
+        let record = Record { at, member, what };
         let mut line = serde_json::to_vec(&record).map_err(|error| unexpected(&error.to_string()))?;
         if line.len() >= LINE {
             return Err(unexpected("a line of the history is too long"));

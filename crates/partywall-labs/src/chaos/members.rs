@@ -4,22 +4,26 @@ use std::collections::VecDeque;
 
 use partywall::{
     DType, Policy, Task, Ticket, WatchEvent,
-    error::{Busy, Gone},
+    error::{Busy, Gone, LimitReached},
     info::Change,
 };
 
 use super::*;
 use crate::weights::tensors;
 
-/// Fills memory that this process holds with one word.
-macro_rules! fill {
+/// Fills memory that this process holds with one word. The result is that of a call.
+macro_rules! filled {
     ($memory:expr, $place:expr, $word:expr) => {
-        if $place == Place::Host {
-            $memory.as_mut_slice::<u64>()?.fill($word);
-        } else {
-            let range = $memory.device()?;
-            range.copy_from_host(range.gpu().stream(), &$word.to_le_bytes().repeat(WORDS as usize))?;
-        }
+        (|| -> Result<(), Failure> {
+            let memory = &mut $memory;
+            if $place == Place::Host {
+                memory.as_mut_slice::<u64>()?.fill($word);
+            } else {
+                let range = memory.device()?;
+                range.copy_from_host(range.gpu().stream(), &$word.to_le_bytes().repeat(WORDS as usize))?;
+            }
+            Ok(())
+        })()
     };
 }
 
@@ -34,6 +38,15 @@ macro_rules! word {
             same(bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes"))))
         }
     };
+}
+
+/// Returns what the process lacked.
+fn lacked(error: &Error) -> Option<Resource> {
+    match error {
+        Error::LimitReached(LimitReached::FileDescriptors(_)) => Some(Resource::Descriptors),
+        Error::LimitReached(LimitReached::SystemMemory { .. }) => Some(Resource::Memory),
+        _ => None,
+    }
 }
 
 fn same(mut words: impl Iterator<Item = u64>) -> Option<u64> {
@@ -59,9 +72,26 @@ impl<'a> Member<'a> {
         self.next
     }
 
-    /// Makes a call. Returns `None` if it timed out, which other members may cause.
+    /// Tells the observer that this member has opened its object.
+    fn begins(&mut self) -> Result<(), Failure> {
+        self.session.parent().say(())
+    }
+
+    /// Makes a call again until this process has what the call needs.
+    fn insist<T, E: Into<Failure>>(&self, name: &str, mut call: impl FnMut() -> Result<T, E>) -> Result<T, Failure> {
+        loop {
+            if let Some(value) = self.call(name, &mut call)? {
+                return Ok(value);
+            }
+            thread::sleep(PAUSE);
+        }
+    }
+
+    /// Makes a call. Returns `None` if it timed out, which other members may cause, or if this process lacks what the call
+    /// needs, which the observer may cause.
     fn call<T, E: Into<Failure>>(&self, name: &str, call: impl FnOnce() -> Result<T, E>) -> Result<Option<T>, Failure> {
         let start = Instant::now();
+        let began = Moment::now();
         let answer = call().map_err(Into::into);
         let took = start.elapsed();
         if took > LATE {
@@ -75,6 +105,12 @@ impl<'a> Member<'a> {
                 Ok(None)
             }
             Err(failure) => {
+                if let Failure::Library { error, .. } = &failure
+                    && let Some(of) = lacked(error)
+                {
+                    self.history.add(What::Lacked { call: name.into(), of, began })?;
+                    return Ok(None);
+                }
                 self.history.add(What::Failed { call: name.into(), why: history::shortened(&failure.message()) })?;
                 Err(failure)
             }
@@ -95,6 +131,7 @@ impl<'a> Member<'a> {
 pub(super) fn writer(session: &mut Session) -> Result<(), Failure> {
     let mut member = Member::new(session)?;
     let mut patterns = tensors::Patterns::default();
+    member.begins()?;
     while member.goes_on()? {
         let number = member.number();
         commit(&member, &mut patterns, number)?;
@@ -108,7 +145,9 @@ fn commit(member: &Member<'_>, patterns: &mut tensors::Patterns, number: u64) ->
         Some(build) => build,
         None => return Ok(()),
     };
-    member.call("write", || patterns.write(&mut build, number, tensors::TENSORS))?;
+    if member.call("write", || patterns.write(&mut build, number, tensors::TENSORS))?.is_none() {
+        return Ok(());
+    }
     let began = Moment::now();
     if let Some(segment) = member.call("commit", || build.commit())? {
         member.history.add(What::Committed { number, version: segment.version(), began })?;
@@ -120,6 +159,7 @@ fn commit(member: &Member<'_>, patterns: &mut tensors::Patterns, number: u64) ->
 pub(super) fn reader(session: &mut Session) -> Result<(), Failure> {
     let mut member = Member::new(session)?;
     let mut patterns = tensors::Patterns::default();
+    member.begins()?;
     while member.goes_on()? {
         let began = Moment::now();
         let Some(segment) = member.call("open", || member.session.domain().open(WEIGHTS, LIMIT))? else { continue };
@@ -150,10 +190,13 @@ pub(super) fn publisher(session: &mut Session) -> Result<(), Failure> {
         }
     };
     let Some(publisher) = publisher else { return member.left() };
+    member.begins()?;
     let mut message = member.number();
     while member.goes_on()? {
         let Some(mut loan) = member.call("loan", || publisher.loan(DType::U64, &[WORDS], LIMIT))? else { continue };
-        fill!(loan, place, message);
+        if member.call("fill", || filled!(loan, place, message))?.is_none() {
+            continue;
+        }
         member.history.add(What::Publishing { message })?;
         let publish = || loan.filled().publish(LIMIT).map_err(|refused| refused.error);
         // A message that was refused is published again.
@@ -183,6 +226,7 @@ pub(super) fn subscriber(session: &mut Session) -> Result<(), Failure> {
     };
     let Some(subscriber) = subscriber else { return member.left() };
     member.history.add(What::Subscribed)?;
+    member.begins()?;
     let mut ends = false;
     loop {
         ends = ends || (member.session.parent().has_spoken()? && member.session.parent().next::<()>()?.is_none());
@@ -193,9 +237,12 @@ pub(super) fn subscriber(session: &mut Session) -> Result<(), Failure> {
             None => {}
             Some(sample) => {
                 let gpu = sample.gpu();
-                let word = word!(sample, member.session.place, {
-                    sample.device_on(gpu.ok_or_else(|| unexpected("a message is not on a GPU"))?.stream())?
-                });
+                let read = || -> Result<_, Failure> {
+                    Ok(word!(sample, member.session.place, {
+                        sample.device_on(gpu.ok_or_else(|| unexpected("a message is not on a GPU"))?.stream())?
+                    }))
+                };
+                let word = member.insist("read", read)?;
                 // Words of two messages are torn, and are no message.
                 member.history.add(What::Got { message: word.unwrap_or(0), whole: word.is_some() })?;
                 member.call("release", || sample.release())?;
@@ -211,6 +258,7 @@ pub(super) fn submitter(session: &mut Session) -> Result<(), Failure> {
     let Some(queue) = member.call("open", || member.session.domain().queue(TASKS).timeout(LIMIT).open())? else {
         return member.left();
     };
+    member.begins()?;
     let mut tickets: VecDeque<(u64, Ticket)> = VecDeque::new();
     let mut ends = Instant::now() + TIMEOUT;
     let mut goes_on = true;
@@ -221,8 +269,11 @@ pub(super) fn submitter(session: &mut Session) -> Result<(), Failure> {
         }
         if goes_on && tickets.len() < 4 {
             let task = member.number();
-            if let Some(mut input) = member.call("alloc", || queue.inputs().alloc(LIMIT))? {
-                fill!(input, place, task);
+            let mut input = member.call("alloc", || queue.inputs().alloc(LIMIT))?;
+            if let Some(input) = &mut input {
+                member.insist("fill", || filled!(*input, place, task))?;
+            }
+            if let Some(input) = input {
                 member.history.add(What::Submitting { task })?;
                 let order = Task::new("add").input(input).output(WORDS * 8).max_attempts(u8::MAX);
                 let submit = || queue.submit(order.cancel_with_submitter(true), LIMIT).map_err(|refused| refused.error);
@@ -241,7 +292,7 @@ pub(super) fn submitter(session: &mut Session) -> Result<(), Failure> {
             continue;
         };
         let output = result.into_output().ok_or_else(|| unexpected("a result has no output"))?;
-        let word = word!(output, place, output.device()?);
+        let word = member.insist("read", || -> Result<_, Failure> { Ok(word!(output, place, output.device()?)) })?;
         member.history.add(What::Result { task, right: word == Some(task | DONE) })?;
         member.call("release", || output.release())?;
     }
@@ -254,12 +305,13 @@ pub(super) fn worker(session: &mut Session) -> Result<(), Failure> {
     let Some(queue) = member.call("open", || member.session.domain().queue(TASKS).timeout(LIMIT).open())? else {
         return member.left();
     };
+    member.begins()?;
     while member.goes_on()? {
         let Some(mut task) = member.call("claim", || queue.claim(MOMENT))? else { continue };
         let input = &task.inputs()[0];
-        let word = word!(input, place, input.device()?);
+        let word = member.insist("read", || -> Result<_, Failure> { Ok(word!(input, place, input.device()?)) })?;
         let done = word.map_or(0, |word| word | DONE);
-        fill!(task.output_mut()?, place, done);
+        member.insist("fill", || filled!(task.output_mut()?, place, done))?;
         match task.complete() {
             // Its submitter was killed.
             Err(Error::Gone(Gone::Claim { .. })) => {}
@@ -274,6 +326,7 @@ pub(super) fn holder(session: &mut Session) -> Result<(), Failure> {
     let Some(permits) = member.call("open", || member.session.domain().semaphore(PERMITS, PERMITS_MOST))? else {
         return member.left();
     };
+    member.begins()?;
     while member.goes_on()? {
         let Some(permit) = member.call("acquire", || permits.acquire(LIMIT))? else { continue };
         member.history.add(What::Acquired)?;
@@ -290,13 +343,15 @@ pub(super) fn taker(session: &mut Session) -> Result<(), Failure> {
     let Some(pool) = member.call("open", || member.session.domain().pool(BLOCKS).timeout(LIMIT).open())? else {
         return member.left();
     };
+    member.begins()?;
     while member.goes_on()? {
         let mark = member.number();
         let Some(mut block) = member.call("alloc", || pool.alloc(LIMIT))? else { continue };
         member.history.add(What::Took { block: block.index() })?;
-        fill!(block, place, mark);
+        member.insist("fill", || filled!(block, place, mark))?;
         thread::sleep(PAUSE);
-        let whole = word!(block, place, block.device()?) == Some(mark);
+        let read = || -> Result<_, Failure> { Ok(word!(block, place, block.device()?)) };
+        let whole = member.insist("read", read)? == Some(mark);
         member.history.add(What::Giving { block: block.index(), whole })?;
         member.call("release", || block.release())?;
     }
@@ -304,11 +359,12 @@ pub(super) fn taker(session: &mut Session) -> Result<(), Failure> {
 }
 
 pub(super) fn watcher(session: &mut Session) -> Result<(), Failure> {
-    let member = Member::new(session)?;
+    let mut member = Member::new(session)?;
     let Some(mut watch) = member.call("watch", || member.session.domain().watch(WEIGHTS))? else {
         return member.left();
     };
     member.history.add(What::Watching)?;
+    member.begins()?;
     let mut ends = false;
     loop {
         ends = ends || (member.session.parent().has_spoken()? && member.session.parent().next::<()>()?.is_none());

@@ -1,4 +1,7 @@
-//! `partywall lab chaos`: members of every kind, killed and stopped at random moments, and a record of what they were promised.
+//! `partywall lab chaos`: members of every kind, struck at random moments, and a record of what they were promised.
+//!
+//! A strike kills or stops a member, shuts down its connections, or leaves it without descriptors or memory for a while; or it
+//! kills the broker.
 //!
 //! | role | process | does |
 //! |---|---|---|
@@ -8,7 +11,7 @@
 //! | holder | child | acquires a permit, and releases it |
 //! | taker | child | takes a block of a pool, marks it, and gives it back |
 //! | watcher | child | notes each version that the broker reports |
-//! | observer | `partywall lab chaos` | starts a broker and the others, kills and stops them by a plan, checks the history |
+//! | observer | `partywall lab chaos` | starts a broker and the others, strikes them by a plan, checks the history |
 //!
 //! Each process appends what it begins and what it was promised to one file, the history (`history.rs`). Only the checker
 //! (`check.rs`) judges it, and only by that file.
@@ -18,18 +21,19 @@ mod history;
 mod members;
 mod observer;
 mod plan;
+mod strikes;
 
 use std::path::PathBuf;
 
 use clap::{Args, value_parser};
 
-use self::history::{History, What};
+use self::history::{History, Resource, What};
 use crate::prelude::*;
 
 pub(super) static LAB: Lab = Lab {
     name: "chaos",
     about: "Members of every kind are killed at random moments, and a record of what was promised is checked",
-    title: "members of every kind are killed and stopped at random moments, and nothing is lost",
+    title: "members of every kind are killed, stopped and left without what they need, and nothing is lost",
     on_host: true,
     broker: true,
     options: Order::augment_args,
@@ -45,13 +49,13 @@ pub(super) static LAB: Lab = Lab {
         Role::hidden("taker", members::taker),
         Role::hidden("watcher", members::watcher),
     ],
-    observer: Role::new("observer", "Kill and stop the members, and check the history", "", observer::play),
+    observer: Role::new("observer", "Strike the members, and check the history", "", observer::play),
     claims: CLAIMS,
 };
 
 #[derive(Debug, Args)]
 struct Order {
-    /// The plan of kills and stops follows from this number
+    /// The plan of what happens to whom follows from this number
     #[arg(long, value_name = "S", default_value_t = 1)]
     seed: u64,
     /// How long members are killed, 1 to 400

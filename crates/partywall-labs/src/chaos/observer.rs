@@ -1,14 +1,15 @@
-//! The observer: starts the members, kills and stops them by the plan, counts the resources that are left, and runs the checker.
+//! The observer: starts the members, strikes them by the plan, counts the resources that are left, and runs the checker.
 
-use std::{fs, path::Path};
+use std::{fs, os::unix::process::ExitStatusExt, path::Path};
 
 use partywall::DType;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::{Map, json};
 
 use super::{
     check::{Check, check},
     plan::{Action, Plan, Strike},
+    strikes::{Limit, Victim},
     *,
 };
 use crate::weights::tensors;
@@ -30,17 +31,25 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let records = history::read(&path)?;
     let checks = check(&records);
     let violations: usize = checks.iter().map(|check| check.violations.len()).sum();
-    let kills = records.iter().filter(|record| matches!(record.what, What::Killed)).count();
-    let broker_kills = records.iter().filter(|record| matches!(record.what, What::BrokerKilled)).count();
+    let count = |is: fn(&What) -> bool| records.iter().filter(|record| is(&record.what)).count();
+    let kills = count(|what| matches!(what, What::Killed));
+    let broker_kills = count(|what| matches!(what, What::BrokerKilled));
+    let sockets = count(|what| matches!(what, What::SocketsClosed));
+    let descriptors = count(|what| matches!(what, What::Limited { of: Resource::Descriptors }));
+    let memory = count(|what| matches!(what, What::Limited { of: Resource::Memory }));
     session.report(
         Step::new(
             "killed",
-            "Members of every kind, and the broker, are killed (SIGKILL) and stopped (SIGSTOP) at random moments",
+            "At random moments members of every kind, and the broker, are killed (SIGKILL); members are stopped (SIGSTOP), \
+             their connections shut down, and they get no further descriptors or memory for a while",
             "The plan follows from the seed: the same seed strikes the same members in the same order. How far a run gets \
              depends on the machine.",
         )
         .value("kills", kills.to_string())
         .value("kills of the broker", broker_kills.to_string())
+        .value("connections shut down", sockets.to_string())
+        .value("descriptor tables filled", descriptors.to_string())
+        .value("left without memory", memory.to_string())
         .value("history", path.display().to_string())
         .judge(true, "the history is whole", ""),
     )?;
@@ -50,6 +59,9 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let mut result = Map::new();
     result.insert("kills".into(), json!(kills));
     result.insert("broker_kills".into(), json!(broker_kills));
+    result.insert("sockets_closed".into(), json!(sockets));
+    result.insert("descriptors_filled".into(), json!(descriptors));
+    result.insert("memory_taken".into(), json!(memory));
     result.insert("violations".into(), json!(violations));
     result.insert("history".into(), json!(path));
     session.reporter().result(result);
@@ -65,8 +77,13 @@ struct Place {
     role: &'static str,
     number: u32,
     peer: Peer,
+    /// True once it has opened its object. Before, it could not even report that it lacks something.
+    has_begun: bool,
     /// When a stopped member continues.
     continues: Option<Instant>,
+    limits: Vec<Limit>,
+    /// When it first got no further memory.
+    starved: Option<Moment>,
 }
 
 struct Observer<'a> {
@@ -167,27 +184,26 @@ impl Observer<'_> {
         self.history.add_about(number, What::Started { role: role.into() })?;
         let peer = self.session.spawn(role)?;
         peer.say(Job { number, history: self.path.to_owned() })?;
-        Ok(Place { role, number, peer, continues: None })
+        Ok(Place { role, number, peer, has_begun: false, continues: None, limits: Vec::new(), starved: None })
     }
 
     fn strike(&mut self, strike: Strike, kills: bool) -> Result<(), Failure> {
         thread::sleep(strike.pause);
         let now = Instant::now();
-        for place in &mut self.places {
-            if place.continues.is_some_and(|at| at <= now) {
-                place.resume();
-            }
+        for index in 0..self.places.len() {
+            self.places[index].relieve(&self.history, now)?;
+            self.replace_if_aborted(index)?;
         }
         let index = strike.place;
+        let is_spared = SPARED.contains(&index);
         match strike.action {
-            Action::Kill if kills && !SPARED.contains(&index) => {
+            Action::Kill if kills && !is_spared => {
                 self.history.add_about(self.places[index].number, What::Killed)?;
                 self.note_end(index)?;
                 self.places[index].peer.kill();
                 self.kills += 1;
                 self.places[index] = self.start(POPULATION[index])?;
             }
-            Action::Kill => {}
             Action::KillBroker => {
                 self.history.add(What::BrokerKilled)?;
                 let domain = self.session.domain().clone();
@@ -195,16 +211,53 @@ impl Observer<'_> {
             }
             Action::Stop(time) => {
                 let place = &mut self.places[index];
-                place.signal(Signal::STOP);
+                place.victim().signal(Signal::STOP);
                 place.continues = Some(now + time);
             }
+            Action::CloseSockets if kills && self.places[index].has_begun()? => {
+                let place = &self.places[index];
+                if place.victim().close_sockets() {
+                    self.history.add_about(place.number, What::SocketsClosed)?;
+                }
+            }
+            Action::FillDescriptors(time) if kills && self.places[index].has_begun()? => {
+                self.places[index].limit(&self.history, Resource::Descriptors, time)?;
+            }
+            // A driver without address space may never return.
+            Action::TakeMemory(time)
+                if kills
+                    && !is_spared
+                    && self.session.place == partywall::Place::Host
+                    && self.places[index].has_begun()? =>
+            {
+                self.places[index].limit(&self.history, Resource::Memory, time)?;
+            }
+            Action::Kill | Action::CloseSockets | Action::FillDescriptors(_) | Action::TakeMemory(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Replaces a member that could not continue without memory. It counts as killed since it got no more of it.
+    fn replace_if_aborted(&mut self, index: usize) -> Result<(), Failure> {
+        let place = &mut self.places[index];
+        if let Some(starved) = place.starved
+            && place.peer.ending().is_some_and(|ending| matches!(ending.signal(), Some(ABORTED | NO_STACK)))
+        {
+            self.history.add_at(starved, place.number, What::Killed)?;
+            self.kills += 1;
+            self.places[index] = self.start(POPULATION[index])?;
         }
         Ok(())
     }
 
     /// Ends all members: those that make something before those that wait for it.
     fn end(&mut self) -> Result<(), Failure> {
-        self.places.iter_mut().for_each(Place::resume);
+        for index in 0..self.places.len() {
+            let place = &mut self.places[index];
+            let end = Instant::now() + Duration::from_secs(3600);
+            place.relieve(&self.history, end)?;
+            self.replace_if_aborted(index)?;
+        }
         for role in ["writer", "publisher", "submitter", "worker", "subscriber", "reader", "holder", "taker", "watcher"]
         {
             for index in (0..self.places.len()).rev().filter(|index| POPULATION[*index] == role).collect::<Vec<_>>() {
@@ -220,28 +273,56 @@ impl Observer<'_> {
 
     /// Records that a member has ended by itself, which is an error.
     fn note_end(&mut self, index: usize) -> Result<(), Failure> {
-        let Place { number, peer, .. } = &mut self.places[index];
-        if peer.has_spoken()? {
-            let why = peer.next::<()>().err().map_or_else(|| "it speaks".to_owned(), |failure| failure.message());
+        let place = &mut self.places[index];
+        place.has_begun()?;
+        if place.peer.has_spoken()? {
+            let why = place.peer.next::<()>().err().map_or_else(|| "it speaks".to_owned(), |failure| failure.message());
             let what = What::Failed { call: "the process".into(), why: history::shortened(&why) };
-            self.history.add_about(*number, what)?;
+            self.history.add_about(place.number, what)?;
         }
         Ok(())
     }
 }
 
 impl Place {
-    fn resume(&mut self) {
-        if self.continues.take().is_some() {
-            self.signal(Signal::CONT);
-        }
+    fn victim(&self) -> Victim {
+        Victim(self.peer.pid)
     }
 
-    fn signal(&self, signal: Signal) {
-        // The pid is ours until the child has been waited for, and no process waits for it before it is killed here.
-        if let Some(pid) = Pid::from_raw(self.peer.pid.cast_signed()) {
-            let _ = kill_process(pid, signal);
+    /// Returns whether it has said that it begins.
+    fn has_begun(&mut self) -> Result<bool, Failure> {
+        if !self.has_begun && self.peer.has_spoken()? {
+            // An error stays until `note_end` records it.
+            self.has_begun = matches!(self.peer.next::<()>(), Ok(Some(())));
         }
+        Ok(self.has_begun)
+    }
+
+    fn limit(&mut self, history: &History, of: Resource, time: Duration) -> Result<(), Failure> {
+        if self.limits.iter().any(|limit| limit.of == of) {
+            return Ok(());
+        }
+        if of == Resource::Memory {
+            self.starved.get_or_insert_with(Moment::now);
+        }
+        history.add_about(self.number, What::Limited { of })?;
+        self.limits.extend(self.victim().limit(of, time));
+        Ok(())
+    }
+
+    /// Lets it continue, and ends its limits, if their time has come.
+    fn relieve(&mut self, history: &History, now: Instant) -> Result<(), Failure> {
+        if self.continues.is_some_and(|at| at <= now) {
+            self.continues = None;
+            self.victim().signal(Signal::CONT);
+        }
+        let victim = self.victim();
+        for limit in self.limits.extract_if(.., |limit| limit.until <= now) {
+            let of = limit.of;
+            victim.lift(limit);
+            history.add_about(self.number, What::Lifted { of })?;
+        }
+        Ok(())
     }
 }
 
@@ -290,6 +371,10 @@ const POPULATION: [&str; 18] = [
     "taker",
     "taker",
 ];
+
+/// How a process ends that gets no memory for its heap, or for its stack: SIGABRT and SIGSEGV.
+const ABORTED: i32 = Signal::ABORT.as_raw();
+const NO_STACK: i32 = Signal::SEGV.as_raw();
 
 /// The places of members that are stopped, but never killed, so that they must receive everything.
 const SPARED: std::ops::Range<usize> = 0..3;

@@ -1,4 +1,4 @@
-//! The plan: which member is killed or stopped after which pause. It follows from the seed alone.
+//! The plan: what happens to which member after which pause. It follows from the seed alone.
 
 use super::*;
 
@@ -24,6 +24,12 @@ pub(super) enum Action {
     Stop(Duration),
     /// SIGKILL for the broker, whichever member it is the turn of.
     KillBroker,
+    /// The member's connections are shut down.
+    CloseSockets,
+    /// The member gets no further descriptor for this time.
+    FillDescriptors(Duration),
+    /// The member gets no further memory for this time. It may abort.
+    TakeMemory(Duration),
 }
 
 impl Plan {
@@ -37,10 +43,18 @@ impl Plan {
         let place = self.below(population as u64) as usize;
         let action = match self.below(100) {
             0..3 => Action::KillBroker,
-            3..20 => Action::Stop(Duration::from_millis(self.below(200))),
+            3..14 => Action::Stop(self.while_it_lasts()),
+            14..18 => Action::CloseSockets,
+            18..22 => Action::FillDescriptors(self.while_it_lasts()),
+            22..26 => Action::TakeMemory(self.while_it_lasts()),
             _ => Action::Kill,
         };
         Strike { pause, place, action }
+    }
+
+    /// Returns how long a member is stopped, or lacks something.
+    fn while_it_lasts(&mut self) -> Duration {
+        Duration::from_millis(self.below(200))
     }
 
     fn below(&mut self, limit: u64) -> u64 {
@@ -65,8 +79,14 @@ mod tests {
     fn same_seed_gives_the_same_plan() {
         assert_eq!(strikes(7), strikes(7));
         assert_ne!(strikes(7), strikes(8));
-        let kills = strikes(7).iter().filter(|strike| strike.action == Action::Kill).count();
-        assert!((700..900).contains(&kills), "{kills}");
+        let count = |is: fn(&Action) -> bool| strikes(7).iter().filter(|strike| is(&strike.action)).count();
+        let kills = count(|action| *action == Action::Kill);
+        assert!((650..850).contains(&kills), "{kills}");
+        assert!(count(|action| *action == Action::KillBroker) > 0);
+        assert!(count(|action| *action == Action::CloseSockets) > 0);
+        assert!(count(|action| matches!(action, Action::Stop(_))) > 0);
+        assert!(count(|action| matches!(action, Action::FillDescriptors(_))) > 0);
+        assert!(count(|action| matches!(action, Action::TakeMemory(_))) > 0);
         assert!((0..16).all(|place| strikes(7).iter().any(|strike| strike.place == place)));
     }
 }
