@@ -18,6 +18,7 @@ use crate::{
     broker::connect,
     mps, ping_pong,
     subjects::{
+        hostile,
         ordering::{deaths, pair, semaphore},
         peer_table, pools, queues,
     },
@@ -57,7 +58,20 @@ pub(crate) const BYSTANDER: &str = "bystander";
 /// Keeps an MPS daemon running: `DIRECTORY`.
 pub(crate) const MPS: &str = "mps";
 
-const FLAG: &str = "--role";
+/// Measures calls beside a client that misbehaves: `WAY`, or `nobody`.
+pub(crate) const BESIDE: &str = "beside";
+
+/// Misbehaves until it is killed: `WAY SOCKET`.
+pub(crate) const HOSTILE: &str = "hostile";
+
+pub(crate) const FLAG: &str = "--role";
+
+/// Returns the command that starts a role of this program, which may have been removed since.
+pub(crate) fn again(role: &str) -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.args([FLAG, role]);
+    command
+}
 
 /// Returns the command that starts a role.
 pub(crate) fn command<I: AsRef<OsStr>>(role: &str, arguments: impl IntoIterator<Item = I>) -> Result<Command, Failure> {
@@ -98,6 +112,8 @@ pub(crate) fn play() -> Option<Result<(), Failure>> {
         }
         (Some(BYSTANDER), [socket, gpu]) => parse(gpu).and_then(|gpu| deaths::stand_by(socket.as_ref(), gpu)),
         (Some(MPS), [directory]) => mps::keep(directory.into()),
+        (Some(BESIDE), [way]) => text(way).and_then(hostile::beside),
+        (Some(HOSTILE), [way, socket]) => text(way).and_then(|way| hostile::misbehave(way, socket.as_ref())),
         _ => Err(format!("unknown role {}", role.display()).into()),
     })
 }

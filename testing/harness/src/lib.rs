@@ -11,6 +11,7 @@
 mod actor;
 #[cfg(feature = "crash-points")]
 pub mod crash;
+pub mod hostile;
 pub mod mps;
 mod place;
 mod process;

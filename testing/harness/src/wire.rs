@@ -142,7 +142,15 @@ pub fn shake_hands_as(path: &Path, hello: &ClientHello) -> Result<Client, Refusa
 /// If there is none.
 pub fn greeted(call: &mut Framed) -> Result<(Welcome, Framed), Refusal> {
     let (body, fds) = call.receive().expect("an answer");
-    let hello: BrokerHello = handshake::decode(&body).unwrap().decode().unwrap();
+    greeting(&body, fds)
+}
+
+/// Returns what an answer to a first message contains.
+///
+/// # Panics
+/// If it is no such answer.
+pub(crate) fn greeting(body: &[u8], fds: Vec<OwnedFd>) -> Result<(Welcome, Framed), Refusal> {
+    let hello: BrokerHello = handshake::decode(body).unwrap().decode().unwrap();
     let welcome = hello.outcome?;
     let [events, rows]: [OwnedFd; 2] = fds.try_into().expect("the events socket and the members' rows");
     assert!(Members::map(rows).unwrap().heartbeat(welcome.row).is_some_and(|beat| beat > 0));

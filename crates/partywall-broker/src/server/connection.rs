@@ -331,6 +331,11 @@ impl Connection {
         self.process
     }
 
+    /// Returns how many file descriptors have arrived with an unfinished message.
+    pub(super) fn unclaimed(&self) -> usize {
+        self.received.len()
+    }
+
     /// Takes the received file descriptors that no message claimed.
     pub(super) fn take_received(&mut self) -> VecDeque<OwnedFd> {
         std::mem::take(&mut self.received)

@@ -7,7 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall_wire::{frame, limits::MAX_MESSAGE};
+use partywall_wire::{
+    frame,
+    limits::{MAX_FDS, MAX_MESSAGE},
+};
 
 use crate::{
     registry::MemberId,
@@ -145,6 +148,17 @@ impl Peers {
         store.discard(connection.take_received());
     }
 
+    /// Returns whether unfinished messages of a connection's process hold more descriptors than one process may fill the table
+    /// of open files with.
+    pub(super) fn holds_too_many_unclaimed(&self, id: ConnectionId) -> bool {
+        let Some(connection) = self.connections.get(&id).filter(|connection| connection.unclaimed() > 0) else {
+            return false;
+        };
+        let key = connection.process().key;
+        let theirs = self.connections.values().filter(|connection| connection.process().key == key);
+        theirs.map(Connection::unclaimed).sum::<usize>() > MAX_UNCLAIMED
+    }
+
     /// Returns the connections with work to do, those with the lowest recent cost first.
     pub(super) fn by_cost(&mut self, readable: &BTreeSet<ConnectionId>, now: Instant) -> Vec<(Duration, ConnectionId)> {
         let cost = |id: &ConnectionId| Some((self.connections.get(id)?.recent_cost(now), *id));
@@ -177,6 +191,10 @@ impl Peers {
         Ok(())
     }
 }
+
+/// How many descriptors of unfinished messages one process may leave with the broker. The library sends a message at once, so
+/// that of several threads rarely are unfinished together.
+const MAX_UNCLAIMED: usize = 4 * MAX_FDS;
 
 /// How long a message waits for descriptors of other processes to be read.
 const PARKED: Duration = Duration::from_secs(1);

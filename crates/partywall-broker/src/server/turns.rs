@@ -116,7 +116,12 @@ impl Server {
                 return true;
             }
             match (connection.next_message(), phase) {
-                (Ok(None), _) => return true,
+                (Ok(None), _) => {
+                    if self.peers.holds_too_many_unclaimed(id) {
+                        self.hang_up(id, "its process sends too many file descriptors with unfinished messages");
+                    }
+                    return true;
+                }
                 (Ok(Some(message)), Phase::Member(member)) => self.on_request(id, member, message),
                 (Ok(Some(message)), _) => self.on_hello(id, message),
                 (Err(broken), _) => {

@@ -12,7 +12,7 @@ use partywall_os::{
 use partywall_wire::{
     Access, Answer, Call, Commit, FdFault, Kind, Lifetime, Limit, MemberState, Open, Place, Refusal, Request, Table,
     frame,
-    limits::{MAX_CHUNKS, MAX_INLINE_TABLE, MAX_MESSAGE, MAX_TABLE},
+    limits::{MAX_CHUNKS, MAX_FDS, MAX_INLINE_TABLE, MAX_MESSAGE, MAX_TABLE},
 };
 
 use crate::{
@@ -201,6 +201,35 @@ fn client_that_never_reads_blocks_no_other_and_loses_nothing() {
         let (reply, fds) = deaf.reply();
         assert_eq!((reply.id, fds.len(), reply.outcome.is_ok()), (id, 1, true));
     }
+}
+
+#[test]
+fn descriptors_of_unfinished_messages_are_few_in_each_process() {
+    let broker = TestBroker::start();
+    let file = frozen(1);
+    let files = [&file; MAX_FDS];
+    // Each of these holds as many as a message may have, without an end of the message.
+    let mut members: Vec<_> = (0..5).map(|_| broker.client()).collect();
+    let mut last = members.pop().unwrap();
+    for member in &mut members {
+        let head = member.request(Call::Ping, MAX_FDS)[0];
+        assert!(member.call.send(&[head], &files));
+        assert_eq!(broker.client().ask(Call::Ping), Ok(Answer::Done), "the byte was read before");
+    }
+    let message = last.request(Call::Ping, MAX_FDS);
+    last.call.send(&message[..1], &files);
+    assert!(last.call.receive().is_none(), "one more is too many");
+    // The others can still end theirs, and then there is room again.
+    for member in &mut members {
+        let message = member.request(Call::Ping, MAX_FDS);
+        assert!(member.call.send(&message[1..], &[]));
+        assert!(matches!(member.reply().0.outcome, Err(Refusal::Invalid { .. })));
+    }
+    let mut next = broker.client();
+    let message = next.request(Call::Ping, MAX_FDS);
+    assert!(next.call.send(&message[..1], &files));
+    assert!(next.call.send(&message[1..], &[]));
+    assert!(matches!(next.reply().0.outcome, Err(Refusal::Invalid { .. })));
 }
 
 #[test]

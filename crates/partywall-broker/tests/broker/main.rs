@@ -8,6 +8,7 @@ mod common;
 mod deaths;
 mod departures;
 mod handshakes;
+mod hostile;
 mod legacy;
 mod places;
 mod pools;

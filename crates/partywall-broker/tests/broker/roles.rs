@@ -9,6 +9,7 @@ use std::{
 };
 
 use partywall_broker::{Broker, Config};
+use partywall_harness::hostile::Hostile;
 use partywall_os::process;
 use partywall_shm::pool::Pool;
 use partywall_wire::{Answer, Call, ObjectInfo, ObjectKind};
@@ -17,7 +18,7 @@ use rustix::process::{Resource, Rlimit, Signal};
 use crate::{
     admission, attachments,
     common::{Client, open},
-    pools, semaphores,
+    hostile, pools, semaphores,
     timelines::User,
     unread,
 };
@@ -37,7 +38,7 @@ pub(crate) struct Role {
 
 impl Role {
     pub(crate) fn start(role: &str, socket: &Path) -> Self {
-        Self::spawn(Command::new(std::env::current_exe().unwrap()).env(ROLE, role).env(SOCKET, socket))
+        Self::spawn(this_program().env(ROLE, role).env(SOCKET, socket))
     }
 
     /// Starts a process to which the kernel applies the limits that it waives for root: as another user, if this one is
@@ -61,7 +62,7 @@ impl Role {
 
     /// Starts a broker with a limit of open files.
     pub(crate) fn broker(socket: &Path, open_files: u64) -> Self {
-        let mut command = Command::new(std::env::current_exe().unwrap());
+        let mut command = this_program();
         Self::spawn(command.env(ROLE, "broker").env(SOCKET, socket).env(OPEN_FILES, open_files.to_string()))
     }
 
@@ -81,8 +82,7 @@ impl Role {
     }
 
     fn spawn(command: &mut Command) -> Self {
-        command.args(["--exact", "roles::role", "--nocapture", "--test-threads=1"]);
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut child = as_role(command).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let output = BufReader::new(child.stdout.take().unwrap());
         Self { child, output }
     }
@@ -178,8 +178,35 @@ fn role() {
             say("done");
         }
         "broker" => broker(&socket),
-        other => panic!("{other}"),
+        role => match role.split_once(' ').map(|(who, way)| (who, Hostile::named(way))) {
+            Some(("beside", Some(way))) => {
+                hostile::others_are_served_beside(way);
+                say("done");
+            }
+            Some(("hostile", Some(way))) => {
+                limit_open_files(1024);
+                way.play(&socket, || say("begun"), again)
+            }
+            _ => panic!("{role}"),
+        },
     }
+}
+
+/// Returns this program, which may have been deleted since it started.
+fn this_program() -> Command {
+    Command::new("/proc/self/exe")
+}
+
+/// Returns the command of another process in the same role.
+fn again() -> Command {
+    let mut command = this_program();
+    as_role(&mut command);
+    command
+}
+
+/// Has a command play the role that its environment names.
+fn as_role(program: &mut Command) -> &mut Command {
+    program.args(["--exact", "roles::role", "--nocapture", "--test-threads=1"])
 }
 
 fn say(what: impl std::fmt::Display) {

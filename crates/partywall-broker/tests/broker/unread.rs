@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use partywall_harness::hostile::BIG;
 use partywall_os::{
     memfd,
     socket::{self, Ready},
@@ -22,14 +23,14 @@ use crate::{
 /// Chunks of the segment that all clients open.
 pub(crate) const CHUNKS: usize = 100;
 
-fn publish(client: &mut Client) {
+pub(crate) fn publish(client: &mut Client) {
     let chunk = memfd::frozen("partywall:test", b"x").unwrap();
-    let commit = Commit { lifetime: Lifetime::Kept, ..host_commit("big", &[1; CHUNKS]) };
+    let commit = Commit { lifetime: Lifetime::Kept, ..host_commit(BIG, &[1; CHUNKS]) };
     client.ask_with(Call::Commit(commit), &[&chunk; CHUNKS]).0.unwrap();
 }
 
 fn open_all(client: &mut Client) -> Vec<OwnedFd> {
-    let (outcome, fds) = client.open("big");
+    let (outcome, fds) = client.open(BIG);
     opened(outcome);
     assert_eq!(fds.len(), CHUNKS);
     fds
@@ -37,7 +38,7 @@ fn open_all(client: &mut Client) -> Vec<OwnedFd> {
 
 /// Requests the descriptors of a segment, and reads nothing.
 pub(crate) fn ask_and_leave_unread(client: &mut Client) {
-    client.send(open("big", false), &[]);
+    client.send(open(BIG, false), &[]);
     eventually("the answer comes", || client.call.is_ready());
 }
 
@@ -46,7 +47,7 @@ fn many_descriptors_come_in_groups() {
     let broker = TestBroker::start();
     let mut client = broker.client();
     publish(&mut client);
-    client.send(open("big", false), &[]);
+    client.send(open(BIG, false), &[]);
     eventually("the first group comes", || client.call.is_ready());
     let mut buffer = vec![0; 1 << 16];
     let mut fds = Default::default();
@@ -61,7 +62,7 @@ fn slow_reader_is_paused_and_gets_all_answers_later() {
     let mut other = broker.client();
     publish(&mut deaf);
     let leases = other.status().leases;
-    let requests: Vec<_> = (0..15).map(|_| deaf.send(open("big", false), &[])).collect();
+    let requests: Vec<_> = (0..15).map(|_| deaf.send(open(BIG, false), &[])).collect();
     for _ in 0..3 {
         open_all(&mut other);
         open_all(&mut broker.client());
@@ -90,7 +91,7 @@ pub(crate) fn others_are_served_beside_unread_answers() {
     let mut other = broker.client();
     publish(&mut deaf);
     for _ in 0..15 {
-        deaf.send(open("big", false), &[]);
+        deaf.send(open(BIG, false), &[]);
     }
     eventually("the first answer comes", || deaf.call.is_ready());
     for _ in 0..20 {
@@ -145,13 +146,13 @@ fn calls_at_the_common_bound_wait_then_name_processes_that_do_not_read() {
         }
         _ => false,
     };
-    let refusal = other.open("big").0.unwrap_err();
+    let refusal = other.open(BIG).0.unwrap_err();
     assert!(names_a_hog(&refusal), "{refusal:?}");
     let refusal = shake_hands(&broker.socket, None).expect_err("a welcome carries descriptors");
     assert!(names_a_hog(&refusal), "{refusal:?}");
     // Calls without descriptors are still answered, and waiting calls are answered once there is room.
     assert_eq!(other.ask(Call::Ping), Ok(Answer::Done));
-    let request = other.send(open("big", false), &[]);
+    let request = other.send(open(BIG, false), &[]);
     hogs.remove(0).kill();
     let (reply, fds) = other.reply();
     assert_eq!((reply.id, fds.len()), (request, CHUNKS));
@@ -179,8 +180,8 @@ fn broker_stops_reading_from_a_client_whose_call_waits() {
     let mut client = broker.client();
     publish(&mut client);
     let _hogs = hogs(&broker);
-    client.send(open("big", false), &[]);
-    let request = Request { id: 1, call: open("big", false) };
+    client.send(open(BIG, false), &[]);
+    let request = Request { id: 1, call: open(BIG, false) };
     let bytes = frame::encode(&request, 0, MAX_MESSAGE).unwrap().repeat(1000);
     let mut sent = 0;
     while let Ok(true) =
@@ -214,7 +215,7 @@ pub(crate) fn deserter(socket: &std::path::Path, say: impl Fn(&str), wait: impl 
     let mut client = Client::join(socket);
     say("ready");
     wait();
-    client.send(open("big", false), &[]);
+    client.send(open(BIG, false), &[]);
     let Client { call, events, .. } = client;
     eventually("the broker reads the call", || socket::is_drained(&call.socket));
     drop(events);
@@ -236,7 +237,7 @@ fn unread_descriptors_of_a_connection_that_the_broker_ended_still_count() {
         ended.push(hog.call);
     }
     let own = Some(Refusal::Unread { unread: 64, allowed: 64, pids: Vec::new() });
-    assert_eq!(client.open("big").0.err(), own);
+    assert_eq!(client.open(BIG).0.err(), own);
     ended.pop();
     open_all(&mut client);
 }
@@ -259,7 +260,7 @@ pub(crate) fn hog(socket: &std::path::Path, say: impl Fn(&str), wait: impl Fn())
     clients.iter_mut().for_each(ask_and_leave_unread);
     say("4 connections have unread answers");
     wait();
-    say(&format!("{:?}", idle.open("big").0.err()));
+    say(&format!("{:?}", idle.open(BIG).0.err()));
     say(&format!("{:?}", shake_hands(socket, None).err()));
     wait();
     say(&format!("{:?}", idle.ask(Call::Ping)));

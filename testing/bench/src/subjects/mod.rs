@@ -4,6 +4,7 @@ mod gpu_bandwidth;
 mod gpu_open;
 mod gpu_put;
 mod host_open;
+pub(crate) mod hostile;
 mod many;
 pub(crate) mod ordering;
 mod peer_model;
@@ -42,6 +43,7 @@ pub(crate) const SUBJECTS: &[Subject] = &[
     host("table_open", "opening a segment of 70,000 tensors", table_open::run),
     host("put", "a cached safetensors file into host memory", put::run),
     host("many", "10,000 names; 1,000 members", many::run),
+    host("hostile", "calls beside clients that misbehave, as an unprivileged user", hostile::run),
     host("ordering_wakes", "one host signals, another waits", wakes::run),
     host("ordering_permits", "semaphores, alone and contended", semaphore::run),
     host("ordering_count", "ten million operations on permits, none lost", semaphore::count),

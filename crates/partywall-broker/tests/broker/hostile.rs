@@ -1,0 +1,65 @@
+//! Clients that misbehave in every way that costs the broker something, as a user for whom the kernel has limits.
+
+use partywall_harness::hostile::{BIG, Hostile};
+use partywall_wire::{Answer, Call};
+
+use crate::{
+    common::{Client, eventually, opened},
+    roles::Role,
+    unread::{CHUNKS, publish},
+};
+
+/// Runs [`others_are_served_beside`] for each way to misbehave.
+#[test]
+fn others_are_served_beside_every_hostile_client_and_nothing_of_it_stays() {
+    for way in Hostile::ALL {
+        let mut child = Role::start_unprivileged(&format!("beside {}", way.name()));
+        assert_eq!(child.says(), "done", "{way:?}");
+    }
+}
+
+/// The open files of the broker: as many as its limits need, which each broker checks before it starts. The kernel allows a
+/// user of the broker as many descriptors in flight.
+const OPEN_FILES: u64 = 16_384;
+
+/// Uses a broker beside a process that misbehaves, and that may have 1,024 open files.
+pub(crate) fn others_are_served_beside(way: Hostile) {
+    assert!(!rustix::process::geteuid().is_root(), "the kernel has no such limits for root");
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("pw/test.sock");
+    let mut broker = Role::broker(&socket, OPEN_FILES);
+    assert_eq!(broker.says(), "ready");
+    let mut other = Client::join(&socket);
+    publish(&mut other);
+    // Control memory of timelines and semaphores stays for the next ones.
+    other.ask(Call::OpenTimeline { name: "t".into(), writer: true, slabs: 0 }).unwrap();
+    other.ask(Call::OpenSemaphore { name: "s".into(), maximum: 2 }).unwrap();
+    let before = held(&mut other);
+    let mut hostile = Role::start(&format!("hostile {}", way.name()), &socket);
+    assert_eq!(hostile.says(), "begun");
+    for _ in 0..30 {
+        assert_eq!(other.ask(Call::Ping), Ok(Answer::Done));
+        open_and_release(&mut other);
+        let mut late = Client::join(&socket);
+        late.commit("late", b"late", false);
+        open_and_release(&mut late);
+        assert_eq!(late.ask(Call::Bye), Ok(Answer::Done));
+    }
+    hostile.kill();
+    eventually("nothing of it stays", || held(&mut other) == before);
+    open_and_release(&mut other);
+}
+
+fn open_and_release(client: &mut Client) {
+    let (outcome, fds) = client.open(BIG);
+    assert_eq!(fds.len(), CHUNKS);
+    let lease = opened(outcome).lease;
+    assert_eq!(client.ask(Call::Release { lease }), Ok(Answer::Done));
+}
+
+/// What the broker holds: members, names, versions, leases, timelines, semaphores and descriptors.
+fn held(client: &mut Client) -> [u64; 7] {
+    let status = client.status();
+    let members = client.members().len() as u64;
+    [members, status.names, status.versions, status.leases, status.timelines, status.semaphores, status.fds]
+}
