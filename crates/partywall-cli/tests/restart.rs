@@ -13,35 +13,17 @@ use std::{
 };
 
 use partywall::{
-    DType, Domain, Error, NoReplacement, Place, Policy, Publisher, Task, WatchEvent,
+    Domain, Error, NoReplacement, Place, Policy, Task, WatchEvent,
     error::{Denied, Unreachable},
     info::{Change, NameEvent, StatusInfo},
 };
-use partywall_harness::{Running, Sandbox, Signal, WATCHDOG, binary, eventually, pidfd_of, wire::Framed};
+use partywall_harness::{
+    Running, Sandbox, Signal, WATCHDOG, assert_contains, binary, commit, eventually, kill, pidfd_of, send, wire::Framed,
+};
 use partywall_os::{process, socket};
 use partywall_wire::{BrokerHello, Refusal, handshake};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::Value;
-
-fn commit(domain: &Domain, name: &str, value: u8) -> partywall::Segment {
-    let mut build = domain.create(name, Place::Host).tensor("x", DType::U8, &[4096]).kept(true).allocate().unwrap();
-    build.write("x", &[value; 4096]).unwrap();
-    build.commit().unwrap()
-}
-
-fn send(publisher: &Publisher, value: u8) {
-    let mut loan = publisher.loan(DType::U8, &[8], WATCHDOG).unwrap();
-    loan.bytes_mut().unwrap().fill(value);
-    loan.filled().publish(WATCHDOG).unwrap();
-}
-
-fn assert_contains(segment: &partywall::Segment, value: u8) {
-    assert!(segment.tensor("x").unwrap().to_vec().unwrap().iter().all(|byte| *byte == value));
-}
-
-fn kill(pid: u32) {
-    process::kill(pidfd_of(pid), Signal::KILL).unwrap();
-}
 
 /// The worker of a supervisor, without asking the broker.
 fn worker_of(supervisor: u32) -> Option<u32> {

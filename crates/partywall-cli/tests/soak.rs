@@ -13,8 +13,7 @@ use std::{
 };
 
 use partywall::{DType, Domain, Place, Policy, Topic, info::StatusInfo};
-use partywall_harness::{Actor, ROLE, Sandbox, Signal, WATCHDOG, next_order, pidfd_of, say};
-use partywall_os::process;
+use partywall_harness::{Actor, ROLE, Sandbox, WATCHDOG, commit, kill, next_order, say};
 
 const ATTACHMENTS: u64 = 20_000;
 const VERSIONS: u64 = 2_000;
@@ -56,7 +55,7 @@ fn role() {
             assert_eq!(segment.tensor("x").unwrap().as_bytes().unwrap()[0], 1);
             segment.release().unwrap();
         }),
-        "commit" => repeat(&mut |_| commit(&domain, "versions")),
+        "commit" => repeat(&mut |_| commit(&domain, "versions", 1).release().unwrap()),
         "publish" => {
             let publisher = topic().publisher().unwrap();
             let mut message = 0;
@@ -77,12 +76,6 @@ fn role() {
         }
         other => panic!("no role is called {other:?}"),
     }
-}
-
-fn commit(domain: &Domain, name: &str) {
-    let mut build = domain.create(name, Place::Host).tensor("x", DType::U8, &[4096]).kept(true).allocate().unwrap();
-    build.write("x", &[1; 4096]).unwrap();
-    build.commit().unwrap().release().unwrap();
 }
 
 /// Everything of a process that could grow.
@@ -141,7 +134,7 @@ impl World {
     fn new() -> Self {
         let sandbox = Sandbox::new();
         let domain = sandbox.domain();
-        commit(&domain, "attached");
+        commit(&domain, "attached", 1).release().unwrap();
         let topic = domain.topic("messages").max_bytes(64).depth(64).place(Place::Host).create().unwrap();
         let actors = ["attach", "commit", "subscribe", "publish"].map(|role| {
             let mut command = sandbox.program(std::env::current_exe().unwrap());
@@ -171,7 +164,7 @@ impl World {
     /// Kills the broker's worker, which its supervisor replaces, and has everybody use the next one.
     fn restart(&mut self) {
         let pid = self.domain.status().unwrap().pid;
-        process::kill(pidfd_of(pid), Signal::KILL).unwrap();
+        kill(pid);
         self.once();
     }
 

@@ -13,6 +13,7 @@ mod actor;
 pub mod crash;
 pub mod hostile;
 pub mod mps;
+mod objects;
 mod place;
 mod process;
 mod sandbox;
@@ -24,8 +25,9 @@ mod world;
 use std::time::{Duration, Instant};
 
 pub use actor::Actor;
+pub use objects::{assert_contains, commit, send};
 pub use place::{device, kind, place};
-pub use process::{Output, Running, pidfd_of};
+pub use process::{Output, Running, kill, pidfd_of};
 pub use rustix::process::Signal;
 pub use sandbox::{Sandbox, binary, simulated_driver};
 pub use terminal::Terminal;

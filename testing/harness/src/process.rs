@@ -203,3 +203,11 @@ impl Drop for Running {
 pub fn pidfd_of(pid: u32) -> OwnedFd {
     process::pidfd(pid).unwrap_or_else(|errno| panic!("process {pid}: {errno}"))
 }
+
+/// Kills a process that this test has started, directly or not.
+///
+/// # Panics
+/// If there is no such process.
+pub fn kill(pid: u32) {
+    process::kill(pidfd_of(pid), Signal::KILL).unwrap();
+}

@@ -12,7 +12,7 @@ use std::{
 };
 
 use partywall::{
-    DType, Domain, Error, NoReplacement, OpenOrBuild, Place, Policy, Publisher, Task, Then, WatchEvent,
+    DType, Domain, Error, NoReplacement, OpenOrBuild, Place, Policy, Task, Then, WatchEvent,
     error::{Denied, Unreachable},
     info::{Change, NameEvent, StatusInfo},
 };
@@ -21,7 +21,7 @@ use partywall_broker::{
     replacement::{Continuation, Purpose},
     supervisor::{Calls, Supervisor, Worker, exit_code},
 };
-use partywall_harness::{WATCHDOG, crash, eventually};
+use partywall_harness::{WATCHDOG, assert_contains, commit, crash, eventually, kill, send};
 use partywall_os::{
     Errno,
     supervision::{LeftOpen, fork_sharing_files},
@@ -145,8 +145,7 @@ impl Broker {
     }
 
     fn kill_worker(&self, domain: &Domain) {
-        let pidfd = partywall_harness::pidfd_of(domain.status().unwrap().pid);
-        partywall_os::process::kill(pidfd, partywall_harness::Signal::KILL).unwrap();
+        kill(domain.status().unwrap().pid);
     }
 
     /// Ends the broker. Returns what it has said since it was ready.
@@ -171,22 +170,6 @@ fn struck(said: &str) -> Option<String> {
 
 fn socket(directory: &tempfile::TempDir) -> PathBuf {
     directory.path().join("sockets/test.sock")
-}
-
-fn commit(domain: &Domain, name: &str, value: u8) -> partywall::Segment {
-    let mut build = domain.create(name, Place::Host).tensor("x", DType::U8, &[64]).kept(true).allocate().unwrap();
-    build.write("x", &[value; 64]).unwrap();
-    build.commit().unwrap()
-}
-
-fn send(publisher: &Publisher, value: u8) {
-    let mut loan = publisher.loan(DType::U8, &[8], WATCHDOG).unwrap();
-    loan.bytes_mut().unwrap().fill(value);
-    loan.filled().publish(WATCHDOG).unwrap();
-}
-
-fn assert_contains(segment: &partywall::Segment, value: u8) {
-    assert_eq!(segment.tensor("x").unwrap().to_vec().unwrap(), [value; 64]);
 }
 
 /// What exists, apart from the process that serves.
