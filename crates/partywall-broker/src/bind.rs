@@ -11,8 +11,8 @@ use std::{
 use crate::Config;
 use partywall_os::{
     Errno,
-    dir::{DirLock, PrivateDir, Unsafe},
-    socket,
+    dir::{DirLock, Entry, PrivateDir, Unsafe},
+    socket::{self, Connecting},
 };
 use rustix::{
     fs::{self, Access, FileType},
@@ -128,28 +128,32 @@ pub(crate) struct Place {
 impl Place {
     /// Listens where `config` says, or takes `listener` from a service manager.
     pub(crate) fn for_broker(config: &Config, listener: Option<OwnedFd>) -> Result<Self, StartError> {
+        let entry = config.admission.entry(own_user());
         match listener {
-            Some(listener) => Self::inherit(&config.socket, listener),
-            None => Self::take(&config.socket, config.starter_holds_lock),
+            Some(listener) => Self::inherit(&config.socket, entry, listener),
+            None => {
+                let connecting = config.admission.connecting(own_user());
+                Self::take(&config.socket, entry, connecting, config.starter_holds_lock)
+            }
         }
     }
 
     /// Listens at `path`. Replaces only the socket file of a dead broker.
-    fn take(path: &Path, starter_holds_lock: bool) -> Result<Self, StartError> {
+    fn take(path: &Path, entry: Entry, connecting: Connecting, starter_holds_lock: bool) -> Result<Self, StartError> {
         let path = absolute(path)?;
         // The lock makes the second of two brokers that start at once find the first one's socket.
-        let directory = open_directory(&path, true)?;
+        let directory = open_directory(&path, entry, true)?;
         let _lock = if starter_holds_lock { None } else { Some(lock(directory)?) };
         clear(&path)?;
-        let listener = socket::listen(&path).map_err(StartError::at("listen at", &path))?;
+        let listener = socket::listen_for(&path, connecting).map_err(StartError::at("listen at", &path))?;
         let file = SocketFile::of(path, false)?;
         Ok(Self { listener, file })
     }
 
-    /// Serves a socket that a service manager has bound to `path`.
-    fn inherit(path: &Path, listener: OwnedFd) -> Result<Self, StartError> {
+    /// Serves a socket that a service manager has bound to `path`. Its mode is the manager's to choose.
+    fn inherit(path: &Path, entry: Entry, listener: OwnedFd) -> Result<Self, StartError> {
         let path = absolute(path)?;
-        open_directory(&path, false)?;
+        open_directory(&path, entry, false)?;
         let why = |why: String| StartError::Inherited { why };
         let bound = bound_to(&listener).map_err(why)?;
         if bound != path {
@@ -186,11 +190,16 @@ fn bound_to(listener: &OwnedFd) -> Result<PathBuf, String> {
     Ok(PathBuf::from(OsStr::from_bytes(path)))
 }
 
-/// Checks whether [`Place::take`] can succeed at `path`, and changes nothing.
-pub(crate) fn check(path: &Path) -> Result<(), StartError> {
-    let path = absolute(path)?;
+/// Returns the user that this process runs as.
+pub(crate) fn own_user() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+/// Checks whether [`Place::take`] can succeed, and changes nothing.
+pub(crate) fn check(config: &Config) -> Result<(), StartError> {
+    let path = absolute(&config.socket)?;
     SocketAddrUnix::new(&path).map_err(StartError::at("listen at", &path))?;
-    match open_directory(&path, false) {
+    match open_directory(&path, config.admission.entry(own_user()), false) {
         // A missing directory is created, but not its parent.
         Err(StartError::Directory { path: directory, why: Unsafe::Errno(Errno::NOENT) }) => {
             let parent = directory.parent().unwrap_or(Path::new("/"));
@@ -239,9 +248,10 @@ impl SocketFile {
     }
 
     /// Locks the directory against processes that look for a broker. Returns `Err` if such a process holds the lock.
-    /// Returns no lock if the directory is gone or unsafe: no process looks for a broker there.
-    pub(crate) fn lock_directory(&self) -> Result<Option<DirLock>, Sought> {
-        let Ok(directory) = open_directory(&self.path, false) else { return Ok(None) };
+    /// Returns no lock if the directory is gone or unsafe: no process looks for a broker there. `entry` is as it was when the
+    /// broker began to listen.
+    pub(crate) fn lock_directory(&self, entry: Entry) -> Result<Option<DirLock>, Sought> {
+        let Ok(directory) = open_directory(&self.path, entry, false) else { return Ok(None) };
         match directory.lock(Instant::now()) {
             Ok(Some(lock)) => Ok(Some(lock)),
             Ok(None) | Err(_) => Err(Sought),
@@ -257,9 +267,9 @@ fn absolute(path: &Path) -> Result<PathBuf, StartError> {
     std::path::absolute(path).map_err(|errno| StartError::Errno { what: format!("resolve {}", path.display()), errno })
 }
 
-fn open_directory(socket: &Path, create: bool) -> Result<PrivateDir, StartError> {
+fn open_directory(socket: &Path, entry: Entry, create: bool) -> Result<PrivateDir, StartError> {
     let path = socket.parent().unwrap_or(Path::new("/"));
-    PrivateDir::open(path, create).map_err(|why| StartError::Directory { path: path.to_owned(), why })
+    PrivateDir::open_for(path, create, entry).map_err(|why| StartError::Directory { path: path.to_owned(), why })
 }
 
 fn lock(directory: PrivateDir) -> Result<DirLock, StartError> {

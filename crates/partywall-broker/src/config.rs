@@ -1,17 +1,21 @@
 //! The configuration of a broker.
 
-use std::{path::PathBuf, time::Duration};
+use std::{collections::BTreeSet, os::fd::AsFd, path::PathBuf, time::Duration};
 
+use partywall_os::{
+    dir::Entry,
+    socket::{self, Connecting, Peer},
+};
 use partywall_shm::members::MAX_ROWS;
 use partywall_wire::limits::{MAX_MESSAGE, MIN_MESSAGE};
 
-use crate::StartError;
+use crate::{StartError, registry::types::Quota};
 
 /// The configuration of a broker. [`Config::new`] sets defaults for everything optional.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Where to listen. This user must own the directory, with mode 0700. It is created if only its last component is
-    /// missing.
+    /// Where to listen. This user must own the directory, with mode 0700, or 0711 if other users are admitted. It is
+    /// created if only its last component is missing.
     pub socket: PathBuf,
     /// The domain's name, for the log.
     pub domain: String,
@@ -19,6 +23,8 @@ pub struct Config {
     pub version: String,
     /// The limits on what members use.
     pub limits: Limits,
+    /// The users that may connect besides the broker's own.
+    pub admission: Admission,
     /// How long the broker runs without members and names; without a limit if absent.
     pub idle_exit: Option<Duration>,
     /// The settle time: how long after a process has exited and closed its connections it counts as dead. Until then
@@ -43,6 +49,7 @@ impl Config {
             domain: domain.into(),
             version: version.into(),
             limits: Limits::default(),
+            admission: Admission::default(),
             idle_exit: Some(Duration::from_secs(60)),
             settle: Duration::from_millis(100),
             unproven_after: None,
@@ -50,6 +57,43 @@ impl Config {
             log_path: None,
             starter_holds_lock: false,
         }
+    }
+}
+
+/// The users that may connect to a broker besides its own; none by default.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Admission {
+    /// These users.
+    pub uids: BTreeSet<u32>,
+    /// The members of this group. A process counts by the groups that it had when it connected.
+    pub group: Option<u32>,
+}
+
+impl Admission {
+    /// Returns whether a process may connect. `own` is the broker's user.
+    pub(crate) fn admits(&self, own: u32, peer: Peer, call: impl AsFd) -> bool {
+        let is_in = |group| peer.gid == group || socket::peer_groups(call).is_ok_and(|groups| groups.contains(&group));
+        peer.uid == own || self.uids.contains(&peer.uid) || self.group.is_some_and(is_in)
+    }
+
+    /// Returns whether other users than `own` may connect.
+    pub(crate) fn is_wide(&self, own: u32) -> bool {
+        self.group.is_some() || self.uids.iter().any(|uid| *uid != own)
+    }
+
+    /// Returns the users that the kernel is to let connect. Single users cannot be expressed by a file's mode, so the
+    /// kernel then lets everybody connect, and the broker refuses.
+    pub(crate) fn connecting(&self, own: u32) -> Connecting {
+        match self.group {
+            _ if !self.is_wide(own) => Connecting::User,
+            Some(group) if self.uids.iter().all(|uid| *uid == own) => Connecting::Group(group),
+            _ => Connecting::Everybody,
+        }
+    }
+
+    /// Returns the processes that are to enter the socket's directory.
+    pub(crate) fn entry(&self, own: u32) -> Entry {
+        if self.is_wide(own) { Entry::Passable } else { Entry::Private }
     }
 }
 
@@ -76,6 +120,24 @@ pub struct Limits {
     pub timelines: u64,
     /// Semaphores. 4,096 by default.
     pub semaphores: u64,
+    /// The limits on each user.
+    pub per_uid: UserLimits,
+}
+
+/// The limits on what one user uses. By default a quarter of the domain's limit for every user but the broker's own, which
+/// has no other limit than the domain's.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct UserLimits {
+    /// Bytes of versions and control memory.
+    pub bytes: Option<u64>,
+    /// Names, including timelines and semaphores.
+    pub names: Option<u64>,
+    /// File descriptors held for versions and control memory.
+    pub fds: Option<u64>,
+    /// Members, including those in quarantine.
+    pub clients: Option<u64>,
+    /// Seats: connections at a time that are not members, for `ps`, `ls` and the like.
+    pub operators: Option<u64>,
 }
 
 impl Default for Limits {
@@ -90,6 +152,7 @@ impl Default for Limits {
             leases: 1 << 16,
             timelines: 1 << 16,
             semaphores: 4096,
+            per_uid: UserLimits::default(),
         }
     }
 }
@@ -128,6 +191,32 @@ pub(crate) struct Resolved {
     pub(crate) given: Limits,
 }
 
+impl Resolved {
+    /// Returns the limits on one user: the broker's own, or another.
+    pub(crate) fn quota(&self, is_own: bool) -> Quota {
+        let UserLimits { bytes, names, fds, clients, .. } = self.given.per_uid;
+        let share = |given: Option<u64>, of_all: u64| match given {
+            Some(given) => given,
+            None if is_own => u64::MAX,
+            None => of_all / GUESTS_SHARE,
+        };
+        Quota {
+            members: share(clients, self.clients).max(1),
+            names: share(names, self.given.names),
+            fds: share(fds, self.fds),
+            bytes: share(bytes, self.given.bytes),
+        }
+    }
+
+    /// Returns the number of operators that one user may have at a time.
+    pub(crate) fn operators(&self, is_own: bool) -> u64 {
+        self.given.per_uid.operators.unwrap_or(if is_own { OPERATORS } else { OPERATORS / GUESTS_SHARE })
+    }
+}
+
+/// The divisor for the share of a limit that a user other than the broker's has by default.
+const GUESTS_SHARE: u64 = 4;
+
 /// File descriptors of a client: the call socket, the events socket, the pidfd; and its former call socket, for a moment after
 /// a restart of the broker.
 const FDS_PER_CLIENT: u64 = 4;
@@ -153,6 +242,35 @@ mod tests {
     use super::*;
 
     #[test]
+    fn mode_of_the_socket_and_its_directory_follow_the_admitted_users() {
+        let own = 7;
+        let of = |uids: &[u32], group| {
+            let admission = Admission { uids: uids.iter().copied().collect(), group };
+            (admission.connecting(own), admission.entry(own))
+        };
+        assert_eq!(of(&[], None), (Connecting::User, Entry::Private));
+        assert_eq!(of(&[own], None), (Connecting::User, Entry::Private));
+        assert_eq!(of(&[], Some(9)), (Connecting::Group(9), Entry::Passable));
+        assert_eq!(of(&[own], Some(9)), (Connecting::Group(9), Entry::Passable));
+        assert_eq!(of(&[8], None), (Connecting::Everybody, Entry::Passable));
+        assert_eq!(of(&[8], Some(9)), (Connecting::Everybody, Entry::Passable), "user 8 need not be in the group");
+    }
+
+    #[test]
+    fn users_are_admitted_by_their_id_or_their_group() {
+        let (call, _other) = socket::pair().unwrap();
+        let peer = Peer { pid: None, uid: 8, gid: 80 };
+        let admits =
+            |uids: &[u32], group| Admission { uids: uids.iter().copied().collect(), group }.admits(7, peer, &call);
+        assert!(!admits(&[], None) && !admits(&[9], Some(81)));
+        assert!(admits(&[8], None) && admits(&[], Some(80)));
+        assert!(Admission::default().admits(8, peer, &call), "the broker's own user");
+        if let Some(group) = socket::peer_groups(&call).unwrap().first() {
+            assert!(admits(&[], Some(*group)), "a supplementary group");
+        }
+    }
+
+    #[test]
     fn clients_and_versions_share_the_fd_limit() {
         let few = Limits::default().resolve(1024).unwrap();
         assert_eq!((few.clients, few.fds), (128, 1024 - 4 * 128 - FDS_OF_OURS));
@@ -162,6 +280,20 @@ mod tests {
         assert_eq!(rows.clients, (1 << 16) - 1);
         let given = Limits { fds: Some(7), clients: Some(5), message: 1, ..Limits::default() }.resolve(1024).unwrap();
         assert_eq!((given.clients, given.fds, given.given.message), (5, 7, MIN_MESSAGE));
+    }
+
+    #[test]
+    fn other_users_have_a_quarter_unless_more_or_less_is_given() {
+        let limits = Limits { names: 40, bytes: 400, fds: Some(100), clients: Some(12), ..Limits::default() };
+        let resolved = limits.resolve(1024).unwrap();
+        let own = Quota { members: u64::MAX, names: u64::MAX, fds: u64::MAX, bytes: u64::MAX };
+        assert_eq!(resolved.quota(true), own);
+        assert_eq!(resolved.quota(false), Quota { members: 3, names: 10, fds: 25, bytes: 100 });
+        assert_eq!((resolved.operators(true), resolved.operators(false)), (16, 4));
+        let per_uid = UserLimits { names: Some(5), operators: Some(1), ..UserLimits::default() };
+        let resolved = Limits { per_uid, ..limits }.resolve(1024).unwrap();
+        assert_eq!((resolved.quota(true).names, resolved.quota(false).names), (5, 5), "for each user");
+        assert_eq!((resolved.operators(true), resolved.operators(false)), (1, 1));
     }
 
     /// Resolves limits that must be refused. Returns the number of files that are needed and of members that fit.

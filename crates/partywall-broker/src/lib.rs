@@ -4,7 +4,8 @@
 //! The broker holds file descriptors. It never maps, reads or writes the memory that members donate, and it links no
 //! CUDA. A GPU fault cannot reach it, and it runs on machines without a GPU. It maps only the control memory that it
 //! creates itself. There it ends waits for dead writers and returns the permits and blocks of dead members. The data
-//! path does not pass through it. It serves one user, over a Unix socket in a directory that only this user can enter.
+//! path does not pass through it. It serves its own user, and others only if [`Config::admission`] names them. It listens
+//! at a Unix socket in a directory that only its own user can change.
 //!
 //! | module | contains | rule |
 //! |---|---|---|
@@ -47,7 +48,7 @@ use std::{
 use partywall_os::supervision::LeftOpen;
 
 pub use bind::StartError;
-pub use config::{Config, Limits};
+pub use config::{Admission, Config, Limits, UserLimits};
 
 /// A listening broker. Dropping it without [`Broker::run`] leaves the socket's file behind, as a crash would.
 #[derive(Debug)]
@@ -85,7 +86,7 @@ impl Broker {
     /// As [`Broker::bind`].
     pub fn check(config: &Config) -> Result<(), StartError> {
         config.limits.resolve(partywall_os::process::raise_fd_limit())?;
-        bind::check(&config.socket)
+        bind::check(config)
     }
 
     /// Serves until a member or a [`StopHandle`] ends the broker, or until it has been idle for [`Config::idle_exit`].

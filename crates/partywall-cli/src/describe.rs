@@ -30,7 +30,7 @@ use crate::text::{self, count};
 
 /// Returns a version: `version`, `kind`, `place`, `bytes`, `tensors`, `mutable`, `reserved`
 /// (bytes that it may grow to, 0 if it cannot grow), `growths` (how often it has grown), `lifetime` (`kept`, `owned` or
-/// `shared`), `committer` (a pid), `leases`, `committed_at_ms` (since 1970), `notice` (of its withdrawal, if that has a
+/// `shared`), `committer` (a pid), `uid` (of the user to which it belongs), `shared` (whether other users may open it), `leases`, `committed_at_ms` (since 1970), `notice` (of its withdrawal, if that has a
 /// deadline: `pid` of the process that withdrew it, `at_ms`, `until_ms`, `then`: `wait`, `stale` or `evict`; else null),
 /// `control` (of a pool, topic or queue [`control::shape`], else null).
 pub(crate) fn version(version: &VersionInfo) -> Value {
@@ -372,6 +372,11 @@ pub(crate) const SHORT: usize = 48;
 /// The most characters of a command line on a line of its own.
 pub(crate) const LONG: usize = 160;
 
+/// Returns the user to which something belongs, and whether others may open it.
+pub(crate) fn user(uid: u32, shared: bool) -> String {
+    if shared { format!("{uid}, shared") } else { uid.to_string() }
+}
+
 #[cfg(test)]
 mod tests {
     use partywall::info::{AttachedInfo, Doubt, Freed, QueueUsage};
@@ -455,8 +460,11 @@ mod tests {
             "returned": 9,
         });
         assert_eq!(json!(usage), expected);
-        let semaphore = SemaphoreInfo { name: "s".into(), maximum: 4, held: 3, waiting: 2, leases: 1 };
-        let expected = json!({ "name": "s", "maximum": 4, "held": 3, "waiting": 2, "leases": 1 });
+        let semaphore =
+            SemaphoreInfo { name: "s".into(), maximum: 4, held: 3, waiting: 2, leases: 1, uid: 1000, shared: false };
+        let expected = json!({
+            "name": "s", "maximum": 4, "held": 3, "waiting": 2, "leases": 1, "uid": 1000, "shared": false,
+        });
         assert_eq!(json!(semaphore), expected);
         let mut timeline = TimelineInfo {
             name: "t".into(),
@@ -466,9 +474,12 @@ mod tests {
             announced: 3,
             ending: None,
             leases: 4,
+            uid: 1000,
+            shared: false,
         };
         let mut expected = json!({
             "name": "t", "incarnation": 1, "value": 2, "announced": 3, "writer": null, "ending": null, "leases": 4,
+            "uid": 1000, "shared": false,
         });
         assert_eq!(json!(timeline), expected);
         use TimelineEnding::{Abandoned, BrokerGone, Closed, Evicted, OwnerDied, OwnerFaulted};

@@ -16,7 +16,12 @@ fn semaphores_are_listed_and_shown() {
     let pid = std::process::id();
 
     let list = sandbox.json(["ls"]);
-    let row = |name: &str, maximum: u32, held: u32| json!({ "name": name, "maximum": maximum, "held": held, "waiting": 0, "leases": 1 });
+    let user = rustix::process::geteuid().as_raw();
+    let row = |name: &str, maximum: u32, held: u32| {
+        json!({
+            "name": name, "maximum": maximum, "held": held, "waiting": 0, "leases": 1, "uid": user, "shared": false,
+        })
+    };
     assert_eq!(list["semaphores"], json!([row("gate", 3, 2), row("other/gate", 1, 0)]));
     assert_eq!((&list["names"], &list["timelines"]), (&json!([]), &json!([])));
     assert_eq!(sandbox.json(["ls", "other/*"])["semaphores"], json!([row("other/gate", 1, 0)]));
@@ -53,10 +58,11 @@ fn timelines_are_listed_and_shown() {
     let sandbox = Sandbox::new();
     let domain = sandbox.domain();
     let waiter = domain.timeline("grads").unwrap();
+    let user = rustix::process::geteuid().as_raw();
     let row = |value: u64, writer: Value, ending: Value, incarnation: u32, leases: u32| {
         json!([{
             "name": "grads", "incarnation": incarnation, "value": value, "announced": value, "writer": writer,
-            "ending": ending, "leases": leases,
+            "ending": ending, "leases": leases, "uid": user, "shared": false,
         }])
     };
     let pid = json!(std::process::id());

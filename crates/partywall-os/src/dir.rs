@@ -1,4 +1,4 @@
-//! Directories that only this user can enter, and locks on them.
+//! Directories in which only this user can create files, and locks on them.
 
 use std::{
     fmt,
@@ -19,8 +19,13 @@ pub enum Unsafe {
     NotADirectory,
     /// It belongs to this user.
     Owner(u32),
-    /// Others may enter it: its mode.
-    Mode(u32),
+    /// Its mode does not allow what it should, or allows more.
+    Mode {
+        /// Its mode.
+        found: u32,
+        /// The processes that are to enter it.
+        wanted: Entry,
+    },
     /// It does not exist and cannot be created, because this parent of it does not exist.
     NoParent(PathBuf),
     /// The kernel refused to create or open it.
@@ -32,14 +37,39 @@ impl fmt::Display for Unsafe {
         match self {
             Self::NotADirectory => write!(f, "it is a symbolic link or no directory"),
             Self::Owner(uid) => write!(f, "it belongs to user {uid}, not to us"),
-            Self::Mode(mode) => write!(f, "its mode is {mode:04o}, so others may enter; it must be 0700"),
+            Self::Mode { found, wanted: Entry::Private } => {
+                write!(f, "its mode is {found:04o}, so others may enter; it must be 0700")
+            }
+            Self::Mode { found, wanted: Entry::Passable } => write!(
+                f,
+                "its mode is {found:04o}; with other users admitted it must be 0711: they pass through it, and \
+                 cannot list, change or lock it"
+            ),
             Self::NoParent(parent) => write!(f, "its parent directory {} does not exist", parent.display()),
             Self::Errno(e) => write!(f, "{e}"),
         }
     }
 }
 
-/// A directory that is ours, has mode 0700 and is no symbolic link.
+/// The processes that may enter a directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Entry {
+    /// Those of this user alone: mode 0700.
+    Private,
+    /// All, but only to reach files whose names they know: mode 0711. Whoever can read a directory can lock it.
+    Passable,
+}
+
+impl Entry {
+    fn mode(self) -> u32 {
+        match self {
+            Self::Private => 0o700,
+            Self::Passable => 0o711,
+        }
+    }
+}
+
+/// A directory that is no symbolic link, and in which only this user can create files.
 #[derive(Debug)]
 pub struct PrivateDir {
     path: PathBuf,
@@ -52,9 +82,19 @@ impl PrivateDir {
     /// # Errors
     /// [`Unsafe::Errno`] with `ENOENT` if it does not exist; any other [`Unsafe`] if it must not be used.
     pub fn open(path: &Path, create: bool) -> Result<Self, Unsafe> {
+        Self::open_for(path, create, Entry::Private)
+    }
+
+    /// Opens `path` as [`PrivateDir::open`] does, with the mode of `entry`.
+    ///
+    /// # Errors
+    /// As [`PrivateDir::open`].
+    pub fn open_for(path: &Path, create: bool, entry: Entry) -> Result<Self, Unsafe> {
         if create {
             match fs::mkdir(path, Mode::RWXU) {
-                Ok(()) | Err(Errno::EXIST) => {}
+                // The umask may have removed bits of another mode.
+                Ok(()) => fs::chmod(path, Mode::from(entry.mode())).map_err(Unsafe::Errno)?,
+                Err(Errno::EXIST) => {}
                 Err(Errno::NOENT) => return Err(Unsafe::NoParent(path.parent().unwrap_or(path).to_owned())),
                 Err(e) => return Err(Unsafe::Errno(e)),
             }
@@ -73,8 +113,8 @@ impl PrivateDir {
         if stat.st_uid != rustix::process::geteuid().as_raw() {
             return Err(Unsafe::Owner(stat.st_uid));
         }
-        if stat.st_mode & 0o777 != 0o700 {
-            return Err(Unsafe::Mode(stat.st_mode & 0o7777));
+        if stat.st_mode & 0o777 != entry.mode() {
+            return Err(Unsafe::Mode { found: stat.st_mode & 0o7777, wanted: entry });
         }
         Ok(Self { path: path.to_owned(), fd })
     }
@@ -133,7 +173,13 @@ mod tests {
         PrivateDir::open(&path, true).unwrap();
         PrivateDir::open(&path, true).unwrap();
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
-        assert_eq!(PrivateDir::open(&path, true).unwrap_err(), Unsafe::Mode(0o755));
+        let wrong = |wanted| Unsafe::Mode { found: 0o755, wanted };
+        assert_eq!(PrivateDir::open(&path, true).unwrap_err(), wrong(Entry::Private));
+        // A process of another user that can read the directory can also lock it.
+        assert_eq!(PrivateDir::open_for(&path, true, Entry::Passable).unwrap_err(), wrong(Entry::Passable));
+        let passable = dir.path().join("passable");
+        PrivateDir::open_for(&passable, true, Entry::Passable).unwrap();
+        assert_eq!(std::fs::metadata(&passable).unwrap().permissions().mode() & 0o777, 0o711);
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o700)).unwrap();
         let link = dir.path().join("link");
         symlink(&path, &link).unwrap();

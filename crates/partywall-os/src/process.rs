@@ -99,6 +99,34 @@ pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<libc::ucred
     if result == 0 { Ok(credentials) } else { Err(last_errno()) }
 }
 
+/// Returns the supplementary groups of the process that connected.
+pub(crate) fn peer_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
+    let mut groups: Vec<libc::gid_t> = vec![0; 64];
+    loop {
+        let mut len = libc::socklen_t::try_from(groups.len() * mem::size_of::<libc::gid_t>()).unwrap_or(0);
+        // SAFETY: the kernel writes at most `len` bytes to `groups`, which has that many and consists of plain integers.
+        let result = unsafe {
+            libc::getsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERGROUPS,
+                groups.as_mut_ptr().cast(),
+                &raw mut len,
+            )
+        };
+        let needed = len as usize / mem::size_of::<libc::gid_t>();
+        match if result == 0 { Ok(()) } else { Err(last_errno()) } {
+            // The kernel reports how many there are: at most 65,536 (NGROUPS_MAX).
+            Err(Errno::RANGE) if needed > groups.len() => groups.resize(needed, 0),
+            Err(errno) => return Err(errno),
+            Ok(()) => {
+                groups.truncate(needed);
+                return Ok(groups);
+            }
+        }
+    }
+}
+
 /// Returns a pidfd of the process that connected, made by the kernel. `None` before Linux 6.5.
 pub fn peer_pidfd(socket: impl AsFd) -> Option<OwnedFd> {
     const SO_PEERPIDFD: c_int = 77;

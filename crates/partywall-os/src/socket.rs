@@ -24,16 +24,51 @@ pub const MAX_FDS: usize = 253;
 /// The most connections that wait to be accepted.
 pub const BACKLOG: i32 = 1024;
 
+/// The users that the kernel lets connect to a socket, by the mode of its file. Root always may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Connecting {
+    /// Only this user: mode 0600.
+    User,
+    /// This user and a group: mode 0660.
+    Group(u32),
+    /// Every user: mode 0666. The listener has to refuse those that it does not serve.
+    Everybody,
+}
+
 /// Listens at `path`, which must not exist. The socket file gets mode 0600.
 ///
 /// # Errors
 /// `EADDRINUSE` if the path exists, `ENAMETOOLONG` beyond 107 bytes; else as bind(2).
 pub fn listen(path: &Path) -> io::Result<OwnedFd> {
+    listen_for(path, Connecting::User)
+}
+
+/// Listens at `path` as [`listen`] does, for the users that may connect. Only this user may create files in the
+/// directory: otherwise the mode of another file could be changed.
+///
+/// # Errors
+/// As [`listen`]; `EPERM` for a group that this process may not give files to.
+pub fn listen_for(path: &Path, connecting: Connecting) -> io::Result<OwnedFd> {
     let socket = stream(SocketFlags::NONBLOCK)?;
-    // The file takes the mode of the socket's inode at bind time, so other users can never connect, not even briefly.
+    // The file takes the mode of the socket's inode at bind time, so users that may not connect never can, not even
+    // briefly.
     rustix::fs::fchmod(&socket, rustix::fs::Mode::from(0o600))?;
     net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    net::listen(&socket, BACKLOG)?;
+    let widen = |group, mode| {
+        if let Some(group) = group {
+            rustix::fs::chown(path, None, Some(rustix::fs::Gid::from_raw(group)))?;
+        }
+        rustix::fs::chmod(path, rustix::fs::Mode::from(mode))
+    };
+    let widened = match connecting {
+        Connecting::User => Ok(()),
+        Connecting::Group(group) => widen(Some(group), 0o660),
+        Connecting::Everybody => widen(None, 0o666),
+    };
+    if let Err(errno) = widened.and_then(|()| net::listen(&socket, BACKLOG)) {
+        let _ = rustix::fs::unlink(path);
+        return Err(errno);
+    }
     Ok(socket)
 }
 
@@ -210,6 +245,8 @@ pub struct Peer {
     pub pid: Option<u32>,
     /// Its user.
     pub uid: u32,
+    /// Its group.
+    pub gid: u32,
 }
 
 /// Returns the process and user at the other end.
@@ -219,7 +256,16 @@ pub struct Peer {
 pub fn peer(socket: impl AsFd) -> io::Result<Peer> {
     // rustix holds the pid in a type that cannot be zero, which the kernel reports for a peer of another PID namespace.
     let credentials = crate::process::peer_credentials(socket.as_fd())?;
-    Ok(Peer { pid: u32::try_from(credentials.pid).ok().filter(|p| *p > 0), uid: credentials.uid })
+    let pid = u32::try_from(credentials.pid).ok().filter(|p| *p > 0);
+    Ok(Peer { pid, uid: credentials.uid, gid: credentials.gid })
+}
+
+/// Returns the supplementary groups of the process at the other end, as they were when it connected.
+///
+/// # Errors
+/// As getsockopt(2).
+pub fn peer_groups(socket: impl AsFd) -> io::Result<Vec<u32>> {
+    crate::process::peer_groups(socket.as_fd())
 }
 
 /// Makes reads and writes of `socket` return at once with `EAGAIN` instead of waiting.
@@ -322,6 +368,26 @@ mod tests {
             let peer = peer(end).unwrap();
             assert_eq!(peer.pid, Some(std::process::id()));
             assert_eq!(peer.uid, rustix::process::getuid().as_raw());
+            assert_eq!(peer.gid, rustix::process::getgid().as_raw());
+            let groups = rustix::process::getgroups().unwrap();
+            let groups: Vec<_> = groups.into_iter().map(|group| group.as_raw()).collect();
+            assert_eq!(peer_groups(end).unwrap(), groups);
+        }
+    }
+
+    #[test]
+    fn mode_of_the_socket_follows_the_users_that_may_connect() {
+        let dir = tempfile::tempdir().unwrap();
+        let ours = rustix::process::getgid().as_raw();
+        for (name, connecting, mode) in [
+            ("user", Connecting::User, 0o600),
+            ("group", Connecting::Group(ours), 0o660),
+            ("all", Connecting::Everybody, 0o666),
+        ] {
+            let path = dir.path().join(name);
+            let _listener = listen_for(&path, connecting).unwrap();
+            let stat = rustix::fs::stat(&path).unwrap();
+            assert_eq!((stat.st_mode & 0o777, stat.st_gid), (mode, ours), "{name}");
         }
     }
 }

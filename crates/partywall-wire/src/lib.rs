@@ -12,6 +12,7 @@
 //! | [`control`] | pools and topics in messages |
 //! | [`object`] | timelines and semaphores in messages |
 //! | [`member`] | members in messages |
+//! | [`user`] | users in messages |
 //! | [`watch`] | events of names in messages |
 //! | [`withdrawal`] | the deadlines of withdrawals |
 //! | [`refusal`] | every reason for which a broker refuses a request |
@@ -47,6 +48,7 @@ pub mod message;
 pub mod object;
 pub mod pattern;
 pub mod refusal;
+pub mod user;
 pub mod watch;
 pub mod withdrawal;
 
@@ -66,5 +68,6 @@ pub use object::{
 };
 pub use pattern::Pattern;
 pub use refusal::{Ending, FdFault, Limit, NameEnd, NoGrowth, NoReplacement, Refusal};
+pub use user::{OtherUsers, UserInfo};
 pub use watch::{Change, Gap, Happened, NameEvent, Named, Point};
 pub use withdrawal::{Deadline, Notice, Then};

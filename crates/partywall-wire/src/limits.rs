@@ -26,7 +26,7 @@ pub const MAX_PERMITS: u32 = 65_536;
 /// Blocks of one pool or topic.
 pub const MAX_BLOCKS: u32 = 65_536;
 
-/// Slabs of one broker, each with 1,023 cells. Below [`MAX_FDS`], so that one message brings all of them.
+/// Slabs of one user's own timelines, each with 1,023 cells. A shared timeline has a slab of its own besides.
 pub const MAX_SLABS: u32 = 128;
 
 /// Bytes of one message's body, unless the broker was started with another limit.

@@ -7,6 +7,7 @@ use crate::{
     member::{Evicted, Freed, MemberInfo, Whom},
     object::{ObjectDetail, ObjectInfo, ObjectKind, OpenedTimeline},
     refusal::Refusal,
+    user::UserInfo,
     watch::{Happened, Point},
     withdrawal::{Deadline, Notice},
 };
@@ -159,16 +160,14 @@ pub enum Call {
         name: String,
         /// True to become its writer. Refused while it has one.
         writer: bool,
-        /// Number of slabs that the member has mapped.
-        slabs: u32,
+        /// True to let other users open it, if this creates it.
+        shared: bool,
     },
     /// Asks for the present incarnation of a timeline. A new writer begins a new incarnation after the death of the last.
     /// Answer: [`Answer::Timeline`].
     FollowTimeline {
         /// The lease.
         lease: u64,
-        /// Number of slabs that the member has mapped.
-        slabs: u32,
     },
     /// Ends all waits for values that a timeline has not reached. Answer: [`Answer::Done`].
     AbandonTimeline {
@@ -182,6 +181,8 @@ pub enum Call {
         name: String,
         /// Permits, at most [`crate::limits::MAX_PERMITS`]. Refused if the semaphore has another number.
         maximum: u32,
+        /// True to let other users open it, if this creates it.
+        shared: bool,
     },
     /// Lists timelines in order of their names, then semaphores, from the first one after `after`. Answer:
     /// [`Answer::Objects`].
@@ -368,6 +369,8 @@ pub struct Commit {
     /// Makes it a pool, topic or queue. Refused with [`Refusal::NameExists`] if the name exists; the version is mutable
     /// and does not grow.
     pub control: Option<Control>,
+    /// True to let other users open it. Refused for a mutable segment, whose readers could write it.
+    pub shared: bool,
     /// True to refuse with [`Refusal::NameExists`] instead of making the next version.
     pub if_absent: bool,
     /// The claim that this commit fulfils.
@@ -434,6 +437,10 @@ pub struct Opened {
     pub lifetime: Lifetime,
     /// Its shape, if it is a pool or topic.
     pub control: Option<Control>,
+    /// The user to which it belongs.
+    pub uid: u32,
+    /// True if other users may open it.
+    pub shared: bool,
 }
 
 /// The growths of a version. File descriptors: one per chunk, then the table if it is [`Table::Fd`].
@@ -586,6 +593,10 @@ pub struct VersionInfo {
     pub control: Option<Control>,
     /// The committer's pid.
     pub committer: u32,
+    /// The user to which it belongs.
+    pub uid: u32,
+    /// True if other users may open it.
+    pub shared: bool,
     /// Leases on it, of members and of queues.
     pub leases: u32,
     /// Its withdrawal, if that has a deadline.
@@ -660,6 +671,8 @@ pub struct StatusInfo {
     pub supervisor: Option<u32>,
     /// How often it was restarted.
     pub restarts: u64,
+    /// Its user.
+    pub uid: u32,
     /// Its release.
     pub version: String,
     /// Drawn at random when it started.
@@ -698,4 +711,6 @@ pub struct StatusInfo {
     pub largest: Vec<(String, Place, u64)>,
     /// Its limits.
     pub limits: Vec<(crate::refusal::Limit, u64)>,
+    /// The users that have something in the domain; only the one that asks, if it is not the broker's.
+    pub users: Vec<UserInfo>,
 }

@@ -15,14 +15,13 @@ pub enum ObjectKind {
     Semaphore,
 }
 
-/// An opened timeline. File descriptors: the slabs up to and including `slab` that the member has not mapped yet, in
-/// the order of their numbers.
+/// An opened timeline. File descriptors: its slab, which the member may have mapped already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenedTimeline {
     /// The lease that keeps the name. The member releases it only when none of its streams waits for the timeline any
     /// more, because the cell is reused once no lease that led to it remains.
     pub lease: u64,
-    /// The slab of the present incarnation.
+    /// The number of the slab of the present incarnation. No other slab of the broker ever gets it.
     pub slab: u32,
     /// The cell in that slab.
     pub cell: u32,
@@ -106,6 +105,10 @@ pub struct TimelineInfo {
     pub ending: Option<TimelineEnding>,
     /// Leases on it.
     pub leases: u32,
+    /// The user to which it belongs.
+    pub uid: u32,
+    /// True if other users may open it.
+    pub shared: bool,
 }
 
 /// A semaphore in a listing. The numbers are read from control memory when asked for.
@@ -121,6 +124,10 @@ pub struct SemaphoreInfo {
     pub waiting: u32,
     /// Leases on it.
     pub leases: u32,
+    /// The user to which it belongs.
+    pub uid: u32,
+    /// True if other users may open it.
+    pub shared: bool,
 }
 
 /// Everything about one timeline or semaphore.

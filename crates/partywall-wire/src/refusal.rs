@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::member::{MemberState, Whom};
 use crate::object::ObjectKind;
+use crate::user::OtherUsers;
 use crate::watch::Named;
 use crate::withdrawal::Notice;
 
@@ -170,6 +171,26 @@ pub enum Refusal {
         /// The value that the request would have led to.
         needed: u64,
     },
+    /// The user's share of a limit is reached.
+    Quota {
+        /// The user.
+        uid: u32,
+        /// Which limit.
+        limit: Limit,
+        /// The user's share.
+        allowed: u64,
+        /// The value that the request would have led to.
+        needed: u64,
+    },
+    /// It belongs to another user.
+    OtherUser {
+        /// What was asked for.
+        what: OtherUsers,
+        /// The user to which it belongs.
+        owner: u32,
+        /// The user that asked.
+        uid: u32,
+    },
     /// Too many file descriptors have been sent and not read. The kernel counts them per user.
     Unread {
         /// Number of such descriptors, of the asking process or of all.
@@ -222,7 +243,7 @@ pub enum Refusal {
         /// When, in milliseconds since 1970.
         at: u64,
     },
-    /// The peer runs as another user.
+    /// The peer runs as another user, which the broker does not admit.
     WrongUser {
         /// The broker's user id.
         broker: u32,
@@ -374,6 +395,8 @@ pub enum Limit {
     HungUp,
     /// Operators of one process.
     Operators,
+    /// Connections of other users than the broker's that have not introduced themselves.
+    Handshakes,
     /// Bytes of a message.
     Message,
     /// Waiting requests of one member.

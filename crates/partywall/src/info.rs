@@ -8,8 +8,8 @@ pub use partywall_wire::{
     Ages, AttachedInfo, BlockCounts, Change, Control, ControlInfo, Doubt, Evicted, Freed, HolderInfo, Kill, Kind,
     Lifetime, MemberInfo, MemberState, NameEvent, NameInfo, Named, Notice, ObjectDetail, ObjectHolder, ObjectInfo,
     ObjectKind, Participant, Point, PublisherInfo, QueueHolder, QueueInfo, QueueShape, QueueUsage, SampleShape,
-    SemaphoreInfo, StatusInfo, SubscriberInfo, TimelineInfo, TopicInfo, TopicShape, TopicUsage, Usage, VersionInfo,
-    Whom,
+    SemaphoreInfo, StatusInfo, SubscriberInfo, TimelineInfo, TopicInfo, TopicShape, TopicUsage, Usage, UserInfo,
+    VersionInfo, Whom,
 };
 
 use crate::error::{Error, InvalidData, LimitReached, Result, Unreachable};

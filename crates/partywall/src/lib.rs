@@ -142,7 +142,7 @@ pub use partywall_shm::{
     DType, TableBuilder,
     topic::{PublisherState, SubscriberState},
 };
-pub use partywall_wire::{Ending, FdFault, Limit, NoGrowth, NoReplacement, Pattern, Then, TimelineEnding};
+pub use partywall_wire::{Ending, FdFault, Limit, NoGrowth, NoReplacement, OtherUsers, Pattern, Then, TimelineEnding};
 
 pub use self::{
     domain::{DEFAULT_DOMAIN, Domain, DomainOptions, Location, VERSION, Watch, WatchEvent, broker_pid},
@@ -163,8 +163,8 @@ pub use self::{
         Build, Builder, ChunkDescriptor, Claim, Descriptors, Element, Growth, HeldBlock, OpenOptions, OpenOrBuild,
         Pinned, Publication, Refreshed, Segment, Tensor, Uncommitted, UploadLane, Uploader,
     },
-    semaphore::{MAX_PERMITS, Permit, Semaphore, Unreleased},
-    timeline::{LimitedWait, MAX_VALUE, Timeline, TimelineEvent, TimelineWriter},
+    semaphore::{MAX_PERMITS, Permit, Semaphore, SemaphoreOptions, Unreleased},
+    timeline::{LimitedWait, MAX_VALUE, Timeline, TimelineEvent, TimelineOptions, TimelineWriter},
     topic::{
         Filled, Loan, MAX_HEADER, Policy, Published, Publisher, Sample, SampleType, Samples, Subscriber,
         SubscriberEvent, SubscriberOptions, SubscriberStats, Topic, TopicOptions, TopicStats, Turn, UnpublishedSample,

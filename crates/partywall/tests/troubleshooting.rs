@@ -4,11 +4,11 @@
 use std::{path::PathBuf, time::Duration};
 
 use partywall::{
-    DType, Domain, Ended, Ending, Error, ErrorKind, MemoryLimit, Place,
+    DType, Domain, Ended, Ending, Error, ErrorKind, MemoryLimit, OtherUsers, Place,
     cuda::PointerKind,
     error::{
-        Busy, Denied, DeviceFault, Gone, InvalidArgument, InvalidData, LimitReached, Mismatch, MpsFault, NotFound,
-        TopicLimit, Unreachable,
+        Busy, Denied, DeviceFault, ForeignBroker, Gone, InvalidArgument, InvalidData, LimitReached, Mismatch, MpsFault,
+        NotFound, TopicLimit, Unreachable,
     },
     files::FileProblem,
     info::Named,
@@ -238,7 +238,24 @@ fn every_error() -> Vec<Error> {
             what: "committing \"x\"".into(),
             limit: MemoryLimit::Unknown,
         }),
-        Error::Unreachable(Unreachable::User { socket, broker: 0, ours: 1000 }),
+        Error::Unreachable(Unreachable::User {
+            socket: socket.clone(),
+            broker: 0,
+            ours: 1000,
+            why: ForeignBroker::NotAdmitted,
+        }),
+        Error::Unreachable(Unreachable::User {
+            socket,
+            broker: 0,
+            ours: 1000,
+            why: ForeignBroker::Writable { mode: 0o777 },
+        }),
+        Error::Denied(Denied::OtherUser { what: OtherUsers::Remove { name: "x".into() }, owner: 0, uid: 1000 }),
+        Error::Denied(Denied::OtherUser { what: OtherUsers::Open { name: "x".into() }, owner: 0, uid: 1000 }),
+        Error::Denied(Denied::OtherUser { what: OtherUsers::Evict { pid: 7 }, owner: 0, uid: 1000 }),
+        Error::Denied(Denied::OtherUser { what: OtherUsers::Create { name: "x".into() }, owner: 0, uid: 1000 }),
+        Error::Denied(Denied::Sharing { name: "x".into() }),
+        Error::LimitReached(LimitReached::User { uid: 1000, limit: Limit::Names, allowed: 1, needed: 2 }),
         Error::Unreachable(Unreachable::Driver { socket: "/run/pw.sock".into(), simulated: true }),
         Error::LimitReached(LimitReached::Broker { limit: Limit::Names, allowed: 1, needed: 2 }),
         Error::Unreachable(Unreachable::FileDescriptor { index: 0, fault: FdFault::Missing }),

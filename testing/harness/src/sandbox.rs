@@ -243,6 +243,16 @@ pub fn binary() -> PathBuf {
     near("partywall", "partywall-cli")
 }
 
+/// Copies a program to where every user can start it. Another process writes the copy: a process that a thread of this one
+/// starts meanwhile would inherit the open file, and the kernel starts no program that is open for writing.
+///
+/// # Panics
+/// If it cannot be copied.
+pub fn copy_program(from: &Path, to: &Path) {
+    let copied = Command::new("cp").arg(from).arg(to).status();
+    assert!(copied.is_ok_and(|status| status.success()), "{} was not copied", from.display());
+}
+
 /// Returns the simulated CUDA driver, for `PARTYWALL_LIBCUDA`: the one that was built beside this test.
 ///
 /// # Panics

@@ -315,6 +315,7 @@ pub fn host_commit(name: &str, lifetime: Lifetime, chunks: Vec<u64>, table: Tabl
         control: None,
         if_absent: false,
         claim: None,
+        shared: false,
     }
 }
 

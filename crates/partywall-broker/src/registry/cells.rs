@@ -1,4 +1,8 @@
-//! Cells: each holds one incarnation of a timeline, in slabs that all members map.
+//! Cells: each holds one incarnation of a timeline, in slabs that members map.
+//!
+//! Every process that maps a slab can write all of it. The timelines of a user that are not shared are therefore in slabs
+//! of that user, which no other user gets. A shared timeline has a slab of its own, which is closed when no process can
+//! use the timeline any more.
 //!
 //! A cell is reused for another timeline only when no process can read it or store in it any more:
 //!
@@ -16,20 +20,52 @@ use super::{
     effect::{Effect, Effects, Refused},
     segments::limit,
     types::{Bounds, CellAt, CellId, ControlMemory, FdId, LeaseId, Limit, MemberId, TimelineEnding},
+    users::Owned,
 };
 
 /// All cells.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Cells {
-    /// The slabs, in the order of their numbers. Never removed, because members have them mapped.
-    pub(super) slabs: Vec<FdId>,
-    /// Number of cells that were ever used; the cells behind them are fresh.
-    pub(super) taken: u64,
+    /// The slabs, by their numbers, which are never used twice. Those of users are never removed, because members have
+    /// them mapped.
+    pub(super) slabs: BTreeMap<u32, Slab>,
+    /// Number of slabs that ever existed.
+    last_slab: u32,
+    areas: BTreeMap<Area, Free>,
+    /// Shared timelines that do not exist any more, by their slabs.
+    ended: BTreeSet<u32>,
     pub(super) used: BTreeMap<CellId, Cell>,
-    /// Cells that may be reused, longest rested first.
-    pub(super) resting: VecDeque<CellId>,
     /// Cells that have ended, but may still be written.
     pub(super) restless: BTreeSet<CellId>,
+}
+
+/// A slab.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Slab {
+    pub(super) memory: ControlMemory,
+    area: Area,
+    /// The user to which it is charged.
+    pub(super) uid: u32,
+}
+
+/// Slabs whose cells the same timelines use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(super) enum Area {
+    /// The timelines of this user that are not shared.
+    User(u32),
+    /// One shared timeline, by the number of its slab.
+    Shared(u32),
+}
+
+/// The cells of an area that are not used.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Free {
+    /// The area's slabs, in the order in which they are filled.
+    slabs: Vec<u32>,
+    /// Number of cells that were ever used; the cells behind them are fresh.
+    taken: u64,
+    /// Cells that may be reused, longest rested first.
+    pub(super) resting: VecDeque<CellId>,
 }
 
 /// A cell that a process may read or write.
@@ -75,7 +111,7 @@ pub(super) enum Source {
     Slab,
 }
 
-impl Cells {
+impl Free {
     /// Returns the source of a cell that exists already.
     fn source(&self, bounds: &Bounds) -> Option<Source> {
         if self.resting.len() as u64 > bounds.rest {
@@ -84,14 +120,49 @@ impl Cells {
         (self.taken < self.slabs.len() as u64 * bounds.cells).then_some(Source::Fresh)
     }
 
-    fn take(&mut self, source: Source) -> Option<CellId> {
+    fn take(&mut self, source: Source, bounds: &Bounds) -> Option<CellId> {
         match source {
             Source::Resting => self.resting.pop_front(),
             Source::Fresh | Source::Slab => {
+                let slab = *self.slabs.get(usize::try_from(self.taken / bounds.cells).ok()?)?;
+                let cell = CellId(u64::from(slab) * bounds.cells + self.taken % bounds.cells);
                 self.taken += 1;
-                Some(CellId(self.taken - 1))
+                Some(cell)
             }
         }
+    }
+}
+
+impl Cells {
+    /// Returns the area of a timeline; `None` for a shared one that does not exist yet.
+    pub(super) fn area(owned: Owned, present: Option<(CellId, &Bounds)>) -> Option<Area> {
+        match present {
+            _ if !owned.shared => Some(Area::User(owned.uid)),
+            Some((cell, bounds)) => Some(Area::Shared((cell.0 / bounds.cells) as u32)),
+            None => None,
+        }
+    }
+
+    /// Returns all resting cells.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn resting(&self) -> impl Iterator<Item = CellId> {
+        self.areas.values().flat_map(|free| free.resting.iter().copied())
+    }
+
+    /// Returns all cells that were ever used, of the slabs that exist.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn taken(&self, cells: u64) -> impl Iterator<Item = CellId> {
+        let of_area = move |free: &Free| {
+            let slabs = free.slabs.clone();
+            (0..free.taken).map(move |n| CellId(u64::from(slabs[(n / cells) as usize]) * cells + n % cells))
+        };
+        self.areas.values().flat_map(of_area)
+    }
+
+    /// Returns the area of a cell.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn area_of(&self, cell: CellId, cells: u64) -> Option<Area> {
+        self.slabs.get(&((cell.0 / cells) as u32)).map(|slab| slab.area)
     }
 
     /// Counts one more use of a cell.
@@ -102,51 +173,65 @@ impl Cells {
     }
 
     /// Counts one use of a cell less.
-    pub(super) fn drop_use(&mut self, cell: CellId) {
+    pub(super) fn drop_use(&mut self, cell: CellId, bounds: &Bounds) {
         if let Some(cell) = self.used.get_mut(&cell) {
             cell.uses -= 1;
         }
-        self.rest_if_idle(cell);
+        self.rest_if_idle(cell, bounds);
     }
 
-    fn set_writing(&mut self, cell: CellId, writing: Writing) {
+    fn set_writing(&mut self, cell: CellId, writing: Writing, bounds: &Bounds) {
         if let Some(record) = self.used.get_mut(&cell) {
             record.writing = writing;
         }
         if writing == Writing::Over {
             self.restless.remove(&cell);
         }
-        self.rest_if_idle(cell);
+        self.rest_if_idle(cell, bounds);
     }
 
-    fn rest_if_idle(&mut self, cell: CellId) {
+    fn rest_if_idle(&mut self, cell: CellId, bounds: &Bounds) {
         let idle = self.used.get(&cell).is_some_and(|cell| cell.uses == 0 && cell.writing == Writing::Over);
-        if idle && self.used.remove(&cell).is_some() {
-            self.resting.push_back(cell);
+        if idle
+            && self.used.remove(&cell).is_some()
+            && let Some(slab) = self.slabs.get(&((cell.0 / bounds.cells) as u32))
+        {
+            self.areas.entry(slab.area).or_default().resting.push_back(cell);
         }
     }
 }
 
 impl Registry {
-    /// Returns where the next cell would come from. `slab` is the new slab, if one has been created for it.
-    pub(super) fn cell_source(&self, slab: Option<ControlMemory>) -> Result<Source, Refused> {
-        if let Some(source) = self.cells.source(&self.bounds) {
+    /// Returns where the next cell of an area would come from; of a new one, if `area` is absent. `slab` is the new slab,
+    /// if one has been created for it, and `uid` the user to which it would be charged.
+    pub(super) fn cell_source(
+        &self,
+        area: Option<Area>,
+        uid: u32,
+        slab: Option<ControlMemory>,
+    ) -> Result<Source, Refused> {
+        let free = area.and_then(|area| self.cells.areas.get(&area));
+        if let Some(source) = free.and_then(|free| free.source(&self.bounds)) {
             return Ok(source);
         }
-        match self.check_slab(slab) {
+        match self.check_slab(area, free.map_or(0, |free| free.slabs.len() as u64), uid, slab) {
             Ok(()) => Ok(Source::Slab),
-            Err(_) if !self.cells.resting.is_empty() => Ok(Source::Resting),
+            Err(_) if free.is_some_and(|free| !free.resting.is_empty()) => Ok(Source::Resting),
             Err(refused) => Err(refused),
         }
     }
 
-    fn check_slab(&self, slab: Option<ControlMemory>) -> Result<(), Refused> {
-        if self.cells.slabs.len() as u64 >= self.bounds.slabs {
-            let allowed = self.bounds.slabs * self.bounds.cells;
+    /// Refuses one more slab of an area that has `slabs` slabs.
+    fn check_slab(&self, area: Option<Area>, slabs: u64, uid: u32, slab: Option<ControlMemory>) -> Result<(), Refused> {
+        let most = if let Some(Area::User(_)) = area { self.bounds.slabs } else { 1 };
+        if slabs >= most {
+            let allowed = most * self.bounds.cells;
             return Err(Refused::Limit { limit: Limit::Timelines, allowed, needed: allowed + 1 });
         }
+        let bytes = slab.map_or(0, |slab| slab.bytes);
         limit(Limit::Fds, self.bounds.fds, self.totals.fds + 1)?;
-        limit(Limit::Bytes, self.bounds.bytes, self.totals.bytes().saturating_add(slab.map_or(0, |slab| slab.bytes)))
+        limit(Limit::Bytes, self.bounds.bytes, self.totals.bytes().saturating_add(bytes))?;
+        self.check_memory(uid, 1, bytes)
     }
 
     /// Takes a cell for an incarnation that begins at the value of the cell `from`. The timeline is its only use at
@@ -155,27 +240,55 @@ impl Registry {
     /// `source` is the result of [`Registry::cell_source`]; `slab` is present with [`Source::Slab`].
     pub(super) fn start_cell(
         &mut self,
-        source: Source,
-        slab: Option<ControlMemory>,
+        (area, uid): (Option<Area>, u32),
+        (source, slab): (Source, Option<ControlMemory>),
         from: Option<CellId>,
         incarnation: u32,
         before: &mut Effects,
     ) -> Option<CellId> {
+        let area = area.unwrap_or(Area::Shared(self.cells.last_slab));
         if source == Source::Slab {
-            let slab = slab?;
-            self.totals.add_control(slab);
-            self.cells.slabs.push(slab.fd);
+            let memory = slab?;
+            self.charge(uid, |totals| totals.add_control(memory));
+            let number = self.cells.last_slab;
+            self.cells.last_slab += 1;
+            self.cells.slabs.insert(number, Slab { memory, area, uid });
+            self.cells.areas.entry(area).or_default().slabs.push(number);
         }
-        let id = self.cells.take(source)?;
+        let id = self.cells.areas.get_mut(&area)?.take(source, &self.bounds)?;
         let at = self.at(id)?;
         before.push(Effect::StartCell { at, from: from.and_then(|from| self.at(from)), incarnation });
         self.cells.used.insert(id, Cell { incarnation, uses: 1, ended: false, writing: Writing::Over, writer: None });
         Some(id)
     }
 
+    /// Has [`Registry::close_unused_slabs`] close the slab of a shared timeline that does not exist any more.
+    pub(super) fn end_area(&mut self, present: CellId) {
+        if let Some(Area::Shared(slab)) = self.cells.slabs.get(&self.place_in_slab(present).0).map(|slab| slab.area) {
+            self.cells.ended.insert(slab);
+        }
+    }
+
+    /// Closes the slabs of shared timelines that no process can use any more.
+    pub(super) fn close_unused_slabs(&mut self, out: &mut Effects) {
+        let cells = self.bounds.cells;
+        let used = &self.cells.used;
+        let first = |slab: u32| CellId(u64::from(slab) * cells);
+        let is_unused = |slab: &u32| used.range(first(*slab)..first(slab + 1)).next().is_none();
+        let unused: Vec<_> = self.cells.ended.iter().copied().filter(is_unused).collect();
+        for number in unused {
+            self.cells.ended.remove(&number);
+            self.cells.areas.remove(&Area::Shared(number));
+            if let Some(Slab { memory, uid, .. }) = self.cells.slabs.remove(&number) {
+                self.charge(uid, |totals| totals.subtract_control(memory));
+                out.push(Effect::Close(vec![memory.fd]));
+            }
+        }
+    }
+
     /// Makes a lease of a member the writer of a cell.
     pub(super) fn begin_writing(&mut self, cell: CellId, member: MemberId, lease: LeaseId) {
-        self.cells.set_writing(cell, Writing::By(member));
+        self.cells.set_writing(cell, Writing::By(member), &self.bounds);
         if let Some(record) = self.cells.used.get_mut(&cell) {
             record.writer = Some(lease);
         }
@@ -216,14 +329,15 @@ impl Registry {
         {
             record.cells.remove(&id);
         }
-        self.cells.set_writing(id, Writing::Over);
+        self.cells.set_writing(id, Writing::Over, &self.bounds);
     }
 
     /// Ends a member's writing in all its cells. A dead member stores nothing more; the streams of one that left may.
     pub(super) fn settle_cells_of(&mut self, member: MemberId, dead: bool) {
         let Some(record) = self.members.get_mut(&member) else { return };
         for cell in std::mem::take(&mut record.cells) {
-            self.cells.set_writing(cell, if dead { Writing::Over } else { Writing::Unobserved });
+            let writing = if dead { Writing::Over } else { Writing::Unobserved };
+            self.cells.set_writing(cell, writing, &self.bounds);
         }
     }
 
@@ -246,22 +360,27 @@ impl Registry {
 
     /// Returns the number of a cell's slab, and the cell's index there.
     pub(super) fn place_in_slab(&self, cell: CellId) -> (u32, u32) {
-        // Both numbers are small, so the casts lose nothing.
+        // The first is a 32-bit number of a slab, and the second is small: the casts lose nothing.
         ((cell.0 / self.bounds.cells) as u32, (cell.0 % self.bounds.cells) as u32)
     }
 
-    /// The slabs, in the order of their numbers.
-    pub(crate) fn slabs(&self) -> &[FdId] {
-        &self.cells.slabs
+    /// The memory of all slabs.
+    pub(crate) fn slabs(&self) -> impl Iterator<Item = FdId> {
+        self.cells.slabs.values().map(|slab| slab.memory.fd)
+    }
+
+    /// The memory of the slab with this number.
+    pub(crate) fn slab(&self, number: u32) -> Option<FdId> {
+        self.cells.slabs.get(&number).map(|slab| slab.memory.fd)
     }
 
     pub(super) fn at(&self, cell: CellId) -> Option<CellAt> {
         let (slab, index) = self.place_in_slab(cell);
-        Some(CellAt { slab: *self.cells.slabs.get(slab as usize)?, index })
+        Some(CellAt { slab: self.slab(slab)?, index })
     }
 
     fn number(&self, at: CellAt) -> Option<CellId> {
-        let slab = self.cells.slabs.iter().position(|slab| *slab == at.slab)?;
-        Some(CellId(slab as u64 * self.bounds.cells + u64::from(at.index)))
+        let (slab, _) = self.cells.slabs.iter().find(|(_, slab)| slab.memory.fd == at.slab)?;
+        Some(CellId(u64::from(*slab) * self.bounds.cells + u64::from(at.index)))
     }
 }

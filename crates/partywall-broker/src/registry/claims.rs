@@ -20,6 +20,8 @@ impl Registry {
         }
         // A claim is a future name. Without a bound, requests for ever new names would exhaust the broker's memory.
         limit(Limit::Names, self.bounds.names, self.totals.names + self.claims.len() as u64 + 1)?;
+        self.check_new_name(member, &name)?;
+        self.check_names(self.uid_of(member))?;
         let claim = self.claim(member, request, &name);
         Ok(Answer::Build { claim }.into())
     }
@@ -42,6 +44,8 @@ impl Registry {
     /// Ends a claim that was fulfilled or whose holder will not build any more.
     pub(super) fn drop_claim(&mut self, id: ClaimId) -> Option<Claim> {
         let claim = self.claims.remove(&id)?;
+        let uid = self.uid_of(claim.member);
+        self.user_mut(uid).claims -= 1;
         if let Some(holder) = self.members.get_mut(&claim.member) {
             holder.claims.remove(&id);
         }
@@ -69,6 +73,8 @@ impl Registry {
         if let Some(record) = self.members.get_mut(&member) {
             record.claims.insert(id);
         }
+        let uid = self.uid_of(member);
+        self.user_mut(uid).claims += 1;
         self.claims.insert(id, Claim { member, name: name.clone(), origin });
         id
     }

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use super::tombstones::Tombstone;
 use super::types::{
     BlockControl, CellAt, Change, ClaimId, CloseId, Doubt, FdId, Gap, Kind, LeaseId, Lifetime, Limit, MemberId,
-    MemberState, Memory, Millis, Name, Named, NoGrowth, Notice, ObjectKind, Place, RequestId, TimelineEnding, Whom,
-    WithdrawalId,
+    MemberState, Memory, Millis, Name, Named, NoGrowth, Notice, ObjectKind, OtherUsers, Place, RequestId,
+    TimelineEnding, UserInfo, Whom, WithdrawalId,
 };
 
 /// An action for the server. Effects are carried out in the order in which the registry returns them.
@@ -55,10 +55,21 @@ pub(crate) enum Effect {
     Stale { member: MemberId, leases: Vec<(LeaseId, Notice)> },
     /// Send SIGKILL to a member's process. The result goes into the reply that follows.
     Kill(MemberId),
+    /// Write an audit line.
+    Audit(Audited),
     /// Remove the socket's file. A process that learns that this broker ends may start the next one immediately.
     RemoveSocket,
     /// End the broker.
     Stop,
+}
+
+/// What users get of each other, and what they are refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Audited {
+    /// Something that belongs to another user.
+    OtherUser { uid: u32, pid: u32, what: OtherUsers, owner: u32, granted: bool },
+    /// A user's share of a limit was reached.
+    Quota { uid: u32, pid: u32, limit: Limit, allowed: u64, needed: u64 },
 }
 
 /// The effects of one event, in order.
@@ -155,6 +166,10 @@ pub(crate) struct Happening {
     pub(crate) named: Named,
     pub(crate) name: Name,
     pub(crate) change: Change,
+    /// The user to which the name belongs.
+    pub(crate) uid: u32,
+    /// True if other users see the event.
+    pub(crate) shared: bool,
 }
 
 impl Happening {
@@ -172,6 +187,8 @@ pub(crate) struct Opened {
     pub(crate) version: u64,
     pub(crate) growths: u64,
     pub(crate) memory: Arc<Memory>,
+    pub(crate) uid: u32,
+    pub(crate) shared: bool,
 }
 
 /// A timeline as a lease sees it.
@@ -245,6 +262,23 @@ pub(crate) enum Refused {
         limit: Limit,
         allowed: u64,
         needed: u64,
+    },
+    /// A user's share of a limit is reached.
+    Quota {
+        uid: u32,
+        limit: Limit,
+        allowed: u64,
+        needed: u64,
+    },
+    /// It belongs to another user.
+    OtherUser {
+        what: OtherUsers,
+        owner: u32,
+        uid: u32,
+    },
+    /// The version is on a GPU of the other driver.
+    OtherDriver {
+        simulated: bool,
     },
     Stale(Handle),
     InUse {
@@ -357,6 +391,8 @@ pub(crate) struct VersionRow {
     pub(crate) lifetime: Lifetime,
     pub(crate) control: Option<BlockControl>,
     pub(crate) committer: u32,
+    pub(crate) uid: u32,
+    pub(crate) shared: bool,
     pub(crate) leases: u32,
     pub(crate) notice: Option<Notice>,
     pub(crate) committed_at: Millis,
@@ -382,6 +418,7 @@ pub(crate) struct Info {
 /// The member of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RowOwner {
+    pub(crate) uid: u32,
     pub(crate) pid: u32,
     pub(crate) state: MemberState,
 }
@@ -434,6 +471,8 @@ pub(crate) struct TimelineRow {
     pub(crate) incarnation: u32,
     pub(crate) writer: Option<u32>,
     pub(crate) leases: u32,
+    pub(crate) uid: u32,
+    pub(crate) shared: bool,
 }
 
 /// A semaphore in a listing. Its memory records which rows hold its permits.
@@ -443,6 +482,8 @@ pub(crate) struct SemaphoreRow {
     pub(crate) memory: FdId,
     pub(crate) maximum: u32,
     pub(crate) leases: u32,
+    pub(crate) uid: u32,
+    pub(crate) shared: bool,
 }
 
 /// The numbers of a status.
@@ -468,4 +509,5 @@ pub(crate) struct Counts {
     pub(crate) fds: u64,
     pub(crate) bytes: Vec<(Place, u64)>,
     pub(crate) largest: Vec<(Name, Place, u64)>,
+    pub(crate) users: Vec<UserInfo>,
 }

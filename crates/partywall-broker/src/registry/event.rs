@@ -81,7 +81,7 @@ pub(crate) enum Call {
     Evict { whom: Whom, kill: bool },
     FreeUnproven { pid: Option<u32> },
     OpenTimeline(OpenTimeline),
-    FollowTimeline { lease: LeaseId, slabs: u32 },
+    FollowTimeline { lease: LeaseId },
     AbandonTimeline { name: Name },
     OpenSemaphore(OpenSemaphore),
     Attach { queue: LeaseId, segment: LeaseId },
@@ -195,6 +195,8 @@ pub(crate) struct Commit {
     pub(crate) memory: Arc<Memory>,
     pub(crate) if_absent: bool,
     pub(crate) claim: Option<ClaimId>,
+    /// True to let other users open it.
+    pub(crate) shared: bool,
 }
 
 /// The growth of a version. File descriptors as in [`Commit`].
@@ -261,8 +263,8 @@ pub(crate) enum After {
 pub(crate) struct OpenTimeline {
     pub(crate) name: Name,
     pub(crate) writer: bool,
-    /// Number of slabs that the member has mapped.
-    pub(crate) slabs: u32,
+    /// True to let other users open it, if this creates it.
+    pub(crate) shared: bool,
     /// A new slab, if [`Registry::control_needed`](super::Registry::control_needed) asked for one.
     pub(crate) slab: Option<ControlMemory>,
 }
@@ -272,6 +274,8 @@ pub(crate) struct OpenTimeline {
 pub(crate) struct OpenSemaphore {
     pub(crate) name: Name,
     pub(crate) maximum: u32,
+    /// True to let other users open it, if this creates it.
+    pub(crate) shared: bool,
     /// New memory for it, if [`Registry::control_needed`](super::Registry::control_needed) asked for it.
     pub(crate) memory: Option<ControlMemory>,
 }

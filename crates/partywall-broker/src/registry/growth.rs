@@ -32,8 +32,9 @@ impl Registry {
                 record.bytes = record.bytes.saturating_add(memory.bytes() - before.bytes());
             }
         }
-        self.totals.subtract(&before);
-        self.totals.add(&memory);
+        let uid = self.uid_of(member);
+        self.charge(uid, |totals| totals.subtract(&before));
+        self.charge(uid, |totals| totals.add(&memory));
         out.extend(before.table_fd().map(|table| Effect::Close(vec![table])));
         self.notify_growth_waiters(&name, number, || Ok(Answer::Done.into()), out);
         Ok(Answer::Done.into())
@@ -69,6 +70,11 @@ impl Registry {
         limit(Limit::Bytes, self.bounds.bytes, others.saturating_add(needed).saturating_add(memory.other_bytes()))?;
         let fds = self.totals.fds - before.fds().len() as u64 + memory.fds().len() as u64;
         limit(Limit::Fds, self.bounds.fds, fds)?;
+        // A table may become small enough to need no descriptor.
+        let more_fds = memory.fds().len().saturating_sub(before.fds().len()) as u64;
+        let more_bytes = needed.saturating_sub(before.bytes());
+        let more_bytes = more_bytes.saturating_add(memory.other_bytes().saturating_sub(before.other_bytes()));
+        self.check_memory(version.uid, more_fds, more_bytes)?;
         Ok((lease.name.clone(), lease.version, Arc::new(memory)))
     }
 

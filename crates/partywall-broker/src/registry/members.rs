@@ -9,7 +9,7 @@ use super::{
     reclaim::Departure,
     report::count,
     state::{Ender, Eviction, Life, Member},
-    types::{MemberId, TimelineEnding, Whom},
+    types::{MemberId, OtherUsers, TimelineEnding, Whom},
 };
 
 impl Registry {
@@ -43,13 +43,20 @@ impl Registry {
             let near = if let Whom::Pid(pid) = whom { self.near_pids(pid, |_| true) } else { Vec::new() };
             return Err(Refused::NoSuchMember { whom, near });
         }
+        // Processes of two users may report the same pid, each in its PID namespace.
+        let ours: Vec<_> = meant.iter().copied().filter(|id| self.acts_for(member, self.uid_of(*id))).collect();
+        let Some(first) = ours.first().copied() else {
+            let pid = self.pid_of(meant[0]);
+            return Err(self.other_user(member, meant[0], OtherUsers::Evict { pid }));
+        };
+        let meant = ours;
         if meant.contains(&member) {
             return Err(Refused::NotYourself);
         }
         let is_there = |id: &MemberId| self.members.get(id).is_some_and(|other| other.life != Life::Unproven);
         let here: Vec<_> = meant.iter().copied().filter(is_there).collect();
         if here.is_empty() {
-            return Err(Refused::IsUnproven { pid: self.pid_of(meant[0]) });
+            return Err(Refused::IsUnproven { pid: self.pid_of(first) });
         }
         let by = self.ender(member);
         let mut evicted = Vec::new();
@@ -76,12 +83,20 @@ impl Registry {
 
     /// Frees the leases of dead members, trusting the caller that their work is over. Frees as many members as fit into
     /// one answer.
-    pub(super) fn free_unproven(&mut self, pid: Option<u32>, out: &mut Effects) -> Decision {
+    ///
+    /// Without a pid, only those that the caller may free are meant.
+    pub(super) fn free_unproven(&mut self, member: MemberId, pid: Option<u32>, out: &mut Effects) -> Decision {
         let is_unproven = |id: &MemberId| self.members.get(id).is_some_and(|record| record.life == Life::Unproven);
         let meant = match pid {
             Some(pid) => self.meant(Whom::Pid(pid)),
             None => self.members.keys().copied().collect(),
         };
+        let is_ours = |id: &MemberId| self.acts_for(member, self.uid_of(*id));
+        let ours: Vec<_> = meant.iter().copied().filter(is_ours).collect();
+        if let (Some(pid), true, Some(other)) = (pid, ours.is_empty(), meant.first()) {
+            return Err(self.other_user(member, *other, OtherUsers::Free { pid }));
+        }
+        let meant = ours;
         let mut freed: Vec<_> = meant.iter().copied().filter(is_unproven).collect();
         if let (Some(pid), true) = (pid, freed.is_empty()) {
             return Err(match meant.first().and_then(|id| self.members.get(id)) {
@@ -113,6 +128,10 @@ impl Registry {
             }
             _ => Ok(()),
         }
+    }
+
+    fn other_user(&self, member: MemberId, other: MemberId, what: OtherUsers) -> Refused {
+        Refused::OtherUser { what, owner: self.uid_of(other), uid: self.uid_of(member) }
     }
 
     fn meant(&self, whom: Whom) -> Vec<MemberId> {

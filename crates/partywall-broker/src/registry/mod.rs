@@ -26,6 +26,7 @@
 //! | `attachments` | segments that queues hold |
 //! | `objects` | the common parts of timelines and semaphores |
 //! | `reclaim` | reclaims what a member held that is gone |
+//! | `users` | what belongs to which user, and what each user may use |
 //! | `members` | members in trouble: evicted, with a broken CUDA context, or dead while their work may continue |
 //! | `report` | listings |
 //! | `restart` | what a server needs to continue after a restart |
@@ -57,6 +58,7 @@ mod state;
 #[cfg_attr(fuzzing, allow(dead_code, unused_imports, reason = "a fuzzer uses the model and the random steps alone"))]
 mod tests;
 mod timelines;
+mod users;
 mod waits;
 mod watch;
 mod withdrawals;
@@ -80,10 +82,11 @@ use effect::Handle;
 use objects::ObjectLease;
 use segments::limit;
 use semaphores::Semaphore;
-use state::{Claim, Entry, HeldBack, Life, Member, PendingClose, Rows, Totals, Version, VersionLease};
+use state::{Claim, Entry, HeldBack, Life, Member, PendingClose, Rows, Totals, VersionLease};
 use timelines::Timeline;
 use tombstones::Tombstones;
-use types::{ClaimId, Ending, LeaseId, Limit, Millis, Name, Place, TimelineEnding, WaitId, WithdrawalId};
+use types::{ClaimId, Ending, LeaseId, Limit, Millis, Name, OtherUsers, TimelineEnding, WaitId, WithdrawalId};
+use users::User;
 use watch::{Log, Watcher};
 use withdrawals::Withdrawal;
 
@@ -104,6 +107,8 @@ pub(crate) struct Registry {
     cells: Cells,
     /// Always equal to a recount.
     totals: Totals,
+    /// The users of all members, and those to which something belongs or has belonged. Its sums equal a recount.
+    users: BTreeMap<u32, User>,
     /// Members that died.
     deaths: u64,
     /// Deaths among them that did not prove that the work of the process was over.
@@ -128,8 +133,6 @@ pub(crate) struct Registry {
     /// The time of the current event.
     #[serde(skip)]
     now: Millis,
-    /// True if the members run on the simulated driver, or the last member did if there is none now.
-    simulated: bool,
     last_lease: u64,
     last_claim: u64,
     last_wait: u64,
@@ -173,6 +176,7 @@ impl Registry {
             object_leases: BTreeMap::new(),
             cells: Cells::default(),
             totals: Totals::default(),
+            users: BTreeMap::new(),
             deaths: 0,
             unproven_deaths: 0,
             maybe_unreferenced: VecDeque::new(),
@@ -185,7 +189,6 @@ impl Registry {
             tombstones: Tombstones::default(),
             withdrawals: BTreeMap::new(),
             now: 0,
-            simulated: false,
             last_lease: 0,
             last_claim: 0,
             last_wait: 0,
@@ -203,7 +206,7 @@ impl Registry {
                 // The server has checked that a row is left.
                 if let Some(row) = self.rows.take() {
                     if !identity.operator {
-                        self.simulated = identity.simulated;
+                        self.user_mut(identity.uid).simulated = identity.simulated;
                     }
                     self.members.insert(member, Member::new(identity, row, at));
                 }
@@ -239,19 +242,21 @@ impl Registry {
             Event::Request { member, request, call } => self.request(member, request, call, &mut out),
         }
         self.drop_unreferenced(&mut out);
+        self.close_unused_slabs(&mut out);
         self.ask_for_closing(&mut out);
         self.notify_watchers(&mut out);
         self.hold_back_closes(&mut out);
         out
     }
 
-    /// Refuses another member if the maximum number is connected. A member counts while it, or a child that it forked,
-    /// is connected. Operators do not count, nor do members that have hung up or are in quarantine, but those keep their
-    /// row.
-    pub(crate) fn check_room(&self) -> Result<(), Refused> {
+    /// Refuses another member of a user if the maximum number is connected. A member counts while it, or a child that it
+    /// forked, is connected. Operators do not count, nor do members that have hung up or are in quarantine, but those keep
+    /// their row, and count for their user.
+    pub(crate) fn check_room(&self, uid: u32) -> Result<(), Refused> {
         let is_connected = |member: &&Member| matches!(member.life, Life::Alive | Life::HeldByChild);
         let connected = self.sharing_members().map(|(_, member)| member).filter(is_connected).count();
         limit(Limit::Clients, self.bounds.members, connected as u64 + 1)?;
+        self.check_quota(uid, Limit::Clients, self.members_of(uid) + 1)?;
         self.check_rows()
     }
 
@@ -270,23 +275,21 @@ impl Registry {
         self.members.get(&member).is_some_and(|record| record.identity.operator)
     }
 
-    /// Returns a member's row in the members' memory.
-    pub(crate) fn row(&self, member: MemberId) -> Option<u16> {
+    /// Returns a member's user, and its row in the memory of that user's members.
+    pub(crate) fn row_of(&self, member: MemberId) -> Option<(u32, u16)> {
+        self.members.get(&member).map(|member| (member.identity.uid, member.row))
+    }
+
+    /// Returns a member's row.
+    fn row(&self, member: MemberId) -> Option<u16> {
         self.members.get(&member).map(|member| member.row)
     }
 
-    /// Returns whether a process may join. Members on the simulated driver and on the real one cannot share memory. The
-    /// first member decides which of the two the domain uses, for as long as a member or GPU memory exists.
-    pub(crate) fn admits(&self, simulated: bool) -> bool {
-        let on_a_gpu = |version: &Version| matches!(version.memory.place, Place::Gpu(_));
-        simulated == self.simulated
-            || self.sharing_members().next().is_none()
-                && !self.entries.values().flat_map(|e| e.versions.values()).any(on_a_gpu)
-    }
-
-    /// Returns whether the members run on the simulated driver.
-    pub(crate) fn is_simulated(&self) -> bool {
-        self.simulated
+    /// Returns whether a process of a user may join. Members on the simulated driver and on the real one cannot share
+    /// memory. The first member of a user decides which of the two all its members use, for as long as it has a member or
+    /// GPU memory.
+    pub(crate) fn admits(&self, uid: u32, simulated: bool) -> bool {
+        simulated == self.is_simulated(uid) || self.members_of(uid) == 0 && !self.is_on_a_gpu(uid)
     }
 
     /// Returns whether no member, name, timeline or semaphore exists.
@@ -328,7 +331,9 @@ impl Registry {
             }
         }
         out.append(&mut before);
+        let audited = self.audited(member, &outcome);
         out.push(Effect::Reply { member, request, outcome, fds });
+        out.extend(audited);
         out.append(&mut rest);
     }
 
@@ -358,25 +363,25 @@ impl Registry {
             Call::Refresh { lease, growths, chunks } => self.refresh(member, lease, growths, chunks),
             Call::AwaitGrowth { lease, growths } => self.await_growth(member, request, lease, growths),
             Call::Remove { name, deadline } => self.remove(member, &name, deadline, out),
-            Call::Inspect { name, version } => self.inspect(&name, version),
-            Call::List { after } => Ok(self.list(after.as_ref()).into()),
-            Call::Members { after } => Ok(self.list_members(after).into()),
+            Call::Inspect { name, version } => self.inspect(member, &name, version),
+            Call::List { after } => Ok(self.list(member, after.as_ref()).into()),
+            Call::Members { after } => Ok(self.list_members(member, after).into()),
             Call::OpenTimeline(open) => self.open_timeline(member, request, open, before, out),
-            Call::FollowTimeline { lease, slabs } => self.follow_timeline(member, lease, slabs),
-            Call::AbandonTimeline { name } => self.abandon_timeline(&name, before),
+            Call::FollowTimeline { lease } => self.follow_timeline(member, lease),
+            Call::AbandonTimeline { name } => self.abandon_timeline(member, &name, before),
             Call::OpenSemaphore(open) => self.open_semaphore(member, request, open, out),
             Call::Attach { queue, segment } => self.attach(member, queue, segment, before),
             Call::DetachSegment(detach) => self.detach_segment(member, detach),
             Call::OpenAttached { queue, attachment } => self.open_attached(member, request, queue, attachment),
-            Call::Objects { after } => Ok(self.list_objects(after).into()),
-            Call::InspectObject { kind, name } => self.inspect_object(kind, &name),
+            Call::Objects { after } => Ok(self.list_objects(member, after).into()),
+            Call::InspectObject { kind, name } => self.inspect_object(member, kind, &name),
             Call::Status => Ok(self.status(member).into()),
             Call::Stop { force } => self.stop(member, force, before, out),
             Call::UsesGpu { mps } => Ok(self.uses_gpu(member, mps).into()),
             Call::ContextLost => Ok(self.context_lost(member, out).into()),
             Call::Watch(watch) => self.watch(member, request, watch),
             Call::Evict { whom, kill } => self.evict(member, whom, kill, before),
-            Call::FreeUnproven { pid } => self.free_unproven(pid, out),
+            Call::FreeUnproven { pid } => self.free_unproven(member, pid, out),
             Call::Leave => {
                 self.leave(member, out);
                 Ok(Answer::Done.into())
@@ -408,13 +413,14 @@ impl Registry {
                 let made = |id: &&ClaimId| self.claims.get(id).is_some_and(|c| c.origin == request);
                 record.claims.iter().find(made).map(|id| Answer::Build { claim: *id }.into())
             }
-            Call::OpenTimeline(open) => self.opened_timeline(self.object_lease_of(member, request)?, open.slabs),
+            Call::OpenTimeline(_) => self.opened_timeline(self.object_lease_of(member, request)?),
             Call::OpenSemaphore(_) => self.opened_semaphore(self.object_lease_of(member, request)?),
             _ => None,
         }
     }
 
     fn stop(&mut self, member: MemberId, force: bool, before: &mut Effects, out: &mut Effects) -> Decision {
+        self.check_owner(member, self.bounds.user, || OtherUsers::Stop)?;
         let names = self.totals.names + (self.timelines.len() + self.semaphores.len()) as u64;
         let members = self.others(member);
         if !force && (names > 0 || members > 0) {

@@ -13,8 +13,8 @@ use super::types::Name;
 /// Only neighbours in alphabetical order are compared, so a miss costs about the same among a thousand names and a
 /// million. With many names, a typing error in the first letters is therefore not found.
 pub(super) fn near<T>(entries: &BTreeMap<Name, T>, wanted: &Name, exists: impl Fn(&T) -> bool) -> Vec<Name> {
-    let after = entries.range((Excluded(wanted), Unbounded)).take(NEIGHBOURS);
-    let before = entries.range(..wanted).rev().take(NEIGHBOURS);
+    let after = entries.range::<Name, _>((Excluded(wanted), Unbounded)).take(NEIGHBOURS);
+    let before = entries.range::<Name, _>(..wanted).rev().take(NEIGHBOURS);
     let candidates = after.chain(before).filter(|(_, entry)| exists(entry)).map(|(name, _)| name);
     let mut ranked: Vec<_> =
         candidates.filter_map(|name| rank(name.as_str(), wanted.as_str()).map(|rank| (rank, name))).collect();

@@ -53,7 +53,7 @@ impl Registry {
         self.check_evicted(member, call).ok()?;
         match call {
             Call::OpenTimeline(open) if open.slab.is_none() => {
-                let source = self.check_open_timeline(member, &open.name, open.writer, None);
+                let source = self.check_open_timeline(member, &open.name, open.writer, open.shared, None);
                 (source == Ok(Some(Source::Slab))).then_some(ControlNeeded::Slab)
             }
             Call::OpenSemaphore(open) if open.memory.is_none() => {
@@ -113,15 +113,17 @@ impl Registry {
         Some(self.members.get(&self.object_leases.get(&lease)?.member)?.identity.pid)
     }
 
-    /// Returns a page of timelines, then of semaphores.
-    pub(super) fn list_objects(&self, after: Option<(ObjectKind, Name)>) -> Answer {
+    /// Returns a page of timelines, then of semaphores, that a member sees.
+    pub(super) fn list_objects(&self, member: MemberId, after: Option<(ObjectKind, Name)>) -> Answer {
         let (timelines, semaphores) = match &after {
             None => (Some(Unbounded), Unbounded),
             Some((ObjectKind::Timeline, name)) => (Some(Excluded(name)), Unbounded),
             Some((_, name)) => (None, Excluded(name)),
         };
         let timelines = timelines.into_iter().flat_map(|from| self.timelines.range::<Name, _>((from, Unbounded)));
+        let timelines = timelines.filter(|(_, timeline)| self.sees(member, timeline.owned));
         let semaphores = self.semaphores.range::<Name, _>((semaphores, Unbounded));
+        let semaphores = semaphores.filter(|(_, semaphore)| self.sees(member, semaphore.owned));
         let timelines = timelines.map(|(name, timeline)| self.timeline_row(name, timeline));
         let rows = timelines.chain(semaphores.map(|(name, semaphore)| semaphore_row(name, semaphore)));
         let (objects, more) = page(rows, |row| {
@@ -133,24 +135,25 @@ impl Registry {
     }
 
     /// Returns everything about one timeline or semaphore.
-    pub(super) fn inspect_object(&self, kind: ObjectKind, name: &Name) -> Decision {
+    pub(super) fn inspect_object(&self, member: MemberId, kind: ObjectKind, name: &Name) -> Decision {
         let found = match kind {
             ObjectKind::Timeline => {
                 let timeline = self.timelines.get(name);
-                timeline.map(|timeline| (self.timeline_row(name, timeline), &timeline.holders))
+                timeline.map(|timeline| (self.timeline_row(name, timeline), &timeline.holders, timeline.owned))
             }
             _ => {
                 let semaphore = self.semaphores.get(name);
-                semaphore.map(|semaphore| (semaphore_row(name, semaphore), &semaphore.holders))
+                semaphore.map(|semaphore| (semaphore_row(name, semaphore), &semaphore.holders, semaphore.owned))
             }
         };
-        let Some((row, holders)) = found else {
+        let Some((row, holders, owned)) = found else {
             let near = match kind {
-                ObjectKind::Timeline => near(&self.timelines, name, |_| true),
-                _ => near(&self.semaphores, name, |_| true),
+                ObjectKind::Timeline => near(&self.timelines, name, |timeline| self.sees(member, timeline.owned)),
+                _ => near(&self.semaphores, name, |semaphore| self.sees(member, semaphore.owned)),
             };
-            return Err(Refused::ObjectNotFound { kind, near, is: self.kinds_of(name), name: name.clone() });
+            return Err(Refused::ObjectNotFound { kind, near, is: self.kinds_of(member, name), name: name.clone() });
         };
+        self.check_sight(member, name, owned)?;
         Ok(Answer::Object(Box::new((row, self.holders_of(holders)))).into())
     }
 
@@ -161,6 +164,8 @@ impl Registry {
             incarnation: self.cells.used.get(&timeline.present).map_or(0, |cell| cell.incarnation),
             writer: timeline.writer.and_then(|lease| self.holder_pid(lease)),
             leases: leases(&timeline.holders),
+            uid: timeline.owned.uid,
+            shared: timeline.owned.shared,
         })
     }
 }
@@ -171,6 +176,8 @@ fn semaphore_row(name: &Name, semaphore: &Semaphore) -> ObjectRow {
         memory: semaphore.memory.fd,
         maximum: semaphore.maximum,
         leases: leases(&semaphore.holders),
+        uid: semaphore.owned.uid,
+        shared: semaphore.owned.shared,
     })
 }
 

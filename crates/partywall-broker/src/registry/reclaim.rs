@@ -157,8 +157,8 @@ impl Registry {
     pub(super) fn closed(&mut self, id: CloseId) {
         let Some(PendingClose { mut versions, dead }) = self.closing.remove(&id) else { return };
         versions.sort_by(|a, b| (&a.name, a.version).cmp(&(&b.name, b.version)));
-        for PendingVersion { name, version, named, bytes } in versions {
-            self.log(named, &name, Change::Reclaimed { version, bytes });
+        for PendingVersion { name, version, named, bytes, owned } in versions {
+            self.log(named, &name, owned, Change::Reclaimed { version, bytes });
         }
         for (member, Dead { bytes, .. }) in dead {
             tracing::info!(%member, bytes, "what it held is free");

@@ -12,21 +12,25 @@ use super::{
     event::Identity,
     objects::LeasedObject,
     state::{Entry, Life, Member, Version},
-    types::{MemberId, MemberState, Millis, Name, Place},
+    types::{MemberId, MemberState, Millis, Name, Place, Quota, UserInfo},
 };
 
 impl Registry {
     /// Returns everything about one name. Without a number, shows the latest version, or the newest held one if the
     /// name was withdrawn: it explains why the memory is still held.
-    pub(super) fn inspect(&self, name: &Name, version: Option<u64>) -> Decision {
+    pub(super) fn inspect(&self, member: MemberId, name: &Name, version: Option<u64>) -> Decision {
         let Some(entry) = self.entries.get(name).filter(|entry| !entry.versions.is_empty()) else {
-            return Err(self.not_found(name.clone(), version));
+            return Err(self.not_found(member, name.clone(), version));
         };
+        if let Some((_, newest)) = entry.versions.last_key_value() {
+            self.check_sight(member, name, newest.owned())?;
+        }
         let newest = || entry.versions.last_key_value().map(|(number, _)| *number);
         let wanted = version.or(entry.latest).or_else(newest).unwrap_or(0);
         let Some(found) = entry.versions.get(&wanted) else {
             return Err(Refused::VersionNotFound { name: name.clone(), version: wanted, latest: entry.latest });
         };
+        self.check_sight(member, name, found.owned())?;
         let info = Info {
             name: name.clone(),
             version: row(wanted, found),
@@ -36,6 +40,7 @@ impl Registry {
             versions: entry
                 .versions
                 .iter()
+                .filter(|(_, version)| self.sees(member, version.owned()))
                 .skip(entry.versions.len().saturating_sub(VERSIONS))
                 .map(|(number, version)| row(*number, version))
                 .collect(),
@@ -53,10 +58,13 @@ impl Registry {
         Ok(Granted(Answer::Info(Box::new(info)), fds))
     }
 
-    /// Returns a page of names.
-    pub(super) fn list(&self, after: Option<&Name>) -> Answer {
+    /// Returns a page of names that a member sees.
+    pub(super) fn list(&self, member: MemberId, after: Option<&Name>) -> Answer {
         let from = after.map_or(Unbounded, Excluded);
-        let existing = self.entries.range::<Name, _>((from, Unbounded)).filter(|(_, entry)| !entry.versions.is_empty());
+        let seen = |entry: &Entry| {
+            entry.versions.last_key_value().is_some_and(|(_, newest)| self.sees(member, newest.owned()))
+        };
+        let existing = self.entries.range::<Name, _>((from, Unbounded)).filter(|(_, entry)| seen(entry));
         let (names, more) = page(existing.map(|(name, entry)| name_row(name, entry)), |row| {
             // The server counts the free blocks of each row, as it counts permits.
             let control = row.latest.as_ref().and_then(|latest| latest.control);
@@ -66,12 +74,14 @@ impl Registry {
         Answer::Names { names, more }
     }
 
-    /// Returns a page of members.
-    pub(super) fn list_members(&self, after: Option<MemberId>) -> Answer {
+    /// Returns a page of members that a member may act for.
+    pub(super) fn list_members(&self, asker: MemberId, after: Option<MemberId>) -> Answer {
         let from = (after.map_or(Unbounded, Excluded), Unbounded);
-        let living = self.members.range(from).filter(|(_, member)| !member.identity.operator);
+        let is_seen = |identity: &Identity| !identity.operator && self.acts_for(asker, identity.uid);
+        let living = self.members.range(from).filter(|(_, member)| is_seen(&member.identity));
         let living = living.map(|(id, member)| (*id, self.member_row(*id, member)));
         let dead = self.closing.values().flat_map(|pending_close| pending_close.dead.range(from));
+        let dead = dead.filter(|(_, dead)| is_seen(&dead.identity));
         let dead: BTreeMap<_, _> =
             dead.map(|(id, dead)| (*id, bare_row(*id, &dead.identity, dead.since, dead.bytes))).collect();
         let all = in_order(living, dead.into_iter()).map(|(_, row)| row);
@@ -117,6 +127,7 @@ impl Registry {
             .iter()
             .filter_map(|(name, entry)| {
                 let (_, newest) = entry.versions.last_key_value()?;
+                self.sees(asker, newest.owned()).then_some(())?;
                 let bytes = entry.versions.values().fold(0, |sum: u64, v| sum.saturating_add(v.memory.held_bytes()));
                 Some((name, newest.memory.place, bytes))
             })
@@ -129,7 +140,7 @@ impl Registry {
         largest.sort_by(|a, b| (b.2, a.0).cmp(&(a.2, b.0)));
         let (unproven, unproven_bytes) = self.unproven();
         Answer::Status(Box::new(Counts {
-            simulated: self.simulated,
+            simulated: self.runs_simulated(asker),
             members: self.others(asker),
             names: self.totals.names,
             versions: self.totals.versions,
@@ -143,7 +154,28 @@ impl Registry {
             fds: self.totals.fds,
             bytes,
             largest: largest.into_iter().map(|(name, place, bytes)| (name.clone(), place, bytes)).collect(),
+            users: self.users_seen_by(asker),
         }))
+    }
+
+    /// Returns the users that have something, of those that a member may act for.
+    fn users_seen_by(&self, asker: MemberId) -> Vec<UserInfo> {
+        let mut members = BTreeMap::<u32, u64>::new();
+        for (_, member) in self.sharing_members().filter(|(id, _)| **id != asker) {
+            *members.entry(member.identity.uid).or_default() += 1;
+        }
+        let users = self.users.iter().filter(|(uid, _)| self.acts_for(asker, **uid)).map(|(uid, user)| {
+            let Quota { members: most, names, fds, bytes } = self.quota_of(*uid);
+            UserInfo {
+                uid: *uid,
+                members: members.get(uid).copied().unwrap_or(0),
+                names: user.names(),
+                fds: user.totals.fds,
+                bytes: user.totals.bytes(),
+                limits: [most, names, fds, bytes],
+            }
+        });
+        users.take(USERS).collect()
     }
 
     /// Returns the number of dead members in quarantine, and the bytes of the versions that they hold leases on.
@@ -177,7 +209,8 @@ impl Registry {
     /// Returns the members that have a version open, by row.
     fn rows_of(&self, version: &Version) -> BTreeMap<u16, RowOwner> {
         let members = version.holders.keys().filter_map(|id| self.members.get(id));
-        let owner = |member: &Member| RowOwner { pid: member.identity.pid, state: member.state() };
+        let owner =
+            |member: &Member| RowOwner { uid: member.identity.uid, pid: member.identity.pid, state: member.state() };
         members.map(|member| (member.row, owner(member))).collect()
     }
 
@@ -271,6 +304,8 @@ fn row(number: u64, version: &Version) -> VersionRow {
         lifetime: version.memory.lifetime,
         control: version.memory.control,
         committer: version.committer,
+        uid: version.uid,
+        shared: version.shared,
         leases: count(version.all_leases()),
         notice: version.notice.map(|(_, notice)| notice),
         committed_at: version.committed_at,
@@ -302,3 +337,6 @@ const PLACES: usize = 64;
 
 /// Names in a status.
 const LARGEST: usize = 10;
+
+/// Users in a status.
+const USERS: usize = 100;

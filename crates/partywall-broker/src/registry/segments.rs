@@ -12,8 +12,9 @@ use super::{
     tombstones::Tombstone,
     types::{
         Access, BlockControl, Change, Deadline, Ending, LeaseId, Lifetime, Limit, MemberId, Name, Named, Notice,
-        RequestId, WithdrawalId,
+        OtherUsers, Place, RequestId, WithdrawalId,
     },
+    users::Owned,
 };
 
 impl Registry {
@@ -30,23 +31,23 @@ impl Registry {
             out.push(Effect::Close(commit.memory.fds()));
             return Err(refused);
         }
-        let Commit { name, memory, claim, .. } = commit;
+        let Commit { name, memory, claim, shared, .. } = commit;
+        let uid = self.uid_of(member);
+        let owned = Owned { uid, shared };
         self.tombstones.remove(&name);
-        self.totals.add(&memory);
+        self.charge(uid, |totals| totals.add(&memory));
         let committer = self.pid_of(member);
         let entry = self.entries.entry(name.clone()).or_default();
         entry.last += 1;
         let number = entry.last;
         let before = entry.latest.replace(number);
-        match before {
-            Some(before) => self.maybe_unreferenced.push_back((name.clone(), before)),
-            None => self.totals.names += 1,
-        }
         let named = memory.named();
         let bytes = memory.bytes();
         let version = Version {
             memory,
             committer,
+            uid,
+            shared,
             committed_at: self.now,
             owner: None,
             left_to: None,
@@ -60,10 +61,14 @@ impl Registry {
             stale: false,
         };
         entry.versions.insert(number, version);
-        if before.is_none() {
-            self.log(named, &name, Change::Created { pid: committer });
+        match before {
+            Some(before) => self.maybe_unreferenced.push_back((name.clone(), before)),
+            None => {
+                self.charge(uid, |totals| totals.names += 1);
+                self.log(named, &name, owned, Change::Created { pid: committer });
+            }
         }
-        self.log(named, &name, Change::Committed { version: number, bytes, pid: committer });
+        self.log(named, &name, owned, Change::Committed { version: number, bytes, pid: committer });
         let lease = self.lease_version(member, &name, number, request);
         if let Some(version) = self.version_mut(&name, number) {
             version.owner = Some(lease);
@@ -92,6 +97,8 @@ impl Registry {
                 return Err(STALE_CLAIM);
             }
         }
+        let uid = self.uid_of(member);
+        self.check_replaces(member, name)?;
         let latest = self.entries.get(name).and_then(Entry::latest);
         // All processes that use a pool by its name must share one pool.
         let alone = commit.if_absent || memory.control.is_some();
@@ -100,11 +107,19 @@ impl Registry {
         {
             return Err(Refused::NameExists { name: name.clone(), version });
         }
+        if memory.control.is_some() {
+            self.check_names_below(member, name)?;
+        }
         let names = self.totals.names + u64::from(latest.is_none());
         limit(Limit::Names, self.bounds.names, names)?;
-        let bytes = self.totals.bytes().saturating_add(memory.held_bytes()).saturating_add(memory.other_bytes());
-        limit(Limit::Bytes, self.bounds.bytes, bytes)?;
-        limit(Limit::Fds, self.bounds.fds, self.totals.fds + memory.fds().len() as u64)?;
+        if latest.is_none() && commit.claim.is_none() {
+            self.check_names(uid)?;
+        }
+        let bytes = memory.held_bytes().saturating_add(memory.other_bytes());
+        limit(Limit::Bytes, self.bounds.bytes, self.totals.bytes().saturating_add(bytes))?;
+        let fds = memory.fds().len() as u64;
+        limit(Limit::Fds, self.bounds.fds, self.totals.fds + fds)?;
+        self.check_memory(uid, fds, bytes)?;
         self.check_leases(member)
     }
 
@@ -124,12 +139,16 @@ impl Registry {
             // The number of a version that is gone is never used again, so waiting would not help.
             Some(version) if entry.is_some() && (version <= last || !wait) => {
                 if self.tombstones.find(&name, Some(version), self.now).is_some() {
-                    return Err(self.not_found(name, Some(version)));
+                    return Err(self.not_found(member, name, Some(version)));
+                }
+                let newest = entry.and_then(|entry| entry.versions.last_key_value());
+                if let Some((_, newest)) = newest {
+                    self.check_access(member, &name, newest.owned())?;
                 }
                 Err(Refused::VersionNotFound { name, version, latest })
             }
             _ if wait => self.wait(member, request, &name, Want::Open { version, access }),
-            _ => Err(self.not_found(name, version)),
+            _ => Err(self.not_found(member, name, version)),
         }
     }
 
@@ -143,7 +162,12 @@ impl Registry {
         access: Access,
     ) -> Decision {
         let version = self.version(name, number).ok_or(STALE_LEASE)?;
+        self.check_access(member, name, version.owned())?;
         version.check_stale(name, number)?;
+        let simulated = self.is_simulated(version.uid);
+        if version.memory.place != Place::Host && simulated != self.runs_simulated(member) {
+            return Err(Refused::OtherDriver { simulated });
+        }
         let mutable = version.memory.mutable;
         if access == Access::Write && !mutable {
             return Err(Refused::ReadOnly { name: name.clone(), version: number });
@@ -160,7 +184,15 @@ impl Registry {
         let memory = Arc::clone(&version.memory);
         let growths = version.growths;
         let fds = memory.fds();
-        let opened = Opened { lease: id, name: lease.name.clone(), version: lease.version, growths, memory };
+        let opened = Opened {
+            lease: id,
+            name: lease.name.clone(),
+            version: lease.version,
+            growths,
+            memory,
+            uid: version.uid,
+            shared: version.shared,
+        };
         Some(Granted(Answer::Opened(opened), fds))
     }
 
@@ -236,9 +268,12 @@ impl Registry {
         let Some(version) = entry.and_then(|entry| entry.latest) else {
             return Err(match entry.and_then(Entry::notice) {
                 Some(notice) => Refused::Withdrawing { name: name.clone(), notice },
-                None => self.not_found(name.clone(), None),
+                None => self.not_found(member, name.clone(), None),
             });
         };
+        if let Some(found) = self.version(name, version) {
+            self.check_owner(member, found.uid, || OtherUsers::Remove { name: name.to_string() })?;
+        }
         let notice = deadline.map(|deadline| self.begin_withdrawal(member, name, deadline, out));
         self.withdraw(name, Ending::Removed, &self.ender(member), notice, out);
         let (bytes_kept, holders) = self.holders(name, None);
@@ -259,11 +294,12 @@ impl Registry {
         let Ender { pid, command } = by.clone();
         let Some(entry) = self.entries.get_mut(name) else { return };
         let Some(number) = entry.latest.take() else { return };
-        self.totals.names -= 1;
-        let latest = entry.versions.get(&number);
-        let named = latest.map_or(Named::Segment, |version| version.memory.named());
-        let legacy = latest.is_some_and(Version::is_legacy);
-        self.tombstones.put(name, Tombstone { ending, version: number, pid, command, at: self.now, legacy });
+        let Some(latest) = entry.versions.get(&number) else { return };
+        let named = latest.memory.named();
+        let legacy = latest.is_legacy();
+        let owned = latest.owned();
+        let tombstone = Tombstone { ending, version: number, pid, command, at: self.now, legacy, owned };
+        self.tombstones.put(name, tombstone);
         for (number, version) in &mut entry.versions {
             if !std::mem::replace(&mut version.withdrawn, true) {
                 version.notice = notice;
@@ -274,9 +310,10 @@ impl Registry {
             Ending::OwnerDied => Change::OwnerDied { pid },
             _ => Change::Withdrawn { pid },
         };
-        self.log(named, name, change);
+        self.charge(owned.uid, |totals| totals.names -= 1);
+        self.log(named, name, owned, change);
         if let Some((_, notice)) = notice {
-            self.log(named, name, Change::DeadlineSet { notice });
+            self.log(named, name, owned, Change::DeadlineSet { notice });
         }
         self.notify_withdrawn(name, out);
     }
@@ -375,16 +412,19 @@ impl Registry {
             let is_needed = self.is_needed(&name, number);
             let mut attached = Attached::default();
             let mut notice = None;
+            let mut discharged = None;
             let Some(entry) = self.entries.get_mut(&name) else { continue };
             if !is_needed && let Some(version) = entry.versions.remove(&number) {
                 if let Some(record) = version.left_to.and_then(|member| self.members.get_mut(&member)) {
                     record.names.remove(&(name.clone(), number));
                 }
                 notice = version.notice;
-                self.totals.subtract(&version.memory);
                 let named = version.memory.named();
                 let bytes = version.memory.held_bytes();
-                self.pending_close.versions.push(PendingVersion { name: name.clone(), version: number, named, bytes });
+                let owned = version.owned();
+                let pending = PendingVersion { name: name.clone(), version: number, named, bytes, owned };
+                self.pending_close.versions.push(pending);
+                discharged = Some((version.uid, Arc::clone(&version.memory)));
                 let fds = version.memory.fds();
                 if !fds.is_empty() {
                     out.push(Effect::Close(fds));
@@ -396,6 +436,9 @@ impl Registry {
             }
             if entry.is_empty() {
                 self.entries.remove(&name);
+            }
+            if let Some((uid, memory)) = discharged {
+                self.charge(uid, |totals| totals.subtract(&memory));
             }
             if let Some((id, _)) = notice {
                 self.forget_withdrawal_without_versions(id);
@@ -413,26 +456,31 @@ impl Registry {
     }
 
     /// Returns the refusal of a request for a segment, pool, topic or queue that does not exist.
-    pub(super) fn not_found(&self, name: Name, version: Option<u64>) -> Refused {
-        let ended = self.tombstones.find(&name, version, self.now).cloned();
+    pub(super) fn not_found(&self, member: MemberId, name: Name, version: Option<u64>) -> Refused {
+        let ended = self.tombstones.find(&name, version, self.now);
+        let ended = ended.filter(|tombstone| self.sees(member, tombstone.owned)).cloned();
         match ended {
             Some(tombstone) if tombstone.legacy => Refused::Ended { name, tombstone },
             _ => {
                 let near = match ended {
                     Some(_) => Vec::new(),
-                    None => near(&self.entries, &name, |entry| entry.latest.is_some()),
+                    None => near(&self.entries, &name, |entry| {
+                        entry.latest().is_some_and(|(_, version)| self.sees(member, version.owned()))
+                    }),
                 };
-                Refused::NotFound { near, is: self.kinds_of(&name), ended, name }
+                Refused::NotFound { near, is: self.kinds_of(member, &name), ended, name }
             }
         }
     }
 
-    /// Returns the kinds of all objects with this name.
-    pub(super) fn kinds_of(&self, name: &Name) -> Vec<Named> {
-        let segment = self.entries.get(name).and_then(Entry::latest).map(|(_, version)| version.memory.named());
-        let timeline = self.timelines.contains_key(name).then_some(Named::Timeline);
-        let semaphore = self.semaphores.contains_key(name).then_some(Named::Semaphore);
-        [segment, timeline, semaphore].into_iter().flatten().collect()
+    /// Returns the kinds of all objects with this name that a member sees.
+    pub(super) fn kinds_of(&self, member: MemberId, name: &Name) -> Vec<Named> {
+        let latest = self.entries.get(name).and_then(Entry::latest);
+        let segment = latest.map(|(_, version)| (version.memory.named(), version.owned()));
+        let timeline = self.timelines.get(name).map(|timeline| (Named::Timeline, timeline.owned));
+        let semaphore = self.semaphores.get(name).map(|semaphore| (Named::Semaphore, semaphore.owned));
+        let found = [segment, timeline, semaphore].into_iter().flatten();
+        found.filter(|(_, owned)| self.sees(member, *owned)).map(|(named, _)| named).collect()
     }
 
     pub(super) fn version(&self, name: &Name, number: u64) -> Option<&Version> {

@@ -12,6 +12,7 @@ use super::{
     objects::LeasedObject,
     segments::limit,
     types::{Change, ControlMemory, FdId, LeaseId, Limit, MemberId, Name, Named, RequestId},
+    users::Owned,
 };
 
 /// A semaphore that a member has open.
@@ -19,6 +20,7 @@ use super::{
 pub(super) struct Semaphore {
     pub(super) memory: ControlMemory,
     pub(super) maximum: u32,
+    pub(super) owned: Owned,
     /// Leases by member.
     pub(super) holders: BTreeMap<MemberId, u64>,
 }
@@ -32,17 +34,20 @@ impl Registry {
         open: OpenSemaphore,
         out: &mut Effects,
     ) -> Decision {
-        let OpenSemaphore { name, maximum, memory } = open;
+        let OpenSemaphore { name, maximum, shared, memory } = open;
         let is_new = self.check_open_semaphore(member, &name, maximum, memory);
         if let Some(unused) = memory.filter(|_| is_new != Ok(true)) {
             out.push(Effect::Close(vec![unused.fd]));
         }
         if is_new? {
             let memory = memory.ok_or(Refused::Invalid("no memory was created for the semaphore"))?;
-            self.totals.add_control(memory);
-            self.semaphores.insert(name.clone(), Semaphore { memory, maximum, holders: BTreeMap::new() });
+            let uid = self.uid_of(member);
+            let owned = Owned { uid, shared };
+            self.charge(uid, |totals| totals.add_control(memory));
+            self.user_mut(uid).objects += 1;
+            self.semaphores.insert(name.clone(), Semaphore { memory, maximum, owned, holders: BTreeMap::new() });
             let pid = self.pid_of(member);
-            self.log(Named::Semaphore, &name, Change::Created { pid });
+            self.log(Named::Semaphore, &name, owned, Change::Created { pid });
         }
         if let Some(semaphore) = self.semaphores.get_mut(&name) {
             *semaphore.holders.entry(member).or_default() += 1;
@@ -61,6 +66,7 @@ impl Registry {
     ) -> Result<bool, Refused> {
         self.check_leases(member)?;
         if let Some(semaphore) = self.semaphores.get(name) {
+            self.check_access(member, name, semaphore.owned)?;
             if semaphore.maximum != maximum {
                 let has = semaphore.maximum;
                 return Err(Refused::WrongMaximum { name: name.clone(), maximum: has, asked: maximum });
@@ -71,6 +77,10 @@ impl Registry {
         limit(Limit::Fds, self.bounds.fds, self.totals.fds + 1)?;
         let bytes = memory.map_or(0, |memory| memory.bytes);
         limit(Limit::Bytes, self.bounds.bytes, self.totals.bytes().saturating_add(bytes))?;
+        self.check_new_name(member, name)?;
+        let uid = self.uid_of(member);
+        self.check_names(uid)?;
+        self.check_memory(uid, 1, bytes)?;
         Ok(true)
     }
 
@@ -87,11 +97,12 @@ impl Registry {
         if !semaphore.holders.is_empty() {
             return Some(semaphore.memory.fd);
         }
-        if let Some(Semaphore { memory, .. }) = self.semaphores.remove(name) {
-            self.totals.subtract_control(memory);
+        if let Some(Semaphore { memory, owned, .. }) = self.semaphores.remove(name) {
+            self.charge(owned.uid, |totals| totals.subtract_control(memory));
+            self.user_mut(owned.uid).objects -= 1;
             out.push(Effect::Close(vec![memory.fd]));
             let pid = self.pid_of(member);
-            self.log(Named::Semaphore, name, Change::Withdrawn { pid });
+            self.log(Named::Semaphore, name, owned, Change::Withdrawn { pid });
         }
         None
     }

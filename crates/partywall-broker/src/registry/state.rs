@@ -15,6 +15,7 @@ use super::{
         Access, CellId, ClaimId, CloseId, ControlMemory, Doubt, FdId, Kind, LeaseId, Lifetime, MemberId, MemberState,
         Memory, Millis, Name, Named, Notice, Place, RequestId, WaitId, WithdrawalId,
     },
+    users::Owned,
 };
 
 /// A process that has completed the handshake.
@@ -147,6 +148,7 @@ pub(super) struct PendingVersion {
     pub(super) version: u64,
     pub(super) named: Named,
     pub(super) bytes: u64,
+    pub(super) owned: Owned,
 }
 
 /// A dead member whose memory is being closed.
@@ -217,6 +219,10 @@ impl Entry {
 pub(super) struct Version {
     pub(super) memory: Arc<Memory>,
     pub(super) committer: u32,
+    /// The user to which it belongs.
+    pub(super) uid: u32,
+    /// True if other users may open it.
+    pub(super) shared: bool,
     pub(super) committed_at: Millis,
     /// The committer's lease, which owns an owned name and allows growth. Absent once it was given back.
     pub(super) owner: Option<LeaseId>,

@@ -10,16 +10,17 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Decision, Granted, Registry, STALE_LEASE,
-    cells::Source,
+    cells::{Cells, Source},
     effect::{Answer, Effect, Effects, OpenedTimeline, Refused},
     event::OpenTimeline,
     near::near,
     objects::LeasedObject,
     segments::limit,
     types::{
-        CellAt, CellId, Change, ControlMemory, LeaseId, Limit, MemberId, Name, Named, ObjectKind, RequestId,
-        TimelineEnding,
+        CellAt, CellId, Change, ControlMemory, LeaseId, Limit, MemberId, Name, Named, ObjectKind, OtherUsers,
+        RequestId, TimelineEnding,
     },
+    users::Owned,
 };
 
 /// A timeline that a member has open.
@@ -31,6 +32,7 @@ pub(super) struct Timeline {
     pub(super) ended: bool,
     /// The lease that signals.
     pub(super) writer: Option<LeaseId>,
+    pub(super) owned: Owned,
     /// Leases by member.
     pub(super) holders: BTreeMap<MemberId, u64>,
 }
@@ -45,15 +47,19 @@ impl Registry {
         before: &mut Effects,
         out: &mut Effects,
     ) -> Decision {
-        let OpenTimeline { name, writer, slabs, slab } = open;
-        let source = self.check_open_timeline(member, &name, writer, slab);
+        let OpenTimeline { name, writer, shared, slab } = open;
+        let source = self.check_open_timeline(member, &name, writer, shared, slab);
         if let Some(unused) = slab.filter(|_| source != Ok(Some(Source::Slab))) {
             out.push(Effect::Close(vec![unused.fd]));
         }
         if let Some(source) = source? {
             let former = self.timelines.get(&name).map(|timeline| timeline.present);
             let incarnation = former.and_then(|cell| self.cells.used.get(&cell)).map_or(0, |cell| cell.incarnation);
-            let started = self.start_cell(source, slab, former, incarnation.wrapping_add(1), before);
+            let owned =
+                self.timelines.get(&name).map_or(Owned { uid: self.uid_of(member), shared }, |found| found.owned);
+            let area = Cells::area(owned, former.map(|cell| (cell, &self.bounds)));
+            let incarnation = incarnation.wrapping_add(1);
+            let started = self.start_cell((area, owned.uid), (source, slab), former, incarnation, before);
             let present = started.ok_or(Refused::Invalid("no cell was created for the timeline"))?;
             match self.timelines.get_mut(&name) {
                 Some(timeline) => {
@@ -61,14 +67,15 @@ impl Registry {
                     timeline.ended = false;
                 }
                 None => {
-                    let timeline = Timeline { present, ended: false, writer: None, holders: BTreeMap::new() };
+                    let timeline = Timeline { present, ended: false, writer: None, owned, holders: BTreeMap::new() };
                     self.timelines.insert(name.clone(), timeline);
+                    self.user_mut(owned.uid).objects += 1;
                     let pid = self.pid_of(member);
-                    self.log(Named::Timeline, &name, Change::Created { pid });
+                    self.log(Named::Timeline, &name, owned, Change::Created { pid });
                 }
             }
             if let Some(former) = former {
-                self.cells.drop_use(former);
+                self.cells.drop_use(former, &self.bounds);
             }
         }
         let Some(timeline) = self.timelines.get_mut(&name) else { return Err(STALE_LEASE) };
@@ -83,7 +90,7 @@ impl Registry {
                 timeline.writer = Some(lease);
             }
         }
-        self.opened_timeline(lease, slabs).ok_or(STALE_LEASE)
+        self.opened_timeline(lease).ok_or(STALE_LEASE)
     }
 
     /// Returns the source of the cell that opening this timeline needs, or `None` if it needs none.
@@ -92,15 +99,21 @@ impl Registry {
         member: MemberId,
         name: &Name,
         writer: bool,
+        shared: bool,
         slab: Option<ControlMemory>,
     ) -> Result<Option<Source>, Refused> {
         self.check_leases(member)?;
-        let begins = match self.timelines.get(name) {
+        let found = self.timelines.get(name);
+        let owned = found.map_or(Owned { uid: self.uid_of(member), shared }, |timeline| timeline.owned);
+        let begins = match found {
             None => {
                 limit(Limit::Timelines, self.bounds.timelines, self.timelines.len() as u64 + 1)?;
+                self.check_new_timeline(member, name)?;
+                self.check_names(owned.uid)?;
                 true
             }
             Some(timeline) => {
+                self.check_access(member, name, owned)?;
                 if writer && let Some(writer) = timeline.writer {
                     let pid = self.holder_pid(writer).unwrap_or(0);
                     return Err(Refused::WriterExists { name: name.clone(), pid });
@@ -108,11 +121,12 @@ impl Registry {
                 writer && timeline.ended
             }
         };
-        if begins { self.cell_source(slab).map(Some) } else { Ok(None) }
+        let area = Cells::area(owned, found.map(|timeline| (timeline.present, &self.bounds)));
+        if begins { self.cell_source(area, owned.uid, slab).map(Some) } else { Ok(None) }
     }
 
     /// Returns the present incarnation of a timeline, for a member that may have seen the former one end.
-    pub(super) fn follow_timeline(&mut self, member: MemberId, lease: LeaseId, slabs: u32) -> Decision {
+    pub(super) fn follow_timeline(&mut self, member: MemberId, lease: LeaseId) -> Decision {
         let held = self.object_leases.get_mut(&lease).filter(|held| held.member == member).ok_or(STALE_LEASE)?;
         let LeasedObject::Timeline { name, cells } = &mut held.object else { return Err(STALE_LEASE) };
         let present = self.timelines.get(name).ok_or(STALE_LEASE)?.present;
@@ -121,16 +135,17 @@ impl Registry {
             cells.push(present);
             self.cells.add_use(present);
         }
-        self.opened_timeline(lease, slabs).ok_or(STALE_LEASE)
+        self.opened_timeline(lease).ok_or(STALE_LEASE)
     }
 
     /// Ends all waits for values that a timeline has not reached.
-    pub(super) fn abandon_timeline(&mut self, name: &Name, before: &mut Effects) -> Decision {
-        if !self.timelines.contains_key(name) {
-            let near = near(&self.timelines, name, |_| true);
-            let is = self.kinds_of(name);
+    pub(super) fn abandon_timeline(&mut self, member: MemberId, name: &Name, before: &mut Effects) -> Decision {
+        let Some(timeline) = self.timelines.get(name) else {
+            let near = near(&self.timelines, name, |timeline| self.sees(member, timeline.owned));
+            let is = self.kinds_of(member, name);
             return Err(Refused::ObjectNotFound { kind: ObjectKind::Timeline, name: name.clone(), near, is });
-        }
+        };
+        self.check_owner(member, timeline.owned.uid, || OtherUsers::Abandon { name: name.to_string() })?;
         self.end_timeline(name, TimelineEnding::Abandoned, before);
         Ok(Answer::Done.into())
     }
@@ -168,7 +183,7 @@ impl Registry {
         }
         for cell in cells {
             self.end_writing(cell, lease, out);
-            self.cells.drop_use(cell);
+            self.cells.drop_use(cell, &self.bounds);
         }
         let Some(timeline) = self.timelines.get_mut(name) else { return };
         if let Some(held) = timeline.holders.get_mut(&member) {
@@ -182,9 +197,11 @@ impl Registry {
             // lease.
             self.end_timeline(name, TimelineEnding::Abandoned, out);
             if let Some(timeline) = self.timelines.remove(name) {
-                self.cells.drop_use(timeline.present);
+                self.cells.drop_use(timeline.present, &self.bounds);
+                self.end_area(timeline.present);
+                self.user_mut(timeline.owned.uid).objects -= 1;
                 let pid = self.pid_of(member);
-                self.log(Named::Timeline, name, Change::Withdrawn { pid });
+                self.log(Named::Timeline, name, timeline.owned, Change::Withdrawn { pid });
             }
         }
     }
@@ -199,24 +216,24 @@ impl Registry {
         timeline.ended = true;
         let writer = timeline.writer.take();
         let present = timeline.present;
+        let owned = timeline.owned;
         self.end_cell(present, ending, out);
         let pid = writer.and_then(|lease| self.holder_pid(lease)).unwrap_or(0);
         match ending {
-            TimelineEnding::OwnerDied => self.log(Named::Timeline, name, Change::OwnerDied { pid }),
-            TimelineEnding::OwnerFaulted => self.log(Named::Timeline, name, Change::OwnerFaulted { pid }),
+            TimelineEnding::OwnerDied => self.log(Named::Timeline, name, owned, Change::OwnerDied { pid }),
+            TimelineEnding::OwnerFaulted => self.log(Named::Timeline, name, owned, Change::OwnerFaulted { pid }),
             _ => {}
         }
     }
 
-    /// Returns the answer for a lease on a timeline, with the slabs that a member with `slabs` mapped slabs lacks.
-    pub(super) fn opened_timeline(&self, lease: LeaseId, slabs: u32) -> Option<Granted> {
+    /// Returns the answer for a lease on a timeline, with its slab.
+    pub(super) fn opened_timeline(&self, lease: LeaseId) -> Option<Granted> {
         let LeasedObject::Timeline { name, cells } = &self.object_leases.get(&lease)?.object else { return None };
         let id = *cells.last()?;
         let incarnation = self.cells.used.get(&id)?.incarnation;
         let writer = self.timelines.get(name)?.writer == Some(lease);
         let (slab, cell) = self.place_in_slab(id);
-        let lacking = self.cells.slabs.get(slabs as usize..=slab as usize).unwrap_or_default();
         let opened = OpenedTimeline { lease, slab, cell, incarnation, writer };
-        Some(Granted(Answer::Timeline(opened), lacking.to_vec()))
+        Some(Granted(Answer::Timeline(opened), vec![self.slab(slab)?]))
     }
 }

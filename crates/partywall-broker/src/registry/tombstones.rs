@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
-use super::types::{Ending, Millis, Name};
+use super::{
+    types::{Ending, Millis, Name},
+    users::Owned,
+};
 
 /// The end of a name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,6 +23,8 @@ pub(crate) struct Tombstone {
     pub(crate) at: Millis,
     /// True if its memory was legacy memory, which is gone for all members.
     pub(crate) legacy: bool,
+    /// The user to which the name belonged.
+    pub(super) owned: Owned,
 }
 
 /// The tombstones of the last minute, at most [`MOST`], of names that do not exist now.
@@ -82,7 +87,8 @@ mod tests {
     }
 
     fn tombstone(at: Millis) -> Tombstone {
-        Tombstone { ending: Ending::OwnerDied, version: 1, pid: 1, command: "".into(), at, legacy: false }
+        let owned = Owned { uid: 0, shared: false };
+        Tombstone { ending: Ending::OwnerDied, version: 1, pid: 1, command: "".into(), at, legacy: false, owned }
     }
 
     #[test]

@@ -3,13 +3,13 @@
 //! Plain values are shared with the wire and with control memory. Messages are not: the server converts them, so that
 //! the registry and the wire can change independently.
 
-use std::{fmt, sync::Arc};
+use std::{borrow::Borrow, fmt, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
 pub(crate) use partywall_wire::{
     Access, Change, Deadline, Doubt, Ending, Gap, Kind, LegacyHandle, Lifetime, Limit, MemberState, Named, NoGrowth,
-    Notice, ObjectKind, Place, Then, TimelineEnding, Whom,
+    Notice, ObjectKind, OtherUsers, Place, Then, TimelineEnding, UserInfo, Whom,
 };
 
 macro_rules! ids {
@@ -61,6 +61,12 @@ impl Name {
 
     pub(crate) fn as_str(&self) -> &str {
         &self.0
+    }
+}
+
+impl Borrow<str> for Name {
+    fn borrow(&self) -> &str {
+        self.as_str()
     }
 }
 
@@ -218,9 +224,28 @@ pub(crate) struct CellAt {
     pub(crate) index: u32,
 }
 
+/// The limits on what one user uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Quota {
+    /// Members, including those in quarantine.
+    pub(crate) members: u64,
+    /// Names, including timelines, semaphores and claims.
+    pub(crate) names: u64,
+    /// File descriptors of versions and control memory.
+    pub(crate) fds: u64,
+    /// Bytes of versions and control memory.
+    pub(crate) bytes: u64,
+}
+
 /// The limits that the registry enforces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Bounds {
+    /// The broker's user.
+    pub(crate) user: u32,
+    /// The limits on that user.
+    pub(crate) own: Quota,
+    /// The limits on every other user.
+    pub(crate) guests: Quota,
     /// Members, without those in quarantine.
     pub(crate) members: u64,
     /// Rows, including those of members in quarantine.
@@ -243,7 +268,7 @@ pub(crate) struct Bounds {
     pub(crate) growths: u64,
     /// Timelines.
     pub(crate) timelines: u64,
-    /// Slabs.
+    /// Slabs of one user's own timelines.
     pub(crate) slabs: u64,
     /// Cells of one slab.
     pub(crate) cells: u64,

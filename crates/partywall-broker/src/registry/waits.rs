@@ -92,7 +92,9 @@ impl Registry {
             return;
         }
         let (outcome, fds) = split(granted);
+        let audited = self.audited(member, &outcome);
         out.push(Effect::Notify { member, ticket, outcome, fds });
+        out.extend(audited);
     }
 
     /// Drops all waiting requests of a member.

@@ -16,6 +16,7 @@ use super::{
     report::page,
     state::Waiting,
     types::{Change, Gap, MemberId, Name, Named, RequestId},
+    users::Owned,
 };
 
 /// The most recent events.
@@ -56,12 +57,13 @@ impl Log {
         }
     }
 
-    /// Returns as many matching events after a point as one answer can hold, and the point after the last compared
-    /// event.
-    fn page(&self, after: u64, pattern: &Pattern) -> (Vec<Happening>, u64) {
+    /// Returns as many matching events after a point, of names that the watcher sees, as one answer can hold, and the point
+    /// after the last compared event.
+    fn page(&self, after: u64, pattern: &Pattern, sees: impl Fn(Owned) -> bool) -> (Vec<Happening>, u64) {
         let from = usize::try_from(after.saturating_sub(self.begin())).unwrap_or(usize::MAX);
         let kept = self.kept.range(from.min(self.kept.len())..);
-        let matching = kept.filter(|event| pattern.matches(event.name.as_str()));
+        let seen = kept.filter(|event| sees(Owned { uid: event.uid, shared: event.shared }));
+        let matching = seen.filter(|event| pattern.matches(event.name.as_str()));
         let (events, more) = page(matching.cloned(), |event| event.name.as_str().len());
         let next = events.last().filter(|_| more).map_or(self.last, |event| event.sequence);
         (events, next)
@@ -70,9 +72,11 @@ impl Log {
 
 impl Registry {
     /// Logs an event of a name. Watchers are notified when the current event has been applied.
-    pub(super) fn log(&mut self, named: Named, name: &Name, change: Change) {
+    pub(super) fn log(&mut self, named: Named, name: &Name, owned: Owned, change: Change) {
         self.log.last += 1;
-        let happening = Happening { sequence: self.log.last, at: self.now, named, name: name.clone(), change };
+        let Owned { uid, shared } = owned;
+        let happening =
+            Happening { sequence: self.log.last, at: self.now, named, name: name.clone(), change, uid, shared };
         self.log.put(happening, self.bounds.log);
     }
 
@@ -88,7 +92,7 @@ impl Registry {
             After::Event(after) if after < begin => (begin, Some(Gap::Behind { events: begin - after })),
             After::Event(_) | After::Elsewhere => (begin, Some(Gap::OtherBroker)),
         };
-        let (events, next) = self.log.page(after, &pattern);
+        let (events, next) = self.log.page(after, &pattern, |owned| self.sees(member, owned));
         if gap.is_some() || !events.is_empty() {
             return Ok(Answer::Happened(Happened { gap, events, next }).into());
         }
@@ -110,7 +114,8 @@ impl Registry {
         let mut happened = Vec::new();
         for watcher in self.watchers.values() {
             // This watcher has been notified of everything before.
-            let (events, next) = self.log.page(notified, &watcher.pattern);
+            let sees = |owned| self.sees(watcher.member, owned);
+            let (events, next) = self.log.page(notified, &watcher.pattern, sees);
             // If the log no longer reaches back to the watcher's point, the watcher gets a later point even without
             // events.
             if gap.is_some() || !events.is_empty() || watcher.asked < begin {

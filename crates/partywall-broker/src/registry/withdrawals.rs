@@ -14,6 +14,7 @@ use super::{
     report::count,
     state::{Ender, Entry, Life, Version},
     types::{Change, Deadline, LeaseId, MemberId, Millis, Name, Named, Notice, Then, TimelineEnding, WithdrawalId},
+    users::Owned,
 };
 
 /// A withdrawal whose deadline has not passed.
@@ -23,6 +24,8 @@ pub(super) struct Withdrawal {
     /// The member that withdrew the name. It is not evicted at the deadline, and may have left.
     by: MemberId,
     ender: Ender,
+    /// The user to which the name belonged.
+    owned: Owned,
     notice: Notice,
 }
 
@@ -73,7 +76,9 @@ impl Registry {
         let ender = self.ender(by);
         let Deadline { after, then } = deadline;
         let notice = Notice { pid: ender.pid, at: self.now, until: self.now.saturating_add(after), then };
-        self.withdrawals.insert(id, Withdrawal { name: name.clone(), by, ender, notice });
+        let owned = self.entries.get(name).and_then(Entry::latest).map(|(_, version)| version.owned());
+        let owned = owned.unwrap_or(Owned { uid: self.uid_of(by), shared: false });
+        self.withdrawals.insert(id, Withdrawal { name: name.clone(), by, ender, owned, notice });
         out.push(Effect::AwaitDeadline { id, after });
         (id, notice)
     }
@@ -94,7 +99,7 @@ impl Registry {
 
     /// Applies the policy of a withdrawal to its readers.
     pub(super) fn deadline_passed(&mut self, id: WithdrawalId, out: &mut Effects) {
-        let Some(Withdrawal { name, by, ender, notice }) = self.withdrawals.remove(&id) else { return };
+        let Some(Withdrawal { name, by, ender, owned, notice }) = self.withdrawals.remove(&id) else { return };
         let Some(entry) = self.entries.get_mut(&name) else { return };
         let mut named = Named::Segment;
         let mut readers = BTreeSet::new();
@@ -104,21 +109,31 @@ impl Registry {
             readers.extend(version.holders.keys().copied());
         }
         let left = count(readers.len() as u64);
-        self.log(named, &name, Change::DeadlinePassed { then: notice.then, readers: left });
-        match notice.then {
-            Then::Wait => {}
-            Then::Stale => {
-                for reader in readers {
+        self.log(named, &name, owned, Change::DeadlinePassed { then: notice.then, readers: left });
+        let mut evicted = Vec::new();
+        let is_there = |id: &MemberId| self.members.get(id).is_some_and(|record| record.life != Life::Unproven);
+        for reader in readers {
+            match self.policy(reader, &notice, owned.uid) {
+                Then::Wait => {}
+                Then::Stale => {
                     self.report_stale(reader, |of| of == id, out);
                     self.detach_from_topics(reader, id, out);
                 }
+                Then::Evict if reader != by && is_there(&reader) => evicted.push(reader),
+                Then::Evict => {}
             }
-            Then::Evict => {
-                let is_there = |id: &MemberId| self.members.get(id).is_some_and(|record| record.life != Life::Unproven);
-                for reader in readers.into_iter().filter(|id| *id != by && is_there(id)).collect::<Vec<_>>() {
-                    self.evict_one(reader, &ender, out);
-                }
-            }
+        }
+        for reader in evicted {
+            self.evict_one(reader, &ender, out);
+        }
+    }
+
+    /// Returns what the deadline does to a reader. A user does not evict members of another one: for those, a withdrawal
+    /// that evicts makes the versions stale.
+    fn policy(&self, reader: MemberId, notice: &Notice, owner: u32) -> Then {
+        match notice.then {
+            Then::Evict if self.uid_of(reader) != owner => Then::Stale,
+            then => then,
         }
     }
 
@@ -146,8 +161,9 @@ impl Registry {
         let stale = |lease: &LeaseId| {
             let held = self.version_leases.get(lease)?;
             let version = self.version(&held.name, held.version)?;
-            let (id, notice) = version.notice.filter(|(_, notice)| version.stale && notice.then == Then::Stale)?;
-            is_meant(id).then_some((*lease, notice))
+            let (id, notice) = version.notice.filter(|_| version.stale)?;
+            let is_told = self.policy(member, &notice, version.uid) == Then::Stale;
+            (is_told && is_meant(id)).then_some((*lease, notice))
         };
         let leases: Vec<_> = record.version_leases.iter().filter_map(stale).collect();
         out.extend(leases.chunks(LEASES).map(|leases| Effect::Stale { member, leases: leases.to_vec() }));

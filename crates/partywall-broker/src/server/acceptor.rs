@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall_os::{Errno, socket};
+use partywall_os::{Errno, dir::DirLock, socket};
 use partywall_wire::{
     BrokerHello, Limit, Refusal,
     handshake::{self, Speaker},
@@ -14,7 +14,8 @@ use partywall_wire::{
 use rustix::event::{EventfdFlags, epoll::EventFlags, eventfd};
 
 use crate::{
-    bind::Place,
+    bind::{Place, Sought, own_user},
+    config::{Admission, Config},
     server::{
         connection::{Channel, Connection, ConnectionId},
         event_loop::Server,
@@ -36,21 +37,35 @@ pub(super) struct Acceptor {
     accepting: bool,
     /// Unauthenticated connections, oldest first, with their processes and times of arrival. Each is also among the
     /// peers' connections, and has a timer that expires after [`Acceptor::timeout`].
-    unauthenticated: BTreeMap<ConnectionId, (ProcessKey, Instant)>,
+    unauthenticated: BTreeMap<ConnectionId, (Process, Instant)>,
     /// The number of the last connection.
     last: u64,
     /// How long a handshake may take.
     timeout: Duration,
     /// The release that refusals name.
     version: String,
+    /// The users that may connect.
+    admission: Admission,
 }
 
 impl Acceptor {
     /// `last` is the number of the last connection of former processes, or more.
-    pub(super) fn new(place: Place, timeout: Duration, version: &str, last: u64) -> Result<Self, Errno> {
-        let unauthenticated = BTreeMap::new();
-        let version = version.to_owned();
-        Ok(Self { place, spare: Some(spare()?), accepting: true, unauthenticated, last, timeout, version })
+    pub(super) fn new(config: &Config, place: Place, last: u64) -> Result<Self, Errno> {
+        Ok(Self {
+            place,
+            spare: Some(spare()?),
+            accepting: true,
+            unauthenticated: BTreeMap::new(),
+            last,
+            timeout: config.handshake_timeout,
+            version: config.version.clone(),
+            admission: config.admission.clone(),
+        })
+    }
+
+    /// Locks the socket's directory; see [`SocketFile::lock_directory`](crate::bind::SocketFile::lock_directory).
+    pub(super) fn lock_directory(&self) -> Result<Option<DirLock>, Sought> {
+        self.place.file.lock_directory(self.admission.entry(own_user()))
     }
 
     /// Returns the number of the next connection.
@@ -98,6 +113,10 @@ impl Acceptor {
     /// Sends a client the reason for its refusal.
     pub(super) fn refuse(&self, call: impl AsFd, refusal: Refusal) {
         tracing::info!(?refusal, "refused a connection");
+        self.send_refusal(call, refusal);
+    }
+
+    fn send_refusal(&self, call: impl AsFd, refusal: Refusal) {
         let hello = BrokerHello { outcome: Err(refusal) };
         match handshake::encode(&Speaker::new(&self.version), &hello, 0) {
             // A new socket has room for this message, and a closed one needs no message.
@@ -106,8 +125,30 @@ impl Acceptor {
         }
     }
 
-    fn of_process(&self, process: ProcessKey) -> usize {
-        self.unauthenticated.values().filter(|(of, _)| *of == process).count()
+    fn count(&self, of: Of) -> usize {
+        self.unauthenticated.values().filter(|(process, _)| of.includes(process)).count()
+    }
+}
+
+/// Unauthenticated connections that share a limit.
+#[derive(Debug, Clone, Copy)]
+enum Of {
+    All,
+    Process(ProcessKey),
+    /// Of one user.
+    User(u32),
+    /// Of all users other than the broker's.
+    Guests,
+}
+
+impl Of {
+    fn includes(self, process: &Process) -> bool {
+        match self {
+            Self::All => true,
+            Self::Process(key) => process.key == key,
+            Self::User(uid) => process.uid == uid,
+            Self::Guests => process.is_guest,
+        }
     }
 }
 
@@ -115,7 +156,7 @@ impl Server {
     /// Accepts pending connections, at most as many as one turn allows.
     pub(super) fn accept(&mut self) {
         for _ in 0..ACCEPTS_IN_TURN {
-            if self.acceptor.unauthenticated.len() >= MAX_HANDSHAKES && !self.drop_silent(None) {
+            if self.acceptor.unauthenticated.len() >= MAX_HANDSHAKES && !self.drop_silent(Of::All) {
                 // Pending connections wait until one of these completes its handshake or times out.
                 return self.acceptor.pause(&mut self.reactor, HANDSHAKE_RETRY);
             }
@@ -133,30 +174,43 @@ impl Server {
     }
 
     fn greet(&mut self, call: OwnedFd) {
-        let ours = rustix::process::geteuid().as_raw();
-        let pid = match socket::peer(&call) {
-            Ok(peer) if peer.uid != ours => {
-                return self.acceptor.refuse(&call, Refusal::WrongUser { broker: ours, peer: peer.uid });
+        let ours = own_user();
+        let peer = match socket::peer(&call) {
+            Ok(peer) if !self.acceptor.admission.admits(ours, peer, &call) => {
+                // A process that may not connect must not be able to fill the log.
+                let refusal = Refusal::WrongUser { broker: ours, peer: peer.uid };
+                self.audit.not_admitted(ours, peer);
+                return self.acceptor.send_refusal(&call, refusal);
             }
-            Ok(peer) => peer.pid,
+            Ok(peer) => peer,
             Err(errno) => return tracing::warn!(%errno, "dropped a connection whose peer is unknown"),
         };
         let id = self.acceptor.next_id();
-        let process = Process::of(call.as_fd(), pid, id);
-        while self.acceptor.of_process(process.key) >= MAX_HANDSHAKES_OF_PROCESS && self.drop_silent(Some(process.key))
-        {
+        let process = Process::of(call.as_fd(), peer, id);
+        let of_process = Of::Process(process.key);
+        while self.acceptor.count(of_process) >= MAX_HANDSHAKES_OF_PROCESS && self.drop_silent(of_process) {}
+        if process.is_guest {
+            // Processes of other users must not keep those of the broker's from connecting.
+            let shares = [(Of::User(process.uid), MAX_HANDSHAKES / 4), (Of::Guests, MAX_HANDSHAKES / 2)];
+            for (of, allowed) in shares {
+                if self.acceptor.count(of) >= allowed && !self.drop_silent(of) {
+                    let needed = allowed as u64 + 1;
+                    let refusal = Refusal::Limit { limit: Limit::Handshakes, allowed: allowed as u64, needed };
+                    return self.acceptor.refuse(&call, refusal);
+                }
+            }
         }
         if let Err(errno) = self.reactor.watch(&call, Source::Socket(Channel::Call, id), EventFlags::IN) {
             return tracing::warn!(%errno, "dropped a connection that cannot be watched");
         }
         self.reactor.set_timer(self.acceptor.timeout, Timer::Handshake(id));
-        self.acceptor.unauthenticated.insert(id, (process.key, Instant::now()));
+        self.acceptor.unauthenticated.insert(id, (process, Instant::now()));
         self.peers.connections.insert(id, Connection::new(id, call, process));
     }
 
-    /// Drops the connection that has been silent for longest, of all or of one process. Returns false if none has been
+    /// Drops the connection that has been silent for longest, of those that are meant. Returns false if none has been
     /// silent for long: a first message may be on its way.
-    fn drop_silent(&mut self, of: Option<ProcessKey>) -> bool {
+    fn drop_silent(&mut self, of: Of) -> bool {
         let Some((id, since)) = self.oldest_silent(of) else { return false };
         if since.elapsed() < SILENT {
             return false;
@@ -170,12 +224,12 @@ impl Server {
         true
     }
 
-    /// Returns the unauthenticated connection that has been silent for longest, of all or of one process, and since
+    /// Returns the unauthenticated connection that has been silent for longest, of those that are meant, and since
     /// when.
-    fn oldest_silent(&self, of: Option<ProcessKey>) -> Option<(ConnectionId, Instant)> {
+    fn oldest_silent(&self, of: Of) -> Option<(ConnectionId, Instant)> {
         let is_silent = |id| self.peers.connections.get(id).is_some_and(|connection| !connection.is_parked);
         let mut unauthenticated = self.acceptor.unauthenticated.iter();
-        let found = unauthenticated.find(|(id, (process, _))| of.is_none_or(|of| of == *process) && is_silent(id));
+        let found = unauthenticated.find(|(id, (process, _))| of.includes(process) && is_silent(id));
         found.map(|(id, (_, since))| (*id, *since))
     }
 

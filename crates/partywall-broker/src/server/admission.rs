@@ -14,13 +14,14 @@ use partywall_wire::{
 use rustix::event::epoll::EventFlags;
 
 use crate::{
+    bind::own_user,
     config::OPERATORS,
     registry::{Event, MemberId, event::Identity},
     server::{
         acceptor::{no_fds, spare},
         connection::{Channel, Connection, ConnectionId, Message},
         event_loop::{Server, random},
-        in_flight::{ProcessKey, Room},
+        in_flight::{Process, Room},
         membership::{Identified, identify, presentable},
         reactor::Source,
         supervised::Record,
@@ -30,8 +31,8 @@ use crate::{
 
 impl Server {
     /// Refuses another member if the process has its share of members already, or if the maximum number is connected.
-    fn check_room(&self, process: ProcessKey) -> Result<(), Refusal> {
-        let share = self.peers.members.share_of(process);
+    fn check_room(&self, process: Process) -> Result<(), Refusal> {
+        let share = self.peers.members.share_of(process.key);
         let allowed = (self.limits.clients / PROCESS_SHARE).max(MIN_PROCESS_SHARE);
         if share.connected >= allowed {
             return Err(Refusal::Limit { limit: Limit::ClientsOfProcess, allowed, needed: share.connected + 1 });
@@ -39,24 +40,55 @@ impl Server {
         if share.hung_up >= MAX_HUNG_UP {
             return Err(Refusal::Limit { limit: Limit::HungUp, allowed: MAX_HUNG_UP, needed: share.hung_up + 1 });
         }
-        self.registry.check_room().map_err(translate::refusal)
+        self.registry.check_room(process.uid).map_err(translate::refusal)
     }
 
     /// Makes room for another operator; if necessary, dismisses the one that has been idle for longest.
-    fn check_operators(&mut self, process: ProcessKey) -> Result<(), Refusal> {
-        let share = self.peers.members.share_of(process).operators;
+    fn check_operators(&mut self, process: Process) -> Result<(), Refusal> {
+        let share = self.peers.members.share_of(process.key).operators;
         let allowed = OPERATORS / PROCESS_SHARE;
         if share >= allowed {
             return Err(Refusal::Limit { limit: Limit::Operators, allowed, needed: share + 1 });
         }
-        if let (OPERATORS.., Some((idle, last_request))) = self.peers.members.operators() {
-            if last_request.elapsed() < OPERATOR_IDLE {
-                return Err(Refusal::Limit { limit: Limit::Operators, allowed: OPERATORS, needed: OPERATORS + 1 });
-            }
-            tracing::warn!(member = %idle, "dismissed: it is idle, and another operator needs its place");
-            self.apply(Event::Dismissed { member: idle });
+        let own = |uid| uid == process.uid;
+        let allowed = self.limits.operators(!process.is_guest);
+        self.make_room_for_operator(own, allowed, |needed| Refusal::Quota {
+            uid: process.uid,
+            limit: Limit::Operators,
+            allowed,
+            needed,
+        })?;
+        if process.is_guest {
+            // Half of the places are kept for the broker's own user.
+            let allowed = OPERATORS / 2;
+            let limit = |needed| Refusal::Limit { limit: Limit::Operators, allowed, needed };
+            self.make_room_for_operator(|uid| uid != own_user(), allowed, limit)?;
         }
+        let limit = |needed| Refusal::Limit { limit: Limit::Operators, allowed: OPERATORS, needed };
+        self.make_room_for_operator(|_| true, OPERATORS, limit)?;
         self.registry.check_rows().map_err(translate::refusal)
+    }
+
+    /// Makes room for another operator among those of some users; if necessary, dismisses the one that has been idle for
+    /// longest.
+    fn make_room_for_operator(
+        &mut self,
+        of: impl Fn(u32) -> bool,
+        allowed: u64,
+        refusal: impl Fn(u64) -> Refusal,
+    ) -> Result<(), Refusal> {
+        let (number, oldest) = self.peers.members.operators(of);
+        if number < allowed {
+            return Ok(());
+        }
+        match oldest {
+            Some((idle, last_request)) if last_request.elapsed() >= OPERATOR_IDLE => {
+                tracing::warn!(member = %idle, "dismissed: it is idle, and another operator needs its place");
+                self.apply(Event::Dismissed { member: idle });
+                Ok(())
+            }
+            _ => Err(refusal(number + 1)),
+        }
     }
 
     /// Handles the first message of a connection.
@@ -82,6 +114,7 @@ impl Server {
         }
         match identify(connection.call(), &speaker, fds.into_iter().next()) {
             Ok(client) => {
+                let pid = client.pid;
                 let admitted = match &hello.resume {
                     Some(resume) => match self.peers.members.resumable(resume, self.about.instance, &client) {
                         Some(member) => self.resume(id, member),
@@ -94,6 +127,9 @@ impl Server {
                     },
                 };
                 if let Err(refusal) = admitted {
+                    if process.is_guest {
+                        self.audit.not_joined(process.uid, pid, &refusal);
+                    }
                     self.send_away(id, refusal);
                 }
             }
@@ -120,19 +156,22 @@ impl Server {
     fn join(&mut self, id: ConnectionId, client: Identified, hello: &ClientHello) -> Result<(), Refusal> {
         let process = self.peers.connections.get(&id).map(Connection::process).ok_or(Refusal::ShuttingDown)?;
         if hello.operator {
-            self.check_operators(process.key)?;
+            self.check_operators(process)?;
         } else {
-            self.check_room(process.key)?;
+            self.check_room(process)?;
         }
-        if !hello.operator && !self.registry.admits(hello.simulated) {
-            return Err(Refusal::OtherDriver { simulated: self.registry.is_simulated() });
+        if !hello.operator && !self.registry.admits(process.uid, hello.simulated) {
+            return Err(Refusal::OtherDriver { simulated: !hello.simulated });
+        }
+        let uid = client.uid;
+        if let Some(number) = self.runner.control.provide_rows(uid, &self.runner.store).map_err(|_| no_fds())? {
+            self.record(&Record::Rows { uid, number });
         }
         let mut token = Token([0; 16]);
         random(&mut token.0).map_err(|_| Refusal::ShuttingDown)?;
         let (ours, theirs) = self.events_pair(id)?;
         let command = presentable(&hello.command);
         let pid = client.pid;
-        let uid = client.uid;
         let has_pidfd = client.pidfd.is_some();
         let member = self.peers.members.join(client, token, id, process.key, hello);
         let watched = match self.peers.members.pidfd(member) {
@@ -148,11 +187,14 @@ impl Server {
             self.record(&Record::Joined(files));
         }
         let ClientHello { operator, simulated, .. } = *hello;
-        tracing::info!(%member, pid, command, simulated, operator, has_pidfd, "joined");
+        tracing::info!(%member, pid, uid, command, simulated, operator, has_pidfd, "joined");
+        if process.is_guest {
+            self.audit.admitted(uid, pid, operator);
+        }
         let identity = Identity { pid, uid, command: command.into(), simulated, operator, has_pidfd };
         self.apply(Event::Joined { member, identity });
-        if let Some(row) = self.registry.row(member) {
-            self.runner.control.begin_row(row);
+        if let Some((uid, row)) = self.registry.row_of(member) {
+            self.runner.control.begin_row(uid, row);
         }
         self.welcome(id, member, ours, theirs, false);
         Ok(())
@@ -169,8 +211,8 @@ impl Server {
         }
         tracing::info!(%member, "resumed");
         self.apply(Event::Resumed { member });
-        if let Some(row) = self.registry.row(member) {
-            self.runner.control.begin_row(row);
+        if let Some((uid, row)) = self.registry.row_of(member) {
+            self.runner.control.begin_row(uid, row);
         }
         self.welcome(id, member, ours, theirs, true);
         Ok(())
@@ -184,7 +226,9 @@ impl Server {
     }
 
     fn welcome(&mut self, id: ConnectionId, member: MemberId, ours: OwnedFd, theirs: OwnedFd, resumed: bool) {
-        let (Some(token), Some(row)) = (self.peers.members.token(member), self.registry.row(member)) else { return };
+        let Some(token) = self.peers.members.token(member) else { return };
+        let Some((uid, row)) = self.registry.row_of(member) else { return };
+        let Some(rows) = self.runner.control.rows_fd(uid) else { return };
         let Some(connection) = self.peers.connections.get_mut(&id) else { return };
         connection.admit(member, ours, self.limits.given.message);
         if let Some(supervised) = &self.supervised {
@@ -202,7 +246,7 @@ impl Server {
         let hello = BrokerHello { outcome: Ok(welcome) };
         let sent = match handshake::encode(&Speaker::new(&self.about.version), &hello, 2) {
             Ok(bytes) => {
-                let fds = vec![self.runner.store.adopt(theirs).into(), self.runner.control.rows_fd()];
+                let fds = vec![self.runner.store.adopt(theirs).into(), rows];
                 self.peers.send_bytes(&mut self.reactor, id, Channel::Call, bytes, fds)
             }
             Err(error) => return self.hang_up(id, &error.to_string()),

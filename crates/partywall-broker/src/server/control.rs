@@ -1,6 +1,6 @@
-//! Control memory: created by the broker and shared with all members.
+//! Control memory: created by the broker and shared with members.
 //!
-//! Every member can write every byte of control memory. Every loop here therefore terminates for any bytes, and no
+//! Every member can write every byte of the control memory that it has. Every loop here therefore terminates for any bytes, and no
 //! value read is trusted: it is only shown to people or passed on as a number. Whether tasks name an
 //! attachment decides whether it ends: a member that breaks the rules can end it early, and its tasks then name nothing.
 
@@ -32,10 +32,10 @@ use crate::{
 };
 
 /// All mapped control memory.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Control {
-    rows: Members,
-    rows_fd: Arc<Donated>,
+    /// The rows of each user's members.
+    rows: BTreeMap<u32, Rows>,
     slabs: IdMap<FdId, Slab>,
     tables: IdMap<FdId, SlotTable>,
     /// For each ended cell: the highest value that was stored after the end and undone.
@@ -44,6 +44,14 @@ pub(super) struct Control {
     clearing: VecDeque<Clearing>,
     /// Number of slots that these steps have read in this turn of the loop.
     slots_read: u32,
+}
+
+/// The memory of the rows of one user's members. Row numbers are the same in all of them, and each has room for all rows:
+/// only used pages take memory. A user gets its own memory alone, and so writes no heartbeats of others and reads no traces.
+#[derive(Debug)]
+struct Rows {
+    members: Members,
+    fd: Arc<Donated>,
 }
 
 /// A mapped table that records which member holds which permits or blocks.
@@ -155,57 +163,53 @@ pub(super) struct Standing {
 }
 
 impl Control {
-    pub(super) fn create(store: &FdStore) -> Result<Self, Errno> {
-        // Has room for the maximum number of rows. Only used pages take memory.
+    /// Creates the rows of a user's members, unless they exist. Returns the number of their descriptor if they are new.
+    pub(super) fn provide_rows(&mut self, uid: u32, store: &FdStore) -> Result<Option<RawFd>, Errno> {
+        if self.rows.contains_key(&uid) {
+            return Ok(None);
+        }
         let fd = Members::create(members::MAX_ROWS)?;
-        let rows = Members::map(&fd)?;
-        Ok(Self {
-            rows,
-            rows_fd: Arc::new(store.adopt(fd)),
-            slabs: IdMap::default(),
-            tables: IdMap::default(),
-            undone: BTreeMap::new(),
-            clearing: VecDeque::new(),
-            slots_read: 0,
-        })
+        let members = Members::map(&fd)?;
+        let fd = Arc::new(store.adopt(fd));
+        let number = fd.number();
+        self.rows.insert(uid, Rows { members, fd });
+        Ok(number)
     }
 
     /// Sets the heartbeat of a row whose member joins or resumes. The member then counts as alive until its own first
     /// heartbeat is due.
-    pub(super) fn begin_row(&self, row: u16) {
-        self.rows.beat(row, members::now());
+    pub(super) fn begin_row(&self, uid: u32, row: u16) {
+        if let Some(rows) = self.rows.get(&uid) {
+            rows.members.beat(row, members::now());
+        }
     }
 
-    /// Returns the last heartbeat of a row, in milliseconds of `CLOCK_MONOTONIC`.
-    pub(super) fn heartbeat(&self, row: u16) -> Option<u64> {
-        self.rows.heartbeat(row)
+    /// Returns the last heartbeat of a user's member in a row, in milliseconds of `CLOCK_MONOTONIC`.
+    pub(super) fn heartbeat(&self, uid: u32, row: u16) -> Option<u64> {
+        self.rows.get(&uid)?.members.heartbeat(row)
     }
 
-    /// Returns the memory of the members' rows.
-    pub(super) fn rows_fd(&self) -> Arc<Donated> {
-        Arc::clone(&self.rows_fd)
+    /// Returns the memory of the rows of a user's members.
+    pub(super) fn rows_fd(&self, uid: u32) -> Option<Arc<Donated>> {
+        Some(Arc::clone(&self.rows.get(&uid)?.fd))
     }
 
     /// Maps the control memory that a former process has left. An object whose memory its members have damaged is not
     /// mapped: it stays broken, as it was.
     pub(super) fn restore(
-        rows: OwnedFd,
+        rows: BTreeMap<u32, OwnedFd>,
         registry: &Registry,
         store: &FdStore,
         undone: BTreeMap<CellAt, u64>,
     ) -> Result<Self, Errno> {
-        let mut control = Self {
-            rows: Members::map(&rows)?,
-            rows_fd: Arc::new(store.adopt(rows)),
-            slabs: IdMap::default(),
-            tables: IdMap::default(),
-            undone,
-            clearing: VecDeque::new(),
-            slots_read: 0,
-        };
+        let mut control = Self { undone, ..Self::default() };
+        for (uid, fd) in rows {
+            let members = Members::map(&fd)?;
+            control.rows.insert(uid, Rows { members, fd: Arc::new(store.adopt(fd)) });
+        }
         for slab in registry.slabs() {
-            if let Some(mapped) = map(*slab, store, |fd| Slab::map(fd)) {
-                control.slabs.insert(*slab, mapped);
+            if let Some(mapped) = map(slab, store, |fd| Slab::map(fd)) {
+                control.slabs.insert(slab, mapped);
             }
         }
         for memory in registry.semaphore_memory() {
@@ -221,9 +225,9 @@ impl Control {
         Ok(control)
     }
 
-    /// Returns the number of the descriptor of the members' rows.
-    pub(super) fn rows_number(&self) -> RawFd {
-        self.rows_fd.number().unwrap_or(-1)
+    /// Returns the numbers of the descriptors of the members' rows, by user.
+    pub(super) fn rows_numbers(&self) -> BTreeMap<u32, RawFd> {
+        self.rows.iter().filter_map(|(uid, rows)| Some((*uid, rows.fd.number()?))).collect()
     }
 
     pub(super) fn undone(&self) -> &BTreeMap<CellAt, u64> {
@@ -362,8 +366,8 @@ impl Control {
     }
 
     /// Returns all permits or blocks of a row whose member no longer uses the table.
-    pub(super) fn give_back(&self, table: FdId, row: u16, slabs: &[FdId]) {
-        self.detach(table, row, TimelineEnding::Closed, slabs);
+    pub(super) fn give_back(&self, table: FdId, row: u16, registry: &Registry) {
+        self.detach(table, row, TimelineEnding::Closed, registry);
         self.recover(table, row);
     }
 
@@ -375,9 +379,9 @@ impl Control {
         }
     }
 
-    fn detach(&self, object: FdId, row: u16, ending: TimelineEnding, slabs: &[FdId]) {
+    fn detach(&self, object: FdId, row: u16, ending: TimelineEnding, registry: &Registry) {
         let is_gone = |other| other == row;
-        let reached = |cell| self.reached(cell, slabs);
+        let reached = |cell| self.reached(cell, registry);
         match self.tables.get(&object) {
             Some(SlotTable::Topic(topic, _)) => {
                 let ports = topic.detach(is_gone, ending, reached);
@@ -401,8 +405,8 @@ impl Control {
     }
 
     /// Returns the value that an incarnation of a timeline reached, unless its cell has been reused.
-    fn reached(&self, cell: TimelineCell, slabs: &[FdId]) -> Option<u64> {
-        let slab = *slabs.get(cell.slab as usize)?;
+    fn reached(&self, cell: TimelineCell, registry: &Registry) -> Option<u64> {
+        let slab = registry.slab(cell.slab)?;
         let found =
             self.cell(CellAt { slab, index: cell.cell }).filter(|found| found.incarnation() == cell.incarnation);
         found.map(Cell::value)
@@ -418,9 +422,9 @@ impl Control {
         self.clearing.push_back(Clearing::Row { row, tables });
     }
 
-    /// Runs scheduled steps, as many as one turn of the loop allows. `slabs` are the slabs of timelines, in the order
-    /// of their numbers. Returns the detachments that were done, and the rows that have been cleared.
-    pub(super) fn clear(&mut self, slabs: &[FdId]) -> (u32, Vec<u16>) {
+    /// Runs scheduled steps, as many as one turn of the loop allows. Returns the detachments that were done, and the rows
+    /// that have been cleared.
+    pub(super) fn clear(&mut self, registry: &Registry) -> (u32, Vec<u16>) {
         let mut detached = 0;
         let mut cleared = Vec::new();
         while self.slots_read < SLOTS_IN_TURN
@@ -429,7 +433,7 @@ impl Control {
             match clearing {
                 Clearing::Detach { object, row, ending } => {
                     self.slots_read += self.slots(object) + MAX_WAITERS;
-                    self.detach(object, row, ending, slabs);
+                    self.detach(object, row, ending, registry);
                     detached += 1;
                 }
                 Clearing::Row { row, mut tables } => match tables.pop() {

@@ -37,7 +37,7 @@ impl Server {
             return;
         }
         // A process that holds the lock is looking for a broker, and must find this one.
-        let Ok(_lock) = self.acceptor.place.file.lock_directory() else {
+        let Ok(_lock) = self.acceptor.lock_directory() else {
             self.reactor.set_timer(IDLE_RETRY, Timer::Idle);
             return;
         };

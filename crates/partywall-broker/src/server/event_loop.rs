@@ -18,11 +18,12 @@ use rustix::{
 
 use crate::{
     Config, Exit, RunError, StartError,
-    bind::Place,
+    bind::{Place, own_user},
     config::Resolved,
     registry::{Bounds, Event, Registry},
     server::{
         acceptor::Acceptor,
+        audit::Audit,
         connection::{Channel, ConnectionId, Phase},
         control::Control,
         fds::FdStore,
@@ -52,6 +53,7 @@ pub(crate) struct Server {
     /// or queued behind the effects of the previous event.
     pub(super) registry: Registry,
     pub(super) acceptor: Acceptor,
+    pub(super) audit: Audit,
     pub(super) peers: Peers,
     pub(super) runner: Runner,
     pub(super) limits: Resolved,
@@ -130,7 +132,8 @@ impl Server {
             }
             None => {
                 let store = FdStore::new(reclaimer);
-                let control = Control::create(&store).map_err(rows)?;
+                let mut control = Control::default();
+                control.provide_rows(own_user(), &store).map_err(rows)?;
                 let mut instance = [0; 8];
                 random(&mut instance).map_err(failed("draw random numbers"))?;
                 let instance = u64::from_le_bytes(instance);
@@ -140,7 +143,7 @@ impl Server {
             }
         };
         let Beginning { instance, started_at, registry, store, control, members } = beginning;
-        let acceptor = Acceptor::new(place, config.handshake_timeout, &config.version, former_workers << WORKER_SHIFT)
+        let acceptor = Acceptor::new(&config, place, former_workers << WORKER_SHIFT)
             .map_err(failed("open a spare file descriptor"))?;
         let runner = Runner::new(store, control, config.unproven_after);
         reactor
@@ -154,6 +157,7 @@ impl Server {
             .map_err(failed("watch the listening socket"))?;
         let about = About {
             pid: std::process::id(),
+            uid: own_user(),
             supervisor: None,
             restarts,
             version: config.version,
@@ -182,6 +186,7 @@ impl Server {
             stopper,
             registry,
             acceptor,
+            audit: Audit::default(),
             peers: Peers::new(members),
             runner,
             limits,
@@ -361,6 +366,9 @@ struct Beginning {
 
 fn bounds(limits: &Resolved) -> Bounds {
     Bounds {
+        user: own_user(),
+        own: limits.quota(true),
+        guests: limits.quota(false),
         members: limits.clients,
         rows: MAX_ROWS as u64,
         bytes: limits.given.bytes,

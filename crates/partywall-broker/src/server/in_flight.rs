@@ -6,6 +6,9 @@
 //! closes its end; closing our end does not. A socket with unread descriptors is therefore kept here even after its
 //! connection is gone.
 //!
+//! For the kernel all descriptors that the broker sends are in flight for the broker's user. Processes of other users may
+//! therefore leave only a part of them unread, each user a smaller one.
+//!
 //! A message reserves a slot for each descriptor that it sends at once. It keeps the slots until its last group of
 //! descriptors has been read, so a message that has begun never waits for other processes.
 
@@ -16,17 +19,25 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall_os::{process, socket};
+use partywall_os::{
+    process,
+    socket::{self, Peer},
+};
 use partywall_wire::{Refusal, limits::FDS_AT_ONCE};
 use serde::{Deserialize, Serialize};
 
-use crate::server::connection::{Channel, ConnectionId};
+use crate::{
+    bind::own_user,
+    server::connection::{Channel, ConnectionId},
+};
 
 /// Unread descriptors, by the sockets that carry them.
 #[derive(Debug, Default)]
 pub(super) struct InFlight {
     held: BTreeMap<Port, Held>,
     by_process: HashMap<ProcessKey, usize>,
+    /// Of each user other than the broker's.
+    by_guest: HashMap<u32, usize>,
     total: usize,
 }
 
@@ -39,6 +50,10 @@ pub(super) struct Process {
     pub(super) key: ProcessKey,
     /// Its pid, if known, for messages to people.
     pub(super) pid: Option<u32>,
+    /// Its user.
+    pub(super) uid: u32,
+    /// Whether that is another user than the broker's.
+    pub(super) is_guest: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -53,14 +68,18 @@ pub(super) enum ProcessKey {
 
 impl Process {
     /// Identifies the process that connected.
-    pub(super) fn of(call: BorrowedFd<'_>, pid: Option<u32>, id: ConnectionId) -> Self {
-        let key = match pid {
+    pub(super) fn of(call: BorrowedFd<'_>, peer: Peer, id: ConnectionId) -> Self {
+        let key = match peer.pid {
             Some(pid) => ProcessKey::Pid(pid),
             None => process::peer_pidfd(call)
                 .and_then(process::pidfd_inode)
                 .map_or(ProcessKey::Unknown(id), ProcessKey::Pidfd),
         };
-        Self { key, pid }
+        Self::new(key, peer.pid, peer.uid)
+    }
+
+    pub(super) fn new(key: ProcessKey, pid: Option<u32>, uid: u32) -> Self {
+        Self { key, pid, uid, is_guest: uid != own_user() }
     }
 }
 
@@ -90,7 +109,7 @@ impl InFlight {
         let full = |all: &Self| {
             let own = all.by_process.get(&process.key).copied().unwrap_or(0) + FDS_AT_ONCE > MAX_OF_PROCESS;
             let allowed = if operator { MAX_TOTAL } else { MAX_TOTAL - KEPT_FOR_OPERATORS };
-            (own, all.total + FDS_AT_ONCE > allowed)
+            (own, all.total + FDS_AT_ONCE > allowed || !all.has_room_for_guest(process, FDS_AT_ONCE))
         };
         if full(self) != (false, false) {
             self.settle();
@@ -109,7 +128,12 @@ impl InFlight {
                 // Several threads with a connection each may send requests faster than they read.
                 if held.any(|held| held.since.elapsed() >= GRACE) { Room::Refused(own) } else { Room::Later(own) }
             }
-            (false, true) => Room::Later(refusal(self.total, MAX_TOTAL, self.slowest())),
+            (false, true) => {
+                let total = if self.has_room_for_guest(process, FDS_AT_ONCE) { MAX_TOTAL } else { MAX_OF_GUEST };
+                let is_rival = |held: &Held| total == MAX_TOTAL || held.process.is_guest;
+                let slots = self.held.values().filter(|held| is_rival(held)).map(|held| held.slots).sum();
+                Room::Later(refusal(slots, total, self.slowest(is_rival)))
+            }
         }
     }
 
@@ -117,6 +141,7 @@ impl InFlight {
     pub(super) fn reserve(&mut self, port: Port, socket: &Arc<OwnedFd>, process: Process, slots: usize) -> bool {
         let full = |all: &Self| {
             all.total + slots > MAX_TOTAL
+                || !all.has_room_for_guest(process, slots)
                 || all.by_process.get(&process.key).copied().unwrap_or(0) + slots > MAX_OF_PROCESS
         };
         if full(self) {
@@ -129,8 +154,18 @@ impl InFlight {
         let held = Held { socket: Arc::clone(socket), process, slots, unfinished: true, since: Instant::now() };
         self.held.insert(port, held);
         *self.by_process.entry(process.key).or_default() += slots;
+        if process.is_guest {
+            *self.by_guest.entry(process.uid).or_default() += slots;
+        }
         self.total += slots;
         true
+    }
+
+    /// Returns whether a process may have more slots, as far as its user is concerned.
+    fn has_room_for_guest(&self, process: Process, slots: usize) -> bool {
+        let own = self.by_guest.get(&process.uid).copied().unwrap_or(0);
+        let all: usize = self.by_guest.values().sum();
+        !process.is_guest || own + slots <= MAX_OF_GUEST && all + slots <= MAX_OF_GUESTS
     }
 
     /// Records that all descriptors of the port's message have been sent. Its slots become free once these are read.
@@ -160,15 +195,18 @@ impl InFlight {
         self.total -= held.slots;
         if let Some(slots) = self.by_process.get_mut(&held.process.key) {
             *slots -= held.slots;
-            if *slots == 0 {
-                self.by_process.remove(&held.process.key);
-            }
         }
+        if let Some(slots) = self.by_guest.get_mut(&held.process.uid) {
+            *slots -= held.slots;
+        }
+        self.by_process.retain(|_, slots| *slots > 0);
+        self.by_guest.retain(|_, slots| *slots > 0);
     }
 
-    /// Returns the pids of processes that have not read for the longest time.
-    fn slowest(&self) -> Vec<u32> {
-        let mut held: Vec<_> = self.held.values().filter_map(|held| Some((held.since, held.process.pid?))).collect();
+    /// Returns the pids of processes that have not read for the longest time, of those that are meant.
+    fn slowest(&self, is_meant: impl Fn(&Held) -> bool) -> Vec<u32> {
+        let meant = self.held.values().filter(|held| is_meant(held));
+        let mut held: Vec<_> = meant.filter_map(|held| Some((held.since, held.process.pid?))).collect();
         held.sort_unstable();
         let mut pids = Vec::new();
         for (_, pid) in held {
@@ -194,6 +232,10 @@ const GRACE: Duration = Duration::from_millis(500);
 /// limit of open files; this is half of the usual one.
 const MAX_TOTAL: usize = 512;
 
+/// Maximum number of unread descriptors of one user other than the broker's, and of all such users.
+const MAX_OF_GUEST: usize = MAX_TOTAL / 4;
+const MAX_OF_GUESTS: usize = MAX_TOTAL / 2;
+
 /// The part of [`MAX_TOTAL`] that only operators may use. Without it, no one could find out which process does not
 /// read.
 const KEPT_FOR_OPERATORS: usize = 2 * FDS_AT_ONCE;
@@ -206,7 +248,11 @@ mod tests {
     use super::*;
 
     fn process(pid: u32) -> Process {
-        Process { key: ProcessKey::Pid(pid), pid: Some(pid) }
+        Process::new(ProcessKey::Pid(pid), Some(pid), own_user())
+    }
+
+    fn guest(pid: u32, user: u32) -> Process {
+        Process::new(ProcessKey::Pid(pid), Some(pid), own_user() + user)
     }
 
     fn port(id: u64) -> Port {
@@ -250,6 +296,42 @@ mod tests {
         in_flight.settle();
         assert!(in_flight.is_empty());
         assert_eq!((in_flight.total, in_flight.by_process.len()), (0, 0));
+    }
+
+    #[test]
+    fn other_users_leave_room_for_the_brokers_own() {
+        let mut in_flight = InFlight::default();
+        let mut theirs = Vec::new();
+        let mut last = 0;
+        let mut fill = |in_flight: &mut InFlight, process: Process| {
+            let (ours, their) = pair();
+            theirs.push(their);
+            last += 1;
+            let taken = in_flight.reserve(port(last), &ours, process, FDS_AT_ONCE);
+            in_flight.finish(port(last));
+            taken
+        };
+        // Each process takes its share, until its user has its share, until all these users have theirs.
+        for user in 1..=2 {
+            for pid in 0..2 {
+                for _ in 0..MAX_OF_PROCESS / FDS_AT_ONCE {
+                    assert!(fill(&mut in_flight, guest(10 * user + pid, user)));
+                }
+            }
+            assert!(!fill(&mut in_flight, guest(10 * user + 2, user)), "another process of the same user");
+        }
+        assert!(!fill(&mut in_flight, guest(30, 3)), "another user");
+        let refusal = Refusal::Unread { unread: 256, allowed: 128, pids: vec![10, 11, 20, 21] };
+        assert_eq!(in_flight.room(guest(30, 3), false), Room::Later(refusal));
+        for pid in 1..=3 {
+            for _ in 0..MAX_OF_PROCESS / FDS_AT_ONCE {
+                assert_eq!(in_flight.room(process(pid), false), Room::Free);
+                assert!(fill(&mut in_flight, process(pid)));
+            }
+        }
+        drop(theirs);
+        in_flight.settle();
+        assert!(in_flight.by_guest.is_empty() && in_flight.is_empty());
     }
 
     #[test]

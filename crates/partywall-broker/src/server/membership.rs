@@ -40,6 +40,7 @@ pub(super) struct MemberRecord {
     /// The number that its process drew for this attempt to join; 0 if it drew none.
     attempt: u64,
     pub(super) pid: u32,
+    uid: u32,
     process: ProcessKey,
     operator: bool,
     /// The time of its last request.
@@ -67,6 +68,7 @@ pub(super) struct MemberFiles {
     pub(super) token: Token,
     attempt: u64,
     pub(super) pid: u32,
+    pub(super) uid: u32,
     pub(super) process: ProcessKey,
     operator: bool,
     provable: bool,
@@ -110,6 +112,7 @@ impl Membership {
         let record = MemberRecord {
             token,
             pid: client.pid,
+            uid: client.uid,
             attempt: hello.attempt,
             process,
             operator: hello.operator,
@@ -134,6 +137,7 @@ impl Membership {
             token: files.token,
             attempt: files.attempt,
             pid: files.pid,
+            uid: files.uid,
             process: files.process,
             operator: files.operator,
             last_request: gone,
@@ -167,6 +171,7 @@ impl Membership {
             token: record.token,
             attempt: record.attempt,
             pid: record.pid,
+            uid: record.uid,
             process: record.process,
             operator: record.operator,
             provable: record.provable,
@@ -206,10 +211,10 @@ impl Membership {
         share
     }
 
-    /// Returns the number of operators, and the one that has been idle for longest.
-    pub(super) fn operators(&self) -> (u64, Option<(MemberId, Instant)>) {
-        let operators =
-            self.records.iter().filter(|(_, record)| record.operator).map(|(id, record)| (*id, record.last_request));
+    /// Returns the number of operators of some users, and the one that has been idle for longest.
+    pub(super) fn operators(&self, of: impl Fn(u32) -> bool) -> (u64, Option<(MemberId, Instant)>) {
+        let operators = self.records.iter().filter(|(_, record)| record.operator && of(record.uid));
+        let operators = operators.map(|(id, record)| (*id, record.last_request));
         (operators.clone().count() as u64, operators.min_by_key(|(_, last_request)| *last_request))
     }
 
@@ -223,15 +228,16 @@ impl Membership {
     pub(super) fn resumable(&self, resume: &Resume, instance: u64, client: &Identified) -> Option<MemberId> {
         let member = MemberId(resume.member);
         let record = self.records.get(&member)?;
-        // A forked child knows its parent's token, but is another process.
-        let same = resume.instance == instance && record.token == resume.token && record.pid == client.pid;
+        // A forked child knows its parent's token, but is another process. A process that has changed its user has lost
+        // the rights of the former one.
+        let same = resume.instance == instance && record.token == resume.token && record.is(client);
         (same && record.exited.is_none()).then_some(member)
     }
 
     /// Returns the member that a client has become by an earlier connection of the same attempt: the welcome was lost.
     pub(super) fn joined_by(&self, attempt: u64, client: &Identified) -> Option<MemberId> {
         let is_same = |record: &MemberRecord| {
-            attempt != 0 && record.attempt == attempt && record.pid == client.pid && record.exited.is_none()
+            attempt != 0 && record.attempt == attempt && record.is(client) && record.exited.is_none()
         };
         self.records.iter().find(|(_, record)| is_same(record)).map(|(member, _)| *member)
     }
@@ -367,6 +373,11 @@ pub(super) fn presentable(text: &str) -> String {
 }
 
 impl MemberRecord {
+    /// Returns whether a client is its process, as the same user.
+    fn is(&self, client: &Identified) -> bool {
+        (self.pid, self.uid) == (client.pid, client.uid)
+    }
+
     /// Returns whether it could have resumed after a restart.
     fn has_had_time(&self) -> bool {
         self.restored.is_none_or(|since| since.elapsed() >= TO_RESUME)

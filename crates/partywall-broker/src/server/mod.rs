@@ -9,6 +9,7 @@
 //! | `reactor`, `timers` | events of the kernel, and timers |
 //! | `acceptor` | the listening socket and unauthenticated connections |
 //! | `admission` | handshakes: members, operators, members that resume |
+//! | `audit` | lines of the log about what users are granted and refused |
 //! | `peers` | connections, members, and their pending messages |
 //! | `connection` | bytes and file descriptors of one client, in and out, within bounds |
 //! | `membership` | the identity of clients, and the proof of their deaths |
@@ -29,6 +30,7 @@
 
 mod acceptor;
 mod admission;
+mod audit;
 mod connection;
 mod control;
 mod departures;

@@ -66,7 +66,13 @@ impl Server {
             tracing::warn!(%member, arrived, sent = frame.fds, "file descriptors were lost because no descriptor was free");
             Err(missing(arrived))
         } else {
-            translate::call(request.call, fds, &mut self.runner, self.registry.is_simulated(), self.about.instance)
+            translate::call(
+                request.call,
+                fds,
+                &mut self.runner,
+                self.registry.runs_simulated(member),
+                self.about.instance,
+            )
         };
         let call = call.and_then(|call| self.provide(member, call));
         point("broker: control memory created, request not decided");

@@ -40,7 +40,7 @@ pub(super) struct Past {
     pub(super) state: State<Registry>,
     /// Effects that it may not have carried out.
     redo: Vec<Effect>,
-    pub(super) rows: OwnedFd,
+    pub(super) rows: BTreeMap<u32, OwnedFd>,
     pub(super) fds: BTreeMap<FdId, OwnedFd>,
     /// The pidfd and the call sockets of each member.
     members: BTreeMap<MemberId, (Option<OwnedFd>, Vec<OwnedFd>)>,
@@ -59,7 +59,8 @@ impl Past {
             state.replay(record.map_err(unreadable)?, &mut redo);
         }
         let lost = |number: RawFd| broken(format!("descriptor {number}, which it names, is not open"));
-        let rows = left.take(state.rows).ok_or_else(|| lost(state.rows))?;
+        let rows = state.rows.iter().map(|(uid, number)| Ok((*uid, left.take(*number).ok_or_else(|| lost(*number))?)));
+        let rows = rows.collect::<Result<_, _>>()?;
         let taken = state.fds.iter().map(|(id, number)| Ok((*id, left.take(*number).ok_or_else(|| lost(*number))?)));
         let fds = taken.collect::<Result<_, _>>()?;
         state.members.retain(|member, _| state.registry.has_process(*member));
@@ -94,6 +95,7 @@ impl State<Registry> {
                 let effects = self.registry.apply(event, at);
                 effects.into_iter().for_each(|effect| self.repeat(effect, redo));
             }
+            Record::Rows { uid, number } => _ = self.rows.insert(uid, number),
             Record::Joined(files) => {
                 self.last_member = self.last_member.max(files.member.0);
                 self.members.insert(files.member, files);
@@ -146,6 +148,7 @@ impl State<Registry> {
             | Effect::SettleCell(_)
             | Effect::HangUp(_)
             | Effect::Quarantined(_)
+            | Effect::Audit(_)
             | Effect::AwaitDeadline { .. }
             | Effect::Stale { .. } => {}
         }
@@ -163,7 +166,7 @@ pub(super) struct Unfinished {
 
 impl Past {
     /// Separates the state that the server is made of from what is left to do.
-    pub(super) fn split(mut self) -> (State<Registry>, OwnedFd, BTreeMap<FdId, OwnedFd>, Unfinished) {
+    pub(super) fn split(mut self) -> (State<Registry>, BTreeMap<u32, OwnedFd>, BTreeMap<FdId, OwnedFd>, Unfinished) {
         let clearing = std::mem::take(&mut self.state.clearing);
         let of_members = std::mem::take(&mut self.state.members).into_values().map(|files| {
             let (pidfd, calls) = self.members.remove(&files.member).unwrap_or_default();
@@ -264,7 +267,7 @@ impl Server {
         let mut held = Vec::new();
         for call in calls {
             let id = self.acceptor.next_id();
-            let process = Process { key: files.process, pid: Some(files.pid) };
+            let process = Process::new(files.process, Some(files.pid), files.uid);
             if let Err(errno) = self.reactor.watch(&call, Source::Socket(Channel::Call, id), EventFlags::IN) {
                 tracing::warn!(%errno, %member, "a connection of a member cannot be watched");
                 continue;

@@ -144,7 +144,7 @@ impl Server {
                 // The cell is guarded, and each guard timer checks whether it is complete.
                 Effect::SettleCell(_) => {}
                 Effect::Attach { object, attachment } => self.runner.control.attach(object, attachment),
-                Effect::Return { control, row } => self.runner.control.give_back(control, row, self.registry.slabs()),
+                Effect::Return { control, row } => self.runner.control.give_back(control, row, &self.registry),
                 Effect::Detach { object, row, ending } => {
                     self.runner.control.detach_later(object, row, ending);
                     effects.extend(self.clear());
@@ -175,6 +175,7 @@ impl Server {
                     let leases = leases.into_iter().map(|(lease, notice)| (lease.0, notice)).collect();
                     effects.extend(self.send(member, Channel::Events, &wire::Event::Stale { leases }, &[]));
                 }
+                Effect::Audit(audited) => self.audit.note(&audited),
                 Effect::Kill(member) => self.runner.kill(member, &self.peers.members),
                 Effect::RemoveSocket => {
                     self.set_ending();
@@ -198,7 +199,7 @@ impl Server {
 
     /// Returns permits and blocks of departed members, as many as this turn of the loop allows.
     pub(super) fn clear(&mut self) -> Vec<Effect> {
-        let (detached, cleared) = self.runner.control.clear(self.registry.slabs());
+        let (detached, cleared) = self.runner.control.clear(&self.registry);
         for _ in 0..detached {
             self.record(&Record::Detached);
         }

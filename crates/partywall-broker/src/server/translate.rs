@@ -36,6 +36,7 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct About {
     pub(super) pid: u32,
+    pub(super) uid: u32,
     /// The process that restarts the broker, while it lives, and how often it has.
     pub(super) supervisor: Option<u32>,
     pub(super) restarts: u64,
@@ -94,17 +95,17 @@ pub(super) fn call(
         wire::Call::ContextLost { .. } => Call::ContextLost,
         wire::Call::Evict { whom, kill } => Call::Evict { whom, kill },
         wire::Call::FreeUnproven { pid } => Call::FreeUnproven { pid },
-        wire::Call::OpenTimeline { name, writer, slabs } => {
-            Call::OpenTimeline(event::OpenTimeline { name: self::name(name)?, writer, slabs, slab: None })
+        wire::Call::OpenTimeline { name, writer, shared } => {
+            Call::OpenTimeline(event::OpenTimeline { name: self::name(name)?, writer, shared, slab: None })
         }
-        wire::Call::FollowTimeline { lease, slabs } => Call::FollowTimeline { lease: LeaseId(lease), slabs },
+        wire::Call::FollowTimeline { lease } => Call::FollowTimeline { lease: LeaseId(lease) },
         wire::Call::AbandonTimeline { name } => Call::AbandonTimeline { name: self::name(name)? },
         wire::Call::OpenSemaphore { maximum: 0, .. } => return Err(invalid("a semaphore has at least one permit")),
         wire::Call::OpenSemaphore { maximum, .. } if maximum > MAX_PERMITS => {
             return Err(invalid(format!("a semaphore has at most {MAX_PERMITS} permits, not {maximum}")));
         }
-        wire::Call::OpenSemaphore { name, maximum } => {
-            Call::OpenSemaphore(event::OpenSemaphore { name: self::name(name)?, maximum, memory: None })
+        wire::Call::OpenSemaphore { name, maximum, shared } => {
+            Call::OpenSemaphore(event::OpenSemaphore { name: self::name(name)?, maximum, shared, memory: None })
         }
         wire::Call::Attach { queue, segment } => Call::Attach { queue: LeaseId(queue), segment: LeaseId(segment) },
         wire::Call::DetachSegment { queue, attachment } => {
@@ -142,6 +143,9 @@ fn commit(
     if !commit.mutable && commit.reserved > 0 {
         return Err(invalid("frozen memory cannot grow"));
     }
+    if commit.shared && commit.mutable && commit.control.is_none() {
+        return Err(invalid("a mutable segment cannot be shared: its readers could write it"));
+    }
     let handles = if kind == Kind::Legacy { commit.chunks.len() } else { 0 };
     if commit.handles.len() != handles {
         return Err(invalid(format!("{handles} handles are needed, {} arrived", commit.handles.len())));
@@ -170,7 +174,7 @@ fn commit(
         }
     }
     let claim = commit.claim.map(ClaimId);
-    Ok(event::Commit { name, memory: Arc::new(memory), if_absent: commit.if_absent, claim })
+    Ok(event::Commit { name, memory: Arc::new(memory), if_absent: commit.if_absent, claim, shared: commit.shared })
 }
 
 /// Refuses a pool, topic or queue with an invalid shape.
@@ -300,6 +304,8 @@ fn opened(opened: &Opened) -> wire::Opened {
         growths: opened.growths,
         lifetime: memory.lifetime,
         control: memory.control.map(|control| control.shape),
+        uid: opened.uid,
+        shared: opened.shared,
     }
 }
 
@@ -332,6 +338,7 @@ fn status(counts: &Counts, about: &About) -> wire::StatusInfo {
     wire::StatusInfo {
         pid: about.pid,
         supervisor: about.supervisor,
+        uid: about.uid,
         restarts: about.restarts,
         version: about.version.clone(),
         instance: about.instance,
@@ -352,6 +359,7 @@ fn status(counts: &Counts, about: &About) -> wire::StatusInfo {
         bytes: counts.bytes.clone(),
         largest: counts.largest.iter().map(|(name, at, bytes)| (name.to_string(), *at, *bytes)).collect(),
         limits: about.limits.clone(),
+        users: counts.users.clone(),
     }
 }
 
@@ -381,6 +389,8 @@ fn version_row(row: &VersionRow) -> wire::VersionInfo {
         lifetime: row.lifetime,
         control: row.control.map(|control| control.shape),
         committer: row.committer,
+        uid: row.uid,
+        shared: row.shared,
         leases: row.leases,
         notice: row.notice,
         committed_at: row.committed_at,
@@ -414,7 +424,7 @@ fn table(table: &Table) -> wire::Table {
     }
 }
 
-fn end(Tombstone { ending, version, pid, command, at, legacy: _ }: Tombstone) -> wire::NameEnd {
+fn end(Tombstone { ending, version, pid, command, at, .. }: Tombstone) -> wire::NameEnd {
     wire::NameEnd { version, ending, pid, command: command.to_string(), at }
 }
 
@@ -447,6 +457,9 @@ pub(super) fn refusal(refused: Refused) -> Refusal {
         Refused::CannotHold { name, version } => Refusal::CannotHold { name: name.to_string(), version },
         Refused::Invalid(why) => invalid(why),
         Refused::Limit { limit, allowed, needed } => Refusal::Limit { limit, allowed, needed },
+        Refused::Quota { uid, limit, allowed, needed } => Refusal::Quota { uid, limit, allowed, needed },
+        Refused::OtherUser { what, owner, uid } => Refusal::OtherUser { what, owner, uid },
+        Refused::OtherDriver { simulated } => Refusal::OtherDriver { simulated },
         Refused::Stale(handle) => Refusal::Stale {
             what: match handle {
                 Handle::Lease => "lease",

@@ -132,7 +132,7 @@ fn members_are_listed_with_their_timelines_permits_and_heartbeats() {
     let mut other = User::open(&broker.socket, "permits", 5);
     let _third = other.acquire();
     for (name, writer) in [("a", true), ("b", true), ("c", false)] {
-        other.client.ask(Call::OpenTimeline { name: name.into(), writer, slabs: 0 }).unwrap();
+        other.client.ask(Call::OpenTimeline { name: name.into(), writer, shared: false }).unwrap();
     }
     let listed = watcher.members();
     let facts = |row: &MemberInfo| (row.leases, row.timelines, row.permits);
@@ -152,7 +152,7 @@ fn listing_counts_permits_up_to_a_bound() {
     let mut watcher = broker.client();
     let mut user = broker.client();
     for i in 0..20 {
-        user.ask(Call::OpenSemaphore { name: format!("{i}"), maximum: 65_536 }).unwrap();
+        user.ask(Call::OpenSemaphore { name: format!("{i}"), maximum: 65_536, shared: false }).unwrap();
     }
     let number = user.welcome.member;
     assert_eq!(row(&mut watcher, number).unwrap().permits, None);

@@ -32,8 +32,8 @@ pub(crate) fn others_are_served_beside(way: Hostile) {
     let mut other = Client::join(&socket);
     publish(&mut other);
     // Control memory of timelines and semaphores stays for the next ones.
-    other.ask(Call::OpenTimeline { name: "t".into(), writer: true, slabs: 0 }).unwrap();
-    other.ask(Call::OpenSemaphore { name: "s".into(), maximum: 2 }).unwrap();
+    other.ask(Call::OpenTimeline { name: "t".into(), writer: true, shared: false }).unwrap();
+    other.ask(Call::OpenSemaphore { name: "s".into(), maximum: 2, shared: false }).unwrap();
     let before = held(&mut other);
     let mut hostile = Role::start(&format!("hostile {}", way.name()), &socket);
     assert_eq!(hostile.says(), "begun");

@@ -64,7 +64,7 @@ impl User {
 }
 
 fn open(client: &mut Client, name: &str, maximum: u32) -> Result<(u64, OwnedFd), Refusal> {
-    let (outcome, mut fds) = client.ask_with(Call::OpenSemaphore { name: name.into(), maximum }, &[]);
+    let (outcome, mut fds) = client.ask_with(Call::OpenSemaphore { name: name.into(), maximum, shared: false }, &[]);
     match outcome? {
         Answer::Semaphore { lease, maximum: has } => {
             assert_eq!((has, fds.len()), (maximum, 1));

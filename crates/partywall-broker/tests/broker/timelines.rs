@@ -14,10 +14,9 @@ use crate::{
     roles::{Orphan, Role},
 };
 
-/// A member that maps the slabs that it receives.
+/// A member that uses timelines.
 pub(crate) struct User {
     pub(crate) client: Client,
-    slabs: Vec<Slab>,
 }
 
 /// An opened timeline.
@@ -28,16 +27,15 @@ pub(crate) struct Opened {
 
 impl User {
     pub(crate) fn join(socket: &std::path::Path) -> Self {
-        Self { client: Client::join(socket), slabs: Vec::new() }
+        Self { client: Client::join(socket) }
     }
 
     pub(crate) fn open(&mut self, name: &str, writer: bool) -> Result<Opened, Refusal> {
-        self.ask(Call::OpenTimeline { name: name.into(), writer, slabs: self.slabs.len() as u32 })
+        self.ask(Call::OpenTimeline { name: name.into(), writer, shared: false })
     }
 
     fn follow(&mut self, opened: &Opened) -> Opened {
-        let slabs = self.slabs.len() as u32;
-        self.ask(Call::FollowTimeline { lease: opened.answer.lease, slabs }).unwrap()
+        self.ask(Call::FollowTimeline { lease: opened.answer.lease }).unwrap()
     }
 
     fn ask(&mut self, call: Call) -> Result<Opened, Refusal> {
@@ -46,8 +44,8 @@ impl User {
             Answer::Timeline(opened) => opened,
             other => panic!("{other:?}"),
         };
-        self.slabs.extend(fds.iter().map(|fd| Slab::map(fd).unwrap()));
-        Ok(Opened { answer, slab: self.slabs[answer.slab as usize].clone() })
+        let [slab] = &fds[..] else { panic!("{fds:?}") };
+        Ok(Opened { answer, slab: Slab::map(slab).unwrap() })
     }
 
     fn release(&mut self, opened: &Opened) {
@@ -438,7 +436,7 @@ fn open_with_lost_answer_gives_the_same_lease() {
     drop(user);
     let mut client = shake_hands(&broker.socket, Some(identity)).unwrap();
     client.last = id;
-    let request = Request { id, call: Call::OpenTimeline { name: "t".into(), writer: true, slabs: 0 } };
+    let request = Request { id, call: Call::OpenTimeline { name: "t".into(), writer: true, shared: false } };
     client.call.send(&frame::encode(&request, 0, MAX_MESSAGE).unwrap(), &[]);
     let (reply, fds) = client.reply();
     assert_eq!((reply.outcome, fds.len()), (Ok(Answer::Timeline(opened.answer)), 1));
@@ -453,10 +451,10 @@ fn impossible_layouts_are_refused() {
     assert!(matches!(user.abandon("x"), Err(Refusal::ObjectNotFound { kind: ObjectKind::Timeline, .. })));
     let (_, lease) = user.client.commit("segment", b"x", true);
     let stale = Some(Refusal::Stale { what: "lease".into() });
-    assert_eq!(user.ask(Call::FollowTimeline { lease, slabs: 0 }).err(), stale, "it is on a segment");
+    assert_eq!(user.ask(Call::FollowTimeline { lease }).err(), stale, "it is on a segment");
     let mut other = User::join(&broker.socket);
     let lease = other.open("t", false).unwrap().answer.lease;
-    assert_eq!(user.ask(Call::FollowTimeline { lease, slabs: 0 }).err(), stale, "the lease belongs to another member");
+    assert_eq!(user.ask(Call::FollowTimeline { lease }).err(), stale, "the lease belongs to another member");
     assert_eq!(user.client.ask(Call::AwaitWithdrawal { lease }).err(), stale);
     assert_eq!(user.client.ask(Call::Release { lease }).err(), stale);
 }

@@ -74,9 +74,15 @@ fn show(output: Output, domain: &Domain, pattern: Option<&Pattern>) -> Result<()
             Some(_) => pools.extend(pool(name)),
         }
     }
+    // Where everything belongs to this user alone, the column would say nothing.
+    let owners = names.iter().filter_map(|name| name.latest.as_ref()).map(|latest| (latest.uid, latest.shared));
+    let owners = owners.chain(timelines.iter().map(|timeline| (timeline.uid, timeline.shared)));
+    let mut owners = owners.chain(semaphores.iter().map(|semaphore| (semaphore.uid, semaphore.shared)));
+    let own = rustix::process::geteuid().as_raw();
+    let has_users = owners.any(|(uid, shared)| uid != own || shared);
     let timelines = timelines.iter().map(timeline).collect();
     let semaphores = semaphores.iter().map(semaphore).collect();
-    // Each table with the columns that a narrow terminal leaves out, in this order.
+    // Each table with the columns that a narrow terminal leaves out, in this order. Every row ends with its user.
     let tables: [(&[&str], Vec<_>, &[&str]); 6] = [
         (&headings, segments, &["OLDER", "LEASES", "KIND", "TENSORS", "AGE", "LIFETIME", "PLACE"]),
         (&POOL, pools, &["KIND", "LEASES", "AGE", "LIFETIME", "PLACE"]),
@@ -89,7 +95,13 @@ fn show(output: Output, domain: &Domain, pattern: Option<&Pattern>) -> Result<()
         if i > 0 {
             output.line("");
         }
-        output.table(headings, rows, spare);
+        let mut headings = headings.to_vec();
+        let mut rows = rows.clone();
+        match has_users {
+            true => headings.push("USER"),
+            false => rows.iter_mut().for_each(|row| _ = row.pop()),
+        }
+        output.table(&headings, &rows, spare);
     }
     Ok(())
 }
@@ -101,12 +113,14 @@ fn timeline(timeline: &TimelineInfo) -> Vec<String> {
         timeline.announced.to_string(),
         timeline.leases.to_string(),
         describe::writer(timeline),
+        describe::user(timeline.uid, timeline.shared),
     ]
 }
 
 fn semaphore(semaphore: &SemaphoreInfo) -> Vec<String> {
-    let SemaphoreInfo { name, maximum, held, waiting, leases } = semaphore;
-    vec![name.clone(), maximum.to_string(), held.to_string(), waiting.to_string(), leases.to_string()]
+    let SemaphoreInfo { name, maximum, held, waiting, leases, uid, shared } = semaphore;
+    let numbers = [maximum, held, waiting, leases].map(u32::to_string);
+    [name.clone()].into_iter().chain(numbers).chain([describe::user(*uid, *shared)]).collect()
 }
 
 const POOL: [&str; 9] = ["POOL", "KIND", "PLACE", ">BLOCKS", ">BYTES EACH", ">FREE", "LIFETIME", ">LEASES", "AGE"];
@@ -125,6 +139,7 @@ fn pool(name: &NameInfo) -> Option<Vec<String>> {
         latest.lifetime.name().into(),
         latest.leases.to_string(),
         text::duration(text::since(latest.committed_at)),
+        describe::user(latest.uid, latest.shared),
     ])
 }
 
@@ -158,6 +173,7 @@ fn topic(name: &NameInfo) -> Option<Vec<String>> {
         usage.published.to_string(),
         latest.lifetime.name().into(),
         text::duration(text::since(latest.committed_at)),
+        describe::user(latest.uid, latest.shared),
     ])
 }
 
@@ -179,6 +195,7 @@ fn queue(name: &NameInfo) -> Option<Vec<String>> {
         usage.completed.to_string(),
         latest.lifetime.name().into(),
         text::duration(text::since(latest.committed_at)),
+        describe::user(latest.uid, latest.shared),
     ])
 }
 
@@ -189,7 +206,7 @@ fn row(name: &NameInfo) -> Vec<String> {
     };
     let Some(latest) = &name.latest else {
         let mut row = vec![name.name.clone(), "removed".into()];
-        row.resize(10, String::new());
+        row.resize(11, String::new());
         row[8] = older;
         if let Some(notice) = &name.notice {
             let left = text::until(notice.until);
@@ -214,5 +231,6 @@ fn row(name: &NameInfo) -> Vec<String> {
         latest.leases.to_string(),
         older,
         text::duration(text::since(latest.committed_at)),
+        describe::user(latest.uid, latest.shared),
     ]
 }

@@ -1,5 +1,5 @@
 //! `partywall put`. With `--json`, once it is committed: `name`, `version`, `kind`, `place`, `bytes` (of the tensors),
-//! `bytes_allocated`, `tensors` (a number), `lifetime`, `mutable`, `seconds`, `bytes_per_second`, `pid`, `existed`. If
+//! `bytes_allocated`, `tensors` (a number), `lifetime`, `mutable`, `uid`, `shared`, `seconds`, `bytes_per_second`, `pid`, `existed`. If
 //! `--if-absent` finds the name: only `name`, `version` and `existed`.
 
 use std::{
@@ -40,6 +40,9 @@ pub(crate) struct Arguments {
     /// Allow processes to write the memory after the commit
     #[arg(long)]
     mutable: bool,
+    /// Let processes of other users read it, where the broker admits them (`serve --allow-uid`)
+    #[arg(long, conflicts_with = "mutable")]
+    shared: bool,
     /// Threads that read and copy [default: one per CPU, at most 8]
     #[arg(long, value_name = "N", value_parser = parse_threads)]
     threads: Option<u16>,
@@ -60,7 +63,8 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let domain = context.options().connect()?;
     let place = device::place(context.output(), arguments.device)?;
     let threads = arguments.threads.map_or_else(default_threads, usize::from);
-    let put = domain.put(&arguments.name, place).kept(!arguments.hold).mutable(arguments.mutable);
+    let put =
+        domain.put(&arguments.name, place).kept(!arguments.hold).mutable(arguments.mutable).shared(arguments.shared);
     let put = put.if_absent(arguments.if_absent).threads(threads);
     if let Some(error) = put.check().err() {
         return exists(context, arguments, error);
@@ -130,6 +134,8 @@ fn report(context: &Context, arguments: &Arguments, plan: &Plan, segment: &Segme
         "tensors": tensors,
         "lifetime": if segment.is_kept() { "kept" } else { "owned" },
         "mutable": segment.is_mutable(),
+        "uid": segment.owner(),
+        "shared": segment.is_shared(),
         "seconds": took.as_secs_f64(),
         "bytes_per_second": rate,
         "pid": std::process::id(),

@@ -11,6 +11,7 @@
 //! `--replace` has the running broker continue as this program; see [`replace`]. That broker then executes this program
 //! with its own arguments, and [`Purpose`] says what for.
 
+mod accounts;
 pub(super) mod daemon;
 mod manager;
 mod replace;
@@ -28,12 +29,15 @@ use std::{
 use clap::Args;
 use partywall::{ErrorKind, Location};
 use partywall_broker::{
-    Broker, Config, Exit, Limits, StartError,
+    Admission, Broker, Config, Exit, Limits, StartError, UserLimits,
     log::RotatingLog,
     replacement::{Check, Purpose, execute},
     supervisor::{Supervisor, Worker, exit_code},
 };
-use partywall_os::{dir::Unsafe, supervision::LeftOpen};
+use partywall_os::{
+    dir::{Entry, Unsafe},
+    supervision::LeftOpen,
+};
 use rustix::process::{Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -70,6 +74,13 @@ pub(crate) struct Arguments {
     /// socket's directory. Used only by `partywall lab`
     #[arg(long, value_name = "PID", hide = true, conflicts_with = "background")]
     of_a_lab: Option<i32>,
+    /// Admit these users as well, by number or name; may be repeated. They get only what others create as shared. The
+    /// socket's directory then needs mode 0711, and clients have to name the socket
+    #[arg(long, value_name = "UID", num_args = 1.., value_parser = accounts::user)]
+    allow_uid: Vec<u32>,
+    /// Admit the members of this group as well, by number or name, as --allow-uid does
+    #[arg(long, value_name = "GID", value_parser = accounts::group)]
+    group: Option<u32>,
     /// Exit after this many seconds without members and names, or never [default: 60 in the background, else never]
     #[arg(long, value_name = "SECONDS|never", value_parser = parse_idle)]
     idle_exit: Option<Idle>,
@@ -101,25 +112,49 @@ pub(crate) struct Arguments {
     /// Most semaphores [default: 4096]
     #[arg(long, value_name = "N", value_parser = parse_number::<u64>)]
     max_semaphores: Option<u64>,
+    /// Most bytes of each user's versions, timelines and semaphores [default: a quarter of --max-bytes for each user but
+    /// the broker's]
+    #[arg(long, value_name = "BYTES", value_parser = parse_size)]
+    max_bytes_per_uid: Option<u64>,
+    /// Most names, timelines and semaphores of each user [default: likewise, of --max-names]
+    #[arg(long, value_name = "N", value_parser = parse_number::<u64>)]
+    max_names_per_uid: Option<u64>,
+    /// Most file descriptors for each user's versions, timelines and semaphores [default: likewise, of --max-fds]
+    #[arg(long, value_name = "N", value_parser = parse_number::<u64>)]
+    max_fds_per_uid: Option<u64>,
+    /// Most members of each user, unproven ones among them [default: likewise, of --max-clients]
+    #[arg(long, value_name = "N", value_parser = parse_members)]
+    max_clients_per_uid: Option<u64>,
+    /// Most connections at a time of each user that are no members, for `ps`, `ls` and the like [default: 4 for each user
+    /// but the broker's, of 16]
+    #[arg(long, value_name = "N", value_parser = parse_number::<u64>)]
+    max_seats_per_uid: Option<u64>,
     /// Most bytes of one message [default: 256KiB; at least 64KiB]
     #[arg(long, value_name = "BYTES", value_parser = parse_size)]
     max_message: Option<u64>,
 }
 
 /// The arguments that a broker keeps when another program continues for it.
-const SETTINGS: [&str; 13] = [
+const SETTINGS: [&str; 20] = [
     "background",
     "check",
     "idle_exit",
     "settle_ms",
     "unproven_after",
     "handshake_timeout_ms",
+    "allow_uid",
+    "group",
     "max_bytes",
     "max_names",
     "max_fds",
     "max_clients",
     "max_timelines",
     "max_semaphores",
+    "max_bytes_per_uid",
+    "max_names_per_uid",
+    "max_fds_per_uid",
+    "max_clients_per_uid",
+    "max_seats_per_uid",
     "max_message",
 ];
 
@@ -336,8 +371,16 @@ fn config(arguments: &Arguments, location: &Location, log: Option<PathBuf>) -> C
             timelines: arguments.max_timelines.unwrap_or(defaults.timelines),
             semaphores: arguments.max_semaphores.unwrap_or(defaults.semaphores),
             message: arguments.max_message.map_or(defaults.message, |n| usize::try_from(n).unwrap_or(usize::MAX)),
+            per_uid: UserLimits {
+                bytes: arguments.max_bytes_per_uid,
+                names: arguments.max_names_per_uid,
+                fds: arguments.max_fds_per_uid,
+                clients: arguments.max_clients_per_uid,
+                operators: arguments.max_seats_per_uid,
+            },
             ..defaults
         },
+        admission: Admission { uids: arguments.allow_uid.iter().copied().collect(), group: arguments.group },
         idle_exit: match arguments.idle_exit {
             Some(Idle::After(duration)) => Some(duration),
             Some(Idle::Never) => None,
@@ -380,6 +423,10 @@ fn failure(error: StartError) -> Failure {
         StartError::Directory { why: Unsafe::NoParent(parent), .. } => {
             let make = format!("create it with `mkdir -p {}`", parent.display());
             (ErrorKind::Unreachable, format!("{make}, or check --socket, PARTYWALL_SOCKET and XDG_RUNTIME_DIR"))
+        }
+        StartError::Directory { path, why: Unsafe::Mode { wanted: Entry::Passable, .. } } => {
+            let advice = format!("let others pass through it (chmod 711 {}), or name another --socket", path.display());
+            (ErrorKind::Unreachable, advice)
         }
         StartError::Directory { path, .. } => {
             let advice = format!("give only your user access (chmod 700 {}), or name another --socket", path.display());

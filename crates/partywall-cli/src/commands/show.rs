@@ -189,6 +189,7 @@ fn history(output: Output, info: &SegmentInfo) {
     fact(output, "lifetime", self::lifetime(*lifetime, *committer));
     let ago = text::duration(text::since(*committed_at));
     fact(output, "made", format!("{} ({ago} ago) by pid {committer}, version {version}", text::moment(*committed_at)));
+    user(output, info.version.uid, info.version.shared);
     if !info.is_latest {
         fact(output, "removed", "it can no longer be opened, and goes with the last process that has it open");
     }
@@ -292,6 +293,12 @@ fn with_ages(domain: &Domain, mut info: SegmentInfo) -> Result<SegmentInfo, Fail
         info.control = Some(later);
     }
     Ok(info)
+}
+
+/// Prints the user to which a name belongs, and who else may open it.
+fn user(output: Output, uid: u32, shared: bool) {
+    let others = if shared { "shared: other users may open it" } else { "no other user may open it" };
+    fact(output, "user", format!("{uid}; {others}"));
 }
 
 fn lifetime(lifetime: Lifetime, committer: u32) -> String {
@@ -432,6 +439,7 @@ fn facts(output: Output, info: &SegmentInfo) {
     }
     let ago = text::duration(text::since(*committed_at));
     fact(output, "committed", format!("{} ({ago} ago) by pid {committer}", text::moment(*committed_at)));
+    user(output, info.version.uid, info.version.shared);
     fact(output, "leases", leases.to_string());
     if let Some(builder) = info.builder {
         fact(output, "builder", format!("pid {builder} builds the next version"));

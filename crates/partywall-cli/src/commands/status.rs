@@ -1,16 +1,17 @@
 //! `partywall status`. With `--json`: `pid` (of the worker, which serves), `supervisor` (the pid of the process that
-//! restarts the worker if it dies; null if that is dead, or if there is none), `restarts` (a number), `version`, `instance` (in hexadecimal), `domain`, `socket`, `log` (a path
+//! restarts the worker if it dies; null if that is dead, or if there is none), `uid` (its user), `restarts` (a number), `version`, `instance` (in hexadecimal), `domain`, `socket`, `log` (a path
 //! or null), `simulated` (whether its members run on the simulated CUDA driver), `started_at_ms` (since 1970),
 //! `uptime_seconds`, `names`, `versions`, `timelines`, `semaphores`, `leases`, `fds` (numbers), `unproven` (what is in
 //! quarantine: `members`, `bytes`), `deaths` (of members since the start: `all`, and `unproven`, whose work on GPUs may
 //! have continued), `members` (a list of members, as in [`describe`], without this process), `bytes` (a list of `place`,
 //! `bytes`), `largest` (a list of `name`, `place`, `bytes`), `limits` (an object: `bytes`, `names`, `fds`, `clients`,
-//! `message`, `waits`, `leases`, `timelines`, `semaphores`).
+//! `message`, `waits`, `leases`, `timelines`, `semaphores`), `users` (a list of `uid`, `members`, `names`,
+//! `fds`, `bytes`, and `limits`, an object of these four; for others than the broker's user only its own).
 
 use clap::Args;
 use partywall::{
     Limit, Place, bytes,
-    info::{MemberInfo, StatusInfo},
+    info::{MemberInfo, StatusInfo, UserInfo},
 };
 use serde_json::{Map, Value, json};
 
@@ -40,6 +41,7 @@ pub(crate) fn run(context: &Context, _: &Arguments) -> Result<(), Failure> {
     broker(output, &status, &location);
     output.line("");
     held(output, &status);
+    users(output, &status);
     people(output, &members);
     Ok(())
 }
@@ -56,6 +58,7 @@ pub(crate) fn value(status: &StatusInfo, members: &[MemberInfo], location: &part
     json!({
         "pid": status.pid,
         "supervisor": status.supervisor,
+        "uid": status.uid,
         "restarts": status.restarts,
         "version": status.version,
         "instance": format!("{:016x}", status.instance),
@@ -77,7 +80,41 @@ pub(crate) fn value(status: &StatusInfo, members: &[MemberInfo], location: &part
         "bytes": bytes.collect::<Vec<_>>(),
         "largest": largest.collect::<Vec<_>>(),
         "limits": limits.collect::<Map<_, _>>(),
+        "users": status.users.iter().map(user).collect::<Vec<_>>(),
     })
+}
+
+fn user(user: &UserInfo) -> Value {
+    let UserInfo { uid, members, names, fds, bytes, limits: [most_members, most_names, most_fds, most_bytes] } = user;
+    // The broker's own user has no limits beside those of the domain.
+    let limit = |most: &u64| if *most == u64::MAX { Value::Null } else { json!(most) };
+    json!({
+        "uid": uid, "members": members, "names": names, "fds": fds, "bytes": bytes,
+        "limits": {
+            "members": limit(most_members), "names": limit(most_names), "fds": limit(most_fds), "bytes": limit(most_bytes),
+        },
+    })
+}
+
+/// Prints what each user has, if there are several or if this one is not the broker's.
+fn users(output: Output, status: &StatusInfo) {
+    if status.users.iter().all(|user| user.uid == status.uid) {
+        return;
+    }
+    for user in &status.users {
+        let [_, most_names, most_fds, most_bytes] = user.limits;
+        let of = |held: String, most: u64, limit: String| match most {
+            u64::MAX => held,
+            _ => format!("{held} of {limit}"),
+        };
+        let held = [
+            count(user.members, "member"),
+            of(count(user.names, "name"), most_names, most_names.to_string()),
+            of(count(user.fds, "file descriptor"), most_fds, most_fds.to_string()),
+            of(bytes(user.bytes), most_bytes, bytes(most_bytes)),
+        ];
+        output.line(format!("user     {}: {}", user.uid, held.join(", ")));
+    }
 }
 
 fn broker(output: Output, status: &StatusInfo, location: &partywall::Location) {

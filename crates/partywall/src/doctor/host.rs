@@ -15,7 +15,7 @@ use std::{
 use partywall_cuda::kernels::expected;
 use partywall_os::{
     Errno,
-    dir::{PrivateDir, Unsafe},
+    dir::{Entry, PrivateDir, Unsafe},
     map::SealedMap,
     memfd,
     process::{self, PidfdInfo},
@@ -29,7 +29,7 @@ use super::{
     finding::Finding,
 };
 use crate::{
-    domain::DomainOptions,
+    domain::{DomainOptions, own_user},
     error::{Error, Unreachable, bytes},
 };
 
@@ -170,6 +170,9 @@ pub(super) fn socket_directory(options: &DomainOptions) -> Finding {
     }
     match PrivateDir::open(path, false) {
         Ok(_) => Finding::ok(format!("{shown} is ours alone (0700)")),
+        Err(_) if PrivateDir::open_for(path, false, Entry::Passable).is_ok() => {
+            Finding::ok(format!("{shown} is ours, and others pass through it (0711), for a broker with --allow-uid"))
+        }
         Err(Unsafe::Errno(Errno::NOENT)) => {
             let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
             match rustix::fs::access(parent, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK) {
@@ -179,10 +182,21 @@ pub(super) fn socket_directory(options: &DomainOptions) -> Finding {
                     .fix(format!("make {} writable, {other}", parent.display())),
             }
         }
-        Err(why) => Finding::failed(format!("{shown}: {why}"))
-            .means("another user could reach or replace the broker's socket, so no broker is started there")
-            .fix(format!("chmod 700 {shown} if it is yours, {other}")),
+        Err(why) => match safe_owner(path) {
+            Some(owner) => {
+                Finding::ok(format!("{shown} belongs to user {owner}, whose broker may serve us (--allow-uid)"))
+            }
+            None => Finding::failed(format!("{shown}: {why}"))
+                .means("another user could reach or replace the broker's socket, so no broker is started there")
+                .fix(format!("chmod 700 {shown} if it is yours, {other}")),
+        },
     }
+}
+
+/// Returns the other user to which a directory belongs, if nobody else can write it.
+fn safe_owner(directory: &Path) -> Option<u32> {
+    let stat = rustix::fs::stat(directory).ok()?;
+    (stat.st_uid != own_user() && stat.st_mode & 0o022 == 0).then_some(stat.st_uid)
 }
 
 /// Probes the broker that the user's commands would use. Starts none.
@@ -193,8 +207,9 @@ pub(super) fn broker(options: &DomainOptions) -> Finding {
     });
     match status {
         Ok((status, socket)) => {
+            let user = if status.uid == own_user() { String::new() } else { format!(" as user {}", status.uid) };
             let what = format!(
-                "process {} runs release {} at {socket}: {} names, {} members",
+                "process {} runs release {}{user} at {socket}: {} names, {} members",
                 status.pid, status.version, status.names, status.members
             );
             match status.supervisor {

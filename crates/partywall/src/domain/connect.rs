@@ -25,7 +25,7 @@ use super::{
     inbox::Inbox,
     locate::{Location, broker_binary},
 };
-use crate::error::{Error, InvalidArgument, LimitReached, Result, Unreachable};
+use crate::error::{Error, ForeignBroker, InvalidArgument, LimitReached, Result, Unreachable};
 
 /// The release of this library, sent in the handshake.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -67,7 +67,7 @@ pub(super) fn connect(location: &Location, start: bool, program: Option<&Path>, 
     for _ in 0..4 {
         let call = match open(location) {
             Ok(call) => call,
-            Err(error) if start && is_absent(&error) => start_broker(location, program)?,
+            Err(error) if start && is_absent(&error) && may_start(location) => start_broker(location, program)?,
             Err(error) => return Err(error),
         };
         let role = if operator { Role::Operator { attempt } } else { Role::Member { attempt } };
@@ -91,19 +91,25 @@ fn is_absent(error: &Error) -> bool {
     matches!(error, Error::Unreachable(Unreachable::NoAnswer { .. }))
 }
 
+/// Returns whether a broker for this user may be started at a location. A directory of another user that others can only
+/// pass is for the broker of that user.
+fn may_start(location: &Location) -> bool {
+    let stat = rustix::fs::stat(location.directory());
+    stat.map_or(true, |stat| stat.st_uid == own_user() || stat.st_mode & 0o777 != 0o711)
+}
+
 /// Connects, without the handshake.
 pub(super) fn open(location: &Location) -> Result<OwnedFd> {
     let path = &location.socket;
     let unreachable = |why: String| Error::Unreachable(Unreachable::NoAnswer { socket: path.clone(), why });
-    let ours = rustix::process::geteuid().as_raw();
+    let ours = own_user();
+    let foreign = |broker, why| Error::Unreachable(Unreachable::User { socket: path.clone(), broker, ours, why });
     let call = socket::connect_within(path, TIMEOUT).map_err(|errno| match errno {
         Errno::AGAIN => unreachable("it does not accept connections; is it stopped?".into()),
         Errno::MFILE | Errno::NFILE => Error::system("connecting to the broker", errno),
         Errno::NOENT => unreachable("there is no socket".into()),
         Errno::ACCESS => match barred_by(path) {
-            Some(owner) if owner != ours => {
-                Error::Unreachable(Unreachable::User { socket: path.clone(), broker: owner, ours })
-            }
+            Some(owner) if owner != ours => foreign(owner, ForeignBroker::NotAdmitted),
             _ => unreachable(errno.to_string()),
         },
         Errno::CONNREFUSED => unreachable("connection refused, no process listens".into()),
@@ -111,15 +117,35 @@ pub(super) fn open(location: &Location) -> Result<OwnedFd> {
         errno => unreachable(errno.to_string()),
     })?;
     match socket::peer(&call).map_err(|e| Error::system("asking who the broker is", e))?.uid {
-        broker if broker != ours => Err(Unreachable::User { socket: path.clone(), broker, ours }.into()),
+        broker if broker != ours => check_foreign(location, broker).map(|()| call).map_err(|why| foreign(broker, why)),
         _ => Ok(call),
     }
 }
 
-/// Returns the owner of the directory on the way to `path` that this process may not search: the deepest one that is
-/// visible.
+/// Returns the user that this process runs as.
+pub(crate) fn own_user() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+/// Refuses the broker of another user unless its socket was named, in a directory where no third user can put another
+/// socket.
+fn check_foreign(location: &Location, broker: u32) -> Result<(), ForeignBroker> {
+    if !location.is_given {
+        return Err(ForeignBroker::NotNamed);
+    }
+    // A directory that is gone by now has no owner that could be trusted.
+    let Ok(stat) = rustix::fs::stat(location.directory()) else { return Err(ForeignBroker::NotNamed) };
+    match (stat.st_uid, stat.st_mode & 0o7777) {
+        (owner, _) if owner != 0 && owner != broker => Err(ForeignBroker::Directory { owner }),
+        (_, mode) if mode & 0o022 != 0 => Err(ForeignBroker::Writable { mode }),
+        _ => Ok(()),
+    }
+}
+
+/// Returns the owner of what this process may not use on the way to `path`: of the socket, or else of the deepest directory
+/// that is visible.
 fn barred_by(path: &Path) -> Option<u32> {
-    path.ancestors().skip(1).find_map(|directory| Some(rustix::fs::stat(directory).ok()?.st_uid))
+    path.ancestors().find_map(|part| Some(rustix::fs::stat(part).ok()?.st_uid))
 }
 
 /// Performs the handshake.

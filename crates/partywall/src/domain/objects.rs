@@ -37,22 +37,27 @@ impl Domain {
         answered!(self.link().call(Call::AbandonTimeline { name: name.to_owned() })?, Answer::Done => ())
     }
 
-    /// Opens a timeline. `slabs` is the number of slabs that this process has mapped; the answer brings the following
-    /// ones, up to that of the timeline.
-    pub(crate) fn open_timeline(&self, name: &str, writer: bool, slabs: u32) -> Result<(OpenedTimeline, Vec<OwnedFd>)> {
+    /// Opens a timeline. Returns its slab as well, unless no file descriptor was free for that.
+    pub(crate) fn open_timeline(
+        &self,
+        name: &str,
+        writer: bool,
+        shared: bool,
+    ) -> Result<(OpenedTimeline, Option<OwnedFd>)> {
         check_name(name)?;
-        timeline(self.link().call_with(Call::OpenTimeline { name: name.to_owned(), writer, slabs }, &[])?)
+        timeline(self.link().call_with(Call::OpenTimeline { name: name.to_owned(), writer, shared }, &[])?)
     }
 
-    /// Opens the present incarnation of the timeline behind a lease; `slabs` as for [`Domain::open_timeline`].
-    pub(crate) fn follow_timeline(&self, lease: u64, slabs: u32) -> Result<(OpenedTimeline, Vec<OwnedFd>)> {
-        timeline(self.link().call_with(Call::FollowTimeline { lease, slabs }, &[])?)
+    /// Opens the present incarnation of the timeline behind a lease, as [`Domain::open_timeline`] does.
+    pub(crate) fn follow_timeline(&self, lease: u64) -> Result<(OpenedTimeline, Option<OwnedFd>)> {
+        timeline(self.link().call_with(Call::FollowTimeline { lease }, &[])?)
     }
 
     /// Opens a semaphore. Returns its lease and its memory.
-    pub(crate) fn open_semaphore(&self, name: &str, maximum: u32) -> Result<(u64, OwnedFd)> {
+    pub(crate) fn open_semaphore(&self, name: &str, maximum: u32, shared: bool) -> Result<(u64, OwnedFd)> {
         check_name(name)?;
-        let (answer, fds) = self.link().call_with(Call::OpenSemaphore { name: name.to_owned(), maximum }, &[])?;
+        let call = Call::OpenSemaphore { name: name.to_owned(), maximum, shared };
+        let (answer, fds) = self.link().call_with(call, &[])?;
         let lease = answered!(answer, Answer::Semaphore { lease, .. } => lease)?;
         let Some(fd) = fds.into_iter().next() else {
             // If the lease cannot be released here, it ends with the connection.
@@ -63,6 +68,6 @@ impl Domain {
     }
 }
 
-fn timeline((answer, fds): (Answer, Vec<OwnedFd>)) -> Result<(OpenedTimeline, Vec<OwnedFd>)> {
-    answered!(answer, Answer::Timeline(opened) => (opened, fds))
+fn timeline((answer, fds): (Answer, Vec<OwnedFd>)) -> Result<(OpenedTimeline, Option<OwnedFd>)> {
+    answered!(answer, Answer::Timeline(opened) => (opened, fds.into_iter().next()))
 }

@@ -1,10 +1,10 @@
 //! Operations that are not allowed.
 
-use partywall_wire::{MemberState, NoGrowth, NoReplacement};
+use partywall_wire::{MemberState, NoGrowth, NoReplacement, OtherUsers};
 
 use super::{
     ErrorKind, Help,
-    text::{member_state, no_growth, no_replacement},
+    text::{member_state, no_growth, no_replacement, other_users},
 };
 
 /// The operation is not allowed on this object or for this process.
@@ -43,6 +43,12 @@ pub enum Denied {
         /// The name.
         name: String,
     },
+    /// A mutable segment is not shared with other users, because its readers could write it.
+    #[error("{name:?} cannot be shared with other users: it is mutable, so its readers could write it")]
+    Sharing {
+        /// The name.
+        name: String,
+    },
     /// Published memory ends with its publisher, so no queue can hold it.
     #[error("no queue can hold {name:?} version {version}: its memory ends with its publisher")]
     Attaching {
@@ -54,6 +60,16 @@ pub enum Denied {
     /// The connection is not a member of the domain ([`DomainOptions::operator`](crate::DomainOptions::operator)).
     #[error("this connection is not a member of the domain: it can only list, show, evict, remove, and end the broker")]
     NotMember,
+    /// It belongs to another user.
+    #[error("cannot {}: {} belongs to user {owner}, and this process runs as user {uid}", other_users(what).0, other_users(what).1)]
+    OtherUser {
+        /// What was asked for.
+        what: OtherUsers,
+        /// The user to which it belongs.
+        owner: u32,
+        /// This process's user.
+        uid: u32,
+    },
     /// The member is dead, and its memory is in quarantine, because its work on a GPU may not be over.
     #[error("pid {pid} is already dead, and its memory is in quarantine")]
     Unproven {
@@ -86,8 +102,18 @@ impl Denied {
             Self::Growth { why: NoGrowth::Reserved { .. }, .. } => ErrorKind::Refused.help("cannot-grow", "create it with a larger reserve(), or commit a new version"),
             Self::Growth { .. } => ErrorKind::Refused.help("cannot-grow", "create it as mutable and let its committer grow it, or commit a new version"),
             Self::Keeping { .. } => ErrorKind::Refused.help("cannot-keep", "publish a copy (commit_copy(), in Python put()), which the broker keeps; or leave out kept()"),
+            Self::Sharing { .. } => ErrorKind::Usage.help("cannot-share", "leave out mutable, or share a pool or topic"),
             Self::Attaching { .. } => ErrorKind::Refused.help("cannot-attach", "publish a copy (commit_copy(), in Python put()), or commit a segment, and attach that"),
             Self::NotMember => ErrorKind::Refused.help("not-a-member", "connect without operator(true)"),
+            Self::OtherUser { what, owner, uid } => {
+                let advice = match what {
+                    OtherUsers::Open { .. } | OtherUsers::Inspect { .. } => format!("create it shared, as user {owner}: shared(true), in Python shared=True, in the shell --shared"),
+                    OtherUsers::Create { .. } => "choose another name".into(),
+                    OtherUsers::Evict { .. } | OtherUsers::Free { .. } => format!("run this as user {owner}, or as the user of the broker"),
+                    _ => format!("run this as user {owner}; `--allow-uid {uid}` of `partywall serve` admits a user, and gives it nothing of others"),
+                };
+                ErrorKind::Refused.help("other-user", advice)
+            }
             Self::Unproven { pid } => ErrorKind::Refused.help("unproven", format!("`partywall rm --unproven {pid}` frees it; run this once no work of the process is left on a GPU")),
             Self::Replacement { why: NoReplacement::InProgress } => ErrorKind::Refused.help("not-replaced", "`partywall status` shows the release that serves; try again if it is not the one you want"),
             Self::Replacement { why: NoReplacement::Elsewhere { .. } } => ErrorKind::Refused.help("not-replaced", "run `partywall serve --replace` where the broker runs, not in another container"),

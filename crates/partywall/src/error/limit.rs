@@ -5,7 +5,7 @@ use partywall_wire::Limit;
 use super::{
     Error, ErrorKind, Held, Help, Language, MemoryLimit,
     advice::open_files,
-    text::{bytes, free_text, held_text, limit_name, unread_text},
+    text::{bytes, free_text, held_text, limit_name, unread_text, user_option},
 };
 use crate::place::Place;
 
@@ -48,6 +48,18 @@ pub enum LimitReached {
         /// Which.
         limit: Limit,
         /// Its value.
+        allowed: u64,
+        /// What would be needed.
+        needed: u64,
+    },
+    /// This user's share of a limit of the broker is reached.
+    #[error("user {uid} has a share of {allowed} of the broker's {}, this needs {needed}", limit_name(*limit))]
+    User {
+        /// The user.
+        uid: u32,
+        /// Which limit.
+        limit: Limit,
+        /// The user's share.
         allowed: u64,
         /// What would be needed.
         needed: u64,
@@ -113,6 +125,8 @@ impl LimitReached {
                 kind.help("out-of-memory", "free memory there: `partywall status` shows what Partywall holds, `partywall rm NAME` drops it")
             }
             Self::FileDescriptors(_) => ErrorKind::Refused.help("no-file-descriptor", open_files()),
+            Self::User { limit, .. } => ErrorKind::Refused.help("user-limit", format!("remove something of this user (`partywall status` shows its share), or start the broker with a higher {}", user_option(*limit))),
+            Self::Broker { limit: Limit::Handshakes, .. } => ErrorKind::Refused.help("limit-reached", "try again: other processes are connecting"),
             Self::Broker { limit: Limit::Chunks | Limit::Growths, .. } => ErrorKind::Refused.help("limit-reached", "grow in fewer, larger steps (spare()), or commit a new version"),
             Self::Broker { limit: Limit::ClientsOfProcess, .. } => ErrorKind::Refused.help("limit-reached", "share one connection among the threads of the process, or start the broker with a higher --max-clients"),
             Self::Broker { limit: Limit::HungUp, .. } => ErrorKind::Refused.help("limit-reached", "close connections with a good-bye (drop the Domain, in Python close()); restart the process to forget the others"),

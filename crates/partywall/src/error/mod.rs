@@ -39,7 +39,7 @@ pub use self::{
     mps::MpsFault,
     not_found::NotFound,
     text::bytes,
-    unreachable::Unreachable,
+    unreachable::{ForeignBroker, Unreachable},
 };
 pub(crate) use self::{
     refusal::ago,

@@ -8,7 +8,9 @@ use std::{
 use partywall_shm::queue::TaskId;
 use partywall_wire::{Ending, NameEnd, Refusal};
 
-use super::{Busy, Denied, Ended, Error, Gone, InvalidArgument, LimitReached, Mismatch, NotFound, Unreachable};
+use super::{
+    Busy, Denied, Ended, Error, ForeignBroker, Gone, InvalidArgument, LimitReached, Mismatch, NotFound, Unreachable,
+};
 use crate::{TaskRef, domain::withdrawn, info::with_version};
 
 impl Error {
@@ -48,11 +50,14 @@ impl Error {
             Refusal::BadPattern { pattern, why } => InvalidArgument::Pattern { pattern, why }.into(),
             Refusal::BadFd { index, fault } => Unreachable::FileDescriptor { index, fault }.into(),
             Refusal::Limit { limit, allowed, needed } => LimitReached::Broker { limit, allowed, needed }.into(),
+            Refusal::Quota { uid, limit, allowed, needed } => LimitReached::User { uid, limit, allowed, needed }.into(),
+            Refusal::OtherUser { what, owner, uid } => Denied::OtherUser { what, owner, uid }.into(),
             Refusal::Unread { unread, allowed, pids } => {
                 LimitReached::UnreadDescriptors { unread, allowed, pids }.into()
             }
             Refusal::WrongUser { broker, peer } => {
-                Unreachable::User { socket: socket.to_owned(), broker, ours: peer }.into()
+                Unreachable::User { socket: socket.to_owned(), broker, ours: peer, why: ForeignBroker::NotAdmitted }
+                    .into()
             }
             Refusal::OtherDriver { simulated } => Unreachable::Driver { socket: socket.to_owned(), simulated }.into(),
             Refusal::System { what, errno } => {

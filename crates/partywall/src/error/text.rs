@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use partywall_cuda::PointerKind;
 use partywall_wire::{
-    Ending, FdFault, Limit, MemberState, Named, NoGrowth, NoReplacement, ObjectKind, TimelineEnding, Whom,
+    Ending, FdFault, Limit, MemberState, Named, NoGrowth, NoReplacement, ObjectKind, OtherUsers, TimelineEnding, Whom,
 };
 
 use super::{Ended, Error, Held, NotFound};
@@ -129,6 +129,7 @@ pub(super) fn limit_name(limit: Limit) -> &'static str {
         Limit::ClientsOfProcess => "members of one process",
         Limit::HungUp => "members that one process has hung up on",
         Limit::Operators => "connections that are not members",
+        Limit::Handshakes => "new connections of other users",
         Limit::Message => "message bytes",
         Limit::Waits => "waiting requests of one member",
         Limit::Leases => "leases of one member",
@@ -138,6 +139,33 @@ pub(super) fn limit_name(limit: Limit) -> &'static str {
         Limit::Semaphores => "semaphores",
         Limit::Attachments => "segments attached to one queue",
         _ => "something newer than this library",
+    }
+}
+
+/// Returns what cannot be done, and what belongs to another user.
+pub(super) fn other_users(what: &OtherUsers) -> (String, String) {
+    match what {
+        OtherUsers::Open { name } => (format!("open {name:?}"), "it is not shared, and".into()),
+        OtherUsers::Create { name } => ("create the name".into(), format!("{name:?}")),
+        OtherUsers::Remove { name } => (format!("remove {name:?}"), "it".into()),
+        OtherUsers::Abandon { name } => (format!("abandon timeline {name:?}"), "it".into()),
+        OtherUsers::Tasks { name } => (format!("retry or purge tasks of queue {name:?}"), "it".into()),
+        OtherUsers::Inspect { name } => (format!("show {name:?}"), "it is not shared, and".into()),
+        OtherUsers::Evict { pid } => (format!("evict pid {pid}"), "it".into()),
+        OtherUsers::Free { pid } => (format!("free what pid {pid} held"), "it".into()),
+        OtherUsers::Stop => ("end the broker".into(), "it".into()),
+        _ => ("do this".into(), "it".into()),
+    }
+}
+
+/// Returns the option of `partywall serve` that sets each user's share of a limit.
+pub(super) fn user_option(limit: Limit) -> &'static str {
+    match limit {
+        Limit::Bytes => "--max-bytes-per-uid",
+        Limit::Names => "--max-names-per-uid",
+        Limit::Fds => "--max-fds-per-uid",
+        Limit::Operators => "--max-seats-per-uid",
+        _ => "--max-clients-per-uid",
     }
 }
 

@@ -76,8 +76,8 @@ pub enum Unreachable {
         /// Its parent.
         parent: PathBuf,
     },
-    /// The socket belongs to another user.
-    #[error("the broker at {} runs as user {broker}, this process as user {ours}", socket.display())]
+    /// The broker is another user's, and one of the two does not want the other.
+    #[error("the broker at {} runs as user {broker}, this process as user {ours}, {why}", socket.display())]
     User {
         /// The socket.
         socket: PathBuf,
@@ -85,6 +85,8 @@ pub enum Unreachable {
         broker: u32,
         /// Ours.
         ours: u32,
+        /// Why they do not come together.
+        why: ForeignBroker,
     },
     /// Members on the simulated CUDA driver and on the real one never share a domain.
     #[error("the domain at {} runs on the {} CUDA driver, this process on the {} one", socket.display(), driver_name(*simulated), driver_name(!*simulated))]
@@ -116,6 +118,37 @@ pub enum Unreachable {
     Refused(String),
 }
 
+/// Why a process does not use the broker of another user.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ForeignBroker {
+    /// The broker does not admit the process's user.
+    NotAdmitted,
+    /// The socket was not named: a socket that is derived from a domain's name could be anybody's.
+    NotNamed,
+    /// The socket's directory belongs to a third user, who could put another socket there.
+    Directory {
+        /// That user.
+        owner: u32,
+    },
+    /// Others may write the socket's directory, and could put another socket there.
+    Writable {
+        /// Its mode.
+        mode: u32,
+    },
+}
+
+impl std::fmt::Display for ForeignBroker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::NotAdmitted => f.write_str("which the broker does not admit"),
+            Self::NotNamed => f.write_str("which did not name the socket"),
+            Self::Directory { owner } => write!(f, "and the socket's directory belongs to user {owner}"),
+            Self::Writable { mode } => write!(f, "and others may write the socket's directory (mode {mode:04o})"),
+        }
+    }
+}
+
 impl Unreachable {
     /// Returns the error that the broker broke the protocol.
     pub(crate) fn protocol(why: impl Into<String>) -> Error {
@@ -133,7 +166,9 @@ impl Unreachable {
             Self::Gone { .. } => ErrorKind::Unreachable.help("broker-gone", "connect again; the owners of names must create them again"),
             Self::Version { .. } => ErrorKind::Unreachable.help("version-mismatch", "run `partywall stop --force` (it drops all names), then try again"),
             Self::UnsafeDirectory { path, .. } => ErrorKind::Unreachable.help("unsafe-directory", format!("give only your user access (chmod 700 {}), or set PARTYWALL_SOCKET to a socket in another directory", path.display())),
-            Self::User { .. } => ErrorKind::Unreachable.help("wrong-user", "run both as one user, or use another PARTYWALL_SOCKET"),
+            Self::User { ours, why: ForeignBroker::NotAdmitted, .. } => ErrorKind::Unreachable.help("wrong-user", format!("start the broker with `partywall serve --allow-uid {ours}` or --group, run both as one user, or use another PARTYWALL_SOCKET")),
+            Self::User { why: ForeignBroker::NotNamed, .. } => ErrorKind::Unreachable.help("wrong-user", "name its socket with --socket or PARTYWALL_SOCKET, and start it with --allow-uid"),
+            Self::User { broker, .. } => ErrorKind::Unreachable.help("wrong-user", format!("put the socket of a broker with --allow-uid into a directory of root or of user {broker} that others cannot write (mode 0711)")),
             Self::Driver { simulated: true, .. } => ErrorKind::Refused.help("simulated-driver", "choose another --domain, or set PARTYWALL_LIBCUDA as its members have"),
             Self::Driver { .. } => ErrorKind::Refused.help("simulated-driver", "choose another --domain, or run without PARTYWALL_LIBCUDA and --simulated"),
             Self::FileDescriptor { fault: FdFault::Missing, .. } => ErrorKind::Refused.help("bad-fd", "the broker has no free file descriptor: remove names, or raise its limit"),

@@ -25,6 +25,7 @@ pub(crate) struct Wanted {
     pub(crate) name: String,
     pub(crate) place: Option<Place>,
     pub(crate) kept: bool,
+    pub(crate) shared: bool,
     pub(crate) device: Option<DeviceUuid>,
     pub(crate) allow_peer: bool,
     pub(crate) timeout: Option<Duration>,
@@ -33,7 +34,17 @@ pub(crate) struct Wanted {
 impl Wanted {
     pub(crate) fn new(domain: Domain, object: Named, name: &str) -> Self {
         let name = name.to_owned();
-        Self { domain, object, name, place: None, kept: false, device: None, allow_peer: false, timeout: None }
+        Self {
+            domain,
+            object,
+            name,
+            place: None,
+            kept: false,
+            shared: false,
+            device: None,
+            allow_peer: false,
+            timeout: None,
+        }
     }
 
     /// Returns the error that the options are invalid.
@@ -66,7 +77,7 @@ impl Wanted {
                 .invalid(format!("its first block would begin at {address:#x}, and each at a multiple of 256 bytes")));
         }
         let publication = self.domain.publish(&self.name).tensor("blocks", DType::U8, &data_shape(&control), memory);
-        let segment = publication.kept(self.kept).control(control).commit()?;
+        let segment = publication.kept(self.kept).shared(self.shared).control(control).commit()?;
         self.domain.pools().lock().add(segment)
     }
 
@@ -118,7 +129,7 @@ impl Wanted {
 
     fn build(&self, builder: Builder, control: Control) -> Result<Arc<Blocks>> {
         let builder = builder.tensor("blocks", DType::U8, &data_shape(&control)).kept(self.kept);
-        let segment = builder.control(control).allocate()?.commit()?;
+        let segment = builder.shared(self.shared).control(control).allocate()?.commit()?;
         self.domain.pools().lock().add(segment)
     }
 
@@ -183,6 +194,14 @@ macro_rules! wanted_setters {
         /// restarts or the GPU is reset. By default it ends with the last process that has it open.
         pub fn kept(mut self, kept: bool) -> Self {
             self.wanted.kept = kept;
+            self
+        }
+
+        #[doc = concat!("Sets whether processes of other users may open a newly created ", $what, ", where the broker admits")]
+        /// them. All that have it open write its control memory, so each of their users can break it for all; and nothing
+        /// else.
+        pub fn shared(mut self, shared: bool) -> Self {
+            self.wanted.shared = shared;
             self
         }
 

@@ -19,7 +19,7 @@ use partywall_shm::{
     pool as shm_pool,
     queue::{self as shm, Event, Pools, TEND_EVERY},
 };
-use partywall_wire::Notice;
+use partywall_wire::{Notice, OtherUsers};
 
 pub(crate) use self::{attachments::Attachments, signals::Signals};
 pub use self::{
@@ -33,8 +33,8 @@ pub use self::{
 };
 use crate::{
     adaptive_spin::AdaptiveSpin,
-    domain::{Domain, LeaseGuard},
-    error::{Busy, Error, Gone, InvalidData, Result, Unreachable},
+    domain::{Domain, LeaseGuard, own_user},
+    error::{Busy, Denied, Error, Gone, InvalidData, Result, Unreachable},
     gpu::Gpu,
     place::Place,
     pool::{Blocks, Pool},
@@ -193,11 +193,13 @@ impl Queue {
     /// Makes a dead letter pending again, as if it had not been attempted.
     ///
     /// # Errors
+    /// [`Denied::OtherUser`] in a queue of another user;
     /// [`Busy::TaskState`] if the task is not a dead letter; [`Gone::Task`] if it is over; [`InvalidData::TaskInputs`]
     /// if its submitter ended before its inputs were complete; [`Mismatch::Options`](crate::error::Mismatch::Options)
     /// for a task of another queue; [`Unreachable::Forked`].
     pub fn retry(&self, task: &TaskRef) -> Result<()> {
         self.open.require_ours()?;
+        self.require_owner()?;
         let id = self.open.id(task)?;
         self.open.queue().retry(id).map_err(|state| match state {
             shm::TaskState::Dead => InvalidData::TaskInputs { task: task.to_string() }.into(),
@@ -211,11 +213,23 @@ impl Queue {
     /// [`Busy::TaskState`] if the task is neither; otherwise as [`retry`](Self::retry).
     pub fn purge(&self, task: &TaskRef) -> Result<()> {
         self.open.require_ours()?;
+        self.require_owner()?;
         let id = self.open.id(task)?;
         let is_over = |state| matches!(state, shm::TaskState::Done | shm::TaskState::Dead);
         let row = self.domain().link().row();
         let purged = self.open.queue().dispose(self.open.pools(), row, id, is_over);
         purged.map_err(|state| self.open.not_in(id, state, "done or dead"))
+    }
+
+    /// Refuses to change tasks of others in a queue of another user.
+    fn require_owner(&self) -> Result<()> {
+        let owner = self.open.inputs.segment().owner();
+        let uid = own_user();
+        if owner == uid {
+            return Ok(());
+        }
+        let what = OtherUsers::Tasks { name: self.name().to_owned() };
+        Err(Denied::OtherUser { what, owner, uid }.into())
     }
 
     /// Counts tasks and blocks by their states. The time is proportional to the numbers of tasks and blocks.

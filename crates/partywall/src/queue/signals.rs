@@ -12,7 +12,7 @@ use partywall_shm::{queue::StreamPoint, timeline::Progress};
 use super::Open;
 use crate::{
     error::{Error, Result},
-    timeline::{Order, Timeline, TimelineWriter},
+    timeline::{Order, Timeline, TimelineOptions, TimelineWriter},
 };
 
 /// The timelines of this process in a queue, created when streams need them, and those of other processes, once opened.
@@ -67,7 +67,7 @@ impl Open {
     }
 
     fn writer(&self, lane: u8, stream: RawStream) -> Result<Writer> {
-        let signals = self.domain().timeline_writer(&self.timeline_name(self.domain().link().row(), lane))?;
+        let signals = self.timeline_options(self.domain().link().row(), lane).writer()?;
         let order = Order::of(signals.timeline());
         let last = signals.timeline().announced();
         Ok(Writer { signals, order, last, stream })
@@ -81,7 +81,7 @@ impl Open {
         if known.as_ref().is_some_and(is_it) {
             return Ok(known);
         }
-        match self.domain().timeline(&self.timeline_name(row, point.lane)) {
+        match self.timeline_options(row, point.lane).open() {
             // Another process may have got the row meanwhile, and a timeline of that name.
             Ok(timeline) => Ok(Some(Arc::new(timeline)).filter(is_it).map(|timeline| self.keep(its, timeline))),
             Err(Error::Gone(_)) => Ok(None),
@@ -106,8 +106,10 @@ impl Open {
         self.inputs.signals().expect("a queue has them")
     }
 
-    fn timeline_name(&self, row: u16, lane: u8) -> String {
-        format!("{}/{}/queue-{row}-{lane}", self.name(), self.inputs.version())
+    /// Begins to open a member's timeline, which other users may open if they may open the queue.
+    fn timeline_options(&self, row: u16, lane: u8) -> TimelineOptions {
+        let name = format!("{}/{}/queue-{row}-{lane}", self.name(), self.inputs.version());
+        self.domain().timeline_options(&name).shared(self.inputs.segment().is_shared())
     }
 }
 

@@ -16,7 +16,7 @@ use super::{
     CommitOptions, ControlMemory, Element, Facts, Granted, Segment, commit_setters, elements_mut, named, no_such_tensor,
 };
 use crate::{
-    domain::{Domain, check_name, unexpected},
+    domain::{Domain, check_name, own_user, unexpected},
     error::{Error, Held, InvalidArgument, LimitReached, Mismatch, Result},
     files::{self, Piece, SinkError},
     gpu::{DeviceRange, Gpu},
@@ -155,7 +155,8 @@ impl Builder {
     /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda).
     pub fn allocate(self) -> Result<Build> {
         check_name(&self.name)?;
-        let CommitOptions { mutable, kept, if_absent } = self.commit;
+        let CommitOptions { mutable, kept, if_absent, shared } = self.commit;
+        self.commit.check(&self.name, self.control.is_none())?;
         let bad_table = |source| Error::InvalidArgument(InvalidArgument::Table { name: self.name.clone(), source });
         if let Some(source) = self.problem {
             return Err(bad_table(source));
@@ -190,6 +191,7 @@ impl Builder {
                 None => Lifetime::Owned,
             },
             if_absent,
+            shared,
             claim: self.claim,
             control: self.control,
         })
@@ -238,6 +240,7 @@ pub struct Build {
     mutable: bool,
     lifetime: Lifetime,
     if_absent: bool,
+    shared: bool,
     claim: Option<Claim>,
     control: Option<Control>,
 }
@@ -379,6 +382,7 @@ impl Build {
             control: self.control,
             if_absent: self.if_absent,
             claim: self.claim.as_ref().and_then(|claim| claim.id),
+            shared: self.shared,
         };
         match self.domain.link().call_with(Call::Commit(commit), &fds)? {
             (Answer::Committed { version, lease }, control) => Ok(Committed { version, lease, fd_numbers, control }),
@@ -387,14 +391,16 @@ impl Build {
     }
 
     fn into_segment(self, committed: Committed) -> Segment {
-        let Self { draft, kind, table, chunks, domain, name, place, mutable, lifetime, claim, .. } = self;
+        let Self { draft, kind, table, chunks, domain, name, place, mutable, lifetime, shared, claim, .. } = self;
         let Committed { version, lease, fd_numbers, control: fds } = committed;
         // The commit has fulfilled the claim.
         if let Some(mut claim) = claim {
             claim.id = None;
         }
         let reserved = draft.reserved();
-        let facts = Facts { name, version, place, mutable, reserved, lifetime, writable: mutable, fd_numbers };
+        let uid = own_user();
+        let facts =
+            Facts { name, version, place, mutable, reserved, lifetime, uid, shared, writable: mutable, fd_numbers };
         let memory = draft.into_memory();
         let control = self.control.map(|shape| ControlMemory { shape, fds });
         Granted { domain, lease, kind, memory, facts, chunks, table, growths: 0, control }.into()

@@ -89,6 +89,9 @@ struct Facts {
     /// Bytes that the version may grow to; 0 if it may not grow. This process may have room for less.
     reserved: u64,
     lifetime: Lifetime,
+    /// The user to which it belongs.
+    uid: u32,
+    shared: bool,
     writable: bool,
     /// The numbers that the chunks' file descriptors had. They are closed: the numbers are for display only.
     fd_numbers: Vec<RawFd>,
@@ -173,6 +176,16 @@ impl Segment {
     /// Returns whether the name stays when its committer and all users are gone.
     pub fn is_kept(&self) -> bool {
         self.facts.lifetime == Lifetime::Kept
+    }
+
+    /// Returns the user to which the name belongs: the one whose process committed it.
+    pub fn owner(&self) -> u32 {
+        self.facts.uid
+    }
+
+    /// Returns whether processes of other users may open it.
+    pub fn is_shared(&self) -> bool {
+        self.facts.shared
     }
 
     /// Returns how many bytes are mapped, including alignment.

@@ -152,6 +152,7 @@ impl OpenOptions {
     fn map(&self, mut opened: Opened, fds: Vec<OwnedFd>) -> Result<Segment> {
         let Received { table, fds, handles, control } = Received::sort(&mut opened, fds)?;
         let Opened { lease, name, version, kind, place, chunks, mutable, reserved, growths, lifetime, .. } = opened;
+        let Opened { uid, shared, .. } = opened;
         let fd_numbers = fds.iter().map(AsRawFd::as_raw_fd).collect();
         let kind = kind::by_wire(kind)?;
         let memory = kind.attach(Attach {
@@ -169,7 +170,7 @@ impl OpenOptions {
         })?;
         let place = place.into();
         let writable = self.write;
-        let facts = Facts { name, version, place, mutable, reserved, lifetime, writable, fd_numbers };
+        let facts = Facts { name, version, place, mutable, reserved, lifetime, uid, shared, writable, fd_numbers };
         let domain = self.domain.clone();
         Ok(Granted { domain, lease, kind, memory, facts, chunks, table, growths, control }.into())
     }

@@ -1,11 +1,24 @@
 //! Commit options that building, publishing and putting share.
 
+use crate::error::{Denied, Result};
+
 /// How a version is committed.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct CommitOptions {
     pub(crate) mutable: bool,
     pub(crate) kept: bool,
     pub(crate) if_absent: bool,
+    pub(crate) shared: bool,
+}
+
+impl CommitOptions {
+    /// Refuses to share a mutable segment. `is_segment` is false for a pool, topic or queue, whose users write it.
+    pub(super) fn check(&self, name: &str, is_segment: bool) -> Result<()> {
+        if self.shared && self.mutable && is_segment {
+            return Err(Denied::Sharing { name: name.to_owned() }.into());
+        }
+        Ok(())
+    }
 }
 
 /// Defines the setters of a builder whose field `commit` is [`CommitOptions`].
@@ -23,6 +36,13 @@ macro_rules! commit_setters {
         /// cannot be kept.
         pub fn kept(mut self, kept: bool) -> Self {
             self.commit.kept = kept;
+            self
+        }
+
+        /// Lets processes of other users open the version, where the broker admits them. They can only read it: a mutable
+        /// version cannot be shared. By default only processes of this user can open it.
+        pub fn shared(mut self, shared: bool) -> Self {
+            self.commit.shared = shared;
             self
         }
 

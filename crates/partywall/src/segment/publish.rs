@@ -8,7 +8,7 @@ use partywall_wire::{Answer, Call, Commit, Control, Lifetime, limits::MAX_CHUNKS
 
 use super::{CommitOptions, ControlMemory, Facts, Granted, Segment, build::wire_table, commit_setters, named};
 use crate::{
-    domain::{Domain, check_name, unexpected},
+    domain::{Domain, check_name, own_user, unexpected},
     error::{Denied, DeviceFault, Error, InvalidArgument, Result},
     gpu::{Gpu, access_error, cuda_error},
     info::TableBytes,
@@ -141,7 +141,8 @@ impl Publication {
             }
         }
         let Self { domain, name, table, memory, commit, control, .. } = self;
-        let CommitOptions { mutable, if_absent, .. } = commit;
+        let CommitOptions { mutable, if_absent, shared, .. } = commit;
+        commit.check(&name, control.is_none())?;
         let bad_table = |source| Error::InvalidArgument(InvalidArgument::Table { name: name.clone(), source });
         let mut allocations: Vec<Vec<ForeignMemory>> = Vec::new();
         let mut places = Vec::new();
@@ -182,6 +183,7 @@ impl Publication {
             control,
             if_absent,
             claim: None,
+            shared,
         };
         let fds: Vec<_> = table_fd.iter().map(AsFd::as_fd).collect();
         match domain.link().call_with(Call::Commit(commit), &fds)? {
@@ -189,7 +191,9 @@ impl Publication {
                 let writable = mutable;
                 let fd_numbers = Vec::new();
                 let lifetime = Lifetime::Owned;
-                let facts = Facts { name, version, place, mutable, reserved: 0, lifetime, writable, fd_numbers };
+                let uid = own_user();
+                let facts =
+                    Facts { name, version, place, mutable, reserved: 0, lifetime, uid, shared, writable, fd_numbers };
                 let kind = by_wire(partywall_wire::Kind::Legacy)?;
                 let control = control.map(|shape| ControlMemory { shape, fds });
                 Ok(Granted { domain, lease, kind, memory, facts, chunks, table, growths: 0, control }.into())

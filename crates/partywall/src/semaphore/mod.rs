@@ -85,15 +85,49 @@ impl Domain {
     /// [`Mismatch::Maximum`](crate::error::Mismatch::Maximum) if it has another number of permits, [`InvalidArgument::Maximum`] unless it is 1 to [`MAX_PERMITS`];
     /// [`InvalidArgument::Name`], [`LimitReached::Broker`](crate::error::LimitReached::Broker); those of every call.
     pub fn semaphore(&self, name: &str, maximum: u32) -> Result<Semaphore> {
+        self.semaphore_options(name, maximum).open()
+    }
+
+    /// Begins to open a semaphore with options.
+    pub fn semaphore_options(&self, name: &str, maximum: u32) -> SemaphoreOptions {
+        SemaphoreOptions { domain: self.clone(), name: name.to_owned(), maximum, shared: false }
+    }
+}
+
+/// Options to open a semaphore; see [`Domain::semaphore_options`].
+#[derive(Debug, Clone)]
+#[must_use = "options do nothing until open()"]
+pub struct SemaphoreOptions {
+    domain: Domain,
+    name: String,
+    maximum: u32,
+    shared: bool,
+}
+
+impl SemaphoreOptions {
+    /// Lets processes of other users open the semaphore, if this call creates it and the broker admits them. All that have
+    /// it open can write its memory, so each of their users can break this semaphore for all; and nothing else.
+    pub fn shared(mut self, shared: bool) -> Self {
+        self.shared = shared;
+        self
+    }
+
+    /// Opens it as [`Domain::semaphore`] does.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open(&self) -> Result<Semaphore> {
+        let Self { domain, name, shared, .. } = self;
+        let maximum = self.maximum;
         if !(1..=MAX_PERMITS).contains(&maximum) {
             return Err(InvalidArgument::Maximum { name: name.to_owned(), asked: maximum }.into());
         }
-        let (lease, fd) = self.open_semaphore(name, maximum)?;
+        let (lease, fd) = domain.open_semaphore(name, maximum, *shared)?;
         // Dropping it gives the lease back if the mapping fails.
-        let keep = Some(Arc::new(self.keep(lease)));
+        let keep = Some(Arc::new(domain.keep(lease)));
         let mapped = shm::Semaphore::map(fd);
         let memory = mapped.map_err(|source| Error::System { what: format!("mapping semaphore {name:?}"), source })?;
-        let open = Open { name: name.to_owned(), memory: Arc::new(memory), keep, domain: self.clone() };
+        let open = Open { name: name.to_owned(), memory: Arc::new(memory), keep, domain: domain.clone() };
         Ok(Semaphore { open: Arc::new(open), spin: AdaptiveSpin::on_memory() })
     }
 }

@@ -126,7 +126,7 @@ impl Domain {
     /// # Errors
     /// [`InvalidArgument::Name`], [`LimitReached::Broker`](crate::error::LimitReached::Broker); those of every call.
     pub fn timeline(&self, name: &str) -> Result<Timeline> {
-        Timeline::open(self, name, false)
+        self.timeline_options(name).open()
     }
 
     /// Opens a timeline to signal it. The writer continues from the timeline's present value.
@@ -134,13 +134,53 @@ impl Domain {
     /// # Errors
     /// [`Busy::Writer`](crate::error::Busy::Writer) while it has another writer, in any process; as [`timeline`](Self::timeline).
     pub fn timeline_writer(&self, name: &str) -> Result<TimelineWriter> {
-        Timeline::open(self, name, true).map(TimelineWriter::new)
+        self.timeline_options(name).writer()
+    }
+
+    /// Begins to open a timeline with options.
+    pub fn timeline_options(&self, name: &str) -> TimelineOptions {
+        TimelineOptions { domain: self.clone(), name: name.to_owned(), shared: false }
+    }
+}
+
+/// Options to open a timeline; see [`Domain::timeline_options`].
+#[derive(Debug, Clone)]
+#[must_use = "options do nothing until open() or writer()"]
+pub struct TimelineOptions {
+    domain: Domain,
+    name: String,
+    shared: bool,
+}
+
+impl TimelineOptions {
+    /// Lets processes of other users open the timeline, if this call creates it and the broker admits them. All that have it
+    /// open can write its word, so each of their users can break this timeline for all; and no other, because a shared
+    /// timeline has memory of its own.
+    pub fn shared(mut self, shared: bool) -> Self {
+        self.shared = shared;
+        self
+    }
+
+    /// Opens it as [`Domain::timeline`] does.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open(&self) -> Result<Timeline> {
+        Timeline::open(&self.domain, &self.name, false, self.shared)
+    }
+
+    /// Opens it as [`Domain::timeline_writer`] does.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn writer(&self) -> Result<TimelineWriter> {
+        Timeline::open(&self.domain, &self.name, true, self.shared).map(TimelineWriter::new)
     }
 }
 
 impl Timeline {
-    fn open(domain: &Domain, name: &str, writer: bool) -> Result<Self> {
-        let now = RwLock::new(Incarnation::open(domain, name, writer)?);
+    fn open(domain: &Domain, name: &str, writer: bool, shared: bool) -> Result<Self> {
+        let now = RwLock::new(Incarnation::open(domain, name, writer, shared)?);
         let at = Arc::new(At { name: name.to_owned(), now });
         Ok(Self { at, spin: AdaptiveSpin::on_memory(), domain: domain.clone() })
     }
@@ -252,12 +292,13 @@ impl Timeline {
     /// The errors of every call.
     pub fn follow(&self) -> Result<bool> {
         let (word, keep) = self.at.now();
-        let (present, _) = self.domain.follow_timeline(keep.lease(), u32::MAX)?;
+        let (present, _) = self.domain.follow_timeline(keep.lease())?;
         if present.incarnation == word.incarnation {
             return Ok(false);
         }
-        // Takes a lease of its own: the former one must keep every cell that a stream may still wait for.
-        let next = Incarnation::open(&self.domain, self.name(), false)?;
+        // Takes a lease of its own: the former one must keep every cell that a stream may still wait for. The timeline exists,
+        // so whether it is shared is decided.
+        let next = Incarnation::open(&self.domain, self.name(), false, false)?;
         *self.at.now.write().ignore_poison() = next;
         drop(word);
         keep.release();
@@ -335,12 +376,11 @@ impl Drop for Hold {
 
 impl Incarnation {
     /// Opens the present incarnation.
-    fn open(domain: &Domain, name: &str, writer: bool) -> Result<Self> {
-        let known = domain.timeline_memory().mapped();
-        let (opened, fds) = domain.open_timeline(name, writer, known)?;
+    fn open(domain: &Domain, name: &str, writer: bool, shared: bool) -> Result<Self> {
+        let (opened, slab) = domain.open_timeline(name, writer, shared)?;
         // Dropping it gives the lease back if the mapping fails.
         let keep = Some(Arc::new(domain.keep(opened.lease)));
-        Ok(Self { word: domain.timeline_memory().take_in(&opened, known, fds)?, keep })
+        Ok(Self { word: domain.timeline_memory().take_in(&opened, slab)?, keep })
     }
 }
 

@@ -229,7 +229,7 @@ impl Joined {
     }
 
     fn begin_timeline(&self) -> Result<Writer> {
-        let signals = self.open.domain().timeline_writer(&timelines::name(&self.open, self.id()))?;
+        let signals = timelines::options(&self.open, self.id()).writer()?;
         let order = Order::of(signals.timeline());
         let last = signals.timeline().announced();
         self.open.control.topic.set_timeline(&self.place(), order.cell());

@@ -13,7 +13,7 @@ use super::{ControlMemory, Open};
 use crate::{
     backoff::Backoff,
     error::{Error, Result},
-    timeline::{Order, Timeline},
+    timeline::{Order, Timeline, TimelineOptions},
 };
 
 /// The timelines of publishers that a subscriber has received from.
@@ -35,7 +35,7 @@ impl Timelines {
             let known = self.0.lock().ignore_poison().get(&publisher).cloned();
             let timeline = match known {
                 Some(known) => known,
-                None => Arc::new(open.domain().timeline(&name(open, publisher))?),
+                None => Arc::new(options(open, publisher).open()?),
             };
             // Otherwise the publisher is gone, and the broker is about to settle its samples.
             let is_its = topic.timeline_of(taken) == Some(Order::of(&timeline).cell());
@@ -77,10 +77,11 @@ pub(super) fn await_settled<T>(
     }
 }
 
-/// Returns the name of a publisher's timeline. It contains the topic's version, because a removed topic that is still in use
-/// may have a publisher of the same number.
-pub(super) fn name(open: &Open, publisher: u64) -> String {
-    format!("{}/{}/publisher-{publisher}", open.name(), open.blocks.version())
+/// Begins to open a publisher's timeline, which other users may open if they may open the topic. Its name contains the
+/// topic's version, because a removed topic that is still in use may have a publisher of the same number.
+pub(super) fn options(open: &Open, publisher: u64) -> TimelineOptions {
+    let name = format!("{}/{}/publisher-{publisher}", open.name(), open.blocks.version());
+    open.domain().timeline_options(&name).shared(open.blocks.segment().is_shared())
 }
 
 /// How long the broker may take to settle the samples of a publisher that is gone.

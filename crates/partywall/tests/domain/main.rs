@@ -16,6 +16,7 @@ mod segments;
 mod semaphores;
 mod spans;
 mod topics;
+mod users;
 mod watch;
 mod withdrawals;
 mod world;
@@ -71,6 +72,7 @@ fn role() {
             role if role.starts_with("withdrawals ") => withdrawals::play(role),
             role if role.starts_with("descriptors ") => descriptors::play(role),
             role if role.starts_with("known ") => known_failures::play(role),
+            "users guest" => users::play(),
             "sandboxed" => pidfds::play(),
             "watcher" => watch::play(),
             _ => deaths::play(&role),

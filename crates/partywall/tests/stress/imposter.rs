@@ -243,6 +243,8 @@ fn opened(chunks: usize) -> Opened {
         growths: 0,
         lifetime: Lifetime::Owned,
         control: None,
+        uid: 0,
+        shared: false,
     }
 }
 

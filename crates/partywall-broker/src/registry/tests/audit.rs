@@ -7,6 +7,7 @@ use crate::registry::{
     CloseId, FdId, MemberId, Registry, RequestId,
     state::{Life, Totals, Waiting, Want},
     types::{ControlMemory, LeaseId, Lifetime},
+    users::User,
 };
 
 /// Panics if `registry` contradicts itself or the effects that it has returned so far.
@@ -26,6 +27,7 @@ pub(super) fn audit(
     assert!(registry.uncleared > 0 || held_back.is_empty() && registry.held_back.confirms.is_empty());
     assert_eq!(registry.closing.keys().copied().collect::<BTreeSet<_>>(), unconfirmed);
     let mut totals = Totals::default();
+    let mut users = BTreeMap::<u32, User>::new();
     let mut fds = BTreeSet::new();
     let mut waiting = BTreeSet::new();
     let mut claims = BTreeSet::new();
@@ -34,6 +36,9 @@ pub(super) fn audit(
         assert!(!entry.is_empty(), "{name} holds nothing");
         assert!(entry.latest.is_none_or(|latest| entry.versions.contains_key(&latest) && latest == entry.last));
         totals.names += u64::from(entry.latest.is_some());
+        if let Some((_, latest)) = entry.latest() {
+            users.entry(latest.uid).or_default().totals.names += 1;
+        }
         if entry.versions.is_empty() {
             assert_eq!(entry.last, 0, "a name without versions counts from 1 again");
         }
@@ -56,6 +61,7 @@ pub(super) fn audit(
                 noticed.insert(id);
             }
             totals.add(&version.memory);
+            users.entry(version.uid).or_default().totals.add(&version.memory);
             for fd in version.memory.fds() {
                 assert!(fds.insert(fd), "{fd} belongs to two versions");
             }
@@ -107,12 +113,17 @@ pub(super) fn audit(
             }
         }
     }
-    for slab in &registry.cells.slabs {
-        totals.add_control(ControlMemory { fd: *slab, bytes: SLAB_BYTES });
-        assert!(fds.insert(*slab), "{slab} is in two places");
+    for slab in registry.cells.slabs.values() {
+        let memory = ControlMemory { fd: slab.memory.fd, bytes: SLAB_BYTES };
+        totals.add_control(memory);
+        users.entry(slab.uid).or_default().totals.add_control(memory);
+        assert!(fds.insert(memory.fd), "{} is in two places", memory.fd);
     }
     for semaphore in registry.semaphores.values() {
         totals.add_control(semaphore.memory);
+        let user = users.entry(semaphore.owned.uid).or_default();
+        user.totals.add_control(semaphore.memory);
+        user.objects += 1;
         assert!(fds.insert(semaphore.memory.fd), "{} is in two places", semaphore.memory.fd);
     }
     for (id, watcher) in &registry.watchers {
@@ -120,7 +131,18 @@ pub(super) fn audit(
         assert_eq!(registry.members[&watcher.member].waits[&watcher.ticket], (*id, Waiting::Watching));
     }
     assert!(registry.withdrawals.keys().all(|id| noticed.contains(id)), "a withdrawal ends with its last version");
+    for timeline in registry.timelines.values() {
+        users.entry(timeline.owned.uid).or_default().objects += 1;
+    }
+    for claim in registry.claims.values() {
+        users.entry(registry.uid_of(claim.member)).or_default().claims += 1;
+    }
     assert_eq!(registry.totals, totals);
+    for (uid, user) in &registry.users {
+        let counted = users.remove(uid).unwrap_or_default();
+        assert_eq!(*user, User { simulated: user.simulated, ..counted }, "what user {uid} has");
+    }
+    assert!(users.is_empty());
     assert!(fds.is_disjoint(&held_back));
     fds.extend(held_back);
     assert_eq!(fds, *open_fds, "file descriptors in versions and control memory, and those that the server holds");

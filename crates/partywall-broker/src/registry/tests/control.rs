@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::registry::{
     MemberId, Registry,
-    cells::Writing,
+    cells::{Cells, Writing},
     objects::LeasedObject,
     types::{CellAt, CellId, Name},
 };
@@ -51,14 +51,17 @@ pub(super) fn audit(registry: &Registry, live_cells: &BTreeSet<CellAt>) {
     }
 
     let cells = &registry.cells;
-    assert!(cells.taken <= cells.slabs.len() as u64 * registry.bounds.cells);
-    let resting: BTreeSet<_> = cells.resting.iter().copied().collect();
-    assert_eq!(resting.len(), cells.resting.len(), "a cell rests twice");
-    for number in 0..cells.taken {
-        let id = CellId(number);
-        assert_ne!(cells.used.contains_key(&id), resting.contains(&id), "cell {id} is used or rests");
+    let resting: BTreeSet<_> = cells.resting().collect();
+    assert_eq!(resting.len(), cells.resting().count(), "a cell rests twice");
+    let taken: BTreeSet<_> = cells.taken(registry.bounds.cells).collect();
+    for id in &taken {
+        assert_ne!(cells.used.contains_key(id), resting.contains(id), "cell {id} is used or rests");
     }
-    assert_eq!(cells.used.len() + resting.len(), cells.taken as usize);
+    assert_eq!(cells.used.len() + resting.len(), taken.len());
+    for (name, timeline) in &registry.timelines {
+        let area = Cells::area(timeline.owned, Some((timeline.present, &registry.bounds)));
+        assert_eq!(area, cells.area_of(timeline.present, registry.bounds.cells), "{name} is in the right slab");
+    }
     for (id, cell) in &cells.used {
         assert_eq!(cell.uses, uses.get(id).copied().unwrap_or(0), "uses of cell {id}");
         assert!(cell.uses > 0 || cell.writing != Writing::Over, "cell {id} ought to rest");

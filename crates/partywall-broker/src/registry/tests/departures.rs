@@ -37,10 +37,10 @@ fn busy(has_pidfd: bool) -> (Watched, MemberId, MemberId) {
     w.claim(victim, "building");
     let held = w.opened(survivor, "owned");
     for name in ["b", "a"] {
-        let open = |writer| OpenTimeline { name: Name::new(name), writer, slabs: 0, slab: None };
+        let open = |writer| OpenTimeline { name: Name::new(name), writer, shared: false, slab: None };
         let _ = w.ask(survivor, Call::OpenTimeline(open(false)));
         let _ = w.ask(victim, Call::OpenTimeline(open(true)));
-        let semaphore = || OpenSemaphore { name: Name::new(name), maximum: 2, memory: None };
+        let semaphore = || OpenSemaphore { name: Name::new(name), maximum: 2, shared: false, memory: None };
         let _ = w.ask(survivor, Call::OpenSemaphore(semaphore()));
         let _ = w.ask(victim, Call::OpenSemaphore(semaphore()));
     }

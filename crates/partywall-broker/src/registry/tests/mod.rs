@@ -15,6 +15,7 @@ mod random;
 mod rules;
 #[cfg(test)]
 mod sample;
+mod users;
 mod watching;
 
 use std::{collections::BTreeSet, sync::Arc};
@@ -27,7 +28,8 @@ use super::{
     event::{Commit, Growth, Identity, Open, OpenSemaphore, OpenTimeline},
     types::{
         Access, BlockControl, CellAt, Change, Chunk, ClaimId, ControlMemory, Ending, Gap, Kind, LeaseId, Lifetime,
-        Limit, MemberState, Memory, Name, Named, NoGrowth, ObjectKind, Place, Table, TimelineEnding, Whom,
+        Limit, MemberState, Memory, Name, Named, NoGrowth, ObjectKind, OtherUsers, Place, Quota, Table, TimelineEnding,
+        Whom,
     },
 };
 
@@ -44,7 +46,15 @@ pub(crate) fn fuzz(input: &[u8]) {
     }
 }
 
+const NO_QUOTA: Quota = Quota { members: u64::MAX, names: u64::MAX, fds: u64::MAX, bytes: u64::MAX };
+
+/// A user that is not the broker's.
+const GUEST: u32 = 7;
+
 const UNBOUNDED: Bounds = Bounds {
+    user: 0,
+    own: NO_QUOTA,
+    guests: NO_QUOTA,
     members: 1 << 16,
     rows: 1 << 16,
     bytes: u64::MAX,
@@ -133,7 +143,12 @@ impl Watched {
     }
 
     fn join(&mut self, member: MemberId) {
-        assert_eq!(self.apply(Event::Joined { member, identity: identity(member, false, true) }), []);
+        self.join_as(member, 0);
+    }
+
+    fn join_as(&mut self, member: MemberId, uid: u32) {
+        let identity = Identity { uid, ..identity(member, false, true) };
+        assert_eq!(self.apply(Event::Joined { member, identity }), []);
     }
 
     fn apply(&mut self, event: Event) -> Vec<Effect> {
@@ -329,7 +344,7 @@ impl Watched {
     }
 
     fn open_timeline(&mut self, member: MemberId, name: &str, writer: bool) -> Outcome {
-        let open = OpenTimeline { name: Name::new(name), writer, slabs: 0, slab: None };
+        let open = OpenTimeline { name: Name::new(name), writer, shared: false, slab: None };
         self.ask(member, Call::OpenTimeline(open)).1
     }
 
@@ -341,14 +356,14 @@ impl Watched {
     }
 
     fn follow(&mut self, member: MemberId, lease: LeaseId) -> OpenedTimeline {
-        match self.ask(member, Call::FollowTimeline { lease, slabs: 0 }).1 {
+        match self.ask(member, Call::FollowTimeline { lease }).1 {
             Ok(Answer::Timeline(opened)) => opened,
             other => panic!("{other:?}"),
         }
     }
 
     fn open_semaphore(&mut self, member: MemberId, name: &str, maximum: u32) -> Outcome {
-        let open = OpenSemaphore { name: Name::new(name), maximum, memory: None };
+        let open = OpenSemaphore { name: Name::new(name), maximum, shared: false, memory: None };
         self.ask(member, Call::OpenSemaphore(open)).1
     }
 
@@ -368,7 +383,7 @@ impl Watched {
 }
 
 fn commit(name: Name, memory: Arc<Memory>) -> Commit {
-    Commit { name, memory, if_absent: false, claim: None }
+    Commit { name, memory, if_absent: false, claim: None, shared: false }
 }
 
 /// A pool; with a depth, a topic.

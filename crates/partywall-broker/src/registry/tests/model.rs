@@ -14,6 +14,7 @@ use crate::registry::{
         BlockControl, Change, Deadline, Doubt, Ending, Limit, MemberState, Named, NoGrowth, Notice, Then, Whom,
         WithdrawalId,
     },
+    users::Owned,
 };
 
 /// The result of one event: the reply to a request, completions of others, and closes. Suggested names are left out.
@@ -73,7 +74,7 @@ impl ModelMember {
 }
 
 /// Versions whose memory is being closed, and its bytes.
-type PendingClose = Vec<(Name, u64, Named, u64)>;
+type PendingClose = Vec<(Name, u64, Named, u64, (u32, bool))>;
 
 /// A dead member whose memory is being closed.
 #[derive(Debug)]
@@ -92,6 +93,8 @@ pub(super) struct ModelVersion {
     number: u64,
     pub(super) memory: Arc<Memory>,
     committer: u32,
+    uid: u32,
+    shared: bool,
     at: u64,
     owner: Option<LeaseId>,
     left_to: Option<MemberId>,
@@ -171,8 +174,8 @@ pub(super) enum WaitFor {
 #[derive(Debug)]
 pub(super) struct Model {
     pub(super) bounds: Bounds,
-    /// True if the member that joined last is simulated.
-    simulated: bool,
+    /// True for users whose member that joined last is simulated.
+    simulated: BTreeMap<u32, bool>,
     pub(super) members: Vec<ModelMember>,
     deaths: u64,
     unproven_deaths: u64,
@@ -193,6 +196,8 @@ pub(super) struct Model {
     ends: Vec<(Name, Tombstone)>,
     /// Withdrawals whose deadlines have not passed, with the members that withdrew the names.
     pub(super) withdrawals: Vec<(WithdrawalId, MemberId)>,
+    /// The owners of the names that these withdrew.
+    withdrawn: BTreeMap<WithdrawalId, (u32, bool)>,
     noticed: u64,
     pub(super) now: u64,
     /// The highest version number of each name that has a version.
@@ -213,7 +218,7 @@ impl Model {
     pub(super) fn new(bounds: Bounds) -> Self {
         Self {
             bounds,
-            simulated: false,
+            simulated: BTreeMap::new(),
             members: Vec::new(),
             deaths: 0,
             unproven_deaths: 0,
@@ -227,6 +232,7 @@ impl Model {
             versions: Vec::new(),
             ends: Vec::new(),
             withdrawals: Vec::new(),
+            withdrawn: BTreeMap::new(),
             noticed: 0,
             now: 0,
             numbers: BTreeMap::new(),
@@ -241,16 +247,83 @@ impl Model {
         }
     }
 
-    /// Returns whether another member may join.
-    pub(super) fn has_room(&self) -> bool {
+    /// Returns whether another member of a user may join.
+    pub(super) fn has_room(&self, uid: u32) -> bool {
         let there = self.members.iter().filter(|m| matches!(m.life, Life::Alive | Life::HeldByChild)).count() as u64;
-        there < self.bounds.members && ((self.members.len() + self.objects.uncleared.len()) as u64) < self.bounds.rows
+        there < self.bounds.members
+            && self.members_of(uid) < self.quota(uid).members
+            && ((self.members.len() + self.objects.uncleared.len()) as u64) < self.bounds.rows
     }
 
-    /// Returns whether no member or GPU memory uses the other driver.
-    pub(super) fn admits(&self, simulated: bool) -> bool {
-        let anything = !self.members.is_empty() || self.versions.iter().any(|v| v.memory.place != Place::Host);
-        !anything || self.simulated == simulated
+    fn members_of(&self, uid: u32) -> u64 {
+        self.members.iter().filter(|m| self::uid(m.id) == uid).count() as u64
+    }
+
+    /// Returns whether no member or GPU memory of a user uses the other driver.
+    pub(super) fn admits(&self, uid: u32, simulated: bool) -> bool {
+        let on_a_gpu = |v: &ModelVersion| v.uid == uid && v.memory.place != Place::Host;
+        let anything = self.members_of(uid) > 0 || self.versions.iter().any(on_a_gpu);
+        !anything || self.is_simulated(uid) == simulated
+    }
+
+    fn is_simulated(&self, uid: u32) -> bool {
+        self.simulated.get(&uid).copied().unwrap_or(false)
+    }
+
+    fn quota(&self, uid: u32) -> Quota {
+        if uid == 0 { self.bounds.own } else { self.bounds.guests }
+    }
+
+    pub(super) fn within(&self, uid: u32, limit: Limit, needed: u64) -> Result<(), Refused> {
+        let Quota { names, fds, bytes, .. } = self.quota(uid);
+        let allowed = match limit {
+            Limit::Names => names,
+            Limit::Fds => fds,
+            _ => bytes,
+        };
+        if needed > allowed { Err(Refused::Quota { uid, limit, allowed, needed }) } else { Ok(()) }
+    }
+
+    /// Refuses another name of a user.
+    pub(super) fn one_more_name(&self, uid: u32) -> Result<(), Refused> {
+        let latest = self.versions.iter().filter(|v| v.latest && v.uid == uid).count();
+        let claims = self.claims.iter().filter(|c| self::uid(c.member) == uid).count();
+        self.within(uid, Limit::Names, (latest + claims) as u64 + self.objects_of(uid) + 1)
+    }
+
+    /// Refuses more memory of a user.
+    pub(super) fn more_memory(&self, uid: u32, fds: u64, bytes: u64) -> Result<(), Refused> {
+        let own = self.versions.iter().filter(|v| v.uid == uid);
+        let held: u64 = own.clone().map(|v| v.memory.held_bytes() + v.memory.other_bytes()).sum();
+        let held_fds: u64 = own.map(|v| v.memory.fds().len() as u64).sum();
+        let (control_fds, control) = self.control_memory(Some(uid));
+        self.within(uid, Limit::Bytes, held + control + bytes)?;
+        self.within(uid, Limit::Fds, held_fds + control_fds + fds)
+    }
+
+    /// Refuses what only the owner may do.
+    pub(super) fn only(&self, member: MemberId, owner: u32, what: OtherUsers) -> Result<(), Refused> {
+        let uid = uid(member);
+        if uid == owner { Ok(()) } else { Err(Refused::OtherUser { what, owner, uid }) }
+    }
+
+    /// Refuses a name under one of another user.
+    pub(super) fn under_own_names(&self, member: MemberId, name: &Name, is_timeline: bool) -> Result<(), Refused> {
+        let parts: Vec<_> = name.as_str().split('/').collect();
+        for end in 1..parts.len() {
+            let above = Name::new(parts[..end].join("/"));
+            if let Some(latest) = self.latest(&above)
+                && (!is_timeline || self.holds_on(member, |v| v.name == above && v.memory.control.is_some()).is_empty())
+            {
+                self.only(member, latest.uid, OtherUsers::Create { name: above.to_string() })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the administrator's names to it, and to others their own and shared ones.
+    pub(super) fn sees(&self, member: MemberId, owner: u32, shared: bool) -> bool {
+        shared || [owner, 0].contains(&uid(member))
     }
 
     pub(super) fn apply(&mut self, event: &Event, at: u64) -> ModelEffects {
@@ -258,7 +331,7 @@ impl Model {
         let mut effects = ModelEffects::default();
         match event {
             Event::Joined { member, identity } => {
-                self.simulated = identity.simulated;
+                self.simulated.insert(identity.uid, identity.simulated);
                 let is_free =
                     |row: &u16| !self.objects.uncleared.contains(row) && self.members.iter().all(|m| m.row != *row);
                 let row = (0..).find(is_free).unwrap();
@@ -312,8 +385,8 @@ impl Model {
                 let place = self.unclosed.iter().position(|(unclosed, _)| unclosed == id).unwrap();
                 let mut closed = self.unclosed.remove(place).1;
                 closed.sort_by_key(|(name, version, ..)| (name.clone(), *version));
-                for (name, version, named, bytes) in closed {
-                    self.note(named, &name, Change::Reclaimed { version, bytes });
+                for (name, version, named, bytes, owned) in closed {
+                    self.note(named, &name, owned, Change::Reclaimed { version, bytes });
                 }
             }
             Event::CellSettled { at } => self.settle(*at),
@@ -353,6 +426,7 @@ impl Model {
             }
         }
         self.collect_garbage(&mut effects);
+        self.close_unused_slabs(&mut effects);
         let pending_close = std::mem::take(&mut self.pending_close);
         if !pending_close.is_empty() {
             self.closings += 1;
@@ -394,6 +468,8 @@ impl Model {
                     self.enqueue(member, request, WaitFor::Build(name.clone()))
                 } else {
                     over(Limit::Names, self.bounds.names, self.names() + self.claims.len() as u64 + 1)?;
+                    self.under_own_names(member, name, false)?;
+                    self.one_more_name(uid(member))?;
                     Ok(self.grant_claim(member, request, name))
                 }
             }
@@ -492,16 +568,19 @@ impl Model {
                 self.enqueue(member, request, WaitFor::Growth(*lease))
             }
             Call::Remove { name, deadline } => {
-                let Some(version) = self.latest(name).map(|v| v.number) else {
+                let Some((version, owner)) = self.latest(name).map(|v| (v.number, v.uid)) else {
                     return Err(match self.notice_of(name) {
                         Some(notice) => Refused::Withdrawing { name: name.clone(), notice },
-                        None => self.unknown(name, None),
+                        None => self.unknown(member, name, None),
                     });
                 };
+                self.only(member, owner, OtherUsers::Remove { name: name.to_string() })?;
                 let notice = deadline.map(|Deadline { after, then }| {
                     self.noticed += 1;
                     let id = WithdrawalId(self.noticed);
                     self.withdrawals.push((id, member));
+                    let latest = self.latest(name).unwrap();
+                    self.withdrawn.insert(id, (latest.uid, latest.shared));
                     effects.control.push(Effect::AwaitDeadline { id, after });
                     (id, Notice { pid: pid(member), at: self.now, until: self.now + after, then })
                 });
@@ -527,7 +606,11 @@ impl Model {
                 Ok(Answer::Removed { version, bytes_kept, holders, queues, notice: notice.map(|(_, notice)| notice) })
             }
             Call::List { after: None } => {
-                let names = self.numbers.keys().map(|name| {
+                let is_seen = |name: &&Name| {
+                    let newest = self.versions.iter().filter(|v| v.name == **name).max_by_key(|v| v.number);
+                    newest.is_some_and(|v| self.sees(member, v.uid, v.shared))
+                };
+                let names = self.numbers.keys().filter(is_seen).map(|name| {
                     let older: Vec<_> = self.versions.iter().filter(|v| v.name == *name && !v.latest).collect();
                     NameRow {
                         name: name.clone(),
@@ -540,10 +623,11 @@ impl Model {
                 Ok(Answer::Names { names: names.collect(), more: false })
             }
             Call::Members { after: None } => {
-                let rows = self.members.iter().map(|m| MemberRow {
+                let is_seen = |id: MemberId| self.sees(member, uid(id), false);
+                let rows = self.members.iter().filter(|m| is_seen(m.id)).map(|m| MemberRow {
                     member: m.id,
                     pid: m.pid(),
-                    uid: 0,
+                    uid: uid(m.id),
                     command: command(m.id),
                     state: m.state(),
                     doubt: m.doubt(),
@@ -557,10 +641,10 @@ impl Model {
                     since: m.since,
                     simulated: m.simulated,
                 });
-                let dead = self.dead_members.iter().map(|dead| MemberRow {
+                let dead = self.dead_members.iter().filter(|dead| is_seen(dead.id)).map(|dead| MemberRow {
                     member: dead.id,
                     pid: pid(dead.id),
-                    uid: 0,
+                    uid: uid(dead.id),
                     command: command(dead.id),
                     state: MemberState::Dead,
                     doubt: None,
@@ -583,7 +667,7 @@ impl Model {
                     let chunks =
                         self.versions.iter().filter(|v| v.memory.place == place).map(|v| v.memory.held_bytes());
                     let others = self.versions.iter().filter(|_| place == Place::Host).map(|v| v.memory.other_bytes());
-                    let control = if place == Place::Host { self.control_memory().1 } else { 0 };
+                    let control = if place == Place::Host { self.control_memory(None).1 } else { 0 };
                     (place, chunks.chain(others).sum::<u64>() + control)
                 };
                 let mut bytes: Vec<_> = [Place::Host, GPU].map(at).into_iter().filter(|(_, n)| *n > 0).collect();
@@ -591,15 +675,16 @@ impl Model {
                 let mut largest: Vec<_> = self
                     .numbers
                     .keys()
-                    .map(|name| {
+                    .filter_map(|name| {
                         let of_name = self.versions.iter().filter(|v| v.name == *name);
                         let newest = of_name.clone().max_by_key(|v| v.number).unwrap();
-                        (name.clone(), newest.memory.place, of_name.map(|v| v.memory.held_bytes()).sum::<u64>())
+                        self.sees(member, newest.uid, newest.shared).then_some(())?;
+                        Some((name.clone(), newest.memory.place, of_name.map(|v| v.memory.held_bytes()).sum::<u64>()))
                     })
                     .collect();
                 largest.sort_by_key(|(name, _, bytes)| (std::cmp::Reverse(*bytes), name.clone()));
                 Ok(Answer::Status(Box::new(Counts {
-                    simulated: self.simulated,
+                    simulated: self.is_simulated(uid(member)),
                     members: self.members.iter().filter(|m| m.id != member).count() as u64,
                     names: self.names(),
                     versions: self.versions.len() as u64,
@@ -613,9 +698,12 @@ impl Model {
                     fds: self.fds(),
                     bytes,
                     largest,
+                    // The audit recounts what each user has.
+                    users: Vec::new(),
                 })))
             }
             Call::Stop { force } => {
+                self.only(member, 0, OtherUsers::Stop)?;
                 let (timelines, semaphores) = self.object_counts();
                 let names = self.names() + timelines + semaphores;
                 let members = self.members.len() as u64 - 1;
@@ -653,6 +741,9 @@ impl Model {
                 if meant.is_empty() {
                     return Err(Refused::NoSuchMember { whom: *whom, near: Vec::new() });
                 }
+                if uid(member) != 0 {
+                    self.only(member, uid(meant[0]), OtherUsers::Evict { pid: pid(meant[0]) })?;
+                }
                 if meant.contains(&member) {
                     return Err(Refused::NotYourself);
                 }
@@ -673,7 +764,14 @@ impl Model {
             Call::FreeUnproven { pid } => {
                 let meant: Vec<_> =
                     self.members.iter().filter(|m| pid.is_none_or(|pid| is_meant(m, Whom::Pid(pid)))).collect();
+                let meant: Vec<_> =
+                    meant.into_iter().filter(|m| pid.is_some() || self.sees(member, uid(m.id), false)).collect();
                 let unproven: Vec<_> = meant.iter().filter(|m| m.life == Life::Unproven).map(|m| m.id).collect();
+                if let (Some(pid), Some(first)) = (pid, meant.first())
+                    && uid(member) != 0
+                {
+                    self.only(member, uid(first.id), OtherUsers::Free { pid: *pid })?;
+                }
                 match (pid, meant.first()) {
                     (Some(pid), None) => {
                         return Err(Refused::NoSuchMember { whom: Whom::Pid(*pid), near: Vec::new() });
@@ -689,7 +787,7 @@ impl Model {
             }
             Call::OpenTimeline(open) => self.open_timeline(member, request, open, effects),
             Call::FollowTimeline { lease, .. } => self.follow(member, *lease),
-            Call::AbandonTimeline { name } => self.abandon_timeline(name, effects),
+            Call::AbandonTimeline { name } => self.abandon_timeline(member, name, effects),
             Call::OpenSemaphore(open) => self.open_semaphore(member, request, open, effects),
             Call::Attach { queue, segment } => self.attach(member, *queue, *segment, effects),
             Call::DetachSegment(DetachSegment { queue, attachment, in_use }) => {
@@ -704,37 +802,47 @@ impl Model {
             Call::OpenAttached { queue, attachment } => {
                 let (queue, _) = self.queue_of(member, *queue)?;
                 let (name, number) = self.attached_segment(&queue, *attachment)?;
-                self.version(&name, number).check_stale()?;
-                over(Limit::Leases, self.bounds.leases, self.leases_of(member) + 1)?;
-                let lease = self.lease_version(member, &name, number, request);
-                let version = self.version(&name, number);
-                let growths = version.growths;
-                let memory = Arc::clone(&version.memory);
-                Ok(Answer::Opened(Opened { lease, name, version: number, growths, memory }))
+                self.grant(member, request, &name, number, Access::Read)
             }
-            Call::Objects { after: None } => Ok(Answer::Objects { objects: self.objects_listed(), more: false }),
-            Call::InspectObject { kind, name } => self.inspect_object(*kind, name),
+            Call::Objects { after: None } => Ok(Answer::Objects { objects: self.objects_listed(member), more: false }),
+            Call::InspectObject { kind, name } => self.inspect_object(member, *kind, name),
             Call::Ping => Ok(Answer::Done),
             other => panic!("not in the model: {other:?}"),
         }
     }
 
     fn commit(&mut self, member: MemberId, request: RequestId, commit: &Commit, effects: &mut ModelEffects) -> Outcome {
-        let Commit { name, memory, if_absent, claim } = commit;
+        let Commit { name, memory, if_absent, claim, shared } = commit;
+        let uid = uid(member);
         if let Some(claim) = claim
             && !self.claims.iter().any(|c| c.id == *claim && c.member == member && c.name == *name)
         {
             return Err(Refused::Stale(Handle::Claim));
+        }
+        match self.latest(name) {
+            Some(latest) => self.only(member, latest.uid, OtherUsers::Create { name: name.to_string() })?,
+            None => self.under_own_names(member, name, false)?,
         }
         if let Some(latest) = self.latest(name)
             && (*if_absent || memory.control.is_some() || latest.memory.control.is_some())
         {
             return Err(Refused::NameExists { name: name.clone(), version: latest.number });
         }
+        if memory.control.is_some()
+            && let Some((name, owner)) = self.foreign_timeline_under(uid, name)
+        {
+            return Err(Refused::OtherUser { what: OtherUsers::Create { name: name.to_string() }, owner, uid });
+        }
         let names = self.names() + u64::from(self.latest(name).is_none());
         over(Limit::Names, self.bounds.names, names)?;
-        over(Limit::Bytes, self.bounds.bytes, self.bytes() + memory.held_bytes() + memory.other_bytes())?;
-        over(Limit::Fds, self.bounds.fds, self.fds() + memory.fds().len() as u64)?;
+        if self.latest(name).is_none() && claim.is_none() {
+            self.one_more_name(uid)?;
+        }
+        let bytes = memory.held_bytes() + memory.other_bytes();
+        let fds = memory.fds().len() as u64;
+        over(Limit::Bytes, self.bounds.bytes, self.bytes() + bytes)?;
+        over(Limit::Fds, self.bounds.fds, self.fds() + fds)?;
+        self.more_memory(uid, fds, bytes)?;
         over(Limit::Leases, self.bounds.leases, self.leases_of(member) + 1)?;
         let memory = Arc::clone(memory);
 
@@ -745,9 +853,9 @@ impl Model {
         let pid = pid(member);
         let named = named(&memory);
         if self.latest(name).is_none() {
-            self.note(named, name, Change::Created { pid });
+            self.note(named, name, (uid, *shared), Change::Created { pid });
         }
-        self.note(named, name, Change::Committed { version: number, bytes: memory.bytes(), pid });
+        self.note(named, name, (uid, *shared), Change::Committed { version: number, bytes: memory.bytes(), pid });
         self.versions.iter_mut().filter(|v| v.name == *name).for_each(|v| v.latest = false);
         let lease = self.lease_version(member, name, number, request);
         self.versions.push(ModelVersion {
@@ -755,6 +863,8 @@ impl Model {
             number,
             memory,
             committer: pid,
+            uid,
+            shared: *shared,
             at: self.now,
             owner: Some(lease),
             left_to: None,
@@ -879,6 +989,9 @@ impl Model {
         let bytes = |memory: &Memory| memory.bytes() + memory.other_bytes();
         over(Limit::Bytes, self.bounds.bytes, self.bytes() - bytes(&before) + bytes(&memory))?;
         over(Limit::Fds, self.bounds.fds, self.fds() - before.fds().len() as u64 + memory.fds().len() as u64)?;
+        let more = memory.fds().len().saturating_sub(before.fds().len()) as u64;
+        let grown = memory.bytes() - before.bytes() + memory.other_bytes().saturating_sub(before.other_bytes());
+        self.more_memory(uid(member), more, grown)?;
 
         effects.closed.extend(before.table_fd());
         for version in self.versions.iter_mut().filter(|v| v.name == name && v.number == number) {
@@ -905,24 +1018,55 @@ impl Model {
         let wanted = version.or(latest);
         let found = self.versions.iter().find(|v| v.name == *name && Some(v.number) == wanted && !v.withdrawn);
         if let Some(version) = found {
-            let number = version.number;
-            let growths = version.growths;
-            let memory = Arc::clone(&version.memory);
-            if *access == Access::Write && !memory.mutable {
-                return Err(Refused::ReadOnly { name: name.clone(), version: number });
-            }
-            over(Limit::Leases, self.bounds.leases, self.leases_of(member) + 1)?;
-            let lease = self.lease_version(member, name, number, request);
-            return Ok(Answer::Opened(Opened { lease, name: name.clone(), version: number, growths, memory }));
+            return self.grant(member, request, name, version.number, *access);
         }
         match (self.numbers.get(name), version) {
             (Some(last), Some(v)) if v <= last || !wait => {
                 let not_found = Refused::VersionNotFound { name: name.clone(), version: *v, latest };
-                Err(self.end_of(name, *version).map_or(not_found, |_| self.unknown(name, *version)))
+                if self.end_of(name, *version).is_some() {
+                    return Err(self.unknown(member, name, *version));
+                }
+                let newest = self.versions.iter().filter(|v| v.name == *name).max_by_key(|v| v.number).unwrap();
+                if !newest.shared {
+                    self.only(member, newest.uid, OtherUsers::Open { name: name.to_string() })?;
+                }
+                Err(not_found)
             }
             _ if *wait => self.enqueue(member, request, WaitFor::Open(open.clone())),
-            _ => Err(self.unknown(name, *version)),
+            _ => Err(self.unknown(member, name, *version)),
         }
+    }
+
+    fn grant(&mut self, member: MemberId, request: RequestId, name: &Name, number: u64, access: Access) -> Outcome {
+        let version = self.version(name, number);
+        if !version.shared {
+            self.only(member, version.uid, OtherUsers::Open { name: name.to_string() })?;
+        }
+        version.check_stale()?;
+        let simulated = self.is_simulated(version.uid);
+        if version.memory.place != Place::Host && simulated != self.is_simulated(uid(member)) {
+            return Err(Refused::OtherDriver { simulated });
+        }
+        if access == Access::Write && !version.memory.mutable {
+            return Err(Refused::ReadOnly { name: name.clone(), version: number });
+        }
+        over(Limit::Leases, self.bounds.leases, self.leases_of(member) + 1)?;
+        let lease = self.lease_version(member, name, number, request);
+        Ok(self.opened(lease))
+    }
+
+    fn opened(&self, lease: LeaseId) -> Answer {
+        let held = self.version_leases.iter().find(|h| h.id == lease).unwrap();
+        let version = self.version(&held.name, held.number);
+        Answer::Opened(Opened {
+            lease,
+            name: held.name.clone(),
+            version: held.number,
+            growths: version.growths,
+            memory: Arc::clone(&version.memory),
+            uid: version.uid,
+            shared: version.shared,
+        })
     }
 
     fn known(&self, member: MemberId, request: RequestId, call: &Call) -> Option<Answer> {
@@ -938,11 +1082,7 @@ impl Model {
             Call::Commit(_) => held.map(|h| Answer::Committed { version: h.number, lease: h.id }),
             Call::Open(_) | Call::OpenOrBuild { .. } | Call::OpenAttached { .. } => {
                 if let Some(h) = held {
-                    let version = self.version(&h.name, h.number);
-                    let name = h.name.clone();
-                    let growths = version.growths;
-                    let memory = Arc::clone(&version.memory);
-                    return Some(Answer::Opened(Opened { lease: h.id, name, version: h.number, growths, memory }));
+                    return Some(self.opened(h.id));
                 }
                 let claim = self.claims.iter().find(|c| c.member == member && c.origin == request)?;
                 Some(Answer::Build { claim: claim.id })
@@ -1020,9 +1160,11 @@ impl Model {
         let named = named(&latest.memory);
         let version = latest.number;
         let legacy = latest.memory.kind == Kind::Legacy;
+        let owned = (latest.uid, latest.shared);
         let pid = pid(by);
         let command = command(by);
-        self.ends.push((name.clone(), Tombstone { ending, version, pid, command, at: self.now, legacy }));
+        let end = Owned { uid: owned.0, shared: owned.1 };
+        self.ends.push((name.clone(), Tombstone { ending, version, pid, command, at: self.now, legacy, owned: end }));
         for version in self.versions.iter_mut().filter(|v| v.name == *name) {
             if !version.withdrawn {
                 version.notice = notice;
@@ -1033,9 +1175,9 @@ impl Model {
             Ending::OwnerDied => Change::OwnerDied { pid },
             _ => Change::Withdrawn { pid },
         };
-        self.note(named, name, change);
+        self.note(named, name, owned, change);
         if let Some((_, notice)) = notice {
-            self.note(named, name, Change::DeadlineSet { notice });
+            self.note(named, name, owned, Change::DeadlineSet { notice });
         }
         self.notify_withdrawn(effects);
     }
@@ -1066,40 +1208,44 @@ impl Model {
         let name = version.name.clone();
         let last = self.versions.iter().filter(|v| of(v)).max_by_key(|v| v.number).unwrap();
         let named = named(&last.memory);
+        let owned = self.withdrawn[&id];
         self.versions.iter_mut().filter(|v| of(v)).for_each(|v| v.stale = notice.then != Then::Wait);
         let reads = |m: &&ModelMember| !self.holds_on(m.id, of).is_empty();
         let mut readers: Vec<_> = self.members.iter().filter(reads).map(|m| m.id).collect();
         readers.sort();
-        self.note(named, &name, Change::DeadlinePassed { then: notice.then, readers: readers.len() as u32 });
-        match notice.then {
-            Then::Wait => {}
-            Then::Stale => {
-                for reader in readers {
-                    self.notify_stale(reader, Some(id), effects);
-                    let row = self.member(reader).row;
-                    let held = self.version_leases.iter().filter(|h| h.member == reader);
-                    let topics = held.map(|h| self.version(&h.name, h.number)).filter(|v| of(v));
-                    let topics = topics.filter_map(|v| v.memory.control.filter(|c| c.shape.topic.is_some())?.object);
-                    let topics: BTreeSet<_> = topics.map(|memory| memory.fd).collect();
-                    let ending = TimelineEnding::Closed;
-                    effects.control.extend(topics.into_iter().map(|object| Effect::Detach { object, row, ending }));
-                }
+        self.note(named, &name, owned, Change::DeadlinePassed { then: notice.then, readers: readers.len() as u32 });
+        for reader in readers.clone() {
+            if self.policy(reader, &notice, owned.0) != Then::Stale {
+                continue;
             }
-            Then::Evict => {
-                for reader in readers {
-                    if reader != by && !self.is_unproven(reader) {
-                        self.evict_one(reader, by, effects);
-                    }
-                }
+            self.notify_stale(reader, Some(id), effects);
+            let row = self.members.iter().find(|m| m.id == reader).unwrap().row;
+            let held = self.version_leases.iter().filter(|h| h.member == reader);
+            let topics = held.map(|h| self.version(&h.name, h.number)).filter(|v| of(v));
+            let topics = topics.filter_map(|v| v.memory.control.filter(|c| c.shape.topic.is_some())?.object);
+            let topics: BTreeSet<_> = topics.map(|memory| memory.fd).collect();
+            let ending = TimelineEnding::Closed;
+            effects.control.extend(topics.into_iter().map(|object| Effect::Detach { object, row, ending }));
+        }
+        for reader in readers {
+            let evicts = self.policy(reader, &notice, owned.0) == Then::Evict;
+            if evicts && reader != by && !self.is_unproven(reader) {
+                self.evict_one(reader, by, effects);
             }
         }
+    }
+
+    /// Readers of other users are not evicted.
+    fn policy(&self, reader: MemberId, notice: &Notice, owner: u32) -> Then {
+        if notice.then == Then::Evict && uid(reader) != owner { Then::Stale } else { notice.then }
     }
 
     fn notify_stale(&mut self, member: MemberId, only: Option<WithdrawalId>, effects: &mut ModelEffects) {
         let own = self.version_leases.iter().filter(|h| h.member == member);
         let stale = own.filter_map(|h| {
             let version = self.version(&h.name, h.number);
-            let (id, notice) = version.notice.filter(|(_, notice)| version.stale && notice.then == Then::Stale)?;
+            let (id, notice) = version.notice.filter(|_| version.stale)?;
+            (self.policy(member, &notice, version.uid) == Then::Stale).then_some(())?;
             only.is_none_or(|only| only == id).then_some((h.id, notice))
         });
         let leases: Vec<_> = stale.collect();
@@ -1125,19 +1271,23 @@ impl Model {
         (meant && self.now < tombstone.at + REMEMBERED).then(|| tombstone.clone())
     }
 
-    fn unknown(&self, name: &Name, version: Option<u64>) -> Refused {
-        let is = self.kinds_of(name);
+    fn unknown(&self, member: MemberId, name: &Name, version: Option<u64>) -> Refused {
+        let is = self.kinds_of(member, name);
         let name = name.clone();
-        match self.end_of(&name, version) {
+        let end = self.end_of(&name, version);
+        match end.filter(|end| self.sees(member, end.owned.uid, end.owned.shared)) {
             Some(tombstone) if tombstone.legacy => Refused::Ended { name, tombstone },
             ended => Refused::NotFound { name, near: Vec::new(), is, ended },
         }
     }
 
-    pub(super) fn kinds_of(&self, name: &Name) -> Vec<Named> {
-        let mut kinds: Vec<_> = self.latest(name).map(|latest| named(&latest.memory)).into_iter().collect();
-        kinds.extend(self.has_object(ObjectKind::Timeline, name).then_some(Named::Timeline));
-        kinds.extend(self.has_object(ObjectKind::Semaphore, name).then_some(Named::Semaphore));
+    pub(super) fn kinds_of(&self, member: MemberId, name: &Name) -> Vec<Named> {
+        let latest = self.latest(name).filter(|latest| self.sees(member, latest.uid, latest.shared));
+        let mut kinds: Vec<_> = latest.map(|latest| named(&latest.memory)).into_iter().collect();
+        let objects = [(ObjectKind::Timeline, Named::Timeline), (ObjectKind::Semaphore, Named::Semaphore)];
+        kinds.extend(
+            objects.into_iter().filter(|(kind, _)| self.sees_object(member, *kind, name)).map(|(_, named)| named),
+        );
         kinds
     }
 
@@ -1193,7 +1343,7 @@ impl Model {
         let place = self.members.iter().position(|m| m.id == member).unwrap();
         let ModelMember { id, since, simulated, .. } = self.members.remove(place);
         if is_dead && self.pending_close.len() > before {
-            let bytes = self.pending_close[before..].iter().map(|(.., bytes)| bytes).sum();
+            let bytes = self.pending_close[before..].iter().map(|(.., bytes, _)| bytes).sum();
             self.dead_members.push(DeadMember { id, since, simulated, bytes, until: CloseId(0) });
         }
     }
@@ -1262,8 +1412,8 @@ impl Model {
             let is_held = |v: &ModelVersion| self.version_leases.iter().any(|h| h.is_on(v));
             let is_needed = |v: &ModelVersion| v.latest || is_held(v) || self.is_attached(v);
             let Some(place) = self.versions.iter().position(|v| !is_needed(v)) else { break };
-            let ModelVersion { name, number, memory, .. } = self.versions.remove(place);
-            self.pending_close.push((name.clone(), number, named(&memory), memory.held_bytes()));
+            let ModelVersion { name, number, memory, uid, shared, .. } = self.versions.remove(place);
+            self.pending_close.push((name.clone(), number, named(&memory), memory.held_bytes(), (uid, shared)));
             effects.closed.extend(memory.fds());
             self.attachments.retain(|a| a.queue != (name.clone(), number));
             self.given.retain(|(queue, _)| *queue != (name.clone(), number));
@@ -1286,6 +1436,8 @@ impl Model {
             lifetime: v.memory.lifetime,
             control: v.memory.control,
             committer: v.committer,
+            uid: v.uid,
+            shared: v.shared,
             leases: (self.version_leases.iter().filter(|h| h.is_on(v)).count()
                 + self.attachments.iter().filter(|a| a.segment == (v.name.clone(), v.number)).count())
                 as u32,
@@ -1308,12 +1460,12 @@ impl Model {
 
     pub(super) fn bytes(&self) -> u64 {
         let held = self.versions.iter().map(|v| v.memory.held_bytes() + v.memory.other_bytes());
-        held.sum::<u64>() + self.control_memory().1
+        held.sum::<u64>() + self.control_memory(None).1
     }
 
     pub(super) fn fds(&self) -> u64 {
         let held = self.versions.iter().map(|v| v.memory.fds().len() as u64);
-        held.sum::<u64>() + self.control_memory().0
+        held.sum::<u64>() + self.control_memory(None).0
     }
 
     pub(super) fn leases_of(&self, member: MemberId) -> u64 {
@@ -1329,6 +1481,11 @@ fn named(memory: &Memory) -> Named {
         Some(Control { queue: Some(_), .. }) => Named::Queue,
         Some(_) => Named::Pool,
     }
+}
+
+/// Returns the user of a member: the broker's, or for every third member another.
+pub(super) fn uid(member: MemberId) -> u32 {
+    if member.0.is_multiple_of(3) { GUEST } else { 0 }
 }
 
 fn is_meant(record: &ModelMember, whom: Whom) -> bool {

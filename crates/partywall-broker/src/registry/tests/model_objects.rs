@@ -2,9 +2,11 @@
 //! allowed.
 
 use super::{
-    model::{Model, ModelEffects, over},
+    model::{Model, ModelEffects, over, uid},
     *,
 };
+use std::collections::BTreeMap;
+
 use crate::registry::{
     effect::{Handle, Holder, ObjectRow, Refused, SemaphoreRow, TimelineRow},
     state::Life,
@@ -18,11 +20,21 @@ pub(super) struct Objects {
     /// The cell that the registry has taken for the current event.
     pub(super) chosen: Option<CellAt>,
     pub(super) leases: Vec<ObjectLease>,
-    pub(super) slabs: Vec<FdId>,
+    /// The slabs that exist, with their numbers.
+    pub(super) slabs: Vec<(u32, ModelSlab)>,
+    slabs_created: u32,
     timelines: Vec<ModelTimeline>,
     semaphores: Vec<Semaphore>,
-    /// Cells, by number.
-    cells: Vec<ModelCell>,
+    /// Cells that were ever used, by number, in slabs that exist.
+    cells: BTreeMap<u64, ModelCell>,
+}
+
+/// A slab of one user's own timelines, or of one shared timeline.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ModelSlab {
+    pub(super) fd: FdId,
+    uid: u32,
+    shared: bool,
 }
 
 /// A lease.
@@ -43,6 +55,8 @@ struct ModelTimeline {
     name: Name,
     present: u64,
     writer: Option<LeaseId>,
+    uid: u32,
+    shared: bool,
 }
 
 /// A semaphore.
@@ -51,6 +65,8 @@ struct Semaphore {
     name: Name,
     memory: ControlMemory,
     maximum: u32,
+    uid: u32,
+    shared: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -80,7 +96,7 @@ impl Model {
         let timeline = self.objects.timelines.iter_mut().find(|timeline| timeline.name == open.name).unwrap();
         if open.writer {
             timeline.writer = Some(lease);
-            let cell = &mut self.objects.cells[timeline.present as usize];
+            let cell = self.objects.cells.get_mut(&timeline.present).unwrap();
             (cell.writer, cell.by) = (Some(member), Some(lease));
         }
         let present = timeline.present;
@@ -98,65 +114,121 @@ impl Model {
     ) -> Result<(), Refused> {
         over(Limit::Leases, self.bounds.leases, self.leases_of(member) + 1)?;
         let timeline = self.objects.timelines.iter().find(|timeline| timeline.name == open.name);
+        let owner = timeline.map_or(uid(member), |timeline| timeline.uid);
+        let shared = timeline.map_or(open.shared, |timeline| timeline.shared);
         let former = match timeline {
             None => {
                 over(Limit::Timelines, self.bounds.timelines, self.objects.timelines.len() as u64 + 1)?;
+                self.under_own_names(member, &open.name, true)?;
+                self.one_more_name(owner)?;
                 None
             }
-            Some(ModelTimeline { writer: Some(writer), .. }) if open.writer => {
-                let held = self.objects.leases.iter().find(|held| held.id == *writer).unwrap();
-                return Err(Refused::WriterExists { name: open.name.clone(), pid: pid(held.member) });
+            Some(timeline) => {
+                if !timeline.shared {
+                    self.only(member, timeline.uid, OtherUsers::Open { name: open.name.to_string() })?;
+                }
+                match timeline.writer {
+                    Some(writer) if open.writer => {
+                        let held = self.objects.leases.iter().find(|held| held.id == writer).unwrap();
+                        return Err(Refused::WriterExists { name: open.name.clone(), pid: pid(held.member) });
+                    }
+                    _ if open.writer && self.objects.cells[&timeline.present].ended => Some(timeline.present),
+                    _ => return Ok(()),
+                }
             }
-            Some(timeline) if open.writer && self.objects.cells[timeline.present as usize].ended => {
-                Some(timeline.present)
-            }
-            Some(_) => return Ok(()),
         };
-        let idle = (0..self.objects.cells.len() as u64).filter(|number| self.is_idle(*number)).count() as u64;
-        let is_fresh =
-            |objects: &Objects| (objects.cells.len() as u64) < objects.slabs.len() as u64 * self.bounds.cells;
-        if idle <= self.bounds.rest && !is_fresh(&self.objects) {
-            match self.room_for_slab(slab.map_or(0, |slab| slab.bytes)) {
-                Ok(()) => self.objects.slabs.push(slab.take().unwrap().fd),
+        // The slabs in which the timeline may be.
+        let of_timeline = former.map(|former| (former / self.bounds.cells) as u32);
+        let is_its = |number: u32, slab: &ModelSlab| {
+            if shared { Some(number) == of_timeline } else { !slab.shared && slab.uid == owner }
+        };
+        let its: Vec<_> = self
+            .objects
+            .slabs
+            .iter()
+            .filter(|(number, slab)| is_its(*number, slab))
+            .map(|(number, _)| *number)
+            .collect();
+        let cells = self.bounds.cells;
+        let numbers = |slab: u32| u64::from(slab) * cells..u64::from(slab + 1) * cells;
+        let taken: Vec<_> =
+            its.iter().flat_map(|slab| self.objects.cells.range(numbers(*slab)).map(|(number, _)| *number)).collect();
+        let idle = taken.iter().filter(|number| self.is_idle(**number)).count() as u64;
+        let is_full = taken.len() as u64 == its.len() as u64 * cells;
+        let rests = idle > self.bounds.rest;
+        let mut created = None;
+        if !rests && is_full {
+            match self.room_for_slab(its.len() as u64, (owner, shared), slab.map_or(0, |slab| slab.bytes)) {
+                Ok(()) => {
+                    let number = self.objects.slabs_created;
+                    let fd = slab.take().unwrap().fd;
+                    self.objects.slabs.push((number, ModelSlab { fd, uid: owner, shared }));
+                    self.objects.slabs_created += 1;
+                    created = Some(number);
+                }
                 Err(refused) if idle == 0 => return Err(refused),
                 Err(_) => {}
             }
         }
         let at = self.objects.chosen.unwrap();
-        let slab = self.objects.slabs.iter().position(|slab| *slab == at.slab).unwrap() as u64;
-        let number = slab * self.bounds.cells + u64::from(at.index);
-        let incarnation = former.map_or(0, |former| self.objects.cells[former as usize].incarnation) + 1;
+        let number = self.number(at);
+        let incarnation = former.map_or(0, |former| self.objects.cells[&former].incarnation) + 1;
         let cell = ModelCell { incarnation, ended: false, writer: None, unobserved: false, by: None };
-        if idle > self.bounds.rest || !is_fresh(&self.objects) {
-            assert!(self.is_idle(number), "cell {number} is in use");
-            self.objects.cells[number as usize] = cell;
+        if rests || is_full && created.is_none() {
+            assert!(taken.contains(&number) && self.is_idle(number), "cell {number} is in use");
         } else {
-            assert_eq!(number, self.objects.cells.len() as u64, "fresh cells are taken in order");
-            self.objects.cells.push(cell);
+            let slab = created.or(its.last().copied()).unwrap();
+            let fresh = numbers(slab).find(|number| !self.objects.cells.contains_key(number));
+            assert_eq!(Some(number), fresh, "fresh cells are taken in order");
         }
+        self.objects.cells.insert(number, cell);
         let from = former.map(|former| self.at(former));
         effects.control.push(Effect::StartCell { at, from, incarnation });
         match self.objects.timelines.iter_mut().find(|timeline| timeline.name == open.name) {
             Some(timeline) => timeline.present = number,
             None => {
-                self.objects.timelines.push(ModelTimeline { name: open.name.clone(), present: number, writer: None });
-                self.note(Named::Timeline, &open.name, Change::Created { pid: pid(member) });
+                let timeline =
+                    ModelTimeline { name: open.name.clone(), present: number, writer: None, uid: owner, shared };
+                self.objects.timelines.push(timeline);
+                self.note(Named::Timeline, &open.name, (owner, shared), Change::Created { pid: pid(member) });
             }
         }
         Ok(())
     }
 
-    fn room_for_slab(&self, bytes: u64) -> Result<(), Refused> {
-        let allowed = self.bounds.slabs * self.bounds.cells;
-        over(Limit::Timelines, allowed, (self.objects.slabs.len() as u64 + 1) * self.bounds.cells)
-            .map_err(|_| Refused::Limit { limit: Limit::Timelines, allowed, needed: allowed + 1 })?;
+    /// Refuses one more slab for a timeline that may be in `slabs` slabs.
+    fn room_for_slab(&self, slabs: u64, (owner, shared): (u32, bool), bytes: u64) -> Result<(), Refused> {
+        let most = if shared { 1 } else { self.bounds.slabs };
+        if slabs == most {
+            let allowed = most * self.bounds.cells;
+            return Err(Refused::Limit { limit: Limit::Timelines, allowed, needed: allowed + 1 });
+        }
         over(Limit::Fds, self.bounds.fds, self.fds() + 1)?;
-        over(Limit::Bytes, self.bounds.bytes, self.bytes() + bytes)
+        over(Limit::Bytes, self.bounds.bytes, self.bytes() + bytes)?;
+        self.more_memory(owner, 1, bytes)
+    }
+
+    /// Closes slabs of shared timelines that do not exist any more and of which no cell is used.
+    pub(super) fn close_unused_slabs(&mut self, effects: &mut ModelEffects) {
+        let cells = self.bounds.cells;
+        let numbers = |slab: u32| u64::from(slab) * cells..u64::from(slab + 1) * cells;
+        let is_unused = |(number, slab): &(u32, ModelSlab)| {
+            let is_present = self.objects.timelines.iter().any(|t| numbers(*number).contains(&t.present));
+            slab.shared
+                && !is_present
+                && self.objects.cells.range(numbers(*number)).all(|(cell, _)| self.is_idle(*cell))
+        };
+        let unused: Vec<_> = self.objects.slabs.iter().copied().filter(is_unused).collect();
+        for (number, slab) in unused {
+            self.objects.slabs.retain(|(other, _)| *other != number);
+            self.objects.cells.retain(|cell, _| !numbers(number).contains(cell));
+            effects.closed.push(slab.fd);
+        }
     }
 
     /// Returns whether a cell has neither readers nor a writer.
     fn is_idle(&self, number: u64) -> bool {
-        let cell = self.objects.cells[number as usize];
+        let cell = self.objects.cells[&number];
         let is_seen = self.objects.leases.iter().any(|held| held.cells.contains(&number));
         let is_current = self.objects.timelines.iter().any(|timeline| timeline.present == number);
         !is_seen && !is_current && cell.writer.is_none() && !cell.unobserved
@@ -181,16 +253,16 @@ impl Model {
             lease,
             slab: (number / self.bounds.cells) as u32,
             cell: (number % self.bounds.cells) as u32,
-            incarnation: self.objects.cells[number as usize].incarnation,
+            incarnation: self.objects.cells[&number].incarnation,
             writer,
         }))
     }
 
-    pub(super) fn abandon_timeline(&mut self, name: &Name, effects: &mut ModelEffects) -> Outcome {
-        if !self.objects.timelines.iter().any(|timeline| timeline.name == *name) {
-            let kind = ObjectKind::Timeline;
-            return Err(self.no_object(kind, name));
-        }
+    pub(super) fn abandon_timeline(&mut self, member: MemberId, name: &Name, effects: &mut ModelEffects) -> Outcome {
+        let Some(timeline) = self.objects.timelines.iter().find(|timeline| timeline.name == *name) else {
+            return Err(self.no_object(member, ObjectKind::Timeline, name));
+        };
+        self.only(member, timeline.uid, OtherUsers::Abandon { name: name.to_string() })?;
         self.end_timeline(name, TimelineEnding::Abandoned, effects);
         Ok(Answer::Done)
     }
@@ -199,20 +271,21 @@ impl Model {
         let Some(timeline) = self.objects.timelines.iter_mut().find(|timeline| timeline.name == *name) else { return };
         let writer = timeline.writer.take();
         let present = timeline.present;
-        if !std::mem::replace(&mut self.objects.cells[present as usize].ended, true) {
+        let owned = (timeline.uid, timeline.shared);
+        if !std::mem::replace(&mut self.objects.cells.get_mut(&present).unwrap().ended, true) {
             effects.control.push(Effect::EndCell { at: self.at(present), ending });
             let pid = writer.map_or(0, |lease| self.holder_pid(lease));
             match ending {
-                TimelineEnding::OwnerDied => self.note(Named::Timeline, name, Change::OwnerDied { pid }),
-                TimelineEnding::OwnerFaulted => self.note(Named::Timeline, name, Change::OwnerFaulted { pid }),
+                TimelineEnding::OwnerDied => self.note(Named::Timeline, name, owned, Change::OwnerDied { pid }),
+                TimelineEnding::OwnerFaulted => self.note(Named::Timeline, name, owned, Change::OwnerFaulted { pid }),
                 _ => {}
             }
         }
     }
 
     pub(super) fn settle(&mut self, at: CellAt) {
-        let slab = self.objects.slabs.iter().position(|slab| *slab == at.slab).unwrap() as u64;
-        let cell = &mut self.objects.cells[(slab * self.bounds.cells + u64::from(at.index)) as usize];
+        let number = self.number(at);
+        let cell = self.objects.cells.get_mut(&number).unwrap();
         if cell.ended {
             (cell.writer, cell.unobserved) = (None, false);
         }
@@ -221,7 +294,7 @@ impl Model {
     /// Returns the ended cells that may still be written.
     pub(super) fn restless(&self) -> Vec<CellAt> {
         let restless = |cell: &ModelCell| cell.ended && (cell.writer.is_some() || cell.unobserved);
-        let numbers = (0..).zip(&self.objects.cells).filter(|(_, cell)| restless(cell)).map(|(number, _)| number);
+        let numbers = self.objects.cells.iter().filter(|(_, cell)| restless(cell)).map(|(number, _)| *number);
         numbers.map(|number| self.at(number)).collect()
     }
 
@@ -247,7 +320,11 @@ impl Model {
         created: &mut Option<ControlMemory>,
     ) -> Result<(), Refused> {
         over(Limit::Leases, self.bounds.leases, self.leases_of(member) + 1)?;
-        let OpenSemaphore { name, maximum, .. } = open;
+        let OpenSemaphore { name, maximum, shared, .. } = open;
+        let found = self.objects.semaphores.iter().find(|semaphore| semaphore.name == *name);
+        if let Some(semaphore) = found.filter(|semaphore| !semaphore.shared) {
+            self.only(member, semaphore.uid, OtherUsers::Open { name: name.to_string() })?;
+        }
         match self.objects.semaphores.iter().find(|semaphore| semaphore.name == *name) {
             Some(semaphore) if semaphore.maximum == *maximum => return Ok(()),
             Some(semaphore) => {
@@ -259,13 +336,20 @@ impl Model {
         }
         over(Limit::Semaphores, self.bounds.semaphores, self.objects.semaphores.len() as u64 + 1)?;
         over(Limit::Fds, self.bounds.fds, self.fds() + 1)?;
-        over(Limit::Bytes, self.bounds.bytes, self.bytes() + created.map_or(0, |created| created.bytes))?;
+        let bytes = created.map_or(0, |created| created.bytes);
+        over(Limit::Bytes, self.bounds.bytes, self.bytes() + bytes)?;
+        let uid = uid(member);
+        self.under_own_names(member, name, false)?;
+        self.one_more_name(uid)?;
+        self.more_memory(uid, 1, bytes)?;
         self.objects.semaphores.push(Semaphore {
             name: name.clone(),
             memory: created.take().unwrap(),
             maximum: *maximum,
+            uid,
+            shared: *shared,
         });
-        self.note(Named::Semaphore, name, Change::Created { pid: pid(member) });
+        self.note(Named::Semaphore, name, (uid, *shared), Change::Created { pid: pid(member) });
         Ok(())
     }
 
@@ -296,7 +380,7 @@ impl Model {
         self.end_timeline_of(lease, TimelineEnding::Closed, effects);
         let ObjectLease { member, cells, .. } = self.objects.leases.remove(index);
         for number in cells {
-            let cell = &mut self.objects.cells[number as usize];
+            let cell = self.objects.cells.get_mut(&number).unwrap();
             if cell.by == Some(lease) {
                 cell.by = None;
                 if cell.writer.is_some() || cell.unobserved {
@@ -309,17 +393,20 @@ impl Model {
         match kind {
             ObjectKind::Timeline if !is_open => {
                 self.end_timeline(&name, TimelineEnding::Abandoned, effects);
+                let timeline = self.objects.timelines.iter().find(|timeline| timeline.name == name).unwrap();
+                let owned = (timeline.uid, timeline.shared);
                 self.objects.timelines.retain(|timeline| timeline.name != name);
-                self.note(Named::Timeline, &name, Change::Withdrawn { pid: pid(member) });
+                self.note(Named::Timeline, &name, owned, Change::Withdrawn { pid: pid(member) });
             }
             ObjectKind::Timeline => {}
             _ => {
                 let semaphore = self.objects.semaphores.iter().find(|semaphore| semaphore.name == name).unwrap();
+                let owned = (semaphore.uid, semaphore.shared);
                 let semaphore = semaphore.memory.fd;
                 if !is_open {
                     effects.closed.push(semaphore);
                     self.objects.semaphores.retain(|semaphore| semaphore.name != name);
-                    self.note(Named::Semaphore, &name, Change::Withdrawn { pid: pid(member) });
+                    self.note(Named::Semaphore, &name, owned, Change::Withdrawn { pid: pid(member) });
                 } else if !self.objects.leases.iter().filter(on_it).any(|held| held.member == member) {
                     effects.control.push(Effect::Return { control: semaphore, row: self.member(member).row });
                 }
@@ -349,7 +436,7 @@ impl Model {
         is_dead: bool,
         effects: &mut ModelEffects,
     ) -> Vec<FdId> {
-        for cell in self.objects.cells.iter_mut().filter(|cell| cell.writer == Some(member)) {
+        for cell in self.objects.cells.values_mut().filter(|cell| cell.writer == Some(member)) {
             (cell.writer, cell.unobserved) = (None, !is_dead);
         }
         let before = effects.control.len();
@@ -374,7 +461,7 @@ impl Model {
 
     /// Returns whether a member may still store in some cell.
     pub(super) fn writes(&self, member: MemberId) -> bool {
-        self.objects.cells.iter().any(|cell| cell.writer == Some(member))
+        self.objects.cells.values().any(|cell| cell.writer == Some(member))
     }
 
     pub(super) fn timelines_written_by(&self, member: MemberId) -> u32 {
@@ -403,19 +490,23 @@ impl Model {
         self.objects.leases.iter().filter(|held| held.member == member).map(|held| held.id).collect()
     }
 
-    pub(super) fn objects_listed(&self) -> Vec<ObjectRow> {
-        let mut timelines: Vec<_> = self.objects.timelines.iter().collect();
+    pub(super) fn objects_listed(&self, member: MemberId) -> Vec<ObjectRow> {
+        let mut timelines: Vec<_> =
+            self.objects.timelines.iter().filter(|t| self.sees(member, t.uid, t.shared)).collect();
         timelines.sort_by_key(|timeline| timeline.name.clone());
-        let mut semaphores: Vec<_> = self.objects.semaphores.iter().collect();
+        let mut semaphores: Vec<_> =
+            self.objects.semaphores.iter().filter(|s| self.sees(member, s.uid, s.shared)).collect();
         semaphores.sort_by_key(|semaphore| semaphore.name.clone());
         let timelines = timelines.into_iter().map(|timeline| {
             let writer = self.objects.leases.iter().find(|held| timeline.writer == Some(held.id));
             ObjectRow::Timeline(TimelineRow {
                 name: timeline.name.clone(),
                 at: Some(self.at(timeline.present)),
-                incarnation: self.objects.cells[timeline.present as usize].incarnation,
+                incarnation: self.objects.cells[&timeline.present].incarnation,
                 writer: writer.map(|held| pid(held.member)),
                 leases: self.leases_on(ObjectKind::Timeline, &timeline.name).count() as u32,
+                uid: timeline.uid,
+                shared: timeline.shared,
             })
         });
         let semaphores = semaphores.into_iter().map(|semaphore| {
@@ -424,29 +515,53 @@ impl Model {
                 memory: semaphore.memory.fd,
                 maximum: semaphore.maximum,
                 leases: self.leases_on(ObjectKind::Semaphore, &semaphore.name).count() as u32,
+                uid: semaphore.uid,
+                shared: semaphore.shared,
             })
         });
         timelines.chain(semaphores).collect()
     }
 
-    fn no_object(&self, kind: ObjectKind, name: &Name) -> Refused {
-        Refused::ObjectNotFound { kind, name: name.clone(), near: Vec::new(), is: self.kinds_of(name) }
+    fn no_object(&self, member: MemberId, kind: ObjectKind, name: &Name) -> Refused {
+        Refused::ObjectNotFound { kind, name: name.clone(), near: Vec::new(), is: self.kinds_of(member, name) }
     }
 
-    pub(super) fn has_object(&self, kind: ObjectKind, name: &Name) -> bool {
+    fn owner_of(&self, kind: ObjectKind, name: &Name) -> Option<(u32, bool)> {
         match kind {
-            ObjectKind::Timeline => self.objects.timelines.iter().any(|timeline| timeline.name == *name),
-            _ => self.objects.semaphores.iter().any(|semaphore| semaphore.name == *name),
+            ObjectKind::Timeline => self.objects.timelines.iter().find(|t| t.name == *name).map(|t| (t.uid, t.shared)),
+            _ => self.objects.semaphores.iter().find(|s| s.name == *name).map(|s| (s.uid, s.shared)),
         }
     }
 
-    pub(super) fn inspect_object(&self, kind: ObjectKind, name: &Name) -> Outcome {
+    pub(super) fn sees_object(&self, member: MemberId, kind: ObjectKind, name: &Name) -> bool {
+        self.owner_of(kind, name).is_some_and(|(owner, shared)| self.sees(member, owner, shared))
+    }
+
+    /// Returns a timeline under a name that belongs to another user than `uid`.
+    pub(super) fn foreign_timeline_under(&self, uid: u32, name: &Name) -> Option<(Name, u32)> {
+        let below = format!("{name}/");
+        let is_it = |t: &&ModelTimeline| t.name.as_str().starts_with(&below) && t.uid != uid;
+        self.objects.timelines.iter().filter(is_it).min_by_key(|t| t.name.clone()).map(|t| (t.name.clone(), t.uid))
+    }
+
+    /// Returns the number of a user's timelines and semaphores.
+    pub(super) fn objects_of(&self, uid: u32) -> u64 {
+        let timelines = self.objects.timelines.iter().filter(|t| t.uid == uid).count();
+        (timelines + self.objects.semaphores.iter().filter(|s| s.uid == uid).count()) as u64
+    }
+
+    pub(super) fn inspect_object(&self, member: MemberId, kind: ObjectKind, name: &Name) -> Outcome {
         let is_it = |row: &&ObjectRow| {
             let of_kind = matches!(row, ObjectRow::Timeline(_)) == (kind == ObjectKind::Timeline);
             of_kind && row.name() == name
         };
-        let rows = self.objects_listed();
-        let row = rows.iter().find(is_it).ok_or_else(|| self.no_object(kind, name))?.clone();
+        if let Some((owner, _)) = self.owner_of(kind, name)
+            && !self.sees_object(member, kind, name)
+        {
+            self.only(member, owner, OtherUsers::Inspect { name: name.to_string() })?;
+        }
+        let rows = self.objects_listed(member);
+        let row = rows.iter().find(is_it).ok_or_else(|| self.no_object(member, kind, name))?.clone();
         let holders = self.members.iter().filter_map(|record| {
             let leases = self.leases_on(kind, name).filter(|held| held.member == record.id).count() as u32;
             let command = command(record.id);
@@ -461,10 +576,11 @@ impl Model {
         self.objects.leases.iter().filter(move |held| held.kind == kind && held.name == *name)
     }
 
-    /// Returns the number of slabs and semaphores, and their bytes.
-    pub(super) fn control_memory(&self) -> (u64, u64) {
-        let slabs = self.objects.slabs.len() as u64;
-        let semaphores = &self.objects.semaphores;
+    /// Returns the number of slabs and semaphores, and their bytes: those of one user, or all.
+    pub(super) fn control_memory(&self, of: Option<u32>) -> (u64, u64) {
+        let is_meant = |uid: u32| of.is_none_or(|of| of == uid);
+        let slabs = self.objects.slabs.iter().filter(|(_, slab)| is_meant(slab.uid)).count() as u64;
+        let semaphores: Vec<_> = self.objects.semaphores.iter().filter(|semaphore| is_meant(semaphore.uid)).collect();
         (
             slabs + semaphores.len() as u64,
             slabs * SLAB_BYTES + semaphores.iter().map(|semaphore| semaphore.memory.bytes).sum::<u64>(),
@@ -477,7 +593,16 @@ impl Model {
     }
 
     fn at(&self, number: u64) -> CellAt {
-        let slab = self.objects.slabs[(number / self.bounds.cells) as usize];
-        CellAt { slab, index: (number % self.bounds.cells) as u32 }
+        CellAt { slab: self.slab((number / self.bounds.cells) as u32), index: (number % self.bounds.cells) as u32 }
+    }
+
+    /// Returns the memory of a slab.
+    pub(super) fn slab(&self, number: u32) -> FdId {
+        self.objects.slabs.iter().find(|(other, _)| *other == number).unwrap().1.fd
+    }
+
+    fn number(&self, at: CellAt) -> u64 {
+        let (slab, _) = self.objects.slabs.iter().find(|(_, slab)| slab.fd == at.slab).unwrap();
+        u64::from(*slab) * self.bounds.cells + u64::from(at.index)
     }
 }

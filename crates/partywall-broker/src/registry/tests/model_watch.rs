@@ -10,9 +10,9 @@ use crate::registry::{
 };
 
 impl Model {
-    pub(super) fn note(&mut self, named: Named, name: &Name, change: Change) {
+    pub(super) fn note(&mut self, named: Named, name: &Name, (uid, shared): (u32, bool), change: Change) {
         let sequence = self.history.len() as u64 + 1;
-        self.history.push(Happening { sequence, at: self.now, named, name: name.clone(), change });
+        self.history.push(Happening { sequence, at: self.now, named, name: name.clone(), change, uid, shared });
     }
 
     pub(super) fn watch(&mut self, member: MemberId, ticket: RequestId, watch: &Watch) -> Outcome {
@@ -26,7 +26,7 @@ impl Model {
             After::Event(after) if after < begin => (Some(Gap::Behind { events: begin - after }), begin),
             After::Event(after) => (None, after),
         };
-        let events = self.since(after, pattern);
+        let events = self.since(member, after, pattern);
         if gap.is_some() || !events.is_empty() {
             return Ok(Answer::Happened(Happened { gap, events, next: last }));
         }
@@ -41,15 +41,16 @@ impl Model {
         for waiting in self.waits.clone() {
             let WaitFor::Watch(pattern, asked) = &waiting.waits_for else { continue };
             let gap = (notified < begin).then(|| Gap::Behind { events: begin - notified });
-            let events = self.since(notified.max(begin), pattern);
+            let events = self.since(waiting.member, notified.max(begin), pattern);
             if notified < last && (gap.is_some() || !events.is_empty() || *asked < begin) {
                 self.notify(&waiting, Ok(Answer::Happened(Happened { gap, events, next: last })), effects);
             }
         }
     }
 
-    fn since(&self, after: u64, pattern: &Pattern) -> Vec<Happening> {
+    fn since(&self, member: MemberId, after: u64, pattern: &Pattern) -> Vec<Happening> {
         let since = self.history.iter().filter(|event| event.sequence > after);
+        let since = since.filter(|event| self.sees(member, event.uid, event.shared));
         since.filter(|event| pattern.matches(event.name.as_str())).cloned().collect()
     }
 

@@ -61,7 +61,7 @@ fn first_waiter_and_first_writer_share_a_cell() {
 #[test]
 fn cell_is_initialised_before_it_is_announced() {
     let (mut w, [a]) = Watched::with_members();
-    let open = OpenTimeline { name: Name::new("x"), writer: true, slabs: 0, slab: None };
+    let open = OpenTimeline { name: Name::new("x"), writer: true, shared: false, slab: None };
     let call = w.provide(a, Call::OpenTimeline(open));
     let effects = w.apply(Event::Request { member: a, request: RequestId(1), call });
     assert!(matches!(&effects[..], [Effect::StartCell { from: None, incarnation: 1, .. }, Effect::Reply { .. }]));
@@ -78,7 +78,7 @@ fn writers_death_ends_waits_and_next_writer_continues() {
     assert_eq!(w.follow(a, reader.lease).incarnation, 1, "there is no next one yet");
 
     let (_, outcome, effects) =
-        w.ask(c, Call::OpenTimeline(OpenTimeline { name: Name::new("x"), writer: true, slabs: 0, slab: None }));
+        w.ask(c, Call::OpenTimeline(OpenTimeline { name: Name::new("x"), writer: true, shared: false, slab: None }));
     let Ok(Answer::Timeline(second)) = outcome else { panic!("{outcome:?}") };
     let [(at, Some(from), 2)] = starts(&effects)[..] else { panic!("{effects:?}") };
     assert!(from == first && at != first);
@@ -149,10 +149,10 @@ fn abandoning_ends_waits_and_the_writers_turn() {
 #[test]
 fn repeated_request_gives_the_same_lease_and_abandons_once() {
     let (mut w, [a, b]) = Watched::with_members();
-    let open = || Call::OpenTimeline(OpenTimeline { name: Name::new("x"), writer: true, slabs: 0, slab: None });
+    let open = || Call::OpenTimeline(OpenTimeline { name: Name::new("x"), writer: true, shared: false, slab: None });
     let (request, first, _) = w.ask(a, open());
     assert_eq!(w.ask_as(a, request, open()).0, first);
-    let open = || Call::OpenSemaphore(OpenSemaphore { name: Name::new("s"), maximum: 3, memory: None });
+    let open = || Call::OpenSemaphore(OpenSemaphore { name: Name::new("s"), maximum: 3, shared: false, memory: None });
     let (request, first, _) = w.ask(a, open());
     assert_eq!(w.ask_as(a, request, open()).0, first);
     assert_eq!(w.registry.object_leases.len(), 2);
@@ -252,8 +252,10 @@ fn writers_eviction_or_lost_context_ends_waits() {
     let [(evicted, TimelineEnding::Evicted)] = ends(&w.ask(a, evict).2)[..] else { panic!("one end") };
     assert!(matches!(w.ask(b, Call::Release { lease }).1, Err(Refused::Evicted { .. })));
     assert_eq!(
-        w.registry
-            .control_needed(b, &Call::OpenSemaphore(OpenSemaphore { name: Name::new("s"), maximum: 1, memory: None })),
+        w.registry.control_needed(
+            b,
+            &Call::OpenSemaphore(OpenSemaphore { name: Name::new("s"), maximum: 1, shared: false, memory: None })
+        ),
         None
     );
     let lease = w.timeline(c, "x", true).lease;
@@ -313,24 +315,23 @@ fn cells_rest_before_they_are_used_again() {
 }
 
 #[test]
-fn answer_brings_only_slabs_that_the_member_lacks() {
+fn answer_brings_the_slab_of_the_timeline() {
     let (mut w, [a, b]) = Watched::with_members();
     let opened: Vec<_> = (0..9).map(|i| w.timeline(a, &format!("{i}"), false)).collect();
     assert_eq!(opened.iter().map(|o| o.slab).collect::<Vec<_>>(), [0, 0, 0, 0, 1, 1, 1, 1, 2]);
-    let mut fds = |name: &str, slabs| {
-        let open = OpenTimeline { name: Name::new(name), writer: false, slabs, slab: None };
+    for opened in &opened {
+        let open = OpenTimeline {
+            name: Name::new(format!("{}", opened.lease.0 - 1)),
+            writer: false,
+            shared: false,
+            slab: None,
+        };
         w.last_request += 1;
         let request = RequestId(w.last_request);
         let effects = w.apply(Event::Request { member: b, request, call: Call::OpenTimeline(open) });
-        match &effects[..] {
-            [Effect::Reply { outcome: Ok(_), fds, .. }] => fds.len(),
-            other => panic!("{other:?}"),
-        }
-    };
-    assert_eq!(
-        [fds("8", 0), fds("8", 1), fds("8", 3), fds("8", u32::MAX), fds("0", 0), fds("0", 1)],
-        [3, 2, 0, 0, 1, 0]
-    );
+        let [Effect::Reply { outcome: Ok(_), fds, .. }] = &effects[..] else { panic!("{effects:?}") };
+        assert_eq!(*fds, [w.registry.slab(opened.slab).unwrap()]);
+    }
 }
 
 #[test]
@@ -442,8 +443,8 @@ fn pages_of_objects_fit_a_message_and_are_complete() {
     for i in 0..600 {
         let name = Name::new(format!("{i:04}{}", "x".repeat(251)));
         let call = match i % 2 {
-            0 => Call::OpenTimeline(OpenTimeline { name, writer: false, slabs: 0, slab: None }),
-            _ => Call::OpenSemaphore(OpenSemaphore { name, maximum: 1, memory: None }),
+            0 => Call::OpenTimeline(OpenTimeline { name, writer: false, shared: false, slab: None }),
+            _ => Call::OpenSemaphore(OpenSemaphore { name, maximum: 1, shared: false, memory: None }),
         };
         let call = w.provide(a, call);
         w.registry.apply(Event::Request { member: a, request: RequestId(i + 1), call }, 0);
@@ -451,7 +452,7 @@ fn pages_of_objects_fit_a_message_and_are_complete() {
     let mut after = None;
     let mut seen = Vec::new();
     loop {
-        let Answer::Objects { objects, more } = w.registry.list_objects(after.clone()) else { panic!("objects") };
+        let Answer::Objects { objects, more } = w.registry.list_objects(a, after.clone()) else { panic!("objects") };
         assert!(objects.len() < 150 && !objects.is_empty());
         after = objects.last().map(|row| match row {
             ObjectRow::Timeline(row) => (ObjectKind::Timeline, row.name.clone()),

@@ -4,11 +4,11 @@ use partywall_shm::queue::{InUse, TaskId};
 use proptest::prelude::*;
 
 use super::{
-    model::{Model, ModelEffects},
+    model::{Model, ModelEffects, uid},
     *,
 };
 use crate::registry::{
-    effect::Refused,
+    effect::{Counts, Refused},
     event::{After, DetachSegment, Watch},
     state::Life,
     tombstones::REMEMBERED,
@@ -56,6 +56,7 @@ enum Ask {
         if_absent: bool,
         claim: Option<usize>,
         control: Option<Control>,
+        shared: bool,
     },
     Open {
         name: usize,
@@ -80,10 +81,11 @@ enum Ask {
     Refresh(usize, u64, u64),
     AwaitGrowth(usize, u64),
     Remove(usize, Option<(u64, Then)>),
-    OpenTimeline(usize, bool),
+    /// As its writer or not, shared or not.
+    OpenTimeline(usize, bool, bool),
     Follow(usize),
     AbandonTimeline(usize),
-    OpenSemaphore(usize, u32),
+    OpenSemaphore(usize, u32, bool),
     /// A queue and a segment, by leases.
     Attach(usize, usize),
     /// A queue, one of its attachments, and whether tasks name it.
@@ -139,13 +141,16 @@ fn ask() -> impl Strategy<Value = Ask> {
         any::<bool>(),
         prop_oneof![Just(Lifetime::Owned), Just(Lifetime::Kept), Just(Lifetime::Shared)],
         prop::bool::weighted(0.2),
-        prop::option::weighted(0.4, pick.clone()),
-        prop::option::weighted(
-            0.4,
-            prop_oneof![
-                (1..3_u32, prop::option::of(1..3_u32)).prop_map(|(blocks, depth)| control(blocks, depth)),
-                Just(queue()),
-            ],
+        (
+            prop::option::weighted(0.4, pick.clone()),
+            prop::option::weighted(
+                0.4,
+                prop_oneof![
+                    (1..3_u32, prop::option::of(1..3_u32)).prop_map(|(blocks, depth)| control(blocks, depth)),
+                    Just(queue()),
+                ],
+            ),
+            any::<bool>(),
         ),
     );
     let growth = (
@@ -156,8 +161,9 @@ fn ask() -> impl Strategy<Value = Ask> {
         any::<bool>(),
     );
     prop_oneof![
-        8 => commit.prop_map(|(name, kind, chunks, table, mutable, lifetime, if_absent, claim, control)| Ask::Commit {
-            name, kind, chunks, table, mutable, lifetime, if_absent, claim, control,
+        8 => commit.prop_map(|commit| {
+            let (name, kind, chunks, table, mutable, lifetime, if_absent, (claim, control, shared)) = commit;
+            Ask::Commit { name, kind, chunks, table, mutable, lifetime, if_absent, claim, control, shared }
         }),
         8 => (name.clone(), version, prop::bool::weighted(0.3), any::<bool>())
             .prop_map(|(name, version, write, wait)| Ask::Open { name, version, write, wait }),
@@ -175,10 +181,12 @@ fn ask() -> impl Strategy<Value = Ask> {
         4 => (pick.clone(), 0..3_usize).prop_map(|(queue, which)| Ask::OpenAttached(queue, which)),
         4 => (pick, 0..3_u64).prop_map(|(lease, growths)| Ask::AwaitGrowth(lease, growths)),
         3 => (name.clone(), prop::option::weighted(0.8, (0..9_u64, then))).prop_map(|(of, deadline)| Ask::Remove(of, deadline)),
-        12 => (name.clone(), any::<bool>()).prop_map(|(name, writer)| Ask::OpenTimeline(name, writer)),
+        12 => (name.clone(), any::<bool>(), any::<bool>())
+            .prop_map(|(name, writer, shared)| Ask::OpenTimeline(name, writer, shared)),
         4 => (0..8_usize).prop_map(Ask::Follow),
         3 => name.clone().prop_map(Ask::AbandonTimeline),
-        6 => (name.clone(), 1..3_u32).prop_map(|(name, maximum)| Ask::OpenSemaphore(name, maximum)),
+        6 => (name.clone(), 1..3_u32, any::<bool>())
+            .prop_map(|(name, maximum, shared)| Ask::OpenSemaphore(name, maximum, shared)),
         1 => Just(Ask::Objects),
         1 => (prop_oneof![Just(ObjectKind::Timeline), Just(ObjectKind::Semaphore)], name)
             .prop_map(|(kind, name)| Ask::InspectObject(kind, name)),
@@ -208,6 +216,7 @@ fn attach() -> Vec<Step> {
         if_absent: false,
         claim: None,
         control,
+        shared: false,
     };
     let open = Ask::Open { name: 0, version: None, write: false, wait: false };
     let asks = [(0, commit(0, Some(queue()))), (0, commit(1, None)), (1, open), (0, Ask::Attach(0, 0))];
@@ -225,6 +234,9 @@ struct Run {
 impl Run {
     fn new() -> Self {
         let bounds = Bounds {
+            user: 0,
+            own: Quota { names: 3, ..NO_QUOTA },
+            guests: Quota { members: 2, names: 3, fds: 8, bytes: 35 },
             members: 4,
             rows: 6,
             bytes: 60,
@@ -250,16 +262,19 @@ impl Run {
     fn step(&mut self, step: &Step) {
         match step {
             Step::Join(simulated, has_pidfd) => {
-                let has_room = self.model.has_room();
-                assert_eq!(self.watched.registry.check_room().is_ok(), has_room);
-                let admitted = self.model.admits(*simulated);
-                assert_eq!(self.watched.registry.admits(*simulated), admitted);
+                // The next one is of the other user, whether it is admitted or not.
+                self.last_member += 1;
+                let member = MemberId(self.last_member);
+                let uid = uid(member);
+                let has_room = self.model.has_room(uid);
+                assert_eq!(self.watched.registry.check_room(uid).is_ok(), has_room);
+                let admitted = self.model.admits(uid, *simulated);
+                assert_eq!(self.watched.registry.admits(uid, *simulated), admitted);
                 if !has_room || !admitted {
                     return;
                 }
-                self.last_member += 1;
-                let member = MemberId(self.last_member);
-                self.both(Event::Joined { member, identity: identity(member, *simulated, *has_pidfd) });
+                let identity = Identity { uid, ..identity(member, *simulated, *has_pidfd) };
+                self.both(Event::Joined { member, identity });
             }
             Step::Suspect(who) => self.if_in(*who, Life::Alive, |member| Event::Suspected { member }),
             Step::Resume(who) => self.if_in(*who, Life::Suspect, |member| Event::Resumed { member }),
@@ -363,6 +378,8 @@ impl Run {
                 Effect::Close(fds) => actual.closed.extend(fds),
                 // Always together with `Stop`.
                 Effect::RemoveSocket => {}
+                // What users are granted and refused is in the outcome.
+                Effect::Audit(_) => {}
                 Effect::Stop => actual.stop = true,
                 Effect::Confirm(id) => actual.confirm.push(id),
                 Effect::Quarantined(member) => actual.quarantined.push(member),
@@ -409,7 +426,7 @@ impl Run {
         };
         self.watched.now += 1;
         match ask {
-            Ask::Commit { name: of, kind, chunks, table, mutable, lifetime, if_absent, claim: by, control } => {
+            Ask::Commit { name: of, kind, chunks, table, mutable, lifetime, if_absent, claim: by, control, shared } => {
                 let lifetime = if *kind == Kind::Legacy { Lifetime::Owned } else { *lifetime };
                 let mut memory = self.watched.memory_of(*kind, chunks, *table, *mutable, lifetime);
                 if let Some(shape) = control {
@@ -420,6 +437,7 @@ impl Run {
                     memory,
                     if_absent: *if_absent,
                     claim: by.map(|i| claim(&self.model, i)),
+                    shared: *shared,
                 })
             }
             Ask::Open { name: of, version, write, wait } => Call::Open(Open {
@@ -453,18 +471,19 @@ impl Run {
                 let deadline = deadline.map(|(after, then)| Deadline { after, then });
                 Call::Remove { name: name(*of), deadline }
             }
-            Ask::OpenTimeline(of, writer) => {
-                Call::OpenTimeline(OpenTimeline { name: name(*of), writer: *writer, slabs: 0, slab: None })
+            Ask::OpenTimeline(of, writer, shared) => {
+                Call::OpenTimeline(OpenTimeline { name: name(*of), writer: *writer, shared: *shared, slab: None })
             }
             Ask::Follow(of) => {
                 let leases: Vec<_> =
                     self.model.objects.leases.iter().filter(|g| g.member == member || *of == 7).collect();
                 let lease = leases.get(of % leases.len().max(1)).map_or(LeaseId(999), |held| held.id);
-                Call::FollowTimeline { lease, slabs: 0 }
+                Call::FollowTimeline { lease }
             }
             Ask::AbandonTimeline(of) => Call::AbandonTimeline { name: name(*of) },
-            Ask::OpenSemaphore(of, maximum) => {
-                Call::OpenSemaphore(OpenSemaphore { name: name(*of), maximum: *maximum, memory: None })
+            Ask::OpenSemaphore(of, maximum, shared) => {
+                let maximum = *maximum;
+                Call::OpenSemaphore(OpenSemaphore { name: name(*of), maximum, shared: *shared, memory: None })
             }
             Ask::Attach(queue, segment) => {
                 // Mostly a queue and a segment.
@@ -562,11 +581,11 @@ impl Run {
 }
 
 /// Checks the file descriptors of an answer. An opened version comes with all of its descriptors, a commit with its
-/// control memory, a growth with the new descriptors, a timeline with the slabs up to its own, a semaphore with its
+/// control memory, a growth with the new descriptors, a timeline with its slab, a semaphore with its
 /// memory, and everything else with none.
 fn check_fds(outcome: &Outcome, fds: &[FdId], model: &Model) {
     match outcome {
-        Ok(Answer::Timeline(opened)) => assert_eq!(fds, &model.objects.slabs[..=opened.slab as usize]),
+        Ok(Answer::Timeline(opened)) => assert_eq!(fds, [model.slab(opened.slab)]),
         Ok(Answer::Semaphore { .. }) => assert_eq!(fds.len(), 1),
         Ok(Answer::Opened(opened)) => assert_eq!(fds, opened.memory.fds()),
         Ok(Answer::Committed { lease, .. }) => {
@@ -589,6 +608,8 @@ fn without_near(outcome: Outcome) -> Outcome {
         Err(Refused::ObjectNotFound { kind, name, is, .. }) => {
             Err(Refused::ObjectNotFound { kind, name, near: Vec::new(), is })
         }
+        // The audit recounts what each user has.
+        Ok(Answer::Status(counts)) => Ok(Answer::Status(Box::new(Counts { users: Vec::new(), ..*counts }))),
         other => other,
     }
 }

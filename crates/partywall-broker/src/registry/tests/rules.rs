@@ -4,6 +4,7 @@ use super::*;
 use crate::registry::{
     effect::{Handle, Refused},
     tombstones::{REMEMBERED, Tombstone},
+    users::Owned,
 };
 
 fn name(name: &str) -> Name {
@@ -392,7 +393,7 @@ fn listings_come_in_pages_that_fit_a_message() {
     let mut seen = Vec::new();
     let mut pages = 0;
     loop {
-        let Answer::Names { names, more } = w.registry.list(after.as_ref()) else { panic!("names") };
+        let Answer::Names { names, more } = w.registry.list(a, after.as_ref()) else { panic!("names") };
         assert!(names.len() < 150 && !names.is_empty());
         after = names.last().map(|row| row.name.clone());
         seen.extend(names.into_iter().map(|row| row.name));
@@ -563,7 +564,8 @@ fn ended(outcome: Outcome) -> Tombstone {
 
 /// Returns the tombstone of version 1, ended by the member with this number.
 fn tombstone(ending: Ending, member: u32, at: u64, legacy: bool) -> Tombstone {
-    Tombstone { ending, version: 1, pid: 100 + member, command: format!("member {member}").into(), at, legacy }
+    let owned = Owned { uid: 0, shared: false };
+    Tombstone { ending, version: 1, pid: 100 + member, command: format!("member {member}").into(), at, legacy, owned }
 }
 
 #[test]

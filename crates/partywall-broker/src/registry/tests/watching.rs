@@ -93,10 +93,10 @@ fn watchers_get_only_names_that_match() {
 #[test]
 fn timelines_and_semaphores_have_their_own_events() {
     let (mut w, [a, b]) = Watched::with_members();
-    let open = |writer| OpenTimeline { name: Name::new("t"), writer, slabs: 0, slab: None };
+    let open = |writer| OpenTimeline { name: Name::new("t"), writer, shared: false, slab: None };
     let _ = w.ask(a, Call::OpenTimeline(open(true)));
     let _ = w.ask(b, Call::OpenTimeline(open(false)));
-    let semaphore = OpenSemaphore { name: Name::new("s"), maximum: 1, memory: None };
+    let semaphore = OpenSemaphore { name: Name::new("s"), maximum: 1, shared: false, memory: None };
     let _ = w.ask(b, Call::OpenSemaphore(semaphore));
     w.apply(Event::Died { member: a });
     let _ = w.ask(b, Call::OpenTimeline(open(true)));

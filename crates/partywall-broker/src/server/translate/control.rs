@@ -74,7 +74,7 @@ fn topic_info(topic: &Topic, rows: &BTreeMap<u16, RowOwner>, control: &Control) 
         wire::Participant {
             id,
             pid: owner.map(|owner| owner.pid),
-            state: owner.map(|owner| member::state_in(row, owner.state, control)),
+            state: owner.map(|owner| member::state_in(row, *owner, control)),
             detached,
         }
     };

@@ -8,7 +8,7 @@ use partywall_wire::{self as wire, MemberState};
 use crate::{
     registry::{
         FdId,
-        effect::{Departed, MemberRow},
+        effect::{Departed, MemberRow, RowOwner},
     },
     server::{control::Control, runner::Kills},
 };
@@ -26,7 +26,8 @@ pub(super) fn rows(rows: &[MemberRow], control: &Control) -> Vec<wire::MemberInf
 }
 
 fn row(row: &MemberRow, now: u64, slots: &mut Slots<'_>) -> wire::MemberInfo {
-    let quiet = row.row.and_then(|row| slots.control.heartbeat(row)).map(|beat| now.saturating_sub(beat));
+    let quiet =
+        row.row.and_then(|number| slots.control.heartbeat(row.uid, number)).map(|beat| now.saturating_sub(beat));
     let quiet =
         quiet.filter(|_| matches!(row.state, MemberState::Alive | MemberState::LostContext | MemberState::Evicted));
     wire::MemberInfo {
@@ -49,8 +50,9 @@ fn row(row: &MemberRow, now: u64, slots: &mut Slots<'_>) -> wire::MemberInfo {
 }
 
 /// Returns the state of a member, taking its heartbeat into account.
-pub(super) fn state_in(row: u16, state: MemberState, control: &Control) -> MemberState {
-    state_by(state, control.heartbeat(row).map(|beat| members::now().saturating_sub(beat)))
+pub(super) fn state_in(row: u16, owner: RowOwner, control: &Control) -> MemberState {
+    let RowOwner { uid, state, .. } = owner;
+    state_by(state, control.heartbeat(uid, row).map(|beat| members::now().saturating_sub(beat)))
 }
 
 fn state_by(state: MemberState, quiet: Option<u64>) -> MemberState {

@@ -27,6 +27,8 @@ pub(super) fn row(row: &ObjectRow, control: &Control) -> wire::ObjectInfo {
                 announced: standing.map_or(0, |standing| standing.announced),
                 ending: standing.and_then(|standing| standing.ending),
                 leases: row.leases,
+                uid: row.uid,
+                shared: row.shared,
             })
         }
         ObjectRow::Semaphore(row) => {
@@ -38,6 +40,8 @@ pub(super) fn row(row: &ObjectRow, control: &Control) -> wire::ObjectInfo {
                 held: permits.held + permits.handed,
                 waiting: permits.waiting,
                 leases: row.leases,
+                uid: row.uid,
+                shared: row.shared,
             })
         }
     }

@@ -14,7 +14,7 @@ use crate::{
     registry::{
         Bounds, Event, Registry,
         event::{Commit, Identity, Open},
-        types::{Chunk, ObjectKind},
+        types::{Chunk, ObjectKind, Quota},
     },
     server::{fds::FdStore, reclaimer::Reclaimer},
 };
@@ -22,6 +22,7 @@ use crate::{
 fn about() -> About {
     About {
         pid: 1,
+        uid: u32::MAX,
         supervisor: Some(u32::MAX),
         restarts: u64::MAX,
         version: "0".into(),
@@ -37,7 +38,11 @@ fn about() -> About {
 #[test]
 fn every_answer_fits_the_smallest_message() {
     let many = 1 << 30;
+    let quota = Quota { members: u64::MAX, names: u64::MAX, fds: u64::MAX, bytes: u64::MAX };
     let bounds = Bounds {
+        user: u32::MAX,
+        own: quota,
+        guests: quota,
         members: many,
         rows: many,
         bytes: u64::MAX,
@@ -57,7 +62,7 @@ fn every_answer_fits_the_smallest_message() {
     };
     let mut registry = Registry::new(bounds);
     let store = FdStore::new(Reclaimer::start().unwrap());
-    let control = Control::create(&store).unwrap();
+    let control = Control::default();
     let mut runner = Runner::new(store, control, None);
     let mut last = 0;
     let mut ask = |registry: &mut Registry, control: &Control, member: u64, call: Call| {
@@ -105,7 +110,7 @@ fn every_answer_fits_the_smallest_message() {
     let commit = |i: u64| {
         let name = name(i);
         let memory = memory(i);
-        Commit { name, memory, if_absent: false, claim: None }
+        Commit { name, memory, if_absent: false, claim: None, shared: false }
     };
     for i in (0..300).chain([0; 100]) {
         ask(&mut registry, &runner.control, 1, Call::Commit(commit(i))).unwrap();
@@ -119,10 +124,10 @@ fn every_answer_fits_the_smallest_message() {
         for member in member {
             let writer = member == 1;
             let slab = created(i).filter(|_| i == 0 && writer);
-            let open = event::OpenTimeline { name: name.clone(), writer, slabs: 0, slab };
+            let open = event::OpenTimeline { name: name.clone(), writer, shared: false, slab };
             ask(&mut registry, &runner.control, member, Call::OpenTimeline(open)).unwrap();
             let memory = created(i + 1).filter(|_| writer);
-            let open = event::OpenSemaphore { name: name.clone(), maximum: u32::MAX, memory };
+            let open = event::OpenSemaphore { name: name.clone(), maximum: u32::MAX, shared: false, memory };
             ask(&mut registry, &runner.control, member, Call::OpenSemaphore(open)).unwrap();
         }
     }
@@ -155,7 +160,7 @@ fn every_answer_fits_the_smallest_message() {
     let held = |i: u64, control| {
         let (kind, lifetime) = (Kind::Vmm, Lifetime::Kept);
         let memory = Arc::new(Memory { kind, lifetime, handles: Vec::new(), control, ..(*memory(i)).clone() });
-        Call::Commit(Commit { name: name(i), memory, if_absent: false, claim: None })
+        Call::Commit(Commit { name: name(i), memory, if_absent: false, claim: None, shared: false })
     };
     let lease = |answer: Result<Answer, Refusal>| match answer {
         Ok(Answer::Committed { lease, .. }) => LeaseId(lease),

@@ -52,6 +52,8 @@ mod tests {
             announced: value,
             ending: None,
             leases: 1,
+            uid: 1000,
+            shared: false,
         })]
     }
 

@@ -42,6 +42,9 @@ pub(super) struct Numbers {
     /// Where its memory is: auto, host, cuda, cuda:N, or a GPU's UUID [default: auto, the first GPU, else host memory]
     #[arg(long, value_name = "DEVICE")]
     device: Option<DeviceChoice>,
+    /// Let processes of other users open it, where the broker admits them (`serve --allow-uid`)
+    #[arg(long)]
+    shared: bool,
 }
 
 /// The type of a topic's samples.
@@ -113,7 +116,7 @@ impl Numbers {
         options = self.loans.into_iter().fold(options, TopicOptions::loans);
         options = self.subscribers.into_iter().fold(options, TopicOptions::subscribers);
         options = self.held.into_iter().fold(options, TopicOptions::held);
-        self.blocks.into_iter().fold(options, TopicOptions::blocks)
+        self.blocks.into_iter().fold(options, TopicOptions::blocks).shared(self.shared)
     }
 
     /// Returns whether the depth is given.

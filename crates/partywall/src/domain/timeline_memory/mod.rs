@@ -1,5 +1,8 @@
 //! The control memory of timelines in one connection: the mapped slabs, and their registration with GPUs.
 //!
+//! A process maps the slabs of its own user's timelines, and the slab of each shared timeline that it opens. They stay
+//! mapped until the connection ends, because streams may wait for their words.
+//!
 //! A slab is registered with CUDA before any stream of the connection can wait for a word in it: with the first call
 //! that takes a stream, or when a later slab is mapped. Behind a wait, a call that makes the driver synchronise would
 //! block the caller.
@@ -16,6 +19,7 @@ mod slab;
 mod word;
 
 use std::{
+    collections::BTreeMap,
     os::fd::OwnedFd,
     sync::{
         Arc, Mutex, OnceLock, RwLock, Weak,
@@ -57,34 +61,30 @@ pub(crate) struct TimelineMemory {
 #[derive(Debug, Default)]
 struct Slabs {
     /// The slabs, by number.
-    mapped: Vec<Arc<MappedSlab>>,
+    mapped: BTreeMap<u32, Arc<MappedSlab>>,
     /// The context that registers them, for all contexts of the process; `None` before the first call with a stream.
     context: Option<Context>,
 }
 
 impl TimelineMemory {
-    /// Returns the number of mapped slabs, which is sent when a timeline is opened.
-    pub(crate) fn mapped(&self) -> u32 {
-        // The broker has at most `MAX_SLABS` slabs.
-        u32::try_from(self.slabs.read().ignore_poison().mapped.len()).unwrap_or(u32::MAX)
-    }
-
-    /// Maps the slabs that came with an opened timeline, and returns its word. `known` slabs were mapped when it was
-    /// opened.
-    pub(crate) fn take_in(&self, opened: &OpenedTimeline, known: u32, fds: Vec<OwnedFd>) -> Result<Arc<Word>> {
+    /// Maps the slab that came with an opened timeline, unless it is mapped, and returns the timeline's word.
+    pub(crate) fn take_in(&self, opened: &OpenedTimeline, fd: Option<OwnedFd>) -> Result<Arc<Word>> {
         let (slab, context) = {
             let mut slabs = self.slabs.write().ignore_poison();
-            for (number, fd) in (known as usize..).zip(fds) {
-                // Another thread may have brought it meanwhile.
-                if number == slabs.mapped.len() {
+            let slab = match (slabs.mapped.get(&opened.slab), fd) {
+                (Some(slab), _) => slab.clone(),
+                (None, Some(fd)) => {
                     let slab =
                         Slab::map(fd).map_err(|source| Error::System { what: "mapping timelines".into(), source })?;
-                    slabs.mapped.push(Arc::new(MappedSlab::new(slab)));
+                    let slab = Arc::new(MappedSlab::new(slab));
+                    slabs.mapped.insert(opened.slab, slab.clone());
+                    slab
                 }
-            }
-            let slab = slabs.mapped.get(opened.slab as usize).cloned();
-            let missing = || Error::LimitReached(LimitReached::FileDescriptors("the memory of a timeline".into()));
-            (slab.ok_or_else(missing)?, slabs.context.clone())
+                (None, None) => {
+                    return Err(LimitReached::FileDescriptors("the memory of a timeline".into()).into());
+                }
+            };
+            (slab, slabs.context.clone())
         };
         if let Some(context) = context {
             let _turn = self.registering.lock().ignore_poison();
@@ -121,7 +121,7 @@ impl TimelineMemory {
             }
         };
         let mapped = self.slabs.read().ignore_poison().mapped.clone();
-        mapped.iter().try_for_each(|slab| slab.register(&context))
+        mapped.values().try_for_each(|slab| slab.register(&context))
     }
 
     /// Creates private words. With `probe`, checks with one of them whether streams of this GPU can write words and
@@ -141,7 +141,7 @@ impl TimelineMemory {
     /// Returns the slab with this number, if streams can use its words already.
     pub(crate) fn slab(&self, number: u32) -> Option<Arc<MappedSlab>> {
         let slabs = self.slabs.read().ignore_poison();
-        slabs.mapped.get(number as usize).filter(|slab| slab.is_registered()).cloned()
+        slabs.mapped.get(&number).filter(|slab| slab.is_registered()).cloned()
     }
 
     /// Returns whether `CUDA_LAUNCH_BLOCKING` makes the driver wait for all enqueued work.

@@ -1,0 +1,68 @@
+//! Users in messages: what belongs to which user, and what a user is refused.
+
+use serde::{Deserialize, Serialize};
+
+/// What a process of one user may not do to what belongs to another user.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum OtherUsers {
+    /// Open it: it was not created shared.
+    Open {
+        /// The name.
+        name: String,
+    },
+    /// Create or replace something under a name of theirs.
+    Create {
+        /// The name of the other user. It may be the beginning of the name that was asked for, or go on behind it.
+        name: String,
+    },
+    /// Remove a name.
+    Remove {
+        /// The name.
+        name: String,
+    },
+    /// End the waits for a timeline.
+    Abandon {
+        /// The name.
+        name: String,
+    },
+    /// Retry or purge a task of a queue, or tidy it up in another way.
+    Tasks {
+        /// The queue.
+        name: String,
+    },
+    /// See a name that was not created shared.
+    Inspect {
+        /// The name.
+        name: String,
+    },
+    /// Evict a member.
+    Evict {
+        /// The member's pid.
+        pid: u32,
+    },
+    /// Free what a dead member held.
+    Free {
+        /// The member's pid.
+        pid: u32,
+    },
+    /// End the broker.
+    Stop,
+}
+
+/// What one user has in a domain.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UserInfo {
+    /// The user.
+    pub uid: u32,
+    /// Its members, without the one that asked.
+    pub members: u64,
+    /// Its names, timelines and semaphores among them.
+    pub names: u64,
+    /// File descriptors held for its versions and control memory.
+    pub fds: u64,
+    /// Bytes of its versions and control memory.
+    pub bytes: u64,
+    /// Its limits on these, in this order.
+    pub limits: [u64; 4],
+}
