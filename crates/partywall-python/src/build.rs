@@ -176,7 +176,7 @@ impl Claim {
 #[pymethods]
 impl Claim {
     /// Allocates the version that fulfils the claim when it is committed.
-    #[pyo3(signature = (device, tensors, metadata, *, mutable, reserve, kept))]
+    #[pyo3(signature = (device, tensors, metadata, *, mutable, reserve, kept, shared))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
     fn create(
         &self,
@@ -187,10 +187,11 @@ impl Claim {
         mutable: bool,
         reserve: Option<u64>,
         kept: bool,
+        shared: bool,
     ) -> PyResult<Build> {
         let claim = self.claim.take(py, "claim")?;
         Build::allocate(py, &self.name, device, tensors, metadata, |place| {
-            let builder = claim.create(place).mutable(mutable).kept(kept);
+            let builder = claim.create(place).mutable(mutable).kept(kept).shared(shared);
             reserve.into_iter().fold(builder, Builder::reserve)
         })
     }

@@ -57,8 +57,8 @@ pub(crate) enum Opened {
     Claim(Claim),
 }
 
-/// A listed name: name, latest version, kind, place, bytes, tensors, mutable, kept.
-type Row = (String, u64, &'static str, String, u64, u64, bool, bool);
+/// A listed name: name, latest version, kind, place, bytes, tensors, mutable, kept, user, shared.
+type Row = (String, u64, &'static str, String, u64, u64, bool, bool, u32, bool);
 
 /// A name, as Python passes it.
 #[derive(Clone, Copy)]
@@ -130,7 +130,7 @@ impl Domain {
     }
 
     /// Allocates the next version of a name.
-    #[pyo3(signature = (name, device, tensors, metadata, *, mutable, reserve, kept, if_absent))]
+    #[pyo3(signature = (name, device, tensors, metadata, *, mutable, reserve, kept, shared, if_absent))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
     fn create(
         &self,
@@ -142,11 +142,12 @@ impl Domain {
         mutable: bool,
         reserve: Option<u64>,
         kept: bool,
+        shared: bool,
         if_absent: bool,
     ) -> PyResult<Build> {
         let domain = self.inner(py)?;
         Build::allocate(py, name.0, device, tensors, metadata, |place| {
-            let builder = domain.create(name.0, place).mutable(mutable).kept(kept).if_absent(if_absent);
+            let builder = domain.create(name.0, place).mutable(mutable).kept(kept).shared(shared).if_absent(if_absent);
             reserve.into_iter().fold(builder, Builder::reserve)
         })
     }
@@ -201,7 +202,8 @@ impl Domain {
     }
 
     /// Publishes memory on a GPU in place, as kind `legacy`.
-    #[pyo3(signature = (name, tensors, metadata, *, mutable, if_absent))]
+    #[pyo3(signature = (name, tensors, metadata, *, mutable, shared, if_absent))]
+    #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
     fn publish(
         &self,
         py: Python<'_>,
@@ -209,10 +211,11 @@ impl Domain {
         tensors: Vec<(String, Bound<'_, Source>)>,
         metadata: Vec<(String, String)>,
         mutable: bool,
+        shared: bool,
         if_absent: bool,
     ) -> PyResult<Segment> {
         let domain = self.inner(py)?;
-        let mut publication = domain.publish(name.0).mutable(mutable).if_absent(if_absent);
+        let mut publication = domain.publish(name.0).mutable(mutable).shared(shared).if_absent(if_absent);
         for (key, value) in &metadata {
             publication = publication.metadata(key, value);
         }
@@ -224,7 +227,7 @@ impl Domain {
     }
 
     /// Puts a file, or a folder of shards. Ctrl-C ends the call, and leaves nothing behind.
-    #[pyo3(signature = (path, name, device, *, mutable, kept, if_absent))]
+    #[pyo3(signature = (path, name, device, *, mutable, kept, shared, if_absent))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
     fn put_file(
         &self,
@@ -234,6 +237,7 @@ impl Domain {
         device: &str,
         mutable: bool,
         kept: bool,
+        shared: bool,
         if_absent: bool,
     ) -> PyResult<Segment> {
         let domain = self.inner(py)?;
@@ -243,8 +247,8 @@ impl Domain {
         let received = py.detach(|| {
             std::thread::scope(|scope| {
                 scope.spawn(|| {
-                    let put =
-                        domain.put(name.0, place).mutable(mutable).kept(kept).if_absent(if_absent).cancel(&cancel);
+                    let put = domain.put(name.0, place).mutable(mutable).kept(kept).shared(shared);
+                    let put = put.if_absent(if_absent).cancel(&cancel);
                     // After a signal the receiver is gone.
                     let _ = done.send(put.path(&path));
                 });
@@ -258,20 +262,20 @@ impl Domain {
     }
 
     /// Opens a timeline, to wait for it, or also to signal it.
-    fn timeline(&self, py: Python<'_>, name: Name<'_>, writer: bool) -> PyResult<Timeline> {
-        let domain = self.inner(py)?;
-        py.detach(|| Timeline::open(&domain, name.0, writer)).or_raise(py)
+    fn timeline(&self, py: Python<'_>, name: Name<'_>, writer: bool, shared: bool) -> PyResult<Timeline> {
+        let options = self.inner(py)?.timeline_options(name.0).shared(shared);
+        py.detach(|| Timeline::open(&options, writer)).or_raise(py)
     }
 
     /// Opens a semaphore.
-    fn semaphore(&self, py: Python<'_>, name: Name<'_>, maximum: u32) -> PyResult<Semaphore> {
-        let domain = self.inner(py)?;
-        let semaphore = py.detach(|| domain.semaphore(name.0, maximum)).or_raise(py)?;
+    fn semaphore(&self, py: Python<'_>, name: Name<'_>, maximum: u32, shared: bool) -> PyResult<Semaphore> {
+        let options = self.inner(py)?.semaphore_options(name.0, maximum).shared(shared);
+        let semaphore = py.detach(|| options.open()).or_raise(py)?;
         Ok(Semaphore::new(semaphore))
     }
 
     /// Opens a pool, or creates it.
-    #[pyo3(signature = (name, blocks, block_bytes, device, *, zeroed, kept, allow_peer, timeout))]
+    #[pyo3(signature = (name, blocks, block_bytes, device, *, zeroed, kept, shared, allow_peer, timeout))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
     fn pool(
         &self,
@@ -282,15 +286,16 @@ impl Domain {
         device: Option<&str>,
         zeroed: Option<bool>,
         kept: bool,
+        shared: bool,
         allow_peer: bool,
         timeout: Option<f64>,
     ) -> PyResult<Pool> {
         let numbers = (blocks, block_bytes, zeroed);
-        Pool::open(py, &self.inner(py)?, name.0, numbers, device, (kept, allow_peer), timeout)
+        Pool::open(py, &self.inner(py)?, name.0, numbers, device, (kept, shared, allow_peer), timeout)
     }
 
     /// Opens a queue, or creates it.
-    #[pyo3(signature = (name, tasks, inputs, outputs, lease, device, *, kept, timeout))]
+    #[pyo3(signature = (name, tasks, inputs, outputs, lease, device, *, kept, shared, timeout))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
     fn queue(
         &self,
@@ -302,13 +307,14 @@ impl Domain {
         lease: Option<f64>,
         device: Option<&str>,
         kept: bool,
+        shared: bool,
         timeout: Option<f64>,
     ) -> PyResult<Queue> {
-        Queue::open(py, &self.inner(py)?, name.0, (tasks, inputs, outputs, lease), (device, kept), timeout)
+        Queue::open(py, &self.inner(py)?, name.0, (tasks, inputs, outputs, lease), (device, kept, shared), timeout)
     }
 
     /// Opens a topic, or creates it.
-    #[pyo3(signature = (name, samples, numbers, device, *, kept, allow_peer, stamps, timeout))]
+    #[pyo3(signature = (name, samples, numbers, device, *, kept, shared, allow_peer, stamps, timeout))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
     fn topic(
         &self,
@@ -318,11 +324,12 @@ impl Domain {
         numbers: Numbers,
         device: Option<&str>,
         kept: bool,
+        shared: bool,
         allow_peer: bool,
         stamps: bool,
         timeout: Option<f64>,
     ) -> PyResult<Topic> {
-        let flags = (kept, allow_peer, stamps);
+        let flags = (kept, shared, allow_peer, stamps);
         Topic::open(py, &self.inner(py)?, name.0, (samples, numbers), device, flags, timeout)
     }
 
@@ -356,6 +363,8 @@ impl Domain {
                 latest.tensors,
                 latest.mutable,
                 latest.lifetime == Lifetime::Kept,
+                latest.uid,
+                latest.shared,
             ))
         };
         Ok(names.into_iter().filter_map(row).collect())

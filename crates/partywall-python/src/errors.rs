@@ -189,6 +189,8 @@ fn class(error: &Error) -> &'static str {
         Error::Mismatch(Mismatch::DType { .. } | Mismatch::Kind { .. }) => "WrongKind",
         Error::DeviceFault(DeviceFault::NotShareable { .. }) => "NotShareable",
         Error::Denied(Denied::Keeping { .. }) => "CannotKeep",
+        Error::Denied(Denied::Sharing { .. }) => "CannotShare",
+        Error::Denied(Denied::OtherUser { .. }) => "OtherUser",
         Error::LimitReached(LimitReached::Memory { .. } | LimitReached::SystemMemory { .. }) => "OutOfMemory",
         Error::LimitReached(_) => "LimitReached",
         Error::DeviceFault(DeviceFault::NoDevice { .. }) => "NoDevice",

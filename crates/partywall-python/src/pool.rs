@@ -64,12 +64,12 @@ impl Pool {
         name: &str,
         (blocks, block_bytes, zeroed): (Option<u32>, Option<u64>, Option<bool>),
         device: Option<&str>,
-        (kept, allow_peer): (bool, bool),
+        (kept, shared, allow_peer): (bool, bool, bool),
         timeout: Option<f64>,
     ) -> PyResult<Self> {
         let makes = blocks.is_some() || block_bytes.is_some();
         let timeout = wait::creation(timeout, makes)?;
-        let mut options = domain.pool(name).kept(kept).allow_peer(allow_peer);
+        let mut options = domain.pool(name).kept(kept).shared(shared).allow_peer(allow_peer);
         options = blocks.into_iter().fold(options, partywall::PoolOptions::blocks);
         options = block_bytes.into_iter().fold(options, partywall::PoolOptions::block_bytes);
         options = zeroed.into_iter().fold(options, partywall::PoolOptions::zeroed);

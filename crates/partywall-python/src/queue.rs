@@ -63,13 +63,13 @@ impl Queue {
         domain: &Domain,
         name: &str,
         (tasks, inputs, outputs, lease): Numbers,
-        (device, kept): (Option<&str>, bool),
+        (device, kept, shared): (Option<&str>, bool, bool),
         timeout: Option<f64>,
     ) -> PyResult<Self> {
         let makes = tasks.is_some() || inputs.is_some() || outputs.is_some();
         let timeout = wait::creation(timeout, makes)?;
         let lease = lease.map(|lease| wait::timeout(Some(lease))).transpose()?;
-        let mut options = domain.queue(name).kept(kept);
+        let mut options = domain.queue(name).kept(kept).shared(shared);
         options = tasks.into_iter().fold(options, QueueOptions::tasks);
         options = inputs.into_iter().fold(options, |options, (blocks, bytes)| options.inputs(blocks, bytes));
         options = outputs.into_iter().fold(options, |options, (blocks, bytes)| options.outputs(blocks, bytes));

@@ -42,6 +42,10 @@ pub(crate) struct Segment {
     mutable: bool,
     #[pyo3(get)]
     kept: bool,
+    #[pyo3(get)]
+    uid: u32,
+    #[pyo3(get)]
+    shared: bool,
     /// True if it was committed through this object rather than opened.
     #[pyo3(get)]
     committed: bool,
@@ -72,6 +76,8 @@ impl Segment {
             kind: segment.kind(),
             mutable: segment.is_mutable(),
             kept: segment.is_kept(),
+            uid: segment.owner(),
+            shared: segment.is_shared(),
             committed: false,
         }
     }

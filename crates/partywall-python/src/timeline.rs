@@ -8,7 +8,7 @@ use std::{
 };
 
 use partywall::{
-    DeviceUuid, Error, TimelineEnding, TimelineWriter,
+    DeviceUuid, Error, TimelineEnding, TimelineOptions, TimelineWriter,
     cuda::{RawStream, StreamRef},
     error::Gone,
 };
@@ -52,12 +52,17 @@ impl Deref for Role {
 }
 
 impl Timeline {
-    pub(crate) fn open(domain: &partywall::Domain, name: &str, writer: bool) -> partywall::Result<Self> {
-        let role = match writer {
-            false => Role::Waiter(Arc::new(domain.timeline(name)?)),
-            true => Role::Writer(Arc::new(domain.timeline_writer(name)?)),
+    pub(crate) fn open(options: &TimelineOptions, writer: bool) -> partywall::Result<Self> {
+        let (role, name) = if writer {
+            let writer = options.writer()?;
+            let name = writer.timeline().name().to_owned();
+            (Role::Writer(Arc::new(writer)), name)
+        } else {
+            let timeline = options.open()?;
+            let name = timeline.name().to_owned();
+            (Role::Waiter(Arc::new(timeline)), name)
         };
-        Ok(Self { role: Handle::new(role), last: Mutex::new(None), name: name.to_owned(), is_writer: writer })
+        Ok(Self { role: Handle::new(role), last: Mutex::new(None), name, is_writer: writer })
     }
 
     fn role(&self, py: Python<'_>) -> PyResult<Role> {

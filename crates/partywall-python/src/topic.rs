@@ -72,14 +72,14 @@ impl Topic {
         name: &str,
         (samples, numbers): (Samples, Numbers),
         device: Option<&str>,
-        (kept, allow_peer, stamps): (bool, bool, bool),
+        (kept, shared, allow_peer, stamps): (bool, bool, bool, bool),
         timeout: Option<f64>,
     ) -> PyResult<Self> {
         let (max_bytes, shape, dtype) = samples;
         let dtype = dtype.as_deref().map(parse_dtype).transpose()?;
         let makes = max_bytes.is_some() || shape.is_some();
         let timeout = wait::creation(timeout, makes)?;
-        let mut options = domain.topic(name).kept(kept).allow_peer(allow_peer).stamps(stamps);
+        let mut options = domain.topic(name).kept(kept).shared(shared).allow_peer(allow_peer).stamps(stamps);
         options = max_bytes.into_iter().fold(options, partywall::TopicOptions::max_bytes);
         options = dtype.into_iter().fold(options, partywall::TopicOptions::dtype);
         options = shape.iter().fold(options, |options, shape| options.varying_shape(shape));

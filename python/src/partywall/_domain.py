@@ -42,6 +42,10 @@ class Name:
     """Whether the version may be written after its commit."""
     kept: bool
     """Whether the name stays after its committer has ended."""
+    uid: int
+    """The user to which the name belongs."""
+    shared: bool
+    """Whether processes of other users may open it."""
 
 
 class Domain(Handle[_native.Domain]):
@@ -75,6 +79,7 @@ class Domain(Handle[_native.Domain]):
         mutable: bool = False,
         reserve: int | None = None,
         kept: bool = False,
+        shared: bool = False,
         if_absent: bool = False,
     ) -> Build:
         """Begins the next version of `name` with one tensor of zeroes. Other processes see the version after `commit`.
@@ -82,7 +87,9 @@ class Domain(Handle[_native.Domain]):
         `device` is one of: `auto`, the calling thread's current CUDA device, else the first GPU, or `host` if there is none;
         `cuda` or `gpu`, which mean the same but never `host`; `cuda:N`; a GPU's UUID; `host` or `cpu`. A `mutable` version can
         be written after the commit, and can grow to `reserve` bytes. A `kept` version stays after this process has ended.
-        With `if_absent` the commit fails if the name exists.
+        A `shared` version may be read by
+        processes of other users, where the broker admits them; it cannot be mutable. With `if_absent` the commit fails if the
+        name exists.
         """
         tensors = {_arrays.SINGLE: (shape, dtype)}
         return self.create_many(
@@ -93,6 +100,7 @@ class Domain(Handle[_native.Domain]):
             mutable=mutable,
             reserve=reserve,
             kept=kept,
+            shared=shared,
             if_absent=if_absent,
         )
 
@@ -106,6 +114,7 @@ class Domain(Handle[_native.Domain]):
         mutable: bool = False,
         reserve: int | None = None,
         kept: bool = False,
+        shared: bool = False,
         if_absent: bool = False,
     ) -> Build:
         """As `create`, with several tensors: a mapping of names to shapes and dtypes."""
@@ -117,6 +126,7 @@ class Domain(Handle[_native.Domain]):
             mutable=mutable,
             reserve=_arrays.optional_count(reserve),
             kept=kept,
+            shared=shared,
             if_absent=if_absent,
         )
         return Build(self, native)
@@ -181,6 +191,7 @@ class Domain(Handle[_native.Domain]):
         mutable: bool = False,
         reserve: int | None = None,
         kept: bool = False,
+        shared: bool = False,
         if_absent: bool = False,
         stream: Any = None,
     ) -> Segment:
@@ -198,6 +209,7 @@ class Domain(Handle[_native.Domain]):
             mutable=mutable,
             reserve=_arrays.optional_count(reserve),
             kept=kept,
+            shared=shared,
             if_absent=if_absent,
         )
         return fill(self, native, taken, stream)
@@ -210,11 +222,18 @@ class Domain(Handle[_native.Domain]):
         *,
         mutable: bool = False,
         kept: bool = False,
+        shared: bool = False,
         if_absent: bool = False,
     ) -> Segment:
         """Puts a safetensors or NumPy file, a folder of shards, or the bytes of any other file, as `partywall put` does."""
         native = self._native.put_file(
-            os.fsdecode(path), name, _arrays.device_name(device), mutable=mutable, kept=kept, if_absent=if_absent
+            os.fsdecode(path),
+            name,
+            _arrays.device_name(device),
+            mutable=mutable,
+            kept=kept,
+            shared=shared,
+            if_absent=if_absent,
         )
         return Segment(self, native)
 
@@ -225,6 +244,7 @@ class Domain(Handle[_native.Domain]):
         *,
         metadata: Mapping[str, str] | None = None,
         mutable: bool = False,
+        shared: bool = False,
         if_absent: bool = False,
     ) -> Segment:
         """Publishes a tensor on a GPU, or a mapping of such tensors, in place, without a copy.
@@ -234,19 +254,25 @@ class Domain(Handle[_native.Domain]):
         `NotShareable` for memory that the driver does not share by handle, such as torch's expandable segments; use `put`.
         """
         taken = [(key, _arrays.source(tensor, None)) for key, tensor in _arrays.named(tensors).items()]
-        native = self._native.publish(name, taken, pairs(metadata), mutable=mutable, if_absent=if_absent)
+        native = self._native.publish(name, taken, pairs(metadata), mutable=mutable, shared=shared, if_absent=if_absent)
         return Segment(self, native)
 
-    def timeline(self, name: str, writer: bool = False) -> Timeline:
+    def timeline(self, name: str, writer: bool = False, *, shared: bool = False) -> Timeline:
         """Opens a timeline to wait for it, or as its only `writer`. Creates it at 0 if it does not exist.
+
+        If it is created as `shared`, processes of other users may open it, where the broker admits them. All that have it open
+        can write its word, so each of their users can break it for all, and nothing else.
 
         A new writer continues at the last value of the writer before it. Raises `WriterExists` if there is a writer already.
         """
-        return Timeline(self, self._native.timeline(name, writer))
+        return Timeline(self, self._native.timeline(name, writer, shared))
 
-    def semaphore(self, name: str, maximum: SupportsIndex) -> Semaphore:
-        """Opens a semaphore of `maximum` permits, 1 to 65,536. Creates it with all permits free if it does not exist."""
-        return Semaphore(self, self._native.semaphore(name, permits(maximum)))
+    def semaphore(self, name: str, maximum: SupportsIndex, *, shared: bool = False) -> Semaphore:
+        """Opens a semaphore of `maximum` permits, 1 to 65,536. Creates it with all permits free if it does not exist.
+
+        `shared` is as for `timeline`.
+        """
+        return Semaphore(self, self._native.semaphore(name, permits(maximum), shared))
 
     def pool(
         self,
@@ -257,6 +283,7 @@ class Domain(Handle[_native.Domain]):
         zeroed: bool | None = None,
         device: Any = None,
         kept: bool = False,
+        shared: bool = False,
         allow_peer: bool = False,
         timeout: float | None = None,
     ) -> Pool:
@@ -265,7 +292,9 @@ class Domain(Handle[_native.Domain]):
         The pool is created on `device`, by default `auto` as in `create`. An existing pool must match the request, else
         `WrongPool` is raised; without a `device` it may be in any place. Without numbers, `device` is the GPU that uses the
         blocks, by default the one that has them; with `allow_peer` it may be another one. The pool ends with the last process
-        that has it open, unless it is created as `kept`.
+        that has it open, unless it is created as `kept`. If it is created as `shared`, processes of other users may open it,
+        where the broker admits them. All that have it open write its control memory, so each of their users can break it for
+        all, and nothing else.
 
         A block of a `zeroed` pool is all zero when it is taken, even if its last holder died. Otherwise a block keeps the
         content that its last holder left.
@@ -280,6 +309,7 @@ class Domain(Handle[_native.Domain]):
             None if device is None else _arrays.device_name(device),
             zeroed=None if zeroed is None else bool(zeroed),
             kept=kept,
+            shared=shared,
             allow_peer=allow_peer,
             timeout=timeout,
         )
@@ -295,6 +325,7 @@ class Domain(Handle[_native.Domain]):
         lease: float | None = None,
         device: Any = None,
         kept: bool = False,
+        shared: bool = False,
         timeout: float | None = None,
     ) -> Queue:
         """Opens a queue of tasks. With `tasks`, `inputs` or `outputs`, creates it if it does not exist.
@@ -304,7 +335,7 @@ class Domain(Handle[_native.Domain]):
         that takes longer loses its task to another worker. An existing queue must match the request, else `WrongQueue` is
         raised.
 
-        `device`, `kept` and `timeout` are as for `pool`.
+        `device`, `kept`, `shared` and `timeout` are as for `pool`.
         """
         native = self._native.queue(
             name,
@@ -314,6 +345,7 @@ class Domain(Handle[_native.Domain]):
             lease,
             None if device is None else _arrays.device_name(device),
             kept=kept,
+            shared=shared,
             timeout=timeout,
         )
         return Queue(self, native)
@@ -334,6 +366,7 @@ class Domain(Handle[_native.Domain]):
         blocks: SupportsIndex | None = None,
         device: Any = None,
         kept: bool = False,
+        shared: bool = False,
         allow_peer: bool = False,
         stamps: bool = True,
         timeout: float | None = None,
@@ -349,8 +382,8 @@ class Domain(Handle[_native.Domain]):
         has as many `blocks` as these need: 4 + 2 · 2 + 4 · 2 = 16. An existing topic must match the request, else `WrongTopic`
         is raised; options that are not given are not compared.
 
-        `device`, `kept`, `allow_peer` and `timeout` are as for `pool`. With `stamps=False` the publishers of this object do not
-        stamp samples with the time: such samples have no `age`.
+        `device`, `kept`, `shared`, `allow_peer` and `timeout` are as for `pool`. With `stamps=False` the publishers of this
+        object do not stamp samples with the time: such samples have no `age`.
         """
         native = self._native.topic(
             name,
@@ -370,6 +403,7 @@ class Domain(Handle[_native.Domain]):
             ),
             None if device is None else _arrays.device_name(device),
             kept=kept,
+            shared=shared,
             allow_peer=allow_peer,
             stamps=stamps,
             timeout=timeout,
@@ -464,11 +498,12 @@ class Claim:
         mutable: bool = False,
         reserve: int | None = None,
         kept: bool = False,
+        shared: bool = False,
     ) -> Build:
         """As `Domain.create`."""
         tensors = {_arrays.SINGLE: (shape, dtype)}
         return self.create_many(
-            tensors, device, metadata=metadata, mutable=mutable, reserve=reserve, kept=kept
+            tensors, device, metadata=metadata, mutable=mutable, reserve=reserve, kept=kept, shared=shared
         )
 
     def create_many(
@@ -480,6 +515,7 @@ class Claim:
         mutable: bool = False,
         reserve: int | None = None,
         kept: bool = False,
+        shared: bool = False,
     ) -> Build:
         """As `Domain.create_many`."""
         native = self._native.create(
@@ -489,6 +525,7 @@ class Claim:
             mutable=mutable,
             reserve=_arrays.optional_count(reserve),
             kept=kept,
+            shared=shared,
         )
         return Build(self._domain, native)
 
@@ -501,6 +538,7 @@ class Claim:
         mutable: bool = False,
         reserve: int | None = None,
         kept: bool = False,
+        shared: bool = False,
         stream: Any = None,
     ) -> Segment:
         """As `Domain.put`."""
@@ -512,6 +550,7 @@ class Claim:
             mutable=mutable,
             reserve=_arrays.optional_count(reserve),
             kept=kept,
+            shared=shared,
         )
         return fill(self._domain, native, taken, stream)
 

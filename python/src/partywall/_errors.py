@@ -177,6 +177,14 @@ class CannotKeep(Error, ValueError):
     """Memory that ends with its publisher cannot be kept."""
 
 
+class CannotShare(Error, ValueError):
+    """A mutable segment cannot be shared with other users, because its readers could write it."""
+
+
+class OtherUser(Error, PermissionError):
+    """It belongs to another user."""
+
+
 class WrongKind(Error, TypeError):
     """The name, the memory or its elements are not of the kind that the call takes."""
 

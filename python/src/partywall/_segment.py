@@ -59,6 +59,16 @@ class Segment(Interruptible[_native.Segment], Named[_native.Segment], Tensors):
         return self._native.kept
 
     @property
+    def uid(self) -> int:
+        """The user to which the name belongs."""
+        return self._native.uid
+
+    @property
+    def shared(self) -> bool:
+        """Whether processes of other users may open it."""
+        return self._native.shared
+
+    @property
     def metadata(self) -> dict[str, str]:
         """Its metadata."""
         return self._native.metadata
