@@ -22,7 +22,7 @@ pub struct Code(pub(crate) u32);
 
 macro_rules! codes {
     ($($name:ident = $number:literal, $text:literal;)*) => {
-        #[allow(dead_code)] // the list is that of the codes a caller may see, injected ones included
+        #[allow(dead_code, reason = "the list is that of the codes a caller may see, injected ones included")]
         impl Code {
             $(pub(crate) const $name: Self = Self($number);)*
 
