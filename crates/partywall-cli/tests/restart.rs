@@ -7,7 +7,7 @@ use std::{
     collections::BTreeSet,
     fs::{self, File, Permissions},
     os::{fd::AsFd, unix::fs::PermissionsExt},
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -183,7 +183,7 @@ fn calls_take_effect_once_however_often_the_broker_is_replaced() {
 /// Each call is made while the service may be interrupted at any moment, and has the result that it has otherwise.
 /// `interrupt` is called so many times, with the pid of the supervisor.
 fn calls_take_effect_once(sandbox: &Sandbox, times: u32, interrupt: impl Fn(u32)) {
-    const THREADS: u8 = 4;
+    const THREADS: usize = 4;
     let domain = sandbox.domain();
     let before = contents(&domain);
     let supervisor = domain.status().unwrap().supervisor.unwrap();
@@ -192,9 +192,13 @@ fn calls_take_effect_once(sandbox: &Sandbox, times: u32, interrupt: impl Fn(u32)
     let over = AtomicBool::new(false);
     // Two threads share a connection, so a call of one may come between those of the other.
     let domains = [sandbox.domain(), sandbox.domain()];
+    // How many calls of each thread were answered.
+    let answered: [AtomicUsize; THREADS] = std::array::from_fn(|_| AtomicUsize::new(0));
     let calls: usize = thread::scope(|scope| {
-        let threads: Vec<_> = (0..THREADS)
-            .map(|number| {
+        let threads: Vec<_> = answered
+            .iter()
+            .zip(0_u8..)
+            .map(|(answered, number)| {
                 let domain = &domains[usize::from(number) % domains.len()];
                 let over = &over;
                 scope.spawn(move || {
@@ -205,18 +209,24 @@ fn calls_take_effect_once(sandbox: &Sandbox, times: u32, interrupt: impl Fn(u32)
                         drop(sandbox.domain_of_running());
                         let segment = commit(domain, &name, number);
                         assert_eq!(segment.version(), 1, "a commit was repeated");
+                        answered.fetch_add(1, Ordering::Relaxed);
                         let second = commit(domain, &name, number + 100);
                         assert_eq!(second.version(), 2, "a commit was repeated");
+                        answered.fetch_add(1, Ordering::Relaxed);
                         assert_contains(&domain.open(&name, WATCHDOG).unwrap(), number + 100);
                         drop(segment);
+                        answered.fetch_add(1, Ordering::Relaxed);
                         let semaphore = domain.semaphore("all", 1).unwrap();
                         let permit = semaphore.acquire(WATCHDOG).unwrap();
                         drop((permit, semaphore));
+                        answered.fetch_add(1, Ordering::Relaxed);
                         let writer = domain.timeline_writer(&format!("line/{number}")).unwrap();
                         writer.signal(1).unwrap();
                         drop(writer);
+                        answered.fetch_add(1, Ordering::Relaxed);
                         assert_eq!(domain.remove(&name).unwrap().version, 2);
                         drop(second);
+                        answered.fetch_add(1, Ordering::Relaxed);
                         calls += 1;
                     }
                     calls
@@ -224,7 +234,11 @@ fn calls_take_effect_once(sandbox: &Sandbox, times: u32, interrupt: impl Fn(u32)
             })
             .collect();
         for _ in 0..times {
+            let before: Vec<_> = answered.iter().map(|calls| calls.load(Ordering::Relaxed)).collect();
             thread::sleep(Duration::from_millis(30));
+            // The broker refuses a call during which it has died twice. On a busy machine one may still be going on.
+            let go_on = || answered.iter().zip(&before).all(|(calls, before)| calls.load(Ordering::Relaxed) > *before);
+            eventually("a call of each thread was answered", || go_on() || threads.iter().any(|t| t.is_finished()));
             interrupt(supervisor);
         }
         over.store(true, Ordering::Relaxed);
