@@ -12,7 +12,7 @@
 //! | 4 | the worker answers the request | the next worker goes on as the former program, and whoever asked can see that |
 //! | 5 | the worker notes the program in the supervisor's page | as above: a worker that dies is no worker that hands over |
 //! | 6 | the worker exits | the supervisor is alone; if it is killed too, the broker is gone, as when both die at any other time |
-//! | 7 | the supervisor describes what is open ([`Handover`]), clears close-on-exec and executes the program | as above; if the program cannot be executed, the next worker is one of the former program |
+//! | 7 | the supervisor describes what is open (`Handover`), clears close-on-exec and executes the program | as above; if the program cannot be executed, the next worker is one of the former program |
 //! | 8 | the new program starts a worker, which reads the snapshot | the supervisor, now the new program, executes the former program again, once |
 //! | 9 | the worker serves, and the supervisor closes the file of the former program | the next worker is one of the new program |
 //!
@@ -22,7 +22,7 @@
 //! At step 8 a worker may also report that it cannot continue, as for want of descriptors. That ends the domain, as it does
 //! after a death: the worker has closed what it had taken by then.
 //!
-//! Both programs must agree on the [`Format`] of the state and on the protocol; otherwise step 1 or the request is refused
+//! Both programs must agree on the format of the state and on the protocol; otherwise step 1 or the request is refused
 //! and nothing has changed.
 
 use std::{
@@ -47,7 +47,7 @@ use crate::{Config, StartError, bind::SocketFile};
 /// The environment variable that says what a program is executed for.
 pub const VARIABLE: &str = "PARTYWALL_HANDOVER";
 
-/// The number of the format of everything that one program leaves to the next: [`Handover`], the words of the page, the
+/// The number of the format of everything that one program leaves to the next: `Handover`, the words of the page, the
 /// frames of the journal, and the state in its snapshot. Raise it with each change of these.
 pub(crate) const STATE_VERSION: u32 = 1;
 
@@ -67,7 +67,7 @@ pub struct Check {
     answer: RawFd,
 }
 
-/// The descriptor of a [`Handover`].
+/// The descriptor of a `Handover`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Continuation(RawFd);
 
