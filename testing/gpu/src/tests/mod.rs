@@ -103,7 +103,7 @@ static TESTS: &[Test] = &[
     test("command_lab_render", 1, commands::lab_render),
     real("command_lab_render_under_mps", Needs::Mps, commands::lab_render_under_mps),
     test("command_lab_render_survives_deaths", 1, commands::lab_render_survives_deaths),
-    test("command_lab_tour", 1, commands::lab_tour),
+    Test { timeout: Duration::from_secs(480), ..test("command_lab_tour", 1, commands::lab_tour) },
     test("command_weights_outlive_their_process", 1, commands::weights_outlive_their_process),
 ];
 
