@@ -53,7 +53,12 @@ impl<'a> Player<'a> {
 
     /// Is in the middle of a frame: the place where the watcher kills this process, if it does.
     pub(super) fn middle(&mut self) -> Result<(), Failure> {
-        if self.job.strike != Some(self.times.len() as u64) {
+        self.middle_of(self.times.len() as u64)
+    }
+
+    /// As [`Player::middle`], in the frame with this number: with `--live` a renderer leaves frames out.
+    pub(super) fn middle_of(&mut self, frame: u64) -> Result<(), Failure> {
+        if self.job.strike.is_none_or(|strike| frame < strike) {
             return Ok(());
         }
         self.session.parent().say(Report::Struck)?;

@@ -73,7 +73,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
                 device.draw(&mesh, vertices.as_slice(), &loan, &camera, look)?
             }
         };
-        player.middle()?;
+        player.middle_of(header.frame)?;
         let nanos = u32::try_from(time.as_nanos()).unwrap_or(u32::MAX);
         Header { more: vec![number, std::process::id(), nanos], ..header }.write(&mut loan)?;
         loan.rests_on(&sample)?;
