@@ -56,7 +56,7 @@ impl fmt::Display for Unsafe {
 pub enum Entry {
     /// Those of this user alone: mode 0700.
     Private,
-    /// All, but only to reach files whose names they know: mode 0711. Whoever can read a directory can lock it.
+    /// All, but only to reach files whose names they know: mode 0711. A process that can read a directory can lock it.
     Passable,
 }
 

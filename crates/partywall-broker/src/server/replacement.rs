@@ -218,7 +218,7 @@ impl Server {
         }
         point("broker: snapshot for another program written, request not answered");
         let reply = Reply { id: request, outcome: Ok(Answer::Done) };
-        // Whoever asked can see the outcome without it.
+        // The asking process can see the outcome without it.
         let _ = self.peers.send(&mut self.reactor, member, Channel::Call, &reply, Vec::new());
         point("broker: replacement answered, not noted");
         let Some(supervised) = &self.supervised else { return false };
