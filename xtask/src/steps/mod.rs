@@ -73,7 +73,12 @@ impl fmt::Display for Outcome {
 }
 
 const CHECK: &[Step] = &[
-    Step { name: "format", about: "rustfmt", lane: Lane::Main, run: sources::format },
+    Step {
+        name: "format",
+        about: "rustfmt, and the lock file of the fuzz targets",
+        lane: Lane::Main,
+        run: sources::format,
+    },
     Step { name: "clippy", about: "clippy, with warnings as errors", lane: Lane::Main, run: sources::clippy },
     Step {
         name: "unit-tests",
@@ -85,7 +90,12 @@ const CHECK: &[Step] = &[
 
 /// The steps of `test`, in the order in which each lane runs them.
 const TEST: &[Step] = &[
-    Step { name: "format", about: "rustfmt", lane: Lane::Side, run: sources::format },
+    Step {
+        name: "format",
+        about: "rustfmt, and the lock file of the fuzz targets",
+        lane: Lane::Side,
+        run: sources::format,
+    },
     Step {
         name: "pages",
         about: "tests, benchmarks, files, links and dependencies that the pages name exist",

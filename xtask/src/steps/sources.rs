@@ -15,9 +15,16 @@ const FETCH_TIMEOUT: Duration = Duration::from_secs(120);
 const PYTHON_PACKAGE: [&str; 2] = ["--package", "partywall-python"];
 
 pub(super) fn format(workspace: &Workspace) -> Outcome {
-    let fuzz = ["fmt", "--manifest-path", "fuzz/Cargo.toml", "--check"];
-    let checked = workspace.run(&mut workspace.cargo(["fmt", "--all", "--check"]));
-    checked.and_then(|()| workspace.run(&mut workspace.cargo(fuzz))).into()
+    // The fuzz targets are a workspace of their own, with a lock file that a new dependency of a crate makes outdated.
+    let fuzz = ["--manifest-path", "fuzz/Cargo.toml"];
+    let run = |arguments: &[&str], more: &[&str]| {
+        let mut command = workspace.cargo(arguments.iter().copied());
+        workspace.run(command.args(more))
+    };
+    run(&["fmt", "--all", "--check"], &[])
+        .and_then(|()| run(&["fmt", "--check"], &fuzz))
+        .and_then(|()| run(&["tree", "--locked", "--depth", "0"], &fuzz))
+        .into()
 }
 
 pub(super) fn clippy(workspace: &Workspace) -> Outcome {
