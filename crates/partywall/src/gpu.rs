@@ -7,7 +7,8 @@ use std::{
 };
 
 use partywall_cuda::{
-    Access, AccessError, Context, CudaError, Device, DeviceSlice, DeviceUuid, Driver, Kernels, Stream, StreamRef,
+    Access, AccessError, Context, CuResult, CudaError, Device, DeviceSlice, DeviceUuid, Driver, Kernels, Stream,
+    StreamRef,
 };
 use partywall_os::lock::IgnorePoison;
 
@@ -15,7 +16,7 @@ use partywall_wire::Call;
 
 use crate::{
     domain::{Health, Link},
-    error::{DeviceFault, Error, InvalidArgument, Result, Unreachable},
+    error::{DeviceFault, Error, InvalidArgument, LimitReached, Result, Unreachable},
     mps,
     place::{DeviceChoice, Place},
 };
@@ -289,13 +290,15 @@ pub(crate) fn cuda_error(what: impl Into<String>) -> impl Fn(CudaError) -> Error
     move |source| failed_call(&what, source)
 }
 
-/// Returns the error of a failed driver call, which may mean that the context is lost.
+/// Returns the error of a failed driver call, which may mean that the context is lost or that no file descriptor is free.
 pub(crate) fn failed_call(what: &str, source: CudaError) -> Error {
     let what = what.to_owned();
-    if source.is_sticky() {
-        Error::DeviceFault(DeviceFault::ContextLost { what, source })
-    } else {
-        Error::DeviceFault(DeviceFault::Cuda { what, source })
+    match (source.call, source.code) {
+        _ if source.is_sticky() => Error::DeviceFault(DeviceFault::ContextLost { what, source }),
+        ("cuMemExportToShareableHandle", CuResult::OPERATING_SYSTEM) => {
+            Error::LimitReached(LimitReached::FileDescriptors(what))
+        }
+        _ => Error::DeviceFault(DeviceFault::Cuda { what, source }),
     }
 }
 
