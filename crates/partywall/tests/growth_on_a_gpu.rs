@@ -1,8 +1,8 @@
-//! Segments of the simulated GPU that grow, with each driver call of the growth failed and killed in turn; and a host
-//! segment whose pages cannot be locked.
+//! Segments of the simulated GPU that grow, with each driver call of the growth failed and killed in turn; a commit without a
+//! free file descriptor; and a host segment whose pages cannot be locked.
 #![allow(clippy::unwrap_used, clippy::print_stdout)] // tests, their helpers included
 
-use std::{process::Command, time::Duration};
+use std::{fs::File, process::Command, time::Duration};
 
 use partywall::{
     DType, Domain, Error, Place, cuda_anchor,
@@ -47,6 +47,16 @@ fn role() {
             let x = log.tensor("x").unwrap();
             assert_eq!(x.to_vec().unwrap()[..4 * CHUNK as usize - 4], vec![7; 4 * CHUNK as usize - 4]);
             println!("\nelements {}", x.elements());
+        }
+        "poor committer" => {
+            let build = domain.create("x", place).tensor("x", DType::U32, &[CHUNK]).allocate().unwrap();
+            let files: Vec<_> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
+            let failed = build.commit_or_keep().unwrap_err();
+            let scarce = matches!(failed.error, Error::LimitReached(LimitReached::FileDescriptors(_)));
+            assert!(scarce, "{}", failed.error);
+            println!("\nerror {}", failed.error);
+            drop(files);
+            drop(failed.build.commit().unwrap());
         }
         "pinner" => {
             let build = domain.create("x", Place::Host).tensor("x", DType::U8, &[100]).allocate().unwrap();
@@ -102,6 +112,12 @@ fn each_driver_call_of_a_growth_may_fail_or_be_the_last_on_the_simulated_gpu() {
         let old = play(&world, "reader", "elements ", "").unwrap();
         assert_eq!(old, CHUNK.to_string(), "killed at call {call}, before it was said");
     }
+}
+
+#[test]
+fn commit_without_a_file_descriptor_says_so_and_can_be_repeated_on_the_simulated_gpu() {
+    let said = play(&World::new(), "poor committer", "error ", "").unwrap();
+    assert!(said.starts_with("no file descriptor is free for exporting memory on GPU"), "{said}");
 }
 
 #[test]

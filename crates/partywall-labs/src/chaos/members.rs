@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 
 use partywall::{
     DType, Policy, Task, Ticket, WatchEvent,
-    error::{Busy, Gone, LimitReached},
+    cuda::CuResult,
+    error::{Busy, DeviceFault, Gone, LimitReached},
     info::Change,
 };
 
@@ -45,6 +46,10 @@ fn lacked(error: &Error) -> Option<Resource> {
     match error {
         Error::LimitReached(LimitReached::FileDescriptors(_)) => Some(Resource::Descriptors),
         Error::LimitReached(LimitReached::SystemMemory { .. }) => Some(Resource::Memory),
+        // Memory of a simulated GPU is a file.
+        Error::DeviceFault(DeviceFault::Cuda { source, .. }) if source.code == CuResult::OPERATING_SYSTEM => {
+            Some(Resource::Descriptors)
+        }
         _ => None,
     }
 }
