@@ -298,6 +298,9 @@ pub(crate) struct Words {
     count: usize,
 }
 
+// SAFETY: a shared `Words` gives access to its words by atomic operations alone, and the mapping is never unmapped.
+unsafe impl Sync for Words {}
+
 impl Words {
     /// Returns a new memfd of `bytes` bytes, which must be a multiple of the page size.
     pub(crate) fn file(bytes: usize) -> Result<OwnedFd, String> {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use partywall::DeviceUuid;
 use partywall_vulkan::Gpu;
-use partywall_vulkan::ash::{self, ext, util::read_spv, vk};
+use partywall_vulkan::ash::{self, ext, khr, util::read_spv, vk};
 
 use crate::tests::world::error_text;
 
@@ -77,6 +77,11 @@ impl Vulkan {
     pub(crate) fn import(&self, fd: BorrowedFd<'_>, bytes: u64) -> Result<Memory, Refused> {
         let local = vk::MemoryPropertyFlags::DEVICE_LOCAL;
         let memory_type = self.memory_type(OPAQUE, u32::MAX, local).ok_or(Refused::NO_TYPE)?;
+        self.import_as(fd, bytes, memory_type)
+    }
+
+    /// Imports memory of a GPU as a type of memory; see [`import`](Self::import).
+    pub(crate) fn import_as(&self, fd: BorrowedFd<'_>, bytes: u64, memory_type: u32) -> Result<Memory, Refused> {
         let number = fd.try_clone_to_owned().expect("a descriptor can be duplicated").into_raw_fd();
         let mut import = vk::ImportMemoryFdInfoKHR::default().handle_type(OPAQUE).fd(number);
         let allocate = vk::MemoryAllocateInfo::default().allocation_size(bytes).memory_type_index(memory_type);
@@ -107,6 +112,30 @@ impl Vulkan {
         }
     }
 
+    /// Allocates memory of the GPU and exports it.
+    pub(crate) fn export(&self, bytes: u64) -> Result<(Memory, OwnedFd), String> {
+        let local = vk::MemoryPropertyFlags::DEVICE_LOCAL;
+        let memory_type = self.memory_type(OPAQUE, u32::MAX, local).ok_or("no memory can be exported")?;
+        let mut export = vk::ExportMemoryAllocateInfo::default().handle_types(OPAQUE);
+        let allocate = vk::MemoryAllocateInfo::default().allocation_size(bytes).memory_type_index(memory_type);
+        let instance = self.gpu.instance().expect("the device was opened here");
+        let functions = khr::external_memory_fd::Device::new(instance, self.gpu.device());
+        // SAFETY: the device is alive and has the extension; the descriptor is new and its caller's.
+        unsafe {
+            let handle =
+                self.gpu.device().allocate_memory(&allocate.push_next(&mut export), None).map_err(error_text)?;
+            let memory = Memory { gpu: self.gpu.clone(), handle, kind: OPAQUE };
+            let get = vk::MemoryGetFdInfoKHR::default().memory(handle).handle_type(OPAQUE);
+            let number = functions.get_memory_fd(&get).map_err(error_text)?;
+            Ok((memory, OwnedFd::from_raw_fd(number)))
+        }
+    }
+
+    /// Returns the memory types that a buffer in memory of a GPU may have, and their properties.
+    pub(crate) fn memory_types(&self) -> Vec<(u32, vk::MemoryPropertyFlags)> {
+        self.types_of(OPAQUE).unwrap_or_default()
+    }
+
     /// Makes a buffer at an offset of imported memory.
     pub(crate) fn buffer(&self, memory: &Memory, offset: u64, bytes: u64) -> Result<Buffer, String> {
         let handle = self.create_buffer(memory.kind, bytes).map_err(error_text)?;
@@ -130,6 +159,14 @@ impl Vulkan {
         self.run(&[to], |device, commands| {
             // SAFETY: as in `submit`.
             unsafe { device.cmd_fill_buffer(commands, to.handle, 0, vk::WHOLE_SIZE, word) }
+        })
+    }
+
+    /// Writes the first eight bytes of a buffer and waits for that.
+    pub(crate) fn update(&self, to: &Buffer, value: u64) -> Result<(), String> {
+        self.run(&[to], |device, commands| {
+            // SAFETY: as in `submit`.
+            unsafe { device.cmd_update_buffer(commands, to.handle, 0, &value.to_ne_bytes()) }
         })
     }
 
@@ -198,6 +235,15 @@ impl Vulkan {
         bits: u32,
         wanted: vk::MemoryPropertyFlags,
     ) -> Option<u32> {
+        let visible = vk::MemoryPropertyFlags::HOST_VISIBLE;
+        let fits =
+            |flags: vk::MemoryPropertyFlags| flags.contains(wanted) && (wanted.is_empty() || !flags.contains(visible));
+        let types = self.types_of(kind)?;
+        types.into_iter().find(|(index, flags)| bits & (1 << index) != 0 && fits(*flags)).map(|(index, _)| index)
+    }
+
+    /// Returns the memory types that a buffer in such memory may have, and their properties.
+    fn types_of(&self, kind: vk::ExternalMemoryHandleTypeFlags) -> Option<Vec<(u32, vk::MemoryPropertyFlags)>> {
         let instance = self.gpu.instance()?;
         let device = self.gpu.device();
         let probe = self.create_buffer(kind, 4096).ok()?;
@@ -207,12 +253,8 @@ impl Vulkan {
             device.destroy_buffer(probe, None);
             (needs, instance.get_physical_device_memory_properties(self.gpu.physical()))
         };
-        let visible = vk::MemoryPropertyFlags::HOST_VISIBLE;
-        (0..types.memory_type_count).find(|index| {
-            let flags = types.memory_types[*index as usize].property_flags;
-            let fits = flags.contains(wanted) && (wanted.is_empty() || !flags.contains(visible));
-            bits & needs.memory_type_bits & (1 << index) != 0 && fits
-        })
+        let allowed = (0..types.memory_type_count).filter(|index| needs.memory_type_bits & (1 << index) != 0);
+        Some(allowed.map(|index| (index, types.memory_types[index as usize].property_flags)).collect())
     }
 
     fn create_buffer(&self, kind: vk::ExternalMemoryHandleTypeFlags, bytes: u64) -> Result<vk::Buffer, vk::Result> {

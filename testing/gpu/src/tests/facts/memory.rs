@@ -6,6 +6,7 @@ use std::process::Command;
 
 use partywall::cuda::CuResult;
 use partywall_os::fd::{FdKind, classify};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::neighbours::ourselves;
 use super::{BYTES, INVALID, MIB, OK};
@@ -146,6 +147,41 @@ pub(super) fn an_import_cannot_be_exported_again(check: &Check) -> Result<(), St
     let mut properties = Properties::default();
     check.answers("its properties", check.cuda.mem_get_allocation_properties(&mut properties, imported), OK);
     check.same("its device", properties.location.id, 0);
+    Ok(())
+}
+
+/// Takes all file descriptors that this process may have.
+fn take_all_descriptors() -> Result<Vec<File>, String> {
+    let limit = Rlimit { current: Some(256), maximum: getrlimit(Resource::Nofile).maximum };
+    setrlimit(Resource::Nofile, limit).map_err(error_text)?;
+    Ok(std::iter::from_fn(|| File::open("/dev/null").ok()).collect())
+}
+
+pub(super) fn an_export_needs_a_free_descriptor(check: &Check) -> Result<(), String> {
+    check.start()?;
+    let handle = check.create(BYTES)?;
+    let mut files = take_all_descriptors()?;
+    let mut descriptor = -1;
+    let full = check.cuda.mem_export(&mut descriptor, handle, POSIX_FD, 0);
+    check.answers("without a free descriptor", full, CuResult::OPERATING_SYSTEM);
+    files.pop();
+    check.same("with one", check.export(handle).is_ok(), true);
+    Ok(())
+}
+
+pub(super) fn only_an_export_needs_a_free_descriptor(check: &Check) -> Result<(), String> {
+    check.start()?;
+    check.load_kernels()?;
+    let descriptor = check.export(check.create(BYTES)?)?;
+    let _files = take_all_descriptors()?;
+    let (_, created) = check.mapped(BYTES)?;
+    let imported = check.map(check.import(&descriptor)?, BYTES, READ_WRITE)?;
+    check.stream()?;
+    check.event(raw::NO_TIMING | raw::INTERPROCESS)?;
+    for address in [created, imported, check.alloc(BYTES)?] {
+        check.fill(address, BYTES)?;
+        check.same("memory works", check.holds_pattern(address, BYTES, 1)?, true);
+    }
     Ok(())
 }
 

@@ -91,6 +91,8 @@ facts! {
         Documented ONE freed_memory_is_free_at_once
         Measured ONE an_import_is_the_same_memory
         Measured ONE an_import_cannot_be_exported_again
+        Found ONE an_export_needs_a_free_descriptor
+        Found CONTROL_DEVICE only_an_export_needs_a_free_descriptor
         Documented ONE an_import_leaves_the_descriptor_open
         Found ONE only_exported_descriptors_can_be_imported
         Measured CONTROL_DEVICE an_exported_descriptor_is_the_control_device
@@ -193,6 +195,10 @@ facts! {
         Measured VULKAN vulkan_buffers_begin_at_multiples_of_256
         Measured VULKAN vulkan_keeps_the_memory_of_a_killed_creator
         Measured VULKAN vulkan_refuses_more_than_was_exported
+        Measured VULKAN vulkan_imports_as_each_type_of_memory
+        Measured VULKAN cuda_imports_memory_of_vulkan
+        Found VULKAN_ON_HOST vulkan_updates_eight_bytes_at_once
+        Found VULKAN a_killed_user_of_vulkan_harms_no_other_process
         Measured VULKAN_ON_HOST vulkan_imports_host_memory_that_cuda_has_registered
         Found VULKAN vulkan_imports_no_frozen_host_memory
     }
@@ -223,6 +229,7 @@ roles! {
     neighbours { neighbour victim turn_taker }
     mps { keeper }
     namespaces { foreigner }
+    vulkan { user_of_vulkan }
 }
 
 fn run(source: Source, fact: fn(&Check) -> Result<(), String>) -> Result<(), String> {

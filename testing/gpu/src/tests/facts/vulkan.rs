@@ -1,14 +1,16 @@
 //! Vulkan beside CUDA. Khronos does not promise that Vulkan imports what CUDA exports.
 
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use partywall::DeviceUuid;
 use partywall_vulkan::ash::vk;
 use rustix::fs::{MemfdFlags, SealFlags};
 
 use super::{BYTES, MIB};
-use crate::raw::Words;
-use crate::tests::stage::{Check, Peer, pattern};
+use crate::raw::{READ_WRITE, Words};
+use crate::tests::stage::{Check, Line, Peer, pattern};
 use crate::tests::world::{ensure, error_text};
 use crate::vulkan::{Buffer, Memory, Vulkan};
 
@@ -145,6 +147,104 @@ pub(super) fn vulkan_refuses_more_than_was_exported(check: &Check) -> Result<(),
     }
     let whole = vulkan.import(descriptor.as_fd(), BYTES as u64);
     check.same("the right size", whole.is_ok(), true);
+    Ok(())
+}
+
+/// Partywall takes a type that the host does not see.
+pub(super) fn vulkan_imports_as_each_type_of_memory(check: &Check) -> Result<(), String> {
+    let mut owner = Peer::start("owner_of_exported_memory")?;
+    let descriptor = owner.hear()?.descriptor()?;
+    let vulkan = open(check)?;
+    let desk = Desk::new(&vulkan, BYTES)?;
+    let types = vulkan.memory_types();
+    let local = |flags: vk::MemoryPropertyFlags| {
+        let visible = vk::MemoryPropertyFlags::HOST_VISIBLE;
+        flags.contains(vk::MemoryPropertyFlags::DEVICE_LOCAL) && !flags.contains(visible)
+    };
+    check.same("a type that the host does not see", types.iter().any(|(_, flags)| local(*flags)), true);
+    for (index, flags) in types {
+        let question = format!("type {index} (properties {:#x})", flags.as_raw());
+        match vulkan.import_as(descriptor.as_fd(), BYTES as u64, index) {
+            Ok(memory) => {
+                let buffer = vulkan.buffer(&memory, 0, BYTES as u64)?;
+                check.same(&question, desk.finds_pattern(&vulkan, &buffer, 1)?, true);
+            }
+            Err(refused) => check.same(&question, Err(refused.code), Ok(())),
+        }
+    }
+    owner.finish()
+}
+
+pub(super) fn cuda_imports_memory_of_vulkan(check: &Check) -> Result<(), String> {
+    check.start()?;
+    let vulkan = open(check)?;
+    let (memory, descriptor) = vulkan.export(BYTES as u64)?;
+    let buffer = vulkan.buffer(&memory, 0, BYTES as u64)?;
+    let desk = Desk::new(&vulkan, BYTES)?;
+    desk.fill();
+    vulkan.copy(&desk.buffer, &buffer)?;
+    let address = check.map(check.import(&descriptor)?, BYTES, READ_WRITE)?;
+    check.same("what Vulkan wrote", check.holds_pattern(address, BYTES, 1)?, true);
+    check.double(address, BYTES)?.ok()?;
+    check.same("what a kernel changed", desk.finds_pattern(&vulkan, &buffer, 2)?, true);
+    Ok(())
+}
+
+/// A word of a timeline would be torn between these two values, if it were.
+pub(super) fn vulkan_updates_eight_bytes_at_once(check: &Check) -> Result<(), String> {
+    const ROUNDS: usize = 1000;
+    let values = [u64::from(u32::MAX), 1 << 32];
+    let vulkan = Vulkan::open(None)?;
+    let desk = Desk::new(&vulkan, 64 << 10)?;
+    desk.words.store(0, values[0]);
+    let stop = AtomicBool::new(false);
+    let (torn, seen) = thread::scope(|scope| {
+        let watcher = scope.spawn(|| {
+            let mut seen = [0_usize; 2];
+            let mut torn = 0_usize;
+            while !stop.load(Ordering::Acquire) {
+                let found = desk.words.load(0);
+                match values.iter().position(|value| *value == found) {
+                    Some(index) => seen[index] += 1,
+                    None => torn += 1,
+                }
+            }
+            (torn, seen)
+        });
+        let updated = (1..=ROUNDS).try_for_each(|round| vulkan.update(&desk.buffer, values[round % 2]));
+        stop.store(true, Ordering::Release);
+        let counted = watcher.join().map_err(|_| "the watcher panicked".to_owned())?;
+        updated.map(|()| counted)
+    })?;
+    ensure(seen.iter().all(|count| *count > 0), || format!("the watcher saw {seen:?} of the two values"))?;
+    check.same("torn values", torn, 0);
+    Ok(())
+}
+
+/// Uses memory that another process exports, until it is told to end.
+pub(super) fn user_of_vulkan(check: &Check, line: &Line) -> Result<(), String> {
+    let descriptor = line.hear()?.ok_or("no memory came")?.descriptor()?;
+    let vulkan = open(check)?;
+    let memory = vulkan.import(descriptor.as_fd(), BYTES as u64).map_err(|refused| refused.text())?;
+    let buffer = vulkan.buffer(&memory, 0, BYTES as u64)?;
+    line.send("ready")?;
+    loop {
+        vulkan.fill(&buffer, 7)?;
+    }
+}
+
+pub(super) fn a_killed_user_of_vulkan_harms_no_other_process(check: &Check) -> Result<(), String> {
+    check.start()?;
+    let (handle, address) = check.mapped(BYTES)?;
+    let (_, other) = check.mapped(BYTES)?;
+    check.fill(other, BYTES)?;
+    let mut user = Peer::start("user_of_vulkan")?;
+    user.give("memory", check.export(handle)?)?;
+    user.expect("ready")?;
+    user.kill()?;
+    check.fill(address, BYTES)?;
+    check.same("memory that it wrote", check.holds_pattern(address, BYTES, 1)?, true);
+    check.same("other memory", check.holds_pattern(other, BYTES, 1)?, true);
     Ok(())
 }
 
