@@ -348,6 +348,21 @@ impl Words {
         Ok(Self { base, count: bytes / 8 })
     }
 
+    /// Returns the words at an address at which the driver has given the CPU access, which nothing takes away while this
+    /// lives.
+    pub(crate) fn at(address: Address, bytes: usize) -> Self {
+        let base = NonNull::new(address as *mut AtomicU64).expect("the driver maps nothing at 0");
+        Self { base, count: bytes / 8 }
+    }
+
+    /// Reads a file from its start until all words are filled. Returns the number of bytes of the only call.
+    pub(crate) fn read_from(&self, file: impl AsFd) -> Result<usize, String> {
+        let file = file.as_fd().as_raw_fd();
+        // SAFETY: the words are mapped for as long as this lives, and only this thread uses them now.
+        let read = unsafe { libc::pread(file, self.base.as_ptr().cast(), self.bytes(), 0) };
+        usize::try_from(read).map_err(|_| std::io::Error::last_os_error().to_string())
+    }
+
     pub(crate) fn address(&self) -> u64 {
         self.base.as_ptr() as u64
     }

@@ -23,6 +23,7 @@ mod mps;
 mod namespaces;
 mod neighbours;
 mod order;
+mod pinned;
 mod process;
 mod streams;
 mod vulkan;
@@ -53,6 +54,7 @@ const CONTROL_DEVICE: Needs = Needs::RealGpu("memory of a simulated GPU is a mem
 const NEIGHBOURS: Needs = Needs::RealGpu("processes on a simulated GPU share nothing that a death could break");
 const POLLING: Needs = Needs::RealGpu("a simulated GPU runs no polling kernels");
 const QUEUES: Needs = Needs::RealGpu("on a simulated GPU each stream has its own queue");
+const PINNED: Needs = Needs::RealGpu("the simulated driver makes no memory of a NUMA node");
 const MPS: Needs = Needs::Mps;
 const NAMESPACES: Needs = Needs::Namespaces;
 const OTHER_USER: Needs = Needs::OtherUser;
@@ -128,6 +130,21 @@ facts! {
         Documented ONE pinned_memory_is_freed_once
         Documented ONE registered_memory_is_shared_between_processes
         Found ONE read_only_host_memory_is_registered_as_such
+    }
+    pinned {
+        Measured PINNED pinned_memory_is_exported_as_memory_of_a_gpu_is
+        Found PINNED pinned_memory_of_no_node_is_refused
+        Measured PINNED the_cpu_uses_pinned_memory_without_a_context
+        Measured PINNED pinned_memory_survives_its_creator
+        Measured PINNED pinned_memory_is_read_only_for_the_cpu
+        Found PINNED pinned_memory_is_read_only_for_kernels
+        Found PINNED access_is_added_while_a_stream_waits_in_the_memory
+        Measured PINNED pinned_memory_grows_in_place
+        Measured PINNED a_forked_child_shares_pinned_memory
+        Measured PINNED files_are_read_into_pinned_memory_past_the_page_cache
+        Measured PINNED pinned_memory_is_resident_where_the_cpu_has_access
+        Found PINNED writes_of_a_killed_process_to_pinned_memory_stop
+        Measured MPS under_mps_pinned_memory_is_shared_and_survives
     }
     streams {
         Documented ONE a_stream_works_in_order
@@ -221,6 +238,7 @@ roles! {
     memory { owner_of_exported_memory reader_of_exported_memory writer_of_much_memory faulting_writer }
     legacy { owner_of_legacy_memory reader_of_legacy_memory }
     host { writer_into_host_memory }
+    pinned { owner_of_pinned_memory }
     streams { waiter_for_a_store }
     launches { launcher_behind_a_wait }
     behind { caller_behind_a_wait crowd_behind_a_wait }

@@ -42,7 +42,7 @@ impl Mps {
     }
 
     /// Starts this program as a client.
-    fn client(&self) -> Command {
+    pub(super) fn client(&self) -> Command {
         let mut command = ourselves();
         let (variable, directory) = self.environment();
         command.env(variable, directory);
