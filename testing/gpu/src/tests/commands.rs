@@ -1,13 +1,24 @@
 //! The `partywall` command on a GPU.
 
-use std::{path::Path, process::Command, time::Instant};
+use std::{
+    fs::{self, Permissions},
+    io::Write,
+    os::unix::{fs::PermissionsExt, process::CommandExt},
+    path::Path,
+    process::{Command, Stdio},
+    time::Instant,
+};
+
+use partywall::Domain;
 
 use partywall_cuda::Driver;
+use partywall_harness::Running;
 use partywall_measure::{ComparisonResult, Report};
 
 use super::{
     facts::Mps,
-    world::{World, ensure, error_text, say},
+    needs::NOBODY,
+    world::{Broker, World, ensure, error_text, eventually, say},
 };
 
 pub(super) fn partywall(world: &World, arguments: &[&str]) -> Result<String, String> {
@@ -34,6 +45,51 @@ pub(crate) fn the_demo_passes() -> Result<(), String> {
     let world = World::new()?;
     let text = partywall(&world, &["demo", "--device", "cuda"])?;
     ensure(text.contains("262,144"), || text)
+}
+
+/// Two users read what the other has put on a GPU, if it is shared; neither removes it.
+pub(crate) fn put_for_another_user() -> Result<(), String> {
+    let broker = Broker::new();
+    let socket = broker.socket();
+    let directory = socket.parent().ok_or("the socket has no directory")?;
+    fs::create_dir(directory)
+        .and_then(|()| fs::set_permissions(directory, Permissions::from_mode(0o711)))
+        .map_err(error_text)?;
+    // The other user may not be allowed to pass the folder of the program.
+    let program = directory.join("partywall");
+    fs::copy(std::env::var_os("PARTYWALL_BIN").ok_or("PARTYWALL_BIN names the binary to test")?, &program)
+        .and_then(|_| fs::set_permissions(&program, Permissions::from_mode(0o755)))
+        .map_err(error_text)?;
+    let mut serve = Command::new(&program);
+    serve.args(["serve", "--allow-uid", &NOBODY.to_string()]).env("PARTYWALL_SOCKET", &socket);
+    let _serving = Running::spawn(&mut serve);
+    eventually("the broker", || Ok(Domain::options().socket(&socket).start(false).connect().is_ok()))?;
+    // Returns the exit status, and what the command wrote.
+    let run = |user: u32, arguments: &[&str], input: &[u8]| -> Result<(Option<i32>, Vec<u8>, String), String> {
+        let mut command = Command::new(&program);
+        command.args(arguments).env("PARTYWALL_SOCKET", &socket).current_dir("/").uid(user).gid(user);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().map_err(error_text)?;
+        child.stdin.take().ok_or("there is no input")?.write_all(input).map_err(error_text)?;
+        let output = child.wait_with_output().map_err(error_text)?;
+        Ok((output.status.code(), output.stdout, String::from_utf8_lossy(&output.stderr).into_owned()))
+    };
+    for (owner, reader, name, other) in [(0, NOBODY, "a", "b"), (NOBODY, 0, "c", "d")] {
+        let bytes = name.repeat(1 << 20).into_bytes();
+        let (put, _, said) = run(owner, &["put", "--device", "cuda", "--shared", "-", name], &bytes)?;
+        ensure(put == Some(0), || format!("user {owner} put {name:?}: {said}"))?;
+        let (put, _, said) = run(owner, &["put", "--device", "cuda", "-", other], &bytes)?;
+        ensure(put == Some(0), || format!("user {owner} put {other:?}: {said}"))?;
+        let (got, found, said) = run(reader, &["get", name, "-"], &[])?;
+        ensure(got == Some(0) && found == bytes, || format!("user {reader} got {} bytes: {said}", found.len()))?;
+        for arguments in [&["rm", name][..], &["get", other, "-"], &["rm", other]] {
+            let (code, found, said) = run(reader, arguments, &[])?;
+            let refused = code.is_some_and(|code| code != 0) && found.is_empty() && said.contains(&reader.to_string());
+            ensure(refused, || format!("user {reader}: {} returned {code:?}: {said}", arguments.join(" ")))?;
+            say(&format!("user {reader}: {}: {said}", arguments.join(" ")));
+        }
+    }
+    Ok(())
 }
 
 /// Runs a lab to its end. Prints its output and returns it.

@@ -76,6 +76,7 @@ static TESTS: &[Test] = &[
     real("vulkan_waits_end_with_their_writer", Needs::VulkanOnHost, vulkan::waits_end_with_their_writer),
     test("command_demo_passes", 1, commands::the_demo_passes),
     test("command_doctor_is_content", 1, commands::the_doctor_is_content),
+    real("command_put_for_another_user", Needs::OtherUser, commands::put_for_another_user),
     test("command_lab_errors", 1, commands::lab_errors),
     test("command_lab_handle_file", 1, commands::lab_handle_file),
     test("command_lab_fork", 1, commands::lab_fork),

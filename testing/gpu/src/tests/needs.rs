@@ -90,9 +90,11 @@ pub(crate) fn own_namespaces() -> Option<Command> {
     })
 }
 
-/// Returns a command that runs this program as a user without privileges and capabilities.
+/// A user without privileges.
+pub(crate) const NOBODY: u32 = 65534;
+
+/// Returns a command that runs this program as [`NOBODY`], without capabilities.
 pub(crate) fn other_user() -> Command {
-    const NOBODY: u32 = 65534;
     let mut command = Command::new("/proc/self/exe");
     command.uid(NOBODY).gid(NOBODY);
     command
