@@ -50,7 +50,7 @@ fn semaphores_are_listed_and_shown() {
     drop((permits, gate, other));
     assert_eq!(sandbox.json(["ls"])["semaphores"], json!([]));
     let missing = sandbox.run(["show", "gate"]).expect(3);
-    assert!(missing.stderr.contains("no segment, pool or topic is named"), "{missing:?}");
+    assert!(missing.stderr.contains("no segment, pool, topic or queue is named"), "{missing:?}");
 }
 
 #[test]

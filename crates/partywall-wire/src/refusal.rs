@@ -12,7 +12,7 @@ use crate::withdrawal::Notice;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// No segment, pool or topic has this name. `near` are existing names that look like it.
+    /// No segment, pool, topic or queue has this name. `near` are existing names that look like it.
     NotFound {
         /// The name asked for.
         name: String,

@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[3] / "docs/troubleshooting.md"
 
 
 def test_errors_are_the_built_in_ones_too(domain):
-    with pytest.raises(KeyError, match="no segment, pool or topic is named") as raised:
+    with pytest.raises(KeyError, match="no segment, pool, topic or queue is named") as raised:
         domain.open("nothing")
     error = raised.value
     assert isinstance(error, pw.Error) and isinstance(error, pw.NameNotFound)

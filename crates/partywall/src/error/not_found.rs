@@ -14,9 +14,9 @@ use super::{
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotFound {
-    /// No segment, pool or topic has this name.
+    /// No segment, pool, topic or queue has this name.
     #[error(
-        "no segment, pool or topic is named {name:?} in the domain at {}{}{}{}", socket.display(), ended_text(name, ended),
+        "no segment, pool, topic or queue is named {name:?} in the domain at {}{}{}{}", socket.display(), ended_text(name, ended),
         other_kinds(is), near_names(near)
     )]
     Name {
