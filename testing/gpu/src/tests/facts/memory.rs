@@ -169,7 +169,7 @@ pub(super) fn an_export_needs_a_free_descriptor(check: &Check) -> Result<(), Str
     Ok(())
 }
 
-pub(super) fn only_an_export_needs_a_free_descriptor(check: &Check) -> Result<(), String> {
+pub(super) fn other_calls_need_no_free_descriptor(check: &Check) -> Result<(), String> {
     check.start()?;
     check.load_kernels()?;
     let descriptor = check.export(check.create(BYTES)?)?;
@@ -177,7 +177,9 @@ pub(super) fn only_an_export_needs_a_free_descriptor(check: &Check) -> Result<()
     let (_, created) = check.mapped(BYTES)?;
     let imported = check.map(check.import(&descriptor)?, BYTES, READ_WRITE)?;
     check.stream()?;
-    check.event(raw::NO_TIMING | raw::INTERPROCESS)?;
+    check.event(raw::NO_TIMING)?;
+    let shared = check.cuda.event_create(&mut 0, raw::NO_TIMING | raw::INTERPROCESS);
+    check.answers("an event that other processes open", shared, CuResult::MAP_FAILED);
     for address in [created, imported, check.alloc(BYTES)?] {
         check.fill(address, BYTES)?;
         check.same("memory works", check.holds_pattern(address, BYTES, 1)?, true);

@@ -94,7 +94,7 @@ facts! {
         Measured ONE an_import_is_the_same_memory
         Measured ONE an_import_cannot_be_exported_again
         Found ONE an_export_needs_a_free_descriptor
-        Found CONTROL_DEVICE only_an_export_needs_a_free_descriptor
+        Found CONTROL_DEVICE other_calls_need_no_free_descriptor
         Documented ONE an_import_leaves_the_descriptor_open
         Found ONE only_exported_descriptors_can_be_imported
         Measured CONTROL_DEVICE an_exported_descriptor_is_the_control_device
