@@ -200,6 +200,14 @@ pub(crate) fn lab_render_under_mps() -> Result<(), String> {
     ensure(report["pipeline"]["under_mps"] == true, || "it did not run under MPS".to_owned())
 }
 
+/// Vulkan draws what the CPU draws, also after the death of a renderer.
+pub(crate) fn lab_render_by_vulkan() -> Result<(), String> {
+    let scene = ["--size", "960x540", "--frames", "30", "--renderer", "vulkan"];
+    render(&scene, &[])?;
+    let report = render(&[&scene[..], &["--kill", "renderer"]].concat(), &[])?;
+    ensure(report["killed"][0]["role"] == "renderer", || "the renderer was not killed".to_owned())
+}
+
 /// Each role is killed once.
 pub(crate) fn lab_render_survives_deaths() -> Result<(), String> {
     for role in ["renderer", "geometry", "compositor", "writer", "broker"] {

@@ -103,6 +103,7 @@ static TESTS: &[Test] = &[
     Test { timeout: Duration::from_secs(480), ..test("command_lab_chaos", 1, commands::lab_chaos) },
     test("command_lab_render", 1, commands::lab_render),
     real("command_lab_render_under_mps", Needs::Mps, commands::lab_render_under_mps),
+    real("command_lab_render_by_vulkan", Needs::Vulkan(1), commands::lab_render_by_vulkan),
     test("command_lab_render_survives_deaths", 1, commands::lab_render_survives_deaths),
     Test { timeout: Duration::from_secs(480), ..test("command_lab_tour", 1, commands::lab_tour) },
     test("command_weights_outlive_their_process", 1, commands::weights_outlive_their_process),
