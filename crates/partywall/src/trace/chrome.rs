@@ -87,7 +87,10 @@ impl ChromeTrace {
     /// Returns the record that names a process, if its command line is known. Viewers show the pid of any other.
     fn head(&self, pid: u32) -> Option<Value> {
         let command = self.commands.get(&pid).filter(|command| !command.is_empty())?;
-        Some(json!({ "ph": "M", "name": "process_name", "pid": pid, "args": { "name": command } }))
+        // Perfetto shows what follows the last slash, which may be in any argument.
+        let words = command.split(' ').map(|word| word.rsplit('/').find(|part| !part.is_empty()).unwrap_or_default());
+        let name = words.collect::<Vec<_>>().join(" ");
+        Some(json!({ "ph": "M", "name": "process_name", "pid": pid, "args": { "name": name } }))
     }
 
     fn slice(&self, event: &TraceEvent) -> Value {
@@ -97,9 +100,9 @@ impl ChromeTrace {
             Some((place, generation)) => {
                 let attempt = if event.attempt > 1 { format!(" attempt {}", event.attempt) } else { String::new() };
                 let task = format!("#{place}.{generation}");
-                (format!("{name}{task}{attempt}"), json!({ "object": name, "task": task, "attempt": event.attempt }))
+                (format!("{name}{task}{attempt}"), json!({ "queue": name, "task": task, "attempt": event.attempt }))
             }
-            None => (format!("{name} {}", event.value), json!({ "object": name, "value": event.value })),
+            None => (format!("{name} {}", event.value), json!({ category(event): name, "value": event.value })),
         };
         json!({
             "ph": "X",
@@ -332,7 +335,7 @@ mod tests {
         assert!(points.is_sorted_by_key(|point| point["ts"].as_f64()), "{points:?}");
         assert!(points.iter().all(|point| point["id"] == 0), "{points:?}");
         let slice = events.iter().find(|event| event["name"] == "complete object 1 \"\n#9.3 attempt 3").unwrap();
-        assert_eq!(slice["args"], json!({ "object": "object 1 \"\n", "task": "#9.3", "attempt": 3 }));
+        assert_eq!(slice["args"], json!({ "queue": "object 1 \"\n", "task": "#9.3", "attempt": 3 }));
         assert!(events.iter().any(|event| event["name"] == "submit object 1 \"\n#10.3"), "{events:?}");
     }
 
@@ -345,5 +348,17 @@ mod tests {
         ]);
         assert_eq!(events.iter().filter(|event| event["ph"] == "X").count(), 3);
         assert_eq!(written(Vec::new()).0, Vec::<Value>::new());
+    }
+
+    #[test]
+    fn names_of_processes_have_no_slash() {
+        for (command, expected) in [
+            ("/usr/bin/python3 train.py --out /tmp/a/trace.json", "python3 train.py --out trace.json"),
+            ("worker dir/ / x", "worker dir  x"),
+        ] {
+            let commands = BTreeMap::from([(10, command.to_owned())]);
+            let trace = ChromeTrace::new(vec![event(Action::Signal, 10, 0, 1, 1, 1)], |_| "t".into(), commands, 0);
+            assert_eq!(trace.head(10).unwrap()["args"]["name"], expected);
+        }
     }
 }
