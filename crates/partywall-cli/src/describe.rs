@@ -13,15 +13,18 @@
 //!   `held_by_child`, `unproven`, `dead`), `doubt` (why its death does not prove that its work has ended: `mps`,
 //!   `no_pidfd` or null), `mps` (the directory of the MPS daemon whose client it is, or null), `quiet_ms` (since its last heartbeat; null if none is expected), `leases`, `timelines` (that it
 //!   writes), `permits` (of semaphores) and `blocks` (of pools and topics; each null if there are too many to count),
-//!   `bytes`, `since_ms` (since 1970), `simulated` (whether it runs on the simulated CUDA driver).
+//!   `bytes`, `since_ms` (since 1970), `waits` (for names, at most four, and the longest for a timeline once it has lasted
+//!   for about half a second: a list of `on`, `commit`, `withdrawal`, `growth` or `timeline`; `name`; `target`, the version
+//!   or null, or the value; `by`, the pid of the process that can end it or null; `ms`, for how long or null),
+//!   `simulated` (whether it runs on the simulated CUDA driver).
 
 pub(crate) mod control;
 
 use partywall::{
     Domain, Limit, Place, Then, TimelineEnding, bytes,
     info::{
-        Enforcement, HolderInfo, Kind, MemberInfo, MemberState, NameInfo, Named, Notice, ObjectHolder, ObjectInfo,
-        Promises, QueueHolder, SemaphoreInfo, TimelineInfo, VersionInfo,
+        Awaited, Enforcement, HolderInfo, Kind, MemberInfo, MemberState, NameInfo, Named, Notice, ObjectHolder,
+        ObjectInfo, Promises, QueueHolder, SemaphoreInfo, TimelineInfo, VersionInfo, WaitInfo,
     },
 };
 use serde_json::{Value, json};
@@ -372,6 +375,34 @@ pub(crate) const SHORT: usize = 48;
 /// The most characters of a command line on a line of its own.
 pub(crate) const LONG: usize = 160;
 
+/// Returns what a member waits for, if no process is known that can end the wait.
+pub(crate) fn awaited(awaited: Awaited) -> &'static str {
+    match awaited {
+        Awaited::Commit => "a commit",
+        Awaited::Withdrawal => "a withdrawal",
+        Awaited::Growth => "a growth",
+        Awaited::Timeline => "a writer",
+        _ => "?",
+    }
+}
+
+/// Returns the name of an object for which a member waits, with the version or value: `weights@3`, `steps 70`.
+pub(crate) fn awaited_object(awaited: Awaited, name: &str, target: Option<u64>) -> String {
+    match (awaited, target) {
+        (Awaited::Timeline, Some(value)) => format!("{name} {value}"),
+        (_, Some(version)) => with_version(name, version),
+        (_, None) => name.to_owned(),
+    }
+}
+
+/// Returns a wait of a member: `4711: steps 70 (1.2 s)`, `a commit: weights`.
+pub(crate) fn wait(wait: &WaitInfo) -> String {
+    let WaitInfo { on, name, target, by, ms } = wait;
+    let whom = by.map_or_else(|| awaited(*on).to_owned(), |pid| pid.to_string());
+    let time = ms.map_or_else(String::new, |ms| format!(" ({})", text::seconds(ms)));
+    format!("{whom}: {}{time}", awaited_object(*on, name, *target))
+}
+
 /// Returns the user to which something belongs, and whether others may open it.
 pub(crate) fn user(uid: u32, shared: bool) -> String {
     if shared { format!("{uid}, shared") } else { uid.to_string() }
@@ -399,6 +430,7 @@ mod tests {
             blocks: None,
             bytes: 8,
             since: 9,
+            waits: vec![WaitInfo { on: Awaited::Timeline, name: "t".into(), target: Some(10), by: Some(11), ms: None }],
             simulated: false,
         }
     }
@@ -492,8 +524,14 @@ mod tests {
         let mut expected = json!({
             "member": 1, "pid": 2, "uid": 3, "command": "c", "state": "alive", "doubt": null, "mps": "/m", "quiet_ms": 4,
             "leases": 5, "timelines": 6, "permits": 7, "blocks": null, "bytes": 8, "since_ms": 9, "simulated": false,
+            "waits": [{ "on": "timeline", "name": "t", "target": 10, "by": 11, "ms": null }],
         });
         assert_eq!(json!(member), expected);
+        for awaited in [Awaited::Commit, Awaited::Withdrawal, Awaited::Growth, Awaited::Timeline] {
+            member.waits[0].on = awaited;
+            expected["waits"][0]["on"] = json!(awaited.name());
+            assert_eq!(json!(member), expected);
+        }
         use MemberState::{Alive, Dead, HeldByChild, Hung, LostContext, Suspect, Unproven};
         for state in [Alive, Hung, LostContext, Suspect, MemberState::Evicted, HeldByChild, Unproven, Dead] {
             member.state = state;

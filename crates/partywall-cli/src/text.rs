@@ -37,6 +37,11 @@ pub(crate) fn duration(duration: Duration) -> String {
     }
 }
 
+/// Returns milliseconds as seconds: `1.2 s`.
+pub(crate) fn seconds(ms: u64) -> String {
+    format!("{:.1} s", ms as f64 / 1000.0)
+}
+
 /// Formats a time in nanoseconds with three digits or so: `950 ns`, `31.2 µs`, `4.0 ms`, `1.5 s`.
 pub(crate) fn short_time(ns: u64) -> String {
     let time = ns as f64;

@@ -163,7 +163,8 @@ fn json_has_rates_details_and_waits() {
         last["waits"][0]["ms"].is_u64()
     });
     let ms = last["waits"][0]["ms"].clone();
-    let wait = json!({ "on": "subscriber", "name": "frames", "pid": pid, "waits_for": [pid], "ms": ms });
+    let wait =
+        json!({ "on": "subscriber", "name": "frames", "target": null, "pid": pid, "waits_for": [pid], "ms": ms });
     assert_eq!(last["waits"], json!([wait]), "{last}");
     assert_eq!(frames(&last)["detail"]["subscribers"][0]["lag"], 2, "{last}");
     assert_eq!((&last["left_out"], &last["timelines"]), (&json!(0), &json!([])));
@@ -192,7 +193,8 @@ fn waits_for_blocks_and_permits_name_their_holders() {
     std::thread::scope(|scope| {
         scope.spawn(|| wanted.alloc(LONG).map(drop).unwrap());
         scope.spawn(|| shut.acquire(LONG).map(drop).unwrap());
-        let wait = |on, name| json!({ "on": on, "name": name, "pid": pid, "waits_for": [pid], "ms": null });
+        let wait =
+            |on, name| json!({ "on": on, "name": name, "target": null, "pid": pid, "waits_for": [pid], "ms": null });
         let expected = json!([wait("block", "blocks"), wait("permit", "gate")]);
         eventually("both wait", || waits(&sandbox) == expected);
         let text = sandbox.run(["top", "--once"]).expect(0).text();
@@ -203,6 +205,64 @@ fn waits_for_blocks_and_permits_name_their_holders() {
         drop((block, permit));
     });
     eventually("no process waits", || waits(&sandbox) == json!([]));
+}
+
+#[test]
+fn waits_for_names_and_timelines_name_their_writers() {
+    let sandbox = Sandbox::new();
+    let [writer, waiter] = [sandbox.domain(), sandbox.domain()];
+    let steps = writer.timeline_writer("steps").unwrap();
+    let line = waiter.timeline("steps").unwrap();
+    let draft = writer.create("log", Place::Host).tensor("t", DType::U8, &[8]).mutable(true).reserve(1 << 20);
+    let log = draft.allocate().unwrap().commit().unwrap();
+    let [read, followed] = [(); 2].map(|()| waiter.open("log", LONG).unwrap());
+    let pid = std::process::id();
+    // The times differ from run to run, and so does the order in which requests arrive.
+    let waits = || {
+        let mut waits = sandbox.json(["top", "--once"])["waits"].as_array().unwrap().clone();
+        for wait in &mut waits {
+            assert_eq!(wait["ms"].is_u64(), wait["on"] == "timeline", "{wait}");
+            wait["ms"] = Value::Null;
+        }
+        waits.sort_by_key(|wait| wait["on"].to_string());
+        waits
+    };
+    let wait = |on, name, target, by: &[u32]| {
+        let target: Option<u64> = target;
+        json!({ "on": on, "name": name, "target": target, "pid": pid, "waits_for": by, "ms": null })
+    };
+    assert_eq!(waits(), [] as [Value; 0]);
+    std::thread::scope(|scope| {
+        scope.spawn(|| line.wait(9, LONG).unwrap());
+        scope.spawn(|| waiter.open("weights", LONG).map(drop).unwrap());
+        scope.spawn(|| read.wait_withdrawn(LONG).map(drop).unwrap());
+        scope.spawn(|| followed.wait_growth(LONG).map(drop).unwrap());
+        let expected = [
+            wait("commit", "weights", None, &[]),
+            wait("growth", "log", Some(1), &[pid]),
+            wait("timeline", "steps", Some(9), &[pid]),
+            wait("withdrawal", "log", Some(1), &[]),
+        ];
+        eventually("all are listed", || waits() == expected);
+        let steps_awaited = format!("{pid}: steps 9 (");
+        let text = sandbox.run(["top", "--once"]).expect(0).text();
+        assert!(text.contains(&steps_awaited) && text.contains(" +2 "), "{text}");
+        let text = sandbox.run(["ps"]).expect(0).text();
+        for part in ["a commit: weights", "a withdrawal: log@1", &format!("{pid}: log@1"), &steps_awaited] {
+            assert!(text.contains(part), "{part:?} in {text}");
+        }
+        let top = start(&sandbox);
+        wait_for(&top, &steps_awaited);
+        top.signal(Signal::TERM);
+        end(top, 0);
+
+        steps.signal(9).unwrap();
+        let weights = writer.create("weights", Place::Host).tensor("t", DType::U8, &[8]).kept(true);
+        drop(weights.allocate().unwrap().commit().unwrap());
+        log.grow().spare(4096).commit().unwrap();
+        writer.remove("log").unwrap();
+    });
+    eventually("no process waits", || waits().is_empty());
 }
 
 #[test]

@@ -188,7 +188,7 @@ fn wrong_file_is_refused_before_anything_is_traced() {
     assert!(refused.stderr.contains("already exists") && refused.stderr.contains("--force"), "{refused:?}");
     assert_eq!(fs::read_to_string(&file).unwrap(), "mine");
     let lost = sandbox.run(["trace", "--out", "/missing/t.json"]).expect(5);
-    assert!(lost.stderr.contains("creating /missing/t.json") && lost.stderr.contains("--out"), "{lost:?}");
+    assert!(lost.stderr.contains("cannot create /missing/t.json") && lost.stderr.contains("--out"), "{lost:?}");
     sandbox.run(["trace", "a b"]).expect(2);
 }
 

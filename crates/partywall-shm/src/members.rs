@@ -4,10 +4,14 @@
 //! | offset | field | written by |
 //! |---|---|---|
 //! | 0 | `heartbeat: u64`, milliseconds of `CLOCK_MONOTONIC` | its member; the broker, before it assigns the row |
+//! | 8 | `lease: u64`, the member's lease on the timeline that it waits for; 0 without a wait | its member |
+//! | 16 | `value: u64`, for which it waits | its member |
+//! | 24 | `since: u64`, when the wait began, as `heartbeat` | its member |
 //!
 //! A row belongs to a member from its welcome until nothing of the member is left. Then another member may get it. The
-//! words are hints: a late heartbeat is reported and has no other effect. A member that breaks the rules and writes
-//! another's row only makes that member seem hung or alive.
+//! words are hints: they are reported and have no other effect. A member that breaks the rules and writes another's row
+//! only makes that member seem hung, alive or waiting. No lease of a former member belongs to the next one, so the words
+//! of a wait need no reset. They are not read in one step: a listing may show a wait with the value of the next one.
 
 use std::{
     os::fd::{AsFd, OwnedFd},
@@ -30,6 +34,17 @@ pub const MAX_ROWS: usize = NOBODY as usize;
 
 /// Bytes of a row.
 pub const ROW_BYTES: usize = 64;
+
+/// A member's wait for a timeline, as its row shows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TimelineWait {
+    /// The member's lease on the timeline.
+    pub lease: u64,
+    /// The value.
+    pub value: u64,
+    /// When it began, as [`now`] counts.
+    pub since: u64,
+}
 
 #[cfg(not(loom))]
 const TRACES: usize = trace::BYTES;
@@ -80,21 +95,45 @@ impl Members {
 
     /// Stores a heartbeat of the member of `row` at [`now`]. Does nothing if the row does not exist.
     pub fn beat(&self, row: u16, now: u64) {
-        if let Some(word) = self.word(row) {
-            word.set(0, now);
+        if let Some(words) = self.words(row) {
+            words.set(HEARTBEAT, now);
         }
     }
 
     /// Returns the time of the last heartbeat of `row`.
     pub fn heartbeat(&self, row: u16) -> Option<u64> {
-        Some(self.word(row)?.get(0))
+        Some(self.words(row)?.get(HEARTBEAT))
     }
 
-    fn word(&self, row: u16) -> Option<SharedSlice<'_, u64>> {
+    /// Stores the wait of the member of `row`, or that it does not wait. Does nothing if the row does not exist.
+    pub fn set_wait(&self, row: u16, wait: Option<TimelineWait>) {
+        if let Some(words) = self.words(row) {
+            let TimelineWait { lease, value, since } = wait.unwrap_or(TimelineWait { lease: 0, value: 0, since: 0 });
+            words.set(LEASE, lease);
+            words.set(VALUE, value);
+            words.set(SINCE, since);
+        }
+    }
+
+    /// Returns the wait of the member of `row`, if it waits.
+    pub fn wait(&self, row: u16) -> Option<TimelineWait> {
+        let words = self.words(row)?;
+        let wait = TimelineWait { lease: words.get(LEASE), value: words.get(VALUE), since: words.get(SINCE) };
+        (wait.lease != 0).then_some(wait)
+    }
+
+    fn words(&self, row: u16) -> Option<SharedSlice<'_, u64>> {
         let row = usize::from(row);
-        if row < self.len() { self.0.slice(row * ROW_BYTES, 1) } else { None }
+        if row < self.len() { self.0.slice(row * ROW_BYTES, WORDS) } else { None }
     }
 }
+
+/// The words of a row, by index, and their number.
+const HEARTBEAT: usize = 0;
+const LEASE: usize = 1;
+const VALUE: usize = 2;
+const SINCE: usize = 3;
+const WORDS: usize = 4;
 
 /// Returns `CLOCK_MONOTONIC` in milliseconds, which is the same in all processes of a machine.
 pub fn now() -> u64 {
@@ -115,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn heartbeats_are_seen_through_every_mapping() {
+    fn heartbeats_and_waits_are_seen_through_every_mapping() {
         let fd = Members::create(3).unwrap();
         let ours = Members::map(&fd).unwrap();
         let theirs = Members::map(&fd).unwrap();
@@ -123,6 +162,13 @@ mod tests {
         ours.beat(3, 78);
         assert_eq!((theirs.len(), theirs.heartbeat(0), theirs.heartbeat(2)), (3, Some(0), Some(77)));
         assert_eq!(theirs.heartbeat(3), None);
+        let wait = TimelineWait { lease: 7, value: 8, since: 9 };
+        ours.set_wait(1, Some(wait));
+        ours.set_wait(3, Some(wait));
+        assert_eq!([0, 1, 2, 3].map(|row| theirs.wait(row)), [None, Some(wait), None, None]);
+        assert_eq!((theirs.heartbeat(1), theirs.heartbeat(2)), (Some(0), Some(77)));
+        ours.set_wait(1, None);
+        assert_eq!(theirs.wait(1), None);
         let odd = Draft::create("odd", 100).unwrap().share().unwrap();
         assert_eq!(Members::map(odd).err(), Some(Errno::INVAL));
     }

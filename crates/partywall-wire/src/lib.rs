@@ -58,7 +58,7 @@ pub use control::{
 };
 pub use frame::{Frame, FrameReader, WireError};
 pub use handshake::{BrokerHello, ClientHello, Resume, Welcome};
-pub use member::{Doubt, Evicted, Freed, Kill, MemberInfo, MemberState, Whom};
+pub use member::{Awaited, Doubt, Evicted, Freed, Kill, MemberInfo, MemberState, WaitInfo, Whom};
 pub use message::{
     Access, Answer, Call, ChunkBytes, Commit, Event, Grow, Grown, HolderInfo, Kind, LegacyHandle, Lifetime, NameInfo,
     Open, Opened, Place, QueueHolder, Reply, Request, SegmentInfo, StatusInfo, Table, Token, VersionInfo,

@@ -53,6 +53,44 @@ names!(Doubt {
     NoPidfd => "no_pidfd",
 });
 
+/// What a member waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+#[serde(rename_all = "snake_case")]
+pub enum Awaited {
+    /// The commit of a version.
+    Commit,
+    /// The withdrawal of the version.
+    Withdrawal,
+    /// The next growth of the version.
+    Growth,
+    /// A value of a timeline.
+    Timeline,
+}
+
+names!(Awaited {
+    Commit => "commit",
+    Withdrawal => "withdrawal",
+    Growth => "growth",
+    Timeline => "timeline",
+});
+
+/// A wait of a member for a name or a timeline.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WaitInfo {
+    /// What it waits for.
+    pub on: Awaited,
+    /// The name of the segment or timeline.
+    pub name: String,
+    /// The version, absent if any will do, or the value of the timeline.
+    pub target: Option<u64>,
+    /// The pid of the process that can end the wait, as far as it is known: the builder or the committer of the version,
+    /// or the writer of the timeline.
+    pub by: Option<u32>,
+    /// Milliseconds since it began, of a wait for a timeline.
+    pub ms: Option<u64>,
+}
+
 /// A member in a listing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemberInfo {
@@ -87,6 +125,9 @@ pub struct MemberInfo {
     /// When it joined, in milliseconds since 1970.
     #[serde(rename = "since_ms")]
     pub since: u64,
+    /// Its first waits for names, at most four, and its longest wait for a timeline. A wait for a timeline is listed once
+    /// it has lasted for about half a second.
+    pub waits: Vec<WaitInfo>,
     /// True if it runs on the simulated CUDA driver.
     pub simulated: bool,
 }

@@ -5,11 +5,11 @@ use std::os::fd::OwnedFd;
 use partywall_os::map::SealedMap;
 pub use partywall_shm::Table;
 pub use partywall_wire::{
-    Ages, AttachedInfo, BlockCounts, Change, Control, ControlInfo, Doubt, Evicted, Freed, HolderInfo, Kill, Kind,
-    Lifetime, MemberInfo, MemberState, NameEvent, NameInfo, Named, Notice, ObjectDetail, ObjectHolder, ObjectInfo,
-    ObjectKind, Participant, Point, PublisherInfo, QueueHolder, QueueInfo, QueueShape, QueueUsage, SampleShape,
-    SemaphoreInfo, StatusInfo, SubscriberInfo, TimelineInfo, TopicInfo, TopicShape, TopicUsage, Usage, UserInfo,
-    VersionInfo, Whom,
+    Ages, AttachedInfo, Awaited, BlockCounts, Change, Control, ControlInfo, Doubt, Evicted, Freed, HolderInfo, Kill,
+    Kind, Lifetime, MemberInfo, MemberState, NameEvent, NameInfo, Named, Notice, ObjectDetail, ObjectHolder,
+    ObjectInfo, ObjectKind, Participant, Point, PublisherInfo, QueueHolder, QueueInfo, QueueShape, QueueUsage,
+    SampleShape, SemaphoreInfo, StatusInfo, SubscriberInfo, TimelineInfo, TopicInfo, TopicShape, TopicUsage, Usage,
+    UserInfo, VersionInfo, WaitInfo, Whom,
 };
 
 use crate::error::{Error, InvalidData, LimitReached, Result, Unreachable};

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::tombstones::Tombstone;
 use super::types::{
-    BlockControl, CellAt, Change, ClaimId, CloseId, Doubt, FdId, Gap, Kind, LeaseId, Lifetime, Limit, MemberId,
-    MemberState, Memory, Millis, Name, Named, NoGrowth, Notice, ObjectKind, OtherUsers, Place, RequestId,
+    Awaited, BlockControl, CellAt, Change, ClaimId, CloseId, Doubt, FdId, Gap, Kind, LeaseId, Lifetime, Limit,
+    MemberId, MemberState, Memory, Millis, Name, Named, NoGrowth, Notice, ObjectKind, OtherUsers, Place, RequestId,
     TimelineEnding, UserInfo, Whom, WithdrawalId,
 };
 
@@ -444,7 +444,19 @@ pub(crate) struct MemberRow {
     pub(crate) pools: Vec<FdId>,
     pub(crate) bytes: u64,
     pub(crate) since: Millis,
+    /// Its first waits for names. Its wait for a timeline is in its row.
+    pub(crate) waits: Vec<WaitRow>,
     pub(crate) simulated: bool,
+}
+
+/// A wait for a name in a listing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct WaitRow {
+    pub(crate) on: Awaited,
+    pub(crate) name: Name,
+    pub(crate) version: Option<u64>,
+    /// The pid of the member that can end it, if it is known.
+    pub(crate) by: Option<u32>,
 }
 
 /// A timeline or semaphore in a listing.

@@ -6,13 +6,15 @@ use std::{
     sync::Arc,
 };
 
+use partywall_wire::limits::MAX_NAME;
+
 use super::{
     Decision, Granted, Registry,
-    effect::{Answer, Counts, Holder, Info, MemberRow, NameRow, Refused, RowOwner, VersionRow},
+    effect::{Answer, Counts, Holder, Info, MemberRow, NameRow, Refused, RowOwner, VersionRow, WaitRow},
     event::Identity,
     objects::LeasedObject,
-    state::{Entry, Life, Member, Version},
-    types::{MemberId, MemberState, Millis, Name, Place, Quota, UserInfo},
+    state::{Entry, Life, Member, Version, Waiting, Want},
+    types::{Awaited, LeaseId, MemberId, MemberState, Millis, Name, Place, Quota, UserInfo},
 };
 
 impl Registry {
@@ -47,11 +49,7 @@ impl Registry {
             holders: self.holders(name, Some(wanted)).1,
             queues: self.holding_queues(name, Some(wanted)),
             attached: self.held_segments(&found.attached),
-            builder: entry
-                .claim
-                .and_then(|claim| self.claims.get(&claim))
-                .and_then(|claim| self.members.get(&claim.member))
-                .map(|member| member.identity.pid),
+            builder: self.builder(entry),
             rows: found.memory.control.map_or_else(BTreeMap::new, |_| self.rows_of(found)),
         };
         let fds = found.memory.table_fd().into_iter().collect();
@@ -85,8 +83,54 @@ impl Registry {
         let dead: BTreeMap<_, _> =
             dead.map(|(id, dead)| (*id, bare_row(*id, &dead.identity, dead.since, dead.bytes))).collect();
         let all = in_order(living, dead.into_iter()).map(|(_, row)| row);
-        let (members, more) = page(all, |row| row.command.len());
+        let (members, more) = page(all, |row| {
+            let waits: usize = row.waits.iter().map(|wait| wait.name.as_str().len() + WAIT_BYTES).sum();
+            // The server adds the wait for a timeline, which is in the row.
+            let timeline = row.row.map_or(0, |_| MAX_NAME + WAIT_BYTES);
+            row.command.len() + waits + timeline
+        });
         Answer::Members { members, more }
+    }
+
+    /// Returns the name of the timeline of a member's lease, and the pid of its writer if it has one.
+    pub(crate) fn timeline_of(&self, member: MemberId, lease: LeaseId) -> Option<(&Name, Option<u32>)> {
+        let held = self.object_leases.get(&lease).filter(|held| held.member == member)?;
+        let LeasedObject::Timeline { name, .. } = &held.object else { return None };
+        let writer = self.timelines.get(name)?.writer;
+        Some((name, writer.and_then(|lease| self.holder_pid(lease))))
+    }
+
+    /// Returns the pid of the process that builds a name's next version under a claim.
+    fn builder(&self, entry: &Entry) -> Option<u32> {
+        let claim = self.claims.get(&entry.claim?)?;
+        Some(self.members.get(&claim.member)?.identity.pid)
+    }
+
+    /// Returns the first waits of a member for names.
+    fn waits_of(&self, member: &Member) -> Vec<WaitRow> {
+        let row = |name: &Name, entry: &Entry, want| {
+            let number = |lease| Some(self.version_leases.get(&lease)?.version);
+            let (on, version, by) = match want {
+                Want::Open { version, .. } => (Awaited::Commit, version, self.builder(entry)),
+                Want::Build => (Awaited::Commit, None, self.builder(entry)),
+                Want::Withdrawal(lease) => (Awaited::Withdrawal, number(lease), None),
+                Want::Growth(lease) => {
+                    let version = number(lease);
+                    let owner = version.and_then(|version| entry.versions.get(&version)?.owner);
+                    let owner = owner.and_then(|owner| self.members.get(&self.version_leases.get(&owner)?.member));
+                    (Awaited::Growth, version, owner.map(|owner| owner.identity.pid))
+                }
+            };
+            WaitRow { on, name: name.clone(), version, by }
+        };
+        let waits = member.waits.values().filter_map(|(id, what)| match what {
+            Waiting::For(name) => {
+                let entry = self.entries.get(name)?;
+                Some(row(name, entry, entry.waits.get(id)?.want))
+            }
+            Waiting::Watching => None,
+        });
+        waits.take(WAITS).collect()
     }
 
     fn member_row(&self, id: MemberId, member: &Member) -> MemberRow {
@@ -113,6 +157,7 @@ impl Registry {
             timelines: count(written.count() as u64),
             semaphores: semaphores.collect::<BTreeSet<_>>().into_iter().collect(),
             pools: pools.collect::<BTreeSet<_>>().into_iter().collect(),
+            waits: self.waits_of(member),
             ..bare_row(id, &member.identity, member.since, member.bytes)
         }
     }
@@ -262,6 +307,7 @@ fn bare_row(id: MemberId, identity: &Identity, since: Millis, bytes: u64) -> Mem
         pools: Vec::new(),
         bytes,
         since,
+        waits: Vec::new(),
         simulated: identity.simulated,
     }
 }
@@ -321,6 +367,12 @@ const PAGE_BYTES: usize = 32 * 1024;
 
 /// Upper bound on a row without its text: at most twenty numbers of ten bytes and a UUID.
 const ROW_BYTES: usize = 220;
+
+/// Upper bound on a wait in a listing without its name: a kind, three numbers, and which of them are there.
+const WAIT_BYTES: usize = 40;
+
+/// Waits for names in a listing of members, for each of them.
+const WAITS: usize = 4;
 
 /// The number of permits or blocks that count as one byte of a page. Counting a page full of them takes about two
 /// milliseconds.

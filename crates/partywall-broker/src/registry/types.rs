@@ -8,8 +8,8 @@ use std::{borrow::Borrow, fmt, sync::Arc};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use partywall_wire::{
-    Access, Change, Deadline, Doubt, Ending, Gap, Kind, LegacyHandle, Lifetime, Limit, MemberState, Named, NoGrowth,
-    Notice, ObjectKind, OtherUsers, Place, Then, TimelineEnding, UserInfo, Whom,
+    Access, Awaited, Change, Deadline, Doubt, Ending, Gap, Kind, LegacyHandle, Lifetime, Limit, MemberState, Named,
+    NoGrowth, Notice, ObjectKind, OtherUsers, Place, Then, TimelineEnding, UserInfo, Whom,
 };
 
 macro_rules! ids {

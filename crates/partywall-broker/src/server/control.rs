@@ -13,7 +13,7 @@ use std::{
 
 use partywall_os::{Errno, memfd};
 use partywall_shm::{
-    members::{self, Members},
+    members::{self, Members, TimelineWait},
     pool::Pool,
     queue::{self, InUse, Pools, Queue, Reason},
     semaphore::{Audit, MAX_WAITERS, Semaphore},
@@ -187,6 +187,11 @@ impl Control {
     /// Returns the last heartbeat of a user's member in a row, in milliseconds of `CLOCK_MONOTONIC`.
     pub(super) fn heartbeat(&self, uid: u32, row: u16) -> Option<u64> {
         self.rows.get(&uid)?.members.heartbeat(row)
+    }
+
+    /// Returns the wait for a timeline of a user's member in a row.
+    pub(super) fn wait(&self, uid: u32, row: u16) -> Option<TimelineWait> {
+        self.rows.get(&uid)?.members.wait(row)
     }
 
     /// Returns the memory of the rows of a user's members.

@@ -13,7 +13,7 @@ use rustix::process::Signal;
 
 use crate::{
     Exit,
-    registry::{Call, Effect, Event, FdId, Guarded, MemberId, types::BlockControl},
+    registry::{Call, Effect, Event, FdId, Guarded, MemberId, Outcome, types::BlockControl},
     server::{
         acceptor::no_fds, connection::Channel, control::Control, event_loop::Server, fds::FdStore,
         membership::Membership, supervised::Record, timers::Timer, translate,
@@ -101,6 +101,12 @@ impl Server {
         Ok(call)
     }
 
+    /// Converts the result of a request for the wire.
+    fn translated(&self, outcome: Outcome) -> Result<wire::Answer, Refusal> {
+        let Runner { control, kills, .. } = &self.runner;
+        translate::outcome(outcome, translate::Sources { about: &self.about, control, kills, registry: &self.registry })
+    }
+
     /// Applies an event to the registry and carries out the effects.
     pub(super) fn apply(&mut self, event: Event) {
         let effects = self.decide(event);
@@ -115,7 +121,7 @@ impl Server {
             point("broker: effect not carried out");
             match effect {
                 Effect::Reply { member, request, outcome, fds } => {
-                    let outcome = translate::outcome(outcome, &self.about, &self.runner.control, &self.runner.kills);
+                    let outcome = self.translated(outcome);
                     self.runner.kills.clear();
                     let reply = Reply { id: request.0, outcome };
                     effects.extend(self.send(member, Channel::Call, &reply, &fds));
@@ -124,7 +130,7 @@ impl Server {
                     }
                 }
                 Effect::Notify { member, ticket, outcome, fds } => {
-                    let outcome = translate::outcome(outcome, &self.about, &self.runner.control, &self.runner.kills);
+                    let outcome = self.translated(outcome);
                     let completion = wire::Event::Completion { ticket: ticket.0, outcome };
                     effects.extend(self.send(member, Channel::Events, &completion, &fds));
                 }

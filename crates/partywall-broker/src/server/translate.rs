@@ -17,7 +17,7 @@ mod watch;
 
 use crate::{
     registry::{
-        self, Call, MemberId, Outcome, Refused, RequestId,
+        self, Call, MemberId, Outcome, Refused, Registry, RequestId,
         effect::{Counts, Handle, Holder, HoldingQueue, Info, NameRow, Opened, VersionRow},
         event,
         tombstones::Tombstone,
@@ -235,12 +235,23 @@ pub(super) fn invalid(why: impl Into<String>) -> Refusal {
 
 /// Converts the result of a request for the wire.
 ///
-/// The values of timelines and semaphores are read from `control`. `kills` has the results of killing evicted members.
-pub(super) fn outcome(outcome: Outcome, about: &About, control: &Control, kills: &Kills) -> Result<Answer, Refusal> {
-    outcome.map(|granted| answer(granted, about, control, kills)).map_err(refusal)
+pub(super) fn outcome(outcome: Outcome, sources: Sources<'_>) -> Result<Answer, Refusal> {
+    outcome.map(|granted| answer(granted, sources)).map_err(refusal)
 }
 
-fn answer(granted: registry::Answer, about: &About, control: &Control, kills: &Kills) -> Answer {
+/// What answers are made of, besides the result of the registry.
+#[derive(Clone, Copy)]
+pub(super) struct Sources<'a> {
+    pub(super) about: &'a About,
+    /// The values of timelines and semaphores, and the waits of members.
+    pub(super) control: &'a Control,
+    /// The results of killing evicted members.
+    pub(super) kills: &'a Kills,
+    /// The timelines that members wait for.
+    pub(super) registry: &'a Registry,
+}
+
+fn answer(granted: registry::Answer, Sources { about, control, kills, registry }: Sources<'_>) -> Answer {
     match granted {
         registry::Answer::Done => Answer::Done,
         registry::Answer::Pending => Answer::Pending,
@@ -265,7 +276,7 @@ fn answer(granted: registry::Answer, about: &About, control: &Control, kills: &K
             Answer::Names { names: names.iter().map(|row| name_row(row, control)).collect(), more }
         }
         registry::Answer::Members { members, more } => {
-            Answer::Members { members: member::rows(&members, control), more }
+            Answer::Members { members: member::rows(&members, control, registry), more }
         }
         registry::Answer::Happened(happened) => Answer::Happened(watch::happened(&happened, about.instance)),
         registry::Answer::Evicted(members) => {

@@ -55,6 +55,7 @@ fn show(output: Output, domain: &Domain) -> Result<(), Failure> {
         ">BLOCKS",
         ">HEARTBEAT",
         ">SINCE",
+        "WAITS FOR",
         "COMMAND",
     ];
     output.table(&headings, &members.iter().map(row).collect::<Vec<_>>(), &SPARE);
@@ -75,8 +76,9 @@ fn row(member: &MemberInfo) -> Vec<String> {
         member.timelines.to_string(),
         counted(member.permits),
         counted(member.blocks),
-        member.quiet.map_or_else(String::new, |quiet| format!("{:.1} s", quiet as f64 / 1000.0)),
+        member.quiet.map_or_else(String::new, text::seconds),
         text::duration(text::since(member.since)),
+        member.waits.iter().map(describe::wait).collect::<Vec<_>>().join(", "),
         describe::command(&member.command, describe::LONG),
     ]
 }

@@ -57,7 +57,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let took = start.elapsed().as_secs_f64();
     let Arguments { names, out, .. } = arguments;
     let trace = recording.finish(|name| names.is_empty() || names.iter().any(|pattern| pattern.matches(name)));
-    let failed = |error: std::io::Error| Failure::system(&format!("writing {}", out.display()), error);
+    let failed = |error: std::io::Error| Failure::system(&format!("cannot write {}", out.display()), error);
     trace.write(&mut BufWriter::new(file)).map_err(failed)?;
     let processes = trace.processes();
     let lost = trace.lost();
@@ -116,7 +116,7 @@ fn create(arguments: &Arguments) -> Result<File, Failure> {
             format!("{} already exists", path.display()),
             "name another file with --out, or add --force to replace this one",
         ),
-        _ => Failure::system(&format!("creating {}", path.display()), error)
+        _ => Failure::system(&format!("cannot create {}", path.display()), error)
             .with_advice("name a file in a folder that you may write to with --out"),
     })
 }

@@ -1,6 +1,12 @@
 //! What is drawn: the bundled torus, or a Wavefront OBJ file; and how it turns.
 
-use std::{fmt, fs::File, io::BufReader, path::Path, str::FromStr};
+use std::{
+    fmt,
+    fs::{self, File},
+    io::BufReader,
+    path::Path,
+    str::FromStr,
+};
 
 use super::{
     raster::{Camera, MOST_TRIANGLES, UNIT},
@@ -82,11 +88,12 @@ impl From<std::io::Error> for Refused {
 
 /// Reads an OBJ file. Its objects get colours in turn, and its normals are made from its triangles.
 fn read(path: &Path) -> Result<Mesh, Refused> {
-    let file = File::open(path)?;
-    let metadata = file.metadata()?;
+    // Before the file is opened, because opening a pipe waits for its writer.
+    let metadata = fs::metadata(path)?;
     if !metadata.is_file() {
         return Err(Refused::new("it is not a regular file"));
     }
+    let file = File::open(path)?;
     if metadata.len() > LARGEST_FILE {
         return Err(Refused::new(format!("it has {} bytes, and a scene has at most {LARGEST_FILE}", metadata.len())));
     }
@@ -270,6 +277,8 @@ const LARGEST_FILE: u64 = 256 << 20;
 mod tests {
     use super::*;
 
+    use rustix::fs::{CWD, Mode, mkfifoat};
+
     use crate::render::raster::VERTEX;
 
     fn load(text: &str) -> Result<Mesh, String> {
@@ -315,7 +324,12 @@ mod tests {
         }
         assert!(load(&format!("mtllib /dev/zero\nusemtl none\n{triangle}f 1 2 3\n")).is_ok(), "materials are not read");
         let of = |path: &str| Mesh::load(&Source::File(path.into())).unwrap_err();
-        assert!(of("/dev/zero").message().contains("not a regular file"));
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        mkfifoat(CWD, &pipe, Mode::RUSR).unwrap();
+        for special in ["/dev/zero", "/", pipe.to_str().unwrap()] {
+            assert!(of(special).message().contains("not a regular file"), "{special}");
+        }
         assert_eq!(of("/nonexistent.obj").kind(), ErrorKind::NotFound);
         let sparse = tempfile::NamedTempFile::new().unwrap();
         sparse.as_file().set_len(LARGEST_FILE + 1).unwrap();

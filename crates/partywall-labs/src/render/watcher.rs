@@ -694,9 +694,12 @@ impl Count {
     fn step(&self, job: &Job, time: Duration) -> Step {
         let Self { frames, missing, twice, torn, .. } = self;
         let Size { width, height } = job.size;
+        let [frame, renderer] = [job.frames == 1, job.renderers == 1].map(|one| if one { "" } else { "s" });
+        let title =
+            format!("{} frame{frame} of {width} x {height} pixels by {} renderer{renderer}", job.frames, job.renderers);
         Step::new(
             "frames",
-            format!("{} frames of {width} x {height} pixels by {} renderers", job.frames, job.renderers),
+            title,
             "Each process works on another frame than its neighbours. A frame that is not written is in each topic still, \
              so a successor finds it.",
         )

@@ -9,6 +9,7 @@ mod locate;
 mod members;
 mod objects;
 mod poll_tasks;
+mod reported_waits;
 mod service;
 mod stream_waits;
 mod timeline_memory;
@@ -40,6 +41,7 @@ pub(crate) use self::{
     link::{Link, withdrawn},
     locate::broker_binary,
     poll_tasks::{PollReason, PollTasks},
+    reported_waits::HostWaits,
     stream_waits::StreamWaits,
     timeline_memory::{MappedSlab, PrivateWord, TimelineMemory, Word},
 };
@@ -460,6 +462,10 @@ impl Domain {
 
     pub(crate) fn recorder(&self) -> &Recorder {
         &self.connection.service.shared().recorder
+    }
+
+    pub(crate) fn host_waits(&self) -> &Arc<HostWaits> {
+        &self.connection.service.shared().host_waits
     }
 
     pub(crate) fn stream_waits(&self) -> &StreamWaits {

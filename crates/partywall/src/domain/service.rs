@@ -28,6 +28,7 @@ use super::{
     inbox::Inbox,
     link::{Completion, Link, NoBroker, giving_back},
     poll_tasks::{PollReason, PollTasks, Schedule},
+    reported_waits::{HostWaits, ReportedWaits},
     stream_waits::StreamWaits,
     timeline_memory::{CellPlace, TimelineMemory},
 };
@@ -62,6 +63,7 @@ pub(super) struct Shared {
     pub(super) workers: Workers,
     pub(super) timeline_memory: TimelineMemory,
     pub(super) stream_waits: StreamWaits,
+    pub(super) host_waits: Arc<HostWaits>,
     pub(super) recorder: Recorder,
     stop: AtomicBool,
     /// True if a background job that ends the connection waits for its turn, which a renewal before it may have.
@@ -90,6 +92,7 @@ impl Service {
             workers,
             timeline_memory: TimelineMemory::default(),
             stream_waits: StreamWaits::default(),
+            host_waits: Arc::default(),
             recorder,
             stop: AtomicBool::new(false),
             ending: AtomicBool::new(false),
@@ -97,9 +100,13 @@ impl Service {
         });
         let row = shared.link.row();
         let ticking = Arc::downgrade(&shared);
+        let mut reported = ReportedWaits::default();
         shared.poll_tasks.add(Duration::ZERO, move |reason| {
-            members.beat(row, members::now());
-            ticking.upgrade()?.stream_waits.forget_passed();
+            let now = members::now();
+            members.beat(row, now);
+            let shared = ticking.upgrade()?;
+            shared.stream_waits.forget_passed();
+            members.set_wait(row, reported.longest(&shared.host_waits, &shared.stream_waits, now));
             (reason == PollReason::Due).then_some(TICK)
         });
         let reader = Reader { shared: shared.clone(), events: Some(events), inbox: Inbox::new() };

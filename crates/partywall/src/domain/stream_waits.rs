@@ -88,6 +88,17 @@ impl StreamWaits {
         }
     }
 
+    /// Calls `found` with the lease, the cell and the value of each stream's first open wait. Skips locked streams.
+    pub(super) fn each_first(&self, mut found: impl FnMut(u64, &CellPlace, u64)) {
+        for track in self.tracks() {
+            if let Ok(waits) = track.waits.try_lock()
+                && let Some(wait) = waits.noted.iter().find(|wait| wait.place.is_undecided(wait.value))
+            {
+                found(wait.keep.lease(), &wait.place, wait.value);
+            }
+        }
+    }
+
     /// Returns the cells that streams may wait for.
     pub(crate) fn places(&self) -> Vec<CellPlace> {
         let places = |track: Arc<Track>| track.lock().noted.iter().map(|wait| wait.place.clone()).collect::<Vec<_>>();

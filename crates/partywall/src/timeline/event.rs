@@ -3,6 +3,7 @@
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::Arc,
+    time::Instant,
 };
 
 use partywall_shm::timeline::Progress;
@@ -60,6 +61,10 @@ pub(super) fn watch(timeline: &Timeline, v: u64) -> Result<TimelineEvent> {
         ring(&fd);
         return Ok(TimelineEvent { hold, v, fd });
     };
+    let waits = domain.host_waits().clone();
+    let lease = hold.keep.as_ref().map_or(0, |keep| keep.lease());
+    let start = Instant::now();
+    let mut shown = None;
     // The event holds a lease, so the cell belongs to the timeline for as long as the event exists.
     domain.poll_tasks().add(pause, move |reason| {
         let fd = watched.upgrade()?;
@@ -68,6 +73,7 @@ pub(super) fn watch(timeline: &Timeline, v: u64) -> Result<TimelineEvent> {
             ring(&fd);
             return None;
         }
+        shown.get_or_insert_with(|| waits.add(lease, v, start));
         pause
     });
     Ok(TimelineEvent { hold, v, fd })

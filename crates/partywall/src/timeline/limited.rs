@@ -79,8 +79,9 @@ pub(super) fn wait(timeline: &Timeline, stream: StreamRef<'_>, v: u64, limit: Du
     // A timeout that the clock cannot represent never ends.
     let deadline = Instant::now().checked_add(limit);
     let mut private = Some(private);
+    let shown = domain.host_waits().add(keep.lease(), v, Instant::now());
     domain.poll_tasks().add(Duration::ZERO, move |reason| {
-        let _kept = &keep;
+        let _kept = (&keep, &shown);
         let left = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
         let pause = poller.poll();
         if let Some(pause) = pause

@@ -17,7 +17,7 @@ impl Timeline {
         self.domain.link().require_ours()?;
         self.at.check_value(v)?;
         // Includes the lease: another thread may make the handle follow another incarnation meanwhile.
-        let (word, _keep) = self.at.now();
+        let (word, keep) = self.at.now();
         let cell = word.cell();
         let is_over = |progress| match progress {
             Progress::Pending => false,
@@ -48,6 +48,7 @@ impl Timeline {
         }
         let mut backoff = Backoff::attentive();
         let mut slack = None;
+        let mut shown = None;
         loop {
             // Before the last check: what happens from now on ends the sleep.
             let key = cell.prepare();
@@ -72,6 +73,8 @@ impl Timeline {
             if is_over(progress) {
                 return outcome(progress);
             }
+            // After the first sleep, so that a short wait does not pay for it.
+            shown.get_or_insert_with(|| self.domain.host_waits().add(keep.lease(), v, waiting.start()));
         }
     }
 }

@@ -20,7 +20,7 @@ use super::{Action, TraceEvent};
 pub struct ChromeTrace {
     /// The events, in the order of their beginnings.
     events: Vec<TraceEvent>,
-    arrows: Vec<Arrow>,
+    arrows: Arrows,
     names: BTreeMap<u64, String>,
     /// The command lines of processes.
     commands: BTreeMap<u32, String>,
@@ -50,9 +50,10 @@ impl ChromeTrace {
     pub fn write(&self, out: &mut impl Write) -> io::Result<()> {
         write!(out, "{{\"displayTimeUnit\":\"ns\",\"otherData\":{{\"lost\":{}}},\"traceEvents\":[", self.lost)?;
         let heads = self.pids().into_iter().filter_map(|pid| self.head(pid));
-        let slices = self.events.iter().map(|event| self.slice(event));
-        let points = self.arrows.iter().enumerate().flat_map(|(number, arrow)| self.points(number, arrow));
-        for (index, value) in heads.chain(slices).chain(points).enumerate() {
+        let slices = self.events.iter().map(|event| self.slice(event, event.action.name(), length(event)));
+        let ends = self.arrows.ends.iter().map(|end| self.slice(end, end_name(end.action), end.at - end.since));
+        let points = self.arrows.all.iter().enumerate().flat_map(|(number, arrow)| self.points(number, arrow));
+        for (index, value) in heads.chain(slices).chain(ends).chain(points).enumerate() {
             let comma = if index == 0 { "" } else { "," };
             write!(out, "{comma}\n{value}")?;
         }
@@ -67,7 +68,7 @@ impl ChromeTrace {
 
     /// Returns the number of arrows.
     pub fn arrows(&self) -> usize {
-        self.arrows.len()
+        self.arrows.all.len()
     }
 
     /// Returns the number of processes.
@@ -87,26 +88,29 @@ impl ChromeTrace {
     /// Returns the record that names a process, if its command line is known. Viewers show the pid of any other.
     fn head(&self, pid: u32) -> Option<Value> {
         let command = self.commands.get(&pid).filter(|command| !command.is_empty())?;
-        Some(json!({ "ph": "M", "name": "process_name", "pid": pid, "args": { "name": command } }))
+        // Perfetto shows what follows the last slash, which may be in any argument.
+        let words = command.split(' ').map(|word| word.rsplit('/').find(|part| !part.is_empty()).unwrap_or_default());
+        let name = words.collect::<Vec<_>>().join(" ");
+        Some(json!({ "ph": "M", "name": "process_name", "pid": pid, "args": { "name": name } }))
     }
 
-    fn slice(&self, event: &TraceEvent) -> Value {
+    fn slice(&self, event: &TraceEvent, action: &str, length: u64) -> Value {
         let name = &self.names[&event.object];
         let (what, details) = match event.task() {
             // As in the text of the task's reference.
             Some((place, generation)) => {
                 let attempt = if event.attempt > 1 { format!(" attempt {}", event.attempt) } else { String::new() };
                 let task = format!("#{place}.{generation}");
-                (format!("{name}{task}{attempt}"), json!({ "object": name, "task": task, "attempt": event.attempt }))
+                (format!("{name}{task}{attempt}"), json!({ "queue": name, "task": task, "attempt": event.attempt }))
             }
-            None => (format!("{name} {}", event.value), json!({ "object": name, "value": event.value })),
+            None => (format!("{name} {}", event.value), json!({ category(event): name, "value": event.value })),
         };
         json!({
             "ph": "X",
-            "name": format!("{} {what}", event.action.name()),
+            "name": format!("{action} {what}"),
             "cat": category(event),
             "ts": self.time(event.since),
-            "dur": length(event) as f64 / 1e3,
+            "dur": length as f64 / 1e3,
             "pid": event.pid,
             "tid": event.tid,
             "args": details,
@@ -161,19 +165,37 @@ struct Point {
     tid: u32,
 }
 
-impl Point {
-    fn start(event: &TraceEvent) -> Self {
-        Self { at: event.since, pid: event.pid, tid: event.tid }
-    }
+/// The arrows between events.
+#[derive(Debug, Default)]
+struct Arrows {
+    all: Vec<Arrow>,
+    /// The last moments of events, as slices of their own within those of the events. Perfetto turns an arrow round that leads to
+    /// a slice which began before the one where the arrow begins, as a wait begins before the signal that ends it.
+    ends: Vec<TraceEvent>,
+}
 
-    fn end(event: &TraceEvent) -> Self {
-        // Within the slice, and not where the next one begins.
-        Self { at: event.since.max(event.at.saturating_sub(1)), ..Self::start(event) }
+impl Arrows {
+    /// Adds an arrow through the beginnings of events, and through the ends of calls that may have begun before the event
+    /// that ended them. Does nothing for fewer than two events.
+    fn add(&mut self, category: &'static str, events: &[&TraceEvent]) {
+        let mut points: Vec<Point> = Vec::new();
+        for event in events {
+            let mut at = event.since;
+            if let Some(former) = points.last().filter(|former| at < former.at) {
+                // It ends with the slice of the event, so it begins before that ends.
+                at = event.at.saturating_sub(MOMENT).max(former.at).min(event.at.saturating_sub(1));
+                self.ends.push(TraceEvent { since: at, ..**event });
+            }
+            points.push(Point { at, pid: event.pid, tid: event.tid });
+        }
+        if points.len() > 1 {
+            self.all.push(Arrow { category, points });
+        }
     }
 }
 
 /// Returns the arrows between events that are sorted by their beginnings. No arrow leads back in time.
-fn arrows(events: &[TraceEvent]) -> Vec<Arrow> {
+fn arrows(events: &[TraceEvent]) -> Arrows {
     let of = |actions: &'static [Action]| events.iter().filter(move |event| actions.contains(&event.action));
     let sample = |event: &TraceEvent| (event.object, event.value);
     let published: BTreeMap<_, _> = of(&[Action::Publish]).map(|event| (sample(event), event)).collect();
@@ -181,29 +203,24 @@ fn arrows(events: &[TraceEvent]) -> Vec<Arrow> {
     for event in of(&[Action::Release]) {
         released.entry((sample(event), event.pid)).or_default().push_back(event);
     }
-    let mut arrows = Vec::new();
+    let mut arrows = Arrows::default();
     for receipt in of(&[Action::Receive]) {
         let publication = published.get(&sample(receipt)).filter(|publication| publication.since <= receipt.since);
         let releases = released.get_mut(&(sample(receipt), receipt.pid));
         let release = releases.and_then(VecDeque::pop_front).filter(|release| release.since >= receipt.since);
-        let points: Vec<_> =
-            publication.into_iter().copied().chain([receipt]).chain(release).map(Point::start).collect();
-        if points.len() > 1 {
-            arrows.push(Arrow { category: "sample", points });
-        }
+        arrows.add("sample", &publication.into_iter().copied().chain([receipt]).chain(release).collect::<Vec<_>>());
     }
-    let mut tasks: BTreeMap<_, Vec<Point>> = BTreeMap::new();
+    let mut tasks: BTreeMap<_, Vec<&TraceEvent>> = BTreeMap::new();
     for event in events.iter().filter(|event| event.task().is_some()) {
-        // A claim ends after the submission has begun, and may begin before it. So with results.
-        let point = match event.action {
-            Action::Claim | Action::Take => Point::end(event),
-            _ => Point::start(event),
-        };
-        tasks.entry(sample(event)).or_default().push(point);
+        tasks.entry(sample(event)).or_default().push(event);
     }
-    for mut points in tasks.into_values().filter(|points| points.len() > 1) {
-        points.sort_by_key(|point| point.at);
-        arrows.push(Arrow { category: "task", points });
+    for mut events in tasks.into_values() {
+        // A claim ends after the submission has begun, and may begin before it. So with results.
+        events.sort_by_key(|event| match event.action {
+            Action::Claim | Action::Take => event.at.saturating_sub(1).max(event.since),
+            _ => event.since,
+        });
+        arrows.add("task", &events);
     }
     let mut signalled: BTreeMap<u64, BTreeMap<u64, &TraceEvent>> = BTreeMap::new();
     for event in of(&[Action::Signal, Action::SignalOn]) {
@@ -213,7 +230,7 @@ fn arrows(events: &[TraceEvent]) -> Vec<Arrow> {
         // The first value that ends the wait.
         let signals = signalled.get(&wait.object).and_then(|signals| signals.range(wait.value..).next());
         if let Some((_, signal)) = signals.filter(|(_, signal)| signal.since <= wait.at) {
-            arrows.push(Arrow { category: "timeline", points: vec![Point::start(signal), Point::end(wait)] });
+            arrows.add("timeline", &[signal, wait]);
         }
     }
     arrows
@@ -221,6 +238,16 @@ fn arrows(events: &[TraceEvent]) -> Vec<Arrow> {
 
 fn length(event: &TraceEvent) -> u64 {
     event.at.saturating_sub(event.since).max(MOMENT)
+}
+
+/// Returns the name of the last moment of an event.
+fn end_name(action: Action) -> &'static str {
+    match action {
+        Action::Wait => "reached",
+        Action::Claim => "claimed",
+        Action::Take => "taken",
+        other => other.name(),
+    }
 }
 
 /// The length of a slice for an event of one moment, in nanoseconds: two events of a thread are further apart.
@@ -303,7 +330,11 @@ mod tests {
             let points = events.iter().filter(move |event| event["ph"] == kind);
             points.map(|point| (point["pid"].as_u64().unwrap(), point["ts"].as_f64().unwrap())).collect::<Vec<_>>()
         };
-        assert_eq!((times("s"), times("f")), (vec![(10, 0.6), (10, 0.85)], vec![(20, 0.799), (20, 0.87)]));
+        assert_eq!((times("s"), times("f")), (vec![(10, 0.6), (10, 0.85)], vec![(20, 0.75), (20, 0.87)]));
+        // Its arrow leads to a slice that began after the signal.
+        let ends: Vec<_> = events.iter().filter(|event| event["name"] == "reached object 1 \"\n 4").collect();
+        let [end] = ends[..] else { panic!("{ends:?}") };
+        assert_eq!((&end["pid"], &end["ts"], &end["dur"]), (&json!(20), &json!(0.75), &json!(0.05)));
     }
 
     #[test]
@@ -332,7 +363,7 @@ mod tests {
         assert!(points.is_sorted_by_key(|point| point["ts"].as_f64()), "{points:?}");
         assert!(points.iter().all(|point| point["id"] == 0), "{points:?}");
         let slice = events.iter().find(|event| event["name"] == "complete object 1 \"\n#9.3 attempt 3").unwrap();
-        assert_eq!(slice["args"], json!({ "object": "object 1 \"\n", "task": "#9.3", "attempt": 3 }));
+        assert_eq!(slice["args"], json!({ "queue": "object 1 \"\n", "task": "#9.3", "attempt": 3 }));
         assert!(events.iter().any(|event| event["name"] == "submit object 1 \"\n#10.3"), "{events:?}");
     }
 
@@ -343,7 +374,20 @@ mod tests {
             event(Action::Signal, 7, u64::MAX, u64::MAX, u64::MAX, u64::MAX),
             event(Action::Receive, 7, 5, 3, 0, 0),
         ]);
-        assert_eq!(events.iter().filter(|event| event["ph"] == "X").count(), 3);
+        let slices = events.iter().filter(|event| event["ph"] == "X");
+        assert_eq!(slices.count(), 4, "one more for the end of the wait");
         assert_eq!(written(Vec::new()).0, Vec::<Value>::new());
+    }
+
+    #[test]
+    fn names_of_processes_have_no_slash() {
+        for (command, expected) in [
+            ("/usr/bin/python3 train.py --out /tmp/a/trace.json", "python3 train.py --out trace.json"),
+            ("worker dir/ / x", "worker dir  x"),
+        ] {
+            let commands = BTreeMap::from([(10, command.to_owned())]);
+            let trace = ChromeTrace::new(vec![event(Action::Signal, 10, 0, 1, 1, 1)], |_| "t".into(), commands, 0);
+            assert_eq!(trace.head(10).unwrap()["args"]["name"], expected);
+        }
     }
 }

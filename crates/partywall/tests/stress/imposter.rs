@@ -278,6 +278,7 @@ fn endless(request: &Request, id: u64) -> Vec<u8> {
                 leases: 0,
                 bytes: 0,
                 since: 0,
+                waits: Vec::new(),
                 simulated: false,
             }],
             more: true,

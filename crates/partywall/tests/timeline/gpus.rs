@@ -40,6 +40,7 @@ tests! {
         an_input_counts_though_its_handle_is_gone,
         a_failed_input_that_nothing_rests_on_yet_only_refuses,
         a_limited_wait_ends_by_the_value_or_by_the_clock,
+        waits_of_streams_are_listed,
         a_sleeping_host_is_woken_by_a_stream,
         a_kernel_signals_what_its_host_promises,
         a_lease_is_kept_until_streams_have_passed_their_waits,

@@ -6,13 +6,14 @@ use super::{model_objects::Objects, *};
 use crate::registry::{
     effect::{
         Counts, Departed, Handle, Happening, Holder, HoldingQueue, MemberRow, NameRow, Opened, Refused, VersionRow,
+        WaitRow,
     },
     event::DetachSegment,
     state::Life,
     tombstones::{REMEMBERED, Tombstone},
     types::{
-        BlockControl, Change, Deadline, Doubt, Ending, Limit, MemberState, Named, NoGrowth, Notice, Then, Whom,
-        WithdrawalId,
+        Awaited, BlockControl, Change, Deadline, Doubt, Ending, Limit, MemberState, Named, NoGrowth, Notice, Then,
+        Whom, WithdrawalId,
     },
     users::Owned,
 };
@@ -639,6 +640,7 @@ impl Model {
                     leases: self.leases_of(m.id) as u32,
                     bytes: self.bytes_of(|holder| holder == m.id),
                     since: m.since,
+                    waits: self.waits_of(m.id),
                     simulated: m.simulated,
                 });
                 let dead = self.dead_members.iter().filter(|dead| is_seen(dead.id)).map(|dead| MemberRow {
@@ -656,6 +658,7 @@ impl Model {
                     leases: 0,
                     bytes: dead.bytes,
                     since: dead.since,
+                    waits: Vec::new(),
                     simulated: dead.simulated,
                 });
                 let mut members: Vec<_> = rows.chain(dead).collect();
@@ -1091,6 +1094,30 @@ impl Model {
             Call::OpenSemaphore(_) => self.known_object(member, request, ObjectKind::Semaphore),
             _ => None,
         }
+    }
+
+    /// Returns the first four waits of a member for names.
+    fn waits_of(&self, member: MemberId) -> Vec<WaitRow> {
+        let pid_of_lease = |id| self.version_leases.iter().find(|h| h.id == id).map(|h| pid(h.member));
+        let builder = |name: &Name| self.claims.iter().find(|c| c.name == *name).map(|c| pid(c.member));
+        let held = |id: LeaseId| self.version_leases.iter().find(|h| h.id == id).unwrap();
+        let mut waits: Vec<_> = self.waits.iter().filter(|q| q.member == member).collect();
+        waits.sort_by_key(|q| q.ticket);
+        let rows = waits.iter().filter_map(|q| {
+            let (on, name, version, by) = match &q.waits_for {
+                WaitFor::Open(open) => (Awaited::Commit, &open.name, open.version, builder(&open.name)),
+                WaitFor::Build(name) => (Awaited::Commit, name, None, builder(name)),
+                WaitFor::Withdrawal(id) => (Awaited::Withdrawal, &held(*id).name, Some(held(*id).number), None),
+                WaitFor::Growth(id) => {
+                    let version = self.version(&held(*id).name, held(*id).number);
+                    let owner = version.owner.and_then(pid_of_lease);
+                    (Awaited::Growth, &version.name, Some(version.number), owner)
+                }
+                WaitFor::Watch(..) => return None,
+            };
+            Some(WaitRow { on, name: name.clone(), version, by })
+        });
+        rows.take(4).collect()
     }
 
     pub(super) fn enqueue(&mut self, member: MemberId, ticket: RequestId, waits_for: WaitFor) -> Outcome {

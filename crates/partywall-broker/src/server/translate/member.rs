@@ -7,8 +7,9 @@ use partywall_wire::{self as wire, MemberState};
 
 use crate::{
     registry::{
-        FdId,
+        FdId, Registry,
         effect::{Departed, MemberRow, RowOwner},
+        types::LeaseId,
     },
     server::{control::Control, runner::Kills},
 };
@@ -19,17 +20,33 @@ const LATE: u64 = 2000;
 /// Maximum number of slots that one listing reads, which takes a few milliseconds.
 const COUNTED: u32 = 1 << 20;
 
-pub(super) fn rows(rows: &[MemberRow], control: &Control) -> Vec<wire::MemberInfo> {
+pub(super) fn rows(rows: &[MemberRow], control: &Control, registry: &Registry) -> Vec<wire::MemberInfo> {
     let now = members::now();
     let mut slots = Slots { control, left: COUNTED, counted: BTreeMap::new() };
-    rows.iter().map(|row| self::row(row, now, &mut slots)).collect()
+    rows.iter().map(|row| self::row(row, now, &mut slots, registry)).collect()
 }
 
-fn row(row: &MemberRow, now: u64, slots: &mut Slots<'_>) -> wire::MemberInfo {
-    let quiet =
-        row.row.and_then(|number| slots.control.heartbeat(row.uid, number)).map(|beat| now.saturating_sub(beat));
-    let quiet =
-        quiet.filter(|_| matches!(row.state, MemberState::Alive | MemberState::LostContext | MemberState::Evicted));
+fn row(row: &MemberRow, now: u64, slots: &mut Slots<'_>, registry: &Registry) -> wire::MemberInfo {
+    let is_connected = matches!(row.state, MemberState::Alive | MemberState::LostContext | MemberState::Evicted);
+    let number = row.row.filter(|_| is_connected);
+    let quiet = number.and_then(|number| slots.control.heartbeat(row.uid, number)).map(|beat| now.saturating_sub(beat));
+    let names = row.waits.iter().map(|wait| wire::WaitInfo {
+        on: wait.on,
+        name: wait.name.to_string(),
+        target: wait.version,
+        by: wait.by,
+        ms: None,
+    });
+    let timeline = number.and_then(|number| slots.control.wait(row.uid, number)).and_then(|wait| {
+        let (name, by) = registry.timeline_of(row.member, LeaseId(wait.lease))?;
+        Some(wire::WaitInfo {
+            on: wire::Awaited::Timeline,
+            name: name.to_string(),
+            target: Some(wait.value),
+            by,
+            ms: Some(now.saturating_sub(wait.since)),
+        })
+    });
     wire::MemberInfo {
         member: row.member.0,
         pid: row.pid,
@@ -45,6 +62,7 @@ fn row(row: &MemberRow, now: u64, slots: &mut Slots<'_>) -> wire::MemberInfo {
         blocks: slots.of(row, &row.pools),
         bytes: row.bytes,
         since: row.since,
+        waits: names.chain(timeline).collect(),
         simulated: row.simulated,
     }
 }

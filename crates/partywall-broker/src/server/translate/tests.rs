@@ -1,6 +1,7 @@
 //! The longest possible answers stay below the message limit.
 
 use partywall_shm::{
+    members::{Members, TimelineWait},
     queue::MAX_ATTACHMENTS,
     topic::{self, Topic},
 };
@@ -74,7 +75,8 @@ fn every_answer_fits_the_smallest_message() {
             _ => None,
         });
         let (outcome, fds) = reply.unwrap();
-        let reply = Reply { id: u64::MAX, outcome: self::outcome(outcome, &about(), control, &Kills::new()) };
+        let sources = Sources { about: &about(), control, kills: &Kills::new(), registry };
+        let reply = Reply { id: u64::MAX, outcome: self::outcome(outcome, sources) };
         frame::encode(&reply, fds.len(), MIN_MESSAGE).unwrap();
         reply.outcome
     };
@@ -115,8 +117,14 @@ fn every_answer_fits_the_smallest_message() {
     for i in (0..300).chain([0; 100]) {
         ask(&mut registry, &runner.control, 1, Call::Commit(commit(i))).unwrap();
     }
+    runner.control.provide_rows(u32::MAX, &runner.store).unwrap();
+    let rows = Members::map(runner.control.rows_fd(u32::MAX).unwrap().fd().unwrap()).unwrap();
     for member in 2..=300 {
         ask(&mut registry, &runner.control, member, open(0)).unwrap();
+        for i in 8000..8005 {
+            let open = Open { name: name(i), version: Some(u64::MAX), access: wire::Access::Read, wait: true };
+            assert_eq!(ask(&mut registry, &runner.control, member, Call::Open(open)), Ok(Answer::Pending));
+        }
     }
     for (i, name) in (0..300).map(|i| (i, name(i))) {
         let member = if i == 0 { 1..=300 } else { 1..=1 };
@@ -125,7 +133,10 @@ fn every_answer_fits_the_smallest_message() {
             let writer = member == 1;
             let slab = created(i).filter(|_| i == 0 && writer);
             let open = event::OpenTimeline { name: name.clone(), writer, shared: false, slab };
-            ask(&mut registry, &runner.control, member, Call::OpenTimeline(open)).unwrap();
+            let opened = ask(&mut registry, &runner.control, member, Call::OpenTimeline(open)).unwrap();
+            if let Answer::Timeline(wire::OpenedTimeline { lease, .. }) = opened {
+                rows.set_wait(member as u16 - 1, Some(TimelineWait { lease, value: u64::MAX, since: 0 }));
+            }
             let memory = created(i + 1).filter(|_| writer);
             let open = event::OpenSemaphore { name: name.clone(), maximum: u32::MAX, shared: false, memory };
             ask(&mut registry, &runner.control, member, Call::OpenSemaphore(open)).unwrap();
@@ -180,6 +191,14 @@ fn every_answer_fits_the_smallest_message() {
         ask(&mut registry, &runner.control, member, open(6000)).unwrap();
         ask(&mut registry, &runner.control, member, open(7000)).unwrap();
     }
+    let Ok(Answer::Members { members, .. }) =
+        ask(&mut registry, &runner.control, 1, Call::Members { after: Some(MemberId(1)) })
+    else {
+        panic!("no members")
+    };
+    let waits: Vec<_> = members[0].waits.iter().map(|wait| (wait.on, wait.target, wait.by)).collect();
+    let timeline = (wire::Awaited::Timeline, Some(u64::MAX), Some(1));
+    assert_eq!(waits, [vec![(wire::Awaited::Commit, Some(u64::MAX), None); 4], vec![timeline]].concat());
     for call in [
         Call::Inspect { name: name(6000), version: None },
         Call::Inspect { name: name(7000), version: None },

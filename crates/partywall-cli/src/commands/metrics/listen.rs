@@ -28,7 +28,7 @@ const LONGEST: usize = 8 << 10;
 pub(super) fn serve(output: Output, address: SocketAddr, mut page: impl FnMut() -> String) -> Result<(), Failure> {
     let stop = signals::cancel_flag()?;
     let refused = |error: io::Error| {
-        Failure::system(&format!("listening at {address}"), error)
+        Failure::system(&format!("cannot listen at {address}"), error)
             .with_advice("choose another address with --listen ADDRESS:PORT; port 0 takes a free port")
     };
     let listener = TcpListener::bind(address).map_err(refused)?;

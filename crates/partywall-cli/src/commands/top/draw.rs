@@ -363,10 +363,10 @@ mod tests {
 domain default, broker 4700 up 2 h 3 min; 3 members (1 unproven)
 host 4 GiB, quarantine 3 GiB of 1 dead member, 4 deaths, 1 under MPS, 212 fds
 Members 3 by HOLDS
- PID  STATE      BEAT  HOLDS  WAITS FOR                 COMMAND
-4900  unproven         9 GiB                            render
-4822  alive     0.1 s  2 GiB  4711: blocks, 4711: gate  python train.py --batch…
-4711  alive     0.1 s  1 GiB  4822: frames (1.2 s)      python camera.py --fps …
+ PID  STATE      BEAT  HOLDS  WAITS FOR                                COMMAND
+4900  unproven         9 GiB                                           render
+4822  alive     0.1 s  2 GiB  4711: steps 73 (1.5 s), 4711: blocks +2  python tr
+4711  alive     0.1 s  1 GiB  4822: frames (1.2 s)                     python ca
 1Names 2Topics 3Queues 4Blocks 5Ordering  5 by SIZE
 NAME         KIND        SIZE      OLDER  LEASES  PER S  USE
 llm/weights  segment   14 GiB  2 (1 GiB)       3         kept
@@ -383,7 +383,7 @@ old          removed  0 bytes  1 (2 GiB)                 removed, and still hel�
 
     #[test]
     fn wide_frame_has_all_columns() {
-        let screen = Shown::new(160, 50).screen();
+        let screen = Shown::new(180, 50).screen();
         for view in [View::Members, View::Names] {
             for heading in view.headings() {
                 assert!(screen.contains(title(heading)), "{heading} is missing in {screen}");

@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use partywall::info::{
-    Ages, BlockCounts, Control, ControlInfo, Doubt, HolderInfo, Kind, Lifetime, MemberInfo, MemberState, NameInfo,
-    ObjectHolder, ObjectInfo, Participant, PublisherInfo, QueueInfo, QueueShape, QueueUsage, SemaphoreInfo, StatusInfo,
-    SubscriberInfo, TimelineInfo, TopicInfo, TopicShape, TopicUsage, Usage, VersionInfo,
+    Ages, Awaited, BlockCounts, Control, ControlInfo, Doubt, HolderInfo, Kind, Lifetime, MemberInfo, MemberState,
+    NameInfo, ObjectHolder, ObjectInfo, Participant, PublisherInfo, QueueInfo, QueueShape, QueueUsage, SemaphoreInfo,
+    StatusInfo, SubscriberInfo, TimelineInfo, TopicInfo, TopicShape, TopicUsage, Usage, VersionInfo, WaitInfo,
 };
 
 use super::{picture::Picture, rates::Rates};
@@ -123,11 +123,17 @@ pub(super) fn snapshot() -> Snapshot {
         blocks: Some(member as u32),
         bytes: member << 30,
         since: NOW - 65_000,
+        waits: Vec::new(),
         simulated: false,
         mps: None,
     };
+    let wait = |on, name: &str, target, by, ms| WaitInfo { on, name: name.into(), target, by, ms };
     let trainer = MemberInfo {
         mps: Some("/run/user/1000/partywall/default.mps".into()),
+        waits: vec![
+            wait(Awaited::Commit, "llm/weights", Some(7), None, None),
+            wait(Awaited::Timeline, "steps", Some(73), Some(4711), Some(1500)),
+        ],
         ..member(2, 4822, MemberState::Alive, "python train.py --batch 32")
     };
     let unproven = MemberInfo {

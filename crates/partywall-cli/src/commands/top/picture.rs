@@ -2,7 +2,7 @@
 
 use partywall::{
     Location,
-    info::{ControlInfo, HolderInfo, Named, ObjectInfo},
+    info::{Awaited, ControlInfo, HolderInfo, Named, ObjectInfo, WaitInfo},
 };
 use serde_json::{Value, json};
 
@@ -21,8 +21,10 @@ pub(super) struct Picture {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Wait {
     pub(super) on: On,
-    /// The name of the topic, pool, queue or semaphore.
+    /// The name of the topic, pool, queue, semaphore, segment or timeline.
     pub(super) name: String,
+    /// The version of the segment, or the value of the timeline.
+    pub(super) target: Option<u64>,
     /// The pid of the member, if its row is a member's.
     pub(super) pid: Option<u32>,
     /// The pids of the members that can end the wait, as far as they are known.
@@ -44,6 +46,8 @@ pub(super) enum On {
     Result,
     /// A permit of a semaphore.
     Permit,
+    /// A name or a timeline, as the broker reports it.
+    Reported(Awaited),
 }
 
 impl On {
@@ -55,7 +59,13 @@ impl On {
             Self::Room => "room",
             Self::Result => "result",
             Self::Permit => "permit",
+            Self::Reported(awaited) => awaited.name(),
         }
+    }
+
+    /// Returns whether the wait keeps a member from its work. Threads that only follow a name wait nearly all the time.
+    pub(super) fn is_urgent(self) -> bool {
+        !matches!(self, Self::Reported(Awaited::Withdrawal | Awaited::Growth))
     }
 }
 
@@ -91,8 +101,8 @@ impl Picture {
             objects.collect::<Vec<_>>()
         };
         let waits = waits.iter().map(|wait| {
-            let Wait { on, name, pid, by, ms } = wait;
-            json!({ "on": on.name(), "name": name, "pid": pid, "waits_for": by, "ms": ms })
+            let Wait { on, name, target, pid, by, ms } = wait;
+            json!({ "on": on.name(), "name": name, "target": target, "pid": pid, "waits_for": by, "ms": ms })
         });
         json!({
             "broker": status::value(&snapshot.status, &snapshot.members, location),
@@ -114,21 +124,25 @@ impl Wait {
             ([], On::Room) => "room for a task".into(),
             ([], On::Result) => "room for a result".into(),
             ([], On::Permit) => "a permit".into(),
+            ([], On::Reported(awaited)) => describe::awaited(awaited).into(),
             ([one], _) => one.to_string(),
             ([one, two], _) => format!("{one}, {two}"),
             ([one, two, others @ ..], _) => format!("{one}, {two} and {}", text::count(others.len() as u64, "other")),
         }
     }
 
+    /// Returns the name of the object, with the version or value for which it waits.
+    pub(super) fn object(&self, name: &str) -> String {
+        match self.on {
+            On::Reported(awaited) => describe::awaited_object(awaited, name, self.target),
+            _ => name.to_owned(),
+        }
+    }
+
     /// Returns the time in seconds, in parentheses and with a blank in front, if it is known.
     pub(super) fn time(&self) -> String {
-        self.ms.map_or_else(String::new, |ms| format!(" ({})", seconds(ms)))
+        self.ms.map_or_else(String::new, |ms| format!(" ({})", text::seconds(ms)))
     }
-}
-
-/// Returns milliseconds as seconds: `1.2 s`.
-pub(super) fn seconds(ms: u64) -> String {
-    format!("{:.1} s", ms as f64 / 1000.0)
 }
 
 /// Returns what waiting members wait for. A member does not say for which blocks of a queue it waits, but their numbers tell
@@ -142,7 +156,7 @@ fn on_block(info: &ControlInfo) -> On {
     }
 }
 
-/// Returns the members that wait for a subscriber, a block or a permit.
+/// Returns the members that wait for a subscriber, a block, a permit, a name or a timeline.
 fn waits(snapshot: &Snapshot) -> Vec<Wait> {
     let mut waits = Vec::new();
     for (name, used) in &snapshot.used {
@@ -154,6 +168,7 @@ fn waits(snapshot: &Snapshot) -> Vec<Wait> {
             waits.push(Wait {
                 on: On::Subscriber,
                 name: name.clone(),
+                target: None,
                 pid: publisher.who.pid,
                 by: by.collect(),
                 ms: Some(ms),
@@ -169,6 +184,16 @@ fn waits(snapshot: &Snapshot) -> Vec<Wait> {
         let held = holders.iter().map(|held| (&held.holder, held.permits));
         waits.extend(waits_for_slots(On::Permit, name, held));
     }
+    for member in &snapshot.members {
+        waits.extend(member.waits.iter().map(|WaitInfo { on, name, target, by, ms }| Wait {
+            on: On::Reported(*on),
+            name: name.clone(),
+            target: *target,
+            pid: Some(member.pid),
+            by: by.iter().copied().collect(),
+            ms: *ms,
+        }));
+    }
     waits
 }
 
@@ -180,7 +205,7 @@ fn waits_for_slots<'a>(
 ) -> impl Iterator<Item = Wait> {
     let by: Vec<_> = holders.clone().filter(|(_, held)| *held > 0).map(|(holder, _)| holder.pid).collect();
     let waiting = holders.filter(|(holder, _)| holder.waiting > 0).map(|(holder, _)| holder.pid);
-    waiting.map(move |pid| Wait { on, name: name.to_owned(), pid: Some(pid), by: by.clone(), ms: None })
+    waiting.map(move |pid| Wait { on, name: name.to_owned(), target: None, pid: Some(pid), by: by.clone(), ms: None })
 }
 
 /// Returns `segment`, `pool`, `topic`, `queue`, or `removed` for a name of which only older versions are left.

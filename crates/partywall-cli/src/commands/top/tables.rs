@@ -11,13 +11,13 @@ use partywall::{
 };
 
 use super::{
-    picture::{self, On, Picture, seconds},
+    picture::{self, On, Picture, Wait},
     rates::Counter,
 };
 use crate::{
     describe,
     snapshot::Used,
-    text::{count, duration, short_time},
+    text::{count, duration, seconds, short_time},
 };
 
 /// A table to show.
@@ -261,11 +261,19 @@ pub(super) fn matches(row: &Row, lower_case: &str) -> bool {
 }
 
 fn member(picture: &Picture, member: &MemberInfo) -> Row {
-    let waits = picture.waits.iter().filter(|wait| wait.pid == Some(member.pid));
-    let waits: Vec<_> = waits.map(|wait| format!("{}: {}{}", wait.whom(), ends(&wait.name), wait.time())).collect();
-    let holds_up = picture.waits.iter().any(|wait| wait.by.contains(&member.pid));
+    let mut waits: Vec<_> = picture.waits.iter().filter(|wait| wait.pid == Some(member.pid)).collect();
+    waits.sort_by_key(|wait| std::cmp::Reverse((wait.on.is_urgent(), wait.ms)));
+    let text = |wait: &&Wait| format!("{}: {}{}", wait.whom(), wait.object(&ends(&wait.name)), wait.time());
+    let texts: Vec<_> = waits.iter().map(text).collect();
+    let more = match texts.len().saturating_sub(SHOWN_WAITS) {
+        0 => String::new(),
+        more => format!(" +{more}"),
+    };
+    let shown = format!("{}{more}", texts[..texts.len().min(SHOWN_WAITS)].join(", "));
+    let mut urgent = picture.waits.iter().filter(|wait| wait.on.is_urgent());
+    let is_slow = urgent.any(|wait| wait.pid == Some(member.pid) || wait.by.contains(&member.pid));
     let alert = match member.state {
-        MemberState::Alive if holds_up || !waits.is_empty() => Alert::Slow,
+        MemberState::Alive if is_slow => Alert::Slow,
         MemberState::Alive => Alert::None,
         MemberState::Hung => Alert::Slow,
         _ => Alert::Lost,
@@ -283,11 +291,11 @@ fn member(picture: &Picture, member: &MemberInfo) -> Row {
             Cell::number(member.timelines),
             Cell::since(picture, member.since),
             Cell::name(member.mps.as_deref().unwrap_or_default()),
-            Cell::text(waits.join(", ")),
+            Cell::text(shown),
             Cell::text(describe::command(&member.command, describe::LONG)),
         ],
         alert,
-        whole: format!("{} {}", member.command, member.mps.as_deref().unwrap_or_default()),
+        whole: format!("{} {} {}", member.command, member.mps.as_deref().unwrap_or_default(), texts.join(", ")),
     }
 }
 
@@ -549,6 +557,9 @@ const NAME: usize = 36;
 /// The most characters of any other cell.
 const LONGEST: usize = 200;
 
+/// The waits of a member in a table. Enter shows all for names and timelines.
+const SHOWN_WAITS: usize = 2;
+
 /// `GPU-` and the first eight digits.
 const UUID: usize = 12;
 
@@ -609,7 +620,9 @@ mod tests {
         let column = View::Members.headings().iter().position(|heading| *heading == "WAITS FOR").unwrap();
         let row = |pid: &str| rows.iter().find(|row| row.cells[0].as_ref() == pid).unwrap();
         assert_eq!((row("4711").cells[column].as_ref(), row("4711").alert), ("4822: frames (1.2 s)", Alert::Slow));
-        assert_eq!((row("4822").cells[column].as_ref(), row("4822").alert), ("4711: blocks, 4711: gate", Alert::Slow));
+        let expected = "4711: steps 73 (1.5 s), 4711: blocks +2";
+        assert_eq!((row("4822").cells[column].as_ref(), row("4822").alert), (expected, Alert::Slow));
+        assert!(matches(row("4822"), "a commit: llm/weights@7"), "the filter finds what the cell leaves out");
         assert_eq!(row("4900").alert, Alert::Lost, "it is unproven");
         let names = View::Names.rows(&picture);
         let frames = names.iter().find(|row| row.id == Id::Name("frames".into())).unwrap();

@@ -129,7 +129,7 @@ fn details(observer: &mut Observer, target: Option<&Target>) -> Option<Report> {
     Some(Report::Detail(target.clone(), lines))
 }
 
-/// Returns the MPS daemon of a process, and what it holds among the largest names.
+/// Returns the MPS daemon of a process, its waits for names and timelines, and what it holds among the largest names.
 fn held_by(domain: &Domain, pid: u32) -> Result<Vec<String>> {
     let members = domain.members()?;
     let daemons = describe::mps_daemons(members.iter().filter(|member| member.pid == pid));
@@ -139,7 +139,9 @@ fn held_by(domain: &Domain, pid: u32) -> Result<Vec<String>> {
     if !daemons.is_empty() {
         lines.push(describe::MPS_PRICE.into());
     }
-    let about_mps = lines.len();
+    let own = members.iter().filter(|member| member.pid == pid);
+    lines.extend(own.flat_map(|member| &member.waits).map(|wait| format!("waits for {}", describe::wait(wait))));
+    let others = lines.len();
     for name in names.iter().take(MOST).filter(|name| name.latest.is_some()) {
         let info = match domain.inspect(&name.name) {
             Ok(info) => info,
@@ -149,7 +151,7 @@ fn held_by(domain: &Domain, pid: u32) -> Result<Vec<String>> {
         let Some(holder) = info.holders.iter().find(|holder| holder.pid == pid) else { continue };
         lines.push(format!("{}{}", describe::name_line(name), share(holder)));
     }
-    if lines.len() == about_mps {
+    if lines.len() == others {
         lines.push("it holds no latest version of a name".into());
     }
     if names.len() > MOST {

@@ -50,6 +50,7 @@ scenes! {
     ONE scenes::an_input_counts_though_its_handle_is_gone
     ONE scenes::a_failed_input_that_nothing_rests_on_yet_only_refuses
     ONE scenes::a_limited_wait_ends_by_the_value_or_by_the_clock
+    ONE scenes::waits_of_streams_are_listed
     ONE scenes::a_sleeping_host_is_woken_by_a_stream
     ONE scenes::a_kernel_signals_what_its_host_promises
     ONE scenes::a_lease_is_kept_until_streams_have_passed_their_waits

@@ -611,6 +611,26 @@ pub(crate) fn a_limited_wait_ends_by_the_value_or_by_the_clock(world: &World) {
     eventually("the end of all", || many.iter().all(partywall::LimitedWait::is_over));
 }
 
+pub(crate) fn waits_of_streams_are_listed(world: &World) {
+    let stage = Stage::new(world);
+    let writer = stage.domain.timeline_writer("x").unwrap();
+    let [plain, limited] = ["x", "y"].map(|name| stage.domain.timeline(name).unwrap());
+    let listed = || {
+        let members = stage.domain.members().unwrap();
+        let waits = members.into_iter().flat_map(|member| member.waits);
+        waits.map(|wait| (wait.name, wait.target, wait.by, wait.ms.is_some())).collect::<Vec<_>>()
+    };
+    let pid = std::process::id();
+    plain.wait_on(stage.stream.as_ref(), 7).unwrap();
+    eventually("the wait of the stream is listed", || listed() == [("x".to_owned(), Some(7), Some(pid), true)]);
+    // The longest wait is listed, here the first.
+    let _late = limited.wait_on_for(stage.gpu.stream(), 3, Duration::MAX).unwrap();
+    writer.signal(7).unwrap();
+    eventually("the wait with a timeout is listed", || listed() == [("y".to_owned(), Some(3), None, true)]);
+    limited.abandon().unwrap();
+    eventually("nothing is waited for", || listed().is_empty());
+}
+
 pub(crate) fn a_sleeping_host_is_woken_by_a_stream(world: &World) {
     let stage = Stage::new(world);
     let timeline = stage.domain.timeline("x").unwrap();
