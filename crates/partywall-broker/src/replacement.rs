@@ -19,8 +19,8 @@
 //! The journal contains no records at step 6, so no event is applied by another program than the one that recorded it.
 //! Between 6 and 9 members see what they see after a death: their connections end, they resume and repeat their calls.
 //!
-//! At step 8 a worker may also report that it cannot continue, as for want of descriptors. That ends the domain, as it does
-//! after a death: the worker has closed what it had taken by then.
+//! At step 8 a worker may also lack descriptors or memory, or report that it cannot read the state. The supervisor starts
+//! it again for a minute in the first case, as after a death, and then executes the former program again.
 //!
 //! Both programs must agree on the format of the state and on the protocol; otherwise step 1 or the request is refused
 //! and nothing has changed.

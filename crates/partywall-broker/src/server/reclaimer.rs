@@ -4,7 +4,6 @@
 //! separate thread closes descriptors so that no member waits for that.
 
 use std::{
-    io,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
     sync::{
         Arc, Mutex,
@@ -14,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use partywall_os::lock::IgnorePoison;
+use partywall_os::{Errno, lock::IgnorePoison};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::registry::CloseId;
@@ -43,13 +42,13 @@ struct Reports {
 }
 
 impl Reclaimer {
-    pub(super) fn start() -> io::Result<Self> {
+    pub(super) fn start() -> Result<Self, Errno> {
         let (jobs, inbox) = channel::<Job>();
         let (report, done) = channel();
         let readable = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let reports = Arc::new(Reports { closed: Mutex::default(), readable });
         let ours = Arc::clone(&reports);
-        thread::Builder::new().name("reclaimer".into()).spawn(move || {
+        let thread = thread::Builder::new().name("reclaimer".into()).spawn(move || {
             for job in inbox {
                 match job {
                     Job::Close(fd) => drop(fd),
@@ -58,7 +57,8 @@ impl Reclaimer {
             }
             // Fails if the broker has stopped waiting.
             let _ = report.send(());
-        })?;
+        });
+        thread.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))?;
         Ok(Self { jobs, reports, done })
     }
 

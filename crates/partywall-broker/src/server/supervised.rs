@@ -26,6 +26,7 @@ use rustix::process::{Pid, getppid};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    StartError,
     journal::Journal,
     registry::{
         Effect, Event, FdId, MemberId, Registry, RequestId,
@@ -37,7 +38,7 @@ use crate::{
         event_loop::{Server, now},
         membership::MemberFiles,
     },
-    supervisor::Page,
+    supervisor::{LACKS, Page},
 };
 
 /// The connection of a worker to its supervisor.
@@ -115,6 +116,13 @@ pub(crate) fn check_state(bytes: &[u8]) -> Result<(), String> {
     } else {
         Err("this release would read another state than was written".into())
     }
+}
+
+/// Ends a worker that lacks something to continue with, so that its supervisor starts another one. It drops nothing: that
+/// would close what the next worker continues with.
+pub(super) fn lack(error: &StartError) -> ! {
+    tracing::error!(%error, "cannot continue yet; the supervisor tries again");
+    std::process::exit(LACKS)
 }
 
 /// Encodes a state.

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)] // processes that share their file descriptors
 
 use std::{
+    cell::Cell,
     collections::BTreeSet,
     fs::File,
     os::fd::{AsFd, RawFd},
@@ -24,8 +25,9 @@ use partywall_broker::{
 use partywall_harness::{WATCHDOG, assert_contains, commit, crash, eventually, kill, send};
 use partywall_os::{
     Errno,
-    supervision::{LeftOpen, fork_sharing_files},
+    supervision::{LeftOpen, fork_sharing_files, open_numbers},
 };
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::points::{CONTINUING, EXECUTING, HANDING_OVER, SERVING, assert_passed};
 
@@ -41,6 +43,30 @@ const SUPERVISOR: &str = "supervisor";
 const OTHER: &str = "PARTYWALL_TEST_OTHER";
 const OTHER_FORMAT: &str = "reads another format";
 const NOT_EXECUTED: &str = "is not executed";
+
+/// What workers lack that follow a dead one, each in turn.
+const LACKS: &str = "PARTYWALL_TEST_LACKS";
+const PROCESSES: &str = "processes";
+const DESCRIPTORS: &str = "descriptors";
+
+/// How many workers lack processes.
+const WITHOUT_PROCESS: usize = 3;
+
+/// Limits the numbers of this worker's descriptors, or ends the limit. Each worker has room for one more than the one
+/// before, so that each lacks another one.
+#[allow(clippy::print_stdout, reason = "it is how a role talks to the test")]
+fn limit_descriptors(former_workers: Option<u64>) {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    let current = former_workers.map_or(maximum, |number| {
+        println!("lacking");
+        Some(2 + number)
+    });
+    setrlimit(Resource::Nofile, Rlimit { current, maximum }).unwrap();
+}
+
+fn lacks(what: &str) -> bool {
+    std::env::var(LACKS).is_ok_and(|lacks| lacks == what)
+}
 
 fn is_other(how: &str) -> bool {
     std::env::var(OTHER).is_ok_and(|other| other == how)
@@ -84,14 +110,26 @@ fn supervise(supervisor: Supervisor) -> u8 {
         if is_victim && number > 0 {
             crash::arm();
         }
+        if number > 0 && lacks(DESCRIPTORS) {
+            limit_descriptors(Some(number));
+        }
         let broker = worker.start(left).unwrap();
+        limit_descriptors(None);
         if is_victim && number == 0 {
             crash::arm();
         }
         exit_code(broker.run().ok())
     };
-    // SAFETY: this process has one thread, and its workers end before it.
-    let fork = |child: &mut dyn FnMut() -> u8| unsafe { fork_sharing_files(child) };
+    let forks = Cell::new(0);
+    let fork = |child: &mut dyn FnMut() -> u8| {
+        forks.set(forks.get() + 1);
+        if lacks(PROCESSES) && (2..2 + WITHOUT_PROCESS).contains(&forks.get()) {
+            println!("lacking");
+            return Err(Errno::AGAIN);
+        }
+        // SAFETY: this process has one thread, and its workers end before it.
+        unsafe { fork_sharing_files(child) }
+    };
     let ended = supervisor.run(Calls { fork, serve: work, execute }, |pid| println!("ready {pid}"), None);
     u8::from(ended.is_err())
 }
@@ -122,10 +160,15 @@ impl Broker {
     }
 
     fn start_with(victim: &str, points: u64, other: &str) -> Self {
+        Self::start_where(victim, points, |command| _ = command.env(OTHER, other))
+    }
+
+    fn start_where(victim: &str, points: u64, change: impl FnOnce(&mut Command)) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "play", "--nocapture"]).env(super::ROLE, ROLE);
-        command.env(SOCKET, socket(&directory)).env(VICTIM, victim).env(OTHER, other);
+        command.env(SOCKET, socket(&directory)).env(VICTIM, victim);
+        change(&mut command);
         command.env("PARTYWALL_TEST_CRASH", format!("{points} killed"));
         let mut broker = Self { process: partywall_harness::Running::spawn(&mut command), directory };
         broker.expect("ready ");
@@ -316,6 +359,23 @@ fn worker_killed_between_any_two_steps_loses_and_repeats_nothing() {
 #[test]
 fn worker_killed_while_it_continues_is_replaced_too() {
     assert_passed(&killed_at_each_point(1), &[SERVING, CONTINUING]);
+}
+
+#[test]
+fn worker_is_started_again_while_the_kernel_lacks_something() {
+    for what in [PROCESSES, DESCRIPTORS] {
+        let broker = Broker::start_where("none", 0, |command| _ = command.env(LACKS, what));
+        let domain = broker.connect();
+        let instance = domain.status().unwrap().instance;
+        let kept = commit(&domain, "kept", 9);
+        let before = contents(&domain);
+        broker.kill_worker(&domain);
+        assert_eq!(contents(&domain), before, "{what}");
+        assert_goes_on(&broker, &domain, instance, &kept);
+        assert_eq!(domain.status().unwrap().restarts, 1, "nothing but the kill was a death");
+        let said = broker.end(domain);
+        assert!(said.matches("lacking").count() >= WITHOUT_PROCESS, "{what}: {said}");
+    }
 }
 
 /// Checks that a broker knows what it knew before, and goes on.
