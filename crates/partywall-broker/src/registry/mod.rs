@@ -352,6 +352,7 @@ impl Registry {
             Call::OpenOrBuild { name } => self.open_or_build(member, request, name),
             Call::AbandonBuild { claim } => self.abandon(member, claim, out),
             Call::Cancel { ticket } => self.cancel(member, ticket),
+            Call::GiveUp { request } => self.give_up(member, request, out),
             Call::Release { lease } => self.release(member, lease, false, out),
             Call::LeaveName { lease } => self.release(member, lease, true, out),
             Call::WithdrawNames => {
