@@ -682,8 +682,8 @@ impl Page {
         self.load(Word::Unrecorded) != 0
     }
 
-    pub(crate) fn set_unrecorded(&self) {
-        self.store(Word::Unrecorded, 1);
+    pub(crate) fn set_unrecorded(&self, is_unrecorded: bool) {
+        self.store(Word::Unrecorded, u64::from(is_unrecorded));
     }
 }
 

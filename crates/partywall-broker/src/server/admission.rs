@@ -159,6 +159,7 @@ impl Server {
             self.check_operators(process)?;
         } else {
             self.check_room(process)?;
+            self.make_room()?;
         }
         if !hello.operator && !self.registry.admits(process.uid, hello.simulated) {
             return Err(Refusal::OtherDriver { simulated: !hello.simulated });

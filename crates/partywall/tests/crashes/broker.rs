@@ -5,7 +5,7 @@
 use std::{
     cell::Cell,
     collections::BTreeSet,
-    fs::File,
+    fs::{self, File},
     os::fd::{AsFd, RawFd},
     path::PathBuf,
     process::Command,
@@ -25,9 +25,9 @@ use partywall_broker::{
 use partywall_harness::{WATCHDOG, assert_contains, commit, crash, eventually, kill, send};
 use partywall_os::{
     Errno,
-    supervision::{LeftOpen, fork_sharing_files, open_numbers},
+    supervision::{LeftOpen, WaitedSignals, fork_sharing_files},
 };
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit, setrlimit};
 
 use super::points::{CONTINUING, EXECUTING, HANDING_OVER, SERVING, assert_passed};
 
@@ -48,6 +48,9 @@ const NOT_EXECUTED: &str = "is not executed";
 const LACKS: &str = "PARTYWALL_TEST_LACKS";
 const PROCESSES: &str = "processes";
 const DESCRIPTORS: &str = "descriptors";
+
+/// Makes each worker survive the signal of a file that would grow beyond the limit of its process.
+const MEMORY: &str = "memory";
 
 /// How many workers lack processes.
 const WITHOUT_PROCESS: usize = 3;
@@ -109,6 +112,9 @@ fn supervise(supervisor: Supervisor) -> u8 {
         // A broker that dies before it has served at all is not restarted.
         if is_victim && number > 0 {
             crash::arm();
+        }
+        if lacks(MEMORY) {
+            WaitedSignals::block(&[Signal::XFSZ]).unwrap();
         }
         if number > 0 && lacks(DESCRIPTORS) {
             limit_descriptors(Some(number));
@@ -376,6 +382,81 @@ fn worker_is_started_again_while_the_kernel_lacks_something() {
         let said = broker.end(domain);
         assert!(said.matches("lacking").count() >= WITHOUT_PROCESS, "{what}: {said}");
     }
+}
+
+/// The lengths of the two files of a worker's journal.
+fn journal(worker: u32) -> Vec<u64> {
+    let files = fs::read_dir(format!("/proc/{worker}/fd")).unwrap().map(|entry| entry.unwrap().path());
+    let is_journal =
+        |path: &PathBuf| fs::read_link(path).is_ok_and(|to| to.starts_with("/memfd:partywall:journal (deleted)"));
+    let mut files: Vec<_> = files.filter(is_journal).collect();
+    files.sort();
+    files.iter().map(|path| fs::metadata(path).unwrap().len()).collect()
+}
+
+/// Limits the length of the files that a worker writes, its journal among them.
+fn limit_files(worker: u32, bytes: Option<u64>) {
+    let pid = Pid::from_raw(worker.try_into().unwrap());
+    prlimit(pid, Resource::Fsize, Rlimit { current: bytes, maximum: None }).unwrap();
+}
+
+#[test]
+fn what_members_hold_can_be_given_back_while_the_journal_cannot_grow() {
+    let broker = Broker::start_where("none", 0, |command| _ = command.env(LACKS, MEMORY));
+    let domain = broker.connect();
+    let kept = commit(&domain, "kept", 9);
+    let other = broker.connect();
+    let worker = domain.status().unwrap().pid;
+    limit_files(worker, journal(worker).into_iter().max());
+    let mut held = Vec::new();
+    let refused = loop {
+        match other.opener("kept").open() {
+            Ok(segment) => held.push(segment),
+            Err(error) => break error,
+        }
+    };
+    assert!(refused.to_string().contains("making room in the broker's journal"), "{refused}");
+    let refused = Domain::options().socket(socket(&broker.directory)).start(false).connect().unwrap_err();
+    assert!(refused.to_string().contains("making room in the broker's journal"), "{refused}");
+    // Each of these is recorded in the memory that is left.
+    let leases = domain.status().unwrap().leases;
+    let opened = held.len() as u64;
+    drop(held);
+    eventually("all leases are given back", || domain.status().unwrap().leases == leases - opened);
+    drop(other);
+    eventually("it has left", || domain.members().unwrap().len() == 1);
+    assert_eq!(domain.remove("kept").unwrap().version, 1);
+    kill(worker);
+    let after = domain.status().unwrap();
+    assert_eq!((after.names, after.leases, after.restarts), (0, 1, 1));
+    assert_contains(&kept, 9);
+    assert_eq!(commit(&domain, "next", 1).version(), 1);
+    broker.end(domain);
+}
+
+#[test]
+fn journal_that_could_not_be_written_begins_anew() {
+    let broker = Broker::start_where("none", 0, |command| _ = command.env(LACKS, MEMORY));
+    let domain = broker.connect();
+    let instance = domain.status().unwrap().instance;
+    let first = commit(&domain, "first", 1);
+    let kept = commit(&domain, "kept", 9);
+    let worker = domain.status().unwrap().pid;
+    let before = journal(worker);
+    // Not even a record of what is given back can be written.
+    limit_files(worker, Some(0));
+    domain.remove("first").unwrap();
+    drop(first);
+    limit_files(worker, None);
+    eventually("a snapshot is written", || {
+        domain.ping().unwrap();
+        let lengths = journal(worker);
+        (lengths[0] == 0) != (before[0] == 0)
+    });
+    kill(worker);
+    assert_goes_on(&broker, &domain, instance, &kept);
+    assert!(matches!(domain.open("first", Duration::ZERO), Err(Error::NotFound(_))));
+    broker.end(domain);
 }
 
 /// Checks that a broker knows what it knew before, and goes on.
