@@ -215,7 +215,11 @@ impl Registry {
             Event::Suspected { member } if self.is_operator(member) => self.leave(member, &mut out),
             Event::Suspected { member } => {
                 self.drop_waits(member);
-                self.set_life(member, Life::Suspect);
+                // A child of a member that has exited still holds its memory if it only closes a connection, as it does when it
+                // executes another program.
+                if self.members.get(&member).is_some_and(|record| record.life == Life::Alive) {
+                    self.set_life(member, Life::Suspect);
+                }
             }
             Event::Resumed { member } => {
                 self.set_life(member, Life::Alive);

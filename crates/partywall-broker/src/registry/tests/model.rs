@@ -351,7 +351,10 @@ impl Model {
             }
             Event::Suspected { member } => {
                 self.waits.retain(|q| q.member != *member);
-                self.member(*member).life = Life::Suspect;
+                let record = self.member(*member);
+                if record.life != Life::HeldByChild {
+                    record.life = Life::Suspect;
+                }
             }
             Event::Dismissed { .. } => unreachable!("the model has no operators"),
             Event::Resumed { member } => {

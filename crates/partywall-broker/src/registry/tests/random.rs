@@ -278,7 +278,11 @@ impl Run {
                 let identity = Identity { uid, ..identity(member, *simulated, *has_pidfd) };
                 self.both(Event::Joined { member, identity });
             }
-            Step::Suspect(who) => self.if_in(*who, Life::Alive, |member| Event::Suspected { member }),
+            Step::Suspect(who) => {
+                self.if_in(*who, Life::Alive, |member| Event::Suspected { member });
+                // Its child has closed a connection.
+                self.if_in(*who, Life::HeldByChild, |member| Event::Suspected { member });
+            }
             Step::Resume(who) => self.if_in(*who, Life::Suspect, |member| Event::Resumed { member }),
             Step::HeldByChild(who) => self.if_in(*who, Life::Alive, |member| Event::HeldByChild { member }),
             Step::Die(who) => {

@@ -354,6 +354,16 @@ fn repeated_request_is_carried_out_once() {
 }
 
 #[test]
+fn child_that_closes_a_connection_still_holds_its_parents_memory() {
+    let (mut w, [a, b]) = Watched::with_members();
+    w.apply(Event::HeldByChild { member: b });
+    w.apply(Event::Suspected { member: b });
+    let Ok(Answer::Members { members, .. }) = w.ask(a, Call::Members { after: None }).1 else { panic!("members") };
+    let states: Vec<_> = members.iter().map(|member| member.state).collect();
+    assert_eq!(states, [MemberState::Alive, MemberState::HeldByChild]);
+}
+
+#[test]
 fn given_up_request_leaves_nothing_behind() {
     let (mut w, [a, b]) = Watched::with_members();
     w.commit(b, "x", true);
