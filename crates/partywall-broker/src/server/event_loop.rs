@@ -249,6 +249,7 @@ impl Server {
                 self.on_event(Source::of(token), flags);
             }
             self.serve();
+            self.runner.store.reclaimer().catch_up();
             self.unpark();
             while let Some(timer) = self.reactor.pop_due() {
                 self.on_timer(timer);
