@@ -211,11 +211,14 @@ impl Server {
             self.record(&Record::Connected { member, call });
         }
         tracing::info!(%member, "resumed");
-        self.apply(Event::Resumed { member });
         if let Some((uid, row)) = self.registry.row_of(member) {
             self.runner.control.begin_row(uid, row);
         }
         self.welcome(id, member, ours, theirs, true);
+        // After the welcome, because there is no events socket before it, and the member may be reminded of stale leases.
+        if self.peers.members.current(member) == Some(id) {
+            self.apply(Event::Resumed { member });
+        }
         Ok(())
     }
 

@@ -301,6 +301,19 @@ fn every_request(broker: &Broker, domain: &Domain) {
     queue.detach(&attached, WATCHDOG).unwrap();
     drop((queue, attached));
 
+    // Members are detached from a withdrawn topic, perhaps twice, and not from the next topic of that name.
+    let topic = domain.topic("u").max_bytes(64).depth(2).place(Place::Host).create().unwrap();
+    let publisher = reader.topic("u").timeout(WATCHDOG).open().unwrap().publisher().unwrap();
+    domain.withdraw("u", Duration::from_millis(1), Then::Stale).unwrap();
+    eventually("its members are detached", || topic.check().is_err());
+    drop((publisher, topic));
+    let topic = domain.topic("u").max_bytes(64).depth(2).place(Place::Host).create().unwrap();
+    let subscriber = topic.subscriber(Policy::Block).unwrap();
+    let publisher = reader.topic("u").timeout(WATCHDOG).open().unwrap().publisher().unwrap();
+    send(&publisher, 6);
+    assert_eq!(subscriber.recv(WATCHDOG).unwrap().bytes().unwrap(), [6; 8]);
+    drop((publisher, subscriber, topic));
+
     let third = broker.connect();
     let evicted = third.member();
     assert_eq!(domain.evict(partywall::info::Whom::Member(evicted), false).unwrap().len(), 1);
