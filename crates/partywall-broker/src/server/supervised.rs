@@ -20,7 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall_os::Errno;
+use partywall_os::{Errno, process};
 use partywall_shm::crash::point;
 use partywall_wire::Refusal;
 use rustix::process::{Pid, getppid};
@@ -145,6 +145,13 @@ impl Supervised {
     pub(super) fn supervisor(&self) -> Option<u32> {
         let parent = u32::try_from(Pid::as_raw(getppid())).ok();
         parent.filter(|parent| *parent == self.supervisor)
+    }
+
+    /// Returns a pidfd of the supervisor, unless that has died.
+    pub(super) fn supervisor_pidfd(&self) -> Option<OwnedFd> {
+        let pidfd = process::pidfd(self.supervisor()?).ok()?;
+        // A process whose parent is still the supervisor has opened the supervisor's.
+        self.supervisor().map(|_| pidfd)
     }
 
     /// Returns whether another program could continue.

@@ -114,7 +114,7 @@ struct Turn<'a> {
 impl Link {
     /// Returns a connection, and for its service thread the events socket and the memory of the members' rows.
     pub(super) fn new(location: Location, greeted: Greeted) -> (Self, OwnedFd, OwnedFd) {
-        let Greeted { call, events, members, welcome } = greeted;
+        let Greeted { call, events, members, welcome, .. } = greeted;
         let resume = Resume { instance: welcome.instance, member: welcome.member, token: welcome.token };
         let broker = partywall_os::socket::peer(&call).ok().and_then(|peer| peer.pid);
         let link = Self {
