@@ -10,8 +10,8 @@
 //! | while a snapshot is written into the other file | the current file, which stays current |
 //! | after it | a snapshot with a higher number, which makes the other file current |
 //!
-//! Memory is allocated before a record needs it, so a full machine refuses a request and does not end the broker. Behind
-//! the last frame all bytes are zero.
+//! Memory is allocated before a record needs it, so a full machine refuses a request and does not end the broker. Some is
+//! kept for what must not be refused: members give back what they hold, and die. Behind the last frame all bytes are zero.
 
 use std::{
     ops::Range,
@@ -40,6 +40,8 @@ pub(crate) struct Journal {
     end: u64,
     /// Bytes of the current file that have memory.
     allocated: u64,
+    /// Bytes that are kept beside [`HEADROOM`] for records of what members give back.
+    kept: u64,
     /// The next frame, while it is prepared. Kept to reuse its memory.
     frame: Vec<u8>,
 }
@@ -75,7 +77,17 @@ impl Journal {
 
     /// Returns the journal in these files, to be read.
     pub(crate) fn of(files: [OwnedFd; 2]) -> Self {
-        Self { files, current: 0, snapshot: 0, snapshot_bytes: 0, retry_at: 0, end: 0, allocated: 0, frame: Vec::new() }
+        Self {
+            files,
+            current: 0,
+            snapshot: 0,
+            snapshot_bytes: 0,
+            retry_at: 0,
+            end: 0,
+            allocated: 0,
+            kept: 0,
+            frame: Vec::new(),
+        }
     }
 
     /// Returns the numbers of the files.
@@ -112,12 +124,17 @@ impl Journal {
         Ok(Some(contents))
     }
 
-    /// Makes room for records of this many bytes together.
+    /// Sets how many bytes [`Journal::reserve`] and [`Journal::begin`] leave free for records of what members give back.
+    pub(crate) fn keep(&mut self, bytes: u64) {
+        self.kept = bytes;
+    }
+
+    /// Makes room for records of this many bytes together, beside what is kept for others.
     ///
     /// # Errors
     /// As fallocate(2). The journal is unchanged.
     pub(crate) fn reserve(&mut self, bytes: u64) -> Result<(), Errno> {
-        let needed = self.end.saturating_add(bytes).saturating_add(HEADROOM);
+        let needed = self.end.saturating_add(bytes).saturating_add(HEADROOM).saturating_add(self.kept);
         if needed > self.allocated {
             let more = needed.saturating_sub(self.allocated).next_multiple_of(STEP);
             allocate(&self.files[self.current], self.allocated, more)?;
@@ -126,10 +143,13 @@ impl Journal {
         Ok(())
     }
 
-    /// Prepares a record without writing it. At most one record is prepared.
+    /// Prepares a record without writing it. At most one record is prepared. If no more memory can be allocated, the record
+    /// takes what was kept.
     pub(crate) fn prepare(&mut self, record: &impl Serialize) -> Result<(), Errno> {
         encode(&mut self.frame, &[], record)?;
-        self.reserve(self.frame.len() as u64)
+        let bytes = self.frame.len() as u64;
+        let reserved = self.reserve(bytes);
+        if self.end + bytes <= self.allocated { Ok(()) } else { reserved }
     }
 
     /// Commits the prepared record.
@@ -165,7 +185,7 @@ impl Journal {
         let other = 1 - self.current;
         let file = &self.files[other];
         let bytes = self.frame.len() as u64;
-        let allocated = (bytes + HEADROOM).next_multiple_of(STEP);
+        let allocated = (bytes + HEADROOM + self.kept).next_multiple_of(STEP);
         ftruncate(file, 0)?;
         allocate(file, 0, allocated)?;
         write_at(file, &self.frame, 0)?;

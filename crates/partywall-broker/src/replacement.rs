@@ -19,8 +19,8 @@
 //! The journal contains no records at step 6, so no event is applied by another program than the one that recorded it.
 //! Between 6 and 9 members see what they see after a death: their connections end, they resume and repeat their calls.
 //!
-//! At step 8 a worker may also report that it cannot continue, as for want of descriptors. That ends the domain, as it does
-//! after a death: the worker has closed what it had taken by then.
+//! At step 8 a worker may also lack descriptors or memory, or report that it cannot read the state. The supervisor starts
+//! it again for a minute in the first case, as after a death, and then executes the former program again.
 //!
 //! Both programs must agree on the format of the state and on the protocol; otherwise step 1 or the request is refused
 //! and nothing has changed.
@@ -49,7 +49,7 @@ pub const VARIABLE: &str = "PARTYWALL_HANDOVER";
 
 /// The number of the format of everything that one program leaves to the next: `Handover`, the words of the page, the
 /// frames of the journal, and the state in its snapshot. Raise it with each change of these.
-pub(crate) const STATE_VERSION: u32 = 1;
+pub(crate) const STATE_VERSION: u32 = 2;
 
 /// What a program is executed for by the broker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,6 +4,9 @@
 //! descriptors and does everything else. If the worker is killed, panics or hangs, the supervisor starts the next one. The
 //! descriptors that the former worker held are still open, and the journal (`journal`) says what they are.
 //!
+//! A worker that cannot be started, or finds too little memory or no thread to continue with, is started again, for a
+//! minute: nothing is lost meanwhile.
+//!
 //! The supervisor has one thread. While a worker runs, it opens and allocates nothing: a copy of it is what the next worker
 //! begins as. It closes a descriptor only if the worker does not use that number. The supervisor is also the process in
 //! which another program continues ([`replacement`]).
@@ -222,6 +225,8 @@ impl Supervisor {
         }
         let mut ready = Some(ready);
         let mut stop = None;
+        // Since when workers have been lacking something.
+        let mut lacking = None;
         let ended = loop {
             self.page.add_worker();
             let worker = &mut self.worker;
@@ -231,11 +236,10 @@ impl Supervisor {
                 // Only this copy takes it: the supervisor's memory is not this memory.
                 worker.take().map_or(CANNOT_CONTINUE, &mut serve)
             });
-            let pid = match started {
-                Ok(pid) => pid,
-                Err(errno) => break Err(failed("start the worker")(errno)),
+            let ended = match started {
+                Ok(pid) => self.watch(pid, &mut stop, &mut ready).map_err(failed("wait for the worker")),
+                Err(errno) => Ok(WorkerEnd::Lacked(failed("start the worker")(errno))),
             };
-            let ended = self.watch(pid, &mut stop, &mut ready);
             if self.page.is_ready() {
                 self.forget_former();
             }
@@ -246,33 +250,44 @@ impl Supervisor {
                     self.page.set_refused(refused.unwrap_or(Errno::BADF));
                     continue;
                 }
+                Ok(WorkerEnd::Lacked(error)) => {
+                    let is_first = ready.is_some() && !self.continues;
+                    if stop.is_some() {
+                        break Ok(Exit::Signalled);
+                    }
+                    if is_first || lacking.get_or_insert_with(Instant::now).elapsed() >= LACKING {
+                        self.go_back(&execute);
+                        break Err(error);
+                    }
+                    self.page.add_lack();
+                    self.pause(&mut stop);
+                    continue;
+                }
                 // It has removed the socket's file.
                 Ok(WorkerEnd::Exited(code)) => match decode(code) {
                     Some(outcome @ Ok(_)) => {
                         std::mem::forget(self.worker);
                         return outcome;
                     }
-                    Some(outcome) => break outcome,
+                    Some(outcome) => {
+                        self.go_back(&execute);
+                        break outcome;
+                    }
                     None => Death::Code(code.into()),
                 },
                 Ok(WorkerEnd::Died(death)) => death,
-                Err(errno) => break Err(failed("wait for the worker")(errno)),
+                Err(error) => break Err(error),
             };
             if self.page.is_ending() || stop.is_some() {
                 break Ok(Exit::Signalled);
             }
+            lacking = None;
             self.page.clear_program();
             if ready.is_some() {
                 if !self.continues {
                     break Err(SupervisorError::NotStarted(death));
                 }
-                // Absent if a worker has served.
-                if let Some(former) = self.former.as_ref().map(AsRawFd::as_raw_fd) {
-                    self.page.set_refused(Errno::CANCELED);
-                    // Returns only if it fails; then another worker of this program may serve.
-                    let _ = self.replace(former, false, &execute);
-                    let _ = self.page.take_handover();
-                }
+                self.go_back(&execute);
             }
             if self.page.is_unrecorded() {
                 break Err(SupervisorError::CannotContinue);
@@ -282,10 +297,8 @@ impl Supervisor {
                 break Err(SupervisorError::Deaths { deaths, last: death });
             }
             // What a worker lacked may be there a moment later.
-            if deaths > 1
-                && let Ok(Some(signal)) = self.signals.wait(PAUSE)
-            {
-                stop = [Signal::TERM, Signal::INT].into_iter().find(|wanted| wanted.as_raw() == signal);
+            if deaths > 1 {
+                self.pause(&mut stop);
             }
         };
         // The worker was killed before it could remove it.
@@ -295,6 +308,23 @@ impl Supervisor {
         // Descriptors that a worker dropped when it ended the domain are closed here, too.
         std::mem::forget(self.worker);
         ended
+    }
+
+    /// Waits for a moment before the next worker, or for a signal that ends the domain.
+    fn pause(&self, stop: &mut Option<Signal>) {
+        if let Ok(Some(signal)) = self.signals.wait(PAUSE) {
+            *stop = [Signal::TERM, Signal::INT].into_iter().find(|wanted| wanted.as_raw() == signal);
+        }
+    }
+
+    /// Executes the former program again, unless a worker of this one has served. Returns only if that fails; then another
+    /// worker of this program may serve.
+    fn go_back(&self, execute: impl FnOnce(RawFd, Continuation) -> Errno) {
+        if let Some(former) = self.former.as_ref().map(AsRawFd::as_raw_fd) {
+            self.page.set_refused(Errno::CANCELED);
+            let _ = self.replace(former, false, execute);
+            let _ = self.page.take_handover();
+        }
     }
 
     /// Executes a program in this process, with everything open; `may_return` leaves it a way back. Returns only if that
@@ -418,11 +448,14 @@ fn decode(code: u8) -> Option<Result<Exit, SupervisorError>> {
 enum WorkerEnd {
     Exited(u8),
     Died(Death),
+    /// It could not be started, or could not continue, because the kernel lacked something. Everything is still open.
+    Lacked(SupervisorError),
 }
 
 impl WorkerEnd {
     fn of(status: WaitStatus) -> Self {
         match (status.exit_status(), status.terminating_signal()) {
+            (Some(LACKS), _) => Self::Lacked(SupervisorError::CannotContinue),
             (Some(code), _) => u8::try_from(code).map_or(Self::Died(Death::Code(code)), Self::Exited),
             (None, signal) => Self::Died(Death::Signal(signal.unwrap_or_default())),
         }
@@ -494,6 +527,8 @@ enum Word {
     Program,
     /// Why that program was not executed, as an errno; `ECANCELED` if its worker ended before it served.
     Refused,
+    /// Workers that could not be started, or could not continue, since one last served.
+    Lacks,
 }
 
 impl Page {
@@ -536,6 +571,18 @@ impl Page {
 
     pub(crate) fn former_workers(&self) -> u64 {
         self.load(Word::Workers).saturating_sub(1)
+    }
+
+    /// Notes that a worker has lacked something.
+    fn add_lack(&self) {
+        self.store(Word::Lacks, self.load(Word::Lacks) + 1);
+    }
+
+    /// Returns how many workers have lacked something since one last served, and counts anew.
+    pub(crate) fn take_lacks(&self) -> u64 {
+        let lacks = self.load(Word::Lacks);
+        self.store(Word::Lacks, 0);
+        lacks
     }
 
     /// Notes the file of the program that the worker hands over to.
@@ -635,8 +682,8 @@ impl Page {
         self.load(Word::Unrecorded) != 0
     }
 
-    pub(crate) fn set_unrecorded(&self) {
-        self.store(Word::Unrecorded, 1);
+    pub(crate) fn set_unrecorded(&self, is_unrecorded: bool) {
+        self.store(Word::Unrecorded, u64::from(is_unrecorded));
     }
 }
 
@@ -646,13 +693,19 @@ const CANNOT_CONTINUE: u8 = 3;
 /// The exit code of a worker that has handed over to another program.
 const HANDED_OVER: u8 = 4;
 
+/// The exit code of a worker that could not continue because the kernel lacked something, such as memory or a thread.
+pub(crate) const LACKS: i32 = 5;
+
+/// How long workers that lack something are started again.
+const LACKING: Duration = Duration::from_secs(60);
+
 /// Bytes of the page.
 const PAGE_BYTES: usize = 4096;
 
 /// Deaths in a row, without an answered request, that end the domain.
 const MAX_DEATHS: u64 = 5;
 
-/// Pause before another worker is started, if one has died without having answered a request.
+/// Pause before another worker is started, if one has died without having answered a request, or has lacked something.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// How often the supervisor looks after its worker.

@@ -6,7 +6,10 @@
 use std::{
     collections::BTreeSet,
     fs::{self, File, Permissions},
-    os::{fd::AsFd, unix::fs::PermissionsExt},
+    os::{
+        fd::{AsFd, AsRawFd, OwnedFd},
+        unix::fs::PermissionsExt,
+    },
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     thread,
     time::{Duration, Instant},
@@ -280,6 +283,32 @@ fn broker_goes_on_without_its_supervisor_and_ends_when_it_dies_too() {
     // What was mapped stays valid.
     assert_contains(&kept, 1);
     drop(kept);
+}
+
+/// The pids behind the pidfds that the broker has sent to an operator.
+fn processes_of_broker(sandbox: &Sandbox) -> Vec<u32> {
+    let operator = Domain::options().socket(sandbox.socket()).start(false).operator(true).connect().unwrap();
+    let pid_of = |pidfd: &OwnedFd| {
+        let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd())).unwrap();
+        info.lines().find_map(|line| line.strip_prefix("Pid:")?.trim().parse().ok()).unwrap()
+    };
+    operator.broker_processes().iter().map(pid_of).collect()
+}
+
+#[test]
+fn broker_tells_operators_which_processes_it_is_and_stop_ends_it_without_a_supervisor() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let status = domain.status().unwrap();
+    assert!(domain.broker_processes().is_empty(), "a member may not signal the broker");
+    assert_eq!(processes_of_broker(&sandbox), [status.pid, status.supervisor.unwrap()]);
+    kill(status.supervisor.unwrap());
+    eventually("the supervisor is gone", || domain.status().unwrap().supervisor.is_none());
+    assert_eq!(processes_of_broker(&sandbox), [status.pid]);
+    // The kernel still names the dead one, whose pid may belong to any process by now.
+    let stopped = sandbox.json(["stop", "--force"]);
+    assert_eq!((&stopped["how"], &stopped["pid"]), (&"asked".into(), &status.pid.into()));
+    assert!(domain.status().is_err());
 }
 
 #[test]

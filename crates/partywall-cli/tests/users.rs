@@ -1,5 +1,6 @@
 //! Several users of one broker, with the real binary: who is admitted, and what each may do.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are outside #[test]")]
+#![allow(unsafe_code, reason = "a process in two groups")]
 
 use std::{
     fs::{self, Permissions},
@@ -12,6 +13,7 @@ use std::{
 };
 
 use partywall_harness::{Output, Running, Signal, binary, copy_program, eventually};
+use rustix::process::{Gid, Uid};
 use serde_json::Value;
 
 /// Users and groups without any rights. No account has these numbers.
@@ -57,10 +59,35 @@ impl Host {
     }
 
     fn command(&self, user: u32, group: u32, socket: &Path, arguments: &[&str]) -> Command {
+        let mut command = self.command_as_root(user, socket, arguments);
+        command.uid(user).gid(group);
+        command
+    }
+
+    /// Returns a command of a user that also belongs to the group `other`.
+    fn command_in_two_groups(&self, user: u32, other: u32, arguments: &[&str]) -> Command {
+        let mut command = self.command_as_root(user, &self.socket(), arguments);
+        let [uid, gid, other] = [user, user, other];
+        let become_user = move || {
+            rustix::thread::set_thread_groups(&[Gid::from_raw(other)])?;
+            let gid = Gid::from_raw(gid);
+            rustix::thread::set_thread_res_gid(gid, gid, gid)?;
+            let uid = Uid::from_raw(uid);
+            rustix::thread::set_thread_res_uid(uid, uid, uid)?;
+            Ok(())
+        };
+        // SAFETY: the closure only makes system calls on numbers that it owns. It takes no lock and allocates nothing: an
+        // errno becomes an error without a heap allocation.
+        unsafe { command.pre_exec(become_user) };
+        command
+    }
+
+    /// Returns a command in a user's directory, which must become that user.
+    fn command_as_root(&self, user: u32, socket: &Path, arguments: &[&str]) -> Command {
         let home = self.directory.path().join(user.to_string());
         let mut command = Command::new(self.directory.path().join("partywall"));
         command.env_clear().env("HOME", &home).env("TMPDIR", &home).env("PARTYWALL_SOCKET", socket);
-        command.args(arguments).current_dir("/").uid(user).gid(group);
+        command.args(arguments).current_dir("/");
         command
     }
 
@@ -189,6 +216,7 @@ fn needs_root_members_of_a_group_are_admitted() {
     assert_eq!((socket.mode() & 0o777, socket.gid()), (0o660, TEAM));
     let ls = |user, group| Running::spawn(&mut host.command(user, group, &host.socket(), &["ls"])).wait();
     ls(BOB, TEAM).expect(0);
+    Running::spawn(&mut host.command_in_two_groups(BOB, TEAM, &["ls"])).wait().expect(0);
     // The kernel refuses before the broker can.
     refused(ls(BOB, BOB), [0, BOB], &["does not admit", "--allow-uid 65532", "--group"]);
     serve.signal(Signal::TERM);

@@ -59,7 +59,9 @@ pub struct Resume {
     pub token: Token,
 }
 
-/// The broker's first message. The member's events socket and the memory of the members' rows travel with a welcome.
+/// The broker's first message. The member's events socket and the memory of the members' rows travel with a welcome. For an
+/// operator, pidfds follow: of the process that serves, and of its supervisor. Either may be missing, the supervisor's alone
+/// if there is none.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BrokerHello {
     /// The welcome, or the reason of the refusal.

@@ -266,6 +266,12 @@ pub enum Call {
     /// broker knows and holds. Refused with [`Refusal::NotReplaced`] if the program says that it cannot. Answer:
     /// [`Answer::Done`], after which all connections end; members resume.
     Replace,
+    /// Gives back what an earlier request was granted, or waits for, after its connection was lost and the caller has
+    /// stopped waiting for the answer. Answer: [`Answer::Done`], also if there is nothing to give back.
+    GiveUp {
+        /// The request's number.
+        request: u64,
+    },
 }
 
 /// The kind of memory of a version.

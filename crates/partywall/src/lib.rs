@@ -145,7 +145,7 @@ pub use partywall_shm::{
 pub use partywall_wire::{Ending, FdFault, Limit, NoGrowth, NoReplacement, OtherUsers, Pattern, Then, TimelineEnding};
 
 pub use self::{
-    domain::{DEFAULT_DOMAIN, Domain, DomainOptions, Location, VERSION, Watch, WatchEvent, broker_pid},
+    domain::{DEFAULT_DOMAIN, Domain, DomainOptions, Location, VERSION, Watch, WatchEvent, broker_pid, broker_pidfd},
     error::{Ended, Error, ErrorKind, Held, Language, MemoryLimit, Result, bytes, cuda_anchor},
     get::Address,
     gpu::{DeviceRange, Gpu},

@@ -152,7 +152,10 @@ pub fn greeted(call: &mut Framed) -> Result<(Welcome, Framed), Refusal> {
 pub(crate) fn greeting(body: &[u8], fds: Vec<OwnedFd>) -> Result<(Welcome, Framed), Refusal> {
     let hello: BrokerHello = handshake::decode(body).unwrap().decode().unwrap();
     let welcome = hello.outcome?;
-    let [events, rows]: [OwnedFd; 2] = fds.try_into().expect("the events socket and the members' rows");
+    // An operator gets pidfds, too.
+    let mut fds = fds.into_iter();
+    let events = fds.next().expect("the events socket");
+    let rows = fds.next().expect("the members' rows");
     assert!(Members::map(rows).unwrap().heartbeat(welcome.row).is_some_and(|beat| beat > 0));
     Ok((welcome, Framed::new(events)))
 }

@@ -64,6 +64,7 @@ pub(crate) enum Call {
     OpenOrBuild { name: Name },
     AbandonBuild { claim: ClaimId },
     Cancel { ticket: RequestId },
+    GiveUp { request: RequestId },
     Release { lease: LeaseId },
     LeaveName { lease: LeaseId },
     WithdrawNames,
@@ -111,6 +112,7 @@ impl Call {
             | Self::OpenOrBuild { .. }
             | Self::AbandonBuild { .. }
             | Self::Cancel { .. }
+            | Self::GiveUp { .. }
             | Self::Release { .. }
             | Self::LeaveName { .. }
             | Self::WithdrawNames
@@ -156,6 +158,7 @@ impl Call {
             | Self::OpenOrBuild { .. }
             | Self::AbandonBuild { .. }
             | Self::Cancel { .. }
+            | Self::GiveUp { .. }
             | Self::Release { .. }
             | Self::LeaveName { .. }
             | Self::WithdrawNames

@@ -215,7 +215,11 @@ impl Registry {
             Event::Suspected { member } if self.is_operator(member) => self.leave(member, &mut out),
             Event::Suspected { member } => {
                 self.drop_waits(member);
-                self.set_life(member, Life::Suspect);
+                // A child of a member that has exited still holds its memory if it only closes a connection, as it does when it
+                // executes another program.
+                if self.members.get(&member).is_some_and(|record| record.life == Life::Alive) {
+                    self.set_life(member, Life::Suspect);
+                }
             }
             Event::Resumed { member } => {
                 self.set_life(member, Life::Alive);
@@ -352,6 +356,7 @@ impl Registry {
             Call::OpenOrBuild { name } => self.open_or_build(member, request, name),
             Call::AbandonBuild { claim } => self.abandon(member, claim, out),
             Call::Cancel { ticket } => self.cancel(member, ticket),
+            Call::GiveUp { request } => self.give_up(member, request, out),
             Call::Release { lease } => self.release(member, lease, false, out),
             Call::LeaveName { lease } => self.release(member, lease, true, out),
             Call::WithdrawNames => {

@@ -29,6 +29,12 @@ impl Registry {
         self.closing.keys().copied().filter(|id| !self.held_back.confirms.contains(id)).collect()
     }
 
+    /// Returns the numbers of leases and claims, and of members.
+    pub(crate) fn given_out(&self) -> (u64, u64) {
+        let leases = self.version_leases.len() + self.object_leases.len() + self.claims.len();
+        (leases as u64, self.members.len() as u64)
+    }
+
     /// Returns the members in quarantine.
     pub(crate) fn in_quarantine(&self) -> Vec<MemberId> {
         self.members_in(Life::Unproven)

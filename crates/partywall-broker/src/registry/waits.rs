@@ -10,7 +10,7 @@ use super::{
     segments::limit,
     split,
     state::{Wait, Waiting, Want},
-    types::{Access, LeaseId, Limit, MemberId, Name, RequestId, WaitId},
+    types::{Access, ClaimId, LeaseId, Limit, MemberId, Name, RequestId, WaitId},
 };
 
 impl Registry {
@@ -34,6 +34,25 @@ impl Registry {
     /// Cancels a waiting request.
     pub(super) fn cancel(&mut self, member: MemberId, ticket: RequestId) -> Decision {
         self.end_wait(member, ticket).ok_or(STALE_TICKET)?;
+        Ok(Answer::Done.into())
+    }
+
+    /// Gives back what an earlier request of a member was granted, or waits for: the member has not seen the answer, and does
+    /// not know whether there was one.
+    pub(super) fn give_up(&mut self, member: MemberId, request: RequestId, out: &mut Effects) -> Decision {
+        self.end_wait(member, request);
+        let Some(record) = self.members.get(&member) else { return Ok(Answer::Done.into()) };
+        let made = |id: &&ClaimId| self.claims.get(id).is_some_and(|claim| claim.origin == request);
+        let claim = record.claims.iter().find(made).copied();
+        let made = |id: &&LeaseId| self.version_leases.get(id).is_some_and(|lease| lease.origin == request);
+        let of_version = record.version_leases.iter().find(made).copied();
+        let lease = of_version.or_else(|| self.object_lease_of(member, request));
+        if let Some(claim) = claim {
+            self.abandon(member, claim, out)?;
+        }
+        if let Some(lease) = lease {
+            self.release(member, lease, false, out)?;
+        }
         Ok(Answer::Done.into())
     }
 

@@ -50,17 +50,17 @@ pub(super) struct Acceptor {
 
 impl Acceptor {
     /// `last` is the number of the last connection of former processes, or more.
-    pub(super) fn new(config: &Config, place: Place, last: u64) -> Result<Self, Errno> {
-        Ok(Self {
+    pub(super) fn new(config: &Config, place: Place, spare: OwnedFd, last: u64) -> Self {
+        Self {
             place,
-            spare: Some(spare()?),
+            spare: Some(spare),
             accepting: true,
             unauthenticated: BTreeMap::new(),
             last,
             timeout: config.handshake_timeout,
             version: config.version.clone(),
             admission: config.admission.clone(),
-        })
+        }
     }
 
     /// Locks the socket's directory; see [`SocketFile::lock_directory`](crate::bind::SocketFile::lock_directory).

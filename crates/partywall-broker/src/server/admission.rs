@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use partywall_os::socket;
+use partywall_os::{process, socket};
 use partywall_wire::{
     BrokerHello, ClientHello, Limit, Refusal, Token, Welcome,
     handshake::{self, Speaker},
@@ -24,7 +24,7 @@ use crate::{
         in_flight::{Process, Room},
         membership::{Identified, identify, presentable},
         reactor::Source,
-        supervised::Record,
+        supervised::{Record, Supervised},
         translate,
     },
 };
@@ -159,6 +159,7 @@ impl Server {
             self.check_operators(process)?;
         } else {
             self.check_room(process)?;
+            self.make_room()?;
         }
         if !hello.operator && !self.registry.admits(process.uid, hello.simulated) {
             return Err(Refusal::OtherDriver { simulated: !hello.simulated });
@@ -210,11 +211,14 @@ impl Server {
             self.record(&Record::Connected { member, call });
         }
         tracing::info!(%member, "resumed");
-        self.apply(Event::Resumed { member });
         if let Some((uid, row)) = self.registry.row_of(member) {
             self.runner.control.begin_row(uid, row);
         }
         self.welcome(id, member, ours, theirs, true);
+        // After the welcome, because there is no events socket before it, and the member may be reminded of stale leases.
+        if self.peers.members.current(member) == Some(id) {
+            self.apply(Event::Resumed { member });
+        }
         Ok(())
     }
 
@@ -244,16 +248,26 @@ impl Server {
             max_message: self.limits.given.message as u32,
         };
         let hello = BrokerHello { outcome: Ok(welcome) };
-        let sent = match handshake::encode(&Speaker::new(&self.about.version), &hello, 2) {
-            Ok(bytes) => {
-                let fds = vec![self.runner.store.adopt(theirs).into(), rows];
-                self.peers.send_bytes(&mut self.reactor, id, Channel::Call, bytes, fds)
-            }
+        let mut fds = vec![self.runner.store.adopt(theirs).into(), rows];
+        if self.peers.members.is_operator(member) {
+            fds.extend(self.processes().into_iter().map(|pidfd| self.runner.store.adopt(pidfd).into()));
+        }
+        let sent = match handshake::encode(&Speaker::new(&self.about.version), &hello, fds.len()) {
+            Ok(bytes) => self.peers.send_bytes(&mut self.reactor, id, Channel::Call, bytes, fds),
             Err(error) => return self.hang_up(id, &error.to_string()),
         };
         if let Err(broken) = sent {
             self.hang_up(id, &broken.to_string());
         }
+    }
+}
+
+impl Server {
+    /// Returns pidfds of this process and of its supervisor, for a client that may have to signal them.
+    fn processes(&self) -> Vec<OwnedFd> {
+        let Ok(own) = process::own_pidfd() else { return Vec::new() };
+        let supervisor = self.supervised.as_ref().and_then(Supervised::supervisor_pidfd);
+        [own].into_iter().chain(supervisor).collect()
     }
 }
 

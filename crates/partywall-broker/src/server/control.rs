@@ -24,11 +24,12 @@ use partywall_wire as wire;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    StartError,
     registry::{
         ControlNeeded, FdId, Registry,
         types::{BlockControl, CellAt, ControlMemory},
     },
-    server::{fds::FdStore, ids::IdMap, reclaimer::Donated},
+    server::{fds::FdStore, ids::IdMap, reclaimer::Donated, supervised::lack},
 };
 
 /// All mapped control memory.
@@ -206,10 +207,11 @@ impl Control {
         registry: &Registry,
         store: &FdStore,
         undone: BTreeMap<CellAt, u64>,
-    ) -> Result<Self, Errno> {
+    ) -> Self {
         let mut control = Self { undone, ..Self::default() };
         for (uid, fd) in rows {
-            let members = Members::map(&fd)?;
+            let members =
+                Members::map(&fd).unwrap_or_else(|errno| lack(&StartError::errno("map the members' rows")(errno)));
             control.rows.insert(uid, Rows { members, fd: Arc::new(store.adopt(fd)) });
         }
         for slab in registry.slabs() {
@@ -227,7 +229,7 @@ impl Control {
                 control.tables.insert(blocks.slot_table(), table);
             }
         }
-        Ok(control)
+        control
     }
 
     /// Returns the numbers of the descriptors of the members' rows, by user.
@@ -503,14 +505,20 @@ pub(super) fn queue_shape(control: &wire::Control) -> Option<queue::Shape> {
     Some(queue::Shape { tasks, inputs: control.blocks, outputs, lease })
 }
 
-/// Maps an object that a former process has left; `None` if its memory is damaged.
-fn map<T, E: std::fmt::Display>(
-    fd: FdId,
-    store: &FdStore,
-    map: impl FnOnce(BorrowedFd<'_>) -> Result<T, E>,
-) -> Option<T> {
+/// Maps an object that a former process has left; `None` if its memory is damaged. The next worker tries again if there is
+/// too little memory for the mapping.
+fn map<T>(fd: FdId, store: &FdStore, map: impl FnOnce(BorrowedFd<'_>) -> io::Result<T>) -> Option<T> {
     let held = store.share(&[fd]).pop()?;
-    map(held.fd()?).inspect_err(|error| tracing::warn!(%fd, %error, "control memory cannot be mapped again")).ok()
+    match map(held.fd()?) {
+        Ok(mapped) => Some(mapped),
+        Err(error) if error.raw_os_error() == Some(Errno::NOMEM.raw_os_error()) => {
+            lack(&StartError::errno("map control memory")(Errno::NOMEM))
+        }
+        Err(error) => {
+            tracing::warn!(%fd, %error, "control memory cannot be mapped again");
+            None
+        }
+    }
 }
 
 fn map_blocks(blocks: &BlockControl, store: &FdStore) -> Option<SlotTable> {

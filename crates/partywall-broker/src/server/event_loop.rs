@@ -22,7 +22,7 @@ use crate::{
     config::Resolved,
     registry::{Bounds, Event, Registry},
     server::{
-        acceptor::Acceptor,
+        acceptor::{Acceptor, spare},
         audit::Audit,
         connection::{Channel, ConnectionId, Phase},
         control::Control,
@@ -35,7 +35,7 @@ use crate::{
         requests::UNPARK,
         restart::Past,
         runner::Runner,
-        supervised::{State, Supervised},
+        supervised::{State, Supervised, lack},
         timers::Timer,
         translate::About,
     },
@@ -110,19 +110,26 @@ impl Server {
             (Some(contents), Some(left)) => Some(Past::read(&contents, left)?),
             _ => None,
         };
+        let continues = past.is_some();
+        // From here on, what can fail takes nothing of the former worker's: returning an error would close it.
+        let failed = |what: &'static str| {
+            move |errno: Errno| {
+                let error = StartError::errno(what)(errno);
+                if continues { lack(&error) } else { error }
+            }
+        };
         let reactor = Reactor::create().map_err(failed("make an epoll instance"))?;
         let (stop, stopper) =
             pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).map_err(failed("make a pipe for the stop signal"))?;
-        let reclaimer = Reclaimer::start()
-            .map_err(|errno| StartError::Errno { what: "start the reclaimer thread".into(), errno })?;
-        let rows = failed("make the members' rows");
+        let reclaimer = Reclaimer::start().map_err(failed("start the reclaimer thread"))?;
+        let spare = spare().map_err(failed("open a spare file descriptor"))?;
         let restarts = supervised.as_ref().map_or(0, |supervised| supervised.page.restarts().0);
         let former_workers = supervised.as_ref().map_or(0, |supervised| supervised.page.former_workers());
         let (beginning, unfinished) = match past {
             Some(past) => {
                 let (state, rows_fd, fds, unfinished) = past.split();
                 let store = FdStore::restore(reclaimer, fds, state.last_fd);
-                let control = Control::restore(rows_fd, &state.registry, &store, state.undone).map_err(rows)?;
+                let control = Control::restore(rows_fd, &state.registry, &store, state.undone);
                 if let Some(supervised) = &mut supervised {
                     supervised.fatal = state.fatal;
                 }
@@ -133,7 +140,7 @@ impl Server {
             None => {
                 let store = FdStore::new(reclaimer);
                 let mut control = Control::default();
-                control.provide_rows(own_user(), &store).map_err(rows)?;
+                control.provide_rows(own_user(), &store).map_err(failed("make the members' rows"))?;
                 let mut instance = [0; 8];
                 random(&mut instance).map_err(failed("draw random numbers"))?;
                 let instance = u64::from_le_bytes(instance);
@@ -143,8 +150,7 @@ impl Server {
             }
         };
         let Beginning { instance, started_at, registry, store, control, members } = beginning;
-        let acceptor = Acceptor::new(&config, place, former_workers << WORKER_SHIFT)
-            .map_err(failed("open a spare file descriptor"))?;
+        let acceptor = Acceptor::new(&config, place, spare, former_workers << WORKER_SHIFT);
         let runner = Runner::new(store, control, config.unproven_after);
         reactor
             .watch(&acceptor.place.listener, Source::Listener, EventFlags::IN)
@@ -243,6 +249,7 @@ impl Server {
                 self.on_event(Source::of(token), flags);
             }
             self.serve();
+            self.runner.store.reclaimer().catch_up();
             self.unpark();
             while let Some(timer) = self.reactor.pop_due() {
                 self.on_timer(timer);

@@ -197,6 +197,11 @@ impl Membership {
             .is_some_and(|record| record.operator && record.restored.is_some_and(|since| since.elapsed() >= TO_RESUME))
     }
 
+    /// Returns whether a member is an operator.
+    pub(super) fn is_operator(&self, member: MemberId) -> bool {
+        self.records.get(&member).is_some_and(|record| record.operator)
+    }
+
     /// Returns how many members and operators a process has.
     pub(super) fn share_of(&self, process: ProcessKey) -> Share {
         let mut share = Share::default();

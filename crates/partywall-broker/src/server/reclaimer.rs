@@ -4,17 +4,17 @@
 //! separate thread closes descriptors so that no member waits for that.
 
 use std::{
-    io,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
     sync::{
         Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
         mpsc::{Receiver, Sender, channel},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use partywall_os::lock::IgnorePoison;
+use partywall_os::{Errno, lock::IgnorePoison};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::registry::CloseId;
@@ -23,6 +23,8 @@ use crate::registry::CloseId;
 #[derive(Debug)]
 pub(super) struct Reclaimer {
     jobs: Sender<Job>,
+    /// Descriptors that wait to be closed.
+    backlog: Arc<AtomicUsize>,
     reports: Arc<Reports>,
     done: Receiver<()>,
 }
@@ -43,34 +45,49 @@ struct Reports {
 }
 
 impl Reclaimer {
-    pub(super) fn start() -> io::Result<Self> {
+    pub(super) fn start() -> Result<Self, Errno> {
         let (jobs, inbox) = channel::<Job>();
         let (report, done) = channel();
         let readable = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let reports = Arc::new(Reports { closed: Mutex::default(), readable });
         let ours = Arc::clone(&reports);
-        thread::Builder::new().name("reclaimer".into()).spawn(move || {
+        let backlog = Arc::new(AtomicUsize::new(0));
+        let waiting = Arc::clone(&backlog);
+        let thread = thread::Builder::new().name("reclaimer".into()).spawn(move || {
             for job in inbox {
                 match job {
-                    Job::Close(fd) => drop(fd),
+                    Job::Close(fd) => {
+                        drop(fd);
+                        waiting.fetch_sub(1, Ordering::Relaxed);
+                    }
                     Job::Report(id) => ours.put(id),
                 }
             }
             // Fails if the broker has stopped waiting.
             let _ = report.send(());
-        })?;
-        Ok(Self { jobs, reports, done })
+        });
+        thread.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))?;
+        Ok(Self { jobs, backlog, reports, done })
     }
 
     /// Takes ownership of `fd`. When the result is dropped, the thread closes it.
     pub(super) fn keep(&self, fd: OwnedFd) -> Donated {
-        Donated { fd: Some(fd), jobs: self.jobs.clone() }
+        Donated { fd: Some(fd), jobs: self.jobs.clone(), backlog: Arc::clone(&self.backlog) }
     }
 
     /// Reports `id` once everything that was dropped before this call is closed.
     pub(super) fn report(&self, id: CloseId) {
         // Fails only if the thread has ended, at the end of the broker, when no report is expected.
         let _ = self.jobs.send(Job::Report(id));
+    }
+
+    /// Lets the thread close descriptors for a moment, if many wait for that. Otherwise a client that sends descriptors faster
+    /// than they are closed would fill the table of open files.
+    pub(super) fn catch_up(&self) {
+        let deadline = Instant::now() + CATCH_UP;
+        while self.backlog.load(Ordering::Relaxed) > MAX_BACKLOG && Instant::now() < deadline {
+            thread::sleep(CATCH_UP / 10);
+        }
     }
 
     /// Returns a descriptor that is readable when there is a report.
@@ -108,6 +125,7 @@ pub(super) struct Donated {
     /// Present until the value is dropped.
     fd: Option<OwnedFd>,
     jobs: Sender<Job>,
+    backlog: Arc<AtomicUsize>,
 }
 
 impl Donated {
@@ -124,11 +142,18 @@ impl Donated {
 impl Drop for Donated {
     fn drop(&mut self) {
         if let Some(fd) = self.fd.take() {
+            self.backlog.fetch_add(1, Ordering::Relaxed);
             // If the thread has ended, the failed send drops the descriptor, which closes it here.
             let _ = self.jobs.send(Job::Close(fd));
         }
     }
 }
+
+/// Descriptors that may wait to be closed while clients are served without delay.
+const MAX_BACKLOG: usize = 256;
+
+/// How long one turn of the loop lets the thread catch up: it may stand still, because the driver does.
+const CATCH_UP: Duration = Duration::from_millis(1);
 
 #[cfg(test)]
 mod tests {

@@ -29,7 +29,7 @@ impl Server {
             // The client would not read the answer, and computing it costs time.
             return;
         }
-        match self.begin_request(member, request.id) {
+        match self.begin_request(member, request.id, takes(&request.call)) {
             Ok(()) => self.handle_request(id, member, request, message),
             Err(refusal) => self.refuse_request(id, member, request.id, refusal),
         }
@@ -135,6 +135,27 @@ fn only_asks(call: &wire::Call) -> bool {
             | wire::Call::Inspect { .. }
             | wire::Call::InspectObject { .. }
     )
+}
+
+/// Returns whether a call may make the broker keep more than before. Others are answered also if no memory is left.
+fn takes(call: &wire::Call) -> bool {
+    let gives_back = matches!(
+        call,
+        wire::Call::Release { .. }
+            | wire::Call::LeaveName { .. }
+            | wire::Call::WithdrawNames
+            | wire::Call::AbandonBuild { .. }
+            | wire::Call::AbandonTimeline { .. }
+            | wire::Call::Cancel { .. }
+            | wire::Call::GiveUp { .. }
+            | wire::Call::DetachSegment { .. }
+            | wire::Call::Remove { .. }
+            | wire::Call::Evict { .. }
+            | wire::Call::FreeUnproven { .. }
+            | wire::Call::Stop { .. }
+            | wire::Call::Bye
+    );
+    !gives_back && !only_asks(call)
 }
 
 /// Returns whether the answer to a call may carry file descriptors.

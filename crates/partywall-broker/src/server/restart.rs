@@ -29,7 +29,7 @@ use crate::{
         in_flight::Process,
         membership::{MemberFiles, TO_RESUME},
         reactor::Source,
-        supervised::{Record, State},
+        supervised::{Record, State, lack},
         timers::Timer,
     },
 };
@@ -69,7 +69,9 @@ impl Past {
             (*member, (pidfd, files.calls.iter().filter_map(|number| left.take(*number)).collect()))
         });
         let members = files.collect();
-        Ok(Self { redo, rows, fds, members, rest: left.take_rest(), state })
+        let rest = left.take_rest();
+        point("broker: former state read, rest still open");
+        Ok(Self { redo, rows, fds, members, rest: close_at_once(rest), state })
     }
 }
 
@@ -183,8 +185,9 @@ impl Server {
     pub(super) fn resume_service(&mut self, unfinished: Unfinished) {
         let begun = Instant::now();
         let Unfinished { redo, clearing, members, rest } = unfinished;
-        point("broker: former state read, rest still open");
-        self.close_the_rest(rest);
+        // Sockets first: their clients wait for that. Memory may take long to be freed.
+        let (memory, others): (Vec<_>, Vec<_>) = rest.into_iter().partition(is_memory);
+        self.runner.store.discard(others.into_iter().chain(memory));
         point("broker: rest closed, members not restored");
         let number = members.len();
         for (files, pidfd, calls) in members {
@@ -223,6 +226,10 @@ impl Server {
                 supervised.fatal = Some((MemberId(member), crate::registry::RequestId(request)));
             }
             let took = begun.elapsed();
+            let lacks = supervised.page.take_lacks();
+            if lacks > 0 {
+                tracing::warn!(lacks, "workers lacked a process, a thread, memory or file descriptors before this one");
+            }
             match supervised.page.take_handover() {
                 None => {
                     let (restarts, death) = supervised.page.restarts();
@@ -248,18 +255,6 @@ impl Server {
         }
     }
 
-    /// Closes what the former worker had open beside what the journal names: epoll, sockets of clients that had not
-    /// introduced themselves, events sockets, descriptors of requests that were not decided, memory that was released.
-    fn close_the_rest(&self, rest: Vec<OwnedFd>) {
-        for fd in rest {
-            // Memory may take long to be freed. Everything else, locks among it, must not wait for that.
-            match classify(&fd) {
-                Ok(FdKind::Memfd { .. } | FdKind::NvidiaControl) => drop(self.runner.store.adopt(fd)),
-                Ok(FdKind::Other(_)) | Err(_) => drop(fd),
-            }
-        }
-    }
-
     /// Restores a member. Its connections have ended for the library, which sees that and resumes; they stay open here,
     /// because the end of a process is proved by their ends.
     fn restore_member(&mut self, files: &MemberFiles, pidfd: Option<OwnedFd>, calls: Vec<OwnedFd>) {
@@ -268,17 +263,16 @@ impl Server {
         for call in calls {
             let id = self.acceptor.next_id();
             let process = Process::new(files.process, Some(files.pid), files.uid);
-            if let Err(errno) = self.reactor.watch(&call, Source::Socket(Channel::Call, id), EventFlags::IN) {
-                tracing::warn!(%errno, %member, "a connection of a member cannot be watched");
-                continue;
-            }
+            self.reactor
+                .watch(&call, Source::Socket(Channel::Call, id), EventFlags::IN)
+                .unwrap_or_else(|errno| lack(&StartError::errno("watch a connection of a member")(errno)));
             self.peers.connections.insert(id, self.lingering(id, call, process, member));
             held.push(id);
         }
-        if let Some(pidfd) = &pidfd
-            && let Err(errno) = self.reactor.watch(pidfd, Source::Exit(member), EventFlags::IN)
-        {
-            tracing::warn!(%errno, %member, "a member's pidfd cannot be watched");
+        if let Some(pidfd) = &pidfd {
+            self.reactor
+                .watch(pidfd, Source::Exit(member), EventFlags::IN)
+                .unwrap_or_else(|errno| lack(&StartError::errno("watch the process of a member")(errno)));
         }
         self.peers.members.restore(files, pidfd, held);
         self.reactor.set_timer(self.settle, Timer::Settle(member));
@@ -291,3 +285,24 @@ impl Server {
         connection
     }
 }
+
+/// Closes those descriptors that belong to nothing the journal names and whose close never waits: locks of directories,
+/// for which other processes wait, pipes, epoll instances and eventfds. What this worker has to open may need their numbers.
+///
+/// Returns the others: sockets of clients that had not introduced themselves, events sockets, descriptors of requests that
+/// were not decided, memory that was released. With a socket the kernel closes what was sent through it and not read, which
+/// may be memory, and a client may have sent any file.
+fn close_at_once(rest: Vec<OwnedFd>) -> Vec<OwnedFd> {
+    let closes_at_once = |fd: &OwnedFd| match classify(fd) {
+        Ok(FdKind::Other(what)) => AT_ONCE.contains(&&*what),
+        _ => false,
+    };
+    rest.into_iter().filter(|fd| !closes_at_once(fd)).collect()
+}
+
+fn is_memory(fd: &OwnedFd) -> bool {
+    matches!(classify(fd), Ok(FdKind::Memfd { .. } | FdKind::NvidiaControl))
+}
+
+/// What [`classify`] says of files whose close never waits.
+const AT_ONCE: [&str; 4] = ["a directory", "a pipe", "anon_inode:[eventpoll]", "anon_inode:[eventfd]"];

@@ -206,6 +206,9 @@ impl Server {
     /// Returns permits and blocks of departed members, as many as this turn of the loop allows.
     pub(super) fn clear(&mut self) -> Vec<Effect> {
         let (detached, cleared) = self.runner.control.clear(&self.registry);
+        if detached > 0 {
+            point("broker: detached, not recorded");
+        }
         for _ in 0..detached {
             self.record(&Record::Detached);
         }

@@ -17,15 +17,17 @@ use std::{
     collections::{BTreeMap, VecDeque},
     os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd},
     sync::Arc,
+    time::{Duration, Instant},
 };
 
-use partywall_os::Errno;
+use partywall_os::{Errno, process};
 use partywall_shm::crash::point;
 use partywall_wire::Refusal;
 use rustix::process::{Pid, getppid};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    StartError,
     journal::Journal,
     registry::{
         Effect, Event, FdId, MemberId, Registry, RequestId,
@@ -37,7 +39,7 @@ use crate::{
         event_loop::{Server, now},
         membership::MemberFiles,
     },
-    supervisor::Page,
+    supervisor::{LACKS, Page},
 };
 
 /// The connection of a worker to its supervisor.
@@ -50,8 +52,9 @@ pub(crate) struct Supervised {
     supervisor: u32,
     /// A request that was being handled at two deaths: it is not handled again.
     pub(super) fatal: Option<(MemberId, RequestId)>,
-    /// Whether an event could not be recorded. A restart would then continue from a wrong state.
-    is_behind: bool,
+    /// Set while an event is missing in the journal, from which a restart would continue with a wrong state: when to begin
+    /// the journal anew.
+    behind: Option<Instant>,
 }
 
 /// An entry of the journal. Events and registries are written by reference.
@@ -117,6 +120,13 @@ pub(crate) fn check_state(bytes: &[u8]) -> Result<(), String> {
     }
 }
 
+/// Ends a worker that lacks something to continue with, so that its supervisor starts another one. It drops nothing: that
+/// would close what the next worker continues with.
+pub(super) fn lack(error: &StartError) -> ! {
+    tracing::error!(%error, "cannot continue yet; the supervisor tries again");
+    std::process::exit(LACKS)
+}
+
 /// Encodes a state.
 pub(super) fn encode(state: &impl Serialize) -> Result<Vec<u8>, postcard::Error> {
     postcard::to_extend(state, Vec::new())
@@ -124,7 +134,7 @@ pub(super) fn encode(state: &impl Serialize) -> Result<Vec<u8>, postcard::Error>
 
 impl Supervised {
     pub(crate) fn new(journal: Journal, page: Page, poke: Arc<OwnedFd>, supervisor: u32) -> Self {
-        Self { journal, page, poke, supervisor, fatal: None, is_behind: false }
+        Self { journal, page, poke, supervisor, fatal: None, behind: None }
     }
 
     pub(super) fn poke(&self) -> BorrowedFd<'_> {
@@ -137,16 +147,35 @@ impl Supervised {
         parent.filter(|parent| *parent == self.supervisor)
     }
 
-    /// Returns whether another program could continue.
-    pub(super) fn can_be_replaced(&self) -> bool {
-        self.supervisor().is_some() && !self.is_behind
+    /// Returns a pidfd of the supervisor, unless that has died.
+    pub(super) fn supervisor_pidfd(&self) -> Option<OwnedFd> {
+        let pidfd = process::pidfd(self.supervisor()?).ok()?;
+        // A process whose parent is still the supervisor has opened the supervisor's.
+        self.supervisor().map(|_| pidfd)
     }
 
-    /// Stops recording: the supervisor must not start another worker.
-    fn give_up(&mut self, errno: Errno) {
-        if !std::mem::replace(&mut self.is_behind, true) {
+    /// Returns whether another program could continue.
+    pub(super) fn can_be_replaced(&self) -> bool {
+        self.supervisor().is_some() && !self.is_behind()
+    }
+
+    fn is_behind(&self) -> bool {
+        self.behind.is_some()
+    }
+
+    /// Stops recording until the journal can begin anew: until then the supervisor must not start another worker.
+    fn fall_behind(&mut self, errno: Errno) {
+        if self.behind.replace(Instant::now() + RETRY).is_none() {
             tracing::error!(%errno, "the journal cannot be written: names are lost if this process dies");
-            self.page.set_unrecorded();
+            self.page.set_unrecorded(true);
+        }
+    }
+
+    /// Records again, because the journal has begun anew.
+    fn catch_up(&mut self) {
+        if self.behind.take().is_some() {
+            tracing::info!("the journal can be written again");
+            self.page.set_unrecorded(false);
         }
     }
 }
@@ -160,12 +189,12 @@ impl Server {
             Event::Request { call, .. } => (call.only_asks(), !call.fds().is_empty()),
             _ => (false, true),
         };
-        let mut recording = self.supervised.as_mut().filter(|supervised| !only_asks && !supervised.is_behind);
+        let mut recording = self.supervised.as_mut().filter(|supervised| !only_asks && !supervised.is_behind());
         if let Some(supervised) = &mut recording {
             let fds = self.runner.store.unrecorded();
             let record = Record::Event { at, begins: !self.is_carrying_out, fds, event: &event };
             if let Err(errno) = supervised.journal.prepare(&record) {
-                supervised.give_up(errno);
+                supervised.fall_behind(errno);
                 recording = None;
             }
         }
@@ -184,7 +213,7 @@ impl Server {
         {
             self.runner.store.set_recorded();
             if let Err(errno) = supervised.journal.commit() {
-                supervised.give_up(errno);
+                supervised.fall_behind(errno);
             }
             point("broker: recorded, effects not carried out");
         }
@@ -193,35 +222,46 @@ impl Server {
 
     /// Records something that the registry does not know.
     pub(super) fn record(&mut self, record: &Record<()>) {
-        if let Some(supervised) = self.supervised.as_mut().filter(|supervised| !supervised.is_behind)
+        if let Some(supervised) = self.supervised.as_mut().filter(|supervised| !supervised.is_behind())
             && let Err(errno) = supervised.journal.append(record)
         {
-            supervised.give_up(errno);
+            supervised.fall_behind(errno);
         }
         point("broker: recorded beside the registry");
     }
 
-    /// Prepares for a request: refuses it if it cannot be recorded, or was fatal twice.
-    pub(super) fn begin_request(&mut self, member: MemberId, request: u64) -> Result<(), Refusal> {
+    /// Prepares for a request: refuses it if it was fatal twice, or if it cannot be recorded and `takes` something. A request
+    /// that gives something back is recorded in the memory that is kept for it.
+    pub(super) fn begin_request(&mut self, member: MemberId, request: u64, takes: bool) -> Result<(), Refusal> {
         let Some(supervised) = &mut self.supervised else { return Ok(()) };
         if supervised.fatal == Some((member, RequestId(request))) {
             let why = "the broker has died twice while it handled this request, and does not try a third time";
             return Err(Refusal::Invalid { why: why.into() });
         }
         supervised.page.begin_request(member.0, request);
-        if supervised.is_behind {
+        if takes { self.make_room() } else { Ok(()) }
+    }
+
+    /// Makes room in the journal for what a client asks for, beside what is kept for all that members may give back.
+    pub(super) fn make_room(&mut self) -> Result<(), Refusal> {
+        let Some(supervised) = self.supervised.as_mut().filter(|supervised| !supervised.is_behind()) else {
             return Ok(());
-        }
+        };
         let bytes = self.limits.given.message as u64;
+        supervised.journal.keep(to_give_back(&self.registry));
         supervised.journal.reserve(bytes).map_err(|errno| Refusal::System {
             what: "making room in the broker's journal".into(),
             errno: errno.raw_os_error(),
         })
     }
 
-    /// Begins the journal anew with a snapshot, if its records take much memory.
+    /// Begins the journal anew with a snapshot, if its records take much memory or one is missing.
     pub(super) fn shorten_journal(&mut self) {
-        if self.supervised.as_ref().is_some_and(|supervised| !supervised.is_behind && supervised.journal.is_long()) {
+        let is_wanted = |supervised: &Supervised| match supervised.behind {
+            Some(retry_at) => Instant::now() >= retry_at,
+            None => supervised.journal.is_long(),
+        };
+        if self.supervised.as_ref().is_some_and(is_wanted) {
             self.write_snapshot();
         }
     }
@@ -229,15 +269,15 @@ impl Server {
     /// Begins the journal anew with a snapshot. Returns whether it consists of that alone.
     pub(super) fn write_snapshot(&mut self) -> bool {
         // Taken out for as long as the state borrows the server.
-        let Some(mut supervised) = self.supervised.take_if(|supervised| !supervised.is_behind) else { return false };
+        let Some(mut supervised) = self.supervised.take() else { return false };
+        supervised.journal.keep(to_give_back(&self.registry));
         let state = self.state(&supervised);
         point("broker: state collected, no snapshot");
         let written = supervised.journal.begin(&state);
-        if let Err(errno) = written {
-            tracing::warn!(%errno, "no snapshot was written; the journal goes on");
-            if supervised.journal.is_empty() {
-                supervised.give_up(errno);
-            }
+        match written {
+            Ok(()) => supervised.catch_up(),
+            Err(errno) if supervised.is_behind() || supervised.journal.is_empty() => supervised.fall_behind(errno),
+            Err(errno) => tracing::warn!(%errno, "no snapshot was written; the journal goes on"),
         }
         self.supervised = Some(supervised);
         if written.is_ok() {
@@ -264,6 +304,21 @@ impl Server {
         }
     }
 }
+
+/// Returns the bytes of the records of everything that members may give back.
+fn to_give_back(registry: &Registry) -> u64 {
+    let (leases, members) = registry.given_out();
+    leases * OF_LEASE + members * OF_MEMBER
+}
+
+/// Bytes of the records of a lease or claim that is given back: the request, the close of its memory, the end of its cell.
+const OF_LEASE: u64 = 128;
+
+/// Bytes of the records of a member that leaves or dies: its connections, its process, its detachments, its row.
+const OF_MEMBER: u64 = 512;
+
+/// How long to wait before the journal is begun anew that could not be written.
+const RETRY: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {
@@ -313,7 +368,7 @@ mod tests {
         let found = (STATE_VERSION, crc32fast::hash(form));
         assert_eq!(
             found,
-            (1, 3_133_356_835),
+            (2, 3_133_356_835),
             "the state has another form: raise STATE_VERSION, and note the new numbers here"
         );
     }

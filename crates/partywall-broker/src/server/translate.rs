@@ -73,6 +73,7 @@ pub(super) fn call(
         wire::Call::OpenOrBuild { name } => Call::OpenOrBuild { name: self::name(name)? },
         wire::Call::AbandonBuild { claim } => Call::AbandonBuild { claim: ClaimId(claim) },
         wire::Call::Cancel { ticket } => Call::Cancel { ticket: RequestId(ticket) },
+        wire::Call::GiveUp { request } => Call::GiveUp { request: RequestId(request) },
         wire::Call::Release { lease } => Call::Release { lease: LeaseId(lease) },
         wire::Call::LeaveName { lease } => Call::LeaveName { lease: LeaseId(lease) },
         wire::Call::WithdrawNames => Call::WithdrawNames,

@@ -269,10 +269,8 @@ fn serve(
 
 /// Serves, in a process of its own, until the domain ends. Returns the exit code.
 fn work(worker: Worker, left: LeftOpen, log: Option<&Path>) -> u8 {
-    if let Some(log) = log {
-        // The supervisor has checked that it can be written.
-        let _ = start_log(log);
-    }
+    // The supervisor has checked that it can be written, but no file descriptor may be free.
+    let logs = log.is_some_and(|log| start_log(log).is_ok());
     // A panic must not unwind: dropping the broker would close the memory that the next worker continues with.
     std::panic::set_hook(Box::new(|panic| {
         tracing::error!(%panic, "a bug: please report it");
@@ -280,9 +278,16 @@ fn work(worker: Worker, left: LeftOpen, log: Option<&Path>) -> u8 {
     }));
     let run = || -> Result<Exit, String> {
         let broker = worker.start(left).map_err(|error| error.to_string())?;
+        if let Some(log) = log.filter(|_| !logs) {
+            // Descriptors of the former worker are closed now.
+            let _ = start_log(log);
+        }
         for signal in [SIGINT, SIGTERM] {
-            let stop = broker.stop_handle().map_err(|error| error.to_string())?;
-            signal_hook::low_level::pipe::register(signal, stop).map_err(|error| error.to_string())?;
+            let stop = broker.stop_handle();
+            if let Err(error) = stop.and_then(|stop| signal_hook::low_level::pipe::register(signal, stop)) {
+                // The signal then kills the worker, and its supervisor ends the domain.
+                tracing::warn!(signal, %error, "the broker cannot end by a signal in an orderly way");
+            }
         }
         broker.run().map_err(|error| error.to_string())
     };

@@ -98,14 +98,14 @@ fn unresponsive(location: &Location, error: Error) -> Failure {
 
 /// Asks the broker to end, and waits for its end.
 fn ask(context: &Context, location: &Location, domain: &Domain, force: bool) -> Result<Ended, Failure> {
-    let said = domain.status().ok().map(|status| status.pid);
-    // The pid of a broker in another PID namespace means nothing here.
+    let status = domain.status().ok();
+    // For people. The pid of a broker in another PID namespace means nothing here, nor does that of a dead supervisor.
     let seen = partywall::broker_pid(location).ok().flatten();
-    // Opened now, while the pids certainly belong to the broker: it just answered. The listener is the supervisor; the
-    // process that answers is its worker, or the broker itself if it has no supervisor.
-    let pidfd = seen.and_then(|pid| process::pidfd(pid).ok());
-    let worker = said.filter(|_| seen.is_some()).and_then(|pid| process::pidfd(pid).ok());
-    let pid = seen.or(said);
+    let has_supervisor = status.as_ref().is_none_or(|status| status.supervisor.is_some());
+    let pid = seen.filter(|_| has_supervisor).or(status.map(|status| status.pid));
+    // The broker sent them, so they cannot mean another process, as a pid could. The last one ends last: the supervisor, or
+    // the broker itself if it has none.
+    let processes = domain.broker_processes();
     match domain.stop_broker(force) {
         Ok(()) => {}
         Err(Error::Busy(Busy::BrokerInUse { .. })) => return Err(in_use(location, domain, pid)),
@@ -113,7 +113,7 @@ fn ask(context: &Context, location: &Location, domain: &Domain, force: bool) -> 
         Err(Error::Unreachable(Unreachable::Gone { .. })) => {}
         Err(error) => return Err(error.into()),
     }
-    if wait(pidfd.as_ref(), location, TIMEOUT) {
+    if wait(processes.last(), location, TIMEOUT) {
         return Ok(Ended { pid, how: "asked" });
     }
     let message = format!(
@@ -122,29 +122,27 @@ fn ask(context: &Context, location: &Location, domain: &Domain, force: bool) -> 
         location.socket.display(),
         TIMEOUT.as_secs()
     );
-    match pidfd {
-        Some(pidfd) if force => kill(context, location, &pidfd, worker.as_ref(), pid, &message),
+    match processes {
+        [_, ..] if force => kill(context, location, processes, pid, &message),
         _ => Err(Failure::new(ErrorKind::Refused, message, "`partywall stop --force` kills it")),
     }
 }
 
-/// Kills a broker that has not ended, for the reason that `message` gives: its supervisor first, which would restart the
-/// worker.
+/// Kills a broker that has not ended, for the reason that `message` gives: of its processes the supervisor first, which is
+/// the last of them and would restart the worker.
 fn kill(
     context: &Context,
     location: &Location,
-    pidfd: &OwnedFd,
-    worker: Option<&OwnedFd>,
+    processes: &[OwnedFd],
     pid: Option<u32>,
     message: &str,
 ) -> Result<Ended, Failure> {
     context.output().remark(format!("{message}; it is killed (SIGKILL)"));
-    // A process that has ended meanwhile cannot be killed any more; the wait shows it.
-    let _ = process::kill(pidfd, Signal::KILL);
-    if let Some(worker) = worker {
-        let _ = process::kill(worker, Signal::KILL);
+    for process in processes.iter().rev() {
+        // A process that has ended meanwhile cannot be killed any more; the wait shows it.
+        let _ = process::kill(process, Signal::KILL);
     }
-    if wait(Some(pidfd), location, TIMEOUT) && wait(None, location, TIMEOUT) {
+    if wait(processes.last(), location, TIMEOUT) && wait(None, location, TIMEOUT) {
         return Ok(Ended { pid, how: "killed" });
     }
     Err(Failure::new(ErrorKind::Refused, message, "the kernel does not end it: see `dmesg`"))
@@ -205,21 +203,29 @@ fn signal(context: &Context, location: &Location) -> Result<Ended, Failure> {
         let message = format!("the broker at {} runs in another PID namespace", location.socket.display());
         return Err(Failure::new(ErrorKind::Refused, message, "run `partywall stop --force` where it was started"));
     };
-    let system = |errno: Errno| {
-        Failure::from(Error::System { what: format!("ending the broker with pid {pid}"), source: errno.into() })
+    let unknown = || {
+        let message = format!("it cannot be told which process serves {}", location.socket.display());
+        Failure::new(
+            ErrorKind::Refused,
+            message,
+            format!("check that {pid} is the broker, and end it with `kill {pid}`"),
+        )
     };
-    let pidfd = process::pidfd(pid).map_err(system)?;
-    // If the pid belonged to another process by now, the socket would have no listener or another one.
-    if partywall::broker_pid(location)? != Some(pid) {
-        let message = format!("another broker listens at {} by now", location.socket.display());
-        return Err(Failure::new(ErrorKind::Refused, message, "try again"));
+    // Not by the pid: if the supervisor has died and its worker goes on, the pid may belong to another process by now.
+    let pidfd = partywall::broker_pidfd(location)?.ok_or_else(unknown)?;
+    match process::kill(&pidfd, Signal::TERM) {
+        Ok(()) => {}
+        Err(Errno::SRCH) => return Err(unknown()),
+        Err(errno) => {
+            let what = format!("ending the broker with pid {pid}");
+            return Err(Error::System { what, source: errno.into() }.into());
+        }
     }
-    process::kill(&pidfd, Signal::TERM).map_err(system)?;
     if wait(Some(&pidfd), location, TERM_TIMEOUT) {
         return Ok(Ended { pid: Some(pid), how: "terminated" });
     }
     let message = format!("the broker with pid {pid} has not ended within {} s of SIGTERM", TERM_TIMEOUT.as_secs());
-    kill(context, location, &pidfd, None, Some(pid), &message)
+    kill(context, location, &[pidfd], Some(pid), &message)
 }
 
 /// Returns whether the socket is missing or has no listener. Returns false if that cannot be determined.

@@ -44,6 +44,8 @@ pub(super) struct Greeted {
     pub(super) events: OwnedFd,
     /// The rows of all members.
     pub(super) members: OwnedFd,
+    /// For an operator: the broker's processes.
+    pub(super) processes: Vec<OwnedFd>,
     pub(super) welcome: Welcome,
 }
 
@@ -214,7 +216,7 @@ pub(super) fn greet(call: OwnedFd, path: &Path, role: Role) -> Result<Greeted> {
         |what: &str| fds.next().ok_or_else(|| Error::LimitReached(LimitReached::FileDescriptors(what.into())));
     let events = next("the events socket of a connection")?;
     let members = next("the memory of the members' rows")?;
-    Ok(Greeted { call, events, members, welcome })
+    Ok(Greeted { call, events, members, processes: fds.collect(), welcome })
 }
 
 /// Sends as [`socket::send`] does. If too many file descriptors of this user are unread, retries for a while: other

@@ -16,14 +16,14 @@ mod timeline_memory;
 mod watch;
 
 use std::{
-    os::fd::BorrowedFd,
+    os::fd::{BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
     sync::{Arc, OnceLock},
     time::Duration,
 };
 
 use partywall_cuda::DeviceUuid;
-use partywall_os::socket;
+use partywall_os::{process, socket};
 use partywall_wire::{Access, Answer, Call, Deadline, Then, limits};
 
 #[cfg(test)]
@@ -76,6 +76,8 @@ struct Connection {
     service: Service,
     gpus: Gpus,
     pools: Pools,
+    /// For an operator: the broker's processes when it connected.
+    processes: Vec<OwnedFd>,
 }
 
 impl Drop for Connection {
@@ -176,7 +178,8 @@ impl DomainOptions {
             crate::mps::check(&crate::mps::pipes())?;
         }
         let location = self.location()?;
-        let greeted = connect::connect(&location, self.start, self.program.as_deref(), self.operator)?;
+        let mut greeted = connect::connect(&location, self.start, self.program.as_deref(), self.operator)?;
+        let processes = std::mem::take(&mut greeted.processes);
         let (link, events, members) = Link::new(location, greeted);
         let link = Arc::new(link);
         let lost: Arc<OnceLock<Lost>> = Arc::default();
@@ -196,7 +199,7 @@ impl DomainOptions {
             });
         });
         let gpus = Gpus::new(link.clone(), health);
-        Ok(Domain { connection: Arc::new(Connection { link, service, gpus, pools: Pools::default() }) })
+        Ok(Domain { connection: Arc::new(Connection { link, service, gpus, pools: Pools::default(), processes }) })
     }
 }
 
@@ -389,6 +392,13 @@ impl Domain {
         answered!(self.link().call(Call::Status)?, Answer::Status(status) => *status)
     }
 
+    /// Returns pidfds of the broker's processes when this operator connected: of the one that served, then of its supervisor.
+    /// Unlike a pid, a pidfd never comes to mean another process. Either may be missing: in a sandbox without pidfds, and
+    /// after the death of the supervisor. A connection that is no operator's has none.
+    pub fn broker_processes(&self) -> &[OwnedFd] {
+        &self.connection.processes
+    }
+
     /// Makes a call that does nothing, to check or measure the connection to the broker.
     ///
     /// # Errors
@@ -563,6 +573,15 @@ fn pages<T, K: PartialOrd>(
             return Ok(all);
         }
     }
+}
+
+/// Returns a pidfd of the process that listens on a domain's socket, by connecting without a greeting. The kernel makes it;
+/// `None` before Linux 6.5, and if that process has ended while another one serves its socket.
+///
+/// # Errors
+/// As [`broker_pid`].
+pub fn broker_pidfd(location: &Location) -> Result<Option<OwnedFd>> {
+    Ok(process::peer_pidfd(connect::open(location)?))
 }
 
 /// Returns the pid of the process that listens on a domain's socket, by connecting without a greeting.

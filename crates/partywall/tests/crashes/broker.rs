@@ -3,8 +3,9 @@
 #![allow(unsafe_code)] // processes that share their file descriptors
 
 use std::{
+    cell::Cell,
     collections::BTreeSet,
-    fs::File,
+    fs::{self, File},
     os::fd::{AsFd, RawFd},
     path::PathBuf,
     process::Command,
@@ -24,8 +25,9 @@ use partywall_broker::{
 use partywall_harness::{WATCHDOG, assert_contains, commit, crash, eventually, kill, send};
 use partywall_os::{
     Errno,
-    supervision::{LeftOpen, fork_sharing_files},
+    supervision::{LeftOpen, WaitedSignals, fork_sharing_files},
 };
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit, setrlimit};
 
 use super::points::{CONTINUING, EXECUTING, HANDING_OVER, SERVING, assert_passed};
 
@@ -41,6 +43,33 @@ const SUPERVISOR: &str = "supervisor";
 const OTHER: &str = "PARTYWALL_TEST_OTHER";
 const OTHER_FORMAT: &str = "reads another format";
 const NOT_EXECUTED: &str = "is not executed";
+
+/// What workers lack that follow a dead one, each in turn.
+const LACKS: &str = "PARTYWALL_TEST_LACKS";
+const PROCESSES: &str = "processes";
+const DESCRIPTORS: &str = "descriptors";
+
+/// Makes each worker survive the signal of a file that would grow beyond the limit of its process.
+const MEMORY: &str = "memory";
+
+/// How many workers lack processes.
+const WITHOUT_PROCESS: usize = 3;
+
+/// Limits the numbers of this worker's descriptors, or ends the limit. Each worker has room for one more than the one
+/// before, so that each lacks another one.
+#[allow(clippy::print_stdout, reason = "it is how a role talks to the test")]
+fn limit_descriptors(former_workers: Option<u64>) {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    let current = former_workers.map_or(maximum, |number| {
+        println!("lacking");
+        Some(2 + number)
+    });
+    setrlimit(Resource::Nofile, Rlimit { current, maximum }).unwrap();
+}
+
+fn lacks(what: &str) -> bool {
+    std::env::var(LACKS).is_ok_and(|lacks| lacks == what)
+}
 
 fn is_other(how: &str) -> bool {
     std::env::var(OTHER).is_ok_and(|other| other == how)
@@ -84,14 +113,29 @@ fn supervise(supervisor: Supervisor) -> u8 {
         if is_victim && number > 0 {
             crash::arm();
         }
+        if lacks(MEMORY) {
+            WaitedSignals::block(&[Signal::XFSZ]).unwrap();
+        }
+        if number > 0 && lacks(DESCRIPTORS) {
+            limit_descriptors(Some(number));
+        }
         let broker = worker.start(left).unwrap();
+        limit_descriptors(None);
         if is_victim && number == 0 {
             crash::arm();
         }
         exit_code(broker.run().ok())
     };
-    // SAFETY: this process has one thread, and its workers end before it.
-    let fork = |child: &mut dyn FnMut() -> u8| unsafe { fork_sharing_files(child) };
+    let forks = Cell::new(0);
+    let fork = |child: &mut dyn FnMut() -> u8| {
+        forks.set(forks.get() + 1);
+        if lacks(PROCESSES) && (2..2 + WITHOUT_PROCESS).contains(&forks.get()) {
+            println!("lacking");
+            return Err(Errno::AGAIN);
+        }
+        // SAFETY: this process has one thread, and its workers end before it.
+        unsafe { fork_sharing_files(child) }
+    };
     let ended = supervisor.run(Calls { fork, serve: work, execute }, |pid| println!("ready {pid}"), None);
     u8::from(ended.is_err())
 }
@@ -122,10 +166,15 @@ impl Broker {
     }
 
     fn start_with(victim: &str, points: u64, other: &str) -> Self {
+        Self::start_where(victim, points, |command| _ = command.env(OTHER, other))
+    }
+
+    fn start_where(victim: &str, points: u64, change: impl FnOnce(&mut Command)) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "play", "--nocapture"]).env(super::ROLE, ROLE);
-        command.env(SOCKET, socket(&directory)).env(VICTIM, victim).env(OTHER, other);
+        command.env(SOCKET, socket(&directory)).env(VICTIM, victim);
+        change(&mut command);
         command.env("PARTYWALL_TEST_CRASH", format!("{points} killed"));
         let mut broker = Self { process: partywall_harness::Running::spawn(&mut command), directory };
         broker.expect("ready ");
@@ -252,6 +301,19 @@ fn every_request(broker: &Broker, domain: &Domain) {
     queue.detach(&attached, WATCHDOG).unwrap();
     drop((queue, attached));
 
+    // Members are detached from a withdrawn topic, perhaps twice, and not from the next topic of that name.
+    let topic = domain.topic("u").max_bytes(64).depth(2).place(Place::Host).create().unwrap();
+    let publisher = reader.topic("u").timeout(WATCHDOG).open().unwrap().publisher().unwrap();
+    domain.withdraw("u", Duration::from_millis(1), Then::Stale).unwrap();
+    eventually("its members are detached", || topic.check().is_err());
+    drop((publisher, topic));
+    let topic = domain.topic("u").max_bytes(64).depth(2).place(Place::Host).create().unwrap();
+    let subscriber = topic.subscriber(Policy::Block).unwrap();
+    let publisher = reader.topic("u").timeout(WATCHDOG).open().unwrap().publisher().unwrap();
+    send(&publisher, 6);
+    assert_eq!(subscriber.recv(WATCHDOG).unwrap().bytes().unwrap(), [6; 8]);
+    drop((publisher, subscriber, topic));
+
     let third = broker.connect();
     let evicted = third.member();
     assert_eq!(domain.evict(partywall::info::Whom::Member(evicted), false).unwrap().len(), 1);
@@ -316,6 +378,98 @@ fn worker_killed_between_any_two_steps_loses_and_repeats_nothing() {
 #[test]
 fn worker_killed_while_it_continues_is_replaced_too() {
     assert_passed(&killed_at_each_point(1), &[SERVING, CONTINUING]);
+}
+
+#[test]
+fn worker_is_started_again_while_the_kernel_lacks_something() {
+    for what in [PROCESSES, DESCRIPTORS] {
+        let broker = Broker::start_where("none", 0, |command| _ = command.env(LACKS, what));
+        let domain = broker.connect();
+        let instance = domain.status().unwrap().instance;
+        let kept = commit(&domain, "kept", 9);
+        let before = contents(&domain);
+        broker.kill_worker(&domain);
+        assert_eq!(contents(&domain), before, "{what}");
+        assert_goes_on(&broker, &domain, instance, &kept);
+        assert_eq!(domain.status().unwrap().restarts, 1, "nothing but the kill was a death");
+        let said = broker.end(domain);
+        assert!(said.matches("lacking").count() >= WITHOUT_PROCESS, "{what}: {said}");
+    }
+}
+
+/// The lengths of the two files of a worker's journal.
+fn journal(worker: u32) -> Vec<u64> {
+    let files = fs::read_dir(format!("/proc/{worker}/fd")).unwrap().map(|entry| entry.unwrap().path());
+    let is_journal =
+        |path: &PathBuf| fs::read_link(path).is_ok_and(|to| to.starts_with("/memfd:partywall:journal (deleted)"));
+    let mut files: Vec<_> = files.filter(is_journal).collect();
+    files.sort();
+    files.iter().map(|path| fs::metadata(path).unwrap().len()).collect()
+}
+
+/// Limits the length of the files that a worker writes, its journal among them.
+fn limit_files(worker: u32, bytes: Option<u64>) {
+    let pid = Pid::from_raw(worker.try_into().unwrap());
+    prlimit(pid, Resource::Fsize, Rlimit { current: bytes, maximum: None }).unwrap();
+}
+
+#[test]
+fn what_members_hold_can_be_given_back_while_the_journal_cannot_grow() {
+    let broker = Broker::start_where("none", 0, |command| _ = command.env(LACKS, MEMORY));
+    let domain = broker.connect();
+    let kept = commit(&domain, "kept", 9);
+    let other = broker.connect();
+    let worker = domain.status().unwrap().pid;
+    limit_files(worker, journal(worker).into_iter().max());
+    let mut held = Vec::new();
+    let refused = loop {
+        match other.opener("kept").open() {
+            Ok(segment) => held.push(segment),
+            Err(error) => break error,
+        }
+    };
+    assert!(refused.to_string().contains("making room in the broker's journal"), "{refused}");
+    let refused = Domain::options().socket(socket(&broker.directory)).start(false).connect().unwrap_err();
+    assert!(refused.to_string().contains("making room in the broker's journal"), "{refused}");
+    // Each of these is recorded in the memory that is left.
+    let leases = domain.status().unwrap().leases;
+    let opened = held.len() as u64;
+    drop(held);
+    eventually("all leases are given back", || domain.status().unwrap().leases == leases - opened);
+    drop(other);
+    eventually("it has left", || domain.members().unwrap().len() == 1);
+    assert_eq!(domain.remove("kept").unwrap().version, 1);
+    kill(worker);
+    let after = domain.status().unwrap();
+    assert_eq!((after.names, after.leases, after.restarts), (0, 1, 1));
+    assert_contains(&kept, 9);
+    assert_eq!(commit(&domain, "next", 1).version(), 1);
+    broker.end(domain);
+}
+
+#[test]
+fn journal_that_could_not_be_written_begins_anew() {
+    let broker = Broker::start_where("none", 0, |command| _ = command.env(LACKS, MEMORY));
+    let domain = broker.connect();
+    let instance = domain.status().unwrap().instance;
+    let first = commit(&domain, "first", 1);
+    let kept = commit(&domain, "kept", 9);
+    let worker = domain.status().unwrap().pid;
+    let before = journal(worker);
+    // Not even a record of what is given back can be written.
+    limit_files(worker, Some(0));
+    domain.remove("first").unwrap();
+    drop(first);
+    limit_files(worker, None);
+    eventually("a snapshot is written", || {
+        domain.ping().unwrap();
+        let lengths = journal(worker);
+        (lengths[0] == 0) != (before[0] == 0)
+    });
+    kill(worker);
+    assert_goes_on(&broker, &domain, instance, &kept);
+    assert!(matches!(domain.open("first", Duration::ZERO), Err(Error::NotFound(_))));
+    broker.end(domain);
 }
 
 /// Checks that a broker knows what it knew before, and goes on.
@@ -404,7 +558,7 @@ fn program_that_reads_another_format_is_refused() {
     let before = domain.status().unwrap();
     match replace(&domain) {
         Err(Error::Denied(Denied::Replacement { why: NoReplacement::Program { said } })) => {
-            assert!(said.contains("the state has format 2, and this release reads format 1"), "{said}");
+            assert!(said.contains("the state has format 3, and this release reads format 2"), "{said}");
         }
         other => panic!("{other:?}"),
     }

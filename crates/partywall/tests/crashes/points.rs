@@ -120,6 +120,7 @@ pub(crate) const SERVING: &[&str] = &[
     "broker: recorded, effects not carried out",
     "broker: effect not carried out",
     "broker: recorded beside the registry",
+    "broker: detached, not recorded",
 ];
 pub(crate) const CONTINUING: &[&str] = &[
     "broker: former state read, rest still open",

@@ -361,3 +361,65 @@ fn any_answer_of_a_false_broker_is_an_error_in_time() {
         LIES.into_iter().zip(victims).filter_map(|(lie, v)| v.join().is_err().then_some(lie)).collect();
     assert!(failed.is_empty(), "{failed:?}");
 }
+
+/// Greets a client as the only broker that it knows. Returns its connection and its events socket.
+fn greet(listener: &OwnedFd) -> (Framed, Framed) {
+    socket::wait(listener.as_fd(), socket::Ready::Read, None).unwrap();
+    let mut call = Framed::new(socket::accept(listener).unwrap().unwrap());
+    call.receive().unwrap();
+    let (events, theirs) = socket::pair().unwrap();
+    let welcome =
+        Welcome { instance: 1, member: 1, row: 0, token: Token([0; 16]), resumed: true, max_message: 1 << 18 };
+    let hello = handshake::encode(&Speaker::new("lie"), &BrokerHello { outcome: Ok(welcome) }, 2).unwrap();
+    assert!(call.send(&hello, &[&theirs, &Members::create(16).unwrap()]));
+    (call, Framed::new(events))
+}
+
+fn next_request(call: &mut Framed) -> Request {
+    partywall_wire::Frame { body: call.receive().unwrap().0, fds: 0 }.decode().unwrap()
+}
+
+/// A broker does not answer a call, and its connection ends before the caller stops waiting, or afterwards.
+fn unanswered_call_is_given_up(ends_before: bool) {
+    let place = Place::empty();
+    let listener = listen(&place.socket());
+    let path = place.socket();
+    let (failed, has_failed) = std::sync::mpsc::channel();
+    let client = std::thread::spawn(move || {
+        let domain = Domain::options().socket(path).start(false).connect().unwrap();
+        failed.send(domain.open("x", Duration::ZERO).map(drop)).unwrap();
+        // Its end is the good-bye.
+        drop(domain);
+    });
+    let (mut call, events) = greet(&listener);
+    let asked = next_request(&mut call);
+    assert!(matches!(asked.call, partywall_wire::Call::Open(_)), "{asked:?}");
+    let mut first = Some((call, events));
+    first.take_if(|_| ends_before);
+    // Until then no other connection is greeted.
+    assert!(has_failed.recv().unwrap().is_err());
+    drop(first);
+    let mut given_up = Vec::new();
+    let mut is_leaving = false;
+    while !is_leaving {
+        let (mut call, _events) = greet(&listener);
+        while let Some((body, _)) = call.receive() {
+            let request: Request = partywall_wire::Frame { body, fds: 0 }.decode().unwrap();
+            match request.call {
+                partywall_wire::Call::GiveUp { request } => given_up.push(request),
+                partywall_wire::Call::Bye => is_leaving = true,
+                _ => {}
+            }
+            let reply = Reply { id: request.id, outcome: Ok(Answer::Done) };
+            call.send(&frame::encode(&reply, 0, MAX_MESSAGE).unwrap(), &[]);
+        }
+    }
+    client.join().unwrap();
+    assert_eq!(given_up, [asked.id]);
+}
+
+#[test]
+fn call_that_was_not_answered_is_given_up_on_the_next_connection() {
+    let both = [true, false].map(|ends_before| std::thread::spawn(move || unanswered_call_is_given_up(ends_before)));
+    both.into_iter().for_each(|test| test.join().unwrap());
+}

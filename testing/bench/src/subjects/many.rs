@@ -1,4 +1,4 @@
-//! Requests to a broker with many names and many members, and its restart.
+//! Requests to a broker with many names and many members, its restart, and its replacement.
 
 use std::{
     io::{BufRead, BufReader},
@@ -121,7 +121,8 @@ fn members(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     bench.run(Comparison::new(case("list all", Unit::Milliseconds), list), plan)
 }
 
-/// Measures how long the broker is away after it was killed, with many names and many members, all of which resume.
+/// Measures how long the broker is away after it was killed, and how long calls wait while another program replaces it, with
+/// many names and many members, all of which resume.
 fn restarts(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     let domain = broker.connect()?;
     let wanted = bench.fewer(10_000);
@@ -146,16 +147,44 @@ fn restarts(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
         if after.pid == before.pid || after.names != before.names || after.instance != before.instance {
             return Err("the broker was not restarted with what it had".into());
         }
-        // The other members resume meanwhile.
-        while domain.members()?.iter().any(|member| member.state != MemberState::Alive) {
-            thread::sleep(Duration::from_millis(1));
-        }
+        await_members(&domain)?;
         Ok(crate::bench::milliseconds(elapsed))
     });
-    let case = Case::new("killed, until the next call is answered", Unit::Milliseconds);
-    let case = case.parameter("names", names).parameter("members", members);
+    let case = |what: &str| Case::new(what, Unit::Milliseconds).parameter("names", names).parameter("members", members);
     let plan = bench.plan(20);
-    bench.run(Comparison::new(case, away).goal("<= 1000 ms".parse()?), plan)
+    let killed = Comparison::new(case("killed, until the next call is answered"), away);
+    bench.run(killed.goal("<= 1000 ms".parse()?), plan)?;
+
+    let longest: Sampler<'_> = Box::new(|| {
+        let before = domain.status()?;
+        let mut replacing = broker.command("serve").arg("--replace").stdout(Stdio::null()).spawn()?;
+        let mut longest = Duration::ZERO;
+        let ended = loop {
+            // Asked before the call: the last one is made when the other program serves.
+            let ended = replacing.try_wait()?;
+            longest = longest.max(clocked(|| domain.ping())?.0);
+            if let Some(ended) = ended {
+                break ended;
+            }
+        };
+        let after = domain.status()?;
+        if !ended.success() || after.pid == before.pid || after.names != before.names {
+            return Err(format!("the broker was not replaced ({ended})").into());
+        }
+        await_members(&domain)?;
+        Ok(crate::bench::milliseconds(longest))
+    });
+    let plan = bench.plan(20);
+    let replaced = Comparison::new(case("replaced, longest of the calls meanwhile"), longest);
+    bench.run(replaced.goal("<= 1000 ms".parse()?), plan)
+}
+
+/// Waits until all members have resumed.
+fn await_members(domain: &Domain) -> Result<(), Failure> {
+    while domain.members()?.iter().any(|member| member.state != MemberState::Alive) {
+        thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
 }
 
 /// Returns the wanted number, or the largest that the broker's limit allows.

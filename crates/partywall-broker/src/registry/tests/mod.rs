@@ -170,6 +170,10 @@ impl Watched {
             Event::Request { member, call: Call::Cancel { ticket }, .. } => Some((*member, *ticket)),
             _ => None,
         };
+        let given_up = match &event {
+            Event::Request { member, call: Call::GiveUp { request }, .. } => Some((*member, *request)),
+            _ => None,
+        };
         let only_asks = matches!(&event, Event::Request { call, .. } if call.only_asks());
         let brings = matches!(&event, Event::Request { call, .. } if !call.fds().is_empty());
         let record = postcard::to_stdvec(&event).unwrap();
@@ -199,6 +203,9 @@ impl Watched {
                 }
                 Effect::Reply { outcome: Ok(Answer::Done), .. } if cancelled.is_some() && !is_repeated => {
                     assert!(cancelled.is_some_and(|ticket| self.pending.remove(&ticket)), "cancelled without waiting");
+                }
+                Effect::Reply { outcome: Ok(Answer::Done), .. } if !is_repeated => {
+                    given_up.map(|request| self.pending.remove(&request));
                 }
                 Effect::Notify { member, ticket, outcome, .. } => {
                     assert_ne!(outcome, &Ok(Answer::Pending));

@@ -352,7 +352,10 @@ impl Model {
             }
             Event::Suspected { member } => {
                 self.waits.retain(|q| q.member != *member);
-                self.member(*member).life = Life::Suspect;
+                let record = self.member(*member);
+                if record.life != Life::HeldByChild {
+                    record.life = Life::Suspect;
+                }
             }
             Event::Dismissed { .. } => unreachable!("the model has no operators"),
             Event::Resumed { member } => {
@@ -487,6 +490,19 @@ impl Model {
                 };
                 self.waits.remove(i);
                 Ok(Answer::Done)
+            }
+            Call::GiveUp { request: given_up } => {
+                self.waits.retain(|q| q.member != member || q.ticket != *given_up);
+                if let Some(i) = self.claims.iter().position(|c| c.member == member && c.origin == *given_up) {
+                    self.pass_claim_on(i, effects);
+                }
+                let of_versions = self.version_leases.iter().map(|held| (held.member, held.origin, held.id));
+                let of_objects = self.objects.leases.iter().map(|held| (held.member, held.origin, held.id));
+                let made = |(of, origin, _): &(_, _, _)| (*of, *origin) == (member, *given_up);
+                match of_versions.chain(of_objects).find(made) {
+                    Some((.., lease)) => self.call(member, request, &Call::Release { lease }, effects),
+                    None => Ok(Answer::Done),
+                }
             }
             Call::Release { lease } | Call::LeaveName { lease }
                 if self.objects.leases.iter().any(|g| g.id == *lease) =>
@@ -1070,6 +1086,16 @@ impl Model {
             uid: version.uid,
             shared: version.shared,
         })
+    }
+
+    /// Returns the requests of a member that wait or have granted something.
+    pub(super) fn open_requests(&self, member: MemberId) -> Vec<RequestId> {
+        let waits = self.waits.iter().map(|q| (q.member, q.ticket));
+        let claims = self.claims.iter().map(|claim| (claim.member, claim.origin));
+        let leases = self.version_leases.iter().map(|held| (held.member, held.origin));
+        let objects = self.objects.leases.iter().map(|held| (held.member, held.origin));
+        let all = waits.chain(claims).chain(leases).chain(objects);
+        all.filter(|(of, _)| *of == member).map(|(_, request)| request).collect()
     }
 
     fn known(&self, member: MemberId, request: RequestId, call: &Call) -> Option<Answer> {

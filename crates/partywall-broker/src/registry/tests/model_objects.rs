@@ -42,7 +42,7 @@ pub(super) struct ModelSlab {
 pub(super) struct ObjectLease {
     pub(super) id: LeaseId,
     pub(super) member: MemberId,
-    origin: RequestId,
+    pub(super) origin: RequestId,
     kind: ObjectKind,
     name: Name,
     /// The cells that it has led to.

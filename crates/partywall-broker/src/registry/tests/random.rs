@@ -67,6 +67,7 @@ enum Ask {
     OpenOrBuild(usize),
     Abandon(usize),
     Cancel(usize),
+    GiveUp(usize),
     Release(usize),
     LeaveName(usize),
     WithdrawNames,
@@ -170,6 +171,7 @@ fn ask() -> impl Strategy<Value = Ask> {
         6 => name.clone().prop_map(Ask::OpenOrBuild),
         2 => pick.clone().prop_map(Ask::Abandon),
         2 => pick.clone().prop_map(Ask::Cancel),
+        2 => pick.clone().prop_map(Ask::GiveUp),
         6 => pick.clone().prop_map(Ask::Release),
         4 => pick.clone().prop_map(Ask::LeaveName),
         1 => Just(Ask::WithdrawNames),
@@ -276,7 +278,11 @@ impl Run {
                 let identity = Identity { uid, ..identity(member, *simulated, *has_pidfd) };
                 self.both(Event::Joined { member, identity });
             }
-            Step::Suspect(who) => self.if_in(*who, Life::Alive, |member| Event::Suspected { member }),
+            Step::Suspect(who) => {
+                self.if_in(*who, Life::Alive, |member| Event::Suspected { member });
+                // Its child has closed a connection.
+                self.if_in(*who, Life::HeldByChild, |member| Event::Suspected { member });
+            }
             Step::Resume(who) => self.if_in(*who, Life::Suspect, |member| Event::Resumed { member }),
             Step::HeldByChild(who) => self.if_in(*who, Life::Alive, |member| Event::HeldByChild { member }),
             Step::Die(who) => {
@@ -451,6 +457,10 @@ impl Run {
             Ask::Cancel(i) => {
                 let own: Vec<_> = self.model.waits.iter().filter(|q| q.member == member || *i == 7).collect();
                 Call::Cancel { ticket: own.get(i % own.len().max(1)).map_or(RequestId(999_999), |q| q.ticket) }
+            }
+            Ask::GiveUp(i) => {
+                let own = self.model.open_requests(member);
+                Call::GiveUp { request: own.get(i % own.len().max(1)).copied().unwrap_or(RequestId(999_999)) }
             }
             Ask::Release(i) => Call::Release { lease: lease(&self.model, *i) },
             Ask::LeaveName(i) => Call::LeaveName { lease: lease(&self.model, *i) },

@@ -354,6 +354,46 @@ fn repeated_request_is_carried_out_once() {
 }
 
 #[test]
+fn child_that_closes_a_connection_still_holds_its_parents_memory() {
+    let (mut w, [a, b]) = Watched::with_members();
+    w.apply(Event::HeldByChild { member: b });
+    w.apply(Event::Suspected { member: b });
+    let Ok(Answer::Members { members, .. }) = w.ask(a, Call::Members { after: None }).1 else { panic!("members") };
+    let states: Vec<_> = members.iter().map(|member| member.state).collect();
+    assert_eq!(states, [MemberState::Alive, MemberState::HeldByChild]);
+}
+
+#[test]
+fn given_up_request_leaves_nothing_behind() {
+    let (mut w, [a, b]) = Watched::with_members();
+    w.commit(b, "x", true);
+    let open = |of: &str| Call::Open(Open { name: name(of), version: None, access: Access::Read, wait: true });
+    let mut given_up = Vec::new();
+    for (of, kept) in [("y", true), ("z", false)] {
+        let commit = w.commit_call(of, false, kept);
+        given_up.push(w.ask(a, Call::Commit(commit)).0);
+    }
+    given_up.push(w.ask(a, open("x")).0);
+    given_up.push(w.ask(a, open("later")).0);
+    given_up.push(w.ask(a, Call::OpenOrBuild { name: name("built") }).0);
+    given_up.push(w.ask(a, open("nothing")).0);
+    let kept = w.ask(a, open("x")).0;
+    for request in given_up {
+        for _ in 0..2 {
+            assert_eq!(w.ask(a, Call::GiveUp { request }).1, Ok(Answer::Done));
+        }
+    }
+    assert!(matches!(w.ask_as(a, kept, open("x")).0, Ok(Answer::Opened(_))), "another request has its lease");
+    assert_eq!(w.registry.given_out(), (2, 2), "that lease, and its committer's");
+    let build = Call::OpenOrBuild { name: name("built") };
+    assert!(matches!(w.ask(b, build).1, Ok(Answer::Build { .. })), "its builder was not that request");
+    w.commit(b, "later", true);
+    let is_there = |w: &mut Watched, of| w.ask(b, Call::Inspect { name: name(of), version: None }).1.is_ok();
+    assert!(is_there(&mut w, "y"), "it is kept");
+    assert!(!is_there(&mut w, "z"), "it belonged to the lease");
+}
+
+#[test]
 fn stop_is_refused_while_anything_is_in_use() {
     let (mut w, [a, b]) = Watched::with_members();
     assert_eq!(w.ask(a, Call::Stop { force: false }).1, Err(Refused::InUse { names: 0, members: 1 }));

@@ -97,6 +97,8 @@ struct Queue {
     waiting: usize,
     /// Whether a request has to be sent again before any other: the broker knows the answer to the last request only.
     repeating: bool,
+    /// Requests that were lost with a connection, and whose callers have stopped waiting for the next one.
+    given_up: Vec<u64>,
 }
 
 /// Keeps other requests of this process behind one that has to be sent again.
@@ -112,7 +114,7 @@ struct Turn<'a> {
 impl Link {
     /// Returns a connection, and for its service thread the events socket and the memory of the members' rows.
     pub(super) fn new(location: Location, greeted: Greeted) -> (Self, OwnedFd, OwnedFd) {
-        let Greeted { call, events, members, welcome } = greeted;
+        let Greeted { call, events, members, welcome, .. } = greeted;
         let resume = Resume { instance: welcome.instance, member: welcome.member, token: welcome.token };
         let broker = partywall_os::socket::peer(&call).ok().and_then(|peer| peer.pid);
         let link = Self {
@@ -232,12 +234,21 @@ impl Link {
                 return Ok(Asked { outcome, twice: lost.is_some() });
             }
             if lost.get_or_insert_with(Instant::now).elapsed() >= TIMEOUT {
+                self.give_up(id);
                 return Err(self.unreachable("it was restarted again and again"));
             }
             // While this thread still has the turn.
             repeating.get_or_insert_with(|| Repeating::begin(self));
             drop(turn);
-            turn = self.connected_turn(true)?;
+            turn = self.connected_turn(true).inspect_err(|_| self.give_up(id))?;
+        }
+    }
+
+    /// Has the next connection give back what a lost request may have been granted.
+    fn give_up(&self, id: u64) {
+        let mut queue = self.queue.lock().ignore_poison();
+        if queue.given_up.len() < MAX_OWED {
+            queue.given_up.push(id);
         }
     }
 
@@ -290,6 +301,8 @@ impl Link {
 
     /// Gives back late grants.
     fn return_owed(&self, calls: &mut CallSocket) {
+        let given_up = std::mem::take(&mut self.queue.lock().ignore_poison().given_up);
+        calls.owed().extend(given_up.into_iter().map(|request| Call::GiveUp { request }));
         while let Some(call) = calls.owed().pop() {
             let id = calls.next_id();
             let Ok(message) = self.encode(id, call.clone(), 0) else { continue };

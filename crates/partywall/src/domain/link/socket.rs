@@ -27,7 +27,7 @@ pub(super) struct CallSocket {
     next: u64,
     /// Whether a call was not answered in time, and nothing has come since.
     silent: bool,
-    /// Calls whose answers came too late.
+    /// Calls of this connection that were not answered in time.
     unanswered: Vec<u64>,
     /// Calls that give back grants which no caller waited for any more.
     owed: Vec<Call>,
@@ -59,9 +59,12 @@ impl CallSocket {
         }
     }
 
-    /// Continues with the socket of a renewed connection. Request numbers continue, and owed grants stay.
+    /// Continues with the socket of a renewed connection. Request numbers continue, and owed grants stay. The answers that
+    /// were late do not come any more: what they would have granted is owed, too.
     pub(super) fn renew(&mut self, socket: OwnedFd) {
-        *self = Self { next: self.next, owed: std::mem::take(&mut self.owed), ..Self::new(socket) };
+        let mut owed = std::mem::take(&mut self.owed);
+        owed.extend(self.unanswered.drain(..).map(|request| Call::GiveUp { request }));
+        *self = Self { next: self.next, owed, ..Self::new(socket) };
     }
 
     pub(super) fn is_connected(&self) -> bool {
