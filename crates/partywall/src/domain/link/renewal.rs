@@ -60,8 +60,12 @@ impl Link {
     /// succeed.
     fn try_renew(&self) -> Result<Greeted, Option<NoBroker>> {
         let gone = Some(NoBroker { gone: true });
+        let mut is_ours = false;
         let greeted = match connect::open(&self.location) {
-            Ok(call) => connect::greet(call, self.socket_path(), Role::Resumed(self.resume.clone())),
+            Ok(call) => {
+                is_ours = self.is_our_broker(&call);
+                connect::greet(call, self.socket_path(), Role::Resumed(self.resume.clone()))
+            }
             Err(_) if self.nobody_listens() => return Err(gone),
             Err(error) => Err(error),
         };
@@ -71,7 +75,7 @@ impl Link {
             Ok(_) | Err(Error::Unreachable(Unreachable::Version { .. })) => Err(gone),
             // Another broker, or this broker has dropped this member. In the latter case it still ends the waits of other
             // members.
-            Err(Error::Unreachable(Unreachable::Refused(_))) => Err(Some(NoBroker { gone: !self.is_our_broker() })),
+            Err(Error::Unreachable(Unreachable::Refused(_))) => Err(Some(NoBroker { gone: !is_ours })),
             Err(_) => Err(None),
         }
     }
@@ -161,10 +165,8 @@ impl Link {
         matches!(connected, Err(Errno::NOENT | Errno::NOTDIR | Errno::CONNREFUSED))
     }
 
-    /// Returns whether the process that listens now is the broker of this connection; false if it cannot be identified.
-    fn is_our_broker(&self) -> bool {
-        let listening = connect::open(&self.location)
-            .and_then(|call| socket::peer(&call).map_err(|errno| Error::system("asking who the broker is", errno)));
-        self.broker.is_some() && listening.is_ok_and(|peer| peer.pid == self.broker)
+    /// Returns whether a connection leads to the broker of this one; false if it cannot be identified.
+    fn is_our_broker(&self, call: &OwnedFd) -> bool {
+        self.broker.is_some() && socket::peer(call).is_ok_and(|peer| peer.pid == self.broker)
     }
 }
