@@ -222,7 +222,8 @@ fn reader_that_opens_during_the_deadline_through_a_queue_is_a_reader_like_others
     queue.submit(task(), TIMEOUT).unwrap();
     let early = world.connect();
     let early_queue = early.queue("work").open().unwrap();
-    domain.withdraw("x", Duration::from_millis(200), Then::Stale).unwrap();
+    // Long enough for the next line on a busy machine.
+    domain.withdraw("x", Duration::from_secs(2), Then::Stale).unwrap();
     let reader = opened(&early_queue).unwrap().unwrap();
     eventually("the deadline has passed", || reader.check().is_err());
     let late = world.connect();
