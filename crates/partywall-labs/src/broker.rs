@@ -92,8 +92,10 @@ impl Broker {
 
 impl Drop for Broker {
     fn drop(&mut self) {
-        // The supervisor ends its present worker, which is not the first one if that was killed.
-        if let Ok(supervisor) = process::pidfd(self.child.id())
+        // The supervisor ends its present worker, which is not the first one if that was killed. A supervisor whose end was
+        // waited for has no pid any more.
+        if matches!(self.child.try_wait(), Ok(None))
+            && let Ok(supervisor) = process::pidfd(self.child.id())
             && process::kill(&supervisor, Signal::TERM).is_ok()
         {
             let _ = socket::wait(&supervisor, Ready::Read, Some(Instant::now() + TIMEOUT));

@@ -42,6 +42,9 @@ const WRITING: vk::BufferUsageFlags = vk::BufferUsageFlags::from_raw(
         | vk::BufferUsageFlags::TRANSFORM_FEEDBACK_COUNTER_BUFFER_EXT.as_raw(),
 );
 
+/// The least number of a duplicate that a driver may close: a number that few processes reach.
+const FAR: u64 = 1 << 12;
+
 /// The memory of a segment, pool or topic in Vulkan: one `VkDeviceMemory` for each chunk, and the lease. [`Gpu::import`]
 /// returns one.
 ///
@@ -436,9 +439,12 @@ impl fmt::Debug for Buffer {
 
 /// Duplicates a descriptor to a high number. If the driver closes it, no other thread gets the number: the kernel opens
 /// files under the lowest free one.
+///
+/// The number is bounded, because the kernel's table of a process is as long as its highest number: with the limit of
+/// 1,073,741,816 files that some containers have, half of the limit would take gigabytes.
 fn far_duplicate(fd: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
-    let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(1 << 20);
-    rustix::io::fcntl_dupfd_cloexec(fd, i32::try_from(most / 2).unwrap_or(1 << 20))
+    let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+    rustix::io::fcntl_dupfd_cloexec(fd, (most / 2).min(FAR) as i32)
 }
 
 /// A `VkBuffer` of a block, which its holder can neither give back nor use otherwise until this is dropped.
@@ -551,6 +557,14 @@ mod tests {
             gpu.device().free_memory(chunk.memory, None);
         }
         assert_eq!(SealedMap::new(&file).unwrap().bytes(), [7; 8192]);
+    }
+
+    #[test]
+    fn far_duplicate_leaves_the_table_of_descriptors_small_under_any_limit() {
+        partywall_os::process::raise_fd_limit();
+        let file = memfd::frozen("partywall:test", &[7; 8]).unwrap();
+        let duplicate = far_duplicate(file.as_fd()).unwrap();
+        assert!((100..2 << 12).contains(&duplicate.as_raw_fd()), "{duplicate:?}");
     }
 
     #[test]

@@ -211,12 +211,14 @@ impl Observer<'_> {
             }
             Action::Stop(time) => {
                 let place = &mut self.places[index];
-                place.victim().signal(Signal::STOP);
-                place.continues = Some(now + time);
+                if let Some(victim) = place.victim() {
+                    victim.signal(Signal::STOP);
+                    place.continues = Some(now + time);
+                }
             }
             Action::CloseSockets if kills && self.places[index].has_begun()? => {
-                let place = &self.places[index];
-                if place.victim().close_sockets() {
+                let place = &mut self.places[index];
+                if place.victim().is_some_and(Victim::close_sockets) {
                     self.history.add_about(place.number, What::SocketsClosed)?;
                 }
             }
@@ -285,8 +287,9 @@ impl Observer<'_> {
 }
 
 impl Place {
-    fn victim(&self) -> Victim {
-        Victim(self.peer.pid)
+    /// Returns its process, unless that has ended: once its end was waited for, its pid may be another process's.
+    fn victim(&mut self) -> Option<Victim> {
+        self.peer.ending().is_none().then_some(Victim(self.peer.pid))
     }
 
     /// Returns whether it has said that it begins.
@@ -306,7 +309,8 @@ impl Place {
             self.starved.get_or_insert_with(Moment::now);
         }
         history.add_about(self.number, What::Limited { of })?;
-        self.limits.extend(self.victim().limit(of, time));
+        let limit = self.victim().and_then(|victim| victim.limit(of, time));
+        self.limits.extend(limit);
         Ok(())
     }
 
@@ -314,12 +318,15 @@ impl Place {
     fn relieve(&mut self, history: &History, now: Instant) -> Result<(), Failure> {
         if self.continues.is_some_and(|at| at <= now) {
             self.continues = None;
-            self.victim().signal(Signal::CONT);
+            if let Some(victim) = self.victim() {
+                victim.signal(Signal::CONT);
+            }
         }
-        let victim = self.victim();
-        for limit in self.limits.extract_if(.., |limit| limit.until <= now) {
+        for limit in self.limits.extract_if(.., |limit| limit.until <= now).collect::<Vec<_>>() {
             let of = limit.of;
-            victim.lift(limit);
+            if let Some(victim) = self.victim() {
+                victim.lift(limit);
+            }
             history.add_about(self.number, What::Lifted { of })?;
         }
         Ok(())

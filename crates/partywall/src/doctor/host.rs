@@ -29,7 +29,7 @@ use super::{
     finding::Finding,
 };
 use crate::{
-    domain::{DomainOptions, own_user},
+    domain::{DomainOptions, Location, check_foreign, own_user},
     error::{Error, Unreachable, bytes},
 };
 
@@ -182,7 +182,7 @@ pub(super) fn socket_directory(options: &DomainOptions) -> Finding {
                     .fix(format!("make {} writable, {other}", parent.display())),
             }
         }
-        Err(why) => match safe_owner(path) {
+        Err(why) => match served_by_another(&location) {
             Some(owner) => {
                 Finding::ok(format!("{shown} belongs to user {owner}, whose broker may serve us (--allow-uid)"))
             }
@@ -193,10 +193,10 @@ pub(super) fn socket_directory(options: &DomainOptions) -> Finding {
     }
 }
 
-/// Returns the other user to which a directory belongs, if nobody else can write it.
-fn safe_owner(directory: &Path) -> Option<u32> {
-    let stat = rustix::fs::stat(directory).ok()?;
-    (stat.st_uid != own_user() && stat.st_mode & 0o022 == 0).then_some(stat.st_uid)
+/// Returns the other user to which the socket's directory belongs, if this process would use a broker of that user.
+fn served_by_another(location: &Location) -> Option<u32> {
+    let owner = rustix::fs::stat(location.directory()).ok()?.st_uid;
+    (owner != own_user() && check_foreign(location, owner).is_ok()).then_some(owner)
 }
 
 /// Probes the broker that the user's commands would use. Starts none.

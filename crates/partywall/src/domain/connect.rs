@@ -131,7 +131,7 @@ pub(crate) fn own_user() -> u32 {
 
 /// Refuses the broker of another user unless its socket was named, in a directory where no third user can put another
 /// socket.
-fn check_foreign(location: &Location, broker: u32) -> Result<(), ForeignBroker> {
+pub(crate) fn check_foreign(location: &Location, broker: u32) -> Result<(), ForeignBroker> {
     if !location.is_given {
         return Err(ForeignBroker::NotNamed);
     }
@@ -326,6 +326,21 @@ mod tests {
     use partywall_wire::{BrokerHello, Limit};
 
     use super::*;
+
+    #[test]
+    fn broker_of_another_user_is_used_only_by_its_name_in_a_directory_that_no_third_user_writes() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut location =
+            Location { socket: directory.path().join("broker.sock"), domain: "test".into(), is_given: true };
+        let ours = own_user();
+        let chmod = |mode| rustix::fs::chmod(directory.path(), rustix::fs::Mode::from_raw_mode(mode)).unwrap();
+        chmod(0o711);
+        assert_eq!(check_foreign(&location, ours), Ok(()));
+        chmod(0o731);
+        assert_eq!(check_foreign(&location, ours), Err(ForeignBroker::Writable { mode: 0o731 }));
+        location.is_given = false;
+        assert_eq!(check_foreign(&location, ours), Err(ForeignBroker::NotNamed));
+    }
 
     #[test]
     fn refusal_reaches_a_client_that_had_not_yet_sent() {

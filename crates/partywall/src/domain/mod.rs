@@ -35,7 +35,7 @@ pub use self::{
     watch::{Watch, WatchEvent},
 };
 pub(crate) use self::{
-    connect::{StarterFailed, own_user, run_starter},
+    connect::{StarterFailed, check_foreign, own_user, run_starter},
     health::{Health, Lost},
     lease::LeaseGuard,
     link::{Link, withdrawn},

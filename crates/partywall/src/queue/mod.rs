@@ -193,7 +193,7 @@ impl Queue {
     /// Makes a dead letter pending again, as if it had not been attempted.
     ///
     /// # Errors
-    /// [`Denied::OtherUser`] in a queue of another user;
+    /// [`Denied::OtherUser`] in a queue of another user, which may need to ask the broker;
     /// [`Busy::TaskState`] if the task is not a dead letter; [`Gone::Task`] if it is over; [`InvalidData::TaskInputs`]
     /// if its submitter ended before its inputs were complete; [`Mismatch::Options`](crate::error::Mismatch::Options)
     /// for a task of another queue; [`Unreachable::Forked`].
@@ -226,6 +226,11 @@ impl Queue {
         let owner = self.open.inputs.segment().owner();
         let uid = own_user();
         if owner == uid {
+            return Ok(());
+        }
+        // In a user namespace of its own, this process has another number for its user than the broker.
+        let domain = self.domain();
+        if domain.members()?.iter().any(|row| row.member == domain.member() && row.uid == owner) {
             return Ok(());
         }
         let what = OtherUsers::Tasks { name: self.name().to_owned() };

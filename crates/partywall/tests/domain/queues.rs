@@ -43,6 +43,15 @@ pub(crate) fn play(role: &str) {
             println!("ready");
             let _ = std::io::stdin().read(&mut [0]);
         }
+        "queue keeper" => {
+            let ticket = queue.submit(Task::new("none").max_attempts(1), TIMEOUT).unwrap();
+            queue.claim(TIMEOUT).unwrap().fail("no").unwrap();
+            queue.retry(&ticket.task()).unwrap();
+            queue.claim(TIMEOUT).unwrap().complete().unwrap();
+            queue.purge(&ticket.task()).unwrap();
+            println!("ready");
+            let _ = std::io::stdin().read(&mut [0]);
+        }
         _ => panic!("{role}"),
     }
 }
@@ -89,6 +98,15 @@ fn tasks_go_to_another_process_and_results_come_back() {
     }
     assert_idle(&queue);
     assert_eq!((queue.stats().completed, queue.stats().returned), (6, 0));
+}
+
+#[test]
+fn needs_namespaces_dead_letter_is_retried_from_another_user_namespace() {
+    let world = World::new();
+    let queue = options(&world.connect()).create().unwrap();
+    // The user has another number there.
+    let _keeper = world.play_through("queue keeper", &["unshare", "--user", "--map-user=1234"]);
+    assert_idle(&queue);
 }
 
 /// Another thread of the submitter does the task before `submit` has returned.

@@ -49,6 +49,21 @@ pub(crate) fn play(name: &str) {
 }
 
 #[test]
+fn memory_of_shared_timelines_that_were_dropped_is_unmapped() {
+    let world = World::new();
+    let domain = world.connect();
+    let open = |name: &str| domain.timeline_options(name).shared(true).writer().unwrap();
+    let kept = open("kept");
+    for number in 0..300 {
+        open(&format!("line-{number}")).signal(1).unwrap();
+    }
+    let mapped = || std::fs::read_to_string("/proc/self/maps").unwrap().matches("partywall:timelines").count();
+    eventually("the broker of this process has unmapped them, too", || mapped() < 100);
+    kept.signal(1).unwrap();
+    domain.timeline("kept").unwrap().wait(1, Duration::ZERO).unwrap();
+}
+
+#[test]
 fn signal_ends_a_wait_of_another_process() {
     let world = World::new();
     let domain = world.connect();

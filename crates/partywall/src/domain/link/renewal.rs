@@ -60,8 +60,12 @@ impl Link {
     /// succeed.
     fn try_renew(&self) -> Result<Greeted, Option<NoBroker>> {
         let gone = Some(NoBroker { gone: true });
+        let mut is_ours = false;
         let greeted = match connect::open(&self.location) {
-            Ok(call) => connect::greet(call, self.socket_path(), Role::Resumed(self.resume.clone())),
+            Ok(call) => {
+                is_ours = self.is_our_broker(&call);
+                connect::greet(call, self.socket_path(), Role::Resumed(self.resume.clone()))
+            }
             Err(_) if self.nobody_listens() => return Err(gone),
             Err(error) => Err(error),
         };
@@ -71,7 +75,7 @@ impl Link {
             Ok(_) | Err(Error::Unreachable(Unreachable::Version { .. })) => Err(gone),
             // Another broker, or this broker has dropped this member. In the latter case it still ends the waits of other
             // members.
-            Err(Error::Unreachable(Unreachable::Refused(_))) => Err(Some(NoBroker { gone: !self.is_our_broker() })),
+            Err(Error::Unreachable(Unreachable::Refused(_))) => Err(Some(NoBroker { gone: !is_ours })),
             Err(_) => Err(None),
         }
     }
@@ -107,16 +111,17 @@ impl Link {
     }
 
     /// Gives back a grant to a caller that no longer waits. Not by an ordinary call, which would wait for the renewal
-    /// of the connection: that is a later job of the same worker.
+    /// of the connection: that is a later job of the same worker. So this does not wait for a request that has to be
+    /// repeated either.
     pub(in super::super) fn give_back(&self, call: Call) {
-        match self.turn(false) {
+        match self.turn(true) {
             Ok(mut turn) => {
                 let calls = turn.calls();
                 if calls.owed().len() < MAX_OWED {
                     calls.owed().push(call);
                 }
                 // A silent broker gets the call after its next answer.
-                if calls.is_connected() && !calls.is_silent() {
+                if calls.is_connected() && !calls.is_silent() && !self.is_repeating() {
                     self.return_owed(calls);
                 }
             }
@@ -140,7 +145,7 @@ impl Link {
         calls.renew(call);
         self.waits.ask_again();
         // A request that has to be repeated comes first; its answer is followed by them.
-        if !self.queue.lock().ignore_poison().repeating {
+        if !self.is_repeating() {
             self.return_owed(calls);
         }
         drop(turn);
@@ -155,16 +160,50 @@ impl Link {
         self.waits.wake();
     }
 
+    /// Returns whether a request has to be sent again before any other.
+    fn is_repeating(&self) -> bool {
+        self.queue.lock().ignore_poison().repeating
+    }
+
     /// Returns whether it is certain that no process listens where the broker did.
     fn nobody_listens(&self) -> bool {
         let connected = socket::connect_within(self.socket_path(), RETRY);
         matches!(connected, Err(Errno::NOENT | Errno::NOTDIR | Errno::CONNREFUSED))
     }
 
-    /// Returns whether the process that listens now is the broker of this connection; false if it cannot be identified.
-    fn is_our_broker(&self) -> bool {
-        let listening = connect::open(&self.location)
-            .and_then(|call| socket::peer(&call).map_err(|errno| Error::system("asking who the broker is", errno)));
-        self.broker.is_some() && listening.is_ok_and(|peer| peer.pid == self.broker)
+    /// Returns whether a connection leads to the broker of this one; false if it cannot be identified.
+    fn is_our_broker(&self, call: &OwnedFd) -> bool {
+        self.broker.is_some() && socket::peer(call).is_ok_and(|peer| peer.pid == self.broker)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use partywall_broker::{Broker, Config};
+
+    use super::{super::Repeating, *};
+    use crate::Domain;
+
+    /// The worker that gives back late grants also renews the connection, for which the repeated request waits.
+    #[test]
+    fn late_grant_does_not_wait_for_a_request_that_is_repeated() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("sockets/test.sock");
+        let broker = Broker::bind(Config::new(&socket, "test", crate::VERSION)).unwrap();
+        let stop = broker.stop_handle().unwrap();
+        let broker = thread::spawn(move || broker.run());
+        let domain = Domain::options().socket(&socket).start(false).connect().unwrap();
+        let link = domain.link();
+        let owed = || link.turn(true).unwrap().calls().owed().len();
+
+        let repeating = Repeating::begin(link);
+        link.give_back(Call::Release { lease: 1 });
+        assert_eq!(owed(), 1);
+        drop(repeating);
+        domain.ping().unwrap();
+        assert_eq!(owed(), 0);
+        drop(domain);
+        stop.stop();
+        broker.join().unwrap().unwrap();
     }
 }

@@ -1,7 +1,8 @@
 //! The control memory of timelines in one connection: the mapped slabs, and their registration with GPUs.
 //!
-//! A process maps the slabs of its own user's timelines, and the slab of each shared timeline that it opens. They stay
-//! mapped until the connection ends, because streams may wait for their words.
+//! A process maps the slabs of its own user's timelines, and the slab of each shared timeline that it opens. A slab that
+//! streams can use stays mapped until the connection ends, because they may wait for its words. Any other is unmapped, some
+//! time after its last word was dropped.
 //!
 //! A slab is registered with CUDA before any stream of the connection can wait for a word in it: with the first call
 //! that takes a stream, or when a later slab is mapped. Behind a wait, a call that makes the driver synchronise would
@@ -62,6 +63,8 @@ pub(crate) struct TimelineMemory {
 struct Slabs {
     /// The slabs, by number.
     mapped: BTreeMap<u32, Arc<MappedSlab>>,
+    /// The number of slabs at which unused ones are looked for next.
+    limit: usize,
     /// The context that registers them, for all contexts of the process; `None` before the first call with a stream.
     context: Option<Context>,
 }
@@ -77,7 +80,7 @@ impl TimelineMemory {
                     let slab =
                         Slab::map(fd).map_err(|source| Error::System { what: "mapping timelines".into(), source })?;
                     let slab = Arc::new(MappedSlab::new(slab));
-                    slabs.mapped.insert(opened.slab, slab.clone());
+                    slabs.insert(opened.slab, slab.clone());
                     slab
                 }
                 (None, None) => {
@@ -195,6 +198,20 @@ impl TimelineMemory {
         self.open.lock().ignore_poison().iter().filter_map(Weak::upgrade).map(|word| word.place.clone()).collect()
     }
 }
+
+impl Slabs {
+    fn insert(&mut self, number: u32, slab: Arc<MappedSlab>) {
+        if self.mapped.len() >= self.limit {
+            self.mapped.retain(|_, slab| !slab.is_unused());
+            // So that the check of all slabs is paid for by as many new ones.
+            self.limit = (2 * self.mapped.len()).max(MIN_SLABS);
+        }
+        self.mapped.insert(number, slab);
+    }
+}
+
+/// Fewer slabs are not worth a check.
+const MIN_SLABS: usize = 16;
 
 const PROBING: &str = "trying whether streams of this GPU wait for words";
 

@@ -1,6 +1,6 @@
 //! Mapped slabs of timelines, and the places of cells in them for hosts and streams.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use partywall_cuda::{Context, DeviceSlice, HostRegistration};
 use partywall_shm::timeline::{Cell, Progress, Slab, cell_offset};
@@ -51,6 +51,11 @@ impl MappedSlab {
     /// Returns whether streams can use its words.
     pub(super) fn is_registered(&self) -> bool {
         self.registration.get().is_some()
+    }
+
+    /// Returns whether nothing but the list of slabs has it, and no stream can use its words. The list is locked for writing.
+    pub(super) fn is_unused(self: &Arc<Self>) -> bool {
+        !self.is_registered() && Arc::strong_count(self) == 1 && Arc::strong_count(self.slab.memory()) == 1
     }
 
     pub(super) fn place(&self, index: u32) -> Option<CellPlace> {
