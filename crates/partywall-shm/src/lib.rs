@@ -68,8 +68,8 @@ fn invalid(text: String) -> std::io::Error {
 #[cfg(not(loom))]
 pub const LAYOUTS: u64 = {
     let layouts = [
-        members::ROW_BYTES as u64,
-        trace::BYTES as u64,
+        members::LAYOUT_HASH,
+        trace::LAYOUT_HASH,
         slots::mapped::LAYOUT_HASH,
         timeline::mapped::LAYOUT_HASH,
         topic::mapped::LAYOUT_HASH,

@@ -1,5 +1,5 @@
-//! The rows of members: one cache line per possible member of a domain, written by that member alone. The domain's
-//! [traces](crate::trace) follow them.
+//! The rows of one user's members: one cache line per possible member of a domain, written by that member alone. The
+//! [traces](crate::trace) of these members follow them.
 //!
 //! | offset | field | written by |
 //! |---|---|---|
@@ -46,6 +46,10 @@ pub struct TimelineWait {
     pub since: u64,
 }
 
+/// Change the text whenever the bytes change, and never for a name alone.
+#[cfg(not(loom))]
+pub(crate) const LAYOUT_HASH: u64 = crate::layout_hash(b"rows64: heartbeat8 lease8 value8 since8 0:32; then the traces");
+
 #[cfg(not(loom))]
 const TRACES: usize = trace::BYTES;
 /// Models have no mapped memory.
@@ -82,7 +86,7 @@ impl Members {
         self.0.len().saturating_sub(TRACES) / ROW_BYTES
     }
 
-    /// Returns the traces of the domain.
+    /// Returns the traces of these members.
     #[cfg(not(loom))]
     pub fn traces(&self) -> trace::Traces {
         trace::Traces::at(&self.0, self.len() * ROW_BYTES).expect("mapping has checked the length")

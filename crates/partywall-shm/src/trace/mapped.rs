@@ -7,8 +7,14 @@ use partywall_os::map::SharedMap;
 
 use super::{EVENTS, Header, RINGS, Ring, Slot, Traces};
 
-/// Bytes of a domain's traces. Only pages that are used take memory.
+/// Bytes of the traces. Only pages that are used take memory.
 pub(crate) const BYTES: usize = size_of::<Header>() + RINGS * size_of::<Ring>();
+
+/// Change the text whenever the bytes or the codes of actions change, and never for a name alone.
+pub(crate) const LAYOUT_HASH: u64 = crate::layout_hash(
+    b"header64: until8 0:56; rings64: next8 0:56 slots4096: state8 at8 since8 who8 (tid32 pid32) what8 (action1 attempt1 0:6) object8 \
+    value8 0:8; 13 actions from publish to take",
+);
 
 impl Traces {
     /// Returns the traces that begin at `offset`; `None` if the memory ends before they do.

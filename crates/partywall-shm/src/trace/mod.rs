@@ -1,7 +1,7 @@
 //! Traces: what members publish, receive and release, which tasks they submit, claim and complete, and what they signal and wait
 //! for, while an observer asks.
 //!
-//! The memory belongs to the domain and follows the [rows](crate::members) of its members.
+//! Each user's members have traces of their own, which follow their [rows](crate::members).
 //!
 //! | offset | part | bytes | written by |
 //! |---|---|---|---|
@@ -54,9 +54,9 @@ use crate::{
 };
 
 #[cfg(not(loom))]
-pub(crate) use mapped::BYTES;
+pub(crate) use mapped::{BYTES, LAYOUT_HASH};
 
-/// Rings of a domain.
+/// Number of rings.
 pub const RINGS: usize = 64;
 
 /// Events of a ring.
@@ -65,7 +65,7 @@ pub const EVENTS: usize = if cfg!(loom) { 1 } else { 1 << 12 };
 /// How long members record after a tracer has asked, in nanoseconds.
 pub const LEASE: u64 = 2_000_000_000;
 
-/// The mapped traces of a domain.
+/// The mapped traces of one user's members.
 #[derive(Debug)]
 pub struct Traces {
     header: Part<Header>,
