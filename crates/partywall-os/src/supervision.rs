@@ -17,7 +17,7 @@ use std::{
     },
     process::{Child, Command, Stdio},
     ptr,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use rustix::{
@@ -250,17 +250,23 @@ impl WaitedSignals {
     /// # Errors
     /// As sigtimedwait(2), without `EAGAIN` and `EINTR`.
     pub fn wait(&self, timeout: Duration) -> io::Result<Option<i32>> {
-        let timeout = libc::timespec {
-            tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
-            tv_nsec: libc::c_long::from(timeout.subsec_nanos()),
-        };
-        // SAFETY: the set and the time are initialized and outlive the call, which stores nothing.
-        match unsafe { libc::sigtimedwait(&raw const self.signals, std::ptr::null_mut(), &raw const timeout) } {
-            -1 => match last_errno() {
-                Errno::AGAIN | Errno::INTR => Ok(None),
-                errno => Err(errno),
-            },
-            signal => Ok(Some(signal)),
+        let begun = Instant::now();
+        loop {
+            let left = timeout.saturating_sub(begun.elapsed());
+            let left = libc::timespec {
+                tv_sec: libc::time_t::try_from(left.as_secs()).unwrap_or(libc::time_t::MAX),
+                tv_nsec: libc::c_long::from(left.subsec_nanos()),
+            };
+            // SAFETY: the set and the time are initialized and outlive the call, which stores nothing.
+            match unsafe { libc::sigtimedwait(&raw const self.signals, std::ptr::null_mut(), &raw const left) } {
+                -1 => match last_errno() {
+                    Errno::AGAIN => return Ok(None),
+                    // The process was stopped and continues, for example.
+                    Errno::INTR => {}
+                    errno => return Err(errno),
+                },
+                signal => return Ok(Some(signal)),
+            }
         }
     }
 }
@@ -314,6 +320,30 @@ mod tests {
                 return 5;
             }
             u8::from(memfd::len(file.as_fd()) != Ok(4))
+        });
+    }
+
+    #[test]
+    fn wait_for_signals_goes_on_after_a_stop() {
+        alone(|| {
+            let Ok(signals) = WaitedSignals::block(&[Signal::TERM]) else { return 1 };
+            let us = process::getpid();
+            // SAFETY: one thread; the child drops nothing.
+            let child = unsafe {
+                fork_sharing_files(&mut || {
+                    // Each stop ends a wait of the kernel.
+                    for signal in [Signal::STOP, Signal::CONT, Signal::STOP, Signal::CONT, Signal::TERM] {
+                        std::thread::sleep(Duration::from_millis(20));
+                        let _ = process::kill_process(us, signal);
+                    }
+                    0
+                })
+            };
+            let Ok(child) = child else { return 3 };
+            if signals.wait(Duration::from_secs(60)) != Ok(Some(Signal::TERM.as_raw())) {
+                return 4;
+            }
+            u8::from(wait(child) != Some(0)) * 5
         });
     }
 
