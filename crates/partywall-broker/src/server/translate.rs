@@ -373,6 +373,7 @@ fn name_row(row: &NameRow, control: &Control) -> wire::NameInfo {
         older: row.older,
         older_bytes: row.older_bytes,
         notice: row.notice,
+        lost: row.lost,
     }
 }
 
@@ -393,6 +394,7 @@ fn version_row(row: &VersionRow) -> wire::VersionInfo {
         shared: row.shared,
         leases: row.leases,
         notice: row.notice,
+        lost: row.lost,
         committed_at: row.committed_at,
     }
 }
@@ -441,6 +443,7 @@ pub(super) fn refusal(refused: Refused) -> Refusal {
             Refusal::VersionNotFound { name: name.to_string(), version, latest }
         }
         Refused::Withdrawing { name, notice } => Refusal::Withdrawing { name: name.to_string(), notice },
+        Refused::DeviceLost { name, version, gpu } => Refusal::DeviceLost { name: name.to_string(), version, gpu },
         Refused::Withdrawn { name, version, notice } => Refusal::Withdrawn { name: name.to_string(), version, notice },
         Refused::NameExists { name, version } => Refusal::NameExists { name: name.to_string(), version },
         Refused::ReadOnly { name, version } => Refusal::ReadOnly { name: name.to_string(), version },

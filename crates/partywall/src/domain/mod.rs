@@ -37,7 +37,7 @@ pub(crate) use self::{
     connect::{StarterFailed, own_user, run_starter},
     health::{Health, Lost},
     lease::LeaseGuard,
-    link::{Link, withdrawn},
+    link::{Link, device_lost, withdrawn},
     locate::broker_binary,
     poll_tasks::{PollReason, PollTasks},
     stream_waits::StreamWaits,

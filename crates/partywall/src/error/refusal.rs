@@ -11,7 +11,11 @@ use partywall_wire::{Ending, NameEnd, Refusal};
 use super::{
     Busy, Denied, Ended, Error, ForeignBroker, Gone, InvalidArgument, LimitReached, Mismatch, NotFound, Unreachable,
 };
-use crate::{TaskRef, domain::withdrawn, info::with_version};
+use crate::{
+    TaskRef,
+    domain::{device_lost, withdrawn},
+    info::with_version,
+};
 
 impl Error {
     pub(crate) fn refused(refusal: Refusal, socket: &Path) -> Self {
@@ -23,6 +27,7 @@ impl Error {
             Refusal::VersionNotFound { name, version, latest } => NotFound::Version { name, version, latest }.into(),
             Refusal::Ended { name, end: NameEnd { ending, pid, at, .. } } => match ending {
                 Ending::OwnerDied => Gone::OwnerDied { name, pid, ago: ago(at) }.into(),
+                Ending::DeviceLost(gpu) => device_lost(&name, gpu),
                 Ending::Withdrawn | Ending::Removed | Ending::Unused => {
                     Gone::Withdrawn { name, pid, ago: ago(at) }.into()
                 }
@@ -32,6 +37,7 @@ impl Error {
                 Busy::Withdrawing { name, pid: notice.pid, ago: ago(notice.at) }.into()
             }
             Refusal::Withdrawn { name, version, notice } => withdrawn(&with_version(&name, Some(version)), &notice),
+            Refusal::DeviceLost { name, version, gpu } => device_lost(&with_version(&name, Some(version)), gpu),
             Refusal::NameExists { name, version } => Denied::NameExists { name, version }.into(),
             Refusal::ReadOnly { name, version } => Denied::ReadOnly { name, version }.into(),
             Refusal::CannotGrow { name, version, why } => Denied::Growth { name, version, why }.into(),

@@ -7,7 +7,9 @@ use std::{
 
 use partywall_cuda::{CuResult, DeviceUuid};
 use partywall_shm::Table;
-use partywall_wire::{Access, Answer, Call, Kind, LegacyHandle, MemberState, Named, Opened, Table as WireTable};
+use partywall_wire::{
+    Access, Answer, Call, Kind, LegacyHandle, MemberState, Named, Opened, Place as WirePlace, Table as WireTable,
+};
 
 use super::{Claim, ControlMemory, Facts, Granted, Segment};
 use crate::{
@@ -20,6 +22,9 @@ use crate::{
 
 /// How long to wait for the proof of a publisher's death, which takes the broker's settle time, usually 100 ms.
 const PROOF: Duration = Duration::from_secs(1);
+
+/// How long to wait for the check of a GPU, which starts CUDA in a process.
+const CHECK: Duration = Duration::from_secs(3);
 
 /// Options to open a version; see [`Domain::opener`].
 #[derive(Debug, Clone)]
@@ -125,10 +130,17 @@ impl OpenOptions {
         let lease = opened.lease;
         let name = opened.name.clone();
         let version = opened.version;
+        let place = opened.place;
         let is_legacy = opened.kind == Kind::Legacy;
         let mapped = self.map(opened, fds).map_err(|error| match error {
             Error::DeviceFault(DeviceFault::Cuda { ref source, .. }) if is_legacy && is_void(source.code) => {
                 self.reason(&name, version, lease).unwrap_or(error)
+            }
+            Error::DeviceFault(DeviceFault::Cuda { .. })
+                if let WirePlace::Gpu(gpu) = place
+                    && !is_legacy =>
+            {
+                self.loss(gpu, &name, version, lease).unwrap_or(error)
             }
             error => error,
         });
@@ -147,6 +159,24 @@ impl OpenOptions {
         let publisher = self.domain.members().ok()?.into_iter().find(|member| member.pid == pid)?;
         let gone = publisher.state != MemberState::Alive;
         gone.then(|| Error::Gone(Gone::OwnerDied { name: name.to_owned(), pid, ago: Duration::ZERO }))
+    }
+
+    /// Returns the error that a version is lost with the memory of its GPU, if the broker finds that while this waits.
+    fn loss(&self, gpu: [u8; 16], name: &str, version: u64, lease: u64) -> Option<Error> {
+        let answer = self.domain.link().call(Call::CheckGpu { gpu }).ok()?;
+        if !matches!(answer, Answer::GpuCheck { runs: true }) {
+            return None;
+        }
+        let waiting = Wait::from(CHECK).begin();
+        let answer = self.domain.link().call_waiting(|| Call::AwaitWithdrawal { lease }, &waiting);
+        match answer {
+            Ok(Some((Answer::Withdrawn { .. }, _))) => {
+                let again = self.domain.ask_to_open(name, Some(version), Access::Read, Duration::ZERO.into());
+                // A version that was withdrawn for another reason is still leased, and may be lost all the same.
+                again.err().filter(|error| matches!(error, Error::DeviceFault(_)))
+            }
+            _ => None,
+        }
     }
 
     fn map(&self, mut opened: Opened, fds: Vec<OwnedFd>) -> Result<Segment> {
