@@ -21,7 +21,7 @@ pub enum Refusal {
         /// Objects of other kinds with exactly this name.
         is: Vec<Named>,
         /// How it ended, if it existed less than a minute ago.
-        ended: Option<NameEnd>,
+        ended: Option<Box<NameEnd>>,
     },
     /// The name belonged to legacy memory and ended with its publication, or was lost with its GPU, less than a minute ago.
     /// Publishing or committing again restores it.

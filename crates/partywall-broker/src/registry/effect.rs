@@ -209,7 +209,7 @@ pub(crate) enum Refused {
         name: Name,
         near: Vec<Name>,
         is: Vec<Named>,
-        ended: Option<Tombstone>,
+        ended: Option<Box<Tombstone>>,
     },
     /// The name was of legacy memory or lost with its GPU, and ended less than a minute ago.
     Ended {

@@ -475,7 +475,7 @@ impl Registry {
                         entry.latest().is_some_and(|(_, version)| self.sees(member, version.owned()))
                     }),
                 };
-                Refused::NotFound { near, is: self.kinds_of(member, &name), ended, name }
+                Refused::NotFound { near, is: self.kinds_of(member, &name), ended: ended.map(Box::new), name }
             }
         }
     }

@@ -436,7 +436,7 @@ pub(super) fn refusal(refused: Refused) -> Refusal {
             name: name.to_string(),
             near: near.iter().map(Name::to_string).collect(),
             is,
-            ended: ended.map(end),
+            ended: ended.map(|ended| Box::new(end(*ended))),
         },
         Refused::Ended { name, tombstone } => Refusal::Ended { name: name.to_string(), end: end(tombstone) },
         Refused::VersionNotFound { name, version, latest } => {

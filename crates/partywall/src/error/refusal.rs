@@ -21,7 +21,7 @@ impl Error {
     pub(crate) fn refused(refusal: Refusal, socket: &Path) -> Self {
         match refusal {
             Refusal::NotFound { name, near, is, ended } => {
-                let ended = ended.map(|end| Box::new(ended_of(end)));
+                let ended = ended.map(|end| Box::new(ended_of(*end)));
                 NotFound::Name { name, socket: socket.to_owned(), near, is, ended }.into()
             }
             Refusal::VersionNotFound { name, version, latest } => NotFound::Version { name, version, latest }.into(),

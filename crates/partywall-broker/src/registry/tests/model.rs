@@ -1328,7 +1328,7 @@ impl Model {
             Some(tombstone) if tombstone.legacy || matches!(tombstone.ending, Ending::DeviceLost(_)) => {
                 Refused::Ended { name, tombstone }
             }
-            ended => Refused::NotFound { name, near: Vec::new(), is, ended },
+            ended => Refused::NotFound { name, near: Vec::new(), is, ended: ended.map(Box::new) },
         }
     }
 
