@@ -163,6 +163,10 @@ fn open_objects_of_every_kind_report_the_loss() {
         assert_says(&opened.stderr, "was reset or has failed");
     }
     sandbox.run(["show", "host"]).expect(0);
+    let report = sandbox.run(["doctor", "--json"]).expect(0).json();
+    let broker = report["probes"].as_array().unwrap().iter().find(|probe| probe["name"] == "broker").unwrap();
+    assert_eq!(broker["outcome"], "warning");
+    assert_says(broker["detail"].as_str().unwrap(), "4 names were lost with their GPU");
     drop(holder);
 }
 

@@ -28,7 +28,7 @@ use crate::{
 #[derive(Debug, Default)]
 pub(super) struct GpuChecks {
     running: Option<Check>,
-    /// The child of the last check, until it has ended.
+    /// The child of the last check, until it has ended. A timer is set meanwhile.
     ending: Option<Child>,
     /// GPUs to check, each with the chunks.
     waiting: VecDeque<(Gpu, Vec<FdId>)>,
@@ -79,9 +79,9 @@ impl Server {
         self.gpu_checks.includes(gpu)
     }
 
-    /// Starts the next check, if none runs.
+    /// Starts the next check, if none runs and the child of the last one has ended.
     fn next_gpu_check(&mut self) {
-        if self.gpu_checks.running.is_some() || self.gpu_checks.waiting.is_empty() {
+        if self.gpu_checks.running.is_some() {
             return;
         }
         self.gpu_checks.ending.take_if(|child| !matches!(child.try_wait(), Ok(None)));
@@ -95,7 +95,11 @@ impl Server {
                 self.reactor.set_timer(MAX_CHECK, Timer::GpuCheck);
                 self.gpu_checks.running = Some(check);
             }
-            Err(error) => tracing::warn!(gpu = %text(gpu), %error, "a GPU could not be checked"),
+            Err(error) => {
+                tracing::warn!(gpu = %text(gpu), %error, "a GPU could not be checked");
+                // Others may wait.
+                self.reactor.set_timer(REAP, Timer::GpuCheck);
+            }
         }
     }
 
@@ -120,7 +124,10 @@ impl Server {
             Ok(0) => self.end_gpu_check(None),
             Ok(count) => {
                 check.said.extend_from_slice(&bytes[..count]);
-                if check.said.len() > MAX_ANSWER {
+                // The child may take long to end, because the driver does.
+                if Found::decode(&check.said).is_some() {
+                    self.end_gpu_check(None);
+                } else if check.said.len() > MAX_ANSWER {
                     self.end_gpu_check(Some("the child writes without end"));
                 }
             }
@@ -187,7 +194,7 @@ const PAUSE: Duration = Duration::from_secs(10);
 const MAX_CHECK: Duration = Duration::from_secs(30);
 
 /// How often to ask whether a child has ended.
-const REAP: Duration = Duration::from_millis(50);
+const REAP: Duration = Duration::from_millis(100);
 
 /// The most chunks of one child, which gets a descriptor for each.
 const MAX_CHUNKS: usize = 1024;

@@ -100,7 +100,7 @@ impl OpenOptions {
     ///   [`NotFound::Version`](crate::error::NotFound::Version);
     /// - [`Mismatch::Object`] for a pool or topic; [`Denied::ReadOnly`](crate::error::Denied::ReadOnly);
     /// - [`InvalidData::Table`](crate::error::InvalidData::Table) if the table is damaged;
-    /// - [`DeviceFault::Remote`]; those of mapping the memory.
+    /// - [`DeviceFault::Remote`], [`DeviceFault::DeviceLost`]; those of mapping the memory.
     pub fn open(&self) -> Result<Segment> {
         let _span = tracing::trace_span!("open", name = self.name.as_str()).entered();
         self.open_within(self.timeout.into())
