@@ -2,7 +2,7 @@
 
 use std::{
     os::fd::{AsRawFd, OwnedFd},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use partywall_cuda::{CuResult, DeviceUuid};
@@ -25,6 +25,9 @@ const PROOF: Duration = Duration::from_secs(1);
 
 /// How long to wait for the check of a GPU, which starts CUDA in a process.
 const CHECK: Duration = Duration::from_secs(3);
+
+/// How often to ask whether the check still runs. If it finds a loss, the wait ends at once.
+const ASK: Duration = Duration::from_millis(50);
 
 /// Options to open a version; see [`Domain::opener`].
 #[derive(Debug, Clone)]
@@ -163,19 +166,19 @@ impl OpenOptions {
 
     /// Returns the error that a version is lost with the memory of its GPU, if the broker finds that while this waits.
     fn loss(&self, gpu: [u8; 16], name: &str, version: u64, lease: u64) -> Option<Error> {
-        let answer = self.domain.link().call(Call::CheckGpu { gpu }).ok()?;
-        if !matches!(answer, Answer::GpuCheck { runs: true }) {
-            return None;
-        }
-        let waiting = Wait::from(CHECK).begin();
-        let answer = self.domain.link().call_waiting(|| Call::AwaitWithdrawal { lease }, &waiting);
-        match answer {
-            Ok(Some((Answer::Withdrawn { .. }, _))) => {
+        let link = self.domain.link();
+        let until = Instant::now() + CHECK;
+        loop {
+            let runs = matches!(link.call(Call::CheckGpu { gpu }).ok()?, Answer::GpuCheck { runs: true });
+            let waiting = Wait::from(if runs { ASK } else { Duration::ZERO }).begin();
+            if link.call_waiting(|| Call::AwaitWithdrawal { lease }, &waiting).ok()?.is_some() {
                 let again = self.domain.ask_to_open(name, Some(version), Access::Read, Duration::ZERO.into());
-                // A version that was withdrawn for another reason is still leased, and may be lost all the same.
-                again.err().filter(|error| matches!(error, Error::DeviceFault(_)))
+                // It may have been withdrawn for another reason.
+                return again.err().filter(|error| matches!(error, Error::DeviceFault(DeviceFault::DeviceLost { .. })));
             }
-            _ => None,
+            if !runs || Instant::now() >= until {
+                return None;
+            }
         }
     }
 

@@ -404,7 +404,7 @@ fn program_that_reads_another_format_is_refused() {
     let before = domain.status().unwrap();
     match replace(&domain) {
         Err(Error::Denied(Denied::Replacement { why: NoReplacement::Program { said } })) => {
-            assert!(said.contains("the state has format 2, and this release reads format 1"), "{said}");
+            assert!(said.contains("the state has format 3, and this release reads format 2"), "{said}");
         }
         other => panic!("{other:?}"),
     }
