@@ -37,6 +37,9 @@ pub struct Config {
     pub handshake_timeout: Duration,
     /// The log file, for `status` to report. The broker itself logs only through `tracing`.
     pub log_path: Option<PathBuf>,
+    /// Whether the broker may execute the program of its process to check a GPU: that program then answers by
+    /// [`GpuCheck`](crate::gpu_check::GpuCheck).
+    pub checks_gpus: bool,
     /// Whether the process that started this one locks the socket's directory until the broker is ready.
     pub starter_holds_lock: bool,
 }
@@ -55,6 +58,7 @@ impl Config {
             unproven_after: None,
             handshake_timeout: Duration::from_secs(2),
             log_path: None,
+            checks_gpus: false,
             starter_holds_lock: false,
         }
     }

@@ -42,7 +42,7 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{Config, StartError, bind::SocketFile};
+use crate::{Config, StartError, bind::SocketFile, gpu_check::GpuCheck};
 
 /// The environment variable that says what a program is executed for.
 pub const VARIABLE: &str = "PARTYWALL_HANDOVER";
@@ -52,8 +52,10 @@ pub const VARIABLE: &str = "PARTYWALL_HANDOVER";
 pub(crate) const STATE_VERSION: u32 = 2;
 
 /// What a program is executed for by the broker.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Purpose {
+    /// To find out whether a GPU has lost its memory.
+    CheckGpu(GpuCheck),
     /// To answer whether it can continue with a state.
     Check(Check),
     /// To continue as the supervisor.
@@ -76,6 +78,9 @@ impl Purpose {
     pub fn of_this_process() -> Option<Self> {
         let value = std::env::var(VARIABLE).ok()?;
         let (purpose, numbers) = value.split_once(' ')?;
+        if purpose == GPU {
+            return GpuCheck::parse(numbers).map(Self::CheckGpu);
+        }
         let mut numbers = numbers.split(' ').map(|number| number.parse().ok());
         match purpose {
             "check" => Some(Self::Check(Check { state: numbers.next()??, answer: numbers.next()?? })),
@@ -88,6 +93,11 @@ impl Purpose {
     pub(crate) fn check(numbers: &[RawFd]) -> String {
         let numbers: Vec<_> = numbers.iter().map(RawFd::to_string).collect();
         format!("check {}", numbers.join(" "))
+    }
+
+    /// Returns the value of [`VARIABLE`] for a child that checks a GPU.
+    pub(crate) fn check_gpu(gpu: [u8; 16], numbers: &[RawFd]) -> String {
+        format!("{GPU} {}", GpuCheck::describe(gpu, numbers))
     }
 }
 
@@ -234,6 +244,9 @@ fn read_all(file: impl AsFd) -> Result<Vec<u8>, Errno> {
     Ok(bytes)
 }
 
+/// The first word of [`VARIABLE`] for a child that checks a GPU.
+const GPU: &str = "gpu";
+
 /// Precedes an answer, because any program may have been executed.
 const MAGIC: [u8; 8] = *b"PWANSWER";
 
@@ -246,7 +259,7 @@ mod tests {
         let format = |state: u32, layouts: u64| postcard::to_extend(&Format { state, layouts }, Vec::new()).unwrap();
         let Format { state, layouts } = Format::OURS;
         assert_eq!(Format::check(&format(state, layouts)), Ok(()));
-        assert!(Format::check(&format(state + 1, layouts)).unwrap_err().contains("format 2"));
+        assert!(Format::check(&format(state + 1, layouts)).unwrap_err().contains("format 3"));
         assert!(Format::check(&format(state, layouts + 1)).unwrap_err().contains("another layout"));
         assert!(Format::check(&[]).unwrap_err().contains("unreadable"));
     }

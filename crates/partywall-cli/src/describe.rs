@@ -35,6 +35,7 @@ use crate::text::{self, count};
 /// (bytes that it may grow to, 0 if it cannot grow), `growths` (how often it has grown), `lifetime` (`kept`, `owned` or
 /// `shared`), `committer` (a pid), `uid` (of the user to which it belongs), `shared` (whether other users may open it), `leases`, `committed_at_ms` (since 1970), `notice` (of its withdrawal, if that has a
 /// deadline: `pid` of the process that withdrew it, `at_ms`, `until_ms`, `then`: `wait`, `stale` or `evict`; else null),
+/// `lost` (whether its GPU has lost its memory),
 /// `control` (of a pool, topic or queue [`control::shape`], else null).
 pub(crate) fn version(version: &VersionInfo) -> Value {
     let mut value = json!(version);
@@ -75,7 +76,7 @@ pub(crate) fn promises(kind: Kind, mutable: bool) -> String {
 }
 
 /// Returns a name in a listing: `name`, `latest` (a version, or null for a removed name whose versions are still held),
-/// `older_versions`, `older_bytes`, `notice` (as of a version), `usage` (of a pool, topic or queue [`control::usage`], else
+/// `older_versions`, `older_bytes`, `notice` and `lost` (as of a version), `usage` (of a pool, topic or queue [`control::usage`], else
 /// null).
 pub(crate) fn name(name: &NameInfo) -> Value {
     json!({
@@ -84,8 +85,14 @@ pub(crate) fn name(name: &NameInfo) -> Value {
         "older_versions": name.older,
         "older_bytes": name.older_bytes,
         "notice": name.notice,
+        "lost": name.lost,
         "usage": name.usage.as_ref().map(control::usage),
     })
+}
+
+/// Returns how a name has ended that has no latest version.
+pub(crate) fn gone(name: &NameInfo) -> &'static str {
+    if name.lost { "lost" } else { "removed" }
 }
 
 /// Returns a withdrawal with a deadline: `its readers have 9 s to drop it, then they are evicted`.
@@ -307,8 +314,9 @@ pub(crate) fn name_line(name: &NameInfo) -> String {
             )
         }
         None => format!(
-            "{} (removed), {} in {} still held{}",
+            "{} ({}), {} in {} still held{}",
             name.name,
+            gone(name),
             bytes(name.older_bytes),
             count(name.older.into(), "version"),
             name.notice.map_or_else(String::new, |notice| format!("; {}", self::notice(&notice)))

@@ -197,6 +197,7 @@ fn class(error: &Error) -> &'static str {
         Error::DeviceFault(DeviceFault::Remote { .. }) => "RemoteDevice",
         Error::DeviceFault(DeviceFault::Cuda { .. }) => "CudaError",
         Error::DeviceFault(DeviceFault::ContextLost { .. }) => "ContextLost",
+        Error::DeviceFault(DeviceFault::DeviceLost { .. }) => "DeviceLost",
         Error::Mps(_) => "NotUnderMps",
         Error::Timeout { .. } | Error::Cancelled { .. } => "TimeoutError",
         Error::Unreachable(Unreachable::Gone { .. }) => "BrokerGone",

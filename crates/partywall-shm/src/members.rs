@@ -48,7 +48,8 @@ pub struct TimelineWait {
 
 /// Change the text whenever the bytes change, and never for a name alone.
 #[cfg(not(loom))]
-pub(crate) const LAYOUT_HASH: u64 = crate::layout_hash(b"rows64: heartbeat8 lease8 value8 since8 0:32; then the traces");
+pub(crate) const LAYOUT_HASH: u64 =
+    crate::layout_hash(b"rows64: heartbeat8 lease8 value8 since8 0:32; then the traces");
 
 #[cfg(not(loom))]
 const TRACES: usize = trace::BYTES;

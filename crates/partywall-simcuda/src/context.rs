@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use partywall_os::lock::IgnorePoison;
 
 use crate::abi::{Code, Handle, RawDevice};
+use crate::device::losses;
 use crate::entry::{entry_points, store};
 use crate::{capture, ledger, memory, state, stream};
 
@@ -20,6 +21,8 @@ pub(crate) struct Ctx {
     /// A code that every call in the context returns until the process ends; 0 if there is none. The device keeps the
     /// code: releasing and retaining the primary context does not clear it.
     fault: Arc<AtomicU32>,
+    /// How often the device had lost its memory when the context was made.
+    losses: usize,
     destroyed: AtomicBool,
     /// The most local memory, in bytes per thread, that a kernel has needed so far.
     local_bytes: AtomicU64,
@@ -36,6 +39,9 @@ impl Ctx {
     /// # Errors
     /// The fault, if there is one.
     pub(crate) fn check(&self) -> Result<(), Code> {
+        if losses(state::devices()[self.device].physical) != self.losses {
+            self.fault(Code::ECC_UNCORRECTABLE);
+        }
         Code(self.fault.load(Ordering::Acquire)).ok()
     }
 
@@ -109,6 +115,7 @@ impl Contexts {
                 handle: FIRST_HANDLE + self.made * 0x100,
                 device,
                 fault: primary.fault.clone(),
+                losses: losses(state::devices()[device].physical),
                 destroyed: AtomicBool::new(false),
                 local_bytes: AtomicU64::new(LOCAL_BYTES),
                 peers: Mutex::default(),

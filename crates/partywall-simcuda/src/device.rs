@@ -1,6 +1,8 @@
 //! The devices: their number, those that the process sees, and their attributes.
 
 use std::ffi::{CString, c_char, c_int};
+use std::path::PathBuf;
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use crate::abi::{Code, RawDevice};
@@ -55,6 +57,13 @@ impl Device {
     fn pci_bus_id(&self) -> String {
         format!("0000:{:02X}:00.0", self.physical + 1)
     }
+}
+
+/// Returns how often a device of the simulated machine has lost its memory.
+pub(crate) fn losses(physical: u8) -> usize {
+    static FILE: LazyLock<Option<PathBuf>> = LazyLock::new(|| std::env::var_os("SIMCUDA_LOSSES").map(PathBuf::from));
+    let Some(lines) = FILE.as_ref().and_then(|file| std::fs::read_to_string(file).ok()) else { return 0 };
+    lines.lines().filter(|line| line.parse() == Ok(physical)).count()
 }
 
 /// Returns the identity of a device of the simulated machine.

@@ -17,6 +17,7 @@
 //! | `SIMCUDA_DEVICES` | the number of devices of the machine (1, in the program `partywall` 2) |
 //! | `CUDA_VISIBLE_DEVICES` | those that the process sees, by index or UUID (all) |
 //! | `SIMCUDA_MEMORY` | bytes of each device that the process may allocate, also with K, M or G (1G) |
+//! | `SIMCUDA_LOSSES` | a file; each line in it, a device's number on the machine, is a loss of the device's memory, as by a reset: contexts fail from then on, and what was allocated before cannot be imported |
 //! | `SIMCUDA_MPS` | 1: the devices say that the process is a client of MPS, which changes nothing else (0) |
 //! | `SIMCUDA_DELAY` | the longest random pause before each operation of a stream, in microseconds (0) |
 //! | `SIMCUDA_SEED` | repeats the pauses (0) |

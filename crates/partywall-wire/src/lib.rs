@@ -70,4 +70,4 @@ pub use pattern::Pattern;
 pub use refusal::{Ending, FdFault, Limit, NameEnd, NoGrowth, NoReplacement, Refusal};
 pub use user::{OtherUsers, UserInfo};
 pub use watch::{Change, Gap, Happened, NameEvent, Named, Point};
-pub use withdrawal::{Deadline, Notice, Then};
+pub use withdrawal::{Deadline, Notice, Staleness, Then};

@@ -9,7 +9,7 @@ use crate::{
     refusal::Refusal,
     user::UserInfo,
     watch::{Happened, Point},
-    withdrawal::{Deadline, Notice},
+    withdrawal::{Deadline, Notice, Staleness},
 };
 
 /// A random proof of identity. Its `Debug` does not show it.
@@ -51,11 +51,10 @@ pub enum Event {
         /// The result, as if the request had arrived only now.
         outcome: Result<Answer, Refusal>,
     },
-    /// Versions that the member has open are stale: the deadline of their withdrawal has passed with
-    /// [`Then::Stale`](crate::Then::Stale). Sent again when the member resumes.
+    /// Versions that the member has open are stale. Sent again when the member resumes.
     Stale {
-        /// The member's leases on them, each with the withdrawal.
-        leases: Vec<(u64, Notice)>,
+        /// The member's leases on them, each with the reason.
+        leases: Vec<(u64, Staleness)>,
     },
 }
 
@@ -238,6 +237,12 @@ pub enum Call {
     ContextLost {
         /// The GPU of the context, if known.
         gpu: Option<[u8; 16]>,
+    },
+    /// Has the broker find out whether a GPU has lost its memory, because memory there could not be imported. Answer:
+    /// [`Answer::GpuCheck`], without waiting for the result.
+    CheckGpu {
+        /// The GPU.
+        gpu: [u8; 16],
     },
     /// Evicts members: ends their waits, builds, owned names and timelines, and refuses their requests from now on.
     /// Their leases stay in quarantine until their deaths are proved. Answer: [`Answer::Evicted`].
@@ -490,6 +495,12 @@ pub enum Answer {
         /// When its readers are to have dropped it, if the withdrawal has a deadline.
         notice: Option<Notice>,
     },
+    /// Whether a check of the GPU has begun or is running; if not, one has just found that the GPU is in order or could
+    /// not find out, or nothing is held on it.
+    GpuCheck {
+        /// True if it runs.
+        runs: bool,
+    },
     /// The name is gone.
     Removed {
         /// The latest version at that moment.
@@ -572,6 +583,8 @@ pub struct NameInfo {
     pub older_bytes: u64,
     /// The latest withdrawal with a deadline of versions that members still hold.
     pub notice: Option<Notice>,
+    /// True if it has no latest version because its GPU has lost the memory.
+    pub lost: bool,
 }
 
 /// A version in a listing.
@@ -607,6 +620,8 @@ pub struct VersionInfo {
     pub leases: u32,
     /// Its withdrawal, if that has a deadline.
     pub notice: Option<Notice>,
+    /// True if its GPU has lost its memory.
+    pub lost: bool,
     /// When it was committed, in milliseconds since 1970.
     // Names of fields and variants are the keys of the command's JSON; messages contain none.
     #[serde(rename = "committed_at_ms")]

@@ -21,10 +21,10 @@ pub enum Refusal {
         /// Objects of other kinds with exactly this name.
         is: Vec<Named>,
         /// How it ended, if it existed less than a minute ago.
-        ended: Option<NameEnd>,
+        ended: Option<Box<NameEnd>>,
     },
-    /// The name belonged to legacy memory and ended with its publication less than a minute ago. Publishing again
-    /// restores it.
+    /// The name belonged to legacy memory and ended with its publication, or was lost with its GPU, less than a minute ago.
+    /// Publishing or committing again restores it.
     Ended {
         /// The name asked for.
         name: String,
@@ -56,6 +56,15 @@ pub enum Refusal {
         version: u64,
         /// The withdrawal.
         notice: Notice,
+    },
+    /// The version's GPU was reset or has failed, and the version's memory is lost.
+    DeviceLost {
+        /// The name.
+        name: String,
+        /// The version.
+        version: u64,
+        /// The GPU.
+        gpu: [u8; 16],
     },
     /// The name exists, and the commit required that it did not.
     NameExists {
@@ -330,9 +339,9 @@ pub struct NameEnd {
     pub version: u64,
     /// How it ended.
     pub ending: Ending,
-    /// The process that ended it: its owner, its remover or its last user.
+    /// The process that ended it: its owner, its remover or its last user; 0 if its GPU was lost.
     pub pid: u32,
-    /// The command line of that process.
+    /// The command line of that process; empty if its GPU was lost.
     pub command: String,
     /// When, in milliseconds since 1970.
     pub at: u64,
@@ -350,6 +359,8 @@ pub enum Ending {
     Removed,
     /// The last member that had it open dropped it, left or died.
     Unused,
+    /// The GPU with this UUID was reset or has failed, and its memory is lost.
+    DeviceLost([u8; 16]),
 }
 
 /// What is wrong with a donated file descriptor.

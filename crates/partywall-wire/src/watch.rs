@@ -121,6 +121,11 @@ pub enum Change {
         /// The writer.
         pid: u32,
     },
+    /// It no longer exists: its GPU was reset or has failed, and its memory is lost.
+    DeviceLost {
+        /// The GPU.
+        gpu: [u8; 16],
+    },
     /// The memory of a version was freed, because no member holds the version any more.
     Reclaimed {
         /// The version.
@@ -138,6 +143,7 @@ names!(Change {
     DeadlinePassed => "deadline_passed",
     OwnerDied => "owner_died",
     OwnerFaulted => "owner_faulted",
+    DeviceLost => "device_lost",
     Reclaimed => "reclaimed",
 });
 
@@ -159,7 +165,7 @@ impl Change {
             | Self::OwnerDied { pid }
             | Self::OwnerFaulted { pid } => Some(pid),
             Self::DeadlineSet { notice } => Some(notice.pid),
-            Self::DeadlinePassed { .. } | Self::Reclaimed { .. } => None,
+            Self::DeadlinePassed { .. } | Self::DeviceLost { .. } | Self::Reclaimed { .. } => None,
         }
     }
 }

@@ -30,6 +30,16 @@ pub struct Deadline {
     pub then: Then,
 }
 
+/// Why a version that a member has open allows no new views.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Staleness {
+    /// The deadline of its withdrawal has passed with [`Then::Stale`].
+    Withdrawn(Notice),
+    /// The GPU with this UUID has lost its memory.
+    DeviceLost([u8; 16]),
+}
+
 /// A withdrawal with a deadline, as readers learn of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Notice {

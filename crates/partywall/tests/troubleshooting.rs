@@ -93,6 +93,7 @@ fn every_error() -> Vec<Error> {
         Error::InvalidArgument(InvalidArgument::Value { name: name.clone(), value: 3, last: 5 }),
         Error::InvalidData(InvalidData::Tainted { name: name.clone(), from: 5 }),
         Error::DeviceFault(DeviceFault::LaunchBlocking { name: name.clone() }),
+        Error::DeviceFault(DeviceFault::DeviceLost { name: name.clone(), gpu: "GPU-0".into() }),
         Error::Mismatch(Mismatch::Maximum { name: name.clone(), maximum: 3, asked: 5 }),
         Error::InvalidArgument(InvalidArgument::Maximum { name: name.clone(), asked: 0 }),
         Error::Gone(Gone::Permit { name: name.clone() }),

@@ -221,6 +221,10 @@ class ContextLost(CudaError):
     """The CUDA context of this process is lost; only a restart recovers from that."""
 
 
+class DeviceLost(Error, RuntimeError):
+    """The GPU was reset or has failed, and the memory of the name is lost."""
+
+
 class LaunchBlocking(Error, RuntimeError):
     """With `CUDA_LAUNCH_BLOCKING` set, a waiting stream would block the process."""
 

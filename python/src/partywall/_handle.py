@@ -118,7 +118,10 @@ class Named(Connected[W], Generic[W]):
         return Withdrawal(pid, at, until, cast("Literal['wait', 'stale', 'evict']", then))
 
     def check(self) -> None:
-        """Raises `Withdrawn` once the deadline of a withdrawal with `then="stale"` has passed."""
+        """Raises `Withdrawn` once the deadline of a withdrawal with `then="stale"` has passed.
+
+        Raises `DeviceLost` once the GPU has lost the memory.
+        """
         self._native.check()
 
 

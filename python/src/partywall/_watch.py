@@ -20,6 +20,7 @@ class Event:
         "deadline_passed",
         "owner_died",
         "owner_faulted",
+        "device_lost",
         "reclaimed",
         "missed",
     ]

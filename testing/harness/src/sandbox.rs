@@ -3,6 +3,7 @@
 use std::{
     ffi::OsStr,
     fs,
+    io::Write,
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
     process::Command,
@@ -58,6 +59,20 @@ impl Sandbox {
         sandbox
     }
 
+    /// Returns the file that says which simulated GPUs have lost their memory: a line with its number for each loss.
+    pub fn losses(&self) -> PathBuf {
+        self.path().join("losses")
+    }
+
+    /// Has a simulated GPU lose its memory, as by a reset.
+    ///
+    /// # Panics
+    /// If the file cannot be written.
+    pub fn lose_gpu(&self, number: usize) {
+        let mut file = fs::OpenOptions::new().create(true).append(true).open(self.losses()).unwrap();
+        file.write_all(format!("{number}\n").as_bytes()).unwrap();
+    }
+
     /// Returns the directory of the sandbox, for files of the test.
     pub fn path(&self) -> &Path {
         self.directory.path()
@@ -102,6 +117,7 @@ impl Sandbox {
         command.env("TMPDIR", self.path());
         if let Some(gpus) = self.gpus {
             command.env("PARTYWALL_LIBCUDA", simulated_driver()).env("SIMCUDA_DEVICES", gpus.to_string());
+            command.env("SIMCUDA_LOSSES", self.losses());
         }
         command
     }

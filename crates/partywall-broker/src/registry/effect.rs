@@ -9,7 +9,7 @@ use super::tombstones::Tombstone;
 use super::types::{
     Awaited, BlockControl, CellAt, Change, ClaimId, CloseId, Doubt, FdId, Gap, Kind, LeaseId, Lifetime, Limit,
     MemberId, MemberState, Memory, Millis, Name, Named, NoGrowth, Notice, ObjectKind, OtherUsers, Place, RequestId,
-    TimelineEnding, UserInfo, Whom, WithdrawalId,
+    Staleness, TimelineEnding, UserInfo, Whom, WithdrawalId,
 };
 
 /// An action for the server. Effects are carried out in the order in which the registry returns them.
@@ -52,7 +52,7 @@ pub(crate) enum Effect {
     /// Report when this many milliseconds have passed ([`Event::DeadlinePassed`](super::Event::DeadlinePassed)).
     AwaitDeadline { id: WithdrawalId, after: Millis },
     /// Notify a member that these leases of it are stale.
-    Stale { member: MemberId, leases: Vec<(LeaseId, Notice)> },
+    Stale { member: MemberId, leases: Vec<(LeaseId, Staleness)> },
     /// Send SIGKILL to a member's process. The result goes into the reply that follows.
     Kill(MemberId),
     /// Write an audit line.
@@ -209,9 +209,9 @@ pub(crate) enum Refused {
         name: Name,
         near: Vec<Name>,
         is: Vec<Named>,
-        ended: Option<Tombstone>,
+        ended: Option<Box<Tombstone>>,
     },
-    /// The name was of legacy memory, and ended less than a minute ago.
+    /// The name was of legacy memory or lost with its GPU, and ended less than a minute ago.
     Ended {
         name: Name,
         tombstone: Tombstone,
@@ -224,6 +224,11 @@ pub(crate) enum Refused {
         name: Name,
         version: u64,
         notice: Notice,
+    },
+    DeviceLost {
+        name: Name,
+        version: u64,
+        gpu: [u8; 16],
     },
     VersionNotFound {
         name: Name,
@@ -375,6 +380,7 @@ pub(crate) struct NameRow {
     pub(crate) older: u32,
     pub(crate) older_bytes: u64,
     pub(crate) notice: Option<Notice>,
+    pub(crate) lost: bool,
 }
 
 /// A version in a listing.
@@ -395,6 +401,7 @@ pub(crate) struct VersionRow {
     pub(crate) shared: bool,
     pub(crate) leases: u32,
     pub(crate) notice: Option<Notice>,
+    pub(crate) lost: bool,
     pub(crate) committed_at: Millis,
 }
 

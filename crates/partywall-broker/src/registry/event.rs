@@ -30,6 +30,8 @@ pub(crate) enum Event {
     Expired { member: MemberId },
     /// The deadline of a withdrawal has passed.
     DeadlinePassed { id: WithdrawalId },
+    /// A GPU works, but cannot import these chunks any more, each the first of its version.
+    DeviceLost { gpu: [u8; 16], chunks: Vec<FdId> },
     /// Everything that was to be closed before this confirmation is closed.
     Closed { id: CloseId },
     /// Everything promised in an ended cell has been stored, so nothing more will be written there.

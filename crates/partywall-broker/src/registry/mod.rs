@@ -18,6 +18,7 @@
 //! | `state` | the objects and the sums over them |
 //! | `segments` | commit, open, release, withdrawal, and the one place where memory is released |
 //! | `withdrawals` | withdrawals with a deadline |
+//! | `losses` | GPUs that have lost their memory |
 //! | `growth` | versions that grow, and requests that wait for growth |
 //! | `claims` | the right to build a name that does not exist |
 //! | `waits` | requests that wait, and their completion |
@@ -45,6 +46,7 @@ mod cells;
 mod claims;
 mod coding;
 mod growth;
+mod losses;
 mod members;
 mod near;
 mod objects;
@@ -236,6 +238,7 @@ impl Registry {
             Event::Died { member } => self.bury(member, &mut out),
             Event::Expired { member } => self.expire(member, &mut out),
             Event::DeadlinePassed { id } => self.deadline_passed(id, &mut out),
+            Event::DeviceLost { gpu, chunks } => self.lose(gpu, &chunks, &mut out),
             Event::Closed { id } => self.closed(id),
             Event::CellSettled { at } => self.settle_cell(at),
             Event::RowCleared { row } => {

@@ -334,6 +334,7 @@ fn name_row(name: &Name, entry: &Entry) -> NameRow {
         older: count(older.clone().count() as u64),
         older_bytes: older.fold(0, |sum, (_, version)| sum.saturating_add(version.memory.bytes())),
         notice: entry.notice(),
+        lost: entry.latest.is_none() && entry.versions.last_key_value().is_some_and(|(_, newest)| newest.is_lost()),
     }
 }
 
@@ -354,6 +355,7 @@ fn row(number: u64, version: &Version) -> VersionRow {
         shared: version.shared,
         leases: count(version.all_leases()),
         notice: version.notice.map(|(_, notice)| notice),
+        lost: version.is_lost(),
         committed_at: version.committed_at,
     }
 }

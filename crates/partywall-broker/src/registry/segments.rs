@@ -58,7 +58,7 @@ impl Registry {
             queues: BTreeMap::new(),
             withdrawn: false,
             notice: None,
-            stale: false,
+            stale: None,
         };
         entry.versions.insert(number, version);
         match before {
@@ -130,7 +130,11 @@ impl Registry {
         let (last, latest) = entry.map_or((0, None), |entry| (entry.last, entry.latest));
         let found = match version {
             None => latest,
-            Some(v) => entry.and_then(|e| e.versions.get(&v)).filter(|found| !found.withdrawn).map(|_| v),
+            // A lost version is refused with the reason.
+            Some(v) => {
+                let found = entry.and_then(|e| e.versions.get(&v));
+                found.filter(|found| !found.withdrawn || found.is_lost()).map(|_| v)
+            }
         };
         if let Some(number) = found {
             return self.grant(member, request, &name, number, access);
@@ -283,7 +287,7 @@ impl Registry {
 
     /// Withdraws a name: it has no latest version until the next commit, and none of its versions can be opened any
     /// more. The readers of versions that were not withdrawn before get the notice.
-    fn withdraw(
+    pub(super) fn withdraw(
         &mut self,
         name: &Name,
         ending: Ending,
@@ -308,6 +312,7 @@ impl Registry {
         }
         let change = match ending {
             Ending::OwnerDied => Change::OwnerDied { pid },
+            Ending::DeviceLost(gpu) => Change::DeviceLost { gpu },
             _ => Change::Withdrawn { pid },
         };
         self.charge(owned.uid, |totals| totals.names -= 1);
@@ -460,7 +465,9 @@ impl Registry {
         let ended = self.tombstones.find(&name, version, self.now);
         let ended = ended.filter(|tombstone| self.sees(member, tombstone.owned)).cloned();
         match ended {
-            Some(tombstone) if tombstone.legacy => Refused::Ended { name, tombstone },
+            Some(tombstone) if tombstone.legacy || matches!(tombstone.ending, Ending::DeviceLost(_)) => {
+                Refused::Ended { name, tombstone }
+            }
             _ => {
                 let near = match ended {
                     Some(_) => Vec::new(),
@@ -468,7 +475,7 @@ impl Registry {
                         entry.latest().is_some_and(|(_, version)| self.sees(member, version.owned()))
                     }),
                 };
-                Refused::NotFound { near, is: self.kinds_of(member, &name), ended, name }
+                Refused::NotFound { near, is: self.kinds_of(member, &name), ended: ended.map(Box::new), name }
             }
         }
     }

@@ -13,7 +13,7 @@ use super::{
     event::Identity,
     types::{
         Access, CellId, ClaimId, CloseId, ControlMemory, Doubt, FdId, Kind, LeaseId, Lifetime, MemberId, MemberState,
-        Memory, Millis, Name, Named, Notice, Place, RequestId, WaitId, WithdrawalId,
+        Memory, Millis, Name, Named, Notice, Place, RequestId, Staleness, WaitId, WithdrawalId,
     },
     users::Owned,
 };
@@ -240,8 +240,8 @@ pub(super) struct Version {
     pub(super) withdrawn: bool,
     /// The withdrawal, if it has a deadline.
     pub(super) notice: Option<(WithdrawalId, Notice)>,
-    /// True if that deadline has passed, and ends new views of the version.
-    pub(super) stale: bool,
+    /// Why it allows no new views, if so: the deadline has passed, or its memory is lost.
+    pub(super) stale: Option<Staleness>,
 }
 
 impl Version {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use partywall_wire::{
     Access, Awaited, Change, Deadline, Doubt, Ending, Gap, Kind, LegacyHandle, Lifetime, Limit, MemberState, Named,
-    NoGrowth, Notice, ObjectKind, OtherUsers, Place, Then, TimelineEnding, UserInfo, Whom,
+    NoGrowth, Notice, ObjectKind, OtherUsers, Place, Staleness, Then, TimelineEnding, UserInfo, Whom,
 };
 
 macro_rules! ids {

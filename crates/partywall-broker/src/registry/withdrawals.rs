@@ -13,7 +13,9 @@ use super::{
     effect::{Answer, Effect, Effects, Refused},
     report::count,
     state::{Ender, Entry, Life, Version},
-    types::{Change, Deadline, LeaseId, MemberId, Millis, Name, Named, Notice, Then, TimelineEnding, WithdrawalId},
+    types::{
+        Change, Deadline, LeaseId, MemberId, Millis, Name, Named, Notice, Staleness, Then, TimelineEnding, WithdrawalId,
+    },
     users::Owned,
 };
 
@@ -48,9 +50,11 @@ impl Version {
 
     /// Refuses a further view if the version is stale.
     pub(super) fn check_stale(&self, name: &Name, version: u64) -> Result<(), Refused> {
-        match self.notice.filter(|_| self.stale) {
-            Some((_, notice)) => Err(Refused::Withdrawn { name: name.clone(), version, notice }),
-            None => Ok(()),
+        let name = || name.clone();
+        match self.stale {
+            Some(Staleness::Withdrawn(notice)) => Err(Refused::Withdrawn { name: name(), version, notice }),
+            Some(Staleness::DeviceLost(gpu)) => Err(Refused::DeviceLost { name: name(), version, gpu }),
+            Some(_) | None => Ok(()),
         }
     }
 }
@@ -105,7 +109,9 @@ impl Registry {
         let mut readers = BTreeSet::new();
         for version in entry.versions.values_mut().filter(|version| version.is_part_of(id)) {
             named = version.memory.named();
-            version.stale = notice.then != Then::Wait;
+            if notice.then != Then::Wait {
+                version.stale.get_or_insert(Staleness::Withdrawn(notice));
+            }
             readers.extend(version.holders.keys().copied());
         }
         let left = count(readers.len() as u64);
@@ -116,8 +122,8 @@ impl Registry {
             match self.policy(reader, &notice, owned.uid) {
                 Then::Wait => {}
                 Then::Stale => {
-                    self.report_stale(reader, |of| of == id, out);
-                    self.detach_from_topics(reader, id, out);
+                    self.report_stale(reader, |version| version.is_part_of(id), out);
+                    self.detach_from_topics(reader, |version| version.is_part_of(id), out);
                 }
                 Then::Evict if reader != by && is_there(&reader) => evicted.push(reader),
                 Then::Evict => {}
@@ -142,12 +148,12 @@ impl Registry {
         self.report_stale(member, |_| true, out);
     }
 
-    /// Detaches a member from the topics of a withdrawal, so that no process waits for it there.
-    fn detach_from_topics(&self, member: MemberId, id: WithdrawalId, out: &mut Effects) {
+    /// Detaches a member from stale topics, so that no process waits for it there.
+    pub(super) fn detach_from_topics(&self, member: MemberId, is_meant: impl Fn(&Version) -> bool, out: &mut Effects) {
         let Some(record) = self.members.get(&member) else { return };
         let topic = |lease: &LeaseId| {
             let held = self.version_leases.get(lease)?;
-            let version = self.version(&held.name, held.version).filter(|version| version.is_part_of(id))?;
+            let version = self.version(&held.name, held.version).filter(|version| is_meant(version))?;
             version.memory.control.filter(|control| control.shape.topic.is_some())?.object
         };
         let topics: BTreeSet<_> = record.version_leases.iter().filter_map(topic).map(|memory| memory.fd).collect();
@@ -155,15 +161,19 @@ impl Registry {
         out.extend(topics.into_iter().map(detach));
     }
 
-    /// Reports stale leases of the withdrawals for which `is_meant` is true.
-    fn report_stale(&self, member: MemberId, is_meant: impl Fn(WithdrawalId) -> bool, out: &mut Effects) {
+    /// Reports the leases on stale versions for which `is_meant` is true.
+    pub(super) fn report_stale(&self, member: MemberId, is_meant: impl Fn(&Version) -> bool, out: &mut Effects) {
         let Some(record) = self.members.get(&member) else { return };
         let stale = |lease: &LeaseId| {
             let held = self.version_leases.get(lease)?;
-            let version = self.version(&held.name, held.version)?;
-            let (id, notice) = version.notice.filter(|_| version.stale)?;
-            let is_told = self.policy(member, &notice, version.uid) == Then::Stale;
-            (is_told && is_meant(id)).then_some((*lease, notice))
+            let version = self.version(&held.name, held.version).filter(|version| is_meant(version))?;
+            let stale = version.stale?;
+            // The others are evicted.
+            let is_told = match stale {
+                Staleness::Withdrawn(notice) => self.policy(member, &notice, version.uid) == Then::Stale,
+                _ => true,
+            };
+            is_told.then_some((*lease, stale))
         };
         let leases: Vec<_> = record.version_leases.iter().filter_map(stale).collect();
         out.extend(leases.chunks(LEASES).map(|leases| Effect::Stale { member, leases: leases.to_vec() }));

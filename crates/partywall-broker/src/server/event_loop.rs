@@ -27,6 +27,7 @@ use crate::{
         connection::{Channel, ConnectionId, Phase},
         control::Control,
         fds::FdStore,
+        gpu_checks::GpuChecks,
         membership::Membership,
         peers::Peers,
         reactor::{Reactor, Source},
@@ -63,6 +64,9 @@ pub(crate) struct Server {
     pub(super) supervised: Option<Supervised>,
     /// A request that another program continues.
     pub(super) replacement: Option<Replacement>,
+    pub(super) gpu_checks: GpuChecks,
+    /// Whether the program of this process can check GPUs.
+    pub(super) checks_gpus: bool,
     /// Whether effects are being carried out.
     pub(super) is_carrying_out: bool,
     /// The settle time: how long a process and its connections must have been gone before that counts as proof.
@@ -199,6 +203,8 @@ impl Server {
             about,
             supervised,
             replacement: None,
+            gpu_checks: GpuChecks::default(),
+            checks_gpus: config.checks_gpus,
             is_carrying_out: false,
             settle: config.settle,
             idle_exit: config.idle_exit,
@@ -280,6 +286,7 @@ impl Server {
             // The turn of the loop is the sign of life that the supervisor wants.
             Source::Poke => {}
             Source::Answer => self.on_answer(),
+            Source::GpuCheck => self.on_gpu_answer(),
             Source::Exit(member) => self.on_exit(member),
             Source::Closed => {
                 for id in self.runner.store.reclaimer().closed() {
@@ -317,6 +324,7 @@ impl Server {
             | Timer::Accept
             | Timer::Guard
             | Timer::Answer
+            | Timer::GpuCheck
             | Timer::Unread => false,
         });
     }
@@ -350,6 +358,7 @@ impl Server {
             }
             Timer::Idle => self.leave_if_idle(),
             Timer::Answer => self.end_late_check(),
+            Timer::GpuCheck => self.on_gpu_timer(),
         }
     }
 

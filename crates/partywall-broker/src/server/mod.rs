@@ -25,6 +25,7 @@
 //! | `supervised` | the records of a supervised broker |
 //! | `restart` | continues what a former process did |
 //! | `replacement` | hands over to another program |
+//! | `gpu_checks` | has a child process check a GPU that may have lost its memory |
 //! | `translate` | conversion between the wire's messages and the registry's |
 //! | `ids` | tables keyed by the broker's own numbers |
 
@@ -37,6 +38,7 @@ mod departures;
 mod ending;
 pub(crate) mod event_loop;
 mod fds;
+mod gpu_checks;
 mod ids;
 mod in_flight;
 mod membership;

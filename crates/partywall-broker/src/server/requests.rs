@@ -62,6 +62,14 @@ impl Server {
             }
             return;
         }
+        if let wire::Call::CheckGpu { gpu } = request.call {
+            let answer = wire::Answer::GpuCheck { runs: self.suspect_gpu(gpu) };
+            return self.send_reply(id, member, Reply { id: request.id, outcome: Ok(answer) });
+        }
+        // Contexts end with the memory of their GPU, but mostly for other reasons.
+        if let wire::Call::ContextLost { gpu: Some(gpu) } = request.call {
+            self.suspect_gpu(gpu);
+        }
         let call = if arrived < frame.fds {
             tracing::warn!(%member, arrived, sent = frame.fds, "file descriptors were lost because no descriptor was free");
             Err(missing(arrived))
@@ -83,7 +91,10 @@ impl Server {
     }
 
     pub(super) fn refuse_request(&mut self, id: ConnectionId, member: MemberId, request: u64, refusal: Refusal) {
-        let reply = Reply { id: request, outcome: Err(refusal) };
+        self.send_reply(id, member, Reply { id: request, outcome: Err(refusal) });
+    }
+
+    fn send_reply(&mut self, id: ConnectionId, member: MemberId, reply: Reply) {
         if let Err(broken) = self.peers.send(&mut self.reactor, member, Channel::Call, &reply, Vec::new()) {
             self.hang_up(id, &broken.to_string());
         }

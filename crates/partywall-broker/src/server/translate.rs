@@ -385,6 +385,7 @@ fn name_row(row: &NameRow, control: &Control) -> wire::NameInfo {
         older: row.older,
         older_bytes: row.older_bytes,
         notice: row.notice,
+        lost: row.lost,
     }
 }
 
@@ -405,6 +406,7 @@ fn version_row(row: &VersionRow) -> wire::VersionInfo {
         shared: row.shared,
         leases: row.leases,
         notice: row.notice,
+        lost: row.lost,
         committed_at: row.committed_at,
     }
 }
@@ -446,13 +448,14 @@ pub(super) fn refusal(refused: Refused) -> Refusal {
             name: name.to_string(),
             near: near.iter().map(Name::to_string).collect(),
             is,
-            ended: ended.map(end),
+            ended: ended.map(|ended| Box::new(end(*ended))),
         },
         Refused::Ended { name, tombstone } => Refusal::Ended { name: name.to_string(), end: end(tombstone) },
         Refused::VersionNotFound { name, version, latest } => {
             Refusal::VersionNotFound { name: name.to_string(), version, latest }
         }
         Refused::Withdrawing { name, notice } => Refusal::Withdrawing { name: name.to_string(), notice },
+        Refused::DeviceLost { name, version, gpu } => Refusal::DeviceLost { name: name.to_string(), version, gpu },
         Refused::Withdrawn { name, version, notice } => Refusal::Withdrawn { name: name.to_string(), version, notice },
         Refused::NameExists { name, version } => Refusal::NameExists { name: name.to_string(), version },
         Refused::ReadOnly { name, version } => Refusal::ReadOnly { name: name.to_string(), version },

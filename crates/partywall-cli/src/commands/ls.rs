@@ -205,7 +205,7 @@ fn row(name: &NameInfo) -> Vec<String> {
         n => format!("{n} ({})", bytes(name.older_bytes)),
     };
     let Some(latest) = &name.latest else {
-        let mut row = vec![name.name.clone(), "removed".into()];
+        let mut row = vec![name.name.clone(), describe::gone(name).into()];
         row.resize(11, String::new());
         row[8] = older;
         if let Some(notice) = &name.notice {

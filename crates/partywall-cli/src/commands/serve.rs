@@ -27,9 +27,10 @@ use std::{
 };
 
 use clap::Args;
-use partywall::{ErrorKind, Location};
+use partywall::{DeviceUuid, ErrorKind, Location};
 use partywall_broker::{
     Admission, Broker, Config, Exit, Limits, StartError, UserLimits,
+    gpu_check::GpuCheck,
     log::RotatingLog,
     replacement::{Check, Purpose, execute},
     supervisor::{Supervisor, Worker, exit_code},
@@ -184,6 +185,9 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     if arguments.check {
         return check(context, arguments, &location, &log);
     }
+    if let Some(Purpose::CheckGpu(check)) = purpose {
+        return check_gpu(check);
+    }
     let continues = purpose.is_some();
     if arguments.background && !continues && !arguments.detach && !arguments.starter_holds_lock {
         return daemon::start();
@@ -305,6 +309,13 @@ fn answer(arguments: &Arguments, location: &Location, check: Check) -> Result<()
     answered.map(drop).map_err(|errno| Failure::system("answering the broker", errno))
 }
 
+/// Says to the broker that has executed this program whether a GPU has lost the memory behind descriptors.
+fn check_gpu(check: GpuCheck) -> Result<(), Failure> {
+    let gpu = DeviceUuid(check.gpu());
+    let answered = check.answer(|chunks| partywall::gpu::find_lost(gpu, &chunks).map_err(|error| error.to_string()));
+    answered.map_err(|errno| Failure::system("answering the broker", errno))
+}
+
 /// Says whether a broker can start.
 fn check(context: &Context, arguments: &Arguments, location: &Location, log: &Path) -> Result<(), Failure> {
     Broker::check(&config(arguments, location, None)).map_err(failure)?;
@@ -396,6 +407,7 @@ fn config(arguments: &Arguments, location: &Location, log: Option<PathBuf>) -> C
         unproven_after: arguments.unproven_after,
         handshake_timeout: Duration::from_millis(arguments.handshake_timeout_ms),
         log_path: log,
+        checks_gpus: true,
         starter_holds_lock: arguments.starter_holds_lock,
         ..config
     }

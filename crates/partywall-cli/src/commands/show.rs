@@ -44,6 +44,9 @@ pub(crate) struct Arguments {
     all: bool,
 }
 
+/// What it means for a version that its GPU has lost its memory.
+const LOST: &str = "its GPU was reset or has failed: the processes that have it open must drop it and be restarted";
+
 /// How long samples are counted to measure their rate.
 const MEASURED: Duration = Duration::from_millis(250);
 
@@ -190,7 +193,9 @@ fn history(output: Output, info: &SegmentInfo) {
     let ago = text::duration(text::since(*committed_at));
     fact(output, "made", format!("{} ({ago} ago) by pid {committer}, version {version}", text::moment(*committed_at)));
     user(output, info.version.uid, info.version.shared);
-    if !info.is_latest {
+    if info.version.lost {
+        fact(output, "lost", LOST);
+    } else if !info.is_latest {
         fact(output, "removed", "it can no longer be opened, and goes with the last process that has it open");
     }
     withdrawal(output, &info.version);
@@ -406,6 +411,7 @@ fn facts(output: Output, info: &SegmentInfo) {
     } = &info.version;
     let newest = info.versions.last().is_none_or(|last| last.version == *version);
     let latest = match (info.is_latest, newest) {
+        _ if info.version.lost => "lost",
         (true, _) => "the latest",
         (false, false) => "not the latest",
         (false, true) => "removed: it can no longer be opened, and goes with its last lease",
@@ -418,6 +424,9 @@ fn facts(output: Output, info: &SegmentInfo) {
         fact(output, "version", format!("{version} ({latest})"));
     }
     withdrawal(output, &info.version);
+    if info.version.lost {
+        fact(output, "lost", LOST);
+    }
     fact(output, "kind", kind_name(*kind));
     fact(output, "place", describe::place((*place).into()));
     if control.is_some() {

@@ -5,8 +5,8 @@
 //!
 //! - The first one has `event` (`watching`), `pattern`, `socket`, `point`.
 //! - An event has `event` (`created`, `committed`, `withdrawn`, `deadline_set`, `deadline_passed`, `owner_died`,
-//!   `owner_faulted`, `reclaimed`), `named` (`segment`, `timeline`, `semaphore`, `pool`, `topic`, `queue`), `name`, `at_ms`
-//!   (since 1970), `point`; `version` and `bytes` if it concerns a version; `pid` if a process caused it; `then` (`wait`,
+//!   `owner_faulted`, `device_lost`, `reclaimed`), `named` (`segment`, `timeline`, `semaphore`, `pool`, `topic`, `queue`), `name`, `at_ms`
+//!   (since 1970), `point`; `version` and `bytes` if it concerns a version; `pid` if a process caused it, or `gpu`; `then` (`wait`,
 //!   `stale`, `evict`) with `until_ms` or `readers` (their number) if it concerns the deadline of a withdrawal.
 //! - After missed events, an object has `event` (`missed`), `events` (their number, or null if it is unknown), `point`.
 //! - When the broker ends, the last one has `error` and `point`.
@@ -18,7 +18,7 @@ use std::{
 
 use clap::Args;
 use partywall::{
-    Pattern, Watch, WatchEvent, bytes,
+    DeviceUuid, Pattern, Watch, WatchEvent, bytes,
     info::{Change, NameEvent, Named, Point},
 };
 use serde_json::{Value, json};
@@ -112,6 +112,7 @@ fn line(event: &WatchEvent) -> String {
             format!("deadline over  {what}: {readers} left ({})", then.name())
         }
         Change::OwnerDied { pid } => format!("owner died     {what}: pid {pid}"),
+        Change::DeviceLost { gpu } => format!("device lost    {what}: GPU {}", DeviceUuid(*gpu)),
         Change::OwnerFaulted { pid } => format!("owner faulted  {what}: pid {pid} has lost its CUDA context"),
         Change::Reclaimed { version, bytes: size } => format!("reclaimed      {what}@{version}, {}", bytes(*size)),
         _ => format!("changed        {what}"),
@@ -141,6 +142,7 @@ fn value(event: &WatchEvent, point: Point) -> Value {
                     value["then"] = json!(then);
                     value["readers"] = json!(readers);
                 }
+                Change::DeviceLost { gpu } => value["gpu"] = json!(DeviceUuid(*gpu).to_string()),
                 _ => {}
             }
             value

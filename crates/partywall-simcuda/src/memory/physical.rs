@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::space::GRANULE;
 use super::{Backing, Kind, Tables};
 use crate::abi::{AllocationHandle, Code, DevicePtr, MemAllocationProp, MemLocation};
-use crate::device::Device;
+use crate::device::{Device, losses};
 use crate::entry::{entry_points, store};
 use crate::{capture, context, ledger, state};
 
@@ -62,15 +62,17 @@ fn asked(properties: *const MemAllocationProp) -> Result<(&'static Device, usize
 }
 
 /// Returns the name of the memfd, which says what it holds to an importer.
-fn file_name(physical: u8) -> String {
-    format!("{FILE_NAME}{physical}")
+fn file_name(device: &Device) -> String {
+    format!("{FILE_NAME}{} {}", device.physical, losses(device.physical))
 }
 
-/// Returns the device whose memory the descriptor holds, by its number on the machine.
+/// Returns the device whose memory the descriptor holds, by its number on the machine, unless the device has lost it.
 fn device_of(descriptor: BorrowedFd<'_>) -> Option<u8> {
     let link = std::fs::read_link(format!("/proc/self/fd/{}", descriptor.as_raw_fd())).ok()?;
     let name = link.to_str()?.strip_prefix("/memfd:")?.strip_suffix(" (deleted)")?;
-    name.strip_prefix(FILE_NAME)?.parse().ok()
+    let (physical, before) = name.strip_prefix(FILE_NAME)?.split_once(' ')?;
+    let physical = physical.parse().ok()?;
+    (before.parse() == Ok(losses(physical))).then_some(physical)
 }
 
 entry_points! {
@@ -87,7 +89,7 @@ entry_points! {
         if handle.is_null() || flags != 0 || bytes == 0 || !(bytes as u64).is_multiple_of(GRANULE) {
             return Err(Code::INVALID_VALUE);
         }
-        let backing = Backing::create(device, bytes, &file_name(device.physical))?;
+        let backing = Backing::create(device, bytes, &file_name(device))?;
         let physical = Physical { backing, device: Some(ordinal), properties, imported: false };
         store(handle, state::lock().memory.add_handle(Arc::new(physical)))
     }

@@ -46,6 +46,52 @@ fn descriptor_keeps_the_memory_of_a_killed_process() {
     }
 }
 
+#[test]
+fn lost_device_refuses_old_memory_and_gives_new() {
+    const TEST: &str = "tests::sharing::lost_device_refuses_old_memory_and_gives_new";
+    match role().as_deref() {
+        None => {
+            let losses = std::env::temp_dir().join(format!("simcuda-losses-{}", std::process::id()));
+            let environment = [("SIMCUDA_LOSSES", losses.to_str().unwrap())];
+            let mut maker = Peer::start(TEST, "make", &environment);
+            let held = File::options().read(true).write(true).open(maker.hear()).unwrap();
+            // Of another device.
+            std::fs::write(&losses, "1\n").unwrap();
+            maker.send("again");
+            assert_eq!(maker.hear(), Code::SUCCESS.0.to_string());
+            std::fs::write(&losses, "1\n0\n").unwrap();
+            maker.send("again");
+            assert_eq!(maker.hear(), Code::ECC_UNCORRECTABLE.0.to_string());
+            let mut reader = Peer::start(TEST, "read", &environment);
+            reader.send(&format!("/proc/{}/fd/{}", std::process::id(), held.as_raw_fd()));
+            assert_eq!(reader.hear(), Code::UNKNOWN.0.to_string());
+            reader.succeeds();
+            maker.succeeds();
+            std::fs::remove_file(losses).unwrap();
+        }
+        Some("make") => {
+            begin();
+            let descriptor = export(create(GRANULE).unwrap());
+            say(format!("/proc/{}/fd/{descriptor}", std::process::id()));
+            for _ in 0..2 {
+                heard();
+                say(import(descriptor).0);
+            }
+        }
+        _ => {
+            begin();
+            let file = File::options().read(true).write(true).open(heard()).unwrap();
+            say(import(file.as_raw_fd()).0);
+            assert_eq!(import(export(create(GRANULE).unwrap())), Code::SUCCESS);
+        }
+    }
+}
+
+fn import(descriptor: c_int) -> Code {
+    let mut handle = 0;
+    answer!(cuMemImportFromShareableHandle(&mut handle, descriptor as usize, 1))
+}
+
 fn to_text(handle: &IpcHandle) -> String {
     handle.0.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -38,7 +38,7 @@ pub(crate) use self::{
     connect::{StarterFailed, check_foreign, own_user, run_starter},
     health::{Health, Lost},
     lease::LeaseGuard,
-    link::{Link, withdrawn},
+    link::{Link, device_lost, withdrawn},
     locate::broker_binary,
     poll_tasks::{PollReason, PollTasks},
     reported_waits::HostWaits,

@@ -65,6 +65,14 @@ pub enum DeviceFault {
         /// The call that found it, and its code.
         source: CudaError,
     },
+    /// The GPU was reset or has failed, and the memory of the name is lost. Mappings of it are of no use any more.
+    #[error("{name:?} is lost: GPU {gpu} was reset or has failed, and its memory is gone")]
+    DeviceLost {
+        /// The name.
+        name: String,
+        /// The UUID of the GPU.
+        gpu: String,
+    },
     /// The stream is being captured into a CUDA graph, whose every launch would repeat the wait or signal.
     #[error("{what}: the stream is being captured into a CUDA graph, and this operation cannot be part of a graph")]
     Captured {
@@ -91,6 +99,10 @@ impl DeviceFault {
             ),
             Self::ContextLost { .. } => ErrorKind::Device
                 .help("broken-context", "restart this process; nothing else brings its CUDA context back"),
+            Self::DeviceLost { .. } => ErrorKind::Device.help(
+                "device-lost",
+                "drop it, restart the processes that used the GPU, and commit the name again from its source",
+            ),
             Self::Captured { .. } => ErrorKind::Usage.help(
                 "captured",
                 "wait for timelines and signal them outside of the graph, before and after its launch",

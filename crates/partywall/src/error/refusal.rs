@@ -11,18 +11,23 @@ use partywall_wire::{Ending, NameEnd, Refusal};
 use super::{
     Busy, Denied, Ended, Error, ForeignBroker, Gone, InvalidArgument, LimitReached, Mismatch, NotFound, Unreachable,
 };
-use crate::{TaskRef, domain::withdrawn, info::with_version};
+use crate::{
+    TaskRef,
+    domain::{device_lost, withdrawn},
+    info::with_version,
+};
 
 impl Error {
     pub(crate) fn refused(refusal: Refusal, socket: &Path) -> Self {
         match refusal {
             Refusal::NotFound { name, near, is, ended } => {
-                let ended = ended.map(|end| Box::new(ended_of(end)));
+                let ended = ended.map(|end| Box::new(ended_of(*end)));
                 NotFound::Name { name, socket: socket.to_owned(), near, is, ended }.into()
             }
             Refusal::VersionNotFound { name, version, latest } => NotFound::Version { name, version, latest }.into(),
             Refusal::Ended { name, end: NameEnd { ending, pid, at, .. } } => match ending {
                 Ending::OwnerDied => Gone::OwnerDied { name, pid, ago: ago(at) }.into(),
+                Ending::DeviceLost(gpu) => device_lost(&name, gpu),
                 Ending::Withdrawn | Ending::Removed | Ending::Unused => {
                     Gone::Withdrawn { name, pid, ago: ago(at) }.into()
                 }
@@ -32,6 +37,7 @@ impl Error {
                 Busy::Withdrawing { name, pid: notice.pid, ago: ago(notice.at) }.into()
             }
             Refusal::Withdrawn { name, version, notice } => withdrawn(&with_version(&name, Some(version)), &notice),
+            Refusal::DeviceLost { name, version, gpu } => device_lost(&with_version(&name, Some(version)), gpu),
             Refusal::NameExists { name, version } => Denied::NameExists { name, version }.into(),
             Refusal::ReadOnly { name, version } => Denied::ReadOnly { name, version }.into(),
             Refusal::CannotGrow { name, version, why } => Denied::Growth { name, version, why }.into(),

@@ -186,6 +186,7 @@ impl Queue {
     /// # Errors
     /// [`Gone::Withdrawn`] once the deadline of a withdrawal with [`Then::Stale`](crate::Then::Stale) has passed. Tasks
     /// that this process works on can be completed; no other can be claimed or submitted.
+    /// [`DeviceFault::DeviceLost`](crate::error::DeviceFault::DeviceLost) once its GPU has lost the memory.
     pub fn check(&self) -> Result<()> {
         self.open.inputs.check()
     }

@@ -2,12 +2,14 @@
 
 use std::{
     os::fd::{AsRawFd, OwnedFd},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use partywall_cuda::{CuResult, DeviceUuid};
 use partywall_shm::Table;
-use partywall_wire::{Access, Answer, Call, Kind, LegacyHandle, MemberState, Named, Opened, Table as WireTable};
+use partywall_wire::{
+    Access, Answer, Call, Kind, LegacyHandle, MemberState, Named, Opened, Place as WirePlace, Table as WireTable,
+};
 
 use super::{Claim, ControlMemory, Facts, Granted, Segment};
 use crate::{
@@ -20,6 +22,12 @@ use crate::{
 
 /// How long to wait for the proof of a publisher's death, which takes the broker's settle time, usually 100 ms.
 const PROOF: Duration = Duration::from_secs(1);
+
+/// How long to wait for the check of a GPU, which starts CUDA in a process.
+const CHECK: Duration = Duration::from_secs(3);
+
+/// How often to ask whether the check still runs. If it finds a loss, the wait ends at once.
+const ASK: Duration = Duration::from_millis(50);
 
 /// Options to open a version; see [`Domain::opener`].
 #[derive(Debug, Clone)]
@@ -95,7 +103,7 @@ impl OpenOptions {
     ///   [`NotFound::Version`](crate::error::NotFound::Version);
     /// - [`Mismatch::Object`] for a pool or topic; [`Denied::ReadOnly`](crate::error::Denied::ReadOnly);
     /// - [`InvalidData::Table`](crate::error::InvalidData::Table) if the table is damaged;
-    /// - [`DeviceFault::Remote`]; those of mapping the memory.
+    /// - [`DeviceFault::Remote`], [`DeviceFault::DeviceLost`]; those of mapping the memory.
     pub fn open(&self) -> Result<Segment> {
         let _span = tracing::trace_span!("open", name = self.name.as_str()).entered();
         self.open_within(self.timeout.into())
@@ -125,10 +133,17 @@ impl OpenOptions {
         let lease = opened.lease;
         let name = opened.name.clone();
         let version = opened.version;
+        let place = opened.place;
         let is_legacy = opened.kind == Kind::Legacy;
         let mapped = self.map(opened, fds).map_err(|error| match error {
             Error::DeviceFault(DeviceFault::Cuda { ref source, .. }) if is_legacy && is_void(source.code) => {
                 self.reason(&name, version, lease).unwrap_or(error)
+            }
+            Error::DeviceFault(DeviceFault::Cuda { .. })
+                if let WirePlace::Gpu(gpu) = place
+                    && !is_legacy =>
+            {
+                self.loss(gpu, &name, version, lease).unwrap_or(error)
             }
             error => error,
         });
@@ -147,6 +162,24 @@ impl OpenOptions {
         let publisher = self.domain.members().ok()?.into_iter().find(|member| member.pid == pid)?;
         let gone = publisher.state != MemberState::Alive;
         gone.then(|| Error::Gone(Gone::OwnerDied { name: name.to_owned(), pid, ago: Duration::ZERO }))
+    }
+
+    /// Returns the error that a version is lost with the memory of its GPU, if the broker finds that while this waits.
+    fn loss(&self, gpu: [u8; 16], name: &str, version: u64, lease: u64) -> Option<Error> {
+        let link = self.domain.link();
+        let until = Instant::now() + CHECK;
+        loop {
+            let runs = matches!(link.call(Call::CheckGpu { gpu }).ok()?, Answer::GpuCheck { runs: true });
+            let waiting = Wait::from(if runs { ASK } else { Duration::ZERO }).begin();
+            if link.call_waiting(|| Call::AwaitWithdrawal { lease }, &waiting).ok()?.is_some() {
+                let again = self.domain.ask_to_open(name, Some(version), Access::Read, Duration::ZERO.into());
+                // It may have been withdrawn for another reason.
+                return again.err().filter(|error| matches!(error, Error::DeviceFault(DeviceFault::DeviceLost { .. })));
+            }
+            if !runs || Instant::now() >= until {
+                return None;
+            }
+        }
     }
 
     fn map(&self, mut opened: Opened, fds: Vec<OwnedFd>) -> Result<Segment> {

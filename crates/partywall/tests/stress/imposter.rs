@@ -259,6 +259,7 @@ fn endless(request: &Request, id: u64) -> Vec<u8> {
                 older: 0,
                 older_bytes: 0,
                 notice: None,
+                lost: false,
             }],
             more: true,
         },

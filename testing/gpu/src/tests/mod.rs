@@ -48,6 +48,7 @@ static TESTS: &[Test] = &[
     test("copies_and_times", 1, owners::copies_and_times),
     test("driver_errors_are_as_documented", 1, troubleshooting::driver_errors_are_as_documented),
     test("segment_memory_outlives_its_creator", 1, segments::memory_outlives_its_creator),
+    test("segment_held_memory_is_not_lost", 1, segments::held_memory_is_not_lost),
     test("segment_readers_keep_their_version", 1, segments::readers_keep_their_version),
     real("segment_uncommitted_memory_comes_back", FREE_MEMORY, segments::uncommitted_memory_comes_back),
     real("segment_removed_memory_comes_back", FREE_MEMORY, segments::removed_memory_comes_back),

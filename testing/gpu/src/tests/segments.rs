@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use partywall::{
-    DType, Domain, Error, Place, Segment, cuda,
+    DType, Domain, Error, Gpu, Place, Segment, cuda,
     error::{Denied, DeviceFault, LimitReached, NotFound},
 };
 
@@ -96,6 +96,19 @@ pub(crate) fn memory_outlives_its_creator() -> Result<(), String> {
     })?;
     world.play("verify", &["survivor"]).finish();
     Ok(())
+}
+
+/// The check of a GPU finds memory that only a descriptor holds, and takes another file for lost memory.
+pub(crate) fn held_memory_is_not_lost() -> Result<(), String> {
+    let Place::Gpu(uuid) = first_gpu()? else { return Err("no GPU".into()) };
+    let gpu = Gpu::open(uuid).map_err(error_text)?;
+    let granularity = cuda::PhysicalMemory::granularity(gpu.context()).map_err(error_text)?;
+    let memory = cuda::PhysicalMemory::create(gpu.context(), granularity).map_err(error_text)?;
+    let held = memory.export().map_err(error_text)?;
+    drop(memory);
+    let other = std::fs::File::open("/dev/null").map_err(error_text)?.into();
+    let lost = partywall::gpu::find_lost(uuid, &[held, other]).map_err(error_text)?;
+    ensure(lost == [false, true], || format!("{lost:?}"))
 }
 
 /// A reader keeps its version while newer versions are committed and the name is removed.

@@ -6,6 +6,7 @@ mod attachments;
 mod audit;
 mod control;
 mod departures;
+mod losses;
 mod model;
 mod model_objects;
 mod model_watch;

@@ -12,8 +12,8 @@ use crate::registry::{
     state::Life,
     tombstones::{REMEMBERED, Tombstone},
     types::{
-        Awaited, BlockControl, Change, Deadline, Doubt, Ending, Limit, MemberState, Named, NoGrowth, Notice, Then,
-        Whom, WithdrawalId,
+        Awaited, BlockControl, Change, Deadline, Doubt, Ending, Limit, MemberState, Named, NoGrowth, Notice, Staleness,
+        Then, Whom, WithdrawalId,
     },
     users::Owned,
 };
@@ -102,9 +102,10 @@ pub(super) struct ModelVersion {
     pub(super) growths: u64,
     latest: bool,
     withdrawn: bool,
-    /// The withdrawal with a deadline that it belongs to, and whether that ends new views of it.
+    /// The withdrawal with a deadline that it belongs to.
     notice: Option<(WithdrawalId, Notice)>,
-    stale: bool,
+    /// Why it allows no new views.
+    stale: Option<Staleness>,
 }
 
 impl ModelVersion {
@@ -113,10 +114,22 @@ impl ModelVersion {
     }
 
     fn check_stale(&self) -> Result<(), Refused> {
-        match self.notice.filter(|_| self.stale) {
-            Some((_, notice)) => Err(Refused::Withdrawn { name: self.name.clone(), version: self.number, notice }),
-            None => Ok(()),
+        let name = self.name.clone();
+        match self.stale {
+            Some(Staleness::Withdrawn(notice)) => Err(Refused::Withdrawn { name, version: self.number, notice }),
+            Some(Staleness::DeviceLost(gpu)) => Err(Refused::DeviceLost { name, version: self.number, gpu }),
+            _ => Ok(()),
         }
+    }
+
+    fn is_lost(&self) -> bool {
+        matches!(self.stale, Some(Staleness::DeviceLost(_)))
+    }
+
+    /// The descriptor of its first chunk, if it is on the GPU and not lost.
+    pub(super) fn chunk_on(&self, gpu: [u8; 16]) -> Option<FdId> {
+        let is_there = self.memory.place == Place::Gpu(gpu) && !self.is_lost();
+        self.memory.chunks.first().filter(|_| is_there)?.fd
     }
 
     fn cannot_grow(&self, why: NoGrowth) -> Refused {
@@ -192,7 +205,7 @@ pub(super) struct Model {
     pub(super) history: Vec<Happening>,
     /// The event up to which watchers have been notified.
     pub(super) notified: u64,
-    versions: Vec<ModelVersion>,
+    pub(super) versions: Vec<ModelVersion>,
     /// The ends of names that do not exist any more.
     ends: Vec<(Name, Tombstone)>,
     /// Withdrawals whose deadlines have not passed, with the members that withdrew the names.
@@ -360,9 +373,10 @@ impl Model {
             Event::Dismissed { .. } => unreachable!("the model has no operators"),
             Event::Resumed { member } => {
                 self.member(*member).life = Life::Alive;
-                self.notify_stale(*member, None, &mut effects);
+                self.notify_stale(*member, |_| true, &mut effects);
             }
             Event::DeadlinePassed { id } => self.deadline_passed(*id, &mut effects),
+            Event::DeviceLost { gpu, chunks } => self.lose(*gpu, chunks, &mut effects),
             Event::HeldByChild { member } => {
                 self.waits.retain(|q| q.member != *member);
                 self.abandon_claims(*member, &mut effects);
@@ -635,6 +649,8 @@ impl Model {
                         older: older.len() as u32,
                         older_bytes: older.iter().map(|v| v.memory.bytes()).sum(),
                         notice: self.notice_of(name),
+                        lost: self.latest(name).is_none()
+                            && older.iter().max_by_key(|v| v.number).is_some_and(|v| v.is_lost()),
                     }
                 });
                 Ok(Answer::Names { names: names.collect(), more: false })
@@ -891,7 +907,7 @@ impl Model {
             latest: true,
             withdrawn: false,
             notice: None,
-            stale: false,
+            stale: None,
         });
         self.claims.retain(|r| Some(r.id) != *claim);
         for waiting in self.waits.clone() {
@@ -1035,7 +1051,8 @@ impl Model {
         let Open { name, version, access, wait } = open;
         let latest = self.latest(name).map(|v| v.number);
         let wanted = version.or(latest);
-        let found = self.versions.iter().find(|v| v.name == *name && Some(v.number) == wanted && !v.withdrawn);
+        let found = self.versions.iter().find(|v| v.name == *name && Some(v.number) == wanted);
+        let found = found.filter(|v| !v.withdrawn || version.is_some() && v.is_lost());
         if let Some(version) = found {
             return self.grant(member, request, name, version.number, *access);
         }
@@ -1214,8 +1231,10 @@ impl Model {
         let version = latest.number;
         let legacy = latest.memory.kind == Kind::Legacy;
         let owned = (latest.uid, latest.shared);
-        let pid = pid(by);
-        let command = command(by);
+        let (pid, command) = match ending {
+            Ending::DeviceLost(_) => (0, "".into()),
+            _ => (pid(by), command(by)),
+        };
         let end = Owned { uid: owned.0, shared: owned.1 };
         self.ends.push((name.clone(), Tombstone { ending, version, pid, command, at: self.now, legacy, owned: end }));
         for version in self.versions.iter_mut().filter(|v| v.name == *name) {
@@ -1226,6 +1245,7 @@ impl Model {
         }
         let change = match ending {
             Ending::OwnerDied => Change::OwnerDied { pid },
+            Ending::DeviceLost(gpu) => Change::DeviceLost { gpu },
             _ => Change::Withdrawn { pid },
         };
         self.note(named, name, owned, change);
@@ -1262,7 +1282,10 @@ impl Model {
         let last = self.versions.iter().filter(|v| of(v)).max_by_key(|v| v.number).unwrap();
         let named = named(&last.memory);
         let owned = self.withdrawn[&id];
-        self.versions.iter_mut().filter(|v| of(v)).for_each(|v| v.stale = notice.then != Then::Wait);
+        if notice.then != Then::Wait {
+            let stale = Staleness::Withdrawn(notice);
+            self.versions.iter_mut().filter(|v| of(v) && !v.is_lost()).for_each(|v| v.stale = Some(stale));
+        }
         let reads = |m: &&ModelMember| !self.holds_on(m.id, of).is_empty();
         let mut readers: Vec<_> = self.members.iter().filter(reads).map(|m| m.id).collect();
         readers.sort();
@@ -1271,14 +1294,7 @@ impl Model {
             if self.policy(reader, &notice, owned.0) != Then::Stale {
                 continue;
             }
-            self.notify_stale(reader, Some(id), effects);
-            let row = self.members.iter().find(|m| m.id == reader).unwrap().row;
-            let held = self.version_leases.iter().filter(|h| h.member == reader);
-            let topics = held.map(|h| self.version(&h.name, h.number)).filter(|v| of(v));
-            let topics = topics.filter_map(|v| v.memory.control.filter(|c| c.shape.topic.is_some())?.object);
-            let topics: BTreeSet<_> = topics.map(|memory| memory.fd).collect();
-            let ending = TimelineEnding::Closed;
-            effects.control.extend(topics.into_iter().map(|object| Effect::Detach { object, row, ending }));
+            self.end_views(reader, of, effects);
         }
         for reader in readers {
             let evicts = self.policy(reader, &notice, owned.0) == Then::Evict;
@@ -1288,18 +1304,51 @@ impl Model {
         }
     }
 
+    fn lose(&mut self, gpu: [u8; 16], chunks: &[FdId], effects: &mut ModelEffects) {
+        let is_lost = |v: &ModelVersion| v.chunk_on(gpu).is_some_and(|chunk| chunks.contains(&chunk));
+        let mut lost = BTreeSet::new();
+        for version in self.versions.iter_mut().filter(|v| is_lost(v)) {
+            (version.stale, version.withdrawn) = (Some(Staleness::DeviceLost(gpu)), true);
+            lost.insert((version.name.clone(), version.number));
+        }
+        for (name, number) in &lost {
+            if self.latest(name).is_some_and(|latest| latest.number == *number) {
+                self.withdraw(name, Ending::DeviceLost(gpu), MemberId(0), effects);
+            }
+        }
+        self.notify_withdrawn(effects);
+        let is_lost = |v: &ModelVersion| lost.contains(&(v.name.clone(), v.number));
+        let reads = |m: &&ModelMember| !self.holds_on(m.id, is_lost).is_empty();
+        let readers: BTreeSet<_> = self.members.iter().filter(reads).map(|m| m.id).collect();
+        for reader in readers {
+            self.end_views(reader, is_lost, effects);
+        }
+    }
+
+    /// Reports stale versions to a reader, and detaches it from topics among them.
+    fn end_views(&mut self, reader: MemberId, of: impl Fn(&ModelVersion) -> bool, effects: &mut ModelEffects) {
+        self.notify_stale(reader, &of, effects);
+        let row = self.members.iter().find(|m| m.id == reader).unwrap().row;
+        let held = self.version_leases.iter().filter(|h| h.member == reader);
+        let topics = held.map(|h| self.version(&h.name, h.number)).filter(|v| of(v));
+        let topics = topics.filter_map(|v| v.memory.control.filter(|c| c.shape.topic.is_some())?.object);
+        let topics: BTreeSet<_> = topics.map(|memory| memory.fd).collect();
+        let ending = TimelineEnding::Closed;
+        effects.control.extend(topics.into_iter().map(|object| Effect::Detach { object, row, ending }));
+    }
+
     /// Readers of other users are not evicted.
     fn policy(&self, reader: MemberId, notice: &Notice, owner: u32) -> Then {
         if notice.then == Then::Evict && uid(reader) != owner { Then::Stale } else { notice.then }
     }
 
-    fn notify_stale(&mut self, member: MemberId, only: Option<WithdrawalId>, effects: &mut ModelEffects) {
+    fn notify_stale(&self, member: MemberId, of: impl Fn(&ModelVersion) -> bool, effects: &mut ModelEffects) {
         let own = self.version_leases.iter().filter(|h| h.member == member);
         let stale = own.filter_map(|h| {
-            let version = self.version(&h.name, h.number);
-            let (id, notice) = version.notice.filter(|_| version.stale)?;
-            (self.policy(member, &notice, version.uid) == Then::Stale).then_some(())?;
-            only.is_none_or(|only| only == id).then_some((h.id, notice))
+            let version = Some(self.version(&h.name, h.number)).filter(|v| of(v))?;
+            let stale = version.stale?;
+            let evicts = matches!(stale, Staleness::Withdrawn(notice) if self.policy(member, &notice, version.uid) != Then::Stale);
+            (!evicts).then_some((h.id, stale))
         });
         let leases: Vec<_> = stale.collect();
         if !leases.is_empty() {
@@ -1329,8 +1378,10 @@ impl Model {
         let name = name.clone();
         let end = self.end_of(&name, version);
         match end.filter(|end| self.sees(member, end.owned.uid, end.owned.shared)) {
-            Some(tombstone) if tombstone.legacy => Refused::Ended { name, tombstone },
-            ended => Refused::NotFound { name, near: Vec::new(), is, ended },
+            Some(tombstone) if tombstone.legacy || matches!(tombstone.ending, Ending::DeviceLost(_)) => {
+                Refused::Ended { name, tombstone }
+            }
+            ended => Refused::NotFound { name, near: Vec::new(), is, ended: ended.map(Box::new) },
         }
     }
 
@@ -1495,6 +1546,7 @@ impl Model {
                 + self.attachments.iter().filter(|a| a.segment == (v.name.clone(), v.number)).count())
                 as u32,
             notice: v.notice.map(|(_, notice)| notice),
+            lost: v.is_lost(),
             committed_at: v.at,
         }
     }

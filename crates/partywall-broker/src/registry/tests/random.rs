@@ -40,6 +40,8 @@ enum Step {
     EndLine(usize),
     /// The deadline of a withdrawal passes.
     Overdue(usize),
+    /// The GPU has lost the memory of some versions, or of all.
+    LoseGpu(usize),
     /// This many milliseconds pass.
     Pass(u64),
 }
@@ -118,6 +120,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => who.clone().prop_map(Step::Die),
         1 => who.clone().prop_map(Step::Expire),
         2 => who.clone().prop_map(Step::Overdue),
+        1 => who.clone().prop_map(Step::LoseGpu),
         3 => Just(Step::Closed),
         3 => who.clone().prop_map(Step::AskAgain),
         3 => who.clone().prop_map(Step::Restart),
@@ -332,6 +335,18 @@ impl Run {
                 if let Some((id, _)) = withdrawals.get(pick % withdrawals.len().max(1)) {
                     self.both(Event::DeadlinePassed { id: *id });
                 }
+            }
+            Step::LoseGpu(pick) => {
+                let Place::Gpu(gpu) = GPU else { return };
+                let mut chunks: Vec<_> = self.model.versions.iter().filter_map(|v| v.chunk_on(gpu)).collect();
+                chunks.sort();
+                let mut found = self.watched.registry.chunks_on(gpu);
+                found.sort();
+                assert_eq!(found, chunks);
+                // Another version's chunk, or one that is gone, may be among them.
+                chunks.truncate(*pick);
+                chunks.extend([FdId(1), FdId(999_999)]);
+                self.both(Event::DeviceLost { gpu, chunks });
             }
             Step::Pass(time) => self.watched.now += time,
             Step::EndLine(of) => self.both(Event::TimelineEnded { name: Name::new(["a", "b", "a/b"][*of]) }),

@@ -597,7 +597,7 @@ fn publish(w: &mut Watched, member: MemberId, name: &str) -> (u64, LeaseId) {
 fn ended(outcome: Outcome) -> Tombstone {
     match outcome {
         Err(Refused::Ended { tombstone, .. }) if tombstone.legacy => tombstone,
-        Err(Refused::NotFound { ended: Some(tombstone), .. }) if !tombstone.legacy => tombstone,
+        Err(Refused::NotFound { ended: Some(tombstone), .. }) if !tombstone.legacy => *tombstone,
         other => panic!("{other:?}"),
     }
 }

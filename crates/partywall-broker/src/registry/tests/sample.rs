@@ -42,6 +42,10 @@ pub(crate) fn sample() -> Registry {
     w.ask(owner, Call::Evict { whom: Whom::Member(evicted.0), kill: false }).1.unwrap();
     let deadline = Some(Deadline { after: 1000, then: Then::Stale });
     w.ask(owner, Call::Remove { name: Name::new("kept"), deadline }).1.unwrap();
+    let memory = w.memory_of(Kind::Vmm, &[10], false, false, Lifetime::Kept);
+    let chunk = memory.chunks[0].fd.unwrap();
+    w.ask(owner, Call::Commit(commit(Name::new("lost"), memory))).1.unwrap();
+    w.apply(Event::DeviceLost { gpu: [7; 16], chunks: vec![chunk] });
     w.apply(Event::Suspected { member: reader });
     w.apply(Event::Died { member: dead });
     w.registry

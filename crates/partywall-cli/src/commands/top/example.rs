@@ -51,6 +51,7 @@ pub(super) fn snapshot() -> Snapshot {
         shared: false,
         leases: 3,
         notice: None,
+        lost: false,
         committed_at: NOW - 3_700_000,
     };
     let name = |name: &str, latest: Option<VersionInfo>, usage: Option<Usage>| NameInfo {
@@ -60,6 +61,7 @@ pub(super) fn snapshot() -> Snapshot {
         older: 0,
         older_bytes: 0,
         notice: None,
+        lost: false,
     };
     let blocks = Control { blocks: 16, block_bytes: 4 << 20, zeroed: false, topic: None, queue: None };
     let shape =

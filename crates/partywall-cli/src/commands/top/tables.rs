@@ -329,7 +329,8 @@ fn name(picture: &Picture, name: &NameInfo) -> Row {
 fn use_of(picture: &Picture, name: &NameInfo) -> (String, Alert) {
     let Some(latest) = &name.latest else {
         let notice = name.notice.map_or_else(String::new, |notice| format!(": {}", describe::notice(&notice)));
-        return (format!("removed, and still held{notice}"), Alert::None);
+        let alert = if name.lost { Alert::Lost } else { Alert::None };
+        return (format!("{}, and still held{notice}", describe::gone(name)), alert);
     };
     let used = picture.snapshot.used.get(&name.name).filter(|used| used.version == latest.version);
     let mut facts = Vec::new();

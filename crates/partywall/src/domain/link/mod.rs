@@ -29,9 +29,9 @@ use std::{
 
 use partywall_os::{lock::IgnorePoison, process::fork_generation};
 use partywall_shm::MAX_SLEEP;
-use partywall_wire::{Answer, Call, Notice, Refusal, Request, Resume, frame};
+use partywall_wire::{Answer, Call, Notice, Refusal, Request, Resume, Staleness, frame};
 
-pub(crate) use self::stale::withdrawn;
+pub(crate) use self::stale::{device_lost, withdrawn};
 pub(super) use self::{renewal::NoBroker, socket::giving_back, waits::Completion};
 use self::{
     socket::{CallSocket, Lost},
@@ -150,7 +150,7 @@ impl Link {
     }
 
     /// Records that versions which this process has open are stale.
-    pub(super) fn set_stale(&self, leases: Vec<(u64, Notice)>) {
+    pub(super) fn set_stale(&self, leases: Vec<(u64, Staleness)>) {
         self.stale.add(leases);
     }
 

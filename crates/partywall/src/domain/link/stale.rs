@@ -1,4 +1,4 @@
-//! Leases on versions whose withdrawal allows no new views.
+//! Leases on versions that allow no new views: their withdrawal forbids it, or their GPU has lost them.
 
 use std::{
     collections::HashMap,
@@ -8,10 +8,11 @@ use std::{
     },
 };
 
+use partywall_cuda::DeviceUuid;
 use partywall_os::lock::IgnorePoison;
-use partywall_wire::Notice;
+use partywall_wire::{Notice, Staleness};
 
-use crate::error::{Error, Gone, Result, ago};
+use crate::error::{DeviceFault, Error, Gone, Result, ago};
 
 /// The stale leases of a connection. The broker reports them on the events socket, perhaps before the caller that opened
 /// the version has read its answer; so they are kept by number.
@@ -19,11 +20,11 @@ use crate::error::{Error, Gone, Result, ago};
 pub(super) struct StaleLeases {
     /// Whether there may be any. Views read nothing but this as long as there are none.
     any: AtomicBool,
-    leases: Mutex<HashMap<u64, Notice>>,
+    leases: Mutex<HashMap<u64, Staleness>>,
 }
 
 impl StaleLeases {
-    pub(super) fn add(&self, leases: Vec<(u64, Notice)>) {
+    pub(super) fn add(&self, leases: Vec<(u64, Staleness)>) {
         let mut known = self.leases.lock().ignore_poison();
         known.extend(leases);
         self.any.store(!known.is_empty(), Ordering::Release);
@@ -47,10 +48,16 @@ impl StaleLeases {
     #[cold]
     fn check_slow(&self, lease: u64, name: &str) -> Result<()> {
         match self.leases.lock().ignore_poison().get(&lease) {
-            Some(notice) => Err(withdrawn(name, notice)),
-            None => Ok(()),
+            Some(Staleness::Withdrawn(notice)) => Err(withdrawn(name, notice)),
+            Some(Staleness::DeviceLost(gpu)) => Err(device_lost(name, *gpu)),
+            Some(_) | None => Ok(()),
         }
     }
+}
+
+/// Returns the error that a version or name is lost with its GPU's memory.
+pub(crate) fn device_lost(name: &str, gpu: [u8; 16]) -> Error {
+    DeviceFault::DeviceLost { name: name.to_owned(), gpu: DeviceUuid(gpu).to_string() }.into()
 }
 
 /// Returns the error that a version is stale.
