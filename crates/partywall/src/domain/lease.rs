@@ -49,7 +49,8 @@ impl Drop for LeaseGuard {
         let worker = self.worker.clone();
         self.give_back(|link, call| {
             let link = link.clone();
-            worker.run(move || log(link.call(call)));
+            // As many as there are leases, which the broker limits.
+            worker.run(move || link.call_later(call, usize::MAX));
         });
     }
 }

@@ -192,11 +192,7 @@ impl DomainOptions {
         let health = Health::new(lost, move |lost| {
             let reporter = reporter.clone();
             let gpu = lost.gpu.0;
-            worker.run(move || {
-                if let Err(error) = reporter.call(Call::ContextLost { gpu: Some(gpu) }) {
-                    tracing::warn!(%error, "the broker is not notified that a CUDA context is lost");
-                }
-            });
+            worker.run(move || reporter.call_later(Call::ContextLost { gpu: Some(gpu) }, usize::MAX));
         });
         let gpus = Gpus::new(link.clone(), health);
         Ok(Domain { connection: Arc::new(Connection { link, service, gpus, pools: Pools::default(), processes }) })

@@ -26,7 +26,7 @@ use super::{
     connect::Greeted,
     health::Lost,
     inbox::Inbox,
-    link::{Completion, Link, NoBroker, giving_back},
+    link::{Completion, Link, MAX_OWED, NoBroker, giving_back},
     poll_tasks::{PollReason, PollTasks, Schedule},
     reported_waits::{HostWaits, ReportedWaits},
     stream_waits::StreamWaits,
@@ -266,7 +266,7 @@ impl Shared {
             && let Some(call) = giving_back(&answer)
         {
             let link = self.link.clone();
-            self.workers.broker.run(move || link.give_back(call));
+            self.workers.broker.run(move || link.call_later(call, MAX_OWED));
         }
     }
 
@@ -376,6 +376,33 @@ mod tests {
         receiver.recv().unwrap();
         partywall_harness::eventually("it is closed", || other.members().unwrap().len() == 1);
         drop(other);
+        stop.stop();
+        broker.join().unwrap().unwrap();
+    }
+
+    /// The worker that gives leases back also renews the connection.
+    #[test]
+    fn lease_that_goes_back_while_the_connection_is_lost_does_not_wait_for_its_renewal() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("sockets/test.sock");
+        let broker = Broker::bind(Config::new(&socket, "test", crate::VERSION)).unwrap();
+        let stop = broker.stop_handle().unwrap();
+        let broker = thread::spawn(move || broker.run());
+        let connect = || Domain::options().socket(&socket).start(false).connect().unwrap();
+        let domain = connect();
+        let other = connect();
+        let (lease, _) = domain.open_semaphore("seats", 1, false).unwrap();
+        let guard = domain.keep(lease);
+        let shared = domain.connection.service.shared();
+        let (open, gate) = mpsc::channel::<()>();
+        shared.workers.broker.run(move || gate.recv().unwrap_or_default());
+        drop(guard);
+        // The service thread has the connection renewed after that.
+        shared.link.lost();
+        drop(open);
+        domain.ping().unwrap();
+        partywall_harness::eventually("the lease is back", || other.status().unwrap().semaphores == 0);
+        drop((domain, other));
         stop.stop();
         broker.join().unwrap().unwrap();
     }

@@ -306,9 +306,10 @@ impl Open {
     fn detached(&self) -> Error {
         let domain = self.domain();
         let asked = domain.ping().and_then(|()| domain.health().check()).and_then(|()| {
-            // The broker detaches before its report of the withdrawal is read.
+            // The broker detaches before its report of the withdrawal is read. Where it evicts processes of the name's user,
+            // it detaches those of others.
             match self.blocks.wait_withdrawn(Duration::ZERO.into()) {
-                Ok(Some(notice)) if notice.then == Then::Stale => Err(withdrawn(self.name(), &notice)),
+                Ok(Some(notice)) if notice.then != Then::Wait => Err(withdrawn(self.name(), &notice)),
                 _ => Ok(()),
             }
         });

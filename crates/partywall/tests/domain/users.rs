@@ -12,7 +12,7 @@ use std::{
 };
 
 use partywall::{
-    DType, Domain, Error, OtherUsers, Place, Policy, Task, TimelineEnding,
+    DType, Domain, Error, OtherUsers, Place, Policy, Task, Then, TimelineEnding,
     error::{Denied, Gone, LimitReached},
 };
 use partywall_broker::UserLimits;
@@ -128,6 +128,7 @@ fn obey(domain: &Domain, kept: &mut Kept, what: &str, name: &str) -> partywall::
             loan.filled().publish(TIMEOUT)?;
             kept.keep(publisher);
         }
+        "receive" => drop(domain.topic(name).open()?.subscriber(Policy::Block)?.recv(TIMEOUT)?),
         "work" => {
             let queue = domain.queue(name).open()?;
             let task = queue.claim(TIMEOUT)?;
@@ -228,6 +229,12 @@ fn needs_root_objects_are_used_by_two_users_in_host_memory() {
     }
     assert_eq!(order(&mut guest, "publish shared"), "done");
     assert_eq!(subscriber.recv(TIMEOUT).unwrap().as_slice::<u32>().unwrap(), [7]);
+    let brief = topic("brief", true);
+    guest.send("receive brief");
+    eventually("it is joined", || brief.stats().subscribers.len() == 1);
+    domain.withdraw("brief", Duration::ZERO, Then::Evict).unwrap();
+    let ended = guest.expect("outcome");
+    assert!(ended.contains("was withdrawn by pid"), "no user evicts processes of another: {ended}");
     let ticket = work.submit(Task::new("x"), TIMEOUT).unwrap();
     let refused = order(&mut guest, "work work");
     assert!(refused.contains("cannot retry or purge"), "{refused}");

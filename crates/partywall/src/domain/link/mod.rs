@@ -52,7 +52,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 const SHORT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Maximum number of grants that wait to be given back. Only a broker that grants without requests reaches it.
-const MAX_OWED: usize = 4096;
+pub(super) const MAX_OWED: usize = 4096;
 
 /// An answer and the file descriptors that came with it.
 pub(crate) type Answered = (Answer, Vec<OwnedFd>);
@@ -299,7 +299,7 @@ impl Link {
         }
     }
 
-    /// Gives back late grants.
+    /// Makes the calls whose outcomes no thread needs.
     fn return_owed(&self, calls: &mut CallSocket) {
         let given_up = std::mem::take(&mut self.queue.lock().ignore_poison().given_up);
         calls.owed().extend(given_up.into_iter().map(|request| Call::GiveUp { request }));
@@ -307,7 +307,7 @@ impl Link {
             let id = calls.next_id();
             let Ok(message) = self.encode(id, call.clone(), 0) else { continue };
             match calls.exchange(&message, id, &[]) {
-                Ok((reply, _)) => tracing::debug!(?call, outcome = ?reply.outcome, "gave back a late grant"),
+                Ok((reply, _)) => tracing::debug!(?call, outcome = ?reply.outcome, "made a call for no waiter"),
                 Err(_) => {
                     // Tried again after the next answer.
                     calls.owed().push(call);

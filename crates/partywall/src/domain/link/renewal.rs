@@ -17,7 +17,7 @@ use partywall_wire::Call;
 
 use super::{
     super::connect::{self, Greeted, Role},
-    Link, MAX_OWED,
+    Link,
 };
 use crate::error::{Error, Unreachable};
 
@@ -110,14 +110,17 @@ impl Link {
         }
     }
 
-    /// Gives back a grant to a caller that no longer waits. Not by an ordinary call, which would wait for the renewal
-    /// of the connection: that is a later job of the same worker. So this does not wait for a request that has to be
-    /// repeated either.
-    pub(in super::super) fn give_back(&self, call: Call) {
+    /// Makes a call whose outcome no thread needs: now, or behind the first answer on a renewed connection. For jobs of the
+    /// worker that renews the connection. An ordinary call would wait for the renewal, which is a later job, and this must
+    /// not wait for a request that is repeated either. A call beyond `most` pending ones is dropped.
+    pub(in super::super) fn call_later(&self, call: Call, most: usize) {
+        if let Call::Release { lease } = call {
+            self.stale.forget(lease);
+        }
         match self.turn(true) {
             Ok(mut turn) => {
                 let calls = turn.calls();
-                if calls.owed().len() < MAX_OWED {
+                if calls.owed().len() < most {
                     calls.owed().push(call);
                 }
                 // A silent broker gets the call after its next answer.
@@ -125,7 +128,7 @@ impl Link {
                     self.return_owed(calls);
                 }
             }
-            Err(error) => tracing::warn!(?call, %error, "a grant without a waiter is lost"),
+            Err(error) => tracing::warn!(?call, %error, "a call is lost"),
         }
     }
 
@@ -184,9 +187,9 @@ mod tests {
     use super::{super::Repeating, *};
     use crate::Domain;
 
-    /// The worker that gives back late grants also renews the connection, for which the repeated request waits.
+    /// The worker that makes such calls also renews the connection, for which the repeated request waits.
     #[test]
-    fn late_grant_does_not_wait_for_a_request_that_is_repeated() {
+    fn later_call_does_not_wait_for_a_request_that_is_repeated() {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("sockets/test.sock");
         let broker = Broker::bind(Config::new(&socket, "test", crate::VERSION)).unwrap();
@@ -197,7 +200,7 @@ mod tests {
         let owed = || link.turn(true).unwrap().calls().owed().len();
 
         let repeating = Repeating::begin(link);
-        link.give_back(Call::Release { lease: 1 });
+        link.call_later(Call::Release { lease: 1 }, 1);
         assert_eq!(owed(), 1);
         drop(repeating);
         domain.ping().unwrap();

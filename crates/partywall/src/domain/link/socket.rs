@@ -29,7 +29,7 @@ pub(super) struct CallSocket {
     silent: bool,
     /// Calls of this connection that were not answered in time.
     unanswered: Vec<u64>,
-    /// Calls that give back grants which no caller waited for any more.
+    /// Calls whose outcomes no thread needs, such as those that give back grants for which no caller waited any more.
     owed: Vec<Call>,
 }
 
@@ -94,7 +94,7 @@ impl CallSocket {
         self.next - 1
     }
 
-    /// Returns the calls that give back late grants.
+    /// Returns the calls whose outcomes no thread needs.
     pub(super) fn owed(&mut self) -> &mut Vec<Call> {
         &mut self.owed
     }
