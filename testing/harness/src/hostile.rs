@@ -116,19 +116,17 @@ fn pipeline(path: &Path, begun: impl FnOnce()) -> ! {
     let requests: Vec<u8> = (0..1000).flat_map(|_| client.request(Call::Status, 0)).collect();
     let call = client.call;
     thread::scope(|scope| {
-        scope.spawn(|| {
-            loop {
-                call.send(&requests, &[]);
-            }
-        });
+        // Ends with the connection, so that a panic below ends this process.
+        scope.spawn(|| while call.send(&requests, &[]) {});
         let mut answers = vec![0; 1 << 16];
         let mut fds = Default::default();
         let mut begun = Some(begun);
         loop {
             let _ = socket::wait(&call.socket, Ready::Read, None);
             match socket::recv(&call.socket, &mut answers, &mut fds) {
-                Ok(_) | Err(Errno::AGAIN) => {}
-                Err(errno) => panic!("the broker has ended the connection: {errno}"),
+                Ok(read) if read.bytes > 0 => {}
+                Err(Errno::AGAIN) => {}
+                ended => panic!("the broker has ended the connection: {ended:?}"),
             }
             if let Some(begun) = begun.take() {
                 begun();

@@ -50,6 +50,7 @@ pub(crate) fn others_are_served_beside(way: Hostile) {
         open_and_release(&mut late);
         assert_eq!(late.ask(Call::Bye), Ok(Answer::Done));
     }
+    assert!(hostile.is_running(), "it misbehaved until now");
     hostile.kill();
     eventually("nothing of it stays", || held(&mut other) == before);
     open_and_release(&mut other);
