@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd},
     path::PathBuf,
     sync::{Arc, Mutex, OnceLock},
 };
@@ -61,6 +61,33 @@ impl Gpu {
     /// Returns the stream for host-synchronous copies. It does not synchronize with the default stream.
     pub fn stream(&self) -> StreamRef<'_> {
         self.stream.as_ref()
+    }
+
+    /// Returns for each of these descriptors why the memory behind it is lost, if it is: a reset of its GPU, or a fault that
+    /// needs one, ends the memory and leaves the descriptors open. Call it in a process that has not used the GPU before,
+    /// because the contexts of others end with the memory.
+    ///
+    /// # Errors
+    /// If this process cannot find out, because it cannot allocate, export and import other memory on the GPU.
+    pub fn find_lost(&self, descriptors: &[impl AsFd]) -> Result<Vec<Option<Error>>> {
+        let failed = cuda_error(format!("trying out an allocation on GPU {}", self.uuid));
+        let bytes = PhysicalMemory::granularity(&self.context).map_err(&failed)?;
+        let import = |descriptor: BorrowedFd<'_>| PhysicalMemory::import(&self.context, descriptor, bytes);
+        let try_out = || {
+            let exported = PhysicalMemory::create(&self.context, bytes)?.export()?;
+            import(exported.as_fd()).map(drop)
+        };
+        try_out().map_err(&failed)?;
+        // Other codes are about this process: it lacks memory, or may not use the GPU that the memory is on.
+        let is_lost = |error: &CudaError| {
+            matches!(error.code, CuResult::INVALID_VALUE | CuResult::INVALID_HANDLE | CuResult::UNKNOWN)
+        };
+        let refused = cuda_error(format!("importing memory from GPU {}", self.uuid));
+        let lost = |descriptor| import(descriptor).err().filter(is_lost).map(&refused);
+        let lost = descriptors.iter().map(|descriptor| lost(descriptor.as_fd())).collect();
+        // The GPU may have failed meanwhile.
+        try_out().map_err(&failed)?;
+        Ok(lost)
     }
 
     /// Converts a cudarc stream for the calls of this library.
@@ -259,31 +286,6 @@ pub fn resolve(choice: DeviceChoice) -> Result<(Place, Option<String>)> {
 fn current() -> Option<Place> {
     let device = Device::current(Driver::load().ok()?).ok()??;
     Some(Place::Gpu(device.uuid().ok()?))
-}
-
-/// Returns for each of these descriptors whether the memory behind it is lost: a reset of its GPU, or a fault that needs one,
-/// ends the memory and leaves the descriptors open. Call it in a process that has not used the GPU before, because the
-/// contexts of others end with the memory.
-///
-/// # Errors
-/// If this process cannot find out, because it cannot allocate, export and import other memory on the GPU.
-pub fn find_lost(uuid: DeviceUuid, descriptors: &[OwnedFd]) -> Result<Vec<bool>> {
-    let failed = cuda_error(format!("trying out an allocation on GPU {uuid}"));
-    let gpu = Gpu::open(uuid)?;
-    let bytes = PhysicalMemory::granularity(gpu.context()).map_err(&failed)?;
-    let import = |descriptor: &OwnedFd| PhysicalMemory::import(gpu.context(), descriptor.as_fd(), bytes);
-    let try_out = || {
-        let exported = PhysicalMemory::create(gpu.context(), bytes)?.export()?;
-        import(&exported).map(drop)
-    };
-    try_out().map_err(&failed)?;
-    // Other codes are about this process: it lacks memory, or may not use the GPU that the memory is on.
-    let is_lost =
-        |error: CudaError| matches!(error.code, CuResult::INVALID_VALUE | CuResult::INVALID_HANDLE | CuResult::UNKNOWN);
-    let lost = descriptors.iter().map(|descriptor| import(descriptor).is_err_and(is_lost)).collect();
-    // The GPU may have failed meanwhile.
-    try_out().map_err(&failed)?;
-    Ok(lost)
 }
 
 /// Returns the device with this UUID.

@@ -62,6 +62,7 @@ pub(crate) static OPERATIONS: &[Operation] = &[
     on_gpu("open to write", "open another process's mutable version and write it", open_to_write),
     on_gpu("open on another GPU", "map a version of another GPU", open_on_another_gpu),
     on_gpu("open or build", "build a name that does not exist, open it", open_or_build),
+    on_gpu("find lost memory", "whether a GPU has lost the memory of another process's version", find_lost),
     on_gpu("put and get", "put a file, write it out again", put_and_get),
     on_gpu("grow", "a mutable version grows by a chunk, and by spare room", grow),
     on_gpu("refresh", "a reader maps what a version has grown by", refresh),
@@ -160,6 +161,11 @@ fn first_use(setting: &Setting) -> Outcome {
 fn devices(_: &Setting) -> Outcome {
     assert_eq!(partywall::gpu::devices()?.len(), 2);
     Ok(())
+}
+
+fn find_lost(setting: &Setting) -> Outcome {
+    let held = setting.domain.descriptors(held::FROZEN, Duration::ZERO)?;
+    setting.domain.gpu(FIRST_GPU)?.find_lost(held.chunks())?.into_iter().flatten().next().map_or(Ok(()), Err)
 }
 
 fn create_and_drop(setting: &Setting) -> Outcome {

@@ -27,7 +27,7 @@ use std::{
 };
 
 use clap::Args;
-use partywall::{DeviceUuid, ErrorKind, Location};
+use partywall::{DeviceUuid, ErrorKind, Gpu, Location};
 use partywall_broker::{
     Admission, Broker, Config, Exit, Limits, StartError, UserLimits,
     gpu_check::GpuCheck,
@@ -312,7 +312,11 @@ fn answer(arguments: &Arguments, location: &Location, check: Check) -> Result<()
 /// Says to the broker that has executed this program whether a GPU has lost the memory behind descriptors.
 fn check_gpu(check: GpuCheck) -> Result<(), Failure> {
     let gpu = DeviceUuid(check.gpu());
-    let answered = check.answer(|chunks| partywall::gpu::find_lost(gpu, &chunks).map_err(|error| error.to_string()));
+    let find = |chunks: Vec<OwnedFd>| match Gpu::open(gpu).and_then(|gpu| gpu.find_lost(&chunks)) {
+        Ok(lost) => Ok(lost.iter().map(Option::is_some).collect()),
+        Err(error) => Err(error.to_string()),
+    };
+    let answered = check.answer(find);
     answered.map_err(|errno| Failure::system("answering the broker", errno))
 }
 

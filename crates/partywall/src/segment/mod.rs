@@ -252,8 +252,7 @@ impl Segment {
     /// [`Gone::Withdrawn`](crate::error::Gone::Withdrawn) once the deadline of a withdrawal with
     /// [`Then::Stale`](crate::Then::Stale) has passed. New views of tensors then fail with the same error; slices,
     /// addresses and arrays that exist stay valid until the segment is dropped.
-    /// [`DeviceFault::DeviceLost`](crate::error::DeviceFault::DeviceLost) once its GPU has lost the memory, of which nothing
-    /// is valid then.
+    /// [`DeviceFault::DeviceLost`] once its GPU has lost the memory, of which nothing is valid then.
     pub fn check(&self) -> Result<()> {
         self.lease.map_or(Ok(()), |lease| self.domain.link().check_lease(lease, &self.facts.name))
     }
