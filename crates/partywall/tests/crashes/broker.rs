@@ -52,6 +52,9 @@ const DESCRIPTORS: &str = "descriptors";
 /// Makes each worker survive the signal of a file that would grow beyond the limit of its process.
 const MEMORY: &str = "memory";
 
+/// No worker can be started any more.
+const ALL_PROCESSES: &str = "all processes";
+
 /// How many workers lack processes.
 const WITHOUT_PROCESS: usize = 3;
 
@@ -129,7 +132,8 @@ fn supervise(supervisor: Supervisor) -> u8 {
     let forks = Cell::new(0);
     let fork = |child: &mut dyn FnMut() -> u8| {
         forks.set(forks.get() + 1);
-        if lacks(PROCESSES) && (2..2 + WITHOUT_PROCESS).contains(&forks.get()) {
+        let fails = lacks(PROCESSES) && (2..2 + WITHOUT_PROCESS).contains(&forks.get());
+        if fails || lacks(ALL_PROCESSES) && forks.get() > 1 {
             println!("lacking");
             return Err(Errno::AGAIN);
         }
@@ -395,6 +399,32 @@ fn worker_is_started_again_while_the_kernel_lacks_something() {
         let said = broker.end(domain);
         assert!(said.matches("lacking").count() >= WITHOUT_PROCESS, "{what}: {said}");
     }
+}
+
+#[test]
+fn signal_ends_a_domain_whose_worker_cannot_be_started() {
+    let mut broker = Broker::start_where("none", 0, |command| _ = command.env(LACKS, ALL_PROCESSES));
+    let domain = broker.connect();
+    let status = domain.status().unwrap();
+    let supervisor = partywall_harness::pidfd_of(status.supervisor.unwrap());
+    kill(status.pid);
+    broker.expect("lacking");
+    partywall_os::process::kill(&supervisor, Signal::TERM).unwrap();
+    broker.process.wait().expect(0);
+    assert!(!socket(&broker.directory).exists());
+}
+
+#[test]
+fn needs_minutes_domain_ends_if_no_worker_can_be_started_for_a_minute() {
+    let broker = Broker::start_where("none", 0, |command| _ = command.env(LACKS, ALL_PROCESSES));
+    let domain = broker.connect();
+    let kept = commit(&domain, "kept", 9);
+    broker.kill_worker(&domain);
+    eventually("members know that it is gone", || {
+        matches!(domain.status(), Err(Error::Unreachable(Unreachable::Gone { .. })))
+    });
+    assert!(!socket(&broker.directory).exists());
+    assert_contains(&kept, 9);
 }
 
 /// The lengths of the two files of a worker's journal.
