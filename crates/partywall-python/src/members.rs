@@ -1,4 +1,4 @@
-//! The members of a domain, in the form of Python's `Member` and `EvictedMember`.
+//! The members of a domain, in the form of Python's `Member`, `MemberWait` and `EvictedMember`.
 
 use partywall::info::{self, Doubt};
 use pyo3::prelude::*;
@@ -20,7 +20,18 @@ pub(crate) struct Member {
     blocks: Option<u32>,
     nbytes: u64,
     since: f64,
+    waits: Vec<MemberWait>,
     simulated: bool,
+}
+
+/// A wait of a member.
+#[derive(IntoPyObject)]
+pub(crate) struct MemberWait {
+    on: &'static str,
+    name: String,
+    target: Option<u64>,
+    by: Option<u32>,
+    seconds: Option<f64>,
 }
 
 impl From<info::MemberInfo> for Member {
@@ -40,8 +51,16 @@ impl From<info::MemberInfo> for Member {
             blocks: info.blocks,
             nbytes: info.bytes,
             since: seconds(info.since),
+            waits: info.waits.into_iter().map(MemberWait::from).collect(),
             simulated: info.simulated,
         }
+    }
+}
+
+impl From<info::WaitInfo> for MemberWait {
+    fn from(wait: info::WaitInfo) -> Self {
+        let info::WaitInfo { on, name, target, by, ms } = wait;
+        Self { on: on.name(), name, target, by, seconds: ms.map(seconds) }
     }
 }
 

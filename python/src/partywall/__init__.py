@@ -105,7 +105,7 @@ from partywall._errors import (
     WrongTaskState,
     WrongTopic,
 )
-from partywall._members import EvictedMember, Member, Withdrawal
+from partywall._members import EvictedMember, Member, MemberWait, Withdrawal
 from partywall._native import (
     Attachment,
     ClaimedTask,
@@ -179,6 +179,7 @@ __all__ = [
     "LimitedWait",
     "Loan",
     "Member",
+    "MemberWait",
     "Name",
     "NameExists",
     "NameNotFound",

@@ -12,7 +12,7 @@ from partywall._build import Build, fill
 from partywall._descriptors import Descriptors
 from partywall._errors import Closed, VersionNotFound
 from partywall._handle import Handle
-from partywall._members import EvictedMember, Member
+from partywall._members import EvictedMember, Member, MemberWait
 from partywall._pool import Pool, count
 from partywall._program import PROGRAM
 from partywall._queue import Queue
@@ -419,7 +419,11 @@ class Domain(Handle[_native.Domain]):
 
     def ps(self) -> list[Member]:
         """Lists all members of the domain, including this process, in the order in which they joined."""
-        return [Member(**row) for row in self._native.members()]
+        members = []
+        for row in self._native.members():
+            waits = tuple(MemberWait(**wait) for wait in row.pop("waits"))
+            members.append(Member(**row, waits=waits))
+        return members
 
     def evict(self, pid: int, kill: bool = False) -> list[EvictedMember]:
         """Evicts all members with this pid: ends their waits, builds and names, and refuses all their further requests.

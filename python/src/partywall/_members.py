@@ -5,6 +5,22 @@ from typing import Literal
 
 
 @dataclass(frozen=True)
+class MemberWait:
+    """A wait of a member for a name or a timeline."""
+
+    on: Literal["commit", "withdrawal", "growth", "timeline"]
+    """What it waits for: that a version is committed, withdrawn or grown, or for a value of a timeline."""
+    name: str
+    """The name of the segment or timeline."""
+    target: int | None
+    """The version, `None` if any will do, or the value of the timeline."""
+    by: int | None
+    """The pid of the process that can end the wait, as far as it is known."""
+    seconds: float | None
+    """Seconds since it began, of a wait for a timeline."""
+
+
+@dataclass(frozen=True)
 class Member:
     """A member in a listing. A process is one member for each of its connections."""
 
@@ -36,6 +52,9 @@ class Member:
     """Bytes of the memory that it holds."""
     since: float
     """When it joined, as `time.time()` counts it."""
+    waits: tuple[MemberWait, ...]
+    """Its first waits for names, at most four, and its longest wait for a timeline, which is listed once it has lasted for
+    about half a second."""
     simulated: bool
     """Whether it runs on the simulated CUDA driver."""
 

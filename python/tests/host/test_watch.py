@@ -123,6 +123,44 @@ def test_ps_lists_members_and_what_they_hold(domain, child):
         assert holder.end() == 0
 
 
+WAITER = """
+import threading
+
+with pw.connect(socket=sys.argv[1], start=False) as d, d.timeline("t") as t:
+    def open_later():
+        d.open("later", 60).close()
+
+    thread = threading.Thread(target=open_later)
+    thread.start()
+    say("ready")
+    try:
+        t.wait(7, 60)
+    except pw.Abandoned:
+        thread.join()
+"""
+
+
+def test_ps_lists_what_members_wait_for(domain, child):
+    with domain.timeline("t") as t:
+        holder = child(WAITER, domain.socket)
+        assert holder.says() == "ready"
+        pid = holder.process.pid
+
+        def waits():
+            return [wait for member in domain.ps() if member.pid == pid for wait in member.waits]
+
+        end = time.monotonic() + WATCHDOG
+        while len(waits()) < 2:
+            assert time.monotonic() < end, "it does not wait"
+            time.sleep(0.01)
+        name, line = waits()
+        assert name == pw.MemberWait("commit", "later", None, None, None)
+        assert (line.on, line.name, line.target, line.by) == ("timeline", "t", 7, None) and line.seconds > 0
+        t.abandon()
+        domain.put("later", np.zeros(1), kept=True)
+        assert holder.end() == 0
+
+
 def test_evicted_process_can_open_nothing(domain, child):
     with domain.put("x", np.zeros(9)) as put, domain.timeline("t") as t:
         holder = child(HOLDER, domain.socket)

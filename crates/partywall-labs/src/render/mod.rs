@@ -23,6 +23,7 @@
 //! A tile is a block of its own, although one picture that all renderers write into would save the compositor's copy. A
 //! killed renderer may still be writing, under MPS: its block then waits in quarantine, and a picture could not.
 
+mod alone;
 mod compositor;
 mod geometry;
 mod kernels;
@@ -30,11 +31,14 @@ mod label;
 mod mesh;
 mod movie;
 mod objects;
+mod outcome;
 mod plain;
 mod player;
 mod raster;
 mod renderer;
 mod shaders;
+mod sink;
+mod times;
 mod viewer;
 mod watcher;
 mod writer;

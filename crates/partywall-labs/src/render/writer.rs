@@ -216,7 +216,7 @@ impl Writer {
             None => {
                 if let Output::Folder(folder) = &self.output {
                     let path = folder.join(movie::file_name(header.frame));
-                    watcher::write(&path, &movie::png(&pixels, self.size)?)?;
+                    sink::write(&path, &movie::png(&pixels, self.size)?)?;
                 }
                 None
             }

@@ -41,7 +41,7 @@ pub(crate) use self::{
     link::{Link, device_lost, withdrawn},
     locate::broker_binary,
     poll_tasks::{PollReason, PollTasks},
-    reported_waits::HostWaits,
+    reported_waits::{HostWait, HostWaits},
     stream_waits::StreamWaits,
     timeline_memory::{MappedSlab, PrivateWord, TimelineMemory, Word},
 };

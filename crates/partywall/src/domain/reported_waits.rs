@@ -17,7 +17,14 @@ use super::{stream_waits::StreamWaits, timeline_memory::CellPlace};
 /// The waits of threads and event loops that have lasted for longer than one sleep or poll, and those of streams with a
 /// timeout.
 #[derive(Debug, Default)]
-pub(crate) struct HostWaits(Mutex<Vec<TimelineWait>>);
+pub(crate) struct HostWaits(Mutex<Vec<Listed>>);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Listed {
+    wait: TimelineWait,
+    /// When the wait ran into its timeout, if it did.
+    paused: Option<u64>,
+}
 
 /// A wait in the list. Dropping it ends the wait.
 #[derive(Debug)]
@@ -27,23 +34,39 @@ pub(crate) struct HostWait {
 }
 
 impl HostWaits {
-    /// Adds a wait, which began at `start`, for a value of the timeline of a lease.
+    /// Adds a wait, which began at `start`, for a value of the timeline of a lease. It continues a paused one for the same
+    /// value.
     pub(crate) fn add(self: &Arc<Self>, lease: u64, value: u64, start: Instant) -> HostWait {
-        let passed = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let wait = TimelineWait { lease, value, since: members::now().saturating_sub(passed) };
-        self.lock().push(wait);
+        let mut waits = self.lock();
+        let paused = |other: &Listed| other.paused.is_some() && (other.wait.lease, other.wait.value) == (lease, value);
+        let since = match waits.iter().position(paused) {
+            Some(i) => waits.swap_remove(i).wait.since,
+            None => {
+                let passed = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
+                members::now().saturating_sub(passed)
+            }
+        };
+        let wait = TimelineWait { lease, value, since };
+        waits.push(Listed { wait, paused: None });
         HostWait { waits: self.clone(), wait }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<TimelineWait>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Listed>> {
         self.0.lock().ignore_poison()
+    }
+}
+
+impl HostWait {
+    /// Ends the wait, but keeps it in the list for a while, because a caller may wait in slices, as Python does.
+    pub(crate) fn pause(self) {
+        self.waits.lock().push(Listed { wait: self.wait, paused: Some(members::now()) });
     }
 }
 
 impl Drop for HostWait {
     fn drop(&mut self) {
         let mut waits = self.waits.lock();
-        if let Some(i) = waits.iter().position(|wait| *wait == self.wait) {
+        if let Some(i) = waits.iter().position(|listed| *listed == Listed { wait: self.wait, paused: None }) {
             waits.swap_remove(i);
         }
     }
@@ -65,12 +88,41 @@ impl ReportedWaits {
                 self.0.push((place.clone(), TimelineWait { lease, value, since: now }));
             }
         });
-        let hosts = hosts.lock();
-        let all = hosts.iter().chain(self.0.iter().map(|(_, wait)| wait));
+        let mut hosts = hosts.lock();
+        hosts.retain(|listed| listed.paused.is_none_or(|at| now.saturating_sub(at) < LEAST));
+        let all = hosts.iter().map(|listed| &listed.wait).chain(self.0.iter().map(|(_, wait)| wait));
         let longest = all.min_by_key(|wait| wait.since).copied();
         longest.filter(|wait| now.saturating_sub(wait.since) >= LEAST)
     }
 }
 
-/// The age in milliseconds from which a wait is shown: pipelines wait all the time for shorter.
+/// The age in milliseconds from which a wait is shown: pipelines wait all the time for shorter. A paused wait is shown for
+/// as long.
 const LEAST: u64 = 250;
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn waits_in_slices_are_one_wait() {
+        let hosts = Arc::new(HostWaits::default());
+        let mut reported = ReportedWaits::default();
+        let mut longest = |now| reported.longest(&hosts, &StreamWaits::default(), now).map(|wait| wait.value);
+        let first = hosts.add(1, 7, Instant::now() - Duration::from_secs(1));
+        let since = first.wait.since;
+        assert_eq!([since, since + LEAST].map(&mut longest), [None, Some(7)]);
+        first.pause();
+        let next = hosts.add(1, 7, Instant::now());
+        assert_eq!(next.wait.since, since, "it continues the paused wait");
+        let other = hosts.add(1, 8, Instant::now() - Duration::from_secs(2));
+        assert_eq!(longest(since + LEAST), Some(8));
+        drop(other);
+        assert_eq!(longest(since + LEAST), Some(7));
+        next.pause();
+        assert_eq!(longest(members::now() + LEAST), None, "the caller did not wait again");
+        assert_eq!(hosts.lock().len(), 0);
+    }
+}

@@ -9,7 +9,12 @@ use partywall_os::timer_slack::LeastSlack;
 use partywall_shm::timeline::Progress;
 
 use super::Timeline;
-use crate::{backoff::Backoff, domain::Word, error::Result, wait::Wait};
+use crate::{
+    backoff::Backoff,
+    domain::{HostWait, Word},
+    error::Result,
+    wait::Wait,
+};
 
 impl Timeline {
     /// Waits until the timeline has reached `v`, or only announced it, depending on `goal`.
@@ -58,6 +63,9 @@ impl Timeline {
             }
             // A woken waiter checks the value before it reads the clock.
             let Some(left) = waiting.left(now.take().unwrap_or_else(Instant::now)) else {
+                if let Some(shown) = shown {
+                    HostWait::pause(shown);
+                }
                 return Err(waiting.error(self.at.not_come(v, goal)));
             };
             // A stream stores promised values, and a stream wakes no thread.
