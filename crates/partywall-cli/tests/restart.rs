@@ -25,7 +25,7 @@ use partywall_harness::{
 };
 use partywall_os::{process, socket};
 use partywall_wire::{BrokerHello, Refusal, handshake};
-use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use serde_json::Value;
 
 /// The worker of a supervisor, without asking the broker.
@@ -151,6 +151,40 @@ fn dead_members_are_found_dead_by_the_next_worker() {
     eventually("its name is withdrawn", || domain.names().unwrap().is_empty());
     eventually("it is gone", || domain.members().unwrap().len() == 1);
     assert_eq!(domain.status().unwrap().deaths, 1);
+}
+
+#[test]
+fn broker_that_dies_with_all_descriptors_in_use_is_restarted() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let kept = commit(&domain, "kept", 1);
+    let status = domain.status().unwrap();
+    let supervisor = status.supervisor.unwrap();
+    let numbers = || {
+        let entries = fs::read_dir(format!("/proc/{supervisor}/fd")).unwrap();
+        let numbers = entries.map(|entry| entry.unwrap().file_name().to_str().unwrap().parse::<u64>().unwrap());
+        numbers.collect::<BTreeSet<_>>()
+    };
+    // Connections that say nothing take the numbers that are free, and no larger one is allowed.
+    let mut silent = Vec::new();
+    while numbers().len() as u64 <= *numbers().last().unwrap() {
+        let before = numbers().len();
+        silent.push(socket::connect(&sandbox.socket()).unwrap());
+        eventually("it is accepted", || numbers().len() > before);
+    }
+    let all = numbers().len();
+    let limit = |pid: u32, files: Option<u64>| {
+        let pid = Pid::from_raw(i32::try_from(pid).unwrap());
+        let maximum = getrlimit(Resource::Nofile).maximum;
+        prlimit(pid, Resource::Nofile, Rlimit { current: files.or(maximum), maximum }).unwrap();
+    };
+    limit(supervisor, Some(all as u64));
+    kill(status.pid);
+    eventually("the next worker has closed the silent connections", || numbers().len() < all);
+    limit(supervisor, None);
+    limit(worker_of(supervisor).unwrap(), None);
+    assert_eq!(domain.status().unwrap().restarts, 1);
+    assert_contains(&kept, 1);
 }
 
 #[test]
