@@ -84,7 +84,8 @@ fn row(member: &MemberInfo) -> Vec<String> {
 }
 
 /// Columns that a narrow terminal leaves out, in this order.
-const SPARE: [&str; 8] = ["UID", "MEMBER", "PERMITS", "TIMELINES", "BLOCKS", "HEARTBEAT", "SINCE", "LEASES"];
+const SPARE: [&str; 9] =
+    ["UID", "MEMBER", "PERMITS", "TIMELINES", "BLOCKS", "HEARTBEAT", "SINCE", "LEASES", "WAITS FOR"];
 
 fn counted(slots: Option<u32>) -> String {
     slots.map_or_else(|| "many".into(), |slots| slots.to_string())
