@@ -136,7 +136,7 @@ fn names_of_the_lost_gpu_end_and_no_others() {
     assert_eq!(names, ["host", "second"]);
     let shown = sandbox.run(["show", "first"]).expect(6);
     assert_says(&shown.stderr, "was reset or has failed");
-    assert!(logged(&sandbox, "a GPU has lost memory"));
+    assert!(logged(&sandbox, "a GPU has lost memory: the names there have ended"));
     // The GPU works, and the name can have another version.
     sandbox.run(["put", "f", "first", "--device", "cuda:0"]).expect(0);
     assert_there(&sandbox, "first");
@@ -237,4 +237,8 @@ fn needs_minutes_check_that_hangs_is_killed() {
     eventually("its end", || checkers(&sandbox).is_empty());
     fs::remove_file(sandbox.losses()).unwrap();
     assert_there(&sandbox, "first");
+    // Nothing was found out, so the GPU is checked again without another suspicion.
+    sandbox.lose_gpu(0);
+    eventually("the next check", || logged(&sandbox, "a GPU has lost memory: the names there have ended"));
+    assert_lost(&sandbox, "first");
 }

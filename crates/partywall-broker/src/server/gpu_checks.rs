@@ -34,6 +34,9 @@ pub(super) struct GpuChecks {
     waiting: VecDeque<(Gpu, Vec<FdId>)>,
     /// When GPUs were checked.
     checked: BTreeMap<Gpu, Instant>,
+    /// GPUs of which nothing was found out: when to check them again, and how often after that. A GPU that is just being
+    /// reset cannot be used.
+    again: BTreeMap<Gpu, (Instant, u32)>,
 }
 
 type Gpu = [u8; 16];
@@ -88,7 +91,7 @@ impl Server {
         if self.gpu_checks.ending.is_some() {
             return self.reactor.set_timer(REAP, Timer::GpuCheck);
         }
-        let Some((gpu, chunks)) = self.gpu_checks.waiting.pop_front() else { return };
+        let Some((gpu, chunks)) = self.gpu_checks.waiting.pop_front().or_else(|| self.due_gpu_check()) else { return };
         match self.start_gpu_check(gpu, chunks) {
             Ok(check) => {
                 tracing::info!(gpu = %text(gpu), chunks = check.chunks.len(), "checking whether a GPU has lost its memory");
@@ -97,9 +100,32 @@ impl Server {
             }
             Err(error) => {
                 tracing::warn!(gpu = %text(gpu), %error, "a GPU could not be checked");
+                self.check_gpu_again(gpu);
                 // Others may wait.
                 self.reactor.set_timer(REAP, Timer::GpuCheck);
             }
+        }
+    }
+
+    /// Returns a GPU that is to be checked again by now.
+    fn due_gpu_check(&mut self) -> Option<(Gpu, Vec<FdId>)> {
+        let now = Instant::now();
+        let gpu = self.gpu_checks.again.iter().find(|(_, (at, _))| *at <= now).map(|(gpu, _)| *gpu)?;
+        let chunks = self.registry.chunks_on(gpu);
+        if chunks.is_empty() {
+            self.gpu_checks.again.remove(&gpu);
+            return None;
+        }
+        self.gpu_checks.checked.insert(gpu, now);
+        Some((gpu, chunks))
+    }
+
+    /// Has a GPU checked again of which nothing was found out, a few times.
+    fn check_gpu_again(&mut self, gpu: Gpu) {
+        let left = self.gpu_checks.again.remove(&gpu).map_or(MAX_AGAIN, |(_, left)| left);
+        if let Some(left) = left.checked_sub(1) {
+            self.gpu_checks.again.insert(gpu, (Instant::now() + PAUSE, left));
+            self.reactor.set_timer(PAUSE, Timer::GpuCheck);
         }
     }
 
@@ -161,6 +187,7 @@ impl Server {
         };
         match found {
             Ok(found) => {
+                self.gpu_checks.again.remove(&gpu);
                 let is_lost = |(chunk, lost): (&FdId, bool)| lost.then_some(*chunk);
                 let lost: Vec<_> = chunks.iter().zip(found).filter_map(is_lost).collect();
                 if lost.is_empty() {
@@ -175,6 +202,7 @@ impl Server {
             }
             Err(why) => {
                 tracing::warn!(gpu = %text(gpu), why, "whether a GPU has lost memory cannot be found out: no name has ended");
+                self.check_gpu_again(gpu);
             }
         }
         self.next_gpu_check();
@@ -189,6 +217,9 @@ fn text(gpu: Gpu) -> String {
 
 /// How long after a check begins before the GPU is checked again: members that report without end start no more children.
 const PAUSE: Duration = Duration::from_secs(10);
+
+/// How often a GPU is checked again if nothing is found out.
+const MAX_AGAIN: u32 = 6;
 
 /// How long a child may take: a start of CUDA takes half a second, and longer on a machine that is busy.
 const MAX_CHECK: Duration = Duration::from_secs(30);
