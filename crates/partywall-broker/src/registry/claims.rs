@@ -56,14 +56,24 @@ impl Registry {
         Some(claim)
     }
 
+    /// Ends a claim. The longest waiting request whose user may have the name builds; those before it are refused.
     fn hand_on(&mut self, id: ClaimId, out: &mut Effects) {
         let Some(Claim { name, .. }) = self.drop_claim(id) else { return };
-        let Some(entry) = self.entries.get(&name) else { return };
-        let Some(next) = entry.waits.values().find(|wait| wait.want == Want::Build) else { return };
-        let member = next.member;
-        let ticket = next.ticket;
-        let claim = self.claim(member, ticket, &name);
-        self.conclude(member, ticket, Ok(Answer::Build { claim }.into()), out);
+        while let Some((member, ticket)) = self.next_builder(&name) {
+            let allowed = self.check_new_name(member, &name).and_then(|()| self.check_names(self.uid_of(member)));
+            let is_allowed = allowed.is_ok();
+            let decision = allowed.map(|()| Answer::Build { claim: self.claim(member, ticket, &name) }.into());
+            self.conclude(member, ticket, decision, out);
+            if is_allowed {
+                return;
+            }
+        }
+    }
+
+    /// Returns the longest waiting request that would build a name.
+    fn next_builder(&self, name: &Name) -> Option<(MemberId, RequestId)> {
+        let waits = self.entries.get(name)?.waits.values();
+        waits.filter(|wait| wait.want == Want::Build).map(|wait| (wait.member, wait.ticket)).next()
     }
 
     fn claim(&mut self, member: MemberId, origin: RequestId, name: &Name) -> ClaimId {

@@ -1484,10 +1484,16 @@ impl Model {
 
     fn pass_claim_on(&mut self, claim: usize, effects: &mut ModelEffects) {
         let name = self.claims.remove(claim).name;
-        let next = self.waits.iter().find(|q| matches!(&q.waits_for, WaitFor::Build(of) if *of == name)).cloned();
-        if let Some(next) = next {
-            let answer = self.grant_claim(next.member, next.ticket, &name);
-            self.notify(&next, Ok(answer), effects);
+        let waiting = self.waits.iter().filter(|q| matches!(&q.waits_for, WaitFor::Build(of) if *of == name));
+        for next in waiting.cloned().collect::<Vec<_>>() {
+            let allowed = self.under_own_names(next.member, &name, false);
+            match allowed.and_then(|_| self.one_more_name(uid(next.member))) {
+                Ok(_) => {
+                    let answer = self.grant_claim(next.member, next.ticket, &name);
+                    return self.notify(&next, Ok(answer), effects);
+                }
+                Err(refused) => self.notify(&next, Err(refused), effects),
+            }
         }
     }
 

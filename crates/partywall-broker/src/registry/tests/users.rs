@@ -362,6 +362,33 @@ fn claims_count_as_names_until_they_become_names() {
 }
 
 #[test]
+fn claim_is_handed_on_to_a_user_that_may_have_the_name() {
+    let guests = Quota { names: 1, ..NO_QUOTA };
+    let (mut w, [first, last], [b, c]) = two_users_within(Bounds { guests, ..UNBOUNDED });
+    let claim = w.claim(first, "x/y");
+    for member in [b, c, last] {
+        let waits = w.ask(member, Call::OpenOrBuild { name: Name::new("x/y") }).1;
+        assert_eq!(waits, Ok(Answer::Pending));
+    }
+    commit_as(&mut w, b, "z", false).unwrap();
+    let effects = w.ask(first, Call::AbandonBuild { claim }).2;
+    let full = Refused::Quota { uid: GUEST, limit: Limit::Names, allowed: 1, needed: 2 };
+    let [(to_b, _, of_b), (to_c, _, of_c), (to_last, _, Ok(Answer::Build { claim }))] = &notices(&effects)[..] else {
+        panic!("{effects:?}")
+    };
+    assert_eq!((*to_b, of_b, *to_c, of_c, *to_last), (b, &Err(full.clone()), c, &Err(full), last));
+
+    // The name above has become another user's meanwhile.
+    let claim = *claim;
+    remove(&mut w, b, "z").unwrap();
+    assert_eq!(w.ask(b, Call::OpenOrBuild { name: Name::new("x/y") }).1, Ok(Answer::Pending));
+    commit_as(&mut w, first, "x", true).unwrap();
+    let effects = w.ask(last, Call::AbandonBuild { claim }).2;
+    let above = other(OtherUsers::Create { name: named("x") }, 0, GUEST);
+    assert!(matches!(&notices(&effects)[..], [(to, _, Err(refused))] if *to == b && *refused == above), "{effects:?}");
+}
+
+#[test]
 fn grants_and_refusals_across_users_are_audited() {
     let (mut w, [a, _], [b, _]) = two_users();
     commit_as(&mut w, a, "x", true).unwrap();
