@@ -98,7 +98,10 @@ extern "C" fn write() {
     let path = std::path::Path::new(&directory).join(format!("{}.json", std::process::id()));
     // Read before the entries are locked, because calls lock the state first.
     let lost = state::initialized() && state::lock().contexts.any_fault();
-    if let Err(error) = std::fs::write(&path, to_json(&entries(), lost)) {
+    // In one step: a process that is killed here leaves no ledger, as if it had been killed before.
+    let unfinished = path.with_extension("unfinished");
+    let written = std::fs::write(&unfinished, to_json(&entries(), lost));
+    if let Err(error) = written.and_then(|()| std::fs::rename(&unfinished, &path)) {
         eprintln!("SIMCUDA_LEDGER: {}: {error}", path.display());
     }
 }

@@ -46,6 +46,10 @@ impl Ledger {
         let mut lines = Vec::new();
         for entry in std::fs::read_dir(&self.directory).map_err(|error| error.to_string())? {
             let path = entry.map_err(|error| error.to_string())?.path();
+            // Another one is the beginning of a list of a process that was killed.
+            if path.extension().is_none_or(|extension| extension != "json") {
+                continue;
+            }
             let text = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
             let list: Vec<Left> =
                 serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?;
