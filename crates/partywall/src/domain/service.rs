@@ -350,19 +350,15 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
-    use partywall_broker::{Broker, Config};
+    use partywall_harness::World;
 
     use super::*;
     use crate::Domain;
 
     #[test]
     fn service_thread_may_drop_the_last_handle() {
-        let directory = tempfile::tempdir().unwrap();
-        let socket = directory.path().join("sockets/test.sock");
-        let broker = Broker::bind(Config::new(&socket, "test", crate::VERSION)).unwrap();
-        let stop = broker.stop_handle().unwrap();
-        let broker = thread::spawn(move || broker.run());
-        let connect = || Domain::options().socket(&socket).start(false).connect().unwrap();
+        let world = World::new();
+        let connect = || Domain::options().socket(world.socket()).start(false).connect().unwrap();
         let domain = connect();
         let other = connect();
         let (sender, receiver) = mpsc::channel();
@@ -375,20 +371,13 @@ mod tests {
         });
         receiver.recv().unwrap();
         partywall_harness::eventually("it is closed", || other.members().unwrap().len() == 1);
-        drop(other);
-        stop.stop();
-        broker.join().unwrap().unwrap();
     }
 
     /// The worker that gives leases back also renews the connection.
     #[test]
     fn lease_that_goes_back_while_the_connection_is_lost_does_not_wait_for_its_renewal() {
-        let directory = tempfile::tempdir().unwrap();
-        let socket = directory.path().join("sockets/test.sock");
-        let broker = Broker::bind(Config::new(&socket, "test", crate::VERSION)).unwrap();
-        let stop = broker.stop_handle().unwrap();
-        let broker = thread::spawn(move || broker.run());
-        let connect = || Domain::options().socket(&socket).start(false).connect().unwrap();
+        let world = World::new();
+        let connect = || Domain::options().socket(world.socket()).start(false).connect().unwrap();
         let domain = connect();
         let other = connect();
         let (lease, _) = domain.open_semaphore("seats", 1, false).unwrap();
@@ -402,8 +391,5 @@ mod tests {
         drop(open);
         domain.ping().unwrap();
         partywall_harness::eventually("the lease is back", || other.status().unwrap().semaphores == 0);
-        drop((domain, other));
-        stop.stop();
-        broker.join().unwrap().unwrap();
     }
 }

@@ -182,7 +182,7 @@ impl Link {
 
 #[cfg(test)]
 mod tests {
-    use partywall_broker::{Broker, Config};
+    use partywall_harness::World;
 
     use super::{super::Repeating, *};
     use crate::Domain;
@@ -190,12 +190,8 @@ mod tests {
     /// The worker that makes such calls also renews the connection, for which the repeated request waits.
     #[test]
     fn later_call_does_not_wait_for_a_request_that_is_repeated() {
-        let directory = tempfile::tempdir().unwrap();
-        let socket = directory.path().join("sockets/test.sock");
-        let broker = Broker::bind(Config::new(&socket, "test", crate::VERSION)).unwrap();
-        let stop = broker.stop_handle().unwrap();
-        let broker = thread::spawn(move || broker.run());
-        let domain = Domain::options().socket(&socket).start(false).connect().unwrap();
+        let world = World::new();
+        let domain = Domain::options().socket(world.socket()).start(false).connect().unwrap();
         let link = domain.link();
         let owed = || link.turn(true).unwrap().calls().owed().len();
 
@@ -205,8 +201,5 @@ mod tests {
         drop(repeating);
         domain.ping().unwrap();
         assert_eq!(owed(), 0);
-        drop(domain);
-        stop.stop();
-        broker.join().unwrap().unwrap();
     }
 }
