@@ -4,6 +4,7 @@
     ours.py open-close SOCKET NAME      microseconds to open and close it
     ours.py tensor SOCKET NAME          microseconds to open it, make a torch tensor of it, drop that, and close it
     ours.py model SOCKET NAME [--touch] milliseconds until all tensors of a segment are torch tensors
+    ours.py module SOCKET FILE          milliseconds until a model on meta has the tensors of a file in shared memory
     ours.py put SOCKET FILE [--touch]   milliseconds until a file is a segment and its tensors are torch tensors
     ours.py rebuilt SOCKET              bytes stranded by exports that another process reads several times
     ours.py dropped SOCKET              bytes stranded by exports that nobody reads
@@ -28,6 +29,7 @@ def main() -> None:
         else:
             prepare: dict[str, Callable[..., Callable[[], float]]]
             prepare = {"open": only_open, "open-close": open_close, "tensor": as_tensor, "model": as_model, "put": put}
+            prepare["module"] = module
             peer.serve(prepare[what](domain, *arguments))
 
 
@@ -77,6 +79,41 @@ def as_model(domain: pw.Domain, name: str, *touch: str) -> Callable[[], float]:
         return segment, model
 
     return loading(load)
+
+
+def module(domain: pw.Domain, path: str) -> Callable[[], float]:
+    torch = with_context()
+    import partywall.torch
+    from safetensors.torch import load_file
+
+    def model(tensors: dict[str, Any]) -> Any:
+        """Makes a model of modules with the names and tensors of a file."""
+        root = torch.nn.Module()
+        for name, tensor in tensors.items():
+            *path, last = name.split(".")
+            inner = root
+            for part in path:
+                if part not in inner._modules:
+                    inner.add_module(part, torch.nn.Module())
+                inner = inner._modules[part]
+            inner.register_parameter(last, torch.nn.Parameter(tensor))
+        return root
+
+    given = load_file(path, device="cuda")
+    like = {name: torch.empty_like(tensor, device="meta") for name, tensor in given.items()}
+    shared = model(given)
+    del given
+    partywall.torch.share_module(shared, "module", move=True, domain=domain)
+
+    def sample() -> float:
+        loaded = model({name: torch.empty_like(tensor) for name, tensor in like.items()})
+        elapsed, handle = peer.milliseconds(lambda: partywall.torch.load_module(loaded, "module", domain=domain))
+        peer.check(dict(loaded.named_parameters()))
+        del loaded
+        handle.close()
+        return elapsed
+
+    return sample
 
 
 def put(domain: pw.Domain, path: str, *touch: str) -> Callable[[], float]:

@@ -1,12 +1,15 @@
 """Ways to share memory with another process that is already running.
 
-    table.py WAY [SOCKET]
+    table.py WAY [SOCKET] [READER]
+
+READER is the GPU on which the other process uses memory of the first GPU, by default the first, too.
 
 Each request names a question and a size. Samples are microseconds:
 
     share BYTES   from when the data is in memory until the other process has read its first byte: the handle or name is made, sent
                   and opened
     open BYTES    to open and close in the other process what was shared before
+    copy BYTES    to copy all of it into memory of the other process's GPU, once it is open
 
 Every byte is checked after the clock has stopped. All ways send through one Unix socket, of `multiprocessing.Pipe`. A way on a GPU
 reads the first byte by the driver's `cuMemcpyDtoH`. The clock is the same in all processes.
@@ -47,6 +50,12 @@ class Way(Protocol):
     def whole(self, opened: Any) -> Any:
         """All bytes, as an array in host memory."""
 
+    def copy(self, opened: Any) -> None:
+        """Copies all bytes into memory of this process's own GPU; for ways on a GPU."""
+
+    def copied(self) -> Any:
+        """What `copy` has copied last, as an array in host memory."""
+
     def close(self, opened: Any) -> None:
         """Ends what `open` began."""
 
@@ -54,7 +63,7 @@ class Way(Protocol):
         """Ends what `receive` began."""
 
 
-WAYS: dict[str, Callable[..., Way]] = {
+WAYS: dict[str, Callable[..., Any]] = {
     "partywall": table_host.Partywall,
     "shared_memory": table_host.SharedMemory,
     "memfd": table_host.Memfd,
@@ -73,7 +82,7 @@ VALUES = 250
 def main() -> None:
     name, *arguments = sys.argv[1:]
     pipe = round_trip.start(answer, name, arguments)
-    way = WAYS[name](pipe, True, *arguments)
+    way: Way = WAYS[name](pipe, True, *arguments)
     pipe.recv()
     count, kept = 0, Kept(way, pipe)
 
@@ -81,9 +90,9 @@ def main() -> None:
         nonlocal count
         count += 1
         value = count % VALUES + 1
-        if question == "open":
+        if question != "share":
             kept.share(int(size), value)
-            return asked(pipe, "open")
+            return asked(pipe, question)
         kept.drop()
         memory = way.make(int(size), value)
         asked(pipe, "share", value)
@@ -128,12 +137,11 @@ class Kept:
 
 def answer(pipe: Any, name: str, arguments: list[str]) -> None:
     """The other process."""
-    way = WAYS[name](pipe, False, *arguments)
+    way: Way = WAYS[name](pipe, False, *arguments)
     pipe.send("ready")
     kept, value = None, 0
 
-    def check(opened: Any) -> None:
-        found = way.whole(opened)
+    def check(found: Any) -> None:
         if found.min() != value or found.max() != value:
             raise ValueError(f"{name}: the bytes are {found.min()} to {found.max()} instead of {value}")
 
@@ -144,7 +152,16 @@ def answer(pipe: Any, name: str, arguments: list[str]) -> None:
             way.close(way.open(kept))
             elapsed = time.perf_counter() - start
             opened = way.open(kept)
-            check(opened)
+            check(way.whole(opened))
+            way.close(opened)
+            pipe.send(elapsed * 1e6)
+        elif what == "copy":
+            opened = way.open(kept)
+            way.copy(opened)  # The first access to another GPU's memory takes longer.
+            start = time.perf_counter()
+            way.copy(opened)
+            elapsed = time.perf_counter() - start
+            check(way.copied())
             way.close(opened)
             pipe.send(elapsed * 1e6)
         elif what == "forget":
@@ -158,7 +175,7 @@ def answer(pipe: Any, name: str, arguments: list[str]) -> None:
             first = way.first(opened)
             now = time.perf_counter()
             assert first == value, f"{name}: the first byte is {first} instead of {value}"
-            check(opened)
+            check(way.whole(opened))
             way.close(opened)
             if what == "keep":
                 kept = handle

@@ -1,7 +1,7 @@
 """Ways to share memory of the first GPU, for `table.py`: Partywall, torch.multiprocessing, cuda.core, CuPy's handles, and the
-driver's two by ctypes.
+driver's two by ctypes. The other process uses it on its own GPU, which may be another one.
 
-All use the device's primary context, and fill, read and check memory by the same calls of the driver. `PARTYWALL_LIBCUDA` names
+All use the primary context of the process's GPU, and fill, read and check memory by the same calls of the driver. `PARTYWALL_LIBCUDA` names
 another driver than `libcuda.so.1`, as it does for Partywall.
 """
 
@@ -20,14 +20,15 @@ FILE_DESCRIPTOR = 1
 
 
 class Driver:
-    """Calls of the driver, in the first device's primary context."""
+    """Calls of the driver, in the primary context of a GPU."""
 
-    def __init__(self) -> None:
+    def __init__(self, gpu: int) -> None:
         self._library = ctypes.CDLL(os.environ.get("PARTYWALL_LIBCUDA") or "libcuda.so.1")
         self._found = np.empty(0, np.uint8)
-        context = ctypes.c_void_p()
+        device, context = ctypes.c_int(), ctypes.c_void_p()
         self.call("cuInit", 0)
-        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+        self.call("cuDeviceGet", ctypes.byref(device), gpu)
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         self.call("cuCtxSetCurrent", context)
 
     def call(self, name: str, *arguments: Any) -> None:
@@ -56,9 +57,11 @@ class Driver:
 class OnGpu:
     """What the ways have in common. What they open has an `address` and a `size`, unless they say otherwise."""
 
-    def __init__(self, _pipe: Any, _first: bool) -> None:
-        self.driver = Driver()
+    def __init__(self, _pipe: Any, first: bool, reader: str = "0") -> None:
+        self.gpu = 0 if first else int(reader)
+        self.driver = Driver(self.gpu)
         self._byte = ctypes.c_ubyte()
+        self._own = (0, 0)
 
     def address(self, opened: Any) -> tuple[int, int]:
         """Where the memory is, and how large."""
@@ -73,6 +76,20 @@ class OnGpu:
     def whole(self, opened: Any) -> Any:
         return self.driver.read(*self.address(opened))
 
+    def copy(self, opened: Any) -> None:
+        address, size = self.address(opened)
+        own, room = self._own
+        if room != size:
+            if own:
+                self.driver.call("cuMemFree_v2", ctypes.c_uint64(own))
+            own = self.driver.number("cuMemAlloc_v2", ctypes.c_size_t(size))
+            self._own = own, size
+        self.driver.call("cuMemcpyDtoD_v2", ctypes.c_uint64(own), ctypes.c_uint64(address), ctypes.c_size_t(size))
+        self.driver.call("cuCtxSynchronize")
+
+    def copied(self) -> Any:
+        return self.driver.read(*self._own)
+
     def forget(self, handle: Any) -> None:
         pass
 
@@ -82,9 +99,13 @@ class Partywall(OnGpu, table_host.Partywall):
 
     device = "cuda:0"
 
-    def __init__(self, pipe: Any, first: bool, socket: str) -> None:
-        OnGpu.__init__(self, pipe, first)
+    def __init__(self, pipe: Any, first: bool, socket: str, reader: str = "0") -> None:
+        OnGpu.__init__(self, pipe, first, reader)
         table_host.Partywall.__init__(self, pipe, first, socket)
+        self._where: dict[str, Any] = {"device": f"cuda:{self.gpu}", "allow_peer": True} if self.gpu else {}
+
+    def open(self, handle: Any) -> Any:
+        return self._domain.open(handle, **self._where)
 
     def fill(self, build: Any, value: int) -> None:
         self.driver.fill(build.tensor.data_ptr, value, build.tensor.nbytes)
@@ -94,15 +115,18 @@ class Partywall(OnGpu, table_host.Partywall):
 
 
 class Torch(OnGpu):
-    """torch.multiprocessing: the pickle that its queues send. A tensor that is opened again and again is unpickled each time."""
+    """torch.multiprocessing: the pickle that its queues send. A tensor that is opened again and again is unpickled each time. It is
+    of the first GPU in the other process, too, which copies it as torch does."""
 
-    def __init__(self, pipe: Any, first: bool) -> None:
+    def __init__(self, pipe: Any, first: bool, reader: str = "0") -> None:
         import torch
         import torch.multiprocessing  # has pickles name its memory
 
+        super().__init__(pipe, first, reader)
         self._torch = torch
-        self._torch.zeros(1, device="cuda:0").item()
-        super().__init__(pipe, first)
+        self._torch.cuda.set_device(self.gpu)
+        self._copy = self._torch.zeros(1, dtype=self._torch.uint8, device=f"cuda:{self.gpu}")
+        self._copy.cpu()
 
     def make(self, size: int, value: int) -> Any:
         tensor = self._torch.full((size,), value, dtype=self._torch.uint8, device="cuda:0")
@@ -128,6 +152,16 @@ class Torch(OnGpu):
         [tensor] = opened
         return tensor.data_ptr(), tensor.nbytes
 
+    def copy(self, opened: Any) -> None:
+        [tensor] = opened
+        if self._copy.shape != tensor.shape:
+            self._copy = self._torch.empty_like(tensor, device=f"cuda:{self.gpu}")
+        self._copy.copy_(tensor)
+        self._torch.cuda.synchronize()
+
+    def copied(self) -> Any:
+        return self._copy.cpu().numpy()
+
     def close(self, opened: Any) -> None:
         opened.clear()
 
@@ -135,13 +169,14 @@ class Torch(OnGpu):
 class CudaCore(OnGpu):
     """cuda.core 1: buffers of a memory pool, which the other process has got before, by their descriptors."""
 
-    def __init__(self, pipe: Any, first: bool) -> None:
-        super().__init__(pipe, first)
+    def __init__(self, pipe: Any, first: bool, reader: str = "0") -> None:
+        super().__init__(pipe, first, reader)
         from cuda.core import Buffer, Device, DeviceMemoryResource, DeviceMemoryResourceOptions
 
+        own = Device(self.gpu)
+        own.set_current()
+        self._stream = own.create_stream()
         device = Device(0)
-        device.set_current()
-        self._stream = device.create_stream()
         self._import: Callable[..., Any] = Buffer.from_ipc_descriptor
         if first:
             self._pool = DeviceMemoryResource(device, DeviceMemoryResourceOptions(ipc_enabled=True))
@@ -150,6 +185,9 @@ class CudaCore(OnGpu):
             fd = reduction.recv_handle(pipe)
             self._pool = DeviceMemoryResource.from_allocation_handle(device, fd)
             os.close(fd)
+            if self.gpu:
+                # An imported pool does not have the accesses that its creator has set.
+                self._pool.peer_accessible_by = [self.gpu]
 
     def make(self, size: int, value: int) -> Any:
         buffer = self._pool.allocate(size, stream=self._stream)
@@ -195,13 +233,14 @@ class Sized(OnGpu):
 class Cupy(Sized):
     """CuPy's `ipcGetMemHandle` and `ipcOpenMemHandle`, of memory of `cudaMalloc`."""
 
-    def __init__(self, pipe: Any, first: bool) -> None:
+    def __init__(self, pipe: Any, first: bool, reader: str = "0") -> None:
         from cupy.cuda import runtime
 
+        super().__init__(pipe, first, reader)
+        runtime.setDevice(self.gpu)
         # Makes the primary context current, without a kernel that CuPy would have to compile.
         runtime.free(0)
         self._runtime = runtime
-        super().__init__(pipe, first)
 
     def allocate(self, size: int) -> Any:
         return self._runtime.malloc(size), size
@@ -285,7 +324,7 @@ class AccessDescriptor(ctypes.Structure):
     _fields_ = (("location", Location), ("flags", ctypes.c_int))
 
 
-DEVICE = Location(1, 0)
+DEVICE = 1
 READ, READ_WRITE = 1, 3
 
 
@@ -293,10 +332,10 @@ class FileDescriptors(Sized):
     """The floor: the driver's `cuMemCreate`, exported as a file descriptor, imported and mapped. It has no name, and nothing keeps
     it."""
 
-    def __init__(self, pipe: Any, first: bool) -> None:
-        super().__init__(pipe, first)
+    def __init__(self, pipe: Any, first: bool, reader: str = "0") -> None:
+        super().__init__(pipe, first, reader)
         pinned = 1
-        self._properties = AllocationProperties(pinned, FILE_DESCRIPTOR, DEVICE)
+        self._properties = AllocationProperties(pinned, FILE_DESCRIPTOR, Location(DEVICE, 0))
         self._granularity = self.driver.number("cuMemGetAllocationGranularity", ctypes.byref(self._properties), 0)
 
     def allocate(self, size: int) -> Any:
@@ -344,6 +383,6 @@ class FileDescriptors(Sized):
         length, zero = ctypes.c_size_t(size), ctypes.c_uint64(0)
         address = self.driver.number("cuMemAddressReserve", length, ctypes.c_size_t(0), zero, zero)
         self.driver.call("cuMemMap", ctypes.c_uint64(address), length, ctypes.c_size_t(0), ctypes.c_uint64(memory), zero)
-        access = AccessDescriptor(DEVICE, flags)
+        access = AccessDescriptor(Location(DEVICE, self.gpu), flags)
         self.driver.call("cuMemSetAccess", ctypes.c_uint64(address), length, ctypes.byref(access), ctypes.c_size_t(1))
         return address

@@ -39,7 +39,7 @@ fn wire() -> io::Result<()> {
     seed("wire", "event", &[&[2], &body(&event)])?;
     let hello =
         ClientHello { command: "python train.py".into(), operator: false, simulated: true, resume: None, attempt: 0 };
-    let refusal = BrokerHello { outcome: Err(Refusal::Protocol) };
+    let refusal = BrokerHello { instance: 1, outcome: Err(Refusal::Protocol) };
     seed("wire", "client", &[&[3], &first(&hello)])?;
     seed("wire", "broker", &[&[4], &first(&refusal)])?;
     let message = frame::encode(&request, 0, MAX_MESSAGE).expect("it is short");

@@ -337,7 +337,7 @@ fn timeline(input: &mut Unstructured<'_>) -> Result<()> {
             }
             _ => {
                 let v = input.arbitrary()?;
-                let _ = (cell.progress(v), cell.check_next(v), cell.closing(), cell.tainted(), cell.guard());
+                let _ = (cell.progress(v), cell.check_next(v), cell.closing(), cell.tainted(), cell.late_store());
                 let _ = (cell.value(), cell.announced(), cell.ending(), cell.incarnation());
             }
         }

@@ -1,11 +1,15 @@
 """Brokers and processes for tests."""
 
+import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,7 +18,7 @@ import pytest
 import partywall as pw
 from partywall._program import PROGRAM
 
-WATCHDOG = 60.0
+WATCHDOG = 120.0
 """Seconds after which a test counts as hanging. No test depends on how long something takes."""
 
 
@@ -22,9 +26,11 @@ WATCHDOG = 60.0
 def socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A private socket for the test. Its broker is stopped at the end of the test."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    path = str(tmp_path / "sockets" / "test.sock")
-    yield path
-    subprocess.run([PROGRAM, "--socket", path, "stop", "--force"], capture_output=True, timeout=WATCHDOG, check=False)
+    # Not below `tmp_path`, which is long already: the path of a socket has at most 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="pw") as directory:
+        path = f"{directory}/sockets/test.sock"
+        yield path
+        subprocess.run([PROGRAM, "--socket", path, "stop", "--force"], capture_output=True, timeout=WATCHDOG, check=False)
 
 
 @pytest.fixture
@@ -42,13 +48,20 @@ class Child:
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
         )
-        self._watchdog = threading.Timer(WATCHDOG, self.process.kill)
-        self._watchdog.start()
 
     def says(self) -> str:
         """Returns the next line of its standard output, or an empty string at the end."""
         assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
+        with self._watched():
+            return self.process.stdout.readline().strip()
+
+    def interrupt(self) -> str:
+        """Sends SIGINT again and again until it says something, and returns that line. A signal may come before the wait that it
+        is to end, and one that follows at once would come while the last one is handled."""
+        with self._watched():
+            while not select.select([self.process.stdout], [], [], 0.05)[0]:
+                self.process.send_signal(signal.SIGINT)
+        return self.says()
 
     def tell(self, line: str = "") -> None:
         """Writes a line to its standard input."""
@@ -58,14 +71,31 @@ class Child:
 
     def end(self) -> int:
         """Waits until it has ended. Returns its exit code, or minus the signal that ended it."""
-        self.process.communicate()
-        self._watchdog.cancel()
+        with self._watched():
+            self.process.communicate()
         return self.process.returncode
 
     def kill(self) -> None:
         """Kills it if it still runs."""
         self.process.kill()
         self.end()
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Kills it if the wait in the body takes too long. How long it lives is the test's affair."""
+        watchdog = threading.Timer(WATCHDOG, self.process.kill)
+        watchdog.start()
+        try:
+            yield
+        finally:
+            watchdog.cancel()
+
+
+def await_proof(domain: pw.Domain, pid: int) -> None:
+    """Waits until the death of a process is proved. No request of that process has an effect any more."""
+    watchdog = time.monotonic() + WATCHDOG
+    while pid in [member.pid for member in domain.ps()]:
+        assert time.monotonic() < watchdog, f"{pid} is still a member"
 
 
 # A process inherits the signals that its parent blocks or ignores. A shell ignores SIGINT in background processes, and nohup

@@ -17,11 +17,19 @@ const PROGRAMS: [(&str, &str); 3] = [
     ("partywall-gpu-tests", "partywall-gpu-tests"),
     ("partywall-bench", "partywall-bench"),
 ];
+/// The rival that is not in Python, in a workspace of its own, and its program.
+const RIVAL: [&str; 2] = ["benches/peers/iceoryx2/Cargo.toml", "partywall-peer-iceoryx2"];
 /// The folders of `python/` whose programs are part of the bundle.
 const PYTHON: [&str; 4] = ["tests", "tests/host", "tests/gpu", "examples"];
 /// Programs that are left out, because they need the repository. The others run there with another Python, and with torch
 /// and jax on the CPU.
-const STAYS: [&str; 3] = ["tests/host/test_errors.py", "tests/host/test_examples.py", "tests/host/test_package.py"];
+const STAYS: [&str; 5] = [
+    "tests/host/test_errors.py",
+    "tests/host/test_examples.py",
+    "tests/host/test_guard.py",
+    "tests/host/test_package.py",
+    "tests/host/test_spares.py",
+];
 /// The program in C that one of them compiles.
 const C_EXAMPLE: &str = "crates/partywall/examples/descriptors.c";
 const RUN: &str = include_str!("gpu_bundle_run.sh");
@@ -39,11 +47,16 @@ pub(crate) fn build(workspace: &Workspace) -> Result<(), String> {
         command.args(["-p", package]);
     }
     workspace.run(&mut command)?;
+    // The folder in which the benchmarks build it, too.
+    let rival = workspace.target.join("iceoryx2");
+    let mut command = workspace.cargo(["build", "--release", "--locked", "--manifest-path", RIVAL[0], "--target-dir"]);
+    workspace.run(command.arg(&rival))?;
 
     let bundle = workspace.target.join("gpu-bundle");
     let built = workspace.target.join(PROFILE);
     let failed = |error| format!("cannot pack {}: {error}", bundle.display());
     pack(&built, &bundle, &commit(workspace)).map_err(failed)?;
+    fs::copy(rival.join("release").join(RIVAL[1]), bundle.join(RIVAL[1])).map_err(failed)?;
     pack_python(workspace, &bundle).map_err(failed)?;
     Environment::fresh(workspace)?.wheel(PROFILE, &bundle)?;
     weigh(&bundle)

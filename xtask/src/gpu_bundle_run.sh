@@ -1,16 +1,19 @@
 #!/bin/sh
 # Runs the GPU tests of Partywall, with --bench after its benchmarks. Needs only Linux and an NVIDIA
 # driver. Arguments after --bench are passed to the tests, for example a part of a test's name. With
-# --only, no tests run, and only benchmarks with that part in their names. If Python 3.11 or later is
-# installed with pytest and torch, the Python package is tested too, with those of cupy, jax and numba
-# that are installed. With --peers no tests run: the Python package is measured against Rust,
-# safetensors and torch.multiprocessing, within nine minutes; with a part of a name only the matching
-# subjects, within four minutes (peer_topics: tensors, time-sliced and under an MPS daemon; peer_table:
-# all installed ways to share memory, in one table with ratios).
+# --only, no tests run, and only benchmarks with that part in their names; --quick behind it takes fewer
+# samples. If Python 3.11 or later is installed with pytest and torch, the Python package is tested too,
+# with those of cupy, jax and numba that are installed. With --peers no tests run: the Python package is
+# measured against Rust, safetensors and torch.multiprocessing, within nine minutes; with a part of a
+# name only the matching subjects, within four minutes (peer_topics: tensors, time-sliced and under an
+# MPS daemon; peer_table: all installed ways to share memory, in one table with ratios and plots; with
+# two GPUs also from one to the other). With --nsys a lab runs under Nsight Systems, and the last lines
+# say whether that made a report.
 #
 #   OUT=reports ./run.sh [--bench] [NAME]
-#   OUT=reports ./run.sh --bench --only NAME
-#   OUT=reports ./run.sh --peers [NAME]
+#   OUT=reports ./run.sh --bench --only NAME [--quick]
+#   OUT=reports ./run.sh --peers [NAME [--quick]]
+#   OUT=reports ./run.sh --nsys
 #
 # Reports go to $OUT, else to the current folder. After tests the last line is
 # `N passed, N failed, N skipped`; the exit status is 0 unless something failed.
@@ -24,6 +27,7 @@ mkdir -p -- "$out" || exit 1
 # that the bundle was built from.
 export PARTYWALL_BIN="$here/partywall"
 export PARTYWALL_COMMIT="@COMMIT@"
+export PARTYWALL_ICEORYX2="$here/partywall-peer-iceoryx2"
 unset PARTYWALL_SOCKET PARTYWALL_DOMAIN
 
 # Unpacks the Python package into a folder.
@@ -42,7 +46,7 @@ stop_brokers() {
 # Runs the benchmarks with a part in their names. Their waits have timeouts; the time limit here is for a hang.
 only() {
     scratch=$(mktemp -d /tmp/partywall-only.XXXXXX) || return 1
-    TMPDIR="$scratch" timeout -k 10 580 "$here/partywall-bench" --gpu --report "$out/gpu-bench.json" "$1"
+    TMPDIR="$scratch" timeout -k 10 580 "$here/partywall-bench" --gpu --report "$out/gpu-bench.json" "$@"
     measured=$?
     [ $measured -eq 124 ] && echo "not all was measured within 580 s" >&2
     stop_brokers "$scratch"
@@ -50,8 +54,8 @@ only() {
     return $measured
 }
 
-# Runs the benchmarks with rival programs that have a part in their names, within a number of seconds. Their waits have
-# timeouts; the time limit here is for a hang.
+# Runs the benchmarks with rival programs that have a part in their names, within a number of seconds, with an option or
+# without. Their waits have timeouts; the time limit here is for a hang.
 peers() {
     site=$(mktemp -d) || return 1
     # A model of 14 GiB has to stay in memory, and must not be written to a disk meanwhile.
@@ -62,7 +66,7 @@ peers() {
     unpack "$site" &&
         TMPDIR="$scratch" PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}" timeout -k 10 "$2" \
             "$here/partywall-bench" --gpu --peers --report "$out/gpu-peers.json" --md "$out/gpu-peers.md" \
-            --html "$out/gpu-peers.html" "$1"
+            --html "$out/gpu-peers.html" "$1" ${3:+"$3"}
     measured=$?
     [ $measured -eq 124 ] && echo "not all was measured within $2 s" >&2
     stop_brokers "$scratch"
@@ -70,7 +74,28 @@ peers() {
     return $measured
 }
 if [ "${1:-}" = --peers ]; then
-    if [ -n "${2:-}" ]; then peers "$2" 240; else peers peer_ 540; fi
+    if [ -n "${2:-}" ]; then peers "$2" 230 "${3:-}"; else peers peer_ 540; fi
+    exit $?
+fi
+
+# Profiles a lab without what needs permission: samples of processors, and their switches between threads. The report
+# `nsys.nsys-rep` needs the folder `host-linux-x64` of an installation; without it only `nsys.qdstrm` is there.
+if [ "${1:-}" = --nsys ]; then
+    command -v nsys || {
+        echo "there is no nsys in PATH" >&2
+        exit 1
+    }
+    rm -f -- "$out"/nsys.*
+    nsys --version
+    timeout -k 10 300 nsys profile --sample=none --cpuctxsw=none -t cuda,nvtx --force-overwrite=true -o "$out/nsys" \
+        "$here/partywall" lab events
+    installed=$(dirname -- "$(dirname -- "$(readlink -f -- "$(command -v nsys)")")")
+    importer=$(find "$installed" -name QdstrmImporter | head -n 1)
+    echo "importer: ${importer:-none below $installed}"
+    # An importer that nsys has not found.
+    [ -n "$importer" ] && [ ! -f "$out/nsys.nsys-rep" ] && "$importer" -i "$out/nsys.qdstrm"
+    ls -l "$out"/nsys.*
+    [ -f "$out/nsys.nsys-rep" ] && nsys stats --force-export=true --report cuda_api_sum "$out/nsys.nsys-rep"
     exit $?
 fi
 
@@ -78,7 +103,9 @@ status=0
 if [ "${1:-}" = --bench ]; then
     shift
     if [ "${1:-}" = --only ]; then
-        only "${2:?"--only needs a part of a name"}"
+        shift
+        : "${1:?"--only needs a part of a name"}"
+        only "$@"
         exit $?
     fi
     "$here/partywall-bench" --gpu --report "$out/gpu-bench.json" || {

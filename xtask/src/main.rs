@@ -9,6 +9,7 @@
 //! | [`ptx`] | `ptx`: the GPU kernels, compiled and compared |
 //! | [`spirv`] | `spirv`: the shaders, compiled and compared |
 //! | [`fuzz`] | `fuzz`: the fuzz targets, and a short run of each |
+//! | [`stacks`] | `stacks`: the Python package with the real frameworks above it |
 //! | [`gpu_bundle`] | `gpu-bundle`: what a machine with a GPU needs to run the tests there |
 
 #![allow(clippy::print_stdout, reason = "a program that people run and read; the lint is meant for libraries")]
@@ -20,6 +21,7 @@ mod lines;
 mod pages;
 mod ptx;
 mod spirv;
+mod stacks;
 mod steps;
 mod tools;
 
@@ -42,6 +44,8 @@ usage: cargo xtask COMMAND
   spirv           compile */*/kernels/*.comp to SPIR-V, which is checked in
   gpu-bundle      pack the binary, the GPU tests and the benchmarks into target/gpu-bundle/, to be
                   run on a machine that has an NVIDIA driver and nothing else
+  stacks          make target/stacks, an environment of 7 GB with vLLM for CPUs, Ray and transformers,
+                  and test the integrations in it; writes docs/measurements/stacks.md
   lines           count the code lines in crates/*/src, without tests, comments and blank lines
   lines ROOT      the same for another checkout
   help            this text
@@ -65,6 +69,7 @@ fn main() -> ExitCode {
         ["ptx"] => ptx::regenerate(),
         ["ptx", "--check"] => check_ptx(),
         ["spirv"] => Workspace::locate().and_then(|workspace| spirv::regenerate(&workspace)),
+        ["stacks"] => Workspace::locate().and_then(|workspace| stacks::run(&workspace)),
         ["gpu-bundle"] => Workspace::locate().and_then(|workspace| gpu_bundle::build(&workspace)),
         ["lines"] => Workspace::locate().and_then(|workspace| print_lines(&workspace.root)),
         ["lines", root] => print_lines(Path::new(root)),

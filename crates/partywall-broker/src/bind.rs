@@ -91,6 +91,18 @@ pub enum StartError {
         /// Files that are kept free for memory.
         memory: u64,
     },
+    /// A limit is outside of its bounds, or a user's share exceeds the limit of all users together.
+    #[error("cannot serve with {option} {value}: {}", if value < least { format!("the least is {least}") } else { format!("the most here is {most}") })]
+    Limit {
+        /// The option of `partywall serve`.
+        option: &'static str,
+        /// Its value.
+        value: u64,
+        /// The smallest value.
+        least: u64,
+        /// The largest value beside the other limits.
+        most: u64,
+    },
     /// The kernel refused.
     #[error("{what}: {errno}")]
     Errno {

@@ -7,7 +7,7 @@ use partywall_os::{
     socket::{self, Connecting, Peer},
 };
 use partywall_shm::members::MAX_ROWS;
-use partywall_wire::limits::{MAX_MESSAGE, MIN_MESSAGE};
+use partywall_wire::limits::{MAX_FDS, MAX_MESSAGE, MIN_MESSAGE};
 
 use crate::{StartError, registry::types::Quota};
 
@@ -37,9 +37,9 @@ pub struct Config {
     pub handshake_timeout: Duration,
     /// The log file, for `status` to report. The broker itself logs only through `tracing`.
     pub log_path: Option<PathBuf>,
-    /// Whether the broker may execute the program of its process to check a GPU: that program then answers by
-    /// [`GpuCheck`](crate::gpu_check::GpuCheck).
-    pub checks_gpus: bool,
+    /// Whether the broker may execute the program of its process to check memory: that program then answers by
+    /// [`MemoryCheck`](crate::memory_check::MemoryCheck).
+    pub checks_memory: bool,
     /// Whether the process that started this one locks the socket's directory until the broker is ready.
     pub starter_holds_lock: bool,
 }
@@ -58,7 +58,7 @@ impl Config {
             unproven_after: None,
             handshake_timeout: Duration::from_secs(2),
             log_path: None,
-            checks_gpus: false,
+            checks_memory: false,
             starter_holds_lock: false,
         }
     }
@@ -106,12 +106,14 @@ impl Admission {
 pub struct Limits {
     /// Bytes of all versions and control memory together. 16 TiB by default.
     pub bytes: u64,
+    /// Bytes of pinned memory on each NUMA node; by default not less than all bytes.
+    pub pinned: Option<u64>,
     /// Names. 65,536 by default.
     pub names: u64,
     /// File descriptors held for versions and control memory; by default the process's limit of open files minus those
     /// of clients, at least 64.
     pub fds: Option<u64>,
-    /// Members, without those in quarantine, at most 65,535; by default 4,096 or an eighth of the process's limit of
+    /// Members, without those in quarantine, at most 65,535; by default 4,096 or a sixteenth of the process's limit of
     /// open files, whichever is less, but at least 16.
     pub clients: Option<u64>,
     /// Bytes of a message's body, between [`MIN_MESSAGE`] and `u32::MAX`. [`MAX_MESSAGE`] by default.
@@ -128,19 +130,22 @@ pub struct Limits {
     pub per_uid: UserLimits,
 }
 
-/// The limits on what one user uses. By default a quarter of the domain's limit for every user but the broker's own, which
-/// has no other limit than the domain's.
+/// The limits on what one user uses. By default a quarter of the domain's limit for every user but the broker's own,
+/// which has no other limit than the domain's.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UserLimits {
     /// Bytes of versions and control memory.
     pub bytes: Option<u64>,
+    /// Bytes of pinned memory on each NUMA node.
+    pub pinned: Option<u64>,
     /// Names, including timelines and semaphores.
     pub names: Option<u64>,
     /// File descriptors held for versions and control memory.
     pub fds: Option<u64>,
     /// Members, including those in quarantine.
     pub clients: Option<u64>,
-    /// Seats: connections at a time that are not members, for `ps`, `ls` and the like.
+    /// Seats: connections at a time that are not members, for `ps`, `ls` and the like. Does not limit the broker's own
+    /// user.
     pub operators: Option<u64>,
 }
 
@@ -148,6 +153,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             bytes: 16 << 40,
+            pinned: None,
             names: 1 << 16,
             fds: None,
             clients: None,
@@ -165,25 +171,67 @@ impl Limits {
     /// Resolves the limits that depend on the process's limit of open files.
     ///
     /// # Errors
-    /// [`StartError::TooFewFiles`] if members would leave too few descriptors for memory.
+    /// [`StartError::TooFewFiles`] if members would leave too few descriptors for memory, [`StartError::Limit`] for a
+    /// limit that no broker can have.
     pub(crate) fn resolve(&self, open_files: u64) -> Result<Resolved, StartError> {
         let memory = self.fds.unwrap_or(MIN_FDS_FOR_MEMORY);
-        let for_clients = open_files.saturating_sub(FDS_OF_OURS).saturating_sub(memory);
-        let room = for_clients / FDS_PER_CLIENT;
+        let of_ours = FDS_OF_OURS + unclaimed(open_files);
+        let room = open_files.saturating_sub(of_ours).saturating_sub(memory) / FDS_PER_CLIENT;
         let clients = match self.clients {
-            Some(clients) => clients.min(MAX_ROWS as u64),
-            None => (open_files / 8).min(room).clamp(MIN_CLIENTS, MAX_DEFAULT_CLIENTS),
+            Some(clients) => checked("--max-clients", clients, 1, MAX_ROWS as u64)?,
+            None => (open_files / 16).min(room).clamp(MIN_CLIENTS, MAX_DEFAULT_CLIENTS),
         };
         if clients > room {
-            let needed = (clients * FDS_PER_CLIENT).saturating_add(FDS_OF_OURS).saturating_add(memory);
+            let others = (clients * FDS_PER_CLIENT + FDS_OF_OURS).saturating_add(memory);
+            let needed = others.saturating_add(unclaimed(others.saturating_add(MAX_FDS as u64)));
             return Err(StartError::TooFewFiles { open_files, needed, clients, room, memory });
         }
-        Ok(Resolved {
-            fds: self.fds.unwrap_or(open_files - clients * FDS_PER_CLIENT - FDS_OF_OURS),
-            clients,
-            given: Self { message: self.message.clamp(MIN_MESSAGE, u32::MAX as usize), ..self.clone() },
-        })
+        let fds = self.fds.unwrap_or(open_files - clients * FDS_PER_CLIENT - of_ours);
+        self.check(fds, clients)?;
+        Ok(Resolved { fds, clients, unclaimed: unclaimed(open_files) as usize, given: self.clone() })
     }
+
+    /// Returns the limit on the bytes of pinned memory on each NUMA node.
+    pub(crate) fn pinned(&self) -> u64 {
+        self.pinned.unwrap_or(self.bytes)
+    }
+
+    /// Refuses a limit that would refuse everything, and a share that is more than the whole. Such a number is a
+    /// mistake, and the broker would otherwise start and fail its first member.
+    fn check(&self, fds: u64, clients: u64) -> Result<(), StartError> {
+        let UserLimits { bytes, pinned, names, fds: fds_of_user, clients: clients_of_user, operators } = self.per_uid;
+        let message = self.message as u64;
+        let all = [
+            ("--max-bytes", Some(self.bytes), 1, u64::MAX),
+            ("--max-pinned-bytes", self.pinned, 1, self.bytes),
+            ("--max-names", Some(self.names), 1, u64::MAX),
+            ("--max-fds", Some(fds), 1, u64::MAX),
+            ("--max-timelines", Some(self.timelines), 1, u64::MAX),
+            ("--max-semaphores", Some(self.semaphores), 1, u64::MAX),
+            ("--max-message", Some(message), MIN_MESSAGE as u64, u64::from(u32::MAX)),
+            ("--max-bytes-per-uid", bytes, 1, self.bytes),
+            ("--max-pinned-bytes-per-uid", pinned, 1, self.pinned()),
+            ("--max-names-per-uid", names, 1, self.names),
+            ("--max-fds-per-uid", fds_of_user, 1, fds),
+            ("--max-clients-per-uid", clients_of_user, 1, clients),
+            ("--max-seats-per-uid", operators, 1, OPERATORS_OF_GUESTS),
+        ];
+        for (option, value, least, most) in all {
+            value.map(|value| checked(option, value, least, most)).transpose()?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns the value of an option, or refuses it.
+fn checked(option: &'static str, value: u64, least: u64, most: u64) -> Result<u64, StartError> {
+    if (least..=most).contains(&value) { Ok(value) } else { Err(StartError::Limit { option, value, least, most }) }
+}
+
+/// Returns how many descriptors of unfinished messages a broker keeps that may open this many files. The library sends
+/// a message at once, so that messages of honest processes are rarely unfinished.
+fn unclaimed(open_files: u64) -> u64 {
+    if open_files < MANY_FILES { MAX_FDS as u64 } else { 4 * MAX_FDS as u64 }
 }
 
 /// Limits with every value resolved.
@@ -191,6 +239,8 @@ impl Limits {
 pub(crate) struct Resolved {
     pub(crate) fds: u64,
     pub(crate) clients: u64,
+    /// Descriptors of unfinished messages, of all connections together.
+    pub(crate) unclaimed: usize,
     /// The limits that do not depend on the process's limit of open files.
     pub(crate) given: Limits,
 }
@@ -198,39 +248,49 @@ pub(crate) struct Resolved {
 impl Resolved {
     /// Returns the limits on one user: the broker's own, or another.
     pub(crate) fn quota(&self, is_own: bool) -> Quota {
-        let UserLimits { bytes, names, fds, clients, .. } = self.given.per_uid;
+        let UserLimits { bytes, pinned, names, fds, clients, .. } = self.given.per_uid;
         let share = |given: Option<u64>, of_all: u64| match given {
             Some(given) => given,
             None if is_own => u64::MAX,
-            None => of_all / GUESTS_SHARE,
+            None => (of_all / GUESTS_SHARE).max(1),
         };
         Quota {
-            members: share(clients, self.clients).max(1),
+            members: share(clients, self.clients),
             names: share(names, self.given.names),
             fds: share(fds, self.fds),
             bytes: share(bytes, self.given.bytes),
+            pinned: share(pinned, self.given.pinned()),
         }
     }
 
-    /// Returns the number of operators that one user may have at a time.
+    /// Returns the number of operators that one user may have at a time. The broker's own user may have all, so that it
+    /// can always look at the broker, and end it.
     pub(crate) fn operators(&self, is_own: bool) -> u64 {
-        self.given.per_uid.operators.unwrap_or(if is_own { OPERATORS } else { OPERATORS / GUESTS_SHARE })
+        if is_own { OPERATORS } else { self.given.per_uid.operators.unwrap_or(OPERATORS / GUESTS_SHARE) }
     }
 }
 
 /// The divisor for the share of a limit that a user other than the broker's has by default.
 const GUESTS_SHARE: u64 = 4;
 
-/// File descriptors of a client: the call socket, the events socket, the pidfd; and its former call socket, for a moment after
-/// a restart of the broker.
-const FDS_PER_CLIENT: u64 = 4;
+/// File descriptors of a client: the call socket, the events socket, the pidfd; and its former call socket, for a
+/// moment after a restart of the broker.
+pub(crate) const FDS_PER_CLIENT: u64 = 4;
 
-/// Connections for operators, which are not members: enough for a few `ps` and `stop` while no further member is admitted.
+/// Connections for operators, which are not members: enough for a few `ps` and `stop` while no further member is
+/// admitted.
 pub(crate) const OPERATORS: u64 = 16;
 
-/// Other files: standard streams, listener, epoll, log, descriptors of a message, operators, and unauthenticated
-/// connections.
-const FDS_OF_OURS: u64 = 64 + OPERATORS * FDS_PER_CLIENT + 64;
+/// The operators that users other than the broker's may have together. The other half is kept for the broker's own
+/// user.
+pub(crate) const OPERATORS_OF_GUESTS: u64 = OPERATORS / 2;
+
+/// Other files: standard streams, listener, epoll and log; operators; unauthenticated connections; descriptors of a
+/// message that is being read.
+const FDS_OF_OURS: u64 = 64 + OPERATORS * FDS_PER_CLIENT + 64 + MAX_FDS as u64;
+
+/// A broker that may open this many files keeps the descriptors of more than one unfinished message.
+const MANY_FILES: u64 = 8192;
 
 /// A broker with fewer file descriptors for memory would refuse commits soon after it has started.
 const MIN_FDS_FOR_MEMORY: u64 = 64;
@@ -277,27 +337,78 @@ mod tests {
     #[test]
     fn clients_and_versions_share_the_fd_limit() {
         let few = Limits::default().resolve(1024).unwrap();
-        assert_eq!((few.clients, few.fds), (128, 1024 - 4 * 128 - FDS_OF_OURS));
+        assert_eq!((few.clients, few.fds, few.unclaimed), (64, 1024 - 4 * 64 - FDS_OF_OURS - 253, 253));
         let many = Limits::default().resolve(1 << 30).unwrap();
-        assert_eq!((many.clients, many.fds), (4096, (1 << 30) - 4 * 4096 - FDS_OF_OURS));
-        let rows = Limits { clients: Some(1 << 20), ..Limits::default() }.resolve(1 << 30).unwrap();
-        assert_eq!(rows.clients, (1 << 16) - 1);
-        let given = Limits { fds: Some(7), clients: Some(5), message: 1, ..Limits::default() }.resolve(1024).unwrap();
-        assert_eq!((given.clients, given.fds, given.given.message), (5, 7, MIN_MESSAGE));
+        assert_eq!((many.clients, many.fds, many.unclaimed), (4096, (1 << 30) - 4 * 4096 - FDS_OF_OURS - 1012, 1012));
+        let given = Limits { fds: Some(7), clients: Some(5), ..Limits::default() }.resolve(1024).unwrap();
+        assert_eq!((given.clients, given.fds), (5, 7));
     }
 
     #[test]
     fn other_users_have_a_quarter_unless_more_or_less_is_given() {
         let limits = Limits { names: 40, bytes: 400, fds: Some(100), clients: Some(12), ..Limits::default() };
         let resolved = limits.resolve(1024).unwrap();
-        let own = Quota { members: u64::MAX, names: u64::MAX, fds: u64::MAX, bytes: u64::MAX };
+        let own = Quota { members: u64::MAX, names: u64::MAX, fds: u64::MAX, bytes: u64::MAX, pinned: u64::MAX };
         assert_eq!(resolved.quota(true), own);
-        assert_eq!(resolved.quota(false), Quota { members: 3, names: 10, fds: 25, bytes: 100 });
+        assert_eq!(resolved.quota(false), Quota { members: 3, names: 10, fds: 25, bytes: 100, pinned: 100 });
         assert_eq!((resolved.operators(true), resolved.operators(false)), (16, 4));
         let per_uid = UserLimits { names: Some(5), operators: Some(1), ..UserLimits::default() };
         let resolved = Limits { per_uid, ..limits }.resolve(1024).unwrap();
         assert_eq!((resolved.quota(true).names, resolved.quota(false).names), (5, 5), "for each user");
-        assert_eq!((resolved.operators(true), resolved.operators(false)), (1, 1));
+        assert_eq!(
+            (resolved.operators(true), resolved.operators(false)),
+            (16, 1),
+            "the broker's own can always end it"
+        );
+        let few = Limits { names: 2, ..Limits::default() }.resolve(1024).unwrap();
+        assert_eq!(few.quota(false).names, 1, "a share is never nothing");
+    }
+
+    #[test]
+    fn limits_of_nothing_and_shares_beyond_the_whole_are_refused() {
+        type Change = fn(&mut Limits);
+        let limits = Limits { names: 40, bytes: 400, fds: Some(100), clients: Some(12), ..Limits::default() };
+        let per_uid = UserLimits {
+            bytes: Some(400),
+            pinned: Some(300),
+            names: Some(40),
+            fds: Some(100),
+            clients: Some(12),
+            operators: Some(OPERATORS_OF_GUESTS),
+        };
+        let limits = Limits { message: MIN_MESSAGE, pinned: Some(300), per_uid, ..limits };
+        limits.resolve(1024).unwrap();
+        let wrong: [(&str, Change); 23] = [
+            ("--max-bytes", |limits| limits.bytes = 0),
+            ("--max-pinned-bytes", |limits| limits.pinned = Some(0)),
+            ("--max-pinned-bytes", |limits| limits.pinned = Some(401)),
+            ("--max-names", |limits| limits.names = 0),
+            ("--max-fds", |limits| limits.fds = Some(0)),
+            ("--max-clients", |limits| limits.clients = Some(0)),
+            ("--max-clients", |limits| limits.clients = Some(1 << 16)),
+            ("--max-timelines", |limits| limits.timelines = 0),
+            ("--max-semaphores", |limits| limits.semaphores = 0),
+            ("--max-message", |limits| limits.message = MIN_MESSAGE - 1),
+            ("--max-message", |limits| limits.message = 1 << 32),
+            ("--max-bytes-per-uid", |limits| limits.per_uid.bytes = Some(0)),
+            ("--max-bytes-per-uid", |limits| limits.per_uid.bytes = Some(401)),
+            ("--max-pinned-bytes-per-uid", |limits| limits.per_uid.pinned = Some(0)),
+            ("--max-pinned-bytes-per-uid", |limits| limits.per_uid.pinned = Some(301)),
+            ("--max-names-per-uid", |limits| limits.per_uid.names = Some(0)),
+            ("--max-names-per-uid", |limits| limits.per_uid.names = Some(41)),
+            ("--max-fds-per-uid", |limits| limits.per_uid.fds = Some(0)),
+            ("--max-fds-per-uid", |limits| limits.per_uid.fds = Some(101)),
+            ("--max-clients-per-uid", |limits| limits.per_uid.clients = Some(0)),
+            ("--max-clients-per-uid", |limits| limits.per_uid.clients = Some(13)),
+            ("--max-seats-per-uid", |limits| limits.per_uid.operators = Some(0)),
+            ("--max-seats-per-uid", |limits| limits.per_uid.operators = Some(OPERATORS_OF_GUESTS + 1)),
+        ];
+        for (expected, change) in wrong {
+            let mut limits = limits.clone();
+            change(&mut limits);
+            let refused = limits.resolve(1024);
+            assert!(matches!(refused, Err(StartError::Limit { option, .. }) if option == expected), "{refused:?}");
+        }
     }
 
     /// Resolves limits that must be refused. Returns the number of files that are needed and of members that fit.
@@ -312,7 +423,7 @@ mod tests {
     fn limits_without_room_for_memory_are_refused_with_sufficient_numbers() {
         let crowded = Limits { clients: Some(12_000), ..Limits::default() };
         let (needed, room) = refused(&crowded, 20_000);
-        assert_eq!((needed, room), (48_256, 4936));
+        assert_eq!((needed, room), (49_521, 4619));
         assert_eq!(crowded.resolve(needed).unwrap().fds, MIN_FDS_FOR_MEMORY);
         assert!(Limits { clients: Some(room), ..Limits::default() }.resolve(20_000).is_ok());
 
@@ -322,6 +433,9 @@ mod tests {
         for open_files in 0..needed {
             assert_eq!(refused(&Limits::default(), open_files).0, needed);
         }
+
+        let none = Limits { clients: Some(0), ..Limits::default() };
+        assert!(matches!(none.resolve(32), Err(StartError::Limit { option: "--max-clients", .. })));
 
         let given = Limits { fds: Some(10_000), ..Limits::default() };
         let (needed, _) = refused(&given, 1024);

@@ -13,7 +13,7 @@
 //! | `server` | sockets, file descriptors, control memory, clocks, proofs of death | no decision that the registry could make |
 //! | [`supervisor`] | the process that restarts a broker which dies | one thread; allocates and opens nothing once the worker runs |
 //! | [`replacement`] | another program continues as the broker | refused before anything changes, or the former program can still go on |
-//! | [`gpu_check`] | a child process finds out whether a GPU has lost its memory | the only code of the broker's program that needs CUDA runs there |
+//! | [`memory_check`] | a child process finds out whether the memory of a GPU or of a NUMA node is lost | the only code of the broker's program that needs CUDA runs there |
 //! | `journal` | what a restarted broker continues with | knows neither the registry nor the server |
 //! | `bind` | the place where members look for the broker | replaces only what is provably dead |
 //! | [`log`] | a log file of bounded size | independent of the rest |
@@ -34,9 +34,9 @@
 
 mod bind;
 mod config;
-pub mod gpu_check;
 mod journal;
 pub mod log;
+pub mod memory_check;
 mod registry;
 pub mod replacement;
 mod server;

@@ -42,20 +42,20 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{Config, StartError, bind::SocketFile, gpu_check::GpuCheck};
+use crate::{Config, StartError, bind::SocketFile, memory_check::MemoryCheck};
 
 /// The environment variable that says what a program is executed for.
 pub const VARIABLE: &str = "PARTYWALL_HANDOVER";
 
 /// The number of the format of everything that one program leaves to the next: `Handover`, the words of the page, the
 /// frames of the journal, and the state in its snapshot. Raise it with each change of these.
-pub(crate) const STATE_VERSION: u32 = 2;
+pub(crate) const STATE_VERSION: u32 = 4;
 
 /// What a program is executed for by the broker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Purpose {
-    /// To find out whether a GPU has lost its memory.
-    CheckGpu(GpuCheck),
+    /// To find out whether the memory at a place is lost.
+    CheckMemory(MemoryCheck),
     /// To answer whether it can continue with a state.
     Check(Check),
     /// To continue as the supervisor.
@@ -78,8 +78,8 @@ impl Purpose {
     pub fn of_this_process() -> Option<Self> {
         let value = std::env::var(VARIABLE).ok()?;
         let (purpose, numbers) = value.split_once(' ')?;
-        if purpose == GPU {
-            return GpuCheck::parse(numbers).map(Self::CheckGpu);
+        if purpose == MEMORY {
+            return MemoryCheck::parse(numbers).map(Self::CheckMemory);
         }
         let mut numbers = numbers.split(' ').map(|number| number.parse().ok());
         match purpose {
@@ -95,9 +95,9 @@ impl Purpose {
         format!("check {}", numbers.join(" "))
     }
 
-    /// Returns the value of [`VARIABLE`] for a child that checks a GPU.
-    pub(crate) fn check_gpu(gpu: [u8; 16], numbers: &[RawFd]) -> String {
-        format!("{GPU} {}", GpuCheck::describe(gpu, numbers))
+    /// Returns the value of [`VARIABLE`] for a child that checks memory.
+    pub(crate) fn check_memory(place: partywall_wire::Place, numbers: &[RawFd]) -> String {
+        format!("{MEMORY} {}", MemoryCheck::describe(place, numbers))
     }
 }
 
@@ -244,8 +244,8 @@ fn read_all(file: impl AsFd) -> Result<Vec<u8>, Errno> {
     Ok(bytes)
 }
 
-/// The first word of [`VARIABLE`] for a child that checks a GPU.
-const GPU: &str = "gpu";
+/// The first word of [`VARIABLE`] for a child that checks memory.
+const MEMORY: &str = "memory";
 
 /// Precedes an answer, because any program may have been executed.
 const MAGIC: [u8; 8] = *b"PWANSWER";
@@ -259,7 +259,7 @@ mod tests {
         let format = |state: u32, layouts: u64| postcard::to_extend(&Format { state, layouts }, Vec::new()).unwrap();
         let Format { state, layouts } = Format::OURS;
         assert_eq!(Format::check(&format(state, layouts)), Ok(()));
-        assert!(Format::check(&format(state + 1, layouts)).unwrap_err().contains("format 3"));
+        assert!(Format::check(&format(state + 1, layouts)).unwrap_err().contains("format 5"));
         assert!(Format::check(&format(state, layouts + 1)).unwrap_err().contains("another layout"));
         assert!(Format::check(&[]).unwrap_err().contains("unreadable"));
     }

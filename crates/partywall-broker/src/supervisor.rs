@@ -1,15 +1,16 @@
 //! The supervisor: keeps a domain alive when the process that serves it dies.
 //!
 //! The supervisor binds the socket and then starts the *worker*, a copy of itself that shares its table of file
-//! descriptors and does everything else. If the worker is killed, panics or hangs, the supervisor starts the next one. The
-//! descriptors that the former worker held are still open, and the journal (`journal`) says what they are.
+//! descriptors and does everything else. If the worker is killed, panics or hangs, the supervisor starts the next one.
+//! The descriptors that the former worker held are still open, and the journal (`journal`) says what they are.
 //!
 //! A worker that cannot be started, or finds too little memory or no thread to continue with, is started again, for a
 //! minute: nothing is lost meanwhile.
 //!
-//! The supervisor has one thread. While a worker runs, it opens and allocates nothing: a copy of it is what the next worker
-//! begins as. It closes a descriptor only if the worker does not use that number. The supervisor is also the process in
-//! which another program continues ([`replacement`]).
+//! The supervisor has one thread, because a copy of it is what the next worker begins as. While a worker runs, the
+//! supervisor keeps nothing open that it had not open before; only `ready` may open something for a moment, such as a
+//! socket of the service manager. It closes a descriptor only if the worker does not use that number. The supervisor is
+//! also the process in which another program continues ([`replacement`]).
 
 use std::{
     collections::BTreeSet,
@@ -248,6 +249,7 @@ impl Supervisor {
                     point("supervisor: worker has handed over, nothing executed");
                     let refused = self.page.program().map(|program| self.replace(program, true, &execute));
                     self.page.set_refused(refused.unwrap_or(Errno::BADF));
+                    lacking = None;
                     continue;
                 }
                 Ok(WorkerEnd::Lacked(error)) => {
@@ -317,8 +319,8 @@ impl Supervisor {
         }
     }
 
-    /// Executes the former program again, unless a worker of this one has served. Returns only if that fails; then another
-    /// worker of this program may serve.
+    /// Executes the former program again, unless a worker of this one has served. Returns only if that fails; then
+    /// another worker of this program may serve.
     fn go_back(&self, execute: impl FnOnce(RawFd, Continuation) -> Errno) {
         if let Some(former) = self.former.as_ref().map(AsRawFd::as_raw_fd) {
             self.page.set_refused(Errno::CANCELED);
@@ -327,8 +329,8 @@ impl Supervisor {
         }
     }
 
-    /// Executes a program in this process, with everything open; `may_return` leaves it a way back. Returns only if that
-    /// fails, and then why.
+    /// Executes a program in this process, with everything open; `may_return` leaves it a way back. Returns only if
+    /// that fails, and then why.
     fn replace(&self, program: RawFd, may_return: bool, execute: impl FnOnce(RawFd, Continuation) -> Errno) -> Errno {
         let Some(worker) = &self.worker else { return Errno::INVAL };
         // Without /proc there is no way back.
@@ -490,9 +492,9 @@ impl Silence {
     }
 }
 
-/// A page that the supervisor shares with its workers. Each word has one writer at a time, and none guards other memory,
-/// so all accesses are relaxed: the next process sees them because fork(2) and waitpid(2) order them. Another program finds
-/// the same words ([`replacement::STATE_VERSION`]).
+/// A page that the supervisor shares with its workers. Each word has one writer at a time, and none guards other
+/// memory, so all accesses are relaxed: the next process sees them because fork(2) and waitpid(2) order them. Another
+/// program finds the same words ([`replacement::STATE_VERSION`]).
 #[derive(Debug, Clone)]
 pub(crate) struct Page {
     words: Arc<Part<AtomicU64>>,
@@ -602,7 +604,8 @@ impl Page {
         self.store(Word::Refused, u64::from(errno.raw_os_error().unsigned_abs()));
     }
 
-    /// Returns whether the former worker has handed over, or else why the program that it handed over to does not serve.
+    /// Returns whether the former worker has handed over, or else why the program that it handed over to does not
+    /// serve.
     pub(crate) fn take_handover(&self) -> Option<Result<(), Errno>> {
         let refused = i32::try_from(self.load(Word::Refused)).unwrap_or_default();
         let handed_over = self.program().is_some();
@@ -664,9 +667,10 @@ impl Page {
     pub(crate) fn twice_fatal(&self) -> Option<(u64, u64)> {
         let last = (self.load(Word::Member), self.load(Word::Request));
         let former = (self.load(Word::FormerMember), self.load(Word::FormerRequest));
+        // First: if this worker is killed before it has stored the rest, one death does not count as two.
+        self.store(Word::Member, 0);
         self.store(Word::FormerMember, last.0);
         self.store(Word::FormerRequest, last.1);
-        self.store(Word::Member, 0);
         (last.0 != 0 && last == former).then_some(last)
     }
 

@@ -24,7 +24,7 @@ use partywall::{
     Domain, Limit, Place, Then, TimelineEnding, bytes,
     info::{
         Awaited, Enforcement, HolderInfo, Kind, MemberInfo, MemberState, NameInfo, Named, Notice, ObjectHolder,
-        ObjectInfo, Promises, QueueHolder, SemaphoreInfo, TimelineInfo, VersionInfo, WaitInfo,
+        ObjectInfo, Promises, QueueHolder, SemaphoreInfo, StatusInfo, TimelineInfo, VersionInfo, WaitInfo,
     },
 };
 use serde_json::{Value, json};
@@ -35,7 +35,7 @@ use crate::text::{self, count};
 /// (bytes that it may grow to, 0 if it cannot grow), `growths` (how often it has grown), `lifetime` (`kept`, `owned` or
 /// `shared`), `committer` (a pid), `uid` (of the user to which it belongs), `shared` (whether other users may open it), `leases`, `committed_at_ms` (since 1970), `notice` (of its withdrawal, if that has a
 /// deadline: `pid` of the process that withdrew it, `at_ms`, `until_ms`, `then`: `wait`, `stale` or `evict`; else null),
-/// `lost` (whether its GPU has lost its memory),
+/// `lost` (whether its memory is lost),
 /// `control` (of a pool, topic or queue [`control::shape`], else null).
 pub(crate) fn version(version: &VersionInfo) -> Value {
     let mut value = json!(version);
@@ -66,6 +66,7 @@ pub(crate) fn promises(kind: Kind, mutable: bool) -> String {
     let read_only = match read_only {
         _ if mutable => "",
         Enforcement::Kernel => "frozen by the kernel; ",
+        Enforcement::Hardware if kind == Kind::Pinned => "frozen by the CPU and the GPU, for each reader; ",
         Enforcement::Hardware => "frozen by the GPU, for each reader; ",
         Enforcement::Convention => "read-only by convention; ",
     };
@@ -175,15 +176,33 @@ pub(crate) fn object_holder(held: &ObjectHolder) -> Value {
     value
 }
 
-/// Returns a place: `host`, or a GPU's UUID.
+/// Returns a place: `host`, `pinned:N` on NUMA node N, or a GPU's UUID.
 pub(crate) fn place(place: Place) -> String {
     place.to_string()
+}
+
+/// Returns what the broker holds at a place, in bytes; on a NUMA node with the limit, if it has one of its own.
+pub(crate) fn held(status: &StatusInfo, place: Place, held: u64) -> String {
+    let limit = |wanted| status.limits.iter().find(|(limit, _)| *limit == wanted).map_or(u64::MAX, |(_, value)| *value);
+    match (place, limit(Limit::Pinned(None))) {
+        (Place::Pinned(_), allowed) if allowed < limit(Limit::Bytes) => {
+            format!("{} of {}", bytes(held), bytes(allowed))
+        }
+        _ => bytes(held),
+    }
+}
+
+/// Returns what the broker holds at each place, for JSON.
+pub(crate) fn ledger(status: &StatusInfo) -> Vec<Value> {
+    let rows = status.bytes.iter().map(|(at, bytes)| json!({ "place": place((*at).into()), "bytes": bytes }));
+    rows.collect()
 }
 
 /// Returns the key of a limit in JSON.
 pub(crate) fn limit(limit: Limit) -> &'static str {
     match limit {
         Limit::Bytes => "bytes",
+        Limit::Pinned(_) => "pinned_bytes",
         Limit::Names => "names",
         Limit::Fds => "fds",
         Limit::Clients => "clients",
@@ -436,6 +455,7 @@ mod tests {
             timelines: 6,
             permits: Some(7),
             blocks: None,
+            tasks: Some(12),
             bytes: 8,
             since: 9,
             waits: vec![WaitInfo { on: Awaited::Timeline, name: "t".into(), target: Some(10), by: Some(11), ms: None }],
@@ -531,7 +551,7 @@ mod tests {
         let mut member = member();
         let mut expected = json!({
             "member": 1, "pid": 2, "uid": 3, "command": "c", "state": "alive", "doubt": null, "mps": "/m", "quiet_ms": 4,
-            "leases": 5, "timelines": 6, "permits": 7, "blocks": null, "bytes": 8, "since_ms": 9, "simulated": false,
+            "leases": 5, "timelines": 6, "permits": 7, "blocks": null, "tasks": 12, "bytes": 8, "since_ms": 9, "simulated": false,
             "waits": [{ "on": "timeline", "name": "t", "target": 10, "by": 11, "ms": null }],
         });
         assert_eq!(json!(member), expected);

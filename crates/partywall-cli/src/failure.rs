@@ -37,6 +37,12 @@ impl Failure {
         Self { kind, message: String::new(), advice: String::new(), entry: None, silent: true, details: None }
     }
 
+    /// Replaces the message.
+    pub(crate) fn with_message(mut self, message: impl Into<String>) -> Self {
+        self.message = message.into();
+        self
+    }
+
     /// Replaces the advice.
     pub(crate) fn with_advice(mut self, advice: impl Into<String>) -> Self {
         self.advice = advice.into();

@@ -14,7 +14,10 @@ mod text;
 
 use std::{path::PathBuf, process::ExitCode, sync::Arc};
 
-use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{
+    Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand,
+    error::{ContextKind, ContextValue},
+};
 use partywall::{Domain, DomainOptions};
 
 use crate::{failure::Failure, output::Output};
@@ -97,6 +100,8 @@ enum Command {
     Put(commands::put::Arguments),
     /// Write a segment or one of its tensors to a file
     Get(commands::get::Arguments),
+    /// Copy a segment to another place, under another name
+    Cp(commands::cp::Arguments),
     /// List names
     Ls(commands::ls::Arguments),
     /// Show everything about a name
@@ -144,7 +149,7 @@ fn main() -> ExitCode {
     let matches = take_negative_numbers(Cli::command()).try_get_matches();
     let Cli { context, command } = match matches.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
-        Err(error) => return usage(&error),
+        Err(error) => return usage(&without_hidden(error)),
     };
     // Each name takes a file descriptor. Nothing in this program uses `select`, which stops at 1,024. The doctor
     // reports the limit that other programs have, and `run` becomes another program.
@@ -159,6 +164,7 @@ fn main() -> ExitCode {
         Command::Serve(arguments) => commands::serve::run(&context, &arguments),
         Command::Status(arguments) => commands::status::run(&context, &arguments),
         Command::Stop(arguments) => commands::stop::run(&context, &arguments),
+        Command::Cp(arguments) => commands::cp::run(&context, &arguments),
         Command::Put(arguments) => commands::put::run(&context, &arguments),
         Command::Get(arguments) => commands::get::run(&context, &arguments),
         Command::Ls(arguments) => commands::ls::run(&context, &arguments),
@@ -194,6 +200,20 @@ fn take_negative_numbers(command: clap::Command) -> clap::Command {
     let takes_value = |arg: &Arg| arg.get_long().is_some() && arg.get_action().takes_values();
     let command = command.mut_args(|arg| if takes_value(&arg) { arg.allow_negative_numbers(true) } else { arg });
     command.mut_subcommands(take_negative_numbers)
+}
+
+/// Removes suggestions of subcommands that the help does not list.
+fn without_hidden(mut error: clap::Error) -> clap::Error {
+    let Some(ContextValue::Strings(mut names)) = error.remove(ContextKind::SuggestedSubcommand) else { return error };
+    let root = Cli::command();
+    // The unknown word is no subcommand, so this ends at the command that it was given to.
+    let words = std::env::args_os().skip(1);
+    let of = words.fold(&root, |command, word| command.find_subcommand(word).unwrap_or(command));
+    names.retain(|name| of.find_subcommand(name).is_none_or(|command| !command.is_hide_set()));
+    if !names.is_empty() {
+        error.insert(ContextKind::SuggestedSubcommand, ContextValue::Strings(names));
+    }
+    error
 }
 
 /// Prints the help, the version, or the error in the arguments; with `--json` the error is JSON.

@@ -6,12 +6,9 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+pub(crate) use partywall_labs::text::counted as count;
+use partywall_labs::text::number_in;
 use partywall_measure::iso_date;
-
-/// Returns a number with its noun: `1 name`, `2 names`.
-pub(crate) fn count(n: u64, noun: &str) -> String {
-    if n == 1 { format!("1 {noun}") } else { format!("{n} {noun}s") }
-}
 
 /// Returns the time since a point in time, which is given in milliseconds since 1970.
 pub(crate) fn since(ms: u64) -> Duration {
@@ -20,10 +17,15 @@ pub(crate) fn since(ms: u64) -> Duration {
     SystemTime::now().duration_since(then).unwrap_or_default()
 }
 
-/// Returns the time until a point in time, which is given in milliseconds since 1970; zero once it has passed.
+/// Returns the time from now until a point in time, which is given in milliseconds since 1970.
 pub(crate) fn until(ms: u64) -> Duration {
-    let then = SystemTime::UNIX_EPOCH + Duration::from_millis(ms);
-    then.duration_since(SystemTime::now()).unwrap_or_default()
+    between(SystemTime::now(), SystemTime::UNIX_EPOCH + Duration::from_millis(ms))
+}
+
+/// Returns the time from `now` until `then` in whole seconds, rounded up; zero once `then` has passed.
+fn between(now: SystemTime, then: SystemTime) -> Duration {
+    let left = then.duration_since(now).unwrap_or_default();
+    Duration::from_secs(left.as_millis().div_ceil(1000) as u64)
 }
 
 /// Formats a duration in its two largest units: `3 h 12 min`.
@@ -85,10 +87,22 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     if bytes.fract() == 0.0 && bytes < (1_u64 << 53) as f64 { Ok(bytes as u64) } else { Err(bad()) }
 }
 
-/// Parses a number of seconds that is not negative: `3`, `0.5`.
+/// Parses a number of seconds that is not negative, and at most a year, so that a clock can add it: `3`, `0.5`.
 pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is not a number of seconds"))?;
-    Duration::try_from_secs_f64(seconds).map_err(|e| format!("{text:?} is not a number of seconds: {e}"))
+    let bad = || format!("{text:?} is not a number of seconds: give 0 or more, as in 2.5");
+    let seconds: f64 = text.parse().map_err(|_| bad())?;
+    if seconds > YEAR.as_secs_f64() {
+        return Err(format!("{text:?} is longer than a year: give {} seconds or less", YEAR.as_secs()));
+    }
+    Duration::try_from_secs_f64(seconds).map_err(|_| bad())
+}
+
+const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// Parses a number of threads.
+pub(crate) fn parse_threads(text: &str) -> Result<u16, String> {
+    let threads = text.parse().ok().filter(|threads| (1..=256).contains(threads));
+    threads.ok_or_else(|| format!("{text:?} is not a number of threads: use 1 to 256"))
 }
 
 /// Parses a process id, as `partywall ps` shows it.
@@ -107,10 +121,7 @@ pub(crate) fn parse_number<T: FromStr<Err = ParseIntError>>(text: &str) -> Resul
 
 /// Parses a number of at least 1.
 pub(crate) fn parse_count(text: &str) -> Result<u64, String> {
-    match parse_number(text)? {
-        0 => Err("0 is too small: use 1 or more".into()),
-        count => Ok(count),
-    }
+    number_in(1..=u64::MAX)(text)
 }
 
 #[cfg(test)]
@@ -155,10 +166,18 @@ mod tests {
 
     #[test]
     fn durations_have_two_units() {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(60);
+        for (then, left) in [(59_999, 0), (60_000, 0), (60_001, 1), (61_000, 1), (61_001, 2)] {
+            let then = SystemTime::UNIX_EPOCH + Duration::from_millis(then);
+            assert_eq!(between(now, then), Duration::from_secs(left), "{then:?}");
+        }
         let texts = [5, 65, 3700, 90_000].map(|s| duration(Duration::from_secs(s)));
         assert_eq!(texts, ["5 s", "1 min 5 s", "1 h 1 min", "1 d 1 h"]);
-        assert_eq!([count(0, "name"), count(1, "name")], ["0 names", "1 name"]);
         assert!(parse_seconds("-1").is_err() && parse_seconds("1e30").is_err() && parse_seconds("x").is_err());
         assert_eq!(parse_seconds("0.5"), Ok(Duration::from_millis(500)));
+        assert_eq!(parse_seconds("31536000"), Ok(YEAR));
+        for long in ["31536001", "1e19", "inf"] {
+            assert!(parse_seconds(long).unwrap_err().ends_with("give 31536000 seconds or less"), "{long}");
+        }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::{fs, path::Path};
 
-use partywall_harness::{Output, Sandbox, eventually};
+use partywall_harness::{Output, Sandbox, binary, eventually};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -120,6 +120,23 @@ fn report_is_a_file_for_programs_and_a_page_for_people() {
     assert!(page.len() < 1 << 20 && page.contains("<svg") && !page.contains("http") && !page.contains("<script"));
 }
 
+#[test]
+fn report_is_written_also_if_nobody_reads_the_tables() {
+    let sandbox = Sandbox::new();
+    let out = sandbox.path().join("out");
+    let mut shell = sandbox.program("sh");
+    shell.arg("-c").arg(r#""$0" bench alloc --device host --quick --out "$1" | true"#).arg(binary()).arg(&out);
+    assert!(shell.status().unwrap().success());
+    assert!(out.join("report.json").exists() && out.join("report.html").exists());
+}
+
+#[test]
+fn bytes_have_their_unit_in_the_table() {
+    let text = Sandbox::new().run(["bench", "latency", "--device", "host", "--quick"]).expect(0).text();
+    let copy = text.lines().rfind(|line| line.contains("a copy of its own")).unwrap();
+    assert!(copy.contains(" 1 MiB ") && !copy.contains("1048576"), "{copy}");
+}
+
 fn compared(sandbox: &Sandbox, before: &Path, after: &Path, more: &[&str]) -> Output {
     let files = [before.to_str().unwrap(), after.to_str().unwrap()];
     bench(sandbox, &[&["compare", files[0], files[1], "--json"], more].concat())
@@ -164,11 +181,13 @@ fn interrupted_run_leaves_nothing() {
         (["bench", "fanout", "--simulated", "--quiet"], 11),
     ] {
         let sandbox = Sandbox::new();
-        let run = sandbox.spawn(arguments);
+        let out = sandbox.path().join("old/../new/out");
+        let run = sandbox.spawn(arguments.iter().copied().chain(["--out", out.to_str().unwrap()]));
         eventually("its broker and peers run", || sandbox.processes().len() >= processes);
         run.signal(Signal::INT);
         assert_eq!(run.wait().code, None);
         eventually("all are gone", || sandbox.processes().is_empty());
+        assert!(!sandbox.path().join("new").exists() && !sandbox.path().join("old").exists());
     }
 }
 

@@ -27,6 +27,8 @@ fn nothing_is_lost(sandbox: &Sandbox, device: &str) -> PathBuf {
     assert!(last["kills"].as_u64() >= Some(5), "{last}");
     let history = PathBuf::from(last["history"].as_str().unwrap());
     let text = fs::read_to_string(&history).unwrap();
+    let stops = text.matches(r#""what":"stopped""#).count();
+    assert!(stops > 0 && last["stops"] == stops, "{last}");
     for what in ["read", "got", "result", "acquired", "giving", "saw", "killed", "left"] {
         let line = format!("\"what\":\"{what}\"");
         assert!(text.contains(&line), "no {what}");
@@ -39,6 +41,12 @@ fn nothing_is_lost(sandbox: &Sandbox, device: &str) -> PathBuf {
 #[test]
 fn nothing_is_lost_on_the_simulated_gpu() {
     nothing_is_lost(&Sandbox::new(), "cuda");
+}
+
+/// The CPU and the simulated GPU take turns at writing, and both read.
+#[test]
+fn nothing_is_lost_in_pinned_memory() {
+    nothing_is_lost(&Sandbox::new(), "pinned:1");
 }
 
 /// Each damage is one that the product must never do: the check of the damaged history fails, and says so.
@@ -137,7 +145,9 @@ fn unusable_histories_and_numbers_are_refused() {
     assert!(damaged.stderr.contains("is damaged: line 1: missing field"), "{}", damaged.stderr);
     // A file that exists is never overwritten.
     let exists = chaos(&sandbox, &["--device", "host", "--history", path]).expect(5);
-    assert!(exists.stderr.contains("cannot use the history"), "{}", exists.stderr);
+    assert!(exists.stderr.contains("cannot create the history"), "{}", exists.stderr);
+    let nowhere = chaos(&sandbox, &["--device", "host", "--history", "/missing/h.jsonl"]).expect(5);
+    assert!(nowhere.stderr.contains("cannot create the history /missing/h.jsonl"), "{}", nowhere.stderr);
     assert_eq!(fs::read_to_string(path).unwrap(), "{\"at\":1}\n");
     for arguments in [["--duration", "0"], ["--duration", "401"], ["--seed", "-1"], ["--seed", "x"]] {
         chaos(&sandbox, &arguments).expect(2);
@@ -148,7 +158,7 @@ fn unusable_histories_and_numbers_are_refused() {
 #[test]
 fn needs_minutes_nothing_is_lost_by_a_thousand_kills() {
     let sandbox = Sandbox::new();
-    for device in ["host", "cuda"] {
+    for device in ["host", "cuda", "pinned"] {
         let mut kills = 0;
         let mut others = [0; 4];
         for seed in 1.. {

@@ -161,6 +161,8 @@ fn tables_fit_a_narrow_terminal_and_are_whole_in_a_pipe() {
     sandbox.file(name, [0; 64]);
     let mut holder = sandbox.spawn(["put", name, name, "--hold", "--device", device()]);
     holder.line();
+    // What it waits for is a column, and decides which others fit.
+    eventually("it waits for the removal", || sandbox.json(["ps"])["members"][0]["waits"] != json!([]));
     for arguments in [&["ps"][..], &["ls"], &["show", name], &["status"]] {
         let whole = sandbox.run(arguments).expect(0).text();
         let (code, screen) = Terminal::spawn(sandbox.command(arguments), 80).wait();

@@ -75,7 +75,9 @@ fn doctor_tries_one_gpu_unless_all_are_requested_on_the_simulated_gpu() {
         let report = simulated(&sandbox, "", &["--json", "--device", device]).expect(0).json();
         let handed = probe(&report, "hand-off")["detail"].as_str().unwrap();
         assert!(handed.contains("takes ") && handed.contains(" µs, on the simulated driver"), "{handed}");
-        for name in ["GPUs", "GPU kernels", "GPU memory", "stream waits, GPU", "hand-off", "legacy memory"] {
+        for name in
+            ["GPUs", "GPU kernels", "GPU memory", "pinned memory", "stream waits, GPU", "hand-off", "legacy memory"]
+        {
             let detail = probe(&report, name)["detail"].as_str().unwrap();
             let heads: Vec<_> = detail.lines().map(|line| &line[..7]).collect();
             assert_eq!(heads, tried, "{name} with {device}");
@@ -154,8 +156,17 @@ fn machine_without_a_driver_does_the_main_job_in_host_memory() {
     for name in ["kernel", "processes", "host memory", "socket directory", "broker", "main job, host"] {
         assert_eq!(probe(&report, name)["outcome"], "ok", "{name}: {report}");
     }
-    for name in ["GPUs", "MPS", "peers", "GPU kernels", "GPU memory", "stream waits, GPU", "hand-off", "legacy memory"]
-    {
+    for name in [
+        "GPUs",
+        "MPS",
+        "peers",
+        "GPU kernels",
+        "GPU memory",
+        "pinned memory",
+        "stream waits, GPU",
+        "hand-off",
+        "legacy memory",
+    ] {
         assert_eq!(probe(&report, name)["outcome"], "skipped", "{name}: {report}");
     }
     let driver = probe(&report, "GPU driver");

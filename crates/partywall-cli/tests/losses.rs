@@ -89,8 +89,8 @@ fn member(sandbox: &Sandbox) -> Client {
 fn suspect(member: &mut Client) -> bool {
     let mut gpu = [0; 16];
     gpu[..4].copy_from_slice(&[0x51, 0x30, 0x1c, 0xa7]);
-    match member.ask(Call::CheckGpu { gpu }) {
-        Ok(Answer::GpuCheck { runs }) => runs,
+    match member.ask(Call::CheckMemory { place: partywall_wire::Place::Gpu(gpu) }) {
+        Ok(Answer::MemoryCheck { runs }) => runs,
         other => panic!("{other:?}"),
     }
 }
@@ -111,7 +111,7 @@ fn checkers(sandbox: &Sandbox) -> Vec<u32> {
     let mut running = sandbox.processes();
     let is_checker = |pid: &u32| {
         let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        environment.split(|byte| *byte == 0).any(|variable| variable.starts_with(b"PARTYWALL_HANDOVER=gpu "))
+        environment.split(|byte| *byte == 0).any(|variable| variable.starts_with(b"PARTYWALL_HANDOVER=memory "))
     };
     running.retain(is_checker);
     running
@@ -136,7 +136,7 @@ fn names_of_the_lost_gpu_end_and_no_others() {
     assert_eq!(names, ["host", "second"]);
     let shown = sandbox.run(["show", "first"]).expect(6);
     assert_says(&shown.stderr, "was reset or has failed");
-    assert!(logged(&sandbox, "a GPU has lost memory: the names there have ended"));
+    assert!(logged(&sandbox, "memory is lost: its names have ended"));
     // The GPU works, and the name can have another version.
     sandbox.run(["put", "f", "first", "--device", "cuda:0"]).expect(0);
     assert_there(&sandbox, "first");
@@ -157,7 +157,7 @@ fn open_objects_of_every_kind_report_the_loss() {
     assert_eq!(lost.collect::<Vec<_>>(), ["blocks", "frames", "weights", "work"]);
     assert_says(&sandbox.run(["ls"]).expect(0).text(), "lost");
     for name in ["weights", "blocks", "frames", "work"] {
-        assert_says(&sandbox.run(["show", name]).expect(0).text(), "its GPU was reset or has failed");
+        assert_says(&sandbox.run(["show", name]).expect(0).text(), "its memory was lost, as by a reset of its GPU");
         assert_eq!(sandbox.json(["show", name])["lost"], true);
         let opened = sandbox.run(["topic", "echo", name]).expect(6);
         assert_says(&opened.stderr, "was reset or has failed");
@@ -166,8 +166,65 @@ fn open_objects_of_every_kind_report_the_loss() {
     let report = sandbox.run(["doctor", "--json"]).expect(0).json();
     let broker = report["probes"].as_array().unwrap().iter().find(|probe| probe["name"] == "broker").unwrap();
     assert_eq!(broker["outcome"], "warning");
-    assert_says(broker["detail"].as_str().unwrap(), "4 names were lost with their GPU");
+    assert_says(broker["detail"].as_str().unwrap(), "4 names have lost their memory");
     drop(holder);
+}
+
+/// A name on each NUMA node, besides those of [`sandbox`].
+fn sandbox_with_nodes() -> Sandbox {
+    let sandbox = sandbox();
+    for (name, device) in [("on-0", "pinned:0"), ("on-1", "pinned:1")] {
+        sandbox.run(["put", "f", name, "--device", device]).expect(0);
+    }
+    sandbox
+}
+
+#[test]
+fn loss_of_a_gpu_leaves_pinned_names() {
+    let sandbox = sandbox_with_nodes();
+    sandbox.lose_gpu(0);
+    assert_lost(&sandbox, "first");
+    // Suspected, too, and checked by memory of its own.
+    let mut member = member(&sandbox);
+    for node in [0, 1] {
+        let place = partywall_wire::Place::Pinned(node);
+        assert_eq!(member.ask(Call::CheckMemory { place }), Ok(Answer::MemoryCheck { runs: true }));
+        eventually("the check", || logged(&sandbox, &format!("no memory is lost there place=pinned:{node}")));
+    }
+    for name in ["on-0", "on-1", "second", "host"] {
+        assert_there(&sandbox, name);
+    }
+}
+
+#[test]
+fn lost_context_has_pinned_memory_checked() {
+    let sandbox = sandbox_with_nodes();
+    let mut member = member(&sandbox);
+    assert_eq!(member.ask(Call::ContextLost { gpu: None }), Ok(Answer::Done));
+    for node in [0, 1] {
+        eventually("the check", || logged(&sandbox, &format!("no memory is lost there place=pinned:{node}")));
+    }
+    assert_there(&sandbox, "on-0");
+    sandbox.run(["put", "f", "on-0", "--device", "pinned:0"]).expect(0);
+}
+
+#[test]
+fn lost_pinned_memory_ends_its_names_and_no_others() {
+    let sandbox = sandbox_with_nodes();
+    let mut watch = sandbox.spawn(["watch", "--json"]);
+    watch.line();
+    sandbox.lose_node(1);
+    let refused = sandbox.run(["get", "on-1", "-"]).expect(6);
+    assert_says(&refused.stderr, "its pinned memory on NUMA node 1 is gone");
+    assert_says(&refused.stderr, "commit the name again");
+    let event: Value = serde_json::from_str(&watch.line()).unwrap();
+    let [lost, name] = [&event["event"], &event["name"]];
+    assert_eq!((lost, name, &event["node"]), (&json!("device_lost"), &json!("on-1"), &json!(1)));
+    for name in ["on-0", "first", "second", "host"] {
+        assert_there(&sandbox, name);
+    }
+    sandbox.run(["put", "f", "on-1", "--device", "pinned:1"]).expect(0);
+    assert_there(&sandbox, "on-1");
 }
 
 #[test]
@@ -175,13 +232,16 @@ fn lying_member_ends_nothing() {
     let sandbox = sandbox();
     let mut liar = member(&sandbox);
     assert!(suspect(&mut liar));
-    eventually("the check", || logged(&sandbox, "the GPU has not lost memory"));
+    eventually("the check", || logged(&sandbox, "no memory is lost there"));
     assert!(!suspect(&mut liar), "not again so soon");
     for name in ["first", "second", "host"] {
         assert_there(&sandbox, name);
     }
     // It holds nothing else on a GPU.
-    assert_eq!(liar.ask(Call::CheckGpu { gpu: [9; 16] }), Ok(Answer::GpuCheck { runs: false }));
+    assert_eq!(
+        liar.ask(Call::CheckMemory { place: partywall_wire::Place::Gpu([9; 16]) }),
+        Ok(Answer::MemoryCheck { runs: false })
+    );
 }
 
 #[test]
@@ -239,6 +299,6 @@ fn needs_minutes_check_that_hangs_is_killed() {
     assert_there(&sandbox, "first");
     // Nothing was found out, so the GPU is checked again without another suspicion.
     sandbox.lose_gpu(0);
-    eventually("the next check", || logged(&sandbox, "a GPU has lost memory: the names there have ended"));
+    eventually("the next check", || logged(&sandbox, "memory is lost: its names have ended"));
     assert_lost(&sandbox, "first");
 }

@@ -345,7 +345,7 @@ fn readers_of_a_withdrawn_name_have_until_the_deadline() {
         (&["--deadline", "soon"], "not a number of seconds"),
         (&["--then", "stale"], "--deadline"),
         (&["--deadline", "1", "--then", "die"], "not wait, stale or evict"),
-        (&["--deadline", "1e9"], "the limit is a year"),
+        (&["--deadline", "1e9"], "is longer than a year"),
     ] {
         let refused = sandbox.run([&["rm", "held"], wrong].concat()).expect(2);
         assert!(refused.stderr.contains(why), "{refused:?}");
@@ -363,4 +363,18 @@ fn readers_of_a_withdrawn_name_have_until_the_deadline() {
     let top = sandbox.run(["top", "--once"]).text();
     assert!(top.contains("no new view"), "{top}");
     assert!(reader.check().is_ok(), "the deadline is far away");
+}
+
+#[test]
+fn own_user_is_served_beyond_a_share_of_seats() {
+    let sandbox = Sandbox::new();
+    let mut serve = sandbox.spawn(["serve", "--max-seats-per-uid", "1"]);
+    serve.line();
+    sandbox.file("f", "x");
+    sandbox.run(["put", "f", "x", "--device", "host"]).expect(0);
+    let _tracers =
+        [1, 2].map(|number| sandbox.spawn(["trace", "--seconds", "600", "--out", &format!("{number}.json")]));
+    eventually("both have a seat", || sandbox.json(["status"])["users"][0]["seats"] == 2);
+    sandbox.run(["stop", "--force"]).expect(0);
+    serve.wait().expect(0);
 }

@@ -280,9 +280,13 @@ fn daemon_that_stops_answering_is_reported_and_left_alone() {
 #[test]
 fn daemon_that_does_not_start_says_why() {
     let place = Place::new(Manner::Refuses);
-    let output = place.run(["run", "--mps", "true"]).expect(6);
-    assert!(output.stderr.contains("Failed to initialize the MPS control daemon"), "{output:?}");
-    assert!(!place.root().exists());
+    for arguments in [&["run", "--mps", "true"][..], &["mps", "start"]] {
+        let output = place.run(arguments).expect(6);
+        let said = "the MPS daemon could not be started: Failed to initialize the MPS control daemon";
+        assert!(output.stderr.contains(said), "{output:?}");
+        assert!(output.stderr.contains("nvidia-smi") && !output.stderr.contains("`partywall mps start`"), "{output:?}");
+        assert!(!place.root().exists());
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use partywall_harness::{Output, Running, Sandbox, Signal, device, eventually, noise, place};
+use partywall_harness::{Output, Running, Sandbox, Signal, device, eventually, kill, noise, place};
 use serde_json::json;
 
 /// Runs `partywall put` on [`device`].
@@ -512,4 +512,108 @@ fn needs_no_gpu_auto_says_so_in_one_line_and_cuda_fails() {
     }
     sandbox.run(["put", "f", "y", "--device", "toaster"]).expect(2);
     sandbox.run(["put", "f", "y", "--threads", "0"]).expect(2);
+}
+
+#[test]
+fn file_in_pinned_memory_is_listed_and_comes_back() {
+    let sandbox = Sandbox::new();
+    let file = sandbox.file("m.safetensors", model());
+    let copy = sandbox.path().join("copy.safetensors");
+    let run = |arguments: &[&str]| {
+        let mut command = sandbox.command(arguments);
+        Running::spawn(command.env("PARTYWALL_LIBCUDA", "simulated")).wait()
+    };
+    let put = run(&["put", "--json", "--device", "pinned:1", file.to_str().unwrap(), "m"]).expect(0).json();
+    assert_eq!((&put["place"], &put["kind"]), (&json!("pinned:1"), &json!("pinned")));
+    for listing in [&["show", "m"][..], &["ls"], &["status"]] {
+        let text = run(listing).expect(0).text();
+        assert!(text.contains("pinned:1"), "{listing:?}: {text}");
+    }
+    // The broker's next worker has the memory, too.
+    kill(run(&["status", "--json"]).expect(0).json()["pid"].as_u64().unwrap().try_into().unwrap());
+    run(&["get", "m", copy.to_str().unwrap()]).expect(0);
+    assert_eq!(fs::read(&copy).unwrap(), model());
+    let missing = run(&["put", "--device", "pinned:9", file.to_str().unwrap(), "m"]).expect(6);
+    assert!(missing.stderr.contains("cannot use pinned memory"), "{}", missing.stderr);
+    // A process that lacks the driver is told so, and `auto` never chooses it.
+    let mut without = sandbox.command(["get", "m", copy.to_str().unwrap(), "--force"]);
+    without.env("PARTYWALL_LIBCUDA", "simulated").env("CUDA_VISIBLE_DEVICES", "");
+    let told = Running::spawn(&mut without).wait();
+    assert!(told.code == Some(6) && told.stderr.contains("CUDA_ERROR_NO_DEVICE"), "{}", told.stderr);
+    for other in [&["demo"][..], &["lab", "ring"], &["lab", "tour"], &["bench", "latency"]] {
+        let refused = run(&[other, &["--device", "pinned"]].concat()).expect(2);
+        assert!(refused.stderr.contains("choose --device host, cuda or cuda:N"), "{other:?}: {}", refused.stderr);
+    }
+}
+
+#[test]
+fn name_that_was_given_ends_with_its_owner() {
+    let sandbox = Sandbox::new();
+    let file = sandbox.file("f", b"given");
+    let file = file.to_str().unwrap();
+    let mut owner = sandbox.spawn(["put", file, "held", "--hold", "--device", device()]);
+    owner.line();
+    let token = sandbox.json(["ps"])["members"][0]["member"].to_string();
+    let output = put(&sandbox, &[file, "given", "--owner", &token, "--json"]).expect(0);
+    assert_eq!(output.json()["lifetime"], "owned");
+    let names = |sandbox: &Sandbox| sandbox.json(["ls"])["names"].as_array().unwrap().len();
+    assert_eq!(names(&sandbox), 2);
+    owner.kill();
+    eventually("both have ended with it", || names(&sandbox) == 0);
+    let missing = put(&sandbox, &[file, "given", "--owner", &token]).expect(3);
+    assert!(missing.stderr.contains(&token), "{}", missing.stderr);
+    assert!(put(&sandbox, &[file, "given", "--owner", &token, "--hold"]).expect(2).stderr.contains("--hold"));
+}
+
+#[test]
+fn pinned_memory_is_limited_on_each_node() {
+    let sandbox = Sandbox::simulated(1);
+    let mut serve = sandbox.spawn(["serve", "--max-pinned-bytes", "5MiB", "--max-pinned-bytes-per-uid", "5MiB"]);
+    serve.line();
+    assert_eq!(sandbox.json(["status"])["limits"]["pinned_bytes"], 5 << 20);
+    sandbox.file("f", vec![1; 4 << 20]);
+    let put = |name, device| sandbox.run(["put", "f", name, "--device", device]);
+    put("a", "pinned:0").expect(0);
+    put("b", "pinned:1").expect(0);
+    put("c", "host").expect(0);
+    for listing in ["ls", "status"] {
+        let text = sandbox.run([listing]).expect(0).text();
+        assert!(text.contains("pinned:1") && text.contains("MiB of 5 MiB"), "{text}");
+    }
+    let held = sandbox.json(["ls"])["bytes"].clone();
+    assert!(held.as_array().unwrap().contains(&json!({ "place": "pinned:1", "bytes": 4 << 20 })), "{held}");
+    let of_user = sandbox.json(["status"])["users"][0].clone();
+    let on_nodes = ["pinned:0", "pinned:1"].map(|place| json!({ "place": place, "bytes": 4 << 20 }));
+    assert_eq!((&of_user["pinned"], &of_user["limits"]["pinned_bytes"]), (&json!(on_nodes), &json!(5 << 20)));
+    let metrics = sandbox.run(["metrics"]).expect(0).text();
+    let uid = &of_user["uid"];
+    for series in [
+        format!("partywall_user_pinned_bytes{{uid=\"{uid}\",place=\"pinned:1\"}} 4194304"),
+        format!("partywall_user_pinned_limit{{uid=\"{uid}\"}} 5242880"),
+    ] {
+        assert!(metrics.contains(&series), "{series} in {metrics}");
+    }
+    let refused = put("d", "pinned:1").expect(5);
+    let stderr = &refused.stderr;
+    assert!(stderr.contains("pinned memory on NUMA node 1 is 5242880, this needs 8388608"), "{stderr}");
+    assert!(stderr.contains("--max-pinned-bytes") && stderr.contains("pinned:N"), "{stderr}");
+    // A stream ends where the limit does.
+    let mut command = sandbox.command(["put", "-", "d", "--device", "pinned:1"]);
+    let mut stream = Running::spawn(&mut command);
+    let _ = stream.stdin().write_all(&[0; 2 << 20]);
+    assert_ne!(stream.wait().code, Some(0));
+    let names =
+        sandbox.json(["ls"])["names"].as_array().unwrap().iter().map(|row| row["name"].clone()).collect::<Vec<_>>();
+    assert_eq!(names, ["a", "b", "c"]);
+    sandbox.run(["rm", "b"]).expect(0);
+    put("d", "pinned:1").expect(0);
+    // The limit outlives a worker of the broker.
+    kill(sandbox.json(["status"])["pid"].as_u64().unwrap().try_into().unwrap());
+    put("e", "pinned:1").expect(5);
+    for wrong in [&["--max-pinned-bytes", "0"][..], &["--max-pinned-bytes", "17TiB"]] {
+        let refused = sandbox.run([&["serve", "--check"], wrong].concat());
+        assert!(refused.code != Some(0) && refused.stderr.contains("--max-pinned-bytes"), "{}", refused.stderr);
+    }
+    sandbox.run(["stop", "--force"]).expect(0);
+    serve.wait().expect(0);
 }

@@ -136,14 +136,16 @@ fn workers_are_shown_with_their_tasks_and_blocks() {
         text.lines().any(|line| line.split_whitespace().eq(["PID", "LEASES", "BLOCKS", "WAITING", "TASKS", "COMMAND"])),
         "{text}"
     );
-    let mut blocks: Vec<_> = sandbox.json(["ps"])["members"]
+    let mut held: Vec<_> = sandbox.json(["ps"])["members"]
         .as_array()
         .unwrap()
         .iter()
-        .map(|member| member["blocks"].as_u64().unwrap())
+        .map(|member| ["blocks", "tasks"].map(|what| member[what].as_u64().unwrap()))
         .collect();
-    blocks.sort_unstable();
-    assert_eq!(blocks, [0, 2]);
+    held.sort_unstable();
+    assert_eq!(held, [[0, 0], [2, 2]]);
+    let text = sandbox.run(["ps"]).expect(0).text();
+    assert!(text.lines().next().unwrap().contains("TASKS"), "{text}");
     drop(claims);
 }
 
@@ -158,6 +160,8 @@ fn tasks_are_listed_retried_and_purged() {
     let states = |tasks: &Value| tasks.as_array().unwrap().iter().map(|task| task["state"].clone()).collect::<Vec<_>>();
     assert_eq!(states(&list(&[])), ["done", "dead", "dead", "pending"]);
     assert_eq!(states(&list(&["--limit", "1"])), ["done"]);
+    let limited = sandbox.run(["queue", "ls", "work", "--limit", "1"]).expect(0).stderr;
+    assert!(limited.contains("1 of 4 tasks listed; --limit N lists more"), "{limited}");
     let dead = list(&["--state", "dead"]);
     let first = &dead[0];
     assert_eq!(
@@ -180,6 +184,22 @@ fn tasks_are_listed_retried_and_purged() {
     assert_eq!(sandbox.json(["queue", "purge", "work", "--dead"]), json!({ "purged": [] }));
     assert_eq!(sandbox.json(["queue", "purge", "work"])["purged"].as_array().unwrap().len(), 1);
     assert_eq!((queue.stats().done, queue.stats().pending), (0, 3), "pending tasks stay");
+}
+
+#[test]
+fn text_of_a_task_steers_no_terminal_and_forges_no_row() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let queue = create(&domain);
+    queue.submit(Task::new("k\u{1b}[2J\nwork@1#9.9  done").max_attempts(2), SECOND).unwrap();
+    queue.claim(SECOND).unwrap().fail("\u{7}\r\nwork@1#8.8  dead\u{202e}").unwrap();
+    let text = sandbox.run(["queue", "ls", "work"]).expect(0).text();
+    assert_eq!(text.lines().count(), 2, "{text:?}");
+    assert!(!text.contains(|c: char| c.is_control() && c != '\n' || c == '\u{202e}'), "{text:?}");
+    // The text is not that of the last failure.
+    drop(queue.claim(SECOND).unwrap());
+    let text = sandbox.run(["queue", "ls", "work"]).expect(0).text();
+    assert!(text.trim_end().ends_with("2: its worker gave it up"), "{text:?}");
 }
 
 #[test]

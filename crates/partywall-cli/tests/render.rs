@@ -285,6 +285,34 @@ fn viewers_come_leave_and_are_killed_while_frames_are_written_in_host_memory() {
 }
 
 #[test]
+fn movie_or_frame_that_exists_is_refused_and_force_replaces_a_movie() {
+    let sandbox = Sandbox::new();
+    let movie = sandbox.file("movie.gif", "former");
+    let run = |out: &Path, more: &[&str]| {
+        let out = out.to_str().unwrap();
+        render(&sandbox, &[&["--device", "host", "--frames", "12", "--out", out], more].concat())
+    };
+    let refused = run(&movie, &[]).expect(5);
+    assert!(refused.stderr.contains("movie.gif already exists"), "{}", refused.stderr);
+    assert!(refused.stderr.contains("add --force to replace"), "{}", refused.stderr);
+    let frame = sandbox.file("frames/frame-00000.png", "former");
+    for more in [&[][..], &["--force"]] {
+        let refused = run(frame.parent().unwrap(), more).expect(5);
+        assert!(refused.stderr.contains("frame-00000.png already exists"), "{}", refused.stderr);
+    }
+    let part = sandbox.file("movie.gif.part", "of another run");
+    let refused = run(&movie, &["--force"]).expect(5);
+    assert!(refused.stderr.contains("movie.gif.part already exists"), "{}", refused.stderr);
+    for path in [&movie, &frame] {
+        assert_eq!(std::fs::read(path).unwrap(), b"former");
+    }
+    assert_eq!(std::fs::read(&part).unwrap(), b"of another run");
+    std::fs::remove_file(&part).unwrap();
+    run(&movie, &["--force"]).expect(0);
+    assert!(std::fs::read(&movie).unwrap().starts_with(b"GIF89a") && !part.exists());
+}
+
+#[test]
 fn movie_on_standard_output_is_y4m_and_the_report_is_elsewhere() {
     let sandbox = Sandbox::new();
     let frames = 12;
@@ -322,12 +350,12 @@ fn bad_input_is_refused_by_a_sentence_and_a_code() {
     for (arguments, code, sentence) in [
         (&["--size", "0x0"][..], 2, "use WIDTHxHEIGHT in pixels, each from 16 to 4096"),
         (&["--size", "480"], 2, "use WIDTHxHEIGHT"),
-        (&["--renderers", "100"], 2, "100 is not in 1..=16"),
+        (&["--renderers", "100"], 2, "100 is too large: use 16 or less"),
         (&["--renderer", "cuda"], 2, "cannot draw by kernels in host memory"),
         (&["--devices", "0,1"], 2, "cannot choose GPUs with --devices: nothing is drawn by kernels"),
         (&["--devices", "0,host"], 2, "use the number of a GPU in this process (0)"),
-        (&["--frames", "0"], 2, "0 is not in 1..="),
-        (&["--fps", "0"], 2, "0 is not in 1..=240"),
+        (&["--frames", "0"], 2, "0 is too small: use 1 or more"),
+        (&["--fps", "0"], 2, "0 is too small: use 1 or more"),
         (&["--kill", "nobody"], 2, "possible values: renderer, geometry, compositor, writer, broker"),
         (&["--out", "movie.mp4"], 2, "no movie has the extension .mp4 here"),
         (&["--out", "/dev/null/folder"], 5, "cannot write /dev/null/folder"),
@@ -384,4 +412,16 @@ fn roles_have_terminals_of_their_own() {
     for role in running {
         role.kill();
     }
+}
+
+#[test]
+fn most_renderers_draw_the_picture_of_one() {
+    let sandbox = Sandbox::new();
+    let [one, most] = ["1", "16"].map(|renderers| {
+        let out = sandbox.path().join(renderers);
+        let arguments = ["--device", "host", "--renderers", renderers, "--frames", "9", "--out", out.to_str().unwrap()];
+        render(&sandbox, &arguments).expect(0);
+        files(&out)
+    });
+    assert!(one == most && one.len() == 9);
 }

@@ -21,7 +21,8 @@ use partywall::{
     info::{Change, NameEvent, StatusInfo},
 };
 use partywall_harness::{
-    Running, Sandbox, Signal, WATCHDOG, assert_contains, binary, commit, eventually, kill, pidfd_of, send, wire::Framed,
+    Running, Sandbox, Signal, WATCHDOG, assert_contains, binary, commit, copy_program, eventually, kill, pidfd_of,
+    send, wire::Framed,
 };
 use partywall_os::{process, socket};
 use partywall_wire::{BrokerHello, Refusal, handshake};
@@ -38,7 +39,7 @@ fn worker_of(supervisor: u32) -> Option<u32> {
 fn replace(sandbox: &Sandbox) {
     let copy = sandbox.path().join("partywall-copy");
     if !copy.exists() {
-        fs::copy(binary(), &copy).unwrap();
+        copy_program(&binary(), &copy);
     }
     let before = sandbox.json(["status"]);
     let replaced =
@@ -287,7 +288,7 @@ fn calls_take_effect_once(sandbox: &Sandbox, times: u32, interrupt: impl Fn(u32)
         let StatusInfo { names, versions, leases, timelines, semaphores, members, .. } = *status;
         [names, versions, leases, timelines, semaphores, members]
     };
-    let deadline = Instant::now() + Duration::from_secs(12);
+    let deadline = Instant::now() + WATCHDOG;
     while counts(&contents(&domain)) != counts(&before) {
         let (status, members) = (domain.status().unwrap(), domain.members().unwrap());
         assert!(Instant::now() < deadline, "not all is given back: {status:?} {members:?}");

@@ -434,10 +434,10 @@ fn broker_with_too_few_files_for_memory_does_not_start_and_names_the_numbers() {
     };
     // A put starts the broker by itself.
     for (files, arguments, numbers) in [
-        (10_000, "serve --max-clients 6000", &["6000 members", "10000 open files", "24256", "--max-clients 2436"][..]),
-        (10_000, "serve --background --max-clients 6000", &["10000 open files", "--max-clients 2436"]),
-        (32, "serve", &["32 open files", "ulimit -Hn", "320"]),
-        (32, "put f x --device host", &["could not be started", "32 open files", "ulimit -Hn", "320"]),
+        (10_000, "serve --max-clients 6000", &["6000 members", "10000 open files", "25521", "--max-clients 2119"][..]),
+        (10_000, "serve --background --max-clients 6000", &["10000 open files", "--max-clients 2119"]),
+        (32, "serve", &["32 open files", "ulimit -Hn", "826"]),
+        (32, "put f x --device host", &["could not be started", "32 open files", "ulimit -Hn", "826"]),
     ] {
         let refused = limited(files, arguments);
         assert!(matches!(refused.code, Some(4 | 5)), "{arguments}: {refused:?}");
@@ -446,7 +446,7 @@ fn broker_with_too_few_files_for_memory_does_not_start_and_names_the_numbers() {
         }
     }
     assert!(!sandbox.socket().exists());
-    limited(320, "put f x --device host").expect(0);
+    limited(826, "put f x --device host").expect(0);
 }
 
 #[test]

@@ -149,7 +149,9 @@ fn broker_notifies_its_manager() {
         let serve = Running::spawn(sandbox.command(["serve"]).env("NOTIFY_SOCKET", &variable));
         let ready = receive();
         assert!(ready.starts_with("READY=1\nSTATUS=broker of domain \"default\""), "{ready}");
-        sandbox.run(["status"]).expect(0);
+        // A worker may die, and the status stays.
+        let worker = sandbox.json(["status"])["pid"].to_string();
+        assert!(!ready.contains(&worker), "pid {worker} in {ready}");
         // A program that continues is ready again, as the same process.
         sandbox.run(["serve", "--replace"]).expect(0);
         let ready = receive();
@@ -186,6 +188,17 @@ fn check_reports_what_prevents_a_start_and_changes_nothing() {
     let long = sandbox.path().join("x".repeat(120));
     assert!(check(&["--socket", long.to_str().unwrap()]).expect(2).stderr.contains("the limit is 107"));
     assert!(check(&["--max-fds", "1000000000000"]).expect(5).stderr.contains("open files"));
+    for (limits, why) in [
+        (&["--max-message", "10"][..], "cannot serve with --max-message 10: the least is 65536"),
+        (&["--max-seats-per-uid", "0"], "cannot serve with --max-seats-per-uid 0: the least is 1"),
+        (&["--max-seats-per-uid", "9"], "cannot serve with --max-seats-per-uid 9: the most here is 8"),
+        (&["--max-names", "5", "--max-names-per-uid", "9"], "--max-names-per-uid 9: the most here is 5"),
+    ] {
+        for mode in [&["serve", "--check"][..], &["serve"], &["serve", "--background"]] {
+            let refused = sandbox.run([mode, limits].concat()).expect(2);
+            assert!(refused.stderr.contains(why), "{refused:?}");
+        }
+    }
 
     create_directory(&directory);
     fs::set_permissions(&directory, fs::Permissions::from_mode(0o755)).unwrap();

@@ -7,7 +7,7 @@ use partywall::{
     DType, Domain,
     cuda::{DeviceBuffer, ForeignMemory},
 };
-use partywall_harness::{Running, Sandbox, eventually, simulated_driver};
+use partywall_harness::{Running, Sandbox, binary, eventually, simulated_driver};
 use serde_json::json;
 
 const ROLE: &str = "PARTYWALL_TEST_ROLE";
@@ -110,6 +110,52 @@ fn needs_namespaces_hidden_driver_leaves_host_memory() {
     let refused = inside(&["put", "f", "x", "--device", "cuda"]).expect(6);
     assert!(refused.stderr.contains("cannot load the CUDA driver library"), "{refused:?}");
     let auto = inside(&["put", "f", "x"]).expect(0);
+    assert!(auto.stderr.contains("the memory is on the host"), "{auto:?}");
+    assert_eq!(sandbox.run(["get", "x", "-"]).expect(0).stdout, b"hello");
+}
+
+/// The driver is the simulated one, which does not start and does not say that it needs no nodes. On a machine with a GPU,
+/// `command_hidden_nodes_leave_host_memory` asks its driver.
+#[test]
+fn needs_namespaces_hidden_nodes_leave_host_memory() {
+    const SYMBOL: &[u8] = b"simcuda_version";
+    let sandbox = Sandbox::new();
+    sandbox.file("f", "hello");
+    sandbox.broker();
+    let mut library = std::fs::read(simulated_driver()).unwrap();
+    while let Some(at) = library.windows(SYMBOL.len()).position(|part| part == SYMBOL) {
+        library[at] = b'S';
+    }
+    let library = sandbox.file("libcuda.so", library);
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/learn/hide-gpu-nodes.sh");
+    let inside = |program: &str, arguments: &[&str]| {
+        let mut command = sandbox.program("sh");
+        command.args([script, program]).args(arguments).env("PARTYWALL_LIBCUDA", &library);
+        let always: Vec<_> = (1..20).map(|call| format!("cuInit:{call}=999")).collect();
+        Running::spawn(command.env("SIMCUDA_FAULTS", always.join(","))).wait()
+    };
+    let nodes = inside("ls", &["/dev"]).expect(0).text();
+    assert_eq!(
+        nodes.split_whitespace().collect::<Vec<_>>(),
+        ["fd", "full", "null", "random", "shm", "tty", "urandom", "zero"]
+    );
+    // The driver's library creates nodes that it misses.
+    assert_ne!(inside("touch", &["/dev/nvidiactl"]).code, Some(0));
+    let partywall = |arguments: &[&str]| inside(binary().to_str().unwrap(), arguments);
+    let refused = partywall(&["put", "f", "x", "--device", "cuda"]).expect(6);
+    let reason = "cuInit failed: CUDA_ERROR_UNKNOWN (999); this process has no /dev/nvidiactl, no /dev/nvidia-uvm, no /dev/nvidiaN";
+    assert!(refused.stderr.contains(reason), "{refused:?}");
+    let report = partywall(&["doctor", "--json"]).expect(1).json();
+    let probes = report["probes"].as_array().unwrap();
+    let driver = probes.iter().find(|probe| probe["name"] == "GPU driver").unwrap();
+    assert_eq!((&driver["outcome"], &driver["detail"]), (&json!("failed"), &json!(reason)), "{driver}");
+    assert!(driver["fix"].as_str().unwrap().contains("--gpus all"), "{driver}");
+    assert_eq!(
+        probes.iter().filter(|probe| probe["outcome"] == "failed").count(),
+        1,
+        "one cause, one failure: {report}"
+    );
+    let auto = partywall(&["put", "f", "x"]).expect(0);
     assert!(auto.stderr.contains("the memory is on the host"), "{auto:?}");
     assert_eq!(sandbox.run(["get", "x", "-"]).expect(0).stdout, b"hello");
 }

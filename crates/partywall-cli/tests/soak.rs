@@ -189,7 +189,7 @@ impl World {
     /// Fails if anything is larger than before.
     fn assert_nothing_has_grown_since(&self, before: &Count, after: &str) {
         // The broker closes what it was given, and threads end, a little later.
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + WATCHDOG;
         loop {
             let now = self.count();
             if !now.has_grown_since(before) {

@@ -12,7 +12,7 @@ use std::{
     process::Command,
 };
 
-use partywall_harness::{Output, Running, Signal, binary, copy_program, eventually};
+use partywall_harness::{Output, Running, Sandbox, Signal, binary, copy_program, eventually};
 use rustix::process::{Gid, Uid};
 use serde_json::Value;
 
@@ -156,6 +156,8 @@ fn needs_root_admitted_user_gets_what_is_shared_and_nothing_else() {
     }
     refused(host.run(ALICE, &["rm", "theirs"]), [BOB, ALICE], &["cannot remove"]);
     refused(host.run(BOB, &["stop", "--force"]), [ALICE, BOB], &["cannot end the broker"]);
+    let advice = format!("run this as user {ALICE}");
+    refused(host.run(BOB, &["serve", "--replace"]), [ALICE, BOB], &["cannot replace the broker", &advice]);
 
     let names = |user| {
         let listed = host.json(user, &["ls"]);
@@ -178,6 +180,9 @@ fn needs_root_admitted_user_gets_what_is_shared_and_nothing_else() {
     assert_eq!(status["uid"], ALICE);
     assert_eq!(status["users"][1]["uid"], BOB);
     assert_eq!(status["users"][1]["names"], 1);
+    assert_eq!((&status["users"][1]["seats"], &status["users"][1]["limits"]["seats"]), (&0.into(), &4.into()));
+    let text = host.run(ALICE, &["status"]).expect(0).text();
+    assert!(text.contains("user     65532: 0 members of ") && text.contains("0 seats of 4"), "{text}");
 
     // The next worker knows the same.
     let worker = status["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).unwrap();
@@ -194,6 +199,8 @@ fn needs_root_admitted_user_gets_what_is_shared_and_nothing_else() {
     let audited =
         |words: &[&str]| log.lines().any(|line| line.contains("audit") && words.iter().all(|word| line.contains(word)));
     assert!(audited(&["not admitted", "uid=65533", "broker=65531"]), "{log}");
+    assert!(audited(&["audit: admitted", "uid=65532", "broker=65531"]), "{log}");
+    assert!(audited(&["refused", "uid=65532", "owner=65531", "Replace"]), "{log}");
     assert!(audited(&["granted", "uid=65532", "owner=65531", "shared"]), "{log}");
     assert!(audited(&["granted", "uid=65531", "owner=65532", "theirs"]), "{log}");
     assert!(audited(&["refused", "uid=65532", "owner=65531", "Remove"]), "{log}");
@@ -261,6 +268,11 @@ fn needs_root_broker_that_admits_others_needs_a_directory_that_they_can_only_pas
         assert_eq!(output.code, Some(4), "{output:?}");
         assert!(output.stderr.contains("0711") && output.stderr.contains("chmod 711"), "{output:?}");
     }
+    let output = host.run(BOB, &["serve", "--allow-uid", &ALICE.to_string()]);
+    assert!(
+        output.stderr.contains(&format!("belongs to user {ALICE}")) && !output.stderr.contains("chmod"),
+        "{output:?}"
+    );
     // Without others it stays private.
     fs::set_permissions(&run, Permissions::from_mode(0o711)).unwrap();
     let output = host.run(ALICE, &["serve", "--allow-uid", &ALICE.to_string()]);
@@ -281,8 +293,27 @@ fn needs_root_quotas_of_users_hold_after_a_restart_of_the_broker() {
     refused(output, [BOB, BOB], &["a share of 1 of the broker's names", "--max-names-per-uid"]);
     host.put(ALICE, "b", &[]).expect(0);
     eventually("the line is written", || {
-        host.log().lines().any(|line| line.contains("quota") && line.contains("uid=65532"))
+        let is_of_bob = |line: &&str| line.contains("quota") && line.contains("uid=65532");
+        host.log().lines().find(is_of_bob).is_some_and(|line| line.contains("broker=65531"))
     });
     serve.signal(Signal::TERM);
     serve.wait().expect(0);
+}
+
+/// A process in a user namespace has another number for its user than the broker outside.
+#[test]
+fn needs_namespaces_process_in_a_user_namespace_owns_its_names() {
+    let sandbox = Sandbox::new();
+    sandbox.file("f", "hello");
+    sandbox.broker();
+    let inside = |arguments: &[&str]| {
+        let mut command = sandbox.program("unshare");
+        command.args(["--user", "--map-user=4711"]).arg(binary()).args(arguments);
+        Running::spawn(&mut command).wait().expect(0)
+    };
+    inside(&["put", "f", "x", "--device", "host"]);
+    let listed = |output: Output| output.text().lines().next().unwrap().to_owned();
+    let headings = listed(sandbox.run(["ls"]).expect(0));
+    assert!(!headings.contains("USER"), "{headings}");
+    assert_eq!(listed(inside(&["ls"])), headings, "no name belongs to another user");
 }

@@ -63,8 +63,39 @@ pub(crate) struct MemAccessDesc {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct IpcHandle(pub(crate) [u8; 64]);
 
+/// `CUstreamBatchMemOpParams`: a union, each member of which begins with these fields where it has them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BatchMemOp {
+    pub(crate) operation: u32,
+    pub(crate) address: DevicePtr,
+    pub(crate) value: u64,
+    pub(crate) flags: u32,
+    /// A field that the driver fills, and padding to the size of the union.
+    pub(crate) rest: [u64; 2],
+}
+
+/// `CUDA_BATCH_MEM_OP_NODE_PARAMS`.
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct BatchMemOpNodeParams {
+    pub(crate) context: Handle,
+    pub(crate) count: u32,
+    pub(crate) operations: *mut BatchMemOp,
+    pub(crate) flags: u32,
+}
+
+impl BatchMemOpNodeParams {
+    /// Returns the parameters of a node with one operation, which must outlive them.
+    pub(crate) fn of(context: &crate::Context, operation: &mut BatchMemOp) -> Self {
+        Self { context: context.as_raw(), count: 1, operations: operation, flags: 0 }
+    }
+}
+
 pub(crate) const MEM_ALLOCATION_TYPE_PINNED: u32 = 1;
 pub(crate) const MEM_LOCATION_TYPE_DEVICE: u32 = 1;
+/// A NUMA node; in a rule of access the CPU, whatever the node (measured).
+pub(crate) const MEM_LOCATION_TYPE_HOST_NUMA: u32 = 3;
 pub(crate) const MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR: u32 = 1;
 pub(crate) const MEM_ALLOC_GRANULARITY_MINIMUM: u32 = 0;
 pub(crate) const MEM_ACCESS_FLAGS_PROT_READ: u32 = 1;
@@ -90,10 +121,15 @@ pub(crate) const POINTER_ATTRIBUTE_RANGE_SIZE: u32 = 12;
 pub(crate) const POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: u32 = 14;
 pub(crate) const POINTER_ATTRIBUTE_MEMPOOL_HANDLE: u32 = 17;
 pub(crate) const STREAM_NON_BLOCKING: u32 = 1;
+pub(crate) const STREAM_CAPTURE_MODE_THREAD_LOCAL: u32 = 1;
 pub(crate) const STREAM_CAPTURE_MODE_RELAXED: u32 = 2;
 pub(crate) const STREAM_CAPTURE_STATUS_NONE: u32 = 0;
+pub(crate) const STREAM_CAPTURE_STATUS_ACTIVE: u32 = 1;
+pub(crate) const STREAM_SET_CAPTURE_DEPENDENCIES: u32 = 1;
 pub(crate) const STREAM_WAIT_VALUE_GEQ: u32 = 0;
 pub(crate) const STREAM_WRITE_VALUE_DEFAULT: u32 = 0;
+pub(crate) const BATCH_MEM_OP_WAIT_64: u32 = 4;
+pub(crate) const BATCH_MEM_OP_WRITE_64: u32 = 5;
 pub(crate) const EVENT_DEFAULT: u32 = 0;
 pub(crate) const EVENT_DISABLE_TIMING: u32 = 2;
 pub(crate) const EVENT_INTERPROCESS: u32 = 4;
@@ -151,6 +187,24 @@ mod tests {
             alloc_flags = allocFlags
         );
         same_layout!(MemAccessDesc, sys::CUmemAccessDesc, location = location, flags = flags);
+        same_layout!(
+            BatchMemOpNodeParams,
+            sys::CUDA_BATCH_MEM_OP_NODE_PARAMS,
+            context = ctx,
+            count = count,
+            operations = paramArray,
+            flags = flags
+        );
+        assert_eq!(size_of::<BatchMemOp>(), size_of::<sys::CUstreamBatchMemOpParams>());
+        type Wait = sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st;
+        type Write = sys::CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st;
+        for theirs in [
+            [offset_of!(Wait, address), offset_of!(Wait, __bindgen_anon_1), offset_of!(Wait, flags)],
+            [offset_of!(Write, address), offset_of!(Write, __bindgen_anon_1), offset_of!(Write, flags)],
+        ] {
+            let ours = [offset_of!(BatchMemOp, address), offset_of!(BatchMemOp, value), offset_of!(BatchMemOp, flags)];
+            assert_eq!(ours, theirs);
+        }
         assert_eq!(size_of::<IpcHandle>(), size_of::<sys::CUipcEventHandle>());
         assert_eq!(align_of::<IpcHandle>(), align_of::<sys::CUipcEventHandle>());
         assert_eq!(size_of::<IpcHandle>(), size_of::<sys::CUipcMemHandle>());
@@ -171,6 +225,7 @@ mod tests {
         let pairs: &[(u32, u32)] = &[
             (MEM_ALLOCATION_TYPE_PINNED, sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED as u32),
             (MEM_LOCATION_TYPE_DEVICE, sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as u32),
+            (MEM_LOCATION_TYPE_HOST_NUMA, sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA as u32),
             (
                 MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
                 sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR.0,
@@ -206,6 +261,14 @@ mod tests {
             (POINTER_ATTRIBUTE_MEMPOOL_HANDLE, PointerAttribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE as u32),
             (STREAM_NON_BLOCKING, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32),
             (STREAM_CAPTURE_MODE_RELAXED, Mode::CU_STREAM_CAPTURE_MODE_RELAXED as u32),
+            (STREAM_CAPTURE_MODE_THREAD_LOCAL, Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as u32),
+            (STREAM_CAPTURE_STATUS_ACTIVE, Status::CU_STREAM_CAPTURE_STATUS_ACTIVE as u32),
+            (
+                STREAM_SET_CAPTURE_DEPENDENCIES,
+                sys::CUstreamUpdateCaptureDependencies_flags::CU_STREAM_SET_CAPTURE_DEPENDENCIES as u32,
+            ),
+            (BATCH_MEM_OP_WAIT_64, sys::CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WAIT_VALUE_64 as u32),
+            (BATCH_MEM_OP_WRITE_64, sys::CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WRITE_VALUE_64 as u32),
             (STREAM_CAPTURE_STATUS_NONE, Status::CU_STREAM_CAPTURE_STATUS_NONE as u32),
             (STREAM_WAIT_VALUE_GEQ, sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32),
             (STREAM_WRITE_VALUE_DEFAULT, sys::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT as u32),
@@ -224,6 +287,7 @@ mod tests {
             ),
             (DeviceAttribute::IPC_EVENT_SUPPORTED.0, Attribute::CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED as u32),
             (DeviceAttribute::MPS_ENABLED.0, Attribute::CU_DEVICE_ATTRIBUTE_MPS_ENABLED as u32),
+            (DeviceAttribute::HOST_NUMA_ID.0, Attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID as u32),
             (DeviceAttribute::MULTIPROCESSOR_COUNT.0, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as u32),
             (DeviceAttribute::COMPUTE_MODE.0, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_MODE as u32),
             (

@@ -45,6 +45,23 @@ pub struct ContextGuard<'a> {
     _not_send: PhantomData<*mut ()>,
 }
 
+/// What is current while an owner calls the driver.
+#[derive(Clone, Debug)]
+pub(crate) enum CallContext {
+    /// The context of the owner's memory.
+    Of(Context),
+    /// Whatever the caller's thread has: memory of a NUMA node belongs to no context.
+    Any(&'static Driver),
+}
+
+/// Keeps a [`CallContext`] in force on this thread.
+#[derive(Debug)]
+#[must_use = "it is in force only while the guard lives"]
+pub(crate) enum CallGuard<'a> {
+    Of { _guard: ContextGuard<'a> },
+    Any { driver: &'static Driver, capture_mode: Option<u32>, _not_send: PhantomData<*mut ()> },
+}
+
 impl Context {
     /// Retains the device's primary context, making it if this process has none yet (about 290 ms, measured).
     ///
@@ -85,13 +102,7 @@ impl Context {
     /// As [`Context::guard`].
     pub fn guard_relaxed(&self) -> Result<ContextGuard<'_>, CudaError> {
         let mut guard = self.guard()?;
-        let mut mode = STREAM_CAPTURE_MODE_RELAXED;
-        // A driver without the call, or a thread that may not change its mode, still does the work itself: the guard
-        // then protects no capture, which is no reason to fail.
-        // SAFETY: the pointer is to a live mode, which the driver exchanges for the thread's former one.
-        if unsafe { self.driver().thread_exchange_stream_capture_mode(&mut mode) }.is_ok() {
-            guard.capture_mode = Some(mode);
-        }
+        guard.capture_mode = relax_captures(self.driver());
         Ok(guard)
     }
 
@@ -178,10 +189,14 @@ impl Context {
         self.record_drop(self.give_back(call));
     }
 
-    /// Waits for the work of this process in the context, before memory is unmapped that the work may use. The driver
-    /// waits by itself before it frees or unregisters memory, but not before it unmaps it (both measured on H200, driver
-    /// 580).
-    pub(crate) fn settle(&self) -> Result<(), CudaError> {
+    /// Waits for the work of this process in the context, before memory that the work may use is unmapped or used for
+    /// something else. The driver waits by itself before it frees or unregisters memory, but not before it unmaps it
+    /// (both measured on H200, driver 580). Unlike [`Context::synchronize`], this calls the driver in relaxed
+    /// stream-capture mode.
+    ///
+    /// # Errors
+    /// The error of that work.
+    pub fn settle(&self) -> Result<(), CudaError> {
         self.give_back(|driver| {
             // SAFETY: no arguments; that no context is current would be an error code.
             unsafe { driver.ctx_synchronize() }
@@ -202,6 +217,50 @@ impl Context {
         if let Err(error) = result {
             let mut first = self.inner.drop_error.lock().ignore_poison();
             first.get_or_insert(error);
+        }
+    }
+}
+
+impl CallContext {
+    pub(crate) fn driver(&self) -> &'static Driver {
+        match self {
+            Self::Of(context) => context.driver(),
+            Self::Any(driver) => driver,
+        }
+    }
+
+    /// Puts it in force on this thread, in relaxed stream-capture mode, as [`Context::guard_relaxed`] does.
+    ///
+    /// # Errors
+    /// As [`Context::guard`].
+    pub(crate) fn guard(&self) -> Result<CallGuard<'_>, CudaError> {
+        Ok(match self {
+            Self::Of(context) => CallGuard::Of { _guard: context.guard_relaxed()? },
+            Self::Any(driver) => {
+                CallGuard::Any { driver, capture_mode: relax_captures(driver), _not_send: PhantomData }
+            }
+        })
+    }
+
+    /// Frees a resource in a `Drop`, as [`Context::give_back`].
+    pub(crate) fn give_back(
+        &self,
+        call: impl FnOnce(&'static Driver) -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
+        match self {
+            Self::Of(context) => context.give_back(call),
+            Self::Any(driver) => {
+                let _guard = self.guard()?;
+                call(driver)
+            }
+        }
+    }
+
+    /// Stores the failure of a `Drop`, if it is the first one.
+    pub(crate) fn record_drop(&self, result: Result<(), CudaError>) {
+        match self {
+            Self::Of(context) => context.record_drop(result),
+            Self::Any(driver) => driver.record_drop(result),
         }
     }
 }
@@ -229,12 +288,33 @@ impl Drop for Inner {
     }
 }
 
+impl Drop for CallGuard<'_> {
+    fn drop(&mut self) {
+        if let Self::Any { driver, capture_mode: Some(mode), .. } = self {
+            driver.record_drop(restore_captures(driver, *mode));
+        }
+    }
+}
+
+/// Sets the thread to relaxed stream-capture mode. Returns its former mode, if it was changed.
+fn relax_captures(driver: &Driver) -> Option<u32> {
+    let mut mode = STREAM_CAPTURE_MODE_RELAXED;
+    // A driver without the call, or a thread that may not change its mode, still does the work itself: the guard
+    // then protects no capture, which is no reason to fail.
+    // SAFETY: the pointer is to a live mode, which the driver exchanges for the thread's former one.
+    unsafe { driver.thread_exchange_stream_capture_mode(&mut mode) }.is_ok().then_some(mode)
+}
+
+fn restore_captures(driver: &Driver, mut mode: u32) -> Result<(), CudaError> {
+    // SAFETY: the pointer is to a live mode.
+    unsafe { driver.thread_exchange_stream_capture_mode(&mut mode) }
+}
+
 impl Drop for ContextGuard<'_> {
     fn drop(&mut self) {
         let driver = self.context.driver();
-        if let Some(mut mode) = self.capture_mode {
-            // SAFETY: the pointer is to a live mode.
-            self.context.record_drop(unsafe { driver.thread_exchange_stream_capture_mode(&mut mode) });
+        if let Some(mode) = self.capture_mode {
+            self.context.record_drop(restore_captures(driver, mode));
         }
         if self.pushed {
             let mut popped = 0;

@@ -43,6 +43,10 @@ impl DeviceAttribute {
     pub const IPC_EVENT_SUPPORTED: Self = Self(125);
     /// Whether this process is a client of MPS.
     pub const MPS_ENABLED: Self = Self(133);
+    /// The NUMA node that is closest to it; −1 where the driver names none.
+    pub const HOST_NUMA_ID: Self = Self(134);
+    /// Whether `cuMemCreate` makes memory of a NUMA node.
+    pub const HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: Self = Self(141);
 }
 
 /// Which processes may use a device (`CUcomputemode`): a number, because a newer driver may have more modes.
@@ -193,6 +197,25 @@ impl Device {
     /// The driver's error.
     pub fn supports_posix_fd(&self) -> Result<bool, CudaError> {
         self.capability(DeviceAttribute::HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)
+    }
+
+    /// Returns whether it says that the driver can make [memory of a NUMA node](crate::NodeMemory). The same caution as for
+    /// [`Device::supports_vmm`].
+    ///
+    /// # Errors
+    /// The driver's error.
+    pub fn supports_node_memory(&self) -> Result<bool, CudaError> {
+        self.capability(DeviceAttribute::HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)
+    }
+
+    /// Returns the NUMA node that is closest to the device: 0 where the driver names none.
+    ///
+    /// # Errors
+    /// The driver's error.
+    pub fn numa_node(&self) -> Result<u32, CudaError> {
+        // A driver that does not know the attribute names no node.
+        let node = none_if(self.attribute(DeviceAttribute::HOST_NUMA_ID), CuResult::INVALID_VALUE)?;
+        Ok(node.and_then(|node| u32::try_from(node).ok()).unwrap_or(0))
     }
 
     /// Returns whether it says that [memory operations](crate::memop) work on it, in both widths. The proof is

@@ -9,6 +9,7 @@ use std::sync::Mutex;
 
 use partywall_os::lock::IgnorePoison;
 
+use crate::memop::first_word;
 use crate::{
     AccessError, Context, CuResult, CudaError, DeviceAttribute, DeviceBuffer, DeviceSlice, Function, LaunchConfig,
     Module, PinnedBuffer, Stream, StreamRef,
@@ -125,11 +126,8 @@ impl Kernels {
         // A panicked thread leaves no relevant state: each check sets the word again.
         let mut result = self.result.lock().ignore_poison();
         let VerifyResult { device, host } = &mut *result;
-        let mut factor = factor;
-        let mut first_bad = device.as_slice().device_ptr();
-        let parameters = &mut [(&raw mut factor).cast(), (&raw mut first_bad).cast()];
         let enqueued = stream.enqueue_set(device.as_slice(), 0xFF).and_then(|()| {
-            self.launch_over(&self.verify, stream, data, 4, parameters)?;
+            self.enqueue_verify(stream, data, factor, device.as_slice())?;
             // SAFETY: `host` is locked and untouched until the wait below; it outlives a failing stream, see its type.
             unsafe { stream.enqueue_copy_to_host(host, device.as_slice()) }
         });
@@ -141,6 +139,24 @@ impl Kernels {
         bytes.copy_from_slice(host);
         let first_bad = u64::from_ne_bytes(bytes);
         Ok((first_bad != u64::MAX).then_some(first_bad))
+    }
+
+    /// Enqueues a check that lowers the 64-bit word at the beginning of `first_bad` to the index of the first word of `data`
+    /// that is not `factor` times the pattern. Set it to all ones before; several checks may lower one word.
+    ///
+    /// # Errors
+    /// A range is not of whole aligned words, or `first_bad` is too short or read-only; the driver refuses.
+    pub fn enqueue_verify(
+        &self,
+        stream: StreamRef<'_>,
+        data: DeviceSlice<'_>,
+        factor: u32,
+        first_bad: DeviceSlice<'_>,
+    ) -> Result<(), AccessError> {
+        first_bad.require_writable()?;
+        let mut factor = factor;
+        let mut first_bad = first_word(first_bad, RESULT_BYTES as u64)?;
+        self.launch_over(&self.verify, stream, data, 4, &mut [(&raw mut factor).cast(), (&raw mut first_bad).cast()])
     }
 
     /// Returns the context in which the kernels are loaded.
@@ -171,8 +187,9 @@ impl Kernels {
             shared_bytes: 0,
         };
         // SAFETY: each kernel here takes a 64-bit pointer and a 64-bit count, and `more` is what its caller above
-        // knows it to take besides. The loops stay below the count, inside `data`; what else they write are words
-        // that `self` owns. A range that is unmapped too early faults on the device, see `Mapping`.
+        // knows it to take besides. The loops stay below the count, inside `data`; what else they write is a word that
+        // `self` owns, or the caller's own, which was checked. A range that is unmapped too early faults on the device,
+        // see `Mapping`.
         unsafe { kernel.launch(stream, config, &mut parameters) }?;
         Ok(())
     }

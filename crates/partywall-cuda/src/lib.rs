@@ -40,6 +40,8 @@
 //! | `context` | [`Context`]: the retained primary context, and guards that make it current on any thread |
 //! | `physical` | [`PhysicalMemory`]: memory that travels as a file descriptor |
 //! | `mapping` | [`Mapping`]: such memory at an address of this process, and more of it behind |
+//! | `node` | [`NodeMemory`], [`NodeMapping`]: the same for host memory that the driver makes on a NUMA node, for the CPU and every GPU |
+//! | `allocation`, `parts` | what the four have in common: handles and descriptors, parts in a range of addresses |
 //! | `ipc` | [`IpcMemoryHandle`], [`IpcMapping`]: memory of `cuMemAlloc` in another process |
 //! | `register` | [`HostRegistration`]: shared host memory that the GPU reaches |
 //! | `foreign` | [`ForeignMemory`]: memory that other code allocated, and what keeps it |
@@ -48,6 +50,7 @@
 //! | `buffer` | [`DeviceBuffer`], [`PinnedBuffer`]: memory of this process alone |
 //! | `stream`, `event` | [`Stream`], [`StreamRef`], [`CurrentStream`], [`Event`]: order, copies, host functions, times |
 //! | [`memop`] | a stream writes a word or waits for one: order between processes; whether that works here |
+//! | `graph` | [`Graph`], [`GraphRef`], [`WordNode`]: graphs whose memory operations take a word and value for each launch |
 //! | `ipc_event` | [`IpcEvent`], [`IpcEventHandle`]: events of several processes, for code that uses them |
 //! | `experiment` | calls that sharing code must not make, for labs and for tests of the driver (feature `experiment`) |
 //! | `cudarc_slice` | `CudarcSlice`: cudarc's streams in, its views out (feature `cudarc`) |
@@ -57,21 +60,23 @@
 //! # Rules that hold everywhere
 //!
 //! - Every owner keeps its [`Context`] alive and frees on drop. `Drop` never panics; what it fails at is kept for
-//!   [`Context::take_drop_error`].
+//!   [`Context::take_drop_error`]. Memory of a NUMA node has no context: [`Driver::take_drop_error`].
 //! - Any thread may call anything: each call makes its context current and restores what was before. Calls that
 //!   allocate, import, map or load do so in relaxed stream-capture mode, so that they spoil no capture of another
 //!   thread.
-//! - Device memory is never a Rust reference, because other processes may change it at any time.
+//! - Device memory is never a Rust reference, because other processes may change it at any time. Memory of a NUMA node is
+//!   one where nobody else writes it by agreement: see [`NodeUse`].
 //! - A `Drop`, an allocation, loading a module or a kernel's first launch may wait for work that is running. None of
 //!   them belongs behind a wait for another process.
 //!
 //! # Limits
 //!
-//! Linux with 64 bits; device memory on one GPU an owner; no managed memory, pools, graphs, multicast or fabric
-//! handles. What the driver does was measured on H200 with driver 580, where "measured" is said; else it is what the
-//! vendor's documentation says.
+//! Linux with 64 bits; device memory on one GPU an owner; no managed memory, pools, multicast or fabric handles; of
+//! graphs only what `graph` has. What the driver does was measured on H200 with driver 580, where "measured" is said;
+//! else it is what the vendor's documentation says.
 
 mod abi;
+mod allocation;
 mod buffer;
 mod context;
 #[cfg(feature = "cudarc")]
@@ -81,12 +86,15 @@ mod event;
 #[cfg(feature = "experiment")]
 pub mod experiment;
 mod foreign;
+mod graph;
 mod ipc;
 mod ipc_event;
 pub mod kernels;
 mod mapping;
 pub mod memop;
 mod module;
+mod node;
+mod parts;
 mod physical;
 mod pointer;
 mod register;
@@ -97,6 +105,7 @@ mod table;
 mod upload;
 mod uuid;
 
+pub use allocation::MemoryPlace;
 pub use buffer::{DeviceBuffer, PinnedBuffer};
 pub use context::{Context, ContextGuard};
 #[cfg(feature = "cudarc")]
@@ -104,11 +113,14 @@ pub use cudarc_slice::CudarcSlice;
 pub use device::{ComputeMode, Device, DeviceAttribute};
 pub use event::Event;
 pub use foreign::ForeignMemory;
+pub use graph::{Graph, GraphRef, RawGraph, RawGraphExec, WordNode};
 pub use ipc::{IpcMapping, IpcMemoryHandle};
 pub use ipc_event::{IpcEvent, IpcEventHandle};
 pub use kernels::Kernels;
-pub use mapping::{Access, Extension, Mapping};
+pub use mapping::{Access, Mapping, ReplaceError};
 pub use module::{Function, LaunchConfig, Module};
+pub use node::{NodeImportError, NodeMapping, NodeMemory, NodeUse, NodeWriter};
+pub use parts::Extension;
 pub use physical::{PhysicalMemory, round_up};
 pub use pointer::{PointerInfo, PointerKind};
 pub use register::HostRegistration;
@@ -131,6 +143,8 @@ mod tests {
             anywhere::<Device>();
             anywhere::<PhysicalMemory>();
             anywhere::<Mapping>();
+            anywhere::<NodeMemory>();
+            anywhere::<NodeMapping>();
             anywhere::<DeviceSlice<'_>>();
             anywhere::<DeviceBuffer>();
             anywhere::<IpcMapping>();
@@ -141,6 +155,7 @@ mod tests {
             anywhere::<Upload>();
             anywhere::<StreamRef<'_>>();
             anywhere::<Event>();
+            anywhere::<WordNode>();
             anywhere::<IpcEvent>();
             anywhere::<Module>();
             anywhere::<Function>();

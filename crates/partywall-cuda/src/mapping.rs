@@ -1,17 +1,15 @@
 //! Device memory at an address of this process.
-#![allow(unsafe_code)] // driver calls
+#![allow(unsafe_code)] // vouches for its addresses
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
-
-use partywall_os::lock::IgnorePoison;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::abi::{
-    DevicePtr, MEM_ACCESS_FLAGS_PROT_READ, MEM_ACCESS_FLAGS_PROT_READWRITE, MEM_LOCATION_TYPE_DEVICE, MemAccessDesc,
-    MemLocation,
+    MEM_ACCESS_FLAGS_PROT_READ, MEM_ACCESS_FLAGS_PROT_READWRITE, MEM_LOCATION_TYPE_DEVICE, MemAccessDesc, MemLocation,
 };
-use crate::{AccessError, Context, CuResult, CudaError, DeviceSlice, PhysicalMemory};
+use crate::parts::{Extension, Parts};
+use crate::{AccessError, Context, CudaError, DeviceSlice, PhysicalMemory};
 
 /// What the GPU may do to a mapping.
 ///
@@ -23,6 +21,16 @@ pub enum Access {
     ReadOnly,
     /// Kernels and copies may read and write.
     ReadWrite,
+}
+
+/// Why the memory of a [`Mapping`] was not replaced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReplaceError {
+    /// The call that failed.
+    pub source: CudaError,
+    /// Why the former memory could not be mapped again, if it could not. Nothing is mapped then, the mapping has no
+    /// bytes any more, and its addresses stay reserved until it is dropped.
+    pub lost: Option<Box<CudaError>>,
 }
 
 /// A whole [`PhysicalMemory`] at an address range of its own, reachable from the context's device; behind it, where
@@ -41,17 +49,11 @@ pub enum Access {
 /// `Send` and `Sync`: it gives out addresses and checked ranges, never references to the bytes, which other processes
 /// may change at any time.
 pub struct Mapping {
-    // Dropped in this order: first what is mapped, then the addresses.
-    first: MappedPart,
-    /// The parts behind `first`, without gaps. A thread that maps more holds the lock.
-    more: Mutex<Vec<MappedPart>>,
-    /// Bytes of all parts; it only grows. Stored (release) by [`Extension::publish`] when the parts are mapped, loaded
-    /// (acquire) by [`Mapping::len`] before they are used.
-    len: AtomicU64,
+    parts: Parts,
     access: Access,
     /// True if the address was ever given out. If not, no work can use the mapping.
     named: AtomicBool,
-    range: AddressRange,
+    memory: Arc<PhysicalMemory>,
 }
 
 impl Mapping {
@@ -80,19 +82,8 @@ impl Mapping {
         reserved: u64,
     ) -> Result<Self, CudaError> {
         let memory = memory.into();
-        let context = memory.context().clone();
-        let bytes = memory.len();
-        let describe = |error: CudaError| describe(error, bytes, &context);
-        let _guard = context.guard_relaxed()?;
-        let range = match AddressRange::reserve(&context, reserved.max(bytes)) {
-            Err(error) if error.code == CuResult::OUT_OF_MEMORY && reserved > bytes => {
-                AddressRange::reserve(&context, bytes)
-            }
-            reserved => reserved,
-        };
-        let range = range.map_err(describe)?;
-        let first = MappedPart::map(memory, range.pointer, access).map_err(describe)?;
-        Ok(Self { first, more: Mutex::default(), len: AtomicU64::new(bytes), access, named: false.into(), range })
+        let parts = Parts::new(memory.allocation.clone(), reserved, &[rule(memory.context(), access)])?;
+        Ok(Self { parts, access, named: false.into(), memory })
     }
 
     /// Maps further memory behind the current end, with the same access. It becomes visible by [`Extension::publish`].
@@ -105,21 +96,9 @@ impl Mapping {
         &self,
         memories: impl IntoIterator<Item = M>,
     ) -> Result<Extension<'_>, AccessError> {
-        // A panic under this lock drops, and so unmaps, what was not published.
-        let more = self.more.lock().ignore_poison();
-        let mut extension = Extension { mapping: self, parts: Vec::new(), more, len: self.len() };
+        let mut extension = self.parts.extension(self.parts.lock(), None);
         for memory in memories {
-            let memory = memory.into();
-            let offset = extension.len;
-            let len = memory.len();
-            let available = self.reserved();
-            if available - offset < len {
-                return Err(AccessError::OutOfRange { offset, len, available });
-            }
-            let _guard = self.context().guard_relaxed()?;
-            let part = MappedPart::map(memory, self.range.pointer + offset, self.access);
-            extension.parts.push(part.map_err(|error| describe(error, len, self.context()))?);
-            extension.len += len;
+            extension.map(memory.into().allocation.clone(), &[rule(self.context(), self.access)])?;
         }
         Ok(extension)
     }
@@ -130,9 +109,25 @@ impl Mapping {
     /// # Errors
     /// As the driver says; the former access then still stands.
     pub fn set_access(&mut self, access: Access) -> Result<(), CudaError> {
-        set_access(self.context(), self.range.pointer, self.len(), access)?;
+        self.parts.set_access(&[rule(self.context(), access)])?;
         self.access = access;
         Ok(())
+    }
+
+    /// Maps other memory of the same size at the same addresses, with the same access, in the place of the present
+    /// memory, which is returned. Every address that was given out then shows the other memory.
+    ///
+    /// Does not wait: work that uses the mapping while it is replaced faults, as after an unmapping. The caller waits
+    /// for the work of the whole process before, and keeps other threads from enqueueing more. Host-synchronous: it
+    /// takes one unmapping and one mapping.
+    ///
+    /// # Errors
+    /// The driver's error; `CUDA_ERROR_INVALID_VALUE` for memory of another size, `CUDA_ERROR_NOT_SUPPORTED` for a
+    /// mapping that was extended. The former memory is mapped as before, unless [`ReplaceError::lost`] says otherwise.
+    pub fn replace(&mut self, memory: &Arc<PhysicalMemory>) -> Result<Arc<PhysicalMemory>, ReplaceError> {
+        let rules = [rule(self.context(), self.access)];
+        self.parts.replace(memory.allocation.clone(), &rules)?;
+        Ok(std::mem::replace(&mut self.memory, memory.clone()))
     }
 
     /// Unmaps and returns the result; dropping does the same and ignores the result.
@@ -144,12 +139,11 @@ impl Mapping {
     }
 
     fn unmap(&mut self) -> Result<(), CudaError> {
-        if !self.first.mapped {
+        if !self.parts.is_mapped() {
             return Ok(());
         }
         let settled = if *self.named.get_mut() { self.context().settle() } else { Ok(()) };
-        let more = self.more.get_mut().ignore_poison();
-        more.iter_mut().rev().chain([&mut self.first]).map(MappedPart::unmap).fold(settled, Result::and)
+        settled.and(self.parts.unmap())
     }
 
     /// Returns a checked range of the memory.
@@ -163,8 +157,9 @@ impl Mapping {
     /// Returns the whole memory of the current size as a range.
     #[must_use]
     pub fn as_slice(&self) -> DeviceSlice<'_> {
-        // SAFETY: the range stays mapped with this access while `self` is borrowed, since changing either takes
-        // `&mut self` or `self`; an extension adds to it and changes nothing.
+        // SAFETY: the range stays mapped with this access while `self` is borrowed, since changing either takes `&mut
+        // self` or `self`; an extension adds to it and changes nothing. After a replacement that has lost the memory
+        // the range is empty.
         unsafe { DeviceSlice::from_raw(self.device_ptr(), self.len(), self.access) }
     }
 
@@ -173,22 +168,22 @@ impl Mapping {
     pub fn device_ptr(&self) -> u64 {
         // Relaxed: dropping takes `&mut self`, so the drop happens after this store.
         self.named.store(true, Ordering::Relaxed);
-        self.range.pointer
+        self.parts.pointer()
     }
 
     /// Returns the current size in bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
-        self.len.load(Ordering::Acquire)
+        self.parts.len()
     }
 
     /// Returns the size in bytes up to which the mapping can grow in place.
     #[must_use]
     pub fn reserved(&self) -> u64 {
-        self.range.bytes as u64
+        self.parts.reserved()
     }
 
-    /// Returns false: memory always has bytes.
+    /// Returns whether nothing is mapped: true only after [`ReplaceError::lost`].
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -203,7 +198,7 @@ impl Mapping {
     /// Returns the first memory of the mapping, for exporting it or mapping it again.
     #[must_use]
     pub fn memory(&self) -> &Arc<PhysicalMemory> {
-        &self.first.memory
+        &self.memory
     }
 
     /// Returns the context in which the memory is mapped.
@@ -216,64 +211,11 @@ impl Mapping {
 impl fmt::Debug for Mapping {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Mapping")
-            .field("device_ptr", &format_args!("{:#x}", self.range.pointer))
+            .field("device_ptr", &format_args!("{:#x}", self.parts.pointer()))
             .field("bytes", &self.len())
             .field("access", &self.access)
             .field("memory", self.memory())
             .finish_non_exhaustive()
-    }
-}
-
-/// Memory that is mapped behind a [`Mapping`] and not yet visible in it. Dropping it unmaps it again.
-#[derive(Debug)]
-pub struct Extension<'a> {
-    mapping: &'a Mapping,
-    // Unmapped before the lock is released: the next extension takes the same addresses.
-    parts: Vec<MappedPart>,
-    more: MutexGuard<'a, Vec<MappedPart>>,
-    /// The length of the mapping including it.
-    len: u64,
-}
-
-impl Extension<'_> {
-    /// Makes the memory part of the mapping.
-    pub fn publish(mut self) {
-        self.more.append(&mut self.parts);
-        self.mapping.len.store(self.len, Ordering::Release);
-    }
-}
-
-/// One allocation, mapped whole.
-#[derive(Debug)]
-struct MappedPart {
-    pointer: DevicePtr,
-    memory: Arc<PhysicalMemory>,
-    /// True if it is still mapped; false only between [`MappedPart::unmap`] and the drop of the fields.
-    mapped: bool,
-}
-
-impl MappedPart {
-    /// Maps memory at addresses that are reserved and unused, and gives the device access. A context is current.
-    fn map(memory: Arc<PhysicalMemory>, pointer: DevicePtr, access: Access) -> Result<Self, CudaError> {
-        let context = memory.context();
-        // SAFETY: the callers have reserved the addresses for as many bytes, and nothing is mapped there; the handle
-        // is live while `memory` is; offset and flags must be 0.
-        unsafe { context.driver().mem_map(pointer, memory.len() as usize, 0, memory.as_raw(), 0) }?;
-        // From here on dropping it unmaps.
-        let part = Self { pointer, memory, mapped: true };
-        set_access(part.memory.context(), pointer, part.memory.len(), access)?;
-        Ok(part)
-    }
-
-    fn unmap(&mut self) -> Result<(), CudaError> {
-        if !std::mem::replace(&mut self.mapped, false) {
-            return Ok(());
-        }
-        self.memory.context().give_back(|driver| {
-            // SAFETY: exactly the range that was mapped, unmapped once; nothing gives it out any more, because all
-            // callers end the part.
-            unsafe { driver.mem_unmap(self.pointer, self.memory.len() as usize) }
-        })
     }
 }
 
@@ -284,56 +226,17 @@ impl Drop for Mapping {
     }
 }
 
-impl Drop for MappedPart {
-    fn drop(&mut self) {
-        let unmapped = self.unmap();
-        self.memory.context().record_drop(unmapped);
-    }
+/// Returns the rule that gives the context's device access.
+pub(crate) fn rule(context: &Context, access: Access) -> MemAccessDesc {
+    let location = MemLocation { kind: MEM_LOCATION_TYPE_DEVICE, id: context.device().raw() };
+    MemAccessDesc { location, flags: access.flags() }
 }
 
-/// Lets the context's device access `bytes` from `pointer` on, all of which are mapped.
-fn set_access(context: &Context, pointer: DevicePtr, bytes: u64, access: Access) -> Result<(), CudaError> {
-    let description = MemAccessDesc {
-        location: MemLocation { kind: MEM_LOCATION_TYPE_DEVICE, id: context.device().raw() },
-        flags: match access {
-            Access::ReadOnly => MEM_ACCESS_FLAGS_PROT_READ,
-            Access::ReadWrite => MEM_ACCESS_FLAGS_PROT_READWRITE,
-        },
-    };
-    let _guard = context.guard_relaxed()?;
-    // SAFETY: the range is mapped as a whole, by the callers; one live description is counted as one.
-    unsafe { context.driver().mem_set_access(pointer, bytes as usize, &description, 1) }
-}
-
-fn describe(error: CudaError, bytes: u64, context: &Context) -> CudaError {
-    error.with_context(format!("mapping {bytes} bytes for device {}", context.device().ordinal()))
-}
-
-/// A reserved range of addresses.
-pub(crate) struct AddressRange {
-    context: Context,
-    pub(crate) pointer: DevicePtr,
-    pub(crate) bytes: usize,
-}
-
-impl AddressRange {
-    /// Reserves exactly this many bytes of addresses, in one range.
-    pub(crate) fn reserve(context: &Context, bytes: u64) -> Result<Self, CudaError> {
-        let size =
-            usize::try_from(bytes).map_err(|_| CudaError::new("cuMemAddressReserve", CuResult::INVALID_VALUE))?;
-        let mut pointer = 0;
-        // SAFETY: the pointer is to a live address; no alignment, hint or flags are asked for.
-        unsafe { context.driver().mem_address_reserve(&mut pointer, size, 0, 0, 0) }?;
-        Ok(Self { context: context.clone(), pointer, bytes: size })
-    }
-}
-
-impl Drop for AddressRange {
-    fn drop(&mut self) {
-        self.context.release(|driver| {
-            // SAFETY: reserved once, freed once. If unmapping failed before, the driver refuses and the addresses
-            // stay reserved, which is safe.
-            unsafe { driver.mem_address_free(self.pointer, self.bytes) }
-        });
+impl Access {
+    pub(crate) fn flags(self) -> u32 {
+        match self {
+            Self::ReadOnly => MEM_ACCESS_FLAGS_PROT_READ,
+            Self::ReadWrite => MEM_ACCESS_FLAGS_PROT_READWRITE,
+        }
     }
 }

@@ -288,7 +288,7 @@ impl WordProbe {
 }
 
 /// Returns the address of the word that a range begins with.
-fn first_word(range: DeviceSlice<'_>, bytes: u64) -> Result<u64, AccessError> {
+pub(crate) fn first_word(range: DeviceSlice<'_>, bytes: u64) -> Result<u64, AccessError> {
     let word = range.slice(0, bytes)?;
     word.elements(bytes)?;
     Ok(word.device_ptr())

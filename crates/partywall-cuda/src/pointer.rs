@@ -4,10 +4,11 @@
 use std::ffi::c_void;
 
 use crate::abi::{
-    MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, MEMORYTYPE_DEVICE, MEMORYTYPE_HOST, MemAllocationProp,
-    POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, POINTER_ATTRIBUTE_BUFFER_ID, POINTER_ATTRIBUTE_DEVICE_ORDINAL,
-    POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, POINTER_ATTRIBUTE_IS_MANAGED, POINTER_ATTRIBUTE_MEMORY_TYPE,
-    POINTER_ATTRIBUTE_MEMPOOL_HANDLE, POINTER_ATTRIBUTE_RANGE_SIZE, POINTER_ATTRIBUTE_RANGE_START_ADDR,
+    MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, MEM_LOCATION_TYPE_DEVICE, MEMORYTYPE_DEVICE, MEMORYTYPE_HOST,
+    MemAllocationProp, POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, POINTER_ATTRIBUTE_BUFFER_ID,
+    POINTER_ATTRIBUTE_DEVICE_ORDINAL, POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, POINTER_ATTRIBUTE_IS_MANAGED,
+    POINTER_ATTRIBUTE_MEMORY_TYPE, POINTER_ATTRIBUTE_MEMPOOL_HANDLE, POINTER_ATTRIBUTE_RANGE_SIZE,
+    POINTER_ATTRIBUTE_RANGE_START_ADDR,
 };
 use crate::result::none_if;
 use crate::{Context, CuResult, CudaError, Device, ipc};
@@ -24,7 +25,8 @@ pub enum PointerKind {
     Imported,
     /// Stream-ordered memory of a pool (`cuMemAllocAsync`): has no 64-byte handle.
     Pool,
-    /// A mapping of `cuMemCreate` memory (`cuMemMap`): shared by file descriptor, if [`PointerInfo::posix_fd`] says so.
+    /// A mapping of `cuMemCreate` memory (`cuMemMap`), of a device or a NUMA node: shared by file descriptor, if
+    /// [`PointerInfo::posix_fd`] says so.
     Vmm,
     /// Managed memory (`cuMemAllocManaged`): belongs to this process alone.
     Managed,
@@ -94,7 +96,11 @@ impl PointerInfo {
         };
         let ordinal = match kind {
             PointerKind::Unknown | PointerKind::Pinned | PointerKind::Registered => None,
-            _ => Some(mapped.map_or(ordinal as i32, |mapped| mapped.location.id)),
+            _ => match mapped.map(|mapped| mapped.location) {
+                None => Some(ordinal as i32),
+                // The number of another kind of place is no ordinal.
+                Some(location) => (location.kind == MEM_LOCATION_TYPE_DEVICE).then_some(location.id),
+            },
         };
         Ok(Self {
             address,

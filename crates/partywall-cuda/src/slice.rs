@@ -54,10 +54,22 @@ pub enum AccessError {
     /// A write to memory that is mapped read-only in this process. On the GPU such a write would end the context.
     #[error("the device memory is mapped read-only in this process")]
     ReadOnly,
+    /// Memory of a NUMA node that the device has not been given access to.
+    #[error("device {device} has no access to this memory of a NUMA node yet")]
+    NoAccess {
+        /// The ordinal of the device.
+        device: u32,
+    },
     /// A stream that is being captured into a graph, in an operation that waits for the stream or whose host address
     /// would stay in the graph.
     #[error("the stream is being captured into a CUDA graph, which this call cannot be part of")]
     Capturing,
+    /// A stream that is not being captured into a graph, or whose capture was invalidated, in an operation for graphs.
+    #[error("the stream is not being captured into a CUDA graph")]
+    NotCapturing,
+    /// A node that was captured into another graph.
+    #[error("the node was captured into another CUDA graph")]
+    OtherGraph,
     /// A stream of a CUDA context other than the memory's.
     #[error("the stream is of another CUDA context than the memory, which is of its device's primary one")]
     OtherContext,
@@ -86,6 +98,12 @@ impl<'a> DeviceSlice<'a> {
             Some(end) if end <= self.len => Ok(Self { device_ptr: self.device_ptr + offset, len, ..*self }),
             _ => Err(AccessError::OutOfRange { offset, len, available: self.len }),
         }
+    }
+
+    /// Returns the same range, which this library's calls only read.
+    #[must_use]
+    pub const fn read_only(self) -> Self {
+        Self { access: Access::ReadOnly, ..self }
     }
 
     /// Returns its first address on the device.

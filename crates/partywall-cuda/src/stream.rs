@@ -372,6 +372,10 @@ impl CurrentStream<'_> {
         self.stream.context.driver()
     }
 
+    pub(crate) fn context(&self) -> &Context {
+        self.stream.context
+    }
+
     pub(crate) fn handle(&self) -> Handle {
         self.stream.handle()
     }

@@ -9,26 +9,29 @@
 
 use std::ffi::{CStr, OsStr, OsString, c_char, c_int, c_void};
 use std::fmt;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use partywall_os::lock::IgnorePoison;
 
 use crate::abi::{
-    AllocationHandle, DevicePtr, Handle, HostFunction, IpcHandle, MemAccessDesc, MemAllocationProp, RawDevice, RawUuid,
+    AllocationHandle, BatchMemOpNodeParams, DevicePtr, Handle, HostFunction, IpcHandle, MemAccessDesc,
+    MemAllocationProp, RawDevice, RawUuid,
 };
 use crate::{CuResult, CudaError};
 
 /// The CUDA driver of this process.
 ///
-/// Loaded by [`Driver::load`], never unloaded. `Send` and `Sync`: it is read-only, and the driver's functions may be
-/// called from any thread.
+/// Loaded by [`Driver::load`], never unloaded. `Send` and `Sync`: the driver's functions may be called from any thread.
 pub struct Driver {
     entries: Entries,
     library: String,
     simulated: bool,
     /// The number of requested copies.
     copies: AtomicU64,
+    /// The first failure of a `Drop` outside of contexts, kept for [`Driver::take_drop_error`].
+    drop_error: Mutex<Option<CudaError>>,
     /// Keeps the function pointers valid; `None` if they are the program's own.
     _keep: Option<Library>,
 }
@@ -187,6 +190,20 @@ impl Driver {
         self.copies.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Returns the first failure that a `Drop` of memory of a NUMA node met since the last call, as
+    /// [`Context::take_drop_error`](crate::Context::take_drop_error) does for everything that has a context.
+    #[must_use]
+    pub fn take_drop_error(&self) -> Option<CudaError> {
+        self.drop_error.lock().ignore_poison().take()
+    }
+
+    /// Stores the failure of a `Drop`, if it is the first one.
+    pub(crate) fn record_drop(&self, result: Result<(), CudaError>) {
+        if let Err(error) = result {
+            self.drop_error.lock().ignore_poison().get_or_insert(error);
+        }
+    }
+
     /// Loads one library. Separate from [`Driver::load`], so that a test of a failure does not affect the process.
     fn open(library: &OsStr) -> Result<Self, LoadError> {
         let name = library.to_string_lossy().into_owned();
@@ -221,7 +238,14 @@ impl Driver {
         let simulated = !find(c"simcuda_version").is_null();
         // SAFETY: the caller's promise.
         match unsafe { Entries::resolve(find) } {
-            Ok(entries) => Ok(Self { entries, library, simulated, copies: AtomicU64::new(0), _keep: None }),
+            Ok(entries) => Ok(Self {
+                entries,
+                library,
+                simulated,
+                copies: AtomicU64::new(0),
+                drop_error: Mutex::default(),
+                _keep: None,
+            }),
             Err(symbol) => Err(LoadError::MissingSymbol { library, symbol }),
         }
     }
@@ -274,7 +298,7 @@ fn check(call: &'static str, code: CuResult) -> Result<(), CudaError> {
 /// Returns the name of a call for errors: the symbol without the suffix of its version.
 const fn unversioned(symbol: &'static str) -> &'static str {
     match symbol.as_bytes() {
-        [name @ .., b'_', b'v', b'2'] => symbol.split_at(name.len()).0,
+        [name @ .., b'_', b'v', b'2' | b'3'] => symbol.split_at(name.len()).0,
         _ => symbol,
     }
 }
@@ -481,6 +505,15 @@ entry_points! {
         required stream_is_capturing = "cuStreamIsCapturing" (stream: Handle, status: *mut u32);
         optional stream_get_id = "cuStreamGetId" (stream: Handle, id: *mut u64);
         optional stream_wait_event = "cuStreamWaitEvent" (stream: Handle, event: Handle, flags: u32);
+        optional stream_begin_capture = "cuStreamBeginCapture_v2" (stream: Handle, mode: u32);
+        optional stream_end_capture = "cuStreamEndCapture" (stream: Handle, graph: *mut Handle);
+        optional stream_get_capture_info = "cuStreamGetCaptureInfo_v3" (
+            stream: Handle, status: *mut u32, id: *mut u64, graph: *mut Handle, dependencies: *mut *const Handle,
+            edges: *mut *const c_void, count: *mut usize,
+        );
+        optional stream_update_capture_dependencies = "cuStreamUpdateCaptureDependencies_v2" (
+            stream: Handle, dependencies: *const Handle, edges: *const c_void, count: usize, flags: u32,
+        );
         optional thread_exchange_stream_capture_mode = "cuThreadExchangeStreamCaptureMode" (mode: *mut u32);
     }
     "EVENT" {
@@ -504,6 +537,19 @@ entry_points! {
         optional stream_write_value_64 = "cuStreamWriteValue64_v2" (
             stream: Handle, pointer: DevicePtr, value: u64, flags: u32,
         );
+    }
+    "GRAPH" {
+        optional graph_add_batch_mem_op_node = "cuGraphAddBatchMemOpNode" (
+            node: *mut Handle, graph: Handle, dependencies: *const Handle, count: usize,
+            parameters: *const BatchMemOpNodeParams,
+        );
+        optional graph_destroy = "cuGraphDestroy" (graph: Handle);
+        optional graph_exec_batch_mem_op_node_set_params = "cuGraphExecBatchMemOpNodeSetParams" (
+            exec: Handle, node: Handle, parameters: *const BatchMemOpNodeParams,
+        );
+        optional graph_exec_destroy = "cuGraphExecDestroy" (exec: Handle);
+        optional graph_instantiate = "cuGraphInstantiateWithFlags" (exec: *mut Handle, graph: Handle, flags: u64);
+        optional graph_launch = "cuGraphLaunch" (exec: Handle, stream: Handle);
     }
     "MODULE" {
         required module_load_data = "cuModuleLoadData" (module: *mut Handle, image: *const c_void);
@@ -566,7 +612,14 @@ mod tests {
         assert_eq!(all_but(c"cuMemMap").err(), Some("cuMemMap"));
         let entries = all_but(c"cuGetErrorName").unwrap_or_else(|symbol| panic!("{symbol}"));
         let copies = AtomicU64::new(0);
-        let driver = Driver { entries, library: String::new(), simulated: false, copies, _keep: None };
+        let driver = Driver {
+            entries,
+            library: String::new(),
+            simulated: false,
+            copies,
+            drop_error: Mutex::default(),
+            _keep: None,
+        };
         assert_eq!(driver.error_name(CuResult::OUT_OF_MEMORY), None);
     }
 

@@ -5,6 +5,7 @@ use std::{
     os::fd::OwnedFd,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -75,6 +76,9 @@ impl Broker {
         let pid = domain.status()?.pid;
         let system = |errno: Errno| Error::System { what: "killing the broker's worker".into(), source: errno.into() };
         let worker = process::pidfd(pid).map_err(system)?;
+        // Once it has answered, the worker begins the request that waited behind this one. Killed at that moment twice in a
+        // row, it dies twice in the same request, which a third worker refuses.
+        thread::sleep(PAUSE);
         process::kill(&worker, Signal::KILL).map_err(system)?;
         Ok(pid)
     }
@@ -120,6 +124,9 @@ pub(super) fn prepare(domain: &Domain, stream: &Stream) {
     }
     writer.close();
 }
+
+/// How long a worker that will be killed first works on.
+const PAUSE: Duration = Duration::from_millis(3);
 
 /// How long a broker may take to become ready.
 const TIMEOUT: Duration = Duration::from_secs(20);

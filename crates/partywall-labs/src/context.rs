@@ -69,6 +69,6 @@ pub trait Console: fmt::Debug {
     /// Returns the place that `--device` means here. Prints a remark if it is host memory only because no GPU exists.
     ///
     /// # Errors
-    /// See [`partywall::gpu::resolve`].
-    fn place(&self, choice: DeviceChoice) -> partywall::Result<Place>;
+    /// As [`partywall::gpu::resolve`].
+    fn place(&self, choice: DeviceChoice) -> Result<Place, Failure>;
 }

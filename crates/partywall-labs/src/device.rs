@@ -6,10 +6,10 @@ use std::{
 };
 
 use partywall::{
-    DeviceChoice, Error, Gpu, Place,
+    DeviceChoice, DeviceUuid, Error, ErrorKind, Gpu, Place,
     cuda::{
-        Access, AccessError, Context, CudaError, DeviceAttribute, DeviceBuffer, DeviceSlice, PointerInfo, PointerKind,
-        Stream, StreamRef, memop,
+        Access, AccessError, Context, CudaError, DeviceAttribute, DeviceBuffer, DeviceSlice, Driver, PointerInfo,
+        PointerKind, Stream, StreamRef, memop,
     },
     error::{DeviceFault, InvalidArgument},
     gpu,
@@ -29,11 +29,36 @@ pub(super) fn parse_gpu(text: &str) -> Result<DeviceChoice, String> {
 pub(super) fn open(choice: DeviceChoice) -> Result<Gpu, Failure> {
     match gpu::resolve(choice) {
         Ok((Place::Gpu(uuid), _)) => Ok(Gpu::open(uuid)?),
-        Ok((Place::Host, _)) => unreachable!("a GPU was chosen"),
-        Err(error @ Error::DeviceFault(DeviceFault::NoDevice { .. })) => {
+        Ok(_) => unreachable!("a GPU was chosen"),
+        Err(error @ Error::DeviceFault(DeviceFault::NoDevice { .. }))
+            if !Driver::load().is_ok_and(Driver::is_simulated) =>
+        {
             Err(Failure::Library { error: Box::new(error), advice: Some(WITHOUT_A_GPU) })
         }
         Err(error) => Err(error.into()),
+    }
+}
+
+/// Returns the GPU that uses memory at a place: for pinned memory the first GPU, for host memory none.
+pub(super) fn that_uses(place: Place) -> Result<Option<DeviceUuid>, Failure> {
+    Ok(match place {
+        Place::Host => None,
+        Place::Gpu(uuid) => Some(uuid),
+        Place::Pinned(_) => gpu::resolve(DeviceChoice::Cuda(0))?.0.gpu(),
+    })
+}
+
+/// Refuses pinned memory for what works in host memory or on a GPU only.
+///
+/// # Errors
+/// A usage error for pinned memory.
+pub fn require_unpinned(choice: DeviceChoice) -> Result<(), Failure> {
+    match choice {
+        DeviceChoice::Pinned(_) => {
+            let message = "this command works in host memory or on a GPU, not in pinned memory";
+            Err(Failure::new(ErrorKind::Usage, message, "choose --device host, cuda or cuda:N"))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -13,12 +13,12 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
+use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, parser::ValueSource};
 use partywall::{DeviceChoice, Domain, Error, ErrorKind, Gpu, Place};
 use rustix::process::{Signal, set_parent_process_death_signal};
 
 use crate::{
-    Context,
+    Context, LABS,
     broker::{self, Broker},
     device,
     failure::Failure,
@@ -40,8 +40,12 @@ pub(crate) struct Lab {
     pub(crate) title: &'static str,
     /// True if it also runs in host memory.
     pub(crate) on_host: bool,
+    /// True if it also runs in pinned host memory.
+    pub(crate) on_pinned: bool,
     /// True if the observer starts a broker that all roles connect to.
     pub(crate) broker: bool,
+    /// True if its roles hand each other what a trace shows: samples, tasks, or values of timelines.
+    pub(crate) traced: bool,
     /// Adds the lab's own options.
     pub(crate) options: fn(Command) -> Command,
     /// Returns whether standard output is for what the lab makes, so that its report goes to standard error.
@@ -105,7 +109,7 @@ pub(crate) struct Places {
     pub(crate) device: DeviceChoice,
 }
 
-/// The options of labs with a broker.
+/// The option of labs that record a trace. Others refuse it, and do not show it.
 #[derive(Debug, Args)]
 struct Traced {
     /// Write what the processes hand to each other into this file, for ui.perfetto.dev
@@ -152,7 +156,9 @@ impl Lab {
     pub(crate) fn command(&self) -> Command {
         let command = Command::new(self.name);
         let command = if self.on_host { Places::augment_args(command) } else { Gpus::augment_args(command) };
-        let command = if self.broker { Traced::augment_args(command) } else { command };
+        let command =
+            if self.on_pinned { command.mut_arg("device", |device| device.help(WITH_PINNED)) } else { command };
+        let command = Traced::augment_args(command).mut_arg("trace", |trace| trace.hide(!self.traced));
         // Adding the options replaces the description, so it is set last.
         let command = (self.options)(Child::augment_args(command)).about(self.about);
         if self.partner().is_none() {
@@ -176,6 +182,7 @@ impl Lab {
             asked.map_err(|errno| Error::System { what: "asking for a signal".into(), source: errno.into() })?;
         }
         let forked = role.unwrap_or(&self.observer).child.map(Forked::start).transpose()?;
+        role.map_or(Ok(()), |role| self.refuse_options(arguments, role))?;
         let trace = self.trace(arguments, role)?;
         let context =
             &if (self.takes_standard_output)(arguments) { context.on_standard_error() } else { context.clone() };
@@ -219,7 +226,13 @@ impl Lab {
 
     /// Creates the file of `--trace`.
     fn trace(&self, arguments: &ArgMatches, role: Option<&Role>) -> Result<Option<TraceFile>, Failure> {
-        let Some(path) = (if self.broker { read::<Traced>(arguments)?.trace } else { None }) else { return Ok(None) };
+        let Some(path) = read::<Traced>(arguments)?.trace else { return Ok(None) };
+        if !self.traced {
+            let why = format!("the lab {} records no trace: a trace shows samples, tasks and timelines", self.name);
+            let traced: Vec<_> = LABS.iter().filter(|lab| lab.traced).map(|lab| lab.name).collect();
+            let advice = format!("leave --trace out; it is an option of {}", traced.join(", "));
+            return Err(Failure::new(ErrorKind::Usage, why, advice));
+        }
         if let Some(role) = role {
             let observer = self.observer.name;
             let role = role.name;
@@ -228,6 +241,21 @@ impl Lab {
             return Err(Failure::new(ErrorKind::Usage, why, format!("start the other terminal with `{command}`")));
         }
         TraceFile::create(path).map(Some)
+    }
+
+    /// Refuses the lab's own options for a role that does not use them. They are the observer's.
+    fn refuse_options(&self, arguments: &ArgMatches, role: &Role) -> Result<(), Failure> {
+        let own = (self.options)(Command::new(self.name));
+        let arguments = arguments.subcommand().map_or(arguments, |(_, arguments)| arguments);
+        let is_given =
+            |option: &&Arg| arguments.value_source(option.get_id().as_str()) == Some(ValueSource::CommandLine);
+        let Some(option) = own.get_arguments().find(is_given) else { return Ok(()) };
+        let observer = self.observer.name;
+        let value = if option.get_action().takes_values() { " …" } else { "" };
+        let option = option.get_long().unwrap_or_default();
+        let why = format!("--{option} is an option of the role {observer}, not of {}", role.name);
+        let command = format!("partywall lab {} {observer} --{option}{value}", self.name);
+        Err(Failure::new(ErrorKind::Usage, why, format!("start the other terminal with `{command}`")))
     }
 
     /// Returns the name of the directory in which a role waits for the observer.
@@ -246,6 +274,9 @@ impl Lab {
     /// Resolves the place of the lab and opens its GPU, so that one process reports a missing GPU once.
     fn place(&self, context: &Context, chosen: DeviceChoice) -> Result<(Place, Option<Arc<Gpu>>), Failure> {
         if self.on_host {
+            if !self.on_pinned {
+                device::require_unpinned(chosen)?;
+            }
             return Ok((context.console.place(chosen)?, None));
         }
         let gpu = device::open(chosen)?;
@@ -308,10 +339,7 @@ impl Session {
     /// Returns the GPU of a lab that may run in host memory, or `None` there. The domain does not know of it: the death of a
     /// member that uses a GPU under MPS would prove nothing.
     pub(crate) fn gpu_if_any(&self) -> Result<Option<Arc<Gpu>>, Failure> {
-        match self.place {
-            Place::Gpu(uuid) => Ok(Some(Arc::new(Gpu::open(uuid)?))),
-            Place::Host => Ok(None),
-        }
+        Ok(device::that_uses(self.place)?.map(Gpu::open).transpose()?.map(Arc::new))
     }
 
     /// Returns the connection to the lab's broker.
@@ -390,6 +418,10 @@ impl Session {
 pub(crate) fn read<T: FromArgMatches>(arguments: &ArgMatches) -> Result<T, Failure> {
     T::from_arg_matches(arguments).map_err(|error| Failure::new(ErrorKind::Usage, error.to_string(), "see --help"))
 }
+
+/// The help of `--device` for labs that run in pinned memory, too.
+const WITH_PINNED: &str = "Where the memory is: auto, host, pinned, pinned:N (on NUMA node N), cuda, cuda:N, or a GPU's UUID; \
+    auto is the first GPU, or host memory without a GPU";
 
 /// The option with which the tour starts a lab.
 pub(crate) const IN_TOUR: &str = "--in-tour";

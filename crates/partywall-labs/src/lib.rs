@@ -50,6 +50,7 @@ use serde_json::{Value, json};
 
 pub use self::{
     context::{Console, Context},
+    device::require_unpinned,
     failure::Failure,
 };
 use crate::lab::Lab;

@@ -20,6 +20,7 @@ pub(crate) use crate::{
     lab::{Lab, Role, Session},
     peer::{Peer, has_ended},
     step::{Claim, Step, claims, code},
+    text::number_in,
 };
 
 /// Returns the failure of a lab whose other role, or whose own files, are not as expected.

@@ -11,10 +11,11 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     Console, Context,
-    device::Doing,
+    device::{self, Doing},
     failure::Failure,
     lab::Lab,
     step::{Claim, Conclusion, Outcome, Step, Validity},
+    text::counted,
 };
 
 /// Reports the steps of a lab and stores them for its conclusions. Clones share the steps.
@@ -54,17 +55,23 @@ impl Reporter {
 
     /// Prints what the lab shows and the machine that it runs on.
     pub(super) fn header(&self, place: Place, gpu: Option<&Gpu>) -> Result<(), Failure> {
-        let opened = match (place, gpu) {
-            (Place::Gpu(uuid), None) => Some(Gpu::open(uuid)?),
-            _ => None,
+        let opened = match gpu {
+            None => device::that_uses(place)?.map(Gpu::open).transpose()?,
+            Some(_) => None,
         };
         let mut value = json!({
             "lab": self.lab, "title": self.title, "role": self.role, "pid": std::process::id(), "device": "host",
         });
-        self.console.line(&self.bold(&format!("Lab `{}`: {}", self.lab, self.title)));
+        for line in wrapped(&format!("Lab `{}`: {}", self.lab, self.title), WIDTH) {
+            self.console.line(&self.bold(&line));
+        }
         match gpu.or(opened.as_ref()) {
             Some(gpu) => self.describe(gpu, &mut value).doing("asking about the GPU")?,
             None => self.console.line("Host memory: no GPU is involved."),
+        }
+        if let Place::Pinned(node) = place {
+            self.console.line(&format!("Pinned host memory on NUMA node {node}: the CPU and the GPU use it."));
+            value["node"] = node.into();
         }
         self.console.line("");
         value["simulated"] = self.shared.simulated.get().into();
@@ -154,10 +161,10 @@ impl Reporter {
         }
         let count = |validity| conclusions.iter().filter(|conclusion| conclusion.validity == validity).count();
         self.console.line(&format!(
-            "\n{}{} steps, {different} of them not as expected. {} claims: {} held, {} did not, {} open, {} not tried.",
+            "\n{}{}, {different} of them not as expected. {}: {} held, {} did not, {} open, {} not tried.",
             if self.shared.simulated.get() { "SIMULATED: " } else { "" },
-            steps.len(),
-            claims.len(),
+            counted(steps.len() as u64, "step"),
+            counted(claims.len() as u64, "claim"),
             count(Validity::Held),
             count(Validity::DidNotHold),
             count(Validity::Open),
@@ -173,7 +180,13 @@ impl Reporter {
 
     fn show(&self, step: &Step) {
         let gutter = " ".repeat(ROLE_WIDTH);
-        self.console.line(&format!("{:<ROLE_WIDTH$} │ {:<18} {}", step.role, step.id, self.bold(&step.title)));
+        let mut role = step.role.as_str();
+        let mut id = step.id.as_str();
+        for line in wrapped(&step.title, WIDTH - ROLE_WIDTH - ID_WIDTH - 4) {
+            self.console.line(&format!("{role:<ROLE_WIDTH$} │ {id:<ID_WIDTH$} {}", self.bold(&line)));
+            role = "";
+            id = "";
+        }
         let room = WIDTH - ROLE_WIDTH - 5;
         let label_width = step.values.iter().map(|(label, _)| label.chars().count()).max().unwrap_or(0);
         for (label, value) in &step.values {
@@ -221,6 +234,9 @@ const WIDTH: usize = 100;
 
 /// The width of the longest role name.
 const ROLE_WIDTH: usize = 10;
+
+/// The width of the longest name of a step.
+const ID_WIDTH: usize = 18;
 
 /// The width before a claim: two spaces, its validity, two spaces.
 const VALIDITY_WIDTH: usize = 16;

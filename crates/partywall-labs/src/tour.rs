@@ -19,6 +19,7 @@ use crate::{
     Context, LABS, device,
     failure::Failure,
     lab::{IN_TOUR, Lab, Places, read},
+    text::counted,
 };
 
 /// Its subcommand.
@@ -31,11 +32,13 @@ pub(super) fn command() -> Command {
 
 /// Runs the labs that run in the chosen place.
 pub(super) fn run(context: &Context, arguments: &ArgMatches) -> Result<(), Failure> {
-    let place = context.console.place(read::<Places>(arguments)?.device)?;
-    let kills = match place {
+    let choice = read::<Places>(arguments)?.device;
+    device::require_unpinned(choice)?;
+    let place = context.console.place(choice)?;
+    let kills = match place.gpu() {
         // The death of a client with work on the GPU may end the MPS server, and with it the other clients.
-        Place::Gpu(uuid) => !device::under_mps(&Gpu::open(uuid)?)?,
-        Place::Host => true,
+        Some(uuid) => !device::under_mps(&Gpu::open(uuid)?)?,
+        None => true,
     };
     let mut tour = Tour { context, place, kills, described: false, reports: Vec::new() };
     if place == Place::Host {
@@ -114,7 +117,10 @@ impl Tour<'_> {
         let not_tried = report.with("not-tried");
         let count = report.steps.len();
         let ending = match &report.last {
-            Some(_) => format!("{count} steps, {different} of them not as expected, {not_tried} not tried"),
+            Some(_) => {
+                let steps = counted(count as u64, "step");
+                format!("{steps}, {different} of them not as expected, {not_tried} not tried")
+            }
             None => format!("did not run to its end ({})", output.status),
         };
         console.line(&format!("{:<12} {ending}, {seconds:.1} s", lab.name));
@@ -167,11 +173,11 @@ impl Tour<'_> {
         let steps = self.reports.iter().map(|report| report.steps.len()).sum::<usize>();
         let different = self.reports.iter().map(|report| report.with("different")).sum::<usize>();
         console.line(&format!(
-            "\n{}{} labs, {steps} steps, {different} of them not as expected. {} claims: {} held, {} did not, {} open, \
-             {} not tried.",
+            "\n{}{}, {}, {different} of them not as expected. {}: {} held, {} did not, {} open, {} not tried.",
             if simulated { "SIMULATED: " } else { "" },
-            self.reports.len(),
-            claims.len(),
+            counted(self.reports.len() as u64, "lab"),
+            counted(steps as u64, "step"),
+            counted(claims.len() as u64, "claim"),
             count("held"),
             count("did-not-hold"),
             count("open"),

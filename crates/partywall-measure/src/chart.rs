@@ -13,6 +13,8 @@ use plotters::{
     prelude::*,
 };
 
+use textwrap::{WordSeparator, WordSplitter, core::Word};
+
 use crate::{Case, ComparisonResult, Error, Measurement, Report, Unit};
 
 /// A plot.
@@ -372,10 +374,12 @@ fn short(value: f64) -> String {
     }
 }
 
-/// Breaks a text between words into lines of at most `letters` letters.
+/// Breaks a text into lines of at most `letters` letters: between words and behind dots, otherwise within a word.
 fn wrapped(text: &str, letters: usize) -> Vec<Cow<'_, str>> {
-    let whole_words = textwrap::WordSplitter::NoHyphenation;
-    textwrap::wrap(text, textwrap::Options::new(letters).word_splitter(whole_words).break_words(false))
+    let parts: fn(&str) -> Box<dyn Iterator<Item = Word<'_>> + '_> =
+        |text| Box::new(text.split_inclusive([' ', '.']).map(Word::from));
+    let options = textwrap::Options::new(letters).word_splitter(WordSplitter::NoHyphenation);
+    textwrap::wrap(text, options.word_separator(WordSeparator::Custom(parts)))
 }
 
 /// Width and height, in pixels.
@@ -391,8 +395,8 @@ const NAMES: u32 = 530;
 /// The size of letters; plotters writes four fifths of it into the SVG.
 const LETTER_SIZE: i32 = 15;
 
-/// The most letters in a line of the legend.
-const LETTERS: usize = 28;
+/// The most letters in a line of the legend: as many as fit beside a dash in a wide font, 7.5 pixels each.
+const LETTERS: usize = 24;
 
 /// The colour of the grid, which `page.rs` also names.
 const GRID: RGBColor = RGBColor(229, 231, 235);
@@ -560,8 +564,10 @@ mod tests {
     }
 
     #[test]
-    fn names_are_broken_between_words() {
+    fn names_are_broken_where_they_fit() {
         assert_eq!(wrapped("one two three", 8), ["one two", "three"]);
-        assert_eq!(wrapped("incomprehensibility", 8), ["incomprehensibility"]);
+        assert_eq!(wrapped("multiprocessing.shared_memory", LETTERS), ["multiprocessing.", "shared_memory"]);
+        assert_eq!(wrapped("the multiprocessing.Pipe", LETTERS), ["the multiprocessing.Pipe"], "if it has to be");
+        assert_eq!(wrapped("incomprehensibility", 8), ["incompre", "hensibil", "ity"]);
     }
 }

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt};
 
 use serde::Serialize;
 
-use crate::{Measurement, Percentiles, Report, Unit};
+use crate::{Measurement, Percentiles, Report, Unit, bytes};
 
 /// What differs between two reports.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -88,8 +88,16 @@ fn overlap(one: &Percentiles, two: &Percentiles) -> bool {
 impl fmt::Display for Differences {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for Change { case, unit, before, after } in &self.changed {
-            let percent = (after / before - 1.0) * 100.0;
-            writeln!(f, "{case}: {before:.2} -> {after:.2} {unit} ({percent:+.1} %)")?;
+            let value = |value: f64| match unit {
+                Unit::Bytes => bytes(value),
+                _ => format!("{value:.2} {unit}"),
+            };
+            write!(f, "{case}: {} -> {}", value(*before), value(*after))?;
+            // Nothing is a percentage of zero bytes.
+            if *before > 0.0 {
+                write!(f, " ({:+.1} %)", (after / before - 1.0) * 100.0)?;
+            }
+            writeln!(f)?;
         }
         for case in &self.missing {
             writeln!(f, "{case}: only in one of the reports")?;
@@ -122,8 +130,16 @@ mod tests {
         let changed = Change { case: "b".to_owned(), unit: Unit::Microseconds, before: 2.0, after: 6.0 };
         assert_eq!((&differences.changed, differences.unchanged), (&vec![changed], 1));
         assert_eq!(differences.missing, ["d", "c"]);
-        assert!(differences.to_string().starts_with("b: 2.00 -> 6.00 us (+200.0 %)\n"), "{differences}");
+        assert!(differences.to_string().starts_with("b: 2.00 us -> 6.00 us (+200.0 %)\n"), "{differences}");
         assert_eq!(before.differences(&before).changed, []);
+    }
+
+    #[test]
+    fn bytes_have_their_unit_and_zero_has_no_percentage() {
+        let change = |before, after| Change { case: "a".to_owned(), unit: Unit::Bytes, before, after };
+        let changed = vec![change(4096.0, 6144.0), change(0.0, 128.0)];
+        let text = Differences { changed, unchanged: 0, missing: Vec::new() }.to_string();
+        assert_eq!(text, "a: 4 KiB -> 6 KiB (+50.0 %)\na: 0 B -> 128 B\n2 changed, 0 not");
     }
 
     #[test]

@@ -81,7 +81,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// The report's JSON is not a report.
-    #[error("{path} is not a report of this crate: {source}")]
+    #[error("{path} is not a report of measurements: {source}")]
     Json {
         /// The report's file.
         path: PathBuf,

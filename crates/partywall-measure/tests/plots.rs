@@ -1,24 +1,24 @@
-//! The plots of README.md show the numbers of the committed report. `UPDATE_CHARTS=1` draws them anew.
+//! The plots of README.md show the numbers of committed reports. `UPDATE_CHARTS=1` draws them anew.
 
 use std::{fs, path::PathBuf};
 
 use partywall_measure::Report;
 
-/// The report that has the numbers.
-const REPORT: &str = "measurements/2026-11-23-h200-bench.json";
-
-/// The files, and the titles of their plots in the report.
-const PLOTS: [(&str, &str); 2] = [
-    ("h200-latency.svg", "latency of a dependent load, one thread"),
-    ("h200-bandwidth.svg", "bandwidth of a kernel that reads"),
+/// The report that has the numbers of a file, and the title of its plot there.
+const PLOTS: [(&str, &str, &str); 4] = [
+    ("h200-latency.svg", "2026-11-23-h200-bench.json", "latency of a dependent load, one thread"),
+    ("h200-bandwidth.svg", "2026-11-23-h200-bench.json", "bandwidth of a kernel that reads"),
+    ("h100-sharing.svg", "2026-11-26-h100-peer-table.json", "sharing GPU memory, until its first byte is read"),
+    ("h100-opening.svg", "2026-11-26-h100-peer-table.json", "opening and closing GPU memory that is shared"),
 ];
 
 #[test]
-fn plots_of_latency_and_bandwidth_show_the_committed_report() {
-    let report: Report = serde_json::from_slice(&fs::read(docs().join(REPORT)).unwrap()).unwrap();
-    let charts = report.charts();
-    let titles: Vec<_> = charts.iter().map(|chart| &chart.title).collect();
-    for (file, title) in PLOTS {
+fn plots_of_the_readme_show_the_committed_reports() {
+    for (file, report, title) in PLOTS {
+        let report: Report =
+            serde_json::from_slice(&fs::read(docs().join("measurements").join(report)).unwrap()).unwrap();
+        let charts = report.charts();
+        let titles: Vec<_> = charts.iter().map(|chart| &chart.title).collect();
         let chart = charts.iter().find(|chart| chart.title == title);
         let drawn = chart.unwrap_or_else(|| panic!("no plot {title:?} in {titles:?}")).svg().unwrap();
         // A file needs the namespace, which a page implies.

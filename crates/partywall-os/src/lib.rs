@@ -12,6 +12,7 @@
 //! | [`socket`] | Unix stream sockets that carry file descriptors and identify their peer |
 //! | [`process`] | pidfds, daemons, resource limits |
 //! | [`supervision`] | processes that share their file descriptors, and signals to wait for |
+//! | [`numa`] | the machine's NUMA nodes |
 //! | [`timer_slack`] | short sleeps that end in time |
 //! | [`per_process`] | global state that a forked child begins anew |
 //! | [`fd`] | what a received file descriptor really is |
@@ -28,6 +29,7 @@ pub mod futex;
 pub mod lock;
 pub mod map;
 pub mod memfd;
+pub mod numa;
 pub mod per_process;
 pub mod process;
 pub mod socket;

@@ -9,11 +9,13 @@
 #![allow(unsafe_code)]
 
 use std::{
+    any::Any,
     ffi::c_void,
     marker::PhantomData,
     mem::ManuallyDrop,
     ops::{Deref, Range},
     os::fd::{AsFd, BorrowedFd},
+    panic::AssertUnwindSafe,
     ptr::{self, NonNull},
     sync::{
         Arc, Mutex, MutexGuard,
@@ -33,11 +35,13 @@ use crate::{
     process::fork_generation,
 };
 
-/// An owned range of address space.
+/// A range of address space: our own, or that of an owner.
 #[derive(Debug)]
 struct Region {
     start: NonNull<u8>,
     len: usize,
+    /// Keeps the addresses mapped, if they are not our own. Nothing but a drop uses it, so a panic leaves it as it was.
+    owner: Option<AssertUnwindSafe<Arc<dyn Any + Send + Sync>>>,
 }
 
 // SAFETY: a mapping belongs to the process, not to a thread; `Region` itself reads and writes nothing.
@@ -49,24 +53,24 @@ impl Region {
     fn new(fd: impl AsFd, prot: ProtFlags) -> io::Result<Self> {
         let len = usize::try_from(memfd::len(&fd)?).map_err(|_| Errno::OVERFLOW)?;
         if len == 0 {
-            return Ok(Self { start: NonNull::dangling(), len });
+            return Ok(Self { start: NonNull::dangling(), len, owner: None });
         }
         // SAFETY: a null hint asks for a range that nothing else occupies.
         let start = unsafe { mm::mmap(ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0) }?;
         let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
-        Ok(Self { start, len })
+        Ok(Self { start, len, owner: None })
     }
 
     /// Reserves addresses without memory, so that nothing else in the process gets them. Every access ends the process.
     fn reserve(len: usize) -> io::Result<Self> {
         if len == 0 {
-            return Ok(Self { start: NonNull::dangling(), len });
+            return Ok(Self { start: NonNull::dangling(), len, owner: None });
         }
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a null hint asks for a range that nothing else occupies.
         let start = unsafe { mm::mmap_anonymous(ptr::null_mut(), len, ProtFlags::empty(), flags) }?;
         let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
-        Ok(Self { start, len })
+        Ok(Self { start, len, owner: None })
     }
 
     fn as_ptr(&self) -> *mut c_void {
@@ -76,7 +80,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        if self.len > 0 {
+        if self.len > 0 && self.owner.is_none() {
             // SAFETY: the range was mapped by `new` or `reserve` and every borrow of it ends before `self`. Unmapping a
             // whole mapping cannot fail; if it ever did, the range would stay mapped, which is harmless.
             let _ = unsafe { mm::munmap(self.as_ptr(), self.len) };
@@ -145,7 +149,7 @@ impl PrivateMap {
         }
         if self.region.len == 0 {
             return match seal() {
-                Ok(()) => Ok(SealedMap(Region { start: self.region.start, len: 0 })),
+                Ok(()) => Ok(SealedMap(Region { start: self.region.start, len: 0, owner: None })),
                 Err(errno) => Err((Some(self), errno)),
             };
         }
@@ -170,7 +174,7 @@ impl PrivateMap {
             }
             return Err((Some(self), errno));
         }
-        let map = SealedMap(Region { start: self.region.start, len: self.region.len });
+        let map = SealedMap(Region { start: self.region.start, len: self.region.len, owner: None });
         std::mem::forget(self);
         Ok(map)
     }
@@ -209,7 +213,8 @@ impl SealedMap {
     }
 }
 
-/// Files that other processes may write at any time, mapped one after the other in one range of addresses.
+/// Files that other processes may write at any time, mapped one after the other in one range of addresses; or memory that
+/// an owner has mapped so.
 ///
 /// The range may be longer than the files. Its rest is reserved, and [`SharedMap::extend`] maps further files there. A
 /// mapped file keeps its address until the map is dropped.
@@ -261,6 +266,30 @@ impl SharedMap {
         Ok(map)
     }
 
+    /// Returns memory that `owner` has mapped: `len` bytes from `start` on, in a range of `reserved` bytes.
+    ///
+    /// # Safety
+    /// For as long as `owner` lives, the `len` bytes stay mapped, for writing if `writable`, and no reference to them
+    /// exists but those that this crate makes. `start` is aligned to a page.
+    pub unsafe fn of_owner(
+        owner: Arc<dyn Any + Send + Sync>,
+        start: NonNull<u8>,
+        len: usize,
+        reserved: usize,
+        writable: bool,
+    ) -> Self {
+        let region = Region { start, len: reserved, owner: Some(AssertUnwindSafe(owner)) };
+        Self { region, len: len.into(), extending: Mutex::default(), writable, lent: Mutex::default() }
+    }
+
+    /// Makes further memory that the owner has mapped visible: the map has `len` bytes now.
+    ///
+    /// # Safety
+    /// The map is one of [`SharedMap::of_owner`], whose conditions hold for `len` bytes, and is not longer already.
+    pub unsafe fn grow_to(&self, len: usize) {
+        self.len.store(len, Ordering::Release);
+    }
+
     /// Returns the first address, to be passed to a device driver. Only volatile accesses may use it.
     pub fn as_ptr(&self) -> *mut u8 {
         self.region.start.as_ptr()
@@ -276,8 +305,12 @@ impl SharedMap {
     /// # Errors
     /// `ENOMEM` if the files do not fit into the reserved range; `EINVAL` if the mapped files end within a page, or a
     /// file other than the last does; `EPERM` unless each file is sealed against shrinking and growing; `EACCES` or
-    /// `EPERM` if a file is frozen and the map is writable; otherwise as mmap(2). The map is then unchanged.
+    /// `EPERM` if a file is frozen and the map is writable; `EOPNOTSUPP` if the addresses have an owner; otherwise as
+    /// mmap(2). The map is then unchanged.
     pub fn extend<F: AsFd>(&self, files: impl AsRef<[F]>) -> io::Result<Extension<'_>> {
+        if self.region.owner.is_some() {
+            return Err(Errno::OPNOTSUPP);
+        }
         // A panic under this lock leaves pages behind `len` mapped, which the next extension replaces.
         let turn = self.extending.lock().ignore_poison();
         let prot = if self.writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
@@ -342,6 +375,26 @@ impl SharedMap {
         // SAFETY: `offset` lies within the mapping or at its end, and the mapping does not shrink while `self` lives.
         let start = unsafe { self.region.start.add(offset) };
         Some(SharedSlice { start: start.cast(), count, writable: self.writable, map: PhantomData })
+    }
+
+    /// Copies bytes into the map from byte `offset` on, by stores of whole words where the addresses are aligned; `None` if
+    /// they do not fit.
+    ///
+    /// # Panics
+    /// If the map is read-only.
+    pub fn write_bytes(&self, offset: usize, bytes: &[u8]) -> Option<()> {
+        const WORD: usize = size_of::<u64>();
+        let aligned = offset.checked_next_multiple_of(WORD)?;
+        let (head, rest) = bytes.split_at(bytes.len().min(aligned - offset));
+        let (words, tail) = rest.as_chunks::<WORD>();
+        self.slice::<u8>(offset, bytes.len())?;
+        self.slice(offset, head.len())?.copy_from_slice(head);
+        let to = self.slice::<u64>(if words.is_empty() { 0 } else { aligned }, words.len())?;
+        for (index, word) in words.iter().enumerate() {
+            to.set(index, u64::from_ne_bytes(*word));
+        }
+        self.slice(offset + bytes.len() - tail.len(), tail.len())?.copy_from_slice(tail);
+        Some(())
     }
 
     /// Returns `count` values of type `T` from byte `offset` on, which several processes may use at once; `None` if
@@ -530,6 +583,44 @@ mod tests {
         assert!(map.slice::<u64>(64, 0).is_some());
         assert!(map.slice::<u64>(72, 0).is_none());
         assert!(map.slice::<u64>(8, usize::MAX).is_none());
+    }
+
+    #[test]
+    fn memory_of_an_owner_stays_and_grows_with_it() {
+        let page = rustix::param::page_size();
+        let owner = Arc::new(SharedMap::new([shared(page as u64)], 4 * page, true).unwrap());
+        let start = NonNull::new(owner.as_ptr()).unwrap();
+        // SAFETY: the owner keeps its map, which nothing else uses.
+        let map = unsafe { SharedMap::of_owner(owner.clone(), start, page, 4 * page, true) };
+        assert_eq!(map.extend([shared(page as u64)]).unwrap_err(), Errno::OPNOTSUPP);
+        owner.extend([shared(page as u64)]).unwrap().publish();
+        // SAFETY: the owner has just mapped as much.
+        unsafe { map.grow_to(2 * page) };
+        map.slice::<u32>(page - 4, 2).unwrap().copy_from_slice(&[1, 2]);
+        assert_eq!((map.len(), map.reserved()), (2 * page, 4 * page));
+        let again = Arc::downgrade(&owner);
+        drop(owner);
+        assert_eq!(again.upgrade().unwrap().slice::<u32>(page, 1).unwrap().get(0), 2);
+        drop(map);
+        assert!(again.upgrade().is_none());
+    }
+
+    #[test]
+    fn bytes_are_written_at_any_offset() {
+        let map = SharedMap::writable(shared(64)).unwrap();
+        let bytes: Vec<u8> = (1..=64).collect();
+        for offset in 0..=64 {
+            for len in 0..=64 - offset {
+                map.slice(0, 64).unwrap().copy_from_slice(&[0_u8; 64]);
+                map.write_bytes(offset, &bytes[..len]).unwrap();
+                let mut seen = [0; 64];
+                map.slice(0, 64).unwrap().copy_to_slice(&mut seen);
+                let expected = |at| if at >= offset && at < offset + len { bytes[at - offset] } else { 0 };
+                assert_eq!(seen, std::array::from_fn(expected), "{len} bytes at {offset}");
+            }
+            assert_eq!(map.write_bytes(offset, &[1; 65][offset..]), None);
+        }
+        assert_eq!(map.write_bytes(usize::MAX, &[1]), None);
     }
 
     #[test]

@@ -2,17 +2,17 @@
 
 use std::str::FromStr;
 
-use partywall::DType;
+use partywall::{Access, DType};
 use pyo3::{
     exceptions::{PyTypeError, PyValueError},
     inspect::PyStaticExpr,
     intern,
     prelude::*,
     type_hint_identifier, type_hint_subscript, type_hint_union,
-    types::PyBytes,
+    types::{PyBytes, PyString},
 };
 
-use crate::errors::parse_dtype;
+use crate::errors::{not_utf8, parse_dtype};
 
 /// The type of elements: a name, or an object of numpy, torch or jax.
 #[derive(Clone, Copy)]
@@ -30,8 +30,81 @@ pub(crate) struct Bytes<'py>(pub(crate) Bound<'py, PyBytes>);
 /// How often a task may be attempted.
 pub(crate) struct Attempts(pub(crate) u8);
 
+/// What needs access to pinned memory from the start.
+#[derive(Clone, Copy)]
+pub(crate) struct Needs(pub(crate) Access);
+
 /// Whether a task ends with its submitter.
 pub(crate) struct Cancels(pub(crate) bool);
+
+/// Defines text that Python passes for one use: a type, what its errors call it, and their class for text that is not
+/// UTF-8.
+macro_rules! text {
+    ($(#[$doc:meta])* $type:ident, $what:literal, $class:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy)]
+        pub(crate) struct $type<'a>(pub(crate) &'a str);
+
+        impl<'a, 'py> FromPyObject<'a, 'py> for $type<'a> {
+            type Error = PyErr;
+
+            const INPUT_TYPE: PyStaticExpr = <&'a str>::INPUT_TYPE;
+
+            fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+                match object.extract() {
+                    Ok(text) => Ok(Self(text)),
+                    Err(_) if object.is_instance_of::<PyString>() => Err(not_utf8(&object, $what, $class)),
+                    Err(_) => Err(PyTypeError::new_err(format!("{} is a string, not {:?}", $what, *object))),
+                }
+            }
+        }
+    };
+}
+
+text! {
+    /// A name.
+    Name, "a name", "BadName"
+}
+
+text! {
+    /// The name of a tensor to be found.
+    TensorName, "the name of a tensor", "TensorNotFound"
+}
+
+text! {
+    /// The kind of a task.
+    Kind, "the kind of a task", "BadTask"
+}
+
+text! {
+    /// A pattern of names.
+    Pattern, "a pattern", "BadPattern"
+}
+
+/// The kind of a task in a list of tasks.
+pub(crate) struct OwnedKind(String);
+
+impl AsRef<str> for Kind<'_> {
+    fn as_ref(&self) -> &str {
+        self.0
+    }
+}
+
+impl AsRef<str> for OwnedKind {
+    fn as_ref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl<'py> FromPyObject<'_, 'py> for OwnedKind {
+    type Error = PyErr;
+
+    const INPUT_TYPE: PyStaticExpr = <&str>::INPUT_TYPE;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        Ok(Self(object.extract::<Kind<'_>>()?.0.to_owned()))
+    }
+}
 
 impl ElementType {
     /// The type of bytes.
@@ -130,6 +203,21 @@ impl<'py> FromPyObject<'_, 'py> for Cancels {
             Ok("keep") => Ok(Self(false)),
             Ok("cancel") => Ok(Self(true)),
             _ => Err(PyValueError::new_err(format!("on_death is 'keep' or 'cancel', not {}", object.repr()?))),
+        }
+    }
+}
+
+impl<'py> FromPyObject<'_, 'py> for Needs {
+    type Error = PyErr;
+
+    const INPUT_TYPE: PyStaticExpr = <&str>::INPUT_TYPE;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        match object.extract() {
+            Ok("cpu") => Ok(Self(Access::Cpu)),
+            Ok("gpu") => Ok(Self(Access::Gpu)),
+            Ok("both") => Ok(Self(Access::Both)),
+            _ => Err(PyValueError::new_err(format!("access is 'cpu', 'gpu' or 'both', not {}", object.repr()?))),
         }
     }
 }

@@ -2,14 +2,19 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
-use partywall::{Builder, DType, DeviceChoice, Place};
+use partywall::{Access, Builder, DType, DeviceChoice, Gpu, Place, error::Mismatch};
 use partywall_os::lock::IgnorePoison;
 use pyo3::prelude::*;
 
 use crate::{
+    arguments::{Needs, TensorName},
+    dlpack::contiguous,
     errors::{Raise, closed, parse, parse_dtype},
     handle::Handle,
     owner::Owner,
@@ -20,19 +25,35 @@ use crate::{
 /// Name, dtype and shape of a tensor, as Python passes them.
 pub(crate) type Planned = (String, String, Vec<u64>);
 
+/// A tensor of a build as Python passes it: also its strides, in elements, unless it is without gaps; and for a view the earlier
+/// tensor whose memory it shows, and the offset in it in bytes.
+pub(crate) type Placed = (String, String, Vec<u64>, Option<Vec<u64>>, Option<(String, u64)>);
+
+/// A tensor of a build: what the build itself does not tell.
+pub(crate) struct Layout {
+    pub(crate) name: String,
+    pub(crate) dtype: DType,
+    pub(crate) shape: Vec<u64>,
+    /// Counted in elements.
+    pub(crate) strides: Vec<u64>,
+    pub(crate) bytes: u64,
+}
+
 /// A version that is being written and that no other process sees.
 #[pyclass(frozen, module = "partywall._native")]
 pub(crate) struct Build {
     owner: Mutex<Option<Arc<Owner>>>,
-    tensors: Vec<(String, DType, Vec<u64>)>,
+    /// What gets access to memory that is allocated later.
+    access: Option<Needs>,
+    tensors: Vec<Layout>,
     /// The index of each name in the tensors.
     places: HashMap<String, usize>,
     #[pyo3(get)]
     name: String,
     #[pyo3(get)]
     place: String,
-    #[pyo3(get)]
-    nbytes: u64,
+    /// Grows where chunks are allocated on demand.
+    nbytes: AtomicU64,
 }
 
 impl Build {
@@ -41,35 +62,105 @@ impl Build {
         py: Python<'_>,
         name: &str,
         device: &str,
-        tensors: Vec<Planned>,
+        access: Option<Needs>,
+        tensors: Vec<Placed>,
         metadata: Vec<(String, String)>,
         builder: impl FnOnce(Place) -> Builder + Send,
     ) -> PyResult<Self> {
         let place = place(py, device)?;
-        let tensors = typed(tensors)?;
+        let typed =
+            |(name, dtype, shape, strides, within): Placed| Ok((name, parse_dtype(&dtype)?, shape, strides, within));
+        let tensors = tensors.into_iter().map(typed).collect::<PyResult<Vec<_>>>()?;
         let allocate = || {
             let mut builder = builder(place);
-            for (name, dtype, shape) in &tensors {
-                builder = builder.tensor(name, *dtype, shape);
+            for (name, dtype, shape, strides, within) in &tensors {
+                builder = match (strides, within) {
+                    (None, None) => builder.tensor(name, *dtype, shape),
+                    (Some(strides), None) => builder.tensor_strided(name, *dtype, shape, strides),
+                    (strides, Some((of, offset))) => {
+                        let strides = strides.clone().unwrap_or_else(|| contiguous(shape));
+                        builder.view(name, *dtype, shape, &strides, (of, *offset))
+                    }
+                };
             }
             for (key, value) in &metadata {
                 builder = builder.metadata(key, value);
             }
-            let build = builder.allocate()?;
-            let context = build.gpu().map(|gpu| gpu.context().clone());
-            let nbytes = build.bytes();
-            partywall::Result::Ok((nbytes, Owner::of_build(build, context)))
+            let mut build = builder.allocate()?;
+            allow(&mut build, access, tensors.iter().map(|(name, _, shape, ..)| (&**name, &**shape)))?;
+            partywall::Result::Ok(build)
         };
-        let (nbytes, owner) = py.detach(allocate).or_raise(py)?;
+        let build = py.detach(allocate).or_raise(py)?;
+        // The table has checked the numbers, but not the strides of a tensor without elements.
+        let layout = |(name, dtype, shape, strides, _): (_, DType, Vec<u64>, Option<Vec<u64>>, _)| {
+            let strides = strides.unwrap_or_else(|| contiguous(&shape));
+            let elements = match shape.contains(&0) {
+                true => 0,
+                false => shape.iter().zip(&strides).map(|(length, stride)| (length - 1) * stride).sum::<u64>() + 1,
+            };
+            Layout { name, dtype, shape, strides, bytes: dtype.bytes_for(elements).unwrap_or(0) }
+        };
+        Ok(Self::new(name, build, access, tensors.into_iter().map(layout).collect()))
+    }
+
+    /// Returns the copy of a segment's tensors that a stream makes, as a version of `name` at `device`.
+    pub(crate) fn copy(
+        py: Python<'_>,
+        source: &Segment,
+        name: &str,
+        (device, access): (&str, Option<Needs>),
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let place = place(py, device)?;
+        if place == Place::Host {
+            // Without looking for a stream, which a process without a GPU does not have.
+            let refused = Mismatch::HostTarget { name: name.to_owned(), pinned: false };
+            return partywall::Result::Err(refused.into()).or_raise(py);
+        }
+        let stream = source.copying(py, stream, |segment| place.gpu().or(segment.gpu().map(Gpu::uuid)))?;
+        source.with(py, |owner, segment| {
+            owner.note_gpu(stream.gpu());
+            let layout = |tensor: &partywall::Tensor<'_>| Layout {
+                name: tensor.name().to_owned(),
+                dtype: tensor.dtype(),
+                shape: tensor.shape(),
+                strides: tensor.strides(),
+                bytes: tensor.bytes(),
+            };
+            let tensors: Vec<_> = segment.tensors().iter().map(layout).collect();
+            let mut build = segment.domain().create(name, place).like(segment).allocate()?;
+            // Before the copy, which the CPU would otherwise wait for.
+            allow(&mut build, access, tensors.iter().map(|tensor| (&*tensor.name, &*tensor.shape)))?;
+            build.copy_from(segment, stream.borrow())?;
+            let this = Self::new(name, build, access, tensors);
+            if let Some(owner) = &*this.owner.lock().ignore_poison() {
+                owner.note_gpu(stream.gpu());
+            }
+            Ok(this)
+        })
+    }
+
+    fn new(name: &str, build: partywall::Build, access: Option<Needs>, tensors: Vec<Layout>) -> Self {
         let name = name.to_owned();
-        let place = place.to_string();
-        let places = tensors.iter().enumerate().map(|(at, (name, ..))| (name.clone(), at)).collect();
-        Ok(Self { owner: Mutex::new(Some(owner)), tensors, places, name, place, nbytes })
+        let place = build.place().to_string();
+        let nbytes = build.bytes().into();
+        let places = tensors.iter().enumerate().map(|(at, tensor)| (tensor.name.clone(), at)).collect();
+        Self { owner: Mutex::new(Some(Owner::of_build(build))), access, tensors, places, name, place, nbytes }
     }
 
     fn owner(&self, py: Python<'_>) -> PyResult<Arc<Owner>> {
         let owner = self.owner.lock().ignore_poison().clone();
         owner.ok_or_else(|| closed(py, "build"))
+    }
+
+    /// Returns a tensor, whose memory is allocated from now on.
+    fn take(&self, owner: &Arc<Owner>, build: &mut partywall::Build, tensor: &Layout) -> partywall::Result<Tensor> {
+        if !build.is_allocated(&tensor.name)? {
+            build.allocate_for(&tensor.name)?;
+            self.nbytes.store(build.bytes(), Ordering::Relaxed);
+            allow(build, self.access, [(&*tensor.name, &*tensor.shape)].into_iter())?;
+        }
+        Tensor::of_build(owner, build, tensor)
     }
 
     /// Calls `action` with the build.
@@ -85,25 +176,50 @@ impl Build {
 
 #[pymethods]
 impl Build {
+    /// The number of bytes allocated so far.
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.nbytes.load(Ordering::Relaxed)
+    }
+
+    /// Whether the memory of a tensor is allocated already, so that taking it allocates nothing.
+    fn is_allocated(&self, py: Python<'_>, name: TensorName<'_>) -> PyResult<bool> {
+        self.with(py, |_, build| build.is_allocated(name.0))
+    }
+
     /// The names of the tensors, in the order in which they were added.
     fn names(&self) -> Vec<String> {
-        self.tensors.iter().map(|(name, ..)| name.clone()).collect()
+        self.tensors.iter().map(|tensor| tensor.name.clone()).collect()
     }
 
     /// All tensors in that order, to be written.
     fn tensors(&self, py: Python<'_>) -> PyResult<Vec<Tensor>> {
-        self.with(py, |owner, build| {
-            let all = self.tensors.iter();
-            all.map(|(name, dtype, shape)| Tensor::of_build(owner, build, name, *dtype, shape)).collect()
-        })
+        self.with(py, |owner, build| self.tensors.iter().map(|tensor| self.take(owner, build, tensor)).collect())
     }
 
     /// The tensor of this name, to be written.
-    fn tensor(&self, py: Python<'_>, name: &str) -> PyResult<Tensor> {
-        // If there is no such tensor, the build reports the error.
+    fn tensor(&self, py: Python<'_>, name: TensorName<'_>) -> PyResult<Tensor> {
+        let TensorName(name) = name;
         let found = self.places.get(name).map(|at| &self.tensors[*at]);
-        let (dtype, shape) = found.map_or((DType::U8, &[][..]), |(_, dtype, shape)| (*dtype, &shape[..]));
-        self.with(py, |owner, build| Tensor::of_build(owner, build, name, dtype, shape))
+        // If there is no such tensor, the build reports the error.
+        let unknown = || Layout { name: name.to_owned(), dtype: DType::U8, shape: vec![], strides: vec![], bytes: 1 };
+        self.with(py, |owner, build| match found {
+            Some(tensor) => self.take(owner, build, tensor),
+            None => self.take(owner, build, &unknown()),
+        })
+    }
+
+    /// Enqueues a copy of all tensors of a segment, which has the same.
+    fn copy_from(&self, py: Python<'_>, source: &Segment, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let owner = self.owner(py)?;
+        let at = py.detach(|| owner.with_build(|build| build.place().gpu())).flatten();
+        let stream = source.copying(py, stream, |segment| at.or(segment.gpu().map(Gpu::uuid)))?;
+        let copied = source.with(py, |from, segment| {
+            from.note_gpu(stream.gpu());
+            owner.note_gpu(stream.gpu());
+            owner.with_build(|build| build.copy_from(segment, stream.borrow())).transpose()
+        });
+        copied?.ok_or_else(|| closed(py, "build"))
     }
 
     /// Commits the build as the next version of its name. Waits for all work of this process on the GPU.
@@ -135,6 +251,28 @@ impl Build {
     fn close_later(&self) {
         drop(self.owner.lock().ignore_poison().take());
     }
+}
+
+/// Gives the CPU, a GPU, or both access to the tensors of these names and shapes that are allocated, if the build is in
+/// pinned memory.
+fn allow<'a>(
+    build: &mut partywall::Build,
+    access: Option<Needs>,
+    tensors: impl Iterator<Item = (&'a str, &'a [u64])>,
+) -> partywall::Result<()> {
+    let (Place::Pinned(_), Some(Needs(access))) = (build.place(), access) else { return Ok(()) };
+    for (name, _) in tensors.filter(|(_, shape)| !shape.contains(&0)) {
+        if !build.is_allocated(name)? {
+            continue;
+        }
+        if access != Access::Cpu {
+            build.device(name)?;
+        }
+        if access != Access::Gpu {
+            build.as_mut_bytes(name)?;
+        }
+    }
+    Ok(())
 }
 
 /// Converts tensors to the form that the library takes.
@@ -176,22 +314,25 @@ impl Claim {
 #[pymethods]
 impl Claim {
     /// Allocates the version that fulfils the claim when it is committed.
-    #[pyo3(signature = (device, tensors, metadata, *, mutable, reserve, kept, shared))]
+    #[pyo3(signature = (device, access, tensors, metadata, *, mutable, reserve, kept, shared, owner))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
     fn create(
         &self,
         py: Python<'_>,
         device: &str,
-        tensors: Vec<Planned>,
+        access: Option<Needs>,
+        tensors: Vec<Placed>,
         metadata: Vec<(String, String)>,
         mutable: bool,
         reserve: Option<u64>,
         kept: bool,
         shared: bool,
+        owner: Option<u64>,
     ) -> PyResult<Build> {
         let claim = self.claim.take(py, "claim")?;
-        Build::allocate(py, &self.name, device, tensors, metadata, |place| {
+        Build::allocate(py, &self.name, device, access, tensors, metadata, |place| {
             let builder = claim.create(place).mutable(mutable).kept(kept).shared(shared);
+            let builder = owner.into_iter().fold(builder, Builder::owner);
             reserve.into_iter().fold(builder, Builder::reserve)
         })
     }

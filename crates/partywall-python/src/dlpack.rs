@@ -255,11 +255,11 @@ pub(crate) fn extents(tensor: &Tensor) -> Option<(Vec<u64>, Vec<i64>)> {
     Some((shape, strides))
 }
 
-/// Returns the strides, in elements, of a tensor without gaps.
+/// Returns the strides, in elements, of a tensor without gaps. Saturates: a table refuses such a tensor if it has elements.
 pub(crate) fn contiguous(shape: &[u64]) -> Vec<u64> {
     let mut strides = vec![1; shape.len()];
     for axis in (1..shape.len()).rev() {
-        strides[axis - 1] = strides[axis] * shape[axis].max(1);
+        strides[axis - 1] = u64::saturating_mul(strides[axis], shape[axis].max(1));
     }
     strides
 }

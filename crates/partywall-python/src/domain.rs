@@ -1,6 +1,7 @@
 //! A connection to a domain.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     ffi::OsString,
     path::PathBuf,
     sync::{
@@ -12,23 +13,21 @@ use std::{
 };
 
 use partywall::{
-    Builder, Error, OpenOrBuild, Place, Then,
+    Access, Builder, Error, OpenOrBuild, Place, Put, Then,
     error::{Gone, NotFound},
     info::Lifetime,
     kind_name,
     mps::{self, MpsDaemon},
 };
 use partywall_os::lock::IgnorePoison;
-use pyo3::{
-    exceptions::{PyTypeError, PyValueError},
-    inspect::PyStaticExpr,
-    prelude::*,
-};
+use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::{
-    build::{Build, Claim, Planned, named_place, place},
+    arguments::{Name, Needs, Pattern},
+    build::{Build, Claim, Placed, named_place, place},
     descriptors::Descriptors,
     errors::{Raise, closed},
+    heap::Heap,
     members::{Evicted, Member},
     pool::Pool,
     queue::{self, Queue},
@@ -60,21 +59,6 @@ pub(crate) enum Opened {
 /// A listed name: name, latest version, kind, place, bytes, tensors, mutable, kept, user, shared.
 type Row = (String, u64, &'static str, String, u64, u64, bool, bool, u32, bool);
 
-/// A name, as Python passes it.
-#[derive(Clone, Copy)]
-struct Name<'a>(&'a str);
-
-impl<'a, 'py> FromPyObject<'a, 'py> for Name<'a> {
-    type Error = PyErr;
-
-    const INPUT_TYPE: PyStaticExpr = <&'a str>::INPUT_TYPE;
-
-    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
-        let name = object.extract().map(Self);
-        name.map_err(|_| PyTypeError::new_err(format!("a name is a string, not {:?}", *object)))
-    }
-}
-
 impl Domain {
     fn inner(&self, py: Python<'_>) -> PyResult<partywall::Domain> {
         let inner = self.inner.lock().ignore_poison().clone();
@@ -89,14 +73,14 @@ impl Domain {
     #[staticmethod]
     fn join_mps(
         py: Python<'_>,
-        domain: Option<String>,
+        domain: Option<Name<'_>>,
         socket: Option<PathBuf>,
         start: bool,
         program: Option<PathBuf>,
     ) -> PyResult<Option<(&'static str, PathBuf)>> {
-        let options = options(domain, socket);
+        let options = options(domain.map(|name| name.0.to_owned()), socket);
         let join = move || {
-            let daemon = MpsDaemon::of(&options.location()?)?;
+            let daemon = MpsDaemon::of(&options.location()?);
             program.into_iter().fold(daemon, MpsDaemon::program).join(start)
         };
         // Starting a daemon takes a while.
@@ -109,13 +93,13 @@ impl Domain {
     #[pyo3(signature = (domain, socket, *, start, program, mps))]
     fn connect(
         py: Python<'_>,
-        domain: Option<String>,
+        domain: Option<Name<'_>>,
         socket: Option<PathBuf>,
         start: bool,
         program: Option<PathBuf>,
         mps: bool,
     ) -> PyResult<Self> {
-        let options = options(domain, socket).start(start).mps(mps);
+        let options = options(domain.map(|name| name.0.to_owned()), socket).start(start).mps(mps);
         let options = program.into_iter().fold(options, partywall::DomainOptions::program);
         // Starting a broker takes a while.
         let inner = wait::on_helper_thread(py, move || options.connect())?.or_raise(py)?;
@@ -129,32 +113,41 @@ impl Domain {
         Ok(self.inner(py)?.member())
     }
 
-    /// Allocates the next version of a name.
-    #[pyo3(signature = (name, device, tensors, metadata, *, mutable, reserve, kept, shared, if_absent))]
+    /// Allocates the next version of a name. With `chunk_bytes`, allocates each chunk, which is no larger than that or one
+    /// tensor, when a tensor of it is first taken.
+    #[pyo3(signature = (name, device, access, tensors, metadata, *, mutable, reserve, kept, shared, if_absent, chunk_bytes, owner, until_unused = false))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
     fn create(
         &self,
         py: Python<'_>,
         name: Name<'_>,
         device: &str,
-        tensors: Vec<Planned>,
+        access: Option<Needs>,
+        tensors: Vec<Placed>,
         metadata: Vec<(String, String)>,
         mutable: bool,
         reserve: Option<u64>,
         kept: bool,
         shared: bool,
         if_absent: bool,
+        chunk_bytes: Option<u64>,
+        owner: Option<u64>,
+        until_unused: bool,
     ) -> PyResult<Build> {
         let domain = self.inner(py)?;
-        Build::allocate(py, name.0, device, tensors, metadata, |place| {
+        Build::allocate(py, name.0, device, access, tensors, metadata, |place| {
             let builder = domain.create(name.0, place).mutable(mutable).kept(kept).shared(shared).if_absent(if_absent);
+            let builder = builder.until_unused(until_unused);
+            let chunks = |builder: Builder, bytes| builder.chunk_bytes(bytes).on_demand(true);
+            let builder = chunk_bytes.into_iter().fold(builder, chunks);
+            let builder = owner.into_iter().fold(builder, Builder::owner);
             reserve.into_iter().fold(builder, Builder::reserve)
         })
     }
 
     /// Opens a version of a name. All arguments are positional: matching them by name takes longer than the rest of the call
     /// into Rust.
-    #[pyo3(signature = (name, version, timeout, write, device, allow_peer))]
+    #[pyo3(signature = (name, version, timeout, write, device, allow_peer, access))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
     fn open(
         &self,
@@ -165,6 +158,7 @@ impl Domain {
         write: bool,
         device: Option<&str>,
         allow_peer: bool,
+        access: Option<Needs>,
     ) -> PyResult<Segment> {
         let timeout = wait::timeout(timeout)?;
         let mut opener = self.inner(py)?.opener(name.0).allow_peer(allow_peer);
@@ -174,9 +168,14 @@ impl Domain {
         if write {
             opener = opener.read_write();
         }
+        if let Some(Needs(access)) = access {
+            opener = opener.access(access);
+        }
         match named_place(py, device)? {
             Some(Place::Gpu(uuid)) => opener = opener.device(uuid),
-            Some(Place::Host) => return Err(PyValueError::new_err("a segment is opened on a GPU, or where it is")),
+            Some(Place::Host | Place::Pinned(_)) => {
+                return Err(PyValueError::new_err("a segment is opened on a GPU, or where it is"));
+            }
             None => {}
         }
         let segment = wait::in_slices(py, timeout, |slice| opener.clone().timeout(slice).open())?;
@@ -201,8 +200,14 @@ impl Domain {
         })
     }
 
-    /// Publishes memory on a GPU in place, as kind `legacy`.
-    #[pyo3(signature = (name, tensors, metadata, *, mutable, shared, if_absent))]
+    /// Creates a heap, from which an allocator of another library takes at most `limit` bytes of a GPU.
+    fn heap(&self, py: Python<'_>, name: Name<'_>, limit: u64, device: &str) -> PyResult<Heap> {
+        let domain = self.inner(py)?;
+        Heap::create(py, &domain, name.0, place(py, device)?, limit)
+    }
+
+    /// Publishes memory on a GPU in place: as kind `live` if it is in heaps, else as kind `legacy`.
+    #[pyo3(signature = (name, tensors, metadata, *, mutable, kept, shared, if_absent, until_unused = false))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
     fn publish(
         &self,
@@ -211,11 +216,14 @@ impl Domain {
         tensors: Vec<(String, Bound<'_, Source>)>,
         metadata: Vec<(String, String)>,
         mutable: bool,
+        kept: bool,
         shared: bool,
         if_absent: bool,
+        until_unused: bool,
     ) -> PyResult<Segment> {
         let domain = self.inner(py)?;
-        let mut publication = domain.publish(name.0).mutable(mutable).shared(shared).if_absent(if_absent);
+        let publication = domain.publish(name.0).mutable(mutable).kept(kept).until_unused(until_unused);
+        let mut publication = publication.shared(shared).if_absent(if_absent);
         for (key, value) in &metadata {
             publication = publication.metadata(key, value);
         }
@@ -227,7 +235,7 @@ impl Domain {
     }
 
     /// Puts a file, or a folder of shards. Ctrl-C ends the call, and leaves nothing behind.
-    #[pyo3(signature = (path, name, device, *, mutable, kept, shared, if_absent))]
+    #[pyo3(signature = (path, name, device, access, *, mutable, kept, shared, if_absent, owner))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
     fn put_file(
         &self,
@@ -235,10 +243,12 @@ impl Domain {
         path: PathBuf,
         name: Name<'_>,
         device: &str,
+        access: Option<Needs>,
         mutable: bool,
         kept: bool,
         shared: bool,
         if_absent: bool,
+        owner: Option<u64>,
     ) -> PyResult<Segment> {
         let domain = self.inner(py)?;
         let place = place(py, device)?;
@@ -249,8 +259,13 @@ impl Domain {
                 scope.spawn(|| {
                     let put = domain.put(name.0, place).mutable(mutable).kept(kept).shared(shared);
                     let put = put.if_absent(if_absent).cancel(&cancel);
+                    let put = owner.into_iter().fold(put, Put::owner);
+                    let segment = put.path(&path).and_then(|segment| {
+                        allow_gpu(&segment, access)?;
+                        Ok(segment)
+                    });
                     // After a signal the receiver is gone.
-                    let _ = done.send(put.path(&path));
+                    let _ = done.send(segment);
                 });
                 let received = Python::attach(|py| wait::receive(py, &mut outcome, Duration::MAX));
                 cancel.store(true, Ordering::Relaxed);
@@ -275,7 +290,7 @@ impl Domain {
     }
 
     /// Opens a pool, or creates it.
-    #[pyo3(signature = (name, blocks, block_bytes, device, *, zeroed, kept, shared, allow_peer, timeout))]
+    #[pyo3(signature = (name, blocks, block_bytes, device, access, *, zeroed, kept, shared, allow_peer, timeout))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
     fn pool(
         &self,
@@ -284,6 +299,7 @@ impl Domain {
         blocks: Option<u32>,
         block_bytes: Option<u64>,
         device: Option<&str>,
+        access: Option<Needs>,
         zeroed: Option<bool>,
         kept: bool,
         shared: bool,
@@ -291,11 +307,19 @@ impl Domain {
         timeout: Option<f64>,
     ) -> PyResult<Pool> {
         let numbers = (blocks, block_bytes, zeroed);
-        Pool::open(py, &self.inner(py)?, name.0, numbers, device, (kept, shared, allow_peer), timeout)
+        Pool::open(
+            py,
+            &self.inner(py)?,
+            name.0,
+            numbers,
+            (device, access.map(|Needs(access)| access)),
+            (kept, shared, allow_peer),
+            timeout,
+        )
     }
 
     /// Opens a queue, or creates it.
-    #[pyo3(signature = (name, tasks, inputs, outputs, lease, device, *, kept, shared, timeout))]
+    #[pyo3(signature = (name, tasks, inputs, outputs, lease, device, access, *, kept, shared, timeout))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
     fn queue(
         &self,
@@ -306,15 +330,24 @@ impl Domain {
         outputs: queue::Blocks,
         lease: Option<f64>,
         device: Option<&str>,
+        access: Option<Needs>,
         kept: bool,
         shared: bool,
         timeout: Option<f64>,
     ) -> PyResult<Queue> {
-        Queue::open(py, &self.inner(py)?, name.0, (tasks, inputs, outputs, lease), (device, kept, shared), timeout)
+        Queue::open(
+            py,
+            &self.inner(py)?,
+            name.0,
+            (tasks, inputs, outputs, lease),
+            (device, access.map(|Needs(access)| access)),
+            (kept, shared),
+            timeout,
+        )
     }
 
     /// Opens a topic, or creates it.
-    #[pyo3(signature = (name, samples, numbers, device, *, kept, shared, allow_peer, stamps, timeout))]
+    #[pyo3(signature = (name, samples, numbers, device, access, *, kept, shared, allow_peer, stamps, timeout))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
     fn topic(
         &self,
@@ -323,6 +356,7 @@ impl Domain {
         samples: Samples,
         numbers: Numbers,
         device: Option<&str>,
+        access: Option<Needs>,
         kept: bool,
         shared: bool,
         allow_peer: bool,
@@ -330,7 +364,15 @@ impl Domain {
         timeout: Option<f64>,
     ) -> PyResult<Topic> {
         let flags = (kept, shared, allow_peer, stamps);
-        Topic::open(py, &self.inner(py)?, name.0, (samples, numbers), device, flags, timeout)
+        Topic::open(
+            py,
+            &self.inner(py)?,
+            name.0,
+            (samples, numbers),
+            (device, access.map(|Needs(access)| access)),
+            flags,
+            timeout,
+        )
     }
 
     /// Returns whether a name has a latest version; for `NAME@V`, whether that is the latest.
@@ -344,6 +386,29 @@ impl Domain {
             ) => Ok(false),
             Err(error) => Err(error).or_raise(py),
         }
+    }
+
+    /// For each version of a name the pids of the processes that have it open, in order.
+    fn holders(&self, py: Python<'_>, name: Name<'_>) -> PyResult<BTreeMap<u64, Vec<u32>>> {
+        let domain = self.inner(py)?;
+        let holders = py.detach(|| {
+            let mut holders = BTreeMap::new();
+            let info = domain.inspect(name.0)?;
+            for version in info.versions.iter().map(|version| version.version) {
+                match domain.inspect(&format!("{}@{version}", info.name)) {
+                    Ok(info) => {
+                        // A process with several connections is several members.
+                        let pids: BTreeSet<_> = info.holders.iter().map(|holder| holder.pid).collect();
+                        holders.insert(version, pids.into_iter().collect());
+                    }
+                    // It has ended meanwhile.
+                    Err(Error::NotFound(_)) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok(holders)
+        });
+        holders.or_raise(py)
     }
 
     /// Lists all names that have a latest version, in order.
@@ -391,8 +456,8 @@ impl Domain {
 
     /// Watches names that match a pattern, from now or from a point on.
     #[pyo3(signature = (pattern, after))]
-    fn watch(&self, py: Python<'_>, pattern: &str, after: Option<&str>) -> PyResult<Watch> {
-        Watch::begin(py, &self.inner(py)?, pattern, after)
+    fn watch(&self, py: Python<'_>, pattern: Pattern<'_>, after: Option<&str>) -> PyResult<Watch> {
+        Watch::begin(py, &self.inner(py)?, pattern.0, after)
     }
 
     /// Lists all members, in the order in which they joined.
@@ -421,6 +486,12 @@ impl Domain {
         self.inner.lock().ignore_poison().is_none()
     }
 
+    /// Whether `close` was called, or the broker is known to be gone for good. Asks nobody.
+    #[getter]
+    fn ended(&self) -> bool {
+        self.inner.lock().ignore_poison().as_ref().is_none_or(|inner| inner.is_gone())
+    }
+
     /// Removes the names that go with the connection, and ends the connection once no build or segment of it is in use. Calling
     /// it again does nothing.
     fn close(&self, py: Python<'_>) {
@@ -435,6 +506,13 @@ impl Drop for Domain {
             reaper::later(move || end(inner));
         }
     }
+}
+
+/// Gives a GPU access to a file that the CPU has put, if it is in pinned memory and was put for a GPU.
+fn allow_gpu(segment: &partywall::Segment, access: Option<Needs>) -> partywall::Result<()> {
+    let (Place::Pinned(_), Some(Needs(Access::Gpu | Access::Both))) = (segment.place(), access) else { return Ok(()) };
+    let tensors = segment.tensors();
+    tensors.iter().filter(|tensor| tensor.bytes() > 0).try_for_each(|tensor| tensor.device().map(drop))
 }
 
 /// Removes the names of a connection and ends it. Builds and segments may keep the connection longer.

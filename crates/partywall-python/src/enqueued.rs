@@ -87,8 +87,12 @@ impl EnqueuedResult {
             return Err(without_output());
         }
         let shape = shape.map_or_else(|| vec![dtype.elements_in(self.nbytes)], |Shape(lengths)| lengths);
-        owner.expose();
-        let address = py.detach(|| result.device().map(|range| range.device_ptr() as usize)).or_raise(py)?;
+        let address = py.detach(|| {
+            let range = result.device()?;
+            owner.note_gpu(range.gpu());
+            partywall::Result::Ok(range.device_ptr() as usize)
+        });
+        let address = address.or_raise(py)?;
         Tensor::of_part(&owner, (queue.name(), "output".into(), self.nbytes), address, dtype.0, &shape).or_raise(py)
     }
 

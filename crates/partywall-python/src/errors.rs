@@ -49,9 +49,11 @@ impl<'py> IntoPyObject<'py> for Never {
 /// Returns the exception for an error.
 pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
     let cuda_error = match error {
-        Error::DeviceFault(DeviceFault::Cuda { source, .. } | DeviceFault::ContextLost { source, .. }) => {
-            Some(source.code.0)
-        }
+        Error::DeviceFault(
+            DeviceFault::Cuda { source, .. }
+            | DeviceFault::ContextLost { source, .. }
+            | DeviceFault::NotMapped { source, .. },
+        ) => Some(source.code.0),
         Error::LimitReached(LimitReached::Memory { place: Place::Gpu(_), .. }) => Some(CuResult::OUT_OF_MEMORY.0),
         _ => None,
     };
@@ -91,6 +93,13 @@ pub(crate) fn still_used(py: Python<'_>, pool: &str) -> PyErr {
     raise(py, "StillUsed", &message, "drop them (`del`) before the block is offered", "still-used", None)
 }
 
+/// Returns the exception for one pool of torch more than a process may have.
+pub(crate) fn too_many_torch_pools(py: Python<'_>, most: usize) -> PyErr {
+    let message = format!("this process has {most} pools of torch_pool, and no room for more");
+    let advice = "drop a pool that nothing allocates from any more: its tensors stay";
+    raise(py, "LimitReached", &message, advice, "too-many-torch-pools", None)
+}
+
 /// Returns the exception for a tensor that cannot be exported in the requested form.
 pub(crate) fn no_such_view(py: Python<'_>, tensor: &str, why: &str, advice: &str) -> PyErr {
     raise(py, "NoSuchView", &format!("{tensor:?} cannot be taken so: {why}"), advice, "no-such-view", None)
@@ -107,6 +116,15 @@ pub(crate) fn cannot_grow_here(py: Python<'_>, name: &str, version: u64, bytes: 
 /// Returns the exception for an object that cannot be copied or published.
 pub(crate) fn bad_source(py: Python<'_>, why: &str, advice: &str) -> PyErr {
     raise(py, "BadSource", &format!("this cannot be copied or published: {why}"), advice, "bad-source", None)
+}
+
+/// Returns the exception for text of Python that is not UTF-8. `class` is its class in `partywall._errors`.
+pub(crate) fn not_utf8(text: &Bound<'_, PyAny>, what: &str, class: &str) -> PyErr {
+    let made = text.py().import("partywall._errors").and_then(|module| {
+        let class = module.getattr(class)?;
+        module.getattr("not_utf8")?.call1((class, what, text))
+    });
+    made.map_or_else(|error| error, PyErr::from_value)
 }
 
 fn raise(py: Python<'_>, class: &str, message: &str, advice: &str, anchor: &str, cuda_error: Option<u32>) -> PyErr {
@@ -146,6 +164,7 @@ fn class(error: &Error) -> &'static str {
             "WrongMaximum"
         }
         Error::Gone(Gone::Permit { .. } | Gone::HeldBlock { .. }) => "NotHeld",
+        Error::InvalidArgument(InvalidArgument::Options { of: Named::Segment, .. }) => "CannotKeep",
         Error::Mismatch(Mismatch::Object { wanted: of, .. } | Mismatch::Options { of, .. })
         | Error::InvalidArgument(InvalidArgument::Options { of, .. }) => match of {
             Named::Pool => "WrongPool",
@@ -165,10 +184,12 @@ fn class(error: &Error) -> &'static str {
         Error::Busy(Busy::TaskRunning { .. }) => "TaskRunning",
         Error::Busy(Busy::TaskState { .. }) => "WrongTaskState",
         Error::Busy(Busy::InputsNotReady { .. }) => "InputsNotReady",
-        Error::Gone(Gone::Claim { .. }) => "ClaimLost",
+        Error::Gone(Gone::Claim { .. } | Gone::Attempt { .. }) => "ClaimLost",
         Error::Gone(Gone::Attachment { .. }) => "NotAttached",
         Error::Busy(Busy::Withdrawing { .. }) => "BeingWithdrawn",
         Error::InvalidArgument(InvalidArgument::Deadline { .. }) => "BadDeadline",
+        Error::InvalidArgument(InvalidArgument::Graph { .. }) => "BadGraph",
+        Error::InvalidArgument(InvalidArgument::Task { .. }) => "BadTask",
         Error::Busy(Busy::AttachmentInUse { .. }) => "SegmentInUse",
         Error::Denied(Denied::Attaching { .. }) => "CannotAttach",
         Error::Gone(Gone::Task { .. }) => "TaskGone",
@@ -186,16 +207,21 @@ fn class(error: &Error) -> &'static str {
         Error::InvalidArgument(InvalidArgument::Name { .. } | InvalidArgument::Version { .. }) => "BadName",
         Error::InvalidArgument(InvalidArgument::Pattern { .. }) => "BadPattern",
         Error::InvalidArgument(InvalidArgument::Table { .. } | InvalidArgument::Range { .. }) => "BadTensor",
-        Error::Mismatch(Mismatch::DType { .. } | Mismatch::Kind { .. }) => "WrongKind",
+        Error::Mismatch(
+            Mismatch::DType { .. } | Mismatch::Kind { .. } | Mismatch::HostTarget { .. } | Mismatch::Tensors { .. },
+        ) => "WrongKind",
+        Error::Mismatch(Mismatch::Layout { .. }) => "LayoutChanged",
         Error::DeviceFault(DeviceFault::NotShareable { .. }) => "NotShareable",
         Error::Denied(Denied::Keeping { .. }) => "CannotKeep",
         Error::Denied(Denied::Sharing { .. }) => "CannotShare",
         Error::Denied(Denied::OtherUser { .. }) => "OtherUser",
-        Error::LimitReached(LimitReached::Memory { .. } | LimitReached::SystemMemory { .. }) => "OutOfMemory",
+        Error::LimitReached(
+            LimitReached::Memory { .. } | LimitReached::SystemMemory { .. } | LimitReached::Heap { .. },
+        ) => "OutOfMemory",
         Error::LimitReached(_) => "LimitReached",
-        Error::DeviceFault(DeviceFault::NoDevice { .. }) => "NoDevice",
+        Error::DeviceFault(DeviceFault::NoDevice { .. } | DeviceFault::NoPinned { .. }) => "NoDevice",
         Error::DeviceFault(DeviceFault::Remote { .. }) => "RemoteDevice",
-        Error::DeviceFault(DeviceFault::Cuda { .. }) => "CudaError",
+        Error::DeviceFault(DeviceFault::Cuda { .. } | DeviceFault::NotMapped { .. }) => "CudaError",
         Error::DeviceFault(DeviceFault::ContextLost { .. }) => "ContextLost",
         Error::DeviceFault(DeviceFault::DeviceLost { .. }) => "DeviceLost",
         Error::Mps(_) => "NotUnderMps",

@@ -37,6 +37,11 @@ impl Exported {
         Self::tensor(slf)?.tobytes(slf.py(), stream)
     }
 
+    /// Returns its tensor as one of a GPU, as `Tensor.on`.
+    fn on(slf: &Bound<'_, Self>, device: Bound<'_, PyAny>) -> PyResult<Tensor> {
+        Self::tensor(slf)?.on(slf.py(), device)
+    }
+
     fn __dlpack_device__(slf: &Bound<'_, Self>) -> PyResult<(i32, i32)> {
         Ok(Self::tensor(slf)?.__dlpack_device__())
     }

@@ -10,12 +10,15 @@
 //! | `owner` | what tensors keep alive |
 //! | `dlpack` | capsules out, and the C structs of DLPack |
 //! | `exchange` | tensors in by DLPack's C interface |
+//! | `ranges` | addresses of tensors, to find whose memory a library is about to write |
 //! | `source` | capsules and buffers in |
+//! | `heap` | memory for the allocators of torch and cupy |
 //! | `members` | rows of listings |
 //! | `arguments` | types, shapes and numbers as Python writes them |
 //! | `stream` | streams of other libraries |
 //! | `handle` | what Python closes, or only drops |
 //! | `hint` | types of objects, for type checkers |
+//! | `hold` | segments that stay open for a time |
 //! | `errors` | the library's errors as Python's |
 //! | `wait` | waits that release the GIL and obey Ctrl-C |
 //! | `reaper` | a thread for releases that may block |
@@ -32,8 +35,11 @@ mod enqueued;
 mod errors;
 mod exchange;
 mod exported;
+mod graph;
 mod handle;
+mod heap;
 mod hint;
+mod hold;
 mod members;
 mod memory;
 mod owner;
@@ -41,6 +47,7 @@ mod part;
 mod pool;
 mod publisher;
 mod queue;
+mod ranges;
 mod reaper;
 mod sample;
 mod segment;
@@ -79,6 +86,12 @@ mod native {
     #[pymodule_export]
     use crate::exported::Exported;
     #[pymodule_export]
+    use crate::graph::{GraphNode, capture, launch};
+    #[pymodule_export]
+    use crate::heap::Heap;
+    #[pymodule_export]
+    use crate::hold::Hold;
+    #[pymodule_export]
     use crate::part::TaskBytes;
     #[pymodule_export]
     use crate::pool::{Block, Pool};
@@ -86,6 +99,8 @@ mod native {
     use crate::publisher::{Loan, Publisher};
     #[pymodule_export]
     use crate::queue::Queue;
+    #[pymodule_export]
+    use crate::ranges::read_only_at;
     #[pymodule_export]
     use crate::reaper::flush;
     #[pymodule_export]
@@ -113,6 +128,8 @@ mod native {
 
     #[pymodule_export]
     const VERSION: &str = partywall::VERSION;
+    #[pymodule_export]
+    const MAX_INPUTS: usize = partywall::MAX_INPUTS;
 
     /// The module's statics belong to one interpreter. Python itself refuses interpreters with a GIL of their own.
     #[pymodule_init]

@@ -1,11 +1,10 @@
 //! Reading and writing the memory that tensors belong to.
-#![allow(unsafe_code)] // streams of others
 
 use std::sync::Arc;
 
 use partywall::{
     Block, Build, DeviceRange, EnqueuedResult, Error, Loan, Result, Sample, Segment,
-    cuda::{RawStream, StreamRef},
+    cuda::StreamRef,
     error::{Denied, Gone},
 };
 
@@ -16,7 +15,10 @@ pub(crate) type Work<'a> = &'a mut dyn FnMut(DeviceRange<'_>) -> Result<()>;
 /// one tensor, and ignore its name.
 pub(crate) trait Memory {
     /// Has `work` use the tensor `name` on its GPU, of `bytes` bytes, for work on `stream`.
-    fn on_device(&self, name: &str, bytes: u64, stream: RawStream, work: Work<'_>) -> Result<()>;
+    fn on_device(&mut self, name: &str, bytes: u64, stream: StreamRef<'_>, work: Work<'_>) -> Result<()>;
+
+    /// Gives the CPU access to the tensor `name`, if it has none yet: that of pinned memory which a GPU used first.
+    fn allow_cpu(&mut self, name: &str) -> Result<()>;
 
     /// Copies the tensor `name` out of host memory.
     fn read(&mut self, name: &str, out: &mut [u8]) -> Result<()>;
@@ -26,8 +28,12 @@ pub(crate) trait Memory {
 }
 
 impl Memory for Build {
-    fn on_device(&self, name: &str, _: u64, _: RawStream, work: Work<'_>) -> Result<()> {
+    fn on_device(&mut self, name: &str, _: u64, _: StreamRef<'_>, work: Work<'_>) -> Result<()> {
         work(self.device(name)?)
+    }
+
+    fn allow_cpu(&mut self, name: &str) -> Result<()> {
+        self.as_mut_bytes(name).map(drop)
     }
 
     fn read(&mut self, name: &str, out: &mut [u8]) -> Result<()> {
@@ -40,9 +46,13 @@ impl Memory for Build {
 }
 
 impl Memory for Arc<Segment> {
-    fn on_device(&self, name: &str, bytes: u64, _: RawStream, work: Work<'_>) -> Result<()> {
+    fn on_device(&mut self, name: &str, bytes: u64, _: StreamRef<'_>, work: Work<'_>) -> Result<()> {
         // The tensor may have grown, and have more bytes than are asked for.
         work(self.tensor(name)?.device()?.slice(0, bytes)?)
+    }
+
+    fn allow_cpu(&mut self, name: &str) -> Result<()> {
+        self.tensor(name)?.as_ptr().map(drop)
     }
 
     fn read(&mut self, name: &str, out: &mut [u8]) -> Result<()> {
@@ -55,8 +65,12 @@ impl Memory for Arc<Segment> {
 }
 
 impl Memory for Block {
-    fn on_device(&self, _: &str, bytes: u64, _: RawStream, work: Work<'_>) -> Result<()> {
-        work(self.device()?.slice(0, bytes)?)
+    fn on_device(&mut self, _: &str, bytes: u64, _: StreamRef<'_>, work: Work<'_>) -> Result<()> {
+        work(self.device_mut()?.slice(0, bytes)?)
+    }
+
+    fn allow_cpu(&mut self, _: &str) -> Result<()> {
+        self.as_ptr().map(drop)
     }
 
     fn read(&mut self, _: &str, out: &mut [u8]) -> Result<()> {
@@ -66,14 +80,18 @@ impl Memory for Block {
     fn write(&mut self, _: &str, bytes: &[u8], on_host: bool) -> Result<()> {
         match on_host {
             true => self.bytes_mut().map(|all| all[..bytes.len()].copy_from_slice(bytes)),
-            false => copy(self.device()?.slice(0, bytes.len() as u64)?, bytes),
+            false => copy(self.device_mut()?.slice(0, bytes.len() as u64)?, bytes),
         }
     }
 }
 
 impl Memory for Loan {
-    fn on_device(&self, _: &str, _: u64, _: RawStream, work: Work<'_>) -> Result<()> {
+    fn on_device(&mut self, _: &str, _: u64, _: StreamRef<'_>, work: Work<'_>) -> Result<()> {
         work(self.device()?)
+    }
+
+    fn allow_cpu(&mut self, _: &str) -> Result<()> {
+        self.bytes_mut().map(drop)
     }
 
     fn read(&mut self, _: &str, out: &mut [u8]) -> Result<()> {
@@ -89,11 +107,12 @@ impl Memory for Loan {
 }
 
 impl Memory for Arc<Sample> {
-    fn on_device(&self, name: &str, _: u64, stream: RawStream, work: Work<'_>) -> Result<()> {
-        let gpu = self.gpu().ok_or_else(|| Error::Gone(Gone::HeldBlock { pool: name.to_owned() }))?;
-        // SAFETY: the caller's promise: a stream of the primary context of the tensor's GPU that lives for as long as this
-        // call, as DLPack's consumers are promised too.
-        work(self.device_on(unsafe { StreamRef::borrow(gpu.context(), stream) })?)
+    fn on_device(&mut self, _: &str, _: u64, stream: StreamRef<'_>, work: Work<'_>) -> Result<()> {
+        work(self.device_on(stream)?)
+    }
+
+    fn allow_cpu(&mut self, _: &str) -> Result<()> {
+        self.bytes().map(drop)
     }
 
     fn read(&mut self, _: &str, out: &mut [u8]) -> Result<()> {
@@ -107,15 +126,18 @@ impl Memory for Arc<Sample> {
 
 impl Memory for Arc<EnqueuedResult> {
     /// The stream waits first until the worker's stream has completed the output.
-    fn on_device(&self, _: &str, bytes: u64, stream: RawStream, work: Work<'_>) -> Result<()> {
+    fn on_device(&mut self, _: &str, bytes: u64, stream: StreamRef<'_>, work: Work<'_>) -> Result<()> {
         let range = self.device()?;
-        // SAFETY: the caller's promise: a stream of the primary context of the tensor's GPU that lives for as long as this
-        // call, as DLPack's consumers are promised too.
-        self.wait_on(unsafe { StreamRef::borrow(range.gpu().context(), stream) })?;
+        self.wait_on(stream)?;
         work(range.slice(0, bytes)?)
     }
 
-    /// Fails: an enqueued result is on a GPU.
+    /// Fails, as `read` does.
+    fn allow_cpu(&mut self, name: &str) -> Result<()> {
+        self.read(name, &mut [])
+    }
+
+    /// Fails: tensors of an enqueued result are on a GPU.
     fn read(&mut self, _: &str, _: &mut [u8]) -> Result<()> {
         Err(Error::Gone(Gone::Task { task: self.task().to_string() }))
     }

@@ -1,14 +1,15 @@
 //! Keeps the memory of tensors alive until no Python object, tensor or capsule uses it any more.
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard,
+        Arc, Mutex, MutexGuard, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use partywall::{
-    Block, Build, EnqueuedResult, Error, Loan, Queue, Sample, Segment, Subscriber, Topic,
+    Block, Build, DeviceUuid, Domain, Drain, EnqueuedResult, Error, Gpu, Loan, Place, Queue, Sample, Segment,
+    Subscriber, Topic,
     cuda::{Context, CuResult, RawStream},
     error::{Gone, Unreachable},
 };
@@ -29,20 +30,29 @@ use crate::{
 /// Pause before the driver is asked again while a graph capture prevents waiting for the context.
 const CAPTURE: Duration = Duration::from_millis(10);
 
+/// How long an advance waits for calls of other threads that use the segment.
+const CALLS: Duration = Duration::from_secs(10);
+
 /// What a Python object, its tensors and its capsules share: a build, segment, block, loan, sample, part of a claimed task or
 /// output of an enqueued one. A build can become a segment, a loan a published sample, and an output the block of a result.
 ///
-/// Lock it without the GIL: the lock is held during commits and while a build is copied.
+/// Lock it without the GIL: the lock is held during commits, while a build is copied, and while an advance waits for the GPU.
 pub(crate) struct Owner {
     state: Mutex<State>,
+    /// False for builds and segments: what tells whether readers wait for a stream then answers without the lock, because
+    /// exports of tensors ask with the GIL.
+    may_be_awaited: bool,
     writable: AtomicBool,
     /// True if an address was handed out. If not, no work can use the memory, so its release need not wait for the GPU.
     exposed: AtomicBool,
     /// Segments only: `close` was called, so the end of the segment also removes the name that it committed. A segment that is
     /// only dropped leaves its name to the connection.
     closed: AtomicBool,
-    /// Memory on a GPU only: the release waits for the work in this context.
-    context: Option<Context>,
+    place: Place,
+    /// True if new tensors of pinned memory are on the GPU, because a stream writes the memory or waits for it.
+    on_stream: AtomicBool,
+    /// The context in which this process uses the memory on a GPU, once it does. The release waits for the work there.
+    context: OnceLock<Context>,
 }
 
 enum State {
@@ -81,44 +91,58 @@ struct Enqueued {
 }
 
 impl Owner {
-    /// Returns the owner of a build, on a GPU if there is a context.
-    pub(crate) fn of_build(build: Build, context: Option<Context>) -> Arc<Self> {
-        Self::of(State::Building(Box::new(build)), true, context)
+    /// Returns the owner of a build.
+    pub(crate) fn of_build(build: Build) -> Arc<Self> {
+        let place = build.place();
+        let context = build.gpu().map(|gpu| gpu.context().clone());
+        Self::of(State::Building(Box::new(build)), true, place, false, context)
     }
 
     /// Returns the owner of a segment.
     pub(crate) fn of_segment(segment: Segment) -> Arc<Self> {
+        let place = segment.place();
         let context = segment.gpu().map(|gpu| gpu.context().clone());
         let writable = segment.is_writable();
-        Self::of(State::Committed(Arc::new(segment)), writable, context)
+        Self::of(State::Committed(Arc::new(segment)), writable, place, false, context)
     }
 
-    /// Returns the owner of a pool's block, on a GPU if there is a context.
-    pub(crate) fn of_block(block: Block, context: Option<Context>) -> Arc<Self> {
-        Self::of(State::Taken(block), true, context)
+    /// Returns the owner of a block, whose pool is at `place`. `context` is that of the GPU that uses the block.
+    pub(crate) fn of_block(block: Block, place: Place, context: Option<Context>) -> Arc<Self> {
+        Self::of(State::Taken(block), true, place, false, context)
     }
 
-    /// Returns the owner of a loan.
-    pub(crate) fn of_loan(loan: Loan, topic: Arc<Topic>) -> Arc<Self> {
-        let context = topic.gpu().map(|gpu| gpu.context().clone());
-        Self::of(State::Lent(Box::new(loan), topic), true, context)
+    /// Returns the owner of a loan. With `streams` a stream fills it on the GPU that uses the topic.
+    pub(crate) fn of_loan(loan: Loan, topic: Arc<Topic>, streams: Option<&Gpu>) -> Arc<Self> {
+        let place = topic.place();
+        // A loan of pinned memory for the CPU is not on the GPU that uses the topic.
+        let gpu = streams.or_else(|| topic.gpu().filter(|_| !place.is_cpu_reachable()));
+        let context = gpu.map(|gpu| gpu.context().clone());
+        Self::of(State::Lent(Box::new(loan), topic), true, place, streams.is_some(), context)
     }
 
-    /// Returns the owner of a sample and its subscriber.
-    pub(crate) fn of_sample(sample: Sample, subscriber: Arc<Subscriber>) -> Arc<Self> {
+    /// Returns the owner of a sample of a topic at `place`, and its subscriber.
+    pub(crate) fn of_sample(sample: Sample, place: Place, subscriber: Arc<Subscriber>) -> Arc<Self> {
         let context = sample.gpu().map(|gpu| gpu.context().clone());
-        Self::of(State::Received(Received { sample: Arc::new(sample), subscriber, stream: None }), false, context)
+        let received = Received { sample: Arc::new(sample), subscriber, stream: None };
+        Self::of(State::Received(received), false, place, false, context)
     }
 
     /// Returns the owner of a part of a claimed task. Only the output is writable.
-    pub(crate) fn of_part(part: Part, writable: bool, context: Option<Context>) -> Arc<Self> {
-        Self::of(State::Claimed(part), writable, context)
+    pub(crate) fn of_part(
+        part: Part,
+        writable: bool,
+        (place, on_stream): (Place, bool),
+        context: Option<Context>,
+    ) -> Arc<Self> {
+        Self::of(State::Claimed(part), writable, place, on_stream, context)
     }
 
     /// Returns the owner of the output of an enqueued task, which `stream` waits for.
     pub(crate) fn of_enqueued(result: &Arc<EnqueuedResult>, queue: &Arc<Queue>, stream: RawStream) -> Arc<Self> {
+        let place = queue.place();
         let context = queue.gpu().map(|gpu| gpu.context().clone());
-        Self::of(State::Enqueued(Enqueued { result: result.clone(), queue: queue.clone(), stream }), false, context)
+        let enqueued = Enqueued { result: result.clone(), queue: queue.clone(), stream };
+        Self::of(State::Enqueued(enqueued), false, place, true, context)
     }
 
     /// Replaces the output of an enqueued task by the result's block: tensors that were made before keep the block from now on.
@@ -140,10 +164,15 @@ impl Owner {
         self.writable.store(true, Ordering::Release);
     }
 
-    fn of(state: State, writable: bool, context: Option<Context>) -> Arc<Self> {
+    fn of(state: State, writable: bool, place: Place, on_stream: bool, context: Option<Context>) -> Arc<Self> {
+        let may_be_awaited = matches!(state, State::Received(_) | State::Claimed(_) | State::Enqueued(_));
+        let state = Mutex::new(state);
         let exposed = AtomicBool::new(false);
         let closed = AtomicBool::new(false);
-        Arc::new(Self { state: Mutex::new(state), writable: writable.into(), exposed, closed, context })
+        let on_stream = on_stream.into();
+        let context = context.map_or_else(OnceLock::new, OnceLock::from);
+        let writable = writable.into();
+        Arc::new(Self { state, may_be_awaited, writable, exposed, closed, place, on_stream, context })
     }
 
     /// Takes the loan, unless it was taken before. From then on this keeps only the mapping.
@@ -170,16 +199,45 @@ impl Owner {
         }
     }
 
-    /// Records that `stream` waits for the sample.
-    pub(crate) fn note_stream(&self, stream: RawStream) {
+    /// Records that `stream` of `gpu` waits for the sample: from now on its tensors are on that GPU.
+    pub(crate) fn note_stream(&self, gpu: &Gpu, stream: RawStream) {
         if let State::Received(received) = &mut *self.lock() {
             received.stream = Some(stream);
         }
+        self.note_gpu(gpu);
+        self.on_stream.store(true, Ordering::Release);
+    }
+
+    /// Records that work on a GPU may use the memory: the release waits for it.
+    pub(crate) fn note_gpu(&self, gpu: &Gpu) {
+        self.context.get_or_init(|| gpu.context().clone());
+        self.expose();
+    }
+
+    /// Has a GPU use pinned memory: `bytes` bytes of the tensor `name`. Returns the device for DLPack; `None` if this process
+    /// uses the memory on another GPU.
+    pub(crate) fn use_on(&self, uuid: DeviceUuid, name: &str, bytes: u64) -> partywall::Result<Option<Device>> {
+        let gpu = self.domain()?.gpu(uuid)?;
+        let mut is_there =
+            self.context.get().is_none_or(|context| context.device().ordinal() == gpu.context().device().ordinal());
+        if is_there && bytes > 0 {
+            self.with(|memory| {
+                memory.on_device(name, bytes, gpu.stream(), &mut |range| {
+                    is_there = range.gpu().uuid() == uuid;
+                    Ok(())
+                })
+            })?;
+        }
+        if !is_there {
+            return Ok(None);
+        }
+        self.note_gpu(&gpu);
+        Ok(Some(device(gpu.context())))
     }
 
     /// Returns the recorded stream that waits for the sample, for the inputs of the task or for its output.
     pub(crate) fn stream(&self) -> Option<RawStream> {
-        match &*self.lock() {
+        match &*self.awaited()? {
             State::Received(received) => received.stream,
             State::Claimed(part) => part.of_input().and_then(|claim| claim.stream()),
             State::Enqueued(enqueued) => Some(enqueued.stream),
@@ -189,7 +247,7 @@ impl Owner {
 
     /// Returns the claim of the task that this is an input of.
     pub(crate) fn claim(&self) -> Option<Arc<Claim>> {
-        match &*self.lock() {
+        match &*self.awaited()? {
             State::Claimed(part) => part.of_input().cloned(),
             _ => None,
         }
@@ -198,11 +256,16 @@ impl Owner {
     /// Returns whether a reading stream must first wait for the stream that writes: true for samples, inputs and enqueued
     /// outputs, all of which are read-only.
     pub(crate) fn is_awaited(&self) -> bool {
-        match &*self.lock() {
+        self.awaited().is_some_and(|state| match &*state {
             State::Received(_) | State::Enqueued(_) => true,
             State::Claimed(part) => part.of_input().is_some(),
             _ => false,
-        }
+        })
+    }
+
+    /// Locks the state, if it may be one that readers wait for.
+    fn awaited(&self) -> Option<MutexGuard<'_, State>> {
+        self.may_be_awaited.then(|| self.lock())
     }
 
     /// Returns the sample and its subscriber if this is their last user. Otherwise the last user releases them.
@@ -224,6 +287,33 @@ impl Owner {
                 Err(Arc::new(owner))
             }
         }
+    }
+
+    /// Returns the segment if this is one and this is its last user. Otherwise the last user releases it.
+    pub(crate) fn into_segment(self: Arc<Self>) -> Option<Segment> {
+        let mut owner = Arc::into_inner(self)?;
+        match std::mem::replace(owner.state.get_mut().ignore_poison(), State::Closed) {
+            State::Committed(segment) => Arc::into_inner(segment),
+            _ => None,
+        }
+    }
+
+    /// Makes the segment the version that `next` is, at the same addresses, for all tensors that have them.
+    pub(crate) fn advance(&self, next: Segment, drain: Drain<'_>) -> partywall::Result<()> {
+        let mut state = self.lock();
+        let State::Committed(segment) = &mut *state else { return Err(closed()) };
+        // New calls of the segment wait for the lock. Calls that other threads have begun end without it, and waits
+        // give the segment up every 100 ms.
+        let start = Instant::now();
+        while Arc::get_mut(segment).is_none() {
+            if start.elapsed() >= CALLS {
+                let what = format!("cannot advance {:?}: another thread uses it", segment.name());
+                return Err(Error::Timeout { what, after: CALLS });
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let segment = Arc::get_mut(segment).expect("clones are made under the lock only");
+        segment.advance(next, drain)
     }
 
     /// Returns the segment, if this is one.
@@ -282,9 +372,22 @@ impl Owner {
                 action(&mut result)
             }
             State::Spent(topic) => Err(Error::Gone(Gone::HeldBlock { pool: topic.name().to_owned() })),
-            // Unreachable in practice: a caller has the owner, so it is not closed.
-            State::Closed => Err(Error::Unreachable(Unreachable::Refused("its memory was closed".into()))),
+            State::Closed => Err(closed()),
         }
+    }
+
+    fn domain(&self) -> partywall::Result<Domain> {
+        Ok(match &*self.lock() {
+            State::Building(build) => build.domain(),
+            State::Committed(segment) => segment.domain(),
+            State::Taken(block) => block.domain(),
+            State::Lent(_, topic) | State::Spent(topic) => topic.domain(),
+            State::Received(received) => received.sample.domain(),
+            State::Claimed(part) => part.domain(),
+            State::Enqueued(enqueued) => enqueued.queue.domain(),
+            State::Closed => return Err(closed()),
+        }
+        .clone())
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -292,10 +395,25 @@ impl Owner {
         self.state.lock().ignore_poison()
     }
 
-    /// Returns the device of the memory, for DLPack.
+    /// Returns the device of new tensors, for DLPack.
     pub(crate) fn device(&self) -> Device {
-        let device = |context: &Context| Device { device_type: CUDA, device_id: context.device().ordinal() as i32 };
-        self.context.as_ref().map_or(HOST, device)
+        if self.is_on_host() { HOST } else { self.context.get().map_or(HOST, device) }
+    }
+
+    /// Returns whether new tensors are on the host.
+    pub(crate) fn is_on_host(&self) -> bool {
+        self.place == Place::Host || self.place.is_cpu_reachable() && !self.on_stream.load(Ordering::Acquire)
+    }
+
+    /// Returns whether the memory is pinned, which both the host and GPUs use.
+    pub(crate) fn is_pinned(&self) -> bool {
+        matches!(self.place, Place::Pinned(_))
+    }
+
+    /// Returns whether new tensors take their address from the GPU: the only address of a GPU's memory. Pinned memory has the
+    /// same address for the CPU, which so gets no access before it is used there.
+    pub(crate) fn is_on_gpu(&self) -> bool {
+        self.place != Place::Host && self.context.get().is_some()
     }
 
     /// Returns whether this process may write the memory now.
@@ -350,7 +468,7 @@ impl Owner {
     /// Waits for all work of this process on the memory's GPU, until a signal comes. Returns false if a graph capture prevents
     /// that.
     pub(crate) fn drain(&self, py: Python<'_>) -> PyResult<bool> {
-        self.context.as_ref().map_or(Ok(true), |context| drain(py, context))
+        self.context.get().map_or(Ok(true), |context| drain(py, context))
     }
 
     /// Records that the segment was closed, so that its end removes its name.
@@ -368,9 +486,9 @@ impl Owner {
         self.exposed.load(Ordering::Acquire)
     }
 
-    /// Returns the context of memory on a GPU.
+    /// Returns the context in which this process uses the memory on a GPU, if it does.
     pub(crate) fn context(&self) -> Option<&Context> {
-        self.context.as_ref()
+        self.context.get()
     }
 }
 
@@ -380,6 +498,16 @@ impl Enqueued {
         drop(self.result);
         drop_later(self.queue);
     }
+}
+
+/// Returns a GPU in DLPack's form.
+fn device(context: &Context) -> Device {
+    Device { device_type: CUDA, device_id: context.device().ordinal() as i32 }
+}
+
+/// Returns the error of using memory that was closed. Unreachable in practice: a caller has the owner, so it is not closed.
+fn closed() -> Error {
+    Error::Unreachable(Unreachable::Refused("its memory was closed".into()))
 }
 
 /// Drops a shared object. The reaper drops the last reference; other references do not wake the reaper.

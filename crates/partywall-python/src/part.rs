@@ -1,11 +1,10 @@
 //! Inputs and outputs of claimed tasks, as tensors.
-#![allow(unsafe_code)] // streams of others
 
 use std::{borrow::Cow, sync::Arc};
 
 use partywall::{
-    Error, Result, Segment,
-    cuda::{RawStream, StreamRef},
+    Domain, Error, Result, Segment,
+    cuda::StreamRef,
     error::{Denied, Gone},
 };
 use pyo3::{
@@ -37,9 +36,16 @@ pub(crate) struct Part {
 impl Part {
     /// Returns an owner of the part. Only the output is writable.
     pub(crate) fn owner(claim: &Arc<Claim>, input: Option<usize>, segment: Option<Arc<Segment>>) -> Arc<Owner> {
-        let gpu = segment.as_ref().map_or_else(|| claim.queue.gpu(), |segment| segment.gpu());
+        let queue = &claim.queue;
+        let (place, gpu) =
+            segment.as_ref().map_or_else(|| (queue.place(), queue.gpu()), |segment| (segment.place(), segment.gpu()));
         let context = gpu.map(|gpu| gpu.context().clone());
-        Owner::of_part(Self { claim: claim.clone(), input, segment }, input.is_none(), context)
+        let on_stream = input.is_some() && claim.stream().is_some();
+        Owner::of_part(Self { claim: claim.clone(), input, segment }, input.is_none(), (place, on_stream), context)
+    }
+
+    pub(crate) fn domain(&self) -> &Domain {
+        self.claim.queue.domain()
     }
 
     /// Releases the part, and leaves to the reaper what may have to wait for the broker.
@@ -64,19 +70,23 @@ impl Part {
 
 impl Memory for Part {
     /// Has the stream wait first until the submitter's stream has completed the inputs.
-    fn on_device(&self, _: &str, bytes: u64, stream: RawStream, work: Work<'_>) -> Result<()> {
+    fn on_device(&mut self, _: &str, bytes: u64, stream: StreamRef<'_>, work: Work<'_>) -> Result<()> {
         self.with(|task| {
             let range = match self.input {
                 Some(index) => {
-                    let range = task.inputs()[index].device()?;
-                    // SAFETY: the caller's promise: a stream of the primary context of the tensor's GPU that lives for as
-                    // long as this call, as DLPack's consumers are promised too.
-                    task.wait_inputs_on(unsafe { StreamRef::borrow(range.gpu().context(), stream) })?;
-                    range
+                    task.wait_inputs_on(stream)?;
+                    task.inputs()[index].device()?
                 }
-                None => task.output()?.device()?,
+                None => task.output_mut()?.device_mut()?,
             };
             work(range.slice(0, bytes)?)
+        })
+    }
+
+    fn allow_cpu(&mut self, _: &str) -> Result<()> {
+        self.with(|task| match self.input {
+            Some(index) => task.inputs()[index].as_ptr().map(drop),
+            None => task.output()?.as_ptr().map(drop),
         })
     }
 
@@ -95,7 +105,7 @@ impl Memory for Part {
             (true, _) => Err(Error::Denied(Denied::ReadOnly { name: name.to_owned(), version })),
             (false, true) => task.output_mut()?.bytes_mut().map(|all| all[..bytes.len()].copy_from_slice(bytes)),
             (false, false) => {
-                let range = task.output()?.device()?.slice(0, bytes.len() as u64)?;
+                let range = task.output_mut()?.device_mut()?.slice(0, bytes.len() as u64)?;
                 range.copy_from_host(range.gpu().stream(), bytes)
             }
         })

@@ -2,7 +2,7 @@
 
 use std::{ops::Deref, sync::Arc};
 
-use partywall::{Domain, Error, Gpu, Place, error::Gone};
+use partywall::{Access, Domain, Error, Gpu, Place, error::Gone};
 use pyo3::prelude::*;
 
 use crate::{
@@ -63,7 +63,7 @@ impl Pool {
         domain: &Domain,
         name: &str,
         (blocks, block_bytes, zeroed): (Option<u32>, Option<u64>, Option<bool>),
-        device: Option<&str>,
+        (device, access): (Option<&str>, Option<Access>),
         (kept, shared, allow_peer): (bool, bool, bool),
         timeout: Option<f64>,
     ) -> PyResult<Self> {
@@ -73,6 +73,7 @@ impl Pool {
         options = blocks.into_iter().fold(options, partywall::PoolOptions::blocks);
         options = block_bytes.into_iter().fold(options, partywall::PoolOptions::block_bytes);
         options = zeroed.into_iter().fold(options, partywall::PoolOptions::zeroed);
+        options = access.into_iter().fold(options, partywall::PoolOptions::access);
         options = match named_place(py, device)? {
             Some(Place::Gpu(uuid)) if !makes => options.device(uuid),
             Some(place) => options.place(place),
@@ -108,7 +109,7 @@ impl Pool {
         let timeout = wait::timeout(timeout)?;
         let closed = || self.closed();
         let block = wait::for_turn(py, "pool", timeout, closed, |wait| pool.alloc(wait))?;
-        Ok(Block::new(pool.domain(), pool.gpu(), block))
+        Ok(Block::new(&pool, block))
     }
 
     /// Allocates a block if one is free and no thread waits for one.
@@ -117,14 +118,14 @@ impl Pool {
         // Zeroing a block takes time, so other threads may run. Otherwise the call ends sooner than the GIL could change hands.
         let block = if self.zeroed { py.detach(|| pool.try_alloc()) } else { pool.try_alloc() };
         let block = block.or_raise(py)?;
-        Ok(block.map(|block| Block::new(pool.domain(), pool.gpu(), block)))
+        Ok(block.map(|block| Block::new(&pool, block)))
     }
 
     /// Accepts the block that a reference names.
     fn accept(&self, py: Python<'_>, reference: &str) -> PyResult<Block> {
         let pool = self.inner(py)?;
         let block = reference.parse().and_then(|reference| pool.accept(&reference)).or_raise(py)?;
-        Ok(Block::new(pool.domain(), pool.gpu(), block))
+        Ok(Block::new(&pool, block))
     }
 
     /// Counts the pool's blocks.
@@ -172,50 +173,55 @@ pub(crate) struct Block {
     nbytes: u64,
     #[pyo3(get)]
     on_host: bool,
+    /// Whether streams can use it: true of memory of a GPU and of pinned memory.
+    #[pyo3(get)]
+    has_streams: bool,
 }
 
 #[derive(Clone)]
 struct Held {
     owner: Arc<Owner>,
     domain: Domain,
+    place: Place,
 }
 
 impl Block {
-    pub(crate) fn new(domain: &Domain, gpu: Option<&Gpu>, block: partywall::Block) -> Self {
-        Self::of(domain, block, |block| Owner::of_block(block, gpu.map(|gpu| gpu.context().clone())))
+    pub(crate) fn new(pool: &partywall::Pool, block: partywall::Block) -> Self {
+        Self::of(pool, block, |block| owner(pool, block))
     }
 
     /// Returns the block of a task's result. `owner`, which earlier tensors of the output share, keeps the block from now on.
-    pub(crate) fn of_taken(py: Python<'_>, domain: &Domain, owner: Arc<Owner>, block: partywall::Block) -> Self {
-        Self::of(domain, block, |block| {
+    pub(crate) fn of_taken(py: Python<'_>, pool: &partywall::Pool, owner: Arc<Owner>, block: partywall::Block) -> Self {
+        Self::of(pool, block, |block| {
             py.detach(|| owner.keep_result(block));
             owner
         })
     }
 
-    fn of(domain: &Domain, block: partywall::Block, keep: impl FnOnce(partywall::Block) -> Arc<Owner>) -> Self {
+    fn of(pool: &partywall::Pool, block: partywall::Block, keep: impl FnOnce(partywall::Block) -> Arc<Owner>) -> Self {
+        let place = pool.place();
+        let domain = pool.domain().clone();
         let pool = block.pool().to_owned();
         let index = block.index();
         let generation = block.generation();
         let nbytes = block.len();
-        let owner = keep(block);
-        let on_host = owner.context().is_none();
-        Self { held: Handle::new(Held { owner, domain: domain.clone() }), pool, index, generation, nbytes, on_host }
+        let held = Handle::new(Held { owner: keep(block), domain, place });
+        let on_host = place.is_cpu_reachable();
+        Self { held, pool, index, generation, nbytes, on_host, has_streams: place != Place::Host }
     }
 
     /// Takes the block for another owner. Fails if arrays use it.
     pub(crate) fn take_block(&self, py: Python<'_>) -> PyResult<partywall::Block> {
-        let Held { owner, domain } = self.take(py)?;
+        let Held { owner, domain, place } = self.take(py)?;
         owner.into_block().map_err(|owner| {
-            self.put_back(Held { owner, domain });
+            self.put_back(Held { owner, domain, place });
             still_used(py, &self.pool)
         })
     }
 
     /// Puts back a block that its new owner refused.
-    pub(crate) fn put_block_back(&self, domain: &Domain, gpu: Option<&Gpu>, block: partywall::Block) {
-        let owner = Owner::of_block(block, gpu.map(|gpu| gpu.context().clone()));
-        self.put_back(Held { owner, domain: domain.clone() });
+    pub(crate) fn put_block_back(&self, pool: &partywall::Pool, block: partywall::Block) {
+        self.put_back(Held { owner: owner(pool, block), domain: pool.domain().clone(), place: pool.place() });
     }
 
     fn not_held(&self) -> Error {
@@ -236,7 +242,7 @@ impl Block {
         *self.held.lock() = Some(held);
     }
 
-    fn give_back(py: Python<'_>, Held { owner, domain }: Held) -> PyResult<()> {
+    fn give_back(py: Python<'_>, Held { owner, domain, .. }: Held) -> PyResult<()> {
         // The library would wait for the GPU, too, but a signal ends this wait and leaves the release to the library.
         let drained = if Arc::strong_count(&owner) == 1 && owner.is_exposed() { owner.drain(py) } else { Ok(true) };
         let released = py.detach(move || {
@@ -262,6 +268,11 @@ impl Block {
     }
 }
 
+/// Returns the owner of a pool's block.
+fn owner(pool: &partywall::Pool, block: partywall::Block) -> Arc<Owner> {
+    Owner::of_block(block, pool.place(), pool.gpu().map(|gpu: &Gpu| gpu.context().clone()))
+}
+
 #[pymethods]
 impl Block {
     /// Returns the beginning of the block as a tensor; without a shape, of as many elements as fit.
@@ -280,7 +291,7 @@ impl Block {
 
     /// Enqueues setting all bytes to zero.
     fn zero_on(&self, py: Python<'_>, device: &str, stream: Option<u64>) -> PyResult<()> {
-        let Held { owner, domain } = self.get(py)?;
+        let Held { owner, domain, .. } = self.get(py)?;
         let stream = Stream::find(py, &domain, device, stream)?;
         // From now on work of this process may use the block.
         owner.expose();
@@ -311,13 +322,13 @@ impl Block {
     fn release_on(&self, py: Python<'_>, device: &str, stream: Option<u64>) -> PyResult<()> {
         let domain = self.get(py)?.domain;
         let stream = Stream::find(py, &domain, device, stream)?;
-        let Held { owner, domain } = self.take(py)?;
+        let Held { owner, domain, place } = self.take(py)?;
         let context = owner.context().cloned();
         let Ok(block) = owner.into_block() else { return Ok(()) };
         match py.detach(|| block.release_on(stream.borrow())) {
             Ok(()) => Ok(()),
             Err(unreleased) => {
-                self.put_back(Held { owner: Owner::of_block(*unreleased.block, context), domain });
+                self.put_back(Held { owner: Owner::of_block(*unreleased.block, place, context), domain, place });
                 Err(unreleased.error).or_raise(py)
             }
         }

@@ -127,7 +127,12 @@ impl Publisher {
         if !source.is_copyable() {
             return Err(bad_source(py, "it has strides", "make it contiguous first"));
         }
-        if let (Some(from), Some(to)) = (source.ordinal(), sender.open.ordinal())
+        // The CPU copies from host memory to pinned memory, and the stream of the source from a GPU.
+        let by_cpu = sender.open.is_pinned() && source.is_on_host();
+        let gpu = if by_cpu { None } else { sender.open.gpu(py)?.cloned() };
+        let stream = if sender.open.is_pinned() { Some(source.stream().0) } else { stream };
+        let stream = gpu.map(|gpu| Stream::of(gpu, stream));
+        if let (Some(from), Some(to)) = (source.ordinal(), stream.as_ref().map(Stream::ordinal))
             && from != to
         {
             let why = format!("it is on cuda:{from}, and topic {:?} on cuda:{to}", self.topic);
@@ -140,7 +145,6 @@ impl Publisher {
             loan.header(header)?;
             Ok((turn, loan))
         })?;
-        let stream = sender.open.gpu.clone().map(|gpu| Stream::of(gpu, stream));
         if stream.is_none() && !source.is_on_host() {
             // A signal ends this wait.
             source.drain(py)?;
@@ -158,18 +162,26 @@ impl Publisher {
         shape: Vec<u64>,
         header: &[u8],
         timeout: Option<f64>,
+        on_stream: bool,
     ) -> PyResult<Loan> {
         let sender = self.inner.get(py, "publisher")?;
         let timeout = wait::timeout(timeout)?;
         let dtype = parse_dtype(dtype)?;
+        let gpu = if on_stream { sender.open.gpu(py)?.cloned() } else { None };
         let is_closed = || self.closed();
         let loan = wait::for_turn(py, "publisher", timeout, is_closed, |wait| {
             let mut loan = sender.publisher.loan(dtype, &shape, wait)?;
             loan.header(header)?;
             Ok(loan)
         })?;
-        let owner = Owner::of_loan(loan, sender.open.topic.clone());
+        let owner = Owner::of_loan(loan, sender.open.topic.clone(), gpu.as_deref());
         Ok(Loan { owner: Mutex::new(Some(owner)), topic: self.topic.clone(), sender: Handle::new(sender) })
+    }
+
+    /// The number in this process of the GPU whose streams publish; `None` for host memory.
+    fn ordinal(&self, py: Python<'_>) -> PyResult<Option<u32>> {
+        let sender = self.inner.get(py, "publisher")?;
+        Ok(sender.open.gpu(py)?.map(|gpu| gpu.context().device().ordinal()))
     }
 
     /// How many samples were published.
@@ -233,6 +245,12 @@ impl Loan {
         self.with(py, |_, loan| loan.header(header))
     }
 
+    /// Whether a stream publishes it: it is memory of a GPU, or pinned memory that a GPU uses.
+    #[getter]
+    fn on_gpu(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.owner(py)?.is_on_gpu())
+    }
+
     /// Declares that the sample is made of another sample.
     fn rests_on(&self, py: Python<'_>, sample: &Sample) -> PyResult<()> {
         let (_input, input) = sample.get(py)?;
@@ -243,8 +261,11 @@ impl Loan {
     fn publish(&self, py: Python<'_>, timeout: Option<f64>, stream: Option<u64>) -> PyResult<u64> {
         let sender = self.sender.get(py, "loan")?;
         let timeout = wait::timeout(timeout)?;
+        // Pinned memory that only the CPU has used is complete.
+        let by_cpu = sender.open.is_pinned() && !self.owner(py)?.is_on_gpu();
+        let gpu = if by_cpu { None } else { sender.open.gpu(py)?.cloned() };
         let filled = self.take(py)?.filled();
-        let stream = sender.open.gpu.clone().map(|gpu| Stream::of(gpu, stream));
+        let stream = gpu.map(|gpu| Stream::of(gpu, stream));
         let published = sender.publish(py, filled, stream.as_ref(), timeout);
         self.sender.close(py);
         published

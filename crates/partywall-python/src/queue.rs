@@ -2,11 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use partywall::{Domain, Error, Place, QueueOptions, TaskStatus, Unsubmitted, Wait};
+use partywall::{Access, Domain, Error, Place, QueueOptions, TaskStatus, Unsubmitted, Wait};
 use pyo3::prelude::*;
 
 use crate::{
-    arguments::{Attempts, Bytes, Cancels, Count},
+    arguments::{Attempts, Bytes, Cancels, Count, Kind, Name, OwnedKind},
     attachment::{Attachment, Given},
     build::named_place,
     errors::{Raise, closed},
@@ -63,7 +63,8 @@ impl Queue {
         domain: &Domain,
         name: &str,
         (tasks, inputs, outputs, lease): Numbers,
-        (device, kept, shared): (Option<&str>, bool, bool),
+        (device, access): (Option<&str>, Option<Access>),
+        (kept, shared): (bool, bool),
         timeout: Option<f64>,
     ) -> PyResult<Self> {
         let makes = tasks.is_some() || inputs.is_some() || outputs.is_some();
@@ -74,6 +75,7 @@ impl Queue {
         options = inputs.into_iter().fold(options, |options, (blocks, bytes)| options.inputs(blocks, bytes));
         options = outputs.into_iter().fold(options, |options, (blocks, bytes)| options.outputs(blocks, bytes));
         options = lease.into_iter().fold(options, QueueOptions::lease);
+        options = access.into_iter().fold(options, QueueOptions::access);
         options = match named_place(py, device)? {
             Some(Place::Gpu(uuid)) if !makes => options.device(uuid),
             Some(place) => options.place(place),
@@ -204,7 +206,7 @@ impl<'py> Tasks<'py> {
     fn put_back(self, queue: &partywall::Queue) {
         let blocks: Vec<_> = self.tasks.into_iter().flat_map(partywall::Task::into_inputs).collect();
         for (handle, block) in self.handles[self.handles.len() - blocks.len()..].iter().zip(blocks) {
-            handle.get().put_block_back(queue.domain(), queue.gpu(), block);
+            handle.get().put_block_back(queue.inputs(), block);
         }
     }
 }
@@ -221,7 +223,7 @@ impl Queue {
     fn submit(
         &self,
         py: Python<'_>,
-        kind: &str,
+        kind: Kind<'_>,
         inputs: Option<Vec<Given<'_>>>,
         output: Count,
         args: Bytes<'_>,
@@ -264,7 +266,7 @@ impl Queue {
     fn submit_all(
         &self,
         py: Python<'_>,
-        tasks: Vec<Request<'_, String>>,
+        tasks: Vec<Request<'_, OwnedKind>>,
         timeout: Option<f64>,
     ) -> PyResult<(Vec<Ticket>, Option<Py<PyAny>>)> {
         let queue = self.inner(py)?;
@@ -313,9 +315,9 @@ impl Queue {
     }
 
     /// As `attach`, of a name or `NAME@V`.
-    fn attach_name(&self, py: Python<'_>, name: &str) -> PyResult<Attachment> {
+    fn attach_name(&self, py: Python<'_>, name: Name<'_>) -> PyResult<Attachment> {
         let queue = self.inner(py)?;
-        let attach = || Attachment::new(&queue, &queue.domain().opener(name).open()?);
+        let attach = || Attachment::new(&queue, &queue.domain().opener(name.0).open()?);
         py.detach(attach).or_raise(py)
     }
 

@@ -5,8 +5,9 @@
 
 use std::{
     cell::Cell,
-    sync::mpsc::{self, RecvTimeoutError, Sender},
-    time::Duration,
+    collections::BTreeMap,
+    sync::mpsc::{self, Receiver, RecvTimeoutError, Sender},
+    time::{Duration, Instant},
 };
 
 use partywall_os::per_process::PerProcess;
@@ -16,9 +17,12 @@ use crate::wait;
 
 type Job = Box<dyn FnOnce() + Send>;
 
+/// A job, and when to run it; `None` for immediately.
+type Timed = (Option<Instant>, Job);
+
 /// The sender to the thread. A forked child starts without one: the thread does not exist there, and the child must release
 /// nothing of the parent's.
-static REAPER: PerProcess<Option<Sender<Job>>> = PerProcess::new();
+static REAPER: PerProcess<Option<Sender<Timed>>> = PerProcess::new();
 
 /// Jobs that any thread with the GIL may run, too.
 static GIL_JOBS: PerProcess<GilJobs> = PerProcess::new();
@@ -42,22 +46,55 @@ pub(crate) fn later(job: impl FnOnce() + Send + 'static) {
     if IS_REAPER.get() {
         return job();
     }
+    // If the thread cannot be started, the caller runs the job.
+    if let Some(job) = send(None, Box::new(job)) {
+        job();
+    }
+}
+
+/// Has the thread run `job` at a time. Without the thread the job is not run.
+pub(crate) fn at(time: Instant, job: impl FnOnce() + Send + 'static) {
+    drop(send(Some(time), Box::new(job)));
+}
+
+/// Gives a job to the thread, and returns it if there is no thread.
+fn send(time: Option<Instant>, job: Job) -> Option<Job> {
     let mut reaper = REAPER.lock();
     let sender = reaper.get_or_insert_with(|| {
-        let (sender, jobs) = mpsc::channel::<Job>();
+        let (sender, jobs) = mpsc::channel();
         let thread = std::thread::Builder::new().name("partywall-reaper".into());
-        // If the thread cannot be started, sending fails, and the caller runs the job.
-        let _ = thread.spawn(move || {
-            IS_REAPER.set(true);
-            jobs.into_iter().for_each(|job| job());
-        });
+        // If the thread cannot be started, sending fails.
+        let _ = thread.spawn(move || run(&jobs));
         sender
     });
-    let sent = sender.send(Box::new(job));
-    // A job that runs here may call `later` and take this lock again.
-    drop(reaper);
-    if let Err(unsent) = sent {
-        (unsent.0)();
+    // A job may call `later` and take this lock again: it must be run and dropped without it.
+    sender.send((time, job)).err().map(|unsent| unsent.0.1)
+}
+
+/// Runs jobs as they come, and those for later at their time.
+fn run(jobs: &Receiver<Timed>) {
+    IS_REAPER.set(true);
+    let mut waiting: BTreeMap<(Instant, u64), Job> = BTreeMap::new();
+    for number in 0.. {
+        let next = loop {
+            let Some(first) = waiting.first_entry() else { break jobs.recv().ok() };
+            let left = first.key().0.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                // Before any other job, of which there may be one after the other.
+                first.remove()();
+                continue;
+            }
+            match jobs.recv_timeout(left) {
+                Ok(job) => break Some(job),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break None,
+            }
+        };
+        match next {
+            Some((Some(time), job)) => _ = waiting.insert((time, number), job),
+            Some((None, job)) => job(),
+            None => return,
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use partywall::{Error, error::Busy};
+use partywall::{Error, Place, error::Busy};
 use partywall_os::lock::IgnorePoison;
 use pyo3::{
     exceptions::{PyTypeError, PyValueError},
@@ -110,8 +110,8 @@ impl Sample {
     }
 
     /// Returns the address of a complete sample.
-    fn find(&self, sample: &partywall::Sample) -> partywall::Result<usize> {
-        let address = match sample.gpu() {
+    fn find(&self, owner: &Owner, sample: &partywall::Sample) -> partywall::Result<usize> {
+        let address = match sample.gpu().filter(|_| !owner.is_on_host()) {
             _ if sample.is_empty() => 0,
             None => sample.bytes()?.as_ptr() as usize,
             Some(gpu) => match sample.wait(Duration::ZERO) {
@@ -135,21 +135,22 @@ impl Sample {
 
     /// Returns a stream of the sample's GPU that Python names; `None` for host memory.
     fn named(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Stream>> {
-        let Some(gpu) = self.held(py)?.open.gpu else { return Ok(None) };
+        let open = self.held(py)?.open;
+        let Some(gpu) = open.gpu(py)? else { return Ok(None) };
         let raw = stream::named(py, stream, gpu.context().device().ordinal() as i32)?;
-        Ok(Some(Stream::of(gpu, Some(raw.0))))
+        Ok(Some(Stream::of(gpu.clone(), Some(raw.0))))
     }
 
     /// Waits until the sample is complete.
     pub(crate) fn complete(&self, py: Python<'_>, timeout: Duration) -> PyResult<()> {
-        let (_owner, sample) = self.get(py)?;
+        let (owner, sample) = self.get(py)?;
         // Samples in host memory are complete. `wait` reports a failed sample that this one is made of.
-        if sample.gpu().is_none() {
+        if self.held(py)?.open.topic.place() == Place::Host {
             return sample.wait(Duration::ZERO).or_raise(py);
         }
         wait::in_slices(py, timeout, |slice| {
             sample.wait(slice)?;
-            self.find(&sample).map(|_| ())
+            self.find(&owner, &sample).map(|_| ())
         })
     }
 }
@@ -168,7 +169,7 @@ impl Sample {
         let (owner, sample) = self.get(py)?;
         let address = match self.address.get() {
             Some(known) => *known,
-            None => py.detach(|| self.find(&sample)).or_raise(py)?,
+            None => py.detach(|| self.find(&owner, &sample)).or_raise(py)?,
         };
         Ok(Tensor::of_sample(&owner, &sample, address))
     }
@@ -238,7 +239,7 @@ impl Sample {
         };
         let ordered = py.detach(|| sample.device_on(stream.borrow()).map(|range| range.device_ptr() as usize));
         let address = ordered.or_raise(py)?;
-        owner.note_stream(stream.id().1);
+        owner.note_stream(stream.gpu(), stream.id().1);
         self.address.get_or_init(|| address);
         Ok(())
     }
@@ -269,7 +270,9 @@ impl Sample {
             Some(own) => own,
             None => Stream::at(py, open.topic.domain(), stream, device)?,
         };
-        let Some((sample, subscriber)) = self.take().and_then(Owner::into_sample) else { return Ok(()) };
+        let Some(owner) = self.take() else { return Ok(()) };
+        let on_stream = owner.stream();
+        let Some((sample, subscriber)) = Owner::into_sample(owner) else { return Ok(()) };
         match py.detach(|| sample.release_on(stream.borrow())) {
             Ok(()) => {
                 drop_later(subscriber);
@@ -277,7 +280,10 @@ impl Sample {
                 Ok(())
             }
             Err(unreleased) => {
-                let owner = Owner::of_sample(*unreleased.sample, subscriber);
+                let owner = Owner::of_sample(*unreleased.sample, open.topic.place(), subscriber);
+                if let (Some(stream), Some(gpu)) = (on_stream, open.gpu(py)?) {
+                    owner.note_stream(gpu, stream);
+                }
                 *self.lock() = Some(Held { owner, open });
                 Err(unreleased.error).or_raise(py)
             }

@@ -6,15 +6,17 @@ use std::{
     time::Duration,
 };
 
-use partywall::{Place, Refreshed};
+use partywall::{DeviceUuid, Drain, Gpu, Place, Refreshed};
 use partywall_os::lock::IgnorePoison;
 use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::{
-    build::{Planned, place, typed},
+    arguments::{Name, Needs, TensorName},
+    build::{Build, Planned, place, typed},
     errors::{Raise, cannot_grow_here, closed},
     handle::Handle,
     owner::{Owner, drain},
+    stream::{self, Stream},
     tensor::Tensor,
     wait,
 };
@@ -33,22 +35,31 @@ pub(crate) struct Segment {
     owner: Mutex<Option<Arc<Owner>>>,
     #[pyo3(get)]
     name: String,
-    #[pyo3(get)]
-    version: u64,
+    facts: Mutex<Facts>,
     place: Place,
     #[pyo3(get)]
     kind: &'static str,
     #[pyo3(get)]
     mutable: bool,
-    #[pyo3(get)]
-    kept: bool,
-    #[pyo3(get)]
-    uid: u32,
-    #[pyo3(get)]
-    shared: bool,
     /// True if it was committed through this object rather than opened.
     #[pyo3(get)]
     committed: bool,
+}
+
+/// What an advance changes.
+#[derive(Clone, Copy)]
+struct Facts {
+    version: u64,
+    kept: bool,
+    uid: u32,
+    shared: bool,
+}
+
+impl Facts {
+    fn of(segment: &partywall::Segment) -> Self {
+        let version = segment.version();
+        Self { version, kept: segment.is_kept(), uid: segment.owner(), shared: segment.is_shared() }
+    }
 }
 
 impl Segment {
@@ -71,21 +82,27 @@ impl Segment {
         Self {
             owner: Mutex::new(None),
             name: segment.name().to_owned(),
-            version: segment.version(),
+            facts: Mutex::new(Facts::of(segment)),
             place: segment.place(),
             kind: segment.kind(),
             mutable: segment.is_mutable(),
-            kept: segment.is_kept(),
-            uid: segment.owner(),
-            shared: segment.is_shared(),
             committed: false,
         }
+    }
+
+    fn facts(&self) -> Facts {
+        *self.facts.lock().ignore_poison()
     }
 
     /// Takes the owner, to close the segment.
     fn take_closed(&self) -> Option<Arc<Owner>> {
         let owner = self.owner.lock().ignore_poison().take();
         owner.inspect(|owner| owner.note_closed())
+    }
+
+    /// Takes the owner, which then decides when the segment ends. Dropping it leaves the name.
+    pub(crate) fn take(&self) -> Option<Arc<Owner>> {
+        self.owner.lock().ignore_poison().take()
     }
 
     /// Returns the owner, unless the segment is closed.
@@ -102,6 +119,21 @@ impl Segment {
         let owner = self.open().ok_or_else(|| closed(py, "segment"))?;
         let result = py.detach(|| owner.segment().map(|segment| action(&owner, &segment)));
         result.ok_or_else(|| closed(py, "segment"))?.or_raise(py)
+    }
+
+    /// Returns the stream that copies this segment: that of the GPU that `at` finds, else of the domain's GPU.
+    pub(crate) fn copying(
+        &self,
+        py: Python<'_>,
+        stream: Option<&Bound<'_, PyAny>>,
+        at: impl FnOnce(&partywall::Segment) -> Option<DeviceUuid> + Send,
+    ) -> PyResult<Stream> {
+        let gpu = self.with(py, |_, segment| match at(segment) {
+            Some(uuid) => segment.domain().gpu(uuid),
+            None => segment.domain().default_gpu(),
+        })?;
+        let raw = stream::named(py, stream, gpu.context().device().ordinal() as i32)?;
+        Ok(Stream::of(gpu, Some(raw.0)))
     }
 
     /// Waits for an event of the segment. Closing the segment ends the wait.
@@ -125,7 +157,7 @@ impl Segment {
             Refreshed::Unchanged => Ok(false),
             Refreshed::Grown => Ok(true),
             Refreshed::DoesNotFit { bytes, reserved } => {
-                Err(cannot_grow_here(py, &self.name, self.version, bytes, reserved))
+                Err(cannot_grow_here(py, &self.name, self.facts().version, bytes, reserved))
             }
         }
     }
@@ -133,6 +165,30 @@ impl Segment {
 
 #[pymethods]
 impl Segment {
+    /// The version.
+    #[getter]
+    fn version(&self) -> u64 {
+        self.facts().version
+    }
+
+    /// Whether the name stays after its committer has ended.
+    #[getter]
+    fn kept(&self) -> bool {
+        self.facts().kept
+    }
+
+    /// The user to which the name belongs.
+    #[getter]
+    fn uid(&self) -> u32 {
+        self.facts().uid
+    }
+
+    /// Whether processes of other users may open it.
+    #[getter]
+    fn shared(&self) -> bool {
+        self.facts().shared
+    }
+
     /// `host`, or the UUID of the GPU that has the memory.
     #[getter]
     fn place(&self) -> String {
@@ -171,8 +227,8 @@ impl Segment {
     }
 
     /// The tensor of this name.
-    fn tensor(&self, py: Python<'_>, name: &str) -> PyResult<Tensor> {
-        self.with(py, |owner, segment| Tensor::of_segment(owner, &segment.tensor(name)?))
+    fn tensor(&self, py: Python<'_>, name: TensorName<'_>) -> PyResult<Tensor> {
+        self.with(py, |owner, segment| Tensor::of_segment(owner, &segment.tensor(name.0)?))
     }
 
     /// Grows a version that this process committed: the last tensor to `length` along its first dimension, and by `tensors`,
@@ -217,6 +273,47 @@ impl Segment {
         self.with(py, |_, segment| segment.check())
     }
 
+    /// Opens the latest version, or `version`, as this one was opened; `None` if that is this version, or if `timeout`
+    /// seconds bring no other.
+    fn newer(&self, py: Python<'_>, version: Option<u64>, timeout: Option<f64>) -> PyResult<Option<Self>> {
+        // Dropped in the reverse order: a thread that has a segment also has its owner.
+        let (_owner, segment) = self.with(py, |owner, segment| Ok((owner.clone(), segment.clone())))?;
+        let is_closed = || self.open().is_none();
+        let timeout = wait::timeout(timeout)?;
+        let found = wait::for_turn(py, "segment", timeout, is_closed, |wait| segment.newer(version, wait))?;
+        Ok(found.map(Self::opened))
+    }
+
+    /// Maps the version that `next` has open at the addresses of this segment, and closes `next`, of which no tensor is
+    /// used. Waits first for all work of this process on the GPU, or with `only` for that of the streams. None of the
+    /// streams may be being captured.
+    fn advance(&self, py: Python<'_>, next: &Self, streams: Vec<Option<Bound<'_, PyAny>>>, only: bool) -> PyResult<()> {
+        let (owner, gpu) = self.with(py, |owner, segment| {
+            let gpu = segment.gpu().map(|gpu| segment.domain().gpu(gpu.uuid())).transpose()?;
+            Ok((owner.clone(), gpu))
+        })?;
+        // Memory that no GPU uses is refused, whatever the streams.
+        let of_gpu = |gpu: Arc<Gpu>| {
+            let ordinal = gpu.context().device().ordinal() as i32;
+            let named = |stream: &Option<Bound<'_, PyAny>>| {
+                let raw = stream::named(py, stream.as_ref(), ordinal)?;
+                Ok(Stream::of(gpu.clone(), Some(raw.0)))
+            };
+            streams.iter().map(named).collect::<PyResult<Vec<_>>>()
+        };
+        let streams = gpu.map_or_else(|| Ok(Vec::new()), of_gpu)?;
+        let other = next.take_closed().ok_or_else(|| closed(py, "segment"))?;
+        let used = || PyValueError::new_err("tensors of the other version are used: drop them before the advance");
+        let advanced = py.detach(|| {
+            let other = other.into_segment()?;
+            let streams: Vec<_> = streams.iter().map(Stream::borrow).collect();
+            Some(owner.advance(other, if only { Drain::Only(&streams) } else { Drain::All(&streams) }))
+        });
+        advanced.ok_or_else(used)?.or_raise(py)?;
+        *self.facts.lock().ignore_poison() = next.facts();
+        Ok(())
+    }
+
     /// Registers host memory with CUDA, for asynchronous copies of a GPU.
     fn pin(&self, py: Python<'_>, device: &str) -> PyResult<Pinned> {
         let Place::Gpu(uuid) = place(py, device)? else {
@@ -226,6 +323,30 @@ impl Segment {
             let pinned = partywall::Pinned::new(segment.clone(), segment.domain().gpu(uuid)?)?;
             let nbytes = pinned.bytes();
             Ok(Pinned { held: Handle::new(Held { pinned, _owner: owner.clone() }), nbytes })
+        })
+    }
+
+    /// Begins a version of `name` at `device`, and enqueues a copy of all tensors into it.
+    fn to(
+        &self,
+        py: Python<'_>,
+        name: Name<'_>,
+        device: &str,
+        access: Option<Needs>,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Build> {
+        Build::copy(py, self, name.0, (device, access), stream)
+    }
+
+    /// Enqueues a copy of all tensors of a segment, which has the same. This segment is open for writing.
+    fn copy_from(&self, py: Python<'_>, source: &Self, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let at = self.with(py, |_, segment| Ok(segment.gpu().map(Gpu::uuid)))?;
+        let stream = source.copying(py, stream, |segment| at.or(segment.gpu().map(Gpu::uuid)))?;
+        let (owner, target) = self.with(py, |owner, segment| Ok((owner.clone(), segment.clone())))?;
+        source.with(py, |from, segment| {
+            from.note_gpu(stream.gpu());
+            owner.note_gpu(stream.gpu());
+            target.copy_from(segment, stream.borrow())
         })
     }
 

@@ -4,7 +4,7 @@
 use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 
 use partywall::{
-    DType, DeviceRange, Error, Publication,
+    DType, DeviceRange, DeviceUuid, Error, Publication,
     cuda::{self, Access, AccessError, Context, DeviceSlice, Driver, ForeignMemory, RawStream, StreamRef},
     error::{DeviceFault, InvalidArgument},
 };
@@ -21,7 +21,9 @@ use crate::{
     errors::{Raise, bad_source},
     exchange::Library,
     owner::drain,
-    reaper, stream, wait,
+    reaper, stream,
+    tensor::Lengths,
+    wait,
 };
 
 /// A tensor of another library, which this keeps alive.
@@ -102,6 +104,15 @@ impl Source {
     #[getter]
     fn device(&self) -> String {
         if self.is_on_host() { "host".to_owned() } else { format!("cuda:{}", self.device.device_id) }
+    }
+
+    /// Equal for two tensors that are the same memory; `None` without elements.
+    #[getter]
+    fn identity(&self) -> Option<(i32, i32, u64, &'static str, Lengths, Lengths)> {
+        let Device { device_type, device_id } = self.device;
+        let shape = || Lengths(self.shape.iter().map(|length| *length as i64).collect());
+        let all = || (device_type, device_id, self.address, self.dtype.name(), shape(), Lengths(self.strides.clone()));
+        (self.elements() > 0).then(all)
     }
 
     /// Whether the elements are adjacent in memory.
@@ -324,6 +335,14 @@ impl Source {
         let stream = unsafe { StreamRef::borrow(&context, self.stream) };
         stream.copy_to_host(&mut out, self.slice()).map_err(copy_error)?;
         Ok(out)
+    }
+
+    /// Returns the UUID of the GPU.
+    pub(crate) fn uuid(&self) -> partywall::Result<DeviceUuid> {
+        let uuid = self.context()?.device().uuid();
+        uuid.map_err(|source| {
+            Error::DeviceFault(DeviceFault::Cuda { what: format!("using {}", self.device()), source })
+        })
     }
 
     fn slice(&self) -> DeviceSlice<'_> {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use partywall::{
-    DeviceUuid, Domain, Gpu, Place,
+    DeviceUuid, Domain, Gpu,
     cuda::{RawStream, StreamRef},
 };
 use pyo3::{exceptions::PyValueError, intern, prelude::*, types::PyInt};
@@ -47,7 +47,17 @@ impl Stream {
         unsafe { StreamRef::borrow(self.gpu.context(), self.raw) }
     }
 
-    /// Returns the GPU and the handle.
+    /// Returns the GPU.
+    pub(crate) fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    /// Returns the number of the GPU in this process.
+    pub(crate) fn ordinal(&self) -> u32 {
+        self.gpu.context().device().ordinal()
+    }
+
+    /// Returns the GPU's UUID and the handle.
     pub(crate) fn id(&self) -> (DeviceUuid, RawStream) {
         (self.gpu.uuid(), self.raw)
     }
@@ -69,8 +79,8 @@ pub(crate) fn raw(handle: Option<u64>) -> RawStream {
 
 /// Returns the GPU that Python names.
 pub(crate) fn gpu(py: Python<'_>, domain: &Domain, device: &str) -> PyResult<Arc<Gpu>> {
-    match place(py, device)? {
-        Place::Gpu(uuid) => py.detach(|| domain.gpu(uuid)).or_raise(py),
-        Place::Host => Err(PyValueError::new_err("a stream is a GPU's: device is cuda, cuda:N or a GPU's UUID")),
+    match place(py, device)?.gpu() {
+        Some(uuid) => py.detach(|| domain.gpu(uuid)).or_raise(py),
+        None => Err(PyValueError::new_err("a stream is a GPU's: device is cuda, cuda:N or a GPU's UUID")),
     }
 }

@@ -64,7 +64,7 @@ impl Subscriber {
         let closed = || self.closed();
         let received = wait::for_turn(py, "subscriber", timeout, closed, |wait| receiver.subscriber.recv(wait));
         let sample = self.unless_closed(py, received)?;
-        Ok(Owner::of_sample(sample, receiver.subscriber.clone()))
+        Ok(Owner::of_sample(sample, receiver.open.topic.place(), receiver.subscriber.clone()))
     }
 
     /// Replaces an error by `Closed` if the subscriber was closed meanwhile.
@@ -101,12 +101,19 @@ impl Subscriber {
         }
         let received = receiver.subscriber.try_recv().or_raise(py);
         let Some(sample) = self.unless_closed(py, received)? else { return Ok(None) };
-        Sample::of(py, Owner::of_sample(sample, receiver.subscriber), receiver.open).map(Some)
+        let owner = Owner::of_sample(sample, receiver.open.topic.place(), receiver.subscriber);
+        Sample::of(py, owner, receiver.open).map(Some)
     }
 
     /// Puts back a received sample whose wait has ended: it is received next.
     fn give_up(&self, sample: &Sample) {
         self.unfinished().extend(sample.take());
+    }
+
+    /// The number in this process of the GPU whose streams use the samples; `None` for host memory. Pinned memory is used on a
+    /// GPU from then on.
+    fn ordinal(&self, py: Python<'_>) -> PyResult<Option<u32>> {
+        Ok(self.inner(py)?.open.gpu(py)?.map(|gpu| gpu.context().device().ordinal()))
     }
 
     /// Returns the error of a wait that has ended after a number of seconds.

@@ -6,10 +6,14 @@ use std::{
     time::Duration,
 };
 
-use partywall::{Error, Queue, Result, TaskRef, cuda::RawStream, error::Gone};
+use partywall::{
+    Error, Place, Queue, Result, TaskRef,
+    cuda::RawStream,
+    error::{Busy, Gone},
+};
 use partywall_os::{lock::IgnorePoison, process::fork_generation};
 use pyo3::{
-    exceptions::{PyRuntimeError, PyTypeError},
+    exceptions::{PyRuntimeError, PyTypeError, PyValueError},
     prelude::*,
     types::{PyBytes, PyTuple},
 };
@@ -28,9 +32,9 @@ use crate::{
 
 /// A task that this process has claimed, for one attempt.
 ///
-/// The end of its `with` completes the task, unless the task is over; an exception fails it with the exception's text. A task
-/// that is dropped goes to another worker. If the lease has ended, the task belongs to another worker, and `complete` raises
-/// `ClaimLost`.
+/// The end of its `with` completes the task, unless the task is over; an exception fails it with the exception's text.
+/// A task that is dropped goes to another worker. If the lease has ended, the task belongs to another worker, and
+/// `complete` raises `ClaimLost`.
 #[pyclass(frozen, module = "partywall", weakref)]
 pub(crate) struct ClaimedTask {
     claim: Arc<Claim>,
@@ -106,19 +110,32 @@ impl ClaimedTask {
         shape: Option<Shape>,
         dtype: ElementType,
     ) -> PyResult<Tensor> {
-        let on_host = self.on_host();
+        let place = self.claim.queue.place();
+        let on_stream = self.claim.stream().is_some();
+        let task_name = || self.task.to_string();
         let found = self.with(|task| {
             let Some(index) = input else {
                 let output = task.output()?;
-                let address = if on_host { output.as_ptr()? as usize } else { output.device()?.device_ptr() as usize };
+                let address =
+                    if self.no_gpu() { output.as_ptr()? as usize } else { output.device()?.device_ptr() as usize };
                 return Ok((address, None));
             };
+            let segment = task.inputs()[index].segment()?;
+            let place = segment.as_ref().map_or(place, |segment| segment.place());
+            let by_host = place.is_cpu_reachable() && !on_stream || place == Place::Host;
+            if by_host && place != Place::Host {
+                // The tensor is on the host, which waits for no stream by itself.
+                match task.wait_inputs(Duration::ZERO) {
+                    Err(Error::Timeout { .. }) => return Err(Busy::InputsNotReady { task: task_name() }.into()),
+                    waited => waited?,
+                }
+            }
             let input = &task.inputs()[index];
             let address = match input.gpu()? {
-                Some(_) => input.device()?.device_ptr() as usize,
-                None => input.as_ptr()? as usize,
+                None if by_host => input.as_ptr()? as usize,
+                _ => input.device()?.device_ptr() as usize,
             };
-            Ok((address, input.segment()?))
+            Ok((address, segment))
         });
         let (address, segment) = found.or_raise(py)?;
         let has = self.bytes_of(input);
@@ -145,7 +162,8 @@ impl ClaimedTask {
         py.detach(|| task.fail(reason)).or_raise(py)
     }
 
-    fn on_host(&self) -> bool {
+    /// Returns whether this process uses the queue's blocks by the CPU alone.
+    fn no_gpu(&self) -> bool {
         self.claim.queue.gpu().is_none()
     }
 
@@ -161,8 +179,23 @@ impl ClaimedTask {
         self.claim.lock().as_mut().map_or_else(|| Err(self.over()), action)
     }
 
+    /// Returns the stream that a caller names. In host memory there is none by default, and hosts call `instead`.
+    fn stream(
+        &self,
+        py: Python<'_>,
+        stream: Option<&Bound<'_, PyAny>>,
+        device: Option<&Bound<'_, PyAny>>,
+        instead: &str,
+    ) -> PyResult<Stream> {
+        if self.claim.queue.place() == Place::Host && stream.is_none() && device.is_none() {
+            let why = format!("the blocks of this queue are in host memory: name a stream, or call {instead}");
+            return Err(PyValueError::new_err(why));
+        }
+        Stream::at(py, self.claim.queue.domain(), stream, device)
+    }
+
     fn over(&self) -> Error {
-        Error::Gone(Gone::Claim { task: self.task.to_string(), attempt: self.attempt })
+        Error::Gone(Gone::Attempt { task: self.task.to_string(), attempt: self.attempt })
     }
 }
 
@@ -204,7 +237,8 @@ impl ClaimedTask {
         TaskBytes::of(slf, None)
     }
 
-    /// Waits until the submitter's stream has completed the inputs. Raises `InputsLost` if the submitter ended before that.
+    /// Waits until the submitter's stream has completed the inputs. Raises `InputsLost` if the submitter ended before
+    /// that.
     #[pyo3(signature = (timeout = None))]
     fn wait_inputs(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         wait::in_slices(py, wait::timeout(timeout)?, |slice| self.with(|task| task.wait_inputs(slice)))
@@ -220,7 +254,7 @@ impl ClaimedTask {
         stream: Option<&Bound<'_, PyAny>>,
         device: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let stream = Stream::at(py, self.claim.queue.domain(), stream, device)?;
+        let stream = self.stream(py, stream, device, "wait_inputs()")?;
         py.detach(|| self.with(|task| task.wait_inputs_on(stream.borrow()))).or_raise(py)?;
         *self.claim.stream.lock().ignore_poison() = Some(stream.id().1);
         Ok(())
@@ -229,8 +263,8 @@ impl ClaimedTask {
     /// Completes the task: its output is the result. On a GPU, waits for all work of this process there.
     fn complete(&self, py: Python<'_>) -> PyResult<()> {
         let task = self.take(py)?;
-        // In host memory there is nothing to wait for.
-        let completed = if self.on_host() { task.complete() } else { py.detach(|| task.complete()) };
+        // Without a GPU there is nothing to wait for.
+        let completed = if self.no_gpu() { task.complete() } else { py.detach(|| task.complete()) };
         completed.or_raise(py)
     }
 
@@ -242,7 +276,7 @@ impl ClaimedTask {
         stream: Option<&Bound<'_, PyAny>>,
         device: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let stream = Stream::at(py, self.claim.queue.domain(), stream, device)?;
+        let stream = self.stream(py, stream, device, "complete()")?;
         let task = self.take(py)?;
         let completed = py.detach(|| task.complete_on(stream.borrow()));
         completed
@@ -257,12 +291,13 @@ impl ClaimedTask {
             .or_raise(py)
     }
 
-    /// Fails the attempt: the task goes to another worker, or becomes a dead letter. 127 bytes of the reason are kept.
+    /// Fails the attempt: the task goes to another worker, or becomes a dead letter. 127 bytes of the reason are kept,
+    /// until another attempt fails.
     fn fail(&self, py: Python<'_>, reason: &Bound<'_, PyAny>) -> PyResult<()> {
         self.give_up(py, &text(reason))
     }
 
-    /// Moves the end of the lease to a number of seconds from now.
+    /// Moves the end of the lease to a number of seconds from now. In a queue without a lease it only checks the claim.
     fn extend(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
         let seconds = wait::timeout(Some(seconds))?;
         self.with(|task| task.extend(seconds)).or_raise(py)
@@ -337,8 +372,8 @@ impl Drop for ClaimedTask {
 
 /// Iterates over the tasks of a queue. Asking for the next task completes the one before, unless that is over.
 ///
-/// If an exception leaves the body of the loop, dropping the iterator fails the task for that reason: the interpreter sets the
-/// exception before it drops the iterator.
+/// If an exception leaves the body of the loop, dropping the iterator fails the task for that reason: the interpreter
+/// sets the exception before it drops the iterator.
 #[pyclass(frozen, module = "partywall._native")]
 pub(crate) struct Claims {
     queue: Py<super::queue::Queue>,

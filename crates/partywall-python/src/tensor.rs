@@ -27,10 +27,12 @@ use pyo3::{
 
 use crate::{
     arguments::ElementType,
+    build::{Layout, place},
     dlpack::{self, Device, Export, Managed, ManagedVersioned, contiguous, data_type},
     errors::{Never, Raise, no_such_view},
     hint::{Hint, Hinted},
     owner::Owner,
+    ranges,
     source::{self, Source},
     stream, wait,
 };
@@ -56,32 +58,43 @@ impl Tensor {
         let bytes = tensor.bytes();
         let device = owner.device();
         owner.expose();
-        let address = match (bytes, device == HOST) {
+        let address = match (bytes, owner.is_on_gpu()) {
             (0, _) => 0,
-            (_, true) => tensor.as_ptr()? as usize,
-            (_, false) => tensor.device()?.device_ptr() as usize,
+            (_, false) => tensor.as_ptr()? as usize,
+            (_, true) => tensor.device()?.device_ptr() as usize,
         };
         let shape = signed(&tensor.shape());
         let strides = signed(&tensor.strides());
+        ranges::note(owner, tensor.name(), address, bytes);
         Ok(Self { owner: owner.clone(), name, dtype, shape, strides, address, bytes, device })
     }
 
-    /// Returns a tensor without gaps, of a build. The caller has locked the owner.
+    /// Returns a tensor of a build. The caller has locked the owner.
     pub(crate) fn of_build(
         owner: &Arc<Owner>,
         build: &mut Build,
-        name: &str,
-        dtype: DType,
-        shape: &[u64],
+        Layout { name, dtype, shape, strides, bytes }: &Layout,
     ) -> partywall::Result<Self> {
-        let bytes = dtype.bytes_for(shape.iter().product()).unwrap_or(0);
-        let address = match (bytes, owner.device() == HOST) {
+        let address = match (bytes, owner.is_on_gpu()) {
             (0, _) => 0,
-            (_, true) => build.as_mut_bytes(name)?.as_mut_ptr() as usize,
-            (_, false) => build.device(name)?.device_ptr() as usize,
+            (_, false) => build.as_mut_bytes(name)?.as_mut_ptr() as usize,
+            (_, true) => build.device(name)?.device_ptr() as usize,
         };
         owner.expose();
-        Ok(Self::dense(owner, name.to_owned(), dtype, shape, address, bytes))
+        ranges::note(owner, name, address, *bytes);
+        let shape = signed(shape);
+        let strides = signed(strides);
+        let name = name.clone().into();
+        Ok(Self {
+            owner: owner.clone(),
+            name,
+            dtype: *dtype,
+            shape,
+            strides,
+            address,
+            bytes: *bytes,
+            device: owner.device(),
+        })
     }
 
     /// Returns the beginning of a block as a tensor. The caller has locked the owner.
@@ -93,9 +106,9 @@ impl Tensor {
         if needed > has {
             return Err(Error::Mismatch(Mismatch::BlockSize { name: pool.to_owned(), of: Named::Pool, has, needed }));
         }
-        let address = match owner.device() == HOST {
-            true => block.as_ptr()? as usize,
-            false => block.device()?.device_ptr() as usize,
+        let address = match owner.is_on_gpu() {
+            false => block.as_ptr()? as usize,
+            true => block.device()?.device_ptr() as usize,
         };
         owner.expose();
         Ok(Self::dense(owner, format!("{pool}#{}", block.index()), dtype, shape, address, needed))
@@ -104,10 +117,10 @@ impl Tensor {
     /// Returns the tensor of a loan. The caller has locked the owner.
     pub(crate) fn of_loan(owner: &Arc<Owner>, loan: &mut Loan, name: String) -> partywall::Result<Self> {
         let bytes = loan.len();
-        let address = match (bytes, owner.device() == HOST) {
+        let address = match (bytes, owner.is_on_gpu()) {
             (0, _) => 0,
-            (_, true) => loan.bytes_mut()?.as_mut_ptr() as usize,
-            (_, false) => loan.device()?.device_ptr() as usize,
+            (_, false) => loan.bytes_mut()?.as_mut_ptr() as usize,
+            (_, true) => loan.device()?.device_ptr() as usize,
         };
         Ok(Self::dense(owner, name, loan.dtype(), loan.shape(), address, bytes))
     }
@@ -146,7 +159,29 @@ impl Tensor {
         let strides = signed(&contiguous(shape));
         let shape = signed(shape);
         let name = name.into();
+        ranges::note_if_asked(owner, &name, address, bytes);
         Self { owner: owner.clone(), name, dtype, shape, strides, address, bytes, device: owner.device() }
+    }
+
+    /// Returns the same tensor as another object.
+    fn again(&self) -> Self {
+        let Self { dtype, address, bytes, device, .. } = *self;
+        let owner = self.owner.clone();
+        let shape = self.shape.clone();
+        let strides = self.strides.clone();
+        Self { owner, name: self.name.clone(), dtype, shape, strides, address, bytes, device }
+    }
+
+    /// Returns the tensor as the GPU of `source` writes it; `None` if only the CPU can.
+    fn beside(&self, source: &Source) -> partywall::Result<Option<Self>> {
+        if !self.is_on_host() {
+            return Ok(Some(self.again()));
+        }
+        if !self.owner.is_pinned() || !self.owner.is_writable() {
+            return Ok(None);
+        }
+        let device = self.owner.use_on(source.uuid()?, &self.name, self.bytes)?;
+        Ok(device.map(|device| Self { device, ..self.again() }))
     }
 
     fn is_on_host(&self) -> bool {
@@ -197,16 +232,25 @@ impl Tensor {
     ) -> partywall::Result<T> {
         let mut work = Some(work);
         let mut done = None;
+        let context = self.owner.context().expect("the owner of a tensor on a GPU knows its context");
+        // SAFETY: the caller's promise: a stream of the primary context of the tensor's GPU that lives for as long as this
+        // call, as DLPack's consumers are promised too.
+        let stream = unsafe { StreamRef::borrow(context, stream) };
         self.owner.with(|memory| {
             memory.on_device(&self.name, self.bytes, stream, &mut |range| {
-                // SAFETY: the caller's promise: a stream of the primary context of the tensor's GPU that lives for as long
-                // as this call, as DLPack's consumers are promised too.
-                let stream = unsafe { StreamRef::borrow(range.gpu().context(), stream) };
                 done = work.take().map(|work| work(range, stream)).transpose()?;
                 Ok(())
             })
         })?;
         Ok(done.expect("memory has its work done once"))
+    }
+
+    /// Gives the CPU access to a tensor on the host. Pinned memory that a GPU used first may have none yet.
+    fn allow_cpu(&self, py: Python<'_>) -> PyResult<()> {
+        if !self.owner.is_on_gpu() || self.bytes == 0 {
+            return Ok(());
+        }
+        py.detach(|| self.owner.with(|memory| memory.allow_cpu(&self.name))).or_raise(py)
     }
 
     /// Copies bytes of host memory into the tensor.
@@ -267,8 +311,11 @@ impl Tensor {
 
     /// The address of the first element, on the tensor's device; 0 if the tensor has no bytes.
     #[getter]
-    fn data_ptr(&self) -> usize {
-        self.address
+    fn data_ptr(&self, py: Python<'_>) -> PyResult<usize> {
+        if self.is_on_host() {
+            self.allow_cpu(py)?;
+        }
+        Ok(self.address)
     }
 
     fn __repr__(&self) -> String {
@@ -291,9 +338,24 @@ impl Tensor {
                 return Err(PyValueError::new_err(why));
             }
         };
-        let Self { address, bytes, device, .. } = *self;
-        let owner = self.owner.clone();
-        Ok(Self { owner, name: self.name.clone(), dtype, shape, strides, address, bytes, device })
+        Ok(Self { dtype, shape, strides, ..self.again() })
+    }
+
+    /// The same memory as a tensor of a GPU, which is given to its libraries and streams. Pinned memory only.
+    ///
+    /// Kernels read it over the bus. The host and the streams that use the memory are not ordered: wait for a stream before
+    /// you use the tensor of the host. On a tensor that is on this GPU already, returns the same.
+    pub(crate) fn on(&self, py: Python<'_>, device: Bound<'_, PyAny>) -> PyResult<Self> {
+        let name = device.str()?;
+        let Some(uuid) = place(py, name.to_str()?)?.gpu() else {
+            return Err(PyValueError::new_err("a tensor is used on a GPU: device is cuda, cuda:N or a GPU's UUID"));
+        };
+        let Some(device) = py.detach(|| self.owner.use_on(uuid, &self.name, self.bytes)).or_raise(py)? else {
+            let why = format!("this process does not use it on {name}");
+            let advice = "open it with device=, before another GPU has used it";
+            return Err(no_such_view(py, &self.name, &why, advice));
+        };
+        Ok(Self { device, ..self.again() })
     }
 
     /// Returns a copy of the bytes. On a GPU the copy is made behind the work on `stream`, by default torch's or cupy's current
@@ -355,9 +417,11 @@ impl Tensor {
         } else {
             // The source is ready on its own stream.
             source.drain(py)?;
-            py.detach(|| match self.is_on_host() {
-                true => self.write_bytes(&source.device_bytes()?),
-                false => self.on_device(source.stream(), |range, stream| source::copy_on_device(source, range, stream)),
+            py.detach(|| match self.beside(source)? {
+                None => self.write_bytes(&source.device_bytes()?),
+                Some(there) => {
+                    there.on_device(source.stream(), |range, stream| source::copy_on_device(source, range, stream))
+                }
             })
         };
         copied.or_raise(py)
@@ -418,6 +482,9 @@ impl Tensor {
                 "it is shared, not copied",
                 "leave copy out, and copy what you get",
             ));
+        }
+        if self.is_on_host() {
+            self.allow_cpu(py)?;
         }
         // Without a stream, the legacy default stream waits; -1 means that none does.
         if let Ok(stream) = u64::try_from(stream.unwrap_or(1))
@@ -493,6 +560,7 @@ impl Tensor {
         if !wants(ffi::PyBUF_STRIDES) && !this.is_contiguous() {
             return Err(PyBufferError::new_err(format!("{:?} has strides, which the consumer cannot take", this.name)));
         }
+        this.allow_cpu(slf.py())?;
         let item = (this.dtype.bits() / 8) as isize;
         let numbers: Vec<isize> =
             this.shape.iter().map(|n| *n as isize).chain(this.strides.iter().map(|n| *n as isize * item)).collect();

@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use partywall::{Error, Queue, error::InvalidData};
+use partywall::{Error, Place, Queue, error::InvalidData};
 use partywall_os::{lock::IgnorePoison, process::fork_generation};
 use pyo3::{
     PyTypeInfo,
@@ -100,7 +100,7 @@ impl Ticket {
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, EnqueuedResult>> {
         let (ticket, queue) = self.inner();
-        if queue.gpu().is_none() {
+        if queue.place() == Place::Host {
             return Err(PyValueError::new_err("results in host memory are waited for by hosts: result()"));
         }
         let timeout = wait::timeout(timeout)?;
@@ -249,7 +249,7 @@ impl TaskResult {
         let this = Self::new(queue, result);
         let taken = this.taken.lock().ignore_poison().take();
         if let Some((taken, queue)) = taken.zip(this.queue.as_ref()) {
-            let block = python_block(py, Block::of_taken(py, queue.domain(), owner, taken))?;
+            let block = python_block(py, Block::of_taken(py, queue.inputs(), owner, taken))?;
             // This cannot fail: no other thread knows this result yet.
             _ = this.block.set(py, block);
         }
@@ -261,7 +261,7 @@ impl TaskResult {
         let block = self.block.get_or_try_init(py, || {
             let taken = self.taken.lock().ignore_poison().take();
             let (taken, queue) = taken.zip(self.queue.as_ref()).ok_or_else(|| closed(py, "result"))?;
-            python_block(py, Block::new(queue.domain(), queue.gpu(), taken))
+            python_block(py, Block::new(queue.inputs(), taken))
         });
         block.map(|block| block.bind(py))
     }

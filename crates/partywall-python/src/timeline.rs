@@ -35,7 +35,7 @@ pub(crate) struct Timeline {
 }
 
 #[derive(Clone)]
-enum Role {
+pub(crate) enum Role {
     Waiter(Arc<partywall::Timeline>),
     Writer(Arc<TimelineWriter>),
 }
@@ -65,7 +65,7 @@ impl Timeline {
         Ok(Self { role: Handle::new(role), last: Mutex::new(None), name, is_writer: writer })
     }
 
-    fn role(&self, py: Python<'_>) -> PyResult<Role> {
+    pub(crate) fn role(&self, py: Python<'_>) -> PyResult<Role> {
         self.role.get(py, "timeline")
     }
 
@@ -74,7 +74,7 @@ impl Timeline {
         self.last.lock().ignore_poison()
     }
 
-    fn writer(&self, py: Python<'_>) -> PyResult<Arc<TimelineWriter>> {
+    pub(crate) fn writer(&self, py: Python<'_>) -> PyResult<Arc<TimelineWriter>> {
         match self.role(py)? {
             Role::Writer(writer) => Ok(writer),
             Role::Waiter(_) => Err(not_writer(py, &self.name)),
@@ -108,13 +108,18 @@ impl Timeline {
         let stream = Stream::find(py, writer.timeline().domain(), device, stream)?;
         self.take_turns(py, &writer, Some(stream.id()))?;
         py.detach(|| enqueue(&writer, stream.borrow())).or_raise(py)?;
-        *self.last() = Some(stream.id());
+        self.signalled_on(stream.id());
         Ok(())
+    }
+
+    /// Notes the stream that signalled last.
+    pub(crate) fn signalled_on(&self, stream: (DeviceUuid, RawStream)) {
+        *self.last() = Some(stream);
     }
 
     /// Waits for the promised values of the stream that signalled last, unless `next` is the same stream. The library would
     /// wait, too, but ignores signals of the process.
-    fn take_turns(
+    pub(crate) fn take_turns(
         &self,
         py: Python<'_>,
         writer: &TimelineWriter,

@@ -1,8 +1,8 @@
 //! Topics.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use partywall::{Gpu, Place, Policy};
+use partywall::{Access, Gpu, Place, Policy};
 use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::{
@@ -47,13 +47,31 @@ pub(crate) struct Topic {
 pub(crate) struct Open {
     pub(crate) topic: Arc<partywall::Topic>,
     pub(crate) name: Arc<str>,
-    pub(crate) gpu: Option<Arc<Gpu>>,
+    /// Set when a stream first uses pinned memory.
+    gpu: Arc<OnceLock<Arc<Gpu>>>,
 }
 
 impl Open {
-    /// Returns the number of the GPU in this process; `None` for host memory.
-    pub(crate) fn ordinal(&self) -> Option<u32> {
-        self.gpu.as_ref().map(|gpu| gpu.context().device().ordinal())
+    /// Returns whether the samples are in pinned memory, which both hosts and streams use.
+    pub(crate) fn is_pinned(&self) -> bool {
+        matches!(self.topic.place(), Place::Pinned(_))
+    }
+
+    /// Returns the GPU on which this process uses the samples; `None` for host memory. Pinned memory is used on a GPU from
+    /// then on.
+    pub(crate) fn gpu(&self, py: Python<'_>) -> PyResult<Option<&Arc<Gpu>>> {
+        if let Some(gpu) = self.gpu.get() {
+            return Ok(Some(gpu));
+        }
+        if self.topic.place() == Place::Host {
+            return Ok(None);
+        }
+        let gpu = || {
+            let domain = self.topic.domain();
+            self.topic.gpu().map_or_else(|| domain.default_gpu(), |gpu| domain.gpu(gpu.uuid()))
+        };
+        let gpu = py.detach(gpu).or_raise(py)?;
+        Ok(Some(self.gpu.get_or_init(|| gpu)))
     }
 }
 
@@ -71,7 +89,7 @@ impl Topic {
         domain: &partywall::Domain,
         name: &str,
         (samples, numbers): (Samples, Numbers),
-        device: Option<&str>,
+        (device, access): (Option<&str>, Option<Access>),
         (kept, shared, allow_peer, stamps): (bool, bool, bool, bool),
         timeout: Option<f64>,
     ) -> PyResult<Self> {
@@ -91,6 +109,7 @@ impl Topic {
         options = subscribers.into_iter().fold(options, partywall::TopicOptions::subscribers);
         options = held.into_iter().fold(options, partywall::TopicOptions::held);
         options = blocks.into_iter().fold(options, partywall::TopicOptions::blocks);
+        options = access.into_iter().fold(options, partywall::TopicOptions::access);
         options = match named_place(py, device)? {
             Some(Place::Gpu(uuid)) if !makes => options.device(uuid),
             Some(place) => options.place(place),
@@ -100,8 +119,6 @@ impl Topic {
             let options = options.clone().timeout(slice);
             if makes { options.open_or_create() } else { options.open() }
         })?;
-        let gpu = topic.gpu().map(Gpu::uuid);
-        let gpu = gpu.map(|uuid| py.detach(|| domain.gpu(uuid))).transpose().or_raise(py)?;
         Ok(Self {
             name: topic.name().to_owned(),
             version: topic.version(),
@@ -113,7 +130,7 @@ impl Topic {
             loans: topic.loans(),
             held: topic.held(),
             place: topic.place().to_string(),
-            inner: Handle::new(Open { name: topic.name().into(), topic: topic.into(), gpu }),
+            inner: Handle::new(Open { name: topic.name().into(), topic: topic.into(), gpu: Arc::default() }),
         })
     }
 }
@@ -163,9 +180,14 @@ impl Topic {
         Ok((stats.published, stats.free, stats.held, stats.in_ring, stats.read, publishers, subscribers))
     }
 
-    /// The number of the topic's GPU in this process; `None` for host memory.
-    fn ordinal(&self, py: Python<'_>) -> PyResult<Option<u32>> {
-        Ok(self.inner.get(py, "topic")?.ordinal())
+    /// The number in this process of the GPU whose streams use the samples; `None` for host memory. Pinned memory has one
+    /// only if `streams` asks for it.
+    fn ordinal(&self, py: Python<'_>, streams: bool) -> PyResult<Option<u32>> {
+        let open = self.inner.get(py, "topic")?;
+        if open.is_pinned() && !streams {
+            return Ok(None);
+        }
+        Ok(open.gpu(py)?.map(|gpu| gpu.context().device().ordinal()))
     }
 
     /// Waits until the topic is removed. Returns the notice as for a segment.

@@ -10,8 +10,9 @@
 //!
 //! A row belongs to a member from its welcome until nothing of the member is left. Then another member may get it. The
 //! words are hints: they are reported and have no other effect. A member that breaks the rules and writes another's row
-//! only makes that member seem hung, alive or waiting. No lease of a former member belongs to the next one, so the words
-//! of a wait need no reset. They are not read in one step: a listing may show a wait with the value of the next one.
+//! only makes that member seem hung, alive or waiting. No lease of a former member belongs to the next one, so the
+//! words of a wait need no reset. They are not read in one step: a listing may show a wait with the value of the next
+//! one.
 
 use std::{
     os::fd::{AsFd, OwnedFd},

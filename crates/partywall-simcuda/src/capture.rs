@@ -1,7 +1,9 @@
-//! Stream capture, as far as calls outside a graph observe it: which streams are captured, which calls that forbids, and
-//! how a forbidden call invalidates the capture. Captured work is dropped, and the graph cannot be launched.
+//! Stream capture: which streams are captured, into which graph, which calls that forbids, and how a forbidden call
+//! invalidates the capture. One stream is captured alone: a wait for an event does not make its stream part of a capture.
 
 use std::cell::Cell;
+use std::ffi::c_void;
+use std::ptr;
 use std::sync::{Arc, MutexGuard};
 use std::thread::{self, ThreadId};
 
@@ -9,14 +11,18 @@ use partywall_os::lock::IgnorePoison;
 
 use crate::abi::{Code, Handle};
 use crate::entry::{entry_points, store};
+use crate::graph::{self, Work};
+use crate::ledger;
 use crate::stream::{self, Stream, StreamKind};
-use crate::{context, ledger, state};
 
 /// The capture that a stream is in.
 pub(crate) struct Capture {
     mode: u32,
     thread: ThreadId,
     invalidated: bool,
+    graph: Handle,
+    /// The nodes that the next one depends on. `cuStreamGetCaptureInfo` gives this array to the caller.
+    dependencies: Vec<Handle>,
 }
 
 thread_local! {
@@ -55,12 +61,12 @@ pub(crate) fn forbid_on(stream: &Stream) -> Result<(), Code> {
     }
 }
 
-/// Returns whether work for the stream goes into a graph.
+/// Adds the work to the graph if the stream is captured. Returns whether it is.
 ///
 /// # Errors
 /// `STREAM_CAPTURE_INVALIDATED`; `STREAM_CAPTURE_IMPLICIT` for the legacy stream while one that it waits for is
 /// captured.
-pub(crate) fn takes(stream: &Stream) -> Result<bool, Code> {
+pub(crate) fn takes(stream: &Stream, work: &Work) -> Result<bool, Code> {
     if stream.kind() == StreamKind::Legacy {
         let captured = implicitly_captured(stream);
         for stream in &captured {
@@ -70,9 +76,13 @@ pub(crate) fn takes(stream: &Stream) -> Result<bool, Code> {
         }
         return if captured.is_empty() { Ok(false) } else { Err(Code::STREAM_CAPTURE_IMPLICIT) };
     }
-    match lock(stream).as_ref() {
+    match lock(stream).as_mut() {
+        None => Ok(false),
         Some(capture) if capture.invalidated => Err(Code::STREAM_CAPTURE_INVALIDATED),
-        capture => Ok(capture.is_some()),
+        Some(capture) => {
+            capture.dependencies = vec![graph::record(capture.graph, work.clone())?];
+            Ok(true)
+        }
     }
 }
 
@@ -110,7 +120,9 @@ entry_points! {
         if capture.is_some() {
             return Err(Code::ILLEGAL_STATE);
         }
-        *capture = Some(Capture { mode, thread: thread::current().id(), invalidated: false });
+        let thread = thread::current().id();
+        let graph = graph::begin();
+        *capture = Some(Capture { mode, thread, invalidated: false, graph, dependencies: Vec::new() });
         Ok(())
     }
     fn cuStreamEndCapture(stream: Handle, graph: *mut Handle) {
@@ -120,20 +132,54 @@ entry_points! {
         if capture.mode != RELAXED && capture.thread != thread::current().id() {
             return Err(Code::STREAM_CAPTURE_WRONG_THREAD);
         }
-        let invalidated = capture.invalidated;
+        let Capture { invalidated, graph: captured, .. } = *capture;
         *current = None;
         if invalidated {
+            graph::discard(captured);
             store(graph, 0)?;
             return Err(Code::STREAM_CAPTURE_INVALIDATED);
         }
-        let handle = state::new_handle();
-        store(graph, handle)?;
-        ledger::record(LEDGER, handle as u64, 0);
+        store(graph, captured)?;
+        ledger::record(graph::GRAPH, captured as u64, 0);
         Ok(())
     }
-    fn cuGraphDestroy(graph: Handle) {
-        context::current()?;
-        ledger::remove(LEDGER, graph as u64);
+    fn cuStreamGetCaptureInfo_v3(
+        stream: Handle, status: *mut u32, id: *mut u64, graph: *mut Handle, dependencies: *mut *const Handle,
+        edges: *mut *const c_void, count: *mut usize,
+    ) {
+        let stream = stream::find(stream)?;
+        let current = lock(&stream);
+        let Some(capture) = current.as_ref() else { return store(status, 0) };
+        store(status, if capture.invalidated { 2 } else { 1 })?;
+        if !id.is_null() {
+            store(id, capture.graph as u64)?;
+        }
+        if !graph.is_null() {
+            store(graph, capture.graph)?;
+        }
+        if !dependencies.is_null() {
+            store(dependencies, capture.dependencies.as_ptr())?;
+        }
+        if !edges.is_null() {
+            store(edges, ptr::null())?;
+        }
+        if count.is_null() { Ok(()) } else { store(count, capture.dependencies.len()) }
+    }
+    fn cuStreamUpdateCaptureDependencies_v2(
+        stream: Handle, dependencies: *const Handle, _edges: *const c_void, count: usize, flags: u32,
+    ) {
+        let stream = stream::find(stream)?;
+        let mut current = lock(&stream);
+        let capture = current.as_mut().ok_or(Code::ILLEGAL_STATE)?;
+        // SAFETY: the caller passes an array of this length.
+        let nodes = unsafe { graph::handles(dependencies, count) }?;
+        if flags > SET_DEPENDENCIES || !graph::has_nodes(capture.graph, &nodes) {
+            return Err(Code::INVALID_VALUE);
+        }
+        if flags == SET_DEPENDENCIES {
+            capture.dependencies.clear();
+        }
+        capture.dependencies.extend(nodes);
         Ok(())
     }
     fn cuStreamIsCapturing(stream: Handle, status: *mut u32) {
@@ -155,4 +201,5 @@ entry_points! {
 const GLOBAL: u32 = 0;
 const RELAXED: u32 = 2;
 
-const LEDGER: &str = "graph";
+/// `CU_STREAM_SET_CAPTURE_DEPENDENCIES`.
+const SET_DEPENDENCIES: u32 = 1;

@@ -3,20 +3,18 @@
 use std::ffi::{CString, c_char, c_int};
 use std::path::PathBuf;
 use std::sync::LazyLock;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::abi::{Code, RawDevice};
 use crate::entry::{entry_points, store};
+use crate::memory::budget::{Budget, NODES};
 use crate::state;
 
 /// A device that this process sees.
 pub(crate) struct Device {
     /// Its number among all devices of the simulated machine, whether or not a process sees them.
     pub(crate) physical: u8,
-    /// Bytes of its memory.
-    pub(crate) total: u64,
-    /// Bytes of its memory that this process has allocated.
-    used: AtomicU64,
+    pub(crate) memory: Budget,
 }
 
 impl Device {
@@ -25,33 +23,13 @@ impl Device {
         let count = variable("SIMCUDA_DEVICES").map_or(DEFAULT_COUNT.load(Ordering::Relaxed), |text| {
             text.parse().ok().filter(|count| *count <= 64).unwrap_or_else(|| panic!("SIMCUDA_DEVICES={text}: 0 to 64"))
         });
-        let total = variable("SIMCUDA_MEMORY").map_or(1 << 30, |text| {
-            parse_bytes(&text).unwrap_or_else(|| panic!("SIMCUDA_MEMORY={text}: a number of bytes, or with K, M or G"))
-        });
+        let total = bytes_of("SIMCUDA_MEMORY");
         let seen = variable("CUDA_VISIBLE_DEVICES").map_or_else(|| (0..count).collect(), |list| choose(&list, count));
-        seen.into_iter().map(|physical| Self { physical, total, used: AtomicU64::new(0) }).collect()
+        seen.into_iter().map(|physical| Self { physical, memory: Budget::new(total) }).collect()
     }
 
     pub(crate) fn uuid(&self) -> [u8; 16] {
         uuid(self.physical)
-    }
-
-    /// Takes memory from the device's budget; its holder returns it by [`Self::give_back`].
-    ///
-    /// # Errors
-    /// `OUT_OF_MEMORY`.
-    pub(crate) fn take(&self, bytes: u64) -> Result<(), Code> {
-        let more = |used: u64| used.checked_add(bytes).filter(|used| *used <= self.total);
-        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map_err(|_| Code::OUT_OF_MEMORY)?;
-        Ok(())
-    }
-
-    pub(crate) fn give_back(&self, bytes: u64) {
-        self.used.fetch_sub(bytes, Ordering::Relaxed);
-    }
-
-    pub(crate) fn free(&self) -> u64 {
-        self.total - self.used.load(Ordering::Relaxed)
     }
 
     fn pci_bus_id(&self) -> String {
@@ -61,9 +39,18 @@ impl Device {
 
 /// Returns how often a device of the simulated machine has lost its memory.
 pub(crate) fn losses(physical: u8) -> usize {
+    losses_of(&physical.to_string())
+}
+
+/// Returns how often the memory of a NUMA node was lost.
+pub(crate) fn losses_on_node(node: i32) -> usize {
+    losses_of(&format!("node {node}"))
+}
+
+fn losses_of(place: &str) -> usize {
     static FILE: LazyLock<Option<PathBuf>> = LazyLock::new(|| std::env::var_os("SIMCUDA_LOSSES").map(PathBuf::from));
     let Some(lines) = FILE.as_ref().and_then(|file| std::fs::read_to_string(file).ok()) else { return 0 };
-    lines.lines().filter(|line| line.parse() == Ok(physical)).count()
+    lines.lines().filter(|line| *line == place).count()
 }
 
 /// Returns the identity of a device of the simulated machine.
@@ -87,6 +74,13 @@ pub(crate) fn set_default_count(count: u8) {
 
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
+}
+
+/// Returns the number of bytes that a variable sets: 1 GiB if it is not set.
+pub(crate) fn bytes_of(name: &str) -> u64 {
+    variable(name).map_or(1 << 30, |text| {
+        parse_bytes(&text).unwrap_or_else(|| panic!("{name}={text}: a number of bytes, or with K, M or G"))
+    })
 }
 
 fn parse_bytes(text: &str) -> Option<u64> {
@@ -122,29 +116,31 @@ fn choose(list: &str, count: u8) -> Vec<u8> {
 /// including the first version of the stream memory operations (92, 93), although the second version works.
 fn attribute(device: &Device, attribute: u32) -> Result<c_int, Code> {
     Ok(match attribute {
-        1..=3 => 1024,                          // threads a block, its x and y
-        4 => 64,                                // its z
-        5 => i32::MAX,                          // grid x
-        6 | 7 => 65535,                         // grid y, z
-        8 => 48 << 10,                          // shared memory a block
-        10 => 32,                               // warp
-        16 => 132,                              // multiprocessors
-        19 => 1,                                // maps host memory
-        31 => 1,                                // concurrent kernels
-        33 => c_int::from(device.physical) + 1, // PCI bus
-        39 => 2048,                             // threads a multiprocessor
-        40 => 3,                                // copy engines
-        41 => 1,                                // unified addressing
-        75 => 9,                                // compute capability, major
-        78 => 1,                                // stream priorities
-        83 | 88 | 89 => 1,                      // managed and pageable memory, from both sides at a time
-        91 => 1,                                // host pointers of registered memory
-        95 | 96 => 1,                           // cooperative launch
-        99 | 113 => 1,                          // host register, read-only as well
-        102 | 103 => 1,                         // virtual memory management, POSIX file descriptors
-        115 | 119 => 1,                         // memory pools, their handle types: POSIX file descriptors
-        122 | 123 => 1,                         // stream memory operations: 64 bits, NOR
-        125 => 1,                               // events between processes
+        1..=3 => 1024,                           // threads a block, its x and y
+        4 => 64,                                 // its z
+        5 => i32::MAX,                           // grid x
+        6 | 7 => 65535,                          // grid y, z
+        8 => 48 << 10,                           // shared memory a block
+        10 => 32,                                // warp
+        16 => 132,                               // multiprocessors
+        19 => 1,                                 // maps host memory
+        31 => 1,                                 // concurrent kernels
+        33 => c_int::from(device.physical) + 1,  // PCI bus
+        39 => 2048,                              // threads a multiprocessor
+        40 => 3,                                 // copy engines
+        41 => 1,                                 // unified addressing
+        75 => 9,                                 // compute capability, major
+        78 => 1,                                 // stream priorities
+        83 | 88 | 89 => 1,                       // managed and pageable memory, from both sides at a time
+        91 => 1,                                 // host pointers of registered memory
+        95 | 96 => 1,                            // cooperative launch
+        99 | 113 => 1,                           // host register, read-only as well
+        102 | 103 => 1,                          // virtual memory management, POSIX file descriptors
+        115 | 119 => 1,                          // memory pools, their handle types: POSIX file descriptors
+        122 | 123 => 1,                          // stream memory operations: 64 bits, NOR
+        125 => 1,                                // events between processes
+        134 => (device.physical % NODES).into(), // NUMA node
+        141 => 1,                                // virtual memory management of a NUMA node's memory
         133 => c_int::from(variable("SIMCUDA_MPS").is_some_and(|set| set == "1")),
         _ if attribute > 0 && attribute <= LAST_ATTRIBUTE => 0,
         _ => return Err(Code::INVALID_VALUE),
@@ -172,7 +168,7 @@ entry_points! {
     }
     fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: RawDevice) { store(uuid, state::device(device)?.1.uuid()) }
     fn cuDeviceTotalMem_v2(bytes: *mut usize, device: RawDevice) {
-        store(bytes, state::device(device)?.1.total as usize)
+        store(bytes, state::device(device)?.1.memory.total as usize)
     }
     fn cuDeviceGetAttribute(value: *mut c_int, which: u32, device: RawDevice) {
         store(value, attribute(state::device(device)?.1, which)?)

@@ -2,7 +2,7 @@
 //!
 //! A call is counted, and when it returns it is written to the log that `SIMCUDA_CALLS` names, as one line
 //! `PID INDEX FUNCTION CODE`. A fault that `SIMCUDA_FAULTS` requests takes the place of a call. Names of functions are
-//! without their `_v2`. Like the vendor's driver, a call before `cuInit`, or in a child that forked after it, returns
+//! without their `_v2` or `_v3`. Like the vendor's driver, a call before `cuInit`, or in a child that forked after it, returns
 //! `NOT_INITIALIZED`, and a call in a host function `NOT_PERMITTED`. A panic is a bug of the simulation: it is printed and
 //! ends the process, because the caller is C.
 
@@ -20,7 +20,7 @@ use crate::faults::{self, Action};
 use crate::{queue, state};
 
 /// Defines functions of the driver, which [`crate::functions`] lists. The body is that of a closure that returns
-/// `Result<(), Code>`; the arguments are those of `cuda.h`. A name that `cuda.h` redirects to `_v2` has that suffix.
+/// `Result<(), Code>`; the arguments are those of `cuda.h`. A name that `cuda.h` redirects to `_v2` or `_v3` has that suffix.
 macro_rules! entry_points {
     ($($(#[$attribute:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {
         $(
@@ -60,7 +60,7 @@ pub(crate) fn current() -> Call {
 
 /// Runs one function.
 pub(crate) fn enter(name: &'static str, body: impl FnOnce() -> Result<(), Code>) -> Code {
-    let function = name.strip_suffix("_v2").unwrap_or(name);
+    let function = name.strip_suffix("_v2").or_else(|| name.strip_suffix("_v3")).unwrap_or(name);
     // In a forked child, locks may be held for ever by threads that exist only in the parent, so no lock is used.
     if state::forked() {
         return Code::NOT_INITIALIZED;
@@ -143,10 +143,12 @@ fn log(index: u64, function: &str, code: impl std::fmt::Display) {
 
 /// Calls that do their work even if a fault is requested: the driver may return errors of earlier work from them, but the
 /// resource is released nevertheless.
-const GIVES_BACK: [&str; 13] = [
+const GIVES_BACK: [&str; 15] = [
     "cuCtxPopCurrent",
     "cuDevicePrimaryCtxRelease",
     "cuEventDestroy",
+    "cuGraphDestroy",
+    "cuGraphExecDestroy",
     "cuIpcCloseMemHandle",
     "cuMemAddressFree",
     "cuMemFree",

@@ -26,8 +26,8 @@ macro_rules! list {
 
 list! {
     capture {
-        cuGraphDestroy cuStreamBeginCapture_v2 cuStreamEndCapture cuStreamIsCapturing
-        cuThreadExchangeStreamCaptureMode
+        cuStreamBeginCapture_v2 cuStreamEndCapture cuStreamGetCaptureInfo_v3 cuStreamIsCapturing
+        cuStreamUpdateCaptureDependencies_v2 cuThreadExchangeStreamCaptureMode
     }
     context {
         cuCtxDisablePeerAccess cuCtxEnablePeerAccess cuCtxGetCurrent cuCtxGetDevice cuCtxPopCurrent_v2
@@ -50,6 +50,10 @@ list! {
     event {
         cuEventCreate cuEventDestroy_v2 cuEventElapsedTime cuEventQuery cuEventRecord cuEventSynchronize
         cuIpcGetEventHandle cuIpcOpenEventHandle
+    }
+    graph {
+        cuGraphAddBatchMemOpNode cuGraphDestroy cuGraphExecBatchMemOpNodeSetParams cuGraphExecDestroy
+        cuGraphInstantiateWithFlags cuGraphLaunch
     }
     memop {
         cuStreamBatchMemOp cuStreamBatchMemOp_v2 cuStreamWaitValue32 cuStreamWaitValue32_v2

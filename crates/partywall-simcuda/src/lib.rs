@@ -10,6 +10,8 @@
 //!
 //! Device memory is a memfd, so that processes can share it like real device memory. A device address is reserved without
 //! access, so that a CPU that dereferences it crashes as with a GPU; the simulation uses a second mapping of the memory.
+//! The machine has two NUMA nodes, to which the devices belong by turns; their memory can be shared as well, and the CPU
+//! uses it at its device address once it has been given access.
 //! Behaviour that cannot be simulated faithfully (time, time slices, MPS) is not simulated.
 //!
 //! | variable | what it sets |
@@ -17,7 +19,8 @@
 //! | `SIMCUDA_DEVICES` | the number of devices of the machine (1, in the program `partywall` 2) |
 //! | `CUDA_VISIBLE_DEVICES` | those that the process sees, by index or UUID (all) |
 //! | `SIMCUDA_MEMORY` | bytes of each device that the process may allocate, also with K, M or G (1G) |
-//! | `SIMCUDA_LOSSES` | a file; each line in it, a device's number on the machine, is a loss of the device's memory, as by a reset: contexts fail from then on, and what was allocated before cannot be imported |
+//! | `SIMCUDA_NODE_MEMORY` | bytes of each NUMA node that the process may allocate by `cuMemCreate` (1G) |
+//! | `SIMCUDA_LOSSES` | a file; each line in it is a loss of memory, as by a reset: what was allocated before cannot be imported. A device's number on the machine stands for the device, whose contexts fail from then on, and `node 0` for a NUMA node |
 //! | `SIMCUDA_MPS` | 1: the devices say that the process is a client of MPS, which changes nothing else (0) |
 //! | `SIMCUDA_DELAY` | the longest random pause before each operation of a stream, in microseconds (0) |
 //! | `SIMCUDA_SEED` | repeats the pauses (0) |
@@ -38,7 +41,8 @@
 //! | `context` | primary contexts, the stack of each thread, faults that stay |
 //! | `stream` | streams: handles, default streams, what comes after what |
 //! | `queue` | the thread of a stream, its pauses, and points in its work |
-//! | `capture` | stream capture as calls outside of graphs see it |
+//! | `capture` | stream capture: what it forbids, and the graph that it records |
+//! | `graph` | graphs: their nodes, instantiation, launches |
 //! | `event` | events, in this process and between processes |
 //! | `memop` | stream memory operations |
 //! | `copy` | copies and fills |
@@ -60,6 +64,7 @@ mod entry;
 mod event;
 mod faults;
 pub mod functions;
+mod graph;
 mod ipc;
 mod kernel;
 mod ledger;

@@ -16,29 +16,30 @@ use crate::stream;
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct BatchOperation {
-    operation: u32,
-    address: DevicePtr,
+    pub(crate) operation: u32,
+    pub(crate) address: DevicePtr,
     /// 32-bit values are in the low half.
-    value: u64,
-    flags: u32,
+    pub(crate) value: u64,
+    pub(crate) flags: u32,
     /// A field of the driver's, and padding for members that are longer.
-    rest: [u64; 2],
+    pub(crate) rest: [u64; 2],
 }
 
 #[derive(Clone, Copy)]
-struct Word {
+pub(crate) struct Word {
     address: DevicePtr,
     width: Width,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Width {
+pub(crate) enum Width {
     W32 = 4,
     W64 = 8,
 }
 
+/// A memory operation whose parameters were checked.
 #[derive(Clone, Copy)]
-enum Operation {
+pub(crate) enum Operation {
     Wait {
         word: Word,
         value: u64,
@@ -123,8 +124,18 @@ impl Operation {
         }
     }
 
+    /// Returns whether `new` differs in nothing but address, value and comparison.
+    pub(crate) fn is_like(self, new: Self) -> bool {
+        match (self, new) {
+            (Self::Wait { word: old, .. }, Self::Wait { word: new, .. })
+            | (Self::Write { word: old, .. }, Self::Write { word: new, .. }) => old.width == new.width,
+            (Self::Barrier, Self::Barrier) => true,
+            _ => false,
+        }
+    }
+
     /// An address without memory is refused when the operation is enqueued.
-    fn check(self, context: &Ctx) -> Result<(), Code> {
+    pub(crate) fn check(self, context: &Ctx) -> Result<(), Code> {
         match self {
             Self::Wait { word, .. } | Self::Write { word, .. } => {
                 word.load(context).map(drop).map_err(|_| Code::INVALID_VALUE)
@@ -133,7 +144,7 @@ impl Operation {
         }
     }
 
-    fn run(self, runner: &Runner) -> Result<(), Code> {
+    pub(crate) fn run(self, runner: &Runner) -> Result<(), Code> {
         let context = runner.context();
         match self {
             Self::Wait { word, value, condition } => {
@@ -143,6 +154,20 @@ impl Operation {
             Self::Barrier => Ok(()),
         }
     }
+}
+
+/// Reads a batch of operations.
+///
+/// # Safety
+/// `operations` points to `count` operations, or is null.
+pub(crate) unsafe fn decode(count: u32, operations: *const BatchOperation, flags: u32) -> Result<Vec<Operation>, Code> {
+    if flags != 0 || count > LARGEST_BATCH || count > 0 && operations.is_null() {
+        return Err(Code::INVALID_VALUE);
+    }
+    // SAFETY: an array of this length, by the caller's promise; only the beginning of each union is read, where each
+    // member of the union has whole, initialised words.
+    let read = |index| unsafe { operations.add(index as usize).read() };
+    (0..count).map(|index| Operation::decode(&read(index))).collect()
 }
 
 fn enqueue(stream: Handle, operations: Vec<Operation>) -> Result<(), Code> {
@@ -166,13 +191,8 @@ entry_points! {
         enqueue(stream, vec![Operation::write(address, Width::W64, value, flags)?])
     }
     fn cuStreamBatchMemOp_v2(stream: Handle, count: u32, operations: *const BatchOperation, flags: u32) {
-        if flags != 0 || count > LARGEST_BATCH || count > 0 && operations.is_null() {
-            return Err(Code::INVALID_VALUE);
-        }
-        // SAFETY: the caller passes an array of this length; only its beginning of each union is looked at, and each
-        // member of the union is of whole, initialised words there.
-        let read = |index| unsafe { operations.add(index as usize).read() };
-        enqueue(stream, (0..count).map(|index| Operation::decode(&read(index))).collect::<Result<_, _>>()?)
+        // SAFETY: the caller passes an array of this length.
+        enqueue(stream, unsafe { decode(count, operations, flags) }?)
     }
     fn cuStreamWaitValue32(_stream: Handle, _address: DevicePtr, _value: u32, _flags: u32) {
         Err(Code::NOT_SUPPORTED)

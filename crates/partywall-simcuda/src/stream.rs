@@ -17,7 +17,7 @@ use crate::capture::{self, Capture};
 use crate::context::{self, Ctx};
 use crate::entry::{entry_points, store};
 use crate::queue::{Queue, Runner, Ticket, Work};
-use crate::{event, ledger, state};
+use crate::{event, graph, ledger, state};
 
 pub(crate) struct Stream {
     /// A number that no other stream of the process has.
@@ -60,13 +60,13 @@ impl Stream {
         self.kind
     }
 
-    /// Enqueues work and returns its ticket. Work on a captured stream would go into the graph; it is dropped, and there is no
-    /// ticket.
+    /// Enqueues work and returns its ticket. Work on a captured stream goes into the graph, and there is no ticket.
     pub(crate) fn submit(
         &self,
-        work: impl FnOnce(&mut Runner) -> Result<(), Code> + Send + 'static,
+        work: impl Fn(&mut Runner) -> Result<(), Code> + Send + Sync + 'static,
     ) -> Result<Option<Ticket>, Code> {
-        if capture::takes(self)? {
+        let work: graph::Work = Arc::new(work);
+        if capture::takes(self, &work)? {
             return Ok(None);
         }
         // Locked until the work is in the queue, so that two streams cannot each be ordered after the other.

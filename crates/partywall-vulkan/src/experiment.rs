@@ -1,6 +1,6 @@
 //! The rasteriser of `partywall lab render` by compute shaders, for labs. Not part of the stable interface.
 
-use std::{io::Cursor, sync::Arc};
+use std::{io::Cursor, sync::Arc, thread, time::Duration};
 
 use ash::{util::read_spv, vk};
 
@@ -293,9 +293,11 @@ impl Shader {
         let between = read | written;
         let after = |access| [vk::MemoryBarrier::default().src_access_mask(access).dst_access_mask(between)];
         // SAFETY: all handles are alive; one thread uses queue, pool and set, as `draw` takes `&mut`; and no work of an earlier
-        // call is left, as each call waits for its own, or the device is lost and runs nothing.
+        // call is left: each call waits for its own, and for the whole queue if that wait fails.
         let ran = unsafe {
             let run = || {
+                // Before its use, because after it a failure would leave it signalled.
+                device.reset_fences(&[self.fence])?;
                 device.update_descriptor_sets(&writes, &[]);
                 let begin = vk::CommandBufferBeginInfo::default().flags(vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT);
                 device.begin_command_buffer(self.commands, &begin)?;
@@ -318,12 +320,25 @@ impl Shader {
                 let commands = [self.commands];
                 let submit = vk::SubmitInfo::default().command_buffers(&commands);
                 device.queue_submit(self.queue, &[submit], self.fence)?;
-                device.wait_for_fences(&[self.fence], true, u64::MAX)?;
-                device.reset_fences(&[self.fence])
+                device.wait_for_fences(&[self.fence], true, u64::MAX)
             };
             run()
         };
+        if ran.is_err() {
+            self.wait_until_idle();
+        }
         ran.map_err(failed(format!("drawing a tile on {}", self.gpu.name())))
+    }
+
+    /// Waits until the work of the queue is over, or the device is lost and runs nothing. Without memory the driver cannot wait,
+    /// while the work may go on: then this tries again.
+    fn wait_until_idle(&self) {
+        let lacks_memory =
+            |code| [vk::Result::ERROR_OUT_OF_HOST_MEMORY, vk::Result::ERROR_OUT_OF_DEVICE_MEMORY].contains(&code);
+        // SAFETY: the queue is this value's alone.
+        while unsafe { self.gpu.device().queue_wait_idle(self.queue) }.is_err_and(lacks_memory) {
+            thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 
@@ -333,9 +348,9 @@ impl Drop for Shader {
             return;
         }
         let device = self.gpu.device();
-        // SAFETY: the queue is this value's alone, and its work is over then, or the device is lost. Vulkan ignores null handles.
+        self.wait_until_idle();
+        // SAFETY: no work uses them any more. Vulkan ignores null handles.
         unsafe {
-            let _ = device.queue_wait_idle(self.queue);
             device.destroy_descriptor_pool(self.sets, None);
             for pipeline in self.pipelines {
                 device.destroy_pipeline(pipeline, None);

@@ -88,6 +88,13 @@ impl Gpu {
             let name = descriptors.name().to_owned();
             return Err(Error::WrongGpu { name, owner, device: self.name().to_owned(), uuid: self.uuid() });
         }
+        if let Place::Pinned(_) = descriptors.place() {
+            return Err(Error::Unsupported {
+                device: self.name().to_owned(),
+                missing: "import of the CUDA driver's pinned host memory",
+                what: "memory of kind pinned",
+            });
+        }
         let is_host = descriptors.place() == Place::Host;
         // Dropped with the chunks that it has, if a later one fails.
         let mut imported = ImportedMemory { chunks: Vec::new(), descriptors, gpu: self.clone() };
@@ -329,9 +336,9 @@ impl ImportedMemory {
     }
 
     fn handle_type(&self) -> vk::ExternalMemoryHandleTypeFlags {
-        match self.descriptors.place() {
-            Place::Host => vk::ExternalMemoryHandleTypeFlags::HOST_ALLOCATION_EXT,
-            Place::Gpu(_) => vk::ExternalMemoryHandleTypeFlags::OPAQUE_FD,
+        match self.descriptors.place().gpu() {
+            None => vk::ExternalMemoryHandleTypeFlags::HOST_ALLOCATION_EXT,
+            Some(_) => vk::ExternalMemoryHandleTypeFlags::OPAQUE_FD,
         }
     }
 
@@ -385,11 +392,9 @@ impl Buffer {
     /// after a wait for their timeline. Its source stage is [`outside`](Self::outside).
     pub fn acquire(&self, access: vk::AccessFlags, queue_family: u32) -> vk::BufferMemoryBarrier<'static> {
         let barrier = self.barrier().dst_access_mask(access);
-        match self.memory.descriptors.place() {
-            Place::Host => barrier.src_access_mask(vk::AccessFlags::HOST_WRITE),
-            Place::Gpu(_) => {
-                barrier.src_queue_family_index(vk::QUEUE_FAMILY_EXTERNAL).dst_queue_family_index(queue_family)
-            }
+        match self.memory.descriptors.place().gpu() {
+            None => barrier.src_access_mask(vk::AccessFlags::HOST_WRITE),
+            Some(_) => barrier.src_queue_family_index(vk::QUEUE_FAMILY_EXTERNAL).dst_queue_family_index(queue_family),
         }
     }
 
@@ -397,19 +402,17 @@ impl Buffer {
     /// of a timeline. Its destination stage is [`outside`](Self::outside).
     pub fn release(&self, access: vk::AccessFlags, queue_family: u32) -> vk::BufferMemoryBarrier<'static> {
         let barrier = self.barrier().src_access_mask(access);
-        match self.memory.descriptors.place() {
-            Place::Host => barrier.dst_access_mask(vk::AccessFlags::HOST_READ),
-            Place::Gpu(_) => {
-                barrier.src_queue_family_index(queue_family).dst_queue_family_index(vk::QUEUE_FAMILY_EXTERNAL)
-            }
+        match self.memory.descriptors.place().gpu() {
+            None => barrier.dst_access_mask(vk::AccessFlags::HOST_READ),
+            Some(_) => barrier.src_queue_family_index(queue_family).dst_queue_family_index(vk::QUEUE_FAMILY_EXTERNAL),
         }
     }
 
     /// Returns the stage at which other processes use the memory, for barriers.
     pub fn outside(&self) -> vk::PipelineStageFlags {
-        match self.memory.descriptors.place() {
-            Place::Host => vk::PipelineStageFlags::HOST,
-            Place::Gpu(_) => vk::PipelineStageFlags::ALL_COMMANDS,
+        match self.memory.descriptors.place().gpu() {
+            None => vk::PipelineStageFlags::HOST,
+            Some(_) => vk::PipelineStageFlags::ALL_COMMANDS,
         }
     }
 

@@ -64,6 +64,8 @@ pub struct Resume {
 /// if there is none.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BrokerHello {
+    /// Drawn at random when the broker starts. Another number is another broker, which knows no member of this one.
+    pub instance: u64,
     /// The welcome, or the reason of the refusal.
     pub outcome: Result<Welcome, Refusal>,
 }
@@ -71,8 +73,6 @@ pub struct BrokerHello {
 /// A member's identity and the broker's limits.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Welcome {
-    /// Drawn at random when the broker starts. Another number is another broker, which knows no member of this one.
-    pub instance: u64,
     /// The member's number in this broker; never used twice.
     pub member: u64,
     /// The member's row in the memory that all members share, which also identifies it in semaphores. No other member
@@ -80,6 +80,8 @@ pub struct Welcome {
     pub row: u16,
     /// The proof to send when resuming.
     pub token: Token,
+    /// The member's user, by the number that the broker's user namespace has for it.
+    pub uid: u32,
     /// True if the client continues as the member that it was.
     pub resumed: bool,
     /// Bytes of the largest message body that the broker accepts.

@@ -120,6 +120,8 @@ pub struct MemberInfo {
     pub permits: Option<u32>,
     /// Blocks of pools and topics that it holds; absent if there are too many to count.
     pub blocks: Option<u32>,
+    /// Tasks of queues that it works on; absent if there are too many to count.
+    pub tasks: Option<u32>,
     /// Bytes of the versions that it holds leases on, each counted once; for a dead member, bytes that are being freed.
     pub bytes: u64,
     /// When it joined, in milliseconds since 1970.

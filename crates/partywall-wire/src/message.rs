@@ -98,7 +98,7 @@ pub enum Call {
         /// The lease.
         lease: u64,
     },
-    /// Removes all `owned` names whose latest version the member has committed. The member keeps its leases. Answer:
+    /// Removes all `owned` names whose latest version ends with the member. The member keeps its leases. Answer:
     /// [`Answer::Done`].
     WithdrawNames,
     /// Answers [`Answer::Withdrawn`] as soon as the lease's version is no longer its name's latest because the name was
@@ -238,11 +238,19 @@ pub enum Call {
         /// The GPU of the context, if known.
         gpu: Option<[u8; 16]>,
     },
-    /// Has the broker find out whether a GPU has lost its memory, because memory there could not be imported. Answer:
-    /// [`Answer::GpuCheck`], without waiting for the result.
-    CheckGpu {
-        /// The GPU.
-        gpu: [u8; 16],
+    /// Has the broker find out whether the memory at a place is lost, because memory there could not be imported. Answer:
+    /// [`Answer::MemoryCheck`], without waiting for the result.
+    CheckMemory {
+        /// The GPU, or the NUMA node of pinned memory.
+        place: Place,
+    },
+    /// Asks whether a commit or growth of this many more bytes at a place would stay within the limits on bytes, those
+    /// of the member's user among them. Nothing is reserved: only the commit decides. Answer: [`Answer::Done`].
+    CheckBytes {
+        /// The place.
+        place: Place,
+        /// Bytes, as allocated.
+        bytes: u64,
     },
     /// Evicts members: ends their waits, builds, owned names and timelines, and refuses their requests from now on.
     /// Their leases stay in quarantine until their deaths are proved. Answer: [`Answer::Evicted`].
@@ -291,6 +299,11 @@ pub enum Kind {
     /// GPU memory that its publisher allocated by other means, opened by the driver's 64-byte handles. It ends with its
     /// publisher.
     Legacy,
+    /// Host memory that the driver has allocated on a NUMA node and pinned, exported as file descriptors.
+    Pinned,
+    /// GPU memory of an allocator that is still at work in its publisher, exported as file descriptors. It is not
+    /// frozen, and contains memory of the publisher besides the tensors.
+    Live,
 }
 
 /// Where a version's memory is.
@@ -300,13 +313,22 @@ pub enum Place {
     Host,
     /// The GPU with this UUID.
     Gpu([u8; 16]),
+    /// Main memory of this NUMA node, which the driver has pinned.
+    Pinned(u32),
+}
+
+impl Place {
+    /// Returns whether only a process with the driver that allocated the memory can map it.
+    pub fn needs_driver(self) -> bool {
+        !matches!(self, Self::Host)
+    }
 }
 
 /// When a name ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Lifetime {
-    /// It ends with its committer.
+    /// It ends with its committer, or with the member that its commit names ([`Commit::owner`]).
     Owned,
     /// It stays until it is removed or the broker ends.
     Kept,
@@ -377,6 +399,9 @@ pub struct Commit {
     pub reserved: u64,
     /// When the name ends.
     pub lifetime: Lifetime,
+    /// The member with which an `owned` name ends, in place of its committer. It must be alive and of the same user;
+    /// refused with [`Refusal::NoSuchMember`] otherwise. Only for segments, and not for [`Kind::Legacy`].
+    pub owner: Option<u64>,
     /// Makes it a pool, topic or queue. Refused with [`Refusal::NameExists`] if the name exists; the version is mutable
     /// and does not grow.
     pub control: Option<Control>,
@@ -495,9 +520,9 @@ pub enum Answer {
         /// When its readers are to have dropped it, if the withdrawal has a deadline.
         notice: Option<Notice>,
     },
-    /// Whether a check of the GPU has begun or is running; if not, one has just found that the GPU is in order or could
-    /// not find out, or nothing is held on it.
-    GpuCheck {
+    /// Whether a check of the place has begun or is running; if not, one has just found that the memory is in order or
+    /// could not find out, or nothing is held there.
+    MemoryCheck {
         /// True if it runs.
         runs: bool,
     },
@@ -583,7 +608,7 @@ pub struct NameInfo {
     pub older_bytes: u64,
     /// The latest withdrawal with a deadline of versions that members still hold.
     pub notice: Option<Notice>,
-    /// True if it has no latest version because its GPU has lost the memory.
+    /// True if it has no latest version because its memory is lost.
     pub lost: bool,
 }
 
@@ -612,6 +637,8 @@ pub struct VersionInfo {
     pub control: Option<Control>,
     /// The committer's pid.
     pub committer: u32,
+    /// The pid of the member with which an `owned` name ends: the committer, unless the commit named another.
+    pub owner: u32,
     /// The user to which it belongs.
     pub uid: u32,
     /// True if other users may open it.
@@ -620,7 +647,7 @@ pub struct VersionInfo {
     pub leases: u32,
     /// Its withdrawal, if that has a deadline.
     pub notice: Option<Notice>,
-    /// True if its GPU has lost its memory.
+    /// True if its memory is lost.
     pub lost: bool,
     /// When it was committed, in milliseconds since 1970.
     // Names of fields and variants are the keys of the command's JSON; messages contain none.
@@ -734,4 +761,6 @@ pub struct StatusInfo {
     pub limits: Vec<(crate::refusal::Limit, u64)>,
     /// The users that have something in the domain; only the one that asks, if it is not the broker's.
     pub users: Vec<UserInfo>,
+    /// The seats of the broker's own user, and those of each other user.
+    pub seats: [u64; 2],
 }

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::member::{MemberState, Whom};
+use crate::message::Place;
 use crate::object::ObjectKind;
 use crate::user::OtherUsers;
 use crate::watch::Named;
@@ -57,14 +58,14 @@ pub enum Refusal {
         /// The withdrawal.
         notice: Notice,
     },
-    /// The version's GPU was reset or has failed, and the version's memory is lost.
+    /// The version's GPU was reset or has failed, or its driver was reloaded, and the version's memory is lost.
     DeviceLost {
         /// The name.
         name: String,
         /// The version.
         version: u64,
-        /// The GPU.
-        gpu: [u8; 16],
+        /// Where the memory was.
+        place: Place,
     },
     /// The name exists, and the commit required that it did not.
     NameExists {
@@ -171,6 +172,13 @@ pub enum Refusal {
         /// What is wrong.
         why: String,
     },
+    /// The machine has no such NUMA node.
+    NoSuchNode {
+        /// The number of the node.
+        node: u32,
+        /// The highest number that a node may have.
+        highest: u32,
+    },
     /// A limit of the broker is reached.
     Limit {
         /// Which.
@@ -188,6 +196,8 @@ pub enum Refusal {
         limit: Limit,
         /// The user's share.
         allowed: u64,
+        /// What the user has of it.
+        held: u64,
         /// The value that the request would have led to.
         needed: u64,
     },
@@ -339,9 +349,9 @@ pub struct NameEnd {
     pub version: u64,
     /// How it ended.
     pub ending: Ending,
-    /// The process that ended it: its owner, its remover or its last user; 0 if its GPU was lost.
+    /// The process that ended it: its owner, its remover or its last user; 0 if its memory was lost.
     pub pid: u32,
-    /// The command line of that process; empty if its GPU was lost.
+    /// The command line of that process; empty if its memory was lost.
     pub command: String,
     /// When, in milliseconds since 1970.
     pub at: u64,
@@ -359,8 +369,8 @@ pub enum Ending {
     Removed,
     /// The last member that had it open dropped it, left or died.
     Unused,
-    /// The GPU with this UUID was reset or has failed, and its memory is lost.
-    DeviceLost([u8; 16]),
+    /// The memory at this place is lost: its GPU was reset or has failed, or the driver was reloaded.
+    DeviceLost(Place),
 }
 
 /// What is wrong with a donated file descriptor.
@@ -394,6 +404,8 @@ pub enum FdFault {
 pub enum Limit {
     /// Bytes of all versions together.
     Bytes,
+    /// Bytes of pinned memory on one NUMA node: this one, or any where none is meant.
+    Pinned(Option<u32>),
     /// Names.
     Names,
     /// File descriptors held for versions and for control memory.

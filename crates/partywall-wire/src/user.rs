@@ -48,6 +48,8 @@ pub enum OtherUsers {
     },
     /// End the broker.
     Stop,
+    /// Have the broker continue as another program.
+    Replace,
 }
 
 /// What one user has in a domain.
@@ -63,6 +65,10 @@ pub struct UserInfo {
     pub fds: u64,
     /// Bytes of its versions and control memory.
     pub bytes: u64,
-    /// Its limits on these, in this order.
-    pub limits: [u64; 4],
+    /// Bytes of its pinned memory on each NUMA node, the largest first.
+    pub pinned: Vec<(u32, u64)>,
+    /// Its seats in use, without that of the connection that asked.
+    pub seats: u64,
+    /// Its limits on members, names, descriptors, bytes, and bytes of pinned memory on each NUMA node.
+    pub limits: [u64; 5],
 }

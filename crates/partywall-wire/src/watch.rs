@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Control,
+    message::Place,
     withdrawal::{Notice, Then},
 };
 
@@ -121,10 +122,10 @@ pub enum Change {
         /// The writer.
         pid: u32,
     },
-    /// It no longer exists: its GPU was reset or has failed, and its memory is lost.
+    /// It no longer exists: its GPU was reset or has failed, or its driver was reloaded, and its memory is lost.
     DeviceLost {
-        /// The GPU.
-        gpu: [u8; 16],
+        /// Where the memory was.
+        place: Place,
     },
     /// The memory of a version was freed, because no member holds the version any more.
     Reclaimed {

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::message::Place;
+
 /// What happens to readers that have not dropped a withdrawn name by the deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -36,8 +38,8 @@ pub struct Deadline {
 pub enum Staleness {
     /// The deadline of its withdrawal has passed with [`Then::Stale`].
     Withdrawn(Notice),
-    /// The GPU with this UUID has lost its memory.
-    DeviceLost([u8; 16]),
+    /// The memory at this place is lost.
+    DeviceLost(Place),
 }
 
 /// A withdrawal with a deadline, as readers learn of it.

@@ -13,7 +13,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let mut copy = vec![0_f32; x.elements() as usize];
     let values: &[f32] = match segment.place() {
-        Place::Host => x.as_slice()?, // the producer's own memory
+        Place::Host | Place::Pinned(_) => x.as_slice()?, // the producer's own memory
         Place::Gpu(_) => {
             x.read_at(0, bytemuck::cast_slice_mut(&mut copy))?; // your kernels take x.device()?.device_ptr()
             &copy

@@ -31,6 +31,11 @@ impl Address {
     pub fn name(&self) -> &str {
         &self.name
     }
+
+    /// Returns the tensor's name, if it names one.
+    pub fn tensor(&self) -> Option<&str> {
+        self.tensor.as_deref()
+    }
 }
 
 impl FromStr for Address {

@@ -1,15 +1,15 @@
 //! GPUs as this process sees them.
 
 use std::{
-    fmt,
-    os::fd::{AsFd, BorrowedFd},
-    path::PathBuf,
+    fmt, fs,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, OnceLock},
 };
 
 use partywall_cuda::{
     Access, AccessError, Context, CuResult, CudaError, Device, DeviceSlice, DeviceUuid, Driver, Kernels,
-    PhysicalMemory, Stream, StreamRef,
+    NodeImportError, NodeMemory, PhysicalMemory, Stream, StreamRef,
 };
 use partywall_os::lock::IgnorePoison;
 
@@ -70,24 +70,10 @@ impl Gpu {
     /// # Errors
     /// If this process cannot find out, because it cannot allocate, export and import other memory on the GPU.
     pub fn find_lost(&self, descriptors: &[impl AsFd]) -> Result<Vec<Option<Error>>> {
-        let failed = cuda_error(format!("trying out an allocation on GPU {}", self.uuid));
-        let bytes = PhysicalMemory::granularity(&self.context).map_err(&failed)?;
-        let import = |descriptor: BorrowedFd<'_>| PhysicalMemory::import(&self.context, descriptor, bytes);
-        let try_out = || {
-            let exported = PhysicalMemory::create(&self.context, bytes)?.export()?;
-            import(exported.as_fd()).map(drop)
-        };
-        try_out().map_err(&failed)?;
-        // Other codes are about this process: it lacks memory, or may not use the GPU that the memory is on.
-        let is_lost = |error: &CudaError| {
-            matches!(error.code, CuResult::INVALID_VALUE | CuResult::INVALID_HANDLE | CuResult::UNKNOWN)
-        };
-        let refused = cuda_error(format!("importing memory from GPU {}", self.uuid));
-        let lost = |descriptor| import(descriptor).err().filter(is_lost).map(&refused);
-        let lost = descriptors.iter().map(|descriptor| lost(descriptor.as_fd())).collect();
-        // The GPU may have failed meanwhile.
-        try_out().map_err(&failed)?;
-        Ok(lost)
+        let memory = format!("memory of GPU {}", self.uuid);
+        let bytes = PhysicalMemory::granularity(&self.context).map_err(no_trial(&memory))?;
+        let create = || PhysicalMemory::create(&self.context, bytes)?.export();
+        find_lost(&memory, descriptors, create, |fd| PhysicalMemory::import(&self.context, fd, bytes).map(drop))
     }
 
     /// Converts a cudarc stream for the calls of this library.
@@ -161,6 +147,17 @@ impl Gpus {
         open.gpus.push(gpu.clone());
         Ok(gpu)
     }
+
+    /// Returns the GPU for memory that every GPU reaches: the one that was opened first, else the one of the calling thread's
+    /// current context, else the first.
+    pub(crate) fn preferred(&self) -> Result<Arc<Gpu>> {
+        if let Some(gpu) = self.open.lock().ignore_poison().gpus.first() {
+            return Ok(gpu.clone());
+        }
+        let current = current().and_then(Place::gpu);
+        let first = || uuids()?.first().copied().ok_or_else(|| no_device(None, visible(&[])));
+        self.get(current.map_or_else(first, Ok)?)
+    }
 }
 
 /// Part of a segment on a GPU: an address, valid on that GPU's primary context for as long as the borrow lives.
@@ -193,6 +190,11 @@ impl<'a> DeviceRange<'a> {
     pub fn slice(&self, offset: u64, bytes: u64) -> Result<Self> {
         let slice = self.slice.slice(offset, bytes).map_err(access_error("part of a tensor"))?;
         Ok(Self { gpu: self.gpu, slice })
+    }
+
+    /// Returns the same range, which this library's calls only read.
+    pub(crate) fn read_only(self) -> Self {
+        Self { slice: self.slice.read_only(), ..self }
     }
 
     /// Returns the range as a [`DeviceSlice`], for streams and kernels.
@@ -252,14 +254,37 @@ impl fmt::Debug for DeviceRange<'_> {
 /// [`DeviceFault::NoDevice`] without a driver; [`DeviceFault::Cuda`].
 pub fn devices() -> Result<Vec<Device>> {
     let driver = Driver::load().map_err(|e| no_device(None, e.to_string()))?;
-    Device::all(driver).map_err(|error| no_device(None, error.to_string()))
+    Device::all(driver).map_err(|error| no_device(None, unusable(driver, &error)))
+}
+
+/// Returns why the driver shows no GPUs: its answer, and the device nodes that this process lacks.
+pub(crate) fn unusable(driver: &Driver, answer: &CudaError) -> String {
+    // A simulated driver needs no nodes.
+    let missing = if driver.is_simulated() { Vec::new() } else { missing_nodes(Path::new("/dev")) };
+    match missing.as_slice() {
+        [] => answer.to_string(),
+        _ => format!("{answer}; this process has no {}", missing.join(", no ")),
+    }
+}
+
+/// Returns which of the nodes that every use of a GPU needs are not in a directory.
+fn missing_nodes(dev: &Path) -> Vec<&'static str> {
+    let entries = fs::read_dir(dev).into_iter().flatten().flatten();
+    let names: Vec<_> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let of_a_gpu = names.iter().any(|name| name.strip_prefix("nvidia").is_some_and(is_number));
+    let has = |node: &str| names.iter().any(|name| name == node);
+    let nodes =
+        [("/dev/nvidiactl", has("nvidiactl")), ("/dev/nvidia-uvm", has("nvidia-uvm")), ("/dev/nvidiaN", of_a_gpu)];
+    nodes.into_iter().filter(|(_, is_there)| !is_there).map(|(node, _)| node).collect()
 }
 
 /// Returns the place that a choice stands for on the calling thread. [`DeviceChoice::Auto`] never fails: without a usable GPU
 /// it is host memory, and the second value is the reason.
 ///
 /// # Errors
-/// [`DeviceFault::NoDevice`] if this process does not see the GPU.
+/// [`DeviceFault::NoDevice`] if this process does not see the GPU; [`DeviceFault::NoPinned`] for pinned memory where there is
+/// none.
 pub fn resolve(choice: DeviceChoice) -> Result<(Place, Option<String>)> {
     let by_ordinal = |ordinal: u32| -> Result<Place> {
         let wanted = format!("cuda:{ordinal}");
@@ -274,11 +299,61 @@ pub fn resolve(choice: DeviceChoice) -> Result<(Place, Option<String>)> {
         DeviceChoice::Host => Ok((Place::Host, None)),
         DeviceChoice::Cuda(ordinal) => Ok((by_ordinal(ordinal)?, None)),
         DeviceChoice::Uuid(uuid) => find(uuid).map(|_| (Place::Gpu(uuid), None)),
+        DeviceChoice::Pinned(node) => Ok((pinned(node)?, None)),
         DeviceChoice::Auto => Ok(match current().map_or_else(|| by_ordinal(0), Ok) {
             Ok(place) => (place, None),
             Err(Error::DeviceFault(DeviceFault::NoDevice { why, .. })) => (Place::Host, Some(why)),
             Err(error) => (Place::Host, Some(error.to_string())),
         }),
+    }
+}
+
+/// Returns for each of these descriptors why the pinned memory of a NUMA node behind it is lost, if it is. Only other memory
+/// of that node tells, so the loss of a GPU does not count. Needs no CUDA context.
+///
+/// # Errors
+/// If this process cannot find out, because it cannot allocate, export and import other memory on the node.
+pub fn find_lost_on_node(node: u32, descriptors: &[impl AsFd]) -> Result<Vec<Option<Error>>> {
+    let driver = node_driver()?;
+    let memory = format!("pinned memory of NUMA node {node}");
+    let bytes = NodeMemory::granularity(driver).map_err(no_trial(&memory))?;
+    let create = || NodeMemory::create(driver, node, bytes)?.export();
+    find_lost(&memory, descriptors, create, |fd| match NodeMemory::import(driver, node, fd, bytes) {
+        Err(NodeImportError::Driver(error)) => Err(error),
+        // Memory that is elsewhere is there.
+        _ => Ok(()),
+    })
+}
+
+/// Returns the place of pinned memory on a node; by default on the node that is closest to the GPU of [`DeviceChoice::Auto`].
+/// Only an allocation proves that a node exists.
+fn pinned(node: Option<u32>) -> Result<Place> {
+    let driver = node_driver()?;
+    let gpus = Device::all(driver).map_err(not_pinned)?;
+    let current = Device::current(driver).ok().flatten();
+    let gpu = current.or_else(|| gpus.first().copied()).ok_or_else(|| no_pinned(visible(&gpus)))?;
+    if !gpu.supports_node_memory().map_err(not_pinned)? {
+        return Err(no_pinned(format!("the driver of cuda:{} cannot allocate it", gpu.ordinal())));
+    }
+    Ok(Place::Pinned(match node {
+        Some(node) => node,
+        None => gpu.numa_node().map_err(not_pinned)?,
+    }))
+}
+
+/// Returns the driver for pinned memory.
+pub(crate) fn node_driver() -> Result<&'static Driver> {
+    Driver::load().map_err(|error| no_pinned(error.to_string()))
+}
+
+/// Returns the error that the driver cannot provide pinned memory to this process.
+pub(crate) fn not_pinned(error: CudaError) -> Error {
+    match error.code {
+        // `cuInit` succeeds or fails for other reasons in a process that was not forked.
+        CuResult::NOT_INITIALIZED => no_pinned(
+            "it was forked after its parent had initialised CUDA; start it with exec (Python: the spawn start method)",
+        ),
+        _ => no_pinned(error.to_string()),
     }
 }
 
@@ -313,9 +388,39 @@ fn no_device(wanted: Option<&str>, why: String) -> Error {
     Error::DeviceFault(DeviceFault::NoDevice { wanted: wanted.map(str::to_owned), why })
 }
 
+/// Returns the error that this process cannot use pinned memory.
+pub(crate) fn no_pinned(why: impl Into<String>) -> Error {
+    Error::DeviceFault(DeviceFault::NoPinned { name: None, why: why.into() })
+}
+
 pub(crate) fn cuda_error(what: impl Into<String>) -> impl Fn(CudaError) -> Error {
     let what = what.into();
     move |source| failed_call(&what, source)
+}
+
+/// Finds the descriptors that cannot be imported, although what `create` makes can be, before and after.
+fn find_lost(
+    memory: &str,
+    descriptors: &[impl AsFd],
+    create: impl Fn() -> Result<OwnedFd, CudaError>,
+    import: impl Fn(BorrowedFd<'_>) -> Result<(), CudaError>,
+) -> Result<Vec<Option<Error>>> {
+    let try_out = || import(create()?.as_fd());
+    try_out().map_err(no_trial(memory))?;
+    // Other codes are about this process: it lacks memory, or may not use the GPU that the memory is on.
+    let is_lost = |error: &CudaError| {
+        matches!(error.code, CuResult::INVALID_VALUE | CuResult::INVALID_HANDLE | CuResult::UNKNOWN)
+    };
+    let refused = cuda_error(format!("importing {memory}"));
+    let lost = |descriptor| import(descriptor).err().filter(is_lost).map(&refused);
+    let lost = descriptors.iter().map(|descriptor| lost(descriptor.as_fd())).collect();
+    // The driver may have failed meanwhile.
+    try_out().map_err(no_trial(memory))?;
+    Ok(lost)
+}
+
+fn no_trial(memory: &str) -> impl Fn(CudaError) -> Error + use<> {
+    cuda_error(format!("trying out {memory}"))
 }
 
 /// Returns the error of a failed driver call, which may mean that the context is lost or that no file descriptor is free.
@@ -334,5 +439,25 @@ pub(crate) fn access_error(what: &'static str) -> impl Fn(AccessError) -> Error 
     move |error| match error {
         AccessError::Driver(source) => failed_call(what, source),
         other => InvalidArgument::range(what, other.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_device_nodes_are_named() {
+        let dev = tempfile::tempdir().unwrap();
+        assert_eq!(missing_nodes(dev.path()), ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidiaN"]);
+        for node in ["nvidiactl", "nvidia-modeset", "nvidia-uvm-tools", "nvidia"] {
+            fs::write(dev.path().join(node), "").unwrap();
+        }
+        assert_eq!(missing_nodes(dev.path()), ["/dev/nvidia-uvm", "/dev/nvidiaN"]);
+        for node in ["nvidia-uvm", "nvidia12"] {
+            fs::write(dev.path().join(node), "").unwrap();
+        }
+        assert!(missing_nodes(dev.path()).is_empty());
+        assert_eq!(missing_nodes(&dev.path().join("none")).len(), 3, "no directory has no nodes");
     }
 }

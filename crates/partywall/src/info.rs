@@ -46,7 +46,7 @@ pub struct Promises {
 pub enum Enforcement {
     /// The kernel, for every process.
     Kernel,
-    /// The GPU, according to how each process has mapped the memory.
+    /// The GPU, and for pinned memory the processor, according to how each process has mapped the memory.
     Hardware,
     /// This library alone, which refuses calls.
     Convention,
@@ -57,11 +57,12 @@ impl Promises {
     pub fn of(kind: Kind) -> Self {
         let read_only = match kind {
             Kind::Host => Enforcement::Kernel,
-            Kind::Vmm => Enforcement::Hardware,
+            Kind::Vmm | Kind::Pinned => Enforcement::Hardware,
             _ => Enforcement::Convention,
         };
-        let shared_by_fd = matches!(kind, Kind::Host | Kind::Vmm);
-        Self { read_only, outlives_publisher: shared_by_fd, hides_neighbours: shared_by_fd }
+        let shared_by_fd = matches!(kind, Kind::Host | Kind::Vmm | Kind::Pinned | Kind::Live);
+        let hides_neighbours = shared_by_fd && kind != Kind::Live;
+        Self { read_only, outlives_publisher: shared_by_fd, hides_neighbours }
     }
 }
 

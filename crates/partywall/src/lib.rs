@@ -27,6 +27,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! For host memory that GPUs use at the speed of their bus the place is [`Place::Pinned`].
 //! For GPU memory the place is [`Place::Gpu`], which [`gpu::resolve`] finds. A tensor is then a [`DeviceRange`]: an address
 //! for the caller's kernels, on the caller's streams.
 //!
@@ -94,10 +95,12 @@
 //! | [`Descriptors`] | a segment's memory as file descriptors, for other APIs and languages |
 //! | [`Growth`], [`Pinned`] | segments that grow; host segments that a GPU can access |
 //! | [`Timeline`], [`TimelineWriter`] | order between processes: values that hosts and streams wait for |
+//! | [`GraphLaunch`], [`GraphWait`], [`GraphSignal`] | timelines inside CUDA graphs, with new values at each launch |
 //! | [`Semaphore`], [`Permit`] | a limited number of permits that processes share |
 //! | [`Pool`], [`Block`], [`BlockRef`] | equal blocks of memory that processes take, give back and pass on |
 //! | [`Queue`], [`Task`], [`Ticket`], [`ClaimedTask`] | tasks for worker processes, each with one result |
 //! | [`Topic`], [`Publisher`], [`Subscriber`], [`Sample`] | streams of samples, written once and read in place |
+//! | [`Heap`] | GPU memory for allocators of other libraries, whose tensors are then published without a copy |
 //! | [`IpcEvent`] | CUDA's interprocess events, for code that already uses them |
 //! | [`gpu`] | GPUs as this process sees them, and memory on them |
 //! | [`doctor`] | checks of what works on this machine |
@@ -118,6 +121,7 @@ mod domain;
 pub mod error;
 mod get;
 pub mod gpu;
+mod heap;
 pub mod info;
 mod ipc_event;
 mod kind;
@@ -149,9 +153,10 @@ pub use self::{
     error::{Ended, Error, ErrorKind, Held, Language, MemoryLimit, Result, bytes, cuda_anchor},
     get::Address,
     gpu::{DeviceRange, Gpu},
+    heap::Heap,
     ipc_event::{IpcEvent, IpcEventHandle},
     kind::kind_name,
-    place::{DeviceChoice, Place, UnknownDevice},
+    place::{Access, DeviceChoice, Place, UnknownDevice},
     pool::{Block, BlockRef, MAX_BLOCKS, Pool, PoolOptions, PoolStats, UnreleasedBlock},
     put::{Put, check_name},
     queue::{
@@ -160,11 +165,14 @@ pub use self::{
         Ticket, Unsubmitted,
     },
     segment::{
-        Build, Builder, ChunkDescriptor, Claim, Descriptors, Element, Growth, HeldBlock, OpenOptions, OpenOrBuild,
-        Pinned, Publication, Refreshed, Segment, Tensor, Uncommitted, UploadLane, Uploader,
+        Build, Builder, ChunkDescriptor, Claim, Descriptors, Drain, Element, Growth, HeldBlock, OpenOptions,
+        OpenOrBuild, Pinned, Publication, Refreshed, Segment, Tensor, Uncommitted, UploadLane, Uploader,
     },
     semaphore::{MAX_PERMITS, Permit, Semaphore, SemaphoreOptions, Unreleased},
-    timeline::{LimitedWait, MAX_VALUE, Timeline, TimelineEvent, TimelineOptions, TimelineWriter},
+    timeline::{
+        GraphLaunch, GraphSignal, GraphWait, LimitedWait, MAX_VALUE, Timeline, TimelineEvent, TimelineOptions,
+        TimelineWriter,
+    },
     topic::{
         Filled, Loan, MAX_HEADER, Policy, Published, Publisher, Sample, SampleType, Samples, Subscriber,
         SubscriberEvent, SubscriberOptions, SubscriberStats, Topic, TopicOptions, TopicStats, Turn, UnpublishedSample,

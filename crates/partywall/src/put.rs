@@ -7,14 +7,16 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
+use partywall_cuda::DeviceUuid;
 use partywall_shm::TableBuilder;
 
 use crate::{
     domain::{self, Domain},
     error::{Denied, Error, NotFound, Result},
     files::{FileError, FileProblem, Plan, default_threads},
+    gpu::{Gpu, cuda_error},
     place::Place,
-    segment::{CommitOptions, Segment, commit_setters},
+    segment::{Build, CommitOptions, Segment, Tensor, commit_setters},
 };
 
 impl Domain {
@@ -39,10 +41,11 @@ impl Domain {
     }
 }
 
-/// Options to put files; see [`Domain::put`]. The version becomes visible once it is complete and the files have not changed
-/// meanwhile. After an error nothing is left.
+/// Options to put files, or the contents of a segment; see [`Domain::put`].
+///
+/// The version becomes visible once it is complete and the files have not changed meanwhile. After an error nothing is left.
 #[derive(Clone)]
-#[must_use = "nothing is put until path(), stream() or plan()"]
+#[must_use = "nothing is put until path(), stream(), plan() or segment()"]
 pub struct Put<'a> {
     domain: Domain,
     name: String,
@@ -56,6 +59,12 @@ pub struct Put<'a> {
 impl<'a> Put<'a> {
     commit_setters!();
 
+    /// Gives the name to another member of the same user, as [`Builder::owner`](crate::Builder::owner) does.
+    pub fn owner(mut self, member: u64) -> Self {
+        self.commit.owner = Some(member);
+        self
+    }
+
     /// Sets the number of threads that copy. By default [`default_threads`].
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = threads;
@@ -68,7 +77,8 @@ impl<'a> Put<'a> {
         self
     }
 
-    /// Sets a flag that ends the copy with [`FileProblem::Cancelled`], within one buffer's time.
+    /// Sets a flag that ends the copy with [`FileProblem::Cancelled`], within one buffer's time. A copy that a GPU does is
+    /// finished first.
     pub fn cancel(mut self, cancel: &'a AtomicBool) -> Self {
         self.cancel = cancel;
         self
@@ -104,20 +114,43 @@ impl<'a> Put<'a> {
         plan.add_to(&mut table)?;
         let builder = self.domain.create(&self.name, self.place).table(table);
         let mut build = builder.commit_options(self.commit).allocate()?;
-        plan.copy_to(&build.uploader(), self.threads, self.progress, self.cancel).map_err(unwrap)?;
-        if self.cancel.load(Ordering::Relaxed) {
-            // Set after the last byte was copied: still early enough to leave nothing.
-            return Err(FileProblem::Cancelled.of(&self.name).into());
-        }
-        build.commit()
+        plan.copy_to(&build.uploader()?, self.threads, self.progress, self.cancel).map_err(unwrap)?;
+        self.commit(build)
     }
 
-    /// Checks the name, and with [`if_absent`](Self::if_absent) that it does not exist, before any file is read.
+    /// Puts the tensors and metadata of a segment, wherever it is: by the GPU where one reaches both places, else through
+    /// buffers of this process.
     ///
     /// # Errors
-    /// [`InvalidArgument::Name`](crate::error::InvalidArgument::Name), [`Denied::NameExists`]; those of every call.
+    /// As [`Put::path`].
+    pub fn segment(&self, source: &Segment) -> Result<Segment> {
+        self.check()?;
+        let mut build =
+            self.domain.create(&self.name, self.place).like(source).commit_options(self.commit).allocate()?;
+        match copying_gpu(source, self.place) {
+            Some(gpu) => {
+                self.refuse_cancelled()?;
+                let gpu = self.domain.gpu(gpu)?;
+                build.copy_from(source, gpu.stream())?;
+                let copied = gpu.stream().synchronize();
+                copied.map_err(cuda_error(format!("copying {:?} on GPU {}", source.name(), gpu.uuid())))?;
+                (self.progress)(source.tensors().iter().map(Tensor::bytes).sum());
+            }
+            None => build.copy_by_cpu(source, self.threads, self.progress, self.cancel)?,
+        }
+        self.commit(build)
+    }
+
+    /// Checks the name and the options, and with [`if_absent`](Self::if_absent) that the name does not exist, before
+    /// any file is read.
+    ///
+    /// # Errors
+    /// [`InvalidArgument::Name`](crate::error::InvalidArgument::Name),
+    /// [`InvalidArgument::Options`](crate::error::InvalidArgument::Options), [`Denied::Sharing`],
+    /// [`Denied::NameExists`]; those of every call.
     pub fn check(&self) -> Result<()> {
         check_name(&self.name)?;
+        self.commit.check(&self.name, true)?;
         if !self.commit.if_absent {
             return Ok(());
         }
@@ -129,6 +162,31 @@ impl<'a> Put<'a> {
             Ok(_) | Err(Error::NotFound(NotFound::Name { .. })) => Ok(()),
             Err(error) => Err(error),
         }
+    }
+
+    /// Commits a complete build, unless the copy was cancelled after its last byte.
+    fn commit(&self, build: Build) -> Result<Segment> {
+        self.refuse_cancelled()?;
+        build.commit()
+    }
+
+    fn refuse_cancelled(&self) -> Result<()> {
+        if self.cancel.load(Ordering::Relaxed) {
+            return Err(FileProblem::Cancelled.of(&self.name).into());
+        }
+        Ok(())
+    }
+}
+
+/// Returns the GPU that copies a segment to a place, if one reaches both. Memory of a GPU is reached by the GPU on which this
+/// process uses it, which need not be the one that has it.
+fn copying_gpu(source: &Segment, to: Place) -> Option<DeviceUuid> {
+    let used = source.gpu().map(Gpu::uuid);
+    match (source.place(), to) {
+        (Place::Gpu(_), Place::Gpu(to)) => used.filter(|used| *used == to),
+        (Place::Gpu(_), Place::Pinned(_)) => used,
+        (Place::Pinned(_), to) => to.gpu(),
+        _ => None,
     }
 }
 

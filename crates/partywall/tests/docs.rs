@@ -5,7 +5,8 @@
 use std::{iter, process::Command, time::Duration};
 
 use partywall::{
-    Block, BlockRef, DType, Domain, Place, Policy, Publisher, Queue, Result, Subscriber, Task, Ticket, cuda::StreamRef,
+    Block, BlockRef, DType, DeviceChoice, Domain, Gpu, Place, Policy, Publisher, Queue, Result, Segment, Subscriber,
+    Task, Ticket, cuda::StreamRef, gpu,
 };
 
 const THIS: &str = include_str!("docs.rs");
@@ -130,6 +131,32 @@ fn descriptors(domain: &Domain) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
+#[rustfmt::skip]
+#[allow(unused_variables, reason = "other processes open it")]
+fn pinned_maker(domain: &Domain) -> Result<()> {
+    let (place, _) = gpu::resolve(DeviceChoice::Pinned(None))?;
+    let mut build = domain.create("batch", place).tensor("x", DType::F32, &[1024]).allocate()?;
+    build.as_mut_slice::<f32>("x")?.fill(1.0);                       // by the CPU
+    let batch = build.commit()?;
+    Ok(())
+}
+
+#[rustfmt::skip]
+#[allow(unused_variables, reason = "a kernel would read it")]
+fn pinned_reader_on_a_gpu(domain: &Domain, gpu: &Gpu) -> Result<()> {
+    let batch = domain.opener("batch").device(gpu.uuid()).open()?;   // in another process, on any GPU
+    let range = batch.tensor("x")?.device()?;                        // for its kernels and copies
+    Ok(())
+}
+
+#[rustfmt::skip]
+#[allow(unused_variables, reason = "it holds the name")]
+fn pinned_copies(segment: &Segment, target: &Segment, gpu: &Gpu) -> Result<()> {
+    let on_gpu = segment.to("llm-gpu", Place::Gpu(gpu.uuid()), gpu.stream())?.commit()?;   // waits for the copy
+    target.copy_from(segment, gpu.stream())?;                        // into memory with the same tensors
+    Ok(())
+}
+
 /// The lines of each block of Rust code in a page.
 fn blocks(page: &str) -> Vec<Vec<&str>> {
     let mut lines = page.lines();
@@ -148,6 +175,7 @@ fn rust_code_of_the_pages_is_compiled() {
         ("pools.md", include_str!("../../../docs/pools.md"), 2),
         ("queues.md", include_str!("../../../docs/queues.md"), 4),
         ("descriptors.md", include_str!("../../../docs/descriptors.md"), 1),
+        ("pinned.md", include_str!("../../../docs/pinned.md"), 3),
         ("ordering.md", include_str!("../../../docs/ordering.md"), 0),
     ] {
         let blocks = blocks(text);

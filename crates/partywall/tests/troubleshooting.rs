@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 
 use partywall::{
     DType, Domain, Ended, Ending, Error, ErrorKind, MemoryLimit, OtherUsers, Place,
-    cuda::PointerKind,
+    cuda::{CuResult, CudaError, DeviceUuid, PointerKind},
     error::{
         Busy, Denied, DeviceFault, ForeignBroker, Gone, InvalidArgument, InvalidData, LimitReached, Mismatch, MpsFault,
         NotFound, TopicLimit, Unreachable,
@@ -91,9 +91,15 @@ fn every_error() -> Vec<Error> {
         ended(TimelineEnding::Evicted),
         Error::Busy(Busy::Writer { name: name.clone(), pid: 7 }),
         Error::InvalidArgument(InvalidArgument::Value { name: name.clone(), value: 3, last: 5 }),
+        Error::InvalidData(InvalidData::OtherPlace {
+            name: name.clone(),
+            place: Place::Pinned(1),
+            found: "device 0".into(),
+        }),
         Error::InvalidData(InvalidData::Tainted { name: name.clone(), from: 5 }),
+        Error::DeviceFault(DeviceFault::NoPinned { name: Some(name.clone()), why: "there is no driver".into() }),
         Error::DeviceFault(DeviceFault::LaunchBlocking { name: name.clone() }),
-        Error::DeviceFault(DeviceFault::DeviceLost { name: name.clone(), gpu: "GPU-0".into() }),
+        Error::DeviceFault(DeviceFault::DeviceLost { name: name.clone(), place: Place::Gpu(DeviceUuid([0; 16])) }),
         Error::Mismatch(Mismatch::Maximum { name: name.clone(), maximum: 3, asked: 5 }),
         Error::InvalidArgument(InvalidArgument::Maximum { name: name.clone(), asked: 0 }),
         Error::Gone(Gone::Permit { name: name.clone() }),
@@ -165,6 +171,7 @@ fn every_error() -> Vec<Error> {
             source: partywall_shm::TableError::Duplicate("a".into()),
         }),
         Error::Mismatch(Mismatch::DType { what: "tensor \"x\"".into(), has: DType::F32, wanted: "uint8" }),
+        Error::Mismatch(Mismatch::Tensors { name: name.clone(), source_name: name.clone(), why: name.clone() }),
         Error::Mismatch(Mismatch::Kind {
             name: name.clone(),
             has: "host",
@@ -181,6 +188,7 @@ fn every_error() -> Vec<Error> {
         not_shareable(PointerKind::Pinned),
         not_shareable(PointerKind::Registered),
         not_shareable(PointerKind::Unknown),
+        Error::LimitReached(LimitReached::Heap { name: name.clone(), asked: 5 << 20, taken: 3 << 20, limit: 4 << 20 }),
         Error::LimitReached(LimitReached::Memory {
             name: name.clone(),
             place: Place::Host,
@@ -197,7 +205,22 @@ fn every_error() -> Vec<Error> {
             reader: "b".into(),
             link: "NVLink".into(),
         }),
+        Error::Mismatch(Mismatch::Layout {
+            name: name.clone(),
+            version: 1,
+            next: 2,
+            differences: vec!["w: shape [2, 3] becomes [3, 2]".into()],
+        }),
+        Error::DeviceFault(DeviceFault::NotMapped {
+            name: name.clone(),
+            version: 1,
+            source: CudaError::new("cuMemMap", CuResult::OUT_OF_MEMORY),
+        }),
         Error::DeviceFault(DeviceFault::Captured { what: "waiting for timeline \"x\"".into() }),
+        Error::InvalidArgument(InvalidArgument::Graph {
+            what: "launching a graph with timelines \"x\"".into(),
+            why: "a node is named twice".into(),
+        }),
         Error::Mps(MpsFault::NoProgram { program: "nvidia-cuda-mps-control" }),
         Error::Mps(MpsFault::NotStarted { why: "no".into(), advice: None, kind: ErrorKind::Device }),
         Error::Mps(MpsFault::NoAnswer { pipes: "/run/x.mps/pipe".into(), after: Duration::from_secs(10) }),
@@ -256,7 +279,7 @@ fn every_error() -> Vec<Error> {
         Error::Denied(Denied::OtherUser { what: OtherUsers::Evict { pid: 7 }, owner: 0, uid: 1000 }),
         Error::Denied(Denied::OtherUser { what: OtherUsers::Create { name: "x".into() }, owner: 0, uid: 1000 }),
         Error::Denied(Denied::Sharing { name: "x".into() }),
-        Error::LimitReached(LimitReached::User { uid: 1000, limit: Limit::Names, allowed: 1, needed: 2 }),
+        Error::LimitReached(LimitReached::User { uid: 1000, limit: Limit::Names, allowed: 1, held: 1, needed: 2 }),
         Error::Unreachable(Unreachable::Driver { socket: "/run/pw.sock".into(), simulated: true }),
         Error::LimitReached(LimitReached::Broker { limit: Limit::Names, allowed: 1, needed: 2 }),
         Error::Unreachable(Unreachable::FileDescriptor { index: 0, fault: FdFault::Missing }),
@@ -276,9 +299,13 @@ fn every_error() -> Vec<Error> {
         Error::InvalidData(InvalidData::TaskInputs { task: name.clone() }),
         Error::InvalidData(InvalidData::TaskAttempt { task: name.clone(), attempt: 1 }),
         Error::Gone(Gone::Claim { task: name.clone(), attempt: 1 }),
+        Error::Gone(Gone::Attempt { task: name.clone(), attempt: 1 }),
+        Error::InvalidArgument(InvalidArgument::Task { task: "task \"k\" for queue \"q\"".into(), why: name.clone() }),
+        Error::InvalidArgument(InvalidArgument::Options { of: Named::Queue, name: name.clone(), why: name.clone() }),
         Error::Gone(Gone::Task { task: name.clone() }),
         Error::InvalidData(InvalidData::TaskFailed { task: name.clone(), attempts: 3, reason: name.clone() }),
         Error::Mismatch(Mismatch::Object { wanted: Named::Queue, name: name.clone(), is: Named::Pool }),
+        Error::Mismatch(Mismatch::HostTarget { name: name.clone(), pinned: false }),
         Error::Mismatch(Mismatch::Options { of: Named::Queue, name: name.clone(), why: name.clone() }),
         Error::Busy(Busy::AttachmentInUse {
             queue: name.clone(),
@@ -333,6 +360,7 @@ fn each_entry_belongs_to_an_error() {
     let elsewhere = [
         "socket-exists",
         "too-few-files",
+        "bad-limit",
         "socket-not-taken",
         "driver-error",
         "broken-context",
@@ -347,9 +375,25 @@ fn each_entry_belongs_to_an_error() {
         "locked-memory",
         "closed",
         "still-used",
+        "too-many-torch-pools",
         "not-writer",
         "no-such-view",
         "bad-source",
+        "not-utf-8",
+        "module-mismatch",
+        "no-checksums",
+        "checksum-mismatch",
+        "no-module",
+        "module-format",
+        "tensor-in-use",
+        "expired-payload",
+        "reductions-patched",
+        "unsupported-tensor",
+        "vllm-unsupported",
+        "shared-parameter",
+        "guarded-write",
+        "cannot-preload",
+        "worker-failed",
     ];
     for heading in DOCUMENT.lines().filter_map(|line| line.strip_prefix("### ")) {
         assert!(anchors.contains(&heading) || elsewhere.contains(&heading), "{heading} belongs to nothing");
@@ -377,6 +421,17 @@ fn broker_with_too_few_files_is_quoted() {
     config.limits.fds = Some(u64::MAX);
     let message = partywall_broker::Broker::bind(config).unwrap_err().to_string();
     assert!(reads_like(&message, quoted("too-few-files")), "{message}");
+}
+
+#[test]
+fn broker_with_an_impossible_limit_is_quoted() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut config = partywall_broker::Config::new(directory.path().join("pw.sock"), "test", partywall::VERSION);
+    for wrong in [0, 65_536] {
+        config.limits.clients = Some(wrong);
+        let message = partywall_broker::Broker::bind(config.clone()).unwrap_err().to_string();
+        assert!(reads_like(&message, quoted("bad-limit")), "{message}");
+    }
 }
 
 #[test]

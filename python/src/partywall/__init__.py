@@ -13,6 +13,8 @@ Importing the package loads no driver, starts no broker, and imports no framewor
 """
 
 import atexit
+import importlib.util
+import os
 
 from partywall import _native
 from partywall._build import Build
@@ -25,9 +27,11 @@ from partywall._errors import (
     AttemptFailed,
     BadDeadline,
     BadFile,
+    BadGraph,
     BadName,
     BadPattern,
     BadSource,
+    BadTask,
     BadTensor,
     BadValue,
     BeingWithdrawn,
@@ -37,6 +41,7 @@ from partywall._errors import (
     CannotAttach,
     CannotGrow,
     CannotKeep,
+    CannotPreload,
     CannotShare,
     Captured,
     ClaimLost,
@@ -52,6 +57,7 @@ from partywall._errors import (
     InputsLost,
     InputsNotReady,
     LaunchBlocking,
+    LayoutChanged,
     LimitReached,
     NameExists,
     NameNotFound,
@@ -92,6 +98,7 @@ from partywall._errors import (
     VersionMismatch,
     VersionNotFound,
     Withdrawn,
+    WorkerFailed,
     WriterClosed,
     WriterDied,
     WriterEvicted,
@@ -105,6 +112,7 @@ from partywall._errors import (
     WrongTaskState,
     WrongTopic,
 )
+from partywall._graph import launch
 from partywall._members import EvictedMember, Member, MemberWait, Withdrawal
 from partywall._native import (
     Attachment,
@@ -122,7 +130,7 @@ from partywall._pool import Block, BlockRef, Pool, PoolStats
 from partywall._queue import Queue, QueueStats, Task, TaskInfo
 from partywall._segment import Pinned, Segment
 from partywall._semaphore import Permit, Semaphore
-from partywall._timeline import Timeline, TimelineEvent
+from partywall._timeline import GraphNode, Timeline, TimelineEvent
 from partywall._topic import Ages, Loan, Publisher, Subscriber, SubscriberStats, Topic, TopicStats
 from partywall._watch import Event, Watch
 
@@ -136,9 +144,11 @@ __all__ = [
     "AttemptFailed",
     "BadDeadline",
     "BadFile",
+    "BadGraph",
     "BadName",
     "BadPattern",
     "BadSource",
+    "BadTask",
     "BadTensor",
     "BadValue",
     "BeingWithdrawn",
@@ -151,6 +161,7 @@ __all__ = [
     "Build",
     "CannotGrow",
     "CannotKeep",
+    "CannotPreload",
     "CannotShare",
     "Captured",
     "Chunk",
@@ -171,10 +182,12 @@ __all__ = [
     "EvictedMember",
     "FileNotFound",
     "Finding",
+    "GraphNode",
     "Forked",
     "InputsLost",
     "InputsNotReady",
     "LaunchBlocking",
+    "LayoutChanged",
     "LimitReached",
     "LimitedWait",
     "Loan",
@@ -246,6 +259,7 @@ __all__ = [
     "Watch",
     "Withdrawal",
     "Withdrawn",
+    "WorkerFailed",
     "WriterClosed",
     "WriterDied",
     "WriterEvicted",
@@ -261,7 +275,14 @@ __all__ = [
     "__version__",
     "connect",
     "doctor",
+    "launch",
 ]
 
 # At exit, waits up to one second for resources that were dropped earlier. The end of the process releases the rest.
 atexit.register(_native.flush, 1.0)
+
+if os.environ.get("PARTYWALL_TORCH_GUARD", "0") not in ("", "0") and importlib.util.find_spec("torch"):
+    # The one case in which importing the package imports a framework: it was asked for.
+    from partywall.torch import _guard
+
+    _guard.guard_all_threads()

@@ -3,11 +3,17 @@
 import operator
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any, SupportsIndex, TypeAlias
+from typing import Any, Literal, SupportsIndex, TypeAlias
 
+from partywall._errors import BadTensor, not_utf8
 from partywall._native import Source
 
+Access: TypeAlias = Literal["cpu", "gpu", "both"]
 Shape: TypeAlias = SupportsIndex | Iterable[SupportsIndex]
+
+Placed: TypeAlias = tuple[str, str, list[int], list[int] | None, tuple[str, int] | None]
+"""A tensor to be created: its name, dtype and shape; its strides, unless it has no gaps; and the earlier tensor whose memory it
+shows, if any, with the offset in bytes."""
 
 SINGLE = "data"
 """The name of the only tensor of a segment that was created without tensor names, as with `partywall put`."""
@@ -96,13 +102,27 @@ def planned(tensors: Mapping[str, tuple[Shape, Any]]) -> list[tuple[str, str, li
     return [(name, dtype_name(dtype), dimensions(shape)) for name, (shape, dtype) in named(tensors).items()]
 
 
+def placed(tensors: Mapping[str, tuple[Shape, Any]]) -> list[Placed]:
+    """As `planned`, for a version that begins."""
+    return [(name, dtype, shape, None, None) for name, dtype, shape in planned(tensors)]
+
+
 def named(tensors: Any) -> dict[str, Any]:
     """Returns the tensors of a mapping, or a single tensor under the name `SINGLE`."""
     named = dict(tensors) if isinstance(tensors, Mapping) else {SINGLE: tensors}
     for name in named:
         if not isinstance(name, str):
             raise TypeError(f"a tensor's name is a string, not {name!r}")
+        check_text(name, "the name of a tensor")
     return named
+
+
+def check_text(text: str, what: str) -> None:
+    """Raises `BadTensor` unless the table of a segment can hold the text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise not_utf8(BadTensor, what, text) from None
 
 
 def source(tensor: Any, stream: Any) -> Source:
@@ -129,21 +149,46 @@ def _plain(thing: Any) -> Any:
 
 def dense(tensor: Any, stream: Any) -> Source:
     """Holds a tensor to be copied, as `source` does. Its library makes it contiguous if it can, on its own stream."""
-    if getattr(tensor, "is_neg", bool)():
-        # torch negates lazily, and DLPack has no flag for a tensor whose negation is pending.
-        tensor = tensor.resolve_neg()
-    taken = source(tensor, stream)
-    if not taken.contiguous:
+    return _contiguous(source(_negated(tensor), stream), tensor, stream)
+
+
+def taken(tensors: Any, stream: Any, once: bool) -> tuple[dict[str, Source], dict[str, str]]:
+    """Holds tensors to be copied, as `dense` does; and returns for each name that of its tensor. With `once`, that is an
+    earlier name if the tensor is the same memory as the earlier one.
+    """
+    sources: dict[str, Source] = {}
+    names: dict[str, str] = {}
+    first: dict[Any, tuple[str, Source]] = {}
+    for name, tensor in named(tensors).items():
+        tensor = _negated(tensor)
+        found = source(tensor, stream)
+        # Keeps each source, because its memory could otherwise be given to a later one.
+        identity = found.identity if once else None
+        names[name] = name if identity is None else first.setdefault(identity, (name, found))[0]
+        if names[name] == name:
+            sources[name] = _contiguous(found, tensor, stream)
+    return sources, names
+
+
+def _negated(tensor: Any) -> Any:
+    """Negates a tensor of torch, which does so lazily: DLPack has no flag for a tensor whose negation is pending."""
+    return tensor.resolve_neg() if getattr(tensor, "is_neg", bool)() else tensor
+
+
+def _contiguous(found: Source, tensor: Any, stream: Any) -> Source:
+    if not found.contiguous:
         for make in ("contiguous", "copy"):
             # The method of torch, then that of numpy, cupy and jax.
             if callable(method := getattr(tensor, make, None)):
                 return source(method(), stream)
-    return taken
+    return found
 
 
-def plan(tensors: Mapping[str, Source]) -> list[tuple[str, str, list[int]]]:
-    """Returns descriptions of the tensors to allocate for copies of these."""
-    return [(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
+def plan(tensors: Mapping[str, Source], names: Mapping[str, str]) -> list[Placed]:
+    """Returns descriptions of the tensors to allocate for what `taken` has returned."""
+    return [
+        (name, tensors[of].dtype, tensors[of].shape, None, None if of == name else (of, 0)) for name, of in names.items()
+    ]
 
 
 def common_device(tensors: Mapping[str, Source]) -> str:

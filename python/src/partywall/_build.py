@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from partywall import _native
 from partywall._exchange import Tensors
 from partywall._handle import Connected, Interruptible
-from partywall._segment import Segment
+from partywall._segment import Segment, native_of
 
 if TYPE_CHECKING:
     from partywall._domain import Domain
@@ -25,7 +25,7 @@ class Build(Interruptible[_native.Build], Connected[_native.Build], Tensors):
 
     @property
     def place(self) -> str:
-        """`host`, or the UUID of the GPU that has the memory."""
+        """`host`, the UUID of the GPU that has the memory, or `pinned:N`."""
         return self._native.place
 
     @property
@@ -48,6 +48,10 @@ class Build(Interruptible[_native.Build], Connected[_native.Build], Tensors):
     def write(self, tensor: Any, stream: Any = None) -> None:
         """Calls `Tensor.write` of its only tensor."""
         self.tensor.write(tensor, stream)
+
+    def copy_from(self, source: Segment, stream: Any = None) -> None:
+        """Enqueues a copy of all tensors of `source`, which has the same tensors; otherwise as `Segment.to`."""
+        self._native.copy_from(native_of(source), stream)
 
     def commit(self) -> Segment:
         """Publishes the memory atomically as the next version of its name, and returns that version.

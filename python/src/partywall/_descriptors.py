@@ -65,12 +65,12 @@ class Descriptors(Connected[_native.Descriptors]):
 
     @property
     def kind(self) -> str:
-        """`host`, whose descriptors `mmap` takes, or `vmm`, whose descriptors drivers import."""
+        """`host`, whose descriptors `mmap` takes, or `vmm` or `pinned`, whose descriptors drivers import."""
         return self._native.kind
 
     @property
     def place(self) -> str:
-        """`host`, or the UUID of the GPU on which to import the memory."""
+        """`host`, the UUID of the GPU on which to import the memory, or `pinned:N`."""
         return self._native.place
 
     @property

@@ -4,23 +4,27 @@ import os
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeVar
 
 from partywall import _arrays, _native
-from partywall._arrays import Shape
+from partywall._arrays import Access, Shape
 from partywall._build import Build, fill
 from partywall._descriptors import Descriptors
-from partywall._errors import Closed, VersionNotFound
+from partywall._errors import BrokerGone, Closed, VersionNotFound
 from partywall._handle import Handle
 from partywall._members import EvictedMember, Member, MemberWait
 from partywall._pool import Pool, count
 from partywall._program import PROGRAM
 from partywall._queue import Queue
-from partywall._segment import Segment
+from partywall._segment import Segment, valid_version
 from partywall._semaphore import Semaphore, permits
 from partywall._timeline import Timeline
 from partywall._topic import SampleShape, Topic, number, sample_shape
 from partywall._watch import Watch
+
+if TYPE_CHECKING:
+    from partywall.integrations.cupy import CupyPool
+    from partywall.torch._pool import TorchPool
 
 
 @dataclass(frozen=True)
@@ -31,9 +35,9 @@ class Name:
     version: int
     """The latest version."""
     kind: str
-    """`host`, `vmm` or `legacy`."""
+    """`host`, `vmm`, `legacy`, `pinned` or `live`."""
     place: str
-    """`host`, or the UUID of a GPU."""
+    """`host`, the UUID of a GPU, or `pinned:N`."""
     nbytes: int
     """The number of allocated bytes."""
     tensors: int
@@ -68,6 +72,14 @@ class Domain(Handle[_native.Domain]):
         """The broker's socket."""
         return self._native.socket
 
+    @property
+    def token(self) -> str:
+        """Identifies this connection to other processes of the domain, which pass it as `owner` to `create`, `put` and others.
+
+        It is no secret, and valid until the connection or the broker ends.
+        """
+        return str(self._native.member)
+
     def create(
         self,
         name: str,
@@ -75,33 +87,40 @@ class Domain(Handle[_native.Domain]):
         dtype: Any,
         device: Any = "auto",
         *,
+        access: Access | None = None,
         metadata: Mapping[str, str] | None = None,
         mutable: bool = False,
         reserve: int | None = None,
         kept: bool = False,
         shared: bool = False,
         if_absent: bool = False,
+        owner: str | None = None,
     ) -> Build:
         """Begins the next version of `name` with one tensor of zeroes. Other processes see the version after `commit`.
 
         `device` is one of: `auto`, the calling thread's current CUDA device, else the first GPU, or `host` if there is none;
-        `cuda` or `gpu`, which mean the same but never `host`; `cuda:N`; a GPU's UUID; `host` or `cpu`. A `mutable` version can
-        be written after the commit, and can grow to `reserve` bytes. A `kept` version stays after this process has ended.
-        A `shared` version may be read by
-        processes of other users, where the broker admits them; it cannot be mutable. With `if_absent` the commit fails if the
-        name exists.
+        `cuda` or `gpu`, which mean the same but never `host`; `cuda:N`; a GPU's UUID; `host` or `cpu`; `pinned`, host memory
+        that the driver pins on the NUMA node of that GPU, or `pinned:N` on node N. `access` is as for `open`. A `mutable`
+        version can be written after the commit, and can grow to `reserve` bytes. A `kept` version stays after this process has
+        ended. A `shared` version may be read by processes of other users, where the broker admits them; it cannot be mutable.
+        With `if_absent` the commit fails if the name exists.
+
+        With `owner`, the `token` of another process of this user, the name ends with that process and not with this one.
+        The commit raises `NoSuchMember` if that process has ended.
         """
         tensors = {_arrays.SINGLE: (shape, dtype)}
         return self.create_many(
             name,
             tensors,
             device,
+            access=access,
             metadata=metadata,
             mutable=mutable,
             reserve=reserve,
             kept=kept,
             shared=shared,
             if_absent=if_absent,
+            owner=owner,
         )
 
     def create_many(
@@ -110,24 +129,29 @@ class Domain(Handle[_native.Domain]):
         tensors: Mapping[str, tuple[Shape, Any]],
         device: Any = "auto",
         *,
+        access: Access | None = None,
         metadata: Mapping[str, str] | None = None,
         mutable: bool = False,
         reserve: int | None = None,
         kept: bool = False,
         shared: bool = False,
         if_absent: bool = False,
+        owner: str | None = None,
     ) -> Build:
         """As `create`, with several tensors: a mapping of names to shapes and dtypes."""
         native = self._native.create(
             name,
             _arrays.device_name(device),
-            _arrays.planned(tensors),
+            access,
+            _arrays.placed(tensors),
             pairs(metadata),
             mutable=mutable,
             reserve=_arrays.optional_count(reserve),
             kept=kept,
             shared=shared,
             if_absent=if_absent,
+            chunk_bytes=None,
+            owner=owner_of(owner),
         )
         return Build(self, native)
 
@@ -140,17 +164,20 @@ class Domain(Handle[_native.Domain]):
         write: bool = False,
         device: Any = None,
         allow_peer: bool = False,
+        access: Access | None = None,
     ) -> Segment:
         """Opens the latest version of `name`, or `version`; `NAME@V` means the same.
 
         Waits up to `timeout` seconds for the version to exist, or for ever with `None`; then raises `NameNotFound`. With
         `write` a mutable version is opened for writing. `device` is the GPU that uses the memory, by default the one that has
         it; with `allow_peer` it may be another one.
+
+        `access` says what gets access to pinned memory immediately: `"cpu"`, `"gpu"` or `"both"`; by default the GPU if a
+        `device` is given, else the CPU. The other one gets access on first use.
         """
-        if version is not None and version < 1:
-            raise ValueError(f"{version} is not a version: versions are counted from 1")
+        version = valid_version(version)
         place = None if device is None else _arrays.device_name(device)
-        native = self._native.open(name, version, timeout, write, place, allow_peer)
+        native = self._native.open(name, version, timeout, write, place, allow_peer, access)
         return Segment(self, native)
 
     def descriptors(self, name: str, timeout: float | None = 0.0) -> Descriptors:
@@ -187,30 +214,39 @@ class Domain(Handle[_native.Domain]):
         tensors: Any,
         device: Any = None,
         *,
+        access: Access | None = None,
         metadata: Mapping[str, str] | None = None,
         mutable: bool = False,
         reserve: int | None = None,
         kept: bool = False,
         shared: bool = False,
         if_absent: bool = False,
+        owner: str | None = None,
         stream: Any = None,
     ) -> Segment:
         """Copies a tensor, or a mapping of tensors by their names, and commits the copy as the next version of `name`.
 
         A tensor is any object that supports DLPack or the buffer protocol. It is copied once: to the GPU that has the tensors,
-        or to `device`. The copy is made after the work on `stream`, by default the current stream of torch or cupy.
+        or to `device`. The copy is made after the work on `stream`, by default the current stream of torch or cupy. The same
+        memory under several names, such as tied weights of a model, is stored once, unless the version is mutable.
+        `access` is as for `open`.
+
+        `owner` and the other options are as for `create`.
         """
-        taken = {key: _arrays.dense(tensor, stream) for key, tensor in _arrays.named(tensors).items()}
+        taken, names = _arrays.taken(tensors, stream, once=not mutable)
         native = self._native.create(
             name,
             _arrays.common_device(taken) if device is None else _arrays.device_name(device),
-            _arrays.plan(taken),
+            access,
+            _arrays.plan(taken, names),
             pairs(metadata),
             mutable=mutable,
             reserve=_arrays.optional_count(reserve),
             kept=kept,
             shared=shared,
             if_absent=if_absent,
+            chunk_bytes=None,
+            owner=owner_of(owner),
         )
         return fill(self, native, taken, stream)
 
@@ -220,20 +256,27 @@ class Domain(Handle[_native.Domain]):
         name: str,
         device: Any = "auto",
         *,
+        access: Access | None = None,
         mutable: bool = False,
         kept: bool = False,
         shared: bool = False,
         if_absent: bool = False,
+        owner: str | None = None,
     ) -> Segment:
-        """Puts a safetensors or NumPy file, a folder of shards, or the bytes of any other file, as `partywall put` does."""
+        """Puts a safetensors or NumPy file, a folder of shards, or the bytes of any other file, as `partywall put` does.
+
+        `access` is as for `open`; the CPU, which reads the file, has access in any case. `owner` is as for `create`.
+        """
         native = self._native.put_file(
             os.fsdecode(path),
             name,
             _arrays.device_name(device),
+            access,
             mutable=mutable,
             kept=kept,
             shared=shared,
             if_absent=if_absent,
+            owner=owner_of(owner),
         )
         return Segment(self, native)
 
@@ -244,18 +287,47 @@ class Domain(Handle[_native.Domain]):
         *,
         metadata: Mapping[str, str] | None = None,
         mutable: bool = False,
+        kept: bool = False,
         shared: bool = False,
         if_absent: bool = False,
     ) -> Segment:
         """Publishes a tensor on a GPU, or a mapping of such tensors, in place, without a copy.
 
-        The tensors are held as long as the name exists: until the segment or the domain is closed, a newer version is
-        committed, the name is removed, or this process dies. Readers see later writes, and map whole allocations. Raises
-        `NotShareable` for memory that the driver does not share by handle, such as torch's expandable segments; use `put`.
+        Readers see later writes, and map whole allocations. Tensors in pools of `torch_pool` or `cupy_pool` become a
+        segment of kind `live`, which outlives this process while it is read, and which may be `kept`. They are held
+        until the name has ended and the last reader has closed it.
+
+        Other tensors become a segment of kind `legacy`, and are held as long as the name exists: until the segment or
+        the domain is closed, a newer version is committed, the name is removed, or this process dies. Raises
+        `NotShareable` for memory that the driver does not share by handle, such as torch's expandable segments; use
+        `put`.
         """
         taken = [(key, _arrays.source(tensor, None)) for key, tensor in _arrays.named(tensors).items()]
-        native = self._native.publish(name, taken, pairs(metadata), mutable=mutable, shared=shared, if_absent=if_absent)
+        native = self._native.publish(
+            name, taken, pairs(metadata), mutable=mutable, kept=kept, shared=shared, if_absent=if_absent
+        )
         return Segment(self, native)
+
+    def torch_pool(self, name: str, *, size: SupportsIndex, device: Any = None) -> "TorchPool":
+        """Creates a `torch.cuda.MemPool` whose tensors `publish` shares without a copy.
+
+        In a `with` of the pool torch allocates there. The pool takes at most `size` bytes of `device`, by default
+        torch's current one, as they are needed. A tensor for which there is no room raises `torch.OutOfMemoryError`.
+        `name` is shown in errors; it is no name of the domain. The pool stays usable after the domain is closed.
+        """
+        from partywall.torch._pool import TorchPool
+
+        return TorchPool(self, name, size, device)
+
+    def cupy_pool(self, name: str, *, size: SupportsIndex, device: Any = None) -> "CupyPool":
+        """Creates a `cupy.cuda.MemoryPool` whose arrays `publish` shares without a copy.
+
+        In a `with` of the pool cupy allocates there. The arguments are as for `torch_pool`; `device` is a number, by
+        default cupy's current device. An array for which there is no room raises cupy's `OutOfMemoryError`.
+        """
+        from partywall.integrations.cupy import CupyPool
+
+        return CupyPool(self, name, size, device)
 
     def timeline(self, name: str, writer: bool = False, *, shared: bool = False) -> Timeline:
         """Opens a timeline to wait for it, or as its only `writer`. Creates it at 0 if it does not exist.
@@ -282,6 +354,7 @@ class Domain(Handle[_native.Domain]):
         block_bytes: SupportsIndex | None = None,
         zeroed: bool | None = None,
         device: Any = None,
+        access: Access | None = None,
         kept: bool = False,
         shared: bool = False,
         allow_peer: bool = False,
@@ -291,7 +364,8 @@ class Domain(Handle[_native.Domain]):
 
         The pool is created on `device`, by default `auto` as in `create`. An existing pool must match the request, else
         `WrongPool` is raised; without a `device` it may be in any place. Without numbers, `device` is the GPU that uses the
-        blocks, by default the one that has them; with `allow_peer` it may be another one. The pool ends with the last process
+        blocks, by default the one that has them; with `allow_peer` it may be another one. `access` is as for `open`, for a pool
+        that exists. The pool ends with the last process
         that has it open, unless it is created as `kept`. If it is created as `shared`, processes of other users may open it,
         where the broker admits them. All that have it open write its control memory, so each of their users can break it for
         all, and nothing else.
@@ -307,6 +381,7 @@ class Domain(Handle[_native.Domain]):
             None if blocks is None else count(blocks),
             _arrays.optional_count(block_bytes),
             None if device is None else _arrays.device_name(device),
+            access,
             zeroed=None if zeroed is None else bool(zeroed),
             kept=kept,
             shared=shared,
@@ -324,6 +399,7 @@ class Domain(Handle[_native.Domain]):
         outputs: tuple[SupportsIndex, SupportsIndex] | None = None,
         lease: float | None = None,
         device: Any = None,
+        access: Access | None = None,
         kept: bool = False,
         shared: bool = False,
         timeout: float | None = None,
@@ -335,7 +411,7 @@ class Domain(Handle[_native.Domain]):
         that takes longer loses its task to another worker. An existing queue must match the request, else `WrongQueue` is
         raised.
 
-        `device`, `kept`, `shared` and `timeout` are as for `pool`.
+        `device`, `access`, `kept`, `shared` and `timeout` are as for `pool`.
         """
         native = self._native.queue(
             name,
@@ -344,6 +420,7 @@ class Domain(Handle[_native.Domain]):
             None if outputs is None else (count(outputs[0]), _arrays.count(outputs[1])),
             lease,
             None if device is None else _arrays.device_name(device),
+            access,
             kept=kept,
             shared=shared,
             timeout=timeout,
@@ -365,6 +442,7 @@ class Domain(Handle[_native.Domain]):
         held: SupportsIndex | None = None,
         blocks: SupportsIndex | None = None,
         device: Any = None,
+        access: Access | None = None,
         kept: bool = False,
         shared: bool = False,
         allow_peer: bool = False,
@@ -382,7 +460,7 @@ class Domain(Handle[_native.Domain]):
         has as many `blocks` as these need: 4 + 2 · 2 + 4 · 2 = 16. An existing topic must match the request, else `WrongTopic`
         is raised; options that are not given are not compared.
 
-        `device`, `kept`, `shared`, `allow_peer` and `timeout` are as for `pool`. With `stamps=False` the publishers of this
+        `device`, `access`, `kept`, `shared`, `allow_peer` and `timeout` are as for `pool`. With `stamps=False` the publishers of this
         object do not stamp samples with the time: such samples have no `age`.
         """
         native = self._native.topic(
@@ -402,6 +480,7 @@ class Domain(Handle[_native.Domain]):
                 number(blocks),
             ),
             None if device is None else _arrays.device_name(device),
+            access,
             kept=kept,
             shared=shared,
             allow_peer=allow_peer,
@@ -436,6 +515,13 @@ class Domain(Handle[_native.Domain]):
     def ls(self) -> list[Name]:
         """Lists all names, in order."""
         return [Name(*row) for row in self._native.names()]
+
+    def holders(self, name: str) -> dict[int, list[int]]:
+        """Returns for each version of `name` that exists the pids of the processes that have it open, in order.
+
+        A version that is no longer the latest ends with the last of them. Raises `NameNotFound`.
+        """
+        return self._native.holders(name)
 
     def exists(self, name: str) -> bool:
         """Returns whether the name exists; for `NAME@V`, whether V is its latest version. Same as `name in domain`."""
@@ -498,16 +584,26 @@ class Claim:
         dtype: Any,
         device: Any = "auto",
         *,
+        access: Access | None = None,
         metadata: Mapping[str, str] | None = None,
         mutable: bool = False,
         reserve: int | None = None,
         kept: bool = False,
         shared: bool = False,
+        owner: str | None = None,
     ) -> Build:
         """As `Domain.create`."""
         tensors = {_arrays.SINGLE: (shape, dtype)}
         return self.create_many(
-            tensors, device, metadata=metadata, mutable=mutable, reserve=reserve, kept=kept, shared=shared
+            tensors,
+            device,
+            access=access,
+            metadata=metadata,
+            mutable=mutable,
+            reserve=reserve,
+            kept=kept,
+            shared=shared,
+            owner=owner,
         )
 
     def create_many(
@@ -515,21 +611,25 @@ class Claim:
         tensors: Mapping[str, tuple[Shape, Any]],
         device: Any = "auto",
         *,
+        access: Access | None = None,
         metadata: Mapping[str, str] | None = None,
         mutable: bool = False,
         reserve: int | None = None,
         kept: bool = False,
         shared: bool = False,
+        owner: str | None = None,
     ) -> Build:
         """As `Domain.create_many`."""
         native = self._native.create(
             _arrays.device_name(device),
-            _arrays.planned(tensors),
+            access,
+            _arrays.placed(tensors),
             pairs(metadata),
             mutable=mutable,
             reserve=_arrays.optional_count(reserve),
             kept=kept,
             shared=shared,
+            owner=owner_of(owner),
         )
         return Build(self._domain, native)
 
@@ -538,23 +638,27 @@ class Claim:
         tensors: Any,
         device: Any = None,
         *,
+        access: Access | None = None,
         metadata: Mapping[str, str] | None = None,
         mutable: bool = False,
         reserve: int | None = None,
         kept: bool = False,
         shared: bool = False,
+        owner: str | None = None,
         stream: Any = None,
     ) -> Segment:
         """As `Domain.put`."""
-        taken = {key: _arrays.dense(tensor, stream) for key, tensor in _arrays.named(tensors).items()}
+        taken, names = _arrays.taken(tensors, stream, once=not mutable)
         native = self._native.create(
             _arrays.common_device(taken) if device is None else _arrays.device_name(device),
-            _arrays.plan(taken),
+            access,
+            _arrays.plan(taken, names),
             pairs(metadata),
             mutable=mutable,
             reserve=_arrays.optional_count(reserve),
             kept=kept,
             shared=shared,
+            owner=owner_of(owner),
         )
         return fill(self._domain, native, taken, stream)
 
@@ -591,12 +695,12 @@ def connect(
 
 def reopen(socket: str, name: str, version: int) -> Segment:
     """Opens a segment that was sent as a pickle."""
-    return _through(socket, lambda domain: domain.open(name, version=version))
+    return through(socket, lambda domain: domain.open(name, version=version))
 
 
 def reopen_topic(socket: str, name: str, version: int) -> Topic:
     """Opens a topic that was sent as a pickle."""
-    topic = _through(socket, lambda domain: domain.topic(name))
+    topic = through(socket, lambda domain: domain.topic(name))
     if topic.version != version:
         topic.close()
         gone = f"topic {name!r} now has version {topic.version}, but version {version} was sent"
@@ -604,14 +708,14 @@ def reopen_topic(socket: str, name: str, version: int) -> Topic:
     return topic
 
 
-def _through(socket: str, opened: "Callable[[Domain], _Opened]") -> "_Opened":
+def through(socket: str, opened: "Callable[[Domain], _Opened]") -> "_Opened":
     """Opens an object through an existing connection of this process to the broker, or through a new one."""
     for domain in connections():
         if domain.socket == socket:
             try:
                 return opened(domain)
-            except Closed:
-                # Another thread has just closed it.
+            except (BrokerGone, Closed):
+                # Another broker has the socket now, or another thread has just closed the connection.
                 continue
     return opened(Domain(_native.Domain.connect(None, socket, start=False, program=None, mps=False), is_own=False))
 
@@ -625,7 +729,18 @@ def pairs(metadata: Mapping[str, str] | None) -> list[tuple[str, str]]:
     for pair in pairs:
         if not all(isinstance(text, str) for text in pair):
             raise TypeError(f"metadata maps strings to strings, but {pair[0]!r} has the value {pair[1]!r}")
+        for text in pair:
+            _arrays.check_text(text, "metadata")
     return pairs
+
+
+def owner_of(token: str | None) -> int | None:
+    """Checks the owner of a name, and returns its number."""
+    if token is None:
+        return None
+    if not (isinstance(token, str) and token.isascii() and token.isdecimal() and int(token) < 2**64):
+        raise ValueError(f"{token!r} is not a token: pass the Domain.token of the process that is to own the name")
+    return int(token)
 
 
 def connections() -> list[Domain]:

@@ -189,6 +189,10 @@ class WrongKind(Error, TypeError):
     """The name, the memory or its elements are not of the kind that the call takes."""
 
 
+class LayoutChanged(Error, ValueError):
+    """A version cannot take the place of another one at the same addresses, because its tensors or chunks differ."""
+
+
 class WrongSample(WrongKind, ValueError):
     """The sample does not have the topic's type and shape."""
 
@@ -222,7 +226,7 @@ class ContextLost(CudaError):
 
 
 class DeviceLost(Error, RuntimeError):
-    """The GPU was reset or has failed, and the memory of the name is lost."""
+    """The memory of the name is lost: its GPU was reset or has failed, or the driver has lost its pinned memory."""
 
 
 class LaunchBlocking(Error, RuntimeError):
@@ -263,6 +267,14 @@ class TopicIdle(Error, EOFError):
 
 class WrongQueue(Error, ValueError):
     """The queue differs from the request, the request is invalid, or the name, block or task is not this queue's."""
+
+
+class BadGraph(Error, ValueError):
+    """A CUDA graph that cannot be captured or launched in this way."""
+
+
+class BadTask(Error, ValueError):
+    """The task is beyond the limits of tasks, or has no output."""
 
 
 class QueueFull(TimeoutError):
@@ -353,9 +365,25 @@ class Closed(Error, ValueError):
     """The object is closed."""
 
 
+class CannotPreload(Error, ImportError):
+    """A module cannot be preloaded for spares: its import fails, or it has done what forks do not survive."""
+
+
+class WorkerFailed(Error, RuntimeError):
+    """A worker or spare of `partywall.spares` has ended at once, too often in a row."""
+
+
 class FileNotFound(Error, FileNotFoundError):
     """A file to be put does not exist."""
 
 
 class BadFile(Error, OSError):
     """A file could not be read."""
+
+
+def not_utf8(kind: type[Error], what: str, text: str) -> Error:
+    """Returns the error that a text has surrogates, as in a file name that `os.fsdecode` could not decode."""
+    at = next(at for at, character in enumerate(text) if "\ud800" <= character <= "\udfff")
+    advice = 'leave it out, or replace it: `text.encode("utf-8", "replace").decode()`'
+    message = f"{text!r} cannot be {what}: its character {at} is a surrogate, which is not UTF-8"
+    return kind(message, advice, "not-utf-8")

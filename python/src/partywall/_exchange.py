@@ -1,9 +1,11 @@
 """Base classes of builds, segments and loans. An object with a single tensor can be used in place of that tensor."""
 
+import contextlib
 from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from typing import Any
 
 from partywall import _native
+from partywall._errors import Error
 
 
 def array(tensor: _native.Tensor, dtype: Any = None, copy: bool | None = None) -> Any:
@@ -28,6 +30,10 @@ class Exported:
     def tobytes(self, stream: Any = None) -> bytes:
         """Returns a copy of its bytes, made after the work on `stream`."""
         return self._exported().tobytes(stream)
+
+    def on(self, device: Any) -> _native.Tensor:
+        """Returns its tensor as one of a GPU, as `Tensor.on`. Pinned memory only."""
+        return self._exported().on(device)
 
     def __dlpack__(self, **arguments: Any) -> Any:
         return self._exported().__dlpack__(**arguments)
@@ -99,10 +105,12 @@ class Tensors(OneTensor, Mapping[str, _native.Tensor]):
     def _contents(self, native: _native.Segment | _native.Build) -> str:
         if native.closed:
             return "closed"
-        tensors = self._tensors()
-        what = f"{len(tensors)} tensors"
-        if len(tensors) == 1:
-            what = f"{tensors[0].dtype}{list(tensors[0].shape)}"
+        names = native.names()
+        what = "1 tensor" if len(names) == 1 else f"{len(names)} tensors"
+        if len(names) == 1:
+            # A version that is stale or lost gives no new tensor, but can still be shown.
+            with contextlib.suppress(Error):
+                what = f"{self.tensor.dtype}{list(self.tensor.shape)}"
         return f"{what}, {native.nbytes} bytes on {native.place}"
 
 

@@ -48,6 +48,8 @@ class Member:
     """Permits of semaphores that it holds; `None` if there are too many to count."""
     blocks: int | None
     """Blocks of pools and topics that it holds; `None` if there are too many to count."""
+    tasks: int | None
+    """Tasks of queues that it works on; `None` if there are too many to count."""
     nbytes: int
     """Bytes of the memory that it holds."""
     since: float

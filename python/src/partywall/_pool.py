@@ -79,7 +79,7 @@ class Pool(Named[_native.Pool]):
 
     @property
     def place(self) -> str:
-        """`host`, or the UUID of the GPU that has the blocks."""
+        """`host`, the UUID of the GPU that has the blocks, or `pinned:N`."""
         return self._native.place
 
     def alloc(self, timeout: float | None = None) -> "Block":
@@ -160,8 +160,11 @@ class Block(Held[_native.Block], Exported):
         return self._native.tensor(shape, dtype)
 
     def zero(self, stream: Any = None) -> None:
-        """Sets all bytes to zero: immediately in host memory, on a GPU after the work on `stream`."""
-        if self._native.on_host:
+        """Sets all bytes to zero: immediately in host memory, on a GPU after the work on `stream`.
+
+        In pinned memory the CPU does it if no `stream` is given.
+        """
+        if not self._native.has_streams or (stream is None and self._native.on_host):
             self._native.zero()
         else:
             self._native.zero_on(*_streams.place(stream, None))

@@ -2,14 +2,15 @@
 
 import asyncio
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeAlias
 from weakref import WeakKeyDictionary
 
 from partywall import _arrays, _native, _streams
 from partywall._arrays import Shape
-from partywall._errors import Error, TimeoutError
+from partywall._errors import BadTask, Error, TimeoutError
 from partywall._handle import Named
 from partywall._native import Attachment, ClaimedTask, SegmentPart, TaskResult, Ticket
 from partywall._pool import Block, Pool
@@ -58,15 +59,15 @@ class TaskInfo:
     kind: str
     """The kind of work."""
     attempts: int
-    """How often the task was claimed."""
+    """The number of the last attempt."""
     max_attempts: int
-    """How often the task may be claimed."""
+    """The number of the last attempt that the task may have. A retry raises it."""
     age: float
     """Seconds since the task was submitted."""
     failures: list[tuple[int, str]]
     """The number of each of the last attempts without a result, and the reason; at most 4."""
     text: str
-    """The reason that the last worker gave for failing the task."""
+    """The reason that the last worker that failed the task gave: at most 127 bytes; `…` ends one that was cut."""
 
 
 OnDeath: TypeAlias = Literal["keep", "cancel"]
@@ -136,7 +137,7 @@ class Queue(Named[_native.Queue]):
 
     @property
     def place(self) -> str:
-        """`host`, or the UUID of the GPU that has the blocks."""
+        """`host`, the UUID of the GPU that has the blocks, or `pinned:N`."""
         return self._native.place
 
     @property
@@ -164,39 +165,41 @@ class Queue(Named[_native.Queue]):
         for the result. With `on_death="cancel"` the task and its result are removed when this process dies.
 
         On a GPU the task is submitted in the order of `stream`, by default torch's or cupy's current one: a worker's stream
-        waits until that stream has written the inputs. If the task is refused, its blocks still belong to the caller.
+        waits until that stream has written the inputs. In pinned memory the inputs are complete, unless you give a `stream`. If
+        the task is refused, its blocks still belong to the caller.
         """
-        if len(inputs) == 0:
+        if not _is_list(inputs):
             return self._native.submit(kind, None, output, args, max_attempts, on_death, None, timeout)
-        place = None if self._native.place == "host" else _streams.place(stream, None)
-        taken = _Inputs(self._inputs, inputs, stream, timeout)
+        by_cpu = self._native.place == "host" or (stream is None and self._native.place.startswith("pinned"))
+        place = None if by_cpu else _streams.place(stream, None)
+        deadline = _Deadline(timeout)
+        taken = _Inputs(self._inputs, inputs, stream, lambda: self._inputs.alloc(deadline.left()))
         try:
-            return self._native.submit(kind, taken.native, output, args, max_attempts, on_death, place, timeout)
+            left = deadline.left()
+            return self._native.submit(kind, taken.native, output, args, max_attempts, on_death, place, left)
         finally:
             taken.release()
 
     def submit_all(self, tasks: Iterable[Task], *, timeout: float | None = None) -> list[Ticket]:
-        """Submits several tasks in their order, and wakes workers once. The inputs must be complete.
+        """Submits several tasks in their order, and wakes workers once. The inputs must be complete. Waits for places and blocks
+        up to `timeout` seconds, or for ever.
+
+        Arrays are copied into blocks of the queue's `inputs`. When no block is free, the tasks before are submitted at once, so
+        that workers free blocks.
 
         If it fails or Ctrl-C ends it, the exception's attribute `submitted` has the tickets of the tasks that were submitted.
         """
-        inputs: list[_Inputs] = []
-        requests = []
+        batch = _Batch(self._native, self._inputs, timeout)
         try:
             for task in tasks:
-                taken = None
-                if len(task.inputs) > 0:
-                    inputs.append(_Inputs(self._inputs, task.inputs, None, timeout))
-                    taken = inputs[-1].native
-                requests.append((task.kind, taken, task.output, task.args, task.max_attempts, task.on_death))
-            submitted, error = self._native.submit_all(requests, timeout)
+                batch.add(task)
+            batch.submit()
+        except BaseException as error:
+            error.submitted = batch.submitted  # type: ignore[attr-defined]
+            raise
         finally:
-            for of_task in inputs:
-                of_task.release()
-        if error is not None:
-            error.submitted = submitted
-            raise error
-        return submitted
+            batch.release()
+        return batch.submitted
 
     def claim(self, timeout: float | None = None) -> ClaimedTask:
         """Claims the oldest task. Waits for a task up to `timeout` seconds, or for ever.
@@ -237,6 +240,8 @@ class Queue(Named[_native.Queue]):
         """
         if isinstance(segment, str):
             return self._native.attach_name(segment)
+        if not isinstance(segment, Segment):
+            raise TypeError(f"a queue holds a partywall.Segment or a name, not {type(segment).__name__}")
         return self._native.attach(segment._native)
 
     def detach(self, attachment: Attachment, timeout: float | None = None) -> None:
@@ -251,7 +256,10 @@ class Queue(Named[_native.Queue]):
         return self._native.ticket(str(task))
 
     def retry(self, task: str) -> None:
-        """Makes a dead letter pending again, as if it had not been attempted. Raises `WrongTaskState` for other tasks."""
+        """Makes a dead letter pending again, with as many attempts as it was submitted with, up to 255 in all.
+
+        Raises `WrongTaskState` for other tasks, and for one that had 255 attempts.
+        """
         self._native.retry(str(task))
 
     def purge(self, task: str) -> None:
@@ -278,24 +286,45 @@ class Queue(Named[_native.Queue]):
         return f"<partywall.Queue {self.name}: {stats.pending} pending, {stats.done} done, {stats.dead} dead>"
 
 
+def _is_list(inputs: Sequence[Any]) -> bool:
+    """Returns whether there are inputs in a list of inputs. Refuses other objects, above all an array without a list."""
+    # Most calls have one of these, and the check of any other takes several times as long.
+    if not isinstance(inputs, (tuple, list)) and (
+        not isinstance(inputs, Sequence) or isinstance(inputs, (str, bytes, bytearray, memoryview))
+    ):
+        kind = type(inputs).__name__
+        raise TypeError(f"the inputs of a task are a list, not {kind}: for one input write [input]")
+    return len(inputs) > 0
+
+
 class _Inputs:
     """The inputs of a task. Blocks that were allocated here for arrays return to the pool unless they are submitted."""
 
-    def __init__(self, pool: Pool, inputs: Sequence[Any], stream: Any, timeout: float | None) -> None:
+    def __init__(self, pool: Pool, inputs: Sequence[Any], stream: Any, alloc: Callable[[], Block]) -> None:
+        blocks = sum(not isinstance(item, SegmentPart) for item in inputs)
+        why = None
+        if len(inputs) > _native.MAX_INPUTS:
+            why = f"{_native.MAX_INPUTS} inputs, not {len(inputs)}"
+        elif blocks > pool.blocks:
+            # It would wait for blocks that it or its caller has.
+            why = f"as many blocks and arrays as the queue has input blocks ({pool.blocks}), not {blocks}"
+        if why is not None:
+            advice = "put several small inputs into one"
+            raise BadTask(f"a task for queue {pool.name!r} has at most {why}", advice, "bad-task")
         self._copies: list[Block] = []
         try:
-            self.native = [self._input(pool, item, stream, timeout) for item in inputs]
+            self.native = [self._input(item, stream, alloc) for item in inputs]
         except BaseException:
             self.release()
             raise
 
-    def _input(self, pool: Pool, item: Any, stream: Any, timeout: float | None) -> _native.Block | SegmentPart:
+    def _input(self, item: Any, stream: Any, alloc: Callable[[], Block]) -> _native.Block | SegmentPart:
         if isinstance(item, SegmentPart):
             return item
         if isinstance(item, Block):
             return item._native
         source = _arrays.dense(item, stream)
-        block = pool.alloc(timeout)
+        block = alloc()
         self._copies.append(block)
         block.tensor(source.shape, source.dtype).write(source, stream)
         return block._native
@@ -304,6 +333,70 @@ class _Inputs:
         """Gives back the blocks that were not submitted."""
         for block in self._copies:
             block.close()
+
+
+class _Deadline:
+    """The end of a timeout that several waits share."""
+
+    def __init__(self, timeout: float | None) -> None:
+        self._timeout = timeout
+        self._begin = time.monotonic()
+
+    def left(self) -> float | None:
+        """Returns the seconds that are left; `None` without a timeout."""
+        if self._timeout is None:
+            return None
+        # A negative timeout stays one, and is refused.
+        return max(min(0.0, self._timeout), self._timeout - (time.monotonic() - self._begin))
+
+
+class _Batch:
+    """Tasks that are submitted together, unless they need more blocks than are free."""
+
+    def __init__(self, native: _native.Queue, pool: Pool, timeout: float | None) -> None:
+        self.submitted: list[Ticket] = []
+        """The tickets so far."""
+        self._native = native
+        self._pool = pool
+        self._deadline = _Deadline(timeout)
+        self._requests: list[tuple[Any, ...]] = []
+        self._inputs: list[_Inputs] = []
+
+    def add(self, task: Task) -> None:
+        """Adds a task. Copies its arrays, and submits the tasks before it if no block is free for them."""
+        if not isinstance(task, Task):
+            raise TypeError(f"submit_all takes objects of partywall.Task, not {type(task).__name__}")
+        inputs = None
+        if _is_list(task.inputs):
+            taken = _Inputs(self._pool, task.inputs, None, self._alloc)
+            self._inputs.append(taken)
+            inputs = taken.native
+        self._requests.append((task.kind, inputs, task.output, task.args, task.max_attempts, task.on_death))
+
+    def submit(self) -> None:
+        """Submits the tasks that were added since the last time."""
+        requests, self._requests = self._requests, []
+        try:
+            submitted, error = self._native.submit_all(requests, self._deadline.left())
+        finally:
+            self.release()
+        self.submitted += submitted
+        if error is not None:
+            raise error
+
+    def _alloc(self) -> Block:
+        block = self._pool.try_alloc()
+        if block is not None:
+            return block
+        if self._requests:
+            self.submit()
+        return self._pool.alloc(self._deadline.left())
+
+    def release(self) -> None:
+        """Gives back the blocks of tasks that were not submitted."""
+        for inputs in self._inputs:
+            inputs.release()
+        self._inputs.clear()
 
 
 class _Waits:

@@ -1,14 +1,15 @@
 """An open version of a name."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from partywall import _arrays, _native
-from partywall._arrays import Shape
+from partywall._arrays import Access, Shape
 from partywall._exchange import Tensors
 from partywall._handle import Interruptible, Named
 
 if TYPE_CHECKING:
+    from partywall._build import Build
     from partywall._domain import Domain
 
 
@@ -30,12 +31,12 @@ class Segment(Interruptible[_native.Segment], Named[_native.Segment], Tensors):
 
     @property
     def place(self) -> str:
-        """`host`, or the UUID of the GPU that has the memory."""
+        """`host`, the UUID of the GPU that has the memory, or `pinned:N`."""
         return self._native.place
 
     @property
     def kind(self) -> str:
-        """`host`, `vmm` or `legacy`."""
+        """`host`, `vmm`, `legacy`, `pinned` or `live`."""
         return self._native.kind
 
     @property
@@ -103,12 +104,77 @@ class Segment(Interruptible[_native.Segment], Named[_native.Segment], Tensors):
         """
         self._native.wait_growth(timeout)
 
+    def advance(
+        self,
+        stream: Any = None,
+        *,
+        version: int | None = None,
+        streams: Iterable[Any] | None = None,
+        timeout: float | None = 0.0,
+    ) -> int:
+        """Maps the latest version of the name, or `version`, in place of this one. Returns the version that is mapped then.
+
+        The addresses stay: tensors and arrays of this segment, views of them and captured CUDA graphs show the new version.
+        Without a newer version nothing changes, also if the name has ended; `timeout` says for how many seconds to wait for
+        one. A given `version` is awaited as by `Domain.open`.
+
+        Waits first for all work of this process on the GPU; or, with `streams`, for the work on these streams and on
+        `stream`, on your word that no other work uses the segment. `stream` is by default torch's or cupy's current one. No
+        thread may enqueue work that uses the segment until this returns: it would end CUDA in this process.
+
+        Raises `WrongKind` unless the segment is frozen and in a GPU's memory; `LayoutChanged` if the tensors differ;
+        `Captured` while one of the streams is captured into a graph; `TimeoutError` if a call of another thread uses
+        the segment for 10 seconds. The former version then stays. It also stays if the driver refuses the new one,
+        unless the `CudaError` has the anchor `not-mapped`.
+        """
+        newer = self._newer(version, timeout)
+        if newer is not None:
+            try:
+                self._advance(newer, stream, streams)
+            finally:
+                newer.close()
+        return self.version
+
+    def _newer(self, version: int | None, timeout: float | None) -> "Segment | None":
+        """Opens another version as this one was opened, if there is one."""
+        native = self._native.newer(valid_version(version), timeout)
+        assert self._domain is not None, "a closed segment has raised"
+        return None if native is None else Segment(self._domain, native)
+
+    def _advance(self, newer: "Segment", stream: Any, streams: Iterable[Any] | None) -> None:
+        """Maps another version, of which no tensor is used, in place of this one, and closes it."""
+        self._native.advance(newer._native, [stream, *(streams or ())], streams is not None)
+
     def pin(self, device: Any = "cuda") -> "Pinned":
         """Registers host memory with CUDA until the returned object is closed, so that a GPU can copy it asynchronously.
 
-        Takes 0.4 ms per MiB. Tensors that torch creates from the segment meanwhile are pinned.
+        Takes 0.4 ms per MiB. Tensors that torch creates from the segment meanwhile are pinned. Where several processes use the
+        memory with GPUs, create it with `device="pinned"` instead.
         """
         return Pinned(self, self._native.pin(_arrays.device_name(device)))
+
+    def to(self, device: Any, stream: Any = None, *, name: str, access: Access | None = None) -> "Build":
+        """Begins the next version of `name` on `device` with the same tensors and metadata, and enqueues a copy into it.
+
+        The copy is made on `stream`, by default torch's or cupy's current one, of the GPU of `device`, else of the one that
+        uses this segment. `Build.commit` waits for it. The lease of this segment stays until the copy is made. `access` is as
+        for `Domain.open`.
+
+        Copies are made between GPUs' memory and pinned memory, and from host memory that is pinned by `pin`; raises `WrongKind`
+        otherwise. To host memory, `Domain.put` copies the tensors.
+        """
+        from partywall._build import Build
+
+        native = self._native.to(name, _arrays.device_name(device), access, stream)
+        return Build(self._domain, native)
+
+    def copy_from(self, source: "Segment", stream: Any = None) -> None:
+        """Enqueues a copy of all tensors of `source`, which has the same, into this segment, which is open for writing.
+
+        As for `to`, but other processes may see a part of the copy. Raises `ReadOnly` unless it is open for writing, and
+        `WrongKind` if the tensors differ.
+        """
+        self._native.copy_from(native_of(source), stream)
 
     def __getitem__(self, tensor: str) -> _native.Tensor:
         return self._native.tensor(tensor)
@@ -141,6 +207,20 @@ class Segment(Interruptible[_native.Segment], Named[_native.Segment], Tensors):
 
     def __repr__(self) -> str:
         return f"<partywall.Segment {self.name}@{self.version}: {self._contents(self._native)}>"
+
+
+def valid_version(version: int | None) -> int | None:
+    """Returns a version, or raises `ValueError` if no version has this number."""
+    if version is not None and version < 1:
+        raise ValueError(f"{version} is not a version: versions are counted from 1")
+    return version
+
+
+def native_of(source: Segment) -> _native.Segment:
+    """Checks the source of a copy, and returns its compiled object."""
+    if not isinstance(source, Segment):
+        raise TypeError(f"copy_from takes a segment, not {type(source).__name__}: use write() for arrays")
+    return source._native
 
 
 class Pinned(Interruptible[_native.Pinned]):

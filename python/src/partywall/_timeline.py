@@ -57,28 +57,28 @@ class Timeline(Connected[_native.Timeline]):
 
         If a stream has not yet stored a promised value, first waits for that stream, for at most 10 seconds.
         """
-        self._native.signal(_value(value))
+        self._native.signal(timeline_value(value))
 
     def signal_on(self, value: SupportsIndex, stream: Any = None, *, device: Any = None) -> None:
         """Enqueues a signal on a stream, after all work that is on the stream now. Returns immediately.
 
         If another stream has not yet stored a promised value, first waits for that stream, for at most 10 seconds.
         """
-        self._native.signal_on(_value(value), *_streams.place(stream, device))
+        self._native.signal_on(timeline_value(value), *_streams.place(stream, device))
 
     def signal_on_and_wake(self, value: SupportsIndex, stream: Any = None, *, device: Any = None) -> None:
         """As `signal_on`, but wakes sleeping hosts as soon as the value is reached, not up to a millisecond later.
 
         A host function that is enqueued after the signal wakes them; it occupies the stream for tens of microseconds.
         """
-        self._native.signal_on_and_wake(_value(value), *_streams.place(stream, device))
+        self._native.signal_on_and_wake(timeline_value(value), *_streams.place(stream, device))
 
     def promise_on(self, value: SupportsIndex, stream: Any = None, *, device: Any = None) -> None:
         """Declares that your kernel, which is already on a stream, will store `value` at `device_ptr`, and no value before.
 
         Without this call, sleeping hosts see the value up to 100 ms late.
         """
-        self._native.promise_on(_value(value), *_streams.place(stream, device))
+        self._native.promise_on(timeline_value(value), *_streams.place(stream, device))
 
     def rests_on(self, *timelines: "Timeline") -> None:
         """Declares that all values from now on depend on the given timelines, as waited for through these handles.
@@ -90,11 +90,11 @@ class Timeline(Connected[_native.Timeline]):
 
     def wait(self, value: SupportsIndex, timeout: float | None = None) -> None:
         """Waits up to `timeout` seconds, or for ever, until the timeline has reached `value`."""
-        self._native.wait(_value(value), timeout)
+        self._native.wait(timeline_value(value), timeout)
 
     def wait_announced(self, value: SupportsIndex, timeout: float | None = None) -> None:
         """Waits until `value` is promised, which means that its work is enqueued. A `wait_on` or `wait` after that is short."""
-        self._native.wait_announced(_value(value), timeout)
+        self._native.wait_announced(timeline_value(value), timeout)
 
     async def wait_async(self, value: SupportsIndex, timeout: float | None = None) -> None:
         """As `wait`, in an event loop."""
@@ -111,7 +111,7 @@ class Timeline(Connected[_native.Timeline]):
 
     def event(self, value: SupportsIndex) -> "TimelineEvent":
         """Returns a file descriptor for event loops: readable once `value` is reached, or can no longer be reached."""
-        return TimelineEvent(self._native.event(_value(value)))
+        return TimelineEvent(self._native.event(timeline_value(value)))
 
     @overload
     def wait_on(
@@ -131,11 +131,30 @@ class Timeline(Connected[_native.Timeline]):
         `LimitedWait` tells how the wait ended. A thread of this process polls such a wait, so it ends up to a millisecond
         later than a wait without a limit.
         """
-        place, value = _streams.place(stream, device), _value(value)
+        place, value = _streams.place(stream, device), timeline_value(value)
         if limit is not None:
             return self._native.wait_on_for(value, *place, limit)
         self._native.wait_on(value, *place)
         return None
+
+    def capture_wait(self, stream: Any = None, *, device: Any = None) -> "GraphNode":
+        """Adds a wait to the CUDA graph that a stream is being captured into, behind the work captured so far.
+
+        `partywall.launch` says at each launch which value it waits for. Raises `BadGraph` unless the stream is being
+        captured.
+        """
+        return self._capture(False, stream, device)
+
+    def capture_signal(self, stream: Any = None, *, device: Any = None) -> "GraphNode":
+        """Adds a signal to the CUDA graph that a stream is being captured into, behind the work captured so far.
+
+        `partywall.launch` says at each launch which value it signals. Raises `BadGraph` unless the stream is being
+        captured, and `NotWriter` unless this is the timeline's writer.
+        """
+        return self._capture(True, stream, device)
+
+    def _capture(self, signal: bool, stream: Any, device: Any) -> "GraphNode":
+        return GraphNode(self, _native.capture(self._native, signal, *_streams.place(stream, device)))
 
     def check(self) -> None:
         """Raises `TimelineEnded` or `Tainted` if a value that was waited for through this handle is known to be invalid.
@@ -192,7 +211,33 @@ class TimelineEvent(Handle[_native.TimelineEvent]):
         return f"<partywall.TimelineEvent of {self._native.value}{': closed' if self.closed else ''}>"
 
 
-def _value(value: SupportsIndex) -> int:
+class GraphNode:
+    """A wait or a signal in a CUDA graph, from `Timeline.capture_wait` or `Timeline.capture_signal`.
+
+    `partywall.launch` gives it a value at each launch. In a launch that gives it none, a wait passes and a signal does nothing.
+    """
+
+    def __init__(self, timeline: Timeline, native: _native.GraphNode) -> None:
+        self._timeline = timeline
+        self._native = native
+
+    @property
+    def timeline(self) -> Timeline:
+        """The timeline."""
+        return self._timeline
+
+    @property
+    def is_signal(self) -> bool:
+        """Whether it signals; otherwise it waits."""
+        return self._native.is_signal
+
+    def __repr__(self) -> str:
+        kind = "signal of" if self.is_signal else "wait for"
+        return f"<partywall.GraphNode: {kind} {self._timeline.name}>"
+
+
+def timeline_value(value: SupportsIndex) -> int:
+    """Returns a value as the compiled half takes it."""
     value = operator.index(value)
     if not 0 <= value < 1 << 64:
         raise ValueError(f"values of a timeline are 0 to 2⁶¹, not {value}")

@@ -130,7 +130,7 @@ class Topic(Named[_native.Topic]):
 
     @property
     def place(self) -> str:
-        """`host`, or the UUID of the GPU that has the samples."""
+        """`host`, the UUID of the GPU that has the samples, or `pinned:N`."""
         return self._native.place
 
     def publisher(self) -> "Publisher":
@@ -154,7 +154,8 @@ class Topic(Named[_native.Topic]):
 
         On a GPU a sample may be received while its publisher's stream still writes it. With `order="host"` `recv` and
         iteration wait until the sample is complete. With `order="stream"` they return immediately, and the stream that is
-        given to `recv`, by default the current one, waits.
+        given to `recv`, by default the current one, waits. Samples in pinned memory are then tensors of that stream's GPU;
+        otherwise, unless `recv` is given a stream, they are tensors of the host, and `on` gives those of a GPU.
 
         A subscriber waits for further publishers for ever. With `until="idle"` its loop ends, and `recv` and `try_recv` raise
         `TopicIdle`, once the last publisher has left and all samples are received. A topic that has never had a publisher is
@@ -164,7 +165,7 @@ class Topic(Named[_native.Topic]):
             raise ValueError(f"{until!r} is not a value of until: use until='idle', or leave it out")
         if order not in ("host", "stream"):
             raise ValueError(f"{order!r} is not a value of order: use 'host' or 'stream'")
-        ordinal = self._native.ordinal()
+        ordinal = self._native.ordinal(order == "stream")
         if order == "stream" and ordinal is None:
             raise ValueError("samples in host memory are always ordered by hosts: leave order out")
         native = self._native.subscriber(policy, number(history), number(queue), until == "idle")
@@ -201,7 +202,8 @@ class Publisher(Handle[_native.Publisher]):
 
     def __init__(self, topic: Topic, native: _native.Publisher) -> None:
         self._dtype = topic.dtype
-        self._ordinal = topic._native.ordinal()
+        self._ordinal = topic._native.ordinal(False)
+        """The GPU that has the samples."""
         super().__init__(native)
 
     @property
@@ -222,9 +224,9 @@ class Publisher(Handle[_native.Publisher]):
     def send(self, tensor: Any, header: bytes = b"", *, timeout: float | None = None, stream: Any = None) -> int:
         """Publishes a copy of a tensor and a header of up to 256 bytes. Returns how many samples it had published before.
 
-        It takes the same tensors as `Domain.put`. From GPU to GPU the copy is made on `stream`, by default torch's or cupy's
-        current one, and no host waits for it. Waits up to `timeout` seconds, or for ever, for a block and for subscribers
-        that must miss nothing; then raises `TopicFull`.
+        It takes the same tensors as `Domain.put`. To pinned memory the CPU copies what is on the host. From GPU to GPU the
+        copy is made on `stream`, by default torch's or cupy's current one, and no host waits for it. Waits up to `timeout`
+        seconds, or for ever, for a block and for subscribers that must miss nothing; then raises `TopicFull`.
         """
         handle = self._stream(stream)
         source = _arrays.dense(tensor, stream if handle is None else handle)
@@ -245,17 +247,22 @@ class Publisher(Handle[_native.Publisher]):
                 torch.from_dlpack(out).fill_(7)
 
         The default `dtype` is the topic's. On a GPU the block is published after the work that is then on `stream`, by default
-        torch's or cupy's current one. Waits up to `timeout` seconds, or for ever, for a block, and again to publish it. A
+        torch's or cupy's current one. In pinned memory the block is a tensor of the host that the CPU publishes, or with a
+        `stream` one of the GPU. Waits up to `timeout` seconds, or for ever, for a block, and again to publish it. A
         publisher that already has as many loans as it may have gets `TooManyLoans` immediately.
         """
         if dtype is None and self._dtype is None:
             raise TypeError("the dtype is missing: give dtype=, because samples of this topic may have any type")
         name = _arrays.dtype_name(self._dtype if dtype is None else dtype)
-        native = self._native.loan(name, _arrays.dimensions(shape), header, timeout)
+        native = self._native.loan(name, _arrays.dimensions(shape), header, timeout, stream is not None)
         return Loan(self, native, header, timeout, stream)
 
-    def _stream(self, stream: Any) -> int | None:
-        return None if self._ordinal is None else _streams.handle(stream, self._ordinal)
+    def _stream(self, stream: Any, on_gpu: bool = False) -> int | None:
+        # In pinned memory the CPU publishes, unless a stream is given or a GPU has used the block.
+        ordinal = self._ordinal
+        if ordinal is None and (on_gpu or stream is not None):
+            ordinal = self._native.ordinal()
+        return None if ordinal is None else _streams.handle(stream, ordinal)
 
     def close(self) -> None:
         """Detaches the publisher. Samples that its streams still write are delivered. Calling it again does nothing."""
@@ -320,7 +327,7 @@ class Loan(Handle[_native.Loan], OneTensor):
         """
         publisher = self._publisher
         # The compiled loan raises if it was already published or given back.
-        stream = None if publisher is None else publisher._stream(self._stream)
+        stream = None if publisher is None else publisher._stream(self._stream, self._native.on_gpu)
         try:
             return self._native.publish(self._timeout, stream)
         finally:
@@ -381,13 +388,17 @@ class Subscriber(Handle[_native.Subscriber], Iterator[Sample], AsyncIterator[Sam
     def recv(self, timeout: float | None = None, *, stream: Any = None) -> Sample:
         """Receives the next sample. Waits for it up to `timeout` seconds, or for ever.
 
-        By default the returned sample is complete. If it is not complete in time, the next call receives it. With
-        `order="stream"` the call returns earlier, and `stream`, by default the current one, waits until it is complete.
+        By default the returned sample is complete. If it is not complete in time, the next call receives it. With a `stream`,
+        or `order="stream"`, the call returns earlier, and the stream, by default the current one, waits until it is complete.
+        A sample in pinned memory is then a tensor of the stream's GPU.
         """
-        if self._ordinal is None:
+        if self._ordinal is None and stream is None:
             return self._native.recv(timeout, complete=True)
         # Resolved first, so that an invalid stream loses no sample.
-        handle = _streams.handle(stream, self._ordinal)
+        ordinal = self._native.ordinal() if self._ordinal is None else self._ordinal
+        if ordinal is None:
+            raise ValueError("samples in host memory are always ordered by hosts: leave stream out")
+        handle = _streams.handle(stream, ordinal)
         sample = self._native.recv(timeout, complete=False)
         sample.wait_on(handle)
         return sample

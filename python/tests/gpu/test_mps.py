@@ -50,6 +50,46 @@ def test_torch_becomes_a_client_of_the_domains_daemon(socket, child, monkeypatch
         subprocess.run([*program, "stop", "--force"], capture_output=True, timeout=WATCHDOG, check=True)
 
 
+MAKER = """
+import torch
+with pw.connect(socket=sys.argv[1], mps=True) as d:
+    with d.create("x", 1000, "int64", "pinned", kept=True) as build:
+        torch.from_dlpack(build.on("cuda:0")).fill_(7)
+        build.commit()
+    say("committed")
+    told()
+"""
+
+READER = """
+import torch
+with pw.connect(socket=sys.argv[1], mps=True) as d, d.open("x", access="both") as x:
+    view = torch.from_dlpack(x.on("cuda:0"))
+    say(int(view.sum()), np.asarray(x).sum())
+    told()
+    say(int(view.sum()), np.asarray(x).sum())
+    del view
+"""
+
+
+def test_pinned_memory_of_a_client_is_read_by_others_and_survives_it(socket, child, monkeypatch):
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    try:
+        maker = child(MAKER, socket)
+        assert maker.says() == "committed"
+        reader = child(READER, socket)
+        assert reader.says() == "7000 7000"
+        maker.kill()
+        late = child(READER, socket)
+        assert late.says() == "7000 7000"
+        for each in (reader, late):
+            each.tell()
+            assert each.says() == "7000 7000"
+            assert each.end() == 0
+    finally:
+        program = [PROGRAM, "--socket", socket, "mps", "stop", "--force"]
+        subprocess.run(program, capture_output=True, timeout=WATCHDOG, check=True)
+
+
 def test_process_whose_torch_has_used_the_gpu_is_refused(socket, child, monkeypatch):
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
     late = child(LATE, socket)

@@ -1,10 +1,12 @@
 """Errors: their classes, and their entries in docs/troubleshooting.md."""
 
+import importlib
 import os
 import pickle
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -90,10 +92,92 @@ def test_every_error_of_the_package_is_quoted_by_its_entry(domain):
     for fail in failing:
         with pytest.raises(pw.Error) as raised:
             fail()
-        _, entry = PAGE.read_text().split(f"\n### {raised.value.anchor}\n")
-        quoted = re.search("^    (.*)$", entry, re.MULTILINE)[1]
-        assert re.match(re.escape(quoted).replace("…", ".*"), str(raised.value)), raised.value
+        assert_quoted(raised.value)
     timeline.close()
+
+
+def test_text_that_is_not_utf8_is_refused_with_its_use(domain, tmp_path):
+    lone = "x\ud800"
+    file = tmp_path / "file"
+    file.write_bytes(b"1")
+    array = np.arange(3)
+    segment = domain.put("x", array)
+    build = domain.create("y", 3, "int64", "host")
+    queue = domain.queue("q", tasks=4)
+    calls: dict[type[pw.Error], list[Callable[[], object]]] = {
+        pw.BadName: [
+            lambda: domain.open(lone),
+            lambda: domain.open_or_build(lone, lambda claim: claim.put(array)),
+            lambda: domain.descriptors(lone),
+            lambda: domain.create(lone, 3, "int64"),
+            lambda: domain.put(lone, array),
+            lambda: domain.put_file(file, lone),
+            lambda: domain.timeline(lone),
+            lambda: domain.semaphore(lone, 1),
+            lambda: domain.pool(lone, blocks=1, block_bytes=1),
+            lambda: domain.topic(lone, max_bytes=1),
+            lambda: domain.queue(lone, tasks=1),
+            lambda: domain.exists(lone),
+            lambda: domain.rm(lone),
+            lambda: segment.to("host", name=lone),
+            lambda: queue.attach(lone),
+            lambda: pw.connect(lone, start=False),
+        ],
+        pw.BadTensor: [
+            lambda: domain.put("z", {lone: array}),
+            lambda: domain.create_many("z", {lone: (3, "int64")}),
+            lambda: domain.create("z", 3, "int64", metadata={lone: "1"}),
+            lambda: domain.put("z", array, metadata={"1": lone}),
+        ],
+        pw.TensorNotFound: [lambda: segment[lone], lambda: build[lone]],
+        pw.BadTask: [
+            lambda: queue.submit(lone),
+            lambda: queue.submit_all([pw.Task("ok"), pw.Task(lone)]),
+        ],
+        pw.BadPattern: [lambda: domain.watch(lone)],
+    }
+    for kind, refused in calls.items():
+        for call in refused:
+            with pytest.raises(kind, match="surrogate") as raised:
+                call()
+            assert raised.value.anchor == "not-utf-8" and str(raised.value).isascii()
+            assert_quoted(raised.value)
+    assert [name.name for name in domain.ls()] == ["q", "x"]
+    for handle in (segment, build, queue):
+        handle.close()
+
+
+def assert_quoted(error: pw.Error) -> None:
+    """Checks that the entry of an error in the page quotes its message."""
+    _, entry = PAGE.read_text().split(f"\n### {error.anchor}\n")
+    quoted = re.search("^    (.*)$", entry, re.MULTILINE)[1]
+    assert re.match(re.escape(quoted).replace("…", ".*"), str(error)), error
+
+
+def test_every_error_about_models_of_torch_is_quoted_by_its_entry(domain):
+    torch = pytest.importorskip("torch")
+    shared = importlib.import_module("partywall.torch")
+    linear = torch.nn.Linear
+    shared.share_module(linear(2, 2), "model", domain=domain)
+    loaded, used = linear(2, 2), linear(2, 2)
+    shared.load_module(loaded, "model", domain=domain)
+    view = used.weight[:1]
+    domain.put("plain", np.ones(3))
+    domain.put("old", np.ones(3), metadata={"partywall.torch": '{"format": 0}'})
+    failing = {
+        "module-mismatch": lambda: shared.load_module(linear(2, 3), "model", domain=domain),
+        "no-module": lambda: shared.load_module(linear(2, 2), "plain", domain=domain),
+        "module-format": lambda: shared.load_module(linear(2, 2), "old", domain=domain),
+        "tensor-in-use": lambda: shared.load_module(used, "model", domain=domain),
+        "unsupported-tensor": lambda: shared.share_module(linear(2, 2, device="meta"), "x", domain=domain),
+        "shared-parameter": lambda: loaded.requires_grad_(),
+    }
+    for anchor, fail in failing.items():
+        with pytest.raises(pw.Error) as raised:
+            fail()
+        assert raised.value.anchor == anchor and raised.value.advice
+        assert_quoted(raised.value)
+    del view
 
 
 def test_another_user_is_refused_with_a_sentence(domain):

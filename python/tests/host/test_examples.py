@@ -1,8 +1,10 @@
 """The examples that need no GPU."""
 
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,15 +16,16 @@ from ..conftest import WATCHDOG
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def ran(tmp_path, monkeypatch, name: str, *arguments: str) -> list[str]:
-    """Runs an example, and returns the lines that it prints."""
+def ran(tmp_path, monkeypatch, name: str, *arguments: str, device: str = "host", by: Sequence[str] = ()) -> list[str]:
+    """Runs an example, `by` a launcher if one is given, and returns the lines that it prints."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    command = [sys.executable, EXAMPLES / name, "--device", "host", *arguments]
+    command = [*by, sys.executable, EXAMPLES / name, "--device", device, *arguments]
     try:
-        example = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG, check=True)
+        example = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG, check=False)
     finally:
         subprocess.run([PROGRAM, "stop", "--force"], capture_output=True, timeout=WATCHDOG, check=False)
+    assert example.returncode == 0, example.stderr
     return example.stdout.splitlines()
 
 
@@ -54,7 +57,60 @@ def test_other_end_of_the_queue_is_in_rust(tmp_path, monkeypatch, in_rust):
     assert (said, other.returncode) == (["100 of 100 results are right"], 0)
 
 
+@pytest.mark.parametrize("device", ["host", "pinned"])
+def test_trainer_receives_what_four_workers_decode(tmp_path, monkeypatch, device):
+    *said, last = ran(tmp_path, monkeypatch, "loader.py", "--batches", "6", device=device)
+    assert last.startswith("6 of 6 batches as they were decoded") and last.endswith("(host)")
+    assert [line for line in said if "host memory" not in line] == []
+    assert len(said) == (device == "pinned"), "without a GPU it says so"
+
+
+@pytest.mark.parametrize("device", ["host", "cuda"])
+def test_weights_sleep_and_another_process_wakes_them(tmp_path, monkeypatch, device):
+    *said, asleep, awake, right, removed = ran(tmp_path, monkeypatch, "sleeping_weights.py", "--mib", "16", device=device)
+    assert asleep.startswith("first process: asleep after") and awake.startswith("awake after")
+    assert right == "they are as they were: True" and removed == "removed; 0 bytes stay with others"
+    assert ("sleep and wake in host memory" in "".join(said)) == (device == "cuda"), "without a GPU it says so"
+
+
 def test_a_viewer_that_is_killed_is_replaced(tmp_path, monkeypatch):
     lines = ran(tmp_path, monkeypatch, "camera.py")
     for line, viewer in zip(lines, ("first", "second"), strict=True):
         assert line.startswith(f"the {viewer} viewer: 20 frames seen, 20 of them as they were sent;")
+
+
+def test_requests_are_answered_after_each_death_of_the_worker(tmp_path, monkeypatch):
+    *killed, right = ran(tmp_path, monkeypatch, "serve_and_crash.py")
+    assert len(killed) == 3 and all("killed: the next answer came after" in line for line in killed)
+    assert right == "43 of 43 answers are right"
+
+
+def test_workers_take_new_versions_and_no_request_sees_two(tmp_path, monkeypatch):
+    updates, *workers = ran(tmp_path, monkeypatch, "rl_update.py", "--steps", "10")
+    assert updates.startswith("10 updates of 32 MiB: ")
+    assert len(workers) == 4 and all(line.endswith("; 0 requests saw two versions") for line in workers), workers
+
+
+def test_killed_middle_stage_of_a_pipeline_loses_no_frame(tmp_path, monkeypatch):
+    *killed, last = ran(tmp_path, monkeypatch, "pipeline.py")
+    assert killed == [f"the middle stage was killed before frame {number}" for number in (16, 32)]
+    assert last == "64 of 64 frames in order, as they should be (host)"
+
+
+def test_ranks_relax_a_grid_as_one_process_does(tmp_path, monkeypatch):
+    pytest.importorskip("mpi4py")
+    mpirun = shutil.which("mpirun") or pytest.skip("there is no mpirun")
+    # Open MPI refuses to run as root, and more ranks than there are processors; MPICH ignores this.
+    for variable in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMPI_MCA_rmaps_base_oversubscribe"):
+        monkeypatch.setenv(variable, "1")
+    monkeypatch.setenv("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
+    steps, same = ran(tmp_path, monkeypatch, "mpi_halo.py", by=[mpirun, "-n", "4"])
+    assert steps.startswith("ranks: 4, steps: 200, ") and steps.endswith("(host)")
+    assert same == "the grid is that of one process: True"
+
+
+def test_missing_mpi_is_named_with_what_to_install():
+    code = "import runpy, sys; sys.modules['mpi4py'] = None; runpy.run_path(sys.argv[1])"
+    command = [sys.executable, "-c", code, EXAMPLES / "mpi_halo.py"]
+    example = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG, check=False)
+    assert example.returncode == 1 and "`pip install mpi4py mpich`" in example.stderr

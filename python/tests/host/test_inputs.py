@@ -181,7 +181,7 @@ def test_a_device_is_a_string_or_prints_as_one(domain):
     with domain.create("x", 1, "int8", Device()) as build:
         assert build.place == "host"
     for device in (None, 0, "tpu"):
-        with pytest.raises(ValueError, match="is not a device: use auto, host, cuda"):
+        with pytest.raises(ValueError, match="is not a device: use auto, host, pinned, pinned:N, cuda"):
             domain.create("x", 1, "int8", device)
 
 

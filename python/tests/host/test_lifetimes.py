@@ -435,3 +435,70 @@ def test_closed_handles_keep_no_domain(socket, made):
         del domain
         gc.collect()
     assert handle.closed
+
+
+def test_a_given_name_ends_with_its_owner_and_not_with_its_committer(domain, child):
+    owner = child("d = pw.connect(socket=sys.argv[1]); say(d.token); told()", domain.socket)
+    token = owner.says()
+    committer = child(
+        "d = pw.connect(socket=sys.argv[1]); d.put('x', np.arange(3), owner=sys.argv[2]); say('put'); told()",
+        domain.socket,
+        token,
+    )
+    assert committer.says() == "put"
+    committer.kill()
+    with domain.open("x") as opened:
+        assert opened.tobytes() == np.arange(3).tobytes()
+        owner.kill()
+        opened.wait_withdrawn(WATCHDOG)
+    assert domain.ls() == []
+
+
+GIVES = {
+    "claim put": "d.open_or_build('x', lambda claim: claim.put(np.arange(3), 'host', owner=token))",
+    "claim create": """d.open_or_build(
+        'x', lambda claim: claim.create(3, 'int64', 'host', owner=token).commit()
+    )""",
+    "put_file": "d.put_file(sys.argv[3], 'x', 'host', owner=token)",
+}
+
+
+@pytest.mark.parametrize("how", GIVES)
+def test_a_name_is_given_by_every_call_that_commits(domain, child, tmp_path, how):
+    file = tmp_path / "x"
+    file.write_bytes(b"123")
+    owner = child("d = pw.connect(socket=sys.argv[1]); say(d.token); told()", domain.socket)
+    token = owner.says()
+    code = f"d = pw.connect(socket=sys.argv[1]); token = sys.argv[2]\n{GIVES[how]}\nsay('given'); told()"
+    committer = child(code, domain.socket, token, str(file))
+    assert committer.says() == "given"
+    committer.kill()
+    with domain.open("x") as opened:
+        owner.kill()
+        opened.wait_withdrawn(WATCHDOG)
+    with pytest.raises(pw.NoSuchMember):
+        domain.put_file(file, "x", "host", owner=token)
+    with pytest.raises(ValueError, match="owner"):
+        domain.put_file(file, "x", "host", owner=domain.token, kept=True)
+    with pytest.raises(ValueError, match="token"):
+        domain.open_or_build("x", lambda claim: claim.put(np.arange(3), owner="x"))
+    assert domain.ls() == []
+
+
+def test_an_owner_must_be_alive_and_the_name_not_kept(domain):
+    with pytest.raises(pw.NoSuchMember):
+        domain.put("x", np.arange(3), owner="123456")
+    with pytest.raises(ValueError, match="owner"):
+        domain.put("x", np.arange(3), owner=domain.token, kept=True)
+    for token in "", "x", "-1", "1" * 30, 7:
+        with pytest.raises(ValueError, match="token"):
+            domain.put("x", np.arange(3), owner=token)
+    assert domain.ls() == []
+
+
+def test_a_name_given_to_this_process_outlives_its_segment(domain):
+    domain.put("x", np.arange(3), owner=domain.token).close()
+    with domain.open("x") as opened:
+        assert opened.version == 1
+    domain.put("x", np.arange(3)).close()
+    assert domain.ls() == []

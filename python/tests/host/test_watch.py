@@ -150,10 +150,11 @@ def test_ps_lists_what_members_wait_for(domain, child):
             return [wait for member in domain.ps() if member.pid == pid for wait in member.waits]
 
         end = time.monotonic() + WATCHDOG
-        while len(waits()) < 2:
+        # On a busy machine the wait for the timeline may be missing between two of its slices.
+        while len(found := waits()) < 2:
             assert time.monotonic() < end, "it does not wait"
             time.sleep(0.01)
-        name, line = waits()
+        name, line = found
         assert name == pw.MemberWait("commit", "later", None, None, None)
         assert (line.on, line.name, line.target, line.by) == ("timeline", "t", 7, None) and line.seconds > 0
         t.abandon()

@@ -105,6 +105,10 @@ class _Managed(ctypes.Structure):
     _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _Deleter))
 
 
+_LENT: "list[DeviceBytes]" = []
+"""Tensors that were given to a consumer, which stay."""
+
+
 class DeviceBytes:
     """A tensor of bytes on the device, which records its releases."""
 
@@ -128,6 +132,8 @@ class DeviceBytes:
 
     def __dlpack__(self, *, stream: int, **_: object) -> object:
         self.streams.append(stream)
+        # The consumer calls the deleter in it at some time, also after the last other reference to this is gone.
+        _LENT.append(self)
         return _capsule(self._managed, _NAME)
 
     @property
@@ -208,3 +214,31 @@ def _capsule(content: ctypes.Structure, name: bytes) -> object:
 
 _NAME = b"dltensor"
 _TABLE = b"dlpack_exchange_api"
+
+
+class Graph:
+    """A graph with the methods of `torch.cuda.CUDAGraph(keep_graph=True)`. It captures a stream while it is entered."""
+
+    def __init__(self, stream: int) -> None:
+        self._stream = ctypes.c_void_p(stream)
+        self._graph, self._exec = ctypes.c_void_p(), ctypes.c_void_p()
+
+    def __enter__(self) -> "Graph":
+        call("cuStreamBeginCapture_v2", self._stream, 0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        call("cuStreamEndCapture", self._stream, ctypes.byref(self._graph))
+        call("cuGraphInstantiateWithFlags", ctypes.byref(self._exec), self._graph, ctypes.c_uint64(0))
+
+    def raw_cuda_graph(self) -> int:
+        """Returns the graph."""
+        return self._graph.value or 0
+
+    def raw_cuda_graph_exec(self) -> int:
+        """Returns its instantiation."""
+        return self._exec.value or 0
+
+    def replay(self) -> None:
+        """Launches it on the captured stream."""
+        call("cuGraphLaunch", self._exec, self._stream)

@@ -57,6 +57,16 @@ def test_a_tensor_without_bytes_is_on_its_gpu_too(domain):
             assert committed.tensor.device == opened.tensor.device == "cuda:0"
 
 
+def test_read_only_tensors_are_found_by_their_address(domain):
+    with domain.create("x", 1000, "float32", device="cuda") as build:
+        tensor = build.tensor
+        assert pw._native.read_only_at(tensor.data_ptr) is None
+        with build.commit(), domain.open("x") as opened:
+            for address in tensor.data_ptr, opened.tensor.data_ptr:
+                assert pw._native.read_only_at(address + 3999) == ("data", "x@1")
+                assert pw._native.read_only_at(address + 4000) is None
+
+
 class Protocol:
     """A stream of an arbitrary library."""
 
@@ -302,6 +312,6 @@ def test_descriptors_of_gpu_memory_name_their_gpu_and_those_of_published_memory_
         assert [(place.dtype, place.offset) for place in x.tensors.values()] == [("uint8", 0)]
     driver.use()
     with domain.publish("published", driver.DeviceBytes(driver.allocate(8), [8])):
-        with pytest.raises(pw.WrongKind, match="a file descriptor needs host or vmm memory") as caught:
+        with pytest.raises(pw.WrongKind, match="a file descriptor needs host, pinned or vmm memory") as caught:
             domain.descriptors("published")
         assert "put" in caught.value.advice

@@ -293,7 +293,7 @@ def test_enqueued_result_that_is_dropped_leaves_the_result(queue):
 
 def test_wait_for_a_worker_ends_at_its_timeout_and_by_signals(queue):
     ticket = queue.submit("fill", output=4096)
-    with pytest.raises(pw.TimeoutError, match="is not done: pending"):
+    with pytest.raises(pw.TimeoutError, match="is pending: it was not done"):
         ticket.wait_on(opened(), timeout=0)
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()

@@ -48,6 +48,7 @@ use std::{
 };
 
 use clap::Parser;
+use partywall::cuda::Driver;
 use partywall_measure::{Failure, Machine, Report};
 
 use crate::{
@@ -154,10 +155,8 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
                     ));
                     failed.push(subject.name);
                 }
-                // Written after each subject, because a later subject may crash this process.
-                if let Some(path) = &arguments.report {
-                    bench.report.write_json(path)?;
-                }
+                // After each subject, because a later one may crash this process or exceed its time.
+                save(&bench.report, arguments)?;
             }
         }
     }
@@ -173,15 +172,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     for case in &missed {
         writeln!(out, "missed: {case}")?;
     }
-    if let Some(path) = &arguments.report {
-        report.write_json(path)?;
-    }
-    if let Some(path) = &arguments.md {
-        write(path, &markdown::page(report))?;
-    }
-    if let Some(path) = &arguments.html {
-        write(path, &report.page()?)?;
-    }
+    save(report, arguments)?;
     if !failed.is_empty() {
         return Err(format!("could not be measured: {}", failed.join(", ")).into());
     }
@@ -212,7 +203,26 @@ fn new_report(gpu: bool) -> Report {
         if devices.len() > 1 { format!("{} x {name}", devices.len()) } else { name }
     });
     let driver = name.as_ref().and_then(|_| fs::read_to_string("/sys/module/nvidia/version").ok());
-    Report::new("Partywall benchmarks", Machine::detect(name, driver.map(|version| version.trim().to_owned())))
+    let machine = Machine::detect(name, driver.map(|version| version.trim().to_owned()));
+    let mut report = Report::new("Partywall benchmarks", machine);
+    if gpu && Driver::load().is_ok_and(Driver::is_simulated) {
+        report.note("SIMULATED: the driver is a simulation; these are its numbers, and no GPU's");
+    }
+    report
+}
+
+/// Writes the report to the files that were asked for.
+fn save(report: &Report, arguments: &Arguments) -> Result<(), Failure> {
+    if let Some(path) = &arguments.report {
+        report.write_json(path)?;
+    }
+    if let Some(path) = &arguments.md {
+        write(path, &markdown::page(report))?;
+    }
+    if let Some(path) = &arguments.html {
+        write(path, &report.page()?)?;
+    }
+    Ok(())
 }
 
 fn write(path: &Path, text: &str) -> Result<(), Failure> {

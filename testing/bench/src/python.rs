@@ -13,22 +13,29 @@ use tempfile::TempDir;
 use crate::{bench::Bench, mps::Mps, program::Program};
 
 /// The files of the programs. They are compiled into this program, so that they are available wherever it runs.
-const FILES: [(&str, &str); 13] = [
+const FILES: [(&str, &str); 18] = [
     ("peer.py", include_str!("../../../benches/peers/peer.py")),
     ("round_trip.py", include_str!("../../../benches/peers/round_trip.py")),
+    (DATA_LOADER, include_str!("../../../benches/peers/data_loader.py")),
     (MESSAGES, include_str!("../../../benches/peers/messages.py")),
     (OURS, include_str!("../../../benches/peers/ours.py")),
     (OURS_TOPICS, include_str!("../../../benches/peers/ours_topics.py")),
     (RAW_TENSOR, include_str!("../../../benches/peers/raw_tensor.py")),
+    (RESTART, include_str!("../../../benches/peers/restart.py")),
     (SIMPLE_QUEUE, include_str!("../../../benches/peers/simple_queue.py")),
     (SAFETENSORS, include_str!("../../../benches/peers/safetensors_load.py")),
     (TABLE, include_str!("../../../benches/peers/table.py")),
     ("table_cuda.py", include_str!("../../../benches/peers/table_cuda.py")),
     ("table_host.py", include_str!("../../../benches/peers/table_host.py")),
     (TASK_QUEUE, include_str!("../../../benches/peers/task_queue.py")),
+    (TORCH_ALLOCATION, include_str!("../../../benches/peers/torch_allocation.py")),
+    (TORCH_LOAD, include_str!("../../../benches/peers/torch_load.py")),
     (TORCH_MULTIPROCESSING, include_str!("../../../benches/peers/torch_multiprocessing.py")),
+    (WEIGHT_UPDATES, include_str!("../../../benches/peers/weight_updates.py")),
 ];
 
+/// Batches that workers decode for a trainer, by Partywall's topics and torch's DataLoader.
+pub(crate) const DATA_LOADER: &str = "data_loader.py";
 /// Messages there and back, by Partywall's topics, a queue and a pipe.
 pub(crate) const MESSAGES: &str = "messages.py";
 /// Partywall's own package.
@@ -37,6 +44,8 @@ pub(crate) const OURS: &str = "ours.py";
 pub(crate) const OURS_TOPICS: &str = "ours_topics.py";
 /// A tensor that is copied and read without Partywall, by the system's and the driver's calls.
 pub(crate) const RAW_TENSOR: &str = "raw_tensor.py";
+/// A model whose worker is killed, with spares and without.
+pub(crate) const RESTART: &str = "restart.py";
 /// Queues of multiprocessing, or of torch.multiprocessing.
 pub(crate) const SIMPLE_QUEUE: &str = "simple_queue.py";
 /// safetensors, loading a file.
@@ -45,8 +54,14 @@ pub(crate) const SAFETENSORS: &str = "safetensors_load.py";
 pub(crate) const TABLE: &str = "table.py";
 /// Tasks for workers, by Partywall, multiprocessing.Pool and Redis.
 pub(crate) const TASK_QUEUE: &str = "task_queue.py";
+/// Allocations of torch, in a pool and outside.
+pub(crate) const TORCH_ALLOCATION: &str = "torch_allocation.py";
+/// torch.load, of a file.
+pub(crate) const TORCH_LOAD: &str = "torch_load.py";
 /// torch.multiprocessing.
 pub(crate) const TORCH_MULTIPROCESSING: &str = "torch_multiprocessing.py";
+/// New weights for worker processes, by Partywall and torch.multiprocessing.
+pub(crate) const WEIGHT_UPDATES: &str = "weight_updates.py";
 
 /// The programs as files.
 #[derive(Debug)]

@@ -10,7 +10,7 @@ use std::{
     process::Command,
 };
 
-use partywall::{DType, DeviceUuid, Place};
+use partywall::{DType, DeviceChoice, gpu};
 use partywall_measure::Failure;
 
 use crate::{
@@ -30,7 +30,7 @@ pub(crate) const ECHO: &str = "echo";
 /// Connects many times, prints the microseconds of each connection, and keeps them open: `SOCKET COUNT`.
 pub(crate) const MEMBERS: &str = "members";
 
-/// Commits a segment on a GPU that outlives it: `SOCKET NAME GPU-UUID TENSORS BYTES-OF-EACH`.
+/// Commits a segment that a GPU writes and that outlives the process: `SOCKET NAME PLACE TENSORS BYTES-OF-EACH`.
 pub(crate) const GPU_SEGMENT: &str = "gpu-segment";
 
 /// Hands over to another process of the same role: `SOCKET first|second [GPU-UUID BYTES-OF-A-LONG-KERNEL]`. Its standard
@@ -91,8 +91,8 @@ pub(crate) fn play() -> Option<Result<(), Failure>> {
     Some(match (role.to_str(), arguments.as_slice()) {
         (Some(ECHO), [request, reply]) => echo(request, reply),
         (Some(MEMBERS), [socket, count]) => members(socket.as_ref(), count),
-        (Some(GPU_SEGMENT), [socket, name, gpu, tensors, bytes]) => {
-            gpu_segment(socket.as_ref(), name, gpu, tensors, bytes)
+        (Some(GPU_SEGMENT), [socket, name, place, tensors, bytes]) => {
+            gpu_segment(socket.as_ref(), name, place, tensors, bytes)
         }
         (Some(PAIR), [socket, side]) => text(side).and_then(|side| pair::play(socket.as_ref(), side, None)),
         (Some(PAIR), [socket, side, gpu, large]) => {
@@ -105,7 +105,10 @@ pub(crate) fn play() -> Option<Result<(), Failure>> {
             parse(workers).and_then(|workers| pools::allocate(socket.as_ref(), workers))
         }
         (Some(TASK_WORKER), [socket, name]) => text(name).and_then(|name| queues::work(socket.as_ref(), name)),
-        (Some(READER), [socket, name]) => text(name).and_then(|name| peer_table::read(socket.as_ref(), name)),
+        (Some(READER), [socket, name]) => text(name).and_then(|name| peer_table::read(socket.as_ref(), name, None)),
+        (Some(READER), [socket, name, gpu]) => {
+            text(name).and_then(|name| peer_table::read(socket.as_ref(), name, Some(parse(gpu)?)))
+        }
         (Some(HOLDER), [socket, segment]) => text(segment).and_then(|name| deaths::hold(socket.as_ref(), name, None)),
         (Some(HOLDER), [socket, segment, gpu]) => {
             text(segment).and_then(|name| deaths::hold(socket.as_ref(), name, Some(parse(gpu)?)))
@@ -139,17 +142,17 @@ fn members(socket: &Path, count: &OsString) -> Result<(), Failure> {
 fn gpu_segment(
     socket: &Path,
     name: &OsString,
-    gpu: &OsString,
+    place: &OsString,
     tensors: &OsString,
     bytes: &OsString,
 ) -> Result<(), Failure> {
     let domain = connect(socket)?;
     let name = text(name)?;
-    let gpu = text(gpu)?.parse::<DeviceUuid>()?;
+    let (place, _) = gpu::resolve(parse::<DeviceChoice>(place)?)?;
     let tensors: usize = parse(tensors)?;
     let bytes: u64 = parse(bytes)?;
     let tensor = |index: usize| format!("tensor.{index}");
-    let builder = domain.create(name, Place::Gpu(gpu)).kept(true);
+    let builder = domain.create(name, place).kept(true);
     let builder = (0..tensors).fold(builder, |builder, index| builder.tensor(&tensor(index), DType::U8, &[bytes]));
     let build = builder.allocate()?;
     for index in 0..tensors {

@@ -4,7 +4,7 @@ use std::io::BufRead as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
-use partywall::{Domain, Error, info::StatusInfo};
+use partywall::{Domain, Error, cuda::Driver, info::StatusInfo};
 use serde::{Deserialize, Serialize};
 
 use crate::operations::{self, Before, Operation, Setting};
@@ -84,10 +84,12 @@ fn actor(operation: &Operation, socket: &Path, directory: PathBuf) -> Result<(),
     Ok(())
 }
 
-/// Returns the failures of drops that the contexts of the GPUs have stored.
+/// Returns the failures of drops that the driver and the contexts of the GPUs have stored.
 fn kept(domain: &Domain) -> Vec<String> {
     let gpus = [operations::FIRST_GPU, operations::SECOND_GPU].into_iter().filter_map(|uuid| domain.gpu(uuid).ok());
-    gpus.filter_map(|gpu| gpu.context().take_drop_error()).map(|error| error.to_string()).collect()
+    let of_nodes = Driver::load().ok().and_then(Driver::take_drop_error);
+    let errors = gpus.filter_map(|gpu| gpu.context().take_drop_error()).chain(of_nodes);
+    errors.map(|error| error.to_string()).collect()
 }
 
 fn bystander(socket: &Path, directory: PathBuf) -> Result<(), String> {

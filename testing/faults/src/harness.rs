@@ -15,8 +15,17 @@ use crate::actors::{self, Holdings, Line, ReportedError};
 use crate::operations::{self, Operation, held};
 use crate::report::{self, Tested};
 
-/// Runs all operations with every fault and kill, and prints the results. Returns `Ok(false)` if a check failed.
-pub(crate) fn run(filter: &str, file: Option<&Path>) -> Result<bool, String> {
+/// The driver calls of an operation that are failed and killed at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Which {
+    Every,
+    /// Of the calls of a function the first.
+    First,
+}
+
+/// Runs the operations with a fault and a kill at each chosen call, and prints the results. Returns `Ok(false)` if a check
+/// failed.
+pub(crate) fn run(filter: &str, which: Which, file: Option<&Path>) -> Result<bool, String> {
     let operations: Vec<_> = operations::matching(filter).collect();
     let next = AtomicUsize::new(0);
     let tested = Mutex::new(Vec::new());
@@ -27,7 +36,7 @@ pub(crate) fn run(filter: &str, file: Option<&Path>) -> Result<bool, String> {
             scope.spawn(|| {
                 let mut world = World::new();
                 while let Some(operation) = operations.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let result = world.test(operation);
+                    let result = world.test(operation, which);
                     tested.lock().ignore_poison().push(result);
                 }
             });
@@ -81,8 +90,8 @@ impl World {
         Self { orders, bystander, rest, runs: 0, sandbox }
     }
 
-    /// Runs one operation without faults, then with a failure and a kill at each of its calls.
-    fn test(&mut self, operation: &'static Operation) -> Tested {
+    /// Runs one operation without faults, then with a failure and a kill at each chosen call.
+    fn test(&mut self, operation: &'static Operation, which: Which) -> Tested {
         let mut tested = Tested::new(operation.name);
         let first = match self.count(operation) {
             Ok((first, calls)) => {
@@ -95,6 +104,10 @@ impl World {
             }
         };
         for (offset, function) in tested.calls.clone().into_iter().enumerate() {
+            if which == Which::First && tested.calls[..offset].contains(&function) {
+                tested.left_out += 1;
+                continue;
+            }
             let index = first + offset + 1;
             let place = format!("call {} of {}, {function}", offset + 1, tested.calls.len());
             match self.fail(operation, index, &function) {
@@ -234,7 +247,7 @@ impl End {
 fn check_error(operation: &str, function: &str, error: &ReportedError) -> Result<(), String> {
     let ReportedError { text, advice } = error;
     let object = operation.replace(' ', "-");
-    let objects = [object.as_str(), held::PREFIX, "GPU", "cuda:"];
+    let objects = [object.as_str(), held::PREFIX, "GPU", "cuda:", "pinned memory"];
     let wrong = if !text.contains(function) {
         "the call"
     } else if !text.contains(FAULT_NAME) {

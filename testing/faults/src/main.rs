@@ -19,6 +19,7 @@
 #![allow(clippy::print_stdout, reason = "a program that people run and read; the lint is meant for libraries")]
 
 mod actors;
+mod graphs;
 mod harness;
 mod operations;
 mod report;
@@ -26,12 +27,15 @@ mod report;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use harness::Which;
+
 const HELP: &str = "\
-usage: partywall-faults [NAME] [--list] [--report FILE]
+usage: partywall-faults [NAME] [--first] [--list] [--report FILE]
 
 Fails each driver call of the operations whose names contain NAME, else of all, then kills a process at
 each. Needs partywall and the simulated driver beside it: cargo build -p partywall-cli -p partywall-simcuda-library
 
+  --first         only the first call of each function in an operation
   --list          print the operations and run none
   --report FILE   write what happened to FILE, as JSON
   --help          this text
@@ -42,7 +46,7 @@ Exit status: 0 if every call was failed and killed at, and survived; 1 if not; 2
 enum Task {
     Help,
     List(String),
-    All { filter: String, report: Option<PathBuf> },
+    All { filter: String, which: Which, report: Option<PathBuf> },
     Actor { role: String, arguments: Vec<String> },
 }
 
@@ -65,7 +69,7 @@ fn main() -> ExitCode {
                 ExitCode::FAILURE
             }
         },
-        Ok(Task::All { filter, report }) => match harness::run(&filter, report.as_deref()) {
+        Ok(Task::All { filter, which, report }) => match harness::run(&filter, which, report.as_deref()) {
             Ok(true) => ExitCode::SUCCESS,
             Ok(false) => ExitCode::FAILURE,
             Err(message) => {
@@ -83,11 +87,13 @@ fn main() -> ExitCode {
 fn task(mut arguments: impl Iterator<Item = String>) -> Result<Task, String> {
     let mut filter = None;
     let mut report = None;
+    let mut which = Which::Every;
     let mut list = false;
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().ok_or_else(|| format!("{argument} needs a value"));
         match argument.as_str() {
             "--help" | "-h" => return Ok(Task::Help),
+            "--first" => which = Which::First,
             "--list" => list = true,
             "--report" => report = Some(PathBuf::from(value()?)),
             actors::ROLE => return Ok(Task::Actor { role: value()?, arguments: arguments.collect() }),
@@ -100,5 +106,5 @@ fn task(mut arguments: impl Iterator<Item = String>) -> Result<Task, String> {
     if operations::matching(&filter).next().is_none() {
         return Err(format!("no operation's name contains {filter:?}; --list prints them"));
     }
-    Ok(if list { Task::List(filter) } else { Task::All { filter, report } })
+    Ok(if list { Task::List(filter) } else { Task::All { filter, which, report } })
 }

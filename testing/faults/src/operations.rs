@@ -7,8 +7,8 @@ use partywall::cuda::{self, DeviceBuffer, DeviceUuid, ForeignMemory, Stream};
 use partywall_harness::WATCHDOG;
 
 use partywall::{
-    DType, Domain, Error, Gpu, IpcEvent, OpenOrBuild, Place, Policy, Pool, PoolOptions, Refreshed, Segment, Task,
-    Timeline, TimelineWriter,
+    DType, Domain, Drain, Error, Gpu, Heap, IpcEvent, OpenOrBuild, Place, Policy, Pool, PoolOptions, Refreshed,
+    Segment, Task, Timeline, TimelineWriter,
     error::{Busy, Denied, DeviceFault},
 };
 
@@ -56,6 +56,7 @@ pub(crate) static OPERATIONS: &[Operation] = &[
     on_gpu("create and commit", "allocate, write through the host, commit, read back", create_and_commit),
     on_gpu("leave a name", "unmap a version whose name stays, open it again, remove the name", leave_a_name),
     on_gpu("create in chunks", "a version of several chunks", create_in_chunks),
+    on_gpu("create on demand", "a version whose chunks are allocated one after the other", create_on_demand),
     on_gpu("create mutable", "a mutable version, written after the commit", create_mutable),
     Operation { name: "kernels", what: "fill and verify by kernels", before: Before::Kernels, run: kernels },
     on_gpu("open", "open another process's version and read it", open),
@@ -65,13 +66,16 @@ pub(crate) static OPERATIONS: &[Operation] = &[
     on_gpu("find lost memory", "whether a GPU has lost the memory of another process's version", find_lost),
     on_gpu("put and get", "put a file, write it out again", put_and_get),
     on_gpu("grow", "a mutable version grows by a chunk, and by spare room", grow),
+    on_gpu("advance", "an open version shows the next one at the same addresses", advance),
     on_gpu("refresh", "a reader maps what a version has grown by", refresh),
     on_gpu("pin", "a host version is registered, and copied to and from a GPU", pin),
     on_gpu("publish", "memory of cuMemAlloc by handle, opened where it was made", publish),
     on_gpu("publish a copy", "memory of cuMemAlloc, copied into a version", publish_a_copy),
+    on_gpu("publish from a heap", "a block of a heap, published and read, and used again", publish_from_a_heap),
     on_gpu("memory operations", "a stream writes words and waits for them", memory_operations),
     on_gpu("make an event", "an event for other processes: made, exported, recorded, waited for", make_an_event),
     on_words("signal and wait", "streams wait for a timeline and signal it, hosts too", signal_and_wait),
+    on_words("launch a graph", "a graph waits for a timeline and signals one, at two launches", crate::graphs::launch),
     on_words("a limited wait", "a stream waits for a timeline until the time is over", a_limited_wait),
     on_words("a permit behind a stream", "a stream gives a permit of a semaphore back", a_permit_behind_a_stream),
     on_gpu("make a pool", "a pool, and a block of it that is zeroed and given back", make_a_pool),
@@ -85,6 +89,28 @@ pub(crate) static OPERATIONS: &[Operation] = &[
     on_words("a block behind a stream", "a stream gives a block of a pool back", a_block_behind_a_stream),
     on_words("a sample of a stream", "a stream fills samples of a topic, and reads one", a_sample_of_a_stream),
     on_gpu("a part of a segment", "a worker opens a segment that a queue holds, and reads a part", a_part_of_a_segment),
+    Operation {
+        name: "create pinned",
+        what: "pinned memory, written and read by the CPU alone",
+        before: Before::Nothing,
+        run: create_pinned,
+    },
+    Operation {
+        name: "open pinned",
+        what: "another process's pinned memory, for the CPU alone",
+        before: Before::Nothing,
+        run: open_pinned,
+    },
+    on_gpu("open pinned on a GPU", "another process's pinned memory, for a GPU and then the CPU", open_pinned_on_a_gpu),
+    Operation {
+        name: "find lost pinned memory",
+        what: "whether the pinned memory of another process's version is lost",
+        before: Before::Nothing,
+        run: find_lost_pinned,
+    },
+    on_gpu("grow pinned", "mutable pinned memory grows, and a reader maps the growth", grow_pinned),
+    on_gpu("a pinned block", "a pool in pinned memory, whose block the GPU writes and the CPU reads", a_pinned_block),
+    on_gpu("copy between places", "pinned memory to a GPU and back by a stream", copy_between_places),
     on_gpu("open by handle", "open another process's memory of cuMemAlloc", open_by_handle),
 ];
 
@@ -117,6 +143,7 @@ pub(crate) mod held {
     pub(crate) const FROZEN: &str = "held/frozen";
     pub(crate) const MUTABLE: &str = "held/mutable";
     pub(crate) const BY_HANDLE: &str = "held/by-handle";
+    pub(crate) const PINNED: &str = "held/pinned";
     pub(crate) const POOL: &str = "held/pool";
     /// A timeline. The memory of all of them stays with the broker once it has been made.
     pub(crate) const TIMELINE: &str = "held/timeline";
@@ -128,6 +155,9 @@ pub(crate) const SECOND_GPU: DeviceUuid = simulated(1);
 
 pub(crate) const GPU: Place = Place::Gpu(FIRST_GPU);
 
+/// The NUMA node of the first GPU.
+const NODE: Place = Place::Pinned(0);
+
 const fn simulated(ordinal: u8) -> DeviceUuid {
     DeviceUuid([0x51, 0x30, 0x1c, 0xa7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, ordinal])
 }
@@ -137,15 +167,20 @@ pub(crate) const HELD_BYTES: usize = 200 << 10;
 
 /// Returns the bystander's objects.
 pub(crate) fn hold(domain: &Domain) -> Result<(Vec<Segment>, Pool, Timeline), Error> {
-    let one = |name: &str, mutable: bool| {
+    let one = |name: &str, place: Place, mutable: bool| {
         let shape = [HELD_BYTES as u64];
-        let mut build = domain.create(name, GPU).tensor("data", DType::U8, &shape).mutable(mutable).allocate()?;
+        let mut build = domain.create(name, place).tensor("data", DType::U8, &shape).mutable(mutable).allocate()?;
         build.write("data", &noise(HELD_BYTES))?;
         build.commit()
     };
     let memory = foreign(&*domain.gpu(FIRST_GPU)?, held::BY_HANDLE)?;
     let by_handle = domain.publish(held::BY_HANDLE).tensor("data", DType::U8, &[HELD_BYTES as u64], &memory);
-    let segments = vec![one(held::FROZEN, false)?, one(held::MUTABLE, true)?, by_handle.commit()?];
+    let segments = vec![
+        one(held::FROZEN, GPU, false)?,
+        one(held::MUTABLE, GPU, true)?,
+        one(held::PINNED, NODE, false)?,
+        by_handle.commit()?,
+    ];
     Ok((segments, pool(domain, held::POOL).create()?, domain.timeline(held::TIMELINE)?))
 }
 
@@ -166,6 +201,11 @@ fn devices(_: &Setting) -> Outcome {
 fn find_lost(setting: &Setting) -> Outcome {
     let held = setting.domain.descriptors(held::FROZEN, Duration::ZERO)?;
     setting.domain.gpu(FIRST_GPU)?.find_lost(held.chunks())?.into_iter().flatten().next().map_or(Ok(()), Err)
+}
+
+fn find_lost_pinned(setting: &Setting) -> Outcome {
+    let held = setting.domain.descriptors(held::PINNED, Duration::ZERO)?;
+    partywall::gpu::find_lost_on_node(0, held.chunks())?.into_iter().flatten().next().map_or(Ok(()), Err)
 }
 
 fn create_and_drop(setting: &Setting) -> Outcome {
@@ -198,6 +238,19 @@ fn create_in_chunks(setting: &Setting) -> Outcome {
     let mut build = builder.allocate()?;
     assert_eq!(build.chunks().len(), 3);
     build.write("data", &noise(2 << 20))?;
+    expect(&build.commit()?, &noise(2 << 20))
+}
+
+fn create_on_demand(setting: &Setting) -> Outcome {
+    let mut builder = setting.domain.create(&setting.name, GPU).chunk_bytes(2 << 20).on_demand(true);
+    for name in ["data", "more", "most"] {
+        builder = builder.tensor(name, DType::U8, &[2 << 20]);
+    }
+    let mut build = builder.allocate()?;
+    build.allocate_for("data")?;
+    build.write("data", &noise(2 << 20))?;
+    build.allocate_for("more")?;
+    assert_eq!(build.chunks().len(), 2);
     expect(&build.commit()?, &noise(2 << 20))
 }
 
@@ -269,6 +322,22 @@ fn grow(setting: &Setting) -> Outcome {
     expect(&segment, &noise(3 << 20))
 }
 
+fn advance(setting: &Setting) -> Outcome {
+    let version = |bytes: &[u8]| {
+        let mut build = setting.domain.create(&setting.name, GPU).tensor("data", DType::U8, &[5000]).allocate()?;
+        build.write("data", bytes)?;
+        build.commit()
+    };
+    let _first = version(&noise(5000))?;
+    let mut open = setting.domain.open(&setting.name, Duration::ZERO)?;
+    let _second = version(&[7; 5000])?;
+    let next = open.newer(None, Duration::ZERO)?.expect("the second version was committed");
+    match open.advance(next, Drain::All(&[])) {
+        Ok(()) => expect(&open, &[7; 5000]),
+        Err(error) => expect(&open, &noise(5000)).and(Err(error)),
+    }
+}
+
 fn refresh(setting: &Setting) -> Outcome {
     let segment = mutable(setting)?;
     let reader = setting.domain.open(&setting.name, Duration::ZERO)?;
@@ -308,11 +377,99 @@ fn publish_a_copy(setting: &Setting) -> Outcome {
     expect(&publication.commit_copy()?, &noise(HELD_BYTES))
 }
 
+fn publish_from_a_heap(setting: &Setting) -> Outcome {
+    let heap = setting.domain.heap(&setting.name, FIRST_GPU, 2 << 20)?;
+    let block = HeapBlock::new(&heap)?;
+    let memory = block.memory(&heap).map_err(|error| of(setting, error))?;
+    let published = setting.domain.publish(&setting.name).tensor("data", DType::U8, &[HELD_BYTES as u64], &memory);
+    let published = published.mutable(true).commit()?;
+    published.tensor("data")?.write_at(0, &noise(HELD_BYTES))?;
+    expect(&setting.domain.open(&setting.name, Duration::ZERO)?, &noise(HELD_BYTES))?;
+    drop(published);
+    drop(memory);
+    // The heap is full then, and waits until the GPU has finished with the freed block.
+    let _second = HeapBlock::new(&heap)?;
+    drop(block);
+    HeapBlock::new(&heap).map(drop)
+}
+
+/// Half of a heap of 2 MiB.
+struct HeapBlock(u64);
+
+impl HeapBlock {
+    fn new(heap: &Heap) -> Result<Self, Error> {
+        heap.allocate(1 << 20).map(Self)
+    }
+
+    #[allow(unsafe_code)]
+    fn memory(&self, heap: &Heap) -> Result<ForeignMemory, cuda::CudaError> {
+        // SAFETY: the operation drops the memory before the block; a heap keeps what is published.
+        unsafe { ForeignMemory::new(heap.gpu().context(), self.0, Arc::new(())) }
+    }
+}
+
+impl Drop for HeapBlock {
+    fn drop(&mut self) {
+        assert!(Heap::free(self.0));
+    }
+}
+
 fn open_by_handle(setting: &Setting) -> Outcome {
     let first = setting.domain.open(held::BY_HANDLE, Duration::ZERO)?;
     let second = setting.domain.open(held::BY_HANDLE, Duration::ZERO)?;
     drop(first);
     expect(&second, &noise(HELD_BYTES))
+}
+
+fn create_pinned(setting: &Setting) -> Outcome {
+    let mut build = setting.domain.create(&setting.name, NODE).tensor("data", DType::U8, &[5000]).allocate()?;
+    build.write("data", &noise(5000))?;
+    expect(&build.commit()?, &noise(5000))
+}
+
+fn open_pinned(setting: &Setting) -> Outcome {
+    expect(&setting.domain.open(held::PINNED, Duration::ZERO)?, &noise(HELD_BYTES))
+}
+
+fn open_pinned_on_a_gpu(setting: &Setting) -> Outcome {
+    let segment = setting.domain.opener(held::PINNED).device(SECOND_GPU).open()?;
+    let range = segment.tensor("data")?.device()?;
+    let mut found = vec![0; HELD_BYTES];
+    range.copy_to_host(range.gpu().stream(), &mut found)?;
+    assert!(found == noise(HELD_BYTES), "a GPU finds other bytes than were written");
+    expect(&segment, &noise(HELD_BYTES))
+}
+
+fn grow_pinned(setting: &Setting) -> Outcome {
+    let builder = setting.domain.create(&setting.name, NODE).tensor("data", DType::U8, &[4096]);
+    let segment = builder.mutable(true).allocate()?.commit()?;
+    let reader = setting.domain.open(&setting.name, Duration::ZERO)?;
+    segment.grow().extend("data", 3 << 20).commit()?;
+    segment.tensor("data")?.write_at(0, &noise(3 << 20))?;
+    assert_eq!(reader.refresh()?, Refreshed::Grown);
+    expect(&reader, &noise(3 << 20))
+}
+
+fn a_pinned_block(setting: &Setting) -> Outcome {
+    let pool = setting.domain.pool(&setting.name).blocks(1).block_bytes(4096).place(NODE).create()?;
+    let mut block = pool.alloc(WATCHDOG)?;
+    let range = block.device_mut()?;
+    let copied = range.copy_from_host(range.gpu().stream(), &noise(4096));
+    let read = copied.and_then(|()| {
+        assert!(block.bytes()? == noise(4096), "the CPU reads other bytes than the GPU has written");
+        Ok(())
+    });
+    // A dropped block would keep the pool until the GPU is idle.
+    read.and(block.release())
+}
+
+fn copy_between_places(setting: &Setting) -> Outcome {
+    let gpu = setting.domain.gpu(FIRST_GPU)?;
+    let source = setting.domain.open(held::PINNED, Duration::ZERO)?;
+    let on_gpu = source.to(&setting.name, GPU, gpu.stream())?.commit()?;
+    expect(&on_gpu, &noise(HELD_BYTES))?;
+    let back = on_gpu.to(&format!("{}-back", setting.name), NODE, gpu.stream())?.commit()?;
+    expect(&back, &noise(HELD_BYTES))
 }
 
 fn memory_operations(setting: &Setting) -> Outcome {
@@ -371,7 +528,7 @@ fn signal_and_wait(setting: &Setting) -> Outcome {
 
 /// Returns the writer of a timeline. The writer before it ends once a thread has seen that its streams stored the
 /// promised values, so this may have to wait.
-fn next_writer(setting: &Setting, name: &str) -> Result<TimelineWriter, Error> {
+pub(crate) fn next_writer(setting: &Setting, name: &str) -> Result<TimelineWriter, Error> {
     let deadline = Instant::now() + WATCHDOG;
     loop {
         match setting.domain.timeline_writer(name) {
@@ -578,7 +735,7 @@ fn fits(error: cuda::AccessError) -> cuda::CudaError {
 }
 
 /// Returns the error of a driver call that this program makes itself, with the name of the operation's object.
-fn of(setting: &Setting, source: cuda::CudaError) -> Error {
+pub(crate) fn of(setting: &Setting, source: cuda::CudaError) -> Error {
     Error::DeviceFault(DeviceFault::Cuda { what: setting.name.clone(), source })
 }
 

@@ -69,6 +69,34 @@ impl AccessRule {
     }
 }
 
+/// `CUstreamBatchMemOpParams`, as memory operations on words of 64 bits use it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MemoryOperation {
+    /// [`WAIT_64`] or [`WRITE_64`].
+    pub(crate) operation: u32,
+    pub(crate) address: Address,
+    pub(crate) value: u64,
+    pub(crate) flags: u32,
+    pub(crate) rest: [u64; 2],
+}
+
+/// `CUDA_BATCH_MEM_OP_NODE_PARAMS`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MemoryNode {
+    pub(crate) context: Handle,
+    pub(crate) count: u32,
+    pub(crate) operations: *const MemoryOperation,
+    pub(crate) flags: u32,
+}
+
+/// `CU_STREAM_MEM_OP_WAIT_VALUE_64`
+pub(crate) const WAIT_64: u32 = 4;
+/// `CU_STREAM_MEM_OP_WRITE_VALUE_64`
+pub(crate) const WRITE_64: u32 = 5;
+/// `CU_STREAM_SET_CAPTURE_DEPENDENCIES`
+pub(crate) const SET_DEPENDENCIES: u32 = 1;
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`
 pub(crate) const POSIX_FD: u32 = 1;
 /// `CU_MEM_ACCESS_FLAGS_PROT_READ`
@@ -225,7 +253,23 @@ entry_points! {
     stream_begin_capture = "cuStreamBeginCapture_v2" (stream: Handle, mode: u32);
     stream_end_capture = "cuStreamEndCapture" (stream: Handle, graph: &mut Handle);
     thread_exchange_capture_mode = "cuThreadExchangeStreamCaptureMode" (mode: &mut u32);
+    stream_get_capture_info = "cuStreamGetCaptureInfo_v3" (
+        stream: Handle, status: &mut u32, id: &mut u64, graph: &mut Handle, dependencies: &mut *const Handle,
+        edges: usize, count: &mut usize,
+    );
+    stream_update_capture_dependencies = "cuStreamUpdateCaptureDependencies_v2" (
+        stream: Handle, dependencies: &Handle, edges: usize, count: usize, flags: u32,
+    );
+    graph_add_batch_mem_op_node = "cuGraphAddBatchMemOpNode" (
+        node: &mut Handle, graph: Handle, dependencies: *const Handle, count: usize, parameters: &MemoryNode,
+    );
     graph_destroy = "cuGraphDestroy" (graph: Handle);
+    graph_exec_batch_mem_op_node_set_params = "cuGraphExecBatchMemOpNodeSetParams" (
+        executable: Handle, node: Handle, parameters: &MemoryNode,
+    );
+    graph_exec_destroy = "cuGraphExecDestroy" (executable: Handle);
+    graph_instantiate = "cuGraphInstantiateWithFlags" (executable: &mut Handle, graph: Handle, flags: u64);
+    graph_launch = "cuGraphLaunch" (executable: Handle, stream: Handle);
 
     event_create = "cuEventCreate" (event: &mut Handle, flags: u32);
     event_destroy = "cuEventDestroy_v2" (event: Handle);
@@ -242,6 +286,7 @@ entry_points! {
         shared: u32, stream: Handle, parameters: *const *const u64, extra: usize,
     );
 
+    memcpy_dtod_async = "cuMemcpyDtoDAsync_v2" (to: Address, from: Address, bytes: usize, stream: Handle);
     memcpy_dtoh = "cuMemcpyDtoH_v2" (to: *mut c_void, from: Address, bytes: usize);
 }
 

@@ -216,8 +216,7 @@ fn join(path: &Path) -> Option<Client> {
         return None;
     }
     let (body, fds) = call.receive()?;
-    let (welcome, events) = greeting(&body, fds).ok()?;
-    Some(Client { call, events, welcome, last: 0 })
+    greeting(call, &body, fds).ok()
 }
 
 /// How many connections send one byte a minute.

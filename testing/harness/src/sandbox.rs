@@ -4,10 +4,10 @@ use std::{
     ffi::OsStr,
     fs,
     io::Write,
-    os::unix::fs::DirBuilderExt,
+    os::unix::fs::{DirBuilderExt, PermissionsExt},
     path::{Path, PathBuf},
     process::Command,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use partywall::Domain;
@@ -59,7 +59,7 @@ impl Sandbox {
         sandbox
     }
 
-    /// Returns the file that says which simulated GPUs have lost their memory: a line with its number for each loss.
+    /// Returns the file that says which simulated memory is lost: a line for each loss, as the simulated driver reads it.
     pub fn losses(&self) -> PathBuf {
         self.path().join("losses")
     }
@@ -69,8 +69,20 @@ impl Sandbox {
     /// # Panics
     /// If the file cannot be written.
     pub fn lose_gpu(&self, number: usize) {
+        self.lose(&number.to_string());
+    }
+
+    /// Has the pinned memory of a simulated NUMA node be lost.
+    ///
+    /// # Panics
+    /// If the file cannot be written.
+    pub fn lose_node(&self, number: u32) {
+        self.lose(&format!("node {number}"));
+    }
+
+    fn lose(&self, place: &str) {
         let mut file = fs::OpenOptions::new().create(true).append(true).open(self.losses()).unwrap();
-        file.write_all(format!("{number}\n").as_bytes()).unwrap();
+        file.write_all(format!("{place}\n").as_bytes()).unwrap();
     }
 
     /// Returns the directory of the sandbox, for files of the test.
@@ -216,7 +228,7 @@ impl Sandbox {
         for pid in self.processes() {
             // Checked again: children of a test that has ended may be about to end by themselves.
             let Ok(pidfd) = process::pidfd(pid) else { continue };
-            let ended = socket::wait(&pidfd, socket::Ready::Read, Some(Instant::now() + Duration::from_secs(5)));
+            let ended = socket::wait(&pidfd, socket::Ready::Read, Some(Instant::now() + WATCHDOG));
             if ended == Ok(true) || !self.processes().contains(&pid) {
                 continue;
             }
@@ -267,6 +279,18 @@ pub fn binary() -> PathBuf {
 pub fn copy_program(from: &Path, to: &Path) {
     let copied = Command::new("cp").arg(from).arg(to).status();
     assert!(copied.is_ok_and(|status| status.success()), "{} was not copied", from.display());
+}
+
+/// Writes a script that every user can start, in the way of [`copy_program`].
+///
+/// # Panics
+/// If it cannot be written.
+pub fn write_script(path: &Path, text: &str) {
+    let draft = path.with_added_extension("draft");
+    fs::write(&draft, text).unwrap();
+    fs::set_permissions(&draft, fs::Permissions::from_mode(0o755)).unwrap();
+    copy_program(&draft, path);
+    fs::remove_file(draft).unwrap();
 }
 
 /// Returns the simulated CUDA driver, for `PARTYWALL_LIBCUDA`: the one that was built beside this test.

@@ -97,6 +97,8 @@ pub struct Client {
     pub call: Framed,
     /// The socket of its events.
     pub events: Framed,
+    /// The broker's number.
+    pub instance: u64,
     /// The broker's first message.
     pub welcome: Welcome,
     /// The number of its last request.
@@ -129,35 +131,34 @@ pub fn shake_hands(path: &Path, resume: Option<Resume>) -> Result<Client, Refusa
 /// # Panics
 /// If there is no answer.
 pub fn shake_hands_as(path: &Path, hello: &ClientHello) -> Result<Client, Refusal> {
-    let mut call = Framed::new(socket::connect(path).unwrap());
+    let call = Framed::new(socket::connect(path).unwrap());
     // A broker that has no room refuses immediately, and may have closed the connection already.
     let _ = call.send(&encoded(hello), &[&process::own_pidfd().unwrap()]);
-    let (welcome, events) = greeted(&mut call)?;
-    Ok(Client { call, events, welcome, last: 0 })
+    greeted(call)
 }
 
-/// Returns the answer to a first message.
+/// Becomes a member by the answer to a first message.
 ///
 /// # Panics
 /// If there is none.
-pub fn greeted(call: &mut Framed) -> Result<(Welcome, Framed), Refusal> {
+pub fn greeted(mut call: Framed) -> Result<Client, Refusal> {
     let (body, fds) = call.receive().expect("an answer");
-    greeting(&body, fds)
+    greeting(call, &body, fds)
 }
 
-/// Returns what an answer to a first message contains.
+/// Becomes a member by an answer to a first message, which contains `body` and `fds`.
 ///
 /// # Panics
 /// If it is no such answer.
-pub(crate) fn greeting(body: &[u8], fds: Vec<OwnedFd>) -> Result<(Welcome, Framed), Refusal> {
-    let hello: BrokerHello = handshake::decode(body).unwrap().decode().unwrap();
-    let welcome = hello.outcome?;
+pub(crate) fn greeting(call: Framed, body: &[u8], fds: Vec<OwnedFd>) -> Result<Client, Refusal> {
+    let BrokerHello { instance, outcome } = handshake::decode(body).unwrap().decode().unwrap();
+    let welcome = outcome?;
     // An operator gets pidfds, too.
     let mut fds = fds.into_iter();
     let events = fds.next().expect("the events socket");
     let rows = fds.next().expect("the members' rows");
     assert!(Members::map(rows).unwrap().heartbeat(welcome.row).is_some_and(|beat| beat > 0));
-    Ok((welcome, Framed::new(events)))
+    Ok(Client { call, events: Framed::new(events), instance, welcome, last: 0 })
 }
 
 impl Client {
@@ -171,7 +172,7 @@ impl Client {
 
     /// Returns the identity with which a client can resume this membership.
     pub fn identity(&self) -> Resume {
-        Resume { instance: self.welcome.instance, member: self.welcome.member, token: self.welcome.token }
+        Resume { instance: self.instance, member: self.welcome.member, token: self.welcome.token }
     }
 
     /// Returns the bytes of its next request.
@@ -315,6 +316,7 @@ pub fn host_commit(name: &str, lifetime: Lifetime, chunks: Vec<u64>, table: Tabl
         mutable: false,
         reserved: 0,
         lifetime,
+        owner: None,
         control: None,
         if_absent: false,
         claim: None,

@@ -8,8 +8,9 @@
 //! | [`simulated`] | the programs that test the library on the simulated driver |
 //! | [`python`] | the Python package |
 //!
-//! The steps are in two lanes, which run at the same time. The main lane mostly waits for processes that tests start and
-//! kill; the side lane mostly compiles, in its own target directories where possible.
+//! The steps are in lanes, which run at the same time. The main lane builds what tests start, and runs most tests. The
+//! side lane mostly compiles, in its own target directories where possible, with what the others leave of the
+//! processors. Steps that wait more than they compute run beside both.
 
 mod packages;
 mod python;
@@ -21,6 +22,7 @@ use std::fmt;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -40,10 +42,12 @@ struct Step {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lane {
-    /// Shows its output while it runs.
+    /// One step after the other, with their output shown while they run.
     Main,
-    /// Writes its output to a file, which is shown if the step fails.
+    /// One step after the other at a lower priority. The output goes to a file, which is shown if the step fails.
     Side,
+    /// Each step by itself once the first of the main lane is over, with its output in a file.
+    Waiting,
 }
 
 /// The end of a step. A step that could not check anything is *skipped* with the reason, never *passed*.
@@ -144,9 +148,15 @@ const TEST: &[Step] = &[
     },
     Step {
         name: "faults",
-        about: "each driver call of each public operation, failed and killed in turn",
-        lane: Lane::Main,
+        about: "each driver function in each public operation, failed and killed in turn",
+        lane: Lane::Waiting,
         run: simulated::faults,
+    },
+    Step {
+        name: "gpu-tests",
+        about: "the program that tests real GPUs, on two simulated ones",
+        lane: Lane::Waiting,
+        run: simulated::gpu_tests,
     },
     Step {
         name: "python",
@@ -161,20 +171,7 @@ const TEST: &[Step] = &[
         lane: Lane::Side,
         run: packages::pack,
     },
-    Step {
-        name: "sanitizer",
-        about: "the tests of partywall-shm and partywall-os under the address sanitizer",
-        lane: Lane::Side,
-        run: rust::address_sanitizer,
-    },
     Step { name: "loom", about: "the models of shared words, by loom", lane: Lane::Side, run: rust::loom },
-    // It waits more than it computes, so it hardly slows the steps beside it.
-    Step {
-        name: "gpu-tests",
-        about: "the program that tests real GPUs, on two simulated ones",
-        lane: Lane::Side,
-        run: simulated::gpu_tests,
-    },
     Step {
         name: "kernels",
         about: "the kernels' PTX is what they compile to",
@@ -215,6 +212,12 @@ const LONG: &[Step] = &[
         lane: Lane::Main,
         run: rust::fuzz,
     },
+    Step {
+        name: "sanitizer",
+        about: "the tests of partywall-shm and partywall-os under the address sanitizer",
+        lane: Lane::Side,
+        run: rust::address_sanitizer,
+    },
     Step { name: "book", about: "the pages as a book, and the links in it", lane: Lane::Side, run: sources::book },
     Step {
         name: "binary",
@@ -229,6 +232,18 @@ const LONG: &[Step] = &[
         run: python::wheel,
     },
     Step { name: "minutes", about: "tests in Rust that take minutes", lane: Lane::Main, run: rust::in_minutes },
+    Step {
+        name: "simulated-pinned",
+        about: "the integration tests once more, with segments in pinned memory of the simulated driver",
+        lane: Lane::Main,
+        run: rust::in_simulated_pinned_memory,
+    },
+    Step {
+        name: "all-faults",
+        about: "each driver call of each public operation, failed and killed in turn",
+        lane: Lane::Waiting,
+        run: simulated::all_faults,
+    },
     Step {
         name: "packages-compiled",
         about: "each crate compiles from its package",
@@ -290,18 +305,40 @@ fn report(workspace: &Workspace, steps: &[&Step]) -> Result<(), String> {
     if failed.is_empty() { Ok(()) } else { Err(format!("failed: {}; see above", failed.join(", "))) }
 }
 
-/// Runs steps; those of the side lane in the background if there are steps of the main lane.
+/// Runs steps, all but those of the main lane in the background. Without a main lane they run one after the other.
 fn run(workspace: &Workspace, steps: &[&Step]) -> Vec<Line> {
-    let (side, main): (Vec<&Step>, Vec<&Step>) = steps.iter().partition(|step| step.lane == Lane::Side);
-    if main.is_empty() || side.is_empty() {
+    let of = |lane| steps.iter().copied().filter(move |step| step.lane == lane);
+    if of(Lane::Main).next().is_none() {
         return steps.iter().map(|step| run_shown(workspace, step)).collect();
     }
     thread::scope(|scope| {
-        let side = scope.spawn(|| side.into_iter().map(|step| run_logged(workspace, step)).collect::<Vec<_>>());
-        let mut lines: Vec<_> = main.into_iter().map(|step| run_shown(workspace, step)).collect();
-        lines.extend(side.join().expect("a step returns its failure"));
+        let side = scope.spawn(|| {
+            yield_to_others();
+            of(Lane::Side).map(|step| run_logged(workspace, step)).collect()
+        });
+        let mut background = vec![side];
+        let mut lines = Vec::new();
+        let mut waiting = Some(of(Lane::Waiting));
+        for step in of(Lane::Main) {
+            lines.push(run_shown(workspace, step));
+            // In `test` the first step has built what they start; in `test --long` they build what is missing.
+            let ready = waiting.take().into_iter().flatten();
+            background.extend(ready.map(|step| scope.spawn(|| vec![run_logged(workspace, step)])));
+        }
+        for lane in background {
+            lines.extend(lane.join().expect("a step returns its failure"));
+        }
         lines
     })
+}
+
+/// Lowers the priority of this thread, and of all that it starts. Tests are then hardly slowed by a compilation beside
+/// them.
+fn yield_to_others() {
+    let Ok(thread) = fs::read_link("/proc/thread-self") else { return };
+    let Some(id) = thread.file_name() else { return };
+    // Without it, the steps only take longer.
+    let _ = Command::new("renice").args(["-n", "5", "-p"]).arg(id).stdout(Stdio::null()).stderr(Stdio::null()).status();
 }
 
 fn run_shown(workspace: &Workspace, step: &Step) -> Line {

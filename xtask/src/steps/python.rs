@@ -94,8 +94,18 @@ impl<'a> Environment<'a> {
         Self { workspace, folder: workspace.target.join("python") }
     }
 
+    /// Returns the environment with the frameworks above torch.
+    pub(crate) fn of_stacks(workspace: &'a Workspace) -> Self {
+        Self { workspace, folder: workspace.target.join("stacks") }
+    }
+
+    /// Creates it, and keeps what is installed in it.
+    pub(crate) fn make(&self) -> Result<(), String> {
+        self.workspace.run(Command::new("python3").args(["-m", "venv"]).arg(&self.folder))
+    }
+
     /// Builds the package with the program that the workspace has built, unoptimised, and installs it.
-    fn install(&self) -> Result<(), String> {
+    pub(crate) fn install(&self) -> Result<(), String> {
         let words = "-m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps ./python";
         let mut command = self.python(words);
         command.env("PARTYWALL_PROFILE", "dev").env("PARTYWALL_PROGRAM", self.workspace.debug_binary());
@@ -124,19 +134,19 @@ impl<'a> Environment<'a> {
         self.workspace.run(&mut self.python("-m mypy --config-file python/pyproject.toml -p partywall"))?;
         self.workspace
             .run(&mut self.python("-m mypy.stubtest --mypy-config-file python/pyproject.toml partywall._native"))?;
-        self.workspace.run(&mut self.python("-m mypy --config-file python/pyproject.toml python/examples"))?;
-        self.workspace.run(&mut self.python("-m mypy --config-file python/pyproject.toml benches/peers"))
+        self.workspace
+            .run(&mut self.python("-m mypy --config-file python/pyproject.toml python/examples benches/peers"))
     }
 
     /// Runs tests.
-    fn test(&self, folder: &str, variables: &[(&str, PathBuf)]) -> Result<(), String> {
+    pub(crate) fn test(&self, folder: &str, variables: &[(&str, PathBuf)]) -> Result<(), String> {
         let mut command = self.python("-m pytest -p no:cacheprovider");
         command.arg(folder).envs(variables.iter().map(|(name, value)| (name, value)));
         self.workspace.run(&mut command)
     }
 
     /// Returns a command of its Python. Tests use the program in the package, and no broker of the user.
-    fn python(&self, words: &str) -> Command {
+    pub(crate) fn python(&self, words: &str) -> Command {
         let programs = self.folder.join("bin");
         let mut command = Command::new(programs.join("python"));
         let path = std::env::var_os("PATH").unwrap_or_default();

@@ -159,8 +159,16 @@ fn run_those_that(part: &str, workspace: &Workspace) -> Outcome {
     run(workspace, &Selection { with: Some(part), ..Selection::default() }, &[]).into()
 }
 
-/// Leaves out the tests of host memory alone, and the tests whose members are made of bytes by hand.
 pub(super) fn on_simulated_gpu(workspace: &Workspace) -> Outcome {
+    on_simulated("cuda", workspace)
+}
+
+pub(super) fn in_simulated_pinned_memory(workspace: &Workspace) -> Outcome {
+    on_simulated("pinned", workspace)
+}
+
+/// Leaves out the tests of host memory alone, and the tests whose members are made of bytes by hand.
+fn on_simulated(device: &str, workspace: &Workspace) -> Outcome {
     let selection = Selection {
         programs: &["domain", "stress", "put_get", "names", "members", "watch"],
         with: None,
@@ -168,9 +176,10 @@ pub(super) fn on_simulated_gpu(workspace: &Workspace) -> Outcome {
     };
     let variables = [
         (LIBCUDA, workspace.simulated_driver()),
-        ("PARTYWALL_TEST_DEVICE", PathBuf::from("cuda")),
+        ("PARTYWALL_TEST_DEVICE", PathBuf::from(device)),
         // Each of thousands of small segments takes 2 MiB of address space and touches a page or two.
         ("SIMCUDA_MEMORY", PathBuf::from("64G")),
+        ("SIMCUDA_NODE_MEMORY", PathBuf::from("64G")),
     ];
     run(workspace, &selection, &variables).into()
 }

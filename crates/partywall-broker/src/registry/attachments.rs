@@ -18,7 +18,7 @@ use super::{
     effect::{Answer, Effect, Effects, HeldSegment, HoldingQueue, Refused},
     event::{Call, DetachSegment},
     segments::limit,
-    types::{Access, FdId, LeaseId, Lifetime, Limit, MemberId, Name, RequestId},
+    types::{Access, FdId, LeaseId, Limit, MemberId, Name, RequestId},
 };
 
 /// A queue: its name and version.
@@ -67,7 +67,7 @@ impl Registry {
         let name = held.name.clone();
         let version = held.version;
         let found = self.version(&name, version).ok_or(STALE_LEASE)?;
-        if found.memory.control.is_some() || found.memory.lifetime == Lifetime::Shared {
+        if found.memory.control.is_some() {
             return Err(Refused::Invalid("a queue holds nothing but segments"));
         }
         if found.is_legacy() {

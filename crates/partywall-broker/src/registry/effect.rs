@@ -117,7 +117,11 @@ pub(crate) enum Answer {
         more: bool,
     },
     Happened(Happened),
-    Evicted(Vec<Departed>),
+    /// `killed` says whether their processes were sent SIGKILL, or were to be.
+    Evicted {
+        members: Vec<Departed>,
+        killed: bool,
+    },
     Freed {
         members: Vec<Departed>,
         more: bool,
@@ -144,7 +148,7 @@ impl Answer {
     pub(super) fn is_found_only_here(&self) -> bool {
         matches!(
             self,
-            Self::Done | Self::Removed { .. } | Self::Evicted(_) | Self::Freed { .. } | Self::Attached { .. }
+            Self::Done | Self::Removed { .. } | Self::Evicted { .. } | Self::Freed { .. } | Self::Attached { .. }
         )
     }
 }
@@ -228,7 +232,7 @@ pub(crate) enum Refused {
     DeviceLost {
         name: Name,
         version: u64,
-        gpu: [u8; 16],
+        place: Place,
     },
     VersionNotFound {
         name: Name,
@@ -273,6 +277,7 @@ pub(crate) enum Refused {
         uid: u32,
         limit: Limit,
         allowed: u64,
+        held: u64,
         needed: u64,
     },
     /// It belongs to another user.
@@ -397,6 +402,7 @@ pub(crate) struct VersionRow {
     pub(crate) lifetime: Lifetime,
     pub(crate) control: Option<BlockControl>,
     pub(crate) committer: u32,
+    pub(crate) owner: u32,
     pub(crate) uid: u32,
     pub(crate) shared: bool,
     pub(crate) leases: u32,

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::types::{
     Access, CellAt, Chunk, ClaimId, CloseId, ControlMemory, Deadline, FdId, Kind, LeaseId, MemberId, Memory, Name,
-    ObjectKind, RequestId, Table, Whom, WithdrawalId, fds,
+    ObjectKind, Place, RequestId, Table, Whom, WithdrawalId, fds,
 };
 
 /// Something that happened at the server.
@@ -30,8 +30,8 @@ pub(crate) enum Event {
     Expired { member: MemberId },
     /// The deadline of a withdrawal has passed.
     DeadlinePassed { id: WithdrawalId },
-    /// A GPU works, but cannot import these chunks any more, each the first of its version.
-    DeviceLost { gpu: [u8; 16], chunks: Vec<FdId> },
+    /// The driver works at a place, but cannot import these chunks any more, each the first of its version.
+    DeviceLost { place: Place, chunks: Vec<FdId> },
     /// Everything that was to be closed before this confirmation is closed.
     Closed { id: CloseId },
     /// Everything promised in an ended cell has been stored, so nothing more will be written there.
@@ -80,6 +80,7 @@ pub(crate) enum Call {
     Members { after: Option<MemberId> },
     UsesGpu { mps: Option<Arc<str>> },
     ContextLost,
+    CheckBytes { place: Place, bytes: u64 },
     Watch(Watch),
     Evict { whom: Whom, kill: bool },
     FreeUnproven { pid: Option<u32> },
@@ -103,6 +104,7 @@ impl Call {
         match self {
             Self::Ping
             | Self::Refresh { .. }
+            | Self::CheckBytes { .. }
             | Self::Inspect { .. }
             | Self::List { .. }
             | Self::Members { .. }
@@ -168,6 +170,7 @@ impl Call {
             | Self::Grow(_)
             | Self::Refresh { .. }
             | Self::AwaitGrowth { .. }
+            | Self::CheckBytes { .. }
             | Self::UsesGpu { .. }
             | Self::ContextLost
             | Self::Watch(_)
@@ -199,6 +202,8 @@ pub(crate) struct Commit {
     pub(crate) name: Name,
     pub(crate) memory: Arc<Memory>,
     pub(crate) if_absent: bool,
+    /// The member with which an owned name ends, in place of its committer.
+    pub(crate) owner: Option<MemberId>,
     pub(crate) claim: Option<ClaimId>,
     /// True to let other users open it.
     pub(crate) shared: bool,

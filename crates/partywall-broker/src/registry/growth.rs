@@ -73,6 +73,7 @@ impl Registry {
         // A table may become small enough to need no descriptor.
         let more_fds = memory.fds().len().saturating_sub(before.fds().len()) as u64;
         let more_bytes = needed.saturating_sub(before.bytes());
+        self.check_node(version.uid, memory.place, more_bytes)?;
         let more_bytes = more_bytes.saturating_add(memory.other_bytes().saturating_sub(before.other_bytes()));
         self.check_memory(version.uid, more_fds, more_bytes)?;
         Ok((lease.name.clone(), lease.version, Arc::new(memory)))

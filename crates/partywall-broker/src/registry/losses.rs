@@ -1,4 +1,4 @@
-//! GPUs that have lost their memory: by a reset, or by a fault that needs one.
+//! Memory that is lost: of a GPU by a reset, or by a fault that needs one; of a NUMA node with the driver that pinned it.
 //!
 //! The file descriptors stay open, but the driver does not import them any more. The server finds out which ones
 //! ([`Event::DeviceLost`](super::Event::DeviceLost)), because no member's word may end another member's names.
@@ -25,17 +25,23 @@ impl Version {
 }
 
 impl Registry {
-    /// Returns the first chunk of each version on a GPU that is not known to be lost. A version grows by younger chunks, so
-    /// its first chunk is lost if any is.
-    pub(crate) fn chunks_on(&self, gpu: [u8; 16]) -> Vec<FdId> {
+    /// Returns the first chunk of each version at a place of the driver that is not known to be lost. A version grows by
+    /// younger chunks, so its first chunk is lost if any is.
+    pub(crate) fn chunks_at(&self, place: Place) -> Vec<FdId> {
         let versions = self.entries.values().flat_map(|entry| entry.versions.values());
-        let on_gpu = versions.filter(|version| version.memory.place == Place::Gpu(gpu) && !version.is_lost());
-        on_gpu.filter_map(Version::first_chunk).collect()
+        let is_there = |version: &&Version| version.memory.place == place && !version.is_lost();
+        let there = versions.filter(|version| place.needs_driver() && is_there(version));
+        there.filter_map(Version::first_chunk).collect()
     }
 
-    /// Ends the versions on a GPU that have one of these first chunks: their names, and further views of what members have
-    /// open.
-    pub(super) fn lose(&mut self, gpu: [u8; 16], chunks: &[FdId], out: &mut Effects) {
+    /// Returns the NUMA nodes with pinned memory.
+    pub(crate) fn nodes(&self) -> Vec<Place> {
+        self.totals.places.keys().copied().filter(|place| matches!(place, Place::Pinned(_))).collect()
+    }
+
+    /// Ends the versions at a place that have one of these first chunks: their names, and further views of those that
+    /// members have open.
+    pub(super) fn lose(&mut self, place: Place, chunks: &[FdId], out: &mut Effects) {
         let chunks: BTreeSet<_> = chunks.iter().copied().collect();
         let mut named = Vec::new();
         let mut lost = BTreeSet::new();
@@ -44,10 +50,10 @@ impl Registry {
             for (number, version) in &mut entry.versions {
                 let first = version.first_chunk().filter(|first| chunks.contains(first));
                 if let Some(first) = first
-                    && version.memory.place == Place::Gpu(gpu)
+                    && version.memory.place == place
                     && !version.is_lost()
                 {
-                    version.stale = Some(Staleness::DeviceLost(gpu));
+                    version.stale = Some(Staleness::DeviceLost(place));
                     version.withdrawn = true;
                     readers.extend(version.holders.keys().copied());
                     lost.insert(first);
@@ -58,7 +64,7 @@ impl Registry {
         let ender = Ender { pid: 0, command: "".into() };
         for (name, number) in named {
             if self.entries.get(&name).is_some_and(|entry| entry.latest == Some(number)) {
-                self.withdraw(&name, Ending::DeviceLost(gpu), &ender, None, out);
+                self.withdraw(&name, Ending::DeviceLost(place), &ender, None, out);
             } else {
                 self.notify_withdrawn(&name, out);
             }

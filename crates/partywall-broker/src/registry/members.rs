@@ -23,6 +23,18 @@ impl Registry {
         Answer::Done
     }
 
+    /// Refuses a member that cannot own a name of this user: it is gone, leaves, or belongs to another user.
+    pub(super) fn check_may_own(&self, owner: MemberId, uid: u32) -> Result<(), Refused> {
+        let may = |record: &Member| {
+            let lives = matches!(record.life, Life::Alive | Life::Suspect) && record.eviction.is_none();
+            lives && record.identity.uid == uid && !record.identity.operator
+        };
+        if self.members.get(&owner).is_some_and(may) {
+            return Ok(());
+        }
+        Err(Refused::NoSuchMember { whom: Whom::Member(owner.0), near: Vec::new() })
+    }
+
     /// Records that the member's CUDA context is broken: it cannot use a GPU any more, nor know which of its work was
     /// done.
     pub(super) fn context_lost(&mut self, member: MemberId, out: &mut Effects) -> Answer {
@@ -35,8 +47,8 @@ impl Registry {
     }
 
     /// Evicts members: takes from them everything that others may wait for, and keeps their leases, because only the
-    /// end of a process ends its use of memory. All of it is done before the reply, so that whoever evicted a member never
-    /// sees a message of it that was published later.
+    /// end of a process ends its use of memory. All of it is done before the reply, so that whoever evicted a member
+    /// never sees a message of it that was published later.
     pub(super) fn evict(&mut self, member: MemberId, whom: Whom, kill: bool, before: &mut Effects) -> Decision {
         let meant = self.meant(whom);
         if meant.is_empty() {
@@ -69,7 +81,7 @@ impl Registry {
         if kill {
             before.extend(evicted.iter().map(|departed| Effect::Kill(departed.member)));
         }
-        Ok(Answer::Evicted(evicted).into())
+        Ok(Answer::Evicted { members: evicted, killed: kill }.into())
     }
 
     /// Evicts a member, or replaces the reason of its eviction.

@@ -238,7 +238,7 @@ impl Registry {
             Event::Died { member } => self.bury(member, &mut out),
             Event::Expired { member } => self.expire(member, &mut out),
             Event::DeadlinePassed { id } => self.deadline_passed(id, &mut out),
-            Event::DeviceLost { gpu, chunks } => self.lose(gpu, &chunks, &mut out),
+            Event::DeviceLost { place, chunks } => self.lose(place, &chunks, &mut out),
             Event::Closed { id } => self.closed(id),
             Event::CellSettled { at } => self.settle_cell(at),
             Event::RowCleared { row } => {
@@ -263,7 +263,7 @@ impl Registry {
         let is_connected = |member: &&Member| matches!(member.life, Life::Alive | Life::HeldByChild);
         let connected = self.sharing_members().map(|(_, member)| member).filter(is_connected).count();
         limit(Limit::Clients, self.bounds.members, connected as u64 + 1)?;
-        self.check_quota(uid, Limit::Clients, self.members_of(uid) + 1)?;
+        self.check_quota(uid, Limit::Clients, self.members_of(uid), 1)?;
         self.check_rows()
     }
 
@@ -296,7 +296,7 @@ impl Registry {
     /// memory. The first member of a user decides which of the two all its members use, for as long as it has a member or
     /// GPU memory.
     pub(crate) fn admits(&self, uid: u32, simulated: bool) -> bool {
-        simulated == self.is_simulated(uid) || self.members_of(uid) == 0 && !self.is_on_a_gpu(uid)
+        simulated == self.is_simulated(uid) || self.members_of(uid) == 0 && !self.has_driver_memory(uid)
     }
 
     /// Returns whether no member, name, timeline or semaphore exists.
@@ -387,6 +387,10 @@ impl Registry {
             Call::Stop { force } => self.stop(member, force, before, out),
             Call::UsesGpu { mps } => Ok(self.uses_gpu(member, mps).into()),
             Call::ContextLost => Ok(self.context_lost(member, out).into()),
+            Call::CheckBytes { place, bytes } => {
+                let uid = self.uid_of(member);
+                self.check_bytes(uid, place, bytes, 0).map(|()| Answer::Done.into())
+            }
             Call::Watch(watch) => self.watch(member, request, watch),
             Call::Evict { whom, kill } => self.evict(member, whom, kill, before),
             Call::FreeUnproven { pid } => self.free_unproven(member, pid, out),

@@ -35,7 +35,7 @@ impl Registry {
         self.check_sight(member, name, found.owned())?;
         let info = Info {
             name: name.clone(),
-            version: row(wanted, found),
+            version: self.version_row(wanted, found),
             memory: Arc::clone(&found.memory),
             is_latest: entry.latest == Some(wanted),
             // If there are too many versions for one answer, the newest matter most.
@@ -44,7 +44,7 @@ impl Registry {
                 .iter()
                 .filter(|(_, version)| self.sees(member, version.owned()))
                 .skip(entry.versions.len().saturating_sub(VERSIONS))
-                .map(|(number, version)| row(*number, version))
+                .map(|(number, version)| self.version_row(*number, version))
                 .collect(),
             holders: self.holders(name, Some(wanted)).1,
             queues: self.holding_queues(name, Some(wanted)),
@@ -63,7 +63,7 @@ impl Registry {
             entry.versions.last_key_value().is_some_and(|(_, newest)| self.sees(member, newest.owned()))
         };
         let existing = self.entries.range::<Name, _>((from, Unbounded)).filter(|(_, entry)| seen(entry));
-        let (names, more) = page(existing.map(|(name, entry)| name_row(name, entry)), |row| {
+        let (names, more) = page(existing.map(|(name, entry)| self.name_row(name, entry)), |row| {
             // The server counts the free blocks of each row, as it counts permits.
             let control = row.latest.as_ref().and_then(|latest| latest.control);
             let blocks = control.map_or(0, |control| control.shape.blocks as usize / SLOTS_AS_A_BYTE);
@@ -131,6 +131,44 @@ impl Registry {
             Waiting::Watching => None,
         });
         waits.take(WAITS).collect()
+    }
+
+    fn name_row(&self, name: &Name, entry: &Entry) -> NameRow {
+        let older = entry.versions.iter().filter(|(number, _)| entry.latest != Some(**number));
+        NameRow {
+            name: name.clone(),
+            latest: entry.latest().map(|(number, version)| self.version_row(number, version)),
+            older: count(older.clone().count() as u64),
+            older_bytes: older.fold(0, |sum, (_, version)| sum.saturating_add(version.memory.bytes())),
+            notice: entry.notice(),
+            lost: entry.latest.is_none() && entry.versions.last_key_value().is_some_and(|(_, newest)| newest.is_lost()),
+        }
+    }
+
+    fn version_row(&self, number: u64, version: &Version) -> VersionRow {
+        VersionRow {
+            version: number,
+            kind: version.memory.kind,
+            place: version.memory.place,
+            bytes: version.memory.bytes(),
+            tensors: version.memory.tensors,
+            mutable: version.memory.mutable,
+            reserved: version.memory.reserved,
+            growths: version.growths,
+            lifetime: version.memory.lifetime,
+            control: version.memory.control,
+            committer: version.committer,
+            owner: version
+                .keeper
+                .and_then(|id| self.members.get(&id))
+                .map_or(version.committer, |keeper| keeper.identity.pid),
+            uid: version.uid,
+            shared: version.shared,
+            leases: count(version.all_leases()),
+            notice: version.notice.map(|(_, notice)| notice),
+            lost: version.is_lost(),
+            committed_at: version.committed_at,
+        }
     }
 
     fn member_row(&self, id: MemberId, member: &Member) -> MemberRow {
@@ -206,18 +244,29 @@ impl Registry {
     /// Returns the users that have something, of those that a member may act for.
     fn users_seen_by(&self, asker: MemberId) -> Vec<UserInfo> {
         let mut members = BTreeMap::<u32, u64>::new();
-        for (_, member) in self.sharing_members().filter(|(id, _)| **id != asker) {
-            *members.entry(member.identity.uid).or_default() += 1;
+        let mut seats = BTreeMap::<u32, u64>::new();
+        for (_, member) in self.members.iter().filter(|(id, _)| **id != asker) {
+            let counted = if member.identity.operator { &mut seats } else { &mut members };
+            *counted.entry(member.identity.uid).or_default() += 1;
         }
         let users = self.users.iter().filter(|(uid, _)| self.acts_for(asker, **uid)).map(|(uid, user)| {
-            let Quota { members: most, names, fds, bytes } = self.quota_of(*uid);
+            let Quota { members: most, names, fds, bytes, pinned } = self.quota_of(*uid);
+            let on_node = |(place, held): (&Place, &u64)| match place {
+                Place::Pinned(node) => Some((*node, *held)),
+                Place::Host | Place::Gpu(_) => None,
+            };
+            let mut nodes: Vec<_> = user.totals.places.iter().filter_map(on_node).collect();
+            nodes.sort_by_key(|(node, held)| (std::cmp::Reverse(*held), *node));
+            nodes.truncate(NODES);
             UserInfo {
                 uid: *uid,
                 members: members.get(uid).copied().unwrap_or(0),
                 names: user.names(),
                 fds: user.totals.fds,
                 bytes: user.totals.bytes(),
-                limits: [most, names, fds, bytes],
+                pinned: nodes,
+                seats: seats.get(uid).copied().unwrap_or(0),
+                limits: [most, names, fds, bytes, pinned],
             }
         });
         users.take(USERS).collect()
@@ -326,40 +375,6 @@ fn in_order<K: Ord, V>(
     })
 }
 
-fn name_row(name: &Name, entry: &Entry) -> NameRow {
-    let older = entry.versions.iter().filter(|(number, _)| entry.latest != Some(**number));
-    NameRow {
-        name: name.clone(),
-        latest: entry.latest().map(|(number, version)| row(number, version)),
-        older: count(older.clone().count() as u64),
-        older_bytes: older.fold(0, |sum, (_, version)| sum.saturating_add(version.memory.bytes())),
-        notice: entry.notice(),
-        lost: entry.latest.is_none() && entry.versions.last_key_value().is_some_and(|(_, newest)| newest.is_lost()),
-    }
-}
-
-fn row(number: u64, version: &Version) -> VersionRow {
-    VersionRow {
-        version: number,
-        kind: version.memory.kind,
-        place: version.memory.place,
-        bytes: version.memory.bytes(),
-        tensors: version.memory.tensors,
-        mutable: version.memory.mutable,
-        reserved: version.memory.reserved,
-        growths: version.growths,
-        lifetime: version.memory.lifetime,
-        control: version.memory.control,
-        committer: version.committer,
-        uid: version.uid,
-        shared: version.shared,
-        leases: count(version.all_leases()),
-        notice: version.notice.map(|(_, notice)| notice),
-        lost: version.is_lost(),
-        committed_at: version.committed_at,
-    }
-}
-
 pub(super) fn count(n: u64) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }
@@ -394,3 +409,6 @@ const LARGEST: usize = 10;
 
 /// Users in a status.
 const USERS: usize = 100;
+
+/// NUMA nodes listed for each user.
+const NODES: usize = 16;

@@ -12,7 +12,7 @@ use super::{
     tombstones::Tombstone,
     types::{
         Access, BlockControl, Change, Deadline, Ending, LeaseId, Lifetime, Limit, MemberId, Name, Named, Notice,
-        OtherUsers, Place, RequestId, WithdrawalId,
+        OtherUsers, RequestId, WithdrawalId,
     },
     users::Owned,
 };
@@ -31,7 +31,7 @@ impl Registry {
             out.push(Effect::Close(commit.memory.fds()));
             return Err(refused);
         }
-        let Commit { name, memory, claim, shared, .. } = commit;
+        let Commit { name, memory, claim, shared, owner, .. } = commit;
         let uid = self.uid_of(member);
         let owned = Owned { uid, shared };
         self.tombstones.remove(&name);
@@ -50,7 +50,7 @@ impl Registry {
             shared,
             committed_at: self.now,
             owner: None,
-            left_to: None,
+            keeper: owner,
             growths: 0,
             leases: 0,
             holders: BTreeMap::new(),
@@ -61,6 +61,9 @@ impl Registry {
             stale: None,
         };
         entry.versions.insert(number, version);
+        if let Some(record) = owner.and_then(|owner| self.members.get_mut(&owner)) {
+            record.names.insert((name.clone(), number));
+        }
         match before {
             Some(before) => self.maybe_unreferenced.push_back((name.clone(), before)),
             None => {
@@ -98,6 +101,9 @@ impl Registry {
             }
         }
         let uid = self.uid_of(member);
+        if let Some(owner) = commit.owner {
+            self.check_may_own(owner, uid)?;
+        }
         self.check_replaces(member, name)?;
         let latest = self.entries.get(name).and_then(Entry::latest);
         // All processes that use a pool by its name must share one pool.
@@ -115,11 +121,10 @@ impl Registry {
         if latest.is_none() && commit.claim.is_none() {
             self.check_names(uid)?;
         }
-        let bytes = memory.held_bytes().saturating_add(memory.other_bytes());
-        limit(Limit::Bytes, self.bounds.bytes, self.totals.bytes().saturating_add(bytes))?;
+        self.check_bytes(uid, memory.place, memory.held_bytes(), memory.other_bytes())?;
         let fds = memory.fds().len() as u64;
         limit(Limit::Fds, self.bounds.fds, self.totals.fds + fds)?;
-        self.check_memory(uid, fds, bytes)?;
+        self.check_memory(uid, fds, 0)?;
         self.check_leases(member)
     }
 
@@ -169,7 +174,7 @@ impl Registry {
         self.check_access(member, name, version.owned())?;
         version.check_stale(name, number)?;
         let simulated = self.is_simulated(version.uid);
-        if version.memory.place != Place::Host && simulated != self.runs_simulated(member) {
+        if version.memory.place.needs_driver() && simulated != self.runs_simulated(member) {
             return Err(Refused::OtherDriver { simulated });
         }
         let mutable = version.memory.mutable;
@@ -226,8 +231,9 @@ impl Registry {
         Ok(Answer::Done.into())
     }
 
-    /// Makes the member itself keep the name of an owned version whose committer's lease it gives back. Returns false
-    /// if the lease owns no name, or if the memory is legacy memory, which only its publisher keeps.
+    /// Makes the member itself keep the name of a version whose committer's lease it gives back. Returns false if the
+    /// lease owns no name, or if that is a name of owned legacy memory: its publisher may free the memory with the lease.
+    /// The publisher of *shared* legacy memory keeps it until the name ends.
     fn leave_name(&mut self, member: MemberId, lease: LeaseId) -> bool {
         let Some(held) = self.version_leases.get(&lease) else { return false };
         let name = held.name.clone();
@@ -235,10 +241,9 @@ impl Registry {
         let Some(entry) = self.entries.get_mut(&name).filter(|entry| entry.latest == Some(number)) else {
             return false;
         };
-        let leaves =
-            |version: &&mut Version| version.owner == Some(lease) && version.is_owned() && !version.is_legacy();
+        let leaves = |version: &&mut Version| version.ends_with(lease) && !(version.is_legacy() && version.is_owned());
         let Some(version) = entry.versions.get_mut(&number).filter(leaves) else { return false };
-        version.left_to = Some(member);
+        version.keeper = Some(member);
         if let Some(record) = self.members.get_mut(&member) {
             record.names.insert((name, number));
         }
@@ -312,7 +317,7 @@ impl Registry {
         }
         let change = match ending {
             Ending::OwnerDied => Change::OwnerDied { pid },
-            Ending::DeviceLost(gpu) => Change::DeviceLost { gpu },
+            Ending::DeviceLost(place) => Change::DeviceLost { place },
             _ => Change::Withdrawn { pid },
         };
         self.charge(owned.uid, |totals| totals.names -= 1);
@@ -331,8 +336,8 @@ impl Registry {
         let number = held.version;
         let Some(entry) = self.entries.get_mut(&name) else { return };
         let is_latest = entry.latest == Some(number);
-        let owned = |version: &&mut Version| version.owner == Some(lease) && version.is_owned();
-        let Some(version) = entry.versions.get_mut(&number).filter(owned) else { return };
+        let ends = |version: &&mut Version| version.ends_with(lease);
+        let Some(version) = entry.versions.get_mut(&number).filter(ends) else { return };
         if is_latest {
             self.withdraw(&name, ending, by, None, out);
         } else if version.is_legacy() {
@@ -420,7 +425,7 @@ impl Registry {
             let mut discharged = None;
             let Some(entry) = self.entries.get_mut(&name) else { continue };
             if !is_needed && let Some(version) = entry.versions.remove(&number) {
-                if let Some(record) = version.left_to.and_then(|member| self.members.get_mut(&member)) {
+                if let Some(record) = version.keeper.and_then(|member| self.members.get_mut(&member)) {
                     record.names.remove(&(name.clone(), number));
                 }
                 notice = version.notice;

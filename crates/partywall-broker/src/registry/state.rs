@@ -226,8 +226,9 @@ pub(super) struct Version {
     pub(super) committed_at: Millis,
     /// The committer's lease, which owns an owned name and allows growth. Absent once it was given back.
     pub(super) owner: Option<LeaseId>,
-    /// The member that keeps the name after it gave back its lease.
-    pub(super) left_to: Option<MemberId>,
+    /// The member with which an owned name ends, in place of `owner`: one that the commit named, or the committer after
+    /// it gave back its lease.
+    pub(super) keeper: Option<MemberId>,
     pub(super) growths: u64,
     pub(super) leases: u64,
     /// Leases by member; their sum is `leases`.
@@ -255,9 +256,14 @@ impl Version {
         self.memory.kind == Kind::Legacy
     }
 
-    /// Returns whether its name ends with its committer.
+    /// Returns whether its name ends with a member.
     pub(super) fn is_owned(&self) -> bool {
         self.memory.lifetime == Lifetime::Owned
+    }
+
+    /// Returns whether its name ends with this lease of its committer.
+    pub(super) fn ends_with(&self, lease: LeaseId) -> bool {
+        (self.is_owned() || self.is_legacy()) && self.owner == Some(lease) && self.keeper.is_none()
     }
 }
 

@@ -235,6 +235,8 @@ pub(crate) struct Quota {
     pub(crate) fds: u64,
     /// Bytes of versions and control memory.
     pub(crate) bytes: u64,
+    /// Bytes of pinned memory on each NUMA node.
+    pub(crate) pinned: u64,
 }
 
 /// The limits that the registry enforces.
@@ -252,6 +254,8 @@ pub(crate) struct Bounds {
     pub(crate) rows: u64,
     /// Bytes of all versions together.
     pub(crate) bytes: u64,
+    /// Bytes of pinned memory on each NUMA node.
+    pub(crate) pinned: u64,
     /// Names.
     pub(crate) names: u64,
     /// File descriptors of all versions and of control memory together.

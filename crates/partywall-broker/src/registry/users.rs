@@ -15,6 +15,7 @@ use super::{
     Registry,
     effect::{Answer, Audited, Effect, Outcome, Refused},
     objects::LeasedObject,
+    segments::limit,
     state::{Entry, Totals, Version},
     types::{LeaseId, Limit, MemberId, Name, OtherUsers, Place, Quota},
 };
@@ -166,27 +167,46 @@ impl Registry {
     }
 
     /// Refuses what would exceed the user's share of a limit.
-    pub(super) fn check_quota(&self, uid: u32, limit: Limit, needed: u64) -> Result<(), Refused> {
+    pub(super) fn check_quota(&self, uid: u32, limit: Limit, held: u64, more: u64) -> Result<(), Refused> {
+        let needed = held.saturating_add(more);
         let quota = self.quota_of(uid);
         let allowed = match limit {
             Limit::Names => quota.names,
             Limit::Fds => quota.fds,
             Limit::Bytes => quota.bytes,
+            Limit::Pinned(_) => quota.pinned,
             _ => quota.members,
         };
-        if needed > allowed { Err(Refused::Quota { uid, limit, allowed, needed }) } else { Ok(()) }
+        if needed > allowed { Err(Refused::Quota { uid, limit, allowed, held, needed }) } else { Ok(()) }
     }
 
     /// Refuses another name of a user, of any kind.
     pub(super) fn check_names(&self, uid: u32) -> Result<(), Refused> {
-        self.check_quota(uid, Limit::Names, self.users.get(&uid).map_or(0, User::names) + 1)
+        self.check_quota(uid, Limit::Names, self.users.get(&uid).map_or(0, User::names), 1)
     }
 
     /// Refuses further descriptors and bytes of a user.
     pub(super) fn check_memory(&self, uid: u32, fds: u64, bytes: u64) -> Result<(), Refused> {
         let (held_fds, held_bytes) = self.users.get(&uid).map_or((0, 0), |user| (user.totals.fds, user.totals.bytes()));
-        self.check_quota(uid, Limit::Bytes, held_bytes.saturating_add(bytes))?;
-        self.check_quota(uid, Limit::Fds, held_fds + fds)
+        self.check_quota(uid, Limit::Bytes, held_bytes, bytes)?;
+        self.check_quota(uid, Limit::Fds, held_fds, fds)
+    }
+
+    /// Refuses further bytes of a user at a place, and `others` beside them that are elsewhere.
+    pub(super) fn check_bytes(&self, uid: u32, place: Place, bytes: u64, others: u64) -> Result<(), Refused> {
+        let all = bytes.saturating_add(others);
+        limit(Limit::Bytes, self.bounds.bytes, self.totals.bytes().saturating_add(all))?;
+        self.check_node(uid, place, bytes)?;
+        self.check_memory(uid, 0, all)
+    }
+
+    /// Refuses further bytes of a user at a place, if it is the pinned memory of a NUMA node.
+    pub(super) fn check_node(&self, uid: u32, place: Place, bytes: u64) -> Result<(), Refused> {
+        let Place::Pinned(node) = place else { return Ok(()) };
+        let there = |totals: &Totals| totals.places.get(&place).copied().unwrap_or(0);
+        limit(Limit::Pinned(Some(node)), self.bounds.pinned, there(&self.totals).saturating_add(bytes))?;
+        let of_user = self.users.get(&uid).map_or(0, |user| there(&user.totals));
+        self.check_quota(uid, Limit::Pinned(Some(node)), of_user, bytes)
     }
 
     /// Changes the sums, those of the user and those of all.
@@ -215,10 +235,10 @@ impl Registry {
         self.is_simulated(self.uid_of(member))
     }
 
-    /// Returns whether a user has memory on a GPU.
-    pub(super) fn is_on_a_gpu(&self, uid: u32) -> bool {
+    /// Returns whether a user has memory that a driver has allocated.
+    pub(super) fn has_driver_memory(&self, uid: u32) -> bool {
         let versions = self.entries.values().flat_map(|entry| entry.versions.values());
-        versions.filter(|version| version.uid == uid).any(|version| matches!(version.memory.place, Place::Gpu(_)))
+        versions.filter(|version| version.uid == uid).any(|version| version.memory.place.needs_driver())
     }
 
     /// Returns the audit lines for the outcome of a request: what a member got of another user, or was refused because of
@@ -244,7 +264,7 @@ impl Registry {
             }
             Ok(Answer::Timeline(found)) => self.audited_object(found.lease, opened),
             Ok(Answer::Semaphore { lease, .. }) => self.audited_object(*lease, opened),
-            Ok(Answer::Evicted(evicted)) => {
+            Ok(Answer::Evicted { members: evicted, .. }) => {
                 let others = evicted.iter().map(|departed| (departed.pid, self.uid_of(departed.member)));
                 let others = others.filter(|(_, owner)| *owner != uid);
                 others.map(|(pid, owner)| line(OtherUsers::Evict { pid }, owner, true)).collect()

@@ -53,7 +53,7 @@ impl Version {
         let name = || name.clone();
         match self.stale {
             Some(Staleness::Withdrawn(notice)) => Err(Refused::Withdrawn { name: name(), version, notice }),
-            Some(Staleness::DeviceLost(gpu)) => Err(Refused::DeviceLost { name: name(), version, gpu }),
+            Some(Staleness::DeviceLost(place)) => Err(Refused::DeviceLost { name: name(), version, place }),
             Some(_) | None => Ok(()),
         }
     }

@@ -22,6 +22,7 @@ use crate::{
         in_flight::{Process, ProcessKey},
         peers::RETRY,
         reactor::{Reactor, Source},
+        reclaimer::{ClientSocket, Reclaimer},
         timers::Timer,
     },
 };
@@ -42,6 +43,8 @@ pub(super) struct Acceptor {
     last: u64,
     /// How long a handshake may take.
     timeout: Duration,
+    /// This broker's number, which refusals contain.
+    instance: u64,
     /// The release that refusals name.
     version: String,
     /// The users that may connect.
@@ -50,7 +53,7 @@ pub(super) struct Acceptor {
 
 impl Acceptor {
     /// `last` is the number of the last connection of former processes, or more.
-    pub(super) fn new(config: &Config, place: Place, spare: OwnedFd, last: u64) -> Self {
+    pub(super) fn new(config: &Config, place: Place, spare: OwnedFd, instance: u64, last: u64) -> Self {
         Self {
             place,
             spare: Some(spare),
@@ -58,6 +61,7 @@ impl Acceptor {
             unauthenticated: BTreeMap::new(),
             last,
             timeout: config.handshake_timeout,
+            instance,
             version: config.version.clone(),
             admission: config.admission.clone(),
         }
@@ -99,12 +103,12 @@ impl Acceptor {
     }
 
     /// Refuses one connection because no file descriptor is free, by means of the spare descriptor.
-    fn turn_away_one(&mut self) -> bool {
+    fn turn_away_one(&mut self, reclaimer: &Reclaimer) -> bool {
         if self.spare.take().is_none() {
             return false;
         }
         if let Ok(Some(call)) = socket::accept(&self.place.listener) {
-            self.refuse(&call, no_fds());
+            self.refuse(reclaimer.keep_socket(call), no_fds());
         }
         self.spare = spare().ok();
         self.spare.is_some()
@@ -117,7 +121,7 @@ impl Acceptor {
     }
 
     fn send_refusal(&self, call: impl AsFd, refusal: Refusal) {
-        let hello = BrokerHello { outcome: Err(refusal) };
+        let hello = BrokerHello { instance: self.instance, outcome: Err(refusal) };
         match handshake::encode(&Speaker::new(&self.version), &hello, 0) {
             // A new socket has room for this message, and a closed one needs no message.
             Ok(bytes) => drop(socket::send(call, &bytes, &[])),
@@ -162,10 +166,10 @@ impl Server {
             }
             match socket::accept(&self.acceptor.place.listener) {
                 Ok(None) => return,
-                Ok(Some(call)) => self.greet(call),
+                Ok(Some(call)) => self.greet(self.runner.store.reclaimer().keep_socket(call)),
                 Err(errno) => {
                     tracing::warn!(%errno, "a connection could not be accepted");
-                    if !self.acceptor.turn_away_one() {
+                    if !self.acceptor.turn_away_one(self.runner.store.reclaimer()) {
                         return self.acceptor.pause(&mut self.reactor, RETRY);
                     }
                 }
@@ -173,13 +177,13 @@ impl Server {
         }
     }
 
-    fn greet(&mut self, call: OwnedFd) {
+    fn greet(&mut self, call: ClientSocket) {
         let ours = own_user();
         let peer = match socket::peer(&call) {
             Ok(peer) if !self.acceptor.admission.admits(ours, peer, &call) => {
                 // A process that may not connect must not be able to fill the log.
                 let refusal = Refusal::WrongUser { broker: ours, peer: peer.uid };
-                self.audit.not_admitted(ours, peer);
+                self.audit.not_admitted(peer);
                 return self.acceptor.send_refusal(&call, refusal);
             }
             Ok(peer) => peer,

@@ -15,7 +15,7 @@ use rustix::event::epoll::EventFlags;
 
 use crate::{
     bind::own_user,
-    config::OPERATORS,
+    config::{OPERATORS, OPERATORS_OF_GUESTS},
     registry::{Event, MemberId, event::Identity},
     server::{
         acceptor::{no_fds, spare},
@@ -56,11 +56,11 @@ impl Server {
             uid: process.uid,
             limit: Limit::Operators,
             allowed,
+            held: needed - 1,
             needed,
         })?;
         if process.is_guest {
-            // Half of the places are kept for the broker's own user.
-            let allowed = OPERATORS / 2;
+            let allowed = OPERATORS_OF_GUESTS;
             let limit = |needed| Refusal::Limit { limit: Limit::Operators, allowed, needed };
             self.make_room_for_operator(|uid| uid != own_user(), allowed, limit)?;
         }
@@ -234,20 +234,15 @@ impl Server {
         let Some((uid, row)) = self.registry.row_of(member) else { return };
         let Some(rows) = self.runner.control.rows_fd(uid) else { return };
         let Some(connection) = self.peers.connections.get_mut(&id) else { return };
+        let ours = self.runner.store.reclaimer().keep_socket(ours);
         connection.admit(member, ours, self.limits.given.message);
         if let Some(supervised) = &self.supervised {
             supervised.page.answered();
         }
         self.acceptor.forget(id);
-        let welcome = Welcome {
-            instance: self.about.instance,
-            member: member.0,
-            row,
-            token,
-            resumed,
-            max_message: self.limits.given.message as u32,
-        };
-        let hello = BrokerHello { outcome: Ok(welcome) };
+        let welcome =
+            Welcome { member: member.0, row, token, uid, resumed, max_message: self.limits.given.message as u32 };
+        let hello = BrokerHello { instance: self.about.instance, outcome: Ok(welcome) };
         let mut fds = vec![self.runner.store.adopt(theirs).into(), rows];
         if self.peers.members.is_operator(member) {
             fds.extend(self.processes().into_iter().map(|pidfd| self.runner.store.adopt(pidfd).into()));

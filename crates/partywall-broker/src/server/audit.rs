@@ -1,6 +1,7 @@
 //! Audit lines: which users connect, what they get of each other, and what they are refused.
 //!
-//! The lines have the target `audit` in the log and name both users. A process of another user could fill the log with
+//! The lines have the target `audit` in the log. Each names two users: that of the process, and the owner of what it asked
+//! for, or the broker's. A process of another user could fill the log with
 //! them, and so hide earlier ones: beyond [`LINES`] in a second, lines of a user are only counted, and the next line says
 //! how many are missing.
 
@@ -12,7 +13,7 @@ use std::{
 use partywall_os::socket::Peer;
 use partywall_wire::Refusal;
 
-use crate::registry::effect::Audited;
+use crate::{bind::own_user, registry::effect::Audited};
 
 /// The audit lines of a broker.
 #[derive(Debug, Default)]
@@ -33,21 +34,22 @@ impl Audit {
     /// Notes that a process of another user than the broker's has connected.
     pub(super) fn admitted(&mut self, uid: u32, pid: u32, operator: bool) {
         if let Some(left_out) = self.line(Some(uid)) {
-            tracing::info!(target: "audit", uid, pid, operator, left_out, "admitted");
+            tracing::info!(target: "audit", uid, pid, operator, broker = own_user(), left_out, "admitted");
         }
     }
 
     /// Notes that a process of another user than the broker's may not join.
     pub(super) fn not_joined(&mut self, uid: u32, pid: u32, refusal: &Refusal) {
         if let Some(left_out) = self.line(Some(uid)) {
-            tracing::info!(target: "audit", uid, pid, ?refusal, left_out, "refused: it may not join");
+            tracing::info!(target: "audit", uid, pid, ?refusal, broker = own_user(), left_out, "refused: it may not join");
         }
     }
 
     /// Notes that a process may not connect.
-    pub(super) fn not_admitted(&mut self, broker: u32, peer: Peer) {
+    pub(super) fn not_admitted(&mut self, peer: Peer) {
         let Some(left_out) = self.line(None) else { return };
         let Peer { pid, uid, gid } = peer;
+        let broker = own_user();
         tracing::warn!(target: "audit", uid, gid, pid, broker, left_out, "refused: not admitted by --allow-uid or --group");
     }
 
@@ -61,7 +63,8 @@ impl Audit {
             }
             Audited::Quota { uid, pid, limit, allowed, needed } => {
                 let Some(left_out) = self.line(Some(*uid)) else { return };
-                tracing::info!(target: "audit", uid, pid, ?limit, allowed, needed, left_out, "refused: quota of the user");
+                let broker = own_user();
+                tracing::info!(target: "audit", uid, pid, ?limit, allowed, needed, broker, left_out, "refused: quota of the user");
             }
         }
     }

@@ -22,7 +22,7 @@ use crate::{
     registry::MemberId,
     server::{
         in_flight::{InFlight, Port, Process},
-        reclaimer::Donated,
+        reclaimer::{ClientSocket, Donated},
     },
 };
 
@@ -101,8 +101,8 @@ pub(super) enum Sent {
 pub(super) struct Connection {
     id: ConnectionId,
     process: Process,
-    call: Arc<OwnedFd>,
-    events: Option<Arc<OwnedFd>>,
+    call: Arc<ClientSocket>,
+    events: Option<Arc<ClientSocket>>,
     phase: Phase,
     /// The processing time of its messages, and when that was measured.
     cost: (Duration, Instant),
@@ -112,6 +112,8 @@ pub(super) struct Connection {
     pub(super) awaits_retry: bool,
     reader: FrameReader,
     received: VecDeque<OwnedFd>,
+    /// Since when the first of `received` has been there.
+    received_since: Instant,
     /// Whether the kernel dropped file descriptors since the last complete message.
     fds_lost: bool,
     replies: OutQueue,
@@ -119,7 +121,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(id: ConnectionId, call: OwnedFd, process: Process) -> Self {
+    pub(super) fn new(id: ConnectionId, call: ClientSocket, process: Process) -> Self {
         Self {
             id,
             process,
@@ -131,6 +133,7 @@ impl Connection {
             awaits_retry: false,
             reader: FrameReader::new(MIN_MESSAGE),
             received: VecDeque::new(),
+            received_since: Instant::now(),
             fds_lost: false,
             replies: OutQueue::default(),
             notices: OutQueue::default(),
@@ -138,7 +141,7 @@ impl Connection {
     }
 
     /// Turns the connection into that of a member.
-    pub(super) fn admit(&mut self, member: MemberId, events: OwnedFd, max_message: usize) {
+    pub(super) fn admit(&mut self, member: MemberId, events: ClientSocket, max_message: usize) {
         self.phase = Phase::Member(member);
         self.events = Some(Arc::new(events));
         self.reader.set_limit(max_message);
@@ -167,6 +170,9 @@ impl Connection {
 
     /// Reads once.
     pub(super) fn read(&mut self, buffer: &mut [u8]) -> Result<Read, Broken> {
+        if self.received.is_empty() {
+            self.received_since = Instant::now();
+        }
         match socket::recv(&self.call, buffer, &mut self.received) {
             Ok(got) => {
                 self.fds_lost |= got.fds_lost;
@@ -195,6 +201,7 @@ impl Connection {
             Ok(frame) => {
                 let arrived = self.received.len().min(frame.fds);
                 let fds = self.received.drain(..arrived).collect();
+                self.received_since = Instant::now();
                 self.fds_lost = false;
                 Ok(Some(Message { frame, fds }))
             }
@@ -336,13 +343,18 @@ impl Connection {
         self.received.len()
     }
 
+    /// Returns since when the first of them has been there.
+    pub(super) fn unclaimed_since(&self) -> Instant {
+        self.received_since
+    }
+
     /// Takes the received file descriptors that no message claimed.
     pub(super) fn take_received(&mut self) -> VecDeque<OwnedFd> {
         std::mem::take(&mut self.received)
     }
 }
 
-fn close(socket: &OwnedFd) {
+fn close(socket: &ClientSocket) {
     // The peer may be gone already.
     let _ = shutdown(socket, Shutdown::Both);
 }
@@ -379,7 +391,7 @@ impl OutQueue {
     fn flush(
         &mut self,
         port: Port,
-        socket: &Arc<OwnedFd>,
+        socket: &Arc<ClientSocket>,
         process: Process,
         in_flight: &mut InFlight,
     ) -> Result<Sent, Broken> {
@@ -388,7 +400,9 @@ impl OutQueue {
                 if !socket::is_drained(socket) {
                     return Ok(Sent::Unread);
                 }
-                if !next.has_slots {
+                if next.has_slots {
+                    in_flight.renew(port);
+                } else {
                     next.has_slots = in_flight.reserve(port, socket, process, next.fds.len().min(FDS_AT_ONCE));
                     if !next.has_slots {
                         return Ok(Sent::NoRoom);

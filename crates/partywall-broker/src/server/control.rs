@@ -17,7 +17,7 @@ use partywall_shm::{
     pool::Pool,
     queue::{self, InUse, Pools, Queue, Reason},
     semaphore::{Audit, MAX_WAITERS, Semaphore},
-    timeline::{Cell, Slab, TimelineEnding},
+    timeline::{Cell, LateStore, Slab, TimelineEnding},
     topic::{self, TimelineCell, Topic},
 };
 use partywall_wire as wire;
@@ -346,13 +346,20 @@ impl Control {
         }
     }
 
-    /// Undoes stores to a cell after its end. Returns the value that was stored.
-    pub(super) fn guard(&mut self, at: CellAt) -> Option<u64> {
-        let value = self.cell(at).and_then(Cell::guard)?;
-        tracing::debug!(slab = %at.slab, cell = at.index, value, "undid a store to a timeline that has ended");
+    /// Returns a store to a cell after its end. Record its value, then [`undo`](Self::undo) it.
+    pub(super) fn late_store(&self, at: CellAt) -> Option<LateStore> {
+        self.cell(at)?.late_store()
+    }
+
+    /// Undoes a store to a cell after its end.
+    pub(super) fn undo(&mut self, at: CellAt, late: LateStore) {
+        let value = late.value();
+        tracing::debug!(slab = %at.slab, cell = at.index, value, "undoing a store to a timeline that has ended");
         let highest = self.undone.entry(at).or_default();
         *highest = value.max(*highest);
-        Some(value)
+        if let Some(cell) = self.cell(at) {
+            cell.undo(late);
+        }
     }
 
     /// Returns whether all promised values of a cell have been stored, before its end or after it.
@@ -482,6 +489,11 @@ impl Control {
     /// Counts the permits or blocks of each row that has any.
     pub(super) fn holders(&self, table: FdId) -> BTreeMap<u16, u32> {
         self.tables.get(&table).map(SlotTable::holders).unwrap_or_default()
+    }
+
+    /// Counts the tasks of a queue that each row works on.
+    pub(super) fn workers(&self, table: FdId) -> BTreeMap<u16, u32> {
+        self.tables.get(&table).map(SlotTable::workers).unwrap_or_default()
     }
 
     pub(super) fn slot_table(&self, table: FdId) -> Option<&SlotTable> {

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use partywall_os::{Errno, supervision::LeftOpen};
+use partywall_os::{Errno, numa::highest_node, supervision::LeftOpen};
 use partywall_shm::{members::MAX_ROWS, queue::MAX_ATTACHMENTS, timeline::CELLS};
 use partywall_wire::{
     Limit,
@@ -27,8 +27,8 @@ use crate::{
         connection::{Channel, ConnectionId, Phase},
         control::Control,
         fds::FdStore,
-        gpu_checks::GpuChecks,
         membership::Membership,
+        memory_checks::MemoryChecks,
         peers::Peers,
         reactor::{Reactor, Source},
         reclaimer::Reclaimer,
@@ -64,9 +64,9 @@ pub(crate) struct Server {
     pub(super) supervised: Option<Supervised>,
     /// A request that another program continues.
     pub(super) replacement: Option<Replacement>,
-    pub(super) gpu_checks: GpuChecks,
-    /// Whether the program of this process can check GPUs.
-    pub(super) checks_gpus: bool,
+    pub(super) memory_checks: MemoryChecks,
+    /// Whether the program of this process can check memory.
+    pub(super) checks_memory: bool,
     /// Whether effects are being carried out.
     pub(super) is_carrying_out: bool,
     /// The settle time: how long a process and its connections must have been gone before that counts as proof.
@@ -154,7 +154,7 @@ impl Server {
             }
         };
         let Beginning { instance, started_at, registry, store, control, members } = beginning;
-        let acceptor = Acceptor::new(&config, place, spare, former_workers << WORKER_SHIFT);
+        let acceptor = Acceptor::new(&config, place, spare, instance, former_workers << WORKER_SHIFT);
         let runner = Runner::new(store, control, config.unproven_after);
         reactor
             .watch(&acceptor.place.listener, Source::Listener, EventFlags::IN)
@@ -176,6 +176,7 @@ impl Server {
             log: config.log_path.map(|path| path.display().to_string()),
             limits: vec![
                 (Limit::Bytes, limits.given.bytes),
+                (Limit::Pinned(None), limits.given.pinned()),
                 (Limit::Names, limits.given.names),
                 (Limit::Fds, limits.fds),
                 (Limit::Clients, limits.clients),
@@ -185,6 +186,8 @@ impl Server {
                 (Limit::Timelines, limits.given.timelines),
                 (Limit::Semaphores, limits.given.semaphores),
             ],
+            highest_node: highest_node(),
+            seats: [limits.operators(true), limits.operators(false)],
         };
         tracing::info!(
             domain = config.domain, socket = %acceptor.place.file.path().display(), pid = about.pid, version = about.version,
@@ -197,14 +200,14 @@ impl Server {
             registry,
             acceptor,
             audit: Audit::default(),
-            peers: Peers::new(members),
+            peers: Peers::new(members, limits.unclaimed),
             runner,
             limits,
             about,
             supervised,
             replacement: None,
-            gpu_checks: GpuChecks::default(),
-            checks_gpus: config.checks_gpus,
+            memory_checks: MemoryChecks::default(),
+            checks_memory: config.checks_memory,
             is_carrying_out: false,
             settle: config.settle,
             idle_exit: config.idle_exit,
@@ -212,12 +215,13 @@ impl Server {
             exit: None,
             buffer: vec![0; READ_BYTES],
         };
-        if let Some(unfinished) = unfinished {
-            server.resume_service(unfinished);
-        }
+        let left = unfinished.map(|unfinished| server.resume_service(unfinished));
         server.write_snapshot();
         if let Some(supervised) = &server.supervised {
             supervised.page.set_ready();
+        }
+        if let Some(left) = left {
+            server.close_left(left);
         }
         Ok(server)
     }
@@ -255,7 +259,6 @@ impl Server {
                 self.on_event(Source::of(token), flags);
             }
             self.serve();
-            self.runner.store.reclaimer().catch_up();
             self.unpark();
             while let Some(timer) = self.reactor.pop_due() {
                 self.on_timer(timer);
@@ -286,7 +289,7 @@ impl Server {
             // The turn of the loop is the sign of life that the supervisor wants.
             Source::Poke => {}
             Source::Answer => self.on_answer(),
-            Source::GpuCheck => self.on_gpu_answer(),
+            Source::MemoryCheck => self.on_memory_answer(),
             Source::Exit(member) => self.on_exit(member),
             Source::Closed => {
                 for id in self.runner.store.reclaimer().closed() {
@@ -324,7 +327,7 @@ impl Server {
             | Timer::Accept
             | Timer::Guard
             | Timer::Answer
-            | Timer::GpuCheck
+            | Timer::MemoryCheck
             | Timer::Unread => false,
         });
     }
@@ -358,7 +361,7 @@ impl Server {
             }
             Timer::Idle => self.leave_if_idle(),
             Timer::Answer => self.end_late_check(),
-            Timer::GpuCheck => self.on_gpu_timer(),
+            Timer::MemoryCheck => self.on_memory_timer(),
         }
     }
 
@@ -388,6 +391,7 @@ fn bounds(limits: &Resolved) -> Bounds {
         members: limits.clients,
         rows: MAX_ROWS as u64,
         bytes: limits.given.bytes,
+        pinned: limits.given.pinned(),
         names: limits.given.names,
         fds: limits.fds,
         waits: limits.given.waits,

@@ -46,7 +46,7 @@ impl FdStore {
 
     /// Restores the store of a former process, which had used the numbers up to `last`.
     pub(super) fn restore(reclaimer: Reclaimer, fds: BTreeMap<FdId, OwnedFd>, last: u64) -> Self {
-        let held = fds.into_iter().map(|(id, fd)| (id, Arc::new(reclaimer.keep(fd)))).collect();
+        let held = fds.into_iter().map(|(id, fd)| (id, Arc::new(reclaimer.trust(reclaimer.keep(fd))))).collect();
         Self { held, last, recorded: last, reclaimer }
     }
 
@@ -59,6 +59,11 @@ impl FdStore {
     pub(super) fn unrecorded(&self) -> Vec<(FdId, RawFd)> {
         let new = (self.recorded + 1..=self.last).map(FdId);
         new.filter_map(|id| Some((id, self.held.get(&id)?.number()?))).collect()
+    }
+
+    /// Returns the number of descriptors.
+    pub(super) fn len(&self) -> usize {
+        self.held.len()
     }
 
     /// Notes that all descriptors are recorded.
@@ -100,7 +105,7 @@ impl FdStore {
     fn keep(&mut self, fd: Donated) -> FdId {
         self.last += 1;
         let id = FdId(self.last);
-        self.held.insert(id, Arc::new(fd));
+        self.held.insert(id, Arc::new(self.reclaimer.trust(fd)));
         id
     }
 
@@ -169,7 +174,7 @@ impl FdStore {
 pub(super) struct Expected {
     pub(super) kind: Kind,
     pub(super) mutable: bool,
-    /// Whether the member runs on the simulated driver, whose GPU memory consists of memfds.
+    /// Whether the member runs on the simulated driver, whose memory consists of memfds.
     pub(super) simulated: bool,
 }
 
@@ -177,8 +182,9 @@ pub(super) struct Expected {
 fn check_chunk(index: usize, fd: BorrowedFd<'_>, bytes: u64, expected: Expected) -> Result<(), Refusal> {
     let Expected { kind, mutable, simulated } = expected;
     let fault = match (kind, classify(fd)) {
-        (Kind::Vmm, Ok(FdKind::NvidiaControl)) if !simulated => return Ok(()),
-        (Kind::Vmm, Ok(FdKind::Memfd { .. })) if simulated => return Ok(()),
+        // The driver exports memory of a GPU and of a NUMA node alike: importers ask the driver where the memory is.
+        (Kind::Vmm | Kind::Pinned | Kind::Live, Ok(FdKind::NvidiaControl)) if !simulated => return Ok(()),
+        (Kind::Vmm | Kind::Pinned | Kind::Live, Ok(FdKind::Memfd { .. })) if simulated => return Ok(()),
         (Kind::Host, Ok(FdKind::Memfd { seals, .. })) if !seals.fixed_length() => {
             FdFault::NotSealed { seal: "F_SEAL_SHRINK and F_SEAL_GROW".into() }
         }

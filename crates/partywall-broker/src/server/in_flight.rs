@@ -14,7 +14,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    os::fd::{BorrowedFd, OwnedFd},
+    os::fd::BorrowedFd,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -28,7 +28,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     bind::own_user,
-    server::connection::{Channel, ConnectionId},
+    server::{
+        connection::{Channel, ConnectionId},
+        reclaimer::ClientSocket,
+    },
 };
 
 /// Unread descriptors, by the sockets that carry them.
@@ -85,11 +88,12 @@ impl Process {
 
 #[derive(Debug)]
 struct Held {
-    socket: Arc<OwnedFd>,
+    socket: Arc<ClientSocket>,
     process: Process,
     slots: usize,
     /// Whether the message has groups of descriptors that are not sent yet.
     unfinished: bool,
+    /// When the client had last read everything.
     since: Instant,
 }
 
@@ -138,7 +142,7 @@ impl InFlight {
     }
 
     /// Reserves `slots` for a message on `port`. Returns false if its process, or all together, have too many.
-    pub(super) fn reserve(&mut self, port: Port, socket: &Arc<OwnedFd>, process: Process, slots: usize) -> bool {
+    pub(super) fn reserve(&mut self, port: Port, socket: &Arc<ClientSocket>, process: Process, slots: usize) -> bool {
         let full = |all: &Self| {
             all.total + slots > MAX_TOTAL
                 || !all.has_room_for_guest(process, slots)
@@ -172,6 +176,13 @@ impl InFlight {
     pub(super) fn finish(&mut self, port: Port) {
         if let Some(held) = self.held.get_mut(&port) {
             held.unfinished = false;
+        }
+    }
+
+    /// Records that the client has read everything that was sent of the port's message so far.
+    pub(super) fn renew(&mut self, port: Port) {
+        if let Some(held) = self.held.get_mut(&port) {
+            held.since = Instant::now();
         }
     }
 
@@ -245,7 +256,15 @@ const SLOWEST: usize = 4;
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::OwnedFd;
+
+    use partywall_os::memfd;
+
     use super::*;
+    use crate::server::{
+        connection::{Connection, Sent},
+        reclaimer::Reclaimer,
+    };
 
     fn process(pid: u32) -> Process {
         Process::new(ProcessKey::Pid(pid), Some(pid), own_user())
@@ -259,10 +278,10 @@ mod tests {
         (ConnectionId(id), Channel::Call)
     }
 
-    fn pair() -> (Arc<OwnedFd>, OwnedFd) {
+    fn pair() -> (Arc<ClientSocket>, OwnedFd) {
         let (ours, theirs) = socket::pair().unwrap();
         socket::send(&ours, b"unread", &[]).unwrap();
-        (Arc::new(ours), theirs)
+        (Arc::new(Reclaimer::start().unwrap().keep_socket(ours)), theirs)
     }
 
     #[test]
@@ -332,6 +351,21 @@ mod tests {
         drop(theirs);
         in_flight.settle();
         assert!(in_flight.by_guest.is_empty() && in_flight.is_empty());
+    }
+
+    #[test]
+    fn client_that_reads_group_after_group_counts_as_one_that_reads() {
+        let reclaimer = Reclaimer::start().unwrap();
+        let fd = || Arc::new(reclaimer.keep(memfd::frozen("partywall:test", b"x").unwrap()));
+        let (ours, theirs) = socket::pair().unwrap();
+        let mut connection = Connection::new(ConnectionId(1), reclaimer.keep_socket(ours), process(1));
+        let mut in_flight = InFlight::default();
+        let fds = (0..2 * FDS_AT_ONCE).map(|_| fd()).collect();
+        assert_eq!(connection.send(Channel::Call, vec![0; 8], fds, &mut in_flight).unwrap(), Sent::Unread);
+        let begun = in_flight.held[&port(1)].since;
+        socket::recv(&theirs, &mut [0; 64], &mut Default::default()).unwrap();
+        assert_eq!(connection.flush(Channel::Call, &mut in_flight).unwrap(), Sent::All);
+        assert!(in_flight.held[&port(1)].since > begun);
     }
 
     #[test]

@@ -15,10 +15,12 @@ use std::{
 };
 
 use partywall_os::{
+    Errno,
     process::{self, PidfdInfo},
     socket,
 };
-use partywall_wire::{ClientHello, Refusal, Resume, Token, handshake::Speaker, limits::MAX_COMMAND};
+use partywall_wire::{ClientHello, Kill, Refusal, Resume, Token, handshake::Speaker, limits::MAX_COMMAND};
+use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -57,6 +59,8 @@ pub(super) struct MemberRecord {
     hung_up: Option<Instant>,
     /// Whether the registry knows that a child holds its connection.
     held_by_child: bool,
+    /// The result of the SIGKILL that an operator had it sent.
+    killed: Option<Kill>,
     /// When it was restored after a restart, until it resumes. Its process closes its former connection first.
     restored: Option<Instant>,
 }
@@ -124,6 +128,7 @@ impl Membership {
             exited: None,
             hung_up: None,
             held_by_child: false,
+            killed: None,
             restored: None,
         };
         self.records.insert(member, record);
@@ -148,6 +153,7 @@ impl Membership {
             provable: files.provable,
             pidfd,
             held_by_child: false,
+            killed: None,
             restored: Some(gone),
         };
         self.records.insert(files.member, record);
@@ -285,6 +291,20 @@ impl Membership {
         record.pidfd.take()
     }
 
+    /// Sends SIGKILL to a member's process. Uses only the pidfd, because the pid may belong to another process by now.
+    pub(super) fn kill(&mut self, member: MemberId) {
+        let Some(record) = self.records.get_mut(&member) else { return };
+        let outcome = match record.pidfd.as_ref().map(|pidfd| process::kill(pidfd, Signal::KILL)) {
+            Some(Ok(())) => Kill::Sent,
+            Some(Err(Errno::SRCH)) => Kill::Exited,
+            Some(Err(errno)) => Kill::Refused(errno.raw_os_error()),
+            None if record.exited.is_some() => Kill::Exited,
+            None => Kill::NoPidfd,
+        };
+        tracing::warn!(%member, ?outcome, "killing an evicted member");
+        record.killed = Some(outcome);
+    }
+
     /// Records that the registry knows of the child. Returns false if it knew already.
     pub(super) fn note_child(&mut self, member: MemberId) -> bool {
         self.records.get_mut(&member).is_some_and(|record| !std::mem::replace(&mut record.held_by_child, true))
@@ -327,9 +347,11 @@ impl Membership {
         }
     }
 
-    /// Returns whether a member's process has exited.
-    pub(super) fn has_exited(&self, member: MemberId) -> bool {
-        self.records.get(&member).is_some_and(|record| record.exited.is_some())
+    /// Returns the result of the SIGKILL for a member, also for a repeated request. A former worker has not left it, and of a
+    /// member that is proved dead nothing is left: both count as killed, unless the member never had a pidfd.
+    pub(super) fn killed(&self, member: MemberId) -> Kill {
+        let Some(record) = self.records.get(&member) else { return Kill::Sent };
+        record.killed.unwrap_or(if record.provable { Kill::Sent } else { Kill::NoPidfd })
     }
 
     /// Returns whether the end of its last connection completes the proof: its process has exited, or has no pidfd.

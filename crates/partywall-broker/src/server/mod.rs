@@ -25,7 +25,7 @@
 //! | `supervised` | the records of a supervised broker |
 //! | `restart` | continues what a former process did |
 //! | `replacement` | hands over to another program |
-//! | `gpu_checks` | has a child process check a GPU that may have lost its memory |
+//! | `memory_checks` | has a child process check memory that may be lost |
 //! | `translate` | conversion between the wire's messages and the registry's |
 //! | `ids` | tables keyed by the broker's own numbers |
 
@@ -38,10 +38,10 @@ mod departures;
 mod ending;
 pub(crate) mod event_loop;
 mod fds;
-mod gpu_checks;
 mod ids;
 mod in_flight;
 mod membership;
+mod memory_checks;
 mod peers;
 mod reactor;
 mod reclaimer;

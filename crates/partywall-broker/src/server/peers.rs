@@ -7,15 +7,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall_wire::{
-    frame,
-    limits::{MAX_FDS, MAX_MESSAGE},
-};
+use partywall_wire::{frame, limits::MAX_MESSAGE};
 
 use crate::{
     registry::MemberId,
     server::{
-        connection::{Broken, Channel, Connection, ConnectionId, Message, Sent},
+        connection::{Broken, Channel, Connection, ConnectionId, Message, Phase, Sent},
         fds::FdStore,
         ids::IdMap,
         in_flight::InFlight,
@@ -46,6 +43,8 @@ pub(super) struct Peers {
     pub(super) parked: VecDeque<Parked>,
     /// Whether a timer is set for unread descriptors. It is set while there are any.
     watching_unread: bool,
+    /// How many descriptors of unfinished messages the broker keeps.
+    max_unclaimed: usize,
 }
 
 /// A message that waits until its answer can carry descriptors.
@@ -58,8 +57,8 @@ pub(super) struct Parked {
 }
 
 impl Peers {
-    pub(super) fn new(members: Membership) -> Self {
-        Self { members, ..Self::default() }
+    pub(super) fn new(members: Membership, max_unclaimed: usize) -> Self {
+        Self { members, max_unclaimed, ..Self::default() }
     }
 
     /// Sends a message to a member over its current connection. A suspect gets nothing; it will repeat its request.
@@ -148,15 +147,27 @@ impl Peers {
         store.discard(connection.take_received());
     }
 
-    /// Returns whether unfinished messages of a connection's process hold more descriptors than one process may fill the table
-    /// of open files with.
-    pub(super) fn holds_too_many_unclaimed(&self, id: ConnectionId) -> bool {
-        let Some(connection) = self.connections.get(&id).filter(|connection| connection.unclaimed() > 0) else {
-            return false;
+    /// Returns the connection to close if unfinished messages hold more descriptors than the broker keeps, after `last` has
+    /// sent something.
+    ///
+    /// A process that holds too many alone loses its last connection. Otherwise the message that has been unfinished for
+    /// longest is lost, of another user than the broker's if there is one: a message of the library is finished soon.
+    pub(super) fn holds_too_many_unclaimed(&self, last: ConnectionId) -> Option<ConnectionId> {
+        let key = self.connections.get(&last).filter(|connection| connection.unclaimed() > 0)?.process().key;
+        let is_heard = |connection: &Connection| !matches!(connection.phase(), Phase::Lingering(_));
+        let holding = || self.connections.iter().filter(|(_, held)| held.unclaimed() > 0 && is_heard(held));
+        let count = |of_process: bool| -> usize {
+            let counted = holding().filter(|(_, connection)| !of_process || connection.process().key == key);
+            counted.map(|(_, connection)| connection.unclaimed()).sum()
         };
-        let key = connection.process().key;
-        let theirs = self.connections.values().filter(|connection| connection.process().key == key);
-        theirs.map(Connection::unclaimed).sum::<usize>() > MAX_UNCLAIMED
+        if count(false) <= self.max_unclaimed {
+            return None;
+        }
+        if count(true) > self.max_unclaimed {
+            return Some(last);
+        }
+        let first = |(_, connection): &(_, &Connection)| (!connection.process().is_guest, connection.unclaimed_since());
+        holding().min_by_key(first).map(|(id, _)| *id)
     }
 
     /// Returns the connections with work to do, those with the lowest recent cost first.
@@ -191,10 +202,6 @@ impl Peers {
         Ok(())
     }
 }
-
-/// How many descriptors of unfinished messages one process may leave with the broker. The library sends a message at once, so
-/// that of several threads rarely are unfinished together.
-const MAX_UNCLAIMED: usize = 4 * MAX_FDS;
 
 /// How long a message waits for descriptors of other processes to be read.
 const PARKED: Duration = Duration::from_secs(1);

@@ -84,8 +84,8 @@ pub(super) enum Source {
     Poke,
     /// A program says whether it can continue, or has ended.
     Answer,
-    /// A child says whether a GPU has lost its memory, or has ended.
-    GpuCheck,
+    /// A child says whether memory is lost, or has ended.
+    MemoryCheck,
     Socket(Channel, ConnectionId),
     Exit(MemberId),
 }
@@ -102,7 +102,7 @@ impl Source {
             _ if id == 2 => Self::Closed,
             _ if id == 3 => Self::Poke,
             _ if id == 4 => Self::Answer,
-            _ => Self::GpuCheck,
+            _ => Self::MemoryCheck,
         }
     }
 
@@ -116,7 +116,7 @@ impl Source {
             Self::Closed => 2 << 2 | 3,
             Self::Poke => 3 << 2 | 3,
             Self::Answer => 4 << 2 | 3,
-            Self::GpuCheck => 5 << 2 | 3,
+            Self::MemoryCheck => 5 << 2 | 3,
         })
     }
 }

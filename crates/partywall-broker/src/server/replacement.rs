@@ -15,7 +15,7 @@ use partywall_os::{
     supervision::start_program,
 };
 use partywall_shm::crash::point;
-use partywall_wire::{Answer, NoReplacement, Refusal, Reply};
+use partywall_wire::{Answer, NoReplacement, OtherUsers, Refusal, Reply};
 use rustix::{
     event::epoll::EventFlags,
     io::{read, retry_on_intr},
@@ -23,12 +23,14 @@ use rustix::{
 };
 
 use crate::{
-    registry::MemberId,
+    bind::own_user,
+    registry::{MemberId, effect::Audited},
     replacement::{self, Purpose, VARIABLE},
     server::{
-        connection::{Channel, ConnectionId},
+        connection::{Channel, Connection, ConnectionId},
         event_loop::Server,
         fds::missing,
+        in_flight::Process,
         reactor::Source,
         reclaimer::Donated,
         supervised::encode,
@@ -74,6 +76,14 @@ impl Server {
         fds: Vec<Donated>,
     ) -> Result<(), Refusal> {
         let refused = |why| Err(Refusal::NotReplaced { why });
+        if let Some(process) = self.peers.connections.get(&id).map(Connection::process).filter(|it| it.is_guest) {
+            let Process { uid, pid, .. } = process;
+            let owner = own_user();
+            let what = OtherUsers::Replace;
+            let pid = pid.unwrap_or_default();
+            self.audit.note(&Audited::OtherUser { uid, pid, what: what.clone(), owner, granted: false });
+            return Err(Refusal::OtherUser { what, owner, uid });
+        }
         if !self.supervised.as_ref().is_some_and(|supervised| supervised.can_be_replaced()) {
             return refused(NoReplacement::Unsupervised);
         }
@@ -101,16 +111,12 @@ impl Server {
         Ok(())
     }
 
-    /// Checks that the process at the other end of a connection could as well start programs by itself where the broker
-    /// runs. A process in a container that has been given the broker's socket could not.
+    /// Checks that a process of the broker's user, at the other end of a connection, could as well start programs by itself
+    /// where the broker runs. A process in a container that has been given the broker's socket could not.
     fn may_replace(&self, id: ConnectionId, member: MemberId) -> Result<(), String> {
         let connection = self.peers.connections.get(&id).ok_or("its connection has ended")?;
-        let peer = socket::peer(connection.call()).map_err(|errno| format!("its user is unknown: {errno}"))?;
-        if peer.uid != rustix::process::geteuid().as_raw() {
-            return Err(format!("its user is {}", peer.uid));
-        }
         // Not the pid that it has told, which is checked only if the kernel knows one.
-        let pid = peer.pid.ok_or("it is not visible here")?;
+        let pid = connection.process().pid.ok_or("it is not visible here")?;
         match shares_namespaces(pid) {
             Ok(true) => {}
             Ok(false) => return Err(format!("process {pid} is in another namespace")),

@@ -62,25 +62,21 @@ impl Server {
             }
             return;
         }
-        if let wire::Call::CheckGpu { gpu } = request.call {
-            let answer = wire::Answer::GpuCheck { runs: self.suspect_gpu(gpu) };
+        if let wire::Call::CheckMemory { place } = request.call {
+            let answer = wire::Answer::MemoryCheck { runs: self.suspect_memory(place) };
             return self.send_reply(id, member, Reply { id: request.id, outcome: Ok(answer) });
         }
-        // Contexts end with the memory of their GPU, but mostly for other reasons.
-        if let wire::Call::ContextLost { gpu: Some(gpu) } = request.call {
-            self.suspect_gpu(gpu);
+        // A context ends with the memory of its GPU, but mostly for other reasons. A reset of the driver ends pinned memory,
+        // too. Members that have it open already do not import it again, and so could not report it.
+        if let wire::Call::ContextLost { gpu } = request.call {
+            let places = gpu.map(wire::Place::Gpu).into_iter().chain(self.registry.nodes());
+            places.for_each(|place| _ = self.suspect_memory(place));
         }
         let call = if arrived < frame.fds {
             tracing::warn!(%member, arrived, sent = frame.fds, "file descriptors were lost because no descriptor was free");
             Err(missing(arrived))
         } else {
-            translate::call(
-                request.call,
-                fds,
-                &mut self.runner,
-                self.registry.runs_simulated(member),
-                self.about.instance,
-            )
+            translate::call(request.call, fds, &mut self.runner, self.registry.runs_simulated(member), &self.about)
         };
         let call = call.and_then(|call| self.provide(member, call));
         point("broker: control memory created, request not decided");
@@ -140,6 +136,7 @@ fn only_asks(call: &wire::Call) -> bool {
         call,
         wire::Call::Ping
             | wire::Call::Status
+            | wire::Call::CheckBytes { .. }
             | wire::Call::List { .. }
             | wire::Call::Members { .. }
             | wire::Call::Objects { .. }

@@ -21,7 +21,7 @@ use rustix::event::epoll::EventFlags;
 use crate::{
     StartError,
     journal::Contents,
-    registry::{Effect, Event, FdId, MemberId, Registry},
+    registry::{CloseId, Effect, Event, FdId, MemberId, Registry},
     server::{
         connection::{Channel, Connection, ConnectionId},
         control::Clearing,
@@ -166,6 +166,13 @@ pub(super) struct Unfinished {
     rest: Vec<OwnedFd>,
 }
 
+/// Released memory that a former worker has left open, and the closes that it had not confirmed.
+#[derive(Debug)]
+pub(super) struct Left {
+    memory: Vec<OwnedFd>,
+    unconfirmed: Vec<CloseId>,
+}
+
 impl Past {
     /// Separates the state that the server is made of from what is left to do.
     pub(super) fn split(mut self) -> (State<Registry>, BTreeMap<u32, OwnedFd>, BTreeMap<FdId, OwnedFd>, Unfinished) {
@@ -181,14 +188,15 @@ impl Past {
 }
 
 impl Server {
-    /// Continues where a former worker was killed.
-    pub(super) fn resume_service(&mut self, unfinished: Unfinished) {
+    /// Continues where a former worker was killed. Returns what to close once members are served again: memory may take long
+    /// to be freed.
+    pub(super) fn resume_service(&mut self, unfinished: Unfinished) -> Left {
         let begun = Instant::now();
         let Unfinished { redo, clearing, members, rest } = unfinished;
-        // Sockets first: their clients wait for that. Memory may take long to be freed.
+        // Clients wait for the end of their sockets.
         let (memory, others): (Vec<_>, Vec<_>) = rest.into_iter().partition(is_memory);
-        self.runner.store.discard(others.into_iter().chain(memory));
-        point("broker: rest closed, members not restored");
+        self.runner.store.discard(others);
+        point("broker: rest closed but memory, members not restored");
         let number = members.len();
         for (files, pidfd, calls) in members {
             self.restore_member(&files, pidfd, calls);
@@ -200,9 +208,7 @@ impl Server {
         }
         point("broker: members restored, effects not repeated");
         self.carry_out(redo);
-        for id in self.registry.unconfirmed() {
-            self.runner.store.reclaimer().report(id);
-        }
+        let left = Left { memory, unconfirmed: self.registry.unconfirmed() };
         for member in self.registry.in_quarantine() {
             self.await_end_of_quarantine(member);
         }
@@ -253,6 +259,14 @@ impl Server {
                 }
             }
         }
+        left
+    }
+
+    /// Has the memory closed that a former worker had released.
+    pub(super) fn close_left(&self, left: Left) {
+        let Left { memory, unconfirmed } = left;
+        self.runner.store.discard(memory);
+        unconfirmed.into_iter().for_each(|id| self.runner.store.reclaimer().report(id));
     }
 
     /// Restores a member. Its connections have ended for the library, which sees that and resumes; they stay open here,
@@ -280,6 +294,7 @@ impl Server {
     }
 
     fn lingering(&self, id: ConnectionId, call: OwnedFd, process: Process, member: MemberId) -> Connection {
+        let call = self.runner.store.reclaimer().keep_socket(call);
         let mut connection = Connection::new(id, call, process);
         connection.linger(member, &mut Default::default());
         connection

@@ -1,22 +1,17 @@
 //! Carries out the registry's effects.
 
-use std::{
-    collections::{BTreeMap, VecDeque},
-    io,
-    time::Duration,
-};
+use std::{collections::VecDeque, io, time::Duration};
 
-use partywall_os::{Errno, process};
+use partywall_os::Errno;
 use partywall_shm::crash::point;
-use partywall_wire::{self as wire, Kill, Refusal, Reply};
-use rustix::process::Signal;
+use partywall_wire::{self as wire, Refusal, Reply};
 
 use crate::{
     Exit,
     registry::{Call, Effect, Event, FdId, Guarded, MemberId, Outcome, types::BlockControl},
     server::{
-        acceptor::no_fds, connection::Channel, control::Control, event_loop::Server, fds::FdStore,
-        membership::Membership, supervised::Record, timers::Timer, translate,
+        acceptor::no_fds, connection::Channel, control::Control, event_loop::Server, fds::FdStore, supervised::Record,
+        timers::Timer, translate,
     },
 };
 
@@ -27,20 +22,15 @@ pub(super) struct Runner {
     pub(super) store: FdStore,
     /// The mappings of control memory.
     pub(super) control: Control,
-    /// The results of [`Effect::Kill`], until the reply that reports them.
-    kills: Kills,
     /// Whether a timer is set for guarded cells. It is set while there are any.
     pub(super) guarding: bool,
     /// How long a dead member's leases stay in quarantine; without a limit if absent.
     unproven_after: Option<Duration>,
 }
 
-/// The results of killing members.
-pub(super) type Kills = BTreeMap<MemberId, Kill>;
-
 impl Runner {
     pub(super) fn new(store: FdStore, control: Control, unproven_after: Option<Duration>) -> Self {
-        Self { store, control, kills: Kills::new(), guarding: false, unproven_after }
+        Self { store, control, guarding: false, unproven_after }
     }
 
     /// Creates the control memory of a pool, topic or queue.
@@ -60,19 +50,6 @@ impl Runner {
         // The control memory also holds a file descriptor.
         drop(control);
         store.finish(timeout);
-    }
-
-    /// Sends SIGKILL to a member's process. Uses only the pidfd, because the pid may belong to another process by now.
-    fn kill(&mut self, member: MemberId, members: &Membership) {
-        let outcome = match members.pidfd(member).map(|pidfd| process::kill(pidfd, Signal::KILL)) {
-            Some(Ok(())) => Kill::Sent,
-            Some(Err(Errno::SRCH)) => Kill::Exited,
-            Some(Err(errno)) => Kill::Refused(errno.raw_os_error()),
-            None if members.has_exited(member) => Kill::Exited,
-            None => Kill::NoPidfd,
-        };
-        tracing::warn!(%member, ?outcome, "killing an evicted member");
-        self.kills.insert(member, outcome);
     }
 }
 
@@ -103,8 +80,10 @@ impl Server {
 
     /// Converts the result of a request for the wire.
     fn translated(&self, outcome: Outcome) -> Result<wire::Answer, Refusal> {
-        let Runner { control, kills, .. } = &self.runner;
-        translate::outcome(outcome, translate::Sources { about: &self.about, control, kills, registry: &self.registry })
+        let control = &self.runner.control;
+        let members = &self.peers.members;
+        let sources = translate::Sources { about: &self.about, control, members, registry: &self.registry };
+        translate::outcome(outcome, sources)
     }
 
     /// Applies an event to the registry and carries out the effects.
@@ -122,7 +101,6 @@ impl Server {
             match effect {
                 Effect::Reply { member, request, outcome, fds } => {
                     let outcome = self.translated(outcome);
-                    self.runner.kills.clear();
                     let reply = Reply { id: request.0, outcome };
                     effects.extend(self.send(member, Channel::Call, &reply, &fds));
                     if let Some(supervised) = &self.supervised {
@@ -182,7 +160,7 @@ impl Server {
                     effects.extend(self.send(member, Channel::Events, &wire::Event::Stale { leases }, &[]));
                 }
                 Effect::Audit(audited) => self.audit.note(&audited),
-                Effect::Kill(member) => self.runner.kill(member, &self.peers.members),
+                Effect::Kill(member) => self.peers.members.kill(member),
                 Effect::RemoveSocket => {
                     self.set_ending();
                     self.acceptor.place.file.remove();
@@ -219,8 +197,11 @@ impl Server {
     pub(super) fn guard_cells(&mut self) -> Vec<Effect> {
         let mut effects = Vec::new();
         for Guarded { at, given_back } in self.registry.guarded() {
-            if let Some(value) = self.runner.control.guard(at) {
-                self.record(&Record::Undone { at, value });
+            if let Some(late) = self.runner.control.late_store(at) {
+                point("broker: late store seen, not recorded");
+                // Before it is undone: the value may be the last one that was promised, and nobody else knows it then.
+                self.record(&Record::Undone { at, value: late.value() });
+                self.runner.control.undo(at, late);
             }
             if given_back && self.runner.control.is_complete(at) {
                 effects.extend(self.decide(Event::CellSettled { at }));

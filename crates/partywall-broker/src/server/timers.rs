@@ -34,8 +34,8 @@ pub(super) enum Timer {
     Idle,
     /// A program that is to continue may have had enough time to say whether it can.
     Answer,
-    /// A child that checks a GPU may have had enough time, or may have ended.
-    GpuCheck,
+    /// A child that checks memory may have had enough time, or may have ended.
+    MemoryCheck,
 }
 
 /// Timers by time.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use partywall_shm::{DType, queue::InUse};
 use partywall_wire::{
-    self as wire, Answer, Refusal,
+    self as wire, Answer, Kill, Refusal,
     limits::{MAX_BLOCKS, MAX_DEADLINE, MAX_PERMITS, check_name},
 };
 
@@ -18,7 +18,7 @@ mod watch;
 use crate::{
     registry::{
         self, Call, MemberId, Outcome, Refused, Registry, RequestId,
-        effect::{Counts, Handle, Holder, HoldingQueue, Info, NameRow, Opened, VersionRow},
+        effect::{Counts, Departed, Handle, Holder, HoldingQueue, Info, NameRow, Opened, VersionRow},
         event,
         tombstones::Tombstone,
         types::{ClaimId, Kind, LeaseId, Lifetime, Memory, Name, Place, Table},
@@ -26,9 +26,9 @@ use crate::{
     server::{
         control::{Control, SlotTable, queue_shape, topic_shape},
         fds::{Expected, FdStore},
-        membership::presentable,
+        membership::{Membership, presentable},
         reclaimer::Donated,
-        runner::{Kills, Runner},
+        runner::Runner,
     },
 };
 
@@ -45,25 +45,32 @@ pub(super) struct About {
     pub(super) started_at: u64,
     pub(super) log: Option<String>,
     pub(super) limits: Vec<(wire::Limit, u64)>,
+    /// The highest number that a NUMA node of the machine may have.
+    pub(super) highest_node: u32,
+    /// The seats of the broker's own user, and those of each other user.
+    pub(super) seats: [u64; 2],
 }
 
 /// Converts a request for the registry. The file descriptors of a commit or growth are checked, and stored only if the
 /// request is well-formed. The control memory of a pool, topic or queue is created.
 ///
-/// Only members on the simulated driver may donate its memory, which is not GPU memory. `instance` is this broker's.
+/// Only members on the simulated driver may donate its memory, which is not GPU memory.
 pub(super) fn call(
     call: wire::Call,
     fds: Vec<Donated>,
     runner: &mut Runner,
     simulated: bool,
-    instance: u64,
+    about: &About,
 ) -> Result<Call, Refusal> {
     if !fds.is_empty() && !matches!(call, wire::Call::Commit(_) | wire::Call::Grow(_)) {
         return Err(invalid("this request carries no file descriptors"));
     }
     Ok(match call {
         wire::Call::Ping => Call::Ping,
-        wire::Call::Commit(commit) => Call::Commit(self::commit(commit, fds, runner, simulated)?),
+        wire::Call::Commit(commit) => {
+            check_place(commit.place, simulated, about.highest_node)?;
+            Call::Commit(self::commit(commit, fds, runner, simulated)?)
+        }
         wire::Call::Open(open) => Call::Open(event::Open {
             name: name(open.name)?,
             version: version(open.version)?,
@@ -91,9 +98,13 @@ pub(super) fn call(
         // The point to continue from may be any text; it need not be a name.
         wire::Call::List { after } => Call::List { after: after.map(Name::new) },
         wire::Call::Members { after } => Call::Members { after: after.map(MemberId) },
-        wire::Call::Watch { pattern, after } => Call::Watch(watch::watch(pattern, after, instance)?),
+        wire::Call::Watch { pattern, after } => Call::Watch(watch::watch(pattern, after, about.instance)?),
         wire::Call::UsesGpu { mps } => Call::UsesGpu { mps: mps.map(|pipes| presentable(&pipes).into()) },
         wire::Call::ContextLost { .. } => Call::ContextLost,
+        wire::Call::CheckBytes { place, bytes } => {
+            check_place(place, simulated, about.highest_node)?;
+            Call::CheckBytes { place, bytes }
+        }
         wire::Call::Evict { whom, kill } => Call::Evict { whom, kill },
         wire::Call::FreeUnproven { pid } => Call::FreeUnproven { pid },
         wire::Call::OpenTimeline { name, writer, shared } => {
@@ -122,6 +133,16 @@ pub(super) fn call(
     })
 }
 
+/// Refuses a NUMA node that the machine does not have. A member that loses its context has all nodes with pinned memory
+/// checked, so a member must not be able to invent nodes.
+fn check_place(place: Place, simulated: bool, highest: u32) -> Result<(), Refusal> {
+    let highest = if simulated { highest.max(SIMULATED_NODE) } else { highest };
+    match place {
+        Place::Pinned(node) if node > highest => Err(Refusal::NoSuchNode { node, highest }),
+        _ => Ok(()),
+    }
+}
+
 fn commit(
     commit: wire::Commit,
     fds: Vec<Donated>,
@@ -134,12 +155,27 @@ fn commit(
     let name = name(commit.name)?;
     let kind = commit.kind;
     match (kind, commit.place) {
-        (Kind::Host, Place::Host) | (Kind::Vmm | Kind::Legacy, Place::Gpu(_)) => {}
+        (Kind::Host, Place::Host)
+        | (Kind::Vmm | Kind::Legacy | Kind::Live, Place::Gpu(_))
+        | (Kind::Pinned, Place::Pinned(_)) => {}
         (Kind::Host, _) => return Err(invalid("memory of kind host is in main memory")),
+        (Kind::Pinned, _) => return Err(invalid("memory of kind pinned is on a NUMA node")),
         _ => return Err(invalid("memory of this kind is on a GPU")),
     }
-    if kind == Kind::Legacy && (commit.lifetime != Lifetime::Owned || commit.reserved > 0) {
-        return Err(invalid("legacy memory must be owned and cannot grow"));
+    let ends_with_publisher = match commit.lifetime {
+        Lifetime::Owned => true,
+        Lifetime::Shared => commit.control.is_none(),
+        Lifetime::Kept => false,
+    };
+    if kind == Kind::Legacy && (!ends_with_publisher || commit.reserved > 0) {
+        return Err(invalid("legacy memory ends with its publisher and cannot grow"));
+    }
+    if kind == Kind::Live && commit.reserved > 0 {
+        return Err(invalid("memory of an allocator cannot grow"));
+    }
+    let is_owned_segment = commit.lifetime == Lifetime::Owned && commit.control.is_none() && kind != Kind::Legacy;
+    if commit.owner.is_some() && !is_owned_segment {
+        return Err(invalid("only the name of an owned segment can end with another member, and not legacy memory's"));
     }
     if !commit.mutable && commit.reserved > 0 {
         return Err(invalid("frozen memory cannot grow"));
@@ -175,7 +211,9 @@ fn commit(
         }
     }
     let claim = commit.claim.map(ClaimId);
-    Ok(event::Commit { name, memory: Arc::new(memory), if_absent: commit.if_absent, claim, shared: commit.shared })
+    let owner = commit.owner.map(MemberId);
+    let wire::Commit { if_absent, shared, .. } = commit;
+    Ok(event::Commit { name, memory: Arc::new(memory), if_absent, owner, claim, shared })
 }
 
 /// Refuses a pool, topic or queue with an invalid shape.
@@ -247,12 +285,13 @@ pub(super) struct Sources<'a> {
     /// The values of timelines and semaphores, and the waits of members.
     pub(super) control: &'a Control,
     /// The results of killing evicted members.
-    pub(super) kills: &'a Kills,
+    /// The processes of members.
+    pub(super) members: &'a Membership,
     /// The timelines that members wait for.
     pub(super) registry: &'a Registry,
 }
 
-fn answer(granted: registry::Answer, Sources { about, control, kills, registry }: Sources<'_>) -> Answer {
+fn answer(granted: registry::Answer, Sources { about, control, members, registry }: Sources<'_>) -> Answer {
     match granted {
         registry::Answer::Done => Answer::Done,
         registry::Answer::Pending => Answer::Pending,
@@ -280,8 +319,9 @@ fn answer(granted: registry::Answer, Sources { about, control, kills, registry }
             Answer::Members { members: member::rows(&members, control, registry), more }
         }
         registry::Answer::Happened(happened) => Answer::Happened(watch::happened(&happened, about.instance)),
-        registry::Answer::Evicted(members) => {
-            Answer::Evicted(members.iter().map(|departed| member::evicted(departed, kills)).collect())
+        registry::Answer::Evicted { members: evicted, killed } => {
+            let kill = |departed: &Departed| if killed { members.killed(departed.member) } else { Kill::NotAsked };
+            Answer::Evicted(evicted.iter().map(|departed| member::evicted(departed, kill(departed))).collect())
         }
         registry::Answer::Freed { members, more } => {
             Answer::Freed { members: members.iter().map(member::freed).collect(), more }
@@ -372,6 +412,7 @@ fn status(counts: &Counts, about: &About) -> wire::StatusInfo {
         largest: counts.largest.iter().map(|(name, at, bytes)| (name.to_string(), *at, *bytes)).collect(),
         limits: about.limits.clone(),
         users: counts.users.clone(),
+        seats: about.seats,
     }
 }
 
@@ -402,6 +443,7 @@ fn version_row(row: &VersionRow) -> wire::VersionInfo {
         lifetime: row.lifetime,
         control: row.control.map(|control| control.shape),
         committer: row.committer,
+        owner: row.owner,
         uid: row.uid,
         shared: row.shared,
         leases: row.leases,
@@ -455,7 +497,7 @@ pub(super) fn refusal(refused: Refused) -> Refusal {
             Refusal::VersionNotFound { name: name.to_string(), version, latest }
         }
         Refused::Withdrawing { name, notice } => Refusal::Withdrawing { name: name.to_string(), notice },
-        Refused::DeviceLost { name, version, gpu } => Refusal::DeviceLost { name: name.to_string(), version, gpu },
+        Refused::DeviceLost { name, version, place } => Refusal::DeviceLost { name: name.to_string(), version, place },
         Refused::Withdrawn { name, version, notice } => Refusal::Withdrawn { name: name.to_string(), version, notice },
         Refused::NameExists { name, version } => Refusal::NameExists { name: name.to_string(), version },
         Refused::ReadOnly { name, version } => Refusal::ReadOnly { name: name.to_string(), version },
@@ -472,7 +514,7 @@ pub(super) fn refusal(refused: Refused) -> Refusal {
         Refused::CannotHold { name, version } => Refusal::CannotHold { name: name.to_string(), version },
         Refused::Invalid(why) => invalid(why),
         Refused::Limit { limit, allowed, needed } => Refusal::Limit { limit, allowed, needed },
-        Refused::Quota { uid, limit, allowed, needed } => Refusal::Quota { uid, limit, allowed, needed },
+        Refused::Quota { uid, limit, allowed, held, needed } => Refusal::Quota { uid, limit, allowed, held, needed },
         Refused::OtherUser { what, owner, uid } => Refusal::OtherUser { what, owner, uid },
         Refused::OtherDriver { simulated } => Refusal::OtherDriver { simulated },
         Refused::Stale(handle) => Refusal::Stale {
@@ -502,3 +544,6 @@ pub(super) fn refusal(refused: Refused) -> Refusal {
         Refused::Evicted { by, at } => Refusal::Evicted { by, at },
     }
 }
+
+/// The highest node of the simulated driver, on any machine.
+const SIMULATED_NODE: u32 = 1;

@@ -7,9 +7,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::server::{
-    connection::{Channel, ConnectionId, Phase, Read},
-    event_loop::Server,
+use crate::{
+    config::FDS_PER_CLIENT,
+    server::{
+        connection::{Channel, ConnectionId, Phase, Read},
+        event_loop::Server,
+    },
 };
 
 impl Server {
@@ -70,33 +73,49 @@ impl Server {
 
     fn read_and_process(&mut self, id: ConnectionId, thoroughness: Thoroughness, buffer: &mut [u8]) -> bool {
         for _ in 0..READS_IN_TURN {
-            let Some(connection) = self.peers.connections.get_mut(&id) else { return true };
-            if connection.is_busy() {
-                return true;
-            }
-            match connection.read(buffer) {
-                Ok(Read::Nothing) => return true,
-                Ok(Read::End) => {
-                    self.on_end(id);
-                    return true;
-                }
-                Ok(Read::Bytes { full }) => {
-                    if !self.process(id) {
-                        return false;
-                    }
-                    // Only a full buffer suggests that more is waiting; otherwise another read would most likely be
-                    // wasted.
-                    if !full && thoroughness == Thoroughness::Usual {
-                        return false;
-                    }
-                }
-                Err(broken) => {
-                    self.hang_up(id, &broken.to_string());
-                    return true;
-                }
+            let drained = self.read_once(id, thoroughness, buffer);
+            // After each, because one read may have filled a quarter of the table of open files.
+            self.runner.store.reclaimer().catch_up(self.room_for_files());
+            if let Some(drained) = drained {
+                return drained;
             }
         }
         false
+    }
+
+    /// Reads once, and processes the messages. Returns whether nothing is left to read, or `None` if another read may
+    /// find more in this turn.
+    fn read_once(&mut self, id: ConnectionId, thoroughness: Thoroughness, buffer: &mut [u8]) -> Option<bool> {
+        let Some(connection) = self.peers.connections.get_mut(&id).filter(|connection| !connection.is_busy()) else {
+            return Some(true);
+        };
+        match connection.read(buffer) {
+            Ok(Read::Nothing) => Some(true),
+            Ok(Read::End) => {
+                self.on_end(id);
+                Some(true)
+            }
+            Ok(Read::Bytes { full }) => {
+                let is_done = self.process(id);
+                while let Some(holder) = self.peers.holds_too_many_unclaimed(id) {
+                    self.hang_up(holder, "unfinished messages hold too many file descriptors");
+                }
+                // Only a full buffer suggests that more is waiting; otherwise another read would most likely be wasted.
+                let goes_on = is_done && (full || thoroughness == Thoroughness::Final);
+                if goes_on { None } else { Some(false) }
+            }
+            Err(broken) => {
+                self.hang_up(id, &broken.to_string());
+                Some(true)
+            }
+        }
+    }
+
+    /// Returns how many open files memory and clients leave of their limits.
+    fn room_for_files(&self) -> usize {
+        let memory = (self.limits.fds as usize).saturating_sub(self.runner.store.len());
+        let clients = (self.limits.clients as usize).saturating_sub(self.peers.connections.len());
+        memory + clients * FDS_PER_CLIENT as usize
     }
 
     /// Processes the messages that have been read, as many as one turn allows. Returns whether none is left.
@@ -116,12 +135,7 @@ impl Server {
                 return true;
             }
             match (connection.next_message(), phase) {
-                (Ok(None), _) => {
-                    if self.peers.holds_too_many_unclaimed(id) {
-                        self.hang_up(id, "its process sends too many file descriptors with unfinished messages");
-                    }
-                    return true;
-                }
+                (Ok(None), _) => return true,
                 (Ok(Some(message)), Phase::Member(member)) => self.on_request(id, member, message),
                 (Ok(Some(message)), _) => self.on_hello(id, message),
                 (Err(broken), _) => {

@@ -16,7 +16,7 @@ use partywall_wire::{
 };
 
 use crate::{
-    common::{Client, TestBroker, eventually, host_commit, open, shake_hands},
+    common::{Client, TestBroker, eventually, host_commit, open, shake_hands, slow_to_close},
     roles::Role,
 };
 
@@ -122,6 +122,9 @@ fn invalid_requests_are_refused() {
     let zero = Open { name: "x".into(), version: Some(0), access: Access::Read, wait: true };
     assert!(matches!(client.ask(Call::Open(zero)), Err(Refusal::Invalid { .. })));
     assert!(matches!(client.ask_with(Call::Ping, &[&frozen(1)]).0, Err(Refusal::Invalid { .. })));
+    let given = Commit { lifetime: Lifetime::Kept, owner: Some(other.welcome.member), ..host_commit("x", &[1]) };
+    let refused = client.ask_with(Call::Commit(given), &[&frozen(1)]).0;
+    assert!(matches!(refused, Err(Refusal::Invalid { .. })), "a kept name has no owner: {refused:?}");
     let (_, lease) = other.commit("theirs", b"x", false);
     for call in [Call::Release { lease }, Call::AwaitWithdrawal { lease }, Call::AbandonBuild { claim: 1 }] {
         assert!(matches!(client.ask(call), Err(Refusal::Stale { .. })));
@@ -318,4 +321,20 @@ fn served_requests_leak_nothing() {
         }
     }
     eventually("all is closed", || broker.open_files() == before);
+}
+
+#[test]
+fn unread_descriptor_of_a_former_client_delays_nobody() {
+    let broker = TestBroker::start();
+    let mut former = broker.client();
+    let (slow, other) = slow_to_close();
+    // The broker never reads this socket. The kernel closes what is in it, with the socket.
+    assert!(former.events.send(&[0], &[&slow]));
+    drop(slow);
+    former.ask(Call::Bye).unwrap();
+    assert!(former.call.receive().is_none());
+    drop(former);
+    let mut next = broker.client();
+    eventually("its end", || next.members().len() == 1);
+    drop(other);
 }

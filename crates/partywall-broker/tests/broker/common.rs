@@ -1,10 +1,14 @@
 //! A broker in a thread with a short settle time, and the requests of raw clients.
 
+use std::io::{ErrorKind, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use partywall_broker::{Config, Exit};
 use partywall_harness::World;
+use partywall_os::dir::{DirLock, PrivateDir};
 use partywall_wire::{Answer, Commit, Lifetime, Opened, Refusal, Table};
 
 pub(crate) use partywall_harness::{
@@ -32,6 +36,19 @@ impl TestBroker {
         Self { socket: world.socket().to_path_buf(), world }
     }
 
+    /// Starts a broker that ends once it has been idle for `idle_exit`, but not before the returned lock is dropped.
+    /// Without the lock, the broker might be gone before the test's first step.
+    pub(crate) fn with_idle_exit(idle_exit: Duration) -> (Self, DirLock) {
+        let mut lock = None;
+        let broker = Self::with(|config| {
+            config.idle_exit = Some(idle_exit);
+            config.starter_holds_lock = true;
+            let directory = PrivateDir::open(config.socket.parent().unwrap(), true).unwrap();
+            lock = directory.lock(Instant::now()).unwrap();
+        });
+        (broker, lock.expect("the directory is new"))
+    }
+
     pub(crate) fn client(&self) -> Client {
         Client::join(&self.socket)
     }
@@ -57,4 +74,15 @@ pub(crate) fn opened(outcome: Result<Answer, Refusal>) -> Opened {
         Ok(Answer::Opened(opened)) => opened,
         other => panic!("{other:?}"),
     }
+}
+
+/// Returns a socket whose last close lasts until the other end is closed.
+pub(crate) fn slow_to_close() -> (OwnedFd, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (other, _) = listener.accept().unwrap();
+    socket.set_nonblocking(true).unwrap();
+    while !matches!(socket.write(&[0; 1 << 16]), Err(error) if error.kind() == ErrorKind::WouldBlock) {}
+    rustix::net::sockopt::set_socket_linger(&socket, Some(Duration::from_secs(600))).unwrap();
+    (socket.into(), other)
 }

@@ -183,6 +183,10 @@ fn exited_process_is_not_killed_for_its_child() {
     eventually("the child is noticed", || watcher.state_of(member) == Some(MemberState::HeldByChild));
     let evicted = evict(&mut watcher, Whom::Pid(parent.pid()), true).unwrap();
     assert_eq!(evicted[0].kill, Kill::Exited);
+    // The answer to a repeated request is the same.
+    watcher.last -= 1;
+    let evicted = evict(&mut watcher, Whom::Pid(parent.pid()), true).unwrap();
+    assert_eq!(evicted[0].kill, Kill::Exited);
     assert_eq!(watcher.state_of(member), Some(MemberState::HeldByChild));
     child.kill();
     eventually("both are gone", || watcher.state_of(member).is_none());

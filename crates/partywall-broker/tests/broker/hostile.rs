@@ -1,7 +1,7 @@
 //! Clients that misbehave in every way that costs the broker something, as a user for whom the kernel has limits.
 
 use partywall_harness::hostile::{BIG, Hostile};
-use partywall_wire::{Answer, Call};
+use partywall_wire::{Answer, Call, limits::MAX_FDS};
 
 use crate::{
     common::{Client, eventually, opened},
@@ -18,21 +18,48 @@ fn others_are_served_beside_every_hostile_client_and_nothing_of_it_stays() {
     }
 }
 
+#[test]
+fn unfinished_messages_of_many_processes_leave_room_for_others() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("pw/test.sock");
+    let mut broker = Role::small_broker(&socket, FEW_FILES);
+    assert_eq!(broker.says(), "ready");
+    let mut other = Client::join(&socket);
+    publish(&mut other);
+    let before = broker.open_files();
+    // Together they send more descriptors than the broker may have open.
+    let mut begun = Vec::new();
+    for _ in 0..5 {
+        let mut process = Role::start("unfinished", &socket);
+        assert_eq!(process.says(), "begun");
+        open_and_release(&mut other);
+        begun.push(process);
+    }
+    // Each process has two sockets and a pidfd there.
+    let most = before + 3 * begun.len() + MAX_FDS;
+    eventually("the descriptors of one message stay", || broker.open_files() <= most);
+    let mut late = Client::join(&socket);
+    late.commit("late", b"late", false);
+    open_and_release(&mut late);
+}
+
 /// The open files of the broker: as many as its limits need, which each broker checks before it starts. The kernel allows a
 /// user of the broker as many descriptors in flight.
 const OPEN_FILES: u64 = 16_384;
 
-/// The open files of a broker beside a flood of descriptors: three times as many as one connection may fill with messages
-/// that it does not finish. In one turn of its loop the broker may hang up on one of them, and read the next.
-const FEW_FILES: u64 = 4_096;
+/// The open files of a broker beside a flood of descriptors: as many as a user usually may have, and as the hostile process
+/// could fill with one message that it does not finish on each of four connections.
+const FEW_FILES: u64 = 1_024;
 
 /// Uses a broker beside a process that misbehaves, and that may have 1,024 open files.
 pub(crate) fn others_are_served_beside(way: Hostile) {
     assert!(!rustix::process::geteuid().is_root(), "the kernel has no such limits for root");
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("pw/test.sock");
-    let open_files = if matches!(way, Hostile::FloodsDescriptors) { FEW_FILES } else { OPEN_FILES };
-    let mut broker = Role::broker(&socket, open_files);
+    let mut broker = match way {
+        Hostile::FloodsDescriptors => Role::small_broker(&socket, FEW_FILES),
+        _ => Role::broker(&socket, OPEN_FILES),
+    };
     assert_eq!(broker.says(), "ready");
     let mut other = Client::join(&socket);
     publish(&mut other);

@@ -43,6 +43,7 @@ fn contradictory_legacy_commits_are_refused() {
         Commit { handles: vec![HANDLE], ..commit("x") },
         Commit { place: Place::Host, ..commit("x") },
         Commit { lifetime: Lifetime::Kept, ..commit("x") },
+        Commit { lifetime: Lifetime::Shared, reserved: 64, mutable: true, ..commit("x") },
         Commit { handles: vec![HANDLE; 2], ..host_commit("x", &[8, 9]) },
         Commit { chunks: vec![u64::MAX, 1], ..commit("x") },
     ] {

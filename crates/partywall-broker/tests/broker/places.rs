@@ -98,8 +98,9 @@ fn one_of_many_concurrent_starts_wins() {
 
 #[test]
 fn idle_broker_exits() {
-    let mut broker = TestBroker::with(|config| config.idle_exit = Some(Duration::from_millis(50)));
+    let (mut broker, lock) = TestBroker::with_idle_exit(Duration::from_millis(50));
     let mut client = broker.client();
+    drop(lock);
     client.commit("kept", b"x", true);
     client.ask(Call::Bye).unwrap();
     std::thread::sleep(Duration::from_millis(200));
@@ -114,16 +115,14 @@ fn idle_broker_exits() {
 
 #[test]
 fn idle_broker_exits_after_its_directory_was_removed() {
-    let mut broker = TestBroker::with(|config| config.idle_exit = Some(Duration::from_millis(20)));
+    let (mut broker, _lock) = TestBroker::with_idle_exit(Duration::from_millis(20));
     std::fs::remove_dir_all(broker.socket.parent().unwrap()).unwrap();
     assert_eq!(broker.exit(), Exit::Idle);
 }
 
 #[test]
 fn broker_does_not_exit_while_a_client_looks_for_it() {
-    let mut broker = TestBroker::with(|config| config.idle_exit = Some(Duration::from_millis(20)));
-    let directory = PrivateDir::open(broker.socket.parent().unwrap(), false).unwrap();
-    let Some(lock) = directory.lock(Instant::now() + Duration::from_secs(1)).unwrap() else { panic!("locked") };
+    let (mut broker, lock) = TestBroker::with_idle_exit(Duration::from_millis(20));
     std::thread::sleep(Duration::from_millis(200));
     let mut client = broker.client();
     drop(lock);

@@ -9,10 +9,10 @@ use std::{
 };
 
 use partywall_broker::{Broker, Config};
-use partywall_harness::hostile::Hostile;
-use partywall_os::process;
+use partywall_harness::{copy_program, hostile::Hostile};
+use partywall_os::{memfd, process};
 use partywall_shm::pool::Pool;
-use partywall_wire::{Answer, Call, ObjectInfo, ObjectKind};
+use partywall_wire::{Answer, Call, ObjectInfo, ObjectKind, limits::MAX_FDS};
 use rustix::process::{Resource, Rlimit, Signal};
 
 use crate::{
@@ -28,6 +28,9 @@ const NOBODY: u32 = 65_534;
 
 const ROLE: &str = "PARTYWALL_TEST_ROLE";
 const SOCKET: &str = "PARTYWALL_TEST_SOCKET";
+/// The members of a broker with 1,024 open files that has room for a segment of many chunks.
+pub(crate) const FEW_MEMBERS: u64 = 32;
+
 const OPEN_FILES: &str = "PARTYWALL_TEST_OPEN_FILES";
 
 /// A child process, killed and reaped at the end of the test.
@@ -53,7 +56,7 @@ impl Role {
         let directory = tempfile::Builder::new().prefix("pw-").tempdir_in("/tmp").unwrap();
         std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
         let program = directory.path().join("test");
-        std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+        copy_program(&std::env::current_exe().unwrap(), &program);
         let mut command = Command::new(program);
         command.env(ROLE, role).env(SOCKET, "").env("TMPDIR", "/tmp").current_dir("/tmp").uid(NOBODY).gid(NOBODY);
         // The process keeps running when the directory is removed.
@@ -64,6 +67,12 @@ impl Role {
     pub(crate) fn broker(socket: &Path, open_files: u64) -> Self {
         let mut command = this_program();
         Self::spawn(command.env(ROLE, "broker").env(SOCKET, socket).env(OPEN_FILES, open_files.to_string()))
+    }
+
+    /// Starts a broker whose limits follow from this limit of open files.
+    pub(crate) fn small_broker(socket: &Path, open_files: u64) -> Self {
+        let mut command = this_program();
+        Self::spawn(command.env(ROLE, "small broker").env(SOCKET, socket).env(OPEN_FILES, open_files.to_string()))
     }
 
     /// Starts a broker in its own PID namespace. Returns `None` if that is not allowed.
@@ -181,7 +190,9 @@ fn role() {
             unread::others_are_served_beside_unread_answers();
             say("done");
         }
+        "unfinished" => unfinished(&socket),
         "broker" => broker(&socket),
+        "small broker" => small_broker(&socket),
         role => match role.split_once(' ').map(|(who, way)| (who, Hostile::named(way))) {
             Some(("beside", Some(way))) => {
                 hostile::others_are_served_beside(way);
@@ -418,12 +429,39 @@ fn limit_open_files(files: u64) {
 fn broker(socket: &Path) {
     let mut config = Config::new(socket, "test", "0.0.0-test");
     (config.limits.clients, config.limits.fds) = (Some(1000), Some(10_000));
+    // Set after the start, because the broker would not start with so few files.
+    serve(config, |config| {
+        let broker = Broker::bind(config).unwrap();
+        limit_open_files(open_files());
+        broker
+    });
+}
+
+/// Begins a message with as many descriptors as one may have.
+fn unfinished(socket: &Path) {
+    let mut client = Client::join(socket);
+    let file = memfd::frozen("partywall:test", &[1; 8]).unwrap();
+    let head = client.request(Call::Ping, MAX_FDS)[0];
+    assert!(client.call.send(&[head], &[&file; MAX_FDS]));
+    say("begun");
+    wait_to_proceed();
+}
+
+fn small_broker(socket: &Path) {
+    limit_open_files(open_files());
+    let mut config = Config::new(socket, "test", "0.0.0-test");
+    config.limits.clients = Some(FEW_MEMBERS);
+    serve(config, |config| Broker::bind(config).unwrap());
+}
+
+fn open_files() -> u64 {
+    std::env::var(OPEN_FILES).unwrap().parse().unwrap()
+}
+
+fn serve(mut config: Config, bind: impl FnOnce(Config) -> Broker) {
     config.settle = Duration::from_millis(20);
     config.handshake_timeout = Duration::from_secs(30);
-    let broker = Broker::bind(config).unwrap();
-    // Set after the start, because the broker would not start with so few files.
-    let files: u64 = std::env::var(OPEN_FILES).unwrap().parse().unwrap();
-    limit_open_files(files);
+    let broker = bind(config);
     let stop = broker.stop_handle().unwrap();
     // Ends with the test.
     std::thread::spawn(move || {

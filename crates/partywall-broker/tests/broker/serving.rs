@@ -73,7 +73,7 @@ fn status_has_limits_and_sums() {
     a.commit("x", &[0; 100], true);
     let status = a.status();
     assert_eq!((status.members, status.names, status.versions, status.leases, status.fds), (1, 1, 1, 1, 1));
-    assert_eq!(status.instance, a.welcome.instance);
+    assert_eq!(status.instance, a.instance);
     assert_eq!(status.bytes, [(partywall_wire::Place::Host, 100)]);
     assert!(status.limits.iter().any(|(limit, _)| *limit == partywall_wire::Limit::Clients));
 }

@@ -419,9 +419,10 @@ fn timeline_ended_by_its_members_takes_a_next_writer() {
 
 #[test]
 fn dead_writers_timeline_does_not_keep_an_idle_broker() {
-    let mut broker = TestBroker::with(|config| config.idle_exit = Some(Duration::from_millis(50)));
+    let (mut broker, lock) = TestBroker::with_idle_exit(Duration::from_millis(50));
     let mut writer = Role::start("writer", &broker.socket);
     writer.says();
+    drop(lock);
     writer.kill();
     assert_eq!(broker.exit(), partywall_broker::Exit::Idle);
 }

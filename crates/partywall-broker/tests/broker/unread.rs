@@ -17,7 +17,7 @@ use partywall_wire::{
 
 use crate::{
     common::{Client, Framed, TestBroker, eventually, host_commit, open, opened, shake_hands},
-    roles::Role,
+    roles::{FEW_MEMBERS, Role},
 };
 
 /// Chunks of the segment that all clients open.
@@ -86,7 +86,7 @@ fn one_connection_locks_out_no_other_of_its_user() {
 /// Leaves 15 answers unread on one connection, in a process that may have as many open files as its broker: 1,024.
 pub(crate) fn others_are_served_beside_unread_answers() {
     assert!(!rustix::process::geteuid().is_root(), "the kernel has no such limits for root");
-    let broker = TestBroker::start();
+    let broker = TestBroker::with(|config| config.limits.clients = Some(FEW_MEMBERS));
     let mut deaf = broker.client();
     let mut other = broker.client();
     publish(&mut deaf);

@@ -1,12 +1,17 @@
 //! `partywall bench`: measures what sharing costs on this machine, by [`partywall_labs::bench`].
 
-use std::{fs, io::IsTerminal, path::PathBuf, rc::Rc};
+use std::{
+    fs,
+    io::{self, IsTerminal},
+    path::{Path, PathBuf},
+    rc::Rc,
+};
 
 use clap::{Args, Subcommand, ValueEnum};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use partywall::{DeviceChoice, ErrorKind};
 use partywall_labs::bench::{self, Options, Subject};
-use partywall_measure::{Measurement, Report, capital, figure};
+use partywall_measure::{Measurement, Report, Unit, bytes, capital, figure};
 use serde_json::json;
 
 use crate::{Context, failure::Failure, output::Output, simulation};
@@ -90,9 +95,8 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
         simulation::enter(context)?;
     }
     let output = context.output();
-    // An unusable folder is reported before a measurement that takes minutes.
     if let Some(out) = &arguments.out {
-        fs::create_dir_all(out).map_err(|error| Failure::system(&format!("cannot create {}", out.display()), error))?;
+        check(out)?;
     }
     let options = Options {
         subjects: match arguments.subject {
@@ -115,17 +119,46 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     });
     bar.finish_and_clear();
     let report = report?;
+    // Files first: a reader of the tables that closes the pipe (`| head`) ends the program.
+    let written = arguments.out.as_ref().map(|out| write(out, &report)).transpose()?;
     show(output, &report);
     output.value(&serde_json::to_value(&report).unwrap_or_default());
-    if let Some(out) = &arguments.out {
-        let data = out.join("report.json");
-        let page = out.join("report.html");
-        report.write_json(&data).map_err(|error| Failure::new(ErrorKind::Refused, error.to_string(), WRITING))?;
-        let text = report.page().map_err(|error| Failure::new(ErrorKind::Refused, error.to_string(), WRITING))?;
-        fs::write(&page, text).map_err(|error| Failure::system(&format!("cannot write {}", page.display()), error))?;
+    if let Some((data, page)) = written {
         output.note(format!("The report is {}, with plots in {}.", data.display(), page.display()));
     }
     Ok(())
+}
+
+/// Reports an unusable folder before a measurement that takes minutes. Removes again what it makes, so that an interrupted
+/// measurement leaves nothing.
+fn check(out: &Path) -> Result<(), Failure> {
+    let is_missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
+    let missing: Vec<_> = out.ancestors().take_while(is_missing).collect();
+    let file = out.join(format!(".partywall-{}", std::process::id()));
+    let made = fs::create_dir_all(out).and_then(|()| fs::File::create_new(&file));
+    // Another run may use the folders by now, and `a/..` is a folder that was there. Neither is empty, so both stay.
+    if made.is_ok() {
+        let _ = fs::remove_file(&file);
+    }
+    for folder in missing {
+        let _ = fs::remove_dir(folder);
+    }
+    made.map(drop).map_err(unwritable(out))
+}
+
+/// Writes the report into the folder. Returns the paths of its data and of its page.
+fn write(out: &Path, report: &Report) -> Result<(PathBuf, PathBuf), Failure> {
+    let data = out.join("report.json");
+    let page = out.join("report.html");
+    let text = report.page().map_err(|error| Failure::new(ErrorKind::Refused, error.to_string(), WRITING))?;
+    fs::create_dir_all(out).map_err(unwritable(out))?;
+    report.write_json(&data).map_err(|error| Failure::new(ErrorKind::Refused, error.to_string(), WRITING))?;
+    fs::write(&page, text).map_err(unwritable(&page))?;
+    Ok((data, page))
+}
+
+fn unwritable(path: &Path) -> impl Fn(io::Error) -> Failure {
+    move |error| Failure::new(ErrorKind::Refused, format!("cannot write {}: {error}", path.display()), WRITING)
 }
 
 const WRITING: &str = "choose another folder with --out";
@@ -166,12 +199,16 @@ fn show(output: Output, report: &Report) {
 fn row(role: &str, measurement: &Measurement, ratio: String) -> Vec<String> {
     let Measurement { case, percentiles: p } = measurement;
     let mut row = vec![format!("{role}{}", case.name), case.point()];
-    row.extend([p.p25, p.p50, p.p75, p.p90, p.p99, p.max].map(figure));
-    row.extend([p.n.to_string(), case.unit.to_string(), ratio]);
+    // Bytes have a unit by their number.
+    let in_bytes = case.unit == Unit::Bytes;
+    row.extend(
+        [p.p25, p.p50, p.p75, p.p90, p.p99, p.max].map(|value| if in_bytes { bytes(value) } else { figure(value) }),
+    );
+    row.extend([p.n.to_string(), if in_bytes { String::new() } else { case.unit.to_string() }, ratio]);
     row
 }
 
-fn compare(output: Output, before: &std::path::Path, after: &std::path::Path, force: bool) -> Result<(), Failure> {
+fn compare(output: Output, before: &Path, after: &Path, force: bool) -> Result<(), Failure> {
     let read = |path| {
         Report::read_json(path).map_err(|error| {
             let kind = if path.exists() { ErrorKind::Refused } else { ErrorKind::NotFound };

@@ -50,8 +50,8 @@ impl Console for Output {
         Rc::new(StandardError(*self))
     }
 
-    fn place(&self, choice: DeviceChoice) -> partywall::Result<Place> {
-        device::place(*self, choice)
+    fn place(&self, choice: DeviceChoice) -> Result<Place, partywall_labs::Failure> {
+        Ok(device::place(*self, choice)?)
     }
 }
 
@@ -82,7 +82,7 @@ impl Console for StandardError {
         Rc::new(Self(self.0))
     }
 
-    fn place(&self, choice: DeviceChoice) -> partywall::Result<Place> {
-        device::place(self.0, choice)
+    fn place(&self, choice: DeviceChoice) -> Result<Place, partywall_labs::Failure> {
+        Ok(device::place(self.0, choice)?)
     }
 }

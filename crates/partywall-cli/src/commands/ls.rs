@@ -1,6 +1,7 @@
 //! `partywall ls`. With `--json` it prints one object, with `--watch` one object a line for each repetition:
 //!
 //! - `socket`;
+//! - `bytes`: what the broker holds at each place, older versions included, a list of `place`, `bytes`;
 //! - `names`: a list of [`describe::name`];
 //! - `timelines` and `semaphores` ([`describe`]): their names are independent of
 //!   those in `names`.
@@ -9,7 +10,7 @@ use std::time::Duration;
 
 use clap::Args;
 use partywall::{
-    Domain, Pattern, SampleType, bytes,
+    Domain, Pattern, Place, SampleType, bytes,
     info::{Control, NameInfo, SemaphoreInfo, TimelineInfo},
     kind_name,
 };
@@ -50,8 +51,10 @@ fn show(output: Output, domain: &Domain, pattern: Option<&Pattern>) -> Result<()
         objects.retain(|object| pattern.matches(object.name()));
     }
     let (timelines, semaphores) = describe::apart(objects);
+    let status = domain.status()?;
     output.value(&json!({
         "socket": domain.socket(),
+        "bytes": describe::ledger(&status),
         "names": names.iter().map(describe::name).collect::<Vec<_>>(),
         "timelines": timelines,
         "semaphores": semaphores,
@@ -78,8 +81,7 @@ fn show(output: Output, domain: &Domain, pattern: Option<&Pattern>) -> Result<()
     let owners = names.iter().filter_map(|name| name.latest.as_ref()).map(|latest| (latest.uid, latest.shared));
     let owners = owners.chain(timelines.iter().map(|timeline| (timeline.uid, timeline.shared)));
     let mut owners = owners.chain(semaphores.iter().map(|semaphore| (semaphore.uid, semaphore.shared)));
-    let own = rustix::process::geteuid().as_raw();
-    let has_users = owners.any(|(uid, shared)| uid != own || shared);
+    let has_users = owners.any(|(uid, shared)| uid != domain.uid() || shared);
     let timelines = timelines.iter().map(timeline).collect();
     let semaphores = semaphores.iter().map(semaphore).collect();
     // Each table with the columns that a narrow terminal leaves out, in this order. Every row ends with its user.
@@ -102,6 +104,14 @@ fn show(output: Output, domain: &Domain, pattern: Option<&Pattern>) -> Result<()
             false => rows.iter_mut().for_each(|row| _ = row.pop()),
         }
         output.table(&headings, &rows, spare);
+    }
+    // The table says where each name is, and not what older versions take there.
+    let held = status.bytes.iter().map(|(at, held)| (Place::from(*at), *held));
+    let on_nodes = held.filter(|(place, _)| matches!(place, Place::Pinned(_)));
+    let on_nodes = on_nodes.map(|(place, held)| format!("{place} {}", describe::held(&status, place, held)));
+    let on_nodes = on_nodes.collect::<Vec<_>>().join(", ");
+    if pattern.is_none() && !on_nodes.is_empty() {
+        output.line(format!("\nholds {on_nodes}"));
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 pub(crate) mod abandon;
 pub(crate) mod bench;
 pub(crate) mod completions;
+pub(crate) mod cp;
 pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod evict;

@@ -72,7 +72,7 @@ impl Start {
 
 /// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
-    let daemon = MpsDaemon::of(&context.options().location()?)?;
+    let daemon = MpsDaemon::of(&context.options().location()?);
     match &arguments.action {
         Action::Start(options) => start(context.output(), &options.daemon(daemon)),
         Action::Stop { force } => stop(context.output(), &daemon, *force),
@@ -179,7 +179,12 @@ fn watch(daemon: &MpsDaemon) -> Result<(), Failure> {
         }
     });
     watched.map(drop).map_err(|error| {
-        let failure = Failure::from(error);
+        let why = match &error {
+            // The starter says that the daemon could not be started.
+            partywall::Error::Mps(MpsFault::NotStarted { why, .. }) => why.clone(),
+            other => other.to_string(),
+        };
+        let failure = Failure::from(error).with_message(why);
         if let Some(starter) = starter.take() {
             report(starter, &failure);
         }

@@ -53,6 +53,7 @@ fn show(output: Output, domain: &Domain) -> Result<(), Failure> {
         ">TIMELINES",
         ">PERMITS",
         ">BLOCKS",
+        ">TASKS",
         ">HEARTBEAT",
         ">SINCE",
         "WAITS FOR",
@@ -76,6 +77,7 @@ fn row(member: &MemberInfo) -> Vec<String> {
         member.timelines.to_string(),
         counted(member.permits),
         counted(member.blocks),
+        counted(member.tasks),
         member.quiet.map_or_else(String::new, text::seconds),
         text::duration(text::since(member.since)),
         member.waits.iter().map(describe::wait).collect::<Vec<_>>().join(", "),
@@ -84,8 +86,8 @@ fn row(member: &MemberInfo) -> Vec<String> {
 }
 
 /// Columns that a narrow terminal leaves out, in this order.
-const SPARE: [&str; 9] =
-    ["UID", "MEMBER", "PERMITS", "TIMELINES", "BLOCKS", "HEARTBEAT", "SINCE", "LEASES", "WAITS FOR"];
+const SPARE: [&str; 10] =
+    ["UID", "MEMBER", "PERMITS", "TIMELINES", "TASKS", "BLOCKS", "HEARTBEAT", "SINCE", "LEASES", "WAITS FOR"];
 
 fn counted(slots: Option<u32>) -> String {
     slots.map_or_else(|| "many".into(), |slots| slots.to_string())

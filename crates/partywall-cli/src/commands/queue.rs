@@ -1,14 +1,14 @@
 //! `partywall queue …`. With `--json`: `ls` prints `socket`, `queue` and `tasks`, a list of `task` (its reference), `state`
 //! (`pending`, `claimed`, `enqueued`, `done` or `dead`), `kind`, `attempts`, `max_attempts`, `age_ms`,
-//! `failures` (of the last attempts: `attempt`, `reason`) and `text` (the reason that the last worker gave for failing
-//! the task, or null); `retry` prints `retried` and `purge` prints `purged`, lists of references.
+//! `failures` (of the last attempts: `attempt`, `reason`) and `text` (the reason that the last worker that failed the
+//! task gave, or null); `retry` prints `retried` and `purge` prints `purged`, lists of references.
 
 use clap::{Args, Subcommand, ValueEnum};
-use partywall::{Queue, TaskInfo, TaskRef, TaskStatus};
+use partywall::{Queue, TaskFailure, TaskInfo, TaskRef, TaskStatus};
 use serde_json::{Value, json};
 
 use crate::{
-    Context,
+    Context, describe,
     failure::Failure,
     output::Output,
     text::{self, parse_count},
@@ -129,10 +129,7 @@ fn note_more(output: Output, queue: &Queue, list: &List, listed: usize) {
     if listed as u64 == list.limit {
         let stats = queue.stats();
         let all = stats.pending + stats.claimed + stats.enqueued + stats.done + stats.dead;
-        output.note(format!(
-            "{} were listed of {all} in the queue; --limit N lists more",
-            text::count(listed as u64, "task")
-        ));
+        output.note(format!("{listed} of {} listed; --limit N lists more", text::count(all.into(), "task")));
     }
 }
 
@@ -154,13 +151,18 @@ fn value(info: &TaskInfo) -> Value {
 
 fn row(info: &TaskInfo) -> Vec<String> {
     let failure = info.failures.last().map_or(String::new(), |(attempt, reason)| {
-        let text = if info.text.is_empty() { String::new() } else { format!(": {}", info.text) };
+        // The text is that of the last attempt that a worker failed.
+        let text = if *reason == TaskFailure::Failed && !info.text.is_empty() {
+            format!(": {}", describe::shorten(&info.text, describe::LONG))
+        } else {
+            String::new()
+        };
         format!("{attempt}: {reason}{text}")
     });
     vec![
         info.task.to_string(),
         info.status.name().into(),
-        info.kind.clone(),
+        describe::shorten(&info.kind, describe::SHORT),
         format!("{} of {}", info.attempts, info.max_attempts),
         text::duration(info.age),
         failure,

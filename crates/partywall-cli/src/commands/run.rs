@@ -33,7 +33,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     command.args(rest).env("PARTYWALL_SOCKET", &location.socket).env("PARTYWALL_DOMAIN", &location.domain);
     let mut hold = None;
     if arguments.mps {
-        let daemon = MpsDaemon::of(&location)?;
+        let daemon = MpsDaemon::of(&location);
         let held = daemon.start_held()?;
         // The command holds the daemon until all its processes have ended, even if none ever uses a GPU.
         held.inherit()?;

@@ -27,11 +27,11 @@ use std::{
 };
 
 use clap::Args;
-use partywall::{DeviceUuid, ErrorKind, Gpu, Location};
+use partywall::{ErrorKind, Gpu, Location, Place};
 use partywall_broker::{
     Admission, Broker, Config, Exit, Limits, StartError, UserLimits,
-    gpu_check::GpuCheck,
     log::RotatingLog,
+    memory_check::MemoryCheck,
     replacement::{Check, Purpose, execute},
     supervisor::{Supervisor, Worker, exit_code},
 };
@@ -98,13 +98,16 @@ pub(crate) struct Arguments {
     /// Most bytes of all versions and semaphores together: 4096, 64KiB, 512MiB, 1.5GiB, 2TiB [default: 16TiB]
     #[arg(long, value_name = "BYTES", value_parser = parse_size)]
     max_bytes: Option<u64>,
+    /// Most bytes of pinned memory on each NUMA node [default: --max-bytes]
+    #[arg(long, value_name = "BYTES", value_parser = parse_size)]
+    max_pinned_bytes: Option<u64>,
     /// Most names [default: 65536]
     #[arg(long, value_name = "N", value_parser = parse_number::<u64>)]
     max_names: Option<u64>,
     /// Most file descriptors held for versions, timelines and semaphores [default: what `ulimit -Hn` leaves]
     #[arg(long, value_name = "N", value_parser = parse_number::<u64>)]
     max_fds: Option<u64>,
-    /// Most members, not counting unproven ones [default: 4096, or an eighth of `ulimit -Hn`]
+    /// Most members, not counting unproven ones [default: 4096, or a sixteenth of `ulimit -Hn`]
     #[arg(long, value_name = "N", value_parser = parse_members)]
     max_clients: Option<u64>,
     /// Most timelines [default: 65536]
@@ -117,6 +120,9 @@ pub(crate) struct Arguments {
     /// the broker's]
     #[arg(long, value_name = "BYTES", value_parser = parse_size)]
     max_bytes_per_uid: Option<u64>,
+    /// Most bytes of each user's pinned memory on each NUMA node [default: likewise, of --max-pinned-bytes]
+    #[arg(long, value_name = "BYTES", value_parser = parse_size)]
+    max_pinned_bytes_per_uid: Option<u64>,
     /// Most names, timelines and semaphores of each user [default: likewise, of --max-names]
     #[arg(long, value_name = "N", value_parser = parse_number::<u64>)]
     max_names_per_uid: Option<u64>,
@@ -126,8 +132,8 @@ pub(crate) struct Arguments {
     /// Most members of each user, unproven ones among them [default: likewise, of --max-clients]
     #[arg(long, value_name = "N", value_parser = parse_members)]
     max_clients_per_uid: Option<u64>,
-    /// Most connections at a time of each user that are no members, for `ps`, `ls` and the like [default: 4 for each user
-    /// but the broker's, of 16]
+    /// Most connections at a time of each user but the broker's that are no members, for `ps`, `ls` and the like [default:
+    /// 4 of 16]
     #[arg(long, value_name = "N", value_parser = parse_number::<u64>)]
     max_seats_per_uid: Option<u64>,
     /// Most bytes of one message [default: 256KiB; at least 64KiB]
@@ -136,7 +142,7 @@ pub(crate) struct Arguments {
 }
 
 /// The arguments that a broker keeps when another program continues for it.
-const SETTINGS: [&str; 20] = [
+const SETTINGS: [&str; 22] = [
     "background",
     "check",
     "idle_exit",
@@ -146,12 +152,14 @@ const SETTINGS: [&str; 20] = [
     "allow_uid",
     "group",
     "max_bytes",
+    "max_pinned_bytes",
     "max_names",
     "max_fds",
     "max_clients",
     "max_timelines",
     "max_semaphores",
     "max_bytes_per_uid",
+    "max_pinned_bytes_per_uid",
     "max_names_per_uid",
     "max_fds_per_uid",
     "max_clients_per_uid",
@@ -185,8 +193,8 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     if arguments.check {
         return check(context, arguments, &location, &log);
     }
-    if let Some(Purpose::CheckGpu(check)) = purpose {
-        return check_gpu(check);
+    if let Some(Purpose::CheckMemory(check)) = purpose {
+        return check_memory(check);
     }
     let continues = purpose.is_some();
     if arguments.background && !continues && !arguments.detach && !arguments.starter_holds_lock {
@@ -196,7 +204,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
         let listener = if continues { None } else { manager::listener(context.output())? };
         let served = serve(context, arguments, &location, log, listener, None, |ready| {
             context.output().announce(ready.text(), &ready.json());
-            manager::notify(context.output(), &format!("READY=1\nSTATUS={}", ready.text()));
+            manager::notify(context.output(), &format!("READY=1\nSTATUS={}", ready.status()));
         });
         manager::notify(context.output(), "STOPPING=1");
         return served;
@@ -309,12 +317,16 @@ fn answer(arguments: &Arguments, location: &Location, check: Check) -> Result<()
     answered.map(drop).map_err(|errno| Failure::system("answering the broker", errno))
 }
 
-/// Says to the broker that has executed this program whether a GPU has lost the memory behind descriptors.
-fn check_gpu(check: GpuCheck) -> Result<(), Failure> {
-    let gpu = DeviceUuid(check.gpu());
-    let find = |chunks: Vec<OwnedFd>| match Gpu::open(gpu).and_then(|gpu| gpu.find_lost(&chunks)) {
-        Ok(lost) => Ok(lost.iter().map(Option::is_some).collect()),
-        Err(error) => Err(error.to_string()),
+/// Says to the broker that has executed this program whether the memory behind descriptors is lost.
+fn check_memory(check: MemoryCheck) -> Result<(), Failure> {
+    let place = Place::from(check.place());
+    let find = |chunks: Vec<OwnedFd>| {
+        let found = match place {
+            Place::Gpu(gpu) => Gpu::open(gpu).and_then(|gpu| gpu.find_lost(&chunks)),
+            Place::Pinned(node) => partywall::gpu::find_lost_on_node(node, &chunks),
+            Place::Host => return Err("the kernel loses no memory".into()),
+        };
+        found.map(|lost| lost.iter().map(Option::is_some).collect()).map_err(|error| error.to_string())
     };
     let answered = check.answer(find);
     answered.map_err(|errno| Failure::system("answering the broker", errno))
@@ -350,14 +362,19 @@ struct Ready<'a> {
 
 impl Ready<'_> {
     fn text(&self) -> String {
+        self.about(&format!("with pid {}, supervised by pid {}, ", self.pid, self.supervisor))
+    }
+
+    /// Returns what a service manager shows for as long as the domain lives. The worker's pid would be wrong after its death,
+    /// and the supervisor opens no socket to correct it while a worker shares its table of files.
+    fn status(&self) -> String {
+        self.about(&format!("supervised by pid {} ", self.supervisor))
+    }
+
+    fn about(&self, processes: &str) -> String {
         let log = self.log.map_or_else(|| "no log".into(), |log| format!("log in {}", log.display()));
         let Location { domain, socket, .. } = self.location;
-        format!(
-            "broker of domain {domain:?} with pid {}, supervised by pid {}, listens at {}; {log}",
-            self.pid,
-            self.supervisor,
-            socket.display()
-        )
+        format!("broker of domain {domain:?} {processes}listens at {}; {log}", socket.display())
     }
 
     fn json(&self) -> serde_json::Value {
@@ -385,6 +402,7 @@ fn config(arguments: &Arguments, location: &Location, log: Option<PathBuf>) -> C
     Config {
         limits: Limits {
             bytes: arguments.max_bytes.unwrap_or(defaults.bytes),
+            pinned: arguments.max_pinned_bytes,
             names: arguments.max_names.unwrap_or(defaults.names),
             fds: arguments.max_fds,
             clients: arguments.max_clients,
@@ -393,6 +411,7 @@ fn config(arguments: &Arguments, location: &Location, log: Option<PathBuf>) -> C
             message: arguments.max_message.map_or(defaults.message, |n| usize::try_from(n).unwrap_or(usize::MAX)),
             per_uid: UserLimits {
                 bytes: arguments.max_bytes_per_uid,
+                pinned: arguments.max_pinned_bytes_per_uid,
                 names: arguments.max_names_per_uid,
                 fds: arguments.max_fds_per_uid,
                 clients: arguments.max_clients_per_uid,
@@ -411,7 +430,7 @@ fn config(arguments: &Arguments, location: &Location, log: Option<PathBuf>) -> C
         unproven_after: arguments.unproven_after,
         handshake_timeout: Duration::from_millis(arguments.handshake_timeout_ms),
         log_path: log,
-        checks_gpus: true,
+        checks_memory: true,
         starter_holds_lock: arguments.starter_holds_lock,
         ..config
     }
@@ -449,9 +468,13 @@ fn failure(error: StartError) -> Failure {
             let advice = format!("let others pass through it (chmod 711 {}), or name another --socket", path.display());
             (ErrorKind::Unreachable, advice)
         }
-        StartError::Directory { path, .. } => {
+        StartError::Directory { path, why: Unsafe::Mode { .. } } => {
             let advice = format!("give only your user access (chmod 700 {}), or name another --socket", path.display());
             (ErrorKind::Unreachable, advice)
+        }
+        StartError::Directory { .. } => {
+            let advice = "name a --socket in a directory that belongs to this user; it is made if its parent exists";
+            (ErrorKind::Unreachable, advice.into())
         }
         StartError::Locked { .. } => {
             (ErrorKind::Refused, "end the process that starts or ends a broker at that path, then try again".into())
@@ -470,6 +493,9 @@ fn failure(error: StartError) -> Failure {
             let fewer = if *room > 0 { format!(", or serve with --max-clients {room}") } else { String::new() };
             let limit = "the hard limit of open files (`ulimit -Hn`, LimitNOFILE=, --ulimit nofile=)";
             (ErrorKind::Refused, format!("raise {limit} to {needed}{fewer}"))
+        }
+        StartError::Limit { option, .. } => {
+            (ErrorKind::Usage, format!("give {option} another number, or leave it out"))
         }
         StartError::PathTooLong { .. } => {
             let derived = "shorten $XDG_RUNTIME_DIR (else $TMPDIR), where the default socket is";

@@ -23,8 +23,9 @@ use partywall::{
     Domain, Error, SampleType, bytes,
     error::{Gone, NotFound},
     info::{
-        Ages, AttachedInfo, Control, ControlInfo, HolderInfo, Lifetime, Notice, ObjectDetail, ObjectInfo, ObjectKind,
-        Participant, PublisherInfo, QueueShape, SegmentInfo, SubscriberInfo, TopicInfo, TopicShape, VersionInfo,
+        Ages, AttachedInfo, Control, ControlInfo, HolderInfo, Kind, Lifetime, Notice, ObjectDetail, ObjectInfo,
+        ObjectKind, Participant, PublisherInfo, QueueShape, SegmentInfo, SubscriberInfo, TopicInfo, TopicShape,
+        VersionInfo,
     },
     kind_name,
 };
@@ -44,8 +45,9 @@ pub(crate) struct Arguments {
     all: bool,
 }
 
-/// What it means for a version that its GPU has lost its memory.
-const LOST: &str = "its GPU was reset or has failed: the processes that have it open must drop it and be restarted";
+/// The consequences for a version whose memory is lost.
+const LOST: &str =
+    "its memory was lost, as by a reset of its GPU: the processes that have it open must drop it and be restarted";
 
 /// How long samples are counted to measure their rate.
 const MEASURED: Duration = Duration::from_millis(250);
@@ -188,8 +190,8 @@ fn topic_facts(output: Output, domain: &Domain, info: &SegmentInfo, shape: &Topi
 
 /// Prints how long a topic or queue stays, and which process created it.
 fn history(output: Output, info: &SegmentInfo) {
-    let VersionInfo { version, lifetime, committer, committed_at, .. } = &info.version;
-    fact(output, "lifetime", self::lifetime(*lifetime, *committer));
+    let VersionInfo { version, committer, committed_at, .. } = &info.version;
+    fact(output, "lifetime", lifetime(&info.version));
     let ago = text::duration(text::since(*committed_at));
     fact(output, "made", format!("{} ({ago} ago) by pid {committer}, version {version}", text::moment(*committed_at)));
     user(output, info.version.uid, info.version.shared);
@@ -306,10 +308,16 @@ fn user(output: Output, uid: u32, shared: bool) {
     fact(output, "user", format!("{uid}; {others}"));
 }
 
-fn lifetime(lifetime: Lifetime, committer: u32) -> String {
-    match lifetime {
-        Lifetime::Owned => format!("owned: goes with its committer, pid {committer}"),
+fn lifetime(version: &VersionInfo) -> String {
+    match version.lifetime {
+        Lifetime::Owned if version.owner == version.committer => {
+            format!("owned: goes with its committer, pid {}", version.owner)
+        }
+        Lifetime::Owned => format!("owned: goes with its owner, pid {}", version.owner),
         Lifetime::Kept => "kept: until it is removed, the broker ends, or the machine restarts".to_owned(),
+        Lifetime::Shared if version.kind == Kind::Legacy => {
+            format!("shared: goes with the last process that has it open, or with its publisher, pid {}", version.owner)
+        }
         Lifetime::Shared => "shared: goes with the last process that has it open".to_owned(),
     }
 }
@@ -402,7 +410,6 @@ fn facts(output: Output, info: &SegmentInfo) {
         mutable,
         reserved,
         growths,
-        lifetime,
         committer,
         leases,
         committed_at,
@@ -431,11 +438,11 @@ fn facts(output: Output, info: &SegmentInfo) {
     fact(output, "place", describe::place((*place).into()));
     if control.is_some() {
         fact(output, "size", bytes(*allocated));
-        fact(output, "lifetime", self::lifetime(*lifetime, *committer));
+        fact(output, "lifetime", lifetime(&info.version));
     } else {
         fact(output, "size", format!("{} requested, {} allocated", bytes(used), bytes(*allocated)));
         fact(output, "chunks", chunks(&info.chunks));
-        fact(output, "lifetime", self::lifetime(*lifetime, *committer));
+        fact(output, "lifetime", lifetime(&info.version));
         fact(output, "access", access);
         fact(output, "promises", describe::promises(*kind, *mutable));
     }

@@ -1,12 +1,15 @@
 //! `partywall status`. With `--json`: `pid` (of the worker, which serves), `supervisor` (the pid of the process that
-//! restarts the worker if it dies; null if that is dead, or if there is none), `uid` (its user), `restarts` (a number), `version`, `instance` (in hexadecimal), `domain`, `socket`, `log` (a path
-//! or null), `simulated` (whether its members run on the simulated CUDA driver), `started_at_ms` (since 1970),
-//! `uptime_seconds`, `names`, `versions`, `timelines`, `semaphores`, `leases`, `fds` (numbers), `unproven` (what is in
-//! quarantine: `members`, `bytes`), `deaths` (of members since the start: `all`, and `unproven`, whose work on GPUs may
-//! have continued), `members` (a list of members, as in [`describe`], without this process), `bytes` (a list of `place`,
-//! `bytes`), `largest` (a list of `name`, `place`, `bytes`), `limits` (an object: `bytes`, `names`, `fds`, `clients`,
-//! `message`, `waits`, `leases`, `timelines`, `semaphores`), `users` (a list of `uid`, `members`, `names`,
-//! `fds`, `bytes`, and `limits`, an object of these four; for others than the broker's user only its own).
+//! restarts the worker if it dies; null if that is dead, or if there is none), `uid` (its user), `restarts` (a number),
+//! `version`, `instance` (in hexadecimal), `domain`, `socket`, `log` (a path or null), `simulated` (whether its members
+//! run on the simulated CUDA driver), `started_at_ms` (since 1970), `uptime_seconds`, `names`, `versions`, `timelines`,
+//! `semaphores`, `leases`, `fds` (numbers), `unproven` (what is in quarantine: `members`, `bytes`), `deaths` (of
+//! members since the start: `all`, and `unproven`, whose work on GPUs may have continued), `members` (a list of
+//! members, as in [`describe`], without this process), `bytes` (a list of `place`, `bytes`), `largest` (a list of
+//! `name`, `place`, `bytes`), `limits` (an object: `bytes`, `names`, `fds`, `clients`, `pinned_bytes` on each NUMA
+//! node, `message`, `waits`, `leases`, `timelines`, `semaphores`), `users` (a list of `uid`, `members`, `names`, `fds`,
+//! `bytes`, `seats` (its connections that are no members, without this one), `pinned` (a list of `place`, `bytes`), and
+//! `limits`, an object of `members`, `names`, `fds`, `bytes`, `seats` and `pinned_bytes` on each NUMA node; for others
+//! than the broker's user only its own).
 
 use clap::Args;
 use partywall::{
@@ -49,7 +52,6 @@ pub(crate) fn run(context: &Context, _: &Arguments) -> Result<(), Failure> {
 /// Returns what the command prints with `--json`.
 pub(crate) fn value(status: &StatusInfo, members: &[MemberInfo], location: &partywall::Location) -> Value {
     let place = |place: partywall::Place| describe::place(place);
-    let bytes = status.bytes.iter().map(|(at, bytes)| json!({ "place": place((*at).into()), "bytes": bytes }));
     let largest = status
         .largest
         .iter()
@@ -77,21 +79,32 @@ pub(crate) fn value(status: &StatusInfo, members: &[MemberInfo], location: &part
         "unproven": { "members": status.unproven, "bytes": status.unproven_bytes },
         "fds": status.fds,
         "members": members,
-        "bytes": bytes.collect::<Vec<_>>(),
+        "bytes": describe::ledger(status),
         "largest": largest.collect::<Vec<_>>(),
         "limits": limits.collect::<Map<_, _>>(),
-        "users": status.users.iter().map(user).collect::<Vec<_>>(),
+        "users": status.users.iter().map(|one| user(status, one)).collect::<Vec<_>>(),
     })
 }
 
-fn user(user: &UserInfo) -> Value {
-    let UserInfo { uid, members, names, fds, bytes, limits: [most_members, most_names, most_fds, most_bytes] } = user;
+/// Returns how many seats a user has.
+fn seats(status: &StatusInfo, uid: u32) -> u64 {
+    let [own, others] = status.seats;
+    if uid == status.uid { own } else { others }
+}
+
+fn user(status: &StatusInfo, user: &UserInfo) -> Value {
+    let UserInfo { uid, members, names, fds, bytes, pinned, seats: taken, limits } = user;
+    let [most_members, most_names, most_fds, most_bytes, most_pinned] = limits;
     // The broker's own user has no limits beside those of the domain.
     let limit = |most: &u64| if *most == u64::MAX { Value::Null } else { json!(most) };
+    let pinned =
+        pinned.iter().map(|(node, bytes)| json!({ "place": describe::place(Place::Pinned(*node)), "bytes": bytes }));
     json!({
-        "uid": uid, "members": members, "names": names, "fds": fds, "bytes": bytes,
+        "uid": uid, "members": members, "names": names, "fds": fds, "bytes": bytes, "seats": taken,
+        "pinned": pinned.collect::<Vec<_>>(),
         "limits": {
             "members": limit(most_members), "names": limit(most_names), "fds": limit(most_fds), "bytes": limit(most_bytes),
+            "pinned_bytes": limit(most_pinned), "seats": seats(status, *uid),
         },
     })
 }
@@ -102,17 +115,26 @@ fn users(output: Output, status: &StatusInfo) {
         return;
     }
     for user in &status.users {
-        let [_, most_names, most_fds, most_bytes] = user.limits;
+        let [most_members, most_names, most_fds, most_bytes, most_pinned] = user.limits;
         let of = |held: String, most: u64, limit: String| match most {
             u64::MAX => held,
             _ => format!("{held} of {limit}"),
         };
         let held = [
-            count(user.members, "member"),
+            of(count(user.members, "member"), most_members, most_members.to_string()),
             of(count(user.names, "name"), most_names, most_names.to_string()),
             of(count(user.fds, "file descriptor"), most_fds, most_fds.to_string()),
             of(bytes(user.bytes), most_bytes, bytes(most_bytes)),
+            format!("{} of {}", count(user.seats, "seat"), seats(status, user.uid)),
         ];
+        let on_node = |(node, held): &(u32, u64)| {
+            format!(
+                "{} on {}",
+                of(bytes(*held), most_pinned, bytes(most_pinned)),
+                describe::place(Place::Pinned(*node))
+            )
+        };
+        let held: Vec<_> = held.into_iter().chain(user.pinned.iter().map(on_node)).collect();
         output.line(format!("user     {}: {}", user.uid, held.join(", ")));
     }
 }
@@ -136,7 +158,7 @@ fn broker(output: Output, status: &StatusInfo, location: &partywall::Location) {
         fact("driver", "simulated: nothing here is on a GPU".into());
     }
     let limits = status.limits.iter().map(|(limit, value)| match limit {
-        Limit::Bytes | Limit::Message => format!("{} {}", describe::limit(*limit), bytes(*value)),
+        Limit::Bytes | Limit::Pinned(_) | Limit::Message => format!("{} {}", describe::limit(*limit), bytes(*value)),
         _ => format!("{} {value}", describe::limit(*limit)),
     });
     fact("limits", limits.collect::<Vec<_>>().join(", "));
@@ -162,9 +184,14 @@ fn held(output: Output, status: &StatusInfo) {
     }
     for (place, held) in &status.bytes {
         let place = Place::from(*place);
-        // The broker has no CUDA context, and only processes with one are listed there.
-        let note = if matches!(place, Place::Gpu(_)) { " (nvidia-smi shows no process for them)" } else { "" };
-        output.line(format!("bytes    {} on {}{note}", bytes(*held), describe::place(place)));
+        let note = match place {
+            // The broker has no CUDA context, and only processes with one are listed there.
+            Place::Gpu(_) => " (nvidia-smi shows no process for them)",
+            Place::Pinned(_) => " (they are resident memory of no process until its CPU maps them)",
+            Place::Host => "",
+        };
+        let held = describe::held(status, place, *held);
+        output.line(format!("bytes    {held} on {}{note}", describe::place(place)));
     }
     for (name, place, held) in &status.largest {
         output.line(format!("largest  {name}: {} on {}", bytes(*held), describe::place((*place).into())));

@@ -28,7 +28,7 @@ pub(crate) struct Arguments {
     #[arg(value_name = "NAME", value_parser = Pattern::new)]
     names: Vec<Pattern>,
     /// How long to trace; Ctrl-C ends it earlier
-    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = text::parse_seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_time)]
     seconds: Duration,
     /// The file, in Chrome's format for traces
     #[arg(long, value_name = "FILE", default_value = "trace.json")]
@@ -37,8 +37,15 @@ pub(crate) struct Arguments {
     #[arg(long)]
     force: bool,
     /// How many events to keep; later ones count as lost
-    #[arg(long, value_name = "NUMBER", default_value_t = 1_000_000)]
-    max_events: usize,
+    #[arg(long, value_name = "NUMBER", default_value_t = 1_000_000, value_parser = text::parse_count)]
+    max_events: u64,
+}
+
+fn parse_time(argument: &str) -> Result<Duration, String> {
+    match text::parse_seconds(argument)? {
+        Duration::ZERO => Err(format!("{argument} is too short: use more than 0 seconds, as in 0.5")),
+        time => Ok(time),
+    }
 }
 
 /// Runs the command.
@@ -47,7 +54,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let domain = context.options().start(false).operator(true).connect()?;
     check_names(&domain, &arguments.names)?;
     let file = create(arguments)?;
-    let mut recording = domain.record_trace(arguments.max_events);
+    let mut recording = domain.record_trace(usize::try_from(arguments.max_events).unwrap_or(usize::MAX));
     let start = Instant::now();
     let output = context.output();
     output.note(format!("tracing the domain at {}; Ctrl-C ends it", domain.socket().display()));

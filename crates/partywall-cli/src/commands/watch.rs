@@ -6,8 +6,8 @@
 //! - The first one has `event` (`watching`), `pattern`, `socket`, `point`.
 //! - An event has `event` (`created`, `committed`, `withdrawn`, `deadline_set`, `deadline_passed`, `owner_died`,
 //!   `owner_faulted`, `device_lost`, `reclaimed`), `named` (`segment`, `timeline`, `semaphore`, `pool`, `topic`, `queue`), `name`, `at_ms`
-//!   (since 1970), `point`; `version` and `bytes` if it concerns a version; `pid` if a process caused it, or `gpu`; `then` (`wait`,
-//!   `stale`, `evict`) with `until_ms` or `readers` (their number) if it concerns the deadline of a withdrawal.
+//!   (since 1970), `point`; `version` and `bytes` if it concerns a version; `pid` if a process caused it, or `gpu` or
+//!   `node`; `then` (`wait`, `stale`, `evict`) with `until_ms` or `readers` (their number) if it concerns the deadline of a withdrawal.
 //! - After missed events, an object has `event` (`missed`), `events` (their number, or null if it is unknown), `point`.
 //! - When the broker ends, the last one has `error` and `point`.
 
@@ -18,7 +18,7 @@ use std::{
 
 use clap::Args;
 use partywall::{
-    DeviceUuid, Pattern, Watch, WatchEvent, bytes,
+    Pattern, Place, Watch, WatchEvent, bytes,
     info::{Change, NameEvent, Named, Point},
 };
 use serde_json::{Value, json};
@@ -112,12 +112,19 @@ fn line(event: &WatchEvent) -> String {
             format!("deadline over  {what}: {readers} left ({})", then.name())
         }
         Change::OwnerDied { pid } => format!("owner died     {what}: pid {pid}"),
-        Change::DeviceLost { gpu } => format!("device lost    {what}: GPU {}", DeviceUuid(*gpu)),
+        Change::DeviceLost { place } => format!("device lost    {what}: {}", lost_at((*place).into())),
         Change::OwnerFaulted { pid } => format!("owner faulted  {what}: pid {pid} has lost its CUDA context"),
         Change::Reclaimed { version, bytes: size } => format!("reclaimed      {what}@{version}, {}", bytes(*size)),
         _ => format!("changed        {what}"),
     };
     format!("{}  {change}", text::moment(*at))
+}
+
+fn lost_at(place: Place) -> String {
+    match place {
+        Place::Gpu(gpu) => format!("GPU {gpu}"),
+        place => describe::place(place),
+    }
 }
 
 fn value(event: &WatchEvent, point: Point) -> Value {
@@ -142,7 +149,11 @@ fn value(event: &WatchEvent, point: Point) -> Value {
                     value["then"] = json!(then);
                     value["readers"] = json!(readers);
                 }
-                Change::DeviceLost { gpu } => value["gpu"] = json!(DeviceUuid(*gpu).to_string()),
+                Change::DeviceLost { place } => match (*place).into() {
+                    Place::Gpu(gpu) => value["gpu"] = json!(gpu.to_string()),
+                    Place::Pinned(node) => value["node"] = json!(node),
+                    Place::Host => {}
+                },
                 _ => {}
             }
             value

@@ -9,6 +9,8 @@ mod images;
 mod render;
 
 use std::ffi::CStr;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use coherency::{
@@ -18,11 +20,15 @@ pub use images::{Image, Images};
 pub use render::{Checked, Checks, Drawing, Picture, Rasteriser};
 
 use crate::abi::{DevicePtr, EVENT_DISABLE_TIMING, EVENT_INTERPROCESS, MEM_ATTACH_GLOBAL};
+use crate::allocation::Allocation;
+use crate::context::CallContext;
 use crate::kernels::ptx;
-use crate::mapping::AddressRange;
+use crate::mapping::rule;
+use crate::node::cpu_rule;
+use crate::parts::{AddressRange, Parts};
 use crate::{
-    Access, AccessError, Context, CuResult, CudaError, DeviceSlice, Event, Function, IpcEventHandle, IpcMapping,
-    Kernels, LaunchConfig, Module, PhysicalMemory, StreamRef,
+    Access, AccessError, Context, CuResult, CudaError, DeviceSlice, Driver, Event, Function, IpcEventHandle,
+    IpcMapping, Kernels, LaunchConfig, Module, PhysicalMemory, StreamRef,
 };
 
 /// Device memory of kinds that have no 64-byte handle and that nothing else in this crate allocates. Dropping it frees
@@ -74,6 +80,32 @@ impl Drop for UnshareableMemory {
             // SAFETY: allocated once, freed once; this call frees both kinds.
             unsafe { driver.mem_free(self.pointer) }
         });
+    }
+}
+
+/// Memory of a NUMA node that another process exported, attached by as few driver calls as possible and never handed out,
+/// to measure how long the driver takes. Dropping it unmaps it; a failure goes to [`Driver::take_drop_error`].
+pub struct NodeAttachment(#[expect(dead_code, reason = "kept for its drop")] Parts);
+
+impl NodeAttachment {
+    /// Imports `bytes` bytes of `node`, maps them, and lets the device of `device` and, if `cpu`, the CPU read them: one
+    /// import, one reservation, one mapping, and one `cuMemSetAccess` for both.
+    ///
+    /// # Errors
+    /// The driver's error.
+    pub fn new(
+        driver: &'static Driver,
+        node: u32,
+        (bytes, descriptor): (u64, BorrowedFd<'_>),
+        cpu: bool,
+        device: Option<&Context>,
+    ) -> Result<Self, CudaError> {
+        driver.initialize()?;
+        let memory = Allocation::import(CallContext::Any(driver), descriptor, bytes)?;
+        let cpu = cpu.then(|| cpu_rule(node, Access::ReadOnly));
+        let device = device.map(|context| rule(context, Access::ReadOnly));
+        let rules: Vec<_> = cpu.into_iter().chain(device).collect();
+        Parts::new(Arc::new(memory), 0, &rules).map(Self)
     }
 }
 
@@ -139,7 +171,7 @@ pub fn beyond(mapping: &IpcMapping, offset: u64, len: u64) -> Result<DeviceSlice
 pub fn map_part(memory: &PhysicalMemory, offset: usize, bytes: u64) -> Result<(), CudaError> {
     let context = memory.context();
     let _guard = context.guard_relaxed()?;
-    let range = AddressRange::reserve(context, bytes)?;
+    let range = AddressRange::reserve(&CallContext::Of(context.clone()), bytes)?;
     let driver = context.driver();
     // SAFETY: the range was just reserved and nothing is mapped there; the handle is live while `memory` is.
     unsafe { driver.mem_map(range.pointer, range.bytes, offset, memory.as_raw(), 0) }?;

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, unsafe_code)] // tests, their helpers included; driver calls
 
 mod memory;
+mod node;
 mod order;
 mod sharing;
 
@@ -19,14 +20,30 @@ const ROLE: &str = "PARTYWALL_TEST_ROLE";
 /// The granularity of exportable memory.
 const GRANULARITY: u64 = 2 << 20;
 
-/// Runs the body of a test once for each list of faults (`SIMCUDA_FAULTS`), and passes it the list. Afterwards the
-/// process must have freed everything except the listed objects, by kind.
+/// Runs the body of a test once for each list of faults (`SIMCUDA_FAULTS`), and passes it a context and the list.
+/// Afterwards the process must have freed everything except the listed objects, by kind.
 #[track_caller]
 fn on_the_simulated_gpu<F: Fn(&Context, &str)>(faults: &[&str], left: &[&str], body: F) {
-    if std::env::var_os(ROLE).is_some() {
+    run_roles::<F>(faults, left, |faults| {
         let context = context();
-        body(&context, &std::env::var("SIMCUDA_FAULTS").unwrap());
+        body(&context, faults);
         assert_eq!(context.take_drop_error(), None);
+    });
+}
+
+/// Runs the body of a test as [`on_the_simulated_gpu`] does, in a process that has not even initialised CUDA.
+#[track_caller]
+fn without_a_context<F: Fn(&str)>(faults: &[&str], left: &[&str], body: F) {
+    run_roles::<F>(faults, left, |faults| body(faults));
+}
+
+/// Runs `body` if this process was started for that; else starts the test that the type `F` belongs to once for each list of
+/// faults.
+#[track_caller]
+fn run_roles<F>(faults: &[&str], left: &[&str], body: impl FnOnce(&str)) {
+    if std::env::var_os(ROLE).is_some() {
+        body(&std::env::var("SIMCUDA_FAULTS").unwrap());
+        assert_eq!(Driver::load().unwrap().take_drop_error(), None);
         return;
     }
     // crate::module::test::{{closure}}

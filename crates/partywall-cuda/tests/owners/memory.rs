@@ -1,11 +1,12 @@
 //! Memory, mappings and modules: everything is freed, whichever call fails.
 
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use partywall_cuda::{
-    Access, AccessError, CuResult, Device, DeviceBuffer, DeviceUuid, Event, Kernels, Mapping, Module, PhysicalMemory,
-    PinnedBuffer, Stream, StreamRef,
+    Access, AccessError, Context, CuResult, Device, DeviceBuffer, DeviceUuid, Event, Kernels, Mapping, MemoryPlace,
+    Module, PhysicalMemory, PinnedBuffer, ReplaceError, Stream, StreamRef,
 };
 
 use crate::{GRANULARITY, call_of, is_failed, on_the_simulated_gpu, while_capturing};
@@ -38,7 +39,8 @@ fn all_memory_is_freed_on_the_simulated_gpu() {
         let descriptor = mapping.memory().export().unwrap();
         assert_eq!(rustix::io::fcntl_getfd(&descriptor).unwrap(), rustix::io::FdFlags::CLOEXEC);
         let imported = PhysicalMemory::import(context, descriptor.as_fd(), GRANULARITY).unwrap();
-        assert!(imported.is_imported() && imported.device_ordinal().unwrap() == 0);
+        assert!(imported.is_imported());
+        assert_eq!(imported.place().unwrap(), MemoryPlace::Device(0));
         let owners = (Stream::new(context).unwrap(), Event::new(context).unwrap());
         let buffers = (DeviceBuffer::new(context, 64).unwrap(), PinnedBuffer::new(context, 64).unwrap());
         again.close().unwrap();
@@ -84,6 +86,86 @@ fn memory_is_mapped_contiguously_or_not_at_all_on_the_simulated_gpu() {
         drop(mapping.extend([memory()]).unwrap());
         assert_eq!(mapping.len(), 3 * GRANULARITY);
         mapping.close().unwrap();
+    });
+}
+
+/// Runs a replacement in which the first two mappings are the memories' own, so that `cuMemMap:3` maps the new memory.
+fn replacement(context: &Context, check: impl FnOnce(&mut Mapping, Result<u8, ReplaceError>, u64)) {
+    let stream = Stream::new(context).unwrap();
+    let filled = |byte: u8| {
+        let mapping = Mapping::new(PhysicalMemory::create(context, GRANULARITY).unwrap(), Access::ReadWrite).unwrap();
+        stream.as_ref().copy_from_host(mapping.slice(0, 1).unwrap(), &[byte]).unwrap();
+        mapping
+    };
+    let mut mapping = filled(1);
+    let other = filled(2);
+    let address = mapping.device_ptr();
+    let replaced = mapping.replace(other.memory()).map(|_| 2);
+    drop(other);
+    check(&mut mapping, replaced, address);
+}
+
+fn first_byte(mapping: &Mapping) -> u8 {
+    let mut byte = [0];
+    Stream::new(mapping.context()).unwrap().as_ref().copy_to_host(&mut byte, mapping.slice(0, 1).unwrap()).unwrap();
+    byte[0]
+}
+
+#[test]
+fn replaced_memory_keeps_its_address_or_stays_on_the_simulated_gpu() {
+    let steps = ["", "cuMemUnmap:1=999", "cuMemMap:3=999", "cuMemSetAccess:3=999"];
+    on_the_simulated_gpu(&steps, &[], |context, step| {
+        replacement(context, |mapping, replaced, address| {
+            let shown = match replaced {
+                Ok(new) => {
+                    assert_eq!(step, "");
+                    new
+                }
+                Err(ReplaceError { source, lost: None }) => {
+                    assert!(is_failed(&source, call_of(step), CuResult::UNKNOWN), "{source}");
+                    1
+                }
+                Err(error) => panic!("{error:?}"),
+            };
+            assert_eq!((first_byte(mapping), mapping.device_ptr()), (shown, address));
+            // Replaced again, and back.
+            let other = Arc::new(PhysicalMemory::create(context, GRANULARITY).unwrap());
+            let former = mapping.replace(&other).unwrap();
+            assert_eq!(first_byte(mapping), 0);
+            mapping.replace(&former).unwrap();
+            assert_eq!((first_byte(mapping), mapping.device_ptr()), (shown, address));
+        });
+    });
+}
+
+#[test]
+fn memory_that_cannot_be_mapped_again_is_lost_on_the_simulated_gpu() {
+    let steps = ["cuMemMap:3=999,cuMemMap:4=2", "cuMemMap:3=999,cuMemSetAccess:3=2"];
+    on_the_simulated_gpu(&steps, &[], |context, _| {
+        replacement(context, |mapping, replaced, address| {
+            let ReplaceError { source, lost } = replaced.unwrap_err();
+            assert!(is_failed(&source, "cuMemMap", CuResult::UNKNOWN), "{source}");
+            assert_eq!(lost.map(|error| error.code), Some(CuResult::OUT_OF_MEMORY));
+            assert_eq!((mapping.len(), mapping.is_empty(), mapping.device_ptr()), (0, true, address));
+            assert!(matches!(mapping.slice(0, 1), Err(AccessError::OutOfRange { available: 0, .. })));
+            let another =
+                Mapping::new(PhysicalMemory::create(context, GRANULARITY).unwrap(), Access::ReadOnly).unwrap();
+            assert_ne!(another.device_ptr(), address, "the addresses stay reserved");
+        });
+    });
+}
+
+#[test]
+fn memory_of_another_size_replaces_nothing_on_the_simulated_gpu() {
+    on_the_simulated_gpu(&[""], &[], |context, _| {
+        let memory = |bytes| Arc::new(PhysicalMemory::create(context, bytes).unwrap());
+        let mut mapping = Mapping::with_reservation(memory(GRANULARITY), Access::ReadOnly, 4 * GRANULARITY).unwrap();
+        let error = mapping.replace(&memory(2 * GRANULARITY)).unwrap_err();
+        assert!(is_failed(&error.source, "cuMemMap", CuResult::INVALID_VALUE) && error.lost.is_none(), "{error:?}");
+        mapping.extend([memory(GRANULARITY)]).unwrap().publish();
+        let error = mapping.replace(&memory(GRANULARITY)).unwrap_err();
+        assert!(is_failed(&error.source, "cuMemMap", CuResult::NOT_SUPPORTED) && error.lost.is_none(), "{error:?}");
+        assert_eq!(mapping.len(), 2 * GRANULARITY);
     });
 }
 

@@ -42,7 +42,13 @@ use partywall_measure::{Case, Comparison, Machine, Plan, Report, Unit, timed};
 
 pub(crate) use self::peer::LAB as PEER;
 use self::samplers::Timer;
-use crate::{Context, Failure, broker, broker::Broker, device::Doing, peer::Peer, reporter::Reporter};
+use crate::{
+    Context, Failure, broker,
+    broker::Broker,
+    device::{Doing, require_unpinned},
+    peer::Peer,
+    reporter::Reporter,
+};
 
 /// What is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -82,6 +88,7 @@ pub type Progress<'a> = &'a dyn Fn(&str, f64);
 /// # Errors
 /// A subject cannot be measured: memory of the chosen device cannot be allocated, or a process does not answer.
 pub fn run(context: &Context, options: &Options, progress: Progress<'_>) -> Result<Report, Failure> {
+    require_unpinned(options.device)?;
     let place = context.console.place(options.device)?;
     let mut bench = Bench::new(context, place, options.quick)?;
     of_the_harness(&bench)?;
@@ -148,9 +155,9 @@ impl<'a> Bench<'a> {
         partywall_os::process::raise_fd_limit();
         let broker = Broker::start(context, PEER.name)?;
         let domain = broker::connect(broker.socket())?;
-        let gpu = match place {
-            Place::Gpu(uuid) => Some(domain.gpu(uuid)?),
-            Place::Host => None,
+        let gpu = match place.gpu() {
+            Some(uuid) => Some(domain.gpu(uuid)?),
+            None => None,
         };
         let free = match &gpu {
             Some(gpu) => gpu.context().memory_info().doing("asking for the free memory")?.free,

@@ -43,6 +43,10 @@ pub(super) enum What {
     Killed,
     /// As for a member.
     BrokerKilled,
+    /// The member gets SIGSTOP. Written before the signal.
+    Stopped,
+    /// It has got SIGCONT.
+    Continued,
     /// The member's connections were shut down.
     SocketsClosed,
     /// Written before the member gets no more of a resource.
@@ -143,7 +147,15 @@ impl History {
     /// Creates the file.
     pub(super) fn create(path: &Path) -> Result<Self, Failure> {
         let file = File::options().append(true).create_new(true).open(path);
-        Ok(Self { file: file.map_err(|why| unusable(path, &why))?, member: 0 })
+        let failed = |why| {
+            let message = format!("cannot create the history {}: {why}", path.display());
+            Failure::new(
+                ErrorKind::Refused,
+                message,
+                "name a new file in a folder that you may write to with --history",
+            )
+        };
+        Ok(Self { file: file.map_err(failed)?, member: 0 })
     }
 
     /// Opens the file of a member's job.

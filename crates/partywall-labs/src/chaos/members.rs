@@ -12,15 +12,16 @@ use partywall::{
 use super::*;
 use crate::weights::tensors;
 
-/// Fills memory that this process holds with one word. The result is that of a call.
+/// Fills memory that this process holds with one word. The result is that of a call. In pinned memory the CPU and the GPU
+/// take turns.
 macro_rules! filled {
-    ($memory:expr, $place:expr, $word:expr) => {
+    ($memory:expr, $device:ident, $place:expr, $word:expr) => {
         (|| -> Result<(), Failure> {
             let memory = &mut $memory;
-            if $place == Place::Host {
+            if $place == Place::Host || $place.is_cpu_reachable() && $word % 2 == 0 {
                 memory.as_mut_slice::<u64>()?.fill($word);
             } else {
-                let range = memory.device()?;
+                let range = memory.$device()?;
                 range.copy_from_host(range.gpu().stream(), &$word.to_le_bytes().repeat(WORDS as usize))?;
             }
             Ok(())
@@ -28,17 +29,27 @@ macro_rules! filled {
     };
 }
 
-/// Returns the word that fills memory, or `None` if its words differ.
+/// Returns the word that fills memory, or `None` if its words differ, or if the CPU and the GPU read different words in
+/// pinned memory.
 macro_rules! word {
-    ($memory:expr, $place:expr, $range:expr) => {
-        if $place == Place::Host {
-            same($memory.as_slice::<u64>()?.iter().copied())
-        } else {
-            let range = $range;
-            let bytes = device::bytes_of(range.gpu(), range.as_slice()).doing("reading memory")?;
-            same(bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes"))))
+    ($memory:expr, $place:expr, $range:expr) => {{
+        let by_cpu = match $place.is_cpu_reachable() {
+            true => Some(same($memory.as_slice::<u64>()?.iter().copied())),
+            false => None,
+        };
+        let by_gpu = match $place {
+            Place::Host => None,
+            _ => {
+                let range = $range;
+                let bytes = device::bytes_of(range.gpu(), range.as_slice()).doing("reading memory")?;
+                Some(same(bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")))))
+            }
+        };
+        match (by_cpu, by_gpu) {
+            (Some(one), Some(other)) if one != other => None,
+            (one, other) => one.or(other).flatten(),
         }
-    };
+    }};
 }
 
 /// Returns what the process lacked.
@@ -64,12 +75,23 @@ struct Member<'a> {
     history: History,
     /// Returns the next number, which no other member uses.
     next: u64,
+    /// The GPU that uses the memory, if any.
+    gpu: Option<Arc<Gpu>>,
 }
 
 impl<'a> Member<'a> {
     fn new(session: &'a mut Session) -> Result<Self, Failure> {
         let job: Job = session.parent().hear()?;
-        Ok(Self { history: History::open(&job)?, next: u64::from(job.number) << 32, session })
+        Ok(Self { history: History::open(&job)?, next: u64::from(job.number) << 32, session, gpu: None })
+    }
+
+    /// Returns a member that uses the memory of the lab. The driver is ready before the member begins: it could not say
+    /// that it lacks something while it starts.
+    fn with_gpu(session: &'a mut Session) -> Result<Self, Failure> {
+        let mut member = Self::new(session)?;
+        let used = device::that_uses(member.session.place)?;
+        member.gpu = used.map(|uuid| member.session.domain().gpu(uuid)).transpose()?;
+        Ok(member)
     }
 
     fn number(&mut self) -> u64 {
@@ -92,8 +114,8 @@ impl<'a> Member<'a> {
         }
     }
 
-    /// Makes a call. Returns `None` if it timed out, which other members may cause, or if this process lacks what the call
-    /// needs, which the observer may cause.
+    /// Makes a call. Returns `None` if it timed out, which other members may cause, or if this process lacks what the
+    /// call needs, which the observer may cause.
     fn call<T, E: Into<Failure>>(&self, name: &str, call: impl FnOnce() -> Result<T, E>) -> Result<Option<T>, Failure> {
         let start = Instant::now();
         let began = Moment::now();
@@ -134,7 +156,7 @@ impl<'a> Member<'a> {
 }
 
 pub(super) fn writer(session: &mut Session) -> Result<(), Failure> {
-    let mut member = Member::new(session)?;
+    let mut member = Member::with_gpu(session)?;
     let mut patterns = tensors::Patterns::default();
     member.begins()?;
     while member.goes_on()? {
@@ -162,7 +184,7 @@ fn commit(member: &Member<'_>, patterns: &mut tensors::Patterns, number: u64) ->
 }
 
 pub(super) fn reader(session: &mut Session) -> Result<(), Failure> {
-    let mut member = Member::new(session)?;
+    let mut member = Member::with_gpu(session)?;
     let mut patterns = tensors::Patterns::default();
     member.begins()?;
     while member.goes_on()? {
@@ -177,7 +199,7 @@ pub(super) fn reader(session: &mut Session) -> Result<(), Failure> {
 }
 
 pub(super) fn publisher(session: &mut Session) -> Result<(), Failure> {
-    let mut member = Member::new(session)?;
+    let mut member = Member::with_gpu(session)?;
     let place = member.session.place;
     let Some(topic) = member.call("open", || member.session.domain().topic(MESSAGES).timeout(LIMIT).open())? else {
         return member.left();
@@ -199,7 +221,7 @@ pub(super) fn publisher(session: &mut Session) -> Result<(), Failure> {
     let mut message = member.number();
     while member.goes_on()? {
         let Some(mut loan) = member.call("loan", || publisher.loan(DType::U64, &[WORDS], LIMIT))? else { continue };
-        if member.call("fill", || filled!(loan, place, message))?.is_none() {
+        if member.call("fill", || filled!(loan, device, place, message))?.is_none() {
             continue;
         }
         member.history.add(What::Publishing { message })?;
@@ -214,7 +236,7 @@ pub(super) fn publisher(session: &mut Session) -> Result<(), Failure> {
 }
 
 pub(super) fn subscriber(session: &mut Session) -> Result<(), Failure> {
-    let mut member = Member::new(session)?;
+    let mut member = Member::with_gpu(session)?;
     let Some(topic) = member.call("open", || member.session.domain().topic(MESSAGES).timeout(LIMIT).open())? else {
         return member.left();
     };
@@ -241,10 +263,10 @@ pub(super) fn subscriber(session: &mut Session) -> Result<(), Failure> {
             None if ends => break,
             None => {}
             Some(sample) => {
-                let gpu = sample.gpu();
                 let read = || -> Result<_, Failure> {
                     Ok(word!(sample, member.session.place, {
-                        sample.device_on(gpu.ok_or_else(|| unexpected("a message is not on a GPU"))?.stream())?
+                        let gpu = member.gpu.as_ref().ok_or_else(|| unexpected("there is no GPU for a message"))?;
+                        sample.device_on(gpu.stream())?
                     }))
                 };
                 let word = member.insist("read", read)?;
@@ -258,7 +280,7 @@ pub(super) fn subscriber(session: &mut Session) -> Result<(), Failure> {
 }
 
 pub(super) fn submitter(session: &mut Session) -> Result<(), Failure> {
-    let mut member = Member::new(session)?;
+    let mut member = Member::with_gpu(session)?;
     let place = member.session.place;
     let Some(queue) = member.call("open", || member.session.domain().queue(TASKS).timeout(LIMIT).open())? else {
         return member.left();
@@ -276,7 +298,7 @@ pub(super) fn submitter(session: &mut Session) -> Result<(), Failure> {
             let task = member.number();
             let mut input = member.call("alloc", || queue.inputs().alloc(LIMIT))?;
             if let Some(input) = &mut input {
-                member.insist("fill", || filled!(*input, place, task))?;
+                member.insist("fill", || filled!(*input, device_mut, place, task))?;
             }
             if let Some(input) = input {
                 member.history.add(What::Submitting { task })?;
@@ -305,7 +327,7 @@ pub(super) fn submitter(session: &mut Session) -> Result<(), Failure> {
 }
 
 pub(super) fn worker(session: &mut Session) -> Result<(), Failure> {
-    let mut member = Member::new(session)?;
+    let mut member = Member::with_gpu(session)?;
     let place = member.session.place;
     let Some(queue) = member.call("open", || member.session.domain().queue(TASKS).timeout(LIMIT).open())? else {
         return member.left();
@@ -316,7 +338,7 @@ pub(super) fn worker(session: &mut Session) -> Result<(), Failure> {
         let input = &task.inputs()[0];
         let word = member.insist("read", || -> Result<_, Failure> { Ok(word!(input, place, input.device()?)) })?;
         let done = word.map_or(0, |word| word | DONE);
-        member.insist("fill", || filled!(task.output_mut()?, place, done))?;
+        member.insist("fill", || filled!(task.output_mut()?, device_mut, place, done))?;
         match task.complete() {
             // Its submitter was killed.
             Err(Error::Gone(Gone::Claim { .. })) => {}
@@ -343,7 +365,7 @@ pub(super) fn holder(session: &mut Session) -> Result<(), Failure> {
 }
 
 pub(super) fn taker(session: &mut Session) -> Result<(), Failure> {
-    let mut member = Member::new(session)?;
+    let mut member = Member::with_gpu(session)?;
     let place = member.session.place;
     let Some(pool) = member.call("open", || member.session.domain().pool(BLOCKS).timeout(LIMIT).open())? else {
         return member.left();
@@ -353,7 +375,7 @@ pub(super) fn taker(session: &mut Session) -> Result<(), Failure> {
         let mark = member.number();
         let Some(mut block) = member.call("alloc", || pool.alloc(LIMIT))? else { continue };
         member.history.add(What::Took { block: block.index() })?;
-        member.insist("fill", || filled!(block, place, mark))?;
+        member.insist("fill", || filled!(block, device_mut, place, mark))?;
         thread::sleep(PAUSE);
         let read = || -> Result<_, Failure> { Ok(word!(block, place, block.device()?)) };
         let whole = member.insist("read", read)? == Some(mark);
@@ -395,6 +417,6 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// How long a submitter waits for its last results.
 const ENDS: Duration = Duration::from_secs(8);
 
-/// The time after which a call counts as one that did not return within its timeout. On a slow machine, its process may have
-/// been stopped meanwhile.
+/// The time after which a call counts as one that did not return within its timeout. On a slow machine, its process may
+/// have been stopped meanwhile.
 const LATE: Duration = Duration::from_secs(7);

@@ -25,7 +25,7 @@ mod strikes;
 
 use std::path::PathBuf;
 
-use clap::{Args, value_parser};
+use clap::Args;
 
 use self::history::{History, Resource, What};
 use crate::prelude::*;
@@ -35,7 +35,9 @@ pub(super) static LAB: Lab = Lab {
     about: "Members of every kind are killed at random moments, and a record of what was promised is checked",
     title: "members of every kind are killed, stopped and left without what they need, and nothing is lost",
     on_host: true,
+    on_pinned: true,
     broker: true,
+    traced: true,
     options: Order::augment_args,
     takes_standard_output: |_| false,
     roles: &[
@@ -56,10 +58,10 @@ pub(super) static LAB: Lab = Lab {
 #[derive(Debug, Args)]
 struct Order {
     /// The plan of what happens to whom follows from this number
-    #[arg(long, value_name = "S", default_value_t = 1)]
+    #[arg(long, value_name = "S", default_value_t = 1, value_parser = number_in::<u64>(0..=u64::MAX))]
     seed: u64,
     /// How long members are killed, 1 to 400
-    #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = value_parser!(u64).range(1..=400))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = number_in::<u64>(1..=400))]
     duration: u64,
     /// Write the history to this file, which must not exist [default: a new file beside other temporary files]
     #[arg(long, value_name = "FILE")]

@@ -34,6 +34,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let count = |is: fn(&What) -> bool| records.iter().filter(|record| is(&record.what)).count();
     let kills = count(|what| matches!(what, What::Killed));
     let broker_kills = count(|what| matches!(what, What::BrokerKilled));
+    let stops = count(|what| matches!(what, What::Stopped));
     let sockets = count(|what| matches!(what, What::SocketsClosed));
     let descriptors = count(|what| matches!(what, What::Limited { of: Resource::Descriptors }));
     let memory = count(|what| matches!(what, What::Limited { of: Resource::Memory }));
@@ -47,6 +48,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
         )
         .value("kills", kills.to_string())
         .value("kills of the broker", broker_kills.to_string())
+        .value("stopped", stops.to_string())
         .value("connections shut down", sockets.to_string())
         .value("descriptor tables filled", descriptors.to_string())
         .value("left without memory", memory.to_string())
@@ -59,6 +61,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let mut result = Map::new();
     result.insert("kills".into(), json!(kills));
     result.insert("broker_kills".into(), json!(broker_kills));
+    result.insert("stops".into(), json!(stops));
     result.insert("sockets_closed".into(), json!(sockets));
     result.insert("descriptors_filled".into(), json!(descriptors));
     result.insert("memory_taken".into(), json!(memory));
@@ -212,6 +215,7 @@ impl Observer<'_> {
             Action::Stop(time) => {
                 let place = &mut self.places[index];
                 if let Some(victim) = place.victim() {
+                    self.history.add_about(place.number, What::Stopped)?;
                     victim.signal(Signal::STOP);
                     place.continues = Some(now + time);
                 }
@@ -320,6 +324,7 @@ impl Place {
             self.continues = None;
             if let Some(victim) = self.victim() {
                 victim.signal(Signal::CONT);
+                history.add_about(self.number, What::Continued)?;
             }
         }
         for limit in self.limits.extract_if(.., |limit| limit.until <= now).collect::<Vec<_>>() {

@@ -21,7 +21,9 @@ pub(super) static LAB: Lab = Lab {
     about: "What a kernel sees of another process's stores, when, and in which order",
     title: "what a kernel sees of another process's stores, when, and in which order",
     on_host: false,
+    on_pinned: false,
     broker: false,
+    traced: false,
     options: |command| command,
     takes_standard_output: |_| false,
     roles: &[

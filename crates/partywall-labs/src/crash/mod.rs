@@ -30,7 +30,9 @@ pub(super) static LAB: Lab = Lab {
     about: "A server, a client and the broker die: which memory stays, which waits end",
     title: "a server, a client and the broker die: which memory stays, which waits end",
     on_host: true,
+    on_pinned: false,
     broker: true,
+    traced: true,
     options: |command| command,
     takes_standard_output: |_| false,
     roles: &[

@@ -20,7 +20,9 @@ pub(super) static LAB: Lab = Lab {
     about: "Each way in which sharing fails, and what the driver answers",
     title: "each way in which sharing GPU memory fails, and what the driver answers",
     on_host: false,
+    on_pinned: false,
     broker: false,
+    traced: false,
     options: Kept::augment_args,
     takes_standard_output: |_| false,
     roles: &[

@@ -20,7 +20,9 @@ pub(super) static LAB: Lab = Lab {
     about: "Waiting for another process's kernel, by its event and by a timeline",
     title: "waiting for another process's kernel, by its event and by a timeline",
     on_host: false,
+    on_pinned: false,
     broker: true,
+    traced: true,
     options: |command| command,
     takes_standard_output: |_| false,
     roles: &[Role::new(

@@ -22,7 +22,9 @@ pub(super) static LAB: Lab = Lab {
     about: "A handle passed through a file: too early, stale, and properly",
     title: "a handle passed through a file: too early, stale, and properly",
     on_host: false,
+    on_pinned: false,
     broker: true,
+    traced: false,
     options: |command| command,
     takes_standard_output: |_| false,
     roles: &[Role::new(

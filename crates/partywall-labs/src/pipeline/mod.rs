@@ -14,7 +14,7 @@ mod watcher;
 
 use std::{fs, path::PathBuf};
 
-use clap::{Args, ValueEnum, value_parser};
+use clap::{Args, ValueEnum};
 use partywall::{DType, Loan, Policy, Publisher, Sample, Subscriber, Topic, cuda::DeviceBuffer};
 
 use self::{
@@ -28,7 +28,9 @@ pub(super) static LAB: Lab = Lab {
     about: "Three processes decode, blur and encode images, and one may be killed",
     title: "three processes decode, blur and encode images, and one may be killed",
     on_host: true,
+    on_pinned: false,
     broker: true,
+    traced: true,
     options: Order::augment_args,
     takes_standard_output: |_| false,
     roles: &[
@@ -49,13 +51,13 @@ struct Order {
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
     /// How many frames to process; the images are repeated
-    #[arg(long, value_name = "N", default_value_t = 120, value_parser = value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 120, value_parser = number_in::<u64>(1..=u64::MAX))]
     frames: u64,
     /// The maximum width of results, in pixels
-    #[arg(long, value_name = "PIXELS", default_value_t = 320, value_parser = value_parser!(u32).range(1..=8192))]
+    #[arg(long, value_name = "PIXELS", default_value_t = 320, value_parser = number_in::<u32>(1..=8192))]
     width: u32,
     /// The radius of the blur, in pixels
-    #[arg(long, value_name = "PIXELS", default_value_t = 3, value_parser = value_parser!(u32).range(0..=64))]
+    #[arg(long, value_name = "PIXELS", default_value_t = 3, value_parser = number_in::<u32>(0..=64))]
     radius: u32,
     /// Kill this stage (SIGKILL) in the middle, and restart it
     #[arg(long, value_name = "STAGE")]

@@ -19,9 +19,9 @@ pub(super) fn play(stage: Stage, session: &mut Session) -> Result<(), Failure> {
         Stage::Filter => {
             let frames = open(FRAMES)?;
             let results = open(RESULTS)?;
-            let gpu = match results.place() {
-                Place::Host => None,
-                Place::Gpu(uuid) => Some(session.domain().gpu(uuid)?),
+            let gpu = match results.place().gpu() {
+                None => None,
+                Some(uuid) => Some(session.domain().gpu(uuid)?),
             };
             let filter = Filter::new(&job, gpu.as_deref(), results.max_bytes())?;
             session.parent().say(())?;
@@ -191,10 +191,10 @@ fn loan(publisher: &Publisher, frame: u64, size: Size) -> Result<Loan, Failure> 
 }
 
 /// Waits until the topic has a subscriber. Otherwise frames that are published while the next stage restarts would be
-/// lost.
+/// lost. No process waits for a detached subscriber: it is that of a killed stage, whose port is not free yet.
 fn await_listener(topic: &Topic) -> Result<(), Failure> {
     let deadline = Instant::now() + TIMEOUT;
-    while topic.stats().subscribers.is_empty() && Instant::now() < deadline {
+    while topic.stats().subscribers.iter().all(|subscriber| subscriber.detached) && Instant::now() < deadline {
         thread::sleep(Duration::from_millis(1));
     }
     Ok(())

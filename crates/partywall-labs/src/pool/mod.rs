@@ -19,7 +19,9 @@ pub(super) static LAB: Lab = Lab {
     about: "Blocks that processes take, hand over, and lose when they die",
     title: "blocks that processes take, hand over, and lose when they die",
     on_host: true,
+    on_pinned: false,
     broker: true,
+    traced: false,
     options: |command| command,
     takes_standard_output: |_| false,
     roles: &[Role::new(

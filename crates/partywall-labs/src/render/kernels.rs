@@ -19,9 +19,9 @@ impl Kernels {
 
     /// Returns the kernels for objects at this place, if it is a GPU.
     pub(super) fn of(domain: &Domain, place: Place) -> Result<Option<Self>, Failure> {
-        match place {
-            Place::Gpu(uuid) => Self::new(domain, &*domain.gpu(uuid)?).map(Some),
-            Place::Host => Ok(None),
+        match place.gpu() {
+            Some(uuid) => Self::new(domain, &*domain.gpu(uuid)?).map(Some),
+            None => Ok(None),
         }
     }
 

@@ -100,8 +100,12 @@ fn read(path: &Path) -> Result<Mesh, Refused> {
     let options =
         tobj::LoadOptions { triangulate: true, ignore_lines: true, ignore_points: true, ..Default::default() };
     // Files of materials, which it may name at any path, are not opened.
-    let (models, _) = tobj::load_obj_buf(&mut BufReader::new(file), &options, |_| Ok(Default::default()))
-        .map_err(|error| Refused::new(error.to_string()))?;
+    let (models, _) = tobj::load_obj_buf(&mut BufReader::new(file), &options, |_| Ok(Default::default())).map_err(
+        |error| match error {
+            tobj::LoadError::ReadError => Refused::new("it is not text"),
+            other => Refused::new(other.to_string()),
+        },
+    )?;
     let mut positions: Vec<[f64; 3]> = Vec::new();
     let mut indices = Vec::new();
     let mut colours = Vec::new();

@@ -45,7 +45,7 @@ mod writer;
 
 use std::{collections::HashMap, fs, path::PathBuf, str::FromStr};
 
-use clap::{ArgMatches, Args, ValueEnum, value_parser};
+use clap::{ArgMatches, Args, ValueEnum};
 use partywall::{DType, DeviceChoice, DeviceUuid, Loan, Policy, Publisher, Sample, Segment, Subscriber, Topic};
 
 use self::{
@@ -62,7 +62,9 @@ pub(super) static LAB: Lab = Lab {
     about: "Processes render one picture into shared memory, and one may be killed",
     title: "processes render one picture into shared memory, and one may be killed",
     on_host: true,
+    on_pinned: false,
     broker: true,
+    traced: true,
     options: Order::augment_args,
     takes_standard_output,
     roles: &[
@@ -82,13 +84,13 @@ const ENDED: &str = "The watcher has all frames, and reports which claims held."
 #[derive(Debug, Args)]
 struct Order {
     /// How many frames to render
-    #[arg(long, global = true, value_name = "N", default_value_t = 30, value_parser = value_parser!(u32).range(1..=1_000_000))]
+    #[arg(long, global = true, value_name = "N", default_value_t = 30, value_parser = number_in::<u32>(1..=1_000_000))]
     frames: u32,
     /// The size of the picture, in pixels, 16x16 to 4096x4096
     #[arg(long, global = true, value_name = "WxH", default_value = "480x270")]
     size: Size,
     /// The number of renderers, 1 to 16; each draws a tile
-    #[arg(long, global = true, value_name = "N", default_value_t = 4, value_parser = value_parser!(u32).range(1..=MOST_RENDERERS))]
+    #[arg(long, global = true, value_name = "N", default_value_t = 4, value_parser = number_in::<u32>(1..=MOST_RENDERERS))]
     renderers: u32,
     /// What draws: kernels, the CPU or Vulkan, to the same pixels [default: cuda on a GPU, cpu in host memory]
     #[arg(long, global = true, value_name = "BY")]
@@ -100,12 +102,15 @@ struct Order {
     /// A Wavefront OBJ file, or the bundled torus with N triangles
     #[arg(long, global = true, value_name = "FILE|torus:N", default_value = "torus:8192")]
     scene: Source,
-    /// A folder for frame-00000.png and so on, FILE.gif, FILE.y4m, or - for Y4M on standard output [default: the frames
-    /// are checked and not kept]
+    /// A folder without earlier frames for frame-00000.png and so on, FILE.gif or FILE.y4m, or - for
+    /// Y4M on standard output [default: the frames are checked and not kept]
     #[arg(long, global = true, value_name = "PATH", allow_hyphen_values = true)]
     out: Option<Output>,
+    /// Replace FILE.gif or FILE.y4m if it exists
+    #[arg(long, global = true, requires = "out")]
+    force: bool,
     /// Frames a second, 1 to 240 [default: as fast as possible; with --live 30; a movie plays with 25]
-    #[arg(long, global = true, value_name = "N", value_parser = value_parser!(u32).range(1..=240))]
+    #[arg(long, global = true, value_name = "N", value_parser = number_in::<u32>(1..=240))]
     fps: Option<u32>,
     /// Compose at a fixed rate, whatever is there: a tile that is late by 0.4 s is grey, and each has the pid of its process
     #[arg(long, global = true)]
@@ -254,7 +259,7 @@ struct Drawn {
 /// The shortest side of a picture: every tile has pixels.
 const SHORTEST: u32 = 16;
 
-const MOST_RENDERERS: i64 = 16;
+const MOST_RENDERERS: u32 = 16;
 
 /// How many frames are published and not written: what a topic of depth 8 keeps for a late subscriber. One more is in
 /// the making.

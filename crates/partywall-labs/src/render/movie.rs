@@ -43,6 +43,11 @@ pub(super) fn file_name(frame: u64) -> String {
     format!("frame-{frame:05}.png")
 }
 
+/// Returns whether a file of a folder has the name of a frame.
+pub(super) fn is_frame(name: &str) -> bool {
+    name.strip_prefix("frame-").is_some_and(|rest| rest.ends_with(".png"))
+}
+
 pub(super) fn png(pixels: &[u32], size: Size) -> Result<Vec<u8>, Failure> {
     let bytes = pixels.iter().flat_map(|pixel| rgb(*pixel)).collect();
     let image =
@@ -240,5 +245,6 @@ mod tests {
         }
         assert!(output("movie.mp4").unwrap_err().contains("extension .mp4"));
         assert_eq!(file_name(7), "frame-00007.png");
+        assert!(is_frame(&file_name(7)) && is_frame(&file_name(1_000_000)) && !is_frame("frame-notes.txt"));
     }
 }

@@ -32,9 +32,9 @@ impl Topics {
         let largest = job.tiles().iter().map(|tile| tile.size.pixels()).max().unwrap_or_default();
         let tiles =
             topic(TILES).dtype(DType::U32).max_bytes(largest as u64 * 4).depth(TILES_BEFORE * job.renderers + 1);
-        // The compositor keeps the tiles of each frame until it is written, and then until its GPU is done with later frames.
-        let tiles =
-            tiles.publishers(renderers).subscribers(2).held(2 * (IN_FLIGHT + 1) * job.renderers + 2).create()?;
+        // The compositor keeps the tiles of each frame until it is written, and then until its GPU is done with later frames:
+        // those of 2 * IN_FLIGHT frames. The rest is for the tile that comes, and for those that it replaces.
+        let tiles = tiles.publishers(renderers).subscribers(2).held(2 * (IN_FLIGHT + 1) * job.renderers).create()?;
         let shape = [u64::from(job.size.height), u64::from(job.size.width)];
         let frames = topic(FRAMES).dtype(DType::U32).shape(&shape).depth(IN_FLIGHT + 1);
         // The writer holds frames that it checks, and frames that wait for one before them. Subscribers are the writer, its

@@ -66,11 +66,7 @@ impl Shaders {
 }
 
 fn device(place: Place) -> Result<Arc<Device>, Failure> {
-    let uuid = match place {
-        Place::Gpu(uuid) => Some(uuid),
-        Place::Host => None,
-    };
-    Device::open(uuid).map_err(failed)
+    Device::open(place.gpu()).map_err(failed)
 }
 
 fn failed(error: VulkanError) -> Failure {

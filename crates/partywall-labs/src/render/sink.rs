@@ -17,12 +17,17 @@ pub(super) struct Sink {
 }
 
 impl Sink {
-    pub(super) fn open(output: &Output) -> Result<Self, Failure> {
+    pub(super) fn open(output: &Output, force: bool) -> Result<Self, Failure> {
         let end = if matches!(output, Output::Gif(_)) { movie::END_OF_GIF } else { &[] };
         match output {
             Output::Nothing => Ok(Self { file: None, paths: None, end }),
             Output::Stream => Ok(Self { file: Some(Box::new(std::io::stdout())), paths: None, end }),
             Output::Folder(folder) => {
+                let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+                let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+                if let Some(frame) = names.into_iter().find(|name| movie::is_frame(name)) {
+                    return Err(taken(&folder.join(frame), "name another folder with --out, or remove the frames"));
+                }
                 // What is written now can be renamed later.
                 let probe = folder.join(".partywall-render");
                 let tried = fs::create_dir_all(folder)
@@ -32,8 +37,17 @@ impl Sink {
                 Ok(Self { file: None, paths: None, end })
             }
             Output::Gif(path) | Output::Y4m(path) => {
+                if path.exists() && !force {
+                    return Err(taken(path, "name another file with --out, or add --force to replace this one"));
+                }
                 let part = path.with_added_extension("part");
-                let file = File::create(&part).map_err(|error| unwritable(path, &error))?;
+                let file = File::create_new(&part).map_err(|error| match error.kind() {
+                    std::io::ErrorKind::AlreadyExists => taken(
+                        &part,
+                        "another run writes it: name another file with --out, or remove what a killed run left",
+                    ),
+                    _ => unwritable(path, &error),
+                })?;
                 Ok(Self { file: Some(Box::new(file)), paths: Some([part, path.clone()]), end })
             }
         }
@@ -69,6 +83,11 @@ impl Drop for Sink {
             let _ = fs::remove_file(part);
         }
     }
+}
+
+/// Returns the refusal of a movie or frame that is there, which would be replaced, or lie among the new ones.
+fn taken(path: &Path, advice: &str) -> Failure {
+    Failure::new(ErrorKind::Refused, format!("{} already exists", path.display()), advice)
 }
 
 fn unwritable(path: &Path, error: &std::io::Error) -> Failure {

@@ -14,7 +14,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
     let order: Order = session.options()?;
     let mesh = Mesh::load(&order.scene)?;
     let output = order.out.clone().unwrap_or(Output::Nothing);
-    let movie = Sink::open(&output)?;
+    let movie = Sink::open(&output, order.force)?;
     let job = job(&order, output, session.place)?;
     let topics = objects::Topics::create(session, &job, (mesh.vertices.len() / raster::VERTEX) as u64)?;
     let geometry = session.partner();

@@ -11,7 +11,7 @@ mod writer;
 
 use std::mem;
 
-use clap::{Args, value_parser};
+use clap::Args;
 use partywall::{DType, Policy, Publisher, Sample, Subscriber, Topic, error::Busy};
 
 use self::numbers::{Numbers, Pattern};
@@ -22,7 +22,9 @@ pub(super) static LAB: Lab = Lab {
     about: "Numbers streamed through a ring of blocks, and every one checked",
     title: "numbers streamed through a ring of blocks, and every one checked",
     on_host: true,
+    on_pinned: false,
     broker: true,
+    traced: true,
     options: Order::augment_args,
     takes_standard_output: |_| false,
     roles: &[Role::new(
@@ -47,7 +49,7 @@ struct Order {
     #[arg(long, global = true, value_name = "NUMBERS", default_value = "fibonacci")]
     pattern: Pattern,
     /// How many messages are streamed, of 1,024 numbers each
-    #[arg(long, global = true, value_name = "N", default_value_t = 10_000, value_parser = value_parser!(u64).range(1..))]
+    #[arg(long, global = true, value_name = "N", default_value_t = 10_000, value_parser = number_in::<u64>(1..=u64::MAX))]
     messages: u64,
 }
 

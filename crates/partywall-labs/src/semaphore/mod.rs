@@ -8,7 +8,7 @@
 mod watcher;
 mod worker;
 
-use clap::{Args, value_parser};
+use clap::Args;
 use partywall::{Permit, Semaphore};
 
 use crate::prelude::*;
@@ -18,7 +18,9 @@ pub(super) static LAB: Lab = Lab {
     about: "Several processes share a few permits, and some die with theirs",
     title: "several processes share a few permits, and some die with theirs",
     on_host: true,
+    on_pinned: false,
     broker: true,
+    traced: false,
     options: Workers::augment_args,
     takes_standard_output: |_| false,
     roles: &[Role::new(
@@ -34,7 +36,7 @@ pub(super) static LAB: Lab = Lab {
 #[derive(Debug, Args)]
 struct Workers {
     /// The number of workers, 3 to 32; the watcher starts those that are missing
-    #[arg(long, global = true, value_name = "N", default_value_t = 4, value_parser = value_parser!(u8).range(3..=32))]
+    #[arg(long, global = true, value_name = "N", default_value_t = 4, value_parser = number_in::<u8>(3..=32))]
     workers: u8,
 }
 

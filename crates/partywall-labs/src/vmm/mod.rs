@@ -17,7 +17,9 @@ pub(super) static LAB: Lab = Lab {
     about: "A hand-over of memory by file descriptor, call by call",
     title: "GPU memory handed to another process by file descriptor, call by call",
     on_host: false,
+    on_pinned: false,
     broker: false,
+    traced: false,
     options: |command| command,
     takes_standard_output: |_| false,
     roles: &[Role::new(

@@ -14,7 +14,7 @@ mod rollout;
 pub(crate) mod tensors;
 mod trainer;
 
-use clap::{Args, ValueEnum, value_parser};
+use clap::{Args, ValueEnum};
 use partywall::{Build, DType, Segment, bytes};
 
 use crate::prelude::*;
@@ -24,7 +24,9 @@ pub(super) static LAB: Lab = Lab {
     about: "Weights served to readers that come and go, while writers are killed half-way",
     title: "weights served to readers that come and go, while writers are killed half-way",
     on_host: true,
+    on_pinned: true,
     broker: true,
+    traced: false,
     options: Order::augment_args,
     takes_standard_output: |_| false,
     roles: &[
@@ -48,26 +50,26 @@ pub(super) static LAB: Lab = Lab {
 #[derive(Debug, Args)]
 struct Order {
     /// How many versions the trainer commits, one a second, 3 to 10,000
-    #[arg(long, global = true, value_name = "N", default_value_t = 6, value_parser = value_parser!(u64).range(3..=10_000))]
+    #[arg(long, global = true, value_name = "N", default_value_t = 6, value_parser = number_in::<u64>(3..=10_000))]
     versions: u64,
     /// How many processes read, 1 to 32
-    #[arg(long, global = true, value_name = "N", default_value_t = 2, value_parser = value_parser!(u64).range(1..=32))]
+    #[arg(long, global = true, value_name = "N", default_value_t = 2, value_parser = number_in::<u64>(1..=32))]
     readers: u64,
     /// The size of a version in MiB, 1 to 262,144 [default: 2048 on a GPU, 64 in host memory, 1 on a
     /// simulated GPU]
-    #[arg(long, global = true, value_name = "N", value_parser = value_parser!(u64).range(1..=262_144))]
+    #[arg(long, global = true, value_name = "N", value_parser = number_in::<u64>(1..=262_144))]
     mib: Option<u64>,
-    /// The role that is killed (SIGKILL); the broker in addition to trainers
-    #[arg(long, global = true, value_name = "ROLE", value_enum, default_value_t = Victim::Trainer)]
-    kill: Victim,
+    /// The process that is killed (SIGKILL) each time [default: trainers, and the broker with the last of them]
+    #[arg(long, global = true, value_name = "ROLE", value_enum)]
+    kill: Option<Victim>,
 }
 
 /// A process that can be killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Victim {
-    /// Trainers that have written half of a version
+    /// A trainer that has written half of a version
     Trainer,
-    /// The broker, which its supervisor restarts
+    /// Such a trainer, and the broker, which its supervisor restarts
     Broker,
 }
 

@@ -86,7 +86,11 @@ impl Rollout<'_> {
         }
         while self.total.versions < order.versions {
             if u64::from(self.total.kills) < KILLS {
-                self.kill_half_way(order.kill == Victim::Broker)?;
+                let and_broker = match order.kill {
+                    None => u64::from(self.total.kills) + 1 == KILLS,
+                    Some(victim) => victim == Victim::Broker,
+                };
+                self.kill_half_way(and_broker)?;
                 self.replace_reader()?;
             }
             self.committed(&mut trainer)?;

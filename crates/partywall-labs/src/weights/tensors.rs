@@ -17,13 +17,16 @@ pub(crate) struct Patterns([Vec<u32>; VARIANTS]);
 impl Patterns {
     /// Writes the first tensors of a version, and waits until that is done.
     pub(crate) fn write(&mut self, build: &mut Build, number: u64, tensors: u64) -> Result<(), Failure> {
-        for tensor in (0..tensors).map(name) {
-            let Some(gpu) = build.gpu() else {
+        for tensor in 0..tensors {
+            let by_gpu = is_of_gpu(build.place(), tensor);
+            let tensor = name(tensor);
+            if !by_gpu {
                 let words = build.as_mut_slice::<u32>(&tensor)?;
                 words.copy_from_slice(self.words(number, words.len()));
                 continue;
-            };
-            let range = build.device(&tensor)?.as_slice();
+            }
+            let range = build.device(&tensor)?;
+            let (gpu, range) = (range.gpu(), range.as_slice());
             let kernels = gpu.kernels()?;
             let mut enqueued = kernels.enqueue_fill(gpu.stream(), range);
             for _ in 0..doublings(number) {
@@ -40,17 +43,16 @@ impl Patterns {
         let number = segment.metadata().find(|(key, _)| *key == NUMBER).and_then(|(_, number)| number.parse().ok());
         let number = number.ok_or_else(|| unexpected("the weights have no number"))?;
         let mut is_whole = segment.len() as u64 == TENSORS;
-        for tensor in segment.tensors() {
-            is_whole &= match segment.gpu() {
-                None => {
-                    let words = tensor.as_slice::<u32>()?;
-                    words == self.words(number, words.len())
-                }
-                Some(gpu) => {
-                    let range = tensor.device()?.as_slice();
-                    let wrong = gpu.kernels()?.verify(gpu.stream(), range, 1 << doublings(number));
-                    wrong.doing("checking weights")?.is_none()
-                }
+        for (index, tensor) in segment.tensors().into_iter().enumerate() {
+            // In pinned memory the one that has not written the tensor.
+            is_whole &= if is_of_gpu(segment.place(), index as u64 + 1) {
+                let range = tensor.device()?;
+                let gpu = range.gpu();
+                let wrong = gpu.kernels()?.verify(gpu.stream(), range.as_slice(), 1 << doublings(number));
+                wrong.doing("checking weights")?.is_none()
+            } else {
+                let words = tensor.as_slice::<u32>()?;
+                words == self.words(number, words.len())
             };
         }
         Ok((number, is_whole))
@@ -67,6 +69,15 @@ impl Patterns {
 /// Returns how often the pattern is doubled in a version. Successive versions differ in every word except one, the zero.
 fn doublings(number: u64) -> u32 {
     (number % VARIANTS as u64) as u32
+}
+
+/// Returns whether a GPU uses the tensor with this number, and not the CPU: in pinned memory it is every other one.
+fn is_of_gpu(place: Place, tensor: u64) -> bool {
+    match place {
+        Place::Host => false,
+        Place::Gpu(_) => true,
+        Place::Pinned(_) => tensor % 2 == 1,
+    }
 }
 
 fn name(tensor: u64) -> String {

@@ -10,7 +10,7 @@ mod master;
 mod textbook;
 mod worker;
 
-use clap::{Args, value_parser};
+use clap::Args;
 use partywall::{Block, ClaimedTask, Queue, Task, Ticket, cuda::experiment::SquareRoots};
 use serde_json::{Map, Value, json};
 
@@ -21,7 +21,9 @@ pub(super) static LAB: Lab = Lab {
     about: "A master distributes tasks to workers, and workers may be killed",
     title: "a master distributes tasks to workers, and workers may be killed",
     on_host: true,
+    on_pinned: false,
     broker: true,
+    traced: true,
     options: Order::augment_args,
     takes_standard_output: |_| false,
     roles: &[
@@ -40,10 +42,10 @@ pub(super) static LAB: Lab = Lab {
 #[derive(Debug, Args)]
 struct Order {
     /// The number of workers, 1 to 64; the master starts those that are missing
-    #[arg(long, global = true, value_name = "N", default_value_t = 4, value_parser = value_parser!(u8).range(1..=64))]
+    #[arg(long, global = true, value_name = "N", default_value_t = 4, value_parser = number_in::<u8>(1..=64))]
     workers: u8,
     /// The number of arrays, 1 to 1,000,000
-    #[arg(long, global = true, value_name = "M", default_value_t = 400, value_parser = value_parser!(u32).range(1..=1_000_000))]
+    #[arg(long, global = true, value_name = "M", default_value_t = 400, value_parser = number_in::<u32>(1..=1_000_000))]
     tasks: u32,
     /// Kill workers (SIGKILL) throughout, the first one in the middle of a task, and replace them; not under MPS
     #[arg(long, global = true)]

@@ -2,7 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use super::{Queue, Reason, Row, TaskId, TaskState, finish::task_state, word::State};
+use super::{
+    Queue, Reason, Row, TaskId, TaskState,
+    finish::{current, task_state},
+    word::State,
+};
+use crate::slots::Slots;
 
 /// Where the tasks of a queue are.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -40,9 +45,9 @@ pub struct TaskInfo {
     pub state: TaskState,
     /// The kind of work.
     pub kind: Vec<u8>,
-    /// How often it was claimed.
+    /// The number of its last attempt.
     pub attempts: u8,
-    /// How often it may be.
+    /// The number of the last one that it may have.
     pub max_attempts: u8,
     /// The row of the submitter.
     pub submitter: Row,
@@ -50,7 +55,7 @@ pub struct TaskInfo {
     pub submitted: u64,
     /// Why its last attempts have had no result, with their numbers.
     pub failures: Vec<(u8, Reason)>,
-    /// What the last worker said that failed it.
+    /// What the last worker that failed it said.
     pub text: Vec<u8>,
 }
 
@@ -80,6 +85,28 @@ impl Queue {
             }
         }
         audit
+    }
+
+    /// Counts the inputs of tasks, and of attempts that may still use them, that are free or another member's blocks.
+    /// No correct member makes one.
+    pub fn lost_inputs(&self, inputs: &Slots) -> u32 {
+        let mut lost = 0;
+        for (index, (place, body)) in self.places.iter().zip(self.bodies.iter()).enumerate() {
+            let seen = place.load();
+            let are_needed = || match seen.state() {
+                State::Free | State::Writing | State::Invalid => false,
+                State::Done | State::Draining => self.has_open_attempt(index, seen),
+                _ => true,
+            };
+            if are_needed() {
+                let found = body.blocks().filter(|block| current(inputs, *block).is_none()).count();
+                // If the task has gone on, its inputs may have been freed meanwhile.
+                if found > 0 && place.load() == seen && are_needed() {
+                    lost += found as u32;
+                }
+            }
+        }
+        lost
     }
 
     /// Counts the results that no process has read. Reads the words of the places alone, so it takes less time than an audit.

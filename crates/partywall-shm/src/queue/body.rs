@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | 0 | length of the kind `u8`, inputs `u8`, length of the arguments `u16`, most attempts `u8`, flags `u8`, row of the submitter `u16` | the submitter; the broker, one flag |
 //! | 8 | bytes of the output; 0: none | the submitter |
-//! | 16 | when it was submitted, in ms of `CLOCK_MONOTONIC` | the submitter |
+//! | 16 | when it was submitted, in ms of `CLOCK_MONOTONIC` 0–39; the attempt before the last retry 40–47; generation 48–63 | the submitter; a member that retries it |
 //! | 24 | lease: attempt 8, generation 16, end 40 bits in ms; see `claim` | the worker, any member that finds no lease |
 //! | 32 | value of the submitter's timeline that completes the inputs | the submitter |
 //! | 40 | cell of that timeline | the submitter |
@@ -15,7 +15,8 @@
 //! | 376 | text of the last failure: 128 bytes, the first one its length | the worker that says so |
 //! | 504 | arguments: 512 bytes | the submitter |
 //!
-//! The submitter writes its words while the place is *writing*, and no process writes them later, except for one flag. A process that
+//! The submitter writes its words while the place is *writing*, and no process writes them later, except for one flag and the attempt
+//! before the last retry. A process that
 //! is not the submitter or the worker believes what it reads only if the place's word is unchanged afterwards.
 //!
 //! | flag | | |
@@ -43,6 +44,10 @@
 //! taken back, so that the place cannot go to another task meanwhile: only for that reason may a fenced worker, which does not
 //! know yet, write the other words of its record. It is **drained** once the worker's streams are done or the worker is proved
 //! dead.
+//!
+//! The attempts of a task are numbered from 1, and no number is used twice: the record of an attempt, and the word of its place,
+//! tell it from all others of the task. So a retry does not set the number back. It writes which attempt was the last one before it
+//! (see `Queue::retry`), and the attempts that the task may have are counted from there.
 
 use std::fmt;
 
@@ -65,7 +70,7 @@ pub const MAX_PART: u64 = 1 << PART_NUMBER;
 /// The most bytes of a task's arguments.
 pub const MAX_ARGUMENTS: usize = 512;
 
-/// The most bytes of a reason that are kept.
+/// The most bytes of a reason that are kept, with the mark of one that was cut.
 pub const MAX_REASON: usize = 127;
 
 /// Attempts of one task whose ends may be outstanding.
@@ -77,7 +82,7 @@ pub const RECORDS: usize = if cfg!(loom) { 2 } else { 4 };
 pub(super) struct Body {
     head: AtomicU64,
     output: AtomicU64,
-    submitted: AtomicU64,
+    origin: AtomicU64,
     pub(super) lease: AtomicU64,
     value: AtomicU64,
     cell: AtomicU64,
@@ -181,7 +186,7 @@ pub struct Description {
     pub ready: Option<StreamPoint>,
     /// Bytes of the output; 0: none.
     pub output: u64,
-    /// How often the task may be attempted.
+    /// The number of the last attempt that the task may have.
     pub max_attempts: u8,
     /// Whether the task ends with its submitter.
     pub cancel: bool,
@@ -279,6 +284,11 @@ impl RecordWord {
     }
 }
 
+/// When a task was submitted and retried, as it was seen. A process that was stopped before it changes the word does not change
+/// that of a later task, because the word has the generation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Origin(u64);
+
 impl Record {
     pub(super) fn load(&self) -> RecordWord {
         // Pairs with `change`: a member that sees an attempt drained sees that its worker is done.
@@ -331,6 +341,26 @@ fn point(value: &AtomicU64, cell: &AtomicU64, incarnation: &AtomicU64) -> Option
     Some(StreamPoint { lane, cell, value: value.load(Ordering::Relaxed) })
 }
 
+impl Origin {
+    fn new(place: Word, submitted: u64) -> Self {
+        Self(submitted & SUBMITTED | place.generation() << ORIGIN_GENERATION)
+    }
+
+    /// When the task was submitted.
+    fn submitted(self) -> u64 {
+        self.0 & SUBMITTED
+    }
+
+    /// The last attempt before the last retry; 0: the task was not retried.
+    fn before(self) -> u8 {
+        (self.0 >> BEFORE) as u8
+    }
+
+    fn retried(self, before: u8) -> Self {
+        Self(self.0 & !(0xff << BEFORE) | u64::from(before) << BEFORE)
+    }
+}
+
 impl NewInput<'_> {
     /// Returns whether the words of an input have room for it.
     pub(super) fn is_possible(&self) -> bool {
@@ -370,7 +400,7 @@ impl Input {
 
 /// For the submitter, while the place is its own.
 impl Body {
-    pub(super) fn write(&self, submitter: Row, task: &NewTask<'_>, inputs: &[NewInput<'_>]) {
+    pub(super) fn write(&self, place: Word, task: &NewTask<'_>, inputs: &[NewInput<'_>]) {
         let set = |word: &AtomicU64, value| word.store(value, Ordering::Relaxed);
         // Pairs with the fence in `is_still`.
         fence(Ordering::Release);
@@ -380,10 +410,10 @@ impl Body {
             | (task.arguments.len() as u64) << 16
             | u64::from(task.max_attempts) << 32
             | u64::from(task.cancel) << 40
-            | u64::from(submitter) << 48;
+            | u64::from(place.row()) << 48;
         set(&self.head, head);
         set(&self.output, task.output);
-        set(&self.submitted, task.now);
+        set(&self.origin, Origin::new(place, task.now).0);
         set_point(task.ready, &self.value, &self.cell, &self.incarnation);
         write_bytes(&self.kind, task.kind);
         write_bytes(&self.arguments, task.arguments);
@@ -409,8 +439,21 @@ impl Body {
         self.output.load(Ordering::Relaxed)
     }
 
-    pub(super) fn max_attempts(&self) -> u8 {
-        (self.head.load(Ordering::Relaxed) >> 32) as u8
+    pub(super) fn origin(&self) -> Origin {
+        Origin(self.origin.load(Ordering::Relaxed))
+    }
+
+    /// Lets a task have all its attempts once more, after the attempt `before`. Returns false if another process has changed the
+    /// word that was seen.
+    pub(super) fn allow_more(&self, seen: Origin, before: u8) -> bool {
+        // The change of the place's word orders it.
+        self.origin.compare_exchange(seen.0, seen.retried(before).0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    /// Returns the number of the last attempt that the task may have.
+    pub(super) fn last_attempt(&self) -> u8 {
+        let most = (self.head.load(Ordering::Relaxed) >> 32) as u8;
+        self.origin().before().saturating_add(most)
     }
 
     pub(super) fn ends_with_submitter(&self) -> bool {
@@ -469,19 +512,23 @@ impl Body {
             inputs: self.inputs().collect(),
             ready: self.ready(),
             output: self.output(),
-            max_attempts: self.max_attempts(),
+            max_attempts: self.last_attempt(),
             cancel: self.ends_with_submitter(),
             submitter: self.submitter(),
-            submitted: self.submitted.load(Ordering::Relaxed),
+            submitted: self.origin().submitted(),
         }
     }
 
     /// Keeps the text of a failure. The texts of two workers at once may be mixed, which nothing depends on.
-    pub(super) fn set_text(&self, text: &[u8]) {
-        let text = &text[..text.len().min(MAX_REASON)];
-        let mut bytes = [0; MAX_REASON + 1];
-        bytes[0] = text.len() as u8;
-        bytes[1..=text.len()].copy_from_slice(text);
+    pub(super) fn set_text(&self, text: &str) {
+        let mut bytes = vec![text.len().min(MAX_REASON) as u8];
+        if text.len() <= MAX_REASON {
+            bytes.extend(text.bytes());
+        } else {
+            let cut = text.floor_char_boundary(MAX_REASON - CUT.len());
+            bytes[0] = (cut + CUT.len()) as u8;
+            bytes.extend(text[..cut].bytes().chain(CUT.bytes()));
+        }
         write_bytes(&self.text, &bytes);
     }
 
@@ -516,7 +563,7 @@ impl Body {
         Self {
             head: zero(),
             output: zero(),
-            submitted: zero(),
+            origin: zero(),
             lease: zero(),
             value: zero(),
             cell: zero(),
@@ -554,6 +601,14 @@ const COMPLETED: u64 = 6;
 const ATTEMPT: u32 = 5;
 const ROW: u32 = 13;
 const GENERATION: u32 = 29;
+/// The mark at the end of a reason that was cut.
+const CUT: &str = "…";
+/// The bits of the time at which a task was submitted.
+const SUBMITTED: u64 = (1 << BEFORE) - 1;
+/// The first bit of the last attempt before the last retry.
+const BEFORE: u32 = 40;
+/// The first bit of the generation beside these.
+const ORIGIN_GENERATION: u32 = 48;
 /// The first bit of the lane of a timeline.
 const LANE: u32 = 40;
 /// The first bit of the generation of an output.

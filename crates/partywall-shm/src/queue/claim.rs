@@ -69,6 +69,17 @@ impl Queue {
         self.late_candidate().or_else(|| self.first_candidate())
     }
 
+    /// Returns the oldest task that needs no output block, for a worker that has found none free. Considers the oldest
+    /// [`MOST_PASSED`] pending tasks.
+    pub fn next_without_output(&self) -> Option<Candidate> {
+        let tail = self.control().tail.load(Ordering::Acquire);
+        // The positions before `tail` are in these places, the oldest one first.
+        let places = (0..self.places.len() as u64).map(|ahead| self.place_of(tail.wrapping_add(ahead)));
+        let seen = places.map(|index| (index, self.places[index].load()));
+        let pending = seen.filter(|(_, seen)| seen.state() == State::Pending).take(MOST_PASSED);
+        pending.filter_map(|(index, seen)| self.candidate(index, seen)).find(|candidate| candidate.output == 0)
+    }
+
     /// Claims a task that was seen pending. Returns `None` if another worker was faster.
     pub fn claim(&self, row: Row, candidate: &Candidate) -> Option<Claimed> {
         let Candidate { index, word, .. } = *candidate;
@@ -205,7 +216,7 @@ impl Queue {
 
     /// Ends an attempt that has been recorded, without a result. Returns false if it had ended.
     pub(super) fn end_attempt(&self, pools: Pools<'_>, index: usize, seen: Word, reason: Reason) -> bool {
-        let is_last = seen.attempts() >= self.bodies[index].max_attempts() || reason == Reason::Inputs;
+        let is_last = seen.attempts() >= self.bodies[index].last_attempt() || reason == Reason::Inputs;
         let state = match (seen.is_unwanted(), is_last) {
             (true, _) => State::Draining,
             (false, true) => State::Dead,
@@ -291,20 +302,39 @@ impl Queue {
 
     /// Returns a pending task as one that may be claimed: unless the attempt with which the next one shares its record is open.
     fn candidate(&self, index: usize, word: Word) -> Option<Candidate> {
-        let body = &self.bodies[index];
-        let record = body.record(word.attempts().wrapping_add(1));
-        let is_open = || {
-            let found = record.load();
-            found.is_of(word.generation()) && found.is_open()
-        };
-        if is_open() {
+        let next = word.attempts().saturating_add(1);
+        if self.lacks_record(index, word, next) {
             // Pairs with the fence in `look_after_drain`: either we see the record drained, or its worker sees the task pending.
             fence(Ordering::SeqCst);
-            if is_open() {
+            if self.lacks_record(index, word, next) {
                 return None;
             }
         }
-        Some(Candidate { index, word, output: body.output() })
+        Some(Candidate { index, word, output: self.bodies[index].output() })
+    }
+}
+
+impl Queue {
+    /// Returns whether a task that is pending cannot be claimed yet, because an attempt that was taken back may still use the record
+    /// that its next attempt needs.
+    pub fn is_held_back(&self, id: TaskId) -> bool {
+        self.task(id).is_some_and(|(_, _, seen)| self.holds_back(id.index as usize, seen))
+    }
+
+    /// Counts the tasks that are [held back](Self::is_held_back).
+    pub fn held_back(&self) -> u32 {
+        let places = self.places.iter().enumerate();
+        places.filter(|(index, place)| self.holds_back(*index, place.load())).count() as u32
+    }
+
+    fn holds_back(&self, index: usize, seen: Word) -> bool {
+        seen.state() == State::Pending && self.lacks_record(index, seen, seen.attempts().saturating_add(1))
+    }
+
+    /// Returns whether an earlier attempt of the task is open in the record that an attempt needs.
+    pub(super) fn lacks_record(&self, index: usize, seen: Word, attempt: u8) -> bool {
+        let found = self.bodies[index].record(attempt).load();
+        found.is_of(seen.generation()) && found.is_open()
     }
 }
 
@@ -341,6 +371,10 @@ fn change(lease: &AtomicU64, seen: Lease, to: Lease) -> bool {
 
 /// The largest end of a lease: 34 years after the machine's start.
 const UNTIL: u64 = u64::MAX >> 24;
+
+/// How many tasks that need an output block a task that needs none may pass while no block is free. Workers consider them at each
+/// poll.
+pub const MOST_PASSED: usize = 1024;
 
 /// Attempts to change a lease. Each failure is another member's success.
 const MOST_ATTEMPTS: usize = 8;

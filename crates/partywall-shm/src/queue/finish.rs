@@ -19,9 +19,9 @@
 
 use super::{
     BlockId, Claimed, Description, Fenced, Pools, Queue, Row, StreamPoint, TaskId,
-    body::{Reason, RecordWord},
+    body::{RECORDS, Reason, RecordWord},
     claim::is_attempt,
-    word::{State, Word},
+    word::{MAX_ATTEMPTS, State, Word},
 };
 use crate::{
     crash::point,
@@ -82,6 +82,17 @@ pub struct Taken {
     pub attempt: u8,
 }
 
+/// Why a task was not retried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NotRetried {
+    /// It is in this state, and no dead letter.
+    State(TaskState),
+    /// Its submitter ended before its inputs were complete.
+    InputsLost,
+    /// It was attempted [`MAX_ATTEMPTS`] times.
+    Exhausted,
+}
+
 impl Queue {
     /// Completes a task, whose output is in `output`. No stream may use its blocks any more. The output belongs to the queue then.
     ///
@@ -128,14 +139,14 @@ impl Queue {
         drained: bool,
     ) -> Result<(), Fenced> {
         if !self.is_claimed(claimed) {
-            // As in `publish_result`.
+            // The text is for the reasons of attempts that stood until they failed.
             if drained {
                 self.drain_record(pools, claimed.index, claimed.word);
             }
             return Err(Fenced);
         }
         if reason == Reason::Failed {
-            self.bodies[claimed.index].set_text(text.as_bytes());
+            self.bodies[claimed.index].set_text(text);
         }
         let end = if drained {
             RecordWord::drained(Some(reason), claimed.word)
@@ -224,7 +235,7 @@ impl Queue {
     /// # Errors
     /// The state of the task if it has no result that is unread.
     pub fn take(&self, pools: Pools<'_>, row: Row, id: TaskId) -> Result<Taken, TaskState> {
-        self.take_if(pools, row, id, |_, _| true)
+        self.take_if(pools, row, id, |_| true)
     }
 
     /// Takes the result of a task if it is this output. Then the block has had nothing else in it since the stream of its worker
@@ -233,24 +244,16 @@ impl Queue {
     /// # Errors
     /// As [`take`](Self::take); [`TaskState::Done`] if the result is another attempt's.
     pub fn take_output(&self, pools: Pools<'_>, row: Row, output: &Output) -> Result<Taken, TaskState> {
-        // A dead letter that was retried may have an attempt of the same number, but not the same block of that generation.
-        let is_it = |attempt, block| (attempt, block) == (output.attempt, output.block);
-        self.take_if(pools, row, output.task, is_it)
+        self.take_if(pools, row, output.task, |attempt| attempt == output.attempt)
     }
 
-    fn take_if(
-        &self,
-        pools: Pools<'_>,
-        row: Row,
-        id: TaskId,
-        is_it: impl Fn(u8, Option<BlockId>) -> bool,
-    ) -> Result<Taken, TaskState> {
+    fn take_if(&self, pools: Pools<'_>, row: Row, id: TaskId, is_it: impl Fn(u8) -> bool) -> Result<Taken, TaskState> {
         for _ in 0..MOST_ATTEMPTS {
             let Some((place, body, seen)) = self.task(id) else { break };
-            let found = body.record(seen.attempts()).output();
-            if seen.state() != State::Done || !is_it(seen.attempts(), found) {
+            if seen.state() != State::Done || !is_it(seen.attempts()) {
                 return Err(task_state(seen));
             }
+            let found = body.record(seen.attempts()).output();
             let ending = seen.with(State::Ending, row);
             // The record that was read belongs to the result if this change succeeds.
             if !place.change(seen, ending) {
@@ -294,22 +297,50 @@ impl Queue {
         Err(TaskState::Gone)
     }
 
-    /// Makes a dead letter pending again, as if it had not been attempted.
+    /// Makes a dead letter pending again. It may be attempted as often as before, under further numbers.
+    ///
+    /// 1. The caller writes which attempt is the last one before the retry. Until step 2 that changes nothing, because no attempt of
+    ///    a dead letter is under way. Two retries at once may see different records open; then the task may have an attempt more
+    ///    or less, but at least one.
+    /// 2. It makes the place *pending*.
     ///
     /// # Errors
-    /// The state that the task is in, if it is no dead letter; [`TaskState::Dead`] if its inputs are never complete.
-    pub fn retry(&self, id: TaskId) -> Result<(), TaskState> {
-        let Some((place, body, seen)) = self.task(id) else { return Err(TaskState::Gone) };
-        if seen.state() != State::Dead
-            || body.inputs_are_lost()
-            || !place.change(seen, seen.unattempted().with(State::Pending, 0))
-        {
-            return Err(self.state(id));
+    /// [`NotRetried`]
+    pub fn retry(&self, id: TaskId) -> Result<(), NotRetried> {
+        for _ in 0..MOST_ATTEMPTS {
+            let Some((place, body, seen)) = self.task(id) else { break };
+            let origin = body.origin();
+            let are_lost = body.inputs_are_lost();
+            if !self.is_still(id) {
+                break;
+            }
+            if seen.state() != State::Dead {
+                return Err(NotRetried::State(task_state(seen)));
+            }
+            if are_lost {
+                return Err(NotRetried::InputsLost);
+            }
+            let before = self.attempt_before(id.index as usize, seen).ok_or(NotRetried::Exhausted)?;
+            if !body.allow_more(origin, before) {
+                continue;
+            }
+            point("queue: more attempts allowed, dead letter not pending");
+            if place.change(seen, seen.retried(before)) {
+                point("queue: dead letter pending, nobody notified");
+                self.add_late();
+                self.notify_workers(1);
+                return Ok(());
+            }
         }
-        point("queue: dead letter pending, nobody notified");
-        self.add_late();
-        self.notify_workers(1);
-        Ok(())
+        Err(NotRetried::State(self.state(id)))
+    }
+
+    /// Returns the number after which the next attempt of a dead letter comes: that of its last attempt, or a later one if the next
+    /// attempt would have to wait for the record of one that is open. Returns `None` if no number is left.
+    fn attempt_before(&self, index: usize, seen: Word) -> Option<u8> {
+        let last = seen.attempts();
+        let numbers = || (last..MAX_ATTEMPTS).take(RECORDS);
+        numbers().find(|before| !self.lacks_record(index, seen, before + 1)).or_else(|| numbers().next())
     }
 
     /// Reads what a task is. Returns `None` if it has gone.
@@ -346,11 +377,6 @@ impl Queue {
         output: Option<BlockId>,
     ) -> Result<(), Fenced> {
         let index = claimed.index;
-        if !self.is_claimed(claimed) {
-            // Once our record is drained, a dead letter that was retried may have an attempt of our number.
-            self.drain_record(pools, index, claimed.word);
-            return Err(Fenced);
-        }
         self.record(index, claimed.word, RecordWord::drained(None, claimed.word));
         point("queue: attempt drained, no result yet");
         let done = |seen: Word| {
@@ -455,7 +481,7 @@ fn block(held: &Held) -> BlockId {
 }
 
 /// Returns the word of a block that is held, or published, with this generation.
-fn current(slots: &Slots, block: BlockId) -> Option<SlotWord> {
+pub(super) fn current(slots: &Slots, block: BlockId) -> Option<SlotWord> {
     let seen = slots.seen(block.index)?;
     (matches!(seen.state(), slots::State::Held(_)) && seen.ticket() == block.generation).then_some(seen)
 }

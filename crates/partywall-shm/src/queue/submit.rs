@@ -33,7 +33,7 @@ use crate::{
 pub struct Reserved {
     pub(super) index: usize,
     position: u64,
-    word: Word,
+    pub(super) word: Word,
 }
 
 /// Why a task was not submitted. Its blocks are still the caller's.
@@ -109,7 +109,7 @@ impl Queue {
         let are_possible = inputs.len() <= MAX_INPUTS && inputs.iter().all(NewInput::is_possible);
         assert!(fits && are_possible && task.max_attempts > 0, "the caller has checked");
         let Reserved { index, position, word } = reserved;
-        self.bodies[index].write(word.row(), task, inputs);
+        self.bodies[index].write(word, task, inputs);
         point("queue: described, not pending");
         if let Some(detached) = self.find_detached(inputs) {
             self.give_back(reserved);

@@ -5,7 +5,7 @@
 //! | 0–3 | state | see below |
 //! | 4 | unwanted | the submitter has died and no process reads the result: the task ends with its attempt |
 //! | 5–20 | row | of the member that has the place: *writing*, *claimed*, *enqueued*, *ending* |
-//! | 21–28 | attempts | how often the task was claimed |
+//! | 21–28 | attempts | the number of the last attempt, from 1; no number is used twice, also after a retry |
 //! | 29–63 | generation | how many tasks the place has held |
 //!
 //! | state | | the next states |
@@ -26,7 +26,7 @@
 use super::Row;
 use crate::sync::{AtomicU64, Ordering};
 
-/// The most attempts that a task can have.
+/// The most attempts that a task can have, those after retries included.
 pub const MAX_ATTEMPTS: u8 = u8::MAX;
 
 /// The word of a place.
@@ -113,9 +113,9 @@ impl Word {
         Self(self.0 | UNWANTED)
     }
 
-    /// As if it had not been attempted.
-    pub(super) fn unattempted(self) -> Self {
-        Self(self.0 & !(0xff << ATTEMPTS))
+    /// The dead letter as a pending task whose next attempt comes after that number.
+    pub(super) fn retried(self, before: u8) -> Self {
+        Self(self.0 & !(0xff << ATTEMPTS) | u64::from(before) << ATTEMPTS).with(State::Pending, 0)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Builds tables. Tensors are laid out in chunks in the order in which they were added.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, hash_map::Entry};
 
 use super::{
     ALIGNMENT, HEADER, LAYOUT_HASH, MAGIC, MAX_METADATA, MAX_RANK, MAX_TENSOR_NAME, MAX_TENSORS, Table, TableError,
@@ -11,7 +11,8 @@ use crate::dtype::DType;
 #[derive(Debug, Clone, Default)]
 pub struct TableBuilder {
     tensors: Vec<Spec>,
-    names: HashSet<String>,
+    /// The index of each name in `tensors`.
+    names: HashMap<String, usize>,
     metadata: Vec<(String, String)>,
     /// The index of each key in `metadata`.
     keys: HashMap<String, usize>,
@@ -24,6 +25,8 @@ struct Spec {
     dtype: DType,
     dims: Vec<u64>,
     bytes: u64,
+    /// For a view: the index of the tensor whose memory it shows, which is no view, and the offset in it in bytes.
+    within: Option<(usize, u64)>,
 }
 
 /// A finished table and the memory that it describes.
@@ -42,16 +45,30 @@ impl TableBuilder {
     }
 
     /// Returns a builder with the tensors and metadata of a table. The tensors keep their places if they are laid out
-    /// again in one chunk, with or without further tensors behind them.
+    /// again in one chunk, with or without further tensors behind them. A tensor that lies within an earlier one is a view
+    /// of it.
     pub fn from_table<B: AsRef<[u8]>>(table: &Table<B>) -> Self {
-        let tensors = table.in_given_order().into_iter().map(|tensor| Spec {
-            name: tensor.name().to_owned(),
-            dtype: tensor.dtype(),
-            dims: tensor.shape().chain(tensor.strides()).collect(),
-            bytes: tensor.bytes(),
-        });
-        let mut builder = Self { tensors: tensors.collect(), ..Self::default() };
-        builder.names = builder.tensors.iter().map(|tensor| tensor.name.clone()).collect();
+        let mut builder = Self::default();
+        // The tensors that are no views, by their places.
+        let mut placed = BTreeMap::<(usize, u64), (usize, u64)>::new();
+        for (index, tensor) in table.in_given_order().into_iter().enumerate() {
+            let place = (tensor.chunk(), tensor.offset());
+            let before = placed.range(..=place).next_back().filter(|((chunk, start), (_, bytes))| {
+                *chunk == place.0 && place.1 - start + tensor.bytes() <= *bytes && tensor.bytes() > 0
+            });
+            let within = before.map(|((_, start), (of, _))| (*of, place.1 - start));
+            if within.is_none() && tensor.bytes() > 0 {
+                placed.insert(place, (index, tensor.bytes()));
+            }
+            builder.names.insert(tensor.name().to_owned(), index);
+            builder.tensors.push(Spec {
+                name: tensor.name().to_owned(),
+                dtype: tensor.dtype(),
+                dims: tensor.shape().chain(tensor.strides()).collect(),
+                bytes: tensor.bytes(),
+                within,
+            });
+        }
         for (key, value) in table.metadata() {
             builder.keys.insert(key.to_owned(), builder.metadata.len());
             builder.metadata_bytes += key.len() + value.len();
@@ -78,6 +95,9 @@ impl TableBuilder {
         }
         if !is_contiguous(shape, strides) {
             return Err(bad("it has gaps: only a tensor without gaps can be extended".into()));
+        }
+        if last.within.is_some() {
+            return Err(bad("it lies within another tensor, and so cannot be extended".into()));
         }
         let grown = [&[first_axis], &shape[1..]].concat();
         let bytes = extent(last.dtype, &grown, strides).map_err(bad)?;
@@ -106,17 +126,64 @@ impl TableBuilder {
     /// As [`TableBuilder::add`]; also if shape and strides differ in length, or elements of less than eight bits are
     /// not without gaps.
     pub fn add_strided(&mut self, name: &str, dtype: DType, shape: &[u64], strides: &[u64]) -> Result<(), TableError> {
+        self.push(name, dtype, shape, strides, None)
+    }
+
+    /// Adds a tensor with the given strides that shows memory of the tensor `of`, from `offset` bytes on. Both names may
+    /// describe the same elements, as tied weights of a model do. A tensor without elements has no memory, of any tensor.
+    ///
+    /// # Errors
+    /// As [`TableBuilder::add_strided`]; [`TableError::BadShape`] if `of` was not added before, if the tensor does not lie
+    /// within it, or if its first element is not aligned.
+    pub fn add_view(
+        &mut self,
+        name: &str,
+        dtype: DType,
+        shape: &[u64],
+        strides: &[u64],
+        of: &str,
+        offset: u64,
+    ) -> Result<(), TableError> {
+        let bad = |why: String| Err(TableError::BadShape { name: shorten(name), why });
+        let Some(&index) = self.names.get(of) else {
+            return bad(format!("it is to lie within {:?}, which was not added before", shorten(of)));
+        };
+        let whole = &self.tensors[index];
+        let bytes = extent(dtype, shape, strides).map_err(|why| TableError::BadShape { name: shorten(name), why })?;
+        if bytes > 0 && offset.checked_add(bytes).is_none_or(|end| end > whole.bytes) {
+            return bad(format!("bytes {offset} + {bytes} are outside the {} bytes of {:?}", whole.bytes, shorten(of)));
+        }
+        if bytes == 0 {
+            return self.push(name, dtype, shape, strides, None);
+        }
+        let (root, start) = whole.within.unwrap_or((index, 0));
+        let offset = start + offset;
+        if !offset.is_multiple_of(dtype.item_bytes().unwrap_or(1)) {
+            return bad(format!("elements of {dtype} cannot begin at byte {offset}"));
+        }
+        self.push(name, dtype, shape, strides, Some((root, offset)))
+    }
+
+    fn push(
+        &mut self,
+        name: &str,
+        dtype: DType,
+        shape: &[u64],
+        strides: &[u64],
+        within: Option<(usize, u64)>,
+    ) -> Result<(), TableError> {
         if name.is_empty() || name.len() > MAX_TENSOR_NAME {
             let why = format!("it has {} bytes; 1 to {MAX_TENSOR_NAME} are allowed", name.len());
             return Err(TableError::BadName { name: shorten(name), why });
         }
         let bytes = extent(dtype, shape, strides).map_err(|why| TableError::BadShape { name: shorten(name), why })?;
         limit("tensors", self.tensors.len() + 1, MAX_TENSORS)?;
-        if !self.names.insert(name.to_owned()) {
-            return Err(TableError::Duplicate(shorten(name)));
-        }
+        match self.names.entry(name.to_owned()) {
+            Entry::Occupied(_) => return Err(TableError::Duplicate(shorten(name))),
+            Entry::Vacant(vacant) => vacant.insert(self.tensors.len()),
+        };
         let dims = [shape, strides].concat();
-        self.tensors.push(Spec { name: name.to_owned(), dtype, dims, bytes });
+        self.tensors.push(Spec { name: name.to_owned(), dtype, dims, bytes, within });
         Ok(())
     }
 
@@ -150,13 +217,14 @@ impl TableBuilder {
         self.tensors.is_empty()
     }
 
-    /// Lays the tensors out in chunks of at most `chunk_bytes`. A larger tensor gets its own chunk. The limit is raised
-    /// if more than `max_chunks` would be needed.
+    /// Lays the tensors out in chunks of at most `chunk_bytes`. A larger tensor gets its own chunk. Views take no memory. The
+    /// limit is raised if more than `max_chunks` would be needed.
     ///
     /// # Errors
     /// [`TableError::Limit`] if the sizes add up to more than 2⁶³.
     pub fn layout(self, chunk_bytes: u64, max_chunks: usize) -> Result<Layout, TableError> {
-        let total = self.tensors.iter().try_fold(0_u64, |sum, t| sum.checked_add(t.bytes)?.checked_add(ALIGNMENT));
+        let mut roots = self.tensors.iter().filter(|tensor| tensor.within.is_none());
+        let total = roots.try_fold(0_u64, |sum, t| sum.checked_add(t.bytes)?.checked_add(ALIGNMENT));
         let total = total.filter(|t| *t <= i64::MAX as u64);
         limit("bytes", total.map_or(usize::MAX, |t| t as usize), i64::MAX as usize)?;
         let mut chunk_bytes = chunk_bytes.max(ALIGNMENT);
@@ -196,8 +264,13 @@ impl TableBuilder {
     /// Returns chunk and offset of each tensor, and the used length of each chunk.
     fn place(&self, chunk_bytes: u64) -> (Vec<(u32, u64)>, Vec<u64>) {
         let mut chunks: Vec<u64> = Vec::new();
-        let mut places = Vec::with_capacity(self.tensors.len());
+        let mut places: Vec<(u32, u64)> = Vec::with_capacity(self.tensors.len());
         for tensor in &self.tensors {
+            if let Some((root, offset)) = tensor.within {
+                let (chunk, start) = places[root];
+                places.push((chunk, start + offset));
+                continue;
+            }
             if tensor.bytes == 0 {
                 places.push((0, 0));
                 continue;

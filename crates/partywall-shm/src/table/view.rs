@@ -232,9 +232,22 @@ impl<B: AsRef<[u8]>> Table<B> {
         (0..self.chunks).map(|index| word(self.bytes.as_ref(), self.chunks_at + index * 8))
     }
 
-    /// Returns the bytes of all tensors.
+    /// Returns the bytes of all tensors. Bytes that several tensors share count once.
     pub fn tensor_bytes(&self) -> u64 {
-        self.iter().fold(0, |sum, tensor| sum.saturating_add(tensor.bytes))
+        let range = |tensor: Tensor<'_>| (tensor.chunk, tensor.offset, tensor.offset.saturating_add(tensor.bytes));
+        let mut ranges: Vec<_> = self.iter().map(range).collect();
+        ranges.sort_unstable();
+        let mut sum = 0_u64;
+        // How far the bytes of a chunk have been counted.
+        let mut counted = (0, 0);
+        for (chunk, start, end) in ranges {
+            let from = if counted.0 == chunk { start.max(counted.1) } else { start };
+            if end > from {
+                sum = sum.saturating_add(end - from);
+                counted = (chunk, end);
+            }
+        }
+        sum
     }
 
     fn entry<'a>(&'a self, index: usize, name: &'a str, dtype: DType) -> Tensor<'a> {
@@ -460,6 +473,56 @@ mod tests {
             let error = Table::parse(table, &chunks).unwrap_err();
             assert!(error.to_string().contains(why), "{name}: {error}");
         }
+    }
+
+    #[test]
+    fn views_take_no_memory_and_stay_views_in_a_copy_of_the_table() {
+        let mut table = model();
+        let roots = table.clone().layout(1 << 20, 8).unwrap().chunks;
+        table.add_view("tied", DType::BF16, &[3, 5], &[5, 1], "weight", 0).unwrap();
+        table.add_view("rows", DType::BF16, &[2, 5], &[5, 1], "tied", 10).unwrap();
+        table.add_view("turned", DType::BF16, &[5, 2], &[1, 5], "rows", 0).unwrap();
+        table.add_view("raw", DType::U8, &[20], &[1], "bias", 0).unwrap();
+        table.add_view("none", DType::F64, &[0], &[1], "bias", 3).unwrap();
+        table.add_view("nowhere", DType::U8, &[0], &[1], "rows", u64::MAX).unwrap();
+        let Layout { table, chunks } = table.layout(1 << 20, 8).unwrap();
+        assert_eq!(chunks, roots);
+        let table = Table::parse(table, &chunks).unwrap();
+        let place = |name: &str| (table.find(name).unwrap().chunk(), table.find(name).unwrap().offset());
+        assert_eq!(place("tied"), place("weight"));
+        assert_eq!(place("rows"), (place("weight").0, place("weight").1 + 10));
+        assert_eq!(place("turned"), place("rows"));
+        assert_eq!(place("raw"), place("bias"));
+        assert_eq!(table.tensor_bytes(), 30 + 20 + 8 + 6);
+        // Laid out anew in small chunks: still views of the same tensors.
+        let Layout { table: copy, chunks } = TableBuilder::from_table(&table).layout(1, 8).unwrap();
+        let copy = Table::parse(copy, &chunks).unwrap();
+        assert_eq!(chunks.iter().sum::<u64>(), 30 + 20 + 8 + 6);
+        let place = |name: &str| (copy.find(name).unwrap().chunk(), copy.find(name).unwrap().offset());
+        assert_eq!(place("tied"), place("weight"));
+        assert_eq!(place("turned"), (place("weight").0, place("weight").1 + 10));
+        let same = |tensor: &str| table.find(tensor).unwrap().strides().eq(copy.find(tensor).unwrap().strides());
+        assert!(same("turned") && same("rows"));
+    }
+
+    #[test]
+    fn views_outside_their_tensor_are_refused() {
+        let mut table = model();
+        for (shape, strides, of, offset, why) in [
+            (&[3, 5][..], &[5, 1][..], "weight", 2, "outside the 30 bytes"),
+            (&[3, 5], &[6, 1], "weight", 0, "outside the 30 bytes"),
+            (&[1], &[1], "weight", u64::MAX, "outside the 30 bytes"),
+            (&[1], &[1], "weight", 1, "cannot begin at byte 1"),
+            (&[1], &[1], "nowhere", 0, "not added before"),
+            (&[1], &[1], "empty", 0, "outside the 0 bytes"),
+        ] {
+            let error = table.add_view("view", DType::BF16, shape, strides, of, offset).unwrap_err();
+            assert!(error.to_string().contains(why), "{error}");
+        }
+        table.add_view("view", DType::BF16, &[1], &[1], "weight", 28).unwrap();
+        assert!(table.clone().extend_last("view", 2).unwrap_err().to_string().contains("within another"));
+        let taken = table.add_view("view", DType::BF16, &[1], &[1], "weight", 0);
+        assert_eq!(taken, Err(TableError::Duplicate("view".into())));
     }
 
     #[test]

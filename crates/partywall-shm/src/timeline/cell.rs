@@ -19,7 +19,7 @@
 //!    process that finds an incomplete end completes it ([`Cell::settle`]). The value that counts is the one that was
 //!    poisoned.
 //! 3. Once `ending` is set, `last` alone says what has been reached. A later store of the GPU, from a writer that was not
-//!    dead, that replaces the poison changes nothing for hosts; the broker repairs the poison for streams ([`Cell::guard`])
+//!    dead, that replaces the poison changes nothing for hosts; the broker repairs the poison for streams ([`Cell::undo`])
 //!    as long as such a store is possible.
 //! 4. `value` is loaded before `ending`. In the other order, a late store as in rule 3 could count: `ending` is loaded
 //!    as 0, then the timeline ends and the late store happens, then the late value is loaded.
@@ -130,6 +130,19 @@ pub enum Refused {
     Ended(TimelineEnding),
 }
 
+/// A store to a timeline after its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LateStore {
+    word: u64,
+}
+
+impl LateStore {
+    /// Returns the value that was stored.
+    pub fn value(self) -> u64 {
+        live(self.word)
+    }
+}
+
 /// The outcome of [`Cell::end`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ended {
@@ -168,14 +181,20 @@ impl Cell {
         Ended { ending, last }
     }
 
-    /// Poisons an ended timeline again if a late store has replaced the poison, and returns the stored value. Call this
-    /// from time to time while the writer of an ended cell may still write.
-    pub fn guard(&self) -> Option<u64> {
+    /// Returns a late store that has replaced the poison of an ended timeline. Call this from time to time while the writer
+    /// of an ended cell may still write; note the value, and [`undo`](Self::undo) the store.
+    pub fn late_store(&self) -> Option<LateStore> {
         self.ending()?;
         let poison = poison(self.settle());
+        // Pairs with the store: whoever learns of the value sees what was done before it.
+        let word = self.value.load(Ordering::Acquire);
+        (word != poison).then_some(LateStore { word })
+    }
+
+    /// Poisons an ended timeline again, unless another late store has replaced this one.
+    pub fn undo(&self, late: LateStore) {
         // Hosts no longer read the value.
-        let found = self.value.swap(poison, Ordering::AcqRel);
-        (found != poison).then(|| live(found))
+        let _ = self.value.compare_exchange(late.word, poison(self.settle()), Ordering::AcqRel, Ordering::Relaxed);
     }
 }
 
@@ -379,7 +398,7 @@ pub(crate) fn ending_of(code: u32) -> Option<TimelineEnding> {
 }
 
 /// Maximum number of attempts to poison a value. A writer that is faster for so long breaks the rules. The broker then
-/// continues, and `guard` stores the poison.
+/// continues, and `undo` stores the poison.
 const MOST_ATTEMPTS: u32 = 1000;
 
 /// Returns the value of a word without poison, or 0 for an invalid word.

@@ -14,7 +14,7 @@ mod tests;
 mod value;
 
 pub(crate) use cell::ending_of;
-pub use cell::{Cell, Ended, Progress, Refused};
+pub use cell::{Cell, Ended, LateStore, Progress, Refused};
 #[cfg(not(loom))]
 pub use mapped::{SLAB_BYTES, Slab, cell_offset};
 pub use partywall_wire::TimelineEnding;

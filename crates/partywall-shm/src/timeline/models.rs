@@ -134,7 +134,7 @@ fn timeline_ends_once_with_one_reason() {
         let [a, b] = enders.map(|ender| ender.join().unwrap());
         assert_eq!(a, b);
         assert_eq!((a.last, cell.value(), cell.ending()), (u64::from(signalled), a.last, Some(a.ending)));
-        assert!(cell.guard().is_none());
+        assert!(cell.late_store().is_none());
     });
 }
 
@@ -162,8 +162,10 @@ fn late_store_of_a_stream_does_not_change_the_outcome() {
         let after = if last == 1 { Progress::Reached } else { Progress::Ended(TimelineEnding::Abandoned) };
         assert_eq!((cell.progress(1), cell.value()), (after, last));
         // Only if it came after the poison is there something to repair.
-        assert!(cell.guard().is_none() || last == 0);
-        assert!(cell.guard().is_none());
+        let late = cell.late_store();
+        assert!(late.is_none() || last == 0);
+        late.into_iter().for_each(|late| cell.undo(late));
+        assert!(cell.late_store().is_none());
     });
 }
 

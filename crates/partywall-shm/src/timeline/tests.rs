@@ -34,7 +34,7 @@ fn values_only_grow_and_end() {
     assert_eq!((cell.value(), cell.announced()), (9, 9));
     assert_eq!(cell.progress(9), Progress::Reached);
     assert_eq!(cell.progress(10), Progress::Pending);
-    assert_eq!(cell.guard(), None);
+    assert_eq!(cell.late_store(), None);
     assert_eq!(cell.end(TimelineEnding::OwnerDied), Ended { ending: TimelineEnding::OwnerDied, last: 9 });
     assert_eq!(cell.end(TimelineEnding::Abandoned), Ended { ending: TimelineEnding::OwnerDied, last: 9 });
     assert_eq!(cell.progress(9), Progress::Reached);
@@ -80,8 +80,14 @@ fn late_store_is_ignored() {
     let poison = value.load(Ordering::Relaxed);
     value.store(4, Ordering::Relaxed);
     assert_eq!((cell.value(), cell.progress(4)), (3, Progress::Ended(TimelineEnding::Evicted)));
-    assert!(cell.guard().is_some());
-    assert_eq!(cell.guard(), None);
+    let first = cell.late_store().unwrap();
+    assert_eq!(first.value(), 4);
+    value.store(5, Ordering::Relaxed);
+    cell.undo(first);
+    let second = cell.late_store().unwrap();
+    assert_eq!(second.value(), 5, "it is not lost with the first");
+    cell.undo(second);
+    assert_eq!(cell.late_store(), None);
     assert_eq!(value.load(Ordering::Relaxed), poison);
 }
 
@@ -173,12 +179,15 @@ proptest! {
             word(&slab, index * 8).store(bits, Ordering::Relaxed);
         }
         cell.progress(v);
-        let _ = (cell.signal(v), cell.check_next(v), cell.closing(), cell.tainted(), cell.guard());
+        let _ = (cell.signal(v), cell.check_next(v), cell.closing(), cell.tainted(), cell.late_store());
         let ended = cell.end(TimelineEnding::OwnerFaulted);
         prop_assert!(ended.last <= MAX_VALUE);
         prop_assert_eq!((cell.value(), cell.ending()), (ended.last, Some(ended.ending)));
-        cell.guard();
-        prop_assert_eq!(cell.guard(), None);
+        if let Some(late) = cell.late_store() {
+            prop_assert!(late.value() <= MAX_VALUE);
+            cell.undo(late);
+        }
+        prop_assert_eq!(cell.late_store(), None);
         cell.start(ended.last, 1);
         prop_assert_eq!((cell.value(), cell.announced(), cell.ending()), (ended.last, ended.last, None));
     }

@@ -179,7 +179,7 @@ impl Topic {
             let taken = Taken { subscriber: place.index, hold, block, position: place.cursor, missed: place.missed };
             place.cursor += 1;
             place.missed = 0;
-            us.received.store(us.received.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+            us.received.store(us.received.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
             if waited_for {
                 self.control().space.notify_after_fence();
             } else {
@@ -261,7 +261,7 @@ impl Topic {
         let skipped = position.saturating_sub(place.cursor);
         place.cursor += skipped;
         place.missed += skipped;
-        us.dropped.store(us.dropped.load(Ordering::Relaxed) + skipped, Ordering::Relaxed);
+        us.dropped.store(us.dropped.load(Ordering::Relaxed).wrapping_add(skipped), Ordering::Relaxed);
         us.cursor.store(place.cursor, Ordering::Release);
     }
 

@@ -1,4 +1,4 @@
-//! The bytes behind an address: a memfd for what lives on a device, or memory of the host.
+//! The bytes behind an address: a memfd for what lives on a device or a NUMA node, or memory of the host.
 
 use std::ffi::c_void;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -8,8 +8,8 @@ use std::sync::Arc;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
+use super::budget::Budget;
 use crate::abi::Code;
-use crate::device::Device;
 
 /// Memory, and the mapping through which the simulation reads and writes it. A user of the mapping holds the `Arc`, so
 /// memory that is freed while a stream works on it stays until the stream is done.
@@ -19,8 +19,8 @@ pub(crate) struct Backing {
     /// False for the caller's memory if it could not be mapped a second time.
     owned: bool,
     file: Option<OwnedFd>,
-    /// The device whose budget it counts against.
-    charged: Option<&'static Device>,
+    /// The budget that it counts against.
+    charged: Option<&'static Budget>,
 }
 
 // SAFETY: a pointer to memory that stays mapped for the lifetime of the value. All accesses are byte by
@@ -30,14 +30,14 @@ unsafe impl Send for Backing {}
 unsafe impl Sync for Backing {}
 
 impl Backing {
-    /// Creates zeroed memory of a device. `name` is the name of its memfd.
+    /// Creates zeroed memory. `name` is the name of its memfd.
     ///
     /// # Errors
-    /// `OUT_OF_MEMORY` if the device's budget does not hold it.
-    pub(crate) fn create(device: &'static Device, bytes: usize, name: &str) -> Result<Arc<Self>, Code> {
-        device.take(bytes as u64)?;
-        Self::new_file(bytes, name).and_then(|file| Self::map_file(file, bytes, Some(device))).inspect_err(|_| {
-            device.give_back(bytes as u64);
+    /// `OUT_OF_MEMORY` if the budget does not hold it.
+    pub(crate) fn create(budget: &'static Budget, bytes: usize, name: &str) -> Result<Arc<Self>, Code> {
+        budget.take(bytes as u64)?;
+        Self::new_file(bytes, name).and_then(|file| Self::map_file(file, bytes, Some(budget))).inspect_err(|_| {
+            budget.give_back(bytes as u64);
         })
     }
 
@@ -104,7 +104,7 @@ impl Backing {
         Ok(file)
     }
 
-    fn map_file(file: OwnedFd, bytes: usize, charged: Option<&'static Device>) -> Result<Arc<Self>, Code> {
+    fn map_file(file: OwnedFd, bytes: usize, charged: Option<&'static Budget>) -> Result<Arc<Self>, Code> {
         // SAFETY: a new mapping at an address of the kernel's choice.
         let map = unsafe { rustix::mm::mmap(ptr::null_mut(), bytes, READ_WRITE, MapFlags::SHARED, &file, 0) };
         let map = map.map_err(|_| Code::OUT_OF_MEMORY)?.cast();
@@ -119,8 +119,8 @@ impl Drop for Backing {
             let unmapped = unsafe { rustix::mm::munmap(self.map.cast(), self.bytes) };
             unmapped.expect("a mapping of ours can be unmapped");
         }
-        if let Some(device) = self.charged {
-            device.give_back(self.bytes as u64);
+        if let Some(budget) = self.charged {
+            budget.give_back(self.bytes as u64);
         }
     }
 }

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::space::GRANULE;
+use super::physical::{ON_DEVICE, ON_HOST, ON_NODE};
+use super::space::{self, GRANULE};
 use super::{Kind, Region, Tables};
 use crate::abi::{AllocationHandle, Code, DevicePtr, MemAccessDesc, MemLocation};
 use crate::entry::{entry_points, store};
@@ -46,7 +47,7 @@ impl Tables {
         let id = self.number();
         let backing = physical.backing.clone();
         let device = physical.device;
-        let kind = Kind::Mapped { access: BTreeMap::new(), physical };
+        let kind = Kind::Mapped { access: BTreeMap::new(), cpu: 0, physical };
         self.regions.insert(address, Region { bytes, backing, offset: 0, kind, device, context: 0, id });
         ledger::record(MAPPING, address, bytes);
         Ok(())
@@ -63,7 +64,10 @@ impl Tables {
             return Err(Code::INVALID_VALUE);
         }
         for (mapping, _) in mappings {
-            self.regions.remove(&mapping);
+            let region = self.regions.remove(&mapping).expect("found above");
+            if matches!(region.kind, Kind::Mapped { cpu, .. } if cpu != 0) {
+                space::hide(mapping, region.bytes);
+            }
             ledger::remove(MAPPING, mapping);
         }
         Ok(())
@@ -72,19 +76,38 @@ impl Tables {
     fn set_access(&mut self, address: DevicePtr, bytes: u64, wanted: &[MemAccessDesc]) -> Result<(), Code> {
         let mappings = self.mappings(address, bytes)?;
         for MemAccessDesc { location, flags } in wanted {
-            let known = location.kind == super::physical::ON_DEVICE && matches!(flags, 0 | 1 | 3);
-            if !known {
+            if !matches!(flags, 0 | 1 | 3) {
                 return Err(Code::INVALID_VALUE);
             }
-            state::device(location.id)?;
+            match location.kind {
+                ON_DEVICE => drop(state::device(location.id)?),
+                // No CPU reaches memory of a device.
+                ON_HOST | ON_NODE if mappings.iter().any(|mapping| !self.on_node(*mapping)) => {
+                    return Err(Code::NOT_SUPPORTED);
+                }
+                ON_HOST | ON_NODE => {}
+                _ => return Err(Code::INVALID_VALUE),
+            }
         }
         for mapping in mappings {
             let region = self.regions.get_mut(&mapping).expect("found above");
-            if let Kind::Mapped { access, .. } = &mut region.kind {
-                access.extend(wanted.iter().map(|wanted| (wanted.location.id as usize, wanted.flags)));
+            let Kind::Mapped { access, cpu, .. } = &mut region.kind else { unreachable!("found above") };
+            for MemAccessDesc { location, flags } in wanted {
+                if location.kind == ON_DEVICE {
+                    access.insert(location.id as usize, *flags);
+                } else {
+                    space::show(mapping, &region.backing, *flags)?;
+                    *cpu = *flags;
+                }
             }
         }
         Ok(())
+    }
+
+    /// Returns whether memory of a NUMA node is mapped there.
+    fn on_node(&self, mapping: DevicePtr) -> bool {
+        let kind = self.regions.get(&mapping).map(|region| &region.kind);
+        matches!(kind, Some(Kind::Mapped { physical, .. }) if physical.on_node())
     }
 }
 
@@ -138,12 +161,12 @@ entry_points! {
         if location.is_null() { return Err(Code::INVALID_VALUE); }
         // SAFETY: the caller's struct by the C contract.
         let location = unsafe { location.read_unaligned() };
-        let (device, _) = state::device(location.id)?;
+        let device = if location.kind == ON_DEVICE { Some(state::device(location.id)?.0) } else { None };
         let state = state::lock();
-        match state.memory.region(pointer).map(|(_, region)| &region.kind) {
-            Some(Kind::Mapped { access, .. }) => store(flags, access.get(&device).copied().unwrap_or(0).into()),
-            _ => Err(Code::INVALID_VALUE),
-        }
+        let Some(Kind::Mapped { access, cpu, .. }) = state.memory.region(pointer).map(|(_, region)| &region.kind) else {
+            return Err(Code::INVALID_VALUE);
+        };
+        store(flags, device.map_or(*cpu, |device| access.get(&device).copied().unwrap_or(0)).into())
     }
 }
 

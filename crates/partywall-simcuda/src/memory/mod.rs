@@ -1,9 +1,10 @@
 //! Memory: the memory behind an address, and the devices that may access it.
 //!
-//! All addresses that a device may use are in one table of regions, as in the driver's unified address space: device memory
-//! at addresses of [`Space`], host memory at its own address.
+//! All addresses that a device may use are in one table of regions, as in the driver's unified address space: memory of
+//! devices and of NUMA nodes at addresses of [`Space`], other host memory at its own address.
 
 mod backing;
+pub(crate) mod budget;
 pub(crate) mod host;
 pub(crate) mod legacy;
 pub(crate) mod mapping;
@@ -54,7 +55,8 @@ pub(crate) struct Region {
     /// The offset of the region in its backing.
     pub(crate) offset: u64,
     pub(crate) kind: Kind,
-    /// The ordinal of the device that has the memory; `None` if this process does not see the device.
+    /// The ordinal of the device that has the memory; `None` if a NUMA node has it, or a device that this process does not
+    /// see.
     pub(crate) device: Option<usize>,
     /// The context in which it was created, and with which it ends; 0 if it belongs to no context.
     pub(crate) context: Handle,
@@ -67,8 +69,8 @@ pub(crate) struct Region {
 pub(crate) enum Kind {
     /// `cuMemAlloc`.
     Plain,
-    /// `cuMemMap`: what each device may do, by ordinal.
-    Mapped { access: BTreeMap<usize, u32>, physical: Arc<Physical> },
+    /// `cuMemMap`: what each device may do, by ordinal, and what the CPU may do.
+    Mapped { access: BTreeMap<usize, u32>, cpu: u32, physical: Arc<Physical> },
     /// `cuIpcOpenMemHandle`, in a context of this device; the file behind it.
     Opened { by: usize, inode: u64 },
     /// `cuMemAllocAsync`, from this pool.

@@ -100,8 +100,8 @@ impl Tables {
 
     fn new_block(&mut self, bytes: u64, owner: &Owner) -> Result<DevicePtr, Code> {
         let bytes = bytes.checked_next_multiple_of(GRANULE).ok_or(Code::OUT_OF_MEMORY)?;
-        let device = &state::devices()[owner.device];
-        let backing = Backing::create(device, bytes as usize, "simcuda memory")?;
+        let budget = &state::devices()[owner.device].memory;
+        let backing = Backing::create(budget, bytes as usize, "simcuda memory")?;
         let address = self.space.take(bytes, 0)?;
         self.blocks.insert(address, Block { backing, owner: owner.sharing, used: BTreeMap::new() });
         Ok(address)
@@ -110,9 +110,9 @@ impl Tables {
 
 entry_points! {
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
-        let device = &state::devices()[context::current()?.device];
-        store(free, device.free() as usize)?;
-        store(total, device.total as usize)
+        let memory = &state::devices()[context::current()?.device].memory;
+        store(free, memory.free() as usize)?;
+        store(total, memory.total as usize)
     }
     fn cuMemAlloc_v2(pointer: *mut DevicePtr, bytes: usize) {
         let context = context::current()?;

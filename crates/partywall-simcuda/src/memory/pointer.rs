@@ -30,10 +30,14 @@ impl Value {
 /// `INVALID_VALUE`: unknown, or without a meaning for such a pointer.
 fn attribute(which: u32, pointer: DevicePtr, base: DevicePtr, region: &Region) -> Result<Value, Code> {
     let on_host = matches!(region.kind, Kind::Pinned { .. } | Kind::Registered { .. });
+    let on_node = matches!(&region.kind, Kind::Mapped { physical, .. } if physical.on_node());
     let managed = matches!(region.kind, Kind::Managed);
     let device = region.device.map_or(-1, |device| device as c_int);
     Ok(match which {
         CONTEXT => Value::Long(region.context as u64),
+        // Measured: memory of a NUMA node has no type, and another host pointer than the one that the CPU may use.
+        MEMORY_TYPE if on_node => Value::Int(0),
+        HOST_POINTER if on_node => Value::Long(region.backing.map() as u64 + (pointer - base)),
         MEMORY_TYPE => Value::Int(if on_host { TYPE_HOST } else { TYPE_DEVICE }),
         DEVICE_POINTER => Value::Long(pointer),
         HOST_POINTER if on_host || managed => Value::Long(pointer),

@@ -1,11 +1,12 @@
 //! The addresses of device memory: a separate area, reserved without access, so that a CPU that dereferences an address
-//! crashes, even after the memory is freed.
+//! crashes, even after the memory is freed. Memory of a NUMA node is mapped there while the CPU has access.
 
 use std::collections::BTreeMap;
 use std::ptr;
 
 use rustix::mm::{MapFlags, ProtFlags};
 
+use super::Backing;
 use crate::abi::{Code, DevicePtr};
 
 /// The addresses that are taken.
@@ -65,6 +66,35 @@ impl Space {
     pub(crate) fn give_back(&mut self, address: DevicePtr) {
         self.taken.remove(&address).expect("the range was taken");
     }
+}
+
+/// Gives the CPU access to memory at addresses that were taken, or takes it away. The pages are resident at once, as those
+/// of the driver are.
+///
+/// # Errors
+/// `OPERATING_SYSTEM`.
+pub(super) fn show(address: DevicePtr, backing: &Backing, flags: u32) -> Result<(), Code> {
+    let protection = match flags {
+        0 => {
+            hide(address, backing.bytes() as u64);
+            return Ok(());
+        }
+        1 => ProtFlags::READ,
+        _ => ProtFlags::READ | ProtFlags::WRITE,
+    };
+    let file = backing.file().expect("memory that was created is a file");
+    let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::POPULATE;
+    // SAFETY: the addresses belong to the area, and the caller has mapped this memory there, as far as the program knows.
+    let mapped = unsafe { rustix::mm::mmap(address as *mut _, backing.bytes(), protection, flags, file, 0) };
+    mapped.map(drop).map_err(|_| Code::OPERATING_SYSTEM)
+}
+
+/// Makes addresses of the area inaccessible again.
+pub(super) fn hide(address: DevicePtr, bytes: u64) {
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+    // SAFETY: the addresses belong to the area; that nothing uses them any more is the program's part.
+    let hidden = unsafe { rustix::mm::mmap_anonymous(address as *mut _, bytes as usize, ProtFlags::empty(), flags) };
+    hidden.expect("a mapping of the area can be replaced");
 }
 
 /// The granularity of everything: that of the H200.

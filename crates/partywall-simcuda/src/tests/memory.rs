@@ -64,7 +64,7 @@ pub(super) fn poke(pointer: DevicePtr, value: u8) -> Result<(), Code> {
     Ok(())
 }
 
-fn import(descriptor: i32) -> Result<u64, Code> {
+pub(super) fn import(descriptor: i32) -> Result<u64, Code> {
     let mut handle = 0;
     answer!(cuMemImportFromShareableHandle(&mut handle, descriptor as usize, 1)).ok().map(|()| handle)
 }

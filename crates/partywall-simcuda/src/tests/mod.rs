@@ -3,7 +3,9 @@
 
 mod events;
 mod faults;
+mod graphs;
 mod memory;
+mod nodes;
 mod other_processes;
 mod peer;
 mod process;

@@ -11,10 +11,11 @@ use super::{
 };
 use crate::abi::{Code, Handle};
 use crate::capture::cuThreadExchangeStreamCaptureMode;
-use crate::capture::{cuGraphDestroy, cuStreamBeginCapture_v2, cuStreamEndCapture, cuStreamIsCapturing};
+use crate::capture::{cuStreamBeginCapture_v2, cuStreamEndCapture, cuStreamIsCapturing};
 use crate::context::{cuCtxGetDevice, cuCtxSynchronize};
 use crate::copy::{cuMemcpyDtoHAsync_v2, cuMemcpyHtoDAsync_v2, cuMemsetD8Async, cuMemsetD32_v2};
 use crate::event::{cuEventCreate, cuEventElapsedTime, cuEventQuery, cuEventRecord, cuEventSynchronize};
+use crate::graph::cuGraphDestroy;
 use crate::memop::{cuStreamWaitValue32, cuStreamWaitValue64_v2, cuStreamWriteValue64_v2};
 use crate::stream::{cuLaunchHostFunc, cuStreamCreate, cuStreamDestroy_v2, cuStreamWaitEvent};
 

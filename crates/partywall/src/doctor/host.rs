@@ -204,17 +204,17 @@ pub(super) fn broker(options: &DomainOptions) -> Finding {
     let status = options.clone().start(false).operator(true).connect().and_then(|domain| {
         let socket = domain.socket().display().to_string();
         let lost = domain.names()?.iter().filter(|name| name.lost).count();
-        domain.status().map(|status| (status, lost, socket))
+        domain.status().map(|status| (status, domain.uid(), lost, socket))
     });
     match status {
-        Ok((status, lost, socket)) => {
-            let user = if status.uid == own_user() { String::new() } else { format!(" as user {}", status.uid) };
+        Ok((status, own, lost, socket)) => {
+            let user = if status.uid == own { String::new() } else { format!(" as user {}", status.uid) };
             let what = format!(
                 "process {} runs release {}{user} at {socket}: {} names, {} members",
                 status.pid, status.version, status.names, status.members
             );
             match status.supervisor {
-                Some(_) if lost > 0 => Finding::warning(format!("{what}; {lost} names were lost with their GPU"))
+                Some(_) if lost > 0 => Finding::warning(format!("{what}; {lost} names have lost their memory"))
                     .means("the GPU was reset or has failed, and processes still have them open")
                     .fix("restart these processes, which `partywall show NAME` lists, and commit the names again"),
                 Some(_) => Finding::ok(what),

@@ -125,6 +125,8 @@ probes! {
         Kernels = "GPU kernels",
         /// GPU memory, passed to another process as a file descriptor.
         Vmm = "GPU memory",
+        /// Pinned host memory, written by the CPU and passed to another process, which reads it on a GPU.
+        PinnedMemory = "pinned memory",
         /// Stream memory operations on words in GPU memory.
         DeviceWords = "stream waits, GPU",
         /// Stream memory operations on words in registered host memory.
@@ -143,6 +145,8 @@ probes! {
         TakeHostMemory = "take host memory",
         /// The other side of [`Probe::Vmm`].
         TakeVmm = "take GPU memory",
+        /// The other side of [`Probe::PinnedMemory`].
+        TakePinnedMemory = "take pinned memory",
         /// The other side of [`Probe::HandOff`].
         TakeHandOff = "take hand-off",
         /// The other side of [`Probe::LegacyMemory`].
@@ -264,11 +268,13 @@ impl Doctor {
             Probe::HostWords => gpu::work::host_words(self.scope),
             Probe::HandOff => gpu::hand_off::hand_off(self),
             Probe::Vmm => gpu::sharing::vmm(self),
+            Probe::PinnedMemory => gpu::pinned::pinned_memory(self),
             Probe::LegacyMemory => gpu::sharing::legacy_memory(self),
             Probe::LegacyEvents => gpu::sharing::legacy_events(self),
             Probe::Vulkan => vulkan::vulkan(self),
             Probe::TakeHostMemory => return exchange::answer(host::take),
             Probe::TakeVmm => return exchange::answer(gpu::sharing::take_vmm),
+            Probe::TakePinnedMemory => return exchange::answer(gpu::pinned::take_pinned_memory),
             Probe::TakeHandOff => return exchange::answer(gpu::hand_off::take_hand_off),
             Probe::TakeLegacyMemory => return exchange::answer(gpu::sharing::take_legacy_memory),
             Probe::TakeLegacyEvent => return exchange::answer(gpu::sharing::take_legacy_event),

@@ -37,6 +37,14 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 const IN_FLIGHT: Duration = Duration::from_secs(1);
 const IN_FLIGHT_RETRY: Duration = Duration::from_millis(2);
 
+/// A broker's answer to the first message.
+#[derive(Debug)]
+pub(super) struct Answered {
+    /// The number of the broker.
+    pub(super) instance: u64,
+    pub(super) outcome: Result<Greeted>,
+}
+
 /// A connection after the handshake.
 #[derive(Debug)]
 pub(super) struct Greeted {
@@ -60,8 +68,14 @@ pub(super) enum Role {
     Resumed(Resume),
 }
 
-/// Connects to the broker at `location`. With `start`, starts one if none runs, preferably `program`.
-pub(super) fn connect(location: &Location, start: bool, program: Option<&Path>, operator: bool) -> Result<Greeted> {
+/// Connects to the broker at `location`. Returns its number and the connection. With `start`, starts one if none runs,
+/// preferably `program`.
+pub(super) fn connect(
+    location: &Location,
+    start: bool,
+    program: Option<&Path>,
+    operator: bool,
+) -> Result<(u64, Greeted)> {
     // A broker that ends because it is idle may close this connection, and the next attempt then starts a new broker. A
     // broker that is killed closes it, too, and its supervisor has started the next one by then. More than a few such
     // coincidences in a row have another cause.
@@ -73,7 +87,8 @@ pub(super) fn connect(location: &Location, start: bool, program: Option<&Path>, 
             Err(error) => return Err(error),
         };
         let role = if operator { Role::Operator { attempt } } else { Role::Member { attempt } };
-        match greet(call, &location.socket, role) {
+        let answered = greet(call, &location.socket, role);
+        match answered.and_then(|answered| Ok((answered.instance, answered.outcome?))) {
             Err(Error::Unreachable(Unreachable::Gone { .. })) => {}
             other => return other,
         }
@@ -93,8 +108,8 @@ fn is_absent(error: &Error) -> bool {
     matches!(error, Error::Unreachable(Unreachable::NoAnswer { .. }))
 }
 
-/// Returns whether a broker for this user may be started at a location. A directory of another user that others can only
-/// pass is for the broker of that user.
+/// Returns whether a broker for this user may be started at a location. A directory of another user that others can
+/// only pass is for the broker of that user.
 fn may_start(location: &Location) -> bool {
     let stat = rustix::fs::stat(location.directory());
     stat.map_or(true, |stat| stat.st_uid == own_user() || stat.st_mode & 0o777 != 0o711)
@@ -144,14 +159,14 @@ pub(crate) fn check_foreign(location: &Location, broker: u32) -> Result<(), Fore
     }
 }
 
-/// Returns the owner of what this process may not use on the way to `path`: of the socket, or else of the deepest directory
-/// that is visible.
+/// Returns the owner of what this process may not use on the way to `path`: of the socket, or else of the deepest
+/// directory that is visible.
 fn barred_by(path: &Path) -> Option<u32> {
     path.ancestors().find_map(|part| Some(rustix::fs::stat(part).ok()?.st_uid))
 }
 
 /// Performs the handshake.
-pub(super) fn greet(call: OwnedFd, path: &Path, role: Role) -> Result<Greeted> {
+pub(super) fn greet(call: OwnedFd, path: &Path, role: Role) -> Result<Answered> {
     let pidfd = match process::own_pidfd() {
         Ok(pidfd) => Some(pidfd),
         // The sandbox has no pidfds, or does not permit them. The broker may get a pidfd from its kernel; otherwise it
@@ -202,15 +217,19 @@ pub(super) fn greet(call: OwnedFd, path: &Path, role: Role) -> Result<Greeted> {
         }
         .into());
     }
-    let welcome = match greeting.decode::<BrokerHello>().map_err(protocol)?.outcome {
-        Ok(welcome) => welcome,
-        Err(Refusal::ShuttingDown) => return Err(Unreachable::Gone { socket: path.to_owned() }.into()),
+    let BrokerHello { instance, outcome } = greeting.decode().map_err(protocol)?;
+    let outcome = match outcome {
+        Ok(welcome) => admitted(call, fds, welcome),
+        Err(Refusal::ShuttingDown) => Err(Unreachable::Gone { socket: path.to_owned() }.into()),
         // Another broker, or one that has dropped this member, so a retry would not help.
-        Err(Refusal::CannotResume) => {
-            return Err(Unreachable::Refused("it does not know this member".into()).into());
-        }
-        Err(refusal) => return Err(Error::refused(refusal, path)),
+        Err(Refusal::CannotResume) => Err(Unreachable::Refused("it does not know this member".into()).into()),
+        Err(refusal) => Err(Error::refused(refusal, path)),
     };
+    Ok(Answered { instance, outcome })
+}
+
+/// Takes what comes with a welcome.
+fn admitted(call: OwnedFd, fds: Vec<OwnedFd>, welcome: Welcome) -> Result<Greeted> {
     let mut fds = fds.into_iter();
     let mut next =
         |what: &str| fds.next().ok_or_else(|| Error::LimitReached(LimitReached::FileDescriptors(what.into())));
@@ -351,11 +370,11 @@ mod tests {
         let call = open(&location).unwrap();
         let theirs = socket::accept(&listener).unwrap().unwrap();
         let refusal = Refusal::Limit { limit: Limit::Fds, allowed: 7, needed: 8 };
-        let hello = BrokerHello { outcome: Err(refusal) };
+        let hello = BrokerHello { instance: 1, outcome: Err(refusal) };
         socket::send(&theirs, &handshake::encode(&Speaker::new(VERSION), &hello, 0).unwrap(), &[]).unwrap();
         drop(theirs);
 
-        let error = greet(call, &path, Role::Operator { attempt: 0 }).unwrap_err();
+        let error = greet(call, &path, Role::Operator { attempt: 0 }).unwrap().outcome.unwrap_err();
         assert!(matches!(error, Error::LimitReached(LimitReached::Broker { .. })), "{error}");
     }
 }

@@ -23,15 +23,22 @@ impl Domain {
         self.link().member()
     }
 
+    /// Returns the user of this process by the broker's number, as [`members`](Self::members) and names have it. In a
+    /// user namespace of its own, this process has another number for its user.
+    pub fn uid(&self) -> u32 {
+        self.link().uid()
+    }
+
     /// Evicts members: ends their waits, builds and owned names, and refuses all their further calls. A pid selects all
     /// members of that process.
     ///
-    /// Blocks and memory that an evicted member holds stay in quarantine until its death is proved, because memory cannot
-    /// be taken from a process that has it mapped. With `kill` the broker also sends SIGKILL, through its pidfd. A process
-    /// that could not be killed is not an error: see [`Evicted::kill`].
+    /// Blocks and memory that an evicted member holds stay in quarantine until its death is proved, because memory
+    /// cannot be taken from a process that has it mapped. With `kill` the broker also sends SIGKILL, through its pidfd.
+    /// A process that could not be killed is not an error: see [`Evicted::kill`].
     ///
     /// # Errors
-    /// [`NotFound::Member`]; [`InvalidArgument::Yourself`](crate::error::InvalidArgument::Yourself) if this process is meant; [`Denied::Unproven`] if it is dead.
+    /// [`NotFound::Member`]; [`InvalidArgument::Yourself`](crate::error::InvalidArgument::Yourself) if this process is
+    /// meant; [`Denied::Unproven`] if it is dead.
     pub fn evict(&self, whom: impl Into<Whom>, kill: bool) -> Result<Vec<Evicted>> {
         answered!(self.link().call(Call::Evict { whom: whom.into(), kill })?, Answer::Evicted(evicted) => evicted)
     }

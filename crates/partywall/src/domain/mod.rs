@@ -42,14 +42,15 @@ pub(crate) use self::{
     locate::broker_binary,
     poll_tasks::{PollReason, PollTasks},
     reported_waits::{HostWait, HostWaits},
-    stream_waits::StreamWaits,
-    timeline_memory::{MappedSlab, PrivateWord, TimelineMemory, Word},
+    stream_waits::{StreamWaits, Waits},
+    timeline_memory::{CellPlace, MappedSlab, PrivateWord, TimelineMemory, Word},
 };
 use crate::{
     completion::{Completions, Workers},
     error::{Error, InvalidArgument, NotFound, Result, Unreachable, nothing_came},
     gpu::{Gpu, Gpus},
     info::{self, NameInfo, Removed, SegmentInfo, StatusInfo},
+    kind::Kind,
     place::Place,
     pool::Pools,
     segment::{Builder, Claim, OpenOptions, OpenOrBuild, Publication, Segment},
@@ -74,7 +75,7 @@ pub struct Domain {
 struct Connection {
     link: Arc<Link>,
     service: Service,
-    gpus: Gpus,
+    gpus: Arc<Gpus>,
     pools: Pools,
     /// For an operator: the broker's processes when it connected.
     processes: Vec<OwnedFd>,
@@ -178,9 +179,9 @@ impl DomainOptions {
             crate::mps::check(&crate::mps::pipes())?;
         }
         let location = self.location()?;
-        let mut greeted = connect::connect(&location, self.start, self.program.as_deref(), self.operator)?;
+        let (instance, mut greeted) = connect::connect(&location, self.start, self.program.as_deref(), self.operator)?;
         let processes = std::mem::take(&mut greeted.processes);
-        let (link, events, members) = Link::new(location, greeted);
+        let (link, events, members) = Link::new(location, instance, greeted);
         let link = Arc::new(link);
         let lost: Arc<OnceLock<Lost>> = Arc::default();
         let service = Service::start(link.clone(), events, &members, lost.clone()).inspect_err(|_| {
@@ -194,7 +195,7 @@ impl DomainOptions {
             let gpu = lost.gpu.0;
             worker.run(move || reporter.call_later(Call::ContextLost { gpu: Some(gpu) }, usize::MAX));
         });
-        let gpus = Gpus::new(link.clone(), health);
+        let gpus = Arc::new(Gpus::new(link.clone(), health));
         Ok(Domain { connection: Arc::new(Connection { link, service, gpus, pools: Pools::default(), processes }) })
     }
 }
@@ -351,8 +352,8 @@ impl Domain {
         })
     }
 
-    /// Removes all names that end with this connection: those that it has committed and that are not kept. Open
-    /// segments stay usable.
+    /// Removes all names that end with this connection: those that it has committed and that are neither kept nor given
+    /// to another member, and those that were given to it. Open segments stay usable.
     ///
     /// # Errors
     /// The errors of every call.
@@ -388,11 +389,28 @@ impl Domain {
         answered!(self.link().call(Call::Status)?, Answer::Status(status) => *status)
     }
 
+    /// Refuses pinned memory beyond the broker's limits and the user's. Only the commit decides, but an allocation
+    /// takes 0.25 s a GiB, and is then filled, before that.
+    pub(crate) fn check_pinned(&self, kind: &dyn Kind, place: Place, chunks: &[u64]) -> Result<()> {
+        if !matches!(place, Place::Pinned(_)) {
+            return Ok(());
+        }
+        let bytes =
+            chunks.iter().try_fold(0, |sum: u64, chunk| kind.allocated(*chunk).map(|n| sum.saturating_add(n)))?;
+        let call = Call::CheckBytes { place: place.into(), bytes };
+        answered!(self.link().call(call)?, Answer::Done => ())
+    }
+
     /// Returns pidfds of the broker's processes when this operator connected: of the one that served, then of its supervisor.
     /// Unlike a pid, a pidfd never comes to mean another process. Either may be missing: in a sandbox without pidfds, and
     /// after the death of the supervisor. A connection that is no operator's has none.
     pub fn broker_processes(&self) -> &[OwnedFd] {
         &self.connection.processes
+    }
+
+    /// Returns whether the broker is known to be gone for good, with all names. Asks nobody.
+    pub fn is_gone(&self) -> bool {
+        self.link().require_broker().is_err()
     }
 
     /// Makes a call that does nothing, to check or measure the connection to the broker.
@@ -432,7 +450,7 @@ impl Domain {
         &self.connection.link
     }
 
-    pub(crate) fn gpus(&self) -> Result<&Gpus> {
+    pub(crate) fn gpus(&self) -> Result<&Arc<Gpus>> {
         self.link().require_ours()?;
         Ok(&self.connection.gpus)
     }
@@ -484,6 +502,15 @@ impl Domain {
     /// As [`Gpu::open`]; [`Unreachable::Forked`].
     pub fn gpu(&self, uuid: DeviceUuid) -> Result<Arc<Gpu>> {
         self.gpus()?.get(uuid)
+    }
+
+    /// Returns the GPU that uses pinned memory unless another one is named: the one that this connection opened first, else the
+    /// one whose context is current on the calling thread, else the first.
+    ///
+    /// # Errors
+    /// As [`gpu`](Self::gpu).
+    pub fn default_gpu(&self) -> Result<Arc<Gpu>> {
+        self.gpus()?.preferred()
     }
 
     /// Opens a version, waiting for it, and returns the broker's answer.

@@ -309,7 +309,8 @@ impl Shared {
         self.poll_tasks.add(GUARD, move |reason| {
             // A stream of a living writer may have stored a value since.
             guarding.upgrade()?.each_place(|place| {
-                place.cell().guard();
+                let cell = place.cell();
+                cell.late_store().into_iter().for_each(|late| cell.undo(late));
             });
             (reason == PollReason::Due).then_some(GUARD)
         });

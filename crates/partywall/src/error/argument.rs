@@ -38,12 +38,12 @@ pub enum InvalidArgument {
         /// How far away it is.
         after: Duration,
     },
-    /// The options of a pool or topic are invalid.
+    /// The options of a pool, topic or queue are invalid.
     #[error("cannot create {} {name:?}: {why}", of.name())]
     Options {
-        /// Which of the two.
+        /// Which of them.
         of: Named,
-        /// The pool or topic.
+        /// Its name.
         name: String,
         /// The rule that the options break.
         why: String,
@@ -111,6 +111,22 @@ pub enum InvalidArgument {
         /// The reason.
         why: String,
     },
+    /// A graph that cannot be captured or launched in this way.
+    #[error("{what}: {why}")]
+    Graph {
+        /// The operation.
+        what: String,
+        /// The reason.
+        why: String,
+    },
+    /// No queue accepts such a task, or the task has no output.
+    #[error("{task}: {why}")]
+    Task {
+        /// The task: its kind and the queue, or its reference.
+        task: String,
+        /// The reason.
+        why: String,
+    },
     /// The socket's path does not fit into a socket's address.
     #[error("the socket's path {} has {} bytes, and the limit is 107", path.display(), path.as_os_str().len())]
     SocketPath {
@@ -133,6 +149,11 @@ impl InvalidArgument {
         Self::Range { tensor: tensor.into(), why: why.into() }.into()
     }
 
+    /// Returns the error that a task cannot be submitted, or used, as asked.
+    pub(crate) fn task(task: impl Into<String>, why: impl Into<String>) -> Error {
+        Self::Task { task: task.into(), why: why.into() }.into()
+    }
+
     /// Returns the class of the error, its entry of the documentation, and what to do about it.
     pub(super) fn help(&self) -> Help {
         match self {
@@ -140,6 +161,8 @@ impl InvalidArgument {
             Self::Maximum { .. } => ErrorKind::Usage.help("bad-maximum", "open it with a number in that range"),
             Self::Deadline { .. } => ErrorKind::Usage.help("bad-deadline", "give a number of seconds from 0 to a year, or no deadline"),
             Self::Options { of: Named::Pool, .. } => ErrorKind::Usage.help("bad-pool", "give the number of blocks and the bytes of each block, within the range"),
+            Self::Options { of: Named::Queue, .. } => ErrorKind::Usage.help("bad-queue", "give numbers within that range, or leave them out for the defaults"),
+            Self::Options { of: Named::Segment, .. } => ErrorKind::Usage.help("cannot-keep", "give only one of kept(), until_unused() and owner()"),
             Self::Options { .. } => ErrorKind::Usage.help("bad-topic", "give dtype and shape, or max_bytes if samples vary, and numbers within the range"),
             Self::TooFewBlocks { needed, .. } => ErrorKind::Usage.help("pool-too-small", format!("omit the number of blocks, or give at least {needed}, or reduce the other numbers")),
             Self::Version { name, .. } => ErrorKind::Usage.help("bad-version", format!("`partywall show {name}` lists its versions; without `@` it means the latest")),
@@ -149,6 +172,8 @@ impl InvalidArgument {
             Self::Table { source: TableError::ForeignLayout { .. }, .. } => ErrorKind::Refused.help("bad-table", "run the same Partywall release on both sides"),
             Self::Table { .. } => ErrorKind::Refused.help("bad-table", "correct the tensors' names, shapes and dtypes"),
             Self::Range { .. } => ErrorKind::Usage.help("bad-range", "use a range inside the tensor, or read(), in Python tobytes(), for a copy"),
+            Self::Graph { .. } => ErrorKind::Usage.help("bad-graph", "capture the nodes on the stream that is being captured, and name each node once in a launch of their graph"),
+            Self::Task { .. } => ErrorKind::Usage.help("bad-task", "submit a task within the limits: a kind of 32 bytes, arguments of 512 bytes, 8 inputs, 1 to 255 attempts; give it an output if its worker writes one"),
             Self::Yourself => ErrorKind::Usage.help("not-yourself", "drop the Domain to leave, or name another process"),
         }
     }

@@ -101,7 +101,7 @@ pub enum Busy {
         first: String,
     },
     /// The name is being withdrawn, and its readers have a deadline that cannot be changed.
-    #[error("{name:?} is being withdrawn by pid {pid}, which was {} ago", seconds(*ago))]
+    #[error("{name:?} is being withdrawn by pid {pid}, which began {} ago", seconds(*ago))]
     Withdrawing {
         /// The name.
         name: String,
@@ -132,7 +132,7 @@ impl Busy {
             Self::QueueFull { queue, .. } => ErrorKind::Refused.help("queue-full", format!("start workers, or wait longer; `partywall show {queue}` says where the tasks are; a queue made with more tasks has more room")),
             Self::OutputsFull { queue, .. } => ErrorKind::Refused.help("outputs-full", format!("take results, or drop them with `partywall queue purge {queue} --results`; a queue made with more outputs has more room")),
             Self::TaskRunning { .. } => ErrorKind::Refused.help("task-running", "wait for its result; only a pending task can be cancelled"),
-            Self::TaskState { .. } => ErrorKind::Refused.help("task-state", "only a dead letter can be retried, and only a dead letter or a result that was not taken can be purged; a pending task can be cancelled by its ticket"),
+            Self::TaskState { .. } => ErrorKind::Refused.help("task-state", "only a dead letter can be retried, up to 255 attempts in all, and only a dead letter or a result that was not taken can be purged; a pending task can be cancelled by its ticket"),
             Self::InputsNotReady { .. } => ErrorKind::CheckFailed.help("inputs-not-ready", "wait_inputs() on the host, or order a stream behind them with wait_inputs_on(), and complete the task after that"),
             Self::AttachmentInUse { queue, .. } => ErrorKind::Refused.help("attachment-in-use", format!("wait for the tasks, or retry or purge dead letters (`partywall queue ls {queue}` lists them), then detach it")),
             Self::Withdrawing { name, .. } => ErrorKind::Refused.help("withdrawing", format!("`partywall show {name}` lists its readers and the deadline; `partywall evict PID` takes it from one of them now")),

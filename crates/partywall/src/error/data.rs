@@ -4,6 +4,7 @@ use partywall_shm::TableError;
 use partywall_wire::TimelineEnding;
 
 use super::{ErrorKind, Help, text::publisher_ending};
+use crate::place::Place;
 
 /// The data must not be used, because it is damaged or work that it rests on has failed.
 #[derive(Debug, thiserror::Error)]
@@ -61,6 +62,16 @@ pub enum InvalidData {
         /// The number of the attempt.
         attempt: u8,
     },
+    /// The memory that another process has committed is not where the commit says.
+    #[error("{name:?} was committed as memory at {place}, but it is memory of {found}")]
+    OtherPlace {
+        /// The segment.
+        name: String,
+        /// Where it should be.
+        place: Place,
+        /// Where it is, as the driver says.
+        found: String,
+    },
     /// The tensor table that another process has committed is damaged, or of another release.
     #[error("the tensor table of {name:?} is damaged: {source}")]
     Table {
@@ -81,6 +92,7 @@ impl InvalidData {
             Self::TaskFailed { .. } => ErrorKind::CheckFailed.help("task-failed", "fix the reported cause, then retry or purge the task: `partywall queue ls NAME` lists dead letters"),
             Self::TaskInputs { .. } => ErrorKind::CheckFailed.help("inputs-never-complete", "drop the task; its submitter must submit it again"),
             Self::TaskAttempt { .. } => ErrorKind::CheckFailed.help("attempt-without-result", "drop everything made from its output, and wait for the task again: another worker runs it"),
+            Self::OtherPlace { name, .. } => ErrorKind::Refused.help("other-place", format!("commit {name:?} again: the process that committed it passed other memory; `partywall show {name}` names that process")),
             Self::Table { source: TableError::ForeignLayout { .. }, .. } => ErrorKind::Refused.help("damaged-table", "run the same Partywall release on both sides"),
             Self::Table { name, .. } => ErrorKind::Refused.help("damaged-table", format!("commit {name:?} again: the process that committed it wrote a bad table, this one only read it; `partywall show {name}` names that process")),
         }

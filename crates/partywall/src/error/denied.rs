@@ -101,7 +101,7 @@ impl Denied {
             Self::Growth { why: NoGrowth::Behind, .. } => ErrorKind::Refused.help("cannot-grow", "refresh() the segment, then grow it"),
             Self::Growth { why: NoGrowth::Reserved { .. }, .. } => ErrorKind::Refused.help("cannot-grow", "create it with a larger reserve(), or commit a new version"),
             Self::Growth { .. } => ErrorKind::Refused.help("cannot-grow", "create it as mutable and let its committer grow it, or commit a new version"),
-            Self::Keeping { .. } => ErrorKind::Refused.help("cannot-keep", "publish a copy (commit_copy(), in Python put()), which the broker keeps; or leave out kept()"),
+            Self::Keeping { .. } => ErrorKind::Refused.help("cannot-keep", "publish a copy (commit_copy(), in Python put()), which the broker keeps; or create the tensors in a Heap (in Python torch_pool() or cupy_pool()); or leave out kept()"),
             Self::Sharing { .. } => ErrorKind::Usage.help("cannot-share", "leave out mutable, or share a pool or topic"),
             Self::Attaching { .. } => ErrorKind::Refused.help("cannot-attach", "publish a copy (commit_copy(), in Python put()), or commit a segment, and attach that"),
             Self::NotMember => ErrorKind::Refused.help("not-a-member", "connect without operator(true)"),
@@ -110,6 +110,7 @@ impl Denied {
                     OtherUsers::Open { .. } | OtherUsers::Inspect { .. } => format!("create it shared, as user {owner}: shared(true), in Python shared=True, in the shell --shared"),
                     OtherUsers::Create { .. } => "choose another name".into(),
                     OtherUsers::Evict { .. } | OtherUsers::Free { .. } => format!("run this as user {owner}, or as the user of the broker"),
+                    OtherUsers::Replace => format!("run this as user {owner}"),
                     _ => format!("run this as user {owner}; `--allow-uid {uid}` of `partywall serve` admits a user, and gives it nothing of others"),
                 };
                 ErrorKind::Refused.help("other-user", advice)

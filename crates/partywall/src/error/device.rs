@@ -5,8 +5,9 @@ use partywall_cuda::{CudaError, PointerKind};
 use super::{
     ErrorKind, Help,
     advice::cuda_anchor,
-    text::{named, pointer_kind},
+    text::{for_name, lost_text, named, pointer_kind},
 };
+use crate::place::Place;
 
 /// The GPU or its driver cannot do it.
 #[derive(Debug, thiserror::Error)]
@@ -33,6 +34,14 @@ pub enum DeviceFault {
     NoDevice {
         /// The GPU that was asked for; `None` for any.
         wanted: Option<String>,
+        /// The reason.
+        why: String,
+    },
+    /// This process cannot use pinned memory: it has no driver, or the driver cannot allocate it or has no such NUMA node.
+    #[error("this process cannot use pinned memory{}: {why}", for_name(name.as_deref()))]
+    NoPinned {
+        /// The segment; `None` if the memory was only asked for.
+        name: Option<String>,
         /// The reason.
         why: String,
     },
@@ -65,15 +74,27 @@ pub enum DeviceFault {
         /// The call that found it, and its code.
         source: CudaError,
     },
-    /// The GPU was reset or has failed, and the memory of the name is lost. Mappings of it are of no use any more.
-    #[error("{name:?} is lost: GPU {gpu} was reset or has failed, and its memory is gone")]
+    /// The GPU was reset or has failed, or the driver has lost its pinned memory of a NUMA node: the memory of the name is
+    /// gone. Mappings of it are of no use any more.
+    #[error("{name:?} is lost: {}", lost_text(*place))]
     DeviceLost {
         /// The name.
         name: String,
-        /// The UUID of the GPU.
-        gpu: String,
+        /// Where the memory was.
+        place: Place,
     },
-    /// The stream is being captured into a CUDA graph, whose every launch would repeat the wait or signal.
+    /// An advance in place failed: the driver mapped neither the new version nor, again, the former one. The process
+    /// must not use the addresses of the segment any more.
+    #[error("version {version} of {name:?} is not mapped any more: it could not be mapped again ({source})")]
+    NotMapped {
+        /// The name.
+        name: String,
+        /// The version that was mapped.
+        version: u64,
+        /// The call that failed, and its code.
+        source: CudaError,
+    },
+    /// The stream is being captured into a CUDA graph, which cannot contain the operation.
     #[error("{what}: the stream is being captured into a CUDA graph, and this operation cannot be part of a graph")]
     Captured {
         /// The operation to enqueue.
@@ -93,19 +114,25 @@ impl DeviceFault {
                 "no-device",
                 "`partywall doctor` says what is missing; host memory works without one (device `host`)",
             ),
+            Self::NoPinned { .. } => ErrorKind::Device.help(
+                "no-pinned-memory",
+                "`partywall doctor` says what is missing; host memory works without it (device `host`, and pin() where a GPU reads it)",
+            ),
             Self::Remote { .. } => ErrorKind::Device.help(
                 "remote-device",
                 "open it with allow_peer if the link's cost is acceptable, or read on the owner's GPU",
             ),
             Self::ContextLost { .. } => ErrorKind::Device
                 .help("broken-context", "restart this process; nothing else brings its CUDA context back"),
+            Self::NotMapped { .. } => ErrorKind::Device
+                .help("not-mapped", "drop it with everything made of it, and open the name again"),
             Self::DeviceLost { .. } => ErrorKind::Device.help(
                 "device-lost",
-                "drop it, restart the processes that used the GPU, and commit the name again from its source",
+                "drop it, restart the processes that used the memory, and commit the name again from its source",
             ),
             Self::Captured { .. } => ErrorKind::Usage.help(
                 "captured",
-                "wait for timelines and signal them outside of the graph, before and after its launch",
+                "do that outside of the capture; waits and signals can also be nodes of the graph (capture_wait, capture_signal)",
             ),
             Self::Cuda { source, .. } => {
                 let anchor = cuda_anchor(source);
@@ -139,7 +166,7 @@ fn not_shareable(kind: PointerKind) -> Help {
         ),
         PointerKind::Vmm => (
             "vmm-memory",
-            "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False, or publish a copy (commit_copy(), in Python put())",
+            "create it in a pool of torch_pool(), in Rust a Heap; or set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False, or publish a copy (commit_copy(), in Python put())",
         ),
         PointerKind::Managed => {
             ("managed-memory", "publish a copy (commit_copy(), in Python put()), or allocate it with cuMemAlloc")

@@ -88,6 +88,14 @@ pub enum Gone {
         /// The number of the attempt, from 1.
         attempt: u8,
     },
+    /// This process has completed, failed or closed the task that it claimed. In Rust the compiler refuses such a call.
+    #[error("attempt {attempt} of task {task} has ended: this process completed, failed or closed it")]
+    Attempt {
+        /// The reference of the task.
+        task: String,
+        /// The number of the attempt, from 1.
+        attempt: u8,
+    },
     /// The task is over: its result was taken, or it was cancelled or purged.
     #[error("task {task} is gone: its result was taken, or it was cancelled or purged")]
     Task {
@@ -150,6 +158,9 @@ impl Gone {
                 "claim-taken-back",
                 "drop its results and claim the next task; a worker that needs more time must extend its lease",
             ),
+            Self::Attempt { .. } => {
+                ErrorKind::Refused.help("attempt-ended", "complete or fail each task once, as the last call")
+            }
             Self::Task { .. } => ErrorKind::NotFound
                 .help("task-gone", "take each result once; `partywall show NAME` counts the tasks of the queue"),
             Self::Attachment { .. } => ErrorKind::NotFound

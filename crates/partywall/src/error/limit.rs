@@ -39,6 +39,21 @@ pub enum LimitReached {
         /// Partywall's memory there: all bytes and the largest names. No tool of the vendor shows it.
         held: Option<Box<Held>>,
     },
+    /// A heap may take no more memory from its GPU, and has no free range that is long enough.
+    #[error(
+        "cannot allocate {} for {name:?}: it has taken {} of its limit of {} from the GPU",
+        bytes(*asked), bytes(*taken), bytes(*limit)
+    )]
+    Heap {
+        /// The heap.
+        name: String,
+        /// Bytes asked for.
+        asked: u64,
+        /// Bytes that the heap has taken from the GPU.
+        taken: u64,
+        /// The most that it takes.
+        limit: u64,
+    },
     /// The process may not open more files.
     #[error("no file descriptor is free for {0}")]
     FileDescriptors(String),
@@ -53,7 +68,7 @@ pub enum LimitReached {
         needed: u64,
     },
     /// This user's share of a limit of the broker is reached.
-    #[error("user {uid} has a share of {allowed} of the broker's {}, this needs {needed}", limit_name(*limit))]
+    #[error("user {uid} has a share of {allowed} of the broker's {}, and {held} in use; this needs {needed}", limit_name(*limit))]
     User {
         /// The user.
         uid: u32,
@@ -61,6 +76,8 @@ pub enum LimitReached {
         limit: Limit,
         /// The user's share.
         allowed: u64,
+        /// What the user has of it.
+        held: u64,
         /// What would be needed.
         needed: u64,
     },
@@ -124,6 +141,10 @@ impl LimitReached {
                 let kind = if *place == Place::Host { ErrorKind::Refused } else { ErrorKind::Device };
                 kind.help("out-of-memory", "free memory there: `partywall status` shows what Partywall holds, `partywall rm NAME` drops it")
             }
+            Self::Heap { .. } => ErrorKind::Refused.help("heap-is-full", match language {
+                Language::Python => "create the pool with a larger size=, or drop tensors that are in it",
+                _ => "create the heap with a higher limit, or free blocks",
+            }),
             Self::FileDescriptors(_) => ErrorKind::Refused.help("no-file-descriptor", open_files()),
             Self::User { limit, .. } => ErrorKind::Refused.help("user-limit", format!("remove something of this user (`partywall status` shows its share), or start the broker with a higher {}", user_option(*limit))),
             Self::Broker { limit: Limit::Handshakes, .. } => ErrorKind::Refused.help("limit-reached", "try again: other processes are connecting"),
@@ -133,6 +154,7 @@ impl LimitReached {
             Self::Broker { limit: Limit::Operators, .. } => ErrorKind::Refused.help("limit-reached", "try again in a second; `partywall logs` shows which process connects so often"),
             Self::Broker { limit: Limit::Clients, .. } => ErrorKind::Refused.help("limit-reached", "`partywall ps` lists them; `partywall rm --unproven` forgets those that are dead without proof; or start the broker with a higher --max-clients"),
             Self::Broker { limit: Limit::Attachments, .. } => ErrorKind::Refused.help("limit-reached", "detach segments that no task names, or put more tensors into one segment"),
+            Self::Broker { limit: Limit::Pinned(_), .. } => ErrorKind::Refused.help("limit-reached", "remove names there (`partywall ls`), take another node (device `pinned:N`), or start the broker with a higher --max-pinned-bytes"),
             Self::Broker { .. } => ErrorKind::Refused.help("limit-reached", "remove something, or start the broker with a higher limit (`partywall serve --help`)"),
             Self::UnreadDescriptors { pids, .. } if pids.is_empty() => ErrorKind::Refused.help("unread-descriptors", "have the threads of this process that wait for the broker read their answers, or close those connections"),
             Self::UnreadDescriptors { pids, .. } => ErrorKind::Refused.help("unread-descriptors", format!("see whether those processes are stopped (`partywall ps`); `partywall evict {} --kill` ends one", pids[0])),

@@ -3,7 +3,7 @@
 use partywall_shm::DType;
 use partywall_wire::Named;
 
-use super::{ErrorKind, Help, Language, advice::use_as_it_is};
+use super::{ErrorKind, Help, Language, advice::use_as_it_is, text::listed};
 
 /// The object exists, but has another kind, type or size.
 #[derive(Debug, thiserror::Error)]
@@ -71,6 +71,36 @@ pub enum Mismatch {
         /// The type asked for.
         wanted: &'static str,
     },
+    /// A copy between segments whose tensors differ.
+    #[error("the tensors of {name:?} are not those of {source_name:?}: {why}")]
+    Tensors {
+        /// The target of the copy.
+        name: String,
+        /// The source of the copy.
+        source_name: String,
+        /// What differs.
+        why: String,
+    },
+    /// A version cannot take the place of another one, because its tensors or chunks differ.
+    #[error("version {next} of {name:?} has another layout than version {version}: {}", listed(differences))]
+    Layout {
+        /// The name.
+        name: String,
+        /// The version that is open, and stays so.
+        version: u64,
+        /// The version that was to take its place.
+        next: u64,
+        /// The differences, one sentence for each.
+        differences: Vec<String>,
+    },
+    /// A stream cannot copy into this host memory.
+    #[error("cannot copy to {name:?} by a stream: {}", host_target(*pinned))]
+    HostTarget {
+        /// The target.
+        name: String,
+        /// True if it is pinned, and the source is host memory as well.
+        pinned: bool,
+    },
     /// The memory is of another kind than the operation works on.
     #[error("{name:?} is {has} memory; {operation} needs {wanted} memory")]
     Kind {
@@ -115,8 +145,33 @@ impl Mismatch {
             Self::BlockSize { .. } => ErrorKind::Usage.help("block-too-small", "make the pool with larger blocks (block_bytes), or put in less"),
             Self::Sample { .. } => ErrorKind::Usage.help("wrong-sample", "publish samples of the topic's type, or make the topic with another dtype and shape; one that is made with max_bytes alone takes any"),
             Self::DType { has, .. } => ErrorKind::Usage.help("wrong-dtype", format!("use it as {has}, or use its bytes")),
-            Self::Kind { has: "legacy", wanted: "host or vmm", .. } => ErrorKind::Refused.help("wrong-kind", "its publisher allocated it, and the driver shares it by a handle that only CUDA takes: publish a copy of it (Publication::commit_copy, in Python put), which has file descriptors"),
+            Self::Tensors { source_name, .. } => ErrorKind::Usage.help("other-tensors", match language {
+                Language::Python => format!("create the target with the same names, types and shapes, or make it of the source: `{source_name}.to(…)`"),
+                _ => "create the target with the same names, types and shapes (Builder::like), or make it of the source (Segment::to)".to_owned(),
+            }),
+            Self::Layout { .. } => ErrorKind::Usage.help("layout-changed", match language {
+                Language::Python => "open the new version beside this one: advance without stable_address, or open()",
+                _ => "open the new version beside this one, at addresses of its own (Domain::open)",
+            }),
+            Self::Kind { operation: "advancing in place", .. } => ErrorKind::Refused.help("wrong-kind", match language {
+                Language::Python => "open the new version beside this one: advance without stable_address, or open()",
+                _ => "open the new version beside this one, at addresses of its own (Domain::open)",
+            }),
+            Self::HostTarget { .. } => ErrorKind::Refused.help("copy-to-host", match language {
+                Language::Python => "copy it by the CPU (`Domain.put(name, {key: source[key] for key in source}, \"host\")`), or to pinned memory (\"pinned\")",
+                _ => "copy it by the CPU (Put::segment, `partywall cp`), or to pinned memory (`pinned`)",
+            }),
+            Self::Kind { wanted: "pinned or GPU", .. } => ErrorKind::Refused.help("wrong-kind", "pin it first (Segment::pin, in Python pin()), or create it as pinned memory"),
+            Self::Kind { has: "legacy", wanted: "host, pinned or vmm", .. } => ErrorKind::Refused.help("wrong-kind", "its publisher allocated it, and the driver shares it by a handle that only CUDA takes: publish a copy of it (Publication::commit_copy, in Python put), which has file descriptors"),
+            Self::Kind { has: "pinned", operation: "pinning", .. } => ErrorKind::Refused.help("wrong-kind", "use it as it is: the driver pinned it when it was allocated"),
             Self::Kind { wanted, .. } => ErrorKind::Refused.help("wrong-kind", format!("create it as {wanted} memory, or copy it with read(), in Python tobytes()")),
         }
+    }
+}
+
+fn host_target(pinned: bool) -> &'static str {
+    match pinned {
+        true => "both sides are host memory, and a stream copies from or to a GPU or pinned memory",
+        false => "it is host memory, which can be pinned only once it is committed",
     }
 }

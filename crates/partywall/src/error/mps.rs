@@ -87,7 +87,7 @@ impl MpsFault {
         match self {
             Self::NoProgram { .. } => ErrorKind::NotFound.help("mps-not-installed", "install it with the driver (Debian: nvidia-cuda-mps; containers: NVIDIA_DRIVER_CAPABILITIES=compute,utility), or go on without MPS: sharing works, and processes take turns on a GPU"),
             Self::NotStarted { advice: Some(advice), kind, .. } => kind.help("mps-not-started", advice.clone()),
-            Self::NotStarted { kind, .. } => kind.help("mps-not-started", "run `partywall mps start` to see why"),
+            Self::NotStarted { kind, .. } => kind.help("mps-not-started", "check that `nvidia-smi` works, then run `nvidia-cuda-mps-control -f` to see why; a longer `partywall mps start --timeout` gives it more time"),
             Self::NoAnswer { .. } => ErrorKind::TimedOut.help("mps-no-answer", "try again; `partywall mps stop --force` ends the domain's daemon, and its log says more (`partywall mps status`)"),
             Self::NoDaemon { .. } => ErrorKind::Refused.help("mps-no-daemon", "start this program with `partywall run --mps COMMAND`, or unset CUDA_MPS_PIPE_DIRECTORY where it names another daemon"),
             Self::User { .. } => ErrorKind::Refused.help("mps-wrong-user", "unset CUDA_MPS_PIPE_DIRECTORY and run a daemon of your own with `partywall mps start`"),

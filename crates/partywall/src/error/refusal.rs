@@ -14,6 +14,7 @@ use super::{
 use crate::{
     TaskRef,
     domain::{device_lost, withdrawn},
+    gpu::no_pinned,
     info::with_version,
 };
 
@@ -27,7 +28,7 @@ impl Error {
             Refusal::VersionNotFound { name, version, latest } => NotFound::Version { name, version, latest }.into(),
             Refusal::Ended { name, end: NameEnd { ending, pid, at, .. } } => match ending {
                 Ending::OwnerDied => Gone::OwnerDied { name, pid, ago: ago(at) }.into(),
-                Ending::DeviceLost(gpu) => device_lost(&name, gpu),
+                Ending::DeviceLost(place) => device_lost(&name, place),
                 Ending::Withdrawn | Ending::Removed | Ending::Unused => {
                     Gone::Withdrawn { name, pid, ago: ago(at) }.into()
                 }
@@ -37,7 +38,7 @@ impl Error {
                 Busy::Withdrawing { name, pid: notice.pid, ago: ago(notice.at) }.into()
             }
             Refusal::Withdrawn { name, version, notice } => withdrawn(&with_version(&name, Some(version)), &notice),
-            Refusal::DeviceLost { name, version, gpu } => device_lost(&with_version(&name, Some(version)), gpu),
+            Refusal::DeviceLost { name, version, place } => device_lost(&with_version(&name, Some(version)), place),
             Refusal::NameExists { name, version } => Denied::NameExists { name, version }.into(),
             Refusal::ReadOnly { name, version } => Denied::ReadOnly { name, version }.into(),
             Refusal::CannotGrow { name, version, why } => Denied::Growth { name, version, why }.into(),
@@ -55,8 +56,13 @@ impl Error {
             Refusal::BadName { name, why } => InvalidArgument::Name { name, why }.into(),
             Refusal::BadPattern { pattern, why } => InvalidArgument::Pattern { pattern, why }.into(),
             Refusal::BadFd { index, fault } => Unreachable::FileDescriptor { index, fault }.into(),
+            Refusal::NoSuchNode { node, highest } => {
+                no_pinned(format!("this machine has no NUMA node {node}: its nodes have numbers up to {highest}"))
+            }
             Refusal::Limit { limit, allowed, needed } => LimitReached::Broker { limit, allowed, needed }.into(),
-            Refusal::Quota { uid, limit, allowed, needed } => LimitReached::User { uid, limit, allowed, needed }.into(),
+            Refusal::Quota { uid, limit, allowed, held, needed } => {
+                LimitReached::User { uid, limit, allowed, held, needed }.into()
+            }
             Refusal::OtherUser { what, owner, uid } => Denied::OtherUser { what, owner, uid }.into(),
             Refusal::Unread { unread, allowed, pids } => {
                 LimitReached::UnreadDescriptors { unread, allowed, pids }.into()

@@ -1,6 +1,6 @@
 //! Texts for messages.
 
-use std::time::Duration;
+use std::{borrow::Cow, time::Duration};
 
 use partywall_cuda::PointerKind;
 use partywall_wire::{
@@ -8,6 +8,7 @@ use partywall_wire::{
 };
 
 use super::{Ended, Error, Held, NotFound};
+use crate::place::Place;
 
 pub(super) fn near_names(near: &[String]) -> String {
     if near.is_empty() { String::new() } else { format!("; there is {}", near.join(", ")) }
@@ -43,6 +44,16 @@ pub(crate) fn nothing_came(refusal: &Error) -> String {
             format!("{}, and no process committed a segment", other_kinds(is).trim_start_matches("; "))
         }
         _ => "no process committed it".into(),
+    }
+}
+
+/// Lists differences, and says how many more there are than a message has room for.
+pub(super) fn listed(differences: &[String]) -> String {
+    const SHOWN: usize = 8;
+    let shown = differences[..differences.len().min(SHOWN)].join("; ");
+    match differences.len().saturating_sub(SHOWN) {
+        0 => shown,
+        more => format!("{shown}; and {more} more"),
     }
 }
 
@@ -109,6 +120,17 @@ pub(super) fn held_text(held: &Option<Box<Held>>) -> String {
     format!("; Partywall holds {} there{names}", bytes(held.bytes))
 }
 
+/// Says why the memory at a place is lost.
+pub(super) fn lost_text(place: Place) -> String {
+    match place {
+        Place::Gpu(gpu) => format!("GPU {gpu} was reset or has failed, and its memory is gone"),
+        Place::Pinned(node) => {
+            format!("the driver was reset or reloaded, and its pinned memory on NUMA node {node} is gone")
+        }
+        Place::Host => "its memory is gone".into(),
+    }
+}
+
 pub(super) fn unread_text(unread: u64, allowed: u64, pids: &[u32]) -> String {
     let who = match pids {
         [] => "this process has".to_owned(),
@@ -120,9 +142,11 @@ pub(super) fn unread_text(unread: u64, allowed: u64, pids: &[u32]) -> String {
     format!("{who} {unread} unread file descriptors from the broker, of at most {allowed}")
 }
 
-pub(super) fn limit_name(limit: Limit) -> &'static str {
-    match limit {
+pub(super) fn limit_name(limit: Limit) -> Cow<'static, str> {
+    let name = match limit {
         Limit::Bytes => "bytes",
+        Limit::Pinned(Some(node)) => return format!("bytes of pinned memory on NUMA node {node}").into(),
+        Limit::Pinned(None) => "bytes of pinned memory on a NUMA node",
         Limit::Names => "names",
         Limit::Fds => "file descriptors",
         Limit::Clients => "members",
@@ -139,7 +163,8 @@ pub(super) fn limit_name(limit: Limit) -> &'static str {
         Limit::Semaphores => "semaphores",
         Limit::Attachments => "segments attached to one queue",
         _ => "something newer than this library",
-    }
+    };
+    name.into()
 }
 
 /// Returns what cannot be done, and what belongs to another user.
@@ -154,6 +179,7 @@ pub(super) fn other_users(what: &OtherUsers) -> (String, String) {
         OtherUsers::Evict { pid } => (format!("evict pid {pid}"), "it".into()),
         OtherUsers::Free { pid } => (format!("free what pid {pid} held"), "it".into()),
         OtherUsers::Stop => ("end the broker".into(), "it".into()),
+        OtherUsers::Replace => ("replace the broker".into(), "it".into()),
         _ => ("do this".into(), "it".into()),
     }
 }
@@ -162,6 +188,7 @@ pub(super) fn other_users(what: &OtherUsers) -> (String, String) {
 pub(super) fn user_option(limit: Limit) -> &'static str {
     match limit {
         Limit::Bytes => "--max-bytes-per-uid",
+        Limit::Pinned(_) => "--max-pinned-bytes-per-uid",
         Limit::Names => "--max-names-per-uid",
         Limit::Fds => "--max-fds-per-uid",
         Limit::Operators => "--max-seats-per-uid",
@@ -265,6 +292,11 @@ pub(crate) fn seconds(duration: Duration) -> String {
 /// Returns a name with a space before it; nothing for `None`.
 pub(super) fn named(name: Option<&str>) -> String {
     name.map_or_else(String::new, |name| format!(" {name}"))
+}
+
+/// Returns ` for "NAME"`; nothing for `None`.
+pub(super) fn for_name(name: Option<&str>) -> String {
+    name.map_or_else(String::new, |name| format!(" for {name:?}"))
 }
 
 /// Returns a number of things: `1 name`, `2 names`.

@@ -165,7 +165,7 @@ impl Unreachable {
             Self::NoAnswer { .. } => ErrorKind::Unreachable.help("connection-refused", "start one with `partywall serve`, or check --domain and PARTYWALL_SOCKET"),
             Self::Gone { .. } => ErrorKind::Unreachable.help("broker-gone", "connect again; the owners of names must create them again"),
             Self::Version { .. } => ErrorKind::Unreachable.help("version-mismatch", "run `partywall stop --force` (it drops all names), then try again"),
-            Self::UnsafeDirectory { path, .. } => ErrorKind::Unreachable.help("unsafe-directory", format!("give only your user access (chmod 700 {}), or set PARTYWALL_SOCKET to a socket in another directory", path.display())),
+            Self::UnsafeDirectory { path, .. } => ErrorKind::Unreachable.help("unsafe-directory", format!("give only your user access (chmod 700 {}) if it is yours, or set PARTYWALL_SOCKET to a socket in another directory", path.display())),
             Self::User { ours, why: ForeignBroker::NotAdmitted, .. } => ErrorKind::Unreachable.help("wrong-user", format!("start the broker with `partywall serve --allow-uid {ours}` or --group, run both as one user, or use another PARTYWALL_SOCKET")),
             Self::User { why: ForeignBroker::NotNamed, .. } => ErrorKind::Unreachable.help("wrong-user", "name its socket with --socket or PARTYWALL_SOCKET, and start it with --allow-uid"),
             Self::User { broker, .. } => ErrorKind::Unreachable.help("wrong-user", format!("put the socket of a broker with --allow-uid into a directory of root or of user {broker} that others cannot write (mode 0711)")),

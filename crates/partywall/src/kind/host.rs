@@ -44,7 +44,14 @@ impl Kind for Host {
         place == Place::Host
     }
 
-    fn allocate(&self, name: &str, _: Place, used: &[u64], reserve: Option<u64>, _: &Gpus) -> Result<Box<dyn Draft>> {
+    fn allocate(
+        &self,
+        name: &str,
+        _: Place,
+        used: &[u64],
+        reserve: Option<u64>,
+        _: &Arc<Gpus>,
+    ) -> Result<Box<dyn Draft>> {
         let chunk = |bytes: &u64| draft(name, if reserve.is_some() { whole_pages(*bytes) } else { *bytes });
         let chunks: Vec<_> = used.iter().map(chunk).collect::<Result<_>>()?;
         let bytes = chunks.iter().map(memfd::Draft::len).sum();
@@ -52,7 +59,7 @@ impl Kind for Host {
         Ok(Box::new(HostDraft { name: name.to_owned(), chunks, reserved, shared: None }))
     }
 
-    fn chunk(&self, name: &str, _: Place, bytes: u64, _: &Gpus) -> Result<(u64, OwnedFd)> {
+    fn chunk(&self, name: &str, _: Place, bytes: u64, _: &Arc<Gpus>) -> Result<(u64, OwnedFd)> {
         let draft = draft(name, whole_pages(bytes))?;
         let bytes = draft.len();
         Ok((
@@ -114,6 +121,11 @@ struct HostDraft {
 impl Draft for HostDraft {
     fn chunk_bytes(&self) -> Vec<u64> {
         self.chunks.iter().map(memfd::Draft::len).collect()
+    }
+
+    fn push(&mut self, name: &str, _: Place, bytes: u64, _: &Arc<Gpus>) -> Result<()> {
+        self.chunks.push(draft(name, bytes)?);
+        Ok(())
     }
 
     fn reserved(&self) -> u64 {
@@ -251,6 +263,14 @@ impl HostChunk {
 }
 
 impl Memory for HostMemory {
+    fn has_cpu(&self) -> bool {
+        true
+    }
+
+    fn allow_cpu(&self) -> Result<()> {
+        Ok(())
+    }
+
     fn bytes(&self, chunk: usize, offset: u64, bytes: u64) -> Result<&[u8]> {
         match &self.chunks[chunk] {
             HostChunk::Frozen(map) => Ok(&map.bytes()[offset as usize..(offset + bytes) as usize]),
@@ -306,6 +326,10 @@ impl Memory for HostMemory {
             Ok(registration)
         };
         self.chunks.iter().zip(pins.iter_mut()).map(pin).collect()
+    }
+
+    fn registration(&self, chunk: usize) -> Option<Arc<HostRegistration>> {
+        self.pins.lock().ignore_poison()[chunk].upgrade()
     }
 
     fn unpin(&self, registrations: Vec<Arc<HostRegistration>>) {

@@ -42,11 +42,11 @@ impl Kind for Legacy {
         false
     }
 
-    fn allocate(&self, _: &str, _: Place, _: &[u64], _: Option<u64>, _: &Gpus) -> Result<Box<dyn Draft>> {
+    fn allocate(&self, _: &str, _: Place, _: &[u64], _: Option<u64>, _: &Arc<Gpus>) -> Result<Box<dyn Draft>> {
         Err(wrong_kind("legacy", "other", "an allocation"))
     }
 
-    fn chunk(&self, _: &str, _: Place, _: u64, _: &Gpus) -> Result<(u64, OwnedFd)> {
+    fn chunk(&self, _: &str, _: Place, _: u64, _: &Arc<Gpus>) -> Result<(u64, OwnedFd)> {
         Err(wrong_kind("legacy", "other", "an allocation"))
     }
 

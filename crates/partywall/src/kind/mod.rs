@@ -6,6 +6,8 @@
 
 mod host;
 pub(crate) mod legacy;
+pub(crate) mod live;
+mod pinned;
 mod vmm;
 
 use std::{
@@ -13,14 +15,14 @@ use std::{
     sync::Arc,
 };
 
-use partywall_cuda::{DeviceUuid, HostRegistration};
+use partywall_cuda::{AccessError, Context, DeviceSlice, DeviceUuid, HostRegistration, Mapping};
 use partywall_os::{borrow::BlockBorrows, map::SharedMap};
 use partywall_wire::{Kind as WireKind, LegacyHandle};
 
 use crate::{
     error::{Error, Mismatch, Result, Unreachable},
-    gpu::{DeviceRange, Gpu, Gpus},
-    place::Place,
+    gpu::{DeviceRange, Gpu, Gpus, access_error},
+    place::{Access, Place},
 };
 
 /// A kind of memory.
@@ -42,12 +44,17 @@ pub(crate) trait Kind: Sync {
         place: Place,
         used: &[u64],
         reserve: Option<u64>,
-        gpus: &Gpus,
+        gpus: &Arc<Gpus>,
     ) -> Result<Box<dyn Draft>>;
+
+    /// Returns the length of a chunk that is to hold `bytes` bytes.
+    fn allocated(&self, bytes: u64) -> Result<u64> {
+        Ok(bytes)
+    }
 
     /// Allocates a chunk of at least `bytes` bytes for memory that grows. Returns its length, and the file descriptor for the
     /// broker.
-    fn chunk(&self, name: &str, place: Place, bytes: u64, gpus: &Gpus) -> Result<(u64, OwnedFd)>;
+    fn chunk(&self, name: &str, place: Place, bytes: u64, gpus: &Arc<Gpus>) -> Result<(u64, OwnedFd)>;
 
     /// Maps a version that the broker has granted.
     fn attach(&self, version: Attach<'_>) -> Result<Box<dyn Memory>>;
@@ -69,13 +76,21 @@ pub(crate) struct Attach<'a> {
     /// The GPU on which to use the memory; `None` for the default.
     pub(crate) device: Option<DeviceUuid>,
     pub(crate) allow_peer: bool,
-    pub(crate) gpus: &'a Gpus,
+    /// What is to have access to pinned memory from the start.
+    pub(crate) access: Access,
+    /// True if a process of this process's user has committed it.
+    pub(crate) is_own: bool,
+    pub(crate) gpus: &'a Arc<Gpus>,
 }
 
 /// Chunks that are being written and that no other process has open.
 pub(crate) trait Draft: Send + Sync {
     /// Returns the length of each chunk, as allocated.
     fn chunk_bytes(&self) -> Vec<u64>;
+
+    /// Allocates one more chunk, of at least `bytes` bytes, behind the others. Only called before the memory is frozen, on
+    /// memory that may not grow.
+    fn push(&mut self, name: &str, place: Place, bytes: u64, gpus: &Arc<Gpus>) -> Result<()>;
 
     /// Returns how many bytes the memory may grow to; 0 if it may not.
     fn reserved(&self) -> u64;
@@ -85,6 +100,11 @@ pub(crate) trait Draft: Send + Sync {
 
     /// Returns part of a chunk on its GPU.
     fn device(&self, chunk: usize, offset: u64, bytes: u64) -> Result<DeviceRange<'_>>;
+
+    /// Returns part of a chunk on this GPU if every GPU reaches the memory, else on its own.
+    fn device_on(&self, gpu: &Gpu, chunk: usize, offset: u64, bytes: u64) -> Result<DeviceSlice<'_>> {
+        on_its_own(self.device(chunk, offset, bytes)?, gpu)
+    }
 
     /// Returns the GPU that has the memory, if any.
     fn gpu(&self) -> Option<&Gpu> {
@@ -137,6 +157,16 @@ pub(crate) struct Copy {
 /// The mapped chunks of a committed version. The consecutive chunks of a version that may grow count as one. The default
 /// methods are for GPU memory that cannot grow.
 pub(crate) trait Memory: Send + Sync {
+    /// Returns whether the CPU has access.
+    fn has_cpu(&self) -> bool {
+        false
+    }
+
+    /// Gives the CPU access, unless it has it.
+    fn allow_cpu(&self) -> Result<()> {
+        Err(wrong_kind("GPU", "host", "a slice"))
+    }
+
     /// Returns part of a chunk that never changes.
     fn bytes(&self, _chunk: usize, _offset: u64, _bytes: u64) -> Result<&[u8]> {
         Err(wrong_kind("GPU", "host", "a slice"))
@@ -148,8 +178,8 @@ pub(crate) trait Memory: Send + Sync {
     }
 
     /// Divides the first chunk, if the CPU can write it, into `count` blocks of `bytes` bytes that can be borrowed one by one.
-    /// The first begins at `offset`, the others follow every `stride` bytes. Returns `None` on a GPU, if the blocks do not
-    /// lie within the chunk, or if the chunk is already divided.
+    /// The first begins at `offset`, the others follow every `stride` bytes. Returns `None` if the CPU
+    /// has no access, if the blocks do not lie within the chunk, or if the chunk is already divided.
     fn block_borrows(&self, _offset: u64, _stride: u64, _bytes: u64, _count: u32) -> Option<BlockBorrows> {
         None
     }
@@ -157,9 +187,19 @@ pub(crate) trait Memory: Send + Sync {
     /// Returns part of a chunk on its GPU.
     fn device(&self, chunk: usize, offset: u64, bytes: u64) -> Result<DeviceRange<'_>>;
 
+    /// Returns part of a chunk on this GPU if every GPU reaches the memory, else as [`device`](Self::device).
+    fn device_on(&self, gpu: &Gpu, chunk: usize, offset: u64, bytes: u64) -> Result<DeviceSlice<'_>> {
+        on_its_own(self.device(chunk, offset, bytes)?, gpu)
+    }
+
     /// Returns the GPU on which this process uses the memory, if any.
     fn gpu(&self) -> Option<&Gpu> {
         None
+    }
+
+    /// Uses memory that every GPU reaches on the context's GPU from now on, unless a GPU is chosen already.
+    fn choose_gpu(&self, _: &Context) -> Result<()> {
+        Ok(())
     }
 
     /// Copies bytes out of a chunk. Host-synchronous.
@@ -179,7 +219,12 @@ pub(crate) trait Memory: Send + Sync {
         Err(wrong_kind("GPU", "host", "pinning"))
     }
 
-    /// Drops registrations of [`Memory::pin`].
+    /// Returns the registration of a chunk while it is pinned. Give it back by [`unpin`](Self::unpin).
+    fn registration(&self, _chunk: usize) -> Option<Arc<HostRegistration>> {
+        None
+    }
+
+    /// Drops registrations of [`Memory::pin`] and [`Memory::registration`].
     fn unpin(&self, _: Vec<Arc<HostRegistration>>) {}
 
     /// Returns how many bytes the memory can have in this process without moving; 0 if it cannot grow.
@@ -190,6 +235,12 @@ pub(crate) trait Memory: Send + Sync {
     /// Maps chunks, given by their lengths and file descriptors, after the existing ones. Only called on memory that may grow,
     /// with chunks that fit into [`Memory::reserved`].
     fn extend(&self, chunks: &[(u64, OwnedFd)]) -> Result<Box<dyn Extension + '_>>;
+
+    /// Returns the mapping of each chunk, whose memory can be replaced at its addresses; `None` for other than GPU
+    /// memory of a version that cannot grow.
+    fn mappings(&mut self) -> Option<&mut [Mapping]> {
+        None
+    }
 
     /// Returns whether this process has published the memory, which must then stay until the lease is given back.
     fn is_published(&self) -> bool {
@@ -204,7 +255,7 @@ pub(crate) trait Extension {
 }
 
 /// All kinds.
-static KINDS: [&dyn Kind; 3] = [&host::Host, &vmm::Vmm, &legacy::Legacy];
+static KINDS: [&dyn Kind; 5] = [&host::Host, &pinned::Pinned, &vmm::Vmm, &legacy::Legacy, &live::Live];
 
 /// Returns the kind that is native at `place`.
 pub(crate) fn native(place: Place) -> Result<&'static dyn Kind> {
@@ -221,6 +272,15 @@ pub(crate) fn by_wire(wire: WireKind) -> Result<&'static dyn Kind> {
 /// Returns the name of a kind for users.
 pub fn kind_name(kind: WireKind) -> &'static str {
     by_wire(kind).map_or("unknown", |kind| kind.name())
+}
+
+/// Returns the range, unless it is used on another GPU than this one.
+fn on_its_own<'a>(range: DeviceRange<'a>, gpu: &Gpu) -> Result<DeviceSlice<'a>> {
+    if range.gpu.uuid() == gpu.uuid() {
+        Ok(range.slice)
+    } else {
+        Err(access_error("a copy on the stream of another GPU")(AccessError::OtherContext))
+    }
 }
 
 /// Returns the error that `operation` needs `wanted` memory, not `has` memory. The caller fills in the name.

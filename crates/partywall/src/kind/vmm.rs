@@ -46,7 +46,7 @@ impl Kind for Vmm {
         place: Place,
         used: &[u64],
         reserve: Option<u64>,
-        gpus: &Gpus,
+        gpus: &Arc<Gpus>,
     ) -> Result<Box<dyn Draft>> {
         let asked = Asked::new(name, place, gpus)?;
         // All chunks or none: an overflow is an error before the first chunk is allocated.
@@ -64,7 +64,7 @@ impl Kind for Vmm {
         Ok(Box::new(VmmChunks::new(chunks, reserved, asked.gpu)))
     }
 
-    fn chunk(&self, name: &str, place: Place, bytes: u64, gpus: &Gpus) -> Result<(u64, OwnedFd)> {
+    fn chunk(&self, name: &str, place: Place, bytes: u64, gpus: &Arc<Gpus>) -> Result<(u64, OwnedFd)> {
         let asked = Asked::new(name, place, gpus)?;
         let bytes = round_up(bytes, asked.granularity).ok_or_else(|| asked.out_of_memory(bytes, None))?;
         let fd = asked.create(bytes, bytes)?.export().map_err(asked.failed(bytes, bytes))?;
@@ -212,6 +212,14 @@ impl Draft for VmmChunks {
         self.chunks.iter().map(Mapping::len).collect()
     }
 
+    fn push(&mut self, name: &str, place: Place, bytes: u64, gpus: &Arc<Gpus>) -> Result<()> {
+        let asked = Asked::new(name, place, gpus)?;
+        let bytes = round_up(bytes, asked.granularity).ok_or_else(|| asked.out_of_memory(bytes, None))?;
+        let memory = asked.create(bytes, bytes)?;
+        self.chunks.push(Mapping::new(memory, Access::ReadWrite).map_err(asked.failed(bytes, bytes))?);
+        Ok(())
+    }
+
     fn reserved(&self) -> u64 {
         self.reserved
     }
@@ -312,6 +320,10 @@ impl Memory for VmmChunks {
         let memories: Vec<_> = chunks.iter().map(import).collect::<Result<_>>()?;
         let mapping = self.chunks.first().ok_or_else(no_chunk)?;
         Ok(Box::new(mapping.extend(memories).map_err(access_error(what))?))
+    }
+
+    fn mappings(&mut self) -> Option<&mut [Mapping]> {
+        (self.reserved == 0).then_some(&mut self.chunks)
     }
 }
 

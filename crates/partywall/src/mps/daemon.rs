@@ -24,7 +24,7 @@ use crate::{
 /// use partywall::{Domain, mps::MpsDaemon};
 ///
 /// # fn main() -> partywall::Result<()> {
-/// let daemon = MpsDaemon::of(&Domain::options().location()?)?;
+/// let daemon = MpsDaemon::of(&Domain::options().location()?);
 /// let hold = daemon.start_held()?; // keeps it running until the client below has come
 /// std::process::Command::new("python").arg("train.py").env(partywall::mps::PIPES, daemon.pipes()).spawn().unwrap();
 /// # drop(hold);
@@ -85,12 +85,10 @@ pub struct MpsServer {
 
 impl MpsDaemon {
     /// Returns the daemon of the domain at `location`.
-    ///
-    /// # Errors
-    /// [`MpsFault::PathTooLong`].
-    pub fn of(location: &Location) -> Result<Self> {
-        let directory = Directory::of(location)?;
-        Ok(Self { directory, location: location.clone(), program: None, timeout: TIMEOUT, idle: Some(IDLE) })
+    #[must_use]
+    pub fn of(location: &Location) -> Self {
+        let directory = Directory::of(location);
+        Self { directory, location: location.clone(), program: None, timeout: TIMEOUT, idle: Some(IDLE) }
     }
 
     /// Sets the program `partywall`, which starts and watches the daemon, as
@@ -131,7 +129,8 @@ impl MpsDaemon {
     /// If its client comes later, use [`start_held`](Self::start_held).
     ///
     /// # Errors
-    /// [`MpsFault::NoProgram`], [`MpsFault::NotStarted`], [`MpsFault::NoAnswer`], [`MpsFault::User`];
+    /// [`MpsFault::NoProgram`], [`MpsFault::NotStarted`], [`MpsFault::NoAnswer`], [`MpsFault::User`],
+    /// [`MpsFault::PathTooLong`];
     /// [`Unreachable`](crate::error::Unreachable) if the directory cannot be made or is not private.
     pub fn start(&self) -> Result<MpsStarted> {
         self.directory.check()?;

@@ -66,15 +66,10 @@ pub(super) struct WatcherLock(#[expect(dead_code, reason = "its lock ends with i
 
 impl Directory {
     /// Returns the directory of a domain's daemon, which may not exist.
-    pub(super) fn of(location: &Location) -> Result<Self> {
+    pub(super) fn of(location: &Location) -> Self {
         let mut name = location.socket.file_stem().unwrap_or_default().to_owned();
         name.push(".mps");
-        let directory = Self { root: location.directory().join(name), parent: location.directory().to_owned() };
-        let pipes = directory.pipes();
-        if pipes.join(LONGEST_SOCKET).as_os_str().len() > MAX_SOCKET_PATH {
-            return Err(MpsFault::PathTooLong { pipes, most: MAX_SOCKET_PATH }.into());
-        }
-        Ok(directory)
+        Self { root: location.directory().join(name), parent: location.directory().to_owned() }
     }
 
     pub(super) fn pipes(&self) -> PathBuf {
@@ -94,8 +89,9 @@ impl Directory {
         self.root.exists()
     }
 
-    /// Checks that the directory is private, or can be made.
+    /// Checks that the directory is private, or can be made, and that a daemon can have its sockets in it.
     pub(super) fn check(&self) -> Result<()> {
+        self.check_length()?;
         PrivateDir::open(&self.parent, true).map_err(|why| Error::directory(&self.parent, why))?;
         match PrivateDir::open(&self.root, false) {
             Ok(_) | Err(Unsafe::Errno(Errno::NOENT)) => Ok(()),
@@ -209,7 +205,16 @@ impl Directory {
         pid.trim().parse().ok()
     }
 
+    fn check_length(&self) -> Result<()> {
+        let pipes = self.pipes();
+        if pipes.join(LONGEST_SOCKET).as_os_str().len() > MAX_SOCKET_PATH {
+            return Err(MpsFault::PathTooLong { pipes, most: MAX_SOCKET_PATH }.into());
+        }
+        Ok(())
+    }
+
     fn open(&self) -> Result<PrivateDir> {
+        self.check_length()?;
         // The broker, which makes this directory otherwise, may not run.
         PrivateDir::open(&self.parent, true).map_err(|why| Error::directory(&self.parent, why))?;
         PrivateDir::open(&self.root, true).map_err(|why| match why {
@@ -275,7 +280,7 @@ mod tests {
 
     fn directory(at: &Path) -> Directory {
         let location = Location::find(None, Some(&at.join("pw/default.sock"))).unwrap();
-        Directory::of(&location).unwrap()
+        Directory::of(&location)
     }
 
     fn soon() -> Instant {
@@ -296,8 +301,11 @@ mod tests {
         assert!(!directory.exists());
         drop(lock);
         let long = at.path().join("x".repeat(100)).join("default.sock");
-        let refused = Directory::of(&Location::find(None, Some(&long)).unwrap()).unwrap_err();
-        assert!(matches!(refused, Error::Mps(MpsFault::PathTooLong { .. })), "{refused}");
+        let directory = Directory::of(&Location::find(None, Some(&long)).unwrap());
+        for refused in [directory.check().unwrap_err(), directory.hold(soon()).unwrap_err()] {
+            assert!(matches!(refused, Error::Mps(MpsFault::PathTooLong { .. })), "{refused}");
+        }
+        assert!(!directory.exists());
     }
 
     #[test]

@@ -16,17 +16,20 @@ use partywall_shm::pool::Held;
 use super::{BlockRef, Blocks};
 use crate::{
     completion::{Completion, Fence},
+    domain::Domain,
     error::{Error, Gone, InvalidArgument, Mismatch, Result},
     gpu::{DeviceRange, failed_call},
+    place::Place,
     segment::Element,
 };
 use partywall_wire::Named;
 
 /// A block of a [`Pool`](super::Pool) that only its holder uses. Dropping it gives it back.
 ///
-/// If [`device`](Self::device) was called, work that this process has enqueued may still use the block. Dropping it then
-/// frees it once all work is done that the process has on that GPU at that moment; a helper thread waits for the GPU. That
-/// is always correct but often later than necessary: [`release_on`](Self::release_on) waits for one stream only.
+/// If [`device`](Self::device) or [`device_mut`](Self::device_mut) was called, work that this process has enqueued may still
+/// use the block. Dropping it then frees it once all work is done that the process has on that GPU at that moment; a helper
+/// thread waits for the GPU. That is always correct but often later than necessary: [`release_on`](Self::release_on) waits
+/// for one stream only.
 ///
 /// In a forked child the block belongs to the parent, and dropping it does nothing.
 #[must_use = "a block is given back when it is dropped"]
@@ -59,29 +62,36 @@ impl Block {
         Self { blocks, held: Some(held), bytes: OnceLock::new(), exposed: AtomicBool::new(exposed) }
     }
 
-    /// Returns the bytes for writing by the CPU. Host memory only.
+    /// Returns the bytes for writing by the CPU. Host and pinned memory only. If the block's range on a GPU was returned, first
+    /// waits until all work of this process on that GPU is done, because that work may use the bytes.
     ///
     /// # Errors
     /// - [`Mismatch::Kind`] for a block on a GPU;
     /// - [`Gone::HeldBlock`] if the broker took this process for dead and freed the block, and another thread of this
-    ///   process has it now.
+    ///   process has it now;
+    /// - [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost),
+    ///   [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda) if that work has failed.
     pub fn bytes_mut(&mut self) -> Result<&mut [u8]> {
         self.borrow()?;
+        self.finish_work()?;
         match self.bytes.get_mut() {
             Some(Some(borrowed)) => Ok(self.blocks.bytes()?.bytes_mut(borrowed)),
             _ => Err(Gone::HeldBlock { pool: self.blocks.name().to_owned() }.into()),
         }
     }
 
-    /// Returns the bytes for reading by the CPU. Host memory only.
+    /// Returns the bytes for reading by the CPU, and waits as [`bytes_mut`](Self::bytes_mut) does.
     ///
     /// # Errors
     /// As [`bytes_mut`](Self::bytes_mut).
     pub fn bytes(&self) -> Result<&[u8]> {
-        Ok(self.blocks.bytes()?.bytes_of_mut(self.borrow()?))
+        let borrowed = self.borrow()?;
+        self.finish_work()?;
+        Ok(self.blocks.bytes()?.bytes_of_mut(borrowed))
     }
 
-    /// Returns the bytes as elements of type `T`, as many as fit, for writing by the CPU. Host memory only.
+    /// Returns the bytes as elements of type `T`, as many as fit, for writing by the CPU; see
+    /// [`bytes_mut`](Self::bytes_mut).
     ///
     /// # Errors
     /// As [`bytes_mut`](Self::bytes_mut); [`Mismatch::BlockSize`] if the block is smaller than one element.
@@ -91,7 +101,8 @@ impl Block {
         bytemuck::try_cast_slice_mut(&mut self.bytes_mut()?[..len]).map_err(|e| not_elements(&pool, e))
     }
 
-    /// Returns the bytes as elements of type `T`, as many as fit, for reading by the CPU. Host memory only.
+    /// Returns the bytes as elements of type `T`, as many as fit, for reading by the CPU; see
+    /// [`bytes`](Self::bytes).
     ///
     /// # Errors
     /// As [`as_mut_slice`](Self::as_mut_slice).
@@ -100,7 +111,8 @@ impl Block {
         bytemuck::try_cast_slice(&self.bytes()?[..len]).map_err(|e| not_elements(&self.blocks, e))
     }
 
-    /// Returns the block's address in host memory, for code in other languages. It is valid while the block is held.
+    /// Returns the block's address in host memory or pinned memory, for code in other languages. It is valid while the block
+    /// is held. Does not wait for work of a GPU.
     ///
     /// # Errors
     /// As [`bytes_mut`](Self::bytes_mut).
@@ -108,17 +120,27 @@ impl Block {
         Ok(self.blocks.bytes()?.as_ptr(self.borrow()?))
     }
 
-    /// Returns the block's range on its GPU, for the caller's kernels and copies.
+    /// Returns the block's range on its GPU, or on the GPU that uses pinned memory, for the caller's kernels and copies. In
+    /// pinned memory the range is for reading, because the CPU may have the [`bytes`](Self::bytes) at the same time;
+    /// [`device_mut`](Self::device_mut) returns one for writing.
     ///
     /// # Errors
     /// [`Mismatch::Kind`] for host memory.
     pub fn device(&self) -> Result<DeviceRange<'_>> {
-        let range = self.blocks.device(self.index())?;
-        self.exposed.store(true, Ordering::Relaxed);
-        Ok(range)
+        let range = self.range()?;
+        Ok(if matches!(self.blocks.segment().place(), Place::Pinned(_)) { range.read_only() } else { range })
     }
 
-    /// Sets all bytes to zero. Host memory only.
+    /// Returns the block's range as [`device`](Self::device) does, also for writing. [`bytes`](Self::bytes) waits for the work
+    /// that was enqueued with it.
+    ///
+    /// # Errors
+    /// As [`device`](Self::device).
+    pub fn device_mut(&mut self) -> Result<DeviceRange<'_>> {
+        self.range()
+    }
+
+    /// Sets all bytes to zero. Host and pinned memory only.
     ///
     /// # Errors
     /// As [`bytes_mut`](Self::bytes_mut).
@@ -133,7 +155,7 @@ impl Block {
     /// [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost),
     /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda).
     pub fn zero_on(&mut self, stream: StreamRef<'_>) -> Result<()> {
-        let range = self.device()?;
+        let range = self.range()?;
         stream.enqueue_set(range.as_slice(), 0).map_err(|error| self.not_zeroed(error))
     }
 
@@ -154,8 +176,8 @@ impl Block {
         Ok(self)
     }
 
-    /// Gives the block back. If [`device`](Self::device) was called, first waits until all work of this process on that GPU
-    /// is done.
+    /// Gives the block back. If its range on a GPU was returned, first waits until all work of this process on that GPU is
+    /// done.
     ///
     /// # Errors
     /// - [`Gone::HeldBlock`] if the broker took this process for dead and has freed the block;
@@ -254,6 +276,18 @@ impl Block {
         self.blocks.name()
     }
 
+    /// Returns the domain.
+    pub fn domain(&self) -> &Domain {
+        self.blocks.domain()
+    }
+
+    /// Returns the block's range on a GPU, and notes that work of this process may use it.
+    fn range(&self) -> Result<DeviceRange<'_>> {
+        let range = self.blocks.device(self.index())?;
+        self.exposed.store(true, Ordering::Relaxed);
+        Ok(range)
+    }
+
     fn reference(&self) -> BlockRef {
         let pool = self.blocks.name().to_owned();
         let version = self.blocks.version();
@@ -262,9 +296,11 @@ impl Block {
 
     /// Returns the bytes, which the first call borrows from the mapping.
     fn borrow(&self) -> Result<&BorrowedBlockMut> {
+        // Before the borrow: the CPU may not have access yet.
+        self.blocks.bytes()?;
         // Threads that call this at the same time must share one borrow: a second one would be refused.
         let borrowed = self.bytes.get_or_init(|| self.blocks.borrow_mut(self.index())).as_ref();
-        borrowed.ok_or_else(|| self.blocks.bytes().err().unwrap_or_else(|| self.not_held()))
+        borrowed.ok_or_else(|| self.not_held())
     }
 
     /// Returns the number of bytes of all elements of type `T` that fit.
@@ -299,6 +335,11 @@ impl Block {
 
     pub(crate) fn is_exposed(&self) -> bool {
         self.exposed.load(Ordering::Relaxed)
+    }
+
+    /// Waits for work on a GPU that may write the bytes.
+    fn finish_work(&self) -> Result<()> {
+        if self.is_exposed() { self.blocks.wait_idle() } else { Ok(()) }
     }
 
     /// Ends the borrow of the bytes, so that the next holder can borrow them. The next call that uses them borrows them

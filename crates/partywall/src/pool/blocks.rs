@@ -1,7 +1,11 @@
 //! The blocks of a pool, topic or queue as this process has them: their memory, control memory, and lease.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{Arc, OnceLock},
+};
 
+use partywall_cuda::StreamRef;
 use partywall_os::borrow::{BlockBorrows, BorrowedBlock, BorrowedBlockMut};
 use partywall_shm::{pool as shm, queue, topic};
 use partywall_wire::{Control, Named, Notice};
@@ -24,8 +28,8 @@ pub(crate) struct Blocks {
     base: u64,
     /// Distance between the starts of two blocks, in bytes.
     stride: u64,
-    /// The bytes of blocks in host memory. `None` on a GPU.
-    bytes: Option<BlockBorrows>,
+    /// The bytes of blocks that the CPU reaches. Unset on a GPU, and in pinned memory until the CPU uses it.
+    bytes: OnceLock<Option<BlockBorrows>>,
     /// Last, because the other fields use this memory until they are dropped.
     memory: Arc<Memory>,
 }
@@ -94,8 +98,17 @@ impl Blocks {
     /// Returns `None` if the control memory is for another number of blocks.
     fn part(memory: &Arc<Memory>, pool: shm::Pool, object: Object, shape: Control, base: u64) -> Option<Self> {
         let stride = shape.stride().filter(|_| pool.count() == shape.blocks)?;
-        let bytes = memory.segment().block_borrows(base, stride, shape.block_bytes, shape.blocks);
-        Some(Self { control: Arc::new(pool), object, shape, base, stride, bytes, memory: memory.clone() })
+        let bytes = OnceLock::new();
+        let blocks = Self { control: Arc::new(pool), object, shape, base, stride, bytes, memory: memory.clone() };
+        if blocks.segment().has_cpu() {
+            blocks.bytes.get_or_init(|| blocks.borrows());
+        }
+        Some(blocks)
+    }
+
+    /// Divides the memory into blocks that can be borrowed, if the CPU has access.
+    fn borrows(&self) -> Option<BlockBorrows> {
+        self.segment().block_borrows(self.base, self.stride, self.shape.block_bytes, self.shape.blocks)
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -179,43 +192,63 @@ impl Blocks {
         self.memory.keep.clone()
     }
 
-    /// Borrows a block in host memory for reading, until it is [given back](Self::give_back). Returns `None` on a GPU, or if
-    /// this process borrows the block for writing.
+    /// Borrows a block for reading by the CPU, until it is [given back](Self::give_back). Returns `None` if the CPU has no
+    /// access (see [`bytes`](Self::bytes)), or if this process borrows the block for writing.
     pub(crate) fn borrow(&self, index: u32) -> Option<BorrowedBlock> {
-        self.bytes.as_ref()?.borrow(index as usize)
+        self.lender()?.borrow(index as usize)
     }
 
-    /// Borrows a block in host memory for writing, until it is [given back](Self::give_back_mut). Returns `None` on a GPU, or
-    /// if this process borrows the block already.
+    /// Borrows a block for writing by the CPU, until it is [given back](Self::give_back_mut). Returns `None` if the CPU has no
+    /// access (see [`bytes`](Self::bytes)), or if this process borrows the block already.
     pub(crate) fn borrow_mut(&self, index: u32) -> Option<BorrowedBlockMut> {
-        self.bytes.as_ref()?.borrow_mut(index as usize)
+        self.lender()?.borrow_mut(index as usize)
     }
 
     /// Ends the use of a block that was borrowed for reading.
     pub(crate) fn give_back(&self, borrowed: Option<BorrowedBlock>) {
-        if let (Some(bytes), Some(borrowed)) = (&self.bytes, borrowed) {
+        if let (Some(bytes), Some(borrowed)) = (self.lender(), borrowed) {
             bytes.give_back(borrowed);
         }
     }
 
     /// Ends the use of a block that was borrowed for writing.
     pub(crate) fn give_back_mut(&self, borrowed: Option<BorrowedBlockMut>) {
-        if let (Some(bytes), Some(borrowed)) = (&self.bytes, borrowed) {
+        if let (Some(bytes), Some(borrowed)) = (self.lender(), borrowed) {
             bytes.give_back_mut(borrowed);
         }
     }
 
-    /// Returns the lender, which shows the bytes of borrowed blocks.
+    /// Returns the lender, which shows the bytes of borrowed blocks. Gives the CPU access to pinned memory, if it has none.
     ///
     /// # Errors
-    /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for memory of a GPU.
+    /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for memory of a GPU;
+    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda).
     pub(crate) fn bytes(&self) -> Result<&BlockBorrows> {
-        self.bytes.as_ref().ok_or_else(|| self.segment().is_on_gpu())
+        match self.lender() {
+            Some(bytes) => Ok(bytes),
+            None => self.allow_cpu(),
+        }
+    }
+
+    #[cold]
+    fn allow_cpu(&self) -> Result<&BlockBorrows> {
+        self.segment().allow_cpu()?;
+        self.bytes.get_or_init(|| self.borrows()).as_ref().ok_or_else(|| self.segment().is_on_gpu())
+    }
+
+    #[inline]
+    fn lender(&self) -> Option<&BlockBorrows> {
+        self.bytes.get()?.as_ref()
     }
 
     /// Returns the range of a block on its GPU.
     pub(crate) fn device(&self, index: u32) -> Result<DeviceRange<'_>> {
         self.segment().device_range(self.offset(index), self.shape.block_bytes)
+    }
+
+    /// Returns the range of a block on the stream's GPU.
+    pub(crate) fn device_on(&self, index: u32, stream: StreamRef<'_>) -> Result<DeviceRange<'_>> {
+        self.segment().device_range_on(stream, self.offset(index), self.shape.block_bytes)
     }
 
     /// Returns the GPU on which this process uses the blocks; `None` for host memory.
@@ -230,14 +263,14 @@ impl Blocks {
 
     /// Prefetches the first bytes of a block in host memory that will be read soon.
     pub(crate) fn prefetch(&self, index: u32) {
-        if let Some(bytes) = &self.bytes {
+        if let Some(bytes) = self.lender() {
             bytes.prefetch(index as usize);
         }
     }
 
     /// Prefetches the first bytes of a block in host memory that will be written soon.
     pub(crate) fn prefetch_to_write(&self, index: u32) {
-        if let Some(bytes) = &self.bytes {
+        if let Some(bytes) = self.lender() {
             bytes.prefetch_to_write(index as usize);
         }
     }

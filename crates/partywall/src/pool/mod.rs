@@ -208,7 +208,7 @@ impl Pool {
     /// # Errors
     /// [`Gone::Withdrawn`] once the deadline of a withdrawal with [`Then::Stale`](crate::Then::Stale) has passed. Blocks
     /// that this process holds stay valid; no other can be taken or accepted.
-    /// [`DeviceFault::DeviceLost`](crate::error::DeviceFault::DeviceLost) once its GPU has lost the memory.
+    /// [`DeviceFault::DeviceLost`](crate::error::DeviceFault::DeviceLost) once the memory is lost.
     pub fn check(&self) -> Result<()> {
         self.blocks.check()
     }

@@ -6,7 +6,7 @@ use partywall_cuda::DeviceUuid;
 use partywall_os::lock::IgnorePoison;
 
 use super::blocks::Blocks;
-use crate::{error::Result, gpu::Gpu, segment::Segment};
+use crate::{error::Result, gpu::Gpu, place::Place, segment::Segment};
 
 /// The pools and topics of a connection.
 #[derive(Debug, Default)]
@@ -22,12 +22,12 @@ impl Pools {
 }
 
 impl Locked<'_> {
-    /// Returns a version that is mapped; if `device` is given, mapped for that GPU or in host memory.
+    /// Returns a version that is mapped; if `device` is given, mapped for that GPU, or in host memory that no GPU maps.
     pub(crate) fn find(&self, name: &str, version: u64, device: Option<DeviceUuid>) -> Option<Arc<Blocks>> {
         let fits = |blocks: &Arc<Blocks>| {
             let there = blocks.gpu().map(Gpu::uuid);
             (blocks.name(), blocks.version()) == (name, version)
-                && (device.is_none() || there.is_none() || device == there)
+                && (device.is_none() || blocks.segment().place() == Place::Host || device == there)
         };
         self.0.iter().filter_map(Weak::upgrade).find(fits)
     }

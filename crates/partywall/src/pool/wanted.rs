@@ -4,14 +4,14 @@ use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use partywall_cuda::{DeviceUuid, ForeignMemory};
 use partywall_shm::DType;
-use partywall_wire::{Access, Answer, BLOCK_ALIGNMENT, Call, Control, Named, Opened};
+use partywall_wire::{Access as WireAccess, Answer, BLOCK_ALIGNMENT, Call, Control, Named, Opened};
 
 use super::Blocks;
 use crate::{
     domain::{Domain, answered, check_name, unexpected},
     error::{Denied, Error, InvalidArgument, Mismatch, Result},
     gpu::{self, cuda_error},
-    place::{DeviceChoice, Place},
+    place::{Access, DeviceChoice, Place},
     segment::{Builder, Claim},
     wait::Wait,
 };
@@ -28,6 +28,7 @@ pub(crate) struct Wanted {
     pub(crate) shared: bool,
     pub(crate) device: Option<DeviceUuid>,
     pub(crate) allow_peer: bool,
+    pub(crate) access: Option<Access>,
     pub(crate) timeout: Option<Duration>,
 }
 
@@ -43,6 +44,7 @@ impl Wanted {
             shared: false,
             device: None,
             allow_peer: false,
+            access: None,
             timeout: None,
         }
     }
@@ -87,7 +89,7 @@ impl Wanted {
         // Asks for read access: with write access a plain segment would be refused because it is frozen, and the error
         // would not say that the object is of another kind.
         let timeout = self.timeout.unwrap_or_default();
-        let (answer, fds) = self.domain.ask_to_open(&self.name, None, Access::Read, timeout.into())?;
+        let (answer, fds) = self.domain.ask_to_open(&self.name, None, WireAccess::Read, timeout.into())?;
         self.attach(answered!(answer, Answer::Opened(opened) => opened)?, fds, check)
     }
 
@@ -149,6 +151,7 @@ impl Wanted {
         }
         let opener = self.domain.opener(&self.name).read_write().allow_peer(self.allow_peer);
         let opener = if let Some(device) = self.device { opener.device(device) } else { opener };
+        let opener = if let Some(access) = self.access { opener.access(access) } else { opener };
         pools.add(opener.attach(opened, fds)?)
     }
 
@@ -216,6 +219,13 @@ macro_rules! wanted_setters {
         /// the link between the two GPUs.
         pub fn allow_peer(mut self, allow: bool) -> Self {
             self.wanted.allow_peer = allow;
+            self
+        }
+
+        #[doc = concat!("Sets what has access from the start to an existing ", $what, " in pinned memory; see")]
+        /// [`OpenOptions::access`](crate::OpenOptions::access).
+        pub fn access(mut self, access: crate::Access) -> Self {
+            self.wanted.access = Some(access);
             self
         }
 

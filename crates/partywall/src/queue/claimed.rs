@@ -74,6 +74,7 @@ enum Source {
 
 impl Queue {
     /// Claims the oldest task, and waits for one if there is none. Tasks that other workers gave back or lost go first.
+    /// While no output block is free, tasks without an output pass those that have one.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -106,7 +107,7 @@ impl Queue {
                         let found = self.try_claim_into(&mut room)?;
                         Ok((!matches!(found, Found::Nothing)).then_some(found))
                     })?;
-                    let what = || format!("cannot claim a task of queue {:?}: there is none", self.name());
+                    let what = || format!("cannot claim a task of queue {:?}: {}", self.name(), self.why_none());
                     found = waited.ok_or_else(|| waiting.error(what()))?;
                 }
                 Found::NoRoom => {
@@ -135,13 +136,16 @@ impl Queue {
         self.open.close_detached();
         let row = self.domain().link().row();
         let outputs = &self.open.outputs;
-        while let Some(candidate) = self.open.queue().next() {
+        while let Some(mut candidate) = self.open.queue().next() {
             // The block is taken first: otherwise a task that was claimed without room would have to be given back.
             if candidate.output > 0 && room.is_none() {
-                let Some(held) = slots::try_take(&**outputs.control(), self.domain())? else {
+                if let Some(held) = slots::try_take(&**outputs.control(), self.domain())? {
+                    *room = Some(Block::new(outputs.clone(), held));
+                } else if let Some(without) = self.open.queue().next_without_output() {
+                    candidate = without;
+                } else {
                     return Ok(Found::NoRoom);
-                };
-                *room = Some(Block::new(outputs.clone(), held));
+                }
             }
             let control = &self.open.control;
             let since = control.recorder.begin();
@@ -154,6 +158,16 @@ impl Queue {
         }
         *room = None;
         Ok(Found::Nothing)
+    }
+
+    /// Returns why there is no task to claim.
+    fn why_none(&self) -> String {
+        match self.open.queue().held_back() {
+            0 => "there is none".to_owned(),
+            count => format!(
+                "workers that lost earlier attempts of all pending tasks ({count}) still run, and none of them finished"
+            ),
+        }
     }
 
     /// Waits briefly for a free output block, in line with other waiters. Returns `None` if there was none.
@@ -253,7 +267,7 @@ impl ClaimedTask {
     /// Returns the block for the output, which only this attempt uses. It contains the bytes of its last user.
     ///
     /// # Errors
-    /// [`InvalidArgument::Range`] for a task without output.
+    /// [`InvalidArgument::Task`] for a task without output.
     pub fn output_mut(&mut self) -> Result<&mut Block> {
         self.inputs_and_output().map(|(_, output)| output)
     }
@@ -275,7 +289,7 @@ impl ClaimedTask {
     /// As [`output_mut`](Self::output_mut).
     pub fn inputs_and_output(&mut self) -> Result<(&[TaskInput], &mut Block)> {
         let task = self.open.reference(self.claimed().id());
-        let without = || InvalidArgument::range(format!("task {task}"), "it was submitted without room for an output");
+        let without = || InvalidArgument::task(format!("task {task}"), "it was submitted without room for an output");
         Ok((&self.inputs, self.output.as_mut().ok_or_else(without)?))
     }
 
@@ -285,7 +299,7 @@ impl ClaimedTask {
     /// As [`output_mut`](Self::output_mut).
     pub fn output(&self) -> Result<&Block> {
         let task = || format!("task {}", self.task());
-        let without = || InvalidArgument::range(task(), "it was submitted without room for an output");
+        let without = || InvalidArgument::task(task(), "it was submitted without room for an output");
         self.output.as_ref().ok_or_else(without)
     }
 
@@ -299,7 +313,7 @@ impl ClaimedTask {
         self.claimed().attempt()
     }
 
-    /// Returns how often the task may be attempted.
+    /// Returns the number of the last attempt that the task may have. A [retry](Queue::retry) raises it.
     pub fn max_attempts(&self) -> u8 {
         self.description.max_attempts
     }
@@ -314,7 +328,8 @@ impl ClaimedTask {
         self.claimed.as_ref().is_some_and(|claimed| self.open.queue().is_claimed(claimed))
     }
 
-    /// Moves the end of the lease to `from_now` from now.
+    /// Moves the end of the lease to `from_now` from now. In a queue without a [lease](super::QueueOptions::lease) an
+    /// attempt never ends in this way, and the call only checks the claim.
     ///
     /// # Errors
     /// [`Gone::Claim`] if the claim has been taken back; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
@@ -441,7 +456,7 @@ impl ClaimedTask {
     }
 
     /// Fails the attempt: the task goes to another worker, or becomes a dead letter. Keeps at most 127 bytes of the
-    /// reason.
+    /// reason, a longer one with `…` at its end, until another attempt fails.
     ///
     /// # Errors
     /// [`Gone::Claim`] if the claim has been taken back; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
@@ -578,7 +593,7 @@ impl TaskInput {
         Some(Self { source, exposed: AtomicBool::new(false) })
     }
 
-    /// Returns the bytes. Host memory only. A submitter's stream may still write them: [`ClaimedTask::wait_inputs`]
+    /// Returns the bytes. Host and pinned memory only. A submitter's stream may still write them: [`ClaimedTask::wait_inputs`]
     /// waits for that.
     ///
     /// # Errors
@@ -601,7 +616,7 @@ impl TaskInput {
         }
     }
 
-    /// Returns as many elements of a type as fit. Host memory only.
+    /// Returns as many elements of a type as fit. Host and pinned memory only.
     ///
     /// # Errors
     /// As [`bytes`](Self::bytes); [`InvalidArgument::Range`] if length or alignment do not fit the type.
@@ -614,7 +629,7 @@ impl TaskInput {
         bytemuck::try_cast_slice(&bytes[..whole]).map_err(not_elements)
     }
 
-    /// Returns the address in host memory, for code in other languages, which must only read it. Valid while the task
+    /// Returns the address in host or pinned memory, for code in other languages, which must only read it. Valid while the task
     /// is claimed.
     ///
     /// # Errors
@@ -629,7 +644,7 @@ impl TaskInput {
         }
     }
 
-    /// Returns the range on its GPU, for kernels and copies that only read it. A submitter's stream may still write it:
+    /// Returns the range on its GPU, or on the GPU that uses pinned memory, for kernels and copies that only read it. A submitter's stream may still write it:
     /// [`ClaimedTask::wait_inputs_on`] orders a stream behind that.
     ///
     /// # Errors
@@ -644,7 +659,7 @@ impl TaskInput {
             }
         };
         self.exposed.store(true, Ordering::Relaxed);
-        Ok(range)
+        Ok(range.read_only())
     }
 
     /// Copies bytes from `offset` on into `out`, from any kind of memory. Blocks the host until the copy is complete.

@@ -18,6 +18,7 @@ use super::{Open, TaskRef, TaskResult, Ticket};
 use crate::{
     error::{Error, Gone, InvalidArgument, InvalidData, Result},
     gpu::DeviceRange,
+    place::Place,
     pool::Block,
     trace::Action,
     wait::Wait,
@@ -96,20 +97,21 @@ impl Open {
 
 impl EnqueuedResult {
     /// Returns the range of the output on its GPU, for streams that wait for it. The range may be longer than the
-    /// output.
+    /// output. In pinned memory it is for reading, because it may outlive [`take`](Self::take), after which the CPU may have
+    /// the bytes.
     ///
     /// # Errors
-    /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for host memory; [`InvalidArgument::Range`] for a task without
+    /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for host memory; [`InvalidArgument::Task`] for a task without
     /// output; [`Gone::Task`] once [`take`](Self::take) has taken the result.
     pub fn device(&self) -> Result<DeviceRange<'_>> {
         let outputs = &self.ticket.open.outputs;
         let block = self.output.block.filter(|block| block.index < outputs.shape().blocks);
-        let without = || InvalidArgument::range(format!("task {}", self.task()), "it was submitted without an output");
+        let without = || InvalidArgument::task(format!("task {}", self.task()), "it was submitted without an output");
         let range = outputs.device(block.ok_or_else(without)?.index)?;
         if self.uses.fetch_or(EXPOSED, Ordering::AcqRel) & TAKEN != 0 {
             return Err(self.ticket.open.gone(self.ticket.id));
         }
-        Ok(range)
+        Ok(if matches!(outputs.segment().place(), Place::Pinned(_)) { range.read_only() } else { range })
     }
 
     /// Makes another stream wait for the output, as [`Ticket::wait_on`] does. Returns immediately, and enqueues nothing

@@ -17,7 +17,7 @@ use std::{
 use partywall_os::process::fork_generation;
 use partywall_shm::{
     pool as shm_pool,
-    queue::{self as shm, Event, Pools, TEND_EVERY},
+    queue::{self as shm, Event, NotRetried, Pools, TEND_EVERY},
 };
 use partywall_wire::{Notice, OtherUsers};
 
@@ -33,7 +33,7 @@ pub use self::{
 };
 use crate::{
     adaptive_spin::AdaptiveSpin,
-    domain::{Domain, LeaseGuard, own_user},
+    domain::{Domain, LeaseGuard},
     error::{Busy, Denied, Error, Gone, InvalidData, Result, Unreachable},
     gpu::Gpu,
     place::Place,
@@ -186,25 +186,29 @@ impl Queue {
     /// # Errors
     /// [`Gone::Withdrawn`] once the deadline of a withdrawal with [`Then::Stale`](crate::Then::Stale) has passed. Tasks
     /// that this process works on can be completed; no other can be claimed or submitted.
-    /// [`DeviceFault::DeviceLost`](crate::error::DeviceFault::DeviceLost) once its GPU has lost the memory.
+    /// [`DeviceFault::DeviceLost`](crate::error::DeviceFault::DeviceLost) once the memory is lost.
     pub fn check(&self) -> Result<()> {
         self.open.inputs.check()
     }
 
-    /// Makes a dead letter pending again, as if it had not been attempted.
+    /// Makes a dead letter pending again. It may be attempted as often as it was submitted with
+    /// ([`max_attempts`](Task::max_attempts)), under further numbers, and keeps the reasons of its last attempts.
     ///
     /// # Errors
     /// [`Denied::OtherUser`] in a queue of another user, which may need to ask the broker;
-    /// [`Busy::TaskState`] if the task is not a dead letter; [`Gone::Task`] if it is over; [`InvalidData::TaskInputs`]
+    /// [`Busy::TaskState`] if the task is not a dead letter, or has had 255 attempts; [`Gone::Task`] if it is over; [`InvalidData::TaskInputs`]
     /// if its submitter ended before its inputs were complete; [`Mismatch::Options`](crate::error::Mismatch::Options)
     /// for a task of another queue; [`Unreachable::Forked`].
     pub fn retry(&self, task: &TaskRef) -> Result<()> {
         self.open.require_ours()?;
         self.require_owner()?;
         let id = self.open.id(task)?;
-        self.open.queue().retry(id).map_err(|state| match state {
-            shm::TaskState::Dead => InvalidData::TaskInputs { task: task.to_string() }.into(),
-            _ => self.open.not_in(id, state, "a dead letter"),
+        self.open.queue().retry(id).map_err(|refused| match refused {
+            NotRetried::InputsLost => InvalidData::TaskInputs { task: task.to_string() }.into(),
+            NotRetried::State(state) => self.open.not_in(id, state, "a dead letter"),
+            NotRetried::Exhausted => {
+                self.open.not_in(id, shm::TaskState::Dead, "a dead letter with fewer than 255 attempts")
+            }
         })
     }
 
@@ -225,13 +229,8 @@ impl Queue {
     /// Refuses to change tasks of others in a queue of another user.
     fn require_owner(&self) -> Result<()> {
         let owner = self.open.inputs.segment().owner();
-        let uid = own_user();
+        let uid = self.domain().uid();
         if owner == uid {
-            return Ok(());
-        }
-        // In a user namespace of its own, this process has another number for its user than the broker.
-        let domain = self.domain();
-        if domain.members()?.iter().any(|row| row.member == domain.member() && row.uid == owner) {
             return Ok(());
         }
         let what = OtherUsers::Tasks { name: self.name().to_owned() };

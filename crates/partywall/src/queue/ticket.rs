@@ -55,15 +55,16 @@ pub struct TaskInfo {
     pub status: TaskStatus,
     /// The kind of work.
     pub kind: String,
-    /// How often it has been claimed.
+    /// The number of its last attempt.
     pub attempts: u8,
-    /// How often it may be claimed.
+    /// The number of the last attempt that it may have. A [retry](Queue::retry) raises it.
     pub max_attempts: u8,
     /// How long ago it was submitted.
     pub age: Duration,
     /// Why its last attempts had no result, with their numbers; at most 4.
     pub failures: Vec<(u8, TaskFailure)>,
-    /// The reason that the last worker gave for failing it; empty if none did.
+    /// The reason that the last worker that failed it gave; empty if none did. Only that of the last
+    /// [`TaskFailure::Failed`] among the failures is kept.
     pub text: String,
 }
 
@@ -204,12 +205,16 @@ impl Ticket {
     fn not_done(&self) -> String {
         let status = self.status();
         let needs_output = || self.open.queue().describe(self.id).is_some_and(|task| task.output > 0);
-        let blocked = if status == TaskStatus::Pending && needs_output() && self.open.results_fill_outputs() {
-            ", and no output block is free: results that were not taken occupy them"
+        let blocked = if status != TaskStatus::Pending {
+            ""
+        } else if self.open.queue().is_held_back(self.id) {
+            ", because workers that lost earlier attempts of it still run"
+        } else if needs_output() && self.open.results_fill_outputs() {
+            ", because no output block is free (results that were not taken occupy them)"
         } else {
             ""
         };
-        format!("task {} is not done: {}{blocked}", self.task(), status.name())
+        format!("task {} is {}{blocked}: it was not done", self.task(), status.name())
     }
 
     pub(super) fn failed(&self) -> Error {

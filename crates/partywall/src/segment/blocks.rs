@@ -2,14 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use partywall_cuda::{CuResult, CudaError};
+use partywall_cuda::{AccessError, CuResult, CudaError, StreamRef};
 use partywall_os::borrow::BlockBorrows;
 
 use super::Segment;
 use crate::{
     domain::LeaseGuard,
     error::{Error, Result},
-    gpu::{DeviceRange, failed_call},
+    gpu::{DeviceRange, access_error, failed_call},
     kind::wrong_kind,
 };
 
@@ -30,7 +30,18 @@ impl Segment {
         self.lease.take().map(|lease| Arc::new(self.domain.keep(lease)))
     }
 
-    /// Divides host memory into `count` blocks of `bytes` bytes that can be borrowed one by one. Returns `None` on a GPU.
+    /// Returns whether the CPU has access. It has none on a GPU, and to pinned memory only once it was asked for.
+    pub(crate) fn has_cpu(&self) -> bool {
+        self.memory().has_cpu()
+    }
+
+    /// Gives the CPU access to pinned memory, if it has none.
+    pub(crate) fn allow_cpu(&self) -> Result<()> {
+        self.memory().allow_cpu().map_err(|e| self.named(e))
+    }
+
+    /// Divides memory into `count` blocks of `bytes` bytes that can be borrowed one by one. Returns `None` if the CPU has no
+    /// access.
     pub(crate) fn block_borrows(&self, offset: u64, stride: u64, bytes: u64, count: u32) -> Option<BlockBorrows> {
         self.memory().block_borrows(offset, stride, bytes, count)
     }
@@ -43,6 +54,16 @@ impl Segment {
     /// Returns part of the memory on its GPU.
     pub(crate) fn device_range(&self, offset: u64, bytes: u64) -> Result<DeviceRange<'_>> {
         self.memory().device(0, offset, bytes).map_err(|e| self.named(e))
+    }
+
+    /// Returns part of the memory on the stream's GPU, which pinned memory is then used on, unless another one is chosen.
+    pub(crate) fn device_range_on(&self, stream: StreamRef<'_>, offset: u64, bytes: u64) -> Result<DeviceRange<'_>> {
+        self.memory().choose_gpu(stream.context()).map_err(|e| self.named(e))?;
+        let range = self.device_range(offset, bytes)?;
+        if range.gpu.context() != stream.context() {
+            return Err(self.named(access_error("using memory on a stream")(AccessError::OtherContext)));
+        }
+        Ok(range)
     }
 
     /// Waits until all work is done that this process has on the GPU now. Returns immediately for host memory.
@@ -65,7 +86,8 @@ impl Segment {
     }
 }
 
-fn is_capturing(error: &CudaError) -> bool {
+/// Returns whether the driver refused a wait because a graph is being captured.
+pub(super) fn is_capturing(error: &CudaError) -> bool {
     matches!(error.code, CuResult::STREAM_CAPTURE_UNSUPPORTED | CuResult::STREAM_CAPTURE_IMPLICIT)
 }
 

@@ -1,6 +1,7 @@
 //! Building a version: layout, allocation, writing, commit.
 
 use std::{
+    collections::VecDeque,
     fmt,
     os::fd::{AsFd, AsRawFd, OwnedFd, RawFd},
 };
@@ -16,7 +17,7 @@ use super::{
     CommitOptions, ControlMemory, Element, Facts, Granted, Segment, commit_setters, elements_mut, named, no_such_tensor,
 };
 use crate::{
-    domain::{Domain, check_name, own_user, unexpected},
+    domain::{Domain, check_name, unexpected},
     error::{Error, Held, InvalidArgument, LimitReached, Mismatch, Result},
     files::{self, Piece, SinkError},
     gpu::{DeviceRange, Gpu},
@@ -75,6 +76,7 @@ pub struct Builder {
     table: TableBuilder,
     problem: Option<TableError>,
     chunk_bytes: u64,
+    on_demand: bool,
     commit: CommitOptions,
     reserve: Option<u64>,
     claim: Option<Claim>,
@@ -90,6 +92,7 @@ impl Builder {
             table: TableBuilder::new(),
             problem: None,
             chunk_bytes: CHUNK_BYTES,
+            on_demand: false,
             commit: CommitOptions::default(),
             reserve: None,
             claim: None,
@@ -101,6 +104,21 @@ impl Builder {
     /// aligned to 256 bytes. [`Builder::allocate`] returns errors about the tensor.
     pub fn tensor(mut self, name: &str, dtype: DType, shape: &[u64]) -> Self {
         let added = self.table.add(name, dtype, shape);
+        self.problem = self.problem.or(added.err());
+        self
+    }
+
+    /// Adds a tensor with these strides, in elements, as [`Builder::tensor`] does.
+    pub fn tensor_strided(mut self, name: &str, dtype: DType, shape: &[u64], strides: &[u64]) -> Self {
+        let added = self.table.add_strided(name, dtype, shape, strides);
+        self.problem = self.problem.or(added.err());
+        self
+    }
+
+    /// Adds a tensor that shows memory of the tensor `of`, which was added before, from `offset` bytes on: the memory exists
+    /// once. Strides are in elements. [`Builder::allocate`] returns errors about the tensor.
+    pub fn view(mut self, name: &str, dtype: DType, shape: &[u64], strides: &[u64], (of, offset): (&str, u64)) -> Self {
+        let added = self.table.add_view(name, dtype, shape, strides, of, offset);
         self.problem = self.problem.or(added.err());
         self
     }
@@ -128,6 +146,14 @@ impl Builder {
         self
     }
 
+    /// Gives the name to another member of the same user, by its [`Domain::member`]: the name ends with that member, and
+    /// not with this process. A name that is [`kept`](Self::kept) has no owner. If the member is gone, [`Build::commit`]
+    /// returns [`NotFound::Member`](crate::error::NotFound::Member).
+    pub fn owner(mut self, member: u64) -> Self {
+        self.commit.owner = Some(member);
+        self
+    }
+
     /// Sets how the version is committed.
     pub(crate) fn commit_options(mut self, commit: CommitOptions) -> Self {
         self.commit = commit;
@@ -147,16 +173,36 @@ impl Builder {
         self
     }
 
+    /// Allocates each chunk only when [`Build::allocate_for`] needs it, in the order of the tensors; the commit allocates
+    /// the rest. Memory that is given up meanwhile can thus become the next chunk. Without effect on a mutable version.
+    ///
+    /// ```no_run
+    /// # use partywall::{DType, Domain, Place};
+    /// let domain = Domain::connect()?;
+    /// let builder = domain.create("llm", Place::Host).chunk_bytes(1 << 30).on_demand(true);
+    /// let mut build = builder.tensor("a", DType::U8, &[1 << 30]).tensor("b", DType::U8, &[1 << 30]).allocate()?;
+    /// build.write("a", &vec![1; 1 << 30])?; // allocates the first chunk
+    /// build.write("b", &vec![2; 1 << 30])?; // and the second
+    /// let llm = build.commit()?;
+    /// # Ok::<(), partywall::Error>(())
+    /// ```
+    pub fn on_demand(mut self, on_demand: bool) -> Self {
+        self.on_demand = on_demand;
+        self
+    }
+
     /// Allocates the memory, which reads as zero. No other process can see it.
     ///
     /// # Errors
     /// [`InvalidArgument::Name`]; [`InvalidArgument::Table`] for invalid tensors; [`LimitReached::Memory`];
+    /// [`LimitReached::Broker`] or [`LimitReached::User`] if the broker would refuse as much pinned memory;
     /// [`DeviceFault::NoDevice`](crate::error::DeviceFault::NoDevice),
     /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda).
     pub fn allocate(self) -> Result<Build> {
         check_name(&self.name)?;
-        let CommitOptions { mutable, kept, if_absent, shared } = self.commit;
+        let CommitOptions { mutable, if_absent, shared, owner, .. } = self.commit;
         self.commit.check(&self.name, self.control.is_none())?;
+        let lifetime = self.commit.lifetime(&self.name, self.control.is_none())?;
         let bad_table = |source| Error::InvalidArgument(InvalidArgument::Table { name: self.name.clone(), source });
         if let Some(source) = self.problem {
             return Err(bad_table(source));
@@ -173,11 +219,14 @@ impl Builder {
             self.reserve.unwrap_or_else(|| default_reservation(chunks[0]))
         });
         let kind = kind::native(self.place)?;
+        self.domain.check_pinned(kind, self.place, &chunks).map_err(|e| named(e, &self.name))?;
+        let later = if self.on_demand && !mutable { std::mem::take(&mut chunks) } else { Vec::new() };
         let draft = kind
             .allocate(&self.name, self.place, &chunks, reserve, self.domain.gpus()?)
-            .map_err(|e| with_held(e, &self.domain))?;
+            .map_err(|e| with_held(named(e, &self.name), &self.domain))?;
         Ok(Build {
             chunks: draft.chunk_bytes(),
+            later: later.into(),
             draft,
             kind,
             table,
@@ -185,13 +234,10 @@ impl Builder {
             name: self.name,
             place: self.place,
             mutable,
-            lifetime: match self.control {
-                _ if kept => Lifetime::Kept,
-                Some(_) => Lifetime::Shared,
-                None => Lifetime::Owned,
-            },
+            lifetime,
             if_absent,
             shared,
+            owner,
             claim: self.claim,
             control: self.control,
         })
@@ -230,26 +276,67 @@ pub(super) fn with_held(error: Error, domain: &Domain) -> Error {
 /// Memory that is being written and that no other process sees. Dropping it frees the memory.
 #[must_use = "no other process sees it until commit()"]
 pub struct Build {
-    draft: Box<dyn Draft>,
+    pub(super) draft: Box<dyn Draft>,
     kind: &'static dyn Kind,
-    table: Table<TableBytes>,
+    pub(super) table: Table<TableBytes>,
     chunks: Vec<u64>,
+    /// The bytes of chunks that are not allocated yet.
+    later: VecDeque<u64>,
     domain: Domain,
-    name: String,
+    pub(super) name: String,
     place: Place,
     mutable: bool,
     lifetime: Lifetime,
     if_absent: bool,
     shared: bool,
+    owner: Option<u64>,
     claim: Option<Claim>,
     control: Option<Control>,
 }
 
 impl Build {
-    /// Returns a tensor's elements for writing by the CPU. Host memory only.
+    /// Allocates the chunk of a tensor and all chunks before it, unless they are allocated already: of a build whose chunks are
+    /// allocated [on demand](Builder::on_demand). The methods that take `&mut self` do it, too.
     ///
     /// # Errors
-    /// [`NotFound::Tensor`](crate::error::NotFound::Tensor), [`Mismatch::DType`], [`Mismatch::Kind`].
+    /// [`NotFound::Tensor`](crate::error::NotFound::Tensor); as [`Builder::allocate`];
+    /// [`Unreachable::Forked`](crate::error::Unreachable::Forked): the build belongs to the parent.
+    pub fn allocate_for(&mut self, tensor: &str) -> Result<()> {
+        if self.later.is_empty() {
+            return Ok(());
+        }
+        let entry = find(&self.name, &self.table, tensor)?;
+        let needed = if entry.bytes() == 0 { 0 } else { entry.chunk() + 1 };
+        self.allocate_chunks(needed)
+    }
+
+    /// Returns whether a tensor's memory is allocated already, so that its use allocates nothing.
+    ///
+    /// # Errors
+    /// [`NotFound::Tensor`](crate::error::NotFound::Tensor).
+    pub fn is_allocated(&self, tensor: &str) -> Result<bool> {
+        let entry = find(&self.name, &self.table, tensor)?;
+        Ok(entry.bytes() == 0 || entry.chunk() < self.chunks.len())
+    }
+
+    /// Allocates chunks until there are `count`, or all.
+    pub(super) fn allocate_chunks(&mut self, count: usize) -> Result<()> {
+        while self.chunks.len() < count
+            && let Some(bytes) = self.later.front()
+        {
+            self.domain.link().require_ours()?;
+            let pushed = self.draft.push(&self.name, self.place, *bytes, self.domain.gpus()?);
+            pushed.map_err(|e| with_held(named(e, &self.name), &self.domain))?;
+            self.later.pop_front();
+            self.chunks = self.draft.chunk_bytes();
+        }
+        Ok(())
+    }
+
+    /// Returns a tensor's elements for writing by the CPU, as [`as_mut_bytes`](Self::as_mut_bytes) returns its bytes.
+    ///
+    /// # Errors
+    /// As [`as_mut_bytes`](Self::as_mut_bytes); [`Mismatch::DType`].
     pub fn as_mut_slice<T: Element>(&mut self, tensor: &str) -> Result<&mut [T]> {
         let entry = find(&self.name, &self.table, tensor)?;
         if entry.dtype() != T::DTYPE {
@@ -261,11 +348,16 @@ impl Build {
             .map_err(|e| InvalidArgument::range(tensor, format!("cannot use its bytes as elements: {e}")))
     }
 
-    /// Returns a tensor's bytes for writing by the CPU. Host memory only.
+    /// Returns a tensor's bytes for writing by the CPU. Host and pinned memory only. If a GPU was given addresses of pinned
+    /// memory, first waits until all work of this process on that GPU is done, because that work may write the bytes.
     ///
     /// # Errors
-    /// [`NotFound::Tensor`](crate::error::NotFound::Tensor), [`Mismatch::Kind`].
+    /// [`NotFound::Tensor`](crate::error::NotFound::Tensor), [`Mismatch::Kind`];
+    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda);
+    /// [`Unreachable::Forked`](crate::error::Unreachable::Forked): the build belongs to the parent.
     pub fn as_mut_bytes(&mut self, tensor: &str) -> Result<&mut [u8]> {
+        self.domain.link().require_ours()?;
+        self.allocate_for(tensor)?;
         let entry = find(&self.name, &self.table, tensor)?;
         if entry.bytes() == 0 {
             return Ok(&mut []);
@@ -284,20 +376,37 @@ impl Build {
         if entry.bytes() == 0 {
             return Err(InvalidArgument::range(tensor, "it has no bytes, and so no address"));
         }
+        if !self.is_allocated(tensor)? {
+            return Err(InvalidArgument::range(tensor, "its memory is not allocated yet: call allocate_for first"));
+        }
         self.draft.device(entry.chunk(), entry.offset(), entry.bytes()).map_err(|e| named(e, &self.name))
     }
 
-    /// Returns the GPU that has the memory; `None` for host memory.
+    /// Returns where the memory is.
+    pub fn place(&self) -> Place {
+        self.place
+    }
+
+    /// Returns the domain.
+    pub fn domain(&self) -> &Domain {
+        &self.domain
+    }
+
+    /// Returns the GPU that has the memory, or that uses pinned memory; `None` for memory that no GPU uses here.
     pub fn gpu(&self) -> Option<&Gpu> {
         self.draft.gpu()
     }
 
-    /// Copies `bytes` into a tensor in host memory or on a GPU. Host-synchronous.
+    /// Copies `bytes` into a tensor in memory of any kind. Host-synchronous, but in pinned memory not ordered with work that
+    /// was enqueued on a GPU.
     ///
     /// # Errors
     /// [`NotFound::Tensor`](crate::error::NotFound::Tensor); [`InvalidArgument::Range`] if the tensor has another number of
-    /// bytes; [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda).
+    /// bytes; [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda);
+    /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn write(&mut self, tensor: &str, mut bytes: &[u8]) -> Result<()> {
+        self.domain.link().require_ours()?;
+        self.allocate_for(tensor)?;
         let entry = find(&self.name, &self.table, tensor)?;
         if entry.bytes() != bytes.len() as u64 {
             return Err(InvalidArgument::range(
@@ -322,8 +431,17 @@ impl Build {
     }
 
     /// Writes many tensors from several threads; see [`files::Plan::copy_to`].
-    pub fn uploader(&mut self) -> Uploader<'_> {
-        Uploader { name: &self.name, uploads: self.draft.uploads(), entries: self.table.in_given_order() }
+    ///
+    /// # Errors
+    /// As [`Build::allocate_for`].
+    pub fn uploader(&mut self) -> Result<Uploader<'_>> {
+        self.allocate_chunks(usize::MAX)?;
+        Ok(Uploader {
+            domain: &self.domain,
+            name: &self.name,
+            uploads: self.draft.uploads(),
+            entries: self.table.in_given_order(),
+        })
     }
 
     /// Returns the number of bytes allocated.
@@ -363,6 +481,9 @@ impl Build {
 
     /// Freezes the memory and commits it with the broker.
     fn publish(&mut self) -> Result<Committed> {
+        // Freezing changes memory that a forked child shares with its parent.
+        self.domain.link().require_ours()?;
+        self.allocate_chunks(usize::MAX)?;
         self.draft.freeze(self.mutable).map_err(|e| named(e, &self.name))?;
         let mut fds = self.draft.fds();
         let fd_numbers = fds.iter().map(AsRawFd::as_raw_fd).collect();
@@ -379,6 +500,7 @@ impl Build {
             mutable: self.mutable,
             reserved: self.draft.reserved(),
             lifetime: self.lifetime,
+            owner: self.owner,
             control: self.control,
             if_absent: self.if_absent,
             claim: self.claim.as_ref().and_then(|claim| claim.id),
@@ -398,7 +520,7 @@ impl Build {
             claim.id = None;
         }
         let reserved = draft.reserved();
-        let uid = own_user();
+        let uid = domain.uid();
         let facts =
             Facts { name, version, place, mutable, reserved, lifetime, uid, shared, writable: mutable, fd_numbers };
         let memory = draft.into_memory();
@@ -434,6 +556,7 @@ impl fmt::Debug for Build {
 
 /// Writes tensors of a [`Build`] from several threads.
 pub struct Uploader<'a> {
+    domain: &'a Domain,
     name: &'a str,
     uploads: Box<dyn Uploads + 'a>,
     entries: Vec<Entry<'a>>,
@@ -446,6 +569,7 @@ impl files::Sink for Uploader<'_> {
         Self: 'a;
 
     fn lane(&self) -> Result<UploadLane<'_>, SinkError> {
+        self.domain.link().require_ours()?;
         let upload = self.uploads.start().map_err(|error| named(error, self.name))?;
         Ok(UploadLane { name: self.name, upload, entries: &self.entries, copies: Vec::new() })
     }

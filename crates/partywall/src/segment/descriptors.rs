@@ -28,12 +28,12 @@ use crate::{
 /// A version's memory as file descriptors, its tensor table, and a lease on it. Nothing is mapped and no driver is loaded.
 ///
 /// Any API that imports memory by file descriptor can use the version in place: CUDA's `cuMemImportFromShareableHandle`,
-/// Vulkan's `OPAQUE_FD`, OpenGL and HIP for `vmm` memory, `mmap` for `host` memory. So can programs in other languages:
+/// Vulkan's `OPAQUE_FD`, OpenGL and HIP for `vmm` memory, CUDA for `pinned` memory, `mmap` for `host` memory. So can programs in other languages:
 /// [`pass_to`](Self::pass_to) hands the descriptors to a child process.
 ///
 /// - The descriptors close on exec, and belong to this object.
 /// - An importer maps a *frozen* version (not [mutable](Self::is_mutable)) for reading only. The kernel enforces that in host
-///   memory, whose descriptors are read-only. A GPU's driver lets each importer choose.
+///   memory, whose descriptors are read-only. A GPU's driver lets each importer choose, in `pinned` memory, too.
 /// - A version that [may grow](Self::may_grow) has the chunks that it had at the time of the call. Map them one after
 ///   another: a tensor may span two chunks, and offsets count from the beginning of the first.
 ///
@@ -102,8 +102,8 @@ pub struct ChunkDescriptor {
 }
 
 impl ChunkDescriptor {
-    /// Returns the length of the chunk in bytes, as allocated. On a GPU this is the size to import, a multiple of the
-    /// driver's granularity (2 MiB).
+    /// Returns the length of the chunk in bytes, as allocated. On a GPU and in pinned memory this is the size to import, a
+    /// multiple of the driver's granularity (2 MiB).
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -171,7 +171,7 @@ impl Descriptors {
         let Received { table, fds, handles, .. } = Received::sort(&mut opened, fds)?;
         if !handles.is_empty() {
             let has = kind_name(opened.kind);
-            let wanted = "host or vmm";
+            let wanted = "host, pinned or vmm";
             return Err(Mismatch::Kind { name: opened.name, has, wanted, operation: "a file descriptor" }.into());
         }
         let chunks = opened.chunks.iter().zip(fds).map(|(bytes, fd)| ChunkDescriptor { bytes: *bytes, fd }).collect();
@@ -234,12 +234,13 @@ impl Descriptors {
         self.version
     }
 
-    /// Returns the kind of memory: `host`, whose descriptors `mmap` takes, or `vmm`, whose descriptors drivers import.
+    /// Returns the kind of memory: `host`, whose descriptors `mmap` takes, `vmm`, whose descriptors drivers import, or
+    /// `pinned`, whose descriptors only CUDA imports.
     pub fn kind(&self) -> &'static str {
         kind_name(self.kind)
     }
 
-    /// Returns where the memory is: host memory, or the UUID of the GPU on which to import it.
+    /// Returns where the memory is: host memory, a NUMA node, or the UUID of the GPU on which to import it.
     pub fn place(&self) -> Place {
         self.place
     }

@@ -143,8 +143,9 @@ impl Growth<'_> {
             return Err(segment.cannot_grow(NoGrowth::Reserved { reserved, needed }));
         }
         let gpus = segment.domain.gpus()?;
+        segment.domain.check_pinned(segment.kind, facts.place, &[missing]).map_err(|e| segment.named(e))?;
         let chunk = (missing > 0).then(|| segment.kind.chunk(&facts.name, facts.place, missing, gpus));
-        let chunk = chunk.transpose().map_err(|e| with_held(e, &segment.domain))?;
+        let chunk = chunk.transpose().map_err(|e| with_held(segment.named(e), &segment.domain))?;
         let (chunks, fds): (Vec<u64>, Vec<OwnedFd>) = chunk.into_iter().unzip();
         let ranges = info::ranges(facts.reserved, &[&stage.chunks[..], &chunks].concat())?;
         let table = Table::parse(TableBytes::Inline(table), &ranges).map_err(bad_table)?;

@@ -1,7 +1,9 @@
 //! Segments: names with versions, each a table of tensors over a few chunks of memory.
 
+mod advance;
 mod blocks;
 mod build;
+mod copy;
 mod descriptors;
 mod growth;
 mod left;
@@ -18,11 +20,12 @@ use std::{
     sync::Mutex,
 };
 
+use partywall_cuda::CudaError;
 use partywall_shm::Table;
-use partywall_wire::{Call, Control, Lifetime, Notice};
+use partywall_wire::{Call, Control, Kind as WireKind, Lifetime, Notice};
 
-use self::growth::Stage;
 pub use self::{
+    advance::Drain,
     build::{Build, Builder, Claim, Uncommitted, UploadLane, Uploader},
     descriptors::{ChunkDescriptor, Descriptors, HeldBlock},
     growth::{Growth, Refreshed},
@@ -31,6 +34,7 @@ pub use self::{
     publish::Publication,
     tensor::{Element, Tensor},
 };
+use self::{growth::Stage, left::LeftVersion};
 pub(crate) use self::{
     options::{CommitOptions, commit_setters},
     parts::{PartPlace, no_part},
@@ -69,6 +73,8 @@ pub struct Segment {
     growing: Mutex<()>,
     /// The control memory of a pool or topic, until it is taken.
     control: Option<ControlMemory>,
+    /// Why the memory is not mapped whole any more, if it is not.
+    not_mapped: Option<Box<CudaError>>,
 }
 
 /// The control memory of a pool or topic.
@@ -123,6 +129,7 @@ impl From<Granted> for Segment {
             first: Box::new(Stage::new(chunks, table, growths)),
             growing: Mutex::default(),
             control,
+            not_mapped: None,
         }
     }
 }
@@ -143,7 +150,8 @@ impl Segment {
         self.facts.place
     }
 
-    /// Returns the GPU on which this process uses the memory; `None` for host memory.
+    /// Returns the GPU on which this process uses the memory; `None` for host memory, and for pinned memory that no GPU has used
+    /// here yet.
     pub fn gpu(&self) -> Option<&Gpu> {
         self.memory().gpu()
     }
@@ -153,7 +161,7 @@ impl Segment {
         &self.domain
     }
 
-    /// Returns the kind of memory: `host`, `vmm` or `legacy`.
+    /// Returns the kind of memory: `host`, `vmm`, `legacy`, `pinned` or `live`.
     pub fn kind(&self) -> &'static str {
         self.kind.name()
     }
@@ -191,6 +199,11 @@ impl Segment {
     /// Returns how many bytes are mapped, including alignment.
     pub fn bytes(&self) -> u64 {
         self.stage().bytes()
+    }
+
+    /// Returns the bytes of all tensors. Bytes that several tensors share count once.
+    pub fn tensor_bytes(&self) -> u64 {
+        self.stage().table.tensor_bytes()
     }
 
     /// Returns the numbers that the chunks' file descriptors had in this process, for display. The descriptors were closed
@@ -252,8 +265,12 @@ impl Segment {
     /// [`Gone::Withdrawn`](crate::error::Gone::Withdrawn) once the deadline of a withdrawal with
     /// [`Then::Stale`](crate::Then::Stale) has passed. New views of tensors then fail with the same error; slices,
     /// addresses and arrays that exist stay valid until the segment is dropped.
-    /// [`DeviceFault::DeviceLost`] once its GPU has lost the memory, of which nothing is valid then.
+    /// [`DeviceFault::DeviceLost`] once the memory is lost, of which nothing is valid then; [`DeviceFault::NotMapped`] after
+    /// an [`advance`](Self::advance) that failed so.
     pub fn check(&self) -> Result<()> {
+        if let Some(source) = &self.not_mapped {
+            return Err(self.lost_mapping(source));
+        }
         self.lease.map_or(Ok(()), |lease| self.domain.link().check_lease(lease, &self.facts.name))
     }
 
@@ -274,12 +291,20 @@ impl Segment {
         // Memory that other processes open must stay until the broker stops granting it.
         let published = self.memory.take_if(|memory| memory.is_published());
         self.memory = None;
-        let released = match self.lease.take() {
-            Some(lease) => self.domain.link().call(give_back(lease)).map(drop),
-            None => Ok(()),
-        };
-        drop(published);
+        let Some(lease) = self.lease.take() else { return Ok(()) };
+        let left = (published.is_some() && self.is_live()).then(|| LeftVersion::of(&self.domain, &self.facts));
+        let released = self.domain.link().call(give_back(lease)).map(drop);
+        match (left, published) {
+            // The leases of other processes matter, too: an allocator would use the memory for other tensors.
+            (Some(left), Some(published)) => left.keep(published),
+            (_, published) => drop(published),
+        }
         released
+    }
+
+    /// Returns whether the version is memory of an allocator that its publisher keeps while there are leases.
+    fn is_live(&self) -> bool {
+        self.kind.wire() == WireKind::Live
     }
 
     /// Returns the present stage.
@@ -319,6 +344,9 @@ fn named(error: Error, name: &str) -> Error {
     match error {
         Error::Mismatch(Mismatch::Kind { has, wanted, operation, .. }) => {
             Error::Mismatch(Mismatch::Kind { name: name.to_owned(), has, wanted, operation })
+        }
+        Error::DeviceFault(DeviceFault::NoPinned { name: None, why }) => {
+            Error::DeviceFault(DeviceFault::NoPinned { name: Some(name.to_owned()), why })
         }
         Error::DeviceFault(DeviceFault::Cuda { what, source }) if !what.contains(&format!("{name:?}")) => {
             Error::DeviceFault(DeviceFault::Cuda { what: format!("{what} for {name:?}"), source })

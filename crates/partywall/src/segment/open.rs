@@ -8,15 +8,17 @@ use std::{
 use partywall_cuda::{CuResult, DeviceUuid};
 use partywall_shm::Table;
 use partywall_wire::{
-    Access, Answer, Call, Kind, LegacyHandle, MemberState, Named, Opened, Place as WirePlace, Table as WireTable,
+    Access as WireAccess, Answer, Call, Kind, LegacyHandle, MemberState, Named, Opened, Place as WirePlace,
+    Table as WireTable,
 };
 
-use super::{Claim, ControlMemory, Facts, Granted, Segment};
+use super::{Claim, ControlMemory, Facts, Granted, Segment, named};
 use crate::{
     domain::{Domain, answered, check_name, split_version},
     error::{DeviceFault, Error, Gone, LimitReached, Mismatch, Result, Unreachable},
     info::{self, TableBytes},
     kind::{self, Attach},
+    place::Access,
     wait::Wait,
 };
 
@@ -40,6 +42,7 @@ pub struct OpenOptions {
     write: bool,
     device: Option<DeviceUuid>,
     allow_peer: bool,
+    access: Option<Access>,
     reserve: Option<u64>,
 }
 
@@ -54,6 +57,7 @@ impl OpenOptions {
             write: false,
             device: None,
             allow_peer: false,
+            access: None,
             reserve: None,
         }
     }
@@ -89,6 +93,17 @@ impl OpenOptions {
         self
     }
 
+    /// Sets what has access to memory at [`Place::Pinned`](crate::Place::Pinned) from the start; other memory ignores it. By
+    /// default the GPU if [`device`](Self::device) names one, else the CPU. The other gets access on first use, in place:
+    /// running work is not disturbed.
+    ///
+    /// A GPU that is not named is the one that this domain opened first, else the one whose context is current on the calling
+    /// thread, else the first; every GPU reaches such memory without [`allow_peer`](Self::allow_peer).
+    pub fn access(mut self, access: Access) -> Self {
+        self.access = Some(access);
+        self
+    }
+
     /// Sets how many bytes the version may grow to in this process, if that is less than the committer has reserved. The
     /// present length always has room.
     pub fn reserve(mut self, bytes: u64) -> Self {
@@ -112,7 +127,7 @@ impl OpenOptions {
     pub(crate) fn open_within(&self, wait: Wait<'_>) -> Result<Segment> {
         let (name, version) = split_version(&self.name)?;
         check_name(&name)?;
-        let access = if self.write { Access::Write } else { Access::Read };
+        let access = if self.write { WireAccess::Write } else { WireAccess::Read };
         let (answer, fds) = self.domain.ask_to_open(&name, self.version.or(version), access, wait)?;
         self.attach_segment(answered!(answer, Answer::Opened(opened) => opened)?, fds)
     }
@@ -139,11 +154,8 @@ impl OpenOptions {
             Error::DeviceFault(DeviceFault::Cuda { ref source, .. }) if is_legacy && is_void(source.code) => {
                 self.reason(&name, version, lease).unwrap_or(error)
             }
-            Error::DeviceFault(DeviceFault::Cuda { .. })
-                if let WirePlace::Gpu(gpu) = place
-                    && !is_legacy =>
-            {
-                self.loss(gpu, &name, version, lease).unwrap_or(error)
+            Error::DeviceFault(DeviceFault::Cuda { .. }) if place.needs_driver() && !is_legacy => {
+                self.loss(place, &name, version, lease).unwrap_or(error)
             }
             error => error,
         });
@@ -156,7 +168,7 @@ impl OpenOptions {
         let waiting = Wait::from(PROOF).begin();
         let answer = self.domain.link().call_waiting(|| Call::AwaitWithdrawal { lease }, &waiting);
         if matches!(answer, Ok(Some((Answer::Withdrawn { .. }, _)))) {
-            return self.domain.ask_to_open(name, Some(version), Access::Read, Duration::ZERO.into()).err();
+            return self.domain.ask_to_open(name, Some(version), WireAccess::Read, Duration::ZERO.into()).err();
         }
         let pid = self.domain.inspect(&format!("{name}@{version}")).ok()?.version.committer;
         let publisher = self.domain.members().ok()?.into_iter().find(|member| member.pid == pid)?;
@@ -164,15 +176,15 @@ impl OpenOptions {
         gone.then(|| Error::Gone(Gone::OwnerDied { name: name.to_owned(), pid, ago: Duration::ZERO }))
     }
 
-    /// Returns the error that a version is lost with the memory of its GPU, if the broker finds that while this waits.
-    fn loss(&self, gpu: [u8; 16], name: &str, version: u64, lease: u64) -> Option<Error> {
+    /// Returns the error that a version is lost with the memory of its place, if the broker finds that while this waits.
+    fn loss(&self, place: WirePlace, name: &str, version: u64, lease: u64) -> Option<Error> {
         let link = self.domain.link();
         let until = Instant::now() + CHECK;
         loop {
-            let runs = matches!(link.call(Call::CheckGpu { gpu }).ok()?, Answer::GpuCheck { runs: true });
+            let runs = matches!(link.call(Call::CheckMemory { place }).ok()?, Answer::MemoryCheck { runs: true });
             let waiting = Wait::from(if runs { ASK } else { Duration::ZERO }).begin();
             if link.call_waiting(|| Call::AwaitWithdrawal { lease }, &waiting).ok()?.is_some() {
-                let again = self.domain.ask_to_open(name, Some(version), Access::Read, Duration::ZERO.into());
+                let again = self.domain.ask_to_open(name, Some(version), WireAccess::Read, Duration::ZERO.into());
                 // It may have been withdrawn for another reason.
                 return again.err().filter(|error| matches!(error, Error::DeviceFault(DeviceFault::DeviceLost { .. })));
             }
@@ -199,8 +211,12 @@ impl OpenOptions {
             write: self.write,
             device: self.device,
             allow_peer: self.allow_peer,
+            access: self.access.unwrap_or(if self.device.is_some() { Access::Gpu } else { Access::Cpu }),
+            // By the broker's number: in a user namespace this process has another number for its user.
+            is_own: uid == self.domain.uid(),
             gpus: self.domain.gpus()?,
-        })?;
+        });
+        let memory = memory.map_err(|e| named(e, &name))?;
         let place = place.into();
         let writable = self.write;
         let facts = Facts { name, version, place, mutable, reserved, lifetime, uid, shared, writable, fd_numbers };

@@ -1,31 +1,39 @@
 //! Publishing memory that other code allocated.
 
-use std::os::fd::AsFd;
+use std::{os::fd::AsFd, sync::Arc};
 
 use partywall_cuda::{DeviceSlice, DeviceUuid, ForeignMemory, PointerKind};
 use partywall_shm::{DType, Table, TableBuilder, TableError};
-use partywall_wire::{Answer, Call, Commit, Control, Lifetime, limits::MAX_CHUNKS};
+use partywall_wire::{Answer, Call, Commit, Control, Kind, limits::MAX_CHUNKS};
 
 use super::{CommitOptions, ControlMemory, Facts, Granted, Segment, build::wire_table, commit_setters, named};
 use crate::{
-    domain::{Domain, check_name, own_user, unexpected},
+    domain::{Domain, check_name, unexpected},
     error::{Denied, DeviceFault, Error, InvalidArgument, Result},
     gpu::{Gpu, access_error, cuda_error},
+    heap::{Block, block_at},
     info::TableBytes,
-    kind::{by_wire, legacy},
+    kind::{by_wire, legacy, live},
     place::Place,
 };
 
 /// Publishes tensors that are already on a GPU, in memory that other code allocated (torch's caching allocator, cupy,
 /// `cuMemAlloc`).
 ///
-/// [`Publication::commit`] publishes the memory itself, as kind `legacy`. It copies nothing, and promises less than a segment
-/// that was built ([`Segment::promises`]):
+/// [`Publication::commit`] publishes the memory itself. It copies nothing, and promises less than a segment that was
+/// built ([`Segment::promises`]):
 ///
-/// * The memory is not frozen. Readers see later writes of the publisher, and the hardware does not stop readers from
-///   writing.
+/// * The memory is not frozen: readers see later writes of the publisher.
 /// * A reader maps whole allocations with everything else in them: other tensors of torch, and the neighbours of a small
 ///   allocation in its 2 MiB.
+///
+/// Tensors in blocks of a [`Heap`](crate::Heap) become a version of kind `live`, which may be [kept](Self::kept). It
+/// outlives its publisher, and readers map it read-only. The publisher keeps the tensors' owners until the last lease
+/// on the version has ended, so that their memory is not used for other tensors while it is read.
+///
+/// Other tensors become a version of kind `legacy`, which promises still less:
+///
+/// * The hardware does not stop readers from writing.
 /// * The memory ends with its publisher. Readers that have it open keep it. A new open returns
 ///   [`Gone::Withdrawn`](crate::error::Gone::Withdrawn) once the publisher's segment is dropped, and
 ///   [`Gone::OwnerDied`](crate::error::Gone::OwnerDied) once the publisher is proved dead.
@@ -120,40 +128,49 @@ impl Publication {
     }
 
     /// Makes the memory itself the next version of its name. The returned segment keeps the memory's owners alive. If this
-    /// process opens the version, that segment has the same addresses and keeps the owners alive, too.
+    /// process opens a version of kind `legacy`, that segment has the same addresses and keeps the owners alive, too.
+    ///
+    /// When a segment of kind `live` is dropped, a thread keeps the owners, and with them the connection, until the
+    /// last lease on the version has ended.
     ///
     /// Host-synchronous: waits for all work of this process on that GPU, so that readers see its results.
     ///
     /// # Errors
-    /// - [`DeviceFault::NotShareable`] for memory for which the driver makes no handles; [`Denied::Keeping`];
+    /// - [`DeviceFault::NotShareable`] for memory for which the driver makes no handles, and that is in no heap;
+    ///   [`Denied::Keeping`] for memory that is in no heap;
     /// - [`InvalidArgument::Table`] for invalid tensors, or tensors that reach beyond their allocations or lie in more than
     ///   128 allocations;
-    /// - [`InvalidArgument::Range`] for tensors on several GPUs;
+    /// - [`InvalidArgument::Range`] for tensors on several GPUs, or some in a heap and others not;
     /// - as [`Build::commit`](crate::Build::commit).
     pub fn commit(self) -> Result<Segment> {
         let uuid = self.check()?;
-        if self.commit.kept {
+        let blocks = self.blocks()?;
+        if blocks.is_none() && self.commit.kept {
             return Err(Denied::Keeping { name: self.name }.into());
-        }
-        for (index, memory) in self.memory.iter().enumerate() {
-            if !memory.info().legacy_ipc {
-                return Err(self.not_shareable(index));
-            }
         }
         let Self { domain, name, table, memory, commit, control, .. } = self;
         let CommitOptions { mutable, if_absent, shared, .. } = commit;
         commit.check(&name, control.is_none())?;
+        // The blocks of a pool in published memory end with their publisher, too.
+        let lifetime = commit.lifetime(&name, true)?;
         let bad_table = |source| Error::InvalidArgument(InvalidArgument::Table { name: name.clone(), source });
+        let ranges: Vec<_> = match &blocks {
+            Some(blocks) => blocks.iter().map(|block| block.chunk_range()).collect(),
+            None => memory.iter().map(|memory| (memory.info().base, memory.info().bytes)).collect(),
+        };
+        let mut bases = Vec::new();
+        let mut chunks = Vec::new();
         let mut allocations: Vec<Vec<ForeignMemory>> = Vec::new();
         let mut places = Vec::new();
-        for memory in memory {
-            let info = *memory.info();
-            let found = allocations.iter().position(|chunk| chunk[0].info().base == info.base);
+        for (memory, (base, bytes)) in memory.into_iter().zip(ranges) {
+            let found = bases.iter().position(|known| *known == base);
             let chunk = found.unwrap_or_else(|| {
+                bases.push(base);
+                chunks.push(bytes);
                 allocations.push(Vec::new());
-                allocations.len() - 1
+                bases.len() - 1
             });
-            places.push((chunk as u32, info.offset()));
+            places.push((chunk as u32, memory.info().address - base));
             allocations[chunk].push(memory);
         }
         if allocations.len() > MAX_CHUNKS {
@@ -161,17 +178,29 @@ impl Publication {
             let limit = MAX_CHUNKS as u64;
             return Err(bad_table(TableError::Limit { what: "allocations", found, limit }));
         }
-        let chunks: Vec<u64> = allocations.iter().map(|chunk| chunk[0].info().bytes).collect();
         let table = Table::parse(TableBytes::Inline(table.placed(&places, &chunks)), &chunks).map_err(bad_table)?;
 
         let gpu = domain.gpu(uuid)?;
         finish_work(&gpu, &name)?;
-        let (handles, memory) = legacy::publish(allocations, gpu, mutable).map_err(|error| named(error, &name))?;
+        let (kind, handles, mut fds, memory) = match blocks {
+            Some(blocks) => {
+                let tensors = allocations.into_iter().flatten().collect();
+                let (fds, memory) =
+                    live::publish(tensors, blocks, gpu, mutable).map_err(|error| named(error, &name))?;
+                (Kind::Live, Vec::new(), fds, memory)
+            }
+            None => {
+                let (handles, memory) =
+                    legacy::publish(allocations, gpu, mutable).map_err(|error| named(error, &name))?;
+                (Kind::Legacy, handles, Vec::new(), memory)
+            }
+        };
         let (wire_table, table_fd) = wire_table(&name, table.as_bytes())?;
+        fds.extend(table_fd);
         let place = Place::Gpu(uuid);
         let commit = Commit {
             name: name.clone(),
-            kind: partywall_wire::Kind::Legacy,
+            kind,
             place: place.into(),
             chunks: chunks.clone(),
             handles,
@@ -179,22 +208,22 @@ impl Publication {
             tensors: table.len() as u64,
             mutable,
             reserved: 0,
-            lifetime: Lifetime::Owned,
+            lifetime,
+            owner: None,
             control,
             if_absent,
             claim: None,
             shared,
         };
-        let fds: Vec<_> = table_fd.iter().map(AsFd::as_fd).collect();
+        let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
         match domain.link().call_with(Call::Commit(commit), &fds)? {
             (Answer::Committed { version, lease }, fds) => {
                 let writable = mutable;
                 let fd_numbers = Vec::new();
-                let lifetime = Lifetime::Owned;
-                let uid = own_user();
+                let uid = domain.uid();
                 let facts =
                     Facts { name, version, place, mutable, reserved: 0, lifetime, uid, shared, writable, fd_numbers };
-                let kind = by_wire(partywall_wire::Kind::Legacy)?;
+                let kind = by_wire(kind)?;
                 let control = control.map(|shape| ControlMemory { shape, fds });
                 Ok(Granted { domain, lease, kind, memory, facts, chunks, table, growths: 0, control }.into())
             }
@@ -266,6 +295,23 @@ impl Publication {
             }
         }
         common.ok_or_else(|| InvalidArgument::range(&self.name, "it has no tensor, and so no GPU"))
+    }
+
+    /// Returns the blocks of heaps that contain the tensors; `None` if no tensor is in a heap, and the driver makes
+    /// handles of all their memory.
+    fn blocks(&self) -> Result<Option<Vec<Arc<Block>>>> {
+        let blocks: Vec<_> = self.memory.iter().map(|memory| block_at(memory.info().address)).collect();
+        if blocks.iter().all(Option::is_none) {
+            let refused = self.memory.iter().position(|memory| !memory.info().legacy_ipc);
+            return refused.map_or(Ok(None), |index| Err(self.not_shareable(index)));
+        }
+        let elsewhere = |index| {
+            let why = "it is in no heap (in Python: in no pool of torch_pool or cupy_pool), others are; publish the \
+                       tensors outside under a name of their own, or allocate them there";
+            InvalidArgument::range(self.tensor_name(index), why)
+        };
+        let found = blocks.into_iter().enumerate().map(|(index, block)| block.ok_or_else(|| elsewhere(index)));
+        found.collect::<Result<_>>().map(Some)
     }
 
     fn not_shareable(&self, index: usize) -> Error {

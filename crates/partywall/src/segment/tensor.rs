@@ -94,20 +94,21 @@ impl<'a> Tensor<'a> {
         self.entry.is_contiguous()
     }
 
-    /// Returns the elements in frozen host memory, in memory order.
+    /// Returns the elements in frozen host or pinned memory, in memory order. Gives the CPU access to pinned memory, if it has none.
     ///
     /// # Errors
-    /// [`Mismatch::DType`]; [`Mismatch::Kind`] for memory that is mutable or on a GPU.
+    /// [`Mismatch::DType`]; [`Mismatch::Kind`] for memory that is mutable or on a GPU, and for pinned memory that another user
+    /// has committed: its process could have kept it writable.
     pub fn as_slice<T: Element>(&self) -> Result<&'a [T]> {
         self.check::<T>()?;
         let bytes = self.as_bytes()?;
         elements(bytes).map_err(|e| self.range(format!("cannot use its bytes as elements: {e}")))
     }
 
-    /// Returns the bytes in frozen host memory.
+    /// Returns the bytes in frozen host or pinned memory. Gives the CPU access to pinned memory, if it has none.
     ///
     /// # Errors
-    /// [`Mismatch::Kind`] for memory that is mutable or on a GPU.
+    /// As [`as_slice`](Self::as_slice), except for the type.
     pub fn as_bytes(&self) -> Result<&'a [u8]> {
         if self.entry.bytes() == 0 {
             return Ok(&[]);
@@ -116,11 +117,12 @@ impl<'a> Tensor<'a> {
         bytes.map_err(|e| self.segment.named(e))
     }
 
-    /// Returns the elements in mutable host memory, which any process may change at any time.
+    /// Returns the elements in mutable host or pinned memory, which any process, and in pinned memory any GPU, may change at
+    /// any time.
     ///
     /// # Errors
-    /// [`Mismatch::DType`]; [`Mismatch::Kind`] for memory that is frozen or on a GPU; [`InvalidArgument::Range`] for a
-    /// tensor without bytes.
+    /// [`Mismatch::DType`]; [`Mismatch::Kind`] for memory that is frozen or on a GPU, except pinned memory that another user
+    /// has committed; [`InvalidArgument::Range`] for a tensor without bytes.
     pub fn shared<T: Element>(&self) -> Result<SharedSlice<'a, T>> {
         self.check::<T>()?;
         if self.entry.bytes() == 0 {
@@ -132,8 +134,8 @@ impl<'a> Tensor<'a> {
             .ok_or_else(|| self.range("it lies outside its chunk or is not aligned".into()))
     }
 
-    /// Returns the first address in host memory, for code in other languages; null for a tensor without bytes. Valid while
-    /// the segment lives. A write is allowed only if [`Segment::is_writable`]; otherwise it ends the process.
+    /// Returns the first address in host or pinned memory, for code in other languages; null for a tensor without bytes. Valid
+    /// while the segment lives. A write is allowed only if [`Segment::is_writable`]; otherwise it ends the process.
     ///
     /// # Errors
     /// [`Mismatch::Kind`] for memory on a GPU.
@@ -149,7 +151,8 @@ impl<'a> Tensor<'a> {
         Ok(map.as_ptr().wrapping_add(self.entry.offset() as usize))
     }
 
-    /// Returns the range on its GPU, for the caller's kernels and copies on the caller's streams.
+    /// Returns the range on its GPU, for the caller's kernels and copies on the caller's streams. Gives the GPU access to pinned
+    /// memory, if it has none; [`OpenOptions::access`](crate::OpenOptions::access) says which GPU.
     ///
     /// # Errors
     /// [`Mismatch::Kind`] for host memory; [`InvalidArgument::Range`] for a tensor without bytes.

@@ -8,7 +8,7 @@ use partywall_shm::timeline::Progress;
 use super::Timeline;
 use crate::{
     completion::Fence,
-    domain::{Domain, LeaseGuard, MappedSlab, PrivateWord, Word},
+    domain::{Domain, LeaseGuard, MappedSlab, PrivateWord, Waits, Word},
     error::{DeviceFault, Error, InvalidArgument, Result, Unreachable},
     gpu::{Gpu, failed_call},
 };
@@ -22,15 +22,7 @@ pub(super) fn wait(timeline: &Timeline, stream: StreamRef<'_>, v: u64) -> Result
         let slab = work.ready(word.slab)?;
         let track = domain.stream_waits().track(stream.id()?);
         let mut waits = track.lock();
-        if waits.need_a_mark() {
-            let mark = match waits.take_mark() {
-                Some(mark) => mark,
-                None => domain.timeline_memory().take_private()?,
-            };
-            stream.enqueue_write_u64(work.private(&mark)?.word(&mark.place)?, mark.target)?;
-            waits.mark(&mark.place, mark.target);
-            waits.keep_mark(mark.next());
-        }
+        work.mark_if_due(stream, &mut waits)?;
         // Noted before it is enqueued: if the enqueuing fails, the only cost is a lease that is kept too long.
         waits.wait(&keep, &word.place, v);
         stream.enqueue_wait_u64(slab.word(&word.place)?, v)?;
@@ -123,7 +115,12 @@ impl Work<'_> {
             }
             enqueue(&stream)
         };
-        run().map_err(|refusal| match refusal {
+        run().map_err(|refusal| self.error(refusal))
+    }
+
+    /// Returns the error of a refused operation.
+    pub(super) fn error(&self, refusal: Refusal) -> Error {
+        match refusal {
             Refusal::Error(error) => error,
             Refusal::Access(AccessError::Driver(source)) => {
                 self.note(&source);
@@ -132,8 +129,25 @@ impl Work<'_> {
             Refusal::Access(AccessError::Capturing) => {
                 Error::DeviceFault(DeviceFault::Captured { what: (self.what)() })
             }
+            Refusal::Access(other @ (AccessError::NotCapturing | AccessError::OtherGraph)) => {
+                InvalidArgument::Graph { what: (self.what)(), why: other.to_string() }.into()
+            }
             Refusal::Access(other) => InvalidArgument::range((self.what)(), other.to_string()),
-        })
+        }
+    }
+
+    /// Makes the stream write a private word behind its waits, if it has waited often since it last wrote one.
+    pub(super) fn mark_if_due(&self, stream: &CurrentStream<'_>, waits: &mut Waits) -> Result<(), Refusal> {
+        if waits.need_a_mark() {
+            let mark = match waits.take_mark() {
+                Some(mark) => mark,
+                None => self.domain.timeline_memory().take_private()?,
+            };
+            stream.enqueue_write_u64(self.private(&mark)?.word(&mark.place)?, mark.target)?;
+            waits.mark(&mark.place, mark.target);
+            waits.keep_mark(mark.next());
+        }
+        Ok(())
     }
 
     /// Returns the slab with this number, after making its words usable on the stream.
@@ -144,13 +158,16 @@ impl Work<'_> {
         }
     }
 
+    /// Makes private words usable on the stream.
+    pub(super) fn prepare_private(&self) -> Result<()> {
+        let memory = self.domain.timeline_memory();
+        if memory.is_registered() { Ok(()) } else { memory.prepare(self.stream.context()) }
+    }
+
     /// Returns a private word that can be used on the stream, and its slab.
     pub(super) fn take_private(&self) -> Result<(PrivateWord, Arc<MappedSlab>)> {
-        let memory = self.domain.timeline_memory();
-        if !memory.is_registered() {
-            memory.prepare(self.stream.context())?;
-        }
-        let word = memory.take_private()?;
+        self.prepare_private()?;
+        let word = self.domain.timeline_memory().take_private()?;
         let slab = self.private(&word)?;
         Ok((word, slab))
     }

@@ -2,6 +2,7 @@
 
 mod enqueue;
 mod event;
+mod graph;
 mod inputs;
 mod limited;
 mod order;
@@ -20,7 +21,12 @@ use partywall_shm::timeline::Progress;
 use partywall_wire::TimelineEnding;
 
 pub(crate) use self::order::Order;
-pub use self::{event::TimelineEvent, limited::LimitedWait, writer::TimelineWriter};
+pub use self::{
+    event::TimelineEvent,
+    graph::{GraphLaunch, GraphSignal, GraphWait},
+    limited::LimitedWait,
+    writer::TimelineWriter,
+};
 use crate::{
     adaptive_spin::AdaptiveSpin,
     domain::{Domain, LeaseGuard, Word},

@@ -183,29 +183,51 @@ impl TimelineWriter {
     ) -> Result<()> {
         let Timeline { domain, .. } = &self.timeline;
         let Word { place, slab, .. } = &*self.writer.word;
-        domain.link().require_ours()?;
-        let mut state = self.writer.lock();
-        self.writer.check(&mut state, v)?;
-        self.cell().check_next(v).map_err(|refused| self.refused(refused, v))?;
+        let turn = self.turn([v])?;
         let work = Work { domain, stream, what: &|| self.signalling() };
         let id = work.run(|stream| {
             let slab = work.ready(*slab)?;
             let id = stream.id()?;
-            if state.stream.is_some_and(|last| last != id) {
-                self.drain(self.cell().announced())?;
-            }
+            turn.follow(id)?;
             let track = domain.stream_waits().track(id);
             let mut waits = track.lock();
             store(stream, slab.word(place)?)?;
             waits.mark(place, v);
             Ok(id)
         })?;
-        state.signalled(v, Some(id));
-        let since = domain.recorder().begin();
-        // Last: a process that sees the announcement may rely on it.
-        self.cell().announce(v);
-        domain.recorder().record_since(Action::SignalOn, || timeline_object(self.timeline.name()), v, since);
+        turn.promise(id, [v]);
         Ok(())
+    }
+
+    /// Begins to order a stream to store `values`, which grow. Other signals wait until the result is dropped.
+    pub(super) fn turn(&self, values: impl IntoIterator<Item = u64>) -> Result<Turn<'_>> {
+        self.timeline.domain.link().require_ours()?;
+        let mut state = self.writer.lock();
+        let mut before = None;
+        for v in values {
+            self.writer.check(&mut state, v)?;
+            self.cell().check_next(v).map_err(|refused| self.refused(refused, v))?;
+            if let Some(last) = before.filter(|before| v <= *before) {
+                return Err(InvalidArgument::Value { name: self.writer.at.name.clone(), value: v, last }.into());
+            }
+            before = Some(v);
+        }
+        Ok(Turn { writer: self, state })
+    }
+
+    /// Returns whether both are the same writer.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.writer, &other.writer)
+    }
+
+    /// Returns a key by which all threads can lock several writers in the same order.
+    pub(super) fn lock_order(&self) -> usize {
+        Arc::as_ptr(&self.writer) as usize
+    }
+
+    /// Returns the shared word.
+    pub(super) fn word(&self) -> &Word {
+        &self.writer.word
     }
 
     /// Waits until a stream has stored the promised value `owed`.
@@ -246,6 +268,35 @@ impl TimelineWriter {
             Refused::OutOfRange | Refused::NotLarger(_) | Refused::Owed(_) => {
                 InvalidArgument::Value { name: at.name.clone(), value: v, last: word.cell().announced() }.into()
             }
+        }
+    }
+}
+
+/// A writer that orders a stream to store values. Other threads cannot signal meanwhile.
+#[derive(Debug)]
+pub(super) struct Turn<'a> {
+    writer: &'a TimelineWriter,
+    state: MutexGuard<'a, State>,
+}
+
+impl Turn<'_> {
+    /// Waits until the values of another stream than `stream` are stored.
+    pub(super) fn follow(&self, stream: StreamId) -> Result<()> {
+        if self.state.stream.is_some_and(|last| last != stream) {
+            self.writer.drain(self.writer.cell().announced())?;
+        }
+        Ok(())
+    }
+
+    /// Promises `values`, which `stream` has been ordered to store.
+    pub(super) fn promise(mut self, stream: StreamId, values: impl IntoIterator<Item = u64>) {
+        let recorder = self.writer.timeline.domain.recorder();
+        for v in values {
+            self.state.signalled(v, Some(stream));
+            let since = recorder.begin();
+            // Last: a process that sees the announcement may rely on it.
+            self.writer.cell().announce(v);
+            recorder.record_since(Action::SignalOn, || timeline_object(self.writer.timeline.name()), v, since);
         }
     }
 }

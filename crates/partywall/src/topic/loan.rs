@@ -140,26 +140,30 @@ impl Loan {
         reserve.put(self);
     }
 
-    /// Returns the bytes for writing by the CPU. Host memory only.
+    /// Returns the bytes for writing by the CPU. Host and pinned memory only. If [`device`](Self::device) was called, first
+    /// waits until all work of this process on that GPU is done, because that work may write the bytes.
     ///
     /// # Errors
-    /// [`Mismatch::Kind`]; [`Gone::HeldBlock`] if the broker took this process for dead and freed the block.
+    /// [`Mismatch::Kind`] for GPU memory; [`Gone::HeldBlock`] if the broker took this process for dead and freed the block;
+    /// [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost),
+    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda).
     pub fn bytes_mut(&mut self) -> Result<&mut [u8]> {
-        borrow(&mut self.borrowed, &self.joined, &self.held, self.bytes)
+        borrow(&mut self.borrowed, &self.joined, &self.held, *self.exposed.get_mut(), self.bytes)
     }
 
-    /// Returns the elements for writing by the CPU. Host memory only.
+    /// Returns the elements for writing by the CPU, as [`bytes_mut`](Self::bytes_mut) returns the bytes.
     ///
     /// # Errors
     /// As [`bytes_mut`](Self::bytes_mut); [`Mismatch::DType`].
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
         let topic = || self.joined.open.name();
         check_dtype::<T>(topic, self.dtype)?;
-        let bytes = borrow(&mut self.borrowed, &self.joined, &self.held, self.bytes)?;
+        let exposed = *self.exposed.get_mut();
+        let bytes = borrow(&mut self.borrowed, &self.joined, &self.held, exposed, self.bytes)?;
         elements_mut(bytes).map_err(|error| not_elements(topic(), error))
     }
 
-    /// Returns the block's range on its GPU, for the caller's kernels and copies.
+    /// Returns the block's range on its GPU, or on the GPU that uses pinned memory, for the caller's kernels and copies.
     ///
     /// # Errors
     /// [`Mismatch::Kind`] for host memory.
@@ -504,15 +508,20 @@ impl fmt::Display for UnpublishedSample {
     }
 }
 
-/// Returns the first `bytes` bytes of a block, which the first call borrows from the mapping.
+/// Returns the first `bytes` bytes of a block, which the first call borrows from the mapping. Work of a GPU may write them if
+/// they are `exposed`, and is finished first.
 fn borrow<'a>(
     borrowed: &'a mut Option<BorrowedBlockMut>,
     joined: &'a Joined,
     held: &Option<Held>,
+    exposed: bool,
     bytes: u64,
 ) -> Result<&'a mut [u8]> {
     let blocks = &joined.open.blocks;
     let shown = blocks.bytes()?;
+    if exposed {
+        blocks.wait_idle()?;
+    }
     if let (None, Some(held)) = (&borrowed, held) {
         *borrowed = blocks.borrow_mut(held.index());
     }

@@ -185,7 +185,7 @@ impl Topic {
     /// # Errors
     /// [`Gone::Withdrawn`] once the deadline of a withdrawal with [`Then::Stale`] has passed. Samples
     /// and loans that this process holds stay valid; its publishers and subscribers get the same error.
-    /// [`DeviceFault::DeviceLost`](crate::error::DeviceFault::DeviceLost) once its GPU has lost the memory.
+    /// [`DeviceFault::DeviceLost`](crate::error::DeviceFault::DeviceLost) once the memory is lost.
     pub fn check(&self) -> Result<()> {
         self.open.blocks.check()
     }

@@ -25,6 +25,7 @@ use super::{
 };
 use crate::{
     completion::{Completion, Fence},
+    domain::Domain,
     error::{Busy, Error, Gone, InvalidData, Result},
     gpu::{DeviceRange, Gpu},
     pool::Blocks,
@@ -47,8 +48,8 @@ pub struct Sample {
     /// The hold, once it is shared: the last owner releases it.
     shared: OnceLock<Arc<Reading>>,
     description: Description,
-    /// The bytes in host memory. `None` on a GPU, and if this process writes them, which it must not.
-    bytes: Option<BorrowedBlock>,
+    /// The bytes, once the CPU has access. `None` if this process writes them, which it must not.
+    bytes: OnceLock<Option<BorrowedBlock>>,
     /// The timeline that says when it is complete, once it was asked for.
     timeline: OnceLock<Arc<Timeline>>,
     /// True if the GPU address was handed out, so that work of this process may read the sample.
@@ -102,7 +103,7 @@ impl Sample {
         let Open { control, blocks, .. } = &*joined.open;
         let description = control.topic.describe(&taken).checked(blocks.shape().block_bytes);
         // Borrows the bytes now, because most callers use them; doing that at the first use would cost as much again.
-        let bytes = blocks.borrow(taken.block());
+        let bytes = blocks.borrow(taken.block()).map_or_else(OnceLock::new, |borrowed| OnceLock::from(Some(borrowed)));
         let taken = Some(taken);
         let shared = OnceLock::new();
         let timeline = OnceLock::new();
@@ -167,7 +168,7 @@ impl Sample {
         stamp.map(|stamp| Duration::from_nanos(members::now_ns().saturating_sub(stamp)))
     }
 
-    /// Returns the bytes in host memory.
+    /// Returns the bytes in host or pinned memory.
     ///
     /// # Errors
     /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for GPU memory; [`Busy::NotReady`] while a stream still writes it;
@@ -180,13 +181,13 @@ impl Sample {
             return Err(self.not_ready());
         }
         let shown = self.open().blocks.bytes()?;
-        let borrowed =
-            self.bytes.as_ref().ok_or_else(|| Error::Gone(Gone::HeldBlock { pool: self.topic().to_owned() }))?;
+        let borrowed = self.bytes.get_or_init(|| self.open().blocks.borrow(self.taken().block())).as_ref();
+        let borrowed = borrowed.ok_or_else(|| Error::Gone(Gone::HeldBlock { pool: self.topic().to_owned() }))?;
         // As long as a block at most.
         Ok(&shown.bytes(borrowed)[..self.len() as usize])
     }
 
-    /// Returns the elements in host memory.
+    /// Returns the elements in host or pinned memory.
     ///
     /// # Errors
     /// As [`bytes`](Self::bytes); [`Mismatch::DType`](crate::error::Mismatch::DType).
@@ -207,16 +208,19 @@ impl Sample {
         }
     }
 
-    /// Returns the sample's range on its GPU, for work that is enqueued on `stream` from now on. Makes `stream` wait for the
+    /// Returns the sample's range on the GPU of `stream`, for work that is enqueued on it from now on. In pinned memory the
+    /// first stream chooses the GPU on which this process uses the topic, unless its opener did. Makes `stream` wait for the
     /// publisher's stream; enqueues nothing if the sample is already complete. Does not block the host.
     ///
     /// If the publisher dies before it has completed the sample, `stream` continues, and [`check`](Self::check) reports that.
     ///
     /// # Errors
-    /// [`InvalidData::SampleFailed`], [`InvalidData::SampleTainted`]; [`Mismatch::Kind`](crate::error::Mismatch::Kind) for host memory; as
+    /// [`InvalidData::SampleFailed`], [`InvalidData::SampleTainted`];
+    /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for host memory;
+    /// [`InvalidArgument::Range`](crate::error::InvalidArgument::Range) for a stream of another GPU; as
     /// [`Timeline::wait_on`](crate::Timeline::wait_on).
     pub fn device_on(&self, stream: StreamRef<'_>) -> Result<DeviceRange<'_>> {
-        let range = self.open().blocks.device(self.taken().block())?.slice(0, self.len())?;
+        let range = self.open().blocks.device_on(self.taken().block(), stream)?.slice(0, self.len())?.read_only();
         if let Some(timeline) = self.pending()? {
             match timeline.wait_on(stream, self.description.value) {
                 Err(Error::Gone(Gone::Timeline { .. })) => self.settled()?,
@@ -286,6 +290,11 @@ impl Sample {
     /// Returns the GPU on which this process uses the sample; `None` for host memory.
     pub fn gpu(&self) -> Option<&Gpu> {
         self.open().blocks.gpu()
+    }
+
+    /// Returns the domain.
+    pub fn domain(&self) -> &Domain {
+        self.open().domain()
     }
 
     /// Returns the topic's name.
@@ -406,7 +415,7 @@ impl Sample {
 
     /// Ends the borrow of the bytes.
     fn end_reading(&mut self) {
-        let borrowed = self.bytes.take();
+        let borrowed = self.bytes.take().flatten();
         self.open().blocks.give_back(borrowed);
     }
 

@@ -25,7 +25,8 @@ pub struct Recording {
     events: Vec<TraceEvent>,
     max_events: usize,
     left_out: u64,
-    /// The command lines of processes; empty for a process that the broker did not know when it was asked.
+    /// The command lines of processes; empty for a process that the broker did not know when it was asked. At most
+    /// [`MAX_COMMANDS`] and one for each member: a process that breaks the rules may record any number of pids.
     commands: BTreeMap<u32, String>,
 }
 
@@ -65,16 +66,20 @@ impl Recording {
 
     fn read(&mut self) {
         let read = self.tracer.read();
-        // Asked while the processes are still there.
-        if read.iter().any(|event| !self.commands.contains_key(&event.pid)) {
-            self.commands.extend(command_lines(&self.tracer.domain));
-            for event in &read {
-                self.commands.entry(event.pid).or_default();
-            }
-        }
+        self.learn_commands(&read);
         let room = self.max_events - self.events.len();
         self.left_out += read.len().saturating_sub(room) as u64;
         self.events.extend(read.into_iter().take(room));
+    }
+
+    /// Asks for the command lines of new processes, while these are still there.
+    fn learn_commands(&mut self, read: &[TraceEvent]) {
+        if self.commands.len() < MAX_COMMANDS && read.iter().any(|event| !self.commands.contains_key(&event.pid)) {
+            self.commands.extend(command_lines(&self.tracer.domain));
+            for event in read.iter().take(MAX_COMMANDS.saturating_sub(self.commands.len())) {
+                self.commands.entry(event.pid).or_default();
+            }
+        }
     }
 }
 
@@ -86,3 +91,30 @@ fn command_lines(domain: &Domain) -> BTreeMap<u32, String> {
 
 /// The pause between two readings.
 const PAUSE: Duration = Duration::from_millis(5);
+
+/// How many processes may have a command line. Later ones have none in the trace.
+const MAX_COMMANDS: usize = 1 << 16;
+
+#[cfg(test)]
+mod tests {
+    use partywall_harness::World;
+
+    use super::*;
+    use crate::trace::Action;
+
+    #[test]
+    fn process_that_records_many_pids_does_not_fill_the_memory_of_the_reader() {
+        let world = World::new();
+        let domain = Domain::options().socket(world.socket()).start(false).connect().unwrap();
+        let mut recording = domain.record_trace(1);
+        let event = |pid| {
+            let action = Action::Signal;
+            TraceEvent { since: 0, at: 0, pid, tid: pid, action, object: 0, value: 0, attempt: 0 }
+        };
+        // Above the pids that the kernel gives out.
+        let invented: Vec<_> = (u32::MAX - 2 * MAX_COMMANDS as u32..u32::MAX).map(event).collect();
+        recording.learn_commands(&invented);
+        assert!((MAX_COMMANDS..=MAX_COMMANDS + 1).contains(&recording.commands.len()));
+        assert!(recording.commands.contains_key(&std::process::id()));
+    }
+}

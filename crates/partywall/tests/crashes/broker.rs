@@ -22,14 +22,16 @@ use partywall_broker::{
     replacement::{Continuation, Purpose},
     supervisor::{Calls, Supervisor, Worker, exit_code},
 };
-use partywall_harness::{WATCHDOG, assert_contains, commit, crash, eventually, kill, send};
+use partywall_harness::{WATCHDOG, assert_contains, commit, crash, eventually, kill, send, wire};
 use partywall_os::{
-    Errno,
+    Errno, memfd,
     supervision::{LeftOpen, WaitedSignals, fork_sharing_files},
 };
+use partywall_shm::timeline::{Slab, cell_offset};
+use partywall_wire::{Answer, Call};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit, setrlimit};
 
-use super::points::{CONTINUING, EXECUTING, HANDING_OVER, SERVING, assert_passed};
+use super::points::{CONTINUING, EXECUTING, GUARDING, HANDING_OVER, SERVING, assert_passed};
 
 /// The role of a supervisor, whose worker is killed at a crash point, or which is.
 pub(crate) const ROLE: &str = "broker supervised";
@@ -178,8 +180,8 @@ impl Broker {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "play", "--nocapture"]).env(super::ROLE, ROLE);
         command.env(SOCKET, socket(&directory)).env(VICTIM, victim);
-        change(&mut command);
         command.env("PARTYWALL_TEST_CRASH", format!("{points} killed"));
+        change(&mut command);
         let mut broker = Self { process: partywall_harness::Running::spawn(&mut command), directory };
         broker.expect("ready ");
         broker
@@ -334,7 +336,7 @@ fn every_request(broker: &Broker, domain: &Domain) {
         let StatusInfo { names, versions, leases, timelines, semaphores, .. } = *status;
         [names, versions, leases, timelines, semaphores]
     };
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + WATCHDOG;
     while counts(&contents(domain)) != counts(&before) {
         assert!(
             Instant::now() < deadline,
@@ -382,6 +384,87 @@ fn worker_killed_between_any_two_steps_loses_and_repeats_nothing() {
 #[test]
 fn worker_killed_while_it_continues_is_replaced_too() {
     assert_passed(&killed_at_each_point(1), &[SERVING, CONTINUING]);
+}
+
+/// Memory that nobody needs any more may take long to be freed: a worker serves first.
+#[test]
+fn memory_that_a_dead_worker_left_is_closed_once_the_next_one_serves() {
+    let mut points = BTreeSet::new();
+    for number in 0.. {
+        let stop = |command: &mut Command| _ = command.env("PARTYWALL_TEST_CRASH", format!("{number} stopped"));
+        let mut broker = Broker::start_where("1", number, stop);
+        let domain = broker.connect();
+        let StatusInfo { pid, supervisor, .. } = domain.status().unwrap();
+        let supervisor = supervisor.unwrap();
+        // It has come with a message that is not complete, so no record names it.
+        let mut client = wire::Client::join(&socket(&broker.directory));
+        let memory = memfd::frozen("left", b"x").unwrap();
+        let message = client.request(Call::Ping, 1);
+        assert!(client.call.send(&message[..1], &[&memory]));
+        drop(memory);
+        eventually("it has arrived", || has_open(supervisor, "/memfd:left"));
+        kill(pid);
+        let point = broker.expect("crash point: ");
+        let serves = !CONTINUING.contains(&&*point) && CONTINUING.iter().all(|point| points.contains(*point));
+        assert!(serves || has_open(supervisor, "/memfd:left"), "{point}");
+        // The next worker does the same.
+        let worker = fs::read_to_string(format!("/proc/{supervisor}/task/{supervisor}/children")).unwrap();
+        kill(worker.trim().parse().unwrap());
+        eventually("it is closed", || !has_open(supervisor, "/memfd:left"));
+        assert_eq!(domain.status().unwrap().restarts, 2);
+        broker.end(domain);
+        if serves {
+            return;
+        }
+        points.insert(point);
+    }
+}
+
+/// Returns whether a process has a file open whose name begins so.
+fn has_open(pid: u32, name: &str) -> bool {
+    let files = fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    // One may be closed meanwhile.
+    let links = files.filter_map(|file| fs::read_link(file.ok()?.path()).ok());
+    links.into_iter().any(|link| link.to_string_lossy().starts_with(name))
+}
+
+/// What a stream stores after the end of its timeline may be the last value that it has promised: the cell is free then.
+#[test]
+fn late_store_is_not_forgotten_by_a_worker_that_is_killed_before_it_is_undone() {
+    let mut points = BTreeSet::new();
+    for number in 0.. {
+        let broker = Broker::start(0, number);
+        let domain = broker.connect();
+        let before = domain.status().unwrap().fds;
+        let path = socket(&broker.directory);
+        let stored = std::thread::spawn(move || {
+            let mut writer = wire::Client::join(&path);
+            let name = || "late".to_owned();
+            // The memory of a shared timeline is closed with its last cell.
+            let (opened, fds) = writer.ask_with(Call::OpenTimeline { name: name(), writer: true, shared: true }, &[]);
+            let Ok(Answer::Timeline(opened)) = opened else { panic!("{opened:?}") };
+            let slab = Slab::map(&fds[0]).unwrap();
+            slab.cell(opened.cell).unwrap().announce(1);
+            writer.ask(Call::AbandonTimeline { name: name() }).unwrap();
+            writer.ask(Call::Release { lease: opened.lease }).unwrap();
+            let value = slab.memory().slice::<u64>(cell_offset(opened.cell), 1).unwrap();
+            value.set(0, 1);
+            // Without a request, whose points would come between.
+            eventually("it is undone", || value.get(0) != 1);
+        });
+        // This client does not continue after a death; then the kill came before the store.
+        let stored = stored.join();
+        if stored.is_ok() {
+            eventually("the cell is free", || domain.status().unwrap().fds == before);
+        }
+        let said = broker.end(domain);
+        match struck(&said) {
+            Some(point) if stored.is_ok() => _ = points.insert(point),
+            Some(_) => {}
+            None => break,
+        }
+    }
+    assert_passed(&points, &[GUARDING]);
 }
 
 #[test]
@@ -588,7 +671,7 @@ fn program_that_reads_another_format_is_refused() {
     let before = domain.status().unwrap();
     match replace(&domain) {
         Err(Error::Denied(Denied::Replacement { why: NoReplacement::Program { said } })) => {
-            assert!(said.contains("the state has format 3, and this release reads format 2"), "{said}");
+            assert!(said.contains("the state has format 5, and this release reads format 4"), "{said}");
         }
         other => panic!("{other:?}"),
     }

@@ -105,7 +105,8 @@ pub(crate) const TAKING: &[&str] = &[
     "queue: over, nobody notified",
 ];
 pub(crate) const CANCELLING: &[&str] = &["queue: output free, place not draining", "queue: inputs free, place not"];
-pub(crate) const RETRYING: &[&str] = &["queue: dead letter pending, nobody notified"];
+pub(crate) const RETRYING: &[&str] =
+    &["queue: more attempts allowed, dead letter not pending", "queue: dead letter pending, nobody notified"];
 pub(crate) const TENDING: &[&str] =
     &["queue: attempt recorded as open, not taken back", "queue: attempt taken back, nobody notified"];
 pub(crate) const QUEUE_RECOVERED: &[&str] = &[
@@ -122,9 +123,10 @@ pub(crate) const SERVING: &[&str] = &[
     "broker: recorded beside the registry",
     "broker: detached, not recorded",
 ];
+pub(crate) const GUARDING: &[&str] = &["broker: late store seen, not recorded"];
 pub(crate) const CONTINUING: &[&str] = &[
     "broker: former state read, rest still open",
-    "broker: rest closed, members not restored",
+    "broker: rest closed but memory, members not restored",
     "broker: members restored, effects not repeated",
     "broker: state collected, no snapshot",
 ];
@@ -143,6 +145,7 @@ pub(crate) const RECORDING: &[&str] = &["trace: number taken, slot not", "trace:
 
 const PASSED: &[&[&str]] = &[
     SERVING,
+    GUARDING,
     CONTINUING,
     HANDING_OVER,
     EXECUTING,

@@ -76,7 +76,7 @@ fn each_point_of(what: &str, test: impl Fn(&Cell, &OwnedFd, &Crashed)) -> BTreeS
             let decided = waiter.recv_timeout(WATCHDOG).expect("watchdog: a waiter sleeps for ever");
             assert!(matches!(decided, Progress::Ended(_)), "{what}: {decided:?}");
             assert_eq!(cell.progress(1) == Progress::Reached, ended.last == 1, "{what}");
-            assert_eq!(cell.guard(), None, "{what}: the value is poisoned");
+            assert_eq!(cell.late_store(), None, "{what}: the value is poisoned");
             cell.start(ended.last, 2);
             cell.signal(2).unwrap();
         },

@@ -75,7 +75,7 @@ fn sum(mut task: ClaimedTask) -> partywall::Result<()> {
     if device() == "host" {
         output.as_mut_slice::<u64>()?[0] = sum;
     } else {
-        let range = output.device()?;
+        let range = output.device_mut()?;
         range.copy_from_host(range.gpu().stream(), &sum.to_ne_bytes())?;
     }
     task.complete()
@@ -135,7 +135,7 @@ fn workers_of_another_process_read_parts_of_a_segment_in_place() {
     if device() == "host" {
         block.as_mut_slice::<u8>().unwrap().copy_from_slice(&numbers);
     } else {
-        let range = block.device().unwrap();
+        let range = block.device_mut().unwrap();
         range.copy_from_host(range.gpu().stream(), &numbers).unwrap();
     }
     let task = Task::new("sum").part(tensor("ones")).input(block).part(tensor("counted"));
@@ -247,7 +247,7 @@ fn invalid_parts_and_attachments_are_refused() {
     let part = weights.part(..).unwrap();
     let nine = (0..9).fold(Task::new("sum"), |task, _| task.part(part.clone()));
     let refused = queue.submit(nine, TIMEOUT).unwrap_err();
-    assert!(matches!(refused.error, Error::InvalidArgument(InvalidArgument::Range { .. })), "{refused:?}");
+    assert!(matches!(refused.error, Error::InvalidArgument(InvalidArgument::Task { .. })), "{refused:?}");
     let many: Vec<_> = (1..32).map(|i| commit(&domain, &format!("many/{i}"), i, true)).collect();
     let all: Vec<Attachment> = many.iter().map(|segment| queue.attach(segment).unwrap()).collect();
     let full = queue.attach(&other).unwrap_err();

@@ -56,7 +56,7 @@ fn broker_of_another_protocol_is_named_with_its_pid() {
     let foreign = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         let speaker = Speaker { protocol: 999, version: "9.9.9".into(), pid: 4711 };
-        let hello = BrokerHello { outcome: Err(Refusal::Protocol) };
+        let hello = BrokerHello { instance: 1, outcome: Err(Refusal::Protocol) };
         stream.write_all(&handshake::encode(&speaker, &hello, 0).unwrap()).unwrap();
         let _ = stream.read_to_end(&mut Vec::new());
     });

@@ -105,10 +105,10 @@ fn empty_segment_is_committed_and_opened() {
     let world = World::new();
     let domain = world.connect();
     let build = domain.create("empty", place()).allocate().unwrap();
-    let lives_at = |gpu: Option<&Gpu>| gpu.map_or(Place::Host, |gpu| Place::Gpu(gpu.uuid()));
-    assert_eq!(lives_at(build.gpu()), place());
+    let used_on = |gpu: Option<&Gpu>| gpu.map(Gpu::uuid);
+    assert_eq!((build.place(), used_on(build.gpu())), (place(), place().gpu()));
     let segment = build.commit().unwrap();
-    assert_eq!(lives_at(segment.gpu()), place());
+    assert_eq!((segment.place(), used_on(segment.gpu())), (place(), place().gpu()));
     assert!(segment.is_empty());
     assert_eq!(domain.open("empty", Duration::ZERO).unwrap().bytes(), 0);
 }
@@ -145,6 +145,64 @@ fn many_tensors_and_chunks_of_host_memory_keep_their_places() {
         assert_eq!(tensor.as_slice::<u32>().unwrap(), vec![i as u32; i as usize % 50 + 1]);
         assert_eq!(tensor.as_bytes().unwrap().as_ptr() as usize % 256, 0);
     }
+}
+
+#[test]
+fn chunks_are_allocated_on_demand_and_the_rest_by_the_commit() {
+    let world = World::new();
+    let domain = world.connect();
+    let mut builder = domain.create("x", place()).chunk_bytes(4096).on_demand(true);
+    for tensor in ["a", "b", "c", "d"] {
+        builder = builder.tensor(tensor, DType::U8, &[4096]);
+    }
+    let mut build = builder.tensor("none", DType::U8, &[0]).allocate().unwrap();
+    assert_eq!((build.bytes(), build.chunks().len()), (0, 0));
+    assert!(!build.is_allocated("a").unwrap() && build.is_allocated("none").unwrap());
+    assert!(build.device("a").is_err());
+    assert!(matches!(build.allocate_for("other"), Err(Error::NotFound(NotFound::Tensor { .. }))));
+    build.allocate_for("none").unwrap();
+    assert_eq!(build.chunks().len(), 0);
+    // With all chunks before it, and once.
+    build.write("b", &[2; 4096]).unwrap();
+    build.allocate_for("a").unwrap();
+    assert_eq!(build.chunks().len(), 2);
+    assert!(build.is_allocated("a").unwrap() && !build.is_allocated("c").unwrap());
+    build.write("c", &[3; 4096]).unwrap();
+    let _committed = build.commit().unwrap();
+    let opened = world.connect().open("x", Duration::ZERO).unwrap();
+    let byte = |tensor: &str| {
+        let mut byte = [9; 1];
+        opened.tensor(tensor).unwrap().read_at(4095, &mut byte).unwrap();
+        byte[0]
+    };
+    assert_eq!(["a", "b", "c", "d"].map(byte), [0, 2, 3, 0]);
+}
+
+#[test]
+fn views_show_the_memory_of_their_tensor() {
+    let world = World::new();
+    let domain = world.connect();
+    let builder = domain.create("x", place()).tensor("matrix", DType::U8, &[4, 8]);
+    let builder = builder.view("tied", DType::U8, &[4, 8], &[8, 1], ("matrix", 0));
+    let builder = builder.view("turned", DType::U8, &[8, 2], &[1, 8], ("matrix", 16));
+    let mut build = builder.tensor_strided("gaps", DType::U8, &[3], &[4]).allocate().unwrap();
+    build.write("matrix", &std::array::from_fn::<u8, 32, _>(|i| i as u8)).unwrap();
+    let _committed = build.commit().unwrap();
+    let opened = world.connect().open("x", Duration::ZERO).unwrap();
+    let read = |tensor: &str| {
+        let tensor = opened.tensor(tensor).unwrap();
+        let mut bytes = vec![0; tensor.bytes() as usize];
+        tensor.read_at(0, &mut bytes).unwrap();
+        bytes
+    };
+    assert_eq!(read("tied"), (0..32).collect::<Vec<u8>>());
+    assert_eq!(read("turned"), (16..32).collect::<Vec<u8>>());
+    assert_eq!(opened.tensor("turned").unwrap().strides(), [1, 8]);
+    assert_eq!(read("gaps").len(), 9);
+    assert_eq!(opened.tensor_bytes(), 32 + 9);
+    let outside = domain.create("y", place()).tensor("a", DType::U8, &[4]);
+    let outside = outside.view("b", DType::U8, &[4], &[1], ("a", 1)).allocate();
+    assert!(matches!(outside, Err(Error::InvalidArgument(InvalidArgument::Table { .. }))), "{outside:?}");
 }
 
 #[test]

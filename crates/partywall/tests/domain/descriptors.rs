@@ -8,7 +8,7 @@ use std::{
 
 use partywall::{
     DType, Descriptors, Domain, Error, Place,
-    cuda::{Access, Mapping, PhysicalMemory},
+    cuda::{Access, Driver, Mapping, NodeMapping, NodeMemory, NodeUse, PhysicalMemory},
     error::{Gone, Mismatch, NotFound, Unreachable},
     gpu,
     info::Named,
@@ -18,7 +18,7 @@ use partywall_os::map::{SealedMap, SharedMap};
 
 use super::{
     TIMEOUT,
-    world::{World, commit, eventually},
+    world::{World, alone, commit, eventually},
 };
 
 /// The environment variable with the numbers and lengths of a child's descriptors: `FD:BYTES`, a space between two.
@@ -26,10 +26,19 @@ const CHUNKS: &str = "PARTYWALL_TEST_CHUNKS";
 
 /// Returns the first `bytes` bytes of a chunk, mapped without the library's segments.
 fn read(chunk: BorrowedFd<'_>, chunk_bytes: u64, bytes: usize) -> Vec<u8> {
-    let Place::Gpu(uuid) = place() else {
-        let mut read = vec![0; bytes];
-        SharedMap::new([chunk], 0, false).unwrap().slice(0, bytes).unwrap().copy_to_slice(&mut read);
-        return read;
+    let uuid = match place() {
+        Place::Gpu(uuid) => uuid,
+        Place::Pinned(node) => {
+            let memory = NodeMemory::import(Driver::load().unwrap(), node, chunk, chunk_bytes).unwrap();
+            let mapping = NodeMapping::new(memory, NodeUse::Frozen).unwrap();
+            mapping.allow_cpu().unwrap();
+            return mapping.bytes().unwrap()[..bytes].to_vec();
+        }
+        Place::Host => {
+            let mut read = vec![0; bytes];
+            SharedMap::new([chunk], 0, false).unwrap().slice(0, bytes).unwrap().copy_to_slice(&mut read);
+            return read;
+        }
     };
     let gpu = gpu::Gpu::open(uuid).unwrap();
     let memory = PhysicalMemory::import(gpu.context(), chunk, chunk_bytes).unwrap();
@@ -108,44 +117,48 @@ pub(crate) fn play(role: &str) {
 
 #[test]
 fn descriptors_are_the_memory_of_a_segment() {
-    let world = World::new();
-    let ours = world.connect();
-    let _segment = commit(&ours, "x", 7, false);
-    let theirs = world.connect();
-    let before = memory_files().len();
-    let descriptors = theirs.descriptors("x@1", Duration::ZERO).unwrap();
-    assert_eq!(memory_files().len(), before + 1, "one descriptor for each chunk");
-    assert_eq!((descriptors.name(), descriptors.version(), descriptors.kind()), ("x", 1, kind()));
-    assert_eq!((descriptors.place(), descriptors.is_mutable(), descriptors.may_grow()), (place(), false, false));
-    assert_eq!((descriptors.bytes(), descriptors.table().len()), (descriptors.chunks()[0].bytes(), 1));
-    assert_eq!(descriptors.table().find("x").unwrap().dtype(), DType::U32);
-    let flags = rustix::io::fcntl_getfd(&descriptors.chunks()[0]).unwrap();
-    assert_eq!(flags, rustix::io::FdFlags::CLOEXEC);
-    let shown = format!("{descriptors:?}");
-    assert!(shown.starts_with("Descriptors(x@1: 1 chunks, "), "{shown}");
-    assert_eq!(seen(&descriptors), 7_u32.to_ne_bytes().repeat(4));
+    alone(|| {
+        let world = World::new();
+        let ours = world.connect();
+        let _segment = commit(&ours, "x", 7, false);
+        let theirs = world.connect();
+        let before = memory_files().len();
+        let descriptors = theirs.descriptors("x@1", Duration::ZERO).unwrap();
+        assert_eq!(memory_files().len(), before + 1, "one descriptor for each chunk");
+        assert_eq!((descriptors.name(), descriptors.version(), descriptors.kind()), ("x", 1, kind()));
+        assert_eq!((descriptors.place(), descriptors.is_mutable(), descriptors.may_grow()), (place(), false, false));
+        assert_eq!((descriptors.bytes(), descriptors.table().len()), (descriptors.chunks()[0].bytes(), 1));
+        assert_eq!(descriptors.table().find("x").unwrap().dtype(), DType::U32);
+        let flags = rustix::io::fcntl_getfd(&descriptors.chunks()[0]).unwrap();
+        assert_eq!(flags, rustix::io::FdFlags::CLOEXEC);
+        let shown = format!("{descriptors:?}");
+        assert!(shown.starts_with("Descriptors(x@1: 1 chunks, "), "{shown}");
+        assert_eq!(seen(&descriptors), 7_u32.to_ne_bytes().repeat(4));
+    });
 }
 
 #[test]
 fn several_chunks_of_host_memory_are_several_descriptors() {
-    let world = World::new();
-    let domain = world.connect();
-    let builder = domain.create("many", Place::Host).chunk_bytes(256).metadata("k", "v");
-    let builder = (0..40).fold(builder, |builder, i| builder.tensor(&format!("{i:02}"), DType::U8, &[256]));
-    let mut build = builder.allocate().unwrap();
-    (0..40).for_each(|i| build.as_mut_bytes(&format!("{i:02}")).unwrap().fill(i));
-    let _segment = build.commit().unwrap();
-    let before = memory_files().len();
-    let descriptors = domain.descriptors("many", Duration::ZERO).unwrap();
-    assert_eq!(memory_files().len(), before + 40);
-    assert_eq!(descriptors.table().metadata().collect::<Vec<_>>(), [("k", "v")]);
-    for (i, tensor) in descriptors.table().iter().enumerate() {
-        let map = SealedMap::new(&descriptors.chunks()[tensor.chunk()]).unwrap();
-        let start = tensor.offset() as usize;
-        assert_eq!(map.bytes()[start..start + 256], [i as u8; 256]);
-    }
-    descriptors.release().unwrap();
-    assert_eq!(memory_files().len(), before);
+    alone(|| {
+        let world = World::new();
+        let domain = world.connect();
+        let builder = domain.create("many", Place::Host).chunk_bytes(256).metadata("k", "v");
+        let builder = (0..40).fold(builder, |builder, i| builder.tensor(&format!("{i:02}"), DType::U8, &[256]));
+        let mut build = builder.allocate().unwrap();
+        (0..40).for_each(|i| build.as_mut_bytes(&format!("{i:02}")).unwrap().fill(i));
+        let _segment = build.commit().unwrap();
+        let before = memory_files().len();
+        let descriptors = domain.descriptors("many", Duration::ZERO).unwrap();
+        assert_eq!(memory_files().len(), before + 40);
+        assert_eq!(descriptors.table().metadata().collect::<Vec<_>>(), [("k", "v")]);
+        for (i, tensor) in descriptors.table().iter().enumerate() {
+            let map = SealedMap::new(&descriptors.chunks()[tensor.chunk()]).unwrap();
+            let start = tensor.offset() as usize;
+            assert_eq!(map.bytes()[start..start + 256], [i as u8; 256]);
+        }
+        descriptors.release().unwrap();
+        assert_eq!(memory_files().len(), before);
+    });
 }
 
 #[test]
@@ -230,52 +243,56 @@ fn descriptors_of_a_name_that_does_not_exist_yet_are_waited_for() {
 
 #[test]
 fn descriptors_of_other_objects_are_refused_without_a_lease() {
-    let world = World::new();
-    let domain = world.connect();
-    let _pool = domain.pool("pool").blocks(1).block_bytes(1).place(place()).create().unwrap();
-    let _topic = domain.topic("topic").max_bytes(1).place(place()).create().unwrap();
-    let _queue = domain.queue("queue").tasks(1).place(place()).create().unwrap();
-    let leases = domain.status().unwrap().leases;
-    let files = memory_files().len();
-    for (name, kind) in [("pool", Named::Pool), ("topic", Named::Topic), ("queue", Named::Queue)] {
-        let error = domain.descriptors(name, Duration::ZERO).unwrap_err();
-        let refused =
-            matches!(&error, Error::Mismatch(Mismatch::Object { wanted: Named::Segment, is, .. }) if *is == kind);
-        assert!(refused, "{error:?}");
-    }
-    assert_eq!(memory_files().len(), files);
-    let timeline = domain.timeline("line").unwrap();
-    let error = domain.descriptors("line", Duration::ZERO).unwrap_err();
-    assert!(error.to_string().ends_with("; there is a timeline of that name"), "{error}");
-    assert!(matches!(domain.descriptors("a\nb", Duration::ZERO), Err(Error::InvalidArgument(_))));
-    drop(timeline);
-    assert_eq!(domain.status().unwrap().leases, leases);
+    alone(|| {
+        let world = World::new();
+        let domain = world.connect();
+        let _pool = domain.pool("pool").blocks(1).block_bytes(1).place(place()).create().unwrap();
+        let _topic = domain.topic("topic").max_bytes(1).place(place()).create().unwrap();
+        let _queue = domain.queue("queue").tasks(1).place(place()).create().unwrap();
+        let leases = domain.status().unwrap().leases;
+        let files = memory_files().len();
+        for (name, kind) in [("pool", Named::Pool), ("topic", Named::Topic), ("queue", Named::Queue)] {
+            let error = domain.descriptors(name, Duration::ZERO).unwrap_err();
+            let refused =
+                matches!(&error, Error::Mismatch(Mismatch::Object { wanted: Named::Segment, is, .. }) if *is == kind);
+            assert!(refused, "{error:?}");
+        }
+        assert_eq!(memory_files().len(), files);
+        let timeline = domain.timeline("line").unwrap();
+        let error = domain.descriptors("line", Duration::ZERO).unwrap_err();
+        assert!(error.to_string().ends_with("; there is a timeline of that name"), "{error}");
+        assert!(matches!(domain.descriptors("a\nb", Duration::ZERO), Err(Error::InvalidArgument(_))));
+        drop(timeline);
+        assert_eq!(domain.status().unwrap().leases, leases);
+    });
 }
 
 #[test]
 fn child_process_maps_inherited_descriptors() {
-    let world = World::new();
-    let domain = world.connect();
-    let first = commit(&domain, "x", 7, false);
-    let descriptors = domain.descriptors("x", Duration::ZERO).unwrap();
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    let before = memory_files().len();
-    let numbers = descriptors.pass_to(&mut command).unwrap();
-    let chunks = numbers.iter().zip(descriptors.chunks()).map(|(fd, chunk)| format!("{fd}:{}", chunk.bytes()));
-    command.env(CHUNKS, chunks.collect::<Vec<_>>().join(" "));
-    assert_eq!(memory_files().len(), before + 1);
-    // Another child inherits nothing, and a newer version changes nothing.
-    world.play("descriptors not inherited").finish();
-    drop(first);
-    let _second = commit(&domain, "x", 8, false);
-    let mut actor = partywall_harness::Actor::start(&mut command, "descriptors inherited");
-    assert_eq!(actor.expect("read"), "7");
-    actor.expect("ready");
-    actor.finish();
-    assert!(numbers.iter().all(|number| *number > 2 && descriptors.chunks()[0].as_fd().as_raw_fd() != *number));
-    let before = memory_files().len();
-    drop(command);
-    assert_eq!(memory_files().len(), before - 1, "the duplicates go with the command");
+    alone(|| {
+        let world = World::new();
+        let domain = world.connect();
+        let first = commit(&domain, "x", 7, false);
+        let descriptors = domain.descriptors("x", Duration::ZERO).unwrap();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        let before = memory_files().len();
+        let numbers = descriptors.pass_to(&mut command).unwrap();
+        let chunks = numbers.iter().zip(descriptors.chunks()).map(|(fd, chunk)| format!("{fd}:{}", chunk.bytes()));
+        command.env(CHUNKS, chunks.collect::<Vec<_>>().join(" "));
+        assert_eq!(memory_files().len(), before + 1);
+        // Another child inherits nothing, and a newer version changes nothing.
+        world.play("descriptors not inherited").finish();
+        drop(first);
+        let _second = commit(&domain, "x", 8, false);
+        let mut actor = partywall_harness::Actor::start(&mut command, "descriptors inherited");
+        assert_eq!(actor.expect("read"), "7");
+        actor.expect("ready");
+        actor.finish();
+        assert!(numbers.iter().all(|number| *number > 2 && descriptors.chunks()[0].as_fd().as_raw_fd() != *number));
+        let before = memory_files().len();
+        drop(command);
+        assert_eq!(memory_files().len(), before - 1, "the duplicates go with the command");
+    });
 }
 
 #[test]
@@ -325,7 +342,7 @@ fn descriptors_of_published_memory_are_refused_with_the_reason() {
         let leases = domain.status().unwrap().leases;
         let error = domain.descriptors("x", Duration::ZERO).unwrap_err();
         assert!(matches!(error, Error::Mismatch(Mismatch::Kind { has: "legacy", .. })), "{error:?}");
-        assert_eq!(error.to_string(), r#""x" is legacy memory; a file descriptor needs host or vmm memory"#);
+        assert_eq!(error.to_string(), r#""x" is legacy memory; a file descriptor needs host, pinned or vmm memory"#);
         assert!(error.advice().contains("commit_copy") && error.advice().contains("put"), "{}", error.advice());
         assert_eq!(domain.status().unwrap().leases, leases);
         drop(published);

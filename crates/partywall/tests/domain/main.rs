@@ -1,6 +1,7 @@
 //! Domains and segments over a real broker and real sockets, where [`partywall_harness::place`] says.
 #![allow(clippy::unwrap_used)] // tests, their helpers included
 
+mod advance;
 mod attachments;
 mod broker_death;
 mod build;
@@ -73,6 +74,7 @@ fn role() {
             role if role.starts_with("descriptors ") => descriptors::play(role),
             role if role.starts_with("known ") => known_failures::play(role),
             "users guest" => users::play(),
+            "trainer" => advance::play(),
             "sandboxed" => pidfds::play(),
             "watcher" => watch::play(),
             _ => deaths::play(&role),

@@ -75,7 +75,7 @@ fn write(block: &mut Block, value: u8) {
     if device() == "host" {
         return block.bytes_mut().unwrap().fill(value);
     }
-    let range = block.device().unwrap();
+    let range = block.device_mut().unwrap();
     range.copy_from_host(range.gpu().stream(), &[value; BYTES]).unwrap();
 }
 
@@ -243,7 +243,7 @@ fn impossible_pools_are_refused() {
     bad(frames(&domain, 2).block_bytes(u64::MAX));
     bad(frames(&domain, 3).block_bytes(u64::MAX / 2));
     let error = frames(&domain, 1).block_bytes(1 << 60).create().unwrap_err();
-    assert!(matches!(error, Error::LimitReached(LimitReached::Memory { .. })), "{error}");
+    assert!(matches!(error, Error::LimitReached(LimitReached::Memory { .. } | LimitReached::Broker { .. })), "{error}");
     assert!(matches!(
         domain.pool("").blocks(1).block_bytes(1).create(),
         Err(Error::InvalidArgument(InvalidArgument::Name { .. }))
@@ -334,18 +334,20 @@ fn reference_does_not_match_the_next_pool_of_the_name() {
 fn pool_is_mapped_once_for_all_handles() {
     let world = World::new();
     let domain = world.connect();
-    let made = frames(&domain, 1).create().unwrap();
-    let opened: Vec<_> = (0..20).map(|_| domain.pool("frames").open().unwrap()).collect();
+    // Other tests in this process have pools, too.
+    let name = "mapped-once";
+    let made = domain.pool(name).blocks(1).block_bytes(BYTES as u64).place(place()).create().unwrap();
+    let opened: Vec<_> = (0..20).map(|_| domain.pool(name).open().unwrap()).collect();
     let block = opened[7].alloc(Duration::ZERO).unwrap();
     assert!(made.try_alloc().unwrap().is_none());
     assert_eq!(domain.status().unwrap().leases, 1);
     if device() == "host" {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-        let ours = maps.lines().filter(|line| line.contains("partywall:frames")).count();
+        let ours = maps.lines().filter(|line| line.contains(name)).count();
         assert!((1..=2).contains(&ours), "of its making, and as what was committed: {maps}");
     }
     drop((made, opened));
-    assert_eq!(block.pool(), "frames", "a block keeps its pool");
+    assert_eq!(block.pool(), name, "a block keeps its pool");
     assert_eq!(domain.status().unwrap().leases, 1);
     drop((block, domain));
     let other = world.connect();

@@ -209,6 +209,49 @@ fn ended_lease_fences_a_worker_that_hangs() {
 }
 
 #[test]
+fn task_that_hung_workers_keep_from_being_claimed_says_so() {
+    let world = World::new();
+    let queue = options(&world.connect()).lease(Duration::from_secs(3600)).create().unwrap();
+    let ticket = queue.submit(Task::new("sqrt").max_attempts(1), TIMEOUT).unwrap();
+    let hang = || {
+        let hung = queue.claim(TIMEOUT).unwrap();
+        hung.extend(Duration::ZERO).unwrap();
+        assert!(matches!(ticket.wait(TIMEOUT), Err(Error::InvalidData(InvalidData::TaskFailed { .. }))));
+        queue.retry(&ticket.task()).unwrap();
+        hung
+    };
+    let mut hung: Vec<_> = (0..4).map(|_| hang()).collect();
+    let claimed = queue.claim(Duration::ZERO).unwrap_err().to_string();
+    assert!(claimed.contains("workers that lost earlier attempts of all pending tasks (1) still run"), "{claimed}");
+    let waited = ticket.wait(Duration::ZERO).unwrap_err().to_string();
+    assert!(waited.contains("because workers that lost earlier attempts of it still run"), "{waited}");
+    hung.swap_remove(0).fail("it woke up").unwrap_err();
+    queue.claim(TIMEOUT).unwrap().complete().unwrap();
+    ticket.wait(TIMEOUT).unwrap();
+    drop(hung);
+    assert_idle(&queue);
+}
+
+#[test]
+fn task_without_output_passes_those_that_wait_for_an_output_block() {
+    let world = World::new();
+    let queue = world.connect().queue("work").tasks(8).outputs(1, 8).place(Place::Host).create().unwrap();
+    let submit = |kind, output| queue.submit(Task::new(kind).output(output), TIMEOUT).unwrap();
+    let unread = submit("unread", 8);
+    queue.claim(TIMEOUT).unwrap().complete().unwrap();
+    let [waits, first, second] = [("waits", 8), ("first", 0), ("second", 0)].map(|(kind, output)| submit(kind, output));
+    for ticket in [&first, &second] {
+        let task = queue.claim(TIMEOUT).unwrap();
+        assert_eq!(task.task(), ticket.task());
+        task.complete().unwrap();
+    }
+    assert!(queue.try_claim().unwrap().is_none());
+    assert!(matches!(queue.claim(Duration::ZERO), Err(Error::Busy(Busy::OutputsFull { .. }))));
+    drop(unread.wait(TIMEOUT).unwrap());
+    assert_eq!(queue.claim(TIMEOUT).unwrap().task(), waits.task());
+}
+
+#[test]
 fn failed_task_becomes_a_dead_letter_that_says_why() {
     let world = World::new();
     let queue = options(&world.connect()).create().unwrap();
@@ -227,6 +270,10 @@ fn failed_task_becomes_a_dead_letter_that_says_why() {
     let failures = [(1, TaskFailure::Failed), (2, TaskFailure::Dropped)];
     assert_eq!((&info.failures[..], info.text.as_str()), (&failures[..], "no such file"));
     queue.retry(&info.task).unwrap();
+    queue.claim(TIMEOUT).unwrap().fail("no space").unwrap();
+    let [info] = &queue.tasks(10, |_| true)[..] else { panic!("one task") };
+    assert_eq!((info.failures.last(), info.text.as_str()), (Some(&(3, TaskFailure::Failed)), "no space"));
+    assert_eq!((info.attempts, info.max_attempts), (3, 4), "as many more as before");
     queue.claim(TIMEOUT).unwrap().complete().unwrap();
     assert!(ticket.wait(TIMEOUT).unwrap().output().is_none());
     // A result that is not taken.
@@ -345,7 +392,7 @@ fn unread_results_that_fill_the_outputs_are_named() {
         other => panic!("{other:?}"),
     }
     let late = tickets[4].wait(Duration::from_millis(1)).unwrap_err().to_string();
-    assert!(late.contains("pending, and no output block is free"), "{late}");
+    assert!(late.contains("pending, because no output block is free"), "{late}");
     // It is not lost, and not counted as an attempt.
     assert_eq!(root(&tickets[0]), 1.0);
     let task = queue.claim(TIMEOUT).unwrap();
@@ -390,7 +437,7 @@ fn bad_tasks_are_refused_with_a_reason() {
         assert_eq!((refused.tasks.len(), refused.submitted.len()), (1, 0));
         refused.error
     };
-    let is_range = |error: &Error| matches!(error, Error::InvalidArgument(InvalidArgument::Range { .. }));
+    let is_range = |error: &Error| matches!(error, Error::InvalidArgument(InvalidArgument::Task { .. }));
     for task in [Task::new(&"k".repeat(33)), Task::new("k").arguments(&[0; 513]), Task::new("k").max_attempts(0)] {
         let error = refused(task);
         assert!(is_range(&error), "{error}");

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use partywall::{
     DType, Error,
-    error::{Busy, NotFound, Unreachable},
+    error::{Busy, InvalidArgument, NotFound, Unreachable},
     info::{Lifetime, MemberState},
 };
 use partywall_harness::place;
@@ -37,6 +37,36 @@ fn left_name_stays_without_a_lease_until_its_connection_ends() {
     drop(domain);
     assert_eq!(other.names().unwrap().iter().filter(|name| name.latest.is_some()).count(), 0);
     assert!(matches!(other.open("x", Duration::ZERO), Err(Error::NotFound(NotFound::Name { .. }))));
+    opened.wait_withdrawn(Duration::ZERO).unwrap();
+}
+
+#[test]
+fn given_name_ends_with_its_owner() {
+    let world = World::new();
+    let domain = world.connect();
+    let owner = world.connect();
+    let watcher = world.connect();
+    let give = |name: &str, kept: bool| {
+        let builder = domain.create(name, place()).tensor("t", DType::U8, &[4]).kept(kept).owner(owner.member());
+        builder.allocate().map(|build| build.commit().unwrap())
+    };
+    let refused = give("kept", true).map(drop).unwrap_err();
+    assert!(matches!(refused, Error::InvalidArgument(InvalidArgument::Options { .. })), "{refused}");
+    assert_eq!(refused.anchor(), "cannot-keep");
+
+    let put = domain.put("put", place()).owner(owner.member());
+    let refused = put.clone().kept(true).check().unwrap_err();
+    assert_eq!(refused.anchor(), "cannot-keep", "before any file is read");
+    drop(put.stream(&[7; 4][..], 4).unwrap());
+
+    drop(give("x", false).unwrap());
+    give("x", false).unwrap().leave_name().unwrap();
+    drop(domain);
+    let opened = watcher.open("x", Duration::ZERO).unwrap();
+    assert_eq!((opened.version(), opened.is_kept()), (2, false));
+    let put = watcher.open("put", Duration::ZERO).unwrap();
+    drop(owner);
+    put.wait_withdrawn(Duration::ZERO).unwrap();
     opened.wait_withdrawn(Duration::ZERO).unwrap();
 }
 

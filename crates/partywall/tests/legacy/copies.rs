@@ -3,13 +3,40 @@
 use std::time::Duration;
 
 use partywall::{
-    DType, Error,
-    cuda::{Access, Mapping, PhysicalMemory, PinnedBuffer, PointerKind},
+    DType, Error, Place,
+    cuda::{Access, Driver, ForeignMemory, Mapping, PhysicalMemory, PinnedBuffer, PointerKind},
     error::{DeviceFault, InvalidArgument},
     info::Enforcement,
 };
 
-use super::world::{TIMEOUT, gpu, kept_by_the_test, publication, simulated, value_of};
+use super::world::{TIMEOUT, buffer, gpu, kept_by_the_test, publication, simulated, value_of};
+
+#[test]
+fn copy_of_a_publication_leaves_its_neighbours_out_on_the_simulated_gpu() {
+    simulated("copies::copy_of_a_publication_leaves_its_neighbours_out_on_the_simulated_gpu", |world| {
+        let domain = world.connect();
+        let gpu = gpu(&domain);
+        // Two tensors at the distance that a new version has, too, with bytes of the program between them.
+        let memory = buffer(&gpu, 512, 9);
+        let second = kept_by_the_test(&gpu, memory.as_slice().device_ptr() + 256);
+        let memory = ForeignMemory::try_from(memory).unwrap();
+        let theirs = domain.publish("theirs").tensor("a", DType::U8, &[16], &memory);
+        let theirs = theirs.tensor("b", DType::U8, &[16], &second).commit().unwrap();
+        let place = Place::Gpu(gpu.uuid());
+        let copies = Driver::load().unwrap().copies();
+        let copy = theirs.to("copy", place, gpu.stream()).unwrap().commit().unwrap();
+        assert_eq!(Driver::load().unwrap().copies() - copies, 2, "a copy for each tensor");
+        let put = domain.put("put", Place::Host).kept(true).segment(&theirs).unwrap();
+        for copy in [&copy, &put] {
+            assert_eq!((value_of(copy, "a"), value_of(copy, "b")), (9, 9));
+        }
+        let a = put.tensor("a").unwrap().as_ptr().unwrap();
+        // SAFETY: both tensors are in one chunk, which stays mapped.
+        #[allow(unsafe_code)]
+        let between = unsafe { std::slice::from_raw_parts(a.add(16), 240) };
+        assert!(between.iter().all(|byte| *byte == 0), "{between:?}");
+    });
+}
 
 #[test]
 fn published_copy_survives_its_publisher_on_the_simulated_gpu() {

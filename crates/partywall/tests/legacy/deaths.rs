@@ -1,14 +1,15 @@
 //! Publishers that drop their publications, die, and fork.
 
-use std::{io::Read, time::Duration};
+use std::{io::Read, sync::Arc, time::Duration};
 
 use partywall::{
-    Domain, Error,
+    DType, Domain, Error,
+    cuda::ForeignMemory,
     error::{DeviceFault, Gone, NotFound},
 };
-use partywall_harness::{Signal, eventually};
+use partywall_harness::{Signal, World, eventually};
 
-use super::world::{TIMEOUT, publication, publish, simulated, value_of};
+use super::world::{TIMEOUT, buffer, gpu, publication, publish, simulated, value_of};
 
 /// The roles of the other processes.
 #[allow(clippy::print_stdout)] // it is how they talk to the test
@@ -21,6 +22,18 @@ pub(crate) fn play(role: &str) {
     match role {
         "publisher" => {
             let _published = publish(&domain, "theirs", 5);
+            ready();
+            wait();
+        }
+        "publisher that leaves" => {
+            let published = publication(&domain, "theirs", 5).until_unused(true).commit().unwrap();
+            ready();
+            wait();
+            published.leave_name().unwrap();
+            wait();
+        }
+        "reader" => {
+            let _opened = domain.open("ours", TIMEOUT).unwrap();
             ready();
             wait();
         }
@@ -66,7 +79,7 @@ pub(crate) fn play(role: &str) {
 
 /// Returns whether `body` succeeds in a forked child, which then ends.
 #[allow(unsafe_code)]
-fn in_a_child(body: impl FnOnce() -> Result<(), String>) -> bool {
+pub(crate) fn in_a_child(body: impl FnOnce() -> Result<(), String>) -> bool {
     // SAFETY: the locks that the child needs are its own; it ends without unwinding into the parent's code.
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -149,6 +162,91 @@ fn dropped_publication_is_withdrawn_on_the_simulated_gpu() {
         reader.remove("ours").unwrap();
         assert!(matches!(reader.open("ours", Duration::ZERO), Err(Error::Gone(Gone::Withdrawn { .. }))));
         assert_eq!(value_of(&again, "x"), 4);
+    });
+}
+
+#[test]
+fn left_publication_lasts_until_its_readers_are_gone_on_the_simulated_gpu() {
+    simulated("deaths::left_publication_lasts_until_its_readers_are_gone_on_the_simulated_gpu", |world| {
+        let domain = world.connect();
+        let other = world.connect();
+        for is_killed in [true, false] {
+            let memory = buffer(&gpu(&domain), 4096, 3);
+            let freed = Arc::downgrade(&memory);
+            let memory = ForeignMemory::try_from(memory).unwrap();
+            let publication = domain.publish("ours").tensor("x", DType::U8, &[4096], &memory);
+            let published = publication.until_unused(true).commit().unwrap();
+            drop(memory);
+            let mut reader = world.play("reader");
+            published.leave_name().unwrap();
+            eventually("the publisher has left", || other.inspect("ours").unwrap().version.leases == 1);
+            assert_eq!(value_of(&other.open("ours", Duration::ZERO).unwrap(), "x"), 3, "a reader may pass it on");
+            assert!(freed.upgrade().is_some());
+            match is_killed {
+                true => reader.kill(),
+                false => reader.finish(),
+            }
+            eventually("the last reader is gone", || freed.upgrade().is_none());
+            let ended = other.open("ours", Duration::ZERO);
+            assert!(matches!(ended, Err(Error::Gone(Gone::Withdrawn { .. }))), "{ended:?}");
+        }
+    });
+}
+
+#[test]
+fn left_publication_lasts_without_room_for_its_watch_on_the_simulated_gpu() {
+    simulated("deaths::left_publication_lasts_without_room_for_its_watch_on_the_simulated_gpu", |_| {
+        let world = World::with(|config| config.limits.waits = 0);
+        let domain = world.connect();
+        let other = world.connect();
+        let memory = buffer(&gpu(&domain), 4096, 3);
+        let freed = Arc::downgrade(&memory);
+        let memory = ForeignMemory::try_from(memory).unwrap();
+        let publication = domain.publish("ours").tensor("x", DType::U8, &[4096], &memory);
+        let published = publication.until_unused(true).commit().unwrap();
+        drop(memory);
+        let reader = world.play("reader");
+        published.leave_name().unwrap();
+        eventually("the publisher has left", || other.inspect("ours").unwrap().version.leases == 1);
+        // A thread that gave up would have done so by its first wait.
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(freed.upgrade().is_some(), "a reader has it");
+        reader.finish();
+        eventually("the last reader is gone", || freed.upgrade().is_none());
+    });
+}
+
+#[test]
+fn left_publication_ends_at_once_without_readers_on_the_simulated_gpu() {
+    simulated("deaths::left_publication_ends_at_once_without_readers_on_the_simulated_gpu", |world| {
+        let domain = world.connect();
+        let memory = buffer(&gpu(&domain), 4096, 3);
+        let freed = Arc::downgrade(&memory);
+        let memory = ForeignMemory::try_from(memory).unwrap();
+        let publication = domain.publish("ours").tensor("x", DType::U8, &[4096], &memory);
+        let published = publication.until_unused(true).commit().unwrap();
+        drop(memory);
+        assert!(freed.upgrade().is_some());
+        published.leave_name().unwrap();
+        eventually("it is not used", || freed.upgrade().is_none());
+        assert!(matches!(domain.open("ours", Duration::ZERO), Err(Error::Gone(Gone::Withdrawn { .. }))));
+    });
+}
+
+#[test]
+fn left_publication_ends_with_its_publisher_on_the_simulated_gpu() {
+    simulated("deaths::left_publication_ends_with_its_publisher_on_the_simulated_gpu", |world| {
+        let domain = world.connect();
+        let mut publisher = world.play("publisher that leaves");
+        let opened = domain.open("theirs", Duration::ZERO).unwrap();
+        publisher.proceed();
+        eventually("the publisher has left", || domain.inspect("theirs").unwrap().version.leases == 1);
+        let pid = publisher.pid();
+        publisher.kill();
+        opened.wait_withdrawn(TIMEOUT).unwrap();
+        assert_eq!(value_of(&opened, "x"), 5, "what is open stays readable");
+        let ended = domain.open("theirs", Duration::ZERO);
+        assert!(matches!(ended, Err(Error::Gone(Gone::OwnerDied { pid: dead, .. })) if dead == pid), "{ended:?}");
     });
 }
 

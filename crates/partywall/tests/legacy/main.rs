@@ -3,6 +3,7 @@
 
 mod copies;
 mod deaths;
+mod heaps;
 mod pools;
 mod publish;
 mod world;
@@ -11,9 +12,10 @@ mod world;
 #[test]
 fn role() {
     if let Ok(role) = std::env::var(world::ROLE) {
-        match role.strip_prefix("pool: ") {
-            Some(role) => pools::play(role),
-            None => deaths::play(&role),
+        match role.split_once(": ") {
+            Some(("pool", role)) => pools::play(role),
+            Some(("heap", role)) => heaps::play(role),
+            _ => deaths::play(&role),
         }
     }
 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use partywall::{Domain, Error, TimelineEnding, error::Unreachable};
-use partywall_harness::cut_connections;
+use partywall_harness::{cut_connections, write_script};
 
 use super::{
     Dice, eventually,
@@ -291,8 +291,7 @@ fn connecting_never_fails_against_the_idle_exit() {
     // The broker exits as soon as it may, repeatedly, while other processes look for one.
     let wrapper = place.directory().join("partywall");
     let script = format!("#!/bin/sh\nexec {} \"$@\" --idle-exit 0.01\n", program.display());
-    std::fs::write(&wrapper, script).unwrap();
-    std::fs::set_permissions(&wrapper, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    write_script(&wrapper, &script);
     assert!(Command::new(&wrapper).arg("--version").output().is_ok());
     let many = 6;
     let each = rounds(8);

@@ -117,14 +117,15 @@ fn serve(call: OwnedFd, lie: Lie, done: &AtomicBool) -> Option<()> {
     let events = Framed::new(events);
     let token = Token([0; 16]);
     let max_message = 1 << 18;
-    let welcome = Welcome { instance: 1, member: 1, row: 9, token, resumed: true, max_message };
+    let welcome = Welcome { member: 1, row: 9, token, uid: 0, resumed: true, max_message };
     let fds = match lie {
         Lie::NoEvents => 0,
         Lie::NoRows => 1,
         Lie::FiveFds | Lie::HelloFdsThatNeverCome => 5,
         _ => 2,
     };
-    let hello = handshake::encode(&Speaker::new("lie"), &BrokerHello { outcome: Ok(welcome) }, fds).unwrap();
+    let hello =
+        handshake::encode(&Speaker::new("lie"), &BrokerHello { instance: 1, outcome: Ok(welcome) }, fds).unwrap();
     let theirs = match lie {
         Lie::EventsOf("eventfd") => rustix::event::eventfd(1, rustix::event::EventfdFlags::empty()).unwrap(),
         Lie::EventsOf("zero") => std::fs::File::open("/dev/zero").unwrap().into(),
@@ -276,6 +277,7 @@ fn endless(request: &Request, id: u64) -> Vec<u8> {
                 timelines: 0,
                 permits: Some(0),
                 blocks: Some(0),
+                tasks: Some(0),
                 leases: 0,
                 bytes: 0,
                 since: 0,
@@ -371,9 +373,9 @@ fn greet(listener: &OwnedFd) -> (Framed, Framed) {
         let mut call = Framed::new(socket::accept(listener).unwrap().unwrap());
         call.receive().unwrap();
         let (events, theirs) = socket::pair().unwrap();
-        let welcome =
-            Welcome { instance: 1, member: 1, row: 0, token: Token([0; 16]), resumed: true, max_message: 1 << 18 };
-        let hello = handshake::encode(&Speaker::new("lie"), &BrokerHello { outcome: Ok(welcome) }, 2).unwrap();
+        let welcome = Welcome { member: 1, row: 0, token: Token([0; 16]), uid: 0, resumed: true, max_message: 1 << 18 };
+        let hello =
+            handshake::encode(&Speaker::new("lie"), &BrokerHello { instance: 1, outcome: Ok(welcome) }, 2).unwrap();
         if call.send(&hello, &[&theirs, &Members::create(16).unwrap()]) {
             return (call, Framed::new(events));
         }

@@ -14,7 +14,7 @@ use super::{
     Dice, eventually,
     place::{Actor, Place, commit, say, value},
     rounds,
-    wire::{self, Client, Framed, encoded, greeted, hello},
+    wire::{self, Framed, encoded, greeted, hello},
 };
 
 /// The messages of the session that is interrupted.
@@ -42,9 +42,7 @@ pub(crate) fn fragment(words: &[&str]) {
     };
     let pidfd = process::own_pidfd().unwrap();
     cut(0, &encoded(&hello(false, None)), &[&pidfd], &call);
-    let mut call = call;
-    let (welcome, events) = greeted(&mut call).unwrap();
-    let mut client = Client { call, events, welcome, last: 0 };
+    let mut client = greeted(call).unwrap();
     let mut lease = 0;
     for message in 1..MESSAGES {
         let (call, fds) = match message {

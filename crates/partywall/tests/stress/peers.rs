@@ -14,7 +14,7 @@ use partywall::{
     error::{Gone, LimitReached, TopicLimit},
 };
 use partywall_os::{map::SharedMap, memfd, socket};
-use partywall_wire::{Answer, Call, Limit, Refusal, Resume, Table, Token, Welcome};
+use partywall_wire::{Answer, Call, Limit, Refusal, Resume, Table, Token};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
 use super::{
@@ -67,8 +67,7 @@ fn send_nonsense(dice: &mut Dice) {
         suspects += 1;
         if suspects > 10 {
             // A living process may leave only a few members behind without a good-bye.
-            let Welcome { instance, member, token, .. } = client.welcome;
-            let mut again = wire::shake_hands(&place.socket(), Some(Resume { instance, member, token })).unwrap();
+            let mut again = wire::shake_hands(&place.socket(), Some(client.identity())).unwrap();
             again.last = client.last + 1;
             assert_eq!(again.ask(Call::Bye), Ok(Answer::Done));
             suspects -= 1;
@@ -226,8 +225,7 @@ fn hundreds_of_files_at_once_hurt_only_their_sender() {
 fn member_cannot_resume_as_another() {
     let place = Place::new();
     let victim = Client::join(&place.socket());
-    let welcome = &victim.welcome;
-    let right = Resume { instance: welcome.instance, member: welcome.member, token: welcome.token };
+    let right = victim.identity();
     let mut dice = Dice(23);
     for _ in 0..rounds(50) {
         let mut token = right.token;

@@ -121,7 +121,7 @@ pub(crate) fn write(block: &mut Block, bytes: &[u8]) {
     if device() == "host" {
         return block.bytes_mut().unwrap().copy_from_slice(bytes);
     }
-    let range = block.device().unwrap();
+    let range = block.device_mut().unwrap();
     range.copy_from_host(range.gpu().stream(), bytes).unwrap();
 }
 

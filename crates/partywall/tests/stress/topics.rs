@@ -71,7 +71,7 @@ fn publish(topic: &Topic, publisher: &Publisher, timeout: Duration) -> Result<u6
     let mut loan = publisher.loan(DType::U64, &[BYTES / 8], timeout)?;
     let mark = publisher.id() << 32 | publisher.published();
     loan.header(&mark.to_le_bytes())?;
-    let published = if device() == "host" {
+    let published = if device() != "cuda" {
         loan.as_mut_slice::<u64>()?.fill(mark);
         loan.filled().publish(timeout)
     } else {
@@ -134,7 +134,7 @@ fn check(sample: &Sample) {
 }
 
 fn read(sample: &Sample) -> Result<Vec<u64>, Error> {
-    if device() == "host" {
+    if device() != "cuda" {
         return Ok(sample.as_slice::<u64>()?.to_vec());
     }
     let gpu = sample.gpu().unwrap();
@@ -425,7 +425,7 @@ fn closed_handles_leave_nothing_behind() {
 /// Returns how many timelines the guest may still have open: those that its stream has waited for, as long as it
 /// enqueues nothing behind them that would show that it has passed them.
 fn kept_for_streams() -> u64 {
-    if device() == "host" { 0 } else { 9 }
+    if device() == "cuda" { 9 } else { 0 }
 }
 
 /// Opens and closes the topic as often as necessary, each time on request.

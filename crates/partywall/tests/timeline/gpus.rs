@@ -3,7 +3,7 @@
 use partywall::{Domain, cuda::Stream};
 
 use super::{
-    blocks, permits,
+    blocks, graphs, permits,
     scenes::{self, Stage},
     tasks,
     world::{World, gpu, next_order, say, simulated},
@@ -47,6 +47,18 @@ tests! {
         a_domain_that_is_dropped_lives_on_for_streams_that_wait,
         two_domains_of_one_process_use_one_gpu,
         a_forked_child_enqueues_nothing,
+    }
+    graphs::{
+        two_processes_replay_graphs_and_no_host_waits,
+        a_writer_killed_during_a_launch_ends_the_waits_of_graphs,
+        a_launch_without_values_neither_waits_nor_signals,
+        a_launch_that_is_refused_launches_nothing,
+        a_launch_that_fails_promises_nothing,
+        nodes_are_captured_in_a_capture_alone,
+        one_graph_signals_several_times_and_from_two_streams,
+        launches_with_the_same_writers_in_another_order_do_not_block_each_other,
+        values_of_a_graph_rest_on_its_waits,
+        a_graph_keeps_the_leases_of_its_waits_until_it_has_passed_them,
     }
     permits::{
         a_permit_goes_back_behind_the_work_of_its_stream,

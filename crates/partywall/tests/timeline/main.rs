@@ -4,6 +4,8 @@
 #[path = "../../../../testing/gpu/src/tests/timelines/blocks.rs"]
 mod blocks;
 mod gpus;
+#[path = "../../../../testing/gpu/src/tests/timelines/graphs.rs"]
+mod graphs;
 mod hosts;
 mod ipc_events;
 #[path = "../../../../testing/gpu/src/tests/timelines/permits.rs"]
@@ -23,6 +25,7 @@ fn role() {
             ("event", _) => ipc_events::play(),
             ("calls", _) => gpus::report_calls(),
             ("gpu", how) => scenes::play(how != "unprepared"),
+            ("graph", _) => graphs::play(),
             ("topic", _) => topics::play(),
             ("permit", _) => permits::play(),
             ("block", _) => blocks::play(),

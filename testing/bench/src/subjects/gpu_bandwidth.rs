@@ -1,6 +1,6 @@
 //! A kernel that reads 4 GiB once, through the mapping of a segment and from this process's own memory.
 
-use partywall::cuda::DeviceBuffer;
+use partywall::{Place, cuda::DeviceBuffer};
 use partywall_labs::bench::samplers::Timer;
 use partywall_measure::{Case, Comparison, Failure, Unit};
 
@@ -21,7 +21,7 @@ pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
         bench.report.note(format!("gpu_bandwidth: no {}, because only {free} bytes are free", size(BYTES)));
         return Ok(());
     }
-    gpu_open::commit(broker, "data", owner, 1, BYTES)?;
+    gpu_open::commit(broker, "data", Place::Gpu(owner), 1, BYTES)?;
     let plan = bench.plan(500);
     let case = |what: &str| Case::new(what, Unit::GigabytesPerSecond).parameter("size", size(BYTES));
 

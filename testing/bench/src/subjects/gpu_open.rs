@@ -1,7 +1,7 @@
 //! Opening GPU memory in a process that has a context, against the driver's own calls on the same file descriptors:
 //! import, reserve, map, set access. Another process committed the memory and is gone.
 
-use partywall::DeviceUuid;
+use partywall::{DeviceUuid, Place};
 use partywall_labs::bench::samplers::Half;
 use partywall_measure::{Case, Comparison, Failure, Unit};
 
@@ -23,7 +23,7 @@ pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
             continue;
         }
         let name = format!("segment.{total}");
-        commit(broker, &name, uuid, tensors, bytes)?;
+        commit(broker, &name, Place::Gpu(uuid), tensors, bytes)?;
         let chunks = handout::chunks(broker.socket(), &name, gpu.context().driver().is_simulated())?;
         let case = |what: &str| {
             Case::new(what, Unit::Microseconds).parameter("size", size(total)).parameter("chunks", chunks.len())
@@ -52,9 +52,9 @@ pub(super) fn first() -> Result<DeviceUuid, Failure> {
 
 /// Has another process commit `tensors` tensors of `bytes` bytes each, written by a kernel. That process ends before this
 /// returns.
-pub(super) fn commit(broker: &Broker, name: &str, gpu: DeviceUuid, tensors: u64, bytes: u64) -> Result<(), Failure> {
+pub(super) fn commit(broker: &Broker, name: &str, place: Place, tensors: u64, bytes: u64) -> Result<(), Failure> {
     let mut command = role::command(role::GPU_SEGMENT, [broker.socket()])?;
-    let status = command.args([name, &gpu.to_string(), &tensors.to_string(), &bytes.to_string()]).status()?;
+    let status = command.args([name, &place.to_string(), &tensors.to_string(), &bytes.to_string()]).status()?;
     if status.success() {
         Ok(())
     } else {

@@ -23,12 +23,16 @@ use crate::{
 /// The number of processes that the members are divided among.
 const PROCESSES: usize = 8;
 
+/// File descriptors that the broker holds for a pool, a topic and a queue.
+const FDS_OF_THREE: usize = 9;
+
 /// File descriptors and members that the broker may hold besides those counted here.
 const RESERVE: u64 = 32;
 
 pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     let _placed = Placement::OneProcessor.apply(&[broker.pid()])?;
     names(bench, broker)?;
+    objects(bench, broker)?;
     members(bench, broker)?;
     restarts(bench, broker)
 }
@@ -69,15 +73,8 @@ fn names(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     let plan = bench.plan(100);
     bench.run(Comparison::new(case("list all", Unit::Milliseconds), list), plan)?;
 
-    let metrics: Sampler<'_> = Box::new(|| {
-        let (elapsed, printed) = clocked(|| Ok::<_, Failure>(broker.command("metrics").output()?))?;
-        let page = String::from_utf8_lossy(&printed.stdout);
-        match printed.status.success() && page.ends_with("# EOF\n") {
-            true => Ok(crate::bench::milliseconds(elapsed)),
-            false => Err(format!("no page of metrics: {}", String::from_utf8_lossy(&printed.stderr)).into()),
-        }
-    });
-    let page = Comparison::new(case("a page of metrics, its process included", Unit::Milliseconds), metrics);
+    let page =
+        Comparison::new(case("a page of metrics, its process included", Unit::Milliseconds), metrics(broker, &[]));
     let plan = bench.plan(100);
     bench.run(page.goal("<= 100 ms".parse()?), plan)?;
 
@@ -87,6 +84,56 @@ fn names(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
         Ok(domain.remove(&name(removed - 1)).map(drop)?)
     });
     bench.run(Comparison::new(case("remove, from all names to none", Unit::Microseconds), remove), each_once)
+}
+
+/// Measures pages of metrics. For each pool, topic and queue that has series of its own, the broker reads control memory.
+fn objects(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
+    let domain = &broker.connect()?;
+    let wanted = bench.fewer(1_000);
+    let each = within(bench, domain, Limit::Fds, wanted * FDS_OF_THREE)? / FDS_OF_THREE;
+    for index in 0..each {
+        drop(
+            domain
+                .pool(&format!("pools/{index:05}"))
+                .blocks(4)
+                .block_bytes(4096)
+                .place(Place::Host)
+                .kept(true)
+                .create()?,
+        );
+        let topic = domain.topic(&format!("topics/{index:05}")).dtype(DType::F32).shape(&[1024]).place(Place::Host);
+        drop(topic.kept(true).create()?);
+        let queue = domain.queue(&format!("queues/{index:05}")).tasks(16).inputs(4, 4096).outputs(4, 4096);
+        drop(queue.place(Place::Host).kept(true).create()?);
+    }
+    let case = |what: &str| {
+        let case = Case::new(what, Unit::Milliseconds).parameter("pools, topics and queues, of each", each);
+        Placement::OneProcessor.of(case)
+    };
+    let plan = bench.plan(100);
+    let page = Comparison::new(case("a page of metrics, its process included"), metrics(broker, &[]));
+    bench.run(page.goal("<= 100 ms".parse()?), plan)?;
+    let all = ["--max-names", &(3 * each).to_string()];
+    let plan = bench.plan(100);
+    bench.run(Comparison::new(case("a page with series for all of them"), metrics(broker, &all)), plan)?;
+    for kind in ["pools", "topics", "queues"] {
+        for index in 0..each {
+            domain.remove(&format!("{kind}/{index:05}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Returns a sampler of the milliseconds that `partywall metrics` takes.
+fn metrics<'a>(broker: &'a Broker, options: &'a [&'a str]) -> Sampler<'a> {
+    Box::new(move || {
+        let (elapsed, printed) = clocked(|| Ok::<_, Failure>(broker.command("metrics").args(options).output()?))?;
+        let page = String::from_utf8_lossy(&printed.stdout);
+        match printed.status.success() && page.ends_with("# EOF\n") {
+            true => Ok(crate::bench::milliseconds(elapsed)),
+            false => Err(format!("no page of metrics: {}", String::from_utf8_lossy(&printed.stderr)).into()),
+        }
+    })
 }
 
 fn members(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {

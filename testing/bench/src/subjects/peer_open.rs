@@ -47,7 +47,7 @@ pub(super) fn host(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
 
 pub(super) fn gpu(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     let bytes = 2 << 20;
-    gpu_open::commit(broker, NAME, gpu_open::first()?, 1, bytes)?;
+    gpu_open::commit(broker, NAME, Place::Gpu(gpu_open::first()?), 1, bytes)?;
     let programs = Programs::unpack()?;
     for work in [Work::Open, Work::OpenClose, Work::Take] {
         let mut python = start(&programs, broker, work)?;

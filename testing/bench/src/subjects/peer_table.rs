@@ -3,10 +3,11 @@
 
 use std::{
     cell::{Cell, RefCell},
+    ffi::OsStr,
     path::Path,
 };
 
-use partywall::{DType, Domain, Place, Segment};
+use partywall::{DType, DeviceUuid, Domain, Place, Segment};
 use partywall_measure::{Case, Comparison, Failure, Plan, Sampler, Unit};
 
 use super::{gpu_open, ordering::pair::Pair};
@@ -24,7 +25,10 @@ use crate::{
 };
 
 /// Bytes that are shared, and how many samples are taken of that.
-const SIZES: [(u64, usize); 4] = [(4 << 10, 200), (1 << 20, 200), (64 << 20, 30), (1 << 30, 5)];
+const SIZES: &[(u64, usize)] = &[(4 << 10, 200), (1 << 20, 200), (64 << 20, 20), (1 << 30, 5)];
+
+/// The same for memory of another GPU: the whole table has to end within four minutes.
+const SIZES_OF_ANOTHER_GPU: &[(u64, usize)] = &[(4 << 10, 100), (1 << 20, 100), (64 << 20, 10)];
 
 /// Bytes of a message, and samples.
 const MESSAGE_SIZES: [(u64, usize); 4] = [(8, 1_000), (4 << 10, 1_000), (1 << 20, 200), (64 << 20, 5)];
@@ -33,10 +37,12 @@ const MESSAGE_SIZES: [(u64, usize); 4] = [(8, 1_000), (4 << 10, 1_000), (1 << 20
 const WAYS: u64 = 8;
 
 /// What is asked, by the name that the program has for it.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 enum Question {
     Share,
     Open,
+    /// Copy into memory of the reader's GPU.
+    Copy,
 }
 
 /// A way of sharing memory: what `table.py` calls it, and what reports do.
@@ -45,13 +51,25 @@ type Way = (&'static str, &'static str);
 const FROM_PYTHON: &str = "Partywall, from Python";
 const FROM_RUST: &str = "Partywall, from Rust";
 
+const GPU_FLOOR: Way = ("fds", "VMM file descriptors by hand");
+const GPU_RIVALS: &[Way] = &[
+    ("legacy", "cuIpcGetMemHandle by hand"),
+    ("cupy", "CuPy's ipcGetMemHandle"),
+    ("cuda.core", "cuda.core's IPC buffers"),
+    ("torch", "torch.multiprocessing"),
+];
+
 /// Where memory is, and who shares it.
 struct Setting {
     memory: &'static str,
     place: Place,
+    /// The GPU of the reader, if it is not the memory's: its number for programs in Python, and its UUID.
+    reader: Option<(&'static str, DeviceUuid)>,
     ours: &'static str,
     floor: Way,
     rivals: &'static [Way],
+    questions: &'static [Question],
+    sizes: &'static [(u64, usize)],
     /// Bytes.
     free: u64,
 }
@@ -60,9 +78,12 @@ pub(super) fn host(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     let setting = Setting {
         memory: "host memory",
         place: Place::Host,
+        reader: None,
         ours: "partywall",
         floor: ("memfd", "memfd by hand"),
         rivals: &[("shared_memory", "multiprocessing.shared_memory")],
+        questions: &[Question::Share, Question::Open],
+        sizes: SIZES,
         free: meminfo(AVAILABLE).unwrap_or(u64::MAX),
     };
     memory(bench, broker, &setting)?;
@@ -75,15 +96,35 @@ pub(super) fn gpu(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     let setting = Setting {
         memory: "GPU memory",
         place: Place::Gpu(uuid),
+        reader: None,
         ours: "partywall-gpu",
-        floor: ("fds", "VMM file descriptors by hand"),
-        rivals: &[
-            ("legacy", "cuIpcGetMemHandle by hand"),
-            ("cupy", "CuPy's ipcGetMemHandle"),
-            ("cuda.core", "cuda.core's IPC buffers"),
-            ("torch", "torch.multiprocessing"),
-        ],
+        floor: GPU_FLOOR,
+        rivals: GPU_RIVALS,
+        questions: &[Question::Share, Question::Open],
+        sizes: SIZES,
         free: broker.connect()?.gpu(uuid)?.context().memory_info()?.free,
+    };
+    memory(bench, broker, &setting)
+}
+
+/// Memory of the first GPU, used by a process on the second.
+pub(super) fn another_gpu(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
+    let devices = partywall::gpu::devices()?;
+    let [owner, reader, ..] = devices.as_slice() else {
+        bench.report.note("peer_table_gpus: skipped: this process sees one GPU");
+        return Ok(());
+    };
+    let owner = owner.uuid()?;
+    let setting = Setting {
+        memory: "memory of another GPU",
+        place: Place::Gpu(owner),
+        reader: Some(("1", reader.uuid()?)),
+        ours: "partywall-gpu",
+        floor: GPU_FLOOR,
+        rivals: GPU_RIVALS,
+        questions: &[Question::Share, Question::Open, Question::Copy],
+        sizes: SIZES_OF_ANOTHER_GPU,
+        free: broker.connect()?.gpu(owner)?.context().memory_info()?.free,
     };
     memory(bench, broker, &setting)
 }
@@ -91,24 +132,28 @@ pub(super) fn gpu(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
 fn memory(bench: &mut Bench, broker: &Broker, setting: &Setting) -> Result<(), Failure> {
     let programs = Programs::unpack()?;
     // All of them prepare themselves at the same time: that takes seconds with torch.
-    let mut ours = programs.spawn(TABLE, &[&setting.ours, &broker.socket()])?;
+    let spawn = |arguments: &[&dyn AsRef<OsStr>]| {
+        let reader = setting.reader.iter().map(|(number, _)| number as &dyn AsRef<OsStr>);
+        programs.spawn(TABLE, &arguments.iter().copied().chain(reader).collect::<Vec<_>>())
+    };
+    let mut ours = spawn(&[&setting.ours, &broker.socket()])?;
     let (floor, floor_name) = setting.floor;
-    let floor = programs.spawn(TABLE, &[&floor]);
-    let spawned: Vec<_> = setting.rivals.iter().map(|(way, name)| (*name, programs.spawn(TABLE, &[way]))).collect();
+    let floor = spawn(&[&floor]);
+    let spawned: Vec<_> = setting.rivals.iter().map(|(way, name)| (*name, spawn(&[way]))).collect();
     ours.await_ready()?;
     let mut floor = Programs::await_rival(bench, floor);
     let mut rivals = Vec::new();
     for (name, rival) in spawned {
         rivals.extend(Programs::await_rival(bench, rival).map(|rival| (name, rival)));
     }
-    let rust = Rust::start(broker, setting.place)?;
-    for (bytes, samples) in SIZES {
+    let rust = Rust::start(broker, setting)?;
+    for &(bytes, samples) in setting.sizes {
         if setting.free < WAYS * bytes {
             let lack = format!("only {} bytes of {} are free", setting.free, setting.memory);
             bench.report.note(format!("peer_table: no {}, because {lack}", size(bytes)));
             continue;
         }
-        for question in [Question::Share, Question::Open] {
+        for &question in setting.questions {
             let what = format!("{} {bytes}", question.word());
             // A way that cannot have this size ends, and is left out from here on.
             if floor.as_mut().is_some_and(|floor| !can_measure(bench, floor, &what)) {
@@ -121,8 +166,13 @@ fn memory(bench: &mut Bench, broker: &Broker, setting: &Setting) -> Result<(), F
                     .parameter("of", question.title(setting.memory))
                     .parameter("bytes", bytes)
             };
-            let comparison = Comparison::new(case(FROM_PYTHON), ours.sampler_of(&what, plan.block))
-                .rival(case(FROM_RUST), rust.sampler(question, bytes));
+            let comparison = Comparison::new(case(FROM_PYTHON), ours.sampler_of(&what, plan.block));
+            // The library has no call that copies from GPU to GPU: a copy is the driver's, in either language.
+            let comparison = match question {
+                Question::Share => comparison.rival(case(FROM_RUST), Box::new(|| rust.share(bytes))),
+                Question::Open => comparison.rival(case(FROM_RUST), Box::new(|| rust.open(bytes))),
+                Question::Copy => comparison,
+            };
             let comparison = match &mut floor {
                 Some(floor) => comparison.floor(case(floor_name), floor.sampler_of(&what, plan.block)),
                 None => comparison,
@@ -154,6 +204,7 @@ impl Question {
         match self {
             Self::Share => "share",
             Self::Open => "open",
+            Self::Copy => "copy",
         }
     }
 
@@ -161,6 +212,7 @@ impl Question {
         match self {
             Self::Share => format!("sharing {memory}, until its first byte is read"),
             Self::Open => format!("opening and closing {memory} that is shared"),
+            Self::Copy => format!("copying {memory} into own memory"),
         }
     }
 }
@@ -180,17 +232,12 @@ const NAME: &str = "table/rust";
 const TENSOR: &str = "data";
 
 impl Rust {
-    fn start(broker: &Broker, place: Place) -> Result<Self, Failure> {
+    fn start(broker: &Broker, setting: &Setting) -> Result<Self, Failure> {
         let mut command = role::command(role::READER, [broker.socket().as_os_str(), NAME.as_ref()])?;
+        command.args(setting.reader.map(|(_, uuid)| uuid.to_string()));
         let reader = RefCell::new(Process::start(&mut command)?);
-        Ok(Self { domain: broker.connect()?, place, reader, kept: RefCell::default(), value: Cell::new(1) })
-    }
-
-    fn sampler(&self, question: Question, bytes: u64) -> Sampler<'_> {
-        match question {
-            Question::Share => Box::new(move || self.share(bytes)),
-            Question::Open => Box::new(move || self.open(bytes)),
-        }
+        let domain = broker.connect()?;
+        Ok(Self { domain, place: setting.place, reader, kept: RefCell::default(), value: Cell::new(1) })
     }
 
     fn share(&self, bytes: u64) -> Result<f64, Failure> {
@@ -230,19 +277,26 @@ impl Rust {
 const OPEN: &str = "open";
 
 /// The role of the reader. The value of the bytes asks for when the first of them was read, in nanoseconds; `open` for
-/// how long opening and closing takes, in microseconds.
-pub(crate) fn read(socket: &Path, name: &str) -> Result<(), Failure> {
+/// how long opening and closing takes, in microseconds. The memory is used on `gpu`, by default on its own.
+pub(crate) fn read(socket: &Path, name: &str, gpu: Option<DeviceUuid>) -> Result<(), Failure> {
     let domain = connect(socket)?;
+    let open = || {
+        let opener = domain.opener(name);
+        match gpu {
+            Some(gpu) => opener.device(gpu).allow_peer(true).open(),
+            None => opener.open(),
+        }
+    };
     let mut line = Line::of_this_process()?;
     let mut value = 0;
     while let Some(request) = line.receive(None)? {
         if request == OPEN {
-            let (elapsed, ()) = clocked(|| domain.opener(name).open()?.release())?;
-            check(&domain.opener(name).open()?, value)?;
+            let (elapsed, ()) = clocked(|| open()?.release())?;
+            check(&open()?, value)?;
             line.send(microseconds(elapsed))?;
         } else {
             value = request.parse()?;
-            let segment = domain.opener(name).open()?;
+            let segment = open()?;
             let mut first = [0];
             segment.tensor(TENSOR)?.read_at(0, &mut first)?;
             let end = now();

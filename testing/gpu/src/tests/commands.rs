@@ -92,10 +92,42 @@ pub(crate) fn put_for_another_user() -> Result<(), String> {
     Ok(())
 }
 
+/// Without the device nodes a process gets no GPU memory, is told which nodes it lacks, and shares host memory. The broker
+/// is outside, as the host's is for a container.
+pub(crate) fn hidden_nodes_leave_host_memory() -> Result<(), String> {
+    const HIDE: &str = include_str!("../../../../docs/learn/hide-gpu-nodes.sh");
+    let world = World::new()?;
+    let script = world.directory().join("hide-gpu-nodes.sh");
+    let file = world.directory().join("file");
+    fs::write(&script, HIDE).and_then(|()| fs::write(&file, "hello")).map_err(error_text)?;
+    let binary = std::env::var_os("PARTYWALL_BIN").ok_or("PARTYWALL_BIN names the binary to test")?;
+    let inside = |arguments: &[&str]| -> Result<(Option<i32>, String), String> {
+        let mut command = Command::new("sh");
+        command.arg(&script).arg(&binary).args(arguments).env("PARTYWALL_SOCKET", world.socket());
+        let output = command.output().map_err(error_text)?;
+        let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        say(&format!("partywall {}: {text}", arguments.join(" ")));
+        Ok((output.status.code(), text))
+    };
+    let file = file.display().to_string();
+    let (code, text) = inside(&["put", &file, "x", "--device", "cuda"])?;
+    ensure(code == Some(6) && text.contains("no /dev/nvidiactl") && text.contains("partywall doctor"), || text)?;
+    let (_, text) = inside(&["doctor"])?;
+    ensure(text.contains("no /dev/nvidiactl") && text.contains("--gpus all"), || text)?;
+    let (code, text) = inside(&["put", &file, "x"])?;
+    ensure(code == Some(0) && text.contains("the memory is on the host"), || text)?;
+    ensure(partywall(&world, &["get", "x", "-"])? == "hello", || "outside, other bytes are read".to_owned())
+}
+
 /// Runs a lab to its end. Prints its output and returns it.
 fn lab(name: &str, environment: &[(&str, &Path)]) -> Result<String, String> {
+    lab_with(&[name], environment)
+}
+
+/// Runs a lab as [`lab`] does. The first argument is its name.
+fn lab_with(arguments: &[&str], environment: &[(&str, &Path)]) -> Result<String, String> {
     let world = World::new()?;
-    let text = partywall_with(&world, &["lab", name], environment)?;
+    let text = partywall_with(&world, &[&["lab"], arguments].concat(), environment)?;
     say(&text);
     ensure(text.contains("Claims, and whether they held"), || "its end is missing".to_owned())?;
     Ok(text)
@@ -103,8 +135,11 @@ fn lab(name: &str, environment: &[(&str, &Path)]) -> Result<String, String> {
 
 /// Runs a lab whose steps must all be as expected.
 fn promised(name: &str, environment: &[(&str, &Path)]) -> Result<(), String> {
-    let text = lab(name, environment)?;
-    ensure(text.contains(" steps, 0 of them not as expected."), || "not all is as expected".to_owned())
+    all_as_expected(&lab(name, environment)?)
+}
+
+fn all_as_expected(text: &str) -> Result<(), String> {
+    ensure(text.contains(", 0 of them not as expected."), || "not all is as expected".to_owned())
 }
 
 pub(crate) fn lab_errors() -> Result<(), String> {
@@ -245,6 +280,11 @@ pub(crate) fn lab_weights() -> Result<(), String> {
     promised("weights", &[])
 }
 
+/// The CPU and the GPU check what the other has written.
+pub(crate) fn lab_weights_in_pinned_memory() -> Result<(), String> {
+    all_as_expected(&lab_with(&["weights", "--device", "pinned"], &[])?)
+}
+
 /// The killed trainers have no work on the GPU at that moment, so the MPS server survives.
 pub(crate) fn lab_weights_under_mps() -> Result<(), String> {
     let mps = Mps::start()?;
@@ -253,8 +293,19 @@ pub(crate) fn lab_weights_under_mps() -> Result<(), String> {
 
 /// Members of every kind are killed while they work on the GPU, time-sliced: at least 200 on a real one.
 pub(crate) fn lab_chaos() -> Result<(), String> {
+    chaos("cuda", 200)
+}
+
+/// Members are killed while they use pinned memory by the CPU and the GPU: at least 50 on a real one.
+pub(crate) fn lab_chaos_in_pinned_memory() -> Result<(), String> {
+    chaos("pinned", 50)
+}
+
+/// Runs `chaos` until `enough` members were killed, or 10 with a simulated driver.
+fn chaos(device: &str, enough: u32) -> Result<(), String> {
     let is_simulated = Driver::load().map_err(error_text)?.is_simulated();
-    let (enough, mut kills) = (if is_simulated { 10 } else { 200 }, 0);
+    let enough = if is_simulated { 10 } else { enough };
+    let mut kills = 0;
     for seed in 1.. {
         let world = World::new()?;
         let history = world.directory().join("history.jsonl").display().to_string();
@@ -263,7 +314,7 @@ pub(crate) fn lab_chaos() -> Result<(), String> {
             "lab",
             "chaos",
             "--device",
-            "cuda",
+            device,
             "--seed",
             &seed,
             "--duration",
@@ -273,7 +324,7 @@ pub(crate) fn lab_chaos() -> Result<(), String> {
         ];
         let text = partywall(&world, &arguments)?;
         say(&text);
-        ensure(text.contains(" steps, 0 of them not as expected."), || "not all is as expected".to_owned())?;
+        all_as_expected(&text)?;
         let more = text.lines().find_map(|line| line.split_once("kills ")?.1.trim().parse::<u32>().ok()).unwrap_or(0);
         ensure(more > 0, || "no member was killed".to_owned())?;
         kills += more;

@@ -77,6 +77,7 @@ static TESTS: &[Test] = &[
     real("vulkan_waits_end_with_their_writer", Needs::VulkanOnHost, vulkan::waits_end_with_their_writer),
     test("command_demo_passes", 1, commands::the_demo_passes),
     test("command_doctor_is_content", 1, commands::the_doctor_is_content),
+    real("command_hidden_nodes_leave_host_memory", Needs::HiddenNodes, commands::hidden_nodes_leave_host_memory),
     real("command_put_for_another_user", Needs::OtherUser, commands::put_for_another_user),
     test("command_lab_errors", 1, commands::lab_errors),
     test("command_lab_handle_file", 1, commands::lab_handle_file),
@@ -100,8 +101,13 @@ static TESTS: &[Test] = &[
     test("command_lab_work_queue", 1, commands::lab_work_queue),
     real("command_lab_work_queue_under_mps", Needs::Mps, commands::lab_work_queue_under_mps),
     test("command_lab_weights", 1, commands::lab_weights),
+    test("command_lab_weights_in_pinned_memory", 1, commands::lab_weights_in_pinned_memory),
     real("command_lab_weights_under_mps", Needs::Mps, commands::lab_weights_under_mps),
     Test { timeout: Duration::from_secs(480), ..test("command_lab_chaos", 1, commands::lab_chaos) },
+    Test {
+        timeout: Duration::from_secs(480),
+        ..test("command_lab_chaos_in_pinned_memory", 1, commands::lab_chaos_in_pinned_memory)
+    },
     test("command_lab_render", 1, commands::lab_render),
     real("command_lab_render_under_mps", Needs::Mps, commands::lab_render_under_mps),
     real("command_lab_render_by_vulkan", Needs::Vulkan(1), commands::lab_render_by_vulkan),

@@ -23,6 +23,8 @@ pub(crate) enum Needs {
     Mps,
     /// A GPU, and permission to create namespaces.
     Namespaces,
+    /// A real GPU, and permission to hide its device nodes.
+    HiddenNodes,
     /// A GPU that another user may use, and permission to become that user.
     OtherUser,
     /// This many real GPUs that Vulkan shows, too.
@@ -41,7 +43,8 @@ impl Needs {
             Self::RealGpu(why) if found.simulated => Some(format!("needs {self}: {why}")),
             Self::Mps if found.simulated => Some(format!("needs {self}: a simulated GPU has no MPS")),
             Self::Mps => mps::missing().map(|program| format!("needs {self}: there is no {program}")),
-            Self::Namespaces if own_namespaces().is_none() => {
+            Self::HiddenNodes if found.simulated => Some(format!("needs {self}: a simulated GPU has no device nodes")),
+            Self::Namespaces | Self::HiddenNodes if own_namespaces().is_none() => {
                 Some(format!("needs {self}, this machine does not permit that"))
             }
             Self::OtherUser => other_user_has_a_gpu().err().map(|reason| format!("needs {self}: {reason}")),
@@ -66,6 +69,7 @@ impl fmt::Display for Needs {
             Self::RealGpu(_) => write!(f, "a real GPU"),
             Self::Mps => write!(f, "a real GPU with MPS"),
             Self::Namespaces => write!(f, "a GPU and permission to create namespaces"),
+            Self::HiddenNodes => write!(f, "a real GPU and permission to create namespaces"),
             Self::OtherUser => write!(f, "a GPU and permission to become another user who may use it"),
             Self::Vulkan(1) => write!(f, "a real GPU with Vulkan"),
             Self::Vulkan(number) => write!(f, "{number} real GPUs with Vulkan"),
@@ -136,5 +140,9 @@ mod unit {
             "needs a real GPU: each process on a simulated GPU has its own free memory"
         );
         assert_eq!(Needs::Mps.missing(&facts(true)).unwrap(), "needs a real GPU with MPS: a simulated GPU has no MPS");
+        assert_eq!(
+            Needs::HiddenNodes.missing(&facts(true)).unwrap(),
+            "needs a real GPU and permission to create namespaces: a simulated GPU has no device nodes"
+        );
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use partywall_cuda::{
     Access, AccessError, Context, CuResult, Device, DeviceBuffer, Driver, DriverVersion, Event, Kernels, Mapping,
-    PhysicalMemory, PinnedBuffer, Stream, StreamRef, kernels, round_up,
+    MemoryPlace, PhysicalMemory, PinnedBuffer, Stream, StreamRef, kernels, round_up,
 };
 
 const MIB: u64 = 1 << 20;
@@ -58,7 +58,7 @@ pub(crate) fn an_import_is_the_same_memory() -> Result<(), String> {
     let theirs = {
         let descriptor = ours.memory().export().unwrap();
         let imported = PhysicalMemory::import(&context, descriptor.as_fd(), ours.len()).unwrap();
-        assert_eq!(imported.device_ordinal().unwrap(), 0);
+        assert_eq!(imported.place().unwrap(), MemoryPlace::Device(0));
         assert_eq!(imported.export().unwrap_err().code, CuResult::INVALID_VALUE);
         Mapping::new(imported, Access::ReadOnly).unwrap()
     };

@@ -98,7 +98,7 @@ pub(crate) fn memory_outlives_its_creator() -> Result<(), String> {
     Ok(())
 }
 
-/// The check of a GPU finds memory that only a descriptor holds, and takes another file for lost memory.
+/// The checks of a GPU and of a NUMA node find memory that only a descriptor holds, and take another file for lost memory.
 pub(crate) fn held_memory_is_not_lost() -> Result<(), String> {
     let Place::Gpu(uuid) = first_gpu()? else { return Err("no GPU".into()) };
     let gpu = Gpu::open(uuid).map_err(error_text)?;
@@ -107,8 +107,15 @@ pub(crate) fn held_memory_is_not_lost() -> Result<(), String> {
     let held = memory.export().map_err(error_text)?;
     drop(memory);
     let other = std::fs::File::open("/dev/null").map_err(error_text)?.into();
-    let lost = gpu.find_lost(&[held, other]).map_err(error_text)?;
-    ensure(matches!(lost[..], [None, Some(_)]), || format!("{lost:?}"))
+    let held = [held, other];
+    let lost = gpu.find_lost(&held).map_err(error_text)?;
+    ensure(matches!(lost[..], [None, Some(_)]), || format!("{lost:?}"))?;
+    let node = gpu.context().device().numa_node().map_err(error_text)?;
+    let memory = cuda::NodeMemory::create(cuda::Driver::load().map_err(error_text)?, node, 2 << 20);
+    let pinned = memory.and_then(|memory| memory.export()).map_err(error_text)?;
+    let [elsewhere, other] = held;
+    let lost = partywall::gpu::find_lost_on_node(node, &[pinned, elsewhere, other]).map_err(error_text)?;
+    ensure(matches!(lost[..], [None, None, Some(_)]), || format!("{lost:?}"))
 }
 
 /// A reader keeps its version while newer versions are committed and the name is removed.

@@ -93,10 +93,7 @@ fn import(vulkan: &Vulkan, domain: &Domain, name: &str) -> Result<Arc<ImportedMe
 
 /// Opens the device that has the memory of a name. The process needs no CUDA for that.
 fn device_of(domain: &Domain, name: &str) -> Result<Vulkan, String> {
-    match domain.descriptors(name, TIMEOUT).map_err(error_text)?.place() {
-        Place::Gpu(uuid) => Vulkan::open(Some(uuid)),
-        Place::Host => Vulkan::open(None),
-    }
+    Vulkan::open(domain.descriptors(name, TIMEOUT).map_err(error_text)?.place().gpu())
 }
 
 /// Submits a copy of a whole buffer.

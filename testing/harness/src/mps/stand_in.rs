@@ -8,7 +8,6 @@ use std::{
     fs,
     io::{BufRead, BufReader, Read, Write},
     os::unix::{
-        fs::PermissionsExt,
         net::{UnixListener, UnixStream},
         process::CommandExt,
     },
@@ -18,7 +17,7 @@ use std::{
 };
 
 use super::{CONTROL, PIPES};
-use crate::ROLE;
+use crate::{ROLE, write_script};
 
 /// How a daemon behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,9 +53,7 @@ impl StandIn {
             directory.display(),
             test.display()
         );
-        let program = directory.join("bin").join(CONTROL);
-        fs::write(&program, script).unwrap();
-        fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+        write_script(&directory.join("bin").join(CONTROL), &script);
         Self { directory }
     }
 

@@ -108,6 +108,22 @@ fn detached_segment_is_freed_unless_something_else_keeps_it() {
 }
 
 #[test]
+fn queue_holds_a_segment_whose_name_ends_with_its_last_user() {
+    let (mut w, [a]) = Watched::with_members();
+    let queue = create_queue(&mut w, a, "q");
+    let memory = w.memory(&[10], false, true, Lifetime::Shared);
+    let fds = memory.fds();
+    let Ok(Answer::Committed { lease, .. }) = w.ask(a, Call::Commit(commit(Name::new("x"), memory))).1 else {
+        panic!("it is committed")
+    };
+    let attachment = attached(&mut w, a, queue, lease);
+    assert_eq!(closed(&w.release(a, lease)), []);
+    assert!(matches!(w.open(a, "x", None, false), Err(Refused::NotFound { .. })), "nobody has it open");
+    let (outcome, effects) = detach(&mut w, a, queue, attachment);
+    assert_eq!((outcome, closed(&effects)), (Ok(Answer::Done), fds));
+}
+
+#[test]
 fn only_segments_that_the_broker_keeps_are_attached() {
     let (mut w, [a, b]) = Watched::with_members();
     let queue = create_queue(&mut w, a, "q");

@@ -78,9 +78,8 @@ pub(super) fn audit(
             assert_eq!(version.holders, holders);
             assert_eq!(version.leases, holders.values().sum::<u64>());
             if entry.latest == Some(*number) && version.memory.lifetime == Lifetime::Owned {
-                let keeper = version.left_to.and_then(|member| registry.members.get(&member));
-                let is_kept = keeper.is_some_and(|member| member.names.contains(&(name.clone(), *number)));
-                assert!(version.owner.is_some() || is_kept, "{name}@{number} outlived its owner");
+                let is_kept = |keeper: MemberId| registry.members[&keeper].names.contains(&(name.clone(), *number));
+                assert!(version.keeper.map_or(version.owner.is_some(), is_kept), "{name}@{number} outlived its owner");
             }
             if entry.latest == Some(*number) && version.memory.lifetime == Lifetime::Shared {
                 assert!(version.leases > 0, "{name}@{number} outlived its users");
@@ -171,7 +170,7 @@ pub(super) fn audit(
         let owns = |lease: &LeaseId| {
             let held = &registry.version_leases[lease];
             let version = &registry.entries[&held.name].versions[&held.version];
-            version.owner == Some(*lease) && version.is_owned() && !version.withdrawn
+            version.ends_with(*lease) && !version.withdrawn
         };
         let is_latest = |lease: &LeaseId| {
             let held = &registry.version_leases[lease];

@@ -96,9 +96,12 @@ fn eviction_notifies_at_once_and_returns_holdings_at_death() {
 fn eviction_is_answered_after_it_has_taken_effect() {
     let (mut w, victim, survivor) = busy(true);
     let call = Call::Evict { whom: Whom::Member(victim.0), kill: true };
-    let effects = w.apply(Event::Request { member: survivor, request: RequestId(1000), call });
+    let request = Event::Request { member: survivor, request: RequestId(1000), call };
+    let effects = w.apply(request.clone());
     assert_eq!(steps(&effects), NOTIFIED);
     assert!(matches!(&effects[..], [.., Effect::Kill(_), Effect::Reply { .. }]), "{effects:?}");
+    let repeated = w.apply(request);
+    assert_eq!(repeated, effects[effects.len() - 1..], "the answer says again that the process was killed");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::registry::{
     types::{Change, Ending, Staleness},
 };
 
-const LOST: [u8; 16] = [7; 16];
+const LOST: Place = GPU;
 
 fn on_gpu(w: &mut Watched, member: MemberId, name: &str, control: Option<Control>) -> FdId {
     let memory = w.memory_of(Kind::Vmm, &[10], false, control.is_some(), Lifetime::Kept);
@@ -18,7 +18,7 @@ fn on_gpu(w: &mut Watched, member: MemberId, name: &str, control: Option<Control
 }
 
 fn lose(w: &mut Watched, chunks: &[FdId]) -> Vec<Effect> {
-    w.apply(Event::DeviceLost { gpu: LOST, chunks: chunks.to_vec() })
+    w.apply(Event::DeviceLost { place: LOST, chunks: chunks.to_vec() })
 }
 
 fn stale(effects: &[Effect]) -> Vec<(MemberId, LeaseId)> {
@@ -48,7 +48,7 @@ fn lost_names_end_with_the_reason_and_others_go_on() {
         matches!(&ended, Err(Refused::Ended { tombstone, .. }) if tombstone.ending == Ending::DeviceLost(LOST)),
         "{ended:?}"
     );
-    let refused = Refused::DeviceLost { name: Name::new("lost"), version: 1, gpu: LOST };
+    let refused = Refused::DeviceLost { name: Name::new("lost"), version: 1, place: LOST };
     assert_eq!(w.open(b, "lost", Some(1), false), Err(refused));
     w.opened(b, "found");
     w.opened(b, "host");
@@ -56,8 +56,8 @@ fn lost_names_end_with_the_reason_and_others_go_on() {
     // The name can have another version, on the same GPU.
     let again = on_gpu(&mut w, a, "lost", None);
     assert_eq!(w.opened(b, "lost").version, 2);
-    assert_eq!(w.registry.chunks_on(LOST).len(), 2);
-    assert!(w.registry.chunks_on(LOST).contains(&again));
+    assert_eq!(w.registry.chunks_at(LOST).len(), 2);
+    assert!(w.registry.chunks_at(LOST).contains(&again));
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn memory_of_a_lost_version_is_closed_with_its_last_lease() {
     assert_eq!(closed(&effects), []);
     w.apply(Event::Died { member: a });
     assert_eq!(closed(&w.release(b, lease)), [lost]);
-    assert_eq!(w.registry.chunks_on(LOST), []);
+    assert_eq!(w.registry.chunks_at(LOST), []);
 }
 
 #[test]
@@ -117,5 +117,5 @@ fn watchers_learn_of_the_loss() {
     let effects = lose(&mut w, &[lost]);
     let notices = notices(&effects);
     let [(_, of, Ok(Answer::Happened(Happened { events, .. })))] = &notices[..] else { panic!("{effects:?}") };
-    assert_eq!((*of, events[0].change), (ticket, Change::DeviceLost { gpu: LOST }));
+    assert_eq!((*of, events[0].change), (ticket, Change::DeviceLost { place: LOST }));
 }

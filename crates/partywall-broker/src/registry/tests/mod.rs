@@ -8,7 +8,10 @@ mod control;
 mod departures;
 mod losses;
 mod model;
+mod model_calls;
+mod model_endings;
 mod model_objects;
+mod model_versions;
 mod model_watch;
 mod objects;
 mod pools;
@@ -47,7 +50,7 @@ pub(crate) fn fuzz(input: &[u8]) {
     }
 }
 
-const NO_QUOTA: Quota = Quota { members: u64::MAX, names: u64::MAX, fds: u64::MAX, bytes: u64::MAX };
+const NO_QUOTA: Quota = Quota { members: u64::MAX, names: u64::MAX, fds: u64::MAX, bytes: u64::MAX, pinned: u64::MAX };
 
 /// A user that is not the broker's.
 const GUEST: u32 = 7;
@@ -59,6 +62,7 @@ const UNBOUNDED: Bounds = Bounds {
     members: 1 << 16,
     rows: 1 << 16,
     bytes: u64::MAX,
+    pinned: u64::MAX,
     names: 1 << 20,
     fds: 1 << 20,
     waits: 1 << 20,
@@ -83,6 +87,7 @@ const RESERVED: u64 = 25;
 const HANDLE: LegacyHandle = LegacyHandle { origin: [1; 16], driver: [[2; 32]; 2] };
 
 const GPU: Place = Place::Gpu([7; 16]);
+const NODE: Place = Place::Pinned(1);
 
 /// A registry that is audited after each event, with the file descriptors and tickets that a server would know.
 struct Watched {
@@ -235,7 +240,11 @@ impl Watched {
     fn memory_of(&mut self, kind: Kind, chunks: &[u64], table: bool, mutable: bool, lifetime: Lifetime) -> Arc<Memory> {
         let (chunks, table) = self.donate(kind, chunks, table);
         let reserved = if mutable && kind != Kind::Legacy { RESERVED } else { 0 };
-        let place = if kind == Kind::Host { Place::Host } else { GPU };
+        let place = match kind {
+            Kind::Host => Place::Host,
+            Kind::Pinned => NODE,
+            _ => GPU,
+        };
         let handles = if kind == Kind::Legacy { vec![HANDLE; chunks.len()] } else { Vec::new() };
         let control = None;
         Arc::new(Memory { kind, place, chunks, handles, table, tensors: 1, mutable, reserved, lifetime, control })
@@ -391,7 +400,7 @@ impl Watched {
 }
 
 fn commit(name: Name, memory: Arc<Memory>) -> Commit {
-    Commit { name, memory, if_absent: false, claim: None, shared: false }
+    Commit { name, memory, if_absent: false, owner: None, claim: None, shared: false }
 }
 
 /// A pool; with a depth, a topic.

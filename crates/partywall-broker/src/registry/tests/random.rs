@@ -59,6 +59,7 @@ enum Ask {
         claim: Option<usize>,
         control: Option<Control>,
         shared: bool,
+        owner: Option<usize>,
     },
     Open {
         name: usize,
@@ -102,6 +103,7 @@ enum Ask {
     Watch(usize, Option<Option<u64>>),
     UsesGpu(bool),
     ContextLost,
+    CheckBytes(Kind, u64),
     /// By pid, or by number.
     Evict(usize, bool),
     FreeUnproven(Option<usize>),
@@ -139,7 +141,7 @@ fn ask() -> impl Strategy<Value = Ask> {
     let version = prop_oneof![2 => Just(None), 1 => (1..5_u64).prop_map(Some)];
     let commit = (
         name.clone(),
-        prop_oneof![3 => Just(Kind::Host), 1 => Just(Kind::Vmm), 2 => Just(Kind::Legacy)],
+        prop_oneof![3 => Just(Kind::Host), 1 => Just(Kind::Vmm), 1 => Just(Kind::Pinned), 2 => Just(Kind::Legacy)],
         prop::collection::vec(0..10_u64, 0..3),
         any::<bool>(),
         any::<bool>(),
@@ -155,19 +157,20 @@ fn ask() -> impl Strategy<Value = Ask> {
                 ],
             ),
             any::<bool>(),
+            prop::option::weighted(0.7, 0..8_usize),
         ),
     );
     let growth = (
         pick.clone(),
-        prop_oneof![3 => Just(Kind::Host), 1 => Just(Kind::Vmm)],
+        prop_oneof![3 => Just(Kind::Host), 1 => Just(Kind::Vmm), 1 => Just(Kind::Pinned)],
         prop::bool::weighted(0.1),
         prop::collection::vec(0..10_u64, 0..3),
         any::<bool>(),
     );
     prop_oneof![
         8 => commit.prop_map(|commit| {
-            let (name, kind, chunks, table, mutable, lifetime, if_absent, (claim, control, shared)) = commit;
-            Ask::Commit { name, kind, chunks, table, mutable, lifetime, if_absent, claim, control, shared }
+            let (name, kind, chunks, table, mutable, lifetime, if_absent, (claim, control, shared, owner)) = commit;
+            Ask::Commit { name, kind, chunks, table, mutable, lifetime, if_absent, claim, control, shared, owner }
         }),
         8 => (name.clone(), version, prop::bool::weighted(0.3), any::<bool>())
             .prop_map(|(name, version, write, wait)| Ask::Open { name, version, write, wait }),
@@ -201,6 +204,8 @@ fn ask() -> impl Strategy<Value = Ask> {
             .prop_map(|(pattern, back)| Ask::Watch(pattern, back)),
         2 => any::<bool>().prop_map(Ask::UsesGpu),
         1 => Just(Ask::ContextLost),
+        2 => (prop_oneof![Just(Kind::Host), Just(Kind::Pinned)], 0..30_u64)
+            .prop_map(|(kind, bytes)| Ask::CheckBytes(kind, bytes)),
         1 => (0..8_usize, any::<bool>()).prop_map(|(who, by_pid)| Ask::Evict(who, by_pid)),
         1 => prop::option::of(0..8_usize).prop_map(Ask::FreeUnproven),
         1 => Just(Ask::Status),
@@ -222,6 +227,7 @@ fn attach() -> Vec<Step> {
         claim: None,
         control,
         shared: false,
+        owner: None,
     };
     let open = Ask::Open { name: 0, version: None, write: false, wait: false };
     let asks = [(0, commit(0, Some(queue()))), (0, commit(1, None)), (1, open), (0, Ask::Attach(0, 0))];
@@ -241,10 +247,11 @@ impl Run {
         let bounds = Bounds {
             user: 0,
             own: Quota { names: 3, ..NO_QUOTA },
-            guests: Quota { members: 2, names: 3, fds: 8, bytes: 35 },
+            guests: Quota { members: 2, names: 3, fds: 8, bytes: 35, pinned: 15 },
             members: 4,
             rows: 6,
             bytes: 60,
+            pinned: 30,
             names: 2,
             fds: 16,
             waits: 3,
@@ -337,16 +344,16 @@ impl Run {
                 }
             }
             Step::LoseGpu(pick) => {
-                let Place::Gpu(gpu) = GPU else { return };
-                let mut chunks: Vec<_> = self.model.versions.iter().filter_map(|v| v.chunk_on(gpu)).collect();
+                let place = [GPU, NODE][pick % 2];
+                let mut chunks: Vec<_> = self.model.versions.iter().filter_map(|v| v.chunk_at(place)).collect();
                 chunks.sort();
-                let mut found = self.watched.registry.chunks_on(gpu);
+                let mut found = self.watched.registry.chunks_at(place);
                 found.sort();
                 assert_eq!(found, chunks);
                 // Another version's chunk, or one that is gone, may be among them.
                 chunks.truncate(*pick);
                 chunks.extend([FdId(1), FdId(999_999)]);
-                self.both(Event::DeviceLost { gpu, chunks });
+                self.both(Event::DeviceLost { place, chunks });
             }
             Step::Pass(time) => self.watched.now += time,
             Step::EndLine(of) => self.both(Event::TimelineEnded { name: Name::new(["a", "b", "a/b"][*of]) }),
@@ -447,15 +454,39 @@ impl Run {
         };
         self.watched.now += 1;
         match ask {
-            Ask::Commit { name: of, kind, chunks, table, mutable, lifetime, if_absent, claim: by, control, shared } => {
-                let lifetime = if *kind == Kind::Legacy { Lifetime::Owned } else { *lifetime };
+            Ask::Commit {
+                name: of,
+                kind,
+                chunks,
+                table,
+                mutable,
+                lifetime,
+                if_absent,
+                claim: by,
+                control,
+                shared,
+                owner,
+            } => {
+                // The server refuses any other lifetime for legacy memory.
+                let lifetime = match (kind, lifetime, control) {
+                    (Kind::Legacy, Lifetime::Shared, None) => Lifetime::Shared,
+                    (Kind::Legacy, ..) => Lifetime::Owned,
+                    _ => *lifetime,
+                };
                 let mut memory = self.watched.memory_of(*kind, chunks, *table, *mutable, lifetime);
                 if let Some(shape) = control {
                     memory = self.watched.with_control(&memory, *shape);
                 }
+                // The server refuses an owner for anything else.
+                let may_be_given = *kind != Kind::Legacy && lifetime == Lifetime::Owned && control.is_none();
+                let chosen = owner.filter(|_| may_be_given).map(|who| match who {
+                    7 => MemberId(999),
+                    _ => self.member(who).map_or(member, |(id, _)| id),
+                });
                 Call::Commit(Commit {
                     name: name(*of),
                     memory,
+                    owner: chosen,
                     if_absent: *if_absent,
                     claim: by.map(|i| claim(&self.model, i)),
                     shared: *shared,
@@ -551,6 +582,10 @@ impl Run {
             }
             Ask::UsesGpu(mps) => Call::UsesGpu { mps: mps.then(|| "/pipe".into()) },
             Ask::ContextLost => Call::ContextLost,
+            Ask::CheckBytes(kind, bytes) => {
+                let place = if *kind == Kind::Pinned { NODE } else { Place::Host };
+                Call::CheckBytes { place, bytes: *bytes }
+            }
             Ask::Evict(who, by_pid) => {
                 // A present member, or one that never existed.
                 let member = self.member(*who).filter(|_| *who < 6).map_or(MemberId(999), |(member, _)| member);

@@ -295,6 +295,44 @@ fn exceeded_limits_are_named_and_change_nothing() {
 }
 
 #[test]
+fn pinned_memory_is_limited_on_each_node() {
+    let guests = Quota { pinned: 6, ..NO_QUOTA };
+    let mut w = Watched::new(Bounds { pinned: 25, guests, ..UNBOUNDED });
+    let [a, b] = [MemberId(1), MemberId(2)];
+    w.join(a);
+    w.join_as(b, GUEST);
+    let over = |needed| Err(Refused::Limit { limit: Limit::Pinned(Some(1)), allowed: 25, needed });
+    let commit = |w: &mut Watched, member, name: &str, place, bytes| {
+        let memory = w.memory_of(Kind::Pinned, &[bytes], true, true, Lifetime::Kept);
+        let memory = Arc::new(Memory { place, ..Memory::clone(&memory) });
+        w.ask(member, Call::Commit(commit(Name::new(name), memory))).1
+    };
+    let Ok(Answer::Committed { lease, .. }) = commit(&mut w, a, "a", NODE, 15) else { panic!("committed") };
+    assert_eq!(commit(&mut w, a, "b", NODE, 11), over(26), "the table is elsewhere");
+    assert!(commit(&mut w, a, "b", Place::Pinned(0), 25).is_ok(), "another node");
+    assert!(commit(&mut w, a, "c", GPU, 100).is_ok(), "memory of a GPU");
+    let of_user = |held| Refused::Quota { uid: GUEST, limit: Limit::Pinned(Some(1)), allowed: 6, held, needed: 7 };
+    assert_eq!(commit(&mut w, b, "d", NODE, 7), Err(of_user(0)));
+    assert!(commit(&mut w, b, "d", NODE, 6).is_ok());
+    // The same is said before the memory is allocated, and nothing is reserved by asking.
+    let asks = |w: &mut Watched, member, bytes| w.ask(member, Call::CheckBytes { place: NODE, bytes }).1;
+    assert_eq!(asks(&mut w, b, 1), Err(of_user(6)));
+    assert_eq!(asks(&mut w, a, 5), over(26));
+    assert_eq!([asks(&mut w, a, 4), asks(&mut w, a, 4)], [const { Ok(Answer::Done) }; 2]);
+    let Ok(Answer::Status(counts)) = w.ask(b, Call::Status).1 else { panic!("a status") };
+    let users = counts.users.iter().map(|user| (user.uid, user.pinned.clone(), user.limits[4])).collect::<Vec<_>>();
+    assert_eq!(users, [(GUEST, vec![(1, 6)], 6)]);
+    let grow = |w: &mut Watched, bytes| {
+        let growth = Growth { kind: Kind::Pinned, ..w.growth(lease, 0, &[bytes]) };
+        w.ask(a, Call::Grow(growth)).1
+    };
+    assert_eq!(grow(&mut w, 5), over(26));
+    assert!(grow(&mut w, 4).is_ok());
+    w.restart();
+    assert_eq!(commit(&mut w, a, "b", NODE, 1), over(26));
+}
+
+#[test]
 fn no_sum_overflows_even_without_a_limit() {
     let mut w = Watched::new(Bounds { bytes: u64::MAX, ..UNBOUNDED });
     let a = MemberId(1);
@@ -586,7 +624,11 @@ fn growths_are_bounded() {
 }
 
 fn publish(w: &mut Watched, member: MemberId, name: &str) -> (u64, LeaseId) {
-    let memory = w.memory_of(Kind::Legacy, &[10], false, false, Lifetime::Owned);
+    publish_for(w, member, name, Lifetime::Owned)
+}
+
+fn publish_for(w: &mut Watched, member: MemberId, name: &str, lifetime: Lifetime) -> (u64, LeaseId) {
+    let memory = w.memory_of(Kind::Legacy, &[10], false, false, lifetime);
     let commit = commit(Name::new(name), memory);
     match w.ask(member, Call::Commit(commit)).1 {
         Ok(Answer::Committed { version, lease }) => (version, lease),
@@ -639,6 +681,37 @@ fn open_of_ended_legacy_memory_says_how_it_ended() {
     let _ = w.ask(b, Call::Remove { name: name("x"), deadline: None });
     let third = ended(w.open(b, "x", None, false));
     assert!(!third.legacy, "it was of another kind the last time: {third:?}");
+}
+
+#[test]
+fn shared_legacy_memory_ends_with_its_last_user_and_with_its_publisher() {
+    let (mut w, [a, b, c]) = Watched::with_members();
+    let (_, lease) = publish_for(&mut w, a, "x", Lifetime::Shared);
+    let held = w.opened(b, "x");
+    assert_eq!(w.ask(a, Call::LeaveName { lease }).1, Ok(Answer::Done));
+    let passed_on = w.opened(c, "x");
+    w.release(b, held.lease);
+    w.now = 7;
+    w.release(c, passed_on.lease);
+    assert_eq!(ended(w.open(b, "x", None, false)), tombstone(Ending::Unused, 3, 7, true));
+
+    let (_, lease) = publish_for(&mut w, a, "x", Lifetime::Shared);
+    w.opened(b, "x");
+    w.release(a, lease);
+    assert_eq!(ended(w.open(c, "x", None, false)).ending, Ending::Withdrawn, "it was released, not left");
+
+    for is_left in [false, true] {
+        let name = ["y", "z"][usize::from(is_left)];
+        let publisher = MemberId(7 + u64::from(is_left));
+        w.join(publisher);
+        let (_, lease) = publish_for(&mut w, publisher, name, Lifetime::Shared);
+        w.opened(b, name);
+        if is_left {
+            assert_eq!(w.ask(publisher, Call::LeaveName { lease }).1, Ok(Answer::Done));
+        }
+        w.apply(Event::Died { member: publisher });
+        assert_eq!(ended(w.open(c, name, None, false)).ending, Ending::OwnerDied, "left: {is_left}");
+    }
 }
 
 #[test]
@@ -719,4 +792,28 @@ fn legacy_memory_counts_toward_no_limit() {
     publish(&mut w, MemberId(1), "x");
     let Ok(Answer::Status(counts)) = w.ask(MemberId(1), Call::Status).1 else { panic!("a status") };
     assert_eq!((counts.versions, counts.fds, &counts.bytes), (1, 0, &Vec::new()));
+}
+
+#[test]
+fn name_ends_with_the_member_that_owns_it() {
+    let (mut w, [a, b]) = Watched::with_members();
+    let given = |w: &mut Watched, owner| Commit { owner: Some(owner), ..w.commit_call("x", false, false) };
+    let call = given(&mut w, b);
+    let lease = match w.ask(a, Call::Commit(call)).1 {
+        Ok(Answer::Committed { lease, .. }) => lease,
+        other => panic!("{other:?}"),
+    };
+    w.ask(a, Call::WithdrawNames).1.unwrap();
+    w.ask(a, Call::Release { lease }).1.unwrap();
+    w.opened(a, "x");
+    w.apply(Event::Died { member: a });
+    assert_eq!(w.registry.totals.names, 1, "the committer's end does not end it");
+    w.apply(Event::Died { member: b });
+    assert_eq!(w.registry.totals.names, 0);
+    assert_eq!(w.registry.totals.fds, 0);
+
+    w.join(MemberId(3));
+    let call = given(&mut w, b);
+    let refused = w.ask(MemberId(3), Call::Commit(call)).1;
+    assert_eq!(refused, Err(Refused::NoSuchMember { whom: Whom::Member(b.0), near: Vec::new() }));
 }

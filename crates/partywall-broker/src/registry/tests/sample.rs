@@ -45,7 +45,7 @@ pub(crate) fn sample() -> Registry {
     let memory = w.memory_of(Kind::Vmm, &[10], false, false, Lifetime::Kept);
     let chunk = memory.chunks[0].fd.unwrap();
     w.ask(owner, Call::Commit(commit(Name::new("lost"), memory))).1.unwrap();
-    w.apply(Event::DeviceLost { gpu: [7; 16], chunks: vec![chunk] });
+    w.apply(Event::DeviceLost { place: GPU, chunks: vec![chunk] });
     w.apply(Event::Suspected { member: reader });
     w.apply(Event::Died { member: dead });
     w.registry

@@ -256,9 +256,9 @@ fn members_of_others_are_evicted_and_freed_by_the_brokers_user_alone() {
     let (mut w, [a, _], [b, c]) = two_users();
     let evict = |member| Call::Evict { whom: Whom::Pid(pid(member)), kill: false };
     assert_eq!(w.ask(b, evict(a)).1, Err(other(OtherUsers::Evict { pid: pid(a) }, 0, GUEST)));
-    assert!(matches!(w.ask(b, evict(c)).1, Ok(Answer::Evicted(_))));
+    assert!(matches!(w.ask(b, evict(c)).1, Ok(Answer::Evicted { .. })));
     let (_, outcome, effects) = w.ask(a, evict(b));
-    assert!(matches!(outcome, Ok(Answer::Evicted(_))));
+    assert!(matches!(outcome, Ok(Answer::Evicted { .. })));
     let line = Audited::OtherUser {
         uid: 0,
         pid: pid(a),
@@ -313,10 +313,10 @@ fn withdrawal_does_not_evict_readers_of_other_users() {
 
 #[test]
 fn each_user_has_quotas_that_hold_after_a_restart() {
-    let guests = Quota { members: 2, names: 2, fds: 3, bytes: 35 };
+    let guests = Quota { members: 2, names: 2, fds: 3, bytes: 35, ..NO_QUOTA };
     let (mut w, [a, _], [b, c]) = two_users_within(Bounds { guests, ..UNBOUNDED });
-    let quota = |limit, allowed, needed| Refused::Quota { uid: GUEST, limit, allowed, needed };
-    assert_eq!(w.registry.check_room(GUEST), Err(quota(Limit::Clients, 2, 3)));
+    let quota = |limit, allowed, held, needed| Refused::Quota { uid: GUEST, limit, allowed, held, needed };
+    assert_eq!(w.registry.check_room(GUEST), Err(quota(Limit::Clients, 2, 2, 3)));
     assert!(w.registry.check_room(0).is_ok());
     commit_as(&mut w, b, "x", false).unwrap();
     timeline_as(&mut w, c, "t", true, false).unwrap();
@@ -327,13 +327,13 @@ fn each_user_has_quotas_that_hold_after_a_restart() {
         semaphore_as(&mut w, b, "y", false),
         w.ask(c, Call::OpenOrBuild { name: Name::new("y") }).1,
     ] {
-        assert_eq!(refused, Err(quota(Limit::Names, 2, 3)));
+        assert_eq!(refused, Err(quota(Limit::Names, 2, 2, 3)));
     }
     // 10 bytes and a slab of 5; then 20 and 5: the first version is charged to its creator as long as a lease keeps it.
     commit_as(&mut w, b, "x", false).unwrap();
-    assert_eq!(commit_as(&mut w, b, "x", false), Err(quota(Limit::Fds, 3, 4)));
+    assert_eq!(commit_as(&mut w, b, "x", false), Err(quota(Limit::Fds, 3, 3, 4)));
     w.restart();
-    assert_eq!(commit_as(&mut w, b, "x", false), Err(quota(Limit::Fds, 3, 4)));
+    assert_eq!(commit_as(&mut w, b, "x", false), Err(quota(Limit::Fds, 3, 3, 4)));
     commit_as(&mut w, a, "y", false).expect("the broker's user has other limits");
     remove(&mut w, b, "x").unwrap();
     let leases: Vec<_> = w.registry.members[&b].version_leases.iter().copied().collect();
@@ -342,7 +342,7 @@ fn each_user_has_quotas_that_hold_after_a_restart() {
     }
     let memory = w.memory(&[31], false, false, Lifetime::Kept);
     let (_, outcome, effects) = w.ask(b, Call::Commit(commit(Name::new("x"), memory)));
-    assert_eq!(outcome, Err(quota(Limit::Bytes, 35, 36)));
+    assert_eq!(outcome, Err(quota(Limit::Bytes, 35, 5, 36)));
     let line = Audited::Quota { uid: GUEST, pid: pid(b), limit: Limit::Bytes, allowed: 35, needed: 36 };
     assert_eq!(audited(&effects), [&line]);
 }
@@ -372,7 +372,7 @@ fn claim_is_handed_on_to_a_user_that_may_have_the_name() {
     }
     commit_as(&mut w, b, "z", false).unwrap();
     let effects = w.ask(first, Call::AbandonBuild { claim }).2;
-    let full = Refused::Quota { uid: GUEST, limit: Limit::Names, allowed: 1, needed: 2 };
+    let full = Refused::Quota { uid: GUEST, limit: Limit::Names, allowed: 1, held: 1, needed: 2 };
     let [(to_b, _, of_b), (to_c, _, of_c), (to_last, _, Ok(Answer::Build { claim }))] = &notices(&effects)[..] else {
         panic!("{effects:?}")
     };

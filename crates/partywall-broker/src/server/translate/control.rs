@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use partywall_shm::{
     members,
     pool::{self, Pool},
-    queue::Queue,
+    queue::{self, Queue},
     topic::Topic,
 };
 use partywall_wire as wire;
@@ -30,7 +30,7 @@ pub(super) fn usage(table: &SlotTable) -> Option<wire::Usage> {
             Some(wire::Usage { free: free(&pool.audit()), topic: Some(topic), queue: None })
         }
         SlotTable::Queue(mapped) => {
-            let queue = Some(queue_usage(&mapped.queue));
+            let queue = Some(queue_usage(&mapped.queue, &mapped.queue.audit()));
             Some(wire::Usage { free: free(&mapped.inputs.audit()), topic: None, queue })
         }
     }
@@ -46,6 +46,7 @@ pub(super) fn info(table: &SlotTable, info: &Info, control: &Control) -> Option<
         }
         SlotTable::Queue(mapped) => {
             let uses = mapped.queue.all_uses();
+            let audit = mapped.queue.audit();
             let attached = info.attached.iter().map(|held| wire::AttachedInfo {
                 attachment: held.attachment,
                 name: held.name.to_string(),
@@ -54,11 +55,13 @@ pub(super) fn info(table: &SlotTable, info: &Info, control: &Control) -> Option<
                 tasks: uses.get(&held.attachment).copied().unwrap_or(0),
             });
             let queue = wire::QueueInfo {
-                usage: queue_usage(&mapped.queue),
+                usage: queue_usage(&mapped.queue, &audit),
                 outputs: queue_blocks(&mapped.outputs),
                 attached: attached.collect(),
             };
-            Some(wire::ControlInfo { blocks: queue_blocks(&mapped.inputs), topic: None, queue: Some(queue) })
+            let mut inputs = queue_blocks(&mapped.inputs);
+            inputs.invalid += audit.invalid + mapped.queue.lost_inputs(&mapped.inputs);
+            Some(wire::ControlInfo { blocks: inputs, topic: None, queue: Some(queue) })
         }
     }
 }
@@ -101,8 +104,7 @@ fn topic_usage(topic: &Topic, publishers: usize, subscribers: usize) -> wire::To
     wire::TopicUsage { publishers: publishers as u32, subscribers: subscribers as u32, published: topic.published() }
 }
 
-fn queue_usage(queue: &Queue) -> wire::QueueUsage {
-    let audit = queue.audit();
+fn queue_usage(queue: &Queue, audit: &queue::Audit) -> wire::QueueUsage {
     let (completed, returned) = queue.totals();
     wire::QueueUsage {
         pending: audit.pending,

@@ -11,7 +11,7 @@ use crate::{
         effect::{Departed, MemberRow, RowOwner},
         types::LeaseId,
     },
-    server::{control::Control, runner::Kills},
+    server::control::Control,
 };
 
 /// Milliseconds after which a heartbeat is late. One is due every 250 ms.
@@ -58,8 +58,9 @@ fn row(row: &MemberRow, now: u64, slots: &mut Slots<'_>, registry: &Registry) ->
         quiet,
         leases: row.leases,
         timelines: row.timelines,
-        permits: slots.of(row, &row.semaphores),
-        blocks: slots.of(row, &row.pools),
+        permits: slots.of(row, &row.semaphores, |counts| &counts.held),
+        blocks: slots.of(row, &row.pools, |counts| &counts.held),
+        tasks: slots.of(row, &row.pools, |counts| &counts.tasks),
         bytes: row.bytes,
         since: row.since,
         waits: names.chain(timeline).collect(),
@@ -78,38 +79,39 @@ fn state_by(state: MemberState, quiet: Option<u64>) -> MemberState {
     if is_hung { MemberState::Hung } else { state }
 }
 
-/// Counts the permits and blocks of members. Each semaphore and pool is read once for all members. The number of slots
-/// is bounded, because members choose how many exist.
+/// Counts the permits, blocks and tasks of members. Each semaphore, pool and queue is read once for all members. The number
+/// of slots is bounded, because members choose how many exist.
 struct Slots<'a> {
     control: &'a Control,
     /// Slots that may still be read.
     left: u32,
-    counted: BTreeMap<FdId, Option<BTreeMap<u16, u32>>>,
+    counted: BTreeMap<FdId, Option<Counts>>,
+}
+
+/// What each row has in one table.
+struct Counts {
+    /// Its permits or blocks.
+    held: BTreeMap<u16, u32>,
+    /// The tasks that it works on.
+    tasks: BTreeMap<u16, u32>,
 }
 
 impl Slots<'_> {
-    fn of(&mut self, row: &MemberRow, tables: &[FdId]) -> Option<u32> {
+    fn of(&mut self, row: &MemberRow, tables: &[FdId], what: fn(&Counts) -> &BTreeMap<u16, u32>) -> Option<u32> {
         let Some(holder) = row.row else { return Some(0) };
         tables.iter().try_fold(0_u32, |sum, table| {
             let counted = self.counted.entry(*table).or_insert_with(|| {
                 self.left = self.left.checked_sub(self.control.slots(*table))?;
-                Some(self.control.holders(*table))
+                Some(Counts { held: self.control.holders(*table), tasks: self.control.workers(*table) })
             });
-            Some(sum.saturating_add(counted.as_ref()?.get(&holder).copied().unwrap_or(0)))
+            Some(sum.saturating_add(what(counted.as_ref()?).get(&holder).copied().unwrap_or(0)))
         })
     }
 }
 
-pub(super) fn evicted(departed: &Departed, kills: &Kills) -> wire::Evicted {
+pub(super) fn evicted(departed: &Departed, kill: wire::Kill) -> wire::Evicted {
     let Departed { member, pid, command, leases, bytes } = departed;
-    wire::Evicted {
-        member: member.0,
-        pid: *pid,
-        command: command.to_string(),
-        leases: *leases,
-        bytes: *bytes,
-        kill: kills.get(member).copied().unwrap_or(wire::Kill::NotAsked),
-    }
+    wire::Evicted { member: member.0, pid: *pid, command: command.to_string(), leases: *leases, bytes: *bytes, kill }
 }
 
 pub(super) fn freed(departed: &Departed) -> wire::Freed {

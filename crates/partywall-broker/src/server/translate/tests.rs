@@ -31,6 +31,8 @@ fn about() -> About {
         started_at: 0,
         log: Some("x".repeat(4096)),
         limits: Vec::new(),
+        highest_node: 1023,
+        seats: [u64::MAX; 2],
     }
 }
 
@@ -39,7 +41,7 @@ fn about() -> About {
 #[test]
 fn every_answer_fits_the_smallest_message() {
     let many = 1 << 30;
-    let quota = Quota { members: u64::MAX, names: u64::MAX, fds: u64::MAX, bytes: u64::MAX };
+    let quota = Quota { members: u64::MAX, names: u64::MAX, fds: u64::MAX, bytes: u64::MAX, pinned: u64::MAX };
     let bounds = Bounds {
         user: u32::MAX,
         own: quota,
@@ -47,6 +49,7 @@ fn every_answer_fits_the_smallest_message() {
         members: many,
         rows: many,
         bytes: u64::MAX,
+        pinned: u64::MAX,
         names: many,
         fds: many,
         waits: many,
@@ -75,7 +78,8 @@ fn every_answer_fits_the_smallest_message() {
             _ => None,
         });
         let (outcome, fds) = reply.unwrap();
-        let sources = Sources { about: &about(), control, kills: &Kills::new(), registry };
+        let members = &Membership::default();
+        let sources = Sources { about: &about(), control, members, registry };
         let reply = Reply { id: u64::MAX, outcome: self::outcome(outcome, sources) };
         frame::encode(&reply, fds.len(), MIN_MESSAGE).unwrap();
         reply.outcome
@@ -112,7 +116,7 @@ fn every_answer_fits_the_smallest_message() {
     let commit = |i: u64| {
         let name = name(i);
         let memory = memory(i);
-        Commit { name, memory, if_absent: false, claim: None, shared: false }
+        Commit { name, memory, if_absent: false, owner: None, claim: None, shared: false }
     };
     for i in (0..300).chain([0; 100]) {
         ask(&mut registry, &runner.control, 1, Call::Commit(commit(i))).unwrap();
@@ -171,7 +175,7 @@ fn every_answer_fits_the_smallest_message() {
     let held = |i: u64, control| {
         let (kind, lifetime) = (Kind::Vmm, Lifetime::Kept);
         let memory = Arc::new(Memory { kind, lifetime, handles: Vec::new(), control, ..(*memory(i)).clone() });
-        Call::Commit(Commit { name: name(i), memory, if_absent: false, claim: None, shared: false })
+        Call::Commit(Commit { name: name(i), memory, if_absent: false, owner: None, claim: None, shared: false })
     };
     let lease = |answer: Result<Answer, Refusal>| match answer {
         Ok(Answer::Committed { lease, .. }) => LeaseId(lease),

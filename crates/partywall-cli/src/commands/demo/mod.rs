@@ -120,17 +120,17 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
 fn both(context: &Context, options: &Options) -> Result<(), Failure> {
     let output = context.output();
     let place = place(context, options.device)?;
-    let device = match (options.device, place) {
-        (_, Place::Host) => DeviceChoice::Host,
+    let device = match (options.device, place.gpu()) {
+        (_, None) => DeviceChoice::Host,
         // `auto` means the first GPU in every process with this environment.
-        (DeviceChoice::Auto, Place::Gpu(_)) => DeviceChoice::Cuda(0),
-        (device, Place::Gpu(_)) => device,
+        (DeviceChoice::Auto, Some(_)) => DeviceChoice::Cuda(0),
+        (device, Some(_)) => device,
     };
     let prefix = options.name.clone().unwrap_or_else(|| format!("demo/{}", std::process::id()));
-    let memory = match place {
-        Place::Host => "host memory".to_owned(),
-        Place::Gpu(_) if is_simulated() => format!("memory of the SIMULATED GPU {device}"),
-        Place::Gpu(_) => format!("memory of the GPU {device}"),
+    let memory = match place.gpu() {
+        None => "host memory".to_owned(),
+        Some(_) if is_simulated() => format!("memory of the SIMULATED GPU {device}"),
+        Some(_) => format!("memory of the GPU {device}"),
     };
     output.line(format!("Two processes share an array by name, without copying it, in {memory}.\n"));
 
@@ -167,6 +167,7 @@ fn command_line(context: &Context) -> String {
 
 /// Returns the place that a choice means. Prints a remark if `auto` is not a GPU.
 fn place(context: &Context, device: DeviceChoice) -> Result<Place, Failure> {
+    partywall_labs::require_unpinned(device)?;
     let (place, why) = gpu::resolve(device).map_err(|error| match error {
         Error::DeviceFault(DeviceFault::NoDevice { .. }) => {
             let advice = format!("{}; {SIMULATED}", error.advice());

@@ -83,13 +83,13 @@ pub(super) fn double(segment: &Segment) -> Result<()> {
 /// Checks every element in place against `factor` times the pattern. Returns the first bad one.
 pub(super) fn verify(segment: &Segment, factor: u32) -> Result<Option<Bad>> {
     let tensor = segment.tensor(TENSOR)?;
-    match (segment.place(), segment.is_mutable()) {
-        (Place::Host, false) => Ok(first_bad(tensor.as_slice::<u32>()?.iter().copied(), factor)),
-        (Place::Host, true) => {
+    match (segment.place().gpu(), segment.is_mutable()) {
+        (None, false) => Ok(first_bad(tensor.as_slice::<u32>()?.iter().copied(), factor)),
+        (None, true) => {
             let shared = tensor.shared::<u32>()?;
             Ok(first_bad((0..shared.len()).map(|index| shared.get(index)), factor))
         }
-        (Place::Gpu(_), _) => {
+        (Some(_), _) => {
             let range = tensor.device()?;
             let checked = range.gpu().kernels()?.verify(range.gpu().stream(), range.as_slice(), factor);
             let Some(index) = checked.map_err(refused("checking by a kernel"))? else {

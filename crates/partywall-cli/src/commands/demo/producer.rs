@@ -65,9 +65,9 @@ fn make(session: &Session, name: &str, run: &str, mutable: bool, corrupt: Option
         }
         Ok(build)
     })?;
-    let at = match place {
-        Place::Host => host_address(name),
-        Place::Gpu(_) => Some(build.device(TENSOR)?.device_ptr()),
+    let at = match place.gpu() {
+        None => host_address(name),
+        Some(_) => Some(build.device(TENSOR)?.device_ptr()),
     };
     // A memfd has an exact length; the kernel allocates whole pages for it.
     let aligned = build.bytes().next_multiple_of(granularity);

@@ -67,9 +67,9 @@ impl Session {
             shared_doubled: format!("{prefix}/shared-doubled"),
         };
         let mut session = Self { domain, narrator, place, granularity: 0, names, timeout: options.timeout };
-        session.granularity = match place {
-            Place::Host => session.host(),
-            Place::Gpu(uuid) => session.gpu(uuid)?,
+        session.granularity = match place.gpu() {
+            None => session.host(),
+            Some(uuid) => session.gpu(uuid)?,
         };
         Ok(session)
     }
@@ -251,9 +251,9 @@ pub(super) fn fds_text(segment: &Segment) -> String {
 
 /// Returns the address of the array in this process: on its GPU, or as the kernel lists it.
 pub(super) fn address(segment: &Segment) -> Option<u64> {
-    match segment.place() {
-        Place::Host => host_address(segment.name()),
-        Place::Gpu(_) => Some(segment.tensor(pattern::TENSOR).ok()?.device().ok()?.device_ptr()),
+    match segment.place().gpu() {
+        None => host_address(segment.name()),
+        Some(_) => Some(segment.tensor(pattern::TENSOR).ok()?.device().ok()?.device_ptr()),
     }
 }
 

@@ -60,6 +60,20 @@ fn broker(status: &StatusInfo) -> Vec<Family> {
     for (limit, value) in &status.limits {
         limits.push([label("limit", describe::limit(*limit))], *value);
     }
+    let mut of_users = Family::gauge("user_pinned_bytes", "Bytes of a user's pinned memory on a NUMA node");
+    let mut shares =
+        Family::gauge("user_pinned_limit", "A user's share of the bytes of pinned memory on each NUMA node");
+    for user in &status.users {
+        for (node, bytes) in &user.pinned {
+            let place = describe::place(Place::Pinned(*node));
+            of_users.push([label("uid", user.uid), label("place", place)], *bytes);
+        }
+        let [.., share] = user.limits;
+        // The broker's own user has none unless one was set.
+        if share != u64::MAX {
+            shares.push([label("uid", user.uid)], share);
+        }
+    }
     let mut deaths = Family::counter("deaths", "Members that died, by what proved that their work on GPUs was over");
     deaths.push([label("proof", "process")], status.deaths - status.unproven_deaths);
     deaths.push([label("proof", "none")], status.unproven_deaths);
@@ -70,6 +84,8 @@ fn broker(status: &StatusInfo) -> Vec<Family> {
         Family::counter("broker_restarts", "How often the broker died and was started again").of(status.restarts),
         held,
         limits,
+        of_users,
+        shares,
         Family::gauge("fds", "File descriptors that the broker holds for memory").of(status.fds),
         Family::gauge("leases", "Leases on versions, timelines and semaphores").of(status.leases),
         Family::gauge("quarantine_members", "Dead members whose work on GPUs may go on").of(status.unproven),

@@ -1,12 +1,17 @@
-//! Answers requests over HTTP, one after the other.
+//! Answers requests over HTTP.
 //!
-//! A request is read for [`REQUEST_TIMEOUT`] at most, and only its first line counts. Prometheus asks every few seconds, so there is
-//! nothing to gain from answering several at once, and a client that sends slowly takes a moment from others, not more.
+//! Each client has a thread, so that one that is slow or silent does not delay others. A request is read for [`TIMEOUT`] at
+//! most, and only its first line counts; an answer is written for as long. Pages are made one after the other: while one takes
+//! long, because the broker does not answer, other clients wait for [`TURN`] and are told to come again.
 
 use std::{
     io::{self, Read as _, Write as _},
     net::{SocketAddr, TcpListener, TcpStream},
-    sync::atomic::Ordering,
+    sync::{
+        Mutex, MutexGuard, TryLockError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread,
     time::{Duration, Instant},
 };
 
@@ -16,16 +21,25 @@ use super::family::CONTENT_TYPE;
 use crate::{failure::Failure, output::Output, signals};
 
 /// How long a request may take to arrive, and an answer to leave.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How often the loop polls for a request and for Ctrl-C.
+/// How long a client waits for the pages of others.
+const TURN: Duration = Duration::from_secs(5);
+
+/// How often the loop polls for a request and for Ctrl-C, and a client for its turn.
 const PAUSE: Duration = Duration::from_millis(50);
+
+/// The content type of everything but metrics.
+const TEXT: &str = "text/plain; charset=utf-8";
+
+/// The most clients at a time. Further ones wait until one of these is answered, or has had its time.
+const MOST_CLIENTS: usize = 64;
 
 /// The longest request that is read. The first line of each fits many times.
 const LONGEST: usize = 8 << 10;
 
 /// Answers with `page` until Ctrl-C.
-pub(super) fn serve(output: Output, address: SocketAddr, mut page: impl FnMut() -> String) -> Result<(), Failure> {
+pub(super) fn serve(output: Output, address: SocketAddr, page: impl FnMut() -> String + Send) -> Result<(), Failure> {
     let stop = signals::cancel_flag()?;
     let refused = |error: io::Error| {
         Failure::system(&format!("cannot listen at {address}"), error)
@@ -36,51 +50,90 @@ pub(super) fn serve(output: Output, address: SocketAddr, mut page: impl FnMut() 
     let address = listener.local_addr().map_err(refused)?;
     let url = format!("http://{address}/metrics");
     output.announce(format!("metrics at {url}; Ctrl-C ends this"), &json!({ "listening": url }));
-    while !stop.load(Ordering::Relaxed) {
-        match listener.accept() {
-            // A client that has gone is no reason to end.
-            Ok((stream, _)) => drop(answer(stream, &mut page)),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::sleep(PAUSE),
-            // Too many open files, for example. The next request may be lucky.
-            Err(_) => std::thread::sleep(PAUSE),
+    let stop = &*stop;
+    let page = &Mutex::new(page);
+    let clients = &AtomicUsize::new(0);
+    thread::scope(|scope| {
+        while !stop.load(Ordering::Relaxed) {
+            let is_full = clients.load(Ordering::Relaxed) >= MOST_CLIENTS;
+            let client = if is_full { None } else { listener.accept().ok() };
+            let Some((stream, _)) = client else {
+                // No client is there, or no file can be opened. The next attempt may be lucky.
+                thread::sleep(PAUSE);
+                continue;
+            };
+            clients.fetch_add(1, Ordering::Relaxed);
+            let serve = move || {
+                // A client that has gone is no reason to end.
+                let _ = answer(stream, page, stop);
+                clients.fetch_sub(1, Ordering::Relaxed);
+            };
+            if thread::Builder::new().spawn_scoped(scope, serve).is_err() {
+                clients.fetch_sub(1, Ordering::Relaxed);
+            }
         }
-    }
+    });
     Ok(())
 }
 
-fn answer(mut stream: TcpStream, page: &mut impl FnMut() -> String) -> io::Result<()> {
+fn answer(mut stream: TcpStream, page: &Mutex<impl FnMut() -> String>, stop: &AtomicBool) -> io::Result<()> {
     stream.set_nonblocking(false)?;
-    stream.set_write_timeout(Some(REQUEST_TIMEOUT))?;
     let request = read_request(&mut stream)?;
     let (status, kind, body) = match respond(&request) {
-        Response::Metrics => ("200 OK", CONTENT_TYPE, page()),
-        Response::Refusal(status, text) => (status, "text/plain; charset=utf-8", format!("{text}\n")),
+        Response::Metrics => match take_turn(page, stop, Instant::now() + TURN) {
+            Some(mut page) => ("200 OK", CONTENT_TYPE, page()),
+            None => ("503 Service Unavailable", TEXT, "the broker answers others slowly: try again\n".to_owned()),
+        },
+        Response::Refusal(status, text) => (status, TEXT, format!("{text}\n")),
     };
     let head = format!(
         "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
         body.len()
     );
-    stream.write_all(head.as_bytes())?;
-    stream.write_all(body.as_bytes())
+    write(&mut stream, format!("{head}{body}").as_bytes())
+}
+
+/// Waits until no other page is made. Returns `None` after the deadline, and after Ctrl-C.
+fn take_turn<'a, T>(page: &'a Mutex<T>, stop: &AtomicBool, deadline: Instant) -> Option<MutexGuard<'a, T>> {
+    while !stop.load(Ordering::Relaxed) {
+        match page.try_lock() {
+            Ok(page) => return Some(page),
+            Err(TryLockError::Poisoned(page)) => return Some(page.into_inner()),
+            Err(TryLockError::WouldBlock) if Instant::now() >= deadline => return None,
+            Err(TryLockError::WouldBlock) => thread::sleep(PAUSE),
+        }
+    }
+    None
+}
+
+fn write(stream: &mut TcpStream, mut rest: &[u8]) -> io::Result<()> {
+    let deadline = Instant::now() + TIMEOUT;
+    while !rest.is_empty() {
+        stream.set_write_timeout(Some(left_until(deadline)?))?;
+        let written = stream.write(rest)?;
+        rest = &rest[written..];
+    }
+    Ok(())
 }
 
 /// Reads to the empty line that ends a request's head.
 fn read_request(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
-    let deadline = Instant::now() + REQUEST_TIMEOUT;
+    let deadline = Instant::now() + TIMEOUT;
     let mut request = Vec::new();
     let mut piece = [0; 1024];
     while !request.windows(4).any(|end| end == b"\r\n\r\n") && request.len() < LONGEST {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        stream.set_read_timeout(Some(left))?;
+        stream.set_read_timeout(Some(left_until(deadline)?))?;
         match stream.read(&mut piece)? {
             0 => break,
             read => request.extend_from_slice(&piece[..read]),
         }
     }
     Ok(request)
+}
+
+fn left_until(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -110,6 +163,23 @@ fn respond(request: &[u8]) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn turn_ends_with_the_deadline_and_with_a_stop() {
+        let page = Mutex::new(());
+        let stop = AtomicBool::new(false);
+        let late = Instant::now() + Duration::from_secs(3600);
+        assert!(take_turn(&page, &stop, late).is_some());
+        let held = page.lock().unwrap();
+        assert!(take_turn(&page, &stop, Instant::now()).is_none(), "another page is made");
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| take_turn(&page, &stop, late).is_none());
+            stop.store(true, Ordering::Relaxed);
+            assert!(waiting.join().unwrap());
+        });
+        drop(held);
+        assert!(take_turn(&page, &stop, late).is_none(), "nothing is begun after a stop");
+    }
 
     #[test]
     fn only_metrics_are_answered() {

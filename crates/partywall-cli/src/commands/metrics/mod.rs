@@ -16,17 +16,22 @@ use crate::{
     Context,
     failure::Failure,
     snapshot::{Observer, Snapshot},
+    text::parse_number,
 };
 
 /// The arguments of the command.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// Answer requests over HTTP until Ctrl-C, instead of printing once; port 0 takes a free port [default: 127.0.0.1:9464]
-    #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = "127.0.0.1:9464")]
+    #[arg(long, value_name = "ADDRESS:PORT", num_args = 0..=1, default_missing_value = "127.0.0.1:9464", value_parser = parse_address)]
     listen: Option<SocketAddr>,
     /// How many names and how many members have series of their own; the rest are in the sums only
-    #[arg(long, value_name = "NUMBER", default_value_t = 1000)]
+    #[arg(long, value_name = "NUMBER", default_value_t = 1000, value_parser = parse_number::<usize>)]
     max_names: usize,
+}
+
+fn parse_address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| format!("{text:?} is not an address and a port: write ADDRESS:PORT, as in 127.0.0.1:9464"))
 }
 
 /// Runs the command.

@@ -47,6 +47,7 @@ pub(super) fn snapshot() -> Snapshot {
         lifetime: Lifetime::Kept,
         control,
         committer: 4711,
+        owner: 4711,
         uid: 1000,
         shared: false,
         leases: 3,
@@ -123,6 +124,7 @@ pub(super) fn snapshot() -> Snapshot {
         timelines: 1,
         permits: Some(0),
         blocks: Some(member as u32),
+        tasks: Some(0),
         bytes: member << 30,
         since: NOW - 65_000,
         waits: Vec::new(),
@@ -171,6 +173,7 @@ pub(super) fn snapshot() -> Snapshot {
             largest: Vec::new(),
             limits: Vec::new(),
             users: Vec::new(),
+            seats: [16, 4],
         },
         members: vec![member(1, 4711, MemberState::Alive, "/usr/bin/python camera.py --fps 600"), trainer, unproven],
         names: vec![

@@ -364,7 +364,7 @@ fn use_of(picture: &Picture, name: &NameInfo) -> (String, Alert) {
         facts.push(format!("{} of {} free", usage.free, count(control.blocks.into(), "block")));
     } else {
         facts.push(match latest.lifetime {
-            Lifetime::Owned => format!("owned by {}", latest.committer),
+            Lifetime::Owned => format!("owned by {}", latest.owner),
             lifetime => lifetime.name().into(),
         });
         if latest.mutable {
@@ -532,7 +532,7 @@ fn object(picture: &Picture, object: &ObjectInfo) -> Option<Row> {
     Some(Row { id, cells: cells.collect(), alert, whole: object.name().to_owned() })
 }
 
-/// Returns `host`, or the beginning of a GPU's UUID, by which GPUs differ.
+/// Returns `host`, `pinned:N`, or the beginning of a GPU's UUID, by which GPUs differ.
 pub(super) fn place(place: Place) -> String {
     let mut name = describe::place(place);
     if let Some((end, _)) = name.char_indices().nth(UUID) {

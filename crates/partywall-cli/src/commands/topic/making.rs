@@ -39,7 +39,8 @@ pub(super) struct Numbers {
     /// Blocks [default: depth + publishers × loans + subscribers × held]
     #[arg(long, value_name = "N", value_parser = parse_number::<u32>)]
     blocks: Option<u32>,
-    /// Where its memory is: auto, host, cuda, cuda:N, or a GPU's UUID [default: auto, the first GPU, else host memory]
+    /// Where its memory is: auto, host, pinned, pinned:N, cuda, cuda:N, or a GPU's UUID [default: auto, the first GPU,
+    /// else host memory]
     #[arg(long, value_name = "DEVICE")]
     device: Option<DeviceChoice>,
     /// Let processes of other users open it, where the broker admits them (`serve --allow-uid`)

@@ -11,7 +11,7 @@ use crate::{
         finding::{Finding, Outcome},
     },
     error::bytes,
-    mps,
+    gpu, mps,
 };
 
 /// The oldest supported compute capability.
@@ -22,15 +22,20 @@ pub(in crate::doctor) fn devices(scope: Scope) -> Finding {
     let chosen = match chosen(scope) {
         Ok(chosen) if chosen.is_empty() => return none_visible("it shows none"),
         Ok(chosen) => chosen,
-        Err(Trouble::Cuda(error)) if error.code == CuResult::NO_DEVICE => return none_visible(&error.to_string()),
+        Err(Trouble::Cuda(error)) if error.code == CuResult::NO_DEVICE => return none_visible(&explained(&error)),
         Err(trouble) => {
-            return Finding::failed(trouble.to_string()).means("the driver is there and shows no such GPU").fix(
-                "`nvidia-smi` must work first; library and kernel module must be of one release (restart after updates)",
-            );
+            return Finding::failed(trouble.to_string())
+                .means("the driver is there and shows no such GPU")
+                .fix("`nvidia-smi` must work first");
         }
     };
     let facts: Vec<_> = chosen.iter().map(|device| (device.ordinal(), Facts::of(device))).collect();
     judge(&facts)
+}
+
+/// Returns an answer of the driver, with the device nodes that this process lacks.
+fn explained(answer: &CudaError) -> String {
+    Driver::load().map_or_else(|_| answer.to_string(), |driver| gpu::unusable(driver, answer))
 }
 
 fn none_visible(why: &str) -> Finding {

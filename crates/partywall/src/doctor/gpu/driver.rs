@@ -2,16 +2,16 @@
 
 use std::{fs, path::Path};
 
-use partywall_cuda::{Driver, DriverVersion, LoadError};
+use partywall_cuda::{CuResult, Driver, DriverVersion, LoadError};
 
-use crate::doctor::finding::Finding;
+use crate::{doctor::finding::Finding, gpu};
 
 /// The CUDA version of the oldest supported driver, 550.
 const OLDEST: DriverVersion = DriverVersion { major: 12, minor: 4 };
 
 const INSTALL: &str = "install the NVIDIA driver 550 or newer; start a container with --gpus all";
 
-/// Checks that a driver exists and is new enough.
+/// Checks that a driver exists, is new enough, and starts.
 pub(in crate::doctor) fn driver() -> Finding {
     let driver = match Driver::load() {
         Ok(driver) => driver,
@@ -24,6 +24,17 @@ pub(in crate::doctor) fn driver() -> Finding {
         Ok(version) => version,
         Err(error) => return Finding::failed(error.to_string()).means("the driver does not work").fix(INSTALL),
     };
+    // A driver that shows no GPU works; the next probe says so.
+    if let Err(error) = driver.initialize()
+        && error.code != CuResult::NO_DEVICE
+    {
+        return Finding::failed(gpu::unusable(driver, &error))
+            .means("the driver's library is there, and CUDA does not start in this process")
+            .fix(
+                "`nvidia-smi` must work first; a container needs the device nodes (--gpus all); library and kernel \
+                 module must be of one release (restart after updates)",
+            );
+    }
     let release = fs::read_to_string("/sys/module/nvidia/version").unwrap_or_default();
     let release =
         if release.trim().is_empty() { "release unknown".into() } else { format!("release {}", release.trim()) };

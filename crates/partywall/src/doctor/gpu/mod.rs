@@ -3,6 +3,7 @@
 pub(super) mod devices;
 pub(super) mod driver;
 pub(super) mod hand_off;
+pub(super) mod pinned;
 pub(super) mod sharing;
 pub(super) mod work;
 
@@ -43,7 +44,7 @@ pub(super) fn chosen(scope: Scope) -> Result<Vec<Device>, Trouble> {
     let mut all = Device::all(Driver::load()?)?;
     match scope {
         Scope::All => {}
-        Scope::First | Scope::One(DeviceChoice::Auto | DeviceChoice::Host) => all.truncate(1),
+        Scope::First | Scope::One(DeviceChoice::Auto | DeviceChoice::Host | DeviceChoice::Pinned(_)) => all.truncate(1),
         Scope::One(DeviceChoice::Cuda(ordinal)) => {
             all.retain(|device| device.ordinal() == ordinal);
             if all.is_empty() {

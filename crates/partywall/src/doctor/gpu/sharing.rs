@@ -156,7 +156,7 @@ fn fill(context: &Context, memory: DeviceSlice<'_>) -> Result<(), Trouble> {
     Ok(stream.synchronize()?)
 }
 
-fn verify(context: &Context, memory: DeviceSlice<'_>) -> Result<(), Trouble> {
+pub(super) fn verify(context: &Context, memory: DeviceSlice<'_>) -> Result<(), Trouble> {
     match Kernels::load(context)?.verify(Stream::new(context)?.as_ref(), memory, 1)? {
         None => Ok(()),
         Some(index) => Err(Trouble::Wrong(format!("a kernel there found word {index} wrong"))),

@@ -74,8 +74,8 @@ pub(crate) struct Link {
     resume: Resume,
     /// This process's row in the memory of all members, which also identifies it in semaphores.
     row: u16,
-    /// The broker's pid, if it is known.
-    broker: Option<u32>,
+    /// The user of this process, by the broker's number.
+    uid: u32,
     owner: u32,
     /// The owner's [`fork_generation`].
     generation: u64,
@@ -113,15 +113,14 @@ struct Turn<'a> {
 
 impl Link {
     /// Returns a connection, and for its service thread the events socket and the memory of the members' rows.
-    pub(super) fn new(location: Location, greeted: Greeted) -> (Self, OwnedFd, OwnedFd) {
+    pub(super) fn new(location: Location, instance: u64, greeted: Greeted) -> (Self, OwnedFd, OwnedFd) {
         let Greeted { call, events, members, welcome, .. } = greeted;
-        let resume = Resume { instance: welcome.instance, member: welcome.member, token: welcome.token };
-        let broker = partywall_os::socket::peer(&call).ok().and_then(|peer| peer.pid);
+        let resume = Resume { instance, member: welcome.member, token: welcome.token };
         let link = Self {
             location,
             resume,
             row: welcome.row,
-            broker,
+            uid: welcome.uid,
             owner: std::process::id(),
             generation: fork_generation(),
             max_message: welcome.max_message as usize,
@@ -173,6 +172,11 @@ impl Link {
     /// This process's row in the memory of all members, which also identifies it in semaphores.
     pub(crate) fn row(&self) -> u16 {
         self.row
+    }
+
+    /// Returns the user of this process by the broker's number.
+    pub(crate) fn uid(&self) -> u32 {
+        self.uid
     }
 
     /// Returns this process's number in the domain.

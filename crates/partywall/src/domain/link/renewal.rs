@@ -16,7 +16,7 @@ use partywall_os::{Errno, lock::IgnorePoison, socket};
 use partywall_wire::Call;
 
 use super::{
-    super::connect::{self, Greeted, Role},
+    super::connect::{self, Answered, Greeted, Role},
     Link,
 };
 use crate::error::{Error, Unreachable};
@@ -60,23 +60,21 @@ impl Link {
     /// succeed.
     fn try_renew(&self) -> Result<Greeted, Option<NoBroker>> {
         let gone = Some(NoBroker { gone: true });
-        let mut is_ours = false;
-        let greeted = match connect::open(&self.location) {
-            Ok(call) => {
-                is_ours = self.is_our_broker(&call);
-                connect::greet(call, self.socket_path(), Role::Resumed(self.resume.clone()))
-            }
+        let answered = match connect::open(&self.location) {
+            Ok(call) => connect::greet(call, self.socket_path(), Role::Resumed(self.resume.clone())),
             Err(_) if self.nobody_listens() => return Err(gone),
             Err(error) => Err(error),
         };
-        match greeted {
-            Ok(greeted) if greeted.welcome.instance == self.resume.instance && greeted.welcome.resumed => Ok(greeted),
-            // Another broker.
-            Ok(_) | Err(Error::Unreachable(Unreachable::Version { .. })) => Err(gone),
-            // Another broker, or this broker has dropped this member. In the latter case it still ends the waits of other
-            // members.
-            Err(Error::Unreachable(Unreachable::Refused(_))) => Err(Some(NoBroker { gone: !is_ours })),
-            Err(_) => Err(None),
+        match answered {
+            Ok(Answered { instance, .. }) if instance != self.resume.instance => Err(gone),
+            Err(Error::Unreachable(Unreachable::Version { .. })) => Err(gone),
+            Ok(Answered { outcome: Ok(greeted), .. }) if greeted.welcome.resumed => Ok(greeted),
+            Ok(Answered { outcome: Ok(_), .. }) => Err(gone),
+            // This broker has dropped this member, and still ends the waits of other members.
+            Ok(Answered { outcome: Err(Error::Unreachable(Unreachable::Refused(_))), .. }) => {
+                Err(Some(NoBroker { gone: false }))
+            }
+            Ok(_) | Err(_) => Err(None),
         }
     }
 
@@ -173,19 +171,55 @@ impl Link {
         let connected = socket::connect_within(self.socket_path(), RETRY);
         matches!(connected, Err(Errno::NOENT | Errno::NOTDIR | Errno::CONNREFUSED))
     }
-
-    /// Returns whether a connection leads to the broker of this one; false if it cannot be identified.
-    fn is_our_broker(&self, call: &OwnedFd) -> bool {
-        self.broker.is_some() && socket::peer(call).is_ok_and(|peer| peer.pid == self.broker)
-    }
 }
 
 #[cfg(test)]
 mod tests {
-    use partywall_harness::World;
+    use partywall_harness::{World, wire::Framed};
+    use partywall_shm::members::Members;
+    use partywall_wire::{
+        BrokerHello, Limit, Refusal, Token, Welcome,
+        handshake::{self, Speaker},
+    };
 
     use super::{super::Repeating, *};
     use crate::Domain;
+
+    /// The pid of a broker says nothing: in another PID namespace, its members see none.
+    #[test]
+    fn refusal_proves_that_the_broker_is_gone_only_if_another_one_refuses() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("broker.sock");
+        let listener = socket::listen(&path).unwrap();
+        let answer = |instance, outcome, fds: &[&OwnedFd]| {
+            socket::wait(&listener, socket::Ready::Read, None).unwrap();
+            let mut call = Framed::new(socket::accept(&listener).unwrap().unwrap());
+            call.receive().unwrap();
+            let hello = BrokerHello { instance, outcome };
+            assert!(call.send(&handshake::encode(&Speaker::new("test"), &hello, fds.len()).unwrap(), fds));
+            call
+        };
+        let (events, theirs) = socket::pair().unwrap();
+        let welcome =
+            Welcome { member: 1, row: 0, token: Token([0; 16]), uid: 0, resumed: false, max_message: 1 << 18 };
+        let (domain, call) = thread::scope(|scope| {
+            let domain = scope.spawn(|| Domain::options().socket(&path).start(false).connect().unwrap());
+            let call = answer(1, Ok(welcome), &[&theirs, &Members::create(16).unwrap()]);
+            (domain.join().unwrap(), call)
+        });
+        let full = || Refusal::Limit { limit: Limit::Fds, allowed: 7, needed: 8 };
+        let cases = [(1, Refusal::CannotResume, Some(false)), (1, full(), None), (2, full(), Some(true))];
+        for (instance, refusal, gone) in cases.into_iter().chain([(2, Refusal::CannotResume, Some(true))]) {
+            let found = thread::scope(|scope| {
+                let renewed = scope.spawn(|| domain.link().try_renew());
+                answer(instance, Err(refusal.clone()), &[]);
+                renewed.join().unwrap().unwrap_err()
+            });
+            assert_eq!(found.map(|found| found.gone), gone, "{instance}: {refusal:?}");
+        }
+        // Nobody listens, so the domain does not wait for an answer to its good-bye.
+        drop((listener, call, events));
+    }
 
     /// The worker that makes such calls also renews the connection, for which the repeated request waits.
     #[test]

@@ -1,4 +1,4 @@
-//! Leases on versions that allow no new views: their withdrawal forbids it, or their GPU has lost them.
+//! Leases on versions that allow no new views: their withdrawal forbids it, or their memory is lost.
 
 use std::{
     collections::HashMap,
@@ -8,7 +8,6 @@ use std::{
     },
 };
 
-use partywall_cuda::DeviceUuid;
 use partywall_os::lock::IgnorePoison;
 use partywall_wire::{Notice, Staleness};
 
@@ -49,15 +48,15 @@ impl StaleLeases {
     fn check_slow(&self, lease: u64, name: &str) -> Result<()> {
         match self.leases.lock().ignore_poison().get(&lease) {
             Some(Staleness::Withdrawn(notice)) => Err(withdrawn(name, notice)),
-            Some(Staleness::DeviceLost(gpu)) => Err(device_lost(name, *gpu)),
+            Some(Staleness::DeviceLost(place)) => Err(device_lost(name, *place)),
             Some(_) | None => Ok(()),
         }
     }
 }
 
-/// Returns the error that a version or name is lost with its GPU's memory.
-pub(crate) fn device_lost(name: &str, gpu: [u8; 16]) -> Error {
-    DeviceFault::DeviceLost { name: name.to_owned(), gpu: DeviceUuid(gpu).to_string() }.into()
+/// Returns the error that the memory of a version or name is lost.
+pub(crate) fn device_lost(name: &str, place: partywall_wire::Place) -> Error {
+    DeviceFault::DeviceLost { name: name.to_owned(), place: place.into() }.into()
 }
 
 /// Returns the error that a version is stale.

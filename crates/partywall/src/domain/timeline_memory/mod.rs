@@ -54,6 +54,8 @@ pub(crate) struct TimelineMemory {
     /// The words of all handles, so that their waits can be ended when the broker is gone.
     open: Mutex<Vec<Weak<Word>>>,
     private: PrivateWords,
+    /// The word that nodes of graphs use in launches that give them no value. It is never given back.
+    idle: OnceLock<PrivateWord>,
     /// This connection has no broker any more.
     gone: Arc<AtomicBool>,
     launches_block: OnceLock<bool>,
@@ -168,6 +170,17 @@ impl TimelineMemory {
                 self.make_private(&context, None)?;
             }
         }
+    }
+
+    /// Returns the word of idle nodes of graphs, and its slab. Call [`prepare`](Self::prepare) first.
+    pub(crate) fn idle(&self) -> Result<(CellPlace, Arc<MappedSlab>)> {
+        if self.idle.get().is_none()
+            && let Err(unused) = self.idle.set(self.take_private()?)
+        {
+            unused.give_back();
+        }
+        let known = self.idle.get().and_then(|word| Some((word.place.clone(), self.private_slab(word)?)));
+        known.ok_or_else(|| Unreachable::Refused("no word is registered with a GPU".into()).into())
     }
 
     /// Returns the slab of a private word.

@@ -15,6 +15,7 @@
 mod behind;
 mod deaths;
 mod gpus;
+mod graphs;
 mod host;
 mod launches;
 mod legacy;
@@ -54,7 +55,6 @@ const CONTROL_DEVICE: Needs = Needs::RealGpu("memory of a simulated GPU is a mem
 const NEIGHBOURS: Needs = Needs::RealGpu("processes on a simulated GPU share nothing that a death could break");
 const POLLING: Needs = Needs::RealGpu("a simulated GPU runs no polling kernels");
 const QUEUES: Needs = Needs::RealGpu("on a simulated GPU each stream has its own queue");
-const PINNED: Needs = Needs::RealGpu("the simulated driver makes no memory of a NUMA node");
 const MPS: Needs = Needs::Mps;
 const NAMESPACES: Needs = Needs::Namespaces;
 const OTHER_USER: Needs = Needs::OtherUser;
@@ -132,18 +132,29 @@ facts! {
         Found ONE read_only_host_memory_is_registered_as_such
     }
     pinned {
-        Measured PINNED pinned_memory_is_exported_as_memory_of_a_gpu_is
-        Found PINNED pinned_memory_of_no_node_is_refused
-        Measured PINNED the_cpu_uses_pinned_memory_without_a_context
-        Measured PINNED pinned_memory_survives_its_creator
-        Measured PINNED pinned_memory_is_read_only_for_the_cpu
-        Found PINNED pinned_memory_is_read_only_for_kernels
-        Found PINNED access_is_added_while_a_stream_waits_in_the_memory
-        Measured PINNED pinned_memory_grows_in_place
-        Measured PINNED a_forked_child_shares_pinned_memory
-        Measured PINNED files_are_read_into_pinned_memory_past_the_page_cache
-        Measured PINNED pinned_memory_is_resident_where_the_cpu_has_access
-        Found PINNED writes_of_a_killed_process_to_pinned_memory_stop
+        Measured ONE pinned_memory_is_exported_as_memory_of_a_gpu_is
+        Measured CONTROL_DEVICE a_descriptor_of_pinned_memory_is_the_control_device
+        Found ONE pinned_memory_of_no_node_is_refused
+        Found ONE more_pinned_memory_than_a_node_has_is_out_of_memory
+        Found ONE fresh_pinned_memory_reads_zero_after_another_process
+        Found ONE a_wrong_size_of_pinned_memory_is_found_when_it_is_mapped
+        Measured ONE the_cpu_uses_pinned_memory_without_a_context
+        Measured ONE pinned_memory_survives_its_creator
+        Documented ONE pinned_memory_survives_the_context_of_its_creator
+        Measured ONE pinned_memory_is_read_only_for_the_cpu
+        Found ONE pinned_memory_is_read_only_for_kernels
+        Found ONE access_is_added_while_a_stream_waits_in_the_memory
+        Found ONE access_is_added_while_kernels_use_the_memory
+        Found ONE writing_is_taken_away_from_cpu_and_gpu_in_one_call
+        Found ONE access_to_several_allocations_is_given_in_one_call
+        Found ONE an_importer_adds_the_gpu_at_the_same_address
+        Measured TWO several_gpus_are_given_access_in_one_call
+        Found ONE pinned_memory_is_copied_as_memory_of_a_gpu_is
+        Measured ONE pinned_memory_grows_in_place
+        Measured ONE a_forked_child_shares_pinned_memory
+        Measured ONE files_are_read_into_pinned_memory_past_the_page_cache
+        Measured ONE pinned_memory_is_resident_where_the_cpu_has_access
+        Found ONE writes_of_a_killed_process_to_pinned_memory_stop
         Measured MPS under_mps_pinned_memory_is_shared_and_survives
     }
     streams {
@@ -157,6 +168,12 @@ facts! {
         Documented ONE host_functions_run_in_order_and_may_not_call_the_driver
         Documented ONE a_fault_ends_the_context_and_skips_host_functions
         Documented ONE relaxed_calls_leave_a_capture_alone
+    }
+    graphs {
+        Documented ONE memory_operations_of_a_graph_repeat_their_values
+        Documented ONE new_values_of_a_graph_count_for_later_launches_alone
+        Documented ONE launches_of_one_graph_run_one_after_the_other
+        Documented ONE a_memory_operation_of_a_graph_cannot_become_another
     }
     launches {
         Documented ONE modules_refuse_what_they_cannot_read
@@ -238,7 +255,7 @@ roles! {
     memory { owner_of_exported_memory reader_of_exported_memory writer_of_much_memory faulting_writer }
     legacy { owner_of_legacy_memory reader_of_legacy_memory }
     host { writer_into_host_memory }
-    pinned { owner_of_pinned_memory }
+    pinned { owner_of_pinned_memory owner_that_loses_its_context writer_of_much_pinned_memory }
     streams { waiter_for_a_store }
     launches { launcher_behind_a_wait }
     behind { caller_behind_a_wait crowd_behind_a_wait }

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by an error or a panic")]
 
 mod blocks;
+mod graphs;
 mod kernels;
 mod permits;
 mod samples;
@@ -57,6 +58,16 @@ scenes! {
     ONE scenes::a_domain_that_is_dropped_lives_on_for_streams_that_wait
     ONE scenes::two_domains_of_one_process_use_one_gpu
     ONE scenes::a_forked_child_enqueues_nothing
+    ONE graphs::two_processes_replay_graphs_and_no_host_waits
+    ONE graphs::a_writer_killed_during_a_launch_ends_the_waits_of_graphs
+    ONE graphs::a_launch_without_values_neither_waits_nor_signals
+    ONE graphs::a_launch_that_is_refused_launches_nothing
+    ONE graphs::a_launch_that_fails_promises_nothing
+    ONE graphs::nodes_are_captured_in_a_capture_alone
+    ONE graphs::one_graph_signals_several_times_and_from_two_streams
+    ONE graphs::launches_with_the_same_writers_in_another_order_do_not_block_each_other
+    ONE graphs::values_of_a_graph_rest_on_its_waits
+    ONE graphs::a_graph_keeps_the_leases_of_its_waits_until_it_has_passed_them
     ONE permits::a_permit_goes_back_behind_the_work_of_its_stream
     ONE permits::a_permit_of_a_stream_comes_back_when_its_process_is_killed
     ONE permits::a_connection_that_ends_keeps_the_permits_of_streams
@@ -102,6 +113,7 @@ pub(crate) fn play(role: &str) -> Result<(), String> {
     match role.strip_prefix(ROLE) {
         Some("gpu") => scenes::play(true),
         Some("kernels") => kernels::play(),
+        Some("graph") => graphs::play(),
         Some("permit") => permits::play(),
         Some("block") => blocks::play(),
         Some("sample") => samples::play(),

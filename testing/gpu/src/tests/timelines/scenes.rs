@@ -109,7 +109,7 @@ impl Gate {
 }
 
 /// Makes the first call with a stream, which registers memory with the driver, before any stream waits.
-fn prepare(domain: &Domain, stream: &Stream) {
+pub(crate) fn prepare(domain: &Domain, stream: &Stream) {
     let writer = domain.timeline_writer(&format!("prepared-{}", domain.member())).unwrap();
     writer.signal_on(stream.as_ref(), 1).unwrap();
     stream.synchronize().unwrap();
@@ -123,7 +123,7 @@ fn data(domain: &Domain, gpu: &Gpu) -> Segment {
     build.commit().unwrap()
 }
 
-fn slice(data: &Segment) -> DeviceSlice<'_> {
+pub(crate) fn slice(data: &Segment) -> DeviceSlice<'_> {
     data.tensor("x").unwrap().device().unwrap().as_slice()
 }
 
@@ -138,7 +138,7 @@ fn found(gpu: &Gpu, stream: &Stream, data: &Segment) -> u32 {
 pub(crate) struct Stage {
     pub(crate) domain: Domain,
     pub(crate) gpu: Arc<Gpu>,
-    data: Segment,
+    pub(crate) data: Segment,
     pub(crate) stream: Stream,
     /// Another stream and its memory, to check whether the first stream still waits. Freeing them behind a wait would
     /// wait, too.
@@ -157,12 +157,12 @@ impl Stage {
         Self { domain, gpu, data, stream, other }
     }
 
-    fn is_done(&self) -> bool {
+    pub(crate) fn is_done(&self) -> bool {
         self.stream.as_ref().is_done().unwrap()
     }
 
     /// Returns whether the stream still waits after another stream had time to work.
-    fn still_waits(&self) -> bool {
+    pub(crate) fn still_waits(&self) -> bool {
         let (other, scratch) = &self.other;
         for _ in 0..3 {
             other.as_ref().enqueue_set(scratch.as_slice(), 1).unwrap();
@@ -671,7 +671,7 @@ pub(crate) fn a_kernel_signals_what_its_host_promises(world: &World) {
     writer.signal(2).unwrap();
 }
 
-fn names(domain: &Domain) -> usize {
+pub(crate) fn names(domain: &Domain) -> usize {
     domain.objects().unwrap().len()
 }
 

@@ -1,0 +1,1 @@
+"""Partywall in other libraries. Each module here imports its library; this package imports none."""

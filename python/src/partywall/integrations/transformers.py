@@ -1,0 +1,117 @@
+"""Models of Hugging Face transformers from shared memory."""
+
+import contextlib
+import logging
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+import transformers.modeling_utils
+
+from partywall._domain import Domain
+from partywall.torch import _load, _tensors
+from partywall.torch._handle import Loading, domain_or_default
+from partywall.torch._manifest import Manifest
+
+__all__ = ["from_name"]
+
+
+def from_name(
+    cls: Any,
+    config: Any,
+    name: str,
+    timeout: float | None = 0.0,
+    *,
+    domain: Domain | None = None,
+    version: int | None = None,
+    device: Any = None,
+    allow_peer: bool = False,
+    buffers: Literal["private", "shared"] = "private",
+    fingerprint: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Any:
+    """Returns a model of the class `cls`, or of the class that an Auto class chooses, whose parameters are those that `partywall.torch.share_module` has committed
+    as `name`, in place: as `cls.from_pretrained`, without a file and without a copy.
+
+        config = AutoConfig.from_pretrained("llama")
+        model = from_name(LlamaForCausalLM, config, "llama", timeout=60)
+
+    The other arguments are as for `partywall.torch.load_module`, and `options` as for `from_pretrained`. On a GPU that
+    reserves memory for the whole model (`caching_allocator_warmup`): in the calling thread, and for the time of this
+    call, that function does nothing. `partywall.torch.handle` returns the handle of the model.
+
+    Raises what `load_module` raises.
+    """
+    _load.check_choice(buffers)
+    segment = domain_or_default(domain).open(name, timeout, version=version, device=device, allow_peer=allow_peer)
+    try:
+        shared = _load.mapped(segment, device)
+        kinds = Manifest.read(segment).kinds
+        state = {
+            tensor.name: torch.from_dlpack(tensor) for tensor, kind in zip(shared, kinds, strict=True) if kind != "n"
+        }
+        place = next((tensor.device for tensor in state.values()), torch.device("cpu"))
+        if place.type != "cpu":
+            # Without a map, the tensors would be copied to the CPU.
+            options.setdefault("device_map", {"": place})
+        with _no_warmup():
+            model = _concrete(cls, config).from_pretrained(None, config=config, state_dict=state, **options)
+        del state
+        tensors = _tensors.named_tensors(model)
+        _tensors.check_supported(tensors)
+        _load.install(model, tensors, segment, shared, Loading(device, buffers, False, fingerprint))
+        return model
+    except BaseException:
+        segment.close()
+        raise
+
+
+def _concrete(cls: Any, config: Any) -> Any:
+    """Returns the class that an Auto class chooses for a configuration: by itself, it loads from files alone."""
+    mapping = getattr(cls, "_model_mapping", None)
+    if mapping is None:
+        return cls
+    # On use, because it imports much more of transformers.
+    from transformers.models.auto.auto_factory import _get_model_class
+
+    return _get_model_class(config, mapping)
+
+
+@contextlib.contextmanager
+def _no_warmup() -> Iterator[None]:
+    """Replaces transformers' warm-up of torch's allocator, for this thread."""
+    with _replacing:
+        module = transformers.modeling_utils
+        warmup = getattr(module, _WARMUP, None)
+        if warmup is None:
+            warnings.warn(
+                f"this version of transformers has no {_WARMUP}: loading may reserve the memory of the model twice",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+            yield
+            return
+        thread = threading.get_ident()
+
+        def skipped(*arguments: Any, **named: Any) -> Any:
+            if threading.get_ident() != thread:
+                return warmup(*arguments, **named)
+            _log.info("skipped %s: the weights are in shared memory", _WARMUP)
+            return None
+
+        _log.info("replaced transformers.modeling_utils.%s until the model is loaded", _WARMUP)
+        setattr(module, _WARMUP, skipped)
+        try:
+            yield
+        finally:
+            setattr(module, _WARMUP, warmup)
+
+
+_WARMUP = "caching_allocator_warmup"
+
+# One thread replaces at a time, so that each restores the original.
+_replacing = threading.RLock()
+
+_log = logging.getLogger(__name__)

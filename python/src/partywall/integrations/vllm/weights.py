@@ -1,0 +1,200 @@
+"""The weights of vLLM's models in shared memory. Importing this module imports torch and vLLM."""
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+
+import partywall as pw
+from partywall.integrations.vllm.errors import unsupported
+from partywall.integrations.vllm.fingerprint import differences
+from partywall.integrations.vllm.settings import LAYOUT, LOADED, PROCESSED
+from partywall.torch import ModuleMismatch, TensorInUse, _manifest, _tensors, share_module
+from partywall.torch._copy import copy, flat
+from partywall.torch._handle import ModuleHandle, remember
+from partywall.torch._load import mapped
+from partywall.torch._manifest import Manifest
+from partywall.torch._swap import replacement
+
+
+def share_loaded(model: Any, name: str, domain: pw.Domain, fingerprint: Mapping[str, str]) -> pw.Segment:
+    """Publishes the weights of a model as they were loaded, in host memory."""
+    _check_on_device(model)
+    metadata = {LAYOUT: LOADED}
+    handle = share_module(
+        model,
+        name,
+        domain=domain,
+        device="host",
+        metadata=metadata,
+        fingerprint=fingerprint,
+        kept=True,
+        if_absent=True,
+    )
+    # The name is kept, and this process does not use its memory.
+    handle.close()
+    return handle.segment
+
+
+def share_processed(model: Any, name: str, domain: pw.Domain, fingerprint: Mapping[str, str]) -> pw.Segment:
+    """Publishes the weights of a model as it uses them. Its parameters then lie in the shared memory, if they can be
+    replaced."""
+    metadata = {LAYOUT: PROCESSED}
+
+    def share(move: bool) -> ModuleHandle:
+        return share_module(
+            model,
+            name,
+            move,
+            domain=domain,
+            metadata=metadata,
+            fingerprint=fingerprint,
+            kept=True,
+            if_absent=True,
+        )
+
+    try:
+        return share(True).segment
+    except TensorInUse as error:
+        _log.warning("this engine keeps a second copy of the weights that it shares as %s: %s", name, error)
+    handle = share(False)
+    handle.close()
+    return handle.segment
+
+
+def check_fingerprint(segment: pw.Segment, wanted: Mapping[str, str]) -> None:
+    """Raises `ModuleMismatch`, which names all differences, unless a segment holds the weights that an engine wants."""
+    found = differences(Manifest.read(segment).fingerprint, wanted)
+    if found:
+        raise ModuleMismatch(
+            f"the model differs from {segment.name!r} version {segment.version}",
+            found,
+            "choose another name in model_loader_extra_config, or remove this one: partywall rm",
+        )
+
+
+def copy_loaded(model: Any, segment: pw.Segment) -> None:
+    """Copies weights as they were loaded into a model that was made like the builder's.
+
+    Raises `ModuleMismatch` if the models differ nevertheless.
+    """
+    _check_on_device(model)
+    tensors = _tensors.named_tensors(model)
+    shared = mapped(segment, None)
+    _manifest.check(segment, shared, model, tensors, (), Manifest.read(segment).fingerprint)
+    there = {tensor.name: tensor for tensor in shared}
+    with torch.no_grad():
+        for named in {id(named.tensor): named for named in tensors}.values():
+            named.tensor.copy_(torch.from_dlpack(there[named.name]))
+
+
+def install(model: Any, segment: pw.Segment, private: bool) -> int:
+    """Registers the processed weights of a segment in a model on *meta*. Returns how many bytes were copied.
+
+    Parameters are the shared memory itself, unless they are to be `private`. Buffers are copies, because vLLM writes
+    them. Processing may have added tensors, and changed shapes and dtypes: the fingerprint says that they fit.
+    """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    made: dict[tuple[Any, ...], Any] = {}
+    copied = 0
+    with torch.inference_mode(False):
+        for shared, kind in zip(mapped(segment, None), Manifest.read(segment).kinds, strict=True):
+            path, _, leaf = shared.name.rpartition(".")
+            module = modules.get(path)
+            if module is None:
+                raise unsupported(
+                    f"cannot map the weights of {segment.name!r}: vLLM has added {path} while it processed the model",
+                    "remove the name, and use mode 'copy'",
+                )
+            is_parameter = kind in "pf"
+            key = (is_parameter, shared.data_ptr, shared.dtype, shared.shape, shared.strides)
+            if key not in made or not shared.nbytes:
+                data = torch.from_dlpack(shared)
+                if private or not is_parameter:
+                    data = copy(data)
+                    copied += flat(data).nbytes
+                made[key] = _parameter(module._parameters.get(leaf), data) if is_parameter else data
+            module._parameters.pop(leaf, None)
+            module._buffers.pop(leaf, None)
+            if is_parameter:
+                module.register_parameter(leaf, made[key])
+            else:
+                module.register_buffer(leaf, made[key], persistent=kind == "b")
+    return copied
+
+
+def check_complete(model: Any) -> None:
+    """Drops parameters and buffers that the builder's processing has consumed. Raises `UnsupportedModel` if anything
+    else is left on *meta*."""
+    for module in model.modules():
+        for registry in module._parameters, module._buffers:
+            for leaf in [leaf for leaf, tensor in registry.items() if tensor is not None and tensor.is_meta]:
+                del registry[leaf]
+    others = _tensors.attributes(model, _tensors.named_tensors(model))
+    left = [path for path, tensor in others if tensor.is_meta and tensor.numel()]
+    if left:
+        raise unsupported(
+            f"cannot map the weights: the model keeps {_some(left)} as plain attributes, which are not shared",
+            "use mode 'copy' with another name",
+        )
+
+
+def hold(model: Any, segment: pw.Segment, copied: int, private: bool) -> None:
+    """Keeps a segment open as long as the model that uses it."""
+    if private:
+        segment.close()
+    else:
+        remember(model, ModuleHandle(segment, copied, model))
+
+
+def layer_that_cannot_map(model: Any) -> str | None:
+    """Names a layer that has to process its weights itself; `None` if there is none."""
+    for name, module in model.named_modules():
+        method = getattr(module, "quant_method", None)
+        if isinstance(method, QuantizeMethodBase) and not getattr(method, "supports_pre_processed_weights", False):
+            return f"{name or 'the model'} has {type(method).__name__}, which must process its weights itself"
+    return None
+
+
+def names_with_data(model: Any) -> list[str]:
+    """Lists the parameters and buffers that are not empty."""
+    return [named.name for named in _tensors.named_tensors(model) if named.tensor.numel()]
+
+
+def check_kept(model: Any, filled: Iterable[str]) -> None:
+    """Raises `UnsupportedModel` if vLLM has emptied tensors that had data, which is now where no other engine finds
+    it."""
+    kept = set(names_with_data(model))
+    lost = [named.name for named in _tensors.named_tensors(model) if named.name in filled and named.name not in kept]
+    if lost:
+        raise unsupported(
+            f"cannot share the weights: vLLM has repacked {_some(lost)} into memory of its own",
+            "use mode 'auto' or 'copy'",
+        )
+
+
+def _check_on_device(model: Any) -> None:
+    """Raises `UnsupportedModel` if layers quantize weights while they are loaded: these have no loaded layout."""
+    left = [named.name for named in _tensors.named_tensors(model) if named.tensor.is_meta]
+    if left:
+        raise unsupported(
+            f"cannot copy the weights: vLLM quantizes {_some(left)} while it loads them",
+            "quantize the checkpoint, or use another load format",
+        )
+
+
+def _parameter(old: Any, data: Any) -> Any:
+    """Returns a parameter with the class and the attributes of the one that it replaces, if there is one."""
+    return torch.nn.Parameter(data, requires_grad=False) if old is None else replacement(old, data, False)
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+_SHOWN = 5
+
+_log = logging.getLogger(__name__)

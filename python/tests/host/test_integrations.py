@@ -1,0 +1,281 @@
+"""The integrations, with stand-ins for the frameworks."""
+
+import asyncio
+import importlib.metadata
+import json
+import subprocess
+import sys
+import types
+
+import numpy as np
+import pytest
+
+import partywall as pw
+
+from .. import stand_ins
+from ..conftest import WATCHDOG
+from ..stand_ins import Device, Model, tensor
+
+CONFIG = types.SimpleNamespace(backend="partywall")
+VLLM_CONFIG = types.SimpleNamespace(model_config="config")
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch, socket):
+    """Imports the integrations anew with each test's stand-ins, which use the test's broker."""
+    monkeypatch.setenv("PARTYWALL_SOCKET", socket)
+    stand_ins.torch(monkeypatch)
+    forget()
+    yield
+    forget()
+
+
+def forget():
+    for name in [name for name in sys.modules if name.startswith("partywall.integrations.")]:
+        package, _, last = name.rpartition(".")
+        del sys.modules[name]
+        if package in sys.modules:
+            delattr(sys.modules[package], last)
+
+
+@pytest.fixture
+def engine(monkeypatch, domain):
+    """A worker's engine, as vLLM creates it."""
+    from partywall.integrations import vllm
+
+    factory = stand_ins.vllm(monkeypatch)
+    vllm.register()
+    made = factory.create_engine(CONFIG, VLLM_CONFIG, Device("cpu"), Model())
+    yield made
+    made.shutdown()
+
+
+def test_integrations_import_no_framework():
+    code = "import sys, partywall.integrations.vllm, partywall.integrations.sglang\n"
+    code += "sys.exit(any(name in sys.modules for name in ('torch', 'vllm', 'sglang')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_vllm_finds_the_plug_in():
+    [found] = [e for e in importlib.metadata.entry_points(group="vllm.general_plugins") if e.name == "partywall"]
+    assert found.value == "partywall.integrations.vllm:register"
+
+
+def test_vllm_registration_is_idempotent_and_refuses_a_duplicate(monkeypatch):
+    from partywall.integrations import vllm
+
+    factory = stand_ins.vllm(monkeypatch)
+    vllm.register()
+    vllm.register()
+    assert list(factory._registry) == ["partywall"]
+    assert "partywall.integrations.vllm.weight_transfer" not in sys.modules
+    with pytest.raises(ValueError, match="already registered"):
+        factory.register_engine("partywall", "other")
+
+
+def test_vllm_loader_is_registered_with_its_load_format(monkeypatch):
+    from partywall.integrations import vllm
+
+    stand_ins.vllm(monkeypatch)
+    vllm.register()
+    made = sys.modules["vllm.model_executor.model_loader"].get_model_loader(
+        types.SimpleNamespace(load_format="partywall", model_loader_extra_config={"name": "llm"})
+    )
+    assert type(made).__name__ == "PartywallModelLoader"
+    assert "partywall.integrations.vllm.weights" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({}, "'name'"),
+        ({"name": ""}, "'name'"),
+        ({"name": 7}, "'name'"),
+        ({"name": "llm", "nmae": 1, "x": 2}, "'nmae', 'x'"),
+        ({"name": "llm", "mode": "zero_copy"}, "'mode'"),
+        ({"name": "llm", "mode": []}, "'mode'"),
+        ({"name": "llm", "timeout": "1"}, "'timeout'"),
+        ({"name": "llm", "timeout": -1}, "'timeout'"),
+        ({"name": "llm", "timeout": float("nan")}, "'timeout'"),
+        ({"name": "llm", "timeout": True}, "'timeout'"),
+        ({"name": "llm", "socket": 5}, "'socket'"),
+        ({"name": "llm", "domain": []}, "'domain'"),
+        ({"name": "llm", "load_format": "Partywall"}, "'load_format'"),
+        ({"name": "llm", "load_format": None}, "'load_format'"),
+        ("llm", "dictionary"),
+    ],
+)
+def test_vllm_loader_names_what_is_wrong_in_its_settings(given, named):
+    from partywall.integrations.vllm.settings import Settings
+
+    with pytest.raises(ValueError, match=named):
+        Settings.read(given)
+    assert Settings.read({"name": "llm", "timeout": None}).timeout is None
+
+
+def test_vllm_update_reads_the_named_version(engine, domain):
+    for version in 1, 2, 3:
+        domain.put("policy", {"a.weight": np.full((2, 3), version, "float32"), "b": np.arange(4) + version})
+        if version == 2:
+            lease = domain.open("policy@2")
+    engine.init_transfer_engine(engine.parse_init_info({}))
+    engine.start_weight_update()
+    engine.update_weights(json.loads(json.dumps({"name": "policy@2"})))
+    engine.finish_weight_update()
+    assert engine.model.calls == ["initialize", "load", "finalize"]
+    assert sorted(engine.model.weights) == ["a.weight", "b"]
+    assert (engine.model.weights["a.weight"] == 2).all() and engine.model.weights["b"].tolist() == [2, 3, 4, 5]
+    lease.close()
+    assert pw._native.flush(WATCHDOG)
+    with pytest.raises(pw.VersionNotFound):
+        domain.open("policy@2")
+
+
+def test_vllm_update_holds_its_version_until_it_is_finished(engine, domain):
+    domain.put("policy", {"a": np.zeros(3)})
+    engine.start_weight_update()
+    engine.update_weights({"name": "policy"})
+    domain.put("policy", {"a": np.ones(3)})
+    domain.open("policy@1").close()
+    engine.finish_weight_update()
+    assert pw._native.flush(WATCHDOG)
+    with pytest.raises(pw.VersionNotFound):
+        domain.open("policy@1")
+
+
+def test_vllm_update_without_its_name_leaves_the_model_alone(engine):
+    engine.init_transfer_engine(engine.parse_init_info({"timeout": 0}))
+    engine.start_weight_update()
+    with pytest.raises(pw.NameNotFound, match="policy"):
+        engine.update_weights({"name": "policy"})
+    engine.finish_weight_update()
+    assert engine.model.calls == []
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"name": "x", "extra": 1}, {"names": ["x"]}, {"name": 7}, {"name": ""}, {"name": None}, {"name": ["x"]}],
+)
+def test_vllm_refuses_any_other_update_info(engine, given):
+    with pytest.raises(ValueError):
+        engine.parse_update_info(given)
+
+
+@pytest.mark.parametrize("given", [{"extra": 1}, {"timeout": "1"}, {"timeout": -1}, {"socket": 5}, {"domain": []}])
+def test_vllm_refuses_any_other_init_info(engine, given):
+    with pytest.raises(ValueError):
+        engine.parse_init_info(given)
+
+
+def test_sglang_loads_a_name_in_place_of_tensors(domain):
+    from partywall.integrations import sglang
+
+    domain.put("policy", {"w": np.arange(6.0)})
+    for given in "policy@1", ["policy"], [("policy", tensor([]))]:
+        model = Model()
+        sglang.load(model, given)
+        assert model.weights["w"].tolist() == [0, 1, 2, 3, 4, 5]
+    # The loader has given all of its leases back.
+    assert pw._native.flush(WATCHDOG) and domain.rm("policy") == 0
+
+
+def test_sglang_refuses_what_is_no_name(domain, monkeypatch):
+    from partywall.integrations import sglang
+
+    monkeypatch.setattr(sglang, "TIMEOUT", 0)
+    domain.put("policy", {"w": np.arange(6.0)})
+    model = Model()
+    for given in [], [("policy", tensor([1.0]))], [3], "":
+        with pytest.raises(ValueError):
+            sglang.load(model, given)
+    with pytest.raises(pw.NameNotFound):
+        sglang.load(model, [("policy", tensor([])), ("missing", tensor([]))])
+    assert model.calls == []
+
+
+def test_verl_carries_an_update_in_buckets(monkeypatch, domain):
+    registered = stand_ins.verl(monkeypatch)
+    import partywall.integrations.verl  # noqa: F401
+
+    master = registered["partywall"](bucket_size=100, is_master=True)
+    other = registered["partywall"](bucket_size=100)
+    rollout = registered["partywall"](bucket_size=100, timeout=30.0)
+    engines = [master, other, rollout]
+    weights = {f"w{i}": tensor(np.full(10, i)) for i in range(5)} | {"large": tensor(np.arange(100))}
+
+    async def step(count):
+        metadata = [engine.prepare() for engine in engines]
+        actors, rollouts = registered["partywall"].build_topology(2, 1, metadata)
+        for engine, prefix in zip(engines, actors["prefix"] + rollouts["prefix"], strict=True):
+            engine.init_process_group(prefix=prefix)
+        for engine in engines[:2]:
+            await engine.send_weights(((name, weight + count) for name, weight in weights.items()), global_steps=count)
+        assert len(domain.ls()) == 4, "two tensors of 40 bytes fit into a bucket, and the large one has its own"
+        received = [(name, weight.copy()) async for name, weight in rollout.receive_weights(global_steps=count)]
+        assert [name for name, _ in received] == list(weights)
+        assert all((weight == weights[name] + count).all() for name, weight in received)
+        for engine in engines:
+            engine.finalize()
+        assert domain.ls() == []
+
+    for count in range(3):
+        asyncio.run(step(count))
+
+
+def test_verl_rollout_is_told_that_its_bucket_never_came(monkeypatch, domain):
+    registered = stand_ins.verl(monkeypatch)
+    import partywall.integrations.verl  # noqa: F401
+
+    rollout = registered["partywall"](bucket_size=100, timeout=0.0)
+    rollout.init_process_group(prefix="verl/none")
+
+    async def receive():
+        return [item async for item in rollout.receive_weights()]
+
+    with pytest.raises(pw.NameNotFound, match="verl/none/0"):
+        asyncio.run(receive())
+
+
+@pytest.fixture
+def transport(monkeypatch, domain):
+    """The transport as an actor creates it."""
+    registered = stand_ins.ray(monkeypatch)
+    from partywall.integrations import ray
+
+    ray.register()
+    ray.register()
+    yield registered["PARTYWALL"]
+    ray._drivers[0].close()
+
+
+def test_ray_object_lives_until_it_is_collected(transport, domain):
+    source, receiver = transport(), transport()
+    given = [tensor(np.arange(4)), tensor([[1], [2]], "int64"), tensor([])]
+    meta = source.extract_tensor_transport_metadata("id", given)
+    assert meta.tensor_meta == [(item.shape, item.dtype) for item in given] and meta.tensor_device == "cpu"
+    first, second = (receiver.recv_multiple_tensors("id", meta, None) for _ in range(2))
+    for item, taken in zip(given, first, strict=True):
+        assert taken.dtype == item.dtype and taken.tolist() == item.tolist()
+    assert not first[0].flags.writeable
+    buffers = [tensor(np.zeros_like(item), item.dtype) for item in given]
+    assert receiver.recv_multiple_tensors("id", meta, None, buffers) is buffers
+    assert buffers[1].tolist() == [[1], [2]]
+    source.garbage_collect("id", meta, given)
+    source.garbage_collect("id", meta, given)
+    assert domain.ls() == [] and second[0].tolist() == [0, 1, 2, 3]
+    with pytest.raises(pw.NameNotFound):
+        receiver.recv_multiple_tensors("id", meta, None)
+
+
+def test_ray_object_without_tensors_has_no_name(transport, domain):
+    meta = transport().extract_tensor_transport_metadata("id", [])
+    assert (meta.tensor_meta, meta.tensor_device, domain.ls()) == ([], None, [])
+    assert transport().recv_multiple_tensors("id", meta, None) == []
+    transport().garbage_collect("id", meta, [])
+
+
+def test_ray_transport_refuses_another_machine(transport, monkeypatch):
+    stand_ins.ray(monkeypatch, node="other")
+    moved = type("Moved", (transport,), {"node": "elsewhere"})
+    with pytest.raises(RuntimeError, match="elsewhere"):
+        moved().extract_tensor_transport_metadata("id", [tensor([1.0])])

@@ -1,0 +1,118 @@
+"""Models of transformers from shared memory, on the CPU."""
+
+import logging
+import threading
+
+import pytest
+
+import partywall as pw
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+shared = pytest.importorskip("partywall.torch")
+from_name = pytest.importorskip("partywall.integrations.transformers").from_name
+
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "max_position_embeddings": 64,
+}
+MODELS = {
+    "llama": lambda **more: (transformers.LlamaForCausalLM, transformers.LlamaConfig(**SIZES, **more)),
+    "mixtral": lambda **more: (
+        transformers.MixtralForCausalLM,
+        transformers.MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2, **more),
+    ),
+}
+TOKENS = torch.arange(12).reshape(1, 12)
+
+
+def made(kind, dtype=torch.float32, **more):
+    torch.manual_seed(0)
+    cls, config = MODELS[kind](**more)
+    return cls._from_config(config, dtype=dtype).eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("kind", "tied"), [("llama", True), ("llama", False), ("mixtral", False)])
+def test_from_name_is_the_shared_model_in_place(domain, kind, tied, dtype):
+    model = made(kind, dtype, tie_word_embeddings=tied)
+    shared.share_module(model, "llm", domain=domain)
+    cls, config = MODELS[kind](tie_word_embeddings=tied)
+    loaded = from_name(cls, config, "llm", domain=domain)
+    segment = shared.handle(loaded).segment
+    parameters = dict(loaded.named_parameters(remove_duplicate=False))
+    assert len(parameters) > 10
+    assert all(parameter.data_ptr() == segment[name].data_ptr for name, parameter in parameters.items())
+    assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) == tied
+    assert {name: buffer.dtype for name, buffer in loaded.named_buffers()} == {
+        name: buffer.dtype for name, buffer in model.named_buffers()
+    }
+    with torch.no_grad():
+        assert torch.equal(loaded(TOKENS).logits, model(TOKENS).logits)
+    assert not any(tensor.is_meta for tensor in loaded.state_dict().values())
+
+
+@pytest.mark.parametrize("kind", ["llama", "mixtral"])
+def test_load_module_takes_a_model_on_meta(domain, kind):
+    model = made(kind, tie_word_embeddings=True)
+    shared.share_module(model, "llm", move=True, domain=domain)
+    cls, config = MODELS[kind](tie_word_embeddings=True)
+    with torch.device("meta"):
+        loaded = cls(config)
+    shared.load_module(loaded.eval(), "llm", domain=domain)
+    with torch.no_grad():
+        assert torch.equal(loaded(TOKENS).logits, model(TOKENS).logits)
+    assert loaded.generate(TOKENS, max_new_tokens=4, do_sample=False).tolist() == model.generate(
+        TOKENS, max_new_tokens=4, do_sample=False
+    ).tolist()
+
+
+def test_auto_classes_choose_the_class(domain):
+    shared.share_module(made("llama"), "llm", domain=domain)
+    _, config = MODELS["llama"]()
+    loaded = from_name(transformers.AutoModelForCausalLM, config, "llm", domain=domain)
+    assert type(loaded) is transformers.LlamaForCausalLM
+
+
+def test_another_configuration_is_named(domain):
+    shared.share_module(made("llama"), "llm", domain=domain)
+    cls, config = MODELS["llama"](rms_norm_eps=1e-3)
+    with pytest.raises(shared.ModuleMismatch, match="config.rms_norm_eps: 1e-06 in the segment, 0.001 in the model"):
+        from_name(cls, config, "llm", domain=domain)
+    # The lease ended with the failure.
+    assert pw._native.flush(60)
+
+
+def test_the_warm_up_is_replaced_for_the_call_and_the_thread(domain, caplog, monkeypatch):
+    calls = []
+    modeling = transformers.modeling_utils
+    monkeypatch.setattr(modeling, "caching_allocator_warmup", lambda *_: calls.append(threading.get_ident()))
+    before = modeling.caching_allocator_warmup
+    shared.share_module(made("llama"), "llm", domain=domain)
+
+    class Probe(transformers.LlamaForCausalLM):
+        @classmethod
+        def from_pretrained(cls, *arguments, **options):
+            assert modeling.caching_allocator_warmup is not before
+            modeling.caching_allocator_warmup(None, {}, None)
+            other = threading.Thread(target=modeling.caching_allocator_warmup, args=(None, {}, None))
+            other.start()
+            other.join()
+            raise RuntimeError("injected")
+
+    with caplog.at_level(logging.INFO), pytest.raises(RuntimeError, match="injected"):
+        from_name(Probe, transformers.LlamaConfig(**SIZES), "llm", domain=domain)
+    assert modeling.caching_allocator_warmup is before
+    # Only that of the other thread.
+    assert len(calls) == 1 and calls[0] != threading.get_ident()
+    assert "caching_allocator_warmup" in caplog.text
+
+    monkeypatch.delattr(modeling, "caching_allocator_warmup")
+    with pytest.warns(RuntimeWarning, match="caching_allocator_warmup"):
+        model = from_name(transformers.LlamaForCausalLM, transformers.LlamaConfig(**SIZES), "llm", domain=domain)
+    assert not hasattr(modeling, "caching_allocator_warmup") and shared.handle(model).version == 1

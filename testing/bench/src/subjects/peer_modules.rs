@@ -1,0 +1,41 @@
+//! A model of torch of 14 GiB, from shared memory into a model on *meta*; or its tensors from a file in the page cache, by
+//! safetensors and by `torch.load`. The processes have torch and a context.
+
+use std::path::Path;
+
+use partywall_measure::{Case, Comparison, Failure, Unit};
+
+use super::gpu_open;
+use crate::{
+    bench::{Bench, size},
+    broker::Broker,
+    model_file::ModelFile,
+    python::{OURS, Programs, SAFETENSORS, TORCH_LOAD},
+};
+
+/// The goal for loading the model.
+const GOAL: &str = "<= 40 ms";
+
+/// How many samples each program takes: the rivals take seconds.
+const SAMPLES: usize = 10;
+
+pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
+    let domain = broker.connect()?;
+    let gpu = gpu_open::first()?;
+    let file = ModelFile::large(bench, domain.gpu(gpu)?.context().memory_info()?.free)?;
+    let socket: &Path = broker.socket();
+    let path: &Path = file.path();
+    let case = |what: &str| {
+        Case::new(what, Unit::Milliseconds).parameter("size", size(file.bytes())).parameter("tensors", file.tensors())
+    };
+    let programs = Programs::unpack()?;
+    let mut ours = programs.start(OURS, &[&"module", &socket, &path])?;
+    let mut safetensors = programs.start_rival(bench, SAFETENSORS, &[&path]);
+    let mut torch = programs.start_rival(bench, TORCH_LOAD, &[&path]);
+    let rivals = [("load_file of safetensors", &mut safetensors), ("torch.load", &mut torch)];
+    let rivals = rivals.into_iter().filter_map(|(what, rival)| Some((case(what), rival.as_mut()?.sampler(1))));
+    let comparison = Comparison::new(case("load_module"), ours.sampler(1)).goal(GOAL.parse()?);
+    let comparison = rivals.fold(comparison, |comparison, (case, sampler)| comparison.rival(case, sampler));
+    let plan = bench.plan(SAMPLES).warm_up(1).block(1);
+    bench.run(comparison, plan)
+}
