@@ -189,8 +189,8 @@ def test_a_signal_to_the_parent_ends_workers_in_order(child, number):
         def main():
             signal.signal(int(sys.argv[1]), lambda *_: sys.exit(3))
             atexit.register(say, "at exit")
-            say(os.getpid())
             try:
+                say(os.getpid())
                 time.sleep(1000)
             finally:
                 say("ending")

@@ -11,7 +11,7 @@ use partywall_shm::Tensor as Entry;
 
 use super::{Segment, blocks::is_capturing, named};
 use crate::{
-    error::{DeviceFault, Error, Gone, Mismatch, NotFound, Result},
+    error::{DeviceFault, Error, Gone, Mismatch, Result},
     gpu::{Gpu, access_error, failed_call},
     kind::wrong_kind,
     wait::Wait,
@@ -36,8 +36,8 @@ impl Segment {
     /// Memory of another GPU is opened only if this segment's is, too.
     ///
     /// # Errors
-    /// Those of [`OpenOptions::open`](crate::OpenOptions::open); with `version` also [`NotFound::Version`] and
-    /// [`Error::Timeout`]. [`Error::Cancelled`].
+    /// Those of [`OpenOptions::open`](crate::OpenOptions::open); with `version` also
+    /// [`NotFound::Version`](crate::error::NotFound::Version) and [`Error::Timeout`]. [`Error::Cancelled`].
     pub fn newer<'w>(&self, version: Option<u64>, wait: impl Into<Wait<'w>>) -> Result<Option<Self>> {
         let (name, own) = (self.name(), self.version());
         let mut opener = self.domain.opener(name);
