@@ -5,6 +5,7 @@
     ours.py tensor SOCKET NAME          microseconds to open it, make a torch tensor of it, drop that, and close it
     ours.py model SOCKET NAME [--touch] milliseconds until all tensors of a segment are torch tensors
     ours.py module SOCKET FILE          milliseconds until a model on meta has the tensors of a file in shared memory
+    ours.py advance SOCKET TENSORS      milliseconds until a loaded model has another version: `in-place`, or `swapped`
     ours.py put SOCKET FILE [--touch]   milliseconds until a file is a segment and its tensors are torch tensors
     ours.py rebuilt SOCKET              bytes stranded by exports that another process reads several times
     ours.py dropped SOCKET              bytes stranded by exports that nobody reads
@@ -29,7 +30,7 @@ def main() -> None:
         else:
             prepare: dict[str, Callable[..., Callable[[], float]]]
             prepare = {"open": only_open, "open-close": open_close, "tensor": as_tensor, "model": as_model, "put": put}
-            prepare["module"] = module
+            prepare |= {"module": module, "advance": advance}
             peer.serve(prepare[what](domain, *arguments))
 
 
@@ -111,6 +112,39 @@ def module(domain: pw.Domain, path: str) -> Callable[[], float]:
         peer.check(dict(loaded.named_parameters()))
         del loaded
         handle.close()
+        return elapsed
+
+    return sample
+
+
+def advance(domain: pw.Domain, tensors: str) -> Callable[[str], float]:
+    torch = with_context()
+    import partywall.torch
+
+    def model(device: str) -> Any:
+        """Makes a model of matrices of 32 MiB."""
+        empty = (torch.empty(4096, 4096, dtype=torch.bfloat16, device=device) for _ in range(int(tensors)))
+        return torch.nn.ParameterList(torch.nn.Parameter(tensor) for tensor in empty)
+
+    def share(version: int) -> partywall.torch.ModuleHandle:
+        trained = model("cuda")
+        with torch.no_grad():
+            for tensor in trained:
+                tensor.fill_(version)
+        return partywall.torch.share_module(trained, "advance", domain=domain)
+
+    # An older version can be opened while somebody has it.
+    kept = [share(version) for version in (1, 2)]
+    torch.cuda.empty_cache()
+    worker = model("meta")
+    handle = partywall.torch.load_module(worker, "advance", domain=domain)
+
+    def sample(how: str) -> float:
+        other = len(kept) + 1 - handle.version
+        torch.cuda.synchronize()
+        in_place = how == "in-place"
+        elapsed, version = peer.milliseconds(lambda: handle.advance(version=other, stable_address=in_place))
+        assert version == other and all(tensor[0, 0] == other for tensor in worker)
         return elapsed
 
     return sample

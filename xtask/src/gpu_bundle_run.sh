@@ -4,9 +4,9 @@
 # --only, no tests run, and only benchmarks with that part in their names; --quick behind it takes fewer
 # samples. If Python 3.11 or later is installed with pytest and torch, the Python package is tested too,
 # with those of cupy, jax and numba that are installed. With --peers no tests run: the Python package is
-# measured against Rust, safetensors and torch.multiprocessing, within nine minutes; with a part of a
-# name only the matching subjects, within four minutes (peer_topics: tensors, time-sliced and under an
-# MPS daemon; peer_table: all installed ways to share memory, in one table with ratios and plots; with
+# measured against Rust, safetensors and torch.multiprocessing, within nine minutes, which are not enough
+# for all; with a part of a name only the matching subjects (peer_topics: tensors, time-sliced and under
+# an MPS daemon; peer_table: all installed ways to share memory, in one table with ratios and plots; with
 # two GPUs also from one to the other). With --nsys a lab runs under Nsight Systems, and the last lines
 # say whether that made a report.
 #
@@ -54,8 +54,8 @@ only() {
     return $measured
 }
 
-# Runs the benchmarks with rival programs that have a part in their names, within a number of seconds, with an option or
-# without. Their waits have timeouts; the time limit here is for a hang.
+# Runs the benchmarks with rival programs that have a part in their names, with an option or without. Their waits have
+# timeouts; the time limit here is for a hang.
 peers() {
     site=$(mktemp -d) || return 1
     # A model of 14 GiB has to stay in memory, and must not be written to a disk meanwhile.
@@ -64,17 +64,17 @@ peers() {
     [ "${room:-0}" -gt $((16 << 20)) ] && folder=/dev/shm
     scratch=$(mktemp -d -p "$folder" partywall-peers.XXXXXX) || return 1
     unpack "$site" &&
-        TMPDIR="$scratch" PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}" timeout -k 10 "$2" \
+        TMPDIR="$scratch" PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}" timeout -k 10 540 \
             "$here/partywall-bench" --gpu --peers --report "$out/gpu-peers.json" --md "$out/gpu-peers.md" \
-            --html "$out/gpu-peers.html" "$1" ${3:+"$3"}
+            --html "$out/gpu-peers.html" "$1" ${2:+"$2"}
     measured=$?
-    [ $measured -eq 124 ] && echo "not all was measured within $2 s" >&2
+    [ $measured -eq 124 ] && echo "not all was measured within 540 s" >&2
     stop_brokers "$scratch"
     rm -rf -- "$scratch" "$site"
     return $measured
 }
 if [ "${1:-}" = --peers ]; then
-    if [ -n "${2:-}" ]; then peers "$2" 230 "${3:-}"; else peers peer_ 540; fi
+    peers "${2:-peer_}" "${3:-}"
     exit $?
 fi
 

@@ -7,6 +7,7 @@ mod host_open;
 pub(crate) mod hostile;
 mod many;
 pub(crate) mod ordering;
+mod peer_advance;
 mod peer_allocation;
 mod peer_loader;
 mod peer_model;
@@ -77,6 +78,7 @@ pub(crate) const SUBJECTS: &[Subject] = &[
     peers("peer_gpu_open", "opening GPU memory from Python and from Rust", true, peer_open::gpu),
     peers("peer_model", "a model of 14 GiB as torch tensors, by name and from a file", true, peer_model::run),
     peers("peer_modules", "a model of 14 GiB from shared memory into a model of torch", true, peer_modules::run),
+    peers("peer_advance", "a model of torch that gets another version", true, peer_advance::run),
     peers("peer_spares", "a killed worker of a model, until the next forward", true, peer_spares::run),
     peers("peer_stranded", "memory that exports leave behind, with torch.multiprocessing", true, peer_stranded::run),
     peers("peer_reductions", "tensors of torch.multiprocessing, by Partywall and by torch", true, peer_reductions::run),

@@ -1,0 +1,48 @@
+//! A model of torch of 8 billion parameters that gets another version, in place or by swapping its tensors; and what of
+//! this the GPU must stand still for. The process has torch, a context and both versions.
+
+use std::time::Duration;
+
+use partywall::Drain;
+use partywall_measure::{Case, Comparison, Failure, Sampler, Unit};
+
+use crate::{
+    bench::{Bench, clocked, milliseconds, size},
+    broker::Broker,
+    python::{OURS, Programs},
+};
+
+/// The goal for the whole call of a worker that advances in place.
+const GOAL: &str = "<= 5 ms";
+
+const NAME: &str = "advance";
+
+/// The tensors of the model, and of a quick run's, of 32 MiB each.
+const TENSORS: u64 = 500;
+const FEW: u64 = 20;
+const TENSOR: u64 = 32 << 20;
+
+const SAMPLES: usize = 50;
+
+pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
+    let domain = broker.connect()?;
+    let tensors = if bench.quick { FEW } else { TENSORS };
+    let case = |what: &str| {
+        Case::new(what, Unit::Milliseconds).parameter("size", size(tensors * TENSOR)).parameter("tensors", tensors)
+    };
+    let programs = Programs::unpack()?;
+    let mut python = programs.start(OURS, &[&"advance", &broker.socket(), &tensors.to_string()])?;
+    let mut weights = domain.opener(NAME).open()?;
+    let rust: Sampler<'_> = Box::new(|| {
+        let other = if weights.version() == 1 { 2 } else { 1 };
+        let next = weights.newer(Some(other), Duration::ZERO)?.ok_or("the segment has this version already")?;
+        Ok(milliseconds(clocked(|| weights.advance(next, Drain::All(&[])))?.0))
+    });
+    let plan = bench.plan(SAMPLES).warm_up(1).block(1);
+    let comparison = Comparison::new(case("advance in place"), python.sampler_of("in-place", 1))
+        .floor(case("in place, from Rust, after it was opened"), rust)
+        .goal(GOAL.parse()?);
+    bench.run(comparison, plan)?;
+    let plan = bench.plan(SAMPLES).warm_up(1).block(1);
+    bench.run(Comparison::new(case("advance by swapping tensors"), python.sampler_of("swapped", 1)), plan)
+}
