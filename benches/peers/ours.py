@@ -5,7 +5,7 @@
     ours.py tensor SOCKET NAME          microseconds to open it, make a torch tensor of it, drop that, and close it
     ours.py model SOCKET NAME [--touch] milliseconds until all tensors of a segment are torch tensors
     ours.py module SOCKET FILE          milliseconds until a model on meta has the tensors of a file in shared memory
-    ours.py advance SOCKET TENSORS      milliseconds until a loaded model has another version: `in-place`, or `swapped`
+    ours.py advance SOCKET TENSORS      milliseconds that a stream stands still for another version: `in-place` or `swapped`; or the `call`
     ours.py put SOCKET FILE [--touch]   milliseconds until a file is a segment and its tensors are torch tensors
     ours.py rebuilt SOCKET              bytes stranded by exports that another process reads several times
     ours.py dropped SOCKET              bytes stranded by exports that nobody reads
@@ -20,6 +20,10 @@ from typing import Any
 
 import partywall as pw
 import peer
+
+
+WORK = 200_000_000
+"""Cycles of a GPU's clock, a tenth of a second: longer than it takes to open a version."""
 
 
 def main() -> None:
@@ -139,13 +143,19 @@ def advance(domain: pw.Domain, tensors: str) -> Callable[[str], float]:
     worker = model("meta")
     handle = partywall.torch.load_module(worker, "advance", domain=domain)
 
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
     def sample(how: str) -> float:
         other = len(kept) + 1 - handle.version
         torch.cuda.synchronize()
-        in_place = how == "in-place"
-        elapsed, version = peer.milliseconds(lambda: handle.advance(version=other, stable_address=in_place))
+        if how != "call":
+            # A server advances when it has enqueued work.
+            torch.cuda._sleep(WORK)
+        begin.record()
+        elapsed, version = peer.milliseconds(lambda: handle.advance(version=other, stable_address=how != "swapped"))
+        end.record()
         assert version == other and all(tensor[0, 0] == other for tensor in worker)
-        return elapsed
+        return elapsed if how == "call" else begin.elapsed_time(end)
 
     return sample
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,6 +32,17 @@ def socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         path = f"{directory}/sockets/test.sock"
         yield path
         subprocess.run([PROGRAM, "--socket", path, "stop", "--force"], capture_output=True, timeout=WATCHDOG, check=False)
+
+
+@pytest.fixture
+def mpirun(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The program that starts ranks of MPI, if it and mpi4py are there."""
+    pytest.importorskip("mpi4py")
+    # Open MPI refuses to run as root, and more ranks than there are processors; MPICH ignores this.
+    for variable in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMPI_MCA_rmaps_base_oversubscribe"):
+        monkeypatch.setenv(variable, "1")
+    monkeypatch.setenv("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
+    return shutil.which("mpirun") or pytest.skip("there is no mpirun")
 
 
 @pytest.fixture

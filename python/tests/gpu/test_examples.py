@@ -1,7 +1,6 @@
 """The examples on a real GPU."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -45,9 +44,7 @@ def test_an_example_runs(tmp_path, monkeypatch, command, last):
     assert ("refused the write" in said) == ("--break" in arguments), said
 
 
-def test_ranks_on_one_gpu_relax_a_grid_as_one_process_does(tmp_path, monkeypatch):
-    pytest.importorskip("mpi4py")
-    mpirun = shutil.which("mpirun") or pytest.skip("there is no mpirun")
+def test_ranks_on_one_gpu_relax_a_grid_as_one_process_does(tmp_path, monkeypatch, mpirun):
     command = [mpirun, "-n", "4", sys.executable, EXAMPLES / "mpi_halo.py", "--device", "cuda"]
     said = output(tmp_path, monkeypatch, command)
     assert "ranks: 4," in said and "the grid is that of one process: True" in said, said

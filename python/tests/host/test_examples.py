@@ -1,7 +1,6 @@
 """The examples that need no GPU."""
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -97,13 +96,7 @@ def test_killed_middle_stage_of_a_pipeline_loses_no_frame(tmp_path, monkeypatch)
     assert last == "64 of 64 frames in order, as they should be (host)"
 
 
-def test_ranks_relax_a_grid_as_one_process_does(tmp_path, monkeypatch):
-    pytest.importorskip("mpi4py")
-    mpirun = shutil.which("mpirun") or pytest.skip("there is no mpirun")
-    # Open MPI refuses to run as root, and more ranks than there are processors; MPICH ignores this.
-    for variable in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMPI_MCA_rmaps_base_oversubscribe"):
-        monkeypatch.setenv(variable, "1")
-    monkeypatch.setenv("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
+def test_ranks_relax_a_grid_as_one_process_does(tmp_path, monkeypatch, mpirun):
     steps, same = ran(tmp_path, monkeypatch, "mpi_halo.py", by=[mpirun, "-n", "4"])
     assert steps.startswith("ranks: 4, steps: 200, ") and steps.endswith("(host)")
     assert same == "the grid is that of one process: True"

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from multiprocessing.reduction import ForkingPickler
+from types import SimpleNamespace
 
 import pytest
 
@@ -314,6 +315,20 @@ def test_sends_go_on_with_the_next_broker(domain, socket, child):
         _payloads.payloads._by_name.clear()
         with pytest.raises(Expired):
             ForkingPickler.loads(before)
+
+
+def test_each_broker_has_timelines_of_its_own(socket, monkeypatch):
+    """Members of two brokers may have the same number, at one socket one after the other, too."""
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=1))
+    monkeypatch.setattr(_payloads._Line, "signal", lambda line, device, stream: 1)
+    order, tokens, lines = _payloads.Order(), set(), []
+    for path in (socket, f"{socket}.other", socket):
+        with pw.connect(socket=path) as domain:
+            tokens.add(domain.token)
+            lines += [order.signal(domain, 0)[0] for _ in range(2)]
+        subprocess.run([pw._program.PROGRAM, "--socket", path, "stop", "--force"], timeout=WATCHDOG, check=True)
+    assert len(tokens) == 1
+    assert lines[::2] == lines[1::2] and len(set(lines)) == 3
 
 
 def test_arguments_bear_what_callers_do(domain, child):

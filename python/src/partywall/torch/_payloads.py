@@ -153,15 +153,16 @@ class Order:
     """
 
     def __init__(self) -> None:
-        self._sending: dict[tuple[str, int, int], _Line] = {}
-        self._known: dict[tuple[str, str], Any] = {}
+        self._sending: dict[tuple[str, str, int, int], _Line] = {}
+        self._known: dict[tuple[str, str, str], Any] = {}
 
     def signal(self, domain: Domain, device: int) -> tuple[str, int]:
         """Enqueues a signal on the current stream of a GPU. Returns the timeline's name and the value."""
         stream = torch.cuda.current_stream(device).cuda_stream
-        key = (domain.token, device, stream)
+        # Members of two brokers may have the same number.
+        key = (domain.socket, domain.token, device, stream)
         line = self._sending.get(key)
-        if line is None:
+        if line is None or line.domain._native.ended:
             for other, former in list(self._sending.items()):
                 # Its timeline would keep the connection.
                 if former.domain._native.ended:
@@ -171,7 +172,7 @@ class Order:
 
     def wait(self, domain: Domain, name: str, value: int, device: int) -> None:
         """Has the current stream of a GPU wait for a signal."""
-        key = (domain.token, name)
+        key = (domain.socket, domain.token, name)
         timeline = self._known.get(key)
         if timeline is None:
             timeline = self._known[key] = domain._native.timeline(name, False, False)

@@ -87,7 +87,7 @@ pub(crate) const SUBJECTS: &[Subject] = &[
     peers("peer_table_gpus", "sharing memory with a process on another GPU, likewise", true, peer_table::another_gpu),
     peers("peer_allocation", "tensors of torch in a pool, beside torch's own memory", true, peer_allocation::run),
     peers("peer_updates_host", "new weights in host memory for four workers", false, peer_updates::on_host),
-    peers("peer_updates", "new weights on a GPU for four workers", true, peer_updates::on_gpu),
+    peers("peer_updates_gpu", "new weights on a GPU for four workers", true, peer_updates::on_gpu),
     peers("peer_loader", "batches of 256 MiB that workers decode for a GPU", true, peer_loader::run),
     peers("peer_queues", "tasks from Python to Python workers", false, peer_queues::run),
     peers("peer_topics_host", "tensors in host memory to another Python process", false, peer_topics::host),
