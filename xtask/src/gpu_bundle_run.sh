@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs the GPU tests of Partywall, with --bench after its benchmarks. Needs only Linux and an NVIDIA
-# driver. Arguments after --bench are passed to the tests, for example a part of a test's name. With
+# driver. Arguments after --bench are passed to the tests, for example parts of tests' names. With
 # --only, no tests run, and only benchmarks with that part in their names; --quick behind it takes fewer
 # samples. If Python 3.11 or later is installed with pytest and torch, the Python package is tested too,
 # with those of cupy, jax and numba that are installed. With --peers no tests run: the Python package is
@@ -10,7 +10,7 @@
 # two GPUs also from one to the other). With --nsys a lab runs under Nsight Systems, and the last lines
 # say whether that made a report.
 #
-#   OUT=reports ./run.sh [--bench] [NAME]
+#   OUT=reports ./run.sh [--bench] [NAME...]
 #   OUT=reports ./run.sh --bench --only NAME [--quick]
 #   OUT=reports ./run.sh --peers [NAME [--quick]]
 #   OUT=reports ./run.sh --nsys
@@ -121,7 +121,7 @@ python_tests() {
     site=$(mktemp -d) || return 1
     unpack "$site" &&
         PYTHONPATH="$site" PYTHONDONTWRITEBYTECODE=1 python3 -m pytest -p no:cacheprovider -ra \
-            --junitxml "$out/python-tests.xml" ${1:+-k "$1"} "$here/tests"
+            --junitxml "$out/python-tests.xml" ${1:+-k "$(echo "$*" | sed 's/ / or /g')"} "$here/tests"
     tests=$?
     rm -rf -- "$site"
     # pytest returns 5 if no test has that part in its name.

@@ -29,9 +29,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 const HELP: &str = "\
-usage: partywall-gpu-tests [NAME] [--list] [--report FILE]
+usage: partywall-gpu-tests [NAME...] [--list] [--report FILE]
 
-Runs the tests whose names contain NAME, else all of them. Without a GPU they are skipped.
+Runs the tests whose names contain a NAME, else all of them. Without a GPU they are skipped.
 
   --list          print the tests with what they need, and run none
   --report FILE   write the outcome of each test to FILE, as JSON
@@ -44,9 +44,9 @@ did or the driver of a GPU that is there cannot be used, 2 for wrong arguments.
 /// What the arguments ask for.
 enum Task {
     Help,
-    List(String),
+    List(Vec<String>),
     All {
-        filter: String,
+        names: Vec<String>,
         report: Option<PathBuf>,
     },
     /// Runs one test, inside its child process.
@@ -69,8 +69,8 @@ fn run() -> ExitCode {
             print!("{HELP}");
             ExitCode::SUCCESS
         }
-        Ok(Task::List(filter)) => runner::list(&filter),
-        Ok(Task::All { filter, report }) => runner::run_all(&filter, report.as_deref()),
+        Ok(Task::List(names)) => runner::list(&names),
+        Ok(Task::All { names, report }) => runner::run_all(&names, report.as_deref()),
         Ok(Task::One(name)) => runner::run_one(&name),
         Ok(Task::Probe) => runner::probe_in_child(),
         Ok(Task::Role(role, arguments)) => match tests::play(&role, &arguments) {
@@ -88,7 +88,7 @@ fn run() -> ExitCode {
 }
 
 fn task(mut arguments: impl Iterator<Item = String>) -> Result<Task, String> {
-    let mut filter = None;
+    let mut names = Vec::new();
     let mut report = None;
     let mut list = false;
     while let Some(argument) = arguments.next() {
@@ -101,10 +101,8 @@ fn task(mut arguments: impl Iterator<Item = String>) -> Result<Task, String> {
             runner::PROBE => return Ok(Task::Probe),
             tests::world::ROLE => return Ok(Task::Role(value()?, arguments.collect())),
             unknown if unknown.starts_with('-') => return Err(format!("unknown option {unknown}")),
-            _ if filter.is_some() => return Err("only one NAME can be given".to_owned()),
-            _ => filter = Some(argument),
+            _ => names.push(argument),
         }
     }
-    let filter = filter.unwrap_or_default();
-    Ok(if list { Task::List(filter) } else { Task::All { filter, report } })
+    Ok(if list { Task::List(names) } else { Task::All { names, report } })
 }

@@ -24,9 +24,9 @@ pub(crate) const PROBE: &str = "--probe";
 /// The first use of a driver that is not kept loaded can take tens of seconds.
 const PROBE_LIMIT: Duration = Duration::from_secs(120);
 
-/// Prints the tests whose names contain `filter`.
-pub(crate) fn list(filter: &str) -> ExitCode {
-    for test in tests::all().filter(|test| test.name.contains(filter)) {
+/// Prints the tests that are meant by `names`.
+pub(crate) fn list(names: &[String]) -> ExitCode {
+    for test in meant(names) {
         println!("{}  (needs {}, at most {} s)", test.name, test.needs, test.timeout.as_secs());
     }
     ExitCode::SUCCESS
@@ -63,11 +63,16 @@ pub(crate) fn probe_in_child() -> ExitCode {
     }
 }
 
-/// Runs the tests whose names contain `filter`, reports to the terminal and to `report`.
-pub(crate) fn run_all(filter: &str, report: Option<&Path>) -> ExitCode {
-    let chosen: Vec<&Test> = tests::all().filter(|test| test.name.contains(filter)).collect();
+/// Returns the tests whose names contain one of `names`, or all tests if there are none.
+fn meant(names: &[String]) -> impl Iterator<Item = &'static Test> {
+    tests::all().filter(move |test| names.is_empty() || names.iter().any(|name| test.name.contains(name)))
+}
+
+/// Runs the tests that are meant by `names`, reports to the terminal and to `report`.
+pub(crate) fn run_all(names: &[String], report: Option<&Path>) -> ExitCode {
+    let chosen: Vec<&Test> = meant(names).collect();
     if chosen.is_empty() {
-        eprintln!("error: no test's name contains '{filter}'; --list prints their names");
+        eprintln!("error: no test's name contains {}; --list prints their names", names.join(" or "));
         return ExitCode::from(2);
     }
     let found = match probe() {
