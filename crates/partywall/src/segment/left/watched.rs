@@ -18,6 +18,10 @@ use crate::{
     wait::Wait,
 };
 
+/// The pause between two answers of the watch. Without it, names of other processes that match the pattern would cost
+/// the broker an answer for each of their events.
+const REST: Duration = Duration::from_millis(5);
+
 /// The versions that the thread of a connection keeps.
 #[derive(Default)]
 pub(super) struct Watched {
@@ -26,6 +30,8 @@ pub(super) struct Watched {
     unsettled: BTreeSet<String>,
     /// A watch, and its pattern.
     watch: Option<(String, Watch)>,
+    /// True if the last wait has ended by an event.
+    had_event: bool,
 }
 
 impl Watched {
@@ -49,11 +55,16 @@ impl Watched {
         if self.is_empty() {
             return;
         }
+        let has_next = self.watch.as_ref().is_some_and(|(_, watch)| watch.has_next());
+        if mem::take(&mut self.had_event) && !has_next {
+            thread::sleep(REST);
+        }
         let pause = if self.unsettled.is_empty() { Duration::MAX } else { RETRY };
         let waited = match (watching, &mut self.watch) {
             (Ok(()), Some((_, watch))) => watch.next(Wait::from(pause).cancelled_by(added)),
             (watching, _) => watching.map(|()| None),
         };
+        self.had_event = matches!(waited, Ok(Some(_)));
         match waited {
             Ok(Some(WatchEvent::Name(event))) if self.versions.contains_key(&event.name) => {
                 self.unsettled.insert(event.name);
