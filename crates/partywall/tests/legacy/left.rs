@@ -7,11 +7,11 @@ use std::{
 };
 
 use partywall::{
-    DType, Domain, Error, Segment,
+    DType, Domain, Error, Segment, WatchEvent,
     cuda::{DeviceBuffer, ForeignMemory},
     error::{Gone, Unreachable},
 };
-use partywall_harness::{Actor, Sandbox, Signal, eventually, next_order, say, simulated};
+use partywall_harness::{Actor, Sandbox, Signal, commit, eventually, next_order, say, simulated};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
 use super::{
@@ -37,7 +37,17 @@ fn payload(domain: &Domain, name: &str, value: u8) -> (Segment, Weak<DeviceBuffe
 
 pub(crate) fn play(role: &str) {
     let domain = Domain::options().start(false).connect().unwrap();
-    let number: usize = role.strip_prefix("reader of ").unwrap().parse().unwrap();
+    let (role, number) = role.rsplit_once(' ').unwrap();
+    let number = number.parse().unwrap();
+    match role {
+        "reader of" => read(&domain, number),
+        "publisher of" => publish(&domain, number),
+        other => panic!("no role is called {other:?}"),
+    }
+}
+
+/// Opens payloads, and closes those whose numbers it is sent.
+fn read(domain: &Domain, number: usize) {
     let mut open: Vec<_> = (0..number).map(|i| Some(domain.open(&name(i), TIMEOUT).unwrap())).collect();
     say("ready");
     while let Some(order) = next_order() {
@@ -47,6 +57,16 @@ pub(crate) fn play(role: &str) {
         }
         say("done");
     }
+}
+
+/// Publishes payloads, leaves them when it is told to, and says when their memory is freed.
+fn publish(domain: &Domain, number: usize) {
+    let (published, freed): (Vec<_>, Vec<_>) = (0..number).map(|i| payload(domain, &name(i), 7)).unzip();
+    say("ready");
+    next_order();
+    published.into_iter().for_each(|published| published.leave_name().unwrap());
+    eventually("they are freed", || alive(&freed) == 0);
+    say("freed");
 }
 
 /// Returns how many threads of this process wait for the ends of left versions.
@@ -150,6 +170,29 @@ fn left_publication_that_is_no_longer_the_latest_lasts_for_its_readers_on_the_si
             }
         },
     );
+}
+
+#[test]
+fn end_is_seen_although_its_event_was_missed_on_the_simulated_gpu() {
+    simulated("left::end_is_seen_although_its_event_was_missed_on_the_simulated_gpu", |world| {
+        let domain = world.connect();
+        let mut publisher = world.play("left: publisher of 2");
+        let mut reader = world.play("left: reader of 2");
+        publisher.proceed();
+        eventually("the publisher has left them", || domain.status().unwrap().leases == 2);
+        let mut watch = domain.watch("*").unwrap();
+        publisher.stop();
+        // The first event ends the publisher's wait, so the second one waits for its next question.
+        reader.request("0");
+        reader.request("1");
+        // The broker keeps 1 MiB of events.
+        let others = format!("others/{}", "x".repeat(200));
+        (0..4000).for_each(|_| drop(commit(&domain, &others, 1)));
+        let missed = watch.next(TIMEOUT).unwrap();
+        assert!(matches!(missed, Some(WatchEvent::Missed { .. })), "{missed:?}");
+        publisher.resume();
+        publisher.expect("freed");
+    });
 }
 
 /// Publishes payloads in the domain of a sandbox, and starts a reader of them.
