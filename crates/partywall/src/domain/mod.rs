@@ -53,7 +53,7 @@ use crate::{
     kind::Kind,
     place::Place,
     pool::Pools,
-    segment::{Builder, Claim, OpenOptions, OpenOrBuild, Publication, Segment},
+    segment::{Builder, Claim, LeftVersions, OpenOptions, OpenOrBuild, Publication, Segment},
     trace::Recorder,
     wait::Wait,
 };
@@ -77,6 +77,7 @@ struct Connection {
     service: Service,
     gpus: Arc<Gpus>,
     pools: Pools,
+    left_versions: Arc<LeftVersions>,
     /// For an operator: the broker's processes when it connected.
     processes: Vec<OwnedFd>,
 }
@@ -196,7 +197,9 @@ impl DomainOptions {
             worker.run(move || reporter.call_later(Call::ContextLost { gpu: Some(gpu) }, usize::MAX));
         });
         let gpus = Arc::new(Gpus::new(link.clone(), health));
-        Ok(Domain { connection: Arc::new(Connection { link, service, gpus, pools: Pools::default(), processes }) })
+        let pools = Pools::default();
+        let left_versions = Arc::default();
+        Ok(Domain { connection: Arc::new(Connection { link, service, gpus, pools, left_versions, processes }) })
     }
 }
 
@@ -478,6 +481,10 @@ impl Domain {
 
     pub(crate) fn pools(&self) -> &Pools {
         &self.connection.pools
+    }
+
+    pub(crate) fn left_versions(&self) -> &Arc<LeftVersions> {
+        &self.connection.left_versions
     }
 
     pub(crate) fn timeline_memory(&self) -> &TimelineMemory {

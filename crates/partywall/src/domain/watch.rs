@@ -125,6 +125,11 @@ impl Watch {
         self.taken
     }
 
+    /// Returns whether the next event is here already.
+    pub(crate) fn has_next(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
     fn question(&self, after: Option<Point>) -> Call {
         Call::Watch { pattern: self.pattern.as_str().to_owned(), after }
     }

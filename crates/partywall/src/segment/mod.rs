@@ -24,6 +24,7 @@ use partywall_cuda::CudaError;
 use partywall_shm::Table;
 use partywall_wire::{Call, Control, Kind as WireKind, Lifetime, Notice};
 
+use self::growth::Stage;
 pub use self::{
     advance::Drain,
     build::{Build, Builder, Claim, Uncommitted, UploadLane, Uploader},
@@ -34,8 +35,8 @@ pub use self::{
     publish::Publication,
     tensor::{Element, Tensor},
 };
-use self::{growth::Stage, left::LeftVersion};
 pub(crate) use self::{
+    left::LeftVersions,
     options::{CommitOptions, commit_setters},
     parts::{PartPlace, no_part},
     tensor::{elements, elements_mut},
@@ -292,7 +293,8 @@ impl Segment {
         let published = self.memory.take_if(|memory| memory.is_published());
         self.memory = None;
         let Some(lease) = self.lease.take() else { return Ok(()) };
-        let left = (published.is_some() && self.is_live()).then(|| LeftVersion::of(&self.domain, &self.facts));
+        let left =
+            (published.is_some() && self.is_live()).then(|| left::Version::identified(&self.domain, &self.facts));
         let released = self.domain.link().call(give_back(lease)).map(drop);
         match (left, published) {
             // The leases of other processes matter, too: an allocator would use the memory for other tensors.

@@ -130,8 +130,8 @@ impl Publication {
     /// Makes the memory itself the next version of its name. The returned segment keeps the memory's owners alive. If this
     /// process opens a version of kind `legacy`, that segment has the same addresses and keeps the owners alive, too.
     ///
-    /// When a segment of kind `live` is dropped, a thread keeps the owners, and with them the connection, until the
-    /// last lease on the version has ended.
+    /// After a segment of kind `live` was dropped, this process keeps the owners, and with them the connection, until the
+    /// last lease on the version has ended. One thread of the connection waits for the ends of all such versions.
     ///
     /// Host-synchronous: waits for all work of this process on that GPU, so that readers see its results.
     ///

@@ -12,6 +12,7 @@ use partywall_harness::eventually;
 
 use super::{
     deaths::in_a_child,
+    left::forbid_threads,
     world::{TIMEOUT, buffer, gpu, simulated, value_of},
 };
 
@@ -157,6 +158,26 @@ fn owners_stay_until_the_last_lease_has_ended_on_the_simulated_gpu() {
         let keep = Arc::new(());
         drop(publish(&domain, &heap, "theirs", 5, &keep));
         assert_eq!(Arc::strong_count(&keep), 1, "without readers the owner goes with the segment");
+    });
+}
+
+#[test]
+fn owners_outlast_a_thread_that_cannot_be_started_on_the_simulated_gpu() {
+    simulated("heaps::owners_outlast_a_thread_that_cannot_be_started_on_the_simulated_gpu", |world| {
+        let domain = world.connect();
+        let heap = heap(&domain, 64 * MIB);
+        let keep = Arc::new(());
+        let (published, _) = publish(&domain, &heap, "theirs", 5, &keep);
+        let reader = world.play("heap: reader");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                forbid_threads();
+                published.release().unwrap();
+            });
+        });
+        assert_eq!(Arc::strong_count(&keep), 2, "a reader has the version");
+        drop(reader);
+        eventually("the owner is dropped", || Arc::strong_count(&keep) == 1);
     });
 }
 

@@ -4,6 +4,7 @@
 mod copies;
 mod deaths;
 mod heaps;
+mod left;
 mod pools;
 mod publish;
 mod world;
@@ -15,6 +16,7 @@ fn role() {
         match role.split_once(": ") {
             Some(("pool", role)) => pools::play(role),
             Some(("heap", role)) => heaps::play(role),
+            Some(("left", role)) => left::play(role),
             _ => deaths::play(&role),
         }
     }

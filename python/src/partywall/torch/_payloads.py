@@ -45,7 +45,9 @@ class Payloads:
                 segment, known.domain = self._open(known.domain.socket, known.name, seconds)
                 known.hold(segment._native, tensor, seconds)
                 return known
-        known = Known(domain(), f"torch/{secrets.token_hex(8)}", storage, is_received=False)
+        # The names of a process have a beginning of their own, by which it watches them all.
+        name = f"torch/{os.getpid()}/{secrets.token_hex(8)}"
+        known = Known(domain(), name, storage, is_received=False)
         flat = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
         known.hold(publish(known.domain, known.name, flat), tensor, seconds)
         self._remember(known)
