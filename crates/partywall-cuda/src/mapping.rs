@@ -24,12 +24,13 @@ pub enum Access {
 }
 
 /// Why the memory of a [`Mapping`] was not replaced.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("cannot map other memory in place{}", if lost.is_some() { ", nor the former memory again" } else { "" })]
 pub struct ReplaceError {
     /// The call that failed.
     pub source: CudaError,
-    /// Why the former memory could not be mapped again, if it could not. Nothing is mapped then, the mapping has no
-    /// bytes any more, and its addresses stay reserved until it is dropped.
+    /// Why the former memory could not be mapped again, if it could not. The mapping then has no bytes until a later
+    /// replacement succeeds. Its addresses stay reserved.
     pub lost: Option<Box<CudaError>>,
 }
 

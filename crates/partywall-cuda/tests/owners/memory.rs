@@ -143,7 +143,9 @@ fn memory_that_cannot_be_mapped_again_is_lost_on_the_simulated_gpu() {
     let steps = ["cuMemMap:3=999,cuMemMap:4=2", "cuMemMap:3=999,cuMemSetAccess:3=2"];
     on_the_simulated_gpu(&steps, &[], |context, _| {
         replacement(context, |mapping, replaced, address| {
-            let ReplaceError { source, lost } = replaced.unwrap_err();
+            let error = replaced.unwrap_err();
+            assert_eq!(error.to_string(), "cannot map other memory in place, nor the former memory again");
+            let ReplaceError { source, lost } = error;
             assert!(is_failed(&source, "cuMemMap", CuResult::UNKNOWN), "{source}");
             assert_eq!(lost.map(|error| error.code), Some(CuResult::OUT_OF_MEMORY));
             assert_eq!((mapping.len(), mapping.is_empty(), mapping.device_ptr()), (0, true, address));
@@ -151,6 +153,12 @@ fn memory_that_cannot_be_mapped_again_is_lost_on_the_simulated_gpu() {
             let another =
                 Mapping::new(PhysicalMemory::create(context, GRANULARITY).unwrap(), Access::ReadOnly).unwrap();
             assert_ne!(another.device_ptr(), address, "the addresses stay reserved");
+            // A later replacement ends the loss.
+            let next = Arc::new(PhysicalMemory::create(context, GRANULARITY).unwrap());
+            let former = mapping.replace(&next).unwrap();
+            assert_eq!((mapping.len(), mapping.device_ptr(), first_byte(mapping)), (GRANULARITY, address, 0));
+            mapping.replace(&former).unwrap();
+            assert_eq!(first_byte(mapping), 1);
         });
     });
 }
