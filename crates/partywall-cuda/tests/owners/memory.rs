@@ -164,12 +164,15 @@ fn memory_that_cannot_be_mapped_again_is_lost_on_the_simulated_gpu() {
 }
 
 #[test]
-fn memory_of_another_size_replaces_nothing_on_the_simulated_gpu() {
+fn memory_of_another_size_or_context_replaces_nothing_on_the_simulated_gpu() {
     on_the_simulated_gpu(&[""], &[], |context, _| {
         let memory = |bytes| Arc::new(PhysicalMemory::create(context, bytes).unwrap());
         let mut mapping = Mapping::with_reservation(memory(GRANULARITY), Access::ReadOnly, 4 * GRANULARITY).unwrap();
         let error = mapping.replace(&memory(2 * GRANULARITY)).unwrap_err();
         assert!(is_failed(&error.source, "cuMemMap", CuResult::INVALID_VALUE) && error.lost.is_none(), "{error:?}");
+        let second = Context::retain(Device::by_ordinal(context.driver(), 1).unwrap()).unwrap();
+        let error = mapping.replace(&Arc::new(PhysicalMemory::create(&second, GRANULARITY).unwrap())).unwrap_err();
+        assert!(is_failed(&error.source, "cuMemMap", CuResult::INVALID_CONTEXT) && error.lost.is_none(), "{error:?}");
         mapping.extend([memory(GRANULARITY)]).unwrap().publish();
         let error = mapping.replace(&memory(GRANULARITY)).unwrap_err();
         assert!(is_failed(&error.source, "cuMemMap", CuResult::NOT_SUPPORTED) && error.lost.is_none(), "{error:?}");
