@@ -220,12 +220,6 @@ impl<'a> GraphRef<'a> {
         Self { context, graph, exec, capture: None, _not_send: PhantomData }
     }
 
-    /// Returns the context.
-    #[must_use]
-    pub fn context(&self) -> &'a Context {
-        self.context
-    }
-
     /// Returns the nodes that `node`, which is of this graph, depends on. A context is current.
     fn dependencies(self, node: Handle) -> Result<Vec<Handle>, CudaError> {
         let ask = |found: *mut Handle, count: &mut usize| {
@@ -248,6 +242,8 @@ impl<'a> GraphRef<'a> {
 impl CurrentStream<'_> {
     /// Adds a wait to the graph that the stream is captured into, behind what is captured now: until the first 8 bytes of
     /// `word`, aligned to 8, are at least `value`, by the comparison of [`memop`](crate::memop).
+    ///
+    /// No other thread uses the stream meanwhile: the work of two threads would have no order in the graph.
     ///
     /// # Errors
     /// [`AccessError::NotCapturing`]; the range is too short or misaligned; `CUDA_ERROR_LOSSY_QUERY` behind a kernel that
@@ -277,8 +273,10 @@ impl CurrentStream<'_> {
         let CaptureInfo { id, graph, dependencies, count } = self.capture_info()?.ok_or(AccessError::NotCapturing)?;
         let mut node = 0;
         let parameters = BatchMemOpNodeParams::of(self.context(), &mut operation);
-        // SAFETY: the graph is being captured, and the driver's array of nodes is valid until the next call for the stream;
-        // the parameters are live, and the driver copies them.
+        // SAFETY:
+        // - The graph is being captured, and the driver's array of nodes is valid until the next call for the stream. The
+        //   proof is weak: it rests on the caller, whose other threads are not to use the stream meanwhile.
+        // - The parameters are live, and the driver copies them.
         unsafe { driver.graph_add_batch_mem_op_node(&mut node, graph, dependencies, count, &parameters) }?;
         // SAFETY: the stream is live; the array is the one node, which was added to the stream's graph a moment ago.
         unsafe {
@@ -355,12 +353,6 @@ impl WordNode {
             open.extend(before.into_iter().filter(|node| found.insert(*node)));
         }
         Ok(false)
-    }
-
-    /// Returns the context of the captured stream.
-    #[must_use]
-    pub fn context(&self) -> &Context {
-        &self.context
     }
 
     fn require(&self, graph: GraphRef<'_>) -> Result<(), AccessError> {

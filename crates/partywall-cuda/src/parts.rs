@@ -201,7 +201,7 @@ impl MappedPart {
             Err(error) => error,
         };
         if !was_unmapped {
-            // A failure does not tell whether the memory is still mapped. Unmapping nothing is no error (measured).
+            // After a failure the memory may still be mapped. Unmapping nothing is no error (measured).
             self.mapped = true;
             let again = self.unmap();
             self.memory.calls().record_drop(again);

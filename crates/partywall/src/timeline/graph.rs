@@ -47,7 +47,8 @@ impl Domain {
     /// Adds a wait to the CUDA graph that `stream` is being captured into, behind the work captured so far. A launch of the
     /// graph then waits there ([`GraphLaunch`]).
     ///
-    /// In a connection's first call with a stream, this prepares the driver, which takes milliseconds.
+    /// No other thread may use the stream during the call. In a connection's first call with a stream, this prepares the
+    /// driver, which takes milliseconds.
     ///
     /// # Errors
     /// [`InvalidArgument::Graph`] if `stream` is not being captured; [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda),
@@ -62,7 +63,7 @@ impl Domain {
     }
 
     /// Adds a signal to the CUDA graph that `stream` is being captured into, behind the work captured so far. A launch of the
-    /// graph then signals there, after that work ([`GraphLaunch`]).
+    /// graph then signals there, after that work ([`GraphLaunch`]). No other thread may use the stream during the call.
     ///
     /// # Errors
     /// As [`capture_wait`](Self::capture_wait).
