@@ -210,6 +210,17 @@ fn every_step_of_loading_the_kernels_may_fail_on_the_simulated_gpu() {
 }
 
 #[test]
+fn drop_waits_again_if_its_first_wait_fails_on_the_simulated_gpu() {
+    on_the_simulated_gpu(&["cuCtxSynchronize:1=999,cuCtxSynchronize:3=999"], &[], |context, _| {
+        let mapping = Mapping::new(PhysicalMemory::create(context, GRANULARITY).unwrap(), Access::ReadWrite).unwrap();
+        let _ = mapping.device_ptr();
+        drop(mapping);
+        assert!(is_failed(&context.take_drop_error().unwrap(), "cuCtxSynchronize", CuResult::UNKNOWN));
+        assert!(context.synchronize().is_err(), "its first call is the third");
+    });
+}
+
+#[test]
 fn failed_drop_is_reported_once_without_panic_on_the_simulated_gpu() {
     on_the_simulated_gpu(&["cuMemUnmap:1=700,cuMemUnmap:2=700"], &[], |context, _| {
         let map = || Mapping::new(PhysicalMemory::create(context, GRANULARITY).unwrap(), Access::ReadWrite).unwrap();
